@@ -3,8 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
-use bridge_tests::{bridge, text};
+use bridge_tests::bridge;
 use serde_json::Value;
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
 
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/tasks")
@@ -114,7 +118,10 @@ fn tasks_that_cannot_be_evaluated_are_errors() {
     let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
     write("empty.jsonl", "\n");
     write("line.jsonl", "{\"query\": \"a\", \"target\": \"b\"}\n\n{\"query\": \"a\"}\n");
-    write("mixed.jsonl", "{\"query\": \"a\", \"target\": \"b\"}\n{\"query\": \"a\", \"choices\": [\"b\", \"c\"], \"gold\": 0}\n");
+    write(
+        "mixed.jsonl",
+        "{\"query\": \"a\", \"target\": \"b\"}\n{\"query\": \"a\", \"choices\": [\"b\", \"c\"], \"gold\": 0}\n",
+    );
     write("silent.jsonl", "{\"query\": \"\", \"target\": \"\\u00e9\", \"task\": \"t\"}\n");
     for (arguments, named) in [
         (&["--tasks", "nowhere.jsonl"][..], &["nowhere.jsonl"][..]),

@@ -76,12 +76,7 @@ pub struct Scorer<'a> {
 impl<'a> Scorer<'a> {
     /// A scorer with the values that `model` has now.
     pub fn new(model: &dyn ModelChunk, config: &'a DecoderConfig, device: &Device) -> Self {
-        Self {
-            model: model.inference(),
-            device: device.clone().without_autodiff(),
-            config,
-            most_logits: MOST_LOGITS,
-        }
+        Self { model: model.inference(), device: device.clone().without_autodiff(), config, most_logits: MOST_LOGITS }
     }
 
     /// With at most so many logits in memory at once.

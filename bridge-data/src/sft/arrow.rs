@@ -40,7 +40,8 @@ impl ArrowRows {
         let map = outside::map(path).map_err(|error| error.to_string())?;
         let whole = Bytes::from_owner(map);
         let size = whole.len();
-        let stream = stream_of(&whole).ok_or("expected a whole Arrow table, found no end mark: cut off, or not Arrow")?;
+        let stream =
+            stream_of(&whole).ok_or("expected a whole Arrow table, found no end mark: cut off, or not Arrow")?;
         Ok(Self {
             decoder: StreamDecoder::new(),
             rest: Buffer::from(stream),

@@ -123,7 +123,10 @@ fn only<'a>(fields: &Map<String, Value>, names: &[&'a str], what: &str) -> Resul
             let found: Vec<&str> = fields.keys().take(12).map(String::as_str).collect();
             Err(format!("expected {what} as one of {}, found the keys {}", names.join(", "), found.join(", ")))
         }
-        _ => Err(format!("expected {what} once, found {}: leave one, or write the finished text as `query`", there.join(" and "))),
+        _ => Err(format!(
+            "expected {what} once, found {}: leave one, or write the finished text as `query`",
+            there.join(" and ")
+        )),
     }
 }
 
@@ -140,7 +143,8 @@ fn filled(text: &str, name: &str) -> Result<String, String> {
 fn choice(fields: &Map<String, Value>) -> Result<Answer, String> {
     let name = only(fields, &CHOICES, "the choices")?;
     let list = |value: &Value, name: &str| -> Result<Vec<String>, String> {
-        let values = value.as_array().ok_or_else(|| format!("{name}: expected a list of texts, found {}", kind(value)))?;
+        let values =
+            value.as_array().ok_or_else(|| format!("{name}: expected a list of texts, found {}", kind(value)))?;
         let texts = values.iter().map(|value| {
             value.as_str().map(str::to_owned).ok_or_else(|| format!("{name}: expected texts, found {}", kind(value)))
         });
@@ -149,7 +153,9 @@ fn choice(fields: &Map<String, Value>) -> Result<Answer, String> {
     let (texts, labels) = match &fields[name] {
         Value::Object(table) => {
             let part = |key: &str| {
-                let part = table.get(key).ok_or_else(|| format!("{name}: expected lists `text` and `label`, found no `{key}`"))?;
+                let part = table
+                    .get(key)
+                    .ok_or_else(|| format!("{name}: expected lists `text` and `label`, found no `{key}`"))?;
                 list(part, &format!("{name}.{key}"))
             };
             (part("text")?, Some(part("label")?))
@@ -168,7 +174,10 @@ fn choice(fields: &Map<String, Value>) -> Result<Answer, String> {
     let key = only(fields, &GOLD, "the right choice")?;
     let gold = gold(&fields[key], &texts, labels.as_deref()).ok_or_else(|| {
         let found = &fields[key];
-        format!("{key}: expected one of {} choices, by its number from 0, its label, its letter or its text, found {found}", texts.len())
+        format!(
+            "{key}: expected one of {} choices, by its number from 0, its label, its letter or its text, found {found}",
+            texts.len()
+        )
     })?;
     Ok(Answer::Choice { texts, gold })
 }

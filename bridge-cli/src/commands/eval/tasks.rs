@@ -105,7 +105,10 @@ impl Evaluation<'_> {
         }
         let unseen = scores.iter().filter(|score| score.unseen > 0).count();
         if unseen > 0 {
-            eprintln!("{unseen} of {} queries are longer than the model's positions: their begin was left out", scores.len());
+            eprintln!(
+                "{unseen} of {} queries are longer than the model's positions: their begin was left out",
+                scores.len()
+            );
         }
         self.print(&order, &judged);
         Ok(())
@@ -137,7 +140,8 @@ impl Evaluation<'_> {
             Continuation { context, tokens }
         };
         if arguments.add_bos && continuation.context.first() != begin.as_ref() {
-            let begin = begin.ok_or_else(|| Failure::input("--add-bos: the tokenizer has no token that begins a document"))?;
+            let begin =
+                begin.ok_or_else(|| Failure::input("--add-bos: the tokenizer has no token that begins a document"))?;
             continuation.context.insert(0, begin);
         }
         Ok(continuation)
@@ -319,9 +323,9 @@ fn standard_error(values: &[f64]) -> Option<f64> {
 /// An item of the log of samples.
 fn record(number: usize, item: &Item, scores: &[Score], verdict: &Verdict) -> Value {
     let answers = item.answer.texts().iter().zip(scores);
-    let answers = answers.map(|(text, score)| {
-        json!({ "text": text, "log_likelihood": score.log_likelihood, "is_greedy": score.is_greedy })
-    });
+    let answers = answers.map(
+        |(text, score)| json!({ "text": text, "log_likelihood": score.log_likelihood, "is_greedy": score.is_greedy }),
+    );
     let answers: Vec<Value> = answers.collect();
     let mut record = json!({ "item": number, "task": item.task, "place": item.place.to_string(), "answers": answers });
     match verdict {

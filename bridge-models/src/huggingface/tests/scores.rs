@@ -80,9 +80,8 @@ fn greedy_text_is_greedy_and_a_long_context_loses_its_begin() {
     let scorer = Scorer::new(chunk.as_ref(), config, &device());
     let options = crate::generate::GenerateOptions::greedy(config, 6);
     let context = vec![5, 9, 2];
-    let text = crate::generate(chunk.as_ref(), &device(), &context, &options, &mut |_| {
-        std::ops::ControlFlow::Continue(())
-    });
+    let text =
+        crate::generate(chunk.as_ref(), &device(), &context, &options, &mut |_| std::ops::ControlFlow::Continue(()));
     let written = Continuation { context: context.clone(), tokens: text.unwrap() };
     let other = Continuation { tokens: written.tokens.iter().map(|id| (id + 1) % 100).collect(), ..written.clone() };
     let scores = scorer.score(&[written, other]).unwrap();
@@ -107,7 +106,10 @@ fn what_has_no_score_is_an_error_with_its_number() {
     let refused = |bad: Continuation| scorer.score(&[good.clone(), bad]).unwrap_err();
     let vocab_size = config.vocab_size;
     let token = vocab_size as i64;
-    assert_eq!(refused(Continuation { context: vec![], ..good.clone() }), (1, ScoreError::Empty { context: 0, tokens: 1 }));
+    assert_eq!(
+        refused(Continuation { context: vec![], ..good.clone() }),
+        (1, ScoreError::Empty { context: 0, tokens: 1 })
+    );
     let unknown = refused(Continuation { tokens: vec![0, token], ..good.clone() });
     assert_eq!(unknown, (1, ScoreError::TokenOutOfRange { token, vocab_size }));
     let max_positions = config.longest_sequence();
