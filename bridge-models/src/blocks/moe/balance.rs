@@ -89,9 +89,10 @@ impl Coefficients {
             return injected;
         }
         let sharing = Sharing::of(input);
-        // Tokens of each expert, sums of probabilities, sum of squared log-partitions.
+        // Tokens of each expert by score alone, sums of probabilities, sum of squared log-partitions, tokens that it was given.
         let mut totals = choice.totals(0..choice.num_tokens());
         totals.push(choice.log_z_n.iter().map(|log_z| log_z * log_z).sum());
+        totals.extend(choice.loads());
         sharing.sum(&mut totals);
         let n = choice.num_tokens() as f64 * sharing.ranks();
         let k = choice.experts_nk.len() as f64 / choice.num_tokens() as f64;
@@ -104,7 +105,7 @@ impl Coefficients {
         };
         record("load_balancing_loss", vec![scale * product(tokens, probabilities)]);
         record("z_loss", vec![totals[2 * e] / n]);
-        record("tokens_per_expert", tokens.to_vec());
+        record("tokens_per_expert", totals[2 * e + 1..].to_vec());
         let share = sharing.share * input.auxiliary.gradient_scale;
         injected.log_z = share * self.z * 2.0 / n;
         for row in injected.per_expert_be.chunks_exact_mut(e) {
@@ -150,7 +151,7 @@ fn sequence_totals(choice: &Choice, batch: usize, sharing: &Sharing) -> Vec<f64>
     all
 }
 
-/// Tokens of each expert over all data-parallel ranks: the mean over the micro-batches of the step so far.
+/// Tokens of each expert by score over all data-parallel ranks: the mean over the micro-batches of the step so far.
 fn tokens_of_global_batch(tokens: &[f64], input: &MoeInput) -> Vec<f64> {
     let of_all_ranks = || {
         let mut tokens = tokens.to_vec();
@@ -158,7 +159,7 @@ fn tokens_of_global_batch(tokens: &[f64], input: &MoeInput) -> Vec<f64> {
         tokens
     };
     match input.auxiliary.metrics {
-        Some(metrics) => metrics.mean_of_step("tokens_per_expert", input.layer, of_all_ranks),
+        Some(metrics) => metrics.mean_of_step("tokens_per_expert_by_score", input.layer, of_all_ranks),
         None => of_all_ranks(),
     }
 }

@@ -91,6 +91,8 @@ pub(super) struct Choice {
     /// `log(sum exp score)` of each token.
     pub log_z_n: Vec<f64>,
     pub experts_nk: Vec<usize>,
+    /// Those with the largest scores, whatever else decided: no bias, no groups, no balancing. Losses count these.
+    by_score_nk: Vec<usize>,
     /// With the scaling factor.
     pub weights_nk: Vec<f64>,
 }
@@ -108,6 +110,7 @@ impl Choice {
             sigmoids_ne: Vec::new(),
             log_z_n: Vec::with_capacity(n),
             experts_nk: Vec::with_capacity(n * topk),
+            by_score_nk: Vec::with_capacity(n * topk),
             weights_nk: Vec::with_capacity(n * topk),
         };
         for (token, scores) in scores_ne.chunks_exact(num_experts).enumerate() {
@@ -140,9 +143,11 @@ impl Choice {
                 }
                 ScoreFunction::Softmax => softmax(order.iter().map(|expert| scores[*expert])).0,
             };
-            choice.sigmoids_ne.extend(sigmoids.iter().map(|s| settings.rounded(*s)));
             choice.weights_nk.extend(weights.iter().map(|weight| settings.rounded(weight * settings.scaling_factor)));
             choice.probabilities_ne.extend(probabilities.iter().map(|p| settings.rounded(*p)));
+            let plain = if sigmoids.is_empty() { scores } else { &sigmoids };
+            choice.by_score_nk.extend(best(plain, (0..num_experts).collect(), topk));
+            choice.sigmoids_ne.extend(sigmoids.iter().map(|s| settings.rounded(*s)));
             choice.experts_nk.extend(order);
             choice.log_z_n.push(log_z);
         }
@@ -159,11 +164,18 @@ impl Choice {
         self.num_experts
     }
 
-    /// Of consecutive tokens: how many chose each expert, then for each expert the sum of its probabilities.
+    /// How many tokens chose each expert.
+    pub fn loads(&self) -> Vec<f64> {
+        let mut loads = vec![0.0; self.num_experts];
+        self.experts_nk.iter().for_each(|expert| loads[*expert] += 1.0);
+        loads
+    }
+
+    /// Of consecutive tokens: for how many each expert is among the best by score, then for each expert the sum of its probabilities.
     pub fn totals(&self, tokens: std::ops::Range<usize>) -> Vec<f64> {
         let (e, k) = (self.num_experts, self.topk);
         let mut totals = vec![0.0; 2 * e];
-        self.experts_nk[tokens.start * k..tokens.end * k].iter().for_each(|expert| totals[*expert] += 1.0);
+        self.by_score_nk[tokens.start * k..tokens.end * k].iter().for_each(|expert| totals[*expert] += 1.0);
         let rows = tokens.start * e..tokens.end * e;
         if self.sigmoids_ne.is_empty() {
             for probabilities in self.probabilities_ne[rows].chunks_exact(e) {

@@ -9,7 +9,8 @@
 //!
 //! - Load balancing (Fedus et al., arXiv:2101.03961, equations 4 to 6, for `k` choices): `e / (k n^2) sum_i tokens_i sum_n p_ni` over the `n`
 //!   tokens of a micro-batch; or of each sequence by itself (DeepSeek-V3, equations 17 to 20), a mean over sequences; or with the tokens of
-//!   the global batch so far in place of `tokens_i` (Qiu et al., arXiv:2501.11873, section 3).
+//!   the global batch so far in place of `tokens_i` (Qiu et al., arXiv:2501.11873, section 3). `tokens_i` counts the `k` largest scores of each token,
+//!   without the bias, groups or balancing that decide where it goes, as upstream does.
 //! - z-loss (Zoph et al., arXiv:2202.08906, equation 5): the mean over tokens of `log(sum_i exp score_i)^2`.
 //!
 //! All are means over a micro-batch, whatever ranks have it. They are no part of the loss that the model returns: their gradients join
@@ -65,7 +66,8 @@ impl Router {
         let expert_bias =
             || frozen.parameter("expert_bias", [moe.num_experts], cut, Initial::Zeros, ParameterRole::ExpertBias);
         let trained = if moe.freeze_router { &frozen } else { &scope };
-        let bias = || trained.parameter("bias", [moe.num_experts], cut, Initial::Zeros, ParameterRole::Bias);
+        // As upstream, and as the family that has such biases.
+        let bias = || trained.parameter("bias", [moe.num_experts], cut, initial, ParameterRole::Bias);
         Self {
             weight: trained.parameter("weight", shape, cut, initial, ParameterRole::Weight),
             bias: moe.router_bias.then(bias),

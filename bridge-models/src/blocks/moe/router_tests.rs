@@ -59,6 +59,12 @@ fn choices(routing: &Routing, device: &Device) -> Tensor<2, Int> {
     Tensor::from_data(TensorData::new(ids, [N, K]), device)
 }
 
+/// The experts with the largest scores of each token, whatever else decides where it goes.
+fn by_score(scores: &Tensor<3>) -> Vec<usize> {
+    let values: Vec<f64> = scores.clone().into_data().iter::<f64>().collect();
+    values.chunks_exact(E).flat_map(|row| best(row, (0..E).collect(), K)).collect()
+}
+
 /// How many of the tokens chose each expert, `[1, e]`.
 fn loads(experts_nk: &[usize], device: &Device) -> Tensor<2> {
     let count = |e| experts_nk.iter().filter(|expert| **expert == e).count() as f32;
@@ -130,8 +136,9 @@ fn sigmoid_weights_and_gradients_are_those_of_plain_operations() {
         let sum = if raw_scores { Tensor::ones([N, 1], &device) } else { chosen.clone().sum_dim(1) };
         let weights = chosen / sum * 1.7;
         let p = s.clone() / s.sum_dim(1);
-        let balance =
-            (p.sum_dim(0) * loads(&routing.experts_nk, &device)).sum() * (E as f64 / (K * N * N) as f64 * 0.6);
+        let by_score = by_score(&leaf);
+        assert_ne!(loads(&by_score, &device).into_data(), loads(&routing.experts_nk, &device).into_data());
+        let balance = (p.sum_dim(0) * loads(&by_score, &device)).sum() * (E as f64 / (K * N * N) as f64 * 0.6);
         let log_z = x.exp().sum_dim(1).log();
         let z = (log_z.clone() * log_z).mean() * 0.4;
         let found_weights: Vec<f32> = routing.weights_nk.into_data().try_into_vec().unwrap();
@@ -180,7 +187,7 @@ fn the_loss_of_the_global_batch_counts_the_tokens_of_all_micro_batches_so_far() 
     let step = std::sync::Arc::default();
     // A micro-batch before this one, all of whose tokens chose the first expert and others in vain.
     let before = vec![N as f64, 0.0, 0.0, 0.0, (N * (K - 1)) as f64];
-    LayerMetrics::of_micro_batch(&step, 0).mean_of_step("tokens_per_expert", 0, || before.clone());
+    LayerMetrics::of_micro_batch(&step, 0).mean_of_step("tokens_per_expert_by_score", 0, || before.clone());
     let metrics = LayerMetrics::of_micro_batch(&step, 1);
     let (experts_nk, found) = losses_alone(&moe, 1, Some(&metrics));
     let own = loads(&experts_nk, &device);
@@ -192,6 +199,40 @@ fn the_loss_of_the_global_batch_counts_the_tokens_of_all_micro_batches_so_far() 
     let reported = metrics.take()[&("global_load_balancing_loss", 0)][0];
     assert!((reported - f64::from(value)).abs() < 1e-6, "{reported}, expected {value}");
     assert_close(found, gradient(&leaf, balance * 0.9));
+}
+
+#[test]
+fn losses_count_the_best_scores_and_loads_what_was_chosen() {
+    let device = Device::flex().autodiff();
+    let regions = Regions::new(&Parallel::single());
+    let zero =
+        MoeConfig { score_function: ScoreFunction::Sigmoid, aux_loss_coeff: 0.0, z_loss_coeff: 0.0, ..settings(false) };
+    let kinds = [
+        ("load_balancing_loss", MoeConfig { aux_loss_coeff: 0.9, ..zero.clone() }),
+        ("seq_load_balancing_loss", MoeConfig { seq_aux_loss_coeff: 0.9, ..zero.clone() }),
+        ("global_load_balancing_loss", MoeConfig { global_aux_loss_coeff: 0.9, ..zero }),
+    ];
+    for (name, moe) in kinds {
+        let bias = Param::from_tensor(Tensor::<1>::from_floats([9.0, -9.0, 0.0, 9.0, 0.0], &device));
+        let router = Router { expert_bias: Some(bias), ..router(&moe, &device) };
+        let x = scores(&device);
+        let metrics = LayerMetrics::default();
+        let auxiliary = Auxiliary { gradient_scale: 1.0, metrics: Some(&metrics) };
+        let routing = router.route(x.clone(), &input(&regions, auxiliary));
+        let found = gradient(&x, (routing.weights_nk * 0.0).sum());
+        let leaf = scores(&device);
+        let s = burn::tensor::activation::sigmoid(leaf.clone().reshape([N, E]));
+        let p: Tensor<2> = s.clone() / s.sum_dim(1);
+        let counted = loads(&by_score(&leaf), &device);
+        let balance = (p.sum_dim(0) * counted.clone()).sum() * (E as f64 / (K * N * N) as f64);
+        let value: f32 = balance.clone().into_scalar();
+        let mut metrics = metrics.take();
+        assert!((metrics[&(name, 0)][0] - f64::from(value)).abs() < 1e-6, "{name}");
+        assert_close(found, gradient(&leaf, balance * 0.9));
+        let given: Vec<f64> = loads(&routing.experts_nk, &device).into_data().iter::<f64>().collect();
+        assert_eq!(metrics.remove(&("tokens_per_expert", 0)).unwrap(), given, "what runs report and biases follow");
+        assert_ne!(given, counted.into_data().iter::<f64>().collect::<Vec<_>>(), "the case says something");
+    }
 }
 
 #[test]
