@@ -1,6 +1,7 @@
 //! What a model of another width than that which its settings were found at makes of them: muP, the parametrization in which they carry over
 //! (Yang et al., arXiv:2203.03466, table 8).
 
+use super::super::choice::PositionEmbeddingType;
 use super::TransformerConfig;
 
 impl TransformerConfig {
@@ -16,9 +17,20 @@ impl TransformerConfig {
     /// The scale of attention scores where `softmax_scale` gives none, for heads of `kv_channels`.
     pub fn usual_softmax_scale(&self, kv_channels: usize) -> f64 {
         let size = kv_channels.max(1) as f64;
-        if !self.use_mup {
-            return 1.0 / size.sqrt();
+        let of_size = match self.use_mup {
+            false => 1.0 / size.sqrt(),
+            true => (self.mup_base_head_dim.unwrap_or(1) as f64).sqrt() / size.powf(self.mup_attn_scale_power),
+        };
+        of_size * self.latent_growth().powi(2)
+    }
+
+    /// How much queries and keys of latent attention grow with YaRN's `yarn_mscale_all_dim` (DeepSeek-V2, arXiv:2405.04434, section 3.1.4, after
+    /// arXiv:2309.00071, equation 22): only a part of a head is rotated, so that cosines and sines cannot stand for it. 1 for all other attention.
+    fn latent_growth(&self) -> f64 {
+        let is_latent = self.multi_latent_attention && self.position_embedding_type == PositionEmbeddingType::Yarn;
+        match (self.yarn_rotary_scaling_factor, self.yarn_mscale_all_dim) {
+            (Some(factor), Some(m)) if is_latent && factor > 1.0 => 0.1 * m * factor.ln() + 1.0,
+            (Some(_) | None, Some(_) | None) => 1.0,
         }
-        (self.mup_base_head_dim.unwrap_or(1) as f64).sqrt() / size.powf(self.mup_attn_scale_power)
     }
 }

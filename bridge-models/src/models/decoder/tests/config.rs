@@ -90,6 +90,34 @@ fn a_section_made_from_a_decoder_gives_it_back() {
 }
 
 #[test]
+fn scores_of_latent_attention_grow_with_yarn() {
+    let scale = |section: TransformerConfig| DecoderConfig::from_transformer(&section, 128).unwrap().softmax_scale;
+    let latent = TransformerConfig {
+        multi_latent_attention: true,
+        num_query_groups: None,
+        kv_channels: None,
+        qk_head_dim: 6,
+        qk_pos_emb_head_dim: 4,
+        position_embedding_type: PositionEmbeddingType::Yarn,
+        yarn_rotary_scaling_factor: Some(40.0),
+        yarn_original_max_position_embeddings: Some(16),
+        yarn_mscale: Some(1.0),
+        yarn_mscale_all_dim: Some(0.7),
+        ..section()
+    };
+    let growth = 0.1 * 0.7 * 40.0_f64.ln() + 1.0;
+    assert!((scale(latent.clone()) * 10.0_f64.sqrt() - growth * growth).abs() < 1e-12);
+    let written = DecoderConfig::from_transformer(&latent, 128).unwrap().to_transformer().unwrap();
+    assert_eq!(written.softmax_scale, None, "it is the usual one");
+    assert_eq!(scale(TransformerConfig { softmax_scale: Some(0.25), ..latent.clone() }), 0.25);
+    let shorter = TransformerConfig { yarn_rotary_scaling_factor: Some(0.5), ..latent.clone() };
+    let without = TransformerConfig { yarn_mscale: None, yarn_mscale_all_dim: None, ..latent.clone() };
+    for section in [shorter, without] {
+        assert_eq!(scale(section), 1.0 / 10.0_f64.sqrt());
+    }
+}
+
+#[test]
 fn layer_patterns_follow_the_frequencies() {
     let section = TransformerConfig {
         window_size: Some([5, 0]),
