@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::decoder::{DecoderConfig, MoeConfig, ScoreFunction};
+use crate::decoder::{DecoderConfig, MoeConfig, RouterPrecision, ScoreFunction};
 use crate::huggingface::HfError;
 use crate::huggingface::fields::Fields;
 use crate::huggingface::settings::Setting;
@@ -43,6 +43,8 @@ impl SigmoidRouter {
         let factor = fields.number("routed_scaling_factor")?.unwrap_or(self.factor);
         let moe = experts(config);
         (moe.score_function, moe.expert_bias) = (ScoreFunction::Sigmoid, true);
+        // Scores are computed in float32, whatever the parameters are.
+        moe.router_precision = RouterPrecision::Float32;
         let divides = moe.num_experts.is_multiple_of(groups);
         let expected = format!("a divisor of n_routed_experts ({})", moe.num_experts);
         fields.require(divides, "n_group", &groups.to_string(), &expected)?;

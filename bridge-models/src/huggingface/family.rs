@@ -50,7 +50,13 @@ impl Family {
         for row in self.settings {
             row.read(fields, &mut config)?;
         }
-        Ok(as_in_a_file(config))
+        // How precise scores are no key says, but the family.
+        let precision = config.moe.as_ref().map(|moe| moe.router_precision);
+        let mut config = as_in_a_file(config);
+        if let (Some(moe), Some(precision)) = (&mut config.moe, precision) {
+            moe.router_precision = precision;
+        }
+        Ok(config)
     }
 
     /// The family's keys of `config.json` for this decoder.
@@ -67,7 +73,7 @@ impl Family {
             HfError::Setting { key, found, expected } => self.cannot_hold(key, found, expected),
             other => other,
         })?;
-        match config.difference(&read) {
+        match config.difference(&as_in_a_file(read)) {
             None => Ok(settings),
             Some(difference) => Err(self.cannot_hold(difference.field, difference.ours, difference.theirs)),
         }

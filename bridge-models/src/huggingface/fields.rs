@@ -1,4 +1,5 @@
-//! Typed reading of `config.json`: errors name key, what was found and what was expected. `null` counts as absent.
+//! Typed reading of `config.json`: errors name key, what was found and what was expected. `null` counts as absent, but where it stands for true or
+//! false: it is false there, as in Python.
 
 use serde_json::{Map, Value};
 
@@ -16,6 +17,16 @@ pub(crate) struct Fields<'a> {
 impl<'a> Fields<'a> {
     pub fn new(values: &'a Map<String, Value>) -> Self {
         Self { prefix: "", values }
+    }
+
+    /// A table that is reported with `prefix`.
+    pub fn of_table(prefix: &'a str, values: &'a Map<String, Value>) -> Self {
+        Self { prefix, values }
+    }
+
+    /// All keys with their values.
+    pub fn entries(&self) -> impl Iterator<Item = (String, Value)> + use<'a> {
+        self.values.iter().map(|(key, value)| (key.clone(), value.clone()))
     }
 
     /// The value of a key that is there and not null.
@@ -38,7 +49,8 @@ impl<'a> Fields<'a> {
     }
 
     pub fn bool(&self, key: &str) -> Result<Option<bool>, HfError> {
-        self.typed(key, "true or false", Value::as_bool)
+        let value = self.typed(key, "true or false", Value::as_bool)?;
+        Ok(value.or(self.has(key).then_some(false)))
     }
 
     pub fn number(&self, key: &str) -> Result<Option<f64>, HfError> {
@@ -66,7 +78,8 @@ impl<'a> Fields<'a> {
 
     /// Refuses any value of `key` but `expected` (and absence).
     pub fn only(&self, key: &str, expected: &Value) -> Result<(), HfError> {
-        match self.get(key) {
+        let off = (expected.is_boolean() && self.has(key)).then_some(&OFF);
+        match self.get(key).or(off) {
             Some(found) if found != expected => {
                 Err(self.error(key, &found.to_string(), &format!("{expected}: anything else is not implemented")))
             }
@@ -103,6 +116,9 @@ impl<'a> Fields<'a> {
         }
     }
 }
+
+/// What null is to a switch.
+static OFF: Value = Value::Bool(false);
 
 /// The activations with their names in `config.json`; the first name of each is the one written.
 const ACTIVATIONS: [(&str, bridge_kernels::Activation); 10] = {

@@ -13,7 +13,9 @@ use crate::decoder::{DecoderConfig, PositionEmbedding, RopeConfig, RopeScaling, 
 pub(crate) struct RopeForm {
     /// Base of the frequencies.
     pub theta: f64,
-    /// Share of the head that is rotated; `None` where the family rotates whole heads only.
+    /// What keys beside the table are called that say the base and the share of the head.
+    pub beside: [&'static str; 2],
+    /// Share of the head that is rotated; `None` where the family rotates whole heads, whatever keys say.
     pub percent: Option<f64>,
     /// Context that the unscaled model was trained at, in tokens; `None` where it is `max_position_embeddings`.
     pub original_length: Option<usize>,
@@ -21,7 +23,8 @@ pub(crate) struct RopeForm {
 
 impl RopeForm {
     /// The form of most families.
-    pub const USUAL: Self = Self { theta: 10_000.0, percent: None, original_length: None };
+    pub const USUAL: Self =
+        Self { theta: 10_000.0, beside: ["rope_theta", "partial_rotary_factor"], percent: None, original_length: None };
 }
 
 /// Sets the positions of a model whose layers all rotate alike. Head size and longest sequence are set before.
@@ -63,23 +66,24 @@ pub(crate) fn read_table(
     max_positions: usize,
     form: RopeForm,
 ) -> Result<RopeConfig, HfError> {
-    let number = |key| match table.map_or(Ok(None), |table| table.number(key))? {
+    let number = |key, beside| match table.map_or(Ok(None), |table| table.number(key))? {
         Some(number) => Ok(Some(number)),
-        None => fields.number(key),
+        None => fields.number(beside),
     };
-    let percent = number("partial_rotary_factor")?;
-    let unrotated = "1.0: this family rotates whole heads";
-    let is_known = form.percent.is_some() || percent.is_none_or(|percent| percent == 1.0);
-    let place = table.filter(|table| table.get("partial_rotary_factor").is_some()).unwrap_or(fields);
-    place.require(is_known, "partial_rotary_factor", &percent.unwrap_or(1.0).to_string(), unrotated)?;
+    let percent = number("partial_rotary_factor", form.beside[1])?;
     let original_length = fields.size("original_max_position_embeddings")?.or(form.original_length);
     let scaling = match table {
         Some(table) => scaling(table, original_length, max_positions)?,
         None => None,
     };
+    // Frequencies that are scaled are as many as the key says, and fit no whole head.
+    let unrotated = "1.0: this family rotates whole heads";
+    let is_known = form.percent.is_some() || scaling.is_none() || percent.is_none_or(|percent| percent == 1.0);
+    let place = table.filter(|table| table.get("partial_rotary_factor").is_some()).unwrap_or(fields);
+    place.require(is_known, "partial_rotary_factor", &percent.unwrap_or(1.0).to_string(), unrotated)?;
     Ok(RopeConfig {
-        base: number("rope_theta")?.unwrap_or(form.theta),
-        percent: percent.or(form.percent).unwrap_or(1.0),
+        base: number("rope_theta", form.beside[0])?.unwrap_or(form.theta),
+        percent: form.percent.map_or(1.0, |usual| percent.unwrap_or(usual)),
         interleaved: false,
         scaling,
         windowed_base: None,

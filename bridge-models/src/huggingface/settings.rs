@@ -18,6 +18,9 @@ type Absent<T> = fn(&Fields, &DecoderConfig) -> Result<T, HfError>;
 pub(crate) enum Setting {
     /// A count or a length. It must be there if nothing stands for its absence.
     Size(&'static str, Field<usize>, Option<Absent<usize>>),
+    /// So many groups of keys and values, where `num_key_value_heads` is absent: after the row of that key, for which both absence and null mean as
+    /// many as there are heads.
+    KeyValueHeads(usize),
     /// A number.
     Number(&'static str, Field<f64>, Absent<f64>),
     /// A switch.
@@ -53,6 +56,15 @@ pub(crate) const fn size_or(key: &'static str, field: Field<usize>, absent: Abse
     Setting::Size(key, field, Some(absent))
 }
 
+const KEY_VALUE_HEADS: &str = "num_key_value_heads";
+
+/// Query heads share keys and values in equal groups.
+pub(crate) fn groups_divide_heads(fields: &Fields, config: &DecoderConfig) -> Result<(), HfError> {
+    let (heads, groups) = (config.num_attention_heads, config.num_query_groups);
+    let expected = format!("a divisor of num_attention_heads ({heads})");
+    fields.require(heads.is_multiple_of(groups), KEY_VALUE_HEADS, &groups.to_string(), &expected)
+}
+
 /// The usual factor on attention scores, which no key says.
 pub(crate) const USUAL_SOFTMAX_SCALE: Setting = Setting::Always(|c| c.softmax_scale = usual_softmax_scale(c));
 
@@ -77,6 +89,12 @@ impl Setting {
                     (Some(size), _) => size,
                     (None, Some(absent)) => absent(fields, config)?,
                     (None, None) => return Err(fields.error(key, "no such setting", "an integer of at least 1")),
+                }
+            }
+            Self::KeyValueHeads(absent) => {
+                if !fields.has(KEY_VALUE_HEADS) {
+                    config.num_query_groups = *absent;
+                    groups_divide_heads(fields, config)?;
                 }
             }
             Self::Number(key, field, absent) => {
@@ -111,7 +129,7 @@ impl Setting {
                 let name = if value == named_activation(usual) { usual } else { activation_name(value) };
                 (key, json!(name))
             }
-            Self::Always(_) | Self::Only(..) | Self::Rule(_) => return,
+            Self::Always(_) | Self::Only(..) | Self::Rule(_) | Self::KeyValueHeads(_) => return,
             Self::Keys { write, .. } => return write(config, settings),
             Self::Rows(rows) => return rows.iter().for_each(|row| row.write(config, settings)),
         };

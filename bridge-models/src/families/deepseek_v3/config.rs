@@ -47,9 +47,10 @@ fn latent(config: &mut DecoderConfig) -> &mut LatentConfig {
     config.latent.get_or_insert_with(LatentConfig::neutral)
 }
 
-/// `null` projects queries without a latent vector.
+/// `null` projects queries without a latent vector, absence with the usual one.
 fn read_query_rank(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
-    latent(config).q_lora_rank = fields.size("q_lora_rank")?;
+    let rank = fields.size("q_lora_rank")?;
+    latent(config).q_lora_rank = if fields.has("q_lora_rank") { rank } else { Some(1536) };
     Ok(())
 }
 
@@ -97,6 +98,17 @@ fn read_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError>
         && let Some(mscale) = yarn.mscale_all_dim
     {
         config.softmax_scale *= yarn.growth(mscale).powi(2);
+    }
+    // transformers lets scores grow with any scaling; the decoder has a place for the key in YaRN's alone.
+    if !matches!(rope.scaling, None | Some(RopeScaling::Yarn(_))) {
+        let table = fields.table("rope_scaling", "rope_scaling.")?;
+        let table =
+            table.map_or_else(|| fields.table("rope_parameters", "rope_parameters."), |table| Ok(Some(table)))?;
+        if let Some(table) = table {
+            let found = table.number("mscale_all_dim")?.unwrap_or(0.0);
+            let expected = "0, or yarn as the rope_type: nothing else lets scores grow here";
+            table.require(found == 0.0, "mscale_all_dim", &found.to_string(), expected)?;
+        }
     }
     let rotated = config.rotary_head();
     let expected = "an even number, because it is rotated in pairs";

@@ -29,8 +29,7 @@ pub(super) const SETTINGS: &[Setting] = &[
 
 /// What both generations have.
 pub(crate) const LAYERS: &[Setting] = &[
-    // Where no key says so, not as many as the query heads.
-    size_or("num_key_value_heads", |c| &mut c.num_query_groups, |_, _| Ok(4)),
+    Setting::KeyValueHeads(4),
     size_or("head_dim", |c| &mut c.kv_channels, |_, _| Ok(256)),
     Setting::Always(|c| {
         c.norm.kind = NormKind::RmsNorm;

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::decoder::{DecoderConfig, PositionEmbedding, RopeConfig};
+use crate::decoder::{DecoderConfig, PositionEmbedding, RopeConfig, RopeScaling};
 use crate::families::gemma2::config::{LAYERS, read_logits_cap, write_logits_cap};
 use crate::families::llama::config::SIZES;
 use crate::huggingface::error::HfError;
@@ -23,8 +23,8 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting::Always(|c| c.qk_layernorm = true),
     Setting::Keys {
         read: |fields, c| {
-            // Both names of it are in files.
-            let pattern = fields.size("sliding_window_pattern")?.or(fields.size("_sliding_window_pattern")?);
+            // `_sliding_window_pattern`, which is in files too, transformers does not read.
+            let pattern = fields.size("sliding_window_pattern")?;
             windows::read_pattern(fields, c, (4096, pattern.unwrap_or(6)))
         },
         write: windows::write_pattern,
@@ -42,8 +42,19 @@ fn read_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError>
     let is_known = tables.is_none() || full.is_some() || windowed.is_some();
     let expected = format!("a table {} and a table {}", LAYER_TYPES[0], LAYER_TYPES[1]);
     fields.require(is_known, "rope_parameters", "another table", &expected)?;
+    // transformers puts the old table over the new one, which has a `rope_type` of its own: a `type` there says nothing.
+    let mut merged = Map::from_iter([("rope_type".to_owned(), json!("default"))]);
+    merged.extend(full.iter().flat_map(Fields::entries));
     let scaling = fields.table("rope_scaling", "rope_scaling.")?;
-    let rope = rope::read_table(fields, full.or(scaling).as_ref(), config.max_position_embeddings, FORM)?;
+    merged.extend(scaling.iter().flat_map(Fields::entries));
+    let place = if scaling.is_some() { "rope_scaling." } else { "rope_parameters.full_attention." };
+    let merged = Fields::of_table(place, &merged);
+    let mut rope = rope::read_table(fields, Some(&merged), config.max_position_embeddings, FORM)?;
+    if let Some(RopeScaling::Yarn(yarn)) = &mut rope.scaling {
+        // transformers looks for it beside the tables of the types of layers, where no file has it.
+        tables.map_or(Ok(()), |tables| tables.only("truncate", &json!(true)))?;
+        yarn.truncate = true;
+    }
     rope::check_pairs(fields, config, &rope)?;
     let beside = fields.number("rope_local_base_freq")?.unwrap_or(LOCAL_BASE);
     let local = match &windowed {

@@ -11,8 +11,7 @@ const FORM: RopeForm = RopeForm { percent: Some(0.5), ..RopeForm::USUAL };
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),
-    // Where no key says so, not as many as the query heads.
-    size_or("num_key_value_heads", |c| &mut c.num_query_groups, |_, _| Ok(2)),
+    Setting::KeyValueHeads(2),
     size_or("head_dim", |c| &mut c.kv_channels, |_, _| Ok(128)),
     size_or("max_position_embeddings", |c| &mut c.max_position_embeddings, |_, _| Ok(131_072)),
     Setting::Rows(BLOCKS),

@@ -40,7 +40,7 @@ pub(super) const SETTINGS: &[Setting] = &[
     }),
     Setting::Switch("tie_word_embeddings", |c| &mut c.share_embeddings_and_output_weights, false),
     Setting::Keys { read: read_blocks, write: write_blocks },
-    Setting::Keys { read: read_rope, write: write_rope },
+    Setting::Keys { read: |fields, c| rope::read(fields, c, FORM), write: write_rope },
 ];
 
 fn read_blocks(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
@@ -53,15 +53,8 @@ fn write_blocks(config: &DecoderConfig, settings: &mut Map<String, Value>) {
     settings.insert("use_parallel_residual".into(), json!(config.residual.blocks == BlockOrder::Parallel));
 }
 
-/// The usual tables, or `rotary_pct` and `rotary_emb_base`.
-fn read_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
-    let form = RopeForm {
-        theta: fields.number("rotary_emb_base")?.unwrap_or(10_000.0),
-        percent: Some(fields.number("rotary_pct")?.unwrap_or(0.25)),
-        original_length: None,
-    };
-    rope::read(fields, config, form)
-}
+/// The usual tables, beside which the keys have names of the family's own: the usual ones there say nothing.
+const FORM: RopeForm = RopeForm { beside: ["rotary_emb_base", "rotary_pct"], percent: Some(0.25), ..RopeForm::USUAL };
 
 fn write_rope(config: &DecoderConfig, settings: &mut Map<String, Value>) {
     rope::write_with_percent(config, settings);

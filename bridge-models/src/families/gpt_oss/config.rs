@@ -14,12 +14,8 @@ use crate::huggingface::windows;
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),
-    // Of the two sizes that may be absent, null means another value than absence.
-    size_or(
-        "num_key_value_heads",
-        |c| &mut c.num_query_groups,
-        |fields, c| Ok(if fields.has("num_key_value_heads") { c.num_attention_heads } else { 8 }),
-    ),
+    Setting::KeyValueHeads(8),
+    // Null means another value than absence.
     size_or(
         "head_dim",
         |c| &mut c.kv_channels,

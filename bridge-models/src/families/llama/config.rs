@@ -4,7 +4,7 @@ use bridge_kernels::Activation;
 
 use crate::decoder::NormKind;
 use crate::huggingface::rope::{self, RopeForm};
-use crate::huggingface::settings::{Setting, USUAL_SOFTMAX_SCALE, size, size_or};
+use crate::huggingface::settings::{Setting, USUAL_SOFTMAX_SCALE, groups_divide_heads, size, size_or};
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),
@@ -22,11 +22,7 @@ pub(crate) const SIZES: &[Setting] = &[
     size("num_hidden_layers", |c| &mut c.num_layers),
     size("num_attention_heads", |c| &mut c.num_attention_heads),
     size_or("num_key_value_heads", |c| &mut c.num_query_groups, |_, c| Ok(c.num_attention_heads)),
-    Setting::Rule(|fields, c| {
-        let (heads, groups) = (c.num_attention_heads, c.num_query_groups);
-        let expected = format!("a divisor of num_attention_heads ({heads})");
-        fields.require(heads.is_multiple_of(groups), "num_key_value_heads", &groups.to_string(), &expected)
-    }),
+    Setting::Rule(groups_divide_heads),
 ];
 
 /// The size of a head, which need not be the hidden size over the number of heads.

@@ -25,6 +25,7 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting::Only("rms_norm", || json!(true)),
     Setting::Only("norm_before_gate", || json!(false)),
     Setting::Rows(BLOCK),
+    Setting::Switch("tie_word_embeddings", |c| &mut c.share_embeddings_and_output_weights, false),
     Setting::Keys { read: read_time_steps, write: write_time_steps },
     Setting::Number("initializer_range", |c| &mut c.init_method_std, |_, _| Ok(0.1)),
 ];
@@ -36,7 +37,6 @@ pub(crate) const BLOCK: &[Setting] = &[
     Setting::Switch("use_conv_bias", |c| &mut mamba(c).conv_bias, true),
     Setting::Switch("use_bias", |c| &mut mamba(c).proj_bias, false),
     Setting::Number("layer_norm_epsilon", |c| &mut c.norm.epsilon, |_, _| Ok(1e-5)),
-    Setting::Switch("tie_word_embeddings", |c| &mut c.share_embeddings_and_output_weights, false),
 ];
 
 /// The sizes of the state space blocks.

@@ -1,16 +1,30 @@
-//! Settings of Mistral; absent ones have the values of `MistralConfig`.
+//! Settings of Mistral; absent ones have the values of `MistralConfig`. With `layer_types` it is what transformers then takes it for, `ministral`.
 
+use serde_json::{Map, Value};
+
+use crate::decoder::DecoderConfig;
 use crate::families::llama::config::{BLOCKS, HEAD_SIZE, ROPE, SIZES};
 use crate::huggingface::settings::{Setting, size_or};
 use crate::huggingface::windows;
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),
+    Setting::KeyValueHeads(8),
     HEAD_SIZE,
     size_or("max_position_embeddings", |c| &mut c.max_position_embeddings, |_, _| Ok(131_072)),
     Setting::Rows(BLOCKS),
     Setting::Number("rms_norm_eps", |c| &mut c.norm.epsilon, |_, _| Ok(1e-6)),
     Setting::Switch("tie_word_embeddings", |c| &mut c.share_embeddings_and_output_weights, false),
     ROPE,
-    Setting::Keys { read: |fields, c| windows::read_of_all(fields, c, Some(4096)), write: windows::write_of_all },
+    // No layer is without the window unless `layer_types` says so.
+    Setting::Keys { read: |fields, c| windows::read_pattern(fields, c, (4096, usize::MAX)), write: write_window },
 ];
+
+/// `layer_types` only where layers differ: it changes what transformers takes the folder for.
+fn write_window(config: &DecoderConfig, settings: &mut Map<String, Value>) {
+    let layers = windows::windowed_layers(config);
+    match layers.contains(&true) && layers.contains(&false) {
+        true => windows::write_pattern(config, settings),
+        false => windows::write_of_all(config, settings),
+    }
+}

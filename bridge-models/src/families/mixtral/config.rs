@@ -10,6 +10,7 @@ use crate::huggingface::windows;
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),
+    Setting::KeyValueHeads(8),
     HEAD_SIZE,
     size_or("max_position_embeddings", |c| &mut c.max_position_embeddings, |_, _| Ok(131_072)),
     Setting::Always(|c| experts(c).ffn_hidden_size = c.ffn_hidden_size),

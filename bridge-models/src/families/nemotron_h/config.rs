@@ -10,7 +10,7 @@ use crate::families::mamba2::config::{BLOCK, mamba, silu};
 use crate::families::mixture::{SigmoidRouter, experts};
 use crate::huggingface::error::HfError;
 use crate::huggingface::fields::Fields;
-use crate::huggingface::settings::{Setting, USUAL_SOFTMAX_SCALE, size, size_or};
+use crate::huggingface::settings::{Setting, USUAL_SOFTMAX_SCALE, groups_divide_heads, size, size_or};
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Always(|c| {
@@ -23,11 +23,7 @@ pub(super) const SETTINGS: &[Setting] = &[
     size_or("intermediate_size", |c| &mut c.ffn_hidden_size, |_, _| Ok(21_504)),
     size_or("num_attention_heads", |c| &mut c.num_attention_heads, |_, _| Ok(32)),
     size_or("num_key_value_heads", |c| &mut c.num_query_groups, |_, _| Ok(8)),
-    Setting::Rule(|fields, c| {
-        let (heads, groups) = (c.num_attention_heads, c.num_query_groups);
-        let expected = format!("a divisor of num_attention_heads ({heads})");
-        fields.require(heads.is_multiple_of(groups), "num_key_value_heads", &groups.to_string(), &expected)
-    }),
+    Setting::Rule(groups_divide_heads),
     size_or("head_dim", |c| &mut c.kv_channels, |fields, _| Ok(fields.size("attention_head_dim")?.unwrap_or(128))),
     USUAL_SOFTMAX_SCALE,
     size_or("max_position_embeddings", |c| &mut c.max_position_embeddings, |_, _| Ok(4096)),
@@ -43,6 +39,8 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting::Only("moe_latent_size", || json!(null)),
     Setting::Rule(|fields, _| silu(fields, "mamba_hidden_act")),
     Setting::Rows(BLOCK),
+    // `tie_word_embeddings` ties nothing in this family: its folders have both tensors.
+    Setting::Always(|c| c.share_embeddings_and_output_weights = false),
     // The bound of a new model's time steps is that of all, whatever `time_step_limit` says.
     Setting::Number("time_step_min", |c| &mut mamba(c).least_time_step, |_, _| Ok(1e-3)),
     Setting::Number("initializer_range", |c| &mut c.init_method_std, |_, _| Ok(0.02)),

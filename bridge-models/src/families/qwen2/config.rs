@@ -6,6 +6,7 @@ use crate::huggingface::settings::{Setting, size_or};
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),
+    Setting::KeyValueHeads(32),
     HEAD_SIZE,
     size_or("max_position_embeddings", |c| &mut c.max_position_embeddings, |_, _| Ok(32_768)),
     Setting::Rows(BLOCKS),

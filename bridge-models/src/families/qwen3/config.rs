@@ -11,6 +11,7 @@ use crate::huggingface::windows;
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),
+    Setting::KeyValueHeads(32),
     size_or("head_dim", |c| &mut c.kv_channels, |_, _| Ok(128)),
     size_or("max_position_embeddings", |c| &mut c.max_position_embeddings, |_, _| Ok(32_768)),
     Setting::Always(|c| c.qk_layernorm = true),

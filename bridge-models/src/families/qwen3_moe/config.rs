@@ -12,6 +12,7 @@ use crate::huggingface::windows;
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),
+    Setting::KeyValueHeads(4),
     HEAD_SIZE,
     size_or("max_position_embeddings", |c| &mut c.max_position_embeddings, |_, _| Ok(32_768)),
     Setting::Always(|c| c.qk_layernorm = true),

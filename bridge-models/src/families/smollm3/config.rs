@@ -14,6 +14,7 @@ const FORM: RopeForm = RopeForm { theta: 2_000_000.0, ..RopeForm::USUAL };
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),
+    Setting::KeyValueHeads(4),
     HEAD_SIZE,
     size_or("max_position_embeddings", |c| &mut c.max_position_embeddings, |_, _| Ok(32_768)),
     Setting::Rows(BLOCKS),

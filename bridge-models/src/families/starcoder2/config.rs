@@ -7,6 +7,7 @@ use crate::huggingface::windows;
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),
+    Setting::KeyValueHeads(2),
     HEAD_SIZE,
     size_or("max_position_embeddings", |c| &mut c.max_position_embeddings, |_, _| Ok(4096)),
     USUAL_SOFTMAX_SCALE,

@@ -53,7 +53,7 @@ fn relative(config: &mut DecoderConfig) -> &mut RelativeConfig {
 
 const FEED_FORWARD: &str = "feed_forward_proj";
 
-/// `NAME` or `gated-NAME`, where `gated-gelu` stands for the approximation by tanh.
+/// `NAME` or `gated-NAME`, where `gated-gelu` stands for the approximation by tanh. What a file says of its two parts by keys of their own counts.
 fn read_feed_forward(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
     let name = fields.string(FEED_FORWARD)?.unwrap_or("relu");
     let (gated, inner) = match name.strip_prefix("gated-") {
@@ -61,8 +61,11 @@ fn read_feed_forward(fields: &Fields, config: &mut DecoderConfig) -> Result<(), 
         Some(inner) => (true, inner),
         None => (false, name),
     };
-    config.gated_linear_unit = gated;
-    config.activation = activation_called(fields, FEED_FORWARD, inner)?;
+    config.gated_linear_unit = fields.bool("is_gated_act")?.unwrap_or(gated);
+    config.activation = match fields.string("dense_act_fn")? {
+        Some(inner) => activation_called(fields, "dense_act_fn", inner)?,
+        None => activation_called(fields, FEED_FORWARD, inner)?,
+    };
     Ok(())
 }
 

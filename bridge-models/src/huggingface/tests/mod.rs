@@ -1,5 +1,6 @@
 //! Tests of import, export and verification on the golden models: tiny random ones made by Hugging Face transformers.
 
+mod absent;
 mod atomic;
 mod experts;
 mod files;

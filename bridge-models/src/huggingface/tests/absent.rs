@@ -1,0 +1,159 @@
+//! Keys that a `config.json` leaves out, has as null, or has beside others that count: what transformers makes of them.
+
+use serde_json::{Map, Value, json};
+
+use super::{family, fields::Fields};
+use crate::decoder::{DecoderConfig, PositionEmbedding, RopeScaling, RouterPrecision};
+use crate::huggingface::HfError;
+
+/// A decoder of 64 heads of two elements, from a file with nothing but sizes and `more`.
+fn read(name: &str, more: Value) -> Result<DecoderConfig, HfError> {
+    let sizes = json!({
+        "vocab_size": 51, "hidden_size": 128, "intermediate_size": 36, "num_hidden_layers": 3, "num_attention_heads": 64,
+    });
+    let tables = [sizes, more].map(|table| table.as_object().unwrap().clone());
+    let settings: Map<String, Value> = tables.into_iter().flatten().collect();
+    family(name).decoder_config(&Fields::new(&settings))
+}
+
+/// The same, as it is written and read again.
+fn read_back(name: &str, more: Value) -> DecoderConfig {
+    let config = read(name, more).unwrap();
+    let written = family(name).settings(&config).unwrap();
+    assert_eq!(family(name).decoder_config(&Fields::new(&written)).unwrap(), config, "{name}");
+    config
+}
+
+#[test]
+fn groups_of_keys_and_values_are_the_familys_own_where_no_key_says_so() {
+    let usual = [
+        ("llama", 64),
+        ("mistral", 8),
+        ("mixtral", 8),
+        ("qwen2", 32),
+        ("qwen3", 32),
+        ("qwen3_moe", 4),
+        ("smollm3", 4),
+        ("starcoder2", 2),
+        ("gemma2", 4),
+        ("gemma3_text", 4),
+        ("glm4", 2),
+        ("gpt_oss", 8),
+        ("olmo2", 64),
+        ("olmoe", 64),
+        ("phi3", 64),
+        ("granite", 64),
+        ("cohere2", 64),
+    ];
+    for (name, groups) in usual {
+        // GPT-OSS and others with large heads need no other sizes here.
+        assert_eq!(read(name, json!({})).unwrap().num_query_groups, groups, "{name}");
+        assert_eq!(read(name, json!({ "num_key_value_heads": 16 })).unwrap().num_query_groups, 16, "{name}");
+    }
+    for name in ["mistral", "mixtral", "qwen2", "qwen3", "smollm3", "gpt_oss"] {
+        assert_eq!(read(name, json!({ "num_key_value_heads": null })).unwrap().num_query_groups, 64, "{name}");
+    }
+    match read("mistral", json!({ "num_attention_heads": 4 })) {
+        Err(HfError::Setting { key, .. }) => assert_eq!(key, "num_key_value_heads"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_switch_that_is_null_is_off() {
+    assert!(read("glm4", json!({})).unwrap().qkv_bias);
+    assert!(!read("glm4", json!({ "attention_bias": null })).unwrap().qkv_bias);
+    assert!(!read_back("smollm3", json!({ "tie_word_embeddings": null })).share_embeddings_and_output_weights);
+    assert!(!read_back("starcoder2", json!({ "use_bias": null })).mlp_bias);
+    match read("mamba2", json!({ "rms_norm": null })) {
+        Err(HfError::Setting { key, .. }) => assert_eq!(key, "rms_norm"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_share_of_the_head_says_nothing_where_whole_heads_are_rotated() {
+    for more in
+        [json!({ "partial_rotary_factor": 0.5 }), json!({ "rope_parameters": { "partial_rotary_factor": 0.5 } })]
+    {
+        for name in ["llama", "qwen3", "mistral"] {
+            let config = read_back(name, more.clone());
+            assert!(
+                matches!(config.position_embedding, PositionEmbedding::Rope(rope) if rope.percent == 1.0),
+                "{name}"
+            );
+        }
+    }
+    let scaled = json!({ "rope_parameters": { "rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5 } });
+    match read("llama", scaled) {
+        Err(HfError::Setting { key, .. }) => assert_eq!(key, "rope_parameters.partial_rotary_factor"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn routers_with_sigmoids_compute_in_float32() {
+    let precision = |config: DecoderConfig| config.moe.unwrap().router_precision;
+    let latent = json!({ "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 7 });
+    let config = read_back("deepseek_v3", latent);
+    assert_eq!(config.latent.as_ref().unwrap().q_lora_rank, Some(1536), "absent is not null");
+    assert_eq!(precision(config), RouterPrecision::Float32);
+    assert_eq!(precision(read_back("nemotron_h", json!({}))), RouterPrecision::Float32);
+    assert_eq!(precision(read_back("mixtral", json!({}))), RouterPrecision::Parameters);
+}
+
+#[test]
+fn scores_of_latent_attention_grow_with_yarn_alone() {
+    let with = |rope: Value| {
+        let sizes = json!({ "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 7, "rope_scaling": rope });
+        read("deepseek_v3", sizes)
+    };
+    let linear = |growth: Value| with(json!({ "type": "linear", "factor": 4.0, "mscale_all_dim": growth }));
+    assert!(linear(json!(0)).is_ok());
+    match linear(json!(1.0)) {
+        Err(HfError::Setting { key, .. }) => assert_eq!(key, "rope_scaling.mscale_all_dim"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn nemotron_h_has_an_output_of_its_own_whatever_the_key_says() {
+    let tied = |name, more| read_back(name, more).share_embeddings_and_output_weights;
+    assert!(!tied("nemotron_h", json!({ "tie_word_embeddings": true })));
+    assert!(tied("mamba2", json!({ "tie_word_embeddings": true, "num_heads": 4 })));
+}
+
+#[test]
+fn gemma_3_reads_the_old_table_as_an_addition_to_the_new_one() {
+    let scaling = |more| match read("gemma3_text", more).unwrap().position_embedding {
+        PositionEmbedding::Rope(rope) => rope.scaling,
+        other => panic!("{other:?}"),
+    };
+    let linear = Some(RopeScaling::Linear { factor: 8.0 });
+    assert_eq!(scaling(json!({ "rope_scaling": { "type": "linear", "factor": 8.0 } })), None);
+    assert_eq!(scaling(json!({ "rope_scaling": { "rope_type": "linear", "factor": 8.0 } })), linear);
+    let new = json!({ "full_attention": { "rope_type": "linear", "factor": 2.0 } });
+    assert_eq!(scaling(json!({ "rope_parameters": new, "rope_scaling": { "factor": 8.0 } })), linear);
+    let yarn = json!({ "rope_type": "yarn", "factor": 4.0, "truncate": false });
+    let found = scaling(json!({ "rope_parameters": { "full_attention": yarn } }));
+    assert!(matches!(found, Some(RopeScaling::Yarn(yarn)) if yarn.truncate), "the key is not looked for there");
+    let windowed = |more| read("gemma3_text", more).unwrap().window_layers;
+    assert_eq!(windowed(json!({ "_sliding_window_pattern": 2 })), windowed(json!({})));
+    assert_ne!(windowed(json!({ "sliding_window_pattern": 2 })), windowed(json!({})));
+}
+
+#[test]
+fn the_two_parts_of_t5s_feed_forward_may_be_said_apart() {
+    let read = |more: Value| {
+        let sizes = json!({ "vocab_size": 51, "d_model": 32, "d_kv": 8, "d_ff": 40, "num_heads": 4, "num_layers": 2 });
+        let tables = [sizes, more].map(|table| table.as_object().unwrap().clone());
+        let settings: Map<String, Value> = tables.into_iter().flatten().collect();
+        let config = family("t5").decoder_config(&Fields::new(&settings)).unwrap();
+        (config.gated_linear_unit, config.activation)
+    };
+    use bridge_kernels::Activation::{GeluTanh, Relu, Silu};
+    assert_eq!(read(json!({})), (false, Relu));
+    assert_eq!(read(json!({ "feed_forward_proj": "gated-gelu" })), (true, GeluTanh));
+    assert_eq!(read(json!({ "feed_forward_proj": "gated-gelu", "dense_act_fn": "silu" })), (true, Silu));
+    assert_eq!(read(json!({ "dense_act_fn": "gelu_new", "is_gated_act": true })), (true, GeluTanh));
+}
