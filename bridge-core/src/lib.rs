@@ -35,6 +35,7 @@
 
 pub mod checkpoint;
 pub mod config;
+mod http;
 pub mod logging;
 pub mod model;
 pub mod optim;

@@ -15,6 +15,7 @@ mod reruns;
 mod resumes;
 mod routers;
 mod steps;
+mod stragglers;
 mod texts;
 mod times;
 mod verdicts;

@@ -43,10 +43,11 @@ const LONG_FILES: [(&str, usize); 0] = [];
 const LONG_FUNCTIONS: [(&str, usize); 0] = [];
 
 /// Who may use whom in bridge-core. `train` may use all, and none may use it.
-const MODULES: [(&str, &[&str]); 11] = [
+const MODULES: [(&str, &[&str]); 12] = [
     ("checkpoint", &[]),
     ("config", &["schedule"]),
-    ("logging", &["config", "schedule", "timers"]),
+    ("http", &[]),
+    ("logging", &["config", "http", "schedule", "timers"]),
     ("model", &["config"]),
     ("optim", &["model", "timers"]),
     ("plan", &["config", "model", "optim", "schedule"]),
@@ -54,7 +55,10 @@ const MODULES: [(&str, &[&str]); 11] = [
     ("schedule", &[]),
     ("testing", &["model"]),
     ("timers", &[]),
-    ("train", &["checkpoint", "config", "logging", "model", "optim", "plan", "resilience", "schedule", "timers"]),
+    (
+        "train",
+        &["checkpoint", "config", "http", "logging", "model", "optim", "plan", "resilience", "schedule", "timers"],
+    ),
 ];
 
 /// What they use besides: names and settings of optimizers.

@@ -10,8 +10,9 @@ use super::node::Location;
 use super::reader::{Origins, locate};
 use super::sections::{
     Blend, CheckpointConfig, DistributedDataParallelConfig, DistributedInitConfig, GenerateConfig, GptDatasetConfig,
-    LoggerConfig, OptimizerConfig, ProfilingConfig, RecipeConfig, RerunStateMachineConfig, RngConfig, SchedulerConfig,
-    TokenizerConfig, TrainingConfig, TransformerConfig, ValidationConfig,
+    LoggerConfig, NvrxStragglerDetectionConfig, OptimizerConfig, ProfilingConfig, RecipeConfig,
+    RerunStateMachineConfig, RngConfig, SchedulerConfig, StragglerDetectionConfig, TokenizerConfig, TrainingConfig,
+    TransformerConfig, ValidationConfig,
 };
 use crate::optim::rules::Rule;
 
@@ -259,6 +260,10 @@ pub struct Resolved {
     pub profiling: ProfilingConfig,
     /// Result validation.
     pub rerun_state_machine: RerunStateMachineConfig,
+    /// Times of ranks in each log interval.
+    pub straggler: Option<StragglerDetectionConfig>,
+    /// Scores of ranks.
+    pub nvrx_straggler: Option<NvrxStragglerDetectionConfig>,
     /// Sampling at the end.
     pub generate: GenerateConfig,
     /// Layout of ranks.

@@ -1,10 +1,11 @@
-//! Staying right and alive: results that are checked by running a step again, spiky losses, runs that stand still, signals.
+//! Staying right and alive: results that are checked by running a step again, spiky losses, slow ranks, runs that stand still, signals.
 //! Decisions only; who restores random state, saves checkpoints and exits is the training loop.
 
 pub mod rerun;
 mod signal;
 mod spiky_loss;
 mod stall;
+pub mod stragglers;
 
 pub use signal::{Signal, SignalError, SignalFlag, SignalWatcher};
 pub use spiky_loss::{LossChecks, SpikyLossDetector};

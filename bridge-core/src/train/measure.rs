@@ -73,6 +73,8 @@ pub fn measuring_recipe(
         ..LoggerConfig::default()
     };
     short.checkpoint = CheckpointConfig::default();
+    // Ranks would exchange what they tell of themselves.
+    (short.straggler, short.nvrx_straggler) = (None, None);
     // A plan is of steps that run once.
     if short.rerun_state_machine.rerun_mode == RerunMode::ReportDeterminismStats {
         short.rerun_state_machine.rerun_mode = RerunMode::Disabled;

@@ -19,15 +19,18 @@ pub(super) struct StepData {
     held: Option<(usize, Vec<MicroBatch>)>,
     /// Tokens read in this pass over the data.
     pub tokens: u64,
-    /// Time spent reading.
+    /// Time spent reading, until all ranks have read.
     pub reading: Duration,
+    /// Time of it that this rank read itself.
+    pub own_reading: Duration,
 }
 
 impl StepData {
     /// The data of a step of `total` micro-batches. Its first window is read now.
     pub fn begin(run: &mut TrainingRun, total: usize) -> Result<Self, TrainError> {
         let windows = micro_batch_windows(&run.config, run.config.train.micro_batch_size);
-        let mut data = Self { windows, total, held: None, tokens: 0, reading: Duration::ZERO };
+        let mut data =
+            Self { windows, total, held: None, tokens: 0, reading: Duration::ZERO, own_reading: Duration::ZERO };
         data.read(run, 0)?;
         Ok(data)
     }
@@ -58,9 +61,11 @@ impl StepData {
     fn read(&mut self, run: &mut TrainingRun, start: usize) -> Result<(), TrainError> {
         // Dropped before the next one is read.
         self.held = None;
-        let started = Instant::now();
+        let (started, in_calls) = (Instant::now(), run.groups.time_in_calls());
         let micro_batches = next_micro_batches(run, self.windows.next(self.total - start))?;
-        self.reading += started.elapsed();
+        let (reading, in_calls) = (started.elapsed(), run.groups.time_in_calls() - in_calls);
+        self.reading += reading;
+        self.own_reading += reading.saturating_sub(in_calls);
         self.tokens += micro_batches.iter().map(|micro_batch| micro_batch.tokens.len() as u64).sum::<u64>();
         self.held = Some((start, micro_batches));
         Ok(())

@@ -61,8 +61,10 @@ pub struct StepReport {
     pub num_tokens: u64,
     /// Wall time of the step in seconds, waiting for data included.
     pub seconds: f64,
-    /// Seconds of it spent waiting for data.
+    /// Seconds of it spent waiting for data, of this rank or another.
     pub data_seconds: f64,
+    /// Seconds of these spent waiting for this rank's own data.
+    pub own_data_seconds: f64,
     /// Norm of all parameters after the step, if asked for.
     pub params_norm: Option<f64>,
     /// Figures that subsystems add to the record of the step.

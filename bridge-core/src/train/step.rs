@@ -100,6 +100,7 @@ fn compute_step(run: &mut TrainingRun, mut data: StepData, started: Instant) -> 
         num_tokens: data.tokens * run.config.parallel.data as u64,
         seconds: started.elapsed().as_secs_f64(),
         data_seconds: data.reading.as_secs_f64(),
+        own_data_seconds: data.own_reading.as_secs_f64(),
         grads_reduction: pass_result.reduction,
     })))
 }

@@ -27,6 +27,7 @@ pub mod single;
 pub mod thread;
 pub mod throttled;
 mod time_limit;
+pub mod timed;
 mod worker;
 
 pub use buffer::{Buffer, BufferError, BufferMut, DType, Element, HostBuffer, ReduceOp};

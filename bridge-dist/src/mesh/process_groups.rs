@@ -2,9 +2,11 @@
 //! global.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::{Coordinates, GroupKind, Mesh, MeshError, ParallelSizes, RankOrder};
 use crate::comm::single::SingleCommunicator;
+use crate::comm::timed::{CallClock, TimedCommunicator};
 use crate::comm::{CommError, Group};
 
 /// Process groups could not be made.
@@ -42,6 +44,7 @@ pub struct ProcessGroups {
     world: Group,
     /// In the order of [`GroupKind::ALL`].
     groups: Vec<Option<Group>>,
+    calls: CallClock,
 }
 
 impl ProcessGroups {
@@ -54,6 +57,8 @@ impl ProcessGroups {
             return Err(MeshSetupError::WorldSize { expected: mesh.world_size(), found: world.size() });
         }
         let rank = world.rank();
+        let calls = CallClock::default();
+        let world: Group = Arc::new(TimedCommunicator::new(world, calls.clone()));
         let mut groups = Vec::with_capacity(GroupKind::ALL.len());
         for kind in GroupKind::ALL {
             let all = mesh.groups(kind);
@@ -67,7 +72,7 @@ impl ProcessGroups {
                 world.split(color, key, kind.name()).map_err(|source| MeshSetupError::Split { kind, source })?;
             groups.push(group);
         }
-        Ok(Self { mesh, coordinates: mesh.coordinates(rank), world, groups })
+        Ok(Self { mesh, coordinates: mesh.coordinates(rank), world, groups, calls })
     }
 
     /// The groups of the only rank of a world of one. Nothing communicates.
@@ -80,7 +85,13 @@ impl ProcessGroups {
             coordinates: mesh.coordinates(0),
             world: single("world"),
             groups: GroupKind::ALL.iter().map(|kind| Some(single(kind.name()))).collect(),
+            calls: CallClock::default(),
         }
+    }
+
+    /// How long this rank has been in calls of its communicators so far, which is mostly waiting for other ranks.
+    pub fn time_in_calls(&self) -> Duration {
+        self.calls.total()
     }
 
     /// The layout of the world.

@@ -10,6 +10,7 @@ mod optimizer;
 mod others;
 mod ranks;
 mod scheduler;
+mod stragglers;
 mod train;
 
 use super::check::check;
@@ -34,4 +35,6 @@ macro_rules! sections {
     };
 }
 
-sections!(checkpoint, dataset, layout, logger, model, moe, optimizer, others, patience, ranks, scheduler, train);
+sections!(
+    checkpoint, dataset, layout, logger, model, moe, optimizer, others, patience, ranks, scheduler, stragglers, train
+);

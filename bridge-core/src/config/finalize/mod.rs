@@ -17,6 +17,7 @@ mod presets;
 mod ranges;
 pub(super) mod refused;
 mod scheduler;
+mod stragglers;
 mod tokenizer;
 mod train;
 mod unused;
@@ -59,6 +60,7 @@ fn run(raw: &RawConfig, world: &World, purpose: Purpose) -> Result<RunConfig, Co
     // 4. Rules between sections.
     cross::check(&mut draft);
     logger::check(&mut draft);
+    stragglers::check(&mut draft);
     pipeline::check_schedule(&mut draft, &parallel, &train);
     let samples = cross::sample_counts(&mut draft, &train, &validation);
     // 5. Freeze.
@@ -79,6 +81,8 @@ fn run(raw: &RawConfig, world: &World, purpose: Purpose) -> Result<RunConfig, Co
         rng: recipe.rng.clone(),
         profiling: recipe.profiling.clone(),
         rerun_state_machine: recipe.rerun_state_machine.clone(),
+        straggler: recipe.straggler.clone(),
+        nvrx_straggler: recipe.nvrx_straggler.clone(),
         generate: recipe.generate.clone(),
         parallel,
         samples,

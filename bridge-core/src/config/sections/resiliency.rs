@@ -64,53 +64,47 @@ section! {
 }
 
 section! {
-    /// Built-in straggler timer.
+    /// Times of ranks, told each log interval.
     pub struct StragglerDetectionConfig {
-        /// Enable it.
-        log_straggler: bool = false
-            => not_built("detection of slow ranks by timing; logger.timing_log_option = \"all\" shows every rank's timers");
-        /// Start collecting at once.
-        enable_straggler_on_startup: bool = true => not_built("whether log_straggler starts enabled");
-        /// Start disabled.
-        disable_straggler_on_startup: bool = false => not_built("whether log_straggler starts disabled");
-        /// Port that toggles it.
-        straggler_ctrlr_port: usize = 65_535, Limits::between(0.0, 65_535.0)
-            => not_built("the port that toggles log_straggler");
-        /// Ranks listed at each end.
-        straggler_minmax_count: usize = 1 => not_built("how many ranks log_straggler lists");
+        /// Tell which ranks need least and most time for a step by themselves.
+        log_straggler: bool = false;
+        /// Measure from the start.
+        enable_straggler_on_startup: bool = true;
+        /// Measure only once the port was asked for it.
+        disable_straggler_on_startup: bool = false;
+        /// Port of rank 0's machine at which a request switches it on and off; 0 takes a free one.
+        straggler_ctrlr_port: usize = 65_535, Limits::between(0.0, 65_535.0);
+        /// Ranks told at each end.
+        straggler_minmax_count: usize = 1, Limits::POSITIVE;
     }
 }
 
 section! {
-    /// External straggler detector.
+    /// Scores of ranks, from 0 to 1, by the time that each needs for a step by itself.
     pub struct NvrxStragglerDetectionConfig {
         /// Enable it.
-        enabled: bool = false
-            => no_counterpart("detection of slow ranks by NVIDIA's resiliency extension; see logger.timing_log_option = \"all\"");
-        /// Seconds between checks.
-        report_time_interval: f64 = 300.0, Limits::ABOVE_ZERO
-            => no_counterpart("the seconds between reports of the extension that nvrx_straggler.enabled starts");
-        /// Scores relative to other ranks.
-        calc_relative_gpu_perf: bool = true => no_counterpart("its scores relative to other ranks");
+        enabled: bool = false;
+        /// Seconds between reports; a report has sixteen steps at least.
+        report_time_interval: f64 = 300.0, Limits::ABOVE_ZERO;
+        /// Scores relative to other ranks of the same pipeline stage.
+        calc_relative_gpu_perf: bool = true;
         /// Scores relative to the past.
-        calc_individual_gpu_perf: bool = true => no_counterpart("its scores relative to the past");
-        /// Best and worst printed.
-        num_gpu_perf_scores_to_print: usize = 5 => no_counterpart("how many of its scores are printed");
+        calc_individual_gpu_perf: bool = true;
+        /// Best and worst scores printed; with 0 only stragglers are.
+        num_gpu_perf_scores_to_print: usize = 5;
         /// Below is a straggler, relatively.
-        gpu_relative_perf_threshold: f64 = 0.7, Limits::FRACTION
-            => no_counterpart("the score below which a rank counts as slow relative to others");
+        gpu_relative_perf_threshold: f64 = 0.7, Limits::FRACTION;
         /// Below is a straggler, individually.
-        gpu_individual_perf_threshold: f64 = 0.7, Limits::FRACTION
-            => no_counterpart("the score below which a rank counts as slower than before");
-        /// Exit after saving.
-        stop_if_detected: bool = false => no_counterpart("whether it ends the run");
-        /// Log scores.
-        enable_logging: bool = true => no_counterpart("whether it logs scores");
-        /// Sampling interval.
-        profiling_interval: usize = 1, Limits::POSITIVE => no_counterpart("how often it measures");
+        gpu_individual_perf_threshold: f64 = 0.7, Limits::FRACTION;
+        /// Save and exit when a straggler was found.
+        stop_if_detected: bool = false;
+        /// Print scores and stragglers.
+        enable_logging: bool = true;
+        /// Measure every so many steps.
+        profiling_interval: usize = 1, Limits::POSITIVE;
         /// Name of its logger.
         logger_name: String = "megatron.bridge.NVRxStragglerDetection".into()
-            => no_counterpart("the Python logger it writes to");
+            => no_counterpart("the name of a Python logger; lines about slow ranks go where the run's other lines go");
     }
 }
 

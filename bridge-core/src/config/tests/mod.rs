@@ -14,6 +14,7 @@ mod reading;
 mod refused;
 mod round_trip;
 mod rules;
+mod stragglers;
 mod together;
 mod upstream;
 mod values;

@@ -3,29 +3,20 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::io::{self, Read, Write};
-use std::net::{TcpListener, TcpStream, ToSocketAddrs};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::net::{TcpListener, ToSocketAddrs};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
-use std::time::Duration;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 
+use crate::http::{Answer, Request, Server};
 use crate::logging::record::{Figure, FigureKind, Record, RunEnd};
 use crate::logging::sink::{OpenError, Opened, Sink, SinkContext, SinkError};
 
 const KEY: &str = "logger.prometheus_addr";
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-/// How long a client may take to ask, and to read the answer.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// Between two looks for clients, or for the end of the run.
-const INTERVAL: Duration = Duration::from_millis(20);
-/// Bytes of a request's head.
-const LONGEST_HEAD: usize = 8192;
 
 /// Metrics by name, and their values by labels.
 type Metrics = BTreeMap<String, BTreeMap<Vec<(&'static str, String)>, Figure>>;
@@ -103,8 +94,7 @@ impl Figures {
 /// The endpoint, until it is dropped.
 struct Prometheus {
     figures: Figures,
-    is_over: Arc<AtomicBool>,
-    server: Option<JoinHandle<()>>,
+    server: Server,
 }
 
 pub(super) fn open(context: &SinkContext) -> Opened {
@@ -117,58 +107,23 @@ fn listen(address: &str) -> Result<Box<dyn Sink>, OpenError> {
         refused(format!("`{address}` is not an address ({error}); expected HOST:PORT, such as 127.0.0.1:9090"))
     })?;
     let listener = TcpListener::bind(addresses.collect::<Vec<_>>().as_slice())
-        .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
         .map_err(|error| refused(format!("cannot listen on {address}: {error}")))?;
-    let (figures, is_over) = (Figures::default(), Arc::new(AtomicBool::new(false)));
-    let (pages, ends) = (figures.clone(), Arc::clone(&is_over));
-    let server = std::thread::Builder::new().name("prometheus".into()).spawn(move || {
-        while !ends.load(Ordering::Relaxed) {
-            match listener.accept() {
-                // A client that leaves early is no concern of the run.
-                Ok((client, _)) => drop(answer(client, &pages)),
-                Err(_) => std::thread::sleep(INTERVAL),
-            }
-        }
-    });
+    let figures = Figures::default();
+    let pages = figures.clone();
+    let server = Server::start(listener, "prometheus", move |request| answer(request, &pages));
     let server = server.map_err(|error| OpenError::log("the thread of logger.prometheus_addr", error))?;
-    Ok(Box::new(Prometheus { figures, is_over, server: Some(server) }))
+    Ok(Box::new(Prometheus { figures, server }))
 }
 
-/// Answers one request, and closes.
-fn answer(mut client: TcpStream, figures: &Figures) -> io::Result<()> {
-    client.set_nonblocking(false)?;
-    client.set_read_timeout(Some(PATIENCE))?;
-    client.set_write_timeout(Some(PATIENCE))?;
-    let (mut head, mut part) = (Vec::new(), [0; 1024]);
-    while !head.windows(4).any(|end| end == b"\r\n\r\n") && head.len() < LONGEST_HEAD {
-        match client.read(&mut part)? {
-            0 => break,
-            count => head.extend_from_slice(&part[..count]),
-        }
-    }
-    let head = String::from_utf8_lossy(&head);
-    let mut words = head.lines().next().unwrap_or_default().split(' ');
-    let (method, target, version) = (words.next(), words.next(), words.next());
-    let path = target.map(|target| target.split('?').next().unwrap_or_default());
-    let (status, more, body) = match (method, path, version) {
-        (_, _, None) => ("400 Bad Request", "", String::new()),
-        (Some("GET" | "HEAD"), Some("/metrics"), _) => match figures.page() {
-            Ok(page) => ("200 OK", "", page),
-            Err(_) => ("500 Internal Server Error", "", String::new()),
+fn answer(request: Request<'_>, figures: &Figures) -> Answer {
+    match (request.method, request.path) {
+        ("GET" | "HEAD", "/metrics") => match figures.page() {
+            Ok(body) => Answer { kind: CONTENT_TYPE, ..Answer::text("200 OK", body) },
+            Err(_) => Answer::text("500 Internal Server Error", ""),
         },
-        (_, Some("/metrics"), _) => ("405 Method Not Allowed", "Allow: GET, HEAD\r\n", String::new()),
-        (_, _, Some(_)) => ("404 Not Found", "", "metrics are at /metrics\n".to_owned()),
-    };
-    let kind = if status.starts_with("200") { CONTENT_TYPE } else { "text/plain; charset=utf-8" };
-    let length = body.len();
-    let head = format!(
-        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n{more}Connection: close\r\n\r\n"
-    );
-    client.write_all(head.as_bytes())?;
-    if method != Some("HEAD") {
-        client.write_all(body.as_bytes())?;
+        (_, "/metrics") => Answer::not_allowed(),
+        _ => Answer::text("404 Not Found", "metrics are at /metrics\n"),
     }
-    client.flush()
 }
 
 impl Sink for Prometheus {
@@ -182,30 +137,16 @@ impl Sink for Prometheus {
     }
 
     fn on_run_end(&mut self, _end: &mut RunEnd) -> Result<(), SinkError> {
-        self.stop();
+        self.server.stop();
         Ok(())
-    }
-}
-
-impl Prometheus {
-    /// Frees the port.
-    fn stop(&mut self) {
-        self.is_over.store(true, Ordering::Relaxed);
-        if let Some(server) = self.server.take() {
-            // It holds nothing that a panic could have left half done.
-            let _ = server.join();
-        }
-    }
-}
-
-impl Drop for Prometheus {
-    fn drop(&mut self) {
-        self.stop();
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpStream;
+
     use super::*;
     use crate::logging::record::RecordKind;
 

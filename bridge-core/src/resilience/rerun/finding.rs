@@ -15,6 +15,12 @@ pub struct Placement {
     pub device: usize,
 }
 
+impl fmt::Display for Placement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {}, node {}, device {}", self.rank, self.node, self.device)
+    }
+}
+
 /// A rejected result, and where and when it came up.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("Rank {}, node {}, device {}, iteration {iteration}: Unexpected result {result} (message='{message}')",

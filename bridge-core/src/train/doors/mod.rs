@@ -7,7 +7,10 @@ mod loss_watch;
 mod losses_of_run;
 mod memory;
 mod norms;
+mod own_time;
 mod stall;
+mod straggler_scores;
+mod straggler_times;
 mod synchronize;
 mod timeouts;
 mod times;
@@ -49,7 +52,15 @@ impl Doors {
     ) -> Result<Self, TrainError> {
         let compares = own.iter().any(|subsystem| subsystem.agreement() == Agreement::Compared);
         let compares = ranks::any(groups.world(), compares)?;
-        let mut subsystems: Vec<Box<dyn Subsystem>> = vec![
+        // What slow ranks are told by counts from here to here, so it comes first.
+        let mut subsystems: Vec<Box<dyn Subsystem>> = Vec::new();
+        if let Some(settings) = config.nvrx_straggler.as_ref().filter(|settings| settings.enabled) {
+            subsystems.push(Box::new(straggler_scores::StragglerScores::new(settings, placement.clone())));
+        }
+        if let Some(settings) = config.straggler.as_ref().filter(|settings| settings.log_straggler) {
+            subsystems.push(Box::new(straggler_times::StragglerTimes::new(settings, placement.clone())));
+        }
+        let measuring: [Box<dyn Subsystem>; 6] = [
             Box::new(timeouts::Timeouts),
             Box::new(norms::ParameterNorm),
             Box::new(times::Times::new(config)),
@@ -57,6 +68,7 @@ impl Doors {
             Box::new(losses_of_run::LossesOfRun::default()),
             Box::new(expert_bias::ExpertBiases::new(config)),
         ];
+        subsystems.extend(measuring);
         subsystems.extend(own);
         subsystems.push(Box::new(weight_hashes::WeightHashes::new(config, placement)));
         subsystems.push(Box::new(stall::StallWatch::default()));
@@ -101,7 +113,12 @@ impl Doors {
         if self.compares && world.size() > 1 && ranks::any(world, verdict != Verdict::default())? {
             let verdicts = ranks::gather(world, &verdict)?;
             verdict = Verdict::default();
-            verdicts.into_iter().for_each(|other| verdict.join(other));
+            // What ranks say alike is told once.
+            for mut other in verdicts {
+                other.notes.retain(|note| !verdict.notes.contains(note));
+                other.details.retain(|detail| !verdict.details.contains(detail));
+                verdict.join(other);
+            }
         }
         run.tell(&verdict);
         Ok(verdict)

@@ -44,9 +44,7 @@ impl WeightHashes {
             self.last_equal = Some(iteration);
             return Ok(());
         }
-        let Placement { rank, node, device } = &self.placement;
-        let mine: Vec<String> =
-            found.iter().map(|text| format!("rank {rank}, node {node}, device {device}: {text}")).collect();
+        let mine: Vec<String> = found.iter().map(|text| format!("{}: {text}", self.placement)).collect();
         let since = self.last_equal.map_or_else(
             || "they were not compared before".to_owned(),
             |last| format!("they were equal after iteration {last}"),

@@ -1,0 +1,331 @@
+//! Slow ranks, found by the time that each needs before the others can go on. Figures and words only; who measures, and what follows, is
+//! the loop's.
+//!
+//! A rank that waits for a slow one takes as long for a step as the slow one does. So ranks are compared by the time that is their own: all of a
+//! step but their calls of communicators.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::rerun::Placement;
+
+/// Windows that a rank's past has.
+const PAST: usize = 64;
+
+/// Where the time of a step went on one rank, in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RankTimes {
+    /// Working.
+    pub compute: f64,
+    /// Waiting for its data.
+    pub data: f64,
+    /// In calls of communicators, which is waiting for other ranks and for links.
+    pub communication: f64,
+}
+
+impl RankTimes {
+    /// The time that others may have waited for.
+    pub fn own(&self) -> f64 {
+        self.compute + self.data
+    }
+
+    /// Of several steps the one that a sixteenth of them undercut by their own time. A rank that is slow is so in nearly all steps; one that other
+    /// programs hold up, or other ranks on the same cores, has some steps without that.
+    pub fn undisturbed(steps: &[Self]) -> Option<Self> {
+        let mut steps = steps.to_vec();
+        steps.sort_by(|a, b| a.own().total_cmp(&b.own()));
+        steps.get(steps.len().saturating_sub(1) / 16).copied()
+    }
+}
+
+impl fmt::Display for RankTimes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [compute, data, communication] =
+            [self.compute, self.data, self.communication].map(|seconds| seconds * 1000.0);
+        write!(f, "compute {compute:.2} ms, data {data:.2} ms, communication {communication:.2} ms")
+    }
+}
+
+/// What one rank tells of the steps of a window.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RankWindow {
+    /// Where it runs.
+    pub place: Placement,
+    /// Its pipeline stage: ranks of one stage do the same work.
+    pub stage: usize,
+    /// Its times, [undisturbed](RankTimes::undisturbed).
+    pub times: RankTimes,
+    /// Its own time in windows before; `None` in the first one.
+    pub usual: Option<f64>,
+}
+
+/// The own times of a rank in past windows.
+#[derive(Clone, Debug, Default)]
+pub struct Past {
+    windows: VecDeque<f64>,
+    /// Micro-batches of their steps.
+    num_microbatches: u64,
+}
+
+impl Past {
+    /// The time in the middle of those before, of steps with as many micro-batches; `own` joins them.
+    pub fn usual_before(&mut self, own: f64, num_microbatches: u64) -> Option<f64> {
+        if self.num_microbatches != num_microbatches {
+            self.windows.clear();
+            self.num_microbatches = num_microbatches;
+        }
+        let usual = sorted(self.windows.iter().copied()).get(self.windows.len().saturating_sub(1) / 2).copied();
+        self.windows.push_back(own);
+        if self.windows.len() > PAST {
+            self.windows.pop_front();
+        }
+        usual
+    }
+}
+
+/// How fast a rank is, from 0 to 1.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Scores {
+    /// As against the ranks of its stage: the time in the middle of theirs, by its own. `None` if it is alone there.
+    pub relative: Option<f64>,
+    /// As against its past, and what became of the others meanwhile: a machine that is slower for all slows none. `None` in the first window.
+    pub individual: Option<f64>,
+}
+
+/// The scores of all ranks, in their order.
+pub fn scores(windows: &[RankWindow]) -> Vec<Scores> {
+    let raw = |rank: &RankWindow| rank.usual.map(|usual| ratio(usual, rank.times.own()));
+    let of_rank = |rank: &RankWindow| {
+        let peers = || windows.iter().filter(|other| other.stage == rank.stage);
+        let own = sorted(peers().map(|peer| peer.times.own()));
+        // Of two the faster one: a slow rank is no measure of itself.
+        let reference = own[(own.len() - 1) / 2];
+        let changes = sorted(peers().filter_map(raw));
+        let usual_change = if own.len() > 1 { changes.get(changes.len() / 2).copied() } else { None };
+        Scores {
+            relative: (own.len() > 1).then(|| ratio(reference, rank.times.own())),
+            individual: raw(rank).map(|change| ratio(change, usual_change.unwrap_or(1.0))),
+        }
+    };
+    windows.iter().map(of_rank).collect()
+}
+
+/// `fast / slow`, at most 1.
+fn ratio(fast: f64, slow: f64) -> f64 {
+    if slow <= fast { 1.0 } else { fast / slow }
+}
+
+fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values
+}
+
+/// What scores are held against, and how many are told.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Thresholds {
+    /// A relative score below it is a straggler's; `None` if there are no relative scores.
+    pub relative: Option<f64>,
+    /// The same for individual scores.
+    pub individual: Option<f64>,
+    /// Best and worst scores that are told.
+    pub num_told: usize,
+}
+
+/// What a window has shown.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StragglerReport {
+    /// Best and worst scores.
+    pub lines: Vec<String>,
+    /// A sentence for each rank that is too slow.
+    pub stragglers: Vec<String>,
+}
+
+/// The ranks that were too slow in the last window, and by which score.
+#[derive(Clone, Debug, Default)]
+pub struct Suspects(BTreeSet<(&'static str, usize)>);
+
+impl Thresholds {
+    /// Judges all ranks of a window of `num_steps` steps. A score below the square of the threshold names a rank at once; one that is nearer has
+    /// to be below the threshold in two windows in a row, because other programs may hold up a rank for a while.
+    pub fn judge(&self, windows: &[RankWindow], num_steps: usize, suspects: &mut Suspects) -> StragglerReport {
+        let scores = scores(windows);
+        let before = std::mem::take(&mut suspects.0);
+        let mut report = StragglerReport::default();
+        for (what, threshold, score) in [
+            ("relative to other ranks", self.relative, scores.iter().map(|score| score.relative).collect::<Vec<_>>()),
+            ("relative to their past", self.individual, scores.iter().map(|score| score.individual).collect()),
+        ] {
+            let Some(threshold) = threshold else { continue };
+            let scored: Vec<(usize, f64)> =
+                score.iter().enumerate().filter_map(|(rank, score)| Some((rank, (*score)?))).collect();
+            if self.num_told > 0 && !scored.is_empty() {
+                report.lines.push(extremes(what, &scored, self.num_told, num_steps));
+            }
+            let slow: Vec<(usize, f64)> = scored.into_iter().filter(|(_, score)| *score < threshold).collect();
+            suspects.0.extend(slow.iter().map(|(rank, _)| (what, *rank)));
+            let is_sure =
+                |(rank, score): &(usize, f64)| *score < threshold * threshold || before.contains(&(what, *rank));
+            report.stragglers.extend(slow.into_iter().filter(is_sure).map(|(rank, score)| {
+                let RankWindow { place, times, .. } = &windows[rank];
+                format!("straggler: {place}: score {score:.2} {what} is below {threshold}; its step: {times}")
+            }));
+        }
+        report
+    }
+}
+
+/// Best and worst of ranks with their scores.
+fn extremes(what: &str, scored: &[(usize, f64)], count: usize, num_steps: usize) -> String {
+    let mut ranked = scored.to_vec();
+    // Of equals the lower rank comes first.
+    ranked.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let text = |ranks: &mut dyn Iterator<Item = &(usize, f64)>| {
+        ranks.take(count).map(|(rank, score)| format!("rank {rank} {score:.2}")).collect::<Vec<_>>().join(", ")
+    };
+    let (best, worst) = (text(&mut ranked.iter()), text(&mut ranked.iter().rev()));
+    format!("performance of ranks over {num_steps} steps, {what}: best: {best}; worst: {worst}")
+}
+
+/// The ranks with the least and the most time of their own in a step, `count` of each, and the range of each part of it. `flops` of a step
+/// and a rank make rates of it.
+pub fn list_times(windows: &[RankWindow], count: usize, num_steps: usize, flops: Option<f64>) -> String {
+    let mut ranked: Vec<&RankWindow> = windows.iter().collect();
+    ranked.sort_by(|a, b| a.times.own().total_cmp(&b.times.own()));
+    let text = |ranks: &mut dyn Iterator<Item = &&RankWindow>| {
+        let of_rank = |window: &&RankWindow| {
+            let own = window.times.own();
+            let rate =
+                flops.map_or_else(String::new, |flops| format!(" ({:.3} TFLOP/s)", flops / own.max(1e-9) / 1e12));
+            format!("rank {} {:.2} ms{rate}", window.place.rank, own * 1000.0)
+        };
+        ranks.take(count).map(of_rank).collect::<Vec<_>>().join(", ")
+    };
+    let (least, most) = (text(&mut ranked.iter()), text(&mut ranked.iter().rev()));
+    let range = |name: &str, part: fn(&RankTimes) -> f64| {
+        let values = sorted(windows.iter().map(|window| part(&window.times) * 1000.0));
+        format!("{name} {:.2} to {:.2} ms", values[0], values[values.len() - 1])
+    };
+    let parts = [
+        range("compute", |times| times.compute),
+        range("data", |times| times.data),
+        range("communication", |times| times.communication),
+    ];
+    format!(
+        "time of ranks' own in a step, over {num_steps} steps: least: {least}; most: {most}; of all ranks: {}",
+        parts.join(", ")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rank(rank: usize, stage: usize, compute: f64, usual: Option<f64>) -> RankWindow {
+        let place = Placement { rank, node: format!("n{rank}"), device: rank };
+        let times = RankTimes { compute, data: 0.0, communication: 1.0 };
+        RankWindow { place, stage, times, usual }
+    }
+
+    const BOTH: Thresholds = Thresholds { relative: Some(0.7), individual: Some(0.7), num_told: 1 };
+
+    /// The ranks that are named, with how often.
+    fn named(windows: &[RankWindow]) -> Vec<usize> {
+        let mut suspects = Suspects::default();
+        let at_once = BOTH.judge(windows, 10, &mut suspects).stragglers;
+        let report = BOTH.judge(windows, 10, &mut suspects);
+        assert!(at_once.iter().all(|line| report.stragglers.contains(line)), "{at_once:?}");
+        let rank = |line: &String| line.split("rank ").nth(1).unwrap().split(',').next().unwrap().parse().unwrap();
+        report.stragglers.iter().map(rank).collect()
+    }
+
+    #[test]
+    fn who_is_slow_is_named_and_who_waits_is_not() {
+        for (own, slow) in [
+            (&[1.0, 1.0, 1.0, 1.0][..], &[][..]),
+            (&[1.0, 5.0], &[1]),
+            (&[5.0, 1.0], &[0]),
+            (&[1.0, 1.1, 3.0, 0.9], &[2]),
+            (&[1.0, 1.1, 3.0, 3.0], &[2, 3]),
+            (&[1.0, 1.4], &[]),
+            (&[2.0], &[]),
+        ] {
+            let windows: Vec<_> = own.iter().enumerate().map(|(at, own)| rank(at, 0, *own, None)).collect();
+            assert_eq!(named(&windows), slow, "{own:?}");
+        }
+    }
+
+    #[test]
+    fn who_is_a_little_too_slow_is_named_when_it_is_so_again() {
+        let windows = |own: f64| [rank(0, 0, 1.0, None), rank(1, 0, own, None)];
+        let mut suspects = Suspects::default();
+        let counts =
+            [1.6, 1.0, 1.6, 1.7, 5.0, 1.0, 5.0].map(|own| BOTH.judge(&windows(own), 9, &mut suspects).stragglers.len());
+        assert_eq!(counts, [0, 0, 0, 1, 1, 0, 1]);
+    }
+
+    #[test]
+    fn stages_have_work_of_their_own() {
+        let windows = [rank(0, 0, 1.0, None), rank(1, 0, 1.0, None), rank(2, 1, 9.0, None), rank(3, 1, 9.0, None)];
+        assert!(named(&windows).is_empty());
+        let windows = [rank(0, 0, 1.0, None), rank(1, 1, 9.0, None)];
+        assert!(scores(&windows).iter().all(|score| score.relative.is_none()));
+    }
+
+    #[test]
+    fn a_rank_is_held_against_its_past_and_a_machine_that_slows_all_slows_none() {
+        // Always slower than the others, and just above the threshold; then it gets worse.
+        let windows = |last| [rank(0, 0, 1.0, Some(1.0)), rank(1, 0, 1.0, Some(1.0)), rank(2, 1, last, Some(1.0))];
+        assert!(named(&windows(1.2)).is_empty());
+        assert_eq!(named(&windows(2.0)), [2]);
+        let all_slower = [rank(0, 0, 3.0, Some(1.0)), rank(1, 0, 3.1, Some(1.0))];
+        assert!(named(&all_slower).is_empty());
+        let one_slower = [rank(0, 0, 1.0, Some(1.0)), rank(1, 0, 1.3, Some(0.8))];
+        assert_eq!(named(&one_slower), [1]);
+    }
+
+    #[test]
+    fn the_past_is_what_is_usual_for_steps_of_that_size() {
+        let mut past = Past::default();
+        let usual = [1.0, 9.0, 2.0, 3.0].map(|own| past.usual_before(own, 4));
+        assert_eq!(usual, [None, Some(1.0), Some(1.0), Some(2.0)]);
+        assert_eq!(past.usual_before(1.0, 8), None, "the batch has grown");
+    }
+
+    #[test]
+    fn reports_say_where_the_time_went() {
+        let mut windows = [rank(0, 0, 0.001, None), rank(1, 0, 0.004, None), rank(2, 0, 0.001, None)];
+        windows[1].times.data = 0.006;
+        let report = BOTH.judge(&windows, 7, &mut Suspects::default());
+        assert_eq!(
+            report.lines,
+            ["performance of ranks over 7 steps, relative to other ranks: best: rank 0 1.00; worst: rank 1 0.10"]
+        );
+        assert_eq!(
+            report.stragglers,
+            [
+                "straggler: rank 1, node n1, device 1: score 0.10 relative to other ranks is below 0.7; its step: compute 4.00 ms, data 6.00 ms, \
+              communication 1000.00 ms"
+            ]
+        );
+        assert!(Thresholds { num_told: 0, ..BOTH }.judge(&windows, 7, &mut Suspects::default()).lines.is_empty());
+        assert_eq!(
+            list_times(&windows, 1, 7, Some(1e9)),
+            "time of ranks' own in a step, over 7 steps: least: rank 0 1.00 ms (1.000 TFLOP/s); most: rank 1 10.00 ms (0.100 TFLOP/s); of all \
+             ranks: compute 1.00 to 4.00 ms, data 0.00 to 6.00 ms, communication 1000.00 to 1000.00 ms"
+        );
+    }
+
+    #[test]
+    fn steps_that_were_held_up_do_not_count() {
+        let step = |compute| RankTimes { compute, ..RankTimes::default() };
+        let of = |steps: &[f64]| RankTimes::undisturbed(&steps.iter().copied().map(step).collect::<Vec<_>>());
+        assert_eq!(of(&[3.0, 900.0, 1.0]), Some(step(1.0)));
+        // One that was too short is none, either.
+        let steps: Vec<f64> = [2.0, 0.1].into_iter().chain([9.0; 15]).collect();
+        assert_eq!(of(&steps), Some(step(2.0)));
+        assert_eq!(of(&[]), None);
+    }
+}

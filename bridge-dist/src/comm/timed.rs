@@ -1,0 +1,114 @@
+//! A communicator that measures how long a rank is in its calls, which is mostly waiting for other ranks, and forwards them to another one.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use super::layer::{Call, Layer};
+use super::request::Pending;
+use super::{CommError, Communicator, Group, HostBuffer, Request};
+
+/// How long a rank has been in calls of its communicators so far. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct CallClock {
+    nanoseconds: Arc<AtomicU64>,
+}
+
+impl CallClock {
+    /// The time in all calls so far.
+    pub fn total(&self) -> Duration {
+        Duration::from_nanos(self.nanoseconds.load(Ordering::Relaxed))
+    }
+
+    fn time<T>(&self, call: impl FnOnce() -> T) -> T {
+        let started = Instant::now();
+        let result = call();
+        // Five centuries of waiting fit.
+        self.nanoseconds.fetch_add(started.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        result
+    }
+}
+
+/// Times the calls of a rank on a group, and on all groups split from it. Non-blocking operations count while they are started and waited for.
+#[derive(Debug)]
+pub struct TimedCommunicator {
+    inner: Group,
+    clock: CallClock,
+}
+
+impl TimedCommunicator {
+    /// Wraps a group. The time in its calls and those of its sub-groups is added to `clock`.
+    pub fn new(inner: Group, clock: CallClock) -> Self {
+        Self { inner, clock }
+    }
+}
+
+/// A request whose wait is timed.
+struct Timed {
+    request: Request,
+    clock: CallClock,
+}
+
+impl Pending for Timed {
+    fn test(&mut self) -> Result<bool, CommError> {
+        self.request.test()
+    }
+
+    fn wait(self: Box<Self>) -> Result<HostBuffer, CommError> {
+        let Self { request, clock } = *self;
+        clock.time(|| request.wait())
+    }
+}
+
+impl Layer for TimedCommunicator {
+    fn inner(&self) -> &dyn Communicator {
+        &*self.inner
+    }
+
+    fn over(&self, inner: Group) -> Group {
+        Arc::new(Self { inner, clock: self.clock.clone() })
+    }
+
+    fn blocking(&self, _call: &Call, run: impl FnOnce() -> Result<(), CommError>) -> Result<(), CommError> {
+        self.clock.time(run)
+    }
+
+    fn started(&self, _call: &Call, start: impl FnOnce() -> Result<Request, CommError>) -> Result<Request, CommError> {
+        let request = self.clock.time(start)?;
+        Ok(Request::new(Timed { request, clock: self.clock.clone() }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::ReduceOp;
+    use crate::comm::thread::run_ranks;
+
+    #[test]
+    fn who_waits_is_in_calls_and_who_works_is_not() {
+        const WORK: Duration = Duration::from_millis(80);
+        let times = run_ranks(2, Duration::from_secs(10), |world| {
+            let (rank, clock) = (world.rank(), CallClock::default());
+            let timed = TimedCommunicator::new(world, clock.clone());
+            let half = timed.split(Some(0), rank, "both")?.expect("a group");
+            let work = || {
+                if rank == 1 {
+                    std::thread::sleep(WORK)
+                }
+            };
+            work();
+            timed.all_reduce((&mut vec![1.0_f32; 8]).into(), ReduceOp::Sum)?;
+            let request = half.start_all_reduce(vec![1.0_f32; 8].into(), ReduceOp::Sum)?;
+            // Nobody is in a call while the operation makes progress.
+            std::thread::sleep(WORK);
+            let sum = request.wait()?.into_vec::<f32>().expect("float32");
+            assert_eq!(sum, vec![2.0; 8]);
+            work();
+            half.barrier()?;
+            Ok::<_, CommError>(clock.total())
+        })
+        .unwrap();
+        assert!(times[0] >= WORK * 3 / 2 && times[1] < WORK, "{times:?}");
+    }
+}
