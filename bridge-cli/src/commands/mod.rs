@@ -16,6 +16,7 @@ pub mod mpi;
 pub mod plan;
 pub mod runs;
 mod split_name;
+mod supervise;
 mod text_input;
 mod text_sequences;
 pub mod tokenizer;

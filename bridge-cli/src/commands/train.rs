@@ -19,6 +19,7 @@ use serde_json::json;
 
 use super::mpi;
 use super::plan::{bytes, number, seconds};
+use super::supervise::supervise;
 use crate::continuation::{Prompt, Request, continue_text};
 use crate::failure::Failure;
 use crate::output::{line, text_lines};
@@ -70,6 +71,9 @@ pub struct Arguments {
     /// Check the recipe, build everything, train two steps on mock data, and say how much memory and time the run takes. Leaves no files.
     #[arg(long, conflicts_with_all = ["ui", "find_lr"])]
     dry_run: bool,
+    /// Train in a process of its own, and start that again, up to this many times, after it crashed or was killed, while it makes progress.
+    #[arg(long, value_name = "N", conflicts_with_all = ["dry_run", "find_lr"])]
+    max_restarts: Option<u32>,
 }
 
 /// Runs the command of a program that began at `started`.
@@ -79,6 +83,9 @@ pub fn run(arguments: &Arguments, started: Instant, speech: &Speech) -> Result<u
     }
     let ranks = arguments.ranks.map(|ranks| ranks as usize);
     let started_by_mpi = mpi::started_ranks();
+    if let Some(max_restarts) = arguments.max_restarts {
+        return arguments.supervise(max_restarts, started_by_mpi.is_some());
+    }
     let is_mpi = match arguments.launcher {
         Some(launcher) => launcher == Launcher::Mpi,
         None => started_by_mpi.is_some_and(|found| found > 1),
@@ -114,6 +121,23 @@ impl Arguments {
             overrides.push(format!("device=\"{device}\""));
         }
         Ok(RawConfig::from_file(&self.recipe, &overrides, &registry().kinds())?)
+    }
+
+    /// Starts the run, and starts it again.
+    fn supervise(&self, max_restarts: u32, is_rank: bool) -> Result<u8, Failure> {
+        if is_rank {
+            return Err(Failure::input(
+                "--max-restarts: this process is one of the ranks that mpirun or srun started, and cannot start the others again; \
+                 `bridge train RECIPE --launcher mpi --ranks N --max-restarts M` starts mpirun itself",
+            ));
+        }
+        if self.ui == Ui::Tui {
+            return Err(Failure::input("--max-restarts: the dashboard of --ui tui needs the terminal for itself"));
+        }
+        match &self.read()?.checkpoint.save {
+            Some(checkpoints) => supervise(max_restarts, checkpoints),
+            None => Err(Failure::input("--max-restarts needs checkpoint.save: a run that saves nothing begins again")),
+        }
     }
 
     /// The configuration for a world of `ranks` ranks.

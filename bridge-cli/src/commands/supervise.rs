@@ -1,0 +1,198 @@
+//! `bridge train --max-restarts N`: runs the training in a process of its own, and starts it again after it crashed or was killed, for as long
+//! as it makes progress. What a run resumes from is the run's matter.
+
+use std::ffi::OsString;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus};
+use std::time::{Duration, Instant};
+
+use bridge_core::checkpoint::CheckpointStore;
+use bridge_core::logging::terminal::complain;
+use bridge_core::resilience::rerun::{EXIT_CODE_FAILED_ON_RESULT_VALIDATION, EXIT_CODE_RESUME_TO_DISAMBIGUATE};
+use bridge_core::resilience::{Signal, SignalWatcher};
+
+use crate::failure::Failure;
+
+/// The option that starts it, which the run itself is not given.
+pub const OPTION: &str = "--max-restarts";
+
+/// Runs in a row that may end without a newer checkpoint.
+const FRUITLESS: u32 = 3;
+/// Wait before a restart; after each fruitless run twice as long as before.
+const FIRST_WAIT: Duration = Duration::from_millis(500);
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
+/// Between two looks at the process and at signals.
+const INTERVAL: Duration = Duration::from_millis(20);
+
+/// How a run ended.
+enum End {
+    /// In order, or so that another start would end the same way: with this exit code.
+    Final(u8),
+    /// With this exit code, for this reason, after which another start may help.
+    Failed(u8, String),
+}
+
+impl End {
+    fn of(status: ExitStatus) -> Self {
+        let stops = Signal::ALL.map(Signal::exit_code);
+        match (status.code(), status.signal()) {
+            (Some(0 | 2 | EXIT_CODE_RESUME_TO_DISAMBIGUATE | EXIT_CODE_FAILED_ON_RESULT_VALIDATION), _) => {
+                Self::Final(exit_code(status.code()))
+            }
+            // It was asked to stop, and has saved.
+            (Some(code), _) if stops.contains(&code) => Self::Final(exit_code(Some(code))),
+            (Some(code), _) => Self::Failed(exit_code(Some(code)), format!("ended with exit code {code}")),
+            (None, Some(signal)) => {
+                Self::Failed(exit_code(Some(128 + signal)), format!("was killed by signal {signal}"))
+            }
+            (None, None) => Self::Failed(1, "ended without saying how".to_owned()),
+        }
+    }
+}
+
+fn exit_code(code: Option<i32>) -> u8 {
+    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
+}
+
+/// Supervises this program's run, whose checkpoints are in `checkpoints`; returns its last exit code.
+///
+/// # Errors
+/// If signals cannot be watched, or the process cannot be started.
+pub fn supervise(max_restarts: u32, checkpoints: &Path) -> Result<u8, Failure> {
+    // What `nohup` has said to ignore stays ignored.
+    let heeded: Vec<Signal> = Signal::ALL.into_iter().filter(|signal| !signal.is_ignored()).collect();
+    let signals = SignalWatcher::install(&heeded).map_err(Failure::run)?;
+    let (mut restarts, mut fruitless) = (0, 0);
+    loop {
+        let before = newest(checkpoints);
+        let status = run_once(&signals)?;
+        let (code, why) = match End::of(status) {
+            End::Final(code) => return Ok(code),
+            End::Failed(code, why) => (code, why),
+        };
+        let now = newest(checkpoints);
+        fruitless = if now > before { 0 } else { fruitless + 1 };
+        let give_up = |because: &str| complain(&format!("the run {why}; {because}"));
+        if signals.received().is_some() {
+            give_up("it was asked to stop, so it is not started again");
+        } else if fruitless >= FRUITLESS {
+            give_up(&format!("{FRUITLESS} starts in a row came to no newer checkpoint, so it is not started again"));
+        } else if restarts >= max_restarts {
+            give_up(&format!("all restarts are used ({OPTION} {max_restarts})"));
+        } else {
+            restarts += 1;
+            let wait = (FIRST_WAIT * 2_u32.pow(fruitless)).min(LONGEST_WAIT);
+            let from = now.map_or_else(|| "the beginning".to_owned(), |step| format!("iteration {step}"));
+            let seconds = wait.as_secs_f64();
+            complain(&format!("the run {why}; restart {restarts} of {max_restarts} in {seconds} s, from {from}"));
+            if is_asked_to_stop(&signals, wait) {
+                return Ok(code);
+            }
+            continue;
+        }
+        return Ok(code);
+    }
+}
+
+/// The iteration of the newest checkpoint.
+fn newest(checkpoints: &Path) -> Option<u64> {
+    // Without a folder there is none yet; what cannot be read the run itself reports.
+    let store = CheckpointStore::open(checkpoints).ok()?;
+    store.list().ok()?.into_iter().filter(|summary| summary.is_complete()).filter_map(|summary| summary.iteration).max()
+}
+
+/// Starts this program again without the option, in a process group of its own, and hands signals on until it ends.
+fn run_once(signals: &SignalWatcher) -> Result<ExitStatus, Failure> {
+    let program = std::env::current_exe().map_err(Failure::run)?;
+    let mut child = Command::new(program)
+        .args(without_option(std::env::args_os().skip(1)))
+        .process_group(0)
+        .spawn()
+        .map_err(|error| Failure::run(format!("the run cannot be started: {error}")))?;
+    let mut handed_on = None;
+    loop {
+        if let Some(status) = child.try_wait().map_err(Failure::run)? {
+            return Ok(status);
+        }
+        let received = signals.received();
+        if let Some(signal) = received.filter(|_| received != handed_on) {
+            hand_on(&child, signal);
+            handed_on = received;
+        }
+        std::thread::sleep(INTERVAL);
+    }
+}
+
+/// Sends a signal to the run.
+fn hand_on(child: &Child, signal: Signal) {
+    let Ok(process) = i32::try_from(child.id()) else { return };
+    // SAFETY: `kill` reads its arguments only; the process was not waited for, so the number is still that of the run.
+    let sent = unsafe { libc::kill(process, signal.number()) };
+    if sent != 0 {
+        complain(&format!("{signal} cannot be handed on to the run"));
+    }
+}
+
+/// Waits; true as soon as a signal has arrived.
+fn is_asked_to_stop(signals: &SignalWatcher, wait: Duration) -> bool {
+    let started = Instant::now();
+    while started.elapsed() < wait {
+        if signals.received().is_some() {
+            return true;
+        }
+        std::thread::sleep(INTERVAL);
+    }
+    signals.received().is_some()
+}
+
+/// The arguments without [`OPTION`] and its value.
+fn without_option(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let with_value = format!("{OPTION}=");
+    let mut kept = Vec::new();
+    let mut arguments = arguments;
+    while let Some(argument) = arguments.next() {
+        if argument == OPTION {
+            arguments.next();
+        } else if !argument.to_string_lossy().starts_with(&with_value) {
+            kept.push(argument);
+        }
+    }
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_run_is_given_all_arguments_but_the_supervisors() {
+        let kept = |arguments: &[&str]| without_option(arguments.iter().map(OsString::from));
+        assert_eq!(kept(&["train", "--max-restarts", "3", "r.toml"]), ["train", "r.toml"]);
+        assert_eq!(kept(&["train", "r.toml", "--max-restarts=3", "--ranks", "4"]), ["train", "r.toml", "--ranks", "4"]);
+    }
+
+    #[test]
+    fn only_ends_that_another_start_may_mend_are_failures() {
+        // As `wait` reports them: the exit code in the second byte, a signal in the first.
+        for (raw, is_final, code) in [
+            (0, true, 0),
+            (2 << 8, true, 2),
+            (16 << 8, true, 16),
+            (17 << 8, true, 17),
+            (143 << 8, true, 143),
+            (1 << 8, false, 1),
+            (101 << 8, false, 101),
+            // mpirun says so of a rank that was killed.
+            (137 << 8, false, 137),
+            (9, false, 137),
+            (15, false, 143),
+        ] {
+            let found = match End::of(ExitStatus::from_raw(raw)) {
+                End::Final(code) => (true, code),
+                End::Failed(code, _) => (false, code),
+            };
+            assert_eq!(found, (is_final, code), "{raw:#x}");
+        }
+    }
+}
