@@ -21,7 +21,8 @@ fn all_layers_have_the_window_and_null_is_none() {
     let [window, full] = ["sliding_attention", "full_attention"];
     let mixed = read_back(&FAMILY, json!({ "sliding_window": 5, "layer_types": [window, full, window, window] }));
     assert_eq!(mixed.window_layers, LayerPattern::Listed(vec![true, false, true, true]));
-    let none = read_back(&FAMILY, json!({ "layer_types": [full; 4] }));
+    let all = [full; 4];
+    let none = read_back(&FAMILY, json!({ "layer_types": all }));
     assert_eq!(none.window_size, None);
 }
 
