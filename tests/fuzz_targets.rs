@@ -52,8 +52,11 @@ fn joined(first: &[u8], second: &[u8]) -> Vec<u8> {
     [&length.to_le_bytes()[..], first, second].concat()
 }
 
-/// Every target with a seed that it accepts.
-fn targets() -> Vec<(&'static str, fn(&[u8]), Vec<u8>)> {
+/// A target: its name, what it runs, and a seed that it accepts.
+type Target = (&'static str, fn(&[u8]), Vec<u8>);
+
+/// Every target.
+fn targets() -> Vec<Target> {
     const GOLDEN: &str = "bridge-models/tests/fixtures/golden/llama";
     let chat = "bridge-data/tests/fixtures/chat/turns";
     let documents = br#"{"text": "one two three"}
