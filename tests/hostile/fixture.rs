@@ -80,7 +80,7 @@ pub fn seal_again(folder: &Path, file: &str) {
     if file != METADATA_FILE {
         // What took the place of a file may have no end.
         let is_file = folder.join(file).symlink_metadata().is_ok_and(|metadata| metadata.is_file());
-        let bytes = is_file.then(|| std::fs::read(folder.join(file)).unwrap()).unwrap_or_default();
+        let bytes = if is_file { std::fs::read(folder.join(file)).unwrap() } else { Vec::new() };
         metadata["content"]["files"][file] =
             json!({ "size": bytes.len(), "checksum": Checksum::of(&bytes).to_string() });
     }

@@ -9,7 +9,6 @@ use parquet::record::Row;
 use parquet::record::reader::RowIter;
 use serde_json::Value;
 
-use super::arrow::ArrowRows;
 use crate::gpt::Split;
 use crate::{DataError, outside};
 
@@ -128,7 +127,6 @@ pub(super) struct Records<'a> {
 enum Opened {
     Lines(Lines),
     Rows(Rows),
-    ArrowRows(Box<ArrowRows>),
 }
 
 impl Opened {
@@ -149,10 +147,10 @@ impl Opened {
                     .map_err(|error| DataError::malformed(path, format!("not a Parquet file: {error}")))?;
                 Ok(Self::Rows(rows))
             }
-            Some(Format::Arrow) => {
-                let rows = ArrowRows::open(path);
-                rows.map(|rows| Self::ArrowRows(Box::new(rows))).map_err(|error| DataError::malformed(path, error))
-            }
+            Some(Format::Arrow) => Err(DataError::malformed(
+                path,
+                "is an Arrow file, which is not read: write it as Parquet or as JSON lines",
+            )),
             None => Err(DataError::malformed(path, "is of no kind that is read")),
         }
     }
@@ -162,7 +160,6 @@ impl Opened {
         match self {
             Self::Lines(lines) => Ok(lines.next_line()?.map(|(number, line)| (number, Raw::Line(line)))),
             Self::Rows(rows) => rows.next_row(),
-            Self::ArrowRows(rows) => Ok(rows.next_row()?.map(|(number, line)| (number, Raw::Line(line)))),
         }
     }
 }

@@ -12,7 +12,6 @@
 //! | samples in their order | `dataset` |
 //! | what a recipe says, and all of it together | `params`, `provider` |
 
-mod arrow;
 mod dataset;
 mod example;
 mod files;
