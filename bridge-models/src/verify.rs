@@ -3,6 +3,9 @@
 //! The reference is a safetensors file with `input_ids` `[b, t]` and any of `logits` `[b, t, v]`, `ce_loss` `[1]`,
 //! `grad.<Hugging Face parameter name>`, and `train_ids` `[s, b, t]` with `train_losses` and `train_grad_norms` `[s]`. For a model with an
 //! encoder these ids are the encoder's, and `labels` `[b, t]` and `train_labels` `[s, b, t]` what the decoder predicts; -100 counts for nothing.
+//!
+//! Layers of multi-token prediction, which transformers ignores, take part where the reference has gradients of them. These, and the steps, are then those of
+//! the loss and a tenth of the mean of the layers' losses (DeepSeek-V3, arXiv:2412.19437, equation 25).
 
 mod adamw;
 mod inputs;
@@ -103,10 +106,18 @@ pub enum VerifyError {
 /// # Errors
 /// If the folder cannot be imported or the reference is not one for its model. Differences are no error.
 pub fn verify(folder: &Path, reference: &Path, device: &Device) -> Result<VerifyReport, VerifyError> {
-    let model = HfModel::open(folder)?;
+    let reference = HfCheckpoint::open_file(reference)?;
+    let mut model = HfModel::open(folder)?;
+    let predicts = model.predictions().any(|stored| reference.shape(&format!("{GRADIENT}{}", stored.name)).is_some());
+    if !predicts {
+        model = model.without_predictions()?;
+    }
     let chunk = model.build(&device.clone().autodiff())?;
     compare((&model, None), chunk, reference, device)
 }
+
+/// What the names of gradients begin with.
+const GRADIENT: &str = "grad.";
 
 /// The same of the model with the adapter of the folder `adapter`, in `peft`'s format: gradients and steps are those of what it trains, and
 /// `merged_logits` the logits of weights that have taken it up.
@@ -119,7 +130,8 @@ pub fn verify_adapter(
     reference: &Path,
     device: &Device,
 ) -> Result<VerifyReport, VerifyError> {
-    let model = HfModel::open(folder)?;
+    let reference = HfCheckpoint::open_file(reference)?;
+    let model = HfModel::open(folder)?.without_predictions()?;
     let adapter = PeftAdapter::open(adapter, &model)?;
     let chunk = adapter.build(&model, &device.clone().autodiff())?;
     compare((&model, Some(&adapter)), chunk, reference, device)
@@ -128,10 +140,10 @@ pub fn verify_adapter(
 fn compare(
     (model, adapter): (&HfModel, Option<&PeftAdapter>),
     mut chunk: Box<dyn ModelChunk>,
-    reference: &Path,
+    file: HfCheckpoint,
     device: &Device,
 ) -> Result<VerifyReport, VerifyError> {
-    let reference = Reference { file: HfCheckpoint::open_file(reference)?, model, adapter };
+    let reference = Reference { file, model, adapter };
     let device = device.clone().autodiff();
     let mut report = VerifyReport::default();
 
@@ -305,15 +317,14 @@ impl Reference<'_> {
 
     /// Compares gradients under Hugging Face's names.
     fn compare_gradients(&self, gradients: &NamedGradients) -> Result<Option<Figure>, VerifyError> {
-        const PREFIX: &str = "grad.";
         let mut expected_names: BTreeSet<&str> =
-            self.file.tensors().filter_map(|(name, _)| name.strip_prefix(PREFIX)).collect();
+            self.file.tensors().filter_map(|(name, _)| name.strip_prefix(GRADIENT)).collect();
         if expected_names.is_empty() {
             return Ok(None);
         }
         let mut pairs = Vec::new();
         for Compared { name, start, whole_shape, values } in self.compared(gradients, &expected_names)? {
-            let key = format!("{PREFIX}{name}");
+            let key = format!("{GRADIENT}{name}");
             if let Some(other) = self.file.shape(&key).filter(|other| *other != whole_shape) {
                 let (expected, found) = (format!("shape {whole_shape:?}"), format!("{other:?}"));
                 return Err(self.wrong(&key, expected, found));
@@ -325,7 +336,7 @@ impl Reference<'_> {
         }
         if let Some(name) = expected_names.first() {
             let (expected, found) = ("the gradient of a parameter that the model has", "one of another");
-            return Err(self.wrong(&format!("{PREFIX}{name}"), expected.into(), found.into()));
+            return Err(self.wrong(&format!("{GRADIENT}{name}"), expected.into(), found.into()));
         }
         let whole = norm(pairs.iter().flat_map(|(_, expected, _)| expected.iter().copied().map(f64::from)));
         let relative = |expected: &[f32], found: &[f32]| {

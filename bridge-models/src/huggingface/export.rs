@@ -157,15 +157,14 @@ impl Exporter {
         for (number, place) in entry.tensors.iter().enumerate() {
             let dtype = self.storages[&place.name];
             let index = place.part.map_or(0, |part| part.index);
-            let stored_as = stored_as(&place.name, &place.shape, dtype);
-            let mut places: Vec<usize> = stored_as.iter().map(|stored| index * num_bytes(stored)).collect();
+            let names = || std::iter::once(&place.name).chain(&entry.copies);
+            let stored_as: Vec<_> = names().map(|name| stored_as(name, &place.shape, dtype)).collect();
+            let mut places: Vec<usize> = stored_as[0].iter().map(|stored| index * num_bytes(stored)).collect();
             let row: usize = place.shape[1..].iter().product();
             for elements in entry.stored_blocks(number, F8_BLOCK[0]) {
                 let values = entry.stored(number, elements, read)?;
-                for (at, ((name, ..), bytes)) in
-                    places.iter_mut().zip(stored_as.iter().zip(encode(&values, row, dtype)))
-                {
-                    self.staged.fill(name, *at, &bytes)?;
+                for (part, (at, bytes)) in places.iter_mut().zip(encode(&values, row, dtype)).enumerate() {
+                    stored_as.iter().try_for_each(|stored| self.staged.fill(&stored[part].0, *at, &bytes))?;
                     *at += bytes.len();
                 }
             }
@@ -346,8 +345,11 @@ fn layouts(
     max_bytes: usize,
 ) -> Result<(Vec<FileLayout>, Option<Value>), HfError> {
     let mut stored: Vec<(String, Dtype, Vec<usize>)> = Vec::new();
-    for tensor in map.entries().iter().flat_map(|entry| &entry.tensors) {
-        stored.extend(stored_as(&tensor.name, &tensor.whole_shape(), storages[&tensor.name]));
+    for entry in map.entries() {
+        for tensor in &entry.tensors {
+            let names = std::iter::once(&tensor.name).chain(&entry.copies);
+            stored.extend(names.flat_map(|name| stored_as(name, &tensor.whole_shape(), storages[&tensor.name])));
+        }
     }
     stored.sort();
     // A tensor that has many parameters is there once.

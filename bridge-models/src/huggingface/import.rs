@@ -1,6 +1,6 @@
 //! A Hugging Face folder as a model: its configuration, its checked tensors, and loading them into chunks.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use super::json;
 use super::runs::BLOCK;
 use super::source::TensorSource;
 use super::weight_map::{ExpertLayout, StoredTensor, WeightEntry, WeightMap};
-use crate::decoder::{DecoderConfig, build_decoder};
+use crate::decoder::{DecoderConfig, build_decoder, name_behind_layers};
 use crate::families::{FAMILIES, with_model_type};
 
 /// An opened folder whose configuration is understood and whose tensors are those of the model.
@@ -70,6 +70,9 @@ impl HfModel {
         let has_prefix = source.tensors().any(|(name, _)| name.starts_with(family.prefix));
         let dropped_prefix = (!has_prefix).then_some(family.prefix);
         let mut model = Self { family, config, eos_token_ids, settings, packed, source, map, experts, dropped_prefix };
+        if !model.has_predictions() {
+            model = model.without_predictions()?;
+        }
         let mut problems = model.problems()?;
         if !problems.is_empty() {
             let stacked = WeightMap::new(family, &model.config, ExpertLayout::Stacked)?;
@@ -85,6 +88,29 @@ impl HfModel {
             return Err(HfError::Tensors { path: model.source.path().to_owned(), problems });
         }
         Ok(model)
+    }
+
+    /// Whether files have a tensor of the layers of multi-token prediction. Transformers drops them and leaves the setting that says how many there were.
+    fn has_predictions(&self) -> bool {
+        self.predictions().any(|stored| self.source.shape(self.name_in_file(&stored.name)).is_some())
+    }
+
+    /// The tensors of the layers of multi-token prediction.
+    pub fn predictions(&self) -> impl Iterator<Item = &StoredTensor> {
+        let is_behind = |entry: &&WeightEntry| name_behind_layers(&entry.parameter, self.config.num_layers).is_some();
+        self.map.entries().iter().filter(is_behind).flat_map(|entry| &entry.tensors)
+    }
+
+    /// The model without its layers of multi-token prediction, as transformers has it.
+    ///
+    /// # Errors
+    /// If the family has no place for one of the parameters.
+    pub fn without_predictions(mut self) -> Result<Self, HfError> {
+        if self.config.mtp_num_layers > 0 {
+            self.config.mtp_num_layers = 0;
+            self.map = WeightMap::new(self.family, &self.config, self.experts)?;
+        }
+        Ok(self)
     }
 
     /// The family.
@@ -266,34 +292,47 @@ impl HfModel {
                 Some(_) => {}
             }
         }
+        let copies = self.copies();
         for (name, shape) in self.source.tensors() {
             let is_buffer = self.family.buffers.iter().any(|suffix| name.ends_with(suffix));
             if expected.contains(name) || is_buffer {
                 continue;
             }
-            if name == OUTPUT && self.config.share_embeddings_and_output_weights {
-                problems.extend(self.tie_problem(&problems)?);
-            } else {
-                problems.push(TensorProblem::Unexpected { name: name.to_owned(), found: shape.to_vec() });
+            match copies.get(name) {
+                Some(original) => problems.extend(self.tie_problem((name, original), &problems)?),
+                None => problems.push(TensorProblem::Unexpected { name: name.to_owned(), found: shape.to_vec() }),
             }
         }
         Ok(problems)
     }
 
-    /// Files of tied models may repeat the embedding as the output's weight; it must be the same.
-    fn tie_problem(&self, earlier: &[TensorProblem]) -> Result<Option<TensorProblem>, HfError> {
-        let entry = self.map.entry("embedding.word_embeddings.weight");
-        let Some(StoredTensor { name, .. }) = entry.and_then(|entry| entry.tensors.first()) else {
-            return Ok(None);
-        };
-        let embedding = self.name_in_file(name);
+    /// Tensors that files may repeat, by the names that they have then: the embedding of a tied model as the output's weight, embedding and output in
+    /// layers of multi-token prediction.
+    fn copies(&self) -> HashMap<&str, &str> {
+        let tied = self
+            .map
+            .entry("embedding.word_embeddings.weight")
+            .filter(|_| self.config.share_embeddings_and_output_weights);
+        let tied = tied.map(|entry| (OUTPUT, entry));
+        let entries = self.map.entries().iter();
+        let copied = entries.flat_map(|entry| entry.copies.iter().map(move |copy| (copy.as_str(), entry)));
+        let all = copied.chain(tied);
+        all.map(|(copy, entry)| (self.name_in_file(copy), self.name_in_file(&entry.tensors[0].name))).collect()
+    }
+
+    /// What is repeated must be the same.
+    fn tie_problem(
+        &self,
+        (copy, original): (&str, &str),
+        earlier: &[TensorProblem],
+    ) -> Result<Option<TensorProblem>, HfError> {
         let is_readable = !earlier.iter().any(|problem| {
-            matches!(problem, TensorProblem::Missing { name, .. } | TensorProblem::Shape { name, .. } if name == embedding)
+            matches!(problem, TensorProblem::Missing { name, .. } | TensorProblem::Shape { name, .. } if name == original)
         });
-        if !is_readable || self.are_equal(OUTPUT, embedding)? {
+        if !is_readable || self.are_equal(copy, original)? {
             return Ok(None);
         }
-        Ok(Some(TensorProblem::NotTied { name: OUTPUT.to_owned(), expected: embedding.to_owned() }))
+        Ok(Some(TensorProblem::NotTied { name: copy.to_owned(), expected: original.to_owned() }))
     }
 
     /// Whether two tensors have the same shape and values.

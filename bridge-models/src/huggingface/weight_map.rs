@@ -13,7 +13,7 @@ use super::error::HfError;
 use super::family::Family;
 use super::runs::{Run, Strides};
 use super::source::TensorSource;
-use crate::decoder::DecoderConfig;
+use crate::decoder::{DecoderConfig, name_behind_layers};
 
 /// One line of a family's table: a pattern of names. `{}` stands for a number (of a layer, of an expert), in the same order on both sides.
 #[derive(Clone, Copy, Debug)]
@@ -30,6 +30,8 @@ pub(crate) struct WeightRule {
     experts: ExpertLayout,
     /// What files of earlier versions of transformers call the tensor.
     former: Option<&'static str>,
+    /// What layers of multi-token prediction call copies of the tensor; `{}` stands for the number of such a layer behind all others.
+    copies: &'static [&'static str],
     /// The models whose parameter is stored so; `None` for all.
     of: Option<fn(&DecoderConfig) -> bool>,
 }
@@ -55,6 +57,7 @@ pub(crate) const fn rule(megatron: &'static str, hugging_face: &'static [&'stati
         storage: Storage::RowsAreOutputs,
         experts: ExpertLayout::Apart,
         former: None,
+        copies: &[],
         of: None,
     }
 }
@@ -73,6 +76,11 @@ impl WeightRule {
     /// What such files call `name`, if that is the rule's tensor.
     pub fn former_name(&self, name: &str) -> Option<&'static str> {
         self.former.filter(|_| self.hugging_face == [name])
+    }
+
+    /// Layers of multi-token prediction have copies of the tensor under these names.
+    pub const fn copied(self, copies: &'static [&'static str]) -> Self {
+        Self { copies, ..self }
     }
 
     /// Only the parameters of models for which `of` says so are stored in this way.
@@ -147,6 +155,8 @@ pub struct WeightEntry {
     pub shape: Vec<usize>,
     /// The tensors.
     pub tensors: Vec<StoredTensor>,
+    /// Further names of its only tensor. Files may have it under these too, and exports do.
+    pub copies: Vec<String>,
     fusion: Fusion,
     storage: Storage,
     heads: Heads,
@@ -190,6 +200,9 @@ struct Sizes {
     heads: Heads,
     vocab_size: usize,
     num_experts: usize,
+    num_layers: usize,
+    /// Layers of multi-token prediction.
+    num_predictions: usize,
 }
 
 /// Sizes that say how query, key and value rows interleave.
@@ -214,7 +227,8 @@ impl WeightMap {
         let table = config.declarations();
         let shapes = table.parameters().iter().map(|info| (info.name.clone(), info.shape.clone()));
         let num_experts = config.moe.as_ref().map_or(0, |moe| moe.num_experts);
-        let sizes = Sizes { heads, vocab_size: config.vocab_size, num_experts };
+        let (num_layers, num_predictions) = (config.num_layers, config.mtp_num_layers);
+        let sizes = Sizes { heads, vocab_size: config.vocab_size, num_experts, num_layers, num_predictions };
         let is_of = |rule: &WeightRule| rule.of.is_none_or(|of| of(config));
         Self::of((family, &is_of), shapes.collect(), sizes, experts)
     }
@@ -234,7 +248,8 @@ impl WeightMap {
             rules.entry(rule.megatron).or_insert(rule);
         }
         let entry = |(parameter, shape): (String, Vec<usize>)| {
-            let (pattern, numbers) = pattern(&parameter);
+            let behind_layers = name_behind_layers(&parameter, sizes.num_layers);
+            let (pattern, numbers) = pattern(behind_layers.as_ref().unwrap_or(&parameter));
             let Some(rule) = rules.get(pattern.as_str()) else {
                 let found = format!("`{parameter}`");
                 return Err(family.cannot_hold("parameters".into(), found, "no such parameter".into()));
@@ -246,7 +261,10 @@ impl WeightMap {
             let names = rule.hugging_face.iter().map(|name| with_numbers(name, &numbers));
             let shapes = rule.tensor_shapes(&shape, sizes);
             let tensors = names.zip(shapes).map(|(name, shape)| StoredTensor { name, shape, part }).collect();
+            let layers = (sizes.num_layers..).take(sizes.num_predictions).map(|layer| layer.to_string());
+            let copies = layers.flat_map(|layer| rule.copies.iter().map(move |name| with_numbers(name, &[&layer])));
             Ok(WeightEntry {
+                copies: copies.collect(),
                 tensors,
                 shape,
                 fusion: rule.fusion,

@@ -33,8 +33,13 @@ static MIXTURE: Family = Family {
     prefix: "model.",
     buffers: &[],
 };
-const SIZES: Sizes =
-    Sizes { heads: Heads { groups: 1, queries_per_group: 1, head_size: 1 }, vocab_size: 1, num_experts: 11 };
+const SIZES: Sizes = Sizes {
+    heads: Heads { groups: 1, queries_per_group: 1, head_size: 1 },
+    vocab_size: 1,
+    num_experts: 11,
+    num_layers: 11,
+    num_predictions: 0,
+};
 
 /// Tensors in memory.
 #[derive(Debug)]
@@ -121,7 +126,15 @@ fn reads_every_part(fusion: Fusion, storage: Storage, heads: Heads, part: Option
     let shapes = rule.tensor_shapes(&[rows, columns], Sizes { heads, ..SIZES });
     let stored = |(name, shape): (&str, Vec<usize>)| StoredTensor { name: name.to_owned(), shape, part };
     let tensors: Vec<StoredTensor> = ["a", "b", "c"].into_iter().zip(shapes).map(stored).collect();
-    let entry = WeightEntry { parameter: "p".into(), shape: vec![rows, columns], tensors, fusion, storage, heads };
+    let entry = WeightEntry {
+        parameter: "p".into(),
+        shape: vec![rows, columns],
+        tensors,
+        copies: Vec::new(),
+        fusion,
+        storage,
+        heads,
+    };
     let values: Vec<f32> = (0..rows * columns).map(|i| i as f32).collect();
     let in_file = |(stored, tensor): (&StoredTensor, HostTensor)| {
         let shape = stored.whole_shape();
@@ -142,7 +155,15 @@ fn reads_every_part(fusion: Fusion, storage: Storage, heads: Heads, part: Option
 fn rows_of_two_halves_may_take_turns() {
     let tensors = vec![StoredTensor { name: "a".into(), shape: vec![4, 2], part: None }];
     let (fusion, storage) = (Fusion::Alternating, Storage::RowsAreOutputs);
-    let entry = WeightEntry { parameter: "p".into(), shape: vec![4, 2], tensors, fusion, storage, heads: SIZES.heads };
+    let entry = WeightEntry {
+        parameter: "p".into(),
+        shape: vec![4, 2],
+        tensors,
+        copies: Vec::new(),
+        fusion,
+        storage,
+        heads: SIZES.heads,
+    };
     let stored = entry.split(&[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]);
     assert_eq!(stored[0].values, [0.0, 1.0, 4.0, 5.0, 2.0, 3.0, 6.0, 7.0]);
 }

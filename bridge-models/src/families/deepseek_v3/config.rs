@@ -35,6 +35,7 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting::Only("moe_layer_freq", || json!(1)),
     Setting::Keys { read: read_router, write: write_router },
     Setting::Keys { read: read_layers, write: write_layers },
+    Setting::Keys { read: read_predictions, write: write_predictions },
     Setting::Rows(BLOCKS),
     Setting::Rows(ATTENTION_BIAS),
     Setting::Number("rms_norm_eps", |c| &mut c.norm.epsilon, |_, _| Ok(1e-6)),
@@ -89,6 +90,20 @@ fn write_layers(config: &DecoderConfig, settings: &mut Map<String, Value>) {
     let first = (0..config.num_layers).find(|layer| config.moe_layer(*layer).is_some());
     settings.insert("first_k_dense_replace".into(), json!(first.unwrap_or(config.num_layers)));
 }
+
+/// Layers of multi-token prediction.
+fn read_predictions(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
+    let layers = fields.get(PREDICTIONS).map_or(Some(0), Value::as_u64).and_then(|layers| usize::try_from(layers).ok());
+    let error = || fields.error(PREDICTIONS, "something else", "an integer of at least 0");
+    config.mtp_num_layers = layers.ok_or_else(error)?;
+    Ok(())
+}
+
+fn write_predictions(config: &DecoderConfig, settings: &mut Map<String, Value>) {
+    settings.insert(PREDICTIONS.into(), json!(config.mtp_num_layers));
+}
+
+const PREDICTIONS: &str = "num_nextn_predict_layers";
 
 /// The rotated part of a head, whose pairs are even and odd elements, or the two halves. With YaRN scores grow as cosines and sines would for
 /// `mscale_all_dim`, which these then do not.

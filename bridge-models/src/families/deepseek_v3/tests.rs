@@ -71,6 +71,7 @@ fn what_the_family_does_not_have_is_named() {
         ("scoring_func", json!({ "scoring_func": "softmax" })),
         ("n_group", json!({ "n_group": 3 })),
         ("first_k_dense_replace", json!({ "first_k_dense_replace": -1 })),
+        ("num_nextn_predict_layers", json!({ "num_nextn_predict_layers": -1 })),
     ] {
         match parse(settings) {
             Err(HfError::Setting { key: named, .. }) => assert_eq!(named, key),

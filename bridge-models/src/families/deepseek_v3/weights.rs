@@ -2,7 +2,22 @@
 
 use crate::huggingface::weight_map::{Fusion, WeightRule, rule};
 
+/// The model's embedding and output projection, of which layers of multi-token prediction have copies.
+const EMBEDDING: WeightRule =
+    rule("embedding.word_embeddings.weight", &["model.embed_tokens.weight"]).fused(Fusion::Vocabulary);
+
 pub(super) const WEIGHTS: &[WeightRule] = &[
+    EMBEDDING
+        .copied(&["model.layers.{}.embed_tokens.weight", "model.layers.{}.shared_head.head.weight"])
+        .only(|config| config.share_embeddings_and_output_weights),
+    EMBEDDING.copied(&["model.layers.{}.embed_tokens.weight"]),
+    rule("output_layer.weight", &["lm_head.weight"])
+        .fused(Fusion::Vocabulary)
+        .copied(&["model.layers.{}.shared_head.head.weight"]),
+    rule("mtp.layers.{}.enorm.weight", &["model.layers.{}.enorm.weight"]),
+    rule("mtp.layers.{}.hnorm.weight", &["model.layers.{}.hnorm.weight"]),
+    rule("mtp.layers.{}.eh_proj.weight", &["model.layers.{}.eh_proj.weight"]),
+    rule("mtp.layers.{}.final_layernorm.weight", &["model.layers.{}.shared_head.norm.weight"]),
     rule("decoder.layers.{}.self_attention.linear_q_proj.weight", &["model.layers.{}.self_attn.q_proj.weight"]),
     rule("decoder.layers.{}.self_attention.linear_q_down_proj.weight", &["model.layers.{}.self_attn.q_a_proj.weight"]),
     rule("decoder.layers.{}.self_attention.linear_q_down_proj.bias", &["model.layers.{}.self_attn.q_a_proj.bias"]),

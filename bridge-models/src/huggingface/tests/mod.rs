@@ -6,6 +6,7 @@ mod experts;
 mod files;
 mod generation;
 mod golden;
+mod predictions;
 mod scores;
 mod settings;
 mod sharded;

@@ -55,3 +55,4 @@ pub use config::{
 };
 pub use hybrid::{HybridBlock, HybridConfig, MambaConfig};
 pub use model::Decoder;
+pub(crate) use mtp::name_behind_layers;

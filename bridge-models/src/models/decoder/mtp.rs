@@ -48,6 +48,22 @@ struct PredictionLayer {
     final_layernorm: Norm,
 }
 
+/// What the names of their parameters begin with, before the depth.
+const LAYERS: &str = "mtp.layers.";
+/// What the parameters of a transformer layer begin with behind that.
+const TRANSFORMER: &str = "transformer_layer";
+
+/// What the parameter `name` of one of these layers is called if they are counted behind the `num_layers` layers of the decoder, as files have them: a
+/// parameter of the transformer layer as in one of the decoder's. `None` for parameters of no such layer.
+pub(crate) fn name_behind_layers(name: &str, num_layers: usize) -> Option<String> {
+    let (depth, rest) = name.strip_prefix(LAYERS)?.split_once('.')?;
+    let layer = num_layers + depth.parse::<usize>().ok()?;
+    Some(match rest.strip_prefix(TRANSFORMER) {
+        Some(rest) => format!("decoder.layers.{layer}{rest}"),
+        None => format!("{LAYERS}{layer}.{rest}"),
+    })
+}
+
 /// Where a stage that has the head has the word embedding besides.
 pub(super) enum Words {
     /// In front of its first layer, or as the output's table.
@@ -71,7 +87,7 @@ impl MultiToken {
                 Some(Embedding::words_at(config, &head.component(Component::Embedding).child("embedding")))
             }
         };
-        let scope = |depth| head.of_layer(config.num_layers + depth).child(&format!("mtp.layers.{depth}"));
+        let scope = |depth| head.of_layer(config.num_layers + depth).child(&format!("{LAYERS}{depth}"));
         let layer = |depth| PredictionLayer::new(config, &scope(depth));
         Some(Self {
             words,
@@ -164,7 +180,7 @@ impl PredictionLayer {
             cut: Cut::Replicated(Meets::ResidualStream),
             initial: InitialValues::new(config).weight,
         };
-        let layer = scope.child("transformer_layer");
+        let layer = scope.child(TRANSFORMER);
         Self {
             enorm: norm("enorm"),
             hnorm: norm("hnorm"),

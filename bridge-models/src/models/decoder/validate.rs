@@ -275,6 +275,7 @@ impl DecoderConfig {
         let sizes = [
             ("model.num_moe_experts", experts),
             ("model.encoder_num_layers", self.encoder.map_or(1, |encoder| encoder.num_layers)),
+            ("model.mtp_num_layers", self.mtp_num_layers),
             // Of equal ones the last is named.
             ("model.num_layers", self.num_layers),
         ];
