@@ -10,8 +10,8 @@ use bridge_core::checkpoint::{
 };
 use bridge_core::config::{Format, RawConfig};
 use bridge_core::logging::terminal::complain;
-use bridge_core::model::{BuildContext, ModelChunk, Parallel, Stage};
-use bridge_core::train::load_parameters;
+use bridge_core::model::{Adapter, BuildContext, ModelChunk, Parallel, Stage};
+use bridge_core::train::{AdapterBase, load_adapted, load_parameters, open_base};
 use bridge_data::chat::ChatTemplate;
 use bridge_data::outside;
 use bridge_data::tokenizer::{HuggingFaceTokenizer, NullTokenizer, Tokenizer};
@@ -65,17 +65,74 @@ pub enum Found {
     Checkpoint(Box<Checkpoint>, Box<DecoderConfig>),
 }
 
+/// A checkpoint of an adapter, and the base that it was trained on.
+pub struct Adapted {
+    /// Of the adapter.
+    pub checkpoint: Checkpoint,
+    /// Of the base.
+    pub base: Checkpoint,
+    /// The base's architecture.
+    pub config: DecoderConfig,
+    /// What the base is built with.
+    pub adapter: Arc<dyn Adapter>,
+}
+
+impl Adapted {
+    /// Finds an adapter by what [`find`] finds checkpoints by; `None` if something else is there.
+    pub fn find(name: &Path) -> Result<Option<Self>, Failure> {
+        let path = locate(name)?;
+        if is_foreign(&path) {
+            return Ok(None);
+        }
+        let checkpoint = open_checkpoint(&path)?;
+        let named = AdapterBase::named_by(&checkpoint).map_err(Failure::input)?;
+        named.map(|named| Self::of(checkpoint, &named)).transpose()
+    }
+
+    fn of(checkpoint: Checkpoint, named: &AdapterBase) -> Result<Self, Failure> {
+        let raw = recipe(&checkpoint)?;
+        // Where the run had it, or else where the recipe says.
+        let known = named.path.parent().filter(|root| root.is_dir());
+        let root = known.or(raw.checkpoint.pretrained_checkpoint.as_deref()).unwrap_or(&named.path);
+        let base = open_base(root, &checkpoint).map_err(Failure::input)?;
+        let config = decoder_config(&base)?;
+        check_tensors(&base, &config)?;
+        let section = raw.model.config.finalize().map_err(|errors| in_run_config(&checkpoint, errors))?;
+        let adapter = registry().models.adapter(raw.peft.as_ref(), &section);
+        let adapter = adapter.map_err(|error| in_run_config(&checkpoint, error))?;
+        let missing = || in_run_config(&checkpoint, "expected [peft]: the checkpoint is one of an adapter");
+        let adapter = adapter.ok_or_else(missing)?;
+        Ok(Self { checkpoint, base, config, adapter })
+    }
+
+    fn build(&self, device: &Device) -> Result<Box<dyn ModelChunk>, Failure> {
+        let context = BuildContext { adapter: Some(self.adapter.clone()), ..context(&self.config, device) };
+        let mut chunk = blank(&self.config, &context)?;
+        load_adapted(chunk.as_mut(), &self.checkpoint, &self.base).map_err(Failure::input)?;
+        Ok(chunk.inference())
+    }
+}
+
 /// Finds a model by the name or folder of its run, a checkpoint folder, one of its `iter_` folders, a Hugging Face folder, or a GGUF file.
 pub fn find(name: &Path) -> Result<Found, Failure> {
     let path = &locate(name)?;
-    let is_folder = path.join("config.json").is_file() && !path.join("metadata.json").is_file();
-    if is_folder || path.extension().is_some_and(|extension| extension == "gguf") {
+    if is_foreign(path) {
         return Ok(Found::HuggingFace(Box::new(HfModel::open(path).map_err(Failure::input)?)));
     }
     let checkpoint = open_checkpoint(path)?;
+    if AdapterBase::named_by(&checkpoint).map_err(Failure::input)?.is_some() {
+        let text = "expected a checkpoint of a whole model, found one of an adapter";
+        return Err(Failure::input(format!("{}: {text}", checkpoint.path().display())));
+    }
     let config = decoder_config(&checkpoint)?;
     check_tensors(&checkpoint, &config)?;
     Ok(Found::Checkpoint(Box::new(checkpoint), Box::new(config)))
+}
+
+/// Whether there is a Hugging Face folder or a GGUF file.
+fn is_foreign(path: &Path) -> bool {
+    let is_folder = path.join("config.json").is_file() && !path.join("metadata.json").is_file();
+    is_folder || path.extension().is_some_and(|extension| extension == "gguf")
 }
 
 /// What a model has besides its weights.
@@ -117,51 +174,73 @@ impl Found {
                 let chat_template = ChatTemplate::load(folder).map_err(Failure::input)?;
                 Ok(Companions { tokenizer, stop_tokens, chat_template, generation })
             }
-            Self::Checkpoint(checkpoint, _) => {
-                let tokenizer = checkpoint_tokenizer(checkpoint)?;
-                let files = unpack_tokenizer(checkpoint)?;
-                let generation = GenerationSettings::load(files.path())?;
-                let mut stop_tokens = generation.stop_tokens.clone();
-                stop_tokens.extend(tokenizer.iter().filter_map(|tokenizer| tokenizer.eod()));
-                let chat_template = ChatTemplate::load(files.path()).map_err(Failure::input)?;
-                Ok(Companions { tokenizer, stop_tokens, chat_template, generation })
-            }
+            Self::Checkpoint(checkpoint, _) => companions_of(checkpoint),
         }
     }
 
     /// Builds it with its weights, without autodiff.
     fn build(&self, device: &Device) -> Result<Box<dyn ModelChunk>, Failure> {
-        let device = device.clone().autodiff();
-        let (checkpoint, config) = match self {
-            Self::HuggingFace(model) => return Ok(model.build(&device).map_err(Failure::input)?.inference()),
-            Self::Checkpoint(checkpoint, config) => (checkpoint, config),
-        };
-        let context = BuildContext {
-            device,
-            seed: 0,
-            params_dtype: FloatDType::F32,
-            padded_vocab_size: config.padded_vocab_size,
-            parallel: Parallel::single(),
-            deferred: None,
-            adapter: None,
-        };
-        let blank = DecoderConfig { perform_initialization: false, ..DecoderConfig::clone(config) };
-        let mut chunk = build_decoder(&blank, &context, &Stage::whole(config.stacks())).map_err(Failure::input)?;
-        load_parameters(chunk.as_mut(), checkpoint).map_err(Failure::input)?;
-        Ok(chunk.inference())
+        match self {
+            Self::HuggingFace(model) => {
+                Ok(model.build(&device.clone().autodiff()).map_err(Failure::input)?.inference())
+            }
+            Self::Checkpoint(checkpoint, config) => {
+                let mut chunk = blank(config, &context(config, device))?;
+                load_parameters(chunk.as_mut(), checkpoint).map_err(Failure::input)?;
+                Ok(chunk.inference())
+            }
+        }
     }
+}
+
+fn companions_of(checkpoint: &Checkpoint) -> Result<Companions, Failure> {
+    let tokenizer = checkpoint_tokenizer(checkpoint)?;
+    let files = unpack_tokenizer(checkpoint)?;
+    let generation = GenerationSettings::load(files.path())?;
+    let mut stop_tokens = generation.stop_tokens.clone();
+    stop_tokens.extend(tokenizer.iter().filter_map(|tokenizer| tokenizer.eod()));
+    let chat_template = ChatTemplate::load(files.path()).map_err(Failure::input)?;
+    Ok(Companions { tokenizer, stop_tokens, chat_template, generation })
 }
 
 /// Opens a model by the name or folder of its run, a checkpoint folder, one of its `iter_` folders, or a Hugging Face folder.
 pub fn open(name: &Path, device: &Device) -> Result<LoadedModel, Failure> {
-    let found = find(name)?;
-    let Companions { tokenizer, stop_tokens, chat_template, generation } = found.companions()?;
-    let chunk = found.build(device)?;
-    let (config, checkpoint) = match found {
-        Found::HuggingFace(model) => (model.config().clone(), None),
-        Found::Checkpoint(checkpoint, config) => (*config, Some(*checkpoint)),
+    let (companions, chunk, config, checkpoint) = match Adapted::find(name)? {
+        Some(adapted) => {
+            let chunk = adapted.build(device)?;
+            (companions_of(&adapted.checkpoint)?, chunk, adapted.config, Some(adapted.checkpoint))
+        }
+        None => {
+            let found = find(name)?;
+            let (companions, chunk) = (found.companions()?, found.build(device)?);
+            let (config, checkpoint) = match found {
+                Found::HuggingFace(model) => (model.config().clone(), None),
+                Found::Checkpoint(checkpoint, config) => (*config, Some(*checkpoint)),
+            };
+            (companions, chunk, config, checkpoint)
+        }
     };
+    let Companions { tokenizer, stop_tokens, chat_template, generation } = companions;
     Ok(LoadedModel { chunk, config, tokenizer, stop_tokens, chat_template, generation, checkpoint })
+}
+
+/// A decoder whose parameters are yet to be loaded.
+fn blank(config: &DecoderConfig, context: &BuildContext) -> Result<Box<dyn ModelChunk>, Failure> {
+    let blank = DecoderConfig { perform_initialization: false, ..config.clone() };
+    build_decoder(&blank, context, &Stage::whole(config.stacks())).map_err(Failure::input)
+}
+
+/// What a model on one rank is built with.
+fn context(config: &DecoderConfig, device: &Device) -> BuildContext {
+    BuildContext {
+        device: device.clone().autodiff(),
+        seed: 0,
+        params_dtype: FloatDType::F32,
+        padded_vocab_size: config.padded_vocab_size,
+        parallel: Parallel::single(),
+        deferred: None,
+        adapter: None,
+    }
 }
 
 /// The folder of a model: an existing path, where that of a run stands for its checkpoints, or the name of a run in the folder `runs` of the

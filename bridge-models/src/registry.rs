@@ -4,12 +4,16 @@ use bridge_core::model::ModelRegistry;
 use bridge_core::train::Registry;
 
 use crate::huggingface::HUGGING_FACE;
-use crate::register_builtin;
+use crate::{adapters, register_builtin};
 
 /// The built-in kinds of models and datasets, and Hugging Face models as weights to start from. Register your own beside them.
 pub fn registry() -> Registry {
     let mut models = ModelRegistry::default();
     register_builtin(&mut models);
+    models.adapt_by(|peft, model| {
+        let has_experts = model.num_moe_experts.is_some();
+        adapters::adapter(peft, has_experts.then_some(model.moe_router_topk))
+    });
     Registry { weights: vec![HUGGING_FACE], ..Registry::new(models) }
 }
 

@@ -9,6 +9,7 @@ mod figures;
 mod loaders;
 mod logs;
 mod losses;
+mod peft;
 #[cfg(feature = "mpi")]
 mod processes;
 mod reruns;

@@ -12,6 +12,8 @@ use super::spec::{Concerns, FieldSpec};
 
 /// What keys of the section `[model]` begin with.
 pub(crate) const MODEL: &str = "model.";
+/// The section whose settings say which adapter there is, with the dot.
+pub(crate) const PEFT: &str = "peft.";
 /// The name in `checkpoint.allow_model_changes` that is none of `[model]`.
 pub(crate) const TOKENIZER: &str = "tokenizer";
 
@@ -36,6 +38,9 @@ pub fn changes(before: &RecipeConfig, now: &RecipeConfig) -> Vec<Change> {
     if let (Some(model_before), Some(model_now)) = (in_one_form(&before.model), in_one_form(&now.model)) {
         (before.model.config, now.model.config) = (model_before, model_now);
     }
+    for peft in [&mut before.peft, &mut now.peft].into_iter().flatten() {
+        peft.alpha = Some(peft.scale_numerator());
+    }
     let null = || Node::null();
     let differences = diff(&before, &now).into_iter();
     differences
@@ -48,7 +53,8 @@ pub fn changes(before: &RecipeConfig, now: &RecipeConfig) -> Vec<Change> {
         .collect()
 }
 
-/// What a setting concerns: what its row says, or the row of its section. Settings of `[model]` that only a kind knows change the function.
+/// What a setting concerns: what its row says, or the row of its section. Outside `[model]` and `[peft]` nothing changes the function; settings of
+/// `[model]` that only a kind knows do.
 pub(super) fn concerns(key: &str) -> Concerns {
     let (section, name) = key.split_once('.').unwrap_or((key, ""));
     let row = |rows: Vec<FieldSpec>, name: &str| rows.into_iter().find(|row| row.name == name);
@@ -60,7 +66,7 @@ pub(super) fn concerns(key: &str) -> Concerns {
     }
     let setting = (section.spec)().section_fields().and_then(|rows| row(rows, name));
     match setting.map_or(Concerns::Function, |setting| setting.concerns) {
-        Concerns::Function if !key.starts_with(MODEL) => Concerns::Training,
+        Concerns::Function if !key.starts_with(MODEL) && !key.starts_with(PEFT) => Concerns::Training,
         concerns => concerns,
     }
 }

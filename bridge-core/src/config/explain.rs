@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::advice::{ALIASES, meant_by};
 use super::catalogue::{Setting, settings};
-use super::changes::{MODEL, concerns};
+use super::changes::concerns;
 use super::error::ErrorKind;
 use super::kinds::Kinds;
 use super::loading::load_text;
@@ -101,8 +101,8 @@ fn of(setting: &Setting) -> Explanation {
         default: if setting.is_section() { Node::null() } else { field.default.clone() },
         status: if setting.refused.is_some() && status == "accepted" { "refused" } else { status },
         changes: match concerns(&setting.key) {
-            Concerns::Function if setting.key.starts_with(MODEL) => "what the model computes",
-            Concerns::Function | Concerns::Training => "the course of training",
+            Concerns::Function => "what the model computes",
+            Concerns::Training => "the course of training",
             Concerns::Execution => "nothing but how a run is executed",
         },
         reason: reason.or_else(|| setting.refused.clone()),

@@ -47,7 +47,7 @@ mod tests;
 
 pub use advice::advice_for;
 pub use changes::{Change, changes};
-pub(crate) use changes::{MODEL, TOKENIZER};
+pub(crate) use changes::{MODEL, PEFT, TOKENIZER};
 pub use choice::*;
 pub use error::{ConfigError, ConfigErrors, ErrorKind};
 pub use explain::{Explanation, explain, keys};

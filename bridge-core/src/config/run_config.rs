@@ -10,7 +10,7 @@ use super::node::Location;
 use super::reader::{Origins, locate};
 use super::sections::{
     Blend, CheckpointConfig, DistributedDataParallelConfig, DistributedInitConfig, GenerateConfig, GptDatasetConfig,
-    LoggerConfig, NvrxStragglerDetectionConfig, OptimizerConfig, ProfilingConfig, RecipeConfig,
+    LoggerConfig, NvrxStragglerDetectionConfig, OptimizerConfig, PeftConfig, ProfilingConfig, RecipeConfig,
     RerunStateMachineConfig, RngConfig, SchedulerConfig, StragglerDetectionConfig, TokenizerConfig, TrainingConfig,
     TransformerConfig, ValidationConfig,
 };
@@ -266,6 +266,8 @@ pub struct Resolved {
     pub nvrx_straggler: Option<NvrxStragglerDetectionConfig>,
     /// Sampling at the end.
     pub generate: GenerateConfig,
+    /// Adapters.
+    pub peft: Option<PeftConfig>,
     /// Layout of ranks.
     pub parallel: ParallelSizes,
     /// Samples per split.

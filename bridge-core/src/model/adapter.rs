@@ -13,12 +13,26 @@ use burn::tensor::Tensor;
 
 use super::{Cut, Declaration, Meets, PassStream, Scope};
 
+/// Gives whole weights of a base by name; `None` if one cannot be read, which its owner says why.
+pub type BaseRows<'a> = dyn FnMut(&str) -> Option<Vec<f32>> + 'a;
+
 /// Changes what blocks declare. Its answers must be functions of the names and whole shapes that it sees, so that they are the same on all
 /// ranks.
 pub trait Adapter: fmt::Debug + Send + Sync {
     /// Whether a parameter that a block declares is trained. A frozen one has no gradient and no optimizer state; it is saved and exported
     /// like the others. Parameters of adapters are trained, and not asked for here.
     fn trains(&self, declaration: &Declaration) -> bool;
+
+    /// What names a layer and met none in the outline of the whole model.
+    fn unmatched(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// The whole values that a parameter of the adapter begins with, if they follow from weights of the base, of which `weight` gives the
+    /// values by name, row-major.
+    fn begins(&self, _parameter: &str, _weight: &mut BaseRows<'_>) -> Option<Vec<f32>> {
+        None
+    }
 
     /// What changes the product of a linear layer; `None` leaves the layer as it is. `scope` is the layer's: parameters declared there have
     /// names below its own.

@@ -9,7 +9,9 @@ use bridge_dist::schedule::placement::StageContent;
 use burn::tensor::{Device, FloatDType};
 
 use super::{Adapter, DeferredParameters, ModelBuildError, ModelChunk, Outline, Parallel, Workload};
-use crate::config::{AskModel, FinalModel, Kind, KindRegistry, Kinds, Section as _, TransformerConfig};
+use crate::config::{
+    AskModel, FinalModel, FinalTransformer, Kind, KindRegistry, Kinds, PeftConfig, Section as _, TransformerConfig,
+};
 
 /// What a chunk has of one of the model's stacks of layers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -178,12 +180,16 @@ pub struct ModelRegistry {
     kinds: KindRegistry,
     factories: BTreeMap<String, Factory>,
     adapter: Option<Arc<dyn Adapter>>,
+    adapt_by: Option<AdapterFactory>,
 }
+
+type AdapterFactory =
+    Arc<dyn Fn(&PeftConfig, &FinalTransformer) -> Result<Arc<dyn Adapter>, ModelBuildError> + Send + Sync>;
 
 impl Default for ModelRegistry {
     /// No kind that could be built; recipes may name those that model crates are known to register.
     fn default() -> Self {
-        Self { kinds: Kinds::builtin().model, factories: BTreeMap::new(), adapter: None }
+        Self { kinds: Kinds::builtin().model, factories: BTreeMap::new(), adapter: None, adapt_by: None }
     }
 }
 
@@ -224,9 +230,34 @@ impl ModelRegistry {
         self.adapter = Some(adapter);
     }
 
-    /// What models are built with.
-    pub fn adapter(&self) -> Option<Arc<dyn Adapter>> {
-        self.adapter.clone()
+    /// Makes the adapters that recipes ask for in `[peft]`.
+    pub fn adapt_by(
+        &mut self,
+        factory: impl Fn(&PeftConfig, &FinalTransformer) -> Result<Arc<dyn Adapter>, ModelBuildError>
+        + Send
+        + Sync
+        + 'static,
+    ) {
+        self.adapt_by = Some(Arc::new(factory));
+    }
+
+    /// What the model `section` is built with: the adapter of `[peft]`, or else that of [`Self::adapt`].
+    ///
+    /// # Errors
+    /// If there is `[peft]` and no factory for it, or that refuses it.
+    pub fn adapter(
+        &self,
+        peft: Option<&PeftConfig>,
+        section: &FinalTransformer,
+    ) -> Result<Option<Arc<dyn Adapter>>, ModelBuildError> {
+        match (peft, &self.adapt_by) {
+            (None, _) => Ok(self.adapter.clone()),
+            (Some(peft), Some(factory)) => factory(peft, section).map(Some),
+            (Some(_), None) => {
+                let message = "this program makes no adapters".to_owned();
+                Err(ModelBuildError::Invalid { key: "peft".into(), message })
+            }
+        }
     }
 
     /// Names and settings, for reading recipes.

@@ -148,9 +148,10 @@ impl<'a> Setup<'a> {
         let (builder, stacks) = (kind.builder(), kind.stacks());
         let bytes = element_bytes(config);
         let work = workload(config, &layout, &bytes, padded_vocab as usize);
+        let adapter = models.adapter(config.peft.as_ref(), model)?;
         let chunk = |content: StageContent| {
             let stage = Stage::of_content(&stacks, &content);
-            let Outline { declarations, costs } = builder.outline(&work, &stage, models.adapter())?;
+            let Outline { declarations, costs } = builder.outline(&work, &stage, adapter.clone())?;
             let costs = costs.ok_or_else(|| PlanError::NoCosts { kind: model.kind.clone() })?;
             assert_eq!(
                 costs.len(),

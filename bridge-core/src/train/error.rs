@@ -80,6 +80,21 @@ pub enum TrainError {
     /// Weights of another program cannot be started from.
     #[error("checkpoint.pretrained_checkpoint: {0}")]
     ForeignWeights(Box<dyn std::error::Error + Send + Sync>),
+    /// A checkpoint of an adapter, and a base that it does not belong to.
+    #[error(
+        "checkpoint.pretrained_checkpoint: {}: expected the base of the adapter in {} ({expected}), found another ({found})",
+        base.display(), checkpoint.display()
+    )]
+    AnotherBase {
+        /// The checkpoint of the adapter.
+        checkpoint: PathBuf,
+        /// The base.
+        base: PathBuf,
+        /// The checksum that the checkpoint names.
+        expected: String,
+        /// That of the base.
+        found: String,
+    },
     /// A field of `train_state.json` cannot be understood.
     #[error("{}: train_state.json: `{field}`: {message}", path.display())]
     BadState {
@@ -360,6 +375,7 @@ impl TrainError {
                 | Self::Model(_)
                 | Self::NoCheckpoint { .. }
                 | Self::ForeignWeights(_)
+                | Self::AnotherBase { .. }
                 | Self::AnotherModel { .. }
                 | Self::Folder { .. }
                 | Self::Sink { .. }

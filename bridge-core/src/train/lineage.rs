@@ -15,8 +15,8 @@ use super::model_tokenizer::{key_of_tokenizer, loaded_again};
 use super::subsystem::saved;
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::config::{
-    Change, Concerns, ConfigError, ConfigErrors, ErrorKind, Format, Kinds, MODEL, RawConfig, RunConfig, TOKENIZER,
-    TokenizerType, changes,
+    Change, Concerns, ConfigError, ConfigErrors, ErrorKind, Format, Kinds, MODEL, PEFT, RawConfig, RunConfig,
+    TOKENIZER, TokenizerType, changes,
 };
 
 /// The key of [`Record`] in `train_state.json`.
@@ -54,6 +54,10 @@ struct Base {
     iteration: u64,
     consumed: u64,
     weights_only: bool,
+    /// Whether it is `checkpoint.pretrained_checkpoint`.
+    is_pretrained: bool,
+    /// Whether it is one of an adapter.
+    has_adapter: bool,
     /// Settings that differ.
     changes: Vec<Change>,
     tokenizer: Option<Arc<HuggingFaceTokenizer>>,
@@ -86,8 +90,10 @@ impl Lineage {
     /// Settings that ask for another model, or for another tokenizer where the run trained its own: it goes on with the checkpoint's.
     fn check_settings(&self, config: &RunConfig) -> Result<(), ConfigErrors> {
         let Some(base) = &self.base else { return Ok(()) };
-        let refused = base.changes_of(Concerns::Function).filter(|change| !is_allowed(config, change));
+        let refused = base.changes_of(Concerns::Function).filter(|change| change.key.starts_with(MODEL));
+        let refused = refused.filter(|change| !is_allowed(config, change));
         let refused = refused.map(|change| base.refusal(config, change));
+        let refused = refused.chain(base.refused_of_adapter(config));
         refused.chain(base.refused_of_tokenizer(config)).collect::<ConfigErrors>().into_result(())
     }
 
@@ -185,10 +191,45 @@ impl Base {
             iteration: state.step,
             consumed: state.consumed_train_samples,
             weights_only: start.weights_only,
+            is_pretrained: start.is_pretrained,
+            has_adapter: recipe.recipe().peft.is_some(),
             changes: if says_model { changes(recipe.recipe(), config.recipe()) } else { Vec::new() },
             tokenizer: tokenizer_of(checkpoint)?.map(Arc::new),
             record: record.map_err(|error| bad(KEY, error.to_string()))?,
         })
+    }
+
+    /// An adapter where there was none, another than that of the checkpoint, or none where there was one.
+    fn refused_of_adapter(&self, config: &RunConfig) -> Vec<ConfigError> {
+        let refusal = |key: &str, found: &str, expected: &str, hint: &str| {
+            let Self { path, iteration, .. } = self;
+            let found_in = format!("{found}, in {} (iteration {iteration})", path.display());
+            let error = ConfigError::new(ErrorKind::Conflict, key, "does not fit the checkpoint");
+            vec![error.with_found(found_in).with_expected(expected).with_hint(hint).with_location(config.location(key))]
+        };
+        match (self.has_adapter, config.peft.is_some(), self.is_pretrained) {
+            (false, _, true) | (false, false, false) => Vec::new(),
+            (true, _, true) => refusal(
+                "checkpoint.pretrained_checkpoint",
+                "an adapter alone",
+                "a checkpoint of a whole model",
+                "name the base of the adapter, or a merge of both",
+            ),
+            (true, false, false) => {
+                refusal("peft", "an adapter alone", "a checkpoint of a whole model", "write [peft]")
+            }
+            (false, true, false) => refusal(
+                "peft",
+                "a whole model",
+                "a checkpoint of an adapter",
+                "name a whole model in checkpoint.pretrained_checkpoint, and another folder in checkpoint.save and checkpoint.load",
+            ),
+            (true, true, false) => {
+                let message = "is another adapter's than the checkpoint's, whose weights would compute something else";
+                let changed = self.changes_of(Concerns::Function).filter(|change| change.key.starts_with(PEFT));
+                changed.map(|change| self.differs(config, change, message)).collect()
+            }
+        }
     }
 
     fn refused_of_tokenizer(&self, config: &RunConfig) -> Vec<ConfigError> {

@@ -73,7 +73,7 @@ mod training;
 mod vocabulary;
 
 pub use crate::plan::recompute::{Cuts, Recompute, Region, plan};
-pub use checkpointing::load_parameters;
+pub use checkpointing::{AdapterBase, load_adapted, load_parameters, open_base};
 pub use data::RunData;
 pub use device::{DeviceError, LocalRank, check_device_name, select_device, select_device_of_rank};
 pub use device_ranks::over_devices;

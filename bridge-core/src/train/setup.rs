@@ -37,8 +37,8 @@ use crate::checkpoint::TrainState;
 use crate::config::RunConfig;
 use crate::logging::{Sink, Verbosity};
 use crate::model::{
-    Adapter, BuildContext, DeferredParameters, ModelBuilder, ModelChunk, ModelConfig, ModelRegistry, Parallel, Stage,
-    Workload,
+    Adapter, BuildContext, DeferredParameters, ModelBuildError, ModelBuilder, ModelChunk, ModelConfig, ModelRegistry,
+    Parallel, Stage, Workload,
 };
 use crate::optim::{
     AccumulationDType, Distribution, GradientBuffer, GradientReducer, Optimizer, OverrideProvider, Sharding,
@@ -162,8 +162,9 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let provider = options.overrides.unwrap_or_else(|| Box::new(convert::standard_overrides(&config)));
     let parts = Parts { checked, forward_step: options.forward_step, provider, padded_vocab_size };
     let (mut training, deferred) = build_training(&config, groups, parts, &timers)?;
-    // What is loaded need not be drawn.
-    shard(&mut training, deferred.filter(|_| start.is_none()).unwrap_or_default())?;
+    // What is loaded need not be drawn; an adapter that begins is not loaded.
+    let draws = start.is_none() || config.peft.is_some();
+    shard(&mut training, deferred.filter(|_| draws).unwrap_or_default())?;
     let placement = convert::placement(&config, groups.world().rank(), place, options.node);
     let machine = RerunStateMachine::new(convert::rerun(&config, placement.clone()));
     let losses = LossWatch::new(machine, convert::loss_checks(&config));
@@ -234,7 +235,12 @@ fn build_training(
         .and_then(|stages| Ok(builder.build_models(model_config.as_ref(), &context, &stages)?));
     let chunks = ranks::agree(groups, "building the model", built)?;
     let work = Workload::sequence(config.model.seq_length, padded_vocab_size);
-    let flops_per_sequence = builder.outline(&work, &Stage::whole(model_config.stacks()), adapter)?.flops();
+    let outline = builder.outline(&work, &Stage::whole(model_config.stacks()), adapter.clone())?;
+    if let Some(name) = adapter.iter().find_map(|adapter| adapter.unmatched().into_iter().next()) {
+        let message = format!("`{name}` names no linear layer of the model");
+        return Err(ModelBuildError::Invalid { key: "peft".into(), message }.into());
+    }
+    let flops_per_sequence = outline.flops();
 
     let distribution = Arc::new(Distribution::new(&chunks, groups.clone(), plan::settings::distribution(config))?);
     let settings = convert::optimizer_settings(config);
@@ -259,6 +265,8 @@ fn build_training(
         chunks,
         device,
         seed,
+        adapter,
+        base: None,
     };
     Ok((training, context.deferred))
 }
@@ -329,7 +337,8 @@ fn check(config: &RunConfig, registry: &Registry, place: LocalRank) -> Result<Ch
         return Err(TrainError::Device(format!("`{}` does not compute in {params_dtype:?}", config.device)));
     }
     check_source(config).map_err(|error| name_setting(config, error))?;
-    Ok(Checked { device, model_config: registry.models.config(&config.model)?, adapter: registry.models.adapter() })
+    let adapter = registry.models.adapter(config.peft.as_ref(), &config.model)?;
+    Ok(Checked { device, model_config: registry.models.config(&config.model)?, adapter })
 }
 
 /// What a run opens its logs with.
@@ -449,7 +458,7 @@ pub fn build_model(
         padded_vocab_size: config.model.padded_vocab_size(tokenizer_vocab_size)?,
         parallel: Parallel::single(),
         deferred: None,
-        adapter: models.adapter(),
+        adapter: models.adapter(config.peft.as_ref(), &config.model)?,
     };
     let stage = Stage::whole(model_config.stacks());
     let mut chunks = model_config.builder().build_models(model_config.as_ref(), &context, &[stage])?;

@@ -1,14 +1,17 @@
 //! What steps change on this rank: the model, its gradients, optimizer and schedules, with what runs them.
 
+use std::sync::Arc;
+
 use bridge_data::MicroBatch;
 use bridge_dist::mesh::ProcessGroups;
 use bridge_kernels::Philox;
 use burn::tensor::Device;
 
 use super::TrainError;
+use super::checkpointing::AdapterBase;
 use super::forward_step::ForwardStep;
 use super::pipeline::Pipeline;
-use crate::model::{Batch, ModelChunk};
+use crate::model::{Adapter, Batch, ModelChunk};
 use crate::optim::{GradientBuffer, GradientReducer, Optimizer};
 use crate::schedule::{LossScaler, NumMicrobatchesCalculator, OptimizerParamScheduler};
 
@@ -26,6 +29,10 @@ pub(super) struct Training {
     pub flops_per_sequence: Option<f64>,
     pub forward_step: Box<dyn ForwardStep>,
     pub device: Device,
+    /// The adapter's base, which checkpoints leave out and name.
+    pub base: Option<AdapterBase>,
+    /// What the model was built with.
+    pub adapter: Option<Arc<dyn Adapter>>,
     /// Seed of dropout (and of initial weights, before a checkpoint said otherwise).
     pub seed: u64,
 }

@@ -2,17 +2,18 @@
 //!
 //! Shape legend: `n` rows of input, `i` a rank's inputs, `o` its outputs, `r` the rank of a branch.
 
+use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use bridge_core::model::{
-    Adapter, Cut, Declaration, Initial, LinearAdaptation, LinearChange, LinearLayer, LinearOperands, LinearRule,
-    ParameterRole, Scope,
+    Adapter, BaseRows, Cut, Declaration, Initial, LinearAdaptation, LinearChange, LinearLayer, LinearOperands,
+    LinearRule, ParameterRole, Scope,
 };
 use bridge_dist::comm::Group;
 use bridge_kernels::{DropoutKey, dropout, linear};
 use burn::module::Param;
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 
 use super::dora;
 use super::parts::Parts;
@@ -44,19 +45,34 @@ pub trait Targets: fmt::Debug + Send + Sync {
 
     /// Whether a parameter of the base is trained in full.
     fn trains(&self, declaration: &Declaration) -> bool;
+
+    /// See [`Adapter::unmatched`].
+    fn unmatched(&self) -> Vec<String> {
+        Vec::new()
+    }
 }
 
 /// LoRA or DoRA at the layers that some targets name.
 #[derive(Clone, Debug)]
 pub struct LowRankAdapter {
-    /// The layers.
-    pub targets: Arc<dyn Targets>,
-    /// What is made of the branches.
-    pub method: Method,
-    /// What `a` and `b` begin with, by their numbers of inputs and outputs.
-    pub initial: [fn(usize, usize) -> Initial; 2],
-    /// What is dropped in training.
-    pub dropout: Dropout,
+    targets: Arc<dyn Targets>,
+    method: Method,
+    initial: [fn(usize, usize) -> Initial; 2],
+    dropout: Dropout,
+    /// By the names of magnitudes, the layers, and the parts of them, whose rows they are the lengths of.
+    magnitudes: Arc<Mutex<BTreeMap<String, (LinearLayer, Option<usize>)>>>,
+}
+
+impl LowRankAdapter {
+    /// Branches at these layers. `a` and `b` begin with `initial`, by their numbers of inputs and outputs.
+    pub fn new(
+        targets: Arc<dyn Targets>,
+        method: Method,
+        initial: [fn(usize, usize) -> Initial; 2],
+        dropout: Dropout,
+    ) -> Self {
+        Self { targets, method, initial, dropout, magnitudes: Arc::default() }
+    }
 }
 
 /// Dropout of a branch.
@@ -114,6 +130,22 @@ impl Adapter for LowRankAdapter {
         self.targets.trains(declaration)
     }
 
+    fn unmatched(&self) -> Vec<String> {
+        self.targets.unmatched()
+    }
+
+    /// Magnitudes begin as the lengths of the base's rows.
+    fn begins(&self, parameter: &str, weight: &mut BaseRows<'_>) -> Option<Vec<f32>> {
+        let of = self.magnitudes.lock().unwrap_or_else(PoisonError::into_inner).get(parameter).cloned();
+        let (layer, part) = of?;
+        let values = weight(&format!("{}.weight", layer.name))?;
+        let length = |row: &[f32]| row.iter().map(|w| f64::from(*w).powi(2)).sum::<f64>().sqrt() as f32;
+        let lengths: Vec<f32> = values.chunks(layer.inputs).map(length).collect();
+        let lengths_o1 = Tensor::<1>::from_floats(lengths.as_slice(), &Device::flex()).reshape([layer.outputs, 1]);
+        let selected = part.map_or(lengths_o1.clone(), |part| Parts::of(&layer).select(part, lengths_o1));
+        Some(selected.into_data().try_into_vec().expect("they were made as float32"))
+    }
+
     fn adapt(&self, layer: &LinearLayer, scope: &Scope) -> Option<LinearAdaptation> {
         let branches = self.targets.branches(layer, scope);
         if branches.is_empty() {
@@ -141,6 +173,8 @@ impl Adapter for LowRankAdapter {
             if self.method == Method::Dora {
                 let (ones, role) = (Initial::Ones, ParameterRole::Norm);
                 vectors.push(place.parameter("weight_magnitude", [rows], cut, ones, role));
+                let mut magnitudes = self.magnitudes.lock().unwrap_or_else(PoisonError::into_inner);
+                magnitudes.insert(place.name("weight_magnitude"), (layer.clone(), *part));
             }
         }
         let ranks = scope.group().filter(|group| layer.cut == Cut::Columns && group.size() > 1).cloned();

@@ -5,6 +5,7 @@
 //! | `parts` | the parts of a fused layer, such as queries, keys and values, each of which may have a branch of its own |
 //! | `lora` | [`LowRankAdapter`]: which parameters a layer gets, and what is made of them |
 //! | `dora` | the lengths of rows |
+//! | `matcher` | `[peft]` of recipes: layers by name |
 //! | `merge` | weights into which the branches are taken up |
 //! | `peft_format` | [`PeftAdapter`]: folders of the `peft` library |
 //!
@@ -13,6 +14,7 @@
 mod dora;
 mod error;
 mod lora;
+mod matcher;
 mod merge;
 mod parts;
 mod peft_format;
@@ -21,4 +23,5 @@ mod tests;
 
 pub use error::AdapterError;
 pub use lora::{Branch, Dropout, DropoutPlace, LowRankAdapter, Method, Targets};
+pub(crate) use matcher::adapter;
 pub use peft_format::{NamedGradient, PeftAdapter};

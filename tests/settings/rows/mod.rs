@@ -8,6 +8,7 @@ mod model;
 mod moe;
 mod optimizer;
 mod others;
+mod peft;
 mod ranks;
 mod scheduler;
 mod stragglers;
@@ -36,5 +37,6 @@ macro_rules! sections {
 }
 
 sections!(
-    checkpoint, dataset, layout, logger, model, moe, optimizer, others, patience, ranks, scheduler, stragglers, train
+    checkpoint, dataset, layout, logger, model, moe, optimizer, others, patience, peft, ranks, scheduler, stragglers,
+    train
 );

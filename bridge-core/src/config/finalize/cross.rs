@@ -31,11 +31,6 @@ pub(super) fn check(draft: &mut Draft<'_>) {
         "model.seq_length",
         format!("must be divisible by 2 x model.context_parallel_size = {}", 2 * context),
     );
-    draft.require(
-        draft.recipe.peft.is_none() || draft.recipe.checkpoint.pretrained_checkpoint.is_some(),
-        "checkpoint.pretrained_checkpoint",
-        "must be given with [peft]",
-    );
     let has_rate = draft.recipe.rerun_state_machine.error_injection_rate > 0;
     let is_type_set = draft.recipe_differs("rerun_state_machine.error_injection_type");
     draft.require(

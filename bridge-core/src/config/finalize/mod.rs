@@ -12,6 +12,7 @@ mod model;
 mod moe;
 mod optimizer;
 mod parallel;
+mod peft;
 mod pipeline;
 mod presets;
 mod ranges;
@@ -59,6 +60,7 @@ fn run(raw: &RawConfig, world: &World, purpose: Purpose) -> Result<RunConfig, Co
     checkpoint::check(&mut draft);
     // 4. Rules between sections.
     cross::check(&mut draft);
+    peft::check(&mut draft);
     logger::check(&mut draft);
     stragglers::check(&mut draft);
     pipeline::check_schedule(&mut draft, &parallel, &train);
@@ -84,6 +86,7 @@ fn run(raw: &RawConfig, world: &World, purpose: Purpose) -> Result<RunConfig, Co
         straggler: recipe.straggler.clone(),
         nvrx_straggler: recipe.nvrx_straggler.clone(),
         generate: recipe.generate.clone(),
+        peft: recipe.peft.clone(),
         parallel,
         samples,
     })

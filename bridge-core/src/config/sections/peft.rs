@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::super::choice::{AdapterInit, DType, DropoutPosition, PeftKind};
 use super::super::limits::Limits;
+use super::super::refusal::{no_counterpart, not_built};
 use super::super::section::section;
 
 section! {
@@ -17,25 +18,38 @@ section! {
             .to_vec();
         /// Modules left out; only without targets.
         exclude_modules: Vec<String> = Vec::new();
-        /// Fused-name mapping.
+        /// Fused layers with the parts that have a branch each, as in linear_qkv = "linear_q, linear_v"; instead of targets.
         canonical_mapping: BTreeMap<String, String> = BTreeMap::new();
         /// Rank.
         dim: usize = 32, Limits::SIZE;
         /// Scale numerator; null is 32 for lora and 64 for dora.
         alpha: Option<usize> = None, Limits::SIZE;
         /// Adapter dropout.
-        dropout: f64 = 0.0, Limits::BELOW_ONE;
+        @training dropout: f64 = 0.0, Limits::BELOW_ONE;
         /// Where dropout acts.
-        dropout_position: DropoutPosition = DropoutPosition::Pre;
+        @training dropout_position: DropoutPosition = DropoutPosition::Pre;
         /// Initialization of A.
-        lora_A_init_method: AdapterInit = AdapterInit::Xavier;
+        @training lora_A_init_method: AdapterInit = AdapterInit::Xavier
+            => not_built("a uniform A: upstream does not say from which range; kaiming draws uniformly").built(&["xavier", "normal", "kaiming", "zero"]);
         /// Initialization of B.
-        lora_B_init_method: AdapterInit = AdapterInit::Zero;
+        @training lora_B_init_method: AdapterInit = AdapterInit::Zero
+            => not_built("a uniform B: upstream does not say from which range; kaiming draws uniformly").built(&["xavier", "normal", "kaiming", "zero"]);
         /// All-to-all adapter communication.
-        a2a_experimental: bool = false;
+        a2a_experimental: bool = false
+            => no_counterpart("another way to exchange what a branch computes; branches need no exchange of their own here");
         /// Adapter dtype.
-        lora_dtype: Option<DType> = None;
+        lora_dtype: Option<DType> = None => not_built("a dtype of the adapter's own: all parameters of a model have one");
         /// Expert adapters of rank dim / topk.
         normalize_moe_lora: bool = false;
+    }
+}
+
+impl PeftConfig {
+    /// `alpha`, also where it is not given.
+    pub fn scale_numerator(&self) -> usize {
+        self.alpha.unwrap_or(match self.kind {
+            PeftKind::Lora => 32,
+            PeftKind::Dora => 64,
+        })
     }
 }

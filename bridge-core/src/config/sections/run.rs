@@ -2,7 +2,6 @@
 
 use super::super::kinded::{DatasetConfig, ModelConfig};
 use super::super::limits::Limits;
-use super::super::refusal::not_built;
 use super::super::section::section;
 use super::*;
 
@@ -80,7 +79,7 @@ section! {
         /// Communication overlap presets.
         @execution comm_overlap: Option<CommOverlapConfig> = None;
         /// Adapters.
-        peft: Option<PeftConfig> = None => not_built("adapters: LoRA and DoRA; all parameters are trained");
+        peft: Option<PeftConfig> = None;
         /// Profiler windows.
         @execution profiling: ProfilingConfig = ProfilingConfig::default();
         /// Result validation and fault injection.

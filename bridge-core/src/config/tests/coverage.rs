@@ -96,7 +96,11 @@ fn what_a_row_accepts_passes_and_anything_else_is_refused_with_its_reason() {
             if does_nothing {
                 // Settings of experts say nothing to a dense model, and are refused there.
                 let experts = if row.key.starts_with("model.moe_") { "4" } else { "null" };
-                let overrides = [&setting(&row.key, value), &format!("model.num_moe_experts={experts}")];
+                // An adapter is one of a base.
+                let base = if row.key.starts_with("peft.") { "base" } else { "null" };
+                let around =
+                    [format!("model.num_moe_experts={experts}"), format!("checkpoint.pretrained_checkpoint={base}")];
+                let overrides = [&setting(&row.key, value), &around[0], &around[1]];
                 super::tiny(&overrides.map(String::as_str)).unwrap_or_else(|errors| panic!("{}: {errors}", row.key));
             }
         }

@@ -1,6 +1,8 @@
 //! Configurations that Megatron Bridge saves: what is mapped, what is left out and listed, what is refused and where.
 
-use super::super::{Activation, AttentionBackend, ConfigErrors, DType, ErrorKind, Format, Kinds, RunConfig, World};
+use super::super::{
+    Activation, AttentionBackend, ConfigErrors, DType, ErrorKind, Format, Kinds, PeftKind, RunConfig, World,
+};
 use super::super::{PositionEmbeddingType, load_text};
 
 /// A whole configuration, every field at its default.
@@ -170,7 +172,12 @@ fn a_class_without_counterpart_is_refused_with_those_that_have_one() {
     let sft = "dataset:\n  _target_: megatron.bridge.training.config.GPTSFTDatasetConfig\n  seq_length: 32\n";
     assert!(with("", sft).expect_err("refused").names("dataset.kind"));
     let lora = "peft:\n  _target_: megatron.bridge.peft.lora.LoRA\n  dim: 8\n  some_hook: x\n";
-    assert!(with("", lora).expect_err("refused").names("peft"));
+    assert!(with("", lora).expect_err("refused").names("checkpoint.pretrained_checkpoint"));
+    let dora =
+        "peft:\n  _target_: megatron.bridge.peft.dora.DoRA\n  dim: 8\ncheckpoint:\n  pretrained_checkpoint: base\n";
+    let run = with("", dora).expect("accepted");
+    let peft = run.peft.as_ref().expect("there is a section");
+    assert_eq!((peft.kind, peft.dim, peft.scale_numerator()), (PeftKind::Dora, 8, 64));
 }
 
 #[test]

@@ -125,7 +125,7 @@ fn is_size(rest: &str) -> bool {
 }
 
 /// Adds the kind, and the values that the class sets and the file leaves out; returns a remark about them.
-pub(super) fn fill(section: &str, class: &Class, entries: &mut Vec<Entry>, at: Option<&Location>) -> String {
+pub(super) fn fill(class: &Class, entries: &mut Vec<Entry>, at: Option<&Location>) -> String {
     let mut put = |key: &str, data: Data| {
         if entries.iter().any(|entry| entry.key == key) {
             return false;
@@ -145,9 +145,6 @@ pub(super) fn fill(section: &str, class: &Class, entries: &mut Vec<Entry>, at: O
         if put(key, overrides::value_of(text).data) {
             filled.push(format!("{key} = {text}"));
         }
-    }
-    if section == "peft" {
-        entries.retain(|entry| entry.key == "kind");
     }
     let lacks_size = SIZES.iter().any(|size| entries.iter().all(|entry| entry.key != *size));
     let mut remark = Vec::new();

@@ -121,7 +121,7 @@ impl Translation {
                 self.errors.push(error);
             }
             Ok(class) => {
-                let filled = classes::fill(section, &class, entries, target.location.as_ref());
+                let filled = classes::fill(&class, entries, target.location.as_ref());
                 if !filled.is_empty() {
                     self.dropped.push(format!("{key}: {filled}"));
                 }

@@ -1,9 +1,11 @@
 //! Between the run and the checkpoint store: what each rank saves, and how a run continues from a checkpoint at its own layout.
 
+mod base;
 mod foreign;
 mod restore;
 mod save;
 mod saver;
+mod sources;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -16,11 +18,13 @@ use bytes::Bytes;
 use crate::checkpoint::{Checkpoint, CheckpointError, Cut, DType, HostTensor, LocalShard};
 use crate::model::{Declaration, ModelChunk};
 
+pub use base::{AdapterBase, open_base};
 pub(super) use foreign::check_foreign;
 pub use restore::load_parameters;
 pub(super) use restore::{Start, find_start, restore};
 pub(super) use save::save_checkpoint;
 pub(super) use saver::Saver;
+pub use sources::load_adapted;
 
 /// Prefix of the optimizer's tensors in a checkpoint.
 const OPTIMIZER_PREFIX: &str = "optimizer.";

@@ -1,21 +1,22 @@
 //! Loading: which checkpoint a run starts from, and what each rank reads of it, whatever the layout it was saved at.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use bridge_dist::comm::ReduceOp;
 use bridge_dist::mesh::ProcessGroups;
-use burn::tensor::FloatDType;
+use burn::tensor::{FloatDType, Tensor};
 use serde_json::{Map, Value};
 
 use super::foreign::{import, pretrained_root};
+use super::sources::Sources;
 use super::{OPTIMIZER_PREFIX, device_tensor, local_shards};
 use crate::checkpoint::{
     Checkpoint, CheckpointError, CheckpointStore, DType, LoadRequest, OnDamaged, Resolution, TrainState, Verification,
     Verifier, look_together,
 };
 use crate::config::{self, RunConfig};
-use crate::model::ModelChunk;
+use crate::model::{Adapter, Declaration, ModelChunk};
 use crate::optim::{OptimizerState, Sharding};
 use crate::schedule::{OnStateMismatch, SchedulerStateError, StateMismatch};
 use crate::train::registry::Weights;
@@ -30,7 +31,9 @@ pub(in crate::train) struct Start {
     /// Whether only the weights are taken and the run starts at step 0.
     pub(in crate::train) weights_only: bool,
     /// Whether it is `checkpoint.pretrained_checkpoint`.
-    is_pretrained: bool,
+    pub(in crate::train) is_pretrained: bool,
+    /// Where `checkpoint.pretrained_checkpoint` has its checkpoints, if it is given.
+    pub(super) pretrained_root: Option<PathBuf>,
     /// What to tell the user; empty on all ranks but the first.
     pub(in crate::train) message: String,
 }
@@ -85,7 +88,8 @@ fn open_found(
     let root = root.ok_or_else(|| TrainError::Internal("the ranks load from different places".into()))?;
     let checkpoint = CheckpointStore::open(root)?.open_iteration(iteration as u64, Verification::Sizes)?;
     let weights_only = is_pretrained || settings.finetune;
-    Ok(Some(Start { checkpoint, weights_only, is_pretrained, message: String::new() }))
+    let pretrained_root = pretrained_root(config, sorts);
+    Ok(Some(Start { checkpoint, weights_only, is_pretrained, pretrained_root, message: String::new() }))
 }
 
 fn load_root(config: &RunConfig) -> Option<&Path> {
@@ -114,17 +118,32 @@ fn look(config: &RunConfig, sorts: &[Weights], verifier: &Verifier<'_>) -> Resul
             found.checkpoint.path().display(),
             found.checkpoint.iteration()
         );
-        let weights_only = settings.finetune;
-        return Ok(Some(Start { checkpoint: found.checkpoint, weights_only, is_pretrained: false, message }));
+        // An adapter goes on with its base.
+        if config.peft.is_some() {
+            message.extend(import(config, sorts)?.map(|imported| format!("\n{imported}")));
+        }
+        return Ok(Some(Start {
+            checkpoint: found.checkpoint,
+            weights_only: settings.finetune,
+            is_pretrained: false,
+            pretrained_root: pretrained_root(config, sorts),
+            message,
+        }));
     }
     if let Some(pretrained) = pretrained_root(config, sorts) {
         let imported = import(config, sorts)?;
         let request = LoadRequest { on_damaged, ..LoadRequest::default() };
-        return match CheckpointStore::open(pretrained)?.resolve_with(&request, verifier)? {
+        return match CheckpointStore::open(&pretrained)?.resolve_with(&request, verifier)? {
             Resolution::Found(found) => {
                 let message = format!("starting from the weights in {}", found.checkpoint.path().display());
                 let message = imported.into_iter().chain([message]).collect::<Vec<_>>().join("\n");
-                Ok(Some(Start { checkpoint: found.checkpoint, weights_only: true, is_pretrained: true, message }))
+                Ok(Some(Start {
+                    checkpoint: found.checkpoint,
+                    weights_only: true,
+                    is_pretrained: true,
+                    pretrained_root: Some(pretrained),
+                    message,
+                }))
             }
             Resolution::NothingFound { searched } => {
                 Err(TrainError::NoCheckpoint { key: "checkpoint.pretrained_checkpoint", path: searched })
@@ -160,11 +179,16 @@ type Restored = (Vec<u8>, Option<Map<String, Value>>);
 fn restore_rank(run: &mut TrainingRun, start: &Start) -> Result<Restored, TrainError> {
     let checkpoint = &start.checkpoint;
     let settings = run.config.checkpoint.clone();
+    let sources = Sources::new(&run.config, start)?;
+    run.training.base = sources.adapter_base();
     if run.training.optimizer.distribution().sharding() == Sharding::Full {
-        load_shards(run, checkpoint)?;
+        load_shards(run, &sources)?;
     } else {
         for chunk in &mut run.training.chunks {
-            load_parameters(chunk.as_mut(), checkpoint)?;
+            load_from(chunk.as_mut(), &|declaration| sources.of(declaration))?;
+            if let (Some(base), Some(adapter)) = (sources.beginning(), &run.training.adapter) {
+                begin(chunk.as_mut(), adapter.as_ref(), base)?;
+            }
         }
     }
     if start.weights_only {
@@ -339,11 +363,23 @@ fn on_mismatch(config: &RunConfig) -> OnStateMismatch {
 }
 
 /// Reads of each parameter what this rank owns.
-fn load_shards(run: &mut TrainingRun, checkpoint: &Checkpoint) -> Result<(), TrainError> {
+fn load_shards(run: &mut TrainingRun, sources: &Sources<'_>) -> Result<(), TrainError> {
     let device = run.training.device.clone().without_autodiff();
     let dtype = convert::params_dtype(&run.config);
     let mut owned = BTreeMap::new();
+    let declarations = run.training.chunks.iter().flat_map(|chunk| chunk.parameters());
+    let declarations: BTreeMap<&str, &Declaration> = declarations.map(|info| (info.name.as_str(), info)).collect();
     for (name, shard) in run.training.chunks.iter().flat_map(|chunk| local_shards(chunk.as_ref())) {
+        let declaration = declarations[name.as_str()];
+        let Some(checkpoint) = sources.of(declaration) else {
+            let begun = beginning(declaration, run.training.adapter.as_deref(), sources.beginning())?;
+            let range = run.training.optimizer.distribution().shard_range(&name).expect("all parameters are sharded");
+            let drawn = || run.training.optimizer.shards()[&name].clone();
+            let begun = begun.map(|values| Tensor::<1>::from_data(&values[range], &device).cast(dtype));
+            let value = begun.unwrap_or_else(drawn);
+            owned.insert(name, value);
+            continue;
+        };
         let found = checkpoint.tensor(&name)?;
         checkpoint.expect(&name, found.dtype, &shard.global_shape())?;
         let range = run.training.optimizer.distribution().shard_range(&name).expect("all parameters are sharded");
@@ -353,20 +389,77 @@ fn load_shards(run: &mut TrainingRun, checkpoint: &Checkpoint) -> Result<(), Tra
     Ok(run.training.optimizer.parameters().publish(&mut run.training.chunks, owned)?)
 }
 
+/// What this rank holds of a parameter that begins with what follows from the base; `None` if it begins with draws.
+fn beginning(
+    declaration: &Declaration,
+    adapter: Option<&dyn Adapter>,
+    base: Option<&Checkpoint>,
+) -> Result<Option<Vec<f32>>, CheckpointError> {
+    let (Some(adapter), Some(base)) = (adapter, base) else {
+        return Ok(None);
+    };
+    let mut failure = None;
+    let mut weight = |name: &str| {
+        let values = base.tensor(name).and_then(|tensor| base.load_float_rows(name, 0..tensor.shape[0]));
+        values.map_err(|error| failure = Some(error)).ok()
+    };
+    let begun = adapter.begins(&declaration.name, &mut weight);
+    if let Some(error) = failure {
+        return Err(error);
+    }
+    let Some(whole) = begun else {
+        return Ok(None);
+    };
+    let runs = declaration.placement.held_runs(&declaration.global_shape());
+    Ok(Some(runs.into_iter().flat_map(|run| &whole[run]).copied().collect()))
+}
+
+/// Gives parameters of an adapter that follow from the base their values.
+fn begin(chunk: &mut dyn ModelChunk, adapter: &dyn Adapter, base: &Checkpoint) -> Result<(), CheckpointError> {
+    let mut values = BTreeMap::new();
+    for declaration in chunk.parameters().iter().filter(|declaration| declaration.of_adapter) {
+        if let Some(begun) = beginning(declaration, Some(adapter), Some(base))? {
+            values.insert(declaration.name.clone(), begun);
+        }
+    }
+    chunk.update_parameters(&mut |name, old| match values.remove(name) {
+        Some(values) => {
+            let value = Tensor::<1>::from_data(values.as_slice(), &old.device());
+            value.cast(FloatDType::from(old.dtype())).into()
+        }
+        None => old.into(),
+    });
+    Ok(())
+}
+
 /// Replaces all parameters of `chunk`, as far as this rank holds them, by those of a checkpoint, cast to the chunk's dtype.
 ///
 /// # Errors
 /// If a parameter is missing, or has another shape; the chunk may then be half loaded and must not be used.
 pub fn load_parameters(chunk: &mut dyn ModelChunk, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
-    let local_shards = local_shards(chunk);
+    load_from(chunk, &|_| Some(checkpoint))
+}
+
+/// [`load_parameters`] from the checkpoint that `source` names for each; a parameter without one keeps its value.
+pub(super) fn load_from<'a>(
+    chunk: &mut dyn ModelChunk,
+    source: &dyn Fn(&Declaration) -> Option<&'a Checkpoint>,
+) -> Result<(), CheckpointError> {
+    let sources: BTreeMap<String, &Checkpoint> =
+        chunk.parameters().iter().filter_map(|info| Some((info.name.clone(), source(info)?))).collect();
+    let mut local_shards = local_shards(chunk);
+    local_shards.retain(|name, _| sources.contains_key(name));
     for (name, shard) in &local_shards {
+        let checkpoint = sources[name];
         let found = checkpoint.tensor(name)?;
         checkpoint.expect(name, found.dtype, &shard.global_shape())?;
     }
     let mut failure = None;
     chunk.update_parameters(&mut |name, old| {
-        let shard = &local_shards[name];
-        match device_tensor(checkpoint, name, (shard, 0..shard.num_elements()), &old.device()) {
+        let Some(shard) = local_shards.get(name) else {
+            return old.into();
+        };
+        match device_tensor(sources[name], name, (shard, 0..shard.num_elements()), &old.device()) {
             Ok(value) if value.dtype() == old.dtype() => value.into(),
             Ok(value) => value.cast(FloatDType::from(old.dtype())).into(),
             Err(error) => {

@@ -1,6 +1,6 @@
 //! Saving: every rank what it alone has, the first one what exists once.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use burn::tensor::Tensor;
@@ -47,7 +47,17 @@ fn snapshot(run: &TrainingRun, state: Map<String, Value>) -> Result<Snapshot, Tr
     for chunk in &run.training.chunks {
         let local_shards = local_shards(chunk.as_ref());
         let mut failure = None;
+        // What is frozen is the base's.
+        let of_base: BTreeSet<&str> = match run.training.base {
+            Some(_) => {
+                chunk.parameters().iter().filter(|info| !info.trainable).map(|info| info.name.as_str()).collect()
+            }
+            None => BTreeSet::new(),
+        };
         chunk.visit_parameters(&mut |name, value| {
+            if of_base.contains(name) {
+                return;
+            }
             let shard = &local_shards[name];
             let owned = shards.get(name).zip(distribution.shard_range(name));
             let (saved, held) = match owned {
@@ -111,6 +121,9 @@ fn run_files(run: &TrainingRun, state: Map<String, Value>) -> Result<RunFiles, T
     extra.insert("loss_scaler".into(), saved(&run.training.loss_scaler.state())?);
     if settings.save_rng {
         extra.insert("rng".into(), serde_json::json!({ "seed": run.training.seed }));
+    }
+    if let Some(base) = &run.training.base {
+        base.put(extra);
     }
     let best = best_of(&state);
     lineage::put(&run.inputs.lineage, extra);

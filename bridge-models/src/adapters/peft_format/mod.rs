@@ -90,12 +90,8 @@ impl PeftAdapter {
     pub fn adapter(&self) -> LowRankAdapter {
         let trained = self.saved.iter().map(|saved| saved.entry.parameter.clone()).collect();
         let zeros = |_: usize, _: usize| Initial::Zeros;
-        LowRankAdapter {
-            targets: Arc::new(Listed { branches: modules::by_layer(&self.modules), trained }),
-            method: self.method,
-            initial: [zeros, zeros],
-            dropout: Dropout::default(),
-        }
+        let targets = Arc::new(Listed { branches: modules::by_layer(&self.modules), trained });
+        LowRankAdapter::new(targets, self.method, [zeros, zeros], Dropout::default())
     }
 
     /// The base with this adapter, in float32 on `device`, on one rank.

@@ -1,6 +1,6 @@
-//! Which rows of a tensor are those of a parameter, as what belongs to a module of a family is read by.
+//! What a map says of the modules that tensors belong to: which rows of a layer they make, and under which names.
 
-use super::WeightEntry;
+use super::{ExpertLayout, WeightEntry, WeightRule, pattern, with_numbers};
 
 impl WeightEntry {
     /// For each tensor, which of its rows (of a matrix stored as `[inputs, outputs]`, its columns) are the parameter's, in the parameter's order.
@@ -20,5 +20,14 @@ impl WeightEntry {
             }
         }
         rows
+    }
+}
+
+impl WeightRule {
+    /// The names of the tensors that a parameter is made of, if the rule is its own and the tensors are not those of other parameters too.
+    pub fn names_of(&self, parameter: &str) -> Option<Vec<String>> {
+        let (pattern, numbers) = pattern(parameter);
+        let is_own = self.megatron == pattern && self.experts == ExpertLayout::Apart;
+        is_own.then(|| self.hugging_face.iter().map(|name| with_numbers(name, &numbers)).collect())
     }
 }

@@ -292,12 +292,7 @@ fn many_ranks_compute_with_branches_of_parts_what_one_does() {
     let spreads = [tensor, Spread { sequence_parallel: true, ..tensor }, Spread { context: 2, ..ONE }];
     let adapter = |method| {
         let normal = |_: usize, _: usize| Initial::Normal(0.2);
-        let adapter = LowRankAdapter {
-            targets: Arc::new(InParts),
-            method,
-            initial: [normal, normal],
-            dropout: Dropout::default(),
-        };
+        let adapter = LowRankAdapter::new(Arc::new(InParts), method, [normal, normal], Dropout::default());
         Some(Arc::new(adapter) as Arc<dyn Adapter>)
     };
     for (family, config) in families() {

@@ -1,0 +1,54 @@
+//! Where the parameters of a run come from. Checkpoints of a run with `[peft]` hold what is trained; all else comes from the base.
+
+use super::base::{AdapterBase, open_base};
+use super::restore::{Start, load_from};
+use crate::checkpoint::Checkpoint;
+use crate::config::RunConfig;
+use crate::model::{Declaration, ModelChunk};
+use crate::train::TrainError;
+
+/// Which checkpoint has which parameter.
+pub(super) struct Sources<'a> {
+    checkpoint: &'a Checkpoint,
+    /// The base of the adapter that `checkpoint` is of.
+    base: Option<Checkpoint>,
+    /// Whether `checkpoint` is the base of an adapter that begins.
+    begins: bool,
+}
+
+impl<'a> Sources<'a> {
+    pub fn new(config: &RunConfig, start: &'a Start) -> Result<Self, TrainError> {
+        let checkpoint = &start.checkpoint;
+        let begins = config.peft.is_some() && start.is_pretrained;
+        let root = start.pretrained_root.as_deref().filter(|_| config.peft.is_some() && !begins);
+        let base = root.map(|root| open_base(root, checkpoint)).transpose()?;
+        Ok(Self { checkpoint, base, begins })
+    }
+
+    /// Where a parameter is; `None` for one that begins.
+    pub fn of(&self, declaration: &Declaration) -> Option<&Checkpoint> {
+        match &self.base {
+            Some(base) if !declaration.trainable => Some(base),
+            Some(_) | None => (!self.begins || !declaration.of_adapter).then_some(self.checkpoint),
+        }
+    }
+
+    /// The base of an adapter that begins.
+    pub fn beginning(&self) -> Option<&Checkpoint> {
+        self.begins.then_some(self.checkpoint)
+    }
+
+    /// What checkpoints say of the base, if there is one.
+    pub fn adapter_base(&self) -> Option<AdapterBase> {
+        self.base.as_ref().or(self.beginning()).map(AdapterBase::of)
+    }
+}
+
+/// Loads a model on one rank from a checkpoint of its adapter, and the base of that.
+///
+/// # Errors
+/// If a parameter is missing, or has another shape; the chunk must then not be used.
+pub fn load_adapted(chunk: &mut dyn ModelChunk, checkpoint: &Checkpoint, base: &Checkpoint) -> Result<(), TrainError> {
+    let of = |declaration: &Declaration| Some(if declaration.trainable { checkpoint } else { base });
+    Ok(load_from(chunk, &of)?)
+}

@@ -1,0 +1,251 @@
+//! `[peft]`: which layers have a branch, by name. A pattern is a short name or a full dotted one, in which `*` stands for any characters; names are
+//! Megatron's (of layers, and of parts of fused ones such as `linear_q`), or those that any Hugging Face family here has.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bridge_core::config::{AdapterInit, DropoutPosition, PeftConfig, PeftKind};
+use bridge_core::model::{Adapter, Declaration, Initial, LinearLayer, ModelBuildError, Scope};
+
+use super::lora::{Branch, Dropout, DropoutPlace, LowRankAdapter, Method, Targets, short_name};
+use super::parts::Parts;
+use crate::families::FAMILIES;
+
+/// The adapter that a recipe's `[peft]` asks for, in a model whose tokens go to `experts` experts.
+///
+/// # Errors
+/// Those of settings that are refused for this model.
+pub(crate) fn adapter(peft: &PeftConfig, experts: Option<usize>) -> Result<Arc<dyn Adapter>, ModelBuildError> {
+    let method = match peft.kind {
+        PeftKind::Lora => Method::Lora,
+        PeftKind::Dora => Method::Dora,
+    };
+    let divisor = match (peft.normalize_moe_lora, experts) {
+        (false, _) => 1,
+        (true, Some(experts)) if experts > 0 && peft.dim.is_multiple_of(experts) => experts,
+        (true, _) => {
+            let message = "needs experts, and peft.dim divisible by model.moe_router_topk".to_owned();
+            return Err(ModelBuildError::Invalid { key: "peft.normalize_moe_lora".into(), message });
+        }
+    };
+    let place = match peft.dropout_position {
+        DropoutPosition::Pre => DropoutPlace::Input,
+        DropoutPosition::Post => DropoutPlace::Output,
+    };
+    let matcher = Matcher {
+        // A mapping stands for the targets.
+        targets: if peft.canonical_mapping.is_empty() { peft.target_modules.clone() } else { Vec::new() },
+        mapping: peft.canonical_mapping.iter().map(|(pattern, parts)| (pattern.clone(), names_in(parts))).collect(),
+        excluded: peft.exclude_modules.clone(),
+        rank: peft.dim,
+        alpha: peft.scale_numerator() as f64,
+        divisor,
+        met: Mutex::default(),
+    };
+    Ok(Arc::new(LowRankAdapter::new(
+        Arc::new(matcher),
+        method,
+        [initial(peft.lora_A_init_method), initial(peft.lora_B_init_method)],
+        Dropout { rate: peft.dropout, place },
+    )))
+}
+
+fn names_in(list: &str) -> Vec<String> {
+    list.split(',').map(|name| name.trim().to_owned()).collect()
+}
+
+/// Initial values of a matrix, by its numbers of inputs and outputs.
+fn initial(method: AdapterInit) -> fn(usize, usize) -> Initial {
+    match method {
+        // Glorot and Bengio, 2010, equation 12, with a normal distribution.
+        AdapterInit::Xavier => |inputs, outputs| Initial::Normal((2.0 / (inputs + outputs) as f64).sqrt()),
+        AdapterInit::Normal => |_, _| Initial::Normal(0.2),
+        // He et al., 2015, with the slope sqrt(5) that PyTorch has for linear layers.
+        AdapterInit::Kaiming | AdapterInit::Uniform => |inputs, _| {
+            let bound = 1.0 / (inputs as f64).sqrt();
+            Initial::Uniform([-bound, bound])
+        },
+        AdapterInit::Zero => |_, _| Initial::Zeros,
+    }
+}
+
+/// The patterns of `[peft]`.
+#[derive(Debug)]
+struct Matcher {
+    targets: Vec<String>,
+    /// Patterns of fused layers, with the parts that have a branch each.
+    mapping: Vec<(String, Vec<String>)>,
+    excluded: Vec<String>,
+    rank: usize,
+    alpha: f64,
+    /// What the rank is divided by inside experts.
+    divisor: usize,
+    /// The patterns that a layer was found for.
+    met: Mutex<BTreeSet<String>>,
+}
+
+impl Matcher {
+    /// Whether a pattern matches one of these names; then it is remembered.
+    fn matches(&self, pattern: &str, names: &[String]) -> bool {
+        let matches = names.iter().any(|name| short_name(name) == pattern || wildcard(pattern, name));
+        if matches {
+            self.met.lock().unwrap_or_else(PoisonError::into_inner).insert(pattern.to_owned());
+        }
+        matches
+    }
+
+    /// The parts of a layer that have a branch; `[None]` for the whole layer.
+    fn parts(&self, layer: &LinearLayer) -> Vec<Option<usize>> {
+        let Names { whole, parts } = Names::of(layer);
+        if !self.mapping.is_empty() {
+            let mapped = self.mapping.iter().filter(|(pattern, _)| self.matches(pattern, &whole));
+            let wanted: Vec<&String> = mapped.flat_map(|(_, wanted)| wanted).collect();
+            return (0..parts.len())
+                .filter(|part| wanted.iter().any(|pattern| self.matches(pattern, &parts[*part])))
+                .map(Some)
+                .collect();
+        }
+        let is_any = |patterns: &[String], names: &[String]| {
+            patterns.iter().filter(|pattern| self.matches(pattern, names)).count() > 0
+        };
+        let is_whole = match self.targets.is_empty() {
+            true => !is_any(&self.excluded, &whole),
+            false => is_any(&self.targets, &whole),
+        };
+        if is_whole {
+            return vec![None];
+        }
+        (0..parts.len()).filter(|part| is_any(&self.targets, &parts[*part])).map(Some).collect()
+    }
+}
+
+impl Targets for Matcher {
+    fn branches(&self, layer: &LinearLayer, place: &Scope) -> Vec<Branch> {
+        let rank = if place.is_of_expert() { self.rank / self.divisor } else { self.rank };
+        let branch = |part| Branch { part, rank, scale: self.alpha / rank as f64 };
+        self.parts(layer).into_iter().map(branch).collect()
+    }
+
+    fn trains(&self, _: &Declaration) -> bool {
+        false
+    }
+
+    fn unmatched(&self) -> Vec<String> {
+        let met = self.met.lock().unwrap_or_else(PoisonError::into_inner);
+        let parts = self.mapping.iter().flat_map(|(pattern, parts)| std::iter::once(pattern).chain(parts));
+        let all = self.targets.iter().chain(&self.excluded).chain(parts);
+        all.filter(|pattern| !met.contains(*pattern)).cloned().collect()
+    }
+}
+
+/// The full names that a layer and its parts have.
+struct Names {
+    whole: Vec<String>,
+    parts: Vec<Vec<String>>,
+}
+
+impl Names {
+    fn of(layer: &LinearLayer) -> Self {
+        let (parent, short) = layer.name.rsplit_once('.').unwrap_or(("", &layer.name));
+        let part = |name: &String| vec![format!("{parent}.{name}")];
+        let mut names =
+            Self { whole: vec![layer.name.clone()], parts: Parts::of(layer).names(short).iter().map(part).collect() };
+        let rules = FAMILIES.iter().flat_map(|family| family.weights.iter().copied().flatten());
+        for stored in rules.filter_map(|rule| rule.names_of(&format!("{}.weight", layer.name))) {
+            let stored: Vec<String> =
+                stored.iter().filter_map(|name| name.strip_suffix(".weight")).map(str::to_owned).collect();
+            if stored.len() == 1 {
+                names.whole.extend(stored);
+            } else if stored.len() == names.parts.len() {
+                names.parts.iter_mut().zip(stored).for_each(|(names, name)| names.push(name));
+            }
+        }
+        // A family without a gate may call the whole what another calls a part.
+        let of_parts: BTreeSet<&str> = names.parts.iter().flatten().map(|name| short_name(name)).collect();
+        names.whole.retain(|name| !of_parts.contains(short_name(name)));
+        names
+    }
+}
+
+/// Whether `pattern`, in which `*` is any run of characters, is all of `name`.
+fn wildcard(pattern: &str, name: &str) -> bool {
+    let Some((first, rest)) = pattern.split_once('*') else {
+        return pattern == name;
+    };
+    let Some(mut left) = name.strip_prefix(first) else {
+        return false;
+    };
+    let pieces: Vec<&str> = rest.split('*').collect();
+    let (last, middle) = pieces.split_last().expect("a split has a piece");
+    for piece in middle {
+        match left.find(piece) {
+            Some(place) => left = &left[place + piece.len()..],
+            None => return false,
+        }
+    }
+    left.ends_with(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use bridge_core::model::Cut;
+
+    use super::*;
+
+    fn matcher(targets: &[&str], mapping: &[(&str, &str)], excluded: &[&str]) -> Matcher {
+        let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        Matcher {
+            targets: owned(targets),
+            mapping: mapping.iter().map(|(pattern, parts)| ((*pattern).to_owned(), names_in(parts))).collect(),
+            excluded: owned(excluded),
+            rank: 4,
+            alpha: 8.0,
+            divisor: 1,
+            met: Mutex::default(),
+        }
+    }
+
+    fn layer(name: &str, cut: Cut) -> LinearLayer {
+        LinearLayer { name: name.into(), inputs: 8, outputs: 8, cut }
+    }
+
+    #[test]
+    fn patterns_match_short_names_full_ones_and_parts() {
+        let qkv = layer("decoder.layers.1.self_attention.linear_qkv", Cut::KeyValueGroups { groups: 2, head_size: 1 });
+        let fc1 = layer("decoder.layers.1.mlp.linear_fc1", Cut::Blocks(2));
+        let (whole, none): (Vec<Option<usize>>, Vec<Option<usize>>) = (vec![None], Vec::new());
+        let of = |targets: &[&str], layer: &LinearLayer| matcher(targets, &[], &[]).parts(layer);
+        assert_eq!(of(&["linear_qkv"], &qkv), whole);
+        assert_eq!(of(&["*.layers.1.*.linear_qkv"], &qkv), whole);
+        assert_eq!(of(&["*.layers.0.*"], &qkv), none);
+        assert_eq!(of(&["layers.1.self_attention.linear_qkv"], &qkv), none, "anchored at both ends");
+        assert_eq!(of(&["q_proj", "v_proj"], &qkv), [Some(0), Some(2)]);
+        assert_eq!(of(&["model.layers.1.self_attn.k_proj"], &qkv), [Some(1)]);
+        assert_eq!(of(&["linear_q", "linear_k"], &qkv), [Some(0), Some(1)]);
+        assert_eq!(of(&["linear_fc1_up", "gate_proj"], &fc1), [Some(0), Some(1)]);
+        assert_eq!(of(&["up_proj"], &fc1), [Some(1)]);
+        assert_eq!(matcher(&[], &[], &["linear_fc1"]).parts(&fc1), none);
+        assert_eq!(matcher(&[], &[], &["linear_fc1"]).parts(&qkv), whole);
+        let mapped = matcher(&[], &[("*.linear_qkv", "linear_q, linear_v")], &[]);
+        assert_eq!(mapped.parts(&qkv), [Some(0), Some(2)]);
+        assert_eq!(mapped.parts(&fc1), none);
+        let targets = matcher(&["linear_qkv", "linear_typo"], &[], &[]);
+        targets.parts(&qkv);
+        assert_eq!(targets.unmatched(), ["linear_typo"]);
+    }
+
+    #[test]
+    fn wildcards_are_any_run_of_characters() {
+        for (pattern, name, expected) in [
+            ("a*c", "abc", true),
+            ("a*c", "ac", true),
+            ("a*c", "acd", false),
+            ("*", "", true),
+            ("*b*", "abc", true),
+            ("a*bc*c", "abc", false),
+            ("abc", "abcd", false),
+        ] {
+            assert_eq!(wildcard(pattern, name), expected, "{pattern} {name}");
+        }
+    }
+}

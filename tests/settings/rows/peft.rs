@@ -1,0 +1,37 @@
+//! `[peft]`: adapters on a base that another run has trained.
+
+use super::super::contexts::{moe, tiny};
+use super::super::row::{AS_IT_IS, Row, row, switch};
+use super::super::run::Run;
+
+const ADAPTED: [&str; 3] = ["checkpoint.save=new", "checkpoint.pretrained_checkpoint=ckpt", "peft.dim=4"];
+
+fn adapted(overrides: &[&str]) -> Run {
+    tiny().after(&["train.train_iters=1"]).with(&ADAPTED).with(overrides)
+}
+
+pub fn rows() -> Vec<Row> {
+    let experts = moe().after(&["train.train_iters=1"]).with(&ADAPTED);
+    let named = "[\"q_proj\", \"linear_fc1\"]";
+    vec![
+        row("peft.kind", &adapted(&["peft.alpha=32", "peft.lora_B_init_method=normal"]), &["lora", "dora"])
+            .moves("loss_1"),
+        row("peft.target_modules", &adapted(&[]), &[AS_IT_IS, named]).moves("grad_norm_1"),
+        row("peft.exclude_modules", &adapted(&["peft.target_modules=[]"]), &[AS_IT_IS, "[\"linear_fc2\"]"])
+            .moves("grad_norm_1"),
+        row("peft.canonical_mapping", &adapted(&[]), &[AS_IT_IS, "{linear_qkv = \"linear_q, linear_v\"}"])
+            .moves("grad_norm_1"),
+        row("peft.dim", &adapted(&[]), &[AS_IT_IS, "8"]).moves("grad_norm_1"),
+        row("peft.alpha", &adapted(&[]), &[AS_IT_IS, "8"]).moves("grad_norm_1"),
+        row("peft.dropout", &adapted(&[]), &[AS_IT_IS, "0.5"]).moves("grad_norm_1"),
+        row("peft.dropout_position", &adapted(&["peft.dropout=0.5"]), &["pre", "post"]).moves("grad_norm_1"),
+        row(
+            "peft.lora_A_init_method",
+            &adapted(&["peft.lora_B_init_method=normal"]),
+            &["xavier", "normal", "kaiming", "zero"],
+        )
+        .moves("loss_1"),
+        row("peft.lora_B_init_method", &adapted(&[]), &["zero", "normal", "xavier", "kaiming"]).moves("loss_1"),
+        switch("peft.normalize_moe_lora", &experts).moves("grad_norm_1"),
+    ]
+}
