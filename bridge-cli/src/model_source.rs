@@ -10,12 +10,13 @@ use bridge_core::checkpoint::{
 };
 use bridge_core::config::{Format, RawConfig};
 use bridge_core::logging::terminal::complain;
-use bridge_core::model::{Adapter, BuildContext, ModelChunk, Parallel, Stage};
+use bridge_core::model::{BuildContext, ModelChunk, Parallel, Stage};
 use bridge_core::train::{AdapterBase, load_adapted, load_parameters, open_base};
 use bridge_data::chat::ChatTemplate;
 use bridge_data::outside;
 use bridge_data::tokenizer::{HuggingFaceTokenizer, NullTokenizer, Tokenizer};
 use bridge_models::DecoderConfig;
+use bridge_models::adapters::{LowRankAdapter, low_rank_adapter};
 use bridge_models::decoder::build_decoder;
 use bridge_models::decoder::{KIND, MAMBA_KIND, section_of_kind};
 use bridge_models::huggingface::{HfModel, is_companion};
@@ -74,7 +75,7 @@ pub struct Adapted {
     /// The base's architecture.
     pub config: DecoderConfig,
     /// What the base is built with.
-    pub adapter: Arc<dyn Adapter>,
+    pub adapter: LowRankAdapter,
 }
 
 impl Adapted {
@@ -98,15 +99,15 @@ impl Adapted {
         let config = decoder_config(&base)?;
         check_tensors(&base, &config)?;
         let section = raw.model.config.finalize().map_err(|errors| in_run_config(&checkpoint, errors))?;
-        let adapter = registry().models.adapter(raw.peft.as_ref(), &section);
-        let adapter = adapter.map_err(|error| in_run_config(&checkpoint, error))?;
         let missing = || in_run_config(&checkpoint, "expected [peft]: the checkpoint is one of an adapter");
-        let adapter = adapter.ok_or_else(missing)?;
+        let adapter = low_rank_adapter(raw.peft.as_ref().ok_or_else(missing)?, &section);
+        let adapter = adapter.map_err(|error| in_run_config(&checkpoint, error))?;
         Ok(Self { checkpoint, base, config, adapter })
     }
 
-    fn build(&self, device: &Device) -> Result<Box<dyn ModelChunk>, Failure> {
-        let context = BuildContext { adapter: Some(self.adapter.clone()), ..context(&self.config, device) };
+    /// Builds the base with the adapter, without autodiff.
+    pub fn build(&self, device: &Device) -> Result<Box<dyn ModelChunk>, Failure> {
+        let context = BuildContext { adapter: Some(Arc::new(self.adapter.clone())), ..context(&self.config, device) };
         let mut chunk = blank(&self.config, &context)?;
         load_adapted(chunk.as_mut(), &self.checkpoint, &self.base).map_err(Failure::input)?;
         Ok(chunk.inference())
@@ -179,7 +180,7 @@ impl Found {
     }
 
     /// Builds it with its weights, without autodiff.
-    fn build(&self, device: &Device) -> Result<Box<dyn ModelChunk>, Failure> {
+    pub fn build(&self, device: &Device) -> Result<Box<dyn ModelChunk>, Failure> {
         match self {
             Self::HuggingFace(model) => {
                 Ok(model.build(&device.clone().autodiff()).map_err(Failure::input)?.inference())

@@ -1,19 +1,19 @@
 //! The kinds that programs start from.
 
+use std::sync::Arc;
+
 use bridge_core::model::ModelRegistry;
 use bridge_core::train::Registry;
 
+use crate::adapters::low_rank_adapter;
 use crate::huggingface::HUGGING_FACE;
-use crate::{adapters, register_builtin};
+use crate::register_builtin;
 
 /// The built-in kinds of models and datasets, and Hugging Face models as weights to start from. Register your own beside them.
 pub fn registry() -> Registry {
     let mut models = ModelRegistry::default();
     register_builtin(&mut models);
-    models.adapt_by(|peft, model| {
-        let has_experts = model.num_moe_experts.is_some();
-        adapters::adapter(peft, has_experts.then_some(model.moe_router_topk))
-    });
+    models.adapt_by(|peft, model| Ok(Arc::new(low_rank_adapter(peft, model)?)));
     Registry { weights: vec![HUGGING_FACE], ..Registry::new(models) }
 }
 

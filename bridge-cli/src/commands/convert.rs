@@ -6,17 +6,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bridge_core::checkpoint::{Checkpoint, CheckpointError, CheckpointWriter, SaveOptions};
-use bridge_models::families;
 use bridge_models::huggingface::{
     EXPERTS, ExportOptions, Exporter, Family, GgufDtype, GgufExporter, HfError, HfModel, ORIGINAL_CONFIG, ReadRows,
     StorageDtype, StoredTensor, WeightEntry, is_companion, is_exported, parse_settings, snapshot,
 };
+use bridge_models::{DecoderConfig, families};
 use clap::{Subcommand, ValueEnum};
 use serde_json::{Map, Value, json};
 
-use super::model_card;
+use super::{adapters, model_card};
 use crate::failure::Failure;
-use crate::model_source::{Found, find};
+use crate::model_source::{Adapted, Found, find};
 use crate::overwrite::Force;
 use crate::speech::Speech;
 
@@ -78,7 +78,16 @@ pub enum Command {
         #[command(flatten)]
         force: Force,
     },
-    /// Checkpoint -> Hugging Face folder or GGUF file.
+    /// Checkpoint of an adapter -> checkpoint of a whole model: its base with the adapter taken up, in float32.
+    Merge {
+        /// Checkpoint folder of the adapter, or one of its `iter_` folders.
+        adapter: PathBuf,
+        /// Checkpoint folder to write.
+        output: PathBuf,
+        #[command(flatten)]
+        force: Force,
+    },
+    /// Checkpoint -> Hugging Face folder or GGUF file; checkpoint of an adapter -> folder of `peft`.
     Export {
         /// Checkpoint folder, or one of its `iter_` folders.
         checkpoint: PathBuf,
@@ -109,6 +118,30 @@ fn num_bytes(text: &str) -> Result<usize, String> {
     size.filter(|size| *size > 0).ok_or_else(|| "expected a number above 0, with or without KB, MB or GB".to_owned())
 }
 
+/// Writes the model or the adapter of a checkpoint.
+fn export(
+    source: &Path,
+    output: &Path,
+    (dtype, max_shard_size, force): (Dtype, usize, Force),
+    speech: &Speech,
+) -> Result<u8, Failure> {
+    if let Some(adapted) = Adapted::find(source)? {
+        if is_gguf(output) {
+            return Err(Failure::input(format!("{}: an adapter alone: merge it first", source.display())));
+        }
+        if !matches!(dtype, Dtype::F32) {
+            return Err(Failure::input("--dtype: adapters are written in f32"));
+        }
+        return adapters::export(&adapted, output, force, speech);
+    }
+    if is_gguf(output) {
+        force.over(output.exists().then(|| output.to_owned()))?;
+        return export_gguf(source, output, dtype, speech);
+    }
+    force.over(not_exported(output))?;
+    export_folder(source, output, (dtype, max_shard_size), speech)
+}
+
 /// Runs the command.
 pub fn run(command: &Command, speech: &Speech) -> Result<u8, Failure> {
     match command {
@@ -123,12 +156,12 @@ pub fn run(command: &Command, speech: &Speech) -> Result<u8, Failure> {
         }
         Command::Export { checkpoint, output, dtype, max_shard_size, force } => {
             force.outside(checkpoint, output)?;
-            if is_gguf(output) {
-                force.over(output.exists().then(|| output.clone()))?;
-                return export_gguf(checkpoint, output, *dtype, speech);
-            }
-            force.over(not_exported(output))?;
-            export_folder(checkpoint, output, (*dtype, *max_shard_size), speech)
+            export(checkpoint, output, (*dtype, *max_shard_size, *force), speech)
+        }
+        Command::Merge { adapter, output, force } => {
+            force.outside(adapter, output)?;
+            force.over(not_imported(output))?;
+            adapters::merge(adapter, output, speech)
         }
     }
 }
@@ -232,16 +265,24 @@ fn export_folder(
 }
 
 /// A family, and the `config.json` that a model came with.
-type Origin = (&'static Family, Option<Map<String, Value>>);
+pub(super) type Origin = (&'static Family, Option<Map<String, Value>>);
 
 /// The family that a model is written as, its own if it came from one, and the settings that it came with.
 fn family_of(found: &Found) -> Result<Origin, Failure> {
-    let original = match found {
-        Found::HuggingFace(model) => Some(model.settings().clone()),
-        Found::Checkpoint(checkpoint, _) => kept(checkpoint, ORIGINAL_CONFIG, parse_settings)?,
-    };
-    let origin = original.as_ref().and_then(|settings| settings.get("model_type")?.as_str());
-    Ok((families::of(found.config(), origin).map_err(Failure::input)?, original))
+    match found {
+        Found::HuggingFace(model) => origin(Some(model.settings().clone()), model.config()),
+        Found::Checkpoint(checkpoint, config) => origin_of(checkpoint, config),
+    }
+}
+
+/// The same of a checkpoint.
+pub(super) fn origin_of(checkpoint: &Checkpoint, config: &DecoderConfig) -> Result<Origin, Failure> {
+    origin(kept(checkpoint, ORIGINAL_CONFIG, parse_settings)?, config)
+}
+
+fn origin(original: Option<Map<String, Value>>, config: &DecoderConfig) -> Result<Origin, Failure> {
+    let model_type = original.as_ref().and_then(|settings| settings.get("model_type")?.as_str());
+    Ok((families::of(config, model_type).map_err(Failure::input)?, original))
 }
 
 fn export_gguf(source: &Path, output: &Path, dtype: Dtype, speech: &Speech) -> Result<u8, Failure> {

@@ -1,5 +1,6 @@
 //! One file per command.
 
+mod adapters;
 pub mod bench;
 mod bench_ops;
 pub mod chat;

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use bridge_core::checkpoint::CheckpointError;
+
 use crate::huggingface::HfError;
 
 /// Why an adapter could not be read or used.
@@ -10,6 +12,17 @@ pub enum AdapterError {
     /// A file, or the base, cannot be read.
     #[error(transparent)]
     HuggingFace(#[from] HfError),
+    /// Values of a checkpoint cannot be read.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// A layer with a branch is nothing that has one in `peft`.
+    #[error(
+        "{layer}: expected a layer that is a module of its own in Hugging Face's model, found one whose weights are not: merge the adapter instead"
+    )]
+    NoModule {
+        /// The layer.
+        layer: String,
+    },
     /// A setting of `adapter_config.json` that cannot be used.
     #[error("{path}: {key}: expected {expected}, found {found}")]
     Setting {

@@ -73,6 +73,22 @@ impl LowRankAdapter {
     ) -> Self {
         Self { targets, method, initial, dropout, magnitudes: Arc::default() }
     }
+
+    /// What branches do to a weight.
+    pub(super) fn method(&self) -> Method {
+        self.method
+    }
+
+    /// The branches of a layer.
+    pub(super) fn branches(&self, layer: &LinearLayer, scope: &Scope) -> Vec<Branch> {
+        self.targets.branches(layer, scope)
+    }
+}
+
+/// The lengths of the rows of a matrix with `inputs` columns.
+pub(super) fn row_lengths(values: &[f32], inputs: usize) -> Vec<f32> {
+    let length = |row: &[f32]| row.iter().map(|w| f64::from(*w).powi(2)).sum::<f64>().sqrt() as f32;
+    values.chunks(inputs).map(length).collect()
 }
 
 /// Dropout of a branch.
@@ -139,8 +155,7 @@ impl Adapter for LowRankAdapter {
         let of = self.magnitudes.lock().unwrap_or_else(PoisonError::into_inner).get(parameter).cloned();
         let (layer, part) = of?;
         let values = weight(&format!("{}.weight", layer.name))?;
-        let length = |row: &[f32]| row.iter().map(|w| f64::from(*w).powi(2)).sum::<f64>().sqrt() as f32;
-        let lengths: Vec<f32> = values.chunks(layer.inputs).map(length).collect();
+        let lengths = row_lengths(&values, layer.inputs);
         let lengths_o1 = Tensor::<1>::from_floats(lengths.as_slice(), &Device::flex()).reshape([layer.outputs, 1]);
         let selected = part.map_or(lengths_o1.clone(), |part| Parts::of(&layer).select(part, lengths_o1));
         Some(selected.into_data().try_into_vec().expect("they were made as float32"))

@@ -4,18 +4,19 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use bridge_core::config::{AdapterInit, DropoutPosition, PeftConfig, PeftKind};
-use bridge_core::model::{Adapter, Declaration, Initial, LinearLayer, ModelBuildError, Scope};
+use bridge_core::config::{AdapterInit, DropoutPosition, FinalTransformer, PeftConfig, PeftKind};
+use bridge_core::model::{Declaration, Initial, LinearLayer, ModelBuildError, Scope};
 
 use super::lora::{Branch, Dropout, DropoutPlace, LowRankAdapter, Method, Targets, short_name};
 use super::parts::Parts;
 use crate::families::FAMILIES;
 
-/// The adapter that a recipe's `[peft]` asks for, in a model whose tokens go to `experts` experts.
+/// The adapter that a recipe's `[peft]` asks for, in a decoder whose section is `model`.
 ///
 /// # Errors
 /// Those of settings that are refused for this model.
-pub(crate) fn adapter(peft: &PeftConfig, experts: Option<usize>) -> Result<Arc<dyn Adapter>, ModelBuildError> {
+pub fn low_rank_adapter(peft: &PeftConfig, model: &FinalTransformer) -> Result<LowRankAdapter, ModelBuildError> {
+    let experts = model.num_moe_experts.map(|_| model.moe_router_topk);
     let method = match peft.kind {
         PeftKind::Lora => Method::Lora,
         PeftKind::Dora => Method::Dora,
@@ -42,12 +43,12 @@ pub(crate) fn adapter(peft: &PeftConfig, experts: Option<usize>) -> Result<Arc<d
         divisor,
         met: Mutex::default(),
     };
-    Ok(Arc::new(LowRankAdapter::new(
+    Ok(LowRankAdapter::new(
         Arc::new(matcher),
         method,
         [initial(peft.lora_A_init_method), initial(peft.lora_B_init_method)],
         Dropout { rate: peft.dropout, place },
-    )))
+    ))
 }
 
 fn names_in(list: &str) -> Vec<String> {

@@ -7,6 +7,7 @@
 //! | `dora` | the lengths of rows |
 //! | `matcher` | `[peft]` of recipes: layers by name |
 //! | `merge` | weights into which the branches are taken up |
+//! | `trained` | [`TrainedAdapter`]: branches whose values a checkpoint has |
 //! | `peft_format` | [`PeftAdapter`]: folders of the `peft` library |
 //!
 //! The door that adapters stand in is `bridge_core::model::Adapter`. No kind of model and no rank layout belongs here.
@@ -20,8 +21,10 @@ mod parts;
 mod peft_format;
 #[cfg(test)]
 mod tests;
+mod trained;
 
 pub use error::AdapterError;
 pub use lora::{Branch, Dropout, DropoutPlace, LowRankAdapter, Method, Targets};
-pub(crate) use matcher::adapter;
-pub use peft_format::{NamedGradient, PeftAdapter};
+pub use matcher::low_rank_adapter;
+pub use peft_format::{NamedGradient, PeftAdapter, PeftOptions};
+pub use trained::{ReadValues, TrainedAdapter};

@@ -56,5 +56,6 @@ pub use runs::row_blocks;
 pub(crate) use snapshot::HUGGING_FACE;
 pub use snapshot::{EXPERTS, ORIGINAL_CONFIG, is_companion, snapshot};
 pub use source::TensorSource;
+pub(crate) use staged::Staged;
 pub use stored::ReadRows;
 pub use weight_map::{ExpertLayout, Part, StoredTensor, WeightEntry, WeightMap};

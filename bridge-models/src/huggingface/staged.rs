@@ -12,7 +12,7 @@ use super::error::HfError;
 
 /// The layout of a file.
 #[derive(Debug)]
-pub(super) struct FileLayout {
+pub(crate) struct FileLayout {
     /// Its name in the folder.
     pub name: String,
     /// What it begins with.
@@ -25,7 +25,7 @@ pub(super) struct FileLayout {
 
 /// Files under temporary names. They are removed if they are not published.
 #[derive(Debug)]
-pub(super) struct Staged {
+pub(crate) struct Staged {
     folder: PathBuf,
     /// Folders that were made for it, the innermost first.
     created: Vec<PathBuf>,

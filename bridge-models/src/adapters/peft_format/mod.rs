@@ -4,9 +4,11 @@
 //! | --- | --- |
 //! | `settings` | which modules have a branch, by `peft`'s rules |
 //! | `modules` | what the modules of a family are here |
+//! | `write` | branches that were trained here as such a folder |
 
 mod modules;
 mod settings;
+mod write;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -18,6 +20,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 
 use self::modules::{AdaptedModule, SavedParameter};
 use self::settings::Settings;
+pub use self::write::PeftOptions;
 use super::AdapterError;
 use super::lora::{Branch, Dropout, LowRankAdapter, Method, Targets};
 use super::merge::merged;
@@ -185,18 +188,11 @@ impl PeftAdapter {
                     tensor: HostTensor { shape, values },
                 });
             };
-            let in_their_order = |values: Vec<f32>, width: usize| {
-                let mut stored = vec![0.0; values.len()];
-                for (row, place) in values.chunks(width).zip(&module.rows) {
-                    stored[place * width..(place + 1) * width].copy_from_slice(row);
-                }
-                stored
-            };
             let outputs = module.rows.len();
             push(A, vec![branch.rank, module.layer.inputs], values(&names.a));
-            push(B, vec![outputs, branch.rank], in_their_order(values(&names.b), branch.rank));
+            push(B, vec![outputs, branch.rank], module.stored(&values(&names.b), branch.rank));
             if self.method == Method::Dora {
-                let magnitudes = in_their_order(values(&names.magnitudes), 1);
+                let magnitudes = module.stored(&values(&names.magnitudes), 1);
                 push(&format!("{MAGNITUDES}.weight"), vec![outputs], magnitudes);
             }
         }

@@ -22,8 +22,21 @@ pub(crate) struct Module {
     pub part: Option<usize>,
     /// For each row here, which row of the module's weight it is.
     pub rows: Vec<usize>,
+    /// Whether its weight is stored as `[inputs, outputs]`.
+    pub rows_are_inputs: bool,
     /// Whether it is inside one of several experts.
     is_of_expert: bool,
+}
+
+impl Module {
+    /// Rows of `width` values in the module's order.
+    pub fn stored(&self, values: &[f32], width: usize) -> Vec<f32> {
+        let mut stored = vec![0.0; values.len()];
+        for (row, place) in values.chunks(width).zip(&self.rows) {
+            stored[place * width..(place + 1) * width].copy_from_slice(row);
+        }
+        stored
+    }
 }
 
 /// A module with its branch.
@@ -63,6 +76,7 @@ pub(crate) fn modules(config: &DecoderConfig, map: &WeightMap) -> Vec<Module> {
                 layer: listed.layer.clone(),
                 part: is_part.then_some(index),
                 rows,
+                rows_are_inputs: entry.rows_are_inputs(),
                 is_of_expert: listed.is_of_expert,
             });
         }

@@ -1,6 +1,6 @@
 //! What a map says of the modules that tensors belong to: which rows of a layer they make, and under which names.
 
-use super::{ExpertLayout, WeightEntry, WeightRule, pattern, with_numbers};
+use super::{ExpertLayout, Storage, WeightEntry, WeightRule, pattern, with_numbers};
 
 impl WeightEntry {
     /// For each tensor, which of its rows (of a matrix stored as `[inputs, outputs]`, its columns) are the parameter's, in the parameter's order.
@@ -20,6 +20,13 @@ impl WeightEntry {
             }
         }
         rows
+    }
+}
+
+impl WeightEntry {
+    /// Whether its tensors are stored as `[inputs, outputs]`.
+    pub(crate) fn rows_are_inputs(&self) -> bool {
+        self.storage == Storage::RowsAreInputs
     }
 }
 

@@ -33,12 +33,16 @@ impl Adapter for Listing {
 }
 
 impl DecoderConfig {
+    /// Asks `adapter` about all linear layers of the whole model. Nothing is made.
+    pub(crate) fn ask(&self, adapter: Arc<dyn Adapter>) {
+        let work = Workload::sequence(1, self.padded_vocab_size);
+        outline(self, &work, &Stage::whole(self.stacks()), Some(adapter));
+    }
+
     /// The linear layers of the whole model, in the order in which they are declared. Nothing is made.
     pub(crate) fn linear_layers(&self) -> Vec<ListedLayer> {
         let listing = Arc::new(Listing::default());
-        let work = Workload::sequence(1, self.padded_vocab_size);
-        let adapter: Arc<dyn Adapter> = Arc::<Listing>::clone(&listing);
-        outline(self, &work, &Stage::whole(self.stacks()), Some(adapter));
+        self.ask(Arc::<Listing>::clone(&listing));
         std::mem::take(&mut *listing.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

@@ -1,0 +1,146 @@
+//! `bridge convert` of checkpoints of adapters: to `peft`'s folders, and merged with their bases.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use bridge_core::checkpoint::{
+    Checkpoint, CheckpointError, CheckpointWriter, DType, Element, RunFiles, SaveOptions, ShardTensor, Snapshot,
+    TensorGroup, TensorStream, TrainState,
+};
+use bridge_core::model::ModelChunk;
+use bridge_models::adapters::{PeftOptions, TrainedAdapter};
+use bridge_models::huggingface::is_companion;
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use serde_json::json;
+
+use super::convert::origin_of;
+use crate::failure::Failure;
+use crate::model_source::{Adapted, find, recipe};
+use crate::overwrite::Force;
+use crate::speech::Speech;
+
+/// By how much logits of a merged model may differ from those of base and adapter, relative to the largest.
+const TOLERANCE: f64 = 1e-5;
+/// Tokens of the sequence that both are compared on.
+const TOKENS: usize = 48;
+
+/// Writes an adapter as a folder of `peft`.
+pub fn export(adapted: &Adapted, output: &Path, force: Force, speech: &Speech) -> Result<u8, Failure> {
+    let files = ["adapter_config.json", "adapter_model.safetensors"].map(|name| output.join(name));
+    let is_other = output.join("config.json").exists();
+    force.over(files.iter().find(|_| is_other).cloned())?;
+    let raw = recipe(&adapted.checkpoint)?;
+    let foreign = raw.checkpoint.pretrained_checkpoint.clone().filter(|path| path.join("config.json").is_file());
+    let options = PeftOptions {
+        base: foreign.map(|path| std::path::absolute(&path).unwrap_or(path).display().to_string()),
+        dropout: raw.peft.as_ref().map_or(0.0, |peft| peft.dropout),
+    };
+    let trained = TrainedAdapter::new(&adapted.adapter, &adapted.config);
+    let values = |checkpoint: &Checkpoint, name: &str| values_of(checkpoint, name);
+    let (base, own) = (|name: &str| values(&adapted.base, name), |name: &str| values(&adapted.checkpoint, name));
+    let (family, _) = origin_of(&adapted.base, &adapted.config)?;
+    let written = trained.to_peft(output, (family, &adapted.config), &options, (&base, &own));
+    let modules = written.map_err(Failure::input)?;
+    speech.result(
+        || format!("wrote {} (an adapter of {modules} modules)", output.display()),
+        || json!({ "wrote": output, "modules": modules }),
+    );
+    Ok(0)
+}
+
+/// Writes the base of an adapter with its branches taken up as a checkpoint, and compares both on a sequence of tokens.
+pub fn merge(source: &Path, output: &Path, speech: &Speech) -> Result<u8, Failure> {
+    let missing = || Failure::input(format!("{}: expected a checkpoint of an adapter", source.display()));
+    let adapted = Arc::new(Adapted::find(source)?.ok_or_else(missing)?);
+    let path = write_merged(&adapted, output)?;
+    let device = Device::flex();
+    let expected = logits(adapted.build(&device)?.as_ref(), &adapted);
+    let merged = logits(find(output)?.build(&device)?.as_ref(), &adapted);
+    let largest = expected.iter().fold(0.0_f64, |largest, value| largest.max(f64::from(value.abs())));
+    let differences = expected.iter().zip(&merged).map(|(a, b)| f64::from((a - b).abs()));
+    // What is no number is not small.
+    let difference = differences.fold(0.0_f64, |largest, d| if d <= largest { largest } else { d }) / largest;
+    if !(difference <= TOLERANCE) {
+        let path = path.display();
+        let text = format!("{path}: logits differ from those of base and adapter by {difference:.1e} of the largest");
+        return Err(Failure::run(format!("{text}, expected at most {TOLERANCE:.0e}")));
+    }
+    speech.result(
+        || format!("wrote {} (logits differ by {difference:.1e} of the largest)", path.display()),
+        || json!({ "wrote": path, "logit_difference": difference }),
+    );
+    Ok(0)
+}
+
+fn write_merged(adapted: &Arc<Adapted>, output: &Path) -> Result<PathBuf, Failure> {
+    let trained = Arc::new(TrainedAdapter::new(&adapted.adapter, &adapted.config));
+    let declarations = adapted.config.declarations();
+    let tensors = declarations.parameters().iter().map(|declaration| {
+        let (adapted, trained) = (adapted.clone(), trained.clone());
+        let merged = Merged { adapted, trained, name: declaration.name.clone(), shape: declaration.shape.clone() };
+        ShardTensor::streamed(&declaration.name, Arc::new(merged))
+    });
+    let tensors = tensors.collect();
+    let mut raw = recipe(&adapted.checkpoint)?;
+    raw.model = recipe(&adapted.base)?.model.clone();
+    raw.peft = None;
+    raw.checkpoint.pretrained_checkpoint = None;
+    let mut run = RunFiles { train_state: TrainState::default(), run_config: raw.to_toml(), ..RunFiles::default() };
+    // The adapter's tokenizer is the later one.
+    for checkpoint in [&adapted.base, &adapted.checkpoint] {
+        let names = checkpoint.file_names().filter(|name| is_companion(name) || name.starts_with("hf_"));
+        for name in names {
+            run.files.insert(name.to_owned(), checkpoint.file(name).map_err(Failure::input)?.into());
+        }
+    }
+    let options = SaveOptions { producer: concat!("bridge ", env!("CARGO_PKG_VERSION")).into(), ..Default::default() };
+    let snapshot = Snapshot { run, groups: vec![TensorGroup { name: "model".into(), tensors }] };
+    let saved = CheckpointWriter::open(output, options).and_then(|writer| writer.save(&snapshot));
+    Ok(saved.map_err(Failure::run)?.path)
+}
+
+/// A parameter on its way from two checkpoints to one.
+struct Merged {
+    adapted: Arc<Adapted>,
+    trained: Arc<TrainedAdapter>,
+    name: String,
+    shape: Vec<usize>,
+}
+
+impl TensorStream for Merged {
+    fn dtype(&self) -> DType {
+        DType::F32
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    fn write(&self, write: &mut dyn FnMut(&[u8]) -> Result<(), CheckpointError>) -> Result<(), CheckpointError> {
+        let Adapted { base, checkpoint, .. } = self.adapted.as_ref();
+        let read = |name: &str| values_of(base, name);
+        let values = self.trained.merged(&self.name, &read, &|name| values_of(checkpoint, name))?;
+        write(f32::as_bytes(&values))
+    }
+}
+
+/// The values of a whole tensor.
+fn values_of(checkpoint: &Checkpoint, name: &str) -> Result<Vec<f32>, CheckpointError> {
+    checkpoint.load_float_rows(name, 0..checkpoint.tensor(name)?.shape[0])
+}
+
+/// Next-token logits of a model on a sequence in which tokens of the whole vocabulary are.
+fn logits(chunk: &dyn ModelChunk, adapted: &Adapted) -> Vec<f32> {
+    let config = &adapted.config;
+    let count = match config.max_position_embeddings {
+        0 => TOKENS,
+        limit => TOKENS.min(limit),
+    };
+    let ids: Vec<i64> = (0..count).map(|place| ((place * 7919 + 3) % config.vocab_size) as i64).collect();
+    let tokens_bt = || Tensor::<2, Int>::from_data(TensorData::new(ids.clone(), [1, count]), &Device::flex());
+    let mut state = chunk.new_state();
+    // Nothing without an encoder.
+    let _ = chunk.read_source(tokens_bt(), &mut state);
+    let logits_btv = chunk.logits(tokens_bt(), &mut state).expect("a whole model has next-token logits");
+    logits_btv.into_data().convert::<f32>().try_into_vec().expect("they are float32 now")
+}

@@ -1,0 +1,208 @@
+//! A folder of `peft` made of branches that were trained here.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use burn::tensor::Tensor;
+use safetensors::tensor::{Dtype, TensorView};
+use serde_json::{Map, Value, json};
+
+use super::modules::{Module, modules};
+use super::{A, B, MAGNITUDES, SETTINGS, TENSORS, tensor_name};
+use crate::adapters::AdapterError;
+use crate::adapters::lora::{Method, row_lengths};
+use crate::adapters::parts::Parts;
+use crate::adapters::trained::{AdaptedLayer, ReadValues, TrainedAdapter, Values, floats, matrix, vector};
+use crate::decoder::DecoderConfig;
+use crate::huggingface::{ExpertLayout, Family, HfError, Staged, WeightMap};
+
+/// What a folder says besides the branches.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PeftOptions {
+    /// Where the base is: a folder, or a name.
+    pub base: Option<String>,
+    /// The share of a branch's input that was dropped in training.
+    pub dropout: f64,
+}
+
+/// The branch of a module, in its order of rows.
+struct ModuleBranch {
+    module: String,
+    scale: f64,
+    a_ri: Tensor<2>,
+    b_or: Tensor<2>,
+    magnitudes_o: Option<Tensor<1>>,
+}
+
+impl TrainedAdapter {
+    /// Writes the branches to `folder`, which is created if it does not exist, for a base that the family `family` holds. A branch of a layer that is
+    /// several modules there becomes one of each; branches of parts of what is one module there become one, of their ranks together. Returns the number
+    /// of modules.
+    ///
+    /// # Errors
+    /// If an adapted layer is no module there, values cannot be read, or files cannot be written.
+    pub fn to_peft(
+        &self,
+        folder: &Path,
+        (family, config): (&Family, &DecoderConfig),
+        options: &PeftOptions,
+        (base, own): (&ReadValues<'_>, &ReadValues<'_>),
+    ) -> Result<usize, AdapterError> {
+        let map = WeightMap::new(family, config, ExpertLayout::default())?;
+        let all = modules(config, &map);
+        let mut branches = Vec::new();
+        for adapted in self.layers.values() {
+            let of_layer: Vec<&Module> = all.iter().filter(|module| module.layer.name == adapted.layer.name).collect();
+            if of_layer.is_empty() || adapted.is_of_expert {
+                return Err(AdapterError::NoModule { layer: adapted.layer.name.clone() });
+            }
+            let values = self.values(adapted, own)?;
+            for module in of_layer {
+                branches.extend(self.branch(adapted, module, &values, base)?);
+            }
+        }
+        let is_conv =
+            all.iter().any(|module| module.rows_are_inputs && branches.iter().any(|b| b.module == module.name));
+        let names: Vec<&str> = all.iter().map(|module| module.name.as_str()).collect();
+        let mut settings = self.settings(&branches, &names, options);
+        settings.insert("fan_in_fan_out".into(), json!(is_conv));
+        let task = if config.encoder.is_some() { "SEQ_2_SEQ_LM" } else { "CAUSAL_LM" };
+        settings.insert("task_type".into(), json!(task));
+        write(folder, &branches, settings)?;
+        Ok(branches.len())
+    }
+
+    /// What the branches of a layer are for a module of it; `None` if they are of other parts.
+    fn branch(
+        &self,
+        adapted: &AdaptedLayer,
+        module: &Module,
+        Values { matrices, vectors }: &Values,
+        base: &ReadValues<'_>,
+    ) -> Result<Option<ModuleBranch>, AdapterError> {
+        let AdaptedLayer { layer, branches, .. } = adapted;
+        let parts = Parts::of(layer);
+        let scale = branches[0].scale;
+        let is_dora = self.method == Method::Dora;
+        let of = |index: usize| (matrices[2 * index].clone(), matrices[2 * index + 1].clone());
+        let (a_ri, b_or, magnitudes_o) = match (branches[0].part, module.part) {
+            (None, None) => (of(0).0, of(0).1, vectors.first().cloned()),
+            (None, Some(part)) => {
+                let rows = vectors.first().map(|v| parts.select(part, v.clone().unsqueeze_dim::<2>(1)).flatten(0, 1));
+                (of(0).0, parts.select(part, of(0).1), rows)
+            }
+            (Some(_), Some(part)) => {
+                let Some(index) = branches.iter().position(|branch| branch.part == Some(part)) else {
+                    return Ok(None);
+                };
+                (of(index).0, of(index).1, vectors.get(index).cloned())
+            }
+            (Some(_), None) => {
+                let count = parts.names("").len();
+                // The columns of each branch have values in its own rows alone.
+                let widened = branches.iter().enumerate().map(|(index, branch)| {
+                    let only = |part| (Some(part) == branch.part).then(|| of(index).1.transpose());
+                    parts.join((0..count).map(only).collect(), layer.outputs, 0.0).transpose()
+                });
+                let b_or = Tensor::cat(widened.collect(), 1);
+                let a_ri = Tensor::cat((0..branches.len()).map(|index| of(index).0).collect(), 0);
+                let magnitudes_o = match is_dora {
+                    true => Some(self.whole_lengths(adapted, vectors, &base(&format!("{}.weight", layer.name))?)),
+                    false => None,
+                };
+                (a_ri, b_or, magnitudes_o)
+            }
+        };
+        let rank = a_ri.dims()[0];
+        let outputs = module.rows.len();
+        let b_or = matrix(module.stored(&floats(b_or), rank), [outputs, rank]);
+        let magnitudes_o = magnitudes_o.map(|rows| vector(module.stored(&floats(rows), 1)));
+        Ok(Some(ModuleBranch { module: module.name.clone(), scale, a_ri, b_or, magnitudes_o }))
+    }
+
+    /// The lengths of all rows of a layer: those that were learned, and where a part has no branch those of the base's `weight`.
+    fn whole_lengths(&self, adapted: &AdaptedLayer, vectors: &[Tensor<1>], weight: &[f32]) -> Tensor<1> {
+        let AdaptedLayer { layer, branches, .. } = adapted;
+        let parts = Parts::of(layer);
+        let of_base_o1 = matrix(row_lengths(weight, layer.inputs), [layer.outputs, 1]);
+        let of_part = |part: usize| {
+            let learned = branches.iter().position(|branch| branch.part == Some(part));
+            let learned = learned.map(|index| vectors[index].clone().unsqueeze_dim::<2>(0));
+            Some(learned.unwrap_or_else(|| parts.select(part, of_base_o1.clone()).transpose()))
+        };
+        let all = (0..parts.names("").len()).map(of_part).collect();
+        parts.join(all, layer.outputs, 1.0).reshape([layer.outputs])
+    }
+
+    fn settings(&self, branches: &[ModuleBranch], all: &[&str], options: &PeftOptions) -> Map<String, Value> {
+        let rank = |branch: &ModuleBranch| branch.a_ri.dims()[0];
+        let alpha = |branch: &ModuleBranch| number(branch.scale * rank(branch) as f64);
+        let common = branches.first();
+        let (r, lora_alpha) = common.map_or((1, json!(1)), |branch| (rank(branch), alpha(branch)));
+        let other = |of: &dyn Fn(&ModuleBranch) -> Value, common: &Value| {
+            let others = branches.iter().filter(|branch| of(branch) != *common);
+            others.map(|branch| (branch.module.clone(), of(branch))).collect::<Map<String, Value>>()
+        };
+        let settings = json!({
+            "peft_type": "LORA",
+            "base_model_name_or_path": options.base,
+            "r": r,
+            "lora_alpha": lora_alpha,
+            "rank_pattern": other(&|branch| json!(rank(branch)), &json!(r)),
+            "alpha_pattern": other(&alpha, &lora_alpha),
+            "lora_dropout": options.dropout,
+            "target_modules": targets(branches, all),
+            "use_dora": self.method == Method::Dora,
+            "use_rslora": false,
+            "bias": "none",
+            "inference_mode": true,
+            "init_lora_weights": true,
+            "modules_to_save": null,
+        });
+        match settings {
+            Value::Object(settings) => settings,
+            _ => unreachable!("it was written as an object"),
+        }
+    }
+}
+
+/// A number without a fraction as an integer.
+fn number(value: f64) -> Value {
+    let whole = value.round();
+    if (value - whole).abs() < 1e-9 * value.abs() { json!(whole as i64) } else { json!(value) }
+}
+
+/// The ends of names that mean the modules with branches and no others: the last part of a name where all modules of that name have one.
+fn targets(branches: &[ModuleBranch], all: &[&str]) -> BTreeSet<String> {
+    let short = |name: &str| name.rsplit('.').next().unwrap_or(name).to_owned();
+    let adapted: BTreeSet<&str> = branches.iter().map(|branch| branch.module.as_str()).collect();
+    let mixed: BTreeSet<String> = all.iter().filter(|name| !adapted.contains(*name)).map(|name| short(name)).collect();
+    let target = |name: &&str| if mixed.contains(&short(name)) { (*name).to_owned() } else { short(name) };
+    adapted.iter().map(target).collect()
+}
+
+fn write(folder: &Path, branches: &[ModuleBranch], settings: Map<String, Value>) -> Result<(), AdapterError> {
+    let bytes = |values: Vec<f32>| -> Vec<u8> { values.iter().flat_map(|value| value.to_le_bytes()).collect() };
+    let mut tensors: BTreeMap<String, (Vec<usize>, Vec<u8>)> = BTreeMap::new();
+    for ModuleBranch { module, a_ri, b_or, magnitudes_o, .. } in branches {
+        for (name, matrix) in [(A, a_ri), (B, b_or)] {
+            let values = bytes(floats(matrix.clone()));
+            tensors.insert(tensor_name(module, name), (matrix.dims().to_vec(), values));
+        }
+        if let Some(rows) = magnitudes_o {
+            tensors.insert(tensor_name(module, MAGNITUDES), (rows.dims().to_vec(), bytes(floats(rows.clone()))));
+        }
+    }
+    let metadata = [("format".to_owned(), "pt".to_owned())].into();
+    let views = tensors.iter().map(|(name, (shape, bytes))| {
+        (name, TensorView::new(Dtype::F32, shape.clone(), bytes).expect("as many bytes as the shape says"))
+    });
+    let content = safetensors::serialize(views, Some(metadata));
+    let content = content.expect("names and sizes are those of tensors in memory");
+    let json = |source| AdapterError::from(HfError::Json { path: folder.join(SETTINGS), source });
+    let settings = serde_json::to_vec_pretty(&Value::Object(settings)).map_err(json)?;
+    let mut staged = Staged::create(folder, Vec::new())?;
+    staged.add(TENSORS, &content)?;
+    staged.add(SETTINGS, &settings)?;
+    Ok(staged.publish()?)
+}

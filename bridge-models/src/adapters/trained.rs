@@ -1,0 +1,129 @@
+//! What training has made of an adapter: the branches of a decoder, whose values a checkpoint has, and the base's weights with them.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bridge_core::checkpoint::CheckpointError;
+use bridge_core::model::{Adapter, Declaration, LinearAdaptation, LinearLayer, Scope};
+use burn::tensor::{Device, Tensor, TensorData};
+
+use super::lora::{Branch, BranchNames, LowRankAdapter, Method};
+use super::merge::merged;
+use super::parts::Parts;
+use crate::decoder::DecoderConfig;
+
+/// Gives the values of a whole parameter, row-major, by its name.
+pub type ReadValues<'a> = dyn Fn(&str) -> Result<Vec<f32>, CheckpointError> + 'a;
+
+/// A layer with its branches.
+#[derive(Clone, Debug)]
+pub(super) struct AdaptedLayer {
+    /// The layer.
+    pub layer: LinearLayer,
+    /// Its branches: one of the whole, or some of parts.
+    pub branches: Vec<Branch>,
+    /// Whether it is inside one of several experts.
+    pub is_of_expert: bool,
+}
+
+/// The parameters of a layer's branches.
+pub(super) struct Values {
+    /// Of each branch `a`, `[r, i]`, and `b`, `[o, r]`.
+    pub matrices: Vec<Tensor<2>>,
+    /// With DoRA, of each branch the lengths of rows, `[o]`.
+    pub vectors: Vec<Tensor<1>>,
+}
+
+/// The branches of a decoder. Their values stay where they are, and are read when they are asked for.
+#[derive(Clone, Debug)]
+pub struct TrainedAdapter {
+    pub(super) method: Method,
+    /// By name.
+    pub(super) layers: BTreeMap<String, AdaptedLayer>,
+}
+
+impl TrainedAdapter {
+    /// What `adapter` does to the decoder `config`.
+    pub fn new(adapter: &LowRankAdapter, config: &DecoderConfig) -> Self {
+        let recorder = Arc::new(Recorder { adapter: adapter.clone(), layers: Mutex::default() });
+        config.ask(Arc::<Recorder>::clone(&recorder));
+        let layers = std::mem::take(&mut *recorder.layers.lock().unwrap_or_else(PoisonError::into_inner));
+        Self { method: adapter.method(), layers }
+    }
+
+    /// The values of a parameter of the whole model, row-major: those of `base`, with the branches in `own` taken up, in float32.
+    ///
+    /// # Errors
+    /// Those of reading.
+    pub fn merged(
+        &self,
+        parameter: &str,
+        base: &ReadValues<'_>,
+        own: &ReadValues<'_>,
+    ) -> Result<Vec<f32>, CheckpointError> {
+        let values = base(parameter)?;
+        let Some(adapted) = parameter.strip_suffix(".weight").and_then(|layer| self.layers.get(layer)) else {
+            return Ok(values);
+        };
+        let layer = &adapted.layer;
+        let weight_oi = matrix(values, [layer.outputs, layer.inputs]);
+        let Values { matrices, vectors } = self.values(adapted, own)?;
+        let sum_oi = merged(weight_oi, layer, (&adapted.branches, self.method), (&matrices, &vectors));
+        Ok(floats(sum_oi.reshape([layer.outputs * layer.inputs])))
+    }
+
+    /// The parameters of a layer's branches.
+    pub(super) fn values(&self, adapted: &AdaptedLayer, own: &ReadValues<'_>) -> Result<Values, CheckpointError> {
+        let AdaptedLayer { layer, branches, .. } = adapted;
+        let parts = Parts::of(layer);
+        let mut values = Values { matrices: Vec::new(), vectors: Vec::new() };
+        for branch in branches {
+            let names = BranchNames::new(&layer.name, parts, branch.part);
+            let rows = branch.part.map_or(layer.outputs, |part| parts.rows(part, layer.outputs));
+            values.matrices.push(matrix(own(&names.a)?, [branch.rank, layer.inputs]));
+            values.matrices.push(matrix(own(&names.b)?, [rows, branch.rank]));
+            if self.method == Method::Dora {
+                values.vectors.push(vector(own(&names.magnitudes)?));
+            }
+        }
+        Ok(values)
+    }
+}
+
+/// Writes down what an adapter does, and changes nothing.
+#[derive(Debug)]
+struct Recorder {
+    adapter: LowRankAdapter,
+    layers: Mutex<BTreeMap<String, AdaptedLayer>>,
+}
+
+impl Adapter for Recorder {
+    fn trains(&self, _: &Declaration) -> bool {
+        true
+    }
+
+    fn adapt(&self, layer: &LinearLayer, scope: &Scope) -> Option<LinearAdaptation> {
+        let branches = self.adapter.branches(layer, scope);
+        if !branches.is_empty() {
+            let adapted = AdaptedLayer { layer: layer.clone(), branches, is_of_expert: scope.is_of_expert() };
+            self.layers.lock().unwrap_or_else(PoisonError::into_inner).insert(layer.name.clone(), adapted);
+        }
+        None
+    }
+}
+
+/// A matrix of these values on the CPU.
+pub(super) fn matrix(values: Vec<f32>, shape: [usize; 2]) -> Tensor<2> {
+    Tensor::from_data(TensorData::new(values, shape), &Device::flex())
+}
+
+/// A vector of these values on the CPU.
+pub(super) fn vector(values: Vec<f32>) -> Tensor<1> {
+    let count = values.len();
+    Tensor::from_data(TensorData::new(values, [count]), &Device::flex())
+}
+
+/// The values of a tensor of float32.
+pub(super) fn floats<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    tensor.into_data().try_into_vec().expect("it was made as float32")
+}

@@ -1,0 +1,110 @@
+//! Adapters that are trained here, written in `peft`'s format and merged: all three compute the same.
+
+use std::path::Path;
+use std::process::Command;
+
+use bridge_core::model::ModelChunk;
+use bridge_models::adapters::PeftAdapter;
+use bridge_models::huggingface::HfModel;
+use bridge_tests::{program, root};
+use burn::tensor::{Device, Int, Tensor, TensorData};
+
+fn bridge(folder: &Path, arguments: &[&str]) -> Result<String, String> {
+    let output = Command::new(program()).args(arguments).current_dir(folder).output().expect("bridge starts");
+    let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    if output.status.success() { Ok(said) } else { Err(said) }
+}
+
+fn logits(chunk: Box<dyn ModelChunk>) -> Vec<f32> {
+    let ids: Vec<i64> = (0..20).map(|place| place * 7 % 150).collect();
+    let tokens_bt = Tensor::<2, Int>::from_data(TensorData::new(ids, [1, 20]), &Device::flex());
+    let chunk = chunk.inference();
+    let logits_btv = chunk.logits(tokens_bt, &mut chunk.new_state()).unwrap();
+    logits_btv.into_data().try_into_vec().unwrap()
+}
+
+#[track_caller]
+fn assert_near(found: &[f32], expected: &[f32], what: &str) {
+    let largest = expected.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
+    for (a, b) in found.iter().zip(expected) {
+        assert!((a - b).abs() <= 1e-5 * largest, "{what}: {a}, expected {b}, of at most {largest}");
+    }
+}
+
+/// Trains an adapter of the base of a golden folder: names of the base, and settings of `[peft]`.
+fn trained(golden: &str, peft: &[&str]) -> (tempfile::TempDir, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let base = root().join("bridge-models/tests/fixtures/peft").join(golden).join("base");
+    let base = base.to_str().unwrap().to_owned();
+    bridge(folder.path(), &["convert", "import", &base, "imported"]).unwrap();
+    std::fs::copy(folder.path().join("imported/iter_0000000/run_config.toml"), folder.path().join("recipe.toml"))
+        .unwrap();
+    // From the folder itself: the run imports it.
+    let from = format!("checkpoint.pretrained_checkpoint={base}");
+    let common = [
+        from.as_str(),
+        "name=adapted",
+        "checkpoint.save=saved",
+        "train.train_iters=2",
+        "train.global_batch_size=2",
+        "train.micro_batch_size=1",
+        "train.num_threads=1",
+        "validation.eval_iters=0",
+        "scheduler.lr_warmup_iters=0",
+        "optimizer.lr=1e-2",
+        "tokenizer.tokenizer_type=NullTokenizer",
+        "tokenizer.vocab_size=159",
+        "dataset.kind=mock",
+        "model.hidden_dropout=0.0",
+        "model.attention_dropout=0.0",
+        "logger.progress=none",
+        "peft.dim=4",
+        "peft.alpha=6",
+        "peft.lora_B_init_method=normal",
+    ];
+    let all = [&["train", "recipe.toml"], &common[..], peft].concat();
+    bridge(folder.path(), &all).unwrap();
+    (folder, base)
+}
+
+#[test]
+fn adapters_are_written_in_pefts_format_and_merged_alike() {
+    for (golden, peft) in [
+        ("lora", &["peft.target_modules=[\"linear_qkv\", \"*.layers.1.mlp.*\"]"][..]),
+        ("lora", &["peft.kind=dora", "peft.target_modules=[]"]),
+        ("qwen2_patterns", &["peft.kind=dora", "peft.canonical_mapping={linear_qkv = \"linear_q, linear_v\"}"]),
+        ("gpt2_dora", &["peft.kind=dora", "peft.target_modules=[\"linear_q\", \"linear_v\", \"linear_fc2\"]"]),
+        ("phi3_dora", &["peft.target_modules=[\"linear_k\", \"linear_fc1_up\"]"]),
+    ] {
+        let what = format!("{golden} {peft:?}");
+        let (folder, base) = trained(golden, peft);
+        let folder = folder.path();
+        bridge(folder, &["convert", "export", "saved", "adapter"]).unwrap();
+        // It compares logits itself, and fails where they differ.
+        let said = bridge(folder, &["convert", "merge", "saved", "merged"]).unwrap();
+        assert!(said.contains("logits differ by"), "{said}");
+        bridge(folder, &["convert", "export", "merged", "exported"]).unwrap();
+        let device = Device::flex().autodiff();
+        let base = HfModel::open(Path::new(&base)).unwrap();
+        let adapter = PeftAdapter::open(&folder.join("adapter"), &base).unwrap();
+        let adapted = logits(adapter.build(&base, &device).unwrap());
+        let merged = HfModel::open(&folder.join("exported")).unwrap();
+        assert_near(&logits(merged.build(&device).unwrap()), &adapted, &what);
+        let of_base = logits(base.build(&device).unwrap());
+        assert!(of_base.iter().zip(&adapted).any(|(a, b)| (a - b).abs() > 1e-3), "{what}: the adapter does nothing");
+    }
+}
+
+#[test]
+fn an_adapter_is_no_whole_model_and_needs_its_base() {
+    let (folder, _) = trained("lora", &[]);
+    let folder = folder.path();
+    let error = bridge(folder, &["convert", "export", "saved", "model.gguf"]).unwrap_err();
+    assert!(error.contains("merge it first"), "{error}");
+    let error = bridge(folder, &["convert", "merge", "imported", "merged"]).unwrap_err();
+    assert!(error.contains("expected a checkpoint of an adapter"), "{error}");
+    // A resumed run makes its base again; without one there is nothing to read.
+    std::fs::remove_dir_all(folder.join("runs/adapted/imported")).unwrap();
+    let error = bridge(folder, &["convert", "export", "saved", "adapter"]).unwrap_err();
+    assert!(error.contains("checkpoint"), "{error}");
+}
