@@ -52,6 +52,9 @@ pub trait Targets: fmt::Debug + Send + Sync {
     }
 }
 
+/// A layer, or a part of one.
+type Rows = (LinearLayer, Option<usize>);
+
 /// LoRA or DoRA at the layers that some targets name.
 #[derive(Clone, Debug)]
 pub struct LowRankAdapter {
@@ -60,7 +63,7 @@ pub struct LowRankAdapter {
     initial: [fn(usize, usize) -> Initial; 2],
     dropout: Dropout,
     /// By the names of magnitudes, the layers, and the parts of them, whose rows they are the lengths of.
-    magnitudes: Arc<Mutex<BTreeMap<String, (LinearLayer, Option<usize>)>>>,
+    magnitudes: Arc<Mutex<BTreeMap<String, Rows>>>,
 }
 
 impl LowRankAdapter {
