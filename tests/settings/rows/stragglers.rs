@@ -51,11 +51,10 @@ fn scores() -> Vec<Row> {
             "console",
             "relative to other ranks is below",
         ),
-        row("nvrx_straggler.gpu_individual_perf_threshold", &scored, &["0.0", "1.0"]).moves("console").holds(
-            1,
-            "console",
-            "relative to their past is below",
-        ),
+        // In some of eight windows one of the ranks is slower than before.
+        row("nvrx_straggler.gpu_individual_perf_threshold", &scored.with(&["train.train_iters=140"]), &["0.0", "1.0"])
+            .moves("console")
+            .holds(1, "console", "relative to their past is below"),
         row("nvrx_straggler.stop_if_detected", &stopping, &["false", AS_IT_IS])
             .moves("iteration")
             .holds(0, "iteration", "40")
