@@ -59,7 +59,7 @@ fn train(
 }
 
 /// Far more than a step takes on a machine that does much else.
-const SLOW: Duration = Duration::from_millis(120);
+const SLOW: Duration = Duration::from_millis(150);
 
 /// Is slow in the forward pass.
 struct SlowStep;
@@ -99,7 +99,7 @@ const SCORES: [&str; 3] = [
     "nvrx_straggler.enabled=true",
     "nvrx_straggler.report_time_interval=0.01",
     // Other programs on this machine may hold a rank up; none as much as this.
-    "nvrx_straggler.gpu_relative_perf_threshold=0.5",
+    "nvrx_straggler.gpu_relative_perf_threshold=0.3",
 ];
 
 #[test]
