@@ -5,7 +5,7 @@ use std::ops::Range;
 use bridge_core::model::{GenerationState, ModelChunk};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
-use crate::decoder::DecoderConfig;
+use crate::decoder::{DecoderConfig, PositionEmbedding};
 
 /// A context and what may follow it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,10 +95,38 @@ impl<'a> Scorer<'a> {
         let rows = continuations.iter().enumerate();
         let rows = rows.map(|(number, each)| self.row(each).map_err(|error| (number, error)));
         let rows = rows.collect::<Result<Vec<_>, _>>()?;
+        // Where long sequences are rotated otherwise, a short one does not go with them.
+        let is_long = |number: &usize| self.turn().is_some_and(|short| rows[*number].inputs.len() > short);
+        let (long, short): (Vec<usize>, Vec<usize>) = (0..rows.len()).partition(is_long);
+        let mut scores = vec![None; rows.len()];
+        for numbers in [short, long] {
+            let alike: Vec<&Row> = numbers.iter().map(|number| &rows[*number]).collect();
+            let contexts: Vec<&[i64]> =
+                numbers.iter().map(|number| continuations[*number].context.as_slice()).collect();
+            let found = self.score_alike(&alike, &contexts).map_err(|(place, error)| (numbers[place], error))?;
+            numbers.into_iter().zip(found).for_each(|(number, score)| scores[number] = Some(score));
+        }
+        Ok(scores.into_iter().flatten().collect())
+    }
+
+    /// The length up to which sequences are rotated in one way and above which in another, where there is one.
+    fn turn(&self) -> Option<usize> {
+        match &self.config.position_embedding {
+            PositionEmbedding::Rope(rope) => rope.short_length(),
+            _ => None,
+        }
+    }
+
+    /// The scores of rows that go through the model together.
+    fn score_alike(&self, rows: &[&Row], contexts: &[&[i64]]) -> Result<Vec<Score>, (usize, ScoreError)> {
         let Some(longest) = rows.iter().map(|row| row.inputs.len()).max() else { return Ok(Vec::new()) };
-        let mut state = self.begin(continuations).map_err(|error| (0, error))?;
-        let width = (self.most_logits / rows.len() / self.config.padded_vocab_size.max(1)).max(1);
-        let empty = |row: &Row| Score { log_likelihood: 0.0, is_greedy: true, unseen: row.unseen };
+        let mut state = self.begin(contexts).map_err(|error| (0, error))?;
+        let width = match self.turn() {
+            // The first part must be as long as to be rotated as the whole.
+            Some(short) if longest > short => longest,
+            _ => (self.most_logits / rows.len() / self.config.padded_vocab_size.max(1)).max(1),
+        };
+        let empty = |row: &&Row| Score { log_likelihood: 0.0, is_greedy: true, unseen: row.unseen };
         let mut scores: Vec<Score> = rows.iter().map(empty).collect();
         for begin in (0..longest).step_by(width) {
             let span = begin..longest.min(begin + width);
@@ -165,11 +193,10 @@ impl<'a> Scorer<'a> {
     }
 
     /// What layers remember before the first token, with what an encoder reads.
-    fn begin(&self, continuations: &[Continuation]) -> Result<GenerationState, ScoreError> {
+    fn begin(&self, contexts: &[&[i64]]) -> Result<GenerationState, ScoreError> {
         let mut state = self.model.new_state();
         if self.config.encoder.is_some() {
-            let ids = continuations.iter().flat_map(|each| each.context.iter().copied()).collect();
-            let source_bs = self.tensor(continuations.len(), ids);
+            let source_bs = self.tensor(contexts.len(), contexts.concat());
             self.model.read_source(source_bs, &mut state).ok_or(ScoreError::NoLogits)?;
         }
         Ok(state)

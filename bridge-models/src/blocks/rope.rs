@@ -204,7 +204,7 @@ impl RopeConfig {
     }
 
     /// The longest sequence that the frequencies of short ones are for, where scaling tells sequences apart, in tokens.
-    fn short_length(&self) -> Option<usize> {
+    pub(crate) fn short_length(&self) -> Option<usize> {
         match &self.scaling {
             Some(RopeScaling::LongRope { original_max_position_embeddings, .. }) => {
                 Some(*original_max_position_embeddings)

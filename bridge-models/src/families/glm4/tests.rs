@@ -8,8 +8,8 @@ use crate::families::testing::{parse, read_back};
 
 #[test]
 fn absent_settings_have_the_familys_defaults() {
-    let config = read_back(&FAMILY, json!({ "num_key_value_heads": null }));
-    assert_eq!((config.num_query_groups, config.kv_channels, config.max_position_embeddings), (2, 128, 131_072));
+    let config = read_back(&FAMILY, json!({}));
+    assert_eq!((config.kv_channels, config.max_position_embeddings), (128, 131_072));
     assert_eq!((config.norm.epsilon, config.residual.norms), (1.5625e-7, NormPlacement::Sandwich));
     assert!(config.qkv_bias && !config.proj_bias && !config.mlp_bias && !config.share_embeddings_and_output_weights);
 }

@@ -65,7 +65,7 @@ fn a_switch_that_is_null_is_off() {
     assert!(!read("glm4", json!({ "attention_bias": null })).unwrap().qkv_bias);
     assert!(!read_back("smollm3", json!({ "tie_word_embeddings": null })).share_embeddings_and_output_weights);
     assert!(!read_back("starcoder2", json!({ "use_bias": null })).mlp_bias);
-    match read("mamba2", json!({ "rms_norm": null })) {
+    match read("mamba2", json!({ "num_heads": 4, "rms_norm": null })) {
         Err(HfError::Setting { key, .. }) => assert_eq!(key, "rms_norm"),
         other => panic!("{other:?}"),
     }
