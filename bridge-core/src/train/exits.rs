@@ -121,6 +121,9 @@ impl Exits {
         // Of several clocks the one that is ahead.
         let (reason, minutes) = self.on_all_ranks(groups, self.minutes())?;
         let is_over = config.train.exit_duration_in_mins.is_some_and(|limit| minutes > limit);
+        if let (Some(ExitReason::Signal(signal)), Some(notice)) = (&reason, &self.notice) {
+            notice.tell(*signal);
+        }
         Ok(reason.or_else(|| is_over.then_some(ExitReason::Duration(minutes))))
     }
 

@@ -1,4 +1,5 @@
-//! Says at once that a signal has arrived and what follows: the run itself looks only between steps and micro-batches.
+//! Says at once that a signal has arrived and what follows: the run itself looks only between steps and micro-batches. A run whose look comes first
+//! says it itself.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,15 +17,17 @@ const INTERVAL: Duration = Duration::from_millis(50);
 const LONG: Duration = Duration::from_secs(2);
 
 /// A thread that waits for a signal, until this is dropped.
-#[derive(Debug)]
 pub(super) struct StopNotice {
     shared: Arc<Shared>,
+    progress: Arc<dyn ProgressSink>,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
 struct Shared {
     is_over: AtomicBool,
+    /// Whether it is said.
+    is_told: AtomicBool,
     /// Milliseconds that the last step took; 0 before the first one.
     step: AtomicU64,
     saves: bool,
@@ -33,21 +36,23 @@ struct Shared {
 impl StopNotice {
     /// Begins to wait. Without a thread nothing is said.
     pub fn begin(flag: SignalFlag, progress: Arc<dyn ProgressSink>, config: &RunConfig) -> Self {
-        let saves = config.checkpoint.save.is_some();
-        let shared = Arc::new(Shared { is_over: AtomicBool::new(false), step: AtomicU64::new(0), saves });
-        let waiting = Arc::clone(&shared);
+        let shared = Arc::new(Shared::new(config.checkpoint.save.is_some()));
+        let (waiting, terminal) = (Arc::clone(&shared), Arc::clone(&progress));
         let wait = move || {
             while !waiting.is_over.load(Ordering::Relaxed) {
                 if let Some(signal) = flag.received() {
-                    let text = waiting.text(signal);
-                    progress.suspend(&mut || eprintln!("{text}"));
-                    return;
+                    return waiting.tell(signal, terminal.as_ref());
                 }
                 std::thread::park_timeout(INTERVAL);
             }
         };
         let thread = std::thread::Builder::new().name("stop notice".into()).spawn(wait).ok();
-        Self { shared, thread }
+        Self { shared, progress, thread }
+    }
+
+    /// Says that `signal` has arrived, unless that is said.
+    pub fn tell(&self, signal: Signal) {
+        self.shared.tell(signal, self.progress.as_ref());
     }
 
     /// Says how long the last step took.
@@ -57,6 +62,16 @@ impl StopNotice {
 }
 
 impl Shared {
+    fn new(saves: bool) -> Self {
+        Self { is_over: AtomicBool::new(false), is_told: AtomicBool::new(false), step: AtomicU64::new(0), saves }
+    }
+
+    fn tell(&self, signal: Signal, progress: &dyn ProgressSink) {
+        if !self.is_told.swap(true, Ordering::Relaxed) {
+            progress.suspend(&mut || eprintln!("{}", self.text(signal)));
+        }
+    }
+
     fn text(&self, signal: Signal) -> String {
         let step = Duration::from_millis(self.step.load(Ordering::Relaxed));
         let seconds = step.as_secs_f64();
@@ -91,7 +106,7 @@ mod tests {
     #[test]
     fn what_follows_depends_on_the_length_of_a_step() {
         let text = |saves, milliseconds| {
-            let shared = Shared { is_over: AtomicBool::new(false), step: AtomicU64::new(milliseconds), saves };
+            let shared = Shared { step: AtomicU64::new(milliseconds), ..Shared::new(saves) };
             shared.text(Signal::Int)
         };
         let again = "; Ctrl-C again to stop without saving";

@@ -71,8 +71,8 @@ fn exchanges(config: &DecoderConfig, moe: &MoeConfig, work: &Workload) -> Vec<Ex
     let routed_row = moe.expert_width(config) as u64 * work.collective_bytes;
     // With layers around the experts these are in a region of their own.
     let shares_region = moe.latent_size.is_none();
-    // Tokens and probabilities of each expert, and the sum of squared log-partitions.
-    let statistics = (2 * moe.num_experts as u64 + 1) * FLOAT64;
+    // Tokens by score, probabilities and tokens of each expert, and the sum of squared log-partitions.
+    let statistics = (3 * moe.num_experts as u64 + 1) * FLOAT64;
     let told = |group| exchange((TrafficKind::Expert, group), AllReduce, PassKind::Forward, (1, statistics));
     let mut all = vec![told(GroupKind::Context)];
     if work.place.expert_tensor.size == work.place.tensor.size {
