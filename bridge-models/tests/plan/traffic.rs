@@ -231,6 +231,6 @@ fn experts_are_cut_in_the_region_of_their_block() {
     let whole = ["model.expert_tensor_parallel_size=1", "model.expert_model_parallel_size=2"];
     let plan = tiny(2, &[&MOE[..], &split, &whole, &["model.moe_token_dispatcher_type=alltoall"]].concat());
     let rows = 2 * 2 * 4 * 2 * STREAM / 2;
-    let expected = [("tp", AllReduce, 4, 4 * (2 * 4 + 1) * 8), ("ep", AllToAll, 2 * 2 * (4 + 1), rows + 2 * 2 * 4 * 8)];
+    let expected = [("tp", AllReduce, 4, 4 * (3 * 4 + 1) * 8), ("ep", AllToAll, 2 * 2 * (4 + 1), rows + 2 * 2 * 4 * 8)];
     assert_eq!(entries(&plan, 0, TrafficKind::Expert), expected);
 }
