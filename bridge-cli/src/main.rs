@@ -25,7 +25,8 @@ use clap::error::{ContextKind, ContextValue};
 use clap::{CommandFactory, Parser, Subcommand};
 
 use commands::{
-    bench, chat, config, convert, data, documents, eval, generate, init, plan, runs, tokenizer, train, verify,
+    bench, chat, checkpoint, config, convert, data, documents, eval, generate, init, plan, runs, tokenizer, train,
+    verify,
 };
 use failure::Failure;
 use process::Pool;
@@ -73,6 +74,9 @@ enum Command {
     Convert(convert::Command),
     /// Compare a Hugging Face folder's model with reference values.
     Verify(verify::Arguments),
+    /// List, show, verify, compare and delete checkpoints.
+    #[command(subcommand)]
+    Checkpoint(checkpoint::Command),
     /// List, compare and plot runs, from their files.
     #[command(subcommand)]
     Runs(runs::Command),
@@ -89,7 +93,7 @@ impl Command {
     fn pool(&self) -> Pool {
         match self {
             Self::Train(_) | Self::Config(_) | Self::Plan(_) | Self::Runs(_) | Self::Bench(_) => Pool::Own,
-            Self::Completions(_) | Self::Man(_) => Pool::Own,
+            Self::Checkpoint(_) | Self::Completions(_) | Self::Man(_) => Pool::Own,
             Self::Eval(_)
             | Self::Init(_)
             | Self::Generate(_)
@@ -158,6 +162,7 @@ fn main() -> ExitCode {
         Command::Tokenizer(command) => tokenizer::run(&command, &speech),
         Command::Convert(command) => convert::run(&command, &speech),
         Command::Verify(arguments) => verify::run(&arguments),
+        Command::Checkpoint(command) => checkpoint::run(&command),
         Command::Runs(command) => runs::run(&command),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Completions(arguments) => documents::completions(&arguments, Cli::command()),

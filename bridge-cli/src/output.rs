@@ -5,7 +5,7 @@ use std::io::{self, ErrorKind, IsTerminal, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use bridge_core::logging::terminal::{folded, output_width};
+use bridge_core::logging::terminal::{Column, folded, in_columns, output_width};
 
 /// Writes a line to stdout. A closed pipe ends the process as other tools do; any other failure ends it with an error.
 pub fn line(text: &str) {
@@ -27,6 +27,22 @@ pub fn piece(text: &str) {
 /// Writes lines of text to stdout, folded to its width where that is a terminal.
 pub fn text_lines(text: &str) {
     if io::stdout().is_terminal() { line(&folded(text, output_width())) } else { line(text) }
+}
+
+/// Prints rows whose columns are aligned; where the terminal has no room, those of the least weight are left out.
+pub fn table(rows: &[Vec<String>], weights: &[u8]) {
+    let widths: Vec<usize> = (0..rows[0].len())
+        .map(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0))
+        .collect();
+    let width = if io::stdout().is_terminal() { output_width() } else { usize::MAX };
+    for row in rows {
+        let cells = row.iter().zip(&widths).map(|(text, width)| format!("{text:<width$}"));
+        let columns: Vec<Column> = cells
+            .zip(weights.iter().chain(std::iter::repeat(&10)))
+            .map(|(text, weight)| Column { text, weight: *weight })
+            .collect();
+        line(in_columns("", &columns, width).trim_end());
+    }
 }
 
 fn write(text: &str) -> io::Result<()> {

@@ -4,6 +4,7 @@ mod adapters;
 pub mod bench;
 mod bench_ops;
 pub mod chat;
+pub mod checkpoint;
 pub mod config;
 pub mod convert;
 pub mod data;

@@ -1,17 +1,16 @@
 //! `bridge runs`: what runs have done, from their files: a list, a comparison, one picture of several.
 
-use std::io::IsTerminal;
 use std::path::PathBuf;
 
 use bridge_core::logging::losses::Losses;
 use bridge_core::logging::numbers::{duration, significant, with_prefix};
 use bridge_core::logging::runs::{Run, differences, find};
-use bridge_core::logging::terminal::{Column, complain, in_columns, output_width};
+use bridge_core::logging::terminal::complain;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
-use crate::output::line;
+use crate::output::{line, table};
 
 /// What to do with runs.
 #[derive(Debug, Subcommand)]
@@ -92,7 +91,7 @@ fn list(folders: &Folders, runs: &[Run]) -> Result<(), Failure> {
         row.extend([run.id.clone().unwrap_or_else(|| "-".into()), run.folder.display().to_string()]);
         row
     }));
-    print_table(&rows, &[99, 90, 80, 85, 84, 50, 60, 20, 30]);
+    table(&rows, &[99, 90, 80, 85, 84, 50, 60, 20, 30]);
     Ok(())
 }
 
@@ -115,22 +114,6 @@ fn loss(value: &Value) -> String {
         (Some(loss), _) => significant(loss, 5),
         (None, Some(text)) => text.to_owned(),
         (None, None) => "-".to_owned(),
-    }
-}
-
-/// Prints rows whose columns are aligned; where the terminal has no room, those of the least weight are left out.
-fn print_table(rows: &[Vec<String>], weights: &[u8]) {
-    let widths: Vec<usize> = (0..rows[0].len())
-        .map(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0))
-        .collect();
-    let width = if std::io::stdout().is_terminal() { output_width() } else { usize::MAX };
-    for row in rows {
-        let cells = row.iter().zip(&widths).map(|(text, width)| format!("{text:<width$}"));
-        let columns: Vec<Column> = cells
-            .zip(weights.iter().chain(std::iter::repeat(&10)))
-            .map(|(text, weight)| Column { text, weight: *weight })
-            .collect();
-        line(in_columns("", &columns, width).trim_end());
     }
 }
 
@@ -163,7 +146,7 @@ fn compare(folders: &Folders, runs: &[Run]) -> Result<(), Failure> {
     // The first runs stay where there is no room for all.
     let weights: Vec<u8> =
         (0..rows[0].len()).map(|column| u8::try_from(200_usize.saturating_sub(column)).unwrap_or(0)).collect();
-    print_table(&rows, &weights);
+    table(&rows, &weights);
     if differences.is_empty() && runs.len() > 1 {
         line("no setting differs");
     }

@@ -88,7 +88,7 @@ pub use retention::RetentionPolicy;
 pub use shard::{WrittenShard, WrittenTensor};
 pub use sharded::ShardedWriter;
 pub use snapshot::{Content, RunFiles, ShardTensor, Snapshot, TensorGroup, TensorStream};
-pub use store::{CheckpointStore, CheckpointSummary, named};
+pub use store::{CheckpointStore, CheckpointSummary, Pointers, named};
 pub use tensor::{DType, Element, HostTensor};
 pub use together::{Verifier, look_together};
 pub use train_state::TrainState;

@@ -1,7 +1,8 @@
 //! Which checkpoints are kept. Deletes only in [`prune`] and [`move_to_trash`].
 
+use std::collections::BTreeMap;
 use std::num::{NonZeroU64, NonZeroUsize};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::error::CheckpointError;
 use super::fsio::{remove_all, rename_durably};
@@ -58,33 +59,44 @@ impl RetentionPolicy {
     }
 }
 
-/// Deletes what `policy` does not keep and returns the iterations deleted, oldest first. `known_intact` is a checkpoint
-/// that this process has just written, which spares verifying one; `keeps` is one that is not deleted.
+/// Deletes what `policy` does not keep and returns the iterations deleted, oldest first. Further arguments are those of [`disposable`].
 pub(super) fn prune(
     root: &Path,
     policy: &RetentionPolicy,
     known_intact: Option<u64>,
     keeps: Option<u64>,
 ) -> Result<Vec<u64>, CheckpointError> {
-    let state = RootState::read(root)?;
+    let disposable = disposable(root, policy, known_intact, keeps)?;
+    for (iteration, folder) in &disposable {
+        move_to_trash(root, folder, *iteration)?;
+    }
+    Ok(disposable.into_keys().collect())
+}
+
+/// The folders that `policy` does not keep, by iteration. `known_intact` is a checkpoint that this process has just written, which spares
+/// verifying one; `keeps` is one that is not deleted.
+pub(super) fn disposable(
+    root: &Path,
+    policy: &RetentionPolicy,
+    known_intact: Option<u64>,
+    keeps: Option<u64>,
+) -> Result<BTreeMap<u64, PathBuf>, CheckpointError> {
+    let mut state = RootState::read(root)?;
     // Without a pointer it is unknown which checkpoint must be kept.
     let Pointer::Iteration(latest) = state.pointer else {
-        return Ok(Vec::new());
+        return Ok(BTreeMap::new());
     };
     let best = match read_best(root)? {
         Pointer::Iteration(best) => Some(best),
         Pointer::Missing => None,
         // It is unknown which one is the best.
-        Pointer::Garbage(_) => return Ok(Vec::new()),
+        Pointer::Garbage(_) => return Ok(BTreeMap::new()),
     };
     let iterations: Vec<u64> = state.entries.keys().copied().collect();
     let mut disposable = policy.disposable(&iterations, latest, best);
     disposable.retain(|iteration| keeps != Some(*iteration));
-    if disposable.is_empty() {
-        return Ok(disposable);
-    }
     let kept: Vec<u64> = iterations.into_iter().filter(|iteration| !disposable.contains(iteration)).collect();
-    if known_intact.is_none_or(|iteration| !kept.contains(&iteration)) {
+    if !disposable.is_empty() && known_intact.is_none_or(|iteration| !kept.contains(&iteration)) {
         let intact = |iteration: &u64| verify_folder(&state.entries[iteration].path, Verification::Contents).is_ok();
         if !kept.iter().rev().any(intact)
             && let Some(last) = disposable.iter().rposition(intact)
@@ -92,10 +104,10 @@ pub(super) fn prune(
             disposable.remove(last);
         }
     }
-    for iteration in &disposable {
-        move_to_trash(root, &state.entries[iteration].path, *iteration)?;
-    }
-    Ok(disposable)
+    Ok(disposable
+        .into_iter()
+        .filter_map(|iteration| Some((iteration, state.entries.remove(&iteration)?.path)))
+        .collect())
 }
 
 /// Deletes a checkpoint. It is renamed first, so that an interrupted deletion is not taken for a damaged checkpoint.

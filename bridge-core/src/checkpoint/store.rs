@@ -11,6 +11,7 @@ use super::fsio::FileId;
 use super::journal::{JournalState, Pointer, read_best, read_journal, read_pointer};
 use super::names::{LATEST_FILE, METADATA_FILE, RootName, iteration_folder_name, parse_iteration, parse_root_name};
 use super::reader::Checkpoint;
+use super::retention::{RetentionPolicy, disposable};
 use super::verify::{Verification, verify_folder};
 
 /// A folder with the name of a checkpoint.
@@ -118,6 +119,15 @@ impl CheckpointSummary {
     }
 }
 
+/// Which iterations the files of a root name; `None` where there is no such file, or it names none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Pointers {
+    /// The checkpoint to resume from.
+    pub latest: Option<u64>,
+    /// The checkpoint with the lowest validation loss.
+    pub best: Option<u64>,
+}
+
 impl CheckpointStore {
     /// Opens `path`: a root with `iter_` folders, or one such folder under any name, also as [`named`] has it. A path that does not exist
     /// counts as an empty root.
@@ -156,6 +166,33 @@ impl CheckpointStore {
             Place::Folder(path) => vec![summarise(path)],
             Place::Root(root) => read_entries(root)?.values().map(|entry| summarise(&entry.path)).collect(),
         })
+    }
+
+    /// What the files of a root point to. A single folder has none.
+    ///
+    /// # Errors
+    /// If a file cannot be read.
+    pub fn pointers(&self) -> Result<Pointers, CheckpointError> {
+        let named = |pointer| match pointer {
+            Pointer::Iteration(iteration) => Some(iteration),
+            Pointer::Missing | Pointer::Garbage(_) => None,
+        };
+        match &self.place {
+            Place::Folder(_) => Ok(Pointers::default()),
+            Place::Root(root) => Ok(Pointers { latest: named(read_pointer(root)?), best: named(read_best(root)?) }),
+        }
+    }
+
+    /// What [`CheckpointWriter::prune`](super::CheckpointWriter::prune) would delete under `policy`, oldest first. Writes nothing. A single
+    /// folder has nothing to delete.
+    ///
+    /// # Errors
+    /// If the disk reports an error.
+    pub fn disposable(&self, policy: &RetentionPolicy) -> Result<Vec<u64>, CheckpointError> {
+        match &self.place {
+            Place::Folder(_) => Ok(Vec::new()),
+            Place::Root(root) => Ok(disposable(root, policy, None, None)?.into_keys().collect()),
+        }
     }
 
     /// Opens the checkpoint of one iteration, without resolving the latest and without falling back.

@@ -208,7 +208,13 @@ pub struct Difference {
 
 /// The settings in which the configurations of `runs` differ. Runs without a known configuration have none of them.
 pub fn differences(runs: &[Run]) -> Vec<Difference> {
-    let settings: Vec<_> = runs.iter().map(|run| settings(run.config.as_deref().unwrap_or_default())).collect();
+    let configs: Vec<&str> = runs.iter().map(|run| run.config.as_deref().unwrap_or_default()).collect();
+    differences_of_configs(&configs)
+}
+
+/// The settings in which resolved configurations, as TOML, differ.
+pub fn differences_of_configs(configs: &[&str]) -> Vec<Difference> {
+    let settings: Vec<_> = configs.iter().map(|config| settings(config)).collect();
     let keys: BTreeSet<&String> = settings.iter().flat_map(|settings| settings.keys()).collect();
     let of_key = |key: &String| Difference {
         key: key.clone(),

@@ -33,6 +33,22 @@ impl RunLock {
     }
 }
 
+/// The lock on a folder of checkpoints that a run holds while it saves there, for programs that delete some.
+#[derive(Debug)]
+pub struct CheckpointsLock {
+    _file: File,
+}
+
+impl CheckpointsLock {
+    /// Locks `root`.
+    ///
+    /// # Errors
+    /// If a run, or another such program, holds it.
+    pub fn acquire(root: &Path) -> Result<Self, TrainError> {
+        Ok(Self { _file: lock("checkpoint.save", root)? })
+    }
+}
+
 fn lock(key: &'static str, folder: &Path) -> Result<File, TrainError> {
     let cannot =
         |error: std::io::Error| TrainError::Folder { key, path: folder.to_owned(), message: error.to_string() };

@@ -89,6 +89,7 @@ pub use gpt_data::dataset_prefix;
 pub use inputs_check::check_inputs;
 pub use launch::{rank_timeout, run_on_threads, run_on_wrapped_threads};
 pub use lineage::tokenizer_of;
+pub use lock::CheckpointsLock;
 pub use lr_sweep::{LearningRateSweep, sweeping_recipe};
 pub use measure::{measure, measuring_recipe};
 pub use memory_check::available_memory;
