@@ -106,5 +106,61 @@ fn an_adapter_is_no_whole_model_and_needs_its_base() {
     // A resumed run makes its base again; without one there is nothing to read.
     std::fs::remove_dir_all(folder.join("runs/adapted/imported")).unwrap();
     let error = bridge(folder, &["convert", "export", "saved", "adapter"]).unwrap_err();
-    assert!(error.contains("checkpoint"), "{error}");
+    assert!(error.contains("expected its base in") && error.contains("convert import"), "{error}");
+}
+
+const PROMPT: [&str; 6] = ["--prompt", "3 1 4 1 5", "--greedy", "--max-tokens=12", "--prompt", "9 2 6"];
+
+#[test]
+fn commands_compute_with_the_adapter_wherever_its_base_is() {
+    let (folder, base) = trained("lora", &["peft.kind=dora"]);
+    let folder = folder.path();
+    bridge(folder, &["convert", "export", "saved", "adapter"]).unwrap();
+    bridge(folder, &["convert", "merge", "saved", "merged"]).unwrap();
+    let generated = |model: &[&str]| bridge(folder, &[&["generate"], model, &PROMPT].concat());
+    let expected = generated(&["merged"]).unwrap();
+    assert_eq!(generated(&["saved"]).unwrap(), expected);
+    assert_eq!(generated(&["saved", "--no-state"]).unwrap(), expected);
+    assert_eq!(generated(&["imported", "--adapter", "saved"]).unwrap(), expected);
+    let answers = |model: &[&str]| {
+        let items = r#"{"context": "3 1 4", "choices": [" 1", " 5", " 9"], "gold": 1}"#;
+        std::fs::write(folder.join("items.jsonl"), items).unwrap();
+        let scored = ["--tasks", "items.jsonl", "--log-samples", "scored.jsonl", "--json"];
+        bridge(folder, &[&["eval"], model, &scored].concat()).unwrap();
+        std::fs::read_to_string(folder.join("scored.jsonl")).unwrap()
+    };
+    let likelihoods = |text: String| -> Vec<f32> {
+        let item: serde_json::Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
+        let answers = item["answers"].as_array().unwrap().iter();
+        answers.map(|answer| answer["log_likelihood"].as_f64().unwrap() as f32).collect()
+    };
+    let expected = likelihoods(answers(&["merged"]));
+    assert_near(&likelihoods(answers(&["saved"])), &expected, "tasks");
+    let losses = |model: &[&str]| -> Vec<f32> {
+        let said =
+            bridge(folder, &[&["eval"], model, &["--json", "--split=train", "--max-samples=5"]].concat()).unwrap();
+        let report = said.lines().find(|line| line.starts_with('{')).unwrap_or_else(|| panic!("{said}"));
+        let report: serde_json::Value = serde_json::from_str(report).unwrap();
+        vec![report["loss"].as_f64().unwrap() as f32]
+    };
+    let recipe = "saved/iter_0000002/run_config.toml";
+    let expected = losses(&["merged"]);
+    for model in [&["saved"][..], &[&base, "--adapter", "adapter", "--recipe", recipe]] {
+        assert_near(&losses(model), &expected, &format!("{model:?}"));
+    }
+    assert_ne!(losses(&["imported", "--recipe", recipe]), expected, "the adapter does nothing");
+    // A base elsewhere is compared with what the adapter was trained on.
+    std::fs::rename(folder.join("runs/adapted/imported"), folder.join("moved")).unwrap();
+    let error = generated(&["saved"]).unwrap_err();
+    assert!(error.contains("expected its base in") && error.contains("--adapter"), "{error}");
+    generated(&["moved", "--adapter", "saved"]).unwrap();
+    for (model, adapter, expected) in [
+        ("merged", "saved", "expected the base of the adapter"),
+        ("imported", "adapter", "expected a Hugging Face folder"),
+        (&base, "saved", "expected the checkpoint that it was trained on"),
+        ("imported", "merged", "expected an adapter"),
+    ] {
+        let error = generated(&[model, "--adapter", adapter]).unwrap_err();
+        assert!(error.contains(expected), "{model} {adapter}: {error}");
+    }
 }

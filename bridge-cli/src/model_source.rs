@@ -16,18 +16,31 @@ use bridge_data::chat::ChatTemplate;
 use bridge_data::outside;
 use bridge_data::tokenizer::{HuggingFaceTokenizer, NullTokenizer, Tokenizer};
 use bridge_models::DecoderConfig;
-use bridge_models::adapters::{LowRankAdapter, low_rank_adapter};
+use bridge_models::adapters::{LowRankAdapter, PeftAdapter, low_rank_adapter};
 use bridge_models::decoder::build_decoder;
 use bridge_models::decoder::{KIND, MAMBA_KIND, section_of_kind};
 use bridge_models::huggingface::{HfModel, is_companion};
 use bridge_models::registry;
 use burn::tensor::{Device, FloatDType};
+use clap::Args;
 
 use crate::failure::Failure;
 use crate::generation_settings::GenerationSettings;
+use crate::rooted::start_folder;
 
 /// The parameter whose rows are the vocabulary.
 const EMBEDDING: &str = "embedding.word_embeddings.weight";
+
+/// Which model a command uses.
+#[derive(Debug, Args)]
+pub struct ModelArguments {
+    /// A run by its name or folder, a checkpoint folder, one of its `iter_` folders, or a Hugging Face folder.
+    pub model: PathBuf,
+    /// An adapter of the model: a folder in peft's format, of a Hugging Face folder, or a checkpoint of a run with `[peft]`, of the checkpoint
+    /// that it was trained on. A checkpoint of an adapter alone, given as the model, finds its base itself.
+    #[arg(long, value_name = "DIR")]
+    adapter: Option<PathBuf>,
+}
 
 /// A model with its tokenizer.
 pub struct LoadedModel {
@@ -87,14 +100,27 @@ impl Adapted {
         }
         let checkpoint = open_checkpoint(&path)?;
         let named = AdapterBase::named_by(&checkpoint).map_err(Failure::input)?;
-        named.map(|named| Self::of(checkpoint, &named)).transpose()
+        let Some(named) = named else { return Ok(None) };
+        let raw = recipe(&checkpoint)?;
+        let started = start_folder(&raw, checkpoint.path()).unwrap_or_default();
+        let told = raw.checkpoint.pretrained_checkpoint.as_ref().map(|told| started.join(told));
+        let (foreign, told): (Vec<_>, Vec<_>) = told.into_iter().partition(|told| is_foreign(told));
+        // Where the run had it, or else where the recipe says.
+        let places: Vec<PathBuf> = named.path.parent().map(Path::to_owned).into_iter().chain(told).collect();
+        let root = places.iter().find(|root| root.is_dir()).ok_or_else(|| {
+            let listed: Vec<String> = places.iter().map(|place| place.display().to_string()).collect();
+            let (path, listed) = (checkpoint.path().display(), listed.join(" or "));
+            let import =
+                foreign.iter().map(|folder| format!("`bridge convert import {} BASE`, then ", folder.display()));
+            let remedy = format!("{}name BASE, and this by --adapter", import.collect::<String>());
+            Failure::input(format!("{path}: found an adapter, expected its base in {listed}: {remedy}"))
+        })?;
+        Self::of(checkpoint, root).map(Some)
     }
 
-    fn of(checkpoint: Checkpoint, named: &AdapterBase) -> Result<Self, Failure> {
+    /// The adapter of `checkpoint`, whose base is one of the checkpoints at `root`.
+    fn of(checkpoint: Checkpoint, root: &Path) -> Result<Self, Failure> {
         let raw = recipe(&checkpoint)?;
-        // Where the run had it, or else where the recipe says.
-        let known = named.path.parent().filter(|root| root.is_dir());
-        let root = known.or(raw.checkpoint.pretrained_checkpoint.as_deref()).unwrap_or(&named.path);
         let base = open_base(root, &checkpoint).map_err(Failure::input)?;
         let config = decoder_config(&base)?;
         check_tensors(&base, &config)?;
@@ -111,6 +137,12 @@ impl Adapted {
         let mut chunk = blank(&self.config, &context)?;
         load_adapted(chunk.as_mut(), &self.checkpoint, &self.base).map_err(Failure::input)?;
         Ok(chunk.inference())
+    }
+
+    fn load(self, device: &Device) -> Result<LoadedModel, Failure> {
+        let own = companions_of(&self.checkpoint)?;
+        let companions = if own.tokenizer.is_some() { own } else { companions_of(&self.base)? };
+        Ok(companions.of_model(self.build(device)?, self.config, Some(self.checkpoint)))
     }
 }
 
@@ -148,6 +180,34 @@ pub struct Companions {
     pub generation: GenerationSettings,
 }
 
+impl Companions {
+    fn of_model(
+        self,
+        chunk: Box<dyn ModelChunk>,
+        config: DecoderConfig,
+        checkpoint: Option<Checkpoint>,
+    ) -> LoadedModel {
+        let Self { tokenizer, stop_tokens, chat_template, generation } = self;
+        LoadedModel { chunk, config, tokenizer, stop_tokens, chat_template, generation, checkpoint }
+    }
+
+    /// Those in a folder as Hugging Face has them; `eos` end a text, too.
+    fn in_folder(folder: &Path, eos: &[i64]) -> Result<Self, Failure> {
+        let tokenizer: Option<Arc<dyn Tokenizer>> = match has_tokenizer(folder) {
+            true => Some(Arc::new(HuggingFaceTokenizer::load(folder).map_err(Failure::input)?)),
+            false => None,
+        };
+        let generation = GenerationSettings::load(folder)?;
+        let stop_tokens = eos.iter().chain(&generation.stop_tokens).copied().collect();
+        let chat_template = ChatTemplate::load(folder).map_err(Failure::input)?;
+        Ok(Self { tokenizer, stop_tokens, chat_template, generation })
+    }
+}
+
+fn has_tokenizer(folder: &Path) -> bool {
+    ["tokenizer.json", "vocab.json"].iter().any(|name| folder.join(name).is_file())
+}
+
 impl Found {
     /// Its architecture.
     pub fn config(&self) -> &DecoderConfig {
@@ -164,16 +224,7 @@ impl Found {
                 let packed = unpack(model.packed_files())?;
                 let path = model.source().path();
                 let folder = if path.is_dir() { path } else { packed.path() };
-                let has_tokenizer = ["tokenizer.json", "vocab.json"].iter().any(|name| folder.join(name).is_file());
-                let tokenizer: Option<Arc<dyn Tokenizer>> = match has_tokenizer {
-                    true => Some(Arc::new(HuggingFaceTokenizer::load(folder).map_err(Failure::input)?)),
-                    false => None,
-                };
-                let mut stop_tokens = model.eos_token_ids().to_vec();
-                let generation = GenerationSettings::load(folder)?;
-                stop_tokens.extend(&generation.stop_tokens);
-                let chat_template = ChatTemplate::load(folder).map_err(Failure::input)?;
-                Ok(Companions { tokenizer, stop_tokens, chat_template, generation })
+                Companions::in_folder(folder, model.eos_token_ids())
             }
             Self::Checkpoint(checkpoint, _) => companions_of(checkpoint),
         }
@@ -204,25 +255,54 @@ fn companions_of(checkpoint: &Checkpoint) -> Result<Companions, Failure> {
     Ok(Companions { tokenizer, stop_tokens, chat_template, generation })
 }
 
-/// Opens a model by the name or folder of its run, a checkpoint folder, one of its `iter_` folders, or a Hugging Face folder.
-pub fn open(name: &Path, device: &Device) -> Result<LoadedModel, Failure> {
-    let (companions, chunk, config, checkpoint) = match Adapted::find(name)? {
-        Some(adapted) => {
-            let chunk = adapted.build(device)?;
-            (companions_of(&adapted.checkpoint)?, chunk, adapted.config, Some(adapted.checkpoint))
-        }
-        None => {
-            let found = find(name)?;
-            let (companions, chunk) = (found.companions()?, found.build(device)?);
-            let (config, checkpoint) = match found {
-                Found::HuggingFace(model) => (model.config().clone(), None),
-                Found::Checkpoint(checkpoint, config) => (*config, Some(*checkpoint)),
-            };
-            (companions, chunk, config, checkpoint)
-        }
+/// Opens a model, with its adapter if there is one.
+pub fn open(arguments: &ModelArguments, device: &Device) -> Result<LoadedModel, Failure> {
+    let ModelArguments { model: name, adapter } = arguments;
+    if let Some(adapter) = adapter {
+        return open_with(name, adapter, device);
+    }
+    if let Some(adapted) = Adapted::find(name)? {
+        return adapted.load(device);
+    }
+    let found = find(name)?;
+    let (companions, chunk) = (found.companions()?, found.build(device)?);
+    Ok(match found {
+        Found::HuggingFace(model) => companions.of_model(chunk, model.config().clone(), None),
+        Found::Checkpoint(checkpoint, config) => companions.of_model(chunk, *config, Some(*checkpoint)),
+    })
+}
+
+/// The model `name` with an adapter that stands elsewhere.
+fn open_with(name: &Path, adapter: &Path, device: &Device) -> Result<LoadedModel, Failure> {
+    let (root, path) = (locate(name)?, locate(adapter)?);
+    let needs = |expected: &str, of: &str| {
+        Failure::input(format!("{}: expected {expected}, as {} is an adapter {of}", name.display(), adapter.display()))
     };
-    let Companions { tokenizer, stop_tokens, chat_template, generation } = companions;
-    Ok(LoadedModel { chunk, config, tokenizer, stop_tokens, chat_template, generation, checkpoint })
+    if !PeftAdapter::is_in(&path) {
+        let checkpoint = open_checkpoint(&path)?;
+        if AdapterBase::named_by(&checkpoint).map_err(Failure::input)?.is_none() {
+            let text = "expected an adapter (adapter_config.json, or a checkpoint of a run with [peft]), found a checkpoint of a whole model";
+            return Err(Failure::input(format!("--adapter {}: {text}", adapter.display())));
+        }
+        if is_foreign(&root) {
+            return Err(needs("the checkpoint that it was trained on", "in Bridge's format"));
+        }
+        // One of the `iter_` folders stands for itself.
+        return Adapted::of(checkpoint, &root)?.load(device);
+    }
+    if !is_foreign(&root) {
+        return Err(needs("a Hugging Face folder", "in peft's format"));
+    }
+    let base = Found::HuggingFace(Box::new(HfModel::open(&root).map_err(Failure::input)?));
+    let Found::HuggingFace(model) = &base else { unreachable!("it was just made") };
+    let chunk = PeftAdapter::open(&path, model).and_then(|peft| peft.build(model, &device.clone().autodiff()));
+    let chunk = chunk.map_err(Failure::input)?.inference();
+    // Training may have changed the tokenizer, or its chat template.
+    let companions = match has_tokenizer(&path) {
+        true => Companions::in_folder(&path, model.eos_token_ids())?,
+        false => base.companions()?,
+    };
+    Ok(companions.of_model(chunk, model.config().clone(), None))
 }
 
 /// A decoder whose parameters are yet to be loaded.

@@ -1,7 +1,6 @@
 //! `bridge chat`: a conversation with a model, through its chat template.
 
 use std::io::{BufRead, IsTerminal};
-use std::path::PathBuf;
 
 use bridge_core::train::select_device;
 use bridge_data::chat::{ChatTemplate, Conversation, Ending};
@@ -13,15 +12,15 @@ use serde_json::{Value, json};
 
 use crate::continuation::{Prompt, Request, SamplingArguments, continue_text};
 use crate::failure::Failure;
-use crate::model_source::{LoadedModel, open};
+use crate::model_source::{LoadedModel, ModelArguments, open};
 use crate::output::{self, line};
 use crate::speech::{ErrorForm, Speech};
 
 /// The model, and how it answers.
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// A run by its name or folder, a checkpoint folder, one of its `iter_` folders, or a Hugging Face folder.
-    model: PathBuf,
+    #[command(flatten)]
+    model: ModelArguments,
     /// What the model is told before the conversation.
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
@@ -46,13 +45,13 @@ const HELP: &str = "/reset          forget the conversation
 pub fn run(arguments: &Arguments, speech: &Speech) -> Result<u8, Failure> {
     let device = select_device(&arguments.device).map_err(Failure::input)?;
     let model = open(&arguments.model, &device)?;
-    let tokenizer = model.tokenizer_of(&arguments.model)?;
+    let tokenizer = model.tokenizer_of(&arguments.model.model)?;
     let script = match &model.chat_template {
         Some(template) => Script::Template(template),
         None => {
             eprintln!(
                 "{} has no chat template (chat_template.jinja or tokenizer_config.json): what you write is continued as plain text",
-                arguments.model.display()
+                arguments.model.model.display()
             );
             if arguments.system.is_some() {
                 return Err(Failure::input("--system: only models with a chat template have a place for it"));

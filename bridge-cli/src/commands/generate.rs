@@ -4,7 +4,6 @@ use std::fs::File;
 use std::io::{IsTerminal, Read};
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileTypeExt;
-use std::path::PathBuf;
 
 use bridge_core::train::select_device;
 use bridge_data::chat::{Conversation, Ending};
@@ -18,14 +17,14 @@ use serde_json::json;
 use super::chat::stop_tokens;
 use crate::continuation::{Continued, Prompt, Request, SamplingArguments, continue_text, continue_texts};
 use crate::failure::Failure;
-use crate::model_source::{LoadedModel, open};
+use crate::model_source::{LoadedModel, ModelArguments, open};
 use crate::output::{self, line};
 
 /// The model, the prompts, and how to continue them.
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// A run by its name or folder, a checkpoint folder, one of its `iter_` folders, or a Hugging Face folder.
-    model: PathBuf,
+    #[command(flatten)]
+    model: ModelArguments,
     /// The text to continue; may be repeated. `-` stands for the lines of standard input, which is also read if it is a file or a pipe and
     /// there is no --prompt.
     #[arg(long, value_name = "TEXT")]
@@ -66,7 +65,7 @@ pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
     let device = select_device(&arguments.device).map_err(Failure::input)?;
     let texts = prompts(arguments)?;
     let model = open(&arguments.model, &device)?;
-    let tokenizer = model.tokenizer_of(&arguments.model)?;
+    let tokenizer = model.tokenizer_of(&arguments.model.model)?;
     let speaker = Speaker { arguments, model: &model, tokenizer, device: &device };
     let prompts = texts.iter().enumerate().map(|(number, text)| {
         let prompt = speaker.prompt(text);

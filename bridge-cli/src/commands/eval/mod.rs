@@ -24,7 +24,7 @@ use self::tasks::{Evaluation, TaskArguments};
 use super::split_name::SplitName;
 use super::text_sequences::TextSequences;
 use crate::failure::Failure;
-use crate::model_source::{LoadedModel, open};
+use crate::model_source::{LoadedModel, ModelArguments, open};
 use crate::output::line;
 use crate::progress;
 use crate::rooted::{root_paths, start_folder};
@@ -32,8 +32,8 @@ use crate::rooted::{root_paths, start_folder};
 /// The model to evaluate, and the data.
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// A run by its name or folder, a checkpoint folder, one of its `iter_` folders, or a Hugging Face folder.
-    model: PathBuf,
+    #[command(flatten)]
+    model: ModelArguments,
     /// Text files or globs to evaluate on instead of the recipe's data.
     #[arg(long, num_args = 1..)]
     text: Vec<String>,
@@ -84,7 +84,7 @@ pub fn run(arguments: &Arguments, verbosity: Verbosity) -> Result<u8, Failure> {
     let progress = progress::visible(verbosity);
     if arguments.tasks.are_given() {
         let evaluation = Evaluation {
-            tokenizer: model.tokenizer_of(&arguments.model)?,
+            tokenizer: model.tokenizer_of(&arguments.model.model)?,
             model: &model,
             device: &device,
             batch_size: arguments.micro_batch_size,
@@ -268,7 +268,7 @@ fn split_sequences(
 /// The text of `--text`, divided into sequences.
 fn text_sequences(arguments: &Arguments, model: &LoadedModel) -> Result<Sequences, Failure> {
     let tokenizer = model.tokenizer.clone().ok_or_else(|| {
-        Failure::input(format!("{}: there is no tokenizer (expected tokenizer.json)", arguments.model.display()))
+        Failure::input(format!("{}: there is no tokenizer (expected tokenizer.json)", arguments.model.model.display()))
     })?;
     let positions = model.config.max_position_embeddings;
     if let Some(length) = arguments.seq_length.filter(|length| *length > positions) {

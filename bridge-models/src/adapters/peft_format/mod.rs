@@ -69,6 +69,11 @@ impl Targets for Listed {
 }
 
 impl PeftAdapter {
+    /// Whether `folder` has an adapter in this format.
+    pub fn is_in(folder: &Path) -> bool {
+        folder.join(SETTINGS).is_file()
+    }
+
     /// Opens `folder`, an adapter of `base`.
     ///
     /// # Errors
