@@ -277,10 +277,15 @@ fn names_of_files(folder: &Path) -> Vec<String> {
         // What follows is a digest of what was asked for, samples and seed among it.
         (_, Some(at)) => name[..at].to_owned(),
         _ if name.contains("/metrics-") => "metrics of another run".to_owned(),
-        _ => name,
+        _ => name.split('/').map(|part| if is_name_of_run(part) { "RUN" } else { part }).collect::<Vec<_>>().join("/"),
     };
     let names: BTreeSet<String> = names_of_paths(folder).into_iter().map(shared).collect();
     names.into_iter().collect()
+}
+
+/// Whether a folder is called by the name that a run gave itself.
+fn is_name_of_run(part: &str) -> bool {
+    part.len() == 16 && part.chars().all(|letter| letter.is_ascii_hexdigit())
 }
 
 /// Kinds and sizes of the index files.

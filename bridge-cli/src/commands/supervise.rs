@@ -3,14 +3,14 @@
 
 use std::ffi::OsString;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::Path;
 use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
-use bridge_core::checkpoint::CheckpointStore;
+use bridge_core::config::CheckpointConfig;
 use bridge_core::logging::terminal::complain;
 use bridge_core::resilience::rerun::{EXIT_CODE_FAILED_ON_RESULT_VALIDATION, EXIT_CODE_RESUME_TO_DISAMBIGUATE};
 use bridge_core::resilience::{Signal, SignalWatcher};
+use bridge_core::train::{newest_save, overrides_of_restart};
 
 use crate::failure::Failure;
 
@@ -55,23 +55,26 @@ fn exit_code(code: Option<i32>) -> u8 {
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
 }
 
-/// Supervises this program's run, whose checkpoints are in `checkpoints`; returns its last exit code.
+/// Supervises this program's run, whose checkpoints are where `settings` say; returns its last exit code. Once it has saved, it goes on from that,
+/// whatever it began from.
 ///
 /// # Errors
 /// If signals cannot be watched, or the process cannot be started.
-pub fn supervise(max_restarts: u32, checkpoints: &Path) -> Result<u8, Failure> {
+pub fn supervise(max_restarts: u32, settings: &CheckpointConfig) -> Result<u8, Failure> {
     // What `nohup` has said to ignore stays ignored.
     let heeded: Vec<Signal> = Signal::ALL.into_iter().filter(|signal| !signal.is_ignored()).collect();
     let signals = SignalWatcher::install(&heeded).map_err(Failure::run)?;
     let (mut restarts, mut fruitless) = (0, 0);
+    let begun = newest_save(settings);
     loop {
-        let before = newest(checkpoints);
-        let status = run_once(&signals)?;
+        let before = newest_save(settings);
+        let overrides = if before > begun { overrides_of_restart(settings) } else { Vec::new() };
+        let status = run_once(&signals, &overrides)?;
         let (code, why) = match End::of(status) {
             End::Final(code) => return Ok(code),
             End::Failed(code, why) => (code, why),
         };
-        let now = newest(checkpoints);
+        let now = newest_save(settings);
         fruitless = if now > before { 0 } else { fruitless + 1 };
         let give_up = |because: &str| complain(&format!("the run {why}; {because}"));
         if signals.received().is_some() {
@@ -95,18 +98,12 @@ pub fn supervise(max_restarts: u32, checkpoints: &Path) -> Result<u8, Failure> {
     }
 }
 
-/// The iteration of the newest checkpoint.
-fn newest(checkpoints: &Path) -> Option<u64> {
-    // Without a folder there is none yet; what cannot be read the run itself reports.
-    let store = CheckpointStore::open(checkpoints).ok()?;
-    store.list().ok()?.into_iter().filter(|summary| summary.is_complete()).filter_map(|summary| summary.iteration).max()
-}
-
-/// Starts this program again without the option, in a process group of its own, and hands signals on until it ends.
-fn run_once(signals: &SignalWatcher) -> Result<ExitStatus, Failure> {
+/// Starts this program again without the option, with `overrides`, in a process group of its own, and hands signals on until it ends.
+fn run_once(signals: &SignalWatcher, overrides: &[String]) -> Result<ExitStatus, Failure> {
     let program = std::env::current_exe().map_err(Failure::run)?;
     let mut child = Command::new(program)
         .args(without_option(std::env::args_os().skip(1)))
+        .args(overrides)
         .process_group(0)
         .spawn()
         .map_err(|error| Failure::run(format!("the run cannot be started: {error}")))?;

@@ -134,8 +134,9 @@ impl Arguments {
         if self.ui == Ui::Tui {
             return Err(Failure::input("--max-restarts: the dashboard of --ui tui needs the terminal for itself"));
         }
-        match &self.read()?.checkpoint.save {
-            Some(checkpoints) => supervise(max_restarts, checkpoints),
+        let settings = self.read()?.checkpoint.clone();
+        match settings.save {
+            Some(_) => supervise(max_restarts, &settings),
             None => Err(Failure::input("--max-restarts needs checkpoint.save: a run that saves nothing begins again")),
         }
     }

@@ -1,4 +1,4 @@
-//! Messages from the other ranks to the first one, as JSON. Their meaning belongs to the callers.
+//! Messages between the first rank and the others, as JSON. Their meaning belongs to the callers.
 
 use bridge_dist::comm::Group;
 use serde::Serialize;
@@ -37,4 +37,21 @@ pub(super) fn collect<T: DeserializeOwned>(
         );
     }
     Ok(all)
+}
+
+/// Hands the first rank's `value` to all ranks; the others have `None`. Every rank gets it as it is after the journey.
+pub(super) fn share<T: Serialize + DeserializeOwned>(
+    group: &Group,
+    value: Option<&T>,
+    what: &'static str,
+) -> Result<T, CheckpointError> {
+    let bad = |error: serde_json::Error| CheckpointError::invalid_snapshot(what, error.to_string());
+    let mut bytes = value.map_or(Ok(Vec::new()), serde_json::to_vec).map_err(bad)?;
+    if group.size() > 1 {
+        let mut length = [bytes.len() as i64];
+        group.broadcast((&mut length).into(), 0)?;
+        bytes.resize(usize::try_from(length[0]).unwrap_or(0), 0);
+        group.broadcast((&mut bytes).into(), 0)?;
+    }
+    serde_json::from_slice(&bytes).map_err(bad)
 }

@@ -15,6 +15,7 @@
 //!   latest_checkpointed_iteration.txt    decimal step of the checkpoint to resume from
 //!   best_checkpointed_iteration.txt      decimal step of the checkpoint with the lowest validation loss, which is never deleted
 //!   checkpoint_journal.json              state of the last save; distinguishes an interrupted save from a damaged pointer
+//!   run_identity.txt                     names the run to its temporary saves, which lie elsewhere
 //!   .tmp-iter_0000200/                   a save in progress, or the remains of a killed one; never read
 //!   .old-iter_0000100/                   the checkpoint being replaced, on file systems that cannot swap two folders
 //!   .trash-iter_0000050/                 a deletion in progress; never read
@@ -34,6 +35,8 @@
 //! ranks or on none. [`Checkpoint::load_local`] reads a rank's part in any other layout, and only its bytes. While the first rank searches
 //! for the checkpoint to load, all ranks verify their share of its files ([`look_together`]).
 //!
+//! A checkpoint can also be written in pieces ([`PiecesWriter`]), a rank's in a folder of its own machine, and put together again ([`assemble`]).
+//!
 //! # Writing and reading
 //!
 //! ```ignore
@@ -46,6 +49,7 @@
 //! };
 //! ```
 
+mod assembly;
 mod async_saver;
 mod checksum;
 mod error;
@@ -55,6 +59,7 @@ mod journal;
 mod local;
 mod metadata;
 mod names;
+mod pieces;
 mod progress;
 mod reader;
 mod resolve;
@@ -73,14 +78,17 @@ mod writer;
 #[cfg(test)]
 mod tests;
 
+pub use assembly::{Assembled, Assembly, Machine, assemble};
 pub use async_saver::AsyncSaver;
 pub use checksum::Checksum;
 pub use error::{CheckpointError, Damage, DamagedCheckpoint, RootFault, SkippedCheckpoint};
 pub use local::{Cut, LocalShard};
 pub use metadata::{FORMAT_VERSION, FileRecord, Metadata, SliceRecord, TensorRecord};
 pub use names::{
-    BEST_FILE, JOURNAL_FILE, LATEST_FILE, METADATA_FILE, RUN_CONFIG_FILE, TRAIN_STATE_FILE, iteration_folder_name,
+    BEST_FILE, IDENTITY_FILE, JOURNAL_FILE, LATEST_FILE, METADATA_FILE, RUN_CONFIG_FILE, TRAIN_STATE_FILE,
+    iteration_folder_name,
 };
+pub use pieces::{PiecesWriter, Replication};
 pub use progress::{ProgressFn, SaveProgress};
 pub use reader::Checkpoint;
 pub use resolve::{LoadReport, LoadRequest, Notice, OnDamaged, Resolution, Resolved};

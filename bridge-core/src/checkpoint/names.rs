@@ -12,6 +12,8 @@ pub const LATEST_FILE: &str = "latest_checkpointed_iteration.txt";
 pub const BEST_FILE: &str = "best_checkpointed_iteration.txt";
 /// The file of a root that records the state of the last save.
 pub const JOURNAL_FILE: &str = "checkpoint_journal.json";
+/// The file of a root that names its run to saves that lie elsewhere.
+pub const IDENTITY_FILE: &str = "run_identity.txt";
 /// The extension of shard files.
 pub(super) const SHARD_EXTENSION: &str = ".safetensors";
 

@@ -103,7 +103,11 @@ impl ShardedWriter {
 }
 
 /// Exchanges the outcome of a piece of work among all ranks, so that they fail together.
-fn agree<T>(group: &Group, doing: &'static str, result: Result<T, CheckpointError>) -> Result<T, CheckpointError> {
+pub(super) fn agree<T>(
+    group: &Group,
+    doing: &'static str,
+    result: Result<T, CheckpointError>,
+) -> Result<T, CheckpointError> {
     if group.size() == 1 {
         return result;
     }

@@ -51,7 +51,7 @@ impl RootState {
     }
 }
 
-fn read_entries(root: &Path) -> Result<BTreeMap<u64, RootEntry>, CheckpointError> {
+pub(super) fn read_entries(root: &Path) -> Result<BTreeMap<u64, RootEntry>, CheckpointError> {
     let reading = || CheckpointError::io("read folder", root);
     let listing = match fs::read_dir(root) {
         Err(e) if e.kind() == io::ErrorKind::NotFound && fs::symlink_metadata(root).is_err() => {

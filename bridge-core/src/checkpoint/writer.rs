@@ -157,7 +157,8 @@ impl CheckpointWriter {
         run: &RunFiles,
         shards: &[WrittenShard],
     ) -> Result<SaveReport, CheckpointError> {
-        let outcome = staging.complete(run, shards).and_then(|(checksum, bytes)| {
+        let saved_at = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+        let outcome = staging.complete(run, (shards, shards), saved_at).and_then(|(checksum, bytes)| {
             self.make_latest(&staging, checksum)?;
             self.mark_best(run.best)?;
             Ok(bytes)
@@ -302,15 +303,26 @@ impl Staging {
         let _ = remove_all(&self.folder);
     }
 
-    /// Writes all files except shards and syncs the folder. Returns the checksum of the metadata and the bytes of all files.
-    fn complete(&self, run: &RunFiles, shards: &[WrittenShard]) -> Result<(Checksum, u64), CheckpointError> {
+    /// The temporary folder.
+    pub(super) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Writes all files except shards, of which those that are `held` must be here, and syncs the folder. Returns the checksum of the metadata
+    /// and the bytes of all files.
+    pub(super) fn complete(
+        &self,
+        run: &RunFiles,
+        (shards, held): (&[WrittenShard], &[WrittenShard]),
+        saved_at_unix_seconds: u64,
+    ) -> Result<(Checksum, u64), CheckpointError> {
         if run.train_state.step != self.iteration {
             let reason = format!("its step is {}, the save is of iteration {}", run.train_state.step, self.iteration);
             return Err(CheckpointError::invalid_snapshot(TRAIN_STATE_FILE, reason));
         }
         let mut files = self.write_run_files(run)?;
         let tensors = merge_shards(shards, &mut files)?;
-        for shard in shards {
+        for shard in held {
             let path = self.folder.join(&shard.file);
             let found = fs::metadata(&path).map_err(CheckpointError::io("find the shard", &path))?.len();
             if found != shard.size {
@@ -318,7 +330,6 @@ impl Staging {
                 return Err(CheckpointError::invalid_snapshot(&shard.file, reason));
             }
         }
-        let saved_at_unix_seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
         let metadata = Metadata {
             format_version: FORMAT_VERSION,
             producer: self.options.producer.clone(),

@@ -1,7 +1,7 @@
 //! When to save, and when to stop.
 
 use super::TrainError;
-use super::checkpointing::save_checkpoint;
+use super::checkpointing::{save_checkpoint, save_temporarily};
 use super::exit_reason::ExitReason;
 use super::run::TrainingRun;
 use super::subsystem::Verdict;
@@ -18,9 +18,12 @@ pub(super) fn checkpoint_and_decide_exit(
     let reason = reason.or_else(|| verdict.exit.map(|(code, why)| ExitReason::Subsystem(code, why)));
     let reason = reason.or_else(|| due(run.config.train.exit_interval).then_some(ExitReason::Interval(step)));
     let interval_save = due(run.config.checkpoint.save_interval) || due(run.config.checkpoint.save_retain_interval);
-    if run.saves() && (interval_save || verdict.saves || reason.is_some()) && run.outputs.last_saved_step != Some(step)
-    {
-        save_checkpoint(run)?;
+    if run.saves() && run.outputs.last_saved_step != Some(step) {
+        if interval_save || verdict.saves || reason.is_some() {
+            save_checkpoint(run)?;
+        } else if due(run.config.checkpoint.non_persistent_save_interval) {
+            save_temporarily(run)?;
+        }
     }
     Ok(reason)
 }

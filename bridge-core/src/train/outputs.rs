@@ -2,7 +2,7 @@
 
 use bridge_dist::mesh::ProcessGroups;
 
-use super::checkpointing::Saver;
+use super::checkpointing::{Saver, Temporary};
 use super::lock::RunLock;
 use super::report::GlobalState;
 use super::reporter::Reporter;
@@ -15,6 +15,8 @@ pub(super) struct Outputs {
     pub reporter: Reporter,
     /// `None` without `checkpoint.save`.
     pub saver: Option<Saver>,
+    /// `None` without `checkpoint.non_persistent_save_interval`.
+    pub temporary: Option<Temporary>,
     /// Locks on the run's folders, on rank 0 until the run ends.
     pub lock: Option<RunLock>,
     pub last_saved_step: Option<u64>,
@@ -39,6 +41,13 @@ impl Outputs {
         let saved = self.saver.as_mut().map_or(Ok(None), Saver::finish);
         if let Ok(report) = &saved {
             self.saved_in_background(state, groups, report.as_ref());
+        }
+        // What temporary saves hold is on disk for good.
+        if saved.is_ok()
+            && self.last_saved_step == Some(state.train_state.step)
+            && let Some(Err(error)) = self.temporary.as_ref().map(Temporary::remove)
+        {
+            self.reporter.warn(&format!("temporary saves were not deleted: {error}"));
         }
         self.reporter.finish(state, ending);
         self.lock = None;

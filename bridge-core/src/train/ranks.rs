@@ -125,6 +125,15 @@ pub(super) fn local_rank(world: &Group) -> Result<LocalRank, CommError> {
     Ok(LocalRank::among(&machines(world)?, world.rank()))
 }
 
+/// The first rank on the machine of this one. All ranks call this together.
+pub(super) fn first_of_machine(world: &Group) -> Result<usize, CommError> {
+    if world.size() == 1 {
+        return Ok(0);
+    }
+    let machines = machines(world)?;
+    Ok(machines.iter().position(|machine| *machine == machines[world.rank()]).unwrap_or(0))
+}
+
 /// The value of each rank on this machine.
 pub(super) fn on_this_machine(world: &Group, value: u64) -> Result<Vec<u64>, CommError> {
     if world.size() == 1 {

@@ -9,7 +9,7 @@ use bridge_dist::mesh::ProcessGroups;
 use burn::tensor::{Device, FloatDType};
 use bytes::Bytes;
 
-use super::checkpointing::{Saver, Start, find_start, read_files, restore};
+use super::checkpointing::{Saver, Start, Temporary, find_start, read_files, restore};
 use super::convert;
 use super::data::RunData;
 use super::data_errors::name_setting;
@@ -158,6 +158,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     );
     let lock = ranks::agree(groups, "opening logs", opened)?;
     let saver = Saver::open(&config, groups)?;
+    let temporary = Temporary::open(&config, groups, begun.step)?;
     let timers = Arc::new(timers(&config, &checked.device.clone().without_autodiff()));
     let provider = options.overrides.unwrap_or_else(|| Box::new(convert::standard_overrides(&config)));
     let parts = Parts { checked, forward_step: options.forward_step, provider, padded_vocab_size };
@@ -176,7 +177,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
             lineage: known.record,
             padded_vocab_size,
         },
-        outputs: Outputs { reporter, saver, lock, last_saved_step: None },
+        outputs: Outputs { reporter, saver, temporary, lock, last_saved_step: None },
         state: GlobalState { config: Arc::clone(&config), train_state: TrainState::default() },
         groups: options.groups,
         last_validation: None,
@@ -188,6 +189,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     };
     if let Some(start) = &start {
         restore(&mut run, start).map_err(|error| lineage.explain(error))?;
+        start.is_loaded();
     }
     begin(&mut run)?;
     Ok(run)

@@ -1,11 +1,11 @@
 //! `[checkpoint]`.
 
-use super::super::contexts::{text, tiny, tiny_with};
+use super::super::contexts::{on, text, tiny, tiny_with};
 use super::super::row::{AS_IT_IS, Row, row, switch};
 use super::super::run::Run;
 
 pub fn rows() -> Vec<Row> {
-    [saves(), loads()].concat()
+    [saves(), loads(), temporary()].concat()
 }
 
 /// A run that goes on from step 2 to step 4, where it has what it needs.
@@ -26,6 +26,38 @@ fn saves() -> Vec<Row> {
         row("checkpoint.save_rng", &tiny(), &[AS_IT_IS, "false"]).moves("state"),
         row("checkpoint.save_tokenizer_assets", &text(), &[AS_IT_IS, "false"]).moves("files"),
         switch("checkpoint.async_save", &tiny_with(&["logger.log_progress=true"])).moves("progress"),
+    ]
+}
+
+/// Runs that end with an error, so that their temporary saves stay.
+fn temporary() -> Vec<Row> {
+    let broken = [
+        "train.train_iters=40",
+        "optimizer.lr=1000",
+        "optimizer.min_lr=1000",
+        "optimizer.clip_grad=0.0",
+        "scheduler.lr_warmup_iters=null",
+        "checkpoint.non_persistent_save_interval=1",
+    ];
+    let global = tiny_with(&broken).with(&["checkpoint.non_persistent_ckpt_type=global"]);
+    let local = ["checkpoint.non_persistent_ckpt_type=local", "checkpoint.non_persistent_local_ckpt_dir=local"];
+    let alone = tiny_with(&broken).with(&local);
+    let four = on(4, &broken).with(&local);
+    let copied = four.with(&["checkpoint.replication=true", "checkpoint.replication_jump=1"]);
+    vec![
+        row("checkpoint.non_persistent_save_interval", &global, &["1", "100"]).moves("console files"),
+        row(
+            "checkpoint.non_persistent_ckpt_type",
+            &tiny_with(&["checkpoint.non_persistent_save_interval=1"]),
+            &["global", "local & checkpoint.non_persistent_local_ckpt_dir=local", "in_memory"],
+        )
+        .moves("console"),
+        row("checkpoint.non_persistent_global_ckpt_dir", &global, &[AS_IT_IS, "elsewhere"]).moves("console files"),
+        row("checkpoint.non_persistent_local_ckpt_dir", &alone, &["local", "elsewhere"]).moves("console files"),
+        row("checkpoint.replication", &four, &[AS_IT_IS, "true & checkpoint.replication_jump=1"])
+            .moves("console files"),
+        row("checkpoint.replication_jump", &copied, &["1", "2"]).moves("files"),
+        row("checkpoint.replication_factor", &copied, &["2", "4"]).moves("console files"),
     ]
 }
 

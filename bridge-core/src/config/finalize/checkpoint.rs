@@ -1,9 +1,10 @@
 //! The rules of `[checkpoint]`.
 
 use super::super::changes::{MODEL, TOKENIZER, concerns};
-use super::super::choice::OnDamaged;
+use super::super::choice::{NonPersistentType, OnDamaged};
 use super::super::error::{ConfigError, ErrorKind};
 use super::super::section::Section;
+use super::super::sections::CheckpointConfig;
 use super::super::spec::Concerns;
 use super::Draft;
 
@@ -14,6 +15,8 @@ pub(super) fn check(draft: &mut Draft<'_>) {
     state_is_loaded(draft);
     retained_are_saved(draft);
     changes_are_of_the_model(draft);
+    temporary_saves(draft);
+    replicas(draft);
     let checkpoint = draft.recipe.checkpoint.clone();
     if checkpoint.most_recent_k == Some(0) {
         let message = "would keep no checkpoint; -1 keeps all";
@@ -23,6 +26,8 @@ pub(super) fn check(draft: &mut Draft<'_>) {
         ("checkpoint.save", &checkpoint.save),
         ("checkpoint.load", &checkpoint.load),
         ("checkpoint.pretrained_checkpoint", &checkpoint.pretrained_checkpoint),
+        ("checkpoint.non_persistent_global_ckpt_dir", &checkpoint.non_persistent_global_ckpt_dir),
+        ("checkpoint.non_persistent_local_ckpt_dir", &checkpoint.non_persistent_local_ckpt_dir),
     ] {
         let is_empty = path.as_ref().is_some_and(|path| path.as_os_str().is_empty());
         draft.require(!is_empty, key, "is not the name of a folder");
@@ -34,6 +39,7 @@ fn saving_needs_a_folder(draft: &mut Draft<'_>) {
     let settings = [
         ("checkpoint.save_interval", checkpoint.save_interval.is_some()),
         ("checkpoint.save_retain_interval", checkpoint.save_retain_interval.is_some()),
+        ("checkpoint.non_persistent_save_interval", checkpoint.non_persistent_save_interval.is_some()),
         ("checkpoint.most_recent_k", checkpoint.most_recent_k.is_some_and(|k| k != -1)),
         ("checkpoint.async_save", checkpoint.async_save),
         ("checkpoint.keep_best", checkpoint.keep_best),
@@ -109,6 +115,77 @@ fn changes_are_of_the_model(draft: &mut Draft<'_>) {
                 format!("need not name {name:?}: it does not change what the model computes, and may change anyway");
             draft.error(ErrorKind::Conflict, key, message);
         }
+    }
+}
+
+/// Saves between the others: how often, and where.
+fn temporary_saves(draft: &mut Draft<'_>) {
+    let settings = draft.recipe.checkpoint.clone();
+    let kind = settings.non_persistent_ckpt_type;
+    draft.require(
+        settings.non_persistent_save_interval.is_none() || kind.is_some(),
+        "checkpoint.non_persistent_save_interval",
+        "needs checkpoint.non_persistent_ckpt_type, which says where these saves lie",
+    );
+    draft.require(
+        settings.non_persistent_save_interval.is_some() || kind.is_none(),
+        "checkpoint.non_persistent_ckpt_type",
+        "needs checkpoint.non_persistent_save_interval",
+    );
+    draft.require(
+        settings.non_persistent_global_ckpt_dir.is_none() || kind == Some(NonPersistentType::Global),
+        "checkpoint.non_persistent_global_ckpt_dir",
+        "has no effect without checkpoint.non_persistent_ckpt_type = \"global\"",
+    );
+    let is_local = kind == Some(NonPersistentType::Local);
+    draft.require(
+        settings.non_persistent_local_ckpt_dir.is_none() || is_local,
+        "checkpoint.non_persistent_local_ckpt_dir",
+        "has no effect without checkpoint.non_persistent_ckpt_type = \"local\"",
+    );
+    draft.require(
+        settings.non_persistent_local_ckpt_dir.is_some() || !is_local,
+        "checkpoint.non_persistent_ckpt_type",
+        "= \"local\" needs checkpoint.non_persistent_local_ckpt_dir",
+    );
+    let interval = settings.non_persistent_save_interval.zip(settings.save_interval);
+    draft.require(
+        interval.is_none_or(|(temporary, persistent)| !temporary.is_multiple_of(persistent.max(1))),
+        "checkpoint.non_persistent_save_interval",
+        "has no effect: checkpoint.save_interval saves at each of these steps for good",
+    );
+}
+
+/// Copies of temporary saves at other ranks.
+fn replicas(draft: &mut Draft<'_>) {
+    let settings = draft.recipe.checkpoint.clone();
+    let in_pieces =
+        matches!(settings.non_persistent_ckpt_type, Some(NonPersistentType::Local | NonPersistentType::InMemory));
+    if !settings.replication {
+        for (key, is_set) in [
+            ("checkpoint.replication_jump", settings.replication_jump.is_some()),
+            (
+                "checkpoint.replication_factor",
+                settings.replication_factor != CheckpointConfig::default().replication_factor,
+            ),
+        ] {
+            draft.require(!is_set, key, "has no effect without checkpoint.replication");
+        }
+        return;
+    }
+    let message = "needs checkpoint.non_persistent_ckpt_type = \"local\" or \"in_memory\": other saves are not on one machine alone";
+    draft.require(in_pieces, "checkpoint.replication", message);
+    let Some(jump) = settings.replication_jump else {
+        let message =
+            "needs checkpoint.replication_jump; the number of ranks of a machine puts copies on other machines";
+        return draft.error(ErrorKind::Conflict, "checkpoint.replication", message);
+    };
+    let (world, block) = (draft.world.size, jump.saturating_mul(settings.replication_factor));
+    if world > 1 && !world.is_multiple_of(block.max(1)) {
+        let message = format!(
+            "{world} ranks do not divide into groups of checkpoint.replication_jump * checkpoint.replication_factor = {block}"
+        );
+        draft.error(ErrorKind::Conflict, "checkpoint.replication_jump", message);
     }
 }
 

@@ -42,20 +42,16 @@ section! {
         load_main_params_from_ckpt: bool = false
             => not_built("master weights without the rest of the optimizer state; load_optim = true loads all of it");
         /// Steps between temporary saves.
-        non_persistent_save_interval: Option<usize> = None, Limits::POSITIVE
-            => not_built("temporary saves between the others; save_interval with most_recent_k keeps few checkpoints");
-        /// Kind of temporary save.
-        non_persistent_ckpt_type: Option<NonPersistentType> = None
-            => not_built("where the saves of non_persistent_save_interval go");
-        /// Folder of global temporary saves.
-        non_persistent_global_ckpt_dir: Option<PathBuf> = None
-            => not_built("the shared folder of non_persistent_save_interval");
-        /// Folder of local temporary saves.
-        non_persistent_local_ckpt_dir: Option<PathBuf> = None
-            => not_built("the folder on each node of non_persistent_save_interval");
+        non_persistent_save_interval: Option<usize> = None, Limits::POSITIVE;
+        /// Where temporary saves lie: in one folder for all ranks, on each machine's disk, or in its memory.
+        non_persistent_ckpt_type: Option<NonPersistentType> = None;
+        /// Folder of global temporary saves; by default `non_persistent` in `save`.
+        non_persistent_global_ckpt_dir: Option<PathBuf> = None;
+        /// Folder of local temporary saves, on each machine.
+        non_persistent_local_ckpt_dir: Option<PathBuf> = None;
         /// Layout of local temporary saves.
         non_persistent_local_ckpt_algo: LocalCkptAlgo = LocalCkptAlgo::FullyParallel
-            => not_built("how local saves of non_persistent_save_interval are divided among ranks");
+            => not_built("every rank saving all that it holds, though others save the same; replication keeps copies elsewhere");
         /// Load weights only and start at step 0.
         finetune: bool = false;
         /// Base weights: a checkpoint folder, a Hugging Face folder, or a GGUF file.
@@ -145,13 +141,12 @@ section! {
             => no_counterpart("a way to gather state for dist_ckpt_optim_fully_reshardable; no state is gathered");
         /// Copy tokenizer files.
         save_tokenizer_assets: bool = true;
-        /// Local replicas.
-        replication: bool = false => not_built("copies of local checkpoints on other nodes");
-        /// Distance of replicas.
-        replication_jump: Option<usize> = None, Limits::POSITIVE
-            => not_built("the distance between the copies of replication");
-        /// Number of replicas.
-        replication_factor: usize = 2, Limits::POSITIVE => not_built("the number of copies of replication");
+        /// Copies of local and in-memory temporary saves at other ranks.
+        replication: bool = false;
+        /// Distance between the ranks that keep copies of each other's temporary saves.
+        replication_jump: Option<usize> = None, Limits::POSITIVE;
+        /// Number of ranks that have each part of a temporary save.
+        replication_factor: usize = 2, Limits::at_least(2.0);
         /// A manager in code.
         custom_manager_class: Option<String> = None => not_built("a Python class that saves and loads");
         /// What to do with a damaged checkpoint (ours).

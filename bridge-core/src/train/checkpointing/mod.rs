@@ -6,6 +6,8 @@ mod restore;
 mod save;
 mod saver;
 mod sources;
+mod start;
+mod temporary;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -21,10 +23,13 @@ use crate::model::{Declaration, ModelChunk};
 pub use base::{AdapterBase, open_base};
 pub(super) use foreign::check_foreign;
 pub use restore::load_parameters;
-pub(super) use restore::{Start, find_start, restore};
-pub(super) use save::save_checkpoint;
+pub(super) use restore::restore;
+pub(super) use save::{save_checkpoint, save_temporarily};
 pub(super) use saver::Saver;
 pub use sources::load_adapted;
+pub(super) use start::{Start, find_start};
+pub(super) use temporary::Temporary;
+pub use temporary::newest_save;
 
 /// Prefix of the optimizer's tensors in a checkpoint.
 const OPTIMIZER_PREFIX: &str = "optimizer.";

@@ -1,165 +1,23 @@
-//! Loading: which checkpoint a run starts from, and what each rank reads of it, whatever the layout it was saved at.
+//! Loading: what each rank reads of the checkpoint that its run starts from, whatever the layout it was saved at.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
 
 use bridge_dist::comm::ReduceOp;
 use bridge_dist::mesh::ProcessGroups;
 use burn::tensor::{FloatDType, Tensor};
 use serde_json::{Map, Value};
 
-use super::foreign::{import, pretrained_root};
 use super::sources::Sources;
+use super::start::Start;
 use super::{OPTIMIZER_PREFIX, device_tensor, local_shards};
-use crate::checkpoint::{
-    Checkpoint, CheckpointError, CheckpointStore, DType, LoadRequest, OnDamaged, Resolution, TrainState, Verification,
-    Verifier, look_together,
-};
-use crate::config::{self, RunConfig};
+use crate::checkpoint::{Checkpoint, CheckpointError, DType, TrainState};
+use crate::config::RunConfig;
 use crate::model::{Adapter, Declaration, ModelChunk};
 use crate::optim::{OptimizerState, Sharding};
 use crate::schedule::{OnStateMismatch, SchedulerStateError, StateMismatch};
-use crate::train::registry::Weights;
 use crate::train::run::TrainingRun;
 use crate::train::subsystem::Loaded;
 use crate::train::{TrainError, convert, ranks};
-
-/// Which checkpoint a run starts from.
-pub(in crate::train) struct Start {
-    /// The checkpoint, verified.
-    pub(in crate::train) checkpoint: Checkpoint,
-    /// Whether only the weights are taken and the run starts at step 0.
-    pub(in crate::train) weights_only: bool,
-    /// Whether it is `checkpoint.pretrained_checkpoint`.
-    pub(in crate::train) is_pretrained: bool,
-    /// Where `checkpoint.pretrained_checkpoint` has its checkpoints, if it is given.
-    pub(super) pretrained_root: Option<PathBuf>,
-    /// What to tell the user; empty on all ranks but the first.
-    pub(in crate::train) message: String,
-}
-
-impl Start {
-    /// The counters the run starts from.
-    pub(in crate::train) fn train_state(&self) -> Result<TrainState, CheckpointError> {
-        if self.weights_only { Ok(TrainState::default()) } else { self.checkpoint.train_state() }
-    }
-}
-
-/// Finds what `checkpoint.load` (by default `checkpoint.save`), `ckpt_step` and `pretrained_checkpoint` ask for. All ranks call this
-/// together: the first one looks, all verify their shares of what it comes by, and the others open what it has found.
-pub(in crate::train) fn find_start(
-    config: &RunConfig,
-    sorts: &[Weights],
-    groups: &ProcessGroups,
-) -> Result<Option<Start>, TrainError> {
-    let looked = look_together(groups.world(), |verifier| look(config, sorts, verifier))?;
-    let found = ranks::agree(groups, "looking for a checkpoint", looked.unwrap_or(Ok(None)))?;
-    if groups.world().size() == 1 {
-        return Ok(found);
-    }
-    let mut shared = [NONE, 0];
-    if let Some(start) = &found {
-        let place = if start.is_pretrained { PRETRAINED } else { LOADED };
-        shared = [place, start.checkpoint.iteration() as i64];
-    }
-    groups.world().broadcast((&mut shared).into(), 0)?;
-    let opened = if ranks::is_first(groups) { Ok(found) } else { open_found(config, sorts, shared) };
-    ranks::agree(groups, "opening a checkpoint", opened)
-}
-
-/// Where the first rank found a checkpoint.
-const NONE: i64 = 0;
-const LOADED: i64 = 1;
-const PRETRAINED: i64 = 2;
-
-/// Opens what the first rank has verified.
-fn open_found(
-    config: &RunConfig,
-    sorts: &[Weights],
-    [place, iteration]: [i64; 2],
-) -> Result<Option<Start>, TrainError> {
-    let settings = &config.checkpoint;
-    let is_pretrained = place == PRETRAINED;
-    let root = match place {
-        NONE => return Ok(None),
-        PRETRAINED => pretrained_root(config, sorts),
-        _ => load_root(config).map(Path::to_owned),
-    };
-    let root = root.ok_or_else(|| TrainError::Internal("the ranks load from different places".into()))?;
-    let checkpoint = CheckpointStore::open(root)?.open_iteration(iteration as u64, Verification::Sizes)?;
-    let weights_only = is_pretrained || settings.finetune;
-    let pretrained_root = pretrained_root(config, sorts);
-    Ok(Some(Start { checkpoint, weights_only, is_pretrained, pretrained_root, message: String::new() }))
-}
-
-fn load_root(config: &RunConfig) -> Option<&Path> {
-    config.checkpoint.load.as_deref().or(config.checkpoint.save.as_deref())
-}
-
-fn look(config: &RunConfig, sorts: &[Weights], verifier: &Verifier<'_>) -> Result<Option<Start>, TrainError> {
-    let settings = &config.checkpoint;
-    let on_damaged = match settings.on_damaged {
-        config::OnDamaged::Error => OnDamaged::Error,
-        config::OnDamaged::Fallback => OnDamaged::Fallback,
-    };
-    let request =
-        LoadRequest { ckpt_step: settings.ckpt_step.map(|step| step as u64), on_damaged, ..LoadRequest::default() };
-    let load = load_root(config);
-    if let Some(load) = load
-        && let Resolution::Found(found) = CheckpointStore::open(load)?.resolve_with(&request, verifier)?
-    {
-        let mut message = String::new();
-        if !found.report.is_empty() {
-            message = format!("{}\n", found.report);
-        }
-        message += &format!(
-            "{} from {} (iteration {})",
-            if settings.finetune { "fine-tuning" } else { "resuming" },
-            found.checkpoint.path().display(),
-            found.checkpoint.iteration()
-        );
-        // An adapter goes on with its base.
-        if config.peft.is_some() {
-            message.extend(import(config, sorts)?.map(|imported| format!("\n{imported}")));
-        }
-        return Ok(Some(Start {
-            checkpoint: found.checkpoint,
-            weights_only: settings.finetune,
-            is_pretrained: false,
-            pretrained_root: pretrained_root(config, sorts),
-            message,
-        }));
-    }
-    if let Some(pretrained) = pretrained_root(config, sorts) {
-        let imported = import(config, sorts)?;
-        let request = LoadRequest { on_damaged, ..LoadRequest::default() };
-        return match CheckpointStore::open(&pretrained)?.resolve_with(&request, verifier)? {
-            Resolution::Found(found) => {
-                let message = format!("starting from the weights in {}", found.checkpoint.path().display());
-                let message = imported.into_iter().chain([message]).collect::<Vec<_>>().join("\n");
-                Ok(Some(Start {
-                    checkpoint: found.checkpoint,
-                    weights_only: true,
-                    is_pretrained: true,
-                    pretrained_root: Some(pretrained),
-                    message,
-                }))
-            }
-            Resolution::NothingFound { searched } => {
-                Err(TrainError::NoCheckpoint { key: "checkpoint.pretrained_checkpoint", path: searched })
-            }
-        };
-    }
-    match (&settings.load, load) {
-        (_, Some(path)) if settings.exit_on_missing_checkpoint => {
-            Err(TrainError::NoCheckpoint { key: "checkpoint.load", path: path.to_owned() })
-        }
-        (Some(path), _) if settings.ckpt_step.is_some() => {
-            Err(TrainError::NoCheckpoint { key: "checkpoint.load", path: path.clone() })
-        }
-        _ => Ok(None),
-    }
-}
 
 /// Restores a run from `start`. All ranks call this together; each reads only what it holds.
 pub(in crate::train) fn restore(run: &mut TrainingRun, start: &Start) -> Result<(), TrainError> {

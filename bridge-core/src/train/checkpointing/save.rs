@@ -19,11 +19,7 @@ use crate::train::{TrainError, lineage, ranks, vocabulary};
 /// Saves a checkpoint of the run as it is now; all ranks call this together. With `async_save` this returns once the state is copied.
 pub(in crate::train) fn save_checkpoint(run: &mut TrainingRun) -> Result<(), TrainError> {
     let step = run.state.train_state.step;
-    run.training.settle_parameters()?;
-    let mut state = Map::new();
-    let (doors, mut context) = run.doors();
-    doors.on_save(&mut context, &mut state)?;
-    let snapshot = ranks::agree(&run.groups, "preparing a checkpoint", snapshot(run, state))?;
+    let snapshot = prepare(run)?;
     let (Some(saver), Some(root)) = (&mut run.outputs.saver, &run.config.checkpoint.save) else {
         return Ok(());
     };
@@ -37,6 +33,43 @@ pub(in crate::train) fn save_checkpoint(run: &mut TrainingRun) -> Result<(), Tra
     }
     let (doors, mut context) = run.doors();
     doors.after_save(&mut context, &folder)
+}
+
+/// Makes a temporary save of the run as it is now; all ranks call this together. One that cannot be written is told of, and the run goes on:
+/// the save before is still there.
+pub(in crate::train) fn save_temporarily(run: &mut TrainingRun) -> Result<(), TrainError> {
+    let step = run.state.train_state.step;
+    let snapshot = prepare(run)?;
+    let Some(temporary) = &run.outputs.temporary else {
+        return Ok(());
+    };
+    let timer = run.timers.start("save-checkpoint-non-persistent", TimerLevel::Iteration);
+    let saved = temporary.save(&snapshot);
+    drop(timer);
+    match saved {
+        Ok(report) => {
+            let copies = match temporary.peers().as_slice() {
+                [] => String::new(),
+                peers => format!(", with copies at ranks {peers:?}"),
+            };
+            let (place, size, seconds) = (temporary.told(), report.bytes as f64 / 1e6, report.seconds);
+            run.note(&format!(
+                "temporary save of iteration {step} in {place} ({size:.1} MB in {seconds:.2} s){copies}"
+            ));
+        }
+        Err(CheckpointError::Comm(error)) => return Err(error.into()),
+        Err(error) => run.outputs.reporter.warn(&format!("iteration {step} has no temporary save: {error}")),
+    }
+    Ok(())
+}
+
+/// What this rank saves of the run as it is now.
+fn prepare(run: &mut TrainingRun) -> Result<Snapshot, TrainError> {
+    run.training.settle_parameters()?;
+    let mut state = Map::new();
+    let (doors, mut context) = run.doors();
+    doors.on_save(&mut context, &mut state)?;
+    ranks::agree(&run.groups, "preparing a checkpoint", snapshot(run, state))
 }
 
 /// What this rank saves. Of the ranks that hold the same slice of a parameter one saves it; of what is sharded each its ranges.

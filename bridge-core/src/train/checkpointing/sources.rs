@@ -1,7 +1,8 @@
 //! Where the parameters of a run come from. Checkpoints of a run with `[peft]` hold what is trained; all else comes from the base.
 
 use super::base::{AdapterBase, open_base};
-use super::restore::{Start, load_from};
+use super::restore::load_from;
+use super::start::Start;
 use crate::checkpoint::Checkpoint;
 use crate::config::RunConfig;
 use crate::model::{Declaration, ModelChunk};
