@@ -16,6 +16,7 @@ pub mod init;
 mod model_card;
 pub mod mpi;
 pub mod plan;
+mod restarts;
 pub mod runs;
 mod split_name;
 mod supervise;

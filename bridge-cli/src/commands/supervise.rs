@@ -12,6 +12,7 @@ use bridge_core::resilience::rerun::{EXIT_CODE_FAILED_ON_RESULT_VALIDATION, EXIT
 use bridge_core::resilience::{Signal, SignalWatcher};
 use bridge_core::train::{newest_save, overrides_of_restart};
 
+use super::restarts::RESTARTS_VARIABLE;
 use crate::failure::Failure;
 
 /// The option that starts it, which the run itself is not given.
@@ -69,7 +70,7 @@ pub fn supervise(max_restarts: u32, settings: &CheckpointConfig) -> Result<u8, F
     loop {
         let before = newest_save(settings);
         let overrides = if before > begun { overrides_of_restart(settings) } else { Vec::new() };
-        let status = run_once(&signals, &overrides)?;
+        let status = run_once(&signals, restarts, &overrides)?;
         let (code, why) = match End::of(status) {
             End::Final(code) => return Ok(code),
             End::Failed(code, why) => (code, why),
@@ -99,11 +100,12 @@ pub fn supervise(max_restarts: u32, settings: &CheckpointConfig) -> Result<u8, F
 }
 
 /// Starts this program again without the option, with `overrides`, in a process group of its own, and hands signals on until it ends.
-fn run_once(signals: &SignalWatcher, overrides: &[String]) -> Result<ExitStatus, Failure> {
+fn run_once(signals: &SignalWatcher, restarts: u32, overrides: &[String]) -> Result<ExitStatus, Failure> {
     let program = std::env::current_exe().map_err(Failure::run)?;
     let mut child = Command::new(program)
         .args(without_option(std::env::args_os().skip(1)))
         .args(overrides)
+        .env(RESTARTS_VARIABLE, restarts.to_string())
         .process_group(0)
         .spawn()
         .map_err(|error| Failure::run(format!("the run cannot be started: {error}")))?;

@@ -4,10 +4,10 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use bridge_core::config::{RawConfig, RunConfig, World};
+use bridge_core::config::{ConfigErrors, RawConfig, RunConfig, World};
 use bridge_core::train::{
-    Console, DryRun, DryRunReport, ExitReason, LearningRateSweep, RunOptions, RunReport, Subsystem, TrainError,
-    WatchSignals, over_devices, pretrain, process_groups, rank_timeout, run_on_threads, sweeping_recipe,
+    Console, DryRun, DryRunReport, ExitReason, LearningRateSweep, RankUnit, RunOptions, RunReport, Seat, Subsystem,
+    TrainError, WatchSignals, over_devices, pretrain, process_groups, rank_timeout, run_on_threads, sweeping_recipe,
 };
 use bridge_data::tokenizer::Tokenizer;
 use bridge_dist::comm::{Communicator, Group};
@@ -19,6 +19,7 @@ use serde_json::json;
 
 use super::mpi;
 use super::plan::{bytes, number, seconds};
+use super::restarts::{RestartHost, restarts};
 use super::supervise::supervise;
 use crate::continuation::{Prompt, Request, continue_text};
 use crate::failure::Failure;
@@ -116,11 +117,22 @@ const GRACE: Duration = Duration::from_secs(10);
 
 impl Arguments {
     fn read(&self) -> Result<RawConfig, Failure> {
+        Ok(self.read_with(&[])?)
+    }
+
+    /// The recipe with its overrides, and `more` over them.
+    pub(super) fn read_with(&self, more: &[String]) -> Result<RawConfig, ConfigErrors> {
         let mut overrides = self.overrides.clone();
         if let Some(device) = &self.device {
             overrides.push(format!("device=\"{device}\""));
         }
-        Ok(RawConfig::from_file(&self.recipe, &overrides, &registry().kinds())?)
+        overrides.extend_from_slice(more);
+        RawConfig::from_file(&self.recipe, &overrides, &registry().kinds())
+    }
+
+    /// How many ranks are started.
+    pub(super) fn ranks(&self) -> usize {
+        self.ranks.unwrap_or(1) as usize
     }
 
     /// Starts the run, and starts it again.
@@ -173,7 +185,14 @@ impl Arguments {
         let groups = process_groups(&config, over_devices(&config, world)?)?;
         let is_first = groups.world().rank() == 0;
         let _folder = (self.dry_run && is_first).then(|| DryFolder(self.dry_folder()));
-        let report = match self.train(config, groups, (started, speech)) {
+        if config.inprocess_restart.as_ref().is_some_and(|settings| settings.enabled) {
+            return Err(Failure::input(
+                "inprocess_restart.enabled: an MPI library cannot lose a rank and go on; `bridge train RECIPE --launcher mpi --ranks N \
+                 --max-restarts M` starts all of them again",
+            ));
+        }
+        let seat = Seat { unit: RankUnit::Process, faults: restarts(), ..Seat::default() };
+        let report = match self.train(config, groups, (started, speech), seat) {
             // All ranks end together and in order, so that none has to be killed.
             Err(TrainError::Stopped(reason)) => {
                 if is_first {
@@ -192,8 +211,14 @@ impl Arguments {
         config: &RunConfig,
         (started, speech): (Instant, &Speech),
     ) -> Result<RunReport, TrainError> {
+        if config.inprocess_restart.as_ref().is_some_and(|settings| settings.enabled) {
+            let host = RestartHost { arguments: self, speech };
+            let start = |config: &RunConfig, groups, seat| self.train(config.clone(), groups, (started, speech), seat);
+            return host.run(config.clone(), start);
+        }
+        let seat = || Seat { faults: restarts(), ..Seat::default() };
         if config.parallel.world_size == 1 {
-            return self.train(config.clone(), ProcessGroups::single(), (started, speech));
+            return self.train(config.clone(), ProcessGroups::single(), (started, speech), seat());
         }
         let (failures, failed) = std::sync::mpsc::channel();
         std::thread::scope(|scope| {
@@ -201,7 +226,7 @@ impl Arguments {
                 let failures = failures;
                 run_on_threads(config, rank_timeout(config), |groups| {
                     let rank = groups.world().rank();
-                    self.train(config.clone(), groups, (started, speech)).inspect_err(|error| {
+                    self.train(config.clone(), groups, (started, speech), seat()).inspect_err(|error| {
                         // The receiver may be gone at the end.
                         let _ = failures.send(format!("rank {rank}: {error}"));
                     })
@@ -229,9 +254,11 @@ impl Arguments {
         config: RunConfig,
         groups: ProcessGroups,
         (started, speech): (Instant, &Speech),
+        seat: Seat,
     ) -> Result<RunReport, TrainError> {
         let mut options = RunOptions::new(registry());
         options.groups = groups;
+        options.seat = seat;
         options.started = started;
         options.node = std::env::var(NODE_VARIABLE).ok();
         options.verbosity = speech.verbosity();

@@ -9,10 +9,10 @@ use super::error::{ConfigError, ConfigErrors, ErrorKind};
 use super::node::Location;
 use super::reader::{Origins, locate};
 use super::sections::{
-    Blend, CheckpointConfig, DistributedDataParallelConfig, DistributedInitConfig, GenerateConfig, GptDatasetConfig,
-    LoggerConfig, NvrxStragglerDetectionConfig, OptimizerConfig, PeftConfig, ProfilingConfig, RecipeConfig,
-    RerunStateMachineConfig, RngConfig, SchedulerConfig, StragglerDetectionConfig, TokenizerConfig, TrainingConfig,
-    TransformerConfig, ValidationConfig,
+    Blend, CheckpointConfig, DistributedDataParallelConfig, DistributedInitConfig, FaultToleranceConfig,
+    GenerateConfig, GptDatasetConfig, InProcessRestartConfig, LoggerConfig, NvrxStragglerDetectionConfig,
+    OptimizerConfig, PeftConfig, ProfilingConfig, RecipeConfig, RerunStateMachineConfig, RngConfig, SchedulerConfig,
+    StragglerDetectionConfig, TokenizerConfig, TrainingConfig, TransformerConfig, ValidationConfig,
 };
 use crate::optim::rules::Rule;
 
@@ -260,6 +260,10 @@ pub struct Resolved {
     pub profiling: ProfilingConfig,
     /// Result validation.
     pub rerun_state_machine: RerunStateMachineConfig,
+    /// Faults on purpose.
+    pub ft: Option<FaultToleranceConfig>,
+    /// Restarts inside the process.
+    pub inprocess_restart: Option<InProcessRestartConfig>,
     /// Times of ranks in each log interval.
     pub straggler: Option<StragglerDetectionConfig>,
     /// Scores of ranks.

@@ -11,7 +11,7 @@ use super::stop_notice::StopNotice;
 use super::{TrainError, ranks};
 use crate::config::RunConfig;
 use crate::logging::ProgressSink;
-use crate::resilience::{Signal, SignalWatcher};
+use crate::resilience::{Pulse, Signal, SignalWatcher};
 
 /// Asks a run to stop, between two micro-batches. Clones ask the same run.
 #[derive(Clone, Debug, Default)]
@@ -39,11 +39,14 @@ impl CancelHandle {
 pub(super) struct Requests<'a> {
     pub signals: Option<&'a SignalWatcher>,
     pub cancel: &'a CancelHandle,
+    /// Whoever asks is alive.
+    pub pulse: &'a Pulse,
 }
 
 impl Requests<'_> {
     /// The number of the signal that arrived, and whether the run was cancelled: figures of which the largest over all ranks decide.
     pub fn figures(&self) -> [f64; 2] {
+        self.pulse.beat();
         let signal = self.signals.and_then(SignalWatcher::received);
         [f64::from(signal.map_or(0, Signal::number)), f64::from(u8::from(self.cancel.is_cancelled()))]
     }
@@ -68,6 +71,7 @@ pub(super) struct Exits {
     started: Instant,
     looks: StopLooks,
     notice: Option<StopNotice>,
+    pulse: Arc<Pulse>,
 }
 
 impl Exits {
@@ -75,13 +79,13 @@ impl Exits {
     pub fn new(
         groups: &ProcessGroups,
         signals: Option<SignalWatcher>,
-        cancel: CancelHandle,
-        started: Instant,
+        (cancel, started): (CancelHandle, Instant),
+        pulse: Arc<Pulse>,
     ) -> Result<Self, TrainError> {
-        let can_come = Requests { signals: signals.as_ref(), cancel: &cancel }.can_come();
+        let can_come = Requests { signals: signals.as_ref(), cancel: &cancel, pulse: &pulse }.can_come();
         let is_possible = ranks::any(groups.world(), can_come)?;
         let looks = StopLooks { is_possible, pace: None, since: 0, last: Instant::now() };
-        Ok(Self { signals, cancel, started, looks, notice: None })
+        Ok(Self { signals, cancel, started, looks, notice: None, pulse })
     }
 
     /// Says on this rank at once when a signal arrives.
@@ -99,7 +103,7 @@ impl Exits {
 
     /// What this rank hears.
     pub fn requests(&self) -> Requests<'_> {
-        Requests { signals: self.signals.as_ref(), cancel: &self.cancel }
+        Requests { signals: self.signals.as_ref(), cancel: &self.cancel, pulse: &self.pulse }
     }
 
     /// What asks for an exit from outside, on any rank, so that all ranks decide alike: a watched signal that arrived, of several the one
@@ -140,6 +144,7 @@ impl Exits {
 
     /// After how many more micro-batches of a step to look; at most `most`.
     pub fn wanted(&self, most: usize) -> usize {
+        self.pulse.beat();
         self.looks.wanted(most)
     }
 

@@ -101,7 +101,7 @@ pub use ranks::process_groups;
 pub use registry::{DatasetFactoryContext, DatasetRegistry, Registry, Weights};
 pub use report::{EvaluationReport, GlobalState, StepReport, TrainEnd};
 pub use reporter::Console;
-pub use restart::overrides_of_restart;
+pub use restart::{Host, Leave, RankUnit, Seat, overrides_of_restart, run_with_restarts};
 pub use routers::RouterReport;
 pub use run::TrainingRun;
 pub use setup::{RunOptions, WatchSignals, build_model, setup};

@@ -12,6 +12,7 @@ use super::train_loop::{make_up_for_validation, train};
 use crate::checkpoint::TrainState;
 use crate::config::RunConfig;
 use crate::logging::{Ending, Occasion, Split};
+use crate::resilience::Section;
 
 /// What became of a run.
 #[derive(Debug)]
@@ -50,6 +51,8 @@ fn pretrain_here(config: RunConfig, options: RunOptions) -> Result<RunReport, Tr
     if let Err(error) = &outcome {
         run.outputs.reporter.fail(error);
     }
+    // Plots may take a while.
+    run.pulse.enter(Section::Ended);
     // Logs and saves are brought to an end whatever happened; the first error is the one to tell.
     let ending = match &outcome {
         Ok((reason, ..)) if reason.is_end() => Ending::Finished,

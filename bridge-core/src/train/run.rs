@@ -16,6 +16,7 @@ use super::subsystem::{RunContext, Verdict};
 use super::training::{HeldBytes, Training};
 use crate::config::RunConfig;
 use crate::model::ModelChunk;
+use crate::resilience::Pulse;
 use crate::timers::{TimerLevel, Timers};
 
 /// A run, set up and ready to train. Made by [`super::setup`].
@@ -32,6 +33,8 @@ pub struct TrainingRun {
     pub(super) doors: Doors,
     pub(super) exits: Exits,
     pub(super) timers: Arc<Timers>,
+    /// Where this rank shows that it is alive.
+    pub(super) pulse: Arc<Pulse>,
     /// What subsystems asked for at evaluations since the last look at exits.
     pub(super) asked: Verdict,
     /// The last evaluation of the validation split.

@@ -27,6 +27,7 @@ use super::preparation::{Preparation, prepare_text_of_ranks};
 use super::registry::{DatasetRegistry, Registry};
 use super::report::GlobalState;
 use super::reporter::{Console, Reporter};
+use super::restart::Seat;
 use super::run::TrainingRun;
 use super::step::schedule_overrides;
 use super::subsystem::{Subsystem, Verdict};
@@ -85,6 +86,8 @@ pub struct RunOptions {
     /// Name of this machine, by which faults are told and a step that is repeated after a restart knows whether it is elsewhere; by default
     /// the host's. For machines whose host name changes with each start, as those of pods.
     pub node: Option<String>,
+    /// What those who start ranks again know of this one.
+    pub seat: Seat,
     /// When the program began: `train.exit_duration_in_mins` counts from here, so that set-up counts too.
     pub started: Instant,
 }
@@ -104,6 +107,7 @@ impl RunOptions {
             sinks: Vec::new(),
             groups: ProcessGroups::single(),
             node: None,
+            seat: Seat::default(),
             started: Instant::now(),
         }
     }
@@ -125,6 +129,8 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let config = Arc::new(config);
     let (registry, groups) = (&options.registry, &options.groups);
     let place = ranks::local_rank(groups.world())?;
+    let place = options.seat.place.unwrap_or(place);
+    let pulse = Arc::clone(&options.seat.pulse);
     // What can be refused is refused before anything is written.
     let checked = check(&config, registry, place);
     let checked = ranks::agree(groups, "checking the run", checked)?;
@@ -134,7 +140,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let lineage = ranks::agree(groups, "comparing the run with its checkpoint", lineage)?;
     let mut reporter = Reporter::new(&config, (options.console, options.verbosity), groups.world().rank());
     let signals = watch_signals(&config, options.signals)?;
-    let mut exits = Exits::new(groups, signals, options.cancel, options.started)?;
+    let mut exits = Exits::new(groups, signals, (options.cancel, options.started), Arc::clone(&pulse))?;
     if ranks::is_first(groups) && options.signals == WatchSignals::Process {
         exits.announce(reporter.progress(), &config);
     }
@@ -157,8 +163,8 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
         options.sinks,
     );
     let lock = ranks::agree(groups, "opening logs", opened)?;
-    let saver = Saver::open(&config, groups)?;
-    let temporary = Temporary::open(&config, groups, begun.step)?;
+    let saver = Saver::open(&config, groups, &pulse)?;
+    let temporary = Temporary::open(&config, groups, (begun.step, &pulse))?;
     let timers = Arc::new(timers(&config, &checked.device.clone().without_autodiff()));
     let provider = options.overrides.unwrap_or_else(|| Box::new(convert::standard_overrides(&config)));
     let parts = Parts { checked, forward_step: options.forward_step, provider, padded_vocab_size };
@@ -170,7 +176,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let machine = RerunStateMachine::new(convert::rerun(&config, placement.clone()));
     let losses = LossWatch::new(machine, convert::loss_checks(&config));
     let mut run = TrainingRun {
-        doors: Doors::new(&config, groups, (losses, placement), options.subsystems)?,
+        doors: Doors::new(&config, groups, (losses, placement, &options.seat), options.subsystems)?,
         inputs: Inputs {
             tokenizer_files: tokenizer_files(&data, start.as_ref())?,
             data,
@@ -185,6 +191,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
         training,
         exits,
         timers,
+        pulse,
         config,
     };
     if let Some(start) = &start {

@@ -12,6 +12,7 @@ use super::run::TrainingRun;
 use super::step::{StepEnd, train_step};
 use super::subsystem::Verdict;
 use crate::logging::{Occasion, Split};
+use crate::resilience::Section;
 use crate::resilience::rerun::ExitDecision;
 
 /// Trains until the configured number of steps, or until something asks to exit. Subsystems learn of the end, whatever it is.
@@ -55,6 +56,7 @@ fn train_steps(run: &mut TrainingRun) -> Result<ExitReason, TrainError> {
             },
             Skip::Stopped(reason) => return stop_within_step(run, reason),
         }
+        run.pulse.enter(Section::Step);
         let (doors, mut context) = run.doors();
         doors.before_step(&mut context)?;
         let mut step = match train_step(run)? {
@@ -64,6 +66,7 @@ fn train_steps(run: &mut TrainingRun) -> Result<ExitReason, TrainError> {
         };
         run.advance(&step);
         let verdict = tell_step(run, &mut step)?;
+        run.pulse.enter(Section::OutOfSection);
         if validation_is_due(run) {
             validate(run)?;
         }

@@ -2,6 +2,7 @@
 
 mod checkpoint;
 mod dataset;
+mod faults;
 mod layout;
 mod logger;
 mod model;
@@ -37,6 +38,6 @@ macro_rules! sections {
 }
 
 sections!(
-    checkpoint, dataset, layout, logger, model, moe, optimizer, others, patience, peft, ranks, scheduler, stragglers,
-    train
+    checkpoint, dataset, faults, layout, logger, model, moe, optimizer, others, patience, peft, ranks, scheduler,
+    stragglers, train
 );

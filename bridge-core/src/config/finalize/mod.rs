@@ -6,6 +6,7 @@ mod cross;
 mod data_parallel;
 mod dataset;
 mod draft;
+mod faults;
 mod finetuning;
 mod logger;
 mod model;
@@ -32,7 +33,7 @@ use draft::{Draft, Purpose};
 
 /// Checks and resolves a configuration.
 fn run(raw: &RawConfig, world: &World, purpose: Purpose) -> Result<RunConfig, ConfigErrors> {
-    let mut draft = Draft::new(raw, world, purpose);
+    let mut draft = Draft::new(raw, &faults::active(raw, world), purpose);
     // 0. Every setting by itself: its range, and whether this release implements it.
     ranges::check(&mut draft, "");
     refused::check(&mut draft, "");
@@ -63,6 +64,7 @@ fn run(raw: &RawConfig, world: &World, purpose: Purpose) -> Result<RunConfig, Co
     peft::check(&mut draft);
     logger::check(&mut draft);
     stragglers::check(&mut draft);
+    faults::check(&mut draft, world);
     pipeline::check_schedule(&mut draft, &parallel, &train);
     let samples = cross::sample_counts(&mut draft, &train, &validation);
     // 5. Freeze.
@@ -83,6 +85,8 @@ fn run(raw: &RawConfig, world: &World, purpose: Purpose) -> Result<RunConfig, Co
         rng: recipe.rng.clone(),
         profiling: recipe.profiling.clone(),
         rerun_state_machine: recipe.rerun_state_machine.clone(),
+        ft: recipe.ft.clone(),
+        inprocess_restart: recipe.inprocess_restart.clone(),
         straggler: recipe.straggler.clone(),
         nvrx_straggler: recipe.nvrx_straggler.clone(),
         generate: recipe.generate.clone(),

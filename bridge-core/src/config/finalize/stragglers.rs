@@ -10,7 +10,7 @@ pub(super) fn check(draft: &mut Draft<'_>) {
 }
 
 /// Settings of a section that do nothing while another one is off.
-fn idle(draft: &mut Draft<'_>, keys: &[&str], other: &str) {
+pub(super) fn idle(draft: &mut Draft<'_>, keys: &[&str], other: &str) {
     let (now, defaults) = (draft.recipe.to_node(), RecipeConfig::with_every_section().to_node());
     for key in keys {
         let is_changed = now.get_path(key) != defaults.get_path(key);

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use super::super::choice::{ErrorInjectionType, RerunMode, RestartGranularity, SimulatedFault};
 use super::super::limits::Limits;
-use super::super::refusal::{no_counterpart, not_built};
+use super::super::refusal::no_counterpart;
 use super::super::section::section;
 
 section! {
@@ -51,15 +51,14 @@ section! {
             => no_counterpart("timeouts by NVIDIA's resiliency extension; dist.distributed_timeout_minutes ends a run that hangs");
         /// Learn timeouts from durations.
         calc_ft_timeouts: bool = false => no_counterpart("timeouts of enable_ft_package learned from the run");
-        /// Inject a process fault.
-        simulate_fault: bool = false
-            => not_built("a rank that is deliberately stopped or killed, to test enable_ft_package");
-        /// Kind of process fault.
-        simulated_fault_type: SimulatedFault = SimulatedFault::Random => not_built("how simulate_fault fails");
-        /// Its victim; null is random.
-        simulated_fault_rank: Option<usize> = None => not_built("the rank that simulate_fault fails");
-        /// Seconds before it.
-        simulated_fault_base_delay: usize = 0 => not_built("the seconds before simulate_fault fails");
+        /// Let a rank fail on purpose, in the first start of a run, to see what follows.
+        simulate_fault: bool = false;
+        /// How it fails.
+        simulated_fault_type: SimulatedFault = SimulatedFault::Random;
+        /// Which one fails; null is random.
+        simulated_fault_rank: Option<usize> = None;
+        /// Seconds before it, plus up to a fifth.
+        simulated_fault_base_delay: usize = 0;
     }
 }
 
@@ -109,52 +108,52 @@ section! {
 }
 
 section! {
-    /// In-process restart.
+    /// In-process restart, of ranks that are threads.
     pub struct InProcessRestartConfig {
-        /// Enable it.
-        enabled: bool = false
-            => no_counterpart("restarts inside Python's processes; a run that is started again resumes automatically");
-        /// Restarts at most.
-        max_iterations: Option<usize> = None, Limits::POSITIVE
-            => no_counterpart("the restarts that inprocess_restart.enabled allows");
-        /// Faults of a rank at most.
-        max_rank_faults: Option<usize> = None, Limits::POSITIVE
-            => no_counterpart("the faults of a rank that inprocess_restart.enabled allows");
+        /// Start the ranks again inside the process after one has failed.
+        enabled: bool = false;
+        /// Starts at most, the first one included.
+        max_iterations: Option<usize> = None, Limits::POSITIVE;
+        /// Faults at most.
+        max_rank_faults: Option<usize> = None, Limits::POSITIVE;
         /// Polling, in seconds.
-        monitor_thread_interval: f64 = 1.0, Limits::ABOVE_ZERO => no_counterpart("the polling interval of its monitor thread");
+        monitor_thread_interval: f64 = 1.0, Limits::ABOVE_ZERO
+            => no_counterpart("how often a thread looks whether a rank has failed; ranks that are threads tell at once");
         /// Polling, in seconds.
         monitor_process_interval: f64 = 1.0, Limits::ABOVE_ZERO
-            => no_counterpart("the polling interval of its monitor process");
-        /// Polling, in seconds.
-        progress_watchdog_interval: f64 = 1.0, Limits::ABOVE_ZERO => no_counterpart("the polling interval of its progress watchdog");
+            => no_counterpart("how often a second process looks at each rank; ranks are threads, and --max-restarts watches the process");
+        /// Seconds between two looks whether ranks are alive.
+        progress_watchdog_interval: f64 = 1.0, Limits::ABOVE_ZERO;
         /// Seconds between heartbeats.
-        heartbeat_interval: f64 = 30.0, Limits::ABOVE_ZERO => no_counterpart("the interval of its heartbeats");
+        heartbeat_interval: f64 = 30.0, Limits::ABOVE_ZERO
+            => no_counterpart("messages between the processes of ranks; ranks are threads, whose signs of life need no message");
         /// Seconds without a heartbeat.
         heartbeat_timeout: f64 = 60.0, Limits::ABOVE_ZERO
-            => no_counterpart("the timeout of its heartbeats");
-        /// Seconds without progress before a warning.
-        soft_timeout: f64 = 60.0, Limits::ABOVE_ZERO => no_counterpart("the time after which it warns about a rank without progress");
-        /// Seconds without progress before termination.
-        hard_timeout: f64 = 90.0, Limits::ABOVE_ZERO => no_counterpart("the time after which it ends a rank without progress");
+            => no_counterpart("messages between the processes of ranks; hard_timeout is the limit for signs of life");
+        /// Seconds that ranks wait for one that does not come, once all is set up.
+        soft_timeout: f64 = 60.0, Limits::ABOVE_ZERO;
+        /// Seconds without a sign of life, after which the process begins anew.
+        hard_timeout: f64 = 90.0, Limits::ABOVE_ZERO;
         /// Seconds of internal barriers.
-        barrier_timeout: f64 = 120.0, Limits::ABOVE_ZERO => no_counterpart("the timeout of its barriers");
+        barrier_timeout: f64 = 120.0, Limits::ABOVE_ZERO
+            => no_counterpart("barriers between processes before a restart; ranks are threads, which are waited for");
         /// Seconds of completion.
-        completion_timeout: f64 = 120.0, Limits::ABOVE_ZERO => no_counterpart("how long it waits for ranks to end");
+        completion_timeout: f64 = 120.0, Limits::ABOVE_ZERO
+            => no_counterpart("how long processes that are done wait for others; the last thing that ranks do, they do together");
         /// Seconds to collect faults.
         last_call_wait: f64 = 1.0, Limits::NON_NEGATIVE
-            => no_counterpart("how long it collects faults before a restart");
+            => no_counterpart("how long faults are collected before a restart; all ranks have ended by then, and their faults are known");
         /// Seconds between termination and killing.
         termination_grace_time: f64 = 1.0, Limits::NON_NEGATIVE
-            => no_counterpart("the seconds between ending and killing a process");
-        /// Unit of restart.
-        granularity: RestartGranularity = RestartGranularity::Node
-            => no_counterpart("whether it restarts ranks or nodes");
+            => no_counterpart("the time between two signals to a process; a thread that hangs is ended with its process");
+        /// What a spare rank takes the place of.
+        granularity: RestartGranularity = RestartGranularity::Node;
         /// Working ranks; the rest are spare.
-        active_world_size: Option<usize> = None, Limits::POSITIVE
-            => no_counterpart("how many ranks work while the others are spare");
+        active_world_size: Option<usize> = None, Limits::POSITIVE;
         /// Free caches on restart.
         empty_cuda_cache: bool = true => no_counterpart("whether it empties PyTorch's cache of device memory");
         /// Monitor logs.
-        monitor_process_logdir: Option<PathBuf> = None => no_counterpart("the folder of its logs");
+        monitor_process_logdir: Option<PathBuf> = None
+            => no_counterpart("where a second process for each rank writes; there is none");
     }
 }

@@ -10,6 +10,7 @@ use super::{OPTIMIZER_PREFIX, host, local_shards};
 use crate::checkpoint::{
     CheckpointError, LocalShard, RunFiles, ShardTensor, Snapshot, TensorGroup, TrainState, iteration_folder_name,
 };
+use crate::resilience::Section;
 use crate::timers::TimerLevel;
 use crate::train::doors::best_of;
 use crate::train::run::TrainingRun;
@@ -31,6 +32,7 @@ pub(in crate::train) fn save_checkpoint(run: &mut TrainingRun) -> Result<(), Tra
     if ranks::is_first(&run.groups) {
         run.outputs.reporter.save(&run.state, (stage, step), report.as_ref());
     }
+    run.pulse.enter(Section::OutOfSection);
     let (doors, mut context) = run.doors();
     doors.after_save(&mut context, &folder)
 }
@@ -46,6 +48,7 @@ pub(in crate::train) fn save_temporarily(run: &mut TrainingRun) -> Result<(), Tr
     let timer = run.timers.start("save-checkpoint-non-persistent", TimerLevel::Iteration);
     let saved = temporary.save(&snapshot);
     drop(timer);
+    run.pulse.enter(Section::OutOfSection);
     match saved {
         Ok(report) => {
             let copies = match temporary.peers().as_slice() {
@@ -65,6 +68,7 @@ pub(in crate::train) fn save_temporarily(run: &mut TrainingRun) -> Result<(), Tr
 
 /// What this rank saves of the run as it is now.
 fn prepare(run: &mut TrainingRun) -> Result<Snapshot, TrainError> {
+    run.pulse.enter(Section::Checkpointing);
     run.training.settle_parameters()?;
     let mut state = Map::new();
     let (doors, mut context) = run.doors();

@@ -1,5 +1,7 @@
 //! The writer of a run's checkpoints: on the training thread, or behind its back.
 
+use std::sync::Arc;
+
 use bridge_dist::mesh::ProcessGroups;
 
 use crate::checkpoint::{
@@ -7,6 +9,7 @@ use crate::checkpoint::{
 };
 use crate::config::RunConfig;
 use crate::logging::SaveStage;
+use crate::resilience::Pulse;
 use crate::train::TrainError;
 
 /// Writes checkpoints with all ranks, on the training thread or behind its back.
@@ -18,9 +21,23 @@ pub(in crate::train) enum Saver {
     Async(AsyncSaver),
 }
 
+/// How a run writes. Who writes is alive.
+pub(super) fn options(pulse: &Arc<Pulse>) -> SaveOptions {
+    let pulse = Arc::clone(pulse);
+    SaveOptions {
+        producer: concat!("bridge ", env!("CARGO_PKG_VERSION")).to_owned(),
+        progress: Some(Arc::new(move |_| pulse.beat())),
+        ..SaveOptions::default()
+    }
+}
+
 impl Saver {
     /// The saver a configuration asks for; `None` without `checkpoint.save`. All ranks call this together.
-    pub(in crate::train) fn open(config: &RunConfig, groups: &ProcessGroups) -> Result<Option<Self>, TrainError> {
+    pub(in crate::train) fn open(
+        config: &RunConfig,
+        groups: &ProcessGroups,
+        pulse: &Arc<Pulse>,
+    ) -> Result<Option<Self>, TrainError> {
         let settings = &config.checkpoint;
         let Some(root) = &settings.save else {
             return Ok(None);
@@ -28,8 +45,7 @@ impl Saver {
         let retain = settings.save_retain_interval.map(|n| n as u64);
         let options = SaveOptions {
             retention: RetentionPolicy::new(settings.most_recent_k.unwrap_or(-1), retain)?,
-            producer: concat!("bridge ", env!("CARGO_PKG_VERSION")).to_owned(),
-            ..SaveOptions::default()
+            ..options(pulse)
         };
         // A group of its own: a save in the background communicates while training does.
         let world = groups.world();

@@ -3,17 +3,20 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use bridge_data::outside;
 use bridge_dist::mesh::ProcessGroups;
 
+use super::saver::options;
 use crate::checkpoint::{
     Checkpoint, CheckpointError, CheckpointStore, IDENTITY_FILE, LoadRequest, Machine, OnDamaged, PiecesWriter,
     Replication, Resolution, RetentionPolicy, SaveOptions, SaveReport, ShardedWriter, Snapshot, Verification, assemble,
     look_together,
 };
 use crate::config::{CheckpointConfig, NonPersistentType, RunConfig};
+use crate::resilience::Pulse;
 use crate::train::{TrainError, ranks};
 
 /// The folder of global saves, where the recipe names none.
@@ -73,7 +76,7 @@ impl Temporary {
     pub(in crate::train) fn open(
         config: &RunConfig,
         groups: &ProcessGroups,
-        start: u64,
+        (start, pulse): (u64, &Arc<Pulse>),
     ) -> Result<Option<Self>, TrainError> {
         let settings = &config.checkpoint;
         let Some(save) = settings.save.as_deref().filter(|_| settings.non_persistent_ckpt_type.is_some()) else {
@@ -86,13 +89,11 @@ impl Temporary {
         let identity = ranks::agree(groups, "reading the name of the run", identity(save))?.unwrap_or_default();
         let Some(place) = Place::of(settings, &identity) else { return Ok(None) };
         let group = world.split(Some(0), world.rank(), "temporary saves")?.unwrap_or_else(|| world.clone());
-        let producer = concat!("bridge ", env!("CARGO_PKG_VERSION")).to_owned();
         let writer = match &place {
             Place::Global(root) => {
                 let is_newer = is_first && newest_in(root).is_some_and(|newest| newest > start);
                 ranks::agree(groups, "deleting temporary saves", if is_newer { remove(root) } else { Ok(()) })?;
-                let options =
-                    SaveOptions { retention: RetentionPolicy::new(1, None)?, producer, ..SaveOptions::default() };
+                let options = SaveOptions { retention: RetentionPolicy::new(1, None)?, ..options(pulse) };
                 Writer::Global(ShardedWriter::open(root, options, group)?)
             }
             Place::Pieces(root) => {
@@ -100,8 +101,7 @@ impl Temporary {
                     jump: settings.replication_jump.unwrap_or(1),
                     factor: settings.replication_factor,
                 });
-                let options = SaveOptions { producer, ..SaveOptions::default() };
-                let writer = PiecesWriter::open(root, options, group, replication)?;
+                let writer = PiecesWriter::open(root, options(pulse), group, replication)?;
                 let forgotten = writer.forget(|iteration| iteration > start).map_err(TrainError::from);
                 ranks::agree(groups, "deleting temporary saves", forgotten)?;
                 Writer::Pieces(writer)

@@ -8,6 +8,7 @@ mod losses_of_run;
 mod memory;
 mod norms;
 mod own_time;
+mod simulated_fault;
 mod stall;
 mod straggler_scores;
 mod straggler_times;
@@ -26,6 +27,7 @@ pub(super) use loss_watch::{LossWatch, OwnResults};
 pub use losses_of_run::LOSSES_KEY;
 
 use super::report::{EvaluationReport, GlobalState, StepReport};
+use super::restart::Seat;
 use super::subsystem::{Agreement, Loaded, RunContext, Subsystem, Verdict};
 use super::{ExitReason, TrainError, ranks};
 use crate::config::RunConfig;
@@ -47,7 +49,7 @@ impl Doors {
     pub fn new(
         config: &RunConfig,
         groups: &ProcessGroups,
-        (losses, placement): (LossWatch, Placement),
+        (losses, placement, seat): (LossWatch, Placement, &Seat),
         own: Vec<Box<dyn Subsystem>>,
     ) -> Result<Self, TrainError> {
         let compares = own.iter().any(|subsystem| subsystem.agreement() == Agreement::Compared);
@@ -70,6 +72,9 @@ impl Doors {
         ];
         subsystems.extend(measuring);
         subsystems.extend(own);
+        if let Some(fault) = simulated_fault::SimulatedFault::of(config, groups.world().rank(), seat) {
+            subsystems.push(Box::new(fault));
+        }
         subsystems.push(Box::new(weight_hashes::WeightHashes::new(config, placement)));
         subsystems.push(Box::new(stall::StallWatch::default()));
         subsystems.push(Box::new(best::KeepBest::default()));

@@ -1,4 +1,5 @@
-//! How long ranks wait for each other: `dist.distributed_timeout_seconds_after_init`, if that is given, once they have made a step.
+//! How long ranks wait for each other: `dist.distributed_timeout_seconds_after_init`, if that is given, once they have made a step; and not longer than
+//! `inprocess_restart.soft_timeout` once all is set up, so that a rank that does not come is found in time.
 
 use std::time::Duration;
 
@@ -8,14 +9,27 @@ use crate::train::subsystem::{RunContext, Subsystem};
 
 pub(super) struct Timeouts;
 
+/// The longest wait that in-process restarts allow.
+fn soft_timeout(run: &RunContext) -> Duration {
+    let settings = run.state.config.inprocess_restart.as_ref().filter(|settings| settings.enabled);
+    settings
+        .map_or(Duration::MAX, |settings| Duration::try_from_secs_f64(settings.soft_timeout).unwrap_or(Duration::MAX))
+}
+
 impl Subsystem for Timeouts {
     fn name(&self) -> &str {
         "timeouts"
     }
 
+    fn on_run_start(&mut self, run: &mut RunContext) -> Result<(), TrainError> {
+        let world = run.groups.world();
+        world.set_timeout(world.timeout().min(soft_timeout(run)));
+        Ok(())
+    }
+
     fn measure(&mut self, run: &mut RunContext, _step: &mut StepReport) -> Result<(), TrainError> {
         if let Some(seconds) = run.state.config.dist.distributed_timeout_seconds_after_init {
-            run.groups.world().set_timeout(Duration::from_secs(seconds as u64));
+            run.groups.world().set_timeout(Duration::from_secs(seconds as u64).min(soft_timeout(run)));
         }
         Ok(())
     }

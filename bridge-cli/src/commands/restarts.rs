@@ -1,0 +1,81 @@
+//! Restarts inside the process: what `bridge train` is to a run that starts its ranks again (`[inprocess_restart]`).
+
+use std::convert::Infallible;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use bridge_core::config::RunConfig;
+use bridge_core::logging::terminal::complain;
+use bridge_core::resilience::{Signal, SignalWatcher};
+use bridge_core::train::{Host, Leave, RunReport, Seat, TrainError, run_with_restarts};
+use bridge_dist::mesh::ProcessGroups;
+
+use super::train::Arguments;
+use crate::failure::Failure;
+use crate::speech::Speech;
+
+/// Environment variable with the number of times that a supervisor has started the run again.
+pub const RESTARTS_VARIABLE: &str = "BRIDGE_RESTARTS";
+/// Environment variable with the faults of the run before this process began anew.
+const FAULTS_VARIABLE: &str = "BRIDGE_FAULTS_IN_PROCESS";
+
+/// How often a supervisor has started this run again.
+pub fn restarts() -> u32 {
+    number(RESTARTS_VARIABLE)
+}
+
+fn number(name: &str) -> u32 {
+    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(0)
+}
+
+/// The process of a run that starts its ranks again.
+pub struct RestartHost<'a> {
+    pub arguments: &'a Arguments,
+    pub speech: &'a Speech,
+}
+
+impl RestartHost<'_> {
+    /// Runs `start` on the ranks of `config`, and again after faults; returns the report of rank 0.
+    ///
+    /// # Errors
+    /// Those of [`run_with_restarts`].
+    pub fn run(
+        &self,
+        config: RunConfig,
+        start: impl Fn(&RunConfig, ProcessGroups, Seat) -> Result<RunReport, TrainError> + Sync,
+    ) -> Result<RunReport, TrainError> {
+        // What `nohup` has said to ignore stays ignored.
+        let heeded: Vec<Signal> = Signal::ALL.into_iter().filter(|signal| !signal.is_ignored()).collect();
+        let signals = SignalWatcher::install(&heeded)?;
+        let host = Host {
+            recipe: &|overrides| Ok(self.arguments.read_with(overrides)?),
+            ranks: self.arguments.ranks(),
+            faults: number(FAULTS_VARIABLE),
+            tell: &|text| complain(text),
+            is_stopped: &|| signals.received().is_some(),
+            leave: &|leave| self.leave(leave),
+        };
+        let program = |config: &RunConfig, groups: ProcessGroups, mut seat: Seat| {
+            seat.faults += restarts();
+            start(config, groups, seat)
+        };
+        Ok(run_with_restarts(config, &host, program)?.swap_remove(0))
+    }
+
+    /// A thread hangs, so the process ends here: it becomes a new one under its own number, or fails.
+    fn leave(&self, leave: Leave) -> Infallible {
+        let why = match leave {
+            Leave::Fail(why) => why,
+            Leave::BeginAnew(faults, overrides) => match std::env::current_exe() {
+                Err(error) => error.to_string(),
+                Ok(program) => {
+                    let mut anew = Command::new(program);
+                    anew.args(std::env::args_os().skip(1)).args(overrides).env(FAULTS_VARIABLE, faults.to_string());
+                    format!("the process cannot begin anew: {}", anew.exec())
+                }
+            },
+        };
+        Failure::run(why).print(self.speech.error_form());
+        std::process::exit(1)
+    }
+}
