@@ -25,8 +25,8 @@ use clap::error::{ContextKind, ContextValue};
 use clap::{CommandFactory, Parser, Subcommand};
 
 use commands::{
-    bench, chat, checkpoint, config, convert, data, documents, eval, generate, init, plan, runs, tokenizer, train,
-    verify,
+    bench, chat, checkpoint, config, convert, data, documents, eval, generate, init, plan, runs, tokenizer, trace,
+    train, verify,
 };
 use failure::Failure;
 use process::Pool;
@@ -80,6 +80,8 @@ enum Command {
     /// List, compare and plot runs, from their files.
     #[command(subcommand)]
     Runs(runs::Command),
+    /// Merge the traces of a run's ranks, and say where the time of a step goes.
+    Trace(trace::Arguments),
     /// Measure training steps of a preset.
     Bench(bench::Arguments),
     /// Print completions for a shell.
@@ -93,7 +95,7 @@ impl Command {
     fn pool(&self) -> Pool {
         match self {
             Self::Train(_) | Self::Config(_) | Self::Plan(_) | Self::Runs(_) | Self::Bench(_) => Pool::Own,
-            Self::Checkpoint(_) | Self::Completions(_) | Self::Man(_) => Pool::Own,
+            Self::Checkpoint(_) | Self::Trace(_) | Self::Completions(_) | Self::Man(_) => Pool::Own,
             Self::Eval(_)
             | Self::Init(_)
             | Self::Generate(_)
@@ -164,6 +166,7 @@ fn main() -> ExitCode {
         Command::Verify(arguments) => verify::run(&arguments),
         Command::Checkpoint(command) => checkpoint::run(&command),
         Command::Runs(command) => runs::run(&command),
+        Command::Trace(arguments) => trace::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Completions(arguments) => documents::completions(&arguments, Cli::command()),
         Command::Man(arguments) => documents::man(&arguments, Cli::command()),

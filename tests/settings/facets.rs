@@ -7,6 +7,7 @@ use std::process::ExitStatus;
 
 use bridge_core::checkpoint::{Checkpoint, CheckpointStore, Verification};
 use bridge_core::logging::tensorboard::{EventKind, read_events};
+use bridge_core::logging::trace::Trace;
 use serde_json::Value;
 
 use super::run::{Program, Watched};
@@ -89,6 +90,7 @@ impl Facets {
         self.metrics(folder);
         self.events(folder);
         self.checkpoint(folder);
+        self.traces(folder);
         for (facet, file) in [("svg", "logs/loss.svg"), ("progress", "ckpt/progress.txt")] {
             let text = std::fs::read_to_string(folder.join(file)).unwrap_or_default();
             self.add(facet, shapes_of_lines(&text));
@@ -144,6 +146,19 @@ impl Facets {
         }
         self.add("events", tags.iter().map(|(tag, steps)| format!("{tag} {steps:?}")).collect::<Vec<_>>().join("\n"));
         self.add("scalars", values.join("\n"));
+    }
+
+    /// The steps of each rank's trace, and what its events say of themselves.
+    fn traces(&mut self, folder: &Path) {
+        let mut all = Vec::new();
+        for name in names_of_paths(folder).into_iter().filter(|name| name.contains("/trace/rank_")) {
+            let trace = Trace::read(&folder.join(&name)).expect("a whole trace");
+            let steps: Vec<u64> = trace.events.iter().filter_map(|event| event.number("iteration")).collect();
+            let arguments: BTreeSet<&String> = trace.events.iter().flat_map(|event| event.args.keys()).collect();
+            all.push(format!("{name} {steps:?} {arguments:?}"));
+        }
+        all.sort();
+        self.add("trace", all.join("\n"));
     }
 
     /// The newest checkpoint of the run.

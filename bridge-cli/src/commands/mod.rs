@@ -23,5 +23,6 @@ mod supervise;
 mod text_input;
 mod text_sequences;
 pub mod tokenizer;
+pub mod trace;
 pub mod train;
 pub mod verify;

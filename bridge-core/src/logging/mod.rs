@@ -17,6 +17,7 @@ mod sink;
 mod sinks;
 pub mod tensorboard;
 pub mod terminal;
+pub mod trace;
 mod training_log;
 
 pub use bars::TerminalProgress;

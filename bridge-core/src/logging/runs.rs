@@ -152,6 +152,11 @@ pub fn read(folder: &Path) -> Result<Run, String> {
     Ok(summary(folder, record, &records))
 }
 
+/// The resolved configuration, as TOML, of the run whose logs are in `folder`; `None` if that does not say.
+pub fn recipe_of(folder: &Path) -> Option<String> {
+    read_record(folder).ok().map(|record| record.config)
+}
+
 fn summary(folder: &Path, record: Option<RunRecord>, records: &[Map<String, Value>]) -> Run {
     let of_kind = |kind: &'static str| {
         records.iter().filter(move |record| record.get("kind").and_then(Value::as_str) == Some(kind))

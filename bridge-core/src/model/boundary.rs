@@ -105,6 +105,13 @@ impl Boundary {
         Self(entries.map(|entry| Entry { tensor: f(entry.tensor), made: false, ..entry }).collect())
     }
 
+    /// The tensors, of which those that segments made since the region began are as `f` makes them.
+    #[must_use]
+    pub(crate) fn map_made(self, mut f: impl FnMut(Tensor<3>) -> Tensor<3>) -> Self {
+        let changed = |entry: Entry| if entry.made { Entry { tensor: f(entry.tensor), ..entry } } else { entry };
+        Self(self.0.into_iter().map(changed).collect())
+    }
+
     /// The tensors that segments made since the region began.
     pub(crate) fn made(&self) -> impl Iterator<Item = (&'static str, &Tensor<3>)> {
         self.0.iter().filter(|entry| entry.made).map(|entry| (entry.name, &entry.tensor))

@@ -2,14 +2,17 @@
 //! are recomputed. A chunk may be a whole model or a pipeline stage of one.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use bridge_dist::comm::CommError;
 use burn::tensor::{FloatDType, Tensor};
 
+use super::region_spans::{self, Run};
 use crate::model::{
     Boundary, BoundaryError, ForwardContext, ModelChunk, SegmentOutput, SegmentRole, checked, run_segments,
 };
 use crate::plan::recompute::{Cuts, Recompute, Region, plan};
+use crate::timers::Timers;
 
 /// Why a pass through a chunk ended early.
 #[derive(Debug, thiserror::Error)]
@@ -30,6 +33,7 @@ pub struct Executor {
     keeps_last_graph: bool,
     /// The first segment that uses a parameter which is trained; none before it needs a backward, unless the stage before does.
     first_trained: usize,
+    timers: Arc<Timers>,
 }
 
 /// What happens around the regions of a pass. Errors are those of ranks that communicate there.
@@ -110,7 +114,14 @@ impl Executor {
             regions: plan(&segments, recompute, cuts),
             keeps_last_graph: segments.last().is_some_and(|segment| segment.role == SegmentRole::Head),
             first_trained: first_trained(chunk),
+            timers: Arc::new(Timers::new(None)),
         }
+    }
+
+    /// Makes spans of segments in steps that are traced.
+    #[must_use]
+    pub fn with_timers(self, timers: &Arc<Timers>) -> Self {
+        Self { timers: Arc::clone(timers), ..self }
     }
 
     /// Recomputes the last region too, where it is to be recomputed: for schedules with other work between its forward and its backward.
@@ -166,11 +177,13 @@ impl Executor {
             let drops_graph = region.recomputed && !(is_last && self.keeps_last_graph);
             let (output, plain) = if drops_graph {
                 let plain = input.clone().map(Tensor::without_autodiff);
-                let output = run_segments(chunk.inference().as_ref(), region.segments.clone(), plain, context)?;
+                let what = (&*chunk.inference(), region.segments.clone());
+                let output = region_spans::forward(&self.timers, Run::Forward, what, plain, context)?;
                 hooks.after(chunk, &region.segments);
                 (None, output)
             } else {
-                let output = run_segments(&*chunk, region.segments.clone(), input.clone(), context)?;
+                let what = (&*chunk, region.segments.clone());
+                let output = region_spans::forward(&self.timers, Run::Forward, what, input.clone(), context)?;
                 let plain = without_autodiff(&output);
                 (Some(output), plain)
             };
@@ -221,10 +234,13 @@ impl Executor {
                 Some(output) => output,
                 None => {
                     hooks.before(chunk, self.around(index).backward())?;
-                    run_segments(&*chunk, segments.clone(), input.clone(), context)?
+                    let what = (&*chunk, segments.clone());
+                    region_spans::forward(&self.timers, Run::Recompute, what, input.clone(), context)?
                 }
             };
-            gradients = region_backward(chunk, input, output, gradients, hooks);
+            gradients = region_spans::backward(&self.timers, (&|| chunk.segments(), segments), || {
+                region_backward(chunk, input, output, gradients, hooks)
+            });
             hooks.after(chunk, segments);
             hooks.left(segments)?;
         }

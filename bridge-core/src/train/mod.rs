@@ -54,6 +54,7 @@ mod preparation;
 mod pretrain;
 mod preview;
 mod ranks;
+mod region_spans;
 mod registry;
 mod report;
 mod reporter;

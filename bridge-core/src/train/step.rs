@@ -21,7 +21,7 @@ use crate::optim::{GroupRates, GroupSettings, ReductionTimes, StepOutcome, StepS
 use crate::resilience::Learning;
 use crate::resilience::rerun::{ExitDecision, NextPass};
 use crate::schedule::{GradientCheck, GroupOverrides};
-use crate::timers::TimerLevel;
+use crate::timers::{Labels, TimerLevel};
 
 /// How a step ended.
 pub(super) enum StepEnd {
@@ -188,6 +188,8 @@ fn forward_backward(run: &mut TrainingRun, data: &mut StepData) -> Result<PassEn
         TimerLevel::MicroBatch,
         run.training.optimizer.parameters().take_waited(),
     );
+    let timers = Arc::clone(&run.timers);
+    let _sharing = timers.span("share-losses", Labels::default());
     let own = OwnResults { loss_sums, num_tokens: own_tokens, gradients: run.training.reducer.take_own_norms() };
     run.doors.losses.judge((&run.groups, &run.outputs.reporter), &own)?;
     ranks::share_losses(&run.groups, &mut losses)?;
@@ -207,9 +209,11 @@ fn window_pass(
     data: &mut StepData,
     gathered: &mut Gathered,
 ) -> Result<Option<ExitReason>, TrainError> {
+    let timers = Arc::clone(&run.timers);
     let start = gathered.loss_sums.len();
     let total = data.total();
     let micro_batches = data.window(run, start)?;
+    let preparing = timers.span("prepare-batches", Labels::default());
     let batches: Vec<Batch> = micro_batches.iter().map(|m| run.training.prepare(&run.groups, m)).collect();
     // Tokens of each micro-batch over all ranks, by which gradients are divided in the end if tokens count alike; and of the ranks that share
     // a sequence, by which its loss is divided if micro-batches do: whichever replica has it, as upstream.
@@ -225,6 +229,7 @@ fn window_pass(
     gathered.own_tokens.extend(own_tokens);
     gathered.num_tokens.extend(num_tokens);
     let step = Philox::new(run.training.seed).derive_name("dropout").derive(run.state.train_state.step + 1);
+    drop(preparing);
     if start == 0 {
         run.begin_phase()?;
     }
@@ -235,6 +240,7 @@ fn window_pass(
         let count = if run.doors.losses.is_rerunning() { left } else { data.pause(run.exits.wanted(left), left) };
         let pass = done..done + count;
         let timer = run.timers.start("forward-backward", TimerLevel::Phase);
+        run.timers.spans().begin_pass(start + pass.start);
         let streams: Vec<Philox> =
             pass.clone().map(|index| run.training.dropout_stream(&run.groups, &step, start + index)).collect();
         let of_layers = |index| Arc::new(LayerMetrics::of_micro_batch(&gathered.layers, start + index));

@@ -1,5 +1,7 @@
 //! The training loop.
 
+use std::sync::Arc;
+
 use super::TrainError;
 use super::checkpointing::save_checkpoint;
 use super::evaluate::{Evaluation, evaluate_at};
@@ -14,6 +16,7 @@ use super::subsystem::Verdict;
 use crate::logging::{Occasion, Split};
 use crate::resilience::Section;
 use crate::resilience::rerun::ExitDecision;
+use crate::timers::Labels;
 
 /// Trains until the configured number of steps, or until something asks to exit. Subsystems learn of the end, whatever it is.
 ///
@@ -40,6 +43,7 @@ fn train_steps(run: &mut TrainingRun) -> Result<ExitReason, TrainError> {
         return Ok(reason);
     }
     let mut end = ExitReason::Completed;
+    let timers = Arc::clone(&run.timers);
     while run.state.train_state.step < run.config.train.train_iters as u64 {
         if let Some(why) = run.doors.is_over(&run.groups, &run.state)? {
             end = ExitReason::Over(why);
@@ -59,6 +63,8 @@ fn train_steps(run: &mut TrainingRun) -> Result<ExitReason, TrainError> {
         run.pulse.enter(Section::Step);
         let (doors, mut context) = run.doors();
         doors.before_step(&mut context)?;
+        let iteration = Some(run.state.train_state.step + 1);
+        let _span = timers.span("step", Labels { iteration, ..Labels::default() });
         let mut step = match train_step(run)? {
             StepEnd::Done(step) => step,
             StepEnd::Exit(decision) => return exit_for_rerun(run, decision),
@@ -70,6 +76,7 @@ fn train_steps(run: &mut TrainingRun) -> Result<ExitReason, TrainError> {
         if validation_is_due(run) {
             validate(run)?;
         }
+        let _ending = timers.span("checkpoint-and-exit", Labels::default());
         if let Some(reason) = checkpoint_and_decide_exit(run, verdict)? {
             return Ok(reason);
         }
@@ -83,9 +90,16 @@ fn train_steps(run: &mut TrainingRun) -> Result<ExitReason, TrainError> {
 
 /// Reports a step that is counted, with the figures of subsystems, and hears what they ask for.
 fn tell_step(run: &mut TrainingRun, step: &mut StepReport) -> Result<Verdict, TrainError> {
+    let timers = Arc::clone(&run.timers);
+    let spanned = |name| timers.span(name, Labels::default());
+    let span = spanned("measure");
     let (doors, mut context) = run.doors();
     doors.measure(&mut context, step)?;
+    drop(span);
+    let span = spanned("report");
     run.outputs.reporter.step(&run.state, step);
+    drop(span);
+    let _span = spanned("judge");
     let (doors, mut context) = run.doors();
     doors.after_step(&mut context, step)
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 mod buffer;
+pub mod call_log;
 pub mod counting;
 mod error;
 mod gather;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use super::call_log::{CallLog, CallState};
 use super::layer::{Call, Layer};
 use super::request::Pending;
 use super::{CommError, Communicator, Group, HostBuffer, Request};
@@ -12,9 +13,15 @@ use super::{CommError, Communicator, Group, HostBuffer, Request};
 #[derive(Clone, Debug, Default)]
 pub struct CallClock {
     nanoseconds: Arc<AtomicU64>,
+    log: Arc<CallLog>,
 }
 
 impl CallClock {
+    /// What the calls were.
+    pub fn log(&self) -> &CallLog {
+        &self.log
+    }
+
     /// The time in all calls so far.
     pub fn total(&self) -> Duration {
         Duration::from_nanos(self.nanoseconds.load(Ordering::Relaxed))
@@ -47,6 +54,8 @@ impl TimedCommunicator {
 struct Timed {
     request: Request,
     clock: CallClock,
+    /// Its number in the log.
+    id: Option<u64>,
 }
 
 impl Pending for Timed {
@@ -55,8 +64,11 @@ impl Pending for Timed {
     }
 
     fn wait(self: Box<Self>) -> Result<HostBuffer, CommError> {
-        let Self { request, clock } = *self;
-        clock.time(|| request.wait())
+        let Self { request, clock, id } = *self;
+        let waiting = Instant::now();
+        let result = clock.time(|| request.wait());
+        clock.log.ends(id, Some(waiting), state(&result));
+        result
     }
 }
 
@@ -69,14 +81,22 @@ impl Layer for TimedCommunicator {
         Arc::new(Self { inner, clock: self.clock.clone() })
     }
 
-    fn blocking(&self, _call: &Call, run: impl FnOnce() -> Result<(), CommError>) -> Result<(), CommError> {
-        self.clock.time(run)
+    fn blocking(&self, call: &Call, run: impl FnOnce() -> Result<(), CommError>) -> Result<(), CommError> {
+        let id = self.clock.log.begins(call, &*self.inner, false);
+        let result = self.clock.time(run);
+        self.clock.log.ends(id, None, state(&result));
+        result
     }
 
-    fn started(&self, _call: &Call, start: impl FnOnce() -> Result<Request, CommError>) -> Result<Request, CommError> {
-        let request = self.clock.time(start)?;
-        Ok(Request::new(Timed { request, clock: self.clock.clone() }))
+    fn started(&self, call: &Call, start: impl FnOnce() -> Result<Request, CommError>) -> Result<Request, CommError> {
+        let id = self.clock.log.begins(call, &*self.inner, true);
+        let request = self.clock.time(start).inspect_err(|_| self.clock.log.ends(id, None, CallState::Failed))?;
+        Ok(Request::new(Timed { request, clock: self.clock.clone(), id }))
     }
+}
+
+fn state<T>(result: &Result<T, CommError>) -> CallState {
+    if result.is_ok() { CallState::Done } else { CallState::Failed }
 }
 
 #[cfg(test)]
@@ -84,6 +104,38 @@ mod tests {
     use super::*;
     use crate::comm::ReduceOp;
     use crate::comm::thread::run_ranks;
+
+    #[test]
+    fn calls_are_kept_while_that_is_asked_for() {
+        let logs = run_ranks(2, Duration::from_secs(10), |world| {
+            let clock = CallClock::default();
+            let timed = TimedCommunicator::new(world, clock.clone());
+            timed.barrier()?;
+            clock.log().keep_last(2);
+            for elements in [3, 5, 7] {
+                timed.all_reduce((&mut vec![1.0_f32; elements]).into(), ReduceOp::Sum)?;
+            }
+            let request = timed.start_all_gather(vec![1.0_f32; 11].into())?;
+            let active = clock.log().calls();
+            request.wait()?;
+            let last = clock.log().calls();
+            clock.log().keep_all();
+            timed.barrier()?;
+            let all = clock.log().calls();
+            clock.log().keep_last(0);
+            clock.log().keep_all_no_more();
+            assert!(clock.log().calls().is_empty());
+            Ok::<_, CommError>((active, last, all))
+        })
+        .unwrap();
+        for (active, last, all) in logs {
+            assert_eq!(active.iter().map(|call| (call.sequence, call.bytes)).collect::<Vec<_>>(), [(2, 28), (3, 44)]);
+            assert_eq!(active[1].state, CallState::Active);
+            assert_eq!((last[0].state, last[1].state), (CallState::Done, CallState::Done));
+            assert!(last[1].is_background && last[1].waited.is_some() && last[1].ended.is_some());
+            assert_eq!((all.len(), &*all[2].ranks), (3, &[0, 1][..]));
+        }
+    }
 
     #[test]
     fn who_waits_is_in_calls_and_who_works_is_not() {

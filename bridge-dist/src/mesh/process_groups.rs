@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Coordinates, GroupKind, Mesh, MeshError, ParallelSizes, RankOrder};
+use crate::comm::call_log::CallLog;
 use crate::comm::single::SingleCommunicator;
 use crate::comm::timed::{CallClock, TimedCommunicator};
 use crate::comm::{CommError, Group};
@@ -92,6 +93,11 @@ impl ProcessGroups {
     /// How long this rank has been in calls of its communicators so far, which is mostly waiting for other ranks.
     pub fn time_in_calls(&self) -> Duration {
         self.calls.total()
+    }
+
+    /// What this rank has called its communicators for, where that is kept.
+    pub fn call_log(&self) -> &CallLog {
+        self.calls.log()
     }
 
     /// The layout of the world.

@@ -1,11 +1,11 @@
-//! `[logger]`.
+//! `[logger]` and `[profiling]`.
 
 use super::super::contexts::{on, tiny, tiny_with, watched};
 use super::super::row::{AS_IT_IS, Row, row, switch};
 use super::super::run::Meddling;
 
 pub fn rows() -> Vec<Row> {
-    [console(), timers(), curves(), places()].concat()
+    [console(), timers(), curves(), places(), traces()].concat()
 }
 
 fn console() -> Vec<Row> {
@@ -77,5 +77,18 @@ fn places() -> Vec<Row> {
         // What it serves, `tests/ranks/doors.rs` looks at.
         row("logger.prometheus_addr", &tiny(), &[AS_IT_IS, "nowhere"]).moves("exit").holds(1, "stderr", "is not an address"),
         row("logger.plot", &tiny(), &[AS_IT_IS, "true"]).moves("files svg"),
+    ]
+}
+
+fn traces() -> Vec<Row> {
+    let window =
+        ["profiling.use_pytorch_profiler=true", "profiling.profile_step_start=1", "profiling.profile_step_end=3"];
+    let traced = tiny_with(&window);
+    vec![
+        switch("profiling.use_pytorch_profiler", &tiny_with(&["train.train_iters=12"])).moves("console files trace"),
+        row("profiling.profile_step_start", &traced, &[AS_IT_IS, "0", "2"]).moves("trace"),
+        row("profiling.profile_step_end", &traced, &[AS_IT_IS, "2"]).moves("trace"),
+        row("profiling.profile_ranks", &on(2, &window), &[AS_IT_IS, "[0]"]).moves("files trace"),
+        switch("profiling.pytorch_profiler_collect_shapes", &traced).moves("trace"),
     ]
 }

@@ -140,11 +140,26 @@ fn profiling_window(draft: &mut Draft<'_>) {
         "profiling.use_pytorch_profiler",
         "excludes profiling.use_nsys_profiler",
     );
-    draft.require(
-        profiling.profile_step_end >= profiling.profile_step_start,
-        "profiling.profile_step_end",
-        "is before profiling.profile_step_start",
-    );
+    let (start, end) = (profiling.profile_step_start, profiling.profile_step_end);
+    draft.require(end >= start, "profiling.profile_step_end", "is before profiling.profile_step_start");
+    if profiling.use_pytorch_profiler {
+        let message = "leaves no iteration to profile: the first one is that after profiling.profile_step_start";
+        draft.require(end != start, "profiling.profile_step_end", message);
+        let ends_before = draft.recipe.train.train_iters.is_some_and(|iterations| iterations <= start);
+        draft.require(!ends_before, "profiling.profile_step_start", "is not before the end of training");
+        let world = draft.world.size;
+        let unknown = profiling.profile_ranks.iter().find(|rank| **rank >= world);
+        let message = unknown.map(|rank| format!("has rank {rank}, and there are {world} ranks"));
+        draft.require(unknown.is_none(), "profiling.profile_ranks", message.unwrap_or_default());
+        return;
+    }
+    for setting in ["profile_step_start", "profile_step_end", "profile_ranks", "pytorch_profiler_collect_shapes"] {
+        let key = format!("profiling.{setting}");
+        // Upstream's configurations have this list whether they profile or not.
+        let is_upstreams = setting == "profile_ranks" && profiling.profile_ranks == [0];
+        let message = "has no effect without profiling.use_pytorch_profiler";
+        draft.require(is_upstreams || !draft.recipe_differs(&key), &key, message);
+    }
 }
 
 fn skip_train_evaluates(draft: &mut Draft<'_>) {

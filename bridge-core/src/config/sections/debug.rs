@@ -12,20 +12,16 @@ section! {
         /// The vendor's profiler.
         use_nsys_profiler: bool = false
             => no_counterpart("marks for NVIDIA's profiler around some steps; `nsys profile bridge train` profiles the whole run");
-        /// The framework's profiler.
-        use_pytorch_profiler: bool = false
-            => no_counterpart("PyTorch's profiler; `bridge bench` times operations and steps, logger.timing_log_level the phases of a run");
-        /// First profiled step.
-        profile_step_start: usize = 10
-            => no_counterpart("the first step of the profilers of [profiling], which do not exist here");
-        /// Step after the last profiled one.
-        profile_step_end: usize = 12
-            => no_counterpart("the last step of the profilers of [profiling], which do not exist here");
+        /// The built-in profiler: a trace of some steps for each rank, `trace/rank_00000.json` in `logger.log_dir`.
+        use_pytorch_profiler: bool = false;
+        /// Iterations before the first profiled one.
+        profile_step_start: usize = 10;
+        /// The last profiled iteration.
+        profile_step_end: usize = 12;
         /// Profiled ranks; empty is all.
-        profile_ranks: Vec<usize> = Vec::new()
-            => no_counterpart("the ranks of the profilers of [profiling], which do not exist here");
-        /// Shapes in traces.
-        pytorch_profiler_collect_shapes: bool = false => no_counterpart("shapes in the traces of PyTorch's profiler");
+        profile_ranks: Vec<usize> = Vec::new();
+        /// Names and shapes of the tensors that go into each segment, in traces.
+        pytorch_profiler_collect_shapes: bool = false;
         /// Call stacks in traces.
         pytorch_profiler_collect_callstack: bool = false
             => no_counterpart("Python's stacks in the traces of PyTorch's profiler");

@@ -8,6 +8,7 @@ mod losses_of_run;
 mod memory;
 mod norms;
 mod own_time;
+mod profiling;
 mod simulated_fault;
 mod stall;
 mod straggler_scores;
@@ -56,6 +57,9 @@ impl Doors {
         let compares = ranks::any(groups.world(), compares)?;
         // What slow ranks are told by counts from here to here, so it comes first.
         let mut subsystems: Vec<Box<dyn Subsystem>> = Vec::new();
+        if let Some(profiling) = profiling::Profiling::new(config, &placement.node) {
+            subsystems.push(Box::new(profiling));
+        }
         if let Some(settings) = config.nvrx_straggler.as_ref().filter(|settings| settings.enabled) {
             subsystems.push(Box::new(straggler_scores::StragglerScores::new(settings, placement.clone())));
         }

@@ -137,6 +137,7 @@ impl Pipeline {
     #[must_use]
     pub fn with_timers(mut self, timers: &Arc<Timers>) -> Self {
         self.timers = Arc::clone(timers);
+        self.executors = self.executors.into_iter().map(|executor| executor.with_timers(timers)).collect();
         self
     }
 

@@ -11,7 +11,7 @@ use super::{MicroBatchInput, Pipeline, TrainWork};
 use crate::model::{
     Auxiliary, Boundary, BoundaryTensor, ForwardContext, ModelChunk, SegmentOutput, WeightGradientStore,
 };
-use crate::timers::{TimerGuard, TimerLevel};
+use crate::timers::{Labels, TimerGuard, TimerLevel};
 use crate::train::executor::{ExecutorError, InFlight};
 
 /// A micro-batch and a chunk of this rank.
@@ -85,6 +85,7 @@ impl<'a> PipelinePass<'a> {
         for action in actions {
             self.step(*action, &mut transfers)?;
         }
+        pipeline.timers.spans().end_pass();
         Ok(transfers.finish()?)
     }
 
@@ -99,16 +100,17 @@ impl<'a> PipelinePass<'a> {
     }
 
     fn step(&mut self, action: Action, transfers: &mut Transfers) -> Result<(), ExecutorError> {
-        let _timer = self.timer(match action {
-            Action::Forward { .. } => "forward-compute",
-            Action::Backward { .. } | Action::BackwardInput { .. } | Action::BackwardWeight { .. } => {
-                "backward-compute"
-            }
-            Action::RecvActivation(_) => "forward-recv",
-            Action::SendActivation(_) => "forward-send",
-            Action::RecvGradient(_) => "backward-recv",
-            Action::SendGradient(_) => "backward-send",
-        });
+        let (name, microbatch, chunk) = match action {
+            Action::Forward { microbatch, chunk } => ("forward-compute", microbatch, chunk),
+            Action::Backward { microbatch, chunk }
+            | Action::BackwardInput { microbatch, chunk }
+            | Action::BackwardWeight { microbatch, chunk } => ("backward-compute", microbatch, chunk),
+            Action::RecvActivation(message) => ("forward-recv", message.microbatch, message.chunk),
+            Action::SendActivation(message) => ("forward-send", message.microbatch, message.chunk),
+            Action::RecvGradient(message) => ("backward-recv", message.microbatch, message.chunk),
+            Action::SendGradient(message) => ("backward-send", message.microbatch, message.chunk),
+        };
+        let _timer = self.timer(name, (microbatch, chunk));
         match action {
             Action::Forward { microbatch, chunk } => self.forward((microbatch, chunk))?,
             Action::Backward { microbatch, chunk } => {
@@ -140,9 +142,13 @@ impl<'a> PipelinePass<'a> {
     }
 
     /// Runs in passes that train: nobody asks how long the parts of an evaluation take.
-    fn timer(&self, name: &'a str) -> Option<TimerGuard<'a>> {
+    fn timer(&self, name: &'static str, (microbatch, chunk): Unit) -> Option<TimerGuard<'a>> {
         let pipeline = self.pipeline;
-        (self.kind != ScheduleKind::ForwardOnly).then(|| pipeline.timers.start(name, TimerLevel::MicroBatch))
+        (self.kind != ScheduleKind::ForwardOnly).then(|| {
+            let microbatch = Some(pipeline.timers.spans().work_on(microbatch));
+            let labels = Labels { microbatch, chunk: Some(chunk), ..Labels::default() };
+            pipeline.timers.start_of(name, TimerLevel::MicroBatch, labels)
+        })
     }
 
     fn forward(&mut self, unit: Unit) -> Result<(), ExecutorError> {

@@ -1,10 +1,16 @@
-//! Named timers by level of detail, drained per log interval. Who gathers the ranks' times, and who puts up barriers, is the loop.
+//! Named timers by level of detail, drained per log interval; while a step is traced, each is a span as well. Who gathers the ranks' times,
+//! and who puts up barriers, is the loop.
 
+mod spans;
+
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+
+pub use spans::{Labels, Shapes, Span, Spans};
 
 /// How much detail a timer belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -25,12 +31,13 @@ pub struct Timers {
     wait: Option<Box<dyn Fn() + Send + Sync>>,
     /// In order of first use, which is the order of the report.
     totals: Mutex<Vec<(String, Duration)>>,
+    spans: Spans,
 }
 
 impl Timers {
     /// Timers that run up to `level` of detail; none without a level.
     pub fn new(level: Option<TimerLevel>) -> Self {
-        Self { level, wait: None, totals: Mutex::new(Vec::new()) }
+        Self { level, wait: None, totals: Mutex::new(Vec::new()), spans: Spans::default() }
     }
 
     /// Calls `wait` when a timer starts and when it stops: for devices that work beside the program, so that a time is that of the work and
@@ -54,14 +61,29 @@ impl Timers {
         self.level >= Some(level)
     }
 
-    /// Times from now until the guard is dropped. Costs nothing when `level` is too detailed.
-    pub fn start<'a>(&'a self, name: &'a str, level: TimerLevel) -> TimerGuard<'a> {
-        let running = self.run_at(level).then(|| (self, name, level, self.now_at(level)));
-        TimerGuard { running }
+    /// The spans of steps that are traced.
+    pub fn spans(&self) -> &Spans {
+        &self.spans
+    }
+
+    /// Times from now until the guard is dropped. Costs nothing when `level` is too detailed and no step is traced.
+    pub fn start<'a>(&'a self, name: &'static str, level: TimerLevel) -> TimerGuard<'a> {
+        self.start_of(name, level, Labels::default())
+    }
+
+    /// As [`start`](Self::start), of what `labels` say.
+    pub fn start_of<'a>(&'a self, name: &'static str, level: TimerLevel, labels: Labels) -> TimerGuard<'a> {
+        let timed = self.run_at(level).then(|| (level, self.now_at(level)));
+        TimerGuard { timers: self, name, labels, timed, span: self.spans.are_on().then(Instant::now) }
+    }
+
+    /// A span from now until the guard is dropped, of what has no timer.
+    pub fn span<'a>(&'a self, name: &'static str, labels: Labels) -> TimerGuard<'a> {
+        TimerGuard { timers: self, name, labels, timed: None, span: self.spans.are_on().then(Instant::now) }
     }
 
     /// Times one call.
-    pub fn time<R>(&self, name: &str, level: TimerLevel, work: impl FnOnce() -> R) -> R {
+    pub fn time<R>(&self, name: &'static str, level: TimerLevel, work: impl FnOnce() -> R) -> R {
         let _guard = self.start(name, level);
         work()
     }
@@ -102,13 +124,23 @@ impl fmt::Debug for Timers {
 #[derive(Debug)]
 #[must_use = "the timer stops when this is dropped"]
 pub struct TimerGuard<'a> {
-    running: Option<(&'a Timers, &'a str, TimerLevel, Instant)>,
+    timers: &'a Timers,
+    name: &'static str,
+    labels: Labels,
+    /// Where the timer runs.
+    timed: Option<(TimerLevel, Instant)>,
+    /// Where the step is traced.
+    span: Option<Instant>,
 }
 
 impl Drop for TimerGuard<'_> {
     fn drop(&mut self) {
-        if let Some((timers, name, level, started)) = self.running {
-            timers.add(name, timers.now_at(level) - started);
+        if let Some((level, started)) = self.timed {
+            self.timers.add(self.name, self.timers.now_at(level) - started);
+        }
+        if let Some(start) = self.span {
+            let (name, labels) = (Cow::Borrowed(self.name), self.labels);
+            self.timers.spans.add(Span { name, labels, shapes: None, start, end: Instant::now() });
         }
     }
 }

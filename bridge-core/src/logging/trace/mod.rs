@@ -1,0 +1,299 @@
+//! Traces of steps, in the format of Chrome's trace viewer, which Perfetto opens: what an event is, files of a rank, several merged. Where
+//! time goes is in `summary`; who records is a subsystem of the run.
+
+mod summary;
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use bridge_data::outside;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+pub use summary::{Moved, RankSummary, StepTimes, summarize};
+
+/// The folder of a run's traces in its log folder.
+pub const FOLDER: &str = "trace";
+
+/// Larger files are no traces.
+const LARGEST: u64 = 4 << 30;
+
+/// What part of a step a span belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Part {
+    /// A whole step.
+    Step,
+    /// Reading micro-batches, and bringing them to the device.
+    Data,
+    /// Forward passes.
+    Forward,
+    /// Forward passes that are repeated for backward.
+    Recompute,
+    /// Backward passes.
+    Backward,
+    /// Messages between the stages of a pipeline.
+    Pipeline,
+    /// The reduction of gradients after backward.
+    Reduction,
+    /// The update, with the norm of the gradients.
+    Optimizer,
+    /// Checkpoints.
+    Save,
+    /// Evaluations.
+    Evaluation,
+    /// All else that the loop does: losses, figures, logs, subsystems, looks whether to stop.
+    Loop,
+    /// A rank in a call of its communicators, which is mostly waiting for other ranks.
+    Collective,
+    /// An operation that goes on while the rank does other things.
+    InFlight,
+}
+
+/// The parts that spans of these names belong to.
+const PARTS: [(&str, Part); 17] = [
+    ("step", Part::Step),
+    ("forward-backward", Part::Loop),
+    ("batch-generator", Part::Data),
+    ("prepare-batches", Part::Data),
+    ("forward-compute", Part::Forward),
+    ("backward-compute", Part::Backward),
+    ("forward-recv", Part::Pipeline),
+    ("forward-send", Part::Pipeline),
+    ("backward-recv", Part::Pipeline),
+    ("backward-send", Part::Pipeline),
+    ("all-grads-sync", Part::Reduction),
+    ("layernorm-grads-all-reduce", Part::Reduction),
+    ("embedding-grads-all-reduce", Part::Reduction),
+    ("params-all-gather", Part::Reduction),
+    ("optimizer", Part::Optimizer),
+    ("save-checkpoint", Part::Save),
+    ("evaluate", Part::Evaluation),
+];
+
+impl Part {
+    /// The part of a span of the loop.
+    pub fn of_span(name: &str) -> Self {
+        let known = PARTS.iter().find(|(known, _)| *known == name).map(|(_, part)| *part);
+        let of_segment = || match name.rsplit_once('-')?.1 {
+            "forward" => Some(Self::Forward),
+            "recompute" => Some(Self::Recompute),
+            "backward" => Some(Self::Backward),
+            _ => None,
+        };
+        let of_optimizer = || name.starts_with("optimizer-").then_some(Self::Optimizer);
+        known.or_else(of_segment).or_else(of_optimizer).unwrap_or(Self::Loop)
+    }
+
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Step => "step",
+            Self::Data => "data",
+            Self::Forward => "forward",
+            Self::Recompute => "recompute",
+            Self::Backward => "backward",
+            Self::Pipeline => "pipeline",
+            Self::Reduction => "reduction",
+            Self::Optimizer => "optimizer",
+            Self::Save => "save",
+            Self::Evaluation => "evaluation",
+            Self::Loop => "loop",
+            Self::Collective => "collective",
+            Self::InFlight => "in_flight",
+        }
+    }
+}
+
+/// An event, with the names of the format.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Event {
+    /// What it is.
+    pub name: String,
+    /// The part of a step; absent in events that name ranks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cat: Option<Part>,
+    /// `X` for a span, `b` and `e` for the ends of what goes on beside others, `M` for names.
+    pub ph: Phase,
+    /// Microseconds since tracing began on rank 0.
+    #[serde(default)]
+    pub ts: f64,
+    /// Microseconds that it took.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dur: Option<f64>,
+    /// Rank in the world.
+    pub pid: u64,
+    /// 0: a rank works on one thing at a time.
+    #[serde(default)]
+    pub tid: u64,
+    /// What joins `b` and `e`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// `iteration`, `layer`, `microbatch`, `chunk`, `shapes`; of collectives `group`, `ranks`, `dtype`, `elements`, `bytes`, `root`.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    pub args: Map<String, Value>,
+}
+
+/// What sort an event is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Phase {
+    /// A span.
+    X,
+    /// The beginning of what goes on beside others.
+    #[serde(rename = "b")]
+    Begins,
+    /// Its end.
+    #[serde(rename = "e")]
+    Ends,
+    /// The name of a rank.
+    M,
+}
+
+impl Event {
+    /// A span of a rank, in microseconds.
+    pub fn span(name: impl Into<String>, part: Part, rank: usize, (ts, dur): (f64, f64)) -> Self {
+        let args = Map::new();
+        Self {
+            name: name.into(),
+            cat: Some(part),
+            ph: Phase::X,
+            ts,
+            dur: Some(dur),
+            pid: rank as u64,
+            tid: 0,
+            id: None,
+            args,
+        }
+    }
+
+    /// The name that viewers show for a rank.
+    pub fn rank_name(rank: usize, name: &str) -> Self {
+        let args = Map::from_iter([("name".to_owned(), Value::from(name))]);
+        let (pid, ph) = (rank as u64, Phase::M);
+        Self { name: "process_name".into(), cat: None, ph, ts: 0.0, dur: None, pid, tid: 0, id: None, args }
+    }
+
+    /// When it ended, in microseconds.
+    pub fn end(&self) -> f64 {
+        self.ts + self.dur.unwrap_or_default()
+    }
+
+    /// Its argument of that name, as a number.
+    pub fn number(&self, name: &str) -> Option<u64> {
+        self.args.get(name)?.as_u64()
+    }
+
+    /// Its argument of that name, as text.
+    pub fn text(&self, name: &str) -> Option<&str> {
+        self.args.get(name)?.as_str()
+    }
+}
+
+/// A rank that was traced.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TracedRank {
+    /// Rank in the world.
+    pub rank: usize,
+    /// Its stage of the pipeline.
+    pub stage: usize,
+    /// The machine.
+    pub node: String,
+}
+
+/// What a file says of itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Header {
+    /// Name of the run.
+    pub run: String,
+    /// Ranks of the run.
+    pub world_size: usize,
+    /// Those whose events these are.
+    pub ranks: Vec<TracedRank>,
+}
+
+/// A trace of one rank or several.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Trace {
+    /// What happened.
+    #[serde(rename = "traceEvents")]
+    pub events: Vec<Event>,
+    /// How viewers show times.
+    #[serde(rename = "displayTimeUnit")]
+    unit: String,
+    /// Of what it is.
+    #[serde(rename = "otherData")]
+    pub header: Header,
+}
+
+/// A file that is no trace of a run.
+#[derive(Debug, thiserror::Error)]
+#[error("{path}: {message}")]
+pub struct TraceError {
+    /// The file.
+    pub path: PathBuf,
+    /// What is wrong with it.
+    pub message: String,
+}
+
+impl Trace {
+    /// A trace of these events.
+    pub fn new(header: Header, events: Vec<Event>) -> Self {
+        Self { events, unit: "ms".into(), header }
+    }
+
+    /// Writes it to a file, in a folder that is made if need be.
+    ///
+    /// # Errors
+    /// If that is not possible.
+    pub fn write(&self, path: &Path) -> io::Result<()> {
+        if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+            std::fs::create_dir_all(folder)?;
+        }
+        outside::replace(path, &serde_json::to_vec(self)?)
+    }
+
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// If it is not there, or not one that a run or `bridge trace` wrote.
+    pub fn read(path: &Path) -> Result<Self, TraceError> {
+        let failed = |message: String| TraceError { path: path.to_owned(), message };
+        let bytes = outside::read(path, LARGEST).map_err(|error| failed(error.to_string()))?;
+        let trace: Self =
+            serde_json::from_slice(&bytes).map_err(|error| failed(format!("not a trace of a run: {error}")))?;
+        let is_number =
+            |event: &Event| event.ts.is_finite() && event.dur.is_none_or(|dur| dur.is_finite() && dur >= 0.0);
+        match trace.events.iter().find(|event| !is_number(event)) {
+            None => Ok(trace),
+            Some(event) => Err(failed(format!("the times of `{}` are none", event.name))),
+        }
+    }
+
+    /// The events of all, in the order of their beginnings.
+    ///
+    /// # Errors
+    /// If they are of different runs, a rank is in two of them, or there is none.
+    pub fn merge(traces: Vec<Self>) -> Result<Self, String> {
+        let mut traces = traces.into_iter();
+        let mut all = traces.next().ok_or("there is no trace")?;
+        for trace in traces {
+            let (header, found) = (&all.header, &trace.header);
+            if (&header.run, header.world_size) != (&found.run, found.world_size) {
+                return Err(format!(
+                    "they are of different runs: `{}` on {} ranks and `{}` on {}",
+                    header.run, header.world_size, found.run, found.world_size
+                ));
+            }
+            if let Some(twice) =
+                found.ranks.iter().find(|rank| header.ranks.iter().any(|known| known.rank == rank.rank))
+            {
+                return Err(format!("rank {} is in two of them", twice.rank));
+            }
+            all.header.ranks.extend(trace.header.ranks);
+            all.events.extend(trace.events);
+        }
+        all.header.ranks.sort_by_key(|rank| rank.rank);
+        all.events.sort_by(|a, b| (a.ph != Phase::M).cmp(&(b.ph != Phase::M)).then(a.ts.total_cmp(&b.ts)));
+        Ok(all)
+    }
+}

@@ -1,0 +1,124 @@
+//! What happened when on a rank, in steps that are traced. Files of it are `logging::trace`.
+
+use std::borrow::Cow;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+/// What a span is about, where there is such a thing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Labels {
+    /// Number of the iteration, from 1.
+    pub iteration: Option<u64>,
+    /// Global layer number.
+    pub layer: Option<usize>,
+    /// Number of the micro-batch in the step.
+    pub microbatch: Option<usize>,
+    /// Index of the model chunk on this rank.
+    pub chunk: Option<usize>,
+}
+
+/// Something that took time.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Span {
+    /// What it is.
+    pub name: Cow<'static, str>,
+    /// What it is about.
+    pub labels: Labels,
+    /// Names and shapes of the tensors that go in, where they are wanted.
+    pub shapes: Option<String>,
+    /// When it began.
+    pub start: Instant,
+    /// When it ended.
+    pub end: Instant,
+}
+
+/// The spans of a rank, while they are recorded. Otherwise each costs the look whether they are.
+#[derive(Debug, Default)]
+pub struct Spans {
+    is_on: AtomicBool,
+    takes_shapes: AtomicBool,
+    /// Number of the first micro-batch of the pass.
+    first_microbatch: AtomicUsize,
+    /// One more than the number in the step of the micro-batch that is worked on; 0 for none.
+    microbatch: AtomicUsize,
+    kept: Mutex<Vec<Span>>,
+    /// The segments whose outputs backward has reached, and when.
+    reached: Mutex<Vec<(usize, Instant)>>,
+}
+
+/// Whether spans have the shapes of what goes in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shapes {
+    /// They have.
+    Taken,
+    /// They have not.
+    Left,
+}
+
+impl Spans {
+    /// Records from now on.
+    pub fn record(&self, shapes: Shapes) {
+        self.takes_shapes.store(shapes == Shapes::Taken, Ordering::Relaxed);
+        self.is_on.store(true, Ordering::Relaxed);
+    }
+
+    /// Records no more, and takes what was recorded.
+    pub fn take(&self) -> Vec<Span> {
+        self.is_on.store(false, Ordering::Relaxed);
+        std::mem::take(&mut *lock(&self.kept))
+    }
+
+    /// Whether spans are recorded.
+    pub fn are_on(&self) -> bool {
+        self.is_on.load(Ordering::Relaxed)
+    }
+
+    /// Whether they have shapes.
+    pub fn take_shapes(&self) -> bool {
+        self.takes_shapes.load(Ordering::Relaxed)
+    }
+
+    /// Says that the micro-batches of a pass are counted from `number`.
+    pub fn begin_pass(&self, number: usize) {
+        self.first_microbatch.store(number, Ordering::Relaxed);
+    }
+
+    /// Says which micro-batch of the pass is worked on from now on; its number in the step.
+    pub fn work_on(&self, microbatch: usize) -> usize {
+        let number = self.first_microbatch.load(Ordering::Relaxed) + microbatch;
+        self.microbatch.store(number + 1, Ordering::Relaxed);
+        number
+    }
+
+    /// Says that no micro-batch is worked on any more.
+    pub fn end_pass(&self) {
+        self.microbatch.store(0, Ordering::Relaxed);
+    }
+
+    /// The number in the step of the micro-batch that is worked on.
+    pub fn microbatch(&self) -> Option<usize> {
+        self.microbatch.load(Ordering::Relaxed).checked_sub(1)
+    }
+
+    /// Keeps a span, if they are recorded.
+    pub fn add(&self, span: Span) {
+        if self.are_on() {
+            lock(&self.kept).push(span);
+        }
+    }
+
+    /// Notes that backward has come to the output of a segment: it has left those behind.
+    pub fn backward_reached(&self, segment: usize) {
+        lock(&self.reached).push((segment, Instant::now()));
+    }
+
+    /// What backward has come to since the last call, in that order.
+    pub fn take_reached(&self) -> Vec<(usize, Instant)> {
+        std::mem::take(&mut *lock(&self.reached))
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

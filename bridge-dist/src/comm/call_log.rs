@@ -1,0 +1,150 @@
+//! What a rank has called its communicators for: the last calls, or all of a while. Who measures how long calls take in all is `timed`.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use super::layer::{Call, Operation};
+use super::{Communicator, DType};
+
+/// How far a call is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CallState {
+    /// This rank is in it, or has started it and not seen its end.
+    Active,
+    /// It is done.
+    Done,
+    /// It ended with an error.
+    Failed,
+}
+
+/// One call of an operation.
+#[derive(Clone, Debug)]
+pub struct CallRecord {
+    /// Its number among all recorded calls of the rank.
+    pub id: u64,
+    /// Its number among the recorded calls of its group, from 0. Collectives have the same number on all ranks of the group.
+    pub sequence: u64,
+    /// The operation.
+    pub operation: Operation,
+    /// Name of the group.
+    pub group: String,
+    /// The group's ranks as ranks of the world.
+    pub ranks: Arc<[usize]>,
+    /// Element type.
+    pub dtype: DType,
+    /// Elements of the input, or of the only buffer.
+    pub elements: usize,
+    /// Bytes of these.
+    pub bytes: usize,
+    /// The rank of the world whose buffer a broadcast hands over.
+    pub root: Option<usize>,
+    /// Whether the rank goes on meanwhile.
+    pub is_background: bool,
+    /// When it was called.
+    pub started: Instant,
+    /// From when to when the rank waited for it, of what was started in the background.
+    pub waited: Option<(Instant, Instant)>,
+    /// When it was over.
+    pub ended: Option<Instant>,
+    /// How far it is.
+    pub state: CallState,
+}
+
+/// The calls of a rank on all its groups. Nothing is kept until it is asked for; until then a call costs the look whether it was.
+#[derive(Debug, Default)]
+pub struct CallLog {
+    /// How many of the last calls stay.
+    last: AtomicUsize,
+    /// Whether all stay.
+    keeps_all: AtomicBool,
+    calls: Mutex<Calls>,
+}
+
+#[derive(Debug, Default)]
+struct Calls {
+    next: u64,
+    /// In the order of their numbers, which leave no gap.
+    kept: VecDeque<CallRecord>,
+    /// Calls of each group so far.
+    of_groups: BTreeMap<(String, Arc<[usize]>), u64>,
+}
+
+impl CallLog {
+    /// Keeps the last `count` calls from now on; 0 keeps none.
+    pub fn keep_last(&self, count: usize) {
+        self.last.store(count, Ordering::Relaxed);
+    }
+
+    /// Keeps all calls from now on.
+    pub fn keep_all(&self) {
+        self.keeps_all.store(true, Ordering::Relaxed);
+    }
+
+    /// Keeps no more than [`keep_last`](Self::keep_last) says, from the next call on.
+    pub fn keep_all_no_more(&self) {
+        self.keeps_all.store(false, Ordering::Relaxed);
+        if self.last.load(Ordering::Relaxed) == 0 {
+            self.lock().kept.clear();
+        }
+    }
+
+    /// The calls that are kept, the oldest first.
+    pub fn calls(&self) -> Vec<CallRecord> {
+        self.lock().kept.iter().cloned().collect()
+    }
+
+    /// Notes that a call begins; its number, if it is kept.
+    pub(super) fn begins(&self, call: &Call, group: &dyn Communicator, is_background: bool) -> Option<u64> {
+        let keeps_all = self.keeps_all.load(Ordering::Relaxed);
+        let last = self.last.load(Ordering::Relaxed);
+        if last == 0 && !keeps_all {
+            return None;
+        }
+        let mut calls = self.lock();
+        let (name, ranks) = (group.name().to_owned(), group.world_ranks());
+        let count = calls.of_groups.entry((name.clone(), Arc::clone(&ranks))).or_default();
+        let sequence = *count;
+        *count += 1;
+        let id = calls.next;
+        calls.next += 1;
+        calls.kept.push_back(CallRecord {
+            id,
+            sequence,
+            operation: call.operation,
+            root: call.root.and_then(|root| ranks.get(root).copied()),
+            group: name,
+            ranks,
+            dtype: call.dtype,
+            elements: call.elements,
+            bytes: call.bytes(),
+            is_background,
+            started: Instant::now(),
+            waited: None,
+            ended: None,
+            state: CallState::Active,
+        });
+        while !keeps_all && calls.kept.len() > last {
+            calls.kept.pop_front();
+        }
+        Some(id)
+    }
+
+    /// Notes that a call is over; `waiting` is when the rank began to wait for what it had started before.
+    pub(super) fn ends(&self, id: Option<u64>, waiting: Option<Instant>, state: CallState) {
+        let Some(id) = id else { return };
+        let mut calls = self.lock();
+        let first = calls.kept.front().map_or(0, |call| call.id);
+        let place = id.checked_sub(first).map(|place| place as usize);
+        // It may have made room for later ones.
+        if let Some(call) = place.and_then(|place| calls.kept.get_mut(place)) {
+            let now = Instant::now();
+            (call.ended, call.waited, call.state) = (Some(now), waiting.map(|since| (since, now)), state);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Calls> {
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
