@@ -164,3 +164,14 @@ fn commands_compute_with_the_adapter_wherever_its_base_is() {
         assert!(error.contains(expected), "{model} {adapter}: {error}");
     }
 }
+
+#[test]
+fn runs_that_measure_draw_a_base() {
+    let (folder, _) = trained("lora", &["peft.kind=dora"]);
+    let recipe = "saved/iter_0000002/run_config.toml";
+    // It exits with 1 where parameters, states or messages are not those of the plan.
+    bridge(folder.path(), &["plan", recipe, "--measure", "model.vocab_size=160"]).unwrap();
+    let said = bridge(folder.path(), &["train", recipe, "--dry-run", "checkpoint.save=dry"]).unwrap();
+    assert!(said.contains("tokens"), "{said}");
+    assert!(!folder.path().join("dry").exists());
+}

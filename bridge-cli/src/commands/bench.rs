@@ -97,9 +97,11 @@ fn steps(arguments: &Arguments) -> Result<Value, Failure> {
     let b = arguments.micro_batch.unwrap_or(preset.micro_batch_size);
     let folder = tempfile::tempdir().map_err(Failure::run)?;
     let config = recipe(arguments, &preset, b, folder.path())?.finalize(&World::SINGLE)?;
+    let mut registry = registry();
+    registry.models.adapt_as(preset.peft.as_ref(), &config.model).map_err(Failure::input)?;
     let watch = Watch { warmup: u64::from(arguments.warmup), seen: Arc::default() };
     let subsystems: Vec<Box<dyn Subsystem>> = vec![Box::new(watch.clone())];
-    let report = pretrain(config, RunOptions { subsystems, console: Console::Silent, ..RunOptions::new(registry()) })?;
+    let report = pretrain(config, RunOptions { subsystems, console: Console::Silent, ..RunOptions::new(registry) })?;
     let num_parameters = report.run.held_bytes().parameters / size_of::<f32>() as u64;
     let Seen { mut seconds, losses, warm, end } = watch.seen();
     let processor = end.zip(warm).map(|(end, warm)| (end - warm) / f64::from(arguments.steps));

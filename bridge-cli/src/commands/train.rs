@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use bridge_core::config::{ConfigErrors, RawConfig, RunConfig, World};
 use bridge_core::train::{
-    Console, DryRun, DryRunReport, ExitReason, LearningRateSweep, RankUnit, RunOptions, RunReport, Seat, Subsystem,
-    TrainError, WatchSignals, over_devices, pretrain, process_groups, rank_timeout, run_on_threads, sweeping_recipe,
+    Console, DryRun, DryRunReport, ExitReason, LearningRateSweep, RankUnit, Registry, RunOptions, RunReport, Seat,
+    Subsystem, TrainError, WatchSignals, over_devices, pretrain, process_groups, rank_timeout, run_on_threads,
+    sweeping_recipe,
 };
 use bridge_data::tokenizer::Tokenizer;
 use bridge_dist::comm::{Communicator, Group};
@@ -271,7 +272,7 @@ impl Arguments {
         }
         if self.dry_run {
             options.console = Console::Silent;
-            options.subsystems.push(self.watch_dry(&config)?);
+            options.subsystems.push(self.watch_dry(&config, &mut options.registry)?);
         }
         #[cfg(feature = "tui")]
         if self.ui == Ui::Tui && options.groups.world().rank() == 0 {
@@ -280,14 +281,18 @@ impl Arguments {
         pretrain(config, options)
     }
 
-    /// Prints what a dry run shows.
-    fn watch_dry(&self, config: &RunConfig) -> Result<Box<dyn Subsystem>, TrainError> {
+    /// Prints what a dry run shows, of models that `watched` builds.
+    fn watch_dry(&self, config: &RunConfig, watched: &mut Registry) -> Result<Box<dyn Subsystem>, TrainError> {
         let recipe = self
             .read()
             .map_err(|failure| TrainError::Subsystem { name: "dry run".into(), source: failure.text().into() })?;
         let dry = DryRun::new(&recipe, &World { size: config.parallel.world_size }, &self.dry_folder())?;
         let is_json = self.json;
-        Ok(dry.watch(registry().models, move |report| print_dry_run(&report, is_json)))
+        let mut planned = registry();
+        for registry in [watched, &mut planned] {
+            registry.models.adapt_as(recipe.peft.as_ref(), &config.model)?;
+        }
+        Ok(dry.watch(planned.models, move |report| print_dry_run(&report, is_json)))
     }
 
     /// Finishes the run on rank 0: prints a sample, if the recipe asks for one. Returns the exit code.

@@ -7,7 +7,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use bridge_kernels::Philox;
+use bridge_kernels::{LowRank, Philox, low_rank_sum};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
@@ -105,11 +105,30 @@ pub trait LinearRule: fmt::Debug + Send + Sync {
 /// The product becomes `factors * (x w^T + added) + bias`. Where a layer's inputs are sharded this is each rank's term of a sum, and the bias
 /// is added once.
 #[derive(Clone, Debug)]
-pub struct LinearChange<const D: usize = 2> {
-    /// `[n, o]`.
-    pub added: Tensor<D>,
+pub struct LinearChange {
+    /// What is added.
+    pub added: Added,
     /// `[o]`: one for each output, if the sum is scaled.
     pub factors_o: Option<Tensor<1>>,
+}
+
+/// What is added to the product of a linear layer.
+#[derive(Clone, Debug)]
+pub enum Added {
+    /// These values, `[n, o]`.
+    Made(Tensor<2>),
+    /// What low-rank branches make of the layer's input, which the product can take up as one operation.
+    LowRank(Vec<LowRank>),
+}
+
+impl Added {
+    /// The values, `[n, o]`, for the layer's input `[n, i]`.
+    pub fn values(self, x_ni: Tensor<2>, outputs: usize) -> Tensor<2> {
+        match self {
+            Self::Made(added_no) => added_no,
+            Self::LowRank(branches) => low_rank_sum(x_ni, &branches, outputs),
+        }
+    }
 }
 
 /// The parameters that an adapter gives to a linear layer, and its rule.
@@ -141,20 +160,16 @@ impl LinearAdaptation {
         Self { layer: layer.to_owned(), pass, ..self }
     }
 
-    /// The change of the product of `weight_oi` and `x`, `[.., i]`, in the shape of the product.
-    pub fn change<const D: usize>(&self, x: Tensor<D>, weight_oi: Tensor<2>) -> LinearChange<D> {
-        let mut shape = x.dims();
-        let ([outputs, inputs], rows) = (weight_oi.dims(), shape[..D - 1].iter().product());
-        shape[D - 1] = outputs;
+    /// The change of the product of `weight_oi` and `x_ni`.
+    pub fn change(&self, x_ni: Tensor<2>, weight_oi: Tensor<2>) -> LinearChange {
         let matrices: Vec<_> = self.matrices.iter().map(Param::val).collect();
         let vectors: Vec<_> = self.vectors.iter().map(Param::val).collect();
-        let change = self.rule.change(LinearOperands {
-            x_ni: x.reshape([rows, inputs]),
+        self.rule.change(LinearOperands {
+            x_ni,
             weight_oi,
             matrices: &matrices,
             vectors: &vectors,
             dropout: self.pass.get().map(|stream| stream.derive_name(&self.layer)),
-        });
-        LinearChange { added: change.added.reshape(shape), factors_o: change.factors_o }
+        })
     }
 }

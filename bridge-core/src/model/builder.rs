@@ -230,6 +230,16 @@ impl ModelRegistry {
         self.adapter = Some(adapter);
     }
 
+    /// Builds all models with the adapter of `[peft]` from now on, for a run whose own recipe has none: one that measures, and draws its base.
+    /// Without `[peft]` nothing changes.
+    ///
+    /// # Errors
+    /// As [`Self::adapter`].
+    pub fn adapt_as(&mut self, peft: Option<&PeftConfig>, section: &FinalTransformer) -> Result<(), ModelBuildError> {
+        self.adapter = self.adapter(peft, section)?;
+        Ok(())
+    }
+
     /// Makes the adapters that recipes ask for in `[peft]`.
     pub fn adapt_by(
         &mut self,

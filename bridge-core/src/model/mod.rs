@@ -27,7 +27,7 @@ mod scope;
 mod segment;
 mod weight_gradients;
 
-pub use adapter::{Adapter, BaseRows, LinearAdaptation, LinearChange, LinearLayer, LinearOperands, LinearRule};
+pub use adapter::{Adapter, Added, BaseRows, LinearAdaptation, LinearChange, LinearLayer, LinearOperands, LinearRule};
 pub use batch::{Auxiliary, Batch, BatchExtra, ForwardContext, Mode};
 pub(crate) use boundary::checked;
 pub use boundary::{Boundary, BoundaryError, BoundaryTensor, HIDDEN_STATES, loss_sum, run_segments};

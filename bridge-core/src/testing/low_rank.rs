@@ -1,7 +1,7 @@
 //! An adapter for tests: it freezes a model, and adds a product of two thin matrices to linear layers (Hu et al., arXiv:2106.09685).
 
 use crate::model::{
-    Adapter, Declaration, Initial, LinearAdaptation, LinearChange, LinearLayer, LinearOperands, LinearRule,
+    Adapter, Added, Declaration, Initial, LinearAdaptation, LinearChange, LinearLayer, LinearOperands, LinearRule,
     ParameterRole, Scope,
 };
 
@@ -48,6 +48,7 @@ impl Adapter for LowRank {
 impl LinearRule for LowRank {
     fn change(&self, operands: LinearOperands<'_>) -> LinearChange {
         let [a_ri, b_or] = [0, 1].map(|i| operands.matrices[i].clone().transpose());
-        LinearChange { added: operands.x_ni.matmul(a_ri).matmul(b_or) * self.scale, factors_o: None }
+        let added_no = operands.x_ni.matmul(a_ri).matmul(b_or) * self.scale;
+        LinearChange { added: Added::Made(added_no), factors_o: None }
     }
 }

@@ -48,6 +48,8 @@ pub fn measuring_recipe(
         train_iters: Some(if link_gbps.is_some() { TIMED_STEPS } else { STEPS }),
         ..TrainingConfig::default()
     };
+    // The base is drawn, as a model without [peft] is: `ModelRegistry::adapt_as`.
+    short.peft = None;
     short.validation = ValidationConfig { eval_iters: Some(0), ..ValidationConfig::default() };
     short.scheduler = SchedulerConfig::default();
     let masks = GptDatasetConfig {

@@ -10,6 +10,7 @@ mod embedding;
 mod half;
 mod linear;
 mod linear_deferred;
+mod low_rank;
 mod norm;
 mod optim;
 mod packed_attention;

@@ -7,11 +7,11 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bridge_core::model::{
-    Adapter, BaseRows, Cut, Declaration, Initial, LinearAdaptation, LinearChange, LinearLayer, LinearOperands,
+    Adapter, Added, BaseRows, Cut, Declaration, Initial, LinearAdaptation, LinearChange, LinearLayer, LinearOperands,
     LinearRule, ParameterRole, Scope,
 };
 use bridge_dist::comm::Group;
-use bridge_kernels::{DropoutKey, dropout, linear};
+use bridge_kernels::{DropoutKey, LowRank, dropout, linear, low_rank_row_squares};
 use burn::module::Param;
 use burn::tensor::{Device, Tensor};
 
@@ -240,13 +240,28 @@ impl LowRankRule {
         (b_or * self.branches[index].scale).matmul(a_ri)
     }
 
-    /// The factors of the rows that a branch belongs to.
-    pub fn factors(&self, index: usize, weight_oi: &Tensor<2>, (matrices, vectors): Parameters<'_>) -> Tensor<1> {
-        let branch = &self.branches[index];
-        let weight_oi = weight_oi.clone().without_autodiff();
-        let rows_oi = self.parts_of(branch).select(Self::place(branch), weight_oi);
-        let constants: Vec<Tensor<2>> = matrices.iter().map(|matrix| matrix.clone().without_autodiff()).collect();
-        dora::factors(rows_oi, self.product(index, &constants), vectors[index].clone(), self.ranks.as_ref())
+    /// The branches as a fused product takes them up.
+    fn low_rank(&self, matrices: &[Tensor<2>], outputs: usize) -> Vec<LowRank> {
+        let branches = self.branches.iter().zip(matrices.chunks_exact(2)).map(|(branch, matrices)| LowRank {
+            a_ri: matrices[0].clone(),
+            b_pr: matrices[1].clone(),
+            scale: branch.scale,
+            outputs: self.parts_of(branch).places(Self::place(branch), outputs),
+        });
+        branches.collect()
+    }
+
+    /// Of each branch, the factors of the rows that it belongs to.
+    pub fn factors(&self, weight_oi: &Tensor<2>, (matrices, vectors): Parameters<'_>) -> Vec<Tensor<1>> {
+        let [outputs, _] = weight_oi.dims();
+        let squares_o = low_rank_row_squares(weight_oi.clone(), &self.low_rank(matrices, outputs));
+        let lengths_o1 = dora::row_lengths(squares_o, self.ranks.as_ref()).reshape([outputs, 1]);
+        let of_branch = |(branch, magnitudes_p): (&Branch, &Tensor<1>)| {
+            let [rows] = magnitudes_p.dims();
+            let lengths_p1 = self.parts_of(branch).select(Self::place(branch), lengths_o1.clone());
+            dora::factors(lengths_p1.reshape([rows]), magnitudes_p.clone())
+        };
+        self.branches.iter().zip(vectors).map(of_branch).collect()
     }
 
     /// What a branch makes of its input.
@@ -277,24 +292,32 @@ impl LinearRule for LowRankRule {
         };
         let all = || 0..self.branches.len();
         let added = |index: usize| self.branch(index, input(index), matrices, key(index));
-        let factors = |index: usize| self.factors(index, &weight_oi, (matrices, vectors)).unsqueeze_dim::<2>(0);
+        let factors = || -> Vec<Tensor<2>> {
+            let factors = self.factors(&weight_oi, (matrices, vectors)).into_iter();
+            factors.map(|factors_p| factors_p.unsqueeze_dim(0)).collect()
+        };
+        let made = |of_branches| Added::Made(self.join(of_branches, outputs, 0.0));
         match self.method {
-            Method::Lora => {
-                LinearChange { added: self.join(all().map(added).collect(), outputs, 0.0), factors_o: None }
+            Method::Lora if key(0).is_none() => {
+                LinearChange { added: Added::LowRank(self.low_rank(matrices, outputs)), factors_o: None }
             }
+            Method::Lora => LinearChange { added: made(all().map(added).collect()), factors_o: None },
             Method::Dora if key(0).is_none() => LinearChange {
-                added: self.join(all().map(added).collect(), outputs, 0.0),
-                factors_o: Some(self.join(all().map(factors).collect(), outputs, 1.0).reshape([outputs])),
+                added: Added::LowRank(self.low_rank(matrices, outputs)),
+                factors_o: Some(self.join(factors(), outputs, 1.0).reshape([outputs])),
             },
             // With dropout `w x + (f - 1) w drop(x) + f b a drop(x)`: the length of a row changes only what the branch sees.
             Method::Dora => {
-                let of_branch = |index: usize| {
-                    let (branch, factors_1o) = (&self.branches[index], factors(index));
+                let of_branch = |(index, factors_1o): (usize, Tensor<2>)| {
+                    let branch = &self.branches[index];
                     let rows_oi = self.parts_of(branch).select(Self::place(branch), weight_oi.clone());
                     let of_base = linear(input(index), rows_oi, None) * (factors_1o.clone() - 1.0);
                     of_base + added(index) * factors_1o
                 };
-                LinearChange { added: self.join(all().map(of_branch).collect(), outputs, 0.0), factors_o: None }
+                LinearChange {
+                    added: made(factors().into_iter().enumerate().map(of_branch).collect()),
+                    factors_o: None,
+                }
             }
         }
     }

@@ -2,6 +2,8 @@
 //!
 //! Shape legend: `n` rows of input, `o` a rank's rows of a weight, `g` a rank's key/value groups.
 
+use std::ops::Range;
+
 use bridge_core::model::{Cut, LinearLayer};
 use burn::tensor::Tensor;
 
@@ -79,6 +81,20 @@ impl Parts {
                 let (first, count) = [(0, queries), (queries, head_size), (queries + head_size, head_size)][part];
                 let grouped = weight_oi.reshape([groups, of_group, inputs]).narrow(1, first, count);
                 grouped.reshape([groups * count, inputs])
+            }
+        }
+    }
+
+    /// Where the rows of a part are among `outputs`, in their order.
+    pub fn places(self, part: usize, outputs: usize) -> Vec<Range<usize>> {
+        match self {
+            Self::One => vec![0..outputs],
+            Self::Gated => vec![part * (outputs / 2)..(part + 1) * (outputs / 2)],
+            Self::Heads { groups, head_size } => {
+                let of_group = outputs / groups;
+                let queries = of_group - 2 * head_size;
+                let (first, count) = [(0, queries), (queries, head_size), (queries + head_size, head_size)][part];
+                (0..groups).map(|group| group * of_group + first..group * of_group + first + count).collect()
             }
         }
     }

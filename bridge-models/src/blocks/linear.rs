@@ -1,10 +1,11 @@
 //! A linear layer with its parameters.
 
 use bridge_core::model::{
-    Cut, Initial, LinearAdaptation, LinearChange, LinearLayer, Meets, ParameterRole, Scope, WeightGradientStore,
+    Added, Cut, Initial, LinearAdaptation, LinearChange, LinearLayer, Meets, ParameterRole, Scope, WeightGradientStore,
 };
 use bridge_kernels::{
-    Activation, GatedUnit, activation, glu, linear, linear_activation, linear_deferred, linear_glu, linear_residual,
+    Activation, GatedUnit, LowRankSum, activation, glu, linear, linear_activation, linear_deferred, linear_glu,
+    linear_low_rank, linear_residual,
 };
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
@@ -85,7 +86,7 @@ impl Linear {
     /// With a store, backward leaves the gradient of the weight there.
     pub fn forward<const D: usize>(&self, x: Tensor<D>, store: Option<&WeightGradientStore>) -> Tensor<D> {
         let change = self.change(&x);
-        self.changed_product(x, self.bias(), change, store)
+        self.changed_product(x, (self.bias(), None), change, store)
     }
 
     /// [`Self::forward`] and what follows in a feed-forward block, of which this is the first layer.
@@ -101,12 +102,8 @@ impl Linear {
 
     /// [`Self::forward`] added to the residual stream `[b, t, outputs]`, as one operation.
     pub fn forward_and_add(&self, x: Tensor<3>, stream_btc: Tensor<3>) -> Tensor<3> {
-        let fused = |x| linear_residual(x, self.weight.val(), self.bias(), stream_btc.clone());
-        match self.change(&x) {
-            None => fused(x),
-            Some(LinearChange { added, factors_o: None }) => fused(x) + added,
-            change => stream_btc + self.changed_product(x, self.bias(), change, None),
-        }
+        let change = self.change(&x);
+        self.changed_product(x, (self.bias(), Some(stream_btc)), change, None)
     }
 
     /// The product of a layer whose inputs are cut over tensor-parallel ranks: terms are summed, then the bias is added, once.
@@ -115,7 +112,7 @@ impl Linear {
             return self.forward(x, store);
         }
         let change = self.change(&x);
-        with_bias(regions.leave(self.changed_product(x, None, change, store)), self.bias())
+        with_bias(regions.leave(self.changed_product(x, (None, None), change, store)), self.bias())
     }
 
     fn bias(&self) -> Option<Tensor<1>> {
@@ -124,23 +121,39 @@ impl Linear {
     }
 
     /// What the adapter makes of the product.
-    fn change<const D: usize>(&self, x: &Tensor<D>) -> Option<LinearChange<D>> {
-        self.adaptation.as_ref().map(|adaptation| adaptation.change(x.clone(), self.weight.val()))
+    fn change<const D: usize>(&self, x: &Tensor<D>) -> Option<LinearChange> {
+        self.adaptation.as_ref().map(|adaptation| adaptation.change(flat(x.clone()), self.weight.val()))
     }
 
+    /// The product as the adapter changes it, with a bias and added to a residual stream, if they are given.
     fn changed_product<const D: usize>(
         &self,
         x: Tensor<D>,
-        bias: Option<Tensor<1>>,
-        change: Option<LinearChange<D>>,
+        (bias, residual): (Option<Tensor<1>>, Option<Tensor<D>>),
+        change: Option<LinearChange>,
         store: Option<&WeightGradientStore>,
     ) -> Tensor<D> {
-        match change {
+        let product = |x, bias, residual: Option<Tensor<D>>| match residual {
+            Some(residual) => linear_residual(x, self.weight.val(), bias, residual),
             None => self.product(x, bias, store),
-            Some(LinearChange { added, factors_o: None }) => self.product(x, bias, store) + added,
-            Some(LinearChange { added, factors_o: Some(factors_o) }) => {
-                with_bias((self.product(x, None, store) + added) * factors_o.unsqueeze(), bias)
+        };
+        let (added, factors_o) = match (change, store) {
+            (None, _) => return product(x, bias, residual),
+            (Some(LinearChange { added: Added::LowRank(branches), factors_o }), None) => {
+                return linear_low_rank(x, self.weight.val(), bias, LowRankSum { branches, factors_o }, residual);
             }
+            (Some(LinearChange { added, factors_o }), _) => (added, factors_o),
+        };
+        let mut shape = x.dims();
+        shape[D - 1] = self.weight.dims()[0];
+        let added = added.values(flat(x.clone()), shape[D - 1]).reshape(shape);
+        let Some(factors_o) = factors_o else {
+            return product(x, bias, residual) + added;
+        };
+        let y = with_bias((product(x, None, None) + added) * factors_o.unsqueeze(), bias);
+        match residual {
+            Some(residual) => residual + y,
+            None => y,
         }
     }
 
@@ -169,4 +182,10 @@ fn with_bias<const D: usize>(y: Tensor<D>, bias: Option<Tensor<1>>) -> Tensor<D>
         Some(bias) => y + bias.unsqueeze(),
         None => y,
     }
+}
+
+/// `[.., i]` -> `[n, i]`.
+fn flat<const D: usize>(x: Tensor<D>) -> Tensor<2> {
+    let shape = x.dims();
+    x.reshape([shape[..D - 1].iter().product(), shape[D - 1]])
 }

@@ -16,7 +16,13 @@ pub fn compare(recipe: &RawConfig, plan: &Plan, link_gbps: Option<f64>) -> Resul
     let folder = tempfile::tempdir().map_err(Failure::run)?;
     let short = measuring_recipe(recipe, plan.batch.padded_vocab_size as usize, link_gbps, folder.path());
     let config = short.finalize(&World { size: plan.layout.world_size })?;
-    let options = |groups| RunOptions { groups, console: Console::Silent, ..RunOptions::new(registry()) };
+    // Asked once here, so that each rank may expect an answer.
+    registry().models.adapt_as(recipe.peft.as_ref(), &config.model).map_err(Failure::input)?;
+    let options = |groups| {
+        let mut registry = registry();
+        registry.models.adapt_as(recipe.peft.as_ref(), &config.model).expect("it was made before");
+        RunOptions { groups, console: Console::Silent, ..RunOptions::new(registry) }
+    };
     let ranks = measure(&config, link_gbps, options)?;
     Ok(plan.compare(&ranks, link_gbps))
 }

@@ -2,7 +2,7 @@
 
 use super::{KIND, MAMBA_KIND};
 use bridge_core::config::{
-    Activation, NormPlacement, Normalization, OneOrMany, PositionEmbeddingType, TransformerConfig,
+    Activation, NormPlacement, Normalization, OneOrMany, PeftConfig, PeftKind, PositionEmbeddingType, TransformerConfig,
 };
 
 /// A named model with the batch it is measured at.
@@ -16,11 +16,23 @@ pub struct Preset {
     pub transformer: TransformerConfig,
     /// Sequences a step.
     pub micro_batch_size: usize,
+    /// `[peft]`: the adapter that is trained in place of the model.
+    pub peft: Option<PeftConfig>,
 }
 
 /// The names [`preset`] knows.
-pub const NAMES: [&str; 7] =
-    ["nano-gpt2", "nano-llama", "nano-gemma", "moe-8x", "smol-135m", "gpt2-124m", "mamba2-20m"];
+pub const NAMES: [&str; 10] = [
+    "nano-gpt2",
+    "nano-llama",
+    "nano-gemma",
+    "moe-8x",
+    "smol-135m",
+    "smol-135m-full",
+    "smol-135m-lora",
+    "smol-135m-dora",
+    "gpt2-124m",
+    "mamba2-20m",
+];
 
 /// The preset called `name`.
 pub fn preset(name: &str) -> Option<Preset> {
@@ -31,7 +43,7 @@ pub fn preset(name: &str) -> Option<Preset> {
         "nano-llama" => Shape { heads: [6, 2], ffn_hidden_size: 1024, style: Style::Llama, ..Shape::NANO },
         "nano-gemma" => Shape { heads: [6, 2], ffn_hidden_size: 1024, style: Style::Gemma, ..Shape::NANO },
         "moe-8x" => Shape { heads: [6, 2], ffn_hidden_size: 512, style: Style::Mixtral, ..Shape::NANO },
-        "smol-135m" => Shape {
+        "smol-135m" | "smol-135m-full" | "smol-135m-lora" | "smol-135m-dora" => Shape {
             style: Style::Llama,
             num_layers: 30,
             hidden_size: 576,
@@ -56,7 +68,19 @@ pub fn preset(name: &str) -> Option<Preset> {
         _ => return None,
     };
     let (transformer, micro_batch_size) = (shape.transformer(), shape.micro_batch_size);
-    Some(Preset { name: known, kind: KIND, transformer, micro_batch_size })
+    let peft = match name {
+        "smol-135m-lora" => Some(all_linear(PeftKind::Lora)),
+        "smol-135m-dora" => Some(all_linear(PeftKind::Dora)),
+        _ => None,
+    };
+    Some(Preset { name: known, kind: KIND, transformer, micro_batch_size, peft })
+}
+
+/// A branch of rank 16 at each linear layer of a Llama but the head, as the peer has it: queries, keys, values, gate and its other half apart.
+fn all_linear(kind: PeftKind) -> PeftConfig {
+    let targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
+    let target_modules = targets.map(str::to_owned).to_vec();
+    PeftConfig { kind, dim: 16, alpha: Some(32), target_modules, ..PeftConfig::default() }
 }
 
 /// Mamba-2 with twelve layers.
@@ -78,7 +102,7 @@ fn mamba2_20m(name: &'static str) -> Preset {
         mamba_num_groups: 1,
         ..TransformerConfig::default()
     };
-    Preset { name, kind: MAMBA_KIND, transformer, micro_batch_size: 8 }
+    Preset { name, kind: MAMBA_KIND, transformer, micro_batch_size: 8, peft: None }
 }
 
 /// Whose layers a model has.

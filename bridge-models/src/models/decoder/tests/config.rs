@@ -1,11 +1,14 @@
 //! The `[model]` section in and out, and what is refused.
 
+use std::sync::Arc;
+
 use bridge_core::config::{
     Format, Normalization, OneOrMany, PositionEmbeddingType, QkNormScope as SectionScope, TransformerConfig, World,
     load_text,
 };
-use bridge_core::model::{ModelBuildError, ModelRegistry};
+use bridge_core::model::{Declaration, ModelBuildError, ModelRegistry, Workload};
 
+use super::super::model;
 use super::reference::compositions;
 use super::*;
 
@@ -247,13 +250,34 @@ fn hooks_run_in_order_on_the_chunks() {
 #[test]
 fn presets_have_the_peers_sizes() {
     // Parameter counts that bench/peer_torch.py and bench/peer_hf.py print.
-    let counts: [usize; presets::NAMES.len()] =
-        [17_037_312, 15_733_632, 15_739_008, 36_985_728, 134_515_008, 123_849_984, 17_621_808];
+    let counts: [usize; presets::NAMES.len()] = [
+        17_037_312,
+        15_733_632,
+        15_739_008,
+        36_985_728,
+        134_515_008,
+        134_515_008,
+        134_515_008,
+        134_515_008,
+        123_849_984,
+        17_621_808,
+    ];
     for (name, expected) in presets::NAMES.into_iter().zip(counts) {
         let preset = presets::preset(name).unwrap();
         let vocab_size = preset.transformer.vocab_size.unwrap();
         let config = DecoderConfig::from_transformer(&preset.transformer, vocab_size).unwrap();
         assert_eq!(config.num_parameters(), expected, "{name}");
+    }
+    // What peft trains of them.
+    for (name, expected) in [("smol-135m-lora", 4_884_480), ("smol-135m-dora", 5_040_000)] {
+        let preset = presets::preset(name).unwrap();
+        let adapter =
+            crate::adapters::low_rank_adapter(&preset.peft.unwrap(), &preset.transformer.finalize().unwrap()).unwrap();
+        let config = DecoderConfig::from_transformer(&preset.transformer, 49152).unwrap();
+        let outline =
+            model::outline(&config, &Workload::sequence(1, 49152), &Stage::whole([30]), Some(Arc::new(adapter)));
+        let trained = outline.declarations.parameters().iter().filter(|parameter| parameter.trainable);
+        assert_eq!(trained.map(Declaration::num_elements).sum::<usize>(), expected, "{name}");
     }
     assert!(presets::preset("nano").is_none());
 }
