@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use bridge_core::logging::flight::{FlightRecord, Missing, missing};
 use bridge_core::train::{
     RunContext, RunOptions, StepReport, Subsystem, TrainError, Verdict, pretrain, run_on_threads,
 };
@@ -55,8 +56,14 @@ impl Subsystem for Misbehave {
 /// Trains on three ranks; rank 1 misbehaves, if asked to.
 fn train(folder: &Path, fault: Option<Fault>) -> Result<(), TrainError> {
     let save = format!("checkpoint.save={:?}", folder.join("saved"));
-    let mut overrides =
-        vec!["train.global_batch_size=6", save.as_str(), "checkpoint.save_interval=2", "train.train_iters=5"];
+    let calls = format!("dist.flight_recorder_dump_path={:?}", folder.join("calls-"));
+    let mut overrides = vec![
+        calls.as_str(),
+        "train.global_batch_size=6",
+        save.as_str(),
+        "checkpoint.save_interval=2",
+        "train.train_iters=5",
+    ];
     let after_init = format!("dist.distributed_timeout_seconds_after_init={}", TIMEOUT.as_secs());
     if matches!(fault, Some(Fault::Hang)) {
         overrides.push(&after_init);
@@ -96,6 +103,7 @@ fn a_rank_that_fails_ends_the_run_and_the_next_one_resumes() {
             }
             _ => panic!("{fault:?}: {error:?}"),
         }
+        assert_calls_are_told(folder.path(), fault);
         // Rank 1 said why in its own file, if it lived to say anything.
         let log = folder.path().join("logs/ranks/rank_00001.log");
         assert_eq!(log.exists(), !matches!(fault, Fault::Panic), "{fault:?}");
@@ -103,6 +111,22 @@ fn a_rank_that_fails_ends_the_run_and_the_next_one_resumes() {
         assert_eq!(saved.trim(), "2", "{fault:?}");
         train(folder.path(), None).unwrap();
         assert_eq!(losses_in(&folder.path().join("logs")), expected, "{fault:?}: resumed");
+    }
+}
+
+/// The flight recorder says which rank was in which operation, and which did not come.
+fn assert_calls_are_told(folder: &Path, fault: Fault) {
+    let read = |rank: usize| FlightRecord::read(&folder.join(format!("calls-{rank}"))).expect("a record");
+    let records: Vec<FlightRecord> = (0..3).map(read).collect();
+    match fault {
+        Fault::Panic => assert_eq!(records[1].why, "the rank panicked"),
+        Fault::CommunicationPanic => assert!(records[1].why.contains("broadcast"), "{}", records[1].why),
+        Fault::Hang => {
+            let found = missing(&records);
+            let is_told = |call: &Missing| call.missing == [1] && call.group == "world" && call.waiting == [0, 2];
+            assert!(found.iter().any(is_told), "{found:?}");
+            assert!(records[0].last_open().is_some_and(|call| call.ranks == [0, 1, 2]), "{:?}", records[0]);
+        }
     }
 }
 

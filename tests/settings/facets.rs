@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::ExitStatus;
 
 use bridge_core::checkpoint::{Checkpoint, CheckpointStore, Verification};
+use bridge_core::logging::flight::FlightRecord;
 use bridge_core::logging::tensorboard::{EventKind, read_events};
 use bridge_core::logging::trace::Trace;
 use serde_json::Value;
@@ -91,6 +92,7 @@ impl Facets {
         self.events(folder);
         self.checkpoint(folder);
         self.traces(folder);
+        self.flight(folder);
         for (facet, file) in [("svg", "logs/loss.svg"), ("progress", "ckpt/progress.txt")] {
             let text = std::fs::read_to_string(folder.join(file)).unwrap_or_default();
             self.add(facet, shapes_of_lines(&text));
@@ -159,6 +161,22 @@ impl Facets {
         }
         all.sort();
         self.add("trace", all.join("\n"));
+    }
+
+    /// What the flight recorder wrote of each rank: how many calls, in which states, with stacks or without.
+    fn flight(&mut self, folder: &Path) {
+        let records = names_of_paths(folder).into_iter().filter(|name| name.starts_with("flight/"));
+        let mut all: Vec<String> = records
+            .map(|name| {
+                let record = FlightRecord::read(&folder.join(&name)).expect("a whole record");
+                let states: BTreeSet<String> =
+                    record.entries.iter().map(|entry| format!("{:?}", entry.state)).collect();
+                let stacks = record.entries.iter().filter(|entry| entry.stack.is_some()).count();
+                format!("{name} {} {states:?} {stacks}", record.entries.len())
+            })
+            .collect();
+        all.sort();
+        self.add("flight", all.join("\n"));
     }
 
     /// The newest checkpoint of the run.

@@ -6,7 +6,7 @@ use super::run::Run;
 pub const AS_IT_IS: &str = "";
 
 /// Facets that may move or stay when another one moves: what is computed from it, later.
-pub const FOLLOW: [(&str, &[&str]); 8] = [
+pub const FOLLOW: [(&str, &[&str]); 9] = [
     ("params", &LATER),
     ("grad_norm_1", &LATER),
     ("loss_1", &LATER),
@@ -15,6 +15,8 @@ pub const FOLLOW: [(&str, &[&str]); 8] = [
     ("output", &["indices", "stderr"]),
     ("iteration", &["*"]),
     ("exit", &["*"]),
+    // It is written where a run fails, which is now earlier and now later.
+    ("flight", &["*"]),
 ];
 
 const LATER: [&str; 17] = [

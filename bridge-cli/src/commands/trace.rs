@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use bridge_core::config::{Format, RawConfig, World};
+use bridge_core::logging::flight::{FlightRecord, Missing, missing};
 use bridge_core::logging::runs::recipe_of;
 use bridge_core::logging::trace::{FOLDER, Moved, Part, RankSummary, Trace, summarize};
 use bridge_core::plan::{Plan, PlanOptions, plan};
@@ -22,6 +23,10 @@ pub struct Arguments {
     /// Where to write the merged trace, which Perfetto and Chrome open.
     #[arg(long, short)]
     output: Option<PathBuf>,
+    /// The files are those of the flight recorder (`dist.flight_recorder_dump_path`): say which rank was in which operation, and which
+    /// did not come.
+    #[arg(long, conflicts_with = "output")]
+    calls: bool,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -29,6 +34,9 @@ pub struct Arguments {
 
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
+    if arguments.calls {
+        return calls(arguments).map(|()| 0);
+    }
     let mut files = Vec::new();
     for given in &arguments.files {
         files.extend(if given.is_dir() { in_folder(given)? } else { vec![given.clone()] });
@@ -50,6 +58,35 @@ pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
         }
     }
     Ok(0)
+}
+
+/// Says what files of the flight recorder say.
+fn calls(arguments: &Arguments) -> Result<(), Failure> {
+    let read = |path: &PathBuf| FlightRecord::read(path).map_err(Failure::input);
+    let mut records = arguments.files.iter().map(read).collect::<Result<Vec<_>, _>>()?;
+    records.sort_by_key(|record| record.rank);
+    let missing = missing(&records);
+    if arguments.json {
+        let last = |record: &FlightRecord| json!({ "rank": record.rank, "why": record.why, "in": record.last_open() });
+        let ranks: Vec<Value> = records.iter().map(last).collect();
+        line(&json!({ "ranks": ranks, "missing": missing }).to_string());
+        return Ok(());
+    }
+    for record in &records {
+        let place = record.last_open().map_or("in no call".to_owned(), |call| {
+            format!(
+                "in {} number {} of `{}` (ranks {:?}), {} x {}, begun {:.1} s before",
+                call.operation, call.sequence, call.group, call.ranks, call.elements, call.dtype, call.seconds_ago
+            )
+        });
+        line(&format!("rank {} ({}): {place}: {}", record.rank, record.node, record.why));
+    }
+    for Missing { group, operation, sequence, waiting, missing } in missing {
+        line(&format!(
+            "{missing:?} did not come to {operation} number {sequence} of `{group}`, where {waiting:?} waited"
+        ));
+    }
+    Ok(())
 }
 
 /// The traces of ranks in a run's log folder, or in its folder of traces.

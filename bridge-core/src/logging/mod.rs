@@ -4,6 +4,7 @@
 mod bars;
 pub mod chart;
 pub mod curves;
+pub mod flight;
 mod json_value;
 pub mod losses;
 mod memory;

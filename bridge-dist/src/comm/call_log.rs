@@ -1,5 +1,6 @@
 //! What a rank has called its communicators for: the last calls, or all of a while. Who measures how long calls take in all is `timed`.
 
+use std::backtrace::Backtrace;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -50,6 +51,17 @@ pub struct CallRecord {
     pub ended: Option<Instant>,
     /// How far it is.
     pub state: CallState,
+    /// Where in the program it began, if that is kept.
+    pub stack: Option<String>,
+}
+
+/// Whether calls are kept with the stack of the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stacks {
+    /// They are, which takes longer than most calls.
+    Taken,
+    /// They are not.
+    Left,
 }
 
 /// The calls of a rank on all its groups. Nothing is kept until it is asked for; until then a call costs the look whether it was.
@@ -59,6 +71,7 @@ pub struct CallLog {
     last: AtomicUsize,
     /// Whether all stay.
     keeps_all: AtomicBool,
+    takes_stacks: AtomicBool,
     calls: Mutex<Calls>,
 }
 
@@ -73,7 +86,8 @@ struct Calls {
 
 impl CallLog {
     /// Keeps the last `count` calls from now on; 0 keeps none.
-    pub fn keep_last(&self, count: usize) {
+    pub fn keep_last(&self, count: usize, stacks: Stacks) {
+        self.takes_stacks.store(stacks == Stacks::Taken, Ordering::Relaxed);
         self.last.store(count, Ordering::Relaxed);
     }
 
@@ -95,6 +109,12 @@ impl CallLog {
         self.lock().kept.iter().cloned().collect()
     }
 
+    /// Name and ranks of each group, with its calls so far, those included that are kept no more.
+    pub fn groups(&self) -> Vec<(String, Arc<[usize]>, u64)> {
+        let calls = self.lock();
+        calls.of_groups.iter().map(|((name, ranks), count)| (name.clone(), Arc::clone(ranks), *count)).collect()
+    }
+
     /// Notes that a call begins; its number, if it is kept.
     pub(super) fn begins(&self, call: &Call, group: &dyn Communicator, is_background: bool) -> Option<u64> {
         let keeps_all = self.keeps_all.load(Ordering::Relaxed);
@@ -102,6 +122,8 @@ impl CallLog {
         if last == 0 && !keeps_all {
             return None;
         }
+        let takes_stacks = self.takes_stacks.load(Ordering::Relaxed);
+        let stack = takes_stacks.then(|| Backtrace::force_capture().to_string());
         let mut calls = self.lock();
         let (name, ranks) = (group.name().to_owned(), group.world_ranks());
         let count = calls.of_groups.entry((name.clone(), Arc::clone(&ranks))).or_default();
@@ -124,6 +146,7 @@ impl CallLog {
             waited: None,
             ended: None,
             state: CallState::Active,
+            stack,
         });
         while !keeps_all && calls.kept.len() > last {
             calls.kept.pop_front();

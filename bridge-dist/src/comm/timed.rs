@@ -18,7 +18,7 @@ pub struct CallClock {
 
 impl CallClock {
     /// What the calls were.
-    pub fn log(&self) -> &CallLog {
+    pub fn log(&self) -> &Arc<CallLog> {
         &self.log
     }
 
@@ -103,6 +103,7 @@ fn state<T>(result: &Result<T, CommError>) -> CallState {
 mod tests {
     use super::*;
     use crate::comm::ReduceOp;
+    use crate::comm::call_log::Stacks;
     use crate::comm::thread::run_ranks;
 
     #[test]
@@ -111,7 +112,7 @@ mod tests {
             let clock = CallClock::default();
             let timed = TimedCommunicator::new(world, clock.clone());
             timed.barrier()?;
-            clock.log().keep_last(2);
+            clock.log().keep_last(2, Stacks::Taken);
             for elements in [3, 5, 7] {
                 timed.all_reduce((&mut vec![1.0_f32; elements]).into(), ReduceOp::Sum)?;
             }
@@ -122,7 +123,7 @@ mod tests {
             clock.log().keep_all();
             timed.barrier()?;
             let all = clock.log().calls();
-            clock.log().keep_last(0);
+            clock.log().keep_last(0, Stacks::Left);
             clock.log().keep_all_no_more();
             assert!(clock.log().calls().is_empty());
             Ok::<_, CommError>((active, last, all))
@@ -131,6 +132,7 @@ mod tests {
         for (active, last, all) in logs {
             assert_eq!(active.iter().map(|call| (call.sequence, call.bytes)).collect::<Vec<_>>(), [(2, 28), (3, 44)]);
             assert_eq!(active[1].state, CallState::Active);
+            assert!(active[1].stack.as_ref().is_some_and(|stack| stack.contains("start_all_gather")), "{active:?}");
             assert_eq!((last[0].state, last[1].state), (CallState::Done, CallState::Done));
             assert!(last[1].is_background && last[1].waited.is_some() && last[1].ended.is_some());
             assert_eq!((all.len(), &*all[2].ranks), (3, &[0, 1][..]));

@@ -96,7 +96,7 @@ impl ProcessGroups {
     }
 
     /// What this rank has called its communicators for, where that is kept.
-    pub fn call_log(&self) -> &CallLog {
+    pub fn call_log(&self) -> &Arc<CallLog> {
         self.calls.log()
     }
 

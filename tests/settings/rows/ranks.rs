@@ -5,7 +5,7 @@ use super::super::row::{AS_IT_IS, Row, row, switch};
 use super::super::run::{Meddling, Program, Run};
 
 pub fn rows() -> Vec<Row> {
-    [replicas(), overlaps(), sharded(), world()].concat()
+    [replicas(), overlaps(), sharded(), world(), recorder()].concat()
 }
 
 /// Ranks whose traffic is counted.
@@ -92,6 +92,37 @@ fn world() -> Vec<Row> {
 }
 
 /// What ranks wait for a rank that stands still.
+/// The flight recorder of two ranks whose losses grow beyond all numbers.
+fn recorder() -> Vec<Row> {
+    let failing = on(
+        2,
+        &[
+            "dataset={kind='mock'}",
+            "optimizer.optimizer=sgd",
+            "optimizer.adam_beta2=null",
+            "optimizer.lr=1000",
+            "optimizer.min_lr=1000",
+            "optimizer.clip_grad=0",
+            "train.train_iters=10",
+        ],
+    );
+    let active = failing.with(&["dist.flight_recorder_dump_path=flight/calls-"]);
+    let recorded = active.with(&["dist.flight_recorder_include_only_active=false"]);
+    vec![
+        row("dist.flight_recorder_dump_path", &failing, &[AS_IT_IS, "flight/calls-"])
+            .moves("flight")
+            .holds(1, "flight", "calls-1"),
+        row("dist.flight_recorder_trace_buffer_size", &recorded, &[AS_IT_IS, "3"]).moves("flight").holds(
+            1,
+            "flight",
+            "calls-0 3",
+        ),
+        switch("dist.flight_recorder_include_stack_trace", &recorded).moves("flight"),
+        row("dist.flight_recorder_include_only_active", &active, &[AS_IT_IS, "false"]).moves("flight"),
+        row("dist.flight_recorder_extra_dump_on_exec", &active, &[AS_IT_IS, "false"]).moves("flight"),
+    ]
+}
+
 pub mod patience {
     use super::*;
 
@@ -109,6 +140,17 @@ pub mod patience {
                 .moves("exit")
                 .holds(0, "exit", "signal: 9")
                 .holds(1, "exit", "1"),
+            row(
+                "dist.flight_recorder_dump_on_timeout",
+                &stands_still(60).with(&[
+                    "dist.distributed_timeout_seconds_after_init=1",
+                    "dist.flight_recorder_dump_path=flight/",
+                    "dist.flight_recorder_extra_dump_on_exec=false",
+                ]),
+                &[AS_IT_IS, "false & dist.flight_recorder_extra_dump_on_exec=true"],
+            )
+            .moves("flight")
+            .holds(0, "flight", "Failed"),
         ]
     }
 }

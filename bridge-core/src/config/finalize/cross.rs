@@ -19,6 +19,7 @@ pub(super) fn check(draft: &mut Draft<'_>) {
         "excludes ddp.grad_reduce_in_fp32",
     );
     profiling_window(draft);
+    flight_recorder(draft);
     model_and_dataset_fit(draft);
     evaluations_are_compared(draft);
     skip_train_evaluates(draft);
@@ -160,6 +161,21 @@ fn profiling_window(draft: &mut Draft<'_>) {
         let message = "has no effect without profiling.use_pytorch_profiler";
         draft.require(is_upstreams || !draft.recipe_differs(&key), &key, message);
     }
+}
+
+fn flight_recorder(draft: &mut Draft<'_>) {
+    let settings = draft.recipe.dist.clone();
+    let is_on = settings.flight_recorder_dump_path.is_some();
+    for setting in
+        ["trace_buffer_size", "dump_on_timeout", "include_stack_trace", "include_only_active", "extra_dump_on_exec"]
+    {
+        let key = format!("dist.flight_recorder_{setting}");
+        let message = "has no effect without dist.flight_recorder_dump_path";
+        draft.require(is_on || !draft.recipe_differs(&key), &key, message);
+    }
+    let writes = settings.flight_recorder_dump_on_timeout || settings.flight_recorder_extra_dump_on_exec;
+    let message = "is never written to: dump_on_timeout and extra_dump_on_exec are both false";
+    draft.require(writes || !is_on, "dist.flight_recorder_dump_path", message);
 }
 
 fn skip_train_evaluates(draft: &mut Draft<'_>) {

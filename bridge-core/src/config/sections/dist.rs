@@ -48,23 +48,18 @@ section! {
         /// Prioritized groups.
         high_priority_stream_groups: Vec<String> = Vec::new()
             => no_counterpart("high-priority CUDA streams");
-        /// Collective trace.
-        flight_recorder_dump_path: Option<PathBuf> = None => no_counterpart("the trace of NCCL's calls");
-        /// Trace entries.
-        flight_recorder_trace_buffer_size: usize = 2000
-            => no_counterpart("how many calls the trace of flight_recorder_dump_path holds");
-        /// Write the trace at a timeout.
-        flight_recorder_dump_on_timeout: bool = true
-            => no_counterpart("when the trace of flight_recorder_dump_path is written");
-        /// Include stack traces.
-        flight_recorder_include_stack_trace: bool = false
-            => no_counterpart("Python's stacks in the trace of flight_recorder_dump_path");
-        /// Only active entries.
-        flight_recorder_include_only_active: bool = true
-            => no_counterpart("which calls the trace of flight_recorder_dump_path holds");
-        /// Also when executing.
-        flight_recorder_extra_dump_on_exec: bool = true
-            => no_counterpart("another way to request the trace of flight_recorder_dump_path");
+        /// Where the flight recorder writes the last calls of each rank when a run ends badly: a prefix, behind which comes the rank.
+        flight_recorder_dump_path: Option<PathBuf> = None;
+        /// How many calls of a rank it holds.
+        flight_recorder_trace_buffer_size: usize = 2000, Limits::POSITIVE;
+        /// Whether it writes when ranks waited for another one too long.
+        flight_recorder_dump_on_timeout: bool = true;
+        /// Whether each call is held with the stack of the program, which takes longer than most calls.
+        flight_recorder_include_stack_trace: bool = false;
+        /// Whether it leaves out calls that are done.
+        flight_recorder_include_only_active: bool = true;
+        /// Whether it writes at other errors, panics and signals too.
+        flight_recorder_extra_dump_on_exec: bool = true;
         /// No fusion by a compiler; there is none here, which true states.
         disable_jit_fuser: bool = false => no_counterpart("PyTorch's compiler of fused operations").inert(&["true"]);
         /// Each rank sees only its own device, which the launcher has chosen.

@@ -438,6 +438,7 @@ const REFUSED: &[(&[&str], &str)] = &[
     (&["rerun_state_machine.error_injection_rate=10"], "rerun_state_machine.error_injection_rate"),
     (&["profiling.use_nsys_profiler=true"], "profiling.use_nsys_profiler"),
     (&["profiling.profile_step_end=3"], "profiling.profile_step_end"),
+    (&["dist.flight_recorder_trace_buffer_size=5"], "dist.flight_recorder_trace_buffer_size"),
     (&["profiling.profile_ranks=[1]"], "profiling.profile_ranks"),
     (&["profiling.pytorch_profiler_collect_shapes=true"], "profiling.pytorch_profiler_collect_shapes"),
     (&["profiling.use_pytorch_profiler=true", "profiling.profile_ranks=[9]"], "profiling.profile_ranks"),

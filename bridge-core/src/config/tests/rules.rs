@@ -368,3 +368,13 @@ fn a_registered_kind_of_data_may_bring_tokenizer_and_loader() {
     let errors = load(&["dataset.source=a.txt"]).expect_err("text is packed before the data is built");
     assert!(errors.names("tokenizer.tokenizer_type"), "{errors}");
 }
+
+#[test]
+fn a_flight_recorder_that_would_never_write_is_refused() {
+    let neither = ["dist.flight_recorder_dump_on_timeout=false", "dist.flight_recorder_extra_dump_on_exec=false"];
+    let key = "dist.flight_recorder_dump_path";
+    super::assert_refused(&["dist.flight_recorder_dump_path=x", neither[0], neither[1]], key);
+    for one in neither {
+        tiny(&["dist.flight_recorder_dump_path=x", one]).unwrap_or_else(|errors| panic!("{one}\n{errors}"));
+    }
+}

@@ -3,6 +3,7 @@
 mod best;
 mod early_stopping;
 mod expert_bias;
+mod flight_recorder;
 mod loss_watch;
 mod losses_of_run;
 mod memory;
@@ -57,6 +58,9 @@ impl Doors {
         let compares = ranks::any(groups.world(), compares)?;
         // What slow ranks are told by counts from here to here, so it comes first.
         let mut subsystems: Vec<Box<dyn Subsystem>> = Vec::new();
+        if let Some(recorder) = flight_recorder::FlightRecorder::new(config, groups, &placement.node) {
+            subsystems.push(Box::new(recorder));
+        }
         if let Some(profiling) = profiling::Profiling::new(config, &placement.node) {
             subsystems.push(Box::new(profiling));
         }
