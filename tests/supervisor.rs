@@ -78,6 +78,31 @@ fn a_run_that_is_killed_goes_on_as_if_nothing_had_been() {
     assert_eq!(last(folder.path()), last(undisturbed.path()));
 }
 
+/// A process that is stopped as a whole tells nobody; its heartbeats end.
+#[test]
+fn a_run_that_stands_still_is_ended_and_goes_on() {
+    let undisturbed = tempfile::tempdir().unwrap();
+    assert!(bridge(undisturbed.path(), &RUN).status.success());
+    let folder = tempfile::tempdir().unwrap();
+    let saved = folder.path().join("saved");
+    std::fs::create_dir(&saved).unwrap();
+    let limits = r#"{ "setup": 60, "step": 1.5, "checkpointing": 2.5, "out_of_section": 1.5 }"#;
+    std::fs::write(saved.join("ft_state.json"), limits).unwrap();
+    let watched = ["ft.enable_ft_package=true", "ft.calc_ft_timeouts=true"];
+    let supervisor = start(folder.path(), &[&watched[..], &["--max-restarts", "3"]].concat());
+    wait_for("checkpoint", || saved.join("iter_0000010").exists());
+    signal("-STOP", &run_of(&supervisor));
+    let (code, said) = end(supervisor);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("rank 0 was in section ") && said.contains(" s; the run is ended"), "{said}");
+    assert!(said.contains("the run was killed by signal 9; restart 1 of 3"), "{said}");
+    let last = |folder: &Path| losses_of(folder, "train").last().copied();
+    assert_eq!(last(folder.path()), last(undisturbed.path()));
+    let learned = std::fs::read_to_string(saved.join("ft_state.json")).unwrap();
+    let learned: serde_json::Value = serde_json::from_str(&learned).unwrap();
+    assert_eq!(learned["step"], 10.0, "no limit is below ten seconds");
+}
+
 #[test]
 fn a_run_that_is_asked_to_stop_saves_and_is_not_started_again() {
     let folder = tempfile::tempdir().unwrap();

@@ -86,7 +86,9 @@ fn names_of(spec: &TypeSpec) -> Vec<String> {
 /// The value that a row tries at a place, in the words of the tables.
 fn tried(row: &Row, place: usize) -> String {
     let run = row.run_of(place);
-    let raw = RawConfig::from_file(&run.recipe(), run.overrides(), &registry().kinds()).expect("rows can be read");
+    // The rest are options of the command.
+    let settings: Vec<String> = run.overrides().iter().filter(|text| !text.starts_with("--")).cloned().collect();
+    let raw = RawConfig::from_file(&run.recipe(), &settings, &registry().kinds()).expect("rows can be read");
     let root = raw.recipe().to_node();
     let value = root.get_path(row.key).cloned().unwrap_or_else(Node::null);
     value.to_inline().trim_matches('"').to_owned()

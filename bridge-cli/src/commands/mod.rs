@@ -14,6 +14,7 @@ mod explain;
 pub mod generate;
 pub mod init;
 mod model_card;
+mod monitor;
 pub mod mpi;
 pub mod plan;
 mod restarts;

@@ -10,6 +10,7 @@ use bridge_core::resilience::{Signal, SignalWatcher};
 use bridge_core::train::{Host, Leave, RunReport, Seat, TrainError, run_with_restarts};
 use bridge_dist::mesh::ProcessGroups;
 
+use super::monitor::MONITOR_VARIABLE;
 use super::train::Arguments;
 use crate::failure::Failure;
 use crate::speech::Speech;
@@ -19,9 +20,10 @@ pub const RESTARTS_VARIABLE: &str = "BRIDGE_RESTARTS";
 /// Environment variable with the faults of the run before this process began anew.
 const FAULTS_VARIABLE: &str = "BRIDGE_FAULTS_IN_PROCESS";
 
-/// How often a supervisor has started this run again.
-pub fn restarts() -> u32 {
-    number(RESTARTS_VARIABLE)
+/// What a supervisor, if there is one, has to say to ranks of this process.
+pub fn seat() -> Seat {
+    let monitor = std::env::var_os(MONITOR_VARIABLE).map(Into::into);
+    Seat { faults: number(RESTARTS_VARIABLE), monitor, ..Seat::default() }
 }
 
 fn number(name: &str) -> u32 {
@@ -56,7 +58,8 @@ impl RestartHost<'_> {
             leave: &|leave| self.leave(leave),
         };
         let program = |config: &RunConfig, groups: ProcessGroups, mut seat: Seat| {
-            seat.faults += restarts();
+            let Seat { faults, monitor, .. } = self::seat();
+            (seat.faults, seat.monitor) = (seat.faults + faults, monitor);
             start(config, groups, seat)
         };
         Ok(run_with_restarts(config, &host, program)?.swap_remove(0))

@@ -3,6 +3,7 @@
 
 use std::ffi::OsString;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,7 @@ use bridge_core::resilience::rerun::{EXIT_CODE_FAILED_ON_RESULT_VALIDATION, EXIT
 use bridge_core::resilience::{Signal, SignalWatcher};
 use bridge_core::train::{newest_save, overrides_of_restart};
 
+use super::monitor::{MONITOR_VARIABLE, Monitor};
 use super::restarts::RESTARTS_VARIABLE;
 use crate::failure::Failure;
 
@@ -61,7 +63,7 @@ fn exit_code(code: Option<i32>) -> u8 {
 ///
 /// # Errors
 /// If signals cannot be watched, or the process cannot be started.
-pub fn supervise(max_restarts: u32, settings: &CheckpointConfig) -> Result<u8, Failure> {
+pub fn supervise(max_restarts: u32, settings: &CheckpointConfig, monitored: Option<&Path>) -> Result<u8, Failure> {
     // What `nohup` has said to ignore stays ignored.
     let heeded: Vec<Signal> = Signal::ALL.into_iter().filter(|signal| !signal.is_ignored()).collect();
     let signals = SignalWatcher::install(&heeded).map_err(Failure::run)?;
@@ -70,7 +72,8 @@ pub fn supervise(max_restarts: u32, settings: &CheckpointConfig) -> Result<u8, F
     loop {
         let before = newest_save(settings);
         let overrides = if before > begun { overrides_of_restart(settings) } else { Vec::new() };
-        let status = run_once(&signals, restarts, &overrides)?;
+        let monitor = monitored.map(Monitor::open).transpose()?;
+        let status = run_once(&signals, monitor.as_ref(), restarts, &overrides)?;
         let (code, why) = match End::of(status) {
             End::Final(code) => return Ok(code),
             End::Failed(code, why) => (code, why),
@@ -100,9 +103,18 @@ pub fn supervise(max_restarts: u32, settings: &CheckpointConfig) -> Result<u8, F
 }
 
 /// Starts this program again without the option, with `overrides`, in a process group of its own, and hands signals on until it ends.
-fn run_once(signals: &SignalWatcher, restarts: u32, overrides: &[String]) -> Result<ExitStatus, Failure> {
+fn run_once(
+    signals: &SignalWatcher,
+    monitor: Option<&Monitor>,
+    restarts: u32,
+    overrides: &[String],
+) -> Result<ExitStatus, Failure> {
     let program = std::env::current_exe().map_err(Failure::run)?;
-    let mut child = Command::new(program)
+    let mut run = Command::new(program);
+    if let Some(monitor) = monitor {
+        run.env(MONITOR_VARIABLE, monitor.path());
+    }
+    let mut child = run
         .args(without_option(std::env::args_os().skip(1)))
         .args(overrides)
         .env(RESTARTS_VARIABLE, restarts.to_string())
@@ -119,7 +131,26 @@ fn run_once(signals: &SignalWatcher, restarts: u32, overrides: &[String]) -> Res
             hand_on(&child, signal);
             handed_on = received;
         }
+        if let Some(late) = monitor.and_then(Monitor::late) {
+            complain(&format!("{}; the run is ended", late.why));
+            end(&mut child, late.process);
+            return child.wait().map_err(Failure::run);
+        }
         std::thread::sleep(INTERVAL);
+    }
+}
+
+/// Ends a run that may be beyond hearing: all of its group, and the process of the rank that is late, which a launcher may have put elsewhere.
+fn end(child: &mut Child, process: Option<u32>) {
+    let group = i32::try_from(child.id()).map_or(0, |id| -id);
+    let process = process.and_then(|id| i32::try_from(id).ok()).unwrap_or(0);
+    for target in [process, group].into_iter().filter(|target| *target != 0) {
+        // SAFETY: `kill` reads its arguments only; the run was not waited for, so that its number is still its own.
+        let sent = unsafe { libc::kill(target, libc::SIGKILL) };
+        if sent != 0 && target == group {
+            // What remains is the process itself.
+            let _ = child.kill();
+        }
     }
 }
 

@@ -20,7 +20,7 @@ use serde_json::json;
 
 use super::mpi;
 use super::plan::{bytes, number, seconds};
-use super::restarts::{RestartHost, restarts};
+use super::restarts::{RestartHost, seat};
 use super::supervise::supervise;
 use crate::continuation::{Prompt, Request, continue_text};
 use crate::failure::Failure;
@@ -147,9 +147,10 @@ impl Arguments {
         if self.ui == Ui::Tui {
             return Err(Failure::input("--max-restarts: the dashboard of --ui tui needs the terminal for itself"));
         }
-        let settings = self.read()?.checkpoint.clone();
-        match settings.save {
-            Some(_) => supervise(max_restarts, &settings),
+        let recipe = self.read()?;
+        let is_monitored = recipe.ft.as_ref().is_some_and(|settings| settings.enable_ft_package);
+        match &recipe.checkpoint.save {
+            Some(save) => supervise(max_restarts, &recipe.checkpoint, is_monitored.then_some(save.as_path())),
             None => Err(Failure::input("--max-restarts needs checkpoint.save: a run that saves nothing begins again")),
         }
     }
@@ -192,7 +193,7 @@ impl Arguments {
                  --max-restarts M` starts all of them again",
             ));
         }
-        let seat = Seat { unit: RankUnit::Process, faults: restarts(), ..Seat::default() };
+        let seat = Seat { unit: RankUnit::Process, ..seat() };
         let report = match self.train(config, groups, (started, speech), seat) {
             // All ranks end together and in order, so that none has to be killed.
             Err(TrainError::Stopped(reason)) => {
@@ -217,7 +218,6 @@ impl Arguments {
             let start = |config: &RunConfig, groups, seat| self.train(config.clone(), groups, (started, speech), seat);
             return host.run(config.clone(), start);
         }
-        let seat = || Seat { faults: restarts(), ..Seat::default() };
         if config.parallel.world_size == 1 {
             return self.train(config.clone(), ProcessGroups::single(), (started, speech), seat());
         }

@@ -1,6 +1,6 @@
 //! Signs of life of a rank, which another thread may look at while the rank works. Who looks, and what follows, is not decided here.
 
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -50,13 +50,24 @@ pub struct Pulse {
     section: AtomicU8,
     /// Milliseconds from the origin to the moment when it began.
     entered: AtomicU64,
+    /// Milliseconds of the longest section of each sort, in the order of [`Section::TIMED`].
+    longest: [AtomicU64; 4],
+    /// The first step, which takes longer than others, is over.
+    is_warm: AtomicBool,
 }
 
 impl Default for Pulse {
     /// That of a rank that begins now.
     fn default() -> Self {
         let zero = || AtomicU64::new(0);
-        Self { origin: Instant::now(), beat: zero(), section: AtomicU8::new(0), entered: zero() }
+        Self {
+            origin: Instant::now(),
+            beat: zero(),
+            section: AtomicU8::new(0),
+            entered: zero(),
+            longest: std::array::from_fn(|_| zero()),
+            is_warm: AtomicBool::new(false),
+        }
     }
 }
 
@@ -70,13 +81,21 @@ impl Pulse {
         self.beat.store(self.now(), Ordering::Relaxed);
     }
 
-    /// The rank begins a section. Returns the one that it leaves, and how long that took.
-    pub fn enter(&self, section: Section) -> (Section, Duration) {
+    /// The rank begins a section.
+    pub fn enter(&self, section: Section) {
         let now = self.now();
         let left = Section::of_number(self.section.swap(section as u8, Ordering::Relaxed));
         let entered = self.entered.swap(now, Ordering::Relaxed);
         self.beat.store(now, Ordering::Relaxed);
-        (left, Duration::from_millis(now.saturating_sub(entered)))
+        let counts = left != Section::Step || self.is_warm.swap(true, Ordering::Relaxed);
+        if let Some(longest) = self.longest.get(left as usize).filter(|_| counts) {
+            longest.fetch_max(now.saturating_sub(entered), Ordering::Relaxed);
+        }
+    }
+
+    /// The longest time of each sort of section so far, in the order of [`Section::TIMED`]; of steps without the first.
+    pub fn longest(&self) -> [Duration; 4] {
+        std::array::from_fn(|place| Duration::from_millis(self.longest[place].load(Ordering::Relaxed)))
     }
 
     /// What the rank is at.
@@ -105,12 +124,14 @@ mod tests {
         assert_eq!(pulse.section(), Section::Setup);
         std::thread::sleep(Duration::from_millis(30));
         assert!(pulse.silence() >= Duration::from_millis(29));
-        let (left, took) = pulse.enter(Section::Step);
-        assert!(left == Section::Setup && took >= Duration::from_millis(29));
+        pulse.enter(Section::Step);
+        assert!(pulse.longest()[0] >= Duration::from_millis(29));
         assert!(pulse.section() == Section::Step && pulse.silence() < Duration::from_millis(29));
         std::thread::sleep(Duration::from_millis(30));
         pulse.beat();
         assert!(pulse.in_section() >= Duration::from_millis(29) && pulse.silence() < Duration::from_millis(29));
+        pulse.enter(Section::OutOfSection);
+        assert_eq!(pulse.longest()[1], Duration::ZERO, "the first step does not count");
         for section in Section::TIMED.into_iter().chain([Section::Ended]) {
             pulse.enter(section);
             assert_eq!(pulse.section(), section);

@@ -298,6 +298,12 @@ pub enum TrainError {
         /// What it was last seen doing with other ranks.
         operation: String,
     },
+    /// Section timeouts are asked for, and nobody looks at them.
+    #[error(
+        "ft.enable_ft_package: nobody watches this run; `bridge train RECIPE --max-restarts N` does (a program names a monitor's socket in \
+         `RunOptions.seat`)"
+    )]
+    NoMonitor,
     /// A rank could not be started.
     #[error("rank {rank} could not be started: {message}")]
     RankNotStarted {
@@ -378,6 +384,7 @@ impl TrainError {
                 | Self::AnotherBase { .. }
                 | Self::AnotherModel { .. }
                 | Self::Folder { .. }
+                | Self::NoMonitor
                 | Self::Sink { .. }
                 | Self::DamagedLog { .. }
                 | Self::InUse { .. }

@@ -6,6 +6,7 @@ use std::any::Any;
 use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -88,6 +89,8 @@ pub struct Seat {
     pub place: Option<LocalRank>,
     /// Faults of the run before this start.
     pub faults: u32,
+    /// The socket of the monitor that watches the run (`[ft]`).
+    pub monitor: Option<PathBuf>,
 }
 
 /// Runs `program` on the ranks of `config`, as [`run_on_threads`] does, and again after a fault, as `[inprocess_restart]` says.
@@ -220,7 +223,7 @@ fn start<T: Send>(
                     let rank = groups.world().rank();
                     let _ending = Ending(&pulses[rank]);
                     let (pulse, place) = (Arc::clone(&pulses[rank]), places.of(rank));
-                    let seat = Seat { unit: RankUnit::Thread, pulse, place, faults };
+                    let seat = Seat { unit: RankUnit::Thread, pulse, place, faults, monitor: None };
                     program(config, groups, seat).inspect_err(|error| {
                         if !follows_from_another(error) {
                             failed.lock().unwrap_or_else(PoisonError::into_inner).insert(rank);

@@ -19,7 +19,11 @@ fn restarted() -> Run {
 }
 
 fn faults() -> Vec<Row> {
+    let supervised =
+        ["--max-restarts=1", "ft.enable_ft_package=true", "train.train_iters=20", "checkpoint.save_interval=18"];
     vec![
+        row("ft.enable_ft_package", &on(1, &[]), &["false", "true"]).moves("exit"),
+        row("ft.calc_ft_timeouts", &on(2, &supervised), &["false", "true"]).moves("files"),
         row("ft.simulate_fault", &on(2, &[]), &["false", "true & ft.simulated_fault_type=rank_killed"]).moves("exit"),
         row("ft.simulated_fault_type", &restarted().with(&HUNG[1..]), &["rank_killed", "rank_hung"]).moves("stderr"),
         // The seed decides.

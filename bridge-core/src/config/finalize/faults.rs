@@ -20,6 +20,15 @@ pub(super) fn check(draft: &mut Draft<'_>, world: &World) {
 
 fn simulated_faults(draft: &mut Draft<'_>) {
     let Some(settings) = draft.recipe.ft.clone() else { return };
+    if !settings.enable_ft_package {
+        idle(draft, &["ft.calc_ft_timeouts"], "ft.enable_ft_package");
+    }
+    let saves = draft.recipe.checkpoint.save.is_some();
+    draft.require(
+        saves || !settings.enable_ft_package,
+        "ft.enable_ft_package",
+        "needs checkpoint.save, which keeps learned timeouts",
+    );
     if !settings.simulate_fault {
         let keys = ["ft.simulated_fault_type", "ft.simulated_fault_rank", "ft.simulated_fault_base_delay"];
         return idle(draft, &keys, "ft.simulate_fault");

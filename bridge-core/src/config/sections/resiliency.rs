@@ -46,11 +46,10 @@ section! {
 section! {
     /// Section-timeout fault tolerance.
     pub struct FaultToleranceConfig {
-        /// Use section timeouts.
-        enable_ft_package: bool = false
-            => no_counterpart("timeouts by NVIDIA's resiliency extension; dist.distributed_timeout_minutes ends a run that hangs");
-        /// Learn timeouts from durations.
-        calc_ft_timeouts: bool = false => no_counterpart("timeouts of enable_ft_package learned from the run");
+        /// Let the supervisor of `bridge train --max-restarts` end a run of which a rank is too long in a section, and start it again.
+        enable_ft_package: bool = false;
+        /// Learn how long sections may take from how long they took.
+        calc_ft_timeouts: bool = false;
         /// Let a rank fail on purpose, in the first start of a run, to see what follows.
         simulate_fault: bool = false;
         /// How it fails.

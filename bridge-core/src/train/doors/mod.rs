@@ -4,6 +4,7 @@ mod best;
 mod early_stopping;
 mod expert_bias;
 mod flight_recorder;
+mod heartbeats;
 mod loss_watch;
 mod losses_of_run;
 mod memory;
@@ -80,6 +81,9 @@ impl Doors {
         ];
         subsystems.extend(measuring);
         subsystems.extend(own);
+        if let Some(heartbeats) = heartbeats::Heartbeats::new(config, seat)? {
+            subsystems.push(Box::new(heartbeats));
+        }
         if let Some(fault) = simulated_fault::SimulatedFault::of(config, groups.world().rank(), seat) {
             subsystems.push(Box::new(fault));
         }

@@ -1,0 +1,130 @@
+//! Limits of the time that a rank may be in a section: usual ones, or learned from how long sections took (`ft_state.json`), and what a rank tells the
+//! monitor that watches it. Who ends a rank that is late is not decided here.
+
+use std::path::{Path, PathBuf};
+
+use bridge_data::outside;
+use serde::{Deserialize, Serialize};
+
+use super::Section;
+
+/// The file of learned limits, in the folder of checkpoints.
+pub const FT_STATE_FILE: &str = "ft_state.json";
+
+/// How many times longer than ever seen a section may take.
+const SAFETY: f64 = 5.0;
+/// Learned limits are not below this many seconds: a machine that does other things as well may hold up a rank that long.
+const LEAST: f64 = 10.0;
+
+/// Seconds that a rank may be in each section.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SectionLimits {
+    /// From the start to the first step.
+    pub setup: f64,
+    /// A step.
+    pub step: f64,
+    /// A save.
+    pub checkpointing: f64,
+    /// Anything else.
+    pub out_of_section: f64,
+}
+
+impl Default for SectionLimits {
+    fn default() -> Self {
+        Self { setup: 600.0, step: 180.0, checkpointing: 420.0, out_of_section: 300.0 }
+    }
+}
+
+impl SectionLimits {
+    /// Those that runs which save to `root` have learned; the usual ones if they have not.
+    ///
+    /// # Errors
+    /// A file that cannot be read, or has something else.
+    pub fn read(root: &Path) -> Result<Self, (PathBuf, String)> {
+        let path = root.join(FT_STATE_FILE);
+        match outside::read(&path, outside::TABLE_BYTES) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Self::default()),
+            Err(error) => Err((path, error.to_string())),
+            Ok(bytes) => {
+                let limits = serde_json::from_slice(&bytes).map_err(|error| error.to_string());
+                limits.and_then(Self::checked).map_err(|reason| (path, reason))
+            }
+        }
+    }
+
+    fn checked(self) -> Result<Self, String> {
+        let is_time = |seconds: &f64| seconds.is_finite() && *seconds > 0.0;
+        match Section::TIMED.map(|section| self.of(section).unwrap_or(0.0)).iter().all(is_time) {
+            true => Ok(self),
+            false => Err("limits are seconds above 0".to_owned()),
+        }
+    }
+
+    /// Keeps them for later runs.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub fn write(&self, root: &Path) -> std::io::Result<()> {
+        let text = serde_json::to_vec_pretty(self).map_err(std::io::Error::other)?;
+        outside::replace(&root.join(FT_STATE_FILE), &text)
+    }
+
+    /// What follows from the longest time in each section, in the order of [`Section::TIMED`]. Of a section that was not seen yet the limit stays.
+    #[must_use]
+    pub fn learned(self, longest: [f64; 4]) -> Self {
+        let limit = |longest: f64, now: f64| if longest > 0.0 { (longest * SAFETY).max(LEAST) } else { now };
+        Self {
+            setup: limit(longest[0], self.setup),
+            step: limit(longest[1], self.step),
+            checkpointing: limit(longest[2], self.checkpointing),
+            out_of_section: limit(longest[3], self.out_of_section),
+        }
+    }
+
+    /// The limit of a section; `None` for a rank that is done.
+    pub fn of(&self, section: Section) -> Option<f64> {
+        match section {
+            Section::Setup => Some(self.setup),
+            Section::Step => Some(self.step),
+            Section::Checkpointing => Some(self.checkpointing),
+            Section::OutOfSection => Some(self.out_of_section),
+            Section::Ended => None,
+        }
+    }
+}
+
+/// What a rank tells its monitor, about twice a second: a JSON object a line.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Heartbeat {
+    /// The rank.
+    pub rank: usize,
+    /// Its process.
+    pub process: u32,
+    /// What it is at.
+    pub section: Section,
+    /// Seconds that it has been at that.
+    pub seconds: f64,
+    /// Seconds that it may be; `None` for a rank that is done.
+    pub limit: Option<f64>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_learned_and_kept() {
+        let root = tempfile::tempdir().unwrap();
+        assert_eq!(SectionLimits::read(root.path()), Ok(SectionLimits::default()));
+        let learned = SectionLimits::default().learned([4.0, 0.1, 0.0, 3.0]);
+        let expected = SectionLimits { setup: 20.0, step: 10.0, checkpointing: 420.0, out_of_section: 15.0 };
+        assert_eq!(learned, expected);
+        learned.write(root.path()).unwrap();
+        assert_eq!(SectionLimits::read(root.path()), Ok(learned));
+        for bad in ["{}", "[]", "{\"setup\": -1, \"step\": 1, \"checkpointing\": 1, \"out_of_section\": 1}"] {
+            std::fs::write(root.path().join(FT_STATE_FILE), bad).unwrap();
+            assert!(SectionLimits::read(root.path()).is_err(), "{bad}");
+        }
+    }
+}
