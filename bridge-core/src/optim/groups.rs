@@ -13,6 +13,8 @@ pub struct ParameterOverride {
     pub max_lr: Option<f64>,
     /// Floor of the learning rate.
     pub min_lr: Option<f64>,
+    /// Factor on the epsilon of rules that have one.
+    pub eps_mult: Option<f64>,
     /// True for the group whose rate is reported as the decoupled one.
     pub is_decoupled_lr: bool,
 }
@@ -33,17 +35,19 @@ pub struct StandardOverrides {
     pub decoupled_min_lr: Option<f64>,
     /// `optimizer.apply_wd_to_qk_layernorm`: the norms of queries and keys keep their decay.
     pub decay_qk_layernorm: DecayQkLayernorm,
-    /// `model.use_mup`: the rates of hidden matrices.
+    /// `model.use_mup`: what hidden matrices have.
     pub hidden_matrices: Option<HiddenRates>,
 }
 
-/// Learning rates of the matrices inside a model, which grow with its width on both sides, unlike embeddings, output layer, biases and norms.
+/// What muP gives the matrices inside a model, which grow with its width on both sides, unlike embeddings, output layer, biases and norms.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HiddenRates {
-    /// Peak.
+    /// Peak of the learning rate.
     pub max_lr: f64,
-    /// Floor.
+    /// Floor of the learning rate.
     pub min_lr: f64,
+    /// Factor on epsilon: their gradients shrink with the width, and so do the roots that it is added to (Yang et al., arXiv:2203.03466, appendix B.3).
+    pub eps_mult: f64,
 }
 
 /// Whether the norms of queries and keys are decayed.
@@ -76,6 +80,7 @@ impl OverrideProvider for StandardOverrides {
             && parameter.shape.len() > 1
         {
             (result.max_lr, result.min_lr) = (Some(rates.max_lr), Some(rates.min_lr));
+            result.eps_mult = Some(rates.eps_mult);
         }
         result
     }
@@ -90,6 +95,8 @@ pub struct GroupSettings {
     pub max_lr: Option<f64>,
     /// Floor of the learning rate, if not the optimizer's.
     pub min_lr: Option<f64>,
+    /// Factor on the epsilon of rules that have one.
+    pub eps_mult: f64,
     /// True for the group whose rate is reported as the decoupled one.
     pub is_decoupled_lr: bool,
 }
@@ -115,6 +122,7 @@ pub(super) fn group<'a>(
             wd_mult: wanted.wd_mult.unwrap_or(1.0),
             max_lr: wanted.max_lr,
             min_lr: wanted.min_lr,
+            eps_mult: wanted.eps_mult.unwrap_or(1.0),
             is_decoupled_lr: wanted.is_decoupled_lr,
         };
         match groups.iter_mut().find(|group| group.settings == settings) {
@@ -179,13 +187,14 @@ mod tests {
         assert_eq!(groups[1].settings.wd_mult, 0.0);
         assert_eq!(groups[2].settings.wd_mult, 1.0);
         assert_eq!(group(parameters.iter(), &NoOverrides).len(), 1);
-        let rates = HiddenRates { max_lr: 0.125, min_lr: 0.0625 };
+        let rates = HiddenRates { max_lr: 0.125, min_lr: 0.0625, eps_mult: 0.25 };
         let groups = group(parameters.iter(), &StandardOverrides { hidden_matrices: Some(rates), ..provider });
         let of_matrices = groups.iter().find(|group| group.settings.max_lr == Some(rates.max_lr)).expect("a group");
         assert_eq!(
-            (of_matrices.settings.min_lr, of_matrices.names.as_slice()),
-            (Some(0.0625), &["linear.weight".to_owned()][..])
+            (of_matrices.settings.min_lr, of_matrices.settings.eps_mult, of_matrices.names.as_slice()),
+            (Some(0.0625), 0.25, &["linear.weight".to_owned()][..])
         );
+        assert_eq!(groups[0].settings.eps_mult, 1.0);
         assert_eq!(groups[0].settings.max_lr, Some(0.5), "embeddings have rates of their own");
     }
 }

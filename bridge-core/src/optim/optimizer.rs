@@ -264,7 +264,8 @@ impl Optimizer {
         let slot = self.slots.entry(name.to_owned()).or_insert_with(|| Slot::empty(algorithm));
         let GroupRates { learning_rate, weight_decay } = step.rates[*group];
         let (number, gradient_scale) = (step.number, step.gradient_scale);
-        let step = UpdateStep { learning_rate, weight_decay, number, gradient_scale, shape };
+        let eps_mult = self.groups[*group].settings.eps_mult;
+        let step = UpdateStep { learning_rate, weight_decay, eps_mult, number, gradient_scale, shape };
         let dtype = value.dtype();
         let updated = slot.update(algorithm, value, gradient, &step);
         if dtype == DType::F32 {

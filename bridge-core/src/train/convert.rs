@@ -53,6 +53,7 @@ pub(super) fn standard_overrides(config: &RunConfig) -> StandardOverrides {
         hidden_matrices: config.model.use_mup.then(|| HiddenRates {
             max_lr: config.optimizer.lr / config.model.width_multiplier(),
             min_lr: config.optimizer.min_lr / config.model.width_multiplier(),
+            eps_mult: 1.0 / config.model.width_multiplier(),
         }),
     }
 }

@@ -30,7 +30,7 @@ impl Update for Adam {
             lr: step.learning_rate,
             beta1: self.adam_beta1,
             beta2: self.adam_beta2,
-            epsilon: self.adam_eps,
+            epsilon: self.adam_eps * step.eps_mult,
             weight_decay: step.weight_decay,
             decoupled: self.decoupled_weight_decay,
             step: step.number,

@@ -71,7 +71,9 @@ mod tests {
                 let gradients = flat((0..size).map(|i| if i % 5 == 4 { 0.0 } else { 4.0 * gradient(i) }).collect());
                 let learning_rate = 0.01 / number as f64;
                 let shape = [size];
-                let step = UpdateStep { learning_rate, weight_decay, number, gradient_scale: 0.25, shape: &shape };
+                let (eps_mult, gradient_scale, shape) = (1.0, 0.25, &shape);
+                let (gradient_scale, eps_mult) = (0.25, 1.0);
+                let step = UpdateStep { learning_rate, weight_decay, eps_mult, number, gradient_scale, shape: &shape };
                 values = algorithm.update.update(values, gradients, &step);
                 for (i, (x, m)) in expected.iter_mut().enumerate() {
                     let g = if i % 5 == 4 { 0.0 } else { gradient(i) };

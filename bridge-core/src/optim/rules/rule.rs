@@ -154,6 +154,8 @@ pub struct UpdateStep<'a> {
     pub learning_rate: f64,
     /// Weight decay of its group.
     pub weight_decay: f64,
+    /// Factor of its group on the rule's epsilon, where it has one.
+    pub eps_mult: f64,
     /// Number of the step, from 1.
     pub number: u64,
     /// Factor on the gradient: clipping, loss scale and accumulation in one.

@@ -54,6 +54,22 @@ fn rules_declare_what_they_read_and_keep() {
     assert!(named("muon").is_none() && !have_setting("muon_momentum") && !have_setting("lr"));
 }
 
+#[test]
+fn epsilon_is_that_of_the_group() {
+    let settings = json!({"adam_beta1": 0.9, "adam_beta2": 0.95, "adam_eps": 1.0, "decoupled_weight_decay": true});
+    let algorithm = named("adam").unwrap().with(&settings).unwrap();
+    let tensor = |value: f32| Tensor::<1>::from_floats([value], &Device::flex());
+    for (eps_mult, expected) in [(1.0, 0.5), (0.25, 0.8)] {
+        let step =
+            UpdateStep { learning_rate: 1.0, weight_decay: 0.0, eps_mult, number: 1, gradient_scale: 1.0, shape: &[1] };
+        let values = Values { parameter: tensor(2.0), states: vec![tensor(0.0), tensor(0.0)] };
+        let parameter = algorithm.update.update(values, tensor(1.0), &step).parameter;
+        // The first step goes by `g / (|g| + epsilon)`.
+        let moved = 2.0 - parameter.into_scalar::<f32>();
+        assert!((moved - expected).abs() < 1e-6, "{eps_mult}: {moved}");
+    }
+}
+
 /// Steps of fixed length from where training began, by matrices.
 static EXAMPLE: Rule = Rule {
     name: "example",
