@@ -204,8 +204,10 @@ fn open_own(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
 #[must_use]
 pub fn is_refused(error: &io::Error) -> bool {
     use ErrorKind::{FileTooLarge, InvalidData, InvalidInput, IsADirectory, NotADirectory};
-    let is_loop = error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error());
-    is_loop || [FileTooLarge, InvalidData, InvalidInput, IsADirectory, NotADirectory].contains(&error.kind())
+    use rustix::io::Errno;
+    // A pipe that nobody reads cannot be opened for writing.
+    let is_no_file = [Errno::LOOP, Errno::NXIO].map(|errno| Some(errno.raw_os_error())).contains(&error.raw_os_error());
+    is_no_file || [FileTooLarge, InvalidData, InvalidInput, IsADirectory, NotADirectory].contains(&error.kind())
 }
 
 fn is_link(path: &Path) -> bool {
@@ -273,6 +275,16 @@ mod tests {
         for (path, words) in &oddities {
             for error in [read(path, 10).unwrap_err(), map(path).unwrap_err(), open(path).unwrap_err()] {
                 assert!(error.to_string().contains(words), "{}: {error}", path.display());
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_file_is_the_inputs_fault_where_something_is_added() {
+        let (_folder, oddities) = oddities();
+        for (path, words) in oddities.iter().filter(|(_, words)| *words != "a device") {
+            for error in [append(path).unwrap_err(), lockable(path).unwrap_err()] {
+                assert!(is_refused(&error), "{words}: {error}");
             }
         }
     }
