@@ -1,16 +1,23 @@
-//! How much a template may do: steps, bytes that it makes or looks at, and depth. Each thread renders one template at a time and keeps its
+//! How much a template may do: steps, bytes that it makes or looks at, depth, and time. Each thread renders one template at a time and keeps its
 //! account.
 
 use std::cell::Cell;
+use std::time::Duration;
 
 use minijinja::value::{Kwargs, Rest, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State, Value, filters};
+use rustix::time::{ClockId, clock_gettime};
 
 /// Instructions of the engine: some hundred milliseconds of them.
 const STEPS: u64 = 3_000_000;
 /// Bytes that any template may make, and how many more for each byte of the conversation.
 const BYTES: u64 = 64 << 20;
 const BYTES_PER_BYTE: u64 = 64;
+/// Time that any template may compute, and how much more for each byte of the conversation: ten times what usual ones need.
+const TIME: Duration = Duration::from_millis(500);
+const TIME_PER_BYTE: Duration = Duration::from_micros(1);
+/// Bytes after which the clock is looked at.
+const BETWEEN_LOOKS: u64 = 64 << 10;
 /// What a value costs besides its text.
 const VALUE: u64 = 16;
 /// How deep values may be nested: printing one recurses.
@@ -20,23 +27,39 @@ const COUNT: i64 = 100_000;
 
 thread_local! {
     static LEFT: Cell<u64> = const { Cell::new(0) };
+    /// Bytes until the next look at the clock.
+    static UNTIL_LOOK: Cell<u64> = const { Cell::new(0) };
+    /// What the thread's clock says when time is over.
+    static END: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+}
+
+/// How long this thread has computed: other programs, and a stop of this one, do not count.
+fn computed() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }
 
 /// Gives this thread's next template its budget, for a conversation of `bytes`.
 pub(super) fn open(bytes: u64) {
     LEFT.set(BYTES + BYTES_PER_BYTE.saturating_mul(bytes));
+    UNTIL_LOOK.set(BETWEEN_LOOKS);
+    END.set(computed() + TIME + TIME_PER_BYTE * u32::try_from(bytes).unwrap_or(u32::MAX));
 }
 
 /// Takes `bytes` off the budget.
 ///
 /// # Errors
-/// If it has not so many left.
+/// If it has not so many left, or its time is over.
 pub(super) fn charge(bytes: u64) -> Result<(), Error> {
     let left = LEFT
         .get()
         .checked_sub(bytes)
         .ok_or_else(|| too_much("it makes or reads more text than any conversation needs"))?;
     LEFT.set(left);
+    match UNTIL_LOOK.get().checked_sub(bytes) {
+        Some(until) => UNTIL_LOOK.set(until),
+        None if computed() > END.get() => return Err(too_much("it computes for longer than any conversation needs")),
+        None => UNTIL_LOOK.set(BETWEEN_LOOKS),
+    }
     Ok(())
 }
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use minijinja::Environment;
 
-use super::{ChatError, ChatTemplate, Conversation, Ending};
+use super::{ChatError, ChatTemplate, Conversation, Ending, Reading, python};
 use crate::tokenizer::Tokenizer;
 
 /// Stand around what the assistant says in rendered text. Noncharacters of Unicode: no text has them.
@@ -53,7 +53,10 @@ pub(super) fn add_filter(environment: &mut Environment<'static>) {
 }
 
 /// Rendered text without marks, and the bytes of it that stood between them.
-pub(super) fn without_marks(marked: &str) -> (String, Vec<Range<usize>>) {
+pub(super) fn without_marks(marked: String) -> (String, Vec<Range<usize>>) {
+    if !marked.contains(OPEN) && !marked.contains(CLOSE) {
+        return (marked, Vec::new());
+    }
     let (mut text, mut spans, mut open) = (String::with_capacity(marked.len()), Vec::new(), None);
     for character in marked.chars() {
         match character {
@@ -67,7 +70,7 @@ pub(super) fn without_marks(marked: &str) -> (String, Vec<Range<usize>>) {
 
 /// Refuses text that would be taken for marks.
 pub(super) fn refuse_marks(conversation: &Conversation) -> Result<(), ChatError> {
-    let has_marks = |value: &serde_json::Value| value.to_string().contains([OPEN, CLOSE]);
+    let has_marks = |value: &serde_json::Value| python::has_any(value, &[OPEN, CLOSE]);
     if conversation.messages.iter().chain(&conversation.tools).any(has_marks) {
         let (open, close) = (u32::from(OPEN), u32::from(CLOSE));
         return Err(ChatError::Refused(format!("it has the noncharacter U+{open:X} or U+{close:X}")));
@@ -124,8 +127,9 @@ struct Spoken {
 }
 
 fn spoken(template: &ChatTemplate, conversation: &Conversation) -> Result<Spoken, ChatError> {
-    let (text, marked) = without_marks(&template.render_marked(conversation, Ending::Complete)?);
-    let spans = if template.is_marked { Ok(marked) } else { prefix_spans(template, conversation, &text)? };
+    let reading = template.read(conversation)?;
+    let (text, marked) = without_marks(reading.render(conversation.messages.len(), Ending::Complete)?);
+    let spans = if template.is_marked { Ok(marked) } else { prefix_spans(&reading, conversation, &text)? };
     Ok(Spoken { text, spans })
 }
 
@@ -141,7 +145,7 @@ impl ChatTemplate {
 
 /// The assistant's words by comparing prefixes; a sentence if these do not agree with the whole.
 fn prefix_spans(
-    template: &ChatTemplate,
+    reading: &Reading<'_>,
     conversation: &Conversation,
     text: &str,
 ) -> Result<Result<Vec<Range<usize>>, String>, ChatError> {
@@ -150,8 +154,11 @@ fn prefix_spans(
         if message["role"] != "assistant" {
             continue;
         }
-        let before = template.render(&conversation.prefix(at), Ending::GenerationPrompt)?;
-        let after = template.render(&conversation.prefix(at + 1), Ending::Complete)?;
+        let before = without_marks(reading.render(at, Ending::GenerationPrompt)?).0;
+        let after = match at + 1 == conversation.messages.len() {
+            true => text.to_owned(),
+            false => without_marks(reading.render(at + 1, Ending::Complete)?).0,
+        };
         if !after.starts_with(&before) || !text.starts_with(&after) {
             return Ok(Err(format!(
                 "the chat template has no {{% generation %}} marks, and what it makes of all messages does not begin with what it makes of the \

@@ -81,11 +81,6 @@ impl Conversation {
         }
         Ok(Self { messages: messages.clone(), tools: value.get("tools").filter(|tools| !tools.is_null()).cloned() })
     }
-
-    /// The first `count` messages, with the same tools.
-    fn prefix(&self, count: usize) -> Self {
-        Self { messages: self.messages[..count].to_vec(), tools: self.tools.clone() }
-    }
 }
 
 /// What follows the last message.
@@ -195,7 +190,8 @@ impl ChatTemplate {
     /// # Errors
     /// If the template refuses it.
     pub fn render(&self, conversation: &Conversation, ending: Ending) -> Result<String, ChatError> {
-        Ok(mask::without_marks(&self.render_marked(conversation, ending)?).0)
+        let text = self.read(conversation)?.render(conversation.messages.len(), ending)?;
+        Ok(mask::without_marks(text).0)
     }
 
     /// The token ids of a complete conversation, and which of them the assistant says.
@@ -244,16 +240,44 @@ impl ChatTemplate {
         text.rsplit_once(ANSWER).map_or_else(String::new, |(_, end)| end.to_owned())
     }
 
-    fn render_marked(&self, conversation: &Conversation, ending: Ending) -> Result<String, ChatError> {
+    /// A conversation as the template reads it.
+    fn read(&self, conversation: &Conversation) -> Result<Reading<'_>, ChatError> {
         mask::refuse_marks(conversation)?;
-        let mut context = self.special_tokens.clone();
-        context.insert("messages".into(), Value::Array(conversation.messages.clone()));
-        context.insert("tools".into(), conversation.tools.clone().unwrap_or(Value::Null));
-        context.insert("documents".into(), Value::Null);
-        context.insert("add_generation_prompt".into(), (ending == Ending::GenerationPrompt).into());
-        budget::open(python::size_of(&context));
-        let template = self.environment.get_template(NAME);
-        let text = template.and_then(|template| template.render(python::dictionary(&context)));
+        let tools = conversation.tools.as_ref().unwrap_or(&Value::Null);
+        let others = self.special_tokens.iter().map(|(name, value)| (name.as_str(), value));
+        let others = others.chain([("tools", tools), ("documents", &Value::Null)]);
+        Ok(Reading {
+            template: self,
+            messages: conversation.messages.iter().map(python::value_of).collect(),
+            sizes: conversation.messages.iter().map(python::size_of).collect(),
+            size: others.clone().map(|(_, value)| python::size_of(value)).sum(),
+            others: others.map(|(name, value)| (name.to_owned(), python::value_of(value))).collect(),
+        })
+    }
+}
+
+/// A conversation in the template's values, which may be rendered up to any of its messages.
+struct Reading<'t> {
+    template: &'t ChatTemplate,
+    messages: Vec<minijinja::Value>,
+    /// Bytes of each message, about.
+    sizes: Vec<u64>,
+    /// What templates read besides.
+    others: Vec<(String, minijinja::Value)>,
+    /// Bytes of the others, about.
+    size: u64,
+}
+
+impl Reading<'_> {
+    /// The text of the first `count` messages, with marks.
+    fn render(&self, count: usize, ending: Ending) -> Result<String, ChatError> {
+        let messages: minijinja::Value = self.messages[..count].iter().cloned().collect();
+        let is_prompt = ending == Ending::GenerationPrompt;
+        let own = [("messages", messages), ("add_generation_prompt", is_prompt.into())];
+        let own = own.map(|(name, value)| (name.to_owned(), value));
+        budget::open(self.size + self.sizes[..count].iter().sum::<u64>());
+        let context = python::dictionary(self.others.iter().cloned().chain(own).collect());
+        let text = self.template.environment.get_template(NAME).and_then(|template| template.render(context));
         text.map_err(|error| ChatError::Refused(python::describe(&error)))
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ahash::AHashMap;
 use minijinja::value::{Enumerator, Kwargs, Object, Rest, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Value};
-use serde_json::{Map, Value as Json};
+use serde_json::Value as Json;
 
 use super::budget;
 
@@ -59,31 +59,41 @@ impl Object for Dictionary {
     }
 }
 
-/// The fields of an object as a template reads them.
-pub(super) fn dictionary(fields: &Map<String, Json>) -> Value {
+/// A dictionary of these fields, as a template reads it.
+pub(super) fn dictionary(fields: Vec<(String, Value)>) -> Value {
     const FEW: usize = 16;
-    let fields: Vec<_> = fields.iter().map(|(name, value)| (name.clone(), value_of(value))).collect();
     let is_large = fields.len() > FEW;
     let places = fields.iter().enumerate().filter(|_| is_large).map(|(at, (name, _))| (name.clone(), at)).collect();
     Value::from_object(Dictionary { fields, places })
 }
 
-/// Bytes of the values of an object, about.
-pub(super) fn size_of(fields: &Map<String, Json>) -> u64 {
-    fn of(json: &Json) -> u64 {
-        16 + match json {
-            Json::String(text) => text.len() as u64,
-            Json::Array(items) => items.iter().map(of).sum(),
-            Json::Object(fields) => size_of(fields),
-            Json::Null | Json::Bool(_) | Json::Number(_) => 0,
-        }
+/// Bytes of a value, about.
+pub(super) fn size_of(json: &Json) -> u64 {
+    16 + match json {
+        Json::String(text) => text.len() as u64,
+        Json::Array(items) => items.iter().map(size_of).sum(),
+        Json::Object(fields) => fields.iter().map(|(name, value)| name.len() as u64 + size_of(value)).sum(),
+        Json::Null | Json::Bool(_) | Json::Number(_) => 0,
     }
-    fields.iter().map(|(name, value)| name.len() as u64 + of(value)).sum()
 }
 
-fn value_of(json: &Json) -> Value {
+/// Whether a text anywhere in a value holds one of `characters`.
+pub(super) fn has_any(json: &Json, characters: &[char]) -> bool {
+    let holds = |text: &str| characters.iter().any(|character| text.contains(*character));
     match json {
-        Json::Object(fields) => dictionary(fields),
+        Json::String(text) => holds(text),
+        Json::Array(items) => items.iter().any(|item| has_any(item, characters)),
+        Json::Object(fields) => fields.iter().any(|(name, value)| holds(name) || has_any(value, characters)),
+        Json::Null | Json::Bool(_) | Json::Number(_) => false,
+    }
+}
+
+/// A value as a template reads it.
+pub(super) fn value_of(json: &Json) -> Value {
+    match json {
+        Json::Object(fields) => {
+            dictionary(fields.iter().map(|(name, value)| (name.clone(), value_of(value))).collect())
+        }
         Json::Array(items) => items.iter().map(value_of).collect(),
         Json::Null | Json::Bool(_) | Json::Number(_) | Json::String(_) => Value::from_serialize(json),
     }

@@ -131,6 +131,9 @@ fn hostile_templates_end_within_a_second() {
         "{{ [1] | batch(999999999, 'x') }}".to_owned(),
         "{{ [[[[1]]]] | tojson(indent=999999999) }}".to_owned(),
         "{{ strftime_now('%') }}".to_owned(),
+        "{% set a = range(9999) | list %}{% for i in range(9999) %}{% set b = a | sort(reverse=true) | unique | list %}{% endfor %}".to_owned(),
+        "{% set a = ['ab' * 99] * 99 %}{% for i in range(99999) %}{% set b = a | tojson | length %}{% endfor %}".to_owned(),
+        "{% for i in range(99999) %}{% set b = strftime_now('%c' * 9999) %}{% endfor %}".to_owned(),
         "{{ ([1] * 99999999) | list }}".to_owned(),
         "(".repeat(500_000) + &"{{".repeat(100) + &"(".repeat(100_000),
     ];

@@ -72,8 +72,7 @@ mod tests {
                 let learning_rate = 0.01 / number as f64;
                 let shape = [size];
                 let (eps_mult, gradient_scale, shape) = (1.0, 0.25, &shape);
-                let (gradient_scale, eps_mult) = (0.25, 1.0);
-                let step = UpdateStep { learning_rate, weight_decay, eps_mult, number, gradient_scale, shape: &shape };
+                let step = UpdateStep { learning_rate, weight_decay, eps_mult, number, gradient_scale, shape };
                 values = algorithm.update.update(values, gradients, &step);
                 for (i, (x, m)) in expected.iter_mut().enumerate() {
                     let g = if i % 5 == 4 { 0.0 } else { gradient(i) };
