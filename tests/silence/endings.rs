@@ -40,6 +40,20 @@ fn a_run_that_learned_nothing_is_not_done() {
                 code: 1,
                 says: &["last good checkpoint is new/iter_00000"],
             },
+            Case {
+                does: "trains weights that have run away",
+                before: as_it_is,
+                arguments: &[
+                    "train",
+                    "notes.toml",
+                    "checkpoint.save=new",
+                    "optimizer.lr=10",
+                    "optimizer.min_lr=10",
+                    "train.train_iters=60",
+                ],
+                code: 0,
+                says: &["warning: the loss is ", "worse than guessing (5.9", "the run has diverged"],
+            },
         ],
     );
 }

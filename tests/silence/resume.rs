@@ -28,6 +28,15 @@ fn a_resumed_run_keeps_its_tokenizer_and_says_what_changed_in_its_text() {
                 says: &["the tokenizer is that of the checkpoint (300 tokens)", CHANGED, "data-parallel ranks 1 -> 2"],
             },
             Case {
+                does: "names weights to begin from when it has begun",
+                before: as_it_is,
+                arguments: &["train", "notes.toml", "checkpoint.pretrained_checkpoint=ckpt"],
+                code: 0,
+                says: &[
+                    "warning: checkpoint.pretrained_checkpoint = \"ckpt\" is not read: the run goes on from its own",
+                ],
+            },
+            Case {
                 does: "asks for another size of vocabulary",
                 before: as_it_is,
                 arguments: &["train", "notes.toml", "tokenizer.bpe_vocab_size=320"],

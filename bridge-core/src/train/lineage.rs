@@ -287,6 +287,7 @@ impl Base {
         }
         let Self { iteration, consumed, .. } = self;
         let mut warnings = Vec::new();
+        warnings.extend(self.unread_weights(config));
         let mut changed: Vec<String> = self.changes_of(Concerns::Training).map(said).collect();
         let replicas = self.record.as_ref().map(|record| record.data_parallel_size);
         if let Some(before) = replicas.filter(|before| *before != record.data_parallel_size) {
@@ -310,6 +311,19 @@ impl Base {
             ));
         }
         warnings
+    }
+
+    /// Weights to begin from that were named since the run began.
+    fn unread_weights(&self, config: &RunConfig) -> Option<String> {
+        const KEY: &str = "checkpoint.pretrained_checkpoint";
+        let named = config.checkpoint.pretrained_checkpoint.as_ref().filter(|_| config.peft.is_none())?;
+        self.changes.iter().find(|change| change.key == KEY)?;
+        Some(format!(
+            "{KEY} = {:?} is not read: the run goes on from its own checkpoint of iteration {}. To begin from those weights, name another \
+             folder in checkpoint.save and checkpoint.load",
+            named.display().to_string(),
+            self.iteration
+        ))
     }
 
     /// Token files that are not those of the checkpoint's run.

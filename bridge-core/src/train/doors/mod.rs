@@ -1,6 +1,7 @@
 //! The subsystems of a run, in their order, and how ranks agree on what they say. A new one is a file here and its line in [`Doors::new`].
 
 mod best;
+mod divergence;
 mod early_stopping;
 mod expert_bias;
 mod flight_recorder;
@@ -89,6 +90,7 @@ impl Doors {
         }
         subsystems.push(Box::new(weight_hashes::WeightHashes::new(config, placement)));
         subsystems.push(Box::new(stall::StallWatch::default()));
+        subsystems.push(Box::new(divergence::DivergenceWatch::default()));
         subsystems.push(Box::new(best::KeepBest::default()));
         subsystems.push(Box::new(early_stopping::EarlyStopping::default()));
         subsystems.push(Box::new(synchronize::Synchronize));
