@@ -3,7 +3,7 @@
 
 use super::field::OneOrMany;
 use super::kinded::ModelConfig;
-use super::node::Node;
+use super::node::{Data, Node};
 use super::ops::diff;
 use super::run_config::FinalTransformer;
 use super::section::Section;
@@ -31,7 +31,8 @@ pub struct Change {
 }
 
 /// The settings in which the recipe `now` differs from the one of a checkpoint, in the order of the sections. Values of `[model]` are compared by what
-/// they mean: a size that is derived equals the same size written down.
+/// they mean: a size that is derived equals the same size written down, and numbers are equal that are in float32, in which files of other programs
+/// have them.
 pub fn changes(before: &RecipeConfig, now: &RecipeConfig) -> Vec<Change> {
     let (mut before, mut now) = (before.clone(), now.clone());
     // A kind may give the settings another meaning, and need not have those that are derived.
@@ -50,7 +51,19 @@ pub fn changes(before: &RecipeConfig, now: &RecipeConfig) -> Vec<Change> {
             now: difference.right.unwrap_or_else(null),
             key: difference.key,
         })
+        .filter(|change| !change.key.starts_with(MODEL) || !are_same(&change.before, &change.now))
         .collect()
+}
+
+/// Whether two values, or all parts of two lists, are one in float32.
+fn are_same(before: &Node, now: &Node) -> bool {
+    match (&before.data, &now.data) {
+        (Data::Float(before), Data::Float(now)) => *before as f32 == *now as f32,
+        (Data::List(before), Data::List(now)) => {
+            before.len() == now.len() && before.iter().zip(now).all(|(before, now)| are_same(before, now))
+        }
+        (before, now) => before == now,
+    }
 }
 
 /// What a setting concerns: what its row says, or the row of its section. Outside `[model]` and `[peft]` nothing changes the function; settings of
@@ -101,7 +114,7 @@ fn listed(layers: &[bool]) -> Option<OneOrMany<usize>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Data, RawConfig};
+    use crate::config::RawConfig;
 
     fn model() -> RecipeConfig {
         let mut raw = RawConfig::default();
@@ -135,6 +148,12 @@ mod tests {
             now.model.softmax_scale = Some(0.25);
         });
         assert_eq!(same, []);
+    }
+
+    #[test]
+    fn numbers_from_files_of_float32_are_the_written_ones() {
+        assert_eq!(keys(|now| now.model.layernorm_epsilon = f64::from(1e-5_f32)), []);
+        assert_eq!(keys(|now| now.model.layernorm_epsilon = 1.00001e-5).len(), 1);
     }
 
     #[test]
