@@ -114,6 +114,7 @@ pub struct LinearChange {
 
 /// What is added to the product of a linear layer.
 #[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "passed on at once, never stored")]
 pub enum Added {
     /// These values, `[n, o]`.
     Made(Tensor<2>),

@@ -201,6 +201,9 @@ impl Places {
     }
 }
 
+/// Ends the process where these ranks hang.
+type OnHung<'a> = dyn Fn(&[usize]) -> Infallible + 'a;
+
 /// Starts the ranks, and watches over them until they have ended or are found to hang.
 ///
 /// # Errors
@@ -209,7 +212,7 @@ fn start<T: Send>(
     config: &RunConfig,
     settings: &InProcessRestartConfig,
     (places, faults): (&Places, u32),
-    (program, on_hung): (&Program<'_, T>, &dyn Fn(&[usize]) -> Infallible),
+    (program, on_hung): (&Program<'_, T>, &OnHung<'_>),
 ) -> Result<Vec<T>, (TrainError, Vec<usize>)> {
     let pulses: Vec<Arc<Pulse>> = (0..config.parallel.world_size).map(|_| Arc::default()).collect();
     let failed: Mutex<BTreeSet<usize>> = Mutex::default();

@@ -95,7 +95,7 @@ mod tests {
     fn healthy_runs_are_left_alone() {
         assert_eq!(said_at((0..60).map(|step| 20.0 * 0.97_f64.powi(step))), None, "drawn badly, but falling");
         assert_eq!(said_at((0..60).map(|_| 5.9)), None, "no better than guessing");
-        let spikes = |step: usize| if step % STEPS == 0 { 5.0 } else { 300.0 };
+        let spikes = |step: usize| if step.is_multiple_of(STEPS) { 5.0 } else { 300.0 };
         assert_eq!(said_at((0..60).map(spikes)), None, "it comes back");
         assert_eq!(said_at((0..60).map(|_| f64::NAN)), None, "others speak of these");
     }
