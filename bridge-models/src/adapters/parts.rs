@@ -87,16 +87,18 @@ impl Parts {
 
     /// Where the rows of a part are among `outputs`, in their order.
     pub fn places(self, part: usize, outputs: usize) -> Vec<Range<usize>> {
-        match self {
-            Self::One => vec![0..outputs],
-            Self::Gated => vec![part * (outputs / 2)..(part + 1) * (outputs / 2)],
+        // Where the first begins, how many rows each has, how far they are apart, how many there are.
+        let (first, count, apart, times) = match self {
+            Self::One => (0, outputs, outputs, 1),
+            Self::Gated => (part * (outputs / 2), outputs / 2, outputs, 1),
             Self::Heads { groups, head_size } => {
                 let of_group = outputs / groups;
                 let queries = of_group - 2 * head_size;
                 let (first, count) = [(0, queries), (queries, head_size), (queries + head_size, head_size)][part];
-                (0..groups).map(|group| group * of_group + first..group * of_group + first + count).collect()
+                (first, count, of_group, groups)
             }
-        }
+        };
+        (0..times).map(|group| group * apart + first).map(|begin| begin..begin + count).collect()
     }
 
     /// The columns of all parts, `[n, rows of the part]` each, in the order of a layer's `outputs`; `fill` where a part has none.
