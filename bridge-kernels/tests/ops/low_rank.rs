@@ -1,5 +1,7 @@
 //! Linear layer with low-rank branches.
 
+#![expect(clippy::single_range_in_vec_init, reason = "the rows of a branch are some ranges")]
+
 use std::ops::Range;
 
 use bridge_kernels::low_rank::{
