@@ -13,12 +13,18 @@ use crate::config::RunConfig;
 /// If the pool exists already with another size.
 pub fn set_num_threads(count: usize) -> Result<(), TrainError> {
     let is_in_own_pool = rayon::current_thread_index().is_some();
-    let built = !is_in_own_pool && rayon::ThreadPoolBuilder::new().num_threads(count).build_global().is_ok();
+    let pool = || rayon::ThreadPoolBuilder::new().num_threads(count).thread_name(name);
+    let built = !is_in_own_pool && pool().build_global().is_ok();
     let found = rayon::current_num_threads();
     if built || found == count {
         return Ok(());
     }
     Err(TrainError::Device(format!("train.num_threads = {count}: this process already computes with {found} threads")))
+}
+
+/// What a thread that computes is called.
+fn name(thread: usize) -> String {
+    format!("compute-{thread}")
 }
 
 /// Stack of a pool's thread in bytes: as much as a program's main thread usually has.
@@ -37,6 +43,7 @@ pub fn in_own_pool<T: Send>(threads: Option<usize>, work: impl FnOnce() -> T + S
     }
     let pool = rayon::ThreadPoolBuilder::new()
         .num_threads(threads.unwrap_or(0))
+        .thread_name(name)
         .stack_size(STACK)
         .build()
         .map_err(|error| TrainError::Device(format!("the thread pool could not be started: {error}")))?;

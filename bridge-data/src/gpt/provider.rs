@@ -353,6 +353,7 @@ impl Builder<'_> {
         } else {
             let pool = rayon::ThreadPoolBuilder::new()
                 .num_threads(threads)
+                .thread_name(|thread| format!("builder-{thread}"))
                 .build()
                 .map_err(|error| DataError::Parameter(format!("num_dataset_builder_threads = {threads}: {error}")))?;
             pool.install(|| pairs.into_par_iter().map(build).collect())

@@ -284,9 +284,10 @@ impl Workers {
             stop: AtomicBool::new(false),
         });
         let window = count * prefetch_factor;
-        let spawn = |_| {
+        let spawn = |index: usize| {
             let (shared, dataset) = (Arc::clone(&shared), Arc::clone(&dataset));
-            std::thread::Builder::new().spawn(move || work(&shared, dataset.as_ref(), window))
+            let thread = std::thread::Builder::new().name(format!("loader-{index}"));
+            thread.spawn(move || work(&shared, dataset.as_ref(), window))
         };
         // Fewer threads than asked for do the same work; without any, the first batch is an error.
         let threads: Vec<JoinHandle<()>> = (0..count).map_while(|index| spawn(index).ok()).collect();
