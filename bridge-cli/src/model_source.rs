@@ -220,12 +220,7 @@ impl Found {
     /// What it has besides its weights.
     pub fn companions(&self) -> Result<Companions, Failure> {
         match self {
-            Self::HuggingFace(model) => {
-                let packed = unpack(model.packed_files())?;
-                let path = model.source().path();
-                let folder = if path.is_dir() { path } else { packed.path() };
-                Companions::in_folder(folder, model.eos_token_ids())
-            }
+            Self::HuggingFace(model) => companions_of_foreign(model),
             Self::Checkpoint(checkpoint, _) => companions_of(checkpoint),
         }
     }
@@ -243,6 +238,13 @@ impl Found {
             }
         }
     }
+}
+
+fn companions_of_foreign(model: &HfModel) -> Result<Companions, Failure> {
+    let packed = unpack(model.packed_files())?;
+    let path = model.source().path();
+    let folder = if path.is_dir() { path } else { packed.path() };
+    Companions::in_folder(folder, model.eos_token_ids())
 }
 
 fn companions_of(checkpoint: &Checkpoint) -> Result<Companions, Failure> {
@@ -293,14 +295,13 @@ fn open_with(name: &Path, adapter: &Path, device: &Device) -> Result<LoadedModel
     if !is_foreign(&root) {
         return Err(needs("a Hugging Face folder", "in peft's format"));
     }
-    let base = Found::HuggingFace(Box::new(HfModel::open(&root).map_err(Failure::input)?));
-    let Found::HuggingFace(model) = &base else { unreachable!("it was just made") };
-    let chunk = PeftAdapter::open(&path, model).and_then(|peft| peft.build(model, &device.clone().autodiff()));
+    let model = HfModel::open(&root).map_err(Failure::input)?;
+    let chunk = PeftAdapter::open(&path, &model).and_then(|peft| peft.build(&model, &device.clone().autodiff()));
     let chunk = chunk.map_err(Failure::input)?.inference();
     // Training may have changed the tokenizer, or its chat template.
     let companions = match has_tokenizer(&path) {
         true => Companions::in_folder(&path, model.eos_token_ids())?,
-        false => base.companions()?,
+        false => companions_of_foreign(&model)?,
     };
     Ok(companions.of_model(chunk, model.config().clone(), None))
 }

@@ -1,6 +1,7 @@
 //! The one way to files that this process did not just make. What is read must be a regular file of a sane size: a pipe would wait for ever, a
 //! device has no end. What is written is made anew, never through a link. What the content means belongs to the callers.
 
+use std::any::Any;
 use std::cell::Cell;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
@@ -178,11 +179,14 @@ pub fn contained<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     let before = CONTAINED.replace(true);
     let done = std::panic::catch_unwind(AssertUnwindSafe(work));
     CONTAINED.set(before);
-    done.map_err(|panic| match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
-        (Some(text), _) => (*text).to_owned(),
-        (None, Some(text)) => text.clone(),
-        (None, None) => "it panicked without a message".to_owned(),
-    })
+    done.map_err(|panic| panic_message(panic.as_ref()))
+}
+
+/// What a panic says, by its payload.
+pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "it panicked without a message".to_owned())
 }
 
 /// Whether this thread is inside [`contained`], whose caller reports a panic: a hook has nothing to print.

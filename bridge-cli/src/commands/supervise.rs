@@ -11,7 +11,7 @@ use bridge_core::config::CheckpointConfig;
 use bridge_core::logging::terminal::complain;
 use bridge_core::resilience::rerun::{EXIT_CODE_FAILED_ON_RESULT_VALIDATION, EXIT_CODE_RESUME_TO_DISAMBIGUATE};
 use bridge_core::resilience::{Signal, SignalWatcher};
-use bridge_core::train::{newest_save, overrides_of_restart};
+use bridge_core::train::Progress;
 
 use super::monitor::{MONITOR_VARIABLE, Monitor};
 use super::restarts::RESTARTS_VARIABLE;
@@ -20,8 +20,6 @@ use crate::failure::Failure;
 /// The option that starts it, which the run itself is not given.
 pub const OPTION: &str = "--max-restarts";
 
-/// Runs in a row that may end without a newer checkpoint.
-const FRUITLESS: u32 = 3;
 /// Wait before a restart; after each fruitless run twice as long as before.
 const FIRST_WAIT: Duration = Duration::from_millis(500);
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
@@ -67,31 +65,26 @@ pub fn supervise(max_restarts: u32, settings: &CheckpointConfig, monitored: Opti
     // What `nohup` has said to ignore stays ignored.
     let heeded: Vec<Signal> = Signal::ALL.into_iter().filter(|signal| !signal.is_ignored()).collect();
     let signals = SignalWatcher::install(&heeded).map_err(Failure::run)?;
-    let (mut restarts, mut fruitless) = (0, 0);
-    let begun = newest_save(settings);
+    let (mut restarts, mut progress) = (0, Progress::new(settings.clone()));
     loop {
-        let before = newest_save(settings);
-        let overrides = if before > begun { overrides_of_restart(settings) } else { Vec::new() };
         let monitor = monitored.map(Monitor::open).transpose()?;
-        let status = run_once(&signals, monitor.as_ref(), restarts, &overrides)?;
+        let status = run_once(&signals, monitor.as_ref(), restarts, &progress.overrides())?;
         let (code, why) = match End::of(status) {
             End::Final(code) => return Ok(code),
             End::Failed(code, why) => (code, why),
         };
-        let now = newest_save(settings);
-        fruitless = if now > before { 0 } else { fruitless + 1 };
+        progress = progress.after_a_start();
         let give_up = |because: &str| complain(&format!("the run {why}; {because}"));
         if signals.received().is_some() {
             give_up("it was asked to stop, so it is not started again");
-        } else if fruitless >= FRUITLESS {
-            give_up(&format!("{FRUITLESS} starts in a row came to no newer checkpoint, so it is not started again"));
+        } else if let Err(why) = progress.check() {
+            give_up(&format!("{why}, so it is not started again"));
         } else if restarts >= max_restarts {
             give_up(&format!("all restarts are used ({OPTION} {max_restarts})"));
         } else {
             restarts += 1;
-            let wait = (FIRST_WAIT * 2_u32.pow(fruitless)).min(LONGEST_WAIT);
-            let from = now.map_or_else(|| "the beginning".to_owned(), |step| format!("iteration {step}"));
-            let seconds = wait.as_secs_f64();
+            let wait = (FIRST_WAIT * 2_u32.pow(progress.fruitless())).min(LONGEST_WAIT);
+            let (from, seconds) = (progress.place(), wait.as_secs_f64());
             complain(&format!("the run {why}; restart {restarts} of {max_restarts} in {seconds} s, from {from}"));
             if is_asked_to_stop(&signals, wait) {
                 return Ok(code);

@@ -15,7 +15,7 @@ use super::exchange;
 use super::fsio::{FileWriter, checksum_file, remove_all};
 use super::metadata::{FileRecord, Metadata};
 use super::names::{METADATA_FILE, iteration_folder_name};
-use super::pieces::{RANK_PREFIX, Source, chunks};
+use super::pieces::{RANK_PREFIX, Source, chunks, receive_into};
 use super::reader::Checkpoint;
 use super::sharded::agree;
 use super::store::{CheckpointStore, read_entries};
@@ -238,17 +238,10 @@ fn receive(
     group.recv((&mut size).into(), from, TAG)?;
     let parent = path.parent().unwrap_or(path);
     let made = fs::create_dir_all(parent).map_err(CheckpointError::io("create folder", parent));
-    let mut file = made.and_then(|()| FileWriter::create(path));
-    for chunk in chunks(u64::try_from(size[0]).unwrap_or(0)) {
-        let mut bytes = vec![0_u8; chunk];
-        group.recv((&mut bytes).into(), from, TAG)?;
-        if let Ok(writer) = &mut file
-            && let Err(error) = writer.write(&bytes)
-        {
-            file = Err(error);
-        }
-    }
-    Ok(file.and_then(FileWriter::finish).and_then(|found| {
+    let file = made.and_then(|()| FileWriter::create(path));
+    let size = u64::try_from(size[0]).unwrap_or(0);
+    let found = receive_into(file, size, |bytes| group.recv(bytes.into(), from, TAG))?;
+    Ok(found.and_then(|found| {
         let is_right = record.is_none_or(|record| found == (record.size, record.checksum));
         let reason = "what another machine sent is not what was saved";
         if is_right { Ok(()) } else { Err(CheckpointError::invalid_snapshot(path.display().to_string(), reason)) }

@@ -4,6 +4,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
 
+use bridge_dist::comm::thread::panic_message;
+
 use super::error::CheckpointError;
 use super::sharded::ShardedWriter;
 use super::snapshot::Snapshot;
@@ -67,8 +69,9 @@ impl AsyncSaver {
     ) -> Result<Option<SaveReport>, CheckpointError> {
         let earlier = self.finish()?;
         let guarded = move |writer: &ShardedWriter| {
-            catch_unwind(AssertUnwindSafe(|| task(writer)))
-                .unwrap_or_else(|panic| Err(CheckpointError::SaverPanicked { iteration, message: message_of(&*panic) }))
+            catch_unwind(AssertUnwindSafe(|| task(writer))).unwrap_or_else(|panic| {
+                Err(CheckpointError::SaverPanicked { iteration, message: panic_message(&*panic) })
+            })
         };
         let accepted = self.tasks.as_ref().is_some_and(|tasks| tasks.send(Box::new(guarded)).is_ok());
         if !accepted {
@@ -123,9 +126,4 @@ impl Drop for AsyncSaver {
 
 fn thread_is_gone(iteration: u64) -> CheckpointError {
     CheckpointError::SaverPanicked { iteration, message: "its thread has ended".to_owned() }
-}
-
-fn message_of(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(ToString::to_string);
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
 }

@@ -84,6 +84,7 @@ pub use checksum::Checksum;
 pub use error::{CheckpointError, Damage, DamagedCheckpoint, RootFault, SkippedCheckpoint};
 pub use local::{Cut, LocalShard};
 pub use metadata::{FORMAT_VERSION, FileRecord, Metadata, SliceRecord, TensorRecord};
+pub(crate) use names::parse_iteration;
 pub use names::{
     BEST_FILE, IDENTITY_FILE, JOURNAL_FILE, LATEST_FILE, METADATA_FILE, RUN_CONFIG_FILE, TRAIN_STATE_FILE,
     iteration_folder_name,

@@ -69,7 +69,8 @@ pub(super) fn parse_root_name(name: &str) -> RootName {
     if root_file || folder { RootName::Leftover } else { RootName::Other }
 }
 
-pub(super) fn parse_iteration(name: &str) -> Option<u64> {
+/// The iteration of a checkpoint's folder by its name; `None` for another name.
+pub(crate) fn parse_iteration(name: &str) -> Option<u64> {
     let digits = name.strip_prefix(ITERATION_PREFIX)?;
     let plain = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
     plain.then(|| digits.parse().ok()).flatten()

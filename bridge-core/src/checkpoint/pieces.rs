@@ -12,9 +12,10 @@ use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use bridge_data::outside;
-use bridge_dist::comm::Group;
+use bridge_dist::comm::{CommError, Group};
 use serde::{Deserialize, Serialize};
 
+use super::checksum::Checksum;
 use super::error::CheckpointError;
 use super::exchange;
 use super::fsio::{CHUNK_BYTES, FileWriter, exists, remove_all, rename_durably};
@@ -286,20 +287,31 @@ fn receive_copy(
     path: &Path,
     shard: &WrittenShard,
 ) -> Result<Result<(), CheckpointError>, CheckpointError> {
-    let mut file = FileWriter::create(path);
-    for chunk in chunks(shard.size) {
+    let next = |bytes: &mut Vec<u8>| group.broadcast(bytes.into(), from);
+    let found = receive_into(FileWriter::create(path), shard.size, next)?;
+    Ok(found.and_then(|found| match found == (shard.size, shard.checksum) {
+        true => Ok(()),
+        false => Err(CheckpointError::invalid_snapshot(&shard.file, "what a peer sent is not what it wrote")),
+    }))
+}
+
+/// Writes `size` bytes that come in [`chunks`], each of which `next` fills. They are received to the end if the file cannot be written, too, since
+/// who sends them waits. Returns the size and the checksum of what was written.
+pub(super) fn receive_into(
+    mut file: Result<FileWriter, CheckpointError>,
+    size: u64,
+    next: impl Fn(&mut Vec<u8>) -> Result<(), CommError>,
+) -> Result<Result<(u64, Checksum), CheckpointError>, CheckpointError> {
+    for chunk in chunks(size) {
         let mut bytes = vec![0_u8; chunk];
-        group.broadcast((&mut bytes).into(), from)?;
+        next(&mut bytes)?;
         if let Ok(writer) = &mut file
             && let Err(error) = writer.write(&bytes)
         {
             file = Err(error);
         }
     }
-    Ok(file.and_then(FileWriter::finish).and_then(|found| match found == (shard.size, shard.checksum) {
-        true => Ok(()),
-        false => Err(CheckpointError::invalid_snapshot(&shard.file, "what a peer sent is not what it wrote")),
-    }))
+    Ok(file.and_then(FileWriter::finish))
 }
 
 /// The sizes of the messages that a file of `size` bytes is sent in.

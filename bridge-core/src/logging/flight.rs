@@ -8,9 +8,6 @@ use std::path::Path;
 use bridge_data::outside;
 use serde::{Deserialize, Serialize};
 
-/// Larger files are no records.
-const LARGEST: u64 = 1 << 30;
-
 /// The file of a rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FlightRecord {
@@ -103,7 +100,7 @@ impl FlightRecord {
     /// If it is not there, or no such record.
     pub fn read(path: &Path) -> Result<Self, String> {
         let failed = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
-        let bytes = outside::read(path, LARGEST).map_err(|error| failed(&error))?;
+        let bytes = outside::read(path, outside::RECORDS_BYTES).map_err(|error| failed(&error))?;
         serde_json::from_slice(&bytes).map_err(|error| failed(&format!("no record of calls: {error}")))
     }
 

@@ -1,5 +1,4 @@
-//! Starting a run again after a fault: inside the process for ranks that are its threads (`[inprocess_restart]`), and what any run that is started
-//! again needs to be told. A rank that failed has ended, and so have the others: the ranks begin again as new threads. A thread that hangs can
+//! Starting a run again after a fault, inside the process, for ranks that are its threads (`[inprocess_restart]`). A rank that failed has ended, and so have the others: the ranks begin again as new threads. A thread that hangs can
 //! neither be ended nor left alone, since it holds what the run needs; then the process begins anew, under its own number.
 
 use std::any::Any;
@@ -11,37 +10,22 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use bridge_dist::comm::{CommError, CommErrorKind};
+use bridge_dist::comm::CommErrorKind;
+use bridge_dist::comm::thread::panic_message;
 use bridge_dist::mesh::ProcessGroups;
 
 use super::TrainError;
-use super::checkpointing::newest_save;
 use super::device::LocalRank;
 use super::launch::{rank_timeout, run_on_threads};
-use crate::config::{CheckpointConfig, InProcessRestartConfig, RawConfig, RestartGranularity, RunConfig, World};
+use super::progress::Progress;
+use crate::config::{InProcessRestartConfig, RawConfig, RestartGranularity, RunConfig, World};
 use crate::resilience::{Pulse, Section};
 
-/// Starts in a row that may come to no newer save.
-const FRUITLESS: u32 = 3;
 /// Seconds that are as good as for ever, and fit into a duration.
 const LONGEST: f64 = 1e9;
 
 /// What a rank does.
 type Program<'a, T> = dyn Fn(&RunConfig, ProcessGroups, Seat) -> Result<T, TrainError> + Sync + 'a;
-
-/// Overrides with which a run that has saved goes on where it was: it may have begun from another run's checkpoint, or without some of the state of one.
-pub fn overrides_of_restart(settings: &CheckpointConfig) -> Vec<String> {
-    let began_elsewhere = settings.load.is_some() && settings.load != settings.save;
-    let overrides = [
-        (began_elsewhere || settings.ckpt_step.is_some(), "checkpoint.load=null"),
-        (settings.ckpt_step.is_some(), "checkpoint.ckpt_step=null"),
-        (settings.finetune, "checkpoint.finetune=false"),
-        (settings.exit_on_missing_checkpoint, "checkpoint.exit_on_missing_checkpoint=false"),
-        (!settings.load_optim && settings.save_optim, "checkpoint.load_optim=true"),
-        (!settings.load_rng && settings.save_rng, "checkpoint.load_rng=true"),
-    ];
-    overrides.into_iter().filter(|(is_needed, _)| *is_needed).map(|(_, text)| text.to_owned()).collect()
-}
 
 /// The process that restarts happen in.
 pub struct Host<'a> {
@@ -103,28 +87,20 @@ pub fn run_with_restarts<T: Send>(
     program: impl Fn(&RunConfig, ProcessGroups, Seat) -> Result<T, TrainError> + Sync,
 ) -> Result<Vec<T>, TrainError> {
     let settings = config.inprocess_restart.clone().unwrap_or_default();
-    let (begun, mut faults, mut fruitless) = (newest_save(&config.checkpoint), host.faults, 0);
+    let (mut progress, mut faults) = (Progress::new(config.checkpoint.clone()), host.faults);
     let mut places = Places::new(&settings, config.parallel.world_size, host.ranks);
     loop {
-        let before = newest_save(&config.checkpoint);
-        // What the run is like after a fault: whether there may be another start, where it goes on, and with which overrides.
-        let after_fault = |fruitless: u32| {
-            let now = newest_save(&config.checkpoint);
-            let fruitless = if now > before { 0 } else { fruitless + 1 };
-            let overrides = if now > begun { overrides_of_restart(&config.checkpoint) } else { Vec::new() };
-            let from = now.map_or_else(|| "the beginning".to_owned(), |step| format!("iteration {step}"));
-            (fruitless, overrides, from)
-        };
         let on_hung = |ranks: &[usize]| {
-            let (fruitless, overrides, from) = after_fault(fruitless);
+            let progress = progress.after_a_start();
             let ranks = ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
             let hung = format!("no sign of life of ranks [{ranks}] for {} s", settings.hard_timeout);
             let allowed = if (host.is_stopped)() { Err("the run was asked to stop".to_owned()) } else { Ok(()) };
-            match allowed.and_then(|()| allows(&settings, faults + 1, fruitless)) {
+            match allowed.and_then(|()| allows(&settings, faults + 1, &progress)) {
                 Err(why) => (host.leave)(Leave::Fail(format!("{hung}; {why}"))),
                 Ok(()) => {
+                    let from = progress.place();
                     (host.tell)(&format!("{hung}; restart {}: the process begins anew, from {from}", faults + 1));
-                    (host.leave)(Leave::BeginAnew(faults + 1, overrides))
+                    (host.leave)(Leave::BeginAnew(faults + 1, progress.overrides()))
                 }
             }
         };
@@ -135,14 +111,14 @@ pub fn run_with_restarts<T: Send>(
         if error.is_bad_input() || matches!(error, TrainError::Stopped(_)) || (host.is_stopped)() {
             return Err(error);
         }
-        let (after, overrides, from) = after_fault(fruitless);
-        (fruitless, faults) = (after, faults + 1);
-        if let Err(why) = allows(&settings, faults, fruitless) {
+        (progress, faults) = (progress.after_a_start(), faults + 1);
+        if let Err(why) = allows(&settings, faults, &progress) {
             (host.tell)(&format!("the run is not started again: {why}"));
             return Err(error);
         }
-        (host.tell)(&format!("{error}; restart {faults} in the process, from {from}"));
+        (host.tell)(&format!("{error}; restart {faults} in the process, from {}", progress.place()));
         places.replace(&ranks).iter().for_each(|line| (host.tell)(line));
+        let overrides = progress.overrides();
         if !overrides.is_empty() {
             config = (host.recipe)(&overrides)?.finalize(&World { size: host.ranks })?;
         }
@@ -150,7 +126,7 @@ pub fn run_with_restarts<T: Send>(
 }
 
 /// Whether there may be another start after so many faults; otherwise why not.
-fn allows(settings: &InProcessRestartConfig, faults: u32, fruitless: u32) -> Result<(), String> {
+fn allows(settings: &InProcessRestartConfig, faults: u32, progress: &Progress) -> Result<(), String> {
     let faults = faults as usize;
     if settings.max_iterations.is_some_and(|most| faults >= most) {
         return Err("inprocess_restart.max_iterations allows no more starts".to_owned());
@@ -158,10 +134,7 @@ fn allows(settings: &InProcessRestartConfig, faults: u32, fruitless: u32) -> Res
     if settings.max_rank_faults.is_some_and(|most| faults > most) {
         return Err("inprocess_restart.max_rank_faults allows no more faults".to_owned());
     }
-    if fruitless >= FRUITLESS {
-        return Err(format!("{FRUITLESS} starts in a row came to no newer save"));
-    }
-    Ok(())
+    progress.check()
 }
 
 /// Which of the ranks that were started does the work of which rank of the run.
@@ -268,10 +241,11 @@ fn hung(pulses: &[Arc<Pulse>], limit: Duration) -> Vec<usize> {
 
 /// The error of a world of one rank that panicked.
 fn of_panic(panic: &(dyn Any + Send)) -> TrainError {
-    let text = panic.downcast_ref::<String>().cloned();
-    let text = text.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string));
-    let message = text.unwrap_or_else(|| "a panic without a message".to_owned());
-    TrainError::RankPanicked { rank: 0, message, operation: "not recorded for a single rank".to_owned() }
+    TrainError::RankPanicked {
+        rank: 0,
+        message: panic_message(panic),
+        operation: "not recorded for a single rank".to_owned(),
+    }
 }
 
 /// Whether a rank failed only because another one did.
@@ -289,10 +263,7 @@ fn culprits(error: &TrainError, failed: BTreeSet<usize>) -> Vec<usize> {
     match error {
         TrainError::RankPanicked { rank, .. } => drop(ranks.insert(*rank)),
         TrainError::Communication(error) => {
-            let cause: &CommError = error.root_cause();
-            if let CommErrorKind::Timeout { missing, .. } = &*cause.kind {
-                ranks.extend(missing.iter().filter_map(|(rank, _)| cause.world_ranks.get(*rank)));
-            }
+            ranks.extend(error.root_cause().missing_ranks().into_iter().flatten());
         }
         _ => {}
     }
@@ -311,6 +282,7 @@ impl Drop for Ending<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::CheckpointConfig;
 
     #[test]
     fn spare_ranks_take_the_places_of_those_that_failed() {
@@ -329,23 +301,16 @@ mod tests {
     #[test]
     fn starts_are_limited() {
         let settings = InProcessRestartConfig::default();
-        assert!(allows(&settings, 100, 2).is_ok());
-        assert!(allows(&settings, 100, 3).is_err());
+        let (fresh, mut stuck) =
+            (Progress::new(CheckpointConfig::default()), Progress::new(CheckpointConfig::default()));
+        for _ in 0..3 {
+            assert!(allows(&settings, 100, &stuck).is_ok());
+            stuck = stuck.after_a_start();
+        }
+        assert!(allows(&settings, 100, &stuck).is_err());
         let two_starts = InProcessRestartConfig { max_iterations: Some(2), ..settings.clone() };
-        assert!(allows(&two_starts, 1, 0).is_ok() && allows(&two_starts, 2, 0).is_err());
+        assert!(allows(&two_starts, 1, &fresh).is_ok() && allows(&two_starts, 2, &fresh).is_err());
         let one_fault = InProcessRestartConfig { max_rank_faults: Some(1), ..settings };
-        assert!(allows(&one_fault, 1, 0).is_ok() && allows(&one_fault, 2, 0).is_err());
-    }
-
-    #[test]
-    fn only_what_would_begin_again_is_overridden() {
-        let save = Some("b".into());
-        let plain = CheckpointConfig { save: save.clone(), ..CheckpointConfig::default() };
-        assert!(overrides_of_restart(&plain).is_empty());
-        let same = CheckpointConfig { load: save.clone(), ..plain.clone() };
-        assert!(overrides_of_restart(&same).is_empty());
-        let tuned = CheckpointConfig { load: Some("a".into()), finetune: true, load_rng: false, ..plain };
-        let expected = ["checkpoint.load=null", "checkpoint.finetune=false", "checkpoint.load_rng=true"];
-        assert_eq!(overrides_of_restart(&tuned), expected);
+        assert!(allows(&one_fault, 1, &fresh).is_ok() && allows(&one_fault, 2, &fresh).is_err());
     }
 }

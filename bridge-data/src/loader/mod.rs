@@ -12,6 +12,7 @@ use super::DataError;
 use super::dataset::{Dataset, FetchOrder, Sample};
 use super::extra::{self, Extras, chunks_of};
 use super::sampler::SampleIndices;
+use crate::outside::panic_message;
 
 /// The part of its samples that a micro-batch has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -230,14 +231,8 @@ fn fetch(dataset: &dyn Dataset, indices: &[Option<usize>], stop: &AtomicBool) ->
         }
         MicroBatch::stack(samples).map(Some)
     };
-    let result = std::panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
-        let text = panic
-            .downcast_ref::<String>()
-            .map(String::as_str)
-            .or_else(|| panic.downcast_ref::<&str>().copied())
-            .unwrap_or("it panicked without a message");
-        Err(DataError::WorkerPanicked(text.to_owned()))
-    });
+    let result = std::panic::catch_unwind(AssertUnwindSafe(work))
+        .unwrap_or_else(|panic| Err(DataError::WorkerPanicked(panic_message(panic.as_ref()))));
     result.transpose()
 }
 

@@ -99,6 +99,12 @@ impl CommError {
         }
     }
 
+    /// The ranks of the world that others waited for in vain; `None` unless this is a [`Timeout`](CommErrorKind::Timeout).
+    pub fn missing_ranks(&self) -> Option<Vec<usize>> {
+        let CommErrorKind::Timeout { missing, .. } = &*self.kind else { return None };
+        Some(missing.iter().map(|(rank, _)| self.world_rank(*rank)).collect())
+    }
+
     /// A rank of the group as a rank of the world.
     fn world_rank(&self, rank: usize) -> usize {
         self.world_ranks.get(rank).copied().unwrap_or(rank)

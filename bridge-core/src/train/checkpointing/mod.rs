@@ -29,7 +29,7 @@ pub(super) use saver::Saver;
 pub use sources::load_adapted;
 pub(super) use start::{Start, find_start};
 pub(super) use temporary::Temporary;
-pub use temporary::newest_save;
+pub(super) use temporary::newest_save;
 
 /// Prefix of the optimizer's tensors in a checkpoint.
 const OPTIMIZER_PREFIX: &str = "optimizer.";

@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 use super::{OPTIMIZER_PREFIX, host, local_shards};
 use crate::checkpoint::{
     CheckpointError, LocalShard, RunFiles, ShardTensor, Snapshot, TensorGroup, TrainState, iteration_folder_name,
+    parse_iteration,
 };
 use crate::resilience::Section;
 use crate::timers::TimerLevel;
@@ -168,6 +169,6 @@ fn run_files(run: &TrainingRun, state: Map<String, Value>) -> Result<RunFiles, T
     extra.extend(state);
     let files = if settings.save_tokenizer_assets { run.inputs.tokenizer_files.clone() } else { BTreeMap::new() };
     let keeps = run.doors.keeps().filter(|folder| folder.parent() == settings.save.as_deref());
-    let keeps = keeps.and_then(|folder| folder.file_name()?.to_str()?.strip_prefix("iter_")?.parse().ok());
+    let keeps = keeps.and_then(|folder| parse_iteration(folder.file_name()?.to_str()?));
     Ok(RunFiles { train_state, best, run_config: run.config.to_toml(), keeps, files })
 }

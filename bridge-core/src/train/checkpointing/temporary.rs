@@ -13,7 +13,7 @@ use super::saver::options;
 use crate::checkpoint::{
     Checkpoint, CheckpointError, CheckpointStore, IDENTITY_FILE, LoadRequest, Machine, OnDamaged, PiecesWriter,
     Replication, Resolution, RetentionPolicy, SaveOptions, SaveReport, ShardedWriter, Snapshot, Verification, assemble,
-    look_together,
+    look_together, parse_iteration,
 };
 use crate::config::{CheckpointConfig, NonPersistentType, RunConfig};
 use crate::resilience::Pulse;
@@ -190,11 +190,11 @@ fn name_run(save: &Path) -> Result<(), TrainError> {
 /// The iteration of the newest folder of a checkpoint, which may not be whole.
 fn newest_in(root: &Path) -> Option<u64> {
     let entries = std::fs::read_dir(root).ok()?.flatten();
-    entries.filter_map(|entry| entry.file_name().to_str()?.strip_prefix("iter_")?.parse().ok()).max()
+    entries.filter_map(|entry| parse_iteration(entry.file_name().to_str()?)).max()
 }
 
 /// The iteration of the newest save of a run on this machine, persistent or temporary; that it is whole is not looked at.
-pub fn newest_save(settings: &CheckpointConfig) -> Option<u64> {
+pub(in crate::train) fn newest_save(settings: &CheckpointConfig) -> Option<u64> {
     let save = settings.save.as_deref()?;
     let temporary = identity(save).ok().flatten().and_then(|identity| Place::of(settings, &identity));
     let temporary = temporary.and_then(|place| match place {

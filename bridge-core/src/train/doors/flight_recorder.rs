@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use bridge_dist::comm::CommErrorKind;
 use bridge_dist::comm::call_log::{CallLog, CallRecord, CallState, Stacks};
 
 use crate::config::RunConfig;
@@ -98,13 +97,9 @@ impl Subsystem for FlightRecorder {
         let (is_wanted, why, missing) = match end {
             Ok(reason @ ExitReason::Signal(_)) => (self.on_errors, reason.to_string(), Vec::new()),
             Ok(_) => return Ok(()),
-            Err(error @ TrainError::Communication(cause)) => match &*cause.root_cause().kind {
-                CommErrorKind::Timeout { missing, .. } => {
-                    let ranks = &cause.root_cause().world_ranks;
-                    let missing = missing.iter().filter_map(|(rank, _)| ranks.get(*rank).copied());
-                    (self.on_timeout, error.to_string(), missing.collect())
-                }
-                _ => (self.on_errors, error.to_string(), Vec::new()),
+            Err(error @ TrainError::Communication(cause)) => match cause.root_cause().missing_ranks() {
+                Some(missing) => (self.on_timeout, error.to_string(), missing),
+                None => (self.on_errors, error.to_string(), Vec::new()),
             },
             Err(error) => (self.on_errors, error.to_string(), Vec::new()),
         };

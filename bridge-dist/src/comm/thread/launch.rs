@@ -134,7 +134,7 @@ where
         handles
             .into_iter()
             .map(|handle| match handle {
-                Ok(handle) => handle.join().unwrap_or_else(|panic| Err(RankFailure::Panicked(message_of(&*panic)))),
+                Ok(handle) => handle.join().unwrap_or_else(|panic| Err(RankFailure::Panicked(panic_message(&*panic)))),
                 Err(error) => Err(RankFailure::NotStarted(error)),
             })
             .collect()
@@ -146,11 +146,12 @@ fn run_one<T, E: Into<BoxError>>(program: impl FnOnce() -> Result<T, E>) -> Resu
     // The closure's captures are not used after a panic.
     match catch_unwind(AssertUnwindSafe(program)) {
         Ok(outcome) => outcome.map_err(|error| RankFailure::Failed(error.into())),
-        Err(panic) => Err(RankFailure::Panicked(message_of(&*panic))),
+        Err(panic) => Err(RankFailure::Panicked(panic_message(&*panic))),
     }
 }
 
-fn message_of(panic: &(dyn Any + Send)) -> String {
+/// What a panic says, by its payload.
+pub fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a panic without a message".to_owned())
 }

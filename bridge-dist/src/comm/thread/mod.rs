@@ -23,7 +23,7 @@ use group::{LaneKind, Member};
 use mailbox::Receive;
 use world::{Supervision, World};
 
-pub use launch::{BoxError, RankError, RankFailure, run_ranks};
+pub use launch::{BoxError, RankError, RankFailure, panic_message, run_ranks};
 
 /// One rank of a group of threads.
 ///
