@@ -3,11 +3,14 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use bridge_dist::mesh::ProcessGroups;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use crate::checkpoint::{Checkpoint, CheckpointStore, Checksum, LoadRequest, Resolution, Verification};
-use crate::train::TrainError;
+use crate::checkpoint::{
+    Checkpoint, CheckpointStore, Checksum, LoadRequest, Resolution, Verification, Verifier, look_together,
+};
+use crate::train::{TrainError, ranks};
 
 /// The key of [`AdapterBase`] in `train_state.json`.
 const KEY: &str = "adapter_base";
@@ -63,17 +66,43 @@ impl AdapterBase {
 /// # Errors
 /// If there is no checkpoint, it is damaged, or it is another one.
 pub fn open_base(root: &Path, checkpoint: &Checkpoint) -> Result<Checkpoint, TrainError> {
+    find_base(root, checkpoint, &Verifier::ALONE)
+}
+
+/// [`open_base`] by all ranks, which call this together: the first one looks, each verifies its share.
+pub(super) fn open_base_together(
+    root: &Path,
+    checkpoint: &Checkpoint,
+    groups: &ProcessGroups,
+) -> Result<Checkpoint, TrainError> {
+    let looked = look_together(groups.world(), |verifier| find_base(root, checkpoint, verifier))?;
+    let found = ranks::agree(groups, "looking for the base of an adapter", looked.transpose())?;
+    let mut iteration = [found.as_ref().map_or(0, |base| base.iteration() as i64)];
+    groups.world().broadcast((&mut iteration).into(), 0)?;
+    let opened = match found {
+        Some(base) => Ok(base),
+        None => CheckpointStore::open(root)
+            .and_then(|store| store.open_iteration(iteration[0] as u64, Verification::Sizes))
+            .map_err(TrainError::from),
+    };
+    ranks::agree(groups, "opening the base of an adapter", opened)
+}
+
+fn find_base(root: &Path, checkpoint: &Checkpoint, verifier: &Verifier<'_>) -> Result<Checkpoint, TrainError> {
     let named = AdapterBase::named_by(checkpoint)?;
     let store = CheckpointStore::open(root)?;
-    let named_one = named.as_ref().and_then(|named| store.open_iteration(named.iteration, Verification::Contents).ok());
+    let of_name = |named: &AdapterBase| LoadRequest { ckpt_step: Some(named.iteration), ..LoadRequest::default() };
+    let named_one = named.as_ref().map(|named| store.resolve_with(&of_name(named), verifier));
     let base = match named_one {
-        Some(base) => base,
-        None => match store.resolve(&LoadRequest::default())? {
-            Resolution::Found(found) => found.checkpoint,
-            Resolution::NothingFound { searched } => {
-                return Err(TrainError::NoCheckpoint { key: "checkpoint.pretrained_checkpoint", path: searched });
+        Some(Ok(Resolution::Found(found))) => found.checkpoint,
+        None | Some(Ok(Resolution::NothingFound { .. }) | Err(_)) => {
+            match store.resolve_with(&LoadRequest::default(), verifier)? {
+                Resolution::Found(found) => found.checkpoint,
+                Resolution::NothingFound { searched } => {
+                    return Err(TrainError::NoCheckpoint { key: "checkpoint.pretrained_checkpoint", path: searched });
+                }
             }
-        },
+        }
     };
     let found = AdapterBase::of(&base);
     let expected = named.map_or_else(|| "no adapter".to_owned(), |named| named.checksum);

@@ -22,7 +22,8 @@ use crate::train::{TrainError, convert, ranks};
 /// Restores a run from `start`. All ranks call this together; each reads only what it holds.
 pub(in crate::train) fn restore(run: &mut TrainingRun, start: &Start) -> Result<(), TrainError> {
     let groups = run.groups.clone();
-    let restored = restore_rank(run, start);
+    let sources = Sources::new(&run.config, start, &groups)?;
+    let restored = restore_rank(run, start, &sources);
     let (known, state) = ranks::agree(&groups, "loading a checkpoint", restored)?;
     all_is_known(&groups, &start.checkpoint, known)?;
     let (doors, mut context) = run.doors();
@@ -34,13 +35,12 @@ type Restored = (Vec<u8>, Option<Map<String, Value>>);
 
 /// Restores what this rank holds. Returns for each optimizer tensor of the checkpoint whether it belongs to a parameter of this rank;
 /// nothing when no optimizer was loaded. With it comes what subsystems saved, unless only weights are taken.
-fn restore_rank(run: &mut TrainingRun, start: &Start) -> Result<Restored, TrainError> {
+fn restore_rank(run: &mut TrainingRun, start: &Start, sources: &Sources<'_>) -> Result<Restored, TrainError> {
     let checkpoint = &start.checkpoint;
     let settings = run.config.checkpoint.clone();
-    let sources = Sources::new(&run.config, start)?;
     run.training.base = sources.adapter_base();
     if run.training.optimizer.distribution().sharding() == Sharding::Full {
-        load_shards(run, &sources)?;
+        load_shards(run, sources)?;
     } else {
         for chunk in &mut run.training.chunks {
             load_from(chunk.as_mut(), &|declaration| sources.of(declaration))?;

@@ -1,6 +1,8 @@
 //! Where the parameters of a run come from. Checkpoints of a run with `[peft]` hold what is trained; all else comes from the base.
 
-use super::base::{AdapterBase, open_base};
+use bridge_dist::mesh::ProcessGroups;
+
+use super::base::{AdapterBase, open_base_together};
 use super::restore::load_from;
 use super::start::Start;
 use crate::checkpoint::Checkpoint;
@@ -18,11 +20,12 @@ pub(super) struct Sources<'a> {
 }
 
 impl<'a> Sources<'a> {
-    pub fn new(config: &RunConfig, start: &'a Start) -> Result<Self, TrainError> {
+    /// Those of a run that begins with `start`. All ranks call this together.
+    pub fn new(config: &RunConfig, start: &'a Start, groups: &ProcessGroups) -> Result<Self, TrainError> {
         let checkpoint = &start.checkpoint;
         let begins = config.peft.is_some() && start.is_pretrained;
         let root = start.pretrained_root.as_deref().filter(|_| config.peft.is_some() && !begins);
-        let base = root.map(|root| open_base(root, checkpoint)).transpose()?;
+        let base = root.map(|root| open_base_together(root, checkpoint, groups)).transpose()?;
         Ok(Self { checkpoint, base, begins })
     }
 
