@@ -138,13 +138,15 @@ fn hostile_templates_end_within_a_second() {
         "(".repeat(500_000) + &"{{".repeat(100) + &"(".repeat(100_000),
     ];
     for source in &hostile {
-        let started = std::time::Instant::now();
+        let started = budget::computed();
         let shown: String = source.chars().take(200).collect();
         if let Ok(template) = ChatTemplate::new(source, Map::new()) {
             let rendered = template.render(&Conversation::default(), Ending::Complete);
             rendered.map(|text| text.len()).expect_err(&shown);
         }
-        assert!(started.elapsed().as_millis() < 1000, "{:?}: {shown}", started.elapsed());
+        // Of this thread: what else the machine does is not the template's fault.
+        let computed = budget::computed().saturating_sub(started);
+        assert!(computed.as_millis() < 1000, "{computed:?}: {shown}");
     }
 }
 
