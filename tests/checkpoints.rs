@@ -1,5 +1,6 @@
 //! `bridge checkpoint`: what it lists, shows, verifies, compares and deletes.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
@@ -103,4 +104,68 @@ fn pruning_keeps_what_a_run_needs() {
     assert_eq!(text, ["nothing to delete"]);
     assert_eq!(checkpoint(folder.path(), &["list", "nowhere"]).0, Some(2));
     assert_eq!(checkpoint(folder.path(), &["prune", "saved"]).0, Some(2), "how many to keep must be said");
+}
+
+/// Bytes of the tensors of a safetensors file, by their names without `prefix`; others are left out.
+fn tensors(file: &Path, prefix: &str) -> BTreeMap<String, Vec<u8>> {
+    let bytes = std::fs::read(file).unwrap();
+    let (length, rest) = bytes.split_first_chunk().unwrap();
+    let (header, data) = rest.split_at(u64::from_le_bytes(*length) as usize);
+    let header: BTreeMap<String, Value> = serde_json::from_slice(header).unwrap();
+    let of = |(name, entry): (&String, &Value)| {
+        let place = |index: usize| entry["data_offsets"][index].as_u64().map(|place| place as usize);
+        Some((name.strip_prefix(prefix)?.to_owned(), data[place(0)?..place(1)?].to_vec()))
+    };
+    header.iter().filter_map(of).collect()
+}
+
+#[test]
+fn masters_begin_with_the_exact_values_of_a_checkpoint_without_the_rest_of_the_optimizer() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |settings: &[&str]| {
+        let common = ["validation.eval_iters=0", "model.num_layers=1", "train.train_iters=3"];
+        run_in(folder.path(), &[&common[..], settings].concat());
+    };
+    let file = |name: &str| folder.path().join(name);
+    let masters = |name: &str| tensors(&file(name).join("optimizer-rank00000.safetensors"), "optimizer.master.");
+    // Steps that change nothing, so that what is saved is what was loaded.
+    let still = ["checkpoint.load_optim=false", "optimizer.lr=0.0", "optimizer.min_lr=0.0"];
+    let exact = "checkpoint.load_main_params_from_ckpt=true";
+    let bf16 = "mixed_precision=bf16_mixed";
+
+    run(&[bf16, "checkpoint.save=saved", "train.exit_interval=2"]);
+    for (save, setting) in [("rounded", None), ("exact", Some(exact))] {
+        let save = format!("checkpoint.save={save}");
+        run(&[&still[..], &[bf16, "checkpoint.load=saved", &save], setting.as_slice()].concat());
+    }
+    let saved = masters("saved/iter_0000002");
+    assert!(saved.len() > 5);
+    assert!(masters("exact/iter_0000003") == saved && masters("rounded/iter_0000003") != saved);
+
+    // From parameters in float32, which have no masters.
+    run(&["checkpoint.save=float32", "train.exit_interval=2"]);
+    let settings = ["checkpoint.pretrained_checkpoint=float32", "checkpoint.save=tuned", bf16, exact];
+    run(&[&still[..], &settings].concat());
+    let parameters = tensors(&file("float32/iter_0000002/model-rank00000.safetensors"), "");
+    let tuned = masters("tuned/iter_0000003");
+    assert_eq!(tuned.keys().collect::<Vec<_>>(), saved.keys().collect::<Vec<_>>());
+    assert!(tuned.iter().all(|(name, values)| &parameters[name] == values));
+}
+
+#[test]
+fn a_rank_writes_several_files_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let common = ["validation.eval_iters=0", "train.train_iters=4", "checkpoint.save_interval=2"];
+    for (save, writers) in [("one", "1"), ("three", "3")] {
+        let settings = [format!("checkpoint.save={save}"), format!("checkpoint.storage_writers_per_rank={writers}")];
+        run_in(folder.path(), &[&common[..], &settings.each_ref().map(String::as_str)].concat());
+    }
+    for group in ["model", "optimizer"] {
+        for part in ["", "-part00001", "-part00002"] {
+            assert!(folder.path().join(format!("three/iter_0000004/{group}-rank00000{part}.safetensors")).is_file());
+        }
+    }
+    assert_eq!(checkpoint(folder.path(), &["verify", "three"]).0, Some(0));
+    let (_, lines) = checkpoint(folder.path(), &["diff", "one", "three", "--json"]);
+    assert_eq!(objects(&lines)[0]["tensors"], serde_json::json!([]), "the values are the same");
 }

@@ -1,6 +1,7 @@
 //! Shard files: safetensors, written once, front to back, with a running checksum. Publishes nothing.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -59,14 +60,15 @@ pub(super) struct ShardPlan<'s> {
     tensors: Vec<(String, &'s ShardTensor)>,
 }
 
-/// Divides the tensors of `groups` into files of at most `max_bytes`; a larger tensor gets its own file.
+/// Divides the tensors of each of `groups` into files of at most `max_bytes`, and `writers` of about one size if there is enough; a larger
+/// tensor gets its own file.
 ///
 /// # Errors
 /// If a group's name is not a valid file name, or two tensors have the same key.
 pub(super) fn plan_shards<'s>(
     groups: &'s [TensorGroup],
     rank: usize,
-    max_bytes: u64,
+    (max_bytes, writers): (u64, NonZeroUsize),
 ) -> Result<Vec<ShardPlan<'s>>, CheckpointError> {
     let mut plans: Vec<ShardPlan<'s>> = Vec::new();
     for group in groups {
@@ -79,6 +81,8 @@ pub(super) fn plan_shards<'s>(
         keyed.sort_by_key(|(_, tensor)| std::cmp::Reverse(tensor.source.dtype().size()));
         let mut parts: Vec<ShardPlan<'s>> = Vec::new();
         let mut filled = 0u64;
+        let total: u64 = group.tensors.iter().map(|tensor| tensor.source.num_bytes() as u64).sum();
+        let max_bytes = max_bytes.min(total.div_ceil(writers.get() as u64));
         for entry in keyed {
             let bytes = entry.1.source.num_bytes() as u64;
             match parts.last_mut() {
@@ -212,8 +216,12 @@ mod tests {
         ShardTensor::whole(name, HostTensor::from_vec([len], vec![0u8; len]).unwrap())
     }
 
+    fn writers(count: usize) -> NonZeroUsize {
+        NonZeroUsize::new(count).unwrap()
+    }
+
     fn files(groups: &[TensorGroup], max_bytes: u64) -> Vec<(String, usize)> {
-        let plans = plan_shards(groups, 3, max_bytes).unwrap();
+        let plans = plan_shards(groups, 3, (max_bytes, writers(1))).unwrap();
         plans.into_iter().map(|plan| (plan.file, plan.tensors.len())).collect()
     }
 
@@ -231,8 +239,21 @@ mod tests {
     }
 
     #[test]
+    fn every_writer_has_a_file_if_there_are_tensors_enough() {
+        let groups = group((0..12).map(|number| bytes(&format!("{number:02}"), 4)).collect());
+        for count in [1, 2, 3, 5, 12] {
+            let plans = plan_shards(&groups, 3, (u64::MAX, writers(count))).unwrap();
+            assert!((count..count + 2).contains(&plans.len()), "{count}: {} files", plans.len());
+            assert_eq!(plans.iter().map(|plan| plan.tensors.len()).sum::<usize>(), 12);
+        }
+        assert_eq!(plan_shards(&groups, 3, (u64::MAX, writers(100))).unwrap().len(), 12);
+        assert_eq!(plan_shards(&groups, 3, (u64::MAX, writers(5))).unwrap().len(), 6, "files of two tensors each");
+    }
+
+    #[test]
     fn unusable_names_are_errors() {
-        let plan = |groups: &[TensorGroup]| plan_shards(groups, 0, 8).map(|_| ()).unwrap_err().to_string();
+        let plan =
+            |groups: &[TensorGroup]| plan_shards(groups, 0, (8, writers(1))).map(|_| ()).unwrap_err().to_string();
         assert!(plan(&group(vec![bytes("a", 1), bytes("a", 1)])).contains("`a`: the group holds it twice"));
         assert!(plan(&group(vec![bytes(RESERVED_KEY, 1)])).contains(RESERVED_KEY));
         assert!(plan(&group(vec![bytes("", 1)])).contains("safetensors"));

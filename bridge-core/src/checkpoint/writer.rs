@@ -30,7 +30,7 @@ use super::snapshot::{RunFiles, Snapshot, TensorGroup};
 pub struct SaveOptions {
     /// A shard file is closed before it would exceed this many bytes.
     pub max_shard_bytes: u64,
-    /// Shard files written concurrently.
+    /// Shard files written concurrently, into which each group of tensors is divided.
     pub storage_writers: NonZeroUsize,
     /// Which checkpoints are deleted after a save.
     pub retention: RetentionPolicy,
@@ -293,8 +293,9 @@ impl Staging {
             done: AtomicU64::new(0),
             total: tensors.map(|tensor| tensor.source.num_bytes() as u64).sum(),
         };
-        let plans = plan_shards(groups, rank, self.options.max_shard_bytes)?;
-        write_shards(&self.folder, &plans, self.options.storage_writers.get(), &meter)
+        let writers = self.options.storage_writers;
+        let plans = plan_shards(groups, rank, (self.options.max_shard_bytes, writers))?;
+        write_shards(&self.folder, &plans, writers.get(), &meter)
     }
 
     /// Removes the folder after an error. An error of the removal is ignored; the rest is removed at the next

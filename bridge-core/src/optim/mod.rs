@@ -33,6 +33,7 @@ pub use groups::{
     DecayQkLayernorm, GroupSettings, HiddenRates, OverrideProvider, ParameterGroup, ParameterOverride,
     StandardOverrides,
 };
+pub(crate) use optimizer::MASTER;
 pub use optimizer::{CutParameter, GroupRates, Optimizer, OptimizerSettings, OptimizerState, StepOutcome, StepScales};
 pub use reducer::{GradientPart, GradientReducer, OwnGradients, ReductionTimes, Wire};
 pub use settings::{Averaging, DistributionSettings, Gather, Reduction, Sharding};

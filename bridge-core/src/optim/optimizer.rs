@@ -65,7 +65,7 @@ struct Slot {
 }
 
 /// The master weight's name in checkpoints, beside those of states.
-const MASTER: &str = "master";
+pub(crate) const MASTER: &str = "master";
 
 /// A parameter that is trained.
 #[derive(Debug)]

@@ -89,6 +89,19 @@ fn state_is_loaded(draft: &mut Draft<'_>) {
         "checkpoint.on_damaged",
         "has no effect without a checkpoint to load: checkpoint.load, checkpoint.save or checkpoint.pretrained_checkpoint",
     );
+    for (is_met, message) in [
+        (!checkpoint.load_optim, "needs checkpoint.load_optim = false: masters are part of the optimizer state"),
+        (
+            resumes || checkpoint.pretrained_checkpoint.is_some(),
+            "needs a checkpoint to load: checkpoint.load, checkpoint.save or checkpoint.pretrained_checkpoint",
+        ),
+    ] {
+        draft.require(
+            !checkpoint.load_main_params_from_ckpt || is_met,
+            "checkpoint.load_main_params_from_ckpt",
+            message,
+        );
+    }
     // The schedule belongs to the optimizer state.
     draft.require(
         !scheduler.use_checkpoint_opt_param_scheduler || (checkpoint.load_optim && !checkpoint.finetune),

@@ -38,9 +38,9 @@ section! {
         load_optim: bool = true;
         /// Restore random states.
         load_rng: bool = true;
-        /// Master weights from the checkpoint.
-        load_main_params_from_ckpt: bool = false
-            => not_built("master weights without the rest of the optimizer state; load_optim = true loads all of it");
+        /// With load_optim = false: float32 masters of parameters in 16 bits begin with the checkpoint's masters, or its parameters if they are
+        /// float32; else with the rounded parameters.
+        load_main_params_from_ckpt: bool = false;
         /// Steps between temporary saves.
         non_persistent_save_interval: Option<usize> = None, Limits::POSITIVE;
         /// Where temporary saves lie: in one folder for all ranks, on each machine's disk, or in its memory.
@@ -119,9 +119,8 @@ section! {
         /// How workers start.
         async_write_results_mp_mode: AsyncMpMode = AsyncMpMode::Fork
             => no_counterpart("how the process of async_save is started; it writes from a thread");
-        /// Writers per rank.
-        storage_writers_per_rank: usize = 1, Limits::POSITIVE
-            => not_built("several files per rank, written concurrently; a rank writes one for parameters and one for optimizer state");
+        /// Files of parameters, and as many of optimizer state, that a rank divides a checkpoint into and writes at the same time.
+        storage_writers_per_rank: usize = 1, Limits::between(1.0, 256.0);
         /// Cache the save plan.
         ckpt_assume_constant_structure: bool = false
             => no_counterpart("a cache of the save plan; computing it takes no time");

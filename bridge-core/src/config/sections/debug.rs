@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::super::field::AnyValue;
-use super::super::refusal::no_counterpart;
+use super::super::refusal::{no_counterpart, not_built};
 use super::super::section::section;
 
 section! {
@@ -30,7 +30,7 @@ section! {
         /// Shape marks.
         record_shapes: bool = false => no_counterpart("shapes in the marks for NVIDIA's profiler");
         /// Range marks.
-        nvtx_ranges: bool = false => no_counterpart("marks for NVIDIA's profiler around the phases of a step");
+        nvtx_ranges: bool = false => not_built("marks for NVIDIA's profiler around the phases of a step; profiling writes a trace of them");
         /// Allocator history.
         record_memory_history: bool = false => no_counterpart("the history of PyTorch's allocator");
         /// Snapshot file.

@@ -214,6 +214,8 @@ const REFUSED: &[(&[&str], &str)] = &[
         &["checkpoint.save=x", "checkpoint.load_optim=false", "scheduler.use_checkpoint_opt_param_scheduler=true"],
         "scheduler.use_checkpoint_opt_param_scheduler",
     ),
+    (&["checkpoint.save=x", "checkpoint.load_main_params_from_ckpt=true"], "checkpoint.load_main_params_from_ckpt"),
+    (&["checkpoint.storage_writers_per_rank=0"], "checkpoint.storage_writers_per_rank"),
     (&["scheduler.lr_warmup_iters=null", "scheduler.lr_warmup_init=1e-5"], "scheduler.lr_warmup_init"),
     (&["model.kind=mimo"], "model.kind"),
     (&["model.hf_model_id=gpt2"], "model.hf_model_id"),

@@ -13,7 +13,7 @@ use super::{OPTIMIZER_PREFIX, device_tensor, local_shards};
 use crate::checkpoint::{Checkpoint, CheckpointError, DType, TrainState};
 use crate::config::RunConfig;
 use crate::model::{Adapter, Declaration, ModelChunk};
-use crate::optim::{OptimizerState, Sharding};
+use crate::optim::{MASTER, OptimizerState, Sharding};
 use crate::schedule::{OnStateMismatch, SchedulerStateError, StateMismatch};
 use crate::train::run::TrainingRun;
 use crate::train::subsystem::Loaded;
@@ -48,6 +48,9 @@ fn restore_rank(run: &mut TrainingRun, start: &Start, sources: &Sources<'_>) -> 
                 begin(chunk.as_mut(), adapter.as_ref(), base)?;
             }
         }
+    }
+    if settings.load_main_params_from_ckpt {
+        load_masters(run, sources)?;
     }
     if start.weights_only {
         return Ok((Vec::new(), None));
@@ -139,6 +142,39 @@ fn load_optimizer(run: &mut TrainingRun, checkpoint: &Checkpoint, step: u64) -> 
     }
     let is_known = |name: &str| name.strip_prefix(OPTIMIZER_PREFIX).is_some_and(|key| loaded.contains(key));
     Ok(names.iter().map(|name| u8::from(is_known(name))).collect())
+}
+
+/// Begins the masters of parameters in 16 bits with the exact values that the checkpoint has, as far as it has any: its own masters, or parameters in
+/// float32. Parameters in float32 have no masters.
+fn load_masters(run: &mut TrainingRun, sources: &Sources<'_>) -> Result<(), TrainError> {
+    if convert::params_dtype(&run.config) == FloatDType::F32 {
+        return Ok(());
+    }
+    let plain = run.training.device.clone().without_autodiff();
+    let mut state = OptimizerState::default();
+    for chunk in &run.training.chunks {
+        let shards = local_shards(chunk.as_ref());
+        for declaration in chunk.parameters().iter().filter(|declaration| declaration.trainable) {
+            let name = declaration.name.as_str();
+            let Some(range) = run.training.optimizer.distribution().state_range(name) else { continue };
+            let Some(checkpoint) = sources.of(declaration) else { continue };
+            let master = format!("{OPTIMIZER_PREFIX}{MASTER}.{name}");
+            let saved =
+                if checkpoint.names_in("optimizer").any(|name| name == master) { master.as_str() } else { name };
+            if checkpoint.tensor(saved)?.dtype != DType::F32 {
+                continue;
+            }
+            checkpoint.expect(saved, DType::F32, &shards[name].global_shape())?;
+            let key = format!("{MASTER}.{name}");
+            state
+                .tensors
+                .insert(key.clone(), device_tensor(checkpoint, saved, (&shards[name], range.clone()), &plain)?);
+            state.ranges.insert(key, range);
+        }
+    }
+    let unknown = run.training.optimizer.load_state(state);
+    debug_assert!(unknown.is_empty(), "masters of parameters that are not trained: {unknown:?}");
+    Ok(())
 }
 
 /// How a checkpoint stores a state of this dtype.

@@ -1,5 +1,6 @@
 //! The writer of a run's checkpoints: on the training thread, or behind its back.
 
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use bridge_dist::mesh::ProcessGroups;
@@ -7,7 +8,7 @@ use bridge_dist::mesh::ProcessGroups;
 use crate::checkpoint::{
     AsyncSaver, CheckpointError, RetentionPolicy, SaveOptions, SaveReport, ShardedWriter, Snapshot,
 };
-use crate::config::RunConfig;
+use crate::config::{CheckpointConfig, RunConfig};
 use crate::logging::SaveStage;
 use crate::resilience::Pulse;
 use crate::train::TrainError;
@@ -22,9 +23,10 @@ pub(in crate::train) enum Saver {
 }
 
 /// How a run writes. Who writes is alive.
-pub(super) fn options(pulse: &Arc<Pulse>) -> SaveOptions {
+pub(super) fn options(settings: &CheckpointConfig, pulse: &Arc<Pulse>) -> SaveOptions {
     let pulse = Arc::clone(pulse);
     SaveOptions {
+        storage_writers: NonZeroUsize::new(settings.storage_writers_per_rank).unwrap_or(NonZeroUsize::MIN),
         producer: concat!("bridge ", env!("CARGO_PKG_VERSION")).to_owned(),
         progress: Some(Arc::new(move |_| pulse.beat())),
         ..SaveOptions::default()
@@ -45,7 +47,7 @@ impl Saver {
         let retain = settings.save_retain_interval.map(|n| n as u64);
         let options = SaveOptions {
             retention: RetentionPolicy::new(settings.most_recent_k.unwrap_or(-1), retain)?,
-            ..options(pulse)
+            ..options(settings, pulse)
         };
         // A group of its own: a save in the background communicates while training does.
         let world = groups.world();

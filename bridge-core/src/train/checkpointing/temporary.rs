@@ -93,7 +93,7 @@ impl Temporary {
             Place::Global(root) => {
                 let is_newer = is_first && newest_in(root).is_some_and(|newest| newest > start);
                 ranks::agree(groups, "deleting temporary saves", if is_newer { remove(root) } else { Ok(()) })?;
-                let options = SaveOptions { retention: RetentionPolicy::new(1, None)?, ..options(pulse) };
+                let options = SaveOptions { retention: RetentionPolicy::new(1, None)?, ..options(settings, pulse) };
                 Writer::Global(ShardedWriter::open(root, options, group)?)
             }
             Place::Pieces(root) => {
@@ -101,7 +101,7 @@ impl Temporary {
                     jump: settings.replication_jump.unwrap_or(1),
                     factor: settings.replication_factor,
                 });
-                let writer = PiecesWriter::open(root, options(pulse), group, replication)?;
+                let writer = PiecesWriter::open(root, options(settings, pulse), group, replication)?;
                 let forgotten = writer.forget(|iteration| iteration > start).map_err(TrainError::from);
                 ranks::agree(groups, "deleting temporary saves", forgotten)?;
                 Writer::Pieces(writer)
