@@ -1,10 +1,12 @@
 //! Fine-tuning on files of examples: the same loss for each token however they are packed, filled up and spread over ranks.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 use std::process::Command;
 
 use bridge_tests::{assert_close, bridge, losses_of, program};
+use serde_json::Value;
 
 /// Examples of which each takes `lengths` tokens of a sequence, as ids.
 fn examples(lengths: &[usize]) -> String {
@@ -126,4 +128,64 @@ fn what_cannot_be_trained_on_is_refused_before_anything_is_written() {
     std::fs::write(folder.path().join("examples/training.jsonl"), "{\"messages\": []}\n").unwrap();
     refused(&own, &["line 1: ", "no chat template"]);
     assert!(!folder.path().join("runs").exists());
+}
+
+/// The evaluations of a run, each loss by name.
+fn losses_by_name(folder: &Path) -> Vec<BTreeMap<String, f64>> {
+    let text = std::fs::read_to_string(folder.join("runs/tiny/metrics.jsonl")).unwrap();
+    let records = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let evaluations = records.filter(|record| record["kind"] == "valid");
+    evaluations.map(|record| serde_json::from_value(record["losses"].clone()).unwrap()).collect()
+}
+
+/// Files of a folder `validation` are sets of their own, and the loss of all is that of the files together.
+#[test]
+fn validation_files_are_evaluated_apart() {
+    let data = data();
+    let several = tempfile::tempdir().unwrap();
+    std::fs::create_dir(several.path().join("validation")).unwrap();
+    std::fs::copy(data.path().join("training.jsonl"), several.path().join("training.jsonl")).unwrap();
+    for (name, lengths) in [("long.jsonl", &[48, 64, 33, 32][..]), ("short.jsonl", &[7, 3, 16, 15, 16, 25, 16])] {
+        std::fs::write(several.path().join("validation").join(name), examples(lengths)).unwrap();
+    }
+    let run = |root: &Path, how: &[&str]| {
+        let folder = tempfile::tempdir().unwrap();
+        let root = format!("dataset.dataset_root={}", root.display());
+        let cache = format!("dataset.path_to_cache={}", folder.path().join("cache").display());
+        let settings = [
+            "dataset.kind=finetuning",
+            &root,
+            &cache,
+            "dataset.data_sharding=true",
+            "model.seq_length=64",
+            "train.global_batch_size=16",
+            "train.train_iters=2",
+            "validation.full_validation=true",
+            "validation.eval_interval=1",
+            "scheduler.lr_warmup_iters=0",
+        ];
+        let output = bridge(folder.path(), &[&settings[..], how].concat());
+        assert!(output.status.success(), "{how:?}: {}", String::from_utf8_lossy(&output.stderr));
+        folder
+    };
+    let apart = run(several.path(), &["validation.multiple_validation_sets=true"]);
+    let found = losses_by_name(apart.path());
+    assert_eq!(found.len(), 2);
+    assert_eq!(found[0].keys().collect::<Vec<_>>(), ["lm loss", "lm loss of long", "lm loss of short"]);
+    let together = losses_of(run(several.path(), &[]).path(), "valid");
+    assert_close(&found.iter().map(|losses| losses["lm loss"]).collect::<Vec<_>>(), &together, "of all");
+    for name in ["long", "short"] {
+        let alone = tempfile::tempdir().unwrap();
+        std::fs::copy(data.path().join("training.jsonl"), alone.path().join("training.jsonl")).unwrap();
+        let file = several.path().join(format!("validation/{name}.jsonl"));
+        std::fs::copy(file, alone.path().join("validation.jsonl")).unwrap();
+        let expected = losses_of(run(alone.path(), &[]).path(), "valid");
+        let found: Vec<f64> = found.iter().map(|losses| losses[&format!("lm loss of {name}")]).collect();
+        assert_close(&found, &expected, name);
+    }
+    let spread = run(several.path(), &["validation.multiple_validation_sets=true", "--ranks", "2"]);
+    for (spread, found) in losses_by_name(spread.path()).iter().zip(&found) {
+        let figures = |losses: &BTreeMap<String, f64>| losses.values().copied().collect::<Vec<_>>();
+        assert_close(&figures(spread), &figures(found), "on two ranks");
+    }
 }

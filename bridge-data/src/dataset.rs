@@ -1,6 +1,7 @@
 //! The contracts between data and training: samples, datasets, providers and their context. Concrete datasets are in the
 //! sibling modules, the registry of providers is with the configuration.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::DataError;
@@ -130,6 +131,26 @@ pub struct Datasets {
     pub valid: Option<Arc<dyn Dataset>>,
     /// Test samples.
     pub test: Option<Arc<dyn Dataset>>,
+    /// Sets that `valid` is made of, where each of them is evaluated apart. Without any, an evaluation reads `valid`.
+    pub valid_sets: Vec<ValidSet>,
+}
+
+/// One of several validation sets.
+#[derive(Clone)]
+pub struct ValidSet {
+    /// What its losses are called by; no other set of the run has this name.
+    pub name: String,
+    /// Its samples.
+    pub dataset: Arc<dyn Dataset>,
+}
+
+/// Names for what lies at `paths`: what `short` makes of a path, or the whole path where that is not its own.
+pub(crate) fn names_of(paths: &[PathBuf], short: impl Fn(&Path) -> String) -> Vec<String> {
+    let names: Vec<String> = paths.iter().map(|path| short(path)).collect();
+    let is_alone = |name: &String| names.iter().filter(|other| *other == name).count() == 1;
+    let named =
+        |(path, name): (&PathBuf, &String)| if is_alone(name) { name.clone() } else { path.display().to_string() };
+    paths.iter().zip(&names).map(named).collect()
 }
 
 /// A rank's place among the data-parallel ranks.

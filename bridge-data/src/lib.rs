@@ -37,7 +37,7 @@ pub mod tokenizer;
 
 pub use dataset::{
     BuildEvent, BuildObserver, DataParallel, Dataset, DatasetBuildContext, DatasetProvider, Datasets, FetchOrder,
-    Filling, LoaderRequest, Sample, Silent,
+    Filling, LoaderRequest, Sample, Silent, ValidSet,
 };
 pub use error::DataError;
 pub use examples_report::ExamplesReport;

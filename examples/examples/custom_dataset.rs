@@ -49,6 +49,7 @@ impl DatasetProvider for Arithmetic {
             train: split("train", context.train_samples),
             valid: split("valid", context.valid_samples),
             test: split("test", context.test_samples),
+            ..Datasets::default()
         })
     }
 }

@@ -88,7 +88,7 @@ struct Windows {
 impl DatasetProvider for Windows {
     fn build(&self, context: &DatasetBuildContext) -> Result<Datasets, DataError> {
         let split = |num_samples| Some(Arc::new(Self { num_samples, ..self.clone() }) as Arc<dyn Dataset>);
-        Ok(Datasets { train: split(context.train_samples), valid: split(context.valid_samples), test: None })
+        Ok(Datasets { train: split(context.train_samples), valid: split(context.valid_samples), ..Datasets::default() })
     }
 
     fn tokenizer(&self) -> Option<Arc<dyn Tokenizer>> {

@@ -180,7 +180,7 @@ impl DatasetProvider for Torn {
         let split = |length: usize| -> Option<Arc<dyn Dataset>> {
             (length > 0).then(|| Arc::new(TornSplit { length, seq_length: self.seq_length }) as _)
         };
-        Ok(Datasets { train: split(context.train_samples), valid: None, test: None })
+        Ok(Datasets { train: split(context.train_samples), ..Datasets::default() })
     }
 }
 

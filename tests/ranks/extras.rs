@@ -63,7 +63,7 @@ impl Dataset for Scored {
 impl DatasetProvider for Scored {
     fn build(&self, _context: &DatasetBuildContext) -> Result<Datasets, DataError> {
         let split = || Some(Arc::new(Self { ..*self }) as Arc<dyn Dataset>);
-        Ok(Datasets { train: split(), valid: split(), test: split() })
+        Ok(Datasets { train: split(), valid: split(), test: split(), ..Datasets::default() })
     }
 }
 

@@ -17,6 +17,8 @@ pub enum MetricValue {
     Text(String),
     /// Lists of counts by name.
     Counts(Vec<(String, Vec<u64>)>),
+    /// Numbers by name, each written as `F32`.
+    Numbers(Vec<(String, f32)>),
 }
 
 impl From<f32> for MetricValue {
@@ -60,7 +62,7 @@ impl MetricValue {
             Self::F32(value) => Some(f64::from(*value)),
             Self::F64(value) => Some(*value),
             Self::Count(value) => Some(*value as f64),
-            Self::Text(_) | Self::Counts(_) => None,
+            Self::Text(_) | Self::Counts(_) | Self::Numbers(_) => None,
         }
     }
 }
@@ -78,6 +80,9 @@ impl Serialize for MetricValue {
             },
             Self::Count(value) => serializer.serialize_u64(*value),
             Self::Text(value) => serializer.serialize_str(value),
+            Self::Numbers(numbers) => {
+                serializer.collect_map(numbers.iter().map(|(name, number)| (name, Self::F32(*number))))
+            }
             Self::Counts(lists) => serializer.collect_map(lists.iter().map(|(name, counts)| (name, counts))),
         }
     }
@@ -114,6 +119,8 @@ mod tests {
         assert_eq!(written(7_u64), "7");
         let counts = MetricValue::Counts(vec![("1".into(), vec![3, 0]), ("10".into(), vec![])]);
         assert_eq!(written(counts), "{\"1\":[3,0],\"10\":[]}");
+        let numbers = MetricValue::Numbers(vec![("a".into(), 0.1), ("b".into(), f32::NAN)]);
+        assert_eq!(written(numbers), "{\"a\":0.1,\"b\":\"NaN\"}");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use bridge_data::sampler::{Incomplete, Passes, Sampler, SamplerKind, SamplerPara
 use bridge_data::tokenizer::{HuggingFaceTokenizer, Tokenizer};
 use bridge_data::{
     BuildEvent, BuildObserver, DataError, DataParallel, Dataset, DatasetBuildContext, DatasetProvider, Datasets,
-    FetchOrder, LoaderRequest,
+    FetchOrder, LoaderRequest, ValidSet,
 };
 
 use super::TrainError;
@@ -25,13 +25,21 @@ pub struct RunData {
     tokenizer: Option<Arc<dyn Tokenizer>>,
     datasets: Datasets,
     train: TrainLoader,
-    /// Kept between evaluations, so that each goes on where the last one stopped.
-    valid: Option<DataLoader>,
+    /// Of each validation set. Kept between evaluations, so that each goes on where the last one stopped.
+    valid: Vec<DataLoader>,
     token_bytes: Option<TokenBytes>,
     /// This rank's place among those that read different samples.
     place: DataParallel,
     /// What is said of splits that are read again and again.
     repeats: Arc<Mutex<Vec<String>>>,
+}
+
+/// What an evaluation reads at once.
+pub(super) struct EvaluatedSet {
+    /// Of a set that is evaluated apart from others.
+    pub name: Option<String>,
+    /// Its samples.
+    pub dataset: Arc<dyn Dataset>,
 }
 
 /// The training loader, made when the first batch is asked for.
@@ -180,13 +188,14 @@ impl RunData {
             }),
         });
         let Built { datasets, provider, context } = built.map_err(|error| name_setting(config, error))?;
+        check_sets(config, &datasets)?;
         let tokenizer = context.tokenizer.clone();
         Ok(Self {
             token_bytes: tokenizer.as_deref().map(TokenBytes::new),
             tokenizer,
             datasets,
             train: TrainLoader { config: Arc::clone(config), loader: None, provider, context },
-            valid: None,
+            valid: Vec::new(),
             place,
             repeats,
         })
@@ -286,27 +295,37 @@ impl RunData {
         Ok(batches)
     }
 
-    /// The loader of an evaluation that starts after `consumed` samples; `None` without such a split.
+    /// What an evaluation reads: a split, or each of its sets; nothing without such a split.
+    pub(super) fn evaluated(&self, split: Split) -> Vec<EvaluatedSet> {
+        let whole = match split {
+            Split::Valid if !self.datasets.valid_sets.is_empty() => {
+                let set =
+                    |set: &ValidSet| EvaluatedSet { name: Some(set.name.clone()), dataset: Arc::clone(&set.dataset) };
+                return self.datasets.valid_sets.iter().map(set).collect();
+            }
+            Split::Valid => &self.datasets.valid,
+            Split::Test => &self.datasets.test,
+        };
+        whole.iter().map(|dataset| EvaluatedSet { name: None, dataset: Arc::clone(dataset) }).collect()
+    }
+
+    /// A loader for each of `sets`, of an evaluation that comes after `consumed` samples of all of them.
     pub(super) fn evaluation(
         &mut self,
         config: &RunConfig,
         split: Split,
-        consumed: u64,
-    ) -> Result<Option<DataLoader>, TrainError> {
-        let dataset = match split {
-            Split::Valid => self.datasets.valid.clone(),
-            Split::Test => self.datasets.test.clone(),
-        };
-        let Some(dataset) = dataset else {
-            return Ok(None);
-        };
-        if split == Split::Valid
-            && let Some(loader) = self.valid.take()
-        {
-            return Ok(Some(loader));
+        (sets, consumed): (&[EvaluatedSet], u64),
+    ) -> Result<Vec<DataLoader>, TrainError> {
+        if split == Split::Valid && !self.valid.is_empty() {
+            return Ok(std::mem::take(&mut self.valid));
         }
-        let params = evaluation_params(config, split, (dataset.len(), consumed), self.place);
-        Ok(Some(loader(config, dataset, params)?))
+        let open = |set: &EvaluatedSet| {
+            // Evaluations read as much of each.
+            let consumed = consumed / sets.len() as u64;
+            let params = evaluation_params(config, split, (set.dataset.len(), consumed), self.place);
+            loader(config, Arc::clone(&set.dataset), params)
+        };
+        sets.iter().map(open).collect()
     }
 
     /// This rank's place among those that read different samples.
@@ -314,30 +333,28 @@ impl RunData {
         self.place
     }
 
-    /// How many samples all ranks together have read after `passes` micro-batches of an evaluation on each.
-    pub(super) fn samples_in_passes(&self, config: &RunConfig, split: Split, passes: u64) -> u64 {
+    /// How many samples of a set all ranks together have read after `passes` micro-batches of an evaluation on each.
+    pub(super) fn samples_in_passes(
+        &self,
+        config: &RunConfig,
+        (split, set): (Split, &EvaluatedSet),
+        passes: u64,
+    ) -> u64 {
         let read = passes * (config.validation.eval_micro_batch_size * self.place.size) as u64;
-        let dataset = match split {
-            Split::Valid => &self.datasets.valid,
-            Split::Test => &self.datasets.test,
-        };
         // The last batch of a single pass may be short, or filled up with padding.
-        match dataset {
-            Some(dataset) if is_read_once(config, split) => read.min(dataset.len() as u64),
-            _ => read,
-        }
+        if is_read_once(config, split) { read.min(set.dataset.len() as u64) } else { read }
     }
 
     /// Whether every validation reads the same samples: all of a split that is the same whenever it is read.
     pub(super) fn validates_alike(&self, config: &RunConfig) -> bool {
         let is_fixed = |dataset: &Arc<dyn Dataset>| dataset.fetch_order() == FetchOrder::Any;
-        config.validation.full_validation && self.datasets.valid.as_ref().is_some_and(is_fixed)
+        config.validation.full_validation && self.evaluated(Split::Valid).iter().all(|set| is_fixed(&set.dataset))
     }
 
-    /// Takes back the loader of an evaluation, for the next one.
-    pub(super) fn keep_valid_loader(&mut self, config: &RunConfig, loader: DataLoader) {
+    /// Takes back the loaders of an evaluation, for the next one.
+    pub(super) fn keep_valid_loaders(&mut self, config: &RunConfig, loaders: Vec<DataLoader>) {
         if !config.validation.full_validation {
-            self.valid = Some(loader);
+            self.valid = loaders;
         }
     }
 
@@ -345,6 +362,22 @@ impl RunData {
     pub(super) fn count_bytes(&self, micro_batch: &MicroBatch) -> Option<u64> {
         self.token_bytes.as_ref()?.of_labels(micro_batch)
     }
+}
+
+/// Validation sets must be there where they are asked for, and have names of their own.
+fn check_sets(config: &RunConfig, datasets: &Datasets) -> Result<(), TrainError> {
+    let key = "validation.multiple_validation_sets";
+    let sets = &datasets.valid_sets;
+    let message = if config.validation.multiple_validation_sets && sets.is_empty() && datasets.valid.is_some() {
+        format!("{key}: dataset.kind = \"{}\" has no validation sets to evaluate apart", config.dataset.kind)
+    } else if let Some(twice) =
+        sets.iter().enumerate().find(|(i, set)| sets[..*i].iter().any(|other| other.name == set.name))
+    {
+        format!("{key}: two validation sets are called {:?}", twice.1.name)
+    } else {
+        return Ok(());
+    };
+    Err(DataError::Parameter(message).into())
 }
 
 /// Prepares text where nobody asks to stop, and nothing is said.

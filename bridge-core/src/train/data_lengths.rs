@@ -26,17 +26,13 @@ pub(super) fn check_lengths(config: &RunConfig, data: &RunData, start: &TrainSta
         check_train(config, &params, start.step..last)?;
     }
     let evaluates = config.validation.eval_iters > 0;
-    let splits = [
-        (Split::Valid, &data.datasets().valid, evaluates || config.validation.full_validation),
-        (Split::Test, &data.datasets().test, evaluates),
-    ];
-    for (split, dataset, is_evaluated) in splits {
-        let Some(dataset) = dataset.as_ref().filter(|_| is_evaluated) else {
-            continue;
-        };
-        let consumed = start.consumed_valid_samples;
-        let params = evaluation_params(config, split, (dataset.len(), consumed), data.place());
-        check_evaluation(config, &params, split)?;
+    let splits = [(Split::Valid, evaluates || config.validation.full_validation), (Split::Test, evaluates)];
+    for (split, _) in splits.into_iter().filter(|(_, is_evaluated)| *is_evaluated) {
+        for set in data.evaluated(split) {
+            let consumed = start.consumed_valid_samples;
+            let params = evaluation_params(config, split, (set.dataset.len(), consumed), data.place());
+            check_evaluation(config, &params, split)?;
+        }
     }
     Ok(())
 }

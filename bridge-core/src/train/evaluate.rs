@@ -56,23 +56,34 @@ pub(super) fn evaluate_at(run: &mut TrainingRun, split: Split, occasion: Occasio
         Split::Valid => run.state.train_state.consumed_valid_samples,
         Split::Test => 0,
     };
-    let Some(mut loader) = run.inputs.data.evaluation(&run.config, split, consumed)? else {
+    let sets = run.inputs.data.evaluated(split);
+    if sets.is_empty() {
         return Ok(Evaluation::NoData);
-    };
+    }
+    let mut loaders = run.inputs.data.evaluation(&run.config, split, (&sets, consumed))?;
     let timers = Arc::clone(&run.timers);
     let timer = timers.start("evaluate", TimerLevel::Iteration);
-    let batches = run_batches(run, split, &mut loader)?;
+    let (mut losses, mut num_samples, mut num_bytes) = (Losses::new(), 0, Some(0));
+    for (set, loader) in sets.iter().zip(&mut loaders) {
+        let found = match run_batches(run, split, loader)? {
+            Ok(totals) => totals,
+            Err(reason) => return Ok(Evaluation::Stopped(reason)),
+        };
+        num_samples += run.inputs.data.samples_in_passes(&run.config, (split, set), found.num_passes);
+        num_bytes = num_bytes.zip(found.num_bytes).map(|(sum, more)| sum + more);
+        for (name, ratio) in found.losses {
+            if let Some(set) = &set.name {
+                losses.insert(format!("{name} of {set}"), ratio);
+            }
+            *losses.entry(name).or_default() += ratio;
+        }
+    }
     drop(timer);
-    let Totals { mut losses, num_passes, num_bytes } = match batches {
-        Ok(totals) => totals,
-        Err(reason) => return Ok(Evaluation::Stopped(reason)),
-    };
-    let num_samples = run.inputs.data.samples_in_passes(&run.config, split, num_passes);
     ranks::share_losses(&run.groups, &mut losses)?;
     let num_bytes = bytes_of_all_ranks(run, num_bytes)?;
     if split == Split::Valid {
         run.state.train_state.consumed_valid_samples += num_samples;
-        run.inputs.data.keep_valid_loader(&run.config, loader);
+        run.inputs.data.keep_valid_loaders(&run.config, loaders);
     }
     let bits_per_byte = num_bytes.filter(|bytes| *bytes > 0).and_then(|bytes| {
         let nats = losses.get(LM_LOSS)?.numerator;

@@ -39,6 +39,7 @@ fn gpt_params(context: &DatasetFactoryContext) -> Result<GptDatasetParams, DataE
     if context.validation.full_validation {
         params.validation = ValidationSize::WholeSplit;
     }
+    params.validates_members = context.validation.multiple_validation_sets;
     params.sample = SampleOptions {
         reset_position_ids: section.reset_position_ids,
         reset_attention_mask: section.reset_attention_mask,

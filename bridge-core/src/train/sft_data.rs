@@ -66,6 +66,7 @@ pub(super) fn sft_provider(context: &DatasetFactoryContext) -> Result<Box<dyn Da
             _ => EpochOrder::Shuffled,
         },
         splits: [true, section.do_validation, section.do_test],
+        validates_files: context.validation.multiple_validation_sets,
         num_threads: threads,
     })?))
 }

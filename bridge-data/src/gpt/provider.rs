@@ -16,7 +16,7 @@ use super::split::{Split, SplitMatrix};
 use super::store::{MockStore, SequenceStore};
 use super::{GptDataset, GptDatasetSpec, IndexCache};
 use crate::DataError;
-use crate::dataset::{BuildObserver, Dataset, DatasetBuildContext, DatasetProvider, Datasets};
+use crate::dataset::{BuildObserver, Dataset, DatasetBuildContext, DatasetProvider, Datasets, ValidSet, names_of};
 use crate::indexed::{BinAccess, IndexedDataset};
 use crate::tokenizer::Tokenizer;
 
@@ -104,6 +104,8 @@ pub struct GptDatasetParams {
     pub mid_level_dataset_surplus: f64,
     /// How validation is sized.
     pub validation: ValidationSize,
+    /// Whether each member of a validation blend is a set of its own, too. Such a blend must not have weights.
+    pub validates_members: bool,
     /// How samples are made of tokens.
     pub sample: SampleOptions,
     /// What is done to the tokens of a sample, if anything.
@@ -122,6 +124,7 @@ impl GptDatasetParams {
             num_dataset_builder_threads: 1,
             mid_level_dataset_surplus: 0.005,
             validation: ValidationSize::AsRequested,
+            validates_members: false,
             sample: SampleOptions::default(),
             change: None,
         }
@@ -223,6 +226,7 @@ impl GptDatasetProvider {
             train: builder.split(Split::Train, train)?,
             valid: builder.split(Split::Valid, valid)?,
             test: builder.split(Split::Test, test)?,
+            valid_sets: if self.params.validates_members { builder.valid_sets(valid)? } else { Vec::new() },
         })
     }
 
@@ -275,6 +279,25 @@ impl Builder<'_> {
                 self.blend(blend, split, &SplitMatrix::whole(split), request)
             }
         }
+    }
+
+    /// The members of the validation blend, each with `target` samples (`None`: all of it once).
+    fn valid_sets(&self, target: Option<usize>) -> Result<Vec<ValidSet>, DataError> {
+        let blend = match &self.params.source {
+            GptSource::PerSplit(blends) if target != Some(0) => blends.get(Split::Valid),
+            GptSource::PerSplit(_) | GptSource::Blend { .. } | GptSource::Mock => None,
+        };
+        let Some(blend) = blend else { return Ok(Vec::new()) };
+        if blend.weights.is_some() {
+            let message = "validation sets are evaluated apart, so the weights of their blend have no meaning";
+            return Err(DataError::Parameter(message.into()));
+        }
+        let matrix = SplitMatrix::whole(Split::Valid);
+        let members = self.members(blend, Split::Valid, &matrix, &vec![target; blend.paths.len()])?;
+        let last = |path: &Path| path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+        let names = names_of(&blend.paths, last);
+        let set = |(name, member): (String, Member)| ValidSet { name, dataset: member.into_shared() };
+        Ok(names.into_iter().zip(members.unwrap_or_default()).map(set).collect())
     }
 
     fn blend(

@@ -122,6 +122,8 @@ pub struct SftParams {
     pub order: EpochOrder,
     /// Whether training, validation and test data are read.
     pub splits: [bool; 3],
+    /// Whether each validation file is a set of its own, too.
+    pub validates_files: bool,
     /// Threads that tokenize; `None` for all cores.
     pub num_threads: Option<usize>,
 }

@@ -25,17 +25,25 @@ const BATCH_BYTES: usize = 4 << 20;
 /// Lines of which a report says what is wrong with them.
 const NAMED_LINES: usize = 5;
 
-/// The store of a split.
+/// Files whose records stand in one store.
+pub(super) struct Part<'a> {
+    pub split: Split,
+    /// What the store is called.
+    pub name: String,
+    pub files: &'a [PathBuf],
+}
+
+/// The store of a part.
 ///
 /// # Errors
 /// Files that cannot be read; a line that is no example, unless such lines are skipped; no examples at all; a folder that cannot be written.
 pub(super) fn prepare(
     params: &SftParams,
     builder: &Arc<ExampleBuilder>,
-    split: Split,
-    files: &[PathBuf],
+    part: &Part<'_>,
 ) -> Result<(Store, ExamplesReport), DataError> {
-    let prefix = params.cache_folder().join(split.name());
+    let Part { split, files, .. } = *part;
+    let prefix = params.cache_folder().join(&part.name);
     let key = json!({
         "files": files.iter().map(|file| fingerprint(file)).collect::<Result<Vec<_>, _>>()?,
         "examples": builder.identity(),

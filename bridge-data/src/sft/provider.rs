@@ -1,14 +1,16 @@
 //! The datasets of fine-tuning: their files prepared, packed and put in order.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use super::dataset::{Grouping, SftDataset};
 use super::example::ExampleBuilder;
 use super::packing::{self, Packs};
 use super::params::{EpochOrder, Packing, SftParams};
+use super::prepare::Part;
 use super::{files, prepare, prompt};
 use crate::chat::ChatTemplate;
-use crate::dataset::{BuildEvent, Filling};
+use crate::dataset::{BuildEvent, Filling, ValidSet, names_of};
 use crate::gpt::Split;
 use crate::tokenizer::Tokenizer;
 use crate::{DataError, Dataset, DatasetBuildContext, DatasetProvider, Datasets};
@@ -33,16 +35,15 @@ impl SftProvider {
         &self,
         ctx: &DatasetBuildContext,
         builder: &Arc<ExampleBuilder>,
-        split: Split,
+        part: &Part<'_>,
         samples: usize,
     ) -> Result<Option<Arc<dyn Dataset>>, DataError> {
-        let files = files::of_split(&self.params.root, split)?;
-        if files.is_empty() {
+        if part.files.is_empty() {
             return Ok(None);
         }
-        let (store, report) = prepare::prepare(&self.params, builder, split, &files)?;
+        let (store, report) = prepare::prepare(&self.params, builder, part)?;
         ctx.progress.on_event(&BuildEvent::Examples { report: Box::new(report) });
-        let is_training = split == Split::Train;
+        let is_training = part.split == Split::Train;
         let limit = self.params.max_train_samples.filter(|_| is_training).unwrap_or(usize::MAX);
         let num_examples = store.len().min(limit);
         let seq_length = self.params.example.seq_length;
@@ -67,6 +68,26 @@ impl SftProvider {
     }
 }
 
+impl SftProvider {
+    /// The validation files, each as a set.
+    fn valid_sets(&self, ctx: &DatasetBuildContext, builder: &Arc<ExampleBuilder>) -> Result<Vec<ValidSet>, DataError> {
+        let files = files::of_split(&self.params.root, Split::Valid)?;
+        // Of `a.jsonl.gz`, what stands before the first dot.
+        let stem = |path: &Path| {
+            let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+            name.split_once('.').map_or(name.clone(), |(stem, _)| stem.to_owned())
+        };
+        let mut sets = Vec::new();
+        for ((number, file), name) in files.iter().enumerate().zip(names_of(&files, stem)) {
+            let split = Split::Valid;
+            let part = Part { split, name: format!("{}-{number}", split.name()), files: std::slice::from_ref(file) };
+            let dataset = self.dataset(ctx, builder, &part, ctx.valid_samples)?;
+            sets.extend(dataset.map(|dataset| ValidSet { name, dataset }));
+        }
+        Ok(sets)
+    }
+}
+
 impl DatasetProvider for SftProvider {
     fn build(&self, ctx: &DatasetBuildContext) -> Result<Datasets, DataError> {
         let tokenizer = ctx.tokenizer.clone().ok_or_else(|| {
@@ -76,13 +97,18 @@ impl DatasetProvider for SftProvider {
         let builder = Arc::new(ExampleBuilder::new(tokenizer, template, self.params.example.clone())?);
         let [train, valid, test] = self.params.splits;
         let of = |split, is_read: bool, samples| match is_read {
-            true => self.dataset(ctx, &builder, split, samples),
+            true => {
+                let files = files::of_split(&self.params.root, split)?;
+                let part = Part { split, name: split.name().to_owned(), files: &files };
+                self.dataset(ctx, &builder, &part, samples)
+            }
             false => Ok(None),
         };
         let datasets = Datasets {
             train: of(Split::Train, train, ctx.train_samples)?,
             valid: of(Split::Valid, valid, ctx.valid_samples)?,
             test: of(Split::Test, test, ctx.test_samples)?,
+            valid_sets: if valid && self.params.validates_files { self.valid_sets(ctx, &builder)? } else { Vec::new() },
         };
         if train && datasets.train.is_none() {
             return Err(DataError::Source(format!(

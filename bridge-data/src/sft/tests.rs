@@ -36,6 +36,7 @@ fn params(root: &Path) -> SftParams {
         seed: 7,
         order: EpochOrder::Shuffled,
         splits: [true; 3],
+        validates_files: false,
         num_threads: Some(2),
     }
 }

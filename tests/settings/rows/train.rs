@@ -93,6 +93,11 @@ fn evaluations() -> Vec<Row> {
     let evaluated = tiny_with(&["validation.eval_interval=1", "checkpoint.keep_best=true"]);
     let wide = tiny_with(&["validation.eval_global_batch_size=16"]);
     let no_validation = tiny_with(&["validation={}"]);
+    let several = tiny_with(&[
+        "dataset.data_path=null",
+        "dataset.split=null",
+        "dataset.blend_per_split=[[['data/tokens']], [['data/more', 'data/tokens']], 'null']",
+    ]);
     vec![
         row("train.eval_iters", &no_validation, &["1", "2"])
             .moves("valid.loss valid.num_samples test.loss test.num_samples"),
@@ -115,6 +120,8 @@ fn evaluations() -> Vec<Row> {
             "stderr",
             "no loss `no loss`",
         ),
+        switch("validation.multiple_validation_sets", &several)
+            .moves("valid.loss valid.losses valid.num_samples console events keys"),
         switch("validation.full_validation", &tiny()).moves("valid.loss valid.num_samples"),
         switch("validation.full_validation", &text()).moves("valid.loss valid.num_samples"),
     ]

@@ -33,6 +33,7 @@ pub(super) fn resolve(draft: &mut Draft<'_>) -> FinalDataset {
     dataloader_fits(draft, &kind);
     surplus_has_weights(draft, &kind, blend.as_ref());
     full_validation_has_no_weights(draft, blend.as_ref());
+    validation_sets_are_named(draft, &kind);
     let split_shares = split(draft, &kind);
     draft.recipe.dataset.extra = draft.extra_with_defaults(&draft.recipe.dataset);
     span_corruption(draft, &kind);
@@ -340,6 +341,28 @@ fn full_validation_has_no_weights(draft: &mut Draft<'_>, blend: Option<&Blend>) 
             || !(blend.is_some_and(is_weighted) || valid.as_ref().is_some_and(is_weighted)),
         "validation.full_validation",
         "reads the whole validation split, so the weights of its blend have no meaning",
+    );
+}
+
+/// Sets that are evaluated apart are named by the recipe, or lie in the folder of fine-tuning data.
+fn validation_sets_are_named(draft: &mut Draft<'_>, kind: &str) {
+    if !draft.recipe.validation.multiple_validation_sets || !(reads_token_files(kind) || is_generated(kind)) {
+        return;
+    }
+    let key = "validation.multiple_validation_sets";
+    let per_split = draft.recipe.dataset.blend_per_split.clone();
+    let valid = per_split.and_then(|splits| splits.get(1).cloned().flatten());
+    let is_several = valid.as_ref().is_some_and(|blend| blend.paths.len() > 1);
+    draft.require(
+        is_several,
+        key,
+        "needs several validation sets: a second blend in dataset.blend_per_split with more than one path",
+    );
+    let is_weighted = valid.is_some_and(|blend| blend.weights.is_some());
+    draft.require(
+        !is_weighted,
+        key,
+        "evaluates each set apart, so the weights of the validation blend have no meaning",
     );
 }
 

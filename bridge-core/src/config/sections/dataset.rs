@@ -87,7 +87,7 @@ section! {
         split: Option<String> = None;
         /// Separate losses per validation source.
         multiple_validation_sets: Option<bool> = None
-            => not_built("the old name of validation.multiple_validation_sets, which is not implemented").inert(&["false"]);
+            => not_built("the old name of validation.multiple_validation_sets; set that instead").inert(&["false"]);
         /// Old name of `validation.full_validation`.
         full_validation: Option<bool> = None
             => not_built("the old name of validation.full_validation; set that instead").inert(&["false"]);

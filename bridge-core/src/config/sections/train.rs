@@ -2,7 +2,7 @@
 
 use super::super::choice::Signal;
 use super::super::limits::Limits;
-use super::super::refusal::{no_counterpart, not_built};
+use super::super::refusal::no_counterpart;
 use super::super::section::section;
 
 section! {
@@ -97,8 +97,8 @@ section! {
         full_validation: bool = false;
         /// The loss by which evaluations are compared, for early stopping and the best checkpoint (ours); null is the language model's.
         metric: Option<String> = None;
-        /// A loss for each validation source.
-        multiple_validation_sets: bool = false
-            => not_built("a loss for each member of the validation blend; the members are mixed");
+        /// Evaluate each validation set apart, with `eval_iters` batches of each: the members of the validation blend of
+        /// `dataset.blend_per_split`, or the validation files of fine-tuning data. Losses are logged for each and for all.
+        multiple_validation_sets: bool = false;
     }
 }

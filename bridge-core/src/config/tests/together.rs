@@ -65,6 +65,14 @@ const RECIPES: &[(&str, &[&str])] = &[
     (
         TINY,
         &[
+            "dataset.kind=gpt",
+            "dataset.blend_per_split=[[['a']], [['b', 'c']], 'null']",
+            "validation.multiple_validation_sets=true",
+        ],
+    ),
+    (
+        TINY,
+        &[
             "dataset.kind=fim",
             "dataset.data_path=a",
             "dataset.split=98,2",

@@ -352,6 +352,11 @@ impl Recorder {
         .into_iter()
         .flatten()
         .collect();
+        if report.losses.len() > 1 {
+            let losses = report.losses.iter().map(|(name, ratio)| (name.clone(), ratio.value() as f32));
+            let losses = MetricValue::Numbers(losses.collect());
+            figures.push(Figure::new("losses", "", "Each loss by name", losses).file());
+        }
         for (name, ratio) in &report.losses {
             let loss = ratio.value();
             let (value, exponential) = (scientific(loss), scientific(perplexity(loss)));
