@@ -11,7 +11,7 @@ use bridge_dist::comm::{CommErrorKind, Communicator, Group, ReduceOp};
 
 mod suite;
 
-use suite::{LONG, SHORT};
+use suite::LONG;
 
 #[test]
 fn single() {
@@ -83,9 +83,7 @@ fn a_thread_world_of_one() {
 fn failures_on_threads() {
     for size in [2, 3, 5] {
         for (name, case) in suite::failures::CASES {
-            let timed = suite::failures::TIMED.contains(name);
-            let limit = if timed { SHORT } else { LONG };
-            run_ranks(size, limit, |comm| {
+            run_ranks(size, LONG, |comm| {
                 case(&comm)?;
                 // Nobody leaves before all have seen the failure: leaving is a failure of its own.
                 Ok::<_, BoxError>(comm)

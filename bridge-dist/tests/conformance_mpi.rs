@@ -3,17 +3,22 @@
 
 use std::env;
 use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Output};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bridge_dist::comm::mpi::{MpiInitError, MpiOptions, MpiWorld};
 
 mod suite;
 
-use suite::{LONG, SHORT};
+use suite::LONG;
 
 /// Names the role of a process that `mpirun` started.
 const ROLE: &str = "BRIDGE_DIST_MPI_ROLE";
+/// Names a folder in which each rank leaves a file when it has reported.
+const MEETING: &str = "BRIDGE_DIST_MPI_MEETING";
+/// Of the cases that wait for one: ranks give up at times that are a quarter of it apart.
+const LIMIT: Duration = Duration::from_secs(4);
 
 fn main() -> ExitCode {
     match env::var(ROLE) {
@@ -57,29 +62,40 @@ fn rank(role: &str) {
         }
         failure => {
             let (_, case) = suite::failures::CASES.iter().find(|(name, _)| *name == failure).expect("a case");
-            let world = join(SHORT);
+            suite::failures::LIMIT.set(LIMIT).expect("it is set once");
+            let world = join(LONG);
             let comm = world.communicator();
             case(&comm).unwrap_or_else(|error| panic!("{failure}: {error}"));
             report(comm.rank(), "failed as it should");
             // A process that ends without finalising takes the others with it, and they have to report too.
-            std::thread::sleep(SHORT * 5);
+            let folder = PathBuf::from(env::var_os(MEETING).expect("the driver names it"));
+            std::fs::write(folder.join(comm.rank().to_string()), "").expect("the folder is there");
+            let end = Instant::now() + LONG;
+            while std::fs::read_dir(&folder).expect("a folder").count() < comm.size() && Instant::now() < end {
+                std::thread::sleep(Duration::from_millis(20));
+            }
         }
     }
 }
 
 fn launch(ranks: usize, role: &str) -> Output {
     let program = env::current_exe().expect("the test knows its own path");
-    Command::new("mpirun")
+    let meeting = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("meeting-{}-{role}-{ranks}", std::process::id()));
+    std::fs::create_dir_all(&meeting).expect("a folder");
+    let output = Command::new("mpirun")
         .args(["--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1", "-np"])
         .arg(ranks.to_string())
         .arg(program)
         .env(ROLE, role)
+        .env(MEETING, &meeting)
         .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
         .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
         // Nothing leaves this machine, so no remote shell is needed.
         .env("OMPI_MCA_plm_rsh_agent", "/bin/false")
         .output()
-        .expect("mpirun is installed")
+        .expect("mpirun is installed");
+    std::fs::remove_dir_all(&meeting).expect("it is ours");
+    output
 }
 
 fn expect_reports(output: &Output, ranks: usize, text: &str, what: &str) {

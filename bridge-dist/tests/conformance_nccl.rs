@@ -3,6 +3,7 @@
 
 use std::io::Write;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use bridge_dist::comm::nccl::{NcclCommunicator, NcclInitError, device_count};
 use bridge_dist::comm::single::SingleCommunicator;
@@ -66,9 +67,9 @@ fn host_memory() {
 #[test]
 fn failures() {
     let Some(size) = world_size("failures", 2) else { return };
-    // Starting NCCL may take longer than the short limit of those that wait for it, which pass on a stand-in for NCCL (unit tests).
-    let timed = |name: &str| suite::failures::TIMED.contains(&name);
-    for (name, case) in suite::failures::CASES.iter().filter(|(name, _)| !timed(name)) {
+    // A first operation may take NCCL some time.
+    suite::failures::LIMIT.get_or_init(|| Duration::from_secs(4));
+    for (name, case) in suite::failures::CASES {
         let result = run_ranks(size, LONG, |bootstrap| {
             let comm: Group = Arc::new(NcclCommunicator::connect(&bootstrap, bootstrap.rank())?);
             case(&comm)?;

@@ -10,7 +10,7 @@ use bridge_dist::comm::thread::{BoxError, run_ranks};
 use bridge_dist::comm::{DType, Group, HostBuffer, ReduceOp, UnevenExchange};
 use half::bf16;
 
-const TIMEOUT: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 fn counted(comm: Group) -> (Group, Ledger) {
     let ledger = Ledger::default();

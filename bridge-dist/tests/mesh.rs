@@ -214,7 +214,7 @@ fn communicators_follow_the_mesh() {
         ..sizes(2, 1, 2)
     };
     let mesh = Mesh::new(8, sizes, RankOrder::TpCpEpDpPp).unwrap();
-    run_ranks(8, Duration::from_secs(20), |world| {
+    run_ranks(8, Duration::from_secs(120), |world| {
         let rank = world.rank();
         let groups = ProcessGroups::new(world, mesh)?;
         for kind in GroupKind::ALL {

@@ -224,15 +224,11 @@ pub(super) mod tests {
         drop(handle);
         let text = output.text();
         let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(
-            lines[..3],
-            [
-                "training: 2/4 iterations",
-                "training: 3/4 iterations, 0 s left, loss 5.5",
-                "training: 4/4 iterations, 0 s left, loss 5.5"
-            ]
-        );
-        assert!(lines[3].starts_with("training: 4/4 iterations in 0."), "{}", lines[3]);
+        assert_eq!((lines[0], lines[2]), ("training: 2/4 iterations", "training: 4/4 iterations, 0 s left, loss 5.5"));
+        let left =
+            lines[1].strip_prefix("training: 3/4 iterations, ").and_then(|line| line.strip_suffix(" left, loss 5.5"));
+        assert!(left.is_some_and(|left| left.ends_with(" s")), "{}", lines[1]);
+        assert!(lines[3].starts_with("training: 4/4 iterations in "), "{}", lines[3]);
     }
 
     #[test]
@@ -244,7 +240,7 @@ pub(super) mod tests {
         drop(handle);
         let text = output.text();
         assert_eq!(text.lines().count(), 2);
-        assert!(text.starts_with("packing: 0 documents\npacking: 1000 documents in 0."), "{text}");
+        assert!(text.starts_with("packing: 0 documents\npacking: 1000 documents in "), "{text}");
     }
 
     #[test]

@@ -132,7 +132,7 @@ fn train_instances(
         });
         Ok(Trained { values, norms, state: (elements(&state), elements(&whole_state)), whole_state })
     };
-    bridge_dist::comm::thread::run_ranks(ranks, Duration::from_secs(20), program).expect("all ranks succeed")
+    bridge_dist::comm::thread::run_ranks(ranks, Duration::from_secs(120), program).expect("all ranks succeed")
 }
 
 #[test]
@@ -245,7 +245,7 @@ fn overlap_of(settings: DistributionSettings) -> Vec<(bool, bool)> {
         reducer.end_micro_batch(0, &mut gradients)?;
         Ok((starts, is_there))
     };
-    bridge_dist::comm::thread::run_ranks(2, Duration::from_secs(20), program).expect("both ranks succeed")
+    bridge_dist::comm::thread::run_ranks(2, Duration::from_secs(120), program).expect("both ranks succeed")
 }
 
 #[test]

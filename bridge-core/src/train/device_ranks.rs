@@ -49,7 +49,7 @@ mod tests {
     /// A device that no machine has: with the feature or without, every rank gets an error that says what to do.
     #[test]
     fn nccl_that_cannot_start_is_an_error_on_every_rank() {
-        let errors = run_ranks(2, Duration::from_secs(20), |world| {
+        let errors = run_ranks(2, Duration::from_secs(120), |world| {
             let error = connect(&world, 1_000_000).map_err(|message| TrainError::Nccl { message });
             Ok::<_, TrainError>((error.expect_err("no such device").to_string(), world))
         });

@@ -34,7 +34,7 @@ thread_local! {
 }
 
 /// How long this thread has computed: other programs, and a stop of this one, do not count.
-pub(super) fn computed() -> Duration {
+pub(crate) fn computed() -> Duration {
     Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }
 

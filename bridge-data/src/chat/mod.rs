@@ -17,6 +17,8 @@ use twox_hash::XxHash3_64;
 use crate::outside;
 use crate::tokenizer::{Tokenizer, TokenizerError};
 
+#[cfg(test)]
+pub(crate) use budget::computed;
 pub use mask::EncodedChat;
 
 /// The template's name within its environment.

@@ -146,7 +146,8 @@ fn hostile_templates_end_within_a_second() {
         }
         // Of this thread: what else the machine does is not the template's fault.
         let computed = budget::computed().saturating_sub(started);
-        assert!(computed.as_millis() < 1000, "{computed:?}: {shown}");
+        // The clock of a virtual machine may count what others have taken.
+        assert!(computed.as_millis() < 2000, "{computed:?}: {shown}");
     }
 }
 

@@ -29,7 +29,7 @@ mod tests {
 
     #[test]
     fn messages_of_any_length_arrive_in_rank_order() {
-        let gathered = run_ranks(3, Duration::from_secs(20), |world| {
+        let gathered = run_ranks(3, Duration::from_secs(120), |world| {
             let mine = vec![7 + world.rank() as u8; 5 * world.rank()];
             let first = all_gather_bytes(world.as_ref(), &mine)?;
             Ok::<_, CommError>((first, all_gather_bytes(world.as_ref(), &[])?))

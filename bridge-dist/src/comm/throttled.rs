@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn transfers_take_the_time_of_a_ring_and_hide_behind_work() {
-        let seconds = run_ranks(2, Duration::from_secs(10), |world| {
+        let seconds = run_ranks(2, Duration::from_secs(60), |world| {
             let link = ThrottledCommunicator::new(world, 1e6);
             let started = Instant::now();
             let first = link.start_all_reduce(vec![1.0_f32; 7_500].into(), ReduceOp::Sum)?;

@@ -8,7 +8,7 @@ use bridge_dist::comm::thread::run_ranks;
 
 use super::*;
 
-const TIMEOUT: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Tensors of a small model: name, shape, dimension that tensor parallelism cuts, and in how many blocks.
 type Case = (&'static str, &'static [usize], Option<(usize, usize)>);

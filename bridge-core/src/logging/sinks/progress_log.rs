@@ -283,9 +283,9 @@ mod tests {
         let path = folder.path().join("save/progress.txt");
         let log = ProgressLog::new(&path, "12\t3", 2);
         let job = log.job_started(0.0).unwrap();
-        let earlier = JobStart { time: job.time - chrono::TimeDelta::seconds(100), ..job };
+        let earlier = JobStart { time: job.time - chrono::TimeDelta::seconds(100_000), ..job };
         for stage in [SaveStage::Saved, SaveStage::Begun, SaveStage::Ended] {
-            let save = SaveRecord { iteration: 7, stage, flops: 4e14, tokens: 25_000_000 };
+            let save = SaveRecord { iteration: 7, stage, flops: 4e17, tokens: 25_000_000 };
             log.checkpoint(save, &earlier).unwrap();
         }
         let text = fs::read_to_string(&path).unwrap();
@@ -293,7 +293,7 @@ mod tests {
         assert_eq!(lines[0][1..], ["Job ID: 12 3", "# GPUs: 2", "Starting job"]);
         assert_eq!(lines[1][3..6], ["Saved checkpoint", "Iteration: 7", "Job throughput: 2.0 MODEL_TFLOP/s/GPU"]);
         assert!(lines[1][6].starts_with("Cumulative throughput: "));
-        assert_eq!(lines[1][7..], ["Floating-point operations: 4.00e+14", "Tokens (in billions): 0.03"]);
+        assert_eq!(lines[1][7..], ["Floating-point operations: 4.00e+17", "Tokens (in billions): 0.03"]);
         assert_eq!(lines[2][3], "Saving async checkpoint");
         assert_eq!(lines[3][3..], ["Saved async checkpoint", "Iteration: 7"]);
         let read_back = read_job_start(&path, 2).unwrap();

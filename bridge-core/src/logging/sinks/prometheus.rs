@@ -98,10 +98,11 @@ struct Prometheus {
 }
 
 pub(super) fn open(context: &SinkContext) -> Opened {
-    context.config.logger.prometheus_addr.as_deref().map(listen).transpose()
+    let listening = context.config.logger.prometheus_addr.as_deref().map(listen).transpose()?;
+    Ok(listening.map(|page| Box::new(page) as Box<dyn Sink>))
 }
 
-fn listen(address: &str) -> Result<Box<dyn Sink>, OpenError> {
+fn listen(address: &str) -> Result<Prometheus, OpenError> {
     let refused = |message| OpenError::Setting { key: KEY, message };
     let addresses = address.to_socket_addrs().map_err(|error| {
         refused(format!("`{address}` is not an address ({error}); expected HOST:PORT, such as 127.0.0.1:9090"))
@@ -112,7 +113,7 @@ fn listen(address: &str) -> Result<Box<dyn Sink>, OpenError> {
     let pages = figures.clone();
     let server = Server::start(listener, "prometheus", move |request| answer(request, &pages));
     let server = server.map_err(|error| OpenError::log("the thread of logger.prometheus_addr", error))?;
-    Ok(Box::new(Prometheus { figures, server }))
+    Ok(Prometheus { figures, server })
 }
 
 fn answer(request: Request<'_>, figures: &Figures) -> Answer {
@@ -150,9 +151,11 @@ mod tests {
     use super::*;
     use crate::logging::record::RecordKind;
 
-    /// An address that nobody listens on.
-    fn free_address() -> String {
-        TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+    /// A page at an address of its own.
+    fn listening() -> (Prometheus, String) {
+        let sink = listen("127.0.0.1:0").unwrap();
+        let address = sink.server.address().to_string();
+        (sink, address)
     }
 
     fn ask(address: &str, request: &str) -> (String, String) {
@@ -170,8 +173,7 @@ mod tests {
 
     #[test]
     fn every_figure_is_served_with_its_type_unit_and_labels() {
-        let address = free_address();
-        let mut sink = listen(&address).unwrap();
+        let (mut sink, address) = listening();
         let mut hidden = Figure::new("loss", "", "Loss of the language model", 5.5_f32).file();
         hidden.hide();
         let figures = vec![
@@ -218,8 +220,7 @@ mod tests {
 
     #[test]
     fn other_requests_are_refused() {
-        let address = free_address();
-        let sink = listen(&address).unwrap();
+        let (sink, address) = listening();
         for (request, status) in [
             ("GET / HTTP/1.1\r\n\r\n", "404 Not Found"),
             ("POST /metrics HTTP/1.1\r\n\r\n", "405 Method Not Allowed"),

@@ -146,7 +146,7 @@ fn a_rule_of_whole_parameters_refuses_cut_ones() {
     let algorithm = EXAMPLE.with(&json!({"lr": 0.5})).unwrap();
     let settings = OptimizerSettings { algorithm, clip_grad: 0.0, count_zeros: false };
     for sharding in [Sharding::Optimizer, Sharding::Gradients, Sharding::Full] {
-        let refusals = bridge_dist::comm::thread::run_ranks(2, Duration::from_secs(20), |world| {
+        let refusals = bridge_dist::comm::thread::run_ranks(2, Duration::from_secs(120), |world| {
             let mesh = Mesh::new(2, ParallelSizes::default(), RankOrder::default()).expect("a mesh");
             let groups = ProcessGroups::new(world, mesh)?;
             let chunks = vec![toy(1, FloatDType::F32)];

@@ -138,7 +138,7 @@ mod tests {
             (&[7, 7, 9, 9], &[true, true, true, true]),
             (&[7, 7, 8, 9], &[false, false, true, true]),
         ] {
-            let found = run_ranks(values.len(), Duration::from_secs(20), |world| {
+            let found = run_ranks(values.len(), Duration::from_secs(120), |world| {
                 let hashes = vec![("same".to_owned(), 1), ("other".to_owned(), values[world.rank()])];
                 differing(&world, &hashes)
             });

@@ -45,7 +45,7 @@ const TWO_STACKS: Subject = Subject {
     batch: |m| source_and_target(2, 5 + m % 3, 11 + m as u64),
 };
 
-const TIMEOUT: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 type Gradients = BTreeMap<String, Vec<f32>>;
 

@@ -106,8 +106,7 @@ fn the_suite_passes_on_a_stand_in_for_nccl() {
 fn failures_are_found_on_a_stand_in_for_nccl() {
     for size in [2, 3] {
         for (name, case) in suite::failures::CASES {
-            let limit = if suite::failures::TIMED.contains(name) { SHORT } else { LONG };
-            run_ranks(size, limit, |bootstrap| {
+            run_ranks(size, LONG, |bootstrap| {
                 let comm = staged(&bootstrap, HEALTHY)?;
                 case(&comm)?;
                 // Nobody leaves before all have seen the failure: leaving is a failure of its own.
