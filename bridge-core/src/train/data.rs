@@ -6,18 +6,18 @@ use bridge_data::loader::{DataLoader, LoaderParams, MicroBatch};
 use bridge_data::sampler::{Incomplete, Passes, Sampler, SamplerKind, SamplerParams, Sharding};
 use bridge_data::tokenizer::{HuggingFaceTokenizer, Tokenizer};
 use bridge_data::{
-    BuildEvent, BuildObserver, DataError, DataParallel, Dataset, DatasetBuildContext, DatasetProvider, Datasets,
-    FetchOrder, LoaderRequest, ValidSet,
+    DataError, DataParallel, Dataset, DatasetBuildContext, DatasetProvider, Datasets, FetchOrder, LoaderRequest,
+    ValidSet,
 };
 
 use super::TrainError;
 use super::data_errors::name_setting;
+use super::data_events::Narrator;
 use super::model_tokenizer::{check_tokenizer_of_model, loaded_again};
 use super::registry::{DatasetFactoryContext, DatasetRegistry};
 use super::text::{PreparedText, TextWatch, prepare_text};
 use super::token_bytes::TokenBytes;
 use crate::config::{ConfigError, DataloaderType, ErrorKind, RunConfig};
-use crate::logging::terminal::complain;
 use crate::logging::{ProgressSink, Split};
 
 /// Tokenizer, datasets and loaders of a run.
@@ -115,53 +115,6 @@ fn every_token_has_all(batch: MicroBatch, kind: &str) -> Result<MicroBatch, Data
             extra.shape, batch.batch_size, batch.seq_length
         ))),
         None => Ok(batch),
-    }
-}
-
-/// Prints what happens while datasets are built, and counts how often they are read.
-struct Narrator {
-    progress: Arc<dyn ProgressSink>,
-    repeats: Arc<Mutex<Vec<String>>>,
-    /// Samples of one validation.
-    validation: u64,
-}
-
-/// Text that is read more often than this in training is mostly learned by heart (Muennighoff et al., 2023, arXiv 2305.16264).
-const MOST_PASSES: usize = 4;
-
-impl Narrator {
-    /// What to say of text that is read again and again: in training, or in a single validation.
-    fn repeated(&self, event: &BuildEvent) -> Option<String> {
-        let BuildEvent::Ready { path, split, samples, epochs, .. } = event else { return None };
-        let once = (samples / epochs.max(&1)) as u64;
-        match *split {
-            "train" if *epochs > MOST_PASSES => Some(format!(
-                "{path}: the train split has about {once} samples and is read {epochs} times (train.train_iters x train.global_batch_size samples): \
-                 so little text is learned by heart"
-            )),
-            "valid" if once < self.validation => Some(format!(
-                "{path}: the valid split has about {once} samples, and each evaluation reads {} (validation.eval_iters x \
-                 validation.eval_global_batch_size), some again and again; validation.full_validation = true reads each once",
-                self.validation
-            )),
-            _ => None,
-        }
-    }
-}
-
-impl BuildObserver for Narrator {
-    fn on_event(&self, event: &BuildEvent) {
-        if let Some(repeated) = self.repeated(event) {
-            self.repeats.lock().unwrap_or_else(PoisonError::into_inner).push(repeated);
-        }
-        let is_warning = match event {
-            BuildEvent::CacheRejected { .. } | BuildEvent::CacheNotWritten { .. } => true,
-            BuildEvent::Examples { report } => report.lacks(),
-            BuildEvent::Building { .. } | BuildEvent::Ready { .. } => false,
-        };
-        if is_warning {
-            self.progress.suspend(&mut || complain(&format!("warning: {event}")));
-        }
     }
 }
 

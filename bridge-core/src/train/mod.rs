@@ -19,6 +19,7 @@ mod checkpointing;
 mod convert;
 mod data;
 mod data_errors;
+mod data_events;
 mod data_identity;
 mod data_lengths;
 mod device;

@@ -17,6 +17,7 @@ mod rules;
 mod stragglers;
 mod together;
 mod upstream;
+mod validation_sets;
 mod values;
 
 use super::{ConfigErrors, Format, Kinds, RawConfig, RunConfig, World, load_text};

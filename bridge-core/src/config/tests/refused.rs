@@ -52,15 +52,6 @@ const REFUSED: &[(&[&str], &str)] = &[
         "validation.full_validation",
     ),
     (&["validation.test_mode=true"], "validation.test_mode"),
-    (&["validation.multiple_validation_sets=true"], "validation.multiple_validation_sets"),
-    (
-        &[
-            "dataset.kind=gpt",
-            "dataset.blend_per_split=[[['a']], [['b', 'c'], [1.0, 2.0]], 'null']",
-            "validation.multiple_validation_sets=true",
-        ],
-        "validation.multiple_validation_sets",
-    ),
     (&["optimizer.lr=null"], "optimizer.lr"),
     (&["optimizer.min_lr=1.0"], "optimizer.min_lr"),
     (&["optimizer.decoupled_min_lr=0.1"], "optimizer.decoupled_min_lr"),

@@ -1,0 +1,55 @@
+//! What is said of datasets while they are built, and of those that are read again and again.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bridge_data::{BuildEvent, BuildObserver};
+
+use crate::logging::ProgressSink;
+use crate::logging::terminal::complain;
+
+/// Prints what happens while datasets are built, and counts how often they are read.
+pub(super) struct Narrator {
+    pub progress: Arc<dyn ProgressSink>,
+    pub repeats: Arc<Mutex<Vec<String>>>,
+    /// Samples of one validation.
+    pub validation: u64,
+}
+
+/// Text that is read more often than this in training is mostly learned by heart (Muennighoff et al., 2023, arXiv 2305.16264).
+const MOST_PASSES: usize = 4;
+
+impl Narrator {
+    /// What to say of text that is read again and again: in training, or in a single validation.
+    fn repeated(&self, event: &BuildEvent) -> Option<String> {
+        let BuildEvent::Ready { path, split, samples, epochs, .. } = event else { return None };
+        let once = (samples / epochs.max(&1)) as u64;
+        match *split {
+            "train" if *epochs > MOST_PASSES => Some(format!(
+                "{path}: the train split has about {once} samples and is read {epochs} times (train.train_iters x train.global_batch_size samples): \
+                 so little text is learned by heart"
+            )),
+            "valid" if once < self.validation => Some(format!(
+                "{path}: the valid split has about {once} samples, and each evaluation reads {} (validation.eval_iters x \
+                 validation.eval_global_batch_size), some again and again; validation.full_validation = true reads each once",
+                self.validation
+            )),
+            _ => None,
+        }
+    }
+}
+
+impl BuildObserver for Narrator {
+    fn on_event(&self, event: &BuildEvent) {
+        if let Some(repeated) = self.repeated(event) {
+            self.repeats.lock().unwrap_or_else(PoisonError::into_inner).push(repeated);
+        }
+        let is_warning = match event {
+            BuildEvent::CacheRejected { .. } | BuildEvent::CacheNotWritten { .. } => true,
+            BuildEvent::Examples { report } => report.lacks(),
+            BuildEvent::Building { .. } | BuildEvent::Ready { .. } => false,
+        };
+        if is_warning {
+            self.progress.suspend(&mut || complain(&format!("warning: {event}")));
+        }
+    }
+}
