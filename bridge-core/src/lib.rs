@@ -9,6 +9,7 @@
 //! | [`plan`] | what a run on any number of ranks would cost, without running it |
 //! | [`checkpoint`] | state on disk |
 //! | [`logging`] | what a run tells the outside |
+//! | [`inspect`] | statistics of tensors |
 //! | [`resilience`] | rerun state machine, loss checks, signals |
 //!
 //! A run from code takes a recipe, a registry of kinds and a few options:
@@ -36,6 +37,7 @@
 pub mod checkpoint;
 pub mod config;
 mod http;
+pub mod inspect;
 pub mod logging;
 pub mod model;
 pub mod optim;

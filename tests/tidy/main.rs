@@ -43,11 +43,12 @@ const LONG_FILES: [(&str, usize); 0] = [];
 const LONG_FUNCTIONS: [(&str, usize); 0] = [];
 
 /// Who may use whom in bridge-core. `train` may use all, and none may use it.
-const MODULES: [(&str, &[&str]); 12] = [
+const MODULES: [(&str, &[&str]); 13] = [
     ("checkpoint", &[]),
-    ("config", &["schedule"]),
+    ("config", &["inspect", "schedule"]),
     ("http", &[]),
-    ("logging", &["config", "http", "schedule", "timers"]),
+    ("inspect", &[]),
+    ("logging", &["config", "http", "inspect", "schedule", "timers"]),
     ("model", &["config"]),
     ("optim", &["model", "timers"]),
     ("plan", &["config", "model", "optim", "schedule"]),
@@ -57,7 +58,19 @@ const MODULES: [(&str, &[&str]); 12] = [
     ("timers", &[]),
     (
         "train",
-        &["checkpoint", "config", "http", "logging", "model", "optim", "plan", "resilience", "schedule", "timers"],
+        &[
+            "checkpoint",
+            "config",
+            "http",
+            "inspect",
+            "logging",
+            "model",
+            "optim",
+            "plan",
+            "resilience",
+            "schedule",
+            "timers",
+        ],
     ),
 ];
 

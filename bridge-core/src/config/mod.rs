@@ -64,8 +64,8 @@ pub use raw::RawConfig;
 pub use reader::{Origins, Reader};
 pub use refusal::Refusal;
 pub use run_config::{
-    FinalDataset, FinalLogger, FinalModel, FinalOptimizer, FinalScheduler, FinalTraining, FinalTransformer,
-    FinalValidation, ParallelSizes, Resolved, RunConfig, SampleCounts, SchedulerSteps, World,
+    FinalDataset, FinalLogger, FinalModel, FinalOptimizer, FinalScheduler, FinalTensorInspect, FinalTraining,
+    FinalTransformer, FinalValidation, ParallelSizes, Resolved, RunConfig, SampleCounts, SchedulerSteps, World,
 };
 pub use section::Section;
 pub use sections::*;

@@ -14,6 +14,7 @@ use super::sections::{
     OptimizerConfig, PeftConfig, ProfilingConfig, RecipeConfig, RerunStateMachineConfig, RngConfig, SchedulerConfig,
     StragglerDetectionConfig, TokenizerConfig, TrainingConfig, TransformerConfig, ValidationConfig,
 };
+use crate::inspect;
 use crate::optim::rules::Rule;
 
 /// The ranks of a run.
@@ -160,6 +161,17 @@ resolved! {
     }
 }
 
+/// The resolved `[tensor_inspect]`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FinalTensorInspect {
+    /// What is taken of which tensors, and when.
+    pub rules: Vec<inspect::Rule>,
+    /// The folder of the table.
+    pub log_dir: PathBuf,
+    /// The step before the first one, as the rules count.
+    pub init_training_step: u64,
+}
+
 /// Lengths of the schedules, all counted in samples.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct SchedulerSteps {
@@ -258,6 +270,8 @@ pub struct Resolved {
     pub rng: RngConfig,
     /// Profiler windows.
     pub profiling: ProfilingConfig,
+    /// Statistics of tensors, where they are taken.
+    pub tensor_inspect: Option<FinalTensorInspect>,
     /// Result validation.
     pub rerun_state_machine: RerunStateMachineConfig,
     /// Faults on purpose.

@@ -39,6 +39,12 @@ impl From<u64> for MetricValue {
     }
 }
 
+impl From<String> for MetricValue {
+    fn from(value: String) -> Self {
+        Self::Text(value)
+    }
+}
+
 impl From<&str> for MetricValue {
     fn from(value: &str) -> Self {
         Self::Text(value.to_owned())

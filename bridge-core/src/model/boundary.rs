@@ -107,8 +107,9 @@ impl Boundary {
 
     /// The tensors, of which those that segments made since the region began are as `f` makes them.
     #[must_use]
-    pub(crate) fn map_made(self, mut f: impl FnMut(Tensor<3>) -> Tensor<3>) -> Self {
-        let changed = |entry: Entry| if entry.made { Entry { tensor: f(entry.tensor), ..entry } } else { entry };
+    pub(crate) fn map_made(self, mut f: impl FnMut(&'static str, Tensor<3>) -> Tensor<3>) -> Self {
+        let changed =
+            |entry: Entry| if entry.made { Entry { tensor: f(entry.name, entry.tensor), ..entry } } else { entry };
         Self(self.0.into_iter().map(changed).collect())
     }
 

@@ -289,6 +289,15 @@ impl Distribution {
         Ok(names.iter().cloned().zip(squares.into_iter().map(f64::sqrt)).collect())
     }
 
+    /// Hands on, of each gradient, the part that this rank counts: every element of the model's gradients is counted by one rank.
+    pub fn visit_counted(&self, gradients: &GradientBuffer, f: &mut dyn FnMut(&str, Tensor<1>)) {
+        for (name, gradient) in gradients.iter() {
+            if let Some(part) = self.counted(name, gradient).filter(|part| part.dims()[0] > 0) {
+                f(name, part);
+            }
+        }
+    }
+
     /// Names of the trained parameters of all ranks, in order: those of other stages, and of other ranks' experts, too.
     fn trained_of_all_ranks(&self) -> Result<Vec<String>, CommError> {
         let mine = self.places.iter().filter(|(_, place)| place.is_trained).map(|(name, _)| name.as_str());
@@ -331,6 +340,11 @@ impl Distribution {
     /// Squared norm of values that visit every parameter, over all ranks.
     pub(super) fn counted_square(&self, name: &str, value: &Tensor<1>) -> f64 {
         self.counted(name, value).filter(|part| part.dims()[0] > 0).map_or(0.0, |part| sum_of_squares(&part))
+    }
+
+    /// As [`Self::visit_counted`], of one value that has the form of a parameter.
+    pub(super) fn counted_part(&self, name: &str, value: &Tensor<1>) -> Option<Tensor<1>> {
+        self.counted(name, value).filter(|part| part.dims()[0] > 0)
     }
 
     /// A figure added up over all ranks.

@@ -291,6 +291,17 @@ impl Optimizer {
         Ok(self.distribution.over_world(sum)?.sqrt())
     }
 
+    /// Hands on, of each parameter in float32 where there is such a copy, the part that this rank counts: every element of the model is counted by
+    /// one rank. Updates on their way have to be settled.
+    pub fn visit_counted(&self, chunks: &[Box<dyn ModelChunk>], f: &mut dyn FnMut(&str, Tensor<1>)) {
+        self.parameters.visit_kept(chunks, &mut |name, value| {
+            let master = self.slots.get(name).and_then(|slot| slot.master.as_ref());
+            if let Some(part) = self.distribution.counted_part(name, master.unwrap_or(value)) {
+                f(name, part);
+            }
+        });
+    }
+
     /// Number of successful steps.
     pub fn steps(&self) -> u64 {
         self.step

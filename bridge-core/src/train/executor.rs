@@ -2,17 +2,16 @@
 //! are recomputed. A chunk may be a whole model or a pipeline stage of one.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use bridge_dist::comm::CommError;
 use burn::tensor::{FloatDType, Tensor};
 
-use super::region_spans::{self, Run};
+use super::region_spans::{self, Observers, Run};
+use super::streams::{self, Sort};
 use crate::model::{
     Boundary, BoundaryError, ForwardContext, ModelChunk, SegmentOutput, SegmentRole, checked, run_segments,
 };
 use crate::plan::recompute::{Cuts, Recompute, Region, plan};
-use crate::timers::Timers;
 
 /// Why a pass through a chunk ended early.
 #[derive(Debug, thiserror::Error)]
@@ -33,7 +32,7 @@ pub struct Executor {
     keeps_last_graph: bool,
     /// The first segment that uses a parameter which is trained; none before it needs a backward, unless the stage before does.
     first_trained: usize,
-    timers: Arc<Timers>,
+    observers: Observers,
 }
 
 /// What happens around the regions of a pass. Errors are those of ranks that communicate there.
@@ -114,14 +113,14 @@ impl Executor {
             regions: plan(&segments, recompute, cuts),
             keeps_last_graph: segments.last().is_some_and(|segment| segment.role == SegmentRole::Head),
             first_trained: first_trained(chunk),
-            timers: Arc::new(Timers::new(None)),
+            observers: Observers::none(),
         }
     }
 
-    /// Makes spans of segments in steps that are traced.
+    /// Shows segments to `observers`.
     #[must_use]
-    pub fn with_timers(self, timers: &Arc<Timers>) -> Self {
-        Self { timers: Arc::clone(timers), ..self }
+    pub(super) fn with_observers(self, observers: &Observers) -> Self {
+        Self { observers: observers.clone(), ..self }
     }
 
     /// Recomputes the last region too, where it is to be recomputed: for schedules with other work between its forward and its backward.
@@ -178,12 +177,12 @@ impl Executor {
             let (output, plain) = if drops_graph {
                 let plain = input.clone().map(Tensor::without_autodiff);
                 let what = (&*chunk.inference(), region.segments.clone());
-                let output = region_spans::forward(&self.timers, Run::Forward, what, plain, context)?;
+                let output = region_spans::forward(&self.observers, Run::Forward, what, plain, context)?;
                 hooks.after(chunk, &region.segments);
                 (None, output)
             } else {
                 let what = (&*chunk, region.segments.clone());
-                let output = region_spans::forward(&self.timers, Run::Forward, what, input.clone(), context)?;
+                let output = region_spans::forward(&self.observers, Run::Forward, what, input.clone(), context)?;
                 let plain = without_autodiff(&output);
                 (Some(output), plain)
             };
@@ -235,15 +234,17 @@ impl Executor {
                 None => {
                     hooks.before(chunk, self.around(index).backward())?;
                     let what = (&*chunk, segments.clone());
-                    region_spans::forward(&self.timers, Run::Recompute, what, input.clone(), context)?
+                    region_spans::forward(&self.observers, Run::Recompute, what, input.clone(), context)?
                 }
             };
-            gradients = region_spans::backward(&self.timers, (&|| chunk.segments(), segments), || {
+            self.look_at_gradients((chunk, segments.end), &gradients);
+            gradients = region_spans::backward(&self.observers.timers, (&|| chunk.segments(), segments), || {
                 region_backward(chunk, input, output, gradients, hooks)
             });
             hooks.after(chunk, segments);
             hooks.left(segments)?;
         }
+        self.look_at_gradients((chunk, 0), &gradients);
         for declared in chunk.boundary(0, context.batch) {
             if gradients.get(declared.name).is_none() {
                 let options = (&context.batch.tokens.device().without_autodiff(), declared.dtype.into());
@@ -251,6 +252,13 @@ impl Executor {
             }
         }
         Ok(checked(chunk, 0, gradients, context.batch)?)
+    }
+
+    /// Looks at the gradients of the boundary before a segment, in steps whose tensors are looked at.
+    fn look_at_gradients(&self, (chunk, segment): (&dyn ModelChunk, usize), gradients: &Boundary) {
+        if self.observers.inspector.is_on() {
+            streams::look(&self.observers.inspector, (&chunk.segments(), segment), Sort::Gradients, gradients);
+        }
     }
 
     /// A region with its neighbours.

@@ -67,6 +67,7 @@ mod setup;
 mod sft_data;
 mod step;
 mod stop_notice;
+mod streams;
 mod subsystem;
 mod text;
 mod threads;

@@ -1,5 +1,6 @@
-//! Spans of the segments of a chunk, in steps that are traced; otherwise segments run as they are. Graphs are not cut for it: backward says
-//! where it is, by operations that hand gradients on as they are, so that no number changes.
+//! Spans of the segments of a chunk, in steps that are traced, and statistics of the residual stream between them, in steps whose tensors are
+//! looked at; otherwise segments run as they are. Graphs are not cut for it: backward says where it is, by operations that hand gradients on as
+//! they are, so that no number changes.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -9,10 +10,32 @@ use std::time::Instant;
 use bridge_kernels::vjp::attach;
 use burn::tensor::Tensor;
 
+use super::streams::{self, Sort, role_name};
+use crate::inspect::Inspector;
 use crate::model::{
-    Boundary, BoundaryError, ForwardContext, ModelChunk, Segment, SegmentOutput, SegmentRole, run_segments,
+    Boundary, BoundaryError, ForwardContext, HIDDEN_STATES, ModelChunk, Segment, SegmentOutput, run_segments,
 };
 use crate::timers::{Labels, Span, Timers};
+
+/// Who looks at segments while they run.
+#[derive(Clone, Debug)]
+pub(super) struct Observers {
+    /// Records spans.
+    pub timers: Arc<Timers>,
+    /// Takes statistics.
+    pub inspector: Arc<Inspector>,
+}
+
+impl Observers {
+    /// Nobody.
+    pub fn none() -> Self {
+        Self { timers: Arc::new(Timers::new(None)), inspector: Arc::default() }
+    }
+
+    fn look(&self) -> bool {
+        self.timers.spans().are_on() || self.inspector.is_on()
+    }
+}
 
 /// What segments are run for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,17 +57,22 @@ impl Run {
 
 /// Runs segments as [`run_segments`], each with a span.
 pub(super) fn forward(
-    timers: &Arc<Timers>,
+    observers: &Observers,
     run: Run,
     (chunk, segments): (&dyn ModelChunk, Range<usize>),
     mut input: Boundary,
     context: &ForwardContext,
 ) -> Result<SegmentOutput, BoundaryError> {
-    let spans = timers.spans();
-    if !spans.are_on() {
+    if !observers.look() {
         return run_segments(chunk, segments, input, context);
     }
-    let all = chunk.segments();
+    let Observers { timers, inspector } = observers;
+    let spans = timers.spans();
+    let all: Arc<[Segment]> = chunk.segments().into();
+    let looks = run == Run::Forward && inspector.is_on();
+    if looks && segments.start == 0 {
+        streams::look(inspector, (&all, 0), Sort::Values, &input);
+    }
     for index in segments.clone() {
         let shapes = spans.take_shapes().then(|| match input.is_empty() {
             true => format!("tokens {:?}", context.batch.tokens.dims()),
@@ -52,11 +80,16 @@ pub(super) fn forward(
         });
         let start = Instant::now();
         let output = run_segments(chunk, index..index + 1, input, context)?;
-        let (name, labels) = (name(&all[index], run.name()), labels(&all[index], spans.microbatch()));
-        spans.add(Span { name, labels, shapes, start, end: Instant::now() });
+        if spans.are_on() {
+            let (name, labels) = (name(&all[index], run.name()), labels(&all[index], spans.microbatch()));
+            spans.add(Span { name, labels, shapes, start, end: Instant::now() });
+        }
+        if let (SegmentOutput::Boundary(boundary), true) = (&output, looks) {
+            streams::look(inspector, (&all, index + 1), Sort::Values, boundary);
+        }
         match output {
             SegmentOutput::Boundary(boundary) if index + 1 < segments.end => {
-                input = boundary.map_made(|tensor| marked(tensor, timers, index));
+                input = boundary.map_made(|name, tensor| marked((name, tensor), observers, (&all, index)));
             }
             output => return Ok(output),
         }
@@ -96,15 +129,24 @@ pub(super) fn backward<T>(
     result
 }
 
-/// The tensor, in whose backward is noted that it has come to the output of `segment`.
-fn marked(tensor: Tensor<3>, timers: &Arc<Timers>, segment: usize) -> Tensor<3> {
+/// The tensor, in whose backward is noted that it has come to the output of `segment`, and what its gradient is.
+fn marked(
+    (name, tensor): (&'static str, Tensor<3>),
+    observers: &Observers,
+    (all, segment): (&Arc<[Segment]>, usize),
+) -> Tensor<3> {
     if !tensor.is_tracked() {
         return tensor;
     }
-    let timers = Arc::clone(timers);
+    let (observers, all) = (observers.clone(), Arc::clone(all));
     let value = tensor.clone().without_autodiff();
-    attach(value, vec![tensor.into_dispatch()], move |gradient| {
-        timers.spans().backward_reached(segment);
+    attach(value, vec![tensor.into_dispatch()], move |gradient: Tensor<3>| {
+        if observers.timers.spans().are_on() {
+            observers.timers.spans().backward_reached(segment);
+        }
+        if name == HIDDEN_STATES {
+            streams::look_at(&observers.inspector, (&all, segment + 1), Sort::Gradients, &gradient);
+        }
         vec![gradient.into_dispatch()]
     })
 }
@@ -114,14 +156,5 @@ fn labels(segment: &Segment, microbatch: Option<usize>) -> Labels {
 }
 
 fn name(segment: &Segment, what: &str) -> Cow<'static, str> {
-    let role = match segment.role {
-        SegmentRole::Embedding => "embedding",
-        SegmentRole::Attention => "attention",
-        SegmentRole::Mlp => "mlp",
-        SegmentRole::Moe => "moe",
-        SegmentRole::Layer => "layer",
-        SegmentRole::StackEnd => "stack-end",
-        SegmentRole::Head => "head",
-    };
-    Cow::Owned(format!("{role}-{what}"))
+    Cow::Owned(format!("{}-{what}", role_name(segment.role)))
 }

@@ -24,6 +24,7 @@ use super::lock::RunLock;
 use super::outputs::Outputs;
 use super::pipeline;
 use super::preparation::{Preparation, prepare_text_of_ranks};
+use super::region_spans::Observers;
 use super::registry::{DatasetRegistry, Registry};
 use super::report::GlobalState;
 use super::reporter::{Console, Reporter};
@@ -259,8 +260,10 @@ fn build_training(
     for group in optimizer.groups() {
         scheduler.check_group(&schedule_overrides(group))?;
     }
+    let observers = Observers { timers: Arc::clone(timers), inspector: Arc::default() };
     let training = Training {
-        pipeline: pipeline::pipeline(config, &context.parallel, &chunks, &device).with_timers(timers),
+        pipeline: pipeline::pipeline(config, &context.parallel, &chunks, &device).with_observers(&observers),
+        inspector: observers.inspector,
         optimizer: optimizer.with_timers(timers),
         gradients: GradientBuffer::new(accumulation(config)),
         reducer: GradientReducer::new(distribution, convert::wire(config), plain)

@@ -71,6 +71,7 @@ fn compute_step(run: &mut TrainingRun, mut data: StepData, started: Instant) -> 
         }
         false => Vec::new(),
     };
+    run.training.inspect_gradients(loss_scale, pass_result.divisor);
     let can_fall = run.training.loss_scaler.can_fall();
     let outcome = optimizer_step(run, &rates, pass_result.divisor)?;
     let batch_size = num_microbatches * run.config.samples_per_microstep() as u64;
@@ -161,6 +162,7 @@ struct Gathered {
 fn forward_backward(run: &mut TrainingRun, data: &mut StepData) -> Result<PassEnd, TrainError> {
     run.training.gradients.clear();
     run.training.reducer.clear();
+    run.training.inspector.restart();
     run.exits.begin_step();
     let per_token = run.config.model.calculate_per_token_loss;
     let mut gathered = Gathered {

@@ -11,6 +11,8 @@ use super::TrainError;
 use super::checkpointing::AdapterBase;
 use super::forward_step::ForwardStep;
 use super::pipeline::Pipeline;
+use super::streams::numbers;
+use crate::inspect::{Inspector, TensorKind};
 use crate::model::{Adapter, Batch, ModelChunk};
 use crate::optim::{GradientBuffer, GradientReducer, Optimizer};
 use crate::schedule::{LossScaler, NumMicrobatchesCalculator, OptimizerParamScheduler};
@@ -29,6 +31,8 @@ pub(super) struct Training {
     pub flops_per_sequence: Option<f64>,
     pub forward_step: Box<dyn ForwardStep>,
     pub device: Device,
+    /// Takes statistics of tensors, in steps whose tensors are looked at.
+    pub inspector: Arc<Inspector>,
     /// The adapter's base, which checkpoints leave out and name.
     pub base: Option<AdapterBase>,
     /// What the model was built with.
@@ -70,6 +74,20 @@ impl Training {
             0 => stream,
             rank => stream.derive_name("data-parallel rank").derive(rank as u64),
         }
+    }
+
+    /// Takes statistics of the reduced gradients of parameters, in steps whose tensors are looked at. They are still scaled as the loss was, and
+    /// not yet divided by `divisor`.
+    pub fn inspect_gradients(&self, loss_scale: f64, divisor: f64) {
+        if !self.inspector.is_on() {
+            return;
+        }
+        let distribution = self.optimizer.distribution();
+        let unscale = 1.0 / (loss_scale * divisor);
+        self.inspector.scale_gradients(unscale, unscale / distribution.loss_factor());
+        distribution.visit_counted(&self.gradients, &mut |name, part| {
+            self.inspector.add(name, TensorKind::WeightGradient, || numbers(part));
+        });
     }
 
     /// The norm of all parameters. All ranks call this together.

@@ -20,6 +20,7 @@ mod ranges;
 pub(super) mod refused;
 mod scheduler;
 mod stragglers;
+mod tensor_inspect;
 mod tokenizer;
 mod train;
 mod unused;
@@ -57,6 +58,7 @@ fn run(raw: &RawConfig, world: &World, purpose: Purpose) -> Result<RunConfig, Co
     let scheduler = scheduler::resolve(&mut draft, &train);
     let dataset = dataset::resolve(&mut draft);
     let logger = logger::resolve(&mut draft, &name);
+    let tensor_inspect = tensor_inspect::resolve(&mut draft, &logger);
     tokenizer::check(&mut draft);
     checkpoint::check(&mut draft);
     // 4. Rules between sections.
@@ -79,6 +81,7 @@ fn run(raw: &RawConfig, world: &World, purpose: Purpose) -> Result<RunConfig, Co
         dataset,
         tokenizer: recipe.tokenizer.clone(),
         logger,
+        tensor_inspect,
         checkpoint: recipe.checkpoint.clone(),
         dist: recipe.dist.clone(),
         ddp: recipe.ddp.clone(),

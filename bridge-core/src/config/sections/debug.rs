@@ -42,16 +42,14 @@ section! {
     /// Tensor statistics.
     pub struct TensorInspectConfig {
         /// Enable it.
-        enabled: bool = false
-            => no_counterpart("statistics by NVIDIA's DL framework inspect; logger.log_l2_norm_grad_to_tensorboard has gradient norms");
-        /// Feature specification.
-        features: Option<AnyValue> = None
-            => no_counterpart("which statistics tensor_inspect.enabled takes, and of what");
+        enabled: bool = false;
+        /// What is taken of which tensors: a table in the form of NVIDIA's DL framework inspect, or a file of one (YAML, TOML or JSON).
+        features: Option<AnyValue> = None;
         /// Feature code folders.
         feature_dirs: Option<Vec<PathBuf>> = None => no_counterpart("folders of Python code for further statistics");
-        /// Output folder.
-        log_dir: Option<PathBuf> = None => no_counterpart("the folder of its statistics");
-        /// First step counted.
-        init_training_step: usize = 0 => no_counterpart("the step at which its count starts");
+        /// The folder of `tensor_statistics.csv`; `logger.log_dir` by default.
+        log_dir: Option<PathBuf> = None;
+        /// The step before the first one, for `freq`, `start_step` and `end_step`.
+        init_training_step: usize = 0;
     }
 }

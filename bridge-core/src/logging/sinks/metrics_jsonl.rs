@@ -1,6 +1,7 @@
 //! `metrics.jsonl`: one JSON object a line, each iteration once, also after a crash and a resume. The file is of one run, whose name is in every
 //! line; that of another run is kept beside it.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::FileTypeExt;
@@ -135,13 +136,15 @@ impl MetricsFile {
     }
 }
 
-/// Renames a metrics file after the run whose records it has, without replacing any file.
-fn set_aside(path: &Path, owner: &str) -> io::Result<()> {
+/// Renames a file after the run whose records it has, without replacing any file.
+pub(super) fn set_aside(path: &Path, owner: &str) -> io::Result<()> {
     // What a file says is no path.
     let owner: String = owner.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').take(100).collect();
     for number in 1.. {
         let suffix = if number == 1 { String::new() } else { format!("-{number}") };
-        let kept = path.with_file_name(format!("metrics-{owner}{suffix}.jsonl"));
+        let part = |part: Option<&OsStr>| part.map(|part| part.to_string_lossy().into_owned()).unwrap_or_default();
+        let (stem, extension) = (part(path.file_stem()), part(path.extension()));
+        let kept = path.with_file_name(format!("{stem}-{owner}{suffix}.{extension}"));
         // A link is made only where there is no file of that name.
         match fs::hard_link(path, &kept) {
             Ok(()) => return fs::remove_file(path),

@@ -8,6 +8,7 @@ mod progress_log;
 mod prometheus;
 mod rank_log;
 mod run_record;
+mod tensor_table;
 mod tensorboard;
 mod train_log;
 
@@ -30,6 +31,7 @@ const RECIPE: &[Open] = &[
     plot::open,
     train_log::open,
     run_record::open,
+    tensor_table::open,
 ];
 
 /// Opens the sinks that the recipe asks for.

@@ -17,6 +17,7 @@ mod stall;
 mod straggler_scores;
 mod straggler_times;
 mod synchronize;
+mod tensor_inspect;
 mod timeouts;
 mod times;
 mod weight_hashes;
@@ -71,6 +72,9 @@ impl Doors {
         }
         if let Some(settings) = config.straggler.as_ref().filter(|settings| settings.log_straggler) {
             subsystems.push(Box::new(straggler_times::StragglerTimes::new(settings, placement.clone())));
+        }
+        if let Some(inspect) = tensor_inspect::TensorInspect::new(config) {
+            subsystems.push(Box::new(inspect));
         }
         let measuring: [Box<dyn Subsystem>; 6] = [
             Box::new(timeouts::Timeouts),

@@ -25,6 +25,7 @@ use bridge_dist::schedule::{PipelineShape, ScheduleKind, rank_actions};
 use burn::tensor::{Device, FloatDType, Tensor};
 
 use super::executor::{Executor, RegionHooks};
+use super::region_spans::Observers;
 use crate::config::RunConfig;
 use crate::model::{Batch, LayerMetrics, Mode, ModelChunk};
 use crate::plan::recompute::{Cuts, Recompute};
@@ -133,11 +134,11 @@ impl Pipeline {
         }
     }
 
-    /// Times the work of passes that train, and what they send and wait for.
+    /// Times the work of passes that train, and what they send and wait for, and shows their segments to `observers`.
     #[must_use]
-    pub fn with_timers(mut self, timers: &Arc<Timers>) -> Self {
-        self.timers = Arc::clone(timers);
-        self.executors = self.executors.into_iter().map(|executor| executor.with_timers(timers)).collect();
+    pub(super) fn with_observers(mut self, observers: &Observers) -> Self {
+        self.timers = Arc::clone(&observers.timers);
+        self.executors = self.executors.into_iter().map(|executor| executor.with_observers(observers)).collect();
         self
     }
 
