@@ -226,3 +226,16 @@ fn a_run_that_was_killed_is_told_from_one_that_trains() {
     child.wait().unwrap();
     assert_eq!(state().as_deref(), Some("killed"));
 }
+
+#[test]
+fn energy_is_logged_where_it_is_counted_and_an_error_where_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = bridge(folder.path(), &["train.train_iters=3", "logger.log_energy=true", "logger.log_interval=1"]);
+    let counter = std::fs::read_to_string("/sys/class/powercap/intel-rapl:0/energy_uj");
+    if counter.is_ok() {
+        assert!(output.status.success() && text(&output).contains("power per rank (W/rank)"), "{}", text(&output));
+    } else {
+        assert_eq!(output.status.code(), Some(2), "{}", text(&output));
+        assert!(text(&output).contains("logger.log_energy") && text(&output).contains("powercap"), "{}", text(&output));
+    }
+}

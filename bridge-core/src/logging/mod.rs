@@ -4,6 +4,7 @@
 mod bars;
 pub mod chart;
 pub mod curves;
+mod energy;
 pub mod flight;
 mod json_value;
 pub mod losses;
@@ -22,6 +23,7 @@ pub mod trace;
 mod training_log;
 
 pub use bars::TerminalProgress;
+pub use energy::EnergyCounters;
 pub use json_value::MetricValue;
 pub use memory::{DeviceMemory, HostMemory, MemoryOfRanks, RankMemory};
 pub use progress::{NoProgress, PlainProgress, ProgressHandle, ProgressMode, ProgressSink, ProgressTask};

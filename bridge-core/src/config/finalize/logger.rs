@@ -47,6 +47,11 @@ pub(super) fn check(draft: &mut Draft<'_>) {
         }
         return;
     }
+    draft.forbid(
+        logger.log_energy && !matches!(draft.recipe.device.as_str(), "flex" | "cpu"),
+        "logger.log_energy",
+        "counts processors and memory; the energy of a GPU is not read in this release",
+    );
     times(draft);
     evaluations(draft);
     window(draft);

@@ -64,8 +64,8 @@ section! {
         barrier_with_L1_time: bool = true;
         /// World size as metric.
         log_world_size_to_tensorboard: bool = false;
-        /// Energy per device.
-        log_energy: bool = false => not_built("the energy counters of GPUs");
+        /// Energy of a step and power, for each rank, by the counters of processors and memory.
+        log_energy: bool = false;
         /// W&B project.
         wandb_project: Option<String> = None
             => not_built("Weights & Biases; metrics.jsonl and TensorBoard files hold every metric");

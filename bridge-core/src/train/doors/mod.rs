@@ -3,6 +3,7 @@
 mod best;
 mod divergence;
 mod early_stopping;
+mod energy;
 mod expert_bias;
 mod flight_recorder;
 mod heartbeats;
@@ -72,6 +73,9 @@ impl Doors {
         }
         if let Some(settings) = config.straggler.as_ref().filter(|settings| settings.log_straggler) {
             subsystems.push(Box::new(straggler_times::StragglerTimes::new(settings, placement.clone())));
+        }
+        if config.logger.log_energy {
+            subsystems.push(Box::new(energy::Energy::new(&placement.node)));
         }
         if let Some(inspect) = tensor_inspect::TensorInspect::new(config) {
             subsystems.push(Box::new(inspect));
