@@ -189,3 +189,64 @@ fn validation_files_are_evaluated_apart() {
         assert_close(&figures(spread), &figures(found), "on two ranks");
     }
 }
+
+/// A run on the data of [`data`] with `more`, which says how long it is.
+fn epochs(folder: &Path, root: &Path, more: &[&str]) -> std::process::Output {
+    let dataset_root = format!("dataset.dataset_root={}", root.display());
+    let of_data = [
+        "dataset.kind=finetuning",
+        &dataset_root,
+        "dataset.path_to_cache=cache",
+        "dataset.data_sharding=true",
+        "model.seq_length=64",
+        "validation.eval_iters=0",
+        "scheduler.lr_warmup_iters=0",
+        "logger.log_interval=1",
+        "checkpoint.save=saved",
+    ];
+    bridge(folder, &[&of_data[..], more].concat())
+}
+
+#[test]
+fn epochs_are_counted_by_the_data() {
+    let data = data();
+    // 16 examples in 8 packs: two and a half epochs are 20 packs, three batches of 8.
+    let length = ["train.train_iters=null", "train.num_epochs=2.5"];
+    for (how, iterations, said) in [(PACKED, 3, "2.5 of 8 samples: 3"), (ALONE, 3, "2.5 of 16 samples: 3")] {
+        let (counted, given) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let stopped = epochs(counted.path(), data.path(), &[how, &length, &["train.exit_interval=2"]].concat());
+        assert!(
+            String::from_utf8_lossy(&stopped.stdout).contains(said),
+            "{}",
+            String::from_utf8_lossy(&stopped.stdout)
+        );
+        let resumed = epochs(counted.path(), data.path(), &[how, &length, &["checkpoint.load=saved"]].concat());
+        assert!(resumed.status.success(), "{}", String::from_utf8_lossy(&resumed.stderr));
+        let iters = format!("train.train_iters={iterations}");
+        assert!(epochs(given.path(), data.path(), &[how, &[iters.as_str()]].concat()).status.success());
+        let losses = losses_of(counted.path(), "train");
+        assert_eq!(losses, losses_of(given.path(), "train"), "{how:?}");
+        assert_eq!(losses.len(), iterations);
+        let saved = |folder: &Path| std::fs::read_to_string(folder.join("saved/iter_0000003/run_config.toml")).unwrap();
+        assert!(saved(counted.path()).contains("train_iters = 3") && !saved(counted.path()).contains("num_epochs"));
+    }
+    let two_ranks = tempfile::tempdir().unwrap();
+    let layout = ["--ranks", "2", "train.train_iters=null", "train.num_epochs=1"];
+    let output = epochs(two_ranks.path(), data.path(), &[PACKED, &layout].concat());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(losses_of(two_ranks.path(), "train").len(), 1);
+}
+
+#[test]
+fn epochs_of_other_data_and_a_second_length_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let refused = |arguments: &[&str], part: &str| {
+        let output = bridge(folder.path(), arguments);
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{text}");
+        assert!(text.contains("train.num_epochs") && text.contains(part), "{text}");
+    };
+    refused(&["train.num_epochs=2"], "excludes train.train_iters");
+    refused(&["train.train_iters=null", "train.num_epochs=2"], "dataset.kind = \"finetuning\"");
+    refused(&["train.train_iters=null", "train.num_epochs=0"], "0");
+}

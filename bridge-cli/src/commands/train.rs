@@ -340,11 +340,13 @@ fn print_dry_run(report: &DryRunReport, is_json: bool) {
         (None, None) => "memory  not known".into(),
     });
     line(&format!("step    {}, {} tokens per second", seconds(report.step_seconds), number(report.tokens_per_second)));
-    let hours = report.total_seconds / 3600.0;
+    let Some((steps, total)) = report.train_iters.zip(report.total_seconds) else {
+        return line("run     train.num_epochs is known in steps when the data has been read");
+    };
+    let hours = total / 3600.0;
     line(&format!(
-        "run     {} steps in {}, without evaluations and checkpoints",
-        report.train_iters,
-        if hours >= 1.0 { format!("{hours:.1} h") } else { seconds(report.total_seconds) }
+        "run     {steps} steps in {}, without evaluations and checkpoints",
+        if hours >= 1.0 { format!("{hours:.1} h") } else { seconds(total) }
     ));
 }
 

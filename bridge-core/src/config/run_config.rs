@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use bridge_dist::mesh::{Mesh, MeshError, ParallelSizes as MeshSizes, RankOrder};
 
 use super::error::{ConfigError, ConfigErrors, ErrorKind};
+use super::kinds::Kinds;
 use super::node::Location;
+use super::raw::RawConfig;
 use super::reader::{Origins, locate};
 use super::sections::{
     Blend, CheckpointConfig, DistributedDataParallelConfig, DistributedInitConfig, FaultToleranceConfig,
@@ -363,6 +365,26 @@ impl RunConfig {
     /// The resolved settings as a recipe: reading and finalizing it gives an equal `RunConfig`.
     pub fn recipe(&self) -> &RecipeConfig {
         &self.recipe
+    }
+
+    /// The configuration with as many iterations as its `train.num_epochs` take of `samples` in an epoch, rounded up to whole ones, and without
+    /// `num_epochs`; `None` where the recipe counts otherwise.
+    ///
+    /// # Errors
+    /// What is wrong with the recipe at this number of iterations, such as a warmup that is longer.
+    pub fn with_epoch(&self, samples: usize, kinds: &Kinds) -> Option<Result<Self, ConfigErrors>> {
+        let epochs = self.train.num_epochs?;
+        let iterations = (epochs * samples as f64 / self.train.global_batch_size as f64).ceil().max(1.0);
+        let mut raw = RawConfig::with_kinds(kinds.clone());
+        *raw = self.recipe.clone();
+        (raw.train.num_epochs, raw.train.train_iters) = (None, Some(iterations as usize));
+        let counted = raw.finalize(&World { size: self.parallel.world_size });
+        Some(counted.map(|counted| Self { origins: self.origins.clone(), ..counted }))
+    }
+
+    /// Whether the number of iterations is not known before the data has been read.
+    pub fn counts_epochs(&self) -> bool {
+        self.train.num_epochs.is_some()
     }
 
     /// Warnings about valid but probably unintended settings, one sentence each.

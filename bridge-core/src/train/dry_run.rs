@@ -31,10 +31,10 @@ pub struct DryRunReport {
     pub step_seconds: f64,
     /// Tokens of all ranks in a second.
     pub tokens_per_second: f64,
-    /// Steps of the real run.
-    pub train_iters: usize,
+    /// Steps of the real run; `None` where it counts epochs, whose length is known when the data has been read.
+    pub train_iters: Option<usize>,
     /// Time of all of them, in seconds; without evaluations and checkpoints.
-    pub total_seconds: f64,
+    pub total_seconds: Option<f64>,
     /// The highest resident memory of all processes together, in bytes; `None` on systems that do not say.
     pub peak_bytes: Option<u64>,
     /// What the plan says, in bytes; `None` for kinds of model that do not say what they cost.
@@ -48,7 +48,7 @@ pub struct DryRun {
     pub config: RunConfig,
     /// Where the short run may leave something. The caller removes it.
     pub folder: PathBuf,
-    train_iters: usize,
+    train_iters: Option<usize>,
 }
 
 impl DryRun {
@@ -66,7 +66,8 @@ impl DryRun {
         short.train.train_iters = Some(STEPS);
         short.train.check_memory = recipe.train.check_memory;
         let config = short.finalize(world)?;
-        Ok(Self { config, folder: folder.to_owned(), train_iters: real.train.train_iters })
+        let train_iters = (!real.counts_epochs()).then_some(real.train.train_iters);
+        Ok(Self { config, folder: folder.to_owned(), train_iters })
     }
 
     /// What watches the run on each rank, and hands the report to `tell` on rank 0.
@@ -76,7 +77,7 @@ impl DryRun {
 }
 
 struct Watch {
-    train_iters: usize,
+    train_iters: Option<usize>,
     models: ModelRegistry,
     tell: Option<Box<dyn FnOnce(DryRunReport) + Send>>,
 }
@@ -105,7 +106,7 @@ impl Subsystem for Watch {
                 step_seconds: step.seconds,
                 tokens_per_second: step.num_tokens as f64 / step.seconds,
                 train_iters: self.train_iters,
-                total_seconds: step.seconds * self.train_iters as f64,
+                total_seconds: self.train_iters.map(|iterations| step.seconds * iterations as f64),
                 peak_bytes: peaks.iter().copied().sum(),
                 planned_bytes: self.planned(config).map(|bytes| bytes + peaks.len() as u64 * OF_A_PROCESS),
             });

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::{TrainError, convert};
-use crate::config::RunConfig;
+use crate::config::{ConfigError, ErrorKind, RunConfig};
 use crate::schedule::{GroupOverrides, NumMicrobatchesCalculator, OptimizerParamScheduler};
 
 /// What one iteration uses.
@@ -24,8 +24,13 @@ pub struct ScheduleRow {
 /// The schedule of a run in which no step is skipped.
 ///
 /// # Errors
-/// If the schedule or the batch sizes contradict each other.
+/// If the schedule or the batch sizes contradict each other, or the run counts epochs, whose length it does not know.
 pub fn schedule_of(config: &RunConfig) -> Result<Vec<ScheduleRow>, TrainError> {
+    if config.counts_epochs() {
+        let message = "is known in iterations when the data has been read; give train.train_iters to see the schedule";
+        let error = ConfigError::new(ErrorKind::Conflict, "train.num_epochs", message);
+        return Err(TrainError::Config(error.with_location(config.location("train.num_epochs")).into()));
+    }
     let mut scheduler = OptimizerParamScheduler::new(convert::scheduler(config))?;
     let mut batches = NumMicrobatchesCalculator::new(convert::batch_size(config))?;
     let mut rows = Vec::with_capacity(config.train.train_iters);

@@ -25,7 +25,7 @@ use super::outputs::Outputs;
 use super::pipeline;
 use super::preparation::{Preparation, prepare_text_of_ranks};
 use super::region_spans::Observers;
-use super::registry::{DatasetRegistry, Registry};
+use super::registry::Registry;
 use super::report::GlobalState;
 use super::reporter::{Console, Reporter};
 use super::restart::Seat;
@@ -148,7 +148,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let requests = exits.requests();
     let base = lineage.tokenizer();
     let preparation = Preparation { config: &config, groups, place, base, requests, reporter: &reporter };
-    let (data, known) = build_data(&preparation, &registry.datasets, (&lineage, &begun))?;
+    let (config, data, known) = build_data(&preparation, registry, (&lineage, &begun))?;
     let padded_vocab_size = vocabulary::rows(&config, &data, start.as_ref(), &reporter)?;
     memory_check::check(&config, &registry.models, groups, padded_vocab_size, &reporter)?;
     let opened = open(
@@ -310,22 +310,36 @@ fn timers(config: &RunConfig, device: &Device) -> Timers {
 /// The data of a run that starts from `begun`. Another process that needs the same text may have it when all ranks have opened it.
 fn build_data(
     preparation: &Preparation,
-    registry: &DatasetRegistry,
+    registry: &Registry,
     (lineage, begun): (&Lineage, &TrainState),
-) -> Result<(RunData, Known), TrainError> {
+) -> Result<(Arc<RunConfig>, RunData, Known), TrainError> {
     let Preparation { config, groups, reporter, .. } = *preparation;
     let text = prepare_text_of_ranks(preparation)?;
-    let data = ranks::first_alone(groups, "preparing data", || {
-        RunData::build(config, registry, &text, &reporter.progress(), data_parallel(groups))
-    })?;
+    let build = |config: &Arc<RunConfig>| {
+        ranks::first_alone(groups, "preparing data", || {
+            RunData::build(config, &registry.datasets, &text, &reporter.progress(), data_parallel(groups))
+        })
+    };
+    let (mut config, mut data) = (Arc::clone(config), build(config)?);
+    let epoch = data.datasets().train.as_ref().map_or(0, |train| train.len());
+    if let Some(counted) = config.with_epoch(epoch, &registry.kinds()) {
+        let epochs = config.train.num_epochs.unwrap_or_default();
+        config = Arc::new(counted?);
+        let iterations = config.train.train_iters;
+        reporter.note(&format!("train.num_epochs = {epochs} of {epoch} samples: {iterations} iterations"));
+        data = build(&config)?;
+    }
+    let config_of_run = &config;
     let known = match ranks::is_first(groups) {
-        true => lineage.check_data(config, &data, text.prefix.as_deref()).map(|known| known.with(data.repeats())),
+        true => {
+            lineage.check_data(config_of_run, &data, text.prefix.as_deref()).map(|known| known.with(data.repeats()))
+        }
         false => Ok(Known::default()),
     };
     let known = ranks::agree(groups, "comparing the data with the checkpoint's", known)?;
     drop(text);
-    ranks::agree(groups, "looking at the data's length", check_lengths(config, &data, begun))?;
-    Ok((data, known))
+    ranks::agree(groups, "looking at the data's length", check_lengths(config_of_run, &data, begun))?;
+    Ok((config, data, known))
 }
 
 /// What a run is known to be able to start with.

@@ -1,11 +1,11 @@
-//! `[logger]` and `[profiling]`.
+//! `[logger]`, `[profiling]` and `[tensor_inspect]`.
 
 use super::super::contexts::{on, tiny, tiny_with, watched};
 use super::super::row::{AS_IT_IS, Row, row, switch};
 use super::super::run::Meddling;
 
 pub fn rows() -> Vec<Row> {
-    [console(), timers(), curves(), places(), traces()].concat()
+    [console(), timers(), curves(), places(), traces(), tensors(), vec![energy()]].concat()
 }
 
 fn console() -> Vec<Row> {
@@ -91,4 +91,21 @@ fn traces() -> Vec<Row> {
         row("profiling.profile_ranks", &on(2, &window), &[AS_IT_IS, "[0]"]).moves("files trace"),
         switch("profiling.pytorch_profiler_collect_shapes", &traced).moves("trace"),
     ]
+}
+
+fn tensors() -> Vec<Row> {
+    let inspected = tiny_with(&["tensor_inspect.enabled=true"]);
+    let weights = "{a={LogTensorStats={tensors='weight',stats='max'}}}";
+    let third = "tensor_inspect.features={a={LogTensorStats={tensors='weight',stats='max',freq=3}}}";
+    vec![
+        row("tensor_inspect.enabled", &tiny(), &["false", "true"]).moves("events files scalars"),
+        row("tensor_inspect.features", &inspected, &[AS_IT_IS, weights]).moves("events scalars"),
+        row("tensor_inspect.log_dir", &inspected, &[AS_IT_IS, "elsewhere"]).moves("files"),
+        row("tensor_inspect.init_training_step", &inspected.with(&[third]), &[AS_IT_IS, "1"]).moves("events scalars"),
+    ]
+}
+
+fn energy() -> Row {
+    let is_counted = std::fs::read_to_string("/sys/class/powercap/intel-rapl:0/energy_uj").is_ok();
+    switch("logger.log_energy", &tiny()).moves(if is_counted { "console events" } else { "exit" })
 }

@@ -1,6 +1,6 @@
 //! `[train]` and `[validation]`.
 
-use super::super::contexts::{on, text, tiny, tiny_with, watched};
+use super::super::contexts::{examples, on, text, tiny, tiny_with, watched};
 use super::super::row::{AS_IT_IS, Row, row, switch};
 use super::super::run::Meddling;
 
@@ -41,6 +41,7 @@ fn length() -> Vec<Row> {
     let by_samples = tiny_with(&["train.train_iters=null", "scheduler.lr_warmup_iters=null"]);
     vec![
         row("train.train_iters", &tiny(), &[AS_IT_IS, "4"]).moves("iteration").holds(1, "iteration", "4"),
+        row("train.num_epochs", &examples().with(&["train.train_iters=null"]), &["1", "4"]).moves("iteration"),
         row("train.train_samples", &by_samples, &["12", "16"]).moves("iteration").holds(0, "iteration", "3").holds(
             1,
             "iteration",

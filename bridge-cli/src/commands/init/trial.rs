@@ -78,7 +78,7 @@ pub fn first_steps(recipe: &Recipe, vocab_size: usize) -> Result<Outcome, Failur
 /// The recipe with two steps of one micro-batch, one evaluation, no checkpoints, and its logs elsewhere.
 fn shortened(raw: &RawConfig, folder: &Path) -> RawConfig {
     let mut short = raw.clone();
-    short.train.train_iters = Some(STEPS);
+    (short.train.train_iters, short.train.num_epochs) = (Some(STEPS), None);
     short.train.global_batch_size = raw.train.micro_batch_size;
     short.scheduler.lr_warmup_iters = 0;
     if short.validation.eval_iters.is_some_and(|iters| iters > 0) {

@@ -243,7 +243,12 @@ pub(super) fn sample_counts(
 ) -> SampleCounts {
     let iters = train.train_iters as u64;
     let batch = train.global_batch_size as u64;
-    let train_samples = train.train_samples.map_or_else(|| iters.checked_mul(batch), |samples| Some(samples as u64));
+    let train_samples = match (train.num_epochs, train.train_samples) {
+        // One epoch, which is counted.
+        (Some(_), _) => Some(0),
+        (None, Some(samples)) => Some(samples as u64),
+        (None, None) => iters.checked_mul(batch),
+    };
     let per_evaluation = (validation.eval_iters as u64).checked_mul(validation.eval_global_batch_size as u64);
     // There is one evaluation after the last step, whether or not there are earlier ones.
     let evaluations =

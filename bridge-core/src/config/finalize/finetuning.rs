@@ -4,6 +4,9 @@ use super::super::choice::DataloaderType;
 use super::super::sections::PackedSequenceSpecs;
 use super::Draft;
 
+/// The kind of dataset.
+pub(super) const KIND: &str = "finetuning";
+
 /// Settings of `[dataset]` that only fine-tuning data has.
 const OWN: [&str; 6] =
     ["dataset_root", "max_train_samples", "packed_sequence_specs", "dataset_kwargs", "do_validation", "do_test"];
@@ -27,7 +30,7 @@ const OF_TOKEN_FILES: [&str; 14] = [
 
 /// Checks the settings of examples, and fills in the sampler.
 pub(super) fn check(draft: &mut Draft<'_>, kind: &str) {
-    if kind != "finetuning" {
+    if kind != KIND {
         for key in OWN.map(|field| format!("dataset.{field}")) {
             let is_default = key.ends_with("packed_sequence_specs")
                 && draft.recipe.dataset.packed_sequence_specs == Some(PackedSequenceSpecs::default());

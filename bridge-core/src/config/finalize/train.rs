@@ -3,8 +3,9 @@
 use super::super::advice::advice_on_value;
 use super::super::error::{ConfigError, ErrorKind};
 use super::super::run_config::{FinalTraining, FinalValidation, ParallelSizes};
-use super::Draft;
+use super::super::sections::TrainingConfig;
 use super::data_parallel::computes_on_cpu;
+use super::{Draft, finetuning};
 
 /// Devices that a recipe may request; the runner checks whether one was compiled in. `cpu` is `flex`.
 const DEVICES: [&str; 5] = ["flex", "cpu", "cuda", "wgpu", "vulkan"];
@@ -89,9 +90,12 @@ pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &ParallelSizes) -> FinalT
 
 fn train_iters(draft: &mut Draft<'_>) -> usize {
     let train = draft.recipe.train.clone();
+    if train.num_epochs.is_some() {
+        return epochs(draft, &train);
+    }
     match (train.train_iters, train.train_samples) {
         (None, None) => {
-            draft.missing("train.train_iters", "this or train.train_samples must be given");
+            draft.missing("train.train_iters", "this, train.train_samples or train.num_epochs must be given");
             1
         }
         (Some(iters), Some(_)) => {
@@ -106,6 +110,23 @@ fn train_iters(draft: &mut Draft<'_>) -> usize {
             iters
         }
     }
+}
+
+/// More iterations than any run has: how many there are is known when the data has been read (`RunConfig::with_epoch`).
+const NOT_KNOWN: usize = 1_000_000_000;
+
+fn epochs(draft: &mut Draft<'_>, train: &TrainingConfig) -> usize {
+    let key = "train.num_epochs";
+    draft.require(train.train_iters.is_none(), key, "excludes train.train_iters");
+    draft.require(train.train_samples.is_none(), key, "excludes train.train_samples");
+    draft.require(train.rampup_batch_size.is_none(), key, "excludes train.rampup_batch_size");
+    let kind = draft.recipe.dataset.kind.clone();
+    draft.require(
+        kind == finetuning::KIND,
+        key,
+        format!("counts epochs of dataset.kind = \"finetuning\"; found \"{kind}\", give train.train_iters instead"),
+    );
+    NOT_KNOWN
 }
 
 fn batch_divides(draft: &mut Draft<'_>, global_batch_size: usize, unit: usize) {

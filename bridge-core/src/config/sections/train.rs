@@ -23,10 +23,13 @@ section! {
         @execution check_weight_hash_across_dp_replicas_interval: Option<usize> = None, Limits::POSITIVE;
         /// Steps between device synchronizations.
         @execution train_sync_interval: Option<usize> = None, Limits::POSITIVE;
-        /// Optimizer steps over all runs. This or `train_samples` is required.
+        /// Optimizer steps over all runs. This, `train_samples` or `num_epochs` is required.
         train_iters: Option<usize> = None, Limits::POSITIVE;
         /// Samples over all runs; excludes `train_iters`.
         train_samples: Option<usize> = None, Limits::POSITIVE;
+        /// Times that fine-tuning data is read over all runs; excludes `train_iters` and `train_samples`. The last step may read on into
+        /// the epoch that follows.
+        num_epochs: Option<f64> = None, Limits::ABOVE_ZERO;
         /// Exit when the step is a multiple of this.
         @execution exit_interval: Option<usize> = None, Limits::POSITIVE;
         /// Exit after this many minutes.

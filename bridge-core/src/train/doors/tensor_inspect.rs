@@ -62,7 +62,7 @@ fn figures(of: &Gathered) -> impl Iterator<Item = Figure> {
                 "Statistic of a tensor",
                 of.statistics.get(*statistic),
             )
-            .board_of_steps(format!("{}_{}_{name}", of.name, of.kind.name())),
+            .board_of_steps(format!("{}_{}_{name}", of.name.trim_end_matches(".weight"), of.kind.name())),
         };
         figure.label("tensor", of.name.clone()).label("kind", of.kind.name())
     };
