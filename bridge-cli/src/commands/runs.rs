@@ -6,6 +6,7 @@ use bridge_core::logging::losses::Losses;
 use bridge_core::logging::numbers::{duration, significant, with_prefix};
 use bridge_core::logging::runs::{Run, differences, find};
 use bridge_core::logging::terminal::complain;
+use bridge_core::logging::tracker::send_left;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
@@ -19,6 +20,15 @@ pub enum Command {
     List(Folders),
     /// Compare runs: the settings in which they differ, and their figures side by side.
     Compare(Folders),
+    /// Send what runs have left for their trackers, because a server was not there.
+    Send {
+        /// Log folders of runs, or folders with such folders in them.
+        #[arg(default_value = "runs")]
+        folders: Vec<PathBuf>,
+        /// Print JSON: an object for each run and tracker.
+        #[arg(long)]
+        json: bool,
+    },
     /// Draw the losses of several runs in one picture.
     Plot {
         #[command(flatten)]
@@ -45,6 +55,7 @@ pub fn run(command: &Command) -> Result<u8, Failure> {
     match command {
         Command::List(folders) => list(folders, &folders.runs()?),
         Command::Compare(folders) => compare(folders, &folders.runs()?),
+        Command::Send { folders, json } => return send(folders, *json),
         Command::Plot { folders, output } => plot(folders, &folders.runs()?, output),
     }
     .map(|()| 0)
@@ -74,6 +85,31 @@ impl Folders {
         }
         Ok(runs)
     }
+}
+
+/// Sends what is left, and ends with an error where something still is.
+fn send(folders: &[PathBuf], json: bool) -> Result<u8, Failure> {
+    let folders = Folders { folders: folders.to_vec(), json };
+    let mut is_left = false;
+    for run in folders.runs()? {
+        let folder = run.folder.display();
+        for sent in send_left(&run.folder).map_err(Failure::input)? {
+            is_left |= sent.left.is_some();
+            if json {
+                line(&json!({ "folder": run.folder, "sent": sent }).to_string());
+                continue;
+            }
+            line(&format!("{folder}: {} items sent to {}", sent.sent, sent.tracker));
+            if let (refused @ 1.., why) = &sent.refused {
+                let why = why.as_deref().unwrap_or_default();
+                complain(&format!("warning: {folder}: {refused} items were refused by {}: {why}", sent.tracker));
+            }
+            if let Some(why) = &sent.left {
+                complain(&format!("error: {folder}: the rest is not sent: {why}"));
+            }
+        }
+    }
+    Ok(u8::from(is_left))
 }
 
 fn list(folders: &Folders, runs: &[Run]) -> Result<(), Failure> {

@@ -8,6 +8,12 @@ use crate::config::RunConfig;
 /// Why a sink could not write. It ends no run.
 pub type SinkError = Box<dyn std::error::Error + Send + Sync>;
 
+/// Nothing is lost: the sink keeps what it was told, and writes it later. It is told, and not counted as missing; a sink returns it once for each
+/// trouble.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Deferred(pub String);
+
 /// Takes what a run tells. Sinks are served on rank 0 only, on the training thread: those of the recipe in the order of their list, then those
 /// that the program hands in, the console last. Every method does nothing by default.
 pub trait Sink: Send {

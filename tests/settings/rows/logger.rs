@@ -5,7 +5,7 @@ use super::super::row::{AS_IT_IS, Row, row, switch};
 use super::super::run::Meddling;
 
 pub fn rows() -> Vec<Row> {
-    [console(), timers(), curves(), places(), traces(), tensors(), vec![energy()]].concat()
+    [console(), timers(), curves(), places(), traces(), tensors(), trackers(), vec![energy()]].concat()
 }
 
 fn console() -> Vec<Row> {
@@ -102,6 +102,23 @@ fn tensors() -> Vec<Row> {
         row("tensor_inspect.features", &inspected, &[AS_IT_IS, weights]).moves("events scalars"),
         row("tensor_inspect.log_dir", &inspected, &[AS_IT_IS, "elsewhere"]).moves("files"),
         row("tensor_inspect.init_training_step", &inspected.with(&[third]), &[AS_IT_IS, "1"]).moves("events scalars"),
+    ]
+}
+
+fn trackers() -> Vec<Row> {
+    // Nobody listens there: what is not sent says what would be.
+    let tracked = tiny_with(&[
+        "logger.mlflow_experiment=experiment",
+        "logger.mlflow_run_name=name",
+        "logger.mlflow_tracking_uri=http://127.0.0.1:9",
+    ]);
+    let names = ["logger.mlflow_run_name=name", "logger.mlflow_tracking_uri=http://127.0.0.1:9"];
+    vec![
+        row("logger.mlflow_experiment", &tiny(), &[AS_IT_IS, &format!("e & {} & {}", names[0], names[1])])
+            .moves("console files"),
+        row("logger.mlflow_run_name", &tracked, &[AS_IT_IS, "null"]).moves("exit"),
+        row("logger.mlflow_tracking_uri", &tracked, &[AS_IT_IS, "ftp://there"]).moves("exit"),
+        row("logger.mlflow_tags", &tiny(), &[AS_IT_IS, "{a='b'}"]).moves("exit"),
     ]
 }
 

@@ -52,9 +52,27 @@ pub(super) fn check(draft: &mut Draft<'_>) {
         "logger.log_energy",
         "counts processors and memory; the energy of a GPU is not read in this release",
     );
+    trackers(draft);
     times(draft);
     evaluations(draft);
     window(draft);
+}
+
+/// A tracker needs the names that upstream asks for, and its other settings need it.
+fn trackers(draft: &mut Draft<'_>) {
+    let logger = draft.recipe.logger.clone();
+    if logger.mlflow_experiment.is_some() {
+        let is_given = logger.mlflow_run_name.is_some();
+        draft.require(is_given, "logger.mlflow_run_name", "must be given with logger.mlflow_experiment");
+        return;
+    }
+    for (key, is_given) in [
+        ("logger.mlflow_run_name", logger.mlflow_run_name.is_some()),
+        ("logger.mlflow_tracking_uri", logger.mlflow_tracking_uri.is_some()),
+        ("logger.mlflow_tags", logger.mlflow_tags.as_ref().is_some_and(|tags| !tags.is_empty())),
+    ] {
+        draft.forbid(is_given, key, "has no effect without logger.mlflow_experiment");
+    }
 }
 
 /// Settings about times need active timers.

@@ -76,14 +76,13 @@ section! {
         /// W&B entity.
         wandb_entity: Option<String> = None => not_built("the owner of a project of Weights & Biases");
         /// MLflow experiment.
-        mlflow_experiment: Option<String> = None
-            => not_built("MLflow; metrics.jsonl and TensorBoard files hold every metric");
+        @execution mlflow_experiment: Option<String> = None;
         /// MLflow run.
-        mlflow_run_name: Option<String> = None => not_built("the name of a run of MLflow");
-        /// MLflow server.
-        mlflow_tracking_uri: Option<String> = None => not_built("the server of MLflow");
+        @execution mlflow_run_name: Option<String> = None;
+        /// MLflow server; `MLFLOW_TRACKING_URI` by default.
+        @execution mlflow_tracking_uri: Option<String> = None;
         /// MLflow tags.
-        mlflow_tags: Option<BTreeMap<String, String>> = None => not_built("the tags of a run of MLflow").inert(&["{}"]);
+        @execution mlflow_tags: Option<BTreeMap<String, String>> = None;
         /// Comet project.
         comet_project: Option<String> = None
             => not_built("Comet; metrics.jsonl and TensorBoard files hold every metric");

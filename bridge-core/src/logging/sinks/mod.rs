@@ -3,6 +3,7 @@
 mod console;
 mod lines;
 mod metrics_jsonl;
+mod mlflow;
 mod plot;
 mod progress_log;
 mod prometheus;
@@ -29,6 +30,8 @@ const RECIPE: &[Open] = &[
     tensorboard::open,
     progress_log::open,
     plot::open,
+    // After what it sends at the end.
+    mlflow::open,
     train_log::open,
     run_record::open,
     tensor_table::open,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::logging::SinkError;
+use crate::logging::{Deferred, SinkError};
 
 /// Failures of one log file.
 #[derive(Debug)]
@@ -23,6 +23,9 @@ impl LogFailures {
     /// and so on.
     pub(super) fn count(&mut self, iteration: u64, what: &str, error: &SinkError) -> Option<String> {
         let (what, message) = (what.to_owned(), error.to_string());
+        if error.is::<Deferred>() {
+            return Some(format!("iteration {iteration}: {what}: {message}; training goes on"));
+        }
         let first = (iteration, message.clone());
         let failures = self.files.entry(what.clone()).or_insert(Failures { count: 0, first });
         failures.count += 1;
@@ -58,6 +61,11 @@ mod tests {
         let count = |iteration: &u64| failures.count(*iteration, "metrics.jsonl", &full).is_some();
         let told: Vec<u64> = (1..=250).filter(count).collect();
         assert_eq!(told, [1, 10, 100]);
+        let later: SinkError = Box::new(Deferred("not there".into()));
+        assert_eq!(
+            failures.count(250, "mlflow", &later).unwrap(),
+            "iteration 250: mlflow: not there; training goes on"
+        );
         let line = failures.count(300, "progress.txt", &SinkError::from("gone")).unwrap();
         assert!(line.contains("iteration 300: progress.txt could not be written: gone"), "{line}");
         assert_eq!(

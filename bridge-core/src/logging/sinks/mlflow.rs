@@ -1,0 +1,159 @@
+//! MLflow: every figure that TensorBoard shows, the settings, the recipe and, at the end, the loss curve and the tokenizer (`logger.mlflow_*`).
+
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+
+use crate::config::RunConfig;
+use crate::config::diff_from_defaults;
+use crate::logging::record::{Ending, Figure, Record, RecordKind, RunEnd, RunStart, SaveRecord, SaveStage, Scope};
+use crate::logging::sink::{OpenError, Opened, Sink, SinkContext, SinkError};
+use crate::logging::tracker::{Item, MlFlow, Target, Tracker, now, number};
+
+const NAME: &str = "mlflow";
+const KEY: &str = "logger.mlflow_tracking_uri";
+
+struct MlFlowSink {
+    tracker: Tracker,
+    /// Steps between figures.
+    interval: u64,
+    settings: Vec<(String, String)>,
+    recipe: String,
+    /// What is sent at the end, where it is there: names there and here.
+    files: Vec<(String, PathBuf)>,
+    /// Where checkpoints are.
+    saved: Option<PathBuf>,
+}
+
+pub(super) fn open(context: &SinkContext) -> Opened {
+    let (config, logger) = (context.config, &context.config.logger);
+    let Some(experiment) = logger.mlflow_experiment.clone() else {
+        return Ok(None);
+    };
+    let refused = |message: String| OpenError::Setting { key: KEY, message };
+    let uri = logger.mlflow_tracking_uri.clone().or_else(|| std::env::var("MLFLOW_TRACKING_URI").ok());
+    let uri = uri.ok_or_else(|| refused("is not given, nor is MLFLOW_TRACKING_URI: where is the server?".into()))?;
+    if !(uri.starts_with("http://") || uri.starts_with("https://")) {
+        return Err(refused(format!(
+            "{uri:?} is no server; expected http:// or https://, such as http://127.0.0.1:5000"
+        )));
+    }
+    let target = Target {
+        uri,
+        experiment,
+        run_name: logger.mlflow_run_name.clone().unwrap_or_else(|| config.name.clone()),
+        tags: logger.mlflow_tags.clone().unwrap_or_default(),
+    };
+    let known = json!(target);
+    let tracker = Tracker::open(NAME, (&logger.log_dir, context.run), known, Box::new(MlFlow::new(target)));
+    let tracker = tracker.map_err(|error| OpenError::log("the spool of mlflow", error))?;
+    let difference = diff_from_defaults(config.recipe());
+    Ok(Some(Box::new(MlFlowSink {
+        tracker,
+        interval: logger.tensorboard_log_interval as u64,
+        settings: difference
+            .into_iter()
+            .map(|d| (d.key, d.right.map_or_else(String::new, |value| value.to_inline())))
+            .collect(),
+        recipe: config.to_toml(),
+        files: files(config),
+        saved: config.checkpoint.save.clone(),
+    })))
+}
+
+fn files(config: &RunConfig) -> Vec<(String, PathBuf)> {
+    let curves = ["loss.png", "loss.svg"].map(|name| (name.to_owned(), config.logger.log_dir.join(name)));
+    let tokenizer = config.tokenizer.tokenizer_model.clone().map(|path| match path.is_dir() {
+        true => path.join("tokenizer.json"),
+        false => path,
+    });
+    let name = |path: &PathBuf| path.file_name().map(|name| format!("tokenizer/{}", name.to_string_lossy()));
+    let tokenizer = tokenizer.and_then(|path| Some((name(&path)?, path)));
+    curves.into_iter().chain(tokenizer).collect()
+}
+
+impl MlFlowSink {
+    /// The names and values of a record.
+    fn values(&self, record: &Record) -> Vec<(String, Value)> {
+        let is_due = record.kind != RecordKind::Train || record.iteration.is_multiple_of(self.interval);
+        let shows = |figure: &&Figure| is_due || figure.scope == Scope::Interval;
+        let value = |figure: &Figure| {
+            let (tag, value) = (figure.board.as_ref()?, figure.value.number()?);
+            Some((of_validation(record.kind, &tag.name), number(value)))
+        };
+        let mut values: Vec<_> = record.figures.iter().filter(shows).filter_map(value).collect();
+        if record.kind == RecordKind::Train && is_due {
+            values.push(("samples vs steps".into(), record.consumed_samples.into()));
+        }
+        values
+    }
+}
+
+/// Upstream's names of evaluations: `val/lm loss`, `val/lm loss ppl`.
+fn of_validation(kind: RecordKind, tag: &str) -> String {
+    let RecordKind::Evaluation(split, _) = kind else {
+        return tag.to_owned();
+    };
+    let part = if kind.name() == "valid" { "val" } else { kind.name() };
+    format!("{part}/{}", tag.replacen(&format!(" {}", split.name()), "", 1))
+}
+
+impl Sink for MlFlowSink {
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn on_run_start(&mut self, _start: &RunStart) -> Result<(), SinkError> {
+        let begin = Item::Begin { time: now(), settings: std::mem::take(&mut self.settings) };
+        self.tracker.add(&begin)?;
+        let content = std::mem::take(&mut self.recipe);
+        self.tracker.add(&Item::Text { name: "recipe.toml".into(), content })
+    }
+
+    fn on_record(&mut self, record: &Record) -> Result<(), SinkError> {
+        let values = self.values(record);
+        if values.is_empty() {
+            return Ok(());
+        }
+        self.tracker.add(&Item::Figures { time: now(), step: record.iteration, values })
+    }
+
+    fn on_save(&mut self, save: &SaveRecord) -> Result<(), SinkError> {
+        let Some(folder) = self.saved.as_ref().filter(|_| save.stage != SaveStage::Begun) else {
+            return Ok(());
+        };
+        let value = format!("{} (iteration {})", folder.display(), save.iteration);
+        self.tracker.add(&Item::Tag { name: "last_checkpoint".into(), value })
+    }
+
+    fn on_run_end(&mut self, end: &mut RunEnd) -> Result<(), SinkError> {
+        let state = match &end.ending {
+            Ending::Finished => "finished",
+            Ending::Stopped(_) => "stopped",
+            Ending::Failed(_) => "failed",
+        };
+        let files = self.files.drain(..).filter(|(_, path)| path.is_file());
+        let files = files.map(|(name, path)| Item::File { name, path });
+        let last = files.chain([Item::End { time: now(), state: state.into() }]);
+        // All are tried; the first that fails is told.
+        let added: Vec<Result<(), SinkError>> = last.map(|item| self.tracker.add(&item)).collect();
+        end.warnings.extend(self.tracker.close());
+        added.into_iter().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::logging::record::{Occasion, Split};
+
+    #[test]
+    fn evaluations_have_upstreams_names() {
+        let valid = RecordKind::Evaluation(Split::Valid, Occasion::DuringTraining);
+        assert_eq!(of_validation(valid, "lm loss validation"), "val/lm loss");
+        assert_eq!(of_validation(valid, "lm loss validation ppl"), "val/lm loss ppl");
+        let test = RecordKind::Evaluation(Split::Test, Occasion::AfterTraining);
+        assert_eq!(of_validation(test, "lm loss test"), "test/lm loss");
+        assert_eq!(of_validation(RecordKind::Train, "lm loss"), "lm loss");
+    }
+}

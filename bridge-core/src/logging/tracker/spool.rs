@@ -1,0 +1,148 @@
+//! The spool: a file of what is to be sent, a line an item with a checksum, and a file of what is known of the run at the tracker.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use bridge_data::outside;
+
+use super::{Item, Known};
+
+/// What is read at once.
+const AT_ONCE: u64 = 1 << 20;
+
+/// The longest line that is read: a configuration, or a recipe.
+const LONGEST: u64 = 64 << 20;
+
+/// An open spool.
+#[derive(Debug)]
+pub(super) struct Spool {
+    place: PathBuf,
+    file: Mutex<File>,
+}
+
+/// The lines of a part of a spool: an item, or nothing where the line is damaged, and where the spool goes on behind it.
+pub(super) type Part = Vec<(Option<Item>, u64)>;
+
+/// The folder of a tracker's spool.
+pub(super) fn place(log_dir: &Path, tracker: &str) -> PathBuf {
+    log_dir.join("unsent").join(tracker)
+}
+
+/// The folders of a tracker's spools, those of earlier runs in the same log folder too.
+pub(super) fn places(log_dir: &Path, tracker: &str) -> io::Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(log_dir.join("unsent")) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    let mut places: Vec<PathBuf> = entries.map(|entry| Ok(entry?.path())).collect::<io::Result<_>>()?;
+    places.retain(|place| place.file_name().is_some_and(|name| name.to_string_lossy().starts_with(tracker)));
+    places.sort();
+    Ok(places)
+}
+
+/// Keeps what another run has left under a name of its own.
+pub(super) fn set_aside(place: &Path) -> io::Result<()> {
+    let name = place.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let free = (1..).map(|number| place.with_file_name(format!("{name}-{number}"))).find(|kept| !kept.exists());
+    free.map_or(Ok(()), |kept| fs::rename(place, kept))
+}
+
+/// What is known of the run; nothing where nothing is written.
+pub(super) fn read_known(place: &Path) -> io::Result<Known> {
+    match outside::read_text(&place.join("known.json"), outside::SETTINGS_BYTES) {
+        Ok(text) => serde_json::from_str(&text).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Known::default()),
+        Err(error) => Err(error),
+    }
+}
+
+impl Spool {
+    /// Opens the spool in the folder `place`, which is made.
+    pub fn open(place: &Path) -> io::Result<Self> {
+        fs::create_dir_all(place)?;
+        let path = place.join("items");
+        let mut file = outside::append(&path)?;
+        let length = file.metadata()?.len();
+        if length > 0 {
+            let mut last = [0];
+            let mut reader = File::open(&path)?;
+            reader.seek(SeekFrom::Start(length - 1))?;
+            reader.read_exact(&mut last)?;
+            if last != *b"\n" {
+                // A torn line: what follows begins its own.
+                file.write_all(b"\n")?;
+            }
+        }
+        Ok(Self { place: place.to_owned(), file: Mutex::new(file) })
+    }
+
+    /// Appends an item, or nothing.
+    pub fn append(&self, item: &Item) -> io::Result<()> {
+        let json = serde_json::to_string(item)?;
+        let line = format!("{:08x} {json}\n", crc32c::crc32c(json.as_bytes()));
+        let mut file = self.file.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let length = file.metadata()?.len();
+        let written = file.write_all(line.as_bytes());
+        if written.is_err() {
+            // A disk may have room for a part.
+            let _ = file.set_len(length);
+        }
+        written
+    }
+
+    /// Items from `start` on: some, not all. A last line without an end is not there yet.
+    pub fn read(&self, start: u64) -> io::Result<Part> {
+        let mut file = File::open(self.place.join("items"))?;
+        let mut bytes = Vec::new();
+        let mut limit = AT_ONCE;
+        loop {
+            bytes.clear();
+            file.seek(SeekFrom::Start(start))?;
+            (&mut file).take(limit).read_to_end(&mut bytes)?;
+            if bytes.contains(&b'\n') || (bytes.len() as u64) < limit || limit >= LONGEST {
+                break;
+            }
+            limit *= 4;
+        }
+        if bytes.len() as u64 >= LONGEST && !bytes.contains(&b'\n') {
+            return Ok(vec![(None, start + bytes.len() as u64)]);
+        }
+        let mut end = start;
+        let lines = bytes.split_inclusive(|byte| *byte == b'\n').filter(|line| line.ends_with(b"\n"));
+        let lines = lines.map(|line| {
+            end += line.len() as u64;
+            (item(&line[..line.len() - 1]), end)
+        });
+        Ok(lines.collect())
+    }
+
+    /// Writes down what is known.
+    pub fn write_known(&self, known: &Known) -> io::Result<()> {
+        outside::replace(&self.place.join("known.json"), &serde_json::to_vec(known)?)
+    }
+
+    /// Forgets all items, which are sent.
+    pub fn clear(&self, known: &mut Known) -> io::Result<()> {
+        let file = self.file.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        // Where this is interrupted, what is known points behind the end: see `Spool::start`.
+        file.set_len(0)?;
+        known.sent = 0;
+        self.write_known(known)
+    }
+
+    /// Where to go on: at the beginning, if the spool is shorter than what is sent.
+    pub fn start(&self, known: &Known) -> io::Result<u64> {
+        let length = fs::metadata(self.place.join("items"))?.len();
+        Ok(if known.sent > length { 0 } else { known.sent })
+    }
+}
+
+/// The item of a line, if its checksum is right.
+fn item(line: &[u8]) -> Option<Item> {
+    let (sum, json) = (line.get(..8)?, line.get(9..)?);
+    let sum = u32::from_str_radix(std::str::from_utf8(sum).ok()?, 16).ok()?;
+    (crc32c::crc32c(json) == sum).then(|| serde_json::from_slice(json).ok()).flatten()
+}
