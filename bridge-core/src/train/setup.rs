@@ -39,7 +39,7 @@ use crate::config::RunConfig;
 use crate::logging::{Sink, Verbosity};
 use crate::model::{
     Adapter, BuildContext, DeferredParameters, ModelBuildError, ModelBuilder, ModelChunk, ModelConfig, ModelRegistry,
-    Parallel, Stage, Workload,
+    Parallel, Stage, Workload, check_blocks,
 };
 use crate::optim::{
     AccumulationDType, Distribution, GradientBuffer, GradientReducer, Optimizer, OverrideProvider, Sharding,
@@ -241,7 +241,8 @@ fn build_training(
     };
     let builder: Box<dyn ModelBuilder> = model_config.builder();
     let built = pipeline::stages(config, &model_config.stacks(), groups.pipeline().rank())
-        .and_then(|stages| Ok(builder.build_models(model_config.as_ref(), &context, &stages)?));
+        .and_then(|stages| Ok(builder.build_models(model_config.as_ref(), &context, &stages)?))
+        .and_then(|chunks| Ok(check_blocks(&chunks).map(|()| chunks)?));
     let chunks = ranks::agree(groups, "building the model", built)?;
     let work = Workload::sequence(config.model.seq_length, padded_vocab_size);
     let outline = builder.outline(&work, &Stage::whole(model_config.stacks()), adapter.clone())?;
