@@ -125,3 +125,35 @@ fn a_plan_knows_how_many_bytes_a_quantised_base_has() {
     assert_eq!(parameters(&[NF4]), plain - 4 * weights + weights / 2 + 4 * weights / 64);
     assert_eq!(parameters(&[INT8, BLOCKS]), plain - 4 * weights + weights + 4 * weights / 32);
 }
+
+/// FLOPs of a token, forward and backward.
+fn flops_per_token(recipe: &str, overrides: &[&str]) -> f64 {
+    let base = "checkpoint.pretrained_checkpoint=ckpt";
+    let overrides: Vec<String> = overrides.iter().chain([&base]).map(|o| (*o).to_owned()).collect();
+    let raw = RawConfig::from_file(&root().join("recipes").join(recipe), &overrides, &registry().kinds()).unwrap();
+    let config = raw.finalize(&World { size: 1 }).unwrap();
+    plan(&config, &registry().models, &PlanOptions::default()).unwrap().flops.per_token
+}
+
+#[test]
+fn plans_count_the_products_of_branches_and_no_gradients_of_frozen_weights() {
+    let same = ["model.seq_length=64", "train.global_batch_size=4", "train.micro_batch_size=2"];
+    let full = flops_per_token("tiny.toml", &same);
+    let layer: f64 = [[128, 64], [64, 64], [384, 64], [64, 192]].iter().map(|[o, i]| f64::from(o * i)).sum();
+    let head = 512.0 * 64.0;
+    // Inputs and outputs of queries, values, projection, gate and up, down; branches of rank 8.
+    let branches: f64 =
+        [[64, 64], [64, 32], [64, 64], [64, 384], [192, 64]].iter().map(|[i, o]| f64::from(8 * (i + o))).sum();
+    let adapted = flops_per_token("tiny-lora.toml", &same);
+    let expected = full - 2.0 * (2.0 * layer + head) + 6.0 * 2.0 * branches;
+    assert!((adapted - expected).abs() < 1e-6 * expected, "{adapted}, expected {expected} of {full}");
+    // The first layer has no backward if only the second one learns.
+    let second = [&same[..], &["peft.target_modules=[\"*.layers.1.mlp.linear_fc2\"]"]].concat();
+    let found = flops_per_token("tiny-lora.toml", &second);
+    let attention = (full - 6.0 * (2.0 * layer + head)) / 2.0;
+    let expected = (6.0 * layer + attention) / 3.0 + 4.0 * (layer + head) + attention + 6.0 * 8.0 * (192.0 + 64.0);
+    // The attention of the second layer comes before the first trained segment.
+    let cut = (attention + 6.0 * f64::from(128 * 64 + 64 * 64)) / 3.0 - attention - 4.0 * f64::from(128 * 64 + 64 * 64);
+    let expected = expected + cut;
+    assert!((found - expected).abs() < 1e-6 * expected, "{found}, expected {expected} of {full}");
+}

@@ -6,6 +6,7 @@
 //!
 //! Shape legend: `b` batch, `t` sequence, `c` hidden size, `v` vocabulary.
 
+mod adapted_cost;
 mod adapter;
 mod batch;
 mod boundary;

@@ -286,14 +286,22 @@ impl ModuleMapper for Mapper<'_, '_, '_> {
             quantized.set(values, self.declarations.parameters()[place].matrix());
             return param;
         }
+        let is_released = self.released.places.contains(&place);
         let released = &mut *self.released;
         let mut fill = |form: Form<D>, replacement: Replacement| {
-            released.set(self.declarations, place, matches!(replacement, Replacement::Released));
+            let is_left = is_released && matches!(replacement, Replacement::Kept);
+            released.set(self.declarations, place, is_left || matches!(replacement, Replacement::Released));
             form.filled(name, replacement)
         };
         match &mut self.change {
             Change::Update(f) => param.map(|tensor| {
                 let form = Form::of(&tensor);
+                if is_released {
+                    return fill(
+                        form,
+                        f(name, super::released([tensor.shape().num_elements()], &tensor.device(), tensor.dtype())),
+                    );
+                }
                 let frozen = (!form.trainable).then(|| tensor.clone());
                 // Handed over, so that it can be updated in place.
                 match f(name, flatten(tensor.without_autodiff())) {
@@ -335,8 +343,8 @@ impl<const D: usize> Form<D> {
     fn filled(self, name: &str, replacement: Replacement) -> Tensor<D> {
         let replaced: Tensor<D> = match replacement {
             Replacement::Value(value) => value.reshape(self.dims),
-            Replacement::Released => released(self.dims, &self.device, self.dtype),
-            Replacement::Kept => unreachable!("what is kept is not filled"),
+            // A value is kept without this: what is kept here is released.
+            Replacement::Released | Replacement::Kept => released(self.dims, &self.device, self.dtype),
         };
         debug_assert_eq!(replaced.dtype(), self.dtype, "what {name} became has another dtype");
         if self.device.is_autodiff() { replaced.autodiff().set_require_grad(self.trainable) } else { replaced }

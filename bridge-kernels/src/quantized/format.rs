@@ -10,9 +10,12 @@ pub enum CodeFormat {
     Int8,
     /// 4 bits: quantiles of a normal distribution, zero among them (Dettmers et al., arXiv:2305.14314, section 3).
     Nf4,
+    /// 4 bits: 16 values evenly apart from the least to the largest of the block, which has both.
+    Int4,
 }
 
-/// How a matrix is quantised: each row by itself, in blocks of adjacent inputs with a float32 scale each. The last block of a row may be shorter.
+/// How a matrix is quantised: each row by itself, in blocks of adjacent inputs with a float32 scale each ([`CodeFormat::Int4`]: and the
+/// least value). The last block of a row may be shorter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Quantization {
     /// What codes stand for.
@@ -31,13 +34,21 @@ impl Quantization {
     pub(super) fn code_bytes(self, cols: usize) -> usize {
         match self.format {
             CodeFormat::Int8 => cols,
-            CodeFormat::Nf4 => cols.div_ceil(2),
+            CodeFormat::Nf4 | CodeFormat::Int4 => cols.div_ceil(2),
+        }
+    }
+
+    /// Float32 numbers that a block has beside its codes.
+    pub(super) fn scales(self) -> usize {
+        match self.format {
+            CodeFormat::Int8 | CodeFormat::Nf4 => 1,
+            CodeFormat::Int4 => 2,
         }
     }
 
     /// Bytes of a matrix `[rows, cols]`, codes and scales.
     pub fn bytes(self, [rows, cols]: [usize; 2]) -> u64 {
-        (rows * (self.code_bytes(cols) + size_of::<f32>() * self.blocks(cols))) as u64
+        (rows * (self.code_bytes(cols) + size_of::<f32>() * self.scales() * self.blocks(cols))) as u64
     }
 }
 

@@ -60,6 +60,7 @@ fn quantization(peft: &PeftConfig) -> Option<Quantization> {
         BaseQuantization::None => return None,
         BaseQuantization::Int8 => CodeFormat::Int8,
         BaseQuantization::Nf4 => CodeFormat::Nf4,
+        BaseQuantization::Int4 => CodeFormat::Int4,
     };
     Some(Quantization { format, block_size: peft.base_quantization_block_size })
 }

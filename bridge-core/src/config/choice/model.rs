@@ -285,6 +285,8 @@ choices! {
         Int8 = "int8",
         /// In 4 bits, as quantiles of a normal distribution.
         Nf4 = "nf4",
+        /// In 4 bits, evenly apart from the least to the largest of a block.
+        Int4 = "int4",
     }
 
     /// Adapter method.
