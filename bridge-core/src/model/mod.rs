@@ -9,6 +9,7 @@
 mod adapted_cost;
 mod adapter;
 mod batch;
+mod block_borders;
 mod boundary;
 mod builder;
 mod chunk;
@@ -31,6 +32,7 @@ mod weight_gradients;
 
 pub use adapter::{Adapter, Added, BaseRows, LinearAdaptation, LinearChange, LinearLayer, LinearOperands, LinearRule};
 pub use batch::{Auxiliary, Batch, BatchExtra, ForwardContext, Mode};
+pub(crate) use block_borders::check_blocks;
 pub(crate) use boundary::checked;
 pub use boundary::{Boundary, BoundaryError, BoundaryTensor, HIDDEN_STATES, loss_sum, run_segments};
 pub use builder::{BuildContext, ModelBuilder, ModelConfig, ModelHook, ModelRegistry, StackPart, Stage, compose_hooks};
@@ -46,7 +48,6 @@ pub use module_chunk::{ModuleChunk, Segments};
 pub use parallel::{Member, Parallel, RankPlace};
 use pass::PassStream;
 pub use placement::{Placement, ReplicaGroup, Shard, SharedRows};
-pub(crate) use quantized::check_blocks;
 pub use quantized::{LinearParameter, QuantizedValues};
 pub use scope::{ChunkScope, Scope};
 pub use segment::{Segment, SegmentRole};

@@ -18,6 +18,7 @@ pub use matrix::QuantizedMatrix;
 
 /// The weight of a linear layer, `[o, i]`.
 #[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "made for a product and passed on at once, never stored")]
 pub enum LinearWeight {
     /// A tensor.
     Whole(Tensor<2>),
