@@ -12,6 +12,7 @@ mod losses;
 mod peft;
 #[cfg(feature = "mpi")]
 mod processes;
+mod quantized;
 mod reruns;
 mod resumes;
 mod routers;

@@ -10,11 +10,12 @@ use bridge_tests::{assert_close, figures_in, records_in, root};
 
 use super::options;
 
-const TENSOR: &str = "model.tensor_model_parallel_size=2";
-const STAGES: &str = "model.pipeline_model_parallel_size=2";
-const FULL: [&str; 2] = ["ddp.use_megatron_fsdp=true", "ddp.data_parallel_sharding_strategy=optim_grads_params"];
+pub(super) const TENSOR: &str = "model.tensor_model_parallel_size=2";
+pub(super) const STAGES: &str = "model.pipeline_model_parallel_size=2";
+pub(super) const FULL: [&str; 2] =
+    ["ddp.use_megatron_fsdp=true", "ddp.data_parallel_sharding_strategy=optim_grads_params"];
 
-fn config(folder: &Path, recipe: &str, ranks: usize, overrides: &[&str]) -> RunConfig {
+pub(super) fn config(folder: &Path, recipe: &str, ranks: usize, overrides: &[&str]) -> RunConfig {
     let log_dir = format!("logger.log_dir={:?}", folder.join("logs"));
     let save = format!("checkpoint.save={:?}", folder.join("saved"));
     let common = [
@@ -35,30 +36,30 @@ fn config(folder: &Path, recipe: &str, ranks: usize, overrides: &[&str]) -> RunC
     raw.finalize(&World { size: ranks }).unwrap()
 }
 
-fn train(config: &RunConfig) -> Result<(), String> {
+pub(super) fn train(config: &RunConfig) -> Result<(), String> {
     let program = |groups| pretrain(config.clone(), options(groups)).map(drop);
     run_on_threads(config, rank_timeout(config), program).map(drop).map_err(|error| error.to_string())
 }
 
 /// A base, and its folder.
-fn base() -> tempfile::TempDir {
+pub(super) fn base() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     train(&config(folder.path(), "tiny.toml", 1, &["train.train_iters=2"])).unwrap();
     folder
 }
 
-fn of_base(base: &Path) -> String {
+pub(super) fn of_base(base: &Path) -> String {
     format!("checkpoint.pretrained_checkpoint={:?}", base.join("saved"))
 }
 
 /// Losses of steps and of the evaluation, and gradient norms.
-fn figures(folder: &Path) -> (Vec<f64>, Vec<f64>) {
+pub(super) fn figures(folder: &Path) -> (Vec<f64>, Vec<f64>) {
     let logs = folder.join("logs");
     let losses = [records_in(&logs, "train"), records_in(&logs, "valid")].concat();
     (losses, figures_in(&logs, "train", "grad_norm"))
 }
 
-fn checkpoint(folder: &Path, iteration: u64) -> Checkpoint {
+pub(super) fn checkpoint(folder: &Path, iteration: u64) -> Checkpoint {
     CheckpointStore::open(folder.join("saved")).unwrap().open_iteration(iteration, Verification::Contents).unwrap()
 }
 

@@ -7,7 +7,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use bridge_kernels::{LowRank, Philox, low_rank_sum};
+use bridge_kernels::{LinearWeight, LowRank, Philox, Quantization, low_rank_sum};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
@@ -22,6 +22,12 @@ pub trait Adapter: fmt::Debug + Send + Sync {
     /// Whether a parameter that a block declares is trained. A frozen one has no gradient and no optimizer state; it is saved and exported
     /// like the others. Parameters of adapters are trained, and not asked for here.
     fn trains(&self, declaration: &Declaration) -> bool;
+
+    /// How the weight of a linear layer is held if it is not trained; `None` as the tensor that it is. A quantised weight has values that are those of
+    /// no other parameter: it is saved as what its codes stand for.
+    fn quantization(&self, _layer: &LinearLayer) -> Option<Quantization> {
+        None
+    }
 
     /// What names a layer and met none in the outline of the whole model.
     fn unmatched(&self) -> Vec<String> {
@@ -86,8 +92,8 @@ impl LinearLayer {
 pub struct LinearOperands<'a> {
     /// `[n, this rank's inputs]`.
     pub x_ni: Tensor<2>,
-    /// What this rank has of the layer's weight.
-    pub weight_oi: Tensor<2>,
+    /// What this rank has of the layer's weight, `[o, this rank's inputs]`.
+    pub weight: LinearWeight,
     /// The matrices of the [`LinearAdaptation`], in its order.
     pub matrices: &'a [Tensor<2>],
     /// Its vectors, in its order.
@@ -161,13 +167,13 @@ impl LinearAdaptation {
         Self { layer: layer.to_owned(), pass, ..self }
     }
 
-    /// The change of the product of `weight_oi` and `x_ni`.
-    pub fn change(&self, x_ni: Tensor<2>, weight_oi: Tensor<2>) -> LinearChange {
+    /// The change of the product of `weight` and `x_ni`.
+    pub fn change(&self, x_ni: Tensor<2>, weight: LinearWeight) -> LinearChange {
         let matrices: Vec<_> = self.matrices.iter().map(Param::val).collect();
         let vectors: Vec<_> = self.vectors.iter().map(Param::val).collect();
         self.rule.change(LinearOperands {
             x_ni,
-            weight_oi,
+            weight,
             matrices: &matrices,
             vectors: &vectors,
             dropout: self.pass.get().map(|stream| stream.derive_name(&self.layer)),

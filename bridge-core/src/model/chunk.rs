@@ -33,6 +33,8 @@ impl SegmentOutput {
 pub enum Replacement {
     /// This value, flat, in the parameter's dtype.
     Value(Tensor<1>),
+    /// What it is: of a parameter that is not trained, or one that [`ModelChunk::replace_parameters`] would replace.
+    Kept,
     /// Nothing: the shape stays, the memory is given back. The parameter must get a value before it is used.
     Released,
 }
@@ -82,9 +84,22 @@ pub trait ModelChunk: fmt::Debug + Send {
     /// Calls `f` with every parameter's name and value.
     fn visit_parameters(&self, f: &mut dyn FnMut(&str, Tensor<1>));
 
+    /// [`Self::visit_parameters`] of those whose names are `wanted`: the values of quantised ones are made for each visit.
+    fn visit_wanted(&self, wanted: &dyn Fn(&str) -> bool, f: &mut dyn FnMut(&str, Tensor<1>)) {
+        self.visit_parameters(&mut |name, value| {
+            if wanted(name) {
+                f(name, value);
+            }
+        });
+    }
+
     /// Replaces every parameter by what `f` makes of its name and value, one after the other.
     ///
-    /// The value is handed over, so that a backend can update it in place. The result keeps the parameter's dtype.
+    /// The value is handed over, so that a backend can update it in place. The result keeps the parameter's dtype. Of a quantised parameter dtype
+    /// and device are handed over, with values that read as NaN: it stays by [`Replacement::Kept`], and another value is quantised.
+    ///
+    /// # Panics
+    /// If a parameter that is trained is to be [kept](Replacement::Kept): its value was handed over.
     fn update_parameters(&mut self, f: &mut dyn FnMut(&str, Tensor<1>) -> Replacement);
 
     /// Replaces some parameters, by name. The others are not touched: graphs they are part of stay valid.

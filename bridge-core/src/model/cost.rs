@@ -153,6 +153,8 @@ pub struct Exchange {
 pub struct SegmentCost {
     /// Floating-point operations, forward and backward, over all ranks that share it.
     pub flops: f64,
+    /// Those that it would have besides if all of its parameters were trained: gradients that nobody needs.
+    pub skipped_flops: f64,
     /// Elements of its input, which recompute keeps and the pipeline sends.
     pub input: u64,
     /// Bytes that it keeps from forward to backward besides its input.
@@ -178,6 +180,7 @@ impl SegmentCost {
         self.exchanges.extend(other.exchanges);
         Self {
             flops: self.flops + other.flops,
+            skipped_flops: self.skipped_flops + other.skipped_flops,
             input: self.input + other.input,
             kept: self.kept + other.kept,
             backward: self.backward.max(other.backward),

@@ -3,10 +3,13 @@
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 
+use bridge_kernels::Quantization;
 use burn::module::ParamId;
 use serde::Serialize;
 
-use super::{ModelBuildError, PassStream, Placement, RankPlace, ReplicaGroup, Segment, Shard, SharedRows};
+use super::{
+    ModelBuildError, PassStream, Placement, QuantizedValues, RankPlace, ReplicaGroup, Segment, Shard, SharedRows,
+};
 
 /// What a parameter is to the block that has it. Weight decay and learning rates of their own go by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -235,12 +238,30 @@ pub struct Declaration {
     pub trainable: bool,
     /// Whether it is an adapter's, and the model without that has no such parameter.
     pub of_adapter: bool,
+    /// How its values are held, if not as a tensor.
+    pub quantization: Option<Quantization>,
 }
 
 impl Declaration {
     /// Number of elements on this rank.
     pub fn num_elements(&self) -> usize {
         self.shape.iter().product()
+    }
+
+    /// Rows and columns of a parameter of two dimensions.
+    ///
+    /// # Panics
+    /// If it has others.
+    pub(super) fn matrix(&self) -> [usize; 2] {
+        self.shape.as_slice().try_into().expect("a weight of a linear layer has two dimensions")
+    }
+
+    /// Bytes of what this rank holds, where an element of a tensor has so many.
+    pub fn bytes(&self, of_element: u64) -> u64 {
+        match self.quantization {
+            Some(quantization) => quantization.bytes(self.matrix()),
+            None => self.num_elements() as u64 * of_element,
+        }
     }
 
     /// Shape of the whole parameter.
@@ -283,6 +304,8 @@ pub struct Declarations {
     by_name: HashMap<String, usize>,
     /// Parameters whose initial values were left for later.
     pub(super) deferred: BTreeSet<usize>,
+    /// The values of parameters that are held quantised.
+    pub(super) quantized: HashMap<ParamId, QuantizedValues>,
     /// What adaptations are told of the pass under way.
     pub(super) pass: PassStream,
 }
@@ -326,7 +349,8 @@ impl Declarations {
     pub(super) fn in_order(self, ids: &[(ParamId, String, Vec<usize>)]) -> Result<Self, ModelBuildError> {
         let refused = |name: &str, message: String| ModelBuildError::Parameter { name: name.to_owned(), message };
         let mut left: Vec<Option<Declaration>> = self.parameters.into_iter().map(Some).collect();
-        let mut sorted = Self { segments: self.segments, pass: self.pass, ..Self::default() };
+        let mut sorted =
+            Self { segments: self.segments, pass: self.pass, quantized: self.quantized, ..Self::default() };
         for (id, path, shape) in ids {
             let place = self.by_id.get(id);
             let Some(declaration) = place.and_then(|place| left[*place].take()) else {

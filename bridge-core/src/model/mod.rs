@@ -6,8 +6,10 @@
 //!
 //! Shape legend: `b` batch, `t` sequence, `c` hidden size, `v` vocabulary.
 
+mod adapted_cost;
 mod adapter;
 mod batch;
+mod block_borders;
 mod boundary;
 mod builder;
 mod chunk;
@@ -23,12 +25,14 @@ mod module_chunk;
 mod parallel;
 mod pass;
 mod placement;
+mod quantized;
 mod scope;
 mod segment;
 mod weight_gradients;
 
 pub use adapter::{Adapter, Added, BaseRows, LinearAdaptation, LinearChange, LinearLayer, LinearOperands, LinearRule};
 pub use batch::{Auxiliary, Batch, BatchExtra, ForwardContext, Mode};
+pub(crate) use block_borders::check_blocks;
 pub(crate) use boundary::checked;
 pub use boundary::{Boundary, BoundaryError, BoundaryTensor, HIDDEN_STATES, loss_sum, run_segments};
 pub use builder::{BuildContext, ModelBuilder, ModelConfig, ModelHook, ModelRegistry, StackPart, Stage, compose_hooks};
@@ -44,6 +48,7 @@ pub use module_chunk::{ModuleChunk, Segments};
 pub use parallel::{Member, Parallel, RankPlace};
 use pass::PassStream;
 pub use placement::{Placement, ReplicaGroup, Shard, SharedRows};
+pub use quantized::{LinearParameter, QuantizedValues};
 pub use scope::{ChunkScope, Scope};
 pub use segment::{Segment, SegmentRole};
 pub use weight_gradients::WeightGradientStore;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
-use burn::tensor::{DType, Device, Gradients, Int, Tensor};
+use burn::tensor::{DType, Device, Gradients, Int, Tensor, TensorData};
 
 use super::{
     Batch, Boundary, BoundaryTensor, Declaration, Declarations, ForwardContext, GenerationState, Mode, ModelBuildError,
@@ -162,7 +162,15 @@ impl<M: Segments> ModelChunk for ModuleChunk<M> {
     }
 
     fn visit_parameters(&self, f: &mut dyn FnMut(&str, Tensor<1>)) {
-        self.visit(Want::Value, &mut |name, value| f(name, value.expect("every parameter has a value")));
+        self.visit_wanted(&|_| true, f);
+    }
+
+    fn visit_wanted(&self, wanted: &dyn Fn(&str) -> bool, f: &mut dyn FnMut(&str, Tensor<1>)) {
+        self.visit(Want::Value(wanted), &mut |name, value| {
+            if let Some(value) = value {
+                f(name, value);
+            }
+        });
     }
 
     fn update_parameters(&mut self, f: &mut dyn FnMut(&str, Tensor<1>) -> Replacement) {
@@ -214,7 +222,8 @@ impl ModuleVisitor for Fields {
 
 /// What a visit brings along of each parameter.
 enum Want<'a> {
-    Value,
+    /// The value, of those with these names.
+    Value(&'a dyn Fn(&str) -> bool),
     Gradient(&'a mut Gradients),
 }
 
@@ -229,7 +238,14 @@ impl ModuleVisitor for Visitor<'_> {
         let declaration = &self.declarations.parameters()[self.declarations.by_id[&param.id]];
         let tensor = param.val();
         let wanted = match &mut self.want {
-            Want::Value => Some(flatten(tensor.without_autodiff())),
+            Want::Value(wanted) if !wanted(&declaration.name) => None,
+            Want::Value(_) => Some(match self.declarations.quantized.get(&param.id) {
+                Some(quantized) => {
+                    let plain = (&tensor.device().without_autodiff(), tensor.dtype());
+                    Tensor::from_data(TensorData::from(quantized.matrix().values().as_slice()), plain)
+                }
+                None => flatten(tensor.without_autodiff()),
+            }),
             Want::Gradient(gradients) => tensor.grad_remove(gradients).map(flatten),
         };
         (self.f)(&declaration.name, wanted);
@@ -252,20 +268,55 @@ impl ModuleMapper for Mapper<'_, '_, '_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let place = self.declarations.by_id[&param.id];
         let name = self.declarations.parameters()[place].name.as_str();
+        let quantized = self.declarations.quantized.get(&param.id);
+        if let Some(quantized) = quantized {
+            let tensor = param.val();
+            let replacement = match &mut self.change {
+                Change::Update(f) => {
+                    f(name, super::released([tensor.shape().num_elements()], &tensor.device(), tensor.dtype()))
+                }
+                Change::Replace(replacements) => replacements.remove(name).unwrap_or(Replacement::Kept),
+            };
+            let values = match replacement {
+                Replacement::Kept => return param,
+                Replacement::Released => None,
+                Replacement::Value(value) => Some(value),
+            };
+            self.released.set(self.declarations, place, values.is_none());
+            quantized.set(values, self.declarations.parameters()[place].matrix());
+            return param;
+        }
+        let is_released = self.released.places.contains(&place);
         let released = &mut *self.released;
         let mut fill = |form: Form<D>, replacement: Replacement| {
-            released.set(self.declarations, place, matches!(replacement, Replacement::Released));
+            let is_left = is_released && matches!(replacement, Replacement::Kept);
+            released.set(self.declarations, place, is_left || matches!(replacement, Replacement::Released));
             form.filled(name, replacement)
         };
         match &mut self.change {
             Change::Update(f) => param.map(|tensor| {
                 let form = Form::of(&tensor);
+                if is_released {
+                    return fill(
+                        form,
+                        f(name, super::released([tensor.shape().num_elements()], &tensor.device(), tensor.dtype())),
+                    );
+                }
+                let frozen = (!form.trainable).then(|| tensor.clone());
                 // Handed over, so that it can be updated in place.
-                fill(form, f(name, flatten(tensor.without_autodiff())))
+                match f(name, flatten(tensor.without_autodiff())) {
+                    Replacement::Kept => {
+                        frozen.unwrap_or_else(|| panic!("{name} is trained: its value was handed over"))
+                    }
+                    replacement => {
+                        drop(frozen);
+                        fill(form, replacement)
+                    }
+                }
             }),
             Change::Replace(replacements) => match replacements.remove(name) {
+                None | Some(Replacement::Kept) => param,
                 Some(replacement) => param.map(|tensor| fill(Form::of(&tensor), replacement)),
-                None => param,
             },
         }
     }
@@ -292,7 +343,8 @@ impl<const D: usize> Form<D> {
     fn filled(self, name: &str, replacement: Replacement) -> Tensor<D> {
         let replaced: Tensor<D> = match replacement {
             Replacement::Value(value) => value.reshape(self.dims),
-            Replacement::Released => released(self.dims, &self.device, self.dtype),
+            // A value is kept without this: what is kept here is released.
+            Replacement::Released | Replacement::Kept => released(self.dims, &self.device, self.dtype),
         };
         debug_assert_eq!(replaced.dtype(), self.dtype, "what {name} became has another dtype");
         if self.device.is_autodiff() { replaced.autodiff().set_require_grad(self.trainable) } else { replaced }

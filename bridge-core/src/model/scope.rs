@@ -5,13 +5,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use bridge_dist::comm::Group;
-use bridge_kernels::Philox;
+use bridge_kernels::{Philox, Quantization};
 use burn::module::{Param, ParamId};
 use burn::tensor::{DType, Device, FloatDType, Shape, Tensor, TensorData};
 
 use super::{
     Adapter, BuildContext, Component, Cut, Declaration, Declarations, DeferredParameters, Initial, LinearAdaptation,
-    LinearLayer, Parallel, ParameterRole, RankPlace, ReplicaGroup, Segment, SegmentRole, released,
+    LinearLayer, LinearParameter, Parallel, ParameterRole, QuantizedValues, RankPlace, ReplicaGroup, Segment,
+    SegmentRole, released,
 };
 
 /// The declarations of a chunk that is being built, segment by segment.
@@ -203,6 +204,30 @@ impl Scope {
         initial: Initial,
         role: ParameterRole,
     ) -> Param<Tensor<D>> {
+        self.declare(name, shape, (cut, initial, role), None).0
+    }
+
+    /// Declares the weight of the linear layer at this scope, whose name it has, as [`Self::parameter`] does. The chunk's adapter may have a
+    /// frozen one quantised.
+    ///
+    /// # Panics
+    /// As [`Self::parameter`].
+    pub fn linear_weight(&self, layer: &LinearLayer, initial: Initial) -> LinearParameter {
+        let quantization = self.shared.adapter.as_ref().and_then(|adapter| adapter.quantization(layer));
+        let shape = [layer.outputs, layer.inputs];
+        let (param, quantized) =
+            self.declare("weight", shape, (layer.cut, initial, ParameterRole::Weight), quantization);
+        LinearParameter { param, quantized }
+    }
+
+    /// [`Self::parameter`]. One that is not trained is held as `quantization` says.
+    fn declare<const D: usize>(
+        &self,
+        name: &str,
+        shape: [usize; D],
+        (cut, initial, role): (Cut, Initial, ParameterRole),
+        quantization: Option<Quantization>,
+    ) -> (Param<Tensor<D>>, Option<QuantizedValues>) {
         let placement = cut.placement(&shape, self.place(), self.replicas);
         let mut local = shape;
         if let Some(shard) = &placement.shard {
@@ -218,13 +243,16 @@ impl Scope {
             layer: self.layer,
             trainable: !self.is_frozen,
             of_adapter: self.of_adapter,
+            quantization: None,
         };
         if let Some(adapter) = self.shared.adapter.as_ref().filter(|_| !self.of_adapter) {
             declaration.trainable &= adapter.trains(&declaration);
         }
+        declaration.quantization = quantization.filter(|_| !declaration.trainable);
+        let quantized = declaration.quantization.map(QuantizedValues::new);
         let id = ParamId::new();
         let param = match &self.shared.values {
-            Some(values) => values.parameter(id, &declaration, local, initial),
+            Some(values) => values.parameter(id, &declaration, (local, initial), quantized.as_ref()),
             None => without_value(id, local),
         };
         let mut table = self.shared.table.borrow_mut();
@@ -233,7 +261,10 @@ impl Scope {
             table.deferred.insert(place);
         }
         table.declare(id, declaration);
-        param
+        if let Some(quantized) = &quantized {
+            table.quantized.insert(id, quantized.clone());
+        }
+        (param, quantized)
     }
 }
 
@@ -242,8 +273,8 @@ impl Values {
         &self,
         id: ParamId,
         declaration: &Declaration,
-        local: [usize; D],
-        initial: Initial,
+        (local, initial): ([usize; D], Initial),
+        quantized: Option<&QuantizedValues>,
     ) -> Param<Tensor<D>> {
         let (dtype, stream) = (DType::from(self.dtype), self.stream.derive_name(&declaration.name));
         let (placement, shape) = (declaration.placement.clone(), declaration.global_shape());
@@ -262,7 +293,14 @@ impl Values {
             }
         };
         let value = match &self.deferred {
-            None => make(&self.device),
+            None => match quantized {
+                None => make(&self.device),
+                Some(quantized) => {
+                    let made = make(&self.device.clone().without_autodiff()).reshape([declaration.num_elements()]);
+                    quantized.set(Some(made), declaration.matrix());
+                    released(local, &self.device, dtype).autodiff()
+                }
+            },
             Some(deferred) => {
                 let plain = self.device.clone().without_autodiff();
                 let count = declaration.num_elements();

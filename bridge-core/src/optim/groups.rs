@@ -158,6 +158,7 @@ mod tests {
             layer: None,
             trainable: !name.starts_with("frozen"),
             of_adapter: false,
+            quantization: None,
         }
     }
 

@@ -12,7 +12,7 @@ use super::flat::bytes_of;
 use super::groups::{self, OverrideProvider, ParameterGroup};
 use super::rules::{self, Algorithm, Unit, UpdateStep, Values};
 use super::{Distribution, GradientBuffer, GroupSettings, ShardedParameters};
-use crate::model::{Declaration, ModelChunk};
+use crate::model::{Declaration, ModelChunk, Replacement};
 use crate::timers::{TimerLevel, Timers};
 
 /// What an optimizer is made of.
@@ -243,7 +243,10 @@ impl Optimizer {
         } else {
             let timer = UpdateTimer::start(&timers);
             for chunk in chunks {
-                chunk.update_parameters(&mut |name, value| self.update(name, value, gradients, &step).into());
+                chunk.update_parameters(&mut |name, value| match self.trained.contains_key(name) {
+                    true => self.update(name, value, gradients, &step).into(),
+                    false => Replacement::Kept,
+                });
             }
             timer.stop(std::mem::take(&mut self.copies));
         }

@@ -169,8 +169,19 @@ impl ShardedParameters {
 
     /// Bytes of the parameters that this rank keeps between steps: all of those of `chunks`, or where parameters are sharded what it owns.
     pub(super) fn kept_bytes(&self, chunks: &[Box<dyn ModelChunk>]) -> u64 {
-        let mut bytes = 0;
-        self.visit_kept(chunks, &mut |_, value| bytes += bytes_of(value));
+        let parameters = || chunks.iter().flat_map(|chunk| chunk.parameters());
+        let quantized: BTreeMap<&str, u64> = parameters()
+            .filter(|parameter| parameter.quantization.is_some())
+            .map(|parameter| (parameter.name.as_str(), parameter.bytes(0)))
+            .collect();
+        let mut bytes = quantized.values().sum();
+        for value in self.shards.values() {
+            bytes += bytes_of(value);
+        }
+        for chunk in chunks {
+            let is_whole = |name: &str| !self.shards.contains_key(name) && !quantized.contains_key(name);
+            chunk.visit_wanted(&is_whole, &mut |_, value| bytes += bytes_of(&value));
+        }
         bytes
     }
 
@@ -180,11 +191,7 @@ impl ShardedParameters {
             f(name, value);
         }
         for chunk in chunks {
-            chunk.visit_parameters(&mut |name, value| {
-                if !self.shards.contains_key(name) {
-                    f(name, &value);
-                }
-            });
+            chunk.visit_wanted(&|name| !self.shards.contains_key(name), &mut |name, value| f(name, &value));
         }
     }
 
@@ -195,10 +202,8 @@ impl ShardedParameters {
     pub fn frozen_value(&self, chunk: &dyn ModelChunk, name: &str) -> Result<Vec<f32>, CommError> {
         let mut values: Vec<f32> = Vec::new();
         let Some((shard, range)) = self.shards.get(name).zip(self.distribution.shard_range(name)) else {
-            chunk.visit_parameters(&mut |other, value| {
-                if other == name {
-                    values = value.into_data().iter::<f32>().collect();
-                }
+            chunk.visit_wanted(&|other| other == name, &mut |_, value| {
+                values = value.into_data().iter::<f32>().collect();
             });
             return Ok(values);
         };
@@ -240,11 +245,7 @@ impl ShardedParameters {
             return Ok(());
         }
         let mut like = None;
-        chunk.visit_parameters(&mut |other, value| {
-            if other == name {
-                like = Some(value);
-            }
-        });
+        chunk.visit_wanted(&|other| other == name, &mut |_, value| like = Some(value));
         let like = like.expect("a parameter of the chunk");
         chunk.replace_parameters(BTreeMap::from([(name, Replacement::Value(tensor(&like, value)))]));
         Ok(())
@@ -270,10 +271,10 @@ impl ShardedParameters {
         self.make_whole(chunks)?;
         let mut owned = BTreeMap::new();
         for chunk in chunks {
-            chunk.visit_parameters(&mut |name, value| {
-                if let Some(range) = self.distribution.state_range(name) {
-                    owned.insert(name.to_owned(), part(value, &range));
-                }
+            let state_range = |name: &str| self.distribution.state_range(name);
+            chunk.visit_wanted(&|name| state_range(name).is_some(), &mut |name, value| {
+                let range = state_range(name).expect("it was asked for");
+                owned.insert(name.to_owned(), part(value, &range));
             });
         }
         Ok(owned)

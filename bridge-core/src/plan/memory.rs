@@ -76,7 +76,8 @@ pub(super) fn of_stage(setup: &Setup<'_>, stage: usize, activations: u64) -> Mem
     let comes_at_once = sharding.divides_gradients() && setup.schedule == ScheduleKind::ZeroBubbleH1;
     let put_off = if comes_at_once { share(false, bytes.gradient) } else { 0 };
     let held = Memory {
-        parameters: sharded(setup, stage, is_full, |_| true) * bytes.parameter,
+        parameters: sharded(setup, stage, is_full, |p| p.quantization.is_none()) * bytes.parameter
+            + setup.parameters(stage).filter(|p| p.quantization.is_some()).map(|p| p.bytes(0)).sum::<u64>(),
         gradients: share(sharding.divides_gradients(), bytes.gradient) + put_off,
         optimizer: share(sharding.divides_state(), bytes.optimizer),
         ..Memory::default()

@@ -57,10 +57,10 @@ pub(super) fn stage_flops(setup: &Setup<'_>, stage: usize) -> f64 {
     let mut total = 0.0;
     for chunk in &setup.stages[stage] {
         for region in chunk_regions(setup, chunk) {
-            // Backward costs twice what forward does, so a repeated forward is another third.
-            let factor = if region.recomputed { 4.0 / 3.0 } else { 1.0 };
             for cost in &chunk.costs[region.segments] {
-                total += factor * cost.flops;
+                // Backward costs twice what forward does if all is trained.
+                let forward = (cost.flops + cost.skipped_flops) / 3.0;
+                total += cost.flops + if region.recomputed { forward } else { 0.0 };
             }
         }
     }

@@ -40,7 +40,7 @@ use crate::config::RunConfig;
 use crate::logging::{Sink, Verbosity};
 use crate::model::{
     Adapter, BuildContext, DeferredParameters, ModelBuildError, ModelBuilder, ModelChunk, ModelConfig, ModelRegistry,
-    Parallel, Stage, Workload,
+    Parallel, Stage, Workload, check_blocks,
 };
 use crate::optim::{
     AccumulationDType, Distribution, GradientBuffer, GradientReducer, Optimizer, OverrideProvider, Sharding,
@@ -242,7 +242,8 @@ fn build_training(
     };
     let builder: Box<dyn ModelBuilder> = model_config.builder();
     let built = pipeline::stages(config, &model_config.stacks(), groups.pipeline().rank())
-        .and_then(|stages| Ok(builder.build_models(model_config.as_ref(), &context, &stages)?));
+        .and_then(|stages| Ok(builder.build_models(model_config.as_ref(), &context, &stages)?))
+        .and_then(|chunks| Ok(check_blocks(&chunks).map(|()| chunks)?));
     let chunks = ranks::agree(groups, "building the model", built)?;
     let work = Workload::sequence(config.model.seq_length, padded_vocab_size);
     let outline = builder.outline(&work, &Stage::whole(model_config.stacks()), adapter.clone())?;
@@ -283,8 +284,18 @@ fn build_training(
     Ok((training, context.deferred))
 }
 
-/// Leaves this rank what it owns of each parameter.
+/// Leaves this rank what it owns of each parameter, or makes those of an adapter, whose base is loaded.
 fn shard(training: &mut Training, deferred: DeferredParameters) -> Result<(), TrainError> {
+    if training.optimizer.distribution().sharding() != Sharding::Full {
+        for chunk in &mut training.chunks {
+            let of_adapter = chunk.parameters().iter().filter(|parameter| parameter.of_adapter);
+            let made =
+                of_adapter.filter_map(|parameter| Some((parameter.name.clone(), deferred.take(&parameter.name)?())));
+            let made: BTreeMap<String, _> = made.collect();
+            chunk.replace_parameters(made.iter().map(|(name, value)| (name.as_str(), value.clone().into())).collect());
+        }
+        return Ok(());
+    }
     training.optimizer.parameters().shard(&mut training.chunks, &deferred);
     match deferred.first() {
         None => Ok(()),
@@ -412,10 +423,12 @@ fn evaluates(config: &RunConfig) -> bool {
     config.validation.full_validation || config.validation.eval_iters > 0
 }
 
-/// Whether initial values may wait until they are cut into what each rank owns. Hooks may look at them before.
+/// Whether initial values may wait: until they are cut into what each rank owns, or for ever, of the base of an adapter, which is loaded. Hooks may
+/// look at them before.
 fn defers(config: &RunConfig, model: &dyn ModelConfig) -> bool {
     let has_hooks = !model.pre_wrap_hooks().is_empty() || !model.post_wrap_hooks().is_empty();
-    plan::settings::distribution(config).sharding == Sharding::Full && !has_hooks
+    let has_base = config.peft.is_some() && convert::params_dtype(config) == FloatDType::F32;
+    (has_base || plan::settings::distribution(config).sharding == Sharding::Full) && !has_hooks
 }
 
 fn accumulation(config: &RunConfig) -> AccumulationDType {

@@ -13,28 +13,33 @@ const BIAS_ROWS: usize = 16;
 pub fn forward(x: Matrix<'_>, weight: Matrix<'_>, bias: Option<&[f32]>, residual: Option<&[f32]>) -> Vec<f32> {
     let (rows, outputs) = (x.rows(), weight.rows());
     filled(rows * outputs, |y| {
-        // The product is added to what is there: cheaper than another pass over the result.
-        let y_rows = y.par_chunks_exact_mut(outputs.max(1)).with_min_len(BIAS_ROWS);
-        let residual_rows = residual.map(|residual| residual.par_chunks_exact(outputs.max(1)));
-        let output = match (bias, residual_rows) {
-            (Some(bias), Some(residual)) => {
-                y_rows.zip(residual).for_each(|(y, x)| {
-                    vectorised!(y.iter_mut().zip(x).zip(bias).for_each(|((y, x), b)| *y = x + b));
-                });
-                Output::Add
-            }
-            (Some(bias), None) => {
-                y_rows.for_each(|row| row.copy_from_slice(bias));
-                Output::Add
-            }
-            (None, Some(residual)) => {
-                y_rows.zip(residual).for_each(|(y, x)| y.copy_from_slice(x));
-                Output::Add
-            }
-            (None, None) => Output::Set,
-        };
+        let output = begin(y, outputs, bias, residual);
         gemm(MatrixMut::new(y, rows, outputs), output, 1.0, x, weight.t(), Threads::All);
     })
+}
+
+/// Fills `y [n, o]` with what a product is added to, if there is anything.
+pub fn begin(y: &mut [f32], outputs: usize, bias: Option<&[f32]>, residual: Option<&[f32]>) -> Output {
+    // The product is added to what is there: cheaper than another pass over the result.
+    let y_rows = y.par_chunks_exact_mut(outputs.max(1)).with_min_len(BIAS_ROWS);
+    let residual_rows = residual.map(|residual| residual.par_chunks_exact(outputs.max(1)));
+    match (bias, residual_rows) {
+        (Some(bias), Some(residual)) => {
+            y_rows.zip(residual).for_each(|(y, x)| {
+                vectorised!(y.iter_mut().zip(x).zip(bias).for_each(|((y, x), b)| *y = x + b));
+            });
+            Output::Add
+        }
+        (Some(bias), None) => {
+            y_rows.for_each(|row| row.copy_from_slice(bias));
+            Output::Add
+        }
+        (None, Some(residual)) => {
+            y_rows.zip(residual).for_each(|(y, x)| y.copy_from_slice(x));
+            Output::Add
+        }
+        (None, None) => Output::Set,
+    }
 }
 
 /// Gradient of the input: `dy [n, o]` times `weight [o, i]`.

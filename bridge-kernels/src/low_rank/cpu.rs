@@ -136,15 +136,16 @@ impl<'a> Branches<'a> {
         all
     }
 
-    /// The squares of the lengths of the rows of `weight + scale * b a`, `weight` `[o, i]`, of those with a branch; others are zero.
-    pub fn row_squares(&self, weight: &[f32]) -> Vec<f32> {
+    /// The squares of the lengths of the rows of `weight + scale * b a`, `weight` `[o, i]`, of those with a branch; others are zero. `weight` gives
+    /// some of its rows, from the first on.
+    pub fn row_squares(&self, outputs: usize, weight: impl Fn(usize, usize) -> Vec<f32> + Sync) -> Vec<f32> {
         let inputs = self.inputs.max(1);
-        let mut squares = vec![0.0; weight.len() / inputs];
+        let mut squares = vec![0.0; outputs];
         let shared = Shared::new(&mut squares);
         self.pieces().into_par_iter().for_each(|(run, start, len)| {
             let columns = &self.columns[run.branch];
             let first = run.output + start;
-            let mut rows = weight[first * inputs..(first + len) * inputs].to_vec();
+            let mut rows = weight(first, len);
             let b = self.b[run.branch].row_range(run.row + start, len);
             let a = self.a().row_range(columns.start, columns.len());
             let scale = self.scales[run.branch];

@@ -8,26 +8,28 @@ use burn::tensor::Tensor;
 use super::cpu::{self as kernel, Branches};
 use super::{LowRank, LowRankSum, Run, runs};
 use crate::cpu::gemm::Matrix;
-use crate::flex::{Values, gradient, inputs, tensor};
+use crate::flex::{Values, gradient, tensor};
 use crate::linear::cpu as linear;
+use crate::quantized::LinearWeight;
+use crate::quantized::flex::Held as HeldWeight;
 use crate::vjp::{self, Lift};
 
 /// See [`crate::linear_low_rank`].
 pub(crate) fn linear_low_rank<const D: usize>(
     x: &Tensor<D>,
-    weight_oi: &Tensor<2>,
+    linear_weight: &LinearWeight,
     bias_o: Option<&Tensor<1>>,
     sum: &LowRankSum,
     residual: Option<&Tensor<D>>,
 ) -> Option<Tensor<D>> {
     let held = Held::new(&sum.branches)?;
-    let (x_values, weight) = (Values::contiguous_of(x)?, Values::of(weight_oi)?.without_flips());
+    let (x_values, weight) = (Values::contiguous_of(x)?, HeldWeight::new(linear_weight)?);
     let (bias, factors) = (Values::of_bias(bias_o)?, Values::of_bias(sum.factors_o.as_ref())?);
     let added = match residual {
         Some(residual) => Some(Values::contiguous_of(residual)?),
         None => None,
     };
-    let [outputs, num_inputs] = weight_oi.dims();
+    let [outputs, num_inputs] = linear_weight.dims();
     let mut shape = x.dims();
     let rows = shape[..D - 1].iter().product();
     shape[D - 1] = outputs;
@@ -35,7 +37,7 @@ pub(crate) fn linear_low_rank<const D: usize>(
     let u = held.with(|branches| branches.inner(x_matrix));
     let (bias_slice, added) = (bias.as_ref().map(Values::slice), added.as_ref().map(Values::slice));
     let of_product = if factors.is_some() { (None, None) } else { (bias_slice, added) };
-    let mut z = linear::forward(x_matrix, weight.matrix(), of_product.0, of_product.1);
+    let mut z = weight.forward(x_matrix, of_product.0, of_product.1);
     held.with(|branches| branches.add(&u, &mut z, outputs));
     let (y, scaled) = match &factors {
         None => (tensor(z, shape), None),
@@ -50,7 +52,11 @@ pub(crate) fn linear_low_rank<const D: usize>(
             (y, sum.factors_o.as_ref().is_some_and(Tensor::is_tracked).then_some(kept))
         }
     };
-    let mut all = inputs(x, weight_oi, bias_o);
+    let mut all = vec![x.clone().into_dispatch()];
+    if let LinearWeight::Whole(weight_oi) = linear_weight {
+        all.push(weight_oi.clone().into_dispatch());
+    }
+    all.extend(bias_o.map(|bias| bias.clone().into_dispatch()));
     all.extend(sum.branches.iter().flat_map(|b| [&b.a_ri, &b.b_pr]).map(|matrix| matrix.clone().into_dispatch()));
     all.extend(sum.factors_o.iter().map(|factors| factors.clone().into_dispatch()));
     all.extend(residual.map(|residual| residual.clone().into_dispatch()));
@@ -58,9 +64,10 @@ pub(crate) fn linear_low_rank<const D: usize>(
     let backward = SumBackward {
         dims: x.dims(),
         sizes: [rows, num_inputs, outputs],
-        x: (weight_oi.is_tracked() || is_trained).then_some(x_values),
+        x: (linear_weight.is_tracked() || is_trained).then_some(x_values),
         weight: x.is_tracked().then_some(weight),
-        is_weight_tracked: weight_oi.is_tracked(),
+        is_weight_tracked: linear_weight.is_tracked(),
+        is_weight_input: matches!(linear_weight, LinearWeight::Whole(_)),
         bias_tracked: bias_o.map(Tensor::is_tracked),
         is_trained,
         held,
@@ -73,10 +80,21 @@ pub(crate) fn linear_low_rank<const D: usize>(
 }
 
 /// See [`crate::low_rank_row_squares`].
-pub(crate) fn row_squares(weight_oi: &Tensor<2>, branches: &[LowRank]) -> Option<Tensor<1>> {
+pub(crate) fn row_squares(weight: &LinearWeight, branches: &[LowRank]) -> Option<Tensor<1>> {
     let held = Held::new(branches)?;
-    let weight = Values::contiguous_of(weight_oi)?;
-    Some(tensor(held.with(|branches| branches.row_squares(weight.slice())), [weight_oi.dims()[0]]))
+    let [outputs, inputs] = weight.dims();
+    let squares = match weight {
+        LinearWeight::Whole(weight_oi) => {
+            let weight = Values::contiguous_of(weight_oi)?;
+            let rows = |first: usize, count: usize| weight.slice()[first * inputs..(first + count) * inputs].to_vec();
+            held.with(|branches| branches.row_squares(outputs, rows))
+        }
+        LinearWeight::Quantized(matrix) => {
+            let rows = |first: usize, count: usize| matrix.rows(first..first + count);
+            held.with(|branches| branches.row_squares(outputs, rows))
+        }
+    };
+    Some(tensor(squares, [outputs]))
 }
 
 /// The branches of a layer, in the memory of this process.
@@ -156,8 +174,10 @@ struct SumBackward<const D: usize> {
     /// Rows, inputs, outputs.
     sizes: [usize; 3],
     x: Option<Values>,
-    weight: Option<Values>,
+    weight: Option<HeldWeight>,
     is_weight_tracked: bool,
+    /// Whether the graph knows of the weight: not of a quantised one.
+    is_weight_input: bool,
     bias_tracked: Option<bool>,
     is_trained: bool,
     held: Held,
@@ -170,7 +190,7 @@ struct SumBackward<const D: usize> {
 }
 
 impl<const D: usize> SumBackward<D> {
-    /// Gradients of input, weight, bias, of each branch `a` and `b`, of factors and residual.
+    /// Gradients of input, weight (unless it is quantised), bias, of each branch `a` and `b`, of factors and residual.
     fn gradients(self, dy: Values) -> Vec<Option<DispatchTensor>> {
         let [rows, inputs, outputs] = self.sizes;
         let of_factors = self
@@ -192,7 +212,7 @@ impl<const D: usize> SumBackward<D> {
             false => Vec::new(),
         };
         let dx = self.weight.and_then(|weight| {
-            let mut dx = linear::grad_input(dz_matrix, weight.matrix());
+            let mut dx = weight.grad_input(dz_matrix);
             self.held.with(|branches| branches.add_grad_input(&du, &mut dx));
             gradient(dx, self.dims)
         });
@@ -200,7 +220,8 @@ impl<const D: usize> SumBackward<D> {
         let dw = x_matrix
             .filter(|_| self.is_weight_tracked)
             .and_then(|x| gradient(linear::grad_weight(dz_matrix, x), [outputs, inputs]));
-        let mut gradients = vec![dx, dw];
+        let mut gradients = vec![dx];
+        gradients.extend(self.is_weight_input.then_some(dw));
         gradients.extend(of_bias);
         match x_matrix.filter(|_| self.is_trained) {
             None => gradients.extend(self.held.b.iter().flat_map(|_| [None, None])),

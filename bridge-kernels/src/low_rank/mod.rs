@@ -10,6 +10,7 @@ use std::ops::Range;
 use burn::tensor::Tensor;
 
 use crate::linear::linear;
+use crate::quantized::{LinearWeight, linear_weighted};
 
 /// What is added to some outputs of a linear layer: `scale * (x a^T) b^T`.
 #[derive(Clone, Debug)]
@@ -36,22 +37,23 @@ pub struct LowRankSum {
 /// `residual + factors * (x w^T + branches) + bias`, as one operation.
 ///
 /// # Shapes
-/// `x` `[.., i]`, `weight_oi` `[o, i]`, `bias_o` `[o]`, `residual` `[.., o]` -> `[.., o]`.
+/// `x` `[.., i]`, `weight` `[o, i]`, `bias_o` `[o]`, `residual` `[.., o]` -> `[.., o]`.
 ///
 /// # Panics
 /// If the sizes do not fit each other.
 pub fn linear_low_rank<const D: usize>(
     x: Tensor<D>,
-    weight_oi: Tensor<2>,
+    weight: impl Into<LinearWeight>,
     bias_o: Option<Tensor<1>>,
     sum: LowRankSum,
     residual: Option<Tensor<D>>,
 ) -> Tensor<D> {
-    let [outputs, inputs] = weight_oi.dims();
+    let weight = weight.into();
+    let [outputs, inputs] = weight.dims();
     check(&sum.branches, [outputs, inputs]);
     assert_eq!(x.dims()[D - 1], inputs, "linear: an input of {:?} does not fit {inputs} inputs", x.dims());
-    flex::linear_low_rank(&x, &weight_oi, bias_o.as_ref(), &sum, residual.as_ref())
-        .unwrap_or_else(|| reference(x, weight_oi, bias_o, sum, residual))
+    flex::linear_low_rank(&x, &weight, bias_o.as_ref(), &sum, residual.as_ref())
+        .unwrap_or_else(|| reference(x, weight, bias_o, sum, residual))
 }
 
 /// What branches add to the `outputs` of a layer, `[n, i]` -> `[n, o]`, by itself.
@@ -85,11 +87,14 @@ pub fn low_rank_sum(x_ni: Tensor<2>, branches: &[LowRank], outputs: usize) -> Te
 ///
 /// # Panics
 /// If the sizes do not fit each other.
-pub fn low_rank_row_squares(weight_oi: Tensor<2>, branches: &[LowRank]) -> Tensor<1> {
-    let [outputs, inputs] = weight_oi.dims();
-    check(branches, [outputs, inputs]);
-    let weight_oi = weight_oi.without_autodiff();
-    flex::row_squares(&weight_oi, branches).unwrap_or_else(|| reference_row_squares(weight_oi, branches))
+pub fn low_rank_row_squares(weight: impl Into<LinearWeight>, branches: &[LowRank]) -> Tensor<1> {
+    let weight = weight.into();
+    check(branches, weight.dims());
+    flex::row_squares(&weight, branches).unwrap_or_else(|| {
+        let like = &branches[0].a_ri;
+        let weight_oi = weight.whole(&like.device(), like.dtype().into());
+        reference_row_squares(weight_oi.without_autodiff(), branches)
+    })
 }
 
 /// [`low_rank_row_squares`] in plain Burn operations.
@@ -111,16 +116,17 @@ pub fn reference_row_squares(weight_oi: Tensor<2>, branches: &[LowRank]) -> Tens
 /// [`linear_low_rank`] by other operations.
 pub fn reference<const D: usize>(
     x: Tensor<D>,
-    weight_oi: Tensor<2>,
+    weight: impl Into<LinearWeight>,
     bias_o: Option<Tensor<1>>,
     sum: LowRankSum,
     residual: Option<Tensor<D>>,
 ) -> Tensor<D> {
-    let ([outputs, inputs], mut shape) = (weight_oi.dims(), x.dims());
+    let weight = weight.into();
+    let ([outputs, inputs], mut shape) = (weight.dims(), x.dims());
     let rows: usize = shape[..D - 1].iter().product();
     shape[D - 1] = outputs;
     let x_ni = x.reshape([rows, inputs]);
-    let mut y_no = linear(x_ni.clone(), weight_oi, None) + low_rank_sum(x_ni, &sum.branches, outputs);
+    let mut y_no = linear_weighted(x_ni.clone(), &weight, None, None) + low_rank_sum(x_ni, &sum.branches, outputs);
     if let Some(factors_o) = sum.factors_o {
         y_no = y_no * factors_o.unsqueeze();
     }

@@ -15,6 +15,7 @@ mod norm;
 mod optim;
 mod packed_attention;
 mod plain;
+mod quantized;
 mod rotary;
 mod state_space;
 mod vjp;

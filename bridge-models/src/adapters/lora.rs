@@ -11,7 +11,10 @@ use bridge_core::model::{
     LinearRule, ParameterRole, Scope,
 };
 use bridge_dist::comm::Group;
-use bridge_kernels::{DropoutKey, LowRank, dropout, linear, low_rank_row_squares};
+use bridge_kernels::{
+    DropoutKey, LinearWeight, LowRank, Quantization, QuantizedMatrix, dropout, linear, linear_weighted,
+    low_rank_row_squares,
+};
 use burn::module::Param;
 use burn::tensor::{Device, Tensor};
 
@@ -62,6 +65,7 @@ pub struct LowRankAdapter {
     method: Method,
     initial: [fn(usize, usize) -> Initial; 2],
     dropout: Dropout,
+    quantization: Option<Quantization>,
     /// By the names of magnitudes, the layers, and the parts of them, whose rows they are the lengths of.
     magnitudes: Arc<Mutex<BTreeMap<String, Rows>>>,
 }
@@ -74,7 +78,13 @@ impl LowRankAdapter {
         initial: [fn(usize, usize) -> Initial; 2],
         dropout: Dropout,
     ) -> Self {
-        Self { targets, method, initial, dropout, magnitudes: Arc::default() }
+        Self { targets, method, initial, dropout, quantization: None, magnitudes: Arc::default() }
+    }
+
+    /// The same on a base whose frozen weights are held so.
+    #[must_use]
+    pub fn quantized(self, quantization: Option<Quantization>) -> Self {
+        Self { quantization, ..self }
     }
 
     /// What branches do to a weight.
@@ -153,11 +163,19 @@ impl Adapter for LowRankAdapter {
         self.targets.unmatched()
     }
 
+    fn quantization(&self, _: &LinearLayer) -> Option<Quantization> {
+        self.quantization
+    }
+
     /// Magnitudes begin as the lengths of the base's rows.
     fn begins(&self, parameter: &str, weight: &mut BaseRows<'_>) -> Option<Vec<f32>> {
         let of = self.magnitudes.lock().unwrap_or_else(PoisonError::into_inner).get(parameter).cloned();
         let (layer, part) = of?;
-        let values = weight(&format!("{}.weight", layer.name))?;
+        let mut values = weight(&format!("{}.weight", layer.name))?;
+        if let Some(quantization) = self.quantization {
+            // The lengths of what products are made with.
+            values = QuantizedMatrix::new(&values, [layer.outputs, layer.inputs], quantization).values();
+        }
         let lengths = row_lengths(&values, layer.inputs);
         let lengths_o1 = Tensor::<1>::from_floats(lengths.as_slice(), &Device::flex()).reshape([layer.outputs, 1]);
         let selected = part.map_or(lengths_o1.clone(), |part| Parts::of(&layer).select(part, lengths_o1));
@@ -252,9 +270,9 @@ impl LowRankRule {
     }
 
     /// Of each branch, the factors of the rows that it belongs to.
-    pub fn factors(&self, weight_oi: &Tensor<2>, (matrices, vectors): Parameters<'_>) -> Vec<Tensor<1>> {
-        let [outputs, _] = weight_oi.dims();
-        let squares_o = low_rank_row_squares(weight_oi.clone(), &self.low_rank(matrices, outputs));
+    pub fn factors(&self, weight: &LinearWeight, (matrices, vectors): Parameters<'_>) -> Vec<Tensor<1>> {
+        let [outputs, _] = weight.dims();
+        let squares_o = low_rank_row_squares(weight.clone(), &self.low_rank(matrices, outputs));
         let lengths_o1 = dora::row_lengths(squares_o, self.ranks.as_ref()).reshape([outputs, 1]);
         let of_branch = |(branch, magnitudes_p): (&Branch, &Tensor<1>)| {
             let [rows] = magnitudes_p.dims();
@@ -262,6 +280,15 @@ impl LowRankRule {
             dora::factors(lengths_p1.reshape([rows]), magnitudes_p.clone())
         };
         self.branches.iter().zip(vectors).map(of_branch).collect()
+    }
+
+    /// What the rows of the weight that a branch belongs to make of its input.
+    fn part_of_base(&self, branch: &Branch, x_ni: Tensor<2>, weight: &LinearWeight) -> Tensor<2> {
+        let select = |rows| self.parts_of(branch).select(Self::place(branch), rows);
+        match weight {
+            LinearWeight::Whole(weight_oi) => linear(x_ni, select(weight_oi.clone()), None),
+            LinearWeight::Quantized(_) => select(linear_weighted(x_ni, weight, None, None).transpose()).transpose(),
+        }
     }
 
     /// What a branch makes of its input.
@@ -280,8 +307,8 @@ pub(super) type Parameters<'a> = (&'a [Tensor<2>], &'a [Tensor<1>]);
 
 impl LinearRule for LowRankRule {
     fn change(&self, operands: LinearOperands<'_>) -> LinearChange {
-        let LinearOperands { x_ni, weight_oi, matrices, vectors, dropout: stream } = operands;
-        let outputs = weight_oi.dims()[0];
+        let LinearOperands { x_ni, weight, matrices, vectors, dropout: stream } = operands;
+        let outputs = weight.dims()[0];
         let key = |index: usize| {
             let stream = stream.filter(|_| self.dropout.rate > 0.0)?;
             Some(DropoutKey(stream.derive(Self::place(&self.branches[index]) as u64)))
@@ -293,7 +320,7 @@ impl LinearRule for LowRankRule {
         let all = || 0..self.branches.len();
         let added = |index: usize| self.branch(index, input(index), matrices, key(index));
         let factors = || -> Vec<Tensor<2>> {
-            let factors = self.factors(&weight_oi, (matrices, vectors)).into_iter();
+            let factors = self.factors(&weight, (matrices, vectors)).into_iter();
             factors.map(|factors_p| factors_p.unsqueeze_dim(0)).collect()
         };
         let made = |of_branches| Added::Made(self.join(of_branches, outputs, 0.0));
@@ -310,8 +337,7 @@ impl LinearRule for LowRankRule {
             Method::Dora => {
                 let of_branch = |(index, factors_1o): (usize, Tensor<2>)| {
                     let branch = &self.branches[index];
-                    let rows_oi = self.parts_of(branch).select(Self::place(branch), weight_oi.clone());
-                    let of_base = linear(input(index), rows_oi, None) * (factors_1o.clone() - 1.0);
+                    let of_base = self.part_of_base(branch, input(index), &weight) * (factors_1o.clone() - 1.0);
                     of_base + added(index) * factors_1o
                 };
                 LinearChange {

@@ -4,8 +4,10 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use bridge_core::config::{AdapterInit, DropoutPosition, FinalTransformer, PeftConfig, PeftKind};
+use bridge_core::config::{AdapterInit, BaseQuantization, DropoutPosition, FinalTransformer, PeftConfig, PeftKind};
 use bridge_core::model::{Declaration, Initial, LinearLayer, ModelBuildError, Scope};
+
+use bridge_kernels::{CodeFormat, Quantization};
 
 use super::lora::{Branch, Dropout, DropoutPlace, LowRankAdapter, Method, Targets, short_name};
 use super::parts::Parts;
@@ -48,7 +50,19 @@ pub fn low_rank_adapter(peft: &PeftConfig, model: &FinalTransformer) -> Result<L
         method,
         [initial(peft.lora_A_init_method), initial(peft.lora_B_init_method)],
         Dropout { rate: peft.dropout, place },
-    ))
+    )
+    .quantized(quantization(peft)))
+}
+
+/// How the base's weights are held.
+fn quantization(peft: &PeftConfig) -> Option<Quantization> {
+    let format = match peft.base_quantization {
+        BaseQuantization::None => return None,
+        BaseQuantization::Int8 => CodeFormat::Int8,
+        BaseQuantization::Nf4 => CodeFormat::Nf4,
+        BaseQuantization::Int4 => CodeFormat::Int4,
+    };
+    Some(Quantization { format, block_size: peft.base_quantization_block_size })
 }
 
 fn names_in(list: &str) -> Vec<String> {

@@ -27,7 +27,10 @@ pub(crate) fn merged(
     match method {
         Method::Lora => sum_oi,
         Method::Dora => {
-            let factors = rule.factors(&weight_oi, parameters).into_iter().map(|factors| factors.unsqueeze_dim::<2>(0));
+            let factors = rule
+                .factors(&weight_oi.clone().into(), parameters)
+                .into_iter()
+                .map(|factors| factors.unsqueeze_dim::<2>(0));
             sum_oi * rule.join(factors.collect(), layer.outputs, 1.0).transpose()
         }
     }

@@ -1,11 +1,12 @@
 //! A linear layer with its parameters.
 
 use bridge_core::model::{
-    Added, Cut, Initial, LinearAdaptation, LinearChange, LinearLayer, Meets, ParameterRole, Scope, WeightGradientStore,
+    Added, Cut, Initial, LinearAdaptation, LinearChange, LinearLayer, LinearParameter, Meets, ParameterRole,
+    QuantizedValues, Scope, WeightGradientStore,
 };
 use bridge_kernels::{
-    Activation, GatedUnit, LowRankSum, activation, glu, linear, linear_activation, linear_deferred, linear_glu,
-    linear_low_rank, linear_residual,
+    Activation, GatedUnit, LinearWeight, LowRankSum, activation, glu, linear_activation, linear_deferred, linear_glu,
+    linear_low_rank, linear_weighted,
 };
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
@@ -16,6 +17,9 @@ use super::regions::Regions;
 #[derive(Module, Debug)]
 pub(crate) struct Linear {
     weight: Param<Tensor<2>>,
+    /// The values of a weight that is held quantised.
+    #[module(skip)]
+    quantized: Option<QuantizedValues>,
     bias: Option<Param<Tensor<1>>>,
     /// What an adapter makes of the layer.
     adaptation: Option<LinearAdaptation>,
@@ -72,10 +76,13 @@ impl Linear {
         let LinearConfig { inputs, outputs, cut, initial, .. } = *config;
         let bias_cut = if cut == Cut::Columns { Cut::Replicated(meets) } else { cut };
         let bias = || scope.parameter("bias", [outputs], bias_cut, Initial::Zeros, ParameterRole::Bias);
+        let layer = LinearLayer { name: scope.path().to_owned(), inputs, outputs, cut };
+        let LinearParameter { param, quantized } = scope.linear_weight(&layer, initial);
         Self {
-            weight: scope.parameter("weight", [outputs, inputs], cut, initial, ParameterRole::Weight),
+            weight: param,
+            quantized,
             bias: config.bias.then(bias),
-            adaptation: scope.adapt(&LinearLayer { name: scope.path().to_owned(), inputs, outputs, cut }),
+            adaptation: scope.adapt(&layer),
             bias_share: 1.0,
             weight_name: scope.name("weight"),
         }
@@ -91,7 +98,7 @@ impl Linear {
 
     /// [`Self::forward`] and what follows in a feed-forward block, of which this is the first layer.
     pub fn forward_and_activate(&self, x: Tensor<3>, unit: Unit, store: Option<&WeightGradientStore>) -> Tensor<3> {
-        let is_fused = store.is_none() && self.adaptation.is_none();
+        let is_fused = store.is_none() && self.adaptation.is_none() && self.quantized.is_none();
         match (is_fused, unit) {
             (true, Unit::Gated(unit)) => linear_glu(x, self.weight.val(), self.bias(), unit),
             (true, Unit::Plain(kind)) => linear_activation(x, self.weight.val(), self.bias(), kind),
@@ -120,9 +127,17 @@ impl Linear {
         self.bias.as_ref().map(|bias| share(bias.val()))
     }
 
+    /// What a product is made with.
+    fn weight(&self) -> LinearWeight {
+        match &self.quantized {
+            Some(quantized) => quantized.weight(),
+            None => self.weight.val().into(),
+        }
+    }
+
     /// What the adapter makes of the product.
     fn change<const D: usize>(&self, x: &Tensor<D>) -> Option<LinearChange> {
-        self.adaptation.as_ref().map(|adaptation| adaptation.change(flat(x.clone()), self.weight.val()))
+        self.adaptation.as_ref().map(|adaptation| adaptation.change(flat(x.clone()), self.weight()))
     }
 
     /// The product as the adapter changes it, with a bias and added to a residual stream, if they are given.
@@ -134,13 +149,13 @@ impl Linear {
         store: Option<&WeightGradientStore>,
     ) -> Tensor<D> {
         let product = |x, bias, residual: Option<Tensor<D>>| match residual {
-            Some(residual) => linear_residual(x, self.weight.val(), bias, residual),
+            Some(_) => linear_weighted(x, &self.weight(), bias, residual),
             None => self.product(x, bias, store),
         };
         let (added, factors_o) = match (change, store) {
             (None, _) => return product(x, bias, residual),
             (Some(LinearChange { added: Added::LowRank(branches), factors_o }), None) => {
-                return linear_low_rank(x, self.weight.val(), bias, LowRankSum { branches, factors_o }, residual);
+                return linear_low_rank(x, self.weight(), bias, LowRankSum { branches, factors_o }, residual);
             }
             (Some(LinearChange { added, factors_o }), _) => (added, factors_o),
         };
@@ -163,8 +178,8 @@ impl Linear {
         bias: Option<Tensor<1>>,
         store: Option<&WeightGradientStore>,
     ) -> Tensor<D> {
-        let Some(store) = store.cloned() else {
-            return linear(x, self.weight.val(), bias);
+        let Some(store) = store.filter(|_| self.quantized.is_none()).cloned() else {
+            return linear_weighted(x, &self.weight(), bias, None);
         };
         let name = self.weight_name.clone();
         linear_deferred(x, self.weight.val(), bias, move |gradient| {

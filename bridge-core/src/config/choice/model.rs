@@ -277,6 +277,18 @@ choices! {
         Zero = "zero",
     }
 
+    /// How the base of an adapter is held.
+    pub enum BaseQuantization {
+        /// In the model's dtype.
+        None = "none",
+        /// In 8 bits.
+        Int8 = "int8",
+        /// In 4 bits, as quantiles of a normal distribution.
+        Nf4 = "nf4",
+        /// In 4 bits, evenly apart from the least to the largest of a block.
+        Int4 = "int4",
+    }
+
     /// Adapter method.
     pub enum PeftKind {
         /// Low-rank adaptation.

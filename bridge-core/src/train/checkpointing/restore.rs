@@ -12,7 +12,7 @@ use super::start::Start;
 use super::{OPTIMIZER_PREFIX, device_tensor, local_shards};
 use crate::checkpoint::{Checkpoint, CheckpointError, DType, TrainState};
 use crate::config::RunConfig;
-use crate::model::{Adapter, Declaration, ModelChunk};
+use crate::model::{Adapter, Declaration, ModelChunk, Replacement};
 use crate::optim::{MASTER, OptimizerState, Sharding};
 use crate::schedule::{OnStateMismatch, SchedulerStateError, StateMismatch};
 use crate::train::run::TrainingRun;
@@ -311,6 +311,8 @@ fn beginning(
 /// Gives parameters of an adapter that follow from the base their values.
 fn begin(chunk: &mut dyn ModelChunk, adapter: &dyn Adapter, base: &Checkpoint) -> Result<(), CheckpointError> {
     let mut values = BTreeMap::new();
+    let frozen = chunk.parameters().iter().filter(|declaration| !declaration.trainable);
+    let frozen: BTreeSet<String> = frozen.map(|declaration| declaration.name.clone()).collect();
     for declaration in chunk.parameters().iter().filter(|declaration| declaration.of_adapter) {
         if let Some(begun) = beginning(declaration, Some(adapter), Some(base))? {
             values.insert(declaration.name.clone(), begun);
@@ -321,6 +323,7 @@ fn begin(chunk: &mut dyn ModelChunk, adapter: &dyn Adapter, base: &Checkpoint) -
             let value = Tensor::<1>::from_data(values.as_slice(), &old.device());
             value.cast(FloatDType::from(old.dtype())).into()
         }
+        None if frozen.contains(name) => Replacement::Kept,
         None => old.into(),
     });
     Ok(())

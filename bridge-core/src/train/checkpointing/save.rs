@@ -92,10 +92,7 @@ fn snapshot(run: &TrainingRun, state: Map<String, Value>) -> Result<Snapshot, Tr
             }
             None => BTreeSet::new(),
         };
-        chunk.visit_parameters(&mut |name, value| {
-            if of_base.contains(name) {
-                return;
-            }
+        chunk.visit_wanted(&|name| !of_base.contains(name), &mut |name, value| {
             let shard = &local_shards[name];
             let owned = shards.get(name).zip(distribution.shard_range(name));
             let (saved, held) = match owned {

@@ -141,7 +141,7 @@ pub(super) fn outline(
     }
     let declarations = declare(config, ChunkScope::outline(work.place, adapter), stage);
     let costs = declarations.segments().iter().map(|segment| cost(config, *segment, work)).collect();
-    Outline { declarations, costs: Some(costs) }
+    Outline { declarations, costs: Some(costs) }.adapted(work)
 }
 
 fn cost(config: &DecoderConfig, segment: Segment, work: &Workload) -> SegmentCost {

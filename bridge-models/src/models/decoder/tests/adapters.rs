@@ -59,7 +59,8 @@ impl Adapter for Decomposed {
 impl LinearRule for Decomposed {
     fn change(&self, operands: LinearOperands<'_>) -> LinearChange {
         let [a_ri, b_or] = [0, 1].map(|i| operands.matrices[i].clone().without_autodiff());
-        let weight_oi = operands.weight_oi.clone().without_autodiff();
+        let x_ni = &operands.x_ni;
+        let weight_oi = operands.weight.whole(&x_ni.device(), x_ni.dtype().into()).without_autodiff();
         let merged_oi = weight_oi.clone() + b_or.matmul(a_ri) * self.low_rank.scale;
         let ratio_o = self.norms(weight_oi) / self.norms(merged_oi);
         let factors_o = Some(operands.vectors[0].clone() * ratio_o.autodiff());

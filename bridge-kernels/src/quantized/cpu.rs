@@ -1,0 +1,54 @@
+//! Products with a quantised weight. Tiles of it are made float32, one a thread at a time; what a tile has depends on the shape alone.
+
+use rayon::prelude::*;
+
+use super::matrix::QuantizedMatrix;
+use crate::cpu::buffer::{Shared, filled};
+use crate::cpu::gemm::{Matrix, MatrixMut, Output, Threads, gemm};
+use crate::linear::cpu::begin;
+
+/// Rows, or columns, of a tile: so many that what a product reads besides is read a few times only.
+const TILE: usize = 128;
+
+/// `x [n, i]` times `weight [o, i]` transposed, plus `bias [o]`, plus `residual [n, o]`: `[n, o]`.
+pub fn forward(x: Matrix<'_>, weight: &QuantizedMatrix, bias: Option<&[f32]>, residual: Option<&[f32]>) -> Vec<f32> {
+    let (rows, [outputs, inputs]) = (x.rows(), weight.shape());
+    filled(rows * outputs, |y| {
+        let output = begin(y, outputs, bias, residual);
+        if rows == 0 {
+            return;
+        }
+        let y = Shared::new(y);
+        (0..outputs.div_ceil(TILE)).into_par_iter().with_max_len(1).for_each(|tile| {
+            let first = tile * TILE;
+            let count = TILE.min(outputs - first);
+            let mut weight_ti = vec![0.0; count * inputs];
+            weight.read(first..first + count, 0, &mut weight_ti);
+            // SAFETY: no output is in two tiles.
+            let out = unsafe { MatrixMut::shared(y, first, rows, count, outputs) };
+            gemm(out, output, 1.0, x, Matrix::new(&weight_ti, count, inputs).t(), Threads::One);
+        });
+    })
+}
+
+/// Gradient of the input: `dy [n, o]` times `weight [o, i]`.
+pub fn grad_input(dy: Matrix<'_>, weight: &QuantizedMatrix) -> Vec<f32> {
+    let (rows, [outputs, inputs]) = (dy.rows(), weight.shape());
+    let block_size = weight.quantization().block_size;
+    let width = block_size * TILE.div_ceil(block_size);
+    filled(rows * inputs, |dx| {
+        if rows == 0 {
+            return;
+        }
+        let dx = Shared::new(dx);
+        (0..inputs.div_ceil(width)).into_par_iter().with_max_len(1).for_each(|tile| {
+            let first = tile * width;
+            let count = width.min(inputs - first);
+            let mut weight_ot = vec![0.0; outputs * count];
+            weight.read(0..outputs, first, &mut weight_ot);
+            // SAFETY: no input is in two tiles.
+            let out = unsafe { MatrixMut::shared(dx, first, rows, count, inputs) };
+            gemm(out, Output::Set, 1.0, dy, Matrix::new(&weight_ot, outputs, count), Threads::One);
+        });
+    })
+}
