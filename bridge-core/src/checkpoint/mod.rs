@@ -86,8 +86,8 @@ pub use local::{Cut, LocalShard};
 pub use metadata::{FORMAT_VERSION, FileRecord, Metadata, SliceRecord, TensorRecord};
 pub(crate) use names::parse_iteration;
 pub use names::{
-    BEST_FILE, IDENTITY_FILE, JOURNAL_FILE, LATEST_FILE, METADATA_FILE, RUN_CONFIG_FILE, TRAIN_STATE_FILE,
-    iteration_folder_name,
+    BEST_FILE, IDENTITY_FILE, JOURNAL_FILE, LATEST_FILE, METADATA_FILE, RUN_CONFIG_FILE, TOKENIZER_FILE,
+    TRAIN_STATE_FILE, iteration_folder_name,
 };
 pub use pieces::{PiecesWriter, Replication};
 pub use progress::{ProgressFn, SaveProgress};

@@ -13,7 +13,7 @@ use super::data::RunData;
 use super::data_identity::{TokenFile, packed_otherwise, token_files};
 use super::model_tokenizer::{key_of_tokenizer, loaded_again};
 use super::subsystem::saved;
-use crate::checkpoint::{Checkpoint, CheckpointError};
+use crate::checkpoint::{Checkpoint, CheckpointError, TOKENIZER_FILE};
 use crate::config::{
     Change, Concerns, ConfigError, ConfigErrors, ErrorKind, Format, Kinds, MODEL, PEFT, RawConfig, RunConfig,
     TOKENIZER, TokenizerType, changes,
@@ -403,7 +403,7 @@ fn said(change: &Change) -> String {
 /// # Errors
 /// Files that cannot be read or understood.
 pub fn tokenizer_of(checkpoint: &Checkpoint) -> Result<Option<HuggingFaceTokenizer>, TrainError> {
-    if !checkpoint.file_names().any(|name| name == "tokenizer.json") {
+    if !checkpoint.file_names().any(|name| name == TOKENIZER_FILE) {
         return Ok(None);
     }
     let failed = |error: std::io::Error| TrainError::log("tokenizer of the checkpoint", error);

@@ -5,7 +5,7 @@ use super::super::row::{AS_IT_IS, Row, row, switch};
 use super::super::run::Run;
 
 pub fn rows() -> Vec<Row> {
-    [saves(), loads(), temporary()].concat()
+    [saves(), loads(), taken(), temporary()].concat()
 }
 
 /// A run that goes on from step 2 to step 4, where it has what it needs.
@@ -27,6 +27,25 @@ fn saves() -> Vec<Row> {
         row("checkpoint.save_tokenizer_assets", &text(), &[AS_IT_IS, "false"]).moves("files"),
         row("checkpoint.storage_writers_per_rank", &tiny(), &[AS_IT_IS, "3"]).moves("files slices"),
         switch("checkpoint.async_save", &tiny_with(&["logger.log_progress=true"])).moves("progress"),
+    ]
+}
+
+/// Settings that come from the checkpoint.
+fn taken() -> Vec<Row> {
+    let other = resumed(&["model.layernorm_epsilon=1e-3"]);
+    let of_text = text().with(&["train.train_iters=4"]).after(&["train.exit_interval=2"]);
+    let other_tokenizer = ["checkpoint.use_checkpoint_args=true", "tokenizer.special_tokens=['<x>']"];
+    let divided = on(2, &["train.train_iters=4"]);
+    let divided = divided.after(&["train.exit_interval=2", "model.tensor_model_parallel_size=2"]);
+    vec![
+        switch("checkpoint.use_checkpoint_args", &other).moves("exit"),
+        switch("checkpoint.use_mp_args_from_checkpoint_args", &divided).moves("slices console"),
+        row(
+            "checkpoint.use_tokenizer_model_from_checkpoint_args",
+            &of_text.with(&other_tokenizer),
+            &[AS_IT_IS, "false"],
+        )
+        .moves("exit"),
     ]
 }
 

@@ -61,15 +61,13 @@ section! {
         allow_model_changes: Vec<String> = Vec::new();
         /// A particular step to load.
         ckpt_step: Option<usize> = None;
-        /// Take settings from the checkpoint.
-        use_checkpoint_args: bool = false
-            => not_built("settings from the checkpoint; it holds them as run_config.toml, which is a recipe");
-        /// Take parallel sizes from the checkpoint.
-        use_mp_args_from_checkpoint_args: bool = false
-            => not_built("parallel sizes from the checkpoint; any layout reads any checkpoint");
-        /// Take the tokenizer from the checkpoint.
-        use_tokenizer_model_from_checkpoint_args: bool = true
-            => not_built("a tokenizer other than the checkpoint's with use_checkpoint_args; the recipe chooses it");
+        /// Take the settings of `[model]` from the checkpoint that is loaded: those that decide what is computed, and of those of training what the recipe
+        /// does not say.
+        use_checkpoint_args: bool = false;
+        /// Take the parallel sizes from the checkpoint that is loaded.
+        use_mp_args_from_checkpoint_args: bool = false;
+        /// With `use_checkpoint_args`, take `[tokenizer]` too.
+        use_tokenizer_model_from_checkpoint_args: bool = true;
         /// Stop when there is nothing to load.
         exit_on_missing_checkpoint: bool = false;
         /// On-disk format. Upstream's default torch_dist does not exist here.
