@@ -19,6 +19,7 @@ mod steps;
 mod stragglers;
 mod texts;
 mod times;
+mod strictness;
 mod verdicts;
 mod vocabulary;
 

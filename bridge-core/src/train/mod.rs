@@ -76,6 +76,7 @@ mod tokenizers;
 mod train_loop;
 mod training;
 mod vocabulary;
+mod unmatched;
 
 pub use crate::plan::recompute::{Cuts, Recompute, Region, plan};
 pub use checkpointing::{AdapterBase, load_adapted, load_parameters, open_base};
@@ -116,3 +117,4 @@ pub use threads::{in_own_pool, set_num_threads, with_awake_threads};
 pub use token_bytes::TokenBytes;
 pub use train_loop::train;
 pub use training::HeldBytes;
+pub use unmatched::Unmatched;

@@ -9,7 +9,7 @@ use bridge_dist::mesh::ProcessGroups;
 use burn::tensor::{Device, FloatDType};
 use bytes::Bytes;
 
-use super::checkpointing::{Saver, Start, Temporary, find_start, read_files, restore};
+use super::checkpointing::{Saver, Start, Strictness, Temporary, find_start, read_files, restore};
 use super::convert;
 use super::data::RunData;
 use super::data_errors::name_setting;
@@ -171,7 +171,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let parts = Parts { checked, forward_step: options.forward_step, provider, padded_vocab_size };
     let (mut training, deferred) = build_training(&config, groups, parts, &timers)?;
     // What is loaded need not be drawn; an adapter that begins is not loaded.
-    let draws = start.is_none() || config.peft.is_some();
+    let draws = start.is_none() || config.peft.is_some() || Strictness::of(&config).allows_absent();
     shard(&mut training, deferred.filter(|_| draws).unwrap_or_default())?;
     let placement = convert::placement(&config, groups.world().rank(), place, options.node);
     let machine = RerunStateMachine::new(convert::rerun(&config, placement.clone()));
@@ -188,6 +188,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
         state: GlobalState { config: Arc::clone(&config), train_state: TrainState::default() },
         groups: options.groups,
         last_validation: None,
+        unmatched: super::Unmatched::default(),
         asked: Verdict::default(),
         training,
         exits,

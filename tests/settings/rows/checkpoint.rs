@@ -39,7 +39,7 @@ fn taken() -> Vec<Row> {
     let divided = divided.after(&["train.exit_interval=2", "model.tensor_model_parallel_size=2"]);
     vec![
         switch("checkpoint.use_checkpoint_args", &other).moves("exit"),
-        switch("checkpoint.use_mp_args_from_checkpoint_args", &divided).moves("slices console"),
+        switch("checkpoint.use_mp_args_from_checkpoint_args", &divided).moves("console files keys params slices"),
         row(
             "checkpoint.use_tokenizer_model_from_checkpoint_args",
             &of_text.with(&other_tokenizer),
@@ -88,7 +88,16 @@ fn loads() -> Vec<Row> {
     vec![
         row("checkpoint.load", &resumed(&["checkpoint.save=new"]), &[AS_IT_IS, "ckpt"])
             .moves("loss_1 batch_size console consumed_samples events learning_rate loss_scale skipped weight_decay"),
+    let deeper = tiny_with(&["train.train_iters=4", "checkpoint.load_optim=false", "model.num_layers=3"])
+        .with(&["checkpoint.allow_model_changes=['num_layers']"])
+        .after(&["train.exit_interval=2", "model.num_layers=2"]);
+    let flatter = tiny_with(&["train.train_iters=4", "checkpoint.load_optim=false", "model.num_layers=1"])
+        .with(&["checkpoint.allow_model_changes=['num_layers']"])
+        .after(&["train.exit_interval=2", "model.num_layers=2"]);
         row("checkpoint.load_optim", &resumed(&[]), &[AS_IT_IS, "false"]).moves("params learning_rate console"),
+        row("checkpoint.dist_ckpt_strictness", &deeper, &["assume_ok_unexpected", "log_unexpected"]).moves("exit"),
+        row("checkpoint.dist_ckpt_strictness", &flatter, &["raise_unexpected", "raise_all"]).moves("exit"),
+        row("checkpoint.dist_ckpt_strictness", &flatter, &["log_unexpected", "log_all"]).moves("console"),
         switch("checkpoint.load_main_params_from_ckpt", &in_16_bits.with(&["checkpoint.load_optim=false"]))
             .moves("params moments"),
         row("checkpoint.load_rng", &resumed(&["rng.seed=99", "model.hidden_dropout=0.1"]), &[AS_IT_IS, "false"])

@@ -125,9 +125,10 @@ section! {
         /// Strict keys of fully sharded loads.
         strict_fsdp_dtensor_load: bool = false
             => no_counterpart("the strictness of the format fsdp_dtensor; missing keys are always an error");
-        /// What unexpected or missing keys do.
+        /// What becomes of parameters that the checkpoint lacks, and of those that the model has no use for.
         dist_ckpt_strictness: DistCkptStrictness = DistCkptStrictness::AssumeOkUnexpected
-            => no_counterpart("a choice of what to do with missing or unexpected keys; they are always an error");
+            => no_counterpart("parameters left at random values without a word; log_unexpected and log_all say which, and programs find them in `TrainingRun::unmatched`")
+                .built(&["log_unexpected", "log_all", "raise_unexpected", "raise_all"]);
         /// Legacy layout.
         dist_ckpt_save_pre_mcore_014: bool = false => no_counterpart("a layout of older Megatron versions");
         /// Reshardable optimizer.

@@ -8,6 +8,7 @@ mod saver;
 mod sources;
 mod start;
 mod temporary;
+mod strictness;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -30,6 +31,7 @@ pub use sources::load_adapted;
 pub(super) use start::{Start, find_start};
 pub(super) use temporary::Temporary;
 pub(super) use temporary::newest_save;
+pub(super) use strictness::Strictness;
 
 /// Prefix of the optimizer's tensors in a checkpoint.
 const OPTIMIZER_PREFIX: &str = "optimizer.";
