@@ -6,6 +6,7 @@ mod ends;
 mod extras;
 mod failures;
 mod figures;
+mod gradients;
 mod loaders;
 mod logs;
 mod losses;

@@ -67,6 +67,7 @@ mod setup;
 mod sft_data;
 mod step;
 mod stop_notice;
+mod stream_gradients;
 mod streams;
 mod subsystem;
 mod text;

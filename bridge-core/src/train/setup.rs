@@ -9,7 +9,7 @@ use bridge_dist::mesh::ProcessGroups;
 use burn::tensor::{Device, FloatDType};
 use bytes::Bytes;
 
-use super::checkpointing::{Saver, Start, Strictness, Temporary, find_start, read_files, restore};
+use super::checkpointing::{GradientDumps, Saver, Start, Strictness, Temporary, find_start, read_files, restore};
 use super::convert;
 use super::data::RunData;
 use super::data_errors::name_setting;
@@ -165,6 +165,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     );
     let lock = ranks::agree(groups, "opening logs", opened)?;
     let saver = Saver::open(&config, groups, &pulse)?;
+    let dumps = GradientDumps::open(&config, groups, &pulse)?;
     let temporary = Temporary::open(&config, groups, (begun.step, &pulse))?;
     let timers = Arc::new(timers(&config, &checked.device.clone().without_autodiff()));
     let provider = options.overrides.unwrap_or_else(|| Box::new(convert::standard_overrides(&config)));
@@ -184,7 +185,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
             lineage: known.record,
             padded_vocab_size,
         },
-        outputs: Outputs { reporter, saver, temporary, lock, last_saved_step: None },
+        outputs: Outputs { reporter, saver, temporary, dumps, lock, last_saved_step: None },
         state: GlobalState { config: Arc::clone(&config), train_state: TrainState::default() },
         groups: options.groups,
         last_validation: None,
@@ -261,10 +262,11 @@ fn build_training(
     for group in optimizer.groups() {
         scheduler.check_group(&schedule_overrides(group))?;
     }
-    let observers = Observers { timers: Arc::clone(timers), inspector: Arc::default() };
+    let observers = Observers { timers: Arc::clone(timers), ..Observers::none() };
     let training = Training {
         pipeline: pipeline::pipeline(config, &context.parallel, &chunks, &device).with_observers(&observers),
         inspector: observers.inspector,
+        stream_gradients: observers.gradients,
         optimizer: optimizer.with_timers(timers),
         gradients: GradientBuffer::new(accumulation(config)),
         reducer: GradientReducer::new(distribution, convert::wire(config), plain)

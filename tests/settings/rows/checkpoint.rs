@@ -18,6 +18,8 @@ fn saves() -> Vec<Row> {
     vec![
         row("checkpoint.save", &tiny(), &[AS_IT_IS, "null"]).moves("iteration"),
         row("checkpoint.save_interval", &tiny(), &[AS_IT_IS, "2"]).moves("console files"),
+        row("checkpoint.save_wgrads_interval", &often, &[AS_IT_IS, "2"]).moves("console files"),
+        row("checkpoint.save_dgrads_interval", &often, &[AS_IT_IS, "2"]).moves("console files"),
         row("checkpoint.most_recent_k", &often, &[AS_IT_IS, "1", "2"]).moves("console files"),
         switch("checkpoint.keep_best", &tiny_with(&["validation.eval_interval=1"])).moves("console files state"),
         row("checkpoint.save_retain_interval", &often.with(&["checkpoint.most_recent_k=1"]), &[AS_IT_IS, "2"])

@@ -39,6 +39,8 @@ fn saving_needs_a_folder(draft: &mut Draft<'_>) {
     let checkpoint = draft.recipe.checkpoint.clone();
     let settings = [
         ("checkpoint.save_interval", checkpoint.save_interval.is_some()),
+        ("checkpoint.save_wgrads_interval", checkpoint.save_wgrads_interval.is_some()),
+        ("checkpoint.save_dgrads_interval", checkpoint.save_dgrads_interval.is_some()),
         ("checkpoint.save_retain_interval", checkpoint.save_retain_interval.is_some()),
         ("checkpoint.non_persistent_save_interval", checkpoint.non_persistent_save_interval.is_some()),
         ("checkpoint.most_recent_k", checkpoint.most_recent_k.is_some_and(|k| k != -1)),

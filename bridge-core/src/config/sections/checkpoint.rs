@@ -19,11 +19,10 @@ section! {
         load: Option<PathBuf> = None;
         /// Steps between checkpoints.
         save_interval: Option<usize> = None, Limits::POSITIVE;
-        /// Steps between weight-gradient dumps.
-        save_wgrads_interval: Option<usize> = None, Limits::POSITIVE => not_built("dumps of weight gradients");
-        /// Steps between data-gradient dumps.
-        save_dgrads_interval: Option<usize> = None, Limits::POSITIVE
-            => not_built("dumps of the gradients of activations");
+        /// Steps between saves of the gradients of parameters, in `wgrads` in `save`.
+        save_wgrads_interval: Option<usize> = None, Limits::POSITIVE;
+        /// Steps between saves of the gradients of what segments read of the residual stream, in `dgrads` in `save`.
+        save_dgrads_interval: Option<usize> = None, Limits::POSITIVE;
         /// Checkpoints at multiples of this are never deleted.
         save_retain_interval: Option<usize> = None, Limits::POSITIVE;
         /// Number of recent checkpoints to keep; -1 keeps all.

@@ -2,6 +2,7 @@
 
 mod base;
 mod foreign;
+mod gradients;
 mod restore;
 mod save;
 mod saver;
@@ -23,6 +24,7 @@ use crate::model::{Declaration, ModelChunk};
 
 pub use base::{AdapterBase, open_base};
 pub(super) use foreign::check_foreign;
+pub(super) use gradients::{GRADIENTS, GradientDumps, save_gradients};
 pub use restore::load_parameters;
 pub(super) use restore::restore;
 pub(super) use save::{save_checkpoint, save_temporarily};
