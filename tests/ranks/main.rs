@@ -10,6 +10,7 @@ mod gradients;
 mod loaders;
 mod logs;
 mod losses;
+mod managers;
 mod peft;
 #[cfg(feature = "mpi")]
 mod processes;
@@ -18,9 +19,9 @@ mod resumes;
 mod routers;
 mod steps;
 mod stragglers;
+mod strictness;
 mod texts;
 mod times;
-mod strictness;
 mod verdicts;
 mod vocabulary;
 

@@ -76,8 +76,8 @@ mod token_bytes;
 mod tokenizers;
 mod train_loop;
 mod training;
-mod vocabulary;
 mod unmatched;
+mod vocabulary;
 
 pub use crate::plan::recompute::{Cuts, Recompute, Region, plan};
 pub use checkpointing::{AdapterBase, load_adapted, load_parameters, open_base};

@@ -9,7 +9,9 @@ use bridge_dist::mesh::ProcessGroups;
 use burn::tensor::{Device, FloatDType};
 use bytes::Bytes;
 
-use super::checkpointing::{GradientDumps, Saver, Start, Strictness, Temporary, find_start, read_files, restore};
+use super::checkpointing::{
+    GradientDumps, Saver, Start, Strictness, Temporary, find_start, named_manager, read_files, restore,
+};
 use super::convert;
 use super::data::RunData;
 use super::data_errors::name_setting;
@@ -35,7 +37,7 @@ use super::subsystem::{Subsystem, Verdict};
 use super::text::check_source;
 use super::training::Training;
 use super::{TrainError, memory_check, ranks, set_num_threads, vocabulary};
-use crate::checkpoint::TrainState;
+use crate::checkpoint::{CheckpointManager, TrainState};
 use crate::config::RunConfig;
 use crate::logging::{Sink, Verbosity};
 use crate::model::{
@@ -72,6 +74,8 @@ pub struct RunOptions {
     pub subsystems: Vec<Box<dyn Subsystem>>,
     /// Overrides of weight decay and learning rate by parameter; `None` takes the usual rules.
     pub overrides: Option<Box<dyn OverrideProvider>>,
+    /// Places of checkpoints besides folders, which `checkpoint.custom_manager_class` may name.
+    pub managers: BTreeMap<String, Arc<dyn CheckpointManager>>,
     /// Stops the run from outside.
     pub cancel: CancelHandle,
     /// Signals to watch.
@@ -101,6 +105,7 @@ impl RunOptions {
             forward_step: Box::new(LanguageModelStep),
             subsystems: Vec::new(),
             overrides: None,
+            managers: BTreeMap::new(),
             cancel: CancelHandle::default(),
             signals: WatchSignals::default(),
             console: Console::Human,
@@ -135,7 +140,8 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     // What can be refused is refused before anything is written.
     let checked = check(&config, registry, place);
     let checked = ranks::agree(groups, "checking the run", checked)?;
-    let start = find_start(&config, &registry.weights, groups)?;
+    let manager = ranks::agree(groups, "checking the run", named_manager(&config, &options.managers))?;
+    let start = find_start(&config, &registry.weights, (groups, manager.as_ref()))?;
     let begun = start.as_ref().map_or_else(|| Ok(TrainState::default()), Start::train_state)?;
     let lineage = Lineage::of(&config, &registry.kinds(), start.as_ref());
     let lineage = ranks::agree(groups, "comparing the run with its checkpoint", lineage)?;
@@ -164,7 +170,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
         options.sinks,
     );
     let lock = ranks::agree(groups, "opening logs", opened)?;
-    let saver = Saver::open(&config, groups, &pulse)?;
+    let saver = Saver::open(&config, groups, (&pulse, manager))?;
     let dumps = GradientDumps::open(&config, groups, &pulse)?;
     let temporary = Temporary::open(&config, groups, (begun.step, &pulse))?;
     let timers = Arc::new(timers(&config, &checked.device.clone().without_autodiff()));
@@ -201,8 +207,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
         restore(&mut run, start).map_err(|error| lineage.explain(error))?;
         start.is_loaded();
     }
-    begin(&mut run)?;
-    Ok(run)
+    begin(&mut run).map(|()| run)
 }
 
 /// Says what begins.

@@ -28,6 +28,7 @@ fn saves() -> Vec<Row> {
         row("checkpoint.save_rng", &tiny(), &[AS_IT_IS, "false"]).moves("state"),
         row("checkpoint.save_tokenizer_assets", &text(), &[AS_IT_IS, "false"]).moves("files"),
         row("checkpoint.storage_writers_per_rank", &tiny(), &[AS_IT_IS, "3"]).moves("files slices"),
+        row("checkpoint.custom_manager_class", &tiny(), &[AS_IT_IS, "elsewhere"]).moves("exit"),
         switch("checkpoint.async_save", &tiny_with(&["logger.log_progress=true"])).moves("progress"),
     ]
 }
@@ -87,19 +88,19 @@ fn loads() -> Vec<Row> {
     let in_16_bits =
         tiny_with(&["train.train_iters=4", "mixed_precision=bf16_mixed"]).after(&["train.exit_interval=2"]);
     let twice = tiny_with(&["train.train_iters=4"]).after(&["train.exit_interval=2", "checkpoint.save_interval=1"]);
-    vec![
-        row("checkpoint.load", &resumed(&["checkpoint.save=new"]), &[AS_IT_IS, "ckpt"])
-            .moves("loss_1 batch_size console consumed_samples events learning_rate loss_scale skipped weight_decay"),
     let deeper = tiny_with(&["train.train_iters=4", "checkpoint.load_optim=false", "model.num_layers=3"])
         .with(&["checkpoint.allow_model_changes=['num_layers']"])
         .after(&["train.exit_interval=2", "model.num_layers=2"]);
     let flatter = tiny_with(&["train.train_iters=4", "checkpoint.load_optim=false", "model.num_layers=1"])
         .with(&["checkpoint.allow_model_changes=['num_layers']"])
         .after(&["train.exit_interval=2", "model.num_layers=2"]);
-        row("checkpoint.load_optim", &resumed(&[]), &[AS_IT_IS, "false"]).moves("params learning_rate console"),
+    vec![
         row("checkpoint.dist_ckpt_strictness", &deeper, &["assume_ok_unexpected", "log_unexpected"]).moves("exit"),
         row("checkpoint.dist_ckpt_strictness", &flatter, &["raise_unexpected", "raise_all"]).moves("exit"),
         row("checkpoint.dist_ckpt_strictness", &flatter, &["log_unexpected", "log_all"]).moves("console"),
+        row("checkpoint.load", &resumed(&["checkpoint.save=new"]), &[AS_IT_IS, "ckpt"])
+            .moves("loss_1 batch_size console consumed_samples events learning_rate loss_scale skipped weight_decay"),
+        row("checkpoint.load_optim", &resumed(&[]), &[AS_IT_IS, "false"]).moves("params learning_rate console"),
         switch("checkpoint.load_main_params_from_ckpt", &in_16_bits.with(&["checkpoint.load_optim=false"]))
             .moves("params moments"),
         row("checkpoint.load_rng", &resumed(&["rng.seed=99", "model.hidden_dropout=0.1"]), &[AS_IT_IS, "false"])

@@ -46,6 +46,7 @@ fn saving_needs_a_folder(draft: &mut Draft<'_>) {
         ("checkpoint.most_recent_k", checkpoint.most_recent_k.is_some_and(|k| k != -1)),
         ("checkpoint.async_save", checkpoint.async_save),
         ("checkpoint.keep_best", checkpoint.keep_best),
+        ("checkpoint.custom_manager_class", checkpoint.custom_manager_class.is_some()),
         ("checkpoint.save_optim", !checkpoint.save_optim),
         ("checkpoint.save_rng", !checkpoint.save_rng),
         ("checkpoint.save_tokenizer_assets", !checkpoint.save_tokenizer_assets),

@@ -144,8 +144,8 @@ section! {
         replication_jump: Option<usize> = None, Limits::POSITIVE;
         /// Number of ranks that have each part of a temporary save.
         replication_factor: usize = 2, Limits::at_least(2.0);
-        /// A manager in code.
-        custom_manager_class: Option<String> = None => not_built("a Python class that saves and loads");
+        /// What keeps each checkpoint in another place too: a name that the program has registered.
+        custom_manager_class: Option<String> = None;
         /// What to do with a damaged checkpoint (ours).
         on_damaged: OnDamaged = OnDamaged::Fallback;
     }

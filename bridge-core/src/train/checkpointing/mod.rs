@@ -8,8 +8,8 @@ mod save;
 mod saver;
 mod sources;
 mod start;
-mod temporary;
 mod strictness;
+mod temporary;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -28,12 +28,12 @@ pub(super) use gradients::{GRADIENTS, GradientDumps, save_gradients};
 pub use restore::load_parameters;
 pub(super) use restore::restore;
 pub(super) use save::{save_checkpoint, save_temporarily};
-pub(super) use saver::Saver;
+pub(super) use saver::{Saver, named_manager};
 pub use sources::load_adapted;
 pub(super) use start::{Start, find_start};
+pub(super) use strictness::Strictness;
 pub(super) use temporary::Temporary;
 pub(super) use temporary::newest_save;
-pub(super) use strictness::Strictness;
 
 /// Prefix of the optimizer's tensors in a checkpoint.
 const OPTIMIZER_PREFIX: &str = "optimizer.";
