@@ -128,7 +128,7 @@ impl Arguments {
             overrides.push(format!("device=\"{device}\""));
         }
         overrides.extend_from_slice(more);
-        RawConfig::from_file(&self.recipe, &overrides, &registry().kinds())
+        RawConfig::from_file(&self.recipe, &overrides, &registry().kinds())?.with_checkpoint_args()
     }
 
     /// How many ranks are started.

@@ -383,6 +383,16 @@ pub enum CheckpointError {
         /// What all ranks were doing.
         doing: &'static str,
     },
+    /// The manager of checkpoints in another place failed.
+    #[error("checkpoint.custom_manager_class = {manager}: cannot {doing}: {source}")]
+    Manager {
+        /// Its name.
+        manager: String,
+        /// What it was asked to do.
+        doing: String,
+        /// Why it did not.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// The ranks that save together could not communicate.
     #[error(transparent)]
     Comm(#[from] CommError),

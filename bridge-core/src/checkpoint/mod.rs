@@ -57,6 +57,7 @@ mod exchange;
 mod fsio;
 mod journal;
 mod local;
+mod manager;
 mod metadata;
 mod names;
 mod pieces;
@@ -83,11 +84,12 @@ pub use async_saver::AsyncSaver;
 pub use checksum::Checksum;
 pub use error::{CheckpointError, Damage, DamagedCheckpoint, RootFault, SkippedCheckpoint};
 pub use local::{Cut, LocalShard};
+pub use manager::{CheckpointManager, ManagerError, NamedManager};
 pub use metadata::{FORMAT_VERSION, FileRecord, Metadata, SliceRecord, TensorRecord};
 pub(crate) use names::parse_iteration;
 pub use names::{
-    BEST_FILE, IDENTITY_FILE, JOURNAL_FILE, LATEST_FILE, METADATA_FILE, RUN_CONFIG_FILE, TRAIN_STATE_FILE,
-    iteration_folder_name,
+    BEST_FILE, IDENTITY_FILE, JOURNAL_FILE, LATEST_FILE, METADATA_FILE, RUN_CONFIG_FILE, TOKENIZER_FILE,
+    TRAIN_STATE_FILE, iteration_folder_name,
 };
 pub use pieces::{PiecesWriter, Replication};
 pub use progress::{ProgressFn, SaveProgress};

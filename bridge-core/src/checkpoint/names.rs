@@ -6,6 +6,8 @@ pub const METADATA_FILE: &str = "metadata.json";
 pub const RUN_CONFIG_FILE: &str = "run_config.toml";
 /// The file of a checkpoint with its [`TrainState`](super::TrainState).
 pub const TRAIN_STATE_FILE: &str = "train_state.json";
+/// The file of a checkpoint with its tokenizer, if it has one.
+pub const TOKENIZER_FILE: &str = "tokenizer.json";
 /// The file of a root that names, as a decimal number, the iteration to resume from.
 pub const LATEST_FILE: &str = "latest_checkpointed_iteration.txt";
 /// The file of a root that names, as a decimal number, the iteration with the lowest validation loss, which is never deleted.

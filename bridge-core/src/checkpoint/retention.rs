@@ -47,7 +47,7 @@ impl RetentionPolicy {
     }
 
     /// Those of `iterations` (ascending) that may be deleted, oldest first.
-    fn disposable(&self, iterations: &[u64], latest: u64, best: Option<u64>) -> Vec<u64> {
+    pub(super) fn disposable(&self, iterations: &[u64], latest: u64, best: Option<u64>) -> Vec<u64> {
         let Some(k) = self.most_recent_k else {
             return Vec::new();
         };

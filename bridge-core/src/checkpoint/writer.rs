@@ -15,6 +15,7 @@ use super::fsio::{
     FileWriter, create_folder_durably, exists, parent_of, remove_all, rename_durably, swap, sync_folder,
 };
 use super::journal::{Journal, Pointer, read_best, read_pointer, write_best, write_journal, write_pointer};
+use super::manager::NamedManager;
 use super::metadata::{FORMAT_VERSION, FileRecord, Metadata, merge_shards};
 use super::names::{
     METADATA_FILE, RUN_CONFIG_FILE, RootName, TRAIN_STATE_FILE, displaced_name, file_name_problem,
@@ -38,6 +39,8 @@ pub struct SaveOptions {
     pub producer: String,
     /// Receives the progress of each save.
     pub progress: Option<ProgressFn>,
+    /// Keeps each checkpoint in another place too.
+    pub manager: Option<NamedManager>,
 }
 
 impl Default for SaveOptions {
@@ -49,6 +52,7 @@ impl Default for SaveOptions {
             retention: RetentionPolicy::default(),
             producer: concat!(env!("CARGO_PKG_NAME"), " ", env!("CARGO_PKG_VERSION")).to_owned(),
             progress: None,
+            manager: None,
         }
     }
 }
@@ -60,6 +64,7 @@ impl fmt::Debug for SaveOptions {
             .field("storage_writers", &self.storage_writers)
             .field("retention", &self.retention)
             .field("producer", &self.producer)
+            .field("manager", &self.manager)
             .finish_non_exhaustive()
     }
 }
@@ -102,6 +107,7 @@ impl CheckpointWriter {
         }
         create_folder_durably(&root)?;
         clear_up(&root)?;
+        options.manager.as_ref().map_or(Ok(()), NamedManager::clear_up)?;
         Ok(Self { root, options })
     }
 
@@ -164,16 +170,23 @@ impl CheckpointWriter {
             Ok(bytes)
         });
         let bytes = outcome.inspect_err(|_| staging.discard())?;
+        let path = self.root.join(iteration_folder_name(staging.iteration));
+        if let Some(manager) = &self.options.manager {
+            manager.store(&path, staging.iteration)?;
+        }
         let seconds = staging.started.elapsed().as_secs_f64();
         let iteration = staging.iteration;
         // The cleanup removes the old checkpoint of this iteration, whichever way it was replaced.
         let pruned =
             clear_up(&self.root).and_then(|()| prune(&self.root, &self.options.retention, Some(iteration), run.keeps));
+        let pruned = pruned.and_then(|pruned| {
+            self.prune_elsewhere(iteration, run.keeps)?;
+            Ok(pruned)
+        });
         let (pruned, prune_error) = match pruned {
             Ok(pruned) => (pruned, None),
             Err(error) => (Vec::new(), Some(error)),
         };
-        let path = self.root.join(iteration_folder_name(iteration));
         Ok(SaveReport { iteration, path, bytes, seconds, pruned, prune_error })
     }
 
@@ -184,6 +197,18 @@ impl CheckpointWriter {
     /// If the disk reports an error.
     pub fn prune(&self) -> Result<Vec<u64>, CheckpointError> {
         prune(&self.root, &self.options.retention, None, None)
+    }
+
+    /// Deletes what the retention policy does not keep where the manager has it.
+    fn prune_elsewhere(&self, latest: u64, keeps: Option<u64>) -> Result<(), CheckpointError> {
+        let Some(manager) = &self.options.manager else { return Ok(()) };
+        match read_best(&self.root)? {
+            Pointer::Iteration(best) => manager.prune(&self.options.retention, latest, [Some(best), keeps]),
+            Pointer::Missing => manager.prune(&self.options.retention, latest, [None, keeps]),
+            // It is unknown which one is the best.
+            Pointer::Garbage(_) => return Ok(()),
+        }?;
+        Ok(())
     }
 
     /// Points to the best checkpoint, if it is here: a run that goes on elsewhere has left it behind.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use bridge_data::{ENCODER_MASK, ENCODER_TOKENS};
 
+use super::saved::FindRecipe;
 use super::spec::TypeSpec;
 
 /// What a model with an encoder reads.
@@ -161,6 +162,8 @@ pub struct Kinds {
     pub model: KindRegistry,
     /// Kinds of dataset.
     pub dataset: KindRegistry,
+    /// Looks for the recipe of the checkpoint that a run would start from.
+    pub(crate) saved: Option<FindRecipe>,
 }
 
 impl Kinds {
@@ -183,7 +186,7 @@ impl Kinds {
         }
         dataset.register("finetuning", Kind::default().with_inputs([]));
         dataset.register_not_implemented("sft", "choose dataset.kind = \"finetuning\"");
-        Self { model, dataset }
+        Self { model, dataset, saved: None }
     }
 }
 

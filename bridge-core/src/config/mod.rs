@@ -17,6 +17,7 @@
 mod advice;
 mod catalogue;
 mod changes;
+mod checkpoint_args;
 mod choice;
 mod error;
 mod explain;
@@ -35,6 +36,7 @@ mod raw;
 mod reader;
 mod refusal;
 mod run_config;
+mod saved;
 mod section;
 mod sections;
 mod source;
@@ -67,6 +69,7 @@ pub use run_config::{
     FinalDataset, FinalLogger, FinalModel, FinalOptimizer, FinalScheduler, FinalTensorInspect, FinalTraining,
     FinalTransformer, FinalValidation, ParallelSizes, Resolved, RunConfig, SampleCounts, SchedulerSteps, World,
 };
+pub(crate) use saved::{FindRecipe, FoundRecipe, Places, SavedRecipe};
 pub use section::Section;
 pub use sections::*;
 pub use source::Format;

@@ -33,6 +33,11 @@ impl Location {
         Self { source: format!("{COMMAND_LINE}{argument}").into(), line: None, column: None }
     }
 
+    /// A whole file.
+    pub(crate) fn of_file(path: &std::path::Path) -> Self {
+        Self { source: path.display().to_string().into(), line: None, column: None }
+    }
+
     /// Whether this is a command-line argument.
     pub(crate) fn is_command_line(&self) -> bool {
         self.source.starts_with(COMMAND_LINE)

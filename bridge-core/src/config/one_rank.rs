@@ -21,6 +21,7 @@ impl RawConfig {
         self.dist = DistributedInitConfig::default();
         self.ddp = DistributedDataParallelConfig::default();
         self.comm_overlap = None;
+        self.checkpoint.use_mp_args_from_checkpoint_args = false;
         if let Some(Precision::Custom(precision)) = &mut self.mixed_precision {
             precision.pipeline_dtype = None;
         }

@@ -29,6 +29,8 @@ pub struct RawConfig {
     origins: Origins,
     kinds: Kinds,
     remarks: Vec<String>,
+    /// Whether it has what it takes from a checkpoint.
+    has_taken: bool,
 }
 
 /// Two raw configurations are equal if their settings are; where these were written does not matter.
@@ -137,6 +139,26 @@ impl RawConfig {
     /// Where a setting, or the closest table around it, was given.
     pub fn location(&self, key: &str) -> Option<Location> {
         locate(&self.origins, key)
+    }
+
+    /// Marks a setting as given at a place that is not the recipe.
+    pub(super) fn give(&mut self, key: String, location: Location) {
+        self.origins.insert(key, Some(location));
+    }
+
+    /// Adds a remark about how the recipe was read.
+    pub(super) fn remark(&mut self, remark: String) {
+        self.remarks.push(remark);
+    }
+
+    /// Whether it has what it takes from a checkpoint.
+    pub(super) fn has_taken(&self) -> bool {
+        self.has_taken
+    }
+
+    /// It has what it takes from a checkpoint.
+    pub(super) fn set_taken(&mut self) {
+        self.has_taken = true;
     }
 
     /// Where each explicit setting was given.

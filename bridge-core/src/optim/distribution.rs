@@ -48,6 +48,17 @@ pub struct ModelSize {
     pub trained: u64,
 }
 
+/// The elements of a parameter's gradient that a rank saves.
+#[derive(Debug)]
+pub struct SavedGradient<'a> {
+    /// The parameter.
+    pub name: &'a str,
+    /// Which elements of what the rank holds of it.
+    pub elements: Range<usize>,
+    /// Their gradient; `None` if nothing depended on the parameter.
+    pub gradient: Option<Tensor<1>>,
+}
+
 /// How the parameters of this rank's chunks are spread.
 #[derive(Debug)]
 pub struct Distribution {
@@ -295,6 +306,21 @@ impl Distribution {
             if let Some(part) = self.counted(name, gradient).filter(|part| part.dims()[0] > 0) {
                 f(name, part);
             }
+        }
+    }
+
+    /// Hands on, of the reduced gradient of each trained parameter, the elements that this rank saves. Every element of the model's gradients is saved
+    /// by one rank.
+    pub fn visit_saved(&self, gradients: &GradientBuffer, f: &mut dyn FnMut(SavedGradient<'_>)) {
+        for (name, place) in self.places.iter().filter(|(_, place)| place.is_trained) {
+            let Some(elements) = self.saved_state(name) else { continue };
+            let of_elements = |gradient: &Tensor<1>| {
+                let is_own_part = gradient.dims()[0] == place.owned.len();
+                let start = if is_own_part { place.owned.start } else { 0 };
+                part(gradient.clone(), &(elements.start - start..elements.end - start))
+            };
+            let gradient = gradients.get(name).filter(|_| !elements.is_empty()).map(of_elements);
+            f(SavedGradient { name, elements, gradient });
         }
     }
 

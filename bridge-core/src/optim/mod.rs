@@ -27,7 +27,7 @@ pub use bucket::{
     Bucket, BucketEntry, BucketLayout, BucketPadding, BucketParameter, BucketRule, BucketSize, ShardCounts,
     bucket_sizes, buckets, owned_range, padded_part, padded_part_of,
 };
-pub use distribution::{Distribution, ModelSize};
+pub use distribution::{Distribution, ModelSize, SavedGradient};
 pub use gradients::{AccumulationDType, GradientBuffer};
 pub use groups::{
     DecayQkLayernorm, GroupSettings, HiddenRates, OverrideProvider, ParameterGroup, ParameterOverride,

@@ -58,6 +58,7 @@ impl DryRun {
     /// # Errors
     /// What is wrong with the recipe, its paths or its tokenizer.
     pub fn new(recipe: &RawConfig, world: &World, folder: &Path) -> Result<Self, TrainError> {
+        let recipe = &recipe.with_checkpoint_args()?;
         let real = recipe.finalize(world)?;
         real.check_paths()?;
         check_source(&real)?;

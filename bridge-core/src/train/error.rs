@@ -12,6 +12,7 @@ use super::device::DeviceError;
 use super::exit_reason::ExitReason;
 use super::not_enough_memory::NotEnoughMemory;
 use super::pipeline::PipelineError;
+use super::unmatched::Unmatched;
 use crate::checkpoint::CheckpointError;
 use crate::config::ConfigErrors;
 use crate::logging::OpenError;
@@ -118,6 +119,17 @@ pub enum TrainError {
         source: Box<CheckpointError>,
         /// Settings that differ, with both values.
         settings: Vec<String>,
+    },
+    /// The names of parameters differ from those of a checkpoint.
+    #[error(
+        "{} does not match the model: {unmatched} (checkpoint.dist_ckpt_strictness = log_all would go on, and say so)",
+        path.display()
+    )]
+    Unmatched {
+        /// The checkpoint.
+        path: PathBuf,
+        /// In what they differ.
+        unmatched: Unmatched,
     },
     /// The optimizer state in a checkpoint is another optimizer's or another model's.
     #[error(
@@ -383,6 +395,7 @@ impl TrainError {
                 | Self::ForeignWeights(_)
                 | Self::AnotherBase { .. }
                 | Self::AnotherModel { .. }
+                | Self::Unmatched { .. }
                 | Self::Folder { .. }
                 | Self::NoMonitor
                 | Self::Sink { .. }

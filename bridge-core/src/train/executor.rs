@@ -7,9 +7,9 @@ use bridge_dist::comm::CommError;
 use burn::tensor::{FloatDType, Tensor};
 
 use super::region_spans::{self, Observers, Run};
-use super::streams::{self, Sort};
 use crate::model::{
-    Boundary, BoundaryError, ForwardContext, ModelChunk, SegmentOutput, SegmentRole, checked, run_segments,
+    Boundary, BoundaryError, ForwardContext, HIDDEN_STATES, ModelChunk, SegmentOutput, SegmentRole, checked,
+    run_segments,
 };
 use crate::plan::recompute::{Cuts, Recompute, Region, plan};
 
@@ -256,8 +256,10 @@ impl Executor {
 
     /// Looks at the gradients of the boundary before a segment, in steps whose tensors are looked at.
     fn look_at_gradients(&self, (chunk, segment): (&dyn ModelChunk, usize), gradients: &Boundary) {
-        if self.observers.inspector.is_on() {
-            streams::look(&self.observers.inspector, (&chunk.segments(), segment), Sort::Gradients, gradients);
+        if self.observers.looks_at_gradients()
+            && let Some(gradient) = gradients.get(HIDDEN_STATES)
+        {
+            self.observers.gradient((&chunk.segments(), segment), gradient);
         }
     }
 

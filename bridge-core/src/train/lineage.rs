@@ -8,12 +8,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::TrainError;
-use super::checkpointing::Start;
+use super::checkpointing::{GRADIENTS, Start};
 use super::data::RunData;
 use super::data_identity::{TokenFile, packed_otherwise, token_files};
 use super::model_tokenizer::{key_of_tokenizer, loaded_again};
 use super::subsystem::saved;
-use crate::checkpoint::{Checkpoint, CheckpointError};
+use crate::checkpoint::{Checkpoint, CheckpointError, TOKENIZER_FILE};
 use crate::config::{
     Change, Concerns, ConfigError, ConfigErrors, ErrorKind, Format, Kinds, MODEL, PEFT, RawConfig, RunConfig,
     TOKENIZER, TokenizerType, changes,
@@ -185,6 +185,9 @@ impl Base {
         // A program may save weights without saying of what.
         let says_model = text.parse::<toml::Table>().is_ok_and(|table| table.contains_key("model"));
         let mut state = checkpoint.train_state()?;
+        if let Some(of) = state.extra.get(GRADIENTS).and_then(Value::as_str) {
+            return Err(bad(GRADIENTS, format!("a checkpoint has weights, and this folder gradients of {of}")));
+        }
         let record = state.extra.remove(KEY).map(serde_json::from_value).transpose();
         Ok(Self {
             path: checkpoint.path().to_owned(),
@@ -403,7 +406,7 @@ fn said(change: &Change) -> String {
 /// # Errors
 /// Files that cannot be read or understood.
 pub fn tokenizer_of(checkpoint: &Checkpoint) -> Result<Option<HuggingFaceTokenizer>, TrainError> {
-    if !checkpoint.file_names().any(|name| name == "tokenizer.json") {
+    if !checkpoint.file_names().any(|name| name == TOKENIZER_FILE) {
         return Ok(None);
     }
     let failed = |error: std::io::Error| TrainError::log("tokenizer of the checkpoint", error);

@@ -2,7 +2,7 @@
 
 use bridge_dist::mesh::ProcessGroups;
 
-use super::checkpointing::{Saver, Temporary};
+use super::checkpointing::{GradientDumps, Saver, Temporary};
 use super::lock::RunLock;
 use super::report::GlobalState;
 use super::reporter::Reporter;
@@ -17,6 +17,8 @@ pub(super) struct Outputs {
     pub saver: Option<Saver>,
     /// `None` without `checkpoint.non_persistent_save_interval`.
     pub temporary: Option<Temporary>,
+    /// Where gradients are written.
+    pub dumps: GradientDumps,
     /// Locks on the run's folders, on rank 0 until the run ends.
     pub lock: Option<RunLock>,
     pub last_saved_step: Option<u64>,
@@ -26,6 +28,13 @@ impl Outputs {
     /// Collects the outcome of a save in the background, if one has ended.
     pub fn poll_saves(&mut self, state: &GlobalState, groups: &ProcessGroups) -> Result<(), TrainError> {
         let ended = self.saver.as_mut().map_or(Ok(None), Saver::poll)?;
+        self.saved_in_background(state, groups, ended.as_ref());
+        Ok(())
+    }
+
+    /// Waits for the save in the background, if there is one.
+    pub fn await_save(&mut self, state: &GlobalState, groups: &ProcessGroups) -> Result<(), TrainError> {
+        let ended = self.saver.as_mut().map_or(Ok(None), Saver::finish)?;
         self.saved_in_background(state, groups, ended.as_ref());
         Ok(())
     }

@@ -10,6 +10,7 @@ use std::time::Instant;
 use bridge_kernels::vjp::attach;
 use burn::tensor::Tensor;
 
+use super::stream_gradients::StreamGradients;
 use super::streams::{self, Sort, role_name};
 use crate::inspect::Inspector;
 use crate::model::{
@@ -24,16 +25,31 @@ pub(super) struct Observers {
     pub timers: Arc<Timers>,
     /// Takes statistics.
     pub inspector: Arc<Inspector>,
+    /// Keeps gradients.
+    pub gradients: Arc<StreamGradients>,
 }
 
 impl Observers {
     /// Nobody.
     pub fn none() -> Self {
-        Self { timers: Arc::new(Timers::new(None)), inspector: Arc::default() }
+        Self { timers: Arc::new(Timers::new(None)), inspector: Arc::default(), gradients: Arc::default() }
     }
 
     fn look(&self) -> bool {
-        self.timers.spans().are_on() || self.inspector.is_on()
+        self.timers.spans().are_on() || self.looks_at_gradients()
+    }
+
+    /// Whether somebody looks at gradients of the residual stream.
+    pub(super) fn looks_at_gradients(&self) -> bool {
+        self.inspector.is_on() || self.gradients.are_on()
+    }
+
+    /// Shows the gradient of the residual stream before segment `index`.
+    pub(super) fn gradient(&self, (all, index): (&[Segment], usize), gradient: &Tensor<3>) {
+        streams::look_at(&self.inspector, (all, index), Sort::Gradients, gradient);
+        if let Some(segment) = all.get(index) {
+            self.gradients.add(|| streams::segment_name(segment), gradient);
+        }
     }
 }
 
@@ -66,7 +82,7 @@ pub(super) fn forward(
     if !observers.look() {
         return run_segments(chunk, segments, input, context);
     }
-    let Observers { timers, inspector } = observers;
+    let Observers { timers, inspector, .. } = observers;
     let spans = timers.spans();
     let all: Arc<[Segment]> = chunk.segments().into();
     let looks = run == Run::Forward && inspector.is_on();
@@ -145,7 +161,7 @@ fn marked(
             observers.timers.spans().backward_reached(segment);
         }
         if name == HIDDEN_STATES {
-            streams::look_at(&observers.inspector, (&all, segment + 1), Sort::Gradients, &gradient);
+            observers.gradient((&all, segment + 1), &gradient);
         }
         vec![gradient.into_dispatch()]
     })

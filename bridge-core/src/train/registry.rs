@@ -9,8 +9,12 @@ use bridge_data::{DataError, DatasetProvider};
 
 use super::gpt_data::gpt_provider;
 use super::sft_data::sft_provider;
-use crate::checkpoint::Snapshot;
-use crate::config::{ExtraField, FinalDataset, FinalValidation, Kind, KindRegistry, Kinds};
+use crate::checkpoint::{
+    CheckpointError, CheckpointStore, LoadRequest, OnDamaged, Resolution, Snapshot, TOKENIZER_FILE, Verification,
+};
+use crate::config::{
+    ExtraField, FinalDataset, FinalValidation, FindRecipe, FoundRecipe, Kind, KindRegistry, Kinds, Places, SavedRecipe,
+};
 use crate::model::ModelRegistry;
 
 /// The kinds of model and of dataset that recipes may choose. A value, not a global.
@@ -44,8 +48,54 @@ impl Registry {
 
     /// Names and settings of all kinds, for reading recipes.
     pub fn kinds(&self) -> Kinds {
-        Kinds { model: self.models.kinds().clone(), dataset: self.datasets.kinds().clone() }
+        let sorts = self.weights.clone();
+        let saved = Some(FindRecipe::new(move |places| find_recipe(places, &sorts)));
+        Kinds { model: self.models.kinds().clone(), dataset: self.datasets.kinds().clone(), saved }
     }
+}
+
+/// The recipe of the checkpoint that a run of these places would start from. Weights of other programs bring their model's.
+fn find_recipe(places: &Places, sorts: &[Weights]) -> FoundRecipe {
+    const LOAD: &str = "checkpoint.load";
+    const PRETRAINED: &str = "checkpoint.pretrained_checkpoint";
+    if let Some(load) = &places.load
+        && let Some(found) = recipe_in(load, places.step).map_err(|error| (LOAD, error.to_string()))?
+    {
+        return Ok(Some(found));
+    }
+    let Some(path) = places.pretrained.as_deref() else { return Ok(None) };
+    match sorts.iter().find(|sort| (sort.fingerprint)(path).is_some()) {
+        Some(sort) => {
+            let run = (sort.open)(path).map_err(|error| (PRETRAINED, error.to_string()))?.run;
+            let has_files = run.files.contains_key(TOKENIZER_FILE) && path.is_dir();
+            let tokenizer = has_files.then(|| tokenizer_beside(&run.run_config, path)).flatten();
+            Ok(Some(SavedRecipe { text: run.run_config, path: path.to_owned(), tokenizer }))
+        }
+        None => recipe_in(path, None).map_err(|error| (PRETRAINED, error.to_string())),
+    }
+}
+
+/// The recipe of the newest checkpoint of a folder whose files are all there, or of the one of a step.
+fn recipe_in(folder: &Path, step: Option<u64>) -> Result<Option<SavedRecipe>, CheckpointError> {
+    // The run verifies what it loads.
+    let request = LoadRequest { ckpt_step: step, on_damaged: OnDamaged::Fallback, verification: Verification::Sizes };
+    let Resolution::Found(found) = CheckpointStore::open(folder)?.resolve(&request)? else { return Ok(None) };
+    let checkpoint = &found.checkpoint;
+    let (text, path) = (checkpoint.run_config()?, checkpoint.path().to_owned());
+    let has_files = checkpoint.file_names().any(|name| name == TOKENIZER_FILE);
+    let tokenizer = has_files.then(|| tokenizer_beside(&text, &path)).flatten();
+    Ok(Some(SavedRecipe { text, path, tokenizer }))
+}
+
+/// The folder of a tokenizer's files, if the recipe beside them does not say which tokenizer it is, or that is gone.
+fn tokenizer_beside(recipe: &str, folder: &Path) -> Option<PathBuf> {
+    let recipe = recipe.parse::<toml::Table>().ok()?;
+    let setting = |name: &str| recipe.get("tokenizer")?.get(name)?.as_str().filter(|value| *value != "null");
+    let stands = match setting("tokenizer_model") {
+        Some(path) => !Path::new(path).exists(),
+        None => setting("tokenizer_type").is_none(),
+    };
+    stands.then(|| folder.to_owned())
 }
 
 /// What a dataset factory is given.
@@ -116,5 +166,22 @@ impl DatasetRegistry {
 impl std::fmt::Debug for DatasetRegistry {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_set().entries(self.factories.keys()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tokenizer_beside_a_recipe_stands_for_one_that_is_not_named_or_gone() {
+        let folder = tempfile::tempdir().unwrap();
+        let beside = |recipe: &str| tokenizer_beside(recipe, folder.path()).is_some();
+        assert!(beside("[model]\nnum_layers = 2"));
+        assert!(beside(
+            "[tokenizer]\ntokenizer_type = \"HuggingFaceTokenizer\"\ntokenizer_model = \"/nowhere/at/all\""
+        ));
+        assert!(!beside(&format!("[tokenizer]\ntokenizer_model = {:?}", folder.path())));
+        assert!(!beside("[tokenizer]\ntokenizer_type = \"NullTokenizer\"\nvocab_size = 9"));
     }
 }

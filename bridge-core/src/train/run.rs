@@ -14,6 +14,7 @@ use super::outputs::Outputs;
 use super::report::{EvaluationReport, GlobalState, StepReport};
 use super::subsystem::{RunContext, Verdict};
 use super::training::{HeldBytes, Training};
+use super::unmatched::Unmatched;
 use crate::config::RunConfig;
 use crate::model::ModelChunk;
 use crate::resilience::Pulse;
@@ -37,6 +38,8 @@ pub struct TrainingRun {
     pub(super) pulse: Arc<Pulse>,
     /// What subsystems asked for at evaluations since the last look at exits.
     pub(super) asked: Verdict,
+    /// In what the model and the checkpoint that was loaded differ.
+    pub(super) unmatched: Unmatched,
     /// The last evaluation of the validation split.
     pub(super) last_validation: Option<EvaluationReport>,
 }
@@ -76,6 +79,11 @@ impl TrainingRun {
     /// What this rank keeps between steps.
     pub fn held_bytes(&self) -> HeldBytes {
         self.training.held_bytes()
+    }
+
+    /// The names in which the model and the checkpoint that was loaded differ, where `checkpoint.dist_ckpt_strictness` compares and allows them.
+    pub fn unmatched(&self) -> &Unmatched {
+        &self.unmatched
     }
 
     /// Gives every parameter of [`TrainingRun::chunks`] its value, where ranks keep only parts of them or updates are still on their way. All

@@ -9,7 +9,9 @@ use bridge_dist::mesh::ProcessGroups;
 use burn::tensor::{Device, FloatDType};
 use bytes::Bytes;
 
-use super::checkpointing::{Saver, Start, Temporary, find_start, read_files, restore};
+use super::checkpointing::{
+    GradientDumps, Saver, Start, Strictness, Temporary, find_start, named_manager, read_files, restore,
+};
 use super::convert;
 use super::data::RunData;
 use super::data_errors::name_setting;
@@ -35,7 +37,7 @@ use super::subsystem::{Subsystem, Verdict};
 use super::text::check_source;
 use super::training::Training;
 use super::{TrainError, memory_check, ranks, set_num_threads, vocabulary};
-use crate::checkpoint::TrainState;
+use crate::checkpoint::{CheckpointManager, TrainState};
 use crate::config::RunConfig;
 use crate::logging::{Sink, Verbosity};
 use crate::model::{
@@ -72,6 +74,8 @@ pub struct RunOptions {
     pub subsystems: Vec<Box<dyn Subsystem>>,
     /// Overrides of weight decay and learning rate by parameter; `None` takes the usual rules.
     pub overrides: Option<Box<dyn OverrideProvider>>,
+    /// Places of checkpoints besides folders, which `checkpoint.custom_manager_class` may name.
+    pub managers: BTreeMap<String, Arc<dyn CheckpointManager>>,
     /// Stops the run from outside.
     pub cancel: CancelHandle,
     /// Signals to watch.
@@ -101,6 +105,7 @@ impl RunOptions {
             forward_step: Box::new(LanguageModelStep),
             subsystems: Vec::new(),
             overrides: None,
+            managers: BTreeMap::new(),
             cancel: CancelHandle::default(),
             signals: WatchSignals::default(),
             console: Console::Human,
@@ -135,7 +140,8 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     // What can be refused is refused before anything is written.
     let checked = check(&config, registry, place);
     let checked = ranks::agree(groups, "checking the run", checked)?;
-    let start = find_start(&config, &registry.weights, groups)?;
+    let manager = ranks::agree(groups, "checking the run", named_manager(&config, &options.managers))?;
+    let start = find_start(&config, &registry.weights, (groups, manager.as_ref()))?;
     let begun = start.as_ref().map_or_else(|| Ok(TrainState::default()), Start::train_state)?;
     let lineage = Lineage::of(&config, &registry.kinds(), start.as_ref());
     let lineage = ranks::agree(groups, "comparing the run with its checkpoint", lineage)?;
@@ -164,14 +170,15 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
         options.sinks,
     );
     let lock = ranks::agree(groups, "opening logs", opened)?;
-    let saver = Saver::open(&config, groups, &pulse)?;
+    let saver = Saver::open(&config, groups, (&pulse, manager))?;
+    let dumps = GradientDumps::open(&config, groups, &pulse)?;
     let temporary = Temporary::open(&config, groups, (begun.step, &pulse))?;
     let timers = Arc::new(timers(&config, &checked.device.clone().without_autodiff()));
     let provider = options.overrides.unwrap_or_else(|| Box::new(convert::standard_overrides(&config)));
     let parts = Parts { checked, forward_step: options.forward_step, provider, padded_vocab_size };
     let (mut training, deferred) = build_training(&config, groups, parts, &timers)?;
     // What is loaded need not be drawn; an adapter that begins is not loaded.
-    let draws = start.is_none() || config.peft.is_some();
+    let draws = start.is_none() || config.peft.is_some() || Strictness::of(&config).allows_absent();
     shard(&mut training, deferred.filter(|_| draws).unwrap_or_default())?;
     let placement = convert::placement(&config, groups.world().rank(), place, options.node);
     let machine = RerunStateMachine::new(convert::rerun(&config, placement.clone()));
@@ -184,10 +191,11 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
             lineage: known.record,
             padded_vocab_size,
         },
-        outputs: Outputs { reporter, saver, temporary, lock, last_saved_step: None },
+        outputs: Outputs { reporter, saver, temporary, dumps, lock, last_saved_step: None },
         state: GlobalState { config: Arc::clone(&config), train_state: TrainState::default() },
         groups: options.groups,
         last_validation: None,
+        unmatched: super::Unmatched::default(),
         asked: Verdict::default(),
         training,
         exits,
@@ -199,8 +207,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
         restore(&mut run, start).map_err(|error| lineage.explain(error))?;
         start.is_loaded();
     }
-    begin(&mut run)?;
-    Ok(run)
+    begin(&mut run).map(|()| run)
 }
 
 /// Says what begins.
@@ -261,10 +268,11 @@ fn build_training(
     for group in optimizer.groups() {
         scheduler.check_group(&schedule_overrides(group))?;
     }
-    let observers = Observers { timers: Arc::clone(timers), inspector: Arc::default() };
+    let observers = Observers { timers: Arc::clone(timers), ..Observers::none() };
     let training = Training {
         pipeline: pipeline::pipeline(config, &context.parallel, &chunks, &device).with_observers(&observers),
         inspector: observers.inspector,
+        stream_gradients: observers.gradients,
         optimizer: optimizer.with_timers(timers),
         gradients: GradientBuffer::new(accumulation(config)),
         reducer: GradientReducer::new(distribution, convert::wire(config), plain)

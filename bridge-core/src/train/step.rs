@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use bridge_kernels::Philox;
 
+use super::checkpointing::save_gradients;
 use super::doors::OwnResults;
 use super::exit_reason::ExitReason;
 use super::forward_step::{Losses, Ratio};
@@ -45,6 +46,8 @@ pub(super) fn train_step(run: &mut TrainingRun) -> Result<StepEnd, TrainError> {
 /// Forward, backward and update of a step.
 fn compute_step(run: &mut TrainingRun, mut data: StepData, started: Instant) -> Result<StepEnd, TrainError> {
     let num_microbatches = data.total() as u64;
+    let wants_streams = run.outputs.dumps.wants_streams(run.state.train_state.step + 1);
+    run.training.stream_gradients.begin(wants_streams);
     let mut pass_result = Pass::default();
     loop {
         match run.doors.losses.next_pass(&run.groups)? {
@@ -72,6 +75,7 @@ fn compute_step(run: &mut TrainingRun, mut data: StepData, started: Instant) -> 
         false => Vec::new(),
     };
     run.training.inspect_gradients(loss_scale, pass_result.divisor);
+    save_gradients(run, loss_scale, pass_result.divisor)?;
     let can_fall = run.training.loss_scaler.can_fall();
     let outcome = optimizer_step(run, &rates, pass_result.divisor)?;
     let batch_size = num_microbatches * run.config.samples_per_microstep() as u64;
@@ -163,6 +167,7 @@ fn forward_backward(run: &mut TrainingRun, data: &mut StepData) -> Result<PassEn
     run.training.gradients.clear();
     run.training.reducer.clear();
     run.training.inspector.restart();
+    run.training.stream_gradients.restart();
     run.exits.begin_step();
     let per_token = run.config.model.calculate_per_token_loss;
     let mut gathered = Gathered {

@@ -49,7 +49,7 @@ pub(super) fn numbers<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
 }
 
 /// `layers.3.attention`, `embedding`.
-fn segment_name(segment: &Segment) -> String {
+pub(super) fn segment_name(segment: &Segment) -> String {
     let role = role_name(segment.role);
     segment.layer.map_or_else(|| role.to_owned(), |layer| format!("layers.{layer}.{role}"))
 }

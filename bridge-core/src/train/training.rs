@@ -11,6 +11,7 @@ use super::TrainError;
 use super::checkpointing::AdapterBase;
 use super::forward_step::ForwardStep;
 use super::pipeline::Pipeline;
+use super::stream_gradients::StreamGradients;
 use super::streams::numbers;
 use crate::inspect::{Inspector, TensorKind};
 use crate::model::{Adapter, Batch, ModelChunk};
@@ -33,6 +34,8 @@ pub(super) struct Training {
     pub device: Device,
     /// Takes statistics of tensors, in steps whose tensors are looked at.
     pub inspector: Arc<Inspector>,
+    /// Keeps gradients of the residual stream, in steps that save them.
+    pub stream_gradients: Arc<StreamGradients>,
     /// The adapter's base, which checkpoints leave out and name.
     pub base: Option<AdapterBase>,
     /// What the model was built with.

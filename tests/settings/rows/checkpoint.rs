@@ -5,7 +5,7 @@ use super::super::row::{AS_IT_IS, Row, row, switch};
 use super::super::run::Run;
 
 pub fn rows() -> Vec<Row> {
-    [saves(), loads(), temporary()].concat()
+    [saves(), loads(), taken(), temporary()].concat()
 }
 
 /// A run that goes on from step 2 to step 4, where it has what it needs.
@@ -18,6 +18,8 @@ fn saves() -> Vec<Row> {
     vec![
         row("checkpoint.save", &tiny(), &[AS_IT_IS, "null"]).moves("iteration"),
         row("checkpoint.save_interval", &tiny(), &[AS_IT_IS, "2"]).moves("console files"),
+        row("checkpoint.save_wgrads_interval", &often, &[AS_IT_IS, "2"]).moves("console files"),
+        row("checkpoint.save_dgrads_interval", &often, &[AS_IT_IS, "2"]).moves("console files"),
         row("checkpoint.most_recent_k", &often, &[AS_IT_IS, "1", "2"]).moves("console files"),
         switch("checkpoint.keep_best", &tiny_with(&["validation.eval_interval=1"])).moves("console files state"),
         row("checkpoint.save_retain_interval", &often.with(&["checkpoint.most_recent_k=1"]), &[AS_IT_IS, "2"])
@@ -26,7 +28,27 @@ fn saves() -> Vec<Row> {
         row("checkpoint.save_rng", &tiny(), &[AS_IT_IS, "false"]).moves("state"),
         row("checkpoint.save_tokenizer_assets", &text(), &[AS_IT_IS, "false"]).moves("files"),
         row("checkpoint.storage_writers_per_rank", &tiny(), &[AS_IT_IS, "3"]).moves("files slices"),
+        row("checkpoint.custom_manager_class", &tiny(), &[AS_IT_IS, "elsewhere"]).moves("exit"),
         switch("checkpoint.async_save", &tiny_with(&["logger.log_progress=true"])).moves("progress"),
+    ]
+}
+
+/// Settings that come from the checkpoint.
+fn taken() -> Vec<Row> {
+    let other = resumed(&["model.layernorm_epsilon=1e-3"]);
+    let of_text = text().with(&["train.train_iters=4"]).after(&["train.exit_interval=2"]);
+    let other_tokenizer = ["checkpoint.use_checkpoint_args=true", "tokenizer.special_tokens=['<x>']"];
+    let divided = on(2, &["train.train_iters=4"]);
+    let divided = divided.after(&["train.exit_interval=2", "model.tensor_model_parallel_size=2"]);
+    vec![
+        switch("checkpoint.use_checkpoint_args", &other).moves("exit"),
+        switch("checkpoint.use_mp_args_from_checkpoint_args", &divided).moves("console files keys params slices"),
+        row(
+            "checkpoint.use_tokenizer_model_from_checkpoint_args",
+            &of_text.with(&other_tokenizer),
+            &[AS_IT_IS, "false"],
+        )
+        .moves("exit"),
     ]
 }
 
@@ -66,7 +88,16 @@ fn loads() -> Vec<Row> {
     let in_16_bits =
         tiny_with(&["train.train_iters=4", "mixed_precision=bf16_mixed"]).after(&["train.exit_interval=2"]);
     let twice = tiny_with(&["train.train_iters=4"]).after(&["train.exit_interval=2", "checkpoint.save_interval=1"]);
+    let deeper = tiny_with(&["train.train_iters=4", "checkpoint.load_optim=false", "model.num_layers=3"])
+        .with(&["checkpoint.allow_model_changes=['num_layers']"])
+        .after(&["train.exit_interval=2", "model.num_layers=2"]);
+    let flatter = tiny_with(&["train.train_iters=4", "checkpoint.load_optim=false", "model.num_layers=1"])
+        .with(&["checkpoint.allow_model_changes=['num_layers']"])
+        .after(&["train.exit_interval=2", "model.num_layers=2"]);
     vec![
+        row("checkpoint.dist_ckpt_strictness", &deeper, &["assume_ok_unexpected", "log_unexpected"]).moves("exit"),
+        row("checkpoint.dist_ckpt_strictness", &flatter, &["raise_unexpected", "raise_all"]).moves("exit"),
+        row("checkpoint.dist_ckpt_strictness", &flatter, &["log_unexpected", "log_all"]).moves("console"),
         row("checkpoint.load", &resumed(&["checkpoint.save=new"]), &[AS_IT_IS, "ckpt"])
             .moves("loss_1 batch_size console consumed_samples events learning_rate loss_scale skipped weight_decay"),
         row("checkpoint.load_optim", &resumed(&[]), &[AS_IT_IS, "false"]).moves("params learning_rate console"),

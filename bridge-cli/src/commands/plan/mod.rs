@@ -159,12 +159,13 @@ impl Arguments {
             device.into_iter().chain(first).chain(self.overrides.iter().cloned()).chain(schedule).chain(more).collect();
         let kinds = registry().kinds();
         let preset = PRESETS.into_iter().find(|(name, _)| self.preset.as_deref() == Some(name));
-        match (preset, &self.recipe) {
+        let recipe = match (preset, &self.recipe) {
             (Some((_, text)), _) => RawConfig::from_text(text, Format::Toml, &overrides, &kinds),
             (None, recipe) => {
                 RawConfig::from_file(Path::new(recipe.as_deref().unwrap_or_default()), &overrides, &kinds)
             }
-        }
+        };
+        recipe?.with_checkpoint_args()
     }
 
     /// The plan of the recipe with a layout's sizes.

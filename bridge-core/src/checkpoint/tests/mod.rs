@@ -4,6 +4,7 @@ mod async_saver;
 mod concurrent;
 mod crash;
 mod damage;
+mod managers;
 mod overwrite;
 mod resolve;
 mod retention;

@@ -15,6 +15,7 @@ pub(super) fn check(draft: &mut Draft<'_>) {
     state_is_loaded(draft);
     retained_are_saved(draft);
     changes_are_of_the_model(draft);
+    settings_are_taken(draft);
     temporary_saves(draft);
     replicas(draft);
     let checkpoint = draft.recipe.checkpoint.clone();
@@ -38,11 +39,14 @@ fn saving_needs_a_folder(draft: &mut Draft<'_>) {
     let checkpoint = draft.recipe.checkpoint.clone();
     let settings = [
         ("checkpoint.save_interval", checkpoint.save_interval.is_some()),
+        ("checkpoint.save_wgrads_interval", checkpoint.save_wgrads_interval.is_some()),
+        ("checkpoint.save_dgrads_interval", checkpoint.save_dgrads_interval.is_some()),
         ("checkpoint.save_retain_interval", checkpoint.save_retain_interval.is_some()),
         ("checkpoint.non_persistent_save_interval", checkpoint.non_persistent_save_interval.is_some()),
         ("checkpoint.most_recent_k", checkpoint.most_recent_k.is_some_and(|k| k != -1)),
         ("checkpoint.async_save", checkpoint.async_save),
         ("checkpoint.keep_best", checkpoint.keep_best),
+        ("checkpoint.custom_manager_class", checkpoint.custom_manager_class.is_some()),
         ("checkpoint.save_optim", !checkpoint.save_optim),
         ("checkpoint.save_rng", !checkpoint.save_rng),
         ("checkpoint.save_tokenizer_assets", !checkpoint.save_tokenizer_assets),
@@ -129,6 +133,26 @@ fn changes_are_of_the_model(draft: &mut Draft<'_>) {
             draft.error(ErrorKind::Conflict, key, message);
         }
     }
+}
+
+/// What is taken from a checkpoint needs one to load.
+fn settings_are_taken(draft: &mut Draft<'_>) {
+    let checkpoint = draft.recipe.checkpoint.clone();
+    let has_place =
+        checkpoint.load.is_some() || checkpoint.save.is_some() || checkpoint.pretrained_checkpoint.is_some();
+    for (key, is_set) in [
+        ("checkpoint.use_checkpoint_args", checkpoint.use_checkpoint_args),
+        ("checkpoint.use_mp_args_from_checkpoint_args", checkpoint.use_mp_args_from_checkpoint_args),
+    ] {
+        let message =
+            "needs a checkpoint to load: checkpoint.load, checkpoint.save or checkpoint.pretrained_checkpoint";
+        draft.require(!is_set || has_place, key, message);
+    }
+    draft.require(
+        checkpoint.use_tokenizer_model_from_checkpoint_args || checkpoint.use_checkpoint_args,
+        "checkpoint.use_tokenizer_model_from_checkpoint_args",
+        "has no effect without checkpoint.use_checkpoint_args",
+    );
 }
 
 /// Saves between the others: how often, and where.

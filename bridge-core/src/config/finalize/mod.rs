@@ -105,7 +105,7 @@ impl RawConfig {
     /// # Errors
     /// Every violated rule.
     pub fn finalize(&self, world: &World) -> Result<RunConfig, ConfigErrors> {
-        run(self, world, Purpose::Train)
+        run(&self.with_checkpoint_args()?, world, Purpose::Train)
     }
 
     /// As [`finalize`](Self::finalize), for [`crate::plan`] only: data and tokenizer may be missing, and a few settings that no run of
@@ -114,7 +114,7 @@ impl RawConfig {
     /// # Errors
     /// Every other violated rule.
     pub fn finalize_for_plan(&self, world: &World) -> Result<RunConfig, ConfigErrors> {
-        run(self, world, Purpose::Plan)
+        run(&self.with_checkpoint_args()?, world, Purpose::Plan)
     }
 }
 

@@ -19,11 +19,10 @@ section! {
         load: Option<PathBuf> = None;
         /// Steps between checkpoints.
         save_interval: Option<usize> = None, Limits::POSITIVE;
-        /// Steps between weight-gradient dumps.
-        save_wgrads_interval: Option<usize> = None, Limits::POSITIVE => not_built("dumps of weight gradients");
-        /// Steps between data-gradient dumps.
-        save_dgrads_interval: Option<usize> = None, Limits::POSITIVE
-            => not_built("dumps of the gradients of activations");
+        /// Steps between saves of the gradients of parameters, in `wgrads` in `save`.
+        save_wgrads_interval: Option<usize> = None, Limits::POSITIVE;
+        /// Steps between saves of the gradients of what segments read of the residual stream, in `dgrads` in `save`.
+        save_dgrads_interval: Option<usize> = None, Limits::POSITIVE;
         /// Checkpoints at multiples of this are never deleted.
         save_retain_interval: Option<usize> = None, Limits::POSITIVE;
         /// Number of recent checkpoints to keep; -1 keeps all.
@@ -61,15 +60,13 @@ section! {
         allow_model_changes: Vec<String> = Vec::new();
         /// A particular step to load.
         ckpt_step: Option<usize> = None;
-        /// Take settings from the checkpoint.
-        use_checkpoint_args: bool = false
-            => not_built("settings from the checkpoint; it holds them as run_config.toml, which is a recipe");
-        /// Take parallel sizes from the checkpoint.
-        use_mp_args_from_checkpoint_args: bool = false
-            => not_built("parallel sizes from the checkpoint; any layout reads any checkpoint");
-        /// Take the tokenizer from the checkpoint.
-        use_tokenizer_model_from_checkpoint_args: bool = true
-            => not_built("a tokenizer other than the checkpoint's with use_checkpoint_args; the recipe chooses it");
+        /// Take the settings of `[model]` from the checkpoint that is loaded: those that decide what is computed, and of those of training what the recipe
+        /// does not say.
+        use_checkpoint_args: bool = false;
+        /// Take the parallel sizes from the checkpoint that is loaded.
+        use_mp_args_from_checkpoint_args: bool = false;
+        /// With `use_checkpoint_args`, take `[tokenizer]` too.
+        use_tokenizer_model_from_checkpoint_args: bool = true;
         /// Stop when there is nothing to load.
         exit_on_missing_checkpoint: bool = false;
         /// On-disk format. Upstream's default torch_dist does not exist here.
@@ -127,9 +124,10 @@ section! {
         /// Strict keys of fully sharded loads.
         strict_fsdp_dtensor_load: bool = false
             => no_counterpart("the strictness of the format fsdp_dtensor; missing keys are always an error");
-        /// What unexpected or missing keys do.
+        /// What becomes of parameters that the checkpoint lacks, and of those that the model has no use for.
         dist_ckpt_strictness: DistCkptStrictness = DistCkptStrictness::AssumeOkUnexpected
-            => no_counterpart("a choice of what to do with missing or unexpected keys; they are always an error");
+            => no_counterpart("parameters left at random values without a word; log_unexpected and log_all say which, and programs find them in `TrainingRun::unmatched`")
+                .built(&["log_unexpected", "log_all", "raise_unexpected", "raise_all"]);
         /// Legacy layout.
         dist_ckpt_save_pre_mcore_014: bool = false => no_counterpart("a layout of older Megatron versions");
         /// Reshardable optimizer.
@@ -146,8 +144,8 @@ section! {
         replication_jump: Option<usize> = None, Limits::POSITIVE;
         /// Number of ranks that have each part of a temporary save.
         replication_factor: usize = 2, Limits::at_least(2.0);
-        /// A manager in code.
-        custom_manager_class: Option<String> = None => not_built("a Python class that saves and loads");
+        /// What keeps each checkpoint in another place too: a name that the program has registered.
+        custom_manager_class: Option<String> = None;
         /// What to do with a damaged checkpoint (ours).
         on_damaged: OnDamaged = OnDamaged::Fallback;
     }

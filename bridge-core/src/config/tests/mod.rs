@@ -1,6 +1,7 @@
 //! Tests of the configuration tree, by what a user does with it.
 
 mod advice;
+mod checkpoint_args;
 mod coverage;
 mod data_parallel;
 mod experts;

@@ -2,11 +2,13 @@
 
 mod base;
 mod foreign;
+mod gradients;
 mod restore;
 mod save;
 mod saver;
 mod sources;
 mod start;
+mod strictness;
 mod temporary;
 
 use std::collections::BTreeMap;
@@ -22,12 +24,14 @@ use crate::model::{Declaration, ModelChunk};
 
 pub use base::{AdapterBase, open_base};
 pub(super) use foreign::check_foreign;
+pub(super) use gradients::{GRADIENTS, GradientDumps, save_gradients};
 pub use restore::load_parameters;
 pub(super) use restore::restore;
 pub(super) use save::{save_checkpoint, save_temporarily};
-pub(super) use saver::Saver;
+pub(super) use saver::{Saver, named_manager};
 pub use sources::load_adapted;
 pub(super) use start::{Start, find_start};
+pub(super) use strictness::Strictness;
 pub(super) use temporary::Temporary;
 pub(super) use temporary::newest_save;
 

@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 
 use super::sources::Sources;
 use super::start::Start;
+use super::strictness::Strictness;
 use super::{OPTIMIZER_PREFIX, device_tensor, local_shards};
 use crate::checkpoint::{Checkpoint, CheckpointError, DType, TrainState};
 use crate::config::RunConfig;
@@ -22,10 +23,28 @@ use crate::train::{TrainError, convert, ranks};
 /// Restores a run from `start`. All ranks call this together; each reads only what it holds.
 pub(in crate::train) fn restore(run: &mut TrainingRun, start: &Start) -> Result<(), TrainError> {
     let groups = run.groups.clone();
-    let sources = Sources::new(&run.config, start, &groups)?;
+    let mut sources = Sources::new(&run.config, start, &groups)?;
+    let strictness = Strictness::of(&run.config);
+    let mut unmatched = strictness.compare(&run.training.chunks, &sources, (&start.checkpoint, &groups))?;
+    sources.leave(&unmatched.absent);
     let restored = restore_rank(run, start, &sources);
     let (known, state) = ranks::agree(&groups, "loading a checkpoint", restored)?;
-    all_is_known(&groups, &start.checkpoint, known)?;
+    let foreign = foreign_state(&groups, &start.checkpoint, known)?;
+    match foreign.first() {
+        Some(name) if !strictness.allows_unused_state() => {
+            return Err(TrainError::ForeignOptimizerState {
+                path: start.checkpoint.path().to_owned(),
+                name: name.strip_prefix(OPTIMIZER_PREFIX).unwrap_or(name).to_owned(),
+                count: foreign.len(),
+                settings: Vec::new(),
+            });
+        }
+        _ => unmatched.unused.extend(foreign),
+    }
+    if ranks::is_first(&groups) {
+        unmatched.warnings(start.checkpoint.path()).iter().for_each(|warning| run.outputs.reporter.warn(warning));
+    }
+    run.unmatched = unmatched;
     let (doors, mut context) = run.doors();
     doors.on_load(&mut context, &Loaded { folder: start.checkpoint.path(), state: state.as_ref() })
 }
@@ -187,22 +206,17 @@ fn saved_dtype(dtype: FloatDType) -> DType {
     }
 }
 
-/// Refuses a checkpoint with optimizer tensors that no rank has a use for: they are another optimizer's or another model's.
-fn all_is_known(groups: &ProcessGroups, checkpoint: &Checkpoint, mut known: Vec<u8>) -> Result<(), TrainError> {
+/// The optimizer tensors of a checkpoint that no rank has a use for: they are another optimizer's or another model's.
+fn foreign_state(
+    groups: &ProcessGroups,
+    checkpoint: &Checkpoint,
+    mut known: Vec<u8>,
+) -> Result<Vec<String>, TrainError> {
     if groups.world().size() > 1 && !known.is_empty() {
         groups.world().all_reduce((&mut known).into(), ReduceOp::Max)?;
     }
     let names = checkpoint.names_in("optimizer").zip(&known);
-    let mut foreign = names.filter(|(_, known)| **known == 0).map(|(name, _)| name);
-    match foreign.next() {
-        None => Ok(()),
-        Some(name) => Err(TrainError::ForeignOptimizerState {
-            path: checkpoint.path().to_owned(),
-            name: name.strip_prefix(OPTIMIZER_PREFIX).unwrap_or(name).to_owned(),
-            count: 1 + foreign.count(),
-            settings: Vec::new(),
-        }),
-    }
+    Ok(names.filter(|(_, known)| **known == 0).map(|(name, _)| name.to_owned()).collect())
 }
 
 /// The same with the recipe's settings for what the schedule calls otherwise, and lengths in iterations where the recipe counts these.

@@ -1,14 +1,16 @@
 //! The writer of a run's checkpoints: on the training thread, or behind its back.
 
+use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use bridge_dist::mesh::ProcessGroups;
 
 use crate::checkpoint::{
-    AsyncSaver, CheckpointError, RetentionPolicy, SaveOptions, SaveReport, ShardedWriter, Snapshot,
+    AsyncSaver, CheckpointError, CheckpointManager, NamedManager, RetentionPolicy, SaveOptions, SaveReport,
+    ShardedWriter, Snapshot,
 };
-use crate::config::{CheckpointConfig, RunConfig};
+use crate::config::{CheckpointConfig, ConfigError, ErrorKind, RunConfig};
 use crate::logging::SaveStage;
 use crate::resilience::Pulse;
 use crate::train::TrainError;
@@ -17,7 +19,7 @@ use crate::train::TrainError;
 #[derive(Debug)]
 pub(in crate::train) enum Saver {
     /// `checkpoint.async_save = false`.
-    Sync(ShardedWriter),
+    Sync(Box<ShardedWriter>),
     /// `checkpoint.async_save = true`.
     Async(AsyncSaver),
 }
@@ -33,12 +35,37 @@ pub(super) fn options(settings: &CheckpointConfig, pulse: &Arc<Pulse>) -> SaveOp
     }
 }
 
+/// The manager that a configuration names, of those that the program has registered.
+pub(in crate::train) fn named_manager(
+    config: &RunConfig,
+    managers: &BTreeMap<String, Arc<dyn CheckpointManager>>,
+) -> Result<Option<NamedManager>, TrainError> {
+    const KEY: &str = "checkpoint.custom_manager_class";
+    let Some(name) = &config.checkpoint.custom_manager_class else { return Ok(None) };
+    match managers.get(name) {
+        Some(manager) => Ok(Some(NamedManager { name: name.clone(), manager: Arc::clone(manager) })),
+        None => {
+            let known: Vec<&str> = managers.keys().map(String::as_str).collect();
+            let expected = match known.as_slice() {
+                [] => "null: this program has registered none (RunOptions::managers)".to_owned(),
+                known => format!("one of {}", known.join(", ")),
+            };
+            let error = ConfigError::new(ErrorKind::WrongType, KEY, "no checkpoint manager of this name is registered")
+                .with_found(format!("{name:?}"))
+                .with_expected(expected)
+                .with_nearest(name, known)
+                .with_location(config.location(KEY));
+            Err(TrainError::Config(error.into()))
+        }
+    }
+}
+
 impl Saver {
     /// The saver a configuration asks for; `None` without `checkpoint.save`. All ranks call this together.
     pub(in crate::train) fn open(
         config: &RunConfig,
         groups: &ProcessGroups,
-        pulse: &Arc<Pulse>,
+        (pulse, manager): (&Arc<Pulse>, Option<NamedManager>),
     ) -> Result<Option<Self>, TrainError> {
         let settings = &config.checkpoint;
         let Some(root) = &settings.save else {
@@ -47,13 +74,14 @@ impl Saver {
         let retain = settings.save_retain_interval.map(|n| n as u64);
         let options = SaveOptions {
             retention: RetentionPolicy::new(settings.most_recent_k.unwrap_or(-1), retain)?,
+            manager,
             ..options(settings, pulse)
         };
         // A group of its own: a save in the background communicates while training does.
         let world = groups.world();
         let group = world.split(Some(0), world.rank(), "checkpoint")?.unwrap_or_else(|| world.clone());
         let writer = ShardedWriter::open(root, options, group)?;
-        Ok(Some(if settings.async_save { Self::Async(AsyncSaver::new(writer)?) } else { Self::Sync(writer) }))
+        Ok(Some(if settings.async_save { Self::Async(AsyncSaver::new(writer)?) } else { Self::Sync(Box::new(writer)) }))
     }
 
     /// Saves `snapshot`, or begins to; the report where it is on disk.

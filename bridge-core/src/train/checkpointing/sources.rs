@@ -1,5 +1,7 @@
 //! Where the parameters of a run come from. Checkpoints of a run with `[peft]` hold what is trained; all else comes from the base.
 
+use std::collections::BTreeSet;
+
 use bridge_dist::mesh::ProcessGroups;
 
 use super::base::{AdapterBase, open_base_together};
@@ -17,6 +19,8 @@ pub(super) struct Sources<'a> {
     base: Option<Checkpoint>,
     /// Whether `checkpoint` is the base of an adapter that begins.
     begins: bool,
+    /// Parameters that are nowhere, and keep their initial values.
+    absent: BTreeSet<String>,
 }
 
 impl<'a> Sources<'a> {
@@ -26,11 +30,19 @@ impl<'a> Sources<'a> {
         let begins = config.peft.is_some() && start.is_pretrained;
         let root = start.pretrained_root.as_deref().filter(|_| config.peft.is_some() && !begins);
         let base = root.map(|root| open_base_together(root, checkpoint, groups)).transpose()?;
-        Ok(Self { checkpoint, base, begins })
+        Ok(Self { checkpoint, base, begins, absent: BTreeSet::new() })
+    }
+
+    /// Lets parameters keep their initial values.
+    pub fn leave<'n>(&mut self, names: impl IntoIterator<Item = &'n String>) {
+        self.absent.extend(names.into_iter().cloned());
     }
 
     /// Where a parameter is; `None` for one that begins.
     pub fn of(&self, declaration: &Declaration) -> Option<&Checkpoint> {
+        if self.absent.contains(&declaration.name) {
+            return None;
+        }
         match &self.base {
             Some(base) if !declaration.trainable => Some(base),
             Some(_) | None => (!self.begins || !declaration.of_adapter).then_some(self.checkpoint),

@@ -7,8 +7,8 @@ use bridge_dist::mesh::ProcessGroups;
 use super::foreign::{import, pretrained_root};
 use super::temporary::{Newer, find_newer};
 use crate::checkpoint::{
-    Checkpoint, CheckpointError, CheckpointStore, LoadRequest, OnDamaged, Resolution, TrainState, Verification,
-    Verifier, look_together,
+    Checkpoint, CheckpointError, CheckpointStore, LoadRequest, NamedManager, OnDamaged, Resolution, TrainState,
+    Verification, Verifier, look_together,
 };
 use crate::config::{self, RunConfig};
 use crate::train::registry::Weights;
@@ -50,8 +50,27 @@ impl Start {
 pub(in crate::train) fn find_start(
     config: &RunConfig,
     sorts: &[Weights],
-    groups: &ProcessGroups,
+    (groups, manager): (&ProcessGroups, Option<&NamedManager>),
 ) -> Result<Option<Start>, TrainError> {
+    let fetched = if ranks::is_first(groups) { fetch(config, manager) } else { Ok(String::new()) };
+    let fetched = ranks::agree(groups, "fetching a checkpoint", fetched)?;
+    let start = find_here(config, sorts, groups)?;
+    Ok(start.map(|start| Start { message: format!("{fetched}{}", start.message), ..start }))
+}
+
+/// Brings a newer checkpoint that a manager keeps to the run's folder. Returns what to tell the user.
+fn fetch(config: &RunConfig, manager: Option<&NamedManager>) -> Result<String, TrainError> {
+    let settings = &config.checkpoint;
+    let (Some(manager), Some(save)) = (manager, &settings.save) else { return Ok(String::new()) };
+    if settings.load.as_ref().is_some_and(|load| load != save) {
+        return Ok(String::new());
+    }
+    let notes = manager.fetch(save, settings.ckpt_step.map(|step| step as u64))?;
+    Ok(notes.into_iter().map(|note| format!("{note}\n")).collect())
+}
+
+/// As [`find_start`], of what is in folders.
+fn find_here(config: &RunConfig, sorts: &[Weights], groups: &ProcessGroups) -> Result<Option<Start>, TrainError> {
     let persistent = find_persistent(config, sorts, groups);
     let above = match &persistent {
         Ok(Some(start)) if !start.is_pretrained => Some(start.checkpoint.iteration()),

@@ -1,0 +1,201 @@
+//! Settings that a recipe takes from the checkpoint that its run would start from: `use_checkpoint_args`, `use_mp_args_from_checkpoint_args` and
+//! `use_tokenizer_model_from_checkpoint_args`. Who finds the checkpoint is not known here.
+
+use super::changes::{MODEL, changes, concerns};
+use super::choice::TokenizerType;
+use super::error::{ConfigError, ConfigErrors, ErrorKind};
+use super::kinded::ModelConfig;
+use super::node::{Location, Node};
+use super::raw::RawConfig;
+use super::reader::Reader;
+use super::saved::{Places, SavedRecipe};
+use super::section::Section;
+use super::sections::{RecipeConfig, TokenizerConfig};
+use super::source::Format;
+use super::spec::Concerns;
+
+const ARCHITECTURE: &str = "checkpoint.use_checkpoint_args";
+const SIZES: &str = "checkpoint.use_mp_args_from_checkpoint_args";
+
+/// Parallel sizes, and what goes with one of them.
+const OF_LAYOUT: [&str; 12] = [
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "virtual_pipeline_model_parallel_size",
+    "context_parallel_size",
+    "expert_model_parallel_size",
+    "expert_tensor_parallel_size",
+    "sequence_parallel",
+    "num_layers_in_first_pipeline_stage",
+    "num_layers_in_last_pipeline_stage",
+    "account_for_embedding_in_pipeline_split",
+    "account_for_loss_in_pipeline_split",
+    "pipeline_model_parallel_layout",
+];
+
+/// The precision of a run is its own: presets choose it, and parameters are cast as they are loaded.
+const OF_PRECISION: [&str; 3] = ["fp16", "bf16", "params_dtype"];
+
+impl RawConfig {
+    /// The recipe with what it takes from the checkpoint that its run would start from; the same if it takes nothing, or has taken it before.
+    /// [`finalize`](Self::finalize) does this first. Whoever changes a recipe's checkpoints or layout before that calls it earlier.
+    ///
+    /// Settings of `[model]` that decide what is computed become the checkpoint's, and where the recipe says another value there is a warning,
+    /// unless `checkpoint.allow_model_changes` names the setting: then the recipe's stays. Those that only concern training become the
+    /// checkpoint's where the recipe says nothing. Parallel sizes and the tokenizer are taken as a whole, with a warning for each that the recipe
+    /// gives otherwise. Where there is no checkpoint yet, the recipe is enough.
+    ///
+    /// # Errors
+    /// A checkpoint that cannot be read or understood; a program that reads recipes with kinds of its own, which cannot look for one.
+    pub fn with_checkpoint_args(&self) -> Result<Self, ConfigErrors> {
+        let mut taken = self.clone();
+        let settings = &self.checkpoint;
+        if self.has_taken() || !(settings.use_checkpoint_args || settings.use_mp_args_from_checkpoint_args) {
+            return Ok(taken);
+        }
+        taken.set_taken();
+        let places = Places {
+            load: settings.load.clone().or_else(|| settings.save.clone()),
+            step: settings.ckpt_step.map(|step| step as u64),
+            pretrained: settings.pretrained_checkpoint.clone(),
+        };
+        let key = if settings.use_checkpoint_args { ARCHITECTURE } else { SIZES };
+        if places.load.is_none() && places.pretrained.is_none() {
+            return Ok(taken);
+        }
+        let problem = |key: &str, message: String| {
+            ConfigErrors::from(ConfigError::new(ErrorKind::Conflict, key, message).with_location(self.location(key)))
+        };
+        let Some(finder) = &self.kinds().saved else {
+            let message =
+                "needs the kinds of a program's registry: those that are built in cannot look for a checkpoint";
+            return Err(problem(key, message.into()));
+        };
+        let found = finder.at(&places).map_err(|(key, message)| problem(key, message))?;
+        let Some(found) = found else {
+            let searched = places.load.iter().chain(&places.pretrained).map(|path| path.display().to_string());
+            let searched = searched.collect::<Vec<_>>().join(" and ");
+            taken.remark(format!("{key}: no checkpoint in {searched}; the recipe's own settings are used"));
+            return Ok(taken);
+        };
+        let saved = Self::from_text(&found.text, Format::Toml, &[], self.kinds());
+        let saved = saved.map_err(|errors| problem(key, format!("{}: {errors}", found.path.display())))?;
+        let mut taking = Taking { recipe: self, taken, saved: saved.recipe(), found: &found, overruled: Vec::new() };
+        if settings.use_checkpoint_args {
+            taking.architecture();
+            if settings.use_tokenizer_model_from_checkpoint_args {
+                taking.tokenizer();
+            }
+        }
+        if settings.use_mp_args_from_checkpoint_args {
+            taking.layout();
+        }
+        Ok(taking.finish())
+    }
+}
+
+/// The taking of settings.
+struct Taking<'a> {
+    /// The recipe as the user wrote it.
+    recipe: &'a RawConfig,
+    /// The recipe with what was taken.
+    taken: RawConfig,
+    /// That of the checkpoint.
+    saved: &'a RecipeConfig,
+    found: &'a SavedRecipe,
+    /// What the recipe says and is not used.
+    overruled: Vec<String>,
+}
+
+impl Taking<'_> {
+    /// Takes all of `[model]` but precision, layout and speed.
+    fn architecture(&mut self) {
+        let differing: Vec<String> =
+            changes(self.saved, self.recipe.recipe()).into_iter().map(|change| change.key).collect();
+        for name in names(&self.saved.model) {
+            let key = format!("{MODEL}{name}");
+            let is_said = self.recipe.is_explicit(&key);
+            let is_kept = match concerns(&key) {
+                Concerns::Execution => true,
+                Concerns::Training => is_said || OF_PRECISION.contains(&name.as_str()),
+                Concerns::Function => is_said && self.recipe.checkpoint.allow_model_changes.contains(&name),
+            };
+            if !is_kept {
+                self.take_of_model(&name, is_said && differing.contains(&key));
+            }
+        }
+        // What only another kind of model has.
+        let model = &mut self.taken.model;
+        let extra = &self.saved.model.extra;
+        let allowed = &self.recipe.checkpoint.allow_model_changes;
+        model.extra.retain(|name, _| extra.contains_key(name) || allowed.iter().any(|other| other == name));
+    }
+
+    /// Takes the layout of ranks.
+    fn layout(&mut self) {
+        for name in OF_LAYOUT {
+            let key = format!("{MODEL}{name}");
+            let is_other = self.recipe.recipe().model.value(name) != self.saved.model.value(name);
+            self.take_of_model(name, is_other && self.recipe.is_explicit(&key));
+        }
+    }
+
+    /// Takes one setting of `[model]`.
+    fn take_of_model(&mut self, name: &str, is_overruled: bool) {
+        let Some(value) = self.saved.model.value(name) else { return };
+        let key = format!("{MODEL}{name}");
+        if is_overruled {
+            let own = self.recipe.recipe().model.value(name).map_or_else(|| "null".into(), |value| value.to_inline());
+            self.overruled.push(format!("{key} = {own} (the checkpoint's is {})", value.to_inline()));
+        }
+        let kinds = self.taken.kinds().clone();
+        // A value that was written by a recipe of the same table has its type.
+        let mut reader = Reader::new(&kinds);
+        self.taken.model.assign(name, &value, &mut reader);
+        self.taken.give(key, self.location());
+    }
+
+    /// Takes `[tokenizer]`. The files of a tokenizer that are gone are those in the checkpoint.
+    fn tokenizer(&mut self) {
+        let mut tokenizer = self.saved.tokenizer.clone();
+        if let Some(folder) = &self.found.tokenizer {
+            tokenizer.tokenizer_type.get_or_insert(TokenizerType::HuggingFace);
+            tokenizer.tokenizer_model = Some(folder.clone());
+        }
+        if tokenizer == TokenizerConfig::default() {
+            return;
+        }
+        for name in TokenizerConfig::names() {
+            let key = format!("tokenizer.{name}");
+            let (own, saved) = (self.recipe.tokenizer.value(name), tokenizer.value(name));
+            if own != saved && self.recipe.is_explicit(&key) {
+                let said = |value: Option<Node>| value.map_or_else(|| "null".into(), |v| v.to_inline());
+                self.overruled.push(format!("{key} = {} (the checkpoint's is {})", said(own), said(saved)));
+            }
+            self.taken.give(key, self.location());
+        }
+        self.taken.tokenizer = tokenizer;
+    }
+
+    fn location(&self) -> Location {
+        Location::of_file(&self.found.path.join("run_config.toml"))
+    }
+
+    fn finish(mut self) -> RawConfig {
+        if !self.overruled.is_empty() {
+            let text = format!(
+                "settings are taken from the checkpoint {}, so these of the recipe are not used: {}",
+                self.found.path.display(),
+                self.overruled.join(", ")
+            );
+            self.taken.remark(text);
+        }
+        self.taken
+    }
+}
+
+/// The names of all settings of a model's section, those of its kind included.
+fn names(model: &ModelConfig) -> Vec<String> {
+    let fixed = ModelConfig::fields().into_iter().map(|field| field.name.to_owned());
+    fixed.chain(model.extra.keys().cloned()).collect()
+}
