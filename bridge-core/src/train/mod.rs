@@ -15,6 +15,7 @@
 //! The loop knows models as chunks of segments, data as micro-batches, and checkpoints as snapshots; nothing in it names a
 //! model family or a backend.
 
+mod build_data;
 mod checkpointing;
 mod convert;
 mod data;

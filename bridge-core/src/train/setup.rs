@@ -4,28 +4,27 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use bridge_data::DataParallel;
 use bridge_dist::mesh::ProcessGroups;
 use burn::tensor::{Device, FloatDType};
 use bytes::Bytes;
 
+use super::build_data::build_data;
 use super::checkpointing::{
     GradientDumps, Saver, Start, Strictness, Temporary, find_start, named_manager, read_files, restore,
 };
 use super::convert;
 use super::data::RunData;
 use super::data_errors::name_setting;
-use super::data_lengths::check_lengths;
 use super::device::{LocalRank, select_device_of_rank};
 use super::doors::{Doors, LossWatch};
 use super::exits::{CancelHandle, Exits};
 use super::forward_step::{ForwardStep, LanguageModelStep};
 use super::inputs::Inputs;
-use super::lineage::{Known, Lineage};
+use super::lineage::Lineage;
 use super::lock::RunLock;
 use super::outputs::Outputs;
 use super::pipeline;
-use super::preparation::{Preparation, prepare_text_of_ranks};
+use super::preparation::Preparation;
 use super::region_spans::Observers;
 use super::registry::Registry;
 use super::report::GlobalState;
@@ -326,41 +325,6 @@ fn timers(config: &RunConfig, device: &Device) -> Timers {
     })
 }
 
-/// The data of a run that starts from `begun`. Another process that needs the same text may have it when all ranks have opened it.
-fn build_data(
-    preparation: &Preparation,
-    registry: &Registry,
-    (lineage, begun): (&Lineage, &TrainState),
-) -> Result<(Arc<RunConfig>, RunData, Known), TrainError> {
-    let Preparation { config, groups, reporter, .. } = *preparation;
-    let text = prepare_text_of_ranks(preparation)?;
-    let build = |config: &Arc<RunConfig>| {
-        ranks::first_alone(groups, "preparing data", || {
-            RunData::build(config, &registry.datasets, &text, &reporter.progress(), data_parallel(groups))
-        })
-    };
-    let (mut config, mut data) = (Arc::clone(config), build(config)?);
-    let epoch = data.datasets().train.as_ref().map_or(0, |train| train.len());
-    if let Some(counted) = config.with_epoch(epoch, &registry.kinds()) {
-        let epochs = config.train.num_epochs.unwrap_or_default();
-        config = Arc::new(counted?);
-        let iterations = config.train.train_iters;
-        reporter.note(&format!("train.num_epochs = {epochs} of {epoch} samples: {iterations} iterations"));
-        data = build(&config)?;
-    }
-    let config_of_run = &config;
-    let known = match ranks::is_first(groups) {
-        true => {
-            lineage.check_data(config_of_run, &data, text.prefix.as_deref()).map(|known| known.with(data.repeats()))
-        }
-        false => Ok(Known::default()),
-    };
-    let known = ranks::agree(groups, "comparing the data with the checkpoint's", known)?;
-    drop(text);
-    ranks::agree(groups, "looking at the data's length", check_lengths(config_of_run, &data, begun))?;
-    Ok((config, data, known))
-}
-
 /// What a run is known to be able to start with.
 struct Checked {
     /// With autodiff.
@@ -419,11 +383,6 @@ fn open(
     }
     warnings.iter().for_each(|warning| reporter.warn(warning));
     Ok(lock)
-}
-
-/// This rank's place among those that read different samples.
-fn data_parallel(groups: &ProcessGroups) -> DataParallel {
-    DataParallel { rank: groups.data().rank(), size: groups.data().size() }
 }
 
 /// Whether the validation split is evaluated: some batches of it, or all of it.

@@ -1,0 +1,55 @@
+//! The data of a run on all of its ranks: prepared, built, compared with what the run began with, and, where epochs are counted, counted.
+
+use std::sync::Arc;
+
+use bridge_data::DataParallel;
+use bridge_dist::mesh::ProcessGroups;
+
+use super::data::RunData;
+use super::data_lengths::check_lengths;
+use super::lineage::{Known, Lineage};
+use super::preparation::{Preparation, prepare_text_of_ranks};
+use super::registry::Registry;
+use super::{TrainError, ranks};
+use crate::checkpoint::TrainState;
+use crate::config::RunConfig;
+
+/// The data of a run that starts from `begun`. Another process that needs the same text may have it when all ranks have opened it.
+pub(super) fn build_data(
+    preparation: &Preparation,
+    registry: &Registry,
+    (lineage, begun): (&Lineage, &TrainState),
+) -> Result<(Arc<RunConfig>, RunData, Known), TrainError> {
+    let Preparation { config, groups, reporter, .. } = *preparation;
+    let text = prepare_text_of_ranks(preparation)?;
+    let build = |config: &Arc<RunConfig>| {
+        ranks::first_alone(groups, "preparing data", || {
+            RunData::build(config, &registry.datasets, &text, &reporter.progress(), data_parallel(groups))
+        })
+    };
+    let (mut config, mut data) = (Arc::clone(config), build(config)?);
+    let epoch = data.datasets().train.as_ref().map_or(0, |train| train.len());
+    if let Some(counted) = config.with_epoch(epoch, &registry.kinds()) {
+        let epochs = config.train.num_epochs.unwrap_or_default();
+        config = Arc::new(counted?);
+        let iterations = config.train.train_iters;
+        reporter.note(&format!("train.num_epochs = {epochs} of {epoch} samples: {iterations} iterations"));
+        data = build(&config)?;
+    }
+    let config_of_run = &config;
+    let known = match ranks::is_first(groups) {
+        true => {
+            lineage.check_data(config_of_run, &data, text.prefix.as_deref()).map(|known| known.with(data.repeats()))
+        }
+        false => Ok(Known::default()),
+    };
+    let known = ranks::agree(groups, "comparing the data with the checkpoint's", known)?;
+    drop(text);
+    ranks::agree(groups, "looking at the data's length", check_lengths(config_of_run, &data, begun))?;
+    Ok((config, data, known))
+}
+
+/// This rank's place among those that read different samples.
+fn data_parallel(groups: &ProcessGroups) -> DataParallel {
+    DataParallel { rank: groups.data().rank(), size: groups.data().size() }
+}
