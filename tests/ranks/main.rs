@@ -2,6 +2,7 @@
 
 mod adapters;
 mod doors;
+mod dpo;
 mod ends;
 mod extras;
 mod failures;
@@ -9,6 +10,7 @@ mod figures;
 mod loaders;
 mod logs;
 mod losses;
+mod own_loss;
 mod peft;
 #[cfg(feature = "mpi")]
 mod processes;

@@ -309,7 +309,11 @@ fn beginning(
 }
 
 /// Gives parameters of an adapter that follow from the base their values.
-fn begin(chunk: &mut dyn ModelChunk, adapter: &dyn Adapter, base: &Checkpoint) -> Result<(), CheckpointError> {
+pub(super) fn begin(
+    chunk: &mut dyn ModelChunk,
+    adapter: &dyn Adapter,
+    base: &Checkpoint,
+) -> Result<(), CheckpointError> {
     let mut values = BTreeMap::new();
     for declaration in chunk.parameters().iter().filter(|declaration| declaration.of_adapter) {
         if let Some(begun) = beginning(declaration, Some(adapter), Some(base))? {
