@@ -2,6 +2,7 @@
 
 mod adapters;
 mod doors;
+mod dpo;
 mod ends;
 mod extras;
 mod failures;
@@ -11,6 +12,7 @@ mod loaders;
 mod logs;
 mod losses;
 mod managers;
+mod own_loss;
 mod peft;
 #[cfg(feature = "mpi")]
 mod processes;

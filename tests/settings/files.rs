@@ -106,6 +106,13 @@ fn examples(folder: &Path) {
         format!("{}\n", serde_json::json!({"messages": [message("user", number), message("assistant", number + 1)]}))
     };
     std::fs::write(chats.join("training.jsonl"), (0..20).map(line).collect::<String>()).unwrap();
+    let preferences = folder.join("preferences");
+    std::fs::create_dir_all(&preferences).unwrap();
+    let line = |number: usize| {
+        let [chosen, rejected] = [2, 3].map(|factor| "ab ".repeat(1 + factor * number % 5));
+        format!("{}\n", serde_json::json!({ "prompt": "cd", "chosen": chosen, "rejected": rejected }))
+    };
+    std::fs::write(preferences.join("training.jsonl"), (0..20).map(line).collect::<String>()).unwrap();
 }
 
 /// Words in an order that looks drawn.

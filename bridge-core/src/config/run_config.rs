@@ -11,7 +11,7 @@ use super::node::Location;
 use super::raw::RawConfig;
 use super::reader::{Origins, locate};
 use super::sections::{
-    Blend, CheckpointConfig, DistributedDataParallelConfig, DistributedInitConfig, FaultToleranceConfig,
+    Blend, CheckpointConfig, DistributedDataParallelConfig, DistributedInitConfig, DpoConfig, FaultToleranceConfig,
     GenerateConfig, GptDatasetConfig, InProcessRestartConfig, LoggerConfig, NvrxStragglerDetectionConfig,
     OptimizerConfig, PeftConfig, ProfilingConfig, RecipeConfig, RerunStateMachineConfig, RngConfig, SchedulerConfig,
     StragglerDetectionConfig, TokenizerConfig, TrainingConfig, TransformerConfig, ValidationConfig,
@@ -288,6 +288,8 @@ pub struct Resolved {
     pub generate: GenerateConfig,
     /// Adapters.
     pub peft: Option<PeftConfig>,
+    /// Training on preferences.
+    pub dpo: Option<DpoConfig>,
     /// Layout of ranks.
     pub parallel: ParallelSizes,
     /// Samples per split.

@@ -7,7 +7,7 @@ use bridge_kernels::rotary::Positions;
 use bridge_kernels::{DropoutKey, Philox};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
-use super::{LayerMetrics, WeightGradientStore};
+use super::{LayerMetrics, OwnLoss, WeightGradientStore};
 
 /// One micro-batch on the device.
 #[derive(Clone, Debug)]
@@ -130,6 +130,8 @@ pub struct ForwardContext<'a> {
     pub weight_gradients: Option<&'a WeightGradientStore>,
     /// Losses besides the one the model returns.
     pub auxiliary: Auxiliary<'a>,
+    /// What the head computes instead of its loss, if there is such a thing.
+    pub own_loss: Option<&'a OwnLoss>,
 }
 
 /// Losses besides the one the model returns, such as a router's: how much they count, and where their values go.
@@ -153,7 +155,7 @@ impl Default for Auxiliary<'_> {
 impl<'a> ForwardContext<'a> {
     /// A context whose gradients all come in the backward pass.
     pub fn new(batch: &'a Batch, mode: Mode) -> Self {
-        Self { batch, mode, weight_gradients: None, auxiliary: Auxiliary::default() }
+        Self { batch, mode, weight_gradients: None, auxiliary: Auxiliary::default(), own_loss: None }
     }
 
     /// The key of one dropout mask, or `None` in evaluation.

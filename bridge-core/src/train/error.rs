@@ -327,6 +327,9 @@ pub enum TrainError {
     /// A segment of the model got or returned other tensors than the model declares.
     #[error(transparent)]
     Boundary(BoundaryError),
+    /// The model's head knows nothing of the loss that the forward step brings.
+    #[error(transparent)]
+    Outputs(PipelineError),
     /// A broken invariant of Bridge itself.
     #[error("internal error: {0}")]
     Internal(String),
@@ -349,6 +352,7 @@ impl From<PipelineError> for TrainError {
             PipelineError::Schedule(error) => Self::Schedule(error),
             PipelineError::Comm(error) => Self::Communication(error),
             PipelineError::Boundary(error) => Self::Boundary(error),
+            error @ PipelineError::NoOutputs => Self::Outputs(error),
         }
     }
 }

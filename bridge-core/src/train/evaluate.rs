@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bridge_data::DataLoader;
 
 use super::exit_reason::ExitReason;
-use super::forward_step::{LM_LOSS, Losses};
+use super::forward_step::{LM_LOSS, Losses, add_recorded};
 use super::pipeline::EvaluationBatches;
 use super::report::EvaluationReport;
 use super::run::TrainingRun;
@@ -156,7 +156,12 @@ fn evaluate_window(
     micro_batches.iter().try_for_each(|micro_batch| run.inputs.check_ids(micro_batch))?;
     let batches: Vec<Batch> =
         micro_batches.iter().map(|micro_batch| run.training.prepare(&run.groups, micro_batch)).collect();
-    let mut work = EvaluationBatches { batches: &batches, parameters: run.training.optimizer.parameters() };
+    let own_losses = compute(&run.config, || run.training.own_losses(&run.state, &batches))?;
+    let mut work = EvaluationBatches {
+        batches: &batches,
+        own_losses: &own_losses,
+        parameters: run.training.optimizer.parameters(),
+    };
     let loss_sums =
         compute(&run.config, || run.training.pipeline.evaluate(&mut run.training.chunks, batches.len(), &mut work))?;
     for (loss_sum, batch) in loss_sums.into_iter().zip(&batches) {
@@ -164,7 +169,12 @@ fn evaluate_window(
             *totals.losses.entry(name).or_default() += ratio;
         }
     }
+    own_losses.iter().flatten().for_each(|loss| add_recorded(&mut totals.losses, loss));
     totals.num_passes += batches.len() as u64;
+    if own_losses.iter().any(Option::is_some) {
+        // Bits per byte are those of a model of text.
+        totals.num_bytes = None;
+    }
     for micro_batch in &micro_batches {
         totals.num_bytes = totals.num_bytes.and_then(|sum| Some(sum + run.inputs.data.count_bytes(micro_batch)?));
     }

@@ -22,6 +22,12 @@ pub enum ExecutorError {
     /// Ranks could not exchange parameters or gradients.
     #[error(transparent)]
     Comm(#[from] CommError),
+    /// The head of the model did not ask for the loss that the run brings.
+    #[error(
+        "the forward step has a loss of its own, and the model's head has computed the model's loss instead: \
+         expected a head that hands over its outputs where `ForwardContext::own_loss` is given"
+    )]
+    NoOutputs,
 }
 
 /// Executes a chunk's segments in the regions of a recompute plan.

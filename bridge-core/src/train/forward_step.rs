@@ -1,11 +1,13 @@
 //! How a micro-batch becomes a loss: the step users may replace.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use bridge_data::MicroBatch;
 use burn::tensor::{Device, Tensor};
 
-use crate::model::Batch;
+use super::global_state::GlobalState;
+use crate::model::{Batch, OutputLoss, OwnLoss};
 
 /// A reported quantity: the sum of `numerator` over micro-batches divided by that of `denominator`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -41,6 +43,20 @@ pub trait ForwardStep: Send {
     /// Moves a micro-batch to the device; the place for custom masks or positions.
     fn prepare(&mut self, micro_batch: &MicroBatch, device: &Device) -> Batch;
 
+    /// A loss of the program's own, computed where the model ends from its outputs (hidden states, logits), instead of the model's. It is
+    /// asked for before each pass of a micro-batch, on all ranks, in training and in evaluation. By default there is none.
+    ///
+    /// What it records is reported beside what [`report`](Self::report) says.
+    fn own_loss(&mut self, _state: &GlobalState, _batch: &Batch) -> Option<Arc<dyn OutputLoss>> {
+        None
+    }
+
+    /// What the head of the reference computes: the model as the run began it, frozen, which runs with `[dpo]` have. It is asked for before
+    /// [`own_loss`](Self::own_loss) of the same micro-batch, and computed before that.
+    fn reference_loss(&mut self, _batch: &Batch) -> Option<Arc<dyn OutputLoss>> {
+        None
+    }
+
     /// The quantity to minimise, as a sum over tokens, from the model's loss sum. The loop divides by tokens and
     /// micro-batches. By default the model's own.
     fn objective(&mut self, loss_sum: Tensor<1>, _batch: &Batch) -> Tensor<1> {
@@ -51,6 +67,13 @@ pub trait ForwardStep: Send {
     fn report(&mut self, loss_sum: f64, batch: &Batch) -> Losses {
         let ratio = Ratio { numerator: loss_sum, denominator: batch.num_tokens };
         Losses::from([(LM_LOSS.to_owned(), ratio)])
+    }
+}
+
+/// Adds what a loss has recorded of a micro-batch.
+pub(super) fn add_recorded(losses: &mut Losses, own_loss: &OwnLoss) {
+    for (name, numerator, denominator) in own_loss.recorded() {
+        *losses.entry(name.to_owned()).or_default() += Ratio { numerator, denominator };
     }
 }
 

@@ -113,6 +113,8 @@ pub struct DatasetFactoryContext<'a> {
     pub start_token: i64,
     /// Tokens of a sequence are divisible by this: the ranks that share one each have a part.
     pub sequence_parts: usize,
+    /// Whether samples are pairs of a preferred answer and another one: their tokens in turn.
+    pub preferences: bool,
     /// The `validation` section: how much of the validation split is read.
     pub validation: &'a FinalValidation,
 }

@@ -1,26 +1,15 @@
 //! What a run knows of itself and tells others: its state, and what steps, evaluations and its end gave. Plain data.
 
-use std::sync::Arc;
-
 use super::TrainError;
 use super::exit_reason::ExitReason;
 use super::forward_step::Ratio;
 use super::forward_step::{LM_LOSS, Losses};
+pub use super::global_state::GlobalState;
 use super::routers::RouterReport;
-use crate::checkpoint::TrainState;
 use crate::config::RunConfig;
 use crate::logging::{Figure, Occasion, Split, perplexity};
 use crate::optim::ReductionTimes;
 use crate::resilience::Learning;
-
-/// What a run is and how far it is.
-#[derive(Clone, Debug)]
-pub struct GlobalState {
-    /// The configuration.
-    pub config: Arc<RunConfig>,
-    /// Counters.
-    pub train_state: TrainState,
-}
 
 /// What one training step did.
 #[derive(Clone, Debug)]

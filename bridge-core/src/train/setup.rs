@@ -1,6 +1,6 @@
 //! From a checked configuration to a run that is ready to train.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ use bytes::Bytes;
 
 use super::build_data::build_data;
 use super::checkpointing::{
-    GradientDumps, Saver, Start, Strictness, Temporary, find_start, named_manager, read_files, restore,
+    GradientDumps, Saver, Start, Strictness, Temporary, find_start, named_manager, read_files, restore_all,
 };
 use super::convert;
 use super::data::RunData;
@@ -35,7 +35,7 @@ use super::step::schedule_overrides;
 use super::subsystem::{Subsystem, Verdict};
 use super::text::check_source;
 use super::training::Training;
-use super::{TrainError, memory_check, ranks, set_num_threads, vocabulary};
+use super::{TrainError, dpo, memory_check, ranks, set_num_threads, vocabulary};
 use crate::checkpoint::{CheckpointManager, TrainState};
 use crate::config::RunConfig;
 use crate::logging::{Sink, Verbosity};
@@ -174,7 +174,8 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let temporary = Temporary::open(&config, groups, (begun.step, &pulse))?;
     let timers = Arc::new(timers(&config, &checked.device.clone().without_autodiff()));
     let provider = options.overrides.unwrap_or_else(|| Box::new(convert::standard_overrides(&config)));
-    let parts = Parts { checked, forward_step: options.forward_step, provider, padded_vocab_size };
+    let forward_step = dpo::step_of(&config, options.forward_step);
+    let parts = Parts { checked, forward_step, provider, padded_vocab_size };
     let (mut training, deferred) = build_training(&config, groups, parts, &timers)?;
     // What is loaded need not be drawn; an adapter that begins is not loaded.
     let draws = start.is_none() || config.peft.is_some() || Strictness::of(&config).allows_absent();
@@ -203,8 +204,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
         config,
     };
     if let Some(start) = &start {
-        restore(&mut run, start).map_err(|error| lineage.explain(error))?;
-        start.is_loaded();
+        restore_all(&mut run, start).map_err(|error| lineage.explain(error))?;
     }
     begin(&mut run).map(|()| run)
 }
@@ -287,6 +287,8 @@ fn build_training(
         seed,
         adapter,
         base: None,
+        reference: None,
+        own_figures: BTreeSet::new(),
     };
     Ok((training, context.deferred))
 }

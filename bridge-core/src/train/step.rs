@@ -1,5 +1,6 @@
 //! One training step: forward and backward of every micro-batch, then the optimizer.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -8,7 +9,7 @@ use bridge_kernels::Philox;
 use super::checkpointing::save_gradients;
 use super::doors::OwnResults;
 use super::exit_reason::ExitReason;
-use super::forward_step::{Losses, Ratio};
+use super::forward_step::{Losses, Ratio, add_recorded};
 use super::micro_batches::StepData;
 use super::pipeline::StepWork;
 use super::predictions::{PredictionSums, loss_name};
@@ -17,6 +18,7 @@ use super::routers::{RouterReport, RouterSums};
 use super::run::TrainingRun;
 use super::threads::compute;
 use super::{TrainError, ranks};
+use crate::logging::Figure;
 use crate::model::{Batch, LayerMetrics, StepValues};
 use crate::optim::{GroupRates, GroupSettings, ReductionTimes, StepOutcome, StepScales};
 use crate::resilience::Learning;
@@ -82,6 +84,7 @@ fn compute_step(run: &mut TrainingRun, mut data: StepData, started: Instant) -> 
     if outcome.success {
         run.training.scheduler.step(batch_size);
     }
+    let figures = own_figures(&run.training.own_figures, &pass_result.losses);
     let learning = learning(&outcome, &pass_result.losses, can_fall);
     Ok(StepEnd::Done(Box::new(StepReport {
         iteration: run.state.train_state.step + 1,
@@ -96,7 +99,7 @@ fn compute_step(run: &mut TrainingRun, mut data: StepData, started: Instant) -> 
         num_zeros: outcome.num_zeros,
         grad_norms,
         params_norm: None,
-        figures: Vec::new(),
+        figures,
         skipped: !outcome.success,
         learning,
         batch_size,
@@ -108,6 +111,16 @@ fn compute_step(run: &mut TrainingRun, mut data: StepData, started: Instant) -> 
         own_data_seconds: data.own_reading.as_secs_f64(),
         grads_reduction: pass_result.reduction,
     })))
+}
+
+/// What a loss of the forward step's own has recorded, in `metrics.jsonl`; elsewhere it is among the losses.
+fn own_figures(names: &BTreeSet<&'static str>, losses: &Losses) -> Vec<Figure> {
+    let figure = |name: &&'static str| {
+        let value = losses.get(*name)?.value();
+        let key = name.replace(|c: char| !c.is_ascii_alphanumeric(), "_");
+        Some(Figure::new(key, "", "Recorded by the loss of the run", value).file())
+    };
+    names.iter().filter_map(figure).collect()
 }
 
 fn wants_grad_norms(run: &TrainingRun) -> bool {
@@ -222,6 +235,7 @@ fn window_pass(
     let micro_batches = data.window(run, start)?;
     let preparing = timers.span("prepare-batches", Labels::default());
     let batches: Vec<Batch> = micro_batches.iter().map(|m| run.training.prepare(&run.groups, m)).collect();
+    let own_losses = run.training.own_losses(&run.state, &batches)?;
     // Tokens of each micro-batch over all ranks, by which gradients are divided in the end if tokens count alike; and of the ranks that share
     // a sequence, by which its loss is divided if micro-batches do: whichever replica has it, as upstream.
     let own_tokens: Vec<f64> = batches.iter().map(|batch| batch.num_tokens).collect();
@@ -259,6 +273,7 @@ fn window_pass(
             factors: &factors[pass.clone()],
             num_tokens: &tokens_here[pass.clone()],
             metrics: &metrics,
+            own_losses: &own_losses[pass.clone()],
             forward_step: run.training.forward_step.as_mut(),
             gradients: &mut run.training.gradients,
             reducer: &mut run.training.reducer,
@@ -267,11 +282,12 @@ fn window_pass(
         };
         let loss_sums = run.training.pipeline.train(&mut run.training.chunks, count, &mut work)?.loss_sums;
         drop(timer);
-        for (loss_sum, batch) in loss_sums.iter().zip(&batches[pass]) {
+        for (loss_sum, batch) in loss_sums.iter().zip(&batches[pass.clone()]) {
             for (name, ratio) in run.training.forward_step.report(*loss_sum, batch) {
                 *gathered.losses.entry(name).or_default() += ratio;
             }
         }
+        own_losses[pass].iter().flatten().for_each(|loss| add_recorded(&mut gathered.losses, loss));
         for (metric, values) in metrics.iter().flat_map(|metrics| metrics.take()) {
             gathered.routers.add(metric, &values);
             gathered.predictions.add(metric, &values);

@@ -1,5 +1,6 @@
 //! What steps change on this rank: the model, its gradients, optimizer and schedules, with what runs them.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use bridge_data::MicroBatch;
@@ -10,11 +11,13 @@ use burn::tensor::Device;
 use super::TrainError;
 use super::checkpointing::AdapterBase;
 use super::forward_step::ForwardStep;
+use super::global_state::GlobalState;
 use super::pipeline::Pipeline;
+use super::reference::ReferenceBatches;
 use super::stream_gradients::StreamGradients;
 use super::streams::numbers;
 use crate::inspect::{Inspector, TensorKind};
-use crate::model::{Adapter, Batch, ModelChunk};
+use crate::model::{Adapter, Batch, ModelChunk, OwnLoss};
 use crate::optim::{GradientBuffer, GradientReducer, Optimizer};
 use crate::schedule::{LossScaler, NumMicrobatchesCalculator, OptimizerParamScheduler};
 
@@ -38,6 +41,10 @@ pub(super) struct Training {
     pub stream_gradients: Arc<StreamGradients>,
     /// The adapter's base, which checkpoints leave out and name.
     pub base: Option<AdapterBase>,
+    /// Names of what losses of the forward step's own record.
+    pub own_figures: BTreeSet<&'static str>,
+    /// The model as the run began it, where the objective compares with it.
+    pub reference: Option<Vec<Box<dyn ModelChunk>>>,
     /// What the model was built with.
     pub adapter: Option<Arc<dyn Adapter>>,
     /// Seed of dropout (and of initial weights, before a checkpoint said otherwise).
@@ -68,6 +75,25 @@ impl Training {
         }
         let part = micro_batch.context_part(context.rank(), context.size());
         self.forward_step.prepare(&part, &self.device)
+    }
+
+    /// What the head computes of each micro-batch instead of its loss, when the reference has seen them. All ranks of a pipeline call this
+    /// together.
+    pub fn own_losses(&mut self, state: &GlobalState, batches: &[Batch]) -> Result<Vec<Option<OwnLoss>>, TrainError> {
+        let mut losses = Vec::with_capacity(batches.len());
+        // Kept apart from the pass: what the reference says of a micro-batch is small.
+        if let Some(chunks) = &mut self.reference {
+            let of_reference: Vec<_> =
+                batches.iter().map(|batch| self.forward_step.reference_loss(batch).map(OwnLoss::new)).collect();
+            let mut work = ReferenceBatches { batches, losses: &of_reference };
+            self.pipeline.evaluate(chunks, batches.len(), &mut work)?;
+        }
+        for batch in batches {
+            let own = self.forward_step.own_loss(state, batch).map(OwnLoss::new);
+            self.own_figures.extend(own.iter().flat_map(OwnLoss::recorded).map(|(name, ..)| name));
+            losses.push(own);
+        }
+        Ok(losses)
     }
 
     /// Where the dropout masks of a micro-batch come from: data-parallel and context-parallel ranks drop different places.

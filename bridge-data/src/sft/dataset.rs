@@ -14,6 +14,8 @@ use crate::{DataError, Dataset, Sample};
 pub(super) enum Grouping {
     /// None.
     Alone,
+    /// Each with the one after it: the tokens of the two in turn, so that both are filled up behind their ends.
+    Pairs,
     /// Those of a pack.
     Packed {
         packs: Packs,
@@ -84,7 +86,7 @@ impl SftDataset {
             }
         };
         match &self.grouping {
-            Grouping::Alone => {
+            Grouping::Alone | Grouping::Pairs => {
                 Packs { members: order(self.num_examples), starts: (0..=self.num_examples as u32).collect() }
             }
             Grouping::Packed { packs, .. } => {
@@ -137,6 +139,25 @@ impl SftDataset {
         })
     }
 
+    /// The examples of pair `at` as a sample.
+    fn in_turn(&self, at: u32) -> Result<Sample, DataError> {
+        let mut both = [self.alone(2 * at)?, self.alone(2 * at + 1)?];
+        let longest = both.iter().map(|one| one.tokens.len()).max().unwrap_or(0);
+        both.iter_mut().for_each(|one| one.fill(longest, self.filling.token));
+        let [first, second] = both;
+        fn turns<T: Copy>(a: &[T], b: &[T]) -> Vec<T> {
+            a.iter().zip(b).flat_map(|(a, b)| [*a, *b]).collect()
+        }
+        Ok(Sample {
+            tokens: turns(&first.tokens, &second.tokens),
+            labels: turns(&first.labels, &second.labels),
+            loss_mask: turns(&first.loss_mask, &second.loss_mask),
+            position_ids: turns(&first.position_ids, &second.position_ids),
+            document_ids: None,
+            extras: Extras::new(),
+        })
+    }
+
     /// Several examples as a sample: each is a document, and what is left over is one too.
     fn together(&self, members: &[u32], multiple: usize) -> Result<Sample, DataError> {
         let longest = self.filling.longest;
@@ -181,6 +202,11 @@ impl Dataset for SftDataset {
         match &self.grouping {
             Grouping::Alone => {
                 let mut sample = self.alone(members[0])?;
+                self.filling.fill(std::slice::from_mut(&mut sample));
+                Ok(sample)
+            }
+            Grouping::Pairs => {
+                let mut sample = self.in_turn(members[0])?;
                 self.filling.fill(std::slice::from_mut(&mut sample));
                 Ok(sample)
             }

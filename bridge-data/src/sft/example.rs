@@ -12,6 +12,11 @@ use crate::DataError;
 use crate::chat::{ChatTemplate, Conversation};
 use crate::tokenizer::{Tokenizer, require_eod};
 
+/// The fields of a preference.
+const PROMPT: &str = "prompt";
+const CHOSEN: &str = "chosen";
+const REJECTED: &str = "rejected";
+
 /// Token ids and their weights in the loss; both have the same length.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Example {
@@ -77,6 +82,56 @@ impl ExampleBuilder {
         self.tokenizer.pad().unwrap_or(self.eod)
     }
 
+    /// The examples of a record: one, or the preferred answer's and the other one's.
+    ///
+    /// # Errors
+    /// Why it is none, as a sentence.
+    pub(super) fn examples(&self, record: &Value) -> Result<Vec<Example>, String> {
+        match self.options.kind {
+            RecordKind::Preference => {
+                [CHOSEN, REJECTED].map(|answer| self.of_answer(record, answer)).into_iter().collect()
+            }
+            RecordKind::AsWritten | RecordKind::Chat | RecordKind::Prompt => Ok(vec![self.example(record)?]),
+        }
+    }
+
+    /// The prompt of a preference with one of its answers: all text, or all messages.
+    fn of_answer(&self, record: &Value, answer: &str) -> Result<Example, String> {
+        let example = match (&record[PROMPT], &record[answer]) {
+            (Value::String(prompt), Value::String(text)) => {
+                self.of_prompt(&json!({ "prompt": prompt, "completion": text }))?
+            }
+            (Value::Array(prompt), Value::Array(messages)) => {
+                // Only answers count.
+                let prompt = prompt.iter().cloned().map(|mut message| {
+                    if let Some(fields) = message.as_object_mut() {
+                        fields.insert("training".to_owned(), Value::Bool(false));
+                    }
+                    message
+                });
+                let messages: Vec<Value> = prompt.chain(messages.iter().cloned()).collect();
+                self.of_chat(&json!({ "messages": messages }))?
+            }
+            _ => {
+                let keys = record.as_object().map(|fields| fields.keys().cloned().collect::<Vec<_>>().join(", "));
+                return Err(format!(
+                    "expected `{PROMPT}`, `{CHOSEN}` and `{REJECTED}`, all text or all lists of messages; found the fields {}",
+                    keys.unwrap_or_default()
+                ));
+            }
+        };
+        if example.is_truncated {
+            let longest = self.options.seq_length;
+            return Err(format!(
+                "the prompt with `{answer}` has more than {longest} tokens, and a part of an answer cannot be judged"
+            ));
+        }
+        if example.weights.iter().any(|weight| *weight != 0.0 && *weight != 1.0) {
+            return Err("tokens of a preference count alike: expected no weights".to_owned());
+        }
+        Ok(example)
+    }
+
     /// The example of a record.
     ///
     /// # Errors
@@ -92,7 +147,7 @@ impl ExampleBuilder {
             match self.options.kind {
                 RecordKind::Prompt => self.of_prompt(record)?,
                 RecordKind::AsWritten if !is_chat(record) => self.of_prompt(record)?,
-                RecordKind::AsWritten | RecordKind::Chat => self.of_chat(record)?,
+                RecordKind::AsWritten | RecordKind::Chat | RecordKind::Preference => self.of_chat(record)?,
             }
         };
         example.weights.iter_mut().for_each(|weight| *weight *= factor);

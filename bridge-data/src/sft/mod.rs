@@ -19,6 +19,8 @@ mod files;
 mod hostile_tests;
 mod packing;
 mod params;
+#[cfg(test)]
+mod preference_tests;
 mod prepare;
 mod prompt;
 mod provider;

@@ -32,6 +32,8 @@ pub enum RecordKind {
     Chat,
     /// A prompt with its answer.
     Prompt,
+    /// A prompt with two answers, of which the first is preferred.
+    Preference,
 }
 
 /// What happens to a line that is no example.

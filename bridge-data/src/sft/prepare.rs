@@ -141,14 +141,14 @@ impl Work<'_> {
             let builder = self.builder;
             let make = |record: Record| {
                 let bytes = record.raw.num_bytes();
-                let made = outside::contained(|| record.raw.value().and_then(|value| builder.example(&value)));
+                let made = outside::contained(|| record.raw.value().and_then(|value| builder.examples(&value)));
                 (record.file, record.number, bytes, made.and_then(|made| made))
             };
             let made: Vec<_> = pool.install(|| batch.into_par_iter().map(make).collect());
             for (file, number, bytes, example) in made {
                 self.report.bytes += bytes as u64;
                 match example {
-                    Ok(example) => self.add(&example)?,
+                    Ok(examples) => self.add(&examples)?,
                     Err(problem) => self.refuse(file, number, &problem)?,
                 }
             }
@@ -156,16 +156,20 @@ impl Work<'_> {
         Ok(())
     }
 
-    fn add(&mut self, example: &Example) -> Result<(), DataError> {
-        if !example.counts() {
+    /// Adds the examples of a record.
+    fn add(&mut self, examples: &[Example]) -> Result<(), DataError> {
+        if !examples.iter().all(Example::counts) {
             self.report.without_loss += 1;
             return Ok(());
         }
         self.report.examples += 1;
-        self.report.tokens += example.ids.len() as u64;
-        self.report.counted += example.weights.iter().skip(1).filter(|weight| **weight > 0.0).count() as u64;
-        self.report.truncated += u64::from(example.is_truncated);
-        self.writer.add(example)
+        for example in examples {
+            self.report.tokens += example.ids.len() as u64;
+            self.report.counted += example.weights.iter().skip(1).filter(|weight| **weight > 0.0).count() as u64;
+            self.report.truncated += u64::from(example.is_truncated);
+            self.writer.add(example)?;
+        }
+        Ok(())
     }
 
     fn refuse(&mut self, file: usize, number: u64, problem: &str) -> Result<(), DataError> {

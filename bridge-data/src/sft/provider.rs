@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::dataset::{Grouping, SftDataset};
 use super::example::ExampleBuilder;
 use super::packing::{self, Packs};
-use super::params::{EpochOrder, Packing, SftParams};
+use super::params::{EpochOrder, Packing, RecordKind, SftParams};
 use super::prepare::Part;
 use super::{files, prepare, prompt};
 use crate::chat::ChatTemplate;
@@ -45,9 +45,12 @@ impl SftProvider {
         ctx.progress.on_event(&BuildEvent::Examples { report: Box::new(report) });
         let is_training = part.split == Split::Train;
         let limit = self.params.max_train_samples.filter(|_| is_training).unwrap_or(usize::MAX);
-        let num_examples = store.len().min(limit);
+        let are_pairs = self.params.example.kind == RecordKind::Preference;
+        let each = if are_pairs { 2 } else { 1 };
+        let num_examples = (store.len() / each).min(limit);
         let seq_length = self.params.example.seq_length;
         let grouping = match self.params.packing {
+            Packing::Off if are_pairs => Grouping::Pairs,
             Packing::Off => Grouping::Alone,
             Packing::OnTheFly => Grouping::Following { size: seq_length },
             Packing::Offline { size, multiple, algorithm } => {
@@ -62,6 +65,7 @@ impl SftProvider {
             multiple: if is_whole { seq_length } else { self.params.pad_multiple.min(seq_length) },
             longest: seq_length,
         };
+        let filling = Filling { multiple: each * filling.multiple, longest: each * seq_length, ..filling };
         let is_drawn = is_training && self.params.order == EpochOrder::Shuffled;
         let (seed, samples) = (is_drawn.then_some(self.params.seed), is_drawn.then_some(samples));
         Ok(Some(Arc::new(SftDataset::new(store, num_examples, grouping, filling, seed, samples)?)))

@@ -11,7 +11,7 @@ use crate::dataset::{DataParallel, Silent};
 use crate::tokenizer::{BpeTrainParams, HuggingFaceTokenizer, Tokenizer, train_byte_level_bpe};
 use crate::{DataError, DatasetBuildContext, DatasetProvider, Datasets, Sample};
 
-fn params(root: &Path) -> SftParams {
+pub(super) fn params(root: &Path) -> SftParams {
     SftParams {
         root: root.to_owned(),
         cache: None,
@@ -42,7 +42,7 @@ fn params(root: &Path) -> SftParams {
 }
 
 /// Bytes are tokens, with a template that has turns.
-fn tokenizer() -> Arc<dyn Tokenizer> {
+pub(super) fn tokenizer() -> Arc<dyn Tokenizer> {
     let folder = tempfile::tempdir().unwrap();
     let special_tokens = vec!["<u>".to_owned(), "<a>".to_owned()];
     let params = BpeTrainParams { vocab_size: 259, special_tokens, ..BpeTrainParams::default() };
@@ -65,12 +65,12 @@ fn context(train_samples: usize) -> DatasetBuildContext {
     }
 }
 
-fn lines(folder: &Path, name: &str, records: &[Value]) {
+pub(super) fn lines(folder: &Path, name: &str, records: &[Value]) {
     let text: String = records.iter().map(|record| format!("{record}\n")).collect();
     std::fs::write(folder.join(name), text).unwrap();
 }
 
-fn built(params: SftParams, samples: usize) -> Result<Datasets, DataError> {
+pub(super) fn built(params: SftParams, samples: usize) -> Result<Datasets, DataError> {
     SftProvider::new(params)?.build(&context(samples))
 }
 

@@ -1,6 +1,6 @@
 //! The end of the decoder: output projection with loss, or with logits.
 
-use bridge_core::model::{Exchange, PassKind, SegmentCost, TrafficKind, Workload};
+use bridge_core::model::{Exchange, OutputParts, PassKind, SegmentCost, TrafficKind, Workload};
 use bridge_dist::comm::Operation;
 use bridge_dist::comm::{Group, ReduceOp};
 use bridge_dist::mesh::GroupKind;
@@ -24,7 +24,26 @@ pub(crate) struct Targets {
     pub mask_bt: Tensor<2>,
 }
 
+/// The head as losses of a program's own see it.
+pub(crate) struct HeadOutputs<'a> {
+    /// Behind the final norm, as the residual stream is cut.
+    pub x_btc: Tensor<3>,
+    pub projection: Projection,
+    pub regions: &'a Regions,
+}
+
+impl OutputParts for HeadOutputs<'_> {
+    fn hidden_states(&self) -> Tensor<3> {
+        self.regions.replicated(self.x_btc.clone())
+    }
+
+    fn logits(&self) -> Tensor<3> {
+        logits(self.x_btc.clone(), self.projection.clone(), self.regions)
+    }
+}
+
 /// Output table, and what is done to its products.
+#[derive(Clone)]
 pub(crate) struct Projection {
     /// `[v, c]`: this rank's rows of the vocabulary.
     pub weight_vc: Tensor<2>,

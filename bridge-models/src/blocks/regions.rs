@@ -10,7 +10,9 @@ use bridge_dist::comm::Group;
 use bridge_dist::comm::Operation;
 use bridge_dist::comm::single::SingleCommunicator;
 use bridge_dist::mesh::GroupKind;
-use bridge_dist::region::{Cut, copy_to_group, gather_sequence, reduce_from_group, reduce_scatter_sequence};
+use bridge_dist::region::{
+    Cut, copy_to_group, gather_replicated, gather_sequence, reduce_from_group, reduce_scatter_sequence,
+};
 use bridge_kernels::{DropoutKey, dropout};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
@@ -78,6 +80,14 @@ impl Regions {
     /// Into a tensor-parallel region: `[b, t, c]`, or `[b, t / tp, c]` under sequence parallelism, -> `[b, t, c]`.
     pub fn enter<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         if self.sequence_parallel { gather_sequence(x, SEQUENCE, &self.tensor) } else { copy_to_group(x, &self.tensor) }
+    }
+
+    /// The residual stream of all of this context-parallel rank's tokens, for tensor-parallel ranks that all compute the same from it.
+    pub fn replicated(&self, x_btc: Tensor<3>) -> Tensor<3> {
+        match self.sequence_parallel {
+            true => gather_replicated(x_btc, SEQUENCE, Cut::Contiguous, &self.tensor),
+            false => x_btc,
+        }
     }
 
     /// Out of it, from this rank's term of a sum: the reverse of [`Self::enter`].

@@ -1,16 +1,26 @@
-//! `[peft]`: adapters on a base that another run has trained.
+//! `[peft]` and `[dpo]`: adapters and preferences, on a base that another run has trained.
 
-use super::super::contexts::{moe, tiny};
+use super::super::contexts::{examples, moe, tiny};
 use super::super::row::{AS_IT_IS, Row, row, switch};
 use super::super::run::Run;
 
 const ADAPTED: [&str; 3] = ["checkpoint.save=new", "checkpoint.pretrained_checkpoint=ckpt", "peft.dim=4"];
+
+const PREFERENCES: [&str; 6] = [
+    "checkpoint.save=new",
+    "checkpoint.pretrained_checkpoint=ckpt",
+    "dpo.beta=0.1",
+    "dataset.dataset_root=data/preferences",
+    "dataset.do_validation=false",
+    "dataset.do_test=false",
+];
 
 fn adapted(overrides: &[&str]) -> Run {
     tiny().after(&["train.train_iters=1"]).with(&ADAPTED).with(overrides)
 }
 
 pub fn rows() -> Vec<Row> {
+    let preferences = examples().after(&["train.train_iters=1"]).with(&PREFERENCES);
     let experts = moe().after(&["train.train_iters=1"]).with(&ADAPTED);
     let named = "[\"q_proj\", \"linear_fc1\"]";
     vec![
@@ -35,6 +45,8 @@ pub fn rows() -> Vec<Row> {
         row("peft.base_quantization", &adapted(&[]), &["none", "int8", "nf4", "int4"]).moves("loss_1"),
         row("peft.base_quantization_block_size", &adapted(&["peft.base_quantization=nf4"]), &[AS_IT_IS, "16"])
             .moves("loss_1"),
+        row("dpo.beta", &preferences, &[AS_IT_IS, "0.3"]).moves("grad_norm_1"),
+        row("dpo.label_smoothing", &preferences, &[AS_IT_IS, "0.2"]).moves("grad_norm_1"),
         switch("peft.normalize_moe_lora", &experts).moves("grad_norm_1"),
     ]
 }

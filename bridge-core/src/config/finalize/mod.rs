@@ -5,6 +5,7 @@ mod checkpoint;
 mod cross;
 mod data_parallel;
 mod dataset;
+mod dpo;
 mod draft;
 mod faults;
 mod finetuning;
@@ -64,6 +65,7 @@ fn run(raw: &RawConfig, world: &World, purpose: Purpose) -> Result<RunConfig, Co
     // 4. Rules between sections.
     cross::check(&mut draft);
     peft::check(&mut draft);
+    dpo::check(&mut draft, &parallel);
     logger::check(&mut draft);
     stragglers::check(&mut draft);
     faults::check(&mut draft, world);
@@ -94,6 +96,7 @@ fn run(raw: &RawConfig, world: &World, purpose: Purpose) -> Result<RunConfig, Co
         nvrx_straggler: recipe.nvrx_straggler.clone(),
         generate: recipe.generate.clone(),
         peft: recipe.peft.clone(),
+        dpo: recipe.dpo.clone(),
         parallel,
         samples,
     })

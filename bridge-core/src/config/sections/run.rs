@@ -30,6 +30,7 @@ impl RecipeConfig {
             mixed_precision: Some(Precision::Custom(MixedPrecisionConfig::default())),
             comm_overlap: Some(CommOverlapConfig::default()),
             peft: Some(PeftConfig::default()),
+            dpo: Some(DpoConfig::default()),
             ft: Some(FaultToleranceConfig::default()),
             straggler: Some(StragglerDetectionConfig::default()),
             nvrx_straggler: Some(NvrxStragglerDetectionConfig::default()),
@@ -80,6 +81,8 @@ section! {
         @execution comm_overlap: Option<CommOverlapConfig> = None;
         /// Adapters.
         peft: Option<PeftConfig> = None;
+        /// Training on preferences (ours).
+        dpo: Option<DpoConfig> = None;
         /// Profiler windows.
         @execution profiling: ProfilingConfig = ProfilingConfig::default();
         /// Result validation and fault injection.

@@ -3,6 +3,7 @@
 mod base;
 mod foreign;
 mod gradients;
+mod reference;
 mod restore;
 mod save;
 mod saver;
@@ -25,8 +26,8 @@ use crate::model::{Declaration, ModelChunk};
 pub use base::{AdapterBase, open_base};
 pub(super) use foreign::check_foreign;
 pub(super) use gradients::{GRADIENTS, GradientDumps, save_gradients};
+pub(super) use reference::restore_all;
 pub use restore::load_parameters;
-pub(super) use restore::restore;
 pub(super) use save::{save_checkpoint, save_temporarily};
 pub(super) use saver::{Saver, named_manager};
 pub use sources::load_adapted;

@@ -323,7 +323,11 @@ fn beginning(
 }
 
 /// Gives parameters of an adapter that follow from the base their values.
-fn begin(chunk: &mut dyn ModelChunk, adapter: &dyn Adapter, base: &Checkpoint) -> Result<(), CheckpointError> {
+pub(super) fn begin(
+    chunk: &mut dyn ModelChunk,
+    adapter: &dyn Adapter,
+    base: &Checkpoint,
+) -> Result<(), CheckpointError> {
     let mut values = BTreeMap::new();
     let frozen = chunk.parameters().iter().filter(|declaration| !declaration.trainable);
     let frozen: BTreeSet<String> = frozen.map(|declaration| declaration.name.clone()).collect();

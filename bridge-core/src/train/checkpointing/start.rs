@@ -182,8 +182,8 @@ fn look(config: &RunConfig, sorts: &[Weights], verifier: &Verifier<'_>) -> Resul
             found.checkpoint.path().display(),
             found.checkpoint.iteration()
         );
-        // An adapter goes on with its base.
-        if config.peft.is_some() {
+        // An adapter goes on with its base, and preferences with their reference.
+        if config.peft.is_some() || config.dpo.is_some() {
             message.extend(import(config, sorts)?.map(|imported| format!("\n{imported}")));
         }
         return Ok(Some(Start {

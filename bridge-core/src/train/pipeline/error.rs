@@ -18,6 +18,9 @@ pub enum PipelineError {
     /// A segment got or returned other tensors than the model declares.
     #[error(transparent)]
     Boundary(#[from] BoundaryError),
+    /// The head of the model did not ask for the loss that the run brings.
+    #[error("{}", ExecutorError::NoOutputs)]
+    NoOutputs,
 }
 
 impl From<ExecutorError> for PipelineError {
@@ -25,6 +28,7 @@ impl From<ExecutorError> for PipelineError {
         match error {
             ExecutorError::Boundary(error) => Self::Boundary(error),
             ExecutorError::Comm(error) => Self::Comm(error),
+            ExecutorError::NoOutputs => Self::NoOutputs,
         }
     }
 }

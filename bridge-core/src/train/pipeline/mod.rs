@@ -27,7 +27,7 @@ use burn::tensor::{Device, FloatDType, Tensor};
 use super::executor::{Executor, RegionHooks};
 use super::region_spans::Observers;
 use crate::config::RunConfig;
-use crate::model::{Batch, LayerMetrics, Mode, ModelChunk};
+use crate::model::{Batch, LayerMetrics, Mode, ModelChunk, OwnLoss};
 use crate::plan::recompute::{Cuts, Recompute};
 use crate::timers::Timers;
 use pass::PipelinePass;
@@ -74,12 +74,14 @@ pub struct MicroBatchInput {
     pub auxiliary_scale: f64,
     /// Takes what layers report; `None` to drop it.
     pub metrics: Option<Arc<LayerMetrics>>,
+    /// What the head computes instead of its loss.
+    pub own_loss: Option<OwnLoss>,
 }
 
 impl MicroBatchInput {
     /// A micro-batch whose auxiliary losses count as they are, and whose layers report to nobody.
     pub fn new(batch: Batch, mode: Mode) -> Self {
-        Self { batch, mode, auxiliary_scale: 1.0, metrics: None }
+        Self { batch, mode, auxiliary_scale: 1.0, metrics: None, own_loss: None }
     }
 }
 

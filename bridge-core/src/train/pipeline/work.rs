@@ -9,7 +9,7 @@ use burn::tensor::Tensor;
 
 use super::{MicroBatchInput, MicroBatches, TrainWork};
 use crate::config::RunConfig;
-use crate::model::{Batch, LayerMetrics, Mode};
+use crate::model::{Batch, LayerMetrics, Mode, OwnLoss};
 use crate::optim::{GradientBuffer, GradientReducer, Reduction, ShardedParameters};
 use crate::plan::settings;
 use crate::train::executor::RegionHooks;
@@ -60,6 +60,8 @@ pub(in crate::train) struct StepWork<'a> {
     pub num_tokens: &'a [f64],
     /// What the layers report of each micro-batch.
     pub metrics: &'a [Arc<LayerMetrics>],
+    /// What the head computes of each micro-batch instead of its loss.
+    pub own_losses: &'a [Option<OwnLoss>],
     pub forward_step: &'a mut dyn ForwardStep,
     pub gradients: &'a mut GradientBuffer,
     pub reducer: &'a mut GradientReducer,
@@ -79,6 +81,7 @@ impl MicroBatches for StepWork<'_> {
             // A loss that is a mean counts like the mean of the micro-batch's token losses.
             auxiliary_scale: self.factors[microbatch] * self.num_tokens[microbatch],
             metrics: Some(Arc::clone(&self.metrics[microbatch])),
+            own_loss: self.own_losses[microbatch].clone(),
             ..MicroBatchInput::new(batch, Mode::Train(self.streams[microbatch]))
         }
     }
@@ -120,6 +123,8 @@ impl TrainWork for StepWork<'_> {
 /// Micro-batches to be evaluated.
 pub(in crate::train) struct EvaluationBatches<'a> {
     pub batches: &'a [Batch],
+    /// What the head computes of each instead of its loss.
+    pub own_losses: &'a [Option<OwnLoss>],
     pub parameters: &'a mut ShardedParameters,
 }
 
@@ -129,7 +134,8 @@ impl MicroBatches for EvaluationBatches<'_> {
     }
 
     fn prepare(&mut self, microbatch: usize) -> MicroBatchInput {
-        MicroBatchInput::new(self.batches[microbatch].clone(), Mode::Evaluate)
+        let input = MicroBatchInput::new(self.batches[microbatch].clone(), Mode::Evaluate);
+        MicroBatchInput { own_loss: self.own_losses[microbatch].clone(), ..input }
     }
 
     fn hooks<'h>(&'h mut self, _microbatch: usize, chunk: usize, _batch: &'h Batch) -> Box<dyn RegionHooks + 'h> {

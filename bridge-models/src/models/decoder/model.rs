@@ -19,7 +19,7 @@ use super::layers::DecoderLayer;
 use super::mtp::{self, MultiToken};
 use crate::blocks::attention::AttentionInput;
 use crate::blocks::embedding::{Embedding, Table, WORD_EMBEDDINGS, rows_of_words};
-use crate::blocks::head::{Projection, Targets, cost as head_cost, logits, loss_sum};
+use crate::blocks::head::{HeadOutputs, Projection, Targets, cost as head_cost, logits, loss_sum};
 use crate::blocks::init::InitialValues;
 use crate::blocks::moe::MoeInput;
 use crate::blocks::norm::{Norm, statistics};
@@ -259,10 +259,17 @@ impl Decoder {
         let (norm, projection) = self.head_parts().expect("the head segment exists on stages with a head only");
         let targets = Targets { labels_bt: context.batch.labels.clone(), mask_bt: context.batch.loss_mask.clone() };
         let x_btc = norm.forward(x_btc);
-        let Some(prediction) = &self.prediction else {
-            return loss_sum(x_btc, projection, targets, &self.regions);
+        let loss = |x_btc| match context.own_loss {
+            Some(own) => {
+                let parts = HeadOutputs { x_btc, projection, regions: &self.regions };
+                own.loss_sum((context.batch, context.mode), &parts)
+            }
+            None => loss_sum(x_btc, projection, targets, &self.regions),
         };
-        let loss = loss_sum(x_btc.clone(), projection, targets, &self.regions);
+        let Some(prediction) = &self.prediction else {
+            return loss(x_btc);
+        };
+        let loss = loss(x_btc.clone());
         let parts = mtp::Parts {
             regions: &self.regions,
             batch: context.batch,

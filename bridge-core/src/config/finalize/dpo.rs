@@ -1,0 +1,40 @@
+//! `[dpo]`: rules.
+
+use super::super::run_config::ParallelSizes;
+use super::Draft;
+
+/// Rules of training on preferences.
+pub(super) fn check(draft: &mut Draft<'_>, parallel: &ParallelSizes) {
+    if draft.recipe.dpo.is_none() {
+        return;
+    }
+    let kind = draft.recipe.dataset.kind.clone();
+    draft.require(
+        kind == "finetuning",
+        "dataset.kind",
+        "must be \"finetuning\" with [dpo], whose data are lines of preferences",
+    );
+    draft.require(
+        draft.recipe.checkpoint.pretrained_checkpoint.is_some(),
+        "checkpoint.pretrained_checkpoint",
+        "must be given with [dpo]: it is the reference",
+    );
+    let why = "must be 1 with [dpo]: an answer is judged by the likelihood of all its tokens, of which context-parallel ranks have parts";
+    draft.require(parallel.context <= 1, "model.context_parallel_size", why);
+    let model = &draft.recipe.model;
+    let (is_two_stacks, predicts_more) = (model.kind == "t5", model.mtp_num_layers.is_some());
+    draft.forbid(is_two_stacks, "model.kind", "has no [dpo]: the encoder of the model would have to read the prompts");
+    draft.forbid(predicts_more, "model.mtp_num_layers", "has no place in [dpo], whose loss is of whole answers");
+    let dataset = &draft.recipe.dataset;
+    let (is_packed, kwargs) = (dataset.packed_sequence_specs.is_some(), dataset.dataset_kwargs.clone());
+    let why = "excludes [dpo]: the two answers of a pair are sequences of their own";
+    draft.forbid(is_packed, "dataset.packed_sequence_specs", why);
+    draft.forbid(kwargs.pack_on_the_fly, "dataset.dataset_kwargs.pack_on_the_fly", why);
+    let why = "has no effect with [dpo], which reads `prompt`, `chosen` and `rejected`";
+    draft.forbid(kwargs.prompt_template.is_some(), "dataset.dataset_kwargs.prompt_template", why);
+    draft.forbid(kwargs.chat.is_some(), "dataset.dataset_kwargs.chat", why);
+    draft.require(kwargs.answer_only_loss, "dataset.dataset_kwargs.answer_only_loss", "must be true with [dpo]");
+    let is_cut = draft.recipe.ddp.use_megatron_fsdp;
+    let why = "excludes [dpo]: ranks would have to gather the reference as well, which is not built";
+    draft.forbid(is_cut, "ddp.use_megatron_fsdp", why);
+}

@@ -1,0 +1,88 @@
+//! The model as a run began it, also where the run goes on from a later checkpoint.
+
+use std::collections::BTreeMap;
+
+use burn::tensor::Tensor;
+
+use super::restore::{begin, load_from, restore};
+use super::start::Start;
+use crate::checkpoint::{Checkpoint, CheckpointStore, LoadRequest, Resolution, look_together};
+use crate::model::{ModelChunk, Replacement};
+use crate::train::run::TrainingRun;
+use crate::train::{TrainError, ranks};
+
+/// Restores a run from `start`, and makes the model that its objective compares with, if it has one. All ranks call this together.
+pub(in crate::train) fn restore_all(run: &mut TrainingRun, start: &Start) -> Result<(), TrainError> {
+    let compares = run.config.dpo.is_some();
+    let begun = if compares { beginnings(&run.training.chunks) } else { BTreeMap::new() };
+    restore(run, start)?;
+    if compares {
+        run.training.reference = Some(reference(run, start, &begun)?);
+    }
+    start.is_loaded();
+    Ok(())
+}
+
+/// The values that an adapter's parameters begin with, before a checkpoint is loaded.
+fn beginnings(chunks: &[Box<dyn ModelChunk>]) -> BTreeMap<String, Tensor<1>> {
+    let mut values = BTreeMap::new();
+    for chunk in chunks {
+        let inference = chunk.inference();
+        let of_adapter = |name: &str| chunk.parameters().iter().any(|info| info.of_adapter && info.name == name);
+        inference.visit_parameters(&mut |name, value| {
+            if of_adapter(name) {
+                values.insert(name.to_owned(), value);
+            }
+        });
+    }
+    values
+}
+
+/// The model that `start` or its base has, with an adapter that does nothing yet. What is frozen shares the memory of the run's model. All ranks call
+/// this together, when the run has loaded `start`.
+///
+/// # Errors
+/// If there is no such checkpoint, or it is not of this model.
+fn reference(
+    run: &TrainingRun,
+    start: &Start,
+    beginnings: &BTreeMap<String, Tensor<1>>,
+) -> Result<Vec<Box<dyn ModelChunk>>, TrainError> {
+    let opened = if start.is_pretrained { None } else { Some(open_pretrained(run, start)?) };
+    let checkpoint = opened.as_ref().unwrap_or(&start.checkpoint);
+    let mut chunks: Vec<_> = run.training.chunks.iter().map(|chunk| chunk.inference()).collect();
+    let loaded = chunks.iter_mut().try_for_each(|chunk| {
+        load_from(chunk.as_mut(), &|info| (info.trainable && !info.of_adapter).then_some(checkpoint))?;
+        chunk.update_parameters(&mut |name, old| match beginnings.get(name) {
+            Some(value) => Replacement::Value(value.clone()),
+            None => old.into(),
+        });
+        match &run.training.adapter {
+            Some(adapter) => begin(chunk.as_mut(), adapter.as_ref(), checkpoint),
+            None => Ok(()),
+        }
+    });
+    ranks::agree(&run.groups, "loading the reference", loaded.map_err(TrainError::from))?;
+    Ok(chunks)
+}
+
+/// Opens the newest checkpoint of `checkpoint.pretrained_checkpoint`.
+fn open_pretrained(run: &TrainingRun, start: &Start) -> Result<Checkpoint, TrainError> {
+    let key = "checkpoint.pretrained_checkpoint";
+    let missing = || TrainError::Internal(format!("{key} is not there"));
+    let root = start.pretrained_root.as_deref().ok_or_else(missing)?;
+    let looked = look_together(run.groups.world(), |verifier| {
+        match CheckpointStore::open(root)?.resolve_with(&LoadRequest::default(), verifier)? {
+            Resolution::Found(found) => Ok(found.checkpoint),
+            Resolution::NothingFound { searched } => Err(TrainError::NoCheckpoint { key, path: searched }),
+        }
+    })?;
+    let found = ranks::agree(&run.groups, "looking for the reference", looked.transpose())?;
+    match found {
+        Some(checkpoint) => Ok(checkpoint),
+        None => match CheckpointStore::open(root)?.resolve(&LoadRequest::default())? {
+            Resolution::Found(found) => Ok(found.checkpoint),
+            Resolution::NothingFound { searched } => Err(TrainError::NoCheckpoint { key, path: searched }),
+        },
+    }
+}

@@ -1,0 +1,45 @@
+//! The model as a run began it, which objectives compare with: frozen, and run before each pass.
+
+use bridge_dist::comm::CommError;
+use burn::tensor::Tensor;
+
+use super::executor::{Around, RegionHooks};
+use super::pipeline::{MicroBatchInput, MicroBatches};
+use crate::model::{Batch, Mode, ModelChunk, OwnLoss};
+
+/// Micro-batches for the reference, whose parameters are all there.
+pub(super) struct ReferenceBatches<'a> {
+    pub batches: &'a [Batch],
+    /// What its head computes of each.
+    pub losses: &'a [Option<OwnLoss>],
+}
+
+impl MicroBatches for ReferenceBatches<'_> {
+    fn batch(&self, microbatch: usize) -> Batch {
+        self.batches[microbatch].clone()
+    }
+
+    fn prepare(&mut self, microbatch: usize) -> MicroBatchInput {
+        let input = MicroBatchInput::new(self.batches[microbatch].clone(), Mode::Evaluate);
+        MicroBatchInput { own_loss: self.losses[microbatch].clone(), ..input }
+    }
+
+    fn hooks<'h>(&'h mut self, _microbatch: usize, _chunk: usize, _batch: &'h Batch) -> Box<dyn RegionHooks + 'h> {
+        Box::new(Nothing)
+    }
+}
+
+/// Nothing happens around the regions of a reference.
+struct Nothing;
+
+impl RegionHooks for Nothing {
+    fn before(&mut self, _chunk: &mut dyn ModelChunk, _region: Around<'_>) -> Result<(), CommError> {
+        Ok(())
+    }
+
+    fn objective(&mut self, loss_sum: Tensor<1>) -> Tensor<1> {
+        loss_sum
+    }
+
+    fn gradient(&mut self, _name: &str, _gradient: Tensor<1>) {}
+}
