@@ -67,7 +67,7 @@ pub enum WatchSignals {
 pub struct RunOptions {
     /// Kinds of model and of dataset.
     pub registry: Registry,
-    /// How micro-batches become losses.
+    /// How micro-batches become losses. A recipe with `[dpo]` has a step of its own, which is taken instead.
     pub forward_step: Box<dyn ForwardStep>,
     /// Subsystems of the program, called in this order.
     pub subsystems: Vec<Box<dyn Subsystem>>,
