@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use bridge_core::logging::losses::Losses;
 use bridge_core::logging::numbers::{duration, significant, with_prefix};
-use bridge_core::logging::runs::{Run, differences, find};
+use bridge_core::logging::runs::{Run, RunState, differences, find};
 use bridge_core::logging::terminal::complain;
 use bridge_core::logging::tracker::send_left;
 use clap::{Args, Subcommand};
@@ -93,6 +93,10 @@ fn send(folders: &[PathBuf], json: bool) -> Result<u8, Failure> {
     let mut is_left = false;
     for run in folders.runs()? {
         let folder = run.folder.display();
+        if run.state == RunState::Training {
+            complain(&format!("warning: {folder}: the run trains, and sends by itself; left alone"));
+            continue;
+        }
         for sent in send_left(&run.folder).map_err(Failure::input)? {
             is_left |= sent.left.is_some();
             if json {
