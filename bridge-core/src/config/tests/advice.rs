@@ -126,7 +126,7 @@ fn a_table_of_another_program_is_answered_name_by_name() {
     let errors = run_toml(&recipe, &[]).expect_err("a table that is none");
     for (key, name) in [
         ("training_args.learning_rate", "`optimizer.lr = 0.001`"),
-        ("training_args.num_train_epochs", "`train.train_iters`"),
+        ("training_args.num_train_epochs", "`train.num_epochs`"),
         ("training_args.oddity", ""),
     ] {
         let error = errors.iter().find(|error| error.key == key).unwrap_or_else(|| panic!("{key}: {errors}"));
