@@ -7,6 +7,7 @@ mod ends;
 mod extras;
 mod failures;
 mod figures;
+mod freezing;
 mod gradients;
 mod loaders;
 mod logs;

@@ -11,7 +11,7 @@ use bridge_kernels::{LinearWeight, LowRank, Philox, Quantization, low_rank_sum};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
-use super::{Cut, Declaration, Meets, PassStream, Scope};
+use super::{Cut, Declaration, Meets, ModelBuildError, PassStream, Scope};
 
 /// Gives whole weights of a base by name; `None` if one cannot be read, which its owner says why.
 pub type BaseRows<'a> = dyn FnMut(&str) -> Option<Vec<f32>> + 'a;
@@ -29,9 +29,12 @@ pub trait Adapter: fmt::Debug + Send + Sync {
         None
     }
 
-    /// What names a layer and met none in the outline of the whole model.
-    fn unmatched(&self) -> Vec<String> {
-        Vec::new()
+    /// Whether all that the settings name was met in the outline of the whole model.
+    ///
+    /// # Errors
+    /// The first name that nothing has.
+    fn check_met(&self) -> Result<(), ModelBuildError> {
+        Ok(())
     }
 
     /// The whole values that a parameter of the adapter begins with, if they follow from weights of the base, of which `weight` gives the

@@ -1,6 +1,5 @@
-//! Model configurations, the builders they name, and the registry that finds them by kind.
+//! Model configurations, and the builders they name.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,9 +8,7 @@ use bridge_dist::schedule::placement::StageContent;
 use burn::tensor::{Device, FloatDType};
 
 use super::{Adapter, DeferredParameters, ModelBuildError, ModelChunk, Outline, Parallel, Workload};
-use crate::config::{
-    AskModel, FinalModel, FinalTransformer, Kind, KindRegistry, Kinds, PeftConfig, Section as _, TransformerConfig,
-};
+use crate::config::TransformerConfig;
 
 /// What a chunk has of one of the model's stacks of layers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -170,128 +167,6 @@ pub type ModelHook =
 /// One hook that runs `hooks` from left to right; the identity for none.
 pub fn compose_hooks(hooks: Vec<ModelHook>) -> ModelHook {
     Arc::new(move |chunks| hooks.iter().try_fold(chunks, |chunks, hook| hook(chunks)))
-}
-
-type Factory = Arc<dyn Fn(&FinalModel) -> Result<Box<dyn ModelConfig>, ModelBuildError> + Send + Sync>;
-
-/// Model kinds by name. A value, not a global: part of the [`Registry`](crate::train::Registry) that a run is given.
-#[derive(Clone)]
-pub struct ModelRegistry {
-    kinds: KindRegistry,
-    factories: BTreeMap<String, Factory>,
-    adapter: Option<Arc<dyn Adapter>>,
-    adapt_by: Option<AdapterFactory>,
-}
-
-type AdapterFactory =
-    Arc<dyn Fn(&PeftConfig, &FinalTransformer) -> Result<Arc<dyn Adapter>, ModelBuildError> + Send + Sync>;
-
-impl Default for ModelRegistry {
-    /// No kind that could be built; recipes may name those that model crates are known to register.
-    fn default() -> Self {
-        Self { kinds: Kinds::builtin().model, factories: BTreeMap::new(), adapter: None, adapt_by: None }
-    }
-}
-
-impl ModelRegistry {
-    /// Adds a kind with the settings that it supports, or replaces the one of the same name.
-    ///
-    /// # Panics
-    /// If the kind lists a setting that `[model]` does not have.
-    pub fn register(
-        &mut self,
-        name: &str,
-        kind: Kind,
-        factory: impl Fn(&FinalModel) -> Result<Box<dyn ModelConfig>, ModelBuildError> + Send + Sync + 'static,
-    ) {
-        let known = TransformerConfig::names();
-        for setting in kind.settings.iter().flatten() {
-            assert!(known.contains(&setting.as_str()), "kind `{name}`: [model] has no setting `{setting}`");
-        }
-        let factory: Factory = Arc::new(factory);
-        let asked = Arc::clone(&factory);
-        let answer = move |section: &FinalModel| {
-            let config = asked(section)?;
-            config.check()?;
-            Ok(config.stacks())
-        };
-        let ask = AskModel::new(move |section| {
-            answer(section).map_err(|error: ModelBuildError| match error {
-                ModelBuildError::Invalid { key, message } => (key, message),
-                other => ("model.kind".to_owned(), other.to_string()),
-            })
-        });
-        self.kinds.register(name, Kind { model: Some(ask), ..kind });
-        self.factories.insert(name.to_owned(), factory);
-    }
-
-    /// Builds all models with `adapter` from now on.
-    pub fn adapt(&mut self, adapter: Arc<dyn Adapter>) {
-        self.adapter = Some(adapter);
-    }
-
-    /// Builds all models with the adapter of `[peft]` from now on, for a run whose own recipe has none: one that measures, and draws its base.
-    /// Without `[peft]` nothing changes.
-    ///
-    /// # Errors
-    /// As [`Self::adapter`].
-    pub fn adapt_as(&mut self, peft: Option<&PeftConfig>, section: &FinalTransformer) -> Result<(), ModelBuildError> {
-        self.adapter = self.adapter(peft, section)?;
-        Ok(())
-    }
-
-    /// Makes the adapters that recipes ask for in `[peft]`.
-    pub fn adapt_by(
-        &mut self,
-        factory: impl Fn(&PeftConfig, &FinalTransformer) -> Result<Arc<dyn Adapter>, ModelBuildError>
-        + Send
-        + Sync
-        + 'static,
-    ) {
-        self.adapt_by = Some(Arc::new(factory));
-    }
-
-    /// What the model `section` is built with: the adapter of `[peft]`, or else that of [`Self::adapt`].
-    ///
-    /// # Errors
-    /// If there is `[peft]` and no factory for it, or that refuses it.
-    pub fn adapter(
-        &self,
-        peft: Option<&PeftConfig>,
-        section: &FinalTransformer,
-    ) -> Result<Option<Arc<dyn Adapter>>, ModelBuildError> {
-        match (peft, &self.adapt_by) {
-            (None, _) => Ok(self.adapter.clone()),
-            (Some(peft), Some(factory)) => factory(peft, section).map(Some),
-            (Some(_), None) => {
-                let message = "this program makes no adapters".to_owned();
-                Err(ModelBuildError::Invalid { key: "peft".into(), message })
-            }
-        }
-    }
-
-    /// Names and settings, for reading recipes.
-    pub fn kinds(&self) -> &KindRegistry {
-        &self.kinds
-    }
-
-    /// The configuration object for a model section.
-    ///
-    /// # Errors
-    /// If the kind is unknown or its factory refuses the section.
-    pub fn config(&self, section: &FinalModel) -> Result<Box<dyn ModelConfig>, ModelBuildError> {
-        let Some(factory) = self.factories.get(&section.kind) else {
-            let known: Vec<String> = self.factories.keys().map(|kind| format!("`{kind}`")).collect();
-            return Err(ModelBuildError::UnknownKind { found: section.kind.clone(), known: known.join(", ") });
-        };
-        factory(section)
-    }
-}
-
-impl fmt::Debug for ModelRegistry {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_set().entries(self.factories.keys()).finish()
-    }
 }
 
 #[cfg(test)]

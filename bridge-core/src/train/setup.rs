@@ -40,8 +40,8 @@ use crate::checkpoint::{CheckpointManager, TrainState};
 use crate::config::RunConfig;
 use crate::logging::{Sink, Verbosity};
 use crate::model::{
-    Adapter, BuildContext, DeferredParameters, ModelBuildError, ModelBuilder, ModelChunk, ModelConfig, ModelRegistry,
-    Parallel, Stage, Workload, check_blocks,
+    Adapter, BuildContext, DeferredParameters, ModelBuilder, ModelChunk, ModelConfig, ModelRegistry, Parallel, Stage,
+    Workload, check_blocks,
 };
 use crate::optim::{
     AccumulationDType, Distribution, GradientBuffer, GradientReducer, Optimizer, OverrideProvider, Sharding,
@@ -253,10 +253,7 @@ fn build_training(
     let chunks = ranks::agree(groups, "building the model", built)?;
     let work = Workload::sequence(config.model.seq_length, padded_vocab_size);
     let outline = builder.outline(&work, &Stage::whole(model_config.stacks()), adapter.clone())?;
-    if let Some(name) = adapter.iter().find_map(|adapter| adapter.unmatched().into_iter().next()) {
-        let message = format!("`{name}` names no linear layer of the model");
-        return Err(ModelBuildError::Invalid { key: "peft".into(), message }.into());
-    }
+    adapter.iter().try_for_each(|adapter| adapter.check_met())?;
     let flops_per_sequence = outline.flops();
 
     let distribution = Arc::new(Distribution::new(&chunks, groups.clone(), plan::settings::distribution(config))?);

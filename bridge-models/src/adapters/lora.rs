@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bridge_core::model::{
     Adapter, Added, BaseRows, Cut, Declaration, Initial, LinearAdaptation, LinearChange, LinearLayer, LinearOperands,
-    LinearRule, ParameterRole, Scope,
+    LinearRule, ModelBuildError, ParameterRole, Scope,
 };
 use bridge_dist::comm::Group;
 use bridge_kernels::{
@@ -159,8 +159,14 @@ impl Adapter for LowRankAdapter {
         self.targets.trains(declaration)
     }
 
-    fn unmatched(&self) -> Vec<String> {
-        self.targets.unmatched()
+    fn check_met(&self) -> Result<(), ModelBuildError> {
+        match self.targets.unmatched().first() {
+            Some(name) => {
+                let message = format!("`{name}` names no linear layer of the model");
+                Err(ModelBuildError::Invalid { key: "peft".into(), message })
+            }
+            None => Ok(()),
+        }
     }
 
     fn quantization(&self, _: &LinearLayer) -> Option<Quantization> {

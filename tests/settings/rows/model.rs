@@ -26,6 +26,8 @@ fn sizes() -> Vec<Row> {
         switch("model.should_pad_vocab", &tiny_with(&["model.vocab_size=515"]))
             .moves("loss_1 flops shapes slices state"),
         switch("model.share_embeddings_and_output_weights", &tiny()).moves("loss_1 shapes slices"),
+        row("model.freeze_parameters", &tiny(), &["[]", "['embedding.*', '*.layers.0.*']"])
+            .moves("grad_norm_1 flops slices"),
     ]
 }
 

@@ -15,6 +15,11 @@ pub(super) fn check(draft: &mut Draft<'_>) {
         "checkpoint.pretrained_checkpoint",
         "must be given with [peft]",
     );
+    draft.require(
+        draft.recipe.model.freeze_parameters.is_empty(),
+        "model.freeze_parameters",
+        "excludes [peft]: all but the adapters is frozen there",
+    );
     let names_layers = !peft.target_modules.is_empty() || !peft.canonical_mapping.is_empty();
     draft.require(
         !names_layers || peft.exclude_modules.is_empty(),

@@ -452,6 +452,8 @@ section! {
         @training moe_router_bias_update_rate: f64 = 1e-3, Limits::NON_NEGATIVE;
         /// Keep the router's parameters as they are.
         @training freeze_moe_router: bool = false;
+        /// Parameters that keep their values, by name; `*` is any run of characters (ours).
+        @training freeze_parameters: Vec<String> = Vec::new();
         /// Routing by random scores in training, for benchmarks.
         @training moe_router_force_load_balancing: bool = false;
         /// Biases of the routed experts; null is as in the MLP (ours).

@@ -6,7 +6,7 @@ use serde_json::Value;
 use ureq::Agent;
 use ureq::http::StatusCode;
 
-use super::SendError;
+use super::service::SendError;
 
 /// The longest time that a request may take.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::http::{Body, Client};
-use super::{Item, Known, SendError, Service};
+use super::service::{Item, Known, SendError, Service};
 
 /// Its name, for messages and the spool's folder.
 pub(in crate::logging) const NAME: &str = "mlflow";

@@ -6,8 +6,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use super::service::{Item, Known, SendError, Sent, Service};
 use super::spool::{self, Spool};
-use super::{Item, Known, SendError, Sent, Service};
 use crate::logging::sink::{Deferred, SinkError};
 
 /// Pauses after failures, from the first to the longest.

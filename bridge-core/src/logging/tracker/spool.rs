@@ -7,7 +7,7 @@ use std::sync::Mutex;
 
 use bridge_data::outside;
 
-use super::{Item, Known};
+use super::service::{Item, Known};
 
 /// What is read at once.
 const AT_ONCE: u64 = 1 << 20;

@@ -1,0 +1,135 @@
+//! The registry that finds model configurations by kind, and the adapters that they are built with.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use super::freezing::Freezing;
+use super::{Adapter, ModelBuildError, ModelConfig};
+use crate::config::{
+    AskModel, FinalModel, FinalTransformer, Kind, KindRegistry, Kinds, PeftConfig, Section as _, TransformerConfig,
+};
+
+type Factory = Arc<dyn Fn(&FinalModel) -> Result<Box<dyn ModelConfig>, ModelBuildError> + Send + Sync>;
+
+/// Model kinds by name. A value, not a global: part of the [`Registry`](crate::train::Registry) that a run is given.
+#[derive(Clone)]
+pub struct ModelRegistry {
+    kinds: KindRegistry,
+    factories: BTreeMap<String, Factory>,
+    adapter: Option<Arc<dyn Adapter>>,
+    adapt_by: Option<AdapterFactory>,
+}
+
+type AdapterFactory =
+    Arc<dyn Fn(&PeftConfig, &FinalTransformer) -> Result<Arc<dyn Adapter>, ModelBuildError> + Send + Sync>;
+
+impl Default for ModelRegistry {
+    /// No kind that could be built; recipes may name those that model crates are known to register.
+    fn default() -> Self {
+        Self { kinds: Kinds::builtin().model, factories: BTreeMap::new(), adapter: None, adapt_by: None }
+    }
+}
+
+impl ModelRegistry {
+    /// Adds a kind with the settings that it supports, or replaces the one of the same name.
+    ///
+    /// # Panics
+    /// If the kind lists a setting that `[model]` does not have.
+    pub fn register(
+        &mut self,
+        name: &str,
+        kind: Kind,
+        factory: impl Fn(&FinalModel) -> Result<Box<dyn ModelConfig>, ModelBuildError> + Send + Sync + 'static,
+    ) {
+        let known = TransformerConfig::names();
+        for setting in kind.settings.iter().flatten() {
+            assert!(known.contains(&setting.as_str()), "kind `{name}`: [model] has no setting `{setting}`");
+        }
+        let factory: Factory = Arc::new(factory);
+        let asked = Arc::clone(&factory);
+        let answer = move |section: &FinalModel| {
+            let config = asked(section)?;
+            config.check()?;
+            Ok(config.stacks())
+        };
+        let ask = AskModel::new(move |section| {
+            answer(section).map_err(|error: ModelBuildError| match error {
+                ModelBuildError::Invalid { key, message } => (key, message),
+                other => ("model.kind".to_owned(), other.to_string()),
+            })
+        });
+        self.kinds.register(name, Kind { model: Some(ask), ..kind });
+        self.factories.insert(name.to_owned(), factory);
+    }
+
+    /// Builds all models with `adapter` from now on.
+    pub fn adapt(&mut self, adapter: Arc<dyn Adapter>) {
+        self.adapter = Some(adapter);
+    }
+
+    /// Builds all models with the adapter of `[peft]` from now on, for a run whose own recipe has none: one that measures, and draws its base.
+    /// Without `[peft]` nothing changes.
+    ///
+    /// # Errors
+    /// As [`Self::adapter`].
+    pub fn adapt_as(&mut self, peft: Option<&PeftConfig>, section: &FinalTransformer) -> Result<(), ModelBuildError> {
+        self.adapter = self.adapter(peft, section)?;
+        Ok(())
+    }
+
+    /// Makes the adapters that recipes ask for in `[peft]`.
+    pub fn adapt_by(
+        &mut self,
+        factory: impl Fn(&PeftConfig, &FinalTransformer) -> Result<Arc<dyn Adapter>, ModelBuildError>
+        + Send
+        + Sync
+        + 'static,
+    ) {
+        self.adapt_by = Some(Arc::new(factory));
+    }
+
+    /// What the model `section` is built with: the adapter of `[peft]`, or else that of [`Self::adapt`]; and what `model.freeze_parameters` freezes.
+    ///
+    /// # Errors
+    /// If there is `[peft]` and no factory for it, or that refuses it.
+    pub fn adapter(
+        &self,
+        peft: Option<&PeftConfig>,
+        section: &FinalTransformer,
+    ) -> Result<Option<Arc<dyn Adapter>>, ModelBuildError> {
+        let adapter = match (peft, &self.adapt_by) {
+            (None, _) => self.adapter.clone(),
+            (Some(peft), Some(factory)) => Some(factory(peft, section)?),
+            (Some(_), None) => {
+                let message = "this program makes no adapters".to_owned();
+                return Err(ModelBuildError::Invalid { key: "peft".into(), message });
+            }
+        };
+        let patterns = &section.freeze_parameters;
+        Ok(if patterns.is_empty() { adapter } else { Some(Arc::new(Freezing::new(patterns.clone(), adapter))) })
+    }
+
+    /// Names and settings, for reading recipes.
+    pub fn kinds(&self) -> &KindRegistry {
+        &self.kinds
+    }
+
+    /// The configuration object for a model section.
+    ///
+    /// # Errors
+    /// If the kind is unknown or its factory refuses the section.
+    pub fn config(&self, section: &FinalModel) -> Result<Box<dyn ModelConfig>, ModelBuildError> {
+        let Some(factory) = self.factories.get(&section.kind) else {
+            let known: Vec<String> = self.factories.keys().map(|kind| format!("`{kind}`")).collect();
+            return Err(ModelBuildError::UnknownKind { found: section.kind.clone(), known: known.join(", ") });
+        };
+        factory(section)
+    }
+}
+
+impl fmt::Debug for ModelRegistry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.factories.keys()).finish()
+    }
+}
