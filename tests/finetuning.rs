@@ -250,3 +250,98 @@ fn epochs_of_other_data_and_a_second_length_are_refused() {
     refused(&["train.train_iters=null", "train.num_epochs=2"], "dataset.kind = \"finetuning\"");
     refused(&["train.train_iters=null", "train.num_epochs=0"], "0");
 }
+
+/// Files with documented functions, of which a tokenizer is trained and examples are made.
+fn rust_sources(folder: &Path) {
+    std::fs::create_dir_all(folder.join("src")).unwrap();
+    for number in 0..40 {
+        let text = format!(
+            "/// Adds {number} to what is given and returns the sum.\n#[must_use]\npub fn add_{number}(x: u32) -> u32 {{\n    x + {number}\n}}\n"
+        );
+        std::fs::write(folder.join(format!("src/of_{number}.rs")), text).unwrap();
+    }
+}
+
+const RUST_DOCS: [&str; 19] = [
+    "validation.full_validation=true",
+    "model.calculate_per_token_loss=true",
+    "ddp.average_in_collective=false",
+    "dataset.kind=finetuning",
+    "dataset.source=src/*.rs",
+    "dataset.source_format=rust-docs",
+    "dataset.split='80,20,0'",
+    "dataset.dataset_kwargs.chat=true",
+    "dataset.data_sharding=true",
+    "tokenizer.tokenizer_type=ByteLevelBPE",
+    "tokenizer.vocab_size=null",
+    "tokenizer.bpe_vocab_size=300",
+    "tokenizer.chat_template=\"{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}: {% else %}{% generation %}{{ m.content }}{% endgeneration %}{% endif %}{% endfor %}\"",
+    "model.vocab_size=null",
+    "train.train_iters=2",
+    "train.global_batch_size=8",
+    "validation.eval_interval=2",
+    "scheduler.lr_warmup_iters=0",
+    "logger.log_interval=1",
+];
+
+#[test]
+fn examples_are_made_of_documented_functions() {
+    let [one, two] = [1, 2].map(|ranks| {
+        let folder = tempfile::tempdir().unwrap();
+        rust_sources(folder.path());
+        let ranks = ranks.to_string();
+        let train = || bridge(folder.path(), &[&RUST_DOCS[..], &["--ranks", &ranks]].concat());
+        let output = train();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert!(said.contains("made examples of 40 Rust files"), "{said}");
+        let again = train();
+        assert!(String::from_utf8_lossy(&again.stdout).contains("reusing examples of 40 Rust files"));
+        let made = walk(folder.path(), "training.jsonl");
+        let lines = std::fs::read_to_string(made).unwrap();
+        let first: Value = serde_json::from_str(lines.lines().next().unwrap()).unwrap();
+        let [question, answer] = [0, 1].map(|at| first["messages"][at]["content"].as_str().unwrap().to_owned());
+        let number =
+            question.strip_prefix("pub fn add_").and_then(|rest| rest.strip_suffix("(x: u32) -> u32")).unwrap();
+        assert_eq!(answer, format!("Adds {number} to what is given and returns the sum."));
+        (losses_of(folder.path(), "train"), losses_of(folder.path(), "valid"))
+    });
+    assert!(one.0.len() >= 2 && !one.1.is_empty());
+    assert_close(&two.0[..2], &one.0[..2], "two ranks");
+    assert_close(&two.1[..1], &one.1[..1], "two ranks, validation");
+}
+
+/// The file of a name, somewhere below a folder.
+fn walk(folder: &Path, name: &str) -> std::path::PathBuf {
+    let find = |folder: &Path| {
+        let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+        entries.collect::<Vec<_>>()
+    };
+    let mut left = vec![folder.to_owned()];
+    while let Some(place) = left.pop() {
+        if place.is_dir() {
+            left.extend(find(&place));
+        } else if place.ends_with(name) {
+            return place;
+        }
+    }
+    panic!("no {name} in {}", folder.display())
+}
+
+#[test]
+fn examples_of_sources_need_what_makes_them() {
+    let folder = tempfile::tempdir().unwrap();
+    rust_sources(folder.path());
+    for (change, part) in [
+        (&["dataset.kind=gpt", "dataset.data_sharding=false"][..], "dataset.source_format"),
+        (&["dataset.dataset_root=src"], "dataset.dataset_root"),
+        (&["dataset.split=null"], "dataset.split"),
+        (&["dataset.source_jsonl_key=other"], "dataset.source_jsonl_key"),
+        (&["dataset.source='src/of_1.rs'"], "no documented Rust functions for the"),
+    ] {
+        let output = bridge(folder.path(), &[&RUST_DOCS[..], change].concat());
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{change:?}: {text}");
+        assert!(text.contains(part), "{change:?}: {text}");
+    }
+}

@@ -33,6 +33,8 @@ fn make(folder: &Path) {
         writeln!(lines, "{record}").unwrap();
     }
     std::fs::write(folder.join("lines.jsonl"), lines).unwrap();
+    let functions = (0..20).map(|number| format!("/// Returns {number} in any case.\nfn of_{number}() {{}}\n"));
+    std::fs::write(folder.join("code.rs"), functions.collect::<String>()).unwrap();
     examples(folder);
     tokens(&folder.join("tokens"), 80, 13);
     tokens(&folder.join("more"), 60, 29);

@@ -367,6 +367,7 @@ fn build_splits(
         section: &config.dataset,
         tokenizer: text.tokenizer.clone(),
         text_prefix: text.prefix.clone(),
+        examples: text.examples.clone(),
         preferences: config.dpo.is_some(),
         validation: &config.validation,
         sequence_parts: sequence_parts(config),

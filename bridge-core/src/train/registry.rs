@@ -107,6 +107,8 @@ pub struct DatasetFactoryContext<'a> {
     pub tokenizer: Option<Arc<dyn Tokenizer>>,
     /// Prefix of the `.bin`/`.idx` pair made from `dataset.source`.
     pub text_prefix: Option<PathBuf>,
+    /// Folder of the examples made from `dataset.source`, where its format says so.
+    pub examples: Option<PathBuf>,
     /// Tokens of the sequences of a decoder behind an encoder.
     pub target_length: usize,
     /// The token that such a decoder begins with.

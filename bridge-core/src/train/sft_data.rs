@@ -12,7 +12,7 @@ use crate::config::{self, DataloaderType};
 pub(super) fn sft_provider(context: &DatasetFactoryContext) -> Result<Box<dyn DatasetProvider>, DataError> {
     let section = context.section;
     let kwargs = &section.dataset_kwargs;
-    let root = section.dataset_root.clone();
+    let root = section.dataset_root.clone().or_else(|| context.examples.clone());
     let root = root.ok_or_else(|| DataError::Parameter("dataset.dataset_root: must be given".to_owned()))?;
     let specs = section.packed_sequence_specs.as_ref();
     let threads = specs.and_then(|specs| usize::try_from(specs.num_tokenizer_workers).ok());

@@ -9,6 +9,7 @@ use bridge_data::gpt::{Split, SplitMatrix};
 use bridge_data::pack::{
     DocumentEnd, OutputLock, Overwrite, PackParams, WorkCounts, WorkProgress, pack_locked, train_tokenizer_locked,
 };
+use bridge_data::sft::make_examples;
 use bridge_data::source::{SourceParams, TextFormat, TextSource};
 use bridge_data::tokenizer::{BpeTrainParams, HuggingFaceTokenizer, NullTokenizer, Tokenizer};
 
@@ -23,6 +24,8 @@ pub(super) struct PreparedText {
     pub(super) tokenizer: Option<Arc<dyn Tokenizer>>,
     /// Prefix of the token files made from `dataset.source`.
     pub(super) prefix: Option<PathBuf>,
+    /// Folder of the examples made from it.
+    pub(super) examples: Option<PathBuf>,
     /// Where these files were made or checked: keep other processes from replacing them before all ranks have opened them.
     _locks: Vec<OutputLock>,
 }
@@ -36,7 +39,7 @@ pub(super) struct TextWatch<'a> {
     pub(super) cancelled: &'a (dyn Fn() -> bool + Sync),
 }
 
-/// Loads or trains the tokenizer and packs `dataset.source`. What an earlier run made of the same text is used again. Where another process
+/// Loads or trains the tokenizer and packs `dataset.source`, or makes examples of it. What an earlier run made of the same text is used again. Where another process
 /// is at work on the same files, this waits for it.
 /// A tokenizer that would be trained is `base`, that of the checkpoint which the run goes on from, where there is one.
 pub(super) fn prepare_text(
@@ -62,8 +65,16 @@ pub(super) fn prepare_text(
         Ok(Arc::new(tokenizer))
     })?;
     let (Some(source), Some(tokenizer)) = (&source, &tokenizer) else {
-        return Ok(PreparedText { tokenizer, prefix: None, _locks: locks });
+        return Ok(PreparedText { tokenizer, prefix: None, examples: None, _locks: locks });
     };
+    if makes_examples(config) {
+        let split = SplitMatrix::parse(config.dataset.split.as_deref().unwrap_or(DEFAULT_SPLIT))?;
+        let (report, lock) = when_free(watch, || make_examples(source, &split, &folder.join(EXAMPLES)))?;
+        locks.push(lock);
+        (watch.note)(&report.to_string());
+        let (tokenizer, examples) = (Some(Arc::clone(tokenizer)), Some(report.folder));
+        return Ok(PreparedText { tokenizer, prefix: None, examples, _locks: locks });
+    }
     let output_prefix = folder.join(PREFIX);
     let end = if config.dataset.append_eod { DocumentEnd::EndOfDocument } else { DocumentEnd::Nothing };
     let params = PackParams {
@@ -78,7 +89,8 @@ pub(super) fn prepare_text(
     let (report, lock) = when_free(watch, || pack_locked(&params))?;
     locks.push(lock);
     (watch.note)(&report.to_string());
-    Ok(PreparedText { tokenizer: Some(Arc::clone(tokenizer)), prefix: Some(report.prefix), _locks: locks })
+    let (tokenizer, prefix) = (Some(Arc::clone(tokenizer)), Some(report.prefix));
+    Ok(PreparedText { tokenizer, prefix, examples: None, _locks: locks })
 }
 
 /// Loads what [`prepare_text`] has made on another rank that sees the same files.
@@ -91,8 +103,11 @@ pub(super) fn prepared_text(
         Some(base) => Ok(Arc::clone(base)),
         None => Ok(Arc::new(HuggingFaceTokenizer::load(&folder)?)),
     })?;
-    let prefix = config.dataset.source.as_ref().map(|_| folder.join(PREFIX));
-    Ok(PreparedText { prefix: prefix.filter(|_| tokenizer.is_some()), tokenizer, _locks: Vec::new() })
+    let has_text = config.dataset.source.is_some() && tokenizer.is_some();
+    let (is_examples, locks) = (makes_examples(config), Vec::new());
+    let prefix = (has_text && !is_examples).then(|| folder.join(PREFIX));
+    let examples = (has_text && is_examples).then(|| folder.join(EXAMPLES));
+    Ok(PreparedText { tokenizer, prefix, examples, _locks: locks })
 }
 
 /// Whether the text can be read by one rank only: standard input.
@@ -100,8 +115,15 @@ pub(super) fn is_read_by_one(config: &RunConfig) -> bool {
     config.dataset.source.as_ref().is_some_and(|source| source.as_slice().iter().any(|input| input == "-"))
 }
 
+/// Whether the text becomes examples for fine-tuning.
+fn makes_examples(config: &RunConfig) -> bool {
+    config.dataset.source_format == Some(SourceFormat::RustDocs)
+}
+
 /// Name of the token files in the cache folder.
 const PREFIX: &str = "text";
+/// Name of the folder of examples there.
+const EXAMPLES: &str = "examples";
 
 /// How often a run looks whether the files that another process is at work on are free.
 const INTERVAL: Duration = Duration::from_millis(50);
@@ -237,7 +259,7 @@ fn source_params(section: &FinalDataset) -> Result<SourceParams, TrainError> {
             "text" => TextFormat::Auto,
             key => TextFormat::JsonLines { key: key.to_owned() },
         },
-        Some(SourceFormat::Text) => TextFormat::Document,
+        Some(SourceFormat::Text | SourceFormat::RustDocs) => TextFormat::Document,
         Some(SourceFormat::Jsonl) => TextFormat::JsonLines { key: section.source_jsonl_key.clone() },
     };
     let shuffle_seed = section.source_shuffle_seed.map(u32::try_from).transpose().map_err(|_| {

@@ -6,6 +6,7 @@
 //! | the files of a split, record by record | `files` |
 //! | the spellings of conversations | `spellings` |
 //! | a record to token ids and weights | `example`, `prompt` |
+//! | examples made of documented Rust functions | `rust_docs` |
 //! | all records of a split, in threads | `prepare` |
 //! | what they became, on disk | `store` |
 //! | which examples share a sequence | `packing` |
@@ -24,6 +25,7 @@ mod preference_tests;
 mod prepare;
 mod prompt;
 mod provider;
+mod rust_docs;
 mod spellings;
 mod store;
 #[cfg(test)]
@@ -34,3 +36,4 @@ pub use params::{
     TruncationMethod,
 };
 pub use provider::SftProvider;
+pub use rust_docs::{DocsReport, Documented, documented_functions, make_examples};

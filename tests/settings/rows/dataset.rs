@@ -48,7 +48,8 @@ fn loading() -> Vec<Row> {
         "train.exit_interval=1",
     ]);
     vec![
-        row("dataset.num_workers", &watched(&tiny()), &[AS_IT_IS, "0", "5"]).moves("threads"),
+        row("dataset.num_workers", &watched(&tiny()).with(&["train.train_iters=2500"]), &[AS_IT_IS, "0", "5"])
+            .moves("threads"),
         row("dataset.mmap_bin_files", &watched(&tiny()), &[AS_IT_IS, "false"]).moves("maps"),
         row("dataset.num_dataset_builder_threads", &built, &[AS_IT_IS, "8"]).moves("threads"),
         row("dataset.path_to_cache", &tiny(), &[AS_IT_IS, "indices"]).moves("files"),
@@ -123,6 +124,9 @@ fn fim() -> Vec<Row> {
     ]
 }
 
+/// Examples of a Rust file in the place of those of the folder.
+const DOCUMENTED: &str = "rust-docs & dataset.dataset_root=null & dataset.source=data/code.rs & dataset.source_cache_dir=made & dataset.split=\"1,0,0\"";
+
 fn sources() -> Vec<Row> {
     let samples = text().by(SAMPLES);
     let lines = samples.with(&["dataset.source=data/lines.jsonl"]);
@@ -134,6 +138,7 @@ fn sources() -> Vec<Row> {
         )
         .moves("output"),
         row("dataset.source_format", &lines, &["jsonl", "text & dataset.split=\"1,0,0\""]).moves("output"),
+        row("dataset.source_format", &examples().by(SAMPLES), &[AS_IT_IS, DOCUMENTED]).moves("output"),
         row("dataset.source_jsonl_key", &lines, &[AS_IT_IS, "other"]).moves("output"),
         row("dataset.source_exclude", &samples, &[AS_IT_IS, "['data/docs/3.txt']"]).moves("output"),
         row("dataset.source_max_bytes", &samples, &[AS_IT_IS, "6kB & dataset.split=\"2,1,1\""]).moves("output"),

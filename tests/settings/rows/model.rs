@@ -27,7 +27,7 @@ fn sizes() -> Vec<Row> {
             .moves("loss_1 flops shapes slices state"),
         switch("model.share_embeddings_and_output_weights", &tiny()).moves("loss_1 shapes slices"),
         row("model.freeze_parameters", &tiny(), &["[]", "['embedding.*', '*.layers.0.*']"])
-            .moves("grad_norm_1 flops slices"),
+            .moves("grad_norm_1 flops shapes slices"),
     ]
 }
 

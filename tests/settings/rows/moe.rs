@@ -26,7 +26,7 @@ fn router() -> Vec<Row> {
         switch("model.moe_shared_expert_gate", &shared).moves("loss_1 shapes slices"),
         row("model.moe_linear_bias", &moe(), &["false", "true"]).moves("grad_norm_1 shapes slices"),
         switch("model.moe_router_bias", &moe()).moves("loss_1 shapes slices"),
-        switch("model.freeze_moe_router", &moe()).moves("grad_norm_1 shapes slices"),
+        switch("model.freeze_moe_router", &moe()).moves("grad_norm_1 flops shapes slices"),
     ]
 }
 

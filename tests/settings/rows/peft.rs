@@ -19,6 +19,9 @@ fn adapted(overrides: &[&str]) -> Run {
     tiny().after(&["train.train_iters=1"]).with(&ADAPTED).with(overrides)
 }
 
+/// What the objective of preferences moves.
+const REWARDS: &str = "grad_norm_1 rewards_chosen rewards_margins rewards_rejected";
+
 pub fn rows() -> Vec<Row> {
     let preferences = examples().after(&["train.train_iters=1"]).with(&PREFERENCES);
     let experts = moe().after(&["train.train_iters=1"]).with(&ADAPTED);
@@ -45,8 +48,8 @@ pub fn rows() -> Vec<Row> {
         row("peft.base_quantization", &adapted(&[]), &["none", "int8", "nf4", "int4"]).moves("loss_1"),
         row("peft.base_quantization_block_size", &adapted(&["peft.base_quantization=nf4"]), &[AS_IT_IS, "16"])
             .moves("loss_1"),
-        row("dpo.beta", &preferences, &[AS_IT_IS, "0.3"]).moves("grad_norm_1"),
-        row("dpo.label_smoothing", &preferences, &[AS_IT_IS, "0.2"]).moves("grad_norm_1"),
+        row("dpo.beta", &preferences, &[AS_IT_IS, "0.3"]).moves(REWARDS),
+        row("dpo.label_smoothing", &preferences, &[AS_IT_IS, "0.2"]).moves(REWARDS),
         switch("peft.normalize_moe_lora", &experts).moves("grad_norm_1"),
     ]
 }

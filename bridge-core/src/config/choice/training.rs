@@ -77,6 +77,8 @@ choices! {
         Text = "text",
         /// One document per line, in a JSON object.
         Jsonl = "jsonl",
+        /// Examples: documented Rust functions and what their documentation says first.
+        RustDocs = "rust-docs",
     }
 
     /// The tokenizer. `ByteLevelBPE` is ours; the others are upstream's.

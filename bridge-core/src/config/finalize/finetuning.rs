@@ -1,6 +1,6 @@
 //! The rules of fine-tuning data: what it needs, and which settings belong to other data.
 
-use super::super::choice::DataloaderType;
+use super::super::choice::{DataloaderType, SourceFormat};
 use super::super::sections::PackedSequenceSpecs;
 use super::Draft;
 
@@ -37,9 +37,13 @@ pub(super) fn check(draft: &mut Draft<'_>, kind: &str) {
             let is_changed = draft.recipe_differs(&key) && !is_default;
             draft.forbid(is_changed, &key, "needs dataset.kind = \"finetuning\"");
         }
+        let key = "dataset.source_format";
+        draft.forbid(makes_examples(draft), key, "must be text or jsonl without dataset.kind = \"finetuning\"");
         return;
     }
-    for key in OF_TOKEN_FILES.map(|field| format!("dataset.{field}")) {
+    let is_made = makes_examples(draft);
+    let is_of_source = |field: &&str| is_made && matches!(*field, "source" | "split");
+    for key in OF_TOKEN_FILES.iter().filter(|field| !is_of_source(field)).map(|field| format!("dataset.{field}")) {
         let is_changed = draft.recipe_differs(&key);
         draft.forbid(
             is_changed,
@@ -47,12 +51,32 @@ pub(super) fn check(draft: &mut Draft<'_>, kind: &str) {
             "has no effect with dataset.kind = \"finetuning\", which reads dataset.dataset_root",
         );
     }
-    if draft.recipe.dataset.dataset_root.is_none() {
-        draft.missing("dataset.dataset_root", "must be given: the folder with training.jsonl");
+    let root = draft.recipe.dataset.dataset_root.clone();
+    match (is_made, root) {
+        (true, root) => {
+            let message = "excludes dataset.source_format = \"rust-docs\", which makes examples of dataset.source";
+            draft.forbid(root.is_some(), "dataset.dataset_root", message);
+            if draft.recipe.dataset.split.is_none() {
+                let message = "must be given, such as \"97,3,0\" for training, validation, test";
+                draft.missing("dataset.split", message);
+            }
+            for field in ["source_jsonl_key", "source_piece_bytes", "append_eod"] {
+                let key = format!("dataset.{field}");
+                let is_changed = draft.recipe_differs(&key);
+                draft.forbid(is_changed, &key, "has no effect with dataset.source_format = \"rust-docs\"");
+            }
+        }
+        (false, None) => draft.missing("dataset.dataset_root", "must be given: the folder with training.jsonl"),
+        (false, Some(_)) => {}
     }
     draft.recipe.dataset.dataloader_type.get_or_insert(DataloaderType::Batch);
     packing(draft);
     prompts(draft);
+}
+
+/// Whether examples are made of `dataset.source`.
+fn makes_examples(draft: &Draft<'_>) -> bool {
+    draft.recipe.dataset.source_format == Some(SourceFormat::RustDocs) && draft.recipe.dataset.source.is_some()
 }
 
 fn prompts(draft: &mut Draft<'_>) {
