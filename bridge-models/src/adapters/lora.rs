@@ -49,7 +49,7 @@ pub trait Targets: fmt::Debug + Send + Sync {
     /// Whether a parameter of the base is trained in full.
     fn trains(&self, declaration: &Declaration) -> bool;
 
-    /// See [`Adapter::unmatched`].
+    /// See [`Adapter::check_met`].
     fn unmatched(&self) -> Vec<String> {
         Vec::new()
     }
