@@ -146,11 +146,20 @@ impl Adapted {
     }
 }
 
+/// Opens a Hugging Face folder or a GGUF file, and says what has to be known of it.
+pub fn open_foreign(path: &Path) -> Result<HfModel, Failure> {
+    let model = HfModel::open(path).map_err(Failure::input)?;
+    if let Some(remark) = model.remark() {
+        complain(&format!("warning: {remark}"));
+    }
+    Ok(model)
+}
+
 /// Finds a model by the name or folder of its run, a checkpoint folder, one of its `iter_` folders, a Hugging Face folder, or a GGUF file.
 pub fn find(name: &Path) -> Result<Found, Failure> {
     let path = &locate(name)?;
     if is_foreign(path) {
-        return Ok(Found::HuggingFace(Box::new(HfModel::open(path).map_err(Failure::input)?)));
+        return Ok(Found::HuggingFace(Box::new(open_foreign(path)?)));
     }
     let checkpoint = open_checkpoint(path)?;
     if AdapterBase::named_by(&checkpoint).map_err(Failure::input)?.is_some() {
@@ -295,7 +304,7 @@ fn open_with(name: &Path, adapter: &Path, device: &Device) -> Result<LoadedModel
     if !is_foreign(&root) {
         return Err(needs("a Hugging Face folder", "in peft's format"));
     }
-    let model = HfModel::open(&root).map_err(Failure::input)?;
+    let model = open_foreign(&root)?;
     let chunk = PeftAdapter::open(&path, &model).and_then(|peft| peft.build(&model, &device.clone().autodiff()));
     let chunk = chunk.map_err(Failure::input)?.inference();
     // Training may have changed the tokenizer, or its chat template.

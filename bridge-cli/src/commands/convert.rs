@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use bridge_core::checkpoint::{Checkpoint, CheckpointError, CheckpointWriter, SaveOptions};
 use bridge_models::huggingface::{
-    EXPERTS, ExportOptions, Exporter, Family, GgufDtype, GgufExporter, HfError, HfModel, ORIGINAL_CONFIG, ReadRows,
+    EXPERTS, ExportOptions, Exporter, Family, GgufDtype, GgufExporter, HfError, ORIGINAL_CONFIG, ReadRows,
     StorageDtype, StoredTensor, WeightEntry, is_companion, is_exported, parse_settings, snapshot,
 };
 use bridge_models::{DecoderConfig, families};
@@ -16,7 +16,7 @@ use serde_json::{Map, Value, json};
 
 use super::{adapters, model_card};
 use crate::failure::Failure;
-use crate::model_source::{Adapted, Found, find};
+use crate::model_source::{Adapted, Found, find, open_foreign};
 use crate::overwrite::Force;
 use crate::speech::Speech;
 
@@ -168,7 +168,7 @@ pub fn run(command: &Command, speech: &Speech) -> Result<u8, Failure> {
 
 /// Prints which parameters a folder's tensors become.
 fn show_map(folder: &Path, speech: &Speech) -> Result<u8, Failure> {
-    let model = HfModel::open(folder).map_err(Failure::input)?;
+    let model = open_foreign(folder)?;
     let stored = |name: &str| model.source().storage(model.name_in_file(name)).unwrap_or_default();
     let entries = model.weight_map().entries();
     let text = || {
@@ -205,7 +205,7 @@ fn show_map(folder: &Path, speech: &Speech) -> Result<u8, Failure> {
 /// # Errors
 /// If the folder has no model that is understood, or the checkpoint cannot be written. Nothing is left of it then.
 pub fn import(folder: &Path, output: &Path) -> Result<(PathBuf, u64), Failure> {
-    let model = Arc::new(HfModel::open(folder).map_err(Failure::input)?);
+    let model = Arc::new(open_foreign(folder)?);
     let snapshot = snapshot(model.clone()).map_err(Failure::input)?;
     let missing = output.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.exists());
     let missing: Vec<PathBuf> = missing.map(Path::to_owned).collect();

@@ -38,6 +38,8 @@ pub struct Weights {
     pub fingerprint: fn(&Path) -> Option<String>,
     /// Opens it as a checkpoint that is yet to be written.
     pub open: fn(&Path) -> Result<Snapshot, Box<dyn std::error::Error + Send + Sync>>,
+    /// What the user has to know of it, if anything.
+    pub remark: fn(&Path) -> Option<String>,
 }
 
 impl Registry {

@@ -10,7 +10,8 @@ use bytes::Bytes;
 
 use super::build_data::build_data;
 use super::checkpointing::{
-    GradientDumps, Saver, Start, Strictness, Temporary, find_start, named_manager, read_files, restore_all,
+    GradientDumps, Saver, Start, Strictness, Temporary, find_start, named_manager, read_files, remark_on_foreign,
+    restore_all,
 };
 use super::convert;
 use super::data::RunData;
@@ -154,6 +155,9 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let base = lineage.tokenizer();
     let preparation = Preparation { config: &config, groups, place, base, requests, reporter: &reporter };
     let (config, data, known) = build_data(&preparation, registry, (&lineage, &begun))?;
+    let begins = start.as_ref().is_some_and(|start| start.is_pretrained) && ranks::is_first(groups);
+    let known =
+        known.with(begins.then(|| remark_on_foreign(&config, &registry.weights)).flatten().into_iter().collect());
     let padded_vocab_size = vocabulary::rows(&config, &data, start.as_ref(), &reporter)?;
     memory_check::check(&config, &registry.models, groups, padded_vocab_size, &reporter)?;
     let opened = open(

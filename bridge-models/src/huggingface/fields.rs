@@ -1,6 +1,9 @@
 //! Typed reading of `config.json`: errors name key, what was found and what was expected. `null` counts as absent, but where it stands for true or
 //! false: it is false there, as in Python.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
 use serde_json::{Map, Value};
 
 use super::error::HfError;
@@ -12,16 +15,26 @@ pub(crate) struct Fields<'a> {
     /// Path of the table, with a trailing dot; empty at the top.
     prefix: &'a str,
     values: &'a Map<String, Value>,
+    /// Where keys are written down that are asked for.
+    asked: Option<&'a Asked>,
 }
+
+/// Keys that were asked for.
+pub(crate) type Asked = RefCell<BTreeSet<String>>;
 
 impl<'a> Fields<'a> {
     pub fn new(values: &'a Map<String, Value>) -> Self {
-        Self { prefix: "", values }
+        Self { prefix: "", values, asked: None }
+    }
+
+    /// The same, and what is asked for of the top level is written down.
+    pub fn watched(values: &'a Map<String, Value>, asked: &'a Asked) -> Self {
+        Self { asked: Some(asked), ..Self::new(values) }
     }
 
     /// A table that is reported with `prefix`.
     pub fn of_table(prefix: &'a str, values: &'a Map<String, Value>) -> Self {
-        Self { prefix, values }
+        Self { prefix, values, asked: None }
     }
 
     /// All keys with their values.
@@ -31,17 +44,26 @@ impl<'a> Fields<'a> {
 
     /// The value of a key that is there and not null.
     pub fn get(&self, key: &str) -> Option<&'a Value> {
+        self.ask(key);
         self.values.get(key).filter(|value| !value.is_null())
     }
 
     /// Whether `key` is there, null or not: families whose key is something else without it than with null ask this.
     pub fn has(&self, key: &str) -> bool {
+        self.ask(key);
         self.values.contains_key(key)
+    }
+
+    /// Takes note that a key was asked for.
+    pub fn ask(&self, key: &str) {
+        if let Some(asked) = self.asked {
+            asked.borrow_mut().insert(key.to_owned());
+        }
     }
 
     /// The table under `key`, whose keys are reported with `prefix`.
     pub fn table(&self, key: &str, prefix: &'a str) -> Result<Option<Fields<'a>>, HfError> {
-        self.typed(key, "a table", Value::as_object).map(|values| values.map(|values| Fields { prefix, values }))
+        self.typed(key, "a table", Value::as_object).map(|values| values.map(|values| Fields::of_table(prefix, values)))
     }
 
     pub fn string(&self, key: &str) -> Result<Option<&'a str>, HfError> {

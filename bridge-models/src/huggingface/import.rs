@@ -15,11 +15,12 @@ use serde_json::{Map, Value};
 use super::checkpoint::{HfCheckpoint, Quantization, io};
 use super::error::{HfError, TensorProblem};
 use super::family::Family;
-use super::fields::Fields;
+use super::fields::{Asked, Fields};
 use super::gguf::GgufModel;
 use super::json;
 use super::runs::BLOCK;
 use super::source::TensorSource;
+use super::unread::unread;
 use super::weight_map::{ExpertLayout, StoredTensor, WeightEntry, WeightMap};
 use crate::decoder::{DecoderConfig, build_decoder, name_behind_layers};
 use crate::families::{FAMILIES, with_model_type};
@@ -38,6 +39,8 @@ pub struct HfModel {
     experts: ExpertLayout,
     /// The family's prefix, if the files leave it out.
     dropped_prefix: Option<&'static str>,
+    /// Keys of `config.json` that nothing here follows from.
+    unread: Vec<String>,
 }
 
 impl HfModel {
@@ -53,9 +56,11 @@ impl HfModel {
             return Self::new((architecture, settings, companions), Box::new(source));
         }
         let settings = read_settings(folder)?;
-        let architecture = Architecture::new(&Fields::new(&settings))?;
+        let asked = Asked::default();
+        let architecture = Architecture::new(&Fields::watched(&settings, &asked))?;
         let source = HfCheckpoint::open(folder)?.dequantized(architecture.quantization)?;
-        Self::new((architecture, settings, BTreeMap::new()), Box::new(source))
+        let unread = unread(&settings, &asked.into_inner());
+        Ok(Self { unread, ..Self::new((architecture, settings, BTreeMap::new()), Box::new(source))? })
     }
 
     /// A model with these tensors.
@@ -69,7 +74,9 @@ impl HfModel {
         let map = WeightMap::new(family, &config, experts)?;
         let has_prefix = source.tensors().any(|(name, _)| name.starts_with(family.prefix));
         let dropped_prefix = (!has_prefix).then_some(family.prefix);
-        let mut model = Self { family, config, eos_token_ids, settings, packed, source, map, experts, dropped_prefix };
+        let unread = Vec::new();
+        let mut model =
+            Self { family, config, eos_token_ids, settings, packed, source, map, experts, dropped_prefix, unread };
         if !model.has_predictions() {
             model = model.without_predictions()?;
         }
@@ -116,6 +123,14 @@ impl HfModel {
     /// The family.
     pub fn family(&self) -> &'static Family {
         self.family
+    }
+
+    /// What to tell whoever uses the model: keys of `config.json` that are set and that nothing here follows from. A model that is made in a way of its
+    /// own may compute something else then.
+    pub fn remark(&self) -> Option<String> {
+        let keys = self.unread.join(", ");
+        let path = self.source.path().join("config.json");
+        (!keys.is_empty()).then(|| format!("{}: not read, and without effect here: {keys}", path.display()))
     }
 
     /// The decoder that `config.json` describes.

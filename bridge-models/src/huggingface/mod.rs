@@ -37,6 +37,7 @@ mod snapshot;
 mod source;
 mod staged;
 mod stored;
+mod unread;
 pub(crate) mod weight_map;
 pub(crate) mod windows;
 

@@ -33,6 +33,8 @@ pub(crate) enum Setting {
     Always(fn(&mut DecoderConfig)),
     /// A key with which the family's models may ask for what is not built: all values but one are refused, and it is not written.
     Only(&'static str, fn() -> Value),
+    /// Keys that follow from others, or that models of the family do not read.
+    Unused(&'static [&'static str]),
     /// A rule that the keys must follow.
     Rule(fn(&Fields, &DecoderConfig) -> Result<(), HfError>),
     /// Keys that say something together.
@@ -110,6 +112,7 @@ impl Setting {
             }
             Self::Always(set) => set(config),
             Self::Only(key, expected) => fields.only(key, &expected())?,
+            Self::Unused(keys) => keys.iter().for_each(|key| fields.ask(key)),
             Self::Rule(check) => check(fields, config)?,
             Self::Keys { read, .. } => read(fields, config)?,
             Self::Rows(rows) => rows.iter().try_for_each(|row| row.read(fields, config))?,
@@ -129,7 +132,7 @@ impl Setting {
                 let name = if value == named_activation(usual) { usual } else { activation_name(value) };
                 (key, json!(name))
             }
-            Self::Always(_) | Self::Only(..) | Self::Rule(_) | Self::KeyValueHeads(_) => return,
+            Self::Always(_) | Self::Only(..) | Self::Unused(_) | Self::Rule(_) | Self::KeyValueHeads(_) => return,
             Self::Keys { write, .. } => return write(config, settings),
             Self::Rows(rows) => return rows.iter().for_each(|row| row.write(config, settings)),
         };

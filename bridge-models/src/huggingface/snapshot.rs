@@ -139,12 +139,16 @@ pub fn is_companion(name: &str) -> bool {
 }
 
 /// Hugging Face folders and GGUF files as weights that a run may start from.
-pub(crate) const HUGGING_FACE: Weights = Weights { fingerprint, open };
+pub(crate) const HUGGING_FACE: Weights = Weights { fingerprint, open, remark };
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
 fn open(path: &Path) -> Result<Snapshot, Error> {
     Ok(snapshot(Arc::new(HfModel::open(path)?))?)
+}
+
+fn remark(path: &Path) -> Option<String> {
+    HfModel::open(path).ok()?.remark()
 }
 
 /// The place, and name, size and time of the last change of each file with settings or weights; nothing of what is neither folder nor file of a model.

@@ -33,6 +33,13 @@ pub(in crate::train) fn check_foreign(config: &RunConfig, sorts: &[Weights]) -> 
     Ok(true)
 }
 
+/// What the user has to know of weights of another program that the recipe names.
+pub(in crate::train) fn remark_on_foreign(config: &RunConfig, sorts: &[Weights]) -> Option<String> {
+    let path = config.checkpoint.pretrained_checkpoint.as_deref()?;
+    let (sort, _) = sort_of(path, sorts)?;
+    (sort.remark)(path)
+}
+
 /// Makes the checkpoint that [`pretrained_root`] names, unless it is there and the weights have not changed since. Returns what to tell the user.
 pub(super) fn import(config: &RunConfig, sorts: &[Weights]) -> Result<Option<String>, TrainError> {
     let Some(path) = &config.checkpoint.pretrained_checkpoint else { return Ok(None) };

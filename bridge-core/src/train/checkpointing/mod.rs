@@ -24,7 +24,7 @@ use crate::checkpoint::{Checkpoint, CheckpointError, Cut, DType, HostTensor, Loc
 use crate::model::{Declaration, ModelChunk};
 
 pub use base::{AdapterBase, open_base};
-pub(super) use foreign::check_foreign;
+pub(super) use foreign::{check_foreign, remark_on_foreign};
 pub(super) use gradients::{GRADIENTS, GradientDumps, save_gradients};
 pub(super) use reference::restore_all;
 pub use restore::load_parameters;

@@ -35,6 +35,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         write: windows::write_pattern,
     },
     Setting::Keys { read: read_rope, write: rope::write },
+    Setting::Unused(&["head_dim"]),
 ];
 
 /// Layers without a window have no positions.

@@ -41,6 +41,7 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting::Number("rms_norm_eps", |c| &mut c.norm.epsilon, |_, _| Ok(1e-6)),
     Setting::Switch("tie_word_embeddings", |c| &mut c.share_embeddings_and_output_weights, false),
     Setting::Keys { read: read_rope, write: write_rope },
+    Setting::Unused(&["head_dim", "qk_head_dim"]),
 ];
 
 /// The latent attention that every model of the family has.

@@ -31,6 +31,7 @@ pub(super) const SETTINGS: &[Setting] = &[
     },
     Setting::Keys { read: read_rope, write: write_rope },
     Setting::Keys { read: |fields, c| read_logits_cap(fields, c, None), write: write_logits_cap },
+    Setting::Unused(&["_sliding_window_pattern"]),
 ];
 
 /// A table for each type of layer in `rope_parameters`, or `rope_theta`, `rope_scaling` and `rope_local_base_freq`.

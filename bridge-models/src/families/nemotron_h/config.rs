@@ -45,6 +45,22 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting::Number("time_step_min", |c| &mut mamba(c).least_time_step, |_, _| Ok(1e-3)),
     Setting::Number("initializer_range", |c| &mut c.init_method_std, |_, _| Ok(0.02)),
     Setting::Only("num_nextn_predict_layers", || json!(0)),
+    Setting::Unused(&[
+        "expand",
+        "mtp_layers_block_type",
+        "n_shared_experts",
+        "time_step_limit",
+        "tie_word_embeddings",
+        // Without layers of experts.
+        "moe_intermediate_size",
+        "moe_shared_expert_intermediate_size",
+        "n_group",
+        "n_routed_experts",
+        "norm_topk_prob",
+        "num_experts_per_tok",
+        "routed_scaling_factor",
+        "topk_group",
+    ]),
 ];
 
 /// What absent settings of the router mean.

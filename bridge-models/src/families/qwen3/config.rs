@@ -25,10 +25,11 @@ pub(crate) const UPPER_WINDOW: Setting = Setting::Keys { read: read_window, writ
 /// A window of `sliding_window` tokens in the layers that `layer_types` names, or from number `max_window_layers` on.
 fn read_window(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
     let size = windows::switched_size(fields)?;
+    let first = fields.get("max_window_layers");
     let layers = match windows::layer_types(fields, config.num_layers)? {
         Some(layers) => layers,
         None => {
-            let first = fields.get("max_window_layers").map_or(Some(28), Value::as_u64);
+            let first = first.map_or(Some(28), Value::as_u64);
             let first = first.and_then(|first| usize::try_from(first).ok());
             let expected = "an integer of at least 0";
             let first = first.ok_or_else(|| fields.error("max_window_layers", "something else", expected))?;

@@ -25,6 +25,7 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting::Keys { read: |fields, c| rope::read(fields, c, FORM), write: rope::write },
     Setting::Keys { read: read_no_rope, write: write_no_rope },
     Setting::Keys { read: read_window, write: windows::write_switched },
+    Setting::Unused(&["no_rope_layer_interval"]),
 ];
 
 /// `no_rope_layers` has 1 for layers with rotary embedding; without it every `no_rope_layer_interval`-th layer has none.

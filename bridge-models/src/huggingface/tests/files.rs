@@ -44,6 +44,23 @@ fn an_export_has_the_bytes_of_the_import() {
 }
 
 #[test]
+fn keys_that_nothing_follows_from_are_told() {
+    for name in &golden_models() {
+        assert_eq!(HfModel::open(&golden(name)).unwrap().remark(), None, "{name}");
+        let folder = changed_copy(name, |_| {});
+        let mut settings = settings_of(name);
+        settings.insert("attention_sinks_of_its_own".into(), 4.into());
+        settings.insert("use_another_way".into(), false.into());
+        std::fs::write(folder.path().join("config.json"), serde_json::to_vec(&settings).unwrap()).unwrap();
+        let remark = HfModel::open(folder.path()).unwrap().remark().expect(name);
+        assert!(
+            remark.ends_with("config.json: not read, and without effect here: `attention_sinks_of_its_own` = 4"),
+            "{remark}"
+        );
+    }
+}
+
+#[test]
 fn weights_may_be_read_by_whoever_may_read_the_settings() {
     use std::os::unix::fs::PermissionsExt;
     let model = HfModel::open(&golden("gpt2")).unwrap();
