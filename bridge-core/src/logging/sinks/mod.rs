@@ -11,7 +11,9 @@ mod rank_log;
 mod run_record;
 mod tensor_table;
 mod tensorboard;
+mod tracked;
 mod train_log;
+mod wandb;
 
 use super::sink::{OpenError, Opened, Sink, SinkContext};
 
@@ -30,8 +32,9 @@ const RECIPE: &[Open] = &[
     tensorboard::open,
     progress_log::open,
     plot::open,
-    // After what it sends at the end.
+    // After what they send at the end.
     mlflow::open,
+    wandb::open,
     train_log::open,
     run_record::open,
     tensor_table::open,

@@ -1,0 +1,59 @@
+//! What all trackers are told: which figures, by which names, and which files at the end.
+
+use std::path::PathBuf;
+
+use crate::config::RunConfig;
+use crate::logging::MetricValue;
+use crate::logging::record::{Figure, Record, RecordKind, Scope};
+
+/// Figures with the names that they have in TensorBoard, where they are due: each `interval` steps.
+pub(super) fn values(record: &Record, interval: u64) -> Vec<(String, MetricValue)> {
+    let is_due = record.kind != RecordKind::Train || record.iteration.is_multiple_of(interval);
+    let shows = |figure: &&Figure| is_due || figure.scope == Scope::Interval;
+    let value = |figure: &Figure| {
+        let tag = figure.board.as_ref()?;
+        figure.value.number().map(|_| (tag.name.clone(), figure.value.clone()))
+    };
+    let mut values: Vec<_> = record.figures.iter().filter(shows).filter_map(value).collect();
+    if record.kind == RecordKind::Train && is_due {
+        values.push(("samples vs steps".into(), record.consumed_samples.into()));
+    }
+    values
+}
+
+/// Upstream's names of evaluations at MLflow and Comet: `val/lm loss`, `val/lm loss ppl`.
+pub(super) fn of_validation(kind: RecordKind, tag: &str) -> String {
+    let RecordKind::Evaluation(split, _) = kind else {
+        return tag.to_owned();
+    };
+    let part = if kind.name() == "valid" { "val" } else { kind.name() };
+    format!("{part}/{}", tag.replacen(&format!(" {}", split.name()), "", 1))
+}
+
+/// The loss curve and the tokenizer's file, which are sent at the end where they are there: names there and here.
+pub(super) fn files(config: &RunConfig) -> Vec<(String, PathBuf)> {
+    let curves = ["loss.png", "loss.svg"].map(|name| (name.to_owned(), config.logger.log_dir.join(name)));
+    let tokenizer = config.tokenizer.tokenizer_model.clone().map(|path| match path.is_dir() {
+        true => path.join("tokenizer.json"),
+        false => path,
+    });
+    let name = |path: &PathBuf| path.file_name().map(|name| format!("tokenizer/{}", name.to_string_lossy()));
+    let tokenizer = tokenizer.and_then(|path| Some((name(&path)?, path)));
+    curves.into_iter().chain(tokenizer).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::logging::record::{Occasion, Split};
+
+    #[test]
+    fn evaluations_have_upstreams_names() {
+        let valid = RecordKind::Evaluation(Split::Valid, Occasion::DuringTraining);
+        assert_eq!(of_validation(valid, "lm loss validation"), "val/lm loss");
+        assert_eq!(of_validation(valid, "lm loss validation ppl"), "val/lm loss ppl");
+        let test = RecordKind::Evaluation(Split::Test, Occasion::AfterTraining);
+        assert_eq!(of_validation(test, "lm loss test"), "test/lm loss");
+        assert_eq!(of_validation(RecordKind::Train, "lm loss"), "lm loss");
+    }
+}

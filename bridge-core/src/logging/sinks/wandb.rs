@@ -1,0 +1,265 @@
+//! Weights & Biases: the run's figures, recipe, loss curve, tokenizer and the places of its checkpoints, in a folder that `wandb sync` sends
+//! (`logger.wandb_*`). A folder that cannot be written costs the run nothing but what would be in it.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use bridge_data::outside;
+
+use super::tracked;
+use crate::config::RunConfig;
+use crate::logging::record::{Ending, Record, RunEnd, RunStart, SaveRecord, SaveStage};
+use crate::logging::sink::{OpenError, Opened, Sink, SinkContext, SinkError};
+use crate::logging::tracker::now;
+use crate::logging::wandb::{
+    Checkpoint, DataStore, Earlier, Row, RunHead, exit, files, head, history, json_of_setting, look_at_earlier, run, summary,
+};
+
+const NAME: &str = "Weights & Biases";
+
+/// How long to wait before a folder that could not be made is tried again.
+const PAUSE: Duration = Duration::from_secs(10);
+
+/// Characters of a tag that W&B takes.
+const LONGEST_TAG: usize = 64;
+
+struct WandbSink {
+    /// Where the folders of runs are.
+    place: PathBuf,
+    head: RunHead,
+    recipe: String,
+    /// Steps between figures.
+    interval: u64,
+    /// The last step, unless the run ends before it.
+    train_iters: u64,
+    /// What is copied at the end, where it is there: names there and here.
+    files: Vec<(String, PathBuf)>,
+    /// Where checkpoints are.
+    saved: Option<PathBuf>,
+    log: Option<Log>,
+    /// The figures of the last step, to which an evaluation may add.
+    row: Option<Row>,
+    /// What could not be done, and when it is tried again.
+    trouble: Option<(String, Instant)>,
+}
+
+/// The open log of this job.
+struct Log {
+    folder: PathBuf,
+    store: DataStore,
+    /// Records so far.
+    number: u64,
+    earlier: Earlier,
+    begun: Instant,
+}
+
+pub(super) fn open(context: &SinkContext) -> Opened {
+    let (config, logger) = (context.config, &context.config.logger);
+    let Some(project) = logger.wandb_project.clone() else {
+        return Ok(None);
+    };
+    // What no setting of Megatron Bridge says, W&B's own client takes from the environment.
+    let of = |name: &str| std::env::var(name).unwrap_or_default();
+    let tags: Vec<String> = of("WANDB_TAGS").split(',').map(str::trim).map(str::to_owned).filter(|tag| !tag.is_empty()).collect();
+    if let Some(tag) = tags.iter().find(|tag| tag.chars().count() > LONGEST_TAG) {
+        let message = format!("the tag {tag:?} is too long; W&B takes {LONGEST_TAG} characters");
+        return Err(OpenError::Setting { key: "WANDB_TAGS", message });
+    }
+    let recipe = config.to_toml();
+    let head = RunHead {
+        id: context.run.chars().filter(char::is_ascii_alphanumeric).collect(),
+        entity: logger.wandb_entity.clone().unwrap_or_default(),
+        project,
+        name: logger.wandb_exp_name.clone().unwrap_or_else(|| config.name.clone()),
+        group: of("WANDB_RUN_GROUP"),
+        job_type: of("WANDB_JOB_TYPE"),
+        notes: of("WANDB_NOTES"),
+        tags,
+        config: settings(&recipe),
+        starting_step: context.iteration,
+        is_resumed: false,
+        time: 0,
+        runtime: 0.0,
+    };
+    Ok(Some(Box::new(WandbSink::new(config, head, recipe))))
+}
+
+/// The resolved recipe, by section.
+fn settings(recipe: &str) -> Vec<(String, String)> {
+    let table: toml::Table = recipe.parse().unwrap_or_default();
+    table.iter().map(|(key, value)| (key.clone(), json_of_setting(value))).collect()
+}
+
+impl WandbSink {
+    fn new(config: &RunConfig, head: RunHead, recipe: String) -> Self {
+        let logger = &config.logger;
+        Self {
+            place: logger.wandb_save_dir.clone().unwrap_or_else(|| logger.log_dir.clone()).join("wandb"),
+            head,
+            recipe,
+            interval: logger.tensorboard_log_interval as u64,
+            train_iters: config.train.train_iters as u64,
+            files: tracked::files(config),
+            saved: config.checkpoint.save.clone(),
+            log: None,
+            row: None,
+            trouble: None,
+        }
+    }
+
+    /// The log, which is begun where there is none yet.
+    fn log(&mut self) -> Result<&mut Log, SinkError> {
+        if self.log.is_none() {
+            if let Some((why, until)) = &self.trouble
+                && Instant::now() < *until
+            {
+                return Err(why.clone().into());
+            }
+            let begun = begin(&self.place, &mut self.head, &self.recipe);
+            let begun = begun.map_err(|error| format!("{}: {error}", self.place.display()));
+            self.log = Some(begun.inspect_err(|why| self.trouble = Some((why.clone(), Instant::now() + PAUSE)))?);
+        }
+        self.log.as_mut().ok_or_else(|| "no log".into())
+    }
+
+    /// Writes the figures of the last step.
+    fn flush(&mut self) -> Result<(), SinkError> {
+        let Some(row) = self.row.take() else {
+            return Ok(());
+        };
+        let log = self.log()?;
+        if log.earlier.sent.is_some_and(|sent| row.step <= sent) {
+            // W&B has the step of the job that did it first, and takes none twice.
+            return Ok(());
+        }
+        let number = log.number;
+        log.add(&[history(number, &row), summary(number + 1, &row)])
+    }
+
+    /// Copies what is there, and says so. All are tried; the first that fails is told.
+    fn copy(&mut self) -> Result<(), SinkError> {
+        let there: Vec<(String, PathBuf)> = self.files.drain(..).filter(|(_, path)| path.is_file()).collect();
+        let log = self.log()?;
+        let folder = log.folder.join("files");
+        let (mut copied, mut failed) = (Vec::new(), Ok(()));
+        for (name, path) in &there {
+            match copy(path, &folder.join(name)) {
+                Ok(()) => copied.push(name.as_str()),
+                Err(error) => failed = failed.and(Err(format!("{}: {error}", path.display()).into())),
+            }
+        }
+        if !copied.is_empty() {
+            log.add(&[files(log.number, copied)])?;
+        }
+        failed
+    }
+}
+
+impl Log {
+    fn runtime(&self) -> f64 {
+        self.earlier.runtime + self.begun.elapsed().as_secs_f64()
+    }
+
+    fn add(&mut self, records: &[Vec<u8>]) -> Result<(), SinkError> {
+        self.store.add(records)?;
+        self.number += records.len() as u64;
+        Ok(())
+    }
+}
+
+/// Begins the folder of a job.
+fn begin(place: &Path, run_head: &mut RunHead, recipe: &str) -> io::Result<Log> {
+    fs::create_dir_all(place)?;
+    let earlier = look_at_earlier(place, &run_head.id, run_head.starting_step)?;
+    let folder = new_folder(place, &run_head.id)?;
+    run_head.is_resumed = earlier.jobs > 0 || run_head.starting_step > 0;
+    (run_head.time, run_head.runtime) = (now(), earlier.runtime);
+    let written = || -> io::Result<DataStore> {
+        fs::create_dir(folder.join("files"))?;
+        fs::write(folder.join("files").join("recipe.toml"), recipe)?;
+        let mut store = DataStore::create(&folder.join(format!("run-{}.wandb", run_head.id)))?;
+        store.add(&[head(1), run(2, run_head), files(3, ["recipe.toml"])])?;
+        Ok(store)
+    };
+    let store = written().inspect_err(|_| {
+        // A folder without a log is none.
+        let _ = fs::remove_dir_all(&folder);
+    })?;
+    Ok(Log { folder, store, number: 4, earlier, begun: Instant::now() })
+}
+
+/// Makes the folder of a job that begins now; jobs of the same second have the next ones.
+fn new_folder(place: &Path, id: &str) -> io::Result<PathBuf> {
+    let mut time = chrono::Local::now();
+    loop {
+        let folder = place.join(format!("offline-run-{}-{id}", time.format("%Y%m%d_%H%M%S")));
+        match fs::create_dir(&folder) {
+            Ok(()) => return Ok(folder),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => time += chrono::Duration::seconds(1),
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn copy(from: &Path, to: &Path) -> io::Result<()> {
+    if let Some(folder) = to.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    let (mut input, _) = outside::open(from)?;
+    io::copy(&mut input, &mut outside::create(to)?).map(drop)
+}
+
+impl Sink for WandbSink {
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn on_run_start(&mut self, _start: &RunStart) -> Result<(), SinkError> {
+        // What fails is told with the first record, and ends no run.
+        let _ = self.log();
+        Ok(())
+    }
+
+    fn on_record(&mut self, record: &Record) -> Result<(), SinkError> {
+        let values = tracked::values(record, self.interval);
+        if values.is_empty() {
+            return Ok(());
+        }
+        let is_next = self.row.as_ref().is_some_and(|row| row.step != record.iteration);
+        let flushed = if is_next { self.flush() } else { Ok(()) };
+        let runtime = self.log()?.runtime();
+        let new = || Row { step: record.iteration, timestamp: 0.0, runtime, values: Vec::new() };
+        let row = self.row.get_or_insert_with(new);
+        (row.timestamp, row.runtime) = (now() as f64 / 1000.0, runtime);
+        row.values.retain(|(name, _)| values.iter().all(|(new, _)| new != name));
+        row.values.extend(values);
+        flushed
+    }
+
+    fn on_save(&mut self, save: &SaveRecord) -> Result<(), SinkError> {
+        // A run that goes on from here does this step no more. Evaluations at the end add to the last one.
+        let flushed = if save.iteration < self.train_iters { self.flush() } else { Ok(()) };
+        let Some(folder) = self.saved.as_ref().filter(|_| save.stage != SaveStage::Begun) else {
+            return flushed;
+        };
+        let name = format!("iter_{:07}", save.iteration);
+        let uri = format!("file://{}", std::path::absolute(folder)?.join(&name).display());
+        self.log()?;
+        let (head, iteration) = (&self.head, save.iteration);
+        if let Some(log) = &mut self.log {
+            log.add(&[Checkpoint { run: head, name: &name, uri: &uri, iteration }.record(log.number)])?;
+        }
+        flushed
+    }
+
+    fn on_run_end(&mut self, end: &mut RunEnd) -> Result<(), SinkError> {
+        // All are tried; the first that fails is told.
+        let written = [self.flush(), self.copy()];
+        let code = i64::from(matches!(end.ending, Ending::Failed(_)));
+        let log = self.log()?;
+        let over = log.add(&[exit(log.number, code, log.runtime())]);
+        written.into_iter().chain([over]).collect()
+    }
+}
