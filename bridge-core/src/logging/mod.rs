@@ -3,6 +3,7 @@
 
 mod bars;
 pub mod chart;
+mod comet;
 pub mod curves;
 mod energy;
 pub mod flight;

@@ -1,5 +1,6 @@
 //! The sinks that recipes can ask for, a file each. A new one is a file with `open`, and its line in `RECIPE`.
 
+mod comet;
 mod console;
 mod lines;
 mod metrics_jsonl;
@@ -35,6 +36,7 @@ const RECIPE: &[Open] = &[
     // After what they send at the end.
     mlflow::open,
     wandb::open,
+    comet::open,
     train_log::open,
     run_record::open,
     tensor_table::open,

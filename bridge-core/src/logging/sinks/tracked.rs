@@ -1,10 +1,52 @@
-//! What all trackers are told: which figures, by which names, and which files at the end.
+//! What all trackers are told: which figures, by which names, and which files at the end; and how their files are made.
 
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use crate::config::RunConfig;
 use crate::logging::MetricValue;
 use crate::logging::record::{Figure, Record, RecordKind, Scope};
+use crate::logging::sink::SinkError;
+
+/// How long to wait before a file that could not be made is tried again.
+const PAUSE: Duration = Duration::from_secs(10);
+
+/// A file that is made when it is needed, and tried again now and then where that fails.
+pub(super) struct Lazily<T> {
+    made: Option<T>,
+    /// Why it could not be made, and when it is tried again.
+    trouble: Option<(String, Instant)>,
+}
+
+impl<T> Default for Lazily<T> {
+    fn default() -> Self {
+        Self { made: None, trouble: None }
+    }
+}
+
+impl<T> Lazily<T> {
+    /// What is made by `make` in the folder `place`.
+    ///
+    /// # Errors
+    /// Why it cannot be made.
+    pub fn get(&mut self, place: &Path, make: impl FnOnce() -> io::Result<T>) -> Result<&mut T, SinkError> {
+        if self.made.is_none() {
+            if let Some((why, until)) = &self.trouble
+                && Instant::now() < *until
+            {
+                return Err(why.clone().into());
+            }
+            match make() {
+                Ok(made) => self.made = Some(made),
+                Err(error) => self.trouble = Some((format!("{}: {error}", place.display()), Instant::now() + PAUSE)),
+            }
+        }
+        let why = || self.trouble.as_ref().map(|(why, _)| why.clone()).unwrap_or_default();
+        let why = if self.made.is_none() { why() } else { String::new() };
+        self.made.as_mut().ok_or_else(|| why.into())
+    }
+}
 
 /// Figures with the names that they have in TensorBoard, where they are due: each `interval` steps.
 pub(super) fn values(record: &Record, interval: u64) -> Vec<(String, MetricValue)> {

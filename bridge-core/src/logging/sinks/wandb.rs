@@ -4,11 +4,11 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bridge_data::outside;
 
-use super::tracked;
+use super::tracked::{self, Lazily};
 use crate::config::RunConfig;
 use crate::logging::record::{Ending, Record, RunEnd, RunStart, SaveRecord, SaveStage};
 use crate::logging::sink::{OpenError, Opened, Sink, SinkContext, SinkError};
@@ -18,9 +18,6 @@ use crate::logging::wandb::{
 };
 
 const NAME: &str = "Weights & Biases";
-
-/// How long to wait before a folder that could not be made is tried again.
-const PAUSE: Duration = Duration::from_secs(10);
 
 /// Characters of a tag that W&B takes.
 const LONGEST_TAG: usize = 64;
@@ -38,11 +35,9 @@ struct WandbSink {
     files: Vec<(String, PathBuf)>,
     /// Where checkpoints are.
     saved: Option<PathBuf>,
-    log: Option<Log>,
+    log: Lazily<Log>,
     /// The figures of the last step, to which an evaluation may add.
     row: Option<Row>,
-    /// What could not be done, and when it is tried again.
-    trouble: Option<(String, Instant)>,
 }
 
 /// The open log of this job.
@@ -103,25 +98,15 @@ impl WandbSink {
             train_iters: config.train.train_iters as u64,
             files: tracked::files(config),
             saved: config.checkpoint.save.clone(),
-            log: None,
+            log: Lazily::default(),
             row: None,
-            trouble: None,
         }
     }
 
     /// The log, which is begun where there is none yet.
     fn log(&mut self) -> Result<&mut Log, SinkError> {
-        if self.log.is_none() {
-            if let Some((why, until)) = &self.trouble
-                && Instant::now() < *until
-            {
-                return Err(why.clone().into());
-            }
-            let begun = begin(&self.place, &mut self.head, &self.recipe);
-            let begun = begun.map_err(|error| format!("{}: {error}", self.place.display()));
-            self.log = Some(begun.inspect_err(|why| self.trouble = Some((why.clone(), Instant::now() + PAUSE)))?);
-        }
-        self.log.as_mut().ok_or_else(|| "no log".into())
+        let Self { place, head, recipe, log, .. } = self;
+        log.get(place, || begin(place, head, recipe))
     }
 
     /// Writes the figures of the last step.
@@ -246,11 +231,9 @@ impl Sink for WandbSink {
         };
         let name = format!("iter_{:07}", save.iteration);
         let uri = format!("file://{}", std::path::absolute(folder)?.join(&name).display());
-        self.log()?;
-        let (head, iteration) = (&self.head, save.iteration);
-        if let Some(log) = &mut self.log {
-            log.add(&[Checkpoint { run: head, name: &name, uri: &uri, iteration }.record(log.number)])?;
-        }
+        let number = self.log()?.number;
+        let saved = Checkpoint { run: &self.head, name: &name, uri: &uri, iteration: save.iteration }.record(number);
+        self.log()?.add(&[saved])?;
         flushed
     }
 
