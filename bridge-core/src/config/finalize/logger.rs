@@ -86,8 +86,18 @@ fn trackers(draft: &mut Draft<'_>) {
         }
     }
     for (main, is_used, name, is_given) in [
-        ("logger.mlflow_experiment", logger.mlflow_experiment.is_some(), "logger.mlflow_run_name", logger.mlflow_run_name.is_some()),
-        ("logger.comet_project", logger.comet_project.is_some(), "logger.comet_experiment_name", logger.comet_experiment_name.is_some()),
+        (
+            "logger.mlflow_experiment",
+            logger.mlflow_experiment.is_some(),
+            "logger.mlflow_run_name",
+            logger.mlflow_run_name.is_some(),
+        ),
+        (
+            "logger.comet_project",
+            logger.comet_project.is_some(),
+            "logger.comet_experiment_name",
+            logger.comet_experiment_name.is_some(),
+        ),
     ] {
         draft.require(is_given || !is_used, name, format!("must be given with {main}"));
     }
@@ -116,7 +126,9 @@ fn names(draft: &mut Draft<'_>) {
     draft.forbid(
         is_refused,
         "logger.wandb_project",
-        format!("{project:?} is no name that W&B takes; expected at most 128 characters, none of them one of / \\ # ? % :"),
+        format!(
+            "{project:?} is no name that W&B takes; expected at most 128 characters, none of them one of / \\ # ? % :"
+        ),
     );
 }
 

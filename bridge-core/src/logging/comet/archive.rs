@@ -72,7 +72,8 @@ impl Archive {
             entries.push(put(&mut bytes, 0, &asset.name, &asset.content)?);
         }
         let messages = bytes.len() as u64;
-        let header = Entry { name: MESSAGES.into(), flags: UTF8 | SIZES_FOLLOW, checksum: 0, size: 0, offset: messages };
+        let header =
+            Entry { name: MESSAGES.into(), flags: UTF8 | SIZES_FOLLOW, checksum: 0, size: 0, offset: messages };
         put_local(&mut bytes, &header);
         let (end, checksum) = (bytes.len() as u64, Hasher::new());
         let mut archive = Self { file, entries, messages, end: 0, checksum, tail: Vec::new() };
@@ -154,11 +155,25 @@ impl Archive {
         }
         let before: Vec<Entry> = entries.iter().filter(|entry| entry.offset < messages.offset).cloned().collect();
         let file = OpenOptions::new().write(true).open(path)?;
-        let mut archive =
-            Self { file, entries: before, messages: messages.offset, end, checksum: checksum.clone(), tail: Vec::new() };
+        let mut archive = Self {
+            file,
+            entries: before,
+            messages: messages.offset,
+            end,
+            checksum: checksum.clone(),
+            tail: Vec::new(),
+        };
         archive.tail = archive.tail_of(end, &checksum, &[], &content)?;
         archive.file.write_all_at(&archive.tail, end)?;
         archive.file.set_len(end + archive.tail.len() as u64)
+    }
+}
+
+#[cfg(test)]
+impl Archive {
+    /// The file that is written.
+    pub fn file_mut(&mut self) -> &mut File {
+        &mut self.file
     }
 }
 

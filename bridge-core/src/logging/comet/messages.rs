@@ -83,6 +83,9 @@ impl Messages {
 
     /// A figure. What is not finite is a text, as it is for Comet.
     pub fn metric(&mut self, (time, step): (u64, u64), name: &str, value: &MetricValue) {
+        // By its text: a float32 stays as short as it is in `metrics.jsonl`.
+        let value: Value =
+            serde_json::to_string(value).and_then(|text| serde_json::from_str(&text)).unwrap_or_default();
         let metric = json!({ "epoch": null, "metricName": name, "metricValue": value, "step": step });
         self.put("metric_msg", json!({ "local_timestamp": time, "metric": metric }));
     }

@@ -5,7 +5,7 @@ mod archive;
 mod messages;
 
 pub(super) use archive::{Archive, Asset};
-pub(super) use messages::{Messages, Experiment, key_of, step_of_line};
+pub(super) use messages::{Experiment, Messages, key_of, step_of_line};
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -117,7 +117,8 @@ fn new_archive(place: &Path, experiment: &Experiment, iteration: u64, recipe: &s
     fs::create_dir_all(place)?;
     let assets = [Asset { name: "recipe.toml".into(), content: recipe.as_bytes().to_vec() }];
     for number in 1_u64.. {
-        let name = if number == 1 { format!("{}.zip", experiment.key) } else { format!("{}-{number}.zip", experiment.key) };
+        let name =
+            if number == 1 { format!("{}.zip", experiment.key) } else { format!("{}-{number}.zip", experiment.key) };
         let path = place.join(name);
         if path.exists() {
             let is_kept = |line: &str| step_of_line(line).is_none_or(|step| step <= iteration);
@@ -193,5 +194,104 @@ impl Sink for CometSink {
             }
         }
         self.write(&assets).and(failed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::logging::comet::tests::unpack;
+    use crate::logging::record::{Figure, RecordKind};
+
+    const START: RunStart = RunStart { iteration: 0, flops: 0.0, train_iters: None };
+
+    fn sink(folder: &Path, iteration: u64) -> CometSink {
+        CometSink {
+            place: folder.join("comet"),
+            name: "n".into(),
+            experiment: Experiment { key: key_of("a"), project: "p".into(), ..Experiment::default() },
+            recipe: "[model]\nlayers = 2\nlr = inf\n".into(),
+            iteration,
+            interval: 1,
+            files: vec![("tokenizer/t.json".into(), folder.join("t.json"))],
+            saved: None,
+            archive: Lazily::default(),
+            messages: Messages::default(),
+        }
+    }
+
+    fn train(sink: &mut CometSink, steps: std::ops::RangeInclusive<u64>) {
+        for iteration in steps {
+            let figures = vec![Figure::new("loss", "", "", 1.0_f32 / iteration as f32).board("lm loss")];
+            let record = Record {
+                kind: RecordKind::Train,
+                iteration,
+                consumed_samples: iteration,
+                ends_interval: true,
+                figures,
+            };
+            sink.on_record(&record).unwrap();
+        }
+    }
+
+    fn messages(path: &Path) -> Vec<Value> {
+        let text = String::from_utf8(unpack(path).remove("messages.json").unwrap()).unwrap();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    fn losses(path: &Path) -> Vec<(u64, f64)> {
+        let messages = messages(path);
+        let metrics = messages.iter().map(|message| &message["payload"]["metric"]);
+        let loss = |metric: &Value| (metric["step"].as_u64().unwrap(), metric["metricValue"].as_f64().unwrap());
+        metrics.filter(|metric| metric["metricName"] == "lm loss").map(loss).collect()
+    }
+
+    #[test]
+    fn a_run_that_is_killed_and_goes_on_has_each_step_once() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("t.json"), "{}").unwrap();
+        let mut first = sink(folder.path(), 0);
+        first.on_run_start(&START).unwrap();
+        train(&mut first, 1..=3);
+        // Killed here.
+        drop(first);
+        let path = |name: &str| folder.path().join("comet").join(format!("{}{name}.zip", key_of("a")));
+        assert_eq!(losses(&path("")), [(1, 1.0), (2, 0.5), (3, 0.333_333_34)]);
+        let mut second = sink(folder.path(), 2);
+        second.on_run_start(&START).unwrap();
+        train(&mut second, 3..=4);
+        let ending = Ending::Failed("why".into());
+        second.on_run_end(&mut RunEnd { ending, iteration: 4, missing: None, warnings: Vec::new() }).unwrap();
+        assert_eq!(losses(&path("")), [(1, 1.0), (2, 0.5)]);
+        assert_eq!(losses(&path("-2")), [(3, 0.333_333_34), (4, 0.25)]);
+        let files = unpack(&path("-2"));
+        assert_eq!((&files["tokenizer-t.json"][..], files["recipe.toml"].len()), (&b"{}"[..], 28));
+        assert!(String::from_utf8_lossy(&files["experiment.json"]).contains("\"customer_error_message\":\"why\""));
+        let messages = messages(&path("-2"));
+        let of = |kind: &str| {
+            messages.iter().filter(|message| message["type"] == kind).map(|m| m["payload"].clone()).collect::<Vec<_>>()
+        };
+        let params: Vec<Value> =
+            of("parameter_msg").iter().map(|payload| payload["param"]["paramValue"].clone()).collect();
+        assert_eq!(params, [Value::from(2), Value::from("inf")]);
+        assert_eq!(of("file_upload")[1]["file_path"], "tokenizer-t.json");
+        let others: Vec<Value> = of("log_other").iter().map(|payload| payload["value"].clone()).collect();
+        assert_eq!(others, [Value::from(true), "n".into(), true.into(), "failed".into()]);
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_made_is_told_with_each_record_and_ends_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("comet"), "a file").unwrap();
+        let mut sink = sink(folder.path(), 0);
+        sink.on_run_start(&START).unwrap();
+        let figures = vec![Figure::new("loss", "", "", 1.0).board("lm loss")];
+        let record =
+            Record { kind: RecordKind::Train, iteration: 1, consumed_samples: 1, ends_interval: true, figures };
+        assert!(sink.on_record(&record).unwrap_err().to_string().contains("/comet: "));
+        std::fs::remove_file(folder.path().join("comet")).unwrap();
+        sink.archive.try_again();
+        train(&mut sink, 2..=2);
+        assert_eq!(losses(&folder.path().join("comet").join(format!("{}.zip", key_of("a")))), [(2, 0.5)]);
     }
 }

@@ -4,11 +4,11 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
+use super::tracked;
 use crate::config::diff_from_defaults;
 use crate::logging::MetricValue;
 use crate::logging::record::{Ending, Record, RunEnd, RunStart, SaveRecord, SaveStage};
 use crate::logging::sink::{OpenError, Opened, Sink, SinkContext, SinkError};
-use super::tracked;
 use crate::logging::tracker::{Item, MlFlow, Target, Tracker, now, number};
 
 const NAME: &str = "mlflow";

@@ -48,13 +48,23 @@ impl<T> Lazily<T> {
     }
 }
 
+#[cfg(test)]
+impl<T> Lazily<T> {
+    /// Tries again at once.
+    pub fn try_again(&mut self) {
+        self.trouble = None;
+    }
+}
+
 /// Figures with the names that they have in TensorBoard, where they are due: each `interval` steps.
 pub(super) fn values(record: &Record, interval: u64) -> Vec<(String, MetricValue)> {
     let is_due = record.kind != RecordKind::Train || record.iteration.is_multiple_of(interval);
     let shows = |figure: &&Figure| is_due || figure.scope == Scope::Interval;
     let value = |figure: &Figure| {
-        let tag = figure.board.as_ref()?;
-        figure.value.number().map(|_| (tag.name.clone(), figure.value.clone()))
+        // As it is in `metrics.jsonl`, where it is there.
+        let values = [figure.file.as_ref(), Some(&figure.value)];
+        let value = values.into_iter().flatten().find(|value| value.number().is_some())?;
+        Some((figure.board.as_ref()?.name.clone(), value.clone()))
     };
     let mut values: Vec<_> = record.figures.iter().filter(shows).filter_map(value).collect();
     if record.kind == RecordKind::Train && is_due {

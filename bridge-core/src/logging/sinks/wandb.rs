@@ -14,7 +14,8 @@ use crate::logging::record::{Ending, Record, RunEnd, RunStart, SaveRecord, SaveS
 use crate::logging::sink::{OpenError, Opened, Sink, SinkContext, SinkError};
 use crate::logging::tracker::now;
 use crate::logging::wandb::{
-    Checkpoint, DataStore, Earlier, Row, RunHead, exit, files, head, history, json_of_setting, look_at_earlier, run, summary,
+    Checkpoint, DataStore, Earlier, Row, RunHead, exit, files, head, history, json_of_setting, look_at_earlier, run,
+    summary,
 };
 
 const NAME: &str = "Weights & Biases";
@@ -57,7 +58,8 @@ pub(super) fn open(context: &SinkContext) -> Opened {
     };
     // What no setting of Megatron Bridge says, W&B's own client takes from the environment.
     let of = |name: &str| std::env::var(name).unwrap_or_default();
-    let tags: Vec<String> = of("WANDB_TAGS").split(',').map(str::trim).map(str::to_owned).filter(|tag| !tag.is_empty()).collect();
+    let tags: Vec<String> =
+        of("WANDB_TAGS").split(',').map(str::trim).map(str::to_owned).filter(|tag| !tag.is_empty()).collect();
     if let Some(tag) = tags.iter().find(|tag| tag.chars().count() > LONGEST_TAG) {
         let message = format!("the tag {tag:?} is too long; W&B takes {LONGEST_TAG} characters");
         return Err(OpenError::Setting { key: "WANDB_TAGS", message });
@@ -244,5 +246,130 @@ impl Sink for WandbSink {
         let log = self.log()?;
         let over = log.add(&[exit(log.number, code, log.runtime())]);
         written.into_iter().chain([over]).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::logging::MetricValue;
+    use crate::logging::record::{Figure, Occasion, RecordKind, Split};
+    use crate::logging::wandb::tests::{Message, decode, last_log};
+
+    const START: RunStart = RunStart { iteration: 0, flops: 0.0, train_iters: None };
+
+    fn sink(folder: &Path, iteration: u64) -> WandbSink {
+        let head = RunHead { id: "r1".into(), project: "p".into(), starting_step: iteration, ..RunHead::default() };
+        WandbSink {
+            place: folder.join("wandb"),
+            head,
+            recipe: "name = 1".into(),
+            interval: 1,
+            train_iters: 4,
+            files: vec![("loss.png".into(), folder.join("loss.png")), ("tokenizer/t.json".into(), folder.join("none"))],
+            saved: Some(folder.join("ckpt")),
+            log: Lazily::default(),
+            row: None,
+        }
+    }
+
+    fn record(kind: RecordKind, iteration: u64, tag: &str, value: impl Into<MetricValue>) -> Record {
+        let figures = vec![Figure::new("f", "", "", value).board(tag), Figure::new("hidden", "", "", 1_u64)];
+        Record { kind, iteration, consumed_samples: 8 * iteration, ends_interval: true, figures }
+    }
+
+    fn train(sink: &mut WandbSink, steps: std::ops::RangeInclusive<u64>) {
+        for step in steps {
+            sink.on_record(&record(RecordKind::Train, step, "lm loss", 1.0_f32 / step as f32)).unwrap();
+        }
+    }
+
+    fn end(sink: &mut WandbSink, ending: Ending) {
+        sink.on_run_end(&mut RunEnd { ending, iteration: 4, missing: None, warnings: Vec::new() }).unwrap();
+    }
+
+    /// The rows of the last job: step, and JSON of a figure.
+    fn rows(records: &[Message], name: &str) -> Vec<(u64, Option<String>)> {
+        let row = |record: &Message| {
+            let history = record.message(2)?;
+            let items = history.items(1);
+            assert_eq!(items["_step"], history.message(2)?.number(1).to_string());
+            Some((history.message(2)?.number(1), items.get(name).cloned()))
+        };
+        records.iter().filter_map(row).collect()
+    }
+
+    #[test]
+    fn a_run_that_is_killed_and_goes_on_has_each_step_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let saved = |iteration| SaveRecord { iteration, stage: SaveStage::Saved, flops: 0.0, tokens: 0 };
+        let mut first = sink(folder.path(), 0);
+        first.on_run_start(&START).unwrap();
+        train(&mut first, 1..=2);
+        let valid = RecordKind::Evaluation(Split::Valid, Occasion::DuringTraining);
+        first.on_record(&record(valid, 2, "lm loss validation", f64::INFINITY)).unwrap();
+        first.on_save(&saved(2)).unwrap();
+        train(&mut first, 3..=3);
+        // Killed here: what is not written yet is lost.
+        let place = folder.path().join("wandb");
+        let records = decode(&last_log(&place, "r1"));
+        assert_eq!(rows(&records, "lm loss"), [(1, Some("1.0".into())), (2, Some("0.5".into()))]);
+        assert_eq!(rows(&records, "lm loss validation"), [(1, None), (2, Some("Infinity".into()))]);
+        assert_eq!(rows(&records, "samples vs steps")[1].1.as_deref(), Some("16"));
+        assert!(!records.iter().any(|record| record.message(18).is_some()), "it did not end");
+        let numbers: Vec<u64> = records.iter().map(|record| record.number(1)).collect();
+        assert_eq!(numbers, (1..=numbers.len() as u64).collect::<Vec<_>>());
+        first.flush().unwrap();
+        drop(first);
+
+        std::fs::write(folder.path().join("loss.png"), "picture").unwrap();
+        let mut second = sink(folder.path(), 2);
+        second.on_run_start(&START).unwrap();
+        train(&mut second, 3..=4);
+        second.on_save(&saved(4)).unwrap();
+        let test = RecordKind::Evaluation(Split::Test, Occasion::AfterTraining);
+        second.on_record(&record(test, 4, "lm loss test", 2.5_f32)).unwrap();
+        end(&mut second, Ending::Finished);
+        let jobs = std::fs::read_dir(&place).unwrap().count();
+        assert_eq!(jobs, 2);
+        let records = decode(&last_log(&place, "r1"));
+        let run = records[1].message(17).unwrap();
+        assert_eq!((run.text(1), run.number(14), run.number(18)), ("r1".into(), 2, 1));
+        assert_eq!(rows(&records, "lm loss"), [(3, Some("0.33333334".into())), (4, Some("0.25".into()))]);
+        assert_eq!(rows(&records, "lm loss test"), [(3, None), (4, Some("2.5".into()))], "in the row of its step");
+        let summary = records.iter().rev().find_map(|record| record.message(3)).unwrap().items(1);
+        assert_eq!((summary["lm loss"].as_str(), summary["_step"].as_str()), ("0.25", "4"));
+        let files: Vec<String> =
+            records.iter().flat_map(|record| record.messages(6)).map(|f| f.message(1).unwrap().text(1)).collect();
+        assert_eq!(files, ["recipe.toml", "loss.png"]);
+        let exit = records.last().unwrap().message(18).unwrap();
+        assert_eq!(exit.number(1), 0);
+        let mut logs: Vec<PathBuf> = std::fs::read_dir(&place).unwrap().map(|entry| entry.unwrap().path()).collect();
+        logs.sort();
+        let earlier = decode(&std::fs::read(logs[0].join("run-r1.wandb")).unwrap());
+        assert_eq!(rows(&earlier, "lm loss").len(), 2, "the third step of the first job is gone");
+        assert_eq!(std::fs::read_to_string(logs[1].join("files/recipe.toml")).unwrap(), "name = 1");
+        assert_eq!(std::fs::read_to_string(logs[1].join("files/loss.png")).unwrap(), "picture");
+        let artifact = earlier.iter().find_map(|record| record.message(8)).unwrap();
+        assert!(artifact.message(12).unwrap().message(4).unwrap().text(3).ends_with("/ckpt/iter_0000002"));
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_made_is_told_with_each_record_and_ends_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("wandb"), "a file").unwrap();
+        let mut sink = sink(folder.path(), 0);
+        sink.on_run_start(&START).unwrap();
+        for step in 1..=2 {
+            let error = sink.on_record(&record(RecordKind::Train, step, "lm loss", 1.0)).unwrap_err();
+            assert!(error.to_string().contains("/wandb: "), "{error}");
+        }
+        std::fs::remove_file(folder.path().join("wandb")).unwrap();
+        sink.log.try_again();
+        train(&mut sink, 3..=3);
+        end(&mut sink, Ending::Failed("why".into()));
+        let records = decode(&last_log(&folder.path().join("wandb"), "r1"));
+        assert_eq!(rows(&records, "lm loss"), [(3, Some("0.33333334".into()))]);
+        assert_eq!(records.last().unwrap().message(18).unwrap().number(1), 1, "the exit code of a failure");
     }
 }

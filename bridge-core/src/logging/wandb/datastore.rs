@@ -61,6 +61,19 @@ impl DataStore {
     }
 }
 
+#[cfg(test)]
+impl DataStore {
+    /// A log in a file that has so much of it.
+    pub fn of(file: File, length: u64) -> Self {
+        Self { file, length }
+    }
+
+    /// How long it is.
+    pub fn length(&self) -> u64 {
+        self.length
+    }
+}
+
 /// Appends the frames of a record to `out`, which begins at `start` of the file.
 fn frame(start: u64, record: &[u8], out: &mut Vec<u8>) {
     let left = |out: &Vec<u8>| BLOCK - (start + out.len() as u64) % BLOCK;

@@ -49,7 +49,7 @@ pub(in crate::logging) fn look_at_earlier(place: &Path, id: &str, iteration: u64
 }
 
 /// The logs of a run, oldest first.
-fn logs(place: &Path, id: &str) -> io::Result<Vec<PathBuf>> {
+pub(super) fn logs(place: &Path, id: &str) -> io::Result<Vec<PathBuf>> {
     let entries = match fs::read_dir(place) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -60,7 +60,8 @@ fn logs(place: &Path, id: &str) -> io::Result<Vec<PathBuf>> {
         let name = folder.file_name().unwrap_or_default().to_string_lossy();
         name.starts_with("offline-run-") && name.ends_with(&format!("-{id}"))
     };
-    let mut logs: Vec<PathBuf> = folders.into_iter().filter(is_own).map(|folder| folder.join(format!("run-{id}.wandb"))).collect();
+    let mut logs: Vec<PathBuf> =
+        folders.into_iter().filter(is_own).map(|folder| folder.join(format!("run-{id}.wandb"))).collect();
     logs.retain(|log| log.is_file());
     logs.sort();
     Ok(logs)

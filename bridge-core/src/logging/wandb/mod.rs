@@ -45,4 +45,4 @@ pub(super) fn json_of_setting(value: &toml::Value) -> String {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
