@@ -61,16 +61,25 @@ pub(super) fn values(record: &Record, interval: u64) -> Vec<(String, MetricValue
     let is_due = record.kind != RecordKind::Train || record.iteration.is_multiple_of(interval);
     let shows = |figure: &&Figure| is_due || figure.scope == Scope::Interval;
     let value = |figure: &Figure| {
-        // As it is in `metrics.jsonl`, where it is there.
-        let values = [figure.file.as_ref(), Some(&figure.value)];
-        let value = values.into_iter().flatten().find(|value| value.number().is_some())?;
-        Some((figure.board.as_ref()?.name.clone(), value.clone()))
+        let name = figure.board.as_ref()?.name.clone();
+        let in_file = figure.file.clone().filter(|value| value.number().is_some());
+        let value = in_file.or_else(|| as_shown(&figure.value))?;
+        Some((name, value))
     };
     let mut values: Vec<_> = record.figures.iter().filter(shows).filter_map(value).collect();
     if record.kind == RecordKind::Train && is_due {
         values.push(("samples vs steps".into(), record.consumed_samples.into()));
     }
     values
+}
+
+/// A number that is not in `metrics.jsonl`, as TensorBoard has it: losses are float32 in the one and in the other.
+fn as_shown(value: &MetricValue) -> Option<MetricValue> {
+    value.number()?;
+    Some(match value {
+        MetricValue::F64(value) => MetricValue::F32(*value as f32),
+        other => other.clone(),
+    })
 }
 
 /// Upstream's names of evaluations at MLflow and Comet: `val/lm loss`, `val/lm loss ppl`.
@@ -98,6 +107,35 @@ pub(super) fn files(config: &RunConfig) -> Vec<(String, PathBuf)> {
 mod tests {
     use super::*;
     use crate::logging::record::{Occasion, Split};
+
+    #[test]
+    fn figures_have_the_values_of_the_metrics_file() {
+        let figures = vec![
+            Figure::new("losses", "", "", 1.0 / 3.0).board("lm loss"),
+            Figure::new("grad_norm", "", "", 0.1).file_as(0.1_f32).board("grad-norm"),
+            Figure::new("learning_rate", "", "", 9e-4).file().board("learning-rate"),
+            Figure::new("mean", "", "", 7_u64).of_interval().board("mean"),
+            Figure::new("hidden", "", "", 1.0).file(),
+            Figure::new("text", "", "", "no number").board("text"),
+        ];
+        let record = |iteration| Record {
+            kind: RecordKind::Train,
+            iteration,
+            consumed_samples: 24,
+            ends_interval: true,
+            figures: figures.clone(),
+        };
+        let of = |name: &str, value: MetricValue| (name.to_owned(), value);
+        let due = [
+            of("lm loss", (1.0_f32 / 3.0).into()),
+            of("grad-norm", 0.1_f32.into()),
+            of("learning-rate", 9e-4.into()),
+            of("mean", 7_u64.into()),
+            of("samples vs steps", 24_u64.into()),
+        ];
+        assert_eq!(values(&record(4), 2), due);
+        assert_eq!(values(&record(3), 2), [due[3].clone()], "what is of the interval shows when it is there");
+    }
 
     #[test]
     fn evaluations_have_upstreams_names() {

@@ -195,7 +195,11 @@ fn copy(from: &Path, to: &Path) -> io::Result<()> {
         fs::create_dir_all(folder)?;
     }
     let (mut input, _) = outside::open(from)?;
-    io::copy(&mut input, &mut outside::create(to)?).map(drop)
+    let copied = io::copy(&mut input, &mut outside::create(to)?).map(drop);
+    copied.inspect_err(|_| {
+        // A part of a file is none.
+        let _ = fs::remove_file(to);
+    })
 }
 
 impl Sink for WandbSink {
