@@ -93,6 +93,7 @@ impl Facets {
         self.checkpoint(folder);
         self.traces(folder);
         self.flight(folder);
+        self.add("tracked", super::tracked::names(&names_of_paths(folder), folder).join("\n"));
         for (facet, file) in [("svg", "logs/loss.svg"), ("progress", "ckpt/progress.txt")] {
             let text = std::fs::read_to_string(folder.join(file)).unwrap_or_default();
             self.add(facet, shapes_of_lines(&text));
@@ -310,10 +311,21 @@ fn names_of_files(folder: &Path) -> Vec<String> {
         // What follows is a digest of what was asked for, samples and seed among it.
         (_, Some(at)) => name[..at].to_owned(),
         _ if name.contains("/metrics-") => "metrics of another run".to_owned(),
-        _ => name.split('/').map(|part| if is_name_of_run(part) { "RUN" } else { part }).collect::<Vec<_>>().join("/"),
+        _ => name.split('/').map(shared_name).collect::<Vec<_>>().join("/"),
     };
     let names: BTreeSet<String> = names_of_paths(folder).into_iter().map(shared).collect();
     names.into_iter().collect()
+}
+
+/// A part of a path, without the name that a run gave itself.
+fn shared_name(part: &str) -> &str {
+    match part.rsplit_once('.') {
+        _ if part.starts_with("offline-run-") => "offline-run-JOB",
+        Some((_, "wandb")) => "run.wandb",
+        Some((key, "zip")) if key.len() == 32 => "KEY.zip",
+        _ if is_name_of_run(part) => "RUN",
+        _ => part,
+    }
 }
 
 /// Whether a folder is called by the name that a run gave itself.

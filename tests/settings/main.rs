@@ -14,3 +14,4 @@ mod row;
 mod rows;
 mod run;
 mod tables;
+mod tracked;

@@ -3,6 +3,7 @@
 
 mod bars;
 pub mod chart;
+mod comet;
 pub mod curves;
 mod energy;
 pub mod flight;
@@ -11,6 +12,7 @@ pub mod losses;
 mod memory;
 pub mod numbers;
 mod progress;
+mod protobuf;
 mod rank_timers;
 mod record;
 mod report;
@@ -22,6 +24,7 @@ pub mod terminal;
 pub mod trace;
 pub mod tracker;
 mod training_log;
+mod wandb;
 
 pub use bars::TerminalProgress;
 pub use energy::EnergyCounters;

@@ -112,6 +112,8 @@ fn trackers() -> Vec<Row> {
         "logger.mlflow_run_name=name",
         "logger.mlflow_tracking_uri=http://127.0.0.1:9",
     ]);
+    let at_wandb = tiny_with(&["logger.wandb_project=p"]);
+    let at_comet = tiny_with(&["logger.comet_project=p", "logger.comet_experiment_name=e"]);
     let names = ["logger.mlflow_run_name=name", "logger.mlflow_tracking_uri=http://127.0.0.1:9"];
     vec![
         row("logger.mlflow_experiment", &tiny(), &[AS_IT_IS, &format!("e & {} & {}", names[0], names[1])])
@@ -119,6 +121,15 @@ fn trackers() -> Vec<Row> {
         row("logger.mlflow_run_name", &tracked, &[AS_IT_IS, "null"]).moves("exit"),
         row("logger.mlflow_tracking_uri", &tracked, &[AS_IT_IS, "ftp://there"]).moves("exit"),
         row("logger.mlflow_tags", &tiny(), &[AS_IT_IS, "{a='b'}"]).moves("exit"),
+        row("logger.wandb_project", &tiny(), &[AS_IT_IS, "p"]).moves("files tracked"),
+        row("logger.wandb_exp_name", &at_wandb, &[AS_IT_IS, "name"]).moves("tracked"),
+        row("logger.wandb_save_dir", &at_wandb, &[AS_IT_IS, "there"]).moves("files"),
+        row("logger.wandb_entity", &at_wandb, &[AS_IT_IS, "owner"]).moves("tracked"),
+        row("logger.comet_project", &tiny(), &[AS_IT_IS, "p & logger.comet_experiment_name=e"]).moves("files tracked"),
+        row("logger.comet_project", &at_comet, &[AS_IT_IS, "q"]).moves("tracked"),
+        row("logger.comet_experiment_name", &at_comet, &[AS_IT_IS, "f"]).moves("tracked"),
+        row("logger.comet_workspace", &at_comet, &[AS_IT_IS, "w"]).moves("tracked"),
+        row("logger.comet_tags", &at_comet, &[AS_IT_IS, "['a', 'b']"]).moves("tracked"),
     ]
 }
 

@@ -61,18 +61,75 @@ pub(super) fn check(draft: &mut Draft<'_>) {
 /// A tracker needs the names that upstream asks for, and its other settings need it.
 fn trackers(draft: &mut Draft<'_>) {
     let logger = draft.recipe.logger.clone();
-    if logger.mlflow_experiment.is_some() {
-        let is_given = logger.mlflow_run_name.is_some();
-        draft.require(is_given, "logger.mlflow_run_name", "must be given with logger.mlflow_experiment");
-        return;
-    }
-    for (key, is_given) in [
+    let mlflow = [
         ("logger.mlflow_run_name", logger.mlflow_run_name.is_some()),
         ("logger.mlflow_tracking_uri", logger.mlflow_tracking_uri.is_some()),
         ("logger.mlflow_tags", logger.mlflow_tags.as_ref().is_some_and(|tags| !tags.is_empty())),
+    ];
+    let wandb = [
+        ("logger.wandb_exp_name", logger.wandb_exp_name.is_some()),
+        ("logger.wandb_save_dir", logger.wandb_save_dir.is_some()),
+        ("logger.wandb_entity", logger.wandb_entity.is_some()),
+    ];
+    let comet = [
+        ("logger.comet_experiment_name", logger.comet_experiment_name.is_some()),
+        ("logger.comet_workspace", logger.comet_workspace.is_some()),
+        ("logger.comet_tags", logger.comet_tags.as_ref().is_some_and(|tags| !tags.is_empty())),
+    ];
+    for (main, is_used, others) in [
+        ("logger.mlflow_experiment", logger.mlflow_experiment.is_some(), mlflow),
+        ("logger.wandb_project", logger.wandb_project.is_some(), wandb),
+        ("logger.comet_project", logger.comet_project.is_some(), comet),
     ] {
-        draft.forbid(is_given, key, "has no effect without logger.mlflow_experiment");
+        for (key, is_given) in others {
+            draft.forbid(is_given && !is_used, key, format!("has no effect without {main}"));
+        }
     }
+    for (main, is_used, name, is_given) in [
+        (
+            "logger.mlflow_experiment",
+            logger.mlflow_experiment.is_some(),
+            "logger.mlflow_run_name",
+            logger.mlflow_run_name.is_some(),
+        ),
+        (
+            "logger.comet_project",
+            logger.comet_project.is_some(),
+            "logger.comet_experiment_name",
+            logger.comet_experiment_name.is_some(),
+        ),
+    ] {
+        draft.require(is_given || !is_used, name, format!("must be given with {main}"));
+    }
+    names(draft);
+}
+
+/// Names that trackers refuse are refused before anything is written for them.
+fn names(draft: &mut Draft<'_>) {
+    let logger = draft.recipe.logger.clone();
+    let texts = [
+        ("logger.wandb_project", &logger.wandb_project),
+        ("logger.wandb_exp_name", &logger.wandb_exp_name),
+        ("logger.wandb_entity", &logger.wandb_entity),
+        ("logger.comet_project", &logger.comet_project),
+        ("logger.comet_experiment_name", &logger.comet_experiment_name),
+        ("logger.comet_workspace", &logger.comet_workspace),
+    ];
+    for (key, text) in texts {
+        let is_empty = text.as_ref().is_some_and(|text| text.trim().is_empty());
+        draft.forbid(is_empty, key, "is empty; expected a name");
+    }
+    let has_empty_tag = logger.comet_tags.iter().flatten().any(|tag| tag.trim().is_empty());
+    draft.forbid(has_empty_tag, "logger.comet_tags", "has an empty tag");
+    let project = logger.wandb_project.unwrap_or_default();
+    let is_refused = project.chars().count() > 128 || project.contains(['/', '\\', '#', '?', '%', ':']);
+    draft.forbid(
+        is_refused,
+        "logger.wandb_project",
+        format!(
+            "{project:?} is no name that W&B takes; expected at most 128 characters, none of them one of / \\ # ? % :"
+        ),
+    );
 }
 
 /// Settings about times need active timers.

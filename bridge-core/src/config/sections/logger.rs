@@ -66,15 +66,14 @@ section! {
         log_world_size_to_tensorboard: bool = false;
         /// Energy of a step and power, for each rank, by the counters of processors and memory.
         log_energy: bool = false;
-        /// W&B project.
-        wandb_project: Option<String> = None
-            => not_built("Weights & Biases; metrics.jsonl and TensorBoard files hold every metric");
-        /// W&B run.
-        wandb_exp_name: Option<String> = None => not_built("the name of a run of Weights & Biases");
-        /// W&B folder.
-        wandb_save_dir: Option<PathBuf> = None => not_built("the folder of Weights & Biases");
-        /// W&B entity.
-        wandb_entity: Option<String> = None => not_built("the owner of a project of Weights & Biases");
+        /// W&B project: what `wandb sync` sends is written to a folder.
+        @execution wandb_project: Option<String> = None;
+        /// W&B run; the recipe's name by default.
+        @execution wandb_exp_name: Option<String> = None;
+        /// W&B folder, in which runs are below `wandb`; null is `log_dir`.
+        @execution wandb_save_dir: Option<PathBuf> = None;
+        /// W&B entity; who sends the run by default.
+        @execution wandb_entity: Option<String> = None;
         /// MLflow experiment.
         @execution mlflow_experiment: Option<String> = None;
         /// MLflow run.
@@ -83,17 +82,17 @@ section! {
         @execution mlflow_tracking_uri: Option<String> = None;
         /// MLflow tags.
         @execution mlflow_tags: Option<BTreeMap<String, String>> = None;
-        /// Comet project.
-        comet_project: Option<String> = None
-            => not_built("Comet; metrics.jsonl and TensorBoard files hold every metric");
+        /// Comet project: what `comet upload` sends is written to an archive.
+        @execution comet_project: Option<String> = None;
         /// Comet experiment.
-        comet_experiment_name: Option<String> = None => not_built("the name of a run of Comet");
-        /// Comet workspace.
-        comet_workspace: Option<String> = None => not_built("the workspace of Comet");
+        @execution comet_experiment_name: Option<String> = None;
+        /// Comet workspace; the default one of who sends the run by default.
+        @execution comet_workspace: Option<String> = None;
         /// Comet key.
-        comet_api_key: Option<String> = None => not_built("the key to Comet");
+        comet_api_key: Option<String> = None
+            => no_counterpart("the key that runs are sent with; Bridge writes an archive, and `comet upload` takes the key from COMET_API_KEY");
         /// Comet tags.
-        comet_tags: Option<Vec<String>> = None => not_built("the tags of a run of Comet").inert(&["[]"]);
+        @execution comet_tags: Option<Vec<String>> = None;
         /// Log level: 10 debug, 20 info, 30 warning, 40 error, 50 critical.
         logging_level: usize = 20, Limits::between(0.0, 50.0);
         /// Drop Python's warnings, of which there are none; Bridge's own follow `logging_level`.

@@ -17,6 +17,7 @@ mod round_trip;
 mod rules;
 mod stragglers;
 mod together;
+mod trackers;
 mod upstream;
 mod validation_sets;
 mod values;

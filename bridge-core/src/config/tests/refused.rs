@@ -456,7 +456,6 @@ const REFUSED: &[(&[&str], &str)] = &[
     (&["checkpoint.pretrained_checkpoint=x", "peft={lora_dtype = 'bf16'}"], "peft.lora_dtype"),
     (&["ft.enable_ft_package=true"], "ft.enable_ft_package"),
     (&["rerun_state_machine.spiky_loss_factor=3.0"], "rerun_state_machine.spiky_loss_factor"),
-    (&["logger.wandb_project=x"], "logger.wandb_project"),
     (&["logger.log_device_memory_used=true"], "logger.log_device_memory_used"),
     (&["logger.log_progress=true"], "logger.log_progress"),
     (&["logger.throughput_window_size=5"], "logger.throughput_window_size"),

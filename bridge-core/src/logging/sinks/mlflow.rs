@@ -4,9 +4,10 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
-use crate::config::RunConfig;
+use super::tracked;
 use crate::config::diff_from_defaults;
-use crate::logging::record::{Ending, Figure, Record, RecordKind, RunEnd, RunStart, SaveRecord, SaveStage, Scope};
+use crate::logging::MetricValue;
+use crate::logging::record::{Ending, Record, RunEnd, RunStart, SaveRecord, SaveStage};
 use crate::logging::sink::{OpenError, Opened, Sink, SinkContext, SinkError};
 use crate::logging::tracker::{Item, MlFlow, Target, Tracker, now, number};
 
@@ -56,46 +57,20 @@ pub(super) fn open(context: &SinkContext) -> Opened {
             .map(|d| (d.key, d.right.map_or_else(String::new, |value| value.to_inline())))
             .collect(),
         recipe: config.to_toml(),
-        files: files(config),
+        files: tracked::files(config),
         saved: config.checkpoint.save.clone(),
     })))
-}
-
-fn files(config: &RunConfig) -> Vec<(String, PathBuf)> {
-    let curves = ["loss.png", "loss.svg"].map(|name| (name.to_owned(), config.logger.log_dir.join(name)));
-    let tokenizer = config.tokenizer.tokenizer_model.clone().map(|path| match path.is_dir() {
-        true => path.join("tokenizer.json"),
-        false => path,
-    });
-    let name = |path: &PathBuf| path.file_name().map(|name| format!("tokenizer/{}", name.to_string_lossy()));
-    let tokenizer = tokenizer.and_then(|path| Some((name(&path)?, path)));
-    curves.into_iter().chain(tokenizer).collect()
 }
 
 impl MlFlowSink {
     /// The names and values of a record.
     fn values(&self, record: &Record) -> Vec<(String, Value)> {
-        let is_due = record.kind != RecordKind::Train || record.iteration.is_multiple_of(self.interval);
-        let shows = |figure: &&Figure| is_due || figure.scope == Scope::Interval;
-        let value = |figure: &Figure| {
-            let (tag, value) = (figure.board.as_ref()?, figure.value.number()?);
-            Some((of_validation(record.kind, &tag.name), number(value)))
+        let values = tracked::values(record, self.interval).into_iter();
+        let named = |(tag, value): (String, MetricValue)| {
+            Some((tracked::of_validation(record.kind, &tag), number(value.number()?)))
         };
-        let mut values: Vec<_> = record.figures.iter().filter(shows).filter_map(value).collect();
-        if record.kind == RecordKind::Train && is_due {
-            values.push(("samples vs steps".into(), record.consumed_samples.into()));
-        }
-        values
+        values.filter_map(named).collect()
     }
-}
-
-/// Upstream's names of evaluations: `val/lm loss`, `val/lm loss ppl`.
-fn of_validation(kind: RecordKind, tag: &str) -> String {
-    let RecordKind::Evaluation(split, _) = kind else {
-        return tag.to_owned();
-    };
-    let part = if kind.name() == "valid" { "val" } else { kind.name() };
-    format!("{part}/{}", tag.replacen(&format!(" {}", split.name()), "", 1))
 }
 
 impl Sink for MlFlowSink {
@@ -139,21 +114,5 @@ impl Sink for MlFlowSink {
         let added: Vec<Result<(), SinkError>> = last.map(|item| self.tracker.add(&item)).collect();
         end.warnings.extend(self.tracker.close());
         added.into_iter().collect()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::logging::record::{Occasion, Split};
-
-    #[test]
-    fn evaluations_have_upstreams_names() {
-        let valid = RecordKind::Evaluation(Split::Valid, Occasion::DuringTraining);
-        assert_eq!(of_validation(valid, "lm loss validation"), "val/lm loss");
-        assert_eq!(of_validation(valid, "lm loss validation ppl"), "val/lm loss ppl");
-        let test = RecordKind::Evaluation(Split::Test, Occasion::AfterTraining);
-        assert_eq!(of_validation(test, "lm loss test"), "test/lm loss");
-        assert_eq!(of_validation(RecordKind::Train, "lm loss"), "lm loss");
     }
 }

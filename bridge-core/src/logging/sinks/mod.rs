@@ -1,5 +1,6 @@
 //! The sinks that recipes can ask for, a file each. A new one is a file with `open`, and its line in `RECIPE`.
 
+mod comet;
 mod console;
 mod lines;
 mod metrics_jsonl;
@@ -11,7 +12,9 @@ mod rank_log;
 mod run_record;
 mod tensor_table;
 mod tensorboard;
+mod tracked;
 mod train_log;
+mod wandb;
 
 use super::sink::{OpenError, Opened, Sink, SinkContext};
 
@@ -30,8 +33,10 @@ const RECIPE: &[Open] = &[
     tensorboard::open,
     progress_log::open,
     plot::open,
-    // After what it sends at the end.
+    // After what they send at the end.
     mlflow::open,
+    wandb::open,
+    comet::open,
     train_log::open,
     run_record::open,
     tensor_table::open,

@@ -3,6 +3,8 @@
 //! Fields: `wall_time` 1 double, `step` 2 int64, `file_version` 3 string, `summary` 5 message with repeated `value` 1:
 //! `tag` 1 string, `simple_value` 2 float.
 
+use crate::logging::protobuf::{FIXED32, FIXED64, Field, Fields, VARINT, put_bytes, put_key, put_varint};
+
 /// What an event says.
 #[derive(Clone, Debug, PartialEq)]
 pub enum EventKind {
@@ -28,29 +30,6 @@ pub struct Event {
     pub step: i64,
     /// What happened.
     pub kind: EventKind,
-}
-
-const VARINT: u8 = 0;
-const FIXED64: u8 = 1;
-const BYTES: u8 = 2;
-const FIXED32: u8 = 5;
-
-fn put_varint(out: &mut Vec<u8>, mut value: u64) {
-    while value >= 0x80 {
-        out.push(value as u8 | 0x80);
-        value >>= 7;
-    }
-    out.push(value as u8);
-}
-
-fn put_key(out: &mut Vec<u8>, field: u8, wire_type: u8) {
-    out.push(field << 3 | wire_type);
-}
-
-fn put_bytes(out: &mut Vec<u8>, field: u8, bytes: &[u8]) {
-    put_key(out, field, BYTES);
-    put_varint(out, bytes.len() as u64);
-    out.extend_from_slice(bytes);
 }
 
 impl Event {
@@ -117,51 +96,6 @@ fn decode_summary(bytes: &[u8]) -> Option<EventKind> {
         (Some(tag), Some(value), true) => EventKind::Scalar { tag, value },
         _ => EventKind::Other,
     })
-}
-
-enum Field<'a> {
-    Varint(u64),
-    Fixed64(u64),
-    Fixed32(u32),
-    Bytes(&'a [u8]),
-}
-
-/// The fields left to read.
-struct Fields<'a>(&'a [u8]);
-
-impl<'a> Fields<'a> {
-    fn next(&mut self) -> Option<(u64, Field<'a>)> {
-        let key = self.varint()?;
-        let field = match (key & 7) as u8 {
-            VARINT => Field::Varint(self.varint()?),
-            FIXED64 => Field::Fixed64(u64::from_le_bytes(self.take(8)?.try_into().ok()?)),
-            FIXED32 => Field::Fixed32(u32::from_le_bytes(self.take(4)?.try_into().ok()?)),
-            BYTES => {
-                let length = usize::try_from(self.varint()?).ok()?;
-                Field::Bytes(self.take(length)?)
-            }
-            _ => return None,
-        };
-        Some((key >> 3, field))
-    }
-
-    fn take(&mut self, length: usize) -> Option<&'a [u8]> {
-        let (taken, rest) = self.0.split_at_checked(length)?;
-        self.0 = rest;
-        Some(taken)
-    }
-
-    fn varint(&mut self) -> Option<u64> {
-        let mut value = 0;
-        for shift in (0..64).step_by(7) {
-            let byte = self.take(1)?[0];
-            value |= u64::from(byte & 0x7f) << shift;
-            if byte & 0x80 == 0 {
-                return Some(value);
-            }
-        }
-        None
-    }
 }
 
 #[cfg(test)]

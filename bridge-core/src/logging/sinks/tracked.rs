@@ -1,0 +1,149 @@
+//! What all trackers are told: which figures, by which names, and which files at the end; and how their files are made.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use crate::config::RunConfig;
+use crate::logging::MetricValue;
+use crate::logging::record::{Figure, Record, RecordKind, Scope};
+use crate::logging::sink::SinkError;
+
+/// How long to wait before a file that could not be made is tried again.
+const PAUSE: Duration = Duration::from_secs(10);
+
+/// A file that is made when it is needed, and tried again now and then where that fails.
+pub(super) struct Lazily<T> {
+    made: Option<T>,
+    /// Why it could not be made, and when it is tried again.
+    trouble: Option<(String, Instant)>,
+}
+
+impl<T> Default for Lazily<T> {
+    fn default() -> Self {
+        Self { made: None, trouble: None }
+    }
+}
+
+impl<T> Lazily<T> {
+    /// What is made by `make` in the folder `place`.
+    ///
+    /// # Errors
+    /// Why it cannot be made.
+    pub fn get(&mut self, place: &Path, make: impl FnOnce() -> io::Result<T>) -> Result<&mut T, SinkError> {
+        if self.made.is_none() {
+            if let Some((why, until)) = &self.trouble
+                && Instant::now() < *until
+            {
+                return Err(why.clone().into());
+            }
+            match make() {
+                Ok(made) => self.made = Some(made),
+                Err(error) => self.trouble = Some((format!("{}: {error}", place.display()), Instant::now() + PAUSE)),
+            }
+        }
+        let why = || self.trouble.as_ref().map(|(why, _)| why.clone()).unwrap_or_default();
+        let why = if self.made.is_none() { why() } else { String::new() };
+        self.made.as_mut().ok_or_else(|| why.into())
+    }
+}
+
+#[cfg(test)]
+impl<T> Lazily<T> {
+    /// Tries again at once.
+    pub fn try_again(&mut self) {
+        self.trouble = None;
+    }
+}
+
+/// Figures with the names that they have in TensorBoard, where they are due: each `interval` steps.
+pub(super) fn values(record: &Record, interval: u64) -> Vec<(String, MetricValue)> {
+    let is_due = record.kind != RecordKind::Train || record.iteration.is_multiple_of(interval);
+    let shows = |figure: &&Figure| is_due || figure.scope == Scope::Interval;
+    let value = |figure: &Figure| {
+        let name = figure.board.as_ref()?.name.clone();
+        let in_file = figure.file.clone().filter(|value| value.number().is_some());
+        let value = in_file.or_else(|| as_shown(&figure.value))?;
+        Some((name, value))
+    };
+    let mut values: Vec<_> = record.figures.iter().filter(shows).filter_map(value).collect();
+    if record.kind == RecordKind::Train && is_due {
+        values.push(("samples vs steps".into(), record.consumed_samples.into()));
+    }
+    values
+}
+
+/// A number that is not in `metrics.jsonl`, as TensorBoard has it: losses are float32 in the one and in the other.
+fn as_shown(value: &MetricValue) -> Option<MetricValue> {
+    value.number()?;
+    Some(match value {
+        MetricValue::F64(value) => MetricValue::F32(*value as f32),
+        other => other.clone(),
+    })
+}
+
+/// Upstream's names of evaluations at MLflow and Comet: `val/lm loss`, `val/lm loss ppl`.
+pub(super) fn of_validation(kind: RecordKind, tag: &str) -> String {
+    let RecordKind::Evaluation(split, _) = kind else {
+        return tag.to_owned();
+    };
+    let part = if kind.name() == "valid" { "val" } else { kind.name() };
+    format!("{part}/{}", tag.replacen(&format!(" {}", split.name()), "", 1))
+}
+
+/// The loss curve and the tokenizer's file, which are sent at the end where they are there: names there and here.
+pub(super) fn files(config: &RunConfig) -> Vec<(String, PathBuf)> {
+    let curves = ["loss.png", "loss.svg"].map(|name| (name.to_owned(), config.logger.log_dir.join(name)));
+    let tokenizer = config.tokenizer.tokenizer_model.clone().map(|path| match path.is_dir() {
+        true => path.join("tokenizer.json"),
+        false => path,
+    });
+    let name = |path: &PathBuf| path.file_name().map(|name| format!("tokenizer/{}", name.to_string_lossy()));
+    let tokenizer = tokenizer.and_then(|path| Some((name(&path)?, path)));
+    curves.into_iter().chain(tokenizer).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::logging::record::{Occasion, Split};
+
+    #[test]
+    fn figures_have_the_values_of_the_metrics_file() {
+        let figures = vec![
+            Figure::new("losses", "", "", 1.0 / 3.0).board("lm loss"),
+            Figure::new("grad_norm", "", "", 0.1).file_as(0.1_f32).board("grad-norm"),
+            Figure::new("learning_rate", "", "", 9e-4).file().board("learning-rate"),
+            Figure::new("mean", "", "", 7_u64).of_interval().board("mean"),
+            Figure::new("hidden", "", "", 1.0).file(),
+            Figure::new("text", "", "", "no number").board("text"),
+        ];
+        let record = |iteration| Record {
+            kind: RecordKind::Train,
+            iteration,
+            consumed_samples: 24,
+            ends_interval: true,
+            figures: figures.clone(),
+        };
+        let of = |name: &str, value: MetricValue| (name.to_owned(), value);
+        let due = [
+            of("lm loss", (1.0_f32 / 3.0).into()),
+            of("grad-norm", 0.1_f32.into()),
+            of("learning-rate", 9e-4.into()),
+            of("mean", 7_u64.into()),
+            of("samples vs steps", 24_u64.into()),
+        ];
+        assert_eq!(values(&record(4), 2), due);
+        assert_eq!(values(&record(3), 2), [due[3].clone()], "what is of the interval shows when it is there");
+    }
+
+    #[test]
+    fn evaluations_have_upstreams_names() {
+        let valid = RecordKind::Evaluation(Split::Valid, Occasion::DuringTraining);
+        assert_eq!(of_validation(valid, "lm loss validation"), "val/lm loss");
+        assert_eq!(of_validation(valid, "lm loss validation ppl"), "val/lm loss ppl");
+        let test = RecordKind::Evaluation(Split::Test, Occasion::AfterTraining);
+        assert_eq!(of_validation(test, "lm loss test"), "test/lm loss");
+        assert_eq!(of_validation(RecordKind::Train, "lm loss"), "lm loss");
+    }
+}

@@ -1,0 +1,68 @@
+//! What earlier jobs of a run have left: their folders, from which the steps are cut that the run does again.
+
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::datastore::Records;
+use super::records::{StepOf, step_of};
+
+/// What earlier jobs of a run came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(in crate::logging) struct Earlier {
+    /// How many there were.
+    pub jobs: usize,
+    /// Seconds that they took.
+    pub runtime: f64,
+    /// The last step that was sent already, if that is one which the run does again.
+    pub sent: Option<u64>,
+}
+
+/// Looks at the folders of the run `id` in `place`, and cuts what they say of steps behind `iteration`, unless it was sent.
+pub(in crate::logging) fn look_at_earlier(place: &Path, id: &str, iteration: u64) -> io::Result<Earlier> {
+    let mut found = Earlier::default();
+    for path in logs(place, id)? {
+        let is_sent = path.with_extension("wandb.synced").exists();
+        let Some(mut records) = Records::open(&path)? else {
+            continue;
+        };
+        let (mut last, mut end) = (StepOf::default(), records.end);
+        while let Some(record) = records.next()? {
+            if let Some(of) = step_of(&record) {
+                if of.step > iteration && !is_sent {
+                    break;
+                }
+                last = of;
+            }
+            end = records.end;
+        }
+        if !is_sent && end < fs::metadata(&path)?.len() {
+            OpenOptions::new().write(true).open(&path)?.set_len(end)?;
+        }
+        found.jobs += 1;
+        found.runtime = found.runtime.max(last.runtime);
+        if last.step > iteration {
+            found.sent = found.sent.max(Some(last.step));
+        }
+    }
+    Ok(found)
+}
+
+/// The logs of a run, oldest first.
+pub(super) fn logs(place: &Path, id: &str) -> io::Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(place) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    let folders: Vec<PathBuf> = entries.map(|entry| Ok(entry?.path())).collect::<io::Result<_>>()?;
+    let is_own = |folder: &PathBuf| {
+        let name = folder.file_name().unwrap_or_default().to_string_lossy();
+        name.starts_with("offline-run-") && name.ends_with(&format!("-{id}"))
+    };
+    let mut logs: Vec<PathBuf> =
+        folders.into_iter().filter(is_own).map(|folder| folder.join(format!("run-{id}.wandb"))).collect();
+    logs.retain(|log| log.is_file());
+    logs.sort();
+    Ok(logs)
+}

@@ -1,0 +1,48 @@
+//! Runs in Weights & Biases' own files, which `wandb sync` sends: the log of a run, and what its records say. Nothing here asks a server.
+
+mod datastore;
+mod earlier;
+mod records;
+
+pub(super) use datastore::DataStore;
+pub(super) use earlier::{Earlier, look_at_earlier};
+pub(super) use records::{Checkpoint, Row, RunHead, exit, files, head, history, run, summary};
+
+/// What a field of a record holds as JSON; numbers that are not finite as Python writes them, which is how W&B reads them.
+pub(super) fn json_of(value: &super::MetricValue) -> String {
+    use super::MetricValue::{F32, F64};
+    let token = |value: f64| match value {
+        _ if value.is_nan() => Some("NaN"),
+        f64::INFINITY => Some("Infinity"),
+        f64::NEG_INFINITY => Some("-Infinity"),
+        _ => None,
+    };
+    let special = match value {
+        F32(value) => token(f64::from(*value)),
+        F64(value) => token(*value),
+        _ => None,
+    };
+    special.map_or_else(|| serde_json::to_string(value).unwrap_or_default(), str::to_owned)
+}
+
+/// A setting as JSON, likewise.
+pub(super) fn json_of_setting(value: &toml::Value) -> String {
+    match value {
+        toml::Value::Float(number) => json_of(&super::MetricValue::F64(*number)),
+        toml::Value::Array(values) => {
+            let values: Vec<String> = values.iter().map(json_of_setting).collect();
+            format!("[{}]", values.join(","))
+        }
+        toml::Value::Table(table) => {
+            let fields: Vec<String> = table
+                .iter()
+                .map(|(key, value)| format!("{}:{}", serde_json::Value::from(key.as_str()), json_of_setting(value)))
+                .collect();
+            format!("{{{}}}", fields.join(","))
+        }
+        other => serde_json::to_string(other).unwrap_or_default(),
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests;
