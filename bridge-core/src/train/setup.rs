@@ -35,7 +35,7 @@ use super::step::schedule_overrides;
 use super::subsystem::{Subsystem, Verdict};
 use super::text::check_source;
 use super::training::Training;
-use super::{TrainError, dpo, memory_check, ranks, set_num_threads, vocabulary};
+use super::{TrainError, distillation, dpo, memory_check, ranks, set_num_threads, vocabulary};
 use crate::checkpoint::{CheckpointManager, TrainState};
 use crate::config::RunConfig;
 use crate::logging::{Sink, Verbosity};
@@ -67,7 +67,8 @@ pub enum WatchSignals {
 pub struct RunOptions {
     /// Kinds of model and of dataset.
     pub registry: Registry,
-    /// How micro-batches become losses. A recipe with `[dpo]` has a step of its own, which is taken instead.
+    /// How micro-batches become losses. A recipe with `[dpo]` has a step of its own, which is taken instead; one with
+    /// `[distillation]` has a loss of its own in training.
     pub forward_step: Box<dyn ForwardStep>,
     /// Subsystems of the program, called in this order.
     pub subsystems: Vec<Box<dyn Subsystem>>,
@@ -141,6 +142,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let checked = ranks::agree(groups, "checking the run", checked)?;
     let manager = ranks::agree(groups, "checking the run", named_manager(&config, &options.managers))?;
     let start = find_start(&config, &registry.weights, (groups, manager.as_ref()))?;
+    let teacher = distillation::find(&config, registry, groups)?;
     let begun = start.as_ref().map_or_else(|| Ok(TrainState::default()), Start::train_state)?;
     let lineage = Lineage::of(&config, &registry.kinds(), start.as_ref());
     let lineage = ranks::agree(groups, "comparing the run with its checkpoint", lineage)?;
@@ -155,7 +157,10 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let preparation = Preparation { config: &config, groups, place, base, requests, reporter: &reporter };
     let (config, data, known) = build_data(&preparation, registry, (&lineage, &begun))?;
     let padded_vocab_size = vocabulary::rows(&config, &data, start.as_ref(), &reporter)?;
-    memory_check::check(&config, &registry.models, groups, padded_vocab_size, &reporter)?;
+    let teacher = teacher.map(|teacher| teacher.check(&config, &data, padded_vocab_size)).transpose();
+    let teacher = ranks::agree(groups, "comparing the model with its teacher", teacher)?;
+    let of_teacher = teacher.as_ref().map_or(0, |teacher| teacher.bytes(&config));
+    memory_check::check(&config, &registry.models, groups, (padded_vocab_size, of_teacher), &reporter)?;
     let opened = open(
         &mut reporter,
         groups,
@@ -206,6 +211,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     if let Some(start) = &start {
         restore_all(&mut run, start).map_err(|error| lineage.explain(error))?;
     }
+    run.training.distillation = teacher.map(|teacher| teacher.build(&run)).transpose()?;
     begin(&mut run).map(|()| run)
 }
 
@@ -288,6 +294,7 @@ fn build_training(
         adapter,
         base: None,
         reference: None,
+        distillation: None,
         own_figures: BTreeSet::new(),
     };
     Ok((training, context.deferred))
