@@ -16,6 +16,7 @@ use super::convert;
 use super::data::RunData;
 use super::data_errors::name_setting;
 use super::device::{LocalRank, select_device_of_rank};
+use super::distillation::Teacher;
 use super::doors::{Doors, LossWatch};
 use super::exits::{CancelHandle, Exits};
 use super::forward_step::{ForwardStep, LanguageModelStep};
@@ -157,10 +158,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let preparation = Preparation { config: &config, groups, place, base, requests, reporter: &reporter };
     let (config, data, known) = build_data(&preparation, registry, (&lineage, &begun))?;
     let padded_vocab_size = vocabulary::rows(&config, &data, start.as_ref(), &reporter)?;
-    let teacher = teacher.map(|teacher| teacher.check(&config, &data, padded_vocab_size)).transpose();
-    let teacher = ranks::agree(groups, "comparing the model with its teacher", teacher)?;
-    let of_teacher = teacher.as_ref().map_or(0, |teacher| teacher.bytes(&config));
-    memory_check::check(&config, &registry.models, groups, (padded_vocab_size, of_teacher), &reporter)?;
+    let teacher = fitting(teacher, &preparation, (&data, padded_vocab_size), &registry.models)?;
     let opened = open(
         &mut reporter,
         groups,
@@ -213,6 +211,20 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     }
     run.training.distillation = teacher.map(|teacher| teacher.build(&run)).transpose()?;
     begin(&mut run).map(|()| run)
+}
+
+/// The teacher, if model and data go with it and there is memory for the run.
+fn fitting(
+    teacher: Option<Teacher>,
+    &Preparation { config, groups, reporter, .. }: &Preparation<'_>,
+    (data, rows): (&RunData, usize),
+    models: &ModelRegistry,
+) -> Result<Option<Teacher>, TrainError> {
+    let teacher = teacher.map(|teacher| teacher.check(config, data, rows)).transpose();
+    let teacher = ranks::agree(groups, "comparing the model with its teacher", teacher)?;
+    let of_teacher = teacher.as_ref().map_or(0, |teacher| teacher.bytes(config));
+    memory_check::check(config, models, groups, (rows, of_teacher), reporter)?;
+    Ok(teacher)
 }
 
 /// Says what begins.
