@@ -35,7 +35,8 @@ fn of_teachers() -> Vec<Row> {
         row("distillation.hidden_weight", &hidden, &[AS_IT_IS, "0.5"]).moves("loss_1"),
         row("distillation.hidden_loss", &hidden, &["mse", "cosine"]).moves("loss_1"),
         row("distillation.top_k", &taught(&[]), &[AS_IT_IS, "4"]).moves("loss_1"),
-        row("distillation.cache", &taught(&["distillation.top_k=4"]), &[AS_IT_IS, "store"]).moves("files keys kd_cached"),
+        row("distillation.cache", &taught(&["distillation.top_k=4"]), &[AS_IT_IS, "store"])
+            .moves("files keys kd_cached"),
     ]
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
+use std::path::Path;
 use std::sync::Arc;
 
 use bridge_data::tokenizer::{Comparison, HuggingFaceTokenizer, Tokenizer, compare};
@@ -11,7 +12,7 @@ use burn::tensor::DType;
 use super::cache::Cache;
 use super::{Distillation, Objective};
 use crate::checkpoint::{Checkpoint, RUN_CONFIG_FILE, TOKENIZER_FILE};
-use crate::config::{ConfigError, DistillationConfig, ErrorKind, FinalModel, Format, RawConfig, RunConfig};
+use crate::config::{ConfigError, DistillationConfig, ErrorKind, FinalModel, Format, Places, RawConfig, RunConfig};
 use crate::model::{BuildContext, ModelConfig, Parallel, check_blocks};
 use crate::train::checkpointing::{AdapterBase, find_teacher, load_parameters};
 use crate::train::data::RunData;
@@ -47,9 +48,40 @@ pub(in crate::train) fn find(
         return Ok(None);
     };
     let path = settings.teacher.as_ref().ok_or_else(|| TrainError::Internal(format!("{KEY} is not there")))?;
+    ranks::agree(groups, "checking the teacher", check_recipe(config, registry))?;
     let checkpoint = find_teacher(config, (path, &registry.weights), groups)?;
     let opened = open(config, registry, settings, checkpoint);
     ranks::agree(groups, "opening the teacher", opened).map(Some)
+}
+
+/// Looks at the recipe of the teacher, and writes nothing.
+///
+/// # Errors
+/// If it is none that can be run on the ranks of this run.
+pub(in crate::train) fn check_recipe(config: &RunConfig, registry: &Registry) -> Result<(), TrainError> {
+    let pretrained = config.distillation.as_ref().and_then(|settings| settings.teacher.clone());
+    let (Some(path), Some(finder)) = (pretrained, registry.kinds().saved) else {
+        return Ok(());
+    };
+    let places = Places { load: None, step: None, pretrained: Some(path) };
+    match finder.at(&places).map_err(|(_, message)| refused(config, message))? {
+        Some(found) => models_of(config, registry, &found.text, &found.path).map(drop),
+        None => Ok(()),
+    }
+}
+
+/// The model of a recipe that lies at `path`.
+fn models_of(
+    config: &RunConfig,
+    registry: &Registry,
+    recipe: &str,
+    path: &Path,
+) -> Result<(FinalModel, Box<dyn ModelConfig>), TrainError> {
+    let recipe = RawConfig::from_text(recipe, Format::Toml, &[], &registry.kinds())
+        .map_err(|errors| refused(config, format!("{}: {errors}", path.display())))?;
+    let model = config.teacher_model(&recipe)?;
+    let model_config = registry.models.config(&model).map_err(|error| refused(config, error))?;
+    Ok((model, model_config))
 }
 
 fn open(
@@ -58,10 +90,7 @@ fn open(
     settings: &DistillationConfig,
     checkpoint: Checkpoint,
 ) -> Result<Teacher, TrainError> {
-    let recipe = RawConfig::from_text(&checkpoint.run_config()?, Format::Toml, &[], &registry.kinds())
-        .map_err(|errors| refused(config, format!("{}: {errors}", checkpoint.path().display())))?;
-    let model = config.teacher_model(&recipe)?;
-    let model_config = registry.models.config(&model).map_err(|error| refused(config, error))?;
+    let (model, model_config) = models_of(config, registry, &checkpoint.run_config()?, checkpoint.path())?;
     let rows = vocabulary::rows_of_saved(&checkpoint, &model)?;
     Ok(Teacher { settings: settings.clone(), checkpoint, model, model_config, rows, shared_rows: 0 })
 }
