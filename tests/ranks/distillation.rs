@@ -131,6 +131,7 @@ fn layouts_agree_with_one_rank() {
                 ],
             ),
             (2, &["model.context_parallel_size=2", "model.calculate_per_token_loss=true"]),
+            (2, &["ddp.use_megatron_fsdp=true", "ddp.data_parallel_sharding_strategy=optim_grads_params"]),
             (
                 1,
                 &["model.recompute_granularity=full", "model.recompute_method=uniform", "model.recompute_num_layers=1"],
@@ -144,6 +145,21 @@ fn layouts_agree_with_one_rank() {
             assert_same(&run(ranks, teacher, &[objective, layout].concat()), single, &what);
         }
     }
+}
+
+#[test]
+fn packed_samples_are_as_samples_one_by_one() {
+    let per_token = [&SOFTENED[..], &["model.calculate_per_token_loss=true"]].concat();
+    let whole = run(1, "teacher", &per_token);
+    let sizes = ["model.seq_length=120", "dataset.dataset_kwargs.pack_on_the_fly=true"];
+    let epoch = ["train.global_batch_size=1", "train.train_iters=2"];
+    let packed = run(1, "teacher", &[&per_token[..], &sizes, &epoch].concat());
+    // All six samples are in one row.
+    assert_same(
+        &packed.iter().map(|values| values[..1].to_vec()).collect::<Vec<_>>(),
+        &whole.iter().map(|values| values[..1].to_vec()).collect::<Vec<_>>(),
+        "packed",
+    );
 }
 
 #[test]

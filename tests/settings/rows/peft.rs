@@ -29,14 +29,14 @@ fn of_teachers() -> Vec<Row> {
     let alone = tiny().after(&["train.train_iters=1", "rng.seed=7"]).with(&["checkpoint.save=new"]);
     let hidden = taught(&["distillation.hidden_weight=0.1"]);
     vec![
-        row("distillation.teacher", &alone, &[AS_IT_IS, "ckpt"]).moves("loss_1 keys"),
+        row("distillation.teacher", &alone, &[AS_IT_IS, "ckpt"]).moves("loss_1 keys console events"),
         row("distillation.temperature", &taught(&[]), &[AS_IT_IS, "2"]).moves("loss_1"),
         row("distillation.alpha", &taught(&[]), &[AS_IT_IS, "0.9"]).moves("loss_1"),
         row("distillation.hidden_weight", &hidden, &[AS_IT_IS, "0.5"]).moves("loss_1"),
         row("distillation.hidden_loss", &hidden, &["mse", "cosine"]).moves("loss_1"),
         row("distillation.top_k", &taught(&[]), &[AS_IT_IS, "4"]).moves("loss_1"),
         row("distillation.cache", &taught(&["distillation.top_k=4"]), &[AS_IT_IS, "store"])
-            .moves("files keys kd_cached"),
+            .moves("files keys kd_cached console events scalars"),
     ]
 }
 
@@ -70,8 +70,10 @@ fn of_adapters() -> Vec<Row> {
         row("peft.base_quantization", &adapted(&[]), &["none", "int8", "nf4", "int4"]).moves("loss_1"),
         row("peft.base_quantization_block_size", &adapted(&["peft.base_quantization=nf4"]), &[AS_IT_IS, "16"])
             .moves("loss_1"),
-        row("dpo.beta", &preferences, &[AS_IT_IS, "0.3"]).moves("grad_norm_1"),
-        row("dpo.label_smoothing", &preferences, &[AS_IT_IS, "0.2"]).moves("grad_norm_1"),
+        row("dpo.beta", &preferences, &[AS_IT_IS, "0.3"])
+            .moves("grad_norm_1 rewards_chosen rewards_margins rewards_rejected"),
+        row("dpo.label_smoothing", &preferences, &[AS_IT_IS, "0.2"])
+            .moves("grad_norm_1 rewards_chosen rewards_margins rewards_rejected"),
         switch("peft.normalize_moe_lora", &experts).moves("grad_norm_1"),
     ]
 }
