@@ -28,7 +28,7 @@ pub(super) struct Said {
 #[derive(Clone, Debug)]
 enum Tokens {
     /// Log-probabilities at the temperature, `[b, t, v]`.
-    All(Tensor<3>),
+    All(Box<Tensor<3>>),
     Best(Arc<Best>),
 }
 
@@ -73,7 +73,7 @@ impl OutputLoss for Listener {
         let settings = &self.objective.settings;
         let logits = || outputs.logits().without_autodiff().cast(FloatDType::F32);
         let tokens = (settings.alpha > 0.0).then(|| match settings.top_k {
-            None => Tokens::All(log_softmax(softened(&self.objective, logits()), 2)),
+            None => Tokens::All(Box::new(log_softmax(softened(&self.objective, logits()), 2))),
             Some(k) => {
                 let rows = self.objective.rows;
                 let values: Vec<f32> = logits().narrow(2, 0, rows).into_data().iter::<f32>().collect();
@@ -130,8 +130,9 @@ impl OutputLoss for DistillationLoss {
             let logits_btv = softened(&self.objective, logits_btv);
             let divergence_bt = match self.said.tokens.as_ref().expect("the teacher has seen the micro-batch") {
                 Tokens::All(of_teacher) => {
+                    let of_teacher = of_teacher.as_ref().clone();
                     let difference = of_teacher.clone() - log_softmax(logits_btv, 2);
-                    (of_teacher.clone().exp() * difference).sum_dim(2).reshape([b, t])
+                    (of_teacher.exp() * difference).sum_dim(2).reshape([b, t])
                 }
                 Tokens::Best(best) => best.divergence(logits_btv),
             };
