@@ -19,7 +19,7 @@ pub const FOLLOW: [(&str, &[&str]); 9] = [
     ("flight", &["*"]),
 ];
 
-const LATER: [&str; 17] = [
+const LATER: [&str; 20] = [
     "grad_norm_1",
     "loss",
     "grad_norm",
@@ -37,6 +37,9 @@ const LATER: [&str; 17] = [
     "tokens_per_expert_min",
     "mtp_1_loss",
     "mtp_2_loss",
+    "ce_loss",
+    "kd_loss",
+    "hidden_loss",
 ];
 /// Facets that only rows about them compare: how much of them is seen depends on when one looks.
 pub const GLIMPSES: [&str; 3] = ["threads", "maps", "early"];

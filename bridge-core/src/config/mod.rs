@@ -41,6 +41,7 @@ mod section;
 mod sections;
 mod source;
 mod spec;
+mod teacher;
 mod unread;
 mod upstream;
 
@@ -61,7 +62,7 @@ pub use limits::{Bound, Limits};
 pub use loading::{load, load_text, load_with};
 pub use node::{Data, Entry, Location, Node};
 pub use ops::{Detail, Difference, diff, diff_from_defaults, json_schema};
-pub use pipeline::{micro_batch_windows, pipeline_placement, pipeline_schedule};
+pub use pipeline::{micro_batch_windows, pipeline_placement, pipeline_schedule, train_windows};
 pub use raw::RawConfig;
 pub use reader::{Origins, Reader};
 pub use refusal::Refusal;

@@ -49,10 +49,23 @@ pub fn pipeline_schedule(model: &TransformerConfig, num_chunks: usize) -> Schedu
     }
 }
 
+/// The windows of a pass that trains. Where a teacher's logits of a whole vocabulary are kept for the model, a window is as short as schedules allow.
+pub fn train_windows(config: &RunConfig) -> MicroBatchWindows {
+    let size = config.train.micro_batch_size;
+    if config.distillation.as_ref().is_none_or(|settings| settings.top_k.is_some()) {
+        return micro_batch_windows(config, size);
+    }
+    windows_of(config, usize::MAX)
+}
+
 /// The windows of a pass whose micro-batches have `micro_batch_size` samples.
 pub fn micro_batch_windows(config: &RunConfig, micro_batch_size: usize) -> MicroBatchWindows {
+    windows_of(config, micro_batch_size * config.model.seq_length / config.parallel.context)
+}
+
+/// Windows for micro-batches of so many tokens on each rank.
+fn windows_of(config: &RunConfig, tokens: usize) -> MicroBatchWindows {
     let model = &config.model;
-    let tokens = micro_batch_size * model.seq_length / config.parallel.context;
     let stages = model.pipeline_model_parallel_size;
     let group = model.microbatch_group_size_per_vp_stage.unwrap_or(stages);
     MicroBatchWindows::new(tokens, (stages > 1).then_some(group))

@@ -11,10 +11,11 @@ use super::node::Location;
 use super::raw::RawConfig;
 use super::reader::{Origins, locate};
 use super::sections::{
-    Blend, CheckpointConfig, DistributedDataParallelConfig, DistributedInitConfig, DpoConfig, FaultToleranceConfig,
-    GenerateConfig, GptDatasetConfig, InProcessRestartConfig, LoggerConfig, NvrxStragglerDetectionConfig,
-    OptimizerConfig, PeftConfig, ProfilingConfig, RecipeConfig, RerunStateMachineConfig, RngConfig, SchedulerConfig,
-    StragglerDetectionConfig, TokenizerConfig, TrainingConfig, TransformerConfig, ValidationConfig,
+    Blend, CheckpointConfig, DistillationConfig, DistributedDataParallelConfig, DistributedInitConfig, DpoConfig,
+    FaultToleranceConfig, GenerateConfig, GptDatasetConfig, InProcessRestartConfig, LoggerConfig,
+    NvrxStragglerDetectionConfig, OptimizerConfig, PeftConfig, ProfilingConfig, RecipeConfig, RerunStateMachineConfig,
+    RngConfig, SchedulerConfig, StragglerDetectionConfig, TokenizerConfig, TrainingConfig, TransformerConfig,
+    ValidationConfig,
 };
 use crate::inspect;
 use crate::optim::rules::Rule;
@@ -290,6 +291,8 @@ pub struct Resolved {
     pub peft: Option<PeftConfig>,
     /// Training on preferences.
     pub dpo: Option<DpoConfig>,
+    /// Learning from a teacher.
+    pub distillation: Option<DistillationConfig>,
     /// Layout of ranks.
     pub parallel: ParallelSizes,
     /// Samples per split.
@@ -408,6 +411,7 @@ impl RunConfig {
         let paths = [
             ("checkpoint.pretrained_checkpoint", &self.checkpoint.pretrained_checkpoint),
             ("tokenizer.tokenizer_model", &self.tokenizer.tokenizer_model),
+            ("distillation.teacher", &self.distillation.as_ref().and_then(|settings| settings.teacher.clone())),
         ];
         let missing = paths.into_iter().filter_map(|(key, path)| {
             let path = path.as_ref().filter(|path| !path.exists())?;

@@ -6,12 +6,12 @@ use std::path::Path;
 use bridge_data::indexed::{BinAccess, IndexedDataset};
 use bridge_dist::mesh::ProcessGroups;
 
-use super::TrainError;
 use super::checkpointing::{check_foreign, find_start};
 use super::data_errors::name_setting;
 use super::gpt_data::dataset_prefix;
 use super::registry::Registry;
 use super::text::{check_source, tokenizer_rows};
+use super::{TrainError, distillation};
 use crate::config::{ConfigError, ConfigErrors, ErrorKind, RunConfig};
 
 /// All problems that there are.
@@ -29,6 +29,7 @@ pub fn check_inputs(config: &RunConfig, registry: &Registry) -> Result<(), Confi
     let paths = config.check_paths();
     let has_tokenizer = paths.as_ref().err().is_none_or(|errors| !errors.names("tokenizer.tokenizer_model"));
     let has_pretrained = paths.as_ref().err().is_none_or(|errors| !errors.names("checkpoint.pretrained_checkpoint"));
+    let has_teacher = paths.as_ref().err().is_none_or(|errors| !errors.names("distillation.teacher"));
     found(paths.map_err(TrainError::Config), "");
     found(registry.models.config(&config.model).map(drop).map_err(TrainError::from), "model");
     found(check_source(config).map_err(|error| name_setting(config, error)), "dataset.source");
@@ -48,6 +49,9 @@ pub fn check_inputs(config: &RunConfig, registry: &Registry) -> Result<(), Confi
             false => find_start(config, &registry.weights, (&ProcessGroups::single(), None)).map(drop),
         });
         found(checked, key);
+    }
+    if has_teacher {
+        found(distillation::check_recipe(config, registry), "distillation.teacher");
     }
     errors.into_result(())
 }

@@ -50,6 +50,8 @@ pub fn measuring_recipe(
     };
     // The base is drawn, as a model without [peft] is: `ModelRegistry::adapt_as`.
     short.peft = None;
+    // Objectives read data of their own, and another model.
+    (short.dpo, short.distillation) = (None, None);
     short.validation = ValidationConfig { eval_iters: Some(0), ..ValidationConfig::default() };
     short.scheduler = SchedulerConfig::default();
     let masks = GptDatasetConfig {

@@ -20,7 +20,7 @@ const OF_A_RANK: u64 = 8 << 20;
 /// Parts of the memory that are named where it does not suffice.
 const NAMED_PARTS: usize = 3;
 
-/// Compares what the run needs on this machine with what can be had there.
+/// Compares what the run needs on this machine with what can be had there. A teacher's parameters are in no plan.
 ///
 /// All ranks call this together.
 ///
@@ -30,7 +30,7 @@ pub(super) fn check(
     config: &RunConfig,
     models: &ModelRegistry,
     groups: &ProcessGroups,
-    padded_vocab_size: usize,
+    (padded_vocab_size, of_teacher): (usize, u64),
     reporter: &Reporter,
 ) -> Result<(), TrainError> {
     if config.validation.skip_train || !config.computes_on_cpu() {
@@ -56,7 +56,7 @@ pub(super) fn check(
             | PlanError::Model(_),
         ) => return Ok(()),
     };
-    let mine = needed_by_rank(config, &plan.stages[groups.pipeline().rank()]);
+    let mine = needed_by_rank(config, &plan.stages[groups.pipeline().rank()]) + of_teacher;
     let here = ranks::on_this_machine(groups.world(), mine)?;
     let needed = here.iter().sum();
     let room = available().into_iter().min_by_key(|(_, bytes)| *bytes);
@@ -68,7 +68,7 @@ pub(super) fn check(
             1 => "1 rank".into(),
             ranks => format!("{ranks} ranks, the largest {}", bytes(here.iter().copied().max().unwrap_or(0))),
         },
-        parts: parts(config, &plan),
+        parts: parts(config, &plan, of_teacher),
         advice: advice(config, &plan),
     });
     let result = refused.map_or(Ok(()), |refused| Err(TrainError::NotEnoughMemory(Box::new(refused))));
@@ -92,10 +92,11 @@ fn background_save(config: &RunConfig, stage: &StagePlan) -> u64 {
     stage.memory.parameters + if settings.save_optim { stage.memory.optimizer } else { 0 }
 }
 
-fn parts(config: &RunConfig, plan: &Plan) -> String {
+fn parts(config: &RunConfig, plan: &Plan, of_teacher: u64) -> String {
     let stage = plan.largest_stage();
     let mut parts = stage.memory.parts();
     parts.push(("the checkpoint that is saved in the background", background_save(config, stage)));
+    parts.push(("the teacher", of_teacher));
     parts.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
     let of = if plan.layout.world_size > 1 { " a rank" } else { "" };
     let named = parts.into_iter().take(NAMED_PARTS).filter(|(_, size)| *size > 0);

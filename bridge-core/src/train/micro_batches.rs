@@ -8,7 +8,7 @@ use bridge_data::MicroBatch;
 use super::TrainError;
 use super::exit_reason::ExitReason;
 use super::run::TrainingRun;
-use crate::config::micro_batch_windows;
+use crate::config::train_windows;
 use crate::schedule::MicroBatchWindows;
 
 /// The micro-batches of one step on this rank.
@@ -28,7 +28,7 @@ pub(super) struct StepData {
 impl StepData {
     /// The data of a step of `total` micro-batches. Its first window is read now.
     pub fn begin(run: &mut TrainingRun, total: usize) -> Result<Self, TrainError> {
-        let windows = micro_batch_windows(&run.config, run.config.train.micro_batch_size);
+        let windows = train_windows(&run.config);
         let mut data =
             Self { windows, total, held: None, tokens: 0, reading: Duration::ZERO, own_reading: Duration::ZERO };
         data.read(run, 0)?;
@@ -74,7 +74,7 @@ impl StepData {
 
 /// Reads and drops the micro-batches of a step; the reason if a stop was asked for meanwhile.
 pub(super) fn skip_micro_batches(run: &mut TrainingRun, total: usize) -> Result<Option<ExitReason>, TrainError> {
-    let windows = micro_batch_windows(&run.config, run.config.train.micro_batch_size);
+    let windows = train_windows(&run.config);
     let mut left = total;
     while left > 0 {
         let next = windows.next(left);

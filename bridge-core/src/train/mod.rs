@@ -25,6 +25,7 @@ mod data_identity;
 mod data_lengths;
 mod device;
 mod device_ranks;
+mod distillation;
 mod doors;
 mod dpo;
 mod dry_run;

@@ -17,6 +17,7 @@ use super::convert;
 use super::data::RunData;
 use super::data_errors::name_setting;
 use super::device::{LocalRank, select_device_of_rank};
+use super::distillation::Teacher;
 use super::doors::{Doors, LossWatch};
 use super::exits::{CancelHandle, Exits};
 use super::forward_step::{ForwardStep, LanguageModelStep};
@@ -36,7 +37,7 @@ use super::step::schedule_overrides;
 use super::subsystem::{Subsystem, Verdict};
 use super::text::check_source;
 use super::training::Training;
-use super::{TrainError, dpo, memory_check, ranks, set_num_threads, vocabulary};
+use super::{TrainError, distillation, dpo, memory_check, ranks, set_num_threads, vocabulary};
 use crate::checkpoint::{CheckpointManager, TrainState};
 use crate::config::RunConfig;
 use crate::logging::{Sink, Verbosity};
@@ -68,7 +69,8 @@ pub enum WatchSignals {
 pub struct RunOptions {
     /// Kinds of model and of dataset.
     pub registry: Registry,
-    /// How micro-batches become losses. A recipe with `[dpo]` has a step of its own, which is taken instead.
+    /// How micro-batches become losses. A recipe with `[dpo]` has a step of its own, which is taken instead; one with
+    /// `[distillation]` has a loss of its own in training.
     pub forward_step: Box<dyn ForwardStep>,
     /// Subsystems of the program, called in this order.
     pub subsystems: Vec<Box<dyn Subsystem>>,
@@ -142,6 +144,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let checked = ranks::agree(groups, "checking the run", checked)?;
     let manager = ranks::agree(groups, "checking the run", named_manager(&config, &options.managers))?;
     let start = find_start(&config, &registry.weights, (groups, manager.as_ref()))?;
+    let teacher = distillation::find(&config, registry, groups)?;
     let begun = start.as_ref().map_or_else(|| Ok(TrainState::default()), Start::train_state)?;
     let lineage = Lineage::of(&config, &registry.kinds(), start.as_ref());
     let lineage = ranks::agree(groups, "comparing the run with its checkpoint", lineage)?;
@@ -159,7 +162,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let known =
         known.with(begins.then(|| remark_on_foreign(&config, &registry.weights)).flatten().into_iter().collect());
     let padded_vocab_size = vocabulary::rows(&config, &data, start.as_ref(), &reporter)?;
-    memory_check::check(&config, &registry.models, groups, padded_vocab_size, &reporter)?;
+    let teacher = fitting(teacher, &preparation, (&data, padded_vocab_size), &registry.models)?;
     let opened = open(
         &mut reporter,
         groups,
@@ -210,7 +213,22 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     if let Some(start) = &start {
         restore_all(&mut run, start).map_err(|error| lineage.explain(error))?;
     }
+    run.training.distillation = teacher.map(|teacher| teacher.build(&run)).transpose()?;
     begin(&mut run).map(|()| run)
+}
+
+/// The teacher, if model and data go with it and there is memory for the run.
+fn fitting(
+    teacher: Option<Teacher>,
+    &Preparation { config, groups, reporter, .. }: &Preparation<'_>,
+    (data, rows): (&RunData, usize),
+    models: &ModelRegistry,
+) -> Result<Option<Teacher>, TrainError> {
+    let teacher = teacher.map(|teacher| teacher.check(config, data, rows)).transpose();
+    let teacher = ranks::agree(groups, "comparing the model with its teacher", teacher)?;
+    let of_teacher = teacher.as_ref().map_or(0, |teacher| teacher.bytes(config));
+    memory_check::check(config, models, groups, (rows, of_teacher), reporter)?;
+    Ok(teacher)
 }
 
 /// Says what begins.
@@ -289,6 +307,7 @@ fn build_training(
         adapter,
         base: None,
         reference: None,
+        distillation: None,
         own_figures: BTreeSet::new(),
     };
     Ok((training, context.deferred))

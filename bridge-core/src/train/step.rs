@@ -235,7 +235,7 @@ fn window_pass(
     let micro_batches = data.window(run, start)?;
     let preparing = timers.span("prepare-batches", Labels::default());
     let batches: Vec<Batch> = micro_batches.iter().map(|m| run.training.prepare(&run.groups, m)).collect();
-    let own_losses = run.training.own_losses(&run.state, &batches)?;
+    let own_losses = run.training.losses_of_training(&run.state, &run.groups, &batches)?;
     // Tokens of each micro-batch over all ranks, by which gradients are divided in the end if tokens count alike; and of the ranks that share
     // a sequence, by which its loss is divided if micro-batches do: whichever replica has it, as upstream.
     let own_tokens: Vec<f64> = batches.iter().map(|batch| batch.num_tokens).collect();

@@ -10,6 +10,7 @@ use burn::tensor::Device;
 
 use super::TrainError;
 use super::checkpointing::AdapterBase;
+use super::distillation::Distillation;
 use super::forward_step::ForwardStep;
 use super::global_state::GlobalState;
 use super::pipeline::Pipeline;
@@ -45,6 +46,8 @@ pub(super) struct Training {
     pub own_figures: BTreeSet<&'static str>,
     /// The model as the run began it, where the objective compares with it.
     pub reference: Option<Vec<Box<dyn ModelChunk>>>,
+    /// The teacher, where the model learns from one.
+    pub distillation: Option<Distillation>,
     /// What the model was built with.
     pub adapter: Option<Arc<dyn Adapter>>,
     /// Seed of dropout (and of initial weights, before a checkpoint said otherwise).
@@ -77,9 +80,28 @@ impl Training {
         self.forward_step.prepare(&part, &self.device)
     }
 
-    /// What the head computes of each micro-batch instead of its loss, when the reference has seen them. All ranks of a pipeline call this
-    /// together.
+    /// What the head computes of each micro-batch of training instead of its loss: with a teacher, when that has seen them, or else what
+    /// [`own_losses`](Self::own_losses) are. All ranks of a pipeline call this together.
+    pub fn losses_of_training(
+        &mut self,
+        state: &GlobalState,
+        groups: &ProcessGroups,
+        batches: &[Batch],
+    ) -> Result<Vec<Option<OwnLoss>>, TrainError> {
+        let Some(distillation) = &mut self.distillation else {
+            return self.own_losses(state, batches);
+        };
+        let losses = distillation.losses(groups, batches)?;
+        self.own_figures.extend(losses.iter().flatten().flat_map(OwnLoss::recorded).map(|(name, ..)| name));
+        Ok(losses)
+    }
+
+    /// What the head computes of each micro-batch instead of its loss, when the reference has seen them. A model with a teacher is evaluated
+    /// by its own loss. All ranks of a pipeline call this together.
     pub fn own_losses(&mut self, state: &GlobalState, batches: &[Batch]) -> Result<Vec<Option<OwnLoss>>, TrainError> {
+        if self.distillation.is_some() {
+            return Ok(batches.iter().map(|_| None).collect());
+        }
         let mut losses = Vec::with_capacity(batches.len());
         // Kept apart from the pass: what the reference says of a micro-batch is small.
         if let Some(chunks) = &mut self.reference {

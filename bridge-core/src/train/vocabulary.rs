@@ -8,7 +8,7 @@ use super::checkpointing::Start;
 use super::data::RunData;
 use super::reporter::Reporter;
 use crate::checkpoint::Checkpoint;
-use crate::config::{ConfigError, ConfigErrors, ErrorKind, RunConfig};
+use crate::config::{ConfigError, ConfigErrors, ErrorKind, FinalModel, RunConfig};
 
 /// The key of [`Vocabulary`] in a checkpoint.
 const KEY: &str = "vocabulary";
@@ -58,6 +58,23 @@ pub(super) fn rows(
                 .note(&format!("the vocabulary keeps the {kept} rows of the checkpoint; a new run would have {rows}"));
             Ok(kept)
         }
+    }
+}
+
+/// Rows of the embedding of a saved model.
+///
+/// # Errors
+/// If the checkpoint does not say.
+pub(super) fn rows_of_saved(checkpoint: &Checkpoint, model: &FinalModel) -> Result<usize, TrainError> {
+    let bad =
+        |message: String| TrainError::BadState { path: checkpoint.path().to_owned(), field: KEY.to_owned(), message };
+    match (checkpoint.train_state()?.extra.remove(KEY), model.vocab_size) {
+        (Some(saved), _) => {
+            let saved: Vocabulary = serde_json::from_value(saved).map_err(|error| bad(error.to_string()))?;
+            Ok(saved.rows)
+        }
+        (None, Some(_)) => Ok(model.padded_vocab_size(0)?),
+        (None, None) => Err(bad("expected the rows of the embedding, or model.vocab_size in its recipe".into())),
     }
 }
 

@@ -1,4 +1,4 @@
-//! `[peft]` and `[dpo]`: adapters and preferences, on a base that another run has trained.
+//! `[peft]`, `[dpo]` and `[distillation]`: adapters, preferences and teachers, on what another run has trained.
 
 use super::super::contexts::{examples, moe, tiny};
 use super::super::row::{AS_IT_IS, Row, row, switch};
@@ -22,7 +22,32 @@ fn adapted(overrides: &[&str]) -> Run {
 /// What the objective of preferences moves.
 const REWARDS: &str = "grad_norm_1 rewards_chosen rewards_margins rewards_rejected";
 
+/// A model that learns from one that another seed made.
+fn taught(overrides: &[&str]) -> Run {
+    let before = ["train.train_iters=1", "rng.seed=7"];
+    tiny().after(&before).with(&["checkpoint.save=new", "distillation.teacher=ckpt"]).with(overrides)
+}
+
+fn of_teachers() -> Vec<Row> {
+    let alone = tiny().after(&["train.train_iters=1", "rng.seed=7"]).with(&["checkpoint.save=new"]);
+    let hidden = taught(&["distillation.hidden_weight=0.1"]);
+    vec![
+        row("distillation.teacher", &alone, &[AS_IT_IS, "ckpt"]).moves("loss_1 keys console events"),
+        row("distillation.temperature", &taught(&[]), &[AS_IT_IS, "2"]).moves("loss_1"),
+        row("distillation.alpha", &taught(&[]), &[AS_IT_IS, "0.9"]).moves("loss_1"),
+        row("distillation.hidden_weight", &hidden, &[AS_IT_IS, "0.5"]).moves("loss_1"),
+        row("distillation.hidden_loss", &hidden, &["mse", "cosine"]).moves("loss_1"),
+        row("distillation.top_k", &taught(&[]), &[AS_IT_IS, "4"]).moves("loss_1"),
+        row("distillation.cache", &taught(&["distillation.top_k=4"]), &[AS_IT_IS, "store"])
+            .moves("files keys kd_cached console events scalars"),
+    ]
+}
+
 pub fn rows() -> Vec<Row> {
+    [of_adapters(), of_teachers()].concat()
+}
+
+fn of_adapters() -> Vec<Row> {
     let preferences = examples().after(&["train.train_iters=1"]).with(&PREFERENCES);
     let experts = moe().after(&["train.train_iters=1"]).with(&ADAPTED);
     let named = "[\"q_proj\", \"linear_fc1\"]";

@@ -289,6 +289,14 @@ choices! {
         Int4 = "int4",
     }
 
+    /// How hidden states of a model and its teacher are compared.
+    pub enum HiddenLoss {
+        /// The mean of squared differences.
+        Mse = "mse",
+        /// One minus the cosine of the angle between them.
+        Cosine = "cosine",
+    }
+
     /// Adapter method.
     pub enum PeftKind {
         /// Low-rank adaptation.

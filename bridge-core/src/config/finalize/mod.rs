@@ -5,6 +5,7 @@ mod checkpoint;
 mod cross;
 mod data_parallel;
 mod dataset;
+mod distillation;
 mod dpo;
 mod draft;
 mod faults;
@@ -66,6 +67,7 @@ fn run(raw: &RawConfig, world: &World, purpose: Purpose) -> Result<RunConfig, Co
     cross::check(&mut draft);
     peft::check(&mut draft);
     dpo::check(&mut draft, &parallel);
+    distillation::check(&mut draft, &parallel);
     logger::check(&mut draft);
     stragglers::check(&mut draft);
     faults::check(&mut draft, world);
@@ -97,6 +99,7 @@ fn run(raw: &RawConfig, world: &World, purpose: Purpose) -> Result<RunConfig, Co
         generate: recipe.generate.clone(),
         peft: recipe.peft.clone(),
         dpo: recipe.dpo.clone(),
+        distillation: recipe.distillation.clone(),
         parallel,
         samples,
     })

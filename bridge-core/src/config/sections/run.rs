@@ -31,6 +31,7 @@ impl RecipeConfig {
             comm_overlap: Some(CommOverlapConfig::default()),
             peft: Some(PeftConfig::default()),
             dpo: Some(DpoConfig::default()),
+            distillation: Some(DistillationConfig::default()),
             ft: Some(FaultToleranceConfig::default()),
             straggler: Some(StragglerDetectionConfig::default()),
             nvrx_straggler: Some(NvrxStragglerDetectionConfig::default()),
@@ -83,6 +84,8 @@ section! {
         peft: Option<PeftConfig> = None;
         /// Training on preferences (ours).
         dpo: Option<DpoConfig> = None;
+        /// Learning from a teacher (ours).
+        distillation: Option<DistillationConfig> = None;
         /// Profiler windows.
         @execution profiling: ProfilingConfig = ProfilingConfig::default();
         /// Result validation and fault injection.

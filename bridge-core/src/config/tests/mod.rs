@@ -4,6 +4,7 @@ mod advice;
 mod checkpoint_args;
 mod coverage;
 mod data_parallel;
+mod distillation;
 mod experts;
 mod fuzz;
 mod kinds;

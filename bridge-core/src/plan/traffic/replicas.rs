@@ -7,7 +7,7 @@ use bridge_dist::comm::Operation;
 use bridge_dist::mesh::GroupKind;
 
 use super::{FLOAT32, FLOAT64, Tally, TrafficGroup, Way};
-use crate::config::{RerunMode, micro_batch_windows};
+use crate::config::{RerunMode, train_windows};
 use crate::model::{Declaration, ROUTER_LOSSES, ReplicaGroup, TrafficKind};
 use crate::optim::{BucketParameter, BucketSize, Sharding, bucket_sizes, padded_part, padded_part_of};
 use crate::plan::recompute::Region;
@@ -168,7 +168,7 @@ impl Tally<'_, '_> {
     pub(super) fn scalars(&mut self, stage: usize, microbatches: u64) {
         let setup = self.setup;
         let on = |group, operation| Way::on(TrafficKind::Scalars, group, operation);
-        let windows = micro_batch_windows(setup.config, setup.config.train.micro_batch_size);
+        let windows = train_windows(setup.config);
         let windows = windows.count(microbatches as usize) as u64;
         // Tokens of the micro-batches, the loss with its divisor.
         let replicas = on(GroupKind::DataContext, Operation::AllReduce);

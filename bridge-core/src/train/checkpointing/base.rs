@@ -28,7 +28,7 @@ pub struct AdapterBase {
 
 impl AdapterBase {
     /// What `base` is named by.
-    pub(super) fn of(base: &Checkpoint) -> Self {
+    pub(in crate::train) fn of(base: &Checkpoint) -> Self {
         let metadata = base.metadata();
         let of_model = metadata.tensors.values().filter(|tensor| tensor.group == "model");
         let files: BTreeMap<&str, String> = of_model

@@ -17,7 +17,12 @@ const MADE_OF: &str = "imported_from.txt";
 /// The folder of checkpoints that stands for `checkpoint.pretrained_checkpoint`: itself, or what is made of it.
 pub(super) fn pretrained_root(config: &RunConfig, sorts: &[Weights]) -> Option<PathBuf> {
     let path = config.checkpoint.pretrained_checkpoint.as_ref()?;
-    Some(if sort_of(path, sorts).is_some() { config.logger.log_dir.join(FOLDER) } else { path.clone() })
+    Some(root_of(path, sorts, &config.logger.log_dir.join(FOLDER)))
+}
+
+/// The folder of checkpoints that stands for `path`: itself, or `imported`, if it is made of that.
+pub(super) fn root_of(path: &Path, sorts: &[Weights], imported: &Path) -> PathBuf {
+    if sort_of(path, sorts).is_some() { imported.to_owned() } else { path.to_owned() }
 }
 
 /// Which sort of weights of other programs a path has, and its fingerprint.
@@ -43,15 +48,19 @@ pub(in crate::train) fn remark_on_foreign(config: &RunConfig, sorts: &[Weights])
 /// Makes the checkpoint that [`pretrained_root`] names, unless it is there and the weights have not changed since. Returns what to tell the user.
 pub(super) fn import(config: &RunConfig, sorts: &[Weights]) -> Result<Option<String>, TrainError> {
     let Some(path) = &config.checkpoint.pretrained_checkpoint else { return Ok(None) };
+    import_to(path, sorts, &config.logger.log_dir.join(FOLDER))
+}
+
+/// Makes the checkpoint that [`root_of`] names, in the same way.
+pub(super) fn import_to(path: &Path, sorts: &[Weights], root: &Path) -> Result<Option<String>, TrainError> {
     let Some((sort, fingerprint)) = sort_of(path, sorts) else { return Ok(None) };
-    let root = config.logger.log_dir.join(FOLDER);
-    if made_of(&root).is_some_and(|earlier| earlier == fingerprint) {
+    if made_of(root).is_some_and(|earlier| earlier == fingerprint) {
         return Ok(None);
     }
     let mut snapshot = (sort.open)(path).map_err(TrainError::ForeignWeights)?;
     snapshot.run.files.insert(MADE_OF.to_owned(), Bytes::from(fingerprint));
     let producer = concat!("bridge ", env!("CARGO_PKG_VERSION")).to_owned();
-    let report = CheckpointWriter::open(&root, SaveOptions { producer, ..SaveOptions::default() })
+    let report = CheckpointWriter::open(root, SaveOptions { producer, ..SaveOptions::default() })
         .and_then(|writer| writer.save(&snapshot))
         .map_err(|error| match error {
             CheckpointError::InvalidTensor { reason } => TrainError::ForeignWeights(reason.into()),

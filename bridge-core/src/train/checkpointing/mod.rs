@@ -26,7 +26,7 @@ use crate::model::{Declaration, ModelChunk};
 pub use base::{AdapterBase, open_base};
 pub(super) use foreign::{check_foreign, remark_on_foreign};
 pub(super) use gradients::{GRADIENTS, GradientDumps, save_gradients};
-pub(super) use reference::restore_all;
+pub(super) use reference::{find_teacher, restore_all};
 pub use restore::load_parameters;
 pub(super) use save::{save_checkpoint, save_temporarily};
 pub(super) use saver::{Saver, named_manager};

@@ -1,15 +1,23 @@
 //! The model as a run began it, also where the run goes on from a later checkpoint.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
+use bridge_dist::mesh::ProcessGroups;
 use burn::tensor::Tensor;
 
+use super::foreign::{import_to, root_of};
 use super::restore::{begin, load_from, restore};
 use super::start::Start;
 use crate::checkpoint::{Checkpoint, CheckpointStore, LoadRequest, Resolution, look_together};
+use crate::config::RunConfig;
 use crate::model::{ModelChunk, Replacement};
+use crate::train::registry::Weights;
 use crate::train::run::TrainingRun;
 use crate::train::{TrainError, ranks};
+
+/// The folder of an imported teacher in that of the run's logs.
+const TEACHER_FOLDER: &str = "imported-teacher";
 
 /// Restores a run from `start`, and makes the model that its objective compares with, if it has one. All ranks call this together.
 pub(in crate::train) fn restore_all(run: &mut TrainingRun, start: &Start) -> Result<(), TrainError> {
@@ -70,14 +78,30 @@ fn reference(
 fn open_pretrained(run: &TrainingRun, start: &Start) -> Result<Checkpoint, TrainError> {
     let key = "checkpoint.pretrained_checkpoint";
     let missing = || TrainError::Internal(format!("{key} is not there"));
-    let root = start.pretrained_root.as_deref().ok_or_else(missing)?;
-    let looked = look_together(run.groups.world(), |verifier| {
+    open_newest(start.pretrained_root.as_deref().ok_or_else(missing)?, key, &run.groups)
+}
+
+/// Opens the teacher of a run; weights of another program become a checkpoint first.
+pub(in crate::train) fn find_teacher(
+    config: &RunConfig,
+    (path, sorts): (&Path, &[Weights]),
+    groups: &ProcessGroups,
+) -> Result<Checkpoint, TrainError> {
+    let imported = config.logger.log_dir.join(TEACHER_FOLDER);
+    let made = if ranks::is_first(groups) { import_to(path, sorts, &imported).map(drop) } else { Ok(()) };
+    ranks::agree(groups, "importing the teacher", made)?;
+    open_newest(&root_of(path, sorts, &imported), "distillation.teacher", groups)
+}
+
+/// Opens the newest checkpoint of a folder. All ranks call this together: the first one looks, each verifies its share.
+fn open_newest(root: &Path, key: &'static str, groups: &ProcessGroups) -> Result<Checkpoint, TrainError> {
+    let looked = look_together(groups.world(), |verifier| {
         match CheckpointStore::open(root)?.resolve_with(&LoadRequest::default(), verifier)? {
             Resolution::Found(found) => Ok(found.checkpoint),
             Resolution::NothingFound { searched } => Err(TrainError::NoCheckpoint { key, path: searched }),
         }
     })?;
-    let found = ranks::agree(&run.groups, "looking for the reference", looked.transpose())?;
+    let found = ranks::agree(groups, "looking for a model", looked.transpose())?;
     match found {
         Some(checkpoint) => Ok(checkpoint),
         None => match CheckpointStore::open(root)?.resolve(&LoadRequest::default())? {
