@@ -90,7 +90,7 @@ section! {
         @execution comet_workspace: Option<String> = None;
         /// Comet key.
         comet_api_key: Option<String> = None
-            => no_counterpart("the key that runs are sent with; Bridge writes an archive, and `comet upload` takes the key from COMET_API_KEY");
+            => no_counterpart("the key to Comet; Bridge writes an archive, and `comet upload` takes the key from COMET_API_KEY");
         /// Comet tags.
         @execution comet_tags: Option<Vec<String>> = None;
         /// Log level: 10 debug, 20 info, 30 warning, 40 error, 50 critical.

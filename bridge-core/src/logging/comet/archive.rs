@@ -1,4 +1,5 @@
-//! A ZIP file (PKWARE's APPNOTE.TXT) that is whole after every write: what grows is followed by the directory, and both are written at once.
+//! A ZIP file (PKWARE's APPNOTE.TXT) that is whole after every write: what grows is followed by the directory, and both
+//! are written at once.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read};

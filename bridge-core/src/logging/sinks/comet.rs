@@ -1,5 +1,5 @@
-//! Comet: the run's figures, settings, recipe, loss curve and tokenizer, in an archive that `comet upload` sends (`logger.comet_*`). An archive
-//! that cannot be written costs the run nothing but what would be in it.
+//! Comet: the run's figures, settings, recipe, loss curve and tokenizer, in an archive that `comet upload` sends
+//! (`logger.comet_*`). An archive that cannot be written costs the run nothing but what would be in it.
 
 use std::fs;
 use std::io;

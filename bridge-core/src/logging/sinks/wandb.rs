@@ -1,5 +1,6 @@
-//! Weights & Biases: the run's figures, recipe, loss curve, tokenizer and the places of its checkpoints, in a folder that `wandb sync` sends
-//! (`logger.wandb_*`). A folder that cannot be written costs the run nothing but what would be in it.
+//! Weights & Biases: the run's figures, recipe, loss curve, tokenizer and the places of its checkpoints, in a folder
+//! that `wandb sync` sends (`logger.wandb_*`). A folder that cannot be written costs the run nothing but what would be
+//! in it.
 
 use std::fs;
 use std::io;

@@ -1,5 +1,5 @@
-//! The log of records: a header, and records in blocks of 32 KiB as LevelDB has them (github.com/google/leveldb, doc/log_format.md), but with
-//! plain checksums (CRC-32 of the type and the data, not masked).
+//! The log of records: a header, and records in blocks of 32 KiB as LevelDB has them (github.com/google/leveldb,
+//! doc/log_format.md), but with plain checksums (CRC-32 of the type and the data, not masked).
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
