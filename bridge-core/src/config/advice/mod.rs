@@ -181,7 +181,7 @@ impl Advisor<'_> {
         if let Some(setting) = misspelt.and_then(|key| self.setting(key)) {
             return Some(self.offer(&Row::of_setting(&setting.key), None));
         }
-        let row = self.row_like(name)?;
+        let row = self.row_like(name, &parts)?;
         Some(self.offer(&row, written))
     }
 
@@ -194,8 +194,8 @@ impl Advisor<'_> {
         named.or_else(|| all.iter().find(is_usable)).or_else(|| all.first()).copied()
     }
 
-    /// The alias or setting whose words, or else letters, are most like those of a name.
-    fn row_like(&self, name: &str) -> Option<Row> {
+    /// The alias or setting whose words, or else letters, are most like those of a name; of several alike one of the section that the path names.
+    fn row_like(&self, name: &str, parts: &[String]) -> Option<Row> {
         let aliases = ALIASES.names.iter().flat_map(|row| row.names().map(move |name| (name, Some(row), None)));
         let settings = self.settings.iter().filter(|setting| !setting.is_section());
         let settings = settings.map(|setting| (setting.name(), None, Some(setting)));
@@ -206,8 +206,10 @@ impl Advisor<'_> {
             let words = names::likeness(&wanted, &names::words(candidate.0, &ALIASES.words));
             let letters = strsim::normalized_damerau_levenshtein(name, candidate.0);
             let score = if words >= SAME_WORDS { 1.0 + words } else { letters };
-            if score >= TYPING_ERROR && best.as_ref().is_none_or(|(found, _)| score > *found) {
-                best = Some((score, candidate));
+            let is_named = candidate.2.is_some_and(|setting| parts.iter().any(|part| part == setting.section()));
+            let rank = (score, u8::from(is_named));
+            if score >= TYPING_ERROR && best.as_ref().is_none_or(|(found, _)| rank > *found) {
+                best = Some((rank, candidate));
             }
         }
         match best?.1 {
