@@ -6,6 +6,7 @@ mod continuation;
 #[cfg(feature = "tui")]
 mod dashboard;
 mod failure;
+mod foreign;
 mod generation_settings;
 mod model_source;
 mod output;

@@ -25,6 +25,7 @@ use burn::tensor::{Device, FloatDType};
 use clap::Args;
 
 use crate::failure::Failure;
+use crate::foreign::open_foreign;
 use crate::generation_settings::GenerationSettings;
 use crate::rooted::start_folder;
 
@@ -144,15 +145,6 @@ impl Adapted {
         let companions = if own.tokenizer.is_some() { own } else { companions_of(&self.base)? };
         Ok(companions.of_model(self.build(device)?, self.config, Some(self.checkpoint)))
     }
-}
-
-/// Opens a Hugging Face folder or a GGUF file, and says what has to be known of it.
-pub fn open_foreign(path: &Path) -> Result<HfModel, Failure> {
-    let model = HfModel::open(path).map_err(Failure::input)?;
-    if let Some(remark) = model.remark() {
-        complain(&format!("warning: {remark}"));
-    }
-    Ok(model)
 }
 
 /// Finds a model by the name or folder of its run, a checkpoint folder, one of its `iter_` folders, a Hugging Face folder, or a GGUF file.

@@ -16,7 +16,8 @@ use serde_json::{Map, Value, json};
 
 use super::{adapters, model_card};
 use crate::failure::Failure;
-use crate::model_source::{Adapted, Found, find, open_foreign};
+use crate::foreign::open_foreign;
+use crate::model_source::{Adapted, Found, find};
 use crate::overwrite::Force;
 use crate::speech::Speech;
 

@@ -28,7 +28,7 @@ use super::outputs::Outputs;
 use super::pipeline;
 use super::preparation::Preparation;
 use super::region_spans::Observers;
-use super::registry::Registry;
+use super::registry::{Registry, Weights};
 use super::report::GlobalState;
 use super::reporter::{Console, Reporter};
 use super::restart::Seat;
@@ -127,6 +127,12 @@ impl std::fmt::Debug for RunOptions {
     }
 }
 
+/// What has to be known of weights of another program that a run begins with, on rank 0.
+fn remarks((config, groups): (&RunConfig, &ProcessGroups), sorts: &[Weights], start: Option<&Start>) -> Vec<String> {
+    let begins = start.is_some_and(|start| start.is_pretrained) && ranks::is_first(groups);
+    begins.then(|| remark_on_foreign(config, sorts)).flatten().into_iter().collect()
+}
+
 /// Sets a run up: logs, tokenizer and data, model, optimizer, schedules, and the checkpoint to continue from.
 ///
 /// All ranks call this together, each with options of its own.
@@ -158,9 +164,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let base = lineage.tokenizer();
     let preparation = Preparation { config: &config, groups, place, base, requests, reporter: &reporter };
     let (config, data, known) = build_data(&preparation, registry, (&lineage, &begun))?;
-    let begins = start.as_ref().is_some_and(|start| start.is_pretrained) && ranks::is_first(groups);
-    let known =
-        known.with(begins.then(|| remark_on_foreign(&config, &registry.weights)).flatten().into_iter().collect());
+    let known = known.with(remarks((&config, groups), &registry.weights, start.as_ref()));
     let padded_vocab_size = vocabulary::rows(&config, &data, start.as_ref(), &reporter)?;
     let teacher = fitting(teacher, &preparation, (&data, padded_vocab_size), &registry.models)?;
     let opened = open(
