@@ -1,0 +1,17 @@
+//! Models of other programs, as commands open them.
+
+use std::path::Path;
+
+use bridge_core::logging::terminal::complain;
+use bridge_models::huggingface::HfModel;
+
+use crate::failure::Failure;
+
+/// Opens a Hugging Face folder or a GGUF file, and says what has to be known of it.
+pub fn open_foreign(path: &Path) -> Result<HfModel, Failure> {
+    let model = HfModel::open(path).map_err(Failure::input)?;
+    if let Some(remark) = model.remark() {
+        complain(&format!("warning: {remark}"));
+    }
+    Ok(model)
+}
