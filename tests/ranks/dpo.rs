@@ -1,60 +1,17 @@
 //! `[dpo]`: ten steps of PyTorch, on all layouts, stopped and resumed, with and without an adapter.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use bridge_core::train::{pretrain, rank_timeout, run_on_threads};
-use bridge_tests::{figures_in, records_in, root};
+use bridge_tests::{figures_in, records_in};
 use serde_json::Value;
 
-use super::{config, options};
+use super::objectives::{self, fixture};
 
 const FIGURES: [&str; 4] = ["rewards/chosen", "rewards/rejected", "rewards/accuracies", "rewards/margins"];
 
-fn fixture(name: &str) -> PathBuf {
-    root().join("tests/fixtures/objectives").join(name)
-}
-
 /// Runs the model of the fixture on its preferences, with logs and checkpoints in `folder`.
 fn train(folder: &Path, ranks: usize, overrides: &[&str]) -> Result<(), String> {
-    let [base, data, cache] = [
-        format!("checkpoint.pretrained_checkpoint={:?}", fixture("model")),
-        format!("dataset.dataset_root={:?}", fixture("dpo")),
-        format!("dataset.path_to_cache={:?}", folder.join("cache")),
-    ];
-    let save = format!("checkpoint.save={:?}", folder.join("saved"));
-    let common = [
-        base.as_str(),
-        &data,
-        &cache,
-        &save,
-        "dpo.beta=0.1",
-        "dataset.kind=finetuning",
-        "dataset.data_sharding=true",
-        "dataset.do_validation=false",
-        "dataset.do_test=false",
-        "model.num_layers=3",
-        "model.hidden_size=24",
-        "model.num_attention_heads=4",
-        "model.num_query_groups=2",
-        "model.ffn_hidden_size=36",
-        "model.seq_length=40",
-        "model.vocab_size=62",
-        "tokenizer.vocab_size=61",
-        "train.train_iters=10",
-        "train.global_batch_size=6",
-        "train.micro_batch_size=1",
-        "validation.eval_iters=0",
-        "optimizer.lr=1e-3",
-        "optimizer.min_lr=null",
-        "optimizer.clip_grad=0.0",
-        "scheduler.lr_decay_style=constant",
-        "scheduler.lr_warmup_iters=0",
-        "logger.log_interval=1",
-    ];
-    let config = config(folder, ranks, &[&common[..], overrides].concat());
-    run_on_threads(&config, rank_timeout(&config), |groups| pretrain(config.clone(), options(groups)).map(drop))
-        .map(drop)
-        .map_err(|error| error.to_string())
+    objectives::train(folder, ranks, "dpo", &[&["dpo.beta=0.1"], overrides].concat())
 }
 
 /// Losses, then the rewards in the order of [`FIGURES`].

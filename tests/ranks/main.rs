@@ -14,6 +14,7 @@ mod loaders;
 mod logs;
 mod losses;
 mod managers;
+mod objectives;
 mod own_loss;
 mod peft;
 #[cfg(feature = "mpi")]

@@ -3,6 +3,7 @@
 
 use std::ops::{Deref, DerefMut};
 
+use super::choice::SourceFormat;
 use super::error::ErrorKind;
 use super::field::Field;
 use super::kinds::{KindRegistry, Kinds};
@@ -43,6 +44,13 @@ impl KindedConfig for GptDatasetConfig {
         "The dataset family: gpt, fim, mock, or a name that code registered. Plays the part of upstream's _target_.";
     fn registry(kinds: &Kinds) -> &KindRegistry {
         &kinds.dataset
+    }
+}
+
+impl GptDatasetConfig {
+    /// Whether the text of `dataset.source` becomes examples for fine-tuning.
+    pub fn makes_examples(&self) -> bool {
+        self.source_format == Some(SourceFormat::RustDocs) && self.source.is_some()
     }
 }
 

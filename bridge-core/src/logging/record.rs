@@ -311,6 +311,17 @@ pub enum Ending {
     Failed(String),
 }
 
+impl Ending {
+    /// Its name in files and trackers, and why it came if there is a reason.
+    pub fn name(&self) -> (&'static str, Option<&str>) {
+        match self {
+            Self::Finished => ("finished", None),
+            Self::Stopped(why) => ("stopped", Some(why)),
+            Self::Failed(why) => ("failed", Some(why)),
+        }
+    }
+}
+
 /// The end of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunEnd {

@@ -49,6 +49,7 @@ pub use generation::{GenerationState, LayerState};
 pub use layer_metrics::{LayerMetric, LayerMetrics, PREDICTION_LOSS, ROUTER_LOSSES, StepValues};
 use module_chunk::released;
 pub use module_chunk::{ModuleChunk, Segments};
+pub(crate) use own_loss::label_log_probabilities;
 pub use own_loss::{ModelOutputs, OutputLoss, OutputParts, OwnLoss};
 pub use parallel::{Member, Parallel, RankPlace};
 use pass::PassStream;

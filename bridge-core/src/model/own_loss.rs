@@ -5,7 +5,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use burn::tensor::Tensor;
+use burn::tensor::activation::log_softmax;
+use burn::tensor::{FloatDType, Tensor};
 
 use super::{Batch, Mode};
 
@@ -81,6 +82,13 @@ impl fmt::Debug for ModelOutputs<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ModelOutputs").field("mode", &self.mode).finish_non_exhaustive()
     }
+}
+
+/// The log-probability of each label, `[b, t, v]` -> `[b, t]`, in float32.
+pub(crate) fn label_log_probabilities(logits_btv: Tensor<3>, batch: &Batch) -> Tensor<2> {
+    let [b, t, _] = logits_btv.dims();
+    let labels_bt1 = batch.labels.clone().reshape([b, t, 1]);
+    log_softmax(logits_btv.cast(FloatDType::F32), 2).gather(2, labels_bt1).reshape([b, t])
 }
 
 /// Numerator and denominator by name.

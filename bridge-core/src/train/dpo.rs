@@ -4,13 +4,13 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bridge_data::MicroBatch;
-use burn::tensor::activation::{log_sigmoid, log_softmax};
-use burn::tensor::{Device, FloatDType, Tensor};
+use burn::tensor::activation::log_sigmoid;
+use burn::tensor::{Device, Tensor};
 
 use super::forward_step::ForwardStep;
 use super::global_state::GlobalState;
 use crate::config::{DpoConfig, RunConfig};
-use crate::model::{Batch, ModelOutputs, OutputLoss};
+use crate::model::{Batch, ModelOutputs, OutputLoss, label_log_probabilities};
 
 const CHOSEN: &str = "rewards/chosen";
 const REJECTED: &str = "rewards/rejected";
@@ -87,12 +87,9 @@ fn rows_of_pairs(micro_batch: &MicroBatch) -> MicroBatch {
 
 /// The log-likelihood of each row's counted tokens, `[b]` float32.
 fn likelihoods(outputs: &ModelOutputs<'_>) -> Tensor<1> {
-    let batch = outputs.batch();
-    let log_probabilities_btv = log_softmax(outputs.logits().cast(FloatDType::F32), 2);
-    let [b, t, _] = log_probabilities_btv.dims();
-    let labels_bt1 = batch.labels.clone().reshape([b, t, 1]);
-    let chosen_bt = log_probabilities_btv.gather(2, labels_bt1).reshape([b, t]);
-    (chosen_bt * batch.loss_mask.clone()).sum_dim(1).reshape([b])
+    let labels_bt = label_log_probabilities(outputs.logits(), outputs.batch());
+    let [b, _] = labels_bt.dims();
+    (labels_bt * outputs.batch().loss_mask.clone()).sum_dim(1).reshape([b])
 }
 
 /// What a model says of the rows of a micro-batch.

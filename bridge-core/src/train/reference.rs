@@ -1,11 +1,10 @@
 //! The model as a run began it, which objectives compare with: frozen, and run before each pass.
 
-use bridge_dist::comm::CommError;
 use burn::tensor::Tensor;
 
-use super::executor::{Around, RegionHooks};
+use super::executor::RegionHooks;
 use super::pipeline::{MicroBatchInput, MicroBatches};
-use crate::model::{Batch, Mode, ModelChunk, OwnLoss};
+use crate::model::{Batch, Mode, OwnLoss};
 
 /// Micro-batches for the reference, whose parameters are all there.
 pub(super) struct ReferenceBatches<'a> {
@@ -33,10 +32,6 @@ impl MicroBatches for ReferenceBatches<'_> {
 struct Nothing;
 
 impl RegionHooks for Nothing {
-    fn before(&mut self, _chunk: &mut dyn ModelChunk, _region: Around<'_>) -> Result<(), CommError> {
-        Ok(())
-    }
-
     fn objective(&mut self, loss_sum: Tensor<1>) -> Tensor<1> {
         loss_sum
     }

@@ -42,8 +42,7 @@ use crate::checkpoint::{CheckpointManager, TrainState};
 use crate::config::RunConfig;
 use crate::logging::{Sink, Verbosity};
 use crate::model::{
-    Adapter, BuildContext, DeferredParameters, ModelBuilder, ModelChunk, ModelConfig, ModelRegistry, Parallel, Stage,
-    Workload, check_blocks,
+    Adapter, BuildContext, DeferredParameters, ModelChunk, ModelConfig, ModelRegistry, Parallel, Stage, Workload,
 };
 use crate::optim::{
     AccumulationDType, Distribution, GradientBuffer, GradientReducer, Optimizer, OverrideProvider, Sharding,
@@ -272,13 +271,10 @@ fn build_training(
         deferred: defers(config, model_config.as_ref()).then(DeferredParameters::default),
         adapter: adapter.clone(),
     };
-    let builder: Box<dyn ModelBuilder> = model_config.builder();
-    let built = pipeline::stages(config, &model_config.stacks(), groups.pipeline().rank())
-        .and_then(|stages| Ok(builder.build_models(model_config.as_ref(), &context, &stages)?))
-        .and_then(|chunks| Ok(check_blocks(&chunks).map(|()| chunks)?));
+    let built = pipeline::build_chunks(&config.model, model_config.as_ref(), &context);
     let chunks = ranks::agree(groups, "building the model", built)?;
     let work = Workload::sequence(config.model.seq_length, padded_vocab_size);
-    let outline = builder.outline(&work, &Stage::whole(model_config.stacks()), adapter.clone())?;
+    let outline = model_config.builder().outline(&work, &Stage::whole(model_config.stacks()), adapter.clone())?;
     adapter.iter().try_for_each(|adapter| adapter.check_met())?;
     let flops_per_sequence = outline.flops();
 

@@ -67,7 +67,7 @@ pub(super) fn prepare_text(
     let (Some(source), Some(tokenizer)) = (&source, &tokenizer) else {
         return Ok(PreparedText { tokenizer, prefix: None, examples: None, _locks: locks });
     };
-    if makes_examples(config) {
+    if config.dataset.makes_examples() {
         let split = SplitMatrix::parse(config.dataset.split.as_deref().unwrap_or(DEFAULT_SPLIT))?;
         let (report, lock) = when_free(watch, || make_examples(source, &split, &folder.join(EXAMPLES)))?;
         locks.push(lock);
@@ -104,7 +104,7 @@ pub(super) fn prepared_text(
         None => Ok(Arc::new(HuggingFaceTokenizer::load(&folder)?)),
     })?;
     let has_text = config.dataset.source.is_some() && tokenizer.is_some();
-    let (is_examples, locks) = (makes_examples(config), Vec::new());
+    let (is_examples, locks) = (config.dataset.makes_examples(), Vec::new());
     let prefix = (has_text && !is_examples).then(|| folder.join(PREFIX));
     let examples = (has_text && is_examples).then(|| folder.join(EXAMPLES));
     Ok(PreparedText { tokenizer, prefix, examples, _locks: locks })
@@ -113,11 +113,6 @@ pub(super) fn prepared_text(
 /// Whether the text can be read by one rank only: standard input.
 pub(super) fn is_read_by_one(config: &RunConfig) -> bool {
     config.dataset.source.as_ref().is_some_and(|source| source.as_slice().iter().any(|input| input == "-"))
-}
-
-/// Whether the text becomes examples for fine-tuning.
-fn makes_examples(config: &RunConfig) -> bool {
-    config.dataset.source_format == Some(SourceFormat::RustDocs)
 }
 
 /// Name of the token files in the cache folder.

@@ -45,15 +45,23 @@ impl Format {
     }
 }
 
+fn names_of(split: Split) -> &'static [&'static str] {
+    NAMES.iter().find(|(of, _)| *of == split).map_or(&[], |(_, names)| names)
+}
+
+/// Name of a split's file of JSON lines, where Bridge writes it.
+pub(super) fn lines_of(split: Split) -> String {
+    names_of(split).first().map(|name| format!("{name}.jsonl")).unwrap_or_default()
+}
+
 /// The files of a split, in the order of their names; none if it has none.
 ///
 /// # Errors
 /// A folder that cannot be listed; several files of which each could be the split.
 pub(super) fn of_split(root: &Path, split: Split) -> Result<Vec<PathBuf>, DataError> {
-    let names = NAMES.iter().find(|(of, _)| *of == split).map_or(&[][..], |(_, names)| names);
     let endings = Format::ALL.map(|(ending, _)| format!(".{ending}"));
     let mut found: Vec<PathBuf> = Vec::new();
-    for name in names {
+    for name in names_of(split) {
         let candidates =
             endings.iter().map(String::as_str).chain([""]).map(|ending| root.join(format!("{name}{ending}")));
         found.extend(candidates.filter(|path| path.exists()));

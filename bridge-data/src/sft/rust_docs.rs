@@ -2,7 +2,6 @@
 
 use std::collections::HashSet;
 use std::fmt;
-use std::hash::Hasher as _;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -11,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use twox_hash::XxHash3_64;
 
+use super::files;
 use crate::gpt::{Split, SplitMatrix};
 use crate::pack::{Claim, OutputLock, Overwrite, claim};
 use crate::source::{Text, TextSource};
@@ -153,7 +153,7 @@ pub fn make_examples(
     let started = Instant::now();
     let output = folder.join("examples");
     let splits: Vec<Split> = Split::ALL.into_iter().filter(|of| split.fraction(*of).is_some()).collect();
-    let files: Vec<PathBuf> = splits.iter().map(|split| folder.join(file_of(*split))).collect();
+    let files: Vec<PathBuf> = splits.iter().map(|split| folder.join(files::lines_of(*split))).collect();
     let paths: Vec<&Path> = files.iter().map(PathBuf::as_path).collect();
     let key = source.fingerprint().map(|source| {
         json!({ "source": source, "split": format!("{split:?}"), "form": 1, "version": env!("CARGO_PKG_VERSION") })
@@ -175,14 +175,14 @@ pub fn make_examples(
     for document in source.documents()? {
         let document = document?;
         documents += 1;
-        let share = hash(&document.name()) as f64 / u64::MAX as f64;
+        let share = XxHash3_64::oneshot(document.name().as_bytes()) as f64 / u64::MAX as f64;
         let ends = splits.iter().map(|of| split.fraction(*of).map_or(0.0, |(_, end)| end));
         let place = ends.take_while(|end| *end <= share).count().min(splits.len() - 1);
         let Text::Valid(text) = document.into_text()? else {
             continue;
         };
         for Documented { signature, summary } in documented_functions(&text) {
-            if !seen.insert(hash(&format!("{signature}\n{summary}"))) {
+            if !seen.insert(XxHash3_64::oneshot(format!("{signature}\n{summary}").as_bytes())) {
                 continue;
             }
             let messages = json!({ "messages": [
@@ -207,21 +207,6 @@ pub fn make_examples(
     let report = DocsReport { folder: folder.to_owned(), examples, documents, seconds, reused: false };
     made::store(&output, key.unwrap_or_default(), &paths, report.clone())?;
     Ok((report, lock))
-}
-
-/// The file of a split, by upstream's names.
-fn file_of(split: Split) -> &'static str {
-    match split {
-        Split::Train => "training.jsonl",
-        Split::Valid => "validation.jsonl",
-        Split::Test => "test.jsonl",
-    }
-}
-
-fn hash(text: &str) -> u64 {
-    let mut hasher = XxHash3_64::default();
-    hasher.write(text.as_bytes());
-    hasher.finish()
 }
 
 #[cfg(test)]

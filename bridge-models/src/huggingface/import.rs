@@ -43,6 +43,33 @@ pub struct HfModel {
     unread: Vec<String>,
 }
 
+/// What `config.json` of a folder says.
+struct Described {
+    settings: Map<String, Value>,
+    architecture: Architecture,
+    /// Keys that nothing here follows from.
+    unread: Vec<String>,
+}
+
+fn read_folder(folder: &Path) -> Result<Described, HfError> {
+    let settings = read_settings(folder)?;
+    let asked = Asked::default();
+    let architecture = Architecture::new(&Fields::watched(&settings, &asked))?;
+    let unread = unread(&settings, &asked.into_inner());
+    Ok(Described { settings, architecture, unread })
+}
+
+/// [`HfModel::remark`] of a folder whose weights need not be opened; nothing of what is none.
+pub(super) fn remark_on(folder: &Path) -> Option<String> {
+    told(folder, &read_folder(folder).ok()?.unread)
+}
+
+fn told(folder: &Path, unread: &[String]) -> Option<String> {
+    let path = folder.join("config.json");
+    let told = || format!("{}: not read, and without effect here: {}", path.display(), unread.join(", "));
+    (!unread.is_empty()).then(told)
+}
+
 impl HfModel {
     /// Opens a folder with `config.json` and safetensors, or a GGUF file, and checks every tensor's name and shape.
     ///
@@ -55,11 +82,8 @@ impl HfModel {
             let architecture = Architecture::new(&Fields::new(&settings))?;
             return Self::new((architecture, settings, companions), Box::new(source));
         }
-        let settings = read_settings(folder)?;
-        let asked = Asked::default();
-        let architecture = Architecture::new(&Fields::watched(&settings, &asked))?;
+        let Described { settings, architecture, unread } = read_folder(folder)?;
         let source = HfCheckpoint::open(folder)?.dequantized(architecture.quantization)?;
-        let unread = unread(&settings, &asked.into_inner());
         Ok(Self { unread, ..Self::new((architecture, settings, BTreeMap::new()), Box::new(source))? })
     }
 
@@ -128,9 +152,7 @@ impl HfModel {
     /// What to tell whoever uses the model: keys of `config.json` that are set and that nothing here follows from. A model that is made in a way of its
     /// own may compute something else then.
     pub fn remark(&self) -> Option<String> {
-        let keys = self.unread.join(", ");
-        let path = self.source.path().join("config.json");
-        (!keys.is_empty()).then(|| format!("{}: not read, and without effect here: {keys}", path.display()))
+        told(self.source.path(), &self.unread)
     }
 
     /// The decoder that `config.json` describes.

@@ -15,7 +15,7 @@ use bridge_data::outside;
 
 use super::checkpoint::io;
 use super::error::HfError;
-use super::import::HfModel;
+use super::import::{HfModel, remark_on};
 use super::json::table_to_text;
 use super::runs::row_blocks;
 use super::weight_map::WeightEntry;
@@ -148,7 +148,7 @@ fn open(path: &Path) -> Result<Snapshot, Error> {
 }
 
 fn remark(path: &Path) -> Option<String> {
-    HfModel::open(path).ok()?.remark()
+    remark_on(path)
 }
 
 /// The place, and name, size and time of the last change of each file with settings or weights; nothing of what is neither folder nor file of a model.

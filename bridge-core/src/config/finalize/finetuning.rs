@@ -1,6 +1,6 @@
 //! The rules of fine-tuning data: what it needs, and which settings belong to other data.
 
-use super::super::choice::{DataloaderType, SourceFormat};
+use super::super::choice::DataloaderType;
 use super::super::sections::PackedSequenceSpecs;
 use super::Draft;
 
@@ -38,10 +38,14 @@ pub(super) fn check(draft: &mut Draft<'_>, kind: &str) {
             draft.forbid(is_changed, &key, "needs dataset.kind = \"finetuning\"");
         }
         let key = "dataset.source_format";
-        draft.forbid(makes_examples(draft), key, "must be text or jsonl without dataset.kind = \"finetuning\"");
+        draft.forbid(
+            draft.recipe.dataset.makes_examples(),
+            key,
+            "must be text or jsonl without dataset.kind = \"finetuning\"",
+        );
         return;
     }
-    let is_made = makes_examples(draft);
+    let is_made = draft.recipe.dataset.makes_examples();
     let is_of_source = |field: &&str| is_made && matches!(*field, "source" | "split");
     for key in OF_TOKEN_FILES.iter().filter(|field| !is_of_source(field)).map(|field| format!("dataset.{field}")) {
         let is_changed = draft.recipe_differs(&key);
@@ -72,11 +76,6 @@ pub(super) fn check(draft: &mut Draft<'_>, kind: &str) {
     draft.recipe.dataset.dataloader_type.get_or_insert(DataloaderType::Batch);
     packing(draft);
     prompts(draft);
-}
-
-/// Whether examples are made of `dataset.source`.
-fn makes_examples(draft: &Draft<'_>) -> bool {
-    draft.recipe.dataset.source_format == Some(SourceFormat::RustDocs) && draft.recipe.dataset.source.is_some()
 }
 
 fn prompts(draft: &mut Draft<'_>) {

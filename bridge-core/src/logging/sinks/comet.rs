@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::tracked::{self, Lazily};
 use crate::logging::comet::{Archive, Asset, Experiment, Messages, key_of, step_of_line};
-use crate::logging::record::{Ending, Record, RunEnd, RunStart, SaveRecord, SaveStage};
+use crate::logging::record::{Ending, Record, RunEnd, RunStart, SaveRecord};
 use crate::logging::sink::{Opened, Sink, SinkContext, SinkError};
 use crate::logging::tracker::now;
 
@@ -162,25 +162,20 @@ impl Sink for CometSink {
     }
 
     fn on_save(&mut self, save: &SaveRecord) -> Result<(), SinkError> {
-        let Some(folder) = self.saved.as_ref().filter(|_| save.stage != SaveStage::Begun) else {
+        let Some((name, value)) = tracked::last_checkpoint(self.saved.as_deref(), save) else {
             return Ok(());
         };
-        let value = format!("{} (iteration {})", folder.display(), save.iteration);
         self.begin()?;
-        self.messages.other("last_checkpoint", value);
+        self.messages.other(name, value);
         self.write(&[])
     }
 
     fn on_run_end(&mut self, end: &mut RunEnd) -> Result<(), SinkError> {
         self.begin()?;
-        let state = match &end.ending {
-            Ending::Finished => "finished",
-            Ending::Stopped(_) => "stopped",
-            Ending::Failed(why) => {
-                self.experiment.failure = Some(why.clone());
-                "failed"
-            }
-        };
+        let (state, _) = end.ending.name();
+        if let Ending::Failed(why) = &end.ending {
+            self.experiment.failure = Some(why.clone());
+        }
         self.messages.other("state", state);
         let (mut assets, mut failed) = (Vec::new(), Ok(()));
         for (name, path) in self.files.drain(..).filter(|(_, path)| path.is_file()) {

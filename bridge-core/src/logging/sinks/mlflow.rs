@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::tracked;
 use crate::config::diff_from_defaults;
 use crate::logging::MetricValue;
-use crate::logging::record::{Ending, Record, RunEnd, RunStart, SaveRecord, SaveStage};
+use crate::logging::record::{Record, RunEnd, RunStart, SaveRecord};
 use crate::logging::sink::{OpenError, Opened, Sink, SinkContext, SinkError};
 use crate::logging::tracker::{Item, MlFlow, Target, Tracker, now, number};
 
@@ -94,19 +94,14 @@ impl Sink for MlFlowSink {
     }
 
     fn on_save(&mut self, save: &SaveRecord) -> Result<(), SinkError> {
-        let Some(folder) = self.saved.as_ref().filter(|_| save.stage != SaveStage::Begun) else {
+        let Some((name, value)) = tracked::last_checkpoint(self.saved.as_deref(), save) else {
             return Ok(());
         };
-        let value = format!("{} (iteration {})", folder.display(), save.iteration);
-        self.tracker.add(&Item::Tag { name: "last_checkpoint".into(), value })
+        self.tracker.add(&Item::Tag { name: name.into(), value })
     }
 
     fn on_run_end(&mut self, end: &mut RunEnd) -> Result<(), SinkError> {
-        let state = match &end.ending {
-            Ending::Finished => "finished",
-            Ending::Stopped(_) => "stopped",
-            Ending::Failed(_) => "failed",
-        };
+        let (state, _) = end.ending.name();
         let files = self.files.drain(..).filter(|(_, path)| path.is_file());
         let files = files.map(|(name, path)| Item::File { name, path });
         let last = files.chain([Item::End { time: now(), state: state.into() }]);

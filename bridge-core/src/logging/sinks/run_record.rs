@@ -6,7 +6,7 @@ use bridge_data::outside;
 use serde::{Deserialize, Serialize};
 
 use super::lines::timestamp;
-use crate::logging::record::{Ending, Record, RunEnd, RunStart};
+use crate::logging::record::{Record, RunEnd, RunStart};
 use crate::logging::sink::{Opened, Sink, SinkContext, SinkError};
 
 const NAME: &str = "run.json";
@@ -105,12 +105,8 @@ impl Sink for Recorder {
     }
 
     fn on_run_end(&mut self, end: &mut RunEnd) -> Result<(), SinkError> {
-        let (state, why) = match &end.ending {
-            Ending::Finished => ("finished", None),
-            Ending::Stopped(why) => ("stopped", Some(why.clone())),
-            Ending::Failed(why) => ("failed", Some(why.clone())),
-        };
-        (self.record.state, self.record.why) = (state.to_owned(), why);
+        let (state, why) = end.ending.name();
+        (self.record.state, self.record.why) = (state.to_owned(), why.map(str::to_owned));
         (self.record.iteration, self.record.ended) = (end.iteration, Some(timestamp()));
         self.write()
     }

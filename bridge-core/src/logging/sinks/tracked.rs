@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::config::RunConfig;
 use crate::logging::MetricValue;
-use crate::logging::record::{Figure, Record, RecordKind, Scope};
+use crate::logging::record::{Figure, Record, RecordKind, SaveRecord, SaveStage, Scope};
 use crate::logging::sink::SinkError;
 
 /// How long to wait before a file that could not be made is tried again.
@@ -54,6 +54,12 @@ impl<T> Lazily<T> {
     pub fn try_again(&mut self) {
         self.trouble = None;
     }
+}
+
+/// What a tracker is told of a checkpoint in the folder `saved`: its name there, and the value; nothing of one that only begins.
+pub(super) fn last_checkpoint(saved: Option<&Path>, save: &SaveRecord) -> Option<(&'static str, String)> {
+    let folder = saved.filter(|_| save.stage != SaveStage::Begun)?;
+    Some(("last_checkpoint", format!("{} (iteration {})", folder.display(), save.iteration)))
 }
 
 /// Figures with the names that they have in TensorBoard, where they are due: each `interval` steps.

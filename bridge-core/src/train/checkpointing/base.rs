@@ -75,17 +75,27 @@ pub(super) fn open_base_together(
     checkpoint: &Checkpoint,
     groups: &ProcessGroups,
 ) -> Result<Checkpoint, TrainError> {
-    let looked = look_together(groups.world(), |verifier| find_base(root, checkpoint, verifier))?;
-    let found = ranks::agree(groups, "looking for the base of an adapter", looked.transpose())?;
-    let mut iteration = [found.as_ref().map_or(0, |base| base.iteration() as i64)];
+    open_together(root, "looking for the base of an adapter", groups, |verifier| find_base(root, checkpoint, verifier))
+}
+
+/// Opens the checkpoint of the store at `root` that the first rank finds. All ranks call this together, and each verifies its share.
+pub(super) fn open_together(
+    root: &Path,
+    doing: &str,
+    groups: &ProcessGroups,
+    find: impl Fn(&Verifier<'_>) -> Result<Checkpoint, TrainError>,
+) -> Result<Checkpoint, TrainError> {
+    let looked = look_together(groups.world(), find)?;
+    let found = ranks::agree(groups, doing, looked.transpose())?;
+    let mut iteration = [found.as_ref().map_or(0, |found| found.iteration() as i64)];
     groups.world().broadcast((&mut iteration).into(), 0)?;
     let opened = match found {
-        Some(base) => Ok(base),
+        Some(found) => Ok(found),
         None => CheckpointStore::open(root)
             .and_then(|store| store.open_iteration(iteration[0] as u64, Verification::Sizes))
             .map_err(TrainError::from),
     };
-    ranks::agree(groups, "opening the base of an adapter", opened)
+    ranks::agree(groups, doing, opened)
 }
 
 fn find_base(root: &Path, checkpoint: &Checkpoint, verifier: &Verifier<'_>) -> Result<Checkpoint, TrainError> {

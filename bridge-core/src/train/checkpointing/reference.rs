@@ -6,10 +6,11 @@ use std::path::Path;
 use bridge_dist::mesh::ProcessGroups;
 use burn::tensor::Tensor;
 
+use super::base::open_together;
 use super::foreign::{import_to, root_of};
 use super::restore::{begin, load_from, restore};
 use super::start::Start;
-use crate::checkpoint::{Checkpoint, CheckpointStore, LoadRequest, Resolution, look_together};
+use crate::checkpoint::{Checkpoint, CheckpointStore, LoadRequest, Resolution};
 use crate::config::RunConfig;
 use crate::model::{ModelChunk, Replacement};
 use crate::train::registry::Weights;
@@ -93,20 +94,12 @@ pub(in crate::train) fn find_teacher(
     open_newest(&root_of(path, sorts, &imported), "distillation.teacher", groups)
 }
 
-/// Opens the newest checkpoint of a folder. All ranks call this together: the first one looks, each verifies its share.
+/// Opens the newest checkpoint of a folder. All ranks call this together.
 fn open_newest(root: &Path, key: &'static str, groups: &ProcessGroups) -> Result<Checkpoint, TrainError> {
-    let looked = look_together(groups.world(), |verifier| {
+    open_together(root, "looking for a model", groups, |verifier| {
         match CheckpointStore::open(root)?.resolve_with(&LoadRequest::default(), verifier)? {
             Resolution::Found(found) => Ok(found.checkpoint),
             Resolution::NothingFound { searched } => Err(TrainError::NoCheckpoint { key, path: searched }),
         }
-    })?;
-    let found = ranks::agree(groups, "looking for a model", looked.transpose())?;
-    match found {
-        Some(checkpoint) => Ok(checkpoint),
-        None => match CheckpointStore::open(root)?.resolve(&LoadRequest::default())? {
-            Resolution::Found(found) => Ok(found.checkpoint),
-            Resolution::NothingFound { searched } => Err(TrainError::NoCheckpoint { key, path: searched }),
-        },
-    }
+    })
 }

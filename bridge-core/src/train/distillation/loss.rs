@@ -8,7 +8,7 @@ use burn::tensor::{FloatDType, Tensor};
 use super::Objective;
 use super::top::Best;
 use crate::config::HiddenLoss;
-use crate::model::{ModelOutputs, OutputLoss};
+use crate::model::{ModelOutputs, OutputLoss, label_log_probabilities};
 
 const KD_LOSS: &str = "kd loss";
 const CE_LOSS: &str = "ce loss";
@@ -121,9 +121,7 @@ impl OutputLoss for DistillationLoss {
             let value = sum.clone().without_autodiff().into_data().iter::<f64>().sum();
             outputs.record(name, value, batch.num_tokens);
         };
-        let labels_bt1 = batch.labels.clone().reshape([b, t, 1]);
-        let cross_entropy = -log_softmax(logits_btv.clone(), 2).gather(2, labels_bt1).reshape([b, t]);
-        let cross_entropy = sum_of(cross_entropy);
+        let cross_entropy = sum_of(-label_log_probabilities(logits_btv.clone(), batch));
         record(CE_LOSS, &cross_entropy);
         let mut loss = cross_entropy * (1.0 - settings.alpha);
         if settings.alpha > 0.0 {

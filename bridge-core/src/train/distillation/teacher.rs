@@ -13,7 +13,7 @@ use super::cache::Cache;
 use super::{Distillation, Objective};
 use crate::checkpoint::{Checkpoint, RUN_CONFIG_FILE, TOKENIZER_FILE};
 use crate::config::{ConfigError, DistillationConfig, ErrorKind, FinalModel, Format, Places, RawConfig, RunConfig};
-use crate::model::{BuildContext, ModelConfig, Parallel, check_blocks};
+use crate::model::{BuildContext, ModelConfig, Parallel};
 use crate::train::checkpointing::{AdapterBase, find_teacher, load_parameters};
 use crate::train::data::RunData;
 use crate::train::model_tokenizer::loaded_again;
@@ -198,15 +198,10 @@ impl Teacher {
             deferred: None,
             adapter: None,
         };
-        let built = pipeline::stages_of(&self.model, &self.model_config.stacks(), groups.pipeline().rank())
-            .and_then(|stages| {
-                Ok(self.model_config.builder().build_models(self.model_config.as_ref(), &context, &stages)?)
-            })
-            .and_then(|chunks| Ok(check_blocks(&chunks).map(|()| chunks)?))
-            .and_then(|mut chunks| {
-                chunks.iter_mut().try_for_each(|chunk| load_parameters(chunk.as_mut(), &self.checkpoint))?;
-                Ok(chunks.iter().map(|chunk| chunk.inference()).collect::<Vec<_>>())
-            });
+        let built = pipeline::build_chunks(&self.model, self.model_config.as_ref(), &context).and_then(|mut chunks| {
+            chunks.iter_mut().try_for_each(|chunk| load_parameters(chunk.as_mut(), &self.checkpoint))?;
+            Ok(chunks.iter().map(|chunk| chunk.inference()).collect::<Vec<_>>())
+        });
         let chunks = ranks::agree(groups, "building the teacher", built)?;
         let pipeline = pipeline::forward_pipeline(config, &context.parallel, &chunks, &device);
         let (rows, fingerprint) = (self.shared_rows, self.fingerprint(config));

@@ -32,19 +32,12 @@ impl Best {
             let rest = log_sum_exp(others.iter().map(scaled));
             let all = log_sum_exp(best_logits.iter().copied().chain([rest]));
             let log_probabilities: Vec<f32> = best_logits.iter().map(|logit| (logit - all) as f32).collect();
-            (best.to_vec(), log_probabilities, (rest - all) as f32)
+            Self { k, ids: best.to_vec(), log_probabilities, rest: vec![(rest - all) as f32] }
         };
-        let tokens: Vec<_> = logits.par_chunks(rows).map(of_token).collect();
-        let mut best = Self { k, ..Self::default() };
-        for (ids, log_probabilities, rest) in tokens {
-            best.ids.extend(ids);
-            best.log_probabilities.extend(log_probabilities);
-            best.rest.push(rest);
-        }
-        best
+        Self::join(logits.par_chunks(rows).map(of_token).collect::<Vec<_>>())
     }
 
-    /// Sequences one after the other.
+    /// Tokens one after the other.
     pub fn join(parts: impl IntoIterator<Item = Self>) -> Self {
         let mut all = Self::default();
         for part in parts {

@@ -34,7 +34,7 @@ use pass::PipelinePass;
 use transfers::TransferFormat;
 
 pub use error::PipelineError;
-pub(super) use settings::{forward_pipeline, pipeline, stages, stages_of};
+pub(super) use settings::{build_chunks, forward_pipeline, pipeline};
 pub(super) use work::{EvaluationBatches, Reductions, StepWork};
 
 /// What the executor asks about the micro-batches of a pass. Every rank of the pipeline answers for the same micro-batches.

@@ -5,32 +5,28 @@ use burn::tensor::{Device, FloatDType};
 
 use super::{Pipeline, PipelineSettings};
 use crate::config::{self, RunConfig, TransformerConfig, pipeline_placement, pipeline_schedule};
-use crate::model::{ModelChunk, Parallel, Stage};
+use crate::model::{BuildContext, ModelChunk, ModelConfig, Parallel, Stage, check_blocks};
 use crate::plan;
 use crate::plan::recompute::{Cuts, Recompute};
 use crate::train::TrainError;
 
-/// What the chunks of pipeline rank `rank` hold of a model whose stacks have so many layers.
+/// Builds what this pipeline rank holds of a model.
 ///
 /// # Errors
-/// If the layers cannot be spread as configured; `finalize` has checked that they can.
-pub(in crate::train) fn stages(config: &RunConfig, stacks: &[usize], rank: usize) -> Result<Vec<Stage>, TrainError> {
-    stages_of(&config.model, stacks, rank)
-}
-
-/// As [`stages`], of another model on the ranks of a run.
-///
-/// # Errors
-/// If the layers cannot be spread as configured.
-pub(in crate::train) fn stages_of(
+/// If the layers cannot be spread as configured (`finalize` has checked that they can), or the model cannot be built.
+pub(in crate::train) fn build_chunks(
     model: &TransformerConfig,
-    stacks: &[usize],
-    rank: usize,
-) -> Result<Vec<Stage>, TrainError> {
+    model_config: &dyn ModelConfig,
+    context: &BuildContext,
+) -> Result<Vec<Box<dyn ModelChunk>>, TrainError> {
+    let stacks = model_config.stacks();
     let mut placement = pipeline_placement(model, stacks.iter().sum())
         .map_err(|error| TrainError::Internal(format!("pipeline stages: {error}")))?;
-    let contents = placement.chunks.swap_remove(rank);
-    Ok(contents.iter().map(|content| Stage::of_content(stacks, content)).collect())
+    let contents = placement.chunks.swap_remove(context.parallel.groups.pipeline().rank());
+    let stages: Vec<Stage> = contents.iter().map(|content| Stage::of_content(&stacks, content)).collect();
+    let chunks = model_config.builder().build_models(model_config, context, &stages)?;
+    check_blocks(&chunks)?;
+    Ok(chunks)
 }
 
 /// The executor of this rank's `chunks`.
@@ -40,13 +36,9 @@ pub(in crate::train) fn pipeline(
     chunks: &[Box<dyn ModelChunk>],
     device: &Device,
 ) -> Pipeline {
-    let settings = PipelineSettings {
-        schedule: pipeline_schedule(&config.model, chunks.len()),
-        recompute: plan::settings::recompute(config),
-        cuts: plan::settings::cuts(config),
-        wire_dtype: wire_dtype(config),
-    };
-    Pipeline::new(parallel.groups.pipeline().clone(), chunks, device, &settings)
+    let schedule = pipeline_schedule(&config.model, chunks.len());
+    let kept = (plan::settings::recompute(config), plan::settings::cuts(config));
+    executor(config, (schedule, kept), parallel, (chunks, device))
 }
 
 /// The executor of chunks that only run forward, one a rank.
@@ -56,19 +48,21 @@ pub(in crate::train) fn forward_pipeline(
     chunks: &[Box<dyn ModelChunk>],
     device: &Device,
 ) -> Pipeline {
-    let settings = PipelineSettings {
-        schedule: ScheduleKind::OneForwardOneBackward,
-        recompute: Recompute::Off,
-        cuts: Cuts::default(),
-        wire_dtype: wire_dtype(config),
-    };
-    Pipeline::new(parallel.groups.pipeline().clone(), chunks, device, &settings)
+    let kept = (Recompute::Off, Cuts::default());
+    executor(config, (ScheduleKind::OneForwardOneBackward, kept), parallel, (chunks, device))
 }
 
-fn wire_dtype(config: &RunConfig) -> Option<FloatDType> {
-    config.model.pipeline_dtype.map(|dtype| match dtype {
+fn executor(
+    config: &RunConfig,
+    (schedule, (recompute, cuts)): (ScheduleKind, (Recompute, Cuts)),
+    parallel: &Parallel,
+    (chunks, device): (&[Box<dyn ModelChunk>], &Device),
+) -> Pipeline {
+    let wire_dtype = config.model.pipeline_dtype.map(|dtype| match dtype {
         config::DType::Float16 => FloatDType::F16,
         config::DType::BFloat16 => FloatDType::BF16,
         _ => FloatDType::F32,
-    })
+    });
+    let settings = PipelineSettings { schedule, recompute, cuts, wire_dtype };
+    Pipeline::new(parallel.groups.pipeline().clone(), chunks, device, &settings)
 }
