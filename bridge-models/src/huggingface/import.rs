@@ -8,22 +8,19 @@ use std::sync::Arc;
 use bridge_core::model::{
     Adapter, BuildContext, Declaration, ModelBuildError, ModelChunk, ModelHook, Parallel, Placement, Stage,
 };
-use bridge_data::outside;
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use serde_json::{Map, Value};
 
-use super::checkpoint::{HfCheckpoint, Quantization, io};
+use super::checkpoint::HfCheckpoint;
+use super::described::{Architecture, Described, read_folder, told};
 use super::error::{HfError, TensorProblem};
 use super::family::Family;
-use super::fields::{Asked, Fields};
+use super::fields::Fields;
 use super::gguf::GgufModel;
-use super::json;
 use super::runs::BLOCK;
 use super::source::TensorSource;
-use super::unread::unread;
 use super::weight_map::{ExpertLayout, StoredTensor, WeightEntry, WeightMap};
 use crate::decoder::{DecoderConfig, build_decoder, name_behind_layers};
-use crate::families::{FAMILIES, with_model_type};
 
 /// An opened folder whose configuration is understood and whose tensors are those of the model.
 #[derive(Debug)]
@@ -41,33 +38,6 @@ pub struct HfModel {
     dropped_prefix: Option<&'static str>,
     /// Keys of `config.json` that nothing here follows from.
     unread: Vec<String>,
-}
-
-/// What `config.json` of a folder says.
-struct Described {
-    settings: Map<String, Value>,
-    architecture: Architecture,
-    /// Keys that nothing here follows from.
-    unread: Vec<String>,
-}
-
-fn read_folder(folder: &Path) -> Result<Described, HfError> {
-    let settings = read_settings(folder)?;
-    let asked = Asked::default();
-    let architecture = Architecture::new(&Fields::watched(&settings, &asked))?;
-    let unread = unread(&settings, &asked.into_inner());
-    Ok(Described { settings, architecture, unread })
-}
-
-/// [`HfModel::remark`] of a folder whose weights need not be opened; nothing of what is none.
-pub(super) fn remark_on(folder: &Path) -> Option<String> {
-    told(folder, &read_folder(folder).ok()?.unread)
-}
-
-fn told(folder: &Path, unread: &[String]) -> Option<String> {
-    let path = folder.join("config.json");
-    let told = || format!("{}: not read, and without effect here: {}", path.display(), unread.join(", "));
-    (!unread.is_empty()).then(told)
 }
 
 impl HfModel {
@@ -416,102 +386,4 @@ pub fn import_hook(folder: PathBuf) -> ModelHook {
         }
         Ok(chunks)
     })
-}
-
-/// The table of a folder's `config.json`.
-pub(super) fn read_settings(folder: &Path) -> Result<Map<String, Value>, HfError> {
-    let path = folder.join("config.json");
-    let text = outside::read_text(&path, outside::SETTINGS_BYTES).map_err(|source| io(&path, source))?;
-    json::parse_table(&text).map_err(|source| HfError::Json { path, source })
-}
-
-/// What a `config.json` says of the model.
-#[derive(Debug)]
-pub(super) struct Architecture {
-    pub family: &'static Family,
-    pub config: DecoderConfig,
-    pub eos_token_ids: Vec<i64>,
-    pub quantization: Quantization,
-}
-
-impl Architecture {
-    pub fn new(fields: &Fields) -> Result<Self, HfError> {
-        let family = family(fields)?;
-        let config = family.decoder_config(fields)?;
-        config.validate()?;
-        let eos_token_ids = match fields.get("eos_token_id") {
-            Some(Value::Array(ids)) => ids.iter().map(|id| token_id(fields, id)).collect::<Result<_, _>>()?,
-            Some(id) => vec![token_id(fields, id)?],
-            None => Vec::new(),
-        };
-        Ok(Self { family, config, eos_token_ids, quantization: quantization(fields)? })
-    }
-}
-
-/// The family of a `config.json`, by `model_type` and `architectures`, which must not contradict each other.
-fn family(fields: &Fields) -> Result<&'static Family, HfError> {
-    let names = match fields.get("architectures") {
-        None => Vec::new(),
-        Some(value) => {
-            let names: Option<Vec<&str>> = value.as_array().and_then(|names| names.iter().map(Value::as_str).collect());
-            names.ok_or_else(|| fields.error("architectures", &value.to_string(), "a list of names"))?
-        }
-    };
-    let of_names = FAMILIES.iter().copied().find(|family| names.contains(&family.architecture));
-    let known = || {
-        let names = FAMILIES.iter().map(|family| format!("{} ({})", family.architecture, family.model_type()));
-        format!("one of those that are known: {}", names.collect::<Vec<_>>().join(", "))
-    };
-    let quoted = |names: &[&str]| names.iter().map(|name| format!("\"{name}\"")).collect::<Vec<_>>().join(", ");
-    let Some(model_type) = fields.string("model_type")? else {
-        let found = if names.is_empty() { "no such setting".to_owned() } else { quoted(&names) };
-        let key = if names.is_empty() { "model_type" } else { "architectures" };
-        return of_names.ok_or_else(|| fields.error(key, &found, &known()));
-    };
-    let family = with_model_type(model_type).ok_or_else(|| {
-        let found = match names.as_slice() {
-            [] => format!("\"{model_type}\""),
-            names => format!("\"{model_type}\", architectures {}", quoted(names)),
-        };
-        fields.error("model_type", &found, &known())
-    })?;
-    if names.is_empty() || names.contains(&family.architecture) {
-        return Ok(family);
-    }
-    let expected = format!("\"{}\", the language model with model_type \"{model_type}\"", family.architecture);
-    Err(fields.error("architectures", &quoted(&names), &expected))
-}
-
-/// How `quantization_config` says that the weights are stored.
-fn quantization(fields: &Fields) -> Result<Quantization, HfError> {
-    let Some(table) = fields.table("quantization_config", "quantization_config.")? else {
-        return Ok(Quantization::None);
-    };
-    match table.string("quant_method")? {
-        Some("mxfp4") => Ok(Quantization::Mxfp4),
-        Some("fp8") => {
-            let expected = "two integers of at least 1: rows and columns of a block";
-            let block = table.get("weight_block_size").map_or_else(
-                || Ok([128, 128]),
-                |value| {
-                    let sizes = value.as_array().map(|sizes| sizes.iter().map(Value::as_u64).collect::<Vec<_>>());
-                    match sizes.as_deref() {
-                        Some([Some(rows @ 1..), Some(columns @ 1..)]) => Ok([*rows as usize, *columns as usize]),
-                        _ => Err(table.error("weight_block_size", &value.to_string(), expected)),
-                    }
-                },
-            )?;
-            Ok(Quantization::Fp8 { block })
-        }
-        other => {
-            let found = other.map_or("no such setting".to_owned(), |name| format!("\"{name}\""));
-            Err(table.error("quant_method", &found, "fp8 or mxfp4: other quantized weights cannot be read"))
-        }
-    }
-}
-
-/// A token that ends a text. It may be outside the vocabulary, as that of small models often is: no text ends with it then.
-fn token_id(fields: &Fields, id: &Value) -> Result<i64, HfError> {
-    let known = id.as_i64().filter(|id| (0..=i64::from(u32::MAX)).contains(id));
-    known.ok_or_else(|| fields.error("eos_token_id", &id.to_string(), "a token id, or a list of them"))
 }

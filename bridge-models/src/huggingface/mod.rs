@@ -9,6 +9,7 @@
 //! | `source` | [`TensorSource`]: tensors by name, read piece by piece |
 //! | `checkpoint` | safetensors files, single and sharded, memory-mapped |
 //! | `encoding` | how elements are stored: floats of 8 to 64 bits, blocks of 4 bits |
+//! | `described`, `unread` | what `config.json` says of the model, and which keys nothing follows from |
 //! | `import`, `export` | folders to chunks and back |
 //! | `rope` | rotary settings in the forms of all versions of transformers |
 //! | `windows` | sliding windows, of all layers or of some |
@@ -23,6 +24,7 @@
 
 mod auto_bridge;
 mod checkpoint;
+mod described;
 mod encoding;
 pub(crate) mod error;
 mod export;

@@ -14,8 +14,9 @@ use bridge_core::train::Weights;
 use bridge_data::outside;
 
 use super::checkpoint::io;
+use super::described::remark_on;
 use super::error::HfError;
-use super::import::{HfModel, remark_on};
+use super::import::HfModel;
 use super::json::table_to_text;
 use super::runs::row_blocks;
 use super::weight_map::WeightEntry;

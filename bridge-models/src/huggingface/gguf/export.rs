@@ -5,10 +5,10 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use super::super::described::Architecture;
 use super::super::error::HfError;
 use super::super::family::{Family, as_in_a_file};
 use super::super::fields::Fields;
-use super::super::import::Architecture;
 use super::super::staged::{FileLayout, Staged};
 use super::super::stored::ReadRows;
 use super::super::weight_map::{ExpertLayout, StoredTensor, WeightMap};

@@ -54,7 +54,7 @@ pub fn settings_of(name: &str) -> Map<String, Value> {
 
 /// The decoder of these settings.
 pub fn parse(settings: &Map<String, Value>) -> Result<DecoderConfig, HfError> {
-    import::Architecture::new(&fields::Fields::new(settings)).map(|architecture| architecture.config)
+    described::Architecture::new(&fields::Fields::new(settings)).map(|architecture| architecture.config)
 }
 
 /// A copy of a golden model whose tensors went through `change`, as (name, dtype, shape, bytes).
