@@ -114,6 +114,48 @@ fn a_checkpoint_has_the_adapter_alone_and_goes_on_bit_for_bit() {
 }
 
 #[test]
+fn modules_in_full_train_beside_the_adapter_on_every_layout() {
+    let in_full = "peft.modules_to_save=[\"embedding\", \"lm_head\", \"*.layers.1.input_layernorm\"]";
+    for tied in [false, true] {
+        let sharing = format!("model.share_embeddings_and_output_weights={tied}");
+        let in_full = if tied { "peft.modules_to_save=[\"embed_tokens\"]" } else { in_full };
+        let base = tempfile::tempdir().unwrap();
+        train(&config(base.path(), "tiny.toml", 1, &["train.train_iters=2", &sharing])).unwrap();
+        let from = of_base(base.path());
+        let run = |folder: &Path, ranks, overrides: &[&str]| {
+            let common = [from.as_str(), &sharing, in_full, "checkpoint.save_interval=2"];
+            train(&config(folder, "tiny-lora.toml", ranks, &[&common, overrides].concat())).unwrap();
+            figures(folder)
+        };
+        let alone = tempfile::tempdir().unwrap();
+        let (losses, norms) = run(alone.path(), 1, &[]);
+        for (ranks, overrides) in [(2, vec![]), (2, vec![TENSOR]), (2, vec![STAGES]), (2, FULL.to_vec())] {
+            let (whole, halves) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+            let (found, found_norms) = run(whole.path(), ranks, &overrides);
+            assert_close(&found, &losses, &format!("{overrides:?}"));
+            for (a, b) in found_norms.iter().zip(&norms) {
+                assert!((a - b).abs() <= 1e-4 * b, "{overrides:?}: {found_norms:?}, expected {norms:?}");
+            }
+            run(halves.path(), ranks, &[&overrides[..], &["train.exit_interval=2"]].concat());
+            assert_eq!(run(halves.path(), ranks, &overrides), (found, found_norms), "{overrides:?}");
+        }
+        let [saved, base] = [checkpoint(alone.path(), 4), checkpoint(base.path(), 2)];
+        let names: Vec<&str> = saved.names_in("model").filter(|name| !name.contains(".adapter.")).collect();
+        let expected: &[&str] = match tied {
+            true => &["embedding.word_embeddings.weight"],
+            false => {
+                &["decoder.layers.1.input_layernorm.weight", "embedding.word_embeddings.weight", "output_layer.weight"]
+            }
+        };
+        assert_eq!(names, expected);
+        for name in names {
+            let [after, before] = [&saved, &base].map(|checkpoint| checkpoint.load_tensor(name).unwrap());
+            assert_ne!(after.bytes(), before.bytes(), "{name} has not learned");
+        }
+    }
+}
+
+#[test]
 fn dropout_is_off_in_evaluation_and_the_same_when_recomputed() {
     let base = base();
     let from = of_base(base.path());
@@ -160,6 +202,9 @@ fn another_base_and_names_without_a_layer_are_refused() {
     let typo = "peft.target_modules=[\"linear_qkv\", \"linear_pro\"]";
     let error = train(&config(fresh.path(), "tiny-lora.toml", 1, &[&from, typo])).unwrap_err();
     assert!(error.contains("`linear_pro` names no linear layer"), "{error}");
+    let typo = "peft.modules_to_save=[\"lm_heed\"]";
+    let error = train(&config(fresh.path(), "tiny-lora.toml", 1, &[&from, typo])).unwrap_err();
+    assert!(error.contains("`lm_heed` in modules_to_save names no module"), "{error}");
 }
 
 #[test]

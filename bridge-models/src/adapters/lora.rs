@@ -49,9 +49,9 @@ pub trait Targets: fmt::Debug + Send + Sync {
     /// Whether a parameter of the base is trained in full.
     fn trains(&self, declaration: &Declaration) -> bool;
 
-    /// See [`Adapter::check_met`].
-    fn unmatched(&self) -> Vec<String> {
-        Vec::new()
+    /// What names nothing, in words; see [`Adapter::check_met`].
+    fn unmatched(&self) -> Option<String> {
+        None
     }
 }
 
@@ -160,11 +160,8 @@ impl Adapter for LowRankAdapter {
     }
 
     fn check_met(&self) -> Result<(), ModelBuildError> {
-        match self.targets.unmatched().first() {
-            Some(name) => {
-                let message = format!("`{name}` names no linear layer of the model");
-                Err(ModelBuildError::Invalid { key: "peft".into(), message })
-            }
+        match self.targets.unmatched() {
+            Some(message) => Err(ModelBuildError::Invalid { key: "peft".into(), message }),
             None => Ok(()),
         }
     }

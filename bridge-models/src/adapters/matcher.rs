@@ -40,10 +40,12 @@ pub fn low_rank_adapter(peft: &PeftConfig, model: &FinalTransformer) -> Result<L
         targets: if peft.canonical_mapping.is_empty() { peft.target_modules.clone() } else { Vec::new() },
         mapping: peft.canonical_mapping.iter().map(|(pattern, parts)| (pattern.clone(), names_in(parts))).collect(),
         excluded: peft.exclude_modules.clone(),
+        saved: peft.modules_to_save.clone(),
         rank: peft.dim,
         alpha: peft.scale_numerator() as f64,
         divisor,
         met: Mutex::default(),
+        met_in_full: Mutex::default(),
     };
     Ok(LowRankAdapter::new(
         Arc::new(matcher),
@@ -91,12 +93,16 @@ struct Matcher {
     /// Patterns of fused layers, with the parts that have a branch each.
     mapping: Vec<(String, Vec<String>)>,
     excluded: Vec<String>,
+    /// Patterns of modules that are trained in full.
+    saved: Vec<String>,
     rank: usize,
     alpha: f64,
     /// What the rank is divided by inside experts.
     divisor: usize,
     /// The patterns that a layer was found for.
     met: Mutex<BTreeSet<String>>,
+    /// Those of `saved` that a parameter was found for.
+    met_in_full: Mutex<BTreeSet<String>>,
 }
 
 impl Matcher {
@@ -107,6 +113,19 @@ impl Matcher {
             self.met.lock().unwrap_or_else(PoisonError::into_inner).insert(pattern.to_owned());
         }
         matches
+    }
+
+    /// Whether a parameter is in a module that is trained in full; then the pattern is remembered.
+    fn is_in_full(&self, parameter: &str) -> bool {
+        if self.saved.is_empty() {
+            return false;
+        }
+        let modules = modules_around(parameter);
+        let is_named =
+            |pattern: &str| modules.iter().any(|name| short_name(name) == pattern || matches_pattern(pattern, name));
+        let matching: Vec<&String> = self.saved.iter().filter(|pattern| is_named(pattern)).collect();
+        self.met_in_full.lock().unwrap_or_else(PoisonError::into_inner).extend(matching.iter().copied().cloned());
+        !matching.is_empty()
     }
 
     /// The parts of a layer that have a branch; `[None]` for the whole layer.
@@ -136,21 +155,47 @@ impl Matcher {
 
 impl Targets for Matcher {
     fn branches(&self, layer: &LinearLayer, place: &Scope) -> Vec<Branch> {
+        if self.is_in_full(&format!("{}.weight", layer.name)) {
+            return Vec::new();
+        }
         let rank = if place.is_of_expert() { self.rank / self.divisor } else { self.rank };
         let branch = |part| Branch { part, rank, scale: self.alpha / rank as f64 };
         self.parts(layer).into_iter().map(branch).collect()
     }
 
-    fn trains(&self, _: &Declaration) -> bool {
-        false
+    fn trains(&self, declaration: &Declaration) -> bool {
+        self.is_in_full(&declaration.name)
     }
 
-    fn unmatched(&self) -> Vec<String> {
+    fn unmatched(&self) -> Option<String> {
+        let met = self.met_in_full.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(name) = self.saved.iter().find(|pattern| !met.contains(*pattern)) {
+            let tied = "a head that is tied to the embedding is trained with that";
+            return Some(format!(
+                "`{name}` in modules_to_save names no module of the model that has weights of its own ({tied})"
+            ));
+        }
         let met = self.met.lock().unwrap_or_else(PoisonError::into_inner);
         let parts = self.mapping.iter().flat_map(|(pattern, parts)| std::iter::once(pattern).chain(parts));
         let all = self.targets.iter().chain(&self.excluded).chain(parts);
-        all.filter(|pattern| !met.contains(*pattern)).cloned().collect()
+        let mut unmet = all.filter(|pattern| !met.contains(*pattern));
+        unmet.next().map(|name| format!("`{name}` names no linear layer of the model"))
     }
+}
+
+/// The modules that a parameter is in, from the outermost: by our names and, outside layers, by those of the Hugging Face families, which call things
+/// inside layers alike that are none.
+fn modules_around(parameter: &str) -> Vec<String> {
+    let around = |name: &str| -> Vec<String> {
+        name.match_indices('.').map(|(place, _)| name[..place].to_owned()).filter(|module| module != "model").collect()
+    };
+    let mut modules = around(parameter);
+    if !parameter.contains(".layers.") {
+        let rules = FAMILIES.iter().flat_map(|family| family.weights.iter().copied().flatten());
+        let stored = rules.filter_map(|rule| rule.names_of(parameter)).filter(|stored| stored.len() == 1).flatten();
+        modules.extend(stored.flat_map(|name| around(&name)));
+    }
+    modules
 }
 
 /// The full names that a layer and its parts have.
@@ -194,10 +239,12 @@ mod tests {
             targets: owned(targets),
             mapping: mapping.iter().map(|(pattern, parts)| ((*pattern).to_owned(), names_in(parts))).collect(),
             excluded: owned(excluded),
+            saved: Vec::new(),
             rank: 4,
             alpha: 8.0,
             divisor: 1,
             met: Mutex::default(),
+            met_in_full: Mutex::default(),
         }
     }
 
@@ -227,6 +274,37 @@ mod tests {
         assert_eq!(mapped.parts(&fc1), none);
         let targets = matcher(&["linear_qkv", "linear_typo"], &[], &[]);
         targets.parts(&qkv);
-        assert_eq!(targets.unmatched(), ["linear_typo"]);
+        assert_eq!(targets.unmatched().unwrap(), "`linear_typo` names no linear layer of the model");
+    }
+
+    #[test]
+    fn modules_in_full_are_met_by_either_name_and_have_no_branch() {
+        let saving = |saved: &[&str]| Matcher {
+            saved: saved.iter().map(|name| (*name).to_owned()).collect(),
+            ..matcher(&[], &[], &[])
+        };
+        let parameters = [
+            "embedding.word_embeddings.weight",
+            "decoder.layers.0.input_layernorm.weight",
+            "decoder.layers.0.mlp.linear_fc1.weight",
+            "decoder.final_layernorm.weight",
+            "output_layer.weight",
+        ];
+        let in_full = |saved: &[&str]| -> Vec<usize> {
+            let matcher = saving(saved);
+            let of_all = (0..5).filter(|index| matcher.is_in_full(parameters[*index])).collect();
+            assert_eq!(matcher.unmatched(), None, "{saved:?}");
+            of_all
+        };
+        assert_eq!(in_full(&["embed_tokens", "lm_head"]), [0, 4]);
+        assert_eq!(in_full(&["embedding", "output_layer"]), [0, 4]);
+        assert_eq!(in_full(&["model.embed_tokens"]), [0]);
+        assert_eq!(in_full(&["norm"]), [3], "the norms of layers are called so in some family");
+        assert_eq!(in_full(&["*.layers.*.input_layernorm"]), [1]);
+        assert_eq!(in_full(&["mlp"]), [2]);
+        let mut matcher = saving(&["linear_fc1", "wte_typo"]);
+        matcher.targets = vec!["linear_fc1".to_owned()];
+        let declared = matcher.is_in_full(parameters[2]);
+        assert!(declared && matcher.unmatched().unwrap().contains("wte_typo"));
     }
 }

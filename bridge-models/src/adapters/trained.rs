@@ -1,6 +1,6 @@
 //! What training has made of an adapter: the branches of a decoder, whose values a checkpoint has, and the base's weights with them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bridge_core::checkpoint::CheckpointError;
@@ -40,18 +40,21 @@ pub struct TrainedAdapter {
     pub(super) method: Method,
     /// By name.
     pub(super) layers: BTreeMap<String, AdaptedLayer>,
+    /// Parameters of the base that are trained in full.
+    pub(super) in_full: BTreeSet<String>,
 }
 
 impl TrainedAdapter {
     /// What `adapter` does to the decoder `config`.
     pub fn new(adapter: &LowRankAdapter, config: &DecoderConfig) -> Self {
-        let recorder = Arc::new(Recorder { adapter: adapter.clone(), layers: Mutex::default() });
+        let recorder = Arc::new(Recorder { adapter: adapter.clone(), found: Mutex::default() });
         config.ask(Arc::<Recorder>::clone(&recorder));
-        let layers = std::mem::take(&mut *recorder.layers.lock().unwrap_or_else(PoisonError::into_inner));
-        Self { method: adapter.method(), layers }
+        let (layers, in_full) = std::mem::take(&mut *recorder.found.lock().unwrap_or_else(PoisonError::into_inner));
+        Self { method: adapter.method(), layers, in_full }
     }
 
-    /// The values of a parameter of the whole model, row-major: those of `base`, with the branches in `own` taken up, in float32.
+    /// The values of a parameter of the whole model, row-major: those of `base`, with the branches in `own` taken up, in float32; those of `own`
+    /// where they are trained in full.
     ///
     /// # Errors
     /// Those of reading.
@@ -61,6 +64,9 @@ impl TrainedAdapter {
         base: &ReadValues<'_>,
         own: &ReadValues<'_>,
     ) -> Result<Vec<f32>, CheckpointError> {
+        if self.in_full.contains(parameter) {
+            return own(parameter);
+        }
         let values = base(parameter)?;
         let Some(adapted) = parameter.strip_suffix(".weight").and_then(|layer| self.layers.get(layer)) else {
             return Ok(values);
@@ -94,11 +100,17 @@ impl TrainedAdapter {
 #[derive(Debug)]
 struct Recorder {
     adapter: LowRankAdapter,
-    layers: Mutex<BTreeMap<String, AdaptedLayer>>,
+    found: Mutex<Found>,
 }
 
+/// Layers with branches by name, and names of parameters that are trained in full.
+type Found = (BTreeMap<String, AdaptedLayer>, BTreeSet<String>);
+
 impl Adapter for Recorder {
-    fn trains(&self, _: &Declaration) -> bool {
+    fn trains(&self, declaration: &Declaration) -> bool {
+        if self.adapter.trains(declaration) {
+            self.found.lock().unwrap_or_else(PoisonError::into_inner).1.insert(declaration.name.clone());
+        }
         true
     }
 
@@ -106,7 +118,7 @@ impl Adapter for Recorder {
         let branches = self.adapter.branches(layer, scope);
         if !branches.is_empty() {
             let adapted = AdaptedLayer { layer: layer.clone(), branches, is_of_expert: scope.is_of_expert() };
-            self.layers.lock().unwrap_or_else(PoisonError::into_inner).insert(layer.name.clone(), adapted);
+            self.found.lock().unwrap_or_else(PoisonError::into_inner).0.insert(layer.name.clone(), adapted);
         }
         None
     }

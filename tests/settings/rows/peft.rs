@@ -59,6 +59,8 @@ fn of_adapters() -> Vec<Row> {
             .moves("grad_norm_1"),
         row("peft.canonical_mapping", &adapted(&[]), &[AS_IT_IS, "{linear_qkv = \"linear_q, linear_v\"}"])
             .moves("grad_norm_1"),
+        row("peft.modules_to_save", &adapted(&[]), &[AS_IT_IS, "[\"embedding\", \"final_layernorm\"]"])
+            .moves("grad_norm_1"),
         row("peft.dim", &adapted(&[]), &[AS_IT_IS, "8"]).moves("grad_norm_1"),
         row("peft.alpha", &adapted(&[]), &[AS_IT_IS, "8"]).moves("grad_norm_1"),
         row("peft.dropout", &adapted(&[]), &[AS_IT_IS, "0.5"]).moves("grad_norm_1"),

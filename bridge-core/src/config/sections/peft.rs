@@ -20,6 +20,8 @@ section! {
         exclude_modules: Vec<String> = Vec::new();
         /// Fused layers with the parts that have a branch each, as in linear_qkv = "linear_q, linear_v"; instead of targets.
         canonical_mapping: BTreeMap<String, String> = BTreeMap::new();
+        /// Modules of the base that are trained in full, as the embedding and the head; they have no branches.
+        modules_to_save: Vec<String> = Vec::new();
         /// Rank.
         dim: usize = 32, Limits::SIZE;
         /// Scale numerator; null is 32 for lora and 64 for dora.

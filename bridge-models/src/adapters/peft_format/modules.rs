@@ -143,7 +143,7 @@ pub(super) fn saved(
     }
 }
 
-const WORD_EMBEDDINGS: &str = "word_embeddings.weight";
+pub(super) const WORD_EMBEDDINGS: &str = "word_embeddings.weight";
 
 /// Branches by the layer that they belong to.
 pub(super) fn by_layer(modules: &[AdaptedModule]) -> BTreeMap<String, Vec<Branch>> {

@@ -7,14 +7,17 @@ use burn::tensor::Tensor;
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Map, Value, json};
 
-use super::modules::{Module, modules};
-use super::{A, B, MAGNITUDES, SETTINGS, TENSORS, tensor_name};
+use super::modules::{Module, WORD_EMBEDDINGS, modules};
+use super::{A, B, MAGNITUDES, PREFIX, SETTINGS, TENSORS, tensor_name};
 use crate::adapters::AdapterError;
 use crate::adapters::lora::{Method, row_lengths};
 use crate::adapters::parts::Parts;
 use crate::adapters::trained::{AdaptedLayer, ReadValues, TrainedAdapter, Values, floats, matrix, vector};
 use crate::decoder::DecoderConfig;
-use crate::huggingface::{ExpertLayout, Family, HfError, Staged, WeightMap};
+use crate::huggingface::{ExpertLayout, Family, HfError, HostTensor, Staged, WeightMap};
+
+/// The parameter of a head that is not tied.
+const HEAD: &str = "output_layer.weight";
 
 /// What a folder says besides the branches.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -35,7 +38,7 @@ struct ModuleBranch {
 }
 
 impl TrainedAdapter {
-    /// Writes the branches to `folder`, which is created if it does not exist, for a base that the family `family` holds. A branch of a layer that is
+    /// Writes the branches, and what is trained in full, to `folder`, which is created if it does not exist, for a base that the family `family` holds. A branch of a layer that is
     /// several modules there becomes one of each; branches of parts of what is one module there become one, of their ranks together. Returns the number
     /// of modules.
     ///
@@ -64,12 +67,48 @@ impl TrainedAdapter {
         let is_conv =
             all.iter().any(|module| module.rows_are_inputs && branches.iter().any(|b| b.module == module.name));
         let names: Vec<&str> = all.iter().map(|module| module.name.as_str()).collect();
+        let in_full = self.tensors_in_full((family, config), &map, own)?;
         let mut settings = self.settings(&branches, &names, options);
+        let saved: BTreeSet<&str> =
+            in_full.iter().filter_map(|(name, _)| name.rsplit_once('.').map(|(module, _)| module)).collect();
+        let saved_modules = saved.len();
+        if !saved.is_empty() {
+            settings.insert("modules_to_save".into(), json!(saved));
+        }
         settings.insert("fan_in_fan_out".into(), json!(is_conv));
         let task = if config.encoder.is_some() { "SEQ_2_SEQ_LM" } else { "CAUSAL_LM" };
         settings.insert("task_type".into(), json!(task));
-        write(folder, &branches, settings)?;
-        Ok(branches.len())
+        write(folder, &branches, &in_full, settings)?;
+        Ok(branches.len() + saved_modules)
+    }
+
+    /// What is trained in full as the family stores it. A head that is tied to the embedding is one of its own there: `peft` trains a copy of each.
+    fn tensors_in_full(
+        &self,
+        (family, config): (&Family, &DecoderConfig),
+        map: &WeightMap,
+        own: &ReadValues<'_>,
+    ) -> Result<Vec<(String, HostTensor)>, AdapterError> {
+        let mut tensors = Vec::new();
+        for parameter in &self.in_full {
+            let refused = || AdapterError::NoModule { layer: parameter.clone() };
+            let is_tied = config.share_embeddings_and_output_weights && parameter.ends_with(WORD_EMBEDDINGS);
+            if is_tied && config.encoder.is_some() {
+                return Err(refused());
+            }
+            let untied = DecoderConfig { share_embeddings_and_output_weights: false, ..config.clone() };
+            let of_head = is_tied.then(|| WeightMap::new(family, &untied, ExpertLayout::default())).transpose()?;
+            let of_head = of_head.as_ref().and_then(|map| map.entry(HEAD));
+            let values = own(parameter)?;
+            for entry in [map.entry(parameter), of_head].into_iter().flatten() {
+                if entry.tensors.iter().any(|stored| stored.part.is_some()) {
+                    return Err(refused());
+                }
+                let names = entry.tensors.iter().map(|stored| stored.name.clone());
+                tensors.extend(names.zip(entry.split(&values)));
+            }
+        }
+        Ok(tensors)
     }
 
     /// What the branches of a layer are for a module of it; `None` if they are of other parts.
@@ -181,7 +220,12 @@ fn targets(branches: &[ModuleBranch], all: &[&str]) -> BTreeSet<String> {
     adapted.iter().map(target).collect()
 }
 
-fn write(folder: &Path, branches: &[ModuleBranch], settings: Map<String, Value>) -> Result<(), AdapterError> {
+fn write(
+    folder: &Path,
+    branches: &[ModuleBranch],
+    in_full: &[(String, HostTensor)],
+    settings: Map<String, Value>,
+) -> Result<(), AdapterError> {
     let bytes = |values: Vec<f32>| -> Vec<u8> { values.iter().flat_map(|value| value.to_le_bytes()).collect() };
     let mut tensors: BTreeMap<String, (Vec<usize>, Vec<u8>)> = BTreeMap::new();
     for ModuleBranch { module, a_ri, b_or, magnitudes_o, .. } in branches {
@@ -192,6 +236,9 @@ fn write(folder: &Path, branches: &[ModuleBranch], settings: Map<String, Value>)
         if let Some(rows) = magnitudes_o {
             tensors.insert(tensor_name(module, MAGNITUDES), (rows.dims().to_vec(), bytes(floats(rows.clone()))));
         }
+    }
+    for (name, HostTensor { shape, values }) in in_full {
+        tensors.insert(format!("{PREFIX}{name}"), (shape.clone(), bytes(values.clone())));
     }
     let metadata = [("format".to_owned(), "pt".to_owned())].into();
     let views = tensors.iter().map(|(name, (shape, bytes))| {
