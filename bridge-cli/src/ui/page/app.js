@@ -10,6 +10,7 @@ const state = {
 };
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const canvas = $("chart"), paint = canvas.getContext("2d");
+const over = $("over"), pen = over.getContext("2d"); // above the curves: what follows the pointer
 const BOX = { left: 72, right: 16, top: 12, bottom: 42 };
 
 // ---- numbers and elements
@@ -281,15 +282,6 @@ function drawNow() {
     samples += curve.whole ? 0 : 1;
     drawCurve(curve, colour(run), runs.length, x, y);
   }
-  if (state.drag?.kind === "range") {
-    paint.globalAlpha = 0.18;
-    paint.fillStyle = of("--accent");
-    paint.fillRect(Math.min(state.drag.x, state.drag.at), BOX.top, Math.abs(state.drag.at - state.drag.x), inner.height);
-    paint.globalAlpha = 1;
-  } else if (state.hover) {
-    paint.strokeStyle = of("--soft");
-    paint.beginPath(); paint.moveTo(state.hover.x, BOX.top); paint.lineTo(state.hover.x, BOX.top + inner.height); paint.stroke();
-  }
   paint.restore();
   const any = runs.some((run) => state.curves[run.id]?.x.length);
   if (!any && state.begun) {
@@ -297,11 +289,34 @@ function drawNow() {
     paint.fillText(runs.length ? "no values here" : "no run is chosen", BOX.left + inner.width / 2, BOX.top + inner.height / 2);
   }
   $("note").textContent = [dropped ? `${dropped} values are not finite and left out` : "", samples ? `${samples} curves from a sample` : ""].filter(Boolean).join(" · ");
-  showTip();
+  drawOver();
   const root = document.documentElement.dataset;
   if (any && !root.drawn) root.drawn = Math.round(performance.now() - START);
   root.drawing = Math.round((performance.now() - started) * 10) / 10;
   root.shape = `${runs.length} ${runs.reduce((sum, run) => sum + (state.curves[run.id]?.x.length ?? 0), 0)} ${samples}`;
+}
+/// What follows the pointer; curves stay as they are.
+function drawOver() {
+  if (!scale) return;
+  const ratio = devicePixelRatio || 1;
+  if (over.width !== canvas.width || over.height !== canvas.height) over.width = canvas.width, over.height = canvas.height;
+  pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+  pen.clearRect(0, 0, over.width, over.height);
+  const style = getComputedStyle(document.documentElement), { inner } = scale;
+  if (state.drag?.kind === "range") {
+    pen.globalAlpha = 0.18;
+    pen.fillStyle = style.getPropertyValue("--accent");
+    pen.fillRect(Math.min(state.drag.x, state.drag.at), BOX.top, Math.abs(state.drag.at - state.drag.x), inner.height);
+    pen.globalAlpha = 1;
+  } else if (state.hover && state.hover.x >= BOX.left && state.hover.x <= BOX.left + inner.width) {
+    pen.strokeStyle = style.getPropertyValue("--soft");
+    pen.beginPath(); pen.moveTo(state.hover.x, BOX.top); pen.lineTo(state.hover.x, BOX.top + inner.height); pen.stroke();
+  }
+  showTip();
+}
+let pendingOver = 0;
+function point() {
+  if (!pendingOver) pendingOver = requestAnimationFrame(() => { pendingOver = 0; drawOver(); });
 }
 function prefixedExactly(value) {
   for (const [size, sign] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]])
@@ -312,20 +327,22 @@ function drawCurve(curve, tone, count, x, y) {
   const line = curve.smooth ?? curve.mean, last = curve.x.length;
   paint.strokeStyle = paint.fillStyle = tone;
   // What single values do: a band from the least to the largest of each stretch.
-  paint.globalAlpha = count > 12 ? 0.07 : 0.13;
+  paint.globalAlpha = count > 12 ? 0.1 : 0.13;
   paint.beginPath();
   for (let i = 0; i < last; i++) paint.lineTo(x(curve.x[i]), y(curve.max[i]));
   for (let i = last - 1; i >= 0; i--) paint.lineTo(x(curve.x[i]), y(curve.min[i]));
   paint.closePath();
   paint.fill();
-  paint.globalAlpha = count > 12 ? 0.12 : 0.18;
-  paint.lineWidth = 1;
-  paint.beginPath();
-  for (let i = 0; i < last; i++) {
-    const at = x(curve.x[i]), top = y(curve.max[i]), bottom = y(curve.min[i]);
-    if (bottom - top > 1) paint.moveTo(at, top), paint.lineTo(at, bottom);
+  if (count <= 12) {
+    paint.globalAlpha = 0.18;
+    paint.lineWidth = 1;
+    paint.beginPath();
+    for (let i = 0; i < last; i++) {
+      const at = x(curve.x[i]), top = y(curve.max[i]), bottom = y(curve.min[i]);
+      if (bottom - top > 1) paint.moveTo(at, top), paint.lineTo(at, bottom);
+    }
+    paint.stroke();
   }
-  paint.stroke();
   paint.globalAlpha = 1;
   paint.lineWidth = count > 12 ? 1.2 : 1.8;
   paint.lineJoin = "round";
@@ -419,7 +436,7 @@ canvas.addEventListener("pointermove", (event) => {
       return setView(drag.view[0] + by, drag.view[1] + by);
     }
   }
-  draw();
+  point();
 });
 canvas.addEventListener("pointerup", () => {
   const drag = state.drag;
@@ -428,10 +445,10 @@ canvas.addEventListener("pointerup", () => {
     const ends = [valueAt(drag.x), valueAt(drag.at)].sort((a, b) => a - b);
     return setView(Math.max(ends[0], scale.from), Math.min(ends[1], scale.to));
   }
-  draw();
+  point();
 });
-canvas.addEventListener("pointercancel", () => { state.drag = null; draw(); });
-canvas.addEventListener("pointerleave", () => { state.hover = null; draw(); });
+canvas.addEventListener("pointercancel", () => { state.drag = null; point(); });
+canvas.addEventListener("pointerleave", () => { state.hover = null; point(); });
 canvas.addEventListener("dblclick", () => { state.view = null; loadSoon(); });
 canvas.addEventListener("keydown", (event) => {
   const [from, to] = range(), move = (to - from) * 0.15;
