@@ -15,6 +15,7 @@ mod process;
 mod progress;
 mod rooted;
 mod speech;
+mod ui;
 mod version;
 
 use std::process::ExitCode;
@@ -27,7 +28,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 use commands::{
     bench, chat, checkpoint, config, convert, data, documents, eval, generate, init, plan, runs, tokenizer, trace,
-    train, verify,
+    train, ui as ui_command, verify,
 };
 use failure::Failure;
 use process::Pool;
@@ -81,6 +82,8 @@ enum Command {
     /// List, compare and plot runs, from their files.
     #[command(subcommand)]
     Runs(runs::Command),
+    /// Serve a page on which runs are compared, from their files.
+    Ui(ui_command::Arguments),
     /// Merge the traces of a run's ranks, and say where the time of a step goes.
     Trace(trace::Arguments),
     /// Measure training steps of a preset.
@@ -96,7 +99,7 @@ impl Command {
     fn pool(&self) -> Pool {
         match self {
             Self::Train(_) | Self::Config(_) | Self::Plan(_) | Self::Runs(_) | Self::Bench(_) => Pool::Own,
-            Self::Checkpoint(_) | Self::Trace(_) | Self::Completions(_) | Self::Man(_) => Pool::Own,
+            Self::Checkpoint(_) | Self::Ui(_) | Self::Trace(_) | Self::Completions(_) | Self::Man(_) => Pool::Own,
             Self::Eval(_)
             | Self::Init(_)
             | Self::Generate(_)
@@ -167,6 +170,7 @@ fn main() -> ExitCode {
         Command::Verify(arguments) => verify::run(&arguments),
         Command::Checkpoint(command) => checkpoint::run(&command),
         Command::Runs(command) => runs::run(&command),
+        Command::Ui(arguments) => ui_command::run(&arguments),
         Command::Trace(arguments) => trace::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Completions(arguments) => documents::completions(&arguments, Cli::command()),

@@ -26,4 +26,5 @@ mod text_sequences;
 pub mod tokenizer;
 pub mod trace;
 pub mod train;
+pub mod ui;
 pub mod verify;

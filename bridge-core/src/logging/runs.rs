@@ -97,36 +97,56 @@ pub struct Found {
 /// Finds the runs in a folder: those of its own logs, and of the folders in it.
 pub fn find(folder: &Path) -> Found {
     let mut found = Found::default();
+    let Folders { folders, problems } = log_folders(folder);
+    for folder in folders {
+        match read(&folder) {
+            Ok(run) => found.runs.push(run),
+            Err(problem) => found.damaged.push(problem),
+        }
+    }
+    found.damaged.extend(problems);
+    found
+}
+
+/// Log folders of runs, and folders that cannot be looked into.
+#[derive(Debug, Default)]
+pub struct Folders {
+    /// In their order.
+    pub folders: Vec<PathBuf>,
+    /// What is wrong with others.
+    pub problems: Vec<String>,
+}
+
+/// Finds the folders of runs without reading what is in them.
+pub fn log_folders(folder: &Path) -> Folders {
+    let mut found = Folders::default();
     if !folder.is_dir() {
-        found.damaged.push(format!("{}: is no folder", folder.display()));
+        found.problems.push(format!("{}: is no folder", folder.display()));
         return found;
     }
     let mut left = MOST_FOLDERS;
     look(folder, DEPTH, &mut left, &mut found);
     if left == 0 {
         let message = format!("{}: has more than {MOST_FOLDERS} folders; the rest was left out", folder.display());
-        found.damaged.push(message);
+        found.problems.push(message);
     }
     found
 }
 
-fn look(folder: &Path, depth: usize, left: &mut usize, found: &mut Found) {
+fn look(folder: &Path, depth: usize, left: &mut usize, found: &mut Folders) {
     if *left == 0 {
         return;
     }
     *left -= 1;
     if folder.join("metrics.jsonl").exists() {
-        match read(folder) {
-            Ok(run) => found.runs.push(run),
-            Err(problem) => found.damaged.push(problem),
-        }
+        found.folders.push(folder.to_owned());
     }
     if depth == 0 {
         return;
     }
     let entries = match std::fs::read_dir(folder) {
         Ok(entries) => entries,
-        Err(error) => return found.damaged.push(format!("{}: {error}", folder.display())),
+        Err(error) => return found.problems.push(format!("{}: {error}", folder.display())),
     };
     // Links are not followed: they may lead round in circles. Checkpoints hold no runs.
     let is_folder = |entry: &std::fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_dir());
@@ -168,14 +188,7 @@ fn summary(folder: &Path, record: Option<RunRecord>, records: &[Map<String, Valu
     let seconds: f64 = of_kind("train").filter_map(|record| number(record, "seconds")).sum();
     let rate_times_seconds = |record| Some(number(record, "tokens_per_second")? * number(record, "seconds")?);
     let tokens: f64 = of_kind("train").filter_map(rate_times_seconds).sum();
-    let state = match record.as_ref().map(|record| record.state.as_str()) {
-        _ if is_locked(folder) => RunState::Training,
-        Some("finished") => RunState::Finished,
-        Some("stopped") => RunState::Stopped,
-        Some("failed") => RunState::Failed,
-        Some(_) => RunState::Killed,
-        None => RunState::Unknown,
-    };
+    let state = state_of(folder, record.as_ref());
     let name = folder.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     Run {
         name: record.as_ref().map_or(name, |record| record.name.clone()),
@@ -193,6 +206,18 @@ fn summary(folder: &Path, record: Option<RunRecord>, records: &[Map<String, Valu
         why: record.as_ref().and_then(|record| record.why.clone()),
         config: record.map(|record| record.config),
         losses,
+    }
+}
+
+/// What the run of a folder with that record is doing.
+pub(super) fn state_of(folder: &Path, record: Option<&RunRecord>) -> RunState {
+    match record.map(|record| record.state.as_str()) {
+        _ if is_locked(folder) => RunState::Training,
+        Some("finished") => RunState::Finished,
+        Some("stopped") => RunState::Stopped,
+        Some("failed") => RunState::Failed,
+        Some(_) => RunState::Killed,
+        None => RunState::Unknown,
     }
 }
 

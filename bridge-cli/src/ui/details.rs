@@ -1,0 +1,190 @@
+//! What one run has besides its figures: checkpoints, what its log says of its ranks, the flight recorder's files, traces. Only what lies in
+//! the folder of runs is looked at, whatever a run's files say.
+
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
+
+use bridge_core::checkpoint::CheckpointStore;
+use bridge_core::logging::flight::{FlightRecord, missing};
+use bridge_core::logging::trace::{FOLDER, Part, Trace, summarize};
+use bridge_data::outside;
+use serde_json::{Value, json};
+
+use super::library::Entry;
+use super::request::Answer;
+
+/// Bytes at the end of a log that are looked through.
+const LOG: u64 = 1 << 20;
+/// Lines of it that are shown.
+const LINES: usize = 40;
+/// Larger traces are not sent or summed up here.
+const TRACE: u64 = 512 << 20;
+/// Ranks whose flight records are read.
+const RANKS: u64 = 4096;
+/// Lines about these are about the health of ranks.
+const WORDS: [&str; 12] = [
+    "warning",
+    "error",
+    "straggler",
+    "slow",
+    "restart",
+    "fault",
+    "heartbeat",
+    "timeout",
+    "stands still",
+    "nan",
+    "skipped",
+    "spik",
+];
+
+/// All that is shown of a run.
+pub fn of(root: &Path, entry: &Entry) -> Value {
+    let head = entry.read(|known| known.head.clone());
+    let config: Option<toml::Table> = head.config.as_deref().and_then(|config| config.parse().ok());
+    let setting = |section: &str, key: &str| -> Option<PathBuf> {
+        Some(config.as_ref()?.get(section)?.get(key)?.as_str()?.into())
+    };
+    json!({
+        "id": entry.id,
+        "head": head,
+        "config": head.config,
+        "checkpoints": checkpoints(root, &entry.folder, setting("checkpoint", "save")),
+        "health": {
+            "lines": log_lines(&entry.folder),
+            "flight": setting("dist", "flight_recorder_dump_path")
+                .and_then(|path| flight(root, &entry.folder, &path, head.world_size.unwrap_or(1))),
+        },
+        "traces": traces(&entry.folder).iter().map(|(name, path)| {
+            json!({ "name": name, "bytes": std::fs::metadata(path).map_or(0, |file| file.len()) })
+        }).collect::<Vec<_>>(),
+    })
+}
+
+/// Where a path of a recipe lies in the folder of runs, if it does. It is relative to where the run was started: a folder above its logs.
+fn inside(root: &Path, folder: &Path, path: &Path) -> Option<PathBuf> {
+    let candidates = folder.ancestors().map(|above| above.join(path));
+    let found = candidates.filter_map(|path| path.canonicalize().ok()).find(|path| path.starts_with(root));
+    found.filter(|path| path.starts_with(root))
+}
+
+fn checkpoints(root: &Path, folder: &Path, named: Option<PathBuf>) -> Value {
+    let usual = folder.join("checkpoints");
+    let place = named.as_deref().and_then(|path| inside(root, folder, path));
+    let place = place.or_else(|| inside(root, folder, &usual));
+    let Some(place) = place else {
+        let note = named.map(|path| format!("they are in {}, outside this folder of runs, or deleted", path.display()));
+        return json!({ "list": [], "note": note });
+    };
+    let listed = CheckpointStore::open(&place).and_then(|store| Ok((store.list()?, store.pointers()?)));
+    let (list, pointers) = match listed {
+        Ok(listed) => listed,
+        Err(error) => return json!({ "list": [], "note": error.to_string() }),
+    };
+    let rows = list.iter().rev().map(|summary| {
+        let saved = summary.saved_at.and_then(|time| Some(time.duration_since(UNIX_EPOCH).ok()?.as_secs()));
+        let is = |pointer: Option<u64>| pointer.is_some() && summary.iteration == pointer;
+        let damage: Vec<String> = summary.damage.iter().map(ToString::to_string).collect();
+        let name = summary.path.file_name().map(|name| name.to_string_lossy().into_owned());
+        json!({
+            "iteration": summary.iteration, "name": name, "bytes": summary.bytes, "saved": saved,
+            "latest": is(pointers.latest), "best": is(pointers.best), "damage": damage,
+        })
+    });
+    let shown = place.strip_prefix(root).unwrap_or(&place).display().to_string();
+    json!({ "list": rows.collect::<Vec<_>>(), "place": shown })
+}
+
+/// The last lines of the log that are about the health of ranks.
+fn log_lines(folder: &Path) -> Vec<String> {
+    let Ok((mut file, size)) = outside::open(&folder.join("train.log")) else { return Vec::new() };
+    let mut bytes = Vec::new();
+    let start = size.saturating_sub(LOG);
+    if file.seek(SeekFrom::Start(start)).is_err() || file.take(LOG).read_to_end(&mut bytes).is_err() {
+        return Vec::new();
+    }
+    let text = String::from_utf8_lossy(&bytes);
+    // The lines of steps name counts of what is skipped and not finite, which are figures.
+    let is_shown = |line: &&str| {
+        let line = line.to_lowercase();
+        !line.contains("number of skipped iterations") && WORDS.iter().any(|word| line.contains(word))
+    };
+    let mut lines: Vec<String> =
+        text.lines().skip(usize::from(start > 0)).filter(is_shown).map(str::to_owned).collect();
+    lines.drain(..lines.len().saturating_sub(LINES));
+    lines
+}
+
+/// What the files of the flight recorder say, which each rank has under the path with its number.
+fn flight(root: &Path, folder: &Path, path: &Path, world_size: u64) -> Option<Value> {
+    let place = inside(root, folder, path.parent()?)?;
+    let stem = path.file_name()?.to_string_lossy().into_owned();
+    let file = |rank: u64| place.join(format!("{stem}{rank}"));
+    let is_own = |path: &PathBuf| std::fs::symlink_metadata(path).is_ok_and(|file| file.is_file());
+    let files = (0..world_size.min(RANKS)).map(file).filter(is_own);
+    let records: Vec<FlightRecord> = files.filter_map(|path| FlightRecord::read(&path).ok()).collect();
+    let of = |record: &FlightRecord| json!({ "rank": record.rank, "node": record.node, "why": record.why, "in": record.last_open() });
+    let ranks: Vec<Value> = records.iter().map(of).collect();
+    (!ranks.is_empty()).then(|| json!({ "ranks": ranks, "missing": missing(&records) }))
+}
+
+/// The traces of a run's ranks: regular files of its own folder.
+fn traces(folder: &Path) -> Vec<(String, PathBuf)> {
+    let folder = folder.join(FOLDER);
+    let is_folder = std::fs::symlink_metadata(&folder).is_ok_and(|folder| folder.is_dir());
+    let entries = if is_folder { std::fs::read_dir(&folder).ok() } else { None };
+    let named = |entry: std::fs::DirEntry| {
+        let name = entry.file_name().into_string().ok()?;
+        let is_rank = name.strip_prefix("rank_")?.strip_suffix(".json")?.bytes().all(|byte| byte.is_ascii_digit());
+        (is_rank && entry.file_type().ok()?.is_file()).then(|| (name, entry.path()))
+    };
+    let mut found: Vec<(String, PathBuf)> = entries.into_iter().flatten().flatten().filter_map(named).collect();
+    found.sort();
+    found
+}
+
+/// The trace of that name, for Perfetto.
+pub fn trace(entry: &Entry, name: &str) -> Answer {
+    let Some((name, path)) = traces(&entry.folder).into_iter().find(|(of, _)| of == name) else {
+        return Answer::refused(404, "file: there is no such trace");
+    };
+    match outside::read(&path, TRACE) {
+        Ok(bytes) => Answer { tag: None, download: Some(name), ..Answer::content("application/json", bytes) },
+        Err(error) => Answer::refused(500, &format!("{name}: {error}")),
+    }
+}
+
+/// Where the time of the traced steps of each rank goes.
+pub fn times(entry: &Entry) -> Answer {
+    let files = traces(&entry.folder);
+    let size: u64 = files.iter().filter_map(|(_, path)| Some(std::fs::metadata(path).ok()?.len())).sum();
+    if size > TRACE {
+        return Answer::refused(500, "the traces are too large for this page: see `bridge trace`");
+    }
+    let traces = files.iter().map(|(_, path)| Trace::read(path).map_err(|error| error.to_string()));
+    let merged = traces.collect::<Result<Vec<_>, _>>().and_then(Trace::merge);
+    let ranks = match merged {
+        Ok(trace) => summarize(&trace),
+        Err(error) => return Answer::refused(500, &error),
+    };
+    let parts = [
+        Part::Data,
+        Part::Forward,
+        Part::Recompute,
+        Part::Backward,
+        Part::Pipeline,
+        Part::Reduction,
+        Part::Optimizer,
+        Part::Collective,
+        Part::Save,
+        Part::Evaluation,
+        Part::Loop,
+        Part::Step,
+    ];
+    let rows = ranks.iter().map(|rank| {
+        let shares = parts.iter().map(|part| (part.name(), rank.part(*part))).filter(|(_, seconds)| *seconds > 0.0);
+        let shares: Vec<Value> = shares.map(|(name, seconds)| json!({ "part": name, "seconds": seconds })).collect();
+        json!({ "rank": rank.rank.rank, "steps": rank.steps.len(), "seconds": rank.seconds(), "parts": shares })
+    });
+    Answer::json(&json!(rows.collect::<Vec<_>>()))
+}

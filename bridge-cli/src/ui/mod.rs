@@ -1,0 +1,91 @@
+//! The page of `bridge ui`: a server of three files and of what runs say, and a reader that follows their files in the background.
+
+mod api;
+mod details;
+mod library;
+mod request;
+
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{HeaderMap, Method, Uri, header};
+use axum::response::Response;
+
+pub use library::Library;
+use request::{Answer, Ask, is_own_host};
+
+/// What all answers say: nothing but the page's own files may run or be loaded, and no other page may read or frame them.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; \
+    base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+#[derive(Clone)]
+struct Server {
+    library: Arc<Library>,
+    address: SocketAddr,
+}
+
+/// Serves the page until the process is told to end.
+///
+/// # Errors
+/// If the server cannot be set up.
+pub fn serve(listener: TcpListener, library: &Arc<Library>) -> std::io::Result<()> {
+    let address = listener.local_addr()?;
+    listener.set_nonblocking(true)?;
+    let reader = Arc::clone(library);
+    // It ends with the process.
+    std::thread::Builder::new().name("reader".to_owned()).spawn(move || reader.follow())?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let server = Server { library: Arc::clone(library), address };
+    let result = runtime.block_on(async move {
+        let listener = tokio::net::TcpListener::from_std(listener)?;
+        let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+        tokio::select! {
+            ended = axum::serve(listener, Router::new().fallback(handle).with_state(server)) => ended,
+            _ = tokio::signal::ctrl_c() => Ok(()),
+            _ = terminate.recv() => Ok(()),
+        }
+    });
+    // A request that is being answered is not waited for.
+    runtime.shutdown_background();
+    result
+}
+
+async fn handle(State(server): State<Server>, method: Method, uri: Uri, headers: HeaderMap) -> Response {
+    let text = |name: header::HeaderName| headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
+    let host = text(header::HOST).or_else(|| uri.authority().map(ToString::to_string)).unwrap_or_default();
+    let known = text(header::IF_NONE_MATCH);
+    let is_head = method == Method::HEAD;
+    let work = move || {
+        if !is_own_host(&host, server.address) {
+            let text = format!("this server is no {host:?}: open the address that `bridge ui` printed");
+            return Answer::refused(403, &text);
+        }
+        if !matches!(method, Method::GET | Method::HEAD) {
+            return Answer::refused(405, "only GET and HEAD are answered");
+        }
+        api::answer(&server.library, &Ask::new(uri.path(), uri.query().unwrap_or_default()))
+    };
+    let failed = |_| Answer::refused(500, "the answer could not be made");
+    let answer = tokio::task::spawn_blocking(work).await.unwrap_or_else(failed);
+    let is_known = answer.status == 200 && known.is_some_and(|known| answer.tag.as_deref() == Some(known.as_str()));
+    let mut response = Response::builder()
+        .status(if is_known { 304 } else { answer.status })
+        .header(header::CONTENT_TYPE, answer.kind)
+        .header(header::CONTENT_SECURITY_POLICY, POLICY)
+        .header(header::X_CONTENT_TYPE_OPTIONS, "nosniff")
+        .header(header::REFERRER_POLICY, "no-referrer")
+        .header("cross-origin-resource-policy", "same-origin")
+        .header(header::CACHE_CONTROL, "no-cache");
+    if let Some(tag) = &answer.tag {
+        response = response.header(header::ETAG, tag);
+    }
+    if let Some(name) = &answer.download {
+        response = response.header(header::CONTENT_DISPOSITION, format!("attachment; filename=\"{name}\""));
+    }
+    let body = if is_known || is_head { Body::empty() } else { Body::from(answer.body) };
+    // The parts of the head are texts of this program and names that were checked.
+    response.body(body).unwrap_or_default()
+}
