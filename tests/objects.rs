@@ -101,8 +101,8 @@ fn manager(address: &str) -> ObjectStoreManager {
         ("aws_region", "us-east-1"),
     ];
     settings.options = options.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
-    // Shards are stored in several parts.
-    settings.part_bytes = 64 << 10;
+    // The least that S3 takes: shards are stored in several parts.
+    settings.part_bytes = 5 << 20;
     settings.timeout = Duration::from_secs(4);
     settings.patience = Duration::from_secs(6);
     ObjectStoreManager::open(&settings).unwrap()
@@ -115,6 +115,8 @@ fn train(folder: &Path, manager: Option<ObjectStoreManager>, until: u64) -> Resu
         format!("train.exit_interval={until}"),
         "train.train_iters=6".into(),
         "train.num_threads=1".into(),
+        // The model has 8 MB, its optimizer 16.
+        "model.vocab_size=16000".into(),
         "train.global_batch_size=2".into(),
         "train.micro_batch_size=1".into(),
         "validation.eval_iters=0".into(),
@@ -281,6 +283,9 @@ fn wrong_keys_places_and_options_are_told() {
     assert!(error.contains("404") || error.contains("NoSuchBucket"), "{error}");
     let error = with("s3://bucket", &[("aws_regoin", "x")]).unwrap_err();
     assert!(error.contains("aws_regoin"), "{error}");
+    let small = StoreSettings { part_bytes: 64 << 10, ..StoreSettings::new("s3://bucket") };
+    let error = ObjectStoreManager::open(&small).unwrap_err().to_string();
+    assert!(error.contains("65536") && error.contains("5242880"), "{error}");
     for url in ["bucket/runs", "ftp://bucket/runs", "s3:///runs"] {
         let error = with(url, &[secret]).unwrap_err();
         assert!(error.contains("expected s3://BUCKET"), "{error}");

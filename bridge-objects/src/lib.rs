@@ -22,9 +22,10 @@ use std::sync::{Mutex, PoisonError};
 
 use bridge_core::checkpoint::{CheckpointManager, ManagerError};
 use bytes::Bytes;
+use futures_util::stream::FuturesUnordered;
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use object_store::path::Path as ObjectPath;
-use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt as _, PutPayload, WriteMultipart};
+use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt as _, PutPayload};
 use tokio::runtime::{Builder, Runtime};
 
 pub use settings::StoreSettings;
@@ -33,6 +34,8 @@ pub use settings::StoreSettings;
 const MANIFEST: &str = "metadata.json";
 /// Parts of a file that are on their way at the same time.
 const PARTS_AT_ONCE: usize = 4;
+/// S3 takes no smaller part but the last.
+const LEAST_PART: usize = 5 << 20;
 /// An upload has at most 10 000 parts.
 const MOST_PARTS: u64 = 9_000;
 
@@ -87,13 +90,17 @@ impl ObjectStoreManager {
     /// # Errors
     /// If the URL or an option is wrong, or credentials cannot be read.
     pub fn open(settings: &StoreSettings) -> Result<Self, ManagerError> {
+        if settings.part_bytes < LEAST_PART {
+            let part_bytes = settings.part_bytes;
+            return Err(format!("parts of {part_bytes} bytes: S3 takes those of {LEAST_PART} at least").into());
+        }
         let (store, prefix) = settings.store()?;
         let runtime = Builder::new_multi_thread().worker_threads(1).thread_name("objects").enable_time().build()?;
         Ok(Self {
             store,
             url: settings.url.clone(),
             prefix,
-            part_bytes: settings.part_bytes.max(1),
+            part_bytes: settings.part_bytes,
             on_transfer: None,
             stored: Mutex::default(),
             runtime: Some(runtime),
@@ -167,30 +174,33 @@ impl ObjectStoreManager {
             self.tell(step(size));
             return Ok(size);
         }
-        let mut upload = WriteMultipart::new_with_chunk_size(self.store.put_multipart(&path).await?, part_bytes);
-        let mut done = 0;
-        loop {
-            // Bounds the memory: no more parts are read than are on their way.
-            if let Err(error) = upload.wait_for_capacity(PARTS_AT_ONCE).await {
-                let _ = upload.abort().await;
-                return Err(error);
-            }
-            let bytes = match next_part(file, part_bytes) {
-                Ok(bytes) => bytes,
-                Err(error) => {
-                    let _ = upload.abort().await;
-                    return Err(unreadable(error));
+        let mut upload = self.store.put_multipart(&path).await?;
+        let mut on_their_way = FuturesUnordered::new();
+        let work = async {
+            let mut done = 0;
+            loop {
+                let bytes = next_part(file, part_bytes).map_err(unreadable)?;
+                if bytes.is_empty() {
+                    break;
                 }
-            };
-            if bytes.is_empty() {
-                break;
+                // Bounds the memory: no more parts are read than are on their way.
+                if on_their_way.len() == PARTS_AT_ONCE {
+                    on_their_way.try_next().await?;
+                }
+                done += bytes.len() as u64;
+                on_their_way.push(upload.put_part(PutPayload::from(bytes)));
+                self.tell(step(done));
             }
-            done += bytes.len() as u64;
-            upload.put(bytes);
-            self.tell(step(done));
+            while on_their_way.try_next().await?.is_some() {}
+            upload.complete().await?;
+            Ok(done)
+        };
+        let result = work.await;
+        if result.is_err() {
+            // The store keeps its parts otherwise. That it fails too says less than the first error.
+            let _ = upload.abort().await;
         }
-        upload.finish().await?;
-        Ok(done)
+        result
     }
 
     async fn download(&self, iteration: u64, name: &str, file: &Path) -> Result<bool, ManagerError> {
