@@ -1,5 +1,9 @@
 //! Checkpoints in an object store, against an S3 server that is a process of its own and is killed while saves are under way.
 
+#[path = "../examples/examples/object_store.rs"]
+#[allow(dead_code, reason = "main is not called")]
+mod object_store;
+
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
@@ -93,6 +97,10 @@ fn spawned(folder: &Path, port: &str) -> (Child, String) {
 }
 
 fn manager(address: &str) -> ObjectStoreManager {
+    ObjectStoreManager::open(&settings(address)).unwrap()
+}
+
+fn settings(address: &str) -> StoreSettings {
     let mut settings = StoreSettings::new("s3://bucket/runs/one");
     let options = [
         ("aws_endpoint", address),
@@ -105,7 +113,7 @@ fn manager(address: &str) -> ObjectStoreManager {
     settings.part_bytes = 5 << 20;
     settings.timeout = Duration::from_secs(4);
     settings.patience = Duration::from_secs(6);
-    ObjectStoreManager::open(&settings).unwrap()
+    settings
 }
 
 /// Trains the tiny recipe to a step, with logs and checkpoints in `folder`.
@@ -290,4 +298,25 @@ fn wrong_keys_places_and_options_are_told() {
         let error = with(url, &[secret]).unwrap_err();
         assert!(error.contains("expected s3://BUCKET"), "{error}");
     }
+}
+
+#[test]
+fn the_example_goes_on_after_its_folder_is_lost() {
+    let server = Server::start();
+    let folder = tempfile::tempdir().unwrap();
+    let part = |until: u64| {
+        let overrides = [
+            format!("logger.log_dir={:?}", folder.path().join("logs")),
+            format!("checkpoint.save={:?}", folder.path().join("saved")),
+            "checkpoint.save_interval=2".into(),
+            "train.train_iters=8".into(),
+            format!("train.exit_interval={until}"),
+        ];
+        object_store::train(&settings(&server.address), &overrides, Console::Silent).unwrap().train_state.step
+    };
+    assert_eq!(part(4), 4);
+    assert_eq!(server.listed(), [2, 4]);
+    std::fs::remove_dir_all(folder.path()).unwrap();
+    assert_eq!(part(8), 8);
+    assert_eq!(server.listed(), [4, 6, 8]);
 }

@@ -34,6 +34,8 @@ pub use settings::StoreSettings;
 const MANIFEST: &str = "metadata.json";
 /// Parts of a file that are on their way at the same time.
 const PARTS_AT_ONCE: usize = 4;
+/// Bytes that are fetched at once at most.
+const LONGEST_RANGE: usize = 64 << 20;
 /// S3 takes no smaller part but the last.
 const LEAST_PART: usize = 5 << 20;
 /// An upload has at most 10 000 parts.
@@ -213,7 +215,7 @@ impl ObjectStoreManager {
         let mut written = File::create_new(file)?;
         let mut done = 0;
         while done < total {
-            let end = total.min(done + self.part_bytes as u64);
+            let end = total.min(done + self.part_bytes.min(LONGEST_RANGE) as u64);
             let bytes = match self.store.get_range(&path, done..end).await {
                 Ok(bytes) => bytes,
                 // Deleted since.

@@ -31,7 +31,7 @@ const PACKAGES: [(&str, &[&str]); 11] = [
     ("bridge-kernels", &["burn"]),
     ("bridge-models", &["bridge-core", "bridge-data", "bridge-dist", "bridge-kernels", "burn"]),
     ("bridge-objects", &["bridge-core"]),
-    ("examples", &["bridge-core", "bridge-data", "bridge-kernels", "bridge-models", "burn"]),
+    ("examples", &["bridge-core", "bridge-data", "bridge-kernels", "bridge-models", "bridge-objects", "burn"]),
     ("fuzz", &["bridge-core", "bridge-data", "bridge-models"]),
     ("tests", &["bridge-core", "bridge-data", "bridge-dist", "bridge-models", "bridge-objects", "burn"]),
     ("xtask", &[]),
