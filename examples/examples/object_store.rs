@@ -26,6 +26,7 @@ validation = { eval_iters = 0 }
 optimizer = { lr = 1e-3, min_lr = 1e-4 }
 scheduler = { lr_warmup_iters = 10 }
 dataset = { kind = "mock" }
+tokenizer = { tokenizer_type = "NullTokenizer", vocab_size = 511 }
 checkpoint = { save = "runs/object_store/saved", save_interval = 20, most_recent_k = 3, custom_manager_class = "objects" }
 logger = { log_interval = 20 }
 "#;
