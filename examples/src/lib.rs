@@ -1,4 +1,5 @@
-//! Bridge as a library. This crate exports nothing; its programs are in `examples/`, and `tests/` runs each of them.
+//! Bridge as a library. This crate exports nothing; its programs are in `examples/`, and `tests/` runs each of them;
+//! `object_store` runs in `tests/objects.rs` of the workspace, where the S3 server is.
 //!
 //! | program | what it shows |
 //! | --- | --- |
@@ -6,3 +7,4 @@
 //! | `custom_model` | a custom model, with its own recipe field |
 //! | `custom_dataset` | a custom dataset, with its own recipe field |
 //! | `custom_tokenizer` | a dataset with its own tokenizer |
+//! | `object_store` | checkpoints in S3, Google Cloud Storage or Azure |

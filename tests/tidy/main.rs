@@ -20,7 +20,7 @@ const FUNCTION_LINES: usize = 80;
 const CIRCLE: usize = 3;
 
 /// Which packages and tensor libraries a package may depend on.
-const PACKAGES: [(&str, &[&str]); 10] = [
+const PACKAGES: [(&str, &[&str]); 11] = [
     (
         "bridge-cli",
         &["bridge-core", "bridge-data", "bridge-dist", "bridge-kernels", "bridge-models", "burn", "burn-train"],
@@ -30,9 +30,10 @@ const PACKAGES: [(&str, &[&str]); 10] = [
     ("bridge-dist", &["bridge-kernels", "burn"]),
     ("bridge-kernels", &["burn"]),
     ("bridge-models", &["bridge-core", "bridge-data", "bridge-dist", "bridge-kernels", "burn"]),
-    ("examples", &["bridge-core", "bridge-data", "bridge-kernels", "bridge-models", "burn"]),
+    ("bridge-objects", &["bridge-core"]),
+    ("examples", &["bridge-core", "bridge-data", "bridge-kernels", "bridge-models", "bridge-objects", "burn"]),
     ("fuzz", &["bridge-core", "bridge-data", "bridge-models"]),
-    ("tests", &["bridge-core", "bridge-data", "bridge-dist", "bridge-models", "burn"]),
+    ("tests", &["bridge-core", "bridge-data", "bridge-dist", "bridge-models", "bridge-objects", "burn"]),
     ("xtask", &[]),
 ];
 
