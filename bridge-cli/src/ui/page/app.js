@@ -400,7 +400,7 @@ function showTip() {
     swatch.style.background = colour(row.run);
     const spread = row.min !== row.max ? ` (${number(row.min, 4)} to ${number(row.max, 4)})` : "";
     return element("div", { class: "row" }, swatch, element("span", {}, label(row.run)), element("span", {}, number(row.mean) + spread));
-  }), left ? element("div", { class: "soft" }, `and ${left} more`) : null);
+  }), ...(left ? [element("div", { class: "soft" }, `and ${left} more`)] : []));
   tip.hidden = false;
   const box = $("plot").getBoundingClientRect();
   const x = state.hover.x + 16 + tip.offsetWidth > box.width ? state.hover.x - tip.offsetWidth - 16 : state.hover.x + 16;
