@@ -22,7 +22,7 @@ import time
 from playwright.sync_api import sync_playwright
 
 OPEN_MS = 2000
-FRAME_MS = 100
+FRAME_MS = 200
 CONFIG = """name = "run-{r:02}"
 [model]
 num_layers = {layers}

@@ -184,9 +184,10 @@ async function load() {
 }
 /// Asks for what the view needs, once it is still for a moment; until then what is there is drawn.
 function loadSoon() {
+  state.moving = true;
   draw();
   clearTimeout(timer);
-  timer = setTimeout(load, 80);
+  timer = setTimeout(() => { state.moving = false; load(); }, 80);
 }
 
 function wholeRange() {
@@ -324,32 +325,46 @@ function prefixedExactly(value) {
   return number(value, 6);
 }
 function drawCurve(curve, tone, count, x, y) {
-  const line = curve.smooth ?? curve.mean, last = curve.x.length;
+  // What is seen, and a point on either side.
+  const line = curve.smooth ?? curve.mean;
+  const first = Math.max(0, place(curve.x, scale.from) - 1), last = Math.min(curve.x.length, place(curve.x, scale.to) + 2);
   paint.strokeStyle = paint.fillStyle = tone;
+  if (!(state.moving && count > 12)) drawBand(curve, first, last, count, x, y);
+  paint.globalAlpha = 1;
+  paint.lineWidth = count > 12 ? 1.2 : 1.8;
+  paint.lineJoin = "round";
+  paint.beginPath();
+  for (let i = first; i < last; i++) paint.lineTo(x(curve.x[i]), y(line[i]));
+  paint.stroke();
+  if (last - first <= 60) for (let i = first; i < last; i++) paint.fillRect(x(curve.x[i]) - 2, y(line[i]) - 2, 4, 4);
+}
+/// The first place that is not below a value.
+function place(values, at) {
+  let low = 0, high = values.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (values[middle] < at) low = middle + 1; else high = middle;
+  }
+  return low;
+}
+function drawBand(curve, first, last, count, x, y) {
   // What single values do: a band from the least to the largest of each stretch.
   paint.globalAlpha = count > 12 ? 0.1 : 0.13;
   paint.beginPath();
-  for (let i = 0; i < last; i++) paint.lineTo(x(curve.x[i]), y(curve.max[i]));
-  for (let i = last - 1; i >= 0; i--) paint.lineTo(x(curve.x[i]), y(curve.min[i]));
+  for (let i = first; i < last; i++) paint.lineTo(x(curve.x[i]), y(curve.max[i]));
+  for (let i = last - 1; i >= first; i--) paint.lineTo(x(curve.x[i]), y(curve.min[i]));
   paint.closePath();
   paint.fill();
   if (count <= 12) {
     paint.globalAlpha = 0.18;
     paint.lineWidth = 1;
     paint.beginPath();
-    for (let i = 0; i < last; i++) {
+    for (let i = first; i < last; i++) {
       const at = x(curve.x[i]), top = y(curve.max[i]), bottom = y(curve.min[i]);
       if (bottom - top > 1) paint.moveTo(at, top), paint.lineTo(at, bottom);
     }
     paint.stroke();
   }
-  paint.globalAlpha = 1;
-  paint.lineWidth = count > 12 ? 1.2 : 1.8;
-  paint.lineJoin = "round";
-  paint.beginPath();
-  for (let i = 0; i < last; i++) paint.lineTo(x(curve.x[i]), y(line[i]));
-  paint.stroke();
-  if (last <= 60) for (let i = 0; i < last; i++) paint.fillRect(x(curve.x[i]) - 2, y(line[i]) - 2, 4, 4);
 }
 
 // ---- hovering, zooming, moving
@@ -385,7 +400,7 @@ function showTip() {
     swatch.style.background = colour(row.run);
     const spread = row.min !== row.max ? ` (${number(row.min, 4)} to ${number(row.max, 4)})` : "";
     return element("div", { class: "row" }, swatch, element("span", {}, label(row.run)), element("span", {}, number(row.mean) + spread));
-  }), left ? element("div", { class: "soft" }, `and ${left} more`) : null);
+  }), ...(left ? [element("div", { class: "soft" }, `and ${left} more`)] : []));
   tip.hidden = false;
   const box = $("plot").getBoundingClientRect();
   const x = state.hover.x + 16 + tip.offsetWidth > box.width ? state.hover.x - tip.offsetWidth - 16 : state.hover.x + 16;
