@@ -44,7 +44,7 @@ pub mod vjp;
 pub mod vocab_parallel_cross_entropy;
 
 pub use activation::{Activation, GatedUnit, activation, glu};
-pub use attention::{AttentionOptions, attention};
+pub use attention::{AttentionOptions, LargestScore, ScoreWatch, attention};
 pub use causal_conv::causal_conv;
 pub use cross_entropy::{CrossEntropyOptions, linear_cross_entropy};
 pub use dropout::{DropoutKey, dropout};

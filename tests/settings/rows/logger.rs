@@ -59,6 +59,7 @@ fn curves() -> Vec<Row> {
         row("logger.log_loss_scale_to_tensorboard", &tiny(), &[AS_IT_IS, "false"]).moves("events"),
         switch("logger.log_validation_ppl_to_tensorboard", &tiny()).moves("events"),
         switch("logger.log_memory_to_tensorboard", &tiny()).moves("events"),
+        switch("logger.log_max_attention_logit", &tiny()).moves("console events keys scalars"),
         switch("logger.log_l2_norm_grad_to_tensorboard", &tiny()).moves("events scalars"),
         switch("logger.log_runtime_to_tensorboard", &tiny()).moves("events"),
         row("logger.runtime_time_unit", &runtime, &["seconds", "minutes"]).lowers("time_total"),

@@ -6,7 +6,7 @@ use super::super::run_config::FinalLogger;
 use super::Draft;
 
 /// Settings about logging training steps.
-const OF_STEPS: [&str; 19] = [
+const OF_STEPS: [&str; 20] = [
     "log_interval",
     "log_params_norm",
     "log_throughput",
@@ -26,6 +26,7 @@ const OF_STEPS: [&str; 19] = [
     "runtime_time_unit",
     "log_world_size_to_tensorboard",
     "log_energy",
+    "log_max_attention_logit",
 ];
 
 /// Fills in the folder.

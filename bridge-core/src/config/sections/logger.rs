@@ -54,8 +54,8 @@ section! {
         log_l2_norm_grad_to_tensorboard: bool = false;
         /// Number of zero gradient entries.
         log_num_zeros_in_grad: bool = false;
-        /// Largest attention logit.
-        log_max_attention_logit: bool = false => not_built("the largest attention score");
+        /// Largest attention score of each step, of the model and of each layer.
+        log_max_attention_logit: bool = false;
         /// Runtime estimates.
         log_runtime_to_tensorboard: bool = false;
         /// Their unit.

@@ -1,5 +1,6 @@
 //! The subsystems of a run, in their order, and how ranks agree on what they say. A new one is a file here and its line in [`Doors::new`].
 
+mod attention_logits;
 mod best;
 mod divergence;
 mod early_stopping;
@@ -76,6 +77,9 @@ impl Doors {
         }
         if config.logger.log_energy {
             subsystems.push(Box::new(energy::Energy::new(&placement.node)));
+        }
+        if config.logger.log_max_attention_logit {
+            subsystems.push(Box::new(attention_logits::AttentionLogits::default()));
         }
         if let Some(inspect) = tensor_inspect::TensorInspect::new(config) {
             subsystems.push(Box::new(inspect));
