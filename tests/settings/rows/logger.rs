@@ -141,6 +141,8 @@ fn trackers() -> Vec<Row> {
         row("logger.mlflow_run_name", &tracked, &[AS_IT_IS, "null"]).moves("exit"),
         row("logger.mlflow_tracking_uri", &tracked, &[AS_IT_IS, "ftp://there"]).moves("exit"),
         row("logger.mlflow_tags", &tiny(), &[AS_IT_IS, "{a='b'}"]).moves("exit"),
+        row("logger.otlp_endpoint", &tiny(), &[AS_IT_IS, "http://127.0.0.1:9"]).moves("console files"),
+        row("logger.otlp_endpoint", &tiny(), &[AS_IT_IS, "there"]).moves("exit").holds(1, "stderr", "is no collector"),
         row("logger.wandb_project", &tiny(), &[AS_IT_IS, "p"]).moves("files tracked"),
         row("logger.wandb_exp_name", &at_wandb, &[AS_IT_IS, "name"]).moves("tracked"),
         row("logger.wandb_save_dir", &at_wandb, &[AS_IT_IS, "there"]).moves("files"),

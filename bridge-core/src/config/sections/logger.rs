@@ -110,6 +110,8 @@ section! {
         log_dir: Option<PathBuf> = None;
         /// Address, such as `127.0.0.1:9090`, of an HTTP endpoint where Prometheus finds every figure under `/metrics` (ours).
         prometheus_addr: Option<String> = None;
+        /// Address of an OpenTelemetry collector, such as `http://127.0.0.1:4318`, that is sent every figure and a span for each step (ours).
+        @execution otlp_endpoint: Option<String> = None;
         /// Write metrics.jsonl (ours).
         metrics_jsonl: bool = true;
         /// Draw plots from `metrics.jsonl`, if it is written (ours).
