@@ -7,6 +7,7 @@ mod comet;
 pub mod curves;
 mod energy;
 pub mod flight;
+pub mod health;
 pub mod index;
 mod json_value;
 pub mod losses;
