@@ -24,7 +24,7 @@ use crate::optim::{GroupRates, GroupSettings, ReductionTimes, StepOutcome, StepS
 use crate::resilience::Learning;
 use crate::resilience::rerun::{ExitDecision, NextPass};
 use crate::schedule::{GradientCheck, GroupOverrides};
-use crate::timers::{Labels, TimerLevel};
+use crate::timers::{Labels, Span, TimerLevel};
 
 /// How a step ended.
 pub(super) enum StepEnd {
@@ -42,7 +42,17 @@ pub(super) fn train_step(run: &mut TrainingRun) -> Result<StepEnd, TrainError> {
     let num_microbatches = run.training.num_microbatches.num_microbatches() as usize;
     let data = StepData::begin(run, num_microbatches)?;
     let config = Arc::clone(&run.config);
-    compute(&config, || compute_step(run, data, started))
+    let timers = Arc::clone(&run.timers);
+    let mut end = Instant::now();
+    let computed = compute(&config, || {
+        let computed = compute_step(run, data, started);
+        end = Instant::now();
+        computed
+    });
+    // Threads that looked for work notice the end when they run again, which takes a while on a machine that does other things too.
+    let (name, labels) = ("release-threads".into(), Labels::default());
+    timers.spans().add(Span { name, labels, shapes: None, start: end, end: Instant::now() });
+    computed
 }
 
 /// Forward, backward and update of a step.
