@@ -62,7 +62,8 @@ fn curves() -> Vec<Row> {
         switch("logger.log_memory_to_tensorboard", &tiny()).moves("events"),
         row("logger.memory_keys", &remembered, &[AS_IT_IS, "{'allocated_bytes.all.peak'='mem-bytes'}"]).moves("events"),
         switch("logger.log_device_memory_used", &remembered).moves("events"),
-        switch("logger.log_max_attention_logit", &tiny()).moves("console events keys scalars"),
+        switch("logger.log_max_attention_logit", &tiny())
+            .moves("console events keys max_attention_logit max_attention_logits scalars"),
         switch("logger.log_l2_norm_grad_to_tensorboard", &tiny()).moves("events scalars"),
         switch("logger.log_runtime_to_tensorboard", &tiny()).moves("events"),
         row("logger.runtime_time_unit", &runtime, &["seconds", "minutes"]).lowers("time_total"),
