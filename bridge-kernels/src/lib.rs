@@ -44,11 +44,12 @@ pub mod vjp;
 pub mod vocab_parallel_cross_entropy;
 
 pub use activation::{Activation, GatedUnit, activation, glu};
-pub use attention::{AttentionOptions, attention};
+pub use attention::{AttentionOptions, LargestScore, ScoreWatch, attention};
 pub use causal_conv::causal_conv;
 pub use cross_entropy::{CrossEntropyOptions, linear_cross_entropy};
 pub use dropout::{DropoutKey, dropout};
 pub use embedding::embedding;
+pub use flex::address_on_cpu;
 pub use gated_norm::gated_rms_norm;
 pub use linear::deferred::{WeightGradient, linear_deferred};
 pub use linear::{linear, linear_activation, linear_glu, linear_residual};

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use bridge_core::logging::health::RankScores;
 use bridge_core::model::Batch;
 use bridge_core::train::{
     Agreement, Console, ForwardStep, LanguageModelStep, RunContext, RunOptions, Subsystem, TrainError, pretrain,
@@ -121,6 +122,9 @@ fn a_slow_rank_is_named_and_those_that_wait_for_it_are_not() {
             let named = named(&console);
             assert!(!named.is_empty() && named.iter().all(|rank| *rank == slow), "{named:?} for {slow}: {console}");
             assert!(console.contains(&format!("worst: rank {slow} ")), "{console}");
+            let scores = RankScores::read(&folder.path().join("logs")).expect("others may read them");
+            let found: Vec<usize> = scores.ranks.iter().filter(|score| score.is_slow).map(|score| score.rank).collect();
+            assert!(found == [slow] && scores.ranks[slow].relative < Some(0.3), "{scores:?}");
         }
     }
 }

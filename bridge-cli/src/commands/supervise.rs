@@ -8,12 +8,13 @@ use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
 use bridge_core::config::CheckpointConfig;
+use bridge_core::logging::health::{Restart, Supervision};
 use bridge_core::logging::terminal::complain;
 use bridge_core::resilience::rerun::{EXIT_CODE_FAILED_ON_RESULT_VALIDATION, EXIT_CODE_RESUME_TO_DISAMBIGUATE};
 use bridge_core::resilience::{Signal, SignalWatcher};
 use bridge_core::train::Progress;
 
-use super::monitor::{MONITOR_VARIABLE, Monitor};
+use super::monitor::{MONITOR_VARIABLE, Monitor, unix_time};
 use super::restarts::RESTARTS_VARIABLE;
 use crate::failure::Failure;
 
@@ -25,6 +26,8 @@ const FIRST_WAIT: Duration = Duration::from_millis(500);
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 /// Between two looks at the process and at signals.
 const INTERVAL: Duration = Duration::from_millis(20);
+/// Between two writes of what ranks are at.
+const TELLING: Duration = Duration::from_secs(2);
 
 /// How a run ended.
 enum End {
@@ -61,14 +64,20 @@ fn exit_code(code: Option<i32>) -> u8 {
 ///
 /// # Errors
 /// If signals cannot be watched, or the process cannot be started.
-pub fn supervise(max_restarts: u32, settings: &CheckpointConfig, monitored: Option<&Path>) -> Result<u8, Failure> {
+pub fn supervise(
+    max_restarts: u32,
+    (settings, log_dir): (&CheckpointConfig, &Path),
+    monitored: Option<&Path>,
+) -> Result<u8, Failure> {
     // What `nohup` has said to ignore stays ignored.
     let heeded: Vec<Signal> = Signal::ALL.into_iter().filter(|signal| !signal.is_ignored()).collect();
     let signals = SignalWatcher::install(&heeded).map_err(Failure::run)?;
     let (mut restarts, mut progress) = (0, Progress::new(settings.clone()));
+    let mut told =
+        Told { log_dir, last: Instant::now(), content: Supervision { max_restarts, ..Supervision::default() } };
     loop {
         let monitor = monitored.map(Monitor::open).transpose()?;
-        let status = run_once(&signals, monitor.as_ref(), restarts, &progress.overrides())?;
+        let status = run_once(&signals, monitor.as_ref(), (restarts, &mut told), &progress.overrides())?;
         let (code, why) = match End::of(status) {
             End::Final(code) => return Ok(code),
             End::Failed(code, why) => (code, why),
@@ -86,6 +95,8 @@ pub fn supervise(max_restarts: u32, settings: &CheckpointConfig, monitored: Opti
             let wait = (FIRST_WAIT * 2_u32.pow(progress.fruitless())).min(LONGEST_WAIT);
             let (from, seconds) = (progress.place(), wait.as_secs_f64());
             complain(&format!("the run {why}; restart {restarts} of {max_restarts} in {seconds} s, from {from}"));
+            told.content.restarted(Restart { number: restarts, at: unix_time(), why, from: from.clone() });
+            told.write();
             if is_asked_to_stop(&signals, wait) {
                 return Ok(code);
             }
@@ -95,11 +106,35 @@ pub fn supervise(max_restarts: u32, settings: &CheckpointConfig, monitored: Opti
     }
 }
 
+/// What others may read of the run while it is supervised.
+struct Told<'a> {
+    log_dir: &'a Path,
+    /// When it was last written.
+    last: Instant,
+    content: Supervision,
+}
+
+impl Told<'_> {
+    /// Takes down what the monitor has heard, now and then.
+    fn heard(&mut self, monitor: Option<&Monitor>) {
+        if let Some(monitor) = monitor.filter(|_| self.last.elapsed() >= TELLING) {
+            self.content.ranks = monitor.ranks();
+            self.write();
+        }
+    }
+
+    /// A disk that is full ends no run.
+    fn write(&mut self) {
+        (self.last, self.content.written) = (Instant::now(), unix_time());
+        let _ = self.content.write(self.log_dir);
+    }
+}
+
 /// Starts this program again without the option, with `overrides`, in a process group of its own, and hands signals on until it ends.
 fn run_once(
     signals: &SignalWatcher,
     monitor: Option<&Monitor>,
-    restarts: u32,
+    (restarts, told): (u32, &mut Told),
     overrides: &[String],
 ) -> Result<ExitStatus, Failure> {
     let program = std::env::current_exe().map_err(Failure::run)?;
@@ -124,6 +159,7 @@ fn run_once(
             hand_on(&child, signal);
             handed_on = received;
         }
+        told.heard(monitor);
         if let Some(late) = monitor.and_then(Monitor::late) {
             complain(&format!("{}; the run is ended", late.why));
             end(&mut child, late.process);

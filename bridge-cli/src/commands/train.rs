@@ -150,7 +150,11 @@ impl Arguments {
         let recipe = self.read()?;
         let is_monitored = recipe.ft.as_ref().is_some_and(|settings| settings.enable_ft_package);
         match &recipe.checkpoint.save {
-            Some(save) => supervise(max_restarts, &recipe.checkpoint, is_monitored.then_some(save.as_path())),
+            Some(save) => {
+                let named = || PathBuf::from("runs").join(recipe.name.as_deref().unwrap_or("run"));
+                let log_dir = recipe.logger.log_dir.clone().unwrap_or_else(named);
+                supervise(max_restarts, (&recipe.checkpoint, &log_dir), is_monitored.then_some(save.as_path()))
+            }
             None => Err(Failure::input("--max-restarts needs checkpoint.save: a run that saves nothing begins again")),
         }
     }

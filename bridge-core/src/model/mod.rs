@@ -46,7 +46,7 @@ pub use deferred::DeferredParameters;
 pub use error::ModelBuildError;
 pub use freezing::matches_pattern;
 pub use generation::{GenerationState, LayerState};
-pub use layer_metrics::{LayerMetric, LayerMetrics, PREDICTION_LOSS, ROUTER_LOSSES, StepValues};
+pub use layer_metrics::{ATTENTION_LOGIT, LayerMetric, LayerMetrics, PREDICTION_LOSS, ROUTER_LOSSES, StepValues};
 use module_chunk::released;
 pub use module_chunk::{ModuleChunk, Segments};
 pub(crate) use own_loss::label_log_probabilities;

@@ -1,6 +1,7 @@
 //! A whole run: set up, train, evaluate, finish.
 
 use super::TrainError;
+use super::doors::begin_memory_history;
 use super::evaluate::{Evaluation, evaluate_at};
 use super::exit_reason::ExitReason;
 use super::launch::catch_comm_error;
@@ -42,6 +43,7 @@ pub fn pretrain(config: RunConfig, options: RunOptions) -> Result<RunReport, Tra
 }
 
 fn pretrain_here(config: RunConfig, options: RunOptions) -> Result<RunReport, TrainError> {
+    begin_memory_history(&config, options.groups.world().rank());
     let mut run = setup(config, options)?;
     let outcome = catch_comm_error(|| {
         let outcome = train_and_evaluate(&mut run)?;

@@ -9,6 +9,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::heads::Heads;
+use super::largest::ScoreWatch;
 use crate::cpu::buffer::{Shared, filled};
 use crate::cpu::gemm::{Matrix, MatrixMut, Output, Threads, gemm};
 use crate::cpu::simd::{exp_in_place, max, tanh, vectorised};
@@ -48,6 +49,8 @@ pub struct Attention<'a> {
     pub documents: Option<&'a [i64]>,
     /// A score without a value for each query head, `[h]`.
     pub sinks: Option<&'a [f32]>,
+    /// Where the forward notes the largest score.
+    pub watch: Option<&'a ScoreWatch>,
 }
 
 /// Output of the forward.
@@ -152,6 +155,8 @@ fn softmax_block(
     if attention.dropout.is_some() {
         factors.resize(keys.len(), 0.0);
     }
+    let first_watched = attention.watch.map_or(usize::MAX, |watch| watch.first_query);
+    let mut largest = None;
     for ((query, row), log_sum_exp) in queries.clone().zip(scores.chunks_exact_mut(keys.len())).zip(log_sum_exp) {
         let visible = attention.visible(query);
         let (row, hidden_right) = row.split_at_mut(visible.end - keys.start);
@@ -163,7 +168,11 @@ fn softmax_block(
         }
         attention.hide_documents(row, batch, query, visible.start);
         let sink = attention.sink(head);
-        let top = max(row).max(sink);
+        let top_score = max(row);
+        if query >= first_watched {
+            largest = Some(largest.map_or(top_score, |largest: f32| largest.max(top_score)));
+        }
+        let top = top_score.max(sink);
         let sum = exp_in_place(row, top) + (sink - top).exp();
         *log_sum_exp = (f64::from(top) + f64::from(sum).ln()) as f32;
         let inverse = 1.0 / sum;
@@ -175,5 +184,8 @@ fn softmax_block(
                 row.iter_mut().zip(factors).for_each(|(p, factor)| *p *= inverse * *factor);
             }
         }
+    }
+    if let (Some(watch), Some(score)) = (attention.watch, largest) {
+        watch.largest.note(score);
     }
 }

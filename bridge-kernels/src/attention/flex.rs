@@ -15,7 +15,7 @@ use crate::vjp;
 pub(crate) fn problem([b, t, s]: [usize; 3], [h, g, d]: [usize; 3], options: &AttentionOptions) -> Attention<'static> {
     let dropout = options.dropout.filter(|(rate, _)| *rate != 0.0).map(|(rate, key)| Mask::new(rate, key));
     let (scale, softcap, window) = (options.scale as f32, options.softcap.map(|cap| cap as f32), options.window);
-    Attention { b, t, s, h, g, d, scale, window, softcap, dropout, documents: None, sinks: None }
+    Attention { b, t, s, h, g, d, scale, window, softcap, dropout, documents: None, sinks: None, watch: None }
 }
 
 /// See [`crate::attention()`].
@@ -39,7 +39,12 @@ pub(crate) fn attention(
         None => None,
     };
     let problem = problem([b, t, s], [h, g, d], options);
-    let varying = Attention { documents: documents.as_deref(), sinks: sinks.as_ref().map(Values::slice), ..problem };
+    let varying = Attention {
+        documents: documents.as_deref(),
+        sinks: sinks.as_ref().map(Values::slice),
+        watch: options.watch.as_ref(),
+        ..problem
+    };
     let Attended { out, log_sum_exp } = forward(heads(&q), heads(&k), heads(&v), varying);
     let out = tensor(out, [b, t, h, d]);
     let saved_out = Values::of(&out)?;

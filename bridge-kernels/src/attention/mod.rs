@@ -4,10 +4,12 @@ pub(crate) mod cpu;
 pub(crate) mod cpu_backward;
 pub(crate) mod flex;
 pub(crate) mod heads;
+mod largest;
 mod options;
 
 use burn::tensor::{Bool, Int, Tensor};
 
+pub use largest::{LargestScore, ScoreWatch};
 pub use options::AttentionOptions;
 
 use crate::dropout::dropout;
@@ -69,6 +71,9 @@ pub fn reference(q_bthd: Tensor<4>, k_bsgd: Tensor<4>, v_bsgd: Tensor<4>, option
     let hidden = hidden_keys(b, t, s, options, &scores.device());
     let hidden = hidden.expand([b, g, per_group, t, s]);
     let scores = scores.mask_fill(hidden, f32::NEG_INFINITY);
+    if let Some(ScoreWatch { largest, first_query }) = &options.watch {
+        largest.note_largest(scores.clone().narrow(3, *first_query, t - first_query));
+    }
     let mut probabilities = match &options.sinks_h {
         None => softmax(scores),
         Some(sinks_h) => {

@@ -1,5 +1,7 @@
 //! Self-attention with grouped key/value heads.
 
+use std::sync::Arc;
+
 use bridge_core::model::{
     Cut, Exchange, ParameterRole, PassKind, Scope, SegmentCost, TrafficKind, WeightGradientStore, Workload,
 };
@@ -8,7 +10,8 @@ use bridge_dist::mesh::GroupKind;
 use bridge_kernels::attention::workspace_bytes;
 use bridge_kernels::rotary::Positions;
 use bridge_kernels::{
-    AttentionOptions, DropoutKey, PackedHeads, RotaryTable, apply_rotary, packed_attention, rms_norm,
+    AttentionOptions, DropoutKey, LargestScore, PackedHeads, RotaryTable, ScoreWatch, apply_rotary, packed_attention,
+    rms_norm,
 };
 use burn::module::{Module, Param};
 use burn::tensor::{FloatDType, Int, Tensor};
@@ -88,6 +91,8 @@ pub(crate) struct AttentionInput<'a> {
     pub weight_gradients: Option<&'a WeightGradientStore>,
     /// Keys and values of earlier tokens, in generation.
     pub state: Option<&'a mut KeyValues>,
+    /// Where the largest score is noted, if anybody asks for it.
+    pub largest_score: Option<Arc<LargestScore>>,
 }
 
 /// FLOPs of the block in layer `index` over all ranks: projections, and the products of queries, keys and values, as far as the window lets
@@ -229,6 +234,7 @@ impl SelfAttention {
             dropout: dropout(self.settings.dropout, input.dropout_key, regions),
             document_ids: input.document_ids.clone(),
             sinks_h: self.softmax_offset.as_ref().map(|sinks_h| sinks_h.val()),
+            watch: input.largest_score.map(|largest| ScoreWatch { largest, first_query: 0 }),
         };
         let qkv_btf = self.linear_qkv.forward(x_btc, store);
         let rotary = input.rotary.filter(|_| self.settings.use_rope);

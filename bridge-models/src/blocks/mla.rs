@@ -9,7 +9,7 @@
 use bridge_core::model::{Cut, Meets, Scope, SegmentCost, Workload};
 use bridge_kernels::attention::workspace_bytes;
 use bridge_kernels::rotary::Positions;
-use bridge_kernels::{AttentionOptions, RotaryTable, apply_rotary};
+use bridge_kernels::{AttentionOptions, RotaryTable, ScoreWatch, apply_rotary};
 use burn::module::Module;
 use burn::tensor::Tensor;
 
@@ -192,6 +192,7 @@ impl LatentAttention {
             dropout: dropout(self.settings.dropout, input.dropout_key, regions),
             document_ids: input.document_ids.clone(),
             sinks_h: None,
+            watch: input.largest_score.map(|largest| ScoreWatch { largest, first_query: 0 }),
         };
         let y_bthv = attend(heads, options, regions).narrow(HEAD, 0, v);
         BlockOutput::Product { x: y_bthv.reshape([b, t, h * v]), linear: &self.linear_proj, store }

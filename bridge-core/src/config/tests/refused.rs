@@ -457,6 +457,25 @@ const REFUSED: &[(&[&str], &str)] = &[
     (&["ft.enable_ft_package=true"], "ft.enable_ft_package"),
     (&["rerun_state_machine.spiky_loss_factor=3.0"], "rerun_state_machine.spiky_loss_factor"),
     (&["logger.log_device_memory_used=true"], "logger.log_device_memory_used"),
+    (&["logger.memory_keys={'host_bytes.all.peak'='m'}"], "logger.memory_keys"),
+    (&["logger.log_memory_interval=1", "logger.memory_keys={}"], "logger.memory_keys"),
+    (&["logger.log_memory_interval=1", "logger.memory_keys={'active_bytes.all.peak'='m'}"], "logger.memory_keys"),
+    (
+        &["logger.log_memory_interval=1", "logger.memory_keys={'device_used_bytes.all.current'='m'}"],
+        "logger.memory_keys",
+    ),
+    (
+        &[
+            "logger.log_memory_interval=1",
+            "logger.log_device_memory_used=true",
+            "logger.memory_keys={'host_bytes.all.peak'='m'}",
+        ],
+        "logger.memory_keys",
+    ),
+    (
+        &["logger.log_memory_interval=1", "logger.log_device_memory_used=true", "device=wgpu"],
+        "logger.log_device_memory_used",
+    ),
     (&["logger.log_progress=true"], "logger.log_progress"),
     (&["logger.throughput_window_size=5"], "logger.throughput_window_size"),
     (&["logger.runtime_time_unit=days"], "logger.runtime_time_unit"),

@@ -226,6 +226,7 @@ impl Decoder {
                 dropout_key: context.dropout_key(layer, place::ATTENTION_PROBABILITIES),
                 state: None,
                 weight_gradients: context.weight_gradients,
+                largest_score: context.auxiliary.metrics.and_then(|metrics| metrics.attention_scores_of(layer)),
             },
             attention_key: context.dropout_key(layer, place::ATTENTION_OUTPUT),
             mlp: MoeInput {
@@ -420,6 +421,7 @@ impl Segments for Decoder {
                         dropout_key: None,
                         state: None,
                         weight_gradients: None,
+                        largest_score: None,
                     },
                     attention_key: None,
                     mlp: MoeInput {

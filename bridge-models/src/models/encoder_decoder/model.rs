@@ -237,7 +237,13 @@ impl EncoderDecoder {
             Stack::Decoder => (&self.decoder[local], encoder.num_layers + first_layers[1] + local),
         };
         let key = |place| context.dropout_key(number, place);
-        let layer_input = LayerInput { regions: &self.regions, weight_gradients: context.weight_gradients, key: &key };
+        let largest = context.auxiliary.metrics.and_then(|metrics| metrics.attention_scores_of(number));
+        let layer_input = LayerInput {
+            regions: &self.regions,
+            weight_gradients: context.weight_gradients,
+            key: &key,
+            largest_score: largest.as_deref(),
+        };
         let x_btc = input.take_hidden_states();
         if PARTS[part] == SegmentRole::Mlp {
             return input.with(HIDDEN_STATES, layer.feed_forward(x_btc, layer_input));
