@@ -278,6 +278,22 @@ fn recompute_and_reruns() {
     tiny("2", "tp=2", &[&[SEQUENCE], &selective[..]].concat());
     moe("2", "ep=2", &full);
     tiny("2", "pp=2 layers=4", &full);
+    // What runs again inside a segment: keys and values are gathered once more, nothing is between experts.
+    let parts = [
+        "model.moe_shared_expert_intermediate_size=48",
+        "model.multi_latent_attention=true",
+        "model.num_query_groups=8",
+        "model.q_lora_rank=12",
+        "model.kv_lora_rank=10",
+        "model.qk_head_dim=6",
+        "model.qk_pos_emb_head_dim=4",
+        "model.v_head_dim=8",
+        "model.recompute_granularity=selective",
+    ];
+    let named = ["model.recompute_modules=['moe_act', 'shared_experts', 'mla_up_proj']"];
+    moe("4", "tp=2 ep=2", &[&[SEQUENCE], &parts[..], &named].concat());
+    moe("4", "cp=2 pp=2", &[&parts[..], &named].concat());
+    moe("2", "cp=2", &[&parts[..], &["model.recompute_modules=['mla_up_proj', 'core_attn']"]].concat());
     tiny("2", "", &["rerun_state_machine.rerun_mode=validate_results", "optimizer.log_num_zeros_in_grad=true"]);
 }
 

@@ -159,6 +159,10 @@ pub struct SegmentCost {
     pub input: u64,
     /// Bytes that it keeps from forward to backward besides its input.
     pub kept: u64,
+    /// Bytes that parts of it which run again in backward bring back, at once.
+    pub brought_back: u64,
+    /// Floating-point operations of these parts, over all ranks that share the segment: a forward each.
+    pub recomputed_flops: f64,
     /// Bytes of gradients that its backward has in hand at once.
     pub backward: u64,
     /// Bytes that a split backward leaves for its weight part: inputs of linear layers and gradients of their outputs.
@@ -183,6 +187,8 @@ impl SegmentCost {
             skipped_flops: self.skipped_flops + other.skipped_flops,
             input: self.input + other.input,
             kept: self.kept + other.kept,
+            brought_back: self.brought_back.max(other.brought_back),
+            recomputed_flops: self.recomputed_flops + other.recomputed_flops,
             backward: self.backward.max(other.backward),
             put_off: self.put_off + other.put_off,
             cross_entropy: self.cross_entropy.max(other.cross_entropy),

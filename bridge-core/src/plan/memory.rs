@@ -137,7 +137,7 @@ fn moments_of_backward(setup: &Setup<'_>, chunk: &Chunk, most: u64) -> Vec<Momen
             let (kept, again) = if region.recomputed { (input, left - input.min(left)) } else { (left, 0) };
             let memory = Memory {
                 activations: others + before + kept,
-                recompute: again,
+                recompute: again + cost.brought_back,
                 backward: cost.backward + fresh,
                 cross_entropy: cost.cross_entropy,
                 attention: threads * cost.attention,

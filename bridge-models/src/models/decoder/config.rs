@@ -14,6 +14,7 @@ use super::hybrid::HybridConfig;
 use super::moe_words;
 use super::section::{Words, as_read, described, one_of, or, same, unless, words};
 use crate::blocks::linear::Unit;
+use crate::blocks::recompute::RecomputedParts;
 
 described! {
     /// Everything that decides a decoder's shapes and arithmetic.
@@ -158,6 +159,12 @@ described! {
         /// Weight of the mean of their losses.
         #[serde(default)]
         mtp_loss_scaling_factor: f64 = 0.1 => or!(mtp_loss_scaling_factor, |_| 0.1);
+        /// Parts of segments that run again in backward; no file of a model says it.
+        #[serde(skip)]
+        recomputed: RecomputedParts = RecomputedParts::default() => Words {
+            read: |section, _| RecomputedParts::read(section),
+            write: |parts, _, section| parts.write(section),
+        };
         /// Standard deviation of initial weights.
         init_method_std: f64 = 0.0 => same!(init_method_std);
         /// Standard deviation of initial embeddings.

@@ -7,6 +7,7 @@ mod hybrid;
 mod initial;
 mod moe;
 mod mtp;
+mod recompute;
 mod reference;
 mod sharded;
 mod spread;
