@@ -21,6 +21,8 @@ pub struct Workload {
     pub context_size: usize,
     /// Bytes of an element of activations.
     pub activation_bytes: u64,
+    /// Bytes of an element of the residual stream between layers.
+    pub stream_bytes: u64,
     /// Bytes of an element of activations in collectives, which add up no float16: that travels as float32.
     pub collective_bytes: u64,
     /// Whether attention stays inside documents, so that ranks tell each other the document of each token.
@@ -40,6 +42,7 @@ impl Workload {
             place: RankPlace::SINGLE,
             context_size: 1,
             activation_bytes: 4,
+            stream_bytes: 4,
             collective_bytes: 4,
             documents: false,
             on_cpu: true,

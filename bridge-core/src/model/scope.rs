@@ -140,6 +140,11 @@ impl Scope {
         own.map(|number| scope.child(&number.to_string())).collect()
     }
 
+    /// dtype of the parameters; float32 in an outline.
+    pub fn dtype(&self) -> FloatDType {
+        self.shared.values.as_ref().map_or(FloatDType::F32, |values| values.dtype)
+    }
+
     /// The rank.
     pub fn place(&self) -> &RankPlace {
         &self.shared.place

@@ -116,12 +116,12 @@ fn moments_of_backward(setup: &Setup<'_>, chunk: &Chunk, most: u64) -> Vec<Momen
     let each = if setup.sharding().divides_gradients() { bytes.parameter.max(bytes.gradient) } else { bytes.parameter };
     let (used, done) = gradients_by_segment(chunk);
     let all: u64 = done.iter().sum::<u64>().max(1);
-    let kept_by = |segment: usize| chunk.costs[segment].input * bytes.activation + chunk.costs[segment].kept;
+    let kept_by = |segment: usize| chunk.costs[segment].input * bytes.stream + chunk.costs[segment].kept;
     // Of other micro-batches, and of this one.
     let others = most.saturating_sub(of_chunk(setup, chunk).kept);
     let regions = chunk_regions(setup, chunk);
     let kept_of = |region: &Region| match region.recomputed {
-        true => chunk.costs[region.segments.start].input * bytes.activation,
+        true => chunk.costs[region.segments.start].input * bytes.stream,
         false => region.segments.clone().map(kept_by).sum::<u64>(),
     };
     let mut before: u64 = regions.iter().map(kept_of).sum();

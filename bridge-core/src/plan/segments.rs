@@ -28,7 +28,7 @@ pub(super) fn activations(setup: &Setup<'_>, chunk: &Chunk) -> ChunkActivations 
     let mut activations = ChunkActivations::default();
     for region in chunk_regions(setup, chunk) {
         let costs = &chunk.costs[region.segments];
-        let bytes = |elements: u64| elements * setup.bytes.activation;
+        let bytes = |elements: u64| elements * setup.bytes.stream;
         let input = costs.first().map_or(0, |cost| bytes(cost.input));
         let all: u64 = costs.iter().map(|cost| bytes(cost.input) + cost.kept).sum();
         activations.put_off += costs.iter().map(|cost| cost.put_off).sum::<u64>();
@@ -47,7 +47,7 @@ pub(super) fn recomputed(setup: &Setup<'_>, stage: usize) -> u64 {
 
 /// Bytes of all activations of a chunk and a micro-batch, kept or recomputed.
 pub(super) fn all_activations(setup: &Setup<'_>, chunk: &Chunk) -> u64 {
-    chunk.costs.iter().map(|cost| cost.input * setup.bytes.activation + cost.kept).sum()
+    chunk.costs.iter().map(|cost| cost.input * setup.bytes.stream + cost.kept).sum()
 }
 
 /// FLOPs of a rank of a stage in a step, the forwards that recompute repeats included.

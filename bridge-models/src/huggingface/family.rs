@@ -113,6 +113,7 @@ pub(super) fn as_in_a_file(config: DecoderConfig) -> DecoderConfig {
         embedding_init_method_std: config.init_method_std,
         perform_initialization: true,
         recomputed: DecoderConfig::neutral().recomputed,
+        fp32_residual: DecoderConfig::neutral().fp32_residual,
         ..config
     }
     .without_unused()

@@ -31,6 +31,10 @@ pub(super) fn resolve(draft: &mut Draft<'_>) -> FinalTransformer {
     let recompute_modules = recompute(draft, &moe_layers);
     tensors_are_bounded(draft);
     fits_float16(draft);
+    let model = &draft.recipe.model;
+    let is_wide_already = model.fp32_residual_connection && model.params_dtype == DType::Float32;
+    let message = "has no effect: without 16-bit layers (mixed_precision) everything is in 32 bits";
+    draft.forbid(is_wide_already, "model.fp32_residual_connection", message);
     draft.recipe.model.extra = draft.extra_with_defaults(&draft.recipe.model);
     let config = draft.recipe.model.config.clone();
     let kv_channels = config.kv_channels.unwrap_or_default();

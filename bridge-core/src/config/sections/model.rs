@@ -144,9 +144,8 @@ section! {
         window_attn_skip_freq: Option<OneOrMany<usize>> = None;
         /// N: every N-th layer has no rotary embedding; list: 1 means without.
         no_rope_freq: Option<OneOrMany<usize>> = None;
-        /// Residual stream in 32 bits.
-        fp32_residual_connection: bool = false
-            => not_built("a residual stream in 32 bits with 16-bit layers; without mixed_precision everything is in 32 bits");
+        /// Residual stream in 32 bits between layers of 16 bits; stages of a pipeline send it so.
+        @training fp32_residual_connection: bool = false;
         /// Blocks are added to the norm that they read, not to the stream before it.
         apply_residual_connection_post_layernorm: bool = false;
         /// Multi-latent attention.

@@ -68,6 +68,9 @@ described! {
             read: |section, _| ResidualConfig::read(section),
             write: |residual, _, section| residual.write(section),
         };
+        /// The residual stream is in float32 whatever the layers' dtype; no file of a model says it.
+        #[serde(skip)]
+        fp32_residual: bool = false => same!(fp32_residual_connection);
         /// Factor on the word embedding's output.
         embedding_multiplier: f64 = 1.0 => same!(embedding_multiplier);
         /// Factor on the logits.
