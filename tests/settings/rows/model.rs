@@ -206,6 +206,8 @@ fn initial() -> Vec<Row> {
 fn precision() -> Vec<Row> {
     vec![
         switch("model.bf16", &tiny()).moves("loss_1 shapes slices"),
+        switch("model.fp32_residual_connection", &tiny_with(&["mixed_precision=bf16_mixed"])).moves("loss_1"),
+        switch("model.fp32_residual_connection", &tiny_with(&["mixed_precision=fp16_mixed"])).moves("loss_1"),
         switch("model.fp16", &tiny()).moves("loss_1 console files learning_rate loss_scale shapes skipped slices"),
         row(
             "model.params_dtype",

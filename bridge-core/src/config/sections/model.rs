@@ -43,7 +43,7 @@ section! {
         share_embeddings_and_output_weights: bool = true;
         /// Position embedding.
         position_embedding_type: PositionEmbeddingType = PositionEmbeddingType::LearnedAbsolute
-            => not_built("mrope, positions of images and video, which no kind of model reads, and relative, of models with an encoder").built(&["rope", "none", "yarn", "longrope"]);
+            => not_built("mrope, three positions a token for images and video, which no kind of model reads (on text alone mrope is rope), and relative, of models with an encoder").built(&["rope", "none", "yarn", "longrope"]);
         /// Base of the rotary frequencies.
         rotary_base: f64 = 10_000.0, Limits::between(1.0, 1e12);
         /// Base of the rotary frequencies in windowed layers, which are not scaled; null is as in other layers (upstream: in its Gemma 3 provider).
