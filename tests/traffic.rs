@@ -145,6 +145,14 @@ fn tensors_and_sequences() {
         &["model.normalization=LayerNorm", "model.add_bias_linear=true", "model.gated_linear_unit=false"],
     );
     tiny("2", "tp=2", &["mixed_precision=bf16_mixed", SEQUENCE]);
+    // A stream in float32 between layers of 16 bits, which stages send and tensor-parallel ranks do not.
+    for precision in ["mixed_precision=bf16_mixed", "mixed_precision=fp16_mixed"] {
+        let wide = [precision, SEQUENCE, "model.fp32_residual_connection=true"];
+        let (found, narrow) = (tiny("4", "tp=2 pp=2", &wide), tiny("4", "tp=2 pp=2", &wide[..2]));
+        let sent = |found: &Value| measured(found, 0, "pp", "send");
+        assert_eq!(sent(&found), 2 * sent(&narrow), "{precision}");
+        assert_eq!(measured(&found, 0, "tp", "all_gather"), measured(&narrow, 0, "tp", "all_gather"), "{precision}");
+    }
     // A vocabulary that follows the tokenizer's 512, in 520 rows.
     tiny("2", "tp=2", &["model.vocab_size=null", "model.make_vocab_size_divisible_by=40"]);
 }

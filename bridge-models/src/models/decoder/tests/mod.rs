@@ -11,6 +11,7 @@ mod recompute;
 mod reference;
 mod sharded;
 mod spread;
+mod stream;
 mod width;
 
 use bridge_core::model::{
