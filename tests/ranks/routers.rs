@@ -98,7 +98,10 @@ fn biases_of_experts_are_float32_between_parameters_of_16_bits() {
                 let biases: Vec<f32> = tensor.to_vec().expect("float32 in every run");
                 // Sums of at most seven steps, in float32.
                 let steps = |bias: f32| f64::from(bias) / 0.001_234_567_8;
-                assert!(biases.iter().all(|bias| (steps(*bias) - steps(*bias).round()).abs() < 1e-4), "{name}: {biases:?}");
+                assert!(
+                    biases.iter().all(|bias| (steps(*bias) - steps(*bias).round()).abs() < 1e-4),
+                    "{name}: {biases:?}"
+                );
                 // A float of 16 bits has zeros in its last 13 bits at least.
                 exact += biases.iter().filter(|bias| bias.to_bits() & 0x1fff != 0).count();
             }

@@ -80,7 +80,8 @@ fn lifted(settings: &[Setting]) -> BTreeSet<(String, String)> {
     for name in kinds.names() {
         let listed = kinds.get(name).and_then(|kind| kind.settings.clone()).unwrap_or_default();
         let keys = listed.into_iter().map(|setting| format!("model.{setting}"));
-        let is_refused = |key: &String| settings.iter().any(|s| s.key == *key && s.field.refusal.is_some() && !s.is_inert());
+        let is_refused =
+            |key: &String| settings.iter().any(|s| s.key == *key && s.field.refusal.is_some() && !s.is_inert());
         lifted.extend(keys.filter(is_refused).map(|key| (name.to_owned(), key)));
     }
     lifted

@@ -147,7 +147,8 @@ where
         Some(vjp::attach_some(y, inputs(x, weight_oi, bias_o), move |dy: Tensor<D>| {
             let result = is_weight_tracked.then(|| Values::from_vec(forward(before.slice()), dims));
             let mut gradients = ProductBackward { x: result, ..held }.gradients(&Values::of_gradient(dy));
-            let of_result = gradients[0].take().map(|dz| Values::of_gradient(Tensor::<D>::from_dispatch(dz)).into_vec());
+            let of_result =
+                gradients[0].take().map(|dz| Values::of_gradient(Tensor::<D>::from_dispatch(dz)).into_vec());
             gradients[0] = of_result.and_then(|dz| gradient(backward(dz, before.slice()), x_dims));
             gradients
         }))

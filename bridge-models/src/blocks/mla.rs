@@ -97,12 +97,7 @@ impl LatentAttention {
             backward: 2 * all + 2 * all * ranks,
             put_off: 2 * stream + latents + 3 * all,
             attention: workspace_bytes(work.seq_length / work.context_size, work.seq_length, width) as u64,
-            exchanges: [
-                enter_exchanges(small_row, work),
-                context,
-                leave_exchanges(row, work),
-            ]
-            .concat(),
+            exchanges: [enter_exchanges(small_row, work), context, leave_exchanges(row, work)].concat(),
             ..SegmentCost::default()
         }
     }

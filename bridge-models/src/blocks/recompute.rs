@@ -41,7 +41,8 @@ impl RecomputedParts {
     /// Sets a section to name them, if there are any.
     pub fn write(self, section: &mut TransformerConfig) {
         let all = [(self.moe_act, MOE_ACT), (self.shared_experts, SHARED_EXPERTS), (self.mla_up_proj, MLA_UP_PROJ)];
-        let names: Vec<String> = all.into_iter().filter(|(is_named, _)| *is_named).map(|(_, name)| name.into()).collect();
+        let names: Vec<String> =
+            all.into_iter().filter(|(is_named, _)| *is_named).map(|(_, name)| name.into()).collect();
         if !names.is_empty() {
             section.recompute_granularity = Some(RecomputeGranularity::Selective);
             section.recompute_modules = Some(names);
@@ -63,7 +64,8 @@ pub(crate) fn recomputed<M: Module + 'static, const N: usize, const I: usize, co
     let form = module.map(&mut WithoutGraph);
     bridge_kernels::recomputed(operands, move |operands| {
         let mut operands = VecDeque::from(operands);
-        let inputs = std::array::from_fn(|_| Tensor::from_dispatch(operands.pop_front().expect("all inputs come first")));
+        let inputs =
+            std::array::from_fn(|_| Tensor::from_dispatch(operands.pop_front().expect("all inputs come first")));
         f(&form.clone().map(&mut Put(operands)), inputs)
     })
 }

@@ -267,7 +267,10 @@ const REFUSED: &[(&[&str], &str)] = &[
     (&["model.recompute_granularity=selective", "model.recompute_modules=[\"moe\"]"], "model.recompute_modules"),
     (&["model.recompute_granularity=selective", "model.recompute_modules=[\"attn\"]"], "model.recompute_modules"),
     (&["model.recompute_granularity=selective", "model.recompute_modules=[\"moe_act\"]"], "model.recompute_modules"),
-    (&["model.recompute_granularity=selective", "model.recompute_modules=[\"mla_up_proj\"]"], "model.recompute_modules"),
+    (
+        &["model.recompute_granularity=selective", "model.recompute_modules=[\"mla_up_proj\"]"],
+        "model.recompute_modules",
+    ),
     (
         &[
             "model.num_moe_experts=4",

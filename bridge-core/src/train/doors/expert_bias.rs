@@ -3,12 +3,12 @@
 
 use std::collections::BTreeMap;
 
-use bridge_dist::comm::ReduceOp;
 use crate::config::RunConfig;
 use crate::model::ParameterRole;
 use crate::train::TrainError;
 use crate::train::report::StepReport;
 use crate::train::subsystem::{Agreement, RunContext, Subsystem, Verdict};
+use bridge_dist::comm::ReduceOp;
 
 #[derive(Default)]
 pub(super) struct ExpertBiases {

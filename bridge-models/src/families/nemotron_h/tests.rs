@@ -98,7 +98,9 @@ fn experts_in_a_narrower_stream_have_layers_around_them() {
     assert_eq!(family.decoder_config(&Fields::new(&written)).unwrap(), config);
     for experts in [ExpertLayout::Apart, ExpertLayout::Stacked] {
         let map = WeightMap::new(family, &config, experts).unwrap();
-        for layer in ["fc1_latent_proj.weight", "fc1_latent_proj.bias", "fc2_latent_proj.weight", "fc2_latent_proj.bias"] {
+        for layer in
+            ["fc1_latent_proj.weight", "fc1_latent_proj.bias", "fc2_latent_proj.weight", "fc2_latent_proj.bias"]
+        {
             let stored = &map.entry(&format!("decoder.layers.1.mlp.{layer}")).unwrap().tensors[0].name;
             assert!(stored.ends_with(&format!("layers.1.mixer.{layer}")), "{stored}");
         }

@@ -144,9 +144,8 @@ fn values_of(chunk: &dyn ModelChunk) -> Values {
 #[test]
 fn stages_send_it_as_it_is() {
     for (name, config) in [("llama", wide(&llama())), ("gpt2", wide(&gpt2()))] {
-        let part = |layers, start, end| {
-            built(&config, FloatDType::BF16, &Stage::from(StackPart { layers, start, end }))
-        };
+        let part =
+            |layers, start, end| built(&config, FloatDType::BF16, &Stage::from(StackPart { layers, start, end }));
         let (first, last) = (part(0..2, true, false), part(2..3, false, true));
         let batch = Batch::new(&micro_batch(37), &device());
         let mode = Mode::Train(Philox::new(8));
