@@ -5,7 +5,6 @@
 use std::collections::VecDeque;
 
 use bridge_core::config::{RecomputeGranularity, TransformerConfig};
-use bridge_core::model::ModelBuildError;
 use burn::backend::DispatchTensor;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::Tensor;
@@ -28,14 +27,11 @@ pub struct RecomputedParts {
 
 impl RecomputedParts {
     /// Those that a section names.
-    ///
-    /// # Errors
-    /// None; a reader of a setting may have some.
-    pub fn read(section: &TransformerConfig) -> Result<Self, ModelBuildError> {
+    pub fn read(section: &TransformerConfig) -> Self {
         let is_selective = section.recompute_granularity == Some(RecomputeGranularity::Selective);
         let modules = section.recompute_modules.as_deref().filter(|_| is_selective).unwrap_or_default();
         let has = |name: &str| modules.iter().any(|module| module == name);
-        Ok(Self { moe_act: has(MOE_ACT), shared_experts: has(SHARED_EXPERTS), mla_up_proj: has(MLA_UP_PROJ) })
+        Self { moe_act: has(MOE_ACT), shared_experts: has(SHARED_EXPERTS), mla_up_proj: has(MLA_UP_PROJ) }
     }
 
     /// Sets a section to name them, if there are any.

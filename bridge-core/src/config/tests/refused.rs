@@ -266,19 +266,6 @@ const REFUSED: &[(&[&str], &str)] = &[
     (&["model.recompute_modules=[\"mlp\"]"], "model.recompute_modules"),
     (&["model.recompute_granularity=selective", "model.recompute_modules=[\"moe\"]"], "model.recompute_modules"),
     (&["model.recompute_granularity=selective", "model.recompute_modules=[\"attn\"]"], "model.recompute_modules"),
-    (&["model.recompute_granularity=selective", "model.recompute_modules=[\"moe_act\"]"], "model.recompute_modules"),
-    (
-        &["model.recompute_granularity=selective", "model.recompute_modules=[\"mla_up_proj\"]"],
-        "model.recompute_modules",
-    ),
-    (
-        &[
-            "model.num_moe_experts=4",
-            "model.recompute_granularity=selective",
-            "model.recompute_modules=[\"shared_experts\"]",
-        ],
-        "model.recompute_modules",
-    ),
     (
         &["model.num_moe_experts=4", "model.recompute_granularity=selective", "model.recompute_modules=[\"mlp\"]"],
         "model.recompute_modules",
@@ -329,16 +316,6 @@ const REFUSED: &[(&[&str], &str)] = &[
     (&["model.pipeline_dtype=bfloat16"], "model.pipeline_dtype"),
     (&["model.pipeline_model_parallel_layout=EttL"], "model.pipeline_model_parallel_layout"),
     (&["model.pipeline_dtype=uint8"], "model.pipeline_dtype"),
-    (&["model.fp32_residual_connection=true"], "model.fp32_residual_connection"),
-    (
-        &[
-            "mixed_precision=bf16_mixed",
-            "model.fp32_residual_connection=true",
-            "model.pipeline_model_parallel_size=2",
-            "model.pipeline_dtype=bfloat16",
-        ],
-        "model.pipeline_dtype",
-    ),
     (&["train.train_sync_interval=2"], "train.train_sync_interval"),
     (&["mixed_precision=bf16_mixed", "model.pipeline_dtype=float32"], "model.pipeline_dtype"),
     (
