@@ -302,6 +302,9 @@ fn recompute_and_reruns() {
     moe("4", "tp=2 ep=2", &[&[SEQUENCE], &parts[..], &named].concat());
     moe("4", "cp=2 pp=2", &[&parts[..], &named].concat());
     moe("2", "cp=2", &[&parts[..], &["model.recompute_modules=['mla_up_proj', 'core_attn']"]].concat());
+    // Queries from the stream itself.
+    moe("2", "tp=2", &[&parts[..], &["model.q_lora_rank=null", "model.recompute_modules=['mla_up_proj']"]].concat());
+    moe("2", "tp=2", &[&parts[..8], &[SEQUENCE, "model.q_lora_rank=null"]].concat());
     tiny("2", "", &["rerun_state_machine.rerun_mode=validate_results", "optimizer.log_num_zeros_in_grad=true"]);
 }
 

@@ -76,7 +76,10 @@ impl LatentAttention {
         let latents = n * small as u64 * a;
         let stream = n * config.hidden_size as u64 * a;
         let row = config.hidden_size as u64 * work.collective_bytes;
-        let small_row = small as u64 * work.collective_bytes;
+        // What queries are made of, latent vectors of keys and values, and the rotated elements of keys.
+        let q = latent.q_lora_rank.unwrap_or(config.hidden_size);
+        let entered = [q, latent.kv_lora_rank, latent.qk_pos_emb_head_dim].into_iter();
+        let enter = entered.flat_map(|size| enter_exchanges(size as u64 * work.collective_bytes, work));
         // Queries, keys, values and the output.
         let heads_of_all = 4 * all + n * heads * FLOAT32 + if ranks > 1 { 2 * all * ranks } else { 0 };
         let is_remade = config.recomputed.mla_up_proj;
@@ -97,7 +100,7 @@ impl LatentAttention {
             backward: 2 * all + 2 * all * ranks,
             put_off: 2 * stream + latents + 3 * all,
             attention: workspace_bytes(work.seq_length / work.context_size, work.seq_length, width) as u64,
-            exchanges: [enter_exchanges(small_row, work), context, leave_exchanges(row, work)].concat(),
+            exchanges: enter.chain(context).chain(leave_exchanges(row, work)).collect(),
             ..SegmentCost::default()
         }
     }

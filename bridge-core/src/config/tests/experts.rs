@@ -112,6 +112,9 @@ fn recompute_of_what_no_layer_has_is_refused() {
         let run = tiny(&[&shared[..], &[&of(module)]].concat()).unwrap_or_else(|errors| panic!("{errors}"));
         assert_eq!(run.model.recompute_modules, [module]);
     }
+    let latent = ["model.multi_latent_attention=true", "model.num_query_groups=8", selective, &of("mla_up_proj")];
+    let run = tiny(&latent).unwrap_or_else(|errors| panic!("{errors}"));
+    assert_eq!(run.model.recompute_modules, ["mla_up_proj"]);
 }
 
 #[test]

@@ -290,14 +290,6 @@ fn what_is_implemented_is_accepted() {
             "model.recompute_granularity=selective",
             "model.recompute_modules=['moe', 'mlp']",
         ],
-        vec![
-            "model.num_moe_experts=4",
-            "model.moe_shared_expert_intermediate_size=24",
-            "model.multi_latent_attention=true",
-            "model.num_query_groups=8",
-            "model.recompute_granularity=selective",
-            "model.recompute_modules=['moe_act', 'shared_experts', 'mla_up_proj']",
-        ],
         vec!["model.make_vocab_size_divisible_by=128"],
         vec![
             "checkpoint.save=x",
