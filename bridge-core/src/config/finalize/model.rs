@@ -31,10 +31,7 @@ pub(super) fn resolve(draft: &mut Draft<'_>) -> FinalTransformer {
     let recompute_modules = recompute(draft, &moe_layers);
     tensors_are_bounded(draft);
     fits_float16(draft);
-    let model = &draft.recipe.model;
-    let is_wide_already = model.fp32_residual_connection && model.params_dtype == DType::Float32;
-    let message = "has no effect: without 16-bit layers (mixed_precision) everything is in 32 bits";
-    draft.forbid(is_wide_already, "model.fp32_residual_connection", message);
+    float32_stream(draft);
     draft.recipe.model.extra = draft.extra_with_defaults(&draft.recipe.model);
     let config = draft.recipe.model.config.clone();
     let kv_channels = config.kv_channels.unwrap_or_default();
@@ -315,6 +312,18 @@ fn recompute_module(draft: &mut Draft<'_>, module: &str) {
         let message = format!("unknown module {module:?}; known are {}", RECOMPUTE_MODULES.join(", "));
         draft.error(ErrorKind::WrongType, key, message);
     }
+}
+
+/// A residual stream in float32, which is what stages send.
+fn float32_stream(draft: &mut Draft<'_>) {
+    let model = &mut draft.recipe.model.config;
+    if !model.fp32_residual_connection {
+        return;
+    }
+    model.pipeline_dtype = model.pipeline_dtype.or(Some(DType::Float32));
+    let is_wide_already = model.params_dtype == DType::Float32;
+    let message = "has no effect: without 16-bit layers (mixed_precision) everything is in 32 bits";
+    draft.forbid(is_wide_already, "model.fp32_residual_connection", message);
 }
 
 /// The range of the parameters' dtype, for numbers that are used in it.

@@ -33,9 +33,6 @@ pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &mut ParallelSizes, num_l
         "model.pipeline_dtype",
         "must be float32 with model.fp32_residual_connection: what stages send is the residual stream",
     );
-    if is_wide {
-        draft.recipe.model.pipeline_dtype = model.pipeline_dtype.or(Some(DType::Float32));
-    }
     let is_other = !is_wide && model.pipeline_dtype.is_some_and(|dtype| dtype != model.params_dtype);
     draft.forbid(
         is_other && parallel.pipeline == 1,
