@@ -145,6 +145,14 @@ fn tensors_and_sequences() {
         &["model.normalization=LayerNorm", "model.add_bias_linear=true", "model.gated_linear_unit=false"],
     );
     tiny("2", "tp=2", &["mixed_precision=bf16_mixed", SEQUENCE]);
+    // A stream in float32 between layers of 16 bits, which stages send and tensor-parallel ranks do not.
+    for precision in ["mixed_precision=bf16_mixed", "mixed_precision=fp16_mixed"] {
+        let wide = [precision, SEQUENCE, "model.fp32_residual_connection=true"];
+        let (found, narrow) = (tiny("4", "tp=2 pp=2", &wide), tiny("4", "tp=2 pp=2", &wide[..2]));
+        let sent = |found: &Value| measured(found, 0, "pp", "send");
+        assert_eq!(sent(&found), 2 * sent(&narrow), "{precision}");
+        assert_eq!(measured(&found, 0, "tp", "all_gather"), measured(&narrow, 0, "tp", "all_gather"), "{precision}");
+    }
     // A vocabulary that follows the tokenizer's 512, in 520 rows.
     tiny("2", "tp=2", &["model.vocab_size=null", "model.make_vocab_size_divisible_by=40"]);
 }
@@ -278,6 +286,25 @@ fn recompute_and_reruns() {
     tiny("2", "tp=2", &[&[SEQUENCE], &selective[..]].concat());
     moe("2", "ep=2", &full);
     tiny("2", "pp=2 layers=4", &full);
+    // What runs again inside a segment: keys and values are gathered once more, nothing is between experts.
+    let parts = [
+        "model.moe_shared_expert_intermediate_size=48",
+        "model.multi_latent_attention=true",
+        "model.num_query_groups=8",
+        "model.q_lora_rank=12",
+        "model.kv_lora_rank=10",
+        "model.qk_head_dim=6",
+        "model.qk_pos_emb_head_dim=4",
+        "model.v_head_dim=8",
+        "model.recompute_granularity=selective",
+    ];
+    let named = ["model.recompute_modules=['moe_act', 'shared_experts', 'mla_up_proj']"];
+    moe("4", "tp=2 ep=2", &[&[SEQUENCE], &parts[..], &named].concat());
+    moe("4", "cp=2 pp=2", &[&parts[..], &named].concat());
+    moe("2", "cp=2", &[&parts[..], &["model.recompute_modules=['mla_up_proj', 'core_attn']"]].concat());
+    // Queries from the stream itself.
+    moe("2", "tp=2", &[&parts[..], &["model.q_lora_rank=null", "model.recompute_modules=['mla_up_proj']"]].concat());
+    moe("2", "tp=2", &[&parts[..8], &[SEQUENCE, "model.q_lora_rank=null"]].concat());
     tiny("2", "", &["rerun_state_machine.rerun_mode=validate_results", "optimizer.log_num_zeros_in_grad=true"]);
 }
 

@@ -170,6 +170,11 @@ impl LinearAdaptation {
         Self { layer: layer.to_owned(), pass, ..self }
     }
 
+    /// The same in the pass that is under way now, whichever there is when it is asked: for what runs again in backward.
+    pub fn in_this_pass(&self) -> Self {
+        Self { pass: self.pass.detached(), ..self.clone() }
+    }
+
     /// The change of the product of `weight` and `x_ni`.
     pub fn change(&self, x_ni: Tensor<2>, weight: LinearWeight) -> LinearChange {
         let matrices: Vec<_> = self.matrices.iter().map(Param::val).collect();

@@ -27,7 +27,7 @@ pub enum ParameterRole {
     /// The output projection (`optimizer.decoupled_lr` applies).
     Output,
     /// Added to a router's scores of experts for the choice: not trained, but moved by how many tokens each expert was given
-    /// (`model.moe_router_bias_update_rate`).
+    /// (`model.moe_router_bias_update_rate`), in float32 ([`Declaration::is_float32`]).
     ExpertBias,
 }
 
@@ -248,6 +248,12 @@ impl Declaration {
         self.shape.iter().product()
     }
 
+    /// Whether its values are float32 whatever dtype the model's parameters have. Such a parameter is not trained, is in no bucket, and is whole on
+    /// each rank that has it, also where parameters are sharded.
+    pub fn is_float32(&self) -> bool {
+        self.role == ParameterRole::ExpertBias
+    }
+
     /// Rows and columns of a parameter of two dimensions.
     ///
     /// # Panics
@@ -260,6 +266,7 @@ impl Declaration {
     pub fn bytes(&self, of_element: u64) -> u64 {
         match self.quantization {
             Some(quantization) => quantization.bytes(self.matrix()),
+            None if self.is_float32() => self.num_elements() as u64 * 4,
             None => self.num_elements() as u64 * of_element,
         }
     }

@@ -140,6 +140,11 @@ impl Scope {
         own.map(|number| scope.child(&number.to_string())).collect()
     }
 
+    /// dtype of the parameters; float32 in an outline.
+    pub fn dtype(&self) -> FloatDType {
+        self.shared.values.as_ref().map_or(FloatDType::F32, |values| values.dtype)
+    }
+
     /// The rank.
     pub fn place(&self) -> &RankPlace {
         &self.shared.place
@@ -276,7 +281,8 @@ impl Values {
         (local, initial): ([usize; D], Initial),
         quantized: Option<&QuantizedValues>,
     ) -> Param<Tensor<D>> {
-        let (dtype, stream) = (DType::from(self.dtype), self.stream.derive_name(&declaration.name));
+        let dtype = if declaration.is_float32() { DType::F32 } else { DType::from(self.dtype) };
+        let stream = self.stream.derive_name(&declaration.name);
         let (placement, shape) = (declaration.placement.clone(), declaration.global_shape());
         let make = move |device: &Device| match initial {
             Initial::Zeros => Tensor::<D>::zeros(local, (device, dtype)),

@@ -77,7 +77,7 @@ pub(crate) fn cost(config: &DecoderConfig, work: &Workload) -> SegmentCost {
     SegmentCost {
         flops: flops(work.all_tokens(), config.hidden_size, v),
         kept: n * c * work.activation_bytes + n * c * FLOAT32 + rows as u64 * c * FLOAT32,
-        backward: work.tokens_between_blocks() * c * work.activation_bytes,
+        backward: work.tokens_between_blocks() * c * work.stream_bytes,
         cross_entropy: workspace_bytes(n as usize, rows) as u64,
         exchanges,
         ..SegmentCost::default()

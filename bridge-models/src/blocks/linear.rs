@@ -6,11 +6,12 @@ use bridge_core::model::{
 };
 use bridge_kernels::{
     Activation, GatedUnit, LinearWeight, LowRankSum, activation, glu, linear_activation, linear_deferred, linear_glu,
-    linear_low_rank, linear_weighted,
+    linear_low_rank, linear_of_activation, linear_of_glu, linear_weighted,
 };
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
+use super::recompute::recomputed;
 use super::regions::Regions;
 
 /// `x w^T + bias`, or this rank's slice of it.
@@ -52,6 +53,16 @@ pub(crate) enum Unit {
     Plain(Activation),
     /// The product's first half is the gate of the second.
     Gated(GatedUnit),
+}
+
+impl Unit {
+    /// What it makes of a product, `[b, t, ..]`.
+    pub fn of(self, x: Tensor<3>) -> Tensor<3> {
+        match self {
+            Self::Plain(kind) => activation(x, kind),
+            Self::Gated(unit) => glu(x, unit),
+        }
+    }
 }
 
 /// FLOPs of a linear layer over `tokens`, forward and backward: two products backward for one forward.
@@ -102,9 +113,23 @@ impl Linear {
         match (is_fused, unit) {
             (true, Unit::Gated(unit)) => linear_glu(x, self.weight.val(), self.bias(), unit),
             (true, Unit::Plain(kind)) => linear_activation(x, self.weight.val(), self.bias(), kind),
-            (false, Unit::Gated(unit)) => glu(self.forward(x, store), unit),
-            (false, Unit::Plain(kind)) => activation(self.forward(x, store), kind),
+            (false, unit) => unit.of(self.forward(x, store)),
         }
+    }
+
+    /// The product of what `unit` makes of `x`, which is made again in backward: `[b, t, ..]` -> `[b, t, outputs]`.
+    pub fn forward_of_unit(&self, x: Tensor<3>, unit: Unit) -> Tensor<3> {
+        match (self.adaptation.is_none() && self.quantized.is_none(), unit) {
+            (true, Unit::Gated(unit)) => linear_of_glu(x, unit, self.weight.val(), self.bias()),
+            (true, Unit::Plain(kind)) => linear_of_activation(x, kind, self.weight.val(), self.bias()),
+            (false, _) => recomputed(self.in_this_pass(), [x], move |linear, [x]| linear.forward(unit.of(x), None)),
+        }
+    }
+
+    /// The layer as it is in the pass under way: for what runs again in backward, when another one may be.
+    pub fn in_this_pass(&self) -> Self {
+        let adaptation = self.adaptation.as_ref().map(LinearAdaptation::in_this_pass);
+        Self { adaptation, ..self.clone() }
     }
 
     /// [`Self::forward`] added to the residual stream `[b, t, outputs]`, as one operation.

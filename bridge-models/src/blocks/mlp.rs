@@ -25,6 +25,11 @@ pub(crate) fn inner_bytes(config: &DecoderConfig, rows: u64, f: usize, work: &Wo
     rows * ((config.fc1_blocks() + 1) * f) as u64 * work.activation_bytes
 }
 
+/// Of these, what the non-linearity makes.
+pub(crate) fn activated_bytes(rows: u64, f: usize, work: &Workload) -> u64 {
+    rows * f as u64 * work.activation_bytes
+}
+
 /// FLOPs of a feed-forward block of width `f`, over all ranks and `tokens`.
 pub(crate) fn block_flops(config: &DecoderConfig, tokens: f64, f: usize) -> f64 {
     flops(tokens, config.hidden_size, (config.fc1_blocks() + 1) * f)
@@ -101,6 +106,19 @@ impl Mlp {
             None => h_btf,
         };
         BlockOutput::Product { x: h_btf, linear: &self.linear_fc2, store }
+    }
+
+    /// [`Self::forward_term`] that does not keep what the non-linearity makes: it is made again in backward.
+    pub fn forward_term_remaking(&self, x_nc: Tensor<2>) -> Tensor<2> {
+        let [n, c] = x_nc.dims();
+        let before = self.linear_fc1.forward(x_nc.reshape([1, n, c]), None);
+        self.linear_fc2.forward_of_unit(before, self.unit).reshape([n, c])
+    }
+
+    /// The block as it is in the pass under way: for what runs again in backward.
+    pub fn in_this_pass(&self) -> Self {
+        let (linear_fc1, linear_fc2) = (self.linear_fc1.in_this_pass(), self.linear_fc2.in_this_pass());
+        Self { linear_fc1, linear_fc2, unit: self.unit }
     }
 
     /// This rank's term of a sum over the tensor-parallel ranks, without communication; with one such rank, the whole.

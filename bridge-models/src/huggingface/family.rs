@@ -112,6 +112,8 @@ pub(super) fn as_in_a_file(config: DecoderConfig) -> DecoderConfig {
         padded_vocab_size: config.vocab_size,
         embedding_init_method_std: config.init_method_std,
         perform_initialization: true,
+        recomputed: DecoderConfig::neutral().recomputed,
+        fp32_residual: DecoderConfig::neutral().fp32_residual,
         ..config
     }
     .without_unused()

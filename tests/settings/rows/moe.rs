@@ -22,7 +22,7 @@ fn router() -> Vec<Row> {
         row("model.moe_router_group_topk", &groups, &[AS_IT_IS, "2"]).moves("loss_1"),
         row("model.moe_router_group_score_topk", &groups, &[AS_IT_IS, "1"]).moves("loss_1"),
         row("model.moe_router_enable_expert_bias", &sigmoid, &[AS_IT_IS, biased]).moves("params shapes slices"),
-        row("model.moe_router_bias_update_rate", &moving, &["0", "0.001", "0.05"]).moves("params state"),
+        row("model.moe_router_bias_update_rate", &moving, &["0", "0.001", "0.05"]).moves("params"),
         switch("model.moe_shared_expert_gate", &shared).moves("loss_1 shapes slices"),
         row("model.moe_linear_bias", &moe(), &["false", "true"]).moves("grad_norm_1 shapes slices"),
         switch("model.moe_router_bias", &moe()).moves("loss_1 shapes slices"),

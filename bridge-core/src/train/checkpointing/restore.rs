@@ -290,9 +290,10 @@ fn load_shards(run: &mut TrainingRun, sources: &Sources<'_>) -> Result<(), Train
         };
         let found = checkpoint.tensor(&name)?;
         checkpoint.expect(&name, found.dtype, &shard.global_shape())?;
-        let range = run.training.optimizer.distribution().shard_range(&name).expect("all parameters are sharded");
+        let whole = 0..shard.num_elements();
+        let range = run.training.optimizer.distribution().shard_range(&name).unwrap_or(whole);
         let value = device_tensor(checkpoint, &name, (&shard, range), &device)?;
-        owned.insert(name, value.cast(dtype));
+        owned.insert(name, value.cast(if declaration.is_float32() { FloatDType::F32 } else { dtype }));
     }
     Ok(run.training.optimizer.parameters().publish(&mut run.training.chunks, owned)?)
 }

@@ -2,7 +2,7 @@
 
 use bridge_core::model::{ChunkScope, Component, LayerState, SegmentCost, SegmentRole, Workload};
 use burn::module::Module;
-use burn::tensor::Tensor;
+use burn::tensor::{FloatDType, Tensor};
 
 use super::config::{DecoderConfig, ResidualConfig};
 use super::hybrid::{HybridBlock, HybridConfig};
@@ -27,6 +27,9 @@ pub(crate) struct HybridLayer {
     residual: ResidualConfig,
     #[module(skip)]
     block: HybridBlock,
+    /// Of what the block reads and makes.
+    #[module(skip)]
+    dtype: FloatDType,
 }
 
 /// The layer as a segment, by its block.
@@ -64,6 +67,7 @@ impl HybridLayer {
             dropout: config.hidden_dropout,
             residual: config.residual,
             block,
+            dtype: scope.dtype(),
         }
     }
 
@@ -122,6 +126,7 @@ impl HybridLayer {
             stream_multiplier: self.residual.stream_multiplier,
             adds_to_norm: self.residual.adds_to_norm,
             norm: None,
+            block_dtype: self.dtype,
         };
         residual.step(x_btc, [branch])
     }

@@ -189,7 +189,7 @@ impl Decoder {
             settings: Settings {
                 first_layer: stage.only_stack().layers.start,
                 hidden_size: config.hidden_size,
-                dtype: context.params_dtype,
+                dtype: if config.fp32_residual { FloatDType::F32 } else { context.params_dtype },
                 logit_multiplier: config.factor_on_logits(),
                 logit_softcap: config.logit_softcap,
                 vocab_size: config.padded_vocab_size,
@@ -259,7 +259,7 @@ impl Decoder {
     fn head(&self, x_btc: Tensor<3>, context: &ForwardContext) -> Tensor<1> {
         let (norm, projection) = self.head_parts().expect("the head segment exists on stages with a head only");
         let targets = Targets { labels_bt: context.batch.labels.clone(), mask_bt: context.batch.loss_mask.clone() };
-        let x_btc = norm.forward(x_btc);
+        let x_btc = norm.forward_into_layers(x_btc);
         let loss = |x_btc| match context.own_loss {
             Some(own) => {
                 let parts = HeadOutputs { x_btc, projection, regions: &self.regions };
@@ -437,7 +437,7 @@ impl Segments for Decoder {
             }
         }
         state.length = length;
-        Some(logits(norm.forward(x_btc).narrow(1, t - new, new), projection, &regions))
+        Some(logits(norm.forward_into_layers(x_btc).narrow(1, t - new, new), projection, &regions))
     }
 
     fn new_state(&self) -> GenerationState {

@@ -4,7 +4,7 @@
 use bridge_core::model::{ChunkScope, Component, SegmentRole, WeightGradientStore};
 use bridge_kernels::{DropoutKey, LargestScore};
 use burn::module::Module;
-use burn::tensor::Tensor;
+use burn::tensor::{FloatDType, Tensor};
 
 use crate::blocks::biased_attention::{BiasedAttention, BiasedInput, CrossAttention, Scores};
 use crate::blocks::key_values::KeyValues;
@@ -154,6 +154,7 @@ impl Layer {
             stream_multiplier: 1.0,
             adds_to_norm: false,
             norm: None,
+            block_dtype: FloatDType::from(x_btc.dtype()),
         };
         let branch = Branch { reads: Reads::Norm(norm), block: Box::new(block), after: None, key: (input.key)(place) };
         residual.step(x_btc, [branch])

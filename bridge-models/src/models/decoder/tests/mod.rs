@@ -7,9 +7,11 @@ mod hybrid;
 mod initial;
 mod moe;
 mod mtp;
+mod recompute;
 mod reference;
 mod sharded;
 mod spread;
+mod stream;
 mod width;
 
 use bridge_core::model::{
