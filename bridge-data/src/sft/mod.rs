@@ -39,4 +39,4 @@ pub use params::{
 };
 pub use provider::SftProvider;
 pub use rust_docs::{DocsReport, Documented, documented_functions, make_examples};
-pub use survey::{ExampleKind, SplitCounts, divide, examples_of, splits_of};
+pub use survey::{ExampleKind, SplitCounts, divide, examples_of, is_part_of_example, splits_of};

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use bridge_data::sft::{ExampleKind, examples_of, splits_of};
+use bridge_data::sft::{ExampleKind, examples_of, is_part_of_example, splits_of};
 use bridge_data::source::literal_pattern;
 use bridge_data::source::survey::{FileKind, Lines, Surveyed, extension, is_left_out, lines_of, survey};
 
@@ -54,9 +54,9 @@ const LEAST: u64 = 256;
 pub fn find(inputs: &[PathBuf], kind: Option<Kind>) -> Result<Text, Failure> {
     let mut surveyed = Vec::new();
     let mut roots = Vec::new();
-    for input in inputs {
+    for input in inputs.iter().flat_map(|input| named_by(input)) {
         // Recipes are used from other folders, and `..` in them is hard to read.
-        let root = std::fs::canonicalize(input);
+        let root = std::fs::canonicalize(&input);
         let root = root.map_err(|error| Failure::input(format!("{}: {error}", input.display())))?;
         surveyed.extend(survey(&root).map_err(Failure::input)?);
         roots.push(root);
@@ -91,7 +91,20 @@ pub fn find(inputs: &[PathBuf], kind: Option<Kind>) -> Result<Text, Failure> {
     }
     let mut notes = left_out(surveyed.iter(), &[FileKind::Text, FileKind::JsonLines, FileKind::Tokens]);
     let bytes = |kind: FileKind| of(kind).map(|file| file.size).sum::<u64>();
-    let chosen = if bytes(FileKind::JsonLines) > 0 { choose_lines(&surveyed, &mut notes)? } else { None };
+    let tokens = prefixes(&surveyed);
+    let of_tokens = bytes(FileKind::Tokens);
+    let of_text = bytes(FileKind::Text) + bytes(FileKind::JsonLines);
+    if !tokens.is_empty() && kind != Some(Kind::Text) && of_tokens > of_text {
+        if of_text > 0 {
+            notes.push("token files are used, text beside them is not: one recipe reads one of the two".to_owned());
+        }
+        let (source, exclude, files, bytes) = (Vec::new(), Vec::new(), tokens.len(), of_tokens);
+        return Ok(Text { source, exclude, jsonl_key: None, files, tokens, bytes, examples: None, model, notes });
+    }
+    if !tokens.is_empty() {
+        notes.push(format!("left out: {} token files beside the text: {}, ...", tokens.len(), tokens[0]));
+    }
+    let chosen = if bytes(FileKind::JsonLines) > 0 { choose_lines((&surveyed, kind), &mut notes)? } else { None };
     let (kinds, jsonl_key) = match chosen {
         // Lines under the usual key go together with whole files.
         Some(key) if key == "text" && of(FileKind::JsonLines).all(|file| extension(&file.path) != "json") => {
@@ -111,22 +124,6 @@ pub fn find(inputs: &[PathBuf], kind: Option<Kind>) -> Result<Text, Failure> {
     };
     let used: Vec<&Surveyed> = surveyed.iter().filter(|file| kinds.contains(&file.kind)).collect();
     let total = used.iter().map(|file| file.size).sum();
-    let tokens = prefixes(&surveyed);
-    if used.is_empty() && !tokens.is_empty() {
-        let bytes = bytes(FileKind::Tokens);
-        let (source, exclude) = (Vec::new(), Vec::new());
-        return Ok(Text {
-            source,
-            exclude,
-            jsonl_key,
-            files: tokens.len(),
-            tokens,
-            bytes,
-            examples: None,
-            model,
-            notes,
-        });
-    }
     if total < LEAST {
         let names = inputs.iter().map(|input| input.display().to_string()).collect::<Vec<_>>().join(", ");
         let instead = if notes.is_empty() { String::new() } else { format!(" ({})", notes.join("; ")) };
@@ -147,6 +144,12 @@ pub fn find(inputs: &[PathBuf], kind: Option<Kind>) -> Result<Text, Failure> {
         model,
         notes,
     })
+}
+
+/// The files that an argument names: itself, or those of a prefix of token files.
+fn named_by(input: &Path) -> Vec<PathBuf> {
+    let pair = ["bin", "idx"].map(|part| with_suffix(input, part));
+    if pair.iter().all(|file| file.is_file()) { pair.to_vec() } else { vec![input.to_owned()] }
 }
 
 /// The files of examples and their bytes, if there are any, and as much of them as of other text unless they are asked for.
@@ -182,6 +185,12 @@ fn find_examples(
             other.path.display()
         )));
     }
+    if *kind == ExampleKind::Preference {
+        return Err(Failure::input(format!(
+            "{}: these are preferences (chosen, rejected), for which no recipe is written here: [dpo] in a recipe trains on them (docs/recipes.md)",
+            first.path.display()
+        )));
+    }
     let kind = *kind;
     let files: Vec<PathBuf> = found.into_iter().map(|(_, file)| file.path.clone()).collect();
     let root = match roots {
@@ -192,11 +201,22 @@ fn find_examples(
 }
 
 /// The key of the text of JSON Lines files.
-fn choose_lines(surveyed: &[Surveyed], notes: &mut Vec<String>) -> Result<Option<String>, Failure> {
+fn choose_lines(
+    (surveyed, asked): (&[Surveyed], Option<Kind>),
+    notes: &mut Vec<String>,
+) -> Result<Option<String>, Failure> {
     let mut keys = BTreeMap::<String, u64>::new();
     let mut unknown = Vec::new();
     for file in surveyed.iter().filter(|file| file.kind == FileKind::JsonLines) {
         match lines_of(&file.path).map_err(Failure::input)? {
+            Some(Lines::Text(key)) if is_part_of_example(&key) && asked.is_none() => {
+                return Err(Failure::input(format!(
+                    "{}: {key:?} is a field of examples, and the field that goes with it is not there (or not in each line): prompts with \
+                     their answers are `prompt` and `completion`, `instruction` and `output`, `question` and `answer`; --kind text trains on \
+                     {key:?} as text",
+                    file.path.display()
+                )));
+            }
             Some(Lines::Text(key)) => *keys.entry(key).or_default() += file.size,
             Some(Lines::Chat(key)) => {
                 unknown.push(format!("{} (lists of messages under {key:?})", file.path.display()))
