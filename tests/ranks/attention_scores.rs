@@ -58,7 +58,7 @@ fn the_largest_scores_are_those_of_one_rank() {
 fn documents_and_latent_attention_have_scores_too() {
     let latent = [
         "model.multi_latent_attention=true",
-        "model.num_query_groups=4",
+        "model.num_query_groups=8",
         "model.q_lora_rank=12",
         "model.kv_lora_rank=10",
         "model.qk_head_dim=6",

@@ -155,7 +155,9 @@ mod tests {
         let path = stand_in(folder.path(), "nvtx", STAND_IN);
         let timers = Timers::new(None);
         drop(timers.start("before", TimerLevel::Phase));
-        timers.spans().mark_with(Some(Arc::new(Nvtx::of_library(&path).unwrap())));
+        // Held until the end: a library that nobody holds is unloaded, and forgets.
+        let ranges = Arc::new(Nvtx::of_library(&path).unwrap());
+        timers.spans().mark_with(Some(Arc::clone(&ranges) as _));
         {
             let _step = timers.span("step", Labels::default());
             drop(timers.start("forward-compute", TimerLevel::MicroBatch));
@@ -175,6 +177,7 @@ mod tests {
             "pop",
         ];
         assert_eq!(told(&path), expected);
+        drop(ranges);
     }
 
     #[test]
