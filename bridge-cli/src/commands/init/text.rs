@@ -11,6 +11,7 @@ use super::arguments::Kind;
 use crate::failure::Failure;
 
 /// Text that a recipe can train on.
+#[derive(Default)]
 pub struct Text {
     /// Patterns for `dataset.source`.
     pub source: Vec<String>,
@@ -52,8 +53,49 @@ const LEAST: u64 = 256;
 /// # Errors
 /// If there is none, with what there is instead.
 pub fn find(inputs: &[PathBuf], kind: Option<Kind>) -> Result<Text, Failure> {
-    let mut surveyed = Vec::new();
-    let mut roots = Vec::new();
+    let (surveyed, roots) = look_into(inputs)?;
+    let of = |kind: FileKind| surveyed.iter().filter(move |file| file.kind == kind);
+    let model = of(FileKind::Model).find(|file| file.path.ends_with("config.json"));
+    let model = model.and_then(|file| file.path.parent()).map(Path::to_owned);
+    if kind != Some(Kind::Text)
+        && let Some((examples, bytes)) = find_examples(&roots, &surveyed, kind)?
+    {
+        let notes = left_out(surveyed.iter().filter(|file| !examples.files.contains(&file.path)), &[]);
+        let files = examples.files.len();
+        return Ok(Text { files, bytes, examples: Some(examples), model, notes, ..Text::default() });
+    }
+    let mut notes = left_out(surveyed.iter(), &[FileKind::Text, FileKind::JsonLines, FileKind::Tokens]);
+    let bytes = |kind: FileKind| of(kind).map(|file| file.size).sum::<u64>();
+    let tokens = prefixes(&surveyed);
+    let of_text = bytes(FileKind::Text) + bytes(FileKind::JsonLines);
+    if !tokens.is_empty() && kind != Some(Kind::Text) && bytes(FileKind::Tokens) > of_text {
+        if of_text > 0 {
+            notes.push("token files are used, text beside them is not: one recipe reads one of the two".to_owned());
+        }
+        let (files, bytes) = (tokens.len(), bytes(FileKind::Tokens));
+        return Ok(Text { files, tokens, bytes, model, notes, ..Text::default() });
+    }
+    if let Some(first) = tokens.first() {
+        notes.push(format!("left out: {} token files beside the text: {first}, ...", tokens.len()));
+    }
+    let (kinds, jsonl_key) = text_kinds((&surveyed, kind), &mut notes)?;
+    let used: Vec<&Surveyed> = surveyed.iter().filter(|file| kinds.contains(&file.kind)).collect();
+    let total = used.iter().map(|file| file.size).sum();
+    if total < LEAST {
+        let names = inputs.iter().map(|input| input.display().to_string()).collect::<Vec<_>>().join(", ");
+        let instead = if notes.is_empty() { String::new() } else { format!(" ({})", notes.join("; ")) };
+        return Err(Failure::input(format!(
+            "{names}: expected text, at least {LEAST} bytes of it, found {total} bytes in {} files{instead}",
+            used.len()
+        )));
+    }
+    let (source, exclude) = patterns(&roots, &surveyed, &used);
+    Ok(Text { source, exclude, jsonl_key, files: used.len(), bytes: total, model, notes, ..Text::default() })
+}
+
+/// All files of `inputs`, each once, and the files and folders that were named.
+fn look_into(inputs: &[PathBuf]) -> Result<(Vec<Surveyed>, Vec<PathBuf>), Failure> {
+    let (mut surveyed, mut roots) = (Vec::new(), Vec::new());
     for input in inputs.iter().flat_map(|input| named_by(input)) {
         // Recipes are used from other folders, and `..` in them is hard to read.
         let root = std::fs::canonicalize(&input);
@@ -67,52 +109,27 @@ pub fn find(inputs: &[PathBuf], kind: Option<Kind>) -> Result<Text, Failure> {
         let path = file.path.display();
         return Err(Failure::input(format!("{path}: a recipe cannot name this file: its name is not UTF-8")));
     }
+    Ok((surveyed, roots))
+}
+
+/// Which kinds of files a recipe reads as text, and the key of JSON Lines if it is not the usual one.
+fn text_kinds(
+    (surveyed, asked): (&[Surveyed], Option<Kind>),
+    notes: &mut Vec<String>,
+) -> Result<(Vec<FileKind>, Option<String>), Failure> {
     let of = |kind: FileKind| surveyed.iter().filter(move |file| file.kind == kind);
-    let model = of(FileKind::Model).find(|file| file.path.ends_with("config.json"));
-    let model = model.and_then(|file| file.path.parent()).map(Path::to_owned);
-    if kind != Some(Kind::Text)
-        && let Some((examples, bytes)) = find_examples(&roots, &surveyed, kind)?
-    {
-        let used = |file: &&Surveyed| !examples.files.contains(&file.path);
-        let notes = left_out(surveyed.iter().filter(used), &[]);
-        let (source, exclude, tokens) = (Vec::new(), Vec::new(), Vec::new());
-        let files = examples.files.len();
-        return Ok(Text {
-            source,
-            exclude,
-            jsonl_key: None,
-            tokens,
-            files,
-            bytes,
-            examples: Some(examples),
-            model,
-            notes,
-        });
-    }
-    let mut notes = left_out(surveyed.iter(), &[FileKind::Text, FileKind::JsonLines, FileKind::Tokens]);
     let bytes = |kind: FileKind| of(kind).map(|file| file.size).sum::<u64>();
-    let tokens = prefixes(&surveyed);
-    let of_tokens = bytes(FileKind::Tokens);
-    let of_text = bytes(FileKind::Text) + bytes(FileKind::JsonLines);
-    if !tokens.is_empty() && kind != Some(Kind::Text) && of_tokens > of_text {
-        if of_text > 0 {
-            notes.push("token files are used, text beside them is not: one recipe reads one of the two".to_owned());
-        }
-        let (source, exclude, files, bytes) = (Vec::new(), Vec::new(), tokens.len(), of_tokens);
-        return Ok(Text { source, exclude, jsonl_key: None, files, tokens, bytes, examples: None, model, notes });
-    }
-    if !tokens.is_empty() {
-        notes.push(format!("left out: {} token files beside the text: {}, ...", tokens.len(), tokens[0]));
-    }
-    let chosen = if bytes(FileKind::JsonLines) > 0 { choose_lines((&surveyed, kind), &mut notes)? } else { None };
-    let (kinds, jsonl_key) = match chosen {
+    let chosen = if bytes(FileKind::JsonLines) > 0 { choose_lines((surveyed, asked), notes)? } else { None };
+    Ok(match chosen {
         // Lines under the usual key go together with whole files.
         Some(key) if key == "text" && of(FileKind::JsonLines).all(|file| extension(&file.path) != "json") => {
             (vec![FileKind::Text, FileKind::JsonLines], None)
         }
         Some(key) if bytes(FileKind::JsonLines) >= bytes(FileKind::Text) => {
             if of(FileKind::Text).next().is_some() {
-                notes.push(format!("JSON Lines with the key {key:?} are used, plain text beside them is not: one recipe reads one of the two"));
+                notes.push(format!(
+                    "JSON Lines with the key {key:?} are used, plain text beside them is not: one recipe reads one of the two"
+                ));
             }
             (vec![FileKind::JsonLines], Some(key))
         }
@@ -121,28 +138,6 @@ pub fn find(inputs: &[PathBuf], kind: Option<Kind>) -> Result<Text, Failure> {
             (vec![FileKind::Text], None)
         }
         None => (vec![FileKind::Text], None),
-    };
-    let used: Vec<&Surveyed> = surveyed.iter().filter(|file| kinds.contains(&file.kind)).collect();
-    let total = used.iter().map(|file| file.size).sum();
-    if total < LEAST {
-        let names = inputs.iter().map(|input| input.display().to_string()).collect::<Vec<_>>().join(", ");
-        let instead = if notes.is_empty() { String::new() } else { format!(" ({})", notes.join("; ")) };
-        return Err(Failure::input(format!(
-            "{names}: expected text, at least {LEAST} bytes of it, found {total} bytes in {} files{instead}",
-            used.len()
-        )));
-    }
-    let (source, exclude) = patterns(&roots, &surveyed, &used);
-    Ok(Text {
-        source,
-        exclude,
-        jsonl_key,
-        tokens: Vec::new(),
-        files: used.len(),
-        bytes: total,
-        examples: None,
-        model,
-        notes,
     })
 }
 
