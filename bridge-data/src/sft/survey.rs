@@ -88,7 +88,7 @@ pub fn divide(files: &[PathBuf], every: u64, folder: &Path) -> Result<SplitCount
     let mut counts = SplitCounts { training: 0, validation: 0 };
     for record in Records::of(files) {
         let record = record?;
-        let is_held_out = (counts.training + counts.validation + 1) % every == 0;
+        let is_held_out = (counts.training + counts.validation + 1).is_multiple_of(every);
         let (writer, count, path) = match is_held_out {
             true => (&mut validation, &mut counts.validation, &paths[1]),
             false => (&mut training, &mut counts.training, &paths[0]),
