@@ -64,7 +64,7 @@ mod tests {
         let y = operation(x.clone() * 1.5, weight.clone(), bias.clone());
         let gradient = random("gradient", [3, 5, 11], &device).cast(dtype);
         let mut gradients = (y.clone() * gradient).sum().backward();
-        let mut of = |gradient: Option<Vec<u32>>| gradient.expect("all are trained");
+        let of = |gradient: Option<Vec<u32>>| gradient.expect("all are trained");
         [
             bits(y.without_autodiff()),
             of(x.grad_remove(&mut gradients).map(bits)),
