@@ -65,9 +65,8 @@ impl LatentAttention {
         let (a, n, ranks) = (work.activation_bytes, work.tokens(), work.context_size as u64);
         let heads = (config.num_attention_heads / work.place.tensor.size) as u64;
         let scored = latent.qk_head_dim + latent.qk_pos_emb_head_dim;
-        // Values are as wide as keys while attention works on them.
-        let width = scored.max(latent.v_head_dim);
-        let all = n * heads * width as u64 * a;
+        let of_heads = |size: usize| n * heads * size as u64;
+        let [keys, values] = [scored, latent.v_head_dim].map(|size| of_heads(size) * a);
         let small = latent.q_lora_rank.unwrap_or(0) + latent.kv_lora_rank + latent.qk_pos_emb_head_dim;
         let latents = n * small as u64 * a;
         let stream = n * config.hidden_size as u64 * a;
@@ -76,13 +75,20 @@ impl LatentAttention {
         SegmentCost {
             flops: flops(config, latent, index, work),
             // The stream, latent vectors before and after their norms, queries, keys, values and the output.
-            kept: stream + 2 * latents + 4 * all + n * heads * FLOAT32 + if ranks > 1 { 2 * all * ranks } else { 0 },
-            backward: 2 * all + 2 * all * ranks,
-            put_off: 2 * stream + latents + 3 * all,
-            attention: workspace_bytes(work.seq_length / work.context_size, work.seq_length, width) as u64,
+            kept: stream
+                + 2 * latents
+                + 2 * (keys + values)
+                + n * heads * FLOAT32
+                + if ranks > 1 { (keys + values) * ranks } else { 0 },
+            backward: (keys + values) * (1 + ranks),
+            put_off: 2 * stream + latents + 2 * keys + values,
+            attention: workspace_bytes(
+                [work.seq_length / work.context_size, work.seq_length],
+                [scored, latent.v_head_dim],
+            ) as u64,
             exchanges: [
                 enter_exchanges(small_row, work),
-                context_exchanges(n * heads * width as u64 * work.collective_bytes, work),
+                context_exchanges([scored, latent.v_head_dim].map(|size| of_heads(size) * work.collective_bytes), work),
                 leave_exchanges(row, work),
             ]
             .concat(),
@@ -178,13 +184,7 @@ impl LatentAttention {
         let up_bshf: Tensor<4> = up_bsf.reshape([b, s, h, n + v]);
         let k_bshn = up_bshf.clone().narrow(HEAD, 0, n);
         let k_bshd = Tensor::cat(vec![k_bshn, k_bs1p.expand([b, s, h, p])], HEAD);
-        // Attention wants keys and values of one width; elements of zero change nothing.
-        let width = (n + p).max(v);
-        let heads = Heads {
-            q_bthd: widened(q_bthd, width),
-            k_btgd: widened(k_bshd, width),
-            v_btgd: widened(up_bshf.narrow(HEAD, n, v), width),
-        };
+        let heads = Heads { q_bthd, k_btgd: k_bshd, v_btgd: up_bshf.narrow(HEAD, n, v) };
         let options = AttentionOptions {
             scale: self.settings.scale,
             window: self.settings.window,
@@ -193,7 +193,7 @@ impl LatentAttention {
             document_ids: input.document_ids.clone(),
             sinks_h: None,
         };
-        let y_bthv = attend(heads, options, regions).narrow(HEAD, 0, v);
+        let y_bthv = attend(heads, options, regions);
         BlockOutput::Product { x: y_bthv.reshape([b, t, h * v]), linear: &self.linear_proj, store }
     }
 }
@@ -230,14 +230,4 @@ fn rotate(x_bthp: Tensor<4>, rotary: Option<(&RotaryTable, &Positions)>) -> Tens
         Some((table, positions)) => apply_rotary(x_bthp, table, positions),
         None => x_bthp,
     }
-}
-
-/// Heads with zeros behind their elements, up to `width` of them.
-fn widened(x_bthd: Tensor<4>, width: usize) -> Tensor<4> {
-    let [b, t, h, d] = x_bthd.dims();
-    if d == width {
-        return x_bthd;
-    }
-    let zeros = Tensor::zeros([b, t, h, width - d], (&x_bthd.device(), x_bthd.dtype()));
-    Tensor::cat(vec![x_bthd, zeros], HEAD)
 }
