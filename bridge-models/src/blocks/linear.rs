@@ -5,7 +5,7 @@ use bridge_core::model::{
     QuantizedValues, Scope, WeightGradientStore,
 };
 use bridge_kernels::{
-    Activation, GatedUnit, LinearWeight, LowRankSum, activation, glu, linear_activation, linear_deferred, linear_glu,
+    FeedForwardUnit, LinearWeight, LowRankSum, activation, glu, linear_activation, linear_deferred, linear_glu,
     linear_low_rank, linear_weighted,
 };
 use burn::module::{Module, Param};
@@ -43,15 +43,6 @@ pub(crate) struct LinearConfig {
     pub cut: Cut,
     /// What the weight begins with.
     pub initial: Initial,
-}
-
-/// What stands behind the first product of a feed-forward block.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Unit {
-    /// A non-linearity.
-    Plain(Activation),
-    /// The product's first half is the gate of the second.
-    Gated(GatedUnit),
 }
 
 /// FLOPs of a linear layer over `tokens`, forward and backward: two products backward for one forward.
@@ -97,13 +88,18 @@ impl Linear {
     }
 
     /// [`Self::forward`] and what follows in a feed-forward block, of which this is the first layer.
-    pub fn forward_and_activate(&self, x: Tensor<3>, unit: Unit, store: Option<&WeightGradientStore>) -> Tensor<3> {
-        let is_fused = store.is_none() && self.adaptation.is_none() && self.quantized.is_none();
+    pub fn forward_and_activate(
+        &self,
+        x: Tensor<3>,
+        unit: FeedForwardUnit,
+        store: Option<&WeightGradientStore>,
+    ) -> Tensor<3> {
+        let is_fused = store.is_none() && self.is_plain();
         match (is_fused, unit) {
-            (true, Unit::Gated(unit)) => linear_glu(x, self.weight.val(), self.bias(), unit),
-            (true, Unit::Plain(kind)) => linear_activation(x, self.weight.val(), self.bias(), kind),
-            (false, Unit::Gated(unit)) => glu(self.forward(x, store), unit),
-            (false, Unit::Plain(kind)) => activation(self.forward(x, store), kind),
+            (true, FeedForwardUnit::Gated(unit)) => linear_glu(x, self.weight.val(), self.bias(), unit),
+            (true, FeedForwardUnit::Plain(kind)) => linear_activation(x, self.weight.val(), self.bias(), kind),
+            (false, FeedForwardUnit::Gated(unit)) => glu(self.forward(x, store), unit),
+            (false, FeedForwardUnit::Plain(kind)) => activation(self.forward(x, store), kind),
         }
     }
 
@@ -120,6 +116,16 @@ impl Linear {
         }
         let change = self.change(&x);
         with_bias(regions.leave(self.changed_product(x, (None, None), change, store)), self.bias())
+    }
+
+    /// Whether the layer is no more than its weight and bias: no adapter changes the product, and the weight is not quantised.
+    pub fn is_plain(&self) -> bool {
+        self.adaptation.is_none() && self.quantized.is_none()
+    }
+
+    /// Weight and bias of a layer that [is no more](Self::is_plain) than these.
+    pub fn plain(&self) -> Option<(Tensor<2>, Option<Tensor<1>>)> {
+        self.is_plain().then(|| (self.weight.val(), self.bias()))
     }
 
     fn bias(&self) -> Option<Tensor<1>> {

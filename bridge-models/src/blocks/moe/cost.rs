@@ -5,7 +5,7 @@ use bridge_dist::comm::Operation::{AllGather, AllReduce, AllToAll, ReduceScatter
 use bridge_dist::mesh::GroupKind;
 
 use crate::blocks::linear::flops;
-use crate::blocks::mlp::{block_flops, inner_bytes};
+use crate::blocks::mlp::{block_flops, inner_bytes, unit_bytes};
 use crate::blocks::regions::{enter_exchanges, exchange, leave_exchanges};
 use crate::models::decoder::choices::Dispatcher;
 use crate::models::decoder::config::{DecoderConfig, MoeConfig};
@@ -31,7 +31,8 @@ pub(super) fn cost(config: &DecoderConfig, moe: &MoeConfig, work: &Workload) -> 
     kept += local * latent * a;
     let width = moe.ffn_hidden_size / work.place.expert_tensor.size;
     let hidden = inner_bytes(config, routed * expert_ranks, width, work);
-    kept += hidden;
+    // One operation of all forms the units' outputs again.
+    kept += if moe.grouped_gemm { hidden - unit_bytes(routed * expert_ranks, width, work) } else { hidden };
     let mut backward = hidden;
     let shared = moe.shared_expert_intermediate_size.unwrap_or(0);
     if shared > 0 {
