@@ -21,3 +21,4 @@ mod rotary;
 mod state_space;
 mod vjp;
 mod vocab_parallel_cross_entropy;
+mod weighted_rows;
