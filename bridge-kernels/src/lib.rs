@@ -43,7 +43,6 @@ pub mod split;
 pub mod ssd_scan;
 pub mod vjp;
 pub mod vocab_parallel_cross_entropy;
-pub mod weighted_rows;
 
 pub use activation::{Activation, FeedForwardUnit, GatedUnit, activation, glu};
 pub use attention::{AttentionOptions, attention};
@@ -64,4 +63,3 @@ pub use rotary::{RotaryTable, apply_rotary};
 pub use split::split;
 pub use ssd_scan::{ScanInputs, ScanOptions, ssd_scan, ssd_scan_from};
 pub use vocab_parallel_cross_entropy::vocab_parallel_cross_entropy;
-pub use weighted_rows::weighted_rows;

@@ -21,4 +21,3 @@ mod rotary;
 mod state_space;
 mod vjp;
 mod vocab_parallel_cross_entropy;
-mod weighted_rows;

@@ -6,12 +6,11 @@ use bridge_dist::comm::Group;
 use bridge_dist::region::{
     Cut, RowCounts, all_gather_int, all_to_all_uneven, gather_sequence, reduce_scatter_sequence,
 };
-use bridge_kernels::weighted_rows;
 use burn::tensor::{FloatDType, IndexingUpdateOp, Int, Tensor, TensorData};
 
 use super::Experts;
 use super::router::Routing;
-use super::rows::{ExpertRows, gather_rows};
+use super::rows::{ExpertRows, gather_rows, with_zero_row};
 
 /// Numbers `0..keys.len()` in the order of their keys, and how many there are of each of `num_keys` keys. Stable.
 fn sorted_by_key(keys: &[usize], num_keys: usize) -> (Vec<usize>, Vec<usize>) {
@@ -32,26 +31,36 @@ fn inverse(order: &[usize]) -> Vec<usize> {
 /// Weighted sums of the chosen experts' results, `[n, c]` -> the same: each row travels to the rank of its expert.
 pub(super) fn all_to_all(x_nc: Tensor<2>, routing: Routing, group: &Group, experts: &Experts) -> Tensor<2> {
     let Routing { weights_nk, experts_nk, num_experts } = routing;
-    let ([n, _], [_, k]) = (x_nc.dims(), weights_nk.dims());
+    let ([n, c], [_, k]) = (x_nc.dims(), weights_nk.dims());
     // Dropped choices come last.
     let (order, counts) = sorted_by_key(&experts_nk, num_experts + 1);
     let counts = &counts[..num_experts];
     let kept = counts.iter().sum();
     let tokens: Vec<usize> = order[..kept].iter().map(|place| place / k).collect();
     let place_of = inverse(&order);
-    // Choices that were dropped are not among the first by expert.
-    let kept_place = |index: usize| (index < kept).then_some(index);
-    let (results, places): (_, Vec<_>) = if group.size() == 1 {
+    let y_mc = if group.size() == 1 {
         let rows = ExpertRows::new(&tokens, counts, n, experts.fewest_rows());
         let results = experts.forward(rows.gather(x_nc), rows.counts());
-        let place = |index: &usize| kept_place(*index).map(|index| rows.place(index));
-        (results, place_of.iter().map(place).collect())
+        results_of_choices(results, (&place_of, kept), |index| rows.place(index))
     } else {
         let results = exchange(gather_rows(x_nc, &tokens), counts, group, experts);
-        (results, place_of.iter().map(|index| kept_place(*index)).collect())
+        results_of_choices(results, (&place_of, kept), |index| index)
     };
-    let dtype = FloatDType::from(results.dtype());
-    weighted_rows(results, weights_nk.cast(dtype), places)
+    let y_nkc: Tensor<3> = y_mc.reshape([n, k, c]);
+    let dtype = FloatDType::from(y_nkc.dtype());
+    let weights: Tensor<3> = weights_nk.cast(dtype).reshape([n, k, 1]);
+    (y_nkc * weights).sum_dim(1).reshape([n, c])
+}
+
+/// The result of each choice; zeros for those that were dropped, which are not among the first `kept` by expert.
+fn results_of_choices(
+    results: Tensor<2>,
+    (place_of, kept): (&[usize], usize),
+    row: impl Fn(usize) -> usize,
+) -> Tensor<2> {
+    let [rows, _] = results.dims();
+    let places: Vec<usize> = place_of.iter().map(|index| if *index < kept { row(*index) } else { rows }).collect();
+    gather_rows(if kept < place_of.len() { with_zero_row(results) } else { results }, &places)
 }
 
 /// Rows in the order of all experts to their ranks, through the experts, and back.

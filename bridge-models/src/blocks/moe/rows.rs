@@ -22,7 +22,7 @@ pub(super) fn gather_rows(x_nc: Tensor<2>, ids: &[usize]) -> Tensor<2> {
 }
 
 /// `x_nc` and a row of zeros after it: `[n + 1, c]`, also for `n = 0`.
-fn with_zero_row(x_nc: Tensor<2>) -> Tensor<2> {
+pub(super) fn with_zero_row(x_nc: Tensor<2>) -> Tensor<2> {
     let [n, c] = x_nc.dims();
     let input = x_nc.clone().into_dispatch();
     let x_nc = x_nc.without_autodiff();
