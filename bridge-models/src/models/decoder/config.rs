@@ -1,6 +1,5 @@
-//! The resolved architecture of a decoder: plain data without defaults to fill in. A row says all of a field: its type, the neutral value
-//! that it has where nobody names it, and how the config tree's `[model]` section says it (what the words mean is in `section`). No
-//! parsing of `config.json` here.
+//! The resolved architecture of a decoder: plain data without defaults to fill in. A row says all of a field: its type, its neutral value,
+//! and how the config tree's `[model]` section says it (what the words mean is in `section`). No parsing of `config.json` here.
 
 use bridge_core::config::LoadBalancing;
 use bridge_kernels::{Activation, FeedForwardUnit, GatedUnit};
