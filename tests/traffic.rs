@@ -12,6 +12,16 @@ const INSTANCES: &str = "ddp.num_distributed_optimizer_instances=2";
 const OPTIMIZER: &str = "ddp.use_distributed_optimizer=true";
 const TIED: &str = "model.share_embeddings_and_output_weights=true";
 const SEQUENCE: &str = "model.sequence_parallel=true";
+const GROUPED: &str = "model.moe_grouped_gemm=true";
+/// Latent attention whose keys and values have heads of different sizes.
+const LATENT: [&str; 6] = [
+    "model.multi_latent_attention=true",
+    "model.num_query_groups=8",
+    "model.kv_lora_rank=10",
+    "model.qk_head_dim=6",
+    "model.qk_pos_emb_head_dim=4",
+    "model.v_head_dim=12",
+];
 
 /// Plans and measures a recipe; `short` are sizes such as `tp=2`. Fails unless they agree, and returns the output.
 fn check(recipe: &str, ranks: &str, short: &str, more: &[&str]) -> Value {
@@ -205,6 +215,7 @@ fn contexts() {
     tiny("2", "cp=2", &[]);
     tiny("4", "cp=2 tp=2 mbs=1 gbs=3", &[SEQUENCE]);
     tiny("2", "cp=2", &["dataset.reset_attention_mask=true"]);
+    tiny("2", "cp=2", &LATENT);
     tiny("4", "cp=2", &[OPTIMIZER]);
 }
 
@@ -221,6 +232,7 @@ fn layers_that_predict_further_tokens() {
 #[test]
 fn experts() {
     moe("2", "ep=2", &[]);
+    moe("2", "ep=2", &[GROUPED]);
     moe("4", "ep=2 tp=2", &[]);
     moe("4", "ep=2 tp=2 mbs=1 gbs=6", &[SEQUENCE, OPTIMIZER]);
     moe("4", "ep=2 mbs=1 gbs=4", &["model.moe_token_dispatcher_type=allgather"]);

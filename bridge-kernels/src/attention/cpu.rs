@@ -35,8 +35,10 @@ pub struct Attention<'a> {
     pub h: usize,
     /// Key/value heads.
     pub g: usize,
-    /// Head size.
+    /// Head size of queries and keys.
     pub d: usize,
+    /// Head size of values, and of the output.
+    pub width: usize,
     /// Factor on the scores.
     pub scale: f32,
     /// Keys seen to the left.
@@ -55,7 +57,7 @@ pub struct Attention<'a> {
 
 /// Output of the forward.
 pub struct Attended {
-    /// `[b, t, h, d]`.
+    /// `[b, t, h, width]`.
     pub out: Vec<f32>,
     /// Log-sum-exp of the scores and the sink, `[b, h, t]`.
     pub log_sum_exp: Vec<f32>,
@@ -108,13 +110,13 @@ impl Attention<'_> {
     }
 }
 
-/// Attention of `q [b, t, h, d]` over `k` and `v` `[b, s, g, d]`.
+/// Attention of `q [b, t, h, d]` over `k [b, s, g, d]` and `v [b, s, g, width]`.
 pub fn forward(q: Heads<'_>, k: Heads<'_>, v: Heads<'_>, attention: Attention<'_>) -> Attended {
-    let Attention { b, t, h, d, .. } = attention;
+    let Attention { b, t, h, d, width, .. } = attention;
     let block = attention.block();
     let blocks = t.div_ceil(block);
     let mut log_sum_exp = vec![0.0; b * h * t];
-    let out = filled(b * t * h * d, |out| {
+    let out = filled(b * t * h * width, |out| {
         let (out, log_sum_exp) = (Shared::new(out), Shared::new(&mut log_sum_exp));
         (0..b * blocks).into_par_iter().for_each_init(Vec::new, |scores, task| {
             let (batch, start) = (task / blocks, task % blocks * block);
@@ -131,10 +133,10 @@ pub fn forward(q: Heads<'_>, k: Heads<'_>, v: Heads<'_>, attention: Attention<'_
                 let log_sum_exp = unsafe { log_sum_exp.part((batch * h + head) * t + start, queries.len()) };
                 vectorised!(softmax_block(scores, log_sum_exp, attention, (batch, head), (&queries, &keys)));
                 let probabilities = Matrix::new(scores, queries.len(), keys.len());
-                let first = ((batch * t + start) * h + head) * d;
+                let first = ((batch * t + start) * h + head) * width;
                 // SAFETY: as above.
-                let rows = unsafe { MatrixMut::shared(out, first, queries.len(), d, h * d) };
-                let v = v.matrix(batch, group, keys.clone(), d);
+                let rows = unsafe { MatrixMut::shared(out, first, queries.len(), width, h * width) };
+                let v = v.matrix(batch, group, keys.clone(), width);
                 gemm(rows, Output::Set, 1.0, probabilities, v, Threads::One);
             }
         });

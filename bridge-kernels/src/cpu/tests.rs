@@ -128,6 +128,7 @@ fn attention_forward_and_backward() {
         h,
         g,
         d,
+        width: d,
         scale: 0.7,
         window: None,
         softcap: None,

@@ -43,7 +43,7 @@ pub(crate) fn packed_attention(
     if let Some(turn) = &turn {
         qkv = Values::from_vec(turn.copy(qkv.slice(), Direction::Forward), [b, t, f]);
     }
-    let problem = problem([b, t, t], [g * r, g, d], options);
+    let problem = problem([b, t, t], [g * r, g, d, d], options);
     let places = PackedPlaces::new(t, packed);
     let [q, k, v] = places.heads(&qkv);
     let varying = Attention {

@@ -15,6 +15,15 @@ type Shapes = [usize; 6];
 
 const RATE: f64 = 0.3;
 
+/// Head size of values, which is that of queries and keys unless the options say otherwise.
+fn width([.., d]: Shapes, with: &str) -> usize {
+    match (with.contains("narrow values"), with.contains("wide values")) {
+        (true, _) => d - 2,
+        (_, true) => d + 4,
+        _ => d,
+    }
+}
+
 fn key() -> DropoutKey {
     DropoutKey(Philox::new(77))
 }
@@ -46,6 +55,7 @@ fn plain_options(shapes: Shapes, with: &str) -> plain::Attention {
         h,
         g,
         d,
+        width: width(shapes, with),
         scale: o.scale,
         window: o.window,
         softcap: o.softcap,
@@ -55,12 +65,14 @@ fn plain_options(shapes: Shapes, with: &str) -> plain::Attention {
     }
 }
 
-fn shaped([b, t, s, h, g, d]: Shapes, x: &[Tensor<1>]) -> [Tensor<4>; 3] {
-    [x[0].clone().reshape([b, t, h, d]), x[1].clone().reshape([b, s, g, d]), x[2].clone().reshape([b, s, g, d])]
+fn shaped([b, t, s, h, g, d]: Shapes, with: &str, x: &[Tensor<1>]) -> [Tensor<4>; 3] {
+    let width = width([b, t, s, h, g, d], with);
+    [x[0].clone().reshape([b, t, h, d]), x[1].clone().reshape([b, s, g, d]), x[2].clone().reshape([b, s, g, width])]
 }
 
 fn inputs([b, t, s, h, g, d]: Shapes, with: &str) -> Vec<Vec<f32>> {
-    let mut inputs = vec![values(1, b * t * h * d), values(2, b * s * g * d), values(3, b * s * g * d)];
+    let width = width([b, t, s, h, g, d], with);
+    let mut inputs = vec![values(1, b * t * h * d), values(2, b * s * g * d), values(3, b * s * g * width)];
     inputs.extend(with.contains("sinks").then(|| values(4, h)));
     inputs
 }
@@ -71,19 +83,19 @@ fn with_sinks(options: &AttentionOptions, x: &[Tensor<1>]) -> AttentionOptions {
 }
 
 fn check(shapes: Shapes, with: &str) {
-    let [b, t, _, h, _, d] = shapes;
+    let ([b, t, _, h, ..], width) = (shapes, width(shapes, with));
     let (options, _) = options(shapes, with);
     let spec = plain_options(shapes, with);
     Case {
         name: &format!("attention {shapes:?} with {with}"),
         inputs: inputs(shapes, with),
         fast: &|x| {
-            let [q, k, v] = shaped(shapes, x);
-            attention(q, k, v, &with_sinks(&options, x)).reshape([b * t * h * d])
+            let [q, k, v] = shaped(shapes, with, x);
+            attention(q, k, v, &with_sinks(&options, x)).reshape([b * t * h * width])
         },
         reference: &|x| {
-            let [q, k, v] = shaped(shapes, x);
-            reference(q, k, v, &with_sinks(&options, x)).reshape([b * t * h * d])
+            let [q, k, v] = shaped(shapes, with, x);
+            reference(q, k, v, &with_sinks(&options, x)).reshape([b * t * h * width])
         },
         plain: &|x| {
             let spec = plain::Attention { sinks: x.get(3).cloned(), ..spec.clone() };
@@ -109,17 +121,26 @@ fn outputs_and_gradients() {
 }
 
 #[test]
+fn heads_of_values_may_be_of_another_size() {
+    check([2, 7, 7, 3, 1, 5], "narrow values");
+    check([2, 5, 7, 3, 3, 3], "wide values");
+    check([1, 11, 11, 4, 2, 5], "narrow values sinks window softcap dropout documents");
+    check([1, 11, 11, 4, 4, 3], "wide values sinks window softcap dropout documents");
+}
+
+#[test]
 fn sequences_of_several_blocks_match_the_reference() {
     for (shapes, with) in [
         ([2, 131, 139, 6, 3, 17], "window"),
         ([1, 150, 150, 2, 1, 64], "dropout documents"),
         ([1, 67, 67, 1, 1, 256], "softcap"),
         ([2, 131, 131, 4, 2, 17], "sinks window"),
+        ([2, 131, 139, 6, 3, 17], "narrow values window"),
     ] {
         let (options, _) = options(shapes, with);
         let run = |operation: fn(Tensor<4>, Tensor<4>, Tensor<4>, &AttentionOptions) -> Tensor<4>| {
             run_all(&inputs(shapes, with), |x| {
-                let [q, k, v] = shaped(shapes, x);
+                let [q, k, v] = shaped(shapes, with, x);
                 let out = operation(q, k, v, &with_sinks(&options, x));
                 let count = out.shape().num_elements();
                 out.reshape([count])
@@ -170,7 +191,7 @@ fn the_same_on_any_number_of_threads() {
     let (options, _) = options(shapes, "dropout");
     assert_same_on_any_threads("attention", || {
         run_all(&inputs(shapes, ""), |x| {
-            let [q, k, v] = shaped(shapes, x);
+            let [q, k, v] = shaped(shapes, "dropout", x);
             attention(q, k, v, &options).reshape([2 * 131 * 4 * 32])
         })
     });

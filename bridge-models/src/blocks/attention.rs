@@ -62,13 +62,16 @@ fn heads_of_a_rank(config: &DecoderConfig, ranks: usize) -> PackedHeads {
     PackedHeads { groups, queries_per_group: queries / groups, head_size: config.kv_channels }
 }
 
-/// What ranks that share sequences send: keys and values, each of `keys` bytes, and the document of each token.
-pub(super) fn context_exchanges(keys: u64, work: &Workload) -> Vec<Exchange> {
+/// What ranks that share sequences send: keys and values, of so many bytes, and the document of each token.
+pub(super) fn context_exchanges(keys_and_values: [u64; 2], work: &Workload) -> Vec<Exchange> {
     let way = (TrafficKind::Context, GroupKind::Context);
-    let mut exchanges = vec![
-        exchange(way, Operation::AllGather, PassKind::Forward, (2, keys)),
-        exchange(way, Operation::ReduceScatter, PassKind::Backward, (2, keys * work.context_size as u64)),
-    ];
+    let of = |bytes: u64| {
+        [
+            exchange(way, Operation::AllGather, PassKind::Forward, (1, bytes)),
+            exchange(way, Operation::ReduceScatter, PassKind::Backward, (1, bytes * work.context_size as u64)),
+        ]
+    };
+    let mut exchanges = keys_and_values.map(of).concat();
     if work.documents {
         exchanges.push(exchange(way, Operation::AllGather, PassKind::Forward, (1, work.tokens() * 8)));
     }
@@ -152,7 +155,7 @@ impl SelfAttention {
             backward: 2 * queries + 2 * keys * ranks + terms,
             // Of the projection of queries, keys and values, and of the output's.
             put_off: 2 * (stream + queries) + 2 * keys,
-            attention: workspace_bytes(work.seq_length / work.context_size, work.seq_length, head_size) as u64,
+            attention: workspace_bytes([work.seq_length / work.context_size, work.seq_length], [head_size; 2]) as u64,
             exchanges: [
                 enter_exchanges(row, work),
                 if config.qk_layernorm_scope == QkNormScope::Projection {
@@ -160,7 +163,7 @@ impl SelfAttention {
                 } else {
                     Vec::new()
                 },
-                context_exchanges(n * g * d * work.collective_bytes, work),
+                context_exchanges([n * g * d * work.collective_bytes; 2], work),
                 leave_exchanges(row, work),
             ]
             .concat(),

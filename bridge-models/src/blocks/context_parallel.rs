@@ -13,14 +13,14 @@ use super::regions::Regions;
 /// The dimension of the sequence.
 const SEQUENCE: usize = 1;
 
-/// Queries, keys and values of the tokens a rank has: `[b, t, h, d]` and twice `[b, t, g, d]`.
+/// Queries, keys and values of the tokens a rank has: `[b, t, h, d]`, `[b, t, g, d]` and `[b, t, g, w]`.
 pub(crate) struct Heads {
     pub q_bthd: Tensor<4>,
     pub k_btgd: Tensor<4>,
     pub v_btgd: Tensor<4>,
 }
 
-/// Causal attention of this rank's queries to the keys of the whole sequence, `[b, t, h, d]`.
+/// Causal attention of this rank's queries to the keys of the whole sequence, `[b, t, h, w]`.
 ///
 /// A mask of attention dropout belongs to a chunk: it is another one than a rank alone would draw. With document boundaries the kernel
 /// wants as many queries as keys, so that queries of tokens before the chunk, of zeros, are computed and dropped.

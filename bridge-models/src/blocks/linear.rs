@@ -5,7 +5,7 @@ use bridge_core::model::{
     QuantizedValues, Scope, WeightGradientStore,
 };
 use bridge_kernels::{
-    Activation, GatedUnit, LinearWeight, LowRankSum, activation, glu, linear_activation, linear_deferred, linear_glu,
+    FeedForwardUnit, LinearWeight, LowRankSum, activation, glu, linear_activation, linear_deferred, linear_glu,
     linear_low_rank, linear_of_activation, linear_of_glu, linear_weighted,
 };
 use burn::module::{Module, Param};
@@ -46,22 +46,11 @@ pub(crate) struct LinearConfig {
     pub initial: Initial,
 }
 
-/// What stands behind the first product of a feed-forward block.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Unit {
-    /// A non-linearity.
-    Plain(Activation),
-    /// The product's first half is the gate of the second.
-    Gated(GatedUnit),
-}
-
-impl Unit {
-    /// What it makes of a product, `[b, t, ..]`.
-    pub fn of(self, x: Tensor<3>) -> Tensor<3> {
-        match self {
-            Self::Plain(kind) => activation(x, kind),
-            Self::Gated(unit) => glu(x, unit),
-        }
+/// What a unit makes of the first product of a feed-forward block, `[b, t, ..]`.
+fn activated(x: Tensor<3>, unit: FeedForwardUnit) -> Tensor<3> {
+    match unit {
+        FeedForwardUnit::Plain(kind) => activation(x, kind),
+        FeedForwardUnit::Gated(unit) => glu(x, unit),
     }
 }
 
@@ -108,21 +97,28 @@ impl Linear {
     }
 
     /// [`Self::forward`] and what follows in a feed-forward block, of which this is the first layer.
-    pub fn forward_and_activate(&self, x: Tensor<3>, unit: Unit, store: Option<&WeightGradientStore>) -> Tensor<3> {
-        let is_fused = store.is_none() && self.adaptation.is_none() && self.quantized.is_none();
+    pub fn forward_and_activate(
+        &self,
+        x: Tensor<3>,
+        unit: FeedForwardUnit,
+        store: Option<&WeightGradientStore>,
+    ) -> Tensor<3> {
+        let is_fused = store.is_none() && self.is_plain();
         match (is_fused, unit) {
-            (true, Unit::Gated(unit)) => linear_glu(x, self.weight.val(), self.bias(), unit),
-            (true, Unit::Plain(kind)) => linear_activation(x, self.weight.val(), self.bias(), kind),
-            (false, unit) => unit.of(self.forward(x, store)),
+            (true, FeedForwardUnit::Gated(unit)) => linear_glu(x, self.weight.val(), self.bias(), unit),
+            (true, FeedForwardUnit::Plain(kind)) => linear_activation(x, self.weight.val(), self.bias(), kind),
+            (false, unit) => activated(self.forward(x, store), unit),
         }
     }
 
     /// The product of what `unit` makes of `x`, which is made again in backward: `[b, t, ..]` -> `[b, t, outputs]`.
-    pub fn forward_of_unit(&self, x: Tensor<3>, unit: Unit) -> Tensor<3> {
+    pub fn forward_of_unit(&self, x: Tensor<3>, unit: FeedForwardUnit) -> Tensor<3> {
         match (self.adaptation.is_none() && self.quantized.is_none(), unit) {
-            (true, Unit::Gated(unit)) => linear_of_glu(x, unit, self.weight.val(), self.bias()),
-            (true, Unit::Plain(kind)) => linear_of_activation(x, kind, self.weight.val(), self.bias()),
-            (false, _) => recomputed(self.in_this_pass(), [x], move |linear, [x]| linear.forward(unit.of(x), None)),
+            (true, FeedForwardUnit::Gated(unit)) => linear_of_glu(x, unit, self.weight.val(), self.bias()),
+            (true, FeedForwardUnit::Plain(kind)) => linear_of_activation(x, kind, self.weight.val(), self.bias()),
+            (false, _) => {
+                recomputed(self.in_this_pass(), [x], move |linear, [x]| linear.forward(activated(x, unit), None))
+            }
         }
     }
 
@@ -145,6 +141,16 @@ impl Linear {
         }
         let change = self.change(&x);
         with_bias(regions.leave(self.changed_product(x, (None, None), change, store)), self.bias())
+    }
+
+    /// Whether the layer is no more than its weight and bias: no adapter changes the product, and the weight is not quantised.
+    pub fn is_plain(&self) -> bool {
+        self.adaptation.is_none() && self.quantized.is_none()
+    }
+
+    /// Weight and bias of a layer that [is no more](Self::is_plain) than these.
+    pub fn plain(&self) -> Option<(Tensor<2>, Option<Tensor<1>>)> {
+        self.is_plain().then(|| (self.weight.val(), self.bias()))
     }
 
     fn bias(&self) -> Option<Tensor<1>> {

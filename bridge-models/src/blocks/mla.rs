@@ -69,9 +69,8 @@ impl LatentAttention {
         let (a, n, ranks) = (work.activation_bytes, work.tokens(), work.context_size as u64);
         let heads = (config.num_attention_heads / work.place.tensor.size) as u64;
         let scored = latent.qk_head_dim + latent.qk_pos_emb_head_dim;
-        // Values are as wide as keys while attention works on them.
-        let width = scored.max(latent.v_head_dim);
-        let all = n * heads * width as u64 * a;
+        let of_heads = |size: usize| n * heads * size as u64;
+        let [keys, values] = [scored, latent.v_head_dim].map(|size| of_heads(size) * a);
         let small = latent.q_lora_rank.unwrap_or(0) + latent.kv_lora_rank + latent.qk_pos_emb_head_dim;
         let latents = n * small as u64 * a;
         let stream = n * config.hidden_size as u64 * a;
@@ -81,11 +80,11 @@ impl LatentAttention {
         let entered = [q, latent.kv_lora_rank, latent.qk_pos_emb_head_dim].into_iter();
         let enter = entered.flat_map(|size| enter_exchanges(size as u64 * work.collective_bytes, work));
         // Queries, keys, values and the output.
-        let heads_of_all = 4 * all + n * heads * FLOAT32 + if ranks > 1 { 2 * all * ranks } else { 0 };
+        let gathered = if ranks > 1 { (keys + values) * ranks } else { 0 };
+        let heads_of_all = 2 * (keys + values) + n * heads * FLOAT32 + gathered;
         let is_remade = config.recomputed.mla_up_proj;
-        let output = n * heads * latent.v_head_dim as u64 * a;
-        let keys = n * heads * width as u64 * work.collective_bytes;
-        let mut context = context_exchanges(keys, work);
+        let sent = [scored, latent.v_head_dim].map(|size| of_heads(size) * work.collective_bytes);
+        let mut context = context_exchanges(sent, work);
         if is_remade {
             let forward = context.iter().filter(|exchange| exchange.pass == PassKind::Forward);
             let again: Vec<_> = forward.map(|one| Exchange { pass: PassKind::Backward, ..*one }).collect();
@@ -94,12 +93,15 @@ impl LatentAttention {
         SegmentCost {
             flops: flops(config, latent, index, work),
             // The stream, latent vectors before and after their norms, and what is made of them.
-            kept: stream + 2 * latents + if is_remade { output } else { heads_of_all },
+            kept: stream + 2 * latents + if is_remade { values } else { heads_of_all },
             brought_back: if is_remade { heads_of_all } else { 0 },
             recomputed_flops: if is_remade { remade_flops(config, latent, index, work) / 3.0 } else { 0.0 },
-            backward: 2 * all + 2 * all * ranks,
-            put_off: 2 * stream + latents + 3 * all,
-            attention: workspace_bytes(work.seq_length / work.context_size, work.seq_length, width) as u64,
+            backward: (keys + values) * (1 + ranks),
+            put_off: 2 * stream + latents + 2 * keys + values,
+            attention: workspace_bytes(
+                [work.seq_length / work.context_size, work.seq_length],
+                [scored, latent.v_head_dim],
+            ) as u64,
             exchanges: enter.chain(context).chain(leave_exchanges(row, work)).collect(),
             ..SegmentCost::default()
         }
@@ -232,16 +234,10 @@ impl Around {
         let up_bshf: Tensor<4> = values.forward(latent_bsr, store).reshape([b, s, h, n + v]);
         let k_bshn = up_bshf.clone().narrow(HEAD, 0, n);
         let k_bshd = Tensor::cat(vec![k_bshn, k_bsp.reshape([b, s, 1, p]).expand([b, s, h, p])], HEAD);
-        // Attention wants keys and values of one width; elements of zero change nothing.
-        let width = (n + p).max(v);
-        let heads = Heads {
-            q_bthd: widened(q_bthd, width),
-            k_btgd: widened(k_bshd, width),
-            v_btgd: widened(up_bshf.narrow(HEAD, n, v), width),
-        };
+        let heads = Heads { q_bthd, k_btgd: k_bshd, v_btgd: up_bshf.narrow(HEAD, n, v) };
         let (dropout, document_ids, watch) = (self.dropout, self.document_ids.clone(), self.watch.clone());
         let options = AttentionOptions { scale, window, softcap, dropout, document_ids, sinks_h: None, watch };
-        attend(heads, options, &self.regions).narrow(HEAD, 0, v).reshape([b, t, h * v])
+        attend(heads, options, &self.regions).reshape([b, t, h * v])
     }
 }
 
@@ -281,14 +277,4 @@ fn rotate(x_bthp: Tensor<4>, rotary: Option<&(RotaryTable, Positions)>) -> Tenso
         Some((table, positions)) => apply_rotary(x_bthp, table, positions),
         None => x_bthp,
     }
-}
-
-/// Heads with zeros behind their elements, up to `width` of them.
-fn widened(x_bthd: Tensor<4>, width: usize) -> Tensor<4> {
-    let [b, t, h, d] = x_bthd.dims();
-    if d == width {
-        return x_bthd;
-    }
-    let zeros = Tensor::zeros([b, t, h, width - d], (&x_bthd.device(), x_bthd.dtype()));
-    Tensor::cat(vec![x_bthd, zeros], HEAD)
 }

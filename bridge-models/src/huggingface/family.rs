@@ -101,6 +101,7 @@ pub(super) fn as_in_a_file(config: DecoderConfig) -> DecoderConfig {
         global_aux_loss_coeff: neutral.global_aux_loss_coeff,
         z_loss_coeff: neutral.z_loss_coeff,
         dispatcher: neutral.dispatcher,
+        grouped_gemm: neutral.grouped_gemm,
         freeze_router: neutral.freeze_router,
         ..moe
     });

@@ -61,6 +61,7 @@ fn older(spread: &Run) -> Vec<Row> {
         row("model.moe_latent_size", &moe(), &[AS_IT_IS, "16"]).moves("loss_1 flops shapes slices"),
         row("model.moe_router_topk", &moe(), &[AS_IT_IS, "3"]).moves("loss_1 flops"),
         switch("model.moe_per_layer_logging", &moe()).moves("events keys scalars tokens_per_expert"),
+        switch("model.moe_grouped_gemm", spread).moves("plan.memory"),
         row("model.moe_token_dispatcher_type", spread, &["allgather", "alltoall"]).moves("plan.traffic"),
         switch("model.moe_router_pre_softmax", &moe()).moves("loss_1"),
         row("model.moe_router_topk_scaling_factor", &moe(), &[AS_IT_IS, "2.5"]).moves("loss_1"),

@@ -476,8 +476,9 @@ section! {
             => no_counterpart("shapes that stay the same for captured graphs; experts compute the rows that they have, with the same result");
         /// Which tokens an expert without room drops: those with the smallest weights, or the last.
         @training moe_token_drop_policy: TokenDropPolicy = TokenDropPolicy::Probs;
-        /// Grouped GEMM of the experts.
-        @execution moe_grouped_gemm: bool = false => no_counterpart("a GPU library's product over all experts; each product uses all threads, with the same result").upstream(&["true"]);
+        /// Grouped GEMM of the experts: those of a rank are one operation, which keeps less for backward, with the same result. Experts that
+        /// an adapter changes are computed one after the other all the same.
+        @execution moe_grouped_gemm: bool = false;
         /// Fused permutation.
         @execution moe_permute_fusion: bool = false => no_counterpart("a GPU library's kernel; rows are gathered in one pass, with the same result").upstream(&["true"]);
         /// Fused router.

@@ -80,7 +80,10 @@ impl Latent {
 #[derive(Module, Debug)]
 struct Experts {
     local_experts: Vec<Mlp>,
-    /// Whether what their non-linearity makes is made again in backward.
+    /// All are one operation, rather than some for each.
+    #[module(skip)]
+    is_grouped: bool,
+    /// Whether what their non-linearity makes is made again in backward, as the one operation of all does anyway.
     #[module(skip)]
     remakes: bool,
 }
@@ -103,10 +106,7 @@ impl Moe {
         Self {
             router,
             latent: moe.latent_size.map(|width| Latent::new(config, width, scope)),
-            experts: Experts {
-                local_experts: experts.iter().map(expert).collect(),
-                remakes: config.recomputed.moe_act,
-            },
+            experts: Experts::new(experts.iter().map(expert).collect(), config, moe),
             shared_experts: moe.shared_expert_intermediate_size.map(shared),
             shared_gate: moe.shared_gate.then(gate),
             dispatcher: moe.dispatcher,
@@ -220,9 +220,23 @@ fn flat(x_btc: Tensor<3>) -> Tensor<2> {
 }
 
 impl Experts {
-    /// `[m, c]`, rows of the first expert first and `counts` of each, at least one, -> the same.
+    /// What an adapter makes of an expert's layer is an operation of its own, and so are the experts then.
+    fn new(local_experts: Vec<Mlp>, config: &DecoderConfig, moe: &MoeConfig) -> Self {
+        let is_grouped = moe.grouped_gemm && local_experts.iter().all(Mlp::is_plain);
+        Self { local_experts, is_grouped, remakes: config.recomputed.moe_act }
+    }
+
+    /// The fewest rows that an expert may have: products of their own need something to multiply.
+    fn fewest_rows(&self) -> usize {
+        usize::from(!self.is_grouped)
+    }
+
+    /// `[m, c]`, rows of the first expert first and `counts` of each, [`Self::fewest_rows`] at least, -> the same.
     fn forward(&self, rows_mc: Tensor<2>, counts: &[usize]) -> Tensor<2> {
         assert_eq!(counts.len(), self.local_experts.len(), "one count for each expert of the rank");
+        if self.is_grouped {
+            return Mlp::forward_terms(&self.local_experts, rows_mc, counts);
+        }
         let mut start = 0;
         let outputs = self.local_experts.iter().zip(counts).map(|(expert, count)| {
             let range = start..start + count;

@@ -1,9 +1,8 @@
-//! The resolved architecture of a decoder: plain data without defaults to fill in. A row says all of a field: its type, the neutral value
-//! that it has where nobody names it, and how the config tree's `[model]` section says it (what the words mean is in `section`). No
-//! parsing of `config.json` here.
+//! The resolved architecture of a decoder: plain data without defaults to fill in. A row says all of a field: its type, its neutral value,
+//! and how the config tree's `[model]` section says it (what the words mean is in `section`). No parsing of `config.json` here.
 
 use bridge_core::config::LoadBalancing;
-use bridge_kernels::{Activation, GatedUnit};
+use bridge_kernels::{Activation, FeedForwardUnit, GatedUnit};
 use serde::{Deserialize, Serialize};
 
 use super::choices::{
@@ -13,7 +12,6 @@ use super::choices::{
 use super::hybrid::HybridConfig;
 use super::moe_words;
 use super::section::{Words, as_read, described, one_of, or, same, unless, words};
-use crate::blocks::linear::Unit;
 use crate::blocks::recompute::RecomputedParts;
 
 described! {
@@ -316,6 +314,9 @@ described! {
         z_loss_coeff: f64 = 0.0 => unless!(moe_z_loss_coeff, |_| 0.0);
         /// How tokens reach the ranks of their experts.
         dispatcher: Dispatcher = Dispatcher::AllGather => one_of!(moe_token_dispatcher_type, moe_words::DISPATCHERS);
+        /// The experts of a rank are one operation. The result is the same.
+        #[serde(default)]
+        grouped_gemm: bool = false => same!(moe_grouped_gemm);
     }
 }
 
@@ -448,11 +449,11 @@ impl DecoderConfig {
     }
 
     /// What stands between the products of a feed-forward block.
-    pub(crate) fn feed_forward_unit(&self) -> Unit {
+    pub(crate) fn feed_forward_unit(&self) -> FeedForwardUnit {
         if !self.gated_linear_unit {
-            return Unit::Plain(self.activation);
+            return FeedForwardUnit::Plain(self.activation);
         }
-        Unit::Gated(GatedUnit {
+        FeedForwardUnit::Gated(GatedUnit {
             activation: self.activation,
             clamp: self.activation_clamp,
             linear_offset: self.linear_offset,
