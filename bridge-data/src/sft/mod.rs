@@ -4,6 +4,7 @@
 //! | step | file |
 //! |---|---|
 //! | the files of a split, record by record | `files` |
+//! | rows of Arrow files | `arrow` |
 //! | the spellings of conversations | `spellings` |
 //! | a record to token ids and weights | `example`, `prompt` |
 //! | examples made of documented Rust functions | `rust_docs` |
@@ -13,6 +14,7 @@
 //! | samples in their order | `dataset` |
 //! | what a recipe says, and all of it together | `params`, `provider` |
 
+mod arrow;
 mod dataset;
 mod example;
 mod files;
