@@ -43,6 +43,7 @@ mod gpt_data;
 mod hooks;
 mod inputs;
 mod inputs_check;
+mod last_layer;
 mod launch;
 mod lineage;
 mod lock;
