@@ -86,7 +86,7 @@ mod unmatched;
 mod vocabulary;
 
 pub use crate::plan::recompute::{Cuts, Recompute, Region, plan};
-pub use checkpointing::{AdapterBase, load_adapted, load_parameters, open_base};
+pub use checkpointing::{AdapterBase, load_adapted, load_adapter, load_parameters, open_base};
 pub use data::RunData;
 pub use device::{DeviceError, LocalRank, check_device_name, select_device, select_device_of_rank};
 pub use device_ranks::over_devices;

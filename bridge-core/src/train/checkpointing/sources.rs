@@ -75,3 +75,11 @@ pub fn load_adapted(chunk: &mut dyn ModelChunk, checkpoint: &Checkpoint, base: &
     let of = |declaration: &Declaration| Some(if declaration.trainable { checkpoint } else { base });
     Ok(load_from(chunk, &of)?)
 }
+
+/// Loads what is trained of a model with an adapter on one rank from a checkpoint of the adapter; the rest keeps its values.
+///
+/// # Errors
+/// As [`load_adapted`].
+pub fn load_adapter(chunk: &mut dyn ModelChunk, checkpoint: &Checkpoint) -> Result<(), TrainError> {
+    Ok(load_from(chunk, &|declaration| declaration.trainable.then_some(checkpoint))?)
+}
