@@ -33,6 +33,7 @@ pub(crate) struct HeadOutputs<'a> {
 }
 
 /// What makes the outputs of a model.
+#[expect(clippy::large_enum_variant, reason = "passed on at once, never stored")]
 pub(crate) enum LastOutputs<'a> {
     Vocabulary(Projection),
     /// What stands in place of the projection, with the key of its dropout.

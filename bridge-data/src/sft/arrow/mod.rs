@@ -64,6 +64,12 @@ struct Batch {
     room: usize,
 }
 
+/// A message of a stream.
+struct Message {
+    description: Vec<u8>,
+    body: Vec<u8>,
+}
+
 /// What a message is.
 enum Header {
     Schema,
@@ -113,7 +119,9 @@ impl Rows {
             batch: Batch::default(),
             number: 0,
         };
-        let Some((description, _)) = rows.message()? else { return Err("is empty: expected a schema".into()) };
+        let Some(Message { description, .. }) = rows.message()? else {
+            return Err("is empty: expected a schema".into());
+        };
         let (header, table) = header(&description)?;
         let Header::Schema = header else { return Err("does not begin with a schema".into()) };
         rows.fields = schema::fields(table)?;
@@ -148,7 +156,7 @@ impl Rows {
     fn next_batch(&mut self) -> Result<bool, String> {
         // Before the next one is read.
         self.batch = Batch::default();
-        let Some((description, body)) = self.message()? else { return Ok(false) };
+        let Some(Message { description, body }) = self.message()? else { return Ok(false) };
         let size = body.len();
         match header(&description)? {
             (Header::Schema, _) => return Err("there is a second schema".into()),
@@ -190,7 +198,7 @@ impl Rows {
     }
 
     /// The next message: its description and its body. `None` at the end.
-    fn message(&mut self) -> Result<Option<(Vec<u8>, Vec<u8>)>, String> {
+    fn message(&mut self) -> Result<Option<Message>, String> {
         if self.left == 0 {
             return Ok(None);
         }
@@ -209,7 +217,7 @@ impl Rows {
         let length = Table::root(&description).and_then(|message| message.long(3)).map_err(broken)?;
         let length = usize::try_from(length).map_err(|_| broken(Broken))?;
         let body = self.read(length)?;
-        Ok(Some((description, body)))
+        Ok(Some(Message { description, body }))
     }
 
     /// The next bytes, of which no more are made room for than the file has.
