@@ -11,6 +11,7 @@ mod failures;
 mod figures;
 mod freezing;
 mod gradients;
+mod last_layer;
 mod loaders;
 mod logs;
 mod losses;

@@ -11,7 +11,7 @@ use bridge_kernels::{LinearWeight, LowRank, Philox, Quantization, low_rank_sum};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
-use super::{Cut, Declaration, Meets, ModelBuildError, PassStream, Scope};
+use super::{Cut, Declaration, LinearForLastLayer, Meets, ModelBuildError, PassStream, Scope};
 
 /// Gives whole weights of a base by name; `None` if one cannot be read, which its owner says why.
 pub type BaseRows<'a> = dyn FnMut(&str) -> Option<Vec<f32>> + 'a;
@@ -26,6 +26,11 @@ pub trait Adapter: fmt::Debug + Send + Sync {
     /// How the weight of a linear layer is held if it is not trained; `None` as the tensor that it is. A quantised weight has values that are those of
     /// no other parameter: it is saved as what its codes stand for.
     fn quantization(&self, _layer: &LinearLayer) -> Option<Quantization> {
+        None
+    }
+
+    /// What stands in place of the model's output projection; `None` leaves that as it is.
+    fn last_layer(&self) -> Option<LinearForLastLayer> {
         None
     }
 

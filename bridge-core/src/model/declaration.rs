@@ -238,11 +238,19 @@ pub struct Declaration {
     pub trainable: bool,
     /// Whether it is an adapter's, and the model without that has no such parameter.
     pub of_adapter: bool,
+    /// Whether it is of the layer in place of the output projection ([`LinearForLastLayer`](super::LinearForLastLayer)): weights of the model
+    /// without that have no such parameter.
+    pub of_last_layer: bool,
     /// How its values are held, if not as a tensor.
     pub quantization: Option<Quantization>,
 }
 
 impl Declaration {
+    /// Whether the model has it by an adapter or in place of its output projection: weights of the plain model have no such parameter.
+    pub fn is_added(&self) -> bool {
+        self.of_adapter || self.of_last_layer
+    }
+
     /// Number of elements on this rank.
     pub fn num_elements(&self) -> usize {
         self.shape.iter().product()

@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bridge_kernels::Quantization;
 
-use super::{Adapter, BaseRows, Declaration, LinearAdaptation, LinearLayer, ModelBuildError, Scope};
+use super::{
+    Adapter, BaseRows, Declaration, LinearAdaptation, LinearForLastLayer, LinearLayer, ModelBuildError, Scope,
+};
 
 /// The setting.
 const KEY: &str = "model.freeze_parameters";
@@ -43,6 +45,10 @@ impl Adapter for Freezing {
         met.patterns.extend(matching);
         met.trains |= trains && declaration.trainable;
         trains
+    }
+
+    fn last_layer(&self) -> Option<LinearForLastLayer> {
+        self.other.as_ref()?.last_layer()
     }
 
     fn quantization(&self, layer: &LinearLayer) -> Option<Quantization> {

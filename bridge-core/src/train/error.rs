@@ -330,6 +330,12 @@ pub enum TrainError {
     /// The model's head knows nothing of the loss that the forward step brings.
     #[error(transparent)]
     Outputs(PipelineError),
+    /// The program has replaced the output projection, and the forward step brings no loss.
+    #[error(
+        "the model has a layer of the program's in place of its output projection, and so no loss of its own: expected a loss of the forward \
+         step's (`ForwardStep::own_loss`) for each micro-batch"
+    )]
+    NoLoss,
     /// A broken invariant of Bridge itself.
     #[error("internal error: {0}")]
     Internal(String),

@@ -43,6 +43,7 @@ mod gpt_data;
 mod hooks;
 mod inputs;
 mod inputs_check;
+mod last_layer;
 mod launch;
 mod lineage;
 mod lock;
@@ -85,7 +86,7 @@ mod unmatched;
 mod vocabulary;
 
 pub use crate::plan::recompute::{Cuts, Recompute, Region, plan};
-pub use checkpointing::{AdapterBase, load_adapted, load_parameters, open_base};
+pub use checkpointing::{AdapterBase, load_adapted, load_adapter, load_parameters, open_base};
 pub use data::RunData;
 pub use device::{DeviceError, LocalRank, check_device_name, select_device, select_device_of_rank};
 pub use device_ranks::over_devices;

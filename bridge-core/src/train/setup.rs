@@ -37,7 +37,7 @@ use super::step::schedule_overrides;
 use super::subsystem::{Subsystem, Verdict};
 use super::text::check_source;
 use super::training::Training;
-use super::{TrainError, distillation, dpo, memory_check, ranks, set_num_threads, vocabulary};
+use super::{TrainError, distillation, dpo, last_layer, memory_check, ranks, set_num_threads, vocabulary};
 use crate::checkpoint::{CheckpointManager, TrainState};
 use crate::config::RunConfig;
 use crate::logging::{Sink, Verbosity};
@@ -276,6 +276,7 @@ fn build_training(
     let work = Workload::sequence(config.model.seq_length, padded_vocab_size);
     let outline = model_config.builder().outline(&work, &Stage::whole(model_config.stacks()), adapter.clone())?;
     adapter.iter().try_for_each(|adapter| adapter.check_met())?;
+    last_layer::check(config, adapter.as_deref(), &outline.declarations)?;
     let flops_per_sequence = outline.flops();
 
     let distribution = Arc::new(Distribution::new(&chunks, groups.clone(), plan::settings::distribution(config))?);
@@ -313,13 +314,12 @@ fn build_training(
     Ok((training, context.deferred))
 }
 
-/// Leaves this rank what it owns of each parameter, or makes those of an adapter, whose base is loaded.
+/// Leaves this rank what it owns of each parameter, or makes those that the base, which is loaded, does not have.
 fn shard(training: &mut Training, deferred: DeferredParameters) -> Result<(), TrainError> {
     if training.optimizer.distribution().sharding() != Sharding::Full {
         for chunk in &mut training.chunks {
-            let of_adapter = chunk.parameters().iter().filter(|parameter| parameter.of_adapter);
-            let made =
-                of_adapter.filter_map(|parameter| Some((parameter.name.clone(), deferred.take(&parameter.name)?())));
+            let added = chunk.parameters().iter().filter(|parameter| parameter.is_added());
+            let made = added.filter_map(|parameter| Some((parameter.name.clone(), deferred.take(&parameter.name)?())));
             let made: BTreeMap<String, _> = made.collect();
             chunk.replace_parameters(made.iter().map(|(name, value)| (name.as_str(), value.clone().into())).collect());
         }

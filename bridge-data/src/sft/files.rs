@@ -9,6 +9,7 @@ use parquet::record::Row;
 use parquet::record::reader::RowIter;
 use serde_json::Value;
 
+use super::arrow;
 use crate::gpt::Split;
 use crate::{DataError, outside};
 
@@ -30,12 +31,13 @@ enum Format {
 }
 
 impl Format {
-    const ALL: [(&'static str, Self); 5] = [
+    const ALL: [(&'static str, Self); 6] = [
         ("jsonl", Self::Lines),
         ("jsonl.gz", Self::GzipLines),
         ("jsonl.zst", Self::ZstdLines),
         ("parquet", Self::Parquet),
         ("arrow", Self::Arrow),
+        ("feather", Self::Arrow),
     ];
 
     fn of(path: &Path) -> Option<Self> {
@@ -140,11 +142,12 @@ pub(super) struct Records<'a> {
 enum Opened {
     Lines(Lines),
     Rows(Rows),
+    Arrow(Box<arrow::Rows>),
 }
 
 impl Opened {
     fn of(path: &Path) -> Result<Self, DataError> {
-        let (file, _) = outside::open(path).map_err(DataError::io("open", path))?;
+        let (file, size) = outside::open(path).map_err(DataError::io("open", path))?;
         let lines = |reader: Box<dyn BufRead + Send>| Ok(Self::Lines(Lines { reader, number: 0 }));
         match Format::of(path) {
             Some(Format::Lines) => lines(Box::new(BufReader::with_capacity(BUFFER, file))),
@@ -160,10 +163,11 @@ impl Opened {
                     .map_err(|error| DataError::malformed(path, format!("not a Parquet file: {error}")))?;
                 Ok(Self::Rows(rows))
             }
-            Some(Format::Arrow) => Err(DataError::malformed(
-                path,
-                "is an Arrow file, which is not read: write it as Parquet or as JSON lines",
-            )),
+            Some(Format::Arrow) => {
+                let rows = outside::contained(|| arrow::Rows::open(file, size)).and_then(|rows| rows);
+                let rows = rows.map_err(|error| DataError::malformed(path, format!("not an Arrow file: {error}")))?;
+                Ok(Self::Arrow(Box::new(rows)))
+            }
             None => Err(DataError::malformed(path, "is of no kind that is read")),
         }
     }
@@ -173,6 +177,13 @@ impl Opened {
         match self {
             Self::Lines(lines) => Ok(lines.next_line()?.map(|(number, line)| (number, Raw::Line(line)))),
             Self::Rows(rows) => rows.next_row(),
+            Self::Arrow(rows) => {
+                let row = outside::contained(|| rows.next_row()).and_then(|row| row)?;
+                Ok(row.map(|(number, value)| {
+                    let bytes = bytes_of(&value);
+                    (number, Raw::Row(value, bytes))
+                }))
+            }
         }
     }
 }

@@ -4,6 +4,7 @@
 //! | step | file |
 //! |---|---|
 //! | the files of a split, record by record | `files` |
+//! | rows of Arrow files | `arrow` |
 //! | the spellings of conversations | `spellings` |
 //! | a record to token ids and weights | `example`, `prompt` |
 //! | which files hold examples, and splits made of them | `survey` |
@@ -14,6 +15,7 @@
 //! | samples in their order | `dataset` |
 //! | what a recipe says, and all of it together | `params`, `provider` |
 
+mod arrow;
 mod dataset;
 mod example;
 mod files;

@@ -116,7 +116,7 @@ impl DatasetProvider for SftProvider {
         };
         if train && datasets.train.is_none() {
             return Err(DataError::Source(format!(
-                "{}: there is no training data: expected training.jsonl, training.parquet or training.arrow (.gz or .zst too), or a folder \
+                "{}: there is no training data: expected training.jsonl (.gz or .zst too), training.parquet, training.arrow or training.feather, or a folder \
                  `training` of such files",
                 self.params.root.display()
             )));

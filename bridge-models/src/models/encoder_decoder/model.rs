@@ -17,7 +17,7 @@ use burn::tensor::{Bool, Device, FloatDType, Int, Tensor};
 use super::layer::{Layer, LayerInput, PARTS, Source, Stack};
 use crate::blocks::biased_attention::{Direction, RelativeBias, Scores};
 use crate::blocks::embedding::{Embedding, Table, WORD_EMBEDDINGS};
-use crate::blocks::head::{HeadOutputs, Projection, Targets, loss_sum};
+use crate::blocks::head::{HeadOutputs, LastOutputs, Projection, Targets, loss_sum};
 use crate::blocks::init::InitialValues;
 use crate::blocks::norm::Norm;
 use crate::blocks::regions::Regions;
@@ -269,7 +269,7 @@ impl EncoderDecoder {
         let (x_btc, projection) =
             self.output(x_btc, context.dropout_key(0, place::DECODER_OUTPUT)).expect("the stage has the head");
         if let Some(own) = context.own_loss {
-            let parts = HeadOutputs { x_btc, projection, regions: &self.regions };
+            let parts = HeadOutputs { x_btc, last: LastOutputs::Vocabulary(projection), regions: &self.regions };
             return own.loss_sum((context.batch, context.mode), &parts);
         }
         let targets = Targets { labels_bt: context.batch.labels.clone(), mask_bt: context.batch.loss_mask.clone() };

@@ -5,6 +5,7 @@ mod config;
 mod graph;
 mod hybrid;
 mod initial;
+mod last_layer;
 mod moe;
 mod mtp;
 mod recompute;
