@@ -4,6 +4,7 @@ mod adapters;
 mod distillation;
 mod doors;
 mod dpo;
+mod elsewhere;
 mod ends;
 mod extras;
 mod failures;
