@@ -112,7 +112,8 @@ fn what_cannot_be_trained_on_is_named() {
     refused(path, &["init", "empty"], &["empty", "expected text"]);
     refused(path, &["init", "tiny.txt"], &["tiny.txt", "9 bytes"]);
     refused(path, &["init", "zip"], &["compressed", "a.gz"]);
-    refused(path, &["init", "chat.jsonl"], &["chat.jsonl", "conversations", "bridge chat"]);
+    refused(path, &["init", "chat.jsonl"], &["chat.jsonl", "examples", "--model"]);
+    refused(path, &["init", "text.txt", "--kind", "chat"], &["--kind chat", "lists of messages"]);
     refused(path, &["init", "numbers.jsonl"], &["numbers.jsonl", "a, b"]);
     refused(path, &["init", "text.txt", "--model", "model"], &["config.json", "strange"]);
     refused(path, &["init", "text.txt", "--size", "huge"], &["nano"]);
@@ -221,6 +222,59 @@ fn conversations_go_through_the_template() {
     let plain =
         bridge(folder, &["generate", "talker", "--prompt", &history, "--max-tokens", "3", "--greedy", "--json"]);
     assert_eq!(lines(&plain)[0]["text"], answers[1]["content"]);
+}
+
+#[test]
+fn examples_become_a_recipe_that_fine_tunes() {
+    let place = tempfile::tempdir().expect("temporary folder");
+    let folder = place.path();
+    let model = folder.join("base").display().to_string();
+    bridge(trained(), &["convert", "export", "notes", &model]);
+    let part =
+        |number: usize, from: usize, count: usize| prose(number).chars().skip(from).take(count).collect::<String>();
+    let turns = |number: usize| {
+        serde_json::json!({ "messages": [
+            { "role": "user", "content": part(number, 0, 40) },
+            { "role": "assistant", "content": part(number + 3, 0, 60) },
+        ] })
+    };
+    write(&folder.join("talks.jsonl"), (0..60).map(|number| format!("{}\n", turns(number))).collect::<String>());
+    let init = ["init", "talks.jsonl", "--model", "base", "--time", "1m"];
+    refused(folder, &init, &["base", "no chat template", "chat_template.jinja"]);
+    assert!(!folder.join("data").exists() && !folder.join("runs").exists(), "nothing is left of what was refused");
+    let template = "{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|endoftext|>\
+                    {% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}";
+    write(&folder.join("base/chat_template.jinja"), template);
+    let told = bridge(folder, &init);
+    for part in ["wrote talks.toml", "examples: 57 to train on, 3 held out", "memory: ", "time: "] {
+        assert!(told.contains(part), "no {part:?} in {told}");
+    }
+    let recipe = fs::read_to_string(folder.join("talks.toml")).expect("written");
+    assert!(recipe.contains("[peft]") && recipe.contains("kind = \"finetuning\""), "{recipe}");
+    bridge(folder, &["config", "check", "talks.toml"]);
+    bridge(folder, &["train", "talks.toml", "train.train_iters=6", "scheduler.lr_warmup_iters=1"]);
+    let metrics = fs::read_to_string(folder.join("runs/talks/metrics.jsonl")).expect("logged");
+    assert!(metrics.contains("\"iteration\":6") && metrics.contains("\"valid\""), "{metrics}");
+    let answer = bridge_with(folder, &["chat", "talks", "--max-tokens", "3", "--greedy"], "hello\n");
+    assert!(answer.status.success(), "{}", said(&answer));
+    refused(folder, &[&init[..], &["--force", "--kind", "text"]].concat(), &["talks.jsonl", "lists of messages"]);
+
+    // Prompts with their answers need no template, and a folder with splits is used as it is.
+    fs::remove_file(folder.join("base/chat_template.jinja")).expect("removed");
+    let pair = |number: usize| serde_json::json!({ "prompt": part(number, 0, 30), "completion": part(number, 30, 40) });
+    let pairs =
+        |numbers: std::ops::Range<usize>| numbers.map(|number| format!("{}\n", pair(number))).collect::<String>();
+    write(&folder.join("pairs/train.jsonl"), pairs(0..40));
+    write(&folder.join("pairs/val.jsonl"), pairs(40..48));
+    write(&folder.join("pairs/README.md"), "About these.");
+    let told = bridge(folder, &["init", "pairs", "--model", "base", "--time", "1m"]);
+    assert!(told.contains("examples: 40 to train on, 8 held out"), "{told}");
+    assert!(!folder.join("data/pairs/examples").exists(), "no copy is made");
+    bridge(folder, &["train", "pairs.toml", "train.train_iters=2", "scheduler.lr_warmup_iters=1"]);
+    let mut left: Vec<_> =
+        fs::read_dir(folder.join("pairs")).expect("listed").map(|e| e.expect("an entry").file_name()).collect();
+    left.sort();
+    assert_eq!(left, ["README.md", "train.jsonl", "val.jsonl"], "nothing is written beside the examples");
 }
 
 #[test]

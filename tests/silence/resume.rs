@@ -2,6 +2,10 @@
 
 use super::*;
 
+fn without_logs(folder: &Path) {
+    std::fs::remove_dir_all(folder.join("runs/notes")).unwrap();
+}
+
 #[test]
 fn a_resumed_run_keeps_its_tokenizer_and_says_what_changed_in_its_text() {
     const CHANGED: &str = "the data has changed since the checkpoint of iteration 4: 12 documents, ";
@@ -35,6 +39,20 @@ fn a_resumed_run_keeps_its_tokenizer_and_says_what_changed_in_its_text() {
                 says: &[
                     "warning: checkpoint.pretrained_checkpoint = \"ckpt\" is not read: the run goes on from its own",
                 ],
+            },
+            Case {
+                does: "resumes after the logs were deleted",
+                before: without_logs,
+                arguments: &["train", "notes.toml"],
+                code: 0,
+                says: &["warning: runs/notes/metrics.jsonl has no record of the 4 iterations before the checkpoint"],
+            },
+            Case {
+                does: "gives a setting twice",
+                before: as_it_is,
+                arguments: &["train", "notes.toml", "logger.log_interval=3", "logger.log_interval=4"],
+                code: 0,
+                says: &["warning: logger.log_interval is given several times, and the last counts: 4, not 3"],
             },
             Case {
                 does: "asks for another size of vocabulary",

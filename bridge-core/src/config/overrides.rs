@@ -12,6 +12,26 @@ pub(super) fn apply(root: &mut Node, arguments: &[String]) -> Vec<ConfigError> {
     laid.filter_map(Result::err).map(|error| *error).collect()
 }
 
+/// What overrides say of a key that several of them set: the last one counts, and people look at the first.
+pub(super) fn repeated(arguments: &[String]) -> Vec<String> {
+    let pairs: Vec<(&str, &str)> = arguments.iter().filter_map(|argument| argument.split_once('=')).collect();
+    let remark = |(index, (key, value)): (usize, &(&str, &str))| {
+        let values =
+            pairs[..index].iter().filter(|(other, _)| other.trim() == key.trim()).map(|(_, value)| value.trim());
+        let before: Vec<&str> = values.filter(|other| *other != value.trim()).collect();
+        let is_last = pairs[index + 1..].iter().all(|(other, _)| other.trim() != key.trim());
+        (is_last && !before.is_empty()).then(|| {
+            format!(
+                "{} is given several times, and the last counts: {}, not {}",
+                key.trim(),
+                value.trim(),
+                before.join(", ")
+            )
+        })
+    };
+    pairs.iter().enumerate().filter_map(remark).collect()
+}
+
 fn apply_one(root: &mut Node, argument: &str) -> Result<(), Box<ConfigError>> {
     let location = Location::of_argument(argument);
     let syntax = |key: &str, message: String| {

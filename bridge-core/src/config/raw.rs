@@ -107,7 +107,8 @@ impl RawConfig {
         errors.extend(overrides::apply(&mut root, overrides));
         let translated = upstream::translate(&mut root);
         errors.extend(translated.errors);
-        let mut raw = Self { remarks: translated.remarks, ..Self::with_kinds(kinds.clone()) };
+        let remarks = translated.remarks.into_iter().chain(overrides::repeated(overrides)).collect();
+        let mut raw = Self { remarks, ..Self::with_kinds(kinds.clone()) };
         if !is_readable && root.is_null() {
             return (raw, errors);
         }

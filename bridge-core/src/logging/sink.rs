@@ -20,6 +20,11 @@ pub trait Sink: Send {
     /// What it writes to, for messages about failures.
     fn name(&self) -> &str;
 
+    /// What it should have of the iterations that a resumed run has done before, and has not. The run goes on, and its user is told.
+    fn lacks(&self) -> Option<String> {
+        None
+    }
+
     /// Training is about to begin.
     ///
     /// # Errors

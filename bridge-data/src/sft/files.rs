@@ -45,6 +45,11 @@ impl Format {
     }
 }
 
+/// Whether a file's name is that of a file of records.
+pub(super) fn is_read(path: &Path) -> bool {
+    Format::of(path).is_some()
+}
+
 fn names_of(split: Split) -> &'static [&'static str] {
     NAMES.iter().find(|(of, _)| *of == split).map_or(&[], |(_, names)| names)
 }

@@ -6,6 +6,7 @@
 //! | the files of a split, record by record | `files` |
 //! | the spellings of conversations | `spellings` |
 //! | a record to token ids and weights | `example`, `prompt` |
+//! | which files hold examples, and splits made of them | `survey` |
 //! | examples made of documented Rust functions | `rust_docs` |
 //! | all records of a split, in threads | `prepare` |
 //! | what they became, on disk | `store` |
@@ -28,6 +29,7 @@ mod provider;
 mod rust_docs;
 mod spellings;
 mod store;
+mod survey;
 #[cfg(test)]
 mod tests;
 
@@ -37,3 +39,4 @@ pub use params::{
 };
 pub use provider::SftProvider;
 pub use rust_docs::{DocsReport, Documented, documented_functions, make_examples};
+pub use survey::{ExampleKind, SplitCounts, divide, examples_of, splits_of};

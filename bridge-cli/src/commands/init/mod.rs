@@ -1,5 +1,5 @@
-//! `bridge init`: from text to a recipe that runs here. What text there is, `text` finds; models are in `model`, the file in `recipe`, its trial in
-//! `trial`; this file chooses.
+//! `bridge init`: from text to a recipe that runs here. What text there is, `text` finds; models are in `model`, examples to fine-tune on in `tuning`, the
+//! file in `recipe`, its trial in `trial`; this file chooses.
 
 mod arguments;
 mod ask;
@@ -7,6 +7,7 @@ mod model;
 mod recipe;
 mod text;
 mod trial;
+mod tuning;
 
 use std::fs::OpenOptions;
 use std::io::{IsTerminal, Write};
@@ -25,6 +26,7 @@ use model::{Pretrained, SIZES, Size};
 use recipe::{Beginning, Recipe};
 use text::Text;
 use trial::Outcome;
+use tuning::Tuning;
 
 /// Runs the command.
 pub fn run(arguments: &Arguments, speech: &Speech) -> Result<u8, Failure> {
@@ -40,20 +42,24 @@ pub fn run(arguments: &Arguments, speech: &Speech) -> Result<u8, Failure> {
     } else {
         arguments
     };
-    if arguments.kind == Some(arguments::Kind::Chat) {
-        return Err(Failure::input(text::CHAT));
-    }
     check_device_name(&arguments.device).map_err(Failure::input)?;
-    let text = text::find(&arguments.data)?;
+    let text = text::find(&arguments.data, arguments.kind)?;
     let names = Names::new(arguments)?;
     let import = arguments.model.clone().or_else(|| text.model.clone().filter(|_| arguments.size.is_none()));
     let pretrained = import.map(|folder| Pretrained::open(&folder)).transpose()?;
-    let base = names.base()?;
-    let has_base = base.exists();
-    let made = make(arguments, &names, text, pretrained, &base);
-    if made.is_err() && !has_base {
-        // What was imported for a recipe that is not written serves nobody.
-        let _ = std::fs::remove_dir_all(&base);
+    if let (Some(examples), None) = (&text.examples, &pretrained) {
+        let (first, size) = (examples.files[0].display(), arguments.size.map_or("", |_| ", not a size"));
+        let message = "these are examples to fine-tune a model on: name the model with --model FOLDER";
+        return Err(Failure::input(format!("{first}: {message}{size} (--kind text trains a new one on them as text)")));
+    }
+    let (base, data) = (names.base()?, names.data()?);
+    let is_new = [&base, &data].map(|folder| !folder.exists());
+    let made = make(arguments, &names, text, pretrained, [&base, &data]);
+    if made.is_err() {
+        // What was made for a recipe that is not written serves nobody.
+        for (folder, _) in [&base, &data].into_iter().zip(is_new).filter(|(_, is_new)| *is_new) {
+            let _ = std::fs::remove_dir_all(folder);
+        }
     }
     let (recipe, told) = made?;
     names.write(&recipe.to_text(), arguments.force)?;
@@ -114,6 +120,11 @@ impl Names {
         std::path::absolute(Path::new("runs").join(&self.name).join("base")).map_err(Failure::run)
     }
 
+    /// Where examples go that are divided into splits, and what is cached of them.
+    fn data(&self) -> Result<PathBuf, Failure> {
+        std::path::absolute(Path::new("data").join(&self.name)).map_err(Failure::run)
+    }
+
     fn write(&self, text: &str, force: bool) -> Result<(), Failure> {
         let mut options = OpenOptions::new();
         options.write(true).truncate(true);
@@ -140,13 +151,20 @@ fn make(
     names: &Names,
     text: Text,
     pretrained: Option<Pretrained>,
-    base: &Path,
+    [base, data]: [&Path; 2],
 ) -> Result<(Recipe, Told), Failure> {
     let device = select_device(&arguments.device).map_err(Failure::input)?;
     let rate = model::training_rate(&device);
+    let tuning = match (&text.examples, &pretrained) {
+        (Some(examples), Some(model)) => Some(Tuning::prepare(examples, model, data, arguments.force)?),
+        _ => None,
+    };
     let largest_id =
         if text.tokens.is_empty() || pretrained.is_some() { None } else { Some(largest_id(&text.tokens)?) };
     let mut recipe = first_choice(arguments, names, (text, largest_id), pretrained.map(|model| (model, base)), rate);
+    if let Some(tuning) = tuning {
+        tuning.choose(&mut recipe);
+    }
     let vocab = vocabulary(&recipe);
     if let Beginning::Pretrained(model, base) = &recipe.beginning {
         convert::import(&model.folder, base)?;
@@ -256,6 +274,7 @@ fn first_choice(
         largest_id,
         piece_bytes: piece_bytes.then(|| piece_size(text.bytes)),
         text,
+        tuning: None,
         beginning,
         seq_length,
         micro_batch_size: power_of_two(global_batch_size).min(most_at_once),
@@ -315,6 +334,9 @@ fn fit_into_memory(recipe: &mut Recipe, vocab: usize) -> Result<u64, Failure> {
 /// Changes a recipe whose data does not fill a sample of each split.
 fn shorten(recipe: &mut Recipe, problem: &str) -> Result<(), Failure> {
     let is_fixed = matches!(&recipe.beginning, Beginning::Pretrained(model, _) if model.has_learned_positions);
+    if recipe.tuning.is_some() {
+        return Err(Failure::input(problem));
+    }
     if recipe.piece_bytes.is_none() && recipe.text.tokens.is_empty() {
         recipe.piece_bytes = Some(piece_size(recipe.text.bytes));
     } else if recipe.seq_length > 16 && !is_fixed {

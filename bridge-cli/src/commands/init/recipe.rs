@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use super::model::{Pretrained, Size};
 use super::text::Text;
+use super::tuning::Tuning;
 
 /// What a run begins with.
 pub enum Beginning {
@@ -22,6 +23,8 @@ pub struct Recipe {
     pub device: String,
     /// The data.
     pub text: Text,
+    /// What it is fine-tuned on, if the data are examples.
+    pub tuning: Option<Tuning>,
     /// The largest id of token files that come without a tokenizer.
     pub largest_id: Option<i64>,
     /// Where it begins.
@@ -45,7 +48,7 @@ pub struct Recipe {
 }
 
 /// A text as a TOML string.
-fn quoted(text: &str) -> String {
+pub(super) fn quoted(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
 
@@ -75,6 +78,9 @@ impl Recipe {
     /// The file.
     pub fn to_text(&self) -> String {
         let mut text = self.head();
+        if self.tuning.is_some() {
+            text.push_str(Tuning::SECTIONS);
+        }
         let warmup = match &self.beginning {
             Beginning::Scratch(..) => (self.train_iters / 15).min(500),
             Beginning::Pretrained(..) => (self.train_iters / 20).min(100),
@@ -83,6 +89,7 @@ impl Recipe {
             Beginning::Scratch(size, _) => {
                 (size.learning_rate(), "for a model of this width that begins with random weights")
             }
+            Beginning::Pretrained(..) if self.tuning.is_some() => (Tuning::LEARNING_RATE, Tuning::WHY_THIS_RATE),
             Beginning::Pretrained(model, _) => {
                 (model.learning_rate(), "a fraction of what trained the model: a larger one undoes what it has learned")
             }
@@ -99,13 +106,15 @@ impl Recipe {
             self.tokens_per_step() * self.train_iters,
         );
         text.push_str(&self.validation());
+        // Branches that begin at zero need none.
+        let decay = if self.tuning.is_some() { "0.0" } else { "0.1" };
         let _ = write!(
             text,
             "\n[optimizer]\n\
              lr = {lr:e}    # {why}\n\
              min_lr = {:.1e}\n\
              adam_beta2 = 0.95\n\
-             weight_decay = 0.1\n\n\
+             weight_decay = {decay}\n\n\
              [scheduler]\n\
              lr_decay_style = \"cosine\"    # from lr to min_lr, over all iterations\n\
              lr_warmup_iters = {warmup}\n",
@@ -122,13 +131,19 @@ impl Recipe {
             Beginning::Scratch(size, _) => {
                 format!("# A new model of the size {:?}, trained on your text.\n", size.name)
             }
+            Beginning::Pretrained(model, _) if self.tuning.is_some() => {
+                format!("# Fine-tunes the model of {} on your examples, by LoRA.\n", model.folder.display())
+            }
             Beginning::Pretrained(model, _) => {
                 format!("# Continues to train the model of {} on your text.\n", model.folder.display())
             }
         };
         let name = &self.name;
         let _ = writeln!(text, "#   bridge train {name}.toml      trains it; the same command again resumes it");
-        let _ = writeln!(text, "#   bridge generate {name} --prompt \"...\"");
+        let _ = match self.tuning {
+            Some(_) => writeln!(text, "#   bridge chat {name}"),
+            None => writeln!(text, "#   bridge generate {name} --prompt \"...\""),
+        };
         for remark in self.text.notes.iter().chain(&self.remarks) {
             // A name may have a line break.
             let _ = writeln!(text, "# {}", remark.replace(['\n', '\r'], " "));
@@ -146,6 +161,9 @@ impl Recipe {
             }
         }
         let _ = writeln!(text, "seq_length = {}    # tokens of a sample", self.seq_length);
+        if self.tuning.is_some() {
+            text.push_str(Tuning::MODEL);
+        }
         if self.recompute {
             text.push_str("recompute_granularity = \"full\"    # activations are computed again in backward: less memory, a third more time\n");
             text.push_str("recompute_method = \"uniform\"\nrecompute_num_layers = 1\n");
@@ -159,12 +177,45 @@ impl Recipe {
                 .to_owned();
         }
         let held_out = self.tokens_of_data() as usize * self.valid_percent / 100;
-        let iters = (held_out / self.tokens_per_step()).clamp(1, 10);
+        let iters = match &self.tuning {
+            Some(tuning) => tuning.validation_batches(self.global_batch_size),
+            None => (held_out / self.tokens_per_step()).clamp(1, 10),
+        };
         let interval = (self.train_iters / 10).clamp(10, 1000).min(self.train_iters);
         format!("\n[validation]\neval_interval = {interval}\neval_iters = {iters}    # batches of each evaluation\n")
     }
 
     fn data(&self) -> String {
+        let mut text = match &self.tuning {
+            Some(tuning) => tuning.section(),
+            None => self.text_section(),
+        };
+        text.push_str("\n[tokenizer]\n");
+        match &self.beginning {
+            Beginning::Pretrained(model, _) => {
+                let folder = quoted(&model.folder.display().to_string());
+                let _ = writeln!(text, "tokenizer_type = \"HuggingFaceTokenizer\"\ntokenizer_model = {folder}");
+                text.push_str(&self.tuning.as_ref().map(Tuning::template).unwrap_or_default());
+            }
+            Beginning::Scratch(_, vocab) => match self.largest_id {
+                Some(id) => {
+                    let _ = writeln!(
+                        text,
+                        "# The token files come without a tokenizer: ids are all that is known.\ntokenizer_type = \"NullTokenizer\"\nvocab_size = {id}"
+                    );
+                }
+                None => {
+                    let _ = writeln!(
+                        text,
+                        "tokenizer_type = \"ByteLevelBPE\"    # trained on the text\nbpe_vocab_size = {vocab}"
+                    );
+                }
+            },
+        }
+        text
+    }
+
+    fn text_section(&self) -> String {
         let mut text = "\n[dataset]\nkind = \"gpt\"\n".to_owned();
         if self.text.tokens.is_empty() {
             let _ = writeln!(text, "source = {}", list(&self.text.source));
@@ -192,27 +243,6 @@ impl Recipe {
             100 - self.valid_percent,
             self.valid_percent
         );
-        text.push_str("\n[tokenizer]\n");
-        match &self.beginning {
-            Beginning::Pretrained(model, _) => {
-                let folder = quoted(&model.folder.display().to_string());
-                let _ = writeln!(text, "tokenizer_type = \"HuggingFaceTokenizer\"\ntokenizer_model = {folder}");
-            }
-            Beginning::Scratch(_, vocab) => match self.largest_id {
-                Some(id) => {
-                    let _ = writeln!(
-                        text,
-                        "# The token files come without a tokenizer: ids are all that is known.\ntokenizer_type = \"NullTokenizer\"\nvocab_size = {id}"
-                    );
-                }
-                None => {
-                    let _ = writeln!(
-                        text,
-                        "tokenizer_type = \"ByteLevelBPE\"    # trained on the text\nbpe_vocab_size = {vocab}"
-                    );
-                }
-            },
-        }
         text
     }
 

@@ -3,9 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
+use bridge_data::sft::{ExampleKind, examples_of, splits_of};
 use bridge_data::source::literal_pattern;
 use bridge_data::source::survey::{FileKind, Lines, Surveyed, extension, is_left_out, lines_of, survey};
 
+use super::arguments::Kind;
 use crate::failure::Failure;
 
 /// Text that a recipe can train on.
@@ -22,26 +24,34 @@ pub struct Text {
     pub files: usize,
     /// Their bytes.
     pub bytes: u64,
+    /// The examples to fine-tune on: there is neither text nor tokens then.
+    pub examples: Option<ExampleFiles>,
     /// A folder with a Hugging Face model among what was given.
     pub model: Option<PathBuf>,
     /// What to tell the user.
     pub notes: Vec<String>,
 }
 
-/// Why there is no recipe for conversations.
-pub const CHAT: &str = "these are conversations: training on what the assistant says alone is not built yet, so there is no recipe for it. \
-                    `bridge data render` shows them as token ids, `bridge chat` talks with a model";
+/// Files of examples.
+pub struct ExampleFiles {
+    /// What they are.
+    pub kind: ExampleKind,
+    /// The folder, if its files are named after splits.
+    pub root: Option<PathBuf>,
+    /// The files.
+    pub files: Vec<PathBuf>,
+}
 
 /// At most so many files are named one by one.
 const NAMED: usize = 200;
 /// Least bytes of text to learn anything from.
 const LEAST: u64 = 256;
 
-/// Finds the text of `inputs`.
+/// Finds the text of `inputs`, or the examples, of which `kind` there is more if it is not given.
 ///
 /// # Errors
 /// If there is none, with what there is instead.
-pub fn find(inputs: &[PathBuf]) -> Result<Text, Failure> {
+pub fn find(inputs: &[PathBuf], kind: Option<Kind>) -> Result<Text, Failure> {
     let mut surveyed = Vec::new();
     let mut roots = Vec::new();
     for input in inputs {
@@ -57,11 +67,30 @@ pub fn find(inputs: &[PathBuf]) -> Result<Text, Failure> {
         let path = file.path.display();
         return Err(Failure::input(format!("{path}: a recipe cannot name this file: its name is not UTF-8")));
     }
-    let mut notes = left_out(&surveyed);
     let of = |kind: FileKind| surveyed.iter().filter(move |file| file.kind == kind);
-    let bytes = |kind: FileKind| of(kind).map(|file| file.size).sum::<u64>();
     let model = of(FileKind::Model).find(|file| file.path.ends_with("config.json"));
     let model = model.and_then(|file| file.path.parent()).map(Path::to_owned);
+    if kind != Some(Kind::Text)
+        && let Some((examples, bytes)) = find_examples(&roots, &surveyed, kind)?
+    {
+        let used = |file: &&Surveyed| !examples.files.contains(&file.path);
+        let notes = left_out(surveyed.iter().filter(used), &[]);
+        let (source, exclude, tokens) = (Vec::new(), Vec::new(), Vec::new());
+        let files = examples.files.len();
+        return Ok(Text {
+            source,
+            exclude,
+            jsonl_key: None,
+            tokens,
+            files,
+            bytes,
+            examples: Some(examples),
+            model,
+            notes,
+        });
+    }
+    let mut notes = left_out(surveyed.iter(), &[FileKind::Text, FileKind::JsonLines, FileKind::Tokens]);
+    let bytes = |kind: FileKind| of(kind).map(|file| file.size).sum::<u64>();
     let chosen = if bytes(FileKind::JsonLines) > 0 { choose_lines(&surveyed, &mut notes)? } else { None };
     let (kinds, jsonl_key) = match chosen {
         // Lines under the usual key go together with whole files.
@@ -86,7 +115,17 @@ pub fn find(inputs: &[PathBuf]) -> Result<Text, Failure> {
     if used.is_empty() && !tokens.is_empty() {
         let bytes = bytes(FileKind::Tokens);
         let (source, exclude) = (Vec::new(), Vec::new());
-        return Ok(Text { source, exclude, jsonl_key, files: tokens.len(), tokens, bytes, model, notes });
+        return Ok(Text {
+            source,
+            exclude,
+            jsonl_key,
+            files: tokens.len(),
+            tokens,
+            bytes,
+            examples: None,
+            model,
+            notes,
+        });
     }
     if total < LEAST {
         let names = inputs.iter().map(|input| input.display().to_string()).collect::<Vec<_>>().join(", ");
@@ -97,23 +136,74 @@ pub fn find(inputs: &[PathBuf]) -> Result<Text, Failure> {
         )));
     }
     let (source, exclude) = patterns(&roots, &surveyed, &used);
-    Ok(Text { source, exclude, jsonl_key, tokens: Vec::new(), files: used.len(), bytes: total, model, notes })
+    Ok(Text {
+        source,
+        exclude,
+        jsonl_key,
+        tokens: Vec::new(),
+        files: used.len(),
+        bytes: total,
+        examples: None,
+        model,
+        notes,
+    })
+}
+
+/// The files of examples and their bytes, if there are any, and as much of them as of other text unless they are asked for.
+fn find_examples(
+    roots: &[PathBuf],
+    surveyed: &[Surveyed],
+    asked: Option<Kind>,
+) -> Result<Option<(ExampleFiles, u64)>, Failure> {
+    let (mut found, mut others) = (Vec::new(), 0);
+    for file in surveyed {
+        match examples_of(&file.path).map_err(Failure::input)? {
+            Some(kind) => found.push((kind, file)),
+            None if matches!(file.kind, FileKind::Text | FileKind::JsonLines) => others += file.size,
+            None => {}
+        }
+    }
+    let bytes = found.iter().map(|(_, file)| file.size).sum::<u64>();
+    let Some((kind, first)) = found.first() else {
+        return match asked {
+            Some(_) => Err(Failure::input(
+                "--kind chat: expected files of examples (lists of messages, or prompts with their answers), found none; docs/data.md has the names of their fields",
+            )),
+            None => Ok(None),
+        };
+    };
+    if asked.is_none() && bytes < others {
+        return Ok(None);
+    }
+    if let Some((_, other)) = found.iter().find(|(other, _)| other != kind) {
+        return Err(Failure::input(format!(
+            "{} and {}: one has conversations, the other prompts with their answers: name files of one kind",
+            first.path.display(),
+            other.path.display()
+        )));
+    }
+    let kind = *kind;
+    let files: Vec<PathBuf> = found.into_iter().map(|(_, file)| file.path.clone()).collect();
+    let root = match roots {
+        [root] if root.is_dir() => splits_of(root).map_err(Failure::input)?.map(|_| root.clone()),
+        _ => None,
+    };
+    Ok(Some((ExampleFiles { kind, root, files }, bytes)))
 }
 
 /// The key of the text of JSON Lines files.
 fn choose_lines(surveyed: &[Surveyed], notes: &mut Vec<String>) -> Result<Option<String>, Failure> {
     let mut keys = BTreeMap::<String, u64>::new();
-    let (mut chats, mut unknown) = (Vec::new(), Vec::new());
+    let mut unknown = Vec::new();
     for file in surveyed.iter().filter(|file| file.kind == FileKind::JsonLines) {
         match lines_of(&file.path).map_err(Failure::input)? {
             Some(Lines::Text(key)) => *keys.entry(key).or_default() += file.size,
-            Some(Lines::Chat(_)) => chats.push(file.path.display().to_string()),
+            Some(Lines::Chat(key)) => {
+                unknown.push(format!("{} (lists of messages under {key:?})", file.path.display()))
+            }
             Some(Lines::Unknown(found)) => unknown.push(format!("{} (keys {})", file.path.display(), found.join(", "))),
             None => unknown.push(format!("{} (no JSON objects)", file.path.display())),
         }
-    }
-    if let Some(chat) = chats.first() {
-        return Err(Failure::input(format!("{chat}: {}", CHAT)));
     }
     if let Some(file) = unknown.first() {
         return Err(Failure::input(format!(
@@ -134,13 +224,12 @@ fn choose_lines(surveyed: &[Surveyed], notes: &mut Vec<String>) -> Result<Option
     Ok(key)
 }
 
-/// What is not used, a note for each kind.
-fn left_out(surveyed: &[Surveyed]) -> Vec<String> {
+/// What is not of the `used` kinds, a note for each kind.
+fn left_out<'a>(surveyed: impl Iterator<Item = &'a Surveyed>, used: &[FileKind]) -> Vec<String> {
     let mut kinds = BTreeMap::<FileKind, Vec<&Surveyed>>::new();
     for file in surveyed {
         kinds.entry(file.kind).or_default().push(file);
     }
-    let used = [FileKind::Text, FileKind::JsonLines, FileKind::Tokens];
     let note = |(kind, files): (FileKind, Vec<&Surveyed>)| {
         let first = files[0].path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let others = if files.len() > 1 { ", ..." } else { "" };

@@ -51,7 +51,8 @@ pub fn first_steps(recipe: &Recipe, vocab_size: usize) -> Result<Outcome, Failur
     // All of the recipe is checked, as training it would.
     raw.clone().finalize(&World::SINGLE)?;
     let folder = tempfile::tempdir().map_err(Failure::run)?;
-    let is_short = recipe.text.bytes <= TRIED_BYTES;
+    // Examples are tokenized once: what the trial makes of them, the run uses.
+    let is_short = recipe.text.bytes <= TRIED_BYTES || recipe.tuning.is_some();
     let short =
         if is_short { shortened(&raw, folder.path()) } else { measuring_recipe(&raw, vocab_size, None, folder.path()) };
     let seconds = Seconds::default();

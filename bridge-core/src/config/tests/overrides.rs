@@ -41,6 +41,9 @@ fn null_unsets() {
 fn the_last_override_wins() {
     let run = tiny(&["optimizer.lr=1.0", "optimizer.lr=0.5"]).expect("accepted");
     assert_eq!(run.optimizer.lr, 0.5);
+    assert_eq!(run.warnings(), ["optimizer.lr is given several times, and the last counts: 0.5, not 1.0"]);
+    let run = tiny(&["optimizer.lr=0.5", "train.train_iters=3", "optimizer.lr=0.5"]).expect("accepted");
+    assert!(run.warnings().is_empty(), "the same value twice: {:?}", run.warnings());
 }
 
 #[test]

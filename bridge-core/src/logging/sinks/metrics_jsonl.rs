@@ -34,6 +34,21 @@ impl Sink for MetricsFile {
         NAME
     }
 
+    fn lacks(&self) -> Option<String> {
+        let done = self.completed_iterations;
+        let what = match self.earlier {
+            _ if done == 0 => return None,
+            None => format!("no record of the {done} iterations before the checkpoint"),
+            Some((1, last)) if last == done => return None,
+            Some((1, last)) => format!("no record of iterations {} to {done}, which are in the checkpoint", last + 1),
+            Some((first, _)) => format!("no record of iterations 1 to {}", first - 1),
+        };
+        let path = self.path.display();
+        Some(format!(
+            "{path} has {what}: logs were removed, or logger.log_dir is another; curves begin with what is there"
+        ))
+    }
+
     fn on_record(&mut self, record: &Record) -> Result<(), SinkError> {
         Ok(record.fields().map_or(Ok(()), |fields| self.write(&fields))?)
     }
@@ -76,6 +91,10 @@ pub struct MetricsFile {
     path: PathBuf,
     run: String,
     file: File,
+    /// Iterations that the run has done before.
+    completed_iterations: u64,
+    /// The first and the last of them with a record.
+    earlier: Option<(u64, u64)>,
 }
 
 impl MetricsFile {
@@ -111,17 +130,21 @@ impl MetricsFile {
         }
         let old = if is_own { old } else { Vec::new() };
         let mut kept = Vec::with_capacity(old.len());
+        let mut earlier: Option<(u64, u64)> = None;
         for (line, record) in records(path, &old)? {
-            if record.get("iteration").and_then(Value::as_u64).is_some_and(|i| i <= completed_iterations) {
-                kept.extend_from_slice(line);
-                kept.push(b'\n');
+            let iteration = record.get("iteration").and_then(Value::as_u64);
+            let Some(iteration) = iteration.filter(|iteration| *iteration <= completed_iterations) else { continue };
+            kept.extend_from_slice(line);
+            kept.push(b'\n');
+            if record.get("kind").is_some_and(|kind| kind == "train") {
+                earlier = Some((earlier.map_or(iteration, |(first, _)| first), iteration));
             }
         }
         if kept != old {
             outside::replace(path, &kept).map_err(io_error(path))?;
         }
         let file = outside::append(path).map_err(io_error(path))?;
-        Ok(Self { path: path.to_owned(), run: run.to_owned(), file })
+        Ok(Self { path: path.to_owned(), run: run.to_owned(), file, completed_iterations, earlier })
     }
 
     /// Appends a record. Whole lines reach the operating system, so another process can follow the file.
@@ -276,6 +299,21 @@ pub(super) mod tests {
         run(&path, 0, 2);
         assert_eq!(iterations(&path), [1, 2], "a run that starts over");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "no temporary file is left");
+    }
+
+    #[test]
+    fn records_that_a_resumed_run_lacks_are_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        let lacks = |completed| MetricsFile::open(&path, "a", completed).unwrap().lacks();
+        assert_eq!(lacks(0), None, "a new run has nothing to lack");
+        assert!(lacks(4).unwrap().contains("metrics.jsonl has no record of the 4 iterations"));
+        run(&path, 4, 6);
+        assert!(lacks(6).unwrap().contains("no record of iterations 1 to 4:"));
+        fs::remove_file(&path).unwrap();
+        run(&path, 0, 6);
+        assert_eq!(lacks(6), None);
+        assert!(lacks(9).unwrap().contains("no record of iterations 7 to 9,"));
     }
 
     #[test]

@@ -111,7 +111,9 @@ impl Reporter {
         }
         let (iteration, consumed_samples) = (start.step, start.consumed_train_samples);
         let opened = open_sinks(&SinkContext { config: &self.config, run, iteration, consumed_samples })?;
+        let lacking: Vec<String> = opened.iter().chain(&handed_in).filter_map(|sink| sink.lacks()).collect();
         self.lock().sinks.splice(0..0, opened.into_iter().chain(handed_in));
+        lacking.iter().for_each(|text| self.warn(text));
         Ok(())
     }
 
