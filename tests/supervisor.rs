@@ -54,6 +54,11 @@ fn signal(name: &str, process: &str) {
     assert!(Command::new("kill").args([name, process]).status().unwrap().success());
 }
 
+/// Lines of a folder's metrics.
+fn logged(folder: &Path) -> usize {
+    std::fs::read_to_string(folder.join("runs/tiny/metrics.jsonl")).unwrap_or_default().lines().count()
+}
+
 /// Exit code and what was said.
 fn end(supervisor: Child) -> (Option<i32>, String) {
     let output = supervisor.wait_with_output().unwrap();
@@ -70,6 +75,11 @@ fn a_run_that_is_killed_goes_on_as_if_nothing_had_been() {
     for step in [10, 30] {
         wait_for("checkpoint", || saved(step).exists());
         signal("-KILL", &run_of(&supervisor));
+        let (killed, before) = (Instant::now(), logged(folder.path()));
+        wait_for("step after the restart", || logged(folder.path()) > before);
+        let took = killed.elapsed();
+        println!("{:.2} s from the fault to the next step", took.as_secs_f64());
+        assert!(took < Duration::from_secs(10), "{took:?}");
     }
     let (code, said) = end(supervisor);
     assert_eq!(code, Some(0), "{said}");

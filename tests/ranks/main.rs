@@ -5,6 +5,7 @@ mod attention_scores;
 mod distillation;
 mod doors;
 mod dpo;
+mod elsewhere;
 mod ends;
 mod extras;
 mod failures;

@@ -251,6 +251,16 @@ pub enum TrainError {
         /// Why not.
         message: String,
     },
+    /// The disk of a folder is full, or a quota is used up: another start may find room.
+    #[error("{key}: the disk of {} is full: {message}", path.display())]
+    DiskFull {
+        /// The setting that names the folder.
+        key: &'static str,
+        /// The folder.
+        path: PathBuf,
+        /// What the system says.
+        message: String,
+    },
     /// Another run writes to a folder of this one.
     #[error("{key}: another run (process {holder}) is writing to {}; wait for it, or choose another folder", path.display())]
     InUse {

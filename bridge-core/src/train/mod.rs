@@ -23,6 +23,7 @@ mod data_errors;
 mod data_events;
 mod data_identity;
 mod data_lengths;
+mod deadline;
 mod device;
 mod device_ranks;
 mod distillation;

@@ -62,6 +62,7 @@ fn pretrain_here(config: RunConfig, options: RunOptions) -> Result<RunReport, Tr
         Err(error) => Ending::Failed(error.to_string()),
     };
     let finished = run.outputs.finish(&run.state, &run.groups, ending);
+    run.exits.end();
     let (reason, validation, test) = outcome?;
     finished?;
     Ok(RunReport { reason, train_state: run.state.train_state.clone(), validation, test, run })

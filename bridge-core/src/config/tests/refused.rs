@@ -23,6 +23,8 @@ const REFUSED: &[(&[&str], &str)] = &[
     (&["train.iterations_to_skip=[0]"], "train.iterations_to_skip"),
     (&["train.iterations_to_skip=[3, 21]"], "train.iterations_to_skip"),
     (&["train.exit_signal=SIGKILL"], "train.exit_signal"),
+    (&["train.exit_signal_deadline_s=30"], "train.exit_signal_deadline_s"),
+    (&["checkpoint.save=x", "train.exit_signal_deadline_s=0"], "train.exit_signal_deadline_s"),
     (&["train.check_optimizer_step_success=false"], "train.check_optimizer_step_success"),
     (&["train.skip_sync_grad_norm_across_mp=true"], "train.skip_sync_grad_norm_across_mp"),
     (&["train.max_consecutive_skipped_iterations=0"], "train.max_consecutive_skipped_iterations"),
