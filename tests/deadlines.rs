@@ -152,7 +152,7 @@ fn a_state_that_cannot_be_saved_in_time_is_told_of() {
 
 /// The save that the signal asks for takes too long, at once and in the background; the one before it is what the next run goes on from.
 #[test]
-fn a_faulty_disk_costs_the_last_save_and_no_other() {
+fn a_slow_disk_costs_the_last_save_and_no_other() {
     for ranks in Ranks::ALL {
         for save in ["checkpoint.async_save=false", "checkpoint.async_save=true"] {
             let folder = tempfile::tempdir().unwrap();
@@ -165,10 +165,8 @@ fn a_faulty_disk_costs_the_last_save_and_no_other() {
             assert!(took < Duration::from_secs(7), "{ranks:?} {save}: {took:?}");
             let kept = newest(folder.path()).unwrap();
             let told = said.split_once("could not be saved in time: the run was still ").expect("it says so").1;
-            // One that was complete but for a last note may not count yet.
-            let counted =
-                told.split_once("the newest checkpoint is of iteration ").map(|(_, number)| number.trim().parse());
-            assert!(counted.is_some_and(|number: Result<u64, _>| number.unwrap() <= kept), "{ranks:?} {save}: {said}");
+            let newest = format!("the newest checkpoint is of iteration {kept}\n");
+            assert!(told.contains(&newest), "{ranks:?} {save}: {said}");
             let done = losses(folder.path()).len() as u64;
             goes_on(folder.path(), ranks, &more, done + 3);
         }

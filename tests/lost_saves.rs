@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -288,7 +288,7 @@ fn flip(kind: &Kind, times: usize, random: &mut Random) {
             std::fs::remove_dir_all(entry.path()).unwrap();
         }
         copy(intact.path(), at);
-        for memory in &memory {
+        if let Some(memory) = &memory {
             let _ = std::fs::remove_dir_all(memory);
             copy(&intact.path().join("memory"), memory);
         }
