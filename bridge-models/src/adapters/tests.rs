@@ -126,13 +126,13 @@ fn names_of_no_layer_are_found_when_a_recipe_is_checked() {
         check_inputs(&config, &registry).expect_err("there is no base").to_string()
     };
     for (overrides, name) in [
-        (["peft.target_modules=[\"all-linear\"]"], "`all-linear` names no linear layer"),
-        (["peft.target_modules=[\"linear_qkv\", \"linear_vkq\"]"], "`linear_vkq` names no linear layer"),
-        (["peft.modules_to_save=[\"nothing\"]"], "`nothing` in modules_to_save"),
-        (["model.freeze_parameters=[\"nothing.*\"]"], "nothing.*"),
+        (["peft.target_modules=[\"all-linear\"]"], "peft: `all-linear` names no linear layer"),
+        (["peft.target_modules=[\"linear_qkv\", \"linear_vkq\"]"], "peft: `linear_vkq` names no linear layer"),
+        (["peft.modules_to_save=[\"nothing\"]"], "peft: `nothing` in modules_to_save"),
+        (["model.freeze_parameters=[\"nothing.*\"]"], "model.freeze_parameters: "),
     ] {
         let said = problems(&overrides);
-        assert!(said.contains(name), "{overrides:?}: {said}");
+        assert!(said.contains(&format!("error: {name}")), "{overrides:?}: {said}");
     }
     for overrides in [["peft.target_modules=[\"q_proj\"]"], ["model.freeze_parameters=[\"embedding.*\"]"]] {
         let said = problems(&overrides);
