@@ -43,6 +43,7 @@ mod sections;
 mod source;
 mod spec;
 mod teacher;
+mod templates;
 mod unread;
 mod upstream;
 
@@ -77,3 +78,4 @@ pub use section::Section;
 pub use sections::*;
 pub use source::Format;
 pub use spec::{Concerns, FieldSpec, TypeSpec};
+pub(crate) use templates::{NO_TEMPLATE, has_marks, names_file};

@@ -337,8 +337,12 @@ impl Base {
             format!("{documents} documents, {tokens} tokens")
         };
         let Self { iteration, consumed, .. } = self;
+        let others = match said(&before.data) == said(&record.data) {
+            true => ", as many but others: of another text, another tokenizer or another end of documents",
+            false => "",
+        };
         Some(format!(
-            "the data has changed since the checkpoint of iteration {iteration}: {} then, {} now. The sample order is another: the run goes \
+            "the data has changed since the checkpoint of iteration {iteration}: {} then, {} now{others}. The sample order is another: the run goes \
              on with sample {consumed} of the new order, so some samples come again and others are left out",
             said(&before.data),
             said(&record.data)

@@ -380,3 +380,22 @@ fn a_flight_recorder_that_would_never_write_is_refused() {
         tiny(&["dist.flight_recorder_dump_path=x", one]).unwrap_or_else(|errors| panic!("{one}\n{errors}"));
     }
 }
+
+#[test]
+fn a_chat_template_has_places_that_are_filled_in_or_is_a_file() {
+    let with = |template: &str| {
+        let template = format!("tokenizer.chat_template='{template}'");
+        let tokenizer = ["tokenizer.tokenizer_type=HuggingFaceTokenizer", "tokenizer.tokenizer_model=hf"];
+        tiny(&[tokenizer[0], tokenizer[1], "tokenizer.vocab_size=null", "model.vocab_size=512", template.as_str()])
+    };
+    for template in ["{{ messages }}", "{% for m in messages %}x{% endfor %}", "chat_template.jinja", "folder/any.txt"]
+    {
+        let errors = with(template).err();
+        assert!(errors.is_none_or(|errors| !errors.names("tokenizer.chat_template")), "{template}");
+    }
+    for template in ["chatml", "{ messages }", "Be brief"] {
+        let errors = with(template).expect_err(template);
+        assert!(errors.names("tokenizer.chat_template"), "{template}: {errors}");
+        assert!(errors.to_string().contains("is no template"), "{errors}");
+    }
+}
