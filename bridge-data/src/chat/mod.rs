@@ -166,6 +166,12 @@ impl ChatTemplate {
         format!("{:016x}", XxHash3_64::oneshot(format!("{source}\0{tokens}").as_bytes()))
     }
 
+    /// Whether it writes the calls of tools: it names them, or writes messages whole.
+    pub(crate) fn writes_calls(&self) -> bool {
+        let template = self.environment.get_template(NAME);
+        template.is_ok_and(|template| ["tool_calls", "tojson"].iter().any(|word| template.source().contains(word)))
+    }
+
     /// A template from its text, with the special tokens that it may name.
     ///
     /// # Errors

@@ -8,6 +8,7 @@ use parquet::file::reader::SerializedFileReader;
 use parquet::record::Row;
 use parquet::record::reader::RowIter;
 use serde_json::Value;
+use twox_hash::XxHash3_64;
 
 use crate::gpt::Split;
 use crate::{DataError, outside};
@@ -108,6 +109,14 @@ impl Raw {
         match self {
             Self::Line(line) => line.len(),
             Self::Row(_, bytes) => *bytes,
+        }
+    }
+
+    /// A checksum of the record.
+    pub(super) fn digest(&self) -> u64 {
+        match self {
+            Self::Line(line) => XxHash3_64::oneshot(line),
+            Self::Row(value, _) => XxHash3_64::oneshot(value.to_string().as_bytes()),
         }
     }
 
