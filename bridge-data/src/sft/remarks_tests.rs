@@ -99,7 +99,8 @@ fn tool_calls_that_a_template_does_not_write_are_counted() {
     let expected = report(&nothing, RecordKind::AsWritten, Some(ENDING));
     assert_eq!((found.tokens, found.lost_calls, found.blank), (expected.tokens, 1, 0), "{found:?}");
     assert!(found.to_string().contains("1 with tool calls, which the chat template does not write"), "{found}");
-    let knowing = ENDING.replace("{{ m.content }}", "{{ m.tool_calls or m.content }}");
+    let knowing =
+        ENDING.replace("{{ m.content }}", "{{ m.tool_calls[0].function.name if m.tool_calls else m.content }}");
     let found = report(&records, RecordKind::AsWritten, Some(&knowing));
     assert!(found.lost_calls == 0 && found.tokens > expected.tokens && !found.lacks(), "{found:?}");
 }
