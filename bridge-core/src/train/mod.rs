@@ -62,6 +62,7 @@ mod pretrain;
 mod preview;
 mod progress;
 mod ranks;
+mod reads;
 mod reference;
 mod region_spans;
 mod registry;

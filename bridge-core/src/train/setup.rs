@@ -224,9 +224,9 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
         pulse,
         config,
     };
-    if let Some(start) = &start {
-        restore_all(&mut run, start).map_err(|error| lineage.explain(error))?;
-    }
+    let reference = restore_all(&mut run, start.as_ref()).map_err(|error| lineage.explain(error))?;
+    let models = [("teacher", teacher.as_ref().map(Teacher::identity)), ("reference", reference)];
+    lineage.note_models(models, &mut run.inputs.lineage)?.iter().for_each(|text| run.outputs.reporter.warn(text));
     let step = run.state.train_state.step;
     run.exits.standing().done(step);
     run.exits.standing().saved(step);

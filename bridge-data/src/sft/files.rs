@@ -8,6 +8,7 @@ use parquet::file::reader::SerializedFileReader;
 use parquet::record::Row;
 use parquet::record::reader::RowIter;
 use serde_json::Value;
+use twox_hash::XxHash3_64;
 
 use super::arrow;
 use crate::gpt::Split;
@@ -110,6 +111,14 @@ impl Raw {
         match self {
             Self::Line(line) => line.len(),
             Self::Row(_, bytes) => *bytes,
+        }
+    }
+
+    /// A checksum of the record.
+    pub(super) fn digest(&self) -> u64 {
+        match self {
+            Self::Line(line) => XxHash3_64::oneshot(line),
+            Self::Row(value, _) => XxHash3_64::oneshot(value.to_string().as_bytes()),
         }
     }
 

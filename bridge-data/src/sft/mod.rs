@@ -28,6 +28,8 @@ mod preference_tests;
 mod prepare;
 mod prompt;
 mod provider;
+#[cfg(test)]
+mod remarks_tests;
 mod rust_docs;
 mod spellings;
 mod store;

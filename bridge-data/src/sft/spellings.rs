@@ -116,7 +116,9 @@ fn normal(message: &Value) -> Result<(Value, f32), String> {
         normal.insert("content".into(), "".into());
         normal.insert("tool_calls".into(), json!([{ "type": "function", "function": call }]));
     } else if let Some(content) = content {
-        normal.insert("content".into(), content.clone());
+        // Templates would write the word `None`; beside calls they expect it.
+        let is_nothing = content.is_null() && !has_calls(message);
+        normal.insert("content".into(), if is_nothing { "".into() } else { content.clone() });
     } else if !fields.contains_key("tool_calls") {
         return Err("expected a \"content\" (or \"value\")".to_owned());
     }
@@ -125,6 +127,27 @@ fn normal(message: &Value) -> Result<(Value, f32), String> {
         normal.entry(key.clone()).or_insert_with(|| value.clone());
     }
     Ok((Value::Object(normal), weight(message)?))
+}
+
+/// Whether a message calls tools.
+pub(super) fn has_calls(message: &Value) -> bool {
+    says_something(&message["tool_calls"])
+}
+
+/// Whether a message is the assistant's and says nothing: no text, no calls, nothing else that a template could write.
+pub(super) fn is_blank_answer(message: &Value) -> bool {
+    let known = |key: &str| matches!(key, "role" | "name" | "id");
+    message["role"] == "assistant"
+        && !message.as_object().into_iter().flatten().any(|(key, value)| !known(key) && says_something(value))
+}
+
+fn says_something(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(_) | Value::Number(_) => false,
+        Value::String(text) => !text.trim().is_empty(),
+        Value::Array(values) => values.iter().any(says_something),
+        Value::Object(fields) => fields.iter().any(|(key, value)| key != "type" && says_something(value)),
+    }
 }
 
 /// How much a message or a record counts: 1 if it does not say so.

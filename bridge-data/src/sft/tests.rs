@@ -54,7 +54,7 @@ pub(super) fn tokenizer() -> Arc<dyn Tokenizer> {
     Arc::new(HuggingFaceTokenizer::load(folder.path()).unwrap())
 }
 
-fn context(train_samples: usize) -> DatasetBuildContext {
+pub(super) fn context(train_samples: usize) -> DatasetBuildContext {
     DatasetBuildContext {
         train_samples,
         valid_samples: 0,
