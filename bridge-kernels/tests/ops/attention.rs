@@ -268,7 +268,7 @@ fn output(shapes: Shapes, with: &str, operation: Operation, watch: Option<ScoreW
     let (options, _) = options(shapes, with);
     let options = AttentionOptions { watch, ..options };
     run_all(&inputs(shapes, with), |x| {
-        let [q, k, v] = shaped(shapes, x);
+        let [q, k, v] = shaped(shapes, with, x);
         let out = operation(q, k, v, &with_sinks(&options, x));
         let count = out.shape().num_elements();
         out.reshape([count])
