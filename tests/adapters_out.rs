@@ -205,6 +205,8 @@ fn commands_take_several_adapters_of_one_base() {
     for [base, one, two] in [checkpoints, folders] {
         let named = [format!("one={one}"), format!("two={two}")];
         let several = [base.as_str(), "--adapter", &named[0], "--adapter", &named[1]];
+        // The base itself has no tokenizer; that it computes as alone, the library's tests show.
+        let of_base = [&several[..], &["--use", "base"]].concat();
         let (with_one, with_two) = ([base.as_str(), "--adapter", &one], [base.as_str(), "--adapter", &two]);
         // Each row with its adapter, as alone.
         let rows = prompts.iter().flat_map(|prompt| ["--prompt", *prompt]);
@@ -214,7 +216,7 @@ fn commands_take_several_adapters_of_one_base() {
         let found = objects(&said);
         let names: Vec<&str> = found.iter().map(|row| row["adapter"].as_str().unwrap()).collect();
         assert_eq!(names, ["two", "one", "one", "base"]);
-        let alone: [&[&str]; 4] = [&with_two, &with_one, &with_one, &[&base]];
+        let alone: [&[&str]; 4] = [&with_two, &with_one, &with_one, &of_base];
         for ((row, prompt), model) in found.iter().zip(prompts).zip(alone) {
             assert_eq!(row["text"], text(model, prompt), "{model:?} {prompt}");
         }
@@ -224,7 +226,7 @@ fn commands_take_several_adapters_of_one_base() {
         // A conversation that changes the adapter on its way.
         let lines = "3 1 4\n/adapter two\n/reset\n3 1 4\n/adapter nobody\n/adapter base\n/reset\n3 1 4\n";
         let found = answers_of(folder, &[&several[..], &["--use", "one"]].concat(), lines);
-        let alone: [&[&str]; 3] = [&with_one, &with_two, &[&base]];
+        let alone: [&[&str]; 3] = [&with_one, &with_two, &of_base];
         assert_eq!(found, alone.map(|model| answers_of(folder, model, "3 1 4\n").remove(0)));
         // Tasks.
         let items = r#"{"context": "3 1 4", "choices": [" 1", " 5", " 9"], "gold": 1}"#;

@@ -22,7 +22,7 @@ const RUN: [&str; 9] = [
 ];
 
 /// Steps of many seconds, of which a micro-batch takes a few milliseconds.
-const LONG_STEPS: [&str; 2] = ["train.global_batch_size=4000", "checkpoint.save_interval=1000"];
+const LONG_STEPS: [&str; 2] = ["train.global_batch_size=16000", "checkpoint.save_interval=1000"];
 
 const PATIENCE: Duration = Duration::from_secs(180);
 

@@ -145,10 +145,9 @@ fn adapters_are_taught_listed_asked_and_forgotten() {
     let of_base = client.generate(id, None, 200);
     assert_eq!(client.adapters(id), json!([]));
     assert_eq!(client.teach(id, "pi", "1 5 9")["event"], "end");
-    assert_eq!(client.teach(id, "e", "2 7 1 8")["event"], "end");
+    assert_eq!(client.teach(id, "e", "2 7 1")["event"], "end");
     // Each answers what it has learned, beside the other, and the model what it did.
-    for (adapter, expected) in [(Some("pi"), "1 5 9"), (Some("e"), "2 7 1 8"), (Some("pi"), "1 5 9"), (None, &of_base)]
-    {
+    for (adapter, expected) in [(Some("pi"), "1 5 9"), (Some("e"), "2 7 1"), (Some("pi"), "1 5 9"), (None, &of_base)] {
         assert_eq!(client.generate(id, adapter, 200), expected, "{adapter:?}");
     }
     let listed = json!([{ "name": "e", "run": 2, "ready": true }, { "name": "pi", "run": 1, "ready": true }]);
@@ -169,7 +168,7 @@ fn adapters_are_taught_listed_asked_and_forgotten() {
     assert_eq!(client.ask("DELETE", &format!("/runs/{id}/adapters/pi"), "", "").0, 204);
     assert_eq!(client.ask("DELETE", &format!("/runs/{id}/adapters/pi"), "", "").0, 404);
     client.generate(id, Some("pi"), 404);
-    assert_eq!(client.generate(id, Some("e"), 200), "2 7 1 8");
+    assert_eq!(client.generate(id, Some("e"), 200), "2 7 1");
     stop.send(()).unwrap();
     end();
 }

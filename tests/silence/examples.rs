@@ -157,7 +157,7 @@ fn a_resumed_run_says_nothing_of_what_lies_elsewhere_or_is_newer() {
 }
 
 fn empty_answers(folder: &Path) {
-    let answer = |number: usize| if number % 2 == 0 { "" } else { "a note" };
+    let answer = |number: usize| if number.is_multiple_of(2) { "" } else { "a note" };
     let record = |number| serde_json::json!({ "prompt": format!("line {number}"), "completion": answer(number) });
     write_lines(folder, "examples/training.jsonl", (0..12).map(record));
 }

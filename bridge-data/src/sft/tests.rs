@@ -220,7 +220,7 @@ fn arrow_files_are_read_row_by_row() {
     let whole = std::fs::read(fixtures.join("stream.arrow")).unwrap();
     std::fs::write(&path, &whole[..whole.len() - 40]).unwrap();
     let error = built(params(folder.path()), 2).err().unwrap().to_string();
-    assert!(error.contains("training.arrow") && error.contains("behind row 8") && error.contains("cut off"), "{error}");
+    assert!(error.contains("training.arrow") && error.contains("behind row 6") && error.contains("cut off"), "{error}");
     // A text whose bytes are none, in the fifth row.
     let mut damaged = whole;
     let place = damaged.windows(10).position(|bytes| bytes == b"question 4").unwrap();

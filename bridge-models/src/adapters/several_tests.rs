@@ -10,7 +10,7 @@ use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 use serde_json::{Value, json};
 
 use super::{AdapterRequest, AdapterSet, PeftAdapter};
-use crate::decoder::{DecoderConfig, build_decoder};
+use crate::decoder::{DecoderConfig, NormConfig, build_decoder};
 use crate::generate::{GenerateOptions, GenerateRequest, generate};
 use crate::huggingface::HfModel;
 
@@ -126,6 +126,7 @@ fn the_base_is_in_memory_once() {
         vocab_size: 200_000,
         padded_vocab_size: 200_000,
         max_position_embeddings: 16,
+        norm: NormConfig { epsilon: 1e-5, ..NormConfig::neutral() },
         ..DecoderConfig::neutral()
     };
     let context = BuildContext {

@@ -314,7 +314,7 @@ fn what_is_implemented_is_accepted() {
         vec!["peft=null", "profiling={}", "straggler={}"],
         vec!["train.max_consecutive_skipped_iterations=1"],
         vec!["checkpoint.save=x", "train.exit_signal_deadline_s=30"],
-        vec!["checkpoint.save=x", "train.exit_signal_deadline_s=1e300"],
+        vec!["checkpoint.save=x", "train.exit_signal_deadline_s=3e38"],
     ] {
         tiny(&overrides).unwrap_or_else(|errors| panic!("{overrides:?}\n{errors}"));
     }
