@@ -130,7 +130,11 @@ impl Told<'_> {
     /// Takes down what the monitor has heard, now and then.
     fn heard(&mut self, monitor: Option<&Monitor>) {
         if let Some(monitor) = monitor.filter(|_| self.last.elapsed() >= TELLING) {
-            self.content.ranks = monitor.ranks();
+            let ranks = monitor.ranks();
+            // A run that has just begun again is not heard yet: what the one before said last stands.
+            if !ranks.is_empty() {
+                self.content.ranks = ranks;
+            }
             self.write();
         }
     }

@@ -313,7 +313,6 @@ fn what_is_implemented_is_accepted() {
         vec!["device=cuda:1", "logger.progress=plain", "generate.prompt=1 2 3"],
         vec!["peft=null", "profiling={}", "straggler={}"],
         vec!["train.max_consecutive_skipped_iterations=1"],
-        vec!["checkpoint.save=x", "train.exit_signal_deadline_s=30"],
         vec!["checkpoint.save=x", "train.exit_signal_deadline_s=3e38"],
     ] {
         tiny(&overrides).unwrap_or_else(|errors| panic!("{overrides:?}\n{errors}"));
