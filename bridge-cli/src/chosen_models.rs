@@ -208,7 +208,12 @@ fn of_checkpoints(base: &Path, adapters: &[(&str, &Path)], device: &Device) -> R
     let chunk = build_whole(first, &opened[0].config, device)?;
     let mut set = AdapterSet::new(opened[0].config.clone(), chunk.as_ref(), device);
     drop(chunk);
-    let of_base = (companions_of(first)?, Some(open_checkpoint(first.path())?));
+    let mut of_base = companions_of(first)?;
+    if of_base.tokenizer.is_none() {
+        // That of an import may have stayed in its folder; an adapter has what it was trained with.
+        of_base.tokenizer = opened[0].companions()?.tokenizer;
+    }
+    let of_base = (of_base, Some(open_checkpoint(first.path())?));
     let mut companions = Vec::new();
     for ((name, _), adapted) in adapters.iter().zip(opened) {
         let blank = set.blank(Arc::new(adapted.adapter.clone()));

@@ -90,9 +90,15 @@ const MORE_ARROWS: [(&str, &str); 1] = [("config", "optim")];
 /// Modules of bridge-core that know tensors.
 const TENSORS: [&str; 4] = ["model", "optim", "testing", "train"];
 
-/// Files of other modules that know them: a plan measures what kernels need, and how; figures of memory ask the allocator, which is beside kernels.
-const TENSOR_FILES: [&str; 3] =
-    ["bridge-core/src/logging/memory.rs", "bridge-core/src/plan/memory.rs", "bridge-core/src/plan/traffic/model.rs"];
+/// Files of other modules that know them: a plan measures what kernels need, and how; figures of memory and timers
+/// ask or tell the allocator, which is beside kernels.
+const TENSOR_FILES: [&str; 5] = [
+    "bridge-core/src/logging/memory.rs",
+    "bridge-core/src/logging/memory_snapshot.rs",
+    "bridge-core/src/plan/memory.rs",
+    "bridge-core/src/plan/traffic/model.rs",
+    "bridge-core/src/timers/mod.rs",
+];
 
 /// Files of names that Megatron Bridge's configurations have.
 const UPSTREAMS_NAMES: [&str; 4] = [

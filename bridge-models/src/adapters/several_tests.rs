@@ -126,6 +126,8 @@ fn the_base_is_in_memory_once() {
         vocab_size: 200_000,
         padded_vocab_size: 200_000,
         max_position_embeddings: 16,
+        init_method_std: 0.02,
+        embedding_init_method_std: 0.02,
         norm: NormConfig { epsilon: 1e-5, ..NormConfig::neutral() },
         ..DecoderConfig::neutral()
     };
