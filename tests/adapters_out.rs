@@ -187,7 +187,7 @@ fn answers_of(folder: &Path, model: &[&str], input: &str) -> Vec<String> {
 
 #[test]
 fn commands_take_several_adapters_of_one_base() {
-    let (folder, base) = trained("lora", &["peft.kind=dora"]);
+    let (folder, _) = trained("lora", &["peft.kind=dora"]);
     let (other, _) = trained("lora", &["peft.target_modules=[\"linear_fc1\", \"linear_qkv\"]"]);
     let (folder, other) = (folder.path(), other.path().to_str().unwrap().to_owned());
     bridge(folder, &["convert", "export", "saved", "adapter"]).unwrap();

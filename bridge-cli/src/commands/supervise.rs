@@ -84,6 +84,7 @@ pub fn supervise(
         let monitor = monitored.map(Monitor::open).transpose()?;
         let given = (&arguments[..], &progress.overrides()[..]);
         let status = run_once(&signals, monitor.as_ref(), (restarts, &mut told), given)?;
+        told.take_down(monitor.as_ref());
         let (code, why) = match End::of(status) {
             End::Final(code) => return Ok(code),
             End::Failed(code, why) => (code, why),
@@ -129,7 +130,14 @@ struct Told<'a> {
 impl Told<'_> {
     /// Takes down what the monitor has heard, now and then.
     fn heard(&mut self, monitor: Option<&Monitor>) {
-        if let Some(monitor) = monitor.filter(|_| self.last.elapsed() >= TELLING) {
+        if self.last.elapsed() >= TELLING {
+            self.take_down(monitor);
+        }
+    }
+
+    /// Takes down what the monitor has heard.
+    fn take_down(&mut self, monitor: Option<&Monitor>) {
+        if let Some(monitor) = monitor {
             let ranks = monitor.ranks();
             // A run that has just begun again is not heard yet: what the one before said last stands.
             if !ranks.is_empty() {
