@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use bridge_data::sft::{ExampleKind, examples_of, is_part_of_example, splits_of};
+use bridge_data::sft::{ExampleKind, SplitCounts, examples_of, is_part_of_example, splits_of};
 use bridge_data::source::literal_pattern;
 use bridge_data::source::survey::{FileKind, Lines, Surveyed, extension, is_left_out, lines_of, survey};
 
@@ -37,8 +37,8 @@ pub struct Text {
 pub struct ExampleFiles {
     /// What they are.
     pub kind: ExampleKind,
-    /// The folder, if its files are named after splits.
-    pub root: Option<PathBuf>,
+    /// The folder, if its files are named after splits, and how many examples these have.
+    pub root: Option<(PathBuf, SplitCounts)>,
     /// The files.
     pub files: Vec<PathBuf>,
 }
@@ -189,7 +189,7 @@ fn find_examples(
     let kind = *kind;
     let files: Vec<PathBuf> = found.into_iter().map(|(_, file)| file.path.clone()).collect();
     let root = match roots {
-        [root] if root.is_dir() => splits_of(root).map_err(Failure::input)?.map(|_| root.clone()),
+        [root] if root.is_dir() => splits_of(root).map_err(Failure::input)?.map(|counts| (root.clone(), counts)),
         _ => None,
     };
     Ok(Some((ExampleFiles { kind, root, files }, bytes)))

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use bridge_data::chat::ChatTemplate;
-use bridge_data::sft::{ExampleKind, SplitCounts, divide, splits_of};
+use bridge_data::sft::{ExampleKind, SplitCounts, divide};
 use bridge_data::tokenizer::{HuggingFaceTokenizer, Tokenizer};
 
 use super::model::Pretrained;
@@ -72,10 +72,8 @@ impl Tuning {
             (_, false) => (Form::Prompts, None),
         };
         let cache = data.join("cache");
-        if let Some(root) = &examples.root {
-            let counts = splits_of(root).map_err(Failure::input)?;
-            let counts = counts.ok_or_else(|| Failure::input(format!("{}: its files have gone", root.display())))?;
-            return Ok(Self { root: root.clone(), cache, counts, template, form });
+        if let Some((root, counts)) = examples.root.clone() {
+            return Ok(Self { root, cache, counts, template, form });
         }
         let root = data.join("examples");
         if root.exists() && !force {
