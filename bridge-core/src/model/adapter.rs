@@ -11,7 +11,7 @@ use bridge_kernels::{LinearWeight, LowRank, Philox, Quantization, low_rank_sum};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
-use super::{Cut, Declaration, LinearForLastLayer, Meets, ModelBuildError, PassStream, Scope};
+use super::{Cut, Declaration, Meets, ModelBuildError, PassStream, Scope};
 
 /// Gives whole weights of a base by name; `None` if one cannot be read, which its owner says why.
 pub type BaseRows<'a> = dyn FnMut(&str) -> Option<Vec<f32>> + 'a;
@@ -51,6 +51,27 @@ pub trait Adapter: fmt::Debug + Send + Sync {
     /// What changes the product of a linear layer; `None` leaves the layer as it is. `scope` is the layer's: parameters declared there have
     /// names below its own.
     fn adapt(&self, layer: &LinearLayer, scope: &Scope) -> Option<LinearAdaptation>;
+}
+
+/// A head of a few outputs in place of the output projection, `[b, t, c]` -> `[b, t, output_size]` in float32 (`LinearForLastLayer` upstream).
+/// Each tensor-parallel rank has all of it. The model then has no loss of its own: the forward step must bring one
+/// ([`ForwardStep::own_loss`](crate::train::ForwardStep::own_loss)), which finds the outputs where logits are
+/// ([`ModelOutputs::logits`](super::ModelOutputs::logits)).
+///
+/// [`ModelRegistry::replace_last_layer`](super::ModelRegistry::replace_last_layer) gives it to all models that are built.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LinearForLastLayer {
+    /// Outputs of the layer, at least 1.
+    pub output_size: usize,
+    /// Whether it adds a bias.
+    pub bias: bool,
+    /// Rate of the dropout on what the layer reads, in `[0, 1)`.
+    pub dropout: f64,
+}
+
+impl LinearForLastLayer {
+    /// A value head: one output for each token, without bias or dropout.
+    pub const VALUE_HEAD: Self = Self { output_size: 1, bias: false, dropout: 0.0 };
 }
 
 /// A linear layer, `x w^T + bias`, as it is declared. Sizes are those of the whole layer.

@@ -7,43 +7,12 @@ use burn::module::{Module, Param};
 use burn::tensor::{FloatDType, Tensor};
 
 use super::{
-    Adapter, BaseRows, Cut, Declaration, Initial, LinearAdaptation, LinearLayer, Meets, ModelBuildError, ParameterRole,
-    Scope,
+    Adapter, BaseRows, Cut, Declaration, Initial, LinearAdaptation, LinearForLastLayer, LinearLayer, Meets,
+    ModelBuildError, ParameterRole, Scope,
 };
 
 /// Name of the layer's place in a model: `last_layer.weight`, and `last_layer.bias` if it has one.
 const NAME: &str = "last_layer";
-
-/// A head of a few outputs in place of the output projection, `[b, t, c]` -> `[b, t, output_size]` in float32 (`LinearForLastLayer` upstream).
-/// Each tensor-parallel rank has all of it. The model then has no loss of its own: the forward step must bring one
-/// ([`ForwardStep::own_loss`](crate::train::ForwardStep::own_loss)), which finds the outputs where logits are
-/// ([`ModelOutputs::logits`](super::ModelOutputs::logits)).
-///
-/// [`ModelRegistry::replace_last_layer`](super::ModelRegistry::replace_last_layer) gives it to all models that are built.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LinearForLastLayer {
-    /// Outputs of the layer, at least 1.
-    pub output_size: usize,
-    /// Whether it adds a bias.
-    pub bias: bool,
-    /// Rate of the dropout on what the layer reads, in `[0, 1)`.
-    pub dropout: f64,
-}
-
-impl LinearForLastLayer {
-    /// A value head: one output for each token, without bias or dropout.
-    pub const VALUE_HEAD: Self = Self { output_size: 1, bias: false, dropout: 0.0 };
-
-    fn check(&self) -> Result<(), ModelBuildError> {
-        let Self { output_size, dropout, .. } = self;
-        let message = match (output_size, (0.0..1.0).contains(dropout)) {
-            (0, _) => "expected at least 1 output, found 0".to_owned(),
-            (_, false) => format!("expected a dropout rate in [0, 1), found {dropout}"),
-            (_, true) => return Ok(()),
-        };
-        Err(ModelBuildError::Invalid { key: NAME.into(), message })
-    }
-}
 
 /// The layer, as a head has it.
 #[derive(Module, Debug)]
@@ -54,15 +23,17 @@ pub struct LastLayer {
 }
 
 impl LastLayer {
-    /// Declares the layer at the root of a head's scope. It begins with uniform draws up to `1 / sqrt(hidden_size)`, as PyTorch's linear layers do.
-    pub(super) fn new(settings: &LinearForLastLayer, hidden_size: usize, head: &Scope) -> Self {
-        let scope = head.child(NAME);
+    /// Declares the layer at the root of a head's scope, if the chunk's adapter has one: the head then declares no projection, and has no loss of
+    /// its own. It begins with uniform draws up to `1 / sqrt(hidden_size)`, as PyTorch's linear layers do.
+    pub fn declare(head: &Scope, hidden_size: usize) -> Option<Self> {
+        let (settings, scope) = head.last_layer()?;
+        let scope = scope.child(NAME);
         let bound = (hidden_size as f64).sqrt().recip();
         let (cut, initial) = (Cut::Replicated(Meets::ResidualStream), Initial::Uniform([-bound, bound]));
         let weight =
             scope.parameter("weight", [settings.output_size, hidden_size], cut, initial, ParameterRole::Weight);
         let bias = || scope.parameter("bias", [settings.output_size], cut, initial, ParameterRole::Bias);
-        Self { weight, bias: settings.bias.then(bias), dropout: settings.dropout }
+        Some(Self { weight, bias: settings.bias.then(bias), dropout: settings.dropout })
     }
 
     /// Outputs in float32 for the tokens that this rank has of the residual stream: `[b, t, c]` -> `[b, t, output_size]`.
@@ -87,8 +58,13 @@ impl Replacing {
     /// # Errors
     /// If the layer cannot be built.
     pub fn new(layer: LinearForLastLayer, other: Option<Arc<dyn Adapter>>) -> Result<Self, ModelBuildError> {
-        layer.check()?;
-        Ok(Self { layer, other })
+        let LinearForLastLayer { output_size, dropout, .. } = layer;
+        let message = match (output_size, (0.0..1.0).contains(&dropout)) {
+            (0, _) => "expected at least 1 output, found 0".to_owned(),
+            (_, false) => format!("expected a dropout rate in [0, 1), found {dropout}"),
+            (_, true) => return Ok(Self { layer, other }),
+        };
+        Err(ModelBuildError::Invalid { key: NAME.into(), message })
     }
 }
 

@@ -34,7 +34,10 @@ mod scope;
 mod segment;
 mod weight_gradients;
 
-pub use adapter::{Adapter, Added, BaseRows, LinearAdaptation, LinearChange, LinearLayer, LinearOperands, LinearRule};
+pub use adapter::{
+    Adapter, Added, BaseRows, LinearAdaptation, LinearChange, LinearForLastLayer, LinearLayer, LinearOperands,
+    LinearRule,
+};
 pub use batch::{Auxiliary, Batch, BatchExtra, ForwardContext, Mode};
 pub(crate) use block_borders::check_blocks;
 pub(crate) use boundary::checked;
@@ -47,7 +50,7 @@ pub use deferred::DeferredParameters;
 pub use error::ModelBuildError;
 pub use freezing::matches_pattern;
 pub use generation::{GenerationState, LayerState};
-pub use last_layer::{LastLayer, LinearForLastLayer};
+pub use last_layer::LastLayer;
 pub use layer_metrics::{ATTENTION_LOGIT, LayerMetric, LayerMetrics, PREDICTION_LOSS, ROUTER_LOSSES, StepValues};
 use module_chunk::released;
 pub use module_chunk::{ModuleChunk, Segments};

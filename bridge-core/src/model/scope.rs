@@ -10,9 +10,9 @@ use burn::module::{Param, ParamId};
 use burn::tensor::{DType, Device, FloatDType, Shape, Tensor, TensorData};
 
 use super::{
-    Adapter, BuildContext, Component, Cut, Declaration, Declarations, DeferredParameters, Initial, LastLayer,
-    LinearAdaptation, LinearLayer, LinearParameter, Parallel, ParameterRole, QuantizedValues, RankPlace, ReplicaGroup,
-    Segment, SegmentRole, released,
+    Adapter, BuildContext, Component, Cut, Declaration, Declarations, DeferredParameters, Initial, LinearAdaptation,
+    LinearForLastLayer, LinearLayer, LinearParameter, Parallel, ParameterRole, QuantizedValues, RankPlace,
+    ReplicaGroup, Segment, SegmentRole, released,
 };
 
 /// The declarations of a chunk that is being built, segment by segment.
@@ -187,11 +187,11 @@ impl Scope {
         Some(adaptation.of_layer(&layer.name, self.shared.table.borrow().pass.clone()))
     }
 
-    /// Declares the layer that is to stand in place of this head's output projection, if there is one: the head then declares no projection, and has
-    /// no loss of its own.
-    pub fn last_layer(&self, hidden_size: usize) -> Option<LastLayer> {
+    /// What is to stand in place of this head's output projection, and where it is declared, if there is something
+    /// ([`LastLayer::declare`](super::LastLayer::declare)).
+    pub(super) fn last_layer(&self) -> Option<(LinearForLastLayer, Self)> {
         let layer = self.shared.adapter.as_ref()?.last_layer()?;
-        Some(LastLayer::new(&layer, hidden_size, &Self { of_last_layer: true, ..self.clone() }))
+        Some((layer, Self { of_last_layer: true, ..self.clone() }))
     }
 
     /// Dotted name of the parameter or part called `name` here.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use bridge_dist::mesh::ProcessGroups;
 
 use super::restart::RankUnit;
-use super::setup::WatchSignals;
+use super::watched_signals::WatchSignals;
 use super::{TrainError, ranks};
 use crate::checkpoint::CheckpointStore;
 use crate::config::{ConfigError, ErrorKind, RunConfig};

@@ -9,9 +9,9 @@ use bridge_dist::mesh::ProcessGroups;
 use super::deadline::{Deadline, Standing};
 use super::exit_reason::ExitReason;
 use super::restart::RankUnit;
-use super::setup::WatchSignals;
 use super::stop_notice::StopNotice;
-use super::{TrainError, convert, ranks};
+use super::watched_signals::WatchSignals;
+use super::{TrainError, ranks};
 use crate::config::RunConfig;
 use crate::logging::ProgressSink;
 use crate::resilience::{Pulse, Signal, SignalWatcher};
@@ -64,37 +64,6 @@ impl Requests<'_> {
         let signal = Signal::ALL.into_iter().find(|known| f64::from(known.number()) == signal);
         signal.map(ExitReason::Signal).or_else(|| (cancelled > 0.0).then_some(ExitReason::Cancelled))
     }
-}
-
-/// The signals that a run watches.
-pub(super) fn watch_signals(
-    config: &RunConfig,
-    watch: WatchSignals,
-    unit: RankUnit,
-) -> Result<Option<SignalWatcher>, TrainError> {
-    let configured = convert::signal(config.train.exit_signal);
-    let mut signals = Vec::new();
-    if config.train.exit_signal_handler || watch == WatchSignals::Process {
-        signals.push(configured);
-    }
-    if config.train.exit_signal_handler_for_training || watch == WatchSignals::Process {
-        signals.extend([Signal::Int, Signal::Term]);
-    }
-    // A terminal that goes away ends a run in order too, unless `nohup` has said that it should not.
-    if watch == WatchSignals::Process && !Signal::Hup.is_ignored() {
-        signals.push(Signal::Hup);
-    }
-    // mpirun hands this one on to all ranks; after SIGTERM it kills them within a second.
-    if watch == WatchSignals::Process && unit == RankUnit::Process {
-        signals.push(Signal::Usr1);
-    }
-    let mut unique = Vec::new();
-    for signal in signals {
-        if !unique.contains(&signal) {
-            unique.push(signal);
-        }
-    }
-    Ok(if unique.is_empty() { None } else { Some(SignalWatcher::install(&unique)?) })
 }
 
 /// Everything that can ask one rank of a run to stop.

@@ -19,7 +19,7 @@ use super::data_errors::name_setting;
 use super::device::{LocalRank, select_device_of_rank};
 use super::distillation::Teacher;
 use super::doors::{Doors, LossWatch};
-use super::exits::{CancelHandle, Exits, watch_signals};
+use super::exits::{CancelHandle, Exits};
 use super::forward_step::{ForwardStep, LanguageModelStep};
 use super::inputs::Inputs;
 use super::lineage::Lineage;
@@ -31,12 +31,13 @@ use super::region_spans::Observers;
 use super::registry::{Registry, Weights};
 use super::report::GlobalState;
 use super::reporter::{Console, Reporter};
-use super::restart::Seat;
+use super::restart::{RankUnit, Seat};
 use super::run::TrainingRun;
 use super::step::schedule_overrides;
 use super::subsystem::{Subsystem, Verdict};
 use super::text::check_source;
 use super::training::Training;
+use super::watched_signals::{WatchSignals, watch_signals};
 use super::{TrainError, distillation, dpo, last_layer, memory_check, ranks, set_num_threads, vocabulary};
 use crate::checkpoint::{CheckpointManager, TrainState};
 use crate::config::RunConfig;
@@ -48,21 +49,10 @@ use crate::optim::{
     AccumulationDType, Distribution, GradientBuffer, GradientReducer, Optimizer, OverrideProvider, Sharding,
 };
 use crate::plan;
+use crate::resilience::Pulse;
 use crate::resilience::rerun::RerunStateMachine;
 use crate::schedule::{NumMicrobatchesCalculator, OptimizerParamScheduler};
 use crate::timers::Timers;
-
-/// Which signals a run watches. A watched signal saves a checkpoint and stops.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum WatchSignals {
-    /// SIGINT, SIGTERM, SIGHUP (unless it is ignored) and `train.exit_signal`: for programs that are the run. With a process for each
-    /// rank SIGUSR1 too.
-    Process,
-    /// Only what `train.exit_signal_handler` and `exit_signal_handler_for_training` ask for: for services that have
-    /// signal handlers of their own.
-    #[default]
-    AsConfigured,
-}
 
 /// What a run needs besides its configuration. All of it is passed in; nothing is global.
 pub struct RunOptions {
@@ -154,13 +144,8 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let lineage = Lineage::of(&config, &registry.kinds(), start.as_ref());
     let lineage = ranks::agree(groups, "comparing the run with its checkpoint", lineage)?;
     let mut reporter = Reporter::new(&config, (options.console, options.verbosity), groups.world().rank());
-    let signals = watch_signals(&config, options.signals, options.seat.unit)?;
-    let mut exits = Exits::new(groups, signals, (options.cancel, options.started), Arc::clone(&pulse))?;
-    if ranks::is_first(groups) && options.signals == WatchSignals::Process {
-        exits.announce(reporter.progress(), &config);
-    }
-    let limited = exits.limit(&config, groups, (options.signals, options.seat.unit), reporter.progress());
-    ranks::agree(groups, "watching signals", limited)?;
+    let process = (options.signals, options.seat.unit);
+    let exits = watch((&config, groups), process, (options.cancel, options.started), (&reporter, &pulse))?;
     let requests = exits.requests();
     let base = lineage.tokenizer();
     let preparation = Preparation { config: &config, groups, place, base, requests, reporter: &reporter };
@@ -224,14 +209,42 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
         pulse,
         config,
     };
-    let reference = restore_all(&mut run, start.as_ref()).map_err(|error| lineage.explain(error))?;
+    restore(&mut run, start.as_ref(), &lineage, teacher)?;
+    begin(&mut run).map(|()| run)
+}
+
+/// Watches what can ask this rank to stop: signals, the program's handle, the clock. All ranks call this together.
+fn watch(
+    (config, groups): (&RunConfig, &ProcessGroups),
+    process: (WatchSignals, RankUnit),
+    from_outside: (CancelHandle, Instant),
+    (reporter, pulse): (&Reporter, &Arc<Pulse>),
+) -> Result<Exits, TrainError> {
+    let signals = watch_signals(config, process.0, process.1)?;
+    let mut exits = Exits::new(groups, signals, from_outside, Arc::clone(pulse))?;
+    if ranks::is_first(groups) && process.0 == WatchSignals::Process {
+        exits.announce(reporter.progress(), config);
+    }
+    let limited = exits.limit(config, groups, process, reporter.progress());
+    ranks::agree(groups, "watching signals", limited)?;
+    Ok(exits)
+}
+
+/// Loads the checkpoint that the run begins with, and builds its teacher. All ranks call this together.
+fn restore(
+    run: &mut TrainingRun,
+    start: Option<&Start>,
+    lineage: &Lineage,
+    teacher: Option<Teacher>,
+) -> Result<(), TrainError> {
+    let reference = restore_all(run, start).map_err(|error| lineage.explain(error))?;
     let models = [("teacher", teacher.as_ref().map(Teacher::identity)), ("reference", reference)];
     lineage.note_models(models, &mut run.inputs.lineage)?.iter().for_each(|text| run.outputs.reporter.warn(text));
     let step = run.state.train_state.step;
     run.exits.standing().done(step);
     run.exits.standing().saved(step);
-    run.training.distillation = teacher.map(|teacher| teacher.build(&run)).transpose()?;
-    begin(&mut run).map(|()| run)
+    run.training.distillation = teacher.map(|teacher| teacher.build(run)).transpose()?;
+    Ok(())
 }
 
 /// The teacher, if model and data go with it and there is memory for the run.

@@ -190,6 +190,20 @@ struct Gathered {
     layers: Arc<StepValues>,
 }
 
+impl Gathered {
+    /// Takes what layers have told of micro-batches.
+    fn take(&mut self, metrics: &[Arc<LayerMetrics>]) {
+        for (metric, values) in metrics.iter().flat_map(|metrics| metrics.take()) {
+            self.routers.add(metric, &values);
+            self.predictions.add(metric, &values);
+            if let (ATTENTION_LOGIT, layer) = metric {
+                let largest = self.attention_logits.entry(layer).or_insert(f64::NEG_INFINITY);
+                *largest = values.iter().copied().fold(*largest, f64::max);
+            }
+        }
+    }
+}
+
 fn forward_backward(run: &mut TrainingRun, data: &mut StepData) -> Result<PassEnd, TrainError> {
     run.training.gradients.clear();
     run.training.reducer.clear();
@@ -308,14 +322,7 @@ fn window_pass(
             }
         }
         own_losses[pass].iter().flatten().for_each(|loss| add_recorded(&mut gathered.losses, loss));
-        for (metric, values) in metrics.iter().flat_map(|metrics| metrics.take()) {
-            gathered.routers.add(metric, &values);
-            gathered.predictions.add(metric, &values);
-            if let (ATTENTION_LOGIT, layer) = metric {
-                let largest = gathered.attention_logits.entry(layer).or_insert(f64::NEG_INFINITY);
-                *largest = values.iter().copied().fold(*largest, f64::max);
-            }
-        }
+        gathered.take(&metrics);
         gathered.loss_sums.extend(loss_sums);
         done += count;
         if start + done < total

@@ -12,6 +12,7 @@ use std::time::Instant;
 
 mod report;
 
+use super::usage::usage;
 pub use report::{OwnerTotal, Window, WindowBlock, WindowEvent};
 
 /// Seats that are told apart; further ranks share the last one.
@@ -266,7 +267,7 @@ impl Drop for Doing {
 
 /// Tells that a block of `bytes` cannot be had: who holds the others, on standard error and where [`start`] was told to.
 pub(super) fn failed(bytes: usize) {
-    let used = super::usage().map_or(0, |usage| usage.used_bytes);
+    let used = usage().map_or(0, |usage| usage.used_bytes);
     let told = with_state(|state| report::failure(bytes, (&state.live, &state.owners), state.report.take(), NAMED));
     if told.is_none() {
         eprintln!(

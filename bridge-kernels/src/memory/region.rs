@@ -6,6 +6,7 @@ use std::ptr::{self, null_mut};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use super::blocks::{Blocks, Granule, Taken};
+use super::usage::COUNTERS;
 
 /// Bytes of a granule: what blocks are made of, and their alignment.
 const GRANULE: usize = 1 << 14;
@@ -45,7 +46,7 @@ impl Region {
         }
         let State::Reserved(blocks) = &mut *state else { return None };
         let Taken { first, fresh } = blocks.take(size)?;
-        super::COUNTERS.took(size as usize * GRANULE, blocks.untouched() as usize * GRANULE);
+        COUNTERS.took(size as usize * GRANULE, blocks.untouched() as usize * GRANULE);
         let address = self.addresses.get()?.start + first as usize * GRANULE;
         Some((ptr::with_exposed_provenance_mut(address), fresh))
     }
@@ -54,7 +55,7 @@ impl Region {
     pub fn give(&self, block: *mut u8) -> bool {
         let Some(first) = self.granule(block) else { return false };
         if let State::Reserved(blocks) = &mut *self.lock() {
-            super::COUNTERS.gave(blocks.size(first) as usize * GRANULE);
+            COUNTERS.gave(blocks.size(first) as usize * GRANULE);
             blocks.give(first);
         }
         true

@@ -14,6 +14,7 @@ mod overrides;
 mod presets;
 mod reading;
 mod refused;
+mod refused_models;
 mod round_trip;
 mod rules;
 mod stragglers;

@@ -2,6 +2,7 @@
 
 mod base;
 mod foreign;
+mod gradient_dumps;
 mod gradients;
 mod reference;
 mod restore;
@@ -25,7 +26,8 @@ use crate::model::{Declaration, ModelChunk};
 
 pub use base::{AdapterBase, open_base};
 pub(super) use foreign::{check_foreign, remark_on_foreign};
-pub(super) use gradients::{GRADIENTS, GradientDumps, save_gradients};
+pub(super) use gradient_dumps::{GRADIENTS, GradientDumps};
+pub(super) use gradients::save_gradients;
 pub(super) use reference::{find_teacher, restore_all};
 pub use restore::load_parameters;
 pub(super) use save::{save_checkpoint, save_temporarily};

@@ -6,6 +6,7 @@
 //! | `choices` | what its fields choose from |
 //! | `section` | [`DecoderConfig`] from and to the config tree's `[model]` section |
 //! | `moe_words` | what the section says of a mixture of experts |
+//! | `derived` | sizes and factors that follow from its fields |
 //! | `difference` | the first field in which two decoders differ |
 //! | `limits` | the largest size, and the error about a key |
 //! | `validate` | whether the fields of a configuration fit each other |
@@ -24,6 +25,7 @@
 mod builder;
 pub(crate) mod choices;
 pub(crate) mod config;
+mod derived;
 mod difference;
 mod divisions;
 pub(crate) mod hybrid;

@@ -107,7 +107,7 @@ impl Parts {
         let head = part.end.then(|| scope.segment(SegmentRole::Head, None));
         let norm = |head: &Scope| Norm::new(config.norm, config.hidden_size, &head.child("decoder"), "final_layernorm");
         let final_layernorm = head.as_ref().map(norm);
-        let last_layer = head.as_ref().and_then(|head| head.last_layer(config.hidden_size));
+        let last_layer = head.as_ref().and_then(|head| LastLayer::declare(head, config.hidden_size));
         let with_projection = head.as_ref().filter(|_| last_layer.is_none());
         let output_layer =
             with_projection.and_then(|head| match (config.share_embeddings_and_output_weights, &embedding) {

@@ -1,0 +1,73 @@
+//! Where gradients are written, and at which steps.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use bridge_dist::mesh::ProcessGroups;
+
+use super::saver::options;
+use crate::checkpoint::ShardedWriter;
+use crate::config::RunConfig;
+use crate::resilience::Pulse;
+use crate::train::TrainError;
+
+/// What `train_state.json` says of a folder that holds gradients, so that no run takes them for weights.
+pub(in crate::train) const GRADIENTS: &str = "gradients";
+
+/// Where the gradients of some steps are written.
+#[derive(Debug)]
+pub(super) struct Dump {
+    every: u64,
+    pub root: PathBuf,
+    pub writer: ShardedWriter,
+}
+
+/// What a run writes of its gradients.
+#[derive(Debug)]
+pub(in crate::train) struct GradientDumps {
+    pub(super) weights: Option<Dump>,
+    pub(super) streams: Option<Dump>,
+}
+
+impl Dump {
+    /// In a folder of `checkpoint.save`; nothing without an interval. All ranks call this together.
+    fn open(
+        (folder, every): (&str, Option<usize>),
+        config: &RunConfig,
+        groups: &ProcessGroups,
+        pulse: &Arc<Pulse>,
+    ) -> Result<Option<Self>, TrainError> {
+        let settings = &config.checkpoint;
+        let (Some(every), Some(save)) = (every, &settings.save) else { return Ok(None) };
+        let root = save.join(folder);
+        let world = groups.world();
+        // A group of its own: a checkpoint may be written in the background meanwhile.
+        let group = world.split(Some(0), world.rank(), folder)?.unwrap_or_else(|| world.clone());
+        let writer = ShardedWriter::open(&root, options(settings, pulse), group)?;
+        Ok(Some(Self { every: every as u64, root, writer }))
+    }
+
+    pub fn is_due(&self, step: u64) -> bool {
+        step.is_multiple_of(self.every)
+    }
+}
+
+impl GradientDumps {
+    /// Those that a configuration asks for. All ranks call this together.
+    pub(in crate::train) fn open(
+        config: &RunConfig,
+        groups: &ProcessGroups,
+        pulse: &Arc<Pulse>,
+    ) -> Result<Self, TrainError> {
+        let settings = &config.checkpoint;
+        Ok(Self {
+            weights: Dump::open(("wgrads", settings.save_wgrads_interval), config, groups, pulse)?,
+            streams: Dump::open(("dgrads", settings.save_dgrads_interval), config, groups, pulse)?,
+        })
+    }
+
+    /// Whether the gradients of the residual stream of a step are wanted.
+    pub(in crate::train) fn wants_streams(&self, step: u64) -> bool {
+        self.streams.as_ref().is_some_and(|dump| dump.is_due(step))
+    }
+}

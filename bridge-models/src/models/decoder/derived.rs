@@ -1,0 +1,77 @@
+//! What follows from the fields of a [`DecoderConfig`]: sizes, factors, which layers have what.
+
+use bridge_kernels::{FeedForwardUnit, GatedUnit};
+
+use super::config::{DecoderConfig, MoeConfig, PositionEmbedding, RopeConfig};
+
+impl DecoderConfig {
+    /// Layers of each stack, in the order in which activations pass through them.
+    pub fn stacks(&self) -> Vec<usize> {
+        self.encoder.iter().map(|encoder| encoder.num_layers).chain([self.num_layers]).collect()
+    }
+
+    /// The longest sequence that positions allow, in tokens; relative ones allow any.
+    pub fn longest_sequence(&self) -> usize {
+        match self.position_embedding {
+            // Far above any length, and lengths can be added to it.
+            PositionEmbedding::Relative(_) => usize::MAX / 2,
+            PositionEmbedding::LearnedAbsolute | PositionEmbedding::Rope(_) | PositionEmbedding::None => {
+                self.max_position_embeddings
+            }
+        }
+    }
+
+    /// Rows of the query-key-value projection.
+    pub fn qkv_size(&self) -> usize {
+        (self.num_attention_heads + 2 * self.num_query_groups) * self.kv_channels
+    }
+
+    /// Elements of a head that rotary embedding works on, whole or in part.
+    pub fn rotary_head(&self) -> usize {
+        self.latent.as_ref().map_or(self.kv_channels, |latent| latent.qk_pos_emb_head_dim)
+    }
+
+    /// Equal blocks of rows of a first feed-forward projection: two halves of a gated unit, or just one.
+    pub fn fc1_blocks(&self) -> usize {
+        if self.gated_linear_unit { 2 } else { 1 }
+    }
+
+    /// What stands between the products of a feed-forward block.
+    pub(crate) fn feed_forward_unit(&self) -> FeedForwardUnit {
+        if !self.gated_linear_unit {
+            return FeedForwardUnit::Plain(self.activation);
+        }
+        FeedForwardUnit::Gated(GatedUnit {
+            activation: self.activation,
+            clamp: self.activation_clamp,
+            linear_offset: self.linear_offset,
+        })
+    }
+
+    /// What initial hidden matrices are divided by: with muP the root of the width multiplier (Yang et al., arXiv:2203.03466, table 8).
+    pub(crate) fn initial_divisor(&self) -> f64 {
+        self.width_multiplier.unwrap_or(1.0).sqrt()
+    }
+
+    /// The factor on the logits, that of muP included.
+    pub(crate) fn factor_on_logits(&self) -> f64 {
+        self.logit_multiplier / self.width_multiplier.unwrap_or(1.0)
+    }
+
+    /// Whether every linear layer has a bias.
+    pub(super) fn has_all_biases(&self) -> bool {
+        self.qkv_bias && self.proj_bias && self.mlp_bias
+    }
+
+    /// The experts of layer `index` (global), if it has them.
+    pub fn moe_layer(&self, index: usize) -> Option<&MoeConfig> {
+        self.moe.as_ref().filter(|moe| moe.layers.includes(index))
+    }
+}
+
+impl RopeConfig {
+    /// Elements of a head of `head_size` that are rotated.
+    pub fn rotary_size(&self, head_size: usize) -> usize {
+        (head_size as f64 * self.percent) as usize
+    }
+}
