@@ -6,8 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use bridge_tests::{faulty_disk, program, recipe};
-use serde_json::Value;
+use bridge_tests::{faulty_disk, last_losses, program, recipe, said, wait_for};
 
 const RUN: [&str; 9] = [
     "train.train_iters=400",
@@ -61,24 +60,9 @@ fn start(folder: &Path, ranks: Ranks, more: &[&str]) -> Child {
     run.current_dir(folder).stdout(Stdio::null()).stderr(error).spawn().expect("bridge starts")
 }
 
-/// The loss of each iteration that a folder's runs logged last.
+/// The loss of each iteration that a folder's runs logged last, bit by bit.
 fn losses(folder: &Path) -> BTreeMap<u64, u64> {
-    let text = std::fs::read_to_string(folder.join("runs/tiny/metrics.jsonl")).unwrap_or_default();
-    let records = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let losses = records.filter(|of| of["kind"] == "train");
-    losses.filter_map(|of| Some((of["iteration"].as_u64()?, of["loss"].as_f64()?.to_bits()))).collect()
-}
-
-fn said(folder: &Path) -> String {
-    std::fs::read_to_string(folder.join("stderr.txt")).unwrap_or_default()
-}
-
-fn wait_for(what: &str, folder: &Path, mut is_there: impl FnMut() -> bool) {
-    let started = Instant::now();
-    while !is_there() {
-        assert!(started.elapsed() < PATIENCE, "no {what} in time: {}", said(folder));
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    last_losses(folder).into_iter().map(|(iteration, loss)| (iteration, loss.to_bits())).collect()
 }
 
 fn signal(name: &str, process: u32) {
@@ -100,7 +84,7 @@ fn stop(folder: &Path, mut run: Child) -> (Option<i32>, String, Duration) {
     let sent = Instant::now();
     signal("-TERM", run.id());
     let mut code = None;
-    wait_for("end", folder, || {
+    wait_for("end", folder, PATIENCE, || {
         let status = run.try_wait().unwrap();
         code = status.and_then(|status| status.code());
         status.is_some()
@@ -125,7 +109,7 @@ fn a_long_step_is_left_and_the_state_before_it_saved() {
         let folder = tempfile::tempdir().unwrap();
         let more = [&LONG_STEPS[..], &["train.exit_signal_deadline_s=60"]].concat();
         let run = start(folder.path(), ranks, &more);
-        wait_for("step", folder.path(), || losses(folder.path()).len() == 1);
+        wait_for("step", folder.path(), PATIENCE, || losses(folder.path()).len() == 1);
         // In the middle of a step.
         std::thread::sleep(Duration::from_millis(1500));
         let (code, said, took) = stop(folder.path(), run);
@@ -144,7 +128,7 @@ fn a_state_that_cannot_be_saved_in_time_is_told_of() {
     for ranks in Ranks::ALL {
         let folder = tempfile::tempdir().unwrap();
         let run = start(folder.path(), ranks, &[&SLOW[..], &["train.exit_signal_deadline_s=0.5"]].concat());
-        wait_for("step", folder.path(), || losses(folder.path()).len() == 1);
+        wait_for("step", folder.path(), PATIENCE, || losses(folder.path()).len() == 1);
         std::thread::sleep(Duration::from_millis(200));
         let (code, said, took) = stop(folder.path(), run);
         assert_eq!((code, newest(folder.path())), (Some(18), None), "{ranks:?}: {said}");
@@ -163,7 +147,7 @@ fn a_slow_disk_costs_the_last_save_and_no_other() {
             let folder = tempfile::tempdir().unwrap();
             let more = ["checkpoint.save_interval=20", save];
             let run = start(folder.path(), ranks, &[&more[..], &["train.exit_signal_deadline_s=2"]].concat());
-            wait_for("checkpoint", folder.path(), || is_between_checkpoints(folder.path()));
+            wait_for("checkpoint", folder.path(), PATIENCE, || is_between_checkpoints(folder.path()));
             std::fs::write(folder.path().join("slow"), "1500").unwrap();
             let (code, said, took) = stop(folder.path(), run);
             assert_eq!(code, Some(18), "{ranks:?} {save}: {said}");
@@ -185,10 +169,10 @@ fn a_save_in_the_background_and_the_last_one_are_both_waited_for() {
         let folder = tempfile::tempdir().unwrap();
         let more = ["checkpoint.save_interval=20", "checkpoint.async_save=true"];
         let run = start(folder.path(), ranks, &[&more[..], &["train.exit_signal_deadline_s=60"]].concat());
-        wait_for("checkpoint", folder.path(), || newest(folder.path()) >= Some(20));
+        wait_for("checkpoint", folder.path(), PATIENCE, || newest(folder.path()) >= Some(20));
         std::fs::write(folder.path().join("slow"), "100").unwrap();
         let before = losses(folder.path()).len();
-        wait_for("save", folder.path(), || losses(folder.path()).len() > before / 20 * 20 + 21);
+        wait_for("save", folder.path(), PATIENCE, || losses(folder.path()).len() > before / 20 * 20 + 21);
         let (code, said, _) = stop(folder.path(), run);
         let done = losses(folder.path()).len() as u64;
         assert_eq!((code, newest(folder.path())), (Some(143), Some(done)), "{ranks:?}: {said}");
@@ -203,7 +187,7 @@ fn a_supervised_run_that_misses_its_deadline_stays_ended() {
         let folder = tempfile::tempdir().unwrap();
         let more = ["checkpoint.save_interval=20", "train.exit_signal_deadline_s=1", "--max-restarts=3"];
         let run = start(folder.path(), ranks, &more);
-        wait_for("checkpoint", folder.path(), || is_between_checkpoints(folder.path()));
+        wait_for("checkpoint", folder.path(), PATIENCE, || is_between_checkpoints(folder.path()));
         std::fs::write(folder.path().join("slow"), "1500").unwrap();
         let (code, said, _) = stop(folder.path(), run);
         assert_eq!(code, Some(18), "{ranks:?}: {said}");

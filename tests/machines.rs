@@ -3,14 +3,12 @@
 
 #![cfg(feature = "mpi")]
 
-use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use bridge_tests::{assert_close, program, recipe};
-use serde_json::Value;
+use bridge_tests::{assert_close, last_losses, number_of, process_of, program, recipe, said, wait_for};
 
 const RUN: [&str; 10] = [
     "train.train_iters=400",
@@ -81,47 +79,20 @@ fn start(folder: &Path, more: &[&str]) -> Child {
     run.stdout(Stdio::null()).stderr(error).spawn().expect("bridge starts")
 }
 
-fn said(folder: &Path) -> String {
-    std::fs::read_to_string(folder.join("stderr.txt")).unwrap_or_default()
-}
-
-fn wait_for(what: &str, folder: &Path, mut is_there: impl FnMut() -> bool) {
-    let started = Instant::now();
-    while !is_there() {
-        assert!(started.elapsed() < PATIENCE, "no {what} in time: {}", said(folder));
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
 fn end(folder: &Path, mut run: Child) -> (Option<i32>, String) {
-    wait_for("end", folder, || run.try_wait().unwrap().is_some());
+    wait_for("end", folder, PATIENCE, || run.try_wait().unwrap().is_some());
     (run.wait().unwrap().code(), said(folder))
 }
 
 /// The loss of each iteration that a folder's runs logged last.
 fn losses(folder: &Path) -> Vec<f64> {
-    let text = std::fs::read_to_string(folder.join("runs/tiny/metrics.jsonl")).unwrap_or_default();
-    let records = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let losses = records.filter(|of| of["kind"] == "train");
-    let last: BTreeMap<u64, f64> =
-        losses.filter_map(|of| Some((of["iteration"].as_u64()?, of["loss"].as_f64()?))).collect();
-    last.into_values().collect()
+    last_losses(folder).into_values().collect()
 }
 
-/// The ids of a rank's process and of what started it.
-fn process_of(folder: &Path, rank: usize) -> (String, String) {
-    let folder = folder.canonicalize().unwrap();
-    let wanted = format!("OMPI_COMM_WORLD_RANK={rank}");
-    let is_wanted = |process: &Path| {
-        let environment = std::fs::read(process.join("environ")).unwrap_or_default();
-        let is_rank = environment.split(|byte| *byte == 0).any(|entry| entry == wanted.as_bytes());
-        is_rank && std::fs::read_link(process.join("cwd")).is_ok_and(|cwd| cwd == folder)
-    };
-    let processes = std::fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path());
-    let found = processes.into_iter().find(|process| is_wanted(process)).expect("the rank runs");
-    let status = std::fs::read_to_string(found.join("status")).unwrap();
-    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")).unwrap().trim().to_owned();
-    (found.file_name().unwrap().to_str().unwrap().to_owned(), parent)
+/// The number of what started a process.
+fn parent_of(process: &Path) -> String {
+    let status = std::fs::read_to_string(process.join("status")).unwrap();
+    status.lines().find_map(|line| line.strip_prefix("PPid:")).unwrap().trim().to_owned()
 }
 
 fn kill(processes: &[&str]) {
@@ -139,9 +110,8 @@ fn undisturbed() -> Vec<f64> {
 /// Loses the machine of ranks 2 and 3: all its processes die at once, and it does not answer any more.
 fn lose(folder: &Path, machine: &str) {
     std::fs::write(folder.join(format!("dead-{machine}")), "").unwrap();
-    let (second, daemon) = process_of(folder, 2);
-    let (third, _) = process_of(folder, 3);
-    kill(&[&daemon, &second, &third]);
+    let [second, third] = [2, 3].map(|rank| process_of(folder, rank));
+    kill(&[&parent_of(&second), &number_of(&second), &number_of(&third)]);
 }
 
 #[test]
@@ -154,7 +124,7 @@ fn a_lost_machine_is_replaced_by_a_spare_one_or_by_fewer_ranks() {
         let folder = folder();
         let hosts = format!("--hosts={hosts}");
         let run = start(folder.path(), &["--launcher=mpi", "--ranks=4", &hosts, "--max-restarts=3"]);
-        wait_for("checkpoint", folder.path(), || folder.path().join("saved/iter_0000020").exists());
+        wait_for("checkpoint", folder.path(), PATIENCE, || folder.path().join("saved/iter_0000020").exists());
         lose(folder.path(), "node2");
         let (code, said) = end(folder.path(), run);
         assert_eq!(code, Some(0), "{hosts}: {said}");
@@ -170,7 +140,7 @@ fn a_run_that_no_world_is_left_for_stays_ended() {
     let tensor = "model.tensor_model_parallel_size=4";
     let hosts = "--hosts=node1:2,node2:2";
     let run = start(folder.path(), &["--launcher=mpi", "--ranks=4", hosts, "--max-restarts=3", tensor]);
-    wait_for("checkpoint", folder.path(), || folder.path().join("saved/iter_0000010").exists());
+    wait_for("checkpoint", folder.path(), PATIENCE, || folder.path().join("saved/iter_0000010").exists());
     lose(folder.path(), "node2");
     let (code, said) = end(folder.path(), run);
     assert!(code.is_some_and(|code| code != 0), "{said}");
@@ -183,9 +153,9 @@ fn a_job_of_slurm_goes_on_without_a_lost_machine() {
     let expected = undisturbed();
     let folder = folder();
     let run = start(folder.path(), &["--launcher=slurm", "--ranks=4", "--max-restarts=3"]);
-    wait_for("checkpoint", folder.path(), || folder.path().join("saved/iter_0000020").exists());
+    wait_for("checkpoint", folder.path(), PATIENCE, || folder.path().join("saved/iter_0000020").exists());
     std::fs::write(folder.path().join("dead-node1"), "").unwrap();
-    kill(&[&process_of(folder.path(), 1).0]);
+    kill(&[&number_of(&process_of(folder.path(), 1))]);
     let (code, said) = end(folder.path(), run);
     assert_eq!(code, Some(0), "{said}");
     assert!(said.contains("node1 is left out: its state is down*"), "{said}");

@@ -17,7 +17,7 @@ use bridge_core::config::{World, load};
 use bridge_core::train::{Console, RunOptions, pretrain};
 use bridge_models::registry;
 use bridge_objects::{ObjectStoreManager, StoreSettings};
-use bridge_tests::{recipe, records_in, root};
+use bridge_tests::{program, recipe, records_in, root};
 
 const KEYS: [&str; 2] = ["the-access-key", "the-secret-key"];
 /// Address of the server, for a trainer in a process of its own.
@@ -319,4 +319,48 @@ fn the_example_goes_on_after_its_folder_is_lost() {
     std::fs::remove_dir_all(folder.path()).unwrap();
     assert_eq!(part(8), 8);
     assert_eq!(server.listed(), [4, 6, 8]);
+}
+
+#[test]
+fn the_command_line_keeps_checkpoints_at_an_address() {
+    let server = Server::start();
+    let train = |folder: &Path, address: &str, until: u64| {
+        let mut command = Command::new(program());
+        command.arg("train").arg(recipe()).current_dir(folder);
+        command.args(["logger.log_dir=logs", "checkpoint.save=saved", "checkpoint.save_interval=2", "--ranks=2"]);
+        command.args([
+            "train.train_iters=6",
+            "validation.eval_iters=0",
+            "logger.progress=none",
+            "logger.log_interval=1",
+        ]);
+        command.arg(format!("train.exit_interval={until}"));
+        command.arg(format!("checkpoint.custom_manager_class={address}"));
+        let variables = [
+            ("AWS_ENDPOINT_URL", &server.address[..]),
+            ("AWS_ACCESS_KEY_ID", KEYS[0]),
+            ("AWS_SECRET_ACCESS_KEY", KEYS[1]),
+            ("AWS_REGION", "us-east-1"),
+        ];
+        let output = command.envs(variables).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    let address = "s3://bucket/runs/one";
+    let (whole, lost, next) =
+        (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (code, said) = train(whole.path(), "s3://bucket/runs/whole", 6);
+    assert_eq!(code, Some(0), "{said}");
+    let (code, said) = train(lost.path(), address, 4);
+    assert_eq!(code, Some(0), "{said}");
+    assert_eq!(server.listed(), [2, 4]);
+    // On another machine.
+    let (code, said) = train(next.path(), address, 6);
+    assert_eq!(code, Some(0), "{said}");
+    let losses = |folder: &tempfile::TempDir| records_in(&folder.path().join("logs"), "train");
+    assert_eq!([losses(&lost), losses(&next)].concat(), losses(&whole));
+    let (code, said) = train(next.path(), "elsewhere", 6);
+    assert_eq!(code, Some(2), "{said}");
+    for part in ["checkpoint.custom_manager_class", "elsewhere", "expected s3://BUCKET"] {
+        assert!(said.contains(part), "{part} in {said}");
+    }
 }

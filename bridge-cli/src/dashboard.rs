@@ -1,14 +1,18 @@
 //! `--ui tui`: burn-train's terminal dashboard, fed by the loop as a subsystem.
 //!
+//! Beside the curves stand lines about the ranks of the run: how many there are, which are slow, and how often they began again.
+//!
 //! The dashboard owns the terminal while it is open. Output of the run is kept and printed when it closes.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use bridge_core::config::RunConfig;
+use bridge_core::logging::health::{RankScore, RankScores};
 use bridge_core::train::{
     CancelHandle, Console, EvaluationReport, GlobalState, RunContext, RunOptions, RunReport, StepReport, Subsystem,
     TrainEnd, TrainError, Verdict, pretrain,
@@ -62,6 +66,81 @@ impl Curve {
     }
 }
 
+/// Lines about the ranks of a run.
+const RANKS: &str = "Ranks";
+const STRAGGLERS: &str = "Stragglers";
+const RESTARTS: &str = "Restarts";
+
+/// How often the scores of ranks are read.
+const SCORES_INTERVAL: Duration = Duration::from_secs(1);
+
+/// What the lines about ranks are made of.
+struct Health {
+    ranks: usize,
+    /// How often the ranks have begun again in this process.
+    restarts: u32,
+    /// Where scores of ranks are written.
+    log_dir: PathBuf,
+    scores: Option<RankScores>,
+    read: Option<Instant>,
+}
+
+impl Health {
+    fn new(config: &RunConfig, options: &RunOptions) -> Self {
+        Self {
+            ranks: options.groups.world().size(),
+            restarts: options.seat.faults,
+            log_dir: config.logger.log_dir.clone(),
+            scores: None,
+            read: None,
+        }
+    }
+
+    /// Reads the scores again if they are old. Those of an iteration that this run has not come to are an earlier run's.
+    fn refresh(&mut self, iteration: u64) {
+        if self.read.is_none_or(|read| read.elapsed() > SCORES_INTERVAL) {
+            let scores = RankScores::read(&self.log_dir);
+            self.scores = scores.filter(|scores| scores.iteration <= iteration && scores.ranks.len() == self.ranks);
+            self.read = Some(Instant::now());
+        }
+    }
+
+    /// Name and text of each line.
+    fn lines(&self) -> [(&'static str, String); 3] {
+        let ranks: &[RankScore] = self.scores.as_ref().map_or(&[], |scores| &scores.ranks);
+        let score = |rank: &RankScore| rank.relative.or(rank.individual);
+        let named = |rank: &RankScore| {
+            let of = score(rank).map_or_else(String::new, |score| format!(", {score:.2}"));
+            format!("{} ({}{of})", rank.rank, rank.node)
+        };
+        let slowest = ranks
+            .iter()
+            .filter(|rank| score(rank).is_some())
+            .min_by(|a, b| score(a).partial_cmp(&score(b)).expect("scores are numbers"));
+        let slow: Vec<String> = ranks.iter().filter(|rank| rank.is_slow).map(named).collect();
+        [
+            (
+                RANKS,
+                slowest
+                    .map_or_else(|| self.ranks.to_string(), |rank| format!("{}, slowest {}", self.ranks, named(rank))),
+            ),
+            (
+                STRAGGLERS,
+                match (ranks.is_empty(), slow.is_empty()) {
+                    (true, _) => "no scores".to_owned(),
+                    (false, true) => "none".to_owned(),
+                    (false, false) => slow.join(", "),
+                },
+            ),
+            (RESTARTS, self.restarts.to_string()),
+        ]
+    }
+}
+
+fn text_id(name: &str) -> MetricId {
+    MetricId::new(Arc::new(name.to_owned()))
+}
+
 /// [`pretrain`] with a dashboard. Output of the run is printed when the dashboard has closed.
 ///
 /// # Errors
@@ -69,7 +148,8 @@ impl Curve {
 pub fn pretrain_with_dashboard(config: RunConfig, mut options: RunOptions) -> Result<RunReport, TrainError> {
     let kept = KeptLines::default();
     options.console = Console::Writer(Box::new(kept.clone()));
-    options.subsystems.push(Box::new(Dashboard::new(options.cancel.clone())));
+    let health = Health::new(&config, &options);
+    options.subsystems.push(Box::new(Dashboard::new(options.cancel.clone(), health)));
     // The menu's "stop immediately" arrives as a panic on this thread, after the terminal is restored.
     let outcome = catch_unwind(AssertUnwindSafe(|| pretrain(config, options)));
     kept.print();
@@ -87,12 +167,13 @@ struct Dashboard {
     renderer: Option<TuiMetricsRendererWrapper>,
     interrupter: Interrupter,
     cancel: CancelHandle,
+    health: Health,
 }
 
 impl Dashboard {
     /// A dashboard that is not open yet.
-    fn new(cancel: CancelHandle) -> Self {
-        Self { renderer: None, interrupter: Interrupter::new(), cancel }
+    fn new(cancel: CancelHandle, health: Health) -> Self {
+        Self { renderer: None, interrupter: Interrupter::new(), cancel, health }
     }
 
     fn open(&mut self, state: &GlobalState) {
@@ -101,6 +182,14 @@ impl Dashboard {
         let mut renderer = TuiMetricsRendererWrapper::new(self.interrupter.clone(), None);
         for curve in &CURVES {
             renderer.register_metric(curve.definition());
+        }
+        for name in [RANKS, STRAGGLERS, RESTARTS] {
+            renderer.register_metric(MetricDefinition {
+                metric_id: text_id(name),
+                name: Arc::new(name.to_owned()),
+                description: None,
+                attributes: MetricAttributes::None,
+            });
         }
         // The whole run is one epoch, so the dashboard's remaining time is that of the run.
         renderer.start(1, 1, Some(total), Some(&state.config.name));
@@ -129,6 +218,11 @@ impl Subsystem for Dashboard {
         renderer.update_train(GRAD_NORM.point(step.grad_norm));
         renderer.update_train(THROUGHPUT.point(step.num_tokens as f64 / step.seconds));
         renderer.update_train(STEP_TIME.point(step.seconds * 1e3));
+        self.health.refresh(step.iteration);
+        for (name, text) in self.health.lines() {
+            let entry = MetricEntry::new(text_id(name), SerializedEntry::new(text.clone(), text));
+            renderer.update_train(MetricState::Generic(entry));
+        }
         renderer.update_split(step.iteration as usize);
         if self.interrupter.should_stop() {
             self.cancel.cancel();
@@ -203,6 +297,37 @@ mod tests {
         }
         let lines = kept.0.lock().unwrap();
         assert_eq!((lines.len(), lines[0].as_str()), (KeptLines::LIMIT, "line 3"));
+    }
+
+    #[test]
+    fn lines_about_ranks_name_the_slow_ones_of_this_run() {
+        let folder = tempfile::tempdir().unwrap();
+        let log_dir = folder.path().to_owned();
+        let health = || Health { ranks: 2, restarts: 3, log_dir: log_dir.clone(), scores: None, read: None };
+        let texts = |health: &Health| health.lines().map(|(_, text)| text);
+        assert_eq!(texts(&health()), ["2", "no scores", "3"]);
+        let rank = |rank, relative, is_slow| RankScore {
+            rank,
+            node: "a".into(),
+            relative: Some(relative),
+            individual: None,
+            times: [1.0, 0.0, 0.0],
+            is_slow,
+        };
+        let write = |is_slow| {
+            let ranks = vec![rank(0, 0.98, false), rank(1, 0.4, is_slow)];
+            RankScores { iteration: 8, ranks }.write(&log_dir).unwrap();
+        };
+        write(true);
+        let (mut early, mut later) = (health(), health());
+        early.refresh(7);
+        later.refresh(8);
+        assert_eq!(texts(&early), ["2", "no scores", "3"]);
+        assert_eq!(texts(&later), ["2, slowest 1 (a, 0.40)", "1 (a, 0.40)", "3"]);
+        write(false);
+        later.read = None;
+        later.refresh(9);
+        assert_eq!(texts(&later)[1], "none");
     }
 
     #[test]

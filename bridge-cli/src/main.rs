@@ -10,6 +10,7 @@ mod failure;
 mod foreign;
 mod generation_settings;
 mod model_source;
+mod object_stores;
 mod output;
 mod overwrite;
 mod process;

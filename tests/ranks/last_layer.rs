@@ -166,19 +166,12 @@ fn it_begins_on_a_base_and_trains_beside_an_adapter() {
     for recipe in ["tiny.toml", "tiny-lora.toml"] {
         let single = tempfile::tempdir().unwrap();
         train(single.path(), head, (recipe, 1, &[&from]));
-        for (ranks, layout) in [(2, &[TENSOR, "model.sequence_parallel=true"][..]), (2, &[STAGES]), (2, &[])] {
+        for (ranks, layout) in
+            [(2, &[TENSOR, "model.sequence_parallel=true"][..]), (2, &[STAGES]), (2, &[]), (2, &FULL[..])]
+        {
             let found = run(head, (recipe, ranks, &[&[from.as_str()], layout].concat()));
             assert_same(&found, &figures(single.path()), &format!("{recipe} {layout:?}"));
         }
-        let program = |options: RunOptions| RunOptions {
-            forward_step: Box::new(Regression),
-            registry: with_head(head),
-            ..options
-        };
-        let sharded = tempfile::tempdir().unwrap();
-        let refused = train_with(sharded.path(), (recipe, 2, &[&[from.as_str()], &FULL[..]].concat()), program);
-        let refused = refused.unwrap_err();
-        assert!(refused.contains("a new last layer on weights that have none"), "{refused}");
         let saved = checkpoint(single.path(), 4);
         let names: Vec<&str> = saved.names_in("model").collect();
         let is_adapter = recipe == "tiny-lora.toml";

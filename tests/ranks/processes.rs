@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use bridge_tests::{assert_close, losses_in, recipe, run};
+use bridge_tests::{assert_close, losses_in, number_of, process_of, recipe, run};
 
 /// How long a test waits for what takes seconds.
 const LONG: Duration = Duration::from_secs(300);
@@ -88,19 +88,6 @@ fn end(folder: &Path, mut job: Child) -> (Option<i32>, String, Duration) {
     panic!("the job did not end in {LONG:?}");
 }
 
-/// The process of a rank of the job that runs in `folder`.
-fn process_of(folder: &Path, rank: usize) -> String {
-    let wanted = format!("OMPI_COMM_WORLD_RANK={rank}");
-    let is_wanted = |process: &Path| {
-        let environment = std::fs::read(process.join("environ")).unwrap_or_default();
-        let is_rank = environment.split(|byte| *byte == 0).any(|entry| entry == wanted.as_bytes());
-        is_rank && std::fs::read_link(process.join("cwd")).is_ok_and(|cwd| cwd == folder)
-    };
-    let processes = std::fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path());
-    let found = processes.into_iter().find(|process| is_wanted(process)).expect("the rank runs");
-    found.file_name().unwrap().to_str().unwrap().to_owned()
-}
-
 /// Disturbs rank 1 of three after the first checkpoint; the job's end is returned, and that it can go on is checked.
 fn disturb(signal: &str) -> (Option<i32>, String, Duration) {
     let folder = tempfile::tempdir().unwrap();
@@ -111,7 +98,7 @@ fn disturb(signal: &str) -> (Option<i32>, String, Duration) {
         assert!(started.elapsed() < LONG, "no checkpoint: {}", std::fs::read_to_string(path.join("err.txt")).unwrap());
         sleep(Duration::from_millis(20));
     }
-    let killed = Command::new("kill").args([signal, &process_of(&path, 1)]).status().unwrap();
+    let killed = Command::new("kill").args([signal, &number_of(&process_of(&path, 1))]).status().unwrap();
     assert!(killed.success());
     let ended = end(&path, job);
     let pointer = std::fs::read_to_string(path.join("saved/latest_checkpointed_iteration.txt")).unwrap();

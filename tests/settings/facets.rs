@@ -56,9 +56,8 @@ impl Facets {
                 facets.add("indices", sizes_of_indices(folder).join("\n"));
             }
         }
-        let threads: BTreeMap<_, _> = watched.threads.into_iter().collect();
-        if !threads.is_empty() {
-            facets.add("threads", format!("{threads:?}"));
+        if !watched.threads.is_empty() {
+            facets.add("threads", format!("{:?}", watched.threads));
             facets.add("maps", watched.maps_tokens.to_string());
             facets.add("early", watched.writes_early.to_string());
             facets.measures.insert("peak", watched.peak_kilobytes as f64);

@@ -1,6 +1,6 @@
 //! Runs of the `bridge` binary in folders of their own, each made once however many rows want it.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -235,8 +235,8 @@ fn has_trained(folder: &Path) -> bool {
 /// What was seen of a process while it ran.
 #[derive(Debug, Default)]
 pub struct Watched {
-    /// The most threads at once, per name of a thread.
-    pub threads: HashMap<String, usize>,
+    /// Names of threads: one that has just begun may still have the name of the thread that began it.
+    pub threads: BTreeSet<String>,
     /// Whether a token file was mapped.
     pub maps_tokens: bool,
     /// Whether curves were on disk before training had ended.
@@ -253,15 +253,9 @@ impl Watched {
         if !is_started {
             return;
         }
-        let mut now: HashMap<String, usize> = HashMap::new();
         for task in std::fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten() {
             let name = std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
-            let name = name.trim().trim_end_matches(|c: char| c.is_ascii_digit() || c == '-').to_owned();
-            *now.entry(name).or_default() += 1;
-        }
-        for (name, count) in now {
-            let most = self.threads.entry(name).or_default();
-            *most = (*most).max(count);
+            self.threads.insert(name.trim().to_owned());
         }
         let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
         let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.split_whitespace().next()?.parse().ok());

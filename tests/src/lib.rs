@@ -2,12 +2,14 @@
 
 mod faulty_disk;
 mod program;
+mod running;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 pub use faulty_disk::faulty_disk;
 pub use program::program;
+pub use running::{last_losses, number_of, process_of, said, wait_for};
 
 /// Relative difference of losses that ranks may make in float32.
 const TOLERANCE: f64 = 1e-5;

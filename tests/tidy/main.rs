@@ -23,7 +23,16 @@ const CIRCLE: usize = 3;
 const PACKAGES: [(&str, &[&str]); 11] = [
     (
         "bridge-cli",
-        &["bridge-core", "bridge-data", "bridge-dist", "bridge-kernels", "bridge-models", "burn", "burn-train"],
+        &[
+            "bridge-core",
+            "bridge-data",
+            "bridge-dist",
+            "bridge-kernels",
+            "bridge-models",
+            "bridge-objects",
+            "burn",
+            "burn-train",
+        ],
     ),
     ("bridge-core", &["bridge-data", "bridge-dist", "bridge-kernels", "burn"]),
     ("bridge-data", &[]),

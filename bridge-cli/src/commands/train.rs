@@ -26,6 +26,7 @@ use super::supervise::{OPTION, supervise};
 use super::worlds::{Spread, Worlds, without_options};
 use crate::continuation::{Prompt, Request, continue_text};
 use crate::failure::Failure;
+use crate::object_stores;
 use crate::output::{line, text_lines};
 use crate::speech::Speech;
 
@@ -311,6 +312,7 @@ impl Arguments {
         options.node = std::env::var(NODE_VARIABLE).ok();
         options.verbosity = speech.verbosity();
         options.signals = WatchSignals::Process;
+        object_stores::open(&config, &mut options)?;
         if self.find_lr {
             options.subsystems.push(Box::new(LearningRateSweep::default()));
         }

@@ -43,7 +43,8 @@ use crate::checkpoint::{CheckpointManager, TrainState};
 use crate::config::RunConfig;
 use crate::logging::{Sink, Verbosity};
 use crate::model::{
-    Adapter, BuildContext, DeferredParameters, ModelChunk, ModelConfig, ModelRegistry, Parallel, Stage, Workload,
+    Adapter, BuildContext, Declaration, DeferredParameters, ModelChunk, ModelConfig, ModelRegistry, Parallel, Stage,
+    Workload,
 };
 use crate::optim::{
     AccumulationDType, Distribution, GradientBuffer, GradientReducer, Optimizer, OverrideProvider, Sharding,
@@ -175,8 +176,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let forward_step = dpo::step_of(&config, options.forward_step);
     let parts = Parts { checked, forward_step, provider, padded_vocab_size };
     let (mut training, deferred) = build_training(&config, groups, parts, &timers)?;
-    // What is loaded need not be drawn; an adapter that begins is not loaded.
-    let draws = start.is_none() || config.peft.is_some() || Strictness::of(&config).allows_absent();
+    let draws = start.is_none() || adds_parameters(&training.chunks) || Strictness::of(&config).allows_absent();
     shard(&mut training, deferred.filter(|_| draws).unwrap_or_default())?;
     let placement = convert::placement(&config, groups.world().rank(), place, options.node);
     let machine = RerunStateMachine::new(convert::rerun(&config, placement.clone()));
@@ -339,6 +339,11 @@ fn build_training(
         own_figures: BTreeSet::new(),
     };
     Ok((training, context.deferred))
+}
+
+/// Whether a model has parameters that weights may be without, and that are drawn then: an adapter's, or a new last layer's.
+fn adds_parameters(chunks: &[Box<dyn ModelChunk>]) -> bool {
+    chunks.iter().any(|chunk| chunk.parameters().iter().any(Declaration::is_added))
 }
 
 /// Leaves this rank what it owns of each parameter, or makes those that the base, which is loaded, does not have.

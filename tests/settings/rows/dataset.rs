@@ -49,7 +49,8 @@ fn loading() -> Vec<Row> {
     ]);
     vec![
         row("dataset.num_workers", &watched(&tiny()).with(&["train.train_iters=2500"]), &[AS_IT_IS, "0", "5"])
-            .moves("threads"),
+            .moves("threads")
+            .holds(2, "threads", "loader-4"),
         row("dataset.mmap_bin_files", &watched(&tiny()), &[AS_IT_IS, "false"]).moves("maps"),
         row("dataset.num_dataset_builder_threads", &built, &[AS_IT_IS, "8"]).moves("threads"),
         row("dataset.path_to_cache", &tiny(), &[AS_IT_IS, "indices"]).moves("files"),

@@ -33,7 +33,7 @@ fn batches() -> Vec<Row> {
             "computes synchronously",
         ),
         row("train.check_memory", &tiny(), &[AS_IT_IS, "false"]).moves("console").holds(1, "console", "not checked"),
-        row("train.num_threads", &watched(&tiny()), &[AS_IT_IS, "3"]).moves("threads"),
+        row("train.num_threads", &watched(&tiny()), &[AS_IT_IS, "3"]).moves("threads").holds(1, "threads", "compute-2"),
     ]
 }
 

@@ -144,7 +144,8 @@ section! {
         replication_jump: Option<usize> = None, Limits::POSITIVE;
         /// Number of ranks that have each part of a temporary save.
         replication_factor: usize = 2, Limits::at_least(2.0);
-        /// What keeps each checkpoint in another place too: a name that the program has registered.
+        /// What keeps each checkpoint in another place too: the address of an object store (`s3://BUCKET/PREFIX`) in `bridge train`, a name that
+        /// it has registered in a program.
         custom_manager_class: Option<String> = None;
         /// What to do with a damaged checkpoint (ours).
         on_damaged: OnDamaged = OnDamaged::Fallback;
