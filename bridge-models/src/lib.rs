@@ -7,6 +7,7 @@
 //! | [`adapters`] | LoRA and DoRA at linear layers; adapters in `peft`'s format |
 //! | [`families`] | Hugging Face families: settings and weights |
 //! | [`huggingface`] | Hugging Face folders in and out: `config.json`, safetensors, weight maps |
+//! | [`megatron`] | checkpoints of Megatron-LM and Megatron Bridge (`torch_dist`) in |
 //! | `sharding` | [`gather_parameters`]: whole parameters from models spread over ranks |
 //! | [`verify`](mod@verify) | comparison of an imported folder with reference values |
 //! | [`generate`](mod@generate) | continuing texts, several at once, with what layers remember of them |
@@ -21,6 +22,7 @@ mod blocks;
 pub mod families;
 pub mod generate;
 pub mod huggingface;
+pub mod megatron;
 mod models;
 mod registry;
 pub mod score;

@@ -7,14 +7,15 @@ use bridge_core::train::Registry;
 
 use crate::adapters::low_rank_adapter;
 use crate::huggingface::HUGGING_FACE;
+use crate::megatron::MEGATRON;
 use crate::register_builtin;
 
-/// The built-in kinds of models and datasets, and Hugging Face models as weights to start from. Register your own beside them.
+/// The built-in kinds of models and datasets, and models of Hugging Face and Megatron as weights to start from. Register your own beside them.
 pub fn registry() -> Registry {
     let mut models = ModelRegistry::default();
     register_builtin(&mut models);
     models.adapt_by(|peft, model| Ok(Arc::new(low_rank_adapter(peft, model)?)));
-    Registry { weights: vec![HUGGING_FACE], ..Registry::new(models) }
+    Registry { weights: vec![HUGGING_FACE, MEGATRON], ..Registry::new(models) }
 }
 
 #[cfg(test)]

@@ -1,16 +1,16 @@
-//! `bridge convert`: Hugging Face folders and GGUF files to checkpoints and back.
+//! `bridge convert`: Hugging Face folders and GGUF files to checkpoints and back, and Megatron's checkpoints in.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use bridge_core::checkpoint::{Checkpoint, CheckpointError, CheckpointWriter, SaveOptions};
+use bridge_core::checkpoint::{Checkpoint, CheckpointError, CheckpointWriter, SaveOptions, ShardTensor, Snapshot};
 use bridge_models::huggingface::{
     EXPERTS, ExportOptions, Exporter, Family, GgufDtype, GgufExporter, HfError, ORIGINAL_CONFIG, ReadRows,
     StorageDtype, StoredTensor, WeightEntry, is_companion, is_exported, parse_settings, snapshot,
 };
-use bridge_models::{DecoderConfig, families};
+use bridge_models::{DecoderConfig, families, megatron};
 use clap::{Subcommand, ValueEnum};
 use serde_json::{Map, Value, json};
 
@@ -66,16 +66,19 @@ impl Dtype {
 /// Which way to convert.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Hugging Face folder or GGUF file -> checkpoint.
+    /// Hugging Face folder, GGUF file or Megatron's checkpoint -> checkpoint.
     Import {
-        /// Folder with config.json and safetensors, or a GGUF file.
-        hf_dir: PathBuf,
+        /// Folder with config.json and safetensors, a GGUF file, or a checkpoint of Megatron (`torch_dist`).
+        source: PathBuf,
         /// Checkpoint folder to write (`checkpoint.pretrained_checkpoint` of a recipe).
         #[arg(required_unless_present = "dry_run")]
         output: Option<PathBuf>,
         /// Write nothing: check the folder, and print which parameter is made of which tensors.
         #[arg(long)]
         dry_run: bool,
+        /// For a checkpoint of Megatron without run_config.yaml: the recipe whose [model] it is of.
+        #[arg(long)]
+        recipe: Option<PathBuf>,
         #[command(flatten)]
         force: Force,
     },
@@ -152,12 +155,30 @@ fn export(
 /// Runs the command.
 pub fn run(command: &Command, speech: &Speech) -> Result<u8, Failure> {
     match command {
-        Command::Import { hf_dir, dry_run: true, .. } => show_map(hf_dir, speech),
-        Command::Import { hf_dir, output, force, .. } => {
-            let output = output.as_ref().expect("the command line asks for it");
-            force.outside(hf_dir, output)?;
+        Command::Import { source, output, dry_run, recipe, force } => {
+            let output = output.as_ref().filter(|_| !dry_run);
+            let megatron = megatron::find(source);
+            if let (None, Some(_)) = (&megatron, recipe) {
+                return Err(Failure::input(
+                    "--recipe: only checkpoints of Megatron need one; this source says itself which model it has",
+                ));
+            }
+            let Some(output) = output else {
+                return match megatron {
+                    Some(folder) => show_parameters(&folder, recipe.as_deref(), speech),
+                    None => show_map(source, speech),
+                };
+            };
+            force.outside(source, output)?;
             force.over(not_imported(output))?;
-            let (path, num_parameters) = import(hf_dir, output)?;
+            let (path, num_parameters) = match megatron {
+                Some(folder) => {
+                    let snapshot = megatron::snapshot(&folder, recipe.as_deref()).map_err(Failure::input)?;
+                    let count = snapshot.groups.iter().flat_map(|group| &group.tensors).map(num_elements).sum();
+                    (write(&snapshot, output)?, count)
+                }
+                None => import(source, output)?,
+            };
             wrote(&path, num_parameters, speech);
             Ok(0)
         }
@@ -171,6 +192,24 @@ pub fn run(command: &Command, speech: &Speech) -> Result<u8, Failure> {
             adapters::merge(adapter, output, speech)
         }
     }
+}
+
+fn num_elements(tensor: &ShardTensor) -> u64 {
+    tensor.global_shape.iter().product::<usize>() as u64
+}
+
+/// Prints the parameters of a checkpoint of Megatron.
+fn show_parameters(folder: &Path, recipe: Option<&Path>, speech: &Speech) -> Result<u8, Failure> {
+    let snapshot = megatron::snapshot(folder, recipe).map_err(Failure::input)?;
+    let tensors: Vec<&ShardTensor> = snapshot.groups.iter().flat_map(|group| &group.tensors).collect();
+    let count: u64 = tensors.iter().copied().map(num_elements).sum();
+    let text = || {
+        let lines = tensors.iter().map(|tensor| format!("\n{} {:?}", tensor.name, tensor.global_shape));
+        format!("{} ({count} parameters){}", folder.display(), lines.collect::<String>())
+    };
+    let map = || tensors.iter().map(|t| json!({ "parameter": t.name, "shape": t.global_shape })).collect::<Vec<_>>();
+    speech.result(text, || json!({ "family": null, "parameters": count, "map": map() }));
+    Ok(0)
 }
 
 /// Prints which parameters a folder's tensors become.
@@ -214,10 +253,15 @@ fn show_map(folder: &Path, speech: &Speech) -> Result<u8, Failure> {
 pub fn import(folder: &Path, output: &Path) -> Result<(PathBuf, u64), Failure> {
     let model = Arc::new(open_foreign(folder)?);
     let snapshot = snapshot(model.clone()).map_err(Failure::input)?;
+    Ok((write(&snapshot, output)?, model.config().num_parameters() as u64))
+}
+
+/// Writes a checkpoint, and returns its path. Nothing is left of one that cannot be written.
+fn write(snapshot: &Snapshot, output: &Path) -> Result<PathBuf, Failure> {
     let missing = output.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.exists());
     let missing: Vec<PathBuf> = missing.map(Path::to_owned).collect();
     let options = SaveOptions { producer: concat!("bridge ", env!("CARGO_PKG_VERSION")).into(), ..Default::default() };
-    let saved = CheckpointWriter::open(output, options).and_then(|writer| writer.save(&snapshot));
+    let saved = CheckpointWriter::open(output, options).and_then(|writer| writer.save(snapshot));
     let report = saved.map_err(|error| {
         // What was made for it is empty again; another error than the one that is told does not matter.
         missing.iter().for_each(|path| drop(std::fs::remove_dir(path)));
@@ -226,7 +270,7 @@ pub fn import(folder: &Path, output: &Path) -> Result<(PathBuf, u64), Failure> {
             other => Failure::run(other),
         }
     })?;
-    Ok((report.path, model.config().num_parameters() as u64))
+    Ok(report.path)
 }
 
 fn is_gguf(path: &Path) -> bool {

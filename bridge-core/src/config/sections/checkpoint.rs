@@ -77,10 +77,10 @@ section! {
             => no_counterpart("several formats to detect; checkpoints are safetensors");
         /// Conversion target.
         ckpt_convert_format: Option<CkptFormat> = None
-            => not_built("a format to convert to; `bridge convert` exports to Hugging Face's");
+            => no_counterpart("PyTorch's formats to convert to; `bridge convert` takes Megatron's in, and Hugging Face's in and out");
         /// Conversion folder.
         ckpt_convert_save: Option<PathBuf> = None
-            => not_built("the folder of ckpt_convert_format; `bridge convert` exports to Hugging Face's format");
+            => no_counterpart("the folder of ckpt_convert_format; `bridge convert` writes to the folder that it is given");
         /// Conversion of old optimizer layouts.
         ckpt_convert_update_legacy_dist_opt_format: bool = false
             => no_counterpart("optimizer layouts of older Megatron versions");

@@ -1,0 +1,180 @@
+//! Checkpoints of Megatron-LM and Megatron Bridge (`ckpt_format = "torch_dist"`) as weights to start from. Optimizer states stay behind.
+
+mod archive;
+mod folder;
+mod names;
+mod pickle;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::UNIX_EPOCH;
+
+use bridge_core::checkpoint::{
+    CheckpointError, DType, Element, RunFiles, ShardTensor, Snapshot, TensorGroup, TensorStream, TrainState,
+};
+use bridge_core::config::RawConfig;
+use bridge_core::train::Weights;
+use bridge_data::outside;
+
+use folder::{Folder, METADATA};
+
+/// The recipe that Megatron Bridge saves with each checkpoint.
+const RECIPE: &str = "run_config.yaml";
+/// The pointer to the newest checkpoint of a run.
+const TRACKER: &str = "latest_checkpointed_iteration.txt";
+
+/// Why a folder cannot be imported.
+#[derive(Debug, thiserror::Error)]
+pub enum MegatronError {
+    /// A file cannot be read.
+    #[error("{path}: {source}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// A file is not what it should be.
+    #[error("{path}: {reason}")]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// Nothing says which model it is.
+    #[error(
+        "{path}: there is no run_config.yaml, so nothing says which model the weights are of: `bridge convert import {path} OUTPUT --recipe \
+         RECIPE` takes that from the [model] of a recipe"
+    )]
+    NoRecipe {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// The recipe cannot be read.
+    #[error("{path}: {reason}")]
+    Recipe {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// Checkpoints of Megatron as weights that a run may start from.
+pub(crate) const MEGATRON: Weights = Weights { fingerprint, open, remark: |_| None };
+
+type Error = Box<dyn std::error::Error + Send + Sync>;
+
+fn open(path: &Path) -> Result<Snapshot, Error> {
+    Ok(snapshot(path, None)?)
+}
+
+/// The folder of one checkpoint: `path` itself, or the newest in it. `None` if this is no such folder.
+pub fn find(path: &Path) -> Option<PathBuf> {
+    let is_one = |folder: &Path| folder.join(METADATA).is_file() && has_parts(folder);
+    if is_one(path) {
+        return Some(path.to_owned());
+    }
+    let newest = outside::read_text(&path.join(TRACKER), 64).ok()?;
+    let newest = match newest.trim() {
+        "release" => "release".to_owned(),
+        step => format!("iter_{:07}", step.parse::<u64>().ok()?),
+    };
+    Some(path.join(newest)).filter(|folder| is_one(folder))
+}
+
+fn has_parts(folder: &Path) -> bool {
+    let mut entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.any(|entry| entry.path().extension().is_some_and(|extension| extension == "distcp"))
+}
+
+/// The place, and name, size and time of the last change of each file.
+fn fingerprint(path: &Path) -> Option<String> {
+    let folder = find(path)?;
+    let entries = std::fs::read_dir(&folder).ok()?.flatten();
+    let mut lines: Vec<String> = entries
+        .filter_map(|entry| {
+            let metadata = entry.metadata().ok().filter(std::fs::Metadata::is_file)?;
+            let changed = metadata.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
+            Some(format!("{} {} {}\n", entry.path().display(), metadata.len(), changed.as_nanos()))
+        })
+        .collect();
+    lines.sort();
+    Some(lines.concat())
+}
+
+/// A parameter on its way to a checkpoint.
+struct Parameter {
+    folder: Arc<Folder>,
+    tensor: String,
+    places: Vec<usize>,
+    shape: Vec<usize>,
+}
+
+impl TensorStream for Parameter {
+    fn dtype(&self) -> DType {
+        DType::F32
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    fn write(&self, write: &mut dyn FnMut(&[u8]) -> Result<(), CheckpointError>) -> Result<(), CheckpointError> {
+        let values = self.folder.values(&self.tensor, &self.places);
+        let values = values.map_err(|error| CheckpointError::InvalidTensor { reason: error.to_string() })?;
+        write(f32::as_bytes(&values))
+    }
+}
+
+/// The weights of a folder as a checkpoint in the making: its parameters in float32, of which one at a time is in memory when they are written, and
+/// a recipe with the model that they are of: that of `recipe`, or of the folder's `run_config.yaml`.
+///
+/// # Errors
+/// If a file cannot be read or is damaged, or nothing says which model it is.
+pub fn snapshot(path: &Path, recipe: Option<&Path>) -> Result<Snapshot, MegatronError> {
+    let path = find(path).unwrap_or_else(|| path.to_owned());
+    let folder = Arc::new(Folder::open(&path)?);
+    let raw = model_of(&path, recipe)?;
+    let mut tensors = BTreeMap::new();
+    for (name, tensor) in folder.tensors().iter().filter(|(name, _)| names::is_of_model(name)) {
+        let reason = || format!("{name} has the shape {:?}, which has no room for its layers or experts", tensor.shape);
+        let damaged = || MegatronError::Damaged { path: path.join(METADATA), reason: reason() };
+        for part in names::parts(name, &tensor.shape).ok_or_else(damaged)? {
+            let parameter = Parameter {
+                folder: Arc::clone(&folder),
+                tensor: name.clone(),
+                shape: tensor.shape[part.places.len()..].to_vec(),
+                places: part.places,
+            };
+            let streamed = ShardTensor::streamed(&part.parameter, Arc::new(parameter));
+            if tensors.insert(part.parameter.clone(), streamed).is_some() {
+                let reason = format!("two tensors have the parameter {}", part.parameter);
+                return Err(MegatronError::Damaged { path: path.join(METADATA), reason });
+            }
+        }
+    }
+    let mut model = RawConfig::default();
+    model.model = raw.model.clone();
+    let run = RunFiles { train_state: TrainState::default(), run_config: model.to_toml(), ..RunFiles::default() };
+    Ok(Snapshot { run, groups: vec![TensorGroup { name: "model".into(), tensors: tensors.into_values().collect() }] })
+}
+
+/// The recipe whose model the weights are of.
+fn model_of(folder: &Path, recipe: Option<&Path>) -> Result<RawConfig, MegatronError> {
+    let path = match recipe {
+        Some(recipe) => recipe.to_owned(),
+        None => folder.join(RECIPE),
+    };
+    if !path.exists() && recipe.is_none() {
+        return Err(MegatronError::NoRecipe { path: folder.to_owned() });
+    }
+    let kinds = crate::registry().kinds();
+    let read = RawConfig::from_file(&path, &[], &kinds);
+    read.map_err(|errors: bridge_core::config::ConfigErrors| MegatronError::Recipe { path, reason: errors.to_string() })
+}
+
+#[cfg(test)]
+mod tests;
