@@ -11,4 +11,5 @@ mod half;
 mod norm;
 mod optim;
 mod rotary;
+mod state_space;
 mod training;
