@@ -1,6 +1,7 @@
-//! The operations of Mamba-2: the convolution.
+//! The operations of Mamba-2: the convolution and the gated norm.
 
 use bridge_kernels::causal_conv::{causal_conv, causal_conv_reference, cube as conv};
+use bridge_kernels::gated_norm::{cube as norm, gated_rms_norm, gated_rms_norm_reference};
 use burn::tensor::{Device, Tensor};
 
 use crate::common::{Case, assert_close, device, ints, read, tensor, values};
@@ -38,6 +39,28 @@ fn convolution() {
 }
 
 #[test]
+fn gated_norm() {
+    let epsilon = 1e-5;
+    for (n, c, groups) in [(1, 7, 1), (3, 15, 3), (67, 26, 2), (2, 601, 1), (131, 5, 5)] {
+        let taken = |v: &[Tensor<1>]| [0, 1].map(|i| v[i].clone().reshape([1, n, c]));
+        Case {
+            name: &format!("gated_rms_norm {n} x {c} in {groups} groups"),
+            inputs: vec![values(1, n * c), values(2, n * c), values(3, c)],
+            fused: &|v, _| {
+                let [x, z] = taken(v);
+                let y = norm::gated_rms_norm(&x, &z, &v[2], (groups, epsilon));
+                y.expect("it applies").reshape([n * c])
+            },
+            reference: &|v, _| {
+                let [x, z] = taken(v);
+                gated_rms_norm_reference(x, z, v[2].clone(), groups, epsilon).reshape([n * c])
+            },
+        }
+        .check();
+    }
+}
+
+#[test]
 fn convolution_of_views() {
     let x = tensor(&values(1, 2 * 11 * 7), [2, 7, 11], &device()).swap_dims(1, 2);
     let weight = tensor(&values(2, 7 * 3), [3, 7], &device()).swap_dims(0, 1);
@@ -45,4 +68,15 @@ fn convolution_of_views() {
     let y = conv::causal_conv(&x, &weight, None, None).expect("it applies");
     assert_close("permuted", &read(y.clone()), &read(expected), 2e-6);
     assert_eq!(read(causal_conv(x, weight, None, None)), read(y), "the public function takes the kernel");
+}
+
+#[test]
+fn gated_norm_of_views() {
+    let all = tensor(&values(1, 2 * 11 * 7), [2, 11, 7], &device());
+    let [x, z] = [(1, 2), (0, 3)].map(|(batch, column)| all.clone().narrow(0, batch, 1).narrow(2, column, 3));
+    let weight = tensor(&values(3, 5), [5], &device()).narrow(0, 2, 3);
+    let expected = gated_rms_norm_reference(x.clone(), z.clone(), weight.clone(), 1, 1e-5);
+    let y = norm::gated_rms_norm(&x, &z, &weight, (1, 1e-5)).expect("it applies");
+    assert_close("slices", &read(y.clone()), &read(expected), 2e-6);
+    assert_eq!(read(gated_rms_norm(x, z, weight, 1, 1e-5)), read(y), "the public function takes the kernel");
 }
