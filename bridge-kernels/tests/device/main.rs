@@ -5,6 +5,7 @@
 #![recursion_limit = "256"]
 
 mod activation;
+mod attention;
 mod common;
 mod cross_entropy;
 mod half;
