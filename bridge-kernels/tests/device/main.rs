@@ -8,6 +8,7 @@ mod activation;
 mod attention;
 mod common;
 mod cross_entropy;
+mod grouped;
 mod half;
 mod norm;
 mod optim;
