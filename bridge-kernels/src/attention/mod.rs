@@ -2,6 +2,12 @@
 
 pub(crate) mod cpu;
 pub(crate) mod cpu_backward;
+#[cfg(feature = "cube")]
+pub mod cube;
+#[cfg(feature = "cube")]
+mod cube_backward;
+#[cfg(feature = "cube")]
+mod cube_scores;
 pub(crate) mod flex;
 pub(crate) mod heads;
 mod largest;
@@ -27,6 +33,10 @@ use crate::precision::{narrow, widen};
 /// If the shapes do not fit each other.
 pub fn attention(q_bthd: Tensor<4>, k_bsgd: Tensor<4>, v_bsgd: Tensor<4>, options: &AttentionOptions) -> Tensor<4> {
     check_shapes(&q_bthd, &k_bsgd, &v_bsgd, options);
+    #[cfg(feature = "cube")]
+    if let Some(out) = cube::attention(&q_bthd, &k_bsgd, &v_bsgd, options) {
+        return out;
+    }
     flex::attention(&q_bthd, &k_bsgd, &v_bsgd, options).unwrap_or_else(|| reference(q_bthd, k_bsgd, v_bsgd, options))
 }
 

@@ -1,6 +1,8 @@
 //! Causal depthwise convolution along the sequence, with SiLU: the short convolution of Mamba layers.
 
 mod cpu;
+#[cfg(feature = "cube")]
+pub mod cube;
 mod flex;
 
 use burn::tensor::{Int, Tensor, activation::silu};
@@ -24,6 +26,10 @@ pub fn causal_conv(
     document_ids: Option<Tensor<2, Int>>,
 ) -> Tensor<3> {
     check(&x_btc, &weight_ck, bias_c.as_ref());
+    #[cfg(feature = "cube")]
+    if let Some(y) = cube::causal_conv(&x_btc, &weight_ck, bias_c.as_ref(), document_ids.as_ref()) {
+        return y;
+    }
     flex::causal_conv(&x_btc, &weight_ck, bias_c.as_ref(), document_ids.as_ref())
         .unwrap_or_else(|| causal_conv_reference(x_btc, weight_ck, bias_c, document_ids))
 }

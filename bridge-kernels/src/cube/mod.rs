@@ -8,6 +8,7 @@
 //! No other code is built for the features `cuda`, `wgpu` and `vulkan`: which of CubeCL's runtimes a kernel runs on is a property of the tensor.
 
 pub(crate) mod reduce;
+pub(crate) mod tile;
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::tensor::FloatTensor;

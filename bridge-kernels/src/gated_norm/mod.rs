@@ -1,6 +1,8 @@
 //! RMSNorm over groups of channels, of a value that a gate lets pass: the norm inside a Mamba-2 layer.
 
 mod cpu;
+#[cfg(feature = "cube")]
+pub mod cube;
 mod flex;
 
 use burn::tensor::{Tensor, activation::silu};
@@ -27,6 +29,10 @@ pub fn gated_rms_norm(
     assert_eq!(x_btc.dims(), z_btc.dims(), "gated_rms_norm: a gate for each value");
     assert_eq!(weight_c.dims(), [c], "gated_rms_norm: a weight for each channel");
     assert!(groups > 0 && c.is_multiple_of(groups), "gated_rms_norm: {c} channels in {groups} groups");
+    #[cfg(feature = "cube")]
+    if let Some(y) = cube::gated_rms_norm(&x_btc, &z_btc, &weight_c, (groups, epsilon)) {
+        return y;
+    }
     flex::gated_rms_norm(&x_btc, &z_btc, &weight_c, (groups, epsilon))
         .unwrap_or_else(|| gated_rms_norm_reference(x_btc, z_btc, weight_c, groups, epsilon))
 }

@@ -3,6 +3,8 @@
 //! Further shape letters: `e` experts, `m` rows of all experts, those of the first expert first.
 
 mod cpu;
+#[cfg(feature = "cube")]
+pub mod cube;
 mod flex;
 
 use burn::tensor::{Int, Tensor, TensorData};
@@ -44,6 +46,10 @@ pub fn grouped_linear(x_mi: Tensor<2>, counts: &[usize], layer: &GroupedLinear) 
     layer.check(&x_mi, counts);
     if x_mi.dims()[0] == 0 {
         return nothing(x_mi, &[layer]);
+    }
+    #[cfg(feature = "cube")]
+    if let Some(y) = cube::grouped_linear(&x_mi, counts, layer) {
+        return y;
     }
     flex::grouped_linear(&x_mi, counts, layer).unwrap_or_else(|| reference(x_mi, counts, layer))
 }

@@ -4,6 +4,14 @@
 
 mod cpu;
 mod cpu_backward;
+#[cfg(feature = "cube")]
+pub mod cube;
+#[cfg(feature = "cube")]
+mod cube_backward;
+#[cfg(feature = "cube")]
+mod cube_step_gradients;
+#[cfg(feature = "cube")]
+mod cube_steps;
 mod flex;
 mod shape;
 
@@ -21,8 +29,7 @@ use crate::precision::{narrow, widen};
 /// ```
 ///
 /// `x` are the first `h p` columns of `xbc`, then come `B` and `C` of each group. Inside a chunk this is a product of matrices, as in
-/// attention; the state goes from chunk to chunk. Computed in float32 whatever the input's dtype, and rounded once. There is no CubeCL
-/// kernel: on GPUs it is made of Burn's operations.
+/// attention; the state goes from chunk to chunk. Computed in float32 whatever the input's dtype, and rounded once.
 ///
 /// # Shapes
 /// See [`ScanInputs`] -> `[b, t, h p]`.
@@ -31,6 +38,10 @@ use crate::precision::{narrow, widen};
 /// If the sizes do not fit each other.
 pub fn ssd_scan(inputs: ScanInputs, options: &ScanOptions) -> Tensor<3> {
     inputs.check(options);
+    #[cfg(feature = "cube")]
+    if let Some(y) = cube::ssd_scan(&inputs, options) {
+        return y;
+    }
     flex::ssd_scan(&inputs, options).unwrap_or_else(|| ssd_scan_reference(inputs, None, options).0)
 }
 
@@ -48,6 +59,10 @@ pub fn ssd_scan_from(
     if let Some(state) = &state_bhnp {
         let expected = [b, h, options.state_size, options.head_size];
         assert_eq!(state.dims(), expected, "ssd_scan_from: a state for each head of each sequence");
+    }
+    #[cfg(feature = "cube")]
+    if let Some(found) = cube::ssd_scan_from(&inputs, state_bhnp.as_ref(), options) {
+        return found;
     }
     let found = flex::ssd_scan_from(&inputs, state_bhnp.as_ref(), options);
     found.unwrap_or_else(|| ssd_scan_reference(inputs, state_bhnp, options))

@@ -2,10 +2,13 @@
 
 use bridge_kernels::cross_entropy::CrossEntropyOptions;
 use bridge_kernels::rotary::{Positions, RotaryPairing, RotaryTable};
-use bridge_kernels::{Activation, activation, cross_entropy, norm, rotary};
+use bridge_kernels::{
+    Activation, AttentionOptions, GroupedLinear, ScanInputs, ScanOptions, activation, attention, causal_conv,
+    cross_entropy, gated_norm, grouped, norm, rotary, ssd_scan,
+};
 use burn::tensor::{DType, FloatDType, Tensor};
 
-use crate::common::{device, ints, read, tensor, values};
+use crate::common::{assert_close, device, ints, read, tensor, values};
 
 /// The 16-bit dtypes that the device has, each with half a unit in its last place, relative.
 fn dtypes() -> Vec<(FloatDType, f32)> {
@@ -60,6 +63,70 @@ fn operations_round_once() {
     let bias = tensor(&values(3, 13), [13], &device());
     check("rms_norm", [7, 13], |x| norm::cube::rms_norm(x, &weight, 1e-5).expect("it applies"));
     check("layer_norm", [7, 13], |x| norm::cube::layer_norm(x, &weight, Some(&bias), 1e-5).expect("it applies"));
+}
+
+/// Values that 16 bits can hold, in the dtype of `like`.
+fn exact<const D: usize, const E: usize>(seed: u64, shape: [usize; D], like: &Tensor<E>) -> Tensor<D> {
+    let eighths: Vec<f32> = values(seed, shape.iter().product()).iter().map(|v| (v * 8.0).round() / 8.0).collect();
+    tensor(&eighths, shape, &device()).cast(FloatDType::from(like.dtype()))
+}
+
+#[test]
+fn operations_on_sequences_round_once() {
+    let (weight, bias) = (tensor(&values(2, 5 * 4), [5, 4], &device()), tensor(&values(3, 5), [5], &device()));
+    check("causal_conv", [2, 9, 5], |x| {
+        causal_conv::cube::causal_conv(x, &weight, Some(&bias), None).expect("it applies")
+    });
+    check("gated_rms_norm", [2, 7, 5], |x| {
+        gated_norm::cube::gated_rms_norm(x, &exact(4, [2, 7, 5], x), &bias, (1, 1e-5)).expect("it applies")
+    });
+    // Two heads of three channels, a group, states of four.
+    let options =
+        ScanOptions { head_size: 3, groups: 1, state_size: 4, chunk_size: 5, time_steps: [0.0, f32::INFINITY] };
+    check("ssd_scan", [1, 13, 14], |x| {
+        let vector = |seed| tensor(&values(seed, 2), [2], &device());
+        let inputs = ScanInputs {
+            xbc_btf: x.clone(),
+            dt_bth: exact(5, [1, 13, 2], x),
+            a_log_h: vector(6),
+            dt_bias_h: vector(7),
+            d_h: vector(8),
+            document_ids: None,
+        };
+        ssd_scan::cube::ssd_scan(&inputs, &options).expect("it applies")
+    });
+}
+
+#[test]
+fn attention_rounds_its_output_once() {
+    let run = |x: Tensor<4>| {
+        let x = x.autodiff().require_grad();
+        let (k, v) = (exact(2, [1, 19, 1, 5], &x), exact(3, [1, 19, 1, 7], &x));
+        let out = attention::cube::attention(&x, &k, &v, &AttentionOptions::causal(5)).expect("it applies");
+        let gradients = (out.clone() * 0.5).sum().backward();
+        (out.without_autodiff(), x.grad(&gradients).expect("it is tracked"))
+    };
+    for (dtype, half_ulp) in dtypes() {
+        let [narrow, wide] = both(1, [1, 19, 2, 5], dtype).map(run);
+        assert_rounded_once("attention: output", narrow.0, wide.0, half_ulp);
+        // Means of gradients come from the rounded output.
+        let (found, expected) = (read(narrow.1.cast(FloatDType::F32)), read(wide.1));
+        assert_close("attention: gradient of queries", &found, &expected, 4.0 * f64::from(half_ulp));
+    }
+}
+
+#[test]
+fn experts_take_products_of_16_bits() {
+    for (dtype, half_ulp) in dtypes() {
+        let run = |x: Tensor<2>| {
+            let weight = |seed| exact(seed, [5, 7], &x);
+            let bias = |seed| exact(seed, [5], &x);
+            let layer = GroupedLinear { weights_oi: vec![weight(2), weight(3)], biases_o: vec![bias(4), bias(5)] };
+            read(grouped::cube::grouped_linear(&x, &[2, 3], &layer).expect("it applies").cast(FloatDType::F32))
+        };
+        let [narrow, wide] = both(1, [5, 7], dtype).map(run);
+        assert_close("grouped_linear", &narrow, &wide, 2.0 * f64::from(half_ulp));
+    }
 }
 
 #[test]

@@ -5,10 +5,13 @@
 #![recursion_limit = "256"]
 
 mod activation;
+mod attention;
 mod common;
 mod cross_entropy;
+mod grouped;
 mod half;
 mod norm;
 mod optim;
 mod rotary;
+mod state_space;
 mod training;

@@ -1,0 +1,289 @@
+//! Attention on GPUs (FlashAttention, arXiv:2205.14135 and 2307.08691): the softmax of a block of queries is corrected as blocks of keys come, so
+//! that no score matrix exists; the backward forms scores again from the log-sum-exp of each query.
+//!
+//! Products are in float32 on a GPU's ordinary units, not on its matrix units: memory is saved in any dtype, time where the score matrix is what
+//! takes it. Dropout is left to the reference.
+
+use burn::cubecl;
+use burn::cubecl::prelude::*;
+use burn::tensor::{DType, FloatDType, Tensor};
+
+use super::cube_scores::{Form, HIDDEN, Sizes, SizesLaunch, block_of_queries, keys_at, queries_at, score, sees};
+use super::options::AttentionOptions;
+use crate::cube::Buffer;
+use crate::cube::tile::{
+    SIDE, add_combinations, add_products, columns_of_unit, row_maxima, row_sums, share, stage_len, tile_len, zeros,
+};
+use crate::precision::widen;
+use crate::vjp;
+
+/// The softmax of a unit's rows so far: `r` numbers each.
+#[derive(CubeType)]
+struct Softmax {
+    /// What is taken from the scores before the exponential.
+    top: Array<f32>,
+    /// Of the exponentials.
+    sum: Array<f32>,
+    /// The largest scores.
+    largest: Array<f32>,
+}
+
+/// Before any key: of nothing, or of the head's sink.
+#[cube]
+fn begin(sinks: ComptimeOption<&[f32]>, head: usize, #[comptime] r: usize) -> Softmax {
+    let mut softmax = Softmax { top: zeros(r), sum: zeros(r), largest: zeros(r) };
+    #[unroll]
+    for i in 0..r {
+        softmax.top[i] = HIDDEN;
+        softmax.largest[i] = HIDDEN;
+        #[comptime]
+        match sinks {
+            ComptimeOption::Some(sinks) => {
+                softmax.top[i] = sinks[head];
+                softmax.sum[i] = 1.0f32;
+            }
+            ComptimeOption::None => {}
+        }
+    }
+    softmax
+}
+
+/// Makes scores exponentials, and corrects `sums` of rows of values for them.
+#[cube]
+fn take(
+    softmax: &mut Softmax,
+    scores: &mut Array<f32>,
+    sums: &mut Array<f32>,
+    stage: &mut Shared<[f32]>,
+    #[comptime] form: Form,
+) {
+    let (r, columns) = (comptime!(form.r), comptime!(form.value_columns));
+    let mut maxima = zeros(r);
+    #[unroll]
+    for i in 0..r {
+        maxima[i] = HIDDEN;
+        #[unroll]
+        for j in 0..r {
+            maxima[i] = max(maxima[i], scores[i * r + j]);
+        }
+    }
+    row_maxima(&mut maxima, stage, r);
+    let mut added = zeros(r);
+    let mut shrunk = zeros(r);
+    #[unroll]
+    for i in 0..r {
+        if comptime!(form.watched) {
+            softmax.largest[i] = max(softmax.largest[i], maxima[i]);
+        }
+        let top = max(softmax.top[i], maxima[i]);
+        shrunk[i] = (softmax.top[i] - top).exp();
+        softmax.top[i] = top;
+        #[unroll]
+        for j in 0..r {
+            let score = scores[i * r + j];
+            let mut exponential = 0.0f32;
+            // What is no number is seen, and passed on.
+            if score != HIDDEN {
+                exponential = (score - top).exp();
+            }
+            scores[i * r + j] = exponential;
+            added[i] += exponential;
+        }
+    }
+    row_sums(&mut added, stage, r);
+    #[unroll]
+    for i in 0..r {
+        softmax.sum[i] = softmax.sum[i] * shrunk[i] + added[i];
+        #[unroll]
+        for j in 0..columns {
+            sums[i * columns + j] *= shrunk[i];
+        }
+    }
+}
+
+/// Output, and for each query the log-sum-exp of its scores and, where it is watched, the largest, `[2, b, h, t]`; a cube a block of queries of a
+/// head.
+#[cube(launch)]
+fn forward<X: Float, P: Int>(
+    q: &[X],
+    k: &[X],
+    v: &[X],
+    sinks: ComptimeOption<&[f32]>,
+    documents: ComptimeOption<&[P]>,
+    out: &mut [X],
+    statistics: &mut [f32],
+    sizes: Sizes,
+    #[comptime] form: Form,
+    #[define(X, P)] _storage: [ElemType; 2],
+) {
+    let (r, columns) = (comptime!(form.r), comptime!(form.value_columns));
+    let rows = comptime!(form.r * SIDE);
+    let (d, width) = (sizes.head_size as usize, sizes.width as usize);
+    let at = block_of_queries(rows, &sizes);
+    if at.batch >= sizes.batches as usize {
+        terminate!();
+    }
+    let (y, x) = (UNIT_POS as usize / SIDE, UNIT_POS as usize % SIDE);
+    let mut stage = Shared::<[f32]>::new_slice(comptime!(stage_len(form.r)));
+    let mut tile = Shared::<[f32]>::new_slice(comptime!(tile_len(form.r)));
+    let own = queries_at(at.batch, at.first, at.head, d, &sizes);
+    let mut softmax = begin(sinks, at.head, r);
+    let mut sums = zeros(comptime!(form.r * form.value_columns));
+    let mut key = at.begin;
+    while key < at.end {
+        let mut scores = zeros(comptime!(form.r * form.r));
+        let others = keys_at(at.batch, key, at.group, d, &sizes);
+        add_products::<X, X>(&mut scores, q, &own, k, &others, d, &mut stage, r);
+        #[unroll]
+        for i in 0..r {
+            #[unroll]
+            for j in 0..r {
+                let mut value = f32::new(HIDDEN);
+                if sees::<P>(documents, at.batch, at.first + y + i * SIDE, key + x + j * SIDE, &sizes) {
+                    value = score(scores[i * r + j], &sizes, form.capped);
+                }
+                scores[i * r + j] = value;
+            }
+        }
+        take(&mut softmax, &mut scores, &mut sums, &mut stage, form);
+        share(&mut tile, &scores, r);
+        let values = keys_at(at.batch, key, at.group, width, &sizes);
+        add_combinations::<X>(&mut sums, &mut tile, v, &values, width, r, columns);
+        key += rows;
+    }
+    let target = queries_at(at.batch, at.first, at.head, width, &sizes);
+    #[unroll]
+    for i in 0..r {
+        let row = y + i * SIDE;
+        if row < target.count {
+            if x == 0 {
+                statistics[at.line + row] = softmax.top[i] + softmax.sum[i].ln();
+                if comptime!(form.watched) {
+                    statistics[statistics.len() / 2 + at.line + row] = softmax.largest[i];
+                }
+            }
+            #[unroll]
+            for j in 0..columns {
+                let column = x + j * SIDE;
+                if column < width {
+                    let value = sums[i * columns + j] / softmax.sum[i];
+                    out[target.start + row * target.stride + column] = X::cast_from(value);
+                }
+            }
+        }
+    }
+}
+
+/// Sizes and options.
+#[derive(Clone, Copy)]
+pub(super) struct Problem {
+    pub b: usize,
+    pub t: usize,
+    pub s: usize,
+    pub h: usize,
+    pub g: usize,
+    pub d: usize,
+    pub width: usize,
+    window: Option<usize>,
+    scale: f64,
+    softcap: Option<f64>,
+    is_watched: bool,
+}
+
+impl Problem {
+    pub fn sizes(&self) -> SizesLaunch {
+        let Self { b, t, s, h, g, d, width, .. } = *self;
+        let [b, t, s, h, g, d, width] = [b, t, s, h, g, d, width].map(|size| size as u32);
+        let window = self.window.and_then(|window| u32::try_from(window).ok()).unwrap_or(u32::MAX);
+        SizesLaunch::new(b, t, s, h, g, d, width, window, self.scale as f32, self.softcap.unwrap_or(1.0) as f32)
+    }
+
+    /// Tiles for `rows` rows and results with these columns a unit.
+    pub fn form(&self, x: &Buffer, rows: usize, columns: impl Fn(usize, usize) -> usize) -> Option<Form> {
+        let [of_key, of_value] = [self.d, self.width].map(columns_of_unit);
+        let r = x.tile_rows(rows, columns(of_key, of_value))?;
+        let (capped, watched) = (self.softcap.is_some(), self.is_watched);
+        Some(Form { r, columns: of_key, value_columns: of_value, capped, watched })
+    }
+}
+
+/// What the forward had and left.
+pub(super) struct Saved {
+    pub problem: Problem,
+    pub q: Buffer,
+    pub k: Buffer,
+    pub v: Buffer,
+    pub out: Buffer,
+    pub documents: Option<Buffer>,
+    /// `[2, b, h, t]`: see [`forward`].
+    pub statistics: Buffer,
+}
+
+impl Saved {
+    /// How heads and documents are stored.
+    pub fn storage(&self) -> [ElemType; 2] {
+        [self.q.storage(), self.documents.as_ref().map_or_else(i32::elem_type_native, Buffer::storage)]
+    }
+
+    /// Fills in output and statistics.
+    fn forward(&self, sinks: Option<&Buffer>) -> Option<()> {
+        let Self { problem, q, k, v, out, documents, statistics } = self;
+        let form = problem.form(q, problem.t, |_, of_value| of_value)?;
+        let (count, dim) = q.cube_per_tile(problem.b * problem.h * problem.t.div_ceil(form.r * SIDE));
+        forward::launch(
+            &q.0.client,
+            count,
+            dim,
+            q.arg(),
+            k.arg(),
+            v.arg(),
+            sinks.map(Buffer::arg).into(),
+            documents.as_ref().map(Buffer::arg).into(),
+            out.arg(),
+            statistics.arg(),
+            problem.sizes(),
+            form,
+            self.storage(),
+        );
+        Some(())
+    }
+}
+
+/// See [`crate::attention()`]. Queries, keys and values are of one dtype and there is no dropout, or it does not apply.
+pub fn attention(
+    q_bthd: &Tensor<4>,
+    k_bsgd: &Tensor<4>,
+    v_bsgd: &Tensor<4>,
+    options: &AttentionOptions,
+) -> Option<Tensor<4>> {
+    let ([b, t, h, d], [_, s, g, width], dtype) = (q_bthd.dims(), v_bsgd.dims(), q_bthd.dtype());
+    let has_dropout = options.dropout.is_some_and(|(rate, _)| rate != 0.0);
+    (!has_dropout && k_bsgd.dtype() == dtype && v_bsgd.dtype() == dtype).then_some(())?;
+    let (q, k, v) = (Buffer::of(q_bthd)?, Buffer::of(k_bsgd)?, Buffer::of(v_bsgd)?);
+    let documents = match &options.document_ids {
+        Some(ids_bt) => Some(Buffer::of_integers(ids_bt)?),
+        None => None,
+    };
+    let sinks_h = options.sinks_h.as_ref().map(|sinks_h| widen(sinks_h.clone().without_autodiff()));
+    let sinks = match &sinks_h {
+        Some(sinks_h) => Some(Buffer::of(sinks_h)?),
+        None => None,
+    };
+    let AttentionOptions { window, scale, softcap, .. } = *options;
+    let problem = Problem { b, t, s, h, g, d, width, window, scale, softcap, is_watched: options.watch.is_some() };
+    let out = q.uninitialised([b, t, h, width], dtype);
+    let statistics = q.uninitialised([2, b, h, t], DType::F32);
+    let saved = Saved { problem, q, k, v, out, documents, statistics };
+    saved.forward(sinks.as_ref())?;
+    if let Some(watch) = &options.watch {
+        let largest: Tensor<4> = saved.statistics.clone().tensor();
+        watch.largest.note_largest(largest.narrow(0, 1, 1).narrow(3, watch.first_query, t - watch.first_query));
+    }
+    let mut inputs =
+        vec![q_bthd.clone().into_dispatch(), k_bsgd.clone().into_dispatch(), v_bsgd.clone().into_dispatch()];
+    inputs.extend(options.sinks_h.clone().map(Tensor::into_dispatch));
+    let sinks_h = sinks_h.zip(options.sinks_h.as_ref().map(|sinks_h| FloatDType::from(sinks_h.dtype())));
+    Some(vjp::attach_some(saved.out.clone().tensor(), inputs, move |d_out: Tensor<4>| {
+        saved.backward(&Buffer::of_gradient(d_out), sinks_h).expect("the forward had tiles of these sizes")
+    }))
+}

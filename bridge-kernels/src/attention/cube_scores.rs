@@ -1,0 +1,218 @@
+//! What the kernels of attention share: sizes, who sees whom, and scores.
+
+use burn::cubecl;
+use burn::cubecl::prelude::*;
+
+use crate::cube::tile::{Rows, SIDE};
+
+/// Below every score that is taken to be one; what a key has that is not seen.
+pub(super) const HIDDEN: f32 = -1e30;
+
+/// Sizes that may change from call to call without a new kernel.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(super) struct Sizes {
+    pub batches: u32,
+    /// Queries of a sequence.
+    pub queries: u32,
+    /// Keys of a sequence.
+    pub keys: u32,
+    /// Query heads.
+    pub heads: u32,
+    /// Key/value heads.
+    pub groups: u32,
+    pub head_size: u32,
+    /// Head size of values.
+    pub width: u32,
+    /// Keys that a query sees to its left.
+    pub window: u32,
+    /// Factor on the scores.
+    pub scale: f32,
+    /// Soft cap on the scores.
+    pub softcap: f32,
+}
+
+/// What is fixed when a kernel is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Form {
+    /// Rows of a tile that a unit has.
+    pub r: usize,
+    /// Columns of queries and keys that a unit has in each row.
+    pub columns: usize,
+    /// Columns of values that a unit has in each row.
+    pub value_columns: usize,
+    /// Whether there is a soft cap.
+    pub capped: bool,
+    /// Whether the largest scores are wanted.
+    pub watched: bool,
+}
+
+/// A head of `x [b, length, heads, size]` from a token on.
+#[cube]
+pub(super) fn head_at(batch: usize, token: usize, head: usize, length: usize, heads: usize, size: usize) -> Rows {
+    let start = ((batch * length + token) * heads + head) * size;
+    Rows { start, stride: heads * size, step: 1usize.runtime(), count: length - token }
+}
+
+/// Keys and values of a head's group, and its queries: see [`head_at`].
+#[cube]
+pub(super) fn queries_at(batch: usize, token: usize, head: usize, size: usize, sizes: &Sizes) -> Rows {
+    head_at(batch, token, head, sizes.queries as usize, sizes.heads as usize, size)
+}
+
+/// See [`queries_at`].
+#[cube]
+pub(super) fn keys_at(batch: usize, token: usize, group: usize, size: usize, sizes: &Sizes) -> Rows {
+    head_at(batch, token, group, sizes.keys as usize, sizes.groups as usize, size)
+}
+
+/// A block of queries of a head, and the keys that any of them sees but for documents.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Block {
+    pub batch: usize,
+    pub head: usize,
+    pub group: usize,
+    /// The first query.
+    pub first: usize,
+    /// Its place in `[b, h, t]`.
+    pub line: usize,
+    /// The first key.
+    pub begin: usize,
+    /// Behind the last key.
+    pub end: usize,
+}
+
+/// The block of this cube, of `rows` queries. Its batch is beyond the last for a cube too many.
+#[cube]
+pub(super) fn block_of_queries(rows: usize, sizes: &Sizes) -> Block {
+    let (queries, keys, heads) = (sizes.queries as usize, sizes.keys as usize, sizes.heads as usize);
+    let blocks = queries.div_ceil(rows);
+    let (first, rest) = (CUBE_POS % blocks * rows, CUBE_POS / blocks);
+    let (head, batch) = (rest % heads, rest / heads);
+    let position = keys - queries + first;
+    let mut begin = 0usize;
+    if position > sizes.window as usize {
+        begin = position - sizes.window as usize;
+    }
+    Block {
+        batch,
+        head,
+        group: head / (heads / sizes.groups as usize),
+        first,
+        line: (batch * heads + head) * queries + first,
+        begin,
+        end: keys - queries + min(first + rows, queries),
+    }
+}
+
+/// Queries from one on, up to another.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Span {
+    pub begin: usize,
+    pub end: usize,
+}
+
+/// The queries that see any of `rows` keys from `first` on, but for documents.
+#[cube]
+pub(super) fn seeing(first: usize, rows: usize, sizes: &Sizes) -> Span {
+    let (queries, keys) = (sizes.queries as usize, sizes.keys as usize);
+    let before = keys - queries;
+    let mut begin = 0usize;
+    if first > before {
+        begin = first - before;
+    }
+    let mut end = queries;
+    if keys > sizes.window as usize {
+        let beyond = min(first + rows, keys) + sizes.window as usize;
+        end = 0usize.runtime();
+        if beyond > before {
+            end = min(beyond - before, queries);
+        }
+    }
+    Span { begin, end }
+}
+
+/// Whether a query of a sequence sees a key. There are as many keys as queries where there are documents.
+#[cube]
+pub(super) fn sees<P: Int>(
+    documents: ComptimeOption<&[P]>,
+    batch: usize,
+    query: usize,
+    key: usize,
+    sizes: &Sizes,
+) -> bool {
+    let (queries, keys) = (sizes.queries as usize, sizes.keys as usize);
+    let position = keys - queries + query;
+    let mut seen = query < queries && key <= position;
+    if seen {
+        seen = position - key <= sizes.window as usize;
+    }
+    #[comptime]
+    match documents {
+        ComptimeOption::Some(documents) => {
+            if seen {
+                seen = documents[batch * queries + query] == documents[batch * queries + key];
+            }
+        }
+        ComptimeOption::None => {}
+    }
+    seen
+}
+
+/// Scaled and capped.
+#[cube]
+pub(super) fn score(product: f32, sizes: &Sizes, #[comptime] capped: bool) -> f32 {
+    let mut score = product * sizes.scale;
+    if comptime!(capped) {
+        // tanh u = 1 - 2 / (exp(2 u) + 1) holds at both ends; the tanh of some drivers does not.
+        score = sizes.softcap * (1.0f32 - 2.0f32 / ((2.0f32 * score / sizes.softcap).exp() + 1.0f32));
+    }
+    score
+}
+
+/// From products of queries and keys and gradients of probabilities to probabilities and gradients of the products, but for the scale; zero where a
+/// key is not seen. The tile begins at a query and a key, whose rows are keys if `by_key`. `statistics` are log-sum-exps and means of gradients of
+/// probabilities, `[2, b, h, t]`, of which the head's queries begin at `line`.
+#[cube]
+pub(super) fn to_gradients<P: Int>(
+    scores: &mut Array<f32>,
+    gradients: &mut Array<f32>,
+    documents: ComptimeOption<&[P]>,
+    statistics: &[f32],
+    batch: usize,
+    line: usize,
+    query: usize,
+    key: usize,
+    sizes: &Sizes,
+    #[comptime] form: Form,
+    #[comptime] by_key: bool,
+) {
+    let r = comptime!(form.r);
+    let (y, x) = (UNIT_POS as usize / SIDE, UNIT_POS as usize % SIDE);
+    #[unroll]
+    for i in 0..r {
+        #[unroll]
+        for j in 0..r {
+            let (row, column) = (y + i * SIDE, x + j * SIDE);
+            let mut own = row;
+            let mut other = column;
+            if comptime!(by_key) {
+                own = column;
+                other = row;
+            }
+            let (query, key) = (query + own, key + other);
+            let mut probability = 0.0f32;
+            let mut gradient = 0.0f32;
+            if sees::<P>(documents, batch, query, key, sizes) {
+                let value = score(scores[i * r + j], sizes, form.capped);
+                probability = (value - statistics[line + query]).exp();
+                gradient = probability * (gradients[i * r + j] - statistics[statistics.len() / 2 + line + query]);
+                if comptime!(form.capped) {
+                    let ratio = value / sizes.softcap;
+                    gradient *= 1.0f32 - ratio * ratio;
+                }
+            }
+            scores[i * r + j] = probability;
+            gradients[i * r + j] = gradient;
+        }
+    }
+}

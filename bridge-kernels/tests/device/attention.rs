@@ -1,0 +1,147 @@
+//! Attention.
+
+use std::sync::Arc;
+
+use bridge_kernels::attention::{AttentionOptions, LargestScore, ScoreWatch, attention, cube, reference};
+use bridge_kernels::dropout::DropoutKey;
+use bridge_kernels::{PackedHeads, Philox, packed_attention};
+use burn::tensor::{Device, Tensor};
+
+use crate::common::{Case, assert_close, device, ints, read, tensor, values};
+
+/// Shapes `[b, t, s, h, g, d]`.
+type Shapes = [usize; 6];
+
+/// Head size of values, which is that of queries and keys unless the options say otherwise.
+fn width([.., d]: Shapes, with: &str) -> usize {
+    match (with.contains("narrow values"), with.contains("wide values")) {
+        (true, _) => d - 2,
+        (_, true) => d + 4,
+        _ => d,
+    }
+}
+
+/// Everything that may vary, from shapes and the names of options.
+fn options([b, t, _, _, _, d]: Shapes, with: &str, device: &Device) -> AttentionOptions {
+    let documents: Vec<i64> = (0..b * t).map(|i| (i % t / 4 + i / t) as i64).collect();
+    let has = |name| with.contains(name);
+    AttentionOptions {
+        window: has("window").then_some(3),
+        softcap: has("softcap").then_some(1.5),
+        document_ids: has("documents").then(|| ints(&documents, [b, t], device)),
+        ..AttentionOptions::causal(d)
+    }
+}
+
+fn inputs([b, t, s, h, g, d]: Shapes, with: &str) -> Vec<Vec<f32>> {
+    let width = width([b, t, s, h, g, d], with);
+    let mut inputs = vec![values(1, b * t * h * d), values(2, b * s * g * d), values(3, b * s * g * width)];
+    inputs.extend(with.contains("sinks").then(|| values(4, h)));
+    inputs
+}
+
+/// Queries, keys and values, and the options with the input behind these, if there is one.
+fn arguments(shapes: Shapes, with: &str, x: &[Tensor<1>], device: &Device) -> ([Tensor<4>; 3], AttentionOptions) {
+    let ([b, t, s, h, g, d], width) = (shapes, width(shapes, with));
+    let [q, k, v] = [0, 1, 2].map(|i| x[i].clone());
+    let options = AttentionOptions { sinks_h: x.get(3).cloned(), ..options(shapes, with, device) };
+    ([q.reshape([b, t, h, d]), k.reshape([b, s, g, d]), v.reshape([b, s, g, width])], options)
+}
+
+fn check(shapes: Shapes, with: &str) {
+    let ([b, t, _, h, ..], width) = (shapes, width(shapes, with));
+    Case {
+        name: &format!("attention {shapes:?} with {with}"),
+        inputs: inputs(shapes, with),
+        fused: &|x, device| {
+            let ([q, k, v], options) = arguments(shapes, with, x, device);
+            cube::attention(&q, &k, &v, &options).expect("it applies").reshape([b * t * h * width])
+        },
+        reference: &|x, device| {
+            let ([q, k, v], options) = arguments(shapes, with, x, device);
+            reference(q, k, v, &options).reshape([b * t * h * width])
+        },
+    }
+    .check();
+}
+
+#[test]
+fn outputs_and_gradients() {
+    check([2, 7, 7, 3, 1, 5], "");
+    check([1, 11, 13, 4, 2, 3], "window");
+    check([1, 11, 13, 2, 2, 3], "softcap");
+    check([2, 11, 11, 2, 2, 3], "documents");
+    check([1, 11, 11, 4, 2, 3], "window softcap documents");
+    check([2, 1, 17, 2, 1, 3], "");
+    check([2, 7, 7, 6, 2, 5], "sinks");
+    check([2, 1, 17, 2, 1, 3], "sinks");
+    check([1, 11, 11, 4, 2, 3], "sinks window softcap documents");
+}
+
+#[test]
+fn heads_of_values_may_be_of_another_size() {
+    check([2, 7, 7, 3, 1, 5], "narrow values");
+    check([2, 5, 7, 3, 3, 3], "wide values");
+    check([1, 11, 11, 4, 2, 5], "narrow values sinks window softcap documents");
+    check([1, 11, 11, 4, 4, 3], "wide values sinks window softcap documents");
+}
+
+/// Several tiles of each size, and heads wider than a unit has columns for at the largest.
+#[test]
+fn sequences_of_several_tiles() {
+    check([1, 21, 27, 2, 1, 19], "sinks");
+    check([1, 29, 29, 2, 2, 7], "window documents");
+    check([2, 71, 71, 4, 2, 17], "");
+    check([1, 67, 139, 3, 1, 5], "sinks window");
+    check([1, 67, 67, 1, 1, 33], "softcap documents wide values");
+    check([1, 37, 37, 1, 1, 259], "");
+}
+
+#[test]
+fn large_scores() {
+    let shapes = [1, 19, 19, 1, 1, 4];
+    let (inputs, options) = (inputs(shapes, ""), options(shapes, "", &device()));
+    let of = |device: &Device| [0, 1, 2].map(|i| tensor(&inputs[i], [1, 19, 1, 4], device));
+    let sharp = AttentionOptions { scale: 300.0, ..options };
+    let ([q, k, v], [q2, k2, v2]) = (of(&device()), of(&Device::flex()));
+    let out = cube::attention(&q, &k, &v, &sharp).expect("it applies");
+    assert_close("large scores", &read(out), &read(reference(q2, k2, v2, &sharp)), 1e-4);
+}
+
+#[test]
+fn the_largest_score_is_noted() {
+    for (shapes, with, first_query) in
+        [([2, 7, 7, 3, 1, 5], "", 0), ([1, 67, 79, 2, 2, 3], "window sinks", 5), ([1, 11, 11, 2, 1, 3], "documents", 7)]
+    {
+        let noted = |operation: &dyn Fn(&[Tensor<4>; 3], &AttentionOptions), device: &Device| {
+            let largest = Arc::new(LargestScore::default());
+            let x: Vec<Tensor<1>> = inputs(shapes, with).iter().map(|x| tensor(x, [x.len()], device)).collect();
+            let (qkv, options) = arguments(shapes, with, &x, device);
+            let watch = Some(ScoreWatch { largest: Arc::clone(&largest), first_query });
+            operation(&qkv, &AttentionOptions { watch, ..options });
+            largest.value().expect("scores were noted")
+        };
+        let found =
+            noted(&|[q, k, v], options| drop(cube::attention(q, k, v, options).expect("it applies")), &device());
+        let expected =
+            noted(&|[q, k, v], options| drop(reference(q.clone(), k.clone(), v.clone(), options)), &Device::flex());
+        assert!((found - expected).abs() <= 2e-6 * expected.abs().max(1.0), "{with}: {found}, {expected}");
+    }
+}
+
+#[test]
+fn views_and_the_public_functions() {
+    let packed = PackedHeads { groups: 2, queries_per_group: 3, head_size: 5 };
+    let qkv = tensor(&values(1, 2 * 7 * packed.width()), [2, 7, packed.width()], &device());
+    let options = AttentionOptions::causal(5);
+    let [q, k, v] = packed.unpack(qkv.clone());
+    let out = cube::attention(&q, &k, &v, &options).expect("it applies");
+    assert_close("packed", &read(out.clone()), &read(reference(q.clone(), k.clone(), v.clone(), &options)), 2e-6);
+    assert_eq!(read(packed_attention(qkv, packed, None, &options)), read(out.clone()));
+    assert_eq!(read(attention(q.clone(), k.clone(), v.clone(), &options)), read(out));
+    let transposed = k.clone().permute([0, 3, 2, 1]).reshape([2, 5, 14]).reshape([2, 5, 2, 7]).permute([0, 3, 2, 1]);
+    let expected = read(reference(q.clone(), transposed.clone(), v.clone(), &options));
+    assert_close("permuted", &read(attention(q.clone(), transposed, v.clone(), &options)), &expected, 2e-6);
+    let dropout = AttentionOptions { dropout: Some((0.3, DropoutKey(Philox::new(1)))), ..options };
+    assert!(cube::attention(&q, &k, &v, &dropout).is_none(), "dropout is left to the reference");
+}
