@@ -29,6 +29,11 @@ pub trait Adapter: fmt::Debug + Send + Sync {
         None
     }
 
+    /// How a table of the vocabulary (the word embedding, the head) is held if it is not trained, see [`Self::quantization`].
+    fn table_quantization(&self, _table: &str) -> Option<Quantization> {
+        None
+    }
+
     /// Whether all that the settings name was met in the outline of the whole model.
     ///
     /// # Errors

@@ -9,7 +9,7 @@
 use bridge_core::model::{Cut, Meets, Scope, SegmentCost, Workload};
 use bridge_kernels::attention::workspace_bytes;
 use bridge_kernels::rotary::Positions;
-use bridge_kernels::{AttentionOptions, RotaryTable, apply_rotary};
+use bridge_kernels::{AttentionOptions, Remakeable, RotaryTable, apply_rotary};
 use burn::module::Module;
 use burn::tensor::Tensor;
 
@@ -147,7 +147,7 @@ impl LatentAttention {
     }
 
     /// The block's output, `[b, t, c]` -> the same.
-    pub fn forward<'a>(&'a self, x_btc: Tensor<3>, input: AttentionInput<'a>) -> BlockOutput<'a> {
+    pub fn forward<'a>(&'a self, x_btc: Remakeable<3>, input: AttentionInput<'a>) -> BlockOutput<'a> {
         let (regions, store) = (input.regions, input.weight_gradients);
         let Settings { heads: h, latent: r, rotated: p, unrotated: n, value: v, .. } = self.settings;
         let rotary = input.rotary.filter(|_| self.settings.use_rope);
@@ -161,7 +161,7 @@ impl LatentAttention {
                 let latent = normed(&self.q_layernorm, down.forward(x_btc, store));
                 up.forward(regions.enter(latent), store)
             }
-            (_, _, Some(linear)) => linear.forward(regions.enter(x_btc), store),
+            (_, _, Some(linear)) => linear.forward(regions.enter_remakeable(x_btc), store),
             _ => unreachable!("queries come from the stream or from a latent vector"),
         };
         let [b, t, _] = latent_btr.dims();
@@ -194,7 +194,7 @@ impl LatentAttention {
             sinks_h: None,
         };
         let y_bthv = attend(heads, options, regions).narrow(HEAD, 0, v);
-        BlockOutput::Product { x: y_bthv.reshape([b, t, h * v]), linear: &self.linear_proj, store }
+        BlockOutput::Product { x: y_bthv.reshape([b, t, h * v]).into(), linear: &self.linear_proj, store }
     }
 }
 

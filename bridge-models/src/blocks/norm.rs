@@ -1,7 +1,7 @@
 //! LayerNorm or RMSNorm with its parameters.
 
 use bridge_core::model::{Component, Cut, Initial, Meets, ParameterRole, Scope, SegmentCost};
-use bridge_kernels::{layer_norm, residual_layer_norm, residual_rms_norm, rms_norm};
+use bridge_kernels::{Remakeable, layer_norm, residual_layer_norm, residual_rms_norm, rms_norm};
 use burn::module::{Module, Param};
 use burn::tensor::{FloatDType, Tensor};
 
@@ -64,7 +64,7 @@ impl Norm {
     }
 
     /// The norm of a residual stream, and the stream: `[b, t, size]` -> twice the same.
-    pub fn forward_residual(&self, x: Tensor<3>) -> (Tensor<3>, Tensor<3>) {
+    pub fn forward_residual(&self, x: Tensor<3>) -> (Remakeable<3>, Tensor<3>) {
         let (weight, bias) = self.parameters();
         match self.config.kind {
             NormKind::LayerNorm | NormKind::LayerNormNoBias => {
