@@ -1,7 +1,8 @@
 //! Adapters that are trained here, written in `peft`'s format and merged: all three compute the same.
 
+use std::io::Write;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use bridge_core::model::ModelChunk;
 use bridge_models::adapters::PeftAdapter;
@@ -164,6 +165,97 @@ fn commands_compute_with_the_adapter_wherever_its_base_is() {
     ] {
         let error = generated(&[model, "--adapter", adapter]).unwrap_err();
         assert!(error.contains(expected), "{model} {adapter}: {error}");
+    }
+}
+
+/// The lines that are JSON objects.
+fn objects(said: &str) -> Vec<serde_json::Value> {
+    said.lines().filter(|line| line.starts_with('{')).map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// Runs `bridge chat` on what is written to it, and returns the answers.
+fn answers_of(folder: &Path, model: &[&str], input: &str) -> Vec<String> {
+    let mut chat = Command::new(program());
+    chat.arg("chat").args(model).args(["--greedy", "--max-tokens=7", "--json"]).current_dir(folder);
+    chat.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut running = chat.spawn().unwrap();
+    running.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    let output = running.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap().lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn commands_take_several_adapters_of_one_base() {
+    let (folder, _) = trained("lora", &["peft.kind=dora"]);
+    let (other, _) = trained("lora", &["peft.target_modules=[\"linear_fc1\", \"linear_qkv\"]"]);
+    let (folder, other) = (folder.path(), other.path().to_str().unwrap().to_owned());
+    bridge(folder, &["convert", "export", "saved", "adapter"]).unwrap();
+    bridge(folder, &["convert", "export", &format!("{other}/saved"), "other"]).unwrap();
+    let prompts = ["3 1 4 1 5", "9 2 6", "3 1 4 1 5", "3 1 4 1 5"];
+    let text = |model: &[&str], prompt: &str| -> String {
+        let said = bridge(
+            folder,
+            &[&["generate"], model, &["--prompt", prompt, "--greedy", "--max-tokens=12", "--json"]].concat(),
+        );
+        objects(&said.unwrap())[0]["text"].as_str().unwrap().to_owned()
+    };
+    let checkpoints = ["imported", "saved", &format!("{other}/saved")].map(str::to_owned);
+    // Folders have no tokenizer here: those of `peft` are the library's tests.
+    for [base, one, two] in [checkpoints] {
+        let named = [format!("one={one}"), format!("two={two}")];
+        let several = [base.as_str(), "--adapter", &named[0], "--adapter", &named[1]];
+        // The base itself has no tokenizer; that it computes as alone, the library's tests show.
+        let of_base = [&several[..], &["--use", "base"]].concat();
+        let (with_one, with_two) = ([base.as_str(), "--adapter", &one], [base.as_str(), "--adapter", &two]);
+        // Each row with its adapter, as alone.
+        let rows = prompts.iter().flat_map(|prompt| ["--prompt", *prompt]);
+        let rows: Vec<&str> = rows.chain(["--use", "two", "--use", "one", "--use", "one", "--use", "base"]).collect();
+        let ends = ["--greedy", "--max-tokens=12", "--json"];
+        let said = bridge(folder, &[&["generate"], &several[..], &rows, &ends].concat()).unwrap();
+        let found = objects(&said);
+        let names: Vec<&str> = found.iter().map(|row| row["adapter"].as_str().unwrap()).collect();
+        assert_eq!(names, ["two", "one", "one", "base"]);
+        let alone: [&[&str]; 4] = [&with_two, &with_one, &with_one, &of_base];
+        for ((row, prompt), model) in found.iter().zip(prompts).zip(alone) {
+            assert_eq!(row["text"], text(model, prompt), "{model:?} {prompt}");
+        }
+        let distinct: std::collections::BTreeSet<&str> =
+            [0, 2, 3].iter().map(|row| found[*row]["text"].as_str().unwrap()).collect();
+        assert!(distinct.len() >= 2, "{found:?}");
+        // A conversation that changes the adapter on its way.
+        let lines = "3 1 4\n/adapter two\n/reset\n3 1 4\n/adapter nobody\n/adapter base\n/reset\n3 1 4\n";
+        let found = answers_of(folder, &[&several[..], &["--use", "one"]].concat(), lines);
+        let alone: [&[&str]; 3] = [&with_one, &with_two, &of_base];
+        assert_eq!(found, alone.map(|model| answers_of(folder, model, "3 1 4\n").remove(0)));
+        // Tasks.
+        let items = r#"{"context": "3 1 4", "choices": [" 1", " 5", " 9"], "gold": 1}"#;
+        std::fs::write(folder.join("items.jsonl"), items).unwrap();
+        let scores = |model: &[&str]| {
+            let scored = ["--tasks", "items.jsonl", "--log-samples", "scored.jsonl"];
+            bridge(folder, &[&["eval"], model, &scored].concat()).unwrap();
+            std::fs::read_to_string(folder.join("scored.jsonl")).unwrap()
+        };
+        assert_eq!(scores(&[&several[..], &["--use", "two"]].concat()), scores(&with_two));
+        assert_ne!(scores(&[&several[..], &["--use", "base"]].concat()), scores(&with_two));
+    }
+    let refused = |arguments: &[&str]| bridge(folder, &[&["generate", "imported"], arguments].concat()).unwrap_err();
+    let (one, two) = ("one=saved", format!("two={other}/saved"));
+    for (arguments, expected) in [
+        (&["--adapter", one, "--adapter", &two][..], "expected --use NAME, which says which of `one`, `two`, `base`"),
+        (&["--adapter", one, "--adapter", &two, "--use", "three"], "--use three: expected one of `one`, `two`, `base`"),
+        (&["--adapter", one, "--adapter", "saved"], "expected NAME=saved"),
+        (&["--adapter", one, "--adapter", "one=saved"], "another adapter is called `one`"),
+        (&["--adapter", "base=saved"], "`base` is the name of the model without"),
+        (&["--adapter", one, "--adapter", "two=other"], "expected a Hugging Face folder"),
+        (
+            &["--adapter", one, "--prompt=1", "--prompt=2", "--prompt=3", "--use=one", "--use=one"],
+            "one for each of 3 prompts",
+        ),
+        (&["--use", "one"], "expected adapters with names"),
+    ] {
+        let error = refused(arguments);
+        assert!(error.contains(expected), "{arguments:?}: {error}");
     }
 }
 

@@ -83,11 +83,12 @@ fn train(folder: &Path, run: &str, layout: &Layout, steps: usize) -> Result<Vec<
 }
 
 /// Layouts that a golden model cannot have, and what the refusal says.
-const REFUSED: [(&str, &str, &str); 8] = [
+const REFUSED: [(&str, &str, &str); 9] = [
     ("deepseek_v3_mtp", "PP 2", "num_layers (3) must be divisible"),
     ("gemma3", "PP 2", "num_layers (3) must be divisible"),
     ("mamba2", "CP 2", "the state of a Mamba layer goes through the whole sequence"),
     ("nemotron_h", "CP 2", "the state of a Mamba layer goes through the whole sequence"),
+    ("nemotron_h_latent", "CP 2", "the state of a Mamba layer goes through the whole sequence"),
     ("nemotron_h_dense", "TP 2", "model.num_attention_heads: must be divisible"),
     ("nemotron_h_dense", "PP 2", "num_layers (5) must be divisible"),
     ("nemotron_h_dense", "CP 2", "the state of a Mamba layer goes through the whole sequence"),

@@ -119,7 +119,7 @@ fn what_cannot_be_trained_on_is_refused_before_anything_is_written() {
     };
     let own = ["dataset.kind=finetuning", "dataset.dataset_root=examples", "dataset.data_sharding=true"];
     refused(&own[..1], &["dataset.dataset_root"]);
-    refused(&own, &["there is no training data"]);
+    refused(&own, &["dataset.dataset_root: ", "there is no training data"]);
     refused(&[&own[..], &["dataset.split=\"1,1,1\""]].concat(), &["dataset.split", "finetuning"]);
     refused(&["dataset.do_test=false"], &["dataset.do_test", "finetuning"]);
     std::fs::create_dir(folder.path().join("examples")).unwrap();

@@ -51,6 +51,19 @@ fn tied_embeddings_and_recompute_stay_what_they_are() {
 }
 
 #[test]
+fn a_residual_stream_in_float32_passes_between_stages() {
+    let model = ["model.num_layers=4", "mixed_precision=bf16_mixed", "model.fp32_residual_connection=true"];
+    let pipeline = ["--ranks", "2", "model.pipeline_model_parallel_size=2"];
+    let recompute = [
+        &pipeline[..],
+        &["model.recompute_granularity=full", "model.recompute_method=uniform", "model.recompute_num_layers=1"],
+    ]
+    .concat();
+    let interleaved = [&pipeline[..], &["model.virtual_pipeline_model_parallel_size=2"]].concat();
+    check(&model, &[&pipeline, &recompute, &interleaved]);
+}
+
+#[test]
 fn pipelines_that_cannot_run_are_refused() {
     let refused = |arguments: &[&str], expected: &str| {
         let folder = tempfile::tempdir().unwrap();

@@ -114,6 +114,12 @@ fn what_cannot_be_trained_on_is_named() {
     refused(path, &["init", "zip"], &["compressed", "a.gz"]);
     refused(path, &["init", "chat.jsonl"], &["chat.jsonl", "examples", "--model"]);
     refused(path, &["init", "text.txt", "--kind", "chat"], &["--kind chat", "lists of messages"]);
+    write(&path.join("likes.jsonl"), "{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}\n");
+    refused(path, &["init", "likes.jsonl"], &["likes.jsonl", "[dpo]"]);
+    write(&path.join("typo.jsonl"), "{\"instruction\": \"do this\", \"ouput\": \"b\"}\n".repeat(90));
+    refused(path, &["init", "typo.jsonl"], &["typo.jsonl", "\"instruction\" is a field of examples", "--kind text"]);
+    write(&path.join("rows.csv"), "prompt,completion\n".repeat(90));
+    refused(path, &["init", "rows.csv"], &["rows.csv", "tables"]);
     refused(path, &["init", "numbers.jsonl"], &["numbers.jsonl", "a, b"]);
     refused(path, &["init", "text.txt", "--model", "model"], &["config.json", "strange"]);
     refused(path, &["init", "text.txt", "--size", "huge"], &["nano"]);

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use bridge_core::logging::health::Supervision;
 use bridge_tests::{bridge, losses_of, program, recipe};
 
 const RUN: [&str; 5] = [
@@ -53,6 +54,11 @@ fn signal(name: &str, process: &str) {
     assert!(Command::new("kill").args([name, process]).status().unwrap().success());
 }
 
+/// Lines of a folder's metrics.
+fn logged(folder: &Path) -> usize {
+    std::fs::read_to_string(folder.join("runs/tiny/metrics.jsonl")).unwrap_or_default().lines().count()
+}
+
 /// Exit code and what was said.
 fn end(supervisor: Child) -> (Option<i32>, String) {
     let output = supervisor.wait_with_output().unwrap();
@@ -69,11 +75,20 @@ fn a_run_that_is_killed_goes_on_as_if_nothing_had_been() {
     for step in [10, 30] {
         wait_for("checkpoint", || saved(step).exists());
         signal("-KILL", &run_of(&supervisor));
+        let (killed, before) = (Instant::now(), logged(folder.path()));
+        wait_for("step after the restart", || logged(folder.path()) > before);
+        let took = killed.elapsed();
+        println!("{:.2} s from the fault to the next step", took.as_secs_f64());
+        assert!(took < Duration::from_secs(10), "{took:?}");
     }
     let (code, said) = end(supervisor);
     assert_eq!(code, Some(0), "{said}");
     assert!(said.contains("the run was killed by signal 9; restart 1 of 3 in 0.5 s, from iteration "), "{said}");
     assert!(said.contains("restart 2 of 3"), "{said}");
+    let supervision = Supervision::read(&folder.path().join("runs/tiny")).expect("others may read of it");
+    let restarts: Vec<_> = supervision.restarts.iter().map(|r| (r.number, r.why.as_str())).collect();
+    assert_eq!(restarts, [(1, "was killed by signal 9"), (2, "was killed by signal 9")]);
+    assert_eq!((supervision.max_restarts, supervision.ranks.len()), (3, 0));
     let last = |folder: &Path| losses_of(folder, "train").last().copied();
     assert_eq!(last(folder.path()), last(undisturbed.path()));
 }
@@ -101,6 +116,10 @@ fn a_run_that_stands_still_is_ended_and_goes_on() {
     let learned = std::fs::read_to_string(saved.join("ft_state.json")).unwrap();
     let learned: serde_json::Value = serde_json::from_str(&learned).unwrap();
     assert_eq!(learned["step"], 10.0, "no limit is below ten seconds");
+    let supervision = Supervision::read(&folder.path().join("runs/tiny")).unwrap();
+    assert!(supervision.restarts[0].from.starts_with("iteration "), "{supervision:?}");
+    let rank = &supervision.ranks[0];
+    assert!(rank.rank == 0 && rank.heard <= supervision.written && !rank.section.is_empty(), "{supervision:?}");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Traces of steps (`profiling`) and `bridge trace`: what spans there are, that they cover the steps, and that nothing else changes.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::Command;
 
@@ -47,6 +47,7 @@ fn spans_cover_steps_and_name_layers_and_micro_batches() {
     let steps = trace.events.iter().filter_map(|event| event.number("iteration"));
     assert_eq!(steps.collect::<Vec<_>>(), [3, 4, 5]);
     assert_viewable(&trace);
+    assert_parses(&folder.path().join("runs/tiny/trace/rank_00000.json"));
     let all: BTreeSet<(u64, u64)> = (0..2).flat_map(|layer| (0..2).map(move |batch| (layer, batch))).collect();
     for what in ["attention-forward", "mlp-forward", "attention-backward", "mlp-backward"] {
         assert_eq!(visited(&trace, what), all, "{what}");
@@ -64,6 +65,56 @@ fn spans_cover_steps_and_name_layers_and_micro_batches() {
         let whole = step["seconds"].as_f64().unwrap() - step["uncovered"].as_f64().unwrap();
         assert!((parts - whole).abs() <= 1e-6 * whole.max(1.0), "{parts} {whole}");
         assert!(step["parts"]["backward"].as_f64() > Some(0.0) && step["parts"]["forward"].as_f64() > Some(0.0));
+    }
+}
+
+/// What Perfetto's parser does with a file: times in nanoseconds, of which a span must not reach out of the one that it is in, by any; ends of what
+/// goes on beside others that find their beginnings; names of all processes that have events.
+fn assert_parses(path: &Path) {
+    let text = std::fs::read_to_string(path).unwrap();
+    let file: Value = serde_json::from_str(&text).unwrap();
+    let events = file["traceEvents"].as_array().expect("events");
+    let nanoseconds = |value: &Value| (value.as_f64().expect("a number") * 1e3).round() as i64;
+    let (mut spans, mut begun) = (BTreeMap::<(u64, u64), Vec<(i64, i64)>>::new(), BTreeMap::new());
+    let (mut named, mut seen) = (BTreeSet::new(), BTreeSet::new());
+    for event in events {
+        let number = |key: &str| event[key].as_u64().unwrap_or_else(|| panic!("{key} of {event}"));
+        let (pid, tid) = (number("pid"), number("tid"));
+        let name = event["name"].as_str().filter(|name| !name.is_empty()).unwrap_or_else(|| panic!("{event}"));
+        match event["ph"].as_str().unwrap() {
+            "M" => {
+                assert!(name == "process_name" && event["args"]["name"].is_string(), "{event}");
+                assert!(named.insert(pid), "one name a process: {event}");
+                continue;
+            }
+            "X" => {
+                let (start, duration) = (nanoseconds(&event["ts"]), nanoseconds(&event["dur"]));
+                assert!(start >= 0 && duration >= 0, "{event}");
+                spans.entry((pid, tid)).or_default().push((start, start + duration));
+            }
+            side @ ("b" | "e") => {
+                let key = (pid, event["cat"].to_string(), event["id"].as_str().expect("an id").to_owned());
+                let at = nanoseconds(&event["ts"]);
+                match side {
+                    "b" => assert!(begun.insert(key, at).is_none(), "begun twice: {event}"),
+                    _ => assert!(begun.remove(&key).is_some_and(|start| start <= at), "no beginning: {event}"),
+                }
+            }
+            other => panic!("{other}: {event}"),
+        }
+        assert!(event["cat"].is_string() && event.get("args").is_none_or(Value::is_object), "{event}");
+        seen.insert(pid);
+    }
+    assert!(begun.is_empty(), "no end: {begun:?}");
+    assert_eq!(named, seen);
+    for (track, mut spans) in spans {
+        spans.sort_by(|a, b| a.0.cmp(&b.0).then(b.1.cmp(&a.1)));
+        let mut open: Vec<i64> = Vec::new();
+        for (start, end) in spans {
+            open.retain(|until| *until > start);
+            assert!(open.last().is_none_or(|until| end <= *until), "{track:?}: {start} to {end} in {open:?}");
+            open.push(end);
+        }
     }
 }
 
@@ -112,6 +163,8 @@ fn ranks_merge_and_their_traffic_is_the_plans() {
     let ranks = summary(folder.path());
     assert_eq!(ranks.len(), 4);
     for rank in &ranks {
+        let coverage = rank["coverage"].as_f64().unwrap();
+        assert!(coverage >= 0.98, "{coverage} of {}", rank["rank"]);
         let of = |group: &str| {
             let rows = rank["traffic"].as_array().unwrap().iter();
             rows.filter(|row| row["group"] == group).cloned().collect::<Vec<_>>()
@@ -134,6 +187,9 @@ fn ranks_merge_and_their_traffic_is_the_plans() {
     let merged = Trace::read(&folder.path().join("merged.json")).unwrap();
     assert_eq!(merged.header.ranks.len(), 4);
     assert_viewable(&merged);
+    for file in ["runs/tiny/trace/rank_00000.json", "runs/tiny/trace/rank_00003.json", "merged.json"] {
+        assert_parses(&folder.path().join(file));
+    }
     let calls: Vec<&Event> = merged.events.iter().filter(|event| event.text("group") == Some("dp-cp")).collect();
     assert!(calls.iter().all(|event| event.number("bytes").is_some() && event.args.contains_key("ranks")));
     let sides = |phase| merged.events.iter().filter(|event| event.ph == phase).count();

@@ -12,6 +12,16 @@ const INSTANCES: &str = "ddp.num_distributed_optimizer_instances=2";
 const OPTIMIZER: &str = "ddp.use_distributed_optimizer=true";
 const TIED: &str = "model.share_embeddings_and_output_weights=true";
 const SEQUENCE: &str = "model.sequence_parallel=true";
+const GROUPED: &str = "model.moe_grouped_gemm=true";
+/// Latent attention whose keys and values have heads of different sizes.
+const LATENT: [&str; 6] = [
+    "model.multi_latent_attention=true",
+    "model.num_query_groups=8",
+    "model.kv_lora_rank=10",
+    "model.qk_head_dim=6",
+    "model.qk_pos_emb_head_dim=4",
+    "model.v_head_dim=12",
+];
 
 /// Plans and measures a recipe; `short` are sizes such as `tp=2`. Fails unless they agree, and returns the output.
 fn check(recipe: &str, ranks: &str, short: &str, more: &[&str]) -> Value {
@@ -145,6 +155,14 @@ fn tensors_and_sequences() {
         &["model.normalization=LayerNorm", "model.add_bias_linear=true", "model.gated_linear_unit=false"],
     );
     tiny("2", "tp=2", &["mixed_precision=bf16_mixed", SEQUENCE]);
+    // A stream in float32 between layers of 16 bits, which stages send and tensor-parallel ranks do not.
+    for precision in ["mixed_precision=bf16_mixed", "mixed_precision=fp16_mixed"] {
+        let wide = [precision, SEQUENCE, "model.fp32_residual_connection=true"];
+        let (found, narrow) = (tiny("4", "tp=2 pp=2", &wide), tiny("4", "tp=2 pp=2", &wide[..2]));
+        let sent = |found: &Value| measured(found, 0, "pp", "send");
+        assert_eq!(sent(&found), 2 * sent(&narrow), "{precision}");
+        assert_eq!(measured(&found, 0, "tp", "all_gather"), measured(&narrow, 0, "tp", "all_gather"), "{precision}");
+    }
     // A vocabulary that follows the tokenizer's 512, in 520 rows.
     tiny("2", "tp=2", &["model.vocab_size=null", "model.make_vocab_size_divisible_by=40"]);
 }
@@ -197,6 +215,7 @@ fn contexts() {
     tiny("2", "cp=2", &[]);
     tiny("4", "cp=2 tp=2 mbs=1 gbs=3", &[SEQUENCE]);
     tiny("2", "cp=2", &["dataset.reset_attention_mask=true"]);
+    tiny("2", "cp=2", &LATENT);
     tiny("4", "cp=2", &[OPTIMIZER]);
 }
 
@@ -213,6 +232,7 @@ fn layers_that_predict_further_tokens() {
 #[test]
 fn experts() {
     moe("2", "ep=2", &[]);
+    moe("2", "ep=2", &[GROUPED]);
     moe("4", "ep=2 tp=2", &[]);
     moe("4", "ep=2 tp=2 mbs=1 gbs=6", &[SEQUENCE, OPTIMIZER]);
     moe("4", "ep=2 mbs=1 gbs=4", &["model.moe_token_dispatcher_type=allgather"]);
@@ -278,6 +298,25 @@ fn recompute_and_reruns() {
     tiny("2", "tp=2", &[&[SEQUENCE], &selective[..]].concat());
     moe("2", "ep=2", &full);
     tiny("2", "pp=2 layers=4", &full);
+    // What runs again inside a segment: keys and values are gathered once more, nothing is between experts.
+    let parts = [
+        "model.moe_shared_expert_intermediate_size=48",
+        "model.multi_latent_attention=true",
+        "model.num_query_groups=8",
+        "model.q_lora_rank=12",
+        "model.kv_lora_rank=10",
+        "model.qk_head_dim=6",
+        "model.qk_pos_emb_head_dim=4",
+        "model.v_head_dim=8",
+        "model.recompute_granularity=selective",
+    ];
+    let named = ["model.recompute_modules=['moe_act', 'shared_experts', 'mla_up_proj']"];
+    moe("4", "tp=2 ep=2", &[&[SEQUENCE], &parts[..], &named].concat());
+    moe("4", "cp=2 pp=2", &[&parts[..], &named].concat());
+    moe("2", "cp=2", &[&parts[..], &["model.recompute_modules=['mla_up_proj', 'core_attn']"]].concat());
+    // Queries from the stream itself.
+    moe("2", "tp=2", &[&parts[..], &["model.q_lora_rank=null", "model.recompute_modules=['mla_up_proj']"]].concat());
+    moe("2", "tp=2", &[&parts[..8], &[SEQUENCE, "model.q_lora_rank=null"]].concat());
     tiny("2", "", &["rerun_state_machine.rerun_mode=validate_results", "optimizer.log_num_zeros_in_grad=true"]);
 }
 

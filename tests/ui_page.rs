@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use bridge_core::logging::health::{RankScore, RankScores, RankSign, Restart, Supervision};
 use bridge_tests::{program, run_in};
 use serde_json::Value;
 
@@ -131,6 +132,7 @@ fn runs_are_served_from_their_files() {
     );
 
     let run = page.get(&format!("/api/run?run={a}")).json();
+    assert_eq!((&run["health"]["supervision"], &run["health"]["scores"]), (&Value::Null, &Value::Null));
     assert_eq!(
         (&run["checkpoints"]["list"][0]["iteration"], &run["checkpoints"]["list"][0]["latest"]),
         (&6.into(), &true.into())
@@ -240,4 +242,53 @@ fn what_cannot_be_served_is_an_error() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
     refused(&[".", "--port", &port], 1, &["cannot listen", &port, "--port 0"]);
+}
+
+#[test]
+fn heartbeats_restarts_and_scores_of_ranks_are_shown() {
+    let folder = tempfile::tempdir().unwrap();
+    train(folder.path(), "a", &["train.train_iters=2"]);
+    let logs = folder.path().join("runs/a");
+    let sign = |rank: usize| RankSign {
+        rank,
+        process: 7,
+        section: "step".into(),
+        seconds: 0.5,
+        limit: Some(10.0),
+        heard: 1_700_000_000,
+    };
+    let mut supervision =
+        Supervision { written: 1_700_000_001, max_restarts: 3, restarts: Vec::new(), ranks: vec![sign(0), sign(1)] };
+    supervision.restarted(Restart {
+        number: 1,
+        at: 1_699_999_999,
+        why: "was killed by signal 9".into(),
+        from: "iteration 10".into(),
+    });
+    supervision.write(&logs).unwrap();
+    let score = |rank: usize| RankScore {
+        rank,
+        node: "n".into(),
+        relative: Some(1.0 / (rank + 1) as f64),
+        individual: None,
+        times: [0.1, 0.0, 0.2],
+        is_slow: rank == 1,
+    };
+    RankScores { iteration: 64, ranks: vec![score(0), score(1)] }.write(&logs).unwrap();
+    let page = Page::open(folder.path(), &["runs"]);
+    let id = page.runs()[0]["id"].to_string();
+    let health = page.get(&format!("/api/run?run={id}")).json()["health"].clone();
+    assert_eq!(health["supervision"]["restarts"][0]["why"], "was killed by signal 9");
+    assert_eq!(
+        (&health["supervision"]["ranks"][1]["rank"], &health["supervision"]["ranks"][1]["section"]),
+        (&1.into(), &"step".into())
+    );
+    assert_eq!(
+        (&health["scores"]["ranks"][1]["relative"], &health["scores"]["ranks"][1]["is_slow"]),
+        (&0.5.into(), &true.into())
+    );
+    // What is damaged is not shown, and costs nothing else.
+    std::fs::write(logs.join("supervision.json"), "{").unwrap();
+    let health = page.get(&format!("/api/run?run={id}")).json()["health"].clone();
+    assert!(health["supervision"].is_null() && health["scores"].is_object(), "{health}");
 }

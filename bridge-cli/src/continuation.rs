@@ -37,8 +37,9 @@ pub struct SamplingArguments {
     /// Always take the most likely token.
     #[arg(long)]
     greedy: bool,
-    /// Text that ends what is generated, and is not part of it; may be repeated.
-    #[arg(long, value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    /// Text that ends what is generated, and is not part of it; may be repeated. \n, \t and \r in it are a line break, a tab and a
+    /// carriage return, \\ is a backslash.
+    #[arg(long, value_name = "TEXT", value_parser = stop_text)]
     stop: Vec<String>,
 }
 
@@ -93,6 +94,29 @@ impl SamplingArguments {
 
 /// Where neither the command line nor the model's folder says it.
 const DEFAULT_TEMPERATURE: f64 = 0.8;
+
+/// A text with the usual escapes, because shells pass them on as they are; other backslashes are what they are.
+fn stop_text(text: &str) -> Result<String, String> {
+    if text.is_empty() {
+        return Err("expected a text that is not empty".to_owned());
+    }
+    let mut unescaped = String::with_capacity(text.len());
+    let mut rest = text.chars();
+    while let Some(c) = rest.next() {
+        let escaped = match (c, rest.clone().next()) {
+            ('\\', Some('n')) => Some('\n'),
+            ('\\', Some('t')) => Some('\t'),
+            ('\\', Some('r')) => Some('\r'),
+            ('\\', Some('\\')) => Some('\\'),
+            _ => None,
+        };
+        if escaped.is_some() {
+            rest.next();
+        }
+        unescaped.push(escaped.unwrap_or(c));
+    }
+    Ok(unescaped)
+}
 
 fn penalty(text: &str) -> Result<f64, String> {
     let value = text.parse::<f64>().ok().filter(|value| value.is_finite() && *value > 0.0);
@@ -329,6 +353,21 @@ mod tests {
         let stop = ["\n\n".to_owned(), "<end>".to_owned(), "é!".to_owned()];
         assert_eq!([held_back("a\n", &stop), held_back("a<en", &stop), held_back("aé", &stop)], [1, 3, 2]);
         assert_eq!([held_back("a", &stop), held_back("", &stop), held_back("<end", &[])], [0, 0, 0]);
+    }
+
+    #[test]
+    fn escapes_in_stop_texts_are_what_they_stand_for() {
+        for (written, meant) in [
+            (r"\n\n", "\n\n"),
+            (r"a\tb\r", "a\tb\r"),
+            (r"\\n", r"\n"),
+            (r"\d\", r"\d\"),
+            ("é\n", "é\n"),
+            ("</s>", "</s>"),
+        ] {
+            assert_eq!(stop_text(written).as_deref(), Ok(meant), "{written}");
+        }
+        assert!(stop_text("").is_err());
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! `bridge`: the command line. Only parsing and printing; the work of the commands is in the library crates.
 #![recursion_limit = "256"]
 
+mod chosen_models;
 mod commands;
 mod continuation;
 #[cfg(feature = "tui")]

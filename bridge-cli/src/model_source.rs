@@ -16,13 +16,12 @@ use bridge_data::chat::ChatTemplate;
 use bridge_data::outside;
 use bridge_data::tokenizer::{HuggingFaceTokenizer, NullTokenizer, Tokenizer};
 use bridge_models::DecoderConfig;
-use bridge_models::adapters::{LowRankAdapter, PeftAdapter, low_rank_adapter};
+use bridge_models::adapters::{LowRankAdapter, low_rank_adapter};
 use bridge_models::decoder::build_decoder;
 use bridge_models::decoder::{KIND, MAMBA_KIND, section_of_kind};
 use bridge_models::huggingface::{HfModel, is_companion};
 use bridge_models::registry;
 use burn::tensor::{Device, FloatDType};
-use clap::Args;
 
 use crate::failure::Failure;
 use crate::foreign::open_foreign;
@@ -31,17 +30,6 @@ use crate::rooted::start_folder;
 
 /// The parameter whose rows are the vocabulary.
 const EMBEDDING: &str = "embedding.word_embeddings.weight";
-
-/// Which model a command uses.
-#[derive(Debug, Args)]
-pub struct ModelArguments {
-    /// A run by its name or folder, a checkpoint folder, one of its `iter_` folders, or a Hugging Face folder.
-    pub model: PathBuf,
-    /// An adapter of the model: a folder in peft's format, of a Hugging Face folder, or a checkpoint of a run with `[peft]`, of the checkpoint
-    /// that it was trained on. A checkpoint of an adapter alone, given as the model, finds its base itself.
-    #[arg(long, value_name = "DIR")]
-    adapter: Option<PathBuf>,
-}
 
 /// A model with its tokenizer.
 pub struct LoadedModel {
@@ -120,7 +108,7 @@ impl Adapted {
     }
 
     /// The adapter of `checkpoint`, whose base is one of the checkpoints at `root`.
-    fn of(checkpoint: Checkpoint, root: &Path) -> Result<Self, Failure> {
+    pub fn of(checkpoint: Checkpoint, root: &Path) -> Result<Self, Failure> {
         let raw = recipe(&checkpoint)?;
         let base = open_base(root, &checkpoint).map_err(Failure::input)?;
         let config = decoder_config(&base)?;
@@ -140,10 +128,15 @@ impl Adapted {
         Ok(chunk.inference())
     }
 
-    fn load(self, device: &Device) -> Result<LoadedModel, Failure> {
+    /// What it has besides its weights, or else what its base has.
+    pub fn companions(&self) -> Result<Companions, Failure> {
         let own = companions_of(&self.checkpoint)?;
-        let companions = if own.tokenizer.is_some() { own } else { companions_of(&self.base)? };
-        Ok(companions.of_model(self.build(device)?, self.config, Some(self.checkpoint)))
+        if own.tokenizer.is_some() { Ok(own) } else { companions_of(&self.base) }
+    }
+
+    /// Builds it, with what it has besides.
+    pub fn load(self, device: &Device) -> Result<LoadedModel, Failure> {
+        Ok(self.companions()?.of_model(self.build(device)?, self.config, Some(self.checkpoint)))
     }
 }
 
@@ -164,7 +157,7 @@ pub fn find(name: &Path) -> Result<Found, Failure> {
 }
 
 /// Whether there is a Hugging Face folder or a GGUF file.
-fn is_foreign(path: &Path) -> bool {
+pub fn is_foreign(path: &Path) -> bool {
     let is_folder = path.join("config.json").is_file() && !path.join("metadata.json").is_file();
     is_folder || path.extension().is_some_and(|extension| extension == "gguf")
 }
@@ -182,7 +175,8 @@ pub struct Companions {
 }
 
 impl Companions {
-    fn of_model(
+    /// The model that they belong to.
+    pub fn of_model(
         self,
         chunk: Box<dyn ModelChunk>,
         config: DecoderConfig,
@@ -232,23 +226,32 @@ impl Found {
             Self::HuggingFace(model) => {
                 Ok(model.build(&device.clone().autodiff()).map_err(Failure::input)?.inference())
             }
-            Self::Checkpoint(checkpoint, config) => {
-                let mut chunk = blank(config, &context(config, device))?;
-                load_parameters(chunk.as_mut(), checkpoint).map_err(Failure::input)?;
-                Ok(chunk.inference())
-            }
+            Self::Checkpoint(checkpoint, config) => build_whole(checkpoint, config, device),
         }
     }
 }
 
-fn companions_of_foreign(model: &HfModel) -> Result<Companions, Failure> {
+/// The model of a checkpoint, without autodiff.
+pub fn build_whole(
+    checkpoint: &Checkpoint,
+    config: &DecoderConfig,
+    device: &Device,
+) -> Result<Box<dyn ModelChunk>, Failure> {
+    let mut chunk = blank(config, &context(config, device))?;
+    load_parameters(chunk.as_mut(), checkpoint).map_err(Failure::input)?;
+    Ok(chunk.inference())
+}
+
+/// What a Hugging Face folder, or a GGUF file, has besides its weights.
+pub fn companions_of_foreign(model: &HfModel) -> Result<Companions, Failure> {
     let packed = unpack(model.packed_files())?;
     let path = model.source().path();
     let folder = if path.is_dir() { path } else { packed.path() };
     Companions::in_folder(folder, model.eos_token_ids())
 }
 
-fn companions_of(checkpoint: &Checkpoint) -> Result<Companions, Failure> {
+/// What a checkpoint has besides its weights.
+pub fn companions_of(checkpoint: &Checkpoint) -> Result<Companions, Failure> {
     let tokenizer = checkpoint_tokenizer(checkpoint)?;
     let files = unpack_tokenizer(checkpoint)?;
     let generation = GenerationSettings::load(files.path())?;
@@ -258,12 +261,8 @@ fn companions_of(checkpoint: &Checkpoint) -> Result<Companions, Failure> {
     Ok(Companions { tokenizer, stop_tokens, chat_template, generation })
 }
 
-/// Opens a model, with its adapter if there is one.
-pub fn open(arguments: &ModelArguments, device: &Device) -> Result<LoadedModel, Failure> {
-    let ModelArguments { model: name, adapter } = arguments;
-    if let Some(adapter) = adapter {
-        return open_with(name, adapter, device);
-    }
+/// Opens a model, or an adapter alone with the base that it finds.
+pub fn open(name: &Path, device: &Device) -> Result<LoadedModel, Failure> {
     if let Some(adapted) = Adapted::find(name)? {
         return adapted.load(device);
     }
@@ -275,36 +274,12 @@ pub fn open(arguments: &ModelArguments, device: &Device) -> Result<LoadedModel, 
     })
 }
 
-/// The model `name` with an adapter that stands elsewhere.
-fn open_with(name: &Path, adapter: &Path, device: &Device) -> Result<LoadedModel, Failure> {
-    let (root, path) = (locate(name)?, locate(adapter)?);
-    let needs = |expected: &str, of: &str| {
-        Failure::input(format!("{}: expected {expected}, as {} is an adapter {of}", name.display(), adapter.display()))
-    };
-    if !PeftAdapter::is_in(&path) {
-        let checkpoint = open_checkpoint(&path)?;
-        if AdapterBase::named_by(&checkpoint).map_err(Failure::input)?.is_none() {
-            let text = "expected an adapter (adapter_config.json, or a checkpoint of a run with [peft]), found a checkpoint of a whole model";
-            return Err(Failure::input(format!("--adapter {}: {text}", adapter.display())));
-        }
-        if is_foreign(&root) {
-            return Err(needs("the checkpoint that it was trained on", "in Bridge's format"));
-        }
-        // One of the `iter_` folders stands for itself.
-        return Adapted::of(checkpoint, &root)?.load(device);
+/// What a folder of `peft` has besides its weights, or else what its base has: training may have changed the tokenizer, or its chat template.
+pub fn companions_of_peft(folder: &Path, base: &HfModel) -> Result<Companions, Failure> {
+    match has_tokenizer(folder) {
+        true => Companions::in_folder(folder, base.eos_token_ids()),
+        false => companions_of_foreign(base),
     }
-    if !is_foreign(&root) {
-        return Err(needs("a Hugging Face folder", "in peft's format"));
-    }
-    let model = open_foreign(&root)?;
-    let chunk = PeftAdapter::open(&path, &model).and_then(|peft| peft.build(&model, &device.clone().autodiff()));
-    let chunk = chunk.map_err(Failure::input)?.inference();
-    // Training may have changed the tokenizer, or its chat template.
-    let companions = match has_tokenizer(&path) {
-        true => Companions::in_folder(&path, model.eos_token_ids())?,
-        false => companions_of_foreign(&model)?,
-    };
-    Ok(companions.of_model(chunk, model.config().clone(), None))
 }
 
 /// A decoder whose parameters are yet to be loaded.

@@ -197,6 +197,15 @@ pub enum BuildEvent {
         /// What became of them.
         report: Box<ExamplesReport>,
     },
+    /// Examples that are held out have been trained on.
+    Overlap {
+        /// Split name.
+        split: &'static str,
+        /// Its examples.
+        examples: usize,
+        /// Those that the training split has, too.
+        trained: usize,
+    },
     /// Cached index arrays are unusable and are rebuilt.
     CacheRejected {
         /// Dataset.
@@ -224,6 +233,10 @@ impl std::fmt::Display for BuildEvent {
                 write!(f, "{path}: {how} the {split} index in {seconds:.2} s: {samples} samples, {epochs} epochs")
             }
             Self::Examples { report } => write!(f, "{report}"),
+            Self::Overlap { split, examples, trained } => write!(
+                f,
+                "{trained} of {examples} {split} examples are trained on, too: their loss does not say what the model does on new ones"
+            ),
             Self::CacheRejected { path, split, reason } => {
                 write!(f, "{path}: the cached {split} index is unusable and is rebuilt: {reason}")
             }

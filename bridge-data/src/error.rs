@@ -64,7 +64,7 @@ pub enum DataError {
     /// A split holds too few tokens to make one sample.
     #[error(
         "{path}: the {split} split holds {found} tokens in {sequences} sequences, one sample needs \
-         {needed}: give the split a larger share (dataset.split), use more text (a document is never divided), or shorten the sequence (model.seq_length)"
+         {needed}: give the split a larger share (dataset.split), use more text or cut it into smaller pieces (dataset.source_piece_bytes), or shorten the sequence (model.seq_length)"
     )]
     SplitTooSmall {
         /// Dataset prefix (or a name for generated data).

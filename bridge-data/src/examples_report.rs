@@ -19,10 +19,18 @@ pub struct ExamplesReport {
     pub counted: u64,
     /// Bytes of the records.
     pub bytes: u64,
+    /// Checksum of the records in their order, wherever their files lie.
+    pub digest: String,
     /// Examples of which something was cut off.
     pub truncated: u64,
     /// Records of which nothing counts for the loss, left out.
     pub without_loss: u64,
+    /// Examples whose answer is empty or blank.
+    pub blank: u64,
+    /// Examples with tool calls that the chat template does not write.
+    pub lost_calls: u64,
+    /// Preferences whose two answers are the same.
+    pub ties: u64,
     /// Lines that are no examples, left out as the recipe says.
     pub skipped: u64,
     /// What is wrong with the first of those.
@@ -35,9 +43,9 @@ pub struct ExamplesReport {
 }
 
 impl ExamplesReport {
-    /// Whether something of the files is not in the examples.
+    /// Whether something of the files is not in the examples, or teaches what nobody wants.
     pub fn lacks(&self) -> bool {
-        self.truncated + self.without_loss + self.skipped > 0
+        self.truncated + self.without_loss + self.blank + self.lost_calls + self.ties + self.skipped > 0
     }
 }
 
@@ -50,6 +58,15 @@ impl fmt::Display for ExamplesReport {
         }
         if self.without_loss > 0 {
             write!(f, "; {} left out, because nothing of them counts", self.without_loss)?;
+        }
+        if self.blank > 0 {
+            write!(f, "; {} with an empty answer, which teach the model to end at once", self.blank)?;
+        }
+        if self.lost_calls > 0 {
+            write!(f, "; {} with tool calls, which the chat template does not write", self.lost_calls)?;
+        }
+        if self.ties > 0 {
+            write!(f, "; {} with both answers the same, which teach nothing", self.ties)?;
         }
         if self.skipped > 0 {
             write!(f, "; {} bad lines skipped: {}", self.skipped, self.reasons.join("; "))?;

@@ -73,6 +73,34 @@ impl Client {
         }
     }
 
+    /// The answer to a question about a run's model, which has this status.
+    fn generate(&self, id: u64, adapter: Option<&str>, expected: u16) -> String {
+        let question = json!({ "prompt": "3 1 4", "adapter": adapter, "max_tokens": 8 });
+        let (status, body) = self.ask("POST", &format!("/runs/{id}/generate"), "", &question.to_string());
+        assert_eq!(status, expected, "{body}");
+        match status {
+            200 => serde_json::from_str::<Value>(&body).unwrap()["text"].as_str().unwrap().trim().to_owned(),
+            _ => body,
+        }
+    }
+
+    /// Fine-tunes an adapter that answers `3 1 4` with these numbers, to the end. Returns the last event of its run.
+    fn teach(&self, id: u64, name: &str, output: &str) -> Value {
+        let examples = [json!({ "input": "3 1 4", "output": output }), json!({ "input": "9 9", "output": output })];
+        let overrides = ["train.train_iters=150", "optimizer.lr=2e-2", "checkpoint.save_interval=null", "peft.dim=8"];
+        let lesson = json!({ "name": name, "examples": examples, "overrides": overrides });
+        let (status, body) = self.ask("POST", &format!("/runs/{id}/adapters"), "", &lesson.to_string());
+        assert_eq!(status, 201, "{body}");
+        let run = serde_json::from_str::<Value>(&body).unwrap()["id"].as_u64().unwrap();
+        self.watch(run).pop().unwrap()
+    }
+
+    fn adapters(&self, id: u64) -> Value {
+        let (status, body) = self.ask("GET", &format!("/runs/{id}/adapters"), "", "");
+        assert_eq!(status, 200, "{body}");
+        serde_json::from_str(&body).unwrap()
+    }
+
     fn checkpoints(&self, id: u64) -> Vec<Value> {
         let (status, body) = self.ask("GET", &format!("/runs/{id}/checkpoints"), "", "");
         assert_eq!(status, 200, "{body}");
@@ -97,15 +125,57 @@ fn iterations(checkpoints: &[Value]) -> Vec<u64> {
     checkpoints.iter().map(|checkpoint| checkpoint["iteration"].as_u64().unwrap()).collect()
 }
 
-#[test]
-fn runs_are_started_watched_cancelled_and_refused() {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("service");
+/// A service in a folder of its own: the client, what stops it, and what then waits for its end.
+fn served(name: &str) -> (Client, oneshot::Sender<()>, impl FnOnce()) {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let _ = std::fs::remove_dir_all(&folder);
     let runtime = Runtime::new().unwrap();
     let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
     let client = Client(listener.local_addr().unwrap());
     let (stop, stopped) = oneshot::channel::<()>();
     let server = runtime.spawn(service::serve(listener, folder, async { stopped.await.unwrap_or_default() }));
+    (client, stop, move || runtime.block_on(server).unwrap().unwrap())
+}
+
+#[test]
+fn adapters_are_taught_listed_asked_and_forgotten() {
+    let (client, stop, end) = served("service-adapters");
+    let id = client.start(&tiny(), &["model.init_method_std=0.3"]);
+    assert_eq!(client.watch(id).pop().unwrap()["event"], "end");
+    let of_base = client.generate(id, None, 200);
+    assert_eq!(client.adapters(id), json!([]));
+    assert_eq!(client.teach(id, "pi", "1 5 9")["event"], "end");
+    assert_eq!(client.teach(id, "e", "2 7 1")["event"], "end");
+    // Each answers what it has learned, beside the other, and the model what it did.
+    for (adapter, expected) in [(Some("pi"), "1 5 9"), (Some("e"), "2 7 1"), (Some("pi"), "1 5 9"), (None, &of_base)] {
+        assert_eq!(client.generate(id, adapter, 200), expected, "{adapter:?}");
+    }
+    let listed = json!([{ "name": "e", "run": 2, "ready": true }, { "name": "pi", "run": 1, "ready": true }]);
+    assert_eq!(client.adapters(id), listed);
+    // Their checkpoints have the adapter alone, which is a run like any other.
+    assert_eq!(iterations(&client.checkpoints(1)), [150]);
+    assert!(client.generate(id, Some("other"), 404).contains("no adapter `other`"));
+    let lesson = json!({ "name": "pi", "examples": [] });
+    let (status, body) = client.ask("POST", &format!("/runs/{id}/adapters"), "", &lesson.to_string());
+    assert_eq!((status, body.contains("has an adapter `pi`")), (409, true), "{body}");
+    // Examples that cannot be read fail their run, and leave no adapter to ask.
+    let lesson = json!({ "name": "bad", "examples": [{ "no": "example" }] });
+    let (status, body) = client.ask("POST", &format!("/runs/{id}/adapters"), "", &lesson.to_string());
+    assert_eq!(status, 201, "{body}");
+    let end_of_run = client.watch(3).pop().unwrap();
+    assert!(end_of_run["error"].as_str().unwrap().contains("training.jsonl"), "{end_of_run}");
+    assert_eq!(client.adapters(id)[0], json!({ "name": "bad", "run": 3, "ready": false }));
+    assert_eq!(client.ask("DELETE", &format!("/runs/{id}/adapters/pi"), "", "").0, 204);
+    assert_eq!(client.ask("DELETE", &format!("/runs/{id}/adapters/pi"), "", "").0, 404);
+    client.generate(id, Some("pi"), 404);
+    assert_eq!(client.generate(id, Some("e"), 200), "2 7 1");
+    stop.send(()).unwrap();
+    end();
+}
+
+#[test]
+fn runs_are_started_watched_cancelled_and_refused() {
+    let (client, stop, end_of_service) = served("service");
 
     // One that ends by itself.
     let id = client.start(&tiny(), &[]);
@@ -145,5 +215,5 @@ fn runs_are_started_watched_cancelled_and_refused() {
     let id = client.start(&tiny(), &["train.train_iters=100000"]);
     assert_eq!(client.progress(id, 0)[0]["iteration"], 1);
     stop.send(()).unwrap();
-    runtime.block_on(server).unwrap().unwrap();
+    end_of_service();
 }

@@ -89,8 +89,11 @@ pub fn examples(fixture: &Fixture, draw: &mut Draw, folder: &Path) -> Case {
     copy(fixture, &["recipe.toml"], folder);
     let sft = folder.join("sft");
     std::fs::create_dir_all(&sft).unwrap();
-    let of = *draw.of(&["training.jsonl", "training.parquet"]);
-    if of.ends_with("parquet") {
+    let of = *draw.of(&["training.jsonl", "training.parquet", "training.arrow"]);
+    if of.ends_with("arrow") {
+        let name = draw.of(&["stream.arrow", "file.arrow", "lz4.feather"]);
+        take(&format!("bridge-data/tests/fixtures/sft/{name}"), folder, "sft/training.arrow");
+    } else if of.ends_with("parquet") {
         take(
             &format!("bridge-data/tests/fixtures/sft/{}.parquet", draw.of(&["snappy", "zstd"])),
             folder,
@@ -105,7 +108,7 @@ pub fn examples(fixture: &Fixture, draw: &mut Draw, folder: &Path) -> Case {
         strings(&["data", "samples", "recipe.toml", "--num-samples", "8,0,0", "--count", "4", "--json"]);
     arguments.extend(strings(&["dataset.kind=finetuning", "dataset.dataset_root=sft", "dataset.path_to_cache=cache"]));
     arguments.push("validation.eval_iters=0".into());
-    if of.ends_with("parquet") {
+    if !of.ends_with("jsonl") {
         take("bridge-data/tests/fixtures/chat/turns", folder, "chat");
         arguments.extend(strings(&["tokenizer.vocab_size=null", "model.vocab_size=null"]));
         arguments.extend(strings(&["tokenizer.tokenizer_type=HuggingFaceTokenizer", "tokenizer.tokenizer_model=chat"]));

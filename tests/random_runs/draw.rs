@@ -208,7 +208,12 @@ fn layout(draw: &mut Draw, recipe: &Recipe) -> Layout {
         0 => ["granularity=full", "method=uniform", "num_layers=1"]
             .into_iter()
             .for_each(|setting| set(format!("model.recompute_{setting}"))),
-        1 => set("model.recompute_granularity=selective".into()),
+        1 => {
+            set("model.recompute_granularity=selective".into());
+            if recipe.num_experts > 0 && draw.one_in(2) {
+                set("model.recompute_modules=['moe_act', 'core_attn']".into());
+            }
+        }
         _ => {}
     }
     Layout { ranks, overrides }

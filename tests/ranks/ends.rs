@@ -111,6 +111,21 @@ fn options_since_an_hour(groups: bridge_dist::mesh::ProcessGroups) -> RunOptions
     RunOptions { started, ..options(groups) }
 }
 
+/// A deadline ends the process, which is not the run's here.
+#[test]
+fn a_deadline_needs_a_process_of_the_runs_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let save = format!("checkpoint.save={:?}", folder.path().join("saved"));
+    let error = train_in(
+        folder.path(),
+        &["train.exit_signal_deadline_s=5", "train.exit_signal_handler=true", &save],
+        &CancelHandle::default(),
+        || (),
+    );
+    let error = error.1.unwrap_err().to_string();
+    assert!(error.contains("train.exit_signal_deadline_s") && error.contains("WatchSignals::Process"), "{error}");
+}
+
 #[test]
 fn time_that_is_over_ends_an_evaluation_and_saves_once() {
     for ranks in [1, 3] {

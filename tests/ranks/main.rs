@@ -1,15 +1,18 @@
 //! Runs of `recipes/tiny.toml` on many ranks: losses, loaders, steps, texts, ends, failures. What the files have in common is here and in `support`.
 
 mod adapters;
+mod attention_scores;
 mod distillation;
 mod doors;
 mod dpo;
+mod elsewhere;
 mod ends;
 mod extras;
 mod failures;
 mod figures;
 mod freezing;
 mod gradients;
+mod last_layer;
 mod loaders;
 mod logs;
 mod losses;

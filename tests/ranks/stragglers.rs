@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use bridge_core::logging::health::RankScores;
 use bridge_core::model::Batch;
 use bridge_core::train::{
     Agreement, Console, ForwardStep, LanguageModelStep, RunContext, RunOptions, Subsystem, TrainError, pretrain,
@@ -102,26 +103,52 @@ const SCORES: [&str; 3] = [
     "nvrx_straggler.gpu_relative_perf_threshold=0.3",
 ];
 
+/// Runs with a slow rank, and as many without one.
+fn cases() -> usize {
+    std::env::var("BRIDGE_STRAGGLERS").map_or(4, |cases| cases.parse().expect("a number of cases"))
+}
+
+/// What the runs of a case are on: data-parallel ranks, or two stages of two.
+fn layout(case: usize) -> &'static [&'static str] {
+    let stages = &["model.pipeline_model_parallel_size=2", "model.num_layers=2", "train.global_batch_size=4"];
+    if case % 4 < 2 { &[] } else { stages }
+}
+
 #[test]
 fn a_slow_rank_is_named_and_those_that_wait_for_it_are_not() {
-    let stages = ["model.pipeline_model_parallel_size=2", "model.num_layers=2", "train.global_batch_size=4"];
-    for (ranks, slow, more) in [(4, 2, &[][..]), (4, 1, &stages)] {
-        for between in [false, true] {
-            let folder = tempfile::tempdir().unwrap();
-            let relative = ["nvrx_straggler.calc_individual_gpu_perf=false", "train.train_iters=18"];
-            let overrides = [&SCORES[..], &relative, more].concat();
-            let (code, console) = train(folder.path(), ranks, &overrides, |rank, options, _| {
-                if rank == slow && between {
-                    options.subsystems.push(Box::new(SlowBetween));
-                } else if rank == slow {
-                    options.forward_step = Box::new(SlowStep);
-                }
-            });
-            assert_eq!(code, 0, "{console}");
-            let named = named(&console);
-            assert!(!named.is_empty() && named.iter().all(|rank| *rank == slow), "{named:?} for {slow}: {console}");
-            assert!(console.contains(&format!("worst: rank {slow} ")), "{console}");
-        }
+    for case in 0..cases() {
+        let (slow, between) = ((2 + 3 * (case / 2)) % 4, case % 2 == 1);
+        let folder = tempfile::tempdir().unwrap();
+        let relative = ["nvrx_straggler.calc_individual_gpu_perf=false", "train.train_iters=18"];
+        let overrides = [&SCORES[..], &relative, layout(case)].concat();
+        let (code, console) = train(folder.path(), 4, &overrides, |rank, options, _| {
+            if rank == slow && between {
+                options.subsystems.push(Box::new(SlowBetween));
+            } else if rank == slow {
+                options.forward_step = Box::new(SlowStep);
+            }
+        });
+        assert_eq!(code, 0, "{console}");
+        let named = named(&console);
+        assert!(!named.is_empty() && named.iter().all(|rank| *rank == slow), "{case}: {named:?} for {slow}: {console}");
+        assert!(console.contains(&format!("worst: rank {slow} ")), "{case}: {console}");
+        let scores = RankScores::read(&folder.path().join("logs")).expect("others may read them");
+        let found: Vec<usize> = scores.ranks.iter().filter(|score| score.is_slow).map(|score| score.rank).collect();
+        assert!(found == [slow] && scores.ranks[slow].relative < Some(0.3), "{case}: {scores:?}");
+    }
+}
+
+/// At the thresholds of the recipe, several windows long.
+#[test]
+fn healthy_ranks_are_not_named() {
+    for case in 0..cases() {
+        let folder = tempfile::tempdir().unwrap();
+        let scores =
+            ["nvrx_straggler.enabled=true", "nvrx_straggler.report_time_interval=0.01", "train.train_iters=60"];
+        let (code, console) = train(folder.path(), 4, &[&scores[..], layout(case)].concat(), |_, _, _| ());
+        assert_eq!(code, 0, "{console}");
+        assert!(console.contains("performance of ranks"), "{case}: {console}");
+        assert!(named(&console).is_empty(), "{case}: {console}");
     }
 }
 

@@ -81,9 +81,12 @@ impl Run {
         }
     }
 
-    /// The same with more overrides, which come last and so win.
+    /// The same with more overrides, in the place of those of the same keys.
     pub fn with(&self, overrides: &[&str]) -> Self {
         let mut run = self.clone();
+        let key = |text: &str| text.split_once('=').map(|(key, _)| key.to_owned());
+        let keys: Vec<_> = overrides.iter().filter_map(|text| key(text)).collect();
+        run.overrides.retain(|text| key(text).is_none_or(|key| !keys.contains(&key)));
         run.overrides.extend(overrides.iter().map(|text| (*text).to_owned()));
         run
     }

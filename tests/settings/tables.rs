@@ -73,6 +73,28 @@ impl Setting {
     }
 }
 
+/// What the table of `[model]` refuses and a built-in kind of model has all the same: the kind and the key.
+fn lifted(settings: &[Setting]) -> BTreeSet<(String, String)> {
+    let kinds = registry().kinds().model;
+    let mut lifted = BTreeSet::new();
+    for name in kinds.names() {
+        let listed = kinds.get(name).and_then(|kind| kind.settings.clone()).unwrap_or_default();
+        let keys = listed.into_iter().map(|setting| format!("model.{setting}"));
+        let is_refused =
+            |key: &String| settings.iter().any(|s| s.key == *key && s.field.refusal.is_some() && !s.is_inert());
+        lifted.extend(keys.filter(is_refused).map(|key| (name.to_owned(), key)));
+    }
+    lifted
+}
+
+/// The kind of model that a row runs.
+fn kind_of(row: &Row) -> String {
+    let run = row.run_of(0);
+    let settings: Vec<String> = run.overrides().iter().filter(|text| !text.starts_with("--")).cloned().collect();
+    let raw = RawConfig::from_file(&run.recipe(), &settings, &registry().kinds()).expect("rows can be read");
+    raw.recipe().model.kind.clone()
+}
+
 /// The values of a type that has few.
 fn names_of(spec: &TypeSpec) -> Vec<String> {
     match spec {
@@ -114,10 +136,18 @@ fn rows_and_tables_agree() {
             }
         }
     }
+    let lifted = lifted(&settings);
+    assert!(lifted.len() > 5, "t5 has settings of its own: {lifted:?}");
+    for (kind, key) in &lifted {
+        if !rows.iter().any(|row| row.key == key && kind_of(row) == *kind) {
+            problems.push(format!("{key}: of kind {kind}, and no row of that kind shows that it does anything"));
+        }
+    }
+    let is_lifted = |key: &str| lifted.iter().any(|(_, lifted)| lifted == key);
     for key in tried_of.keys() {
         match settings.iter().find(|setting| setting.key == *key) {
             None => problems.push(format!("{key}: has a row, and is no setting")),
-            Some(setting) if !setting.is_accepted() => {
+            Some(setting) if !setting.is_accepted() && !is_lifted(key) => {
                 problems.push(format!("{key}: has a row, and is refused or inert"))
             }
             Some(_) => {}

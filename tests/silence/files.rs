@@ -120,6 +120,13 @@ fn what_a_command_made_or_is_forced_to_is_written_over() {
         run_on_text(),
         &[
             Case {
+                does: "imports again",
+                before: imported,
+                arguments: &["convert", "import", "hf", "base"],
+                code: 0,
+                says: &["wrote base/iter_0000000"],
+            },
+            Case {
                 does: "exports again",
                 before: exported,
                 arguments: &["convert", "export", "base", "out"],

@@ -1,6 +1,7 @@
 //! What would ruin a run, a checkpoint or a file without a word: each row is what a user does, and what Bridge must say and return.
 
 mod endings;
+mod examples;
 mod files;
 mod newcomers;
 mod resume;

@@ -41,20 +41,6 @@ fn a_resumed_run_keeps_its_tokenizer_and_says_what_changed_in_its_text() {
                 ],
             },
             Case {
-                does: "resumes after the logs were deleted",
-                before: without_logs,
-                arguments: &["train", "notes.toml"],
-                code: 0,
-                says: &["warning: runs/notes/metrics.jsonl has no record of the 4 iterations before the checkpoint"],
-            },
-            Case {
-                does: "gives a setting twice",
-                before: as_it_is,
-                arguments: &["train", "notes.toml", "logger.log_interval=3", "logger.log_interval=4"],
-                code: 0,
-                says: &["warning: logger.log_interval is given several times, and the last counts: 4, not 3"],
-            },
-            Case {
                 does: "asks for another size of vocabulary",
                 before: as_it_is,
                 arguments: &["train", "notes.toml", "tokenizer.bpe_vocab_size=320"],
@@ -92,6 +78,29 @@ fn a_resumed_run_keeps_its_tokenizer_and_says_what_changed_in_its_text() {
                 ],
                 code: 0,
                 says: &["warning: checkpoint.allow_model_changes: another tokenizer: 300 tokens in"],
+            },
+        ],
+    );
+}
+
+#[test]
+fn what_is_missing_or_given_twice_is_said() {
+    check(
+        run_on_text(),
+        &[
+            Case {
+                does: "resumes after the logs were deleted",
+                before: without_logs,
+                arguments: &["train", "notes.toml"],
+                code: 0,
+                says: &["warning: runs/notes/metrics.jsonl has no record of the 4 iterations before the checkpoint"],
+            },
+            Case {
+                does: "gives a setting twice",
+                before: as_it_is,
+                arguments: &["train", "notes.toml", "logger.log_interval=3", "logger.log_interval=4"],
+                code: 0,
+                says: &["warning: logger.log_interval is given several times, and the last counts: 4, not 3"],
             },
         ],
     );

@@ -1,10 +1,12 @@
 //! What suites share: the binary under test, its runs on `recipes/tiny.toml`, the figures that they logged.
 
+mod faulty_disk;
 mod program;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+pub use faulty_disk::faulty_disk;
 pub use program::program;
 
 /// Relative difference of losses that ranks may make in float32.

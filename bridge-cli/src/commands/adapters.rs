@@ -14,6 +14,7 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use serde_json::json;
 
 use super::convert::origin_of;
+use super::model_card;
 use crate::failure::Failure;
 use crate::model_source::{Adapted, find, recipe};
 use crate::overwrite::Force;
@@ -115,7 +116,11 @@ fn write_merged(adapted: &Arc<Adapted>, output: &Path) -> Result<PathBuf, Failur
     raw.model = recipe(&adapted.base)?.model.clone();
     raw.peft = None;
     raw.checkpoint.pretrained_checkpoint = None;
-    let mut run = RunFiles { train_state: TrainState::default(), run_config: raw.to_toml(), ..RunFiles::default() };
+    // A merge is where a run begins, and its card says what made it.
+    let state = adapted.checkpoint.train_state().map_err(Failure::input)?;
+    let extra = model_card::history(&state);
+    let train_state = TrainState { extra, ..TrainState::default() };
+    let mut run = RunFiles { train_state, run_config: raw.to_toml(), ..RunFiles::default() };
     // The adapter's tokenizer is the later one.
     for checkpoint in [&adapted.base, &adapted.checkpoint] {
         let names = checkpoint.file_names().filter(|name| is_companion(name) || name.starts_with("hf_"));

@@ -1,6 +1,7 @@
 //! `bridge chat`: a conversation with a model, through its chat template.
 
 use std::io::{BufRead, IsTerminal};
+use std::path::Path;
 
 use bridge_core::train::select_device;
 use bridge_data::chat::{ChatTemplate, Conversation, Ending};
@@ -10,9 +11,10 @@ use clap::Args;
 use clap::builder::RangedU64ValueParser;
 use serde_json::{Value, json};
 
+use crate::chosen_models::{ModelArguments, Models};
 use crate::continuation::{Prompt, Request, SamplingArguments, continue_text};
 use crate::failure::Failure;
-use crate::model_source::{LoadedModel, ModelArguments, open};
+use crate::model_source::LoadedModel;
 use crate::output::{self, line};
 use crate::speech::{ErrorForm, Speech};
 
@@ -21,6 +23,9 @@ use crate::speech::{ErrorForm, Speech};
 pub struct Arguments {
     #[command(flatten)]
     model: ModelArguments,
+    /// Which of several adapters answers at first, or `base` for none; `/adapter NAME` takes another.
+    #[arg(long = "use", value_name = "NAME")]
+    chosen: Option<String>,
     /// What the model is told before the conversation.
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
@@ -39,31 +44,22 @@ const DEFAULT_MAX_TOKENS: usize = 512;
 
 const HELP: &str = "/reset          forget the conversation
 /system TEXT    tell the model something before it, and forget the conversation
+/adapter NAME   go on with another of the adapters, or with `base`
 /exit           end; so does the end of the input";
 
 /// Runs the command.
 pub fn run(arguments: &Arguments, speech: &Speech) -> Result<u8, Failure> {
     let device = select_device(&arguments.device).map_err(Failure::input)?;
-    let model = open(&arguments.model, &device)?;
-    let tokenizer = model.tokenizer_of(&arguments.model.model)?;
-    let script = match &model.chat_template {
-        Some(template) => Script::Template(template),
-        None => {
-            eprintln!(
-                "{} has no chat template (chat_template.jinja or tokenizer_config.json): what you write is continued as plain text",
-                arguments.model.model.display()
-            );
-            if arguments.system.is_some() {
-                return Err(Failure::input("--system: only models with a chat template have a place for it"));
-            }
-            Script::Plain
-        }
-    };
-    let stop_tokens = stop_tokens(&model, tokenizer);
+    let models = Models::open(&arguments.model, &device)?;
+    let chosen = models.choose(arguments.chosen.as_slice(), 1)?[0].model;
+    let speaker = Speaker::new(chosen, (arguments.model.model.as_path(), &device))?;
+    if matches!(speaker.script, Script::Plain) && arguments.system.is_some() {
+        return Err(Failure::input("--system: only models with a chat template have a place for it"));
+    }
     let mut chat = Chat {
         arguments,
-        speaker: Speaker { model: &model, tokenizer, device: &device, stop_tokens },
-        script,
+        models: &models,
+        speaker,
         system: arguments.system.clone(),
         said: Vec::new(),
         answers: 0,
@@ -97,12 +93,31 @@ struct Speaker<'a> {
     tokenizer: &'a dyn Tokenizer,
     device: &'a Device,
     stop_tokens: Vec<i64>,
+    script: Script<'a>,
+}
+
+impl<'a> Speaker<'a> {
+    /// A model that answers. `name` is how the user calls it.
+    fn new(model: &'a LoadedModel, (name, device): (&Path, &'a Device)) -> Result<Self, Failure> {
+        let tokenizer = model.tokenizer_of(name)?;
+        let script = match &model.chat_template {
+            Some(template) => Script::Template(template),
+            None => {
+                eprintln!(
+                    "{} has no chat template (chat_template.jinja or tokenizer_config.json): what you write is continued as plain text",
+                    name.display()
+                );
+                Script::Plain
+            }
+        };
+        Ok(Self { model, tokenizer, device, stop_tokens: stop_tokens(model, tokenizer), script })
+    }
 }
 
 struct Chat<'a> {
     arguments: &'a Arguments,
+    models: &'a Models,
     speaker: Speaker<'a>,
-    script: Script<'a>,
     system: Option<String>,
     /// Messages of user and assistant in turn.
     said: Vec<Value>,
@@ -133,22 +148,38 @@ impl Chat<'_> {
                 "/exit" | "/quit" => return Ok(0),
                 "/help" => eprintln!("{HELP}"),
                 "/reset" => self.forget("the conversation begins anew"),
-                command if command.starts_with('/') => match command.strip_prefix("/system ") {
-                    Some(_) if matches!(self.script, Script::Plain) => {
-                        eprintln!("this model has no chat template, so it has no place for it");
-                    }
-                    Some(system) => {
-                        self.system = Some(system.trim().to_owned());
-                        self.forget("noted; the conversation begins anew");
-                    }
-                    None => eprintln!("{command}: no such command; expected one of\n{HELP}"),
-                },
+                command if command.starts_with('/') => self.obey(command),
                 message => match self.answer(message) {
                     // On a terminal, the user can write something else.
                     Err(Failure::Input(problem)) if is_terminal => eprintln!("{problem}"),
                     done => done?,
                 },
             }
+        }
+    }
+
+    /// Does what a line with a command and a word or more behind it says.
+    fn obey(&mut self, command: &str) {
+        match command.split_once(' ') {
+            Some(("/system", _)) if matches!(self.speaker.script, Script::Plain) => {
+                eprintln!("this model has no chat template, so it has no place for it");
+            }
+            Some(("/system", system)) => {
+                self.system = Some(system.trim().to_owned());
+                self.forget("noted; the conversation begins anew");
+            }
+            Some(("/adapter", name)) => {
+                let chosen = self.models.choose(&[name.trim().to_owned()], 1);
+                let place = (self.arguments.model.model.as_path(), self.speaker.device);
+                match chosen.and_then(|chosen| Speaker::new(chosen[0].model, place)) {
+                    Ok(speaker) => {
+                        self.speaker = speaker;
+                        eprintln!("`{}` goes on with the conversation", name.trim());
+                    }
+                    Err(failure) => eprintln!("{}", failure.text()),
+                }
+            }
+            _ => eprintln!("{command}: no such command; expected one of\n{HELP}"),
         }
     }
 
@@ -171,7 +202,7 @@ impl Chat<'_> {
 
     fn speak(&mut self) -> Result<String, Failure> {
         let prompt = self.fitting_prompt()?;
-        let Speaker { model, tokenizer, device, stop_tokens } = &self.speaker;
+        let Speaker { model, tokenizer, device, stop_tokens, .. } = &self.speaker;
         let max_positions = model.config.max_position_embeddings;
         let wanted = self.arguments.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS);
         let sampling = &self.arguments.sampling;
@@ -221,7 +252,7 @@ impl Chat<'_> {
     }
 
     fn text(&self) -> Result<String, Failure> {
-        match &self.script {
+        match &self.speaker.script {
             Script::Template(template) => {
                 let system = self.system.iter().map(|text| json!({ "role": "system", "content": text }));
                 let messages = system.chain(self.said.iter().cloned()).collect();

@@ -128,10 +128,16 @@ fn export(
 ) -> Result<u8, Failure> {
     if let Some(adapted) = Adapted::find(source)? {
         if is_gguf(output) {
-            return Err(Failure::input(format!("{}: an adapter alone: merge it first", source.display())));
+            return Err(Failure::input(format!(
+                "{0}: an adapter alone: merge it first, by `bridge convert merge {0} MERGED`",
+                source.display()
+            )));
         }
         if !matches!(dtype, Dtype::F32) {
-            return Err(Failure::input("--dtype: adapters are written in f32"));
+            return Err(Failure::input(format!(
+                "--dtype: {0} is an adapter alone, which is written in f32: for a whole model, merge it first, by `bridge convert merge {0} MERGED`",
+                source.display()
+            )));
         }
         return adapters::export(&adapted, output, force, speech);
     }
@@ -338,7 +344,7 @@ fn wrote(path: &Path, num_parameters: u64, speech: &Speech) {
 }
 
 /// What an earlier import leaves in a folder.
-const IMPORTED: [&str; 2] = ["iter_0000000", "latest_checkpointed_iteration.txt"];
+const IMPORTED: [&str; 3] = ["checkpoint_journal.json", "iter_0000000", "latest_checkpointed_iteration.txt"];
 
 /// The first entry of a checkpoint folder that no import has made: a run's checkpoints, for instance, before which an import would be the
 /// latest.

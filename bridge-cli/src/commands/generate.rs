@@ -15,9 +15,9 @@ use clap::builder::RangedU64ValueParser;
 use serde_json::json;
 
 use super::chat::stop_tokens;
+use crate::chosen_models::{Chosen, ModelArguments, Models};
 use crate::continuation::{Continued, Prompt, Request, SamplingArguments, continue_text, continue_texts};
 use crate::failure::Failure;
-use crate::model_source::{LoadedModel, ModelArguments, open};
 use crate::output::{self, line};
 
 /// The model, the prompts, and how to continue them.
@@ -25,6 +25,9 @@ use crate::output::{self, line};
 pub struct Arguments {
     #[command(flatten)]
     model: ModelArguments,
+    /// Which of several adapters continues the prompts, or `base` for none: once, or for each prompt.
+    #[arg(long = "use", value_name = "NAME")]
+    chosen: Vec<String>,
     /// The text to continue; may be repeated. `-` stands for the lines of standard input, which is also read if it is a file or a pipe and
     /// there is no --prompt.
     #[arg(long, value_name = "TEXT")]
@@ -64,29 +67,37 @@ const DEFAULT_MAX_TOKENS: usize = 64;
 pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
     let device = select_device(&arguments.device).map_err(Failure::input)?;
     let texts = prompts(arguments)?;
-    let model = open(&arguments.model, &device)?;
-    let tokenizer = model.tokenizer_of(&arguments.model.model)?;
-    let speaker = Speaker { arguments, model: &model, tokenizer, device: &device };
-    let prompts = texts.iter().enumerate().map(|(number, text)| {
+    let models = Models::open(&arguments.model, &device)?;
+    let chosen = models.choose(&arguments.chosen, texts.len())?;
+    let speakers = chosen.into_iter().map(|chosen| {
+        let tokenizer = chosen.model.tokenizer_of(&arguments.model.model)?;
+        Ok(Speaker { arguments, chosen, tokenizer, device: &device })
+    });
+    let speakers = speakers.collect::<Result<Vec<_>, Failure>>()?;
+    let prompts = texts.iter().zip(&speakers).enumerate().map(|(number, (text, speaker))| {
         let prompt = speaker.prompt(text);
         prompt.map_err(|failure| named(failure, number, texts.len()))
     });
     let prompts = prompts.collect::<Result<Vec<_>, _>>()?;
-    let stop = arguments.sampling.stop_texts(&model.generation);
+    let stops = speakers.iter().map(|speaker| arguments.sampling.stop_texts(&speaker.chosen.model.generation));
+    let stops: Vec<Vec<String>> = stops.collect();
     let total = texts.len() as u64 * arguments.num_samples;
     let each = arguments.num_samples;
-    for first in (0..total).step_by(arguments.batch_size) {
-        let jobs = first..total.min(first + arguments.batch_size as u64);
-        let jobs = jobs.map(|number| Job { number, text: (number / each) as usize, sample: number % each });
-        let jobs: Vec<Job> = jobs.collect();
-        let request = |job: &Job| Request {
-            prompt: &prompts[job.text],
-            options: speaker.options(&prompts[job.text], job.sample),
-            stop: &stop,
-        };
-        let requests: Vec<Request> = jobs.iter().map(request).collect();
-        let printed = speaker.answer((&texts, total), &jobs, &requests);
-        printed.map_err(|(place, failure)| named(failure, jobs[place].text, texts.len()))?;
+    let jobs = (0..total).map(|number| Job { number, text: (number / each) as usize, sample: number % each });
+    let jobs: Vec<Job> = jobs.collect();
+    let chosen_of = |job: &Job| speakers[job.text].chosen.name;
+    // One model continues those of a batch.
+    for of_model in jobs.chunk_by(|a, b| chosen_of(a) == chosen_of(b)) {
+        for jobs in of_model.chunks(arguments.batch_size) {
+            let request = |job: &Job| Request {
+                prompt: &prompts[job.text],
+                options: speakers[job.text].options(&prompts[job.text], job.sample),
+                stop: &stops[job.text],
+            };
+            let requests: Vec<Request> = jobs.iter().map(request).collect();
+            let printed = speakers[jobs[0].text].answer((&texts, total), jobs, &requests);
+            printed.map_err(|(place, failure)| named(failure, jobs[place].text, texts.len()))?;
+        }
     }
     Ok(0)
 }
@@ -108,14 +119,14 @@ struct Job {
 /// The model, and how it continues texts.
 struct Speaker<'a> {
     arguments: &'a Arguments,
-    model: &'a LoadedModel,
+    chosen: Chosen<'a>,
     tokenizer: &'a dyn Tokenizer,
     device: &'a Device,
 }
 
 impl Speaker<'_> {
     fn prompt(&self, text: &str) -> Result<Prompt, Failure> {
-        let mut prompt = match (self.arguments.chat, &self.model.chat_template) {
+        let mut prompt = match (self.arguments.chat, &self.chosen.model.chat_template) {
             (false, _) => Prompt::new(self.tokenizer, text)?,
             (true, Some(template)) => {
                 let messages = vec![json!({ "role": "user", "content": text })];
@@ -125,7 +136,7 @@ impl Speaker<'_> {
             }
             (true, None) => return Err(Failure::input("--chat: this model has no chat template")),
         };
-        if self.model.config.encoder.is_some() {
+        if self.chosen.model.config.encoder.is_some() {
             // What an encoder reads has an end.
             prompt.ids.extend(self.tokenizer.eod());
         }
@@ -133,7 +144,7 @@ impl Speaker<'_> {
     }
 
     fn options(&self, prompt: &Prompt, sample: u64) -> GenerateOptions {
-        let (arguments, model) = (self.arguments, self.model);
+        let (arguments, model) = (self.arguments, self.chosen.model);
         let wanted = model.generation.max_new_tokens(prompt.positions(model)).unwrap_or(DEFAULT_MAX_TOKENS);
         let max_tokens = arguments.max_tokens.unwrap_or(wanted.min(prompt.room(model.config.longest_sequence())));
         let stop_tokens = if arguments.chat { stop_tokens(model, self.tokenizer) } else { model.stop_tokens.clone() };
@@ -150,9 +161,9 @@ impl Speaker<'_> {
         jobs: &[Job],
         requests: &[Request],
     ) -> Result<(), (usize, Failure)> {
-        let (chunk, is_json) = (self.model.chunk.as_ref(), self.arguments.json);
+        let (chunk, is_json) = (self.chosen.model.chunk.as_ref(), self.arguments.json);
         // An answer stands alone, to what an encoder read or to a message.
-        let is_answer = self.arguments.chat || self.model.config.encoder.is_some();
+        let is_answer = self.arguments.chat || self.chosen.model.config.encoder.is_some();
         let shown = |job: &Job| if is_answer { "" } else { texts[job.text].as_str() };
         let title = |job: &Job| {
             if total > 1 {
@@ -181,6 +192,9 @@ impl Speaker<'_> {
                 let mut object = json!({ "prompt": texts[job.text], "text": text, "end": end.name() });
                 if self.arguments.num_samples > 1 {
                     object["sample"] = json!(job.sample);
+                }
+                if let Some(name) = self.chosen.name {
+                    object["adapter"] = json!(name);
                 }
                 line(&object.to_string());
             } else {

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use bridge_core::logging::health::RankSign;
 use bridge_core::resilience::{Heartbeat, SectionLimits};
 
 use crate::failure::Failure;
@@ -66,6 +67,21 @@ impl Monitor {
         path_in(&self.folder)
     }
 
+    /// The last that was heard of each rank.
+    pub fn ranks(&self) -> Vec<RankSign> {
+        let heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        let since = |at: &Instant| unix_time().saturating_sub(at.elapsed().as_secs());
+        let sign = |(at, of): &(Instant, Heartbeat)| RankSign {
+            rank: of.rank,
+            process: of.process,
+            section: of.section.name().to_owned(),
+            seconds: of.seconds,
+            limit: of.limit,
+            heard: since(at),
+        };
+        heard.values().map(sign).collect()
+    }
+
     /// A rank that has been in a section for longer than it may.
     pub fn late(&self) -> Option<Late> {
         let heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
@@ -105,6 +121,12 @@ fn listen(stream: UnixStream, heard: &Mutex<BTreeMap<usize, (Instant, Heartbeat)
 
 fn path_in(folder: &tempfile::TempDir) -> PathBuf {
     folder.path().join("socket")
+}
+
+/// Seconds since 1970.
+pub fn unix_time() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
 }
 
 fn seconds(seconds: f64) -> Duration {

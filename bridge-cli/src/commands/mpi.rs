@@ -2,10 +2,17 @@
 //!
 //! Without the cargo feature `mpi`, the functions fail with the feature to build with.
 
+#[cfg(feature = "mpi")]
+use std::process::{Child, Command};
 use std::time::Duration;
 
+#[cfg(feature = "mpi")]
+use bridge_core::logging::terminal::complain;
+#[cfg(feature = "mpi")]
+use bridge_core::resilience::{Signal, SignalWatcher};
 use bridge_dist::comm::Group;
 
+use super::machines::{Machine, Starter};
 use crate::failure::Failure;
 use crate::speech::ErrorForm;
 
@@ -17,13 +24,40 @@ pub fn started_ranks() -> Option<usize> {
     SIZE_VARIABLES.iter().find_map(|name| std::env::var(name).ok()?.parse().ok())
 }
 
-/// Runs this program again, with its arguments, on `ranks` ranks under mpirun; returns the job's exit code.
+/// Runs this program again, with its arguments, on `ranks` ranks, on `machines` if there are any; returns the job's exit code.
 #[cfg(feature = "mpi")]
-pub fn start_this_program(ranks: usize) -> Result<u8, Failure> {
+pub fn start_this_program(ranks: usize, starter: Starter, machines: &[Machine]) -> Result<u8, Failure> {
     let program = std::env::current_exe().map_err(Failure::run)?;
+    let mut job = match starter {
+        Starter::Mpirun => by_mpirun(ranks, machines),
+        Starter::Srun => by_srun(ranks, machines),
+    };
+    job.arg(program).args(std::env::args_os().skip(1));
+    let signals = watch_signals()?;
+    match end_with_this_process(&mut job).spawn() {
+        Ok(child) => wait(child, &signals),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(Failure::input(match starter {
+            Starter::Mpirun => {
+                "--launcher mpi: `mpirun` was not found (Debian and Ubuntu: apt-get install openmpi-bin); \
+                 `--launcher threads` needs nothing"
+            }
+            Starter::Srun => {
+                "--launcher slurm: `srun` was not found; outside of Slurm there are `--launcher mpi` and `threads`"
+            }
+        })),
+        Err(error) => Err(Failure::run(format!("{} could not be started: {error}", job.get_program().display()))),
+    }
+}
+
+/// mpirun with its options.
+#[cfg(feature = "mpi")]
+fn by_mpirun(ranks: usize, machines: &[Machine]) -> Command {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut mpirun = std::process::Command::new("mpirun");
-    mpirun.arg("-np").arg(ranks.to_string()).arg(program).args(std::env::args_os().skip(1));
+    let mut mpirun = Command::new("mpirun");
+    mpirun.arg("-np").arg(ranks.to_string());
+    if !machines.is_empty() {
+        mpirun.arg("--host").arg(list(machines, Machine::to_string)).args(["-x", "RAYON_NUM_THREADS"]);
+    }
     // Ranks share this machine: each gets its part of the cores as threads, not one core. With more ranks than cores, waiting ranks must
     // yield, or collectives take milliseconds. These are Open MPI's names; other libraries do not read them.
     let settings = [
@@ -32,20 +66,95 @@ pub fn start_this_program(ranks: usize) -> Result<u8, Failure> {
         ("OMPI_MCA_mpi_yield_when_idle", "1".to_owned()),
         ("OMPI_ALLOW_RUN_AS_ROOT", "1".to_owned()),
         ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1".to_owned()),
-        ("RAYON_NUM_THREADS", (cores / ranks).max(1).to_string()),
+        ("RAYON_NUM_THREADS", (cores / per_machine(ranks, machines)).max(1).to_string()),
     ];
     for (name, value) in settings {
         if std::env::var_os(name).is_none() {
             mpirun.env(name, value);
         }
     }
-    match mpirun.status() {
-        Ok(status) => Ok(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1)),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(Failure::input(
-            "--launcher mpi: `mpirun` was not found (Debian and Ubuntu: apt-get install openmpi-bin); \
-             `--launcher threads` needs nothing",
-        )),
-        Err(error) => Err(Failure::run(format!("mpirun could not be started: {error}"))),
+    mpirun
+}
+
+/// srun with its options: a step of the job on these machines, which ends when a rank dies.
+#[cfg(feature = "mpi")]
+fn by_srun(ranks: usize, machines: &[Machine]) -> Command {
+    let mut srun = Command::new("srun");
+    srun.arg(format!("--ntasks={ranks}")).args(["--kill-on-bad-exit=1", "--cpu-bind=none"]);
+    if !machines.is_empty() {
+        srun.arg(format!("--nodes={}", machines.len()));
+        srun.arg(format!("--ntasks-per-node={}", per_machine(ranks, machines)));
+        srun.arg(format!("--nodelist={}", list(machines, |machine| machine.name.clone())));
+    }
+    if std::env::var_os("SLURM_MPI_TYPE").is_none() {
+        srun.arg("--mpi=pmix");
+    }
+    srun
+}
+
+/// The most ranks that a machine has.
+#[cfg(feature = "mpi")]
+fn per_machine(ranks: usize, machines: &[Machine]) -> usize {
+    machines.iter().map(|machine| machine.slots).max().unwrap_or(ranks).min(ranks)
+}
+
+#[cfg(feature = "mpi")]
+fn list(machines: &[Machine], text: impl Fn(&Machine) -> String) -> String {
+    machines.iter().map(text).collect::<Vec<_>>().join(",")
+}
+
+/// Signals that stop the run, but for those that `nohup` has said to ignore.
+#[cfg(feature = "mpi")]
+fn watch_signals() -> Result<SignalWatcher, Failure> {
+    let heeded: Vec<Signal> = Signal::ALL.into_iter().filter(|signal| !signal.is_ignored()).collect();
+    SignalWatcher::install(&heeded).map_err(Failure::run)
+}
+
+/// Has the system kill mpirun, and with it all ranks, when this process is killed.
+#[cfg(feature = "mpi")]
+fn end_with_this_process(mpirun: &mut Command) -> &mut Command {
+    #[cfg(target_os = "linux")]
+    {
+        use std::os::unix::process::CommandExt;
+
+        let ask = || {
+            // SAFETY: this `prctl` reads its arguments only.
+            match unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) } {
+                0 => Ok(()),
+                _ => Err(std::io::Error::last_os_error()),
+            }
+        };
+        // SAFETY: what runs between fork and exec is one system call.
+        unsafe { mpirun.pre_exec(ask) };
+    }
+    mpirun
+}
+
+/// Waits for mpirun and hands signals on to the ranks: as SIGUSR1, because mpirun kills ranks within a second when it is told to end itself.
+#[cfg(feature = "mpi")]
+fn wait(mut mpirun: Child, signals: &SignalWatcher) -> Result<u8, Failure> {
+    use std::os::unix::process::ExitStatusExt;
+
+    const INTERVAL: Duration = Duration::from_millis(20);
+    let mut stopped_by = None;
+    loop {
+        if let Some(status) = mpirun.try_wait().map_err(Failure::run)? {
+            // A signal may reach it before it is ready to hand signals on.
+            let is_stopped =
+                status.code() == Some(Signal::Usr1.exit_code()) || status.signal() == Some(Signal::Usr1.number());
+            let code = stopped_by.filter(|_| is_stopped).map(Signal::exit_code).or(status.code()).unwrap_or(1);
+            return Ok(u8::try_from(code).unwrap_or(1));
+        }
+        if let Some(signal) = signals.received().filter(|_| stopped_by.is_none()) {
+            complain(&format!("{signal}: handed on to the ranks as {}", Signal::Usr1));
+            let id = i32::try_from(mpirun.id()).map_err(Failure::run)?;
+            // SAFETY: `kill` reads its arguments only; mpirun was not waited for, so the number is still its own.
+            if unsafe { libc::kill(id, Signal::Usr1.number()) } != 0 {
+                complain(&format!("{signal} cannot be handed on to mpirun"));
+            }
+            stopped_by = Some(signal);
+        }
+        std::thread::sleep(INTERVAL);
     }
 }
 
@@ -77,8 +186,6 @@ pub fn as_rank(
 /// after, while they still wait for the killed rank.
 #[cfg(feature = "mpi")]
 fn tell_when_ended(rank: usize, watch: bridge_dist::comm::mpi::Watch) -> Result<(), Failure> {
-    use bridge_core::resilience::{Signal, SignalWatcher};
-
     const INTERVAL: Duration = Duration::from_millis(50);
     let signals = SignalWatcher::install(&[Signal::Term]).map_err(Failure::run)?;
     let tell = move || {
@@ -100,7 +207,7 @@ fn tell_when_ended(rank: usize, watch: bridge_dist::comm::mpi::Watch) -> Result<
 
 /// Not supported by this build.
 #[cfg(not(feature = "mpi"))]
-pub fn start_this_program(_ranks: usize) -> Result<u8, Failure> {
+pub fn start_this_program(_ranks: usize, _starter: Starter, _machines: &[Machine]) -> Result<u8, Failure> {
     Err(without_feature())
 }
 

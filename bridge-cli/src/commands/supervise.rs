@@ -8,13 +8,15 @@ use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
 use bridge_core::config::CheckpointConfig;
+use bridge_core::logging::health::{Restart, Supervision};
 use bridge_core::logging::terminal::complain;
 use bridge_core::resilience::rerun::{EXIT_CODE_FAILED_ON_RESULT_VALIDATION, EXIT_CODE_RESUME_TO_DISAMBIGUATE};
-use bridge_core::resilience::{Signal, SignalWatcher};
+use bridge_core::resilience::{EXIT_CODE_NOT_SAVED_IN_TIME, Signal, SignalWatcher};
 use bridge_core::train::Progress;
 
-use super::monitor::{MONITOR_VARIABLE, Monitor};
+use super::monitor::{MONITOR_VARIABLE, Monitor, unix_time};
 use super::restarts::RESTARTS_VARIABLE;
+use super::worlds::Worlds;
 use crate::failure::Failure;
 
 /// The option that starts it, which the run itself is not given.
@@ -25,6 +27,8 @@ const FIRST_WAIT: Duration = Duration::from_millis(500);
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 /// Between two looks at the process and at signals.
 const INTERVAL: Duration = Duration::from_millis(20);
+/// Between two writes of what ranks are at.
+const TELLING: Duration = Duration::from_secs(2);
 
 /// How a run ended.
 enum End {
@@ -41,8 +45,10 @@ impl End {
             (Some(0 | 2 | EXIT_CODE_RESUME_TO_DISAMBIGUATE | EXIT_CODE_FAILED_ON_RESULT_VALIDATION), _) => {
                 Self::Final(exit_code(status.code()))
             }
-            // It was asked to stop, and has saved.
-            (Some(code), _) if stops.contains(&code) => Self::Final(exit_code(Some(code))),
+            // It was asked to stop, and has saved or said that it could not.
+            (Some(code), _) if stops.contains(&code) || code == EXIT_CODE_NOT_SAVED_IN_TIME => {
+                Self::Final(exit_code(Some(code)))
+            }
             (Some(code), _) => Self::Failed(exit_code(Some(code)), format!("ended with exit code {code}")),
             (None, Some(signal)) => {
                 Self::Failed(exit_code(Some(128 + signal)), format!("was killed by signal {signal}"))
@@ -56,19 +62,29 @@ fn exit_code(code: Option<i32>) -> u8 {
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
 }
 
-/// Supervises this program's run, whose checkpoints are where `settings` say; returns its last exit code. Once it has saved, it goes on from that,
+/// Supervises the starts of a run, whose checkpoints are where `settings` say; returns its last exit code. Once it has saved, it goes on from that,
 /// whatever it began from.
 ///
 /// # Errors
 /// If signals cannot be watched, or the process cannot be started.
-pub fn supervise(max_restarts: u32, settings: &CheckpointConfig, monitored: Option<&Path>) -> Result<u8, Failure> {
+pub fn supervise(
+    max_restarts: u32,
+    worlds: &Worlds,
+    (settings, log_dir): (&CheckpointConfig, &Path),
+    monitored: Option<&Path>,
+) -> Result<u8, Failure> {
     // What `nohup` has said to ignore stays ignored.
     let heeded: Vec<Signal> = Signal::ALL.into_iter().filter(|signal| !signal.is_ignored()).collect();
     let signals = SignalWatcher::install(&heeded).map_err(Failure::run)?;
     let (mut restarts, mut progress) = (0, Progress::new(settings.clone()));
+    let mut told =
+        Told { log_dir, last: Instant::now(), content: Supervision { max_restarts, ..Supervision::default() } };
+    let mut arguments = worlds.next().map_err(Failure::run)?;
     loop {
         let monitor = monitored.map(Monitor::open).transpose()?;
-        let status = run_once(&signals, monitor.as_ref(), restarts, &progress.overrides())?;
+        let given = (&arguments[..], &progress.overrides()[..]);
+        let status = run_once(&signals, monitor.as_ref(), (restarts, &mut told), given)?;
+        told.take_down(monitor.as_ref());
         let (code, why) = match End::of(status) {
             End::Final(code) => return Ok(code),
             End::Failed(code, why) => (code, why),
@@ -86,21 +102,64 @@ pub fn supervise(max_restarts: u32, settings: &CheckpointConfig, monitored: Opti
             let wait = (FIRST_WAIT * 2_u32.pow(progress.fruitless())).min(LONGEST_WAIT);
             let (from, seconds) = (progress.place(), wait.as_secs_f64());
             complain(&format!("the run {why}; restart {restarts} of {max_restarts} in {seconds} s, from {from}"));
+            told.content.restarted(Restart { number: restarts, at: unix_time(), why: why.clone(), from: from.clone() });
+            told.write();
             if is_asked_to_stop(&signals, wait) {
                 return Ok(code);
             }
-            continue;
+            match worlds.next() {
+                Ok(next) => {
+                    arguments = next;
+                    continue;
+                }
+                Err(why) => give_up(&format!("{why}, so it is not started again")),
+            }
         }
         return Ok(code);
     }
 }
 
-/// Starts this program again without the option, with `overrides`, in a process group of its own, and hands signals on until it ends.
+/// What others may read of the run while it is supervised.
+struct Told<'a> {
+    log_dir: &'a Path,
+    /// When it was last written.
+    last: Instant,
+    content: Supervision,
+}
+
+impl Told<'_> {
+    /// Takes down what the monitor has heard, now and then.
+    fn heard(&mut self, monitor: Option<&Monitor>) {
+        if self.last.elapsed() >= TELLING {
+            self.take_down(monitor);
+        }
+    }
+
+    /// Takes down what the monitor has heard.
+    fn take_down(&mut self, monitor: Option<&Monitor>) {
+        if let Some(monitor) = monitor {
+            let ranks = monitor.ranks();
+            // A run that has just begun again is not heard yet: what the one before said last stands.
+            if !ranks.is_empty() {
+                self.content.ranks = ranks;
+            }
+            self.write();
+        }
+    }
+
+    /// A disk that is full ends no run.
+    fn write(&mut self) {
+        (self.last, self.content.written) = (Instant::now(), unix_time());
+        let _ = self.content.write(self.log_dir);
+    }
+}
+
+/// Starts this program again with `arguments` and `overrides`, in a process group of its own, and hands signals on until it ends.
 fn run_once(
     signals: &SignalWatcher,
     monitor: Option<&Monitor>,
-    restarts: u32,
-    overrides: &[String],
+    (restarts, told): (u32, &mut Told),
+    (arguments, overrides): (&[OsString], &[String]),
 ) -> Result<ExitStatus, Failure> {
     let program = std::env::current_exe().map_err(Failure::run)?;
     let mut run = Command::new(program);
@@ -108,7 +167,7 @@ fn run_once(
         run.env(MONITOR_VARIABLE, monitor.path());
     }
     let mut child = run
-        .args(without_option(std::env::args_os().skip(1)))
+        .args(arguments)
         .args(overrides)
         .env(RESTARTS_VARIABLE, restarts.to_string())
         .process_group(0)
@@ -124,6 +183,7 @@ fn run_once(
             hand_on(&child, signal);
             handed_on = received;
         }
+        told.heard(monitor);
         if let Some(late) = monitor.and_then(Monitor::late) {
             complain(&format!("{}; the run is ended", late.why));
             end(&mut child, late.process);
@@ -169,31 +229,9 @@ fn is_asked_to_stop(signals: &SignalWatcher, wait: Duration) -> bool {
     signals.received().is_some()
 }
 
-/// The arguments without [`OPTION`] and its value.
-fn without_option(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
-    let with_value = format!("{OPTION}=");
-    let mut kept = Vec::new();
-    let mut arguments = arguments;
-    while let Some(argument) = arguments.next() {
-        if argument == OPTION {
-            arguments.next();
-        } else if !argument.to_string_lossy().starts_with(&with_value) {
-            kept.push(argument);
-        }
-    }
-    kept
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_run_is_given_all_arguments_but_the_supervisors() {
-        let kept = |arguments: &[&str]| without_option(arguments.iter().map(OsString::from));
-        assert_eq!(kept(&["train", "--max-restarts", "3", "r.toml"]), ["train", "r.toml"]);
-        assert_eq!(kept(&["train", "r.toml", "--max-restarts=3", "--ranks", "4"]), ["train", "r.toml", "--ranks", "4"]);
-    }
 
     #[test]
     fn only_ends_that_another_start_may_mend_are_failures() {
@@ -204,6 +242,7 @@ mod tests {
             (16 << 8, true, 16),
             (17 << 8, true, 17),
             (143 << 8, true, 143),
+            (18 << 8, true, 18),
             (1 << 8, false, 1),
             (101 << 8, false, 101),
             // mpirun says so of a rank that was killed.

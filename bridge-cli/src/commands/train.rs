@@ -18,10 +18,12 @@ use bridge_models::registry;
 use clap::{Args, ValueEnum};
 use serde_json::json;
 
+use super::machines::{Machine, Starter, of_slurm_job};
 use super::mpi;
 use super::plan::{bytes, number, seconds};
 use super::restarts::{RestartHost, seat};
-use super::supervise::supervise;
+use super::supervise::{OPTION, supervise};
+use super::worlds::{Spread, Worlds, without_options};
 use crate::continuation::{Prompt, Request, continue_text};
 use crate::failure::Failure;
 use crate::output::{line, text_lines};
@@ -34,6 +36,8 @@ pub enum Launcher {
     Threads,
     /// Processes under mpirun or srun.
     Mpi,
+    /// Processes that this program starts by srun, inside of a Slurm job.
+    Slurm,
 }
 
 /// Display during training.
@@ -58,6 +62,10 @@ pub struct Arguments {
     /// How ranks are started; by default as threads, or by MPI if mpirun or srun started this program.
     #[arg(long, value_enum)]
     launcher: Option<Launcher>,
+    /// The machines for ranks that are processes, each with the number of ranks that it may have: HOST:RANKS,... Those that are not needed are
+    /// spare. By default this machine, with `--launcher slurm` those of the job.
+    #[arg(long, value_name = "HOST[:RANKS]", value_delimiter = ',')]
+    hosts: Vec<Machine>,
     /// Compute device, instead of the recipe's: flex, cuda, wgpu or vulkan.
     #[arg(long)]
     device: Option<String>,
@@ -89,12 +97,17 @@ pub fn run(arguments: &Arguments, started: Instant, speech: &Speech) -> Result<u
         return arguments.supervise(max_restarts, started_by_mpi.is_some());
     }
     let is_mpi = match arguments.launcher {
-        Some(launcher) => launcher == Launcher::Mpi,
+        Some(launcher) => launcher != Launcher::Threads,
         None => started_by_mpi.is_some_and(|found| found > 1),
     };
-    if is_mpi && started_by_mpi.is_none() && ranks != Some(1) {
-        let ranks = ranks.ok_or_else(|| Failure::input("--launcher mpi: say how many ranks with --ranks N"))?;
-        return mpi::start_this_program(ranks);
+    if !is_mpi && !arguments.hosts.is_empty() {
+        return Err(Failure::input(
+            "--hosts: threads are all on this machine; give `--launcher mpi` or `--launcher slurm`",
+        ));
+    }
+    if is_mpi && started_by_mpi.is_none() && (ranks != Some(1) || !arguments.hosts.is_empty()) {
+        let ranks = arguments.ranks_of_processes()?;
+        return mpi::start_this_program(ranks, arguments.starter(), &arguments.hosts);
     }
     if is_mpi {
         let timeout = |raw: &RawConfig| raw.dist.distributed_timeout_minutes as u64;
@@ -148,11 +161,45 @@ impl Arguments {
             return Err(Failure::input("--max-restarts: the dashboard of --ui tui needs the terminal for itself"));
         }
         let recipe = self.read()?;
+        let arguments = without_options(std::env::args_os().skip(1), &[OPTION]);
+        let worlds = Worlds::new(arguments, self.spread(&recipe)?);
         let is_monitored = recipe.ft.as_ref().is_some_and(|settings| settings.enable_ft_package);
         match &recipe.checkpoint.save {
-            Some(save) => supervise(max_restarts, &recipe.checkpoint, is_monitored.then_some(save.as_path())),
+            Some(save) => {
+                let named = || PathBuf::from("runs").join(recipe.name.as_deref().unwrap_or("run"));
+                let log_dir = recipe.logger.log_dir.clone().unwrap_or_else(named);
+                let monitored = is_monitored.then_some(save.as_path());
+                supervise(max_restarts, &worlds, (&recipe.checkpoint, &log_dir), monitored)
+            }
             None => Err(Failure::input("--max-restarts needs checkpoint.save: a run that saves nothing begins again")),
         }
+    }
+
+    /// Who starts ranks that are processes.
+    fn starter(&self) -> Starter {
+        if self.launcher == Some(Launcher::Slurm) { Starter::Srun } else { Starter::Mpirun }
+    }
+
+    fn ranks_of_processes(&self) -> Result<usize, Failure> {
+        let ranks = self.ranks.map(|ranks| ranks as usize);
+        ranks.ok_or_else(|| Failure::input("--launcher mpi and slurm: say how many ranks with --ranks N"))
+    }
+
+    /// The machines of a supervised run, if it has any to choose from.
+    fn spread(&self, recipe: &RawConfig) -> Result<Option<Spread>, Failure> {
+        let starter = self.starter();
+        let machines = match (self.launcher, self.hosts.as_slice()) {
+            (None | Some(Launcher::Threads), []) | (Some(Launcher::Mpi), []) => return Ok(None),
+            (None | Some(Launcher::Threads), _) => {
+                return Err(Failure::input(
+                    "--hosts: threads are all on this machine; give `--launcher mpi` or `--launcher slurm`",
+                ));
+            }
+            (Some(Launcher::Slurm), []) => of_slurm_job()?,
+            (_, hosts) => hosts.to_vec(),
+        };
+        let wanted = self.ranks_of_processes()?;
+        Ok(Some(Spread { starter, machines, wanted, recipe: recipe.clone() }))
     }
 
     /// The configuration for a world of `ranks` ranks.

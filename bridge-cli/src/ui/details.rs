@@ -7,6 +7,7 @@ use std::time::UNIX_EPOCH;
 
 use bridge_core::checkpoint::CheckpointStore;
 use bridge_core::logging::flight::{FlightRecord, missing};
+use bridge_core::logging::health::{RankScores, Supervision};
 use bridge_core::logging::trace::{FOLDER, Part, Trace, summarize};
 use bridge_data::outside;
 use serde_json::{Value, json};
@@ -52,6 +53,8 @@ pub fn of(root: &Path, entry: &Entry) -> Value {
         "checkpoints": checkpoints(root, &entry.folder, setting("checkpoint", "save")),
         "health": {
             "lines": log_lines(&entry.folder),
+            "supervision": Supervision::read(&entry.folder),
+            "scores": RankScores::read(&entry.folder),
             "flight": setting("dist", "flight_recorder_dump_path")
                 .and_then(|path| flight(root, &entry.folder, &path, head.world_size.unwrap_or(1))),
         },

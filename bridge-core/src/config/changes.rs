@@ -51,6 +51,8 @@ pub fn changes(before: &RecipeConfig, now: &RecipeConfig) -> Vec<Change> {
             now: difference.right.unwrap_or_else(null),
             key: difference.key,
         })
+        // A section that only one of them has differs in what it sets, not in what it leaves at null.
+        .filter(|change| change.before.data != change.now.data)
         .filter(|change| !change.key.starts_with(MODEL) || !are_same(&change.before, &change.now))
         .collect()
 }
@@ -178,6 +180,17 @@ mod tests {
         for pair in expected {
             assert!(found.contains(&pair), "{pair:?} in {found:?}");
         }
+    }
+
+    #[test]
+    fn a_new_section_differs_in_what_it_sets() {
+        let found = keys(|now| {
+            let specs = now.dataset.packed_sequence_specs.get_or_insert_default();
+            specs.packed_sequence_size = 64;
+        });
+        let names: Vec<_> = found.iter().map(|(key, _)| key.as_str()).collect();
+        assert!(names.contains(&"dataset.packed_sequence_specs.packed_sequence_size"), "{names:?}");
+        assert!(!names.iter().any(|name| name.ends_with("tokenizer_model_name")), "null -> null: {names:?}");
     }
 
     #[test]

@@ -263,7 +263,8 @@ impl std::error::Error for ConfigErrors {}
 /// The candidate most like `name`, unless none is similar enough to be what was meant.
 pub(crate) fn nearest_name<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     // A name of several kilobytes is not a typing error, and comparing it would take quadratic time.
-    if name.len() > 100 {
+    // One letter is the beginning of too many.
+    if name.len() > 100 || name.len() < 2 {
         return None;
     }
     let name = name.to_lowercase();

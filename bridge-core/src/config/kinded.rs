@@ -32,7 +32,7 @@ pub trait KindedConfig: Section {
 impl KindedConfig for TransformerConfig {
     const DEFAULT_KIND: &'static str = "gpt";
     const KIND_DOC: &'static str =
-        "The model family: gpt, or a name that code registered. Plays the part of upstream's _target_.";
+        "The model family: gpt, mamba, t5, or a name that code registered. Plays the part of upstream's _target_.";
     fn registry(kinds: &Kinds) -> &KindRegistry {
         &kinds.model
     }
@@ -40,8 +40,7 @@ impl KindedConfig for TransformerConfig {
 
 impl KindedConfig for GptDatasetConfig {
     const DEFAULT_KIND: &'static str = "gpt";
-    const KIND_DOC: &'static str =
-        "The dataset family: gpt, fim, mock, or a name that code registered. Plays the part of upstream's _target_.";
+    const KIND_DOC: &'static str = "The dataset family: gpt, fim, mock, finetuning, t5, mock_t5, or a name that code registered. Plays the part of upstream's _target_.";
     fn registry(kinds: &Kinds) -> &KindRegistry {
         &kinds.dataset
     }

@@ -71,6 +71,7 @@ impl RunConfig {
         }
         taken.params_dtype = self.model.params_dtype;
         taken.pipeline_dtype = self.model.pipeline_dtype;
+        taken.fp32_residual_connection = self.model.fp32_residual_connection;
         // What predicts further tokens is not run.
         taken.mtp_num_layers = None;
         taken.mtp_loss_scaling_factor = usual.mtp_loss_scaling_factor;

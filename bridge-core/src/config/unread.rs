@@ -26,6 +26,7 @@ const FILLS_IN: &[(&str, &[&str])] = &[
     ("model.context_parallel_size", &[DATA_PARALLEL_SIZE]),
     ("model.fp16", &["model.params_dtype", "optimizer.fp16", "optimizer.params_dtype"]),
     ("model.bf16", &["model.params_dtype", "optimizer.bf16", "optimizer.params_dtype", "ddp.grad_reduce_in_fp32"]),
+    ("model.fp32_residual_connection", &["model.pipeline_dtype"]),
     (
         "mixed_precision",
         &[

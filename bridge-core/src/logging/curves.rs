@@ -83,6 +83,28 @@ mod tests {
         }
     }
 
+    /// Losses of training, with noise: the curve ends at the last step, at the height that the losses have there without their noise.
+    #[test]
+    fn the_smoothed_curve_ends_where_the_losses_end() {
+        for (length, decay) in [(60_i32, 0.5), (600, 0.3), (6000, 0.3), (20_000, 0.1)] {
+            let loss = |i: i32| 2.0 + 4.0 * (1.0 + f64::from(i)).powf(-decay);
+            // Uniform, from a generator that is good enough for it.
+            let mut state = 12_345_u64;
+            let mut noise = || {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                (state >> 11) as f64 / (1_u64 << 53) as f64 - 0.5
+            };
+            let curve: Curve = (0..length).map(|i| (f64::from(i + 1), loss(i) + 0.2 * noise())).collect();
+            let (found, raw) = (smooth(&curve)[curve.len() - 1], curve[curve.len() - 1]);
+            assert_eq!(found.0, raw.0);
+            let exact = loss(length - 1);
+            // The noise of one loss has a deviation of 0.058; the end of a line through n of them 2 / sqrt(n) of that.
+            let window = (2 * (curve.len() / 60).clamp(2, 100) + 1) as f64;
+            let bound = 3.0 * 0.058 * 2.0 / window.sqrt();
+            assert!((found.1 - exact).abs() < bound, "{length}: {} and {exact}", found.1);
+        }
+    }
+
     #[test]
     fn thinned_curves_keep_their_extremes() {
         let curve: Curve = (0..100_000).map(|i| (f64::from(i), f64::from(i % 1000))).collect();

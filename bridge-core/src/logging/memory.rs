@@ -1,9 +1,12 @@
 //! Memory of processes as the operating system counts it, and of devices as their allocators do; over all ranks of a run.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
+use bridge_kernels::memory;
 use serde::{Deserialize, Serialize};
+
+use crate::config::MEMORY_STATISTICS;
 
 /// Resident memory of this process, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,11 +24,8 @@ impl HostMemory {
     }
 
     fn parse(status: &str) -> Option<Self> {
-        let kib = |field: &str| {
-            let rest = status.lines().find_map(|line| line.strip_prefix(field))?;
-            rest.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
-        };
-        Some(Self { resident_bytes: kib("VmRSS:")? * 1024, peak_resident_bytes: kib("VmHWM:")? * 1024 })
+        let bytes = |field| Some(kib(status, field)? * 1024);
+        Some(Self { resident_bytes: bytes("VmRSS:")?, peak_resident_bytes: bytes("VmHWM:")? })
     }
 }
 
@@ -40,6 +40,47 @@ pub struct DeviceMemory {
     pub num_allocations: u64,
 }
 
+/// What the allocator of the process holds in large blocks, which tensors of the CPU are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AllocatorMemory {
+    /// In use.
+    pub allocated_bytes: u64,
+    /// The most that was.
+    pub peak_allocated_bytes: u64,
+    /// Taken from the system, in use or kept for reuse. None goes back, so this is the most as well.
+    pub reserved_bytes: u64,
+    /// Number of blocks in use.
+    pub num_allocations: u64,
+}
+
+impl AllocatorMemory {
+    /// What it holds now; `None` in programs with another allocator.
+    pub fn read() -> Option<Self> {
+        let usage = memory::usage()?;
+        Some(Self {
+            allocated_bytes: usage.used_bytes as u64,
+            peak_allocated_bytes: usage.most_used_bytes as u64,
+            reserved_bytes: usage.held_bytes as u64,
+            num_allocations: usage.num_blocks as u64,
+        })
+    }
+}
+
+/// Memory of the machine that is in use, by all processes: what Linux says could not be had without swapping.
+pub fn used_on_machine() -> Option<u64> {
+    used_of(&fs::read_to_string("/proc/meminfo").ok()?)
+}
+
+fn used_of(meminfo: &str) -> Option<u64> {
+    kib(meminfo, "MemTotal:")?.checked_sub(kib(meminfo, "MemAvailable:")?).map(|kib| kib * 1024)
+}
+
+/// A field in kibibytes of a file in `/proc`.
+fn kib(text: &str, field: &str) -> Option<u64> {
+    let rest = text.lines().find_map(|line| line.strip_prefix(field))?;
+    rest.trim().strip_suffix("kB")?.trim().parse().ok()
+}
+
 /// Memory that one rank sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankMemory {
@@ -51,26 +92,52 @@ pub struct RankMemory {
     pub host: Option<HostMemory>,
     /// Of the device, where it has memory of its own.
     pub device: Option<DeviceMemory>,
+    /// Of the process's allocator, where it keeps count.
+    pub allocator: Option<AllocatorMemory>,
+    /// On the whole device, by all processes, if asked for.
+    pub used_on_device: Option<u64>,
 }
 
 impl RankMemory {
-    /// The figures by name, bytes in gigabytes (10^9) to five significant digits. What the system or the device does not say is left out.
-    pub fn metrics(&self) -> Vec<(&'static str, f64)> {
-        let gigabytes = |bytes: u64| five_digits(bytes as f64 / 1e9);
-        let device = self.device.map(|device| {
-            [
-                ("mem-allocated-gigabytes", gigabytes(device.allocated_bytes)),
-                ("mem-reserved-gigabytes", gigabytes(device.reserved_bytes)),
-                ("mem-allocated-count", device.num_allocations as f64),
-            ]
-        });
-        let host = self.host.map(|host| {
-            [
-                ("mem-host-gigabytes", gigabytes(host.resident_bytes)),
-                ("mem-max-host-gigabytes", gigabytes(host.peak_resident_bytes)),
-            ]
-        });
-        device.into_iter().flatten().chain(host.into_iter().flatten()).collect()
+    /// The value of one of [`MEMORY_STATISTICS`]; `None` where nobody keeps it. A device with memory of its own is asked before the process's
+    /// allocator, which has no tensors there.
+    pub fn statistic(&self, name: &str) -> Option<u64> {
+        let allocator = self.allocator.filter(|_| self.device.is_none());
+        match name {
+            "allocated_bytes.all.current" => {
+                self.device.map(|d| d.allocated_bytes).or(allocator.map(|a| a.allocated_bytes))
+            }
+            "allocated_bytes.all.peak" => allocator.map(|a| a.peak_allocated_bytes),
+            "reserved_bytes.all.current" => {
+                self.device.map(|d| d.reserved_bytes).or(allocator.map(|a| a.reserved_bytes))
+            }
+            "reserved_bytes.all.peak" => allocator.map(|a| a.reserved_bytes),
+            "allocation.all.current" => self.device.map(|d| d.num_allocations).or(allocator.map(|a| a.num_allocations)),
+            "host_bytes.all.current" => self.host.map(|host| host.resident_bytes),
+            "host_bytes.all.peak" => self.host.map(|host| host.peak_resident_bytes),
+            "device_used_bytes.all.current" => self.used_on_device,
+            _ => None,
+        }
+    }
+
+    /// The figures by name, bytes in gigabytes (10^9) to five significant digits: those of `keys`, or else what is known of the process and of
+    /// a device with memory of its own. What nobody keeps is left out.
+    pub fn metrics(&self, keys: Option<&BTreeMap<String, String>>) -> Vec<(String, f64)> {
+        let figure = |(statistic, name): (&str, &str)| {
+            let value = self.statistic(statistic)? as f64;
+            let is_bytes = statistic.contains("_bytes.");
+            let value = if is_bytes { five_digits(value / 1e9) } else { value };
+            Some((if is_bytes { name.replace("bytes", "gigabytes") } else { name.to_owned() }, value))
+        };
+        match keys {
+            Some(keys) => keys.iter().filter_map(|(statistic, name)| figure((statistic, name))).collect(),
+            None => {
+                let is_of_allocator =
+                    |statistic: &str| !statistic.starts_with("host") && !statistic.starts_with("device");
+                let is_shown = |statistic: &str| self.device.is_some() || !is_of_allocator(statistic);
+                MEMORY_STATISTICS.into_iter().filter(|(statistic, _)| is_shown(statistic)).filter_map(figure).collect()
+            }
+        }
     }
 }
 
@@ -84,9 +151,9 @@ pub struct MemoryOfRanks(pub Vec<RankMemory>);
 
 impl MemoryOfRanks {
     /// The largest of each of [`RankMemory::metrics`] over the ranks.
-    pub fn metrics(&self) -> Vec<(&'static str, f64)> {
-        let mut largest: Vec<(&str, f64)> = Vec::new();
-        for (name, value) in self.0.iter().flat_map(RankMemory::metrics) {
+    pub fn metrics(&self, keys: Option<&BTreeMap<String, String>>) -> Vec<(String, f64)> {
+        let mut largest: Vec<(String, f64)> = Vec::new();
+        for (name, value) in self.0.iter().flat_map(|rank| rank.metrics(keys)) {
             match largest.iter_mut().find(|(known, _)| *known == name) {
                 Some((_, figure)) => *figure = figure.max(value),
                 None => largest.push((name, value)),
@@ -127,7 +194,8 @@ mod tests {
     fn rank(process: u64, is_first_replica: bool, host: u64, device: Option<u64>) -> RankMemory {
         let host = HostMemory { resident_bytes: host, peak_resident_bytes: 100 - host };
         let held = |allocated_bytes| DeviceMemory { allocated_bytes, reserved_bytes: 90, num_allocations: 4 };
-        RankMemory { process, is_first_replica, host: Some(host), device: device.map(held) }
+        let device = device.map(held);
+        RankMemory { process, is_first_replica, host: Some(host), device, allocator: None, used_on_device: None }
     }
 
     #[test]
@@ -135,14 +203,15 @@ mod tests {
         let ranks = MemoryOfRanks(vec![rank(1, true, 10, None), rank(1, true, 10, None), rank(2, false, 30, None)]);
         assert_eq!(ranks.host(), Some(HostMemory { resident_bytes: 30, peak_resident_bytes: 90 }));
         assert_eq!(ranks.device(), None, "a figure that cannot be had is left out");
-        assert_eq!(ranks.metrics(), [("mem-host-gigabytes", 3e-8), ("mem-max-host-gigabytes", 9e-8)]);
+        assert_eq!(named(&ranks.metrics(None)), [("mem-host-gigabytes", 3e-8), ("mem-max-host-gigabytes", 9e-8)]);
         let speakers = |ranks: &MemoryOfRanks| ranks.speakers().iter().map(|(rank, _)| *rank).collect::<Vec<_>>();
         assert_eq!(speakers(&ranks), [0], "ranks of one process have one memory");
 
         let devices =
             MemoryOfRanks(vec![rank(1, true, 10, Some(5)), rank(1, false, 10, Some(8)), rank(1, true, 10, Some(7))]);
         assert_eq!(devices.device().map(|device| device.allocated_bytes), Some(8));
-        assert_eq!(devices.metrics()[0], ("mem-allocated-gigabytes", 8e-9));
+        assert_eq!(named(&devices.metrics(None))[0], ("mem-allocated-gigabytes", 8e-9));
+        assert_eq!(devices.metrics(None).len(), 5);
         assert_eq!(speakers(&devices), [0, 2]);
     }
 
@@ -150,11 +219,49 @@ mod tests {
     fn gigabytes_have_five_digits() {
         let host = HostMemory { resident_bytes: 1_234_567_890, peak_resident_bytes: 3_000_000_000 };
         let memory = RankMemory { host: Some(host), ..rank(1, true, 0, None) };
-        assert_eq!(memory.metrics(), [("mem-host-gigabytes", 1.2346), ("mem-max-host-gigabytes", 3.0)]);
+        assert_eq!(named(&memory.metrics(None)), [("mem-host-gigabytes", 1.2346), ("mem-max-host-gigabytes", 3.0)]);
         assert_eq!(
-            crate::logging::format_memory_report(3, 2, &memory.metrics()),
+            crate::logging::format_memory_report(3, 2, &memory.metrics(None)),
             "[Rank 3] (after 2 iterations) memory (GB) | mem-host-gigabytes: 1.2346 | mem-max-host-gigabytes: 3"
         );
+    }
+
+    fn named(figures: &[(String, f64)]) -> Vec<(&str, f64)> {
+        figures.iter().map(|(name, value)| (name.as_str(), *value)).collect()
+    }
+
+    #[test]
+    fn keys_choose_statistics_and_their_names() {
+        let allocator = AllocatorMemory {
+            allocated_bytes: 3_000_000_000,
+            peak_allocated_bytes: 5_000_000_000,
+            reserved_bytes: 6_123_456_789,
+            num_allocations: 17,
+        };
+        let memory = RankMemory { allocator: Some(allocator), used_on_device: Some(9), ..rank(1, true, 10, None) };
+        let keys = |pairs: &[(&str, &str)]| -> BTreeMap<String, String> {
+            pairs.iter().map(|(key, name)| ((*key).to_owned(), (*name).to_owned())).collect()
+        };
+        let asked = keys(&[
+            ("allocated_bytes.all.current", "a bytes"),
+            ("allocated_bytes.all.peak", "b"),
+            ("allocation.all.current", "bytes of c"),
+            ("device_used_bytes.all.current", "u"),
+            ("reserved_bytes.all.peak", "r"),
+        ]);
+        let expected = [("a gigabytes", 3.0), ("b", 5.0), ("bytes of c", 17.0), ("u", 9e-9), ("r", 6.1235)];
+        assert_eq!(named(&memory.metrics(Some(&asked))), expected);
+        // Tensors are on the device: what the process's allocator holds is another thing.
+        let on_device = RankMemory { allocator: Some(allocator), ..rank(1, true, 10, Some(5)) };
+        assert_eq!(named(&on_device.metrics(Some(&asked))), [("a gigabytes", 5e-9), ("bytes of c", 4.0)]);
+        let of_all = MemoryOfRanks(vec![memory, on_device]);
+        assert_eq!(of_all.metrics(Some(&keys(&[("allocation.all.current", "n")]))), [("n".to_owned(), 17.0)]);
+    }
+
+    #[test]
+    fn what_is_used_on_a_machine_cannot_be_had() {
+        assert_eq!(used_of("MemTotal: 100 kB\nMemFree: 3 kB\nMemAvailable:  60 kB\n"), Some(40 * 1024));
+        assert_eq!(used_of("MemTotal: 100 kB\n"), None);
     }
 
     #[test]

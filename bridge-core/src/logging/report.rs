@@ -55,7 +55,7 @@ impl ThroughputWindow {
 }
 
 /// A rank's memory metrics on one line, as the console shows them after the first iterations.
-pub fn format_memory_report(rank: usize, iteration: u64, metrics: &[(&str, f64)]) -> String {
+pub fn format_memory_report(rank: usize, iteration: u64, metrics: &[(String, f64)]) -> String {
     let metrics: Vec<String> = metrics.iter().map(|(name, value)| format!("{name}: {value}")).collect();
     format!("[Rank {rank}] (after {iteration} iterations) memory (GB) | {}", metrics.join(" | "))
 }

@@ -11,7 +11,7 @@ use bridge_kernels::{LinearWeight, LowRank, Philox, Quantization, low_rank_sum};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
-use super::{Cut, Declaration, Meets, ModelBuildError, PassStream, Scope};
+use super::{Cut, Declaration, LinearForLastLayer, Meets, ModelBuildError, PassStream, Scope};
 
 /// Gives whole weights of a base by name; `None` if one cannot be read, which its owner says why.
 pub type BaseRows<'a> = dyn FnMut(&str) -> Option<Vec<f32>> + 'a;
@@ -31,6 +31,11 @@ pub trait Adapter: fmt::Debug + Send + Sync {
 
     /// How a table of the vocabulary (the word embedding, the head) is held if it is not trained, see [`Self::quantization`].
     fn table_quantization(&self, _table: &str) -> Option<Quantization> {
+        None
+    }
+
+    /// What stands in place of the model's output projection; `None` leaves that as it is.
+    fn last_layer(&self) -> Option<LinearForLastLayer> {
         None
     }
 
@@ -173,6 +178,11 @@ impl LinearAdaptation {
     /// The same for the layer called `layer`, in the passes that `pass` tells of.
     pub(super) fn of_layer(self, layer: &str, pass: PassStream) -> Self {
         Self { layer: layer.to_owned(), pass, ..self }
+    }
+
+    /// The same in the pass that is under way now, whichever there is when it is asked: for what runs again in backward.
+    pub fn in_this_pass(&self) -> Self {
+        Self { pass: self.pass.detached(), ..self.clone() }
     }
 
     /// The change of the product of `weight` and `x_ni`.

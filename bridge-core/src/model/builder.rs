@@ -160,7 +160,10 @@ pub trait ModelBuilder {
     }
 }
 
-/// A function from chunks to chunks.
+/// A function from chunks to chunks. A hook that knows what module a chunk has may change it as a whole
+/// ([`ModuleChunk::downcast`](super::ModuleChunk::downcast), [`ModuleChunk::map_module`](super::ModuleChunk::map_module)). What has other parameters
+/// is not a hook's: outlines, plans and checkpoints know those that are declared ([`ModelRegistry::adapt`](super::ModelRegistry::adapt),
+/// [`ModelRegistry::replace_last_layer`](super::ModelRegistry::replace_last_layer)).
 pub type ModelHook =
     Arc<dyn Fn(Vec<Box<dyn ModelChunk>>) -> Result<Vec<Box<dyn ModelChunk>>, ModelBuildError> + Send + Sync>;
 

@@ -1,5 +1,6 @@
 //! A model chunk: an ordered list of segments with named parameters.
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -48,7 +49,7 @@ impl From<Tensor<1>> for Replacement {
 /// A model, or a pipeline stage of one: an ordered list of segments.
 ///
 /// Parameter values cross this interface flat (`[num_elements]`, row-major), without autodiff.
-pub trait ModelChunk: fmt::Debug + Send {
+pub trait ModelChunk: Any + fmt::Debug + Send {
     /// The segments in forward order.
     fn segments(&self) -> Vec<Segment>;
 

@@ -21,6 +21,8 @@ pub struct Workload {
     pub context_size: usize,
     /// Bytes of an element of activations.
     pub activation_bytes: u64,
+    /// Bytes of an element of the residual stream between layers.
+    pub stream_bytes: u64,
     /// Bytes of an element of activations in collectives, which add up no float16: that travels as float32.
     pub collective_bytes: u64,
     /// Whether attention stays inside documents, so that ranks tell each other the document of each token.
@@ -40,6 +42,7 @@ impl Workload {
             place: RankPlace::SINGLE,
             context_size: 1,
             activation_bytes: 4,
+            stream_bytes: 4,
             collective_bytes: 4,
             documents: false,
             on_cpu: true,
@@ -159,6 +162,10 @@ pub struct SegmentCost {
     pub input: u64,
     /// Bytes that it keeps from forward to backward besides its input.
     pub kept: u64,
+    /// Bytes that parts of it which run again in backward bring back, at once.
+    pub brought_back: u64,
+    /// Floating-point operations of these parts, over all ranks that share the segment: a forward each.
+    pub recomputed_flops: f64,
     /// Bytes of gradients that its backward has in hand at once.
     pub backward: u64,
     /// Bytes that a split backward leaves for its weight part: inputs of linear layers and gradients of their outputs.
@@ -183,6 +190,8 @@ impl SegmentCost {
             skipped_flops: self.skipped_flops + other.skipped_flops,
             input: self.input + other.input,
             kept: self.kept + other.kept,
+            brought_back: self.brought_back.max(other.brought_back),
+            recomputed_flops: self.recomputed_flops + other.recomputed_flops,
             backward: self.backward.max(other.backward),
             put_off: self.put_off + other.put_off,
             cross_entropy: self.cross_entropy.max(other.cross_entropy),

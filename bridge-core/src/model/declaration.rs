@@ -27,7 +27,7 @@ pub enum ParameterRole {
     /// The output projection (`optimizer.decoupled_lr` applies).
     Output,
     /// Added to a router's scores of experts for the choice: not trained, but moved by how many tokens each expert was given
-    /// (`model.moe_router_bias_update_rate`).
+    /// (`model.moe_router_bias_update_rate`), in float32 ([`Declaration::is_float32`]).
     ExpertBias,
 }
 
@@ -238,14 +238,28 @@ pub struct Declaration {
     pub trainable: bool,
     /// Whether it is an adapter's, and the model without that has no such parameter.
     pub of_adapter: bool,
+    /// Whether it is of the layer in place of the output projection ([`LinearForLastLayer`](super::LinearForLastLayer)): weights of the model
+    /// without that have no such parameter.
+    pub of_last_layer: bool,
     /// How its values are held, if not as a tensor.
     pub quantization: Option<Quantization>,
 }
 
 impl Declaration {
+    /// Whether the model has it by an adapter or in place of its output projection: weights of the plain model have no such parameter.
+    pub fn is_added(&self) -> bool {
+        self.of_adapter || self.of_last_layer
+    }
+
     /// Number of elements on this rank.
     pub fn num_elements(&self) -> usize {
         self.shape.iter().product()
+    }
+
+    /// Whether its values are float32 whatever dtype the model's parameters have. Such a parameter is not trained, is in no bucket, and is whole on
+    /// each rank that has it, also where parameters are sharded.
+    pub fn is_float32(&self) -> bool {
+        self.role == ParameterRole::ExpertBias
     }
 
     /// Rows and columns of a parameter of two dimensions.
@@ -260,6 +274,7 @@ impl Declaration {
     pub fn bytes(&self, of_element: u64) -> u64 {
         match self.quantization {
             Some(quantization) => quantization.bytes(self.matrix()),
+            None if self.is_float32() => self.num_elements() as u64 * 4,
             None => self.num_elements() as u64 * of_element,
         }
     }

@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bridge_kernels::Quantization;
 
-use super::{Adapter, BaseRows, Declaration, LinearAdaptation, LinearLayer, ModelBuildError, Scope};
+use super::{
+    Adapter, BaseRows, Declaration, LinearAdaptation, LinearForLastLayer, LinearLayer, ModelBuildError, Scope,
+};
 
 /// The setting.
 const KEY: &str = "model.freeze_parameters";
@@ -45,8 +47,16 @@ impl Adapter for Freezing {
         trains
     }
 
+    fn last_layer(&self) -> Option<LinearForLastLayer> {
+        self.other.as_ref()?.last_layer()
+    }
+
     fn quantization(&self, layer: &LinearLayer) -> Option<Quantization> {
         self.other.as_ref()?.quantization(layer)
+    }
+
+    fn table_quantization(&self, table: &str) -> Option<Quantization> {
+        self.other.as_ref()?.table_quantization(table)
     }
 
     fn check_met(&self) -> Result<(), ModelBuildError> {

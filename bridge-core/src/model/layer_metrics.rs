@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use bridge_kernels::LargestScore;
+
 /// Name of a value and global number of the layer it comes from.
 pub type LayerMetric = (&'static str, usize);
 
@@ -13,6 +15,9 @@ pub const ROUTER_LOSSES: [&str; 4] =
 /// What a layer of multi-token prediction reports: the sum of its loss over the tokens of this rank, and their number.
 pub const PREDICTION_LOSS: &str = "mtp_loss";
 
+/// What a layer with attention reports, if it is asked to: its largest score.
+pub const ATTENTION_LOGIT: &str = "max_attention_logit";
+
 /// Values by name and layer of one micro-batch.
 ///
 /// A layer that reports again, because it is recomputed, replaces what it reported. Values of routers are those of all ranks that share the
@@ -22,6 +27,8 @@ pub struct LayerMetrics {
     values: Mutex<BTreeMap<LayerMetric, Vec<f64>>>,
     /// The step that the micro-batch is of, and its number there.
     step: Option<(Arc<StepValues>, usize)>,
+    /// The largest attention score by layer, if anybody asks for it.
+    scores: Option<Mutex<BTreeMap<usize, Arc<LargestScore>>>>,
 }
 
 /// Values by name, layer and micro-batch of a step: what the layers of a micro-batch may know of those before it.
@@ -31,7 +38,19 @@ pub struct StepValues(Mutex<BTreeMap<LayerMetric, BTreeMap<usize, Vec<f64>>>>);
 impl LayerMetrics {
     /// For micro-batch `number` of a step.
     pub fn of_micro_batch(step: &Arc<StepValues>, number: usize) -> Self {
-        Self { values: Mutex::default(), step: Some((Arc::clone(step), number)) }
+        Self { step: Some((Arc::clone(step), number)), ..Self::default() }
+    }
+
+    /// The same, with the largest attention score of each layer.
+    #[must_use]
+    pub fn with_attention_scores(self) -> Self {
+        Self { scores: Some(Mutex::default()), ..self }
+    }
+
+    /// Where layer `layer` (global) notes its attention scores; `None` if nobody asks for them. They come back as [`ATTENTION_LOGIT`].
+    pub fn attention_scores_of(&self, layer: usize) -> Option<Arc<LargestScore>> {
+        let mut scores = self.scores.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
+        Some(Arc::clone(scores.entry(layer).or_default()))
     }
 
     /// The mean of a vector over the micro-batches of the step up to this one, whose own is what `own` makes. A layer that is recomputed finds
@@ -63,7 +82,13 @@ impl LayerMetrics {
 
     /// Everything recorded since the last call, ordered by name and layer.
     pub fn take(&self) -> BTreeMap<LayerMetric, Vec<f64>> {
-        std::mem::take(&mut *self.values.lock().unwrap_or_else(PoisonError::into_inner))
+        let mut values = std::mem::take(&mut *self.values.lock().unwrap_or_else(PoisonError::into_inner));
+        if let Some(scores) = &self.scores {
+            let scores = std::mem::take(&mut *scores.lock().unwrap_or_else(PoisonError::into_inner));
+            let largest = scores.into_iter().filter_map(|(layer, score)| Some((layer, f64::from(score.value()?))));
+            values.extend(largest.map(|(layer, score)| ((ATTENTION_LOGIT, layer), vec![score])));
+        }
+        values
     }
 }
 
@@ -81,6 +106,19 @@ mod tests {
             metrics.take().into_iter().collect::<Vec<_>>(),
             [(("z_loss", 1), vec![5.0]), (("z_loss", 3), vec![2.0])]
         );
+        assert!(metrics.take().is_empty());
+    }
+
+    #[test]
+    fn scores_are_noted_where_they_are_asked_for() {
+        assert!(LayerMetrics::default().attention_scores_of(0).is_none());
+        let metrics = LayerMetrics::default().with_attention_scores();
+        for (layer, score) in [(4, -2.0), (1, 0.5), (4, -1.5), (4, -3.0)] {
+            metrics.attention_scores_of(layer).unwrap().note(score);
+        }
+        metrics.attention_scores_of(2).unwrap();
+        let found: Vec<_> = metrics.take().into_iter().collect();
+        assert_eq!(found, [((ATTENTION_LOGIT, 1), vec![0.5]), ((ATTENTION_LOGIT, 4), vec![-1.5])]);
         assert!(metrics.take().is_empty());
     }
 

@@ -1,5 +1,6 @@
 //! A [`ModelChunk`] from a Burn module and the declarations of its parameters.
 
+use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -98,6 +99,42 @@ impl<M: Segments> ModuleChunk<M> {
     /// The module.
     pub fn module(&self) -> &M {
         self.module.as_ref().expect("the module is only absent inside update_parameters")
+    }
+
+    /// The chunk with its module, for hooks that know which one it has.
+    ///
+    /// # Errors
+    /// The chunk as it was, if it has another module.
+    pub fn downcast(chunk: Box<dyn ModelChunk>) -> Result<Self, Box<dyn ModelChunk>> {
+        let is_one = (chunk.as_ref() as &dyn Any).is::<Self>();
+        if !is_one {
+            return Err(chunk);
+        }
+        Ok(*(chunk as Box<dyn Any>).downcast().expect("it was looked at"))
+    }
+
+    /// The chunk with what `f` makes of its module: the same parameters with any values, of which `f` may freeze some
+    /// (`Param::set_require_grad`).
+    ///
+    /// # Errors
+    /// If the parameters are not those that were declared, by id and shape, or one that the chunk does not train would be.
+    pub fn map_module(self, f: impl FnOnce(M) -> M) -> Result<Self, ModelBuildError> {
+        let module = f(self.module.expect("the module is only absent inside update_parameters"));
+        let mut trained = Trained::default();
+        module.visit(&mut trained);
+        let mut declarations = Arc::unwrap_or_clone(self.declarations);
+        for (id, is_trained) in trained.0 {
+            let Some(declaration) = declarations.by_id.get(&id).map(|place| &mut declarations.parameters[*place])
+            else {
+                continue;
+            };
+            if is_trained && !declaration.trainable {
+                let message = "expected a frozen parameter, found one that is to be trained".to_owned();
+                return Err(ModelBuildError::Parameter { name: declaration.name.clone(), message });
+            }
+            declaration.trainable = is_trained;
+        }
+        Self::new(module, declarations)
     }
 
     /// Panics if a released parameter that segment `index` uses, or any segment if that is `None`, would be read.
@@ -217,6 +254,19 @@ impl ModuleVisitor for Fields {
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         self.found.push((param.id, self.path.join("."), param.val().dims().to_vec()));
+    }
+}
+
+/// Which parameters have gradients, of a module on a device with autodiff.
+#[derive(Default)]
+struct Trained(Vec<(ParamId, bool)>);
+
+impl ModuleVisitor for Trained {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let tensor = param.val();
+        if tensor.device().is_autodiff() {
+            self.0.push((param.id, tensor.is_require_grad()));
+        }
     }
 }
 

@@ -62,6 +62,9 @@ impl<'a> ModelOutputs<'a> {
 
     /// Logits of the whole vocabulary, rows of padding included, `[b, t, v]`, the same on all tensor-parallel ranks.
     ///
+    /// Where a program has put another layer in place of the output projection ([`LinearForLastLayer`](super::LinearForLastLayer)), the outputs of that,
+    /// `[b, t, n]` float32.
+    ///
     /// They are computed by this call, and are the largest tensor of most models.
     pub fn logits(&self) -> Tensor<3> {
         self.parts.logits()

@@ -19,6 +19,11 @@ impl PassStream {
         };
     }
 
+    /// Another that says the same as this one now, and stays so.
+    pub fn detached(&self) -> Self {
+        Self(Arc::new(Mutex::new(self.get())))
+    }
+
     pub fn get(&self) -> Option<Philox> {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

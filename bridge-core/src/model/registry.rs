@@ -5,7 +5,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::freezing::Freezing;
-use super::{Adapter, ModelBuildError, ModelConfig};
+use super::last_layer::Replacing;
+use super::{Adapter, LinearForLastLayer, ModelBuildError, ModelConfig};
 use crate::config::{
     AskModel, FinalModel, FinalTransformer, Kind, KindRegistry, Kinds, PeftConfig, Section as _, TransformerConfig,
 };
@@ -19,6 +20,7 @@ pub struct ModelRegistry {
     factories: BTreeMap<String, Factory>,
     adapter: Option<Arc<dyn Adapter>>,
     adapt_by: Option<AdapterFactory>,
+    last_layer: Option<LinearForLastLayer>,
 }
 
 type AdapterFactory =
@@ -27,7 +29,13 @@ type AdapterFactory =
 impl Default for ModelRegistry {
     /// No kind that could be built; recipes may name those that model crates are known to register.
     fn default() -> Self {
-        Self { kinds: Kinds::builtin().model, factories: BTreeMap::new(), adapter: None, adapt_by: None }
+        Self {
+            kinds: Kinds::builtin().model,
+            factories: BTreeMap::new(),
+            adapter: None,
+            adapt_by: None,
+            last_layer: None,
+        }
     }
 }
 
@@ -68,6 +76,12 @@ impl ModelRegistry {
         self.adapter = Some(adapter);
     }
 
+    /// Builds all models with this layer in place of their output projection from now on, such as a value head. Runs that begin with weights which
+    /// lack it draw it; their recipes may have `[peft]`, beside which it is trained in full.
+    pub fn replace_last_layer(&mut self, layer: LinearForLastLayer) {
+        self.last_layer = Some(layer);
+    }
+
     /// Builds all models with the adapter of `[peft]` from now on, for a run whose own recipe has none: one that measures, and draws its base.
     /// Without `[peft]` nothing changes.
     ///
@@ -89,10 +103,11 @@ impl ModelRegistry {
         self.adapt_by = Some(Arc::new(factory));
     }
 
-    /// What the model `section` is built with: the adapter of `[peft]`, or else that of [`Self::adapt`]; and what `model.freeze_parameters` freezes.
+    /// What the model `section` is built with: the adapter of `[peft]`, or else that of [`Self::adapt`]; what stands in place
+    /// of the output projection; and what `model.freeze_parameters` freezes.
     ///
     /// # Errors
-    /// If there is `[peft]` and no factory for it, or that refuses it.
+    /// If there is `[peft]` and no factory for it, or that refuses it, or the layer of [`Self::replace_last_layer`] cannot be built.
     pub fn adapter(
         &self,
         peft: Option<&PeftConfig>,
@@ -105,6 +120,10 @@ impl ModelRegistry {
                 let message = "this program makes no adapters".to_owned();
                 return Err(ModelBuildError::Invalid { key: "peft".into(), message });
             }
+        };
+        let adapter = match self.last_layer {
+            Some(layer) => Some(Arc::new(Replacing::new(layer, adapter)?) as Arc<dyn Adapter>),
+            None => adapter,
         };
         let patterns = &section.freeze_parameters;
         Ok(if patterns.is_empty() { adapter } else { Some(Arc::new(Freezing::new(patterns.clone(), adapter))) })

@@ -10,9 +10,9 @@ use burn::module::{Param, ParamId};
 use burn::tensor::{DType, Device, FloatDType, Shape, Tensor, TensorData};
 
 use super::{
-    Adapter, BuildContext, Component, Cut, Declaration, Declarations, DeferredParameters, Initial, LinearAdaptation,
-    LinearLayer, LinearParameter, Parallel, ParameterRole, QuantizedValues, RankPlace, ReplicaGroup, Segment,
-    SegmentRole, released,
+    Adapter, BuildContext, Component, Cut, Declaration, Declarations, DeferredParameters, Initial, LastLayer,
+    LinearAdaptation, LinearLayer, LinearParameter, Parallel, ParameterRole, QuantizedValues, RankPlace, ReplicaGroup,
+    Segment, SegmentRole, released,
 };
 
 /// The declarations of a chunk that is being built, segment by segment.
@@ -79,6 +79,7 @@ impl ChunkScope {
             },
             replicas: ReplicaGroup::Dense,
             of_adapter: false,
+            of_last_layer: false,
             is_frozen: false,
         }
     }
@@ -102,6 +103,8 @@ pub struct Scope {
     replicas: ReplicaGroup,
     /// Whether what is declared here is an adapter's.
     of_adapter: bool,
+    /// Whether what is declared here is of the layer in place of the output projection.
+    of_last_layer: bool,
     /// Whether what is declared here is not trained.
     is_frozen: bool,
 }
@@ -138,6 +141,11 @@ impl Scope {
         let own = group.rank * each..(group.rank + 1) * each;
         let scope = Self { replicas: ReplicaGroup::Expert, component: Component::Experts, ..self.clone() };
         own.map(|number| scope.child(&number.to_string())).collect()
+    }
+
+    /// dtype of the parameters; float32 in an outline.
+    pub fn dtype(&self) -> FloatDType {
+        self.shared.values.as_ref().map_or(FloatDType::F32, |values| values.dtype)
     }
 
     /// The rank.
@@ -177,6 +185,13 @@ impl Scope {
         let adapter = self.shared.adapter.as_ref()?;
         let adaptation = adapter.adapt(layer, &Self { of_adapter: true, ..self.clone() })?;
         Some(adaptation.of_layer(&layer.name, self.shared.table.borrow().pass.clone()))
+    }
+
+    /// Declares the layer that is to stand in place of this head's output projection, if there is one: the head then declares no projection, and has
+    /// no loss of its own.
+    pub fn last_layer(&self, hidden_size: usize) -> Option<LastLayer> {
+        let layer = self.shared.adapter.as_ref()?.last_layer()?;
+        Some(LastLayer::new(&layer, hidden_size, &Self { of_last_layer: true, ..self.clone() }))
     }
 
     /// Dotted name of the parameter or part called `name` here.
@@ -254,9 +269,10 @@ impl Scope {
             layer: self.layer,
             trainable: !self.is_frozen,
             of_adapter: self.of_adapter,
+            of_last_layer: self.of_last_layer,
             quantization: None,
         };
-        if let Some(adapter) = self.shared.adapter.as_ref().filter(|_| !self.of_adapter) {
+        if let Some(adapter) = self.shared.adapter.as_ref().filter(|_| !declaration.is_added()) {
             declaration.trainable &= adapter.trains(&declaration);
         }
         declaration.quantization = quantization.filter(|_| !declaration.trainable);
@@ -287,7 +303,8 @@ impl Values {
         (local, initial): ([usize; D], Initial),
         quantized: Option<&QuantizedValues>,
     ) -> Param<Tensor<D>> {
-        let (dtype, stream) = (DType::from(self.dtype), self.stream.derive_name(&declaration.name));
+        let dtype = if declaration.is_float32() { DType::F32 } else { DType::from(self.dtype) };
+        let stream = self.stream.derive_name(&declaration.name);
         let (placement, shape) = (declaration.placement.clone(), declaration.global_shape());
         let make = move |device: &Device| match initial {
             Initial::Zeros => Tensor::<D>::zeros(local, (device, dtype)),

@@ -29,6 +29,8 @@ pub(super) struct Place {
     pub num_elements: usize,
     /// False for frozen parameters.
     pub is_trained: bool,
+    /// Whole on each rank, whatever is sharded.
+    is_whole: bool,
     /// The elements that this rank counts for the model; `None` on ranks that hold a copy which another one counts.
     counted: Option<Range<usize>>,
     /// The elements that other tensor-parallel ranks hold too, each with its share of their gradient.
@@ -100,6 +102,7 @@ impl Distribution {
                 owned: owned_range(parameter.num_elements(), of_shards.rank(), of_shards.size()),
                 num_elements: parameter.num_elements(),
                 is_trained: parameter.trainable,
+                is_whole: parameter.is_float32(),
                 counted: (!(parameter.is_replicated() && of_copies.rank() > 0 || is_tied && is_last_copy))
                     .then(|| parameter.counted_elements()),
                 shared: parameter.shared_elements(),
@@ -117,6 +120,7 @@ impl Distribution {
                     .iter()
                     // Frozen parameters are in buckets where they are gathered.
                     .filter(|parameter| parameter.trainable || settings.sharding == Sharding::Full)
+                    .filter(|parameter| !parameter.is_float32())
                     .filter(|parameter| has_replicas(parameter.placement.replicas))
                     .map(|parameter| BucketParameter {
                         name: parameter.name.clone(),
@@ -235,9 +239,11 @@ impl Distribution {
         self.places.get(name).filter(|place| place.is_trained).map(|place| self.range_of(place))
     }
 
-    /// The elements of a parameter that this rank keeps between steps where parameters are sharded; `None` where they are not.
+    /// The elements of a parameter that this rank keeps between steps where parameters are sharded; `None` where they are not, and for one that
+    /// is whole all the same.
     pub fn shard_range(&self, name: &str) -> Option<Range<usize>> {
-        let place = self.places.get(name).filter(|_| self.settings.sharding == Sharding::Full)?;
+        let is_sharded = |place: &&Place| self.settings.sharding == Sharding::Full && !place.is_whole;
+        let place = self.places.get(name).filter(is_sharded)?;
         Some(place.owned.clone())
     }
 

@@ -158,6 +158,7 @@ mod tests {
             layer: None,
             trainable: !name.starts_with("frozen"),
             of_adapter: false,
+            of_last_layer: false,
             quantization: None,
         }
     }

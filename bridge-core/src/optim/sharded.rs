@@ -160,7 +160,7 @@ impl ShardedParameters {
                 if let Some(range) = distribution.shard_range(name) {
                     shards.insert(name.to_owned(), detached_part(value.clone(), &range));
                 }
-                // What is in no bucket, because it has no replicas, stays whole.
+                // What is in no bucket, because it has no replicas or another dtype, stays whole.
                 if in_buckets.contains(name) { Replacement::Released } else { Replacement::Value(value) }
             });
             self.states[index].fill_with(|| BucketState::Released);
@@ -307,6 +307,7 @@ impl ShardedParameters {
             }
         }
         if self.is_full() {
+            updated.retain(|name, _| distribution.shard_range(name).is_some());
             self.shards = updated;
         } else if distribution.gather() == Gather::Waiting {
             self.make_whole(chunks)?;

@@ -76,8 +76,8 @@ pub(super) fn of_stage(setup: &Setup<'_>, stage: usize, activations: u64) -> Mem
     let comes_at_once = sharding.divides_gradients() && setup.schedule == ScheduleKind::ZeroBubbleH1;
     let put_off = if comes_at_once { share(false, bytes.gradient) } else { 0 };
     let held = Memory {
-        parameters: sharded(setup, stage, is_full, |p| p.quantization.is_none()) * bytes.parameter
-            + setup.parameters(stage).filter(|p| p.quantization.is_some()).map(|p| p.bytes(0)).sum::<u64>(),
+        parameters: sharded(setup, stage, is_full, |p| !is_apart(p)) * bytes.parameter
+            + setup.parameters(stage).filter(|p| is_apart(p)).map(|p| p.bytes(0)).sum::<u64>(),
         gradients: share(sharding.divides_gradients(), bytes.gradient) + put_off,
         optimizer: share(sharding.divides_state(), bytes.optimizer),
         ..Memory::default()
@@ -116,12 +116,12 @@ fn moments_of_backward(setup: &Setup<'_>, chunk: &Chunk, most: u64) -> Vec<Momen
     let each = if setup.sharding().divides_gradients() { bytes.parameter.max(bytes.gradient) } else { bytes.parameter };
     let (used, done) = gradients_by_segment(chunk);
     let all: u64 = done.iter().sum::<u64>().max(1);
-    let kept_by = |segment: usize| chunk.costs[segment].input * bytes.activation + chunk.costs[segment].kept;
+    let kept_by = |segment: usize| chunk.costs[segment].input * bytes.stream + chunk.costs[segment].kept;
     // Of other micro-batches, and of this one.
     let others = most.saturating_sub(of_chunk(setup, chunk).kept);
     let regions = chunk_regions(setup, chunk);
     let kept_of = |region: &Region| match region.recomputed {
-        true => chunk.costs[region.segments.start].input * bytes.activation,
+        true => chunk.costs[region.segments.start].input * bytes.stream,
         false => region.segments.clone().map(kept_by).sum::<u64>(),
     };
     let mut before: u64 = regions.iter().map(kept_of).sum();
@@ -137,7 +137,7 @@ fn moments_of_backward(setup: &Setup<'_>, chunk: &Chunk, most: u64) -> Vec<Momen
             let (kept, again) = if region.recomputed { (input, left - input.min(left)) } else { (left, 0) };
             let memory = Memory {
                 activations: others + before + kept,
-                recompute: again,
+                recompute: again + cost.brought_back,
                 backward: cost.backward + fresh,
                 cross_entropy: cost.cross_entropy,
                 attention: threads * cost.attention,
@@ -163,6 +163,11 @@ fn gradients_by_segment(chunk: &Chunk) -> (Vec<u64>, Vec<u64>) {
     (used, done)
 }
 
+/// Whether a parameter has its own bytes an element, and is whole on each rank.
+fn is_apart(parameter: &Declaration) -> bool {
+    parameter.quantization.is_some() || parameter.is_float32()
+}
+
 /// Elements of the `wanted` parameters of a rank: all, or its share among the replicas.
 fn sharded(setup: &Setup<'_>, stage: usize, is_sharded: bool, wanted: fn(&Declaration) -> bool) -> u64 {
     let of = |replicas| {
@@ -176,7 +181,7 @@ fn sharded(setup: &Setup<'_>, stage: usize, is_sharded: bool, wanted: fn(&Declar
 /// Parameters of each region of a chunk, in elements.
 fn region_sizes(setup: &Setup<'_>, chunk: &Chunk) -> Vec<u64> {
     let mut sizes = vec![0; chunk.costs.len()];
-    for parameter in chunk.declarations.parameters() {
+    for parameter in chunk.declarations.parameters().iter().filter(|parameter| !parameter.is_float32()) {
         sizes[parameter.segments[0]] += parameter.num_elements() as u64;
     }
     chunk_regions(setup, chunk).into_iter().map(|region| sizes[region.segments].iter().sum()).collect()

@@ -9,7 +9,7 @@ use super::setup::{Chunk, Setup};
 pub(super) struct ChunkActivations {
     /// From forward to backward.
     pub kept: u64,
-    /// What running a region again brings back for the time of its backward: the largest one.
+    /// What running a region, or a part of a segment, again brings back for the time of its backward: the largest one.
     pub recomputed: u64,
     /// From the input part of a split backward to the weight part.
     pub put_off: u64,
@@ -28,16 +28,14 @@ pub(super) fn activations(setup: &Setup<'_>, chunk: &Chunk) -> ChunkActivations 
     let mut activations = ChunkActivations::default();
     for region in chunk_regions(setup, chunk) {
         let costs = &chunk.costs[region.segments];
-        let bytes = |elements: u64| elements * setup.bytes.activation;
+        let bytes = |elements: u64| elements * setup.bytes.stream;
         let input = costs.first().map_or(0, |cost| bytes(cost.input));
         let all: u64 = costs.iter().map(|cost| bytes(cost.input) + cost.kept).sum();
         activations.put_off += costs.iter().map(|cost| cost.put_off).sum::<u64>();
-        if region.recomputed {
-            activations.kept += input;
-            activations.recomputed = activations.recomputed.max(all - input);
-        } else {
-            activations.kept += all;
-        }
+        let in_segments = costs.iter().map(|cost| cost.brought_back).max().unwrap_or(0);
+        let again = if region.recomputed { all - input } else { 0 };
+        activations.kept += all - again;
+        activations.recomputed = activations.recomputed.max(again + in_segments);
     }
     activations
 }
@@ -49,7 +47,7 @@ pub(super) fn recomputed(setup: &Setup<'_>, stage: usize) -> u64 {
 
 /// Bytes of all activations of a chunk and a micro-batch, kept or recomputed.
 pub(super) fn all_activations(setup: &Setup<'_>, chunk: &Chunk) -> u64 {
-    chunk.costs.iter().map(|cost| cost.input * setup.bytes.activation + cost.kept).sum()
+    chunk.costs.iter().map(|cost| cost.input * setup.bytes.stream + cost.kept).sum()
 }
 
 /// FLOPs of a rank of a stage in a step, the forwards that recompute repeats included.
@@ -60,7 +58,7 @@ pub(super) fn stage_flops(setup: &Setup<'_>, stage: usize) -> f64 {
             for cost in &chunk.costs[region.segments] {
                 // Backward costs twice what forward does if all is trained.
                 let forward = (cost.flops + cost.skipped_flops) / 3.0;
-                total += cost.flops + if region.recomputed { forward } else { 0.0 };
+                total += cost.flops + cost.recomputed_flops + if region.recomputed { forward } else { 0.0 };
             }
         }
     }

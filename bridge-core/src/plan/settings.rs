@@ -71,7 +71,7 @@ pub(crate) fn recompute(config: &RunConfig) -> Recompute {
         (Some(config::RecomputeGranularity::Full), Some(config::RecomputeMethod::Block)) => Recompute::Block { layers },
         (Some(config::RecomputeGranularity::Full), _) => Recompute::Uniform { layers },
         (Some(config::RecomputeGranularity::Selective), _) => {
-            // Segments are the grain: the norm of a part is recomputed with the part.
+            // Segments are the grain: the norm of a part is recomputed with the part. What is smaller the model's own blocks run again.
             let mut roles = Vec::new();
             for module in &model.recompute_modules {
                 match module.as_str() {
@@ -79,10 +79,11 @@ pub(crate) fn recompute(config: &RunConfig) -> Recompute {
                     "mlp" => roles.push(SegmentRole::Mlp),
                     "moe" => roles.push(SegmentRole::Moe),
                     "layernorm" => roles.extend([SegmentRole::Attention, SegmentRole::Mlp, SegmentRole::Moe]),
+                    "moe_act" | "shared_experts" | "mla_up_proj" => {}
                     other => unreachable!("`finalize` refuses {other}"),
                 }
             }
-            Recompute::Selective(roles)
+            if roles.is_empty() { Recompute::Off } else { Recompute::Selective(roles) }
         }
     }
 }

@@ -95,8 +95,10 @@ pub struct Batch {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ElementBytes {
     pub parameter: u64,
-    /// Activations between and inside layers.
+    /// Activations inside layers.
     pub activation: u64,
+    /// The residual stream between layers.
+    pub stream: u64,
     /// Activations in collectives, which add up no float16: that travels as float32.
     pub collective: u64,
     /// Messages between pipeline stages.
@@ -282,6 +284,7 @@ fn workload(config: &RunConfig, layout: &Layout, bytes: &ElementBytes, padded_vo
         },
         context_size: layout.context,
         activation_bytes: bytes.activation,
+        stream_bytes: bytes.stream,
         collective_bytes: bytes.collective,
         documents: config.dataset.reset_attention_mask,
         on_cpu: config.computes_on_cpu(),
@@ -301,6 +304,7 @@ fn element_bytes(config: &RunConfig) -> ElementBytes {
     ElementBytes {
         parameter,
         activation: parameter,
+        stream: if config.model.fp32_residual_connection { 4 } else { parameter },
         collective,
         pipeline: config.model.pipeline_dtype.map_or(parameter, size),
         gradient: if in_float32 { 4 } else { parameter },

@@ -9,6 +9,9 @@ mod spiky_loss;
 mod stall;
 pub mod stragglers;
 
+/// Exit code of a run that was told to stop and whose last state could not be saved in time.
+pub const EXIT_CODE_NOT_SAVED_IN_TIME: i32 = 18;
+
 pub use pulse::{Pulse, Section};
 pub use section_times::{FT_STATE_FILE, Heartbeat, SectionLimits};
 pub use signal::{Signal, SignalError, SignalFlag, SignalWatcher};

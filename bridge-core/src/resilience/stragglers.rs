@@ -141,6 +141,8 @@ pub struct StragglerReport {
     pub lines: Vec<String>,
     /// A sentence for each rank that is too slow.
     pub stragglers: Vec<String>,
+    /// Their numbers, each once.
+    pub slow: BTreeSet<usize>,
 }
 
 /// The ranks that were too slow in the last window, and by which score.
@@ -168,7 +170,9 @@ impl Thresholds {
             suspects.0.extend(slow.iter().map(|(rank, _)| (what, *rank)));
             let is_sure =
                 |(rank, score): &(usize, f64)| *score < threshold * threshold || before.contains(&(what, *rank));
-            report.stragglers.extend(slow.into_iter().filter(is_sure).map(|(rank, score)| {
+            let sure: Vec<(usize, f64)> = slow.into_iter().filter(is_sure).collect();
+            report.slow.extend(sure.iter().map(|(rank, _)| *rank));
+            report.stragglers.extend(sure.into_iter().map(|(rank, score)| {
                 let RankWindow { place, times, .. } = &windows[rank];
                 format!("straggler: {place}: score {score:.2} {what} is below {threshold}; its step: {times}")
             }));

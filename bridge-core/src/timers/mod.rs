@@ -8,9 +8,10 @@ use std::fmt;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use bridge_kernels::memory::history::{Doing, Seat};
 use serde::{Deserialize, Serialize};
 
-pub use spans::{Labels, Shapes, Span, Spans};
+pub use spans::{Labels, Mark, Marks, Shapes, Span, Spans};
 
 /// How much detail a timer belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -74,12 +75,29 @@ impl Timers {
     /// As [`start`](Self::start), of what `labels` say.
     pub fn start_of<'a>(&'a self, name: &'static str, level: TimerLevel, labels: Labels) -> TimerGuard<'a> {
         let timed = self.run_at(level).then(|| (level, self.now_at(level)));
-        TimerGuard { timers: self, name, labels, timed, span: self.spans.are_on().then(Instant::now) }
+        TimerGuard {
+            timers: self,
+            name,
+            labels,
+            timed,
+            span: self.spans.are_on().then(Instant::now),
+            _doing: doing(name),
+            _mark: self.spans.mark(|| name.to_owned()),
+        }
     }
 
     /// A span from now until the guard is dropped, of what has no timer.
     pub fn span<'a>(&'a self, name: &'static str, labels: Labels) -> TimerGuard<'a> {
-        TimerGuard { timers: self, name, labels, timed: None, span: self.spans.are_on().then(Instant::now) }
+        let span = self.spans.are_on().then(Instant::now);
+        TimerGuard {
+            timers: self,
+            name,
+            labels,
+            timed: None,
+            span,
+            _doing: doing(name),
+            _mark: self.spans.mark(|| name.to_owned()),
+        }
     }
 
     /// Times one call.
@@ -131,6 +149,15 @@ pub struct TimerGuard<'a> {
     timed: Option<(TimerLevel, Instant)>,
     /// Where the step is traced.
     span: Option<Instant>,
+    /// Where the history of the allocator is recorded.
+    _doing: Doing,
+    /// Where ranges are made for another tool.
+    _mark: Mark,
+}
+
+/// What is allocated from now on is for this.
+fn doing(name: &'static str) -> Doing {
+    Seat::owner(|| name.to_owned())
 }
 
 impl Drop for TimerGuard<'_> {

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 /// What a span is about, where there is such a thing.
@@ -45,6 +45,29 @@ pub struct Spans {
     kept: Mutex<Vec<Span>>,
     /// The segments whose outputs backward has reached, and when.
     reached: Mutex<Vec<(usize, Instant)>>,
+    has_marks: AtomicBool,
+    marks: Mutex<Option<Arc<dyn Marks>>>,
+}
+
+/// Ranges in the tool of somebody else, one in the other, of the thread that works.
+pub trait Marks: std::fmt::Debug + Send + Sync {
+    /// A range begins.
+    fn push(&self, name: &str);
+    /// The innermost one ends.
+    fn pop(&self);
+}
+
+/// A range that ends when this is dropped, where there are any.
+#[derive(Debug)]
+#[must_use = "the range ends when this is dropped"]
+pub struct Mark(Option<Arc<dyn Marks>>);
+
+impl Drop for Mark {
+    fn drop(&mut self) {
+        if let Some(marks) = &self.0 {
+            marks.pop();
+        }
+    }
 }
 
 /// Whether spans have the shapes of what goes in.
@@ -99,6 +122,36 @@ impl Spans {
     /// The number in the step of the micro-batch that is worked on.
     pub fn microbatch(&self) -> Option<usize> {
         self.microbatch.load(Ordering::Relaxed).checked_sub(1)
+    }
+
+    /// Makes ranges of what is timed, in `marks`, until it is told otherwise: between two steps.
+    pub fn mark_with(&self, marks: Option<Arc<dyn Marks>>) {
+        self.has_marks.store(marks.is_some(), Ordering::Relaxed);
+        *lock(&self.marks) = marks;
+    }
+
+    /// Whether ranges are made.
+    pub fn have_marks(&self) -> bool {
+        self.has_marks.load(Ordering::Relaxed)
+    }
+
+    /// A range of this name, where ranges are made.
+    pub fn mark(&self, name: impl FnOnce() -> String) -> Mark {
+        let marks = if self.have_marks() { lock(&self.marks).clone() } else { None };
+        if let Some(marks) = &marks {
+            marks.push(&name());
+        }
+        Mark(marks)
+    }
+
+    /// Ends the innermost range and begins another in its place.
+    pub fn mark_next(&self, name: impl FnOnce() -> String) {
+        if self.have_marks()
+            && let Some(marks) = &*lock(&self.marks)
+        {
+            marks.pop();
+            marks.push(&name());
+        }
     }
 
     /// Keeps a span, if they are recorded.

@@ -14,6 +14,9 @@ use super::{TrainError, ranks};
 use crate::checkpoint::TrainState;
 use crate::config::RunConfig;
 
+/// The kind of dataset that reads files of examples.
+const FINETUNING: &str = "finetuning";
+
 /// The data of a run that starts from `begun`. Another process that needs the same text may have it when all ranks have opened it.
 pub(super) fn build_data(
     preparation: &Preparation,
@@ -39,7 +42,9 @@ pub(super) fn build_data(
     let config_of_run = &config;
     let known = match ranks::is_first(groups) {
         true => {
-            lineage.check_data(config_of_run, &data, text.prefix.as_deref()).map(|known| known.with(data.repeats()))
+            let known = lineage.check_data(config_of_run, &data, text.prefix.as_deref());
+            let unevaluated = unevaluated(config_of_run, data.has_valid());
+            known.map(|known| known.with(data.repeats()).with(unevaluated.into_iter().collect()))
         }
         false => Ok(Known::default()),
     };
@@ -47,6 +52,19 @@ pub(super) fn build_data(
     drop(text);
     ranks::agree(groups, "looking at the data's length", check_lengths(config_of_run, &data, begun))?;
     Ok((config, data, known))
+}
+
+/// What is to be said of a run that is to be evaluated on files of examples, and has none to validate with.
+fn unevaluated(config: &RunConfig, has_valid: bool) -> Option<String> {
+    let validation = &config.validation;
+    let interval = validation.eval_interval.filter(|_| validation.full_validation || validation.eval_iters > 0)?;
+    let asks = config.dataset.kind == FINETUNING && config.dataset.do_validation && !has_valid;
+    asks.then(|| {
+        format!(
+            "validation.eval_interval = {interval}, and there is no validation data: nothing is evaluated. Put a file validation.jsonl beside \
+             the training data, or leave the setting out"
+        )
+    })
 }
 
 /// This rank's place among those that read different samples.

@@ -1,5 +1,6 @@
 //! From the `dataset` and `tokenizer` sections to the loaders of a run.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bridge_data::loader::{DataLoader, LoaderParams, MicroBatch};
@@ -12,8 +13,9 @@ use bridge_data::{
 
 use super::TrainError;
 use super::data_errors::name_setting;
-use super::data_events::Narrator;
+use super::data_events::{Narrator, Told};
 use super::model_tokenizer::{check_tokenizer_of_model, loaded_again};
+use super::reads::Examples;
 use super::registry::{DatasetFactoryContext, DatasetRegistry};
 use super::text::{PreparedText, TextWatch, prepare_text};
 use super::token_bytes::TokenBytes;
@@ -30,8 +32,8 @@ pub struct RunData {
     token_bytes: Option<TokenBytes>,
     /// This rank's place among those that read different samples.
     place: DataParallel,
-    /// What is said of splits that are read again and again.
-    repeats: Arc<Mutex<Vec<String>>>,
+    /// What is said while splits are built.
+    told: Arc<Mutex<Told>>,
 }
 
 /// What an evaluation reads at once.
@@ -127,7 +129,7 @@ impl RunData {
         observer: &Arc<dyn ProgressSink>,
         place: DataParallel,
     ) -> Result<Self, TrainError> {
-        let repeats = Arc::new(Mutex::new(Vec::new()));
+        let told = Arc::new(Mutex::new(Told::default()));
         let built = build_splits(config, registry, text, &|tokenizer| DatasetBuildContext {
             train_samples: config.samples.train as usize,
             valid_samples: config.samples.valid as usize,
@@ -136,7 +138,7 @@ impl RunData {
             data_parallel: place,
             progress: Arc::new(Narrator {
                 progress: Arc::clone(observer),
-                repeats: Arc::clone(&repeats),
+                told: Arc::clone(&told),
                 validation: validation_samples(config),
             }),
         });
@@ -150,7 +152,7 @@ impl RunData {
             train: TrainLoader { config: Arc::clone(config), loader: None, provider, context },
             valid: Vec::new(),
             place,
-            repeats,
+            told,
         })
     }
 
@@ -197,10 +199,15 @@ impl RunData {
 
     /// What the user has to know of splits that are read again and again, in the order of their names.
     pub(super) fn repeats(&self) -> Vec<String> {
-        let mut repeats = self.repeats.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut repeats = self.told.lock().unwrap_or_else(PoisonError::into_inner).repeats.clone();
         // Splits are built by several threads.
         repeats.sort();
         repeats
+    }
+
+    /// The examples of each split, if the data is made of such.
+    pub(super) fn examples(&self) -> BTreeMap<String, Examples> {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner).examples.clone()
     }
 
     /// The splits.

@@ -27,6 +27,10 @@ pub(super) fn name_setting(config: &RunConfig, error: TrainError) -> TrainError 
 fn setting(config: &RunConfig, error: &DataError) -> Option<(&'static str, ErrorKind)> {
     let dataset = &config.dataset;
     match error {
+        // Examples are named by their folder; those made of a source by that.
+        DataError::Source(_) if dataset.kind == "finetuning" && dataset.dataset_root.is_some() => {
+            Some(("dataset.dataset_root", ErrorKind::Missing))
+        }
         DataError::Source(_) => Some(("dataset.source", ErrorKind::Missing)),
         DataError::NotMade { .. } => Some(("dataset.source_cache_dir", ErrorKind::Conflict)),
         DataError::Exclude(_) => Some(("dataset.source_exclude", ErrorKind::WrongType)),
@@ -89,6 +93,14 @@ mod tests {
         assert!(named(&blend, missing("x.idx")).contains("error: dataset.blend: "));
         let splits = ["dataset.kind=gpt", "dataset.blend_per_split=[[['x']], [['y']], 'null']"];
         assert!(named(&splits, missing("y.bin")).contains("error: dataset.blend_per_split: "));
+    }
+
+    #[test]
+    fn examples_are_named_by_their_folder() {
+        let recipe = ["dataset.kind=finetuning", "dataset.dataset_root=d4"];
+        let text = named(&recipe, TrainError::Data(DataError::Source("d4: there is no training data".into())));
+        assert!(text.starts_with("error: dataset.dataset_root: d4: there is no training data\n"), "{text}");
+        assert!(text.contains("--> command line: dataset.dataset_root=d4"), "{text}");
     }
 
     #[test]

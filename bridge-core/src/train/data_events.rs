@@ -1,18 +1,29 @@
 //! What is said of datasets while they are built, and of those that are read again and again.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bridge_data::{BuildEvent, BuildObserver};
 
+use super::reads::Examples;
 use crate::logging::ProgressSink;
 use crate::logging::terminal::complain;
 
 /// Prints what happens while datasets are built, and counts how often they are read.
 pub(super) struct Narrator {
     pub progress: Arc<dyn ProgressSink>,
-    pub repeats: Arc<Mutex<Vec<String>>>,
+    pub told: Arc<Mutex<Told>>,
     /// Samples of one validation.
     pub validation: u64,
+}
+
+/// What is kept of what was said.
+#[derive(Default)]
+pub(super) struct Told {
+    /// Splits that are read again and again.
+    pub repeats: Vec<String>,
+    /// The examples of each split.
+    pub examples: BTreeMap<String, Examples>,
 }
 
 /// Text that is read more often than this in training is mostly learned by heart (Muennighoff et al., 2023, arXiv 2305.16264).
@@ -40,11 +51,15 @@ impl Narrator {
 
 impl BuildObserver for Narrator {
     fn on_event(&self, event: &BuildEvent) {
-        if let Some(repeated) = self.repeated(event) {
-            self.repeats.lock().unwrap_or_else(PoisonError::into_inner).push(repeated);
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        told.repeats.extend(self.repeated(event));
+        if let BuildEvent::Examples { report } = event {
+            // A split comes before the files that it is made of.
+            told.examples.entry(report.split.clone()).or_insert_with(|| Examples::of(report));
         }
+        drop(told);
         let is_warning = match event {
-            BuildEvent::CacheRejected { .. } | BuildEvent::CacheNotWritten { .. } => true,
+            BuildEvent::CacheRejected { .. } | BuildEvent::CacheNotWritten { .. } | BuildEvent::Overlap { .. } => true,
             BuildEvent::Examples { report } => report.lacks(),
             BuildEvent::Building { .. } | BuildEvent::Ready { .. } => false,
         };

@@ -112,6 +112,15 @@ pub(super) fn own_cuda_device(name: &str, place: LocalRank) -> Option<usize> {
     (index.max(place.size - 1) < devices(choice.kind).len()).then_some(index)
 }
 
+/// What CUDA calls the device of a rank; none where it is another sort.
+pub(super) fn cuda_number(name: &str, place: LocalRank) -> Option<usize> {
+    match name.split_once(':') {
+        Some(("cuda", number)) => number.parse().ok(),
+        None if name == "cuda" => Some(place.rank),
+        _ => None,
+    }
+}
+
 /// Checks that `name` is one of ours and that this build has its backend. Which devices this machine has is not asked.
 ///
 /// # Errors

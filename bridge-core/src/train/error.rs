@@ -251,6 +251,16 @@ pub enum TrainError {
         /// Why not.
         message: String,
     },
+    /// The disk of a folder is full, or a quota is used up: another start may find room.
+    #[error("{key}: the disk of {} is full: {message}", path.display())]
+    DiskFull {
+        /// The setting that names the folder.
+        key: &'static str,
+        /// The folder.
+        path: PathBuf,
+        /// What the system says.
+        message: String,
+    },
     /// Another run writes to a folder of this one.
     #[error("{key}: another run (process {holder}) is writing to {}; wait for it, or choose another folder", path.display())]
     InUse {
@@ -330,6 +340,12 @@ pub enum TrainError {
     /// The model's head knows nothing of the loss that the forward step brings.
     #[error(transparent)]
     Outputs(PipelineError),
+    /// The program has replaced the output projection, and the forward step brings no loss.
+    #[error(
+        "the model has a layer of the program's in place of its output projection, and so no loss of its own: expected a loss of the forward \
+         step's (`ForwardStep::own_loss`) for each micro-batch"
+    )]
+    NoLoss,
     /// A broken invariant of Bridge itself.
     #[error("internal error: {0}")]
     Internal(String),

@@ -6,9 +6,12 @@ use std::time::{Duration, Instant};
 
 use bridge_dist::mesh::ProcessGroups;
 
+use super::deadline::{Deadline, Standing};
 use super::exit_reason::ExitReason;
+use super::restart::RankUnit;
+use super::setup::WatchSignals;
 use super::stop_notice::StopNotice;
-use super::{TrainError, ranks};
+use super::{TrainError, convert, ranks};
 use crate::config::RunConfig;
 use crate::logging::ProgressSink;
 use crate::resilience::{Pulse, Signal, SignalWatcher};
@@ -63,6 +66,37 @@ impl Requests<'_> {
     }
 }
 
+/// The signals that a run watches.
+pub(super) fn watch_signals(
+    config: &RunConfig,
+    watch: WatchSignals,
+    unit: RankUnit,
+) -> Result<Option<SignalWatcher>, TrainError> {
+    let configured = convert::signal(config.train.exit_signal);
+    let mut signals = Vec::new();
+    if config.train.exit_signal_handler || watch == WatchSignals::Process {
+        signals.push(configured);
+    }
+    if config.train.exit_signal_handler_for_training || watch == WatchSignals::Process {
+        signals.extend([Signal::Int, Signal::Term]);
+    }
+    // A terminal that goes away ends a run in order too, unless `nohup` has said that it should not.
+    if watch == WatchSignals::Process && !Signal::Hup.is_ignored() {
+        signals.push(Signal::Hup);
+    }
+    // mpirun hands this one on to all ranks; after SIGTERM it kills them within a second.
+    if watch == WatchSignals::Process && unit == RankUnit::Process {
+        signals.push(Signal::Usr1);
+    }
+    let mut unique = Vec::new();
+    for signal in signals {
+        if !unique.contains(&signal) {
+            unique.push(signal);
+        }
+    }
+    Ok(if unique.is_empty() { None } else { Some(SignalWatcher::install(&unique)?) })
+}
+
 /// Everything that can ask one rank of a run to stop.
 pub(super) struct Exits {
     signals: Option<SignalWatcher>,
@@ -71,6 +105,8 @@ pub(super) struct Exits {
     started: Instant,
     looks: StopLooks,
     notice: Option<StopNotice>,
+    deadline: Option<Deadline>,
+    standing: Arc<Standing>,
     pulse: Arc<Pulse>,
 }
 
@@ -85,13 +121,37 @@ impl Exits {
         let can_come = Requests { signals: signals.as_ref(), cancel: &cancel, pulse: &pulse }.can_come();
         let is_possible = ranks::any(groups.world(), can_come)?;
         let looks = StopLooks { is_possible, pace: None, since: 0, last: Instant::now() };
-        Ok(Self { signals, cancel, started, looks, notice: None, pulse })
+        let standing = Standing::new(Arc::clone(&pulse));
+        Ok(Self { signals, cancel, started, looks, notice: None, deadline: None, standing, pulse })
     }
 
     /// Says on this rank at once when a signal arrives.
     pub fn announce(&mut self, progress: Arc<dyn ProgressSink>, config: &RunConfig) {
         let flag = self.signals.as_ref().map(SignalWatcher::flag);
         self.notice = flag.map(|flag| StopNotice::begin(flag, progress, config));
+    }
+
+    /// Ends the process if the run has not ended within `train.exit_signal_deadline_s` of a signal.
+    pub fn limit(
+        &mut self,
+        config: &RunConfig,
+        groups: &ProcessGroups,
+        process: (WatchSignals, RankUnit),
+        progress: Arc<dyn ProgressSink>,
+    ) -> Result<(), TrainError> {
+        let flag = self.signals.as_ref().map(SignalWatcher::flag);
+        self.deadline = Deadline::begin(config, groups, process, (flag, &self.standing), progress)?;
+        Ok(())
+    }
+
+    /// Where the run stands, for whom ends it at its deadline.
+    pub fn standing(&self) -> &Arc<Standing> {
+        &self.standing
+    }
+
+    /// The run has ended: no deadline is left to keep.
+    pub fn end(&mut self) {
+        self.deadline = None;
     }
 
     /// A step is done.
@@ -112,7 +172,11 @@ impl Exits {
         let [signal, cancelled] = self.requests().figures();
         let mut figures = [signal, cancelled, figure];
         ranks::max(groups.world(), &mut figures)?;
-        Ok((Requests::reason([figures[0], figures[1]]), figures[2]))
+        let reason = Requests::reason([figures[0], figures[1]]);
+        if let Some(ExitReason::Signal(signal)) = reason {
+            self.standing.told(signal);
+        }
+        Ok((reason, figures[2]))
     }
 
     /// Minutes since the program began.

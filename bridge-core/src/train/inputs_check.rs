@@ -2,6 +2,7 @@
 //! start from. Nothing is written, and each problem is the one that the run itself would report.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use bridge_data::indexed::{BinAccess, IndexedDataset};
 use bridge_dist::mesh::ProcessGroups;
@@ -13,6 +14,10 @@ use super::registry::Registry;
 use super::text::{check_source, tokenizer_rows};
 use super::{TrainError, distillation};
 use crate::config::{ConfigError, ConfigErrors, ErrorKind, RunConfig};
+use crate::model::{ModelBuildError, Stage, Workload};
+
+/// Tokens of a vocabulary where the recipe does not say how many there are.
+const ANY_VOCABULARY: usize = 1024;
 
 /// All problems that there are.
 ///
@@ -32,6 +37,7 @@ pub fn check_inputs(config: &RunConfig, registry: &Registry) -> Result<(), Confi
     let has_teacher = paths.as_ref().err().is_none_or(|errors| !errors.names("distillation.teacher"));
     found(paths.map_err(TrainError::Config), "");
     found(registry.models.config(&config.model).map(drop).map_err(TrainError::from), "model");
+    found(check_adapter(config, registry).map_err(|error| of_setting(config, error)), "peft");
     found(check_source(config).map_err(|error| name_setting(config, error)), "dataset.source");
     for prefix in token_files(config) {
         let opened = IndexedDataset::open(dataset_prefix(Path::new(&prefix)), BinAccess::Mmap);
@@ -54,6 +60,31 @@ pub fn check_inputs(config: &RunConfig, registry: &Registry) -> Result<(), Confi
         found(distillation::check_recipe(config, registry), "distillation.teacher");
     }
     errors.into_result(())
+}
+
+/// Whether all that `[peft]` or `model.freeze_parameters` names is in the model. A model that cannot be built is another problem.
+fn check_adapter(config: &RunConfig, registry: &Registry) -> Result<(), ModelBuildError> {
+    let Ok(model) = registry.models.config(&config.model) else {
+        return Ok(());
+    };
+    let Some(adapter) = registry.models.adapter(config.peft.as_ref(), &config.model)? else {
+        return Ok(());
+    };
+    // Names of layers are the same with any vocabulary.
+    let work = Workload::sequence(config.model.seq_length, config.model.vocab_size.unwrap_or(ANY_VOCABULARY));
+    model.builder().outline(&work, &Stage::whole(model.stacks()), Some(Arc::clone(&adapter)))?;
+    adapter.check_met()
+}
+
+/// A problem of a model under its setting.
+fn of_setting(config: &RunConfig, error: ModelBuildError) -> TrainError {
+    match error {
+        ModelBuildError::Invalid { key, message } => {
+            let location = config.location(&key);
+            TrainError::Config(ConfigError::new(ErrorKind::Conflict, key, message).with_location(location).into())
+        }
+        error => TrainError::from(error),
+    }
 }
 
 /// The token files of the built-in kinds.

@@ -8,10 +8,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::TrainError;
-use super::checkpointing::{GRADIENTS, Start};
+use super::checkpointing::{AdapterBase, GRADIENTS, Start};
 use super::data::RunData;
 use super::data_identity::{TokenFile, packed_otherwise, token_files};
 use super::model_tokenizer::{key_of_tokenizer, loaded_again};
+use super::reads::{Reads, Resumed, own_teacher};
 use super::subsystem::saved;
 use crate::checkpoint::{Checkpoint, CheckpointError, TOKENIZER_FILE};
 use crate::config::{
@@ -21,6 +22,8 @@ use crate::config::{
 
 /// The key of [`Record`] in `train_state.json`.
 const KEY: &str = "lineage";
+/// That of [`Reads`] in it.
+const READS: &str = "reads";
 
 /// What a checkpoint says of its run, so that the next one can be compared with it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -33,6 +36,9 @@ struct Record {
     data: Vec<TokenFile>,
     /// Ranks that read different samples.
     data_parallel_size: usize,
+    /// What else it read; `None` in checkpoints of earlier releases.
+    #[serde(default)]
+    reads: Option<Reads>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -111,6 +117,7 @@ impl Lineage {
             }),
             data: token_files(config, text)?,
             data_parallel_size: config.parallel.data,
+            reads: Some(Reads::of(data.examples(), tokenizer.map(Arc::as_ref))),
         };
         let mut warnings = match tokenizer {
             Some(tokenizer) => packed_otherwise(config, tokenizer.as_ref())?,
@@ -121,8 +128,29 @@ impl Lineage {
             warnings.extend(base.allowed(config));
             warnings.extend(base.changed_course(config, &record));
             warnings.extend(base.changed_data(&record));
+            warnings.extend(base.changed_reads(&record, tokenizer.map(Arc::as_ref)));
         }
+        warnings.extend(own_teacher(config));
         Ok(Known { record: saved(&record)?, warnings })
+    }
+
+    /// Notes the models that a run reads besides its own in `record`, which is empty on all ranks but the first. Returns what is to be said of
+    /// them.
+    ///
+    /// # Errors
+    /// None that a run can meet: what was written is read back.
+    pub fn note_models(
+        &self,
+        models: [(&'static str, Option<AdapterBase>); 2],
+        record: &mut Value,
+    ) -> Result<Vec<String>, TrainError> {
+        let Some(noted) = record.get_mut(READS) else { return Ok(Vec::new()) };
+        let reads: Reads = serde_json::from_value(noted.take()).unwrap_or_default();
+        let reads = reads.with_models(models);
+        *noted = saved(&reads)?;
+        let before = self.base.as_ref().filter(|base| !base.weights_only);
+        let before = before.and_then(|base| Some((base.record.as_ref()?.reads.as_ref()?, base.iteration)));
+        Ok(before.map_or_else(Vec::new, |(before, iteration)| reads.changed_models(before, iteration)))
     }
 
     /// A shape that does not fit, with the settings that may be the reason.
@@ -337,12 +365,24 @@ impl Base {
             format!("{documents} documents, {tokens} tokens")
         };
         let Self { iteration, consumed, .. } = self;
+        let others = match said(&before.data) == said(&record.data) {
+            true => ", as many but others: of another text, another tokenizer or another end of documents",
+            false => "",
+        };
         Some(format!(
-            "the data has changed since the checkpoint of iteration {iteration}: {} then, {} now. The sample order is another: the run goes \
+            "the data has changed since the checkpoint of iteration {iteration}: {} then, {} now{others}. The sample order is another: the run goes \
              on with sample {consumed} of the new order, so some samples come again and others are left out",
             said(&before.data),
             said(&record.data)
         ))
+    }
+
+    /// Examples, chat template and special tokens that are not those of the checkpoint's run.
+    fn changed_reads(&self, record: &Record, tokenizer: Option<&dyn Tokenizer>) -> Vec<String> {
+        let of_base = self.record.as_ref().filter(|_| !self.weights_only).and_then(|before| before.reads.as_ref());
+        let (Some(before), Some(now)) = (of_base, &record.reads) else { return Vec::new() };
+        let base = Resumed { iteration: self.iteration, consumed: self.consumed, tokenizer: self.tokenizer.as_deref() };
+        now.changed(before, base, tokenizer)
     }
 
     /// Compares the tokenizer of a run with that of the checkpoint. Runs without one read ids, which say nothing of where they come from.

@@ -1,8 +1,9 @@
 //! Keeps two runs out of each other's checkpoints and logs.
 
 use std::fs::{File, TryLockError};
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use bridge_data::outside;
 
@@ -12,6 +13,10 @@ use crate::config::RunConfig;
 /// The locked file of a folder. It stays behind; only the lock on it counts, and the system drops that with the process.
 const FILE: &str = ".lock";
 
+/// How long a run that is started again waits for what is left of the start before.
+const PATIENCE: Duration = Duration::from_secs(30);
+const INTERVAL: Duration = Duration::from_millis(50);
+
 /// Locks on the folders a run writes to, held until it ends.
 #[derive(Debug)]
 pub(super) struct RunLock {
@@ -19,11 +24,23 @@ pub(super) struct RunLock {
 }
 
 impl RunLock {
-    /// Locks `checkpoint.save` and `logger.log_dir`, which are made if they do not exist.
+    /// Locks `checkpoint.save` and `logger.log_dir`, which are made if they do not exist. A run that is started again after a fault waits for
+    /// processes of the start before, which may live on for a moment.
     ///
     /// # Errors
     /// If another run holds one of them, or a folder cannot be made.
-    pub(super) fn acquire(config: &RunConfig) -> Result<Self, TrainError> {
+    pub(super) fn acquire(config: &RunConfig, faults: u32) -> Result<Self, TrainError> {
+        let patience = if faults > 0 { PATIENCE } else { Duration::ZERO };
+        let began = Instant::now();
+        loop {
+            match Self::try_acquire(config) {
+                Err(TrainError::InUse { .. }) if began.elapsed() < patience => std::thread::sleep(INTERVAL),
+                outcome => return outcome,
+            }
+        }
+    }
+
+    fn try_acquire(config: &RunConfig) -> Result<Self, TrainError> {
         let save = config.checkpoint.save.as_deref().map(|folder| ("checkpoint.save", folder));
         let log = ("logger.log_dir", config.logger.log_dir.as_path());
         let same = save.is_some_and(|(_, folder)| folder == log.1);
@@ -50,8 +67,7 @@ impl CheckpointsLock {
 }
 
 fn lock(key: &'static str, folder: &Path) -> Result<File, TrainError> {
-    let cannot =
-        |error: std::io::Error| TrainError::Folder { key, path: folder.to_owned(), message: error.to_string() };
+    let cannot = |error: std::io::Error| cannot_use(key, folder, &error);
     std::fs::create_dir_all(folder).map_err(cannot)?;
     let path = folder.join(FILE);
     let mut file = outside::lockable(&path).map_err(cannot)?;
@@ -68,16 +84,31 @@ fn lock(key: &'static str, folder: &Path) -> Result<File, TrainError> {
             Err(TrainError::InUse { key, path: folder.to_owned(), holder: holder.trim().to_owned() })
         }
         // File systems without locks exist; a run there is no worse off than without this check.
-        Err(TryLockError::Error(error)) if error.kind() == std::io::ErrorKind::Unsupported => Ok(file),
+        Err(TryLockError::Error(error)) if error.kind() == ErrorKind::Unsupported => Ok(file),
         Err(TryLockError::Error(error)) => Err(cannot(error)),
+    }
+}
+
+/// That a folder cannot be used. A full disk is not the recipe's fault.
+fn cannot_use(key: &'static str, folder: &Path, error: &std::io::Error) -> TrainError {
+    let (path, message) = (folder.to_owned(), error.to_string());
+    match error.kind() {
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => TrainError::DiskFull { key, path, message },
+        _ => TrainError::Folder { key, path, message },
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, Instant};
-
     use super::*;
+
+    #[test]
+    fn a_full_disk_is_not_the_recipes_fault() {
+        let error = |kind: ErrorKind| cannot_use("checkpoint.save", Path::new("x"), &kind.into());
+        assert!(!error(ErrorKind::StorageFull).is_bad_input() && !error(ErrorKind::QuotaExceeded).is_bad_input());
+        assert!(error(ErrorKind::PermissionDenied).is_bad_input());
+        assert!(error(ErrorKind::StorageFull).to_string().contains("checkpoint.save: the disk of x is full: "));
+    }
 
     #[test]
     fn a_folder_has_one_holder_at_a_time() {

@@ -1,8 +1,11 @@
 //! What a run leaves behind: its reports, its checkpoints, and the locks on their folders.
 
+use std::sync::Arc;
+
 use bridge_dist::mesh::ProcessGroups;
 
 use super::checkpointing::{GradientDumps, Saver, Temporary};
+use super::deadline::Standing;
 use super::lock::RunLock;
 use super::report::GlobalState;
 use super::reporter::Reporter;
@@ -22,6 +25,8 @@ pub(super) struct Outputs {
     /// Locks on the run's folders, on rank 0 until the run ends.
     pub lock: Option<RunLock>,
     pub last_saved_step: Option<u64>,
+    /// Where the run stands, for whom ends it at its deadline.
+    pub standing: Arc<Standing>,
 }
 
 impl Outputs {
@@ -40,6 +45,9 @@ impl Outputs {
     }
 
     fn saved_in_background(&mut self, state: &GlobalState, groups: &ProcessGroups, report: Option<&SaveReport>) {
+        if let Some(report) = report {
+            self.standing.saved(report.iteration);
+        }
         if let Some(report) = report.filter(|_| ranks::is_first(groups)) {
             self.reporter.save(state, (SaveStage::Ended, report.iteration), Some(report));
         }

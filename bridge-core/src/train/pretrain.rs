@@ -1,6 +1,7 @@
 //! A whole run: set up, train, evaluate, finish.
 
 use super::TrainError;
+use super::doors::begin_memory_history;
 use super::evaluate::{Evaluation, evaluate_at};
 use super::exit_reason::ExitReason;
 use super::launch::catch_comm_error;
@@ -42,6 +43,7 @@ pub fn pretrain(config: RunConfig, options: RunOptions) -> Result<RunReport, Tra
 }
 
 fn pretrain_here(config: RunConfig, options: RunOptions) -> Result<RunReport, TrainError> {
+    begin_memory_history(&config, options.groups.world().rank());
     let mut run = setup(config, options)?;
     let outcome = catch_comm_error(|| {
         let outcome = train_and_evaluate(&mut run)?;
@@ -60,6 +62,7 @@ fn pretrain_here(config: RunConfig, options: RunOptions) -> Result<RunReport, Tr
         Err(error) => Ending::Failed(error.to_string()),
     };
     let finished = run.outputs.finish(&run.state, &run.groups, ending);
+    run.exits.end();
     let (reason, validation, test) = outcome?;
     finished?;
     Ok(RunReport { reason, train_state: run.state.train_state.clone(), validation, test, run })

@@ -11,7 +11,7 @@ use super::TrainError;
 use super::device::LocalRank;
 use super::forward_step::{Losses, Ratio};
 use crate::config::RunConfig;
-use crate::logging::{DeviceMemory, HostMemory, RankMemory};
+use crate::logging::{AllocatorMemory, DeviceMemory, HostMemory, RankMemory};
 
 /// Makes the groups of a run from a communicator of all its ranks.
 ///
@@ -227,6 +227,12 @@ pub(super) fn memory(groups: &ProcessGroups, device: &Device) -> RankMemory {
         reserved_bytes: usage.bytes_reserved,
         num_allocations: usage.number_allocs,
     });
-    let is_first_replica = groups.data().rank() == 0;
-    RankMemory { process: XxHash3_64::oneshot(process.as_bytes()), is_first_replica, host: HostMemory::read(), device }
+    RankMemory {
+        process: XxHash3_64::oneshot(process.as_bytes()),
+        is_first_replica: groups.data().rank() == 0,
+        host: HostMemory::read(),
+        device,
+        allocator: AllocatorMemory::read(),
+        used_on_device: None,
+    }
 }

@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
+use bridge_kernels::memory::history::{self, Seat};
 use bridge_kernels::vjp::attach;
 use burn::tensor::Tensor;
 
@@ -36,7 +37,10 @@ impl Observers {
     }
 
     fn look(&self) -> bool {
-        self.timers.spans().are_on() || self.looks_at_gradients()
+        self.timers.spans().are_on()
+            || history::is_on()
+            || self.timers.spans().have_marks()
+            || self.looks_at_gradients()
     }
 
     /// Whether somebody looks at gradients of the residual stream.
@@ -94,6 +98,8 @@ pub(super) fn forward(
             true => format!("tokens {:?}", context.batch.tokens.dims()),
             false => input.to_string(),
         });
+        let _doing = Seat::owner(|| owner(&all[index], run.name()));
+        let _mark = spans.mark(|| owner(&all[index], run.name()));
         let start = Instant::now();
         let output = run_segments(chunk, index..index + 1, input, context)?;
         if spans.are_on() {
@@ -120,10 +126,13 @@ pub(super) fn backward<T>(
     work: impl FnOnce() -> T,
 ) -> T {
     let spans = timers.spans();
-    if !spans.are_on() {
+    if !(spans.are_on() || history::is_on() || spans.have_marks()) {
         return work();
     }
     let all = all();
+    // Further segments say so themselves, as backward comes to them.
+    let _doing = Seat::owner(|| owner(&all[segments.end - 1], "backward"));
+    let _mark = spans.mark(|| owner(&all[segments.end - 1], "backward"));
     spans.take_reached();
     let mut start = Instant::now();
     let result = work();
@@ -157,6 +166,8 @@ fn marked(
     let (observers, all) = (observers.clone(), Arc::clone(all));
     let value = tensor.clone().without_autodiff();
     attach(value, vec![tensor.into_dispatch()], move |gradient: Tensor<3>| {
+        Seat::goes_on_with(|| owner(&all[segment], "backward"));
+        observers.timers.spans().mark_next(|| owner(&all[segment], "backward"));
         if observers.timers.spans().are_on() {
             observers.timers.spans().backward_reached(segment);
         }
@@ -169,6 +180,14 @@ fn marked(
 
 fn labels(segment: &Segment, microbatch: Option<usize>) -> Labels {
     Labels { layer: segment.layer, microbatch, ..Labels::default() }
+}
+
+/// What owns the memory that a segment takes.
+fn owner(segment: &Segment, what: &str) -> String {
+    match segment.layer {
+        Some(layer) => format!("{} of layer {layer}", name(segment, what)),
+        None => name(segment, what).into_owned(),
+    }
 }
 
 fn name(segment: &Segment, what: &str) -> Cow<'static, str> {

@@ -1,5 +1,7 @@
 //! What a run knows of itself and tells others: its state, and what steps, evaluations and its end gave. Plain data.
 
+use std::collections::BTreeMap;
+
 use super::TrainError;
 use super::exit_reason::ExitReason;
 use super::forward_step::Ratio;
@@ -36,6 +38,8 @@ pub struct StepReport {
     pub routers: Vec<RouterReport>,
     /// Mean losses of multi-token prediction, that of the token after the next one first.
     pub predictions: Vec<Ratio>,
+    /// The largest attention score of each layer (global number) in this rank's micro-batches, if asked for.
+    pub own_attention_logits: BTreeMap<usize, f64>,
     /// True when the gradients were not finite and nothing was updated.
     pub skipped: bool,
     /// What the step says about whether the run still learns.

@@ -117,6 +117,7 @@ impl TrainingRun {
         let batches = &self.training.num_microbatches;
         self.exits.step_took(step.seconds);
         state.step += 1;
+        self.exits.standing().done(state.step);
         state.consumed_train_samples += step.batch_size;
         state.skipped_train_samples +=
             batches.current_global_batch_size() - batches.current_running_global_batch_size();

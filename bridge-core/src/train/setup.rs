@@ -19,7 +19,7 @@ use super::data_errors::name_setting;
 use super::device::{LocalRank, select_device_of_rank};
 use super::distillation::Teacher;
 use super::doors::{Doors, LossWatch};
-use super::exits::{CancelHandle, Exits};
+use super::exits::{CancelHandle, Exits, watch_signals};
 use super::forward_step::{ForwardStep, LanguageModelStep};
 use super::inputs::Inputs;
 use super::lineage::Lineage;
@@ -37,7 +37,7 @@ use super::step::schedule_overrides;
 use super::subsystem::{Subsystem, Verdict};
 use super::text::check_source;
 use super::training::Training;
-use super::{TrainError, distillation, dpo, memory_check, ranks, set_num_threads, vocabulary};
+use super::{TrainError, distillation, dpo, last_layer, memory_check, ranks, set_num_threads, vocabulary};
 use crate::checkpoint::{CheckpointManager, TrainState};
 use crate::config::RunConfig;
 use crate::logging::{Sink, Verbosity};
@@ -49,14 +49,14 @@ use crate::optim::{
 };
 use crate::plan;
 use crate::resilience::rerun::RerunStateMachine;
-use crate::resilience::{Signal, SignalWatcher};
 use crate::schedule::{NumMicrobatchesCalculator, OptimizerParamScheduler};
 use crate::timers::Timers;
 
 /// Which signals a run watches. A watched signal saves a checkpoint and stops.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WatchSignals {
-    /// SIGINT, SIGTERM, SIGHUP (unless it is ignored) and `train.exit_signal`: for programs that are the run.
+    /// SIGINT, SIGTERM, SIGHUP (unless it is ignored) and `train.exit_signal`: for programs that are the run. With a process for each
+    /// rank SIGUSR1 too.
     Process,
     /// Only what `train.exit_signal_handler` and `exit_signal_handler_for_training` ask for: for services that have
     /// signal handlers of their own.
@@ -154,11 +154,13 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let lineage = Lineage::of(&config, &registry.kinds(), start.as_ref());
     let lineage = ranks::agree(groups, "comparing the run with its checkpoint", lineage)?;
     let mut reporter = Reporter::new(&config, (options.console, options.verbosity), groups.world().rank());
-    let signals = watch_signals(&config, options.signals)?;
+    let signals = watch_signals(&config, options.signals, options.seat.unit)?;
     let mut exits = Exits::new(groups, signals, (options.cancel, options.started), Arc::clone(&pulse))?;
     if ranks::is_first(groups) && options.signals == WatchSignals::Process {
         exits.announce(reporter.progress(), &config);
     }
+    let limited = exits.limit(&config, groups, (options.signals, options.seat.unit), reporter.progress());
+    ranks::agree(groups, "watching signals", limited)?;
     let requests = exits.requests();
     let base = lineage.tokenizer();
     let preparation = Preparation { config: &config, groups, place, base, requests, reporter: &reporter };
@@ -174,6 +176,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
             start: start.as_ref(),
             begun: &begun,
             lineage: &lineage,
+            faults: options.seat.faults,
             warnings: &known.warnings,
         },
         options.sinks,
@@ -201,7 +204,15 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
             lineage: known.record,
             padded_vocab_size,
         },
-        outputs: Outputs { reporter, saver, temporary, dumps, lock, last_saved_step: None },
+        outputs: Outputs {
+            reporter,
+            saver,
+            temporary,
+            dumps,
+            lock,
+            last_saved_step: None,
+            standing: Arc::clone(exits.standing()),
+        },
         state: GlobalState { config: Arc::clone(&config), train_state: TrainState::default() },
         groups: options.groups,
         last_validation: None,
@@ -213,9 +224,12 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
         pulse,
         config,
     };
-    if let Some(start) = &start {
-        restore_all(&mut run, start).map_err(|error| lineage.explain(error))?;
-    }
+    let reference = restore_all(&mut run, start.as_ref()).map_err(|error| lineage.explain(error))?;
+    let models = [("teacher", teacher.as_ref().map(Teacher::identity)), ("reference", reference)];
+    lineage.note_models(models, &mut run.inputs.lineage)?.iter().for_each(|text| run.outputs.reporter.warn(text));
+    let step = run.state.train_state.step;
+    run.exits.standing().done(step);
+    run.exits.standing().saved(step);
     run.training.distillation = teacher.map(|teacher| teacher.build(&run)).transpose()?;
     begin(&mut run).map(|()| run)
 }
@@ -276,6 +290,7 @@ fn build_training(
     let work = Workload::sequence(config.model.seq_length, padded_vocab_size);
     let outline = model_config.builder().outline(&work, &Stage::whole(model_config.stacks()), adapter.clone())?;
     adapter.iter().try_for_each(|adapter| adapter.check_met())?;
+    last_layer::check(config, adapter.as_deref(), &outline.declarations)?;
     let flops_per_sequence = outline.flops();
 
     let distribution = Arc::new(Distribution::new(&chunks, groups.clone(), plan::settings::distribution(config))?);
@@ -313,13 +328,12 @@ fn build_training(
     Ok((training, context.deferred))
 }
 
-/// Leaves this rank what it owns of each parameter, or makes those of an adapter, whose base is loaded.
+/// Leaves this rank what it owns of each parameter, or makes those that the base, which is loaded, does not have.
 fn shard(training: &mut Training, deferred: DeferredParameters) -> Result<(), TrainError> {
     if training.optimizer.distribution().sharding() != Sharding::Full {
         for chunk in &mut training.chunks {
-            let of_adapter = chunk.parameters().iter().filter(|parameter| parameter.of_adapter);
-            let made =
-                of_adapter.filter_map(|parameter| Some((parameter.name.clone(), deferred.take(&parameter.name)?())));
+            let added = chunk.parameters().iter().filter(|parameter| parameter.is_added());
+            let made = added.filter_map(|parameter| Some((parameter.name.clone(), deferred.take(&parameter.name)?())));
             let made: BTreeMap<String, _> = made.collect();
             chunk.replace_parameters(made.iter().map(|(name, value)| (name.as_str(), value.clone().into())).collect());
         }
@@ -378,6 +392,8 @@ struct Opening<'a> {
     start: Option<&'a Start>,
     begun: &'a TrainState,
     lineage: &'a Lineage,
+    /// Faults of the run before this start.
+    faults: u32,
     /// How the run differs from the checkpoint that it goes on from.
     warnings: &'a [String],
 }
@@ -389,8 +405,8 @@ fn open(
     opening: &Opening,
     sinks: Vec<Box<dyn Sink>>,
 ) -> Result<Option<RunLock>, TrainError> {
-    let Opening { config, start, begun, lineage, warnings } = *opening;
-    let lock = if ranks::is_first(groups) { Some(RunLock::acquire(config)?) } else { None };
+    let Opening { config, start, begun, lineage, faults, warnings } = *opening;
+    let lock = if ranks::is_first(groups) { Some(RunLock::acquire(config, faults)?) } else { None };
     reporter.open_sinks((&lineage.run, begun), sinks)?;
     if ranks::is_first(groups) {
         for warning in config.warnings() {
@@ -427,28 +443,6 @@ fn accumulation(config: &RunConfig) -> AccumulationDType {
     } else {
         AccumulationDType::AsComputed
     }
-}
-
-fn watch_signals(config: &RunConfig, watch: WatchSignals) -> Result<Option<SignalWatcher>, TrainError> {
-    let configured = convert::signal(config.train.exit_signal);
-    let mut signals = Vec::new();
-    if config.train.exit_signal_handler || watch == WatchSignals::Process {
-        signals.push(configured);
-    }
-    if config.train.exit_signal_handler_for_training || watch == WatchSignals::Process {
-        signals.extend([Signal::Int, Signal::Term]);
-    }
-    // A terminal that goes away ends a run in order too, unless `nohup` has said that it should not.
-    if watch == WatchSignals::Process && !Signal::Hup.is_ignored() {
-        signals.push(Signal::Hup);
-    }
-    let mut unique = Vec::new();
-    for signal in signals {
-        if !unique.contains(&signal) {
-            unique.push(signal);
-        }
-    }
-    Ok(if unique.is_empty() { None } else { Some(SignalWatcher::install(&unique)?) })
 }
 
 /// The tokenizer's files, as they are saved with each checkpoint. With them go what the checkpoint brought that the run starts from: chat

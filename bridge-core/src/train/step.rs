@@ -1,6 +1,6 @@
 //! One training step: forward and backward of every micro-batch, then the optimizer.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -19,12 +19,12 @@ use super::run::TrainingRun;
 use super::threads::compute;
 use super::{TrainError, ranks};
 use crate::logging::Figure;
-use crate::model::{Batch, LayerMetrics, StepValues};
+use crate::model::{ATTENTION_LOGIT, Batch, LayerMetrics, StepValues};
 use crate::optim::{GroupRates, GroupSettings, ReductionTimes, StepOutcome, StepScales};
 use crate::resilience::Learning;
 use crate::resilience::rerun::{ExitDecision, NextPass};
 use crate::schedule::{GradientCheck, GroupOverrides};
-use crate::timers::{Labels, TimerLevel};
+use crate::timers::{Labels, Span, TimerLevel};
 
 /// How a step ended.
 pub(super) enum StepEnd {
@@ -42,7 +42,17 @@ pub(super) fn train_step(run: &mut TrainingRun) -> Result<StepEnd, TrainError> {
     let num_microbatches = run.training.num_microbatches.num_microbatches() as usize;
     let data = StepData::begin(run, num_microbatches)?;
     let config = Arc::clone(&run.config);
-    compute(&config, || compute_step(run, data, started))
+    let timers = Arc::clone(&run.timers);
+    let mut end = Instant::now();
+    let computed = compute(&config, || {
+        let computed = compute_step(run, data, started);
+        end = Instant::now();
+        computed
+    });
+    // Threads that looked for work notice the end when they run again, which takes a while on a machine that does other things too.
+    let (name, labels) = ("release-threads".into(), Labels::default());
+    timers.spans().add(Span { name, labels, shapes: None, start: end, end: Instant::now() });
+    computed
 }
 
 /// Forward, backward and update of a step.
@@ -91,6 +101,7 @@ fn compute_step(run: &mut TrainingRun, mut data: StepData, started: Instant) -> 
         losses: pass_result.losses,
         routers: pass_result.routers,
         predictions: pass_result.predictions,
+        own_attention_logits: pass_result.attention_logits,
         learning_rate: rates.base.learning_rate,
         decoupled_learning_rate: rates.decoupled,
         weight_decay: rates.base.weight_decay,
@@ -148,6 +159,8 @@ struct Pass {
     routers: Vec<RouterReport>,
     /// Of multi-token prediction, by depth.
     predictions: Vec<Ratio>,
+    /// The largest of each layer here.
+    attention_logits: BTreeMap<usize, f64>,
     /// What the accumulated gradients still have to be divided by.
     divisor: f64,
     /// Times of the reduction of gradients.
@@ -172,6 +185,7 @@ struct Gathered {
     num_tokens: Vec<f64>,
     routers: RouterSums,
     predictions: PredictionSums,
+    attention_logits: BTreeMap<usize, f64>,
     /// What layers tell those of later micro-batches.
     layers: Arc<StepValues>,
 }
@@ -190,6 +204,7 @@ fn forward_backward(run: &mut TrainingRun, data: &mut StepData) -> Result<PassEn
         num_tokens: Vec::new(),
         routers: RouterSums::new(&run.config, &run.groups),
         predictions: PredictionSums::new(&run.config),
+        attention_logits: BTreeMap::new(),
         layers: Arc::default(),
     };
     while gathered.loss_sums.len() < data.total() {
@@ -197,7 +212,8 @@ fn forward_backward(run: &mut TrainingRun, data: &mut StepData) -> Result<PassEn
             return Ok(PassEnd::Stopped(reason));
         }
     }
-    let Gathered { mut losses, loss_sums, own_tokens, num_tokens, routers, predictions, .. } = gathered;
+    let Gathered { mut losses, loss_sums, own_tokens, num_tokens, routers, predictions, attention_logits, .. } =
+        gathered;
     run.begin_phase()?;
     run.training.reducer.finish(&mut run.training.gradients)?;
     let reduction = run.training.reducer.take_times();
@@ -220,7 +236,7 @@ fn forward_backward(run: &mut TrainingRun, data: &mut StepData) -> Result<PassEn
     let counted = (1..).zip(&predictions).filter(|(_, loss)| loss.denominator > 0.0);
     losses.extend(counted.map(|(depth, loss)| (loss_name(depth), *loss)));
     let divisor = if per_token { num_tokens.iter().sum::<f64>().max(1.0) } else { 1.0 };
-    Ok(PassEnd::Done(Pass { losses, routers: routers.layers, predictions, divisor, reduction }))
+    Ok(PassEnd::Done(Pass { losses, routers: routers.layers, predictions, attention_logits, divisor, reduction }))
 }
 
 /// Forward and backward of the next window of micro-batches, with looks whether to stop; the reason if so.
@@ -264,7 +280,11 @@ fn window_pass(
         run.timers.spans().begin_pass(start + pass.start);
         let streams: Vec<Philox> =
             pass.clone().map(|index| run.training.dropout_stream(&run.groups, &step, start + index)).collect();
-        let of_layers = |index| Arc::new(LayerMetrics::of_micro_batch(&gathered.layers, start + index));
+        let of_layers = |index| {
+            let metrics = LayerMetrics::of_micro_batch(&gathered.layers, start + index);
+            let wants_scores = run.config.logger.log_max_attention_logit;
+            Arc::new(if wants_scores { metrics.with_attention_scores() } else { metrics })
+        };
         let metrics: Vec<Arc<LayerMetrics>> = pass.clone().map(of_layers).collect();
         let mut work = StepWork {
             batches: &batches[pass.clone()],
@@ -291,6 +311,10 @@ fn window_pass(
         for (metric, values) in metrics.iter().flat_map(|metrics| metrics.take()) {
             gathered.routers.add(metric, &values);
             gathered.predictions.add(metric, &values);
+            if let (ATTENTION_LOGIT, layer) = metric {
+                let largest = gathered.attention_logits.entry(layer).or_insert(f64::NEG_INFINITY);
+                *largest = values.iter().copied().fold(*largest, f64::max);
+            }
         }
         gathered.loss_sums.extend(loss_sums);
         done += count;

@@ -31,12 +31,14 @@ struct Shared {
     /// Milliseconds that the last step took; 0 before the first one.
     step: AtomicU64,
     saves: bool,
+    /// Seconds after which the process is ended.
+    deadline: Option<f64>,
 }
 
 impl StopNotice {
     /// Begins to wait. Without a thread nothing is said.
     pub fn begin(flag: SignalFlag, progress: Arc<dyn ProgressSink>, config: &RunConfig) -> Self {
-        let shared = Arc::new(Shared::new(config.checkpoint.save.is_some()));
+        let shared = Arc::new(Shared::new(config));
         let (waiting, terminal) = (Arc::clone(&shared), Arc::clone(&progress));
         let wait = move || {
             while !waiting.is_over.load(Ordering::Relaxed) {
@@ -62,8 +64,13 @@ impl StopNotice {
 }
 
 impl Shared {
-    fn new(saves: bool) -> Self {
-        Self { is_over: AtomicBool::new(false), is_told: AtomicBool::new(false), step: AtomicU64::new(0), saves }
+    fn new(config: &RunConfig) -> Self {
+        Self::of(config.checkpoint.save.is_some(), config.train.exit_signal_deadline_s)
+    }
+
+    fn of(saves: bool, deadline: Option<f64>) -> Self {
+        let (is_over, is_told) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { is_over, is_told, step: AtomicU64::new(0), saves, deadline }
     }
 
     fn tell(&self, signal: Signal, progress: &dyn ProgressSink) {
@@ -84,7 +91,11 @@ impl Shared {
             (false, step) if step > LONG => "stopping after this micro-batch; checkpoint.save is not set".to_owned(),
             (false, _) => format!("stopping after this step, {seconds:.1} s; checkpoint.save is not set"),
         };
-        format!("{signal}: {what}; Ctrl-C again to stop {}", if self.saves { "without saving" } else { "at once" })
+        let within = self
+            .deadline
+            .map_or_else(String::new, |seconds| format!("; the process ends in {seconds} s at the latest"));
+        let how = if self.saves { "without saving" } else { "at once" };
+        format!("{signal}: {what}{within}; Ctrl-C again to stop {how}")
     }
 }
 
@@ -106,7 +117,7 @@ mod tests {
     #[test]
     fn what_follows_depends_on_the_length_of_a_step() {
         let text = |saves, milliseconds| {
-            let shared = Shared { step: AtomicU64::new(milliseconds), ..Shared::new(saves) };
+            let shared = Shared { step: AtomicU64::new(milliseconds), ..Shared::of(saves, None) };
             shared.text(Signal::Int)
         };
         let again = "; Ctrl-C again to stop without saving";
@@ -114,6 +125,8 @@ mod tests {
         let before = "SIGINT: saving the state before this step (which takes 10 s), after this micro-batch";
         assert_eq!(text(true, 10_000), format!("{before}{again}"));
         assert!(text(true, 0).contains("no step is done yet"));
+        let limited = Shared { step: AtomicU64::new(1200), ..Shared::of(true, Some(30.0)) };
+        assert!(limited.text(Signal::Term).contains("1.2 s; the process ends in 30 s at the latest; Ctrl-C"));
         assert!(text(false, 900).contains("checkpoint.save is not set; Ctrl-C again to stop at once"));
     }
 }

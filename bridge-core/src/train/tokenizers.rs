@@ -7,7 +7,9 @@ use bridge_data::{chat, outside};
 use serde_json::{Map, Value};
 
 use super::TrainError;
-use crate::config::{self, AnyValue, ConfigError, ErrorKind, TokenizerConfig, TokenizerType};
+use crate::config::{
+    self, AnyValue, ConfigError, ErrorKind, NO_TEMPLATE, TokenizerConfig, TokenizerType, has_marks, names_file,
+};
 
 /// Tokens that upstream adds to those of `SentencePieceTokenizer`, besides the ones that its model names.
 const SENTENCEPIECE_TOKENS: [&str; 4] = ["<CLS>", "<SEP>", "<EOD>", "<MASK>"];
@@ -125,12 +127,14 @@ pub(super) fn with_template(
     template: &str,
 ) -> Result<HuggingFaceTokenizer, TrainError> {
     let path = Path::new(template);
-    let is_file = !template.contains(['{', '\n']) && path.extension().is_some();
-    let mut text = match is_file {
+    let mut text = match names_file(template) {
         true => outside::read_text(path, outside::SETTINGS_BYTES)
             .map_err(|error| wrong("tokenizer.chat_template", &format!("{}: cannot read: {error}", path.display())))?,
         false => template.to_owned(),
     };
+    if !has_marks(&text) {
+        return Err(wrong("tokenizer.chat_template", NO_TEMPLATE));
+    }
     if section.force_system_message {
         text.insert_str(0, FORCED_SYSTEM);
     }

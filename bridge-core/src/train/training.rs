@@ -115,6 +115,10 @@ impl Training {
             self.own_figures.extend(own.iter().flat_map(OwnLoss::recorded).map(|(name, ..)| name));
             losses.push(own);
         }
+        let needs_one = self.adapter.as_ref().is_some_and(|adapter| adapter.last_layer().is_some());
+        if needs_one && losses.iter().any(Option::is_none) {
+            return Err(TrainError::NoLoss);
+        }
         Ok(losses)
     }
 

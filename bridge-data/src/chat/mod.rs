@@ -97,6 +97,8 @@ pub enum Ending {
 /// The chat template of a tokenizer's folder.
 pub struct ChatTemplate {
     environment: Environment<'static>,
+    /// As its file has it.
+    written: String,
     /// `bos_token`, `eos_token` and so on, which templates may write.
     special_tokens: Map<String, Value>,
     /// Whether the template marks what the assistant says (`{% generation %}`).
@@ -166,6 +168,16 @@ impl ChatTemplate {
         format!("{:016x}", XxHash3_64::oneshot(format!("{source}\0{tokens}").as_bytes()))
     }
 
+    /// Its text.
+    pub fn written(&self) -> &str {
+        &self.written
+    }
+
+    /// Whether it writes the calls of tools: it names them, or writes messages whole.
+    pub(crate) fn writes_calls(&self) -> bool {
+        ["tool_calls", "tojson"].iter().any(|word| self.written.contains(word))
+    }
+
     /// A template from its text, with the special tokens that it may name.
     ///
     /// # Errors
@@ -181,10 +193,11 @@ impl ChatTemplate {
         if source.len() > LONGEST_TEMPLATE {
             return Err(format!("it has {} bytes, more than the {LONGEST_TEMPLATE} of any template", source.len()));
         }
+        let written = source.to_owned();
         let (source, is_marked) = mask::with_marks(source);
         let source = charged::with_charges(&source, NAME).map_err(|error| python::describe(&error))?;
         environment.add_template_owned(NAME, source).map_err(|error| python::describe(&error))?;
-        Ok(Self { environment, special_tokens, is_marked })
+        Ok(Self { environment, written, special_tokens, is_marked })
     }
 
     /// The text of a conversation.

@@ -291,3 +291,18 @@ fn tokenizers_are_trained_once_and_load_again() {
     );
     assert!(nothing.expect_err("no text").to_string().contains("no text"));
 }
+
+#[test]
+fn text_in_another_encoding_is_called_that() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    std::fs::write(folder.path().join("a.txt"), b"caf\xe9").expect("written");
+    std::fs::write(folder.path().join("b.txt"), "").expect("written");
+    let failure = |pattern: &str| {
+        let output = (&*folder.path().join("tokenizer"), Overwrite::Own);
+        let trained = train_tokenizer(&source(folder.path(), pattern), &BpeTrainParams::default(), output, &Silent);
+        trained.expect_err("no text").to_string()
+    };
+    let said = failure("*.txt");
+    assert!(said.contains("1 documents are not UTF-8 text"), "{said}");
+    assert!(!failure("b.txt").contains("UTF-8"));
+}

@@ -88,6 +88,8 @@ struct Feed<'a> {
     name: String,
     progress: &'a dyn WorkProgress,
     counts: WorkCounts,
+    /// Documents that are not UTF-8.
+    num_invalid: u64,
     /// Bytes done when progress was last reported.
     reported: u64,
 }
@@ -95,14 +97,18 @@ struct Feed<'a> {
 impl<'a> Feed<'a> {
     fn new(source: &TextSource, progress: &'a dyn WorkProgress) -> Result<Self, DataError> {
         let counts = WorkCounts { bytes_total: source.total_bytes(), ..WorkCounts::default() };
-        Ok(Self { documents: source.documents()?, name: source.name(), progress, counts, reported: 0 })
+        Ok(Self { documents: source.documents()?, name: source.name(), progress, counts, num_invalid: 0, reported: 0 })
     }
 
     fn next(&mut self) -> Result<Option<String>, DataError> {
         while let Some(document) = self.documents.next() {
             let document = document?;
             self.counts.bytes_done += document.num_bytes() as u64;
-            if let Text::Valid(text) = document.into_text()? {
+            let text = document.into_text()?;
+            if matches!(text, Text::NotUtf8) {
+                self.num_invalid += 1;
+            }
+            if let Text::Valid(text) = text {
                 self.counts.documents += 1;
                 if self.counts.bytes_done - self.reported >= BATCH_BYTES as u64 {
                     self.report();
@@ -112,7 +118,15 @@ impl<'a> Feed<'a> {
         }
         self.report();
         match self.counts.documents {
-            0 => Err(DataError::Source(format!("there is no text to train a tokenizer on in {}", self.name))),
+            0 => {
+                let invalid = match self.num_invalid {
+                    0 => String::new(),
+                    number => format!(
+                        ": {number} documents are not UTF-8 text; convert them, as by `iconv -f LATIN1 -t UTF-8`"
+                    ),
+                };
+                Err(DataError::Source(format!("there is no text to train a tokenizer on in {}{invalid}", self.name)))
+            }
             _ => Ok(None),
         }
     }

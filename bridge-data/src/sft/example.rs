@@ -6,8 +6,7 @@ use serde_json::{Value, json};
 
 use super::params::{ExampleOptions, RecordKind, TruncationMethod};
 use super::prompt::{Part, fields_to_shorten, parts, shorten};
-use super::spellings::{Spoken, conversation, is_chat, pair, weight};
-
+use super::spellings::{Spoken, conversation, has_calls, is_blank_answer, is_chat, pair, weight};
 use crate::DataError;
 use crate::chat::{ChatTemplate, Conversation};
 use crate::tokenizer::{Tokenizer, require_eod};
@@ -25,6 +24,10 @@ pub(super) struct Example {
     pub(super) weights: Vec<f32>,
     /// Whether something was cut off.
     pub(super) is_truncated: bool,
+    /// Whether an answer in it is empty or blank.
+    pub(super) is_blank: bool,
+    /// Whether it has tool calls that the chat template does not write.
+    pub(super) loses_calls: bool,
 }
 
 impl Example {
@@ -189,10 +192,15 @@ impl ExampleBuilder {
 
     fn of_prompt(&self, record: &Value) -> Result<Example, String> {
         let options = &self.options;
+        let is_blank;
         let (mut pieces, shortened) = match &options.prompt_template {
-            Some(template) => self.pieces_of(record, template)?,
+            Some(template) => {
+                is_blank = record[&options.label_key].as_str().is_some_and(|label| label.trim().is_empty());
+                self.pieces_of(record, template)?
+            }
             None => {
                 let [input, label] = pair(record, &options.label_key)?;
+                is_blank = label.trim().is_empty();
                 let (input, label) = (input.trim_matches(' '), label.trim_matches(' '));
                 (vec![self.encode(input)?, self.encode(&self.with_blanks(" ", label))?], vec![0])
             }
@@ -213,7 +221,7 @@ impl ExampleBuilder {
         let weights = (0..ids.len()).map(|at| if at >= begin { 1.0 } else { 0.0 }).collect();
         // What is still too long loses the end of its answer.
         let is_cut = ids.len() > options.seq_length;
-        let mut example = Example { ids, weights, is_truncated: is_cut || excess > 0 };
+        let mut example = Example { ids, weights, is_truncated: is_cut || excess > 0, is_blank, loses_calls: false };
         example.ids.truncate(options.seq_length);
         example.weights.truncate(options.seq_length);
         Ok(example)
@@ -249,7 +257,7 @@ impl ExampleBuilder {
     }
 
     fn of_chat(&self, record: &Value) -> Result<Example, String> {
-        let Spoken { conversation, weights } = if is_chat(record) {
+        let Spoken { mut conversation, weights } = if is_chat(record) {
             conversation(record)?
         } else {
             let [prompt, answer] = pair(record, &self.options.label_key)?;
@@ -260,6 +268,18 @@ impl ExampleBuilder {
         let template = self.template.as_ref().ok_or(
             "the tokenizer has no chat template: its folder lacks chat_template.jinja, and tokenizer.chat_template is not given",
         )?;
+        let mut loses_calls = false;
+        for message in conversation.messages.iter_mut().filter(|message| has_calls(message)) {
+            if !template.writes_calls() {
+                loses_calls = true;
+                // Without its calls it says nothing, and nothing is not the word `None`.
+                if message["content"].is_null() {
+                    message["content"] = "".into();
+                }
+            }
+        }
+        let answers = conversation.messages.iter().zip(&weights).filter(|(_, weight)| **weight > 0.0);
+        let is_blank = answers.map(|(message, _)| message).any(is_blank_answer);
         let (ids, counted) = match self.options.answer_only_loss {
             true => {
                 let encoded = template.encode_weighted(&conversation, &weights, self.tokenizer.as_ref());
@@ -272,7 +292,7 @@ impl ExampleBuilder {
                 (encoded, weights)
             }
         };
-        Ok(self.cut(ids, counted))
+        Ok(Example { is_blank, loses_calls, ..self.cut(ids, counted) })
     }
 
     /// What fits of a sequence.
@@ -288,7 +308,7 @@ impl ExampleBuilder {
                 weights.drain(..excess);
             }
         }
-        Example { ids, weights, is_truncated: excess > 0 }
+        Example { ids, weights, is_truncated: excess > 0, is_blank: false, loses_calls: false }
     }
 
     fn encode(&self, text: &str) -> Result<Vec<i64>, String> {

@@ -8,7 +8,9 @@ use parquet::file::reader::SerializedFileReader;
 use parquet::record::Row;
 use parquet::record::reader::RowIter;
 use serde_json::Value;
+use twox_hash::XxHash3_64;
 
+use super::arrow;
 use crate::gpt::Split;
 use crate::{DataError, outside};
 
@@ -30,12 +32,13 @@ enum Format {
 }
 
 impl Format {
-    const ALL: [(&'static str, Self); 5] = [
+    const ALL: [(&'static str, Self); 6] = [
         ("jsonl", Self::Lines),
         ("jsonl.gz", Self::GzipLines),
         ("jsonl.zst", Self::ZstdLines),
         ("parquet", Self::Parquet),
         ("arrow", Self::Arrow),
+        ("feather", Self::Arrow),
     ];
 
     fn of(path: &Path) -> Option<Self> {
@@ -111,6 +114,14 @@ impl Raw {
         }
     }
 
+    /// A checksum of the record.
+    pub(super) fn digest(&self) -> u64 {
+        match self {
+            Self::Line(line) => XxHash3_64::oneshot(line),
+            Self::Row(value, _) => XxHash3_64::oneshot(value.to_string().as_bytes()),
+        }
+    }
+
     /// The record's value.
     pub(super) fn value(self) -> Result<Value, String> {
         match self {
@@ -140,11 +151,12 @@ pub(super) struct Records<'a> {
 enum Opened {
     Lines(Lines),
     Rows(Rows),
+    Arrow(Box<arrow::Rows>),
 }
 
 impl Opened {
     fn of(path: &Path) -> Result<Self, DataError> {
-        let (file, _) = outside::open(path).map_err(DataError::io("open", path))?;
+        let (file, size) = outside::open(path).map_err(DataError::io("open", path))?;
         let lines = |reader: Box<dyn BufRead + Send>| Ok(Self::Lines(Lines { reader, number: 0 }));
         match Format::of(path) {
             Some(Format::Lines) => lines(Box::new(BufReader::with_capacity(BUFFER, file))),
@@ -160,10 +172,11 @@ impl Opened {
                     .map_err(|error| DataError::malformed(path, format!("not a Parquet file: {error}")))?;
                 Ok(Self::Rows(rows))
             }
-            Some(Format::Arrow) => Err(DataError::malformed(
-                path,
-                "is an Arrow file, which is not read: write it as Parquet or as JSON lines",
-            )),
+            Some(Format::Arrow) => {
+                let rows = outside::contained(|| arrow::Rows::open(file, size)).and_then(|rows| rows);
+                let rows = rows.map_err(|error| DataError::malformed(path, format!("not an Arrow file: {error}")))?;
+                Ok(Self::Arrow(Box::new(rows)))
+            }
             None => Err(DataError::malformed(path, "is of no kind that is read")),
         }
     }
@@ -173,6 +186,13 @@ impl Opened {
         match self {
             Self::Lines(lines) => Ok(lines.next_line()?.map(|(number, line)| (number, Raw::Line(line)))),
             Self::Rows(rows) => rows.next_row(),
+            Self::Arrow(rows) => {
+                let row = outside::contained(|| rows.next_row()).and_then(|row| row)?;
+                Ok(row.map(|(number, value)| {
+                    let bytes = bytes_of(&value);
+                    (number, Raw::Row(value, bytes))
+                }))
+            }
         }
     }
 }

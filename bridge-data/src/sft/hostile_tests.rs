@@ -146,13 +146,23 @@ fn mutated_lines_and_templates_are_examples_or_errors() {
 
 #[test]
 fn mutated_tables_are_rows_or_errors() {
+    let tables = [
+        "snappy.parquet",
+        "zstd.parquet",
+        "stream.arrow",
+        "file.arrow",
+        "lz4.feather",
+        "types.arrow",
+        "types_file.arrow",
+    ];
     let mut draw = Draw(7);
     let folder = tempfile::tempdir().expect("a folder");
-    let path = folder.path().join("training.parquet");
     for run in 0..runs() {
-        let whole = std::fs::read(fixtures("sft").join(["snappy.parquet", "zstd.parquet"][run % 2])).expect("a table");
-        std::fs::write(&path, mutated(&whole, &mut draw, &["PAR1", "\0\0\0\0", "\u{7f}\u{7f}\u{7f}\u{7f}"]))
-            .expect("written");
+        let table = tables[run % tables.len()];
+        let path = folder.path().join(table);
+        let whole = std::fs::read(fixtures("sft").join(table)).expect("a table");
+        let pieces = ["PAR1", "ARROW1", "\0\0\0\0", "\u{7f}\u{7f}\u{7f}\u{7f}"];
+        std::fs::write(&path, mutated(&whole, &mut draw, &pieces)).expect("written");
         let started = computed();
         let files = [path.clone()];
         let rows = Records::of(&files).take(100_000).filter(Result::is_ok).count();

@@ -4,6 +4,7 @@
 //! | step | file |
 //! |---|---|
 //! | the files of a split, record by record | `files` |
+//! | rows of Arrow files | `arrow` |
 //! | the spellings of conversations | `spellings` |
 //! | a record to token ids and weights | `example`, `prompt` |
 //! | which files hold examples, and splits made of them | `survey` |
@@ -14,6 +15,7 @@
 //! | samples in their order | `dataset` |
 //! | what a recipe says, and all of it together | `params`, `provider` |
 
+mod arrow;
 mod dataset;
 mod example;
 mod files;
@@ -26,6 +28,8 @@ mod preference_tests;
 mod prepare;
 mod prompt;
 mod provider;
+#[cfg(test)]
+mod remarks_tests;
 mod rust_docs;
 mod spellings;
 mod store;
@@ -39,4 +43,4 @@ pub use params::{
 };
 pub use provider::SftProvider;
 pub use rust_docs::{DocsReport, Documented, documented_functions, make_examples};
-pub use survey::{ExampleKind, SplitCounts, divide, examples_of, splits_of};
+pub use survey::{ExampleKind, SplitCounts, divide, examples_of, is_part_of_example, splits_of};

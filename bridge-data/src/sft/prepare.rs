@@ -2,6 +2,7 @@
 //! What an earlier run made of the same files, tokenizer and options is used again.
 
 use std::fmt;
+use std::hash::Hasher as _;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,6 +11,7 @@ use std::time::Instant;
 
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use serde_json::json;
+use twox_hash::XxHash3_64;
 
 use super::example::{Example, ExampleBuilder};
 use super::files::{Record, Records};
@@ -24,6 +26,9 @@ use crate::{DataError, atomic, made, outside};
 const BATCH_BYTES: usize = 4 << 20;
 /// Lines of which a report says what is wrong with them.
 const NAMED_LINES: usize = 5;
+
+/// What a store and its report hold; another number makes those of earlier releases anew.
+const FORMAT: u32 = 2;
 
 /// Files whose records stand in one store.
 pub(super) struct Part<'a> {
@@ -48,21 +53,23 @@ pub(super) fn prepare(
         "files": files.iter().map(|file| fingerprint(file)).collect::<Result<Vec<_>, _>>()?,
         "examples": builder.identity(),
         "bad_line": format!("{:?}", params.bad_line),
+        "format": FORMAT,
         "version": env!("CARGO_PKG_VERSION"),
     });
-    let [words, index] = paths(&prefix);
-    let report = match claim::<ExamplesReport>(&prefix, Some(&key), &[&words, &index], Overwrite::Own)? {
+    let files_of_store = paths(&prefix);
+    let files_of_store = files_of_store.each_ref().map(PathBuf::as_path);
+    let report = match claim::<ExamplesReport>(&prefix, Some(&key), &files_of_store, Overwrite::Own)? {
         Claim::Whole(report, _lock) => {
             made::check(&prefix, made::Depth::Sampled)?;
             ExamplesReport { reused: true, ..report }
         }
         Claim::ToWrite(_lock) => {
-            [&words, &index].into_iter().try_for_each(|file| atomic::remove_stale(file))?;
+            files_of_store.into_iter().try_for_each(atomic::remove_stale)?;
             let report = write(params, builder, split, files, StoreWriter::create(&prefix)?)?;
             made::own(&prefix)?;
             let (writer, report) = report;
             writer.finish()?;
-            made::store(&prefix, key, &[&words, &index], report.clone())?;
+            made::store(&prefix, key, &files_of_store, report.clone())?;
             report
         }
     };
@@ -95,14 +102,19 @@ fn write(
         tokens: 0,
         counted: 0,
         bytes: 0,
+        digest: String::new(),
         truncated: 0,
         without_loss: 0,
+        blank: 0,
+        lost_calls: 0,
+        ties: 0,
         skipped: 0,
         reasons: Vec::new(),
         seconds: 0.0,
         reused: false,
     };
-    let mut work = Work { files, bad_line: params.bad_line, builder, writer, report };
+    let digest = XxHash3_64::new();
+    let mut work = Work { files, bad_line: params.bad_line, builder, writer, report, digest };
     let (sender, receiver) = sync_channel(1);
     std::thread::scope(|scope| {
         let read = move || {
@@ -113,7 +125,8 @@ fn write(
         std::thread::Builder::new().spawn_scoped(scope, read).map_err(|error| cannot(&error))?;
         work.consume(receiver, &pool)
     })?;
-    let Work { writer, mut report, .. } = work;
+    let Work { writer, mut report, digest, .. } = work;
+    report.digest = format!("{:016x}", digest.finish());
     report.seconds = started.elapsed().as_secs_f64();
     if report.examples == 0 {
         return Err(DataError::Source(format!("there are no examples to train on: {report}")));
@@ -127,6 +140,8 @@ struct Work<'a> {
     builder: &'a ExampleBuilder,
     writer: StoreWriter,
     report: ExamplesReport,
+    /// Of the records so far.
+    digest: XxHash3_64,
 }
 
 impl Work<'_> {
@@ -140,13 +155,14 @@ impl Work<'_> {
             let batch = batch?;
             let builder = self.builder;
             let make = |record: Record| {
-                let bytes = record.raw.num_bytes();
+                let (bytes, digest) = (record.raw.num_bytes(), record.raw.digest());
                 let made = outside::contained(|| record.raw.value().and_then(|value| builder.examples(&value)));
-                (record.file, record.number, bytes, made.and_then(|made| made))
+                (record.file, record.number, (bytes, digest), made.and_then(|made| made))
             };
             let made: Vec<_> = pool.install(|| batch.into_par_iter().map(make).collect());
-            for (file, number, bytes, example) in made {
+            for (file, number, (bytes, digest), example) in made {
                 self.report.bytes += bytes as u64;
+                self.digest.write_u64(digest);
                 match example {
                     Ok(examples) => self.add(&examples)?,
                     Err(problem) => self.refuse(file, number, &problem)?,
@@ -163,6 +179,11 @@ impl Work<'_> {
             return Ok(());
         }
         self.report.examples += 1;
+        // Of a preference, the answer that is preferred.
+        self.report.blank += u64::from(examples.first().is_some_and(|example| example.is_blank));
+        self.report.lost_calls += u64::from(examples.iter().any(|example| example.loses_calls));
+        self.report.ties += u64::from(matches!(examples, [chosen, rejected] if chosen.ids == rejected.ids));
+        self.writer.add_sum(sum(examples))?;
         for example in examples {
             self.report.tokens += example.ids.len() as u64;
             self.report.counted += example.weights.iter().skip(1).filter(|weight| **weight > 0.0).count() as u64;
@@ -185,6 +206,17 @@ impl Work<'_> {
             }
         }
     }
+}
+
+/// A checksum by which equal examples are found.
+fn sum(examples: &[Example]) -> u64 {
+    let mut hasher = XxHash3_64::new();
+    for example in examples {
+        hasher.write_u64(example.ids.len() as u64);
+        example.ids.iter().for_each(|id| hasher.write_i64(*id));
+        example.weights.iter().for_each(|weight| hasher.write_u32(weight.to_bits()));
+    }
+    hasher.finish()
 }
 
 /// Groups records into batches of about [`BATCH_BYTES`].

@@ -1,5 +1,6 @@
 //! The datasets of fine-tuning: their files prepared, packed and put in order.
 
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -8,7 +9,7 @@ use super::example::ExampleBuilder;
 use super::packing::{self, Packs};
 use super::params::{EpochOrder, Packing, RecordKind, SftParams};
 use super::prepare::Part;
-use super::{files, prepare, prompt};
+use super::{files, prepare, prompt, store};
 use crate::chat::ChatTemplate;
 use crate::dataset::{BuildEvent, Filling, ValidSet, names_of};
 use crate::gpt::Split;
@@ -73,6 +74,28 @@ impl SftProvider {
 }
 
 impl SftProvider {
+    /// Says how many examples that are held out are those of the training split, word for word.
+    fn tell_overlaps(&self, ctx: &DatasetBuildContext, datasets: &Datasets) -> Result<(), DataError> {
+        let sums = |split: Split| store::sums(&self.params.cache_folder().join(split.name()));
+        let held_out = [(Split::Valid, &datasets.valid), (Split::Test, &datasets.test)];
+        let held_out: Vec<Split> =
+            held_out.into_iter().filter(|(_, dataset)| dataset.is_some()).map(|(split, _)| split).collect();
+        if datasets.train.is_none() || held_out.is_empty() {
+            return Ok(());
+        }
+        let limit = self.params.max_train_samples.unwrap_or(usize::MAX);
+        let trained: HashSet<u64> = sums(Split::Train)?.into_iter().take(limit).collect();
+        for split in held_out {
+            let examples = sums(split)?;
+            let count = examples.iter().filter(|sum| trained.contains(sum)).count();
+            if count > 0 {
+                let event = BuildEvent::Overlap { split: split.name(), examples: examples.len(), trained: count };
+                ctx.progress.on_event(&event);
+            }
+        }
+        Ok(())
+    }
+
     /// The validation files, each as a set.
     fn valid_sets(&self, ctx: &DatasetBuildContext, builder: &Arc<ExampleBuilder>) -> Result<Vec<ValidSet>, DataError> {
         let files = files::of_split(&self.params.root, Split::Valid)?;
@@ -116,11 +139,12 @@ impl DatasetProvider for SftProvider {
         };
         if train && datasets.train.is_none() {
             return Err(DataError::Source(format!(
-                "{}: there is no training data: expected training.jsonl, training.parquet or training.arrow (.gz or .zst too), or a folder \
+                "{}: there is no training data: expected training.jsonl (.gz or .zst too), training.parquet, training.arrow or training.feather, or a folder \
                  `training` of such files",
                 self.params.root.display()
             )));
         }
+        self.tell_overlaps(ctx, &datasets)?;
         Ok(datasets)
     }
 }

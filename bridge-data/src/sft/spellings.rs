@@ -1,5 +1,7 @@
 //! Conversations and prompts as people write them, in one spelling.
 
+use std::borrow::Cow;
+
 use serde_json::{Map, Value, json};
 
 use crate::chat::Conversation;
@@ -31,7 +33,27 @@ pub(super) struct Spoken {
 
 /// Whether a record has messages.
 pub(super) fn is_chat(record: &Value) -> bool {
-    LISTS.iter().any(|key| record[key].is_array()) || record["prompt"].is_array()
+    LISTS.iter().any(|key| messages(record, key).is_some()) || record["prompt"].is_array()
+}
+
+/// Whether a record has two answers, of which one is preferred.
+pub(super) fn is_preference(record: &Value) -> bool {
+    ["chosen", "rejected"].iter().all(|key| !record[key].is_null())
+}
+
+/// Names of fields that prompts and answers have.
+pub(super) fn is_part(field: &str) -> bool {
+    field == "instruction" || PAIRS.iter().any(|(prompt, answer)| field == *prompt || field == *answer)
+}
+
+/// The list under `key`, which may be written as text, as in tables of Hugging Face's hub.
+fn messages<'r>(record: &'r Value, key: &str) -> Option<Cow<'r, [Value]>> {
+    if let Some(list) = record[key].as_array() {
+        return Some(Cow::Borrowed(list));
+    }
+    let text = record[key].as_str().filter(|text| text.trim_start().starts_with('['))?;
+    let list: Vec<Value> = serde_json::from_str(text).ok()?;
+    list.iter().all(Value::is_object).then_some(Cow::Owned(list))
 }
 
 /// The conversation of a record with messages.
@@ -41,7 +63,7 @@ pub(super) fn is_chat(record: &Value) -> bool {
 pub(super) fn conversation(record: &Value) -> Result<Spoken, String> {
     let (mut messages, mut weights) = (Vec::new(), Vec::new());
     let mut add = |key: &str, counts: bool| -> Result<(), String> {
-        let list = record[key].as_array().ok_or_else(|| format!("{key}: expected a list of messages"))?;
+        let list = self::messages(record, key).ok_or_else(|| format!("{key}: expected a list of messages"))?;
         for (at, message) in list.iter().enumerate() {
             let (message, weight) = normal(message).map_err(|problem| format!("{key}[{at}]: {problem}"))?;
             messages.push(message);
@@ -49,7 +71,7 @@ pub(super) fn conversation(record: &Value) -> Result<Spoken, String> {
         }
         Ok(())
     };
-    match LISTS.iter().find(|key| record[**key].is_array()) {
+    match LISTS.iter().find(|key| self::messages(record, key).is_some()) {
         Some(key) => add(key, true)?,
         None => {
             // A conversation as prompt, and the messages that answer it.
@@ -94,7 +116,9 @@ fn normal(message: &Value) -> Result<(Value, f32), String> {
         normal.insert("content".into(), "".into());
         normal.insert("tool_calls".into(), json!([{ "type": "function", "function": call }]));
     } else if let Some(content) = content {
-        normal.insert("content".into(), content.clone());
+        // Templates would write the word `None`; beside calls they expect it.
+        let is_nothing = content.is_null() && !has_calls(message);
+        normal.insert("content".into(), if is_nothing { "".into() } else { content.clone() });
     } else if !fields.contains_key("tool_calls") {
         return Err("expected a \"content\" (or \"value\")".to_owned());
     }
@@ -103,6 +127,27 @@ fn normal(message: &Value) -> Result<(Value, f32), String> {
         normal.entry(key.clone()).or_insert_with(|| value.clone());
     }
     Ok((Value::Object(normal), weight(message)?))
+}
+
+/// Whether a message calls tools.
+pub(super) fn has_calls(message: &Value) -> bool {
+    says_something(&message["tool_calls"])
+}
+
+/// Whether a message is the assistant's and says nothing: no text, no calls, nothing else that a template could write.
+pub(super) fn is_blank_answer(message: &Value) -> bool {
+    let known = |key: &str| matches!(key, "role" | "name" | "id");
+    message["role"] == "assistant"
+        && !message.as_object().into_iter().flatten().any(|(key, value)| !known(key) && says_something(value))
+}
+
+fn says_something(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(_) | Value::Number(_) => false,
+        Value::String(text) => !text.trim().is_empty(),
+        Value::Array(values) => values.iter().any(says_something),
+        Value::Object(fields) => fields.iter().any(|(key, value)| key != "type" && says_something(value)),
+    }
 }
 
 /// How much a message or a record counts: 1 if it does not say so.

@@ -1,9 +1,10 @@
-//! Examples on disk: one file of 32-bit words with the ids of each and the runs of its weights, and one that says where each begins.
+//! Examples on disk: one file of 32-bit words with the ids of each and the runs of its weights, one that says where each begins, and one of checksums.
 //!
 //! | file | content, little-endian |
 //! |---|---|
 //! | `.examples` | for each example its ids, then for each run of equal weights its length and the weight as float32 |
 //! | `.examples.idx` | magic, version, number of examples; for each the word where it begins (u64), its ids and its runs (u32 each) |
+//! | `.examples.sums` | for each record its checksum (u64), by which equal ones are found |
 
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -21,9 +22,25 @@ const VERSION: u64 = 1;
 /// Bytes of an entry of the index.
 const ENTRY: usize = 16;
 
-/// The two files of a store.
-pub(super) fn paths(prefix: &Path) -> [PathBuf; 2] {
-    [with_suffix(prefix, ".examples"), with_suffix(prefix, ".examples.idx")]
+/// The files of a store.
+pub(super) fn paths(prefix: &Path) -> [PathBuf; 3] {
+    [".examples", ".examples.idx", ".examples.sums"].map(|suffix| with_suffix(prefix, suffix))
+}
+
+/// The checksums of a store's records.
+///
+/// # Errors
+/// A file that is missing or cannot be read.
+pub(super) fn sums(prefix: &Path) -> Result<Vec<u64>, DataError> {
+    let [_, _, path] = paths(prefix);
+    let (_, size) = outside::open(&path).map_err(DataError::io("open", &path))?;
+    // An empty file cannot be mapped.
+    if size == 0 {
+        return Ok(Vec::new());
+    }
+    let bytes = outside::map(&path).map_err(DataError::io("open", &path))?;
+    let sum = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
+    Ok(bytes.chunks_exact(8).map(sum).collect())
 }
 
 /// Writes a store. Its files have their names when it is finished.
@@ -31,15 +48,17 @@ pub(super) struct StoreWriter {
     prefix: PathBuf,
     words: BufWriter<TempFile>,
     index: BufWriter<TempFile>,
+    sums: BufWriter<TempFile>,
     next: u64,
     len: u64,
 }
 
 impl StoreWriter {
     pub(super) fn create(prefix: &Path) -> Result<Self, DataError> {
-        let [words, index] = paths(prefix);
+        let [words, index, sums] = paths(prefix);
         let open = |path: &Path| Ok::<_, DataError>(BufWriter::with_capacity(1 << 20, TempFile::beside(path)?));
-        Ok(Self { prefix: prefix.to_owned(), words: open(&words)?, index: open(&index)?, next: 0, len: 0 })
+        let (words, index, sums) = (open(&words)?, open(&index)?, open(&sums)?);
+        Ok(Self { prefix: prefix.to_owned(), words, index, sums, next: 0, len: 0 })
     }
 
     pub(super) fn add(&mut self, example: &Example) -> Result<(), DataError> {
@@ -60,14 +79,20 @@ impl StoreWriter {
         written.map_err(DataError::io("write examples to", &self.prefix))
     }
 
+    /// Adds the checksum of a record.
+    pub(super) fn add_sum(&mut self, sum: u64) -> Result<(), DataError> {
+        let written = self.sums.write_all(&sum.to_le_bytes());
+        written.map_err(DataError::io("write examples to", &self.prefix))
+    }
+
     /// Gives the files their names.
     pub(super) fn finish(self) -> Result<(), DataError> {
-        let Self { prefix, words, mut index, len, .. } = self;
+        let Self { prefix, words, mut index, sums, len, .. } = self;
         let mut trailer = MAGIC.to_vec();
         trailer.extend(VERSION.to_le_bytes());
         trailer.extend(len.to_le_bytes());
         index.write_all(&trailer).map_err(DataError::io("write examples to", &prefix))?;
-        for file in [words, index] {
+        for file in [words, index, sums] {
             let file = file.into_inner().map_err(|error| error.into_error());
             file.map_err(DataError::io("write examples to", &prefix))?.publish()?;
         }
@@ -90,7 +115,7 @@ impl Store {
     /// # Errors
     /// Files that are missing, or not what [`StoreWriter`] writes.
     pub(super) fn open(prefix: &Path, vocab_size: usize) -> Result<Self, DataError> {
-        let [words_path, index_path] = paths(prefix);
+        let [words_path, index_path, _] = paths(prefix);
         let index = outside::map(&index_path).map_err(DataError::io("open", &index_path))?;
         let (_, size) = outside::open(&words_path).map_err(DataError::io("open", &words_path))?;
         // An empty file cannot be mapped.

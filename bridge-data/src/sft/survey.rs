@@ -18,6 +18,8 @@ pub enum ExampleKind {
     Conversation,
     /// Prompts with their answers, under names that people give them.
     Prompt,
+    /// Prompts with two answers, of which one is preferred.
+    Preference,
 }
 
 /// How many examples the splits have.
@@ -41,6 +43,7 @@ pub fn examples_of(path: &Path) -> Result<Option<ExampleKind>, DataError> {
     for record in Records::of(&[path.to_owned()]).take(LOOKED_AT) {
         let Ok(value) = record?.raw.value() else { return Ok(None) };
         let kind = match () {
+            () if spellings::is_preference(&value) => ExampleKind::Preference,
             () if spellings::is_chat(&value) => ExampleKind::Conversation,
             () if spellings::pair(&value, "output").is_ok() => ExampleKind::Prompt,
             () => return Ok(None),
@@ -51,6 +54,11 @@ pub fn examples_of(path: &Path) -> Result<Option<ExampleKind>, DataError> {
         found = Some(kind);
     }
     Ok(found)
+}
+
+/// Whether fields of this name are those of prompts with their answers.
+pub fn is_part_of_example(field: &str) -> bool {
+    spellings::is_part(field)
 }
 
 /// The numbers of examples of a folder whose files are named after splits; `None` if it has no training split.
@@ -80,7 +88,7 @@ pub fn divide(files: &[PathBuf], every: u64, folder: &Path) -> Result<SplitCount
     let mut counts = SplitCounts { training: 0, validation: 0 };
     for record in Records::of(files) {
         let record = record?;
-        let is_held_out = (counts.training + counts.validation + 1) % every == 0;
+        let is_held_out = (counts.training + counts.validation + 1).is_multiple_of(every);
         let (writer, count, path) = match is_held_out {
             true => (&mut validation, &mut counts.validation, &paths[1]),
             false => (&mut training, &mut counts.training, &paths[0]),
@@ -119,6 +127,10 @@ mod tests {
         assert_eq!(kind("a.jsonl", &chat.repeat(3)), Some(ExampleKind::Conversation));
         assert_eq!(kind("b.jsonl", &format!("\n{pair}{pair}")), Some(ExampleKind::Prompt));
         assert_eq!(kind("c.jsonl", "{\"prompt\": \"a\", \"completion\": \"b\"}"), Some(ExampleKind::Prompt));
+        let preference = "{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}\n";
+        assert_eq!(kind("p.jsonl", preference), Some(ExampleKind::Preference));
+        let as_text = "{\"messages\": \"[{\\\"role\\\": \\\"user\\\", \\\"content\\\": \\\"a\\\"}]\"}\n";
+        assert_eq!(kind("q.jsonl", as_text), Some(ExampleKind::Conversation), "a list written as text");
         assert_eq!(kind("d.jsonl", &format!("{chat}{pair}")), None, "two kinds");
         assert_eq!(kind("e.jsonl", "{\"text\": \"a\"}\n"), None);
         assert_eq!(kind("f.jsonl", &format!("{chat}{{")), None, "a line that is not JSON");

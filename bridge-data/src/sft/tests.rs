@@ -54,7 +54,7 @@ pub(super) fn tokenizer() -> Arc<dyn Tokenizer> {
     Arc::new(HuggingFaceTokenizer::load(folder.path()).unwrap())
 }
 
-fn context(train_samples: usize) -> DatasetBuildContext {
+pub(super) fn context(train_samples: usize) -> DatasetBuildContext {
     DatasetBuildContext {
         train_samples,
         valid_samples: 0,
@@ -197,9 +197,37 @@ fn tables_are_read_row_by_row() {
         std::fs::write(&path, &whole[..whole.len() / 2]).unwrap();
         assert!(built(params(folder.path()), 2).err().unwrap().to_string().contains("not a Parquet file"));
     }
+}
+
+/// The same table as a stream, as a file and as Feather; an error names the file and the row.
+#[test]
+fn arrow_files_are_read_row_by_row() {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/sft");
+    for (name, ending) in [("stream.arrow", "arrow"), ("file.arrow", "arrow"), ("lz4.feather", "feather")] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(format!("training.{ending}"));
+        std::fs::copy(fixtures.join(name), &path).unwrap();
+        let as_stored = SftParams { order: EpochOrder::AsStored, ..params(folder.path()) };
+        let train = built(as_stored, 0).unwrap().train.unwrap();
+        let found: Vec<String> = (0..train.len()).map(|at| texts(&train.get(at).unwrap()).0).collect();
+        assert_eq!(found, (0..9).map(|number| format!("answer {number}")).collect::<Vec<_>>());
+    }
     let folder = tempfile::tempdir().unwrap();
-    std::fs::write(folder.path().join("training.arrow"), "ARROW1").unwrap();
-    assert!(built(params(folder.path()), 2).err().unwrap().to_string().contains("write it as Parquet"));
+    let path = folder.path().join("training.arrow");
+    std::fs::write(&path, "ARROW1").unwrap();
+    let error = built(params(folder.path()), 2).err().unwrap().to_string();
+    assert!(error.contains("training.arrow") && error.contains("not an Arrow file"), "{error}");
+    let whole = std::fs::read(fixtures.join("stream.arrow")).unwrap();
+    std::fs::write(&path, &whole[..whole.len() - 40]).unwrap();
+    let error = built(params(folder.path()), 2).err().unwrap().to_string();
+    assert!(error.contains("training.arrow") && error.contains("behind row 6") && error.contains("cut off"), "{error}");
+    // A text whose bytes are none, in the fifth row.
+    let mut damaged = whole;
+    let place = damaged.windows(10).position(|bytes| bytes == b"question 4").unwrap();
+    damaged[place] = 0xff;
+    std::fs::write(&path, &damaged).unwrap();
+    let error = built(params(folder.path()), 2).err().unwrap().to_string();
+    assert!(error.contains("row 5") && error.contains("not UTF-8"), "{error}");
 }
 
 #[test]

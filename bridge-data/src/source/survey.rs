@@ -27,6 +27,8 @@ pub enum FileKind {
     Model,
     /// A JSON document.
     Json,
+    /// Values separated by commas or tabs.
+    Table,
     /// A link that leads nowhere, a pipe, a device.
     Special,
 }
@@ -43,6 +45,7 @@ impl FileKind {
             Self::Empty => "empty",
             Self::Model => "files of a model",
             Self::Json => "JSON documents (JSON Lines could be read)",
+            Self::Table => "tables (write them as JSON Lines)",
             Self::Special => "no regular files",
         }
     }
@@ -163,6 +166,8 @@ fn kind_of(path: &Path) -> Result<FileKind, DataError> {
         FileKind::JsonLines
     } else if extension == "json" {
         if lines_of(path)?.is_some() { FileKind::JsonLines } else { FileKind::Json }
+    } else if matches!(extension.as_str(), "csv" | "tsv") {
+        FileKind::Table
     } else {
         FileKind::Text
     })

@@ -47,3 +47,12 @@ impl From<Activation> for GatedUnit {
         Self { activation, clamp: None, linear_offset: 0.0 }
     }
 }
+
+/// What stands behind the first product of a feed-forward block.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum FeedForwardUnit {
+    /// A non-linearity.
+    Plain(Activation),
+    /// The product's first half is the gate of the second.
+    Gated(GatedUnit),
+}

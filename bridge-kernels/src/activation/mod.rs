@@ -8,7 +8,7 @@ mod kind;
 
 use burn::tensor::{Tensor, activation as burn_activation};
 
-pub use kind::{Activation, GatedUnit};
+pub use kind::{Activation, FeedForwardUnit, GatedUnit};
 
 use crate::again::Remakeable;
 use crate::precision::{narrow, widen};

@@ -9,6 +9,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::heads::Heads;
+use super::largest::ScoreWatch;
 use crate::cpu::buffer::{Shared, filled};
 use crate::cpu::gemm::{Matrix, MatrixMut, Output, Threads, gemm};
 use crate::cpu::simd::{exp_in_place, max, tanh, vectorised};
@@ -34,8 +35,10 @@ pub struct Attention<'a> {
     pub h: usize,
     /// Key/value heads.
     pub g: usize,
-    /// Head size.
+    /// Head size of queries and keys.
     pub d: usize,
+    /// Head size of values, and of the output.
+    pub width: usize,
     /// Factor on the scores.
     pub scale: f32,
     /// Keys seen to the left.
@@ -48,11 +51,13 @@ pub struct Attention<'a> {
     pub documents: Option<&'a [i64]>,
     /// A score without a value for each query head, `[h]`.
     pub sinks: Option<&'a [f32]>,
+    /// Where the forward notes the largest score.
+    pub watch: Option<&'a ScoreWatch>,
 }
 
 /// Output of the forward.
 pub struct Attended {
-    /// `[b, t, h, d]`.
+    /// `[b, t, h, width]`.
     pub out: Vec<f32>,
     /// Log-sum-exp of the scores and the sink, `[b, h, t]`.
     pub log_sum_exp: Vec<f32>,
@@ -105,13 +110,13 @@ impl Attention<'_> {
     }
 }
 
-/// Attention of `q [b, t, h, d]` over `k` and `v` `[b, s, g, d]`.
+/// Attention of `q [b, t, h, d]` over `k [b, s, g, d]` and `v [b, s, g, width]`.
 pub fn forward(q: Heads<'_>, k: Heads<'_>, v: Heads<'_>, attention: Attention<'_>) -> Attended {
-    let Attention { b, t, h, d, .. } = attention;
+    let Attention { b, t, h, d, width, .. } = attention;
     let block = attention.block();
     let blocks = t.div_ceil(block);
     let mut log_sum_exp = vec![0.0; b * h * t];
-    let out = filled(b * t * h * d, |out| {
+    let out = filled(b * t * h * width, |out| {
         let (out, log_sum_exp) = (Shared::new(out), Shared::new(&mut log_sum_exp));
         (0..b * blocks).into_par_iter().for_each_init(Vec::new, |scores, task| {
             let (batch, start) = (task / blocks, task % blocks * block);
@@ -128,10 +133,10 @@ pub fn forward(q: Heads<'_>, k: Heads<'_>, v: Heads<'_>, attention: Attention<'_
                 let log_sum_exp = unsafe { log_sum_exp.part((batch * h + head) * t + start, queries.len()) };
                 vectorised!(softmax_block(scores, log_sum_exp, attention, (batch, head), (&queries, &keys)));
                 let probabilities = Matrix::new(scores, queries.len(), keys.len());
-                let first = ((batch * t + start) * h + head) * d;
+                let first = ((batch * t + start) * h + head) * width;
                 // SAFETY: as above.
-                let rows = unsafe { MatrixMut::shared(out, first, queries.len(), d, h * d) };
-                let v = v.matrix(batch, group, keys.clone(), d);
+                let rows = unsafe { MatrixMut::shared(out, first, queries.len(), width, h * width) };
+                let v = v.matrix(batch, group, keys.clone(), width);
                 gemm(rows, Output::Set, 1.0, probabilities, v, Threads::One);
             }
         });
@@ -152,6 +157,8 @@ fn softmax_block(
     if attention.dropout.is_some() {
         factors.resize(keys.len(), 0.0);
     }
+    let first_watched = attention.watch.map_or(usize::MAX, |watch| watch.first_query);
+    let mut largest = None;
     for ((query, row), log_sum_exp) in queries.clone().zip(scores.chunks_exact_mut(keys.len())).zip(log_sum_exp) {
         let visible = attention.visible(query);
         let (row, hidden_right) = row.split_at_mut(visible.end - keys.start);
@@ -163,7 +170,11 @@ fn softmax_block(
         }
         attention.hide_documents(row, batch, query, visible.start);
         let sink = attention.sink(head);
-        let top = max(row).max(sink);
+        let top_score = max(row);
+        if query >= first_watched {
+            largest = Some(largest.map_or(top_score, |largest: f32| largest.max(top_score)));
+        }
+        let top = top_score.max(sink);
         let sum = exp_in_place(row, top) + (sink - top).exp();
         *log_sum_exp = (f64::from(top) + f64::from(sum).ln()) as f32;
         let inverse = 1.0 / sum;
@@ -175,5 +186,8 @@ fn softmax_block(
                 row.iter_mut().zip(factors).for_each(|(p, factor)| *p *= inverse * *factor);
             }
         }
+    }
+    if let (Some(watch), Some(score)) = (attention.watch, largest) {
+        watch.largest.note(score);
     }
 }

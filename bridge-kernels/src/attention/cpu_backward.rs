@@ -17,13 +17,13 @@ pub struct Saved<'a> {
     pub q: Heads<'a>,
     /// `[b, s, g, d]`.
     pub k: Heads<'a>,
-    /// `[b, s, g, d]`.
+    /// `[b, s, g, width]`.
     pub v: Heads<'a>,
-    /// `[b, t, h, d]`.
+    /// `[b, t, h, width]`.
     pub out: Heads<'a>,
     /// `[b, h, t]`.
     pub log_sum_exp: &'a [f32],
-    /// Gradient of the output, `[b, t, h, d]`.
+    /// Gradient of the output, `[b, t, h, width]`.
     pub d_out: Heads<'a>,
 }
 
@@ -34,7 +34,7 @@ pub struct Targets<'a> {
     pub q: HeadsMut<'a>,
     /// `[b, s, g, d]`.
     pub k: HeadsMut<'a>,
-    /// `[b, s, g, d]`.
+    /// `[b, s, g, width]`.
     pub v: HeadsMut<'a>,
 }
 
@@ -50,22 +50,23 @@ struct Scratch {
 
 /// Gradients from those of the output. A task takes one query head of one sequence with all its queries.
 ///
-/// Query heads that share a key each form its gradient for themselves, `[b, h, s, d]` in all; these are then added up in the order of
+/// Query heads that share a key each form its gradient for themselves, `[b, h, s, d + width]` in all; these are then added up in the order of
 /// the heads, whatever thread had which.
 pub fn backward(saved: Saved<'_>, attention: Attention<'_>, targets: Targets<'_>) {
-    let Attention { b, s, h, g, d, .. } = attention;
+    let Attention { b, s, h, g, d, width, .. } = attention;
     if h == g {
         return all_heads(saved, attention, targets);
     }
-    let size = b * h * s * d;
-    filled(2 * size, |terms| {
-        let strides = HeadStrides::even([h * s * d, d, s * d]);
-        let terms = Shared::new(terms);
-        let (k, v) = (HeadsMut { data: terms, offset: 0, strides }, HeadsMut { data: terms, offset: size, strides });
+    let rows = b * h * s;
+    filled(rows * (d + width), |terms| {
+        let strides = |size| HeadStrides::even([h * s * size, size, s * size]);
+        let data = Shared::new(terms);
+        let k = HeadsMut { data, offset: 0, strides: strides(d) };
+        let v = HeadsMut { data, offset: rows * d, strides: strides(width) };
         all_heads(saved, attention, Targets { q: targets.q, k, v });
         (0..b * s).into_par_iter().with_min_len(SUMMED_TOKENS).for_each(|token| {
             let (batch, token) = (token / s, token % s);
-            for (terms, sum) in [(k, targets.k), (v, targets.v)] {
+            for (terms, sum, d) in [(k, targets.k, d), (v, targets.v, width)] {
                 for group in 0..g {
                     // SAFETY: this token's gradients belong to this task alone, and the terms are complete.
                     let sum = unsafe { sum.row(batch, group, token, d) };
@@ -83,11 +84,11 @@ pub fn backward(saved: Saved<'_>, attention: Attention<'_>, targets: Targets<'_>
 
 /// Gradients of the sinks, `[h]`: a sink's probability goes to no value, so that it only takes from the others.
 pub fn sink_gradients(saved: Saved<'_>, attention: Attention<'_>) -> Vec<f32> {
-    let Attention { b, t, h, d, .. } = attention;
+    let Attention { b, t, h, width, .. } = attention;
     let of_head = |head: usize| {
         let of_query = |batch: usize, query: usize| {
             let log_sum_exp = saved.log_sum_exp[(batch * h + head) * t + query];
-            let mean = dot(saved.d_out.row(batch, head, query, d), saved.out.row(batch, head, query, d));
+            let mean = dot(saved.d_out.row(batch, head, query, width), saved.out.row(batch, head, query, width));
             f64::from((attention.sink(head) - log_sum_exp).exp()) * f64::from(mean)
         };
         let sum: f64 =
@@ -102,10 +103,10 @@ const SUMMED_TOKENS: usize = 32;
 
 /// The gradients of all query heads; `targets.k` and `targets.v` have one head for each.
 fn all_heads(saved: Saved<'_>, attention: Attention<'_>, targets: Targets<'_>) {
-    let Attention { b, t, s, h, d, .. } = attention;
+    let Attention { b, t, s, h, d, width, .. } = attention;
     (0..b * h).into_par_iter().with_max_len(1).for_each_init(Scratch::default, |scratch, task| {
         let (batch, head) = (task / h, task % h);
-        for sums in [&mut scratch.k, &mut scratch.v] {
+        for (sums, d) in [(&mut scratch.k, d), (&mut scratch.v, width)] {
             sums.clear();
             sums.resize(s * d, 0.0);
         }
@@ -115,7 +116,7 @@ fn all_heads(saved: Saved<'_>, attention: Attention<'_>, targets: Targets<'_>) {
             let dq = unsafe { targets.q.matrix(batch, head, queries.clone(), d) };
             block(saved, attention, dq, scratch, (batch, head), queries);
         }
-        for (sums, target) in [(&scratch.k, targets.k), (&scratch.v, targets.v)] {
+        for (sums, target, d) in [(&scratch.k, targets.k, d), (&scratch.v, targets.v, width)] {
             for (token, sum) in sums.chunks_exact(d.max(1)).enumerate() {
                 // SAFETY: as above.
                 unsafe { target.row(batch, head, token, d) }.copy_from_slice(sum);
@@ -133,7 +134,7 @@ fn block(
     (batch, head): (usize, usize),
     queries: Range<usize>,
 ) {
-    let Attention { h, g, d, scale, .. } = attention;
+    let Attention { h, g, d, width, scale, .. } = attention;
     let group = head / (h / g);
     let keys = attention.keys(&queries);
     let (rows, columns) = (queries.len(), keys.len());
@@ -144,8 +145,8 @@ fn block(
     let (p, dp) = (&mut scratch.probabilities[..size], &mut scratch.gradients[..size]);
     let q = saved.q.matrix(batch, head, queries.clone(), d);
     let k = saved.k.matrix(batch, group, keys.clone(), d);
-    let v = saved.v.matrix(batch, group, keys.clone(), d);
-    let d_out = saved.d_out.matrix(batch, head, queries.clone(), d);
+    let v = saved.v.matrix(batch, group, keys.clone(), width);
+    let d_out = saved.d_out.matrix(batch, head, queries.clone(), width);
     gemm(MatrixMut::new(p, rows, columns), Output::Set, scale, q, k.t(), Threads::One);
     gemm(MatrixMut::new(dp, rows, columns), Output::Set, 1.0, d_out, v.t(), Threads::One);
     vectorised!({
@@ -153,9 +154,9 @@ fn block(
         score_gradients(p, dp, &mut scratch.factors, saved, attention, place);
     });
     let (p, dp) = (Matrix::new(p, rows, columns), Matrix::new(dp, rows, columns));
-    let seen = keys.start * d..keys.end * d;
-    let (dk, dv) = (&mut scratch.k[seen.clone()], &mut scratch.v[seen]);
-    gemm(MatrixMut::new(dv, columns, d), Output::Add, 1.0, p.t(), d_out, Threads::One);
+    let dk = &mut scratch.k[keys.start * d..keys.end * d];
+    let dv = &mut scratch.v[keys.start * width..keys.end * width];
+    gemm(MatrixMut::new(dv, columns, width), Output::Add, 1.0, p.t(), d_out, Threads::One);
     gemm(dq, Output::Set, scale, dp, k, Threads::One);
     gemm(MatrixMut::new(dk, columns, d), Output::Add, scale, dp.t(), q, Threads::One);
 }
@@ -195,8 +196,8 @@ fn score_gradients(
         }
         let log_sum_exp = saved.log_sum_exp[(batch * attention.h + head) * attention.t + query];
         // The sum over keys of probability times gradient is the same as that over the head's elements.
-        let mean =
-            dot(saved.d_out.row(batch, head, query, attention.d), saved.out.row(batch, head, query, attention.d));
+        let width = attention.width;
+        let mean = dot(saved.d_out.row(batch, head, query, width), saved.out.row(batch, head, query, width));
         match attention.softcap {
             None => {
                 attention.hide_documents(p, batch, query, visible.start);

@@ -12,10 +12,14 @@ use crate::flex::{Values, gradient, integers, tensor};
 use crate::vjp;
 
 /// Shapes and options, without the documents and the sinks.
-pub(crate) fn problem([b, t, s]: [usize; 3], [h, g, d]: [usize; 3], options: &AttentionOptions) -> Attention<'static> {
+pub(crate) fn problem(
+    [b, t, s]: [usize; 3],
+    [h, g, d, width]: [usize; 4],
+    options: &AttentionOptions,
+) -> Attention<'static> {
     let dropout = options.dropout.filter(|(rate, _)| *rate != 0.0).map(|(rate, key)| Mask::new(rate, key));
     let (scale, softcap, window) = (options.scale as f32, options.softcap.map(|cap| cap as f32), options.window);
-    Attention { b, t, s, h, g, d, scale, window, softcap, dropout, documents: None, sinks: None }
+    Attention { b, t, s, h, g, d, width, scale, window, softcap, dropout, documents: None, sinks: None, watch: None }
 }
 
 /// See [`crate::attention()`].
@@ -25,9 +29,9 @@ pub(crate) fn attention(
     v_bsgd: &Tensor<4>,
     options: &AttentionOptions,
 ) -> Option<Tensor<4>> {
-    let ([b, t, h, d], [_, s, g, _]) = (q_bthd.dims(), k_bsgd.dims());
+    let ([b, t, h, d], [_, s, g, width]) = (q_bthd.dims(), v_bsgd.dims());
     let (q, k, v) = (head_values(q_bthd)?, head_values(k_bsgd)?, head_values(v_bsgd)?);
-    if b * t * h * d == 0 {
+    if b * t * h * d * width == 0 {
         return None;
     }
     let documents = match &options.document_ids {
@@ -38,10 +42,15 @@ pub(crate) fn attention(
         Some(sinks_h) => Some(Values::contiguous_of(sinks_h)?),
         None => None,
     };
-    let problem = problem([b, t, s], [h, g, d], options);
-    let varying = Attention { documents: documents.as_deref(), sinks: sinks.as_ref().map(Values::slice), ..problem };
+    let problem = problem([b, t, s], [h, g, d, width], options);
+    let varying = Attention {
+        documents: documents.as_deref(),
+        sinks: sinks.as_ref().map(Values::slice),
+        watch: options.watch.as_ref(),
+        ..problem
+    };
     let Attended { out, log_sum_exp } = forward(heads(&q), heads(&k), heads(&v), varying);
-    let out = tensor(out, [b, t, h, d]);
+    let out = tensor(out, [b, t, h, width]);
     let saved_out = Values::of(&out)?;
     let mut inputs =
         vec![q_bthd.clone().into_dispatch(), k_bsgd.clone().into_dispatch(), v_bsgd.clone().into_dispatch()];
@@ -52,16 +61,17 @@ pub(crate) fn attention(
         let sinks = sinks.as_ref().map(Values::slice);
         let attention = Attention { documents: documents.as_deref(), sinks, ..problem };
         let saved = Saved { q, k, v, out: heads(&saved_out), log_sum_exp: &log_sum_exp, d_out: heads(&d_out) };
-        let [dq, dk, dv] = all_filled([b * t * h * d, b * s * g * d, b * s * g * d], |[dq, dk, dv]| {
-            let target = |x, s, heads| HeadsMut {
+        let [dq, dk, dv] = all_filled([b * t * h * d, b * s * g * d, b * s * g * width], |[dq, dk, dv]| {
+            let target = |x, s, heads, d| HeadsMut {
                 data: Shared::new(x),
                 offset: 0,
                 strides: HeadStrides::contiguous(s, heads, d),
             };
-            let targets = Targets { q: target(dq, t, h), k: target(dk, s, g), v: target(dv, s, g) };
+            let targets = Targets { q: target(dq, t, h, d), k: target(dk, s, g, d), v: target(dv, s, g, width) };
             backward(saved, attention, targets);
         });
-        let mut gradients = vec![gradient(dq, [b, t, h, d]), gradient(dk, [b, s, g, d]), gradient(dv, [b, s, g, d])];
+        let mut gradients =
+            vec![gradient(dq, [b, t, h, d]), gradient(dk, [b, s, g, d]), gradient(dv, [b, s, g, width])];
         gradients.extend(sinks.map(|_| gradient(sink_gradients(saved, attention), [h])));
         gradients
     }))

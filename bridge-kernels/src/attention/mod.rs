@@ -4,10 +4,12 @@ pub(crate) mod cpu;
 pub(crate) mod cpu_backward;
 pub(crate) mod flex;
 pub(crate) mod heads;
+mod largest;
 mod options;
 
 use burn::tensor::{Bool, Int, Tensor};
 
+pub use largest::{LargestScore, ScoreWatch};
 pub use options::AttentionOptions;
 
 use crate::dropout::dropout;
@@ -18,7 +20,8 @@ use crate::precision::{narrow, widen};
 /// Scores and their softmax are in float32 whatever the inputs' dtype.
 ///
 /// # Shapes
-/// `q_bthd` `[b, t, h, d]`, `k_bsgd` and `v_bsgd` `[b, s, g, d]` with `h % g == 0` and `s >= t` -> `[b, t, h, d]`.
+/// `q_bthd` `[b, t, h, d]`, `k_bsgd` `[b, s, g, d]`, `v_bsgd` `[b, s, g, w]` with `h % g == 0` and `s >= t` -> `[b, t, h, w]`: heads of values
+/// may be of another size, as in latent attention.
 ///
 /// # Panics
 /// If the shapes do not fit each other.
@@ -27,17 +30,17 @@ pub fn attention(q_bthd: Tensor<4>, k_bsgd: Tensor<4>, v_bsgd: Tensor<4>, option
     flex::attention(&q_bthd, &k_bsgd, &v_bsgd, options).unwrap_or_else(|| reference(q_bthd, k_bsgd, v_bsgd, options))
 }
 
-/// Bytes that one thread of the fused kernel works in, in the backward, for `t` queries, `s` keys and heads of `d`: probabilities of a
-/// block and their gradients, and the gradients of one head's keys and values. Dropout adds one row.
-pub fn workspace_bytes(t: usize, s: usize, d: usize) -> usize {
-    2 * (cpu::block(t, s) + d) * s * size_of::<f32>()
+/// Bytes that one thread of the fused kernel works in, in the backward, for `t` queries, `s` keys and heads of `d` for keys and `width` for
+/// values: probabilities of a block and their gradients, and the gradients of one head's keys and values. Dropout adds one row.
+pub fn workspace_bytes([t, s]: [usize; 2], [d, width]: [usize; 2]) -> usize {
+    (2 * cpu::block(t, s) + d + width) * s * size_of::<f32>()
 }
 
 /// Fails early, and by name, on shapes that do not fit each other.
 fn check_shapes(q_bthd: &Tensor<4>, k_bsgd: &Tensor<4>, v_bsgd: &Tensor<4>, options: &AttentionOptions) {
     let ([b, t, h, d], [kb, s, g, kd]) = (q_bthd.dims(), k_bsgd.dims());
     assert!(
-        [kb, kd] == [b, d] && v_bsgd.dims() == k_bsgd.dims(),
+        [kb, kd] == [b, d] && v_bsgd.dims()[..3] == k_bsgd.dims()[..3],
         "attention: queries {:?}, keys {:?} and values {:?} do not fit each other",
         q_bthd.dims(),
         k_bsgd.dims(),
@@ -51,7 +54,7 @@ fn check_shapes(q_bthd: &Tensor<4>, k_bsgd: &Tensor<4>, v_bsgd: &Tensor<4>, opti
 /// [`attention`] in plain Burn operations; the score matrix is materialised.
 pub fn reference(q_bthd: Tensor<4>, k_bsgd: Tensor<4>, v_bsgd: Tensor<4>, options: &AttentionOptions) -> Tensor<4> {
     let [b, t, h, d] = q_bthd.dims();
-    let [_, s, g, _] = k_bsgd.dims();
+    let [_, s, g, width] = v_bsgd.dims();
     assert!(h % g == 0, "{h} query heads do not divide into {g} key/value groups");
     assert!(s >= t, "{t} queries need at least as many keys, got {s}");
     let dtype = q_bthd.dtype();
@@ -69,6 +72,9 @@ pub fn reference(q_bthd: Tensor<4>, k_bsgd: Tensor<4>, v_bsgd: Tensor<4>, option
     let hidden = hidden_keys(b, t, s, options, &scores.device());
     let hidden = hidden.expand([b, g, per_group, t, s]);
     let scores = scores.mask_fill(hidden, f32::NEG_INFINITY);
+    if let Some(ScoreWatch { largest, first_query }) = &options.watch {
+        largest.note_largest(scores.clone().narrow(3, *first_query, t - first_query));
+    }
     let mut probabilities = match &options.sinks_h {
         None => softmax(scores),
         Some(sinks_h) => {
@@ -82,8 +88,8 @@ pub fn reference(q_bthd: Tensor<4>, k_bsgd: Tensor<4>, v_bsgd: Tensor<4>, option
         probabilities = dropout(probabilities, rate, key);
     }
     let probabilities = narrow(probabilities, dtype).reshape([b, g, per_group * t, s]);
-    let out: Tensor<5> = probabilities.matmul(v).reshape([b, g, per_group, t, d]);
-    out.permute([0, 3, 1, 2, 4]).reshape([b, t, h, d])
+    let out: Tensor<5> = probabilities.matmul(v).reshape([b, g, per_group, t, width]);
+    out.permute([0, 3, 1, 2, 4]).reshape([b, t, h, width])
 }
 
 /// Softmax over the last dimension, of rows that hold at least one finite score.

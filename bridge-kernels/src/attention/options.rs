@@ -2,6 +2,7 @@
 
 use burn::tensor::{Int, Tensor};
 
+use super::largest::ScoreWatch;
 use crate::dropout::DropoutKey;
 
 /// What varies between attention layers.
@@ -20,6 +21,8 @@ pub struct AttentionOptions {
     /// Attention sinks, `[h]`: in the softmax of every query of a head stands one more score, the head's, that has no value (Xiao et al.,
     /// arXiv:2309.17453, section 3.3). They have gradients.
     pub sinks_h: Option<Tensor<1>>,
+    /// Where the largest score is noted, if anybody asks for it. Sinks are no scores.
+    pub watch: Option<ScoreWatch>,
 }
 
 impl AttentionOptions {
@@ -32,6 +35,7 @@ impl AttentionOptions {
             dropout: None,
             document_ids: None,
             sinks_h: None,
+            watch: None,
         }
     }
 
@@ -39,6 +43,9 @@ impl AttentionOptions {
     pub(crate) fn check(&self, [b, t, s]: [usize; 3], h: usize) {
         if let Some(sinks_h) = &self.sinks_h {
             assert_eq!(sinks_h.dims(), [h], "attention: one sink a query head is needed");
+        }
+        if let Some(watch) = &self.watch {
+            assert!(watch.first_query < t, "attention: of {t} queries none is watched from {} on", watch.first_query);
         }
         if let Some((rate, _)) = self.dropout {
             assert!((0.0..1.0).contains(&rate), "attention: a dropout rate lies in [0, 1), got {rate}");

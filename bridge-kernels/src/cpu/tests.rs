@@ -128,12 +128,14 @@ fn attention_forward_and_backward() {
         h,
         g,
         d,
+        width: d,
         scale: 0.7,
         window: None,
         softcap: None,
         dropout: None,
         documents: None,
         sinks: None,
+        watch: None,
     };
     let attended = forward(q, k, v, attention);
     // The first query of a sequence sees its own value only.

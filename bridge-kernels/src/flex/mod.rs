@@ -129,3 +129,7 @@ pub(crate) fn attach_one<const D: usize, const E: usize>(
 ) -> Tensor<D> {
     vjp::attach_some(output, vec![input.into_dispatch()], move |dy| vec![pullback(Values::of_gradient(dy))])
 }
+/// Where the first element of a float32 tensor on Flex is; `None` for others.
+pub fn address_on_cpu<const D: usize>(x: &Tensor<D>) -> Option<usize> {
+    Values::of(x)?.strided().map(|(values, _)| values.as_ptr().addr())
+}

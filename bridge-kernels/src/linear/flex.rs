@@ -81,6 +81,80 @@ pub(crate) fn linear_glu(
     }))
 }
 
+/// See [`crate::linear::linear_of_activation`].
+pub(crate) fn linear_of_activation<const D: usize>(
+    x: &Tensor<D>,
+    kind: Activation,
+    weight_oi: &Tensor<2>,
+    bias_o: Option<&Tensor<1>>,
+) -> Option<Tensor<D>> {
+    let unit = Remade {
+        dims: x.dims(),
+        forward: move |before: &[f32]| activation::forward(before, kind),
+        backward: move |mut gradient: Vec<f32>, before: &[f32]| {
+            activation::backward(&mut gradient, before, kind);
+            gradient
+        },
+    };
+    unit.product(x, weight_oi, bias_o)
+}
+
+/// See [`crate::linear::linear_of_glu`].
+pub(crate) fn linear_of_glu(
+    x_bt2i: &Tensor<3>,
+    unit: GatedUnit,
+    weight_oi: &Tensor<2>,
+    bias_o: Option<&Tensor<1>>,
+) -> Option<Tensor<3>> {
+    let ([b, t, _], [_, width]) = (x_bt2i.dims(), weight_oi.dims());
+    let unit = Remade {
+        dims: [b, t, width],
+        forward: move |before: &[f32]| activation::glu(before, width, unit),
+        backward: move |gradient: Vec<f32>, before: &[f32]| activation::glu_backward(&gradient, before, width, unit),
+    };
+    unit.product(x_bt2i, weight_oi, bias_o)
+}
+
+/// An activation whose result is made again for the backward of the product that reads it.
+struct Remade<F, B, const D: usize> {
+    /// Shape of the result.
+    dims: [usize; D],
+    forward: F,
+    /// From the gradient of the result and what it is made of.
+    backward: B,
+}
+
+impl<F, B, const D: usize> Remade<F, B, D>
+where
+    F: Fn(&[f32]) -> Vec<f32> + Send + 'static,
+    B: Fn(Vec<f32>, &[f32]) -> Vec<f32> + Send + 'static,
+{
+    fn product(self, x: &Tensor<D>, weight_oi: &Tensor<2>, bias_o: Option<&Tensor<1>>) -> Option<Tensor<D>> {
+        let Self { dims, forward, backward } = self;
+        let before = Values::contiguous_of(x)?;
+        let result = tensor(forward(before.slice()), dims);
+        let product = Product::new(&result, weight_oi, bias_o)?;
+        let y = tensor(product.forward(None), product.shape());
+        let [outputs, width] = weight_oi.dims();
+        let held = ProductBackward {
+            dims,
+            sizes: [product.rows(), width, outputs],
+            x: None,
+            weight: x.is_tracked().then_some(product.weight.1),
+            bias_tracked: bias_o.map(Tensor::is_tracked),
+        };
+        let (is_weight_tracked, x_dims) = (weight_oi.is_tracked(), x.dims());
+        Some(vjp::attach_some(y, inputs(x, weight_oi, bias_o), move |dy: Tensor<D>| {
+            let result = is_weight_tracked.then(|| Values::from_vec(forward(before.slice()), dims));
+            let mut gradients = ProductBackward { x: result, ..held }.gradients(&Values::of_gradient(dy));
+            let of_result =
+                gradients[0].take().map(|dz| Values::of_gradient(Tensor::<D>::from_dispatch(dz)).into_vec());
+            gradients[0] = of_result.and_then(|dz| gradient(backward(dz, before.slice()), x_dims));
+            gradients
+        }))
+    }
+}
+
 /// A product and the tensors it is made of.
 struct Product<'a, const D: usize> {
     x: (&'a Tensor<D>, Values),

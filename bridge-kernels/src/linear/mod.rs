@@ -7,6 +7,7 @@ mod flex;
 use burn::tensor::Tensor;
 
 use crate::activation::{Activation, GatedUnit, activation, glu};
+use crate::recompute::recomputed;
 
 /// `x w^T + bias`.
 ///
@@ -78,6 +79,62 @@ pub fn linear_glu(
     let unit = unit.into();
     flex::linear_glu(&x_bti, &weight_oi, bias_o.as_ref(), unit)
         .unwrap_or_else(|| glu(linear(x_bti, weight_oi, bias_o), unit))
+}
+
+/// `activation(x) w^T + bias`, which keeps `x` for backward and not the activation: that is made again.
+///
+/// # Shapes
+/// As [`linear()`].
+///
+/// # Panics
+/// If the sizes differ.
+pub fn linear_of_activation<const D: usize>(
+    x: Tensor<D>,
+    kind: Activation,
+    weight_oi: Tensor<2>,
+    bias_o: Option<Tensor<1>>,
+) -> Tensor<D> {
+    check(&x, &weight_oi, bias_o.as_ref());
+    flex::linear_of_activation(&x, kind, &weight_oi, bias_o.as_ref())
+        .unwrap_or_else(|| again(x, weight_oi, bias_o, move |x| activation(x, kind)))
+}
+
+/// `glu(x) w^T + bias`, which keeps `x` for backward and not what the gated activation makes of it: that is made again.
+///
+/// # Shapes
+/// `x_bt2i` `[b, t, 2i]`, `weight_oi` `[o, i]`, `bias_o` `[o]` -> `[b, t, o]`.
+///
+/// # Panics
+/// If the sizes differ.
+pub fn linear_of_glu(
+    x_bt2i: Tensor<3>,
+    unit: impl Into<GatedUnit>,
+    weight_oi: Tensor<2>,
+    bias_o: Option<Tensor<1>>,
+) -> Tensor<3> {
+    let ([_, _, width], [_, inputs]) = (x_bt2i.dims(), weight_oi.dims());
+    assert_eq!(width, 2 * inputs, "linear: a gated activation halves its input, which then fits the weight");
+    let unit = unit.into();
+    flex::linear_of_glu(&x_bt2i, unit, &weight_oi, bias_o.as_ref())
+        .unwrap_or_else(|| again(x_bt2i, weight_oi, bias_o, move |x| glu(x, unit)))
+}
+
+/// The product of what `before` makes of `x`, where there is no kernel that makes it again.
+fn again<const D: usize>(
+    x: Tensor<D>,
+    weight_oi: Tensor<2>,
+    bias_o: Option<Tensor<1>>,
+    before: impl Fn(Tensor<D>) -> Tensor<D> + Send + 'static,
+) -> Tensor<D> {
+    let mut inputs = vec![x.into_dispatch(), weight_oi.into_dispatch()];
+    inputs.extend(bias_o.map(Tensor::into_dispatch));
+    recomputed(inputs, move |inputs| {
+        let mut inputs = inputs.into_iter();
+        let mut next = || inputs.next();
+        let (x, weight) = next().zip(next()).expect("an input and a weight");
+        let x = before(Tensor::from_dispatch(x));
+        linear(x, Tensor::from_dispatch(weight), next().map(Tensor::from_dispatch))
+    })
 }
 
 /// Fails early on shapes that do not fit each other.

@@ -70,6 +70,11 @@ impl<'a> Blocks<'a> {
         self.granules[first as usize].size
     }
 
+    /// Granules that have been handed out at one time or another, with those before them.
+    pub fn untouched(&self) -> u32 {
+        self.untouched
+    }
+
     /// A block of `size` granules, at least one; `None` if no free block is as large.
     pub fn take(&mut self, size: u32) -> Option<Taken> {
         let first = self.find(size)?;

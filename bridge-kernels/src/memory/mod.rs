@@ -17,17 +17,73 @@
 
 #[cfg(target_os = "linux")]
 mod blocks;
-#[cfg(target_os = "linux")]
+pub mod history;
 #[cfg(target_os = "linux")]
 mod region;
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 #[cfg(target_os = "linux")]
 use region::Region;
 
 /// Bytes from which on a block comes from the region.
 pub const SMALLEST: usize = 1 << 16;
+
+/// Counters of all regions of the process: a program has one.
+struct Counters {
+    used: AtomicUsize,
+    most_used: AtomicUsize,
+    held: AtomicUsize,
+    blocks: AtomicUsize,
+}
+
+static COUNTERS: Counters = Counters {
+    used: AtomicUsize::new(0),
+    most_used: AtomicUsize::new(0),
+    held: AtomicUsize::new(0),
+    blocks: AtomicUsize::new(0),
+};
+
+impl Counters {
+    /// A block of `bytes` was handed out; the region has handed out `held` bytes at one time or another.
+    fn took(&self, bytes: usize, held: usize) {
+        let used = self.used.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        self.most_used.fetch_max(used, Ordering::Relaxed);
+        self.held.fetch_max(held, Ordering::Relaxed);
+        self.blocks.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn gave(&self, bytes: usize) {
+        self.used.fetch_sub(bytes, Ordering::Relaxed);
+        self.blocks.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// What large blocks take of the process's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usage {
+    /// Bytes of the blocks in use.
+    pub used_bytes: usize,
+    /// The most they had.
+    pub most_used_bytes: usize,
+    /// Bytes that the allocator has taken from the system: in use, or kept for reuse.
+    pub held_bytes: usize,
+    /// Blocks in use.
+    pub num_blocks: usize,
+}
+
+/// What large blocks take now; `None` in a program without the allocator, or before the first such block.
+pub fn usage() -> Option<Usage> {
+    let read = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
+    let held_bytes = read(&COUNTERS.held);
+    (held_bytes > 0).then(|| Usage {
+        used_bytes: read(&COUNTERS.used),
+        most_used_bytes: read(&COUNTERS.most_used),
+        held_bytes,
+        num_blocks: read(&COUNTERS.blocks),
+    })
+}
 
 /// The allocator. Use one in a program, as its `#[global_allocator]`.
 pub struct LargeBlocks {
@@ -75,6 +131,18 @@ unsafe impl GlobalAlloc for LargeBlocks {
     }
 }
 
+/// A block that the system's allocator was asked for: noted if it is large, told if there is none.
+#[cfg(target_os = "linux")]
+fn from_system(block: *mut u8, size: usize) -> *mut u8 {
+    if size >= SMALLEST {
+        match block.is_null() {
+            true => history::failed(size),
+            false => history::took(block, size),
+        }
+    }
+    block
+}
+
 #[cfg(target_os = "linux")]
 // SAFETY: blocks of the region are exclusive, aligned and large enough (`Region::take`); a block goes back to where its
 // address says it came from, which is true also while another thread reserves the region (`OnceLock`). Nothing here
@@ -84,13 +152,17 @@ unsafe impl GlobalAlloc for LargeBlocks {
         if layout.size() >= SMALLEST
             && let Some((block, _)) = self.region.take(layout)
         {
+            history::took(block, layout.size());
             return block;
         }
         // SAFETY: the caller keeps the contract of `GlobalAlloc`.
-        unsafe { System.alloc(layout) }
+        from_system(unsafe { System.alloc(layout) }, layout.size())
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        if history::is_on() && (layout.size() >= SMALLEST || self.region.room(block).is_some()) {
+            history::gives(block);
+        }
         if !self.region.give(block) {
             // SAFETY: it is not of the region, so it came from the system.
             unsafe { System.dealloc(block, layout) }
@@ -105,19 +177,25 @@ unsafe impl GlobalAlloc for LargeBlocks {
                 // SAFETY: the block has at least this many bytes and nobody else has it.
                 unsafe { block.write_bytes(0, layout.size()) };
             }
+            history::took(block, layout.size());
             return block;
         }
         // SAFETY: the caller keeps the contract of `GlobalAlloc`.
-        unsafe { System.alloc_zeroed(layout) }
+        from_system(unsafe { System.alloc_zeroed(layout) }, layout.size())
     }
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         let room = self.region.room(block);
         if room.is_none() && size < SMALLEST {
+            if layout.size() >= SMALLEST {
+                history::gives(block);
+            }
             // SAFETY: it is not of the region, so it came from the system; otherwise the caller's contract.
             return unsafe { System.realloc(block, layout, size) };
         }
         if room.is_some_and(|room| size <= room && size > room / 2) {
+            history::gives(block);
+            history::took(block, size);
             return block;
         }
         // SAFETY: the caller promises that `size`, rounded up to the alignment, does not overflow.

@@ -45,6 +45,7 @@ impl Region {
         }
         let State::Reserved(blocks) = &mut *state else { return None };
         let Taken { first, fresh } = blocks.take(size)?;
+        super::COUNTERS.took(size as usize * GRANULE, blocks.untouched() as usize * GRANULE);
         let address = self.addresses.get()?.start + first as usize * GRANULE;
         Some((ptr::with_exposed_provenance_mut(address), fresh))
     }
@@ -53,6 +54,7 @@ impl Region {
     pub fn give(&self, block: *mut u8) -> bool {
         let Some(first) = self.granule(block) else { return false };
         if let State::Reserved(blocks) = &mut *self.lock() {
+            super::COUNTERS.gave(blocks.size(first) as usize * GRANULE);
             blocks.give(first);
         }
         true

@@ -43,10 +43,15 @@ pub(crate) fn packed_attention(
     if let Some(turn) = &turn {
         qkv = Values::from_vec(turn.copy(qkv.slice(), Direction::Forward), [b, t, f]);
     }
-    let problem = problem([b, t, t], [g * r, g, d], options);
+    let problem = problem([b, t, t], [g * r, g, d, d], options);
     let places = PackedPlaces::new(t, packed);
     let [q, k, v] = places.heads(&qkv);
-    let varying = Attention { documents: documents.as_deref(), sinks: sinks.as_ref().map(Values::slice), ..problem };
+    let varying = Attention {
+        documents: documents.as_deref(),
+        sinks: sinks.as_ref().map(Values::slice),
+        watch: options.watch.as_ref(),
+        ..problem
+    };
     let Attended { out, log_sum_exp } = forward(q, k, v, varying);
     let out = tensor(out, [b, t, g * r, d]);
     let saved_out = Values::of(&out)?;

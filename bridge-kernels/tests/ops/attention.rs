@@ -1,7 +1,9 @@
 //! Causal attention.
 
 use bridge_kernels::Philox;
-use bridge_kernels::attention::{AttentionOptions, attention, reference};
+use std::sync::Arc;
+
+use bridge_kernels::attention::{AttentionOptions, LargestScore, ScoreWatch, attention, reference};
 use bridge_kernels::dropout::{DropoutKey, dropped};
 use burn::tensor::{Device, Tensor};
 
@@ -12,6 +14,15 @@ use crate::plain;
 type Shapes = [usize; 6];
 
 const RATE: f64 = 0.3;
+
+/// Head size of values, which is that of queries and keys unless the options say otherwise.
+fn width([.., d]: Shapes, with: &str) -> usize {
+    match (with.contains("narrow values"), with.contains("wide values")) {
+        (true, _) => d - 2,
+        (_, true) => d + 4,
+        _ => d,
+    }
+}
 
 fn key() -> DropoutKey {
     DropoutKey(Philox::new(77))
@@ -44,6 +55,7 @@ fn plain_options(shapes: Shapes, with: &str) -> plain::Attention {
         h,
         g,
         d,
+        width: width(shapes, with),
         scale: o.scale,
         window: o.window,
         softcap: o.softcap,
@@ -53,12 +65,14 @@ fn plain_options(shapes: Shapes, with: &str) -> plain::Attention {
     }
 }
 
-fn shaped([b, t, s, h, g, d]: Shapes, x: &[Tensor<1>]) -> [Tensor<4>; 3] {
-    [x[0].clone().reshape([b, t, h, d]), x[1].clone().reshape([b, s, g, d]), x[2].clone().reshape([b, s, g, d])]
+fn shaped([b, t, s, h, g, d]: Shapes, with: &str, x: &[Tensor<1>]) -> [Tensor<4>; 3] {
+    let width = width([b, t, s, h, g, d], with);
+    [x[0].clone().reshape([b, t, h, d]), x[1].clone().reshape([b, s, g, d]), x[2].clone().reshape([b, s, g, width])]
 }
 
 fn inputs([b, t, s, h, g, d]: Shapes, with: &str) -> Vec<Vec<f32>> {
-    let mut inputs = vec![values(1, b * t * h * d), values(2, b * s * g * d), values(3, b * s * g * d)];
+    let width = width([b, t, s, h, g, d], with);
+    let mut inputs = vec![values(1, b * t * h * d), values(2, b * s * g * d), values(3, b * s * g * width)];
     inputs.extend(with.contains("sinks").then(|| values(4, h)));
     inputs
 }
@@ -69,19 +83,19 @@ fn with_sinks(options: &AttentionOptions, x: &[Tensor<1>]) -> AttentionOptions {
 }
 
 fn check(shapes: Shapes, with: &str) {
-    let [b, t, _, h, _, d] = shapes;
+    let ([b, t, _, h, ..], width) = (shapes, width(shapes, with));
     let (options, _) = options(shapes, with);
     let spec = plain_options(shapes, with);
     Case {
         name: &format!("attention {shapes:?} with {with}"),
         inputs: inputs(shapes, with),
         fast: &|x| {
-            let [q, k, v] = shaped(shapes, x);
-            attention(q, k, v, &with_sinks(&options, x)).reshape([b * t * h * d])
+            let [q, k, v] = shaped(shapes, with, x);
+            attention(q, k, v, &with_sinks(&options, x)).reshape([b * t * h * width])
         },
         reference: &|x| {
-            let [q, k, v] = shaped(shapes, x);
-            reference(q, k, v, &with_sinks(&options, x)).reshape([b * t * h * d])
+            let [q, k, v] = shaped(shapes, with, x);
+            reference(q, k, v, &with_sinks(&options, x)).reshape([b * t * h * width])
         },
         plain: &|x| {
             let spec = plain::Attention { sinks: x.get(3).cloned(), ..spec.clone() };
@@ -107,17 +121,26 @@ fn outputs_and_gradients() {
 }
 
 #[test]
+fn heads_of_values_may_be_of_another_size() {
+    check([2, 7, 7, 3, 1, 5], "narrow values");
+    check([2, 5, 7, 3, 3, 3], "wide values");
+    check([1, 11, 11, 4, 2, 5], "narrow values sinks window softcap dropout documents");
+    check([1, 11, 11, 4, 4, 3], "wide values sinks window softcap dropout documents");
+}
+
+#[test]
 fn sequences_of_several_blocks_match_the_reference() {
     for (shapes, with) in [
         ([2, 131, 139, 6, 3, 17], "window"),
         ([1, 150, 150, 2, 1, 64], "dropout documents"),
         ([1, 67, 67, 1, 1, 256], "softcap"),
         ([2, 131, 131, 4, 2, 17], "sinks window"),
+        ([2, 131, 139, 6, 3, 17], "narrow values window"),
     ] {
         let (options, _) = options(shapes, with);
         let run = |operation: fn(Tensor<4>, Tensor<4>, Tensor<4>, &AttentionOptions) -> Tensor<4>| {
             run_all(&inputs(shapes, with), |x| {
-                let [q, k, v] = shaped(shapes, x);
+                let [q, k, v] = shaped(shapes, with, x);
                 let out = operation(q, k, v, &with_sinks(&options, x));
                 let count = out.shape().num_elements();
                 out.reshape([count])
@@ -168,7 +191,7 @@ fn the_same_on_any_number_of_threads() {
     let (options, _) = options(shapes, "dropout");
     assert_same_on_any_threads("attention", || {
         run_all(&inputs(shapes, ""), |x| {
-            let [q, k, v] = shaped(shapes, x);
+            let [q, k, v] = shaped(shapes, "dropout", x);
             attention(q, k, v, &options).reshape([2 * 131 * 4 * 32])
         })
     });
@@ -186,4 +209,68 @@ fn heads_that_do_not_divide_are_named() {
 fn too_few_keys_are_named() {
     let x = |rows: usize| tensor(&vec![0.0; rows], [1, rows, 1, 1], &Device::flex());
     attention(x(2), x(1), x(1), &AttentionOptions::causal(1));
+}
+
+/// The largest score by its definition, in float64, of the queries from `first_query` on.
+fn largest_score(shapes @ [b, t, s, h, g, d]: Shapes, with: &str, first_query: usize) -> f64 {
+    let (options, documents) = options(shapes, with);
+    let x: Vec<Vec<f64>> = inputs(shapes, with).iter().map(|x| wide(x)).collect();
+    let mut largest = f64::NEG_INFINITY;
+    for (batch, query, head) in (0..b).flat_map(|b| (first_query..t).flat_map(move |q| (0..h).map(move |h| (b, q, h))))
+    {
+        let position = s - t + query;
+        for key in 0..=position {
+            let is_far = options.window.is_some_and(|window| position - key > window);
+            let is_other = options.document_ids.is_some() && documents[batch * t + query] != documents[batch * t + key];
+            if is_far || is_other {
+                continue;
+            }
+            let q = &x[0][((batch * t + query) * h + head) * d..][..d];
+            let k = &x[1][((batch * s + key) * g + head / (h / g)) * d..][..d];
+            let score = q.iter().zip(k).map(|(q, k)| q * k).sum::<f64>() * options.scale;
+            largest = largest.max(options.softcap.map_or(score, |cap| cap * (score / cap).tanh()));
+        }
+    }
+    largest
+}
+
+#[test]
+fn the_largest_score_is_the_one_of_visible_keys() {
+    for (shapes, with, first_query) in [
+        ([2, 7, 7, 3, 1, 5], "", 0),
+        ([1, 11, 13, 4, 2, 3], "window", 0),
+        ([1, 11, 13, 2, 2, 3], "softcap", 5),
+        ([2, 11, 11, 2, 2, 3], "documents", 7),
+        ([1, 11, 11, 4, 2, 3], "sinks window softcap dropout documents", 2),
+        ([2, 131, 139, 6, 3, 17], "window", 97),
+        ([1, 150, 150, 2, 1, 7], "dropout documents", 0),
+        ([2, 1, 17, 2, 1, 3], "sinks", 0),
+    ] {
+        let expected = largest_score(shapes, with, first_query);
+        let without = |operation: Operation| output(shapes, with, operation, None);
+        for operation in [attention as Operation, reference] {
+            let largest = Arc::new(LargestScore::default());
+            let watch = ScoreWatch { largest: Arc::clone(&largest), first_query };
+            assert_eq!(output(shapes, with, operation, Some(watch)), without(operation), "{with}: bits of the output");
+            let found = f64::from(largest.value().unwrap());
+            assert!(
+                (found - expected).abs() < 2e-6 * expected.abs().max(1.0),
+                "{shapes:?} {with}: {found}, {expected}"
+            );
+        }
+    }
+}
+
+type Operation = fn(Tensor<4>, Tensor<4>, Tensor<4>, &AttentionOptions) -> Tensor<4>;
+
+/// Output and gradients of an operation that notes its scores at `watch`.
+fn output(shapes: Shapes, with: &str, operation: Operation, watch: Option<ScoreWatch>) -> Vec<Vec<f32>> {
+    let (options, _) = options(shapes, with);
+    let options = AttentionOptions { watch, ..options };
+    run_all(&inputs(shapes, with), |x| {
+        let [q, k, v] = shaped(shapes, with, x);
+        let out = operation(q, k, v, &with_sinks(&options, x));
+        let count = out.shape().num_elements();
+        out.reshape([count])
+    })
 }

@@ -7,6 +7,7 @@ mod common;
 mod cross_entropy;
 mod dropout;
 mod embedding;
+mod grouped;
 mod half;
 mod linear;
 mod linear_deferred;

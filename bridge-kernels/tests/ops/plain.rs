@@ -42,6 +42,8 @@ pub struct Attention {
     pub h: usize,
     pub g: usize,
     pub d: usize,
+    /// Head size of values.
+    pub width: usize,
     pub scale: f64,
     pub window: Option<usize>,
     pub softcap: Option<f64>,
@@ -52,15 +54,15 @@ pub struct Attention {
     pub sinks: Option<Vec<f64>>,
 }
 
-/// `q [b, t, h, d]`, `k` and `v` `[b, s, g, d]` -> `[b, t, h, d]`.
+/// `q [b, t, h, d]`, `k [b, s, g, d]`, `v [b, s, g, width]` -> `[b, t, h, width]`.
 pub fn attention(q: &[f64], k: &[f64], v: &[f64], a: &Attention) -> Vec<f64> {
-    let mut out = vec![0.0; a.b * a.t * a.h * a.d];
+    let mut out = vec![0.0; a.b * a.t * a.h * a.width];
     for batch in 0..a.b {
         for head in 0..a.h {
             for i in 0..a.t {
                 let group = head / (a.h / a.g);
-                let query = ((batch * a.t + i) * a.h + head) * a.d;
-                let key = |j: usize| ((batch * a.s + j) * a.g + group) * a.d;
+                let query = (batch * a.t + i) * a.h + head;
+                let key = |j: usize| (batch * a.s + j) * a.g + group;
                 let position = a.s - a.t + i;
                 let seen = |j: &usize| {
                     *j <= position
@@ -69,7 +71,7 @@ pub fn attention(q: &[f64], k: &[f64], v: &[f64], a: &Attention) -> Vec<f64> {
                 };
                 let keys: Vec<usize> = (0..a.s).filter(seen).collect();
                 let score = |j: &usize| {
-                    let score = a.scale * dot(&q[query..][..a.d], &k[key(*j)..][..a.d]);
+                    let score = a.scale * dot(&q[query * a.d..][..a.d], &k[key(*j) * a.d..][..a.d]);
                     a.softcap.map_or(score, |cap| cap * (score / cap).tanh())
                 };
                 let scores: Vec<f64> = keys.iter().map(score).collect();
@@ -80,8 +82,8 @@ pub fn attention(q: &[f64], k: &[f64], v: &[f64], a: &Attention) -> Vec<f64> {
                 for (j, score) in keys.iter().zip(&scores) {
                     let factor = a.factors.as_ref().map_or(1.0, |f| f[((batch * a.h + head) * a.t + i) * a.s + j]);
                     let p = (score - top).exp() / sum * factor;
-                    for e in 0..a.d {
-                        out[query + e] += p * v[key(*j) + e];
+                    for e in 0..a.width {
+                        out[query * a.width + e] += p * v[key(*j) * a.width + e];
                     }
                 }
             }

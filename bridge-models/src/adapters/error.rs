@@ -23,6 +23,28 @@ pub enum AdapterError {
         /// The layer.
         layer: String,
     },
+    /// An adapter was trained on a base that is held quantised, and others on the same base are not.
+    #[error(
+        "`{parameter}`: the adapter was trained on a quantised base, which it cannot share with other adapters: load it alone"
+    )]
+    Quantised {
+        /// A parameter that would be held so.
+        parameter: String,
+    },
+    /// Two adapters of one name.
+    #[error("there is an adapter `{name}` already")]
+    Taken {
+        /// The name.
+        name: String,
+    },
+    /// No adapter of this name.
+    #[error("there is no adapter `{name}`: expected one of {known}")]
+    Unknown {
+        /// The name.
+        name: String,
+        /// The names that there are.
+        known: String,
+    },
     /// A setting of `adapter_config.json` that cannot be used.
     #[error("{path}: {key}: expected {expected}, found {found}")]
     Setting {

@@ -8,6 +8,7 @@
 //! | `matcher` | `[peft]` of recipes: layers by name |
 //! | `merge` | weights into which the branches are taken up |
 //! | `trained` | [`TrainedAdapter`]: branches whose values a checkpoint has |
+//! | `several` | [`AdapterSet`]: adapters by name on one base |
 //! | `peft_format` | [`PeftAdapter`]: folders of the `peft` library |
 //!
 //! The door that adapters stand in is `bridge_core::model::Adapter`. No kind of model and no rank layout belongs here.
@@ -19,6 +20,9 @@ mod matcher;
 mod merge;
 mod parts;
 mod peft_format;
+mod several;
+#[cfg(test)]
+mod several_tests;
 #[cfg(test)]
 mod tests;
 mod trained;
@@ -27,4 +31,5 @@ pub use error::AdapterError;
 pub use lora::{Branch, Dropout, DropoutPlace, LowRankAdapter, Method, Targets};
 pub use matcher::low_rank_adapter;
 pub use peft_format::{NamedGradient, PeftAdapter, PeftOptions};
+pub use several::{AdapterRequest, AdapterSet, SetError};
 pub use trained::{ReadValues, TrainedAdapter};

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use bridge_core::config::{Format, World, load_text};
+use bridge_core::train::check_inputs;
 use burn::tensor::Device;
 use serde_json::{Value, json};
 
@@ -111,4 +113,29 @@ fn names_are_those_of_the_whole_path_or_its_end() {
         opened("lora", |settings| settings["target_modules"] = targets.clone()).unwrap();
     }
     opened("lora", |settings| settings["exclude_modules"] = json!(["q_proj"])).expect_err("q_proj is left out");
+}
+
+#[test]
+fn names_of_no_layer_are_found_when_a_recipe_is_checked() {
+    let recipe = include_str!("../../../recipes/tiny.toml");
+    let registry = crate::registry();
+    let problems = |overrides: &[&str]| {
+        let given = ["checkpoint.pretrained_checkpoint=nowhere"];
+        let overrides: Vec<String> = given.iter().chain(overrides).map(|o| (*o).to_owned()).collect();
+        let config = load_text((recipe, Format::Toml), &overrides, &registry.kinds(), &World::SINGLE).unwrap();
+        check_inputs(&config, &registry).expect_err("there is no base").to_string()
+    };
+    for (overrides, name) in [
+        (["peft.target_modules=[\"all-linear\"]"], "peft: `all-linear` names no linear layer"),
+        (["peft.target_modules=[\"linear_qkv\", \"linear_vkq\"]"], "peft: `linear_vkq` names no linear layer"),
+        (["peft.modules_to_save=[\"nothing\"]"], "peft: `nothing` in modules_to_save"),
+        (["model.freeze_parameters=[\"nothing.*\"]"], "model.freeze_parameters: "),
+    ] {
+        let said = problems(&overrides);
+        assert!(said.contains(&format!("error: {name}")), "{overrides:?}: {said}");
+    }
+    for overrides in [["peft.target_modules=[\"q_proj\"]"], ["model.freeze_parameters=[\"embedding.*\"]"]] {
+        let said = problems(&overrides);
+        assert!(said.ends_with("1 configuration error"), "{overrides:?}: {said}");
+    }
 }

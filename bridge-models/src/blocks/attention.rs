@@ -1,5 +1,7 @@
 //! Self-attention with grouped key/value heads.
 
+use std::sync::Arc;
+
 use bridge_core::model::{
     Cut, Exchange, ParameterRole, PassKind, Scope, SegmentCost, TrafficKind, WeightGradientStore, Workload,
 };
@@ -8,7 +10,8 @@ use bridge_dist::mesh::GroupKind;
 use bridge_kernels::attention::workspace_bytes;
 use bridge_kernels::rotary::Positions;
 use bridge_kernels::{
-    AttentionOptions, DropoutKey, PackedHeads, Remakeable, RotaryTable, apply_rotary, packed_attention, rms_norm,
+    AttentionOptions, DropoutKey, LargestScore, PackedHeads, Remakeable, RotaryTable, ScoreWatch, apply_rotary,
+    packed_attention, rms_norm,
 };
 use burn::module::{Module, Param};
 use burn::tensor::{FloatDType, Int, Tensor};
@@ -59,13 +62,16 @@ fn heads_of_a_rank(config: &DecoderConfig, ranks: usize) -> PackedHeads {
     PackedHeads { groups, queries_per_group: queries / groups, head_size: config.kv_channels }
 }
 
-/// What ranks that share sequences send: keys and values, each of `keys` bytes, and the document of each token.
-pub(super) fn context_exchanges(keys: u64, work: &Workload) -> Vec<Exchange> {
+/// What ranks that share sequences send: keys and values, of so many bytes, and the document of each token.
+pub(super) fn context_exchanges(keys_and_values: [u64; 2], work: &Workload) -> Vec<Exchange> {
     let way = (TrafficKind::Context, GroupKind::Context);
-    let mut exchanges = vec![
-        exchange(way, Operation::AllGather, PassKind::Forward, (2, keys)),
-        exchange(way, Operation::ReduceScatter, PassKind::Backward, (2, keys * work.context_size as u64)),
-    ];
+    let of = |bytes: u64| {
+        [
+            exchange(way, Operation::AllGather, PassKind::Forward, (1, bytes)),
+            exchange(way, Operation::ReduceScatter, PassKind::Backward, (1, bytes * work.context_size as u64)),
+        ]
+    };
+    let mut exchanges = keys_and_values.map(of).concat();
     if work.documents {
         exchanges.push(exchange(way, Operation::AllGather, PassKind::Forward, (1, work.tokens() * 8)));
     }
@@ -88,6 +94,8 @@ pub(crate) struct AttentionInput<'a> {
     pub weight_gradients: Option<&'a WeightGradientStore>,
     /// Keys and values of earlier tokens, in generation.
     pub state: Option<&'a mut KeyValues>,
+    /// Where the largest score is noted, if anybody asks for it.
+    pub largest_score: Option<Arc<LargestScore>>,
 }
 
 /// FLOPs of the block in layer `index` over all ranks: projections, and the products of queries, keys and values, as far as the window lets
@@ -147,7 +155,7 @@ impl SelfAttention {
             backward: 2 * queries + 2 * keys * ranks + terms,
             // Of the projection of queries, keys and values, and of the output's.
             put_off: 2 * (stream + queries) + 2 * keys,
-            attention: workspace_bytes(work.seq_length / work.context_size, work.seq_length, head_size) as u64,
+            attention: workspace_bytes([work.seq_length / work.context_size, work.seq_length], [head_size; 2]) as u64,
             exchanges: [
                 enter_exchanges(row, work),
                 if config.qk_layernorm_scope == QkNormScope::Projection {
@@ -155,7 +163,7 @@ impl SelfAttention {
                 } else {
                     Vec::new()
                 },
-                context_exchanges(n * g * d * work.collective_bytes, work),
+                context_exchanges([n * g * d * work.collective_bytes; 2], work),
                 leave_exchanges(row, work),
             ]
             .concat(),
@@ -229,6 +237,7 @@ impl SelfAttention {
             dropout: dropout(self.settings.dropout, input.dropout_key, regions),
             document_ids: input.document_ids.clone(),
             sinks_h: self.softmax_offset.as_ref().map(|sinks_h| sinks_h.val()),
+            watch: input.largest_score.map(|largest| ScoreWatch { largest, first_query: 0 }),
         };
         let qkv_btf = self.linear_qkv.forward(x_btc, store);
         let rotary = input.rotary.filter(|_| self.settings.use_rope);

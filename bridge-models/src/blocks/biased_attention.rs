@@ -3,7 +3,7 @@
 //! Scores are `[b, h, t, s]` in memory, so that a bias can be added to them and has a gradient; the tiled kernel of `attention` has neither.
 
 use bridge_core::model::{Component, Cut, Initial, ParameterRole, Scope, WeightGradientStore};
-use bridge_kernels::{DropoutKey, Remakeable, dropout, embedding};
+use bridge_kernels::{DropoutKey, LargestScore, Remakeable, dropout, embedding};
 use burn::module::{Module, Param};
 use burn::tensor::{Bool, DType, FloatDType, Int, Tensor, TensorData};
 
@@ -113,7 +113,8 @@ impl Settings {
     }
 
     /// Attention of `heads`, whose keys may be those of another sequence: `[b, t, h * d]`. Scores are in float32 whatever the dtype.
-    fn attend(&self, heads: Heads, scores: &Scores, key: Option<DropoutKey>) -> Tensor<3> {
+    fn attend(&self, heads: Heads, input: &BiasedInput) -> Tensor<3> {
+        let BiasedInput { scores, dropout_key, .. } = input;
         let Heads { q_bthd, k_btgd, v_btgd } = heads;
         let ([b, t, h, d], dtype) = (q_bthd.dims(), q_bthd.dtype());
         let (q, k) = (q_bthd.permute([0, 2, 1, 3]), k_btgd.permute([0, 2, 3, 1]));
@@ -126,11 +127,14 @@ impl Settings {
             // Finite, so that a row without any key has no NaN.
             weights_bhts = weights_bhts.mask_fill(hidden, f32::MIN);
         }
+        if let Some(largest) = input.largest_score {
+            largest.note_largest(weights_bhts.clone());
+        }
         // Written out: backends fuse Burn's own where there is no graph, and a recomputed segment would round differently.
         let exponentials = (weights_bhts.clone() - weights_bhts.detach().max_dim(3)).exp();
         let sums = exponentials.clone().sum_dim(3);
         let mut weights_bhts = exponentials / sums;
-        if let Some(key) = key.filter(|_| self.dropout > 0.0) {
+        if let Some(key) = dropout_key.filter(|_| self.dropout > 0.0) {
             weights_bhts = dropout(weights_bhts, self.dropout, key);
         }
         let out = weights_bhts.cast(dtype).matmul(v_btgd.permute([0, 2, 1, 3]));
@@ -149,6 +153,8 @@ pub(crate) struct BiasedInput<'a> {
     /// Key of the dropout mask of the probabilities, of this rank's heads.
     pub dropout_key: Option<DropoutKey>,
     pub weight_gradients: Option<&'a WeightGradientStore>,
+    /// Where the largest score is noted, if anybody asks for it.
+    pub largest_score: Option<&'a LargestScore>,
 }
 
 /// Attention inside one sequence.
@@ -192,7 +198,7 @@ impl BiasedAttention {
         if let Some(state) = state {
             [heads.k_btgd, heads.v_btgd] = state.append([heads.k_btgd, heads.v_btgd]);
         }
-        let x = self.settings.attend(heads, &input.scores, input.dropout_key);
+        let x = self.settings.attend(heads, &input);
         BlockOutput::Product { x: x.into(), linear: &self.linear_proj, store }
     }
 }
@@ -239,7 +245,7 @@ impl CrossAttention {
     ) -> BlockOutput<'a> {
         let store = input.weight_gradients;
         let [q_bthd] = self.settings.heads(&self.linear_q.forward(input.regions.enter_remakeable(x_btc), store));
-        let x = self.settings.attend(Heads { q_bthd, k_btgd, v_btgd }, &input.scores, input.dropout_key);
+        let x = self.settings.attend(Heads { q_bthd, k_btgd, v_btgd }, &input);
         BlockOutput::Product { x: x.into(), linear: &self.linear_proj, store }
     }
 }

@@ -13,14 +13,14 @@ use super::regions::Regions;
 /// The dimension of the sequence.
 const SEQUENCE: usize = 1;
 
-/// Queries, keys and values of the tokens a rank has: `[b, t, h, d]` and twice `[b, t, g, d]`.
+/// Queries, keys and values of the tokens a rank has: `[b, t, h, d]`, `[b, t, g, d]` and `[b, t, g, w]`.
 pub(crate) struct Heads {
     pub q_bthd: Tensor<4>,
     pub k_btgd: Tensor<4>,
     pub v_btgd: Tensor<4>,
 }
 
-/// Causal attention of this rank's queries to the keys of the whole sequence, `[b, t, h, d]`.
+/// Causal attention of this rank's queries to the keys of the whole sequence, `[b, t, h, w]`.
 ///
 /// A mask of attention dropout belongs to a chunk: it is another one than a rank alone would draw. With document boundaries the kernel
 /// wants as many queries as keys, so that queries of tokens before the chunk, of zeros, are computed and dropped.
@@ -40,7 +40,7 @@ pub(crate) fn attend(heads: Heads, options: AttentionOptions, regions: &Regions)
         start += chunk.len();
         let seen = chunk.end;
         let (k, v) = (k_bsgd.clone().narrow(SEQUENCE, 0, seen), v_bsgd.clone().narrow(SEQUENCE, 0, seen));
-        let options = AttentionOptions {
+        let mut options = AttentionOptions {
             dropout: options.dropout.map(|(rate, key)| (rate, DropoutKey(key.0.derive(chunk.start as u64)))),
             document_ids: documents_bs.clone().map(|ids| ids.narrow(SEQUENCE, 0, seen)),
             ..options.clone()
@@ -48,9 +48,67 @@ pub(crate) fn attend(heads: Heads, options: AttentionOptions, regions: &Regions)
         if options.document_ids.is_none() || chunk.start == 0 {
             return attention(q_bthd, k, v, &options);
         }
+        if let Some(watch) = &mut options.watch {
+            watch.first_query = chunk.start;
+        }
         let before = Tensor::zeros([b, chunk.start, h, d], (&q_bthd.device(), q_bthd.dtype()));
         let q_bshd = Tensor::cat(vec![before, q_bthd], SEQUENCE);
         attention(q_bshd, k, v, &options).narrow(SEQUENCE, chunk.start, chunk.len())
     });
     Tensor::cat(outputs.collect(), SEQUENCE)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use bridge_core::model::Parallel;
+    use bridge_dist::comm::thread::run_ranks;
+    use bridge_dist::mesh::{Mesh, MeshSetupError, ParallelSizes, ProcessGroups, RankOrder};
+    use bridge_kernels::{LargestScore, ScoreWatch};
+    use burn::tensor::{Device, Int, TensorData};
+
+    use super::*;
+
+    /// All scores are negative, so that queries of zeros, which only fill a shape, would have the largest.
+    #[test]
+    fn queries_that_fill_a_shape_have_no_scores() {
+        const SHAPE: [usize; 4] = [1, 8, 3, 5];
+        let (device, documents) = (Device::flex(), [0_i64, 0, 0, 1, 1, 1, 2, 2]);
+        let tensor = |sign: f32, places: &[usize]| {
+            let values: Vec<f32> = places
+                .iter()
+                .flat_map(|place| (0..15).map(move |i| sign * (1.0 + ((place * 15 + i) % 7) as f32)))
+                .collect();
+            Tensor::<4>::from_data(TensorData::new(values, [1, places.len(), 3, 5]), &device)
+        };
+        let ids = |places: &[usize]| {
+            let ids: Vec<i64> = places.iter().map(|place| documents[*place]).collect();
+            Tensor::<2, Int>::from_data(TensorData::new(ids, [1, places.len()]), &device)
+        };
+        let score = |groups: ProcessGroups, places: &[usize]| {
+            let regions = Regions::new(&Parallel { groups, sequence_parallel: false });
+            let largest = Arc::new(LargestScore::default());
+            let options = AttentionOptions {
+                document_ids: Some(ids(places)),
+                watch: Some(ScoreWatch { largest: Arc::clone(&largest), first_query: 0 }),
+                ..AttentionOptions::causal(SHAPE[3])
+            };
+            let [q_bthd, k_btgd, v_btgd] = [tensor(1.0, places), tensor(-1.0, places), tensor(1.0, places)];
+            attend(Heads { q_bthd, k_btgd, v_btgd }, options, &regions);
+            largest.value().expect("there are scores")
+        };
+        let alone = score(ProcessGroups::single(), &(0..SHAPE[1]).collect::<Vec<_>>());
+        assert!(alone < -1.0, "{alone}");
+        let sizes = ParallelSizes { context_parallel_size: 2, ..ParallelSizes::default() };
+        let of_ranks = run_ranks(2, Duration::from_secs(30), |world| {
+            let groups = ProcessGroups::new(world, Mesh::new(2, sizes, RankOrder::default()).unwrap())?;
+            let places: Vec<usize> =
+                Cut::Zigzag.parts(SHAPE[1], groups.context().rank(), 2).into_iter().flatten().collect();
+            Ok::<_, MeshSetupError>(score(groups, &places))
+        });
+        let largest = of_ranks.unwrap().into_iter().fold(f32::NEG_INFINITY, f32::max);
+        assert_eq!(largest, alone);
+    }
 }

@@ -72,6 +72,8 @@ pub(crate) struct Embedding {
     /// Factor on the words' rows.
     multiplier: f64,
     dropout: f64,
+    /// Whether the stream is in float32 whatever the tables' dtype.
+    is_wide: bool,
 }
 
 impl Embedding {
@@ -88,6 +90,7 @@ impl Embedding {
             vocab_size: config.padded_vocab_size,
             multiplier: config.embedding_multiplier,
             dropout: config.embedding_dropout,
+            is_wide: config.fp32_residual,
         }
     }
 
@@ -96,7 +99,7 @@ impl Embedding {
         let c = config.hidden_size as u64;
         SegmentCost {
             kept: work.tokens() * 8,
-            backward: work.tokens_between_blocks() * c * work.activation_bytes,
+            backward: work.tokens_between_blocks() * c * work.stream_bytes,
             exchanges: leave_exchanges(c * work.collective_bytes, work),
             ..SegmentCost::default()
         }
@@ -130,6 +133,7 @@ impl Embedding {
         if let Some(table) = &self.position_embeddings {
             x_btc = x_btc + rows_of_positions(table.weight.val(), positions, regions.own_rows(t));
         }
+        let x_btc = if self.is_wide { x_btc.cast(FloatDType::F32) } else { x_btc };
         regions.dropout(x_btc, self.dropout, key)
     }
 }

@@ -1,6 +1,6 @@
 //! The end of the decoder: output projection with loss, or with logits.
 
-use bridge_core::model::{Exchange, OutputParts, PassKind, SegmentCost, TrafficKind, Workload};
+use bridge_core::model::{Exchange, LastLayer, OutputParts, PassKind, SegmentCost, TrafficKind, Workload};
 use bridge_dist::comm::Operation;
 use bridge_dist::comm::{Group, ReduceOp};
 use bridge_dist::mesh::GroupKind;
@@ -8,7 +8,7 @@ use bridge_dist::region::{Cut, gather_replicated};
 use bridge_kernels::cross_entropy::{cap, chunk_rows, workspace_bytes};
 use bridge_kernels::vocab_parallel_cross_entropy::{self as vocab_parallel, VocabularyExchange, VocabularyShard};
 use bridge_kernels::{
-    CrossEntropyOptions, LinearWeight, linear_cross_entropy, linear_weighted, vocab_parallel_cross_entropy,
+    CrossEntropyOptions, DropoutKey, LinearWeight, linear_cross_entropy, linear_weighted, vocab_parallel_cross_entropy,
 };
 use burn::tensor::{Int, Tensor};
 
@@ -30,8 +30,16 @@ pub(crate) struct Targets {
 pub(crate) struct HeadOutputs<'a> {
     /// Behind the final norm, as the residual stream is cut.
     pub x_btc: Tensor<3>,
-    pub projection: Projection,
+    pub last: LastOutputs<'a>,
     pub regions: &'a Regions,
+}
+
+/// What makes the outputs of a model.
+#[expect(clippy::large_enum_variant, reason = "passed on at once, never stored")]
+pub(crate) enum LastOutputs<'a> {
+    Vocabulary(Projection),
+    /// What stands in place of the projection, with the key of its dropout.
+    Replaced(&'a LastLayer, Option<DropoutKey>),
 }
 
 impl OutputParts for HeadOutputs<'_> {
@@ -40,7 +48,15 @@ impl OutputParts for HeadOutputs<'_> {
     }
 
     fn logits(&self) -> Tensor<3> {
-        logits(self.x_btc.clone(), self.projection.clone(), self.regions)
+        let x_btc = self.x_btc.clone();
+        match &self.last {
+            LastOutputs::Vocabulary(projection) => logits(x_btc, projection.clone(), self.regions),
+            // Each rank computes the outputs of the tokens that it has, which are few numbers to gather.
+            LastOutputs::Replaced(layer, key) => {
+                let outputs_btn = layer.outputs(self.regions.dropout(x_btc, layer.dropout(), *key));
+                self.regions.replicated(outputs_btn)
+            }
+        }
     }
 }
 
@@ -79,9 +95,20 @@ pub(crate) fn cost(config: &DecoderConfig, work: &Workload) -> SegmentCost {
     SegmentCost {
         flops: flops(work.all_tokens(), config.hidden_size, v),
         kept: n * c * work.activation_bytes + n * c * FLOAT32 + rows as u64 * c * FLOAT32,
-        backward: work.tokens_between_blocks() * c * work.activation_bytes,
+        backward: work.tokens_between_blocks() * c * work.stream_bytes,
         cross_entropy: workspace_bytes(n as usize, rows) as u64,
         exchanges,
+        ..SegmentCost::default()
+    }
+}
+
+/// What a layer in place of the projection costs, which keeps its input. The loss is the program's, and so is what that costs.
+pub(crate) fn cost_replaced(outputs: usize, hidden_size: usize, work: &Workload) -> SegmentCost {
+    let c = hidden_size as u64;
+    SegmentCost {
+        flops: flops(work.all_tokens(), hidden_size, outputs),
+        kept: work.tokens_between_blocks() * c * work.activation_bytes,
+        backward: work.tokens_between_blocks() * c * work.activation_bytes,
         ..SegmentCost::default()
     }
 }

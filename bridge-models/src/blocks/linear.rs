@@ -5,12 +5,13 @@ use bridge_core::model::{
     QuantizedValues, Scope, WeightGradientStore,
 };
 use bridge_kernels::{
-    Activation, GatedUnit, LinearWeight, LowRankSum, Remakeable, activation_remakeable, glu_remakeable,
-    linear_activation, linear_deferred, linear_glu, linear_low_rank, linear_weighted,
+    FeedForwardUnit, LinearWeight, LowRankSum, Remakeable, activation_remakeable, glu_remakeable, linear_activation,
+    linear_deferred, linear_glu, linear_low_rank, linear_of_activation, linear_of_glu, linear_weighted,
 };
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
+use super::recompute::recomputed;
 use super::regions::Regions;
 
 /// `x w^T + bias`, or this rank's slice of it.
@@ -45,13 +46,12 @@ pub(crate) struct LinearConfig {
     pub initial: Initial,
 }
 
-/// What stands behind the first product of a feed-forward block.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Unit {
-    /// A non-linearity.
-    Plain(Activation),
-    /// The product's first half is the gate of the second.
-    Gated(GatedUnit),
+/// What a unit makes of the first product of a feed-forward block, `[b, t, ..]`.
+fn activated(x: Tensor<3>, unit: FeedForwardUnit) -> Remakeable<3> {
+    match unit {
+        FeedForwardUnit::Plain(kind) => activation_remakeable(x, kind),
+        FeedForwardUnit::Gated(unit) => glu_remakeable(x, unit),
+    }
 }
 
 /// FLOPs of a linear layer over `tokens`, forward and backward: two products backward for one forward.
@@ -105,16 +105,34 @@ impl Linear {
     pub fn forward_and_activate(
         &self,
         x: Remakeable<3>,
-        unit: Unit,
+        unit: FeedForwardUnit,
         store: Option<&WeightGradientStore>,
     ) -> Remakeable<3> {
-        let is_fused = store.is_none() && self.adaptation.is_none() && self.quantized.is_none();
+        let is_fused = store.is_none() && self.is_plain();
         match (is_fused, unit) {
-            (true, Unit::Gated(unit)) => linear_glu(x.tensor, self.weight.val(), self.bias(), unit).into(),
-            (true, Unit::Plain(kind)) => linear_activation(x.tensor, self.weight.val(), self.bias(), kind).into(),
-            (false, Unit::Gated(unit)) => glu_remakeable(self.forward(x, store), unit),
-            (false, Unit::Plain(kind)) => activation_remakeable(self.forward(x, store), kind),
+            (true, FeedForwardUnit::Gated(unit)) => linear_glu(x.tensor, self.weight.val(), self.bias(), unit).into(),
+            (true, FeedForwardUnit::Plain(kind)) => {
+                linear_activation(x.tensor, self.weight.val(), self.bias(), kind).into()
+            }
+            (false, unit) => activated(self.forward(x, store), unit),
         }
+    }
+
+    /// The product of what `unit` makes of `x`, which is made again in backward: `[b, t, ..]` -> `[b, t, outputs]`.
+    pub fn forward_of_unit(&self, x: Tensor<3>, unit: FeedForwardUnit) -> Tensor<3> {
+        match (self.adaptation.is_none() && self.quantized.is_none(), unit) {
+            (true, FeedForwardUnit::Gated(unit)) => linear_of_glu(x, unit, self.weight.val(), self.bias()),
+            (true, FeedForwardUnit::Plain(kind)) => linear_of_activation(x, kind, self.weight.val(), self.bias()),
+            (false, _) => {
+                recomputed(self.in_this_pass(), [x], move |linear, [x]| linear.forward(activated(x, unit), None))
+            }
+        }
+    }
+
+    /// The layer as it is in the pass under way: for what runs again in backward, when another one may be.
+    pub fn in_this_pass(&self) -> Self {
+        let adaptation = self.adaptation.as_ref().map(LinearAdaptation::in_this_pass);
+        Self { adaptation, ..self.clone() }
     }
 
     /// [`Self::forward`] added to the residual stream `[b, t, outputs]`, as one operation.
@@ -135,6 +153,16 @@ impl Linear {
         }
         let change = self.change(&x.tensor);
         with_bias(regions.leave(self.changed_product(x, (None, None), change, store)), self.bias())
+    }
+
+    /// Whether the layer is no more than its weight and bias: no adapter changes the product, and the weight is not quantised.
+    pub fn is_plain(&self) -> bool {
+        self.adaptation.is_none() && self.quantized.is_none()
+    }
+
+    /// Weight and bias of a layer that [is no more](Self::is_plain) than these.
+    pub fn plain(&self) -> Option<(Tensor<2>, Option<Tensor<1>>)> {
+        self.is_plain().then(|| (self.weight.val(), self.bias()))
     }
 
     fn bias(&self) -> Option<Tensor<1>> {

@@ -6,12 +6,12 @@
 //!
 //! Further shape letters: `r` latent size, `n` and `p` elements of a head that are not and that are rotated, `v` elements of a value.
 
-use bridge_core::model::{Cut, Meets, Scope, SegmentCost, Workload};
+use bridge_core::model::{Cut, Exchange, Meets, PassKind, Scope, SegmentCost, WeightGradientStore, Workload};
 use bridge_kernels::attention::workspace_bytes;
 use bridge_kernels::rotary::Positions;
-use bridge_kernels::{AttentionOptions, Remakeable, RotaryTable, apply_rotary};
+use bridge_kernels::{AttentionOptions, DropoutKey, Remakeable, RotaryTable, ScoreWatch, apply_rotary};
 use burn::module::Module;
-use burn::tensor::Tensor;
+use burn::tensor::{Int, Tensor};
 
 use super::attention::{AttentionInput, context_exchanges, dropout};
 use super::context_parallel::{Heads, attend};
@@ -19,7 +19,8 @@ use super::init::InitialValues;
 use super::key_values::KeyValues;
 use super::linear::{Linear, LinearConfig};
 use super::norm::Norm;
-use super::regions::{enter_exchanges, leave_exchanges};
+use super::recompute::recomputed;
+use super::regions::{Regions, enter_exchanges, leave_exchanges};
 use super::residual::BlockOutput;
 use crate::models::decoder::config::{DecoderConfig, LatentConfig, NormConfig};
 
@@ -41,6 +42,9 @@ pub(crate) struct LatentAttention {
     linear_proj: Linear,
     #[module(skip)]
     settings: Settings,
+    /// Whether what is made of latent vectors is made again in backward.
+    #[module(skip)]
+    remakes: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -65,27 +69,40 @@ impl LatentAttention {
         let (a, n, ranks) = (work.activation_bytes, work.tokens(), work.context_size as u64);
         let heads = (config.num_attention_heads / work.place.tensor.size) as u64;
         let scored = latent.qk_head_dim + latent.qk_pos_emb_head_dim;
-        // Values are as wide as keys while attention works on them.
-        let width = scored.max(latent.v_head_dim);
-        let all = n * heads * width as u64 * a;
+        let of_heads = |size: usize| n * heads * size as u64;
+        let [keys, values] = [scored, latent.v_head_dim].map(|size| of_heads(size) * a);
         let small = latent.q_lora_rank.unwrap_or(0) + latent.kv_lora_rank + latent.qk_pos_emb_head_dim;
         let latents = n * small as u64 * a;
         let stream = n * config.hidden_size as u64 * a;
         let row = config.hidden_size as u64 * work.collective_bytes;
-        let small_row = small as u64 * work.collective_bytes;
+        // What queries are made of, latent vectors of keys and values, and the rotated elements of keys.
+        let q = latent.q_lora_rank.unwrap_or(config.hidden_size);
+        let entered = [q, latent.kv_lora_rank, latent.qk_pos_emb_head_dim].into_iter();
+        let enter = entered.flat_map(|size| enter_exchanges(size as u64 * work.collective_bytes, work));
+        // Queries, keys, values and the output.
+        let gathered = if ranks > 1 { (keys + values) * ranks } else { 0 };
+        let heads_of_all = 2 * (keys + values) + n * heads * FLOAT32 + gathered;
+        let is_remade = config.recomputed.mla_up_proj;
+        let sent = [scored, latent.v_head_dim].map(|size| of_heads(size) * work.collective_bytes);
+        let mut context = context_exchanges(sent, work);
+        if is_remade {
+            let forward = context.iter().filter(|exchange| exchange.pass == PassKind::Forward);
+            let again: Vec<_> = forward.map(|one| Exchange { pass: PassKind::Backward, ..*one }).collect();
+            context.extend(again);
+        }
         SegmentCost {
             flops: flops(config, latent, index, work),
-            // The stream, latent vectors before and after their norms, queries, keys, values and the output.
-            kept: stream + 2 * latents + 4 * all + n * heads * FLOAT32 + if ranks > 1 { 2 * all * ranks } else { 0 },
-            backward: 2 * all + 2 * all * ranks,
-            put_off: 2 * stream + latents + 3 * all,
-            attention: workspace_bytes(work.seq_length / work.context_size, work.seq_length, width) as u64,
-            exchanges: [
-                enter_exchanges(small_row, work),
-                context_exchanges(n * heads * width as u64 * work.collective_bytes, work),
-                leave_exchanges(row, work),
-            ]
-            .concat(),
+            // The stream, latent vectors before and after their norms, and what is made of them.
+            kept: stream + 2 * latents + if is_remade { values } else { heads_of_all },
+            brought_back: if is_remade { heads_of_all } else { 0 },
+            recomputed_flops: if is_remade { remade_flops(config, latent, index, work) / 3.0 } else { 0.0 },
+            backward: (keys + values) * (1 + ranks),
+            put_off: 2 * stream + latents + 2 * keys + values,
+            attention: workspace_bytes(
+                [work.seq_length / work.context_size, work.seq_length],
+                [scored, latent.v_head_dim],
+            ) as u64,
+            exchanges: enter.chain(context).chain(leave_exchanges(row, work)).collect(),
             ..SegmentCost::default()
         }
     }
@@ -138,6 +155,7 @@ impl LatentAttention {
                 dropout: config.attention_dropout,
                 use_rope: !config.no_rope_layers.includes(index),
             },
+            remakes: config.recomputed.mla_up_proj,
         }
     }
 
@@ -149,67 +167,108 @@ impl LatentAttention {
     /// The block's output, `[b, t, c]` -> the same.
     pub fn forward<'a>(&'a self, x_btc: Remakeable<3>, input: AttentionInput<'a>) -> BlockOutput<'a> {
         let (regions, store) = (input.regions, input.weight_gradients);
-        let Settings { heads: h, latent: r, rotated: p, unrotated: n, value: v, .. } = self.settings;
+        let Settings { heads: h, latent: r, rotated: p, value: v, .. } = self.settings;
         let rotary = input.rotary.filter(|_| self.settings.use_rope);
-        let rotary = rotary.map(|tables| (tables.of(self.settings.window), input.positions));
+        let rotary = rotary.map(|tables| (tables.of(self.settings.window).clone(), input.positions.clone()));
         let down_btf = self.linear_kv_down_proj.forward(x_btc.clone(), store);
         let latent_btr = down_btf.clone().narrow(FEATURES, 0, r);
         let latent_btr = regions.enter(normed(&self.kv_layernorm, latent_btr));
         let rotated_btp = regions.enter(down_btf.narrow(FEATURES, r, p));
-        let q_btf = match (&self.linear_q_down_proj, &self.linear_q_up_proj, &self.linear_q_proj) {
-            (Some(down), Some(up), _) => {
-                let latent = normed(&self.q_layernorm, down.forward(x_btc, store));
-                up.forward(regions.enter(latent), store)
-            }
-            (_, _, Some(linear)) => linear.forward(regions.enter_remakeable(x_btc), store),
-            _ => unreachable!("queries come from the stream or from a latent vector"),
-        };
+        let (queries, x_btf): (_, Remakeable<3>) =
+            match (&self.linear_q_down_proj, &self.linear_q_up_proj, &self.linear_q_proj) {
+                (Some(down), Some(up), _) => (up, normed(&self.q_layernorm, down.forward(x_btc, store)).into()),
+                (_, _, Some(linear)) => (linear, x_btc),
+                _ => unreachable!("queries come from the stream or from a latent vector"),
+            };
+        let x_btf = regions.enter_remakeable(x_btf);
         let [b, t, _] = latent_btr.dims();
-        let q_bthd: Tensor<4> = q_btf.reshape([b, t, h, n + p]);
-        let q_bthp = rotate(q_bthd.clone().narrow(HEAD, n, p), rotary);
-        let q_bthd = Tensor::cat(vec![q_bthd.narrow(HEAD, 0, n), q_bthp], HEAD);
-        let mut kept = [latent_btr.reshape([b, t, 1, r]), rotate(rotated_btp.reshape([b, t, 1, p]), rotary)];
+        let rotated_bt1p = rotate(rotated_btp.reshape([b, t, 1, p]), rotary.as_ref());
+        let mut kept = [latent_btr.reshape([b, t, 1, r]), rotated_bt1p];
+        let is_training = input.state.is_none();
         if let Some(state) = input.state {
             kept = state.append(kept);
         }
-        let [latent_bs1r, k_bs1p] = kept;
-        let [_, s, ..] = latent_bs1r.dims();
-        let up_bsf = self.linear_kv_up_proj.forward(latent_bs1r.reshape([b, s, r]), store);
-        let up_bshf: Tensor<4> = up_bsf.reshape([b, s, h, n + v]);
-        let k_bshn = up_bshf.clone().narrow(HEAD, 0, n);
-        let k_bshd = Tensor::cat(vec![k_bshn, k_bs1p.expand([b, s, h, p])], HEAD);
-        // Attention wants keys and values of one width; elements of zero change nothing.
-        let width = (n + p).max(v);
-        let heads = Heads {
-            q_bthd: widened(q_bthd, width),
-            k_btgd: widened(k_bshd, width),
-            v_btgd: widened(up_bshf.narrow(HEAD, n, v), width),
-        };
-        let options = AttentionOptions {
-            scale: self.settings.scale,
-            window: self.settings.window,
-            softcap: self.settings.softcap,
+        let [latent_bsr, k_bsp] = kept.map(|kept| {
+            let [b, s, _, size] = kept.dims();
+            kept.reshape([b, s, size])
+        });
+        let around = Around {
+            settings: self.settings,
+            regions: regions.clone(),
+            rotary,
             dropout: dropout(self.settings.dropout, input.dropout_key, regions),
-            document_ids: input.document_ids.clone(),
-            sinks_h: None,
+            document_ids: input.document_ids,
+            watch: input.largest_score.map(|largest| ScoreWatch { largest, first_query: 0 }),
+            store: store.cloned(),
         };
-        let y_bthv = attend(heads, options, regions).narrow(HEAD, 0, v);
-        BlockOutput::Product { x: y_bthv.reshape([b, t, h * v]).into(), linear: &self.linear_proj, store }
+        let values = &self.linear_kv_up_proj;
+        let y_btf = if self.remakes && is_training {
+            let layers = (queries.in_this_pass(), values.in_this_pass());
+            recomputed(
+                layers,
+                [x_btf.tensor, latent_bsr, k_bsp],
+                move |(queries, values), [x_btf, latent_bsr, k_bsp]| {
+                    around.attend((queries, values), x_btf, [latent_bsr, k_bsp])
+                },
+            )
+        } else {
+            around.attend((queries, values), x_btf, [latent_bsr, k_bsp])
+        };
+        BlockOutput::Product { x: y_btf.reshape([b, t, h * v]).into(), linear: &self.linear_proj, store }
+    }
+}
+
+/// What attention needs besides the layers out of latent vectors and their inputs.
+struct Around {
+    settings: Settings,
+    regions: Regions,
+    rotary: Option<(RotaryTable, Positions)>,
+    dropout: Option<(f64, DropoutKey)>,
+    document_ids: Option<Tensor<2, Int>>,
+    watch: Option<ScoreWatch>,
+    store: Option<WeightGradientStore>,
+}
+
+impl Around {
+    /// What queries are made of, latent vectors and rotated elements of keys: `[b, t, ..]`, `[b, s, r]` and `[b, s, p]` -> `[b, t, h * v]`.
+    fn attend(
+        &self,
+        (queries, values): (&Linear, &Linear),
+        x_btf: impl Into<Remakeable<3>>,
+        [latent_bsr, k_bsp]: [Tensor<3>; 2],
+    ) -> Tensor<3> {
+        let Settings { heads: h, rotated: p, unrotated: n, value: v, scale, window, softcap, .. } = self.settings;
+        let (store, x_btf) = (self.store.as_ref(), x_btf.into());
+        let ([b, t, _], [_, s, _]) = (x_btf.tensor.dims(), latent_bsr.dims());
+        let q_bthd: Tensor<4> = queries.forward(x_btf, store).reshape([b, t, h, n + p]);
+        let q_bthp = rotate(q_bthd.clone().narrow(HEAD, n, p), self.rotary.as_ref());
+        let q_bthd = Tensor::cat(vec![q_bthd.narrow(HEAD, 0, n), q_bthp], HEAD);
+        let up_bshf: Tensor<4> = values.forward(latent_bsr, store).reshape([b, s, h, n + v]);
+        let k_bshn = up_bshf.clone().narrow(HEAD, 0, n);
+        let k_bshd = Tensor::cat(vec![k_bshn, k_bsp.reshape([b, s, 1, p]).expand([b, s, h, p])], HEAD);
+        let heads = Heads { q_bthd, k_btgd: k_bshd, v_btgd: up_bshf.narrow(HEAD, n, v) };
+        let (dropout, document_ids, watch) = (self.dropout, self.document_ids.clone(), self.watch.clone());
+        let options = AttentionOptions { scale, window, softcap, dropout, document_ids, sinks_h: None, watch };
+        attend(heads, options, &self.regions).reshape([b, t, h * v])
     }
 }
 
 /// FLOPs of the block over all ranks; see the same of grouped heads.
 fn flops(config: &DecoderConfig, latent: &LatentConfig, index: usize, work: &Workload) -> f64 {
+    let down = latent.q_lora_rank.unwrap_or(0) + latent.kv_lora_rank + latent.qk_pos_emb_head_dim;
+    let out = config.num_attention_heads * latent.v_head_dim;
+    6.0 * (config.hidden_size * (down + out)) as f64 * work.all_tokens() + remade_flops(config, latent, index, work)
+}
+
+/// Of these, the ones of what recompute of `mla_up_proj` runs again: projections out of latent vectors, and attention.
+fn remade_flops(config: &DecoderConfig, latent: &LatentConfig, index: usize, work: &Workload) -> f64 {
     let (tokens, t) = (work.all_tokens(), work.seq_length as f64);
     let size = |value: usize| value as f64;
-    let (c, h) = (size(config.hidden_size), size(config.num_attention_heads));
+    let h = size(config.num_attention_heads);
     let (r, p, v) = (size(latent.kv_lora_rank), size(latent.qk_pos_emb_head_dim), size(latent.v_head_dim));
     let scored = size(latent.qk_head_dim) + p;
-    let queries = match latent.q_lora_rank {
-        Some(q) => size(q) * (c + h * scored),
-        None => c * h * scored,
-    };
-    let projections = queries + c * (r + p) + r * h * (size(latent.qk_head_dim) + v) + h * v * c;
+    let queries = size(latent.q_lora_rank.unwrap_or(config.hidden_size)) * h * scored;
+    let projections = queries + r * h * (size(latent.qk_head_dim) + v);
     let whole = tokens * t;
     let seen = match config.window_size.filter(|_| config.window_layers.includes(index)) {
         Some(window) => ((window + 1) as f64 * tokens).min(whole),
@@ -225,19 +284,9 @@ fn normed(norm: &Option<Norm>, x_btr: Tensor<3>) -> Tensor<3> {
     }
 }
 
-fn rotate(x_bthp: Tensor<4>, rotary: Option<(&RotaryTable, &Positions)>) -> Tensor<4> {
+fn rotate(x_bthp: Tensor<4>, rotary: Option<&(RotaryTable, Positions)>) -> Tensor<4> {
     match rotary {
         Some((table, positions)) => apply_rotary(x_bthp, table, positions),
         None => x_bthp,
     }
-}
-
-/// Heads with zeros behind their elements, up to `width` of them.
-fn widened(x_bthd: Tensor<4>, width: usize) -> Tensor<4> {
-    let [b, t, h, d] = x_bthd.dims();
-    if d == width {
-        return x_bthd;
-    }
-    let zeros = Tensor::zeros([b, t, h, width - d], (&x_bthd.device(), x_bthd.dtype()));
-    Tensor::cat(vec![x_bthd, zeros], HEAD)
 }

@@ -1,12 +1,12 @@
 //! The feed-forward block, plain or gated.
 
 use bridge_core::model::{Cut, Scope, SegmentCost, WeightGradientStore, Workload};
-use bridge_kernels::{DropoutKey, Remakeable, dropout};
+use bridge_kernels::{DropoutKey, FeedForwardUnit, GroupedLinear, GroupedMlp, Remakeable, dropout, grouped_mlp};
 use burn::module::Module;
 use burn::tensor::Tensor;
 
 use super::init::InitialValues;
-use super::linear::{Linear, LinearConfig, Unit, flops};
+use super::linear::{Linear, LinearConfig, flops};
 use super::regions::{Regions, enter_exchanges, leave_exchanges};
 use super::residual::BlockOutput;
 use crate::models::decoder::config::DecoderConfig;
@@ -17,12 +17,17 @@ pub(crate) struct Mlp {
     linear_fc1: Linear,
     linear_fc2: Linear,
     #[module(skip)]
-    unit: Unit,
+    unit: FeedForwardUnit,
 }
 
 /// The two inner tensors of a feed-forward block of width `f` on a rank, over `rows` rows, in bytes; their gradients are as large.
 pub(crate) fn inner_bytes(config: &DecoderConfig, rows: u64, f: usize, work: &Workload) -> u64 {
     rows * ((config.fc1_blocks() + 1) * f) as u64 * work.activation_bytes
+}
+
+/// The second of the two: what the unit makes of the first.
+pub(crate) fn unit_bytes(rows: u64, f: usize, work: &Workload) -> u64 {
+    rows * f as u64 * work.activation_bytes
 }
 
 /// FLOPs of a feed-forward block of width `f`, over all ranks and `tokens`.
@@ -103,12 +108,44 @@ impl Mlp {
         BlockOutput::Product { x: h_btf, linear: &self.linear_fc2, store }
     }
 
+    /// [`Self::forward_term`] that does not keep what the non-linearity makes: it is made again in backward.
+    pub fn forward_term_remaking(&self, x_nc: Tensor<2>) -> Tensor<2> {
+        let [n, c] = x_nc.dims();
+        let before = self.linear_fc1.forward(x_nc.reshape([1, n, c]), None);
+        self.linear_fc2.forward_of_unit(before, self.unit).reshape([n, c])
+    }
+
+    /// The block as it is in the pass under way: for what runs again in backward.
+    pub fn in_this_pass(&self) -> Self {
+        let (linear_fc1, linear_fc2) = (self.linear_fc1.in_this_pass(), self.linear_fc2.in_this_pass());
+        Self { linear_fc1, linear_fc2, unit: self.unit }
+    }
+
     /// This rank's term of a sum over the tensor-parallel ranks, without communication; with one such rank, the whole.
     ///
     /// `[n, c]` -> `[n, c]`. The block is one [of terms](Self::of_terms).
     pub fn forward_term(&self, x_nc: Tensor<2>) -> Tensor<2> {
         let [n, c] = x_nc.dims();
         self.linear_fc2.forward(self.hidden(x_nc.reshape([1, n, c]).into(), None), None).reshape([n, c])
+    }
+
+    /// Whether the layers are no more than weights and biases: no adapter changes them, and no weight is quantised.
+    pub fn is_plain(&self) -> bool {
+        [&self.linear_fc1, &self.linear_fc2].into_iter().all(Linear::is_plain)
+    }
+
+    /// [`Self::forward_term`] of several blocks as one operation: `[m, c]`, rows of the first block first and `counts` of each, -> the same.
+    ///
+    /// # Panics
+    /// If a block is not [plain](Self::is_plain).
+    pub fn forward_terms(blocks: &[Self], x_mc: Tensor<2>, counts: &[usize]) -> Tensor<2> {
+        let grouped = |layer: fn(&Self) -> &Linear| {
+            let plain = |block| layer(block).plain().expect("the blocks are plain");
+            let (weights_oi, biases_o): (Vec<_>, Vec<_>) = blocks.iter().map(plain).unzip();
+            GroupedLinear { weights_oi, biases_o: biases_o.into_iter().flatten().collect() }
+        };
+        let (first, second) = (grouped(|block| &block.linear_fc1), grouped(|block| &block.linear_fc2));
+        grouped_mlp(x_mc, counts, &GroupedMlp { first, unit: blocks[0].unit, second })
     }
 
     /// `[b, t, c]` -> `[b, t, f]`, of this rank's columns.

@@ -10,6 +10,7 @@
 //! | `ssm` | Mamba-2's state space block |
 //! | `rope` | rotary frequencies and their scaling |
 //! | `init` | what parameters begin with |
+//! | `recompute` | parts of a segment that run again in backward |
 //! | `context_parallel` | attention over sequences that ranks share |
 //! | `regions` | where activations are gathered, summed and cut between ranks |
 //!
@@ -28,6 +29,7 @@ pub(crate) mod mla;
 pub(crate) mod mlp;
 pub(crate) mod moe;
 pub(crate) mod norm;
+pub(crate) mod recompute;
 pub(crate) mod regions;
 pub(crate) mod residual;
 pub(crate) mod rope;

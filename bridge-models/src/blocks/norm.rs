@@ -3,7 +3,7 @@
 use bridge_core::model::{Component, Cut, Initial, Meets, ParameterRole, Scope, SegmentCost};
 use bridge_kernels::{Remakeable, layer_norm, residual_layer_norm, residual_rms_norm, rms_norm};
 use burn::module::{Module, Param};
-use burn::tensor::{FloatDType, Tensor};
+use burn::tensor::{DType, FloatDType, Tensor};
 
 use crate::models::decoder::choices::NormKind;
 use crate::models::decoder::config::NormConfig;
@@ -54,23 +54,45 @@ impl Norm {
         }
     }
 
-    /// `[.., size]` -> the same.
+    /// `[.., size]` -> the same, in the dtype of `x`.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        let (weight, bias) = self.parameters();
+        let (weight, bias) = self.parameters_for(&x);
         match self.config.kind {
             NormKind::LayerNorm | NormKind::LayerNormNoBias => layer_norm(x, weight, bias, self.config.epsilon),
             NormKind::RmsNorm => rms_norm(x, weight, self.config.epsilon),
         }
     }
 
-    /// The norm of a residual stream, and the stream: `[b, t, size]` -> twice the same.
+    /// [`Self::forward`] in the dtype of the parameters, which is that of the layers: `x` may be a wider stream.
+    pub fn forward_into_layers<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        self.forward(x).cast(self.dtype())
+    }
+
+    /// The norm of a residual stream, in the dtype of the parameters, and the stream: `[b, t, size]` -> twice the same.
     pub fn forward_residual(&self, x: Tensor<3>) -> (Remakeable<3>, Tensor<3>) {
-        let (weight, bias) = self.parameters();
-        match self.config.kind {
+        let (weight, bias) = self.parameters_for(&x);
+        let (normed, x) = match self.config.kind {
             NormKind::LayerNorm | NormKind::LayerNormNoBias => {
                 residual_layer_norm(x, weight, bias, self.config.epsilon)
             }
             NormKind::RmsNorm => residual_rms_norm(x, weight, self.config.epsilon),
+        };
+        let dtype = self.dtype();
+        // What is rounded afterwards is not what the norm makes.
+        let is_narrower = FloatDType::from(normed.tensor.dtype()) != dtype;
+        (if is_narrower { normed.tensor.cast(dtype).into() } else { normed }, x)
+    }
+
+    fn dtype(&self) -> FloatDType {
+        FloatDType::from(self.weight.val().dtype())
+    }
+
+    /// Weight and bias as they are applied to `x`: as wide as it is, so that one kernel takes all.
+    fn parameters_for<const D: usize>(&self, x: &Tensor<D>) -> (Tensor<1>, Option<Tensor<1>>) {
+        let (weight, bias) = self.parameters();
+        match x.dtype() {
+            DType::F32 => (weight.cast(FloatDType::F32), bias.map(|bias| bias.cast(FloatDType::F32))),
+            _ => (weight, bias),
         }
     }
 

@@ -6,12 +6,13 @@
 //! x <- norm(stream_multiplier * x + sum over branches of dropout(branch_multiplier * after(block(before(x)))))
 //! ```
 //!
-//! where each norm, each factor and the dropout may be absent. Which of these operations run as one (a norm with the stream that it reads, a
+//! where each norm, each factor and the dropout may be absent. The stream may be in float32 between blocks of 16 bits: what they read is
+//! rounded, and what they make is widened before it is added. Which of these operations run as one (a norm with the stream that it reads, a
 //! product with the addition) is decided here and nowhere else.
 
 use bridge_core::model::WeightGradientStore;
 use bridge_kernels::{DropoutKey, Remakeable};
-use burn::tensor::Tensor;
+use burn::tensor::{FloatDType, Tensor};
 
 use super::linear::Linear;
 use super::norm::Norm;
@@ -74,6 +75,8 @@ pub(crate) struct Residual<'a> {
     pub adds_to_norm: bool,
     /// Norm of the sum.
     pub norm: Option<&'a Norm>,
+    /// dtype of what blocks read and make.
+    pub block_dtype: FloatDType,
 }
 
 impl Residual<'_> {
@@ -83,10 +86,11 @@ impl Residual<'_> {
         let mut shared: Option<Remakeable<3>> = None;
         let inputs = branches.each_ref().map(|branch| {
             let input_btc = match branch.reads {
-                Reads::Stream => stream_btc.clone().into(),
+                Reads::Stream => stream_btc.clone().cast(self.block_dtype).into(),
                 Reads::Norm(norm) => {
                     let (normed_btc, same_btc) = norm.forward_residual(stream_btc.clone());
-                    stream_btc = if self.adds_to_norm { normed_btc.tensor.clone() } else { same_btc };
+                    let dtype = FloatDType::from(same_btc.dtype());
+                    stream_btc = if self.adds_to_norm { normed_btc.tensor.clone().cast(dtype) } else { same_btc };
                     normed_btc
                 }
                 Reads::Shared => shared.take().expect("the first branch shares with none"),
@@ -113,7 +117,11 @@ impl Residual<'_> {
         after: Option<&Norm>,
         key: Option<DropoutKey>,
     ) -> Tensor<3> {
-        let adds_unchanged = after.is_none() && self.branch_multiplier == 1.0 && (self.dropout == 0.0 || key.is_none());
+        let dtype = FloatDType::from(stream_btc.dtype());
+        let adds_unchanged = after.is_none()
+            && self.branch_multiplier == 1.0
+            && (self.dropout == 0.0 || key.is_none())
+            && dtype == self.block_dtype;
         match output {
             BlockOutput::Product { x, linear, store: None } if adds_unchanged && self.regions.tensor().size() == 1 => {
                 linear.forward_and_add(x, stream_btc)
@@ -125,7 +133,7 @@ impl Residual<'_> {
                     None => y_btc,
                 };
                 let y_btc = scaled(y_btc, self.branch_multiplier);
-                stream_btc + self.regions.dropout(y_btc, self.dropout, key)
+                stream_btc + self.regions.dropout(y_btc, self.dropout, key).cast(dtype)
             }
         }
     }

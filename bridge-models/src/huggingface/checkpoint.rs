@@ -98,6 +98,8 @@ struct Index {
 const MOST_NAME_BYTES: usize = 1024;
 pub(super) const INDEX: &str = "model.safetensors.index.json";
 pub(super) const SINGLE: &str = "model.safetensors";
+/// What PyTorch's own files of weights are called, whole and in shards.
+const PICKLED: [&str; 2] = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
 
 impl HfCheckpoint {
     /// Maps the files of `folder`: those of `model.safetensors.index.json` if it is there, else `model.safetensors`.
@@ -107,7 +109,11 @@ impl HfCheckpoint {
     pub fn open(folder: &Path) -> Result<Self, HfError> {
         let index_path = folder.join(INDEX);
         if !index_path.exists() {
-            return Self::open_files(folder, &[folder.join(SINGLE)]);
+            let single = folder.join(SINGLE);
+            if !single.exists() && PICKLED.iter().any(|name| folder.join(name).exists()) {
+                return Err(HfError::Pickled { path: folder.to_owned() });
+            }
+            return Self::open_files(folder, &[single]);
         }
         let text = outside::read_text(&index_path, outside::TABLE_BYTES).map_err(|source| io(&index_path, source))?;
         let index: Index =

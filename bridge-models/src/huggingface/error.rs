@@ -50,6 +50,15 @@ pub enum HfError {
         /// One entry a tensor.
         problems: Vec<TensorProblem>,
     },
+    /// The weights are in PyTorch's own files only.
+    #[error(
+        "{path}: there is no model.safetensors, and pytorch_model.bin is not read, because such a file is a program: write the folder \
+         anew by transformers, `model.save_pretrained(FOLDER, safe_serialization=True)`"
+    )]
+    Pickled {
+        /// The folder.
+        path: PathBuf,
+    },
     /// A tensor is in none of the files that should have it.
     #[error("{path}: there is no tensor `{name}`")]
     NoTensor {

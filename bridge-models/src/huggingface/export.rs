@@ -281,7 +281,7 @@ fn is_of_weights(path: &Path) -> bool {
     name == INDEX || name == SINGLE || (name.starts_with("model-") && name.ends_with(".safetensors"))
 }
 
-/// How each tensor is stored: all alike, but in 8 bits only the matrices of linear layers are.
+/// How each tensor is stored: all alike, but in 8 bits only the matrices of linear layers are, and what is float32 in every run stays so.
 fn storages(config: &DecoderConfig, map: &WeightMap, dtype: StorageDtype) -> HashMap<String, StorageDtype> {
     let table = config.declarations();
     let infos = table.parameters().iter().map(|info| (info.name.as_str(), info));
@@ -291,6 +291,7 @@ fn storages(config: &DecoderConfig, map: &WeightMap, dtype: StorageDtype) -> Has
         let is_product = info.role == ParameterRole::Weight && info.component != Component::Router;
         let is_matrix = entry.rows_are_outputs() && entry.tensors.iter().all(|stored| stored.shape.len() == 2);
         match dtype {
+            _ if info.is_float32() => StorageDtype::F32,
             StorageDtype::F8 if !(is_product && is_matrix) => StorageDtype::Bf16,
             dtype => dtype,
         }

@@ -101,6 +101,7 @@ pub(super) fn as_in_a_file(config: DecoderConfig) -> DecoderConfig {
         global_aux_loss_coeff: neutral.global_aux_loss_coeff,
         z_loss_coeff: neutral.z_loss_coeff,
         dispatcher: neutral.dispatcher,
+        grouped_gemm: neutral.grouped_gemm,
         freeze_router: neutral.freeze_router,
         ..moe
     });
@@ -112,6 +113,8 @@ pub(super) fn as_in_a_file(config: DecoderConfig) -> DecoderConfig {
         padded_vocab_size: config.vocab_size,
         embedding_init_method_std: config.init_method_std,
         perform_initialization: true,
+        recomputed: DecoderConfig::neutral().recomputed,
+        fp32_residual: DecoderConfig::neutral().fp32_residual,
         ..config
     }
     .without_unused()

@@ -48,6 +48,11 @@ impl<'a> Fields<'a> {
         self.values.get(key).filter(|value| !value.is_null())
     }
 
+    /// The value of a key, without taking note that it was asked for.
+    pub fn peek(&self, key: &str) -> Option<&'a Value> {
+        self.values.get(key)
+    }
+
     /// Whether `key` is there, null or not: families whose key is something else without it than with null ask this.
     pub fn has(&self, key: &str) -> bool {
         self.ask(key);

@@ -214,7 +214,7 @@ impl HfModel {
         failure.map_or(Ok(()), Err)
     }
 
-    /// An entry for each of the chunk's parameters but an adapter's: for the whole of it, with the chunk's padded vocabulary.
+    /// An entry for each of the chunk's parameters that a plain model has: for the whole of it, with the chunk's padded vocabulary.
     fn entries_for(&self, chunk: &dyn ModelChunk) -> Result<Vec<Option<WeightEntry>>, HfError> {
         let for_parameter = |info: &Declaration| {
             let mismatch =
@@ -224,7 +224,7 @@ impl HfModel {
             };
             entry.padded_to(&info.global_shape()).ok_or_else(|| mismatch(format!("{:?}", entry.shape)))
         };
-        let entry = |info: &Declaration| (!info.of_adapter).then(|| for_parameter(info)).transpose();
+        let entry = |info: &Declaration| (!info.is_added()).then(|| for_parameter(info)).transpose();
         chunk.parameters().iter().map(entry).collect()
     }
 

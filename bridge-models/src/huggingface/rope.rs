@@ -39,7 +39,12 @@ pub(crate) fn read(fields: &Fields, config: &mut DecoderConfig, form: RopeForm) 
 pub(crate) fn of_all_layers(fields: &Fields, max_positions: usize, form: RopeForm) -> Result<RopeConfig, HfError> {
     // transformers gives the old table precedence where a file has both.
     let table = match fields.table("rope_scaling", "rope_scaling.")? {
-        Some(table) => Some(table),
+        Some(table) => {
+            if fields.peek("rope_parameters") == fields.peek("rope_scaling") {
+                fields.ask("rope_parameters");
+            }
+            Some(table)
+        }
         None => fields.table("rope_parameters", "rope_parameters.")?,
     };
     if let Some(table) = &table {
@@ -67,7 +72,13 @@ pub(crate) fn read_table(
     form: RopeForm,
 ) -> Result<RopeConfig, HfError> {
     let number = |key, beside| match table.map_or(Ok(None), |table| table.number(key))? {
-        Some(number) => Ok(Some(number)),
+        Some(number) => {
+            // What stands twice is read once; another value beside the table stays unread, and is told.
+            if fields.peek(beside).and_then(Value::as_f64) == Some(number) {
+                fields.ask(beside);
+            }
+            Ok(Some(number))
+        }
         None => fields.number(beside),
     };
     let percent = number("partial_rotary_factor", form.beside[1])?;

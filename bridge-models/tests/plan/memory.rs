@@ -62,6 +62,59 @@ fn activations_are_what_backward_keeps() {
     assert_eq!(selective, (ids + 2 * (layer - mlp) + stream + head, mlp));
 }
 
+/// What runs again inside a segment is brought back for its backward, and is not kept.
+#[test]
+fn parts_of_segments_that_run_again_are_not_kept() {
+    let latent = [
+        "model.num_query_groups=8",
+        "model.multi_latent_attention=true",
+        "model.q_lora_rank=12",
+        "model.kv_lora_rank=10",
+        "model.qk_head_dim=6",
+        "model.qk_pos_emb_head_dim=4",
+        "model.v_head_dim=7",
+        "model.moe_shared_expert_intermediate_size=40",
+    ];
+    let of = |size: usize, more: &[&str]| {
+        let plan = tiny(size, &[&MOE[..], &latent, more].concat());
+        let (stage, flops) = (&plan.stages[0], plan.flops);
+        let again = flops.per_step_with_recompute - flops.per_step;
+        (stage.kept_activations, stage.recomputed_activations, again, stage.memory.total)
+    };
+    let plain = of(1, &[]);
+    assert_eq!((plain.1, plain.2), (0, 0.0));
+    // Of two micro-batches and two layers, 2 FLOPs a product: all of shared experts; queries from 12, keys and values from 10, and scores and sums over
+    // the keys that are seen.
+    let shared_flops = 4.0 * 2.0 * 128.0 * 64.0 * 120.0;
+    let latent_flops = 4.0 * (2.0 * 128.0 * 8.0 * (12.0 * 10.0 + 10.0 * 13.0) + 128.0 * 8.0 * 17.0 * 64.0);
+    // Two experts a token; gate, other half and their product; queries and keys, values and output, and log-sum-exp.
+    let activated = 256 * 96 * 4;
+    let shared = 128 * 120 * 4;
+    let heads = 2 * 128 * 8 * (10 + 7) * 4 + 128 * 8 * 4;
+    let output = 128 * 8 * 7 * 4;
+    for (module, kept, brought_back, flops) in [
+        ("moe_act", activated, activated, 0.0),
+        ("shared_experts", shared, shared, shared_flops),
+        ("mla_up_proj", heads - output, heads, latent_flops),
+    ] {
+        let modules = format!("model.recompute_modules=[\"{module}\"]");
+        let found = of(1, &["model.recompute_granularity=selective", &modules]);
+        assert_eq!(plain.0 - found.0, 2 * kept, "{module}");
+        assert_eq!((found.1, found.2), (brought_back, flops), "{module}");
+        assert!(found.3 < plain.3, "{module}: {} of {} bytes", found.3, plain.3);
+    }
+}
+
+#[test]
+fn a_stream_in_float32_is_counted_so() {
+    let kept = |more: &[&str]| {
+        let plan = tiny(1, &[&["mixed_precision=bf16_mixed"], more].concat());
+        plan.stages[0].kept_activations
+    };
+    // The inputs of four blocks and of the head.
+    assert_eq!(kept(&["model.fp32_residual_connection=true"]) - kept(&[]), 5 * 128 * 64 * 2);
+}
+
 #[test]
 fn tensor_parallel_ranks_share_what_is_inside_blocks() {
     let kept = |more: &[&str]| {

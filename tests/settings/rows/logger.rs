@@ -48,6 +48,7 @@ fn curves() -> Vec<Row> {
     // Five steps fill no buffer, and take long enough to be looked at.
     let slow = watched(&tiny_with(&["model.seq_length=256", "model.num_layers=8"])).with(&["train.train_iters=5"]);
     let throughput = tiny_with(&["logger.log_throughput_to_tensorboard=true", "logger.throughput_window_size=2"]);
+    let remembered = tiny_with(&["logger.log_memory_to_tensorboard=true"]);
     let runtime = tiny_with(&["logger.log_runtime_to_tensorboard=true"]);
     vec![
         switch("logger.log_throughput_to_tensorboard", &tiny_with(&["train.train_iters=101"]))
@@ -59,6 +60,11 @@ fn curves() -> Vec<Row> {
         row("logger.log_loss_scale_to_tensorboard", &tiny(), &[AS_IT_IS, "false"]).moves("events"),
         switch("logger.log_validation_ppl_to_tensorboard", &tiny()).moves("events"),
         switch("logger.log_memory_to_tensorboard", &tiny()).moves("events"),
+        row("logger.memory_keys", &remembered, &[AS_IT_IS, "{'allocated_bytes.all.peak'='mem-bytes'}"])
+            .moves("console events"),
+        switch("logger.log_device_memory_used", &remembered).moves("events"),
+        switch("logger.log_max_attention_logit", &tiny())
+            .moves("console events keys max_attention_logit max_attention_logits scalars"),
         switch("logger.log_l2_norm_grad_to_tensorboard", &tiny()).moves("events scalars"),
         switch("logger.log_runtime_to_tensorboard", &tiny()).moves("events"),
         row("logger.runtime_time_unit", &runtime, &["seconds", "minutes"]).lowers("time_total"),
@@ -84,12 +90,28 @@ fn traces() -> Vec<Row> {
     let window =
         ["profiling.use_pytorch_profiler=true", "profiling.profile_step_start=1", "profiling.profile_step_end=3"];
     let traced = tiny_with(&window);
+    let remembered = tiny_with(&[
+        "profiling.record_memory_history=true",
+        "profiling.profile_step_start=1",
+        "profiling.profile_step_end=3",
+    ]);
     vec![
         switch("profiling.use_pytorch_profiler", &tiny_with(&["train.train_iters=12"])).moves("console files trace"),
         row("profiling.profile_step_start", &traced, &[AS_IT_IS, "0", "2"]).moves("trace"),
         row("profiling.profile_step_end", &traced, &[AS_IT_IS, "2"]).moves("trace"),
         row("profiling.profile_ranks", &on(2, &window), &[AS_IT_IS, "[0]"]).moves("files trace"),
         switch("profiling.pytorch_profiler_collect_shapes", &traced).moves("trace"),
+        // What they mark, stand-ins of the libraries tell (`logging/nvidia`); where there are none, that is said.
+        row("profiling.nvtx_ranges", &tiny_with(&["train.train_iters=12"]), &[AS_IT_IS, "true"]).moves("exit").holds(
+            1,
+            "stderr",
+            "libnvToolsExt.so.# cannot be loaded",
+        ),
+        row("profiling.use_nsys_profiler", &tiny_with(&["train.train_iters=12"]), &[AS_IT_IS, "true"])
+            .moves("exit")
+            .holds(1, "stderr", "profiling.use_nsys_profiler"),
+        switch("profiling.record_memory_history", &tiny_with(&["train.train_iters=12"])).moves("console files"),
+        row("profiling.memory_snapshot_path", &remembered, &[AS_IT_IS, "held.pickle"]).moves("console files"),
     ]
 }
 
@@ -121,6 +143,8 @@ fn trackers() -> Vec<Row> {
         row("logger.mlflow_run_name", &tracked, &[AS_IT_IS, "null"]).moves("exit"),
         row("logger.mlflow_tracking_uri", &tracked, &[AS_IT_IS, "ftp://there"]).moves("exit"),
         row("logger.mlflow_tags", &tiny(), &[AS_IT_IS, "{a='b'}"]).moves("exit"),
+        row("logger.otlp_endpoint", &tiny(), &[AS_IT_IS, "http://127.0.0.1:9"]).moves("console files"),
+        row("logger.otlp_endpoint", &tiny(), &[AS_IT_IS, "there"]).moves("exit").holds(1, "stderr", "is no collector"),
         row("logger.wandb_project", &tiny(), &[AS_IT_IS, "p"]).moves("files tracked"),
         row("logger.wandb_exp_name", &at_wandb, &[AS_IT_IS, "name"]).moves("tracked"),
         row("logger.wandb_save_dir", &at_wandb, &[AS_IT_IS, "there"]).moves("files"),

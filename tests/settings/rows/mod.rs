@@ -13,6 +13,7 @@ mod peft;
 mod ranks;
 mod scheduler;
 mod stragglers;
+mod t5;
 mod train;
 
 use super::check::check;
@@ -39,5 +40,5 @@ macro_rules! sections {
 
 sections!(
     checkpoint, dataset, faults, layout, logger, model, moe, optimizer, others, patience, peft, ranks, scheduler,
-    stragglers, train
+    stragglers, t5, train
 );

@@ -206,6 +206,8 @@ fn initial() -> Vec<Row> {
 fn precision() -> Vec<Row> {
     vec![
         switch("model.bf16", &tiny()).moves("loss_1 shapes slices"),
+        switch("model.fp32_residual_connection", &tiny_with(&["mixed_precision=bf16_mixed"])).moves("loss_1"),
+        switch("model.fp32_residual_connection", &tiny_with(&["mixed_precision=fp16_mixed"])).moves("loss_1"),
         switch("model.fp16", &tiny()).moves("loss_1 console files learning_rate loss_scale shapes skipped slices"),
         row(
             "model.params_dtype",
@@ -222,7 +224,23 @@ fn recompute() -> Vec<Row> {
     let large = large.with(&["train.train_iters=1", "scheduler.lr_warmup_iters=0", "validation.eval_iters=0"]);
     let full = large.with(&["model.recompute_granularity=full", "model.recompute_num_layers=2"]);
     let block = full.with(&["model.recompute_method=block"]);
-    let selective = large.with(&["model.recompute_granularity=selective", "model.ffn_hidden_size=256"]);
+    let granularity = "model.recompute_granularity=selective";
+    let selective = large.with(&[granularity, "model.ffn_hidden_size=256"]);
+    let experts = selective.with(&[
+        "model.num_moe_experts=4",
+        "model.moe_ffn_hidden_size=256",
+        "model.moe_shared_expert_intermediate_size=256",
+    ]);
+    let latent = large.with(&[
+        granularity,
+        "model.multi_latent_attention=true",
+        "model.num_query_groups=4",
+        "model.q_lora_rank=8",
+        "model.kv_lora_rank=8",
+        "model.qk_head_dim=48",
+        "model.qk_pos_emb_head_dim=16",
+        "model.v_head_dim=64",
+    ]);
     vec![
         row(
             "model.recompute_granularity",
@@ -239,5 +257,8 @@ fn recompute() -> Vec<Row> {
         row("model.recompute_method", &full, &["block", "uniform"]).lowers("peak"),
         row("model.recompute_num_layers", &block, &["1", "8"]).lowers("peak"),
         row("model.recompute_modules", &selective, &["['core_attn']", "['core_attn', 'mlp']"]).lowers("peak"),
+        row("model.recompute_modules", &experts, &["['core_attn']", "['core_attn', 'moe_act']"]).lowers("peak"),
+        row("model.recompute_modules", &experts, &["['core_attn']", "['core_attn', 'shared_experts']"]).lowers("peak"),
+        row("model.recompute_modules", &latent, &["['mlp']", "['mlp', 'mla_up_proj']"]).lowers("peak"),
     ]
 }

@@ -36,7 +36,7 @@ fn scores() -> Vec<Row> {
     let (relative, individual) = ("relative to other ranks: best", "relative to their past: best");
     vec![
         row("nvrx_straggler.enabled", &trained, &["false", "true & nvrx_straggler.report_time_interval=0.001"])
-            .moves("console")
+            .moves("console files")
             .holds(1, "console", relative),
         row("nvrx_straggler.report_time_interval", &scored, &[AS_IT_IS, "300"])
             .moves("console")

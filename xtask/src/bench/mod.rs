@@ -9,7 +9,7 @@ mod report;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use serde_json::Value;
 
@@ -17,14 +17,18 @@ use crate::build::build_bridge;
 use peer::{Peer, Program};
 use report::{OpRow, Report, StepRow, median};
 
-/// The presets that both sides support.
+/// The presets that both sides support, with benchmarks/peer_torch.py.
 const PRESETS: [&str; 4] = ["nano-gpt2", "nano-llama", "smol-135m", "gpt2-124m"];
+/// The presets of Bridge that it does not have: for another peer.
+const OF_OTHER_PEERS: [&str; 6] =
+    ["nano-gemma", "moe-8x", "mamba2-20m", "smol-135m-full", "smol-135m-lora", "smol-135m-dora"];
 
 /// What to measure, and with which PyTorch.
 #[derive(Debug, Args)]
 pub struct Bench {
-    /// A preset to train: nano-gpt2, nano-llama, smol-135m or gpt2-124m. May be repeated; all four by default.
-    #[arg(long = "preset", value_parser = PRESETS)]
+    /// A preset to train: nano-gpt2, nano-llama, smol-135m or gpt2-124m, or with --peer any other one that it has. May be repeated; all four
+    /// by default.
+    #[arg(long = "preset", value_parser = PRESETS.into_iter().chain(OF_OTHER_PEERS).collect::<Vec<_>>())]
     presets: Vec<String>,
     /// Paired runs of each preset.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
@@ -63,6 +67,12 @@ pub struct Bench {
 
 /// Runs the command.
 pub fn run(bench: &Bench) -> Result<ExitCode> {
+    let other = bench.presets.iter().find(|preset| OF_OTHER_PEERS.contains(&preset.as_str()));
+    if let Some(preset) = other.filter(|_| bench.peer.is_none() && !bench.alone) {
+        bail!(
+            "--preset {preset}: benchmarks/peer_torch.py does not have it; give a program that does with --peer, or --alone"
+        );
+    }
     let peer = match bench.alone {
         true => None,
         false => Some(Peer::find(bench.python.as_deref(), bench.peer.as_deref(), bench.install_peer)?),

@@ -74,9 +74,11 @@ impl StepRow {
             "eager_tokens_per_second": medians(&self.eager, "tokens_per_second"),
             "eager_peak_mib": medians(&self.eager, "peak_mib"),
             "compiled_tokens_per_second": medians(&self.compiled, "tokens_per_second"),
+            "compiled_peak_mib": medians(&self.compiled, "peak_mib"),
             "speed_over_eager": self.ratio(&self.eager, "tokens_per_second").map(hundredths),
             "speed_over_compiled": self.ratio(&self.compiled, "tokens_per_second").map(hundredths),
             "memory_over_eager": self.ratio(&self.eager, "peak_mib").map(hundredths),
+            "memory_over_compiled": self.ratio(&self.compiled, "peak_mib").map(hundredths),
         })
     }
 }
@@ -125,8 +127,8 @@ impl Report {
         let mut text = String::new();
         match &self.rows {
             Rows::Steps(rows) => {
-                text += "| preset | tokens/s | PyTorch eager | torch.compile | speed / eager | speed / compile | memory / eager |\n";
-                text += "| --- | ---: | ---: | ---: | ---: | ---: | ---: |\n";
+                text += "| preset | tokens/s | PyTorch eager | torch.compile | speed / eager | speed / compile | memory / eager | memory / compile |\n";
+                text += "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n";
                 for row in rows {
                     let speed = |runs: &[Value]| cell(medians(runs, "tokens_per_second"), 0);
                     let ratio = |runs: &[Value], key| cell(row.ratio(runs, key), 2);
@@ -137,6 +139,7 @@ impl Report {
                         ratio(&row.eager, "tokens_per_second"),
                         ratio(&row.compiled, "tokens_per_second"),
                         ratio(&row.eager, "peak_mib"),
+                        ratio(&row.compiled, "peak_mib"),
                     ];
                     let _ = writeln!(text, "| {} | {} |", row.preset, cells.join(" | "));
                 }
@@ -217,7 +220,7 @@ mod tests {
         assert_eq!(row.json()["memory_over_eager"], 0.5);
         assert_eq!(row.json()["speed_over_compiled"], Value::Null);
         let table = Report::steps(vec![row]).table();
-        assert!(table.ends_with("| nano-gpt2 | 900 | 900 | - | 1.20 | - | 0.50 |\n"), "{table}");
+        assert!(table.ends_with("| nano-gpt2 | 900 | 900 | - | 1.20 | - | 0.50 | - |\n"), "{table}");
     }
 
     #[test]

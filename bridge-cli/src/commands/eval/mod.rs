@@ -23,8 +23,9 @@ use serde_json::json;
 use self::tasks::{Evaluation, TaskArguments};
 use super::split_name::SplitName;
 use super::text_sequences::TextSequences;
+use crate::chosen_models::{ModelArguments, Models};
 use crate::failure::Failure;
-use crate::model_source::{LoadedModel, ModelArguments, open};
+use crate::model_source::LoadedModel;
 use crate::output::line;
 use crate::progress;
 use crate::rooted::{root_paths, start_folder};
@@ -34,6 +35,9 @@ use crate::rooted::{root_paths, start_folder};
 pub struct Arguments {
     #[command(flatten)]
     model: ModelArguments,
+    /// Which of several adapters is evaluated, or `base` for none.
+    #[arg(long = "use", value_name = "NAME")]
+    chosen: Option<String>,
     /// Text files or globs to evaluate on instead of the recipe's data.
     #[arg(long, num_args = 1..)]
     text: Vec<String>,
@@ -80,12 +84,13 @@ struct Totals {
 pub fn run(arguments: &Arguments, verbosity: Verbosity) -> Result<u8, Failure> {
     overrides_have_a_recipe(arguments)?;
     let device = select_device(&arguments.device).map_err(Failure::input)?;
-    let model = open(&arguments.model, &device)?;
+    let models = Models::open(&arguments.model, &device)?;
+    let model = models.choose(arguments.chosen.as_slice(), 1)?[0].model;
     let progress = progress::visible(verbosity);
     if arguments.tasks.are_given() {
         let evaluation = Evaluation {
             tokenizer: model.tokenizer_of(&arguments.model.model)?,
-            model: &model,
+            model,
             device: &device,
             batch_size: arguments.micro_batch_size,
             max_items: arguments.max_samples,
@@ -94,15 +99,15 @@ pub fn run(arguments: &Arguments, verbosity: Verbosity) -> Result<u8, Failure> {
         return evaluation.run(&arguments.tasks, progress.as_ref()).map(|()| 0);
     }
     let sequences = if arguments.text.is_empty() {
-        split_sequences(arguments, &model, &progress)?
+        split_sequences(arguments, model, &progress)?
     } else {
-        text_sequences(arguments, &model)?
+        text_sequences(arguments, model)?
     };
     if let Some(bound) = sequences.bound.filter(|_| arguments.max_samples.is_none()) {
         eprintln!("mock data has no end: evaluating on {bound} sequences (--max-samples asks for another number)");
     }
     let sequences = sequences.limited(arguments.max_samples);
-    let totals = evaluate(&model, sequences, arguments.micro_batch_size, (&device, progress.as_ref()))?;
+    let totals = evaluate(model, sequences, arguments.micro_batch_size, (&device, progress.as_ref()))?;
     if totals.tokens == 0.0 {
         return Err(Failure::input("there is nothing to evaluate: no token is predicted from one before it"));
     }

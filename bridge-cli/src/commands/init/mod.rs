@@ -65,7 +65,10 @@ pub fn run(arguments: &Arguments, speech: &Speech) -> Result<u8, Failure> {
     names.write(&recipe.to_text(), arguments.force)?;
     let path = &names.recipe;
     speech.result(
-        || format!("wrote {}\n{}\nnext: bridge train {}", path.display(), recipe.remarks.join("\n"), path.display()),
+        || {
+            let told: Vec<&str> = recipe.text.notes.iter().chain(&recipe.remarks).map(String::as_str).collect();
+            format!("wrote {}\n{}\nnext: bridge train {}", path.display(), told.join("\n"), path.display())
+        },
         || json!({ "recipe": path, "name": names.name, "seconds": told.seconds, "memory_bytes": told.memory, "notes": recipe.text.notes }),
     );
     Ok(0)
@@ -126,12 +129,16 @@ impl Names {
     }
 
     fn write(&self, text: &str, force: bool) -> Result<(), Failure> {
+        let failed = |error: std::io::Error| Failure::run(format!("{}: {error}", self.recipe.display()));
+        if let Some(folder) = self.recipe.parent() {
+            std::fs::create_dir_all(folder).map_err(failed)?;
+        }
         let mut options = OpenOptions::new();
         options.write(true).truncate(true);
         let file =
             if force { options.create(true).open(&self.recipe) } else { options.create_new(true).open(&self.recipe) };
         let written = file.and_then(|mut file| file.write_all(text.as_bytes()));
-        written.map_err(|error| Failure::run(format!("{}: {error}", self.recipe.display())))
+        written.map_err(failed)
     }
 }
 

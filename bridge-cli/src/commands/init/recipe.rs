@@ -140,10 +140,11 @@ impl Recipe {
         };
         let name = &self.name;
         let _ = writeln!(text, "#   bridge train {name}.toml      trains it; the same command again resumes it");
-        let _ = match self.tuning {
-            Some(_) => writeln!(text, "#   bridge chat {name}"),
-            None => writeln!(text, "#   bridge generate {name} --prompt \"...\""),
+        let use_of = match &self.tuning {
+            Some(tuning) => tuning.use_of(name),
+            None => format!("bridge generate {name} --prompt \"...\""),
         };
+        let _ = writeln!(text, "#   {use_of}");
         for remark in self.text.notes.iter().chain(&self.remarks) {
             // A name may have a line break.
             let _ = writeln!(text, "# {}", remark.replace(['\n', '\r'], " "));

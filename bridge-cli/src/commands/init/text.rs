@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use bridge_data::sft::{ExampleKind, examples_of, splits_of};
+use bridge_data::sft::{ExampleKind, SplitCounts, examples_of, is_part_of_example, splits_of};
 use bridge_data::source::literal_pattern;
 use bridge_data::source::survey::{FileKind, Lines, Surveyed, extension, is_left_out, lines_of, survey};
 
@@ -11,6 +11,7 @@ use super::arguments::Kind;
 use crate::failure::Failure;
 
 /// Text that a recipe can train on.
+#[derive(Default)]
 pub struct Text {
     /// Patterns for `dataset.source`.
     pub source: Vec<String>,
@@ -36,8 +37,8 @@ pub struct Text {
 pub struct ExampleFiles {
     /// What they are.
     pub kind: ExampleKind,
-    /// The folder, if its files are named after splits.
-    pub root: Option<PathBuf>,
+    /// The folder, if its files are named after splits, and how many examples these have.
+    pub root: Option<(PathBuf, SplitCounts)>,
     /// The files.
     pub files: Vec<PathBuf>,
 }
@@ -52,11 +53,52 @@ const LEAST: u64 = 256;
 /// # Errors
 /// If there is none, with what there is instead.
 pub fn find(inputs: &[PathBuf], kind: Option<Kind>) -> Result<Text, Failure> {
-    let mut surveyed = Vec::new();
-    let mut roots = Vec::new();
-    for input in inputs {
+    let (surveyed, roots) = look_into(inputs)?;
+    let of = |kind: FileKind| surveyed.iter().filter(move |file| file.kind == kind);
+    let model = of(FileKind::Model).find(|file| file.path.ends_with("config.json"));
+    let model = model.and_then(|file| file.path.parent()).map(Path::to_owned);
+    if kind != Some(Kind::Text)
+        && let Some((examples, bytes)) = find_examples(&roots, &surveyed, kind)?
+    {
+        let notes = left_out(surveyed.iter().filter(|file| !examples.files.contains(&file.path)), &[]);
+        let files = examples.files.len();
+        return Ok(Text { files, bytes, examples: Some(examples), model, notes, ..Text::default() });
+    }
+    let mut notes = left_out(surveyed.iter(), &[FileKind::Text, FileKind::JsonLines, FileKind::Tokens]);
+    let bytes = |kind: FileKind| of(kind).map(|file| file.size).sum::<u64>();
+    let tokens = prefixes(&surveyed);
+    let of_text = bytes(FileKind::Text) + bytes(FileKind::JsonLines);
+    if !tokens.is_empty() && kind != Some(Kind::Text) && bytes(FileKind::Tokens) > of_text {
+        if of_text > 0 {
+            notes.push("token files are used, text beside them is not: one recipe reads one of the two".to_owned());
+        }
+        let (files, bytes) = (tokens.len(), bytes(FileKind::Tokens));
+        return Ok(Text { files, tokens, bytes, model, notes, ..Text::default() });
+    }
+    if let Some(first) = tokens.first() {
+        notes.push(format!("left out: {} token files beside the text: {first}, ...", tokens.len()));
+    }
+    let (kinds, jsonl_key) = text_kinds((&surveyed, kind), &mut notes)?;
+    let used: Vec<&Surveyed> = surveyed.iter().filter(|file| kinds.contains(&file.kind)).collect();
+    let total = used.iter().map(|file| file.size).sum();
+    if total < LEAST {
+        let names = inputs.iter().map(|input| input.display().to_string()).collect::<Vec<_>>().join(", ");
+        let instead = if notes.is_empty() { String::new() } else { format!(" ({})", notes.join("; ")) };
+        return Err(Failure::input(format!(
+            "{names}: expected text, at least {LEAST} bytes of it, found {total} bytes in {} files{instead}",
+            used.len()
+        )));
+    }
+    let (source, exclude) = patterns(&roots, &surveyed, &used);
+    Ok(Text { source, exclude, jsonl_key, files: used.len(), bytes: total, model, notes, ..Text::default() })
+}
+
+/// All files of `inputs`, each once, and the files and folders that were named.
+fn look_into(inputs: &[PathBuf]) -> Result<(Vec<Surveyed>, Vec<PathBuf>), Failure> {
+    let (mut surveyed, mut roots) = (Vec::new(), Vec::new());
+    for input in inputs.iter().flat_map(|input| named_by(input)) {
         // Recipes are used from other folders, and `..` in them is hard to read.
-        let root = std::fs::canonicalize(input);
+        let root = std::fs::canonicalize(&input);
         let root = root.map_err(|error| Failure::input(format!("{}: {error}", input.display())))?;
         surveyed.extend(survey(&root).map_err(Failure::input)?);
         roots.push(root);
@@ -67,39 +109,27 @@ pub fn find(inputs: &[PathBuf], kind: Option<Kind>) -> Result<Text, Failure> {
         let path = file.path.display();
         return Err(Failure::input(format!("{path}: a recipe cannot name this file: its name is not UTF-8")));
     }
+    Ok((surveyed, roots))
+}
+
+/// Which kinds of files a recipe reads as text, and the key of JSON Lines if it is not the usual one.
+fn text_kinds(
+    (surveyed, asked): (&[Surveyed], Option<Kind>),
+    notes: &mut Vec<String>,
+) -> Result<(Vec<FileKind>, Option<String>), Failure> {
     let of = |kind: FileKind| surveyed.iter().filter(move |file| file.kind == kind);
-    let model = of(FileKind::Model).find(|file| file.path.ends_with("config.json"));
-    let model = model.and_then(|file| file.path.parent()).map(Path::to_owned);
-    if kind != Some(Kind::Text)
-        && let Some((examples, bytes)) = find_examples(&roots, &surveyed, kind)?
-    {
-        let used = |file: &&Surveyed| !examples.files.contains(&file.path);
-        let notes = left_out(surveyed.iter().filter(used), &[]);
-        let (source, exclude, tokens) = (Vec::new(), Vec::new(), Vec::new());
-        let files = examples.files.len();
-        return Ok(Text {
-            source,
-            exclude,
-            jsonl_key: None,
-            tokens,
-            files,
-            bytes,
-            examples: Some(examples),
-            model,
-            notes,
-        });
-    }
-    let mut notes = left_out(surveyed.iter(), &[FileKind::Text, FileKind::JsonLines, FileKind::Tokens]);
     let bytes = |kind: FileKind| of(kind).map(|file| file.size).sum::<u64>();
-    let chosen = if bytes(FileKind::JsonLines) > 0 { choose_lines(&surveyed, &mut notes)? } else { None };
-    let (kinds, jsonl_key) = match chosen {
+    let chosen = if bytes(FileKind::JsonLines) > 0 { choose_lines((surveyed, asked), notes)? } else { None };
+    Ok(match chosen {
         // Lines under the usual key go together with whole files.
         Some(key) if key == "text" && of(FileKind::JsonLines).all(|file| extension(&file.path) != "json") => {
             (vec![FileKind::Text, FileKind::JsonLines], None)
         }
         Some(key) if bytes(FileKind::JsonLines) >= bytes(FileKind::Text) => {
             if of(FileKind::Text).next().is_some() {
-                notes.push(format!("JSON Lines with the key {key:?} are used, plain text beside them is not: one recipe reads one of the two"));
+                notes.push(format!(
+                    "JSON Lines with the key {key:?} are used, plain text beside them is not: one recipe reads one of the two"
+                ));
             }
             (vec![FileKind::JsonLines], Some(key))
         }
@@ -108,45 +138,13 @@ pub fn find(inputs: &[PathBuf], kind: Option<Kind>) -> Result<Text, Failure> {
             (vec![FileKind::Text], None)
         }
         None => (vec![FileKind::Text], None),
-    };
-    let used: Vec<&Surveyed> = surveyed.iter().filter(|file| kinds.contains(&file.kind)).collect();
-    let total = used.iter().map(|file| file.size).sum();
-    let tokens = prefixes(&surveyed);
-    if used.is_empty() && !tokens.is_empty() {
-        let bytes = bytes(FileKind::Tokens);
-        let (source, exclude) = (Vec::new(), Vec::new());
-        return Ok(Text {
-            source,
-            exclude,
-            jsonl_key,
-            files: tokens.len(),
-            tokens,
-            bytes,
-            examples: None,
-            model,
-            notes,
-        });
-    }
-    if total < LEAST {
-        let names = inputs.iter().map(|input| input.display().to_string()).collect::<Vec<_>>().join(", ");
-        let instead = if notes.is_empty() { String::new() } else { format!(" ({})", notes.join("; ")) };
-        return Err(Failure::input(format!(
-            "{names}: expected text, at least {LEAST} bytes of it, found {total} bytes in {} files{instead}",
-            used.len()
-        )));
-    }
-    let (source, exclude) = patterns(&roots, &surveyed, &used);
-    Ok(Text {
-        source,
-        exclude,
-        jsonl_key,
-        tokens: Vec::new(),
-        files: used.len(),
-        bytes: total,
-        examples: None,
-        model,
-        notes,
     })
+}
+
+/// The files that an argument names: itself, or those of a prefix of token files.
+fn named_by(input: &Path) -> Vec<PathBuf> {
+    let pair = ["bin", "idx"].map(|part| with_suffix(input, part));
+    if pair.iter().all(|file| file.is_file()) { pair.to_vec() } else { vec![input.to_owned()] }
 }
 
 /// The files of examples and their bytes, if there are any, and as much of them as of other text unless they are asked for.
@@ -182,21 +180,38 @@ fn find_examples(
             other.path.display()
         )));
     }
+    if *kind == ExampleKind::Preference {
+        return Err(Failure::input(format!(
+            "{}: these are preferences (chosen, rejected), for which no recipe is written here: [dpo] in a recipe trains on them (docs/recipes.md)",
+            first.path.display()
+        )));
+    }
     let kind = *kind;
     let files: Vec<PathBuf> = found.into_iter().map(|(_, file)| file.path.clone()).collect();
     let root = match roots {
-        [root] if root.is_dir() => splits_of(root).map_err(Failure::input)?.map(|_| root.clone()),
+        [root] if root.is_dir() => splits_of(root).map_err(Failure::input)?.map(|counts| (root.clone(), counts)),
         _ => None,
     };
     Ok(Some((ExampleFiles { kind, root, files }, bytes)))
 }
 
 /// The key of the text of JSON Lines files.
-fn choose_lines(surveyed: &[Surveyed], notes: &mut Vec<String>) -> Result<Option<String>, Failure> {
+fn choose_lines(
+    (surveyed, asked): (&[Surveyed], Option<Kind>),
+    notes: &mut Vec<String>,
+) -> Result<Option<String>, Failure> {
     let mut keys = BTreeMap::<String, u64>::new();
     let mut unknown = Vec::new();
     for file in surveyed.iter().filter(|file| file.kind == FileKind::JsonLines) {
         match lines_of(&file.path).map_err(Failure::input)? {
+            Some(Lines::Text(key)) if is_part_of_example(&key) && asked.is_none() => {
+                return Err(Failure::input(format!(
+                    "{}: {key:?} is a field of examples, and the field that goes with it is not there (or not in each line): prompts with \
+                     their answers are `prompt` and `completion`, `instruction` and `output`, `question` and `answer`; --kind text trains on \
+                     {key:?} as text",
+                    file.path.display()
+                )));
+            }
             Some(Lines::Text(key)) => *keys.entry(key).or_default() += file.size,
             Some(Lines::Chat(key)) => {
                 unknown.push(format!("{} (lists of messages under {key:?})", file.path.display()))

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use bridge_data::chat::ChatTemplate;
-use bridge_data::sft::{ExampleKind, SplitCounts, divide, splits_of};
+use bridge_data::sft::{ExampleKind, SplitCounts, divide};
 use bridge_data::tokenizer::{HuggingFaceTokenizer, Tokenizer};
 
 use super::model::Pretrained;
@@ -26,6 +26,19 @@ pub struct Tuning {
     counts: SplitCounts,
     /// The template of conversations, where the tokenizer has none.
     template: Option<String>,
+    /// How examples are written.
+    form: Form,
+}
+
+/// How examples become text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    /// Conversations, by a template.
+    Conversations,
+    /// Prompts with their answers, by the model's template as conversations of two messages.
+    PromptsAsConversations,
+    /// Prompts with their answers, as they are.
+    Prompts,
 }
 
 impl Tuning {
@@ -51,15 +64,16 @@ impl Tuning {
     /// # Errors
     /// Files that cannot be read; splits that exist, without `force`; a tokenizer without a template.
     pub fn prepare(examples: &ExampleFiles, model: &Pretrained, data: &Path, force: bool) -> Result<Self, Failure> {
-        let template = match examples.kind {
-            ExampleKind::Conversation => template_for(&model.folder)?,
-            ExampleKind::Prompt => None,
+        let has_template = ChatTemplate::load(&model.folder).map_err(Failure::input)?.is_some();
+        let (form, template) = match (examples.kind, has_template) {
+            (ExampleKind::Conversation, true) => (Form::Conversations, None),
+            (ExampleKind::Conversation, false) => (Form::Conversations, Some(template_for(&model.folder)?)),
+            (_, true) => (Form::PromptsAsConversations, None),
+            (_, false) => (Form::Prompts, None),
         };
         let cache = data.join("cache");
-        if let Some(root) = &examples.root {
-            let counts = splits_of(root).map_err(Failure::input)?;
-            let counts = counts.ok_or_else(|| Failure::input(format!("{}: its files have gone", root.display())))?;
-            return Ok(Self { root: root.clone(), cache, counts, template });
+        if let Some((root, counts)) = examples.root.clone() {
+            return Ok(Self { root, cache, counts, template, form });
         }
         let root = data.join("examples");
         if root.exists() && !force {
@@ -67,7 +81,7 @@ impl Tuning {
             return Err(Failure::input(format!("{place}: exists; --force replaces it, --name names another run")));
         }
         let counts = divide(&examples.files, HELD_OUT_OF, &root).map_err(Failure::input)?;
-        Ok(Self { root, cache, counts, template })
+        Ok(Self { root, cache, counts, template, form })
     }
 
     /// Batch and length of the run by the number of examples.
@@ -108,12 +122,26 @@ impl Tuning {
     /// The section `[dataset]`.
     pub fn section(&self) -> String {
         let [root, cache] = [&self.root, &self.cache].map(|path| quoted(&path.display().to_string()));
+        let kwargs = match self.form {
+            Form::PromptsAsConversations => {
+                "\n[dataset.dataset_kwargs]\nchat = true    # prompt and answer are written by the model's chat template\n"
+            }
+            Form::Conversations | Form::Prompts => "",
+        };
         format!(
             "\n[dataset]\n\
              kind = \"finetuning\"    # the loss is that of the answers\n\
              dataset_root = {root}    # training.jsonl, validation.jsonl: docs/data.md\n\
-             path_to_cache = {cache}\n"
+             path_to_cache = {cache}\n{kwargs}"
         )
+    }
+
+    /// What is done with the trained model of a run.
+    pub fn use_of(&self, name: &str) -> String {
+        match self.form {
+            Form::Prompts => format!("bridge generate {name} --prompt \"...\""),
+            Form::Conversations | Form::PromptsAsConversations => format!("bridge chat {name}"),
+        }
     }
 
     /// What `[tokenizer]` needs.
@@ -126,15 +154,12 @@ impl Tuning {
     }
 }
 
-/// The template that conversations need beside what the folder has.
-fn template_for(folder: &Path) -> Result<Option<String>, Failure> {
-    if ChatTemplate::load(folder).map_err(Failure::input)?.is_some() {
-        return Ok(None);
-    }
+/// The template of conversations for a folder without one.
+fn template_for(folder: &Path) -> Result<String, Failure> {
     let tokenizer = HuggingFaceTokenizer::load(folder).map_err(Failure::input)?;
     let has_mark = |mark: &str| tokenizer.token_to_id(mark).is_some();
     if has_mark("<|im_start|>") && has_mark("<|im_end|>") {
-        return Ok(Some(CHAT_ML.to_owned()));
+        return Ok(CHAT_ML.to_owned());
     }
     let folder = folder.display();
     Err(Failure::input(format!(

@@ -519,6 +519,29 @@ function showDetails() {
     section.replaceChildren(...details(run, found));
   });
 }
+function signs({ supervision, scores }, state) {
+  const parts = [], when = (seconds) => new Date(seconds * 1000).toLocaleString();
+  if (supervision) {
+    const { restarts, max_restarts, ranks, written } = supervision;
+    parts.push(element("p", {}, restarts.length ? `Started again ${restarts.at(-1).number} of at most ${max_restarts} times.` : `Supervised; at most ${max_restarts} restarts, none so far.`));
+    if (restarts.length) parts.push(table(["restart", "at", "because the run", "from"], restarts.map(({ number, at, why, from }) => [number, when(at), why, from]), [0]));
+    if (ranks.length) parts.push(table(["rank", "at", "for", "may take", "heard", "process"], ranks.map((rank) => {
+      const silent = state === "training" && written - rank.heard > 10;
+      const late = rank.limit !== null && rank.seconds > rank.limit / 2;
+      return [rank.rank, rank.section, duration(rank.seconds), rank.limit === null ? "-" : duration(rank.limit),
+        element("span", silent || late ? { class: "bad" } : {}, when(rank.heard)), rank.process];
+    }), [0]));
+  }
+  if (scores) {
+    const score = (value) => value === null ? "-" : value.toFixed(2);
+    const part = (seconds) => (seconds * 1000).toFixed(1) + " ms";
+    parts.push(element("p", {}, `Scores of ranks at step ${scores.iteration}: 1 is as fast as the others, or as before.`));
+    parts.push(table(["rank", "node", "to others", "to its past", "works", "waits for data", "in calls"], scores.ranks.map((rank) => [
+      element("span", rank.is_slow ? { class: "bad" } : {}, rank.is_slow ? rank.rank + " is slow" : String(rank.rank)), rank.node,
+      score(rank.relative), score(rank.individual), ...rank.times.map(part)]), [2, 3, 4, 5, 6]));
+  }
+  return parts;
+}
 function details(run, { head, checkpoints, health, traces, config }) {
   const facts = [
     ["folder", run.folder], ["state", head.state + (head.why ? ": " + head.why : "")],
@@ -539,6 +562,7 @@ function details(run, { head, checkpoints, health, traces, config }) {
     const slow = quiet > Math.max(30, usual * 10);
     parts.push(element("p", slow ? { class: "bad" } : {}, slow ? `No step for a long time: the last figures came ${new Date(head.written * 1000).toLocaleString()}.` : "Figures come as usual."));
   }
+  parts.push(...signs(health, head.state));
   if (health.flight) {
     for (const { group, operation, sequence, waiting, missing } of health.flight.missing)
       parts.push(element("p", { class: "bad" }, `ranks ${missing.join(", ")} did not come to ${operation} number ${sequence} of ${group}, where ${waiting.join(", ")} waited`));

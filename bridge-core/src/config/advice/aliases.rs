@@ -39,12 +39,14 @@ pub(in super::super) static ALIASES: LazyLock<Aliases> =
     LazyLock::new(|| toml::from_str(include_str!("aliases.toml")).expect("a test reads the table"));
 
 impl Aliases {
-    /// The row of the longest end of a path that the table has.
-    pub fn name(&self, path: &[String]) -> Option<&Row> {
-        (0..path.len()).find_map(|start| {
-            let end = path[start..].join(".");
-            self.names.iter().find(|row| row.names().any(|name| name == end))
-        })
+    /// The row of the longest end of a path, of two parts at least, that the table has.
+    pub fn path(&self, path: &[String]) -> Option<&Row> {
+        (0..path.len().saturating_sub(1)).find_map(|start| self.name(&path[start..].join(".")))
+    }
+
+    /// The row of a name.
+    pub fn name(&self, name: &str) -> Option<&Row> {
+        self.names.iter().find(|row| row.names().any(|of_row| of_row == name))
     }
 
     /// The row of a setting's value.

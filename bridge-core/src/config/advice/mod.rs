@@ -162,7 +162,18 @@ impl Advisor<'_> {
         }
         let parts = names::normal(path);
         let name = parts.last()?;
-        if let Some(row) = ALIASES.name(&parts) {
+        if let Some(row) = ALIASES.path(&parts) {
+            return Some(self.offer(row, written));
+        }
+        if let Some(setting) = self.in_own_section(path, name) {
+            return Some(self.offer(&Row::of_setting(&setting.key), written));
+        }
+        // `enabled` says nothing by itself: what is switched on is the table.
+        if names::words(name, &ALIASES.words).is_empty() {
+            let (table, _) = path.rsplit_once('.')?;
+            return self.find(table, None, written);
+        }
+        if let Some(row) = ALIASES.name(name) {
             return Some(self.offer(row, written));
         }
         if let Some(target) = ALIASES.sections.get(name) {
@@ -183,6 +194,18 @@ impl Advisor<'_> {
         }
         let row = self.row_like(name, &parts)?;
         Some(self.offer(&row, written))
+    }
+
+    /// The setting of the section in which a name stands that has the same letters, or, for a name that only switches something on, its switch.
+    fn in_own_section(&self, path: &str, name: &str) -> Option<&Setting> {
+        let (section, _) = path.rsplit_once('.')?;
+        let mut own = self.settings.iter().filter(|setting| setting.section() == section && !setting.is_section());
+        let short = names::collapsed(name);
+        let is_switch = names::words(name, &ALIASES.words).is_empty();
+        own.find(|setting| {
+            let of_setting = names::collapsed(&setting.name().to_lowercase());
+            of_setting == short || is_switch && of_setting == "enabled"
+        })
     }
 
     /// Of the settings that fit, one of the section that the path names, else one that can be used, else the first.

@@ -143,7 +143,16 @@ fn profiling_window(draft: &mut Draft<'_>) {
     );
     let (start, end) = (profiling.profile_step_start, profiling.profile_step_end);
     draft.require(end >= start, "profiling.profile_step_end", "is before profiling.profile_step_start");
-    if profiling.use_pytorch_profiler {
+    let marks = profiling.use_nsys_profiler || profiling.nvtx_ranges;
+    let is_on = profiling.use_pytorch_profiler || profiling.record_memory_history || marks;
+    let is_cuda = draft.recipe.device.starts_with("cuda");
+    let why = "tells the CUDA driver, which device = \"cuda\" has; profiling.nvtx_ranges works without";
+    draft.require(is_cuda || !profiling.use_nsys_profiler, "profiling.use_nsys_profiler", why);
+    memory_history(draft);
+    let shapes = "profiling.pytorch_profiler_collect_shapes";
+    let why = "has no effect without profiling.use_pytorch_profiler";
+    draft.forbid(!profiling.use_pytorch_profiler && draft.recipe_differs(shapes), shapes, why);
+    if is_on {
         let message = "leaves no iteration to profile: the first one is that after profiling.profile_step_start";
         draft.require(end != start, "profiling.profile_step_end", message);
         let ends_before = draft.recipe.train.train_iters.is_some_and(|iterations| iterations <= start);
@@ -154,13 +163,30 @@ fn profiling_window(draft: &mut Draft<'_>) {
         draft.require(unknown.is_none(), "profiling.profile_ranks", message.unwrap_or_default());
         return;
     }
-    for setting in ["profile_step_start", "profile_step_end", "profile_ranks", "pytorch_profiler_collect_shapes"] {
+    for setting in ["profile_step_start", "profile_step_end", "profile_ranks"] {
         let key = format!("profiling.{setting}");
         // Upstream's configurations have this list whether they profile or not.
         let is_upstreams = setting == "profile_ranks" && profiling.profile_ranks == [0];
-        let message = "has no effect without profiling.use_pytorch_profiler";
+        let message = "has no effect without a profiler, profiling.nvtx_ranges or profiling.record_memory_history";
         draft.require(is_upstreams || !draft.recipe_differs(&key), &key, message);
     }
+}
+
+/// The history of an allocator that keeps one, in a file of a name.
+fn memory_history(draft: &mut Draft<'_>) {
+    let (profiling, on_cpu) = (draft.recipe.profiling.clone(), matches!(draft.recipe.device.as_str(), "flex" | "cpu"));
+    let (record, path) = ("profiling.record_memory_history", "profiling.memory_snapshot_path");
+    draft.forbid(
+        profiling.record_memory_history && !on_cpu,
+        record,
+        "needs the CPU: allocators of GPUs keep no history",
+    );
+    // Upstream's containers name this file whether they record or not.
+    let is_upstreams = profiling.memory_snapshot_path == "/nemo_run/snapshot.pickle";
+    let is_void = !profiling.record_memory_history && draft.recipe_differs(path) && !is_upstreams;
+    draft.forbid(is_void, path, "has no effect without profiling.record_memory_history");
+    let has_name = std::path::Path::new(&profiling.memory_snapshot_path).file_stem().is_some();
+    draft.require(has_name || !profiling.record_memory_history, path, "is not the name of a file");
 }
 
 fn flight_recorder(draft: &mut Draft<'_>) {

@@ -2,11 +2,12 @@
 
 use std::path::PathBuf;
 
+use super::super::memory_statistics::MEMORY_STATISTICS;
 use super::super::run_config::FinalLogger;
 use super::Draft;
 
 /// Settings about logging training steps.
-const OF_STEPS: [&str; 19] = [
+const OF_STEPS: [&str; 22] = [
     "log_interval",
     "log_params_norm",
     "log_throughput",
@@ -26,6 +27,9 @@ const OF_STEPS: [&str; 19] = [
     "runtime_time_unit",
     "log_world_size_to_tensorboard",
     "log_energy",
+    "log_max_attention_logit",
+    "memory_keys",
+    "log_device_memory_used",
 ];
 
 /// Fills in the folder.
@@ -47,15 +51,50 @@ pub(super) fn check(draft: &mut Draft<'_>) {
         }
         return;
     }
-    draft.forbid(
-        logger.log_energy && !matches!(draft.recipe.device.as_str(), "flex" | "cpu"),
-        "logger.log_energy",
-        "counts processors and memory; the energy of a GPU is not read in this release",
-    );
+    let device = draft.recipe.device.clone();
+    let is_known = matches!(device.as_str(), "flex" | "cpu") || device.starts_with("cuda");
+    draft.require(is_known || !logger.log_energy, "logger.log_energy", "is known of processors and of CUDA devices");
+    memory(draft);
     trackers(draft);
     times(draft);
     evaluations(draft);
     window(draft);
+}
+
+/// What is reported of memory needs a report, and names that are known.
+fn memory(draft: &mut Draft<'_>) {
+    let logger = draft.recipe.logger.clone();
+    let is_reported = logger.log_memory_to_tensorboard || logger.log_memory_interval.is_some();
+    let why = "has no effect without logger.log_memory_to_tensorboard or logger.log_memory_interval";
+    draft.forbid(logger.log_device_memory_used && !is_reported, "logger.log_device_memory_used", why);
+    let device = draft.recipe.device.clone();
+    let is_known = matches!(device.as_str(), "flex" | "cpu") || device.starts_with("cuda");
+    let known = "is known of processors and of CUDA devices";
+    draft.require(is_known || !logger.log_device_memory_used, "logger.log_device_memory_used", known);
+    let Some(keys) = logger.memory_keys else {
+        return;
+    };
+    draft.forbid(!is_reported, "logger.memory_keys", why);
+    draft.forbid(keys.is_empty(), "logger.memory_keys", "names no statistic");
+    let known = MEMORY_STATISTICS.map(|(statistic, _)| statistic);
+    for statistic in keys.keys().filter(|statistic| !known.contains(&statistic.as_str())) {
+        let message = format!(
+            "{statistic:?} is no statistic that an allocator here keeps; expected some of {}",
+            known.join(", ")
+        );
+        draft.conflict("logger.memory_keys", message);
+    }
+    let used = "device_used_bytes.all.current";
+    draft.forbid(
+        keys.contains_key(used) && !logger.log_device_memory_used,
+        "logger.memory_keys",
+        format!("names {used}, which is read with logger.log_device_memory_used = true"),
+    );
+    draft.forbid(
+        logger.log_device_memory_used && !keys.contains_key(used),
+        "logger.memory_keys",
+        format!("does not name {used}, which logger.log_device_memory_used asks for"),
+    );
 }
 
 /// A tracker needs the names that upstream asks for, and its other settings need it.

@@ -7,16 +7,9 @@ use super::super::run_config::{FinalModel, FinalTransformer};
 use super::super::sections::TransformerConfig;
 use super::Draft;
 
-/// Modules of selective recompute; the flag says whether this release implements them.
-const RECOMPUTE_MODULES: [(&str, bool); 7] = [
-    ("core_attn", true),
-    ("layernorm", true),
-    ("mlp", true),
-    ("mla_up_proj", false),
-    ("moe", true),
-    ("moe_act", false),
-    ("shared_experts", false),
-];
+/// Modules of selective recompute.
+const RECOMPUTE_MODULES: [&str; 7] =
+    ["core_attn", "layernorm", "mlp", "mla_up_proj", "moe", "moe_act", "shared_experts"];
 
 /// No tensor of a real model has more elements: 4 TiB in 32 bits.
 const MAX_ELEMENTS: f64 = (1_u64 << 40) as f64;
@@ -38,6 +31,7 @@ pub(super) fn resolve(draft: &mut Draft<'_>) -> FinalTransformer {
     let recompute_modules = recompute(draft, &moe_layers);
     tensors_are_bounded(draft);
     fits_float16(draft);
+    float32_stream(draft);
     draft.recipe.model.extra = draft.extra_with_defaults(&draft.recipe.model);
     let config = draft.recipe.model.config.clone();
     let kv_channels = config.kv_channels.unwrap_or_default();
@@ -300,23 +294,36 @@ fn recomputed_blocks_exist(draft: &mut Draft<'_>, modules: &[String], moe_layers
         "\"mlp\" has no effect, because every layer has experts (model.moe_layer_freq): \"moe\" recomputes those";
     draft.forbid(is_named("mlp") && only_experts, key, message);
     let no_experts = !moe_layers.contains(&true);
-    draft.forbid(is_named("moe") && no_experts, key, "\"moe\" has no effect without model.num_moe_experts");
+    for name in ["moe", "moe_act"].into_iter().filter(|name| is_named(name)) {
+        draft.forbid(no_experts, key, format!("\"{name}\" has no effect without model.num_moe_experts"));
+    }
+    let model = &draft.recipe.model;
+    let has_shared = !no_experts && model.moe_shared_expert_intermediate_size.is_some();
+    let is_latent = model.multi_latent_attention;
+    let message = "\"shared_experts\" has no effect without model.moe_shared_expert_intermediate_size";
+    draft.forbid(is_named("shared_experts") && !has_shared, key, message);
+    let message = "\"mla_up_proj\" has no effect without model.multi_latent_attention";
+    draft.forbid(is_named("mla_up_proj") && !is_latent, key, message);
 }
 
 fn recompute_module(draft: &mut Draft<'_>, module: &str) {
     let key = "model.recompute_modules";
-    match RECOMPUTE_MODULES.iter().find(|(name, _)| *name == module) {
-        Some((_, true)) => {}
-        Some((_, false)) => {
-            let message = format!("not implemented yet: recompute of {module}");
-            draft.error(ErrorKind::NotImplemented, key, message);
-        }
-        None => {
-            let names: Vec<_> = RECOMPUTE_MODULES.iter().map(|(name, _)| *name).collect();
-            let message = format!("unknown module {module:?}; known are {}", names.join(", "));
-            draft.error(ErrorKind::WrongType, key, message);
-        }
+    if !RECOMPUTE_MODULES.contains(&module) {
+        let message = format!("unknown module {module:?}; known are {}", RECOMPUTE_MODULES.join(", "));
+        draft.error(ErrorKind::WrongType, key, message);
     }
+}
+
+/// A residual stream in float32, which is what stages send.
+fn float32_stream(draft: &mut Draft<'_>) {
+    let model = &mut draft.recipe.model.config;
+    if !model.fp32_residual_connection {
+        return;
+    }
+    model.pipeline_dtype = model.pipeline_dtype.or(Some(DType::Float32));
+    let is_wide_already = model.params_dtype == DType::Float32;
+    let message = "has no effect: without 16-bit layers (mixed_precision) everything is in 32 bits";
+    draft.forbid(is_wide_already, "model.fp32_residual_connection", message);
 }
 
 /// The range of the parameters' dtype, for numbers that are used in it.

@@ -26,7 +26,14 @@ pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &mut ParallelSizes, num_l
     }
     let is_laid_out = model.pipeline_model_parallel_layout.is_some();
     draft.forbid(is_laid_out && parallel.pipeline == 1, layout, "needs model.pipeline_model_parallel_size above 1");
-    let is_other = model.pipeline_dtype.is_some_and(|dtype| dtype != model.params_dtype);
+    let is_wide = model.fp32_residual_connection;
+    let sends_less = is_wide && model.pipeline_dtype.is_some_and(|dtype| dtype != DType::Float32);
+    draft.forbid(
+        sends_less,
+        "model.pipeline_dtype",
+        "must be float32 with model.fp32_residual_connection: what stages send is the residual stream",
+    );
+    let is_other = !is_wide && model.pipeline_dtype.is_some_and(|dtype| dtype != model.params_dtype);
     draft.forbid(
         is_other && parallel.pipeline == 1,
         "model.pipeline_dtype",

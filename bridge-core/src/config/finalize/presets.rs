@@ -245,7 +245,10 @@ impl<'d, 'r> Preset<'d, 'r> {
         self.mode_only(mode);
         let dtype = mode.dtype();
         self.params_dtype(dtype);
-        self.state(|r| &mut r.model.pipeline_dtype, Some(dtype), "model.pipeline_dtype");
+        // What stages send is the residual stream.
+        let is_wide = self.draft.recipe.model.fp32_residual_connection;
+        let sent = if is_wide { DType::Float32 } else { dtype };
+        self.state(|r| &mut r.model.pipeline_dtype, Some(sent), "model.pipeline_dtype");
         self.state(|r| &mut r.model.enable_autocast, false, "model.enable_autocast");
     }
 

@@ -3,6 +3,7 @@
 use super::super::choice::TokenizerType;
 use super::super::error::ErrorKind;
 use super::super::kinds::Kinds;
+use super::super::templates::{NO_TEMPLATE, has_marks, names_file};
 use super::Draft;
 
 /// Checks that the tokenizer has the settings that its type needs, and none that only another type uses.
@@ -20,6 +21,9 @@ pub(super) fn check(draft: &mut Draft<'_>) {
     }
     unused_settings(draft);
     vocabulary_fits(draft);
+    let is_template =
+        config.chat_template.as_deref().is_none_or(|template| names_file(template) || has_marks(template));
+    draft.require(is_template, "tokenizer.chat_template", NO_TEMPLATE);
 }
 
 fn none(draft: &mut Draft<'_>) {

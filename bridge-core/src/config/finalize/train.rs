@@ -78,6 +78,11 @@ pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &ParallelSizes) -> FinalT
         "train.iterations_to_skip",
         format!("names an iteration that does not exist: the last one is {train_iters} (train.train_iters, train.train_samples)"),
     );
+    draft.require(
+        train.exit_signal_deadline_s.is_none() || draft.recipe.checkpoint.save.is_some(),
+        "train.exit_signal_deadline_s",
+        "is the time for a last checkpoint, and needs checkpoint.save",
+    );
     FinalTraining {
         micro_batch_size,
         global_batch_size,

@@ -3,15 +3,14 @@
 use std::path::PathBuf;
 
 use super::super::field::AnyValue;
-use super::super::refusal::{no_counterpart, not_built};
+use super::super::refusal::no_counterpart;
 use super::super::section::section;
 
 section! {
     /// Profiler windows.
     pub struct ProfilingConfig {
-        /// The vendor's profiler.
-        use_nsys_profiler: bool = false
-            => no_counterpart("marks for NVIDIA's profiler around some steps; `nsys profile bridge train` profiles the whole run");
+        /// Tell NVIDIA's profiler where the window begins and ends: `nsys profile --capture-range=cudaProfilerApi bridge train`.
+        use_nsys_profiler: bool = false;
         /// The built-in profiler: a trace of some steps for each rank, `trace/rank_00000.json` in `logger.log_dir`.
         use_pytorch_profiler: bool = false;
         /// Iterations before the first profiled one.
@@ -29,12 +28,12 @@ section! {
         pytorch_profiler_collect_chakra: bool = false => no_counterpart("Chakra traces of PyTorch's profiler");
         /// Shape marks.
         record_shapes: bool = false => no_counterpart("shapes in the marks for NVIDIA's profiler");
-        /// Range marks.
-        nvtx_ranges: bool = false => not_built("marks for NVIDIA's profiler around the phases of a step; profiling writes a trace of them");
-        /// Allocator history.
-        record_memory_history: bool = false => no_counterpart("the history of PyTorch's allocator");
-        /// Snapshot file.
-        memory_snapshot_path: String = "snapshot.pickle".into() => no_counterpart("the file of record_memory_history");
+        /// Ranges for NVIDIA's profiler in the window: timers and segments, by NVTX.
+        nvtx_ranges: bool = false;
+        /// History of the CPU's allocator: who holds how much when most is in use, in the window of steps, and where memory runs out.
+        record_memory_history: bool = false;
+        /// The file of it, in the folder `trace` of `logger.log_dir`: the rank is put behind its stem, a table is beside it.
+        memory_snapshot_path: String = "snapshot.pickle".into();
     }
 }
 

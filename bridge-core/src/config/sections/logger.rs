@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use super::super::choice::{Progress, TimeUnit, TimingLogOption};
 use super::super::limits::Limits;
-use super::super::refusal::{no_counterpart, not_built};
+use super::super::refusal::no_counterpart;
 use super::super::section::section;
 
 section! {
@@ -43,19 +43,19 @@ section! {
         log_validation_ppl_to_tensorboard: bool = false;
         /// Memory as metrics.
         log_memory_to_tensorboard: bool = false;
-        /// Allocator keys to report.
-        memory_keys: Option<BTreeMap<String, String>> = None
-            => no_counterpart("names of PyTorch's allocator statistics");
+        /// Which memory is reported, under which names: statistics by PyTorch's names, each with its own; null
+        /// reports the process's and the device's.
+        memory_keys: Option<BTreeMap<String, String>> = None;
         /// Steps between console lines about the memory of the process; null prints none.
         log_memory_interval: Option<usize> = None, Limits::POSITIVE;
-        /// Also log driver-level memory.
-        log_device_memory_used: bool = false => not_built("memory in use on the whole device, as reported by its driver");
+        /// Also report the memory in use on the whole device, by all processes: by the driver of a GPU, of the machine on a CPU.
+        log_device_memory_used: bool = false;
         /// Gradient norm of each parameter.
         log_l2_norm_grad_to_tensorboard: bool = false;
         /// Number of zero gradient entries.
         log_num_zeros_in_grad: bool = false;
-        /// Largest attention logit.
-        log_max_attention_logit: bool = false => not_built("the largest attention score");
+        /// Largest attention score of each step, of the model and of each layer.
+        log_max_attention_logit: bool = false;
         /// Runtime estimates.
         log_runtime_to_tensorboard: bool = false;
         /// Their unit.
@@ -110,6 +110,8 @@ section! {
         log_dir: Option<PathBuf> = None;
         /// Address, such as `127.0.0.1:9090`, of an HTTP endpoint where Prometheus finds every figure under `/metrics` (ours).
         prometheus_addr: Option<String> = None;
+        /// Address of an OpenTelemetry collector, such as `http://127.0.0.1:4318`, that is sent every figure and a span for each step (ours).
+        @execution otlp_endpoint: Option<String> = None;
         /// Write metrics.jsonl (ours).
         metrics_jsonl: bool = true;
         /// Draw plots from `metrics.jsonl`, if it is written (ours).

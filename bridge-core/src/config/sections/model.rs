@@ -43,7 +43,7 @@ section! {
         share_embeddings_and_output_weights: bool = true;
         /// Position embedding.
         position_embedding_type: PositionEmbeddingType = PositionEmbeddingType::LearnedAbsolute
-            => not_built("mrope, positions of images and video, which no kind of model reads, and relative, of models with an encoder").built(&["rope", "none", "yarn", "longrope"]);
+            => not_built("mrope, three positions a token for images and video, which no kind of model reads (on text alone mrope is rope), and relative, of models with an encoder").built(&["rope", "none", "yarn", "longrope"]);
         /// Base of the rotary frequencies.
         rotary_base: f64 = 10_000.0, Limits::between(1.0, 1e12);
         /// Base of the rotary frequencies in windowed layers, which are not scaled; null is as in other layers (upstream: in its Gemma 3 provider).
@@ -144,9 +144,8 @@ section! {
         window_attn_skip_freq: Option<OneOrMany<usize>> = None;
         /// N: every N-th layer has no rotary embedding; list: 1 means without.
         no_rope_freq: Option<OneOrMany<usize>> = None;
-        /// Residual stream in 32 bits.
-        fp32_residual_connection: bool = false
-            => not_built("a residual stream in 32 bits with 16-bit layers; without mixed_precision everything is in 32 bits");
+        /// Residual stream in 32 bits between layers of 16 bits; stages of a pipeline send it so.
+        @training fp32_residual_connection: bool = false;
         /// Blocks are added to the norm that they read, not to the stream before it.
         apply_residual_connection_post_layernorm: bool = false;
         /// Multi-latent attention.
@@ -477,8 +476,9 @@ section! {
             => no_counterpart("shapes that stay the same for captured graphs; experts compute the rows that they have, with the same result");
         /// Which tokens an expert without room drops: those with the smallest weights, or the last.
         @training moe_token_drop_policy: TokenDropPolicy = TokenDropPolicy::Probs;
-        /// Grouped GEMM of the experts.
-        @execution moe_grouped_gemm: bool = false => no_counterpart("a GPU library's product over all experts; each product uses all threads, with the same result").upstream(&["true"]);
+        /// Grouped GEMM of the experts: those of a rank are one operation, which keeps less for backward, with the same result. Experts that
+        /// an adapter changes are computed one after the other all the same.
+        @execution moe_grouped_gemm: bool = false;
         /// Fused permutation.
         @execution moe_permute_fusion: bool = false => no_counterpart("a GPU library's kernel; rows are gathered in one pass, with the same result").upstream(&["true"]);
         /// Fused router.

@@ -38,6 +38,9 @@ section! {
         @execution exit_signal_handler: bool = false;
         /// The signal to watch.
         @execution exit_signal: Signal = Signal::Sigterm;
+        /// Seconds from a signal that stops the run to its end (ours): what is not saved by then is given up, and the log and exit code 18
+        /// say so; null waits as long as a save takes.
+        @execution exit_signal_deadline_s: Option<f64> = None, Limits::ABOVE_ZERO;
         /// Install the handler inside loader workers.
         @execution exit_signal_handler_for_dataloader: bool = false
             => no_counterpart("a handler in loader processes; loaders are threads, which exit_signal_handler covers").inert(&["true"]);

@@ -39,8 +39,41 @@ fn what_users_of_other_programs_write_is_answered_with_the_setting() {
             }
         }
     }
-    assert!(cases.len() >= 200, "{}", cases.len());
+    assert!(cases.len() >= 350, "{}", cases.len());
     assert!(missed.is_empty(), "{} of {}:\n{}", missed.len(), cases.len(), missed.join("\n"));
+}
+
+#[test]
+fn a_switch_says_nothing_by_itself_and_a_section_that_is_written_wins() {
+    for (argument, not_said) in [
+        ("compile.enable=true", "straggler"),
+        ("fault_tolerance.enable=true", "straggler"),
+        ("flops_profiler.enabled=true", "straggler"),
+        ("ft.enabled=true", "straggler"),
+        ("fancy.enabled=true", "write `"),
+        ("distillation.topk=64", "generate."),
+        ("distillation.T=2.0", "top_k"),
+        ("distillation.cache_dir=x", "dataset."),
+        ("tensor_inspect.output_dir=x", "checkpoint."),
+        ("stage=sft", "straggler"),
+        ("peft.bias=none", "add_bias_linear"),
+        ("peft.task_type=CAUSAL_LM", "lora_dtype"),
+        ("finetuning_type=freeze", "peft.kind"),
+        ("max_samples=10", "write `"),
+        ("chat_template=chatml", "= \"chatml\""),
+        ("template=qwen", "= \"qwen\""),
+        ("peft.target_modules=all-linear", "[\"all-linear\"]"),
+        ("do_train=true", "write `"),
+    ] {
+        let errors = tiny(&[argument]).expect_err(argument);
+        let key = argument.split_once('=').expect("an assignment").0;
+        let is_of =
+            |error: &&super::super::ConfigError| error.key == key || key.starts_with(&format!("{}.", error.key));
+        let error = errors.iter().find(is_of).unwrap_or_else(|| panic!("{argument}: {errors}"));
+        assert!(!error.to_string().replace(argument, "").contains(not_said), "{error}");
+    }
+    let errors = tiny(&["tensor_inspect.enable=true"]).expect_err("a misspelt switch");
+    assert!(errors.to_string().contains("tensor_inspect.enabled"), "{errors}");
 }
 
 /// The dotted names in a sentence that begin with a section.

@@ -1,6 +1,6 @@
 //! Settings of experts on a model that has none, from the field table; and those that do not fit each other.
 
-use super::super::{Section, TransformerConfig, TypeSpec};
+use super::super::{DType, Section, TransformerConfig, TypeSpec};
 use super::{assert_refused, tiny, tiny_errors};
 
 /// Values of a type, at least one of which is not the default.
@@ -95,5 +95,39 @@ const REFUSED: &[(&[&str], &str)] = &[
 fn each_rule_of_experts_refuses_and_names_its_key() {
     for (overrides, key) in REFUSED {
         assert_refused(&[&["model.num_moe_experts=4"], *overrides].concat(), key);
+    }
+}
+
+#[test]
+fn recompute_of_what_no_layer_has_is_refused() {
+    let selective = "model.recompute_granularity=selective";
+    let key = "model.recompute_modules";
+    let of = |module: &str| format!("{key}=[\"{module}\"]");
+    for module in ["moe_act", "shared_experts", "mla_up_proj"] {
+        assert_refused(&[selective, &of(module)], key);
+    }
+    assert_refused(&["model.num_moe_experts=4", selective, &of("shared_experts")], key);
+    let shared = ["model.num_moe_experts=4", "model.moe_shared_expert_intermediate_size=24", selective];
+    for module in ["moe_act", "shared_experts"] {
+        let run = tiny(&[&shared[..], &[&of(module)]].concat()).unwrap_or_else(|errors| panic!("{errors}"));
+        assert_eq!(run.model.recompute_modules, [module]);
+    }
+    let latent = ["model.multi_latent_attention=true", "model.num_query_groups=8", selective, &of("mla_up_proj")];
+    let run = tiny(&latent).unwrap_or_else(|errors| panic!("{errors}"));
+    assert_eq!(run.model.recompute_modules, ["mla_up_proj"]);
+}
+
+#[test]
+fn a_float32_stream_is_what_stages_send() {
+    let (wide, stages) = ("model.fp32_residual_connection=true", "model.pipeline_model_parallel_size=2");
+    assert_refused(&[wide], "model.fp32_residual_connection");
+    let half = "mixed_precision=bf16_mixed";
+    assert_refused(&[half, wide, stages, "model.pipeline_dtype=bfloat16"], "model.pipeline_dtype");
+    for precision in [half, "mixed_precision=fp16_mixed", "model.bf16=true"] {
+        for more in [&[][..], &["model.pipeline_dtype=float32"]] {
+            let run = tiny(&[&[precision, wide], more].concat()).unwrap_or_else(|errors| panic!("{errors}"));
+            assert_eq!(run.model.pipeline_dtype, Some(DType::Float32), "{precision} {more:?}");
+            assert_ne!(run.model.params_dtype, DType::Float32);
+        }
     }
 }

@@ -313,6 +313,7 @@ fn what_is_implemented_is_accepted() {
         vec!["device=cuda:1", "logger.progress=plain", "generate.prompt=1 2 3"],
         vec!["peft=null", "profiling={}", "straggler={}"],
         vec!["train.max_consecutive_skipped_iterations=1"],
+        vec!["checkpoint.save=x", "train.exit_signal_deadline_s=3e38"],
     ] {
         tiny(&overrides).unwrap_or_else(|errors| panic!("{overrides:?}\n{errors}"));
     }
@@ -376,5 +377,24 @@ fn a_flight_recorder_that_would_never_write_is_refused() {
     super::assert_refused(&["dist.flight_recorder_dump_path=x", neither[0], neither[1]], key);
     for one in neither {
         tiny(&["dist.flight_recorder_dump_path=x", one]).unwrap_or_else(|errors| panic!("{one}\n{errors}"));
+    }
+}
+
+#[test]
+fn a_chat_template_has_places_that_are_filled_in_or_is_a_file() {
+    let with = |template: &str| {
+        let template = format!("tokenizer.chat_template='{template}'");
+        let tokenizer = ["tokenizer.tokenizer_type=HuggingFaceTokenizer", "tokenizer.tokenizer_model=hf"];
+        tiny(&[tokenizer[0], tokenizer[1], "tokenizer.vocab_size=null", "model.vocab_size=512", template.as_str()])
+    };
+    for template in ["{{ messages }}", "{% for m in messages %}x{% endfor %}", "chat_template.jinja", "folder/any.txt"]
+    {
+        let errors = with(template).err();
+        assert!(errors.is_none_or(|errors| !errors.names("tokenizer.chat_template")), "{template}");
+    }
+    for template in ["chatml", "{ messages }", "Be brief"] {
+        let errors = with(template).expect_err(template);
+        assert!(errors.names("tokenizer.chat_template"), "{template}: {errors}");
+        assert!(errors.to_string().contains("is no template"), "{errors}");
     }
 }

@@ -5,6 +5,7 @@ mod console;
 mod lines;
 mod metrics_jsonl;
 mod mlflow;
+mod otlp;
 mod plot;
 mod progress_log;
 mod prometheus;
@@ -35,6 +36,7 @@ const RECIPE: &[Open] = &[
     plot::open,
     // After what they send at the end.
     mlflow::open,
+    otlp::open,
     wandb::open,
     comet::open,
     train_log::open,

@@ -20,6 +20,7 @@ pub(super) struct Client {
     agent: Agent,
     base: String,
     authorization: Option<String>,
+    headers: Vec<(String, String)>,
 }
 
 /// What a request sends.
@@ -35,23 +36,30 @@ pub(super) enum Body<'a> {
 impl Client {
     pub fn new(base: &str, authorization: Option<String>) -> Self {
         let config = Agent::config_builder().timeout_global(Some(PATIENCE)).http_status_as_error(false).build();
-        Self { agent: config.into(), base: base.trim_end_matches('/').to_owned(), authorization }
+        Self { agent: config.into(), base: base.trim_end_matches('/').to_owned(), authorization, headers: Vec::new() }
+    }
+
+    /// The same, which sends these headers too.
+    pub fn with_headers(self, headers: Vec<(String, String)>) -> Self {
+        Self { headers, ..self }
     }
 
     /// The answer of a request, if it is one of success.
     pub fn ask(&self, path: &str, body: Body<'_>) -> Result<Value, SendError> {
         let address = format!("{}/{path}", self.base);
-        let header = self.authorization.as_deref();
+        let own = self.authorization.iter().map(|value| ("Authorization", value.as_str()));
+        let more = self.headers.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+        let headers: Vec<(&str, &str)> = own.chain(more).collect();
         let answer = match body {
             Body::Query(name, value) => {
                 let request = self.agent.get(&address).query(name, value);
-                with(request, header).call()
+                with(request, &headers).call()
             }
             Body::Json(value) => {
                 let request = self.agent.post(&address).header("Content-Type", "application/json");
-                with(request, header).send(value.to_string().as_bytes())
+                with(request, &headers).send(value.to_string().as_bytes())
             }
-            Body::File(bytes) => with(self.agent.put(&address), header).send(bytes),
+            Body::File(bytes) => with(self.agent.put(&address), &headers).send(bytes),
         };
         // What the library says names no address.
         let mut answer = answer.map_err(|error| SendError::Later(format!("{}: {error}", self.base)))?;
@@ -71,9 +79,6 @@ impl Client {
     }
 }
 
-fn with<B>(request: ureq::RequestBuilder<B>, authorization: Option<&str>) -> ureq::RequestBuilder<B> {
-    match authorization {
-        Some(value) => request.header("Authorization", value),
-        None => request,
-    }
+fn with<B>(request: ureq::RequestBuilder<B>, headers: &[(&str, &str)]) -> ureq::RequestBuilder<B> {
+    headers.iter().fold(request, |request, (name, value)| request.header(*name, *value))
 }

@@ -154,6 +154,7 @@ impl Service for MlFlow {
             Item::Tag { name, value } => {
                 self.post("runs/set-tag", &json!({ "run_id": run()?, "key": name, "value": value })).map(|_| 1)
             }
+            Item::Span { .. } => Err(SendError::Never("MLflow has no place for spans".into())),
             Item::Text { name, content } => {
                 run()?;
                 self.artifact(known, name, content.as_bytes()).map(|()| 1)

@@ -3,6 +3,7 @@
 
 mod http;
 mod mlflow;
+mod otlp;
 mod sender;
 mod service;
 mod spool;
@@ -12,6 +13,7 @@ use std::path::Path;
 use serde_json::Value;
 
 pub(super) use mlflow::{MlFlow, Target};
+pub(super) use otlp::{NAME as OTLP, Otlp, OtlpTarget};
 pub(super) use sender::Tracker;
 pub(super) use service::Item;
 pub use service::Sent;
@@ -22,14 +24,24 @@ use spool::Spool;
 /// # Errors
 /// A spool, or what is known of it, that cannot be read.
 pub fn send_left(folder: &Path) -> Result<Vec<Sent>, String> {
-    let places = spool::places(folder, mlflow::NAME).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let mut sent =
+        send_left_of(folder, mlflow::NAME, |target| Ok(Box::new(MlFlow::new(serde_json::from_value(target)?))))?;
+    sent.extend(send_left_of(folder, OTLP, |target| Ok(Box::new(Otlp::new(serde_json::from_value(target)?))))?);
+    Ok(sent)
+}
+
+/// Makes a tracker's client of where it was sent to.
+type Connect = fn(Value) -> serde_json::Result<Box<dyn service::Service>>;
+
+fn send_left_of(folder: &Path, name: &'static str, connect: Connect) -> Result<Vec<Sent>, String> {
+    let places = spool::places(folder, name).map_err(|error| format!("{}: {error}", folder.display()))?;
     let send = |place: &std::path::PathBuf| {
         let problem = |error: std::io::Error| format!("{}: {error}", place.display());
         let known = spool::read_known(place).map_err(problem)?;
-        let target: Target = serde_json::from_value(known.target.clone())
+        let service = connect(known.target.clone())
             .map_err(|error| format!("{}: what is known of the tracker is damaged: {error}", place.display()))?;
         let spool = Spool::open(place).map_err(problem)?;
-        sender::send_all(mlflow::NAME, Box::new(MlFlow::new(target)), &spool, known).map_err(problem)
+        sender::send_all(name, service, &spool, known).map_err(problem)
     };
     places.iter().map(send).collect()
 }

@@ -23,6 +23,17 @@ pub enum Item {
         /// Names and values.
         values: Vec<(String, Value)>,
     },
+    /// Something that took time.
+    Span {
+        /// What it is.
+        name: String,
+        /// Nanoseconds since 1970 at its beginning.
+        start: u64,
+        /// The same at its end.
+        end: u64,
+        /// What is known of it. What is not finite is a text.
+        attributes: Vec<(String, Value)>,
+    },
     /// Something that can be said of the run.
     Tag {
         /// Its name.

@@ -1,5 +1,7 @@
 //! Trackers against servers that take what they are sent, refuse it, break off, or are not there.
 
+mod otlp;
+
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -23,6 +25,8 @@ struct Told {
     files: BTreeMap<String, Vec<u8>>,
     statuses: Vec<String>,
     runs: usize,
+    /// What came by OTLP: the signal and its content.
+    signals: Vec<(String, Value)>,
 }
 
 /// How a server treats requests.
@@ -111,6 +115,9 @@ fn take(call: &str, body: &[u8], told: &mut Told) -> (&'static str, Value) {
         return ("200 OK", json!({}));
     }
     let json: Value = serde_json::from_slice(body).unwrap_or_default();
+    if let Some(signal) = call.strip_prefix("/v1/") {
+        return otlp::take(signal, json, told);
+    }
     let call = call.strip_prefix("/api/2.0/mlflow/").expect("a call");
     let answer = match call.split('?').next().unwrap() {
         "experiments/get-by-name" if call.ends_with("known") => json!({ "experiment": { "experiment_id": "7" } }),

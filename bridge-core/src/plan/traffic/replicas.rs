@@ -36,7 +36,8 @@ fn buckets_of_chunk(setup: &Setup<'_>, chunk: &Chunk) -> Vec<BucketSize> {
     let replicas = setup.replicas();
     let parameters = chunk.declarations.parameters().iter();
     let is_full = setup.sharding() == Sharding::Full;
-    let travelling = parameters.filter(|p| (p.trainable || is_full) && replicas.of(p.placement.replicas) > 1);
+    let travels = |p: &&Declaration| (p.trainable || is_full) && !p.is_float32();
+    let travelling = parameters.filter(|p| travels(p) && replicas.of(p.placement.replicas) > 1);
     let parameters = travelling.map(|parameter| BucketParameter {
         name: String::new(),
         num_elements: parameter.num_elements(),

@@ -30,7 +30,7 @@ pub(super) use reference::{find_teacher, restore_all};
 pub use restore::load_parameters;
 pub(super) use save::{save_checkpoint, save_temporarily};
 pub(super) use saver::{Saver, named_manager};
-pub use sources::load_adapted;
+pub use sources::{load_adapted, load_adapter};
 pub(super) use start::{Start, find_start};
 pub(super) use strictness::Strictness;
 pub(super) use temporary::Temporary;

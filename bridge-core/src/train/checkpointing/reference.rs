@@ -6,7 +6,7 @@ use std::path::Path;
 use bridge_dist::mesh::ProcessGroups;
 use burn::tensor::Tensor;
 
-use super::base::open_together;
+use super::base::{AdapterBase, open_together};
 use super::foreign::{import_to, root_of};
 use super::restore::{begin, load_from, restore};
 use super::start::Start;
@@ -20,16 +20,24 @@ use crate::train::{TrainError, ranks};
 /// The folder of an imported teacher in that of the run's logs.
 const TEACHER_FOLDER: &str = "imported-teacher";
 
-/// Restores a run from `start`, and makes the model that its objective compares with, if it has one. All ranks call this together.
-pub(in crate::train) fn restore_all(run: &mut TrainingRun, start: &Start) -> Result<(), TrainError> {
+/// Restores a run from `start`, if there is one, and makes the model that its objective compares with, if it has one, whose checkpoint is returned. All ranks call
+/// this together.
+pub(in crate::train) fn restore_all(
+    run: &mut TrainingRun,
+    start: Option<&Start>,
+) -> Result<Option<AdapterBase>, TrainError> {
+    let Some(start) = start else { return Ok(None) };
     let compares = run.config.dpo.is_some();
     let begun = if compares { beginnings(&run.training.chunks) } else { BTreeMap::new() };
     restore(run, start)?;
+    let mut compared = None;
     if compares {
-        run.training.reference = Some(reference(run, start, &begun)?);
+        let (chunks, base) = reference(run, start, &begun)?;
+        run.training.reference = Some(chunks);
+        compared = Some(base);
     }
     start.is_loaded();
-    Ok(())
+    Ok(compared)
 }
 
 /// The values that an adapter's parameters begin with, before a checkpoint is loaded.
@@ -56,7 +64,7 @@ fn reference(
     run: &TrainingRun,
     start: &Start,
     beginnings: &BTreeMap<String, Tensor<1>>,
-) -> Result<Vec<Box<dyn ModelChunk>>, TrainError> {
+) -> Result<(Vec<Box<dyn ModelChunk>>, AdapterBase), TrainError> {
     let opened = if start.is_pretrained { None } else { Some(open_pretrained(run, start)?) };
     let checkpoint = opened.as_ref().unwrap_or(&start.checkpoint);
     let mut chunks: Vec<_> = run.training.chunks.iter().map(|chunk| chunk.inference()).collect();
@@ -72,7 +80,7 @@ fn reference(
         }
     });
     ranks::agree(&run.groups, "loading the reference", loaded.map_err(TrainError::from))?;
-    Ok(chunks)
+    Ok((chunks, AdapterBase::of(checkpoint)))
 }
 
 /// Opens the newest checkpoint of `checkpoint.pretrained_checkpoint`.

@@ -12,7 +12,7 @@ use super::start::Start;
 use super::strictness::Strictness;
 use super::{OPTIMIZER_PREFIX, device_tensor, local_shards};
 use crate::checkpoint::{Checkpoint, CheckpointError, DType, TrainState};
-use crate::config::RunConfig;
+use crate::config::{ConfigError, ErrorKind, RunConfig};
 use crate::model::{Adapter, Declaration, ModelChunk, Replacement};
 use crate::optim::{MASTER, OptimizerState, Sharding};
 use crate::schedule::{OnStateMismatch, SchedulerStateError, StateMismatch};
@@ -280,6 +280,9 @@ fn load_shards(run: &mut TrainingRun, sources: &Sources<'_>) -> Result<(), Train
     for (name, shard) in run.training.chunks.iter().flat_map(|chunk| local_shards(chunk.as_ref())) {
         let declaration = declarations[name.as_str()];
         let Some(checkpoint) = sources.of(declaration) else {
+            if declaration.of_last_layer {
+                return Err(TrainError::Config(new_head_is_sharded(&name).into()));
+            }
             let begun = beginning(declaration, run.training.adapter.as_deref(), sources.beginning())?;
             let range = run.training.optimizer.distribution().shard_range(&name).expect("all parameters are sharded");
             let drawn = || run.training.optimizer.shards()[&name].clone();
@@ -290,11 +293,20 @@ fn load_shards(run: &mut TrainingRun, sources: &Sources<'_>) -> Result<(), Train
         };
         let found = checkpoint.tensor(&name)?;
         checkpoint.expect(&name, found.dtype, &shard.global_shape())?;
-        let range = run.training.optimizer.distribution().shard_range(&name).expect("all parameters are sharded");
+        let whole = 0..shard.num_elements();
+        let range = run.training.optimizer.distribution().shard_range(&name).unwrap_or(whole);
         let value = device_tensor(checkpoint, &name, (&shard, range), &device)?;
-        owned.insert(name, value.cast(dtype));
+        owned.insert(name, value.cast(if declaration.is_float32() { FloatDType::F32 } else { dtype }));
     }
     Ok(run.training.optimizer.parameters().publish(&mut run.training.chunks, owned)?)
+}
+
+/// A head that is drawn beside loaded weights, with parameters sharded.
+fn new_head_is_sharded(name: &str) -> ConfigError {
+    let message = "cannot shard a new last layer on weights that have none: that is not built";
+    ConfigError::new(ErrorKind::Conflict, "ddp.data_parallel_sharding_strategy", message)
+        .with_found(format!("optim_grads_params, and no {name} in the weights"))
+        .with_expected("another strategy, or weights of a model that was trained with its last layer")
 }
 
 /// What this rank holds of a parameter that begins with what follows from the base; `None` if it begins with draws.

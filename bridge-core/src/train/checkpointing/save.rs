@@ -22,12 +22,17 @@ use crate::train::{TrainError, lineage, ranks, vocabulary};
 pub(in crate::train) fn save_checkpoint(run: &mut TrainingRun) -> Result<(), TrainError> {
     let step = run.state.train_state.step;
     let snapshot = prepare(run)?;
+    let timer = run.timers.start("save-checkpoint", TimerLevel::Iteration);
+    // One at a time; what became of the one before is told first.
+    run.outputs.await_save(&run.state, &run.groups)?;
     let (Some(saver), Some(root)) = (&mut run.outputs.saver, &run.config.checkpoint.save) else {
         return Ok(());
     };
     let folder = root.join(iteration_folder_name(step));
-    let timer = run.timers.start("save-checkpoint", TimerLevel::Iteration);
     let (stage, report) = saver.save(snapshot)?;
+    if report.is_some() {
+        run.outputs.standing.saved(step);
+    }
     drop(timer);
     run.outputs.last_saved_step = Some(step);
     if ranks::is_first(&run.groups) {

@@ -19,6 +19,8 @@ pub(super) struct Sources<'a> {
     base: Option<Checkpoint>,
     /// Whether `checkpoint` is the base of an adapter that begins.
     begins: bool,
+    /// Whether a run begins with the weights of `checkpoint`, rather than going on from it.
+    weights_only: bool,
     /// Parameters that are nowhere, and keep their initial values.
     absent: BTreeSet<String>,
 }
@@ -30,7 +32,7 @@ impl<'a> Sources<'a> {
         let begins = config.peft.is_some() && start.is_pretrained;
         let root = start.pretrained_root.as_deref().filter(|_| config.peft.is_some() && !begins);
         let base = root.map(|root| open_base_together(root, checkpoint, groups)).transpose()?;
-        Ok(Self { checkpoint, base, begins, absent: BTreeSet::new() })
+        Ok(Self { checkpoint, base, begins, weights_only: start.weights_only, absent: BTreeSet::new() })
     }
 
     /// Lets parameters keep their initial values.
@@ -45,7 +47,12 @@ impl<'a> Sources<'a> {
         }
         match &self.base {
             Some(base) if !declaration.trainable => Some(base),
-            Some(_) | None => (!self.begins || !declaration.of_adapter).then_some(self.checkpoint),
+            Some(_) | None if self.begins && declaration.of_adapter => None,
+            // A head that a program has put in place of the projection of these weights; those of a model that had it bring it.
+            Some(_) | None if self.weights_only && declaration.of_last_layer => {
+                self.checkpoint.tensor(&declaration.name).is_ok().then_some(self.checkpoint)
+            }
+            Some(_) | None => Some(self.checkpoint),
         }
     }
 
@@ -67,4 +74,12 @@ impl<'a> Sources<'a> {
 pub fn load_adapted(chunk: &mut dyn ModelChunk, checkpoint: &Checkpoint, base: &Checkpoint) -> Result<(), TrainError> {
     let of = |declaration: &Declaration| Some(if declaration.trainable { checkpoint } else { base });
     Ok(load_from(chunk, &of)?)
+}
+
+/// Loads what is trained of a model with an adapter on one rank from a checkpoint of the adapter; the rest keeps its values.
+///
+/// # Errors
+/// As [`load_adapted`].
+pub fn load_adapter(chunk: &mut dyn ModelChunk, checkpoint: &Checkpoint) -> Result<(), TrainError> {
+    Ok(load_from(chunk, &|declaration| declaration.trainable.then_some(checkpoint))?)
 }

@@ -11,7 +11,8 @@ use crate::config::HiddenLoss;
 use crate::model::{ModelOutputs, OutputLoss, label_log_probabilities};
 
 const KD_LOSS: &str = "kd loss";
-const CE_LOSS: &str = "ce loss";
+/// The cross-entropy of the text.
+pub(in crate::train) const CE_LOSS: &str = "ce loss";
 const HIDDEN_LOSS: &str = "hidden loss";
 const CACHED: &str = "kd cached";
 

@@ -17,6 +17,7 @@ use crate::model::{Batch, ModelChunk, OwnLoss};
 use cache::Cache;
 use loss::{DistillationLoss, Listener, Said};
 
+pub(super) use loss::CE_LOSS;
 pub(super) use teacher::{Teacher, check_recipe, find};
 
 /// What a run learns by.

@@ -170,6 +170,11 @@ impl Teacher {
         TrainError::Config(error.into())
     }
 
+    /// What it is known by.
+    pub fn identity(&self) -> AdapterBase {
+        AdapterBase::of(&self.checkpoint)
+    }
+
     /// Bytes of its parameters on one rank, where all have as many.
     pub fn bytes(&self, config: &RunConfig) -> u64 {
         let tensors = self.checkpoint.metadata().tensors.values();

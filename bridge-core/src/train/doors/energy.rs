@@ -1,16 +1,17 @@
-//! The energy of all machines of a run (`logger.log_energy`), in each log interval.
+//! The energy of all machines of a run, or of its GPUs (`logger.log_energy`), in each log interval.
 
 use std::collections::BTreeMap;
 
-use crate::logging::{EnergyCounters, Figure};
+use crate::logging::{EnergyCounters, Figure, Gpu};
+use crate::train::device::cuda_number;
 use crate::train::report::{StepReport, is_reported_every};
 use crate::train::subsystem::{RunContext, Subsystem};
 use crate::train::{TrainError, ranks};
 
 pub(super) struct Energy {
-    /// The machine of this rank: one rank of each machine is counted.
-    node: String,
-    counters: Option<EnergyCounters>,
+    /// The machine of this rank, with the number of its GPU if it has one: one rank of each is counted.
+    place: String,
+    counters: Option<Counters>,
     /// Since the last report.
     joules: f64,
     seconds: f64,
@@ -19,7 +20,48 @@ pub(super) struct Energy {
 
 impl Energy {
     pub fn new(node: &str) -> Self {
-        Self { node: node.to_owned(), counters: EnergyCounters::open(), joules: 0.0, seconds: 0.0, iterations: 0 }
+        Self { place: node.to_owned(), counters: None, joules: 0.0, seconds: 0.0, iterations: 0 }
+    }
+
+    /// Opens the counters of what the rank computes with.
+    fn open(&mut self, run: &RunContext) -> Result<(), String> {
+        let place = ranks::local_rank(run.groups.world()).map_err(|error| error.to_string())?;
+        self.counters = Some(match cuda_number(&run.state.config.device, place) {
+            None => Counters::Machine(EnergyCounters::open().ok_or_else(|| {
+                format!(
+                    "{} shows no energy counters that this process may read; expected \
+                     /sys/class/powercap/intel-rapl:0/energy_uj, which Linux lets root read (chmod a+r opens it to all)",
+                    self.place
+                )
+            })?),
+            Some(number) => {
+                self.place.push_str(&format!(", GPU {number}"));
+                let gpu = Gpu::open(number).map_err(|why| format!("{}: {why}", self.place))?;
+                let last = gpu.millijoules().map_err(|why| format!("{}: {why}", self.place))?;
+                Counters::Gpu { gpu, last }
+            }
+        });
+        Ok(())
+    }
+}
+
+/// What counts energy.
+enum Counters {
+    Machine(EnergyCounters),
+    Gpu { gpu: Gpu, last: u64 },
+}
+
+impl Counters {
+    /// Joules since the last call.
+    fn joules(&mut self) -> f64 {
+        match self {
+            Self::Machine(counters) => counters.joules(),
+            Self::Gpu { gpu, last } => {
+                // A device that does not answer any more has used nothing that is known.
+                let now = gpu.millijoules().unwrap_or(*last);
+                now.saturating_sub(std::mem::replace(last, now)) as f64 * 1e-3
+            }
+        }
     }
 }
 
@@ -29,31 +71,27 @@ impl Subsystem for Energy {
     }
 
     fn on_run_start(&mut self, run: &mut RunContext) -> Result<(), TrainError> {
-        let readable = ranks::gather(run.groups.world(), &(self.node.clone(), self.counters.is_some()))?;
-        if let Some((node, _)) = readable.iter().find(|(_, is_readable)| !is_readable) {
-            let message = format!(
-                "{node} shows no energy counters that this process may read; expected \
-                 /sys/class/powercap/intel-rapl:0/energy_uj, which Linux lets root read (chmod a+r opens it to all)"
-            );
-            return Err(TrainError::Sink { key: "logger.log_energy", message });
+        let trouble = ranks::gather(run.groups.world(), &self.open(run).err())?;
+        match trouble.into_iter().flatten().next() {
+            Some(message) => Err(TrainError::Sink { key: "logger.log_energy", message }),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     fn before_step(&mut self, _run: &mut RunContext) -> Result<(), TrainError> {
         // What was used between steps belongs to none.
-        self.counters.as_mut().map(EnergyCounters::joules);
+        self.counters.as_mut().map(Counters::joules);
         Ok(())
     }
 
     fn measure(&mut self, run: &mut RunContext, step: &mut StepReport) -> Result<(), TrainError> {
-        self.joules += self.counters.as_mut().map_or(0.0, EnergyCounters::joules);
+        self.joules += self.counters.as_mut().map_or(0.0, Counters::joules);
         self.seconds += step.seconds;
         self.iterations += 1;
         if !is_reported_every(&run.state.config, run.state.config.logger.log_interval, step.iteration) {
             return Ok(());
         }
-        let all = ranks::gather(run.groups.world(), &(self.node.clone(), self.joules))?;
+        let all = ranks::gather(run.groups.world(), &(self.place.clone(), self.joules))?;
         let joules = of_machines(all) / run.groups.world().size() as f64;
         step.figures.extend(figures(joules / self.iterations as f64, joules / self.seconds));
         (self.joules, self.seconds, self.iterations) = (0.0, 0.0, 0);
@@ -61,7 +99,7 @@ impl Subsystem for Energy {
     }
 }
 
-/// The joules of all machines, each counted by its first rank.
+/// The joules of all machines, or GPUs, each counted by its first rank.
 fn of_machines(ranks: Vec<(String, f64)>) -> f64 {
     let mut machines: BTreeMap<String, f64> = BTreeMap::new();
     for (node, joules) in ranks {
@@ -72,9 +110,8 @@ fn of_machines(ranks: Vec<(String, f64)>) -> f64 {
 
 /// Energy of a step and power, of one rank.
 fn figures(joules: f64, watts: f64) -> [Figure; 2] {
-    let energy =
-        Figure::new("energy_per_iteration", "joules", "Energy of a step, of the machine divided by its ranks", joules);
-    let power = Figure::new("power", "watts", "Power in steps, of the machine divided by its ranks", watts);
+    let energy = Figure::new("energy_per_iteration", "joules", "Energy of a step, divided by ranks", joules);
+    let power = Figure::new("power", "watts", "Power in steps, divided by ranks", watts);
     [
         energy
             .of_interval()

@@ -3,23 +3,18 @@
 
 use std::collections::BTreeMap;
 
-use bridge_dist::comm::ReduceOp;
-use serde_json::{Map, Value};
-
 use crate::config::RunConfig;
 use crate::model::ParameterRole;
 use crate::train::TrainError;
 use crate::train::report::StepReport;
-use crate::train::subsystem::{Agreement, Loaded, RunContext, Subsystem, Verdict, saved};
-
-/// Its state in `train_state.json`: the biases of each layer. Parameters in 16 bits are rounded copies of them.
-const KEY: &str = "expert_biases";
+use crate::train::subsystem::{Agreement, RunContext, Subsystem, Verdict};
+use bridge_dist::comm::ReduceOp;
 
 #[derive(Default)]
 pub(super) struct ExpertBiases {
     /// Per step; zero where biases stay as they are.
     rate: f32,
-    /// Of all layers that have them, on whatever rank, by global number. Exact values of float32.
+    /// Of all layers that have them, on whatever rank, by global number: what the parameters are, which are float32 in every run.
     by_layer: BTreeMap<usize, Vec<f64>>,
 }
 
@@ -98,8 +93,7 @@ impl Subsystem for ExpertBiases {
     }
 
     fn on_run_start(&mut self, run: &mut RunContext) -> Result<(), TrainError> {
-        // Those of a checkpoint are there already.
-        if self.rate == 0.0 || !self.by_layer.is_empty() { Ok(()) } else { self.read(run) }
+        if self.rate == 0.0 { Ok(()) } else { self.read(run) }
     }
 
     fn after_step(&mut self, run: &mut RunContext, step: &StepReport) -> Result<Verdict, TrainError> {
@@ -113,21 +107,6 @@ impl Subsystem for ExpertBiases {
         }
         self.write(run)?;
         Ok(Verdict::default())
-    }
-
-    fn on_save(&mut self, _run: &mut RunContext, state: &mut Map<String, Value>) -> Result<(), TrainError> {
-        if self.rate != 0.0 {
-            state.insert(KEY.to_owned(), saved(&self.by_layer)?);
-        }
-        Ok(())
-    }
-
-    fn on_load(&mut self, run: &mut RunContext, loaded: &Loaded) -> Result<(), TrainError> {
-        let found: BTreeMap<usize, Vec<f64>> = loaded.field(KEY)?.unwrap_or_default();
-        let experts = run.state.config.model.num_moe_experts;
-        let fits = found.values().all(|biases| Some(biases.len()) == experts);
-        self.by_layer = if fits { found } else { BTreeMap::new() };
-        Ok(())
     }
 }
 

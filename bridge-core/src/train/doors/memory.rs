@@ -2,7 +2,8 @@
 //! for. After the first report of a run, each rank has a line of its own.
 
 use crate::logging::numbers::gibibytes;
-use crate::logging::{Figure, GIB, MemoryOfRanks, format_memory_report};
+use crate::logging::{Figure, GIB, Gpu, MemoryOfRanks, RankMemory, format_memory_report, used_on_machine};
+use crate::train::device::cuda_number;
 use crate::train::report::{StepReport, is_reported_every};
 use crate::train::subsystem::{RunContext, Subsystem, Verdict};
 use crate::train::{TrainError, ranks};
@@ -13,11 +14,52 @@ pub(super) struct MemoryOfRun {
     has_told: bool,
     /// What was measured after the step.
     memory: Option<MemoryOfRanks>,
+    /// The device, where its driver is asked.
+    gpu: Option<Gpu>,
+}
+
+impl MemoryOfRun {
+    /// What this rank sees of memory, with what the recipe asks for.
+    fn measured(&self, run: &RunContext) -> RankMemory {
+        let memory = ranks::memory(run.groups, run.device());
+        if !run.state.config.logger.log_device_memory_used {
+            return memory;
+        }
+        let used_on_device = self.gpu.as_ref().map_or_else(used_on_machine, |gpu| gpu.used_bytes().ok());
+        RankMemory { used_on_device, ..memory }
+    }
+
+    /// Opens what is asked besides, and looks whether all is there that the recipe names.
+    fn prepare(&mut self, run: &RunContext) -> Result<(), TrainError> {
+        let (config, logger) = (&run.state.config, &run.state.config.logger);
+        let of_device = "logger.log_device_memory_used";
+        let number = cuda_number(&config.device, ranks::local_rank(run.groups.world())?);
+        if let Some(number) = number.filter(|_| logger.log_device_memory_used) {
+            self.gpu = Some(Gpu::open(number).map_err(|message| TrainError::Sink { key: of_device, message })?);
+        }
+        let asked = logger.memory_keys.iter().flat_map(|keys| keys.keys().map(String::as_str));
+        let used = logger.log_device_memory_used.then_some("device_used_bytes.all.current");
+        let mine = self.measured(run);
+        let Some(missing) = asked.chain(used).find(|statistic| mine.statistic(statistic).is_none()) else {
+            return Ok(());
+        };
+        let key = if logger.memory_keys.is_some() { "logger.memory_keys" } else { of_device };
+        Err(TrainError::Sink { key, message: format!("nobody here keeps {missing}, on device = {:?}", config.device) })
+    }
 }
 
 impl Subsystem for MemoryOfRun {
     fn name(&self) -> &str {
         "memory"
+    }
+
+    fn on_run_start(&mut self, run: &mut RunContext) -> Result<(), TrainError> {
+        let logger = &run.state.config.logger;
+        if logger.memory_keys.is_none() && !logger.log_device_memory_used {
+            return Ok(());
+        }
+        let prepared = self.prepare(run);
+        ranks::agree(run.groups, "asking for memory statistics", prepared)
     }
 
     fn measure(&mut self, run: &mut RunContext, step: &mut StepReport) -> Result<(), TrainError> {
@@ -29,12 +71,12 @@ impl Subsystem for MemoryOfRun {
         if !(is_due(logger.log_interval) || is_shown || is_asked_for) {
             return Ok(());
         }
-        let mine = ranks::memory(run.groups, run.device());
+        let mine = self.measured(run);
         let memory = MemoryOfRanks(ranks::gather(run.groups.world(), &mine)?);
         step.figures.extend(figures(&memory));
         if shows {
             let help = "Memory in GB, the largest of any rank";
-            step.figures.extend(Figure::on_board(help, "memory/", memory.metrics()));
+            step.figures.extend(Figure::on_board(help, "memory/", memory.metrics(logger.memory_keys.as_ref())));
         }
         self.memory = Some(memory);
         Ok(())
@@ -55,7 +97,7 @@ impl Subsystem for MemoryOfRun {
         let speakers = memory.speakers();
         if is_first || is_asked && speakers.len() > 1 {
             for (rank, memory) in speakers {
-                let report = format_memory_report(rank, iteration, &memory.metrics());
+                let report = format_memory_report(rank, iteration, &memory.metrics(config.logger.memory_keys.as_ref()));
                 verdict = if is_asked { verdict.note(report) } else { verdict.detail(report) };
             }
         }

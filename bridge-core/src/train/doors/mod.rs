@@ -1,5 +1,6 @@
 //! The subsystems of a run, in their order, and how ranks agree on what they say. A new one is a file here and its line in [`Doors::new`].
 
+mod attention_logits;
 mod best;
 mod divergence;
 mod early_stopping;
@@ -10,7 +11,9 @@ mod heartbeats;
 mod loss_watch;
 mod losses_of_run;
 mod memory;
+mod memory_history;
 mod norms;
+mod nvidia_marks;
 mod own_time;
 mod profiling;
 mod simulated_fault;
@@ -31,6 +34,7 @@ use serde_json::{Map, Value};
 pub(super) use best::best_of;
 pub(super) use loss_watch::{LossWatch, OwnResults};
 pub use losses_of_run::LOSSES_KEY;
+pub(super) use memory_history::begin as begin_memory_history;
 
 use super::report::{EvaluationReport, GlobalState, StepReport};
 use super::restart::Seat;
@@ -68,6 +72,12 @@ impl Doors {
         if let Some(profiling) = profiling::Profiling::new(config, &placement.node) {
             subsystems.push(Box::new(profiling));
         }
+        if let Some(marks) = nvidia_marks::NvidiaMarks::new(config, groups.world().rank()) {
+            subsystems.push(Box::new(marks));
+        }
+        if let Some(history) = memory_history::MemoryHistory::new(config, groups.world().rank()) {
+            subsystems.push(Box::new(history));
+        }
         if let Some(settings) = config.nvrx_straggler.as_ref().filter(|settings| settings.enabled) {
             subsystems.push(Box::new(straggler_scores::StragglerScores::new(settings, placement.clone())));
         }
@@ -76,6 +86,9 @@ impl Doors {
         }
         if config.logger.log_energy {
             subsystems.push(Box::new(energy::Energy::new(&placement.node)));
+        }
+        if config.logger.log_max_attention_logit {
+            subsystems.push(Box::new(attention_logits::AttentionLogits::default()));
         }
         if let Some(inspect) = tensor_inspect::TensorInspect::new(config) {
             subsystems.push(Box::new(inspect));

@@ -1,11 +1,13 @@
 //! Scores of ranks by the time that they need for a step, and what follows where one is too slow (`[nvrx_straggler]`).
 
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 use super::own_time::OwnTime;
 use crate::config::NvrxStragglerDetectionConfig;
+use crate::logging::health::{RankScore, RankScores};
 use crate::resilience::rerun::Placement;
-use crate::resilience::stragglers::{Past, RankTimes, RankWindow, Suspects, Thresholds};
+use crate::resilience::stragglers::{Past, RankTimes, RankWindow, Scores, Suspects, Thresholds, scores};
 use crate::train::report::{StepReport, TrainEnd};
 use crate::train::subsystem::{RunContext, Subsystem, Verdict};
 use crate::train::{TrainError, ranks};
@@ -69,6 +71,14 @@ impl StragglerScores {
         Ok(false)
     }
 
+    /// Writes the scores for those who look at the run. A disk that is full ends no run.
+    fn tell(&self, run: &RunContext, windows: &[RankWindow], slow: &BTreeSet<usize>) {
+        let scores = scores_of(run.state.train_state.step, windows, slow);
+        if let Err(error) = scores.write(&run.state.config.logger.log_dir) {
+            run.warn(&format!("the scores of ranks cannot be written: {error}"));
+        }
+    }
+
     /// Judges the window, which ends. All ranks call this together.
     fn judge(&mut self, run: &RunContext) -> Result<(), TrainError> {
         let steps = std::mem::take(&mut self.steps);
@@ -84,6 +94,9 @@ impl StragglerScores {
             num_told: settings.num_gpu_perf_scores_to_print,
         };
         let report = thresholds.judge(&windows, steps.len(), &mut self.suspects);
+        if ranks::is_first(run.groups) {
+            self.tell(run, &windows, &report.slow);
+        }
         if settings.stop_if_detected
             && let Some(first) = report.stragglers.first()
         {
@@ -94,6 +107,19 @@ impl StragglerScores {
         }
         Ok(())
     }
+}
+
+/// What other programs are told of the ranks, in a file.
+fn scores_of(iteration: u64, windows: &[RankWindow], slow: &BTreeSet<usize>) -> RankScores {
+    let of_rank = |(rank, (window, scores)): (usize, (&RankWindow, Scores))| RankScore {
+        rank,
+        node: window.place.node.clone(),
+        relative: scores.relative,
+        individual: scores.individual,
+        times: [window.times.compute, window.times.data, window.times.communication],
+        is_slow: slow.contains(&rank),
+    };
+    RankScores { iteration, ranks: windows.iter().zip(scores(windows)).enumerate().map(of_rank).collect() }
 }
 
 impl Subsystem for StragglerScores {

@@ -1,6 +1,7 @@
 //! What a run says: makes records of it and serves the sinks, whose failures end no run.
 
 mod failures;
+mod perplexity;
 mod recorder;
 
 use std::path::Path;

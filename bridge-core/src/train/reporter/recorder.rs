@@ -13,6 +13,8 @@ use crate::schedule::tflops_per_device;
 use crate::train::forward_step::{LM_LOSS, Ratio};
 use crate::train::report::{EvaluationReport, GlobalState, StepReport, is_reported_every};
 
+use super::perplexity::has_perplexity;
+
 /// Sums since the last console line.
 #[derive(Default)]
 struct Interval {
@@ -336,7 +338,7 @@ impl Recorder {
         let (split, consumed_samples) = (report.split.name(), state.train_state.consumed_train_samples);
         let mut figures: Vec<Figure> = [
             report.loss().map(|loss| Figure::new("loss", "", "Loss of the language model", loss).file()),
-            report.perplexity().map(|value| {
+            report.perplexity().filter(|_| has_perplexity(&self.config, LM_LOSS)).map(|value| {
                 let perplexity = format!("perplexity {}", significant(value, 5));
                 Figure::new("perplexity", "", "Its exponential", value).file().short(20, 50, perplexity)
             }),
@@ -359,14 +361,16 @@ impl Recorder {
         }
         for (name, ratio) in &report.losses {
             let loss = ratio.value();
-            let (value, exponential) = (scientific(loss), scientific(perplexity(loss)));
+            let has_perplexity = has_perplexity(&self.config, name);
+            let exponential = has_perplexity.then(|| format!(" | {name} PPL: {}", scientific(perplexity(loss))));
+            let value = scientific(loss);
             figures.push(
                 short_loss(Figure::new("losses", "", "Each loss by name", loss), name, loss)
                     .label("name", name)
                     .board(format!("{name} {split}"))
-                    .line(10, format!("{name} value: {value} | {name} PPL: {exponential}")),
+                    .line(10, format!("{name} value: {value}{}", exponential.unwrap_or_default())),
             );
-            if logger.log_validation_ppl_to_tensorboard {
+            if has_perplexity && logger.log_validation_ppl_to_tensorboard {
                 figures.push(
                     Figure::new("perplexities", "", "The exponential of each loss", perplexity(loss))
                         .label("name", name)

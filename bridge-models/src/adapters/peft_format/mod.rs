@@ -108,8 +108,17 @@ impl PeftAdapter {
     /// Those of the base, and of tensors that cannot be read.
     pub fn build(&self, base: &HfModel, device: &Device) -> Result<Box<dyn ModelChunk>, AdapterError> {
         let mut chunk = base.build_with(device, Some(Arc::new(self.adapter())))?;
-        replace(chunk.as_mut(), self.values()?);
+        self.load_into(chunk.as_mut())?;
         Ok(chunk)
+    }
+
+    /// Gives the parameters that this adapter has their values, in a chunk that was built with it on one rank.
+    ///
+    /// # Errors
+    /// If tensors cannot be read.
+    pub fn load_into(&self, chunk: &mut dyn ModelChunk) -> Result<(), AdapterError> {
+        replace(chunk, self.values()?);
+        Ok(())
     }
 
     /// The base whose weights have taken this adapter up, in float32 on `device`, on one rank.

@@ -5,7 +5,7 @@ use bridge_dist::comm::Operation::{AllGather, AllReduce, AllToAll, ReduceScatter
 use bridge_dist::mesh::GroupKind;
 
 use crate::blocks::linear::flops;
-use crate::blocks::mlp::{block_flops, inner_bytes};
+use crate::blocks::mlp::{block_flops, inner_bytes, unit_bytes};
 use crate::blocks::regions::{enter_exchanges, exchange, leave_exchanges};
 use crate::models::decoder::choices::Dispatcher;
 use crate::models::decoder::config::{DecoderConfig, MoeConfig};
@@ -31,19 +31,32 @@ pub(super) fn cost(config: &DecoderConfig, moe: &MoeConfig, work: &Workload) -> 
     kept += local * latent * a;
     let width = moe.ffn_hidden_size / work.place.expert_tensor.size;
     let hidden = inner_bytes(config, routed * expert_ranks, width, work);
-    kept += hidden;
-    let mut backward = hidden;
+    // One operation of all forms the units' outputs again, and so does one of each that recomputes them.
+    let unit = unit_bytes(routed * expert_ranks, width, work);
+    let remade = if config.recomputed.moe_act || moe.grouped_gemm { unit } else { 0 };
+    kept += hidden - remade;
+    // The operation of all has them in hand where backward counts them already.
+    let brought_back_by_parts = if moe.grouped_gemm { 0 } else { remade };
+    let (mut backward, mut brought_back, mut recomputed_flops) = (hidden, brought_back_by_parts, 0.0);
     let shared = moe.shared_expert_intermediate_size.unwrap_or(0);
     if shared > 0 {
         let hidden = inner_bytes(config, work.tokens(), shared / work.place.tensor.size, work);
         let gathered = if work.place.sequence_parallel { work.tokens() * c * a } else { 0 };
-        kept += hidden + gathered;
+        kept += gathered;
         backward = backward.max(hidden);
+        if config.recomputed.shared_experts {
+            brought_back = brought_back.max(hidden);
+            recomputed_flops = block_flops(config, work.all_tokens(), shared) / 3.0;
+        } else {
+            kept += hidden;
+        }
     }
     SegmentCost {
         flops: experts_flops(config, moe, work) + block_flops(config, work.all_tokens(), shared),
         kept,
         backward: backward + routed * expert_ranks * w * a,
+        brought_back,
+        recomputed_flops,
         idle_parameters: expert_parameters(config, moe) * (moe.num_experts - moe.topk) as u64,
         exchanges: exchanges(config, moe, work),
         ..SegmentCost::default()

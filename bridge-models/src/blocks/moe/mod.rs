@@ -35,6 +35,7 @@ use self::rows::take_rows;
 use super::init::InitialValues;
 use super::linear::{Linear, LinearConfig};
 use super::mlp::Mlp;
+use super::recompute::{RecomputedParts, recomputed};
 use super::regions::Regions;
 use crate::models::decoder::choices::Dispatcher;
 use crate::models::decoder::config::{DecoderConfig, MoeConfig};
@@ -51,6 +52,8 @@ pub(crate) struct Moe {
     shared_gate: Option<Param<Tensor<2>>>,
     #[module(skip)]
     dispatcher: Dispatcher,
+    #[module(skip)]
+    recomputed: RecomputedParts,
 }
 
 /// Linear layers around the experts, of which each rank has the whole: to their width, and back.
@@ -77,6 +80,12 @@ impl Latent {
 #[derive(Module, Debug)]
 struct Experts {
     local_experts: Vec<Mlp>,
+    /// All are one operation, rather than some for each.
+    #[module(skip)]
+    is_grouped: bool,
+    /// Whether what their non-linearity makes is made again in backward, as the one operation of all does anyway.
+    #[module(skip)]
+    remakes: bool,
 }
 
 impl Moe {
@@ -97,10 +106,11 @@ impl Moe {
         Self {
             router,
             latent: moe.latent_size.map(|width| Latent::new(config, width, scope)),
-            experts: Experts { local_experts: experts.iter().map(expert).collect() },
+            experts: Experts::new(experts.iter().map(expert).collect(), config, moe),
             shared_experts: moe.shared_expert_intermediate_size.map(shared),
             shared_gate: moe.shared_gate.then(gate),
             dispatcher: moe.dispatcher,
+            recomputed: config.recomputed,
         }
     }
 
@@ -174,12 +184,12 @@ impl Moe {
 
     /// This rank's term of what the shared experts add, gated if there is a gate: `[n, c]` -> the same.
     fn shared_term(&self, x_nc: Tensor<2>) -> Option<Tensor<2>> {
-        let shared = self.shared_experts.as_ref()?;
-        let Some(weight_1c) = &self.shared_gate else {
-            return Some(shared.forward_term(x_nc));
-        };
-        let gate_n1 = sigmoid(linear(x_nc.clone(), weight_1c.val(), None));
-        Some(shared.forward_term(x_nc) * gate_n1)
+        let (shared, gate) = (self.shared_experts.as_ref()?, &self.shared_gate);
+        if !self.recomputed.shared_experts {
+            return Some(gated_term(shared, gate, x_nc));
+        }
+        let parts = (shared.in_this_pass(), gate.clone());
+        Some(recomputed(parts, [x_nc], |(shared, gate), [x_nc]| gated_term(shared, gate, x_nc)))
     }
 
     /// `[n, c]` -> the same, or this rank's terms of it where others share the experts.
@@ -189,6 +199,15 @@ impl Moe {
             Dispatcher::AllGather => dispatch::all_gather(x_nc, routing, regions.expert(), &self.experts),
         }
     }
+}
+
+/// A term of what shared experts add, times the gate if there is one: `[n, c]` -> the same.
+fn gated_term(shared: &Mlp, gate: &Option<Param<Tensor<2>>>, x_nc: Tensor<2>) -> Tensor<2> {
+    let Some(weight_1c) = gate else {
+        return shared.forward_term(x_nc);
+    };
+    let gate_n1 = sigmoid(linear(x_nc.clone(), weight_1c.val(), None));
+    shared.forward_term(x_nc) * gate_n1
 }
 
 /// The dimension of tokens in `[n, ..]`.
@@ -201,14 +220,29 @@ fn flat(x_btc: Tensor<3>) -> Tensor<2> {
 }
 
 impl Experts {
-    /// `[m, c]`, rows of the first expert first and `counts` of each, at least one, -> the same.
+    /// What an adapter makes of an expert's layer is an operation of its own, and so are the experts then.
+    fn new(local_experts: Vec<Mlp>, config: &DecoderConfig, moe: &MoeConfig) -> Self {
+        let is_grouped = moe.grouped_gemm && local_experts.iter().all(Mlp::is_plain);
+        Self { local_experts, is_grouped, remakes: config.recomputed.moe_act }
+    }
+
+    /// The fewest rows that an expert may have: products of their own need something to multiply.
+    fn fewest_rows(&self) -> usize {
+        usize::from(!self.is_grouped)
+    }
+
+    /// `[m, c]`, rows of the first expert first and `counts` of each, [`Self::fewest_rows`] at least, -> the same.
     fn forward(&self, rows_mc: Tensor<2>, counts: &[usize]) -> Tensor<2> {
         assert_eq!(counts.len(), self.local_experts.len(), "one count for each expert of the rank");
+        if self.is_grouped {
+            return Mlp::forward_terms(&self.local_experts, rows_mc, counts);
+        }
         let mut start = 0;
         let outputs = self.local_experts.iter().zip(counts).map(|(expert, count)| {
             let range = start..start + count;
             start = range.end;
-            expert.forward_term(take_rows(rows_mc.clone(), range))
+            let rows = take_rows(rows_mc.clone(), range);
+            if self.remakes { expert.forward_term_remaking(rows) } else { expert.forward_term(rows) }
         });
         Tensor::cat(outputs.collect(), 0)
     }

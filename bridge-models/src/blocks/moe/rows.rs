@@ -34,10 +34,10 @@ pub(super) fn with_zero_row(x_nc: Tensor<2>) -> Tensor<2> {
     })
 }
 
-/// The rows that each expert of a rank works on, so that none has nothing to do.
+/// The rows that each expert of a rank works on, so that none has too little to do.
 ///
-/// An expert to which no token goes gets a row of zeros: it then has its place in the graph and gradients of zero, and ranks whose
-/// experts are idle still take part in the exchanges of backward.
+/// Where each expert is an operation of its own, one to which no token goes gets a row of zeros: it then has its place in the graph and
+/// gradients of zero, and ranks whose experts are idle still take part in the exchanges of backward.
 pub(super) struct ExpertRows {
     ids: Vec<usize>,
     counts: Vec<usize>,
@@ -47,18 +47,18 @@ pub(super) struct ExpertRows {
 }
 
 impl ExpertRows {
-    /// `ids` are rows of a table of `table_rows`, those of the first expert first; `counts` says how many each expert has.
-    pub fn new(ids: &[usize], counts: &[usize], table_rows: usize) -> Self {
+    /// `ids` are rows of a table of `table_rows`, those of the first expert first; `counts` says how many each expert has, which works on
+    /// `fewest` at least.
+    pub fn new(ids: &[usize], counts: &[usize], table_rows: usize, fewest: usize) -> Self {
         let mut rows = Self { ids: Vec::new(), counts: Vec::new(), places: Vec::new(), needs_zero_row: false };
         let mut start = 0;
         for count in counts {
             rows.places.extend(rows.ids.len()..rows.ids.len() + count);
             rows.ids.extend(&ids[start..start + count]);
-            if *count == 0 {
-                rows.ids.push(table_rows);
-                rows.needs_zero_row = true;
-            }
-            rows.counts.push((*count).max(1));
+            let missing = fewest.saturating_sub(*count);
+            rows.ids.extend(std::iter::repeat_n(table_rows, missing));
+            rows.needs_zero_row |= missing > 0;
+            rows.counts.push(count + missing);
             start += count;
         }
         rows
@@ -70,7 +70,7 @@ impl ExpertRows {
         gather_rows(table, &self.ids)
     }
 
-    /// Rows of each expert, at least one.
+    /// Rows of each expert.
     pub fn counts(&self) -> &[usize] {
         &self.counts
     }
@@ -116,11 +116,14 @@ mod tests {
 
     #[test]
     fn every_expert_has_a_row() {
-        let rows = ExpertRows::new(&[3, 1, 0], &[0, 2, 0, 1], 5);
+        let rows = ExpertRows::new(&[3, 1, 0], &[0, 2, 0, 1], 5, 1);
         assert_eq!((rows.ids.as_slice(), rows.counts()), ([5, 3, 1, 5, 0].as_slice(), [1, 2, 1, 1].as_slice()));
         assert_eq!([0, 1, 2].map(|index| rows.place(index)), [1, 2, 4]);
         let table = Tensor::<2>::from_floats([[1.0], [2.0], [3.0], [4.0], [5.0]], &Device::flex());
         let gathered: Vec<f32> = rows.gather(table).into_data().try_into_vec().unwrap();
         assert_eq!(gathered, [0.0, 4.0, 2.0, 0.0, 1.0]);
+        let rows = ExpertRows::new(&[3, 1, 0], &[0, 2, 0, 1], 5, 0);
+        assert_eq!((rows.ids.as_slice(), rows.counts()), ([3, 1, 0].as_slice(), [0, 2, 0, 1].as_slice()));
+        assert!(!rows.needs_zero_row);
     }
 }

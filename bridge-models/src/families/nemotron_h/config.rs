@@ -36,7 +36,6 @@ pub(super) const SETTINGS: &[Setting] = &[
     size_or("mamba_head_dim", |c| &mut mamba(c).head_size, |_, _| Ok(64)),
     size_or("chunk_size", |c| &mut mamba(c).chunk_size, |_, _| Ok(128)),
     Setting::Keys { read: read_experts, write: write_experts },
-    Setting::Only("moe_latent_size", || json!(null)),
     Setting::Rule(|fields, _| silu(fields, "mamba_hidden_act")),
     Setting::Rows(BLOCK),
     // `tie_word_embeddings` ties nothing in this family: its folders have both tensors.
@@ -53,6 +52,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         "tie_word_embeddings",
         // Without layers of experts.
         "moe_intermediate_size",
+        "moe_latent_size",
         "moe_shared_expert_intermediate_size",
         "n_group",
         "n_routed_experts",
@@ -78,6 +78,7 @@ fn read_experts(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfErr
     moe.num_experts = fields.size("n_routed_experts")?.unwrap_or(8);
     moe.topk = fields.size("num_experts_per_tok")?.unwrap_or(2);
     moe.ffn_hidden_size = fields.size("moe_intermediate_size")?.unwrap_or(7688);
+    moe.latent_size = fields.size("moe_latent_size")?;
     moe.shared_expert_intermediate_size = Some(fields.size("moe_shared_expert_intermediate_size")?.unwrap_or(7688));
     ROUTER.read(fields, config)
 }
@@ -88,6 +89,7 @@ fn write_experts(config: &DecoderConfig, settings: &mut Map<String, Value>) {
         ("n_routed_experts", Some(moe.num_experts)),
         ("num_experts_per_tok", Some(moe.topk)),
         ("moe_intermediate_size", Some(moe.ffn_hidden_size)),
+        ("moe_latent_size", moe.latent_size),
         // Without shared experts the usual ones are read back, and refused so.
         ("moe_shared_expert_intermediate_size", moe.shared_expert_intermediate_size),
     ] {

@@ -85,6 +85,35 @@ fn folders_on_disk_and_modules_have_other_names() {
 }
 
 #[test]
+fn experts_in_a_narrower_stream_have_layers_around_them() {
+    let latent = |more: Value| {
+        let mut sizes = json!({ "hybrid_override_pattern": "ME*M", "num_key_value_heads": 2, "mlp_bias": true });
+        sizes.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        read(sizes).unwrap()
+    };
+    let config = latent(json!({ "moe_latent_size": 14 }));
+    let family = &super::FAMILY;
+    let written = family.settings(&config).unwrap();
+    assert_eq!(written["moe_latent_size"], 14);
+    assert_eq!(family.decoder_config(&Fields::new(&written)).unwrap(), config);
+    for experts in [ExpertLayout::Apart, ExpertLayout::Stacked] {
+        let map = WeightMap::new(family, &config, experts).unwrap();
+        for layer in
+            ["fc1_latent_proj.weight", "fc1_latent_proj.bias", "fc2_latent_proj.weight", "fc2_latent_proj.bias"]
+        {
+            let stored = &map.entry(&format!("decoder.layers.1.mlp.{layer}")).unwrap().tensors[0].name;
+            assert!(stored.ends_with(&format!("layers.1.mixer.{layer}")), "{stored}");
+        }
+    }
+    let none = latent(json!({ "moe_latent_size": null }));
+    assert_eq!(none, latent(json!({})));
+    assert_eq!(none.moe.unwrap().latent_size, None);
+    // Without layers of experts the key says nothing.
+    let dense = read(json!({ "hybrid_override_pattern": "M*", "num_key_value_heads": 2, "moe_latent_size": 14 }));
+    assert!(dense.unwrap().moe.is_none());
+}
+
+#[test]
 fn what_is_written_is_read_by_old_and_new_readers() {
     let more =
         json!({ "hybrid_override_pattern": "M-*M", "num_key_value_heads": 2, "mlp_bias": true, "use_bias": true });

@@ -38,6 +38,22 @@ macro_rules! weights {
                 &[concat!($prefix, "layers.{}.mixer.gate.e_score_correction_bias")],
             ),
             rule(
+                "decoder.layers.{}.mlp.fc1_latent_proj.weight",
+                &[concat!($prefix, "layers.{}.mixer.fc1_latent_proj.weight")],
+            ),
+            rule(
+                "decoder.layers.{}.mlp.fc1_latent_proj.bias",
+                &[concat!($prefix, "layers.{}.mixer.fc1_latent_proj.bias")],
+            ),
+            rule(
+                "decoder.layers.{}.mlp.fc2_latent_proj.weight",
+                &[concat!($prefix, "layers.{}.mixer.fc2_latent_proj.weight")],
+            ),
+            rule(
+                "decoder.layers.{}.mlp.fc2_latent_proj.bias",
+                &[concat!($prefix, "layers.{}.mixer.fc2_latent_proj.bias")],
+            ),
+            rule(
                 "decoder.layers.{}.mlp.shared_experts.linear_fc1.weight",
                 &[concat!($prefix, "layers.{}.mixer.shared_experts.up_proj.weight")],
             ),

@@ -93,7 +93,10 @@ pub(super) fn files(file: &GgufFile) -> Result<BTreeMap<String, Vec<u8>>, HfErro
             json!({ "id": id, "content": token, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": is_special })
         })
         .collect();
-    let vocab: Map<String, Value> = tokens.iter().enumerate().map(|(id, token)| (token.clone(), json!(id))).collect();
+    // Rows that fill the vocabulary up stand behind its tokens: a tokenizer that knew them would let them be generated.
+    let known = kinds.iter().rposition(|kind| *kind != kind::UNUSED).map_or(0, |last| last + 1);
+    let vocab: Map<String, Value> =
+        tokens[..known].iter().enumerate().map(|(id, token)| (token.clone(), json!(id))).collect();
     let steps: Vec<Value> = steps.iter().map(|step| step.to_json()).collect();
     let pre_tokenizer = match steps.as_slice() {
         [step] => step.clone(),

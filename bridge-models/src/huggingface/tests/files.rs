@@ -443,3 +443,35 @@ fn quantized_weights_without_their_scales_are_named() {
         assert!(error.contains(words), "{error}");
     }
 }
+
+#[test]
+fn pickled_weights_are_refused_by_name() {
+    for file in ["pytorch_model.bin", "pytorch_model.bin.index.json"] {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::copy(golden("llama").join("config.json"), folder.path().join("config.json")).unwrap();
+        std::fs::write(folder.path().join(file), "x").unwrap();
+        let error = HfModel::open(folder.path()).expect_err("no safetensors").to_string();
+        assert!(error.contains("pytorch_model.bin is not read") && error.contains("safe_serialization"), "{error}");
+        std::fs::copy(golden("llama").join("model.safetensors"), folder.path().join("model.safetensors")).unwrap();
+        HfModel::open(folder.path()).unwrap();
+    }
+}
+
+#[test]
+fn what_an_export_writes_twice_is_no_unread_key() {
+    let model = HfModel::open(&golden("llama")).unwrap();
+    let folder = export_to_temporary(&model, &ExportOptions::default());
+    let path = folder.path().join("config.json");
+    let mut settings: Map<String, Value> = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    assert_eq!(settings["rope_parameters"]["rope_theta"], settings["rope_theta"], "written twice");
+    assert_eq!(HfModel::open(folder.path()).unwrap().remark(), None);
+    let scaled = serde_json::json!({ "rope_type": "linear", "factor": 2.0, "rope_theta": settings["rope_theta"] });
+    settings.insert("rope_scaling".into(), scaled.clone());
+    settings.insert("rope_parameters".into(), scaled);
+    std::fs::write(&path, serde_json::to_vec(&settings).unwrap()).unwrap();
+    assert_eq!(HfModel::open(folder.path()).unwrap().remark(), None);
+    settings.insert("rope_theta".into(), 77.0.into());
+    std::fs::write(&path, serde_json::to_vec(&settings).unwrap()).unwrap();
+    let remark = HfModel::open(folder.path()).unwrap().remark().expect("another value");
+    assert!(remark.ends_with("`rope_theta` = 77.0"), "{remark}");
+}

@@ -214,7 +214,23 @@ impl ModelBuilder for GptModelBuilder {
         stage: &Stage,
         adapter: Option<Arc<dyn Adapter>>,
     ) -> Result<Outline, ModelBuildError> {
-        Ok(outline(&self.decoder(work.padded_vocab_size, &work.place)?, work, stage, adapter))
+        let config = self.decoder(work.padded_vocab_size, &work.place)?;
+        check_last_layer(&config, adapter.as_deref())?;
+        Ok(outline(&config, work, stage, adapter))
+    }
+}
+
+/// Refuses models that have a use for the output projection besides the loss, where something stands in its place.
+fn check_last_layer(config: &DecoderConfig, adapter: Option<&dyn Adapter>) -> Result<(), ModelBuildError> {
+    if adapter.and_then(Adapter::last_layer).is_none() {
+        return Ok(());
+    }
+    let refused =
+        |key: &str, what: &str| Err(invalid(key, format!("{what}, and the program has put another layer there")));
+    match (config.mtp_num_layers, &config.encoder) {
+        (1.., _) => refused("model.mtp_num_layers", "multi-token prediction needs the output projection"),
+        (0, Some(_)) => refused("model.kind", "the decoder behind an encoder needs its output projection"),
+        (0, None) => Ok(()),
     }
 }
 
@@ -231,6 +247,7 @@ pub fn build_decoder(
     config.validate()?;
     config.check_tables()?;
     check_divides(config, &context.parallel.place())?;
+    check_last_layer(config, context.adapter.as_deref())?;
     let stacks = config.stacks();
     let is_too_long = |(part, count): (&StackPart, &usize)| part.layers.end > *count;
     if stage.stacks.len() != stacks.len() || stage.stacks.iter().zip(&stacks).any(is_too_long) {

@@ -1,9 +1,8 @@
-//! The resolved architecture of a decoder: plain data without defaults to fill in. A row says all of a field: its type, the neutral value
-//! that it has where nobody names it, and how the config tree's `[model]` section says it (what the words mean is in `section`). No
-//! parsing of `config.json` here.
+//! The resolved architecture of a decoder: plain data without defaults to fill in. A row says all of a field: its type, its neutral value,
+//! and how the config tree's `[model]` section says it (what the words mean is in `section`). No parsing of `config.json` here.
 
 use bridge_core::config::LoadBalancing;
-use bridge_kernels::{Activation, GatedUnit};
+use bridge_kernels::{Activation, FeedForwardUnit, GatedUnit};
 use serde::{Deserialize, Serialize};
 
 use super::choices::{
@@ -13,7 +12,7 @@ use super::choices::{
 use super::hybrid::HybridConfig;
 use super::moe_words;
 use super::section::{Words, as_read, described, one_of, or, same, unless, words};
-use crate::blocks::linear::Unit;
+use crate::blocks::recompute::RecomputedParts;
 
 described! {
     /// Everything that decides a decoder's shapes and arithmetic.
@@ -67,6 +66,9 @@ described! {
             read: |section, _| ResidualConfig::read(section),
             write: |residual, _, section| residual.write(section),
         };
+        /// The residual stream is in float32 whatever the layers' dtype; no file of a model says it.
+        #[serde(skip)]
+        fp32_residual: bool = false => same!(fp32_residual_connection);
         /// Factor on the word embedding's output.
         embedding_multiplier: f64 = 1.0 => same!(embedding_multiplier);
         /// Factor on the logits.
@@ -77,13 +79,7 @@ described! {
         qk_layernorm_scope: QkNormScope = QkNormScope::Head => one_of!(qk_layernorm_scope, words::QK_NORM_SCOPES);
         /// Normalize query and key per head by their root mean square, without weights.
         #[serde(default)]
-        qk_l2_norm: bool = false => Words {
-            read: |section, table| match section.qk_l2_norm && table.qk_layernorm {
-                true => Err(super::limits::invalid("model.qk_l2_norm", "cannot be combined with qk_layernorm = true".into())),
-                false => Ok(section.qk_l2_norm),
-            },
-            write: |is_on, _, section| section.qk_l2_norm = *is_on,
-        };
+        qk_l2_norm: bool = false => words::QK_L2_NORM;
         /// One more score in the softmax of each head, learned and without a value.
         #[serde(default)]
         attention_sinks: bool = false => same!(attention_sinks);
@@ -158,6 +154,9 @@ described! {
         /// Weight of the mean of their losses.
         #[serde(default)]
         mtp_loss_scaling_factor: f64 = 0.1 => or!(mtp_loss_scaling_factor, |_| 0.1);
+        /// Parts of segments that run again in backward; no file of a model says it.
+        #[serde(skip)]
+        recomputed: RecomputedParts = RecomputedParts::default() => words::RECOMPUTED;
         /// Standard deviation of initial weights.
         init_method_std: f64 = 0.0 => same!(init_method_std);
         /// Standard deviation of initial embeddings.
@@ -315,6 +314,9 @@ described! {
         z_loss_coeff: f64 = 0.0 => unless!(moe_z_loss_coeff, |_| 0.0);
         /// How tokens reach the ranks of their experts.
         dispatcher: Dispatcher = Dispatcher::AllGather => one_of!(moe_token_dispatcher_type, moe_words::DISPATCHERS);
+        /// The experts of a rank are one operation. The result is the same.
+        #[serde(default)]
+        grouped_gemm: bool = false => same!(moe_grouped_gemm);
     }
 }
 
@@ -447,11 +449,11 @@ impl DecoderConfig {
     }
 
     /// What stands between the products of a feed-forward block.
-    pub(crate) fn feed_forward_unit(&self) -> Unit {
+    pub(crate) fn feed_forward_unit(&self) -> FeedForwardUnit {
         if !self.gated_linear_unit {
-            return Unit::Plain(self.activation);
+            return FeedForwardUnit::Plain(self.activation);
         }
-        Unit::Gated(GatedUnit {
+        FeedForwardUnit::Gated(GatedUnit {
             activation: self.activation,
             clamp: self.activation_clamp,
             linear_offset: self.linear_offset,

@@ -3,7 +3,7 @@
 use bridge_core::model::{ChunkScope, Component, LayerState, SegmentCost, SegmentRole, Workload};
 use bridge_kernels::Remakeable;
 use burn::module::Module;
-use burn::tensor::Tensor;
+use burn::tensor::{FloatDType, Tensor};
 
 use super::config::{DecoderConfig, ResidualConfig};
 use super::hybrid::{HybridBlock, HybridConfig};
@@ -28,6 +28,9 @@ pub(crate) struct HybridLayer {
     residual: ResidualConfig,
     #[module(skip)]
     block: HybridBlock,
+    /// Of what the block reads and makes.
+    #[module(skip)]
+    dtype: FloatDType,
 }
 
 /// The layer as a segment, by its block.
@@ -65,6 +68,7 @@ impl HybridLayer {
             dropout: config.hidden_dropout,
             residual: config.residual,
             block,
+            dtype: scope.dtype(),
         }
     }
 
@@ -123,6 +127,7 @@ impl HybridLayer {
             stream_multiplier: self.residual.stream_multiplier,
             adds_to_norm: self.residual.adds_to_norm,
             norm: None,
+            block_dtype: self.dtype,
         };
         residual.step(x_btc, [branch])
     }

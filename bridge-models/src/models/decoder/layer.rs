@@ -3,7 +3,7 @@
 use bridge_core::model::{ChunkScope, Component, Scope, SegmentCost, SegmentRole, Workload};
 use bridge_kernels::{DropoutKey, Remakeable};
 use burn::module::Module;
-use burn::tensor::Tensor;
+use burn::tensor::{FloatDType, Tensor};
 
 use super::choices::{BlockOrder, NormPlacement};
 use super::config::{DecoderConfig, ResidualConfig};
@@ -32,6 +32,9 @@ pub(crate) struct Layer {
     dropout: f64,
     #[module(skip)]
     residual: ResidualConfig,
+    /// Of what the blocks read and make.
+    #[module(skip)]
+    dtype: FloatDType,
 }
 
 /// What a layer reads besides the residual stream.
@@ -84,6 +87,7 @@ impl Layer {
             post_mlp_layernorm: norm(norms.after_mlp, last, "post_mlp_layernorm"),
             dropout: config.hidden_dropout,
             residual,
+            dtype: first.dtype(),
         }
     }
 
@@ -95,7 +99,10 @@ impl Layer {
         let with_norms = |block: SegmentCost, before: bool, after: bool| {
             let statistics = || statistics(config.norm, work.tokens_between_blocks());
             let block = if before { statistics().and(block) } else { block };
-            let output = SegmentCost { kept: stream * work.activation_bytes, ..SegmentCost::default() };
+            // A norm of the sum reads the stream.
+            let is_of_sum = config.residual.norms == NormPlacement::Sum;
+            let bytes = if is_of_sum { work.stream_bytes } else { work.activation_bytes };
+            let output = SegmentCost { kept: stream * bytes, ..SegmentCost::default() };
             if after { block.and(statistics()).and(output) } else { block }
         };
         let attention = || {
@@ -192,6 +199,7 @@ impl Layer {
             stream_multiplier: self.residual.stream_multiplier,
             adds_to_norm: self.residual.adds_to_norm,
             norm: after.as_ref().filter(|_| self.residual.norms == NormPlacement::Sum),
+            block_dtype: self.dtype,
         }
     }
 }

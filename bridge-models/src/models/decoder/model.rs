@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use bridge_core::model::{
     Adapter, Auxiliary, Batch, Boundary, BoundaryTensor, BuildContext, ChunkScope, Component, Declaration,
-    Declarations, ForwardContext, GenerationState, LayerState, Outline, ParameterRole, RankPlace, Scope, Segment,
-    SegmentCost, SegmentOutput, SegmentRole, Segments, Stage, Workload,
+    Declarations, ForwardContext, GenerationState, LastLayer, LayerState, Outline, ParameterRole, RankPlace, Scope,
+    Segment, SegmentCost, SegmentOutput, SegmentRole, Segments, Stage, Workload,
 };
 use bridge_data::SequencePart;
 use bridge_kernels::rotary::Positions;
@@ -19,7 +19,9 @@ use super::layers::DecoderLayer;
 use super::mtp::{self, MultiToken};
 use crate::blocks::attention::AttentionInput;
 use crate::blocks::embedding::{Embedding, Table, WORD_EMBEDDINGS, rows_of_words};
-use crate::blocks::head::{HeadOutputs, Projection, Targets, cost as head_cost, logits, loss_sum};
+use crate::blocks::head::{
+    HeadOutputs, LastOutputs, Projection, Targets, cost as head_cost, cost_replaced, logits, loss_sum,
+};
 use crate::blocks::init::InitialValues;
 use crate::blocks::moe::MoeInput;
 use crate::blocks::norm::{Norm, statistics};
@@ -35,6 +37,7 @@ mod place {
     pub const ATTENTION_OUTPUT: u64 = 2;
     pub const MLP_OUTPUT: u64 = 3;
     pub const ROUTER: u64 = 4;
+    pub const LAST_LAYER: u64 = 5;
 }
 
 /// A decoder, or one pipeline stage of it, and of that the slice that one rank holds.
@@ -44,6 +47,8 @@ pub struct Decoder {
     decoder: Block,
     /// The output table, unless it is the word embedding held by this very stage.
     output_layer: Option<Table>,
+    /// What a program has in place of the output projection; there is no output table then.
+    last_layer: Option<LastLayer>,
     /// Layers that predict further tokens, on a stage with the head.
     prediction: Option<MultiToken>,
     #[module(skip)]
@@ -85,6 +90,7 @@ struct Parts {
     embedding: Option<Embedding>,
     decoder: Block,
     output_layer: Option<Table>,
+    last_layer: Option<LastLayer>,
     prediction: Option<MultiToken>,
 }
 
@@ -101,8 +107,10 @@ impl Parts {
         let head = part.end.then(|| scope.segment(SegmentRole::Head, None));
         let norm = |head: &Scope| Norm::new(config.norm, config.hidden_size, &head.child("decoder"), "final_layernorm");
         let final_layernorm = head.as_ref().map(norm);
+        let last_layer = head.as_ref().and_then(|head| head.last_layer(config.hidden_size));
+        let with_projection = head.as_ref().filter(|_| last_layer.is_none());
         let output_layer =
-            head.as_ref().and_then(|head| match (config.share_embeddings_and_output_weights, &embedding) {
+            with_projection.and_then(|head| match (config.share_embeddings_and_output_weights, &embedding) {
                 (true, Some(_)) => {
                     head.uses(WORD_EMBEDDINGS);
                     None
@@ -119,7 +127,7 @@ impl Parts {
         let has_words = embedding.is_some() || config.share_embeddings_and_output_weights;
         let words = if has_words { mtp::Words::Here } else { mtp::Words::Nowhere };
         let prediction = head.and_then(|head| MultiToken::new(config, &words, &head));
-        Self { embedding, decoder: Block { layers, final_layernorm }, output_layer, prediction }
+        Self { embedding, decoder: Block { layers, final_layernorm }, output_layer, last_layer, prediction }
     }
 }
 
@@ -140,11 +148,13 @@ pub(super) fn outline(
         return encoder_decoder::outline(config, work, stage, adapter);
     }
     let declarations = declare(config, ChunkScope::outline(work.place, adapter), stage);
-    let costs = declarations.segments().iter().map(|segment| cost(config, *segment, work)).collect();
+    let outputs = declarations.parameters().iter().find(|info| info.of_last_layer).map(|info| info.shape[0]);
+    let costs = declarations.segments().iter().map(|segment| cost(config, (*segment, outputs), work)).collect();
     Outline { declarations, costs: Some(costs) }.adapted(work)
 }
 
-fn cost(config: &DecoderConfig, segment: Segment, work: &Workload) -> SegmentCost {
+/// What a segment costs, the head of one with so many outputs in place of the vocabulary.
+fn cost(config: &DecoderConfig, (segment, outputs): (Segment, Option<usize>), work: &Workload) -> SegmentCost {
     match segment.role {
         SegmentRole::Embedding => Embedding::cost(config, work),
         part @ (SegmentRole::Attention | SegmentRole::Mlp | SegmentRole::Moe | SegmentRole::Layer) => {
@@ -154,7 +164,11 @@ fn cost(config: &DecoderConfig, segment: Segment, work: &Workload) -> SegmentCos
         SegmentRole::Head => {
             let input = work.tokens_between_blocks() * config.hidden_size as u64;
             let norm = statistics(config.norm, work.tokens_between_blocks());
-            let head = norm.and(head_cost(config, work)).and(MultiToken::cost(config, work));
+            let last = match outputs {
+                Some(outputs) => cost_replaced(outputs, config.hidden_size, work),
+                None => head_cost(config, work),
+            };
+            let head = norm.and(last).and(MultiToken::cost(config, work));
             SegmentCost { input, ..head }
         }
     }
@@ -179,17 +193,18 @@ impl DecoderConfig {
 impl Decoder {
     /// Builds `stage` of the model `config` describes, and declares its parameters in `scope`.
     pub fn new(config: &DecoderConfig, context: &BuildContext, stage: &Stage, scope: &ChunkScope) -> Self {
-        let Parts { embedding, decoder, output_layer, prediction } = Parts::new(config, stage, scope);
+        let Parts { embedding, decoder, output_layer, last_layer, prediction } = Parts::new(config, stage, scope);
         Self {
             embedding,
             decoder,
             output_layer,
+            last_layer,
             prediction,
             rotary: Rotary::of(config, &context.device),
             settings: Settings {
                 first_layer: stage.only_stack().layers.start,
                 hidden_size: config.hidden_size,
-                dtype: context.params_dtype,
+                dtype: if config.fp32_residual { FloatDType::F32 } else { context.params_dtype },
                 logit_multiplier: config.factor_on_logits(),
                 logit_softcap: config.logit_softcap,
                 vocab_size: config.padded_vocab_size,
@@ -226,6 +241,7 @@ impl Decoder {
                 dropout_key: context.dropout_key(layer, place::ATTENTION_PROBABILITIES),
                 state: None,
                 weight_gradients: context.weight_gradients,
+                largest_score: context.auxiliary.metrics.and_then(|metrics| metrics.attention_scores_of(layer)),
             },
             attention_key: context.dropout_key(layer, place::ATTENTION_OUTPUT),
             mlp: MoeInput {
@@ -255,13 +271,25 @@ impl Decoder {
         in_layers + usize::from(self.embedding.is_some()) + usize::from(self.decoder.final_layernorm.is_some())
     }
 
+    /// The program's loss of the outputs of the layer that it has in place of the projection.
+    fn replaced_head(&self, layer: &LastLayer, x_btc: Tensor<3>, context: &ForwardContext) -> Tensor<1> {
+        let norm = self.decoder.final_layernorm.as_ref().expect("the head segment exists on stages with a head only");
+        let own = context.own_loss.expect("a model without an output projection is run with a loss of the program's");
+        let last = LastOutputs::Replaced(layer, context.dropout_key(0, place::LAST_LAYER));
+        let parts = HeadOutputs { x_btc: norm.forward(x_btc), last, regions: &self.regions };
+        own.loss_sum((context.batch, context.mode), &parts)
+    }
+
     fn head(&self, x_btc: Tensor<3>, context: &ForwardContext) -> Tensor<1> {
+        if let Some(layer) = &self.last_layer {
+            return self.replaced_head(layer, x_btc, context);
+        }
         let (norm, projection) = self.head_parts().expect("the head segment exists on stages with a head only");
         let targets = Targets { labels_bt: context.batch.labels.clone(), mask_bt: context.batch.loss_mask.clone() };
-        let x_btc = norm.forward(x_btc);
+        let x_btc = norm.forward_into_layers(x_btc);
         let loss = |x_btc| match context.own_loss {
             Some(own) => {
-                let parts = HeadOutputs { x_btc, projection, regions: &self.regions };
+                let parts = HeadOutputs { x_btc, last: LastOutputs::Vocabulary(projection), regions: &self.regions };
                 own.loss_sum((context.batch, context.mode), &parts)
             }
             None => loss_sum(x_btc, projection, targets, &self.regions),
@@ -331,13 +359,13 @@ impl Decoder {
         all_bt
     }
 
-    /// Final norm and output projection, on stages that have the head.
+    /// Final norm and output projection, on stages that have these.
     fn head_parts(&self) -> Option<(&Norm, Projection)> {
         let norm = self.decoder.final_layernorm.as_ref()?;
         let weight_vc = match (&self.output_layer, &self.embedding) {
             (Some(table), _) => table.weight(),
-            (None, Some(embedding)) => embedding.word_embeddings().weight(),
-            (None, None) => return None,
+            (None, Some(embedding)) if self.last_layer.is_none() => embedding.word_embeddings().weight(),
+            (None, _) => return None,
         };
         let Settings { vocab_size, logit_multiplier: multiplier, logit_softcap: softcap, .. } = self.settings;
         Some((norm, Projection { weight_vc, vocab_size, multiplier, softcap }))
@@ -388,6 +416,7 @@ impl Segments for Decoder {
         if segments.iter().any(|index| index + 1 == end) {
             self.decoder.final_layernorm = Module::map(self.decoder.final_layernorm, mapper);
             self.output_layer = Module::map(self.output_layer, mapper);
+            self.last_layer = Module::map(self.last_layer, mapper);
             self.prediction = Module::map(self.prediction, mapper);
         }
         let parts = self.part_count();
@@ -420,6 +449,7 @@ impl Segments for Decoder {
                         dropout_key: None,
                         state: None,
                         weight_gradients: None,
+                        largest_score: None,
                     },
                     attention_key: None,
                     mlp: MoeInput {
@@ -435,7 +465,7 @@ impl Segments for Decoder {
             }
         }
         state.length = length;
-        Some(logits(norm.forward(x_btc).narrow(1, t - new, new), projection, &regions))
+        Some(logits(norm.forward_into_layers(x_btc).narrow(1, t - new, new), projection, &regions))
     }
 
     fn new_state(&self) -> GenerationState {

@@ -46,6 +46,8 @@ struct PredictionLayer {
     eh_proj: Linear,
     transformer_layer: Layer,
     final_layernorm: Norm,
+    /// Whether the stream of the transformer layer is in float32 whatever the parameters' dtype.
+    is_wide: bool,
 }
 
 /// What the names of their parameters begin with, before the depth.
@@ -188,6 +190,7 @@ impl PredictionLayer {
             // Of the sort of the last layer.
             transformer_layer: Layer::at(config, config.num_layers - 1, [&layer, &layer]),
             final_layernorm: norm("final_layernorm"),
+            is_wide: config.fp32_residual,
         }
     }
 
@@ -200,9 +203,10 @@ impl PredictionLayer {
     ) -> Tensor<3> {
         let both = Tensor::cat(vec![self.enorm.forward(words_btc), self.hnorm.forward(before_btc)], 2);
         let x_btc = self.eh_proj.forward(both, None);
+        let x_btc = if self.is_wide { x_btc.cast(FloatDType::F32) } else { x_btc };
         let layer = &self.transformer_layer;
         let x_btc = layer.parts().iter().fold(x_btc, |x_btc, part| layer.forward(*part, x_btc, input()));
-        self.final_layernorm.forward(x_btc)
+        self.final_layernorm.forward_into_layers(x_btc)
     }
 }
 

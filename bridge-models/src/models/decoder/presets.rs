@@ -179,6 +179,7 @@ impl Shape {
                 num_moe_experts: Some(8),
                 moe_ffn_hidden_size: Some(self.ffn_hidden_size),
                 moe_router_topk: 2,
+                moe_grouped_gemm: true,
                 ..llama(common)
             },
             Style::Gemma => TransformerConfig {

@@ -165,6 +165,7 @@ pub(super) mod words {
     use bridge_kernels::Activation;
 
     use super::*;
+    use crate::blocks::recompute::RecomputedParts;
     use crate::models::decoder::choices::{BlockOrder, NormKind, NormPlacement, QkNormScope, RopeScaling, YarnConfig};
     use crate::models::decoder::config::{MoeConfig, PositionEmbedding, RelativeConfig, RopeConfig};
 
@@ -256,6 +257,19 @@ pub(super) mod words {
         let pair = pairs.iter().find(|(known, _)| known == ours);
         pair.expect("there is a pair for each of our values").1.clone()
     }
+
+    pub const QK_L2_NORM: Words<bool, DecoderConfig> = Words {
+        read: |section, table| match section.qk_l2_norm && table.qk_layernorm {
+            true => Err(invalid("model.qk_l2_norm", "cannot be combined with qk_layernorm = true".into())),
+            false => Ok(section.qk_l2_norm),
+        },
+        write: |is_on, _, section| section.qk_l2_norm = *is_on,
+    };
+
+    pub const RECOMPUTED: Words<RecomputedParts, DecoderConfig> = Words {
+        read: |section, _| Ok(RecomputedParts::read(section)),
+        write: |parts, _, section| parts.write(section),
+    };
 
     pub const POSITIONS: Words<PositionEmbedding, DecoderConfig> = Words {
         read: |section, _| match section.position_embedding_type {

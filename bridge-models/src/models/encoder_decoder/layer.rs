@@ -2,9 +2,9 @@
 //! each on a norm of the residual stream.
 
 use bridge_core::model::{ChunkScope, Component, SegmentRole, WeightGradientStore};
-use bridge_kernels::{DropoutKey, Remakeable};
+use bridge_kernels::{DropoutKey, LargestScore, Remakeable};
 use burn::module::Module;
-use burn::tensor::Tensor;
+use burn::tensor::{FloatDType, Tensor};
 
 use crate::blocks::biased_attention::{BiasedAttention, BiasedInput, CrossAttention, Scores};
 use crate::blocks::key_values::KeyValues;
@@ -67,12 +67,14 @@ pub(super) struct LayerInput<'a> {
     pub weight_gradients: Option<&'a WeightGradientStore>,
     /// The key of the mask at a place of this layer.
     pub key: &'a dyn Fn(u64) -> Option<DropoutKey>,
+    /// Where the largest attention score is noted, if anybody asks for it.
+    pub largest_score: Option<&'a LargestScore>,
 }
 
 impl<'a> LayerInput<'a> {
     fn attention(self, scores: Scores, place: u64) -> BiasedInput<'a> {
-        let Self { regions, weight_gradients, key } = self;
-        BiasedInput { regions, scores, dropout_key: regions.own_key(key(place)), weight_gradients }
+        let Self { regions, weight_gradients, key, largest_score } = self;
+        BiasedInput { regions, scores, dropout_key: regions.own_key(key(place)), weight_gradients, largest_score }
     }
 }
 
@@ -131,7 +133,7 @@ impl Layer {
 
     /// The second part, `[b, t, c]` -> the same.
     pub fn feed_forward(&self, x_btc: Tensor<3>, input: LayerInput) -> Tensor<3> {
-        let LayerInput { regions, weight_gradients, key } = input;
+        let LayerInput { regions, weight_gradients, key, .. } = input;
         let inner = (self.dropout, regions.own_key(key(place::MLP_INNER)));
         let block = |x_btc| self.mlp.forward_with_dropout(x_btc, regions, weight_gradients, inner);
         self.step(x_btc, &self.pre_mlp_layernorm, block, (place::MLP_OUTPUT, input))
@@ -152,6 +154,7 @@ impl Layer {
             stream_multiplier: 1.0,
             adds_to_norm: false,
             norm: None,
+            block_dtype: FloatDType::from(x_btc.dtype()),
         };
         let branch = Branch { reads: Reads::Norm(norm), block: Box::new(block), after: None, key: (input.key)(place) };
         residual.step(x_btc, [branch])

@@ -17,7 +17,7 @@ use burn::tensor::{Bool, Device, FloatDType, Int, Tensor};
 use super::layer::{Layer, LayerInput, PARTS, Source, Stack};
 use crate::blocks::biased_attention::{Direction, RelativeBias, Scores};
 use crate::blocks::embedding::{Embedding, Table, WORD_EMBEDDINGS};
-use crate::blocks::head::{HeadOutputs, Projection, Targets, loss_sum};
+use crate::blocks::head::{HeadOutputs, LastOutputs, Projection, Targets, loss_sum};
 use crate::blocks::init::InitialValues;
 use crate::blocks::norm::Norm;
 use crate::blocks::regions::Regions;
@@ -237,7 +237,13 @@ impl EncoderDecoder {
             Stack::Decoder => (&self.decoder[local], encoder.num_layers + first_layers[1] + local),
         };
         let key = |place| context.dropout_key(number, place);
-        let layer_input = LayerInput { regions: &self.regions, weight_gradients: context.weight_gradients, key: &key };
+        let largest = context.auxiliary.metrics.and_then(|metrics| metrics.attention_scores_of(number));
+        let layer_input = LayerInput {
+            regions: &self.regions,
+            weight_gradients: context.weight_gradients,
+            key: &key,
+            largest_score: largest.as_deref(),
+        };
         let x_btc = input.take_hidden_states();
         if PARTS[part] == SegmentRole::Mlp {
             return input.with(HIDDEN_STATES, layer.feed_forward(x_btc, layer_input));
@@ -263,7 +269,7 @@ impl EncoderDecoder {
         let (x_btc, projection) =
             self.output(x_btc, context.dropout_key(0, place::DECODER_OUTPUT)).expect("the stage has the head");
         if let Some(own) = context.own_loss {
-            let parts = HeadOutputs { x_btc, projection, regions: &self.regions };
+            let parts = HeadOutputs { x_btc, last: LastOutputs::Vocabulary(projection), regions: &self.regions };
             return own.loss_sum((context.batch, context.mode), &parts);
         }
         let targets = Targets { labels_bt: context.batch.labels.clone(), mask_bt: context.batch.loss_mask.clone() };

@@ -6,11 +6,13 @@ use bridge_core::config::{
     Format, Normalization, OneOrMany, PositionEmbeddingType, QkNormScope as SectionScope, TransformerConfig, World,
     load_text,
 };
-use bridge_core::model::{Declaration, ModelBuildError, ModelRegistry, Workload};
+use bridge_core::model::{Declaration, ModelBuildError, ModelHook, ModelRegistry, ModuleChunk, Workload};
+use burn::module::{Module as _, ModuleMapper, Param};
 
 use super::super::model;
 use super::reference::compositions;
 use super::*;
+use crate::models::encoder_decoder::EncoderDecoder;
 
 fn section() -> TransformerConfig {
     TransformerConfig {
@@ -230,7 +232,7 @@ fn the_registry_builds_the_gpt_kind() {
 fn hooks_run_in_order_on_the_chunks() {
     use std::sync::{Arc, Mutex};
     let seen = Arc::new(Mutex::new(Vec::new()));
-    let hook = |name: &'static str| -> bridge_core::model::ModelHook {
+    let hook = |name: &'static str| -> ModelHook {
         let seen = Arc::clone(&seen);
         Arc::new(move |chunks| {
             seen.lock().unwrap().push((name, chunks.len()));
@@ -245,6 +247,60 @@ fn hooks_run_in_order_on_the_chunks() {
     use bridge_core::model::ModelConfig as _;
     config.builder().build_models(&config, &context, &[Stage::whole([4])]).unwrap();
     assert_eq!(*seen.lock().unwrap(), [("first", 1), ("second", 1), ("post", 1)]);
+}
+
+/// Multiplies the rows of all tables and matrices.
+struct Doubled;
+
+impl ModuleMapper for Doubled {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        if D == 2 { param.map(|tensor| tensor.without_autodiff().mul_scalar(2.0).autodiff()) } else { param }
+    }
+}
+
+/// Takes the place of all vectors by others.
+struct Replaced;
+
+impl ModuleMapper for Replaced {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        if D == 1 { Param::from_tensor(param.val()) } else { param }
+    }
+}
+
+#[test]
+fn hooks_change_whole_modules() {
+    use bridge_core::model::ModelConfig as _;
+    let build = |hook: ModelHook| {
+        let config = GptModelConfig::new(section()).with_pre_wrap_hook(hook);
+        let context = BuildContext { padded_vocab_size: 53, ..context(&llama()) };
+        config.builder().build_models(&config, &context, &[Stage::whole([4])]).map(|mut chunks| chunks.remove(0))
+    };
+    let changing = |f: fn(Decoder) -> Decoder| -> ModelHook {
+        Arc::new(move |chunks| {
+            let changed = chunks.into_iter().map(|chunk| {
+                let chunk = ModuleChunk::<Decoder>::downcast(chunk).expect("the chunk of a decoder");
+                Ok(Box::new(chunk.map_module(f)?) as Box<dyn ModelChunk>)
+            });
+            changed.collect()
+        })
+    };
+    let plain = build(Arc::new(Ok)).unwrap();
+    // Values that are changed in place of the old ones are frozen, unless the hook says otherwise.
+    let doubled = build(changing(|decoder| decoder.map(&mut Doubled))).unwrap();
+    let expected = values(plain.as_ref());
+    let found = values(doubled.as_ref());
+    assert_eq!(found.len(), doubled.parameters().len());
+    for declaration in doubled.parameters() {
+        let name = &declaration.name;
+        let (factor, trainable) = if declaration.shape.len() == 2 { (2.0, false) } else { (1.0, true) };
+        assert_eq!(declaration.trainable, trainable, "{name}");
+        let pairs = found[name].iter().zip(&expected[name]);
+        pairs.for_each(|(found, expected)| assert_eq!(*found, factor * expected, "{name}"));
+    }
+    let refused = build(changing(|decoder| decoder.map(&mut Replaced))).unwrap_err().to_string();
+    assert!(refused.contains("expected a declaration"), "{refused}");
+    let other = ModuleChunk::<EncoderDecoder>::downcast(plain).unwrap_err();
+    assert_eq!(other.segments().len(), 2 * 4 + 2);
 }
 
 #[test]

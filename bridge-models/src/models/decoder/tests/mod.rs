@@ -5,11 +5,14 @@ mod config;
 mod graph;
 mod hybrid;
 mod initial;
+mod last_layer;
 mod moe;
 mod mtp;
+mod recompute;
 mod reference;
 mod sharded;
 mod spread;
+mod stream;
 mod width;
 
 use bridge_core::model::{

@@ -107,6 +107,37 @@ fn experts_cut_over_other_ranks_than_the_rest_compute_what_one_does() {
 }
 
 #[test]
+fn grouped_experts_compute_what_those_apart_do() {
+    let grouped = |config: &DecoderConfig, is_grouped| {
+        let moe = config.moe.clone().map(|moe| MoeConfig { grouped_gemm: is_grouped, ..moe });
+        DecoderConfig { moe, ..config.clone() }
+    };
+    // More experts than the tokens choose.
+    let (_, mixture) = mixtures().remove(0);
+    let many = mixture.moe.clone().map(|moe| MoeConfig { num_experts: 24, topk: 1, pre_softmax: true, ..moe });
+    let idle = ("idle experts", DecoderConfig { moe: many, ..mixture });
+    let expert = Spread { expert: 2, data: 2, ..ONE };
+    let in_halves = Spread { tensor: 2, sequence_parallel: true, ..expert };
+    for (name, config) in mixtures().into_iter().chain([idle]) {
+        for spread in [ONE, Spread { tensor: 2, ..ONE }, expert, Spread { expert: 4, data: 4, ..ONE }, in_halves] {
+            let step = |is_grouped| {
+                let config = grouped(&config, is_grouped);
+                run(&config, spread, &|rank| sequences(config.vocab_size, rank), Mode::Train(Philox::new(11)))
+            };
+            let (found, expected) = (step(true), step(false));
+            assert!(found.loss == expected.loss, "{name}, {spread:?}: the loss");
+            for (parameter, expected) in &expected.gradients {
+                assert!(found.gradients[parameter] == *expected, "{name}, {spread:?}: the gradient of {parameter}");
+            }
+            let is_idle = |(name, gradient): (&String, &Vec<f32>)| {
+                name.contains("local_experts") && gradient.iter().all(|g| *g == 0.0)
+            };
+            assert_eq!(found.gradients.iter().any(is_idle), name == "idle experts", "{name}, {spread:?}: idle experts");
+        }
+    }
+}
+
+#[test]
 fn routers_of_every_kind_do_on_many_ranks_what_they_do_on_one() {
     let tensor = Spread { tensor: 2, ..ONE };
     let sequence = Spread { sequence_parallel: true, ..tensor };

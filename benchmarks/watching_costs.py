@@ -1,0 +1,122 @@
+"""What watching a run costs: seconds of a step with and without it, in runs that take turns.
+
+    python benchmarks/watching_costs.py --bridge target/release/bridge --rounds 10
+
+On a machine that does nothing else. Each round runs every variant and the plain run once, in an order that is turned from round to round, so that
+a machine that grows warm or slow meets all alike. Of each run the median of the steps behind the first few counts, of each round the ratio to
+its plain run, and of the rounds the median, with the range that 90 of 100 resampled sets of rounds have. `plain again` is the plain run once
+more: what it differs from 1 by is noise, and a limit that lies within it is not decided.
+
+Prints a line of JSON a variant; exits with 1 if a ratio is beyond its limit, with 3 if the noise is wider than a limit.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+# About 4 million parameters: steps of some tenths of a second on two cores.
+MODEL = [
+    "model.num_layers=4", "model.hidden_size=256", "model.num_attention_heads=8", "model.ffn_hidden_size=688",
+    "model.seq_length=256", "train.micro_batch_size=4", "train.global_batch_size=8", "validation.eval_iters=0",
+    "logger.plot=false", "logger.log_interval=10",
+]
+SKIPPED = 5
+
+
+def variants(steps):
+    last = steps - 1
+    return {
+        "plain again": ([], [], None),
+        "profiling": ([f"profiling.use_pytorch_profiler=true", "profiling.profile_step_start=0", f"profiling.profile_step_end={steps}"], [], 1.02),
+        # All that can watch is there, and has nothing to do in the steps that are timed.
+        "idle": (
+            [
+                "profiling.use_pytorch_profiler=true", f"profiling.profile_step_start={last}", f"profiling.profile_step_end={steps}",
+                "tensor_inspect.enabled=true", f"tensor_inspect.features={{a={{LogTensorStats={{tensors=['weight'],stats=['max'],freq={10 * steps}}}}}}}",
+                "dist.flight_recorder_dump_path=flight/calls-", "logger.prometheus_addr='127.0.0.1:0'",
+                "straggler.log_straggler=true", "straggler.enable_straggler_on_startup=false", "straggler.straggler_ctrlr_port=0",
+            ],
+            [],
+            1.01,
+        ),
+        "statistics": (
+            ["tensor_inspect.enabled=true", "tensor_inspect.features={a={LogTensorStats={tensors='all',stats='all',freq=10}}}"],
+            [],
+            1.03,
+        ),
+        "heartbeats and scores": (
+            ["ft.enable_ft_package=true", "checkpoint.save=saved", "nvrx_straggler.enabled=true", "nvrx_straggler.report_time_interval=5"],
+            ["--max-restarts", "1"],
+            1.02,
+        ),
+        "attention scores": (["logger.log_max_attention_logit=true"], [], 1.01),
+        "memory history": (
+            ["profiling.record_memory_history=true", "profiling.profile_step_start=0", f"profiling.profile_step_end={steps}"], [], None,
+        ),
+    }
+
+
+def run(bridge, threads, steps, overrides, arguments):
+    """Seconds of the middle step of a run."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [bridge, "train", str(ROOT / "recipes/tiny.toml"), *MODEL, f"train.num_threads={threads}", f"train.train_iters={steps}", *overrides, *arguments]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        if done.returncode != 0:
+            sys.exit(f"{' '.join(command)}\n{done.stderr}")
+        lines = (pathlib.Path(folder) / "runs/tiny/metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    # Statistics come every tenth step: a mean of whole tens has their share, a median would not.
+    seconds = [r["seconds"] for r in records if r["kind"] == "train"][SKIPPED:]
+    tens = [statistics.fmean(seconds[i : i + 10]) for i in range(0, len(seconds) - 9, 10)]
+    return statistics.median(tens)
+
+
+def interval(ratios, rng):
+    """The median of the ratios, and where that of resampled ones lies."""
+    medians = sorted(statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(2000))
+    return statistics.median(ratios), medians[100], medians[1899]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bridge", default=str(ROOT / "target/release/bridge"))
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=65)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--only", nargs="*", help="names of variants")
+    arguments = parser.parse_args()
+    chosen = {n: v for n, v in variants(arguments.steps).items() if not arguments.only or n in arguments.only or n == "plain again"}
+    ratios = {name: [] for name in chosen}
+    bridge = str(pathlib.Path(arguments.bridge).resolve())
+    for turn in range(arguments.rounds):
+        order = [None, *chosen]
+        order = order[turn % len(order) :] + order[: turn % len(order)]
+        seconds = {}
+        for name in order:
+            overrides, more, _ = chosen[name] if name else ([], [], None)
+            seconds[name] = run(bridge, arguments.threads, arguments.steps, overrides, more)
+        for name in chosen:
+            ratios[name].append(seconds[name] / seconds[None])
+        print(f"round {turn + 1}: {seconds[None]:.4f} s a step", file=sys.stderr)
+    rng = random.Random(1)
+    results = {name: interval(values, rng) for name, values in ratios.items()}
+    noise = max(abs(bound - 1) for bound in results["plain again"])
+    code = 0
+    for name, (middle, low, high) in results.items():
+        limit = chosen[name][2]
+        verdict = None if limit is None else "undecided" if noise > limit - 1 else "kept" if middle <= limit else "missed"
+        code = max(code, {"missed": 1, "undecided": 3}.get(verdict, 0))
+        print(json.dumps({"variant": name, "ratio": round(middle, 4), "range": [round(low, 4), round(high, 4)], "limit": limit, "verdict": verdict}))
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+//! How the ranks of a run are, in files of its log folder that others read while it runs: what its supervisor hears of them and how often it has
+//! started them again, and the scores of slow ranks.
+
+use std::io;
+use std::path::Path;
+
+use bridge_data::outside;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+/// Names in the log folder.
+const SUPERVISION: &str = "supervision.json";
+const SCORES: &str = "rank_scores.json";
+
+/// Starts that are kept.
+const KEPT: usize = 100;
+
+/// What the supervisor of a run knows.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Supervision {
+    /// Seconds since 1970 when this was written.
+    pub written: u64,
+    /// How often the run may be started again.
+    pub max_restarts: u32,
+    /// How often it was, the last ones.
+    pub restarts: Vec<Restart>,
+    /// The last that was heard of each rank, where ranks send heartbeats.
+    pub ranks: Vec<RankSign>,
+}
+
+/// A start after a failure.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Restart {
+    /// Its number, from 1.
+    pub number: u32,
+    /// Seconds since 1970.
+    pub at: u64,
+    /// Why the run before it ended.
+    pub why: String,
+    /// What it goes on from.
+    pub from: String,
+}
+
+/// A rank's last heartbeat.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RankSign {
+    /// The rank.
+    pub rank: usize,
+    /// Its process.
+    pub process: u32,
+    /// What it is at.
+    pub section: String,
+    /// For how many seconds it was at it then.
+    pub seconds: f64,
+    /// After how many it is late, if there is a limit.
+    pub limit: Option<f64>,
+    /// Seconds since 1970 when it was heard.
+    pub heard: u64,
+}
+
+impl Supervision {
+    /// Notes a start.
+    pub fn restarted(&mut self, restart: Restart) {
+        self.restarts.push(restart);
+        self.restarts.drain(..self.restarts.len().saturating_sub(KEPT));
+    }
+
+    /// Writes it in one step, because others may read it.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn write(&self, log_dir: &Path) -> io::Result<()> {
+        write(self, &log_dir.join(SUPERVISION))
+    }
+
+    /// Of the run whose logs are in `log_dir`; `None` where there is none that can be understood.
+    pub fn read(log_dir: &Path) -> Option<Self> {
+        read(&log_dir.join(SUPERVISION))
+    }
+}
+
+/// The scores of ranks in one window of steps.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RankScores {
+    /// The last step of it.
+    pub iteration: u64,
+    /// In rank order.
+    pub ranks: Vec<RankScore>,
+}
+
+/// How fast a rank was.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RankScore {
+    /// The rank.
+    pub rank: usize,
+    /// Its machine.
+    pub node: String,
+    /// From 0 to 1, as against other ranks of its stage.
+    pub relative: Option<f64>,
+    /// From 0 to 1, as against its own past.
+    pub individual: Option<f64>,
+    /// Seconds of a step that it works, waits for data and is in calls.
+    pub times: [f64; 3],
+    /// Whether it is slower than the thresholds allow.
+    pub is_slow: bool,
+}
+
+impl RankScores {
+    /// Writes them in one step, because others may read them.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn write(&self, log_dir: &Path) -> io::Result<()> {
+        write(self, &log_dir.join(SCORES))
+    }
+
+    /// Of the run whose logs are in `log_dir`; `None` where there are none that can be understood.
+    pub fn read(log_dir: &Path) -> Option<Self> {
+        read(&log_dir.join(SCORES))
+    }
+}
+
+fn write<T: Serialize>(content: &T, path: &Path) -> io::Result<()> {
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder)?;
+    }
+    let mut json = serde_json::to_vec_pretty(content)?;
+    json.push(b'\n');
+    outside::replace(path, &json)
+}
+
+fn read<T: DeserializeOwned>(path: &Path) -> Option<T> {
+    serde_json::from_str(&outside::read_text(path, outside::SETTINGS_BYTES).ok()?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_read_as_they_were_written_and_damage_is_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let logs = folder.path().join("logs");
+        assert_eq!(Supervision::read(&logs), None);
+        let mut supervision = Supervision { written: 7, max_restarts: 200, ..Supervision::default() };
+        for number in 1..=150 {
+            supervision.restarted(Restart { number, at: 5, why: "was killed".into(), from: "iteration 3".into() });
+        }
+        supervision.ranks.push(RankSign {
+            rank: 1,
+            process: 9,
+            section: "step".into(),
+            seconds: 0.25,
+            limit: None,
+            heard: 6,
+        });
+        supervision.write(&logs).unwrap();
+        let found = Supervision::read(&logs).unwrap();
+        assert_eq!(found, supervision);
+        assert_eq!((found.restarts.len(), found.restarts[0].number), (100, 51));
+        let score = RankScore {
+            rank: 0,
+            node: "a".into(),
+            relative: Some(0.5),
+            individual: None,
+            times: [0.1, 0.0, 0.2],
+            is_slow: true,
+        };
+        let scores = RankScores { iteration: 64, ranks: vec![score] };
+        scores.write(&logs).unwrap();
+        assert_eq!(RankScores::read(&logs), Some(scores));
+        std::fs::write(logs.join(SCORES), "{\"iteration\": 3").unwrap();
+        assert_eq!(RankScores::read(&logs), None);
+    }
+}

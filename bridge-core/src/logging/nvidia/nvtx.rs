@@ -1,0 +1,193 @@
+//! Marks for NVIDIA's profiler (`nsys`): ranges by NVTX, and the switch between which it records. Both libraries are loaded at run time.
+
+use std::ffi::{CString, c_char, c_int};
+
+use libloading::Library;
+
+use crate::timers::Marks;
+
+/// The libraries' names on Linux: ranges come with CUDA's toolkit, the switch with the driver.
+const RANGES: &str = "libnvToolsExt.so.1";
+const DRIVER: &str = "libcuda.so.1";
+
+/// NVTX's ranges of the calling thread.
+#[derive(Debug)]
+pub struct Nvtx {
+    push: unsafe extern "C" fn(*const c_char) -> c_int,
+    pop: unsafe extern "C" fn() -> c_int,
+    /// Kept for as long as its functions.
+    _library: Library,
+}
+
+fn load(path: &str) -> Result<Library, String> {
+    // SAFETY: a library of NVIDIA's; loading it runs only what sets it up.
+    unsafe { Library::new(path) }.map_err(|error| format!("{path} cannot be loaded: {error}"))
+}
+
+impl Nvtx {
+    /// Loads the library.
+    ///
+    /// # Errors
+    /// If it is not there, in words.
+    pub fn load() -> Result<Self, String> {
+        Self::of_library(RANGES)
+    }
+
+    fn of_library(path: &str) -> Result<Self, String> {
+        let library = load(path)?;
+        let missing = |error: libloading::Error| format!("{path}: {error}");
+        // SAFETY: both functions have the signatures of NVTX's header.
+        let push = unsafe {
+            *library.get::<unsafe extern "C" fn(*const c_char) -> c_int>(b"nvtxRangePushA").map_err(missing)?
+        };
+        // SAFETY: as above.
+        let pop = unsafe { *library.get::<unsafe extern "C" fn() -> c_int>(b"nvtxRangePop").map_err(missing)? };
+        Ok(Self { push, pop, _library: library })
+    }
+}
+
+impl Marks for Nvtx {
+    fn push(&self, name: &str) {
+        let name = CString::new(name).unwrap_or_default();
+        // SAFETY: the text ends with zero, and the function copies it.
+        unsafe { (self.push)(name.as_ptr()) };
+    }
+
+    fn pop(&self) {
+        // SAFETY: it takes nothing, and is harmless where no range is open.
+        unsafe { (self.pop)() };
+    }
+}
+
+/// What tells `nsys profile --capture-range=cudaProfilerApi` where to begin and to end.
+#[derive(Debug)]
+pub struct ProfilerSwitch(Library, &'static str);
+
+impl ProfilerSwitch {
+    /// Loads the driver's library.
+    ///
+    /// # Errors
+    /// If it is not there, in words.
+    pub fn load() -> Result<Self, String> {
+        load(DRIVER).map(|library| Self(library, DRIVER))
+    }
+
+    /// Begins to record.
+    ///
+    /// # Errors
+    /// What the driver answers, in words.
+    pub fn start(&self) -> Result<(), String> {
+        self.call("cuProfilerStart")
+    }
+
+    /// Records no more.
+    ///
+    /// # Errors
+    /// What the driver answers, in words.
+    pub fn stop(&self) -> Result<(), String> {
+        self.call("cuProfilerStop")
+    }
+
+    fn call(&self, name: &str) -> Result<(), String> {
+        // SAFETY: both functions take nothing and return a status.
+        let function = unsafe { self.0.get::<unsafe extern "C" fn() -> c_int>(name.as_bytes()) };
+        let function = function.map_err(|error| format!("{}: {error}", self.1))?;
+        // SAFETY: as above.
+        match unsafe { function() } {
+            0 => Ok(()),
+            status => Err(format!("{name} answers {status}")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::super::stand_in;
+    use super::*;
+    use crate::timers::{Labels, TimerLevel, Timers};
+
+    /// Libraries with NVIDIA's names, which note what is called.
+    const STAND_IN: &str = r#"
+        use std::ffi::{CStr, c_char};
+        use std::sync::Mutex;
+        static CALLS: Mutex<String> = Mutex::new(String::new());
+        fn note(text: &str) -> i32 {
+            let mut calls = CALLS.lock().unwrap();
+            calls.push_str(text);
+            calls.push('\n');
+            0
+        }
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn nvtxRangePushA(name: *const c_char) -> i32 {
+            note(unsafe { CStr::from_ptr(name) }.to_str().unwrap())
+        }
+        #[unsafe(no_mangle)]
+        pub extern "C" fn nvtxRangePop() -> i32 { note("pop") }
+        #[unsafe(no_mangle)]
+        pub extern "C" fn cuProfilerStart() -> i32 { note("start") }
+        #[unsafe(no_mangle)]
+        pub extern "C" fn cuProfilerStop() -> i32 { 4 }
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn told(out: *mut u8, room: usize) -> usize {
+            let calls = CALLS.lock().unwrap();
+            assert!(calls.len() <= room);
+            unsafe { out.copy_from_nonoverlapping(calls.as_ptr(), calls.len()) };
+            calls.len()
+        }
+    "#;
+
+    fn told(path: &str) -> Vec<String> {
+        let mut text = vec![0; 4096];
+        let library = load(path).unwrap();
+        // SAFETY: the stand-in's function has this signature.
+        let length = unsafe {
+            let told = library.get::<unsafe extern "C" fn(*mut u8, usize) -> usize>(b"told").unwrap();
+            told(text.as_mut_ptr(), text.len())
+        };
+        String::from_utf8_lossy(&text[..length]).lines().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn timers_are_ranges_while_they_are_marked() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = stand_in(folder.path(), "nvtx", STAND_IN);
+        let timers = Timers::new(None);
+        drop(timers.start("before", TimerLevel::Phase));
+        // Held until the end: a library that nobody holds is unloaded, and forgets.
+        let ranges = Arc::new(Nvtx::of_library(&path).unwrap());
+        timers.spans().mark_with(Some(Arc::clone(&ranges) as _));
+        {
+            let _step = timers.span("step", Labels::default());
+            drop(timers.start("forward-compute", TimerLevel::MicroBatch));
+            let _segment = timers.spans().mark(|| "mlp-backward of layer 1".to_owned());
+            timers.spans().mark_next(|| "attention-backward of layer 1".to_owned());
+        }
+        timers.spans().mark_with(None);
+        drop(timers.start("behind", TimerLevel::Phase));
+        let expected = [
+            "step",
+            "forward-compute",
+            "pop",
+            "mlp-backward of layer 1",
+            "pop",
+            "attention-backward of layer 1",
+            "pop",
+            "pop",
+        ];
+        assert_eq!(told(&path), expected);
+        drop(ranges);
+    }
+
+    #[test]
+    fn the_switch_tells_what_the_driver_answers() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = stand_in(folder.path(), "cuda", STAND_IN);
+        let switch = ProfilerSwitch(load(&path).unwrap(), DRIVER);
+        assert_eq!(switch.start(), Ok(()));
+        assert_eq!(switch.stop(), Err("cuProfilerStop answers 4".to_owned()));
+        assert_eq!(told(&path), ["start"]);
+        assert!(Nvtx::of_library("libnothing.so.7").unwrap_err().starts_with("libnothing.so.7 cannot be loaded"));
+    }
+}

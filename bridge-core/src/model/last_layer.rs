@@ -1,0 +1,123 @@
+//! A linear layer in place of a model's output projection: a value or reward head, which programs ask for.
+
+use std::sync::Arc;
+
+use bridge_kernels::{Quantization, linear};
+use burn::module::{Module, Param};
+use burn::tensor::{FloatDType, Tensor};
+
+use super::{
+    Adapter, BaseRows, Cut, Declaration, Initial, LinearAdaptation, LinearLayer, Meets, ModelBuildError, ParameterRole,
+    Scope,
+};
+
+/// Name of the layer's place in a model: `last_layer.weight`, and `last_layer.bias` if it has one.
+const NAME: &str = "last_layer";
+
+/// A head of a few outputs in place of the output projection, `[b, t, c]` -> `[b, t, output_size]` in float32 (`LinearForLastLayer` upstream).
+/// Each tensor-parallel rank has all of it. The model then has no loss of its own: the forward step must bring one
+/// ([`ForwardStep::own_loss`](crate::train::ForwardStep::own_loss)), which finds the outputs where logits are
+/// ([`ModelOutputs::logits`](super::ModelOutputs::logits)).
+///
+/// [`ModelRegistry::replace_last_layer`](super::ModelRegistry::replace_last_layer) gives it to all models that are built.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LinearForLastLayer {
+    /// Outputs of the layer, at least 1.
+    pub output_size: usize,
+    /// Whether it adds a bias.
+    pub bias: bool,
+    /// Rate of the dropout on what the layer reads, in `[0, 1)`.
+    pub dropout: f64,
+}
+
+impl LinearForLastLayer {
+    /// A value head: one output for each token, without bias or dropout.
+    pub const VALUE_HEAD: Self = Self { output_size: 1, bias: false, dropout: 0.0 };
+
+    fn check(&self) -> Result<(), ModelBuildError> {
+        let Self { output_size, dropout, .. } = self;
+        let message = match (output_size, (0.0..1.0).contains(dropout)) {
+            (0, _) => "expected at least 1 output, found 0".to_owned(),
+            (_, false) => format!("expected a dropout rate in [0, 1), found {dropout}"),
+            (_, true) => return Ok(()),
+        };
+        Err(ModelBuildError::Invalid { key: NAME.into(), message })
+    }
+}
+
+/// The layer, as a head has it.
+#[derive(Module, Debug)]
+pub struct LastLayer {
+    weight: Param<Tensor<2>>,
+    bias: Option<Param<Tensor<1>>>,
+    dropout: f64,
+}
+
+impl LastLayer {
+    /// Declares the layer at the root of a head's scope. It begins with uniform draws up to `1 / sqrt(hidden_size)`, as PyTorch's linear layers do.
+    pub(super) fn new(settings: &LinearForLastLayer, hidden_size: usize, head: &Scope) -> Self {
+        let scope = head.child(NAME);
+        let bound = (hidden_size as f64).sqrt().recip();
+        let (cut, initial) = (Cut::Replicated(Meets::ResidualStream), Initial::Uniform([-bound, bound]));
+        let weight =
+            scope.parameter("weight", [settings.output_size, hidden_size], cut, initial, ParameterRole::Weight);
+        let bias = || scope.parameter("bias", [settings.output_size], cut, initial, ParameterRole::Bias);
+        Self { weight, bias: settings.bias.then(bias), dropout: settings.dropout }
+    }
+
+    /// Outputs in float32 for the tokens that this rank has of the residual stream: `[b, t, c]` -> `[b, t, output_size]`.
+    pub fn outputs(&self, x_btc: Tensor<3>) -> Tensor<3> {
+        linear(x_btc, self.weight.val(), self.bias.as_ref().map(Param::val)).cast(FloatDType::F32)
+    }
+
+    /// Rate of the dropout on what [`outputs`](Self::outputs) reads.
+    pub fn dropout(&self) -> f64 {
+        self.dropout
+    }
+}
+
+/// Gives models the layer, and leaves all else to another adapter, if there is one.
+#[derive(Debug)]
+pub(super) struct Replacing {
+    layer: LinearForLastLayer,
+    other: Option<Arc<dyn Adapter>>,
+}
+
+impl Replacing {
+    /// # Errors
+    /// If the layer cannot be built.
+    pub fn new(layer: LinearForLastLayer, other: Option<Arc<dyn Adapter>>) -> Result<Self, ModelBuildError> {
+        layer.check()?;
+        Ok(Self { layer, other })
+    }
+}
+
+impl Adapter for Replacing {
+    fn trains(&self, declaration: &Declaration) -> bool {
+        self.other.as_ref().is_none_or(|other| other.trains(declaration))
+    }
+
+    fn last_layer(&self) -> Option<LinearForLastLayer> {
+        Some(self.layer)
+    }
+
+    fn quantization(&self, layer: &LinearLayer) -> Option<Quantization> {
+        self.other.as_ref()?.quantization(layer)
+    }
+
+    fn table_quantization(&self, table: &str) -> Option<Quantization> {
+        self.other.as_ref()?.table_quantization(table)
+    }
+
+    fn check_met(&self) -> Result<(), ModelBuildError> {
+        self.other.as_ref().map_or(Ok(()), |other| other.check_met())
+    }
+
+    fn begins(&self, parameter: &str, weight: &mut BaseRows<'_>) -> Option<Vec<f32>> {
+        self.other.as_ref()?.begins(parameter, weight)
+    }
+
+    fn adapt(&self, layer: &LinearLayer, scope: &Scope) -> Option<LinearAdaptation> {
+        self.other.as_ref()?.adapt(layer, scope)
+    }
+}

@@ -1,0 +1,280 @@
+//! Who holds large blocks: while it is recorded, each block that is handed out is noted with its owner, what the rank was doing at that time.
+//!
+//! It belongs to the process, as the allocator does. Ranks that are threads of one process have a [`Seat`] each: what a rank is doing is said once
+//! ([`Seat::owner`]) and holds for all threads that sit there, those of its pool included. Threads without a seat are one more owner.
+//! Otherwise it costs a look whether it is on, for each large block.
+
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+mod report;
+
+pub use report::{OwnerTotal, Window, WindowBlock, WindowEvent};
+
+/// Seats that are told apart; further ranks share the last one.
+const SEATS: usize = 64;
+/// Events of a window that are kept: 32 bytes each.
+const MOST_EVENTS: usize = 1 << 20;
+/// Blocks that a report of failure names.
+const NAMED: usize = 12;
+
+static IS_ON: AtomicBool = AtomicBool::new(false);
+static NEXT_SEAT: AtomicU8 = AtomicU8::new(1);
+/// What is being done at each seat: a number of [`State::owners`].
+static DOING: [AtomicU32; SEATS] = [const { AtomicU32::new(0) }; SEATS];
+static STATE: Mutex<Option<State>> = Mutex::new(None);
+
+thread_local! {
+    static SEAT: Cell<u8> = const { Cell::new(0) };
+    /// Whether this thread is in here: what it allocates meanwhile is not noted.
+    static IS_NOTING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// A block in use.
+#[derive(Clone, Copy, Debug)]
+struct Live {
+    bytes: usize,
+    owner: u32,
+    seat: u8,
+}
+
+/// A block that was handed out, or taken back.
+#[derive(Clone, Copy, Debug)]
+struct Event {
+    address: usize,
+    at: Instant,
+    /// `None` where it was taken back.
+    taken: Option<Live>,
+}
+
+struct State {
+    owners: Vec<String>,
+    numbers: HashMap<String, u32>,
+    live: HashMap<usize, Live>,
+    /// While a window is open: what was in use when it was opened, and what happened since.
+    window: Option<(HashMap<usize, Live>, Instant, Vec<Event>)>,
+    /// Windows that are open, one for each rank that asked.
+    openings: usize,
+    /// Where a report of failure is written.
+    report: Option<std::path::PathBuf>,
+}
+
+/// What owns blocks before anybody has said so.
+const NOBODY: &str = "other threads";
+
+impl State {
+    fn new() -> Self {
+        Self {
+            owners: vec![NOBODY.to_owned()],
+            numbers: HashMap::from([(NOBODY.to_owned(), 0)]),
+            live: HashMap::new(),
+            window: None,
+            openings: 0,
+            report: None,
+        }
+    }
+
+    fn number(&mut self, owner: &str) -> u32 {
+        if let Some(number) = self.numbers.get(owner) {
+            return *number;
+        }
+        let number = self.owners.len() as u32;
+        self.owners.push(owner.to_owned());
+        self.numbers.insert(owner.to_owned(), number);
+        number
+    }
+
+    fn note(&mut self, address: usize, taken: Option<Live>) {
+        match taken {
+            Some(live) => self.live.insert(address, live),
+            None => self.live.remove(&address),
+        };
+        if let Some((_, _, events)) = &mut self.window
+            && events.len() < MOST_EVENTS
+        {
+            events.push(Event { address, at: Instant::now(), taken });
+        }
+    }
+}
+
+/// Does something with the state; what the thread allocates meanwhile is not noted.
+fn with_state<T>(work: impl FnOnce(&mut State) -> T) -> Option<T> {
+    if IS_NOTING.replace(true) {
+        return None;
+    }
+    let done = STATE.lock().unwrap_or_else(PoisonError::into_inner).as_mut().map(work);
+    IS_NOTING.set(false);
+    done
+}
+
+/// Whether blocks are noted.
+#[inline]
+pub fn is_on() -> bool {
+    IS_ON.load(Ordering::Relaxed)
+}
+
+/// Notes blocks from now on. A failure is reported where the first who asked wants it.
+pub fn start(report: Option<std::path::PathBuf>) {
+    let was = IS_NOTING.replace(true);
+    {
+        let mut state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = state.get_or_insert_with(State::new);
+        state.report = state.report.take().or(report);
+    }
+    IS_NOTING.set(was);
+    IS_ON.store(true, Ordering::Relaxed);
+}
+
+/// Notes no more, and forgets.
+pub fn stop() {
+    IS_ON.store(false, Ordering::Relaxed);
+    let was = IS_NOTING.replace(true);
+    drop(STATE.lock().unwrap_or_else(PoisonError::into_inner).take());
+    IS_NOTING.set(was);
+}
+
+/// A block was handed out.
+#[inline]
+pub(super) fn took(block: *mut u8, bytes: usize) {
+    if is_on() && !block.is_null() {
+        note(block.addr(), Some(bytes));
+    }
+}
+
+/// A block is about to be taken back.
+#[inline]
+pub(super) fn gives(block: *mut u8) {
+    if is_on() {
+        note(block.addr(), None);
+    }
+}
+
+#[cold]
+fn note(address: usize, bytes: Option<usize>) {
+    // A thread that ends has no seat any more.
+    let seat = SEAT.try_with(Cell::get).unwrap_or(0);
+    let owner = DOING[usize::from(seat)].load(Ordering::Relaxed);
+    with_state(|state| state.note(address, bytes.map(|bytes| Live { bytes, owner, seat })));
+}
+
+/// The place of a rank among those of its process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seat(u8);
+
+impl Seat {
+    /// A seat that no other rank has, while there are some left.
+    #[expect(clippy::new_without_default, reason = "two are not equal")]
+    pub fn new() -> Self {
+        let next = NEXT_SEAT.load(Ordering::Relaxed);
+        let last = SEATS as u8 - 1;
+        if next < last {
+            NEXT_SEAT.store(next + 1, Ordering::Relaxed);
+        }
+        Self(next.min(last))
+    }
+
+    /// Seats this thread: what it allocates is the rank's.
+    pub fn sit(self) {
+        SEAT.set(self.0);
+    }
+
+    /// Says what the rank of this thread is doing, until what is returned is dropped. Nothing where blocks are not noted.
+    pub fn owner(what: impl FnOnce() -> String) -> Doing {
+        if !is_on() {
+            return Doing(None);
+        }
+        let seat = SEAT.get();
+        if seat == 0 {
+            return Doing(None);
+        }
+        let number = with_state(|state| state.number(&what()));
+        Doing(number.map(|number| (seat, DOING[usize::from(seat)].swap(number, Ordering::Relaxed))))
+    }
+
+    /// Says what the rank of this thread is doing from now on.
+    pub fn goes_on_with(what: impl FnOnce() -> String) {
+        if is_on()
+            && SEAT.get() > 0
+            && let Some(number) = with_state(|state| state.number(&what()))
+        {
+            DOING[usize::from(SEAT.get())].store(number, Ordering::Relaxed);
+        }
+    }
+
+    /// Gives blocks other owners: those that have one of these addresses in them. Returns how many were found.
+    pub fn rename(blocks: &[(usize, String)]) -> usize {
+        let renamed = with_state(|state| {
+            let mut starts: Vec<(usize, usize)> = state.live.iter().map(|(start, live)| (*start, live.bytes)).collect();
+            starts.sort_unstable();
+            let mut found = 0;
+            for (address, name) in blocks {
+                let Some((start, bytes)) = starts[..starts.partition_point(|(start, _)| start <= address)].last()
+                else {
+                    continue;
+                };
+                if address - start < *bytes {
+                    let owner = state.number(name);
+                    state.live.get_mut(start).expect("it is of the list").owner = owner;
+                    found += 1;
+                }
+            }
+            found
+        });
+        renamed.unwrap_or(0)
+    }
+
+    /// Opens a window for the rank of this thread: what happens is kept until [`Self::end_window`].
+    pub fn begin_window() {
+        with_state(|state| {
+            state.openings += 1;
+            if state.window.is_none() {
+                state.window = Some((state.live.clone(), Instant::now(), Vec::new()));
+            }
+        });
+    }
+
+    /// What happened to the blocks of this thread's rank since the window was opened; `None` without one.
+    pub fn end_window() -> Option<Window> {
+        let seat = SEAT.get();
+        with_state(|state| {
+            let (start, began, events) = state.window.as_ref()?;
+            let window = report::window(start, (*began, events), &state.owners, seat, events.len() == MOST_EVENTS);
+            state.openings -= 1;
+            if state.openings == 0 {
+                state.window = None;
+            }
+            Some(window)
+        })?
+    }
+}
+
+/// What a rank is doing, until it is dropped.
+#[derive(Debug)]
+#[must_use = "it ends when this is dropped"]
+pub struct Doing(Option<(u8, u32)>);
+
+impl Drop for Doing {
+    fn drop(&mut self) {
+        if let Some((seat, before)) = self.0 {
+            DOING[usize::from(seat)].store(before, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Tells that a block of `bytes` cannot be had: who holds the others, on standard error and where [`start`] was told to.
+pub(super) fn failed(bytes: usize) {
+    let used = super::usage().map_or(0, |usage| usage.used_bytes);
+    let told = with_state(|state| report::failure(bytes, (&state.live, &state.owners), state.report.take(), NAMED));
+    if told.is_none() {
+        eprintln!(
+            "out of memory: {bytes} bytes cannot be had; {used} bytes are in use in large blocks (profiling.record_memory_history = true says \
+             by whom)"
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests;
