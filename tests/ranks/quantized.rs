@@ -126,9 +126,9 @@ fn a_plan_knows_how_many_bytes_a_quantised_base_has() {
     let plain = parameters(&[]);
     assert_eq!(parameters(&[NF4]), plain - 4 * weights + weights / 2 + 4 * weights / 64);
     assert_eq!(parameters(&[INT8, BLOCKS]), plain - 4 * weights + weights + 4 * weights / 32);
-    // The embedding, to which the head is tied.
-    let table = 512 * 64;
-    assert_eq!(parameters(&[INT8_TABLE]), plain - 4 * table + table + 4 * table / 64);
+    // The embedding and the head, which are not tied.
+    let tables = 2 * 512 * 64;
+    assert_eq!(parameters(&[INT8_TABLE]), plain - 4 * tables + tables + 4 * tables / 64);
 }
 
 /// FLOPs of a token, forward and backward.
