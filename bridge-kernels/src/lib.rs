@@ -18,6 +18,7 @@
 compile_error!("the feature `cube` is turned on by `cuda`, `vulkan` or `wgpu`; alone it has no runtime");
 
 pub mod activation;
+pub mod again;
 pub mod attention;
 pub mod causal_conv;
 mod cpu;
@@ -45,7 +46,8 @@ pub mod ssd_scan;
 pub mod vjp;
 pub mod vocab_parallel_cross_entropy;
 
-pub use activation::{Activation, FeedForwardUnit, GatedUnit, activation, glu};
+pub use activation::{Activation, FeedForwardUnit, GatedUnit, activation, activation_remakeable, glu, glu_remakeable};
+pub use again::{Again, Remakeable};
 pub use attention::{AttentionOptions, LargestScore, ScoreWatch, attention};
 pub use causal_conv::causal_conv;
 pub use cross_entropy::{CrossEntropyOptions, linear_cross_entropy};

@@ -11,6 +11,7 @@ use super::peft::{FULL, STAGES, TENSOR, base, checkpoint, config, figures, of_ba
 const BLOCKS: &str = "peft.base_quantization_block_size=32";
 const NF4: &str = "peft.base_quantization=nf4";
 const INT8: &str = "peft.base_quantization=int8";
+const INT8_TABLE: &str = "peft.base_quantization_embedding=int8";
 
 #[test]
 fn a_quantised_base_trains_on_every_layout_like_on_one_rank() {
@@ -22,7 +23,7 @@ fn a_quantised_base_trains_on_every_layout_like_on_one_rank() {
         figures(folder.path())
     };
     let (plain, _) = run(1, &[]);
-    for kind in [&[NF4, BLOCKS][..], &[INT8, BLOCKS, "peft.kind=dora", "peft.alpha=8"]] {
+    for kind in [&[NF4, BLOCKS, INT8_TABLE][..], &[INT8, BLOCKS, "peft.kind=dora", "peft.alpha=8"], &[INT8_TABLE]] {
         let of = |overrides: &[&'static str]| [kind, overrides].concat();
         let (losses, norms) = run(1, &of(&[]));
         // It is another base, and a near one.
@@ -44,7 +45,7 @@ fn a_run_on_a_quantised_base_goes_on_bit_for_bit() {
     let base = base();
     let from = of_base(base.path());
     let of = |more: &[&'static str]| {
-        let settings = [from.as_str(), NF4, BLOCKS, "peft.dropout=0.2", "checkpoint.save_interval=2"];
+        let settings = [from.as_str(), NF4, BLOCKS, INT8_TABLE, "peft.dropout=0.2", "checkpoint.save_interval=2"];
         [&settings[..], more].concat()
     };
     let (whole, halves) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -54,6 +55,7 @@ fn a_run_on_a_quantised_base_goes_on_bit_for_bit() {
     for (change, key) in [
         (INT8, "peft.base_quantization"),
         ("peft.base_quantization_block_size=16", "peft.base_quantization_block_size"),
+        ("peft.base_quantization_embedding=none", "peft.base_quantization_embedding"),
     ] {
         let error = train(&config(halves.path(), "tiny-lora.toml", 1, &of(&[change]))).unwrap_err();
         assert!(error.contains(key), "{change}: {error}");
@@ -103,7 +105,7 @@ fn what_a_quantised_base_cannot_be_is_refused_with_its_reason() {
     let error = refused(&[NF4, "mixed_precision=bf16_mixed"], 1);
     assert!(error.contains("peft.base_quantization") && error.contains("float32"), "{error}");
     let error = refused(&[BLOCKS], 1);
-    assert!(error.contains("has no effect without peft.base_quantization"), "{error}");
+    assert!(error.contains("has no effect without peft.base_quantization or"), "{error}");
     let error = refused(&[NF4, "peft.base_quantization_block_size=33"], 1);
     assert!(error.contains("must be even"), "{error}");
 }
@@ -124,6 +126,9 @@ fn a_plan_knows_how_many_bytes_a_quantised_base_has() {
     let plain = parameters(&[]);
     assert_eq!(parameters(&[NF4]), plain - 4 * weights + weights / 2 + 4 * weights / 64);
     assert_eq!(parameters(&[INT8, BLOCKS]), plain - 4 * weights + weights + 4 * weights / 32);
+    // The embedding and the head, which are not tied.
+    let tables = 2 * 512 * 64;
+    assert_eq!(parameters(&[INT8_TABLE]), plain - 4 * tables + tables + 4 * tables / 64);
 }
 
 /// FLOPs of a token, forward and backward.

@@ -29,6 +29,11 @@ pub trait Adapter: fmt::Debug + Send + Sync {
         None
     }
 
+    /// How a table of the vocabulary (the word embedding, the head) is held if it is not trained, see [`Self::quantization`].
+    fn table_quantization(&self, _table: &str) -> Option<Quantization> {
+        None
+    }
+
     /// What stands in place of the model's output projection; `None` leaves that as it is.
     fn last_layer(&self) -> Option<LinearForLastLayer> {
         None

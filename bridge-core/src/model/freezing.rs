@@ -55,6 +55,10 @@ impl Adapter for Freezing {
         self.other.as_ref()?.quantization(layer)
     }
 
+    fn table_quantization(&self, table: &str) -> Option<Quantization> {
+        self.other.as_ref()?.table_quantization(table)
+    }
+
     fn check_met(&self) -> Result<(), ModelBuildError> {
         let met = self.met.lock().unwrap_or_else(PoisonError::into_inner);
         let invalid = |message: String| Err(ModelBuildError::Invalid { key: KEY.into(), message });

@@ -81,6 +81,10 @@ impl Adapter for Replacing {
         self.other.as_ref()?.quantization(layer)
     }
 
+    fn table_quantization(&self, table: &str) -> Option<Quantization> {
+        self.other.as_ref()?.table_quantization(table)
+    }
+
     fn check_met(&self) -> Result<(), ModelBuildError> {
         self.other.as_ref().map_or(Ok(()), |other| other.check_met())
     }

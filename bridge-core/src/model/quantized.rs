@@ -1,4 +1,4 @@
-//! Weights of frozen linear layers that are held quantised: the parameter of the module keeps its shape and has no memory, its values are here.
+//! Weights of frozen linear layers and tables that are held quantised: the parameter of the module keeps its shape and has no memory, its values are here.
 
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -51,10 +51,10 @@ impl QuantizedValues {
     }
 }
 
-/// The weight of a linear layer as its scope makes it.
+/// The weight of a linear layer, or a table, as its scope makes it.
 #[derive(Debug)]
 pub struct LinearParameter {
-    /// The parameter, `[outputs, inputs]`. One that is held quantised has a shape, and no values here.
+    /// The parameter, `[outputs, inputs]`, or `[v, c]`. One that is held quantised has a shape, and no values here.
     pub param: Param<Tensor<2>>,
     /// Where the values of a quantised one are.
     pub quantized: Option<QuantizedValues>,

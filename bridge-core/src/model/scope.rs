@@ -235,6 +235,17 @@ impl Scope {
         LinearParameter { param, quantized }
     }
 
+    /// Declares a table of the vocabulary here, `[v, c]`, as [`Self::parameter`] does. The chunk's adapter may have a frozen one quantised.
+    ///
+    /// # Panics
+    /// As [`Self::parameter`].
+    pub fn table(&self, name: &str, shape: [usize; 2], initial: Initial, role: ParameterRole) -> LinearParameter {
+        let adapter = self.shared.adapter.as_ref();
+        let quantization = adapter.and_then(|adapter| adapter.table_quantization(&self.name(name)));
+        let (param, quantized) = self.declare(name, shape, (Cut::VocabularyRows, initial, role), quantization);
+        LinearParameter { param, quantized }
+    }
+
     /// [`Self::parameter`]. One that is not trained is held as `quantization` says.
     fn declare<const D: usize>(
         &self,
@@ -299,14 +310,25 @@ impl Values {
             Initial::Zeros => Tensor::<D>::zeros(local, (device, dtype)),
             Initial::Ones => Tensor::ones(local, (device, dtype)),
             Initial::Normal(std) => {
-                let runs = placement.held_runs(&shape).into_iter();
-                let values: Vec<f32> = runs.flat_map(|run| stream.normal_range(run, std)).collect();
+                let runs = placement.held_runs(&shape);
+                // In memory of their size: the values are the parameter from then on.
+                let values = match runs.as_slice() {
+                    [run] => stream.normal_range(run.clone(), std),
+                    runs => {
+                        let mut values = Vec::with_capacity(local.iter().product());
+                        runs.iter().for_each(|run| values.extend(stream.normal_range(run.clone(), std)));
+                        values
+                    }
+                };
                 Tensor::from_data(TensorData::new(values, local), (device, dtype))
             }
             Initial::Uniform(_) | Initial::LogOfUniform(_) | Initial::TimeSteps { .. } => {
-                let draws = placement.held_runs(&shape).into_iter().flat_map(|run| stream.uniform_range(run));
+                let mut values = Vec::with_capacity(local.iter().product());
                 let value = |draw| initial.of_uniform(draw).expect("made of uniform draws") as f32;
-                Tensor::from_data(TensorData::new(draws.map(value).collect::<Vec<_>>(), local), (device, dtype))
+                for run in placement.held_runs(&shape) {
+                    values.extend(stream.uniform_range(run).into_iter().map(value));
+                }
+                Tensor::from_data(TensorData::new(values, local), (device, dtype))
             }
         };
         let value = match &self.deferred {

@@ -10,6 +10,7 @@ use burn::tensor::{Tensor, activation as burn_activation};
 
 pub use kind::{Activation, FeedForwardUnit, GatedUnit};
 
+use crate::again::Remakeable;
 use crate::precision::{narrow, widen};
 
 /// `activation(x)`, element by element.
@@ -17,11 +18,16 @@ use crate::precision::{narrow, widen};
 /// # Shapes
 /// any -> the same.
 pub fn activation<const D: usize>(x: Tensor<D>, kind: Activation) -> Tensor<D> {
+    activation_remakeable(x, kind).tensor
+}
+
+/// [`activation`], which can be made again from its input: backward keeps that.
+pub fn activation_remakeable<const D: usize>(x: Tensor<D>, kind: Activation) -> Remakeable<D> {
     #[cfg(feature = "cube")]
     if let Some(y) = cube::activation(&x, kind) {
-        return y;
+        return y.into();
     }
-    flex::activation(&x, kind).unwrap_or_else(|| reference(x, kind))
+    flex::activation(&x, kind).unwrap_or_else(|| reference(x, kind).into())
 }
 
 /// Gated activation: `activation(gate) * up`, where `x` holds `gate` and then `up` along the last dimension. A [`GatedUnit`] may limit both
@@ -35,14 +41,22 @@ pub fn activation<const D: usize>(x: Tensor<D>, kind: Activation) -> Tensor<D> {
 /// # Panics
 /// If the last dimension is odd.
 pub fn glu(x_bt2f: Tensor<3>, unit: impl Into<GatedUnit>) -> Tensor<3> {
+    glu_remakeable(x_bt2f, unit).tensor
+}
+
+/// [`glu`](glu()), which can be made again from its input: backward keeps that.
+///
+/// # Panics
+/// If the last dimension is odd.
+pub fn glu_remakeable(x_bt2f: Tensor<3>, unit: impl Into<GatedUnit>) -> Remakeable<3> {
     let [_, _, width] = x_bt2f.dims();
     assert!(width % 2 == 0, "a gated activation needs an even last dimension, got {width}");
     let unit = unit.into();
     #[cfg(feature = "cube")]
     if let Some(y) = cube::glu(&x_bt2f, unit) {
-        return y;
+        return y.into();
     }
-    flex::glu(&x_bt2f, unit).unwrap_or_else(|| glu_reference(x_bt2f, unit))
+    flex::glu(&x_bt2f, unit).unwrap_or_else(|| glu_reference(x_bt2f, unit).into())
 }
 
 /// [`activation`] in plain Burn operations; in float32 whatever the input's dtype, and rounded once.

@@ -7,7 +7,7 @@ use crate::attention::cpu::{Attention, forward};
 use crate::attention::cpu_backward::{Saved, Targets, backward};
 use crate::attention::heads::{HeadStrides, Heads, HeadsMut};
 use crate::cross_entropy::CrossEntropyOptions;
-use crate::cross_entropy::cpu::{Problem, Wanted, solve};
+use crate::cross_entropy::cpu::{Problem, Projection, Wanted, solve};
 use crate::embedding::cpu as embedding;
 use crate::linear::cpu as linear;
 
@@ -166,7 +166,7 @@ fn cross_entropy_and_embedding() {
     let (x, w) = (values(n * c), values(v * c));
     let problem = Problem {
         x: Matrix::new(&x, n, c),
-        weight: Matrix::new(&w, v, c),
+        weight: Projection::Whole(Matrix::new(&w, v, c)),
         targets: &[4, 0, 2],
         mask: &[1.0, 0.0, 1.0],
         options: CrossEntropyOptions::default(),

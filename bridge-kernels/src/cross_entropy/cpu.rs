@@ -9,6 +9,7 @@ use crate::activation::cpu::softcap_in_place;
 use crate::cpu::buffer::filled;
 use crate::cpu::gemm::{Matrix, MatrixMut, Output, Threads, gemm};
 use crate::cpu::simd::{exp_in_place, exp_or_zero, max, sum_map, vectorised};
+use crate::quantized::{QuantizedMatrix, cpu as quantized};
 
 /// Logits of one chunk: 32 MiB of float32 where that is enough tokens.
 const LOGITS: usize = 1 << 23;
@@ -21,13 +22,54 @@ pub fn chunk_rows(n: usize, v: usize) -> usize {
     n.div_ceil(chunks).max(1)
 }
 
+/// The output projection `[v, c]`.
+#[derive(Clone, Copy)]
+pub enum Projection<'a> {
+    /// In float32.
+    Whole(Matrix<'a>),
+    /// Held quantised, without a gradient.
+    Quantized(&'a QuantizedMatrix),
+}
+
+impl Projection<'_> {
+    /// Rows: the vocabulary.
+    pub fn rows(self) -> usize {
+        match self {
+            Self::Whole(weight) => weight.rows(),
+            Self::Quantized(weight) => weight.shape()[0],
+        }
+    }
+
+    /// `[n, v]` of `x [n, c]`.
+    fn logits(self, x: Matrix<'_>, logits: &mut [f32]) {
+        match self {
+            Self::Whole(weight) => {
+                let out = MatrixMut::new(logits, x.rows(), weight.rows());
+                gemm(out, Output::Set, 1.0, x, weight.t(), Threads::All);
+            }
+            Self::Quantized(weight) => quantized::product(logits, Output::Set, x, weight),
+        }
+    }
+
+    /// The gradient of `x`, `[n, c]`, from that of the logits.
+    fn grad_x(self, grad_logits: Matrix<'_>, out: &mut [f32]) {
+        match self {
+            Self::Whole(weight) => {
+                let out = MatrixMut::new(out, grad_logits.rows(), weight.cols());
+                gemm(out, Output::Set, 1.0, grad_logits, weight, Threads::All);
+            }
+            Self::Quantized(weight) => quantized::write_grad_input(out, grad_logits, weight),
+        }
+    }
+}
+
 /// Inputs of the loss.
 #[derive(Clone, Copy)]
 pub struct Problem<'a> {
     /// `[n, c]`.
     pub x: Matrix<'a>,
     /// `[v, c]`.
-    pub weight: Matrix<'a>,
+    pub weight: Projection<'a>,
     /// `[n]`, each below `v`.
     pub targets: &'a [usize],
     /// `[n]`.
@@ -87,12 +129,11 @@ pub fn in_chunks(
         let count = rows.min(n - start);
         let logits = &mut logits[..count * v];
         let x = problem.x.row_range(start, count);
-        gemm(MatrixMut::new(logits, count, v), Output::Set, 1.0, x, problem.weight.t(), Threads::All);
+        problem.weight.logits(x, logits);
         chunk(start..start + count, logits, &mut losses[start..start + count]);
         let grad_logits = Matrix::new(logits, count, v);
         if let Some(grad_x) = &mut grad_x {
-            let out = MatrixMut::new(&mut grad_x[start * c..], count, c);
-            gemm(out, Output::Set, 1.0, grad_logits, problem.weight, Threads::All);
+            problem.weight.grad_x(grad_logits, &mut grad_x[start * c..(start + count) * c]);
         }
         if let Some(grad_weight) = &mut grad_weight {
             let output = if start == 0 { Output::Set } else { Output::Add };

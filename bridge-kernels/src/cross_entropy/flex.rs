@@ -6,12 +6,14 @@ use super::cpu::{Problem, Solution, Wanted, solve};
 use super::options::CrossEntropyOptions;
 use crate::flex::{Values, gradient, integers, tensor};
 use crate::optim::cpu::scale;
+use crate::quantized::LinearWeight;
+use crate::quantized::flex::Held;
 use crate::vjp;
 
 /// See [`crate::linear_cross_entropy`].
 pub(crate) fn linear_cross_entropy(
     x_nc: &Tensor<2>,
-    weight_vc: &Tensor<2>,
+    weight_vc: &LinearWeight,
     targets_n: &Tensor<1, Int>,
     mask_n: &Tensor<1>,
     options: &CrossEntropyOptions,
@@ -19,22 +21,34 @@ pub(crate) fn linear_cross_entropy(
     if mask_n.is_tracked() {
         return None;
     }
-    let [v, _] = weight_vc.dims();
+    let v = weight_vc.dims()[0];
     let x = Values::of(x_nc)?.without_flips();
-    let weight = Values::of(weight_vc)?.without_flips();
+    let weight = Held::new(weight_vc)?;
     let mask = Values::contiguous_of(mask_n)?;
     let targets = checked_targets(&integers(targets_n)?, mask.slice(), v);
     let wanted = Wanted { x: x_nc.is_tracked(), weight: weight_vc.is_tracked() };
-    let problem =
-        Problem { x: x.matrix(), weight: weight.matrix(), targets: &targets, mask: mask.slice(), options: *options };
+    let problem = Problem {
+        x: x.matrix(),
+        weight: weight.projection(),
+        targets: &targets,
+        mask: mask.slice(),
+        options: *options,
+    };
     Some(attached(solve(problem, wanted), x_nc, weight_vc))
 }
 
 /// The loss as a tensor, with the gradients that were found beside it: backward only scales them.
-pub(crate) fn attached(solution: Solution, x_nc: &Tensor<2>, weight_vc: &Tensor<2>) -> Tensor<1> {
+pub(crate) fn attached(solution: Solution, x_nc: &Tensor<2>, weight_vc: &LinearWeight) -> Tensor<1> {
     let ([n, c], [v, _]) = (x_nc.dims(), weight_vc.dims());
     let Solution { loss, x: dx, weight: dw } = solution;
-    let inputs = vec![x_nc.clone().into_dispatch(), weight_vc.clone().into_dispatch()];
+    let mut inputs = vec![x_nc.clone().into_dispatch()];
+    let is_whole = match weight_vc {
+        LinearWeight::Whole(weight_vc) => {
+            inputs.push(weight_vc.clone().into_dispatch());
+            true
+        }
+        LinearWeight::Quantized(_) => false,
+    };
     vjp::attach_some(tensor(vec![loss as f32], [1]), inputs, move |dy: Tensor<1>| {
         let upstream = Values::of_gradient(dy).slice()[0];
         let scaled = |mut values: Vec<f32>, shape| {
@@ -43,7 +57,11 @@ pub(crate) fn attached(solution: Solution, x_nc: &Tensor<2>, weight_vc: &Tensor<
             }
             gradient(values, shape)
         };
-        vec![dx.and_then(|dx| scaled(dx, [n, c])), dw.and_then(|dw| scaled(dw, [v, c]))]
+        let mut gradients = vec![dx.and_then(|dx| scaled(dx, [n, c]))];
+        if is_whole {
+            gradients.push(dw.and_then(|dw| scaled(dw, [v, c])));
+        }
+        gradients
     })
 }
 

@@ -13,6 +13,7 @@ pub use options::CrossEntropyOptions;
 
 use crate::linear::linear;
 use crate::precision::widen;
+use crate::quantized::LinearWeight;
 
 /// Sum over tokens of `mask * cross_entropy(x w^T, target)`, without a mean: the caller divides.
 ///
@@ -25,11 +26,12 @@ use crate::precision::widen;
 /// If the shapes do not fit, or a token that counts has a target outside `0..v`; on GPUs such a target makes the loss infinite instead.
 pub fn linear_cross_entropy(
     x_nc: Tensor<2>,
-    weight_vc: Tensor<2>,
+    weight_vc: impl Into<LinearWeight>,
     targets_n: Tensor<1, Int>,
     mask_n: Tensor<1>,
     options: &CrossEntropyOptions,
 ) -> Tensor<1> {
+    let weight_vc = weight_vc.into();
     let ([n, c], [_, wc]) = (x_nc.dims(), weight_vc.dims());
     assert_eq!(c, wc, "linear_cross_entropy: hidden states of size {c} do not match the weight {:?}", weight_vc.dims());
     assert!(
@@ -39,11 +41,15 @@ pub fn linear_cross_entropy(
         mask_n.dims()
     );
     #[cfg(feature = "cube")]
-    if let Some(loss) = cube::linear_cross_entropy(&x_nc, &weight_vc, &targets_n, &mask_n, options) {
+    if let LinearWeight::Whole(weight_vc) = &weight_vc
+        && let Some(loss) = cube::linear_cross_entropy(&x_nc, weight_vc, &targets_n, &mask_n, options)
+    {
         return loss;
     }
-    flex::linear_cross_entropy(&x_nc, &weight_vc, &targets_n, &mask_n, options)
-        .unwrap_or_else(|| reference(x_nc, weight_vc, targets_n, mask_n, options))
+    flex::linear_cross_entropy(&x_nc, &weight_vc, &targets_n, &mask_n, options).unwrap_or_else(|| {
+        let weight_vc = weight_vc.whole(&x_nc.device(), x_nc.dtype().into());
+        reference(x_nc, weight_vc, targets_n, mask_n, options)
+    })
 }
 
 /// Bytes of logits that the fused kernel has at once for `n` tokens and `v` vocabulary rows; the rest is inputs, outputs and gradients.

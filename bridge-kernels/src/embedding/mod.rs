@@ -3,9 +3,10 @@
 pub(crate) mod cpu;
 mod flex;
 
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{Int, Tensor, TensorData};
 
 use crate::precision::{narrow, widen};
+use crate::quantized::{LinearWeight, QuantizedMatrix};
 
 /// Rows of a table.
 ///
@@ -14,8 +15,26 @@ use crate::precision::{narrow, widen};
 ///
 /// # Panics
 /// If an id is not below `v` (on the CPU; elsewhere the backend decides).
-pub fn embedding(weight_vc: Tensor<2>, ids_bt: Tensor<2, Int>) -> Tensor<3> {
-    flex::embedding(&weight_vc, &ids_bt).unwrap_or_else(|| reference(weight_vc, ids_bt))
+pub fn embedding(weight_vc: impl Into<LinearWeight>, ids_bt: Tensor<2, Int>) -> Tensor<3> {
+    match weight_vc.into() {
+        LinearWeight::Whole(weight_vc) => {
+            flex::embedding(&weight_vc, &ids_bt).unwrap_or_else(|| reference(weight_vc, ids_bt))
+        }
+        LinearWeight::Quantized(matrix) => quantized_rows(&matrix, &ids_bt),
+    }
+}
+
+/// The values of the rows of a table that is held quantised; they have no gradient.
+fn quantized_rows(matrix: &QuantizedMatrix, ids_bt: &Tensor<2, Int>) -> Tensor<3> {
+    let ([v, c], [b, t]) = (matrix.shape(), ids_bt.dims());
+    let device = ids_bt.device().without_autodiff();
+    let row = |(position, id): (usize, i64)| {
+        let row = usize::try_from(id).ok().filter(|id| *id < v);
+        row.unwrap_or_else(|| panic!("token id {id} at position {position} is not in 0..{v}, the vocabulary"))
+    };
+    let ids: Vec<usize> = ids_bt.clone().into_data().iter::<i64>().enumerate().map(row).collect();
+    let values: Vec<f32> = ids.into_iter().flat_map(|id| matrix.rows(id..id + 1)).collect();
+    Tensor::from_data(TensorData::new(values, [b, t, c]), &device)
 }
 
 /// [`embedding`] in plain Burn operations.

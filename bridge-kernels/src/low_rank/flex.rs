@@ -1,5 +1,6 @@
 //! Low-rank branches on Flex.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use burn::backend::{DispatchTensor, Flex};
@@ -7,6 +8,7 @@ use burn::tensor::Tensor;
 
 use super::cpu::{self as kernel, Branches};
 use super::{LowRank, LowRankSum, Run, runs};
+use crate::again::{Again, Source};
 use crate::cpu::gemm::Matrix;
 use crate::flex::{Values, gradient, tensor};
 use crate::linear::cpu as linear;
@@ -16,7 +18,7 @@ use crate::vjp::{self, Lift};
 
 /// See [`crate::linear_low_rank`].
 pub(crate) fn linear_low_rank<const D: usize>(
-    x: &Tensor<D>,
+    (x, again): (&Tensor<D>, Option<&Again>),
     linear_weight: &LinearWeight,
     bias_o: Option<&Tensor<1>>,
     sum: &LowRankSum,
@@ -64,7 +66,7 @@ pub(crate) fn linear_low_rank<const D: usize>(
     let backward = SumBackward {
         dims: x.dims(),
         sizes: [rows, num_inputs, outputs],
-        x: (linear_weight.is_tracked() || is_trained).then_some(x_values),
+        x: (linear_weight.is_tracked() || is_trained).then(|| Source::new(x_values, again.cloned())),
         weight: x.is_tracked().then_some(weight),
         is_weight_tracked: linear_weight.is_tracked(),
         is_weight_input: matches!(linear_weight, LinearWeight::Whole(_)),
@@ -129,9 +131,12 @@ impl Held {
     }
 
     fn with<R>(&self, work: impl FnOnce(Branches<'_>) -> R) -> R {
-        let a: Vec<&[f32]> = self.a.iter().map(Values::slice).collect();
+        let a = match self.a.as_slice() {
+            [a] => Cow::Borrowed(a.slice()),
+            all => Cow::Owned(all.iter().map(Values::slice).collect::<Vec<_>>().concat()),
+        };
         work(Branches {
-            a: &a.concat(),
+            a: &a,
             inputs: self.inputs,
             b: self.b.iter().map(|(values, [rows, cols])| Matrix::new(values.slice(), *rows, *cols)).collect(),
             columns: &self.columns,
@@ -173,7 +178,7 @@ struct SumBackward<const D: usize> {
     dims: [usize; D],
     /// Rows, inputs, outputs.
     sizes: [usize; 3],
-    x: Option<Values>,
+    x: Option<Source>,
     weight: Option<HeldWeight>,
     is_weight_tracked: bool,
     /// Whether the graph knows of the weight: not of a quantised one.
@@ -216,7 +221,8 @@ impl<const D: usize> SumBackward<D> {
             self.held.with(|branches| branches.add_grad_input(&du, &mut dx));
             gradient(dx, self.dims)
         });
-        let x_matrix = self.x.as_ref().map(|x| Matrix::new(x.slice(), rows, inputs));
+        let x = self.x.map(Source::values);
+        let x_matrix = x.as_ref().map(|x| Matrix::new(x.slice(), rows, inputs));
         let dw = x_matrix
             .filter(|_| self.is_weight_tracked)
             .and_then(|x| gradient(linear::grad_weight(dz_matrix, x), [outputs, inputs]));

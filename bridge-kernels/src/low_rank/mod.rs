@@ -9,6 +9,7 @@ use std::ops::Range;
 
 use burn::tensor::Tensor;
 
+use crate::again::Remakeable;
 use crate::linear::linear;
 use crate::quantized::{LinearWeight, linear_weighted};
 
@@ -34,7 +35,7 @@ pub struct LowRankSum {
     pub factors_o: Option<Tensor<1>>,
 }
 
-/// `residual + factors * (x w^T + branches) + bias`, as one operation.
+/// `residual + factors * (x w^T + branches) + bias`, as one operation. Of an input that can be made again nothing is kept.
 ///
 /// # Shapes
 /// `x` `[.., i]`, `weight` `[o, i]`, `bias_o` `[o]`, `residual` `[.., o]` -> `[.., o]`.
@@ -42,17 +43,17 @@ pub struct LowRankSum {
 /// # Panics
 /// If the sizes do not fit each other.
 pub fn linear_low_rank<const D: usize>(
-    x: Tensor<D>,
+    x: impl Into<Remakeable<D>>,
     weight: impl Into<LinearWeight>,
     bias_o: Option<Tensor<1>>,
     sum: LowRankSum,
     residual: Option<Tensor<D>>,
 ) -> Tensor<D> {
-    let weight = weight.into();
+    let (Remakeable { tensor: x, again }, weight) = (x.into(), weight.into());
     let [outputs, inputs] = weight.dims();
     check(&sum.branches, [outputs, inputs]);
     assert_eq!(x.dims()[D - 1], inputs, "linear: an input of {:?} does not fit {inputs} inputs", x.dims());
-    flex::linear_low_rank(&x, &weight, bias_o.as_ref(), &sum, residual.as_ref())
+    flex::linear_low_rank((&x, again.as_ref()), &weight, bias_o.as_ref(), &sum, residual.as_ref())
         .unwrap_or_else(|| reference(x, weight, bias_o, sum, residual))
 }
 

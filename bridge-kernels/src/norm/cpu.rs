@@ -87,6 +87,38 @@ pub fn layer_norm(x: &[f32], weight: &[f32], bias: Option<&[f32]>, epsilon: f64)
     Normed { y, statistics: Statistics { mean, reciprocal } }
 }
 
+/// The output of [`rms_norm`] once more, with the same bits.
+pub fn rms_norm_again(x: &[f32], weight: &[f32], statistics: &Statistics) -> Vec<f32> {
+    normed_again(x, weight, |row, x, y| {
+        let r = statistics.reciprocal[row];
+        y.iter_mut().zip(x).zip(weight).for_each(|((y, x), w)| *y = x * r * w);
+    })
+}
+
+/// The output of [`layer_norm`] once more, with the same bits.
+pub fn layer_norm_again(x: &[f32], weight: &[f32], bias: Option<&[f32]>, statistics: &Statistics) -> Vec<f32> {
+    let zeros = vec![0.0; weight.len()];
+    let bias = bias.unwrap_or(&zeros);
+    normed_again(x, weight, |row, x, y| {
+        let (m, r) = (statistics.mean[row], statistics.reciprocal[row]);
+        y.iter_mut().zip(x).zip(weight).zip(bias).for_each(|(((y, x), w), b)| *y = (x - m) * r * w + b);
+    })
+}
+
+#[inline(always)]
+fn normed_again(x: &[f32], weight: &[f32], fill: impl Fn(usize, &[f32], &mut [f32]) + Sync) -> Vec<f32> {
+    let c = weight.len().max(1);
+    filled(x.len(), |y| {
+        y.par_chunks_mut(ROWS * c).zip(x.par_chunks(ROWS * c)).enumerate().for_each(|(task, (y, x))| {
+            vectorised!({
+                for (i, (y, x)) in y.chunks_exact_mut(c).zip(x.chunks_exact(c)).enumerate() {
+                    fill(task * ROWS + i, x, y);
+                }
+            });
+        });
+    })
+}
+
 /// What a norm's backward reads.
 #[derive(Clone, Copy)]
 pub struct Saved<'a> {

@@ -1,9 +1,12 @@
 //! Norms on Flex.
 
+use std::sync::Arc;
+
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
 
-use super::cpu::{self as kernel, NormGradients, Normed, Saved};
+use super::cpu::{self as kernel, NormGradients, Normed, Saved, Statistics};
+use crate::again::{Again, Remakeable};
 use crate::flex::{Values, gradient, inputs, tensor};
 use crate::vjp;
 
@@ -17,7 +20,7 @@ pub(crate) fn residual_rms_norm<const D: usize>(
     x: &Tensor<D>,
     weight_c: &Tensor<1>,
     epsilon: f64,
-) -> Option<(Tensor<D>, Tensor<D>)> {
+) -> Option<(Remakeable<D>, Tensor<D>)> {
     Some(Operands::new(x, weight_c, None)?.rms_norm(epsilon).attach_with(x))
 }
 
@@ -37,7 +40,7 @@ pub(crate) fn residual_layer_norm<const D: usize>(
     weight_c: &Tensor<1>,
     bias_c: Option<&Tensor<1>>,
     epsilon: f64,
-) -> Option<(Tensor<D>, Tensor<D>)> {
+) -> Option<(Remakeable<D>, Tensor<D>)> {
     Some(Operands::new(x, weight_c, bias_c)?.layer_norm(epsilon).attach_with(x))
 }
 
@@ -63,31 +66,54 @@ impl<const D: usize> Operands<D> {
 
     fn rms_norm(self, epsilon: f64) -> Operation<D> {
         let normed = kernel::rms_norm(self.x.slice(), self.weight.slice(), epsilon);
-        Operation { operands: self, normed, backward: kernel::rms_norm_backward }
+        Operation::new(self, normed, kernel::rms_norm_backward, |x, weight, _, statistics| {
+            kernel::rms_norm_again(x, weight, statistics)
+        })
     }
 
     fn layer_norm(self, epsilon: f64) -> Operation<D> {
         let bias = self.bias.as_ref().map(Values::slice);
         let normed = kernel::layer_norm(self.x.slice(), self.weight.slice(), bias, epsilon);
-        Operation { operands: self, normed, backward: kernel::layer_norm_backward }
+        Operation::new(self, normed, kernel::layer_norm_backward, kernel::layer_norm_again)
     }
 }
 
 /// A gradient for each input that has one.
 type InputGradients = Vec<Option<DispatchTensor>>;
 
+type Backward = fn(&[f32], Saved<'_>, Option<Vec<f32>>) -> NormGradients;
+
+/// The output once more, from the input, weight, bias and statistics.
+type Remake = fn(&[f32], &[f32], Option<&[f32]>, &Statistics) -> Vec<f32>;
+
 /// A norm that has been computed.
 struct Operation<const D: usize> {
     operands: Operands<D>,
-    normed: Normed,
-    backward: fn(&[f32], Saved<'_>, Option<Vec<f32>>) -> NormGradients,
+    y: Vec<f32>,
+    statistics: Arc<Statistics>,
+    backward: Backward,
+    remake: Remake,
 }
 
 impl<const D: usize> Operation<D> {
+    fn new(operands: Operands<D>, Normed { y, statistics }: Normed, backward: Backward, remake: Remake) -> Self {
+        Self { operands, y, statistics: Arc::new(statistics), backward, remake }
+    }
+
+    /// How the output is made again.
+    fn again(&self) -> Again {
+        let Operands { dims, x, weight, bias, .. } = &self.operands;
+        let (dims, x, weight, bias) = (*dims, x.clone(), weight.clone(), bias.clone());
+        let (statistics, remake) = (Arc::clone(&self.statistics), self.remake);
+        Again::new(move || {
+            let bias = bias.as_ref().map(Values::slice);
+            Values::from_vec(remake(x.slice(), weight.slice(), bias, &statistics), dims)
+        })
+    }
+
     /// The output, the inputs, and the inputs' gradients from that of the output and, if it has one, of the stream.
     fn parts(self) -> (Tensor<D>, Vec<DispatchTensor>, impl FnOnce(Values, Option<Values>) -> InputGradients) {
-        let Self { operands: Operands { dims, x, weight, inputs, .. }, normed: Normed { y, statistics }, backward } =
-            self;
+        let Self { operands: Operands { dims, x, weight, inputs, .. }, y, statistics, backward, .. } = self;
         let arity = inputs.len();
         let gradients = move |dy: Values, stream: Option<Values>| {
             let saved = Saved { x: x.slice(), weight: weight.slice(), statistics: &statistics };
@@ -108,9 +134,10 @@ impl<const D: usize> Operation<D> {
     }
 
     /// The output and the stream `x`, whose gradient is added to the norm's where that is computed.
-    fn attach_with(self, x: &Tensor<D>) -> (Tensor<D>, Tensor<D>) {
+    fn attach_with(self, x: &Tensor<D>) -> (Remakeable<D>, Tensor<D>) {
+        let again = Some(self.again());
         if !x.is_tracked() {
-            return (self.attach(), x.clone());
+            return (Remakeable { tensor: self.attach(), again }, x.clone());
         }
         let dims = x.dims();
         let (y, inputs, gradients) = self.parts();
@@ -122,6 +149,6 @@ impl<const D: usize> Operation<D> {
             gradients(dy, stream)
         });
         let [y, stream] = <[_; 2]>::try_from(outputs).expect("as many as were given").map(Tensor::from_dispatch);
-        (y, stream)
+        (Remakeable { tensor: y, again }, stream)
     }
 }

@@ -7,6 +7,7 @@ mod flex;
 
 use burn::tensor::Tensor;
 
+use crate::again::Remakeable;
 use crate::precision::{narrow, widen};
 
 /// Root-mean-square norm (Zhang and Sennrich, arXiv:1910.07467): `x / sqrt(mean(x^2) + epsilon) * weight`.
@@ -54,16 +55,21 @@ pub fn layer_norm<const D: usize>(
 /// [`rms_norm`] of a residual stream, and the stream itself, to which the block's output will be added: `(norm(x), x)`.
 ///
 /// The gradient of the second is added to the norm's where that is computed, instead of in another pass over the stream. (Megatron calls
-/// this a fused residual norm.)
+/// this a fused residual norm.) The first can be made again from the stream.
 ///
 /// # Shapes
 /// `x` `[.., c]`, `weight_c` `[c]` -> `[.., c]` and `[.., c]`.
 ///
 /// # Panics
 /// If the sizes differ.
-pub fn residual_rms_norm<const D: usize>(x: Tensor<D>, weight_c: Tensor<1>, epsilon: f64) -> (Tensor<D>, Tensor<D>) {
+pub fn residual_rms_norm<const D: usize>(
+    x: Tensor<D>,
+    weight_c: Tensor<1>,
+    epsilon: f64,
+) -> (Remakeable<D>, Tensor<D>) {
     check(&x, &weight_c, None);
-    flex::residual_rms_norm(&x, &weight_c, epsilon).unwrap_or_else(|| (rms_norm(x.clone(), weight_c, epsilon), x))
+    flex::residual_rms_norm(&x, &weight_c, epsilon)
+        .unwrap_or_else(|| (rms_norm(x.clone(), weight_c, epsilon).into(), x))
 }
 
 /// [`layer_norm`] of a residual stream, and the stream itself; see [`residual_rms_norm`].
@@ -78,10 +84,10 @@ pub fn residual_layer_norm<const D: usize>(
     weight_c: Tensor<1>,
     bias_c: Option<Tensor<1>>,
     epsilon: f64,
-) -> (Tensor<D>, Tensor<D>) {
+) -> (Remakeable<D>, Tensor<D>) {
     check(&x, &weight_c, bias_c.as_ref());
     flex::residual_layer_norm(&x, &weight_c, bias_c.as_ref(), epsilon)
-        .unwrap_or_else(|| (layer_norm(x.clone(), weight_c, bias_c, epsilon), x))
+        .unwrap_or_else(|| (layer_norm(x.clone(), weight_c, bias_c, epsilon).into(), x))
 }
 
 /// Fails early on shapes that do not fit each other.

@@ -8,6 +8,7 @@ use burn::tensor::Tensor;
 use super::cpu as kernel;
 use super::{LinearWeight, QuantizedMatrix};
 use crate::cpu::gemm::Matrix;
+use crate::cross_entropy::cpu::Projection;
 use crate::flex::{Values, gradient, tensor};
 use crate::linear::cpu as linear;
 use crate::vjp::{self, Lift};
@@ -32,6 +33,14 @@ impl Held {
         match self {
             Self::Whole(weight) => linear::forward(x, weight.matrix(), bias, residual),
             Self::Quantized(matrix) => kernel::forward(x, matrix, bias, residual),
+        }
+    }
+
+    /// The weight as an output projection.
+    pub fn projection(&self) -> Projection<'_> {
+        match self {
+            Self::Whole(weight) => Projection::Whole(weight.matrix()),
+            Self::Quantized(matrix) => Projection::Quantized(matrix),
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! The product makes tiles of the weight float32 as it needs them; the whole is never there in float32 on the CPU.
 
-mod cpu;
+pub(crate) mod cpu;
 pub(crate) mod flex;
 mod format;
 mod matrix;
@@ -16,7 +16,7 @@ use crate::linear::{linear, linear_residual};
 pub use format::{CodeFormat, NF4, Quantization};
 pub use matrix::QuantizedMatrix;
 
-/// The weight of a linear layer, `[o, i]`.
+/// The weight of a linear layer, `[o, i]`, or a table that is read as one.
 #[derive(Clone, Debug)]
 #[expect(clippy::large_enum_variant, reason = "made for a product and passed on at once, never stored")]
 pub enum LinearWeight {

@@ -15,6 +15,7 @@ pub use shard::{Targets, VocabularyExchange, VocabularyShard};
 use crate::cross_entropy::{CrossEntropyOptions, cap};
 use crate::linear::linear;
 use crate::precision::widen;
+use crate::quantized::LinearWeight;
 
 /// Sum over tokens of `mask * cross_entropy(x w^T, target)`, where `w` is the concatenation of all ranks' weights.
 ///
@@ -28,11 +29,12 @@ use crate::precision::widen;
 /// If the shapes do not fit, a token that counts has a target outside the vocabulary, or the exchange panics.
 pub fn vocab_parallel_cross_entropy(
     x_nc: Tensor<2>,
-    weight_vc: Tensor<2>,
+    weight_vc: impl Into<LinearWeight>,
     targets: Targets,
     shard: &VocabularyShard<'_>,
     options: &CrossEntropyOptions,
 ) -> Tensor<1> {
+    let weight_vc = weight_vc.into();
     let ([n, c], [v, wc]) = (x_nc.dims(), weight_vc.dims());
     assert_eq!(c, wc, "vocab_parallel_cross_entropy: hidden states of size {c} and a weight of {:?}", weight_vc.dims());
     assert!(
@@ -48,8 +50,10 @@ pub fn vocab_parallel_cross_entropy(
         targets.ids_n.dims(),
         targets.mask_n.dims()
     );
-    flex::vocab_parallel_cross_entropy(&x_nc, &weight_vc, &targets, shard, options)
-        .unwrap_or_else(|| reference(x_nc, weight_vc, targets, shard, options))
+    flex::vocab_parallel_cross_entropy(&x_nc, &weight_vc, &targets, shard, options).unwrap_or_else(|| {
+        let weight_vc = weight_vc.whole(&x_nc.device(), x_nc.dtype().into());
+        reference(x_nc, weight_vc, targets, shard, options)
+    })
 }
 
 /// [`vocab_parallel_cross_entropy`] in plain Burn operations; this rank's logits are materialised.

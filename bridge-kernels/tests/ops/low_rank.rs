@@ -7,9 +7,12 @@ use std::ops::Range;
 use bridge_kernels::low_rank::{
     LowRank, LowRankSum, linear_low_rank, low_rank_row_squares, low_rank_sum, reference, reference_row_squares,
 };
+use bridge_kernels::{
+    Activation, GatedUnit, Remakeable, activation_remakeable, glu_remakeable, residual_layer_norm, residual_rms_norm,
+};
 use burn::tensor::{Device, Tensor};
 
-use crate::common::{Case, assert_close, assert_same_on_any_threads, read, tensor, values, wide};
+use crate::common::{Case, assert_close, assert_same_on_any_threads, read, run_all, tensor, values, wide};
 use crate::plain;
 
 /// Rows, inputs and outputs of a layer, and of its branches the rank and the outputs.
@@ -133,6 +136,58 @@ fn squares_of_rows_are_those_of_the_sum() {
         let branches = layer.branches(&t);
         let found = read(low_rank_row_squares(weight_oi.clone(), &branches));
         assert_close("squares", &found, &wide(&read(reference_row_squares(weight_oi, &branches))), 1e-5);
+    }
+}
+
+/// Gradients through a layer with a branch, whose input `made` makes of the first of `inputs`, `[n, i]`, with the weights in the second. With
+/// `is_kept` backward has the input as it was.
+fn through_a_layer(
+    given: &[Vec<f32>],
+    [n, i]: [usize; 2],
+    is_kept: bool,
+    made: &dyn Fn(&[Tensor<1>]) -> Remakeable<2>,
+) -> Vec<Vec<f32>> {
+    let (rank, outputs) = (3, 17);
+    let of_layer = [values(11, outputs * i), values(12, rank * i), values(13, outputs * rank)];
+    run_all(&[given, &of_layer].concat(), |t| {
+        let x = made(t);
+        assert!(x.again.is_some() && x.tensor.dims() == [n, i]);
+        let x = if is_kept { x.tensor.into() } else { x };
+        let [weight, a, b] = std::array::from_fn(|index| t[given.len() + index].clone());
+        let (a_ri, b_pr) = (a.reshape([rank, i]), b.reshape([outputs, rank]));
+        let branches = vec![LowRank { a_ri, b_pr, scale: 0.7, outputs: vec![0..outputs] }];
+        let sum = LowRankSum { branches, factors_o: None };
+        linear_low_rank(x, weight.reshape([outputs, i]), None, sum, None).reshape([n * outputs])
+    })
+}
+
+#[test]
+fn inputs_that_are_made_again_give_the_bits_of_those_that_are_kept() {
+    // More rows than a task of a norm has.
+    let [n, i] = [67, 29];
+    let of_norm = [values(1, n * i), values(2, i), values(3, i)];
+    let x_of = |t: &[Tensor<1>]| t[0].clone().reshape([n, i]);
+    let glu_of = |t: &[Tensor<1>], unit: GatedUnit| {
+        let gated = glu_remakeable(t[0].clone().reshape([1, n, 2 * i]), unit);
+        gated.reshaped(|y_bti| y_bti.reshape([n, i]))
+    };
+    type Made<'a> = (&'a str, Vec<Vec<f32>>, Box<dyn Fn(&[Tensor<1>]) -> Remakeable<2> + 'a>);
+    let limited = GatedUnit { activation: Activation::QuickGelu, clamp: Some(1.5), linear_offset: 1.0 };
+    let cases: Vec<Made<'_>> = vec![
+        ("rms", of_norm[..2].to_vec(), Box::new(|t| residual_rms_norm(x_of(t), t[1].clone(), 1e-5).0)),
+        ("layer norm", of_norm[..2].to_vec(), Box::new(|t| residual_layer_norm(x_of(t), t[1].clone(), None, 1e-5).0)),
+        (
+            "layer norm with a bias",
+            of_norm.to_vec(),
+            Box::new(|t| residual_layer_norm(x_of(t), t[1].clone(), Some(t[2].clone()), 1e-5).0),
+        ),
+        ("silu", vec![values(4, n * 2 * i)], Box::new(|t| glu_of(t, Activation::Silu.into()))),
+        ("limited", vec![values(5, n * 2 * i)], Box::new(|t| glu_of(t, limited))),
+        ("gelu", vec![values(6, n * i)], Box::new(|t| activation_remakeable(x_of(t), Activation::Gelu))),
+    ];
+    for (name, given, made) in cases {
+        let [kept, again] = [true, false].map(|is_kept| through_a_layer(&given, [n, i], is_kept, &*made));
+        assert_eq!(again, kept, "{name}");
     }
 }
 

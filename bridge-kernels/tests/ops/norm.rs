@@ -44,7 +44,7 @@ fn check_residual(n: usize, c: usize) {
         inputs: inputs[..2].to_vec(),
         fast: &|t| {
             let (y, x) = residual_rms_norm(t[0].clone().reshape([n, c]), t[1].clone(), EPSILON);
-            (y * x).reshape([n * c])
+            (y.tensor * x).reshape([n * c])
         },
         reference: &|t| {
             let x = t[0].clone().reshape([n, c]);
@@ -60,7 +60,7 @@ fn check_residual(n: usize, c: usize) {
             inputs: inputs[..arity].to_vec(),
             fast: &|t| {
                 let (y, x) = residual_layer_norm(t[0].clone().reshape([n, c]), t[1].clone(), bias(t), EPSILON);
-                (y * x).reshape([n * c])
+                (y.tensor * x).reshape([n * c])
             },
             reference: &|t| {
                 let x = t[0].clone().reshape([n, c]);
@@ -90,12 +90,13 @@ fn a_residual_adds_to_the_bits_that_two_gradients_make() {
     });
     let fused = run_all(&inputs, |t| {
         let (y, x) = residual_rms_norm(t[0].clone().reshape([n, c]), t[1].clone(), EPSILON);
-        (x * 0.5 + y).reshape([n * c])
+        (x * 0.5 + y.tensor).reshape([n * c])
     });
     assert_eq!(fused, separate);
     // A stream that nothing is added to afterwards.
-    let alone =
-        run_all(&inputs, |t| residual_rms_norm(t[0].clone().reshape([n, c]), t[1].clone(), EPSILON).0.reshape([n * c]));
+    let alone = run_all(&inputs, |t| {
+        residual_rms_norm(t[0].clone().reshape([n, c]), t[1].clone(), EPSILON).0.tensor.reshape([n * c])
+    });
     assert_eq!(
         alone,
         run_all(&inputs, |t| rms_norm(t[0].clone().reshape([n, c]), t[1].clone(), EPSILON).reshape([n * c]))
@@ -133,7 +134,7 @@ fn the_same_on_any_number_of_threads() {
     assert_same_on_any_threads("layer_norm", || {
         run_all(&inputs, |t| {
             let (y, x) = residual_layer_norm(t[0].clone().reshape([n, c]), t[1].clone(), Some(t[2].clone()), EPSILON);
-            (y * x).reshape([n * c])
+            (y.tensor * x).reshape([n * c])
         })
     });
 }

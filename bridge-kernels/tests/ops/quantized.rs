@@ -2,13 +2,15 @@
 
 use std::sync::Arc;
 
+use bridge_kernels::cross_entropy::{CrossEntropyOptions, linear_cross_entropy, reference as loss_reference};
+use bridge_kernels::embedding;
 use bridge_kernels::low_rank::{LowRank, LowRankSum, linear_low_rank, low_rank_row_squares, reference as low_rank};
 use bridge_kernels::quantized::{
     CodeFormat, LinearWeight, NF4, Quantization, QuantizedMatrix, linear_weighted, reference,
 };
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 
-use crate::common::{Case, assert_close, assert_same_on_any_threads, read, run_all, tensor, values, wide};
+use crate::common::{Case, assert_close, assert_same_on_any_threads, ints, read, run_all, tensor, values, wide};
 use crate::plain;
 
 const FORMATS: [CodeFormat; 3] = [CodeFormat::Int8, CodeFormat::Nf4, CodeFormat::Int4];
@@ -220,12 +222,68 @@ fn branches_and_factors_stand_beside_a_quantised_weight() {
             },
         }
         .check();
-        let t: Vec<Tensor<1>> = given.iter().map(|v| tensor(v, [v.len()], &burn::tensor::Device::flex())).collect();
+        let t: Vec<Tensor<1>> = given.iter().map(|v| tensor(v, [v.len()], &Device::flex())).collect();
         let branches = sum_of(&t, [inputs, outputs], None).branches;
-        let whole = tensor(&matrix.values(), [outputs, inputs], &burn::tensor::Device::flex());
+        let whole = tensor(&matrix.values(), [outputs, inputs], &Device::flex());
         let found = low_rank_row_squares(LinearWeight::Quantized(Arc::clone(&matrix)), &branches);
         assert_close("squares", &read(found), &wide(&read(low_rank_row_squares(whole, &branches))), 1e-6);
     }
+}
+
+#[test]
+fn a_quantised_projection_gives_the_losses_of_its_values() {
+    // The last has so many rows that gradients are made in parts.
+    for shape in [[7, 37, 13, 16], [11, 6, 131, 4], [3, 5, 9_001, 2]] {
+        let [n, c, v, _] = shape;
+        let (targets, mask): (Vec<i64>, Vec<f32>) =
+            ((0..n).map(|i| (i * 7919 % v) as i64).collect(), (0..n).map(|i| [1.0, 0.0, 0.5][i % 3]).collect());
+        for format in FORMATS {
+            let matrix = Arc::new(quantized(format, shape));
+            let options = CrossEntropyOptions { softcap: None, z_loss: Some(0.03) };
+            let given = || (ints(&targets, [n]), tensor(&mask, [n], &Device::flex()));
+            Case {
+                name: &format!("loss {format:?} {shape:?}"),
+                inputs: vec![values(1, n * c)],
+                fast: &|t| {
+                    let (targets, mask) = given();
+                    let weight = LinearWeight::Quantized(Arc::clone(&matrix));
+                    linear_cross_entropy(t[0].clone().reshape([n, c]), weight, targets, mask, &options)
+                },
+                reference: &|t| {
+                    let (targets, mask) = given();
+                    let weight_vc = tensor(&matrix.values(), [v, c], &t[0].device());
+                    loss_reference(t[0].clone().reshape([n, c]), weight_vc, targets, mask, &options)
+                },
+                plain: &|x| {
+                    let weight = wide(&matrix.values());
+                    let options = (options.softcap, options.z_loss);
+                    vec![plain::cross_entropy(&x[0], &weight, (&targets, &wide(&mask)), c, options)]
+                },
+            }
+            .check();
+        }
+    }
+}
+
+#[test]
+fn rows_of_a_quantised_table_are_those_of_its_values() {
+    let shape @ [_, c, v, _] = [0, 37, 13, 16];
+    for format in FORMATS {
+        let matrix = Arc::new(quantized(format, shape));
+        let ids = [12, 0, 5, 5, 7, 1];
+        let found = embedding(LinearWeight::Quantized(Arc::clone(&matrix)), ints(&ids, [2, 3]));
+        assert_eq!(found.dims(), [2, 3, c]);
+        let all = matrix.values();
+        let expected: Vec<f32> = ids.iter().flat_map(|id| &all[*id as usize * c..][..c]).copied().collect();
+        assert_eq!(read(found), expected, "{format:?}, {v} rows");
+    }
+}
+
+#[test]
+#[should_panic(expected = "token id 13 at position 1 is not in 0..13, the vocabulary")]
+fn a_token_outside_a_quantised_table_is_named() {
+    let matrix = quantized(CodeFormat::Int8, [0, 37, 13, 16]);
+    embedding(LinearWeight::Quantized(Arc::new(matrix)), ints(&[0, 13], [1, 2]));
 }
 
 #[test]

@@ -66,6 +66,8 @@ pub struct LowRankAdapter {
     initial: [fn(usize, usize) -> Initial; 2],
     dropout: Dropout,
     quantization: Option<Quantization>,
+    /// Of the word embedding and the head.
+    table_quantization: Option<Quantization>,
     /// By the names of magnitudes, the layers, and the parts of them, whose rows they are the lengths of.
     magnitudes: Arc<Mutex<BTreeMap<String, Rows>>>,
 }
@@ -78,13 +80,21 @@ impl LowRankAdapter {
         initial: [fn(usize, usize) -> Initial; 2],
         dropout: Dropout,
     ) -> Self {
-        Self { targets, method, initial, dropout, quantization: None, magnitudes: Arc::default() }
+        Self {
+            targets,
+            method,
+            initial,
+            dropout,
+            quantization: None,
+            table_quantization: None,
+            magnitudes: Arc::default(),
+        }
     }
 
-    /// The same on a base whose frozen weights are held so.
+    /// The same on a base whose frozen weights of linear layers, and whose frozen tables, are held so.
     #[must_use]
-    pub fn quantized(self, quantization: Option<Quantization>) -> Self {
-        Self { quantization, ..self }
+    pub fn quantized(self, quantization: Option<Quantization>, of_tables: Option<Quantization>) -> Self {
+        Self { quantization, table_quantization: of_tables, ..self }
     }
 
     /// What branches do to a weight.
@@ -168,6 +178,10 @@ impl Adapter for LowRankAdapter {
 
     fn quantization(&self, _: &LinearLayer) -> Option<Quantization> {
         self.quantization
+    }
+
+    fn table_quantization(&self, _: &str) -> Option<Quantization> {
+        self.table_quantization
     }
 
     /// Magnitudes begin as the lengths of the base's rows.

@@ -53,18 +53,21 @@ pub fn low_rank_adapter(peft: &PeftConfig, model: &FinalTransformer) -> Result<L
         [initial(peft.lora_A_init_method), initial(peft.lora_B_init_method)],
         Dropout { rate: peft.dropout, place },
     )
-    .quantized(quantization(peft)))
+    .quantized(
+        quantization(peft.base_quantization, peft.base_quantization_block_size),
+        quantization(peft.base_quantization_embedding, peft.base_quantization_block_size),
+    ))
 }
 
-/// How the base's weights are held.
-fn quantization(peft: &PeftConfig) -> Option<Quantization> {
-    let format = match peft.base_quantization {
+/// How values of the base are held.
+fn quantization(choice: BaseQuantization, block_size: usize) -> Option<Quantization> {
+    let format = match choice {
         BaseQuantization::None => return None,
         BaseQuantization::Int8 => CodeFormat::Int8,
         BaseQuantization::Nf4 => CodeFormat::Nf4,
         BaseQuantization::Int4 => CodeFormat::Int4,
     };
-    Some(Quantization { format, block_size: peft.base_quantization_block_size })
+    Some(Quantization { format, block_size })
 }
 
 fn names_in(list: &str) -> Vec<String> {

@@ -10,8 +10,8 @@ use bridge_dist::mesh::GroupKind;
 use bridge_kernels::attention::workspace_bytes;
 use bridge_kernels::rotary::Positions;
 use bridge_kernels::{
-    AttentionOptions, DropoutKey, LargestScore, PackedHeads, RotaryTable, ScoreWatch, apply_rotary, packed_attention,
-    rms_norm,
+    AttentionOptions, DropoutKey, LargestScore, PackedHeads, Remakeable, RotaryTable, ScoreWatch, apply_rotary,
+    packed_attention, rms_norm,
 };
 use burn::module::{Module, Param};
 use burn::tensor::{FloatDType, Int, Tensor};
@@ -226,10 +226,10 @@ impl SelfAttention {
     }
 
     /// The block's output, `[b, t, c]` -> the same.
-    pub fn forward<'a>(&'a self, x_btc: Tensor<3>, input: AttentionInput<'a>) -> BlockOutput<'a> {
+    pub fn forward<'a>(&'a self, x_btc: Remakeable<3>, input: AttentionInput<'a>) -> BlockOutput<'a> {
         let (regions, store) = (input.regions, input.weight_gradients);
-        let x_btc = regions.enter(x_btc);
-        let [b, t, _] = x_btc.dims();
+        let x_btc = regions.enter_remakeable(x_btc);
+        let [b, t, _] = x_btc.tensor.dims();
         let options = AttentionOptions {
             scale: self.settings.scale,
             window: self.settings.window,
@@ -254,7 +254,7 @@ impl SelfAttention {
             attend(heads, options, regions)
         };
         let [_, _, h, d] = y_bthd.dims();
-        BlockOutput::Product { x: y_bthd.reshape([b, t, h * d]), linear: &self.linear_proj, store }
+        BlockOutput::Product { x: y_bthd.reshape([b, t, h * d]).into(), linear: &self.linear_proj, store }
     }
 
     /// Queries, keys and values, normalized and rotated.

@@ -3,7 +3,7 @@
 //! Scores are `[b, h, t, s]` in memory, so that a bias can be added to them and has a gradient; the tiled kernel of `attention` has neither.
 
 use bridge_core::model::{Component, Cut, Initial, ParameterRole, Scope, WeightGradientStore};
-use bridge_kernels::{DropoutKey, LargestScore, dropout, embedding};
+use bridge_kernels::{DropoutKey, LargestScore, Remakeable, dropout, embedding};
 use burn::module::{Module, Param};
 use burn::tensor::{Bool, DType, FloatDType, Int, Tensor, TensorData};
 
@@ -183,12 +183,12 @@ impl BiasedAttention {
     /// The block's output, `[b, t, c]` -> the same. `state` has the keys and values of earlier tokens, in generation.
     pub fn forward<'a>(
         &'a self,
-        x_btc: Tensor<3>,
+        x_btc: Remakeable<3>,
         input: BiasedInput<'a>,
         state: Option<&mut KeyValues>,
     ) -> BlockOutput<'a> {
         let store = input.weight_gradients;
-        let qkv_btf = self.linear_qkv.forward(input.regions.enter(x_btc), store);
+        let qkv_btf = self.linear_qkv.forward(input.regions.enter_remakeable(x_btc), store);
         let Settings { num_heads, head_size, .. } = self.settings;
         let [b, t, _] = qkv_btf.dims();
         // A head's rows of queries, keys and values are beside each other.
@@ -199,7 +199,7 @@ impl BiasedAttention {
             [heads.k_btgd, heads.v_btgd] = state.append([heads.k_btgd, heads.v_btgd]);
         }
         let x = self.settings.attend(heads, &input);
-        BlockOutput::Product { x, linear: &self.linear_proj, store }
+        BlockOutput::Product { x: x.into(), linear: &self.linear_proj, store }
     }
 }
 
@@ -239,14 +239,14 @@ impl CrossAttention {
     /// The block's output, `[b, t, c]` -> the same.
     pub fn forward<'a>(
         &'a self,
-        x_btc: Tensor<3>,
+        x_btc: Remakeable<3>,
         [k_btgd, v_btgd]: [Tensor<4>; 2],
         input: BiasedInput<'a>,
     ) -> BlockOutput<'a> {
         let store = input.weight_gradients;
-        let [q_bthd] = self.settings.heads(&self.linear_q.forward(input.regions.enter(x_btc), store));
+        let [q_bthd] = self.settings.heads(&self.linear_q.forward(input.regions.enter_remakeable(x_btc), store));
         let x = self.settings.attend(Heads { q_bthd, k_btgd, v_btgd }, &input);
-        BlockOutput::Product { x, linear: &self.linear_proj, store }
+        BlockOutput::Product { x: x.into(), linear: &self.linear_proj, store }
     }
 }
 

@@ -2,9 +2,11 @@
 
 use std::ops::Range;
 
-use bridge_core::model::{Cut, Initial, Meets, ParameterRole, Scope, SegmentCost, Shard, Workload};
+use bridge_core::model::{
+    Cut, Initial, LinearParameter, Meets, ParameterRole, QuantizedValues, Scope, SegmentCost, Shard, Workload,
+};
 use bridge_kernels::rotary::Positions;
-use bridge_kernels::{DropoutKey, embedding};
+use bridge_kernels::{DropoutKey, LinearWeight, embedding};
 use burn::module::{Module, Param};
 use burn::tensor::{FloatDType, Int, Tensor, TensorData};
 
@@ -25,22 +27,38 @@ pub(crate) fn vocabulary_rows(size: usize, rank: usize, ranks: usize) -> Range<u
 #[derive(Module, Debug)]
 pub(crate) struct Table {
     weight: Param<Tensor<2>>,
+    /// The values of a table that is held quantised.
+    #[module(skip)]
+    quantized: Option<QuantizedValues>,
 }
 
 impl Table {
     /// The table of the vocabulary at `scope`, of `shape` over all ranks.
     pub fn of_vocabulary(shape: [usize; 2], initial: Initial, role: ParameterRole, scope: &Scope) -> Self {
-        Self { weight: scope.parameter("weight", shape, Cut::VocabularyRows, initial, role) }
+        let LinearParameter { param, quantized } = scope.table("weight", shape, initial, role);
+        Self { weight: param, quantized }
     }
 
     fn of_positions(shape: [usize; 2], initial: Initial, scope: &Scope) -> Self {
         let cut = Cut::Replicated(Meets::ResidualStream);
-        Self { weight: scope.parameter("weight", shape, cut, initial, ParameterRole::Embedding) }
+        let weight = scope.parameter("weight", shape, cut, initial, ParameterRole::Embedding);
+        Self { weight, quantized: None }
     }
 
     /// The table, `[rows, columns]`.
-    pub fn weight(&self) -> Tensor<2> {
-        self.weight.val()
+    pub fn weight(&self) -> LinearWeight {
+        match &self.quantized {
+            Some(quantized) => quantized.weight(),
+            None => self.weight.val().into(),
+        }
+    }
+
+    /// Its rows, `[b, t]` -> `[b, t, columns]`.
+    fn rows(&self, ids_bt: Tensor<2, Int>) -> Tensor<3> {
+        let rows_btc = embedding(self.weight(), ids_bt);
+        // Those of a quantised table are made outside of any graph.
+        let is_in_graph = self.quantized.is_some() && self.weight.val().device().is_autodiff();
+        if is_in_graph { rows_btc.autodiff() } else { rows_btc }
     }
 }
 
@@ -94,9 +112,9 @@ impl Embedding {
         Table::of_vocabulary(shape, initial, ParameterRole::Embedding, &scope.child("word_embeddings"))
     }
 
-    /// The word embedding, `[v, c]`.
-    pub fn word_embeddings(&self) -> Tensor<2> {
-        self.word_embeddings.weight()
+    /// The word embedding.
+    pub fn word_embeddings(&self) -> &Table {
+        &self.word_embeddings
     }
 
     /// `[b, t]` -> the residual stream, `[b, t, c]`.
@@ -111,22 +129,21 @@ impl Embedding {
         key: Option<DropoutKey>,
     ) -> Tensor<3> {
         let [_, t] = ids_bt.dims();
-        let mut x_btc =
-            scaled(rows_of_words(self.word_embeddings(), self.vocab_size, ids_bt, regions), self.multiplier);
+        let mut x_btc = scaled(rows_of_words(&self.word_embeddings, self.vocab_size, ids_bt, regions), self.multiplier);
         if let Some(table) = &self.position_embeddings {
-            x_btc = x_btc + rows_of_positions(table.weight(), positions, regions.own_rows(t));
+            x_btc = x_btc + rows_of_positions(table.weight.val(), positions, regions.own_rows(t));
         }
         let x_btc = if self.is_wide { x_btc.cast(FloatDType::F32) } else { x_btc };
         regions.dropout(x_btc, self.dropout, key)
     }
 }
 
-/// Rows of the word embedding, of which `weight_vc` is this rank's part of `size`: `[b, t]` -> `[b, t, c]` of the residual stream. Each
+/// Rows of the word embedding, of which `table` is this rank's part of `size`: `[b, t]` -> `[b, t, c]` of the residual stream. Each
 /// tensor-parallel rank looks up the ids it holds; the others' rows are zero, and the sum is whole.
-pub(crate) fn rows_of_words(weight_vc: Tensor<2>, size: usize, ids_bt: Tensor<2, Int>, regions: &Regions) -> Tensor<3> {
+pub(crate) fn rows_of_words(table: &Table, size: usize, ids_bt: Tensor<2, Int>, regions: &Regions) -> Tensor<3> {
     let group = regions.tensor();
     if group.size() == 1 {
-        return embedding(weight_vc, ids_bt);
+        return table.rows(ids_bt);
     }
     let [b, t] = ids_bt.dims();
     let rows = vocabulary_rows(size, group.rank(), group.size());
@@ -139,10 +156,10 @@ pub(crate) fn rows_of_words(weight_vc: Tensor<2>, size: usize, ids_bt: Tensor<2,
     let local: Vec<Option<usize>> = ids_bt.into_data().iter::<i64>().enumerate().map(local).collect();
     let row_ids: Vec<i64> = local.iter().map(|row| row.unwrap_or(0) as i64).collect();
     let held: Vec<f32> = local.iter().map(|row| if row.is_some() { 1.0 } else { 0.0 }).collect();
-    let dtype = FloatDType::from(weight_vc.dtype());
+    let dtype = FloatDType::from(table.weight.val().dtype());
     let held_bt1 = Tensor::<3>::from_data(TensorData::new(held, [b, t, 1]), (&device, dtype.into()));
     let row_ids_bt = Tensor::<2, Int>::from_data(TensorData::new(row_ids, [b, t]), &device);
-    regions.leave(embedding(weight_vc, row_ids_bt) * held_bt1)
+    regions.leave(table.rows(row_ids_bt) * held_bt1)
 }
 
 /// Rows of the table `[p, c]` of learned positions for the tokens `own` of the sequence: `[b or 1, own tokens, c]`.

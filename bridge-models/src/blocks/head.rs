@@ -7,7 +7,9 @@ use bridge_dist::mesh::GroupKind;
 use bridge_dist::region::{Cut, gather_replicated};
 use bridge_kernels::cross_entropy::{cap, chunk_rows, workspace_bytes};
 use bridge_kernels::vocab_parallel_cross_entropy::{self as vocab_parallel, VocabularyExchange, VocabularyShard};
-use bridge_kernels::{CrossEntropyOptions, DropoutKey, linear, linear_cross_entropy, vocab_parallel_cross_entropy};
+use bridge_kernels::{
+    CrossEntropyOptions, DropoutKey, LinearWeight, linear_cross_entropy, linear_weighted, vocab_parallel_cross_entropy,
+};
 use burn::tensor::{Int, Tensor};
 
 use super::embedding::vocabulary_rows;
@@ -62,7 +64,7 @@ impl OutputParts for HeadOutputs<'_> {
 #[derive(Clone)]
 pub(crate) struct Projection {
     /// `[v, c]`: this rank's rows of the vocabulary.
-    pub weight_vc: Tensor<2>,
+    pub weight_vc: LinearWeight,
     /// Rows of all ranks.
     pub vocab_size: usize,
     /// Factor on the logits, before the cap. Their inputs are scaled, which are fewer.
@@ -150,7 +152,8 @@ pub(crate) fn loss_sum(x_btc: Tensor<3>, projection: Projection, targets: Target
 
 /// `[b, t, c]` -> `[b, t, v]`, the whole vocabulary on every rank.
 pub(crate) fn logits(x_btc: Tensor<3>, projection: Projection, regions: &Regions) -> Tensor<3> {
-    let own = linear(regions.enter(scaled(x_btc, projection.multiplier)), projection.weight_vc, None);
+    let x_btc = regions.enter(scaled(x_btc, projection.multiplier));
+    let own = linear_weighted(x_btc, &projection.weight_vc, None, None);
     cap(gather_vocabulary(own, projection.vocab_size, regions.tensor()), projection.softcap)
 }
 

@@ -5,8 +5,8 @@ use bridge_core::model::{
     QuantizedValues, Scope, WeightGradientStore,
 };
 use bridge_kernels::{
-    FeedForwardUnit, LinearWeight, LowRankSum, activation, glu, linear_activation, linear_deferred, linear_glu,
-    linear_low_rank, linear_of_activation, linear_of_glu, linear_weighted,
+    FeedForwardUnit, LinearWeight, LowRankSum, Remakeable, activation_remakeable, glu_remakeable, linear_activation,
+    linear_deferred, linear_glu, linear_low_rank, linear_of_activation, linear_of_glu, linear_weighted,
 };
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
@@ -47,10 +47,10 @@ pub(crate) struct LinearConfig {
 }
 
 /// What a unit makes of the first product of a feed-forward block, `[b, t, ..]`.
-fn activated(x: Tensor<3>, unit: FeedForwardUnit) -> Tensor<3> {
+fn activated(x: Tensor<3>, unit: FeedForwardUnit) -> Remakeable<3> {
     match unit {
-        FeedForwardUnit::Plain(kind) => activation(x, kind),
-        FeedForwardUnit::Gated(unit) => glu(x, unit),
+        FeedForwardUnit::Plain(kind) => activation_remakeable(x, kind),
+        FeedForwardUnit::Gated(unit) => glu_remakeable(x, unit),
     }
 }
 
@@ -91,22 +91,29 @@ impl Linear {
     /// The product without communication, `[.., inputs]` -> `[.., outputs]`: of a whole layer, or of one whose outputs are cut.
     ///
     /// With a store, backward leaves the gradient of the weight there.
-    pub fn forward<const D: usize>(&self, x: Tensor<D>, store: Option<&WeightGradientStore>) -> Tensor<D> {
-        let change = self.change(&x);
+    pub fn forward<const D: usize>(
+        &self,
+        x: impl Into<Remakeable<D>>,
+        store: Option<&WeightGradientStore>,
+    ) -> Tensor<D> {
+        let x = x.into();
+        let change = self.change(&x.tensor);
         self.changed_product(x, (self.bias(), None), change, store)
     }
 
     /// [`Self::forward`] and what follows in a feed-forward block, of which this is the first layer.
     pub fn forward_and_activate(
         &self,
-        x: Tensor<3>,
+        x: Remakeable<3>,
         unit: FeedForwardUnit,
         store: Option<&WeightGradientStore>,
-    ) -> Tensor<3> {
+    ) -> Remakeable<3> {
         let is_fused = store.is_none() && self.is_plain();
         match (is_fused, unit) {
-            (true, FeedForwardUnit::Gated(unit)) => linear_glu(x, self.weight.val(), self.bias(), unit),
-            (true, FeedForwardUnit::Plain(kind)) => linear_activation(x, self.weight.val(), self.bias(), kind),
+            (true, FeedForwardUnit::Gated(unit)) => linear_glu(x.tensor, self.weight.val(), self.bias(), unit).into(),
+            (true, FeedForwardUnit::Plain(kind)) => {
+                linear_activation(x.tensor, self.weight.val(), self.bias(), kind).into()
+            }
             (false, unit) => activated(self.forward(x, store), unit),
         }
     }
@@ -129,17 +136,22 @@ impl Linear {
     }
 
     /// [`Self::forward`] added to the residual stream `[b, t, outputs]`, as one operation.
-    pub fn forward_and_add(&self, x: Tensor<3>, stream_btc: Tensor<3>) -> Tensor<3> {
-        let change = self.change(&x);
+    pub fn forward_and_add(&self, x: Remakeable<3>, stream_btc: Tensor<3>) -> Tensor<3> {
+        let change = self.change(&x.tensor);
         self.changed_product(x, (self.bias(), Some(stream_btc)), change, None)
     }
 
     /// The product of a layer whose inputs are cut over tensor-parallel ranks: terms are summed, then the bias is added, once.
-    pub fn forward_and_leave(&self, x: Tensor<3>, regions: &Regions, store: Option<&WeightGradientStore>) -> Tensor<3> {
+    pub fn forward_and_leave(
+        &self,
+        x: Remakeable<3>,
+        regions: &Regions,
+        store: Option<&WeightGradientStore>,
+    ) -> Tensor<3> {
         if regions.tensor().size() == 1 {
             return self.forward(x, store);
         }
-        let change = self.change(&x);
+        let change = self.change(&x.tensor);
         with_bias(regions.leave(self.changed_product(x, (None, None), change, store)), self.bias())
     }
 
@@ -174,7 +186,7 @@ impl Linear {
     /// The product as the adapter changes it, with a bias and added to a residual stream, if they are given.
     fn changed_product<const D: usize>(
         &self,
-        x: Tensor<D>,
+        x: Remakeable<D>,
         (bias, residual): (Option<Tensor<1>>, Option<Tensor<D>>),
         change: Option<LinearChange>,
         store: Option<&WeightGradientStore>,
@@ -184,12 +196,13 @@ impl Linear {
             None => self.product(x, bias, store),
         };
         let (added, factors_o) = match (change, store) {
-            (None, _) => return product(x, bias, residual),
+            (None, _) => return product(x.tensor, bias, residual),
             (Some(LinearChange { added: Added::LowRank(branches), factors_o }), None) => {
                 return linear_low_rank(x, self.weight(), bias, LowRankSum { branches, factors_o }, residual);
             }
             (Some(LinearChange { added, factors_o }), _) => (added, factors_o),
         };
+        let x = x.tensor;
         let mut shape = x.dims();
         shape[D - 1] = self.weight.dims()[0];
         let added = added.values(flat(x.clone()), shape[D - 1]).reshape(shape);

@@ -9,7 +9,7 @@
 use bridge_core::model::{Cut, Exchange, Meets, PassKind, Scope, SegmentCost, WeightGradientStore, Workload};
 use bridge_kernels::attention::workspace_bytes;
 use bridge_kernels::rotary::Positions;
-use bridge_kernels::{AttentionOptions, DropoutKey, RotaryTable, ScoreWatch, apply_rotary};
+use bridge_kernels::{AttentionOptions, DropoutKey, Remakeable, RotaryTable, ScoreWatch, apply_rotary};
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 
@@ -165,7 +165,7 @@ impl LatentAttention {
     }
 
     /// The block's output, `[b, t, c]` -> the same.
-    pub fn forward<'a>(&'a self, x_btc: Tensor<3>, input: AttentionInput<'a>) -> BlockOutput<'a> {
+    pub fn forward<'a>(&'a self, x_btc: Remakeable<3>, input: AttentionInput<'a>) -> BlockOutput<'a> {
         let (regions, store) = (input.regions, input.weight_gradients);
         let Settings { heads: h, latent: r, rotated: p, value: v, .. } = self.settings;
         let rotary = input.rotary.filter(|_| self.settings.use_rope);
@@ -174,12 +174,13 @@ impl LatentAttention {
         let latent_btr = down_btf.clone().narrow(FEATURES, 0, r);
         let latent_btr = regions.enter(normed(&self.kv_layernorm, latent_btr));
         let rotated_btp = regions.enter(down_btf.narrow(FEATURES, r, p));
-        let (queries, x_btf) = match (&self.linear_q_down_proj, &self.linear_q_up_proj, &self.linear_q_proj) {
-            (Some(down), Some(up), _) => (up, normed(&self.q_layernorm, down.forward(x_btc, store))),
-            (_, _, Some(linear)) => (linear, x_btc),
-            _ => unreachable!("queries come from the stream or from a latent vector"),
-        };
-        let x_btf = regions.enter(x_btf);
+        let (queries, x_btf): (_, Remakeable<3>) =
+            match (&self.linear_q_down_proj, &self.linear_q_up_proj, &self.linear_q_proj) {
+                (Some(down), Some(up), _) => (up, normed(&self.q_layernorm, down.forward(x_btc, store)).into()),
+                (_, _, Some(linear)) => (linear, x_btc),
+                _ => unreachable!("queries come from the stream or from a latent vector"),
+            };
+        let x_btf = regions.enter_remakeable(x_btf);
         let [b, t, _] = latent_btr.dims();
         let rotated_bt1p = rotate(rotated_btp.reshape([b, t, 1, p]), rotary.as_ref());
         let mut kept = [latent_btr.reshape([b, t, 1, r]), rotated_bt1p];
@@ -200,14 +201,20 @@ impl LatentAttention {
             watch: input.largest_score.map(|largest| ScoreWatch { largest, first_query: 0 }),
             store: store.cloned(),
         };
-        let (inputs, values) = ([x_btf, latent_bsr, k_bsp], &self.linear_kv_up_proj);
+        let values = &self.linear_kv_up_proj;
         let y_btf = if self.remakes && is_training {
             let layers = (queries.in_this_pass(), values.in_this_pass());
-            recomputed(layers, inputs, move |(queries, values), inputs| around.attend((queries, values), inputs))
+            recomputed(
+                layers,
+                [x_btf.tensor, latent_bsr, k_bsp],
+                move |(queries, values), [x_btf, latent_bsr, k_bsp]| {
+                    around.attend((queries, values), x_btf, [latent_bsr, k_bsp])
+                },
+            )
         } else {
-            around.attend((queries, values), inputs)
+            around.attend((queries, values), x_btf, [latent_bsr, k_bsp])
         };
-        BlockOutput::Product { x: y_btf.reshape([b, t, h * v]), linear: &self.linear_proj, store }
+        BlockOutput::Product { x: y_btf.reshape([b, t, h * v]).into(), linear: &self.linear_proj, store }
     }
 }
 
@@ -224,10 +231,15 @@ struct Around {
 
 impl Around {
     /// What queries are made of, latent vectors and rotated elements of keys: `[b, t, ..]`, `[b, s, r]` and `[b, s, p]` -> `[b, t, h * v]`.
-    fn attend(&self, (queries, values): (&Linear, &Linear), inputs: [Tensor<3>; 3]) -> Tensor<3> {
+    fn attend(
+        &self,
+        (queries, values): (&Linear, &Linear),
+        x_btf: impl Into<Remakeable<3>>,
+        [latent_bsr, k_bsp]: [Tensor<3>; 2],
+    ) -> Tensor<3> {
         let Settings { heads: h, rotated: p, unrotated: n, value: v, scale, window, softcap, .. } = self.settings;
-        let (store, [x_btf, latent_bsr, k_bsp]) = (self.store.as_ref(), inputs);
-        let ([b, t, _], [_, s, _]) = (x_btf.dims(), latent_bsr.dims());
+        let (store, x_btf) = (self.store.as_ref(), x_btf.into());
+        let ([b, t, _], [_, s, _]) = (x_btf.tensor.dims(), latent_bsr.dims());
         let q_bthd: Tensor<4> = queries.forward(x_btf, store).reshape([b, t, h, n + p]);
         let q_bthp = rotate(q_bthd.clone().narrow(HEAD, n, p), self.rotary.as_ref());
         let q_bthd = Tensor::cat(vec![q_bthd.narrow(HEAD, 0, n), q_bthp], HEAD);

@@ -1,7 +1,7 @@
 //! The feed-forward block, plain or gated.
 
 use bridge_core::model::{Cut, Scope, SegmentCost, WeightGradientStore, Workload};
-use bridge_kernels::{DropoutKey, FeedForwardUnit, GroupedLinear, GroupedMlp, dropout, grouped_mlp};
+use bridge_kernels::{DropoutKey, FeedForwardUnit, GroupedLinear, GroupedMlp, Remakeable, dropout, grouped_mlp};
 use burn::module::Module;
 use burn::tensor::Tensor;
 
@@ -84,25 +84,25 @@ impl Mlp {
     /// The block's output, `[b, t, c]` -> the same.
     pub fn forward<'a>(
         &'a self,
-        x_btc: Tensor<3>,
+        x_btc: Remakeable<3>,
         regions: &Regions,
         store: Option<&'a WeightGradientStore>,
     ) -> BlockOutput<'a> {
-        let h_btf = self.hidden(regions.enter(x_btc), store);
+        let h_btf = self.hidden(regions.enter_remakeable(x_btc), store);
         BlockOutput::Product { x: h_btf, linear: &self.linear_fc2, store }
     }
 
     /// [`Self::forward`] with dropout at `rate` of the inner activations, of which each rank has its own: the key is the rank's.
     pub fn forward_with_dropout<'a>(
         &'a self,
-        x_btc: Tensor<3>,
+        x_btc: Remakeable<3>,
         regions: &Regions,
         store: Option<&'a WeightGradientStore>,
         (rate, key): (f64, Option<DropoutKey>),
     ) -> BlockOutput<'a> {
-        let h_btf = self.hidden(regions.enter(x_btc), store);
+        let h_btf = self.hidden(regions.enter_remakeable(x_btc), store);
         let h_btf = match key.filter(|_| rate > 0.0) {
-            Some(key) => dropout(h_btf, rate, key),
+            Some(key) => dropout(h_btf.tensor, rate, key).into(),
             None => h_btf,
         };
         BlockOutput::Product { x: h_btf, linear: &self.linear_fc2, store }
@@ -126,7 +126,7 @@ impl Mlp {
     /// `[n, c]` -> `[n, c]`. The block is one [of terms](Self::of_terms).
     pub fn forward_term(&self, x_nc: Tensor<2>) -> Tensor<2> {
         let [n, c] = x_nc.dims();
-        self.linear_fc2.forward(self.hidden(x_nc.reshape([1, n, c]), None), None).reshape([n, c])
+        self.linear_fc2.forward(self.hidden(x_nc.reshape([1, n, c]).into(), None), None).reshape([n, c])
     }
 
     /// Whether the layers are no more than weights and biases: no adapter changes them, and no weight is quantised.
@@ -149,7 +149,7 @@ impl Mlp {
     }
 
     /// `[b, t, c]` -> `[b, t, f]`, of this rank's columns.
-    fn hidden(&self, x_btc: Tensor<3>, store: Option<&WeightGradientStore>) -> Tensor<3> {
+    fn hidden(&self, x_btc: Remakeable<3>, store: Option<&WeightGradientStore>) -> Remakeable<3> {
         self.linear_fc1.forward_and_activate(x_btc, self.unit, store)
     }
 }

@@ -1,7 +1,7 @@
 //! LayerNorm or RMSNorm with its parameters.
 
 use bridge_core::model::{Component, Cut, Initial, Meets, ParameterRole, Scope, SegmentCost};
-use bridge_kernels::{layer_norm, residual_layer_norm, residual_rms_norm, rms_norm};
+use bridge_kernels::{Remakeable, layer_norm, residual_layer_norm, residual_rms_norm, rms_norm};
 use burn::module::{Module, Param};
 use burn::tensor::{DType, FloatDType, Tensor};
 
@@ -69,7 +69,7 @@ impl Norm {
     }
 
     /// The norm of a residual stream, in the dtype of the parameters, and the stream: `[b, t, size]` -> twice the same.
-    pub fn forward_residual(&self, x: Tensor<3>) -> (Tensor<3>, Tensor<3>) {
+    pub fn forward_residual(&self, x: Tensor<3>) -> (Remakeable<3>, Tensor<3>) {
         let (weight, bias) = self.parameters_for(&x);
         let (normed, x) = match self.config.kind {
             NormKind::LayerNorm | NormKind::LayerNormNoBias => {
@@ -77,7 +77,10 @@ impl Norm {
             }
             NormKind::RmsNorm => residual_rms_norm(x, weight, self.config.epsilon),
         };
-        (normed.cast(self.dtype()), x)
+        let dtype = self.dtype();
+        // What is rounded afterwards is not what the norm makes.
+        let is_narrower = FloatDType::from(normed.tensor.dtype()) != dtype;
+        (if is_narrower { normed.tensor.cast(dtype).into() } else { normed }, x)
     }
 
     fn dtype(&self) -> FloatDType {

@@ -13,7 +13,7 @@ use bridge_dist::mesh::GroupKind;
 use bridge_dist::region::{
     Cut, copy_to_group, gather_replicated, gather_sequence, reduce_from_group, reduce_scatter_sequence,
 };
-use bridge_kernels::{DropoutKey, dropout};
+use bridge_kernels::{DropoutKey, Remakeable, dropout};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
 /// The dimension of the sequence in `[b, t, ..]`.
@@ -80,6 +80,11 @@ impl Regions {
     /// Into a tensor-parallel region: `[b, t, c]`, or `[b, t / tp, c]` under sequence parallelism, -> `[b, t, c]`.
     pub fn enter<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         if self.sequence_parallel { gather_sequence(x, SEQUENCE, &self.tensor) } else { copy_to_group(x, &self.tensor) }
+    }
+
+    /// [`Self::enter`] of what can be made again: as long as nothing is exchanged.
+    pub fn enter_remakeable<const D: usize>(&self, x: Remakeable<D>) -> Remakeable<D> {
+        if self.tensor.size() == 1 { x } else { self.enter(x.tensor).into() }
     }
 
     /// The residual stream of all of this context-parallel rank's tokens, for tensor-parallel ranks that all compute the same from it.

@@ -11,7 +11,7 @@
 //! product with the addition) is decided here and nowhere else.
 
 use bridge_core::model::WeightGradientStore;
-use bridge_kernels::DropoutKey;
+use bridge_kernels::{DropoutKey, Remakeable};
 use burn::tensor::{FloatDType, Tensor};
 
 use super::linear::Linear;
@@ -33,7 +33,7 @@ pub(crate) enum Reads<'a> {
 pub(crate) struct Branch<'a> {
     pub reads: Reads<'a>,
     /// From what the branch reads, `[b, this rank's tokens, c]`, to its output.
-    pub block: Box<dyn FnOnce(Tensor<3>) -> BlockOutput<'a> + 'a>,
+    pub block: Box<dyn FnOnce(Remakeable<3>) -> BlockOutput<'a> + 'a>,
     /// Norm of the block's output, before it is added.
     pub after: Option<&'a Norm>,
     /// Key of the dropout mask of the output.
@@ -47,7 +47,7 @@ pub(crate) enum BlockOutput<'a> {
     /// The product of a row-parallel layer that is not made yet, so that the addition to the stream can be part of it.
     Product {
         /// `[b, t, this rank's inputs]`.
-        x: Tensor<3>,
+        x: Remakeable<3>,
         linear: &'a Linear,
         /// Where the layer leaves the deferred gradient of its weight.
         store: Option<&'a WeightGradientStore>,
@@ -83,14 +83,14 @@ impl Residual<'_> {
     /// One step of the stream, `[b, this rank's tokens, c]` -> the same. All branches read the stream as it is before the step.
     pub fn step<const N: usize>(&self, x_btc: Tensor<3>, branches: [Branch; N]) -> Tensor<3> {
         let mut stream_btc = x_btc;
-        let mut shared: Option<Tensor<3>> = None;
+        let mut shared: Option<Remakeable<3>> = None;
         let inputs = branches.each_ref().map(|branch| {
             let input_btc = match branch.reads {
-                Reads::Stream => stream_btc.clone().cast(self.block_dtype),
+                Reads::Stream => stream_btc.clone().cast(self.block_dtype).into(),
                 Reads::Norm(norm) => {
                     let (normed_btc, same_btc) = norm.forward_residual(stream_btc.clone());
                     let dtype = FloatDType::from(same_btc.dtype());
-                    stream_btc = if self.adds_to_norm { normed_btc.clone().cast(dtype) } else { same_btc };
+                    stream_btc = if self.adds_to_norm { normed_btc.tensor.clone().cast(dtype) } else { same_btc };
                     normed_btc
                 }
                 Reads::Shared => shared.take().expect("the first branch shares with none"),

@@ -73,6 +73,7 @@ fn of_adapters() -> Vec<Row> {
         .moves("loss_1"),
         row("peft.lora_B_init_method", &adapted(&[]), &["zero", "normal", "xavier", "kaiming"]).moves("loss_1"),
         row("peft.base_quantization", &adapted(&[]), &["none", "int8", "nf4", "int4"]).moves("loss_1"),
+        row("peft.base_quantization_embedding", &adapted(&[]), &["none", "int8", "nf4", "int4"]).moves("loss_1"),
         row("peft.base_quantization_block_size", &adapted(&["peft.base_quantization=nf4"]), &[AS_IT_IS, "16"])
             .moves("loss_1"),
         row("dpo.beta", &preferences, &[AS_IT_IS, "0.3"]).moves(REWARDS),

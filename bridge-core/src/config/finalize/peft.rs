@@ -47,12 +47,17 @@ pub(super) fn check(draft: &mut Draft<'_>) {
 
 /// Rules of a quantised base.
 fn check_quantization(draft: &mut Draft<'_>, peft: &PeftConfig) {
-    let (key, block) = ("peft.base_quantization", "peft.base_quantization_block_size");
+    let block = "peft.base_quantization_block_size";
     let size = peft.base_quantization_block_size;
-    if peft.base_quantization == BaseQuantization::None {
+    let settings = [
+        ("peft.base_quantization", peft.base_quantization),
+        ("peft.base_quantization_embedding", peft.base_quantization_embedding),
+    ];
+    let Some((key, _)) = settings.into_iter().find(|(_, quantization)| *quantization != BaseQuantization::None) else {
         let is_default = size == PeftConfig::default().base_quantization_block_size;
-        return draft.require(is_default, block, "has no effect without peft.base_quantization");
-    }
+        let message = "has no effect without peft.base_quantization or peft.base_quantization_embedding";
+        return draft.require(is_default, block, message);
+    };
     draft.require(size.is_multiple_of(2), block, "must be even: a byte holds two codes of 4 bits");
     let is_cpu = computes_on_cpu(&draft.recipe.device);
     draft.require(is_cpu, key, "must be none on a GPU: only the CPU has products with quantised weights");

@@ -43,8 +43,10 @@ section! {
         lora_dtype: Option<DType> = None => not_built("a dtype of the adapter's own: all parameters of a model have one");
         /// Expert adapters of rank dim / topk.
         normalize_moe_lora: bool = false;
-        /// How frozen weights of linear layers are held; embeddings, norms, the router and the head stay as they are.
+        /// How frozen weights of linear layers are held; norms and the router stay as they are.
         base_quantization: BaseQuantization = BaseQuantization::None;
+        /// How the frozen word embedding and head are held.
+        base_quantization_embedding: BaseQuantization = BaseQuantization::None;
         /// Adjacent inputs of a row that share a scale.
         base_quantization_block_size: usize = 64, Limits::between(2.0, 65536.0);
     }

@@ -12,7 +12,7 @@ mod cost;
 mod state;
 
 use bridge_core::model::{Component, Cut, Initial, ParameterRole, Scope};
-use bridge_kernels::{ScanInputs, ScanOptions, causal_conv, gated_rms_norm, split, ssd_scan};
+use bridge_kernels::{Remakeable, ScanInputs, ScanOptions, causal_conv, gated_rms_norm, split, ssd_scan};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
@@ -126,14 +126,14 @@ impl Mamba {
     /// The block's output, `[b, t, c]` -> the same; with a state, that of tokens behind those that it has seen.
     pub fn forward<'a>(
         &'a self,
-        x_btc: Tensor<3>,
+        x_btc: Remakeable<3>,
         input: AttentionInput<'a>,
         state: Option<&mut MambaState>,
     ) -> BlockOutput<'a> {
         let store = input.weight_gradients;
         let Settings { scan, heads, epsilon } = self.settings;
         let (i, g) = (heads * scan.head_size, scan.groups * scan.state_size);
-        let projected = self.in_proj.forward(input.regions.enter(x_btc), store);
+        let projected = self.in_proj.forward(input.regions.enter_remakeable(x_btc), store);
         let [z_bti, xbc_btf, dt_bth] = split(projected, [i, i + 2 * g, heads]);
         let (taps, bias) = (self.conv1d.weight.val(), self.conv1d.bias.as_ref().map(|bias| bias.val()));
         let scan_of = |xbc_btf| ScanInputs {
@@ -155,6 +155,6 @@ impl Mamba {
             }
         };
         let x = gated_rms_norm(y_bti, z_bti, self.norm.weight.val(), scan.groups, epsilon);
-        BlockOutput::Product { x, linear: &self.out_proj, store }
+        BlockOutput::Product { x: x.into(), linear: &self.out_proj, store }
     }
 }

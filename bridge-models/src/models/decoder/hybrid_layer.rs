@@ -1,6 +1,7 @@
 //! A layer of a hybrid model: one norm and one block on the residual stream.
 
 use bridge_core::model::{ChunkScope, Component, LayerState, SegmentCost, SegmentRole, Workload};
+use bridge_kernels::Remakeable;
 use burn::module::Module;
 use burn::tensor::{FloatDType, Tensor};
 
@@ -111,11 +112,11 @@ impl HybridLayer {
             HybridBlock::Mamba | HybridBlock::Attention => attention_key,
             HybridBlock::Mlp | HybridBlock::Moe => mlp_key,
         };
-        let block = move |x_btc| match (&self.mixer, &self.self_attention, &self.mlp, &self.moe) {
+        let block = move |x_btc: Remakeable<3>| match (&self.mixer, &self.self_attention, &self.mlp, &self.moe) {
             (Some(mixer), ..) => mixer.forward(x_btc, attention, state),
             (_, Some(block), ..) => block.forward(x_btc, attention),
             (_, _, Some(block), _) => block.forward(x_btc, mlp.regions, mlp.weight_gradients),
-            (_, _, _, Some(block)) => BlockOutput::Made(block.forward(x_btc, &mlp)),
+            (_, _, _, Some(block)) => BlockOutput::Made(block.forward(x_btc.tensor, &mlp)),
             (None, None, None, None) => unreachable!("a layer has a block"),
         };
         let branch = Branch { reads: Reads::Norm(&self.norm), block: Box::new(block), after: None, key };

@@ -1,7 +1,7 @@
 //! One transformer layer: attention and a feed-forward block on the residual stream.
 
 use bridge_core::model::{ChunkScope, Component, Scope, SegmentCost, SegmentRole, Workload};
-use bridge_kernels::DropoutKey;
+use bridge_kernels::{DropoutKey, Remakeable};
 use burn::module::Module;
 use burn::tensor::{FloatDType, Tensor};
 
@@ -173,9 +173,9 @@ impl Layer {
     }
 
     fn feed_forward<'a>(&'a self, input: MoeInput<'a>, key: Option<DropoutKey>) -> Branch<'a> {
-        let block = move |x_btc| match (&self.mlp, &self.moe) {
+        let block = move |x_btc: Remakeable<3>| match (&self.mlp, &self.moe) {
             (Some(mlp), _) => mlp.forward(x_btc, input.regions, input.weight_gradients),
-            (None, Some(moe)) => BlockOutput::Made(moe.forward(x_btc, &input)),
+            (None, Some(moe)) => BlockOutput::Made(moe.forward(x_btc.tensor, &input)),
             (None, None) => unreachable!("a layer has a feed-forward block"),
         };
         let alone = if self.residual.blocks == BlockOrder::ParallelSharedNorm { Reads::Shared } else { Reads::Stream };

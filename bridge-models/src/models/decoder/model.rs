@@ -315,13 +315,13 @@ impl Decoder {
     /// The embedding of words further on in the sequences: by `table`, or else the one that this stage has.
     fn words_further_on(
         &self,
-        table: Option<Tensor<2>>,
+        table: Option<&Table>,
         ids_bt: Tensor<2, Int>,
         (depth, context): (usize, &ForwardContext),
     ) -> Tensor<3> {
         let own = || match (&self.embedding, &self.output_layer) {
             (Some(embedding), _) => embedding.word_embeddings(),
-            (None, Some(table)) => table.weight(),
+            (None, Some(table)) => table,
             (None, None) => unreachable!("a stage that has no word embedding gives a copy"),
         };
         let Settings { vocab_size, num_layers, embedding_multiplier, embedding_dropout, .. } = self.settings;
@@ -364,7 +364,7 @@ impl Decoder {
         let norm = self.decoder.final_layernorm.as_ref()?;
         let weight_vc = match (&self.output_layer, &self.embedding) {
             (Some(table), _) => table.weight(),
-            (None, Some(embedding)) if self.last_layer.is_none() => embedding.word_embeddings(),
+            (None, Some(embedding)) if self.last_layer.is_none() => embedding.word_embeddings().weight(),
             (None, _) => return None,
         };
         let Settings { vocab_size, logit_multiplier: multiplier, logit_softcap: softcap, .. } = self.settings;

@@ -134,7 +134,7 @@ impl MultiToken {
         let mut stream = x_btc;
         let mut losses: Option<Tensor<1>> = None;
         for (depth, layer) in self.layers.iter().enumerate() {
-            let words = (parts.words)(self.words.as_ref().map(Table::weight), ahead.labels(depth), depth);
+            let words = (parts.words)(self.words.as_ref(), ahead.labels(depth), depth);
             stream = layer.forward(stream, words, &|| (parts.input)(depth));
             let targets = ahead.targets(depth + 1);
             let tokens = parts.metrics.map(|metrics| (metrics, targets.mask_bt.clone().sum()));
@@ -155,7 +155,7 @@ impl MultiToken {
 }
 
 /// By a table, or the stage's own, from ids `[b, t]` to `[b, t, c]` at a depth.
-pub(super) type EmbedWords<'a> = dyn Fn(Option<Tensor<2>>, Tensor<2, Int>, usize) -> Tensor<3> + 'a;
+pub(super) type EmbedWords<'a> = dyn Fn(Option<&Table>, Tensor<2, Int>, usize) -> Tensor<3> + 'a;
 
 /// What the layers need of the model that they are part of.
 pub(super) struct Parts<'a> {

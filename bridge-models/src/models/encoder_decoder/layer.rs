@@ -2,7 +2,7 @@
 //! each on a norm of the residual stream.
 
 use bridge_core::model::{ChunkScope, Component, SegmentRole, WeightGradientStore};
-use bridge_kernels::{DropoutKey, LargestScore};
+use bridge_kernels::{DropoutKey, LargestScore, Remakeable};
 use burn::module::Module;
 use burn::tensor::{FloatDType, Tensor};
 
@@ -144,7 +144,7 @@ impl Layer {
         &self,
         x_btc: Tensor<3>,
         norm: &'a Norm,
-        block: impl FnOnce(Tensor<3>) -> BlockOutput<'a> + 'a,
+        block: impl FnOnce(Remakeable<3>) -> BlockOutput<'a> + 'a,
         (place, input): (u64, LayerInput),
     ) -> Tensor<3> {
         let residual = Residual {

@@ -281,7 +281,7 @@ impl EncoderDecoder {
         let norm = self.final_layernorm.as_ref()?;
         let weight_vc = match (&self.output_layer, &self.start) {
             (Some(table), _) => table.weight(),
-            (None, Some(start)) => start.embedding.word_embeddings(),
+            (None, Some(start)) => start.embedding.word_embeddings().weight(),
             (None, None) => return None,
         };
         let Settings { encoder, hidden_size, vocab_size, logit_softcap: softcap, .. } = self.settings;

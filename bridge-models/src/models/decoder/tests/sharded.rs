@@ -267,7 +267,7 @@ fn ranks_with_fewer_rows_take_chunks_of_the_same_length() {
         let labels: Vec<i64> = (0..tokens).map(|i| (i * 7919 % ROWS) as i64).collect();
         let labels_bt = Tensor::<2, Int>::from_data(TensorData::new(labels, [1, tokens]), &device);
         let targets = Targets { labels_bt, mask_bt: Tensor::ones([1, tokens], &device) };
-        let projection = Projection { weight_vc, vocab_size: ROWS, multiplier: 1.0, softcap: None };
+        let projection = Projection { weight_vc: weight_vc.into(), vocab_size: ROWS, multiplier: 1.0, softcap: None };
         let sum = loss_sum(x, projection, targets, &regions);
         Ok::<_, bridge_dist::mesh::MeshSetupError>(sum.into_data().iter::<f32>().next().expect("a sum"))
     };
