@@ -12,7 +12,7 @@ use bridge_dist::mesh::ProcessGroups;
 use super::launch::{rank_timeout, run_on_wrapped_threads};
 use super::pretrain::pretrain;
 use super::report::StepReport;
-use super::setup::RunOptions;
+use super::run_options::RunOptions;
 use super::subsystem::{Agreement, RunContext, Subsystem, Verdict};
 use super::{HeldBytes, TrainError};
 use crate::config::{

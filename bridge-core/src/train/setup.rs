@@ -20,7 +20,7 @@ use super::device::{LocalRank, select_device_of_rank};
 use super::distillation::Teacher;
 use super::doors::{Doors, LossWatch};
 use super::exits::{CancelHandle, Exits};
-use super::forward_step::{ForwardStep, LanguageModelStep};
+use super::forward_step::ForwardStep;
 use super::inputs::Inputs;
 use super::lineage::Lineage;
 use super::lock::RunLock;
@@ -30,18 +30,19 @@ use super::preparation::Preparation;
 use super::region_spans::Observers;
 use super::registry::{Registry, Weights};
 use super::report::GlobalState;
-use super::reporter::{Console, Reporter};
-use super::restart::{RankUnit, Seat};
+use super::reporter::Reporter;
+use super::restart::RankUnit;
 use super::run::TrainingRun;
+use super::run_options::RunOptions;
 use super::step::schedule_overrides;
-use super::subsystem::{Subsystem, Verdict};
+use super::subsystem::Verdict;
 use super::text::check_source;
 use super::training::Training;
 use super::watched_signals::{WatchSignals, watch_signals};
 use super::{TrainError, distillation, dpo, last_layer, memory_check, ranks, set_num_threads, vocabulary};
-use crate::checkpoint::{CheckpointManager, TrainState};
+use crate::checkpoint::TrainState;
 use crate::config::RunConfig;
-use crate::logging::{Sink, Verbosity};
+use crate::logging::Sink;
 use crate::model::{
     Adapter, BuildContext, Declaration, DeferredParameters, ModelChunk, ModelConfig, ModelRegistry, Parallel, Stage,
     Workload,
@@ -54,68 +55,6 @@ use crate::resilience::Pulse;
 use crate::resilience::rerun::RerunStateMachine;
 use crate::schedule::{NumMicrobatchesCalculator, OptimizerParamScheduler};
 use crate::timers::Timers;
-
-/// What a run needs besides its configuration. All of it is passed in; nothing is global.
-pub struct RunOptions {
-    /// Kinds of model and of dataset.
-    pub registry: Registry,
-    /// How micro-batches become losses. A recipe with `[dpo]` has a step of its own, which is taken instead; one with
-    /// `[distillation]` has a loss of its own in training.
-    pub forward_step: Box<dyn ForwardStep>,
-    /// Subsystems of the program, called in this order.
-    pub subsystems: Vec<Box<dyn Subsystem>>,
-    /// Overrides of weight decay and learning rate by parameter; `None` takes the usual rules.
-    pub overrides: Option<Box<dyn OverrideProvider>>,
-    /// Places of checkpoints besides folders, which `checkpoint.custom_manager_class` may name.
-    pub managers: BTreeMap<String, Arc<dyn CheckpointManager>>,
-    /// Stops the run from outside.
-    pub cancel: CancelHandle,
-    /// Signals to watch.
-    pub signals: WatchSignals,
-    /// Where console lines go. Only rank 0 has any.
-    pub console: Console,
-    /// How much is said there.
-    pub verbosity: Verbosity,
-    /// Sinks besides those of the recipe. Only those of rank 0 are served.
-    pub sinks: Vec<Box<dyn Sink>>,
-    /// The ranks of the run, as this one sees them.
-    pub groups: ProcessGroups,
-    /// Name of this machine, by which faults are told and a step that is repeated after a restart knows whether it is elsewhere; by default
-    /// the host's. For machines whose host name changes with each start, as those of pods.
-    pub node: Option<String>,
-    /// What those who start ranks again know of this one.
-    pub seat: Seat,
-    /// When the program began: `train.exit_duration_in_mins` counts from here, so that set-up counts too.
-    pub started: Instant,
-}
-
-impl RunOptions {
-    /// Options with the given kinds and lines on standard output, for a program that begins now.
-    pub fn new(registry: Registry) -> Self {
-        Self {
-            registry,
-            forward_step: Box::new(LanguageModelStep),
-            subsystems: Vec::new(),
-            overrides: None,
-            managers: BTreeMap::new(),
-            cancel: CancelHandle::default(),
-            signals: WatchSignals::default(),
-            console: Console::Human,
-            verbosity: Verbosity::default(),
-            sinks: Vec::new(),
-            groups: ProcessGroups::single(),
-            node: None,
-            seat: Seat::default(),
-            started: Instant::now(),
-        }
-    }
-}
-
-impl std::fmt::Debug for RunOptions {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("RunOptions").field("registry", &self.registry).finish_non_exhaustive()
-    }
-}
 
 /// What has to be known of weights of another program that a run begins with, on rank 0.
 fn remarks((config, groups): (&RunConfig, &ProcessGroups), sorts: &[Weights], start: Option<&Start>) -> Vec<String> {
