@@ -22,6 +22,12 @@ impl Philox {
         Self { key }
     }
 
+    /// The two halves of the key, the lower first.
+    #[cfg(feature = "cube")]
+    pub(crate) fn words(self) -> [u32; 2] {
+        [self.key as u32, (self.key >> 32) as u32]
+    }
+
     /// A stream derived from this one and `tag`; different tags give unrelated streams.
     #[must_use]
     pub fn derive(self, tag: u64) -> Self {

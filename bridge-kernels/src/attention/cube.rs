@@ -2,7 +2,7 @@
 //! that no score matrix exists; the backward forms scores again from the log-sum-exp of each query.
 //!
 //! Products are in float32 on a GPU's ordinary units, not on its matrix units: memory is saved in any dtype, time where the score matrix is what
-//! takes it. Dropout is left to the reference.
+//! takes it.
 
 use burn::cubecl;
 use burn::cubecl::prelude::*;
@@ -14,6 +14,8 @@ use crate::cube::Buffer;
 use crate::cube::tile::{
     SIDE, add_combinations, add_products, columns_of_unit, row_maxima, row_sums, share, stage_len, tile_len, zeros,
 };
+use crate::dropout::DropoutKey;
+use crate::dropout::cube::{Mask, factor, mask};
 use crate::precision::widen;
 use crate::vjp;
 
@@ -113,6 +115,7 @@ fn forward<X: Float, P: Int>(
     out: &mut [X],
     statistics: &mut [f32],
     sizes: Sizes,
+    mask: Mask,
     #[comptime] form: Form,
     #[define(X, P)] _storage: [ElemType; 2],
 ) {
@@ -146,6 +149,16 @@ fn forward<X: Float, P: Int>(
             }
         }
         take(&mut softmax, &mut scores, &mut sums, &mut stage, form);
+        if comptime!(form.dropped) {
+            #[unroll]
+            for i in 0..r {
+                #[unroll]
+                for j in 0..r {
+                    let (row, column) = (at.line + y + i * SIDE, key + x + j * SIDE);
+                    scores[i * r + j] *= factor(&mask, row as u32, column as u32, sizes.keys);
+                }
+            }
+        }
         share(&mut tile, &scores, r);
         let values = keys_at(at.batch, key, at.group, width, &sizes);
         add_combinations::<X>(&mut sums, &mut tile, v, &values, width, r, columns);
@@ -188,6 +201,7 @@ pub(super) struct Problem {
     scale: f64,
     softcap: Option<f64>,
     is_watched: bool,
+    pub dropout: Option<(f64, DropoutKey)>,
 }
 
 impl Problem {
@@ -202,8 +216,8 @@ impl Problem {
     pub fn form(&self, x: &Buffer, rows: usize, columns: impl Fn(usize, usize) -> usize) -> Option<Form> {
         let [of_key, of_value] = [self.d, self.width].map(columns_of_unit);
         let r = x.tile_rows(rows, columns(of_key, of_value))?;
-        let (capped, watched) = (self.softcap.is_some(), self.is_watched);
-        Some(Form { r, columns: of_key, value_columns: of_value, capped, watched })
+        let (capped, watched, dropped) = (self.softcap.is_some(), self.is_watched, self.dropout.is_some());
+        Some(Form { r, columns: of_key, value_columns: of_value, capped, watched, dropped })
     }
 }
 
@@ -242,6 +256,7 @@ impl Saved {
             out.arg(),
             statistics.arg(),
             problem.sizes(),
+            mask(problem.dropout),
             form,
             self.storage(),
         );
@@ -249,7 +264,8 @@ impl Saved {
     }
 }
 
-/// See [`crate::attention()`]. Queries, keys and values are of one dtype and there is no dropout, or it does not apply.
+/// See [`crate::attention()`]. Queries, keys and values are of one dtype, or it does not apply. Nor does it to a single query: the reference has but
+/// one row of scores a head then, while here a cube a head would have to go through all keys.
 pub fn attention(
     q_bthd: &Tensor<4>,
     k_bsgd: &Tensor<4>,
@@ -257,8 +273,7 @@ pub fn attention(
     options: &AttentionOptions,
 ) -> Option<Tensor<4>> {
     let ([b, t, h, d], [_, s, g, width], dtype) = (q_bthd.dims(), v_bsgd.dims(), q_bthd.dtype());
-    let has_dropout = options.dropout.is_some_and(|(rate, _)| rate != 0.0);
-    (!has_dropout && k_bsgd.dtype() == dtype && v_bsgd.dtype() == dtype).then_some(())?;
+    (t > 1 && k_bsgd.dtype() == dtype && v_bsgd.dtype() == dtype).then_some(())?;
     let (q, k, v) = (Buffer::of(q_bthd)?, Buffer::of(k_bsgd)?, Buffer::of(v_bsgd)?);
     let documents = match &options.document_ids {
         Some(ids_bt) => Some(Buffer::of_integers(ids_bt)?),
@@ -270,7 +285,9 @@ pub fn attention(
         None => None,
     };
     let AttentionOptions { window, scale, softcap, .. } = *options;
-    let problem = Problem { b, t, s, h, g, d, width, window, scale, softcap, is_watched: options.watch.is_some() };
+    let dropout = options.dropout.filter(|(rate, _)| *rate != 0.0);
+    let problem =
+        Problem { b, t, s, h, g, d, width, window, scale, softcap, is_watched: options.watch.is_some(), dropout };
     let out = q.uninitialised([b, t, h, width], dtype);
     let statistics = q.uninitialised([2, b, h, t], DType::F32);
     let saved = Saved { problem, q, k, v, out, documents, statistics };

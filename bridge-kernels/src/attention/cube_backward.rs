@@ -11,6 +11,7 @@ use super::cube_scores::{Form, Sizes, block_of_queries, keys_at, queries_at, see
 use crate::cube::Buffer;
 use crate::cube::reduce::cube_sum;
 use crate::cube::tile::{Rows, SIDE, add_combinations, add_products, share, stage_len, tile_len, zeros};
+use crate::dropout::cube::{Mask, mask};
 
 /// The product of each query's output and its gradient, into the second plane of `statistics`; a cube each. It is also the mean of the gradients
 /// of the query's probabilities.
@@ -54,6 +55,7 @@ fn query_gradients<X: Float, P: Int>(
     d_out: &[X],
     dq: &mut [X],
     sizes: Sizes,
+    mask: Mask,
     #[comptime] form: Form,
     #[define(X, P)] _storage: [ElemType; 2],
 ) {
@@ -88,6 +90,7 @@ fn query_gradients<X: Float, P: Int>(
             at.first,
             key,
             &sizes,
+            &mask,
             form,
             false,
         );
@@ -109,6 +112,7 @@ fn key_gradients<X: Float, P: Int>(
     d_out: &[X],
     dkv: &mut [X],
     sizes: Sizes,
+    mask: Mask,
     #[comptime] form: Form,
     #[define(X, P)] _storage: [ElemType; 2],
 ) {
@@ -149,6 +153,7 @@ fn key_gradients<X: Float, P: Int>(
                 query,
                 first,
                 &sizes,
+                &mask,
                 form,
                 true,
             );
@@ -216,6 +221,7 @@ impl Saved {
             d_out.arg(),
             dq.arg(),
             self.problem.sizes(),
+            mask(self.problem.dropout),
             form,
             self.storage(),
         );
@@ -234,6 +240,7 @@ impl Saved {
             d_out.arg(),
             dkv.arg(),
             self.problem.sizes(),
+            mask(self.problem.dropout),
             form,
             self.storage(),
         );

@@ -4,6 +4,7 @@ use burn::cubecl;
 use burn::cubecl::prelude::*;
 
 use crate::cube::tile::{Rows, SIDE};
+use crate::dropout::cube::{Mask, factor};
 
 /// Below every score that is taken to be one; what a key has that is not seen.
 pub(super) const HIDDEN: f32 = -1e30;
@@ -44,6 +45,8 @@ pub(super) struct Form {
     pub capped: bool,
     /// Whether the largest scores are wanted.
     pub watched: bool,
+    /// Whether there is dropout.
+    pub dropped: bool,
 }
 
 /// A head of `x [b, length, heads, size]` from a token on.
@@ -169,7 +172,7 @@ pub(super) fn score(product: f32, sizes: &Sizes, #[comptime] capped: bool) -> f3
     score
 }
 
-/// From products of queries and keys and gradients of probabilities to probabilities and gradients of the products, but for the scale; zero where a
+/// From products of queries and keys and gradients of probabilities to probabilities after dropout and gradients of the products, but for the scale; zero where a
 /// key is not seen. The tile begins at a query and a key, whose rows are keys if `by_key`. `statistics` are log-sum-exps and means of gradients of
 /// probabilities, `[2, b, h, t]`, of which the head's queries begin at `line`.
 #[cube]
@@ -183,6 +186,7 @@ pub(super) fn to_gradients<P: Int>(
     query: usize,
     key: usize,
     sizes: &Sizes,
+    mask: &Mask,
     #[comptime] form: Form,
     #[comptime] by_key: bool,
 ) {
@@ -205,7 +209,14 @@ pub(super) fn to_gradients<P: Int>(
             if sees::<P>(documents, batch, query, key, sizes) {
                 let value = score(scores[i * r + j], sizes, form.capped);
                 probability = (value - statistics[line + query]).exp();
-                gradient = probability * (gradients[i * r + j] - statistics[statistics.len() / 2 + line + query]);
+                gradient = gradients[i * r + j];
+                let whole = probability;
+                if comptime!(form.dropped) {
+                    let factor = factor(mask, (line + query) as u32, key as u32, sizes.keys);
+                    gradient *= factor;
+                    probability *= factor;
+                }
+                gradient = whole * (gradient - statistics[statistics.len() / 2 + line + query]);
                 if comptime!(form.capped) {
                     let ratio = value / sizes.softcap;
                     gradient *= 1.0f32 - ratio * ratio;

@@ -1,6 +1,8 @@
 //! Dropout from a counter-based stream.
 
 pub(crate) mod cpu;
+#[cfg(feature = "cube")]
+pub mod cube;
 mod flex;
 mod key;
 
@@ -23,6 +25,10 @@ pub fn dropout<const D: usize>(x: Tensor<D>, rate: f64, key: DropoutKey) -> Tens
     assert!((0.0..1.0).contains(&rate), "a dropout rate lies in [0, 1), got {rate}");
     if rate == 0.0 {
         return x;
+    }
+    #[cfg(feature = "cube")]
+    if let Some(y) = cube::dropout(&x, rate, key) {
+        return y;
     }
     flex::dropout(&x, rate, key).unwrap_or_else(|| reference(x, rate, key))
 }

@@ -8,6 +8,7 @@ mod activation;
 mod attention;
 mod common;
 mod cross_entropy;
+mod dropout;
 mod grouped;
 mod half;
 mod norm;
