@@ -116,6 +116,16 @@ fn what_cannot_be_trained_on_is_named() {
     refused(path, &["init", "text.txt", "--kind", "chat"], &["--kind chat", "lists of messages"]);
     write(&path.join("likes.jsonl"), "{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}\n");
     refused(path, &["init", "likes.jsonl"], &["likes.jsonl", "[dpo]"]);
+    // Where plain text outweighs examples, the folder is taken for text, and the error says how to have the examples.
+    write(&path.join("both/notes.md"), prose(1).repeat(3));
+    write(&path.join("both/a.jsonl"), "{\"a\": 1}\n");
+    write(&path.join("both/talks.jsonl"), "{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}]}\n");
+    for arguments in [&["init", "both"][..], &["init", "both", "--kind", "text"]] {
+        refused(path, arguments, &["talks.jsonl", "lists of messages", "--kind chat"]);
+    }
+    fs::remove_file(path.join("both/a.jsonl")).expect("removed");
+    write(&path.join("both/talks.jsonl"), "{\"prompt\": \"a\", \"completion\": \"bcd\"}\n");
+    refused(path, &["init", "both"], &["talks.jsonl", "prompts with their answers", "--kind chat", "--kind text"]);
     write(&path.join("typo.jsonl"), "{\"instruction\": \"do this\", \"ouput\": \"b\"}\n".repeat(90));
     refused(path, &["init", "typo.jsonl"], &["typo.jsonl", "\"instruction\" is a field of examples", "--kind text"]);
     write(&path.join("rows.csv"), "prompt,completion\n".repeat(90));

@@ -203,7 +203,13 @@ fn choose_lines(
     let mut keys = BTreeMap::<String, u64>::new();
     let mut unknown = Vec::new();
     for file in surveyed.iter().filter(|file| file.kind == FileKind::JsonLines) {
-        match lines_of(&file.path).map_err(Failure::input)? {
+        let lines = lines_of(&file.path).map_err(Failure::input)?;
+        if let Some(kind) = examples_of(&file.path).map_err(Failure::input)?
+            && (asked.is_none() || !matches!(lines, Some(Lines::Text(_))))
+        {
+            return Err(examples_beside_text(&file.path, kind));
+        }
+        match lines {
             Some(Lines::Text(key)) if is_part_of_example(&key) && asked.is_none() => {
                 return Err(Failure::input(format!(
                     "{}: {key:?} is a field of examples, and the field that goes with it is not there (or not in each line): prompts with \
@@ -214,7 +220,7 @@ fn choose_lines(
             }
             Some(Lines::Text(key)) => *keys.entry(key).or_default() += file.size,
             Some(Lines::Chat(key)) => {
-                unknown.push(format!("{} (lists of messages under {key:?})", file.path.display()))
+                unknown.push(format!("{} (lists of messages under {key:?} in some lines)", file.path.display()))
             }
             Some(Lines::Unknown(found)) => unknown.push(format!("{} (keys {})", file.path.display(), found.join(", "))),
             None => unknown.push(format!("{} (no JSON objects)", file.path.display())),
@@ -237,6 +243,23 @@ fn choose_lines(
         notes.push(format!("text is read from the key {key:?} of JSON Lines"));
     }
     Ok(key)
+}
+
+/// Examples that text outweighs, so that the folder is taken for text, or that are asked for as text.
+fn examples_beside_text(path: &Path, kind: ExampleKind) -> Failure {
+    let path = path.display();
+    Failure::input(match kind {
+        ExampleKind::Conversation => format!(
+            "{path}: these are lists of messages, which are no text: --kind chat fine-tunes a model on them; to train on text, name the other files"
+        ),
+        ExampleKind::Prompt => format!(
+            "{path}: these are prompts with their answers: --kind chat fine-tunes a model on them, --kind text trains on one field of each as text"
+        ),
+        ExampleKind::Preference => format!(
+            "{path}: these are preferences (chosen, rejected), which are no text: [dpo] in a recipe trains on them (docs/recipes.md); to train \
+             on text, name the other files"
+        ),
+    })
 }
 
 /// What is not of the `used` kinds, a note for each kind.

@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use serde::Deserialize;
 
 /// What something is called here.
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 pub(in super::super) struct Row {
     /// Names or values, separated by spaces.
     pub of: String,
@@ -16,6 +16,9 @@ pub(in super::super) struct Row {
     /// Settings, or assignments in the form of overrides; none if there is nothing like it.
     #[serde(default)]
     pub keys: Vec<String>,
+    /// Whether the names say the opposite of the setting.
+    #[serde(default, rename = "opposite")]
+    pub is_opposite: bool,
     /// Where meaning or unit differ, or why there is nothing like it.
     #[serde(default)]
     pub note: String,
@@ -32,11 +35,27 @@ pub(in super::super) struct Aliases {
     pub values: Vec<Row>,
     /// Groups of words with one meaning; those of the last mean nothing.
     pub words: Vec<String>,
+    /// Sections, by the tables that stand for them elsewhere.
+    pub tables: BTreeMap<String, String>,
+    /// Words before a name that say only which program it is of.
+    pub programs: String,
+}
+
+/// Rows that are in a file of their own.
+#[derive(Deserialize)]
+struct More {
+    names: Vec<Row>,
+    values: Vec<Row>,
 }
 
 /// The table; it is part of the program.
-pub(in super::super) static ALIASES: LazyLock<Aliases> =
-    LazyLock::new(|| toml::from_str(include_str!("aliases.toml")).expect("a test reads the table"));
+pub(in super::super) static ALIASES: LazyLock<Aliases> = LazyLock::new(|| {
+    let mut table: Aliases = toml::from_str(include_str!("aliases.toml")).expect("a test reads the table");
+    let more: More = toml::from_str(include_str!("programs.toml")).expect("a test reads the table");
+    table.names.extend(more.names);
+    table.values.extend(more.values);
+    table
+});
 
 impl Aliases {
     /// The row of the longest end of a path, of two parts at least, that the table has.

@@ -3,6 +3,8 @@
 
 mod aliases;
 mod names;
+mod readings;
+mod search;
 mod values;
 
 pub(super) use aliases::ALIASES;
@@ -17,8 +19,6 @@ use aliases::Row;
 
 /// The least likeness of letters of a misspelt name.
 const TYPING_ERROR: f64 = 0.8;
-/// The least likeness of words.
-const SAME_WORDS: f64 = 0.66;
 /// No more settings of an unknown table are looked at.
 const MOST_LEAVES: usize = 100;
 
@@ -31,7 +31,7 @@ pub(super) fn advise(errors: ConfigErrors, kinds: &Kinds, root: &Node) -> Config
     let advisor = Advisor { kinds, settings: settings(kinds, root) };
     let advised = errors.into_iter().flat_map(|mut error| match (error.kind, error.written.take()) {
         (ErrorKind::UnknownKey, Some(written)) => advisor.unknown(error, &written),
-        (ErrorKind::WrongType, Some(written)) => vec![advisor.wrong_value(error, &written)],
+        (ErrorKind::WrongType, Some(written)) => advisor.wrong(error, &written),
         _ => vec![error],
     });
     advised.collect()
@@ -71,6 +71,10 @@ impl Advisor<'_> {
         self.settings.iter().find(|setting| setting.key == key)
     }
 
+    fn is_section(&self, key: &str) -> bool {
+        self.setting(key).is_some_and(Setting::is_section)
+    }
+
     /// Why a target cannot be used: its setting, or the kind of data that it chooses.
     fn refused(&self, key: &str, value: Option<&str>) -> Option<String> {
         let of_kind = match (key, value) {
@@ -92,11 +96,13 @@ impl Advisor<'_> {
             return vec![error];
         }
         let leaves = leaves(&error.key, entries);
-        let found: Vec<_> = leaves.iter().map(|leaf| self.find(&leaf.key, None, Some(leaf.node))).collect();
+        let found: Vec<_> = leaves.iter().map(|leaf| self.leaf(leaf, &error.key)).collect();
         let of_table = self.find(&error.key, None, None);
         if found.iter().all(Option::is_none) {
             return vec![match of_table {
                 Some(advice) => with(error, advice),
+                // Its settings are none of the section that its name resembles.
+                None if !is_like(&error) => ConfigError { nearest: None, meant: Vec::new(), ..error },
                 None => error,
             }];
         }
@@ -121,13 +127,29 @@ impl Advisor<'_> {
         errors
     }
 
+    /// What a leaf of an unknown table stands for, or else the innermost table around it that stands for something.
+    fn leaf(&self, leaf: &Leaf<'_>, table: &str) -> Option<Advice> {
+        let own = self.find(&leaf.key, None, Some(leaf.node));
+        let mut outer = leaf.key.as_str();
+        own.or_else(|| {
+            loop {
+                outer = outer.rsplit_once('.')?.0;
+                if outer.len() <= table.len() {
+                    return None;
+                }
+                if let Some(advice) = self.find(outer, None, None) {
+                    return Some(advice);
+                }
+            }
+        })
+    }
+
     /// Whether a table has the settings of the section that its name resembles.
     fn is_misspelt_table(&self, error: &ConfigError, entries: &[Entry]) -> bool {
         let Some(nearest) = &error.nearest else {
             return false;
         };
-        let is_near = strsim::normalized_damerau_levenshtein(&error.key.to_lowercase(), nearest) >= TYPING_ERROR;
-        is_near && entries.iter().all(|entry| self.setting(&format!("{nearest}.{}", entry.key)).is_some())
+        is_like(error) && entries.iter().all(|entry| self.setting(&format!("{nearest}.{}", entry.key)).is_some())
     }
 
     /// The problem of one unknown name, with what it stands for.
@@ -139,12 +161,17 @@ impl Advisor<'_> {
         });
         let parent = error.key.rsplit_once('.').map(|(parent, _)| format!("{parent}.")).unwrap_or_default();
         let key_of = |name: &str| format!("{parent}{name}");
+        let is_misspelt = misspelt.is_some();
         let advice = self.find(&error.key, misspelt.map(key_of).as_deref(), written);
         match (advice, nearest) {
-            (Some(advice), _) if misspelt_key(&advice, &parent).is_none() => with(error, advice),
+            (Some(advice), _) if misspelt_key(&advice, &parent, written).is_none() => with(error, advice),
             (Some(advice), _) => {
-                let name = misspelt_key(&advice, &parent).map(str::to_owned);
+                let name = misspelt_key(&advice, &parent, written).map(str::to_owned);
                 ConfigError { nearest: name, meant: advice.meant, ..error }
+            }
+            // A section is no answer to a setting, unless its name is misspelt.
+            (None, Some(nearest)) if !is_misspelt && self.is_section(&key_of(&nearest)) => {
+                ConfigError { meant: Vec::new(), ..error }
             }
             (None, Some(nearest)) => match self.refused(&key_of(&nearest), None) {
                 Some(reason) => error.with_hint(format!("{} is {reason}", key_of(&nearest))),
@@ -154,105 +181,19 @@ impl Advisor<'_> {
         }
     }
 
-    /// What a path stands for. `misspelt` is the key that it resembles most in its own section.
-    fn find(&self, path: &str, misspelt: Option<&str>, written: Option<&Node>) -> Option<Advice> {
-        // A name of several kilobytes is neither known elsewhere nor a typing error.
-        if path.len() > 200 {
-            return None;
-        }
-        let parts = names::normal(path);
-        let name = parts.last()?;
-        if let Some(row) = ALIASES.path(&parts) {
-            return Some(self.offer(row, written));
-        }
-        if let Some(setting) = self.in_own_section(path, name) {
-            return Some(self.offer(&Row::of_setting(&setting.key), written));
-        }
-        // `enabled` says nothing by itself: what is switched on is the table.
-        if names::words(name, &ALIASES.words).is_empty() {
-            let (table, _) = path.rsplit_once('.')?;
-            return self.find(table, None, written);
-        }
-        if let Some(row) = ALIASES.name(name) {
-            return Some(self.offer(row, written));
-        }
-        if let Some(target) = ALIASES.sections.get(name) {
-            return Some(self.offer(&Row::of_setting(target), written));
-        }
-        let same_name = |setting: &&Setting| !setting.is_section() && setting.name().to_lowercase() == *name;
-        let setting = self.best(&parts, &same_name).or_else(|| {
-            let short = names::collapsed(name);
-            let same_letters =
-                |setting: &&Setting| !setting.is_section() && names::collapsed(&setting.name().to_lowercase()) == short;
-            self.best(&parts, &same_letters)
-        });
-        if let Some(setting) = setting {
-            return Some(self.offer(&Row::of_setting(&setting.key), written));
-        }
-        if let Some(setting) = misspelt.and_then(|key| self.setting(key)) {
-            return Some(self.offer(&Row::of_setting(&setting.key), None));
-        }
-        let row = self.row_like(name, &parts)?;
-        Some(self.offer(&row, written))
-    }
-
-    /// The setting of the section in which a name stands that has the same letters, or, for a name that only switches something on, its switch.
-    fn in_own_section(&self, path: &str, name: &str) -> Option<&Setting> {
-        let (section, _) = path.rsplit_once('.')?;
-        let mut own = self.settings.iter().filter(|setting| setting.section() == section && !setting.is_section());
-        let short = names::collapsed(name);
-        let is_switch = names::words(name, &ALIASES.words).is_empty();
-        own.find(|setting| {
-            let of_setting = names::collapsed(&setting.name().to_lowercase());
-            of_setting == short || is_switch && of_setting == "enabled"
-        })
-    }
-
-    /// Of the settings that fit, one of the section that the path names, else one that can be used, else the first.
-    fn best(&self, parts: &[String], fits: &dyn Fn(&&Setting) -> bool) -> Option<&Setting> {
-        let all: Vec<_> = self.settings.iter().filter(|setting| fits(setting)).collect();
-        let is_named = |setting: &&&Setting| parts.iter().any(|part| part == setting.section());
-        let is_usable = |setting: &&&Setting| setting.refused.is_none();
-        let named = all.iter().filter(is_usable).find(is_named);
-        named.or_else(|| all.iter().find(is_usable)).or_else(|| all.first()).copied()
-    }
-
-    /// The alias or setting whose words, or else letters, are most like those of a name; of several alike one of the section that the path names.
-    fn row_like(&self, name: &str, parts: &[String]) -> Option<Row> {
-        let aliases = ALIASES.names.iter().flat_map(|row| row.names().map(move |name| (name, Some(row), None)));
-        let settings = self.settings.iter().filter(|setting| !setting.is_section());
-        let settings = settings.map(|setting| (setting.name(), None, Some(setting)));
-        let candidates: Vec<_> = aliases.filter(|(name, ..)| !name.contains('.')).chain(settings).collect();
-        let wanted = names::words(name, &ALIASES.words);
-        let mut best = None;
-        for candidate in candidates {
-            let words = names::likeness(&wanted, &names::words(candidate.0, &ALIASES.words));
-            let letters = strsim::normalized_damerau_levenshtein(name, candidate.0);
-            let score = if words >= SAME_WORDS { 1.0 + words } else { letters };
-            let is_named = candidate.2.is_some_and(|setting| parts.iter().any(|part| part == setting.section()));
-            let rank = (score, u8::from(is_named));
-            if score >= TYPING_ERROR && best.as_ref().is_none_or(|(found, _)| rank > *found) {
-                best = Some((rank, candidate));
-            }
-        }
-        match best?.1 {
-            (_, Some(row), _) => {
-                Some(Row { of: name.to_owned(), key: String::new(), keys: row.keys.clone(), note: row.note.clone() })
-            }
-            (_, None, setting) => Some(Row::of_setting(&setting?.key)),
-        }
-    }
-
     /// A row as a sentence. A target that is refused is not offered: the reason is told.
     fn offer(&self, row: &Row, written: Option<&Node>) -> Advice {
         let targets: Vec<_> = row.targets().collect();
+        let opposite = written.filter(|_| row.is_opposite).map(readings::inverted);
+        let written = opposite.as_ref().map_or(written, Option::as_ref);
         if let ([(key, None)], Some(written)) = (targets.as_slice(), written)
             && let Some(of_value) = self.row_of_value(key, written)
         {
             return self.offer(of_value, None);
         }
-        if let Some(reason) = targets.iter().find_map(|(key, value)| self.refused(key, *value)) {
-            return Advice { text: reason, meant: Vec::new() };
+        let refused = |(key, value): &(&str, Option<&str>)| Some(format!("{key} is {}", self.refused(key, *value)?));
+        if let Some(text) = targets.iter().find_map(refused) {
+            return Advice { text, meant: Vec::new() };
         }
         let fits = |key: &str| {
             let node = written.filter(|node| node.entries().is_none() && row.note.is_empty() && targets.len() == 1)?;
@@ -282,6 +223,19 @@ impl Advisor<'_> {
         let text = written.to_inline();
         let row = ALIASES.value(key, text.trim_matches(['"', '\'']))?;
         (row.of != "*" && !(matches!(spec, TypeSpec::Choice(_)) && spec.accepts(written))).then_some(row)
+    }
+
+    /// The problem of a value that its setting cannot have, or, where it is a table, those of what stands in it.
+    fn wrong(&self, error: ConfigError, written: &Node) -> Vec<ConfigError> {
+        let is_value = self.setting(&error.key).is_some_and(|setting| !setting.is_section());
+        let leaves = written.entries().filter(|_| is_value).map(|entries| leaves(&error.key, entries));
+        let found = leaves.iter().flatten().filter_map(|leaf| {
+            let advice = self.find(&leaf.key, None, Some(leaf.node))?;
+            let error = ConfigError::new(ErrorKind::UnknownKey, &leaf.key, "unknown setting");
+            Some(with(error.with_location(leaf.location.cloned()), advice))
+        });
+        let found: Vec<_> = found.collect();
+        if found.is_empty() { vec![self.wrong_value(error, written)] } else { found }
     }
 
     /// The problem of a value that its setting cannot have, with a value that it can.
@@ -319,14 +273,17 @@ impl Advisor<'_> {
                 let value = if value.is_null() { "\"null\"".into() } else { value.to_inline() };
                 error.with_hint(format!("write `{key} = {value}`"))
             }
-            _ => usable_names(error, setting),
+            _ => {
+                let nearest = error.nearest.clone().or_else(|| values::name_within(text, &spec).map(str::to_owned));
+                usable_names(ConfigError { nearest, ..error }, setting)
+            }
         }
     }
 }
 
 impl Row {
     fn of_setting(key: &str) -> Self {
-        Self { of: String::new(), key: String::new(), keys: vec![key.to_owned()], note: String::new() }
+        Self { keys: vec![key.to_owned()], ..Self::default() }
     }
 }
 
@@ -341,14 +298,21 @@ fn usable_names(error: ConfigError, setting: &Setting) -> ConfigError {
     ConfigError { nearest, ..error }.with_expected(format!("one of {}", names.join(", ")))
 }
 
-/// The name in its own section that advice is about, if it says no more than that name.
-fn misspelt_key<'a>(advice: &'a Advice, parent: &str) -> Option<&'a str> {
+/// The name in its own section that advice is about, if it says no more than that name and the value that was written.
+fn misspelt_key<'a>(advice: &'a Advice, parent: &str, written: Option<&Node>) -> Option<&'a str> {
     let [key] = advice.meant.as_slice() else {
         return None;
     };
     let name = key.strip_prefix(parent).filter(|name| !name.contains('.'))?;
-    let says_no_more = advice.text.starts_with(&format!("write `{key}")) && advice.text.ends_with('`');
+    let same = |node: &Node| advice.text == format!("write `{key} = {}`", node.to_inline());
+    let says_no_more = advice.text == format!("write `{key}`") || written.is_some_and(same);
     says_no_more.then_some(name)
+}
+
+/// Whether the name of a table may be a misspelt one of the section that it resembles.
+fn is_like(error: &ConfigError) -> bool {
+    let likeness = |name| strsim::normalized_damerau_levenshtein(&error.key.to_lowercase(), name);
+    error.nearest.as_deref().is_some_and(|nearest| likeness(nearest) >= TYPING_ERROR)
 }
 
 fn with(error: ConfigError, advice: Advice) -> ConfigError {

@@ -4,6 +4,9 @@ use super::super::node::{Data, Node};
 use super::super::overrides::value_of;
 use super::super::spec::TypeSpec;
 
+/// The least letters that a name and a text have in common.
+const LEAST_PART: usize = 3;
+
 /// The same value in a form that the type accepts.
 pub(super) fn converted(node: &Node, spec: &TypeSpec) -> Option<Node> {
     forms(node).into_iter().find(|form| form != node && spec.accepts(form))
@@ -50,5 +53,29 @@ fn of_text(text: &str) -> Vec<Node> {
         "none" | "nil" | "" => Some(Node::null()),
         _ => None,
     };
-    [value_of(&number), value_of(text)].into_iter().chain(scaled).chain(spoken).collect()
+    [value_of(&number), value_of(text)].into_iter().chain(items(text)).chain(scaled).chain(spoken).collect()
+}
+
+/// `"q_proj,v_proj"` and `"16 16 100"` as lists.
+fn items(text: &str) -> Option<Node> {
+    let by_commas: Vec<Node> = text.split(',').map(str::trim).filter(|item| !item.is_empty()).map(value_of).collect();
+    let by_spaces: Vec<Node> = text.split_whitespace().map(value_of).collect();
+    let is_number = |item: &Node| matches!(item.data, Data::Int(_) | Data::Float(_));
+    let items = if by_commas.len() > 1 { by_commas } else { by_spaces.into_iter().filter(is_number).collect() };
+    (items.len() > 1).then(|| Data::List(items).into())
+}
+
+/// Of the names that a setting understands, the longest that is in a text or that the text is in: `SIGUSR1` for `USR1`.
+pub(super) fn name_within(text: &str, spec: &TypeSpec) -> Option<&'static str> {
+    let names = match spec {
+        TypeSpec::Choice(names) => *names,
+        TypeSpec::Nullable(inner) => return name_within(text, inner),
+        _ => return None,
+    };
+    let text = text.to_lowercase();
+    let fits = |name: &&&str| {
+        let name = name.to_lowercase();
+        name.len().min(text.len()) >= LEAST_PART && (text.contains(&name) || name.contains(&text))
+    };
+    names.iter().filter(fits).max_by_key(|name| name.len()).copied()
 }

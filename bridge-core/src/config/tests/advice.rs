@@ -39,7 +39,7 @@ fn what_users_of_other_programs_write_is_answered_with_the_setting() {
             }
         }
     }
-    assert!(cases.len() >= 350, "{}", cases.len());
+    assert!(cases.len() >= 820, "{}", cases.len());
     assert!(missed.is_empty(), "{} of {}:\n{}", missed.len(), cases.len(), missed.join("\n"));
 }
 
@@ -59,7 +59,9 @@ fn a_switch_says_nothing_by_itself_and_a_section_that_is_written_wins() {
         ("peft.bias=none", "add_bias_linear"),
         ("peft.task_type=CAUSAL_LM", "lora_dtype"),
         ("finetuning_type=freeze", "peft.kind"),
-        ("max_samples=10", "write `"),
+        ("no_such_thing_at_all=true", "write `"),
+        ("ffn_config.oddity=1", "fp8"),
+        ("training_args.oddity=1", "did you mean"),
         ("chat_template=chatml", "= \"chatml\""),
         ("template=qwen", "= \"qwen\""),
         ("peft.target_modules=all-linear", "[\"all-linear\"]"),
@@ -146,10 +148,36 @@ fn values_that_are_right_but_for_their_form_are_written_out() {
         ("optimizer=adamw", "`optimizer.optimizer = \"adam\"`"),
         ("model.activation_func=swiglu", "`model.gated_linear_unit = true`"),
         ("mixed_precision=bfloat16", "`mixed_precision = \"bf16_mixed\"`"),
+        ("train.rampup_batch_size='16 16 1000'", "write `train.rampup_batch_size = [16, 16, 1000]`"),
+        ("logger.logging_level=WARNING", "write `logger.logging_level = 30`"),
     ] {
         let errors = tiny(&[argument]).expect_err(argument);
         let hint = errors.iter().find_map(|error| error.hint.clone()).unwrap_or_default();
         assert!(hint.contains(expected), "{argument}: {errors}");
+    }
+}
+
+#[test]
+fn names_that_say_the_opposite_are_answered_with_the_opposite_value() {
+    for (argument, expected) in [
+        ("no-save-rng=true", "write `checkpoint.save_rng = false`"),
+        ("disable_progress_bar=true", "write `logger.progress = \"none\"`"),
+        ("megatron_lm_config.megatron_lm_no_load_optim=true", "write `checkpoint.load_optim = false`"),
+        ("untie_embeddings_and_output_weights=true", "write `model.share_embeddings_and_output_weights = false`"),
+        ("training_args.save_only_model=false", "write `checkpoint.save_optim = true`"),
+    ] {
+        let errors = tiny(&[argument]).expect_err(argument);
+        let hint = errors.iter().find_map(|error| error.hint.clone()).unwrap_or_default();
+        assert!(hint.contains(expected), "{argument}: {errors}");
+    }
+}
+
+#[test]
+fn a_part_of_a_name_is_enough_for_a_value() {
+    for (argument, nearest) in [("train.exit_signal=USR1", "SIGUSR1"), ("scheduler.lr_decay_style=my_cosine", "cosine")]
+    {
+        let errors = tiny(&[argument]).expect_err(argument);
+        assert!(errors.iter().any(|error| error.nearest.as_deref() == Some(nearest)), "{argument}: {errors}");
     }
 }
 

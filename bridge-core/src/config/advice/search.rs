@@ -1,0 +1,170 @@
+//! What a name of another program stands for: by the table of names, by the setting of that name or of its table's section, by other readings
+//! of it, and at last by words and letters.
+
+use super::super::catalogue::Setting;
+use super::super::node::Node;
+use super::aliases::{ALIASES, Row};
+use super::{Advice, Advisor, TYPING_ERROR, names, readings};
+
+/// The least likeness of letters of names that can only be the same, with a mistake in one word.
+const SAME_LETTERS: f64 = 0.9;
+/// The least likeness of words.
+const SAME_WORDS: f64 = 0.66;
+/// A section with no more settings is about one thing.
+const SMALL_SECTION: usize = 24;
+
+impl Advisor<'_> {
+    /// What a path stands for. `misspelt` is the key that it resembles most in its own section.
+    pub(super) fn find(&self, path: &str, misspelt: Option<&str>, written: Option<&Node>) -> Option<Advice> {
+        // A name of several kilobytes is neither known elsewhere nor a typing error.
+        if path.len() > 200 {
+            return None;
+        }
+        let parts = names::normal(path);
+        let name = parts.last()?;
+        if let Some(row) = self.in_place(path, &parts) {
+            return Some(self.offer(&row, written));
+        }
+        // `enabled` says nothing by itself: what is switched on is the table.
+        if names::words(name, &ALIASES.words).is_empty() {
+            let (table, _) = path.rsplit_once('.')?;
+            return self.find(table, None, written);
+        }
+        if let Some(row) = self.by_name(&parts) {
+            return Some(self.offer(&row, written));
+        }
+        let opposite = written.and_then(readings::inverted);
+        for reading in readings::readings(&parts, &ALIASES.tables, &ALIASES.programs) {
+            let found =
+                self.in_place(&reading.parts.join("."), &reading.parts).or_else(|| self.by_name(&reading.parts));
+            if let Some(row) = found {
+                let written = if reading.is_opposite { opposite.as_ref() } else { written };
+                return Some(self.offer(&row, written));
+            }
+        }
+        if let Some(setting) = misspelt.and_then(|key| self.setting(key)) {
+            return Some(self.offer(&Row::of_setting(&setting.key), None));
+        }
+        if let Some(row) = self.row_like(name, &parts) {
+            return Some(self.offer(&row, written));
+        }
+        let setting = self.with_words_of(&parts)?;
+        Some(self.offer(&Row::of_setting(&setting.key), written))
+    }
+
+    /// The only setting whose name has all words of a name and more: two words in the section that is meant, or three anywhere.
+    fn with_words_of(&self, parts: &[String]) -> Option<&Setting> {
+        let wanted = names::words(parts.last()?, &ALIASES.words);
+        let table = parts.iter().rev().nth(1).map_or("", |table| readings::trunk(table));
+        let section = ALIASES.tables.get(table).map_or(table, String::as_str);
+        let has_words = |setting: &&Setting| {
+            !setting.is_section() && names::words(setting.name(), &ALIASES.words).is_superset(&wanted)
+        };
+        let only = |least: usize, is_near: &dyn Fn(&Setting) -> bool| {
+            let mut found = self.settings.iter().filter(|setting| is_near(setting)).filter(has_words);
+            let first = found.next().filter(|_| wanted.len() >= least)?;
+            found.next().is_none().then_some(first)
+        };
+        only(2, &|setting| setting.section() == section).or_else(|| only(3, &|_| true))
+    }
+
+    /// What the end of a path stands for: by the table of names, in its own section, or in the section that its table stands for.
+    fn in_place(&self, path: &str, parts: &[String]) -> Option<Row> {
+        let name = parts.last()?;
+        let short = || parts.iter().map(|part| readings::trunk(part).to_owned()).collect::<Vec<_>>();
+        if let Some(row) = ALIASES.path(parts).or_else(|| ALIASES.path(&short())) {
+            return Some(row.clone());
+        }
+        let setting = self.in_own_section(path, name).or_else(|| self.in_section_of(parts));
+        setting.map(|setting| Row::of_setting(&setting.key))
+    }
+
+    /// What a name stands for wherever it is.
+    fn by_name(&self, parts: &[String]) -> Option<Row> {
+        let name = parts.last()?;
+        if let Some(row) = ALIASES.name(name) {
+            return Some(row.clone());
+        }
+        if let Some(target) = ALIASES.sections.get(name) {
+            return Some(Row::of_setting(target));
+        }
+        let same_name = |setting: &&Setting| !setting.is_section() && setting.name().to_lowercase() == *name;
+        let setting = self.best(parts, &same_name).or_else(|| {
+            let short = names::collapsed(name);
+            let same_letters =
+                |setting: &&Setting| !setting.is_section() && names::collapsed(&setting.name().to_lowercase()) == short;
+            self.best(parts, &same_letters)
+        });
+        setting.map(|setting| Row::of_setting(&setting.key))
+    }
+
+    /// The setting of the section that a foreign table stands for, by its letters or, in small sections, by words that all are in its name.
+    fn in_section_of(&self, parts: &[String]) -> Option<&Setting> {
+        let [.., table, name] = parts else {
+            return None;
+        };
+        let section = ALIASES.tables.get(readings::trunk(table))?;
+        let own = self.settings.iter().filter(|setting| setting.section() == section && !setting.is_section());
+        let own: Vec<_> = own.collect();
+        let short = names::collapsed(name);
+        let same = own.iter().find(|setting| names::collapsed(&setting.name().to_lowercase()) == short);
+        let wanted = names::words(name, &ALIASES.words);
+        if same.is_some() || own.len() > SMALL_SECTION || wanted.is_empty() {
+            return same.copied();
+        }
+        let words = |setting: &Setting| names::words(setting.name(), &ALIASES.words);
+        let fits = own.iter().filter(|setting| setting.refused.is_none() && words(setting).is_superset(&wanted));
+        fits.min_by_key(|setting| words(setting).len()).copied()
+    }
+
+    /// The setting of the section in which a name stands that has the same letters, or, for a name that only switches something on, its switch.
+    fn in_own_section(&self, path: &str, name: &str) -> Option<&Setting> {
+        let (section, _) = path.rsplit_once('.')?;
+        let mut own = self.settings.iter().filter(|setting| setting.section() == section && !setting.is_section());
+        let short = names::collapsed(name);
+        let is_switch = names::words(name, &ALIASES.words).is_empty();
+        own.find(|setting| {
+            let of_setting = names::collapsed(&setting.name().to_lowercase());
+            of_setting == short || is_switch && of_setting == "enabled"
+        })
+    }
+
+    /// Of the settings that fit, one of the section that the path names, else one that can be used, else the first.
+    fn best(&self, parts: &[String], fits: &dyn Fn(&&Setting) -> bool) -> Option<&Setting> {
+        let all: Vec<_> = self.settings.iter().filter(|setting| fits(setting)).collect();
+        let is_named = |setting: &&&Setting| parts.iter().any(|part| part == setting.section());
+        let is_usable = |setting: &&&Setting| setting.refused.is_none();
+        let named = all.iter().filter(is_usable).find(is_named);
+        named.or_else(|| all.iter().find(is_usable)).or_else(|| all.first()).copied()
+    }
+
+    /// The alias or setting whose words, or else letters, are most like those of a name; of several alike one of the section that the path names.
+    fn row_like(&self, name: &str, parts: &[String]) -> Option<Row> {
+        let aliases = ALIASES.names.iter().flat_map(|row| row.names().map(move |name| (name, Some(row), None)));
+        let settings = self.settings.iter().filter(|setting| !setting.is_section());
+        let settings = settings.map(|setting| (setting.name(), None, Some(setting)));
+        let candidates: Vec<_> = aliases.filter(|(name, ..)| !name.contains('.')).chain(settings).collect();
+        let wanted = names::words(name, &ALIASES.words);
+        let mut best = None;
+        for candidate in candidates {
+            let words = names::likeness(&wanted, &names::words(candidate.0, &ALIASES.words));
+            let letters = strsim::normalized_damerau_levenshtein(name, candidate.0);
+            let score = if letters >= SAME_LETTERS {
+                letters + 1.0
+            } else if words >= SAME_WORDS {
+                words + 1.0
+            } else {
+                letters
+            };
+            let is_named = candidate.2.is_some_and(|setting| parts.iter().any(|part| part == setting.section()));
+            let rank = (score, u8::from(is_named));
+            if score >= TYPING_ERROR && best.as_ref().is_none_or(|(found, _)| rank > *found) {
+                best = Some((rank, candidate));
+            }
+        }
+        match best?.1 {
+            (_, Some(row), _) => Some(Row { of: name.to_owned(), ..row.clone() }),
+            (_, None, setting) => Some(Row::of_setting(&setting?.key)),
+        }
+    }
+}
