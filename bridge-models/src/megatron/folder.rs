@@ -86,11 +86,6 @@ impl Folder {
         Ok(Self { path: path.to_owned(), tensors, files })
     }
 
-    /// The folder.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
     /// All tensors by name.
     pub fn tensors(&self) -> &BTreeMap<String, StoredTensor> {
         &self.tensors
