@@ -124,11 +124,11 @@ fn a_plan_knows_how_many_bytes_a_quantised_base_has() {
     let matrices = [[128, 64], [64, 64], [384, 64], [64, 192]];
     let weights: u64 = 2 * matrices.iter().map(|[outputs, inputs]| outputs * inputs).sum::<u64>();
     let plain = parameters(&[]);
-    assert_eq!(parameters(&[NF4]), plain - 4 * weights + weights / 2 + 4 * weights / 64);
-    assert_eq!(parameters(&[INT8, BLOCKS]), plain - 4 * weights + weights + 4 * weights / 32);
+    assert_eq!(parameters(&[NF4]), plain - 4 * weights + weights / 2 + 2 * weights / 64);
+    assert_eq!(parameters(&[INT8, BLOCKS]), plain - 4 * weights + weights + 2 * weights / 32);
     // The embedding and the head, which are not tied.
     let tables = 2 * 512 * 64;
-    assert_eq!(parameters(&[INT8_TABLE]), plain - 4 * tables + tables + 4 * tables / 64);
+    assert_eq!(parameters(&[INT8_TABLE]), plain - 4 * tables + tables + 2 * tables / 64);
 }
 
 /// FLOPs of a token, forward and backward.

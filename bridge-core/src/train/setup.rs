@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bridge_dist::mesh::ProcessGroups;
+use bridge_kernels::memory::give_back_freed;
 use burn::tensor::{Device, FloatDType};
 use bytes::Bytes;
 
@@ -183,6 +184,8 @@ fn restore(
     run.exits.standing().done(step);
     run.exits.standing().saved(step);
     run.training.distillation = teacher.map(|teacher| teacher.build(run)).transpose()?;
+    // What was read with the weights is not needed again.
+    give_back_freed();
     Ok(())
 }
 

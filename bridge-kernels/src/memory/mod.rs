@@ -20,12 +20,14 @@ mod blocks;
 pub mod history;
 #[cfg(target_os = "linux")]
 mod region;
+mod trim;
 mod usage;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 
 #[cfg(target_os = "linux")]
 use region::Region;
+pub use trim::give_back_freed;
 pub use usage::{Usage, usage};
 
 /// Bytes from which on a block comes from the region.

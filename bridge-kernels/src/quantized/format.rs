@@ -3,6 +3,8 @@
 use std::f64::consts::{PI, SQRT_2};
 use std::sync::LazyLock;
 
+use half::f16;
+
 /// What a code stands for, as a share of the largest magnitude of its block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CodeFormat {
@@ -14,8 +16,11 @@ pub enum CodeFormat {
     Int4,
 }
 
-/// How a matrix is quantised: each row by itself, in blocks of adjacent inputs with a float32 scale each ([`CodeFormat::Int4`]: and the
+/// How a matrix is quantised: each row by itself, in blocks of adjacent inputs with a float16 scale each ([`CodeFormat::Int4`]: and the
 /// least value). The last block of a row may be shorter.
+///
+/// A block of values that are all below 2^-14 has scales of fewer digits, which costs each value at most 2^-24. A matrix with a block whose scale is beyond
+/// float16 has all of them in float32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Quantization {
     /// What codes stand for.
@@ -38,7 +43,7 @@ impl Quantization {
         }
     }
 
-    /// Float32 numbers that a block has beside its codes.
+    /// Numbers that a block has beside its codes.
     pub(super) fn scales(self) -> usize {
         match self.format {
             CodeFormat::Int8 | CodeFormat::Nf4 => 1,
@@ -48,7 +53,7 @@ impl Quantization {
 
     /// Bytes of a matrix `[rows, cols]`, codes and scales.
     pub fn bytes(self, [rows, cols]: [usize; 2]) -> u64 {
-        (rows * (self.code_bytes(cols) + size_of::<f32>() * self.scales() * self.blocks(cols))) as u64
+        (rows * (self.code_bytes(cols) + size_of::<f16>() * self.scales() * self.blocks(cols))) as u64
     }
 }
 

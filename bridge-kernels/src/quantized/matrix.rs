@@ -4,7 +4,9 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::format::{CodeFormat, NF4_BORDERS, NF4_PAIRS, Quantization};
+use super::encoding::encode;
+use super::format::{CodeFormat, NF4_PAIRS, Quantization};
+use super::scales::{INT4_UNIT, INT8_UNIT, Scales};
 use crate::cpu::simd::vectorised;
 
 /// Rows that one task takes.
@@ -18,11 +20,14 @@ pub struct QuantizedMatrix {
     /// Row by row.
     codes: Vec<u8>,
     /// Row by row, one a block, or two.
-    scales: Vec<f32>,
+    scales: Scales,
 }
 
 impl QuantizedMatrix {
     /// The nearest codes for `values`, row-major. A block with a value that is not finite reads as NaN.
+    ///
+    /// What has been quantised before stays the same bits, as do values of files with float16 scales (GGUF's `Q4_1` with [`CodeFormat::Int4`], `Q8_0` with
+    /// [`CodeFormat::Int8`]), if blocks are the same and reach the ends of what codes can say.
     ///
     /// # Panics
     /// If there are other than `rows * cols` values, or the block size is not an even number.
@@ -42,7 +47,7 @@ impl QuantizedMatrix {
                 }
             });
         }
-        Self { quantization, shape, codes, scales }
+        Self { quantization, shape, codes, scales: Scales::new(scales) }
     }
 
     /// Rows and columns.
@@ -57,7 +62,7 @@ impl QuantizedMatrix {
 
     /// Bytes of codes and scales.
     pub fn bytes(&self) -> u64 {
-        self.quantization.bytes(self.shape)
+        self.codes.len() as u64 + self.scales.bytes()
     }
 
     /// What the codes stand for, row-major.
@@ -84,13 +89,16 @@ impl QuantizedMatrix {
         debug_assert!(first.is_multiple_of(size), "column {first} is inside a block of {size}");
         let width = out.len() / rows.len().max(1);
         let skipped = (quantization.code_bytes(first), quantization.scales() * (first / size));
+        let mut widened = Vec::new();
         for (row, out) in rows.zip(out.chunks_exact_mut(width.max(1))) {
             let codes = &self.codes[row * of_codes + skipped.0..(row + 1) * of_codes];
-            let scales = &self.scales[row * of_scales + skipped.1..(row + 1) * of_scales];
+            let start = row * of_scales + skipped.1;
+            let scales = self.scales.read(start..start + quantization.scales() * width.div_ceil(size), &mut widened);
             let codes = codes.chunks(quantization.code_bytes(size));
             match quantization.format {
                 CodeFormat::Int8 => vectorised!({
                     for ((out, codes), scale) in out.chunks_mut(size).zip(codes).zip(scales) {
+                        let scale = scale * INT8_UNIT;
                         for (out, code) in out.iter_mut().zip(codes) {
                             *out = f32::from(code.cast_signed()) * scale;
                         }
@@ -108,53 +116,15 @@ impl QuantizedMatrix {
                 }
                 CodeFormat::Int4 => vectorised!({
                     for ((out, codes), scale) in out.chunks_mut(size).zip(codes).zip(scales.as_chunks::<2>().0) {
+                        let (scale, least) = (scale[0] * INT4_UNIT, scale[1]);
                         for (out, code) in out.chunks_mut(2).zip(codes) {
                             for (out, code) in out.iter_mut().zip([code & 15, code >> 4]) {
-                                *out = f32::from(code) * scale[0] + scale[1];
+                                *out = f32::from(code) * scale + least;
                             }
                         }
                     }
                 }),
             }
-        }
-    }
-}
-
-/// Writes the codes of a block, and its scale or scales.
-fn encode(format: CodeFormat, values: &[f32], (codes, scales): (&mut [u8], &mut [f32])) {
-    let mut largest = 0.0_f32;
-    for value in values {
-        // Not a number stays so.
-        largest = if value.abs() > largest || value.is_nan() { value.abs() } else { largest };
-    }
-    match format {
-        CodeFormat::Int8 => {
-            let scale = largest / 127.0;
-            let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
-            for (code, value) in codes.iter_mut().zip(values) {
-                *code = ((value * inverse).round_ties_even() as i8).cast_unsigned();
-            }
-            scales[0] = scale;
-        }
-        CodeFormat::Nf4 => {
-            let inverse = if largest > 0.0 { 1.0 / largest } else { 0.0 };
-            let borders = &*NF4_BORDERS;
-            let code = |value: &f32| borders.iter().map(|border| u8::from(value * inverse > *border)).sum::<u8>();
-            for (byte, pair) in codes.iter_mut().zip(values.chunks(2)) {
-                *byte = code(&pair[0]) | pair.get(1).map_or(0, code) << 4;
-            }
-            scales[0] = largest;
-        }
-        CodeFormat::Int4 if !largest.is_finite() => scales.fill(f32::NAN),
-        CodeFormat::Int4 => {
-            let least = values.iter().copied().fold(f32::INFINITY, f32::min);
-            let scale = (values.iter().copied().fold(f32::NEG_INFINITY, f32::max) - least) / 15.0;
-            let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
-            let code = |value: &f32| ((value - least) * inverse).round_ties_even() as u8;
-            for (byte, pair) in codes.iter_mut().zip(values.chunks(2)) {
-                *byte = code(&pair[0]).min(15) | pair.get(1).map_or(0, |value| code(value).min(15)) << 4;
-            }
-            scales.copy_from_slice(&[scale, least]);
         }
     }
 }

@@ -3,9 +3,11 @@
 //! The product makes tiles of the weight float32 as it needs them; the whole is never there in float32 on the CPU.
 
 pub(crate) mod cpu;
+mod encoding;
 pub(crate) mod flex;
 mod format;
 mod matrix;
+mod scales;
 
 use std::sync::Arc;
 
