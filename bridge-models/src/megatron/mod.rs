@@ -53,7 +53,7 @@ pub enum MegatronError {
         path: PathBuf,
     },
     /// The recipe cannot be read.
-    #[error("{path}: {reason}")]
+    #[error("{reason}")]
     Recipe {
         /// The file.
         path: PathBuf,

@@ -10,6 +10,7 @@ use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 use safetensors::SafeTensors;
 
 use super::*;
+use crate::decoder::{DecoderConfig, build_decoder};
 use crate::registry;
 
 fn fixture(name: &str) -> PathBuf {
@@ -31,11 +32,10 @@ fn logits(folder: &Path, ids: TensorData) -> Vec<f32> {
     let root = tempfile::tempdir().unwrap();
     let snapshot = snapshot(folder, Some(&folder.join("recipe.toml"))).unwrap();
     CheckpointWriter::open(root.path(), SaveOptions::default()).unwrap().save(&snapshot).unwrap();
-    let checkpoint = CheckpointStore::open(root.path()).unwrap().open_iteration(0, Verification::Full).unwrap();
-    let registry = registry();
+    let checkpoint = CheckpointStore::open(root.path()).unwrap().open_iteration(0, Verification::Contents).unwrap();
     let text = checkpoint.run_config().unwrap();
-    let raw = RawConfig::from_text(&text, Format::Toml, &[], &registry.kinds()).unwrap();
-    let model = registry.models.config(&raw.model.clone().finalize().unwrap()).unwrap();
+    let raw = RawConfig::from_text(&text, Format::Toml, &[], &registry().kinds()).unwrap();
+    let config = DecoderConfig::from_transformer(&raw.model.config, 96).unwrap();
     let device = Device::flex();
     let context = BuildContext {
         device: device.clone().autodiff(),
@@ -46,7 +46,7 @@ fn logits(folder: &Path, ids: TensorData) -> Vec<f32> {
         deferred: None,
         adapter: None,
     };
-    let mut chunk = model.builder().build_model(&context, &Stage::whole(model.stacks())).unwrap();
+    let mut chunk = build_decoder(&config, &context, &Stage::whole(config.stacks())).unwrap();
     load_parameters(chunk.as_mut(), &checkpoint).unwrap();
     assert_eq!(checkpoint.names().count(), chunk.parameters().len());
     let model = chunk.inference();
