@@ -104,25 +104,24 @@ impl Philox {
 
     /// Draws `range` of those that [`Self::normal`] makes, without the others.
     pub fn normal_range(self, range: std::ops::Range<usize>, std: f64) -> Vec<f32> {
-        let skipped = range.start % 4;
-        let count = skipped + range.len();
-        let mut values = Vec::with_capacity(count + 3);
-        let mut index = range.start as u64 / 4;
-        while values.len() < count {
+        // As many as are asked for and no room for more: they become a parameter's memory.
+        let mut values = Vec::with_capacity(range.len());
+        let mut skipped = range.start % 4;
+        for index in range.start as u64 / 4..(range.end as u64).div_ceil(4) {
             let words = self.block(index);
-            for pair in [[words[0], words[1]], [words[2], words[3]]] {
+            let pair = |pair: [u32; 2]| {
                 // (0, 1] for the logarithm, [0, 1) for the angle.
                 let u1 = (f64::from(pair[0]) + 1.0) / 4_294_967_296.0;
                 let u2 = f64::from(pair[1]) / 4_294_967_296.0;
                 let radius = std * (-2.0 * u1.ln()).sqrt();
                 let (sin, cos) = (std::f64::consts::TAU * u2).sin_cos();
-                values.push((radius * cos) as f32);
-                values.push((radius * sin) as f32);
-            }
-            index += 1;
+                [(radius * cos) as f32, (radius * sin) as f32]
+            };
+            let ([first, second], [third, fourth]) = (pair([words[0], words[1]]), pair([words[2], words[3]]));
+            let wanted = range.len() - values.len();
+            values.extend([first, second, third, fourth].into_iter().skip(skipped).take(wanted));
+            skipped = 0;
         }
-        values.truncate(count);
-        values.drain(..skipped);
         values
     }
 
