@@ -76,7 +76,7 @@ pub enum Command {
         /// Write nothing: check the folder, and print which parameter is made of which tensors.
         #[arg(long)]
         dry_run: bool,
-        /// For a checkpoint of Megatron without run_config.yaml: the recipe whose [model] it is of.
+        /// For a checkpoint of Megatron without run_config.yaml: the recipe that says which model it is of.
         #[arg(long)]
         recipe: Option<PathBuf>,
         #[command(flatten)]

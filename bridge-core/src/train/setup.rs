@@ -53,7 +53,7 @@ use crate::optim::{
 };
 use crate::plan;
 use crate::resilience::Pulse;
-use crate::resilience::rerun::RerunStateMachine;
+use crate::resilience::rerun::{Placement, RerunStateMachine};
 use crate::schedule::{NumMicrobatchesCalculator, OptimizerParamScheduler};
 use crate::timers::Timers;
 
@@ -72,8 +72,8 @@ fn remarks((config, groups): (&RunConfig, &ProcessGroups), sorts: &[Weights], st
 pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, TrainError> {
     let config = Arc::new(config);
     let (registry, groups) = (&options.registry, &options.groups);
-    let place = ranks::local_rank(groups.world())?;
-    let place = options.seat.place.unwrap_or(place);
+    let own_place = ranks::local_rank(groups.world())?;
+    let place = options.seat.place.unwrap_or(own_place);
     let pulse = Arc::clone(&options.seat.pulse);
     // What can be refused is refused before anything is written.
     let checked = check(&config, registry, place);
@@ -116,11 +116,9 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let forward_step = dpo::step_of(&config, options.forward_step);
     let parts = Parts { checked, forward_step, provider, padded_vocab_size };
     let (mut training, deferred) = build_training(&config, groups, parts, &timers)?;
-    let draws = start.is_none() || adds_parameters(&training.chunks) || Strictness::of(&config).allows_absent();
-    shard(&mut training, deferred.filter(|_| draws).unwrap_or_default())?;
+    shard(&mut training, deferred, start.is_none() || Strictness::of(&config).allows_absent())?;
     let placement = convert::placement(&config, groups.world().rank(), place, options.node);
-    let machine = RerunStateMachine::new(convert::rerun(&config, placement.clone()));
-    let losses = LossWatch::new(machine, convert::loss_checks(&config));
+    let losses = loss_watch(&config, placement.clone());
     let mut run = TrainingRun {
         doors: Doors::new(&config, groups, (losses, placement, &options.seat), options.subsystems)?,
         inputs: Inputs {
@@ -151,6 +149,11 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     };
     restore(&mut run, start.as_ref(), &lineage, teacher)?;
     begin(&mut run).map(|()| run)
+}
+
+/// What judges losses, for the rank of `placement`.
+fn loss_watch(config: &RunConfig, placement: Placement) -> LossWatch {
+    LossWatch::new(RerunStateMachine::new(convert::rerun(config, placement)), convert::loss_checks(config))
 }
 
 /// Watches what can ask this rank to stop: signals, the program's handle, the clock. All ranks call this together.
@@ -289,7 +292,10 @@ fn adds_parameters(chunks: &[Box<dyn ModelChunk>]) -> bool {
 }
 
 /// Leaves this rank what it owns of each parameter, or makes those that the base, which is loaded, does not have.
-fn shard(training: &mut Training, deferred: DeferredParameters) -> Result<(), TrainError> {
+/// Where nothing may be absent from what is loaded, only what that is without is drawn.
+fn shard(training: &mut Training, deferred: Option<DeferredParameters>, may_be_absent: bool) -> Result<(), TrainError> {
+    let draws = may_be_absent || adds_parameters(&training.chunks);
+    let deferred = deferred.filter(|_| draws).unwrap_or_default();
     if training.optimizer.distribution().sharding() != Sharding::Full {
         for chunk in &mut training.chunks {
             let added = chunk.parameters().iter().filter(|parameter| parameter.is_added());

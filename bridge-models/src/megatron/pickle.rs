@@ -232,7 +232,7 @@ impl Machine<'_> {
 
     fn set(&mut self, more: &[Id]) -> Result<(), PickleError> {
         let dict = self.top()?;
-        if more.len() % 2 != 0 {
+        if !more.len().is_multiple_of(2) {
             return self.error("a key has no value");
         }
         match &mut self.values[dict] {
