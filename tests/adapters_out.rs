@@ -200,45 +200,43 @@ fn commands_take_several_adapters_of_one_base() {
         );
         objects(&said.unwrap())[0]["text"].as_str().unwrap().to_owned()
     };
-    let checkpoints = ["imported", "saved", &format!("{other}/saved")].map(str::to_owned);
-    // Folders have no tokenizer here: those of `peft` are the library's tests.
-    for [base, one, two] in [checkpoints] {
-        let named = [format!("one={one}"), format!("two={two}")];
-        let several = [base.as_str(), "--adapter", &named[0], "--adapter", &named[1]];
-        // The base itself has no tokenizer; that it computes as alone, the library's tests show.
-        let of_base = [&several[..], &["--use", "base"]].concat();
-        let (with_one, with_two) = ([base.as_str(), "--adapter", &one], [base.as_str(), "--adapter", &two]);
-        // Each row with its adapter, as alone.
-        let rows = prompts.iter().flat_map(|prompt| ["--prompt", *prompt]);
-        let rows: Vec<&str> = rows.chain(["--use", "two", "--use", "one", "--use", "one", "--use", "base"]).collect();
-        let ends = ["--greedy", "--max-tokens=12", "--json"];
-        let said = bridge(folder, &[&["generate"], &several[..], &rows, &ends].concat()).unwrap();
-        let found = objects(&said);
-        let names: Vec<&str> = found.iter().map(|row| row["adapter"].as_str().unwrap()).collect();
-        assert_eq!(names, ["two", "one", "one", "base"]);
-        let alone: [&[&str]; 4] = [&with_two, &with_one, &with_one, &of_base];
-        for ((row, prompt), model) in found.iter().zip(prompts).zip(alone) {
-            assert_eq!(row["text"], text(model, prompt), "{model:?} {prompt}");
-        }
-        let distinct: std::collections::BTreeSet<&str> =
-            [0, 2, 3].iter().map(|row| found[*row]["text"].as_str().unwrap()).collect();
-        assert!(distinct.len() >= 2, "{found:?}");
-        // A conversation that changes the adapter on its way.
-        let lines = "3 1 4\n/adapter two\n/reset\n3 1 4\n/adapter nobody\n/adapter base\n/reset\n3 1 4\n";
-        let found = answers_of(folder, &[&several[..], &["--use", "one"]].concat(), lines);
-        let alone: [&[&str]; 3] = [&with_one, &with_two, &of_base];
-        assert_eq!(found, alone.map(|model| answers_of(folder, model, "3 1 4\n").remove(0)));
-        // Tasks.
-        let items = r#"{"context": "3 1 4", "choices": [" 1", " 5", " 9"], "gold": 1}"#;
-        std::fs::write(folder.join("items.jsonl"), items).unwrap();
-        let scores = |model: &[&str]| {
-            let scored = ["--tasks", "items.jsonl", "--log-samples", "scored.jsonl"];
-            bridge(folder, &[&["eval"], model, &scored].concat()).unwrap();
-            std::fs::read_to_string(folder.join("scored.jsonl")).unwrap()
-        };
-        assert_eq!(scores(&[&several[..], &["--use", "two"]].concat()), scores(&with_two));
-        assert_ne!(scores(&[&several[..], &["--use", "base"]].concat()), scores(&with_two));
+    // Checkpoints: folders have no tokenizer here, and those of `peft` are the library's tests.
+    let [base, one, two] = ["imported", "saved", &format!("{other}/saved")].map(str::to_owned);
+    let named = [format!("one={one}"), format!("two={two}")];
+    let several = [base.as_str(), "--adapter", &named[0], "--adapter", &named[1]];
+    // The base itself has no tokenizer; that it computes as alone, the library's tests show.
+    let of_base = [&several[..], &["--use", "base"]].concat();
+    let (with_one, with_two) = ([base.as_str(), "--adapter", &one], [base.as_str(), "--adapter", &two]);
+    // Each row with its adapter, as alone.
+    let rows = prompts.iter().flat_map(|prompt| ["--prompt", *prompt]);
+    let rows: Vec<&str> = rows.chain(["--use", "two", "--use", "one", "--use", "one", "--use", "base"]).collect();
+    let ends = ["--greedy", "--max-tokens=12", "--json"];
+    let said = bridge(folder, &[&["generate"], &several[..], &rows, &ends].concat()).unwrap();
+    let found = objects(&said);
+    let names: Vec<&str> = found.iter().map(|row| row["adapter"].as_str().unwrap()).collect();
+    assert_eq!(names, ["two", "one", "one", "base"]);
+    let alone: [&[&str]; 4] = [&with_two, &with_one, &with_one, &of_base];
+    for ((row, prompt), model) in found.iter().zip(prompts).zip(alone) {
+        assert_eq!(row["text"], text(model, prompt), "{model:?} {prompt}");
     }
+    let distinct: std::collections::BTreeSet<&str> =
+        [0, 2, 3].iter().map(|row| found[*row]["text"].as_str().unwrap()).collect();
+    assert!(distinct.len() >= 2, "{found:?}");
+    // A conversation that changes the adapter on its way.
+    let lines = "3 1 4\n/adapter two\n/reset\n3 1 4\n/adapter nobody\n/adapter base\n/reset\n3 1 4\n";
+    let found = answers_of(folder, &[&several[..], &["--use", "one"]].concat(), lines);
+    let alone: [&[&str]; 3] = [&with_one, &with_two, &of_base];
+    assert_eq!(found, alone.map(|model| answers_of(folder, model, "3 1 4\n").remove(0)));
+    // Tasks.
+    let items = r#"{"context": "3 1 4", "choices": [" 1", " 5", " 9"], "gold": 1}"#;
+    std::fs::write(folder.join("items.jsonl"), items).unwrap();
+    let scores = |model: &[&str]| {
+        let scored = ["--tasks", "items.jsonl", "--log-samples", "scored.jsonl"];
+        bridge(folder, &[&["eval"], model, &scored].concat()).unwrap();
+        std::fs::read_to_string(folder.join("scored.jsonl")).unwrap()
+    };
+    assert_eq!(scores(&[&several[..], &["--use", "two"]].concat()), scores(&with_two));
+    assert_ne!(scores(&[&several[..], &["--use", "base"]].concat()), scores(&with_two));
     let refused = |arguments: &[&str]| bridge(folder, &[&["generate", "imported"], arguments].concat()).unwrap_err();
     let (one, two) = ("one=saved", format!("two={other}/saved"));
     for (arguments, expected) in [

@@ -6,6 +6,7 @@
 //! | `models` | kinds of models: [`decoder`], one that covers GPT-2 and the Llama line by configuration, and [`encoder_decoder`], T5 |
 //! | [`adapters`] | LoRA and DoRA at linear layers; adapters in `peft`'s format |
 //! | [`families`] | Hugging Face families: settings and weights |
+//! | `fingerprint` | what tells files from themselves before a change |
 //! | [`huggingface`] | Hugging Face folders in and out: `config.json`, safetensors, weight maps |
 //! | [`megatron`] | checkpoints of Megatron-LM and Megatron Bridge (`torch_dist`) in |
 //! | `sharding` | [`gather_parameters`]: whole parameters from models spread over ranks |
@@ -20,6 +21,7 @@
 pub mod adapters;
 mod blocks;
 pub mod families;
+mod fingerprint;
 pub mod generate;
 pub mod huggingface;
 pub mod megatron;

@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::UNIX_EPOCH;
 
 use bridge_core::checkpoint::{
     CheckpointError, DType, Element, RunFiles, ShardTensor, Snapshot, TensorGroup, TensorStream, TrainState,
@@ -20,6 +19,7 @@ use super::import::HfModel;
 use super::json::table_to_text;
 use super::runs::row_blocks;
 use super::weight_map::WeightEntry;
+use crate::fingerprint::fingerprint_of;
 
 /// Name under which a checkpoint keeps the `config.json` of the folder that it was imported from.
 pub const ORIGINAL_CONFIG: &str = "hf_config.json";
@@ -158,7 +158,7 @@ fn fingerprint(path: &Path) -> Option<String> {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         name == "config.json" || is_companion(&name) || name.ends_with(".safetensors") || name.ends_with(".index.json")
     };
-    let mut files = if path.is_dir() {
+    let files = if path.is_dir() {
         if !path.join("config.json").exists() || path.join("metadata.json").exists() {
             return None;
         }
@@ -167,12 +167,5 @@ fn fingerprint(path: &Path) -> Option<String> {
     } else {
         vec![path.to_owned()].into_iter().filter(|path| path.extension().is_some_and(|e| e == "gguf")).collect()
     };
-    files.sort();
-    let line = |path: &std::path::PathBuf| {
-        let metadata = std::fs::metadata(path).ok()?;
-        let changed = metadata.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
-        Some(format!("{} {} {}\n", path.display(), metadata.len(), changed.as_nanos()))
-    };
-    let lines: String = files.iter().filter_map(line).collect();
-    (!lines.is_empty()).then_some(lines)
+    fingerprint_of(files)
 }

@@ -8,7 +8,6 @@ mod pickle;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::UNIX_EPOCH;
 
 use bridge_core::checkpoint::{
     CheckpointError, DType, Element, RunFiles, ShardTensor, Snapshot, TensorGroup, TensorStream, TrainState,
@@ -18,6 +17,8 @@ use bridge_core::train::Weights;
 use bridge_data::outside;
 
 use folder::{Folder, METADATA};
+
+use crate::fingerprint::fingerprint_of;
 
 /// The recipe that Megatron Bridge saves with each checkpoint.
 const RECIPE: &str = "run_config.yaml";
@@ -93,16 +94,8 @@ fn has_parts(folder: &Path) -> bool {
 /// The place, and name, size and time of the last change of each file.
 fn fingerprint(path: &Path) -> Option<String> {
     let folder = find(path)?;
-    let entries = std::fs::read_dir(&folder).ok()?.flatten();
-    let mut lines: Vec<String> = entries
-        .filter_map(|entry| {
-            let metadata = entry.metadata().ok().filter(std::fs::Metadata::is_file)?;
-            let changed = metadata.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
-            Some(format!("{} {} {}\n", entry.path().display(), metadata.len(), changed.as_nanos()))
-        })
-        .collect();
-    lines.sort();
-    Some(lines.concat())
+    let files = std::fs::read_dir(&folder).ok()?.flatten().map(|entry| entry.path());
+    fingerprint_of(files.filter(|path| path.is_file()).collect())
 }
 
 /// A parameter on its way to a checkpoint.
