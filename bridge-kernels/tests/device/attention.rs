@@ -8,18 +8,7 @@ use bridge_kernels::{PackedHeads, Philox, packed_attention};
 use burn::tensor::{Device, Tensor};
 
 use crate::common::{Case, assert_close, device, ints, read, tensor, values};
-
-/// Shapes `[b, t, s, h, g, d]`.
-type Shapes = [usize; 6];
-
-/// Head size of values, which is that of queries and keys unless the options say otherwise.
-fn width([.., d]: Shapes, with: &str) -> usize {
-    match (with.contains("narrow values"), with.contains("wide values")) {
-        (true, _) => d - 2,
-        (_, true) => d + 4,
-        _ => d,
-    }
-}
+use crate::operands::attention::{Shapes, inputs, width};
 
 /// Everything that may vary, from shapes and the names of options.
 fn options([b, t, _, _, _, d]: Shapes, with: &str, device: &Device) -> AttentionOptions {
@@ -32,13 +21,6 @@ fn options([b, t, _, _, _, d]: Shapes, with: &str, device: &Device) -> Attention
         document_ids: has("documents").then(|| ints(&documents, [b, t], device)),
         ..AttentionOptions::causal(d)
     }
-}
-
-fn inputs([b, t, s, h, g, d]: Shapes, with: &str) -> Vec<Vec<f32>> {
-    let width = width([b, t, s, h, g, d], with);
-    let mut inputs = vec![values(1, b * t * h * d), values(2, b * s * g * d), values(3, b * s * g * width)];
-    inputs.extend(with.contains("sinks").then(|| values(4, h)));
-    inputs
 }
 
 /// Queries, keys and values, and the options with the input behind these, if there is one.

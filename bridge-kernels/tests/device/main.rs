@@ -12,6 +12,8 @@ mod dropout;
 mod grouped;
 mod half;
 mod norm;
+#[path = "../operands/mod.rs"]
+mod operands;
 mod optim;
 mod rotary;
 mod state_space;

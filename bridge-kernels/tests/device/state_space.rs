@@ -2,10 +2,11 @@
 
 use bridge_kernels::causal_conv::{causal_conv, causal_conv_reference, cube as conv};
 use bridge_kernels::gated_norm::{cube as norm, gated_rms_norm, gated_rms_norm_reference};
-use bridge_kernels::ssd_scan::{ScanInputs, ScanOptions, cube as scan, ssd_scan, ssd_scan_from, ssd_scan_reference};
+use bridge_kernels::ssd_scan::{ScanInputs, cube as scan, ssd_scan, ssd_scan_from, ssd_scan_reference};
 use burn::tensor::{Device, Tensor};
 
 use crate::common::{Case, assert_close, device, ints, read, tensor, values};
+use crate::operands::scan::{Sizes, scan_inputs, scan_options, scan_values};
 
 /// Documents of the tokens of `b` sequences: runs of 1 to 5 tokens, others in each sequence.
 fn documents(b: usize, t: usize) -> Vec<i64> {
@@ -80,29 +81,6 @@ fn gated_norm_of_views() {
     let y = norm::gated_rms_norm(&x, &z, &weight, (1, 1e-5)).expect("it applies");
     assert_close("slices", &read(y.clone()), &read(expected), 2e-6);
     assert_eq!(read(gated_rms_norm(x, z, weight, 1, 1e-5)), read(y), "the public function takes the kernel");
-}
-
-/// Sequences, tokens, heads, channels of a head, groups, numbers of a state.
-type Sizes = [usize; 6];
-
-fn scan_inputs(v: &[Tensor<1>], [b, t, h, p, g, n]: Sizes) -> ScanInputs {
-    ScanInputs {
-        xbc_btf: v[0].clone().reshape([b, t, h * p + 2 * g * n]),
-        dt_bth: v[1].clone().reshape([b, t, h]),
-        a_log_h: v[2].clone(),
-        dt_bias_h: v[3].clone(),
-        d_h: v[4].clone(),
-        document_ids: None,
-    }
-}
-
-fn scan_values([b, t, h, p, g, n]: Sizes) -> Vec<Vec<f32>> {
-    let bias = values(4, h).iter().map(|v| v * 0.5 - 1.0).collect();
-    vec![values(1, b * t * (h * p + 2 * g * n)), values(2, b * t * h), values(3, h), bias, values(5, h)]
-}
-
-fn scan_options([_, _, _, p, g, n]: Sizes, chunk_size: usize, time_steps: [f32; 2]) -> ScanOptions {
-    ScanOptions { head_size: p, groups: g, state_size: n, chunk_size, time_steps }
 }
 
 #[test]

@@ -8,21 +8,10 @@ use bridge_kernels::dropout::{DropoutKey, dropped};
 use burn::tensor::{Device, Tensor};
 
 use crate::common::{Case, assert_close, assert_same_on_any_threads, ints, read, run_all, tensor, values, wide};
+use crate::operands::attention::{Shapes, inputs, width};
 use crate::plain;
 
-/// Shapes `[b, t, s, h, g, d]`.
-type Shapes = [usize; 6];
-
 const RATE: f64 = 0.3;
-
-/// Head size of values, which is that of queries and keys unless the options say otherwise.
-fn width([.., d]: Shapes, with: &str) -> usize {
-    match (with.contains("narrow values"), with.contains("wide values")) {
-        (true, _) => d - 2,
-        (_, true) => d + 4,
-        _ => d,
-    }
-}
 
 fn key() -> DropoutKey {
     DropoutKey(Philox::new(77))
@@ -68,13 +57,6 @@ fn plain_options(shapes: Shapes, with: &str) -> plain::Attention {
 fn shaped([b, t, s, h, g, d]: Shapes, with: &str, x: &[Tensor<1>]) -> [Tensor<4>; 3] {
     let width = width([b, t, s, h, g, d], with);
     [x[0].clone().reshape([b, t, h, d]), x[1].clone().reshape([b, s, g, d]), x[2].clone().reshape([b, s, g, width])]
-}
-
-fn inputs([b, t, s, h, g, d]: Shapes, with: &str) -> Vec<Vec<f32>> {
-    let width = width([b, t, s, h, g, d], with);
-    let mut inputs = vec![values(1, b * t * h * d), values(2, b * s * g * d), values(3, b * s * g * width)];
-    inputs.extend(with.contains("sinks").then(|| values(4, h)));
-    inputs
 }
 
 /// The options with the input behind queries, keys and values, if there is one.

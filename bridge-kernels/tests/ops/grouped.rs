@@ -5,37 +5,10 @@ use bridge_kernels::{Activation, FeedForwardUnit, GatedUnit, linear};
 use burn::tensor::{Device, FloatDType, Tensor};
 
 use crate::common::{Case, assert_close, assert_same_on_any_threads, read, run_all, tensor, values, wide};
+use crate::operands::experts::Sizes;
 use crate::plain;
 
-/// Rows of each expert; inputs and outputs.
-struct Sizes<'a> {
-    counts: &'a [usize],
-    inputs: usize,
-    outputs: usize,
-    has_bias: bool,
-}
-
 impl Sizes<'_> {
-    fn rows(&self) -> usize {
-        self.counts.iter().sum()
-    }
-
-    /// Weights, then biases, of each expert.
-    fn parameters(&self, seed: u64) -> Vec<Vec<f32>> {
-        let experts = self.counts.len();
-        let weight = |e: usize| values(seed + e as u64, self.outputs * self.inputs);
-        let bias = |e: usize| values(seed + 50 + e as u64, self.outputs);
-        let biases = if self.has_bias { (0..experts).map(bias).collect() } else { Vec::new() };
-        [(0..experts).map(weight).collect(), biases].concat()
-    }
-
-    /// The layer of which `t` are the parameters.
-    fn layer(&self, t: &[Tensor<1>]) -> GroupedLinear {
-        let (weights, biases) = t.split_at(self.counts.len());
-        let shaped = |weight: &Tensor<1>| weight.clone().reshape([self.outputs, self.inputs]);
-        GroupedLinear { weights_oi: weights.iter().map(shaped).collect(), biases_o: biases.to_vec() }
-    }
-
     /// In float64.
     fn plain(&self, x: &[f64], v: &[Vec<f64>]) -> Vec<f64> {
         let (mut start, mut y) = (0, Vec::new());

@@ -13,6 +13,8 @@ mod linear;
 mod linear_deferred;
 mod low_rank;
 mod norm;
+#[path = "../operands/mod.rs"]
+mod operands;
 mod optim;
 mod packed_attention;
 mod plain;

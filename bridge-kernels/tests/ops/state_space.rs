@@ -3,10 +3,11 @@
 use bridge_kernels::causal_conv::{causal_conv, causal_conv_reference};
 use bridge_kernels::gated_norm::{gated_rms_norm, gated_rms_norm_reference};
 use bridge_kernels::split::{split, split_reference};
-use bridge_kernels::ssd_scan::{ScanInputs, ScanOptions, ssd_scan, ssd_scan_from, ssd_scan_reference};
+use bridge_kernels::ssd_scan::{ScanInputs, ssd_scan, ssd_scan_from, ssd_scan_reference};
 use burn::tensor::{Device, FloatDType, Tensor};
 
 use crate::common::{Case, assert_close, assert_same_on_any_threads, ints, read, run_all, tensor, values, wide};
+use crate::operands::scan::{Sizes, scan_inputs, scan_options, scan_values};
 use crate::plain;
 
 fn silu(x: f64) -> f64 {
@@ -118,9 +119,6 @@ fn parts_of_a_projection() {
     assert!(gradient.iter().enumerate().all(|(i, g)| *g == expected(i)), "parts that nothing reads have no gradient");
 }
 
-/// Sequences, tokens, heads, channels of a head, groups, numbers of a state.
-type Sizes = [usize; 6];
-
 fn plain_scan(v: &[Vec<f64>], ids: Option<&[i64]>, [b, t, h, p, g, n]: Sizes, [least, largest]: [f64; 2]) -> Vec<f64> {
     let columns = h * p + 2 * g * n;
     let mut y = vec![0.0; b * t * h * p];
@@ -148,26 +146,6 @@ fn plain_scan(v: &[Vec<f64>], ids: Option<&[i64]>, [b, t, h, p, g, n]: Sizes, [l
         }
     }
     y
-}
-
-fn scan_inputs(v: &[Tensor<1>], [b, t, h, p, g, n]: Sizes) -> ScanInputs {
-    ScanInputs {
-        xbc_btf: v[0].clone().reshape([b, t, h * p + 2 * g * n]),
-        dt_bth: v[1].clone().reshape([b, t, h]),
-        a_log_h: v[2].clone(),
-        dt_bias_h: v[3].clone(),
-        d_h: v[4].clone(),
-        document_ids: None,
-    }
-}
-
-fn scan_values([b, t, h, p, g, n]: Sizes) -> Vec<Vec<f32>> {
-    let bias = values(4, h).iter().map(|v| v * 0.5 - 1.0).collect();
-    vec![values(1, b * t * (h * p + 2 * g * n)), values(2, b * t * h), values(3, h), bias, values(5, h)]
-}
-
-fn scan_options([_, _, _, p, g, n]: Sizes, chunk_size: usize, time_steps: [f32; 2]) -> ScanOptions {
-    ScanOptions { head_size: p, groups: g, state_size: n, chunk_size, time_steps }
 }
 
 #[test]
