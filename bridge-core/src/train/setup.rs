@@ -199,6 +199,8 @@ fn fitting(
     (data, rows): (&RunData, usize),
     models: &ModelRegistry,
 ) -> Result<Option<Teacher>, TrainError> {
+    // What reading the data left is not needed again.
+    give_back_freed();
     let teacher = teacher.map(|teacher| teacher.check(config, data, rows)).transpose();
     let teacher = ranks::agree(groups, "comparing the model with its teacher", teacher)?;
     let of_teacher = teacher.as_ref().map_or(0, |teacher| teacher.bytes(config));
