@@ -30,6 +30,7 @@ pub struct Sample {
 
 impl Sample {
     /// A sample without tokens.
+    #[cfg(feature = "finetuning")]
     pub(crate) fn empty() -> Self {
         Self {
             tokens: Vec::new(),

@@ -9,12 +9,13 @@
 //! | files from outside, opened, sized and made anew | [`outside`] |
 //! | JSON as Python writes it | [`python_json`] |
 //! | samples of a fixed length, blends, mock data | [`gpt`] |
-//! | conversations to text and ids | [`chat`] |
-//! | examples of fine-tuning | [`sft`] |
+//! | conversations to text and ids (feature `finetuning`) | `chat` |
+//! | examples of fine-tuning (feature `finetuning`) | `sft` |
 //! | which samples a rank reads next | [`sampler`] |
 //! | prefetched micro-batches | [`loader`] |
 
 mod atomic;
+#[cfg(feature = "finetuning")]
 pub mod chat;
 pub mod dataset;
 mod error;
@@ -31,6 +32,7 @@ pub mod pack;
 pub mod python_json;
 pub mod random;
 pub mod sampler;
+#[cfg(feature = "finetuning")]
 pub mod sft;
 pub mod source;
 pub mod tokenizer;

@@ -12,7 +12,9 @@ use std::time::Instant;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
-pub(crate) use reuse::{Claim, claim};
+pub(crate) use reuse::Claim;
+#[cfg(feature = "finetuning")]
+pub(crate) use reuse::claim;
 pub use reuse::{OutputLock, Overwrite};
 pub use train::{TokenizerTraining, train_tokenizer, train_tokenizer_locked};
 

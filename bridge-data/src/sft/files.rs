@@ -1,16 +1,12 @@
 //! The files of a split and their records, one after the other: memory does not grow with the files.
 
-use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
-use parquet::file::reader::SerializedFileReader;
-use parquet::record::Row;
-use parquet::record::reader::RowIter;
 use serde_json::Value;
 use twox_hash::XxHash3_64;
 
-use super::arrow;
+use super::{arrow, parquet_rows};
 use crate::gpt::Split;
 use crate::{DataError, outside};
 
@@ -107,6 +103,12 @@ pub(super) enum Raw {
 }
 
 impl Raw {
+    /// A row, with its number.
+    fn row((number, value): (u64, Value)) -> (u64, Self) {
+        let bytes = bytes_of(&value);
+        (number, Self::Row(value, bytes))
+    }
+
     pub(super) fn num_bytes(&self) -> usize {
         match self {
             Self::Line(line) => line.len(),
@@ -150,7 +152,7 @@ pub(super) struct Records<'a> {
 /// The records of a file.
 enum Opened {
     Lines(Lines),
-    Rows(Rows),
+    Parquet(parquet_rows::Rows),
     Arrow(Box<arrow::Rows>),
 }
 
@@ -168,9 +170,9 @@ impl Opened {
                 lines(Box::new(BufReader::with_capacity(BUFFER, decoder)))
             }
             Some(Format::Parquet) => {
-                let rows = Rows::open(file)
-                    .map_err(|error| DataError::malformed(path, format!("not a Parquet file: {error}")))?;
-                Ok(Self::Rows(rows))
+                let rows = parquet_rows::Rows::open(file);
+                rows.map(Self::Parquet)
+                    .map_err(|error| DataError::malformed(path, format!("not a Parquet file: {error}")))
             }
             Some(Format::Arrow) => {
                 let rows = outside::contained(|| arrow::Rows::open(file, size)).and_then(|rows| rows);
@@ -185,47 +187,9 @@ impl Opened {
     fn next(&mut self) -> Result<Option<(u64, Raw)>, String> {
         match self {
             Self::Lines(lines) => Ok(lines.next_line()?.map(|(number, line)| (number, Raw::Line(line)))),
-            Self::Rows(rows) => rows.next_row(),
-            Self::Arrow(rows) => {
-                let row = outside::contained(|| rows.next_row()).and_then(|row| row)?;
-                Ok(row.map(|(number, value)| {
-                    let bytes = bytes_of(&value);
-                    (number, Raw::Row(value, bytes))
-                }))
-            }
+            Self::Parquet(rows) => Ok(rows.next_row()?.map(Raw::row)),
+            Self::Arrow(rows) => Ok(outside::contained(|| rows.next_row()).and_then(|row| row)?.map(Raw::row)),
         }
-    }
-}
-
-/// The rows of a table.
-struct Rows {
-    rows: RowIter<'static>,
-    number: u64,
-}
-
-impl Rows {
-    fn open(file: File) -> Result<Self, String> {
-        let open = || {
-            let reader = SerializedFileReader::new(file).map_err(|error| error.to_string())?;
-            Ok(RowIter::from_file_into(Box::new(reader)))
-        };
-        let rows = outside::contained(open).and_then(|rows| rows)?;
-        Ok(Self { rows, number: 0 })
-    }
-
-    fn next_row(&mut self) -> Result<Option<(u64, Raw)>, String> {
-        self.number += 1;
-        let number = self.number;
-        let rows = &mut self.rows;
-        let next = || rows.next().transpose().map_err(|error| error.to_string());
-        let row = outside::contained(next).and_then(|row| row).map_err(|error| format!("row {number}: {error}"))?;
-        let value =
-            |row: Row| outside::contained(|| row.to_json_value()).map_err(|error| format!("row {number}: {error}"));
-        let value = row.map(value).transpose()?;
-        Ok(value.map(|value| {
-            let bytes = bytes_of(&value);
-            (number, Raw::Row(value, bytes))
-        }))
     }
 }
 

@@ -23,6 +23,7 @@ mod files;
 mod hostile_tests;
 mod packing;
 mod params;
+mod parquet_rows;
 #[cfg(test)]
 mod preference_tests;
 mod prepare;
