@@ -6,9 +6,22 @@ use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, Result, bail};
 
+/// Cargo, as if called from a shell. What `cargo xtask` set for this program would be seen by build scripts, which then run again whenever one builds the
+/// other way.
+pub fn cargo() -> Command {
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let of_xtask = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+    for (name, _) in std::env::vars_os() {
+        if name.to_str().is_some_and(of_xtask) {
+            cargo.env_remove(name);
+        }
+    }
+    cargo
+}
+
 /// Builds `bridge` in the release profile with `features` (`PACKAGE/FEATURE`) and returns its path.
 pub fn build_bridge(features: &[&str]) -> Result<PathBuf> {
-    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let mut cargo = cargo();
     cargo
         // The whole workspace, as the tests build it: another selection resolves other features and would compile Burn again.
         .args(["build", "--release", "--workspace", "--bins", "--message-format", "json-render-diagnostics"])

@@ -124,10 +124,9 @@ fn cargo(arguments: &[String]) -> Result<bool> {
 }
 
 fn cargo_with(environment: &[(&str, String)], arguments: &[String]) -> Result<bool> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let settings: String = environment.iter().map(|(name, value)| format!("{name}={value} ")).collect();
     println!("$ {settings}cargo {}", arguments.join(" "));
-    let mut command = Command::new(cargo);
+    let mut command = crate::build::cargo();
     command.args(arguments).envs(environment.iter().map(|(name, value)| (name, value)));
     Ok(command.status().context("cargo could not be started")?.success())
 }
