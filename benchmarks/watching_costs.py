@@ -1,17 +1,18 @@
-"""What watching a run costs: seconds of a step with and without it, in runs that take turns.
+"""What watching a run costs: seconds of a step with and without it, in two runs at once.
 
     python benchmarks/watching_costs.py --bridge target/release/bridge --rounds 10
 
-On a machine that does nothing else. Each round runs every variant and the plain run once, in an order that is turned from round to round, so that
-a machine that grows warm or slow meets all alike. Of each run the median of the steps behind the first few counts, of each round the ratio to
-its plain run, and of the rounds the median, with the range that 90 of 100 resampled sets of rounds have. `plain again` is the plain run once
-more: what it differs from 1 by is noise, and a limit that lies within it is not decided.
+On a machine that does nothing else. A variant and the plain run train beside each other, each on a core of its own, and then again with the cores changed:
+what slows the machine for a while slows both. Of each run the median of the steps behind the first few counts, of each pair of runs the ratio, of
+a round the mean of both ratios, and of the rounds the median, with the range that 90 of 100 resampled sets of rounds have. `plain again` is the plain
+run beside itself: what it differs from 1 by is noise, and a limit that lies within it is not decided.
 
 Prints a line of JSON a variant; exits with 1 if a ratio is beyond its limit, with 3 if the noise is wider than a limit.
 """
 
 import argparse
 import json
+import math
 import os
 import pathlib
 import random
@@ -22,10 +23,10 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
-# About 4 million parameters: steps of some tenths of a second on two cores.
+# About 4 million parameters: steps of some tenths of a second on a core.
 MODEL = [
     "model.num_layers=4", "model.hidden_size=256", "model.num_attention_heads=8", "model.ffn_hidden_size=688",
-    "model.seq_length=256", "train.micro_batch_size=4", "train.global_batch_size=8", "validation.eval_iters=0",
+    "model.seq_length=256", "train.micro_batch_size=2", "train.global_batch_size=4", "validation.eval_iters=0",
     "logger.plot=false", "logger.log_interval=10",
 ]
 SKIPPED = 5
@@ -64,19 +65,33 @@ def variants(steps):
     }
 
 
-def run(bridge, threads, steps, overrides, arguments):
-    """Seconds of the middle step of a run."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [bridge, "train", str(ROOT / "recipes/tiny.toml"), *MODEL, f"train.num_threads={threads}", f"train.train_iters={steps}", *overrides, *arguments]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-        if done.returncode != 0:
-            sys.exit(f"{' '.join(command)}\n{done.stderr}")
-        lines = (pathlib.Path(folder) / "runs/tiny/metrics.jsonl").read_text().splitlines()
+def start(bridge, core, steps, overrides, arguments, folder):
+    """A run on one core."""
+    command = [bridge, "train", str(ROOT / "recipes/tiny.toml"), *MODEL, "train.num_threads=1", f"train.train_iters={steps}", *overrides, *arguments]
+    bound = lambda: os.sched_setaffinity(0, {core})
+    return subprocess.Popen(command, cwd=folder, preexec_fn=bound, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def seconds_of(process, folder):
+    """Seconds of the middle step of a run that has been started."""
+    _, said = process.communicate()
+    if process.returncode != 0:
+        sys.exit(f"{' '.join(process.args)}\n{said}")
+    lines = (pathlib.Path(folder) / "runs/tiny/metrics.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
     # Statistics come every tenth step: a mean of whole tens has their share, a median would not.
     seconds = [r["seconds"] for r in records if r["kind"] == "train"][SKIPPED:]
     tens = [statistics.fmean(seconds[i : i + 10]) for i in range(0, len(seconds) - 9, 10)]
     return statistics.median(tens)
+
+
+def beside(bridge, steps, cores, variant):
+    """The ratio of a variant to the plain run, both at once, each on a core."""
+    with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second:
+        plain = start(bridge, cores[0], steps, [], [], first)
+        watched = start(bridge, cores[1], steps, *variant[:2], second)
+        plain = seconds_of(plain, first)
+        return seconds_of(watched, second) / plain
 
 
 def interval(ratios, rng):
@@ -88,24 +103,21 @@ def interval(ratios, rng):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bridge", default=str(ROOT / "target/release/bridge"))
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=65)
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=45)
     parser.add_argument("--only", nargs="*", help="names of variants")
     arguments = parser.parse_args()
     chosen = {n: v for n, v in variants(arguments.steps).items() if not arguments.only or n in arguments.only or n == "plain again"}
     ratios = {name: [] for name in chosen}
     bridge = str(pathlib.Path(arguments.bridge).resolve())
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    if len(cores) < 2:
+        sys.exit("two cores are needed, one for each of two runs")
     for turn in range(arguments.rounds):
-        order = [None, *chosen]
-        order = order[turn % len(order) :] + order[: turn % len(order)]
-        seconds = {}
-        for name in order:
-            overrides, more, _ = chosen[name] if name else ([], [], None)
-            seconds[name] = run(bridge, arguments.threads, arguments.steps, overrides, more)
-        for name in chosen:
-            ratios[name].append(seconds[name] / seconds[None])
-        print(f"round {turn + 1}: {seconds[None]:.4f} s a step", file=sys.stderr)
+        for name, variant in chosen.items():
+            pair = [beside(bridge, arguments.steps, order, variant) for order in (cores, cores[::-1])]
+            ratios[name].append(math.sqrt(pair[0] * pair[1]))
+        print(f"round {turn + 1}: " + ", ".join(f"{name} {values[-1]:.4f}" for name, values in ratios.items()), file=sys.stderr)
     rng = random.Random(1)
     results = {name: interval(values, rng) for name, values in ratios.items()}
     noise = max(abs(bound - 1) for bound in results["plain again"])
