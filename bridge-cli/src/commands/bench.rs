@@ -103,7 +103,7 @@ fn steps(arguments: &Arguments) -> Result<Value, Failure> {
     let subsystems: Vec<Box<dyn Subsystem>> = vec![Box::new(watch.clone())];
     let report = pretrain(config, RunOptions { subsystems, console: Console::Silent, ..RunOptions::new(registry) })?;
     let num_parameters = report.run.held_bytes().parameters / size_of::<f32>() as u64;
-    let Seen { mut seconds, losses, warm, end } = watch.seen();
+    let Seen { mut seconds, losses, flops, warm, end } = watch.seen();
     let processor = end.zip(warm).map(|(end, warm)| (end - warm) / f64::from(arguments.steps));
     seconds.sort_by(f64::total_cmp);
     let median = seconds[seconds.len() / 2];
@@ -119,7 +119,7 @@ fn steps(arguments: &Arguments) -> Result<Value, Failure> {
         "tokens_per_second": tenth(tokens as f64 / median),
         "step_ms": tenth(median * 1e3),
         "step_cpu_ms": processor.map(|seconds| tenth(seconds * 1e3)),
-        "gflops": tenth(6.0 * num_parameters as f64 * tokens as f64 / median / 1e9),
+        "gflops": flops.map(|flops| tenth(flops / median / 1e9)),
         "peak_mib": HostMemory::read().map(|memory| memory.peak_resident_bytes / (1 << 20)),
         "losses": losses,
     }))
@@ -163,6 +163,8 @@ struct Seen {
     seconds: Vec<f64>,
     /// Losses of all steps, to four decimals.
     losses: Vec<f64>,
+    /// Floating-point operations of the last step, as the model counts them.
+    flops: Option<f64>,
     /// CPU time before the measured steps and after the last one.
     warm: Option<f64>,
     end: Option<f64>,
@@ -191,6 +193,7 @@ impl Subsystem for Watch {
     fn after_step(&mut self, _run: &mut RunContext, step: &StepReport) -> Result<Verdict, TrainError> {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         seen.end = cpu_seconds();
+        seen.flops = step.flops;
         match step.iteration > self.warmup {
             true => seen.seconds.push(step.seconds),
             false => seen.warm = seen.end,

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use bridge_kernels::memory::give_back_freed;
+
 use super::TrainError;
 use super::checkpointing::save_checkpoint;
 use super::evaluate::{Evaluation, evaluate_at};
@@ -44,6 +46,7 @@ fn train_steps(run: &mut TrainingRun) -> Result<ExitReason, TrainError> {
     }
     let mut end = ExitReason::Completed;
     let timers = Arc::clone(&run.timers);
+    let mut is_first = true;
     while run.state.train_state.step < run.config.train.train_iters as u64 {
         if let Some(why) = run.doors.is_over(&run.groups, &run.state)? {
             end = ExitReason::Over(why);
@@ -72,6 +75,11 @@ fn train_steps(run: &mut TrainingRun) -> Result<ExitReason, TrainError> {
         };
         run.advance(&step);
         let verdict = tell_step(run, &mut step)?;
+        if std::mem::take(&mut is_first) {
+            // The first step makes what later ones find: states of the optimizer, buffers of the ranks.
+            let _span = timers.span("give-back", Labels::default());
+            give_back_freed();
+        }
         run.pulse.enter(Section::OutOfSection);
         if validation_is_due(run) {
             validate(run)?;
