@@ -1,10 +1,11 @@
 """What watching a run costs: seconds of a step with and without it, in two runs at once.
 
-    python benchmarks/watching_costs.py --bridge target/release/bridge --rounds 10
+    python benchmarks/watching_costs.py --bridge target/release/bridge --rounds 6
 
 On a machine that does nothing else. A variant and the plain run train beside each other, each on a core of its own, and then again with the cores changed:
-what slows the machine for a while slows both. Of each run the median of the steps behind the first few counts, of each pair of runs the ratio, of
-a round the mean of both ratios, and of the rounds the median, with the range that 90 of 100 resampled sets of rounds have. `plain again` is the plain
+what slows the machine for a while slows both. Of each run the steps behind the first few count, in means of ten of which the middle one is taken, without the last ten (the
+slower run makes them alone), of each pair of runs the ratio, of
+a round the geometric mean of both ratios, and of the rounds the median, with the range that 90 of 100 resampled sets of rounds have. `plain again` is the plain
 run beside itself: what it differs from 1 by is noise, and a limit that lies within it is not decided.
 
 Prints a line of JSON a variant; exits with 1 if a ratio is beyond its limit, with 3 if the noise is wider than a limit.
@@ -16,6 +17,7 @@ import math
 import os
 import pathlib
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -69,7 +71,7 @@ def start(bridge, core, steps, overrides, arguments, folder):
     """A run on one core."""
     command = [bridge, "train", str(ROOT / "recipes/tiny.toml"), *MODEL, "train.num_threads=1", f"train.train_iters={steps}", *overrides, *arguments]
     bound = lambda: os.sched_setaffinity(0, {core})
-    return subprocess.Popen(command, cwd=folder, preexec_fn=bound, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, cwd=folder, preexec_fn=bound, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
 def seconds_of(process, folder):
@@ -82,7 +84,7 @@ def seconds_of(process, folder):
     # Statistics come every tenth step: a mean of whole tens has their share, a median would not.
     seconds = [r["seconds"] for r in records if r["kind"] == "train"][SKIPPED:]
     tens = [statistics.fmean(seconds[i : i + 10]) for i in range(0, len(seconds) - 9, 10)]
-    return statistics.median(tens)
+    return statistics.median(tens[:-1])
 
 
 def beside(bridge, steps, cores, variant):
@@ -90,8 +92,15 @@ def beside(bridge, steps, cores, variant):
     with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second:
         plain = start(bridge, cores[0], steps, [], [], first)
         watched = start(bridge, cores[1], steps, *variant[:2], second)
-        plain = seconds_of(plain, first)
-        return seconds_of(watched, second) / plain
+        try:
+            seconds = seconds_of(plain, first)
+            return seconds_of(watched, second) / seconds
+        finally:
+            # Where one failed: the other, and what it started.
+            for process in (plain, watched):
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
 
 
 def interval(ratios, rng):
@@ -104,7 +113,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bridge", default=str(ROOT / "target/release/bridge"))
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--steps", type=int, default=45)
+    parser.add_argument("--steps", type=int, default=55)
     parser.add_argument("--only", nargs="*", help="names of variants")
     arguments = parser.parse_args()
     chosen = {n: v for n, v in variants(arguments.steps).items() if not arguments.only or n in arguments.only or n == "plain again"}
@@ -125,7 +134,7 @@ def main():
     for name, (middle, low, high) in results.items():
         limit = chosen[name][2]
         verdict = None if limit is None else "undecided" if noise > limit - 1 else "kept" if middle <= limit else "missed"
-        code = max(code, {"missed": 1, "undecided": 3}.get(verdict, 0))
+        code = 1 if verdict == "missed" else code or (3 if verdict == "undecided" else 0)
         print(json.dumps({"variant": name, "ratio": round(middle, 4), "range": [round(low, 4), round(high, 4)], "limit": limit, "verdict": verdict}))
     sys.exit(code)
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bridge_dist::mesh::ProcessGroups;
-use bridge_kernels::memory::give_back_freed;
+use bridge_kernels::memory::give_back_unneeded;
 use burn::tensor::{Device, FloatDType};
 use bytes::Bytes;
 
@@ -188,7 +188,7 @@ fn restore(
     run.exits.standing().saved(step);
     run.training.distillation = teacher.map(|teacher| teacher.build(run)).transpose()?;
     // What was read with the weights is not needed again.
-    give_back_freed();
+    give_back_unneeded();
     Ok(())
 }
 
@@ -200,7 +200,7 @@ fn fitting(
     models: &ModelRegistry,
 ) -> Result<Option<Teacher>, TrainError> {
     // What reading the data left is not needed again.
-    give_back_freed();
+    give_back_unneeded();
     let teacher = teacher.map(|teacher| teacher.check(config, data, rows)).transpose();
     let teacher = ranks::agree(groups, "comparing the model with its teacher", teacher)?;
     let of_teacher = teacher.as_ref().map_or(0, |teacher| teacher.bytes(config));

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use bridge_kernels::memory::give_back_freed;
+use bridge_kernels::memory::give_back_unneeded;
 
 use super::TrainError;
 use super::checkpointing::save_checkpoint;
@@ -75,12 +75,12 @@ fn train_steps(run: &mut TrainingRun) -> Result<ExitReason, TrainError> {
         };
         run.advance(&step);
         let verdict = tell_step(run, &mut step)?;
+        run.pulse.enter(Section::OutOfSection);
         if std::mem::take(&mut is_first) {
             // The first step makes what later ones find: states of the optimizer, buffers of the ranks.
             let _span = timers.span("give-back", Labels::default());
-            give_back_freed();
+            give_back_unneeded();
         }
-        run.pulse.enter(Section::OutOfSection);
         if validation_is_due(run) {
             validate(run)?;
         }

@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::outside;
 
 /// The rows of a file.
-pub struct Rows {
+pub(super) struct Rows {
     rows: RowIter<'static>,
     number: u64,
 }
@@ -18,7 +18,7 @@ pub struct Rows {
 impl Rows {
     /// # Errors
     /// A file of another format, or a damaged one, as a sentence.
-    pub fn open(file: File) -> Result<Self, String> {
+    pub(super) fn open(file: File) -> Result<Self, String> {
         let open = || {
             let reader = SerializedFileReader::new(file).map_err(|error| error.to_string())?;
             Ok(RowIter::from_file_into(Box::new(reader)))
@@ -31,7 +31,7 @@ impl Rows {
     ///
     /// # Errors
     /// A damaged row, as a sentence.
-    pub fn next_row(&mut self) -> Result<Option<(u64, Value)>, String> {
+    pub(super) fn next_row(&mut self) -> Result<Option<(u64, Value)>, String> {
         self.number += 1;
         let number = self.number;
         let rows = &mut self.rows;

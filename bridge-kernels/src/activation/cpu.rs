@@ -249,7 +249,7 @@ fn gated_backward<G: Gate>(dy: &[f32], x: &[f32], width: usize, unit: G) -> Vec<
     })
 }
 
-/// Elements that a row's gradients are computed by. Two outputs written from three inputs one by one are not vectorised (the compiler cannot tell them
+/// Elements of one block of a row. Two outputs written from three inputs one by one are not vectorised (the compiler cannot tell them
 /// apart); a block that is read whole before it is written is.
 const BLOCK: usize = 16;
 
@@ -283,4 +283,39 @@ fn gradients_of_row<G: Gate>(
 pub fn softcap_in_place(x: &mut [f32], cap: f32) {
     let inverse = 1.0 / cap;
     x.iter_mut().for_each(|x| *x = cap * tanh(*x * inverse));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Blocks and what is left over have the gradients that single elements have, bit for bit, also of bounded and undefined values.
+    #[test]
+    fn gradients_of_a_row_are_those_of_its_elements() {
+        let special = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.0, -0.0, 9.0, -9.0];
+        let value = |i: usize| match i % 5 {
+            0 => special[i / 5 % special.len()],
+            _ => ((i * 37 % 101) as f32 - 50.0) / 13.0,
+        };
+        let bounded = GatedUnit { activation: Activation::QuickGelu, clamp: Some(2.0), linear_offset: 1.0 };
+        for unit in [Activation::Silu.into(), Activation::GeluTanh.into(), bounded] {
+            for width in [1, 15, 16, 17, 33, 48] {
+                let x: Vec<f32> = (0..3 * 2 * width).map(value).collect();
+                let dy: Vec<f32> = (0..3 * width).map(|i| value(i + 1)).collect();
+                let dx = glu_backward(&dy, &x, width, unit);
+                for (row, (dx, x)) in dx.chunks_exact(2 * width).zip(x.chunks_exact(2 * width)).enumerate() {
+                    for i in 0..width {
+                        // A row of one element has no block.
+                        let alone = glu_backward(&dy[row * width + i..][..1], &[x[i], x[width + i]], 1, unit);
+                        let (found, expected) = ([dx[i], dx[width + i]], [alone[0], alone[1]]);
+                        let same = found
+                            .iter()
+                            .zip(&expected)
+                            .all(|(a, b)| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan());
+                        assert!(same, "{unit:?}, width {width}, row {row}, element {i}: {found:?}, alone {expected:?}");
+                    }
+                }
+            }
+        }
+    }
 }

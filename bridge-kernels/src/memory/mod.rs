@@ -27,7 +27,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 
 #[cfg(target_os = "linux")]
 use region::Region;
-pub use trim::give_back_freed;
+pub use trim::give_back_unneeded;
 pub use usage::{Usage, usage};
 
 /// Bytes from which on a block comes from the region.
