@@ -85,7 +85,7 @@ mod code {
             };
             let code = "1000-3000 r-xp 00001000 fe:00 77                 /bin/a program";
             let whole = 0x1000..0x3000;
-            assert_eq!(of(code, "0"), [whole.clone()]);
+            assert_eq!(of(code, "0"), std::slice::from_ref(&whole));
             assert_eq!(of(&format!("{code}\nAnonymous: 0 kB\n2000-3000 r--p 0 fe:00 77 /bin/a program"), "0"), [whole]);
             assert!(of(code, "4").is_empty(), "a page was written");
             for other in [
