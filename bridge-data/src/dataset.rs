@@ -11,7 +11,7 @@ use super::loader::MicroBatches;
 use crate::tokenizer::Tokenizer;
 
 /// One training sample; every vector has the sequence length, but for extra tensors.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Sample {
     /// Input token ids.
     pub tokens: Vec<i64>,
@@ -29,19 +29,6 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// A sample without tokens.
-    #[cfg(feature = "finetuning")]
-    pub(crate) fn empty() -> Self {
-        Self {
-            tokens: Vec::new(),
-            labels: Vec::new(),
-            loss_mask: Vec::new(),
-            position_ids: Vec::new(),
-            document_ids: None,
-            extras: Extras::new(),
-        }
-    }
-
     /// Makes the sample `length` tokens long with `token`, which does not count for the loss. What is longer stays.
     pub(crate) fn fill(&mut self, length: usize, token: i64) {
         let length = length.max(self.tokens.len());

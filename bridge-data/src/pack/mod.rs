@@ -2,7 +2,7 @@
 //! results. Finding text belongs to `source`, the file format to `indexed`.
 
 mod pieces;
-mod reuse;
+pub(crate) mod reuse;
 mod train;
 
 use std::path::{Path, PathBuf};
@@ -12,9 +12,7 @@ use std::time::Instant;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
-pub(crate) use reuse::Claim;
-#[cfg(feature = "finetuning")]
-pub(crate) use reuse::claim;
+use reuse::Claim;
 pub use reuse::{OutputLock, Overwrite};
 pub use train::{TokenizerTraining, train_tokenizer, train_tokenizer_locked};
 

@@ -161,7 +161,7 @@ impl SftDataset {
     /// Several examples as a sample: each is a document, and what is left over is one too.
     fn together(&self, members: &[u32], multiple: usize) -> Result<Sample, DataError> {
         let longest = self.filling.longest;
-        let (mut sample, mut documents) = (Sample::empty(), Vec::with_capacity(longest));
+        let (mut sample, mut documents) = (Sample::default(), Vec::with_capacity(longest));
         for (number, at) in members.iter().enumerate() {
             let mut one = self.alone(*at)?;
             let room = longest.saturating_sub(sample.tokens.len());

@@ -6,7 +6,8 @@ use serde_json::json;
 use super::params::PackingAlgorithm;
 use super::store::Store;
 use crate::indexed::with_suffix;
-use crate::pack::{Claim, Overwrite, claim};
+use crate::pack::Overwrite;
+use crate::pack::reuse::{Claim, claim};
 use crate::random::torch_randperm;
 use crate::{DataError, atomic, made, outside};
 

@@ -19,7 +19,8 @@ use super::params::{BadLine, SftParams};
 use super::store::{Store, StoreWriter, paths};
 use crate::examples_report::ExamplesReport;
 use crate::gpt::Split;
-use crate::pack::{Claim, Overwrite, claim};
+use crate::pack::Overwrite;
+use crate::pack::reuse::{Claim, claim};
 use crate::{DataError, atomic, made, outside};
 
 /// Bytes of records that are tokenized at once.

@@ -12,7 +12,8 @@ use twox_hash::XxHash3_64;
 
 use super::files;
 use crate::gpt::{Split, SplitMatrix};
-use crate::pack::{Claim, OutputLock, Overwrite, claim};
+use crate::pack::reuse::{Claim, claim};
+use crate::pack::{OutputLock, Overwrite};
 use crate::source::{Text, TextSource};
 use crate::{DataError, atomic, made};
 

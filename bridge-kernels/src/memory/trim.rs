@@ -1,8 +1,5 @@
 //! Memory that a program holds and does not need: what was freed, and code that has run.
 
-#[cfg(all(target_os = "linux", target_env = "gnu", not(miri)))]
-use std::sync::Mutex;
-
 /// Gives memory back to the system that a phase leaves behind: loading and setting up, the first step. It takes milliseconds; where another thread is at it, none. Elsewhere
 /// than on Linux with the GNU C library it does nothing.
 ///
@@ -11,7 +8,7 @@ use std::sync::Mutex;
 pub fn give_back_unneeded() {
     #[cfg(all(target_os = "linux", target_env = "gnu", not(miri)))]
     {
-        static ONE: Mutex<()> = Mutex::new(());
+        static ONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
         // Ranks that are threads come here together.
         let Ok(_one) = ONE.try_lock() else { return };
         // SAFETY: it takes the allocator's own locks, and releases pages in which no block is.
@@ -45,23 +42,17 @@ mod code {
     }
 
     /// The addresses of the program's code, of mappings in which nothing was written: by a loader or a debugger, say.
-    fn untouched<'a>(mappings: &'a str, program: &str) -> impl Iterator<Item = Range<usize>> + use<'a> {
-        let program = program.to_owned();
-        let mut of_program = None;
+    fn untouched(mappings: &str, program: &str) -> impl Iterator<Item = Range<usize>> {
+        let mut code = None;
         mappings.lines().filter_map(move |line| {
-            if let Some(kib) = line.strip_prefix("Anonymous:") {
-                return of_program.take().filter(|_| kib.trim() == "0 kB");
-            }
-            // A figure of the mapping is one word and a colon first; its heading is addresses.
-            let is_figure = line.split(' ').next().is_some_and(|word| word.ends_with(':'));
-            if !is_figure {
-                of_program = code_of(line, &program);
-            }
-            None
+            code = code_of(line, program).or_else(|| code.take());
+            // Each mapping has this figure once, below its heading.
+            let kib = line.strip_prefix("Anonymous:")?;
+            code.take().filter(|_| kib.trim() == "0 kB")
         })
     }
 
-    /// The addresses in the heading of a mapping, if it has code of the program.
+    /// The addresses in a line, if it is the heading of a mapping that has code of the program.
     fn code_of(heading: &str, program: &str) -> Option<Range<usize>> {
         // Addresses, permissions, offset, device, inode, path.
         let mut fields = heading.splitn(6, ' ');
