@@ -42,9 +42,11 @@ fn is_product(parameter: &Declaration, segment: Option<Segment>) -> bool {
             ParameterRole::Weight | ParameterRole::Output => true,
             // A table that is tied to the head.
             ParameterRole::Embedding => is_head || segment.is_none(),
-            ParameterRole::Bias | ParameterRole::Norm | ParameterRole::QueryKeyNorm | ParameterRole::ExpertBias => {
-                false
-            }
+            ParameterRole::Bias
+            | ParameterRole::Norm
+            | ParameterRole::QueryKeyNorm
+            | ParameterRole::ExpertBias
+            | ParameterRole::CastState => false,
         }
 }
 

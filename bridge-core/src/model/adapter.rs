@@ -11,7 +11,7 @@ use bridge_kernels::{LinearWeight, LowRank, Philox, Quantization, low_rank_sum};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
-use super::{Cut, Declaration, Meets, ModelBuildError, PassStream, Scope};
+use super::{Cut, Declaration, EightBitLayer, Meets, ModelBuildError, PassStream, Scope};
 
 /// Gives whole weights of a base by name; `None` if one cannot be read, which its owner says why.
 pub type BaseRows<'a> = dyn FnMut(&str) -> Option<Vec<f32>> + 'a;
@@ -31,6 +31,11 @@ pub trait Adapter: fmt::Debug + Send + Sync {
 
     /// How a table of the vocabulary (the word embedding, the head) is held if it is not trained, see [`Self::quantization`].
     fn table_quantization(&self, _table: &str) -> Option<Quantization> {
+        None
+    }
+
+    /// How the linear layers of layer `number` (global; `None` outside of layers) compute in 8 bits; `None` as their parameters' dtype says.
+    fn eight_bits(&self, _number: Option<usize>) -> Option<EightBitLayer> {
         None
     }
 

@@ -3,7 +3,9 @@
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 
+use bridge_kernels::OperandMaxima;
 use burn::tensor::{Gradients, Int, Tensor};
 
 use super::{Batch, Boundary, BoundaryTensor, Declaration, ForwardContext, GenerationState, Segment};
@@ -81,6 +83,12 @@ pub trait ModelChunk: Any + fmt::Debug + Send {
 
     /// The declarations of all parameters, in a fixed order.
     fn parameters(&self) -> &[Declaration];
+
+    /// Where linear layers in 8 bits whose scales come from earlier steps note the magnitudes of their operands, by the layer's name. None by
+    /// default.
+    fn operand_maxima(&self) -> &[(String, Arc<OperandMaxima>)] {
+        &[]
+    }
 
     /// Calls `f` with every parameter's name and value.
     fn visit_parameters(&self, f: &mut dyn FnMut(&str, Tensor<1>));

@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
+use std::sync::Arc;
 
-use bridge_kernels::Quantization;
+use bridge_kernels::{OperandMaxima, Quantization};
 use burn::module::ParamId;
 use serde::Serialize;
 
@@ -29,6 +30,9 @@ pub enum ParameterRole {
     /// Added to a router's scores of experts for the choice: not trained, but moved by how many tokens each expert was given
     /// (`model.moe_router_bias_update_rate`), in float32 ([`Declaration::is_float32`]).
     ExpertBias,
+    /// What the scales of 8-bit operands are made of (`model.fp8_recipe = "delayed"`): not trained, moved after each step by the operands'
+    /// magnitudes, in float32 ([`Declaration::is_float32`]).
+    CastState,
 }
 
 /// Which part of a model a parameter belongs to, for counts.
@@ -259,7 +263,7 @@ impl Declaration {
     /// Whether its values are float32 whatever dtype the model's parameters have. Such a parameter is not trained, is in no bucket, and is whole on
     /// each rank that has it, also where parameters are sharded.
     pub fn is_float32(&self) -> bool {
-        self.role == ParameterRole::ExpertBias
+        matches!(self.role, ParameterRole::ExpertBias | ParameterRole::CastState)
     }
 
     /// Rows and columns of a parameter of two dimensions.
@@ -323,6 +327,8 @@ pub struct Declarations {
     pub(super) quantized: HashMap<ParamId, QuantizedValues>,
     /// What adaptations are told of the pass under way.
     pub(super) pass: PassStream,
+    /// The largest magnitudes of the operands of linear layers in 8 bits, by the layer's name.
+    pub(super) maxima: Vec<(String, Arc<OperandMaxima>)>,
 }
 
 impl Declarations {
@@ -364,8 +370,13 @@ impl Declarations {
     pub(super) fn in_order(self, ids: &[(ParamId, String, Vec<usize>)]) -> Result<Self, ModelBuildError> {
         let refused = |name: &str, message: String| ModelBuildError::Parameter { name: name.to_owned(), message };
         let mut left: Vec<Option<Declaration>> = self.parameters.into_iter().map(Some).collect();
-        let mut sorted =
-            Self { segments: self.segments, pass: self.pass, quantized: self.quantized, ..Self::default() };
+        let mut sorted = Self {
+            segments: self.segments,
+            pass: self.pass,
+            quantized: self.quantized,
+            maxima: self.maxima,
+            ..Self::default()
+        };
         for (id, path, shape) in ids {
             let place = self.by_id.get(id);
             let Some(declaration) = place.and_then(|place| left[*place].take()) else {

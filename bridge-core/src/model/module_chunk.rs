@@ -4,6 +4,7 @@ use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use bridge_kernels::OperandMaxima;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{DType, Device, Gradients, Int, Tensor, TensorData};
 
@@ -196,6 +197,10 @@ impl<M: Segments> ModelChunk for ModuleChunk<M> {
 
     fn parameters(&self) -> &[Declaration] {
         self.declarations.parameters()
+    }
+
+    fn operand_maxima(&self) -> &[(String, Arc<OperandMaxima>)] {
+        &self.declarations.maxima
     }
 
     fn visit_parameters(&self, f: &mut dyn FnMut(&str, Tensor<1>)) {

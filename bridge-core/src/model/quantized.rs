@@ -6,6 +6,8 @@ use bridge_kernels::{LinearWeight, Quantization, QuantizedMatrix};
 use burn::module::Param;
 use burn::tensor::Tensor;
 
+use super::EightBitProducts;
+
 /// The values of a parameter that is held quantised. Clones share them.
 #[derive(Clone, Debug)]
 pub struct QuantizedValues {
@@ -58,4 +60,6 @@ pub struct LinearParameter {
     pub param: Param<Tensor<2>>,
     /// Where the values of a quantised one are.
     pub quantized: Option<QuantizedValues>,
+    /// What its products are made by, if they are of 8 bits.
+    pub eight_bits: Option<EightBitProducts>,
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
+use super::eight_bits::EightBits;
 use super::freezing::Freezing;
 use super::last_layer::Replacing;
 use super::{Adapter, LinearForLastLayer, ModelBuildError, ModelConfig};
@@ -104,7 +105,7 @@ impl ModelRegistry {
     }
 
     /// What the model `section` is built with: the adapter of `[peft]`, or else that of [`Self::adapt`]; what stands in place
-    /// of the output projection; and what `model.freeze_parameters` freezes.
+    /// of the output projection; what `model.freeze_parameters` freezes; and the 8-bit products of `model.fp8`.
     ///
     /// # Errors
     /// If there is `[peft]` and no factory for it, or that refuses it, or the layer of [`Self::replace_last_layer`] cannot be built.
@@ -126,7 +127,14 @@ impl ModelRegistry {
             None => adapter,
         };
         let patterns = &section.freeze_parameters;
-        Ok(if patterns.is_empty() { adapter } else { Some(Arc::new(Freezing::new(patterns.clone(), adapter))) })
+        let adapter = match patterns.is_empty() {
+            true => adapter,
+            false => Some(Arc::new(Freezing::new(patterns.clone(), adapter)) as Arc<dyn Adapter>),
+        };
+        Ok(match EightBits::of(section, adapter.as_ref()) {
+            Some(eight_bits) => Some(Arc::new(eight_bits)),
+            None => adapter,
+        })
     }
 
     /// Names and settings, for reading recipes.

@@ -10,9 +10,9 @@ use burn::module::{Param, ParamId};
 use burn::tensor::{DType, Device, FloatDType, Shape, Tensor, TensorData};
 
 use super::{
-    Adapter, BuildContext, Component, Cut, Declaration, Declarations, DeferredParameters, Initial, LinearAdaptation,
-    LinearForLastLayer, LinearLayer, LinearParameter, Parallel, ParameterRole, QuantizedValues, RankPlace,
-    ReplicaGroup, Segment, SegmentRole, released,
+    Adapter, BuildContext, Component, Cut, Declaration, Declarations, DeferredParameters, EightBitProducts, Initial,
+    LinearAdaptation, LinearForLastLayer, LinearLayer, LinearParameter, Parallel, ParameterRole, QuantizedValues,
+    RankPlace, ReplicaGroup, Segment, SegmentRole, released,
 };
 
 /// The declarations of a chunk that is being built, segment by segment.
@@ -232,7 +232,14 @@ impl Scope {
         let shape = [layer.outputs, layer.inputs];
         let (param, quantized) =
             self.declare("weight", shape, (layer.cut, initial, ParameterRole::Weight), quantization);
-        LinearParameter { param, quantized }
+        let eight_bits = self.shared.adapter.as_ref().and_then(|adapter| adapter.eight_bits(self.layer));
+        let eight_bits = eight_bits.map(|eight_bits| {
+            let pass = self.shared.table.borrow().pass.clone();
+            let (products, maxima) = EightBitProducts::new(eight_bits, self, pass);
+            self.shared.table.borrow_mut().maxima.push((self.path.clone(), maxima));
+            products
+        });
+        LinearParameter { param, quantized, eight_bits }
     }
 
     /// Declares a table of the vocabulary here, `[v, c]`, as [`Self::parameter`] does. The chunk's adapter may have a frozen one quantised.
@@ -243,7 +250,7 @@ impl Scope {
         let adapter = self.shared.adapter.as_ref();
         let quantization = adapter.and_then(|adapter| adapter.table_quantization(&self.name(name)));
         let (param, quantized) = self.declare(name, shape, (Cut::VocabularyRows, initial, role), quantization);
-        LinearParameter { param, quantized }
+        LinearParameter { param, quantized, eight_bits: None }
     }
 
     /// [`Self::parameter`]. One that is not trained is held as `quantization` says.

@@ -35,7 +35,7 @@ pub(crate) struct Table {
 impl Table {
     /// The table of the vocabulary at `scope`, of `shape` over all ranks.
     pub fn of_vocabulary(shape: [usize; 2], initial: Initial, role: ParameterRole, scope: &Scope) -> Self {
-        let LinearParameter { param, quantized } = scope.table("weight", shape, initial, role);
+        let LinearParameter { param, quantized, .. } = scope.table("weight", shape, initial, role);
         Self { weight: param, quantized }
     }
 

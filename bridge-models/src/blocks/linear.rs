@@ -1,8 +1,8 @@
 //! A linear layer with its parameters.
 
 use bridge_core::model::{
-    Added, Cut, Initial, LinearAdaptation, LinearChange, LinearLayer, LinearParameter, Meets, ParameterRole,
-    QuantizedValues, Scope, WeightGradientStore,
+    Added, Cut, EightBitProducts, Initial, LinearAdaptation, LinearChange, LinearLayer, LinearParameter, Meets,
+    ParameterRole, QuantizedValues, Scope, WeightGradientStore,
 };
 use bridge_kernels::{
     FeedForwardUnit, LinearWeight, LowRankSum, Remakeable, activation_remakeable, glu_remakeable, linear_activation,
@@ -21,6 +21,8 @@ pub(crate) struct Linear {
     /// The values of a weight that is held quantised.
     #[module(skip)]
     quantized: Option<QuantizedValues>,
+    /// What products are made by, if they are of 8 bits.
+    eight_bits: Option<EightBitProducts>,
     bias: Option<Param<Tensor<1>>>,
     /// What an adapter makes of the layer.
     adaptation: Option<LinearAdaptation>,
@@ -77,10 +79,11 @@ impl Linear {
         let bias_cut = if cut == Cut::Columns { Cut::Replicated(meets) } else { cut };
         let bias = || scope.parameter("bias", [outputs], bias_cut, Initial::Zeros, ParameterRole::Bias);
         let layer = LinearLayer { name: scope.path().to_owned(), inputs, outputs, cut };
-        let LinearParameter { param, quantized } = scope.linear_weight(&layer, initial);
+        let LinearParameter { param, quantized, eight_bits } = scope.linear_weight(&layer, initial);
         Self {
             weight: param,
             quantized,
+            eight_bits,
             bias: config.bias.then(bias),
             adaptation: scope.adapt(&layer),
             bias_share: 1.0,
@@ -120,7 +123,7 @@ impl Linear {
 
     /// The product of what `unit` makes of `x`, which is made again in backward: `[b, t, ..]` -> `[b, t, outputs]`.
     pub fn forward_of_unit(&self, x: Tensor<3>, unit: FeedForwardUnit) -> Tensor<3> {
-        match (self.adaptation.is_none() && self.quantized.is_none(), unit) {
+        match (self.is_plain(), unit) {
             (true, FeedForwardUnit::Gated(unit)) => linear_of_glu(x, unit, self.weight.val(), self.bias()),
             (true, FeedForwardUnit::Plain(kind)) => linear_of_activation(x, kind, self.weight.val(), self.bias()),
             (false, _) => {
@@ -155,9 +158,10 @@ impl Linear {
         with_bias(regions.leave(self.changed_product(x, (None, None), change, store)), self.bias())
     }
 
-    /// Whether the layer is no more than its weight and bias: no adapter changes the product, and the weight is not quantised.
+    /// Whether the layer is no more than its weight and bias: no adapter changes the product, the weight is not quantised, and products are not of 8
+    /// bits.
     pub fn is_plain(&self) -> bool {
-        self.adaptation.is_none() && self.quantized.is_none()
+        self.adaptation.is_none() && self.quantized.is_none() && self.eight_bits.is_none()
     }
 
     /// Weight and bias of a layer that [is no more](Self::is_plain) than these.
@@ -191,9 +195,10 @@ impl Linear {
         change: Option<LinearChange>,
         store: Option<&WeightGradientStore>,
     ) -> Tensor<D> {
-        let product = |x, bias, residual: Option<Tensor<D>>| match residual {
-            Some(_) => linear_weighted(x, &self.weight(), bias, residual),
-            None => self.product(x, bias, store),
+        let product = |x, bias, residual: Option<Tensor<D>>| match (residual, &self.eight_bits) {
+            (Some(residual), Some(eight_bits)) => residual + eight_bits.linear(x, self.weight.val(), bias),
+            (Some(residual), None) => linear_weighted(x, &self.weight(), bias, Some(residual)),
+            (None, _) => self.product(x, bias, store),
         };
         let (added, factors_o) = match (change, store) {
             (None, _) => return product(x.tensor, bias, residual),
@@ -222,6 +227,9 @@ impl Linear {
         bias: Option<Tensor<1>>,
         store: Option<&WeightGradientStore>,
     ) -> Tensor<D> {
+        if let Some(eight_bits) = &self.eight_bits {
+            return eight_bits.linear(x, self.weight.val(), bias);
+        }
         let Some(store) = store.filter(|_| self.quantized.is_none()).cloned() else {
             return linear_weighted(x, &self.weight(), bias, None);
         };

@@ -10,6 +10,7 @@ mod dpo;
 mod draft;
 mod faults;
 mod finetuning;
+mod fp8;
 mod logger;
 mod model;
 mod moe;
@@ -49,6 +50,7 @@ fn run(raw: &RawConfig, world: &World, purpose: Purpose) -> Result<RunConfig, Co
     let (kind, extra) = (draft.recipe.model.kind.clone(), draft.recipe.model.extra.clone());
     let model = FinalModel { config, kind, extra };
     let stacks = model::stacks(&mut draft, &model);
+    fp8::check(&mut draft, stacks.len());
     pipeline::resolve(&mut draft, &mut parallel, stacks.iter().sum());
     data_parallel::resolve(&mut draft, &parallel);
     // 3. Each section.

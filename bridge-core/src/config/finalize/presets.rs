@@ -4,30 +4,66 @@
 //! A value that it leaves at its default only fills in what the user did not set.
 
 use super::super::advice::advice_on_value;
-use super::super::choice::{DType, PipelineSchedule, ShardingStrategy};
+use super::super::choice::{AmaxAlgo, DType, Fp8Format, Fp8Recipe, PipelineSchedule, ShardingStrategy};
 use super::super::error::{ConfigError, ErrorKind};
 use super::super::field::Field;
 use super::super::sections::{MixedPrecisionConfig, Precision, RecipeConfig};
 use super::Draft;
 
-/// Recipes that this release implements.
-const IMPLEMENTED: [&str; 2] = ["bf16_mixed", "fp16_mixed"];
+/// Recipes of 4 bits, understood but not implemented.
+const NOT_IMPLEMENTED: [&str; 2] = ["bf16_with_nvfp4_mixed", "nemotron_3_super_bf16_with_nvfp4_mixed"];
 
-/// Recipes of 8 and 4 bits, understood but not implemented.
-const NOT_IMPLEMENTED: [&str; 12] = [
-    "bf16_with_fp8_delayed_scaling_mixed",
-    "fp16_with_fp8_delayed_scaling_mixed",
-    "bf16_with_mxfp8_mixed",
-    "fp16_with_mxfp8_mixed",
-    "bf16_with_fp8_current_scaling_mixed",
-    "fp16_with_fp8_current_scaling_mixed",
-    "nemotron_h_bf16_with_fp8_current_scaling_mixed",
-    "nanov2_bf16_with_fp8_current_scaling_mixed",
-    "bf16_with_fp8_subchannel_scaling_mixed",
-    "fp16_with_fp8_subchannel_scaling_mixed",
-    "bf16_with_nvfp4_mixed",
-    "nemotron_3_super_bf16_with_nvfp4_mixed",
+/// The recipes: the dtype of parameters, and what their linear layers do in 8 bits.
+const RECIPES: [(&str, Mode, Option<EightBitRecipe>); 12] = [
+    ("bf16_mixed", Mode::BFloat16, None),
+    ("fp16_mixed", Mode::Float16, None),
+    ("bf16_with_fp8_delayed_scaling_mixed", Mode::BFloat16, Some(EightBitRecipe::DELAYED)),
+    ("fp16_with_fp8_delayed_scaling_mixed", Mode::Float16, Some(EightBitRecipe::DELAYED)),
+    ("bf16_with_mxfp8_mixed", Mode::BFloat16, Some(EightBitRecipe::MICROSCALING)),
+    ("fp16_with_mxfp8_mixed", Mode::Float16, Some(EightBitRecipe::MICROSCALING)),
+    ("bf16_with_fp8_current_scaling_mixed", Mode::BFloat16, Some(EightBitRecipe::current(1))),
+    ("fp16_with_fp8_current_scaling_mixed", Mode::Float16, Some(EightBitRecipe::current(1))),
+    ("nemotron_h_bf16_with_fp8_current_scaling_mixed", Mode::BFloat16, Some(EightBitRecipe::current(2))),
+    ("nanov2_bf16_with_fp8_current_scaling_mixed", Mode::BFloat16, Some(EightBitRecipe::blockwise(true))),
+    ("bf16_with_fp8_subchannel_scaling_mixed", Mode::BFloat16, Some(EightBitRecipe::blockwise(false))),
+    ("fp16_with_fp8_subchannel_scaling_mixed", Mode::Float16, Some(EightBitRecipe::blockwise(false))),
 ];
+
+/// What a named recipe says of 8-bit products; what is `None` stays at its default.
+#[derive(Clone, Copy)]
+struct EightBitRecipe {
+    format: Fp8Format,
+    recipe: Fp8Recipe,
+    /// Steps of the history, of which the largest magnitude counts.
+    history: Option<usize>,
+    /// Layers at the start, and as many at the end, outside of it.
+    edges: Option<usize>,
+    /// Whether upstream gathers weights in 8 bits.
+    gathers: bool,
+}
+
+impl EightBitRecipe {
+    const DELAYED: Self =
+        Self { format: Fp8Format::Hybrid, recipe: Fp8Recipe::Delayed, history: Some(1024), edges: None, gathers: true };
+    const MICROSCALING: Self =
+        Self { format: Fp8Format::E4m3, recipe: Fp8Recipe::Mxfp8, history: None, edges: None, gathers: true };
+
+    const fn current(edges: usize) -> Self {
+        Self {
+            format: Fp8Format::Hybrid,
+            recipe: Fp8Recipe::Tensorwise,
+            history: None,
+            edges: Some(edges),
+            gathers: true,
+        }
+    }
+
+    /// With two layers at each end outside, or none.
+    const fn blockwise(has_edges: bool) -> Self {
+        let edges = if has_edges { Some(2) } else { None };
+        Self { format: Fp8Format::Hybrid, recipe: Fp8Recipe::Blockwise, history: None, edges, gathers: has_edges }
+    }
+}
 
 /// Copies the precision recipe and the overlap settings to the sections that they concern.
 pub(super) fn resolve(draft: &mut Draft<'_>) {
@@ -44,26 +80,31 @@ fn named(draft: &mut Draft<'_>, name: &str) {
     let key = "mixed_precision";
     let canonical = name.replace('-', "_");
     let source = format!("mixed_precision = \"{name}\"");
+    if let Some((_, mode, eight_bits)) = RECIPES.iter().find(|(known, ..)| *known == canonical) {
+        let mut preset = Preset::new(draft, source);
+        preset.mode(*mode);
+        let reduces_wide = *mode == Mode::BFloat16;
+        preset.state(|r| &mut r.ddp.grad_reduce_in_fp32, reduces_wide, "ddp.grad_reduce_in_fp32");
+        if let Some(recipe) = eight_bits {
+            preset.eight_bits(recipe);
+            if recipe.gathers {
+                draft.warnings.push(format!(
+                    "{key} = \"{name}\": weights are gathered in 16 bits; upstream's recipe gathers them in 8"
+                ));
+            }
+        }
+        return;
+    }
     match canonical.as_str() {
-        "bf16_mixed" => {
-            let mut preset = Preset::new(draft, source);
-            preset.mode(Mode::BFloat16);
-            preset.state(|r| &mut r.ddp.grad_reduce_in_fp32, true, "ddp.grad_reduce_in_fp32");
-        }
-        "fp16_mixed" => {
-            let mut preset = Preset::new(draft, source);
-            preset.mode(Mode::Float16);
-            preset.state(|r| &mut r.ddp.grad_reduce_in_fp32, false, "ddp.grad_reduce_in_fp32");
-        }
         other if NOT_IMPLEMENTED.contains(&other) => {
-            let message = "not implemented yet: 8-bit and 4-bit formats";
+            let message = "not implemented yet: 4-bit formats";
             draft.error(ErrorKind::NotImplemented, key, message);
         }
         other => {
             let mut error = ConfigError::new(ErrorKind::WrongType, key, "unknown precision recipe")
                 .with_found(format!("{name:?}"))
-                .with_expected(format!("one of {}", IMPLEMENTED.join(", ")))
-                .with_nearest(other, IMPLEMENTED)
+                .with_expected(format!("one of {}", RECIPES.map(|(known, ..)| known).join(", ")))
+                .with_nearest(other, RECIPES.map(|(known, ..)| known))
                 .with_location(draft.raw.location(key));
             error.hint = advice_on_value(key, name, draft.raw.kinds());
             draft.errors.push(error);
@@ -109,6 +150,7 @@ fn custom(draft: &mut Draft<'_>, config: &MixedPrecisionConfig) {
     } else {
         preset.suggest(|r| &mut r.ddp.grad_reduce_in_fp32, reduce, "ddp.grad_reduce_in_fp32");
     }
+    preset.eight_bit_table(config);
     preset.loss_scaling(config);
     agree_with_sections(&mut draft.recipe);
 }
@@ -120,6 +162,16 @@ fn agree_with_sections(recipe: &mut RecipeConfig) {
         config.fp16 = recipe.model.fp16;
         config.bf16 = recipe.model.bf16;
         config.grad_reduce_in_fp32 = recipe.ddp.grad_reduce_in_fp32;
+        let model = &recipe.model;
+        config.fp8 = model.fp8;
+        config.fp8_recipe = model.fp8_recipe;
+        config.fp8_margin = model.fp8_margin;
+        config.fp8_amax_history_len = model.fp8_amax_history_len;
+        config.fp8_amax_compute_algo = model.fp8_amax_compute_algo;
+        config.fp8_wgrad = model.fp8_wgrad;
+        config.first_last_layers_bf16 = model.first_last_layers_bf16;
+        config.num_layers_at_start_in_bf16 = model.num_layers_at_start_in_bf16;
+        config.num_layers_at_end_in_bf16 = model.num_layers_at_end_in_bf16;
         let optimizer = &recipe.optimizer;
         config.loss_scale = optimizer.loss_scale;
         config.initial_loss_scale = optimizer.initial_loss_scale;
@@ -250,6 +302,43 @@ impl<'d, 'r> Preset<'d, 'r> {
         let sent = if is_wide { DType::Float32 } else { dtype };
         self.state(|r| &mut r.model.pipeline_dtype, Some(sent), "model.pipeline_dtype");
         self.state(|r| &mut r.model.enable_autocast, false, "model.enable_autocast");
+    }
+
+    /// What a named recipe says of 8-bit products.
+    fn eight_bits(&mut self, recipe: &EightBitRecipe) {
+        self.state(|r| &mut r.model.fp8, Some(recipe.format), "model.fp8");
+        self.state(|r| &mut r.model.fp8_recipe, Some(recipe.recipe), "model.fp8_recipe");
+        if let Some(steps) = recipe.history {
+            self.suggest(|r| &mut r.model.fp8_amax_history_len, steps, "model.fp8_amax_history_len");
+            self.suggest(|r| &mut r.model.fp8_amax_compute_algo, AmaxAlgo::Max, "model.fp8_amax_compute_algo");
+        }
+        if let Some(count) = recipe.edges {
+            self.suggest(|r| &mut r.model.first_last_layers_bf16, true, "model.first_last_layers_bf16");
+            if self.draft.recipe.model.first_last_layers_bf16 {
+                self.suggest(|r| &mut r.model.num_layers_at_start_in_bf16, count, "model.num_layers_at_start_in_bf16");
+                self.suggest(|r| &mut r.model.num_layers_at_end_in_bf16, count, "model.num_layers_at_end_in_bf16");
+            }
+        }
+    }
+
+    /// The table's settings of 8-bit products: those that were written there; with a format, the table's defaults for the others.
+    fn eight_bit_table(&mut self, config: &MixedPrecisionConfig) {
+        if config.fp8.is_some() {
+            self.state(|r| &mut r.model.fp8, config.fp8, "model.fp8");
+        }
+        macro_rules! copy {
+            ($($field:ident)*) => {$(
+                let value = config.$field.clone();
+                let key = concat!("model.", stringify!($field));
+                if self.draft.raw.is_explicit(concat!("mixed_precision.", stringify!($field))) {
+                    self.state(|r| &mut r.model.$field, value, key);
+                } else if config.fp8.is_some() {
+                    self.suggest(|r| &mut r.model.$field, value, key);
+                }
+            )*};
+        }
+        copy!(fp8_recipe fp8_margin fp8_amax_history_len fp8_amax_compute_algo fp8_wgrad);
+        copy!(first_last_layers_bf16 num_layers_at_start_in_bf16 num_layers_at_end_in_bf16);
     }
 
     fn params_dtype(&mut self, dtype: DType) {

@@ -1,7 +1,7 @@
 //! Settings of `[model]` that every kind of model has.
 
 /// Settings of the loop and of the pipeline rather than of a kind of model: every kind has them.
-pub const OF_EVERY_KIND: [&str; 23] = [
+pub const OF_EVERY_KIND: [&str; 32] = [
     "num_layers",
     "hidden_size",
     "seq_length",
@@ -21,6 +21,15 @@ pub const OF_EVERY_KIND: [&str; 23] = [
     "fp16",
     "bf16",
     "params_dtype",
+    "fp8",
+    "fp8_recipe",
+    "fp8_margin",
+    "fp8_amax_history_len",
+    "fp8_amax_compute_algo",
+    "fp8_wgrad",
+    "first_last_layers_bf16",
+    "num_layers_at_start_in_bf16",
+    "num_layers_at_end_in_bf16",
     "recompute_granularity",
     "recompute_method",
     "recompute_num_layers",

@@ -278,31 +278,27 @@ section! {
         apply_query_key_layer_scaling: bool = false
             => no_counterpart("scores divided by the number of the layer before the softmax and multiplied by it inside, which 16 bits need; scores have 32")
                 .inert(&["true"]);
-        /// 8-bit format.
-        fp8: Option<Fp8Format> = None
-            => not_built("8-bit matrix multiplications; numbers have 32 or 16 bits (mixed_precision)");
-        /// 8-bit scaling.
-        fp8_recipe: Option<Fp8Recipe> = Some(Fp8Recipe::Delayed) => not_built("how the scales of fp8 are chosen").upstream(&["tensorwise"]);
+        /// 8-bit format of the operands of linear layers' products: "e4m3", or "hybrid" with e5m2 for gradients.
+        @training fp8: Option<Fp8Format> = None;
+        /// Where the scales of fp8 come from.
+        @training fp8_recipe: Option<Fp8Recipe> = Some(Fp8Recipe::Delayed)
+            => not_built("scales of fp8 from a factory in code").built(&["tensorwise", "delayed", "mxfp8", "blockwise"]);
         /// Weights in 8 bits.
         fp8_param: bool = false => not_built("weights kept in the 8 bits of fp8");
-        /// 8-bit margin.
-        fp8_margin: i64 = 0 => not_built("the margin in the scales of fp8");
-        /// 8-bit history length.
-        fp8_amax_history_len: usize = 1, Limits::POSITIVE
-            => not_built("the length of the history of maxima for the scales of fp8");
-        /// 8-bit history rule.
-        fp8_amax_compute_algo: AmaxAlgo = AmaxAlgo::MostRecent
-            => not_built("how a scale of fp8 follows from the history of maxima");
-        /// 8-bit weight gradients.
-        fp8_wgrad: bool = true => not_built("weight gradients outside the 8 bits of fp8");
-        /// Edge layers in bfloat16.
-        first_last_layers_bf16: bool = false
-            => not_built("edge layers in bfloat16 around fp8 layers; without fp8 all layers have the same dtype");
+        /// Powers of two by which scales of "delayed" stay below what would fit.
+        @training fp8_margin: i64 = 0, Limits::between(-64.0, 64.0);
+        /// Steps whose largest magnitudes scales of "delayed" are made of.
+        @training fp8_amax_history_len: usize = 1, Limits::between(1.0, 65_536.0);
+        /// Whether these scales follow the last step's magnitude or the largest of all.
+        @training fp8_amax_compute_algo: AmaxAlgo = AmaxAlgo::MostRecent;
+        /// Make weight gradients in fp8 too.
+        @training fp8_wgrad: bool = true;
+        /// Keep the products of the first and last layers in the parameters' dtype.
+        @training first_last_layers_bf16: bool = false;
         /// How many at the start.
-        num_layers_at_start_in_bf16: usize = 1
-            => not_built("how many layers first_last_layers_bf16 keeps at the start").upstream(&["0"]);
+        @training num_layers_at_start_in_bf16: usize = 1, COUNT_OR_ZERO;
         /// How many at the end.
-        num_layers_at_end_in_bf16: usize = 1 => not_built("how many layers first_last_layers_bf16 keeps at the end").upstream(&["0"]);
+        @training num_layers_at_end_in_bf16: usize = 1, COUNT_OR_ZERO;
         /// 4-bit format.
         fp4: Option<Fp4Format> = None
             => not_built("4-bit matrix multiplications; numbers have 32 or 16 bits (mixed_precision)");

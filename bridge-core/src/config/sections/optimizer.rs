@@ -31,7 +31,7 @@ section! {
         /// Mirror of `model.bf16`.
         bf16: bool = false;
         /// Mirror of the precision recipe.
-        fp8_recipe: Option<Fp8Recipe> = None => not_built("the mirror of model.fp8_recipe; there is no 8-bit format")
+        fp8_recipe: Option<Fp8Recipe> = None => no_counterpart("the optimizer's copy of model.fp8_recipe, which it does not read")
             .same_as("model.fp8_recipe").upstream(&["tensorwise", "delayed"]);
         /// Share the gradient buffer with the mxfp8 gather.
         reuse_grad_buf_for_mxfp8_param_ag: bool = false

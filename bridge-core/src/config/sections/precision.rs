@@ -30,27 +30,24 @@ section! {
         /// Reduce gradients in 32 bits.
         grad_reduce_in_fp32: bool = true;
         /// 8-bit format.
-        fp8: Option<Fp8Format> = None => not_built("8-bit matrix multiplications; numbers have 32 or 16 bits");
+        fp8: Option<Fp8Format> = None;
         /// 8-bit scaling.
-        fp8_recipe: Option<Fp8Recipe> = Some(Fp8Recipe::Tensorwise) => not_built("how the scales of fp8 are chosen");
-        /// Edge layers in bfloat16.
-        first_last_layers_bf16: bool = false
-            => not_built("edge layers in bfloat16 around fp8 layers; without fp8 all layers have the same dtype");
+        fp8_recipe: Option<Fp8Recipe> = Some(Fp8Recipe::Tensorwise)
+            => not_built("scales of fp8 from a factory in code").built(&["tensorwise", "delayed", "mxfp8", "blockwise"]);
+        /// Edge layers outside of fp8.
+        first_last_layers_bf16: bool = false;
         /// How many at the start.
-        num_layers_at_start_in_bf16: usize = 0
-            => not_built("how many layers first_last_layers_bf16 keeps at the start");
+        num_layers_at_start_in_bf16: usize = 0, Limits::between(0.0, 65_536.0);
         /// How many at the end.
-        num_layers_at_end_in_bf16: usize = 0 => not_built("how many layers first_last_layers_bf16 keeps at the end");
+        num_layers_at_end_in_bf16: usize = 0, Limits::between(0.0, 65_536.0);
         /// 8-bit margin.
-        fp8_margin: i64 = 0 => not_built("the margin in the scales of fp8");
+        fp8_margin: i64 = 0, Limits::between(-64.0, 64.0);
         /// 8-bit history length.
-        fp8_amax_history_len: usize = 1, Limits::POSITIVE
-            => not_built("the length of the history of maxima for the scales of fp8");
+        fp8_amax_history_len: usize = 1, Limits::between(1.0, 65_536.0);
         /// 8-bit history rule.
-        fp8_amax_compute_algo: AmaxAlgo = AmaxAlgo::MostRecent
-            => not_built("how a scale of fp8 follows from the history of maxima");
+        fp8_amax_compute_algo: AmaxAlgo = AmaxAlgo::MostRecent;
         /// 8-bit weight gradients.
-        fp8_wgrad: bool = true => not_built("weight gradients outside the 8 bits of fp8");
+        fp8_wgrad: bool = true;
         /// 8-bit dot-product attention.
         fp8_dot_product_attention: bool = false
             => not_built("attention scores and their product with values in the 8 bits of fp8");

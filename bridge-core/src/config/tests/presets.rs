@@ -64,7 +64,7 @@ fn unknown_and_unimplemented_recipes_are_errors() {
     let errors = tiny_errors(&["mixed_precision=bf16_mix"]);
     let error = errors.iter().next().expect("one");
     assert_eq!(error.nearest.as_deref(), Some("bf16_mixed"));
-    assert_refused(&["mixed_precision=bf16_with_mxfp8_mixed"], "mixed_precision");
+    assert_refused(&["mixed_precision=bf16_with_nvfp4_mixed"], "mixed_precision");
 }
 
 #[test]

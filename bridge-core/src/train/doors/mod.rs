@@ -2,6 +2,7 @@
 
 mod attention_logits;
 mod best;
+mod cast_scales;
 mod divergence;
 mod early_stopping;
 mod energy;
@@ -102,6 +103,9 @@ impl Doors {
             Box::new(expert_bias::ExpertBiases::new(config)),
         ];
         subsystems.extend(measuring);
+        if let Some(scales) = cast_scales::CastScales::new(config) {
+            subsystems.push(Box::new(scales));
+        }
         subsystems.extend(own);
         if let Some(heartbeats) = heartbeats::Heartbeats::new(config, seat)? {
             subsystems.push(Box::new(heartbeats));

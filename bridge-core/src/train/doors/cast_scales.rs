@@ -1,0 +1,145 @@
+//! Moves the scales of 8-bit operands (`model.fp8_recipe = "delayed"`) after each step: by the largest magnitudes of the last steps, of all ranks
+//! that share a layer.
+
+use bridge_dist::comm::{Group, ReduceOp};
+use bridge_kernels::Fp8Format;
+
+use crate::config::{AmaxAlgo, Fp8Format as FormatName, Fp8Recipe, RunConfig};
+use crate::model::{CAST_HISTORY, CAST_SCALES, ReplicaGroup};
+use crate::train::TrainError;
+use crate::train::report::StepReport;
+use crate::train::subsystem::{Agreement, RunContext, Subsystem, Verdict};
+
+pub(super) struct CastScales {
+    /// What gradients are cast to.
+    gradient: Fp8Format,
+    algo: AmaxAlgo,
+    /// Powers of two that scales stay below what would fit.
+    margin: i64,
+}
+
+/// A layer on this rank.
+struct Layer {
+    chunk: usize,
+    name: String,
+    maxima: [f64; 3],
+    is_of_expert: bool,
+}
+
+impl CastScales {
+    /// `None` unless scales come from earlier steps.
+    pub fn new(config: &RunConfig) -> Option<Self> {
+        let model = &config.model;
+        let gradient = match model.fp8? {
+            FormatName::E4m3 => Fp8Format::E4M3,
+            FormatName::Hybrid => Fp8Format::E5M2,
+        };
+        let is_delayed = model.fp8_recipe == Some(Fp8Recipe::Delayed);
+        is_delayed.then(|| Self { gradient, algo: model.fp8_amax_compute_algo, margin: model.fp8_margin })
+    }
+
+    /// The next history of an operand, newest first, and its next scale.
+    fn next(&self, operand: usize, (history, largest): (&[f32], f32), scale: f32) -> (Vec<f32>, f32) {
+        let kept = history.len().saturating_sub(1);
+        let history: Vec<f32> = std::iter::once(largest).chain(history[..kept].iter().copied()).collect();
+        let largest = match self.algo {
+            AmaxAlgo::MostRecent => largest,
+            AmaxAlgo::Max => history.iter().copied().fold(0.0, f32::max),
+        };
+        let format = if operand == 2 { self.gradient } else { Fp8Format::E4M3 };
+        let is_usable = largest > 0.0 && largest.is_finite();
+        let next = f64::from(format.largest()) / f64::from(largest) / 2.0_f64.powi(self.margin as i32);
+        let next = if is_usable { (next as f32).min(f32::MAX) } else { scale };
+        (history, next)
+    }
+}
+
+/// What was noted in this step on this rank. What is not finite is left out of histories: a step that overflowed says nothing of the next one.
+fn noted(run: &RunContext) -> Vec<Layer> {
+    let mut layers = Vec::new();
+    for (chunk, model) in run.chunks().iter().enumerate() {
+        for (name, maxima) in model.operand_maxima() {
+            let scales = format!("{name}.{CAST_SCALES}");
+            let Some(declaration) = model.parameters().iter().find(|parameter| parameter.name == scales) else {
+                continue;
+            };
+            layers.push(Layer {
+                chunk,
+                name: name.clone(),
+                maxima: maxima.take().map(|largest| if largest.is_finite() { f64::from(largest) } else { 0.0 }),
+                is_of_expert: declaration.placement.replicas == ReplicaGroup::Expert,
+            });
+        }
+    }
+    layers
+}
+
+/// The largest over the ranks that share layers: replicas, and those that have other parts of them.
+fn share(layers: &mut [Layer], groups: [&Group; 2], is_of_expert: bool) -> Result<(), TrainError> {
+    let mut of_kind: Vec<&mut Layer> = layers.iter_mut().filter(|layer| layer.is_of_expert == is_of_expert).collect();
+    let mut all: Vec<f64> = of_kind.iter().flat_map(|layer| layer.maxima).collect();
+    if all.is_empty() {
+        return Ok(());
+    }
+    for group in groups {
+        group.all_reduce((&mut all).into(), ReduceOp::Max)?;
+    }
+    of_kind.iter_mut().zip(all.as_chunks::<3>().0).for_each(|(layer, maxima)| layer.maxima = *maxima);
+    Ok(())
+}
+
+impl Subsystem for CastScales {
+    fn name(&self) -> &str {
+        "scales of 8-bit operands"
+    }
+
+    fn agreement(&self) -> Agreement {
+        Agreement::Given
+    }
+
+    fn after_step(&mut self, run: &mut RunContext, _step: &StepReport) -> Result<Verdict, TrainError> {
+        let mut layers = noted(run);
+        let groups = run.groups;
+        share(&mut layers, [groups.tensor(), groups.data_context()], false)?;
+        share(&mut layers, [groups.expert_tensor(), groups.expert_data()], true)?;
+        for Layer { chunk: index, name, maxima, .. } in layers {
+            let training = &mut *run.training;
+            let [scales, history] = [CAST_SCALES, CAST_HISTORY].map(|parameter| format!("{name}.{parameter}"));
+            let chunk = training.chunks[index].as_mut();
+            let parameters = training.optimizer.parameters();
+            let (before, old) = (parameters.frozen_value(chunk, &scales)?, parameters.frozen_value(chunk, &history)?);
+            let rows = old.chunks_exact((old.len() / 3).max(1)).zip(maxima).zip(before).enumerate();
+            let (histories, next): (Vec<Vec<f32>>, Vec<f32>) =
+                rows.map(|(operand, ((row, largest), scale))| self.next(operand, (row, largest as f32), scale)).unzip();
+            let wide = |values: &[f32]| values.iter().map(|value| f64::from(*value)).collect::<Vec<f64>>();
+            parameters.set_frozen((index, chunk), &scales, &wide(&next))?;
+            parameters.set_frozen((index, chunk), &history, &wide(&histories.concat()))?;
+        }
+        Ok(Verdict::default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scales(algo: AmaxAlgo, margin: i64) -> CastScales {
+        CastScales { gradient: Fp8Format::E5M2, algo, margin }
+    }
+
+    #[test]
+    fn scales_follow_the_largest_of_the_history_or_the_newest() {
+        let next = |algo, margin, operand| scales(algo, margin).next(operand, (&[2.0, 8.0, 1.0], 4.0), 7.0);
+        assert_eq!(next(AmaxAlgo::Max, 0, 0), (vec![4.0, 2.0, 8.0], 56.0));
+        assert_eq!(next(AmaxAlgo::MostRecent, 0, 1), (vec![4.0, 2.0, 8.0], 112.0));
+        assert_eq!(next(AmaxAlgo::Max, 2, 0).1, 14.0);
+        assert_eq!(next(AmaxAlgo::Max, 0, 2).1, 7168.0);
+    }
+
+    #[test]
+    fn nothing_new_leaves_the_scale() {
+        assert_eq!(scales(AmaxAlgo::MostRecent, 0).next(0, (&[3.0], 0.0), 5.0), (vec![0.0], 5.0));
+        assert_eq!(scales(AmaxAlgo::Max, 0).next(0, (&[0.0, 0.0], 0.0), 5.0).1, 5.0);
+        assert_eq!(scales(AmaxAlgo::Max, 0).next(0, (&[0.0, 0.0], 1e-42), 5.0).1, f32::MAX);
+    }
+}

@@ -1,0 +1,56 @@
+//! Linear layers whose products are made of 8-bit floats (Micikevicius et al., arXiv:2209.05433), as Transformer Engine's recipes make them.
+//!
+//! Here the products are emulated: operands are cast to 8 bits, and what codes stand for is multiplied in float32. That is what 8-bit matrix units
+//! compute, up to the order in which they add. The input is kept for backward in 8 bits.
+
+mod cpu;
+mod flex;
+mod format;
+mod reference;
+mod rule;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+
+use crate::precision::{narrow, widen};
+
+pub use format::Fp8Format;
+pub use reference::reference;
+pub use rule::{Fp8Rule, Fp8Scales, Fp8Scaling, OperandMaxima};
+
+/// What a linear layer does in 8 bits, in one pass.
+#[derive(Clone, Debug)]
+pub struct Fp8Pass {
+    /// How operands are cast.
+    pub rule: Fp8Rule,
+    /// The scales, for a rule that is given them.
+    pub scales: Fp8Scales,
+    /// Where the largest magnitudes of operands are noted, forward and backward.
+    pub maxima: Option<Arc<OperandMaxima>>,
+}
+
+/// `x w^T + bias` in 8 bits: operands of the three products are cast as `pass` says, sums are float32, and the bias and its gradient have no part
+/// in it. Gradients are those of the products as if the casts were not there (straight through).
+///
+/// # Shapes
+/// `x` `[.., i]`, `weight_oi` `[o, i]`, `bias_o` `[o]` -> `[.., o]`.
+///
+/// # Panics
+/// If the sizes do not fit each other.
+pub fn fp8_linear<const D: usize>(
+    x: Tensor<D>,
+    weight_oi: Tensor<2>,
+    bias_o: Option<Tensor<1>>,
+    pass: &Fp8Pass,
+) -> Tensor<D> {
+    let [outputs, inputs] = weight_oi.dims();
+    assert_eq!(x.dims()[D - 1], inputs, "fp8_linear: an input of {:?} does not fit {inputs} inputs", x.dims());
+    assert!(bias_o.as_ref().is_none_or(|bias| bias.dims() == [outputs]), "fp8_linear: the bias does not fit");
+    let dtype = x.dtype();
+    let (x, weight_oi, bias_o) = (widen(x), widen(weight_oi), bias_o.map(widen));
+    let y = flex::fp8_linear(&x, &weight_oi, bias_o.as_ref(), pass);
+    narrow(y.unwrap_or_else(|| reference(x, weight_oi, bias_o, pass)), dtype)
+}
