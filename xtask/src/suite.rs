@@ -40,6 +40,13 @@ pub fn run(rest: &[String]) -> Result<ExitCode> {
                 "--lib",
                 "--test",
                 "ranks",
+                // Faults of processes, and of machines.
+                "--test",
+                "deadlines",
+                "--test",
+                "machines",
+                "--test",
+                "random_faults",
             ];
             let mut arguments: Vec<String> = arguments.map(str::to_owned).to_vec();
             arguments.extend(rest.iter().cloned());

@@ -1,10 +1,22 @@
 //! `[model]`: the shape of a dense model, its arithmetic and its precision.
 
 use super::super::contexts::{tiny, tiny_with, watched};
-use super::super::row::{AS_IT_IS, Row, row, switch};
+use super::super::row::{AS_IT_IS, Row, row, switch, switch_off};
 
 pub fn rows() -> Vec<Row> {
-    [sizes(), positions(), layers(), attention(), latent(), state_space(), initial(), precision(), recompute()].concat()
+    [
+        sizes(),
+        positions(),
+        layers(),
+        attention(),
+        latent(),
+        state_space(),
+        initial(),
+        precision(),
+        eight_bits(),
+        recompute(),
+    ]
+    .concat()
 }
 
 const MAMBA: &str = "mamba & model.mamba_head_dim=16 & model.mamba_num_groups=2 & model.gated_linear_unit=false & model.activation_func=gelu";
@@ -216,6 +228,52 @@ fn precision() -> Vec<Row> {
         )
         .moves("exit"),
     ]
+}
+
+/// The same settings of `[model]` and of `[mixed_precision]`.
+macro_rules! eight_bits {
+    ($section:literal) => {{
+        let off = tiny_with(&["model.num_layers=3"]);
+        let on = off.with(&[concat!($section, ".fp8=hybrid"), concat!($section, ".fp8_recipe=tensorwise")]);
+        let delayed = off.with(&[concat!($section, ".fp8=hybrid"), concat!($section, ".fp8_recipe=delayed")]);
+        let longer = delayed.with(&[concat!($section, ".fp8_amax_history_len=2")]);
+        let edges = on.with(&[
+            concat!($section, ".first_last_layers_bf16=true"),
+            concat!($section, ".num_layers_at_start_in_bf16=1"),
+            concat!($section, ".num_layers_at_end_in_bf16=1"),
+        ]);
+        vec![
+            row(
+                concat!($section, ".fp8"),
+                &off,
+                &[
+                    "null",
+                    concat!("e4m3 & ", $section, ".fp8_recipe=tensorwise"),
+                    concat!("hybrid & ", $section, ".fp8_recipe=mxfp8"),
+                ],
+            )
+            .moves("loss_1"),
+            row(concat!($section, ".fp8_recipe"), &on, &[AS_IT_IS, "mxfp8", "blockwise", "delayed"])
+                .moves("loss_1 shapes slices"),
+            row(concat!($section, ".fp8_margin"), &delayed, &[AS_IT_IS, "9"]).moves("loss"),
+            row(concat!($section, ".fp8_amax_history_len"), &delayed, &[AS_IT_IS, "3"]).moves("shapes slices"),
+            row(concat!($section, ".fp8_amax_compute_algo"), &longer, &[AS_IT_IS, "max"]).moves("params"),
+            switch_off(concat!($section, ".fp8_wgrad"), &on).moves("grad_norm_1"),
+            row(
+                concat!($section, ".first_last_layers_bf16"),
+                &on,
+                &[AS_IT_IS, concat!("true & ", $section, ".num_layers_at_start_in_bf16=1")],
+            )
+            .moves("loss_1"),
+            row(concat!($section, ".num_layers_at_start_in_bf16"), &edges, &[AS_IT_IS, "0"]).moves("loss_1"),
+            row(concat!($section, ".num_layers_at_end_in_bf16"), &edges, &[AS_IT_IS, "0"]).moves("loss_1"),
+        ]
+    }};
+}
+
+/// Products of 8-bit operands.
+pub fn eight_bits() -> Vec<Row> {
+    [eight_bits!("model"), eight_bits!("mixed_precision")].concat()
 }
 
 /// Recompute changes no bit of a result; a run holds less while it trains.

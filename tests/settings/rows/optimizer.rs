@@ -53,8 +53,12 @@ fn precision() -> Vec<Row> {
     let growing =
         |run: &Run, section: &str| run.with(&[&format!("{section}.initial_loss_scale=1024"), "train.train_iters=6"]);
     vec![
-        row("mixed_precision", &tiny(), &["null", "bf16_mixed", "fp16_mixed"])
-            .moves("loss_1 console files learning_rate loss_scale shapes skipped slices"),
+        row(
+            "mixed_precision",
+            &tiny(),
+            &["null", "bf16_mixed", "fp16_mixed", "bf16_with_fp8_subchannel_scaling_mixed"],
+        )
+        .moves("loss_1 console files learning_rate loss_scale shapes skipped slices"),
         row("mixed_precision.fp32", &tiny_with(&["mixed_precision.bf16=true"]), &["false", "true"]).moves("exit"),
         row("mixed_precision.fp16", &tiny(), &["false", "true"])
             .moves("loss_1 console files learning_rate loss_scale shapes skipped slices"),
