@@ -1,5 +1,6 @@
 //! Against a plain computation in float64, and the two forms against each other.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor, TensorData};
@@ -47,21 +48,23 @@ fn nearest(format: Fp8Format, x: f64) -> f64 {
 /// An operand after its cast, in float64.
 fn cast(pass: &Fp8Pass, x: &[f32], [rows, columns]: [usize; 2], operand: Operand) -> Vec<f64> {
     let format = pass.rule.format(operand);
-    let largest_of = |in_block: &dyn Fn(usize, usize) -> bool| {
-        let places = (0..rows * columns).filter(|place| in_block(place / columns, place % columns));
-        places.map(|place| x[place].abs()).fold(0.0, f32::max)
+    let [height, width] = match pass.rule.share(operand, pass.scales) {
+        Share::Tensor(_) => [rows, columns],
+        Share::Block(block) => block,
     };
-    let scale_of = |row: usize, column: usize| match pass.rule.share(operand, pass.scales) {
-        Share::Tensor(Some(given)) => given,
-        Share::Tensor(None) => format.scale(largest_of(&|_, _| true)),
-        Share::Block([height, width]) => {
-            let largest = largest_of(&|r, c| r / height == row / height && c / width == column / width);
-            let scale = f64::from(format.largest()) / f64::from(largest);
-            if largest == 0.0 { 1.0 } else { 2.0_f64.powf(scale.log2().floor()) as f32 }
-        }
+    let block = |place: usize| (place / columns / height, place % columns / width);
+    let mut largest = HashMap::new();
+    for (place, x) in x.iter().enumerate() {
+        let largest = largest.entry(block(place)).or_insert(0.0_f32);
+        *largest = largest.max(x.abs());
+    }
+    let scale_of = |largest: f32| match pass.rule.share(operand, pass.scales) {
+        Share::Tensor(given) => given.unwrap_or(format.largest() / largest),
+        Share::Block(_) if largest == 0.0 => 1.0,
+        Share::Block(_) => 2.0_f64.powf((f64::from(format.largest()) / f64::from(largest)).log2().floor()) as f32,
     };
     let of = |place: usize| {
-        let scale = scale_of(place / columns, place % columns);
+        let scale = scale_of(largest[&block(place)]);
         nearest(format, f64::from(x[place] * scale)) / f64::from(scale)
     };
     (0..x.len()).map(of).collect()

@@ -1,16 +1,28 @@
 //! Products of the rows of each expert with the expert's matrix, on slices.
 //!
-//! Each expert's product is cut like any other, and those of different experts run beside each other. A sum is that of a product by itself.
+//! Those of different experts run beside each other, each on one thread, so that its operands are packed once; the last ones are cut, so that
+//! threads end together. A sum is that of a product by itself.
+
+use std::cmp::Reverse;
 
 use rayon::prelude::*;
 
 use crate::cpu::buffer::filled;
 use crate::cpu::gemm::{Matrix, MatrixMut, Output, Threads, gemm};
-use crate::linear::cpu::{begin, column_sums, grad_weight};
+use crate::linear::cpu::{begin, column_sums};
 
-/// Experts that have rows, with these.
-fn busy<T>(rows: Vec<T>, counts: &[usize]) -> Vec<(usize, T)> {
-    rows.into_iter().enumerate().filter(|(expert, _)| counts[*expert] > 0).collect()
+/// Calls `f` with each expert that has rows and what belongs to it, those with many rows first, and where its product runs.
+fn each_busy<T: Send>(items: Vec<T>, counts: &[usize], f: impl Fn(usize, T, Threads) + Sync) {
+    let items = items.into_iter().enumerate();
+    let mut busy: Vec<(usize, T)> = items.filter(|(expert, _)| counts[*expert] > 0).collect();
+    busy.sort_by_key(|(expert, _)| Reverse(counts[*expert]));
+    let whole = busy.len().saturating_sub(rayon::current_num_threads());
+    rayon::in_place_scope_fifo(|scope| {
+        for (place, (expert, item)) in busy.into_iter().enumerate() {
+            let (f, threads) = (&f, if place < whole { Threads::One } else { Threads::All });
+            scope.spawn_fifo(move |_| f(expert, item, threads));
+        }
+    });
 }
 
 /// Cuts `values`, rows of `width`, by experts.
@@ -30,11 +42,11 @@ pub fn forward(x: &[f32], counts: &[usize], weights: &[Matrix<'_>], biases: &[&[
     let (outputs, inputs) = (weights[0].rows(), weights[0].cols());
     filled(counts.iter().sum::<usize>() * outputs, |y| {
         let rows = parts_mut(y, counts, outputs).into_iter().zip(parts(x, counts, inputs)).collect();
-        busy(rows, counts).into_par_iter().with_max_len(1).for_each(|(expert, (y, x))| {
+        each_busy(rows, counts, |expert, (y, x): (&mut [f32], &[f32]), threads| {
             let count = counts[expert];
             let output = begin(y, outputs, biases.get(expert).copied(), None);
             let x = Matrix::new(x, count, inputs);
-            gemm(MatrixMut::new(y, count, outputs), output, 1.0, x, weights[expert].t(), Threads::All);
+            gemm(MatrixMut::new(y, count, outputs), output, 1.0, x, weights[expert].t(), threads);
         });
     })
 }
@@ -44,10 +56,10 @@ pub fn grad_input(dy: &[f32], counts: &[usize], weights: &[Matrix<'_>]) -> Vec<f
     let (outputs, inputs) = (weights[0].rows(), weights[0].cols());
     filled(counts.iter().sum::<usize>() * inputs, |dx| {
         let rows = parts_mut(dx, counts, inputs).into_iter().zip(parts(dy, counts, outputs)).collect();
-        busy(rows, counts).into_par_iter().with_max_len(1).for_each(|(expert, (dx, dy))| {
+        each_busy(rows, counts, |expert, (dx, dy): (&mut [f32], &[f32]), threads| {
             let count = counts[expert];
             let dy = Matrix::new(dy, count, outputs);
-            gemm(MatrixMut::new(dx, count, inputs), Output::Set, 1.0, dy, weights[expert], Threads::All);
+            gemm(MatrixMut::new(dx, count, inputs), Output::Set, 1.0, dy, weights[expert], threads);
         });
     })
 }
@@ -59,15 +71,20 @@ pub fn grad_weights(
     [outputs, inputs]: [usize; 2],
     wanted: &[bool],
 ) -> Vec<Option<Vec<f32>>> {
-    let rows = parts(dy, counts, outputs).into_par_iter().zip(parts(x, counts, inputs)).enumerate();
-    let of_expert = |(expert, (dy, x)): (usize, (&[f32], &[f32]))| {
+    let of = |expert: usize| (wanted[expert] && counts[expert] == 0).then(|| vec![0.0; outputs * inputs]);
+    let mut gradients: Vec<Option<Vec<f32>>> = (0..counts.len()).map(of).collect();
+    let rows = parts(dy, counts, outputs).into_iter().zip(parts(x, counts, inputs)).zip(&mut gradients).collect();
+    type Item<'a> = ((&'a [f32], &'a [f32]), &'a mut Option<Vec<f32>>);
+    each_busy(rows, counts, |expert, ((dy, x), gradient): Item<'_>, threads| {
         let count = counts[expert];
-        wanted[expert].then(|| match count {
-            0 => vec![0.0; outputs * inputs],
-            _ => grad_weight(Matrix::new(dy, count, outputs), Matrix::new(x, count, inputs)),
-        })
-    };
-    rows.with_max_len(1).map(of_expert).collect()
+        *gradient = wanted[expert].then(|| {
+            filled(outputs * inputs, |dw| {
+                let (dy, x) = (Matrix::new(dy, count, outputs), Matrix::new(x, count, inputs));
+                gemm(MatrixMut::new(dw, outputs, inputs), Output::Set, 1.0, dy.t(), x, threads);
+            })
+        });
+    });
+    gradients
 }
 
 /// The gradients of the biases, `[o]` each.
