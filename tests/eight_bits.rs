@@ -39,6 +39,13 @@ fn losses_are_near_those_of_32_bits_and_others() {
     }
 }
 
+/// The same losses until sums in another order tip a value over to the next one of 8 bits, and near ones from then on.
+fn assert_alike(found: &[f64], single: &[f64], what: &str) {
+    assert_close(&found[..4], &single[..4], what);
+    let distance = distance(found, single);
+    assert!(distance < 1e-3, "{what}: {distance:e}");
+}
+
 #[test]
 fn ranks_that_cut_no_operand_train_like_one() {
     let sharded = ["ddp.use_megatron_fsdp=true", "ddp.data_parallel_sharding_strategy=optim_grads_params"];
@@ -49,8 +56,8 @@ fn ranks_that_cut_no_operand_train_like_one() {
         let on = |ranks: &'static str, more: &[&str]| {
             run(&[eight_bits, &["--ranks", ranks, "train.micro_batch_size=1"], more].concat())
         };
-        assert_close(&on("2", &[]), &single, &format!("{eight_bits:?}, 2 replicas"));
-        assert_close(&on("2", &sharded), &single, &format!("{eight_bits:?}, fully sharded"));
+        assert_alike(&on("2", &[]), &single, &format!("{eight_bits:?}, 2 replicas"));
+        assert_alike(&on("2", &sharded), &single, &format!("{eight_bits:?}, fully sharded"));
         let stages = ["model.pipeline_model_parallel_size=2"];
         assert_close(&on("2", &stages), &single, &format!("{eight_bits:?}, 2 stages"));
         // Each rank casts its own part.
@@ -91,6 +98,11 @@ fn runs_go_from_32_bits_to_8_and_back() {
     assert_eq!(run_to("train.exit_interval=5", &[]), 5);
     assert_eq!(run_to("train.exit_interval=10", &DELAYED), 10);
     assert_eq!(run_to("train.exit_interval=15", &[]), 15);
+    // Sharded, and with another history.
+    let sharded =
+        ["--ranks", "2", "ddp.use_megatron_fsdp=true", "ddp.data_parallel_sharding_strategy=optim_grads_params"];
+    assert_eq!(run_to("train.exit_interval=17", &[&DELAYED[..], &sharded].concat()), 17);
+    assert_eq!(run_to("train.exit_interval=18", &[&DELAYED[..2], &sharded].concat()), 18);
     assert_eq!(run_to("train.exit_interval=20", &MICROSCALING), 20);
 }
 

@@ -290,7 +290,8 @@ impl Scope {
             None => without_value(id, local),
         };
         let mut table = self.shared.table.borrow_mut();
-        if self.shared.values.as_ref().is_some_and(|values| values.deferred.is_some()) {
+        let is_whole = declaration.is_float32();
+        if !is_whole && self.shared.values.as_ref().is_some_and(|values| values.deferred.is_some()) {
             let place = table.parameters.len();
             table.deferred.insert(place);
         }
@@ -338,7 +339,8 @@ impl Values {
                 Tensor::from_data(TensorData::new(values, local), (device, dtype))
             }
         };
-        let value = match &self.deferred {
+        // What is whole on each rank is made at once.
+        let value = match self.deferred.as_ref().filter(|_| !declaration.is_float32()) {
             None => match quantized {
                 None => make(&self.device),
                 Some(quantized) => {

@@ -280,6 +280,10 @@ fn load_shards(run: &mut TrainingRun, sources: &Sources<'_>) -> Result<(), Train
     for (name, shard) in run.training.chunks.iter().flat_map(|chunk| local_shards(chunk.as_ref())) {
         let declaration = declarations[name.as_str()];
         let Some(checkpoint) = sources.of(declaration) else {
+            // What is whole on each rank has its initial value.
+            if declaration.is_float32() {
+                continue;
+            }
             let begun = beginning(declaration, run.training.adapter.as_deref(), sources.beginning())?;
             let range = run.training.optimizer.distribution().shard_range(&name).expect("all parameters are sharded");
             let drawn = || run.training.optimizer.shards()[&name].clone();

@@ -9,7 +9,7 @@ use super::restore::load_from;
 use super::start::Start;
 use crate::checkpoint::Checkpoint;
 use crate::config::RunConfig;
-use crate::model::{Declaration, ModelChunk};
+use crate::model::{Declaration, ModelChunk, ParameterRole};
 use crate::train::TrainError;
 
 /// Which checkpoint has which parameter.
@@ -44,6 +44,12 @@ impl<'a> Sources<'a> {
     pub fn of(&self, declaration: &Declaration) -> Option<&Checkpoint> {
         if self.absent.contains(&declaration.name) {
             return None;
+        }
+        // What 8-bit scales are made of begins anew where there is none, or of another length.
+        if declaration.role == ParameterRole::CastState {
+            let found = self.checkpoint.tensor(&declaration.name);
+            let fits = found.is_ok_and(|tensor| tensor.shape == declaration.global_shape());
+            return fits.then_some(self.checkpoint);
         }
         match &self.base {
             Some(base) if !declaration.trainable => Some(base),
