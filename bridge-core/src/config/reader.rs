@@ -81,7 +81,8 @@ impl<'k> Reader<'k> {
 
     /// Reports a number that the type cannot hold.
     pub(crate) fn out_of_range<T>(&mut self, node: &Node, expected: &str) -> Option<T> {
-        let error = self.error(ErrorKind::OutOfRange, "out of range", node).with_expected(expected);
+        let mut error = self.error(ErrorKind::OutOfRange, "out of range", node).with_expected(expected);
+        error.written = Some(node.clone());
         self.errors.push(error);
         None
     }

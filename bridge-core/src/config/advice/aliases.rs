@@ -22,6 +22,12 @@ pub(in super::super) struct Row {
     /// Where meaning or unit differ, or why there is nothing like it.
     #[serde(default)]
     pub note: String,
+    /// What to say of false, null and other values that turn it off, where leaving it out does not.
+    #[serde(default)]
+    pub off: String,
+    /// Whether the names are those of tables of which no setting has a counterpart by itself.
+    #[serde(default, rename = "table")]
+    pub is_table: bool,
 }
 
 /// The whole table.
@@ -68,11 +74,38 @@ impl Aliases {
         self.names.iter().find(|row| row.names().any(|of_row| of_row == name))
     }
 
-    /// The row of a setting's value.
+    /// The row of the family that a name belongs to: `hub_*` for all that begins so.
+    pub fn family(&self, name: &str) -> Option<&Row> {
+        self.names.iter().find(|row| row.names().any(|form| has_form(name, form)))
+    }
+
+    /// The row of a setting's value: by the value itself, by a form that it has, or the row of all values.
     pub fn value(&self, key: &str, value: &str) -> Option<&Row> {
-        let value = value.trim().to_lowercase();
+        let lowered = value.trim().to_lowercase();
+        let underscored = lowered.replace('-', "_");
+        let rows = || self.values.iter().filter(move |row| row.key == key);
+        let has_value_form = |form: &str| has_form(&lowered, form) || has_form(&underscored, form);
+        let of_form = || rows().find(|row| row.names().any(has_value_form));
+        self.exact_value(key, value).or_else(of_form).or_else(|| rows().find(|row| row.of == "*"))
+    }
+
+    /// The row that lists a setting's value.
+    pub fn exact_value(&self, key: &str, value: &str) -> Option<&Row> {
+        let lowered = value.trim().to_lowercase();
+        let underscored = lowered.replace('-', "_");
         let mut rows = self.values.iter().filter(|row| row.key == key);
-        rows.find(|row| row.of == "*" || row.names().any(|name| name == value || name == value.replace('-', "_")))
+        rows.find(|row| row.of != "*" && row.names().any(|name| name == lowered || name == underscored))
+    }
+}
+
+/// Whether a text has a form such as `hub_*`, `*_8bit` or `*adam*`, where `*` is any text; a form without one is no form.
+fn has_form(text: &str, form: &str) -> bool {
+    match (form.strip_prefix('*'), form.strip_suffix('*')) {
+        _ if form == "*" => false,
+        (Some(_), Some(_)) => text.contains(form.trim_matches('*')),
+        (Some(end), None) => text.ends_with(end),
+        (None, Some(start)) => text.starts_with(start),
+        (None, None) => false,
     }
 }
 

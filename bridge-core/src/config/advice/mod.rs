@@ -2,36 +2,42 @@
 //! then by the setting of that name in another section; then by letters. What this release refuses is never offered.
 
 mod aliases;
+mod lists;
 mod names;
+mod offers;
 mod readings;
 mod search;
+mod units;
 mod values;
+mod wrong_values;
 
 pub(super) use aliases::ALIASES;
 
 use super::catalogue::{Setting, settings};
 use super::error::{ConfigError, ConfigErrors, ErrorKind};
 use super::kinds::Kinds;
-use super::node::{Entry, Location, Node};
-use super::overrides::value_of;
-use super::spec::TypeSpec;
-use aliases::Row;
+use super::node::{Data, Entry, Location, Node};
 
 /// The least likeness of letters of a misspelt name.
 const TYPING_ERROR: f64 = 0.8;
+/// The least likeness, of letters and of words, of a name that may be meant.
+const LIKE: (f64, f64) = (0.6, 0.3);
 /// No more settings of an unknown table are looked at.
 const MOST_LEAVES: usize = 100;
 
 /// Completes problems with what to write instead, for a recipe whose values are `root`.
 pub(super) fn advise(errors: ConfigErrors, kinds: &Kinds, root: &Node) -> ConfigErrors {
-    let needs_advice = |error: &ConfigError| matches!(error.kind, ErrorKind::UnknownKey | ErrorKind::WrongType);
-    if !errors.iter().any(needs_advice) {
+    if !errors.iter().any(|error| error.written.is_some()) {
         return errors;
     }
-    let advisor = Advisor { kinds, settings: settings(kinds, root) };
+    let advisor = Advisor { kinds, root, settings: settings(kinds, root) };
     let advised = errors.into_iter().flat_map(|mut error| match (error.kind, error.written.take()) {
         (ErrorKind::UnknownKey, Some(written)) => advisor.unknown(error, &written),
         (ErrorKind::WrongType, Some(written)) => advisor.wrong(error, &written),
+        (ErrorKind::OutOfRange, Some(written)) => {
+            let hint = advisor.on_number(&error.key, &written);
+            vec![ConfigError { hint: error.hint.clone().or(hint), ..error }]
+        }
         _ => vec![error],
     });
     advised.collect()
@@ -44,14 +50,23 @@ pub fn advice_for(name: &str, kinds: &Kinds) -> Option<String> {
 
 /// The same as a sentence with the settings that are meant.
 pub(super) fn meant_by(name: &str, kinds: &Kinds) -> Option<(String, Vec<String>)> {
-    let advisor = Advisor { kinds, settings: settings(kinds, &Node::null()) };
+    let nothing = Node::null();
+    let advisor = Advisor { kinds, root: &nothing, settings: settings(kinds, &nothing) };
     advisor.find(name, None, None).map(|advice| (advice.text, advice.meant))
 }
 
 /// What to write for a value that its setting does not know.
 pub(super) fn advice_on_value(key: &str, value: &str, kinds: &Kinds) -> Option<String> {
-    let advisor = Advisor { kinds, settings: settings(kinds, &Node::null()) };
+    let nothing = Node::null();
+    let advisor = Advisor { kinds, root: &nothing, settings: settings(kinds, &nothing) };
     ALIASES.value(key, value).map(|row| advisor.offer(row, None).text)
+}
+
+/// What to write for a number outside the range of its setting, if it says what has another word here.
+pub(super) fn advice_on_number(key: &str, value: &Node, kinds: &Kinds) -> Option<String> {
+    let nothing = Node::null();
+    let advisor = Advisor { kinds, root: &nothing, settings: settings(kinds, &nothing) };
+    advisor.on_number(key, value)
 }
 
 /// The advice on one name or value.
@@ -63,6 +78,8 @@ struct Advice {
 
 struct Advisor<'k> {
     kinds: &'k Kinds,
+    /// The recipe as it is written; null where there is none.
+    root: &'k Node,
     settings: Vec<Setting>,
 }
 
@@ -89,7 +106,7 @@ impl Advisor<'_> {
 
     /// The problem of an unknown name, or those of the names in an unknown table.
     fn unknown(&self, error: ConfigError, written: &Node) -> Vec<ConfigError> {
-        let Some(entries) = written.entries().filter(|entries| !entries.is_empty()) else {
+        let Some(entries) = entries_of(written) else {
             return vec![self.completed(error, Some(written))];
         };
         if self.is_misspelt_table(&error, entries) {
@@ -129,6 +146,9 @@ impl Advisor<'_> {
 
     /// What a leaf of an unknown table stands for, or else the innermost table around it that stands for something.
     fn leaf(&self, leaf: &Leaf<'_>, table: &str) -> Option<Advice> {
+        if let Some(advice) = self.whole_table(&leaf.key) {
+            return Some(advice);
+        }
         let own = self.find(&leaf.key, None, Some(leaf.node));
         let mut outer = leaf.key.as_str();
         own.or_else(|| {
@@ -163,6 +183,7 @@ impl Advisor<'_> {
         let key_of = |name: &str| format!("{parent}{name}");
         let is_misspelt = misspelt.is_some();
         let advice = self.find(&error.key, misspelt.map(key_of).as_deref(), written);
+        let nearest = nearest.filter(|nearest| may_be(&error.key, nearest));
         match (advice, nearest) {
             (Some(advice), _) if misspelt_key(&advice, &parent, written).is_none() => with(error, advice),
             (Some(advice), _) => {
@@ -177,125 +198,17 @@ impl Advisor<'_> {
                 Some(reason) => error.with_hint(format!("{} is {reason}", key_of(&nearest))),
                 None => ConfigError { meant: vec![key_of(&nearest)], nearest: Some(nearest), ..error },
             },
-            (None, None) => error,
-        }
-    }
-
-    /// A row as a sentence. A target that is refused is not offered: the reason is told.
-    fn offer(&self, row: &Row, written: Option<&Node>) -> Advice {
-        let targets: Vec<_> = row.targets().collect();
-        let opposite = written.filter(|_| row.is_opposite).map(readings::inverted);
-        let written = opposite.as_ref().map_or(written, Option::as_ref);
-        if let ([(key, None)], Some(written)) = (targets.as_slice(), written)
-            && let Some(of_value) = self.row_of_value(key, written)
-        {
-            return self.offer(of_value, None);
-        }
-        let refused = |(key, value): &(&str, Option<&str>)| Some(format!("{key} is {}", self.refused(key, *value)?));
-        if let Some(text) = targets.iter().find_map(refused) {
-            return Advice { text, meant: Vec::new() };
-        }
-        let fits = |key: &str| {
-            let node = written.filter(|node| node.entries().is_none() && row.note.is_empty() && targets.len() == 1)?;
-            let setting = self.setting(key)?;
-            let spec = (setting.field.spec)();
-            let is_value = !node.is_null() && spec.accepts(node) && setting.field.limits.violation(node).is_none();
-            is_value.then(|| node.to_inline())
-        };
-        let shown: Vec<_> = targets
-            .iter()
-            .map(|(key, value)| match value.map(in_toml).or_else(|| fits(key)) {
-                Some(value) => format!("`{key} = {value}`"),
-                None => format!("`{key}`"),
-            })
-            .collect();
-        let text = match (shown.is_empty(), row.note.is_empty()) {
-            (true, _) => row.note.clone(),
-            (false, true) => format!("write {}", shown.join(", ")),
-            (false, false) => format!("write {}: {}", shown.join(", "), row.note),
-        };
-        Advice { text, meant: targets.iter().map(|(key, _)| (*key).to_owned()).collect() }
-    }
-
-    /// The row of a value that other programs write and that the setting does not accept.
-    fn row_of_value(&self, key: &str, written: &Node) -> Option<&'static Row> {
-        let spec = (self.setting(key)?.field.spec)();
-        let text = written.to_inline();
-        let row = ALIASES.value(key, text.trim_matches(['"', '\'']))?;
-        (row.of != "*" && !(matches!(spec, TypeSpec::Choice(_)) && spec.accepts(written))).then_some(row)
-    }
-
-    /// The problem of a value that its setting cannot have, or, where it is a table, those of what stands in it.
-    fn wrong(&self, error: ConfigError, written: &Node) -> Vec<ConfigError> {
-        let is_value = self.setting(&error.key).is_some_and(|setting| !setting.is_section());
-        let leaves = written.entries().filter(|_| is_value).map(|entries| leaves(&error.key, entries));
-        let found = leaves.iter().flatten().filter_map(|leaf| {
-            let advice = self.find(&leaf.key, None, Some(leaf.node))?;
-            let error = ConfigError::new(ErrorKind::UnknownKey, &leaf.key, "unknown setting");
-            Some(with(error.with_location(leaf.location.cloned()), advice))
-        });
-        let found: Vec<_> = found.collect();
-        if found.is_empty() { vec![self.wrong_value(error, written)] } else { found }
-    }
-
-    /// The problem of a value that its setting cannot have, with a value that it can.
-    fn wrong_value(&self, error: ConfigError, written: &Node) -> ConfigError {
-        let whole = error.key.clone();
-        let mut key = whole.as_str();
-        while self.setting(key).is_none() {
-            match key.rsplit_once('.') {
-                Some((outer, _)) => key = outer,
-                None => return error,
-            }
-        }
-        let setting = self.setting(key).expect("found above");
-        if let Some(reason) = &setting.refused {
-            let expected = format!("{} (its default)", setting.field.default.to_inline());
-            let hint = reason.clone();
-            return ConfigError { nearest: None, expected: Some(expected), ..error }.with_hint(hint);
-        }
-        let text = written.to_inline();
-        let text = text.trim_matches(['"', '\'']);
-        if let Some(section) = ALIASES.sections.get(key).filter(|_| setting.is_section()) {
-            let row = ALIASES.value(section, text);
-            let advice =
-                row.map_or_else(|| self.offer(&Row::of_setting(section), Some(written)), |row| self.offer(row, None));
-            return error.with_hint(format!("[{key}] is a table: {}", advice.text));
-        }
-        let is_close = |row: &&Row| row.of != "*" || error.nearest.is_none();
-        if let Some(row) = ALIASES.value(key, text).filter(is_close) {
-            let hint = self.offer(row, None).text;
-            return ConfigError { nearest: None, ..usable_names(error, setting) }.with_hint(hint);
-        }
-        let spec = (setting.field.spec)();
-        match values::converted(written, &spec) {
-            Some(value) if setting.field.limits.violation(&value).is_none() && whole == key => {
-                let value = if value.is_null() { "\"null\"".into() } else { value.to_inline() };
-                error.with_hint(format!("write `{key} = {value}`"))
-            }
-            _ => {
-                let nearest = error.nearest.clone().or_else(|| values::name_within(text, &spec).map(str::to_owned));
-                usable_names(ConfigError { nearest, ..error }, setting)
+            (None, None) => {
+                let section = parent.trim_end_matches('.');
+                let error = ConfigError { meant: Vec::new(), ..error };
+                if self.is_section(section) {
+                    error.with_hint(format!("`bridge config explain {section}` lists the settings of [{section}]"))
+                } else {
+                    error
+                }
             }
         }
     }
-}
-
-impl Row {
-    fn of_setting(key: &str) -> Self {
-        Self { keys: vec![key.to_owned()], ..Self::default() }
-    }
-}
-
-/// Of the names that a setting understands, only those that this release implements are offered.
-fn usable_names(error: ConfigError, setting: &Setting) -> ConfigError {
-    let (TypeSpec::Choice(_), Some(refusal)) = ((setting.field.spec)(), &setting.field.refusal) else {
-        return error;
-    };
-    let usable = refusal.accepted(&setting.field.default);
-    let names: Vec<_> = usable.iter().map(|node| node.to_inline().trim_matches('"').to_owned()).collect();
-    let nearest = error.nearest.clone().filter(|nearest| names.contains(nearest));
-    ConfigError { nearest, ..error }.with_expected(format!("one of {}", names.join(", ")))
 }
 
 /// The name in its own section that advice is about, if it says no more than that name and the value that was written.
@@ -309,6 +222,14 @@ fn misspelt_key<'a>(advice: &'a Advice, parent: &str, written: Option<&Node>) ->
     says_no_more.then_some(name)
 }
 
+/// Whether the last word of a key may be meant as the name that resembles it most: by letters, by words, or as its beginning.
+fn may_be(key: &str, nearest: &str) -> bool {
+    let (name, nearest) = (key.rsplit('.').next().unwrap_or_default().to_lowercase(), nearest.to_lowercase());
+    let words = names::likeness(&names::words(&name, &ALIASES.words), &names::words(&nearest, &ALIASES.words));
+    let letters = strsim::normalized_damerau_levenshtein(&name, &nearest);
+    letters >= LIKE.0 || words >= LIKE.1 || name.starts_with(&nearest) || nearest.starts_with(&name)
+}
+
 /// Whether the name of a table may be a misspelt one of the section that it resembles.
 fn is_like(error: &ConfigError) -> bool {
     let likeness = |name| strsim::normalized_damerau_levenshtein(&error.key.to_lowercase(), name);
@@ -319,9 +240,13 @@ fn with(error: ConfigError, advice: Advice) -> ConfigError {
     ConfigError { nearest: None, meant: advice.meant, ..error }.with_hint(advice.text)
 }
 
-fn in_toml(value: &str) -> String {
-    let node = value_of(value);
-    if node.is_null() { "\"null\"".into() } else { node.to_inline() }
+/// What stands in a table, or in the first table of a list, if anything does.
+fn entries_of(node: &Node) -> Option<&[Entry]> {
+    let table = match &node.data {
+        Data::List(items) => items.first()?,
+        _ => node,
+    };
+    table.entries().filter(|entries| !entries.is_empty())
 }
 
 /// A setting somewhere in an unknown table.

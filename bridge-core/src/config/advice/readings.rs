@@ -24,6 +24,9 @@ const WRAPPERS: [&str; 14] = [
     "_dict",
 ];
 
+/// Words before a name that say only that it is on.
+const SWITCHES: [&str; 9] = ["use", "enable", "create", "do", "with", "is", "run", "apply", "should"];
+
 /// Words that say too little to stand for a setting without the name of the program before them.
 const GENERAL: [&str; 6] = ["name", "type", "path", "config", "id", "device"];
 
@@ -47,9 +50,12 @@ pub(super) fn readings(parts: &[String], tables: &BTreeMap<String, String>, prog
         found.extend(name.strip_prefix(&format!("{table}_")).map(|rest| with(rest.to_owned(), false)));
     }
     found.extend(opposite(name).map(|rest| with(rest.to_owned(), true)));
-    if trunk(name) != name {
-        found.push(with(trunk(name).to_owned(), false));
+    let short = trunk(name);
+    if short != name {
+        found.push(with(short.to_owned(), false));
     }
+    // `create_preemption_callback` is `preemption`.
+    found.extend(switched(short).map(|rest| with(rest.to_owned(), false)));
     // The longest first, so that `parallelism_config_cp_size` is `cp_size`.
     for (at, _) in name.match_indices('_').collect::<Vec<_>>().into_iter().rev() {
         let (table, rest) = (&name[..at], &name[at + 1..]);
@@ -70,6 +76,11 @@ fn opposite(name: &str) -> Option<&str> {
     OPPOSITES.contains(&first).then_some(rest)
 }
 
+fn switched(name: &str) -> Option<&str> {
+    let (first, rest) = name.split_once('_')?;
+    (SWITCHES.contains(&first) && !GENERAL.contains(&rest)).then_some(rest)
+}
+
 /// The name of a table without what says that it is one: `fsdp_config` and `TrainingArguments` as `fsdp` and `training`.
 pub(super) fn trunk(table: &str) -> &str {
     let stripped = WRAPPERS.iter().find_map(|wrapper| table.strip_suffix(wrapper));
@@ -84,6 +95,14 @@ pub(super) fn inverted(value: &Node) -> Option<Node> {
     match &value.data {
         Data::Bool(is_on) => Some(Data::Bool(!is_on).into()),
         _ => None,
+    }
+}
+
+/// The opposite of what was written beside a name; a name alone says that something is on.
+pub(super) fn opposite_of(written: Option<&Node>) -> Option<Node> {
+    match written {
+        Some(value) => inverted(value),
+        None => Some(Data::Bool(false).into()),
     }
 }
 
@@ -108,6 +127,8 @@ mod tests {
         assert_eq!(read("megatron_lm_no_load_optim"), ["no_load_optim", "not load_optim"]);
         assert_eq!(read("adapter_dropout"), ["adapter.dropout"]);
         assert_eq!(read("fp8_config"), ["fp8"]);
+        assert_eq!(read("create_preemption_callback"), ["create_preemption", "preemption"]);
+        assert_eq!(read("enable_remat"), ["remat"]);
         assert_eq!([read("oddity"), read("nemo_name")], [const { Vec::<String>::new() }; 2]);
     }
 
@@ -121,5 +142,7 @@ mod tests {
         assert_eq!(trunk("config"), "config");
         assert_eq!(inverted(&Data::Bool(true).into()), Some(Data::Bool(false).into()));
         assert_eq!(inverted(&Node::string("yes")), None);
+        assert_eq!(opposite_of(None), Some(Data::Bool(false).into()));
+        assert_eq!(opposite_of(Some(&Node::null())), None);
     }
 }

@@ -1,10 +1,10 @@
 //! What a name of another program stands for: by the table of names, by the setting of that name or of its table's section, by other readings
-//! of it, and at last by words and letters.
+//! of it, by the family that it belongs to, and at last by words and letters.
 
 use super::super::catalogue::Setting;
-use super::super::node::Node;
+use super::super::node::{Data, Node};
 use super::aliases::{ALIASES, Row};
-use super::{Advice, Advisor, TYPING_ERROR, names, readings};
+use super::{Advice, Advisor, TYPING_ERROR, entries_of, names, readings};
 
 /// The least likeness of letters of names that can only be the same, with a mistake in one word.
 const SAME_LETTERS: f64 = 0.9;
@@ -12,6 +12,8 @@ const SAME_LETTERS: f64 = 0.9;
 const SAME_WORDS: f64 = 0.66;
 /// A section with no more settings is about one thing.
 const SMALL_SECTION: usize = 24;
+/// What says of which type a table is, beside its settings.
+const TYPES: [&str; 5] = ["type", "rope_type", "name", "kind", "optimizer"];
 
 impl Advisor<'_> {
     /// What a path stands for. `misspelt` is the key that it resembles most in its own section.
@@ -22,7 +24,7 @@ impl Advisor<'_> {
         }
         let parts = names::normal(path);
         let name = parts.last()?;
-        if let Some(row) = self.in_place(path, &parts) {
+        if let Some(row) = self.of_type(path, name).or_else(|| self.in_place(path, &parts)) {
             return Some(self.offer(&row, written));
         }
         // `enabled` says nothing by itself: what is switched on is the table.
@@ -30,10 +32,10 @@ impl Advisor<'_> {
             let (table, _) = path.rsplit_once('.')?;
             return self.find(table, None, written);
         }
-        if let Some(row) = self.by_name(&parts) {
+        if let Some(row) = self.of_evaluation(&parts).or_else(|| self.by_name(&parts)) {
             return Some(self.offer(&row, written));
         }
-        let opposite = written.and_then(readings::inverted);
+        let opposite = readings::opposite_of(written);
         for reading in readings::readings(&parts, &ALIASES.tables, &ALIASES.programs) {
             let found =
                 self.in_place(&reading.parts.join("."), &reading.parts).or_else(|| self.by_name(&reading.parts));
@@ -45,11 +47,21 @@ impl Advisor<'_> {
         if let Some(setting) = misspelt.and_then(|key| self.setting(key)) {
             return Some(self.offer(&Row::of_setting(&setting.key), None));
         }
-        if let Some(row) = self.row_like(name, &parts) {
+        if let Some(row) = ALIASES.family(name).cloned().or_else(|| self.row_like(name, &parts)) {
             return Some(self.offer(&row, written));
         }
         let setting = self.with_words_of(&parts)?;
         Some(self.offer(&Row::of_setting(&setting.key), written))
+    }
+
+    /// What is said of a table in a path of which no setting has a counterpart by itself, unless the end of the path is in the table of names.
+    pub(super) fn whole_table(&self, path: &str) -> Option<Advice> {
+        let parts = names::normal(path);
+        let (_, tables) = parts.split_last()?;
+        let of_name = |table: &str| ALIASES.name(table).or_else(|| ALIASES.family(table));
+        let of_table = |table: &String| of_name(table).or_else(|| of_name(readings::trunk(table)));
+        let row = tables.iter().find_map(|table| of_table(table).filter(|row| row.is_table))?;
+        ALIASES.path(&parts).is_none().then(|| self.offer(row, None))
     }
 
     /// The only setting whose name has all words of a name and more: two words in the section that is meant, or three anywhere.
@@ -68,11 +80,46 @@ impl Advisor<'_> {
         only(2, &|setting| setting.section() == section).or_else(|| only(3, &|_| true))
     }
 
+    /// What a name stands for in a table of the type that is written beside it, or beside its table: `yarn.factor` for `rope_scaling.factor`
+    /// where `rope_scaling.type` is yarn.
+    fn of_type(&self, path: &str, name: &str) -> Option<Row> {
+        let mut table = path;
+        for _ in 0..2 {
+            table = table.rsplit_once('.')?.0;
+            let beside = self.root.get_path(table).and_then(entries_of).unwrap_or_default();
+            let text_of = |word: &&str| match &beside.iter().find(|entry| entry.key == **word)?.node.data {
+                Data::String(text) => names::normal(text).pop(),
+                _ => None,
+            };
+            let row = TYPES.iter().find_map(text_of).and_then(|kind| ALIASES.name(&format!("{kind}.{name}")));
+            if row.is_some() {
+                return row.cloned();
+            }
+        }
+        None
+    }
+
+    /// What a name stands for in a table about evaluation, where other tables have the same: `eval_batch_size` for `validation_ds.batch_size`.
+    fn of_evaluation(&self, parts: &[String]) -> Option<Row> {
+        let [.., table, name] = parts else {
+            return None;
+        };
+        let table = readings::trunk(table);
+        if table != "validation" && ALIASES.tables.get(table).is_none_or(|section| section != "validation") {
+            return None;
+        }
+        let name = format!("eval_{name}");
+        let setting = || self.setting(&format!("validation.{name}")).map(|setting| Row::of_setting(&setting.key));
+        ALIASES.name(&name).cloned().or_else(setting)
+    }
+
     /// What the end of a path stands for: by the table of names, in its own section, or in the section that its table stands for.
     fn in_place(&self, path: &str, parts: &[String]) -> Option<Row> {
         let name = parts.last()?;
-        let short = || parts.iter().map(|part| readings::trunk(part).to_owned()).collect::<Vec<_>>();
-        if let Some(row) = ALIASES.path(parts).or_else(|| ALIASES.path(&short())) {
+        // The tables are shortened, the name is not: `optim_args` is not `optim`.
+        let trunks = parts[..parts.len() - 1].iter().map(|part| readings::trunk(part).to_owned());
+        let short: Vec<_> = trunks.chain([name.clone()]).collect();
+        if let Some(row) = ALIASES.path(parts).or_else(|| ALIASES.path(&short)) {
             return Some(row.clone());
         }
         let setting = self.in_own_section(path, name).or_else(|| self.in_section_of(parts));
@@ -143,7 +190,7 @@ impl Advisor<'_> {
         let aliases = ALIASES.names.iter().flat_map(|row| row.names().map(move |name| (name, Some(row), None)));
         let settings = self.settings.iter().filter(|setting| !setting.is_section());
         let settings = settings.map(|setting| (setting.name(), None, Some(setting)));
-        let candidates: Vec<_> = aliases.filter(|(name, ..)| !name.contains('.')).chain(settings).collect();
+        let candidates: Vec<_> = aliases.filter(|(name, ..)| !name.contains(['.', '*'])).chain(settings).collect();
         let wanted = names::words(name, &ALIASES.words);
         let mut best = None;
         for candidate in candidates {

@@ -3,9 +3,49 @@
 use super::super::node::{Data, Node};
 use super::super::overrides::value_of;
 use super::super::spec::TypeSpec;
+use super::lists;
 
 /// The least letters that a name and a text have in common.
 const LEAST_PART: usize = 3;
+/// Words that say that something is off.
+const OFF: [&str; 7] = ["", "none", "no", "false", "off", "disabled", "null"];
+
+/// Whether a value says that something is off.
+pub(super) fn is_off(value: &Node) -> bool {
+    match &value.data {
+        Data::Unset | Data::Null | Data::Bool(false) => true,
+        Data::String(text) => OFF.contains(&text.trim().to_lowercase().as_str()),
+        Data::List(items) => items.is_empty(),
+        Data::Table(entries) => entries.is_empty(),
+        Data::Bool(true) | Data::Int(_) | Data::Float(_) => false,
+    }
+}
+
+/// Whether a default says that nothing is done.
+pub(super) fn is_nothing(default: &Node) -> bool {
+    match &default.data {
+        Data::Int(number) => *number == 0,
+        Data::Float(number) => *number == 0.0,
+        Data::String(text) => text == "no_shard" || is_off(default),
+        _ => is_off(default),
+    }
+}
+
+/// Whether a value is one of the names of its setting, as that writes it.
+pub(super) fn is_name(node: &Node, spec: &TypeSpec) -> bool {
+    matches!(&node.data, Data::String(text) if name_of(node, spec) == Some(text.as_str()))
+}
+
+/// The name of its setting that a value is, whatever its case.
+pub(super) fn name_of(node: &Node, spec: &TypeSpec) -> Option<&'static str> {
+    match (spec, &node.data) {
+        (TypeSpec::Choice(names), Data::String(text)) => {
+            names.iter().find(|name| name.eq_ignore_ascii_case(text)).copied()
+        }
+        (TypeSpec::Nullable(inner), _) => name_of(node, inner),
+        _ => None,
+    }
+}
 
 /// The same value in a form that the type accepts.
 pub(super) fn converted(node: &Node, spec: &TypeSpec) -> Option<Node> {
@@ -17,17 +57,20 @@ fn forms(node: &Node) -> Vec<Node> {
         Data::String(text) => of_text(text),
         Data::Float(number) if number.fract() == 0.0 && number.abs() < 9e15 => vec![Data::Int(*number as i128).into()],
         Data::Int(number @ (0 | 1)) => vec![Data::Bool(*number == 1).into()],
+        Data::Bool(false) => vec![Node::null()],
         // A list of numbers is a text of shares elsewhere, and one item is itself.
         Data::List(items) => {
             let texts: Vec<_> = items.iter().map(Node::to_inline).collect();
+            let are_numbers = items.iter().all(|item| matches!(item.data, Data::Int(_) | Data::Float(_)));
             let only = (items.len() == 1).then(|| items[0].clone());
-            only.into_iter().chain([Node::string(texts.join(","))]).collect()
+            only.into_iter().chain(are_numbers.then(|| Node::string(texts.join(",")))).collect()
         }
         Data::Unset | Data::Null | Data::Bool(_) | Data::Int(_) | Data::Float(_) | Data::Table(_) => Vec::new(),
     };
     forms.extend(forms.clone().iter().filter_map(as_integer).collect::<Vec<_>>());
     forms.push(Data::List(vec![node.clone()]).into());
-    if !matches!(node.data, Data::String(_) | Data::List(_) | Data::Table(_)) {
+    // A switch is no text: `true` is no name of a project.
+    if !matches!(node.data, Data::Bool(_) | Data::String(_) | Data::List(_) | Data::Table(_)) {
         forms.push(Node::string(node.to_inline()));
     }
     forms
@@ -53,7 +96,8 @@ fn of_text(text: &str) -> Vec<Node> {
         "none" | "nil" | "" => Some(Node::null()),
         _ => None,
     };
-    [value_of(&number), value_of(text)].into_iter().chain(items(text)).chain(scaled).chain(spoken).collect()
+    let lists = items(text).into_iter().chain(lists::as_in_python(text));
+    [value_of(&number), value_of(text)].into_iter().chain(lists).chain(scaled).chain(spoken).collect()
 }
 
 /// `"q_proj,v_proj"` and `"16 16 100"` as lists.

@@ -1,5 +1,6 @@
 //! Stage 0: checks every number by itself against the range in its section's field table.
 
+use super::super::advice::advice_on_number;
 use super::super::error::{ConfigError, ErrorKind};
 use super::super::node::Node;
 use super::super::section::Section;
@@ -15,6 +16,7 @@ pub(super) fn check(draft: &mut Draft<'_>, prefix: &str) {
     for mut error in found {
         if error.key.starts_with(prefix) {
             error.location = draft.raw.location(&error.key);
+            error.hint = error.written.take().and_then(|value| advice_on_number(&error.key, &value, draft.raw.kinds()));
             draft.errors.push(error);
         }
     }
@@ -30,11 +32,11 @@ fn walk(fields: &[FieldSpec], node: &Node, path: &str, found: &mut Vec<ConfigErr
         if let (Some(inner), Some(_)) = ((field.spec)().section_fields(), entry.node.entries()) {
             walk(&inner, &entry.node, &key, found);
         } else if let Some((value, expected)) = field.limits.violation(&entry.node) {
-            found.push(
-                ConfigError::new(ErrorKind::OutOfRange, key, "out of range")
-                    .with_found_node(value)
-                    .with_expected(expected),
-            );
+            let mut error = ConfigError::new(ErrorKind::OutOfRange, key, "out of range")
+                .with_found_node(value)
+                .with_expected(expected);
+            error.written = Some(entry.node.clone());
+            found.push(error);
         }
     }
 }
