@@ -107,6 +107,17 @@ impl LocalShard {
         pieces
     }
 
+    /// The rectangles of the whole tensor that consist of elements `flat` of the part: offset, extent, and the elements of the part that each has, in its
+    /// order.
+    pub(crate) fn rectangles(&self, flat: &Range<usize>) -> Vec<(Vec<usize>, Vec<usize>, Vec<Range<usize>>)> {
+        let rectangle = |piece: Piece| {
+            let runs = piece.runs(&self.shape).map(|run| run.source..run.source + run.len).collect();
+            let extent = piece.extent();
+            (piece.offset, extent, runs)
+        };
+        self.pieces(flat).into_iter().map(rectangle).collect()
+    }
+
     fn check(&self, name: &str, flat: &Range<usize>, values: &HostTensor) -> Result<(), CheckpointError> {
         let held: usize = values.shape().iter().product();
         if let Some(Cut { dim, parts, .. }) = &self.cut {
