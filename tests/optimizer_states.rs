@@ -144,16 +144,15 @@ fn checkpoints_have_codes_scales_and_float32_masters() {
 #[test]
 fn a_run_goes_on_with_states_in_other_dtypes() {
     let plain: &[&str] = &[BF16];
-    let whole = tempfile::tempdir().unwrap();
-    run_in(whole.path(), &[plain, &[SAVE]].concat());
-    let expected = losses_of(whole.path(), "train").split_off(10);
     for (from, to) in [(plain, KEPT[1]), (KEPT[1], plain), (plain, KEPT[2]), (KEPT[2], KEPT[1]), (KEPT[2], plain)] {
-        let folder = tempfile::tempdir().unwrap();
+        let (whole, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        run_in(whole.path(), &[from, &[SAVE]].concat());
         run_in(folder.path(), &[from, &[SAVE, "train.exit_interval=10"]].concat());
         run_in(folder.path(), &[to, &[SAVE]].concat());
-        let found = losses_of(folder.path(), "train").split_off(10);
+        let [expected, found] = [whole, folder].map(|folder| losses_of(folder.path(), "train").split_off(10));
+        assert_eq!(found[0], expected[0], "from {from:?} to {to:?}: parameters are those that were saved");
         for (a, b) in found.iter().zip(&expected) {
-            assert!((a - b).abs() < 2e-2 * b, "from {from:?} to {to:?}: {a}, expected {b}");
+            assert!((a - b).abs() < 3e-2 * b, "from {from:?} to {to:?}: {a}, expected {b}");
         }
     }
 }
@@ -161,12 +160,12 @@ fn a_run_goes_on_with_states_in_other_dtypes() {
 #[test]
 fn damaged_scales_are_told() {
     let folder = tempfile::tempdir().unwrap();
-    let arguments = [KEPT[0], &[SAVE, "train.train_iters=3"]].concat();
-    run_in(folder.path(), &arguments);
+    let arguments = [KEPT[0], &[SAVE]].concat();
+    run_in(folder.path(), &[&arguments[..], &["train.exit_interval=3"]].concat());
     // Codes without a scale are no numbers.
     let root = folder.path().join("checkpoints");
     without_scales(&root);
-    let output = bridge(folder.path(), &[&arguments[..], &["train.train_iters=4"]].concat());
+    let output = bridge(folder.path(), &arguments);
     let told = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && told.contains("exp_avg_scale."), "{told}");
 }

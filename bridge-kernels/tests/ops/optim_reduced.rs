@@ -134,8 +134,9 @@ fn agrees_with_float64(n: usize, dtype: FloatDType, formats: ReducedFormats, dec
         for (i, (found, expected)) in found.iter().zip(&plain.states).enumerate() {
             let (format, scale) = (plain.formats[i], plain.scales[i].max(1e-300));
             for (found, expected) in found.iter().zip(expected) {
-                // A unit for each of the few steps whose roundings are still felt, and what unequal moments move.
-                let moved = if i == 0 { 0.02 } else { 0.0 };
+                // A unit for each of the few steps whose roundings are still felt, and what unequal moments move: parameters, and through their decay in the
+                // gradient the moments.
+                let moved = [0.02, 0.002, 0.002][i] * if i == 0 || !decoupled { 1.0 } else { 0.0 };
                 let allowed = 8.0 * rounding(format, expected / scale) * scale + 2e-6 * expected.abs() + 2e-7 + moved;
                 let difference = (f64::from(*found) - expected).abs();
                 assert!(difference <= allowed, "{what}, step {number}, state {i}: {found}, expected {expected}");

@@ -120,7 +120,7 @@ fn states() -> Vec<Row> {
             &["true", "false"],
         )
         .moves("exit")
-        .holds(1, "errors", "needs optimizer.use_precision_aware_optimizer = true"),
+        .holds(1, "exit", "2"),
         row("optimizer.store_param_remainders", &planned, &[AS_IT_IS, "false"]).moves("measured.optimizer plan.memory"),
         row("optimizer.main_grads_dtype", &half, &["float32", "bfloat16 & mixed_precision.grad_reduce_in_fp32=false"])
             .moves("grad_norm_1"),
