@@ -38,6 +38,17 @@ struct Piece {
     offset: Vec<usize>,
 }
 
+/// A rectangle of a whole tensor, of elements that a rank has.
+#[derive(Debug)]
+pub(crate) struct Rectangle {
+    /// Where it begins.
+    pub offset: Vec<usize>,
+    /// Its shape.
+    pub extent: Vec<usize>,
+    /// Its elements in the rank's part, in its order.
+    pub runs: Vec<Range<usize>>,
+}
+
 impl Piece {
     fn extent(&self) -> Vec<usize> {
         self.local.iter().map(ExactSizeIterator::len).collect()
@@ -107,13 +118,12 @@ impl LocalShard {
         pieces
     }
 
-    /// The rectangles of the whole tensor that consist of elements `flat` of the part: offset, extent, and the elements of the part that each has, in its
-    /// order.
-    pub(crate) fn rectangles(&self, flat: &Range<usize>) -> Vec<(Vec<usize>, Vec<usize>, Vec<Range<usize>>)> {
-        let rectangle = |piece: Piece| {
-            let runs = piece.runs(&self.shape).map(|run| run.source..run.source + run.len).collect();
-            let extent = piece.extent();
-            (piece.offset, extent, runs)
+    /// The rectangles of the whole tensor that consist of elements `flat` of the part.
+    pub(crate) fn rectangles(&self, flat: &Range<usize>) -> Vec<Rectangle> {
+        let rectangle = |piece: Piece| Rectangle {
+            extent: piece.extent(),
+            runs: piece.runs(&self.shape).map(|run| run.source..run.source + run.len).collect(),
+            offset: piece.offset,
         };
         self.pieces(flat).into_iter().map(rectangle).collect()
     }

@@ -105,6 +105,9 @@ struct CopyTimes {
     parameters: Duration,
 }
 
+/// What looks at parameters.
+type Look<'a> = dyn FnMut(&str, &Tensor<1>) + 'a;
+
 impl Optimizer {
     /// An optimizer for the trainable parameters of `chunks`, with fresh state.
     ///
@@ -244,7 +247,7 @@ impl Optimizer {
         &self,
         gradients: &GradientBuffer,
         step: &Step<'_>,
-        visit: &mut dyn FnMut(&mut dyn FnMut(&str, &Tensor<1>)),
+        visit: &mut dyn FnMut(&mut Look<'_>),
     ) -> Result<Scales, CommError> {
         let algorithm = &self.settings.algorithm;
         let Some(formats) = algorithm.formats.as_deref().filter(|formats| formats.num_scales() > 0) else {
@@ -296,7 +299,7 @@ impl Optimizer {
         }
         let rounding = Instant::now();
         let rounded = updated.clone().cast(FloatDType::from(dtype));
-        slot.master = Some(Master::Whole(Stored::Plain(updated)));
+        slot.master = Some(Master::Whole(Box::new(Stored::Plain(updated))));
         self.copies.parameters += rounding.elapsed();
         rounded
     }

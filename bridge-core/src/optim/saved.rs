@@ -43,7 +43,7 @@ impl Optimizer {
                 key
             };
             match &slot.master {
-                Some(Master::Whole(stored)) => drop(state.tensors.insert(add(MASTER), stored.clone())),
+                Some(Master::Whole(stored)) => drop(state.tensors.insert(add(MASTER), stored.as_ref().clone())),
                 Some(Master::Remainders(remainders)) => {
                     state.remainders.insert(add(MASTER), remainders.clone());
                 }
@@ -122,7 +122,7 @@ impl Optimizer {
                 // What is not what the parameter was rounded from stays whole until it is.
                 let parameter = parameter.filter(|value| keeps_remainders && value.dtype() == DType::BF16);
                 let remainders = parameter.and_then(|value| Remainders::of(stored.widen(&value.device()), value));
-                slot.master = Some(remainders.map_or(Master::Whole(stored), Master::Remainders));
+                slot.master = Some(remainders.map_or_else(|| Master::Whole(Box::new(stored)), Master::Remainders));
             }
         }
         true

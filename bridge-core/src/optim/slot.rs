@@ -41,7 +41,7 @@ impl Slot {
         step: &UpdateStep<'_>,
     ) -> Tensor<1> {
         let parameter = match self.master.take() {
-            Some(Master::Whole(Stored::Plain(master))) => master,
+            Some(Master::Whole(master)) => master.into_plain(&value.device()),
             Some(master) => master.widen(&value),
             None if value.dtype() == DType::F32 => value,
             None => value.cast(FloatDType::F32),

@@ -73,6 +73,14 @@ impl Stored {
         }
     }
 
+    /// [`widen`](Self::widen) of what is given up: float32 values are handed on.
+    pub fn into_plain(self, device: &Device) -> Tensor<1> {
+        match self {
+            Self::Plain(values) => wide(values),
+            other => other.widen(device),
+        }
+    }
+
     /// The format; `None` for floats of another dtype.
     pub fn format(&self) -> Option<Format> {
         match self {
@@ -209,7 +217,7 @@ impl Remainders {
 #[derive(Clone, Debug)]
 pub enum Master {
     /// By itself.
-    Whole(Stored),
+    Whole(Box<Stored>),
     /// Together with the parameter.
     Remainders(Remainders),
 }
@@ -232,7 +240,7 @@ impl Master {
     /// If they were not, and remainders are to be kept.
     pub fn narrow(values: Tensor<1>, format: MasterFormat, scale: f32, parameter: &Tensor<1>) -> Self {
         match format.whole() {
-            Some(format) => Self::Whole(Stored::narrow(values, format, scale)),
+            Some(format) => Self::Whole(Box::new(Stored::narrow(values, format, scale))),
             None => {
                 let remainders = Remainders::of(values, parameter);
                 Self::Remainders(remainders.expect("the parameter is what the values were rounded to"))

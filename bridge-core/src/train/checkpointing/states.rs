@@ -10,7 +10,7 @@ use burn::tensor::{Device, Tensor};
 
 use super::{OPTIMIZER_PREFIX, device_tensor, host};
 use crate::checkpoint::{
-    Checkpoint, CheckpointError, Content, DType, HostTensor, LocalShard, ShardTensor, TensorStream,
+    Checkpoint, CheckpointError, Content, DType, HostTensor, LocalShard, Rectangle, ShardTensor, TensorStream,
 };
 use crate::optim::{Distribution, OptimizerState};
 
@@ -84,7 +84,7 @@ impl Place<'_> {
     /// The master in float32, which is made while it is written.
     fn master(&self, remainders: &Remainders, parameter: &Tensor<1>) -> Vec<ShardTensor> {
         let high = Arc::new(halves(parameter.clone()));
-        let piece = |(offset, extent, runs): (Vec<usize>, Vec<usize>, Vec<Range<usize>>)| {
+        let piece = |Rectangle { offset, extent, runs }| {
             let runs = runs.into_iter().map(|run| run.start - self.range.start..run.end - self.range.start).collect();
             let (high, remainders) = (Arc::clone(&high), remainders.clone());
             let source = Content::Stream(Arc::new(Masters { shape: extent, runs, high, remainders }));

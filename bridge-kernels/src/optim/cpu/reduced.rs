@@ -34,6 +34,21 @@ impl<'a> Source<'a> {
         }
     }
 
+    /// The elements in float32: themselves, or widened into `buffer`.
+    #[inline(always)]
+    fn float32<'b>(self, buffer: &'b mut [f32]) -> &'b [f32]
+    where
+        'a: 'b,
+    {
+        match self {
+            Self::Float32(x) => x,
+            narrow => {
+                narrow.widen(buffer);
+                buffer
+            }
+        }
+    }
+
     #[inline(always)]
     fn widen(self, to: &mut [f32]) {
         match self {
@@ -76,6 +91,26 @@ impl<'a> Place<'a> {
             Self::BFloat16(x) => Source::BFloat16(x),
             Self::Float16(x, [scale, _]) => Source::Float16(x, *scale),
             Self::Float8(x, [scale, _]) => Source::Float8(x, *scale),
+        }
+    }
+
+    /// The elements from `start` on in float32: themselves, or widened into `buffer`.
+    #[inline(always)]
+    fn float32<'b>(&'b mut self, start: usize, buffer: &'b mut [f32]) -> &'b mut [f32] {
+        match self {
+            Self::Float32(x) => &mut x[start..start + buffer.len()],
+            narrow => {
+                narrow.source().part(start, buffer.len()).widen(buffer);
+                buffer
+            }
+        }
+    }
+
+    /// Ends an update of what [`float32`](Self::float32) gave.
+    #[inline(always)]
+    fn keep(&mut self, start: usize, buffer: &[f32]) {
+        if !matches!(self, Self::Float32(_)) {
+            self.narrow(start, buffer);
         }
     }
 
@@ -175,26 +210,27 @@ impl Task<'_> {
             let count = BLOCK.min(len - start);
             let [p, m, v, g] = [&mut p[..count], &mut m[..count], &mut v[..count], &mut g[..count]];
             let [exp_avg, exp_avg_sq] = &mut self.moments;
-            exp_avg.source().part(start, count).widen(m);
-            exp_avg_sq.source().part(start, count).widen(v);
-            self.gradient.part(start, count).widen(g);
-            match &mut self.weights {
-                Weights::Float32(x) => step.run(&mut x[start..start + count], m, v, g),
-                Weights::Master { value, master } => {
-                    master.source().part(start, count).widen(p);
-                    step.run(p, m, v, g);
-                    value.narrow(start, p);
-                    master.narrow(start, p);
-                }
-                Weights::Remainders { value, low, ties } => {
-                    let (value, low) = (&mut value[start..start + count], &mut low[start..start + count]);
-                    widen_remainders(p, (&*value, &*low), ties, self.start + start);
-                    step.run(p, m, v, g);
-                    split(p, value, low, self.start + start, &mut found);
+            {
+                let (m, v) = (exp_avg.float32(start, m), exp_avg_sq.float32(start, v));
+                let g = self.gradient.part(start, count).float32(g);
+                match &mut self.weights {
+                    Weights::Float32(x) => step.run(&mut x[start..start + count], m, v, g),
+                    Weights::Master { value, master } => {
+                        let wide = master.float32(start, p);
+                        step.run(wide, m, v, g);
+                        value.narrow(start, wide);
+                        master.keep(start, p);
+                    }
+                    Weights::Remainders { value, low, ties } => {
+                        let (value, low) = (&mut value[start..start + count], &mut low[start..start + count]);
+                        widen_remainders(p, (&*value, &*low), ties, self.start + start);
+                        step.run(p, m, v, g);
+                        split(p, value, low, self.start + start, &mut found);
+                    }
                 }
             }
-            exp_avg.narrow(start, m);
-            exp_avg_sq.narrow(start, v);
+            exp_avg.keep(start, m);
+            exp_avg_sq.keep(start, v);
         }
         found
     }

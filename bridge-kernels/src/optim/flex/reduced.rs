@@ -9,7 +9,6 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use super::super::cpu::reduced::{self as kernel, Place, Source, Weights, WeightsSource};
-use super::super::formats::Format;
 use super::super::reduced::{ReducedAdamW, ReducedFormats};
 use super::super::steps::AdamWStep;
 use super::super::stored::{Master, MasterFormat, Remainders, Stored};
@@ -44,12 +43,13 @@ pub(crate) fn applies_to(state: &ReducedAdamW, gradient: &Tensor<1>, formats: &R
 
 /// A tensor's elements, taken out without a copy where nobody else has them.
 fn take<E: Element>(x: Tensor<1>) -> Vec<E> {
+    let x = x.try_into_primitive::<Flex>().expect("the caller asked whether it applies");
     x.into_data().try_into_vec().expect("the dtype was looked at")
 }
 
-fn owned<E: Element>(values: Vec<E>, like: &burn::tensor::Device) -> Tensor<1> {
+fn owned<E: Element>(values: Vec<E>) -> Tensor<1> {
     let len = values.len();
-    Tensor::from_data(TensorData::new(values, [len]), (like, E::dtype()))
+    Tensor::from_primitive::<Flex>(FloatTensor::<Flex>::from_data(TensorData::new(values, [len])))
 }
 
 /// Elements that are updated in place.
@@ -80,11 +80,11 @@ impl Elements {
         }
     }
 
-    fn stored(self, device: &burn::tensor::Device) -> Stored {
+    fn stored(self) -> Stored {
         match self {
-            Self::Float32(x) => Stored::Plain(owned(x, device)),
-            Self::BFloat16(x) => Stored::Plain(owned(x, device)),
-            Self::Float16(x, [_, scale]) => Stored::Scaled { values: owned(x, device), scale },
+            Self::Float32(x) => Stored::Plain(owned(x)),
+            Self::BFloat16(x) => Stored::Plain(owned(x)),
+            Self::Float16(x, [_, scale]) => Stored::Scaled { values: owned(x), scale },
             Self::Float8(codes, [_, scale]) => Stored::Codes { codes, scale },
         }
     }
@@ -97,11 +97,11 @@ impl Elements {
         }
     }
 
-    fn parameter(self, device: &burn::tensor::Device) -> Tensor<1> {
+    fn parameter(self) -> Tensor<1> {
         match self {
-            Self::Float16(x, _) => owned(x, device),
-            Self::BFloat16(x) => owned(x, device),
-            Self::Float32(x) => owned(x, device),
+            Self::Float16(x, _) => owned(x),
+            Self::BFloat16(x) => owned(x),
+            Self::Float32(x) => owned(x),
             Self::Float8(..) => unreachable!("parameters are not codes"),
         }
     }
@@ -116,23 +116,22 @@ pub(crate) fn adamw(
     scales: [f32; 3],
 ) -> ReducedAdamW {
     let ReducedAdamW { parameter, master, moments: [exp_avg, exp_avg_sq] } = state;
-    let device = parameter.device();
     let gradient = primitive(gradient).expect("the caller asked whether it applies");
     let gradient = source_of(&gradient).expect("the caller asked whether it applies");
     let (mut m, mut v) = (Elements::of(exp_avg, scales[1]), Elements::of(exp_avg_sq, scales[2]));
     let (parameter, master) = if parameter.dtype() == DType::F32 {
         let mut values = take::<f32>(parameter);
         kernel::adamw(Weights::Float32(&mut values), [m.place(), v.place()], gradient, step);
-        (owned(values, &device), None)
+        (owned(values), None)
     } else {
         let master = master.unwrap_or_else(|| begin(&parameter, formats.master));
         let mut value = Elements::of_parameter(parameter);
         match master {
             Master::Whole(stored) => {
-                let mut wide = Elements::of(stored, scales[0]);
+                let mut wide = Elements::of(*stored, scales[0]);
                 let weights = Weights::Master { value: value.place(), master: wide.place() };
                 kernel::adamw(weights, [m.place(), v.place()], gradient, step);
-                (value.parameter(&device), Some(Master::Whole(wide.stored(&device))))
+                (value.parameter(), Some(Master::Whole(Box::new(wide.stored()))))
             }
             Master::Remainders(Remainders { mut low, ties }) => {
                 let Place::BFloat16(high) = value.place() else {
@@ -141,11 +140,11 @@ pub(crate) fn adamw(
                 let halves: &mut Vec<u16> = Arc::make_mut(&mut low);
                 let weights = Weights::Remainders { value: high, low: halves, ties: &ties };
                 let ties = Arc::new(kernel::adamw(weights, [m.place(), v.place()], gradient, step));
-                (value.parameter(&device), Some(Master::Remainders(Remainders { low, ties })))
+                (value.parameter(), Some(Master::Remainders(Remainders { low, ties })))
             }
         }
     };
-    ReducedAdamW { parameter, master, moments: [m.stored(&device), v.stored(&device)] }
+    ReducedAdamW { parameter, master, moments: [m.stored(), v.stored()] }
 }
 
 /// The master of a bfloat16 parameter that has not been updated yet.
@@ -155,11 +154,10 @@ fn begin(parameter: &Tensor<1>, format: MasterFormat) -> Master {
             let low = Arc::new(vec![0; parameter.dims()[0]]);
             Master::Remainders(Remainders { low, ties: Arc::default() })
         }
-        MasterFormat::Float32 | MasterFormat::Float16 => Master::Whole(Stored::narrow(
-            Stored::Plain(parameter.clone()).widen(&parameter.device()),
-            Format::Float32,
-            1.0,
-        )),
+        MasterFormat::Float32 | MasterFormat::Float16 => {
+            let wide = Stored::Plain(parameter.clone()).widen(&parameter.device());
+            Master::Whole(Box::new(Stored::Plain(wide)))
+        }
     }
 }
 
