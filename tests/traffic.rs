@@ -110,6 +110,28 @@ fn sharded_optimizers() {
 }
 
 #[test]
+fn states_of_less_than_32_bits() {
+    let aware = "optimizer.use_precision_aware_optimizer=true";
+    let scaled = [OPTIMIZER, aware, "optimizer.exp_avg_dtype=fp8", "optimizer.exp_avg_sq_dtype=float16"];
+    // 164160 elements in 15 tensors, each with two scales on each rank.
+    let bytes = |found: &Value| {
+        let stage = &found["measured"]["stages"][0]["optimizer"];
+        (stage["planned"].as_u64().unwrap(), stage["measured"][0].as_u64().unwrap())
+    };
+    let found = tiny("2", "", &scaled);
+    assert_eq!(bytes(&found), (164_160 / 2 * 3 + 15 * 8, 164_160 / 2 * 3 + 15 * 8));
+    let halves = [OPTIMIZER, aware, "mixed_precision=bf16_mixed", "optimizer.exp_avg_dtype=bfloat16"];
+    assert_eq!(bytes(&tiny("2", "", &halves)).1, 164_160 / 2 * (2 + 2 + 4));
+    let whole = [&halves[..], &["optimizer.store_param_remainders=false"]].concat();
+    assert_eq!(bytes(&tiny("2", "", &whole)).1, 164_160 / 2 * (4 + 2 + 4));
+    let masters = [&halves[..], &["optimizer.main_params_dtype=float16", "optimizer.exp_avg_sq_dtype=fp8"]].concat();
+    assert_eq!(bytes(&tiny("1", "", &masters)).1, 164_160 * (2 + 2 + 1) + 15 * 8);
+    tiny("4", "pp=2 mbs=1 gbs=8", &[&[TIED], &scaled[..]].concat());
+    moe("4", "ep=2 mbs=1 gbs=8", &scaled);
+    tiny("4", "tp=2 mbs=1 gbs=8", &[&scaled[1..], &FULL].concat());
+}
+
+#[test]
 fn fully_sharded_parameters() {
     tiny("2", "mbs=1 gbs=6", &FULL);
     tiny("3", "mbs=1 gbs=3", &[&[TIED], &FULL[..]].concat());

@@ -10,11 +10,11 @@ use bridge_kernels::activation::{self, Activation};
 use bridge_kernels::attention::{self, AttentionOptions};
 use bridge_kernels::cross_entropy::{self, CrossEntropyOptions};
 use bridge_kernels::dropout::{self, DropoutKey};
-use bridge_kernels::optim::{self, AdamWState, AdamWStep};
+use bridge_kernels::optim::{self, AdamWState, AdamWStep, Format, MasterFormat, ReducedAdamW, ReducedFormats, Stored};
 use bridge_kernels::rotary::{self, Positions, RotaryPairing, RotaryTable};
 use bridge_kernels::vjp::attach;
 use bridge_kernels::{Philox, embedding, linear, norm};
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 
 const B: usize = 4;
 const T: usize = 512;
@@ -23,6 +23,8 @@ const C: usize = 384;
 const F: usize = 4 * C;
 const H: usize = 6;
 const V: usize = 8192;
+
+type Reduced = fn(ReducedAdamW, Tensor<1>, &AdamWStep, &ReducedFormats, [f32; 3]) -> ReducedAdamW;
 
 type Op<'a> = &'a dyn Fn(&[Tensor<1>]) -> Tensor<1>;
 
@@ -203,6 +205,31 @@ fn optimizers() {
     };
     let (mut fast, mut reference) = (Some(new()), Some(new()));
     report("adamw", || time(&mut fast, optim::adamw), || time(&mut reference, optim::adamw_reference));
+    for (name, master, moments) in [
+        ("adamw_remainders", MasterFormat::Remainders, [Format::Float32; 2]),
+        ("adamw_bfloat16", MasterFormat::Remainders, [Format::BFloat16; 2]),
+        ("adamw_float16", MasterFormat::Float32, [Format::Float16; 2]),
+        ("adamw_float8", MasterFormat::Remainders, [Format::Float8; 2]),
+    ] {
+        let formats = ReducedFormats { master, moments };
+        let first = || {
+            let moments = moments.map(|format| Stored::zeros(count, format, &Device::flex()));
+            Some(ReducedAdamW { parameter: flat(1).cast(FloatDType::BF16), master: None, moments })
+        };
+        let time = |state: &mut Option<ReducedAdamW>, update: Reduced| {
+            let (old, gradient) = (state.take().expect("put back below"), gradient.clone());
+            let start = Instant::now();
+            let magnitudes = match moments[0].is_scaled() {
+                true => optim::adamw_magnitudes(&old, &gradient, &step),
+                false => [0.0; 3],
+            };
+            let scales = [1.0, moments[0].scale_for(magnitudes[1]), moments[1].scale_for(magnitudes[2])];
+            *state = Some(update(old, gradient, &step, &formats, scales));
+            start.elapsed()
+        };
+        let (mut fast, mut reference) = (first(), first());
+        report(name, || time(&mut fast, optim::adamw_reduced), || time(&mut reference, optim::adamw_reduced_reference));
+    }
     let x = flat(5);
     let time = |f: fn(&Tensor<1>) -> f64| {
         let start = Instant::now();

@@ -38,6 +38,17 @@ struct Piece {
     offset: Vec<usize>,
 }
 
+/// A rectangle of a whole tensor, of elements that a rank has.
+#[derive(Debug)]
+pub(crate) struct Rectangle {
+    /// Where it begins.
+    pub offset: Vec<usize>,
+    /// Its shape.
+    pub extent: Vec<usize>,
+    /// Its elements in the rank's part, in its order.
+    pub runs: Vec<Range<usize>>,
+}
+
 impl Piece {
     fn extent(&self) -> Vec<usize> {
         self.local.iter().map(ExactSizeIterator::len).collect()
@@ -105,6 +116,16 @@ impl LocalShard {
             begin = here.end;
         }
         pieces
+    }
+
+    /// The rectangles of the whole tensor that consist of elements `flat` of the part.
+    pub(crate) fn rectangles(&self, flat: &Range<usize>) -> Vec<Rectangle> {
+        let rectangle = |piece: Piece| Rectangle {
+            extent: piece.extent(),
+            runs: piece.runs(&self.shape).map(|run| run.source..run.source + run.len).collect(),
+            offset: piece.offset,
+        };
+        self.pieces(flat).into_iter().map(rectangle).collect()
     }
 
     fn check(&self, name: &str, flat: &Range<usize>, values: &HostTensor) -> Result<(), CheckpointError> {

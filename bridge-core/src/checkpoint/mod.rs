@@ -83,6 +83,7 @@ pub use assembly::{Assembled, Assembly, Machine, assemble};
 pub use async_saver::AsyncSaver;
 pub use checksum::Checksum;
 pub use error::{CheckpointError, Damage, DamagedCheckpoint, RootFault, SkippedCheckpoint};
+pub(crate) use local::Rectangle;
 pub use local::{Cut, LocalShard};
 pub use manager::{CheckpointManager, ManagerError, NamedManager};
 pub use metadata::{FORMAT_VERSION, FileRecord, Metadata, SliceRecord, TensorRecord};

@@ -25,7 +25,17 @@ const FILLS_IN: &[(&str, &[&str])] = &[
     ("model.pipeline_model_parallel_size", &[DATA_PARALLEL_SIZE]),
     ("model.context_parallel_size", &[DATA_PARALLEL_SIZE]),
     ("model.fp16", &["model.params_dtype", "optimizer.fp16", "optimizer.params_dtype"]),
-    ("model.bf16", &["model.params_dtype", "optimizer.bf16", "optimizer.params_dtype", "ddp.grad_reduce_in_fp32"]),
+    (
+        "model.bf16",
+        &[
+            "model.params_dtype",
+            "optimizer.bf16",
+            "optimizer.params_dtype",
+            "ddp.grad_reduce_in_fp32",
+            "optimizer.main_grads_dtype",
+        ],
+    ),
+    ("ddp.grad_reduce_in_fp32", &["optimizer.main_grads_dtype"]),
     ("model.fp32_residual_connection", &["model.pipeline_dtype"]),
     (
         "mixed_precision",
@@ -36,6 +46,7 @@ const FILLS_IN: &[(&str, &[&str])] = &[
             "model.autocast_dtype",
             "model.enable_autocast",
             "ddp.grad_reduce_in_fp32",
+            "optimizer.main_grads_dtype",
             "optimizer.loss_scale",
             "optimizer.initial_loss_scale",
             "optimizer.min_loss_scale",

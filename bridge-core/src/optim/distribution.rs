@@ -290,13 +290,7 @@ impl Distribution {
     /// # Errors
     /// If ranks cannot add up.
     pub fn norms(&self, gradients: &GradientBuffer) -> Result<Vec<(String, f64)>, CommError> {
-        let names = match self.trained.get() {
-            Some(names) => names,
-            None => {
-                let names = self.trained_of_all_ranks()?;
-                self.trained.get_or_init(|| names)
-            }
-        };
+        let names = self.trained_names()?;
         let square = |name: &String| gradients.get(name).map_or(0.0, |gradient| self.counted_square(name, gradient));
         let mut squares: Vec<f64> = names.iter().map(square).collect();
         let world = self.groups.world();
@@ -304,6 +298,18 @@ impl Distribution {
             world.all_reduce((&mut squares).into(), ReduceOp::Sum)?;
         }
         Ok(names.iter().cloned().zip(squares.into_iter().map(f64::sqrt)).collect())
+    }
+
+    /// Names of the trained parameters of the whole model, in order. All ranks call this together.
+    ///
+    /// # Errors
+    /// If ranks cannot exchange them.
+    pub(super) fn trained_names(&self) -> Result<&[String], CommError> {
+        if let Some(names) = self.trained.get() {
+            return Ok(names);
+        }
+        let names = self.trained_of_all_ranks()?;
+        Ok(self.trained.get_or_init(|| names))
     }
 
     /// Hands on, of each gradient, the part that this rank counts: every element of the model's gradients is counted by one rank.

@@ -2,7 +2,8 @@
 //!
 //! With many ranks: `bucket` has the layout of gradients and parameters that travel together, `settings` says what is divided and when,
 //! `distribution` who reduces, owns and counts which parameter, `sharing` which ranks hold the same, `reducer` adds gradients up while backward
-//! goes on, `sharded` gathers parameters of which each rank updates a part.
+//! goes on, `sharded` gathers parameters of which each rank updates a part. `slot` is what is kept of a parameter, `scales` what ranks agree on where that
+//! is in units of a scale.
 //!
 //! The fused arithmetic of updates is in bridge-kernels; which learning rate and decay hold at a step is in
 //! [`crate::schedule`].
@@ -15,11 +16,14 @@ mod groups;
 mod optimizer;
 mod reducer;
 pub mod rules;
+mod saved;
+mod scales;
 mod settings;
 mod sharded;
 #[cfg(test)]
 mod sharded_tests;
 mod sharing;
+mod slot;
 #[cfg(test)]
 mod tests;
 
@@ -33,9 +37,10 @@ pub use groups::{
     DecayQkLayernorm, GroupSettings, HiddenRates, OverrideProvider, ParameterGroup, ParameterOverride,
     StandardOverrides,
 };
-pub(crate) use optimizer::MASTER;
-pub use optimizer::{CutParameter, GroupRates, Optimizer, OptimizerSettings, OptimizerState, StepOutcome, StepScales};
+pub use optimizer::{CutParameter, GroupRates, Optimizer, OptimizerSettings, StepOutcome, StepScales};
 pub use reducer::{GradientPart, GradientReducer, OwnGradients, ReductionTimes, Wire};
+pub(crate) use saved::MASTER;
+pub use saved::OptimizerState;
 pub use settings::{Averaging, DistributionSettings, Gather, Reduction, Sharding};
 pub use sharded::ShardedParameters;
 pub use sharing::ROW_COPIES;

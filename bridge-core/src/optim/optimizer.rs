@@ -1,16 +1,18 @@
 //! One optimizer for all parameters of a rank's chunks.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bridge_dist::comm::CommError;
+use bridge_kernels::optim::{Master, Stored};
 use burn::tensor::{DType, FloatDType, Tensor};
 
-use super::flat::bytes_of;
+use super::flat::part;
 use super::groups::{self, OverrideProvider, ParameterGroup};
-use super::rules::{self, Algorithm, Unit, UpdateStep, Values};
+use super::rules::{self, Algorithm, Unit, UpdateStep};
+use super::scales::{Magnitudes, Scales, as_taken};
+use super::slot::Slot;
 use super::{Distribution, GradientBuffer, GroupSettings, ShardedParameters};
 use crate::model::{Declaration, ModelChunk, Replacement};
 use crate::timers::{TimerLevel, Timers};
@@ -55,21 +57,9 @@ pub struct StepOutcome {
     pub num_zeros: Option<u64>,
 }
 
-/// What an optimizer keeps of one parameter.
-#[derive(Clone, Debug)]
-struct Slot {
-    /// float32 copy of a parameter kept in 16 bits.
-    master: Option<Tensor<1>>,
-    /// The states that the rule declares, in its order; those that are missing start with the next step.
-    states: Vec<Option<Tensor<1>>>,
-}
-
-/// The master weight's name in checkpoints, beside those of states.
-pub(crate) const MASTER: &str = "master";
-
 /// A parameter that is trained.
 #[derive(Debug)]
-struct Trained {
+pub(super) struct Trained {
     /// Its group.
     group: usize,
     /// The shape of what this rank's model holds of it.
@@ -89,34 +79,21 @@ pub struct CutParameter {
     others: String,
 }
 
-/// Saved state of an optimizer: named tensors and the number of steps made.
-///
-/// With a sharded optimizer each rank has only a range of each tensor; the ranks of `Distribution::shards` together have all of it. Ranks
-/// cut all tensors of a parameter alike, in rank order (see [`owned_range`](super::owned_range)).
-#[derive(Clone, Debug, Default)]
-pub struct OptimizerState {
-    /// `master.{parameter}`, float32, and `{state}.{parameter}` for each state of the rule, to its value, flat. Cloning shares memory.
-    pub tensors: BTreeMap<String, Tensor<1>>,
-    /// For each of these tensors, the elements it covers of what this rank's model holds of the parameter, flat and row-major. A tensor
-    /// without an entry covers all.
-    pub ranges: BTreeMap<String, Range<usize>>,
-    /// Number of successful steps.
-    pub step: u64,
-}
-
 /// The optimizer of one rank.
 #[derive(Debug)]
 pub struct Optimizer {
-    settings: OptimizerSettings,
+    pub(super) settings: OptimizerSettings,
     groups: Vec<ParameterGroup>,
-    trained: BTreeMap<String, Trained>,
-    slots: BTreeMap<String, Slot>,
-    distribution: Arc<Distribution>,
-    parameters: ShardedParameters,
-    step: u64,
+    pub(super) trained: BTreeMap<String, Trained>,
+    pub(super) slots: BTreeMap<String, Slot>,
+    pub(super) distribution: Arc<Distribution>,
+    pub(super) parameters: ShardedParameters,
+    pub(super) step: u64,
     timers: Arc<Timers>,
     /// Of the step under way.
     copies: CopyTimes,
+    /// That states get by the step under way.
+    scales: Scales,
 }
 
 /// Parts of the updates of a step.
@@ -127,6 +104,9 @@ struct CopyTimes {
     /// Updated float32 values on their way to the dtype of the parameters.
     parameters: Duration,
 }
+
+/// What looks at parameters.
+type Look<'a> = dyn FnMut(&str, &Tensor<1>) + 'a;
 
 impl Optimizer {
     /// An optimizer for the trainable parameters of `chunks`, with fresh state.
@@ -162,6 +142,7 @@ impl Optimizer {
             step: 0,
             timers: Arc::new(Timers::new(None)),
             copies: CopyTimes::default(),
+            scales: Scales::new(),
         })
     }
 
@@ -231,6 +212,8 @@ impl Optimizer {
         let step = Step { rates, number: self.step, gradient_scale };
         if self.distribution.sharding().divides_state() {
             let owned = self.parameters.owned(chunks)?;
+            self.scales =
+                self.next_scales(gradients, &step, &mut |f| owned.iter().for_each(|(name, value)| f(name, value)))?;
             let timer = UpdateTimer::start(&timers);
             let mut updated = BTreeMap::new();
             for (name, value) in owned {
@@ -241,6 +224,11 @@ impl Optimizer {
             let _timer = phase("params-all-gather");
             self.parameters.publish(chunks, updated)?;
         } else {
+            self.scales = self.next_scales(gradients, &step, &mut |f| {
+                for chunk in chunks.iter() {
+                    chunk.visit_wanted(&|name| self.trained.contains_key(name), &mut |name, value| f(name, &value));
+                }
+            })?;
             let timer = UpdateTimer::start(&timers);
             for chunk in chunks {
                 chunk.update_parameters(&mut |name, value| match self.trained.contains_key(name) {
@@ -254,21 +242,56 @@ impl Optimizer {
         Ok(StepOutcome { success: true, grad_norm, num_zeros })
     }
 
+    /// The scales that states get by a step, where they have any. `visit` hands on the parameters, or the ranges of them, that this rank updates.
+    fn next_scales(
+        &self,
+        gradients: &GradientBuffer,
+        step: &Step<'_>,
+        visit: &mut dyn FnMut(&mut Look<'_>),
+    ) -> Result<Scales, CommError> {
+        let algorithm = &self.settings.algorithm;
+        let Some(formats) = algorithm.formats.as_deref().filter(|formats| formats.num_scales() > 0) else {
+            return Ok(Scales::new());
+        };
+        let update = algorithm.update.reduced().expect("only rules that have one keep formats");
+        let (empty, mut magnitudes) = (Slot::empty(algorithm), Magnitudes::default());
+        visit(&mut |name, value| {
+            let Some(Trained { group, shape }) = self.trained.get(name) else { return };
+            let values = self.slots.get(name).unwrap_or(&empty).values(formats, value.clone());
+            let gradient = gradients.get(name).cloned().map_or_else(|| zeros_like(value), as_taken);
+            magnitudes.insert(name, update.magnitudes(&values, &gradient, &self.update_step(*group, shape, step)));
+        });
+        magnitudes.scales(formats, &self.distribution)
+    }
+
+    fn update_step<'a>(&self, group: usize, shape: &'a [usize], step: &Step<'_>) -> UpdateStep<'a> {
+        let GroupRates { learning_rate, weight_decay } = step.rates[group];
+        let (number, gradient_scale) = (step.number, step.gradient_scale);
+        let eps_mult = self.groups[group].settings.eps_mult;
+        UpdateStep { learning_rate, weight_decay, eps_mult, number, gradient_scale, shape }
+    }
+
     /// Updates one parameter, or the range of it that this rank owns.
     fn update(&mut self, name: &str, value: Tensor<1>, gradients: &mut GradientBuffer, step: &Step<'_>) -> Tensor<1> {
         let Some(Trained { group, shape }) = self.trained.get(name) else {
             return value;
         };
+        let algorithm = &self.settings.algorithm;
         // A parameter that the step did not touch has a zero gradient: its moments decay.
         let taken = Instant::now();
-        let gradient = gradients.take(name).unwrap_or_else(|| zeros_like(&value));
+        let gradient = match algorithm.formats {
+            Some(_) => gradients.take_unchanged(name).map(as_taken),
+            None => gradients.take(name),
+        };
+        let gradient = gradient.unwrap_or_else(|| zeros_like(&value));
         self.copies.gradients += taken.elapsed();
-        let algorithm = &self.settings.algorithm;
+        let step = self.update_step(*group, shape, step);
         let slot = self.slots.entry(name.to_owned()).or_insert_with(|| Slot::empty(algorithm));
-        let GroupRates { learning_rate, weight_decay } = step.rates[*group];
-        let (number, gradient_scale) = (step.number, step.gradient_scale);
-        let eps_mult = self.groups[*group].settings.eps_mult;
-        let step = UpdateStep { learning_rate, weight_decay, eps_mult, number, gradient_scale, shape };
+        if let Some(formats) = &algorithm.formats {
+            let none = vec![1.0; 1 + formats.states.len()];
+            let scales = self.scales.get(name).unwrap_or(&none);
+            return slot.update_reduced((algorithm, formats), value, gradient, &step, scales);
+        }
         let dtype = value.dtype();
         let updated = slot.update(algorithm, value, gradient, &step);
         if dtype == DType::F32 {
@@ -276,7 +299,7 @@ impl Optimizer {
         }
         let rounding = Instant::now();
         let rounded = updated.clone().cast(FloatDType::from(dtype));
-        slot.master = Some(updated);
+        slot.master = Some(Master::Whole(Box::new(Stored::Plain(updated))));
         self.copies.parameters += rounding.elapsed();
         rounded
     }
@@ -288,8 +311,7 @@ impl Optimizer {
     pub fn parameter_norm(&self, chunks: &[Box<dyn ModelChunk>]) -> Result<f64, CommError> {
         let mut sum = 0.0;
         self.parameters.visit_kept(chunks, &mut |name, value| {
-            let master = self.slots.get(name).and_then(|slot| slot.master.as_ref());
-            sum += self.distribution.counted_square(name, master.unwrap_or(value));
+            sum += self.distribution.counted_square(name, self.master(name, value).as_ref().unwrap_or(value));
         });
         Ok(self.distribution.over_world(sum)?.sqrt())
     }
@@ -298,11 +320,22 @@ impl Optimizer {
     /// one rank. Updates on their way have to be settled.
     pub fn visit_counted(&self, chunks: &[Box<dyn ModelChunk>], f: &mut dyn FnMut(&str, Tensor<1>)) {
         self.parameters.visit_kept(chunks, &mut |name, value| {
-            let master = self.slots.get(name).and_then(|slot| slot.master.as_ref());
-            if let Some(part) = self.distribution.counted_part(name, master.unwrap_or(value)) {
+            if let Some(part) = self.distribution.counted_part(name, self.master(name, value).as_ref().unwrap_or(value))
+            {
                 f(name, part);
             }
         });
+    }
+
+    /// The float32 value of a parameter in 16 bits, of which this rank keeps `value`. Where parameters are whole and state is divided, it is a range.
+    fn master(&self, name: &str, value: &Tensor<1>) -> Option<Tensor<1>> {
+        let slot = self.slots.get(name)?;
+        match (&slot.master, self.distribution.state_range(name)) {
+            (Some(Master::Remainders(_)), Some(range)) if range.len() < value.dims()[0] => {
+                slot.master_value(&part(value.clone(), &range))
+            }
+            _ => slot.master_value(value),
+        }
     }
 
     /// Number of successful steps.
@@ -312,64 +345,12 @@ impl Optimizer {
 
     /// Bytes of the state that is on this rank.
     pub fn state_bytes(&self) -> u64 {
-        let tensors = self.slots.values().flat_map(|slot| std::iter::once(&slot.master).chain(&slot.states));
-        tensors.flatten().map(bytes_of).sum()
+        self.slots.values().map(Slot::bytes).sum()
     }
 
     /// Bytes of the parameters of `chunks` that this rank keeps between steps.
     pub fn parameter_bytes(&self, chunks: &[Box<dyn ModelChunk>]) -> u64 {
         self.parameters.kept_bytes(chunks)
-    }
-
-    /// The state to save, as far as it is on this rank.
-    pub fn state(&self) -> OptimizerState {
-        let (mut tensors, mut ranges) = (BTreeMap::new(), BTreeMap::new());
-        for (name, slot) in &self.slots {
-            let range = self.distribution.state_range(name);
-            let states = self.settings.algorithm.rule.states.iter().map(|state| state.name).zip(&slot.states);
-            for (kind, tensor) in std::iter::once((MASTER, &slot.master)).chain(states) {
-                if let Some(tensor) = tensor {
-                    let key = format!("{kind}.{name}");
-                    ranges.extend(range.clone().map(|range| (key.clone(), range)));
-                    tensors.insert(key, tensor.clone());
-                }
-            }
-        }
-        OptimizerState { tensors, ranges, step: self.step }
-    }
-
-    /// The dtype of a kind of saved tensor; `None` if this optimizer has no such kind.
-    pub fn state_dtype(&self, kind: &str) -> Option<FloatDType> {
-        let state = self.settings.algorithm.rule.states.iter().find(|state| state.name == kind);
-        state.map(|state| state.dtype).or((kind == MASTER).then_some(FloatDType::F32))
-    }
-
-    /// Restores saved state. Returns the names of saved tensors that belong to no parameter of this optimizer.
-    ///
-    /// A tensor may cover all that this rank's model holds of a parameter, or just the range whose state is on this rank.
-    pub fn load_state(&mut self, state: OptimizerState) -> Vec<String> {
-        let algorithm = &self.settings.algorithm;
-        self.step = state.step;
-        self.slots.clear();
-        let mut unknown = Vec::new();
-        for (key, tensor) in state.tensors {
-            let known = key.split_once('.').filter(|(_, name)| self.trained.contains_key(*name));
-            let Some((kind, name)) = known else {
-                unknown.push(key);
-                continue;
-            };
-            let tensor = match self.distribution.state_range(name) {
-                Some(range) if range.end <= tensor.dims()[0] && range.len() < tensor.dims()[0] => tensor.slice(range),
-                _ => tensor,
-            };
-            let slot = self.slots.entry(name.to_owned()).or_insert_with(|| Slot::empty(algorithm));
-            match algorithm.rule.states.iter().position(|state| state.name == kind) {
-                Some(index) => slot.states[index] = Some(tensor),
-                None if kind == MASTER => slot.master = Some(tensor),
-                None => unknown.push(key),
-            }
-        }
-        unknown
     }
 }
 
@@ -434,30 +415,4 @@ struct Step<'a> {
     rates: &'a [GroupRates],
     number: u64,
     gradient_scale: f64,
-}
-
-impl Slot {
-    fn empty(algorithm: &Algorithm) -> Self {
-        Self { master: None, states: vec![None; algorithm.rule.states.len()] }
-    }
-
-    /// Updates the states and returns the new value in float32.
-    fn update(
-        &mut self,
-        algorithm: &Algorithm,
-        value: Tensor<1>,
-        gradient: Tensor<1>,
-        step: &UpdateStep<'_>,
-    ) -> Tensor<1> {
-        let parameter = match self.master.take() {
-            Some(master) => master,
-            None if value.dtype() == DType::F32 => value,
-            None => value.cast(FloatDType::F32),
-        };
-        let states = algorithm.rule.states.iter().zip(&mut self.states);
-        let states = states.map(|(state, kept)| kept.take().unwrap_or_else(|| state.first(&parameter))).collect();
-        let Values { parameter, states } = algorithm.update.update(Values { parameter, states }, gradient, step);
-        self.states = states.into_iter().map(Some).collect();
-        parameter
-    }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use bridge_dist::comm::counting::{CountingCommunicator, Ledger};
 use bridge_dist::comm::{CommError, Group};
 use bridge_dist::mesh::{Mesh, ParallelSizes, ProcessGroups, RankOrder};
+use bridge_kernels::optim::{Master, Stored};
 use burn::tensor::{Device, FloatDType, Tensor};
 
 use super::bucket::owned_range;
@@ -36,28 +37,38 @@ fn fill(buffer: &mut GradientBuffer, chunk: &dyn ModelChunk, seed: usize) {
     }
 }
 
-/// The state of the optimizer with each tensor whole, from the ranges that the ranks own.
-fn whole_state(optimizer: &Optimizer, chunk: &dyn ModelChunk) -> Result<OptimizerState, CommError> {
-    let OptimizerState { mut tensors, ranges, step } = optimizer.state();
+/// The state of the optimizer with each tensor whole, and masters in float32, from the ranges that the ranks own.
+fn whole_state(optimizer: &mut Optimizer, chunks: &mut [Box<dyn ModelChunk>]) -> Result<OptimizerState, CommError> {
+    // Masters go with parameters that have arrived.
+    optimizer.parameters().settle(chunks)?;
+    let OptimizerState { mut tensors, remainders, ranges, step } = optimizer.state();
+    let owned_values = optimizer.updated(chunks);
+    for (key, remainders) in remainders {
+        let name = key.split_once('.').unwrap().1;
+        let value = Master::Remainders(remainders).widen(&owned_values[name]);
+        tensors.insert(key, Stored::Plain(value));
+    }
     let group = optimizer.distribution().shards(ReplicaGroup::Dense);
-    for info in chunk.parameters() {
+    for info in chunks[0].parameters() {
         let owned = |rank: usize| owned_range(info.num_elements(), rank, group.size());
         let part = (0..group.size()).map(|rank| owned(rank).len()).max().unwrap_or(0);
         let is_shard = |key: &str| {
             ranges.get(key).is_some_and(|range| range.len() < info.num_elements())
                 && key.split_once('.').is_some_and(|(_, name)| name == info.name)
         };
-        for (_, tensor) in tensors.iter_mut().filter(|(key, _)| is_shard(key)) {
-            let mut mine: Vec<f32> = tensor.to_data().iter::<f32>().collect();
+        for (_, stored) in tensors.iter_mut().filter(|(key, _)| is_shard(key)) {
+            let mut mine: Vec<f32> = stored.widen(&Device::flex()).to_data().iter::<f32>().collect();
             mine.resize(part, 0.0);
             let mut all = vec![0_f32; part * group.size()];
             group.all_gather((&mine).into(), (&mut all).into())?;
             let values: Vec<f32> =
                 (0..group.size()).flat_map(|rank| &all[rank * part..][..owned(rank).len()]).copied().collect();
-            *tensor = Tensor::from_floats(values.as_slice(), &tensor.device());
+            let whole = Tensor::from_floats(values.as_slice(), &Device::flex());
+            let format = stored.format().expect("a format of a state");
+            *stored = Stored::narrow(whole, format, stored.scale().unwrap_or(1.0));
         }
     }
-    Ok(OptimizerState { tensors, ranges: BTreeMap::new(), step })
+    Ok(OptimizerState { tensors, step, ..OptimizerState::default() })
 }
 
 fn train(algorithm: &Algorithm, ranks: usize, dtype: FloatDType, settings: DistributionSettings) -> Vec<Trained> {
@@ -115,16 +126,20 @@ fn train_instances(
             norms.push(outcome.grad_norm);
             if step == 1 {
                 // A run that is interrupted goes on with what it saved.
-                let whole = whole_state(&optimizer, chunks[0].as_ref())?;
+                let whole = whole_state(&mut optimizer, &mut chunks)?;
                 assert!(optimizer.load_state(whole).is_empty());
             }
         }
         let state = optimizer.state();
         for (name, range) in &state.ranges {
-            assert_eq!(state.tensors[name].dims()[0], range.len(), "{name}");
+            let len = state.tensors.get(name).map_or_else(|| state.remainders[name].low.len(), Stored::len);
+            assert_eq!(len, range.len(), "{name}");
         }
-        let elements = |state: &OptimizerState| state.tensors.values().map(|tensor| tensor.dims()[0]).sum::<usize>();
-        let whole_state = whole_state(&optimizer, chunks[0].as_ref())?;
+        let elements = |state: &OptimizerState| {
+            let of_remainders = state.remainders.values().map(|remainders| remainders.low.len()).sum::<usize>();
+            state.tensors.values().map(Stored::len).sum::<usize>() + of_remainders
+        };
+        let whole_state = whole_state(&mut optimizer, &mut chunks)?;
         optimizer.parameters().make_whole(&mut chunks)?;
         let mut values = BTreeMap::new();
         chunks[0].visit_parameters(&mut |name, value| {
@@ -139,7 +154,8 @@ fn train_instances(
 fn sharding_changes_no_bit() {
     let of_adam = [(2, FloatDType::F32), (3, FloatDType::BF16)].map(|(ranks, dtype)| (adam(), ranks, dtype));
     let of_all = RULES.iter().map(|rule| (with_defaults(rule), 3, FloatDType::F32));
-    for (algorithm, ranks, dtype) in of_adam.into_iter().chain(of_all) {
+    let of_formats = super::tests::formats().map(|(formats, dtype)| (adam().keeping(formats), 3, dtype));
+    for (algorithm, ranks, dtype) in of_adam.into_iter().chain(of_all).chain(of_formats) {
         let plain = train(&algorithm, ranks, dtype, DistributionSettings::default());
         let (waiting, overlapped) =
             ((Gather::Waiting, Reduction::Waiting), (Gather::DuringForward, Reduction::DuringBackward));
@@ -171,9 +187,10 @@ fn sharding_changes_no_bit() {
                 let what = format!("{algorithm:?}, {sharding:?}, {bucket_rule:?}, {dtype:?}, rank {rank} of {ranks}");
                 assert_eq!(trained.norms, plain[0].norms, "{what}");
                 assert!(trained.values == plain[0].values, "{what}: parameters differ");
-                for (name, tensor) in &trained.whole_state.tensors {
-                    let expected = plain[0].whole_state.tensors[name].to_data();
-                    assert_eq!(tensor.to_data(), expected, "{what}: {name}");
+                for (name, stored) in &trained.whole_state.tensors {
+                    let expected = &plain[0].whole_state.tensors[name];
+                    assert_eq!(stored.to_data(), expected.to_data(), "{what}: {name}");
+                    assert_eq!(stored.scale(), expected.scale(), "{what}: {name}");
                 }
                 if sharding != Sharding::None {
                     let (own, all) = trained.state;
@@ -189,7 +206,7 @@ fn sharding_changes_no_bit() {
 
 #[test]
 fn instances_of_an_optimizer_train_alike() {
-    let numbers = |tensor: &Tensor<1>| tensor.to_data().iter::<f64>().collect::<Vec<f64>>();
+    let numbers = |stored: &Stored| stored.to_data().iter::<f64>().collect::<Vec<f64>>();
     for (average, (ranks, instances)) in
         [Averaging::InLoss, Averaging::InCollective].into_iter().flat_map(|a| [(a, (6, 2)), (a, (4, 4))])
     {

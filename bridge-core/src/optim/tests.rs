@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use bridge_kernels::optim::{Format, Master, MasterFormat, Stored};
 use burn::tensor::{Device, FloatDType, Tensor};
 
 use super::gradients::AccumulationDType;
+use super::rules::StateFormats;
 use super::*;
 use crate::model::ModelChunk;
 use crate::tests::toy;
@@ -77,11 +79,117 @@ fn adamw_agrees_with_float64() {
     }
 }
 
+/// Formats of states, each of them somewhere, with dtypes of parameters.
+pub(super) fn formats() -> [(StateFormats, FloatDType); 4] {
+    let of = |master, states: [Format; 2], dtype| (StateFormats { master, states: states.into() }, dtype);
+    [
+        of(MasterFormat::Float32, [Format::Float8, Format::Float16], FloatDType::F32),
+        of(MasterFormat::Remainders, [Format::BFloat16, Format::Float8], FloatDType::BF16),
+        of(MasterFormat::Float16, [Format::Float16, Format::BFloat16], FloatDType::BF16),
+        of(MasterFormat::Float16, [Format::Float8, Format::Float32], FloatDType::F16),
+    ]
+}
+
+/// Some steps, and what there is then.
+fn steps(algorithm: rules::Algorithm, dtype: FloatDType, number: usize) -> (Vec<Box<dyn ModelChunk>>, Optimizer) {
+    let mut chunks = vec![toy(2, dtype)];
+    let mut current = optimizer(algorithm, &chunks);
+    for step in 1..=number {
+        let mut buffer = GradientBuffer::new(AccumulationDType::AsComputed);
+        fill(&mut buffer, chunks[0].as_ref(), step);
+        let rates = rates(&current);
+        current.step(&mut chunks, &mut buffer, &rates, StepScales { loss_scale: 1.0, divisor: 1.0 }).unwrap();
+    }
+    (chunks, current)
+}
+
+#[test]
+fn states_take_the_bytes_of_their_formats() {
+    for (formats, dtype) in formats() {
+        let (chunks, optimizer) = steps(rules::tests::adam().keeping(formats.clone()), dtype, 2);
+        let tensors = chunks[0].parameters();
+        let elements: usize = tensors.iter().map(crate::model::Declaration::num_elements).sum();
+        let has_master = dtype != FloatDType::F32;
+        let scales = 4 * formats.num_scales() * tensors.len();
+        let expected = formats.bytes_per_element(has_master) * elements as u64 + scales as u64;
+        assert_eq!(optimizer.state_bytes(), expected, "{formats:?}");
+        let state = optimizer.state();
+        for (name, format) in [("exp_avg", formats.states[0]), ("exp_avg_sq", formats.states[1])] {
+            let stored = &state.tensors[&format!("{name}.{}", tensors[0].name)];
+            assert_eq!((stored.format(), stored.scale().is_some()), (Some(format), format.is_scaled()));
+        }
+        assert_eq!(state.remainders.len(), if formats.master == MasterFormat::Remainders { tensors.len() } else { 0 });
+    }
+}
+
+#[test]
+fn remainders_change_no_bit_of_twenty_steps() {
+    let with = |master| {
+        let formats = StateFormats { master, states: vec![Format::Float32; 2] };
+        steps(rules::tests::adam().keeping(formats), FloatDType::BF16, 20)
+    };
+    let found = |(chunks, optimizer): &(Vec<Box<dyn ModelChunk>>, Optimizer)| {
+        let mut masters = BTreeMap::new();
+        optimizer.visit_counted(chunks, &mut |name, value| {
+            masters.insert(name.to_owned(), value.to_data().iter::<f32>().map(f32::to_bits).collect::<Vec<_>>());
+        });
+        (values(chunks[0].as_ref()), masters, optimizer.parameter_norm(chunks).unwrap())
+    };
+    let plain = found(&steps(rules::tests::adam(), FloatDType::BF16, 20));
+    assert!(plain.1.values().flatten().any(|bits| bits & 0xffff != 0), "masters have more bits than parameters");
+    assert!(found(&with(MasterFormat::Remainders)) == plain, "remainders");
+    assert!(found(&with(MasterFormat::Float32)) == plain, "whole masters");
+}
+
+#[test]
+fn states_saved_in_other_formats_go_on() {
+    let adam = rules::tests::adam();
+    let kept = formats().map(|(formats, _)| adam.clone().keeping(formats));
+    // Remainders want bfloat16; all others do with it.
+    for from in std::iter::once(&adam).chain(&kept) {
+        for to in std::iter::once(&adam).chain(&kept) {
+            let (mut chunks, saved) = steps(from.clone(), FloatDType::BF16, 3);
+            let owned = saved.updated(&chunks);
+            let state = saved.state();
+            let mut next = optimizer(to.clone(), &chunks);
+            next.begin_loading(state.step);
+            for (key, stored) in &state.tensors {
+                let parameter = &owned[key.split_once('.').unwrap().1];
+                assert!(next.load_tensor(key, stored.clone(), Some(parameter)), "{key}");
+            }
+            for (key, remainders) in state.remainders {
+                let parameter = &owned[key.split_once('.').unwrap().1];
+                let whole = Stored::Plain(Master::Remainders(remainders).widen(parameter));
+                assert!(next.load_tensor(&key, whole, Some(parameter)), "{key}");
+            }
+            let keeps = to.formats.as_ref().map(|formats| formats.master);
+            if keeps == Some(MasterFormat::Remainders) && from.formats.is_none() {
+                assert_eq!(next.state().remainders.len(), owned.len(), "whole masters become remainders at once");
+            }
+            let before = values(chunks[0].as_ref());
+            assert!(
+                (next.parameter_norm(&chunks).unwrap() / saved.parameter_norm(&chunks).unwrap() - 1.0).abs() < 1e-12
+            );
+            let mut buffer = GradientBuffer::new(AccumulationDType::Float32);
+            fill(&mut buffer, chunks[0].as_ref(), 4);
+            let rates = rates(&next);
+            next.step(&mut chunks, &mut buffer, &rates, StepScales { loss_scale: 1.0, divisor: 1.0 }).unwrap();
+            let moved = values(chunks[0].as_ref());
+            let largest = moved.values().flatten().zip(before.values().flatten()).map(|(a, b)| (a - b).abs());
+            let largest = largest.fold(0.0, f64::max);
+            assert!((1e-4..0.1).contains(&largest), "from {from:?} to {to:?}: moved by {largest}");
+            let (_, direct) = steps(to.clone(), FloatDType::BF16, 1);
+            assert_eq!(next.state_bytes(), direct.state_bytes(), "from {from:?} to {to:?}");
+        }
+    }
+}
+
 #[test]
 fn restoring_state_continues_to_the_bit() {
     let of_defaults = rules::RULES.iter().map(rules::tests::with_defaults);
     let cases = of_defaults.flat_map(|algorithm| [(algorithm.clone(), FloatDType::F32), (algorithm, FloatDType::BF16)]);
-    for (algorithm, dtype) in cases {
+    let of_formats = formats().map(|(formats, dtype)| (rules::tests::adam().keeping(formats), dtype));
+    for (algorithm, dtype) in cases.chain(of_formats) {
         let run = |interrupt: bool| {
             let mut chunks = vec![toy(1, dtype)];
             let mut current = optimizer(algorithm.clone(), &chunks);

@@ -20,7 +20,7 @@ pub struct Memory {
     pub parameters: u64,
     /// Gradients summed over micro-batches, as far as they are there.
     pub gradients: u64,
-    /// Moments, and float32 copies of narrower parameters.
+    /// Moments, and what makes narrower parameters float32.
     pub optimizer: u64,
     /// Activations kept from forward to backward, of all micro-batches in flight.
     pub activations: u64,
@@ -79,7 +79,9 @@ pub(super) fn of_stage(setup: &Setup<'_>, stage: usize, activations: u64) -> Mem
         parameters: sharded(setup, stage, is_full, |p| !is_apart(p)) * bytes.parameter
             + setup.parameters(stage).filter(|p| is_apart(p)).map(|p| p.bytes(0)).sum::<u64>(),
         gradients: share(sharding.divides_gradients(), bytes.gradient) + put_off,
-        optimizer: share(sharding.divides_state(), bytes.optimizer),
+        // A tensor of which a rank has a part has its scales there too.
+        optimizer: share(sharding.divides_state(), bytes.optimizer)
+            + setup.parameters(stage).filter(|p| p.trainable).count() as u64 * bytes.scales,
         ..Memory::default()
     };
     // After backward: what replicas exchange, at once or bucket by bucket.

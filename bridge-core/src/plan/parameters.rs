@@ -1,6 +1,6 @@
 //! Parameters: how many there are, and how many a rank holds.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
@@ -67,6 +67,17 @@ pub(super) fn of_model(setup: &Setup<'_>) -> ParameterCounts {
         }
     }
     counts
+}
+
+/// Tensors of the whole model that are trained, by name: a tied table counts once.
+pub(super) fn num_trained(setup: &Setup<'_>) -> u64 {
+    let trained = (0..setup.stages.len()).flat_map(|stage| setup.parameters(stage)).filter(|p| p.trainable);
+    let names: BTreeMap<&str, ReplicaGroup> = trained.map(|p| (p.name.as_str(), p.placement.replicas)).collect();
+    let of = |replicas: &ReplicaGroup| match replicas {
+        ReplicaGroup::Dense => 1,
+        ReplicaGroup::Expert => setup.layout.expert as u64,
+    };
+    names.values().map(of).sum()
 }
 
 /// Parameters without the experts that a token does not visit.

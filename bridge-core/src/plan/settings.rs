@@ -1,8 +1,11 @@
 //! From the configuration: how replicas divide what they hold, and where the graphs of chunks are cut. A plan counts by it, and a run does it.
 
+use bridge_kernels::optim::{Format, MasterFormat};
+
 use super::recompute::{Cuts, Recompute};
-use crate::config::{self, RunConfig};
+use crate::config::{self, DType, RunConfig};
 use crate::model::SegmentRole;
+use crate::optim::rules::{State, StateFormats};
 use crate::optim::{Averaging, BucketPadding, BucketRule, DistributionSettings, Gather, Reduction, Sharding};
 
 /// Where the recipe gives no bucket size: Megatron's default, in elements, but several buckets also for a model that is smaller than that.
@@ -86,4 +89,30 @@ pub(crate) fn recompute(config: &RunConfig) -> Recompute {
             if roles.is_empty() { Recompute::Off } else { Recompute::Selective(roles) }
         }
     }
+}
+
+/// How states of the optimizer and master weights are kept; `None` keeps all in float32.
+pub(crate) fn state_formats(config: &RunConfig) -> Option<StateFormats> {
+    let optimizer = &config.optimizer;
+    if !optimizer.use_precision_aware_optimizer {
+        return None;
+    }
+    let format = |dtype: DType| match dtype {
+        DType::Float32 => Format::Float32,
+        DType::BFloat16 => Format::BFloat16,
+        DType::Float16 => Format::Float16,
+        DType::UInt8 => Format::Float8,
+    };
+    let is_bfloat16 = config.model.params_dtype == DType::BFloat16;
+    let master = match optimizer.main_params_dtype {
+        DType::Float32 if is_bfloat16 && optimizer.store_param_remainders => MasterFormat::Remainders,
+        DType::Float32 => MasterFormat::Float32,
+        _ => MasterFormat::Float16,
+    };
+    let settings = serde_json::to_value(&**optimizer).expect("settings are plain data");
+    let chosen = |state: &State| {
+        let name = state.format_setting.expect("finalize refuses rules whose states have no formats");
+        format(DType::from_name(settings[name].as_str().unwrap_or_default()).expect("a dtype is written as its name"))
+    };
+    Some(StateFormats { master, states: optimizer.rule().states.iter().map(chosen).collect() })
 }

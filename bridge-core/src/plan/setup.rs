@@ -107,8 +107,10 @@ pub(super) struct ElementBytes {
     pub gradient: u64,
     /// Gradients on their way between replicas.
     pub reduction: u64,
-    /// Optimizer state of one parameter: moments, and a float32 copy of a narrower one.
+    /// Optimizer state of one parameter: moments, and what makes a narrower one float32.
     pub optimizer: u64,
+    /// Scales of the optimizer state of one tensor.
+    pub scales: u64,
 }
 
 /// A chunk of a stage.
@@ -301,6 +303,7 @@ fn element_bytes(config: &RunConfig) -> ElementBytes {
     let parameter = size(config.model.params_dtype);
     let collective = if config.model.params_dtype == DType::Float16 { 4 } else { parameter };
     let in_float32 = config.ddp.grad_reduce_in_fp32;
+    let formats = settings::state_formats(config);
     ElementBytes {
         parameter,
         activation: parameter,
@@ -309,6 +312,10 @@ fn element_bytes(config: &RunConfig) -> ElementBytes {
         pipeline: config.model.pipeline_dtype.map_or(parameter, size),
         gradient: if in_float32 { 4 } else { parameter },
         reduction: if in_float32 { 4 } else { collective },
-        optimizer: config.optimizer.rule().bytes_per_element() + if parameter < 4 { 4 } else { 0 },
+        optimizer: match &formats {
+            Some(formats) => formats.bytes_per_element(parameter < 4),
+            None => config.optimizer.rule().bytes_per_element() + if parameter < 4 { 4 } else { 0 },
+        },
+        scales: formats.map_or(0, |formats| 4 * formats.num_scales() as u64),
     }
 }

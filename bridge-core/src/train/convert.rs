@@ -7,6 +7,7 @@ use super::device::LocalRank;
 use super::{TrainError, ranks};
 use crate::config::{self, RunConfig};
 use crate::optim::{DecayQkLayernorm, HiddenRates, OptimizerSettings, OwnGradients, StandardOverrides, Wire};
+use crate::plan;
 use crate::resilience::rerun::{ErrorInjection, ErrorInjectionType, Placement, RerunConfig, RerunMode};
 use crate::resilience::{LossChecks, Signal, SpikyLossDetector};
 use crate::schedule::{
@@ -34,8 +35,12 @@ pub(super) fn wire(config: &RunConfig) -> Wire {
 pub(super) fn optimizer_settings(config: &RunConfig) -> OptimizerSettings {
     let optimizer = &config.optimizer;
     let settings = serde_json::to_value(&**optimizer).expect("settings are plain data");
+    let algorithm = optimizer.rule().with(&settings).expect("a rule reads settings that [optimizer] has");
     OptimizerSettings {
-        algorithm: optimizer.rule().with(&settings).expect("a rule reads settings that [optimizer] has"),
+        algorithm: match plan::settings::state_formats(config) {
+            Some(formats) => algorithm.keeping(formats),
+            None => algorithm,
+        },
         clip_grad: optimizer.clip_grad,
         count_zeros: optimizer.log_num_zeros_in_grad || config.logger.log_num_zeros_in_grad,
     }

@@ -4,11 +4,19 @@ pub(crate) mod cpu;
 #[cfg(feature = "cube")]
 pub mod cube;
 mod flex;
+mod formats;
+mod reduced;
 mod steps;
+mod stored;
 
 use burn::tensor::Tensor;
 
+pub use formats::Format;
+pub use reduced::{
+    ReducedAdamW, ReducedFormats, adamw_magnitudes, adamw_magnitudes_reference, adamw_reduced, adamw_reduced_reference,
+};
 pub use steps::{AdamWState, AdamWStep, SgdStep};
+pub use stored::{Master, MasterFormat, Remainders, Stored, halves};
 
 /// One AdamW update (Loshchilov and Hutter, arXiv:1711.05101), in the order of operations of `torch.optim.AdamW`.
 ///

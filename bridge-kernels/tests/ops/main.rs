@@ -16,6 +16,7 @@ mod norm;
 #[path = "../operands/mod.rs"]
 mod operands;
 mod optim;
+mod optim_reduced;
 mod packed_attention;
 mod plain;
 mod quantized;

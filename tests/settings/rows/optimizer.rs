@@ -5,7 +5,7 @@ use super::super::row::{AS_IT_IS, Row, row, switch};
 use super::super::run::{Program, Run};
 
 pub fn rows() -> Vec<Row> {
-    [rates(), rules(), precision(), sharding()].concat()
+    [rates(), rules(), precision(), states(), sharding()].concat()
 }
 
 fn rates() -> Vec<Row> {
@@ -104,6 +104,35 @@ fn precision() -> Vec<Row> {
             .moves("exit")
             .holds(1, "stderr", "activations are sent as"),
         row("optimizer.params_dtype", &tiny(), &["float32", "float16", "bfloat16", "uint8"]).moves("exit"),
+    ]
+}
+
+/// States, masters and gradients in less than 32 bits.
+fn states() -> Vec<Row> {
+    let aware = tiny_with(&["optimizer.use_precision_aware_optimizer=true"]);
+    let half = aware.with(&["mixed_precision.bf16=true"]);
+    let planned = half.by(Program::Plan { measure: true });
+    vec![
+        switch(
+            "optimizer.use_precision_aware_optimizer",
+            &tiny_with(&["mixed_precision.bf16=true"]).by(Program::Plan { measure: true }),
+        )
+        .moves("measured.optimizer plan.memory"),
+        row(
+            "optimizer.use_precision_aware_optimizer",
+            &tiny_with(&["optimizer.exp_avg_dtype=bfloat16"]),
+            &["true", "false"],
+        )
+        .moves("exit")
+        .holds(1, "exit", "2"),
+        row("optimizer.store_param_remainders", &planned, &[AS_IT_IS, "false"]).moves("measured.optimizer plan.memory"),
+        row("optimizer.main_grads_dtype", &half, &["float32", "bfloat16 & mixed_precision.grad_reduce_in_fp32=false"])
+            .moves("grad_norm_1"),
+        row("optimizer.main_params_dtype", &half, &["float32", "float16"]).moves("params shapes slices"),
+        row("optimizer.exp_avg_dtype", &aware, &["float32", "float16", "bfloat16", "uint8"])
+            .moves("params shapes slices"),
+        row("optimizer.exp_avg_sq_dtype", &aware, &["float32", "float16", "bfloat16", "uint8"])
+            .moves("params shapes slices"),
     ]
 }
 

@@ -10,7 +10,7 @@ choices! {
         /// 16-bit brain float.
         BFloat16 = "bfloat16" | "bf16" | "torch.bfloat16",
         /// Bytes that hold 8-bit floats.
-        UInt8 = "uint8" | "torch.uint8",
+        UInt8 = "uint8" | "fp8" | "torch.uint8",
     }
 
     /// How positions reach attention.

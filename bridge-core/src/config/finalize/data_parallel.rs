@@ -32,12 +32,8 @@ pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &ParallelSizes) {
     let (ddp, dist) = (&mut draft.recipe.ddp, &mut draft.recipe.dist);
     (ddp.use_megatron_fsdp, ddp.use_custom_fsdp, dist.use_megatron_fsdp) = (is_fsdp, false, is_fsdp);
     strategy(draft, is_fsdp);
-    let ddp = &draft.recipe.ddp;
-    let strategy = ddp.data_parallel_sharding_strategy;
-    let shards = Shards {
-        state: ddp.use_distributed_optimizer || strategy != ShardingStrategy::NoShard,
-        gradients: divides_gradients(strategy),
-    };
+    let strategy = draft.recipe.ddp.data_parallel_sharding_strategy;
+    let shards = Shards { state: divides_state(draft), gradients: divides_gradients(strategy) };
     draft.require(
         !overlaps || shards.state,
         draft.chosen(&[
@@ -81,6 +77,12 @@ struct Shards {
     state: bool,
     /// Gradients, from the end of each micro-batch on.
     gradients: bool,
+}
+
+/// Whether replicas shard optimizer state.
+pub(super) fn divides_state(draft: &Draft<'_>) -> bool {
+    let ddp = &draft.recipe.ddp;
+    ddp.use_distributed_optimizer || ddp.data_parallel_sharding_strategy != ShardingStrategy::NoShard
 }
 
 fn divides_gradients(strategy: ShardingStrategy) -> bool {

@@ -58,7 +58,7 @@ fn run(raw: &RawConfig, world: &World, purpose: Purpose) -> Result<RunConfig, Co
     train::device(&mut draft);
     let train = train::resolve(&mut draft, &parallel);
     let validation = train::resolve_validation(&mut draft, &parallel, &train);
-    let optimizer = optimizer::resolve(&mut draft);
+    let optimizer = optimizer::resolve(&mut draft, &parallel);
     let scheduler = scheduler::resolve(&mut draft, &train);
     let dataset = dataset::resolve(&mut draft);
     let logger = logger::resolve(&mut draft, &name);

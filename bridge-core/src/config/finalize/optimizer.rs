@@ -1,14 +1,15 @@
 //! The rules of `[optimizer]`.
 
-use super::super::choice::OptimizerName;
-use super::super::run_config::FinalOptimizer;
-use super::Draft;
-use crate::optim::rules::{NAMES, RULES, UpdateSize};
+use super::super::choice::{DType, OptimizerName};
+use super::super::run_config::{FinalOptimizer, ParallelSizes};
+use super::{Draft, data_parallel};
+use crate::optim::rules::{NAMES, RULES, Rule, UpdateSize};
 
 /// Checks the optimizer and fills in the floor of its learning rate.
-pub(super) fn resolve(draft: &mut Draft<'_>) -> FinalOptimizer {
+pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &ParallelSizes) -> FinalOptimizer {
     let min_lr = *draft.recipe.optimizer.min_lr.get_or_insert(0.0);
     zeros_are_counted(draft);
+    precisions_fit(draft, parallel);
     let config = draft.recipe.optimizer.clone();
     if config.lr.is_none() {
         draft.missing("optimizer.lr", "must be given");
@@ -37,6 +38,63 @@ fn foreign_settings_are_not_set(draft: &mut Draft<'_>, chosen: OptimizerName) {
             let is_changed = draft.recipe_differs(&key);
             draft.require(!is_changed, &key, message);
         }
+    }
+}
+
+/// What states, masters and gradients are kept in.
+fn precisions_fit(draft: &mut Draft<'_>, parallel: &ParallelSizes) {
+    const SWITCH: &str = "optimizer.use_precision_aware_optimizer";
+    let config = draft.recipe.optimizer.clone();
+    let is_on = config.use_precision_aware_optimizer;
+    for (key, dtype) in [
+        ("optimizer.main_grads_dtype", config.main_grads_dtype),
+        ("optimizer.main_params_dtype", config.main_params_dtype),
+        ("optimizer.exp_avg_dtype", config.exp_avg_dtype),
+        ("optimizer.exp_avg_sq_dtype", config.exp_avg_sq_dtype),
+    ] {
+        let message = format!("{dtype} needs {SWITCH} = true: without it this is float32");
+        draft.require(is_on || dtype == DType::Float32, key, message);
+    }
+    if !is_on {
+        return;
+    }
+    let keepers = RULES.iter().filter(|rule| rule.keeps_formats()).map(|rule| rule.name).collect::<Vec<_>>().join(", ");
+    let message = format!("needs optimizer.optimizer = {keepers}: states of {} are float32", config.optimizer);
+    draft.require(config.optimizer.rule().is_none_or(Rule::keeps_formats), SWITCH, message);
+    let divides_state = data_parallel::divides_state(draft);
+    let message = format!(
+        "needs ddp.use_distributed_optimizer on {} data-parallel ranks: each would keep the states of all parameters",
+        parallel.data
+    );
+    draft.require(divides_state || parallel.data <= 1, SWITCH, message);
+    let model = &draft.recipe.model;
+    let params = model.params_dtype;
+    let has_halves = matches!(params, DType::BFloat16 | DType::Float16);
+    let message =
+        format!("is the dtype of master weights, which parameters of model.params_dtype = {params} do not have");
+    draft.require(has_halves || config.main_params_dtype == DType::Float32, "optimizer.main_params_dtype", message);
+    main_grads_follow(draft, params);
+}
+
+/// Gradients are summed in one dtype, which two settings name.
+fn main_grads_follow(draft: &mut Draft<'_>, params: DType) {
+    const KEY: &str = "optimizer.main_grads_dtype";
+    let sums_halves = params == DType::BFloat16 && !draft.recipe.ddp.grad_reduce_in_fp32;
+    match draft.recipe.optimizer.main_grads_dtype {
+        DType::BFloat16 => {
+            let message = format!(
+                "bfloat16 needs bfloat16 parameters and ddp.grad_reduce_in_fp32 = false (for instance mixed_precision = {{bf16 = true, \
+                 grad_reduce_in_fp32 = false}}): gradients of model.params_dtype = {params} are summed in {} here",
+                if params == DType::Float16 && !draft.recipe.ddp.grad_reduce_in_fp32 { params } else { DType::Float32 }
+            );
+            draft.require(sums_halves, KEY, message);
+        }
+        DType::Float32 if sums_halves && draft.is_explicit(KEY) => {
+            let message = "float32 contradicts ddp.grad_reduce_in_fp32 = false, with which bfloat16 gradients are summed in bfloat16";
+            draft.conflict(KEY, message);
+        }
+        DType::Float32 if sums_halves => draft.recipe.optimizer.main_grads_dtype = DType::BFloat16,
+        _ => {}
     }
 }
 

@@ -38,19 +38,21 @@ section! {
             => not_built("one buffer for gradients and gathered 8-bit weights; there are no 8-bit weights");
         /// Mirror of `model.params_dtype`.
         params_dtype: DType = DType::Float32;
-        /// Optimizer states in reduced dtype.
-        use_precision_aware_optimizer: bool = false => not_built("moments and master weights in less than 32 bits");
-        /// Keep only the low 16 bits of master weights.
-        @execution store_param_remainders: bool = true
-            => not_built("master weights stored as the remainder of the 16-bit ones; they are stored whole").inert(&["false"]);
-        /// Master gradient dtype.
-        main_grads_dtype: DType = DType::Float32 => not_built("gradients for the update in less than 32 bits");
-        /// Master weight dtype.
-        main_params_dtype: DType = DType::Float32 => not_built("master weights in less than 32 bits");
-        /// First moment dtype.
-        exp_avg_dtype: DType = DType::Float32 => not_built("first moments in less than 32 bits");
-        /// Second moment dtype.
-        exp_avg_sq_dtype: DType = DType::Float32 => not_built("second moments in less than 32 bits");
+        /// Keep states and master weights in the dtypes that `main_params_dtype`, `exp_avg_dtype` and `exp_avg_sq_dtype` say.
+        use_precision_aware_optimizer: bool = false;
+        /// With `use_precision_aware_optimizer`, bfloat16 parameters and float32 masters: keep only the low 16 bits of masters, to which parameters have the
+        /// others. No bit of training changes.
+        @execution store_param_remainders: bool = true;
+        /// Master gradient dtype: that in which gradients are summed and handed to the update; bfloat16 goes with `ddp.grad_reduce_in_fp32 = false`.
+        main_grads_dtype: DType = DType::Float32
+            => not_built("gradients for the update in another dtype than float32 or bfloat16").built(&["bfloat16"]);
+        /// Master weight dtype; float16 has one scale a tensor.
+        main_params_dtype: DType = DType::Float32
+            => not_built("master weights in another dtype than float32 or float16").built(&["float16"]);
+        /// First moment dtype; float16 and uint8 (8-bit floats E4M3) have one scale a tensor.
+        exp_avg_dtype: DType = DType::Float32;
+        /// Second moment dtype, as `exp_avg_dtype`.
+        exp_avg_sq_dtype: DType = DType::Float32;
         /// Constant loss scale in fp16; null scales dynamically.
         loss_scale: Option<f64> = None, Limits::LOSS_SCALE;
         /// First dynamic scale.

@@ -1,6 +1,7 @@
 //! What replicas do together: names of one wish, presets of overlap, and values that state what is done anyway.
 
-use super::{tiny, tiny_errors};
+use super::super::{DType, Format, Kinds, World, load_text};
+use super::{TINY, tiny, tiny_errors};
 
 #[test]
 fn a_table_of_overlap_turns_it_on_where_state_is_sharded() {
@@ -26,6 +27,63 @@ fn a_table_of_overlap_turns_it_on_where_state_is_sharded() {
     assert_eq!(of(&[as_it_is]), (false, false, None));
     let both_off = "comm_overlap={overlap_grad_reduce = false, overlap_param_gather = false}";
     assert_eq!(of(&[both_off, sharded]), (false, false, None));
+}
+
+#[test]
+fn states_of_less_than_32_bits_need_what_keeps_them() {
+    const AWARE: &str = "optimizer.use_precision_aware_optimizer=true";
+    let half = "mixed_precision={bf16 = true, grad_reduce_in_fp32 = false}";
+    let run =
+        tiny(&[AWARE, "optimizer.exp_avg_dtype=fp8", "optimizer.exp_avg_sq_dtype=torch.uint8"]).expect("accepted");
+    assert_eq!([run.optimizer.exp_avg_dtype, run.optimizer.exp_avg_sq_dtype], [DType::UInt8; 2]);
+    for (overrides, key, told) in [
+        (&["optimizer.exp_avg_dtype=bfloat16"][..], "optimizer.exp_avg_dtype", AWARE),
+        (&["optimizer.exp_avg_sq_dtype=fp8"], "optimizer.exp_avg_sq_dtype", "uint8 needs"),
+        (&["optimizer.main_grads_dtype=bfloat16", half], "optimizer.main_grads_dtype", "use_precision_aware_optimizer"),
+        (
+            &["optimizer.main_params_dtype=float16", half],
+            "optimizer.main_params_dtype",
+            "use_precision_aware_optimizer",
+        ),
+        (
+            &[AWARE, "optimizer.main_params_dtype=float16"],
+            "optimizer.main_params_dtype",
+            "model.params_dtype = float32",
+        ),
+        (&[AWARE, "optimizer.main_params_dtype=bfloat16", half], "optimizer.main_params_dtype", "not implemented"),
+        (&[AWARE, "optimizer.main_grads_dtype=float16", half], "optimizer.main_grads_dtype", "not implemented"),
+        (&[AWARE, "optimizer.main_grads_dtype=bfloat16"], "optimizer.main_grads_dtype", "grad_reduce_in_fp32 = false"),
+        (
+            &[AWARE, "optimizer.main_grads_dtype=bfloat16", "mixed_precision=bf16_mixed"],
+            "optimizer.main_grads_dtype",
+            "summed in float32",
+        ),
+        (&[AWARE, "optimizer.main_grads_dtype=float32", half], "optimizer.main_grads_dtype", "contradicts"),
+        (
+            &[AWARE, "optimizer.optimizer=sgd", "optimizer.adam_beta2=null"],
+            "optimizer.use_precision_aware_optimizer",
+            "optimizer.optimizer = adam",
+        ),
+    ] {
+        let errors = tiny_errors(overrides);
+        let error = errors.iter().find(|error| error.key == key).unwrap_or_else(|| panic!("{overrides:?}: {errors}"));
+        let told = told.replace("=true", " = true");
+        assert!(error.message.contains(&told), "{overrides:?}: {error}");
+    }
+    // One rank keeps all states, whatever divides them.
+    let on = |ranks: usize, more: &[&str]| {
+        let overrides: Vec<String> = [&[AWARE][..], more].concat().iter().map(|o| (*o).to_owned()).collect();
+        load_text((TINY, Format::Toml), &overrides, &Kinds::builtin(), &World { size: ranks })
+    };
+    assert!(on(1, &[]).is_ok() && on(2, &["model.tensor_model_parallel_size=2"]).is_ok());
+    let errors = on(2, &[]).expect_err("two ranks keep the same states");
+    assert!(errors.to_string().contains("needs ddp.use_distributed_optimizer on 2 data-parallel ranks"), "{errors}");
+    assert!(on(2, &["ddp.use_distributed_optimizer=true"]).is_ok());
+    assert!(on(2, &["ddp.use_megatron_fsdp=true", "ddp.data_parallel_sharding_strategy=optim"]).is_ok());
+    // One dtype has two names.
+    assert_eq!(tiny(&[AWARE, half]).expect("accepted").optimizer.main_grads_dtype, DType::BFloat16);
+    assert_eq!(tiny(&[half]).expect("accepted").optimizer.main_grads_dtype, DType::Float32);
+    assert!(tiny(&[AWARE, half, "optimizer.main_grads_dtype=bf16", "optimizer.store_param_remainders=false"]).is_ok());
 }
 
 #[test]

@@ -26,6 +26,12 @@ fn run_configurations_round_trip() {
         vec!["mixed_precision={fp16 = true, loss_scale = 128}"],
         vec!["mixed_precision={bf16 = true}", "ddp.grad_reduce_in_fp32=false"],
         vec!["mixed_precision={}", "model.bf16=true"],
+        vec![
+            "mixed_precision={bf16 = true, grad_reduce_in_fp32 = false}",
+            "optimizer.use_precision_aware_optimizer=true",
+            "optimizer.exp_avg_dtype=fp8",
+            "optimizer.main_params_dtype=float16",
+        ],
         vec!["model.bf16=true"],
         vec!["train.train_iters=null", "train.train_samples=400", "scheduler.lr_warmup_iters=0"],
         vec!["train.eval_iters=2", "train.skip_train=true"],

@@ -1,15 +1,19 @@
 //! Adam, with weight decay decoupled (AdamW) or in the gradient.
 
-use bridge_kernels::optim::{AdamWState, AdamWStep, adamw};
+use bridge_kernels::optim::{
+    AdamWState, AdamWStep, ReducedAdamW, ReducedFormats, adamw, adamw_magnitudes, adamw_reduced,
+};
 use burn::tensor::Tensor;
 use serde::Deserialize;
 
-use super::rule::{Rule, State, Unit, Update, UpdateSize, UpdateStep, Values, read};
+use super::rule::{
+    ReducedUpdate, ReducedValues, Rule, State, StateFormats, Unit, Update, UpdateSize, UpdateStep, Values, read,
+};
 
 pub(super) const RULE: Rule = Rule {
     name: "adam",
     settings: &["adam_beta1", "adam_beta2", "adam_eps", "decoupled_weight_decay"],
-    states: &[State::zeros("exp_avg"), State::zeros("exp_avg_sq")],
+    states: &[State::zeros("exp_avg").kept_by("exp_avg_dtype"), State::zeros("exp_avg_sq").kept_by("exp_avg_sq_dtype")],
     unit: Unit::Element,
     size: UpdateSize::LearningRate,
     read: read::<Adam>,
@@ -24,9 +28,9 @@ struct Adam {
     decoupled_weight_decay: bool,
 }
 
-impl Update for Adam {
-    fn update(&self, values: Values, gradient: Tensor<1>, step: &UpdateStep<'_>) -> Values {
-        let constants = AdamWStep {
+impl Adam {
+    fn constants(&self, step: &UpdateStep<'_>) -> AdamWStep {
+        AdamWStep {
             lr: step.learning_rate,
             beta1: self.adam_beta1,
             beta2: self.adam_beta2,
@@ -35,9 +39,44 @@ impl Update for Adam {
             decoupled: self.decoupled_weight_decay,
             step: step.number,
             gradient_scale: step.gradient_scale,
-        };
+        }
+    }
+}
+
+impl Update for Adam {
+    fn update(&self, values: Values, gradient: Tensor<1>, step: &UpdateStep<'_>) -> Values {
         let (parameter, [exp_avg, exp_avg_sq]) = values.split();
-        let state = adamw(AdamWState { parameter, exp_avg, exp_avg_sq }, gradient, &constants);
+        let state = adamw(AdamWState { parameter, exp_avg, exp_avg_sq }, gradient, &self.constants(step));
         Values { parameter: state.parameter, states: vec![state.exp_avg, state.exp_avg_sq] }
     }
+
+    fn reduced(&self) -> Option<&dyn ReducedUpdate> {
+        Some(self)
+    }
+}
+
+impl ReducedUpdate for Adam {
+    fn magnitudes(&self, values: &ReducedValues, gradient: &Tensor<1>, step: &UpdateStep<'_>) -> Vec<f32> {
+        adamw_magnitudes(&state(values.clone()), gradient, &self.constants(step)).to_vec()
+    }
+
+    fn update(
+        &self,
+        values: ReducedValues,
+        gradient: Tensor<1>,
+        step: &UpdateStep<'_>,
+        formats: &StateFormats,
+        scales: &[f32],
+    ) -> ReducedValues {
+        let formats = ReducedFormats { master: formats.master, moments: [formats.states[0], formats.states[1]] };
+        let scales = scales.try_into().expect("one of the master and one of each moment");
+        let updated = adamw_reduced(state(values), gradient, &self.constants(step), &formats, scales);
+        let ReducedAdamW { parameter, master, moments } = updated;
+        ReducedValues { parameter, master, states: moments.into() }
+    }
+}
+
+fn state(values: ReducedValues) -> ReducedAdamW {
+    let ReducedValues { parameter, master, states } = values;
+    ReducedAdamW { parameter, master, moments: states.try_into().expect("there are two moments") }
 }

@@ -5,7 +5,10 @@ mod rule;
 #[cfg(test)]
 pub(super) mod tests;
 
-pub use rule::{Algorithm, Rule, Start, State, StateShape, Unit, Update, UpdateSize, UpdateStep, Values};
+pub use rule::{
+    Algorithm, ReducedUpdate, ReducedValues, Rule, Start, State, StateFormats, StateShape, Unit, Update, UpdateSize,
+    UpdateStep, Values,
+};
 
 /// Each name is a file of this folder, with its declaration as `RULE`.
 macro_rules! rules {

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use bridge_kernels::optim::{Format, Master, MasterFormat, Stored};
 use burn::tensor::{FloatDType, Tensor};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -53,6 +54,9 @@ pub struct State {
     pub shape: StateShape,
     /// What it is before the first step.
     pub start: Start,
+    /// The setting of `[optimizer]` that says in which format it is kept, with `use_precision_aware_optimizer`. All states of a rule have one, or none
+    /// has, and the rule's update is [`ReducedUpdate`] too.
+    pub format_setting: Option<&'static str>,
 }
 
 /// The shape of a state. Another one needs its layout in checkpoints and its bytes in plans.
@@ -74,7 +78,12 @@ pub enum Start {
 impl State {
     /// A float32 state in the parameter's shape that starts from zeros.
     pub const fn zeros(name: &'static str) -> Self {
-        Self { name, dtype: FloatDType::F32, shape: StateShape::OfParameter, start: Start::Zeros }
+        Self { name, dtype: FloatDType::F32, shape: StateShape::OfParameter, start: Start::Zeros, format_setting: None }
+    }
+
+    /// The same, kept in the format that a setting says.
+    pub const fn kept_by(self, setting: &'static str) -> Self {
+        Self { format_setting: Some(setting), ..self }
     }
 
     /// The state before the first step of a parameter, or of a range of it.
@@ -94,7 +103,12 @@ impl Rule {
     /// If one is missing, or is not of the type that the rule reads.
     pub fn with(&'static self, settings: &Value) -> serde_json::Result<Algorithm> {
         let own = self.settings.iter().filter_map(|name| Some(((*name).to_owned(), settings.get(*name)?.clone())));
-        Ok(Algorithm { rule: self, update: (self.read)(Value::Object(own.collect()))? })
+        Ok(Algorithm { rule: self, update: (self.read)(Value::Object(own.collect()))?, formats: None })
+    }
+
+    /// Whether its states can be kept in other formats than float32.
+    pub fn keeps_formats(&self) -> bool {
+        !self.states.is_empty() && self.states.iter().all(|state| state.format_setting.is_some())
     }
 
     /// Bytes of the states of one element.
@@ -116,6 +130,56 @@ pub(super) fn read<U: Update + DeserializeOwned + 'static>(own: Value) -> serde_
 pub struct Algorithm {
     pub(in crate::optim) rule: &'static Rule,
     pub(in crate::optim) update: Arc<dyn Update>,
+    /// How states are kept; `None` keeps them as the rule declares them, and float32 masters.
+    pub(in crate::optim) formats: Option<Arc<StateFormats>>,
+}
+
+/// The formats in which states and masters are kept between steps (`optimizer.use_precision_aware_optimizer`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StateFormats {
+    /// Of the float32 values of parameters in 16 bits.
+    pub master: MasterFormat,
+    /// Of the states that the rule declares, in its order.
+    pub states: Vec<Format>,
+}
+
+impl StateFormats {
+    /// Bytes of an element of a parameter, of 16 bits or not.
+    pub fn bytes_per_element(&self, has_master: bool) -> u64 {
+        let master = if has_master { self.master.bytes() } else { 0 };
+        master + self.states.iter().map(|format| format.bytes()).sum::<u64>()
+    }
+
+    /// For the master and each state, whether its tensors have a scale.
+    pub(in crate::optim) fn are_scaled(&self) -> Vec<bool> {
+        let master = self.master.whole().is_some_and(Format::is_scaled);
+        std::iter::once(master).chain(self.states.iter().map(|format| format.is_scaled())).collect()
+    }
+
+    /// Scales that a parameter has.
+    pub fn num_scales(&self) -> usize {
+        self.are_scaled().into_iter().filter(|is_scaled| *is_scaled).count()
+    }
+
+    /// The scales that go with largest magnitudes of master and states; 1 for those without.
+    pub(in crate::optim) fn scales(&self, magnitudes: &[f32]) -> Vec<f32> {
+        let formats =
+            std::iter::once(self.master.whole().unwrap_or(Format::Float32)).chain(self.states.iter().copied());
+        formats.zip(magnitudes).map(|(format, magnitude)| format.scale_for(*magnitude)).collect()
+    }
+}
+
+impl Algorithm {
+    /// The same with states that are kept in these formats.
+    ///
+    /// # Panics
+    /// If the rule does not keep formats, or there is not one for each state.
+    #[must_use]
+    pub fn keeping(self, formats: StateFormats) -> Self {
+        assert!(self.rule.keeps_formats() && self.update.reduced().is_some(), "{} keeps no formats", self.rule.name);
+        assert_eq!(formats.states.len(), self.rule.states.len(), "a format for each state of {}", self.rule.name);
+        Self { formats: Some(Arc::new(formats)), ..self }
+    }
 }
 
 /// The maths of a rule.
@@ -126,6 +190,40 @@ pub trait Update: fmt::Debug + Send + Sync {
     /// Parameter, gradient and states are flat and of one length: a whole parameter, or of rules by [`Unit::Element`] a range of one. Parameter
     /// and gradient are float32, states have their declared dtypes.
     fn update(&self, values: Values, gradient: Tensor<1>, step: &UpdateStep<'_>) -> Values;
+
+    /// The update of states in less than 32 bits, where the rule has one ([`State::format_setting`]).
+    fn reduced(&self) -> Option<&dyn ReducedUpdate> {
+        None
+    }
+}
+
+/// The maths of a rule whose states may be kept in less than 32 bits. Of tensors with a scale, that is the largest magnitude over the largest number of
+/// the format: of the whole parameter, whatever ranks have parts of it, so magnitudes come first, ranks agree on them, and the update follows.
+pub trait ReducedUpdate {
+    /// The largest magnitudes that the float32 parameter and each state would have after a step that is not made.
+    fn magnitudes(&self, values: &ReducedValues, gradient: &Tensor<1>, step: &UpdateStep<'_>) -> Vec<f32>;
+
+    /// Makes one step in float32 and keeps the states in `formats`, with `scales` (of master and states; 1 for those without). The gradient is float32 or
+    /// bfloat16; states may have other formats than they get, as a checkpoint had them.
+    fn update(
+        &self,
+        values: ReducedValues,
+        gradient: Tensor<1>,
+        step: &UpdateStep<'_>,
+        formats: &StateFormats,
+        scales: &[f32],
+    ) -> ReducedValues;
+}
+
+/// A parameter, or the range of it that a rank owns, with its states as they are kept.
+#[derive(Clone, Debug)]
+pub struct ReducedValues {
+    /// The parameter, flat, in the dtype of the model.
+    pub parameter: Tensor<1>,
+    /// Its float32 value, if it is of 16 bits and was updated before.
+    pub master: Option<Master>,
+    /// Its states, in the order in which the rule declares them.
+    pub states: Vec<Stored>,
 }
 
 /// A parameter, or the range of it that a rank owns, with its states.

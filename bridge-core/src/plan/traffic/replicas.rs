@@ -202,6 +202,11 @@ impl Tally<'_, '_> {
         let config = setup.config;
         let zeros = u64::from(config.optimizer.log_num_zeros_in_grad || config.logger.log_num_zeros_in_grad);
         self.add(world(Operation::AllReduce), 2 + zeros + votes, FLOAT64);
+        // The largest magnitudes of states that are kept as multiples of a scale.
+        let scales = setup.bytes.scales / 4;
+        if scales > 0 {
+            self.add(world(Operation::AllReduce), 1, scales * super::super::parameters::num_trained(setup) * FLOAT32);
+        }
         // Signals, cancellation and the clock.
         self.add(world(Operation::AllReduce), 1, 3 * FLOAT64);
     }

@@ -10,6 +10,7 @@ mod save;
 mod saver;
 mod sources;
 mod start;
+mod states;
 mod strictness;
 mod temporary;
 

@@ -4,17 +4,19 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bridge_dist::comm::ReduceOp;
 use bridge_dist::mesh::ProcessGroups;
+use bridge_kernels::optim::Stored;
 use burn::tensor::{FloatDType, Tensor};
 use serde_json::{Map, Value};
 
 use super::sources::Sources;
 use super::start::Start;
+use super::states::{kind_of, load_stored};
 use super::strictness::Strictness;
 use super::{OPTIMIZER_PREFIX, device_tensor, local_shards};
 use crate::checkpoint::{Checkpoint, CheckpointError, DType, TrainState};
 use crate::config::RunConfig;
 use crate::model::{Adapter, Declaration, ModelChunk, Replacement};
-use crate::optim::{MASTER, OptimizerState, Sharding};
+use crate::optim::{MASTER, Sharding};
 use crate::schedule::{OnStateMismatch, SchedulerStateError, StateMismatch};
 use crate::train::run::TrainingRun;
 use crate::train::subsystem::Loaded;
@@ -140,27 +142,24 @@ fn load_optimizer(run: &mut TrainingRun, checkpoint: &Checkpoint, step: u64) -> 
     let plain = run.training.device.clone().without_autodiff();
     let local_shards: BTreeMap<_, _> =
         run.training.chunks.iter().flat_map(|chunk| local_shards(chunk.as_ref())).collect();
-    let distribution = run.training.optimizer.distribution();
-    let mut state = OptimizerState { step, ..OptimizerState::default() };
+    let parameters = run.training.optimizer.updated(&run.training.chunks);
+    run.training.optimizer.begin_loading(step);
     let names: Vec<&str> = checkpoint.names_in("optimizer").collect();
-    for name in &names {
-        let key = name.strip_prefix(OPTIMIZER_PREFIX).unwrap_or(name);
-        let parameter = key.split_once('.').map_or("", |(_, parameter)| parameter);
-        if let (Some(shard), Some(range)) = (local_shards.get(parameter), distribution.state_range(parameter)) {
-            if let Some(dtype) = key.split_once('.').and_then(|(kind, _)| run.training.optimizer.state_dtype(kind)) {
-                checkpoint.expect(name, saved_dtype(dtype), &shard.global_shape())?;
-            }
-            let tensor = device_tensor(checkpoint, name, (shard, range.clone()), &plain)?;
-            state.tensors.insert(key.to_owned(), tensor);
-            state.ranges.insert(key.to_owned(), range);
+    let mut loaded: BTreeSet<(&str, &str)> = BTreeSet::new();
+    for (kind, parameter, _) in names.iter().map(|name| kind_of(name)).filter(|(.., is_scale)| !is_scale) {
+        let optimizer = &mut run.training.optimizer;
+        let range = optimizer.distribution().state_range(parameter).filter(|_| optimizer.has_state(kind));
+        let Some((shard, range)) = local_shards.get(parameter).zip(range) else { continue };
+        let stored = load_stored(checkpoint, (kind, parameter), (shard, range), &plain)?;
+        if optimizer.load_tensor(&format!("{kind}.{parameter}"), stored, parameters.get(parameter)) {
+            loaded.insert((kind, parameter));
         }
     }
-    let mut loaded: BTreeSet<String> = state.tensors.keys().cloned().collect();
-    for unknown in run.training.optimizer.load_state(state) {
-        loaded.remove(&unknown);
-    }
-    let is_known = |name: &str| name.strip_prefix(OPTIMIZER_PREFIX).is_some_and(|key| loaded.contains(key));
-    Ok(names.iter().map(|name| u8::from(is_known(name))).collect())
+    let is_known = |name: &&str| {
+        let (kind, parameter, _) = kind_of(name);
+        u8::from(loaded.contains(&(kind, parameter)))
+    };
+    Ok(names.iter().map(is_known).collect())
 }
 
 /// Begins the masters of parameters in 16 bits with the exact values that the checkpoint has, as far as it has any: its own masters, or parameters in
@@ -170,7 +169,8 @@ fn load_masters(run: &mut TrainingRun, sources: &Sources<'_>) -> Result<(), Trai
         return Ok(());
     }
     let plain = run.training.device.clone().without_autodiff();
-    let mut state = OptimizerState::default();
+    let parameters = run.training.optimizer.updated(&run.training.chunks);
+    run.training.optimizer.begin_loading(0);
     for chunk in &run.training.chunks {
         let shards = local_shards(chunk.as_ref());
         for declaration in chunk.parameters().iter().filter(|declaration| declaration.trainable) {
@@ -178,32 +178,20 @@ fn load_masters(run: &mut TrainingRun, sources: &Sources<'_>) -> Result<(), Trai
             let Some(range) = run.training.optimizer.distribution().state_range(name) else { continue };
             let Some(checkpoint) = sources.of(declaration) else { continue };
             let master = format!("{OPTIMIZER_PREFIX}{MASTER}.{name}");
-            let saved =
-                if checkpoint.names_in("optimizer").any(|name| name == master) { master.as_str() } else { name };
-            if checkpoint.tensor(saved)?.dtype != DType::F32 {
+            let place = (&shards[name], range);
+            let stored = if checkpoint.names_in("optimizer").any(|name| name == master) {
+                load_stored(checkpoint, (MASTER, name), place, &plain)?
+            } else if checkpoint.tensor(name)?.dtype == DType::F32 {
+                Stored::Plain(device_tensor(checkpoint, name, place, &plain)?)
+            } else {
                 continue;
-            }
-            checkpoint.expect(saved, DType::F32, &shards[name].global_shape())?;
+            };
             let key = format!("{MASTER}.{name}");
-            state
-                .tensors
-                .insert(key.clone(), device_tensor(checkpoint, saved, (&shards[name], range.clone()), &plain)?);
-            state.ranges.insert(key, range);
+            let is_known = run.training.optimizer.load_tensor(&key, stored, parameters.get(name));
+            debug_assert!(is_known, "the master of a parameter that is not trained: {name}");
         }
     }
-    let unknown = run.training.optimizer.load_state(state);
-    debug_assert!(unknown.is_empty(), "masters of parameters that are not trained: {unknown:?}");
     Ok(())
-}
-
-/// How a checkpoint stores a state of this dtype.
-fn saved_dtype(dtype: FloatDType) -> DType {
-    match dtype {
-        FloatDType::F64 => DType::F64,
-        FloatDType::F32 | FloatDType::Flex32 => DType::F32,
-        FloatDType::F16 => DType::F16,
-        FloatDType::BF16 => DType::BF16,
-    }
 }
 
 /// The optimizer tensors of a checkpoint that no rank has a use for: they are another optimizer's or another model's.

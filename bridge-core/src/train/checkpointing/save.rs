@@ -6,7 +6,8 @@ use std::ops::Range;
 use burn::tensor::Tensor;
 use serde_json::{Map, Value};
 
-use super::{OPTIMIZER_PREFIX, host, local_shards};
+use super::states::saved_states;
+use super::{host, local_shards};
 use crate::checkpoint::{
     CheckpointError, LocalShard, RunFiles, ShardTensor, Snapshot, TensorGroup, TrainState, iteration_folder_name,
     parse_iteration,
@@ -117,15 +118,8 @@ fn snapshot(run: &TrainingRun, state: Map<String, Value>) -> Result<Snapshot, Tr
     let mut groups = vec![TensorGroup { name: "model".into(), tensors: model }];
     if run.config.checkpoint.save_optim {
         let state = run.training.optimizer.state();
-        let mut tensors = Vec::new();
-        for (key, tensor) in state.tensors {
-            let parameter = key.split_once('.').map_or("", |(_, parameter)| parameter);
-            if let Some(saved) = distribution.saved_state(parameter) {
-                let shard = &all_shards[parameter];
-                let range = state.ranges.get(&key).cloned().unwrap_or(0..shard.num_elements());
-                tensors.extend(slices(&format!("{OPTIMIZER_PREFIX}{key}"), shard, (tensor, range), saved)?);
-            }
-        }
+        let parameters = run.training.optimizer.updated(&run.training.chunks);
+        let tensors = saved_states(state, distribution, &all_shards, &parameters)?;
         groups.push(TensorGroup { name: "optimizer".into(), tensors });
     }
     let run = if ranks::is_first(&run.groups) { run_files(run, state)? } else { step_only(run.state.train_state.step) };

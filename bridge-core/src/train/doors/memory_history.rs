@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use bridge_kernels::address_on_cpu as address;
 use bridge_kernels::memory::history::{self, Seat};
 use bridge_kernels::memory::usage;
+use bridge_kernels::optim::Remainders;
 
 use crate::config::RunConfig;
 use crate::logging::trace::FOLDER;
@@ -69,8 +70,11 @@ impl MemoryHistory {
                 blocks.extend(address(&value).map(|address| (address, format!("parameter {name}"))));
             });
         }
-        for (name, value) in run.training.optimizer.state().tensors {
-            blocks.extend(address(&value).map(|address| (address, format!("optimizer state {name}"))));
+        let state = run.training.optimizer.state();
+        let of_remainders = |(name, value): (_, &Remainders)| (name, Some(value.low.as_ptr().addr()));
+        let states = state.tensors.iter().map(|(name, value)| (name, value.address()));
+        for (name, address) in states.chain(state.remainders.iter().map(of_remainders)) {
+            blocks.extend(address.map(|address| (address, format!("optimizer state {name}"))));
         }
         Seat::rename(&blocks);
     }

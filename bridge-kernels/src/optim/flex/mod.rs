@@ -1,5 +1,7 @@
 //! Optimizer arithmetic on Flex: in place where nobody else holds the memory.
 
+pub(super) mod reduced;
+
 use burn::tensor::Tensor;
 
 use super::cpu as kernel;

@@ -1,5 +1,7 @@
 //! Optimizer updates in one pass over memory, and reductions whose result does not depend on the number of threads.
 
+pub mod reduced;
+
 use rayon::prelude::*;
 
 use super::steps::{AdamWConstants, AdamWStep, SgdStep};

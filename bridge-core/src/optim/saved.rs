@@ -1,0 +1,135 @@
+//! The state of an optimizer as it is saved, and how it comes back.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use bridge_kernels::optim::{Master, MasterFormat, Remainders, Stored};
+use burn::tensor::{DType, Tensor};
+
+use super::Optimizer;
+use super::flat::part;
+use super::slot::Slot;
+use crate::model::ModelChunk;
+
+/// The master weight's name in checkpoints, beside those of states.
+pub(crate) const MASTER: &str = "master";
+
+/// Saved state of an optimizer: named tensors and the number of steps made.
+///
+/// With a sharded optimizer each rank has only a range of each tensor; the ranks of `Distribution::shards` together have all of it. Ranks
+/// cut all tensors of a parameter alike, in rank order (see [`owned_range`](super::owned_range)).
+#[derive(Clone, Debug, Default)]
+pub struct OptimizerState {
+    /// `master.{parameter}` and `{state}.{parameter}` for each state of the rule, to its value, flat. Cloning shares memory.
+    pub tensors: BTreeMap<String, Stored>,
+    /// `master.{parameter}` of masters that are kept as what their parameters have not.
+    pub remainders: BTreeMap<String, Remainders>,
+    /// For each of these tensors, the elements it covers of what this rank's model holds of the parameter, flat and row-major. A tensor
+    /// without an entry covers all.
+    pub ranges: BTreeMap<String, Range<usize>>,
+    /// Number of successful steps.
+    pub step: u64,
+}
+
+impl Optimizer {
+    /// The state to save, as far as it is on this rank.
+    pub fn state(&self) -> OptimizerState {
+        let mut state = OptimizerState { step: self.step, ..OptimizerState::default() };
+        for (name, slot) in &self.slots {
+            let range = self.distribution.state_range(name);
+            let mut add = |kind: &str| {
+                let key = format!("{kind}.{name}");
+                state.ranges.extend(range.clone().map(|range| (key.clone(), range)));
+                key
+            };
+            match &slot.master {
+                Some(Master::Whole(stored)) => drop(state.tensors.insert(add(MASTER), stored.as_ref().clone())),
+                Some(Master::Remainders(remainders)) => {
+                    state.remainders.insert(add(MASTER), remainders.clone());
+                }
+                None => {}
+            }
+            let kinds = self.settings.algorithm.rule.states.iter().zip(&slot.states);
+            for (kind, stored) in kinds.filter_map(|(kind, stored)| Some((kind, stored.as_ref()?))) {
+                state.tensors.insert(add(kind.name), stored.clone());
+            }
+        }
+        state
+    }
+
+    /// Of each parameter that is trained, what this rank updates, as it is now. Updates on their way have to be settled.
+    pub fn updated(&self, chunks: &[Box<dyn ModelChunk>]) -> BTreeMap<String, Tensor<1>> {
+        let mut updated = BTreeMap::new();
+        self.parameters.visit_kept(chunks, &mut |name, value| {
+            if let Some(range) = self.distribution.state_range(name) {
+                let is_own_part = value.dims()[0] == range.len();
+                let value = if is_own_part { value.clone() } else { part(value.clone(), &range) };
+                updated.insert(name.to_owned(), value);
+            }
+        });
+        updated
+    }
+
+    /// Whether this optimizer has such a kind of saved tensor.
+    pub fn has_state(&self, kind: &str) -> bool {
+        kind == MASTER || self.settings.algorithm.rule.states.iter().any(|state| state.name == kind)
+    }
+
+    /// Forgets all state; what is saved follows by [`load_tensor`](Self::load_tensor).
+    pub fn begin_loading(&mut self, step: u64) {
+        self.step = step;
+        self.slots.clear();
+    }
+
+    /// Restores saved state. Returns the names of saved tensors that belong to no parameter of this optimizer.
+    ///
+    /// A tensor may cover all that this rank's model holds of a parameter, or just the range whose state is on this rank. It may have another format than
+    /// that in which the optimizer keeps it, until the next step. Remainders cover the range, and go with the parameters as they are now.
+    pub fn load_state(&mut self, state: OptimizerState) -> Vec<String> {
+        self.begin_loading(state.step);
+        let tensors = state.tensors.into_iter();
+        let unknown = tensors.filter_map(|(key, stored)| (!self.load_tensor(&key, stored, None)).then_some(key));
+        let mut unknown: Vec<String> = unknown.collect();
+        for (key, remainders) in state.remainders {
+            let algorithm = &self.settings.algorithm;
+            match self.parameter_of(&key) {
+                Some((MASTER, name)) => {
+                    let slot = self.slots.entry(name.to_owned()).or_insert_with(|| Slot::empty(algorithm));
+                    slot.master = Some(Master::Remainders(remainders));
+                }
+                _ => unknown.push(key),
+            }
+        }
+        unknown
+    }
+
+    /// Restores one saved tensor, as [`load_state`](Self::load_state); false if it belongs to no parameter of this optimizer. A master becomes what the
+    /// optimizer keeps of it at once, where `parameter` is what this rank updates of its parameter.
+    pub fn load_tensor(&mut self, key: &str, stored: Stored, parameter: Option<&Tensor<1>>) -> bool {
+        let algorithm = &self.settings.algorithm;
+        let Some((kind, name)) = self.parameter_of(key).filter(|(kind, _)| self.has_state(kind)) else {
+            return false;
+        };
+        let stored = match self.distribution.state_range(name) {
+            Some(range) if range.end <= stored.len() && range.len() < stored.len() => stored.part(&range),
+            _ => stored,
+        };
+        let keeps_remainders = algorithm.formats.as_ref().is_some_and(|f| f.master == MasterFormat::Remainders);
+        let slot = self.slots.entry(name.to_owned()).or_insert_with(|| Slot::empty(algorithm));
+        match algorithm.rule.states.iter().position(|state| state.name == kind) {
+            Some(index) => slot.states[index] = Some(stored),
+            None => {
+                // What is not what the parameter was rounded from stays whole until it is.
+                let parameter = parameter.filter(|value| keeps_remainders && value.dtype() == DType::BF16);
+                let remainders = parameter.and_then(|value| Remainders::of(stored.widen(&value.device()), value));
+                slot.master = Some(remainders.map_or_else(|| Master::Whole(Box::new(stored)), Master::Remainders));
+            }
+        }
+        true
+    }
+
+    /// The kind of a saved tensor, and the parameter of this optimizer that it belongs to.
+    fn parameter_of<'a>(&self, key: &'a str) -> Option<(&'a str, &'a str)> {
+        key.split_once('.').filter(|(_, name)| self.trained.contains_key(*name))
+    }
+}

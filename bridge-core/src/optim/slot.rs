@@ -1,0 +1,90 @@
+//! What an optimizer keeps of one parameter, and its update.
+
+use bridge_kernels::optim::{Master, Stored};
+use burn::tensor::{DType, FloatDType, Tensor};
+
+use super::rules::{Algorithm, ReducedValues, State, StateFormats, UpdateStep, Values};
+
+/// What an optimizer keeps of one parameter, or of the range of it that this rank updates. What a checkpoint brought may have other formats until the
+/// next step.
+#[derive(Clone, Debug)]
+pub(super) struct Slot {
+    /// The float32 value of a parameter kept in 16 bits.
+    pub master: Option<Master>,
+    /// The states that the rule declares, in its order; those that are missing start with the next step.
+    pub states: Vec<Option<Stored>>,
+}
+
+impl Slot {
+    /// Nothing yet.
+    pub fn empty(algorithm: &Algorithm) -> Self {
+        Self { master: None, states: vec![None; algorithm.rule.states.len()] }
+    }
+
+    /// Bytes of all.
+    pub fn bytes(&self) -> u64 {
+        let states = self.states.iter().flatten().map(Stored::bytes).sum::<u64>();
+        states + self.master.as_ref().map_or(0, Master::bytes)
+    }
+
+    /// The float32 value, where there is a master; `parameter` is what it was rounded to.
+    pub fn master_value(&self, parameter: &Tensor<1>) -> Option<Tensor<1>> {
+        self.master.as_ref().map(|master| master.widen(parameter))
+    }
+
+    /// Updates the states, which are kept as the rule declares them, and returns the new value in float32.
+    pub fn update(
+        &mut self,
+        algorithm: &Algorithm,
+        value: Tensor<1>,
+        gradient: Tensor<1>,
+        step: &UpdateStep<'_>,
+    ) -> Tensor<1> {
+        let parameter = match self.master.take() {
+            Some(Master::Whole(master)) => master.into_plain(&value.device()),
+            Some(master) => master.widen(&value),
+            None if value.dtype() == DType::F32 => value,
+            None => value.cast(FloatDType::F32),
+        };
+        let states = algorithm.rule.states.iter().zip(&mut self.states);
+        let states = states.map(|(state, kept)| plain(kept.take(), state, &parameter)).collect();
+        let Values { parameter, states } = algorithm.update.update(Values { parameter, states }, gradient, step);
+        self.states = states.into_iter().map(|state| Some(Stored::Plain(state))).collect();
+        parameter
+    }
+
+    /// What an update of states in `formats` is given. Nothing is copied.
+    pub fn values(&self, formats: &StateFormats, parameter: Tensor<1>) -> ReducedValues {
+        let zeros = |format| Stored::zeros(parameter.dims()[0], format, &parameter.device());
+        let states = self.states.iter().zip(&formats.states);
+        let states = states.map(|(kept, format)| kept.clone().unwrap_or_else(|| zeros(*format))).collect();
+        ReducedValues { master: self.master.clone(), states, parameter }
+    }
+
+    /// Updates states that are kept in `formats`, and returns the new value in the dtype of the parameter.
+    pub fn update_reduced(
+        &mut self,
+        (algorithm, formats): (&Algorithm, &StateFormats),
+        parameter: Tensor<1>,
+        gradient: Tensor<1>,
+        step: &UpdateStep<'_>,
+        scales: &[f32],
+    ) -> Tensor<1> {
+        let values = self.values(formats, parameter);
+        // Nobody else holds them, so that they can be updated in place.
+        (self.master, self.states) = (None, Vec::new());
+        let update = algorithm.update.reduced().expect("only rules that have one keep formats");
+        let ReducedValues { parameter, master, states } = update.update(values, gradient, step, formats, scales);
+        (self.master, self.states) = (master, states.into_iter().map(Some).collect());
+        parameter
+    }
+}
+
+/// A state as the rule declares it.
+fn plain(kept: Option<Stored>, state: &State, parameter: &Tensor<1>) -> Tensor<1> {
+    match kept {
+        None => state.first(parameter),
+        Some(Stored::Plain(kept)) if kept.dtype() == DType::from(state.dtype) => kept,
+        Some(kept) => kept.widen(&parameter.device()).cast(state.dtype),
+    }
+}

@@ -1,0 +1,180 @@
+//! States of the optimizer in checkpoints: elements in the dtype in which they are kept (codes of 8 bits as `U8`), a scale beside them where they have
+//! one, and masters in float32 whatever is kept of them.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use bridge_kernels::optim::{Remainders, Stored, halves};
+use burn::tensor::{Device, Tensor};
+
+use super::{OPTIMIZER_PREFIX, device_tensor, host};
+use crate::checkpoint::{
+    Checkpoint, CheckpointError, Content, DType, HostTensor, LocalShard, Rectangle, ShardTensor, TensorStream,
+};
+use crate::optim::{Distribution, OptimizerState};
+
+/// What the kind of a state ends with where a tensor is its scale.
+const SCALE: &str = "_scale";
+
+/// The elements of a saved tensor that are made float32 at once.
+const BLOCK: usize = 1 << 14;
+
+/// What this rank saves of the optimizer's state. `shards` says how what it holds of parameters lies in the whole ones, `parameters` has what it updates
+/// of those whose masters are remainders.
+pub(super) fn saved_states(
+    state: OptimizerState,
+    distribution: &Distribution,
+    shards: &BTreeMap<String, LocalShard>,
+    parameters: &BTreeMap<String, Tensor<1>>,
+) -> Result<Vec<ShardTensor>, CheckpointError> {
+    let mut tensors = Vec::new();
+    let place = |key: &str| {
+        let (kind, parameter) = key.split_once('.').unwrap_or_default();
+        let saved = distribution.saved_state(parameter)?;
+        let shard = &shards[parameter];
+        let range = state.ranges.get(key).cloned().unwrap_or(0..shard.num_elements());
+        Some(Place { kind: kind.to_owned(), parameter: parameter.to_owned(), shard, range, saved })
+    };
+    for (key, stored) in &state.tensors {
+        if let Some(place) = place(key) {
+            tensors.extend(place.stored(stored)?);
+        }
+    }
+    for (key, remainders) in &state.remainders {
+        if let Some(place) = place(key) {
+            tensors.extend(place.master(remainders, &parameters[&place.parameter]));
+        }
+    }
+    Ok(tensors)
+}
+
+/// Where a state lies: `range` of a rank's part of a parameter is there, and `saved` of it is saved.
+struct Place<'a> {
+    kind: String,
+    parameter: String,
+    shard: &'a LocalShard,
+    range: Range<usize>,
+    saved: Range<usize>,
+}
+
+impl Place<'_> {
+    fn name(&self, suffix: &str) -> String {
+        format!("{OPTIMIZER_PREFIX}{}{suffix}.{}", self.kind, self.parameter)
+    }
+
+    fn stored(&self, stored: &Stored) -> Result<Vec<ShardTensor>, CheckpointError> {
+        let held = self.saved.start - self.range.start..self.saved.end - self.range.start;
+        let part = stored.part(&held);
+        let elements = match &part {
+            Stored::Plain(values) | Stored::Scaled { values, .. } => host(values.clone())?,
+            Stored::Codes { codes, .. } => HostTensor::from_owner(DType::U8, [codes.len()], Codes(Arc::clone(codes)))?,
+        };
+        let mut tensors = ShardTensor::of_local(&self.name(""), self.shard, self.saved.clone(), &elements)?;
+        // The scale is that of the whole parameter. Who saves its first element saves it.
+        let is_first = |slice: &ShardTensor| slice.offset.iter().all(|offset| *offset == 0);
+        if let Some(scale) = part.scale()
+            && tensors.iter().any(is_first)
+        {
+            tensors.push(ShardTensor::whole(self.name(SCALE), HostTensor::from_vec([1], vec![scale])?));
+        }
+        Ok(tensors)
+    }
+
+    /// The master in float32, which is made while it is written.
+    fn master(&self, remainders: &Remainders, parameter: &Tensor<1>) -> Vec<ShardTensor> {
+        let high = Arc::new(halves(parameter.clone()));
+        let piece = |Rectangle { offset, extent, runs }| {
+            let runs = runs.into_iter().map(|run| run.start - self.range.start..run.end - self.range.start).collect();
+            let (high, remainders) = (Arc::clone(&high), remainders.clone());
+            let source = Content::Stream(Arc::new(Masters { shape: extent, runs, high, remainders }));
+            ShardTensor { name: self.name(""), global_shape: self.shard.global_shape(), offset, source }
+        };
+        self.shard.rectangles(&self.saved).into_iter().map(piece).collect()
+    }
+}
+
+struct Codes(Arc<Vec<u8>>);
+
+impl AsRef<[u8]> for Codes {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// A rectangle of float32 masters, from their halves.
+struct Masters {
+    shape: Vec<usize>,
+    /// The elements of what the rank has, in order.
+    runs: Vec<Range<usize>>,
+    high: Arc<Vec<u16>>,
+    remainders: Remainders,
+}
+
+impl TensorStream for Masters {
+    fn dtype(&self) -> DType {
+        DType::F32
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    fn write(&self, write: &mut dyn FnMut(&[u8]) -> Result<(), CheckpointError>) -> Result<(), CheckpointError> {
+        for run in &self.runs {
+            for start in run.clone().step_by(BLOCK) {
+                let values = self.remainders.join(&self.high, start..run.end.min(start + BLOCK));
+                write(bytemuck::cast_slice(&values))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The kind of a saved tensor of the optimizer and its parameter, and whether it is the scale of that.
+pub(super) fn kind_of(name: &str) -> (&str, &str, bool) {
+    let key = name.strip_prefix(OPTIMIZER_PREFIX).unwrap_or(name);
+    let (kind, parameter) = key.split_once('.').unwrap_or((key, ""));
+    match kind.strip_suffix(SCALE) {
+        Some(kind) => (kind, parameter, true),
+        None => (kind, parameter, false),
+    }
+}
+
+/// Reads elements `flat` of a rank's part of a saved state, in the format that it has.
+pub(super) fn load_stored(
+    checkpoint: &Checkpoint,
+    (kind, parameter): (&str, &str),
+    (shard, flat): (&LocalShard, Range<usize>),
+    device: &Device,
+) -> Result<Stored, CheckpointError> {
+    let name = format!("{OPTIMIZER_PREFIX}{kind}.{parameter}");
+    let scale_name = format!("{OPTIMIZER_PREFIX}{kind}{SCALE}.{parameter}");
+    let dtype = checkpoint.tensor(&name)?.dtype;
+    // What is no format of a state is told as what would have been expected.
+    let is_state = matches!(dtype, DType::F32 | DType::BF16 | DType::F16 | DType::U8);
+    checkpoint.expect(&name, if is_state { dtype } else { DType::F32 }, &shard.global_shape())?;
+    let has_scale = checkpoint.names_in("optimizer").any(|name| name == scale_name);
+    let scale = match dtype {
+        DType::U8 => Some(read_scale(checkpoint, &scale_name)?),
+        DType::F16 if has_scale => Some(read_scale(checkpoint, &scale_name)?),
+        _ => None,
+    };
+    if dtype != DType::U8 {
+        let values = device_tensor(checkpoint, &name, (shard, flat), device)?;
+        return Ok(scale.map_or(Stored::Plain(values.clone()), |scale| Stored::Scaled { values, scale }));
+    }
+    let codes = checkpoint.load_local(&name, shard, flat)?.to_vec::<u8>()?;
+    if codes.iter().any(|code| code & 0x7f == 0x7f) {
+        return Err(CheckpointError::NotFinite { path: checkpoint.path().to_owned(), name, value: f64::NAN });
+    }
+    Ok(Stored::Codes { codes: Arc::new(codes), scale: scale.expect("codes have one") })
+}
+
+fn read_scale(checkpoint: &Checkpoint, name: &str) -> Result<f32, CheckpointError> {
+    checkpoint.expect(name, DType::F32, &[1])?;
+    let scale = checkpoint.load_tensor(name)?.to_vec::<f32>()?[0];
+    let is_scale = scale.is_finite() && scale > 0.0;
+    let reason = || format!("`{name}`: expected a scale above 0, found {scale}");
+    if is_scale { Ok(scale) } else { Err(CheckpointError::InvalidTensor { reason: reason() }) }
+}

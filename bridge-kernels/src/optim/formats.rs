@@ -1,0 +1,252 @@
+//! Formats in which states of an optimizer are kept between steps, and the arithmetic of their elements. Slices and tensors do not belong here.
+
+/// How the elements of a state are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// float32.
+    Float32,
+    /// bfloat16, rounded to nearest even.
+    BFloat16,
+    /// float16 times one scale of the tensor.
+    Float16,
+    /// 8-bit floats E4M3 (Micikevicius et al., arXiv:2209.05433, section 3: 4 bits of exponent, 3 of mantissa, no infinities) times one scale of the
+    /// tensor.
+    Float8,
+}
+
+impl Format {
+    /// Bytes of an element.
+    pub const fn bytes(self) -> u64 {
+        match self {
+            Self::Float32 => 4,
+            Self::BFloat16 | Self::Float16 => 2,
+            Self::Float8 => 1,
+        }
+    }
+
+    /// Whether elements are multiples of a scale of their tensor.
+    pub const fn is_scaled(self) -> bool {
+        matches!(self, Self::Float16 | Self::Float8)
+    }
+
+    /// The scale of a tensor whose largest magnitude is `magnitude`: with it, that becomes the largest number of the format. 1 for a tensor of zeros and
+    /// for formats without scale; never so small that float32 could not divide by it.
+    pub fn scale_for(self, magnitude: f32) -> f32 {
+        let largest = match self {
+            Self::Float32 | Self::BFloat16 => return 1.0,
+            Self::Float16 => Half::LARGEST,
+            Self::Float8 => E4M3::LARGEST,
+        };
+        if magnitude == 0.0 { 1.0 } else { (magnitude.min(f32::MAX) / largest).max(f32::MIN_POSITIVE) }
+    }
+}
+
+/// A float of at most 16 bits: sign, `EXPONENT` bits of exponent, `MANTISSA` bits of mantissa.
+pub(crate) trait Small {
+    const EXPONENT: u32;
+    const MANTISSA: u32;
+    /// The largest finite number.
+    const LARGEST: f32;
+    /// The code of the largest finite number.
+    const LARGEST_CODE: u32;
+    /// A code that is no number.
+    const NAN: u32;
+}
+
+/// IEEE's binary16.
+pub(crate) struct Half;
+
+impl Small for Half {
+    const EXPONENT: u32 = 5;
+    const MANTISSA: u32 = 10;
+    const LARGEST: f32 = 65504.0;
+    const LARGEST_CODE: u32 = 0x7bff;
+    const NAN: u32 = 0x7e00;
+}
+
+/// See [`Format::Float8`].
+pub(crate) struct E4M3;
+
+impl Small for E4M3 {
+    const EXPONENT: u32 = 4;
+    const MANTISSA: u32 = 3;
+    const LARGEST: f32 = 448.0;
+    const LARGEST_CODE: u32 = 0x7e;
+    const NAN: u32 = 0x7f;
+}
+
+/// The number of a code; what is not finite is NaN. Without denormal numbers on the way, which are slow, and without branches, so that it vectorises.
+#[inline(always)]
+pub(crate) fn decode<S: Small>(code: u32) -> f32 {
+    let bias = (1 << (S::EXPONENT - 1)) - 1;
+    let sign = (code >> (S::EXPONENT + S::MANTISSA)) << 31;
+    let magnitude = code & ((1 << (S::EXPONENT + S::MANTISSA)) - 1);
+    let normal = (magnitude << (23 - S::MANTISSA)) + ((127 - bias) << 23);
+    let subnormal = (magnitude as i32 as f32 * power_of_two(128 - bias - S::MANTISSA)).to_bits();
+    let bits = if magnitude < (1 << S::MANTISSA) { subnormal } else { normal };
+    let bits = if magnitude > S::LARGEST_CODE { f32::NAN.to_bits() } else { bits };
+    f32::from_bits(bits | sign)
+}
+
+/// The code of the nearest number, of two the even one. What is beyond the largest number becomes that.
+#[inline(always)]
+pub(crate) fn encode<S: Small>(x: f32) -> u32 {
+    let bias = (1 << (S::EXPONENT - 1)) - 1;
+    let sign = x.to_bits() >> 31;
+    let a = x.abs();
+    let a = if a > S::LARGEST { S::LARGEST } else { a };
+    let bits = a.to_bits();
+    let half = (1_u32 << (22 - S::MANTISSA)) - 1;
+    let rounded = bits.wrapping_add(half).wrapping_add((bits >> (23 - S::MANTISSA)) & 1) >> (23 - S::MANTISSA);
+    let normal = rounded.wrapping_sub((127 - bias) << S::MANTISSA);
+    // The unit in the last place of this power of two is the smallest number of the format, so the addition rounds to its multiples.
+    let power = power_of_two(128 - bias - S::MANTISSA + 23);
+    let subnormal = (a + power).to_bits().wrapping_sub(power.to_bits());
+    let code = if a < power_of_two(128 - bias) { subnormal } else { normal };
+    let code = if x.is_nan() { S::NAN } else { code };
+    code | (sign << (S::EXPONENT + S::MANTISSA))
+}
+
+/// The float32 whose exponent has these bits.
+#[inline(always)]
+const fn power_of_two(exponent: u32) -> f32 {
+    f32::from_bits(exponent << 23)
+}
+
+/// The float32 of a bfloat16.
+#[inline(always)]
+pub(crate) fn widen_bf16(bits: u16) -> f32 {
+    f32::from_bits(u32::from(bits) << 16)
+}
+
+/// The nearest bfloat16, of two the even one.
+#[inline(always)]
+pub(crate) fn narrow_bf16(x: f32) -> u16 {
+    let bits = x.to_bits();
+    let rounded = bits.wrapping_add(0x7fff).wrapping_add((bits >> 16) & 1) >> 16;
+    (if x.is_nan() { (bits >> 16) | 0x40 } else { rounded }) as u16
+}
+
+/// What is left of a float32 whose low half lies midway between two bfloat16 numbers.
+pub(crate) const MIDWAY: u16 = 0x8000;
+
+/// The float32 that was rounded to the bfloat16 `high` and has the low half `low`, unless it was [midway](MIDWAY) and rounded up.
+#[inline(always)]
+pub(crate) fn join(high: u16, low: u16) -> f32 {
+    let high = high.wrapping_sub(u16::from(low > MIDWAY));
+    f32::from_bits((u32::from(high) << 16) | u32::from(low))
+}
+
+/// The float32 that was midway and rounded up to the bfloat16 `high`.
+pub(crate) fn join_rounded_up(high: u16) -> f32 {
+    f32::from_bits((u32::from(high.wrapping_sub(1)) << 16) | u32::from(MIDWAY))
+}
+
+/// Whether a float32 is midway, and rounds up: the bfloat16 below it is odd.
+#[inline(always)]
+pub(crate) fn is_rounded_up(x: f32) -> bool {
+    x.to_bits() & 0x1_ffff == 0x1_8000
+}
+
+#[cfg(test)]
+mod tests {
+    use half::{bf16, f16};
+
+    use super::*;
+
+    /// All finite numbers of E4M3, by the definition of the format.
+    fn numbers() -> Vec<(u32, f64)> {
+        let number = |code: u32| {
+            let (exponent, mantissa) = (code >> 3 & 15, f64::from(code & 7));
+            let magnitude = match exponent {
+                0 => mantissa / 8.0 * 2_f64.powi(-6),
+                _ => (1.0 + mantissa / 8.0) * 2_f64.powi(exponent as i32 - 7),
+            };
+            if code & 128 == 0 { magnitude } else { -magnitude }
+        };
+        (0..256).filter(|code| code & 127 != 127).map(|code| (code, number(code))).collect()
+    }
+
+    #[test]
+    fn every_code_is_the_number_of_its_format() {
+        for (code, number) in numbers() {
+            assert_eq!(f64::from(decode::<E4M3>(code)), number, "{code:#x}");
+            assert_eq!(encode::<E4M3>(number as f32), code, "{number}");
+        }
+        assert!(decode::<E4M3>(0x7f).is_nan() && decode::<E4M3>(0xff).is_nan());
+        assert_eq!(encode::<E4M3>(f32::NAN) & 127, 127);
+        for bits in 0..=u16::MAX {
+            let (half, found) = (f16::from_bits(bits), decode::<Half>(u32::from(bits)));
+            if half.is_finite() {
+                assert_eq!(found.to_bits(), half.to_f32().to_bits(), "{bits:#x}");
+                assert_eq!(encode::<Half>(found), u32::from(bits));
+            } else {
+                assert!(found.is_nan(), "{bits:#x}");
+            }
+            let wide = widen_bf16(bits);
+            if bf16::from_bits(bits).is_nan() {
+                assert!(wide.is_nan(), "{bits:#x}");
+            } else {
+                assert_eq!(wide.to_bits(), bf16::from_bits(bits).to_f32().to_bits());
+                assert_eq!(narrow_bf16(wide), bits);
+            }
+        }
+    }
+
+    #[test]
+    fn numbers_between_round_to_nearest_even() {
+        let mut positive: Vec<(u32, f64)> = numbers().into_iter().filter(|(code, _)| *code < 127).collect();
+        positive.sort_by(|a, b| a.1.total_cmp(&b.1));
+        for pair in positive.windows(2) {
+            let ((low, a), (high, b)) = (pair[0], pair[1]);
+            let middle = ((a + b) / 2.0) as f32;
+            let even = if low % 2 == 0 { low } else { high };
+            assert_eq!(encode::<E4M3>(middle), even, "midway between {a} and {b}");
+            assert_eq!(encode::<E4M3>(middle.next_down()), low);
+            assert_eq!(encode::<E4M3>(middle.next_up()), high);
+            assert_eq!(encode::<E4M3>(-middle.next_up()), high | 128);
+        }
+        for (x, code) in [(448.5, 0x7e), (1e30, 0x7e), (f32::INFINITY, 0x7e), (f32::NEG_INFINITY, 0xfe), (-0.0, 0x80)] {
+            assert_eq!(encode::<E4M3>(x), code, "{x}");
+        }
+        // Numbers of all sizes, and midway between two.
+        for seed in 0..200_000_u32 {
+            let bits = seed.wrapping_mul(0x9e37_79b9);
+            for x in [bits, bits & 0xffff_e000 | 0x1000, bits & 0xffff_0000 | 0x8000].map(f32::from_bits) {
+                if x.abs() <= 65504.0 {
+                    assert_eq!(encode::<Half>(x), u32::from(f16::from_f32(x).to_bits()), "{x}");
+                }
+                assert!(x.is_nan() || narrow_bf16(x) == bf16::from_f32(x).to_bits(), "{x}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_float32_is_its_rounded_half_and_the_rest() {
+        for seed in 0..100_000_u32 {
+            let bits = seed.wrapping_mul(0x9e37_79b9);
+            for low in [bits & 0xffff, 0x7fff, 0x8000, 0x8001, 0, 0xffff] {
+                let x = f32::from_bits(bits & 0xffff_0000 | low);
+                if x.is_nan() {
+                    continue;
+                }
+                let high = narrow_bf16(x);
+                let found = if is_rounded_up(x) { join_rounded_up(high) } else { join(high, low as u16) };
+                assert_eq!(found.to_bits(), x.to_bits(), "{:#x}", x.to_bits());
+            }
+        }
+    }
+
+    #[test]
+    fn scales_make_the_largest_magnitude_the_largest_number() {
+        for magnitude in [1e-30_f32, 3.7, 65504.0, 1e38] {
+            assert_eq!(encode::<E4M3>(magnitude / Format::Float8.scale_for(magnitude)), 0x7e, "{magnitude}");
+            assert_eq!(encode::<Half>(magnitude / Format::Float16.scale_for(magnitude)), 0x7bff, "{magnitude}");
+        }
+        for format in [Format::Float32, Format::BFloat16, Format::Float16, Format::Float8] {
+            assert_eq!(format.scale_for(0.0), 1.0);
+            assert!(format.scale_for(1e-44) >= f32::MIN_POSITIVE && format.scale_for(f32::INFINITY).is_finite());
+            assert_eq!(format.is_scaled(), format.scale_for(3.0) != 1.0);
+        }
+    }
+}

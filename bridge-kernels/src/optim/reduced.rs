@@ -1,0 +1,125 @@
+//! AdamW on states of less than 32 bits: what the update takes and gives, and its form in plain Burn operations. The fused form is in `cpu/reduced`,
+//! its connection to tensors in `flex/reduced`.
+
+use burn::tensor::{DType, FloatDType, Tensor};
+
+use super::flex;
+use super::formats::Format;
+use super::steps::{AdamWState, AdamWStep};
+use super::stored::{Master, MasterFormat, Stored, magnitude};
+use super::{adamw, adamw_reference};
+
+/// A parameter with what AdamW keeps of it, or the range of them that a rank has. All are flat and of one length.
+#[derive(Clone, Debug)]
+pub struct ReducedAdamW {
+    /// The parameter in the dtype of the model: float32, bfloat16 or float16.
+    pub parameter: Tensor<1>,
+    /// Its float32 value, if it is of 16 bits and was updated before.
+    pub master: Option<Master>,
+    /// Running means of the gradient and of its square.
+    pub moments: [Stored; 2],
+}
+
+/// Formats that states get.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReducedFormats {
+    /// Of the float32 value, where the parameter is of 16 bits.
+    pub master: MasterFormat,
+    /// Of the moments.
+    pub moments: [Format; 2],
+}
+
+/// One AdamW update of states that are kept in less than 32 bits: they are widened to float32, updated as [`adamw`] does, and rounded to nearest even. The
+/// parameter is the rounded float32 value.
+///
+/// `scales` are those that master and moments get (see [`Format::scale_for`]), 1 for formats without one. The gradient is float32 or bfloat16. States may be
+/// in other formats than those that they get. Memory is used again where nobody else holds it.
+///
+/// # Panics
+/// If the sizes differ.
+pub fn adamw_reduced(
+    state: ReducedAdamW,
+    gradient: Tensor<1>,
+    step: &AdamWStep,
+    formats: &ReducedFormats,
+    scales: [f32; 3],
+) -> ReducedAdamW {
+    state.check(&gradient);
+    match flex::reduced::applies_to(&state, &gradient, formats) {
+        true => flex::reduced::adamw(state, &gradient, step, formats, scales),
+        false => update(state, gradient, step, formats, scales, adamw),
+    }
+}
+
+/// [`adamw_reduced`] in plain Burn operations, but for the coding of elements.
+pub fn adamw_reduced_reference(
+    state: ReducedAdamW,
+    gradient: Tensor<1>,
+    step: &AdamWStep,
+    formats: &ReducedFormats,
+    scales: [f32; 3],
+) -> ReducedAdamW {
+    update(state, gradient, step, formats, scales, adamw_reference)
+}
+
+/// The largest magnitudes that the float32 parameter and the moments would have after the update, from which follow their scales. Nothing is changed, and
+/// nothing that is shared is copied.
+///
+/// # Panics
+/// If the sizes differ.
+pub fn adamw_magnitudes(state: &ReducedAdamW, gradient: &Tensor<1>, step: &AdamWStep) -> [f32; 3] {
+    state.check(gradient);
+    flex::reduced::magnitudes(state, gradient, step)
+        .unwrap_or_else(|| adamw_magnitudes_reference(state, gradient, step))
+}
+
+/// [`adamw_magnitudes`] by an update that is thrown away.
+pub fn adamw_magnitudes_reference(state: &ReducedAdamW, gradient: &Tensor<1>, step: &AdamWStep) -> [f32; 3] {
+    let AdamWState { parameter, exp_avg, exp_avg_sq } = adamw(widened(state), wide(gradient.clone()), step);
+    [parameter, exp_avg, exp_avg_sq].map(magnitude)
+}
+
+impl ReducedAdamW {
+    fn check(&self, gradient: &Tensor<1>) {
+        let [exp_avg, exp_avg_sq] = self.moments.each_ref().map(Stored::len);
+        let sizes = [self.parameter.dims()[0], exp_avg, exp_avg_sq, gradient.dims()[0]];
+        let are_same = sizes.iter().all(|size| *size == sizes[0]);
+        assert!(are_same, "adamw: parameter, moments and gradient have sizes {sizes:?}");
+    }
+}
+
+fn widened(state: &ReducedAdamW) -> AdamWState {
+    let device = state.parameter.device();
+    let [exp_avg, exp_avg_sq] = state.moments.each_ref().map(|moment| moment.widen(&device));
+    let master = state.master.as_ref().map(|master| master.widen(&state.parameter));
+    let parameter = master.unwrap_or_else(|| wide(state.parameter.clone()));
+    AdamWState { parameter, exp_avg, exp_avg_sq }
+}
+
+fn update(
+    state: ReducedAdamW,
+    gradient: Tensor<1>,
+    step: &AdamWStep,
+    formats: &ReducedFormats,
+    scales: [f32; 3],
+    adamw: fn(AdamWState, Tensor<1>, &AdamWStep) -> AdamWState,
+) -> ReducedAdamW {
+    let dtype = state.parameter.dtype();
+    let wide_state = widened(&state);
+    drop(state);
+    let AdamWState { parameter: updated, exp_avg, exp_avg_sq } = adamw(wide_state, wide(gradient), step);
+    let moments = [
+        Stored::narrow(exp_avg, formats.moments[0], scales[1]),
+        Stored::narrow(exp_avg_sq, formats.moments[1], scales[2]),
+    ];
+    if dtype == DType::F32 {
+        return ReducedAdamW { parameter: updated, master: None, moments };
+    }
+    let parameter = updated.clone().cast(FloatDType::from(dtype));
+    let master = Master::narrow(updated, formats.master, scales[0], &parameter);
+    ReducedAdamW { parameter, master: Some(master), moments }
+}
+
+fn wide(x: Tensor<1>) -> Tensor<1> {
+    if x.dtype() == DType::F32 { x } else { x.cast(FloatDType::F32) }
+}
