@@ -255,8 +255,8 @@ macro_rules! eight_bits {
             .moves("loss_1"),
             row(concat!($section, ".fp8_recipe"), &on, &[AS_IT_IS, "mxfp8", "blockwise", "delayed"])
                 .moves("loss_1 shapes slices"),
-            row(concat!($section, ".fp8_margin"), &delayed, &[AS_IT_IS, "9"]).moves("loss"),
-            row(concat!($section, ".fp8_amax_history_len"), &delayed, &[AS_IT_IS, "3"]).moves("shapes slices"),
+            row(concat!($section, ".fp8_margin"), &delayed, &[AS_IT_IS, "9"]).moves("params"),
+            row(concat!($section, ".fp8_amax_history_len"), &delayed, &[AS_IT_IS, "3"]).moves("params shapes slices"),
             row(concat!($section, ".fp8_amax_compute_algo"), &longer, &[AS_IT_IS, "max"]).moves("params"),
             switch_off(concat!($section, ".fp8_wgrad"), &on).moves("grad_norm_1"),
             row(
