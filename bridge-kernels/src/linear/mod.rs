@@ -3,10 +3,13 @@
 pub(crate) mod cpu;
 pub(crate) mod deferred;
 mod flex;
+#[cfg(any(test, feature = "cuda"))]
+mod lt;
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 
 use crate::activation::{Activation, GatedUnit, activation, glu};
+use crate::precision::widen;
 use crate::recompute::recomputed;
 
 /// `x w^T + bias`.
@@ -135,6 +138,28 @@ fn again<const D: usize>(
         let x = before(Tensor::from_dispatch(x));
         linear(x, Tensor::from_dispatch(weight), next().map(Tensor::from_dispatch))
     })
+}
+
+/// `into + dy^T x` in float32: what a micro-batch or a chunk of tokens adds to the gradient of a weight. `None` is a gradient of zero.
+///
+/// It is Burn's product, widened and added. There is no graph.
+///
+/// # Shapes
+/// `into_oi` `[o, i]` of float32, `dy_no` `[n, o]`, `x_ni` `[n, i]` -> `[o, i]` of float32.
+///
+/// # Panics
+/// If the sizes differ, or `into_oi` is not float32.
+pub fn add_weight_gradient(into_oi: Option<Tensor<2>>, dy_no: &Tensor<2>, x_ni: &Tensor<2>) -> Tensor<2> {
+    let ([n, outputs], [tokens, inputs]) = (dy_no.dims(), x_ni.dims());
+    assert_eq!(n, tokens, "a weight's gradient is a sum over the tokens of both factors");
+    if let Some(into) = &into_oi {
+        assert_eq!((into.dims(), into.dtype()), ([outputs, inputs], DType::F32), "gradients add up in float32");
+    }
+    let part = widen(dy_no.clone().transpose().matmul(x_ni.clone()));
+    match into_oi {
+        Some(sum) => sum + part,
+        None => part,
+    }
 }
 
 /// Fails early on shapes that do not fit each other.
