@@ -11,6 +11,7 @@ mod cross_entropy;
 mod dropout;
 mod grouped;
 mod half;
+mod linear;
 mod norm;
 #[path = "../operands/mod.rs"]
 mod operands;
