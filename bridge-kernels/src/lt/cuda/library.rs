@@ -21,8 +21,8 @@ const FUNCTIONS: [&str; 13] = [
     "cublasLtMatmul",
 ];
 
-/// The oldest version that has all epilogues (11.6 of CUDA), as the library codes it.
-const NEEDED: usize = 110_801;
+/// The oldest version, as the library codes it: 12.0. Earlier ones have the functions too, but code their version in another way.
+const NEEDED: usize = 120_000;
 
 /// Why there are no products by cuBLASLt.
 #[derive(Clone, Debug, PartialEq, Eq)]
