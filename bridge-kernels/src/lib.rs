@@ -33,6 +33,8 @@ pub mod gated_norm;
 pub mod grouped;
 pub mod linear;
 pub mod low_rank;
+#[cfg(any(test, feature = "cuda"))]
+pub mod lt;
 pub mod memory;
 pub mod norm;
 pub mod optim;

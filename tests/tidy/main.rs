@@ -37,7 +37,7 @@ const PACKAGES: [(&str, &[&str]); 11] = [
     ("bridge-core", &["bridge-data", "bridge-dist", "bridge-kernels", "burn"]),
     ("bridge-data", &[]),
     ("bridge-dist", &["bridge-kernels", "burn"]),
-    ("bridge-kernels", &["burn"]),
+    ("bridge-kernels", &["burn", "cubecl-server"]),
     ("bridge-models", &["bridge-core", "bridge-data", "bridge-dist", "bridge-kernels", "burn"]),
     ("bridge-objects", &["bridge-core"]),
     ("examples", &["bridge-core", "bridge-data", "bridge-kernels", "bridge-models", "bridge-objects", "burn"]),

@@ -181,12 +181,24 @@ pub fn activation<const D: usize>(x_tensor: &Tensor<D>, kind: Activation) -> Opt
     let y = x.uninitialised_like();
     let (count, dim) = y.unit_per_element();
     plain_forward::launch(&x.0.client, count, dim, x.arg(), y.arg(), kind, x.storage());
-    Some(attach_one(y, x_tensor, move |dy| {
-        let dx = x.uninitialised_like();
-        let (count, dim) = dx.unit_per_element();
-        plain_backward::launch(&x.0.client, count, dim, x.arg(), dy.arg(), dx.arg(), kind, x.storage());
-        dx
-    }))
+    Some(attach_one(y, x_tensor, move |dy| backward(&dy, &x, kind)))
+}
+
+fn backward(dy: &Buffer, x: &Buffer, kind: Activation) -> Buffer {
+    let dx = x.uninitialised_like();
+    let (count, dim) = dx.unit_per_element();
+    plain_backward::launch(&x.0.client, count, dim, x.arg(), dy.arg(), dx.arg(), kind, x.storage());
+    dx
+}
+
+/// The gradient of [`activation`]'s input.
+#[cfg(any(test, feature = "cuda"))]
+pub(super) fn activation_gradient<const D: usize>(
+    dy: &Tensor<D>,
+    x: &Tensor<D>,
+    kind: Activation,
+) -> Option<Tensor<D>> {
+    Some(backward(&Buffer::of(dy)?, &Buffer::of(x)?, kind).tensor())
 }
 
 /// See [`crate::glu`].

@@ -22,6 +22,15 @@ pub(crate) fn activation<const D: usize>(x: &Tensor<D>, kind: Activation) -> Opt
     Some(Remakeable { tensor, again: Some(again) })
 }
 
+/// See [`super::activation_gradient`].
+#[cfg(any(test, feature = "cuda"))]
+pub(crate) fn activation_gradient<const D: usize>(dy: Tensor<D>, x: &Tensor<D>, kind: Activation) -> Option<Tensor<D>> {
+    let (dims, x) = (x.dims(), Values::contiguous_of(x)?);
+    let mut dx = Values::contiguous_of(&dy)?.into_vec();
+    kernel::backward(&mut dx, x.slice(), kind);
+    Some(tensor(dx, dims))
+}
+
 /// See [`crate::glu_remakeable`].
 pub(crate) fn glu(x_bt2f: &Tensor<3>, unit: GatedUnit) -> Option<Remakeable<3>> {
     let dims = x_bt2f.dims();

@@ -30,6 +30,16 @@ pub fn activation_remakeable<const D: usize>(x: Tensor<D>, kind: Activation) -> 
     flex::activation(&x, kind).unwrap_or_else(|| reference(x, kind).into())
 }
 
+/// The gradient of [`activation`]'s input from that of its output and the input, without a graph.
+#[cfg(any(test, feature = "cuda"))]
+pub(crate) fn activation_gradient<const D: usize>(dy: Tensor<D>, x: Tensor<D>, kind: Activation) -> Tensor<D> {
+    #[cfg(feature = "cube")]
+    if let Some(dx) = cube::activation_gradient(&dy, &x, kind) {
+        return dx;
+    }
+    flex::activation_gradient(dy, &x, kind).expect("activations are kept on GPUs, or as float32 on the host")
+}
+
 /// Gated activation: `activation(gate) * up`, where `x` holds `gate` and then `up` along the last dimension. A [`GatedUnit`] may limit both
 /// first; of an [`Activation`] it does not.
 ///

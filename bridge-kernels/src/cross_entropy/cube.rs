@@ -1,4 +1,4 @@
-//! Output projection with cross-entropy, in chunks of tokens: the products are Burn's, the rest is one kernel, a cube a token.
+//! Output projection with cross-entropy, in chunks of tokens: the products are those of linear layers, the rest is one kernel, a cube a token.
 
 use burn::backend::Cube;
 use burn::cubecl;
@@ -9,6 +9,7 @@ use super::cpu::chunk_rows;
 use super::options::CrossEntropyOptions;
 use crate::cube::Buffer;
 use crate::cube::reduce::{cube_max, cube_sum};
+use crate::linear::{add_weight_gradient, linear};
 use crate::precision::{narrow, widen};
 use crate::vjp;
 
@@ -169,20 +170,16 @@ fn solve(problem: &Problem) -> Option<Solution> {
     for start in (0..n).step_by(rows) {
         let count = rows.min(n - start);
         let chunk_nc = x_nc.clone().narrow(0, start, count);
-        let logits = Buffer::of(&chunk_nc.clone().matmul(weight_vc.clone().transpose()))?;
+        let logits = Buffer::of(&linear(chunk_nc.clone(), weight_vc.clone(), None))?;
         let targets = Buffer::of_integers(&targets_n.clone().narrow(0, start, count))?;
         let mask = Buffer::of(&mask_n.clone().narrow(0, start, count))?;
         losses.push(launch(&logits, &targets, &mask, problem).tensor::<1>());
         let grad_logits: Tensor<2> = logits.tensor();
         if wanted[0] {
-            grad_x.push(grad_logits.clone().matmul(weight_vc.clone()));
+            grad_x.push(linear(grad_logits.clone(), weight_vc.clone().transpose(), None));
         }
         if wanted[1] {
-            let part = widen(grad_logits.transpose().matmul(chunk_nc));
-            grad_weight = Some(match grad_weight {
-                Some(sum) => sum + part,
-                None => part,
-            });
+            grad_weight = Some(add_weight_gradient(grad_weight, &grad_logits, &chunk_nc));
         }
     }
     Some(Solution {

@@ -3,10 +3,15 @@
 pub(crate) mod cpu;
 pub(crate) mod deferred;
 mod flex;
+#[cfg(any(test, feature = "cuda"))]
+mod lt;
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 
 use crate::activation::{Activation, GatedUnit, activation, glu};
+#[cfg(feature = "cuda")]
+use crate::lt::cuda::CublasLt;
+use crate::precision::widen;
 use crate::recompute::recomputed;
 
 /// `x w^T + bias`.
@@ -18,6 +23,10 @@ use crate::recompute::recomputed;
 /// If the inner sizes differ.
 pub fn linear<const D: usize>(x: Tensor<D>, weight_oi: Tensor<2>, bias_o: Option<Tensor<1>>) -> Tensor<D> {
     check(&x, &weight_oi, bias_o.as_ref());
+    #[cfg(feature = "cuda")]
+    if let Some(y) = CublasLt::of(&x).and_then(|table| lt::linear(&table, &x, &weight_oi, bias_o.as_ref())) {
+        return y;
+    }
     flex::linear(&x, &weight_oi, bias_o.as_ref()).unwrap_or_else(|| reference(x, weight_oi, bias_o))
 }
 
@@ -38,6 +47,12 @@ pub fn linear_residual<const D: usize>(
     let mut expected = x.dims();
     expected[D - 1] = weight_oi.dims()[0];
     assert_eq!(residual.dims(), expected, "linear: the residual stream does not fit the product");
+    #[cfg(feature = "cuda")]
+    if let Some(table) = CublasLt::of(&x)
+        && let Some(y) = lt::linear_residual(&table, &x, &weight_oi, bias_o.as_ref(), &residual)
+    {
+        return y;
+    }
     flex::linear_residual(&x, &weight_oi, bias_o.as_ref(), &residual)
         .unwrap_or_else(|| residual + linear(x, weight_oi, bias_o))
 }
@@ -56,6 +71,12 @@ pub fn linear_activation<const D: usize>(
     kind: Activation,
 ) -> Tensor<D> {
     check(&x, &weight_oi, bias_o.as_ref());
+    #[cfg(feature = "cuda")]
+    if let Some(table) = CublasLt::of(&x)
+        && let Some(y) = lt::linear_activation(&table, &x, &weight_oi, bias_o.as_ref(), kind)
+    {
+        return y;
+    }
     flex::linear_activation(&x, &weight_oi, bias_o.as_ref(), kind)
         .unwrap_or_else(|| activation(linear(x, weight_oi, bias_o), kind))
 }
@@ -135,6 +156,39 @@ fn again<const D: usize>(
         let x = before(Tensor::from_dispatch(x));
         linear(x, Tensor::from_dispatch(weight), next().map(Tensor::from_dispatch))
     })
+}
+
+/// `into + dy^T x` in float32: what a micro-batch or a chunk of tokens adds to the gradient of a weight. `None` is a gradient of zero.
+///
+/// On CUDA devices with cuBLASLt the sum is made by the product, without a rounding between, and in the memory of `into_oi` if nobody else has
+/// that. Elsewhere it is Burn's product, widened and added. There is no graph.
+///
+/// # Shapes
+/// `into_oi` `[o, i]` of float32, `dy_no` `[n, o]`, `x_ni` `[n, i]` -> `[o, i]` of float32.
+///
+/// # Panics
+/// If the sizes differ, or `into_oi` is not float32.
+pub fn add_weight_gradient(into_oi: Option<Tensor<2>>, dy_no: &Tensor<2>, x_ni: &Tensor<2>) -> Tensor<2> {
+    let ([n, outputs], [tokens, inputs]) = (dy_no.dims(), x_ni.dims());
+    assert_eq!(n, tokens, "a weight's gradient is a sum over the tokens of both factors");
+    if let Some(into) = &into_oi {
+        assert_eq!((into.dims(), into.dtype()), ([outputs, inputs], DType::F32), "gradients add up in float32");
+    }
+    #[cfg(feature = "cuda")]
+    let into_oi = {
+        let mut into_oi = into_oi;
+        if let Some(table) = CublasLt::of(x_ni)
+            && let Some(sum) = lt::add_weight_gradient(&table, &mut into_oi, dy_no, x_ni)
+        {
+            return sum;
+        }
+        into_oi
+    };
+    let part = widen(dy_no.clone().transpose().matmul(x_ni.clone()));
+    match into_oi {
+        Some(sum) => sum + part,
+        None => part,
+    }
 }
 
 /// Fails early on shapes that do not fit each other.

@@ -12,6 +12,7 @@ mod dropout;
 mod fp8;
 mod grouped;
 mod half;
+mod linear;
 mod norm;
 #[path = "../operands/mod.rs"]
 mod operands;

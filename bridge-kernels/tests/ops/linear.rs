@@ -2,7 +2,7 @@
 
 use bridge_kernels::Activation;
 use bridge_kernels::activation;
-use bridge_kernels::linear::{linear, linear_activation, linear_glu, linear_residual, reference};
+use bridge_kernels::linear::{add_weight_gradient, linear, linear_activation, linear_glu, linear_residual, reference};
 use burn::tensor::{Device, Tensor};
 
 use crate::common::{Case, assert_close, assert_same_on_any_threads, read, run_all, tensor, values, wide};
@@ -122,6 +122,30 @@ fn a_wrong_residual_is_refused() {
     let device = Device::flex();
     let (x, w) = (tensor(&[0.0; 6], [2, 3], &device), tensor(&[0.0; 12], [4, 3], &device));
     linear_residual(x, w, None, tensor(&[0.0; 6], [2, 3], &device));
+}
+
+/// What micro-batches add to a weight's gradient, against float64.
+#[test]
+fn weight_gradients_add_up() {
+    let device = Device::flex();
+    let (n, i, o) = (13, 5, 7);
+    let (mut sum, mut expected) = (None, vec![0f64; o * i]);
+    for batch in 0..3 {
+        let (dy, x) = (values(10 + batch, n * o), values(20 + batch, n * i));
+        sum = Some(add_weight_gradient(sum, &tensor(&dy, [n, o], &device), &tensor(&x, [n, i], &device)));
+        for (at, sum) in expected.iter_mut().enumerate() {
+            *sum += (0..n).map(|t| f64::from(dy[t * o + at / i]) * f64::from(x[t * i + at % i])).sum::<f64>();
+        }
+    }
+    assert_close("sum", &read(sum.unwrap()), &expected, 2e-6);
+}
+
+#[test]
+#[should_panic(expected = "gradients add up in float32")]
+fn a_sum_of_another_shape_is_refused() {
+    let device = Device::flex();
+    let (dy, x) = (tensor(&[0.0; 6], [2, 3], &device), tensor(&[0.0; 8], [2, 4], &device));
+    add_weight_gradient(Some(tensor(&[0.0; 12], [4, 3], &device)), &dy, &x);
 }
 
 #[test]

@@ -1,0 +1,106 @@
+//! One product on its way to the device: what runs on the device's thread.
+
+use std::sync::Mutex;
+
+use burn::cubecl::server::{BufferBinding, ServerError};
+use cubecl_server::driver::DriverError;
+use cubecl_server::id::KernelId;
+use cubecl_server::stream::{ExecuteScope, WriteScoped};
+use cudarc::cublaslt::sys::cudaStream_t;
+
+use super::plan::{Addresses, Plan};
+use super::{CublasLt, Inner, Server, lock};
+use crate::lt::ColumnMajor;
+
+/// A product and its memory, with the factors as they are in columns.
+pub(super) struct Launch {
+    pub product: ColumnMajor,
+    /// `alpha` and `beta`.
+    pub scales: [f32; 2],
+    pub a: BufferBinding,
+    pub b: BufferBinding,
+    pub c: Option<BufferBinding>,
+    pub bias: Option<BufferBinding>,
+    pub d: BufferBinding,
+    pub kept: Option<BufferBinding>,
+    pub bias_gradient: Option<BufferBinding>,
+    /// Reserved for this product by the calling thread, so its stream is the one on which that thread's kernels run.
+    pub workspace: BufferBinding,
+    /// Bytes that the addresses of `a`, `b`, `c` and `d` are multiples of.
+    pub alignments: [u32; 4],
+}
+
+impl Launch {
+    fn read(&self) -> impl Iterator<Item = &BufferBinding> {
+        [&self.a, &self.b].into_iter().chain(&self.c).chain(&self.bias)
+    }
+
+    fn written(&self) -> impl Iterator<Item = &BufferBinding> {
+        [&self.d].into_iter().chain(&self.kept).chain(&self.bias_gradient)
+    }
+
+    /// Makes the context of the device current, and calls `then` with the product's addresses and its stream, which by then waits for every
+    /// other stream that the memory comes from. What `then` puts on the stream is behind that, and before what keeps the memory.
+    fn resolved<R>(
+        &self,
+        inner: &Inner,
+        server: &mut Server,
+        then: impl FnOnce(&Addresses, cudaStream_t) -> Result<R, ServerError>,
+    ) -> Result<R, ServerError> {
+        inner.context.bind_to_thread().map_err(|error| DriverError::new("cuCtxSetCurrent", error.0 as u32))?;
+        let all = self.read().chain(self.written()).chain([&self.workspace]);
+        let mut streams = server.write_streams().resolve(self.workspace.stream, all)?;
+        if streams.current().capturing.is_recording() {
+            return Err(ServerError::graph_state("a product by cuBLASLt is not recorded into graphs"));
+        }
+        let mut address = |binding: &BufferBinding| -> Result<u64, ServerError> {
+            let BufferBinding { memory, offset_start, offset_end, stream, .. } = binding.clone();
+            let pool = &mut streams.get(&stream).memory_management_gpu;
+            Ok(pool.get_resource(memory, offset_start, offset_end)?.ptr)
+        };
+        let d = address(&self.d)?;
+        let addresses = Addresses {
+            a: address(&self.a)?,
+            b: address(&self.b)?,
+            c: self.c.as_ref().map_or(Ok(d), &mut address)?,
+            d,
+            bias: self.bias.as_ref().or(self.bias_gradient.as_ref()).map(&mut address).transpose()?,
+            kept: self.kept.as_ref().map(&mut address).transpose()?,
+            workspace: address(&self.workspace)?,
+        };
+        let found = [addresses.a, addresses.b, addresses.c, addresses.d];
+        if found.iter().zip(self.alignments).any(|(address, bytes)| !address.is_multiple_of(u64::from(bytes))) {
+            return Err(ServerError::graph_state("memory for cuBLASLt is not aligned as its offset says"));
+        }
+        let stream = streams.current().sys.cast();
+        then(&addresses, stream)
+        // Dropping `streams` notes an event behind the product for memory of other streams.
+    }
+
+    /// Chooses an algorithm; `None` if there is none. Nothing is put on the stream.
+    ///
+    /// # Errors
+    /// If memory of the product carries an error or is not there.
+    pub fn plan(&self, inner: &Inner, server: &mut Server, alignments: [u32; 4]) -> Result<Option<Plan>, ServerError> {
+        self.resolved(inner, server, |addresses, _| {
+            Ok(Plan::new(inner.handle.0, &self.product, addresses, alignments).ok())
+        })
+    }
+
+    /// Puts the product on its stream. An error goes to the memory that it then leaves unwritten.
+    pub fn run(&self, inner: &Inner, server: &mut Server, plan: &Mutex<Plan>) {
+        let (stream, kernel) = (self.workspace.stream, KernelId::new::<CublasLt>());
+        let mut written = server.write_set();
+        written.extend(self.written().cloned());
+        let scope = ExecuteScope::launching(server, kernel, stream, self.read(), written);
+        // The outcome is kept with the memory.
+        let _ = scope.execute(|server| {
+            self.resolved(inner, server, |addresses, stream| {
+                // SAFETY: the bindings hold the memory, whose sizes and dtypes were compared with the product's when it was described, and
+                // whose alignment was just compared. All that uses it is ordered by this stream, or by events that it waits for.
+                let ran = unsafe { lock(plan).run(inner.handle.0, self.scales, addresses, stream) };
+                ran.map_err(|error| DriverError::new("cublasLtMatmul", error.0 as u32).into())
+            })
+        });
+    }
+}

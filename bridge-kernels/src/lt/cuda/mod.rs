@@ -1,0 +1,243 @@
+//! Products by cuBLASLt, on the streams of CubeCL.
+//!
+//! # Order on the device
+//! A product is a task of the device's thread in CubeCL, like the launch of a kernel. That thread runs tasks in the order in which they were
+//! handed over, whoever hands them, so memory that is reserved before is there, and work that was asked for before has been put on its
+//! stream. The task resolves the stream on which the calling thread's kernels run, with all of the product's memory: CubeCL then makes the
+//! stream wait, on the device, for other streams on which that memory was made, and keeps memory of other streams from being used again until
+//! an event behind the product has passed. The product goes on that same stream. So kernels before and behind it are ordered by the stream
+//! itself, and the host waits for nothing but, once for each product's description, the choice of an algorithm.
+//!
+//! Scratch memory comes from CubeCL's pool of that stream for each product. It is used again only by what comes later on the stream, so no two
+//! products share it at a time.
+//!
+//! Failures go where those of kernels go: memory that a product did not write carries the error, and reading it reports that.
+
+mod launch;
+mod library;
+mod plan;
+
+use std::any::TypeId;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use burn::backend::Cube;
+use burn::cubecl::client::Client;
+use burn::cubecl::cuda::CudaRuntime;
+use burn::cubecl::device::DeviceId;
+use burn::cubecl::device_handle::DeviceHandle;
+use burn::cubecl::server::Handle as Memory;
+use burn::tensor::Tensor;
+use cubecl_server::runtime::Runtime;
+use cudarc::driver::CudaContext;
+
+use self::launch::Launch;
+use self::library::{Handle, Unavailable};
+use self::plan::{Plan, WORKSPACE};
+use super::{ColumnMajor, Element, Epilogue, Matrix, Operand, Operands, Product, Results, Table};
+use crate::cube::{Buffer, CubeTensor};
+
+/// What CubeCL's runtime for CUDA keeps on the device's thread.
+type Server = <CudaRuntime as Runtime>::Server;
+
+/// A description and the alignment of its four matrices in bytes.
+type Key = (ColumnMajor, [u32; 4]);
+
+/// Most plans that are kept for a device. Runs whose micro-batches differ in length have ever new ones.
+const MOST_PLANS: usize = 4096;
+
+/// What is known of the devices of this process, by number; `None` where the library cannot be used. As CubeCL's servers, this belongs to the
+/// process.
+static DEVICES: Mutex<BTreeMap<u16, Option<CublasLt>>> = Mutex::new(BTreeMap::new());
+
+/// cuBLASLt on one CUDA device.
+#[derive(Clone)]
+pub struct CublasLt(Arc<Inner>);
+
+struct Inner {
+    handle: Handle,
+    context: Arc<CudaContext>,
+    device: DeviceHandle<Server>,
+    /// `None` for what the library has no algorithm for.
+    plans: Mutex<HashMap<Key, Option<Arc<Mutex<Plan>>>>>,
+}
+
+/// Nothing that panics leaves what these locks guard half changed.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn is_cuda(client: &Client) -> bool {
+    client.service_id().service == TypeId::of::<Server>()
+}
+
+impl CublasLt {
+    /// The library for the device of `x`; `None` if that is no CUDA device, or if the library cannot be used. The latter is said once a
+    /// process, on standard error.
+    pub fn of<const D: usize>(x: &Tensor<D>) -> Option<Self> {
+        let tensor = x.clone().without_autodiff().try_into_primitive::<Cube>().ok()?;
+        if !is_cuda(&tensor.client) {
+            return None;
+        }
+        let device = tensor.client.service_id().device;
+        let mut devices = lock(&DEVICES);
+        if let Some(known) = devices.get(&device.index_id) {
+            return known.clone();
+        }
+        let is_first = devices.values().all(Option::is_some);
+        let opened = Self::open(device).map_err(|error| {
+            if is_first {
+                eprintln!("warning: no matrix products by cuBLASLt, those of Burn are used: {error}");
+            }
+        });
+        devices.entry(device.index_id).or_insert(opened.ok()).clone()
+    }
+
+    fn open(device: DeviceId) -> Result<Self, Unavailable> {
+        library::load()?;
+        // The primary context, which is CubeCL's too.
+        let context = CudaContext::new(usize::from(device.index_id))
+            .map_err(|error| Unavailable::Refuses("the CUDA driver", error.to_string()))?;
+        let (handle, device) = (Handle::new()?, DeviceHandle::new(device));
+        Ok(Self(Arc::new(Inner { handle, context, device, plans: Mutex::new(HashMap::new()) })))
+    }
+
+    /// Memory of this device behind a tensor without a graph; the only reference to it, if `tensor` is.
+    fn memory<const D: usize>(&self, tensor: Tensor<D>) -> Option<CubeTensor> {
+        let tensor = tensor.try_into_primitive::<Cube>().ok()?;
+        (tensor.client.service_id() == self.0.device.service_id()).then_some(tensor)
+    }
+
+    /// The plan for a product, made if there is none yet; `None` if the library has no algorithm.
+    fn plan(&self, launch: &Launch, alignments: [u32; 4]) -> Option<Arc<Mutex<Plan>>> {
+        let key = (launch.product, alignments);
+        if let Some(known) = lock(&self.0.plans).get(&key) {
+            return known.clone();
+        }
+        let made = self.0.device.submit_blocking(|server| launch.plan(&self.0, server, alignments));
+        // Memory that carries an error is no reason to ask no more: Burn's product will report it.
+        let made = made.ok()?.ok()?.map(|plan| Arc::new(Mutex::new(plan)));
+        let mut plans = lock(&self.0.plans);
+        if plans.len() >= MOST_PLANS {
+            // What is on its way to the device holds its own.
+            plans.clear();
+        }
+        plans.entry(key).or_insert(made).clone()
+    }
+}
+
+/// The operands of a product in this device's memory.
+struct Held {
+    a: CubeTensor,
+    b: CubeTensor,
+    /// The only reference, if nobody else has one.
+    c: Option<CubeTensor>,
+    bias: Option<Buffer>,
+}
+
+impl CublasLt {
+    /// Takes what is added out of `operands`; `None` if something is elsewhere or stored otherwise, and then nothing is taken.
+    ///
+    /// # Panics
+    /// If an operand is missing, or its memory is not what the product says: nothing else keeps the device within it.
+    fn held(&self, product: &Product, operands: &mut Operands) -> Option<Held> {
+        let matrix = |tensor: Tensor<2>, matrix: &Matrix| {
+            let tensor = self.memory(tensor)?;
+            let fits = tensor.dtype == matrix.element.dtype() && has_room(&tensor.handle, matrix);
+            assert!(fits, "a product's matrix {matrix:?} is in memory of {} bytes", tensor.handle.size_in_used());
+            Some(tensor)
+        };
+        let (a, b) = (matrix(operands.a.clone(), &product.a)?, matrix(operands.b.clone(), &product.b)?);
+        let mut bias = None;
+        if product.epilogue.reads_bias() {
+            let tensor = operands.bias.clone().expect("the epilogue adds a bias");
+            assert_eq!(tensor.dims(), [product.d.columns], "a bias has an element for each column");
+            let is_same = tensor.dtype() == product.d.element.dtype();
+            let buffer = Buffer::side_by_side(self.memory(tensor)?)?;
+            bias = Some((is_same && alignment(&buffer.0.handle) == 16).then_some(buffer)?);
+        }
+        let mut c = None;
+        if let Some(layout) = &product.c {
+            c = Some(matrix(operands.c.clone().expect("the product adds a matrix"), layout)?);
+            operands.c = None;
+        }
+        Some(Held { a, b, c, bias })
+    }
+}
+
+/// Bytes that the address of an allocation is a multiple of, as far as it matters: kernels load at most 16 at once.
+fn alignment(memory: &Memory) -> u32 {
+    match memory.offset_start.unwrap_or(0) {
+        0 => 16,
+        offset => 1 << offset.trailing_zeros().min(4),
+    }
+}
+
+/// Whether an allocation has room for a matrix.
+fn has_room(memory: &Memory, matrix: &Matrix) -> bool {
+    memory.size_in_used() >= (matrix.span() * matrix.element.dtype().size()) as u64
+}
+
+impl Table for CublasLt {
+    fn operand(&self, x: Tensor<2>) -> Option<Operand> {
+        let (element, dims) = (Element::of(x.dtype())?, x.dims());
+        let tensor = self.memory(x.clone())?;
+        if tensor.meta.is_tiled() || tensor.qparams.is_some() {
+            return None;
+        }
+        let strides = [tensor.meta.strides()[0], tensor.meta.strides()[1]];
+        if let Some(matrix) = Matrix::strided(dims, strides, element) {
+            return has_room(&tensor.handle, &matrix).then_some(Operand { tensor: x, matrix });
+        }
+        let copy = Buffer::side_by_side(tensor)?;
+        Some(Operand { tensor: copy.tensor(), matrix: Matrix::contiguous(dims, element) })
+    }
+
+    fn multiply(&self, product: &Product, operands: &mut Operands) -> Option<Results> {
+        let Held { a, b, c, bias } = self.held(product, operands)?;
+        let new = |matrix: Matrix| {
+            let shape = [matrix.rows, matrix.leading];
+            Buffer(a.clone()).uninitialised(shape, matrix.element.dtype()).0
+        };
+        let workspace = a.client.empty(WORKSPACE).binding();
+        // Memory that another stream made is not written: work that comes later on that stream would not wait for this one.
+        let may_have = |c: &CubeTensor| c.handle.can_mut() && c.handle.stream == workspace.stream;
+        let d = match &c {
+            Some(c) if product.c == Some(product.d) && may_have(c) => c.clone(),
+            _ => new(product.d),
+        };
+        let kept = product.kept().map(new);
+        let is_gradient = product.epilogue == Epilogue::BiasGradient;
+        let bias_gradient = is_gradient.then(|| new(Matrix::contiguous([1, product.d.rows], product.d.element)));
+        let handles = [&b, &a, c.as_ref().unwrap_or(&d), &d].map(|tensor| &tensor.handle);
+        let alignments = handles.map(alignment);
+        let binding = |tensor: &CubeTensor| tensor.handle.clone().binding();
+        let launch = Launch {
+            product: product.in_columns(),
+            scales: [product.alpha, product.beta],
+            // The factors change places.
+            a: binding(&b),
+            b: binding(&a),
+            c: c.as_ref().map(binding),
+            bias: bias.as_ref().map(|bias| binding(&bias.0)),
+            d: binding(&d),
+            kept: kept.as_ref().map(binding),
+            bias_gradient: bias_gradient.as_ref().map(binding),
+            workspace,
+            alignments,
+        };
+        let Some(plan) = self.plan(&launch, alignments) else {
+            operands.c = c.map(Tensor::from_primitive::<Cube>);
+            return None;
+        };
+        let inner = Arc::clone(&self.0);
+        self.0.device.submit(move |server| launch.run(&inner, server, &plan));
+        let tensor = |memory: CubeTensor| Tensor::<2>::from_primitive::<Cube>(memory);
+        let columns = product.d.columns;
+        Some(Results {
+            d: tensor(d),
+            kept: kept.map(|kept| tensor(kept).narrow(1, 0, columns)),
+            bias_gradient: bias_gradient.map(|sums| tensor(sums).reshape([product.d.rows])),
+        })
+    }
+}

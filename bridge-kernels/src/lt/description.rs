@@ -1,0 +1,312 @@
+//! What a matrix product is: sizes, strides, dtypes and what is done to the result. In rows, as tensors are laid out, and translated to
+//! columns, as cuBLASLt wants it. Plain data; nothing here computes.
+
+use burn::tensor::DType;
+
+/// How one element is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Element {
+    /// 32 bits.
+    F32,
+    /// 16 bits, IEEE 754.
+    F16,
+    /// 16 bits, the upper half of float32.
+    BF16,
+}
+
+impl Element {
+    /// `None` for what no product is made of.
+    pub fn of(dtype: DType) -> Option<Self> {
+        match dtype {
+            DType::F32 => Some(Self::F32),
+            DType::F16 => Some(Self::F16),
+            DType::BF16 => Some(Self::BF16),
+            _ => None,
+        }
+    }
+
+    /// The dtype of a tensor with such elements.
+    pub fn dtype(self) -> DType {
+        match self {
+            Self::F32 => DType::F32,
+            Self::F16 => DType::F16,
+            Self::BF16 => DType::BF16,
+        }
+    }
+}
+
+/// What elements side by side in memory are a part of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Order {
+    /// A row.
+    Rows,
+    /// A column.
+    Columns,
+}
+
+impl Order {
+    fn other(self) -> Self {
+        match self {
+            Self::Rows => Self::Columns,
+            Self::Columns => Self::Rows,
+        }
+    }
+}
+
+/// A matrix in memory, which begins at its first element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Matrix {
+    /// Number of rows, at least one.
+    pub rows: usize,
+    /// Number of columns, at least one.
+    pub columns: usize,
+    /// Elements from the start of a row, or of a column by `order`, to the start of the next.
+    pub leading: usize,
+    /// What lies side by side.
+    pub order: Order,
+    /// How elements are stored.
+    pub element: Element,
+}
+
+impl Matrix {
+    /// A matrix whose rows follow each other without gaps.
+    ///
+    /// # Panics
+    /// If it has no elements.
+    pub fn contiguous([rows, columns]: [usize; 2], element: Element) -> Self {
+        assert!(rows > 0 && columns > 0, "a matrix of a product has elements, got {rows} x {columns}");
+        Self { rows, columns, leading: columns, order: Order::Rows, element }
+    }
+
+    /// The matrix of a tensor with these strides (elements from a row to the next, from a column to the next).
+    ///
+    /// `None` if it is empty, or if neither rows nor columns are runs of memory that do not overlap: broadcast tensors, every second
+    /// column. Such a tensor is copied first.
+    pub fn strided([rows, columns]: [usize; 2], strides: [usize; 2], element: Element) -> Option<Self> {
+        if rows == 0 || columns == 0 {
+            return None;
+        }
+        let [by_row, by_column] = strides;
+        let leads = |side_by_side: usize, run: usize, runs: usize, stride: usize| {
+            if run > 1 && side_by_side != 1 {
+                return None;
+            }
+            match runs {
+                // The stride of a dimension of one element has no meaning.
+                1 => Some(run),
+                _ => (stride >= run).then_some(stride),
+            }
+        };
+        if let Some(leading) = leads(by_column, columns, rows, by_row) {
+            return Some(Self { rows, columns, leading, order: Order::Rows, element });
+        }
+        let leading = leads(by_row, rows, columns, by_column)?;
+        Some(Self { rows, columns, leading, order: Order::Columns, element })
+    }
+
+    /// The transposed matrix in the same memory.
+    pub fn transposed(self) -> Self {
+        Self { rows: self.columns, columns: self.rows, order: self.order.other(), ..self }
+    }
+
+    /// Elements from the first to the last, gaps included.
+    pub fn span(&self) -> usize {
+        let (runs, run) = match self.order {
+            Order::Rows => (self.rows, self.columns),
+            Order::Columns => (self.columns, self.rows),
+        };
+        (runs - 1) * self.leading + run
+    }
+
+    /// The memory as cuBLASLt reads it, and whether the transpose of this matrix is then read as it is.
+    fn in_columns(self) -> (Layout, Operation) {
+        let Self { rows, columns, leading, element, .. } = self;
+        match self.order {
+            // Rows side by side are the columns of the transpose.
+            Order::Rows => (Layout { rows: columns, columns: rows, leading, element }, Operation::AsItIs),
+            Order::Columns => (Layout { rows, columns, leading, element }, Operation::Transposed),
+        }
+    }
+}
+
+/// How products are multiplied and summed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Compute {
+    /// Elements as they are; sums in float32.
+    Float32,
+    /// float32 elements are rounded to TF32 (8 bits of exponent, 10 of fraction) before they are multiplied; sums in float32.
+    Tf32,
+}
+
+/// What is done to the result before it is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Epilogue {
+    /// Nothing.
+    Plain,
+    /// A bias of one element for each column of the result is added.
+    Bias,
+    /// GELU by the tanh approximation (Hendrycks and Gimpel, arXiv:1606.08415), which is the one that cuBLASLt has.
+    Gelu {
+        /// Whether a bias is added first.
+        bias: bool,
+        /// Whether the value before GELU is written out as well, for backward.
+        keeps: bool,
+    },
+    /// The result stays as it is. The sum of each row of the first factor is written out too: where that is the transpose of the
+    /// outputs' gradient, these are the gradients of their bias.
+    BiasGradient,
+}
+
+impl Epilogue {
+    /// Whether a bias is read.
+    pub fn reads_bias(self) -> bool {
+        matches!(self, Self::Bias | Self::Gelu { bias: true, .. })
+    }
+
+    /// Whether the value before an activation is written.
+    pub fn keeps(self) -> bool {
+        matches!(self, Self::Gelu { keeps: true, .. })
+    }
+}
+
+/// Columns of what an epilogue keeps come in multiples of this; cuBLASLt asks for it.
+const KEPT_MULTIPLE: usize = 8;
+
+/// `d = epilogue(alpha * a b + beta * c)`, in rows.
+///
+/// # Shapes
+/// `a` `[m, k]`, `b` `[k, n]`, `c` and `d` `[m, n]`, a bias `[n]`, what is kept `[m, n]`, a bias' gradient `[m]`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Product {
+    /// The first factor.
+    pub(crate) a: Matrix,
+    /// The second factor.
+    pub(crate) b: Matrix,
+    /// What is added; `None` if nothing is, and then `beta` is zero.
+    pub(crate) c: Option<Matrix>,
+    /// The result: rows without gaps.
+    pub(crate) d: Matrix,
+    /// Factor of the product.
+    pub(crate) alpha: f32,
+    /// Factor of what is added.
+    pub(crate) beta: f32,
+    /// What is done to the sum.
+    pub(crate) epilogue: Epilogue,
+    /// How it is computed.
+    pub(crate) compute: Compute,
+}
+
+impl Product {
+    /// `d = a b`, with elements of `d` stored as `result` says. Factors of 16 bits may have a result of 32.
+    ///
+    /// `None` if the factors are stored differently, if the result is narrower than they are or of another 16 bits, or if TF32 is asked
+    /// of factors that are not float32.
+    ///
+    /// # Panics
+    /// If the inner sizes differ.
+    pub fn new(a: Matrix, b: Matrix, result: Element, compute: Compute) -> Option<Self> {
+        assert_eq!(a.columns, b.rows, "a product of {} x {} and {} x {}", a.rows, a.columns, b.rows, b.columns);
+        let fits = a.element == b.element && (result == a.element || result == Element::F32);
+        let computes = compute == Compute::Float32 || a.element == Element::F32;
+        let d = Matrix::contiguous([a.rows, b.columns], result);
+        let (c, alpha, beta, epilogue) = (None, 1.0, 0.0, Epilogue::Plain);
+        (fits && computes).then_some(Self { a, b, c, d, alpha, beta, epilogue, compute })
+    }
+
+    /// With `beta * c` added. `None` unless `c` is stored as the result is, in rows.
+    ///
+    /// # Panics
+    /// If the sizes are not those of the result.
+    pub fn plus(self, c: Matrix, beta: f32) -> Option<Self> {
+        let sizes = |matrix: &Matrix| [matrix.rows, matrix.columns];
+        assert_eq!(sizes(&c), sizes(&self.d), "what is added has the sizes of the result");
+        let fits = c.order == Order::Rows && c.element == self.d.element;
+        fits.then_some(Self { c: Some(c), beta, ..self })
+    }
+
+    /// With the product multiplied by `alpha`.
+    pub fn times(self, alpha: f32) -> Self {
+        Self { alpha, ..self }
+    }
+
+    /// With `epilogue` instead of the one before.
+    pub fn then(self, epilogue: Epilogue) -> Self {
+        Self { epilogue, ..self }
+    }
+
+    /// What the epilogue keeps: rows as long as the result's, with a gap behind each where cuBLASLt wants one.
+    pub fn kept(&self) -> Option<Matrix> {
+        let leading = self.d.columns.next_multiple_of(KEPT_MULTIPLE);
+        self.epilogue.keeps().then_some(Matrix { leading, ..self.d })
+    }
+
+    /// The same product for a library that knows columns only: `d^T = b^T a^T`, since a matrix in rows is its transpose in columns.
+    pub fn in_columns(&self) -> ColumnMajor {
+        let ((a, operation_a), (b, operation_b)) = (self.b.in_columns(), self.a.in_columns());
+        let d = self.d.in_columns().0;
+        ColumnMajor {
+            m: self.d.columns,
+            n: self.d.rows,
+            k: self.a.columns,
+            a,
+            b,
+            c: self.c.map_or(d, |c| c.in_columns().0),
+            d,
+            operations: [operation_a, operation_b],
+            epilogue: self.epilogue,
+            leading_of_kept: self.kept().map(|kept| kept.leading),
+            compute: self.compute,
+        }
+    }
+}
+
+/// A matrix in columns: the element of row `r` and column `c` is `c * leading + r` elements behind the first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Layout {
+    /// Number of rows in memory, before any transposition.
+    pub rows: usize,
+    /// Number of columns in memory.
+    pub columns: usize,
+    /// Elements from the start of a column to the start of the next, at least `rows`.
+    pub leading: usize,
+    /// How elements are stored.
+    pub element: Element,
+}
+
+/// How a factor is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Operation {
+    /// As its layout says.
+    AsItIs,
+    /// Transposed.
+    Transposed,
+}
+
+/// A product in columns: `d [m, n] = epilogue(alpha * op(a) [m, k] op(b) [k, n] + beta * c [m, n])`, but for the two factors.
+///
+/// A bias has an element for each row of `d`, a bias' gradient one for each column: the sum of that column of `op(b)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ColumnMajor {
+    /// Rows of the result.
+    pub m: usize,
+    /// Columns of the result.
+    pub n: usize,
+    /// Terms of each sum.
+    pub k: usize,
+    /// First factor.
+    pub a: Layout,
+    /// Second factor.
+    pub b: Layout,
+    /// What is added; the result's layout if nothing is.
+    pub c: Layout,
+    /// The result.
+    pub d: Layout,
+    /// How the factors are read.
+    pub operations: [Operation; 2],
+    /// What is done to the sum.
+    pub epilogue: Epilogue,
+    /// Leading dimension of what the epilogue keeps, which is as large and stored as the result.
+    pub leading_of_kept: Option<usize>,
+    /// How it is computed.
+    pub compute: Compute,
+}
