@@ -53,12 +53,20 @@ impl<'a> Source<'a> {
     fn widen(self, to: &mut [f32]) {
         match self {
             Self::Float32(x) => to.copy_from_slice(x),
-            Self::BFloat16(x) => to.iter_mut().zip(x).for_each(|(to, x)| *to = widen_bf16(*x)),
+            Self::BFloat16(x) => {
+                for (to, x) in to.iter_mut().zip(x) {
+                    *to = widen_bf16(*x);
+                }
+            }
             Self::Float16(x, scale) => {
-                to.iter_mut().zip(x).for_each(|(to, x)| *to = decode::<Half>(u32::from(*x)) * scale);
+                for (to, x) in to.iter_mut().zip(x) {
+                    *to = decode::<Half>(u32::from(*x)) * scale;
+                }
             }
             Self::Float8(x, scale) => {
-                to.iter_mut().zip(x).for_each(|(to, x)| *to = decode::<E4M3>(u32::from(*x)) * scale);
+                for (to, x) in to.iter_mut().zip(x) {
+                    *to = decode::<E4M3>(u32::from(*x)) * scale;
+                }
             }
         }
     }
@@ -120,12 +128,20 @@ impl<'a> Place<'a> {
         let range = start..start + from.len();
         match self {
             Self::Float32(x) => x[range].copy_from_slice(from),
-            Self::BFloat16(x) => x[range].iter_mut().zip(from).for_each(|(x, from)| *x = narrow_bf16(*from)),
+            Self::BFloat16(x) => {
+                for (x, from) in x[range].iter_mut().zip(from) {
+                    *x = narrow_bf16(*from);
+                }
+            }
             Self::Float16(x, [_, scale]) => {
-                x[range].iter_mut().zip(from).for_each(|(x, from)| *x = encode::<Half>(from / *scale) as u16);
+                for (x, from) in x[range].iter_mut().zip(from) {
+                    *x = encode::<Half>(from / *scale) as u16;
+                }
             }
             Self::Float8(x, [_, scale]) => {
-                x[range].iter_mut().zip(from).for_each(|(x, from)| *x = encode::<E4M3>(from / *scale) as u8);
+                for (x, from) in x[range].iter_mut().zip(from) {
+                    *x = encode::<E4M3>(from / *scale) as u8;
+                }
             }
         }
     }
@@ -239,13 +255,13 @@ impl Task<'_> {
 /// Divides float32 values into bfloat16 and low halves; `start` is the place of the first.
 #[inline(always)]
 fn split(p: &[f32], value: &mut [u16], low: &mut [u16], start: usize, ties: &mut Vec<u32>) {
-    let mut midway = 0_u32;
-    for ((p, value), low) in p.iter().zip(value).zip(low) {
+    for (value, p) in value.iter_mut().zip(p) {
         *value = narrow_bf16(*p);
-        *low = p.to_bits() as u16;
-        midway += u32::from(p.to_bits() as u16 == MIDWAY);
     }
-    if midway > 0 {
+    for (low, p) in low.iter_mut().zip(p) {
+        *low = p.to_bits() as u16;
+    }
+    if low.contains(&MIDWAY) {
         let rounded_up = p.iter().enumerate().filter(|(_, p)| is_rounded_up(**p));
         ties.extend(rounded_up.map(|(i, _)| (start + i) as u32));
     }
