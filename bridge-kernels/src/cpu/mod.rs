@@ -12,5 +12,6 @@ pub(crate) mod buffer;
 pub(crate) mod documents;
 pub(crate) mod gemm;
 pub(crate) mod simd;
+pub(crate) mod small;
 #[cfg(test)]
 mod tests;
