@@ -1,11 +1,9 @@
 //! From the configuration: how replicas divide what they hold, and where the graphs of chunks are cut. A plan counts by it, and a run does it.
 
-use bridge_kernels::optim::{Format, MasterFormat};
-
 use super::recompute::{Cuts, Recompute};
 use crate::config::{self, DType, RunConfig};
 use crate::model::SegmentRole;
-use crate::optim::rules::{State, StateFormats};
+use crate::optim::rules::{Format, MasterFormat, State, StateFormats};
 use crate::optim::{Averaging, BucketPadding, BucketRule, DistributionSettings, Gather, Reduction, Sharding};
 
 /// Where the recipe gives no bucket size: Megatron's default, in elements, but several buckets also for a model that is smaller than that.

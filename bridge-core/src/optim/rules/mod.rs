@@ -5,6 +5,7 @@ mod rule;
 #[cfg(test)]
 pub(super) mod tests;
 
+pub use bridge_kernels::optim::{Format, MasterFormat};
 pub use rule::{
     Algorithm, ReducedUpdate, ReducedValues, Rule, Start, State, StateFormats, StateShape, Unit, Update, UpdateSize,
     UpdateStep, Values,
