@@ -154,6 +154,15 @@ fn every_kind_of_model_has_them() {
 }
 
 #[test]
+fn runs_that_only_try_have_them_too() {
+    let folder = tempfile::tempdir().unwrap();
+    for eight_bits in ALL {
+        let output = bridge(folder.path(), &[eight_bits, &["--dry-run"]].concat());
+        assert!(output.status.success(), "{eight_bits:?}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
+#[test]
 fn what_was_trained_so_is_read_as_any_other() {
     let folder = tempfile::tempdir().unwrap();
     run_in(folder.path(), &[&DELAYED[..], &["checkpoint.save=checkpoints"]].concat());

@@ -132,6 +132,16 @@ fn states_of_less_than_32_bits() {
 }
 
 #[test]
+fn products_of_8_bits() {
+    let current = ["model.fp8=hybrid", "model.fp8_recipe=tensorwise"];
+    let delayed = ["model.fp8=hybrid", "model.fp8_recipe=delayed", "model.fp8_amax_history_len=5"];
+    tiny("2", "pp=2 mbs=1 gbs=6", &current);
+    tiny("4", "tp=2 mbs=1 gbs=6", &[&delayed[..], &[OPTIMIZER]].concat());
+    tiny("2", "mbs=1 gbs=6", &[&delayed[..], &FULL].concat());
+    moe("4", "ep=2 mbs=1 gbs=8", &delayed);
+}
+
+#[test]
 fn fully_sharded_parameters() {
     tiny("2", "mbs=1 gbs=6", &FULL);
     tiny("3", "mbs=1 gbs=3", &[&[TIED], &FULL[..]].concat());

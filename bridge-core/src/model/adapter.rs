@@ -23,25 +23,30 @@ pub trait Adapter: fmt::Debug + Send + Sync {
     /// like the others. Parameters of adapters are trained, and not asked for here.
     fn trains(&self, declaration: &Declaration) -> bool;
 
+    /// The adapter that this one stands around: what is not answered here, it is asked. None by default.
+    fn inner(&self) -> Option<&dyn Adapter> {
+        None
+    }
+
     /// How the weight of a linear layer is held if it is not trained; `None` as the tensor that it is. A quantised weight has values that are those of
     /// no other parameter: it is saved as what its codes stand for.
-    fn quantization(&self, _layer: &LinearLayer) -> Option<Quantization> {
-        None
+    fn quantization(&self, layer: &LinearLayer) -> Option<Quantization> {
+        self.inner()?.quantization(layer)
     }
 
     /// How a table of the vocabulary (the word embedding, the head) is held if it is not trained, see [`Self::quantization`].
-    fn table_quantization(&self, _table: &str) -> Option<Quantization> {
-        None
+    fn table_quantization(&self, table: &str) -> Option<Quantization> {
+        self.inner()?.table_quantization(table)
     }
 
     /// How the linear layers of layer `number` (global; `None` outside of layers) compute in 8 bits; `None` as their parameters' dtype says.
-    fn eight_bits(&self, _number: Option<usize>) -> Option<EightBitLayer> {
-        None
+    fn eight_bits(&self, number: Option<usize>) -> Option<EightBitLayer> {
+        self.inner()?.eight_bits(number)
     }
 
     /// What stands in place of the model's output projection; `None` leaves that as it is.
     fn last_layer(&self) -> Option<LinearForLastLayer> {
-        None
+        self.inner()?.last_layer()
     }
 
     /// Whether all that the settings name was met in the outline of the whole model.
@@ -49,18 +54,20 @@ pub trait Adapter: fmt::Debug + Send + Sync {
     /// # Errors
     /// The first name that nothing has.
     fn check_met(&self) -> Result<(), ModelBuildError> {
-        Ok(())
+        self.inner().map_or(Ok(()), Adapter::check_met)
     }
 
     /// The whole values that a parameter of the adapter begins with, if they follow from weights of the base, of which `weight` gives the
     /// values by name, row-major.
-    fn begins(&self, _parameter: &str, _weight: &mut BaseRows<'_>) -> Option<Vec<f32>> {
-        None
+    fn begins(&self, parameter: &str, weight: &mut BaseRows<'_>) -> Option<Vec<f32>> {
+        self.inner()?.begins(parameter, weight)
     }
 
     /// What changes the product of a linear layer; `None` leaves the layer as it is. `scope` is the layer's: parameters declared there have
     /// names below its own.
-    fn adapt(&self, layer: &LinearLayer, scope: &Scope) -> Option<LinearAdaptation>;
+    fn adapt(&self, layer: &LinearLayer, scope: &Scope) -> Option<LinearAdaptation> {
+        self.inner()?.adapt(layer, scope)
+    }
 }
 
 /// A head of a few outputs in place of the output projection, `[b, t, c]` -> `[b, t, output_size]` in float32 (`LinearForLastLayer` upstream).

@@ -4,14 +4,11 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use bridge_kernels::{Fp8Format, Fp8Pass, Fp8Rule, Fp8Scales, Fp8Scaling, OperandMaxima, Quantization, fp8_linear};
+use bridge_kernels::{Fp8Format, Fp8Pass, Fp8Rule, Fp8Scales, Fp8Scaling, OperandMaxima, fp8_linear};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
-use super::{
-    Adapter, BaseRows, Cut, Declaration, Initial, LinearAdaptation, LinearForLastLayer, LinearLayer, Meets,
-    ModelBuildError, ParameterRole, PassStream, Scope,
-};
+use super::{Adapter, Cut, Declaration, Initial, Meets, ModelBuildError, ParameterRole, PassStream, Scope};
 use crate::config::{Fp8Format as FormatName, Fp8Recipe, TransformerConfig};
 
 /// Name, in a layer's scope, of the scales of its operands: input, weight, gradient.
@@ -50,8 +47,7 @@ impl EightBits {
             Fp8Recipe::Delayed => Fp8Scaling::Delayed,
             Fp8Recipe::Mxfp8 => Fp8Scaling::Microscaling,
             Fp8Recipe::Blockwise => Fp8Scaling::Blockwise,
-            // Refused in recipes.
-            Fp8Recipe::Custom => return None,
+            Fp8Recipe::Custom => unreachable!("a recipe of scales from code is refused"),
         };
         let gradient = match format {
             FormatName::E4m3 => Fp8Format::E4M3,
@@ -74,23 +70,15 @@ impl Adapter for EightBits {
         self.other.as_ref().is_none_or(|other| other.trains(declaration))
     }
 
-    fn last_layer(&self) -> Option<LinearForLastLayer> {
-        self.other.as_ref()?.last_layer()
-    }
-
-    fn quantization(&self, layer: &LinearLayer) -> Option<Quantization> {
-        self.other.as_ref()?.quantization(layer)
-    }
-
-    fn table_quantization(&self, table: &str) -> Option<Quantization> {
-        self.other.as_ref()?.table_quantization(table)
+    fn inner(&self) -> Option<&dyn Adapter> {
+        self.other.as_deref()
     }
 
     fn eight_bits(&self, number: Option<usize>) -> Option<EightBitLayer> {
         let is_one = |number: &usize| self.layers.contains(number) || *number >= self.count;
         let found = number.filter(is_one).map(|_| self.layer);
         self.is_met.fetch_or(found.is_some(), Ordering::Relaxed);
-        found
+        found.or_else(|| self.inner()?.eight_bits(number))
     }
 
     fn check_met(&self) -> Result<(), ModelBuildError> {
@@ -99,14 +87,6 @@ impl Adapter for EightBits {
             return Err(ModelBuildError::Invalid { key: "model.fp8".into(), message });
         }
         self.other.as_ref().map_or(Ok(()), |other| other.check_met())
-    }
-
-    fn begins(&self, parameter: &str, weight: &mut BaseRows<'_>) -> Option<Vec<f32>> {
-        self.other.as_ref()?.begins(parameter, weight)
-    }
-
-    fn adapt(&self, layer: &LinearLayer, scope: &Scope) -> Option<LinearAdaptation> {
-        self.other.as_ref()?.adapt(layer, scope)
     }
 }
 
@@ -126,15 +106,15 @@ pub struct EightBitProducts {
 }
 
 impl EightBitProducts {
-    /// Those of the layer at `scope`, whose state is declared there; and where its magnitudes are noted.
-    pub(super) fn new(layer: EightBitLayer, scope: &Scope, pass: PassStream) -> (Self, Arc<OperandMaxima>) {
+    /// Those of the layer at `scope`, whose state is declared there; and where its magnitudes are noted, if scales are made of them.
+    pub(super) fn new(layer: EightBitLayer, scope: &Scope, pass: PassStream) -> (Self, Option<Arc<OperandMaxima>>) {
         let scope = scope.frozen();
         let is_delayed = layer.rule.scaling == Fp8Scaling::Delayed;
         let cut = Cut::Replicated(Meets::ResidualStream);
         let scales = || scope.parameter(SCALES, [3], cut, Initial::Ones, ParameterRole::CastState);
         let history = || scope.parameter(HISTORY, [3, layer.history], cut, Initial::Zeros, ParameterRole::CastState);
         let maxima = Arc::<OperandMaxima>::default();
-        let noted = Arc::clone(&maxima);
+        let noted = is_delayed.then(|| Arc::clone(&maxima));
         let products =
             Self { scales: is_delayed.then(scales), history: is_delayed.then(history), rule: layer.rule, maxima, pass };
         (products, noted)

@@ -3,11 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use bridge_kernels::Quantization;
-
-use super::{
-    Adapter, BaseRows, Declaration, LinearAdaptation, LinearForLastLayer, LinearLayer, ModelBuildError, Scope,
-};
+use super::{Adapter, Declaration, ModelBuildError};
 
 /// The setting.
 const KEY: &str = "model.freeze_parameters";
@@ -47,16 +43,8 @@ impl Adapter for Freezing {
         trains
     }
 
-    fn last_layer(&self) -> Option<LinearForLastLayer> {
-        self.other.as_ref()?.last_layer()
-    }
-
-    fn quantization(&self, layer: &LinearLayer) -> Option<Quantization> {
-        self.other.as_ref()?.quantization(layer)
-    }
-
-    fn table_quantization(&self, table: &str) -> Option<Quantization> {
-        self.other.as_ref()?.table_quantization(table)
+    fn inner(&self) -> Option<&dyn Adapter> {
+        self.other.as_deref()
     }
 
     fn check_met(&self) -> Result<(), ModelBuildError> {
@@ -67,14 +55,6 @@ impl Adapter for Freezing {
             None if !met.trains && self.other.is_none() => invalid("leaves no parameter to train".into()),
             None => self.other.as_ref().map_or(Ok(()), |other| other.check_met()),
         }
-    }
-
-    fn begins(&self, parameter: &str, weight: &mut BaseRows<'_>) -> Option<Vec<f32>> {
-        self.other.as_ref()?.begins(parameter, weight)
-    }
-
-    fn adapt(&self, layer: &LinearLayer, scope: &Scope) -> Option<LinearAdaptation> {
-        self.other.as_ref()?.adapt(layer, scope)
     }
 }
 

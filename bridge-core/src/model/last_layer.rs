@@ -2,14 +2,11 @@
 
 use std::sync::Arc;
 
-use bridge_kernels::{Quantization, linear};
+use bridge_kernels::linear;
 use burn::module::{Module, Param};
 use burn::tensor::{FloatDType, Tensor};
 
-use super::{
-    Adapter, BaseRows, Cut, Declaration, Initial, LinearAdaptation, LinearForLastLayer, LinearLayer, Meets,
-    ModelBuildError, ParameterRole, Scope,
-};
+use super::{Adapter, Cut, Declaration, Initial, LinearForLastLayer, Meets, ModelBuildError, ParameterRole, Scope};
 
 /// Name of the layer's place in a model: `last_layer.weight`, and `last_layer.bias` if it has one.
 const NAME: &str = "last_layer";
@@ -77,23 +74,7 @@ impl Adapter for Replacing {
         Some(self.layer)
     }
 
-    fn quantization(&self, layer: &LinearLayer) -> Option<Quantization> {
-        self.other.as_ref()?.quantization(layer)
-    }
-
-    fn table_quantization(&self, table: &str) -> Option<Quantization> {
-        self.other.as_ref()?.table_quantization(table)
-    }
-
-    fn check_met(&self) -> Result<(), ModelBuildError> {
-        self.other.as_ref().map_or(Ok(()), |other| other.check_met())
-    }
-
-    fn begins(&self, parameter: &str, weight: &mut BaseRows<'_>) -> Option<Vec<f32>> {
-        self.other.as_ref()?.begins(parameter, weight)
-    }
-
-    fn adapt(&self, layer: &LinearLayer, scope: &Scope) -> Option<LinearAdaptation> {
-        self.other.as_ref()?.adapt(layer, scope)
+    fn inner(&self) -> Option<&dyn Adapter> {
+        self.other.as_deref()
     }
 }

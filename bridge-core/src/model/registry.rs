@@ -89,7 +89,7 @@ impl ModelRegistry {
     /// # Errors
     /// As [`Self::adapter`].
     pub fn adapt_as(&mut self, peft: Option<&PeftConfig>, section: &FinalTransformer) -> Result<(), ModelBuildError> {
-        self.adapter = self.adapter(peft, section)?;
+        self.adapter = self.own_adapter(peft, section)?;
         Ok(())
     }
 
@@ -114,14 +114,7 @@ impl ModelRegistry {
         peft: Option<&PeftConfig>,
         section: &FinalTransformer,
     ) -> Result<Option<Arc<dyn Adapter>>, ModelBuildError> {
-        let adapter = match (peft, &self.adapt_by) {
-            (None, _) => self.adapter.clone(),
-            (Some(peft), Some(factory)) => Some(factory(peft, section)?),
-            (Some(_), None) => {
-                let message = "this program makes no adapters".to_owned();
-                return Err(ModelBuildError::Invalid { key: "peft".into(), message });
-            }
-        };
+        let adapter = self.own_adapter(peft, section)?;
         let adapter = match self.last_layer {
             Some(layer) => Some(Arc::new(Replacing::new(layer, adapter)?) as Arc<dyn Adapter>),
             None => adapter,
@@ -135,6 +128,22 @@ impl ModelRegistry {
             Some(eight_bits) => Some(Arc::new(eight_bits)),
             None => adapter,
         })
+    }
+
+    /// The adapter of `[peft]`, or else that of [`Self::adapt`].
+    fn own_adapter(
+        &self,
+        peft: Option<&PeftConfig>,
+        section: &FinalTransformer,
+    ) -> Result<Option<Arc<dyn Adapter>>, ModelBuildError> {
+        match (peft, &self.adapt_by) {
+            (None, _) => Ok(self.adapter.clone()),
+            (Some(peft), Some(factory)) => Ok(Some(factory(peft, section)?)),
+            (Some(_), None) => {
+                let message = "this program makes no adapters".to_owned();
+                Err(ModelBuildError::Invalid { key: "peft".into(), message })
+            }
+        }
     }
 
     /// Names and settings, for reading recipes.

@@ -236,7 +236,7 @@ impl Scope {
         let eight_bits = eight_bits.map(|eight_bits| {
             let pass = self.shared.table.borrow().pass.clone();
             let (products, maxima) = EightBitProducts::new(eight_bits, self, pass);
-            self.shared.table.borrow_mut().maxima.push((self.path.clone(), maxima));
+            self.shared.table.borrow_mut().maxima.extend(maxima.map(|maxima| (self.path.clone(), maxima)));
             products
         });
         LinearParameter { param, quantized, eight_bits }

@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 
 use super::setup::Setup;
-use crate::model::{Component, Declaration, ReplicaGroup};
+use crate::model::{Component, Declaration, ParameterRole, ReplicaGroup};
 
 /// Numbers of parameters, in all and by component.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,6 +25,10 @@ impl ParameterCounts {
     }
 
     fn add(&mut self, parameter: &Declaration, count: u64) {
+        // State of a run rather than of its model.
+        if parameter.role == ParameterRole::CastState {
+            return;
+        }
         self.total += count;
         self.trained += if parameter.trainable { count } else { 0 };
         self.by_component[parameter.component as usize] += count;

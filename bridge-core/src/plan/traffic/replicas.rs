@@ -8,7 +8,7 @@ use bridge_dist::mesh::GroupKind;
 
 use super::{FLOAT32, FLOAT64, Tally, TrafficGroup, Way};
 use crate::config::{RerunMode, train_windows};
-use crate::model::{Declaration, ROUTER_LOSSES, ReplicaGroup, TrafficKind};
+use crate::model::{Declaration, ParameterRole, ROUTER_LOSSES, ReplicaGroup, TrafficKind};
 use crate::optim::{BucketParameter, BucketSize, Sharding, bucket_sizes, padded_part, padded_part_of};
 use crate::plan::recompute::Region;
 use crate::plan::segments::chunk_regions;
@@ -207,7 +207,24 @@ impl Tally<'_, '_> {
         if scales > 0 {
             self.add(world(Operation::AllReduce), 1, scales * super::super::parameters::num_trained(setup) * FLOAT32);
         }
+        self.cast_maxima(stage);
         // Signals, cancellation and the clock.
         self.add(world(Operation::AllReduce), 1, 3 * FLOAT64);
+    }
+
+    /// The largest magnitudes of 8-bit operands, three of each layer whose scales come from earlier steps.
+    fn cast_maxima(&mut self, stage: usize) {
+        let of_layers =
+            self.setup.parameters(stage).filter(|p| p.role == ParameterRole::CastState && p.shape.len() == 1);
+        let (dense, of_experts): (Vec<_>, Vec<_>) =
+            of_layers.partition(|p| p.placement.replicas == ReplicaGroup::Dense);
+        for (layers, groups) in [
+            (dense.len(), [GroupKind::Tensor, GroupKind::DataContext]),
+            (of_experts.len(), [GroupKind::ExpertTensor, GroupKind::ExpertData]),
+        ] {
+            for group in groups.into_iter().filter(|_| layers > 0) {
+                self.add(Way::on(TrafficKind::Scalars, group, Operation::AllReduce), 1, 3 * layers as u64 * FLOAT64);
+            }
+        }
     }
 }

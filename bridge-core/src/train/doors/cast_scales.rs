@@ -10,6 +10,9 @@ use crate::train::TrainError;
 use crate::train::report::StepReport;
 use crate::train::subsystem::{Agreement, RunContext, Subsystem, Verdict};
 
+/// The place of gradients among the operands: input, weight, gradient.
+const GRADIENT: usize = 2;
+
 pub(super) struct CastScales {
     /// What gradients are cast to.
     gradient: Fp8Format,
@@ -46,7 +49,7 @@ impl CastScales {
             AmaxAlgo::MostRecent => largest,
             AmaxAlgo::Max => history.iter().copied().fold(0.0, f32::max),
         };
-        let format = if operand == 2 { self.gradient } else { Fp8Format::E4M3 };
+        let format = if operand == GRADIENT { self.gradient } else { Fp8Format::E4M3 };
         let is_usable = largest > 0.0 && largest.is_finite();
         let next = f64::from(format.largest()) / f64::from(largest) / 2.0_f64.powi(self.margin as i32);
         let next = if is_usable { (next as f32).min(f32::MAX) } else { scale };
@@ -54,15 +57,14 @@ impl CastScales {
     }
 }
 
-/// What was noted in this step on this rank. What is not finite is left out of histories: a step that overflowed says nothing of the next one.
+/// What was noted in this step on this rank. What is not finite counts as 0: a step that overflowed says nothing of the next one.
 fn noted(run: &RunContext) -> Vec<Layer> {
     let mut layers = Vec::new();
     for (chunk, model) in run.chunks().iter().enumerate() {
         for (name, maxima) in model.operand_maxima() {
             let scales = format!("{name}.{CAST_SCALES}");
-            let Some(declaration) = model.parameters().iter().find(|parameter| parameter.name == scales) else {
-                continue;
-            };
+            let declaration = model.parameters().iter().find(|parameter| parameter.name == scales);
+            let declaration = declaration.expect("what notes magnitudes has scales");
             layers.push(Layer {
                 chunk,
                 name: name.clone(),
