@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use bridge_kernels::optim::{Master, MasterFormat, Remainders, Stored};
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, FloatDType, Tensor};
 
 use super::Optimizer;
 use super::flat::part;
@@ -73,6 +73,13 @@ impl Optimizer {
     /// Whether this optimizer has such a kind of saved tensor.
     pub fn has_state(&self, kind: &str) -> bool {
         kind == MASTER || self.settings.algorithm.rule.states.iter().any(|state| state.name == kind)
+    }
+
+    /// The dtype that a kind of saved tensor must have; `None` for kinds that may come in any format.
+    pub fn required_dtype(&self, kind: &str) -> Option<FloatDType> {
+        let rule = self.settings.algorithm.rule;
+        let state = rule.states.iter().find(|state| state.name == kind && !rule.keeps_formats());
+        state.map(|state| state.dtype)
     }
 
     /// Forgets all state; what is saved follows by [`load_tensor`](Self::load_tensor).

@@ -150,6 +150,10 @@ fn load_optimizer(run: &mut TrainingRun, checkpoint: &Checkpoint, step: u64) -> 
         let optimizer = &mut run.training.optimizer;
         let range = optimizer.distribution().state_range(parameter).filter(|_| optimizer.has_state(kind));
         let Some((shard, range)) = local_shards.get(parameter).zip(range) else { continue };
+        if let Some(dtype) = optimizer.required_dtype(kind) {
+            let name = format!("{OPTIMIZER_PREFIX}{kind}.{parameter}");
+            checkpoint.expect(&name, saved_dtype(dtype), &shard.global_shape())?;
+        }
         let stored = load_stored(checkpoint, (kind, parameter), (shard, range), &plain)?;
         if optimizer.load_tensor(&format!("{kind}.{parameter}"), stored, parameters.get(parameter)) {
             loaded.insert((kind, parameter));
@@ -192,6 +196,16 @@ fn load_masters(run: &mut TrainingRun, sources: &Sources<'_>) -> Result<(), Trai
         }
     }
     Ok(())
+}
+
+/// How a checkpoint stores a state of this dtype.
+fn saved_dtype(dtype: FloatDType) -> DType {
+    match dtype {
+        FloatDType::F64 => DType::F64,
+        FloatDType::F32 | FloatDType::Flex32 => DType::F32,
+        FloatDType::F16 => DType::F16,
+        FloatDType::BF16 => DType::BF16,
+    }
 }
 
 /// The optimizer tensors of a checkpoint that no rank has a use for: they are another optimizer's or another model's.
