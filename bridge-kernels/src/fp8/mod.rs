@@ -1,7 +1,8 @@
 //! Linear layers whose products are made of 8-bit floats (Micikevicius et al., arXiv:2209.05433), as Transformer Engine's recipes make them.
 //!
 //! Here the products are emulated: operands are cast to 8 bits, and what codes stand for is multiplied in float32. That is what 8-bit matrix units
-//! compute, up to the order in which they add. The input is kept for backward in 8 bits.
+//! compute, up to the order in which they add. On the CPU the input is kept for backward in 8 bits, if the weight's gradient is made of
+//! such operands ([`Fp8Rule::weight_gradient`]). Elsewhere inputs and weights are kept as they are, and scales are made on the host, which is slow.
 
 mod cpu;
 mod flex;
@@ -15,6 +16,7 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 
+use crate::linear::check;
 use crate::precision::{narrow, widen};
 
 pub use format::Fp8Format;
@@ -46,9 +48,7 @@ pub fn fp8_linear<const D: usize>(
     bias_o: Option<Tensor<1>>,
     pass: &Fp8Pass,
 ) -> Tensor<D> {
-    let [outputs, inputs] = weight_oi.dims();
-    assert_eq!(x.dims()[D - 1], inputs, "fp8_linear: an input of {:?} does not fit {inputs} inputs", x.dims());
-    assert!(bias_o.as_ref().is_none_or(|bias| bias.dims() == [outputs]), "fp8_linear: the bias does not fit");
+    check(&x, &weight_oi, bias_o.as_ref());
     let dtype = x.dtype();
     let (x, weight_oi, bias_o) = (widen(x), widen(weight_oi), bias_o.map(widen));
     let y = flex::fp8_linear(&x, &weight_oi, bias_o.as_ref(), pass);

@@ -5,7 +5,7 @@ use burn::tensor::{Tensor, TensorData};
 
 use super::Fp8Pass;
 use super::cpu::largest_magnitude;
-use super::format::{Fp8Format, power_of_two};
+use super::format::Fp8Format;
 use super::rule::{Operand, Share};
 use crate::vjp;
 
@@ -95,11 +95,11 @@ fn nearest(x: Tensor<2>, format: Fp8Format) -> Tensor<2> {
     let x = x.clamp(-format.largest(), format.largest());
     // The distance of values from each other doubles from one power of two to the next.
     let mut distance = x.clone().zeros_like() + format.quantum();
-    let mut exponent = format.least_exponent() + 1;
-    while power_of_two(exponent) <= format.largest() {
-        let is_above = x.clone().abs().greater_equal_elem(power_of_two(exponent));
+    let mut power = 2.0 * format.least_normal();
+    while power <= format.largest() {
+        let is_above = x.clone().abs().greater_equal_elem(power);
         distance = distance.clone().mask_where(is_above, distance * 2.0);
-        exponent += 1;
+        power *= 2.0;
     }
     (x / distance.clone()).round() * distance
 }

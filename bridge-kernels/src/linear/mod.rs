@@ -158,7 +158,7 @@ fn again<const D: usize>(
     })
 }
 
-/// `into + dy^T x` in float32: what a micro-batch or a chunk of tokens adds to the gradient of a weight. `None` is a gradient of zero.
+/// `into + dy^T x` in float32: what a chunk of the head's tokens adds to the gradient of its weight. `None` is a gradient of zero.
 ///
 /// On CUDA devices with cuBLASLt the sum is made by the product, without a rounding between, and in the memory of `into_oi` if nobody else has
 /// that. Elsewhere it is Burn's product, widened and added. There is no graph.
@@ -192,7 +192,7 @@ pub fn add_weight_gradient(into_oi: Option<Tensor<2>>, dy_no: &Tensor<2>, x_ni: 
 }
 
 /// Fails early on shapes that do not fit each other.
-fn check<const D: usize>(x: &Tensor<D>, weight_oi: &Tensor<2>, bias_o: Option<&Tensor<1>>) {
+pub(crate) fn check<const D: usize>(x: &Tensor<D>, weight_oi: &Tensor<2>, bias_o: Option<&Tensor<1>>) {
     let [outputs, inputs] = weight_oi.dims();
     assert!(
         D > 0 && x.dims()[D - 1] == inputs,

@@ -1,7 +1,7 @@
-//! Formats in which states of an optimizer are kept between steps, and the arithmetic of their elements. Slices and tensors do not belong here.
+//! Formats in which states of an optimizer are kept between steps, bfloat16, and what it leaves of a float32. Other floats of 8 and 16
+//! bits are in `cpu/small`; slices and tensors do not belong here.
 
-use crate::cpu::small::Small;
-pub(crate) use crate::cpu::small::{E4M3, Half, decode, encode};
+use crate::cpu::small::{E4M3, Half, Small};
 
 /// How the elements of a state are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,72 +81,26 @@ pub(crate) fn is_rounded_up(x: f32) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use half::{bf16, f16};
+    use half::bf16;
 
     use super::*;
-
-    /// All finite numbers of E4M3, by the definition of the format.
-    fn numbers() -> Vec<(u32, f64)> {
-        let number = |code: u32| {
-            let (exponent, mantissa) = (code >> 3 & 15, f64::from(code & 7));
-            let magnitude = match exponent {
-                0 => mantissa / 8.0 * 2_f64.powi(-6),
-                _ => (1.0 + mantissa / 8.0) * 2_f64.powi(exponent as i32 - 7),
-            };
-            if code & 128 == 0 { magnitude } else { -magnitude }
-        };
-        (0..256).filter(|code| code & 127 != 127).map(|code| (code, number(code))).collect()
-    }
+    use crate::cpu::small::encode;
 
     #[test]
-    fn every_code_is_the_number_of_its_format() {
-        for (code, number) in numbers() {
-            assert_eq!(f64::from(decode::<E4M3>(code)), number, "{code:#x}");
-            assert_eq!(encode::<E4M3>(number as f32), code, "{number}");
-        }
-        assert!(decode::<E4M3>(0x7f).is_nan() && decode::<E4M3>(0xff).is_nan());
-        assert_eq!(encode::<E4M3>(f32::NAN) & 127, 127);
+    fn bfloat16_is_that_of_another_implementation() {
         for bits in 0..=u16::MAX {
-            let (half, found) = (f16::from_bits(bits), decode::<Half>(u32::from(bits)));
-            if half.is_finite() {
-                assert_eq!(found.to_bits(), half.to_f32().to_bits(), "{bits:#x}");
-                assert_eq!(encode::<Half>(found), u32::from(bits));
-            } else {
-                assert!(found.is_nan(), "{bits:#x}");
-            }
             let wide = widen_bf16(bits);
             if bf16::from_bits(bits).is_nan() {
-                assert!(wide.is_nan(), "{bits:#x}");
+                assert!(wide.is_nan() && bf16::from_bits(narrow_bf16(wide)).is_nan(), "{bits:#x}");
             } else {
                 assert_eq!(wide.to_bits(), bf16::from_bits(bits).to_f32().to_bits());
                 assert_eq!(narrow_bf16(wide), bits);
             }
         }
-    }
-
-    #[test]
-    fn numbers_between_round_to_nearest_even() {
-        let mut positive: Vec<(u32, f64)> = numbers().into_iter().filter(|(code, _)| *code < 127).collect();
-        positive.sort_by(|a, b| a.1.total_cmp(&b.1));
-        for pair in positive.windows(2) {
-            let ((low, a), (high, b)) = (pair[0], pair[1]);
-            let middle = ((a + b) / 2.0) as f32;
-            let even = if low % 2 == 0 { low } else { high };
-            assert_eq!(encode::<E4M3>(middle), even, "midway between {a} and {b}");
-            assert_eq!(encode::<E4M3>(middle.next_down()), low);
-            assert_eq!(encode::<E4M3>(middle.next_up()), high);
-            assert_eq!(encode::<E4M3>(-middle.next_up()), high | 128);
-        }
-        for (x, code) in [(448.5, 0x7e), (1e30, 0x7e), (f32::INFINITY, 0x7e), (f32::NEG_INFINITY, 0xfe), (-0.0, 0x80)] {
-            assert_eq!(encode::<E4M3>(x), code, "{x}");
-        }
         // Numbers of all sizes, and midway between two.
         for seed in 0..200_000_u32 {
             let bits = seed.wrapping_mul(0x9e37_79b9);
-            for x in [bits, bits & 0xffff_e000 | 0x1000, bits & 0xffff_0000 | 0x8000].map(f32::from_bits) {
-                if x.abs() <= 65504.0 {
-                    assert_eq!(encode::<Half>(x), u32::from(f16::from_f32(x).to_bits()), "{x}");
-                }
+            for x in [bits, bits & 0xffff_0000 | 0x8000].map(f32::from_bits) {
                 assert!(x.is_nan() || narrow_bf16(x) == bf16::from_f32(x).to_bits(), "{x}");
             }
         }

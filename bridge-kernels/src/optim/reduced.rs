@@ -8,6 +8,7 @@ use super::formats::Format;
 use super::steps::{AdamWState, AdamWStep};
 use super::stored::{Master, MasterFormat, Stored, magnitude};
 use super::{adamw, adamw_reference};
+use crate::precision::widen;
 
 /// A parameter with what AdamW keeps of it, or the range of them that a rank has. All are flat and of one length.
 #[derive(Clone, Debug)]
@@ -75,7 +76,7 @@ pub fn adamw_magnitudes(state: &ReducedAdamW, gradient: &Tensor<1>, step: &AdamW
 
 /// [`adamw_magnitudes`] by an update that is thrown away.
 pub fn adamw_magnitudes_reference(state: &ReducedAdamW, gradient: &Tensor<1>, step: &AdamWStep) -> [f32; 3] {
-    let AdamWState { parameter, exp_avg, exp_avg_sq } = adamw(widened(state), wide(gradient.clone()), step);
+    let AdamWState { parameter, exp_avg, exp_avg_sq } = adamw(widened(state), widen(gradient.clone()), step);
     [parameter, exp_avg, exp_avg_sq].map(magnitude)
 }
 
@@ -92,7 +93,7 @@ fn widened(state: &ReducedAdamW) -> AdamWState {
     let device = state.parameter.device();
     let [exp_avg, exp_avg_sq] = state.moments.each_ref().map(|moment| moment.widen(&device));
     let master = state.master.as_ref().map(|master| master.widen(&state.parameter));
-    let parameter = master.unwrap_or_else(|| wide(state.parameter.clone()));
+    let parameter = master.unwrap_or_else(|| widen(state.parameter.clone()));
     AdamWState { parameter, exp_avg, exp_avg_sq }
 }
 
@@ -107,7 +108,7 @@ fn update(
     let dtype = state.parameter.dtype();
     let wide_state = widened(&state);
     drop(state);
-    let AdamWState { parameter: updated, exp_avg, exp_avg_sq } = adamw(wide_state, wide(gradient), step);
+    let AdamWState { parameter: updated, exp_avg, exp_avg_sq } = adamw(wide_state, widen(gradient), step);
     let moments = [
         Stored::narrow(exp_avg, formats.moments[0], scales[1]),
         Stored::narrow(exp_avg_sq, formats.moments[1], scales[2]),
@@ -118,8 +119,4 @@ fn update(
     let parameter = updated.clone().cast(FloatDType::from(dtype));
     let master = Master::narrow(updated, formats.master, scales[0], &parameter);
     ReducedAdamW { parameter, master: Some(master), moments }
-}
-
-fn wide(x: Tensor<1>) -> Tensor<1> {
-    if x.dtype() == DType::F32 { x } else { x.cast(FloatDType::F32) }
 }

@@ -1,4 +1,5 @@
-//! States of an optimizer in the formats in which they are kept, and masters of parameters in 16 bits. How elements are coded is in `formats`.
+//! States of an optimizer in the formats in which they are kept, and masters of parameters in 16 bits. Their elements are coded by
+//! `cpu/small` and `formats`.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use half::slice::HalfFloatSliceExt;
 use super::cpu::reduced::{Place, Source, joined, largest, narrow, remainders, widened};
 use super::formats::Format;
 use crate::flex::Values;
+use crate::precision::widen;
 
 /// A state, or the range of it that a rank has, flat. Cloning shares the elements.
 #[derive(Clone, Debug)]
@@ -67,8 +69,8 @@ impl Stored {
     /// The values in float32. Codes come to `device`.
     pub fn widen(&self, device: &Device) -> Tensor<1> {
         match self {
-            Self::Plain(values) => wide(values.clone()),
-            Self::Scaled { values, scale } => wide(values.clone()) * *scale,
+            Self::Plain(values) => widen(values.clone()),
+            Self::Scaled { values, scale } => widen(values.clone()) * *scale,
             Self::Codes { codes, scale } => on_device(widened(Source::Float8(codes, *scale)), device),
         }
     }
@@ -76,7 +78,7 @@ impl Stored {
     /// [`widen`](Self::widen) of what is given up: float32 values are handed on.
     pub fn into_plain(self, device: &Device) -> Tensor<1> {
         match self {
-            Self::Plain(values) => wide(values),
+            Self::Plain(values) => widen(values),
             other => other.widen(device),
         }
     }
@@ -281,10 +283,6 @@ pub(super) fn magnitude(values: Tensor<1>) -> f32 {
         None if values.dims()[0] == 0 => 0.0,
         None => values.abs().max().into_scalar(),
     }
-}
-
-fn wide(values: Tensor<1>) -> Tensor<1> {
-    if values.dtype() == DType::F32 { values } else { values.cast(FloatDType::F32) }
 }
 
 fn host(values: Tensor<1>) -> Vec<f32> {

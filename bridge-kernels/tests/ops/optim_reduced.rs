@@ -1,7 +1,5 @@
 //! AdamW on states of less than 32 bits: against float64 arithmetic that rounds states as declared, and against float32 states.
 
-use std::collections::BTreeSet;
-
 use bridge_kernels::optim::{
     AdamWState, AdamWStep, Format, Master, MasterFormat, ReducedAdamW, ReducedFormats, Stored, adamw, adamw_magnitudes,
     adamw_magnitudes_reference, adamw_reduced, adamw_reduced_reference,
@@ -150,13 +148,13 @@ fn agrees_with_float64(n: usize, dtype: FloatDType, formats: ReducedFormats, dec
         if dtype == FloatDType::F32 {
             continue;
         }
-        // The parameter is the exact value, rounded once, whatever its master is.
+        // The parameter is the exact value, rounded once, whatever its master is, but where unequal moments moved it.
         for (found, exact) in read(state.parameter.clone()).iter().zip(exact) {
-            let allowed = if dtype == FloatDType::BF16 { 2.0_f64.powi(-8) } else { 2.0_f64.powi(-11) };
-            assert!(
-                (f64::from(*found) - exact).abs() <= 1.01 * allowed * exact.abs() + 0.02,
-                "{what}: {found} {exact}"
-            );
+            let unit = if dtype == FloatDType::BF16 { 2.0_f64.powi(-8) } else { 2.0_f64.powi(-11) };
+            let (difference, allowed) = ((f64::from(*found) - exact).abs(), 1.01 * unit * exact.abs());
+            assert!(difference <= allowed + 0.02, "{what}: {found} {exact}");
+            looked_at += 1;
+            far += usize::from(difference > allowed);
         }
     }
     assert!(far * 100 <= looked_at, "{what}: {far} of {looked_at} values are far from float64");
@@ -309,9 +307,8 @@ fn the_same_on_any_number_of_threads() {
 }
 
 #[test]
-fn all_formats_are_tested() {
-    let sizes: BTreeSet<u64> = FORMATS.iter().map(|format| format.bytes()).collect();
-    assert_eq!(sizes, BTreeSet::from([1, 2, 4]));
+fn formats_have_their_bytes() {
+    assert_eq!(FORMATS.map(Format::bytes), [4, 2, 2, 1]);
     let masters = [MasterFormat::Float32, MasterFormat::Float16, MasterFormat::Remainders];
     assert_eq!(masters.map(MasterFormat::bytes), [4, 2, 2]);
 }

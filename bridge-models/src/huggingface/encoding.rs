@@ -1,6 +1,7 @@
 //! How elements are stored, and their values in float32: floats of 8 to 64 bits, scaled by blocks, and blocks of 4 bits with a scale each. Files
 //! and names belong to `checkpoint`.
 
+use bridge_kernels::Fp8Format;
 use half::{bf16, f16};
 use safetensors::Dtype;
 
@@ -33,7 +34,7 @@ pub(super) fn decode(dtype: Dtype, bytes: &[u8], target: &mut [f32]) {
         Dtype::F32 => fill(bytes, target, f32::from_le_bytes),
         Dtype::F16 => fill(bytes, target, |b| f16::from_le_bytes(b).to_f32()),
         Dtype::BF16 => fill(bytes, target, |b| bf16::from_le_bytes(b).to_f32()),
-        Dtype::F8_E4M3 => fill(bytes, target, |[b]| e4m3(b)),
+        Dtype::F8_E4M3 => fill(bytes, target, |[b]| Fp8Format::E4M3.value(b)),
         Dtype::F8_E5M2 => fill(bytes, target, |[b]| f16::from_bits(u16::from(b) << 8).to_f32()),
         other => panic!("{other} is none of {FLOATS}"),
     }
@@ -45,33 +46,8 @@ fn fill<const N: usize>(bytes: &[u8], target: &mut [f32], convert: impl Fn([u8; 
     }
 }
 
-/// The value of an E4M3 float: four bits of exponent with bias 7, three of mantissa, no infinities (arXiv:2209.05433, section 3).
-fn e4m3(bits: u8) -> f32 {
-    let sign = if bits & 0x80 == 0 { 1.0 } else { -1.0 };
-    let (exponent, mantissa) = (i32::from(bits >> 3 & 0xf), f32::from(bits & 7));
-    sign * match (exponent, bits & 7) {
-        (15, 7) => f32::NAN,
-        (0, _) => mantissa * 2.0_f32.powi(-9),
-        _ => (8.0 + mantissa) * 2.0_f32.powi(exponent - 10),
-    }
-}
-
-/// The largest E4M3 float.
-const E4M3_MAX: f32 = 448.0;
-
-/// The E4M3 float nearest to `value`; of two the one with an even mantissa. Values beyond the largest become the largest.
-fn to_e4m3(value: f32) -> u8 {
-    let sign = if value.is_sign_negative() { 0x80 } else { 0 };
-    let size = value.abs().min(E4M3_MAX);
-    // The step between neighbours: 2^-9 below the smallest normal number, 2^-6.
-    let exponent = if size < 2.0_f32.powi(-6) { -6 } else { (size.to_bits() >> 23) as i32 - 127 };
-    let steps = (size / 2.0_f32.powi(exponent - 3)).round_ties_even() as u8;
-    // 16 steps are the next exponent's 8, whose bits follow.
-    sign | ((exponent + 6) as u8 * 8 + steps)
-}
-
 /// A matrix of `columns` columns in E4M3 with a scale for each block of `block` rows and columns: what to multiply its values by. Returns values and
-/// scales, both row-major.
+/// scales, both row-major. NaN stays NaN, and a block with an infinite value becomes NaN.
 pub(super) fn to_scaled_e4m3(values: &[f32], columns: usize, block: [usize; 2]) -> (Vec<u8>, Vec<f32>) {
     let grid = columns.div_ceil(block[1]);
     let rows = values.len() / columns.max(1);
@@ -81,9 +57,11 @@ pub(super) fn to_scaled_e4m3(values: &[f32], columns: usize, block: [usize; 2]) 
         let largest = &mut largest[place(index)];
         *largest = largest.max(value.abs());
     }
+    // Never so small that float32 could not divide by it.
+    let scale = |largest: f32| (largest / Fp8Format::E4M3.largest()).max(f32::MIN_POSITIVE);
     let scales: Vec<f32> =
-        largest.into_iter().map(|largest| if largest > 0.0 { largest / E4M3_MAX } else { 1.0 }).collect();
-    let stored = values.iter().enumerate().map(|(index, value)| to_e4m3(value / scales[place(index)]));
+        largest.into_iter().map(|largest| if largest > 0.0 { scale(largest) } else { 1.0 }).collect();
+    let stored = values.iter().enumerate().map(|(index, value)| Fp8Format::E4M3.code(value / scales[place(index)]));
     (stored.collect(), scales)
 }
 
@@ -106,19 +84,28 @@ mod tests {
 
     #[test]
     fn floats_of_eight_bits_have_the_values_of_their_bits() {
-        let known = [(0x00, 0.0), (0x01, 0.001_953_125), (0x08, 0.015_625), (0x38, 1.0), (0x7e, 448.0), (0xc4, -3.0)];
-        assert!(known.iter().all(|(bits, value)| e4m3(*bits) == *value) && e4m3(0x7f).is_nan());
+        let mut values = [0.0; 7];
+        decode(Dtype::F8_E4M3, &[0x00, 0x01, 0x08, 0x38, 0x7e, 0xc4, 0x7f], &mut values);
+        assert_eq!(values[..6], [0.0, 0.001_953_125, 0.015_625, 1.0, 448.0, -3.0]);
+        assert!(values[6].is_nan());
         let mut values = [0.0; 4];
         decode(Dtype::F8_E5M2, &[0x3c, 0xc0, 0x7b, 0x01], &mut values);
         assert_eq!(values, [1.0, -2.0, 57_344.0, 2.0_f32.powi(-16)]);
-        for bits in (0..=255_u8).filter(|bits| bits & 0x7f != 0x7f) {
-            assert_eq!(to_e4m3(e4m3(bits)), bits, "{bits:#x}");
-        }
-        // Between two neighbours, and beyond the largest.
-        assert_eq!(
-            [17.0, 19.0, 500.0, -1e9, 0.017].map(|value| e4m3(to_e4m3(value))),
-            [16.0, 20.0, 448.0, -448.0, 0.017_578_125]
-        );
+    }
+
+    #[test]
+    fn values_that_are_not_finite_stay_so_and_tiny_ones_become_zeros() {
+        let (nan, infinite) = (f32::NAN, f32::INFINITY);
+        let read = |values: &[f32]| {
+            let (stored, scales) = to_scaled_e4m3(values, values.len(), [1, values.len()]);
+            let mut read = vec![0.0; stored.len()];
+            decode(Dtype::F8_E4M3, &stored, &mut read);
+            read.into_iter().map(|value| value * scales[0]).collect::<Vec<_>>()
+        };
+        let found = read(&[nan, 1.0, 0.0]);
+        assert!(found[0].is_nan() && found[1..] == [1.0, 0.0], "{found:?}");
+        assert!(read(&[infinite, 1.0]).iter().all(|value| value.is_nan()));
+        assert_eq!(read(&[1e-44, 0.0, 0.0]), [0.0; 3]);
     }
 
     #[test]
@@ -127,7 +114,7 @@ mod tests {
         let (stored, scales) = to_scaled_e4m3(&values, 5, [2, 3]);
         assert_eq!(scales.len(), 4);
         for (index, bits) in stored.iter().enumerate() {
-            let value = e4m3(*bits) * scales[index / 5 / 2 * 2 + index % 5 / 3];
+            let value = Fp8Format::E4M3.value(*bits) * scales[index / 5 / 2 * 2 + index % 5 / 3];
             assert!((value - values[index]).abs() <= values[index].abs() / 15.0, "{index}: {value}, {}", values[index]);
         }
     }

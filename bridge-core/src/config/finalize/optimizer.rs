@@ -52,7 +52,8 @@ fn precisions_fit(draft: &mut Draft<'_>, parallel: &ParallelSizes) {
         ("optimizer.exp_avg_dtype", config.exp_avg_dtype),
         ("optimizer.exp_avg_sq_dtype", config.exp_avg_sq_dtype),
     ] {
-        let message = format!("{dtype} needs {SWITCH} = true: without it this is float32");
+        let name = if dtype == DType::UInt8 { " (fp8 is another name of uint8)" } else { "" };
+        let message = format!("{dtype} needs {SWITCH} = true: without it this is float32{name}");
         draft.require(is_on || dtype == DType::Float32, key, message);
     }
     if !is_on {
@@ -74,6 +75,23 @@ fn precisions_fit(draft: &mut Draft<'_>, parallel: &ParallelSizes) {
         format!("is the dtype of master weights, which parameters of model.params_dtype = {params} do not have");
     draft.require(has_halves || config.main_params_dtype == DType::Float32, "optimizer.main_params_dtype", message);
     main_grads_follow(draft, params);
+    remainders_fit(draft, params);
+}
+
+/// Remainders are the low halves of float32 masters of bfloat16 parameters; there are no others.
+fn remainders_fit(draft: &mut Draft<'_>, params: DType) {
+    const KEY: &str = "optimizer.store_param_remainders";
+    let masters = draft.recipe.optimizer.main_params_dtype;
+    if params == DType::BFloat16 && masters == DType::Float32 {
+        return;
+    }
+    let is_wanted = draft.is_explicit(KEY) && draft.recipe.optimizer.store_param_remainders;
+    let message = format!(
+        "has no effect with model.params_dtype = {params} and optimizer.main_params_dtype = {masters}: remainders are of \
+         float32 masters of bfloat16 parameters"
+    );
+    draft.forbid(is_wanted, KEY, message);
+    draft.recipe.optimizer.store_param_remainders = false;
 }
 
 /// Gradients are summed in one dtype, which two settings name.

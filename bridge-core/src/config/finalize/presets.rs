@@ -10,6 +10,9 @@ use super::super::field::Field;
 use super::super::sections::{MixedPrecisionConfig, Precision, RecipeConfig};
 use super::Draft;
 
+/// What to say of parameters of 8 bits.
+const INSTEAD_OF_BYTES: &str = "; model.fp8 gives linear layers products of 8-bit operands, whatever parameters are";
+
 /// Recipes of 4 bits, understood but not implemented.
 const NOT_IMPLEMENTED: [&str; 2] = ["bf16_with_nvfp4_mixed", "nemotron_3_super_bf16_with_nvfp4_mixed"];
 
@@ -87,7 +90,7 @@ fn named(draft: &mut Draft<'_>, name: &str) {
         preset.state(|r| &mut r.ddp.grad_reduce_in_fp32, reduces_wide, "ddp.grad_reduce_in_fp32");
         if let Some(recipe) = eight_bits {
             preset.eight_bits(recipe);
-            if recipe.gathers {
+            if recipe.gathers && draft.world.size > 1 && has_shards(&draft.recipe) {
                 draft.warnings.push(format!(
                     "{key} = \"{name}\": weights are gathered in 16 bits; upstream's recipe gathers them in 8"
                 ));
@@ -124,7 +127,9 @@ fn custom(draft: &mut Draft<'_>, config: &MixedPrecisionConfig) {
         _ => Mode::Float32,
     };
     if config.params_dtype.is_some_and(|dtype| dtype != mode.dtype()) {
-        let message = format!("parameters are {} in this mode", mode.dtype());
+        let is_bytes = config.params_dtype == Some(DType::UInt8);
+        let more = if is_bytes { INSTEAD_OF_BYTES } else { "" };
+        let message = format!("parameters are {} in this mode{more}", mode.dtype());
         draft.conflict("mixed_precision.params_dtype", message);
         return;
     }
@@ -184,6 +189,12 @@ fn agree_with_sections(recipe: &mut RecipeConfig) {
 /// Default bucket size of `[comm_overlap]`, in elements.
 const OVERLAPPED_BUCKET: usize = 134_217_728;
 
+/// Whether replicas shard optimizer state or more.
+fn has_shards(recipe: &RecipeConfig) -> bool {
+    let is_distributed = recipe.optimizer.use_distributed_optimizer || recipe.ddp.use_distributed_optimizer;
+    is_distributed || recipe.ddp.data_parallel_sharding_strategy != ShardingStrategy::NoShard
+}
+
 /// Copies `[comm_overlap]` onto ddp: its values, and overlap with a distributed optimizer unless it sets that.
 fn overlaps(draft: &mut Draft<'_>) {
     let Some(config) = draft.recipe.comm_overlap.clone() else {
@@ -191,8 +202,7 @@ fn overlaps(draft: &mut Draft<'_>) {
     };
     let recipe = &draft.recipe;
     let strategy = recipe.ddp.data_parallel_sharding_strategy;
-    let is_distributed = recipe.optimizer.use_distributed_optimizer || recipe.ddp.use_distributed_optimizer;
-    let has_shards = is_distributed || strategy != ShardingStrategy::NoShard;
+    let has_shards = has_shards(recipe);
     let is_by_segment = matches!(strategy, ShardingStrategy::OptimGrads | ShardingStrategy::OptimGradsParams);
     let defers_weights = recipe.model.pipeline_schedule == Some(PipelineSchedule::ZeroBubbleH1);
     let mut preset = Preset::new(draft, "the [comm_overlap] table".into());
@@ -266,12 +276,10 @@ impl<'d, 'r> Preset<'d, 'r> {
             return;
         }
         if raw.is_explicit(key) {
-            let message = format!(
-                "set to {}, but {} sets it to {}",
-                slot.write().to_inline(),
-                self.source,
-                value.write().to_inline(),
-            );
+            let (found, wanted) = (slot.write().to_inline(), value.write().to_inline());
+            let is_bytes = key.ends_with(".params_dtype") && found.trim_matches('"') == DType::UInt8.as_str();
+            let more = if is_bytes { INSTEAD_OF_BYTES } else { "" };
+            let message = format!("set to {found}, but {} sets it to {wanted}{more}", self.source);
             self.draft.conflict(key, message);
         } else {
             *slot = value;
@@ -321,24 +329,28 @@ impl<'d, 'r> Preset<'d, 'r> {
         }
     }
 
-    /// The table's settings of 8-bit products: those that were written there; with a format, the table's defaults for the others.
+    /// The table's settings of 8-bit products: those that were written there; with a format, the table's defaults for the others, of which the
+    /// numbers of layers are those of its own switch.
     fn eight_bit_table(&mut self, config: &MixedPrecisionConfig) {
-        if config.fp8.is_some() {
+        let has_format = config.fp8.is_some();
+        let has_edges = has_format && config.first_last_layers_bf16;
+        if has_format {
             self.state(|r| &mut r.model.fp8, config.fp8, "model.fp8");
         }
         macro_rules! copy {
-            ($($field:ident)*) => {$(
+            ($is_suggested:ident: $($field:ident)*) => {$(
                 let value = config.$field.clone();
                 let key = concat!("model.", stringify!($field));
                 if self.draft.raw.is_explicit(concat!("mixed_precision.", stringify!($field))) {
                     self.state(|r| &mut r.model.$field, value, key);
-                } else if config.fp8.is_some() {
+                } else if $is_suggested {
                     self.suggest(|r| &mut r.model.$field, value, key);
                 }
             )*};
         }
-        copy!(fp8_recipe fp8_margin fp8_amax_history_len fp8_amax_compute_algo fp8_wgrad);
-        copy!(first_last_layers_bf16 num_layers_at_start_in_bf16 num_layers_at_end_in_bf16);
+        copy!(has_format: fp8_recipe fp8_margin fp8_amax_history_len fp8_amax_compute_algo fp8_wgrad);
+        copy!(has_format: first_last_layers_bf16);
+        copy!(has_edges: num_layers_at_start_in_bf16 num_layers_at_end_in_bf16);
     }
 
     fn params_dtype(&mut self, dtype: DType) {

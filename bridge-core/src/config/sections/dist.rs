@@ -148,10 +148,10 @@ section! {
             => not_built("weight gradients deferred to overlap with model.overlap_moe_expert_parallel_comm");
         /// Sharded master weights.
         megatron_fsdp_main_params_dtype: Option<DType> = Some(DType::Float32)
-            => not_built("sharded master weights in less than 32 bits");
+            => not_built("a separate dtype for sharded master weights; optimizer.main_params_dtype is that of all");
         /// Sharded master gradients.
         megatron_fsdp_main_grads_dtype: Option<DType> = None
-            => not_built("a separate dtype for sharded gradients; they are accumulated in 32 bits");
+            => not_built("a separate dtype for sharded gradients; grad_reduce_in_fp32 says in which all are summed");
         /// Sharded gradient communication.
         megatron_fsdp_grad_comm_dtype: Option<DType> = None
             => not_built("a separate dtype for reductions; grad_reduce_in_fp32 chooses between the model's and 32 bits");

@@ -280,24 +280,25 @@ section! {
                 .inert(&["true"]);
         /// 8-bit format of the operands of linear layers' products: "e4m3", or "hybrid" with e5m2 for gradients.
         @training fp8: Option<Fp8Format> = None;
-        /// Where the scales of fp8 come from.
+        /// Where the scales of fp8 come from: of the tensor ("tensorwise"), of earlier steps ("delayed"), of 32 elements ("mxfp8"), of 128 ("blockwise").
         @training fp8_recipe: Option<Fp8Recipe> = Some(Fp8Recipe::Delayed)
-            => not_built("scales of fp8 from a factory in code").built(&["tensorwise", "delayed", "mxfp8", "blockwise"]);
+            => not_built("scales of fp8 from a factory in code")
+                .built(&["tensorwise", "delayed", "mxfp8", "blockwise"]).inert(&["null"]);
         /// Weights in 8 bits.
         fp8_param: bool = false => not_built("weights kept in the 8 bits of fp8");
-        /// Powers of two by which scales of "delayed" stay below what would fit.
+        /// Powers of two by which scales of `fp8_recipe = "delayed"` stay below what would fit.
         @training fp8_margin: i64 = 0, Limits::between(-64.0, 64.0);
-        /// Steps whose largest magnitudes scales of "delayed" are made of.
+        /// Steps whose largest magnitudes scales of `fp8_recipe = "delayed"` are made of.
         @training fp8_amax_history_len: usize = 1, Limits::between(1.0, 65_536.0);
-        /// Whether these scales follow the last step's magnitude or the largest of all.
+        /// Whether scales of `fp8_recipe = "delayed"` follow the newest magnitude of their history or the largest.
         @training fp8_amax_compute_algo: AmaxAlgo = AmaxAlgo::MostRecent;
         /// Make weight gradients in fp8 too.
         @training fp8_wgrad: bool = true;
         /// Keep the products of the first and last layers in the parameters' dtype.
         @training first_last_layers_bf16: bool = false;
-        /// How many at the start.
+        /// Layers at the start that `first_last_layers_bf16` leaves out of fp8.
         @training num_layers_at_start_in_bf16: usize = 1, COUNT_OR_ZERO;
-        /// How many at the end.
+        /// Layers at the end that `first_last_layers_bf16` leaves out of fp8.
         @training num_layers_at_end_in_bf16: usize = 1, COUNT_OR_ZERO;
         /// 4-bit format.
         fp4: Option<Fp4Format> = None

@@ -43,13 +43,15 @@ section! {
         /// With `use_precision_aware_optimizer`, bfloat16 parameters and float32 masters: keep only the low 16 bits of masters, to which parameters have the
         /// others. No bit of training changes.
         @execution store_param_remainders: bool = true;
-        /// Master gradient dtype: that in which gradients are summed and handed to the update; bfloat16 goes with `ddp.grad_reduce_in_fp32 = false`.
+        /// With `use_precision_aware_optimizer` and bfloat16 parameters: the dtype in which gradients are summed and handed to the update; bfloat16 goes
+        /// with `ddp.grad_reduce_in_fp32 = false`.
         main_grads_dtype: DType = DType::Float32
             => not_built("gradients for the update in another dtype than float32 or bfloat16").built(&["bfloat16"]);
         /// Master weight dtype; float16 has one scale a tensor.
         main_params_dtype: DType = DType::Float32
             => not_built("master weights in another dtype than float32 or float16").built(&["float16"]);
-        /// First moment dtype; float16 and uint8 (8-bit floats E4M3) have one scale a tensor.
+        /// First moment dtype; float16 and uint8 (8-bit floats E4M3) have one scale a tensor; others than float32 need `use_precision_aware_optimizer`;
+        /// "fp8" is uint8.
         exp_avg_dtype: DType = DType::Float32;
         /// Second moment dtype, as `exp_avg_dtype`.
         exp_avg_sq_dtype: DType = DType::Float32;

@@ -29,24 +29,25 @@ section! {
             => not_built("PyTorch's autocast, which chooses a dtype for each operation");
         /// Reduce gradients in 32 bits.
         grad_reduce_in_fp32: bool = true;
-        /// 8-bit format.
+        /// As `model.fp8`.
         fp8: Option<Fp8Format> = None;
-        /// 8-bit scaling.
+        /// As `model.fp8_recipe`.
         fp8_recipe: Option<Fp8Recipe> = Some(Fp8Recipe::Tensorwise)
-            => not_built("scales of fp8 from a factory in code").built(&["tensorwise", "delayed", "mxfp8", "blockwise"]);
-        /// Edge layers outside of fp8.
+            => not_built("scales of fp8 from a factory in code")
+                .built(&["tensorwise", "delayed", "mxfp8", "blockwise"]).inert(&["null"]);
+        /// As `model.first_last_layers_bf16`.
         first_last_layers_bf16: bool = false;
-        /// How many at the start.
+        /// As `model.num_layers_at_start_in_bf16`.
         num_layers_at_start_in_bf16: usize = 0, Limits::between(0.0, 65_536.0);
-        /// How many at the end.
+        /// As `model.num_layers_at_end_in_bf16`.
         num_layers_at_end_in_bf16: usize = 0, Limits::between(0.0, 65_536.0);
-        /// 8-bit margin.
+        /// As `model.fp8_margin`.
         fp8_margin: i64 = 0, Limits::between(-64.0, 64.0);
-        /// 8-bit history length.
+        /// As `model.fp8_amax_history_len`.
         fp8_amax_history_len: usize = 1, Limits::between(1.0, 65_536.0);
-        /// 8-bit history rule.
+        /// As `model.fp8_amax_compute_algo`.
         fp8_amax_compute_algo: AmaxAlgo = AmaxAlgo::MostRecent;
-        /// 8-bit weight gradients.
+        /// As `model.fp8_wgrad`.
         fp8_wgrad: bool = true;
         /// 8-bit dot-product attention.
         fp8_dot_product_attention: bool = false

@@ -51,6 +51,16 @@ fn states_of_less_than_32_bits_need_what_keeps_them() {
             "model.params_dtype = float32",
         ),
         (&[AWARE, "optimizer.main_params_dtype=bfloat16", half], "optimizer.main_params_dtype", "not implemented"),
+        (
+            &[AWARE, "optimizer.main_params_dtype=float16", "optimizer.store_param_remainders=true", half],
+            "optimizer.store_param_remainders",
+            "has no effect with",
+        ),
+        (
+            &[AWARE, "optimizer.store_param_remainders=true"],
+            "optimizer.store_param_remainders",
+            "model.params_dtype = float32",
+        ),
         (&[AWARE, "optimizer.main_grads_dtype=float16", half], "optimizer.main_grads_dtype", "not implemented"),
         (&[AWARE, "optimizer.main_grads_dtype=bfloat16"], "optimizer.main_grads_dtype", "grad_reduce_in_fp32 = false"),
         (
@@ -84,6 +94,9 @@ fn states_of_less_than_32_bits_need_what_keeps_them() {
     assert_eq!(tiny(&[AWARE, half]).expect("accepted").optimizer.main_grads_dtype, DType::BFloat16);
     assert_eq!(tiny(&[half]).expect("accepted").optimizer.main_grads_dtype, DType::Float32);
     assert!(tiny(&[AWARE, half, "optimizer.main_grads_dtype=bf16", "optimizer.store_param_remainders=false"]).is_ok());
+    let remainders = |overrides: &[&str]| tiny(overrides).expect("accepted").optimizer.store_param_remainders;
+    assert!(remainders(&[AWARE, half, "optimizer.store_param_remainders=true"]));
+    assert!(!remainders(&[AWARE, half, "optimizer.main_params_dtype=float16"]), "there are none");
 }
 
 #[test]

@@ -1,7 +1,9 @@
 //! Precision presets against explicit settings.
 
-use super::super::{DType, MixedPrecisionConfig, Precision, World};
-use super::{assert_refused, tiny, tiny_errors, tiny_raw};
+use super::super::{
+    AmaxAlgo, DType, Format, Fp8Format, Fp8Recipe, Kinds, MixedPrecisionConfig, Precision, RunConfig, World, load_text,
+};
+use super::{TINY, assert_refused, tiny, tiny_errors, tiny_raw};
 
 #[test]
 fn a_named_recipe_sets_model_optimizer_and_ddp() {
@@ -79,4 +81,179 @@ fn the_mode_alone_decides_dtypes() {
     assert_refused(&["model.bf16=true", "model.fp16=true"], "model.bf16");
     assert_refused(&["model.params_dtype=bfloat16"], "model.params_dtype");
     assert_refused(&["optimizer.bf16=true"], "optimizer.bf16");
+}
+
+/// Layers at the start and at the end that are left out of 8-bit products, where any are.
+fn edges(run: &RunConfig) -> Option<(usize, usize)> {
+    let model = &run.model;
+    model.first_last_layers_bf16.then_some((model.num_layers_at_start_in_bf16, model.num_layers_at_end_in_bf16))
+}
+
+#[test]
+fn named_recipes_of_8_bits_set_format_scales_history_and_edges() {
+    use Fp8Format::{E4m3, Hybrid};
+    use Fp8Recipe::{Blockwise, Delayed, Mxfp8, Tensorwise};
+    let (newest, longest) = ((1, AmaxAlgo::MostRecent), (1024, AmaxAlgo::Max));
+    for (name, dtype, format, scales, history, outside) in [
+        ("bf16_with_fp8_delayed_scaling_mixed", DType::BFloat16, Hybrid, Delayed, longest, None),
+        ("fp16_with_fp8_delayed_scaling_mixed", DType::Float16, Hybrid, Delayed, longest, None),
+        ("bf16_with_mxfp8_mixed", DType::BFloat16, E4m3, Mxfp8, newest, None),
+        ("fp16_with_mxfp8_mixed", DType::Float16, E4m3, Mxfp8, newest, None),
+        ("bf16_with_fp8_current_scaling_mixed", DType::BFloat16, Hybrid, Tensorwise, newest, Some((1, 1))),
+        ("fp16_with_fp8_current_scaling_mixed", DType::Float16, Hybrid, Tensorwise, newest, Some((1, 1))),
+        ("nemotron_h_bf16_with_fp8_current_scaling_mixed", DType::BFloat16, Hybrid, Tensorwise, newest, Some((2, 2))),
+        ("nanov2_bf16_with_fp8_current_scaling_mixed", DType::BFloat16, Hybrid, Blockwise, newest, Some((2, 2))),
+        ("bf16_with_fp8_subchannel_scaling_mixed", DType::BFloat16, Hybrid, Blockwise, newest, None),
+        ("fp16_with_fp8_subchannel_scaling_mixed", DType::Float16, Hybrid, Blockwise, newest, None),
+    ] {
+        let preset = format!("mixed_precision={name}");
+        let run = tiny(&[&preset, "model.num_layers=8"]).unwrap_or_else(|errors| panic!("{name}: {errors}"));
+        assert_eq!(run.model.params_dtype, dtype, "{name}");
+        assert_eq!(run.ddp.grad_reduce_in_fp32, dtype == DType::BFloat16, "{name}");
+        assert_eq!((run.model.fp8, run.model.fp8_recipe), (Some(format), Some(scales)), "{name}");
+        assert_eq!((run.model.fp8_amax_history_len, run.model.fp8_amax_compute_algo), history, "{name}");
+        assert_eq!(edges(&run), outside, "{name}");
+        // An explicit value wins over what is only suggested.
+        let run = tiny(&[&preset, "model.first_last_layers_bf16=false"]);
+        let run = run.unwrap_or_else(|errors| panic!("{name}: {errors}"));
+        assert_eq!((run.model.fp8, edges(&run)), (Some(format), None), "{name}");
+        assert_refused(&[&preset, "model.num_layers=8", "model.fp8_recipe=null"], "model.fp8_recipe");
+    }
+}
+
+#[test]
+fn a_table_suggests_numbers_of_layers_with_its_own_switch_alone() {
+    let of = |table: &str, more: &[&str]| {
+        let table = format!("mixed_precision={{bf16 = true, fp8 = 'hybrid'{table}}}");
+        let run = tiny(&[&[table.as_str(), "model.num_layers=8"], more].concat());
+        edges(&run.unwrap_or_else(|errors| panic!("{table}: {errors}")))
+    };
+    assert_eq!(of("", &[]), None);
+    assert_eq!(of("", &["model.first_last_layers_bf16=true"]), Some((1, 1)));
+    assert_eq!(of("", &["model.first_last_layers_bf16=true", "model.num_layers_at_end_in_bf16=3"]), Some((1, 3)));
+    assert_eq!(of(", first_last_layers_bf16 = true, num_layers_at_end_in_bf16 = 2", &[]), Some((0, 2)));
+}
+
+#[test]
+fn a_gather_of_16_bits_is_told_where_weights_are_gathered() {
+    let on = |size: usize, more: &[&str]| {
+        let all = [&["mixed_precision=bf16_with_mxfp8_mixed"][..], more].concat();
+        let overrides: Vec<String> = all.iter().map(|text| (*text).to_owned()).collect();
+        let run = load_text((TINY, Format::Toml), &overrides, &Kinds::builtin(), &World { size }).expect("accepted");
+        run.warnings().iter().any(|warning| warning.contains("gathered in 16 bits"))
+    };
+    let sharded = ["ddp.use_megatron_fsdp=true", "ddp.data_parallel_sharding_strategy=optim_grads_params"];
+    assert!(on(2, &["ddp.use_distributed_optimizer=true"]) && on(2, &sharded));
+    assert!(!on(1, &["ddp.use_distributed_optimizer=true"]) && !on(1, &sharded) && !on(2, &[]));
+}
+
+/// Settings of 8-bit products that exclude each other: overrides, the key of the only problem of that key, and how its message ends.
+const REFUSED: &[(&[&str], &str, &str)] = &[
+    (
+        &["mixed_precision=bf16_with_fp8_current_scaling_mixed"],
+        "mixed_precision",
+        "; model.first_last_layers_bf16 = false gives them 8-bit products too",
+    ),
+    (
+        &["mixed_precision={fp8 = 'hybrid', first_last_layers_bf16 = true, num_layers_at_end_in_bf16 = 2}"],
+        "mixed_precision.first_last_layers_bf16",
+        "; mixed_precision.first_last_layers_bf16 = false gives them 8-bit products too",
+    ),
+    (
+        &["model.fp8=hybrid", "model.first_last_layers_bf16=true"],
+        "model.first_last_layers_bf16",
+        "; model.first_last_layers_bf16 = false gives them 8-bit products too",
+    ),
+    (
+        &["mixed_precision={fp8 = 'hybrid', first_last_layers_bf16 = true}"],
+        "mixed_precision.first_last_layers_bf16",
+        "set mixed_precision.num_layers_at_start_in_bf16 or mixed_precision.num_layers_at_end_in_bf16",
+    ),
+    (
+        &[
+            "model.fp8=hybrid",
+            "model.first_last_layers_bf16=true",
+            "model.num_layers_at_start_in_bf16=0",
+            "model.num_layers_at_end_in_bf16=0",
+        ],
+        "model.first_last_layers_bf16",
+        "set model.num_layers_at_start_in_bf16 or model.num_layers_at_end_in_bf16",
+    ),
+    (
+        &["model.fp8=hybrid", "peft.kind=lora", "checkpoint.pretrained_checkpoint=x"],
+        "model.fp8",
+        "use peft.base_quantization, or no fp8",
+    ),
+    (
+        &["model.fp8=e4m3", "model.pipeline_schedule=zb_h1"],
+        "model.fp8",
+        "which defers weight gradients of 16 or 32 bits",
+    ),
+    (
+        &["mixed_precision=bf16_with_mxfp8_mixed", "model.pipeline_schedule=zb_h1"],
+        "mixed_precision",
+        "which defers weight gradients of 16 or 32 bits",
+    ),
+    (&["model.fp8_recipe=tensorwise"], "model.fp8_recipe", "has no effect without model.fp8"),
+    (&["model.fp8_wgrad=false"], "model.fp8_wgrad", "has no effect without model.fp8"),
+    (
+        &["mixed_precision={bf16 = true, fp8_wgrad = false}"],
+        "mixed_precision.fp8_wgrad",
+        "has no effect without model.fp8",
+    ),
+    (&["model.first_last_layers_bf16=true"], "model.first_last_layers_bf16", "has no effect without model.fp8"),
+    (&["model.fp8_margin=2"], "model.fp8_margin", "has no effect without model.fp8"),
+    (
+        &["model.fp8=hybrid", "model.fp8_recipe=tensorwise", "model.fp8_margin=2"],
+        "model.fp8_margin",
+        "has no effect without model.fp8_recipe = \"delayed\"",
+    ),
+    (
+        &["mixed_precision=bf16_with_mxfp8_mixed", "model.fp8_amax_history_len=4"],
+        "model.fp8_amax_history_len",
+        "has no effect without model.fp8_recipe = \"delayed\"",
+    ),
+    (
+        &["model.fp8=hybrid", "model.fp8_recipe=blockwise", "model.fp8_amax_compute_algo=max"],
+        "model.fp8_amax_compute_algo",
+        "has no effect without model.fp8_recipe = \"delayed\"",
+    ),
+    (
+        &["model.fp8=hybrid", "model.num_layers_at_start_in_bf16=2"],
+        "model.num_layers_at_start_in_bf16",
+        "has no effect without model.first_last_layers_bf16 = true",
+    ),
+    (
+        &["model.fp8=hybrid", "model.num_layers_at_end_in_bf16=2"],
+        "model.num_layers_at_end_in_bf16",
+        "has no effect without model.first_last_layers_bf16 = true",
+    ),
+    (
+        &["model.fp8=hybrid", "model.fp8_recipe=null"],
+        "model.fp8_recipe",
+        "must say where the scales of model.fp8 come from",
+    ),
+];
+
+#[test]
+fn settings_of_8_bit_products_that_do_not_fit_are_named_with_a_way_out() {
+    for (overrides, key, end) in REFUSED {
+        let errors = tiny_errors(overrides);
+        let of_key: Vec<_> = errors.iter().filter(|error| error.key == *key).collect();
+        assert!(of_key.len() == 1 && of_key[0].message.ends_with(end), "{overrides:?} should say {end:?}:\n{errors}");
+    }
+}
+
+#[test]
+fn a_format_that_is_not_known_has_no_echo() {
+    for overrides in [
+        ["mixed_precision=bf16_with_fp8_curent_scaling_mixed", "model.fp8_wgrad=false"],
+        ["mixed_precision=bf16_with_nvfp4_mixed", "model.fp8_recipe=mxfp8"],
+        ["mixed_precision={bf16 = true, fp8 = 'hybird', fp8_wgrad = false}", "model.num_layers=4"],
+        ["model.fp8=hybird", "model.fp8_margin=2"],
+    ] {
+        let errors = tiny_errors(&overrides);
+        assert_eq!(errors.len(), 1, "{overrides:?}:\n{errors}");
+    }
+    tiny(&["model.fp8_recipe=null"]).expect("says nothing without model.fp8");
 }

@@ -12,6 +12,27 @@ const RECIPES: &[(&str, &[&str])] = &[
     (TINY, &["mixed_precision=bf16_mixed", "model.bf16=true", "ddp.grad_reduce_in_fp32=true"]),
     (TINY, &["mixed_precision=fp16_mixed", "optimizer.initial_loss_scale=65536", "optimizer.hysteresis=1"]),
     (TINY, &["mixed_precision={fp16 = true, loss_scale = 128}"]),
+    (
+        TINY,
+        &[
+            "model.num_layers=4",
+            "model.fp8=hybrid",
+            "model.fp8_margin=1",
+            "model.fp8_amax_history_len=8",
+            "model.fp8_amax_compute_algo=max",
+            "model.fp8_wgrad=false",
+            "model.first_last_layers_bf16=true",
+            "model.num_layers_at_start_in_bf16=2",
+        ],
+    ),
+    (
+        TINY,
+        &[
+            "model.num_layers=4",
+            "mixed_precision={bf16 = true, fp8 = 'hybrid', fp8_recipe = 'delayed', fp8_margin = 1, fp8_wgrad = false, \
+             first_last_layers_bf16 = true, num_layers_at_start_in_bf16 = 1}",
+        ],
+    ),
     (TINY, &["model.kv_channels=16", "model.rotary_percent=0.5", "model.vocab_size=640", "tokenizer.vocab_size=600"]),
     (TINY, &["model.rope_scaling=true", "model.rope_scaling_factor=8.0", "model.rope_scaling_high_freq_factor=9.0"]),
     (

@@ -6,7 +6,8 @@ use burn::cubecl::server::{BufferBinding, ServerError};
 use cubecl_server::driver::DriverError;
 use cubecl_server::id::KernelId;
 use cubecl_server::stream::{ExecuteScope, WriteScoped};
-use cudarc::cublaslt::sys::cudaStream_t;
+use cudarc::cublaslt::result::CublasError;
+use cudarc::cublaslt::sys::{cublasStatus_t, cudaStream_t};
 
 use super::plan::{Addresses, Plan};
 use super::{CublasLt, Inner, Server, lock};
@@ -77,13 +78,17 @@ impl Launch {
         // Dropping `streams` notes an event behind the product for memory of other streams.
     }
 
-    /// Chooses an algorithm; `None` if there is none. Nothing is put on the stream.
+    /// Chooses an algorithm; `None` if there is none for such products. Nothing is put on the stream.
     ///
     /// # Errors
-    /// If memory of the product carries an error or is not there.
+    /// If memory of the product carries an error or is not there, or if the library fails, which it need not do next time.
     pub fn plan(&self, inner: &Inner, server: &mut Server, alignments: [u32; 4]) -> Result<Option<Plan>, ServerError> {
         self.resolved(inner, server, |addresses, _| {
-            Ok(Plan::new(inner.handle.0, &self.product, addresses, alignments).ok())
+            match Plan::new(inner.handle.0, &self.product, addresses, alignments) {
+                Ok(plan) => Ok(Some(plan)),
+                Err(CublasError(cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED)) => Ok(None),
+                Err(error) => Err(DriverError::new("cublasLtMatmulAlgoGetHeuristic", error.0 as u32).into()),
+            }
         })
     }
 

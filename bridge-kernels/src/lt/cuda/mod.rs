@@ -115,7 +115,7 @@ impl CublasLt {
             return known.clone();
         }
         let made = self.0.device.submit_blocking(|server| launch.plan(&self.0, server, alignments));
-        // Memory that carries an error is no reason to ask no more: Burn's product will report it.
+        // Memory that carries an error, or a failure that may pass, is no reason to ask no more: Burn's product will report the former.
         let made = made.ok()?.ok()?.map(|plan| Arc::new(Mutex::new(plan)));
         let mut plans = lock(&self.0.plans);
         if plans.len() >= MOST_PLANS {

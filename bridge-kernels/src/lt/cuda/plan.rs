@@ -133,7 +133,7 @@ impl Plan {
     /// Asks the heuristics of the library once. `alignments` are bytes that the addresses of `a`, `b`, `c` and `d` will be multiples of.
     ///
     /// # Errors
-    /// If the library has no algorithm for the product.
+    /// If the library has no algorithm for the product (`CUBLAS_STATUS_NOT_SUPPORTED`), or fails.
     pub fn new(
         handle: sys::cublasLtHandle_t,
         product: &ColumnMajor,

@@ -3,12 +3,11 @@
 
 use rayon::prelude::*;
 
-use super::super::formats::{
-    E4M3, Half, MIDWAY, decode, encode, is_rounded_up, join, join_rounded_up, narrow_bf16, widen_bf16,
-};
+use super::super::formats::{MIDWAY, is_rounded_up, join, join_rounded_up, narrow_bf16, widen_bf16};
 use super::super::steps::{AdamWConstants, AdamWStep};
 use super::CHUNK;
 use crate::cpu::simd::vectorised;
+use crate::cpu::small::{E4M3, Half, decode, encode};
 
 /// Elements that are widened at once.
 const BLOCK: usize = 512;
