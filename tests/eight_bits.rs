@@ -1,7 +1,9 @@
 //! Training with products of 8-bit operands: near the run without them, the same on any ranks that cut no operand, exact to resume.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
+use bridge_core::checkpoint::{CheckpointStore, Verification};
 use bridge_tests::{assert_close, bridge, bridge_on, copy, figures_in, losses_of, recipe, root, run, run_in};
 
 const CURRENT: [&str; 2] = ["model.fp8=hybrid", "model.fp8_recipe=tensorwise"];
@@ -64,6 +66,40 @@ fn ranks_that_cut_no_operand_train_like_one() {
         let cut = on("2", &["model.tensor_model_parallel_size=2", "model.sequence_parallel=true"]);
         let distance = distance(&cut, &single);
         assert!(distance < 0.01, "{eight_bits:?}, tensor-parallel: {distance:e}");
+    }
+}
+
+/// Scales and newest magnitudes of a run of one step, by parameter.
+fn magnitudes(arguments: &[&str]) -> BTreeMap<String, Vec<f32>> {
+    let folder = tempfile::tempdir().unwrap();
+    let one = ["checkpoint.save=checkpoints", "train.exit_interval=1", "train.micro_batch_size=1"];
+    let recipe = root().join("recipes/tiny-moe.toml");
+    let output = bridge_on(&recipe, folder.path(), &[&DELAYED[..], &one, arguments].concat());
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    let store = CheckpointStore::open(&folder.path().join("checkpoints")).unwrap();
+    let checkpoint = store.open_iteration(1, Verification::Sizes).unwrap();
+    let names: Vec<String> =
+        checkpoint.names_in("model").filter(|name| name.contains(".fp8_")).map(str::to_owned).collect();
+    names.into_iter().map(|name| (name.clone(), checkpoint.load_float_rows(&name, 0..3).unwrap())).collect()
+}
+
+#[test]
+fn ranks_that_share_a_layer_share_its_magnitudes() {
+    let single = magnitudes(&[]);
+    assert!(single.len() > 20, "{:?}", single.keys());
+    for layout in [
+        &["--ranks", "2", "model.tensor_model_parallel_size=2", "model.sequence_parallel=true"][..],
+        &["--ranks", "2", "model.expert_model_parallel_size=2"],
+        &["--ranks", "2"],
+        &["--ranks", "2", "model.pipeline_model_parallel_size=2"],
+    ] {
+        let found = magnitudes(layout);
+        assert_eq!(found.keys().collect::<Vec<_>>(), single.keys().collect::<Vec<_>>(), "{layout:?}");
+        for (name, expected) in &single {
+            for (a, b) in found[name].iter().zip(expected) {
+                assert!((a - b).abs() <= 0.02 * b.abs(), "{layout:?}: {name}: {a}, expected {b}");
+            }
+        }
     }
 }
 

@@ -4,11 +4,14 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use bridge_kernels::{Fp8Format, Fp8Pass, Fp8Rule, Fp8Scales, Fp8Scaling, OperandMaxima, fp8_linear};
+use bridge_kernels::{Fp8Format, Fp8Pass, Fp8Rule, Fp8Scales, Fp8Scaling, OperandMaxima, Quantization, fp8_linear};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
-use super::{Adapter, Cut, Declaration, Initial, Meets, ModelBuildError, ParameterRole, PassStream, Scope};
+use super::{
+    Adapter, Cut, Declaration, Initial, LinearAdaptation, LinearLayer, Meets, ModelBuildError, ParameterRole,
+    PassStream, Scope,
+};
 use crate::config::{Fp8Format as FormatName, Fp8Recipe, TransformerConfig};
 
 /// Name, in a layer's scope, of the scales of its operands: input, weight, gradient.
@@ -35,6 +38,8 @@ pub(super) struct EightBits {
     count: usize,
     /// Whether a linear layer was declared that has them.
     is_met: AtomicBool,
+    /// Whether the other adapter changes one of these layers.
+    is_adapted: AtomicBool,
     other: Option<Arc<dyn Adapter>>,
 }
 
@@ -61,7 +66,14 @@ impl EightBits {
             0..count
         };
         let layer = EightBitLayer { rule, history: section.fp8_amax_history_len };
-        Some(Self { layer, layers, count, is_met: AtomicBool::new(false), other: other.cloned() })
+        Some(Self {
+            layer,
+            layers,
+            count,
+            is_met: AtomicBool::default(),
+            is_adapted: AtomicBool::default(),
+            other: other.cloned(),
+        })
     }
 }
 
@@ -81,7 +93,23 @@ impl Adapter for EightBits {
         found.or_else(|| self.inner()?.eight_bits(number))
     }
 
+    fn quantization(&self, layer: &LinearLayer) -> Option<Quantization> {
+        let found = self.inner()?.quantization(layer);
+        self.is_adapted.fetch_or(found.is_some(), Ordering::Relaxed);
+        found
+    }
+
+    fn adapt(&self, layer: &LinearLayer, scope: &Scope) -> Option<LinearAdaptation> {
+        let found = self.inner()?.adapt(layer, scope);
+        self.is_adapted.fetch_or(found.is_some(), Ordering::Relaxed);
+        found
+    }
+
     fn check_met(&self) -> Result<(), ModelBuildError> {
+        if self.is_adapted.load(Ordering::Relaxed) {
+            let message = "8-bit products of layers that an adapter changes are not implemented".to_owned();
+            return Err(ModelBuildError::Invalid { key: "model.fp8".into(), message });
+        }
         if !self.is_met.load(Ordering::Relaxed) {
             let message = "this kind of model has no linear layer that 8-bit products were built for".to_owned();
             return Err(ModelBuildError::Invalid { key: "model.fp8".into(), message });

@@ -208,6 +208,10 @@ fn forward_backward(run: &mut TrainingRun, data: &mut StepData) -> Result<PassEn
     run.training.gradients.clear();
     run.training.reducer.clear();
     run.training.inspector.restart();
+    // Magnitudes of a pass that is made again do not count.
+    run.training.chunks.iter().flat_map(|chunk| chunk.operand_maxima()).for_each(|(_, maxima)| {
+        let _ = maxima.take();
+    });
     run.training.stream_gradients.restart();
     run.exits.begin_step();
     let per_token = run.config.model.calculate_per_token_loss;

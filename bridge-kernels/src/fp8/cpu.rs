@@ -48,7 +48,7 @@ impl Codes {
         let inverses = match scale {
             Some(scale) => {
                 codes.par_chunks_mut(PIECE).zip(x.par_chunks(PIECE)).for_each(|(codes, x)| {
-                    vectorised!(codes.iter_mut().zip(x).for_each(|(code, x)| *code = format.code(x * scale)));
+                    vectorised!(codes.iter_mut().zip(x).for_each(|(code, x)| *code = cast(format, *x, scale)));
                 });
                 vec![1.0 / scale]
             }
@@ -107,6 +107,12 @@ impl Decoded {
     }
 }
 
+/// The code of `x` times a scale. What is infinite becomes NaN: saturated, an overflow would pass for a value, and the step would count.
+#[inline(always)]
+fn cast(format: Fp8Format, x: f32, scale: f32) -> u8 {
+    format.code(if x.is_infinite() { f32::NAN } else { x * scale })
+}
+
 /// Casts the rows of one row of blocks, `columns` each, of which `width` share a scale.
 fn cast_strip(
     format: Fp8Format,
@@ -132,11 +138,11 @@ fn cast_strip(
     for (codes, row) in codes.chunks_exact_mut(columns).zip(x.chunks_exact(columns)) {
         if width == 1 {
             let scaled = codes.iter_mut().zip(row).zip(&scales);
-            vectorised!(scaled.for_each(|((code, x), scale)| *code = format.code(x * scale)));
+            vectorised!(scaled.for_each(|((code, x), scale)| *code = cast(format, *x, *scale)));
             continue;
         }
         for ((codes, row), scale) in codes.chunks_mut(width).zip(row.chunks(width)).zip(&scales) {
-            vectorised!(codes.iter_mut().zip(row).for_each(|(code, x)| *code = format.code(x * scale)));
+            vectorised!(codes.iter_mut().zip(row).for_each(|(code, x)| *code = cast(format, *x, *scale)));
         }
     }
 }

@@ -8,13 +8,19 @@ use super::rule::Operand;
 use crate::cpu::gemm::Matrix;
 use crate::flex::{Values, gradient, inputs, tensor};
 use crate::linear::cpu as linear;
+use crate::precision::widen;
 use crate::vjp;
 
 /// The input as the gradient of the weight reads it.
-enum KeptInput {
+enum KeptInput<const D: usize> {
     Codes(Codes),
     /// Where that product is not in 8 bits.
-    Values(Values),
+    Values(Tensor<D>),
+}
+
+/// Values of a tensor on Flex that may have 16 bits.
+fn widened<const D: usize>(x: &Tensor<D>) -> Values {
+    Values::contiguous_of(&widen(x.clone())).expect("it was on Flex")
 }
 
 impl Fp8Pass {
@@ -32,22 +38,23 @@ impl Fp8Pass {
     }
 
     /// Gradients of input and weight, of which none may be wanted, from the gradient of the output `[n, o]`.
-    fn gradients(
+    fn gradients<const D: usize>(
         &self,
         (dy, outputs): (&[f32], usize),
-        weight: Option<(Values, [usize; 2])>,
-        x: Option<(KeptInput, [usize; 2])>,
+        weight: Option<(Tensor<2>, [usize; 2])>,
+        x: Option<(KeptInput<D>, [usize; 2])>,
     ) -> (Option<Vec<f32>>, Option<Vec<f32>>) {
         let shape = [dy.len() / outputs.max(1), outputs];
         let is_shared = self.rule.is_one_cast();
         let along = (is_shared || weight.is_some()).then(|| self.decoded(dy, shape, Operand::Gradient));
         let dx = weight.map(|(weight, weight_shape)| {
-            let weight = self.decoded(weight.slice(), weight_shape, Operand::WeightAcross);
+            let weight = self.decoded(widened(&weight).slice(), weight_shape, Operand::WeightAcross);
             kernel::grad_input(along.as_ref().expect("it is cast for this product"), &weight)
         });
         let dw = x.map(|(x, x_shape)| match x {
             KeptInput::Values(x) => {
-                linear::grad_weight(Matrix::new(dy, shape[0], outputs), Matrix::new(x.slice(), x_shape[0], x_shape[1]))
+                let (x, dy) = (widened(&x), Matrix::new(dy, shape[0], outputs));
+                linear::grad_weight(dy, Matrix::new(x.slice(), x_shape[0], x_shape[1]))
             }
             KeptInput::Codes(x) => match along.filter(|_| is_shared) {
                 Some(dy) => kernel::grad_weight(&dy, &x.decode()),
@@ -58,14 +65,15 @@ impl Fp8Pass {
     }
 }
 
-/// See [`super::fp8_linear`], of float32.
+/// See [`super::fp8_linear`], of float32; `kept` are input and weight as they are held without it.
 pub(super) fn fp8_linear<const D: usize>(
     x: &Tensor<D>,
     weight_oi: &Tensor<2>,
     bias_o: Option<&Tensor<1>>,
-    pass: &Fp8Pass,
+    (pass, kept): (&Fp8Pass, (Tensor<D>, Tensor<2>)),
 ) -> Option<Tensor<D>> {
     let (x_values, weight) = (Values::contiguous_of(x)?, Values::contiguous_of(weight_oi)?);
+    let (kept_x, kept_weight) = kept;
     let bias = Values::of_bias(bias_o)?;
     let ([outputs, width], dims, mut shape) = (weight_oi.dims(), x.dims(), x.dims());
     shape[D - 1] = outputs;
@@ -77,11 +85,11 @@ pub(super) fn fp8_linear<const D: usize>(
         bias.as_ref().map(Values::slice),
     );
     let kept = weight_oi.is_tracked().then(|| match (pass.rule.weight_gradient, pass.rule.is_one_cast()) {
-        (false, _) => KeptInput::Values(x_values.clone()),
+        (false, _) => KeptInput::Values(kept_x),
         (true, true) => KeptInput::Codes(codes),
         (true, false) => KeptInput::Codes(pass.cast(x_values.slice(), x_shape, Operand::InputAcross)),
     });
-    let weight = x.is_tracked().then_some(weight);
+    let weight = x.is_tracked().then_some(kept_weight);
     let (pass, bias_tracked) = (pass.clone(), bias_o.map(Tensor::is_tracked));
     Some(vjp::attach_some(tensor(y, shape), inputs(x, weight_oi, bias_o), move |dy: Tensor<D>| {
         let dy = Values::of_gradient(dy);

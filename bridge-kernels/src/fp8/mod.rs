@@ -50,7 +50,9 @@ pub fn fp8_linear<const D: usize>(
 ) -> Tensor<D> {
     check(&x, &weight_oi, bias_o.as_ref());
     let dtype = x.dtype();
+    // What backward reads again is kept as it is, not widened.
+    let kept = (x.clone().without_autodiff(), weight_oi.clone().without_autodiff());
     let (x, weight_oi, bias_o) = (widen(x), widen(weight_oi), bias_o.map(widen));
-    let y = flex::fp8_linear(&x, &weight_oi, bias_o.as_ref(), pass);
+    let y = flex::fp8_linear(&x, &weight_oi, bias_o.as_ref(), (pass, kept));
     narrow(y.unwrap_or_else(|| reference(x, weight_oi, bias_o, pass)), dtype)
 }

@@ -86,7 +86,8 @@ impl Fp8Pass {
             }
         };
         let inverses = scales_of(scales.iter().map(|scale| 1.0 / scale).collect());
-        nearest(x.clone() * scales_of(scales), format) * inverses
+        // What is infinite becomes NaN.
+        nearest(x.clone() * scales_of(scales), format) * inverses + (x.clone() - x)
     }
 }
 

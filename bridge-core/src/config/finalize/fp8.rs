@@ -22,6 +22,10 @@ pub(super) fn check(draft: &mut Draft<'_>, stacks: usize) {
         key,
         "8-bit products of adapted layers are not implemented: use peft.base_quantization, or no fp8",
     );
+    let is_delayed = model.fp8_recipe == Some(Fp8Recipe::Delayed);
+    let has_reference = draft.recipe.dpo.is_some();
+    let message = "with scales of earlier steps excludes [dpo], whose reference has none of its own: another model.fp8_recipe has none";
+    draft.forbid(is_delayed && has_reference, key, message);
     let defers = schedule == Some(PipelineSchedule::ZeroBubbleH1);
     draft.forbid(
         defers,

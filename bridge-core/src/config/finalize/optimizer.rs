@@ -41,6 +41,9 @@ fn foreign_settings_are_not_set(draft: &mut Draft<'_>, chosen: OptimizerName) {
     }
 }
 
+/// Half of the last bit of a bfloat16 between 1 and 2, relative to 1: a change below that is rounded away.
+const BF16_HALF_UNIT: f64 = 1.0 / 256.0;
+
 /// What states, masters and gradients are kept in.
 fn precisions_fit(draft: &mut Draft<'_>, parallel: &ParallelSizes) {
     const SWITCH: &str = "optimizer.use_precision_aware_optimizer";
@@ -58,6 +61,14 @@ fn precisions_fit(draft: &mut Draft<'_>, parallel: &ParallelSizes) {
     }
     if !is_on {
         return;
+    }
+    if config.exp_avg_sq_dtype == DType::BFloat16 && 1.0 - config.adam_beta2 < BF16_HALF_UNIT {
+        draft.warnings.push(format!(
+            "optimizer.exp_avg_sq_dtype: with adam_beta2 = {} a second moment in bfloat16 hardly decays: each step takes off less than its \
+             last bit; float32, or adam_beta2 up to {}",
+            config.adam_beta2,
+            1.0 - BF16_HALF_UNIT
+        ));
     }
     let keepers = RULES.iter().filter(|rule| rule.keeps_formats()).map(|rule| rule.name).collect::<Vec<_>>().join(", ");
     let message = format!("needs optimizer.optimizer = {keepers}: states of {} are float32", config.optimizer);

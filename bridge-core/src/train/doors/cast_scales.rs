@@ -99,8 +99,11 @@ impl Subsystem for CastScales {
         Agreement::Given
     }
 
-    fn after_step(&mut self, run: &mut RunContext, _step: &StepReport) -> Result<Verdict, TrainError> {
+    fn after_step(&mut self, run: &mut RunContext, step: &StepReport) -> Result<Verdict, TrainError> {
         let mut layers = noted(run);
+        if step.skipped {
+            return Ok(Verdict::default());
+        }
         let groups = run.groups;
         share(&mut layers, [groups.tensor(), groups.data_context()], false)?;
         share(&mut layers, [groups.expert_tensor(), groups.expert_data()], true)?;
