@@ -4,29 +4,10 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use bridge_kernels::{Fp8Format, Fp8Pass, Fp8Rule, Fp8Scales, Fp8Scaling, OperandMaxima, Quantization, fp8_linear};
-use burn::module::{Module, Param};
-use burn::tensor::Tensor;
+use bridge_kernels::{Fp8Format, Fp8Rule, Fp8Scaling, Quantization};
 
-use super::{
-    Adapter, Cut, Declaration, Initial, LinearAdaptation, LinearLayer, Meets, ModelBuildError, ParameterRole,
-    PassStream, Scope,
-};
+use super::{Adapter, Declaration, EightBitLayer, LinearAdaptation, LinearLayer, ModelBuildError, Scope};
 use crate::config::{Fp8Format as FormatName, Fp8Recipe, TransformerConfig};
-
-/// Name, in a layer's scope, of the scales of its operands: input, weight, gradient.
-pub(crate) const SCALES: &str = "fp8_scale";
-/// Name of the largest magnitudes of the last steps, a row an operand, the newest first.
-pub(crate) const HISTORY: &str = "fp8_amax_history";
-
-/// How a linear layer computes in 8 bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EightBitLayer {
-    /// How operands are cast.
-    pub rule: Fp8Rule,
-    /// Steps whose largest magnitudes are kept, for scales that come from them.
-    pub history: usize,
-}
 
 /// Gives linear layers 8-bit products, and leaves all else to another adapter, if there is one.
 #[derive(Debug)]
@@ -115,48 +96,5 @@ impl Adapter for EightBits {
             return Err(ModelBuildError::Invalid { key: "model.fp8".into(), message });
         }
         self.other.as_ref().map_or(Ok(()), |other| other.check_met())
-    }
-}
-
-/// The 8-bit products of a linear layer: a part of its module.
-#[derive(Module, Debug)]
-pub struct EightBitProducts {
-    /// Of input, weight and gradient, where they come from earlier steps.
-    scales: Option<Param<Tensor<1>>>,
-    /// `[3, steps]`: what the scales are made of. Not read here.
-    history: Option<Param<Tensor<2>>>,
-    #[module(skip)]
-    rule: Fp8Rule,
-    #[module(skip)]
-    maxima: Arc<OperandMaxima>,
-    #[module(skip)]
-    pass: PassStream,
-}
-
-impl EightBitProducts {
-    /// Those of the layer at `scope`, whose state is declared there; and where its magnitudes are noted, if scales are made of them.
-    pub(super) fn new(layer: EightBitLayer, scope: &Scope, pass: PassStream) -> (Self, Option<Arc<OperandMaxima>>) {
-        let scope = scope.frozen();
-        let is_delayed = layer.rule.scaling == Fp8Scaling::Delayed;
-        let cut = Cut::Replicated(Meets::ResidualStream);
-        let scales = || scope.parameter(SCALES, [3], cut, Initial::Ones, ParameterRole::CastState);
-        let history = || scope.parameter(HISTORY, [3, layer.history], cut, Initial::Zeros, ParameterRole::CastState);
-        let maxima = Arc::<OperandMaxima>::default();
-        let noted = is_delayed.then(|| Arc::clone(&maxima));
-        let products =
-            Self { scales: is_delayed.then(scales), history: is_delayed.then(history), rule: layer.rule, maxima, pass };
-        (products, noted)
-    }
-
-    /// `x w^T + bias`, see [`fp8_linear`].
-    pub fn linear<const D: usize>(&self, x: Tensor<D>, weight_oi: Tensor<2>, bias_o: Option<Tensor<1>>) -> Tensor<D> {
-        let scales = self.scales.as_ref().map_or_else(Fp8Scales::default, |scales| {
-            let values: Vec<f32> = scales.val().without_autodiff().into_data().iter::<f32>().collect();
-            Fp8Scales { input: values[0], weight: values[1], gradient: values[2] }
-        });
-        // What evaluation sees does not change how the model is trained.
-        let is_noted = self.scales.is_some() && self.pass.get().is_some();
-        let maxima = is_noted.then(|| Arc::clone(&self.maxima));
-        fp8_linear(x, weight_oi, bias_o, &Fp8Pass { rule: self.rule, scales, maxima })
     }
 }

@@ -18,6 +18,7 @@ mod declaration;
 #[cfg(test)]
 mod declaration_tests;
 mod deferred;
+mod eight_bit_products;
 mod eight_bits;
 mod error;
 mod freezing;
@@ -48,8 +49,8 @@ pub use chunk::{ModelChunk, Replacement, SegmentOutput};
 pub use cost::{Exchange, Outline, PassKind, SegmentCost, TrafficKind, Workload};
 pub use declaration::{Component, Cut, Declaration, Declarations, Initial, Meets, ParameterRole};
 pub use deferred::DeferredParameters;
-pub use eight_bits::{EightBitLayer, EightBitProducts};
-pub(crate) use eight_bits::{HISTORY as CAST_HISTORY, SCALES as CAST_SCALES};
+pub use eight_bit_products::{EightBitLayer, EightBitProducts};
+pub(crate) use eight_bit_products::{HISTORY as CAST_HISTORY, SCALES as CAST_SCALES};
 pub use error::ModelBuildError;
 pub use freezing::matches_pattern;
 pub use generation::{GenerationState, LayerState};

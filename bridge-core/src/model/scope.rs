@@ -10,9 +10,9 @@ use burn::module::{Param, ParamId};
 use burn::tensor::{DType, Device, FloatDType, Shape, Tensor, TensorData};
 
 use super::{
-    Adapter, BuildContext, Component, Cut, Declaration, Declarations, DeferredParameters, EightBitProducts, Initial,
-    LinearAdaptation, LinearForLastLayer, LinearLayer, LinearParameter, Parallel, ParameterRole, QuantizedValues,
-    RankPlace, ReplicaGroup, Segment, SegmentRole, released,
+    Adapter, BuildContext, CAST_HISTORY, CAST_SCALES, Component, Cut, Declaration, Declarations, DeferredParameters,
+    EightBitLayer, EightBitProducts, Initial, LinearAdaptation, LinearForLastLayer, LinearLayer, LinearParameter,
+    Meets, Parallel, ParameterRole, QuantizedValues, RankPlace, ReplicaGroup, Segment, SegmentRole, released,
 };
 
 /// The declarations of a chunk that is being built, segment by segment.
@@ -233,13 +233,22 @@ impl Scope {
         let (param, quantized) =
             self.declare("weight", shape, (layer.cut, initial, ParameterRole::Weight), quantization);
         let eight_bits = self.shared.adapter.as_ref().and_then(|adapter| adapter.eight_bits(self.layer));
-        let eight_bits = eight_bits.map(|eight_bits| {
-            let pass = self.shared.table.borrow().pass.clone();
-            let (products, maxima) = EightBitProducts::new(eight_bits, self, pass);
-            self.shared.table.borrow_mut().maxima.extend(maxima.map(|maxima| (self.path.clone(), maxima)));
-            products
-        });
+        let eight_bits = eight_bits.map(|layer| self.eight_bit_products(layer));
         LinearParameter { param, quantized, eight_bits }
+    }
+
+    /// The 8-bit products of the layer at this scope, whose state is declared here.
+    fn eight_bit_products(&self, layer: EightBitLayer) -> EightBitProducts {
+        let (scope, cut) = (self.frozen(), Cut::Replicated(Meets::ResidualStream));
+        let state = layer.has_state().then(|| {
+            let role = ParameterRole::CastState;
+            let history = scope.parameter(CAST_HISTORY, [3, layer.history], cut, Initial::Zeros, role);
+            (scope.parameter(CAST_SCALES, [3], cut, Initial::Ones, role), history)
+        });
+        let mut table = self.shared.table.borrow_mut();
+        let products = EightBitProducts::new(layer.rule, state, table.pass.clone());
+        table.maxima.extend(products.maxima().map(|maxima| (self.path.clone(), Arc::clone(maxima))));
+        products
     }
 
     /// Declares a table of the vocabulary here, `[v, c]`, as [`Self::parameter`] does. The chunk's adapter may have a frozen one quantised.

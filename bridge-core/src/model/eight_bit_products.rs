@@ -1,0 +1,70 @@
+//! The 8-bit products of a linear layer.
+
+use std::sync::Arc;
+
+use bridge_kernels::{Fp8Pass, Fp8Rule, Fp8Scales, Fp8Scaling, OperandMaxima, fp8_linear};
+use burn::module::{Module, Param};
+use burn::tensor::Tensor;
+
+use super::PassStream;
+
+/// Name, in a layer's scope, of the scales of its operands: input, weight, gradient.
+pub(crate) const SCALES: &str = "fp8_scale";
+/// Name of the largest magnitudes of the last steps, a row an operand, the newest first.
+pub(crate) const HISTORY: &str = "fp8_amax_history";
+
+/// How a linear layer computes in 8 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EightBitLayer {
+    /// How operands are cast.
+    pub rule: Fp8Rule,
+    /// Steps whose largest magnitudes are kept, for scales that come from them.
+    pub history: usize,
+}
+
+impl EightBitLayer {
+    /// Whether scales come from earlier steps, so that the layer has state.
+    pub fn has_state(&self) -> bool {
+        self.rule.scaling == Fp8Scaling::Delayed
+    }
+}
+
+/// The 8-bit products of a linear layer: a part of its module.
+#[derive(Module, Debug)]
+pub struct EightBitProducts {
+    /// Of input, weight and gradient, where they come from earlier steps.
+    scales: Option<Param<Tensor<1>>>,
+    /// `[3, steps]`: what the scales are made of. Not read here.
+    history: Option<Param<Tensor<2>>>,
+    #[module(skip)]
+    rule: Fp8Rule,
+    #[module(skip)]
+    maxima: Arc<OperandMaxima>,
+    #[module(skip)]
+    pass: PassStream,
+}
+
+impl EightBitProducts {
+    /// Those of a layer in the passes that `pass` tells of; `state` are scales and history, of a layer that has them.
+    pub(super) fn new(rule: Fp8Rule, state: Option<(Param<Tensor<1>>, Param<Tensor<2>>)>, pass: PassStream) -> Self {
+        let (scales, history) = state.unzip();
+        Self { scales, history, rule, maxima: Arc::default(), pass }
+    }
+
+    /// Where the largest magnitudes of operands are noted, if scales are made of them.
+    pub(super) fn maxima(&self) -> Option<&Arc<OperandMaxima>> {
+        self.scales.as_ref().map(|_| &self.maxima)
+    }
+
+    /// `x w^T + bias`, see [`fp8_linear`].
+    pub fn linear<const D: usize>(&self, x: Tensor<D>, weight_oi: Tensor<2>, bias_o: Option<Tensor<1>>) -> Tensor<D> {
+        let scales = self.scales.as_ref().map_or_else(Fp8Scales::default, |scales| {
+            let values: Vec<f32> = scales.val().without_autodiff().into_data().iter::<f32>().collect();
+            Fp8Scales { input: values[0], weight: values[1], gradient: values[2] }
+        });
+        // What evaluation sees does not change how the model is trained.
+        let is_noted = self.scales.is_some() && self.pass.get().is_some();
+        let maxima = is_noted.then(|| Arc::clone(&self.maxima));
+        fp8_linear(x, weight_oi, bias_o, &Fp8Pass { rule: self.rule, scales, maxima })
+    }
+}
