@@ -76,7 +76,7 @@ fn magnitudes(arguments: &[&str]) -> BTreeMap<String, Vec<f32>> {
     let recipe = root().join("recipes/tiny-moe.toml");
     let output = bridge_on(&recipe, folder.path(), &[&DELAYED[..], &one, arguments].concat());
     assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-    let store = CheckpointStore::open(&folder.path().join("checkpoints")).unwrap();
+    let store = CheckpointStore::open(folder.path().join("checkpoints")).unwrap();
     let checkpoint = store.open_iteration(1, Verification::Sizes).unwrap();
     let names: Vec<String> =
         checkpoint.names_in("model").filter(|name| name.contains(".fp8_")).map(str::to_owned).collect();
