@@ -15,7 +15,7 @@ use crate::vjp;
 enum KeptInput<const D: usize> {
     Codes(Codes),
     /// Where that product is not in 8 bits.
-    Values(Tensor<D>),
+    Values(Box<Tensor<D>>),
 }
 
 /// Values of a tensor on Flex that may have 16 bits.
@@ -53,7 +53,7 @@ impl Fp8Pass {
         });
         let dw = x.map(|(x, x_shape)| match x {
             KeptInput::Values(x) => {
-                let (x, dy) = (widened(&x), Matrix::new(dy, shape[0], outputs));
+                let (x, dy) = (widened(x.as_ref()), Matrix::new(dy, shape[0], outputs));
                 linear::grad_weight(dy, Matrix::new(x.slice(), x_shape[0], x_shape[1]))
             }
             KeptInput::Codes(x) => match along.filter(|_| is_shared) {
@@ -85,7 +85,7 @@ pub(super) fn fp8_linear<const D: usize>(
         bias.as_ref().map(Values::slice),
     );
     let kept = weight_oi.is_tracked().then(|| match (pass.rule.weight_gradient, pass.rule.is_one_cast()) {
-        (false, _) => KeptInput::Values(kept_x),
+        (false, _) => KeptInput::Values(Box::new(kept_x)),
         (true, true) => KeptInput::Codes(codes),
         (true, false) => KeptInput::Codes(pass.cast(x_values.slice(), x_shape, Operand::InputAcross)),
     });
