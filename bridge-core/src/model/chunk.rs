@@ -3,12 +3,10 @@
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Arc;
 
-use bridge_kernels::OperandMaxima;
 use burn::tensor::{Gradients, Int, Tensor};
 
-use super::{Batch, Boundary, BoundaryTensor, Declaration, ForwardContext, GenerationState, Segment};
+use super::{Batch, Boundary, BoundaryTensor, Declaration, ForwardContext, GenerationState, NotingLayer, Segment};
 
 /// What a segment returns.
 #[derive(Clone, Debug)]
@@ -84,9 +82,8 @@ pub trait ModelChunk: Any + fmt::Debug + Send {
     /// The declarations of all parameters, in a fixed order.
     fn parameters(&self) -> &[Declaration];
 
-    /// Where linear layers in 8 bits whose scales come from earlier steps note the magnitudes of their operands, by the layer's name. None by
-    /// default.
-    fn operand_maxima(&self) -> &[(String, Arc<OperandMaxima>)] {
+    /// The linear layers in 8 bits whose scales come from earlier steps. None by default.
+    fn noting_layers(&self) -> &[NotingLayer] {
         &[]
     }
 

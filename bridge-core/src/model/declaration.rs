@@ -2,14 +2,14 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
-use std::sync::Arc;
 
-use bridge_kernels::{OperandMaxima, Quantization};
+use bridge_kernels::Quantization;
 use burn::module::ParamId;
 use serde::Serialize;
 
 use super::{
-    ModelBuildError, PassStream, Placement, QuantizedValues, RankPlace, ReplicaGroup, Segment, Shard, SharedRows,
+    ModelBuildError, NotingLayer, PassStream, Placement, QuantizedValues, RankPlace, ReplicaGroup, Segment, Shard,
+    SharedRows,
 };
 
 /// What a parameter is to the block that has it. Weight decay and learning rates of their own go by it.
@@ -327,8 +327,8 @@ pub struct Declarations {
     pub(super) quantized: HashMap<ParamId, QuantizedValues>,
     /// What adaptations are told of the pass under way.
     pub(super) pass: PassStream,
-    /// The largest magnitudes of the operands of linear layers in 8 bits, by the layer's name.
-    pub(super) maxima: Vec<(String, Arc<OperandMaxima>)>,
+    /// The linear layers in 8 bits that note magnitudes.
+    pub(super) noting: Vec<NotingLayer>,
 }
 
 impl Declarations {
@@ -374,7 +374,7 @@ impl Declarations {
             segments: self.segments,
             pass: self.pass,
             quantized: self.quantized,
-            maxima: self.maxima,
+            noting: self.noting,
             ..Self::default()
         };
         for (id, path, shape) in ids {

@@ -6,7 +6,7 @@ use bridge_kernels::{Fp8Pass, Fp8Rule, Fp8Scales, Fp8Scaling, OperandMaxima, fp8
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
-use super::PassStream;
+use super::{PassStream, ReplicaGroup};
 
 /// Name, in a layer's scope, of the scales of its operands: input, weight, gradient.
 pub(crate) const SCALES: &str = "fp8_scale";
@@ -27,6 +27,17 @@ impl EightBitLayer {
     pub fn has_state(&self) -> bool {
         self.rule.scaling == Fp8Scaling::Delayed
     }
+}
+
+/// A linear layer that notes the magnitudes of its operands, for scales of later steps.
+#[derive(Clone, Debug)]
+pub struct NotingLayer {
+    /// Its dotted name.
+    pub name: String,
+    /// Which ranks have replicas of it.
+    pub replicas: ReplicaGroup,
+    /// What it noted.
+    pub maxima: Arc<OperandMaxima>,
 }
 
 /// The 8-bit products of a linear layer: a part of its module.

@@ -49,7 +49,7 @@ pub use chunk::{ModelChunk, Replacement, SegmentOutput};
 pub use cost::{Exchange, Outline, PassKind, SegmentCost, TrafficKind, Workload};
 pub use declaration::{Component, Cut, Declaration, Declarations, Initial, Meets, ParameterRole};
 pub use deferred::DeferredParameters;
-pub use eight_bit_products::{EightBitLayer, EightBitProducts};
+pub use eight_bit_products::{EightBitLayer, EightBitProducts, NotingLayer};
 pub(crate) use eight_bit_products::{HISTORY as CAST_HISTORY, SCALES as CAST_SCALES};
 pub use error::ModelBuildError;
 pub use freezing::matches_pattern;

@@ -4,13 +4,12 @@ use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use bridge_kernels::OperandMaxima;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{DType, Device, Gradients, Int, Tensor, TensorData};
 
 use super::{
     Batch, Boundary, BoundaryTensor, Declaration, Declarations, ForwardContext, GenerationState, Mode, ModelBuildError,
-    ModelChunk, Replacement, Segment, SegmentOutput,
+    ModelChunk, NotingLayer, Replacement, Segment, SegmentOutput,
 };
 
 /// What a Burn module adds to become a [`ModelChunk`]. Its segments and parameters are what its builder declared in a
@@ -199,8 +198,8 @@ impl<M: Segments> ModelChunk for ModuleChunk<M> {
         self.declarations.parameters()
     }
 
-    fn operand_maxima(&self) -> &[(String, Arc<OperandMaxima>)] {
-        &self.declarations.maxima
+    fn noting_layers(&self) -> &[NotingLayer] {
+        &self.declarations.noting
     }
 
     fn visit_parameters(&self, f: &mut dyn FnMut(&str, Tensor<1>)) {

@@ -12,7 +12,8 @@ use burn::tensor::{DType, Device, FloatDType, Shape, Tensor, TensorData};
 use super::{
     Adapter, BuildContext, CAST_HISTORY, CAST_SCALES, Component, Cut, Declaration, Declarations, DeferredParameters,
     EightBitLayer, EightBitProducts, Initial, LinearAdaptation, LinearForLastLayer, LinearLayer, LinearParameter,
-    Meets, Parallel, ParameterRole, QuantizedValues, RankPlace, ReplicaGroup, Segment, SegmentRole, released,
+    Meets, NotingLayer, Parallel, ParameterRole, QuantizedValues, RankPlace, ReplicaGroup, Segment, SegmentRole,
+    released,
 };
 
 /// The declarations of a chunk that is being built, segment by segment.
@@ -247,7 +248,12 @@ impl Scope {
         });
         let mut table = self.shared.table.borrow_mut();
         let products = EightBitProducts::new(layer.rule, state, table.pass.clone());
-        table.maxima.extend(products.maxima().map(|maxima| (self.path.clone(), Arc::clone(maxima))));
+        let noting = products.maxima().map(Arc::clone);
+        table.noting.extend(noting.map(|maxima| NotingLayer {
+            name: self.path.clone(),
+            replicas: self.replicas,
+            maxima,
+        }));
         products
     }
 

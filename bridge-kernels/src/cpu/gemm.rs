@@ -6,7 +6,7 @@ use std::ops::Range;
 use gemm::Parallelism;
 use rayon::prelude::*;
 
-use super::buffer::Shared;
+use super::buffer::{Shared, filled};
 
 /// A matrix somewhere in a slice.
 #[derive(Clone, Copy, Debug)]
@@ -201,6 +201,14 @@ pub fn gemm(out: MatrixMut<'_>, output: Output, scale: f32, a: Matrix<'_>, b: Ma
         let block = unsafe { out.block(top..bottom, left..right) };
         product(block, output, scale, a.row_range(top, bottom - top), b.col_range(left, right - left));
     });
+}
+
+/// `scale * a * b` in memory of its own, row-major.
+///
+/// # Panics
+/// If the shapes do not fit.
+pub fn multiplied(scale: f32, a: Matrix<'_>, b: Matrix<'_>, threads: Threads) -> Vec<f32> {
+    filled(a.rows * b.cols, |out| gemm(MatrixMut::new(out, a.rows, b.cols), Output::Set, scale, a, b, threads))
 }
 
 /// [`gemm()`] on the calling thread, of operands that fit.

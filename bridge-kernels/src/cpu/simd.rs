@@ -104,6 +104,12 @@ pub fn max(a: &[f32]) -> f32 {
     rest.iter().fold(top, |m, v| if *v > m { *v } else { m })
 }
 
+/// The larger of a largest magnitude and that of `x`; NaN if one of them is.
+#[inline(always)]
+pub fn larger_magnitude(largest: f32, x: f32) -> f32 {
+    if x.abs() > largest || x.is_nan() { x.abs() } else { largest }
+}
+
 /// `e^x` for a softmax: 0 below `e^-80`.
 ///
 /// Without the cut, products of such probabilities fall into the denormal range, where a CPU is a hundred times

@@ -5,8 +5,8 @@ use rayon::prelude::*;
 use super::format::Fp8Format;
 use super::rule::Share;
 use crate::cpu::buffer::filled;
-use crate::cpu::gemm::{Matrix, MatrixMut, Output, Threads, gemm};
-use crate::cpu::simd::vectorised;
+use crate::cpu::gemm::{Matrix, MatrixMut, Threads, gemm, multiplied};
+use crate::cpu::simd::{larger_magnitude, vectorised};
 use crate::linear::cpu::begin;
 
 /// Elements that one task casts, at least.
@@ -17,7 +17,7 @@ pub(crate) struct Codes {
     format: Fp8Format,
     codes: Vec<u8>,
     /// Rows and columns.
-    pub shape: [usize; 2],
+    shape: [usize; 2],
     /// Rows and columns of the elements that share a scale.
     block: [usize; 2],
     /// What values of a block are multiplied by to be those of the matrix, block by block along rows.
@@ -121,14 +121,13 @@ fn cast_strip(
     (width, inverses): (usize, &mut [f32]),
 ) {
     let mut scales = vec![0.0_f32; inverses.len()];
-    let larger = |a: f32, b: f32| if b > a || b.is_nan() { b } else { a };
     for row in x.chunks_exact(columns) {
         if width == 1 {
-            vectorised!(scales.iter_mut().zip(row).for_each(|(largest, x)| *largest = larger(*largest, x.abs())));
+            vectorised!(scales.iter_mut().zip(row).for_each(|(largest, x)| *largest = larger_magnitude(*largest, *x)));
             continue;
         }
         for (largest, block) in scales.iter_mut().zip(row.chunks(width)) {
-            *largest = block.iter().fold(*largest, |largest, x| larger(largest, x.abs()));
+            *largest = block.iter().fold(*largest, |largest, x| larger_magnitude(largest, *x));
         }
     }
     for (scale, inverse) in scales.iter_mut().zip(inverses) {
@@ -149,18 +148,17 @@ fn cast_strip(
 
 /// The largest magnitude; NaN if one is.
 pub(super) fn largest_magnitude(x: &[f32]) -> f32 {
-    let larger = |a: f32, b: f32| if b > a || b.is_nan() { b } else { a };
     let of_piece = |x: &[f32]| {
         vectorised!({
             let mut lanes = [0.0_f32; 64];
             let (whole, rest) = x.as_chunks::<64>();
             for chunk in whole {
-                lanes.iter_mut().zip(chunk).for_each(|(largest, x)| *largest = larger(*largest, x.abs()));
+                lanes.iter_mut().zip(chunk).for_each(|(largest, x)| *largest = larger_magnitude(*largest, *x));
             }
-            lanes.iter().chain(rest).fold(0.0, |largest, x| larger(largest, x.abs()))
+            lanes.iter().chain(rest).fold(0.0, |largest, x| larger_magnitude(largest, *x))
         })
     };
-    x.par_chunks(PIECE).map(of_piece).reduce(|| 0.0, larger)
+    x.par_chunks(PIECE).map(of_piece).reduce(|| 0.0, larger_magnitude)
 }
 
 /// `x w^T + bias`, `[n, o]`.
@@ -175,18 +173,10 @@ pub(crate) fn forward(x: &Decoded, weight: &Decoded, bias: Option<&[f32]>) -> Ve
 
 /// `dy w`, `[n, i]`.
 pub(crate) fn grad_input(dy: &Decoded, weight: &Decoded) -> Vec<f32> {
-    let (rows, inputs) = (dy.shape[0], weight.shape[1]);
-    filled(rows * inputs, |dx| {
-        let factor = dy.factor * weight.factor;
-        gemm(MatrixMut::new(dx, rows, inputs), Output::Set, factor, dy.matrix(), weight.matrix(), Threads::All);
-    })
+    multiplied(dy.factor * weight.factor, dy.matrix(), weight.matrix(), Threads::All)
 }
 
 /// `dy^T x`, `[o, i]`.
 pub(crate) fn grad_weight(dy: &Decoded, x: &Decoded) -> Vec<f32> {
-    let (outputs, inputs) = (dy.shape[1], x.shape[1]);
-    filled(outputs * inputs, |dw| {
-        let factor = dy.factor * x.factor;
-        gemm(MatrixMut::new(dw, outputs, inputs), Output::Set, factor, dy.matrix().t(), x.matrix(), Threads::All);
-    })
+    multiplied(dy.factor * x.factor, dy.matrix().t(), x.matrix(), Threads::All)
 }

@@ -8,6 +8,7 @@ use super::rule::Operand;
 use crate::cpu::gemm::Matrix;
 use crate::flex::{Values, gradient, inputs, tensor};
 use crate::linear::cpu as linear;
+use crate::linear::flex::bias_gradient;
 use crate::precision::widen;
 use crate::vjp;
 
@@ -96,10 +97,7 @@ pub(super) fn fp8_linear<const D: usize>(
         let (weight, kept) = (weight.map(|weight| (weight, weight_shape)), kept.map(|kept| (kept, x_shape)));
         let (dx, dw) = pass.gradients((dy.slice(), outputs), weight, kept);
         let mut gradients = vec![dx.and_then(|dx| gradient(dx, dims)), dw.and_then(|dw| gradient(dw, weight_shape))];
-        if let Some(tracked) = bias_tracked {
-            let sums = || gradient(linear::column_sums(dy.slice(), outputs), [outputs]);
-            gradients.push(if tracked { sums() } else { None });
-        }
+        gradients.extend(bias_tracked.map(|tracked| bias_gradient(tracked, &dy, outputs)));
         gradients
     }))
 }

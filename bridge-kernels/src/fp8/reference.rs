@@ -1,12 +1,13 @@
 //! Linear layers in 8 bits by plain operations, on every backend.
 
-use burn::backend::DispatchTensor;
 use burn::tensor::{Tensor, TensorData};
 
 use super::Fp8Pass;
 use super::cpu::largest_magnitude;
 use super::format::Fp8Format;
 use super::rule::{Operand, Share};
+use crate::cpu::simd::larger_magnitude;
+use crate::flex::inputs as inputs_of;
 use crate::vjp;
 
 /// [`fp8_linear`](super::fp8_linear) of float32 by other operations. Scales are made on the host.
@@ -20,10 +21,7 @@ pub fn reference<const D: usize>(
     let rows: usize = dims[..D - 1].iter().product();
     let mut shape = dims;
     shape[D - 1] = outputs;
-    let graph: Vec<DispatchTensor> = [x.clone().into_dispatch(), weight_oi.clone().into_dispatch()]
-        .into_iter()
-        .chain(bias_o.clone().map(Tensor::into_dispatch))
-        .collect();
+    let graph = inputs_of(&x, &weight_oi, bias_o.as_ref());
     let tracked = [x.is_tracked(), weight_oi.is_tracked(), bias_o.as_ref().is_some_and(Tensor::is_tracked)];
     let has_bias = bias_o.is_some();
     let x_ni = x.without_autodiff().reshape([rows, inputs]);
@@ -80,7 +78,7 @@ impl Fp8Pass {
                 let mut largest = vec![0.0_f32; rows.div_ceil(height) * across];
                 for (place, value) in values.iter().enumerate() {
                     let largest = &mut largest[block(place)];
-                    *largest = if value.abs() > *largest || value.is_nan() { value.abs() } else { *largest };
+                    *largest = larger_magnitude(*largest, *value);
                 }
                 (0..values.len()).map(|place| format.power_of_two_scale(largest[block(place)])).collect()
             }

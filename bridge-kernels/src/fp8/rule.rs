@@ -47,6 +47,17 @@ pub(super) enum Operand {
     InputAcross,
 }
 
+impl Operand {
+    /// The place of its tensor among those of a layer: input, weight, gradient of the output.
+    const fn place(self) -> usize {
+        match self {
+            Self::Input | Self::InputAcross => 0,
+            Self::Weight | Self::WeightAcross => 1,
+            Self::Gradient | Self::GradientAcross => 2,
+        }
+    }
+}
+
 /// Elements that share a scale.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Share {
@@ -102,11 +113,7 @@ impl Default for Fp8Scales {
 
 impl Fp8Scales {
     const fn of(self, operand: Operand) -> f32 {
-        match operand {
-            Operand::Input | Operand::InputAcross => self.input,
-            Operand::Weight | Operand::WeightAcross => self.weight,
-            Operand::Gradient | Operand::GradientAcross => self.gradient,
-        }
+        [self.input, self.weight, self.gradient][operand.place()]
     }
 }
 
@@ -117,14 +124,9 @@ pub struct OperandMaxima([AtomicU32; 3]);
 impl OperandMaxima {
     /// Notes the largest magnitude of a tensor. What is not finite counts as infinite.
     pub(super) fn note(&self, operand: Operand, largest: f32) {
-        let place = match operand {
-            Operand::Input | Operand::InputAcross => 0,
-            Operand::Weight | Operand::WeightAcross => 1,
-            Operand::Gradient | Operand::GradientAcross => 2,
-        };
         // Floats that are not negative are ordered as their bits are.
         let largest = if largest.is_finite() { largest } else { f32::INFINITY };
-        self.0[place].fetch_max(largest.to_bits(), Ordering::Relaxed);
+        self.0[operand.place()].fetch_max(largest.to_bits(), Ordering::Relaxed);
     }
 
     /// What was noted, and begins anew: input, weight, gradient.

@@ -8,7 +8,7 @@ use std::cmp::Reverse;
 use rayon::prelude::*;
 
 use crate::cpu::buffer::filled;
-use crate::cpu::gemm::{Matrix, MatrixMut, Output, Threads, gemm};
+use crate::cpu::gemm::{Matrix, MatrixMut, Output, Threads, gemm, multiplied};
 use crate::linear::cpu::{begin, column_sums};
 
 /// Calls `f` with each expert that has rows and what belongs to it, those with many rows first, and where its product runs.
@@ -77,12 +77,8 @@ pub fn grad_weights(
     type Item<'a> = ((&'a [f32], &'a [f32]), &'a mut Option<Vec<f32>>);
     each_busy(rows, counts, |expert, ((dy, x), gradient): Item<'_>, threads| {
         let count = counts[expert];
-        *gradient = wanted[expert].then(|| {
-            filled(outputs * inputs, |dw| {
-                let (dy, x) = (Matrix::new(dy, count, outputs), Matrix::new(x, count, inputs));
-                gemm(MatrixMut::new(dw, outputs, inputs), Output::Set, 1.0, dy.t(), x, threads);
-            })
-        });
+        *gradient = wanted[expert]
+            .then(|| multiplied(1.0, Matrix::new(dy, count, outputs).t(), Matrix::new(x, count, inputs), threads));
     });
     gradients
 }

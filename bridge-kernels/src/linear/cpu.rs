@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 
 use crate::cpu::buffer::filled;
-use crate::cpu::gemm::{Matrix, MatrixMut, Output, Threads, gemm};
+use crate::cpu::gemm::{Matrix, MatrixMut, Output, Threads, gemm, multiplied};
 use crate::cpu::simd::vectorised;
 
 /// Rows that one task fills with the bias, at least.
@@ -44,18 +44,12 @@ pub fn begin(y: &mut [f32], outputs: usize, bias: Option<&[f32]>, residual: Opti
 
 /// Gradient of the input: `dy [n, o]` times `weight [o, i]`.
 pub fn grad_input(dy: Matrix<'_>, weight: Matrix<'_>) -> Vec<f32> {
-    let (rows, inputs) = (dy.rows(), weight.cols());
-    filled(rows * inputs, |dx| {
-        gemm(MatrixMut::new(dx, rows, inputs), Output::Set, 1.0, dy, weight, Threads::All);
-    })
+    multiplied(1.0, dy, weight, Threads::All)
 }
 
 /// Gradient of the weight: `dy [n, o]` transposed times `x [n, i]`.
 pub fn grad_weight(dy: Matrix<'_>, x: Matrix<'_>) -> Vec<f32> {
-    let (outputs, inputs) = (dy.cols(), x.cols());
-    filled(outputs * inputs, |dw| {
-        gemm(MatrixMut::new(dw, outputs, inputs), Output::Set, 1.0, dy.t(), x, Threads::All);
-    })
+    multiplied(1.0, dy.t(), x, Threads::All)
 }
 
 /// Columns that one task adds up.

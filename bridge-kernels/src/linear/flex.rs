@@ -225,9 +225,12 @@ impl<const D: usize> ProductBackward<D> {
             gradient(dw, [outputs, inputs])
         });
         let mut gradients = vec![dx, dw];
-        if let Some(tracked) = self.bias_tracked {
-            gradients.push(if tracked { gradient(kernel::column_sums(dy.slice(), outputs), [outputs]) } else { None });
-        }
+        gradients.extend(self.bias_tracked.map(|tracked| bias_gradient(tracked, dy, outputs)));
         gradients
     }
+}
+
+/// The gradient of a bias `[o]`, if it is tracked, from that of the layer's output.
+pub(crate) fn bias_gradient(is_tracked: bool, dy: &Values, outputs: usize) -> Option<DispatchTensor> {
+    is_tracked.then(|| kernel::column_sums(dy.slice(), outputs)).and_then(|sums| gradient(sums, [outputs]))
 }

@@ -2,7 +2,7 @@
 
 pub(crate) mod cpu;
 pub(crate) mod deferred;
-mod flex;
+pub(crate) mod flex;
 #[cfg(any(test, feature = "cuda"))]
 mod lt;
 

@@ -8,7 +8,7 @@ use rayon::prelude::*;
 
 use super::Run;
 use crate::cpu::buffer::{Shared, filled};
-use crate::cpu::gemm::{Matrix, MatrixMut, Output, Threads, gemm};
+use crate::cpu::gemm::{Matrix, MatrixMut, Output, Threads, gemm, multiplied};
 use crate::cpu::simd::{LANES, vectorised};
 use crate::linear::cpu::column_sums;
 
@@ -55,10 +55,7 @@ impl<'a> Branches<'a> {
 
     /// `scale * x a^T`, `[n, R]`.
     pub fn inner(&self, x: Matrix<'_>) -> Vec<f32> {
-        let (rows, rank) = (x.rows(), self.rank());
-        let mut u = filled(rows * rank, |u| {
-            gemm(MatrixMut::new(u, rows, rank), Output::Set, 1.0, x, self.a().t(), Threads::All);
-        });
+        let mut u = multiplied(1.0, x, self.a().t(), Threads::All);
         self.scale(&mut u);
         u
     }
@@ -112,11 +109,7 @@ impl<'a> Branches<'a> {
 
     /// The gradient of all `a`, `[R, i]`.
     pub fn grad_a(&self, du: &[f32], x: Matrix<'_>) -> Vec<f32> {
-        let rank = self.rank();
-        filled(rank * self.inputs, |da| {
-            let du = Matrix::new(du, x.rows(), rank);
-            gemm(MatrixMut::new(da, rank, self.inputs), Output::Set, 1.0, du.t(), x, Threads::All);
-        })
+        multiplied(1.0, Matrix::new(du, x.rows(), self.rank()).t(), x, Threads::All)
     }
 
     /// The gradient of each `b`, `[p, r]`.

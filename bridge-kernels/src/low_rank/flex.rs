@@ -12,6 +12,7 @@ use crate::again::{Again, Source};
 use crate::cpu::gemm::Matrix;
 use crate::flex::{Values, gradient, tensor};
 use crate::linear::cpu as linear;
+use crate::linear::flex::bias_gradient;
 use crate::quantized::LinearWeight;
 use crate::quantized::flex::Held as HeldWeight;
 use crate::vjp::{self, Lift};
@@ -202,10 +203,7 @@ impl<const D: usize> SumBackward<D> {
             .scaled
             .zip(self.factors.as_ref())
             .and_then(|(scaled, factors)| gradient(scaled.gradient(dy.slice(), factors.slice()), [outputs]));
-        let of_bias = self.bias_tracked.map(|tracked| {
-            let sums = tracked.then(|| linear::column_sums(dy.slice(), outputs));
-            sums.and_then(|sums| gradient(sums, [outputs]))
-        });
+        let of_bias = self.bias_tracked.map(|tracked| bias_gradient(tracked, &dy, outputs));
         let scaled = self
             .factors
             .as_ref()

@@ -4,14 +4,11 @@ use super::format::{CodeFormat, NF4_BORDERS};
 #[cfg(doc)]
 use super::scales::Scales;
 use super::scales::{INT4_UNIT, INT8_UNIT, below, nearest};
+use crate::cpu::simd::larger_magnitude;
 
 /// Writes the codes of a block, and its scale or scales, as [`Scales`] holds them.
 pub(super) fn encode(format: CodeFormat, values: &[f32], (codes, scales): (&mut [u8], &mut [f32])) {
-    let mut largest = 0.0_f32;
-    for value in values {
-        // Not a number stays so.
-        largest = if value.abs() > largest || value.is_nan() { value.abs() } else { largest };
-    }
+    let largest = values.iter().fold(0.0, |largest, value| larger_magnitude(largest, *value));
     match format {
         CodeFormat::Int8 => {
             scales[0] = nearest(largest / 127.0 / INT8_UNIT);

@@ -11,6 +11,7 @@ use crate::cpu::gemm::Matrix;
 use crate::cross_entropy::cpu::Projection;
 use crate::flex::{Values, gradient, tensor};
 use crate::linear::cpu as linear;
+use crate::linear::flex::bias_gradient;
 use crate::vjp::{self, Lift};
 
 /// A weight in the memory of this process.
@@ -82,10 +83,7 @@ pub(crate) fn linear_quantized<const D: usize>(
             gradient(kernel::grad_input(Matrix::new(dy.slice(), rows, outputs), &weight), dims)
         };
         let mut gradients = vec![weight.and_then(of_input)];
-        if let Some(tracked) = bias_tracked {
-            let sums = || gradient(linear::column_sums(dy.slice(), outputs), [outputs]);
-            gradients.push(if tracked { sums() } else { None });
-        }
+        gradients.extend(bias_tracked.map(|tracked| bias_gradient(tracked, &dy, outputs)));
         if has_residual {
             gradients.push(Some(Flex::lift(dy.0)));
         }

@@ -7,11 +7,11 @@ use burn::tensor::{Device, Tensor};
 
 use crate::common::{assert_close, assert_same_on_any_threads, read, tensor, values, wide};
 
-fn flat(values: &[f32]) -> Tensor<1> {
+pub fn flat(values: &[f32]) -> Tensor<1> {
     tensor(values, [values.len()], &Device::flex())
 }
 
-fn step(step: u64, decoupled: bool) -> AdamWStep {
+pub fn step(step: u64, decoupled: bool) -> AdamWStep {
     AdamWStep {
         lr: 1e-2,
         beta1: 0.9,

@@ -6,26 +6,10 @@ use bridge_kernels::optim::{
 };
 use burn::tensor::{Device, FloatDType, Tensor};
 
-use crate::common::{assert_close, assert_same_on_any_threads, read, tensor, values, wide};
+use crate::common::{assert_close, assert_same_on_any_threads, read, values, wide};
+use crate::optim::{flat, step};
 
 const FORMATS: [Format; 4] = [Format::Float32, Format::BFloat16, Format::Float16, Format::Float8];
-
-fn flat(values: &[f32]) -> Tensor<1> {
-    tensor(values, [values.len()], &Device::flex())
-}
-
-fn step(number: u64, decoupled: bool) -> AdamWStep {
-    AdamWStep {
-        lr: 1e-2,
-        beta1: 0.9,
-        beta2: 0.95,
-        epsilon: 1e-8,
-        weight_decay: 0.1,
-        decoupled,
-        step: number,
-        gradient_scale: 0.5,
-    }
-}
 
 fn start(parameter: Tensor<1>, formats: &ReducedFormats) -> ReducedAdamW {
     let (len, device) = (parameter.dims()[0], parameter.device());

@@ -5,7 +5,7 @@ use bridge_dist::comm::{Group, ReduceOp};
 use bridge_kernels::Fp8Format;
 
 use crate::config::{AmaxAlgo, Fp8Format as FormatName, Fp8Recipe, RunConfig};
-use crate::model::{CAST_HISTORY, CAST_SCALES, ReplicaGroup};
+use crate::model::{CAST_HISTORY, CAST_SCALES, NotingLayer, ReplicaGroup};
 use crate::train::TrainError;
 use crate::train::report::StepReport;
 use crate::train::subsystem::{Agreement, RunContext, Subsystem, Verdict};
@@ -26,7 +26,7 @@ struct Layer {
     chunk: usize,
     name: String,
     maxima: [f64; 3],
-    is_of_expert: bool,
+    replicas: ReplicaGroup,
 }
 
 impl CastScales {
@@ -61,15 +61,12 @@ impl CastScales {
 fn noted(run: &RunContext) -> Vec<Layer> {
     let mut layers = Vec::new();
     for (chunk, model) in run.chunks().iter().enumerate() {
-        for (name, maxima) in model.operand_maxima() {
-            let scales = format!("{name}.{CAST_SCALES}");
-            let declaration = model.parameters().iter().find(|parameter| parameter.name == scales);
-            let declaration = declaration.expect("what notes magnitudes has scales");
+        for NotingLayer { name, replicas, maxima } in model.noting_layers() {
             layers.push(Layer {
                 chunk,
                 name: name.clone(),
                 maxima: maxima.take().map(|largest| if largest.is_finite() { f64::from(largest) } else { 0.0 }),
-                is_of_expert: declaration.placement.replicas == ReplicaGroup::Expert,
+                replicas: *replicas,
             });
         }
     }
@@ -77,8 +74,8 @@ fn noted(run: &RunContext) -> Vec<Layer> {
 }
 
 /// The largest over the ranks that share layers: replicas, and those that have other parts of them.
-fn share(layers: &mut [Layer], groups: [&Group; 2], is_of_expert: bool) -> Result<(), TrainError> {
-    let mut of_kind: Vec<&mut Layer> = layers.iter_mut().filter(|layer| layer.is_of_expert == is_of_expert).collect();
+fn share(layers: &mut [Layer], replicas: ReplicaGroup, groups: [&Group; 2]) -> Result<(), TrainError> {
+    let mut of_kind: Vec<&mut Layer> = layers.iter_mut().filter(|layer| layer.replicas == replicas).collect();
     let mut all: Vec<f64> = of_kind.iter().flat_map(|layer| layer.maxima).collect();
     if all.is_empty() {
         return Ok(());
@@ -105,8 +102,8 @@ impl Subsystem for CastScales {
             return Ok(Verdict::default());
         }
         let groups = run.groups;
-        share(&mut layers, [groups.tensor(), groups.data_context()], false)?;
-        share(&mut layers, [groups.expert_tensor(), groups.expert_data()], true)?;
+        share(&mut layers, ReplicaGroup::Dense, [groups.tensor(), groups.data_context()])?;
+        share(&mut layers, ReplicaGroup::Expert, [groups.expert_tensor(), groups.expert_data()])?;
         for Layer { chunk: index, name, maxima, .. } in layers {
             let training = &mut *run.training;
             let [scales, history] = [CAST_SCALES, CAST_HISTORY].map(|parameter| format!("{name}.{parameter}"));
