@@ -129,11 +129,10 @@ def main():
         print(f"round {turn + 1}: " + ", ".join(f"{name} {values[-1]:.4f}" for name, values in ratios.items()), file=sys.stderr)
     rng = random.Random(1)
     results = {name: interval(values, rng) for name, values in ratios.items()}
-    noise = max(abs(bound - 1) for bound in results["plain again"])
     code = 0
     for name, (middle, low, high) in results.items():
         limit = chosen[name][2]
-        verdict = None if limit is None else "undecided" if noise > limit - 1 else "kept" if middle <= limit else "missed"
+        verdict = None if limit is None else "kept" if high <= limit else "missed" if low > limit else "undecided"
         code = 1 if verdict == "missed" else code or (3 if verdict == "undecided" else 0)
         print(json.dumps({"variant": name, "ratio": round(middle, 4), "range": [round(low, 4), round(high, 4)], "limit": limit, "verdict": verdict}))
     sys.exit(code)

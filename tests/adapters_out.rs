@@ -100,12 +100,21 @@ fn adapters_are_written_in_pefts_format_and_merged_alike() {
 
 #[test]
 fn an_adapter_is_no_whole_model_and_needs_its_base() {
-    let (folder, _) = trained("lora", &[]);
+    let (folder, base) = trained("lora", &[]);
     let folder = folder.path();
     let error = bridge(folder, &["convert", "export", "saved", "model.gguf"]).unwrap_err();
     assert!(error.contains("merge it first"), "{error}");
     let error = bridge(folder, &["convert", "merge", "imported", "merged"]).unwrap_err();
     assert!(error.contains("expected a checkpoint of an adapter"), "{error}");
+    let named = |folder_name: &str, more: &[&str]| {
+        bridge(folder, &[&["convert", "export", "saved", folder_name], more].concat()).unwrap();
+        let text = std::fs::read_to_string(folder.join(folder_name).join("adapter_config.json")).unwrap();
+        serde_json::from_str::<serde_json::Value>(&text).unwrap()["base_model_name_or_path"].clone()
+    };
+    assert_eq!(named("adapter", &[]), base.as_str());
+    assert_eq!(named("other", &["--base", "maker/model"]), "maker/model");
+    let error = bridge(folder, &["convert", "export", "imported", "whole", "--base", "maker/model"]).unwrap_err();
+    assert!(error.contains("--base: imported is a whole model"), "{error}");
     // A resumed run makes its base again; without one there is nothing to read.
     std::fs::remove_dir_all(folder.join("runs/adapted/imported")).unwrap();
     let error = bridge(folder, &["convert", "export", "saved", "adapter"]).unwrap_err();

@@ -311,6 +311,34 @@ fn examples_are_made_of_documented_functions() {
     assert_close(&two.1[..1], &one.1[..1], "two ranks, validation");
 }
 
+#[test]
+fn what_ends_an_answer_is_exported() {
+    let folder = tempfile::tempdir().unwrap();
+    rust_sources(folder.path());
+    let exported = |name: &str, end: &str| {
+        let template = format!(
+            "tokenizer.chat_template=\"{{% for m in messages %}}{{{{ m.content }}}}{{% if m.role == 'user' %}}: {{% else %}}{end}{{% endif %}}{{% endfor %}}\""
+        );
+        let save = format!("checkpoint.save={name}");
+        let own = [template.as_str(), &save, &format!("name={name}")];
+        let settings = RUST_DOCS.iter().filter(|setting| !setting.starts_with("tokenizer.chat_template"));
+        let output = bridge(folder.path(), &[&settings.copied().collect::<Vec<_>>()[..], &own].concat());
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let to = format!("{name}-exported");
+        let export = Command::new(program()).args(["convert", "export", name, &to]).current_dir(folder.path()).output();
+        assert!(export.as_ref().unwrap().status.success(), "{export:?}");
+        let read = |file: &str| std::fs::read_to_string(folder.path().join(&to).join(file)).ok();
+        let json = |text: String| serde_json::from_str::<Value>(&text).unwrap();
+        (read("generation_config.json").map(json), json(read("tokenizer.json").unwrap()))
+    };
+    let (settings, tokenizer) = exported("ended", "<|endoftext|>");
+    let tokens = tokenizer["added_tokens"].as_array().unwrap();
+    let end = tokens.iter().find(|token| token["content"] == "<|endoftext|>").expect("the tokenizer has it");
+    assert_eq!(settings.expect("it is written")["eos_token_id"], end["id"]);
+    // A line ends with text, which no token stands for alone.
+    assert_eq!(exported("open", "\\n").0, None);
+}
+
 /// The file of a name, somewhere below a folder.
 fn walk(folder: &Path, name: &str) -> std::path::PathBuf {
     let find = |folder: &Path| {

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use bridge_core::logging::terminal::complain;
-use bridge_data::outside;
+use bridge_data::{outside, python_json};
 use bridge_models::generate::TokenRules;
 use bridge_models::huggingface::parse_settings;
 use serde_json::{Map, Value};
@@ -47,6 +47,31 @@ const UNHEEDED: [(&str, &[&str]); 10] = [
     ("guidance_scale", &["1.0"]),
     ("top_h", &[]),
 ];
+
+/// The file `generation_config.json`, made of the one that there is, in which each of `stop_tokens` ends a text as well. `None` if they do already.
+///
+/// # Errors
+/// If the file is none that can be read.
+pub fn with_stop_tokens(file: Option<&[u8]>, stop_tokens: &[i64]) -> Result<Option<Vec<u8>>, Failure> {
+    let bad = |error: &dyn std::fmt::Display| Failure::input(format!("generation_config.json: {error}"));
+    let mut table = match file {
+        Some(file) => parse_settings(&String::from_utf8_lossy(file)).map_err(|error| bad(&error))?,
+        None => Map::new(),
+    };
+    let mut all = Keys(&table).ids("eos_token_id").map_err(|error| bad(&error))?;
+    let before = all.len();
+    for token in stop_tokens {
+        if !all.contains(token) {
+            all.push(*token);
+        }
+    }
+    if all.len() == before {
+        return Ok(None);
+    }
+    table.insert("eos_token_id".to_owned(), if let [token] = all[..] { token.into() } else { all.into() });
+    let text = python_json::table_to_text(&table).map_err(|error| bad(&error))?;
+    Ok(Some(text.into_bytes()))
+}
 
 impl GenerationSettings {
     /// Reads the file of a folder, and says what of it is not heeded.
@@ -226,6 +251,19 @@ mod tests {
         ] {
             assert!(read(json!({ key: value })).unwrap_err().contains(key));
         }
+    }
+
+    #[test]
+    fn tokens_that_end_a_text_are_added_to_those_that_do() {
+        let with = |file: Option<&str>, stop: &[i64]| {
+            let written = with_stop_tokens(file.map(str::as_bytes), stop).unwrap();
+            written.map(|bytes| parse_settings(std::str::from_utf8(&bytes).unwrap()).unwrap())
+        };
+        assert_eq!(with(Some(r#"{"eos_token_id": [2, 7], "top_k": 5}"#), &[7]), None);
+        let found = with(Some(r#"{"eos_token_id": 2, "top_k": 5}"#), &[7, 2]).unwrap();
+        assert_eq!(Value::Object(found), json!({ "eos_token_id": [2, 7], "top_k": 5 }));
+        assert_eq!(Value::Object(with(None, &[7]).unwrap()), json!({ "eos_token_id": 7 }));
+        assert!(with_stop_tokens(Some(b"{"), &[7]).is_err());
     }
 
     #[test]

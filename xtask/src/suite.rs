@@ -7,62 +7,47 @@ use anyhow::{Context, Result};
 use crate::build::build_bridge;
 use crate::mpi;
 
+/// What is built besides where MPI is: then the same programs run the suites of ranks under `mpirun` too, and NCCL's tests that need no GPU.
+const WITH_MPI: [&str; 3] = ["bridge-cli/mpi", "bridge-tests/mpi", "bridge-dist/nccl"];
+
 /// Runs all tests. `rest` is passed on to `cargo test`.
 pub fn run(rest: &[String]) -> Result<ExitCode> {
-    let mut failed = Vec::new();
+    let (mut failed, mut skipped) = (Vec::new(), Vec::new());
+    let installed = mpi::installed();
+    let mut features: &[&str] = if installed.is_ok() { &WITH_MPI } else { &[] };
     // `cargo test` builds the binary as well, but does not write the list of its sources anew, which the suites compare it with.
-    build_bridge(&[])?;
+    if let Err(why) = build_bridge(features) {
+        if features.is_empty() {
+            return Err(why);
+        }
+        eprintln!("MPI is installed, and Bridge does not build with it ({why:#}): testing without");
+        failed.push("ranks under mpirun");
+        features = &[];
+        build_bridge(features)?;
+    }
+    if let Err(why) = installed {
+        skipped.push(format!("ranks under mpirun: {why}"));
+    }
     // The release profile: Burn in debug is too slow for training tests, and one profile is built once.
     let mut workspace = vec!["test".to_owned(), "--release".into(), "--workspace".into()];
+    if !features.is_empty() {
+        workspace.extend(["--features".to_owned(), features.join(",")]);
+    }
     workspace.extend(rest.iter().cloned());
     if !cargo(&workspace)? {
         failed.push("cargo test --workspace");
     }
-    let mut skipped = Vec::new();
-    match mpi::installed() {
-        Ok(()) => {
-            // Cargo builds the binary only for the tests of its own package, and those do not run here.
-            let features = ["bridge-cli/mpi", "bridge-tests/mpi", "bridge-dist/nccl"];
-            build_bridge(&features)?;
-            // The whole workspace again, so that Burn is not rebuilt. Runs the suites that start ranks, and those of faults.
-            let features = features.join(",");
-            let arguments = [
-                "test",
-                "--release",
-                "--workspace",
-                "--features",
-                &features,
-                "--test",
-                "conformance_mpi",
-                "--test",
-                "conformance_nccl",
-                "--test",
-                "ranks",
-                // Faults of processes, and of machines.
-                "--test",
-                "deadlines",
-                "--test",
-                "machines",
-                "--test",
-                "random_faults",
-            ];
-            let mut arguments: Vec<String> = arguments.map(str::to_owned).to_vec();
-            arguments.extend(rest.iter().cloned());
-            if !cargo(&arguments)? {
-                failed.push("ranks under mpirun");
-            }
+    if features.is_empty() {
+        // The crate by itself: with it alone no other crate is built again.
+        let nccl =
+            ["test", "--release", "--package", "bridge-dist", "--features", "nccl", "--lib", "nccl"].map(str::to_owned);
+        if !cargo(&nccl)? {
+            failed.push("NCCL without a GPU");
         }
-        Err(why) => skipped.push(format!("ranks under mpirun: {why}")),
-    }
-    // Those of its tests that need no GPU. The crate by itself: with it alone no other crate is built again.
-    let nccl =
-        ["test", "--release", "--package", "bridge-dist", "--features", "nccl", "--lib", "nccl"].map(str::to_owned);
-    if !cargo(&nccl)? {
-        failed.push("NCCL without a GPU");
     }
     match std::env::var_os("BRIDGE_PYTHON") {
         Some(python) => {
-            if !transformers_round_trip(&python)? {
+            if !transformers_round_trip(&python, features)? {
                 failed.push("round trip of Hugging Face folders through transformers");
             }
         }
@@ -85,8 +70,8 @@ pub fn run(rest: &[String]) -> Result<ExitCode> {
 }
 
 /// Runs `tests/transformers_round_trip.py` on all golden folders.
-fn transformers_round_trip(python: &std::ffi::OsStr) -> Result<bool> {
-    let program = build_bridge(&[])?;
+fn transformers_round_trip(python: &std::ffi::OsStr, features: &[&str]) -> Result<bool> {
+    let program = build_bridge(features)?;
     let mut folders = Vec::new();
     for entry in std::fs::read_dir("bridge-models/tests/fixtures/golden")? {
         folders.push(entry?.path());

@@ -7,6 +7,7 @@ use bridge_core::checkpoint::{
     Checkpoint, CheckpointError, CheckpointWriter, DType, Element, RunFiles, SaveOptions, ShardTensor, Snapshot,
     TensorGroup, TensorStream, TrainState,
 };
+use bridge_core::logging::terminal::complain;
 use bridge_core::model::ModelChunk;
 use bridge_models::adapters::{PeftOptions, TrainedAdapter};
 use bridge_models::huggingface::is_companion;
@@ -26,15 +27,21 @@ const TOLERANCE: f64 = 1e-5;
 /// Tokens of the sequence that both are compared on.
 const TOKENS: usize = 48;
 
-/// Writes an adapter as a folder of `peft`.
-pub fn export(adapted: &Adapted, output: &Path, force: Force, speech: &Speech) -> Result<u8, Failure> {
+/// Writes an adapter as a folder of `peft`, which names `base` as its base if that is given.
+pub fn export(
+    adapted: &Adapted,
+    output: &Path,
+    (base, force): (Option<&str>, Force),
+    speech: &Speech,
+) -> Result<u8, Failure> {
     let files = ["adapter_config.json", "adapter_model.safetensors"].map(|name| output.join(name));
     let is_other = output.join("config.json").exists();
     force.over(files.iter().find(|_| is_other).cloned())?;
     let raw = recipe(&adapted.checkpoint)?;
     let foreign = raw.checkpoint.pretrained_checkpoint.clone().filter(|path| path.join("config.json").is_file());
+    let foreign = foreign.map(|path| std::path::absolute(&path).unwrap_or(path).display().to_string());
     let options = PeftOptions {
-        base: foreign.map(|path| std::path::absolute(&path).unwrap_or(path).display().to_string()),
+        base: base.map(str::to_owned).or(foreign),
         dropout: raw.peft.as_ref().map_or(0.0, |peft| peft.dropout),
     };
     let trained = TrainedAdapter::new(&adapted.adapter, &adapted.config);
@@ -43,6 +50,11 @@ pub fn export(adapted: &Adapted, output: &Path, force: Force, speech: &Speech) -
     let (family, _) = origin_of(&adapted.base, &adapted.config)?;
     let written = trained.to_peft(output, (family, &adapted.config), &options, (&base, &own));
     let modules = written.map_err(Failure::input)?;
+    if options.base.is_none() {
+        complain(
+            "adapter_config.json names no base (the adapter was trained on a checkpoint): `--base NAME` writes one, which AutoPeftModel needs",
+        );
+    }
     speech.result(
         || format!("wrote {} (an adapter of {modules} modules)", output.display()),
         || json!({ "wrote": output, "modules": modules }),

@@ -72,11 +72,15 @@ pub fn run(arguments: &Arguments, speech: &Speech) -> Result<u8, Failure> {
 pub fn stop_tokens(model: &LoadedModel, tokenizer: &dyn Tokenizer) -> Vec<i64> {
     let mut stop = model.stop_tokens.clone();
     stop.extend(tokenizer.eod());
-    let end = model.chat_template.as_ref().map(ChatTemplate::end_of_turn).unwrap_or_default();
-    let first = tokenizer.encode(&end).ok().and_then(|ids| ids.first().copied());
-    // Special tokens stand for no bytes of text.
-    stop.extend(first.filter(|id| tokenizer.id_to_bytes(*id).is_some_and(|bytes| bytes.is_empty())));
+    stop.extend(model.chat_template.as_ref().and_then(|template| end_of_turn(template, tokenizer)));
     stop
+}
+
+/// The special token with which what a template writes behind an answer begins, if it does.
+pub fn end_of_turn(template: &ChatTemplate, tokenizer: &dyn Tokenizer) -> Option<i64> {
+    let first = tokenizer.encode(&template.end_of_turn()).ok().and_then(|ids| ids.first().copied());
+    // Special tokens stand for no bytes of text.
+    first.filter(|id| tokenizer.id_to_bytes(*id).is_some_and(|bytes| bytes.is_empty()))
 }
 
 /// How what was said becomes text.

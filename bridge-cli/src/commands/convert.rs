@@ -14,10 +14,12 @@ use bridge_models::{DecoderConfig, families, megatron};
 use clap::{Subcommand, ValueEnum};
 use serde_json::{Map, Value, json};
 
+use super::chat::end_of_turn;
 use super::{adapters, model_card};
 use crate::failure::Failure;
 use crate::foreign::open_foreign;
-use crate::model_source::{Adapted, Found, find};
+use crate::generation_settings::with_stop_tokens;
+use crate::model_source::{Adapted, Found, find, recipe};
 use crate::overwrite::Force;
 use crate::speech::Speech;
 
@@ -103,6 +105,9 @@ pub enum Command {
         /// A file of weights is started anew beyond this size, such as 500MB or 5GB (powers of 1000) or a number of bytes.
         #[arg(long, default_value = "5GB", value_parser = num_bytes)]
         max_shard_size: usize,
+        /// What an adapter's folder names as its base, a folder or a name on a hub; by default the Hugging Face folder that it was trained on.
+        #[arg(long)]
+        base: Option<String>,
         #[command(flatten)]
         force: Force,
     },
@@ -126,7 +131,7 @@ fn num_bytes(text: &str) -> Result<usize, String> {
 fn export(
     source: &Path,
     output: &Path,
-    (dtype, max_shard_size, force): (Dtype, usize, Force),
+    (dtype, max_shard_size, base, force): (Dtype, usize, Option<&str>, Force),
     speech: &Speech,
 ) -> Result<u8, Failure> {
     if let Some(adapted) = Adapted::find(source)? {
@@ -142,7 +147,10 @@ fn export(
                 source.display()
             )));
         }
-        return adapters::export(&adapted, output, force, speech);
+        return adapters::export(&adapted, output, (base, force), speech);
+    }
+    if base.is_some() {
+        return Err(Failure::input(format!("--base: {} is a whole model, not an adapter on a base", source.display())));
     }
     if is_gguf(output) {
         force.over(output.exists().then(|| output.to_owned()))?;
@@ -182,9 +190,9 @@ pub fn run(command: &Command, speech: &Speech) -> Result<u8, Failure> {
             wrote(&path, num_parameters, speech);
             Ok(0)
         }
-        Command::Export { checkpoint, output, dtype, max_shard_size, force } => {
+        Command::Export { checkpoint, output, dtype, max_shard_size, base, force } => {
             force.outside(checkpoint, output)?;
-            export(checkpoint, output, (*dtype, *max_shard_size, *force), speech)
+            export(checkpoint, output, (*dtype, *max_shard_size, base.as_deref(), *force), speech)
         }
         Command::Merge { adapter, output, force } => {
             force.outside(adapter, output)?;
@@ -298,6 +306,13 @@ fn export_folder(
     if let Some(checkpoint) = checkpoint {
         let card = model_card::of(checkpoint, family.model_type(), num_parameters)?;
         files.insert("README.md".to_owned(), card.into_bytes());
+        // A base that learned to answer in a template ends its answers by it, which its first makers did not know.
+        let learned = recipe(checkpoint)?.dataset.kind == "finetuning";
+        let ends = besides.chat_template.as_ref().zip(besides.tokenizer.as_deref()).filter(|_| learned);
+        let end: Vec<i64> =
+            ends.and_then(|(template, tokenizer)| end_of_turn(template, tokenizer)).into_iter().collect();
+        let settings = with_stop_tokens(files.get(GENERATION).map(Vec::as_slice), &end)?;
+        files.extend(settings.map(|settings| (GENERATION.to_owned(), settings)));
     }
     let options = ExportOptions {
         dtype: dtype.in_folder()?,
@@ -386,6 +401,9 @@ fn wrote(path: &Path, num_parameters: u64, speech: &Speech) {
         || json!({ "wrote": path, "parameters": num_parameters }),
     );
 }
+
+/// How a model's texts are generated, in its folder.
+const GENERATION: &str = "generation_config.json";
 
 /// What an earlier import leaves in a folder.
 const IMPORTED: [&str; 3] = ["checkpoint_journal.json", "iter_0000000", "latest_checkpointed_iteration.txt"];

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use bridge_dist::comm::{CommError, Group, ReduceOp, all_gather_bytes};
 use bridge_dist::mesh::ProcessGroups;
-use bridge_kernels::optim::{count_zeros, sum_of_squares};
+use bridge_kernels::optim::{SquareSums, count_zeros};
 use burn::tensor::{Device, Tensor};
 
 use super::GradientBuffer;
@@ -281,7 +281,9 @@ impl Distribution {
     /// # Errors
     /// If ranks cannot add up.
     pub fn sum_of_squares(&self, gradients: &GradientBuffer) -> Result<f64, CommError> {
-        self.total(gradients, sum_of_squares)
+        let mut sums = SquareSums::default();
+        self.visit_counted(gradients, &mut |_, part| sums.add(&part));
+        self.over_world(sums.finish().into_iter().sum())
     }
 
     /// Euclidean norm of the gradient of each trained parameter of the whole model, in name order. All ranks call this together and find the
@@ -291,8 +293,15 @@ impl Distribution {
     /// If ranks cannot add up.
     pub fn norms(&self, gradients: &GradientBuffer) -> Result<Vec<(String, f64)>, CommError> {
         let names = self.trained_names()?;
-        let square = |name: &String| gradients.get(name).map_or(0.0, |gradient| self.counted_square(name, gradient));
-        let mut squares: Vec<f64> = names.iter().map(square).collect();
+        let (mut places, mut sums) = (Vec::new(), SquareSums::default());
+        for (place, name) in names.iter().enumerate() {
+            if let Some(part) = gradients.get(name).and_then(|gradient| self.counted_part(name, gradient)) {
+                places.push(place);
+                sums.add(&part);
+            }
+        }
+        let mut squares = vec![0.0; names.len()];
+        places.into_iter().zip(sums.finish()).for_each(|(place, square)| squares[place] = square);
         let world = self.groups.world();
         if world.size() > 1 && !squares.is_empty() {
             world.all_reduce((&mut squares).into(), ReduceOp::Sum)?;
@@ -366,20 +375,12 @@ impl Distribution {
     /// # Errors
     /// If ranks cannot add up.
     pub fn num_zeros(&self, gradients: &GradientBuffer) -> Result<u64, CommError> {
-        Ok(self.total(gradients, |gradient| count_zeros(gradient) as f64)? as u64)
+        let mut zeros = 0;
+        self.visit_counted(gradients, &mut |_, part| zeros += count_zeros(&part));
+        Ok(self.over_world(zeros as f64)? as u64)
     }
 
     /// Sum of `of` over the counted values of all ranks.
-    fn total(&self, gradients: &GradientBuffer, of: impl Fn(&Tensor<1>) -> f64) -> Result<f64, CommError> {
-        let counted = gradients.iter().filter_map(|(name, gradient)| self.counted(name, gradient));
-        self.over_world(counted.filter(|part| part.dims()[0] > 0).map(|part| of(&part)).sum())
-    }
-
-    /// Squared norm of values that visit every parameter, over all ranks.
-    pub(super) fn counted_square(&self, name: &str, value: &Tensor<1>) -> f64 {
-        self.counted(name, value).filter(|part| part.dims()[0] > 0).map_or(0.0, |part| sum_of_squares(&part))
-    }
-
     /// As [`Self::visit_counted`], of one value that has the form of a parameter.
     pub(super) fn counted_part(&self, name: &str, value: &Tensor<1>) -> Option<Tensor<1>> {
         self.counted(name, value).filter(|part| part.dims()[0] > 0)

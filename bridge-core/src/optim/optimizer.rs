@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bridge_dist::comm::CommError;
-use bridge_kernels::optim::{Master, Stored};
+use bridge_kernels::optim::{Master, SquareSums, Stored};
 use burn::tensor::{DType, FloatDType, Tensor};
 
 use super::flat::part;
@@ -309,11 +309,9 @@ impl Optimizer {
     /// # Errors
     /// If ranks cannot add up.
     pub fn parameter_norm(&self, chunks: &[Box<dyn ModelChunk>]) -> Result<f64, CommError> {
-        let mut sum = 0.0;
-        self.parameters.visit_kept(chunks, &mut |name, value| {
-            sum += self.distribution.counted_square(name, self.master(name, value).as_ref().unwrap_or(value));
-        });
-        Ok(self.distribution.over_world(sum)?.sqrt())
+        let mut sums = SquareSums::default();
+        self.visit_counted(chunks, &mut |_, part| sums.add(&part));
+        Ok(self.distribution.over_world(sums.finish().into_iter().sum())?.sqrt())
     }
 
     /// Hands on, of each parameter in float32 where there is such a copy, the part that this rank counts: every element of the model is counted by

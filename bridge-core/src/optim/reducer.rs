@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bridge_dist::comm::{CommError, HostBuffer, Request};
-use bridge_kernels::optim::sum_of_squares;
+use bridge_kernels::optim::SquareSums;
 use burn::tensor::{DType, Device, Element, Tensor, TensorData};
 use half::bf16;
 
@@ -203,7 +203,9 @@ impl GradientReducer {
             self.complete(all, gradients)?;
         }
         if self.own == OwnGradients::Measured {
-            let unreduced = gradients.iter().map(|(_, gradient)| sum_of_squares(gradient)).reduce(|a, b| a + b);
+            let mut sums = SquareSums::default();
+            gradients.iter().for_each(|(_, gradient)| sums.add(gradient));
+            let unreduced = sums.finish().into_iter().reduce(|a, b| a + b);
             self.own_squares.extend(unreduced.map(|squares| (GradientPart::Unreduced, squares)));
         }
         self.reduce_over_instances(gradients)?;

@@ -195,59 +195,83 @@ impl ShardedParameters {
         }
     }
 
-    /// A parameter of `chunk` that is not trained, whole. All ranks that share it call this together.
+    /// Parameters of `chunk` that are not trained, whole, in the order of `names`. All ranks that share them call this together.
     ///
     /// # Errors
-    /// If its parts cannot be gathered.
-    pub fn frozen_value(&self, chunk: &dyn ModelChunk, name: &str) -> Result<Vec<f32>, CommError> {
-        let mut values: Vec<f32> = Vec::new();
-        let Some((shard, range)) = self.shards.get(name).zip(self.distribution.shard_range(name)) else {
-            chunk.visit_wanted(&|other| other == name, &mut |_, value| {
-                values = value.into_data().iter::<f32>().collect();
-            });
-            return Ok(values);
+    /// If parts of one cannot be gathered.
+    ///
+    /// # Panics
+    /// If a name is not one of the chunk's.
+    pub fn frozen_values(&self, chunk: &dyn ModelChunk, names: &[&str]) -> Result<Vec<Vec<f32>>, CommError> {
+        let floats = |value: Tensor<1>| value.into_data().iter::<f32>().collect::<Vec<f32>>();
+        let part_of = |name: &str| self.shards.get(name).zip(self.distribution.shard_range(name));
+        let mut whole = BTreeMap::new();
+        let wanted: BTreeSet<&str> = names.iter().copied().filter(|name| part_of(name).is_none()).collect();
+        chunk.visit_wanted(&|name| wanted.contains(name), &mut |name, value| {
+            whole.insert(name.to_owned(), floats(value));
+        });
+        let value = |name: &&str| {
+            let Some((shard, range)) = part_of(name) else {
+                return Ok(whole.remove(*name).expect("a parameter of the chunk"));
+            };
+            let declaration = chunk.parameters().iter().find(|parameter| parameter.name == *name);
+            let declaration = declaration.expect("a parameter of the chunk");
+            let mut values = vec![0.0; declaration.num_elements()];
+            values[range].copy_from_slice(&floats(shard.clone()));
+            let group = self.distribution.shards(declaration.placement.replicas);
+            group.all_reduce((&mut values).into(), ReduceOp::Sum)?;
+            Ok(values)
         };
-        let declaration = chunk.parameters().iter().find(|parameter| parameter.name == name);
-        let declaration = declaration.expect("a parameter of the chunk");
-        values.resize(declaration.num_elements(), 0.0);
-        values[range].copy_from_slice(&shard.clone().into_data().iter::<f32>().collect::<Vec<_>>());
-        let group = self.distribution.shards(declaration.placement.replicas);
-        group.all_reduce((&mut values).into(), ReduceOp::Sum)?;
-        Ok(values)
+        names.iter().map(value).collect()
     }
 
-    /// Changes a parameter of a chunk that is not trained, wherever this rank has it. All ranks that share it give it the same value.
+    /// Changes parameters of a chunk that are not trained, wherever this rank has them. All ranks that share one give it the same value.
     ///
     /// # Errors
-    /// If the parameter is on its way and does not arrive.
+    /// If a parameter is on its way and does not arrive.
+    ///
+    /// # Panics
+    /// If a name is not one of the chunk's.
     pub fn set_frozen(
         &mut self,
         (index, chunk): (usize, &mut dyn ModelChunk),
-        name: &str,
-        value: &[f64],
+        values: &BTreeMap<String, Vec<f64>>,
     ) -> Result<(), CommError> {
         let tensor = |like: &Tensor<1>, values: &[f64]| {
             let data = TensorData::new(values.to_vec(), [values.len()]).convert_dtype(like.dtype());
             Tensor::<1>::from_data(data, (&like.device(), like.dtype()))
         };
         let distribution = Arc::clone(&self.distribution);
-        let in_bucket = |bucket: &Bucket| bucket.entries.iter().any(|entry| entry.name == name);
-        let bucket = distribution.buckets(index).iter().position(in_bucket);
-        if let Some(number) = bucket
-            && matches!(self.states[index][number], BucketState::Gathering(_))
-        {
-            self.need_buckets(index, chunk, &[number])?;
+        let mut released = BTreeSet::new();
+        for (number, bucket) in distribution.buckets(index).iter().enumerate() {
+            let here =
+                || bucket.entries.iter().map(|entry| entry.name.as_str()).filter(|name| values.contains_key(*name));
+            if here().next().is_none() {
+                continue;
+            }
+            if matches!(self.states[index][number], BucketState::Gathering(_)) {
+                self.need_buckets(index, chunk, &[number])?;
+            }
+            if matches!(self.states[index][number], BucketState::Released) {
+                released.extend(here());
+            }
         }
-        if let Some((shard, range)) = self.shards.get_mut(name).zip(distribution.shard_range(name)) {
-            *shard = tensor(shard, &value[range]);
+        for (name, value) in values {
+            if let Some((shard, range)) = self.shards.get_mut(name).zip(distribution.shard_range(name)) {
+                *shard = tensor(shard, &value[range]);
+            }
         }
-        if bucket.is_some_and(|number| matches!(self.states[index][number], BucketState::Released)) {
-            return Ok(());
+        let whole = values.keys().map(String::as_str).filter(|name| !released.contains(name));
+        let whole: BTreeSet<&str> = whole.collect();
+        let mut replacements = BTreeMap::new();
+        chunk.visit_wanted(&|name| whole.contains(name), &mut |name, value| {
+            let name = *whole.get(name).expect("it was asked for");
+            replacements.insert(name, Replacement::Value(tensor(&value, &values[name])));
+        });
+        assert_eq!(replacements.len(), whole.len(), "all are parameters of the chunk");
+        if !replacements.is_empty() {
+            chunk.replace_parameters(replacements);
         }
-        let mut like = None;
-        chunk.visit_wanted(&|other| other == name, &mut |_, value| like = Some(value));
-        let like = like.expect("a parameter of the chunk");
-        chunk.replace_parameters(BTreeMap::from([(name, Replacement::Value(tensor(&like, value)))]));
         Ok(())
     }
 

@@ -120,12 +120,12 @@ fn block_squares<X: Float>(x: &[X], partial: &mut [f32], #[comptime] units: usiz
     }
 }
 
-/// See [`crate::optim::sum_of_squares`]; sums of blocks are in float32, so elements beyond 1e19 make it infinite.
-pub fn sum_of_squares(x: &Tensor<1>) -> Option<f64> {
+/// The sums of the squares of blocks of `x`, in float32: elements beyond 1e19 make one infinite.
+pub fn square_sums_of_blocks(x: &Tensor<1>) -> Option<Tensor<1>> {
     let x = Buffer::of(x)?;
     let blocks = x.len().div_ceil(BLOCK);
     let partial = x.uninitialised([blocks], DType::F32);
     let (count, dim, units) = x.cube_per_row(blocks, x.len());
     block_squares::launch(&x.0.client, count, dim, x.arg(), partial.arg(), units, x.storage());
-    Some(partial.tensor::<1>().into_data().iter::<f64>().sum())
+    Some(partial.tensor())
 }

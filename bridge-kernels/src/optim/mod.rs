@@ -91,11 +91,41 @@ pub fn sgd_reference(
 
 /// Sum of squares of all elements, in float64 (on GPUs, of sums of blocks in float32).
 pub fn sum_of_squares(x: &Tensor<1>) -> f64 {
-    #[cfg(feature = "cube")]
-    if let Some(sum) = cube::sum_of_squares(x) {
-        return sum;
+    let mut sums = SquareSums::default();
+    sums.add(x);
+    sums.finish()[0]
+}
+
+/// [`sum_of_squares`] of tensors of one device, one after the other. A GPU computes them while the next ones are added, and is waited for once, at the end.
+#[derive(Debug, Default)]
+pub struct SquareSums {
+    /// What is known; 0 for those of `blocks`.
+    sums: Vec<f64>,
+    /// Of which tensors sums of blocks are on their way.
+    blocks: Vec<(usize, Tensor<1>)>,
+}
+
+impl SquareSums {
+    /// Adds a tensor. No reference to it is kept.
+    pub fn add(&mut self, x: &Tensor<1>) {
+        #[cfg(feature = "cube")]
+        if let Some(blocks) = cube::square_sums_of_blocks(x) {
+            self.blocks.push((self.sums.len(), blocks));
+            self.sums.push(0.0);
+            return;
+        }
+        self.sums.push(flex::sum_of_squares(x).unwrap_or_else(|| sum_of_squares_reference(x)));
     }
-    flex::sum_of_squares(x).unwrap_or_else(|| sum_of_squares_reference(x))
+
+    /// The sum of each, in the order in which they were added.
+    #[must_use]
+    pub fn finish(mut self) -> Vec<f64> {
+        let (places, blocks): (Vec<usize>, Vec<Tensor<1>>) = self.blocks.into_iter().unzip();
+        for (place, blocks) in places.into_iter().zip(crate::read_together(blocks)) {
+            self.sums[place] = blocks.iter::<f64>().sum();
+        }
+        self.sums
+    }
 }
 
 /// [`sum_of_squares`] in plain code, through a copy on the host.

@@ -1,7 +1,7 @@
 //! AdamW and sums of squares.
 
 use bridge_kernels::optim::cube;
-use bridge_kernels::optim::{AdamWState, AdamWStep, adamw, adamw_reference, sum_of_squares};
+use bridge_kernels::optim::{AdamWState, AdamWStep, SquareSums, adamw, adamw_reference, sum_of_squares};
 use burn::tensor::{Device, Tensor};
 
 use crate::common::{assert_close, device, read, tensor, values};
@@ -74,7 +74,8 @@ fn sums_of_squares() {
         let x = values(1, n);
         let expected: f64 = x.iter().map(|v| f64::from(*v) * f64::from(*v)).sum();
         let x = flat(&x, &device());
-        let sum = cube::sum_of_squares(&x).expect("it applies");
+        let blocks = cube::square_sums_of_blocks(&x).expect("it applies");
+        let sum: f64 = blocks.into_data().iter::<f64>().sum();
         assert!((sum - expected).abs() <= 1e-6 * expected, "n = {n}: {sum}, expected {expected}");
         assert_eq!(sum_of_squares(&x), sum, "the public function takes the kernel");
     }
@@ -84,4 +85,17 @@ fn sums_of_squares() {
     assert!(!sum_of_squares(&flat(&[f32::INFINITY, 1.0], &device())).is_finite());
     assert!(!sum_of_squares(&flat(&[f32::NAN, 1.0], &device())).is_finite());
     assert_eq!(sum_of_squares(&flat(&[], &device())), 0.0);
+}
+
+#[test]
+fn sums_of_squares_are_read_together() {
+    let mut sums = SquareSums::default();
+    let mut expected = Vec::new();
+    for (seed, n) in [(1, 40_000), (2, 0), (3, 1), (4, 16_385)] {
+        let x = flat(&values(seed, n), &device());
+        sums.add(&x);
+        expected.push(sum_of_squares(&x));
+    }
+    assert_eq!(sums.finish(), expected);
+    assert_eq!(SquareSums::default().finish(), Vec::<f64>::new());
 }

@@ -1,7 +1,8 @@
 //! Optimizer arithmetic.
 
 use bridge_kernels::optim::{
-    AdamWState, AdamWStep, SgdStep, accumulate, adamw, adamw_reference, count_zeros, sgd, sgd_reference, sum_of_squares,
+    AdamWState, AdamWStep, SgdStep, SquareSums, accumulate, adamw, adamw_reference, count_zeros, sgd, sgd_reference,
+    sum_of_squares,
 };
 use burn::tensor::{Device, Tensor};
 
@@ -116,6 +117,10 @@ fn sums_and_counts() {
     assert!((sum_of_squares(&view) - expected).abs() <= 1e-12 * expected);
     assert!(sum_of_squares(&flat(&[f32::INFINITY, 1.0])).is_infinite());
     assert!(sum_of_squares(&flat(&[f32::NAN, 1.0])).is_nan());
+    let mut sums = SquareSums::default();
+    let all = [3, 0, 1_500].map(|n| flat(&values(n as u64 + 1, n)));
+    all.iter().for_each(|x| sums.add(x));
+    assert_eq!(sums.finish(), all.iter().map(sum_of_squares).collect::<Vec<_>>());
 }
 
 #[test]

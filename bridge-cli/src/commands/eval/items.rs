@@ -105,7 +105,8 @@ fn item(line: &str, stem: &str, place: Place) -> Result<Item, String> {
         false => only(&fields, &CONTEXT, "the text before the answer")?,
     };
     let context = text(&fields, name)?.to_owned();
-    let answer = if CHOICES.iter().any(|name| fields.contains_key(*name)) {
+    let has_choices = CHOICES.iter().any(|name| fields.contains_key(*name)) || letters(&fields).len() > 1;
+    let answer = if has_choices {
         choice(&fields)?
     } else {
         let name = only(&fields, &TARGET, "the right continuation (or `choices`)")?;
@@ -139,9 +140,26 @@ fn filled(text: &str, name: &str) -> Result<String, String> {
     if text.is_empty() { Err(format!("{name}: expected a text, found an empty one")) } else { Ok(text.to_owned()) }
 }
 
-/// The choices of an item: a list of texts, or lists `text` and `label` as ARC has them.
+/// The letters from A on that are keys of a table: choices as MMLU's files have them.
+fn letters(table: &Map<String, Value>) -> Vec<String> {
+    ('A'..='Z').map(String::from).take_while(|letter| table.contains_key(letter)).collect()
+}
+
+/// The choices of an item: a list of texts, lists `text` and `label` as ARC has them, or a text by each letter, in a table or in the item itself.
 fn choice(fields: &Map<String, Value>) -> Result<Answer, String> {
-    let name = only(fields, &CHOICES, "the choices")?;
+    let own = letters(fields);
+    let name = match own.len() > 1 {
+        true if CHOICES.iter().all(|name| !fields.contains_key(*name)) => "A",
+        true => {
+            return Err(format!("expected the choices once, found {} and those of a list: leave one", own.join(", ")));
+        }
+        false => only(fields, &CHOICES, "the choices")?,
+    };
+    let by_letter = |table: &Map<String, Value>, letters: Vec<String>| {
+        let texts =
+            letters.iter().map(|letter| text(table, letter).map(str::to_owned)).collect::<Result<Vec<_>, _>>()?;
+        Ok::<_, String>((texts, Some(letters)))
+    };
     let list = |value: &Value, name: &str| -> Result<Vec<String>, String> {
         let values =
             value.as_array().ok_or_else(|| format!("{name}: expected a list of texts, found {}", kind(value)))?;
@@ -151,6 +169,8 @@ fn choice(fields: &Map<String, Value>) -> Result<Answer, String> {
         texts.collect()
     };
     let (texts, labels) = match &fields[name] {
+        _ if own.len() > 1 => by_letter(fields, own)?,
+        Value::Object(table) if letters(table).len() == table.len() => by_letter(table, letters(table))?,
         Value::Object(table) => {
             let part = |key: &str| {
                 let part = table
@@ -234,6 +254,8 @@ mod tests {
             r#"{"ctx": "q", "endings": ["a", "b"], "label": "1"}"#,
             r#"{"prompt": "q", "options": ["a", "b"], "answer": "B"}"#,
             r#"{"query": "q", "question": "raw", "choices": ["a", "b"], "answer": "b"}"#,
+            r#"{"question": "q", "A": "a", "B": "b", "answer": "B"}"#,
+            r#"{"question": "q", "options": {"A": "a", "B": "b"}, "answer_idx": "B"}"#,
         ];
         for line in choices {
             let item = parsed(line).unwrap();
@@ -266,6 +288,12 @@ mod tests {
             (r#"{"query": "a", "choices": ["a", "b"], "gold": 2}"#, "gold: expected one of 2 choices"),
             (r#"{"query": "a", "choices": ["a", "b"], "gold": "C"}"#, "gold: expected one of 2 choices"),
             (r#"{"query": "a", "choices": ["a", "b"], "gold": 0, "answer": "b"}"#, "found gold and answer"),
+            (r#"{"query": "a", "A": "a", "B": "b", "answer": "C"}"#, "answer: expected one of 2 choices"),
+            (r#"{"query": "a", "A": "a", "B": 2, "answer": "B"}"#, "B: expected a text, found a number"),
+            (
+                r#"{"query": "a", "A": "a", "B": "b", "choices": ["a", "b"], "gold": 0}"#,
+                "found A, B and those of a list",
+            ),
             (r#"{"query": "a", "choices": {"text": ["a", "b"]}, "gold": 0}"#, "found no `label`"),
             (r#"{"query": "a", "choices": {"text": ["a", "b"], "label": ["A"]}, "gold": "A"}"#, "as many labels"),
             (r#"{"query": "a", "task": "", "target": "b"}"#, "task: expected a name"),

@@ -32,6 +32,10 @@ function bytes(value) {
     if (value >= size) return (value / size).toFixed(1) + " " + sign;
   return value + " B";
 }
+function moment(seconds) {
+  const at = new Date(seconds * 1000), two = (part) => String(part).padStart(2, "0");
+  return `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())} ${[at.getHours(), at.getMinutes(), at.getSeconds()].map(two).join(":")}`;
+}
 function duration(seconds) {
   if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return "-";
   if (seconds < 1) return Math.round(seconds * 1000) + " ms";
@@ -520,16 +524,16 @@ function showDetails() {
   });
 }
 function signs({ supervision, scores }, state) {
-  const parts = [], when = (seconds) => new Date(seconds * 1000).toLocaleString();
+  const parts = [];
   if (supervision) {
     const { restarts, max_restarts, ranks, written } = supervision;
     parts.push(element("p", {}, restarts.length ? `Started again ${restarts.at(-1).number} of at most ${max_restarts} times.` : `Supervised; at most ${max_restarts} restarts, none so far.`));
-    if (restarts.length) parts.push(table(["restart", "at", "because the run", "from"], restarts.map(({ number, at, why, from }) => [number, when(at), why, from]), [0]));
+    if (restarts.length) parts.push(table(["restart", "at", "because the run", "from"], restarts.map(({ number, at, why, from }) => [number, moment(at), why, from]), [0]));
     if (ranks.length) parts.push(table(["rank", "at", "for", "may take", "heard", "process"], ranks.map((rank) => {
       const silent = state === "training" && written - rank.heard > 10;
       const late = rank.limit !== null && rank.seconds > rank.limit / 2;
       return [rank.rank, rank.section, duration(rank.seconds), rank.limit === null ? "-" : duration(rank.limit),
-        element("span", silent || late ? { class: "bad" } : {}, when(rank.heard)), rank.process];
+        element("span", silent || late ? { class: "bad" } : {}, moment(rank.heard)), rank.process];
     }), [0]));
   }
   if (scores) {
@@ -553,14 +557,14 @@ function details(run, { head, checkpoints, health, traces, config }) {
   parts.push(element("h2", {}, "Checkpoints"));
   if (checkpoints.note) parts.push(element("p", { class: "soft" }, checkpoints.note));
   if (checkpoints.list.length) parts.push(table(["iteration", "size", "saved", "", "folder"], checkpoints.list.map((saved) => [
-    saved.iteration, bytes(saved.bytes), saved.saved ? new Date(saved.saved * 1000).toLocaleString() : null,
+    saved.iteration, bytes(saved.bytes), saved.saved ? moment(saved.saved) : null,
     [saved.latest && "latest", saved.best && "best", ...saved.damage].filter(Boolean).join(", "), `${checkpoints.place}/${saved.name}`]), [0, 1]));
   else if (!checkpoints.note) parts.push(element("p", { class: "soft" }, "None."));
   parts.push(element("h2", {}, "Health of ranks"));
   if (head.state === "training" && head.written) {
     const quiet = Date.now() / 1000 - head.written, usual = head.seconds ?? 0;
     const slow = quiet > Math.max(30, usual * 10);
-    parts.push(element("p", slow ? { class: "bad" } : {}, slow ? `No step for a long time: the last figures came ${new Date(head.written * 1000).toLocaleString()}.` : "Figures come as usual."));
+    parts.push(element("p", slow ? { class: "bad" } : {}, slow ? `No step for a long time: the last figures came ${moment(head.written)}.` : "Figures come as usual."));
   }
   parts.push(...signs(health, head.state));
   if (health.flight) {

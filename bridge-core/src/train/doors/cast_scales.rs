@@ -1,6 +1,8 @@
 //! Moves the scales of 8-bit operands (`model.fp8_recipe = "delayed"`) after each step: by the largest magnitudes of the last steps, of all ranks
 //! that share a layer.
 
+use std::collections::BTreeMap;
+
 use bridge_dist::comm::{Group, ReduceOp};
 use bridge_kernels::Fp8Format;
 
@@ -55,6 +57,15 @@ impl CastScales {
         let next = if is_usable { (next as f32).min(f32::MAX) } else { scale };
         (history, next)
     }
+
+    /// The next histories of a layer's operands, one after the other, and their next scales. `history` has a row an operand.
+    fn next_of(&self, maxima: [f64; 3], scales: &[f32], history: &[f32]) -> (Vec<f64>, Vec<f64>) {
+        let rows = history.chunks_exact((history.len() / 3).max(1)).zip(maxima).zip(scales).enumerate();
+        let (histories, next): (Vec<Vec<f32>>, Vec<f32>) =
+            rows.map(|(operand, ((row, largest), scale))| self.next(operand, (row, largest as f32), *scale)).unzip();
+        let wide = |values: Vec<f32>| values.into_iter().map(f64::from).collect();
+        (wide(histories.concat()), wide(next))
+    }
 }
 
 /// What was noted in this step on this rank. What is not finite counts as 0: a step that overflowed says nothing of the next one.
@@ -104,18 +115,23 @@ impl Subsystem for CastScales {
         let groups = run.groups;
         share(&mut layers, ReplicaGroup::Dense, [groups.tensor(), groups.data_context()])?;
         share(&mut layers, ReplicaGroup::Expert, [groups.expert_tensor(), groups.expert_data()])?;
-        for Layer { chunk: index, name, maxima, .. } in layers {
-            let training = &mut *run.training;
-            let [scales, history] = [CAST_SCALES, CAST_HISTORY].map(|parameter| format!("{name}.{parameter}"));
-            let chunk = training.chunks[index].as_mut();
+        let training = &mut *run.training;
+        for (index, chunk) in training.chunks.iter_mut().enumerate() {
+            let here: Vec<&Layer> = layers.iter().filter(|layer| layer.chunk == index).collect();
+            let names = |parameter: &str| here.iter().map(|layer| format!("{}.{parameter}", layer.name)).collect();
+            let [scales, histories]: [Vec<String>; 2] = [CAST_SCALES, CAST_HISTORY].map(names);
             let parameters = training.optimizer.parameters();
-            let (before, old) = (parameters.frozen_value(chunk, &scales)?, parameters.frozen_value(chunk, &history)?);
-            let rows = old.chunks_exact((old.len() / 3).max(1)).zip(maxima).zip(before).enumerate();
-            let (histories, next): (Vec<Vec<f32>>, Vec<f32>) =
-                rows.map(|(operand, ((row, largest), scale))| self.next(operand, (row, largest as f32), scale)).unzip();
-            let wide = |values: &[f32]| values.iter().map(|value| f64::from(*value)).collect::<Vec<f64>>();
-            parameters.set_frozen((index, chunk), &scales, &wide(&next))?;
-            parameters.set_frozen((index, chunk), &history, &wide(&histories.concat()))?;
+            let read = |names: &[String]| {
+                parameters.frozen_values(chunk.as_ref(), &names.iter().map(String::as_str).collect::<Vec<_>>())
+            };
+            let (before, old) = (read(&scales)?, read(&histories)?);
+            let mut values = BTreeMap::new();
+            for (place, layer) in here.iter().enumerate() {
+                let (history, next) = self.next_of(layer.maxima, &before[place], &old[place]);
+                values.insert(scales[place].clone(), next);
+                values.insert(histories[place].clone(), history);
+            }
+            parameters.set_frozen((index, chunk.as_mut()), &values)?;
         }
         Ok(Verdict::default())
     }

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use crate::config::RunConfig;
-use crate::model::ParameterRole;
+use crate::model::{ModelChunk, ParameterRole};
 use crate::train::TrainError;
 use crate::train::report::StepReport;
 use crate::train::subsystem::{Agreement, RunContext, Subsystem, Verdict};
@@ -18,16 +18,10 @@ pub(super) struct ExpertBiases {
     by_layer: BTreeMap<usize, Vec<f64>>,
 }
 
-/// The biases that a rank holds: chunk, name, layer.
-fn held(run: &RunContext) -> Vec<(usize, String, usize)> {
-    let mut found = Vec::new();
-    for (index, chunk) in run.chunks().iter().enumerate() {
-        for parameter in chunk.parameters().iter().filter(|parameter| parameter.role == ParameterRole::ExpertBias) {
-            let layer = parameter.layer.expect("a router is in a layer");
-            found.push((index, parameter.name.clone(), layer));
-        }
-    }
-    found
+/// The biases that a chunk holds: name and layer.
+fn held(chunk: &dyn ModelChunk) -> Vec<(String, usize)> {
+    let biases = chunk.parameters().iter().filter(|parameter| parameter.role == ParameterRole::ExpertBias);
+    biases.map(|parameter| (parameter.name.clone(), parameter.layer.expect("a router is in a layer"))).collect()
 }
 
 impl ExpertBiases {
@@ -42,12 +36,16 @@ impl ExpertBiases {
         let model = &run.state.config.model;
         let (layers, experts) = (model.layers_with_experts(), model.num_moe_experts.unwrap_or(0));
         let mut all = vec![0.0; layers.len() * experts];
-        for (index, name, layer) in held(run) {
-            let training = &mut *run.training;
-            let values = training.optimizer.parameters().frozen_value(training.chunks[index].as_ref(), &name)?;
-            if let Ok(place) = layers.binary_search(&layer) {
-                let place = all[place * experts..].iter_mut();
-                place.zip(values).for_each(|(place, value)| *place = f64::from(value));
+        let training = &mut *run.training;
+        for chunk in &training.chunks {
+            let here = held(chunk.as_ref());
+            let names: Vec<&str> = here.iter().map(|(name, _)| name.as_str()).collect();
+            let values = training.optimizer.parameters().frozen_values(chunk.as_ref(), &names)?;
+            for ((_, layer), values) in here.iter().zip(values) {
+                if let Ok(place) = layers.binary_search(layer) {
+                    let place = all[place * experts..].iter_mut();
+                    place.zip(values).for_each(|(place, value)| *place = f64::from(value));
+                }
             }
         }
         // A layer is on one stage.
@@ -59,12 +57,11 @@ impl ExpertBiases {
 
     /// Gives the parameters here their values.
     fn write(&self, run: &mut RunContext) -> Result<(), TrainError> {
-        for (index, name, layer) in held(run) {
-            if let Some(biases) = self.by_layer.get(&layer) {
-                let training = &mut *run.training;
-                let chunk = training.chunks[index].as_mut();
-                training.optimizer.parameters().set_frozen((index, chunk), &name, biases)?;
-            }
+        let training = &mut *run.training;
+        for (index, chunk) in training.chunks.iter_mut().enumerate() {
+            let here = held(chunk.as_ref()).into_iter();
+            let values = here.filter_map(|(name, layer)| Some((name, self.by_layer.get(&layer)?.clone()))).collect();
+            training.optimizer.parameters().set_frozen((index, chunk.as_mut()), &values)?;
         }
         Ok(())
     }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use bridge_dist::comm::CommError;
 use bridge_dist::schedule::{Action, Direction, Message, PipelineShape, ScheduleKind};
+use bridge_kernels::read_together;
 use burn::tensor::Tensor;
 
 use super::transfers::Transfers;
@@ -226,9 +227,12 @@ impl<'a> PipelinePass<'a> {
 
     /// The loss sum of each micro-batch; zeros on ranks where the model does not end.
     pub fn into_loss_sums(self) -> Vec<f64> {
-        let mut losses = self.losses;
-        let scalar = |tensor: Tensor<1>| tensor.into_data().iter::<f64>().next().expect("a loss has one element");
-        (0..self.shape.num_microbatches).map(|microbatch| losses.remove(&microbatch).map_or(0.0, scalar)).collect()
+        let (microbatches, losses): (Vec<usize>, Vec<Tensor<1>>) = self.losses.into_iter().unzip();
+        let mut sums = vec![0.0; self.shape.num_microbatches];
+        for (microbatch, loss) in microbatches.into_iter().zip(read_together(losses)) {
+            sums[microbatch] = loss.iter::<f64>().next().expect("a loss has one element");
+        }
+        sums
     }
 }
 
