@@ -11,7 +11,7 @@ use burn::tensor::{DType, FloatDType, Tensor};
 use crate::common::{assert_close, device, ints, read, tensor, values};
 
 /// The 16-bit dtypes that the device has, each with half a unit in its last place, relative.
-fn dtypes() -> Vec<(FloatDType, f32)> {
+pub fn dtypes() -> Vec<(FloatDType, f32)> {
     let all = [(FloatDType::F16, 1.0 / 2048.0), (FloatDType::BF16, 1.0 / 256.0)];
     let (found, missing): (Vec<_>, Vec<_>) = all.into_iter().partition(|(dtype, _)| device().supports_dtype(*dtype));
     println!("16-bit dtypes of this device: {found:?}; not tried: {missing:?}");
