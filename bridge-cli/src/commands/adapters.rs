@@ -38,16 +38,18 @@ pub fn export(
     let is_other = output.join("config.json").exists();
     force.over(files.iter().find(|_| is_other).cloned())?;
     let raw = recipe(&adapted.checkpoint)?;
-    let foreign = raw.checkpoint.pretrained_checkpoint.clone().filter(|path| path.join("config.json").is_file());
-    let foreign = foreign.map(|path| std::path::absolute(&path).unwrap_or(path).display().to_string());
+    let (family, original) = origin_of(&adapted.base, &adapted.config)?;
+    let folder = raw.checkpoint.pretrained_checkpoint.as_ref().filter(|path| path.join("config.json").is_file());
+    let folder = folder.map(|path| std::path::absolute(path).unwrap_or(path.clone()).display().to_string());
+    // What the base's own files call it.
+    let name = || Some(original?.get("_name_or_path")?.as_str()?.to_owned()).filter(|name| !name.is_empty());
     let options = PeftOptions {
-        base: base.map(str::to_owned).or(foreign),
+        base: base.map(str::to_owned).or(folder).or_else(name),
         dropout: raw.peft.as_ref().map_or(0.0, |peft| peft.dropout),
     };
     let trained = TrainedAdapter::new(&adapted.adapter, &adapted.config);
     let values = |checkpoint: &Checkpoint, name: &str| values_of(checkpoint, name);
     let (base, own) = (|name: &str| values(&adapted.base, name), |name: &str| values(&adapted.checkpoint, name));
-    let (family, _) = origin_of(&adapted.base, &adapted.config)?;
     let written = trained.to_peft(output, (family, &adapted.config), &options, (&base, &own));
     let modules = written.map_err(Failure::input)?;
     if options.base.is_none() {

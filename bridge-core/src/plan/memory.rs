@@ -32,7 +32,7 @@ pub struct Memory {
     pub gathered: u64,
     /// Logits of the loss.
     pub cross_entropy: u64,
-    /// Scores of attention, on `train.num_threads` threads (one if that is not set).
+    /// Scores of attention; on the CPU, on `train.num_threads` threads (one if that is not set).
     pub attention: u64,
     /// Gradients on their way between replicas: a bucket, and what arrives of it.
     pub reduction: u64,
@@ -114,7 +114,8 @@ struct Moment {
 /// The moments of the backward of a chunk's micro-batch, one a segment, where activations have reached `most`.
 fn moments_of_backward(setup: &Setup<'_>, chunk: &Chunk, most: u64) -> Vec<Moment> {
     let bytes = setup.bytes;
-    let threads = setup.config.train.num_threads.unwrap_or(1) as u64;
+    let on_cpu = setup.config.computes_on_cpu();
+    let threads = setup.config.train.num_threads.filter(|_| on_cpu).unwrap_or(1) as u64;
     let each = if setup.sharding().divides_gradients() { bytes.parameter.max(bytes.gradient) } else { bytes.parameter };
     let (used, done) = gradients_by_segment(chunk);
     let all: u64 = done.iter().sum::<u64>().max(1);

@@ -197,9 +197,9 @@ pub(super) struct Problem {
     pub g: usize,
     pub d: usize,
     pub width: usize,
-    window: Option<usize>,
+    pub window: Option<usize>,
     scale: f64,
-    softcap: Option<f64>,
+    pub softcap: Option<f64>,
     is_watched: bool,
     pub dropout: Option<(f64, DropoutKey)>,
 }
@@ -264,6 +264,34 @@ impl Saved {
     }
 }
 
+/// What an operation is given, and what it will have left: the output is not there yet.
+pub(super) struct Operands {
+    pub saved: Saved,
+    /// In float32, outside any graph.
+    pub sinks_h: Option<Tensor<1>>,
+}
+
+impl Operands {
+    /// `None` where the forms on GPUs do not apply, see [`attention`].
+    pub fn of([q_bthd, k_bsgd, v_bsgd]: [&Tensor<4>; 3], options: &AttentionOptions) -> Option<Self> {
+        let ([b, t, h, d], [_, s, g, width], dtype) = (q_bthd.dims(), v_bsgd.dims(), q_bthd.dtype());
+        (t > 1 && k_bsgd.dtype() == dtype && v_bsgd.dtype() == dtype).then_some(())?;
+        let (q, k, v) = (Buffer::of(q_bthd)?, Buffer::of(k_bsgd)?, Buffer::of(v_bsgd)?);
+        let documents = match &options.document_ids {
+            Some(ids_bt) => Some(Buffer::of_integers(ids_bt)?),
+            None => None,
+        };
+        let sinks_h = options.sinks_h.as_ref().map(|sinks_h| widen(sinks_h.clone().without_autodiff()));
+        let AttentionOptions { window, scale, softcap, .. } = *options;
+        let dropout = options.dropout.filter(|(rate, _)| *rate != 0.0);
+        let problem =
+            Problem { b, t, s, h, g, d, width, window, scale, softcap, is_watched: options.watch.is_some(), dropout };
+        let statistics = q.uninitialised([2, b, h, t], DType::F32);
+        let saved = Saved { problem, out: q.clone(), q, k, v, documents, statistics };
+        Some(Self { saved, sinks_h })
+    }
+}
+
 /// See [`crate::attention()`]. Queries, keys and values are of one dtype, or it does not apply. Nor does it to a single query: the reference has but
 /// one row of scores a head then, while here a cube a head would have to go through all keys.
 pub fn attention(
@@ -272,35 +300,39 @@ pub fn attention(
     v_bsgd: &Tensor<4>,
     options: &AttentionOptions,
 ) -> Option<Tensor<4>> {
-    let ([b, t, h, d], [_, s, g, width], dtype) = (q_bthd.dims(), v_bsgd.dims(), q_bthd.dtype());
-    (t > 1 && k_bsgd.dtype() == dtype && v_bsgd.dtype() == dtype).then_some(())?;
-    let (q, k, v) = (Buffer::of(q_bthd)?, Buffer::of(k_bsgd)?, Buffer::of(v_bsgd)?);
-    let documents = match &options.document_ids {
-        Some(ids_bt) => Some(Buffer::of_integers(ids_bt)?),
-        None => None,
-    };
-    let sinks_h = options.sinks_h.as_ref().map(|sinks_h| widen(sinks_h.clone().without_autodiff()));
+    let Operands { mut saved, sinks_h } = Operands::of([q_bthd, k_bsgd, v_bsgd], options)?;
     let sinks = match &sinks_h {
         Some(sinks_h) => Some(Buffer::of(sinks_h)?),
         None => None,
     };
-    let AttentionOptions { window, scale, softcap, .. } = *options;
-    let dropout = options.dropout.filter(|(rate, _)| *rate != 0.0);
-    let problem =
-        Problem { b, t, s, h, g, d, width, window, scale, softcap, is_watched: options.watch.is_some(), dropout };
-    let out = q.uninitialised([b, t, h, width], dtype);
-    let statistics = q.uninitialised([2, b, h, t], DType::F32);
-    let saved = Saved { problem, q, k, v, out, documents, statistics };
+    let Problem { b, t, h, width, .. } = saved.problem;
+    saved.out = saved.q.uninitialised([b, t, h, width], saved.q.0.dtype);
     saved.forward(sinks.as_ref())?;
+    Some(with_backward(saved, sinks_h, [q_bthd, k_bsgd, v_bsgd], options, |saved, d_out| {
+        saved.gradients(d_out).expect("the forward had tiles of these sizes")
+    }))
+}
+
+/// The output as an operation on queries, keys, values and sinks, with the gradients of the first three. Notes the largest score, if it is watched.
+pub(super) fn with_backward(
+    saved: Saved,
+    sinks_h: Option<Tensor<1>>,
+    [q_bthd, k_bsgd, v_bsgd]: [&Tensor<4>; 3],
+    options: &AttentionOptions,
+    gradients: impl FnOnce(&Saved, &Buffer) -> [Tensor<4>; 3] + Send + 'static,
+) -> Tensor<4> {
     if let Some(watch) = &options.watch {
         let largest: Tensor<4> = saved.statistics.clone().tensor();
-        watch.largest.note_largest(largest.narrow(0, 1, 1).narrow(3, watch.first_query, t - watch.first_query));
+        let queries = saved.problem.t - watch.first_query;
+        watch.largest.note_largest(largest.narrow(0, 1, 1).narrow(3, watch.first_query, queries));
     }
     let mut inputs =
         vec![q_bthd.clone().into_dispatch(), k_bsgd.clone().into_dispatch(), v_bsgd.clone().into_dispatch()];
     inputs.extend(options.sinks_h.clone().map(Tensor::into_dispatch));
     let sinks_h = sinks_h.zip(options.sinks_h.as_ref().map(|sinks_h| FloatDType::from(sinks_h.dtype())));
-    Some(vjp::attach_some(saved.out.clone().tensor(), inputs, move |d_out: Tensor<4>| {
-        saved.backward(&Buffer::of_gradient(d_out), sinks_h).expect("the forward had tiles of these sizes")
-    }))
+    vjp::attach_some(saved.out.clone().tensor(), inputs, move |d_out: Tensor<4>| {
+        let of_operands = gradients(&saved, &Buffer::of_gradient(d_out));
+        let of_sinks = sinks_h.map(|(sinks_h, dtype)| saved.sink_gradients(sinks_h).cast(dtype).into_dispatch());
+        of_operands.into_iter().map(|x| Some(x.into_dispatch())).chain(of_sinks.map(Some)).collect()
+    })
 }

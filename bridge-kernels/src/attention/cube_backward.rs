@@ -1,10 +1,9 @@
 //! Backward of attention on GPUs: one kernel for the gradients of queries and one for those of keys and values, each of which forms the scores
 //! again, so that nothing is added up in an order that changes.
 
-use burn::backend::DispatchTensor;
 use burn::cubecl;
 use burn::cubecl::prelude::*;
-use burn::tensor::{FloatDType, Tensor};
+use burn::tensor::Tensor;
 
 use super::cube::{Problem, Saved};
 use super::cube_scores::{Form, Sizes, block_of_queries, keys_at, queries_at, seeing, to_gradients};
@@ -197,12 +196,8 @@ fn write<X: Float>(
 }
 
 impl Saved {
-    /// Gradients of queries, keys and values, and, where there are any, of the sinks `[h]`, from that of the output.
-    pub(super) fn backward(
-        &self,
-        d_out: &Buffer,
-        sinks_h: Option<(Tensor<1>, FloatDType)>,
-    ) -> Option<Vec<Option<DispatchTensor>>> {
+    /// Gradients of queries, keys and values from that of the output; the means of gradients are filled in.
+    pub(super) fn gradients(&self, d_out: &Buffer) -> Option<[Tensor<4>; 3]> {
         let Problem { b, t, s, h, g, d, width, .. } = self.problem;
         self.means(d_out);
         let q = &self.q;
@@ -245,14 +240,12 @@ impl Saved {
             self.storage(),
         );
         let dkv: Tensor<4> = dkv.tensor();
-        let [dk, dv] = [(0, d), (d, width)].map(|(from, size)| Some(dkv.clone().narrow(3, from, size).into_dispatch()));
-        let mut gradients = vec![dq.gradient(), dk, dv];
-        gradients
-            .extend(sinks_h.map(|(sinks_h, dtype)| Some(self.sink_gradients(sinks_h).cast(dtype).into_dispatch())));
-        Some(gradients)
+        let [dk, dv] = [(0, d), (d, width)].map(|(from, size)| dkv.clone().narrow(3, from, size));
+        Some([dq.tensor(), dk, dv])
     }
 
-    fn means(&self, d_out: &Buffer) {
+    /// Fills in the means of gradients of probabilities, in place of the largest scores.
+    pub(super) fn means(&self, d_out: &Buffer) {
         let Problem { b, t, h, width, .. } = self.problem;
         let (count, dim, units) = self.q.cube_per_row(b * h * t, width);
         means::launch(
@@ -269,8 +262,8 @@ impl Saved {
         );
     }
 
-    /// A sink's probability goes to no value, so that it only takes from the others.
-    fn sink_gradients(&self, sinks_h: Tensor<1>) -> Tensor<1> {
+    /// Gradients of the sinks `[h]`, once the means are there. A sink's probability goes to no value, so that it only takes from the others.
+    pub(super) fn sink_gradients(&self, sinks_h: Tensor<1>) -> Tensor<1> {
         let Problem { b, t, h, .. } = self.problem;
         let statistics: Tensor<4> = self.statistics.clone().tensor();
         let [log_sum_exp, means] = [0, 1].map(|i| statistics.clone().narrow(0, i, 1).reshape([b, h, t]));

@@ -7,16 +7,20 @@ pub mod cube;
 #[cfg(feature = "cube")]
 mod cube_backward;
 #[cfg(feature = "cube")]
+pub mod cube_products;
+#[cfg(feature = "cube")]
 mod cube_scores;
 pub(crate) mod flex;
 pub(crate) mod heads;
 mod largest;
 mod options;
+mod parts;
 
 use burn::tensor::{Bool, Int, Tensor};
 
 pub use largest::{LargestScore, ScoreWatch};
 pub use options::AttentionOptions;
+pub use parts::workspace_bytes_on_gpu;
 
 use crate::dropout::dropout;
 use crate::precision::{narrow, widen};
@@ -34,8 +38,11 @@ use crate::precision::{narrow, widen};
 pub fn attention(q_bthd: Tensor<4>, k_bsgd: Tensor<4>, v_bsgd: Tensor<4>, options: &AttentionOptions) -> Tensor<4> {
     check_shapes(&q_bthd, &k_bsgd, &v_bsgd, options);
     #[cfg(feature = "cube")]
-    if let Some(out) = cube::attention(&q_bthd, &k_bsgd, &v_bsgd, options) {
-        return out;
+    {
+        let form = if cube_products::is_for(&k_bsgd) { cube_products::attention } else { cube::attention };
+        if let Some(out) = form(&q_bthd, &k_bsgd, &v_bsgd, options) {
+            return out;
+        }
     }
     flex::attention(&q_bthd, &k_bsgd, &v_bsgd, options).unwrap_or_else(|| reference(q_bthd, k_bsgd, v_bsgd, options))
 }

@@ -4,23 +4,13 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
+use super::chunks::chunk_rows;
 use super::options::CrossEntropyOptions;
 use crate::activation::cpu::softcap_in_place;
 use crate::cpu::buffer::filled;
 use crate::cpu::gemm::{Matrix, MatrixMut, Output, Threads, gemm};
 use crate::cpu::simd::{exp_in_place, exp_or_zero, max, sum_map, vectorised};
 use crate::quantized::{QuantizedMatrix, cpu as quantized};
-
-/// Logits of one chunk: 32 MiB of float32 where that is enough tokens.
-const LOGITS: usize = 1 << 23;
-/// Fewest tokens of a chunk: with fewer, the projection and its gradient are read and written too often.
-const FEWEST_TOKENS: usize = 256;
-
-/// Tokens of one chunk. Chunks have one size: a few tokens left over would cost nearly as much as a chunk.
-pub fn chunk_rows(n: usize, v: usize) -> usize {
-    let chunks = n.div_ceil((LOGITS / v.max(1)).max(FEWEST_TOKENS)).max(1);
-    n.div_ceil(chunks).max(1)
-}
 
 /// The output projection `[v, c]`.
 #[derive(Clone, Copy)]

@@ -5,7 +5,7 @@ use burn::cubecl;
 use burn::cubecl::prelude::*;
 use burn::tensor::{DType, Int as IntKind, Tensor};
 
-use super::cpu::chunk_rows;
+use super::chunks::chunk_rows_on_gpu;
 use super::options::CrossEntropyOptions;
 use crate::cube::Buffer;
 use crate::cube::reduce::{cube_max, cube_sum};
@@ -161,11 +161,18 @@ pub fn linear_cross_entropy(
     }))
 }
 
+/// Tokens of one chunk of `x_nc` on its device, for a vocabulary of `v`; `None` on other devices than CubeCL's.
+pub fn chunk_rows(x_nc: &Tensor<2>, v: usize) -> Option<usize> {
+    let x = Buffer::of(x_nc)?;
+    let largest = usize::try_from(x.0.client.properties().memory.max_page_size).unwrap_or(usize::MAX);
+    Some(chunk_rows_on_gpu(x_nc.dims()[0], v, x.0.dtype.size(), largest))
+}
+
 /// Takes the tokens in chunks; `None` if one has too many logits to index.
 fn solve(problem: &Problem) -> Option<Solution> {
     let Problem { x_nc, weight_vc, targets_n, mask_n, wanted, .. } = problem;
     let ([n, _], [v, _], dtype) = (x_nc.dims(), weight_vc.dims(), x_nc.dtype());
-    let rows = chunk_rows(n, v);
+    let rows = chunk_rows(x_nc, v)?;
     let (mut losses, mut grad_x, mut grad_weight) = (Vec::new(), Vec::new(), None::<Tensor<2>>);
     for start in (0..n).step_by(rows) {
         let count = rows.min(n - start);

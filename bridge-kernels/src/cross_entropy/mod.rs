@@ -1,5 +1,6 @@
 //! Next-token cross-entropy, fused with the output projection.
 
+mod chunks;
 pub(crate) mod cpu;
 #[cfg(feature = "cube")]
 pub mod cube;
@@ -7,8 +8,8 @@ pub(crate) mod flex;
 mod options;
 
 use burn::tensor::{Int, Tensor, activation::log_softmax};
-pub use cpu::chunk_rows;
 
+pub use chunks::{chunk_rows, workspace_bytes};
 pub use options::CrossEntropyOptions;
 
 use crate::linear::linear;
@@ -50,11 +51,6 @@ pub fn linear_cross_entropy(
         let weight_vc = weight_vc.whole(&x_nc.device(), x_nc.dtype().into());
         reference(x_nc, weight_vc, targets_n, mask_n, options)
     })
-}
-
-/// Bytes of logits that the fused kernel has at once for `n` tokens and `v` vocabulary rows; the rest is inputs, outputs and gradients.
-pub fn workspace_bytes(n: usize, v: usize) -> usize {
-    chunk_rows(n, v) * v * size_of::<f32>()
 }
 
 /// [`linear_cross_entropy`] in plain Burn operations; the logits are materialised.

@@ -1,6 +1,8 @@
 //! Embedding look-up.
 
 pub(crate) mod cpu;
+#[cfg(feature = "cube")]
+mod cube;
 mod flex;
 
 use burn::tensor::{Int, Tensor, TensorData};
@@ -14,10 +16,14 @@ use crate::quantized::{LinearWeight, QuantizedMatrix};
 /// `weight_vc` `[v, c]`, `ids_bt` `[b, t]` with values in `0..v` -> `[b, t, c]`.
 ///
 /// # Panics
-/// If an id is not below `v` (on the CPU; elsewhere the backend decides).
+/// If an id is not below `v` (on the CPU; on a GPU its row is not finite).
 pub fn embedding(weight_vc: impl Into<LinearWeight>, ids_bt: Tensor<2, Int>) -> Tensor<3> {
     match weight_vc.into() {
         LinearWeight::Whole(weight_vc) => {
+            #[cfg(feature = "cube")]
+            if let Some(rows) = cube::embedding(&weight_vc, &ids_bt) {
+                return rows;
+            }
             flex::embedding(&weight_vc, &ids_bt).unwrap_or_else(|| reference(weight_vc, ids_bt))
         }
         LinearWeight::Quantized(matrix) => quantized_rows(&matrix, &ids_bt),

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use bridge_kernels::attention::{AttentionOptions, LargestScore, ScoreWatch, attention, cube, reference};
+use bridge_kernels::attention::{
+    AttentionOptions, LargestScore, ScoreWatch, attention, cube, cube_products, reference,
+};
 use bridge_kernels::dropout::DropoutKey;
 use bridge_kernels::{PackedHeads, Philox, packed_attention};
 use burn::tensor::{Device, Tensor};
@@ -32,13 +34,26 @@ fn arguments(shapes: Shapes, with: &str, x: &[Tensor<1>], device: &Device) -> ([
 }
 
 fn check(shapes: Shapes, with: &str) {
+    check_form(shapes, with, &|[q, k, v], options| cube::attention(q, k, v, options).expect("it applies"));
+}
+
+/// By products, with few queries at once and with all.
+fn check_products(shapes: Shapes, with: &str) {
+    for bytes in [1, 1 << 20] {
+        check_form(shapes, with, &|[q, k, v], options| {
+            cube_products::attention_in_parts(q, k, v, options, bytes).expect("it applies")
+        });
+    }
+}
+
+fn check_form(shapes: Shapes, with: &str, form: &dyn Fn([&Tensor<4>; 3], &AttentionOptions) -> Tensor<4>) {
     let ([b, t, _, h, ..], width) = (shapes, width(shapes, with));
     Case {
         name: &format!("attention {shapes:?} with {with}"),
         inputs: inputs(shapes, with),
         fused: &|x, device| {
             let ([q, k, v], options) = arguments(shapes, with, x, device);
-            cube::attention(&q, &k, &v, &options).expect("it applies").reshape([b * t * h * width])
+            form([&q, &k, &v], &options).reshape([b * t * h * width])
         },
         reference: &|x, device| {
             let ([q, k, v], options) = arguments(shapes, with, x, device);
@@ -82,6 +97,17 @@ fn sequences_of_several_tiles() {
 }
 
 #[test]
+fn products_with_one_kernel_between() {
+    check_products([2, 7, 7, 3, 1, 5], "");
+    check_products([2, 71, 71, 4, 2, 17], "");
+    check_products([1, 130, 139, 2, 2, 3], "window");
+    check_products([1, 67, 139, 3, 1, 5], "sinks window dropout");
+    check_products([2, 67, 67, 2, 1, 33], "softcap documents wide values");
+    check_products([1, 11, 11, 4, 2, 3], "sinks window softcap dropout documents");
+    check_products([2, 2, 17, 2, 1, 3], "narrow values");
+}
+
+#[test]
 fn large_scores() {
     let shapes = [1, 19, 19, 1, 1, 4];
     let (inputs, options) = (inputs(shapes, ""), options(shapes, "", &device()));
@@ -107,6 +133,11 @@ fn the_largest_score_is_noted() {
         };
         let found =
             noted(&|[q, k, v], options| drop(cube::attention(q, k, v, options).expect("it applies")), &device());
+        let by_products = noted(
+            &|[q, k, v], options| drop(cube_products::attention(q, k, v, options).expect("it applies")),
+            &device(),
+        );
+        assert!((found - by_products).abs() <= 2e-6 * found.abs().max(1.0), "{with}: {found}, {by_products}");
         let expected =
             noted(&|[q, k, v], options| drop(reference(q.clone(), k.clone(), v.clone(), options)), &Device::flex());
         assert!((found - expected).abs() <= 2e-6 * expected.abs().max(1.0), "{with}: {found}, {expected}");

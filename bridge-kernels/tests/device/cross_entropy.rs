@@ -4,7 +4,7 @@ use bridge_kernels::cross_entropy::cube;
 use bridge_kernels::cross_entropy::{CrossEntropyOptions, linear_cross_entropy, reference};
 use burn::tensor::{Device, Int, Tensor};
 
-use crate::common::{Case, device, ints, read, tensor, values};
+use crate::common::{Case, assert_close, device, ints, read, tensor, values};
 
 fn targets(n: usize, v: usize) -> Vec<i64> {
     (0..n).map(|i| (i * 7919 % v) as i64).collect()
@@ -51,11 +51,30 @@ fn loss_and_gradients() {
     check(1, 2, 3, CrossEntropyOptions::default());
 }
 
+/// So many logits that devices take several chunks; the reference, which would need all of them at once, runs on the CPU.
 #[test]
 fn several_chunks() {
-    let (n, v) = (773, 17_011);
-    assert!(bridge_kernels::cross_entropy::chunk_rows(n, v) < n, "the test is meant to need several");
-    check(n, 3, v, CrossEntropyOptions::default());
+    let (n, c, v) = (1101, 3, 66_003);
+    let found = |device: &Device, is_fused: bool| {
+        let autodiff = device.clone().autodiff();
+        let x = tensor::<2>(&values(1, n * c), [n, c], &autodiff).require_grad();
+        let weight = tensor::<2>(&values(2, v * c), [v, c], &autodiff).require_grad();
+        let mask = tensor(&masks(n), [n], &autodiff).without_autodiff();
+        let (targets, options) = (ints(&targets(n, v), [n], &autodiff), CrossEntropyOptions::default());
+        let loss = if is_fused {
+            let rows = cube::chunk_rows(&x, v).expect("the device is one of CubeCL's");
+            assert!(rows < n, "the test is meant to need several chunks, and {rows} tokens fit");
+            cube::linear_cross_entropy(&x, &weight, &targets, &mask, &options).expect("it applies")
+        } else {
+            linear_cross_entropy(x.clone(), weight.clone(), targets, mask, &options)
+        };
+        let gradients = loss.clone().backward();
+        [read(loss), read(x.grad(&gradients).unwrap()), read(weight.grad(&gradients).unwrap())]
+    };
+    let (fused, expected) = (found(&device(), true), found(&Device::flex(), false));
+    for (name, (found, expected)) in ["loss", "input", "weight"].iter().zip(fused.iter().zip(&expected)) {
+        assert_close(&format!("{name} of several chunks"), found, expected, 1e-5);
+    }
 }
 
 #[test]

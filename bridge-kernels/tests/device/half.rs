@@ -116,6 +116,34 @@ fn attention_rounds_its_output_once() {
 }
 
 #[test]
+fn attention_by_products_rounds_scores_too() {
+    let (b, t, h, d) = (1, 300, 4, 16);
+    let options = AttentionOptions::causal(d);
+    for (dtype, half_ulp) in dtypes() {
+        let run = |x: Tensor<4>, by_products: bool| {
+            let x = x.autodiff().require_grad();
+            let (k, v) = (exact(2, [b, t, 2, d], &x), exact(3, [b, t, 2, d], &x));
+            let out = match by_products {
+                true => attention::cube_products::attention(&x, &k, &v, &options).expect("it applies"),
+                false => attention::cube::attention(&x, &k, &v, &options).expect("it applies"),
+            };
+            if by_products && x.dtype() != DType::F32 {
+                let public = attention::attention(x.clone(), k, v, &options);
+                assert_eq!(read(public.cast(FloatDType::F32)), read(out.clone().cast(FloatDType::F32)));
+            }
+            let gradients = (out.clone() * 0.5).sum().backward();
+            let gradient = x.grad(&gradients).expect("it is tracked");
+            [read(out.cast(FloatDType::F32)), read(gradient.cast(FloatDType::F32))]
+        };
+        let [narrow, wide] = both(1, [b, t, h, d], dtype);
+        let (found, expected) = (run(narrow, true), run(wide, false));
+        for (name, (found, expected)) in ["output", "gradient of queries"].iter().zip(found.iter().zip(&expected)) {
+            assert_close(&format!("{dtype:?}: {name}"), found, expected, 6.0 * f64::from(half_ulp));
+        }
+    }
+}
+
+#[test]
 fn experts_take_products_of_16_bits() {
     for (dtype, half_ulp) in dtypes() {
         let run = |x: Tensor<2>| {

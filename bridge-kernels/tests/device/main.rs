@@ -9,6 +9,7 @@ mod attention;
 mod common;
 mod cross_entropy;
 mod dropout;
+mod embedding;
 mod fp8;
 mod grouped;
 mod half;

@@ -7,7 +7,7 @@ use bridge_core::model::{
 };
 use bridge_dist::comm::Operation;
 use bridge_dist::mesh::GroupKind;
-use bridge_kernels::attention::workspace_bytes;
+use bridge_kernels::attention::{workspace_bytes, workspace_bytes_on_gpu};
 use bridge_kernels::rotary::Positions;
 use bridge_kernels::{
     AttentionOptions, DropoutKey, LargestScore, PackedHeads, Remakeable, RotaryTable, ScoreWatch, apply_rotary,
@@ -120,6 +120,18 @@ pub(super) fn dropout(rate: f64, key: Option<DropoutKey>, regions: &Regions) -> 
     regions.own_key(key.filter(|_| rate > 0.0)).map(|key| (rate, key))
 }
 
+/// Bytes of the scores of `heads` heads, of `[keys, values]` of these sizes, that exist at once.
+pub(crate) fn scores_bytes(heads: usize, sizes: [usize; 2], work: &Workload) -> u64 {
+    let (queries, keys) = (work.seq_length / work.context_size, work.seq_length);
+    let bytes = match work.on_cpu {
+        true => workspace_bytes([queries, keys], sizes),
+        // In float32 there are none.
+        false if work.activation_bytes == 4 => 0,
+        false => workspace_bytes_on_gpu([work.micro_batch_size, heads, queries, keys], work.activation_bytes as usize),
+    };
+    bytes as u64
+}
+
 impl SelfAttention {
     /// What the block costs in layer `index` (global).
     ///
@@ -155,7 +167,7 @@ impl SelfAttention {
             backward: 2 * queries + 2 * keys * ranks + terms,
             // Of the projection of queries, keys and values, and of the output's.
             put_off: 2 * (stream + queries) + 2 * keys,
-            attention: workspace_bytes([work.seq_length / work.context_size, work.seq_length], [head_size; 2]) as u64,
+            attention: scores_bytes(h as usize, [head_size; 2], work),
             exchanges: [
                 enter_exchanges(row, work),
                 if config.qk_layernorm_scope == QkNormScope::Projection {

@@ -96,7 +96,11 @@ pub(crate) fn cost(config: &DecoderConfig, work: &Workload) -> SegmentCost {
         flops: flops(work.all_tokens(), config.hidden_size, v),
         kept: n * c * work.activation_bytes + n * c * FLOAT32 + rows as u64 * c * FLOAT32,
         backward: work.tokens_between_blocks() * c * work.stream_bytes,
-        cross_entropy: workspace_bytes(n as usize, rows) as u64,
+        cross_entropy: match work.on_cpu || work.place.tensor.size == 1 {
+            true => workspace_bytes(n as usize, rows, work.on_cpu, work.activation_bytes as usize) as u64,
+            // Plain operations on all tokens.
+            false => n * rows as u64 * FLOAT32,
+        },
         exchanges,
         ..SegmentCost::default()
     }

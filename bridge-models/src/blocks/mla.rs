@@ -7,13 +7,12 @@
 //! Further shape letters: `r` latent size, `n` and `p` elements of a head that are not and that are rotated, `v` elements of a value.
 
 use bridge_core::model::{Cut, Exchange, Meets, PassKind, Scope, SegmentCost, WeightGradientStore, Workload};
-use bridge_kernels::attention::workspace_bytes;
 use bridge_kernels::rotary::Positions;
 use bridge_kernels::{AttentionOptions, DropoutKey, Remakeable, RotaryTable, ScoreWatch, apply_rotary};
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 
-use super::attention::{AttentionInput, context_exchanges, dropout};
+use super::attention::{AttentionInput, context_exchanges, dropout, scores_bytes};
 use super::context_parallel::{Heads, attend};
 use super::init::InitialValues;
 use super::key_values::KeyValues;
@@ -98,10 +97,7 @@ impl LatentAttention {
             recomputed_flops: if is_remade { remade_flops(config, latent, index, work) / 3.0 } else { 0.0 },
             backward: (keys + values) * (1 + ranks),
             put_off: 2 * stream + latents + 2 * keys + values,
-            attention: workspace_bytes(
-                [work.seq_length / work.context_size, work.seq_length],
-                [scored, latent.v_head_dim],
-            ) as u64,
+            attention: scores_bytes(heads as usize, [scored, latent.v_head_dim], work),
             exchanges: enter.chain(context).chain(leave_exchanges(row, work)).collect(),
             ..SegmentCost::default()
         }

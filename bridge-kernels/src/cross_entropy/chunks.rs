@@ -1,0 +1,55 @@
+//! How many tokens' logits exist at once.
+
+/// Logits of one chunk on the CPU: 32 MiB of float32 where that is enough tokens.
+const LOGITS: usize = 1 << 23;
+/// Fewest tokens of a chunk on the CPU: with fewer, the projection and its gradient are read and written too often.
+const FEWEST_TOKENS: usize = 256;
+/// Bytes of the logits of one chunk on a GPU, where that is enough tokens. Each chunk reads the projection and reads and writes its float32 gradient,
+/// which costs as much time as the products of some hundred tokens.
+const BYTES_ON_GPU: usize = 1 << 28;
+/// Fewest tokens of a chunk on a GPU.
+const FEWEST_TOKENS_ON_GPU: usize = 1024;
+
+/// Tokens of one chunk on the CPU, of `n`, for a vocabulary of `v`. Chunks have one size: a few tokens left over would cost nearly as much as a chunk.
+pub fn chunk_rows(n: usize, v: usize) -> usize {
+    even(n, (LOGITS / v.max(1)).max(FEWEST_TOKENS))
+}
+
+/// Tokens of one chunk on a GPU, whose logits have `element_bytes` each and take at most `largest` bytes, which a kernel can be given.
+pub fn chunk_rows_on_gpu(n: usize, v: usize, element_bytes: usize, largest: usize) -> usize {
+    let row = (v * element_bytes).max(1);
+    even(n, (BYTES_ON_GPU / row).max(FEWEST_TOKENS_ON_GPU).min(largest / row))
+}
+
+/// The size of as few chunks of `n` as have at most `most` each.
+fn even(n: usize, most: usize) -> usize {
+    let chunks = n.div_ceil(most.max(1)).max(1);
+    n.div_ceil(chunks).max(1)
+}
+
+/// Bytes of logits that the fused operation has at once for `n` tokens and `v` vocabulary rows, on the CPU or on a GPU, whose logits have `element_bytes`
+/// each; the rest is inputs, outputs and gradients.
+pub fn workspace_bytes(n: usize, v: usize, on_cpu: bool, element_bytes: usize) -> usize {
+    match on_cpu {
+        true => chunk_rows(n, v) * v * size_of::<f32>(),
+        false => chunk_rows_on_gpu(n, v, element_bytes, usize::MAX) * v * element_bytes,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_have_one_size_and_stay_in_their_limit() {
+        assert_eq!(chunk_rows(1000, 50_304), 250);
+        assert_eq!(chunk_rows(0, 7), 1);
+        // 2668 rows would fit.
+        assert_eq!(chunk_rows_on_gpu(16_384, 50_304, 2, usize::MAX), 2341);
+        assert_eq!(chunk_rows_on_gpu(16_384, 500_000, 2, usize::MAX), 1024);
+        assert_eq!(chunk_rows_on_gpu(1000, 100, 4, 7 * 400 + 399), 7);
+        assert_eq!(chunk_rows_on_gpu(10, 100, 4, 1), 1);
+        assert_eq!(workspace_bytes(5, 3, false, 2), 30);
+        assert_eq!(workspace_bytes(5, 3, true, 2), 60);
+    }
+}
