@@ -51,6 +51,7 @@ fn trained(
     let mut chunks = vec![toy(2, *dtype)];
     let left_out = chunks[0].parameters()[0].name.clone();
     let mut current = optimizer(algorithm, &chunks, first);
+    assert_eq!(current.offloaded().moved > 0, first.is_some());
     for step in 1..=4 {
         let mut buffer = GradientBuffer::new(AccumulationDType::Float32);
         fill(&mut buffer, chunks[0].as_ref(), step);

@@ -114,7 +114,11 @@ fn states_are_moved_to_the_host_where_something_is_moved() {
                 "optimizer.optimizer_offload_fraction",
                 "1.0 for all",
             ),
-            (&[device, ON, "optimizer.optimizer_offload_fraction=1.5"], "optimizer.optimizer_offload_fraction", "1.5"),
+            (
+                &[device, ON, "optimizer.optimizer_offload_fraction=1.5"],
+                "optimizer.optimizer_offload_fraction",
+                "out of range",
+            ),
             (&[device, ALL], "optimizer.optimizer_offload_fraction", "has no effect without"),
             (&[device, AHEAD], "optimizer.overlap_cpu_optimizer_d2h_h2d", "has no effect without"),
         ] {
