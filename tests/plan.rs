@@ -81,6 +81,24 @@ fn layouts_stand_side_by_side() {
     assert_eq!(plans[1]["layout"]["pipeline"], 2);
 }
 
+#[test]
+fn states_in_host_memory_are_told_apart() {
+    let gpu = ["recipes/tiny.toml", "--gpu", "h100-80gb"];
+    let moved = ["optimizer.optimizer_cpu_offload=true", "optimizer.optimizer_offload_fraction=1.0"];
+    let found = text(&[&gpu[..], &moved].concat());
+    assert!(found.contains("a rank of stage 0 has 1.25 MiB of optimizer state in host memory besides"), "{found}");
+    assert!(found.contains("; of the host's memory 1.25 MiB for optimizer states"), "{found}");
+    let device = |more: &[&str]| {
+        let plan: Value = serde_json::from_str(&text(&[&gpu[..], &["--json"], more].concat())).unwrap();
+        ["needed_bytes", "host_bytes"].map(|key| plan["device"][key].as_u64().unwrap())
+    };
+    let (states, [needed, none]) = (8 * 164_160, device(&[]));
+    assert_eq!((none, device(&moved)), (0, [needed - states, states]));
+    assert!(!text(&gpu).contains("host"));
+    let layouts = [&gpu[..], &["--layout", "tp=2,world=4"], &moved].concat();
+    assert!(text(&layouts).lines().any(|line| line.starts_with("host memory")));
+}
+
 /// Published layouts are in the list, or it says what keeps them out.
 #[test]
 fn searches_find_layouts_that_fit() {

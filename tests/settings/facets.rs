@@ -49,7 +49,7 @@ impl Facets {
         facets.add("stderr", shapes_of_lines(&read("main.err")));
         match program {
             Program::Train | Program::Library => facets.training(folder, &read("main.out")),
-            Program::Plan { .. } | Program::Linked => facets.plan(&read("main.out")),
+            Program::Plan { .. } | Program::Linked | Program::OnGpu(_) => facets.plan(&read("main.out")),
             Program::Schedule => facets.add("output", read("main.out")),
             Program::Samples(_) => {
                 facets.add("output", read("main.out"));

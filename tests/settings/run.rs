@@ -29,6 +29,8 @@ pub enum Program {
     },
     /// `bridge plan --measure` with links of a given rate.
     Linked,
+    /// `bridge plan` for a GPU of this name.
+    OnGpu(&'static str),
     /// `bridge config schedule`.
     Schedule,
     /// `bridge data samples` of a split.
@@ -172,6 +174,7 @@ impl Run {
             Program::Linked => {
                 vec!["plan", &recipe, "--json", "--measure", "--link-gbps", "1", "--world-size", &ranks]
             }
+            Program::OnGpu(gpu) => vec!["plan", &recipe, "--json", "--gpu", gpu, "--world-size", &ranks],
             Program::Schedule => vec!["config", "schedule", &recipe, "--json", "--ranks", &ranks],
             Program::Samples(split) => vec!["data", "samples", &recipe, "--json", "--split", split],
         };

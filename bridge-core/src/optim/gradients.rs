@@ -72,11 +72,6 @@ impl GradientBuffer {
         self.gradients.insert(name.to_owned(), sum);
     }
 
-    /// Takes the gradient of one parameter, as float32.
-    pub fn take(&mut self, name: &str) -> Option<Tensor<1>> {
-        self.gradients.remove(name).map(to_float32)
-    }
-
     /// Takes the gradient of one parameter, in the dtype it has.
     pub(super) fn take_unchanged(&mut self, name: &str) -> Option<Tensor<1>> {
         self.gradients.remove(name)
@@ -159,6 +154,7 @@ impl GradientBuffer {
     }
 }
 
-fn to_float32(x: Tensor<1>) -> Tensor<1> {
+/// The same in float32.
+pub(super) fn to_float32(x: Tensor<1>) -> Tensor<1> {
     if x.dtype() == burn::tensor::DType::F32 { x } else { x.cast(FloatDType::F32) }
 }

@@ -3,7 +3,7 @@
 //! With many ranks: `bucket` has the layout of gradients and parameters that travel together, `settings` says what is divided and when,
 //! `distribution` who reduces, owns and counts which parameter, `sharing` which ranks hold the same, `reducer` adds gradients up while backward
 //! goes on, `sharded` gathers parameters of which each rank updates a part. `slot` is what is kept of a parameter, `scales` what ranks agree on where that
-//! is in units of a scale.
+//! is in units of a scale, `offload` what of it is in host memory though the parameter is on a GPU.
 //!
 //! The fused arithmetic of updates is in bridge-kernels; which learning rate and decay hold at a step is in
 //! [`crate::schedule`].
@@ -13,6 +13,9 @@ mod distribution;
 mod flat;
 mod gradients;
 mod groups;
+mod offload;
+#[cfg(test)]
+mod offload_tests;
 mod optimizer;
 mod reducer;
 pub mod rules;
@@ -37,6 +40,7 @@ pub use groups::{
     DecayQkLayernorm, GroupSettings, HiddenRates, OverrideProvider, ParameterGroup, ParameterOverride,
     StandardOverrides,
 };
+pub use offload::{OffloadSettings, OffloadedElements, Transfers, offloaded};
 pub use optimizer::{CutParameter, GroupRates, Optimizer, OptimizerSettings, StepOutcome, StepScales};
 pub use reducer::{GradientPart, GradientReducer, OwnGradients, ReductionTimes, Wire};
 pub(crate) use saved::MASTER;

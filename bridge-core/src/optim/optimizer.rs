@@ -9,7 +9,9 @@ use bridge_kernels::optim::{Master, SquareSums, Stored};
 use burn::tensor::{DType, FloatDType, Tensor};
 
 use super::flat::part;
+use super::gradients::to_float32;
 use super::groups::{self, OverrideProvider, ParameterGroup};
+use super::offload::{Arriving, Offload, OffloadSettings, OffloadedElements, Wanted, to_device};
 use super::rules::{self, Algorithm, Unit, UpdateStep};
 use super::scales::{Magnitudes, Scales, as_taken};
 use super::slot::Slot;
@@ -26,6 +28,8 @@ pub struct OptimizerSettings {
     pub clip_grad: f64,
     /// Whether to count zero gradient entries.
     pub count_zeros: bool,
+    /// What states are in host memory where parameters are on another device; `None` has all beside the parameters.
+    pub offload: Option<OffloadSettings>,
 }
 
 /// Learning rate and weight decay of one group at one step.
@@ -86,6 +90,7 @@ pub struct Optimizer {
     groups: Vec<ParameterGroup>,
     pub(super) trained: BTreeMap<String, Trained>,
     pub(super) slots: BTreeMap<String, Slot>,
+    pub(super) offload: Offload,
     pub(super) distribution: Arc<Distribution>,
     pub(super) parameters: ShardedParameters,
     pub(super) step: u64,
@@ -132,7 +137,11 @@ impl Optimizer {
             Some((name.clone(), Trained { group, shape: shape.clone() }))
         });
         let trained = trained.collect();
+        let updated = parameters().filter_map(|Declaration { name, .. }| {
+            distribution.state_range(name).map(|range| (name.as_str(), range.len()))
+        });
         Ok(Self {
+            offload: Offload::new(settings.offload, updated),
             settings,
             groups,
             trained,
@@ -212,27 +221,30 @@ impl Optimizer {
         let step = Step { rates, number: self.step, gradient_scale };
         if self.distribution.sharding().divides_state() {
             let owned = self.parameters.owned(chunks)?;
-            self.scales =
-                self.next_scales(gradients, &step, &mut |f| owned.iter().for_each(|(name, value)| f(name, value)))?;
+            let mut visit = |f: &mut Look<'_>| owned.iter().for_each(|(name, value)| f(name, value));
+            self.scales = self.next_scales(gradients, &step, &mut visit)?;
             let timer = UpdateTimer::start(&timers);
+            let mut arriving = self.bring_down(gradients, &mut visit);
             let mut updated = BTreeMap::new();
             for (name, value) in owned {
-                let value = self.update(&name, value, gradients, &step);
+                let value = self.update(&name, value, (&mut *gradients, &mut arriving), &step);
                 updated.insert(name, value);
             }
             timer.stop(std::mem::take(&mut self.copies));
             let _timer = phase("params-all-gather");
             self.parameters.publish(chunks, updated)?;
         } else {
-            self.scales = self.next_scales(gradients, &step, &mut |f| {
+            let mut visit = |f: &mut Look<'_>| {
                 for chunk in chunks.iter() {
                     chunk.visit_wanted(&|name| self.trained.contains_key(name), &mut |name, value| f(name, &value));
                 }
-            })?;
+            };
+            self.scales = self.next_scales(gradients, &step, &mut visit)?;
             let timer = UpdateTimer::start(&timers);
+            let mut arriving = self.bring_down(gradients, &mut visit);
             for chunk in chunks {
                 chunk.update_parameters(&mut |name, value| match self.trained.contains_key(name) {
-                    true => self.update(name, value, gradients, &step).into(),
+                    true => self.update(name, value, (&mut *gradients, &mut arriving), &step).into(),
                     false => Replacement::Kept,
                 });
             }
@@ -243,9 +255,11 @@ impl Optimizer {
     }
 
     /// The scales that states get by a step, where they have any. `visit` hands on the parameters, or the ranges of them, that this rank updates.
+    ///
+    /// What updates in host memory read comes down for it, and gradients stay there.
     fn next_scales(
         &self,
-        gradients: &GradientBuffer,
+        gradients: &mut GradientBuffer,
         step: &Step<'_>,
         visit: &mut dyn FnMut(&mut Look<'_>),
     ) -> Result<Scales, CommError> {
@@ -255,13 +269,36 @@ impl Optimizer {
         };
         let update = algorithm.update.reduced().expect("only rules that have one keep formats");
         let (empty, mut magnitudes) = (Slot::empty(algorithm), Magnitudes::default());
+        let mut arriving = self.bring_down(gradients, visit);
         visit(&mut |name, value| {
             let Some(Trained { group, shape }) = self.trained.get(name) else { return };
-            let values = self.slots.get(name).unwrap_or(&empty).values(formats, value.clone());
-            let gradient = gradients.get(name).cloned().map_or_else(|| zeros_like(value), as_taken);
+            let (value, gradient) = if self.offload.has(name) {
+                let (value, gradient) = arriving.take(name).beside(value);
+                gradient.iter().for_each(|gradient| gradients.set(name, gradient.clone()));
+                (value, gradient)
+            } else {
+                (value.clone(), gradients.get(name).cloned())
+            };
+            let gradient = gradient.map_or_else(|| zeros_like(&value), as_taken);
+            let values = self.slots.get(name).unwrap_or(&empty).values(formats, value);
             magnitudes.insert(name, update.magnitudes(&values, &gradient, &self.update_step(*group, shape, step)));
         });
         magnitudes.scales(formats, &self.distribution)
+    }
+
+    /// Begins to bring down what the updates in host memory read of what `visit` hands on.
+    fn bring_down(&self, gradients: &mut GradientBuffer, visit: &mut dyn FnMut(&mut Look<'_>)) -> Arriving {
+        let mut all = Vec::new();
+        if !self.offload.is_empty() {
+            visit(&mut |name, value| {
+                if self.offload.has(name) {
+                    let begins_with_value = self.slots.get(name).is_none_or(Slot::reads_parameter);
+                    let (gradient, value) = (gradients.take_unchanged(name), begins_with_value.then(|| value.clone()));
+                    all.push(Wanted { name: name.to_owned(), gradient, value });
+                }
+            });
+        }
+        self.offload.bring_down(all)
     }
 
     fn update_step<'a>(&self, group: usize, shape: &'a [usize], step: &Step<'_>) -> UpdateStep<'a> {
@@ -271,18 +308,38 @@ impl Optimizer {
         UpdateStep { learning_rate, weight_decay, eps_mult, number, gradient_scale, shape }
     }
 
-    /// Updates one parameter, or the range of it that this rank owns.
-    fn update(&mut self, name: &str, value: Tensor<1>, gradients: &mut GradientBuffer, step: &Step<'_>) -> Tensor<1> {
+    /// Updates one parameter, or the range of it that this rank owns: where it is, or in host memory.
+    fn update(
+        &mut self,
+        name: &str,
+        value: Tensor<1>,
+        (gradients, arriving): (&mut GradientBuffer, &mut Arriving),
+        step: &Step<'_>,
+    ) -> Tensor<1> {
+        if !self.offload.has(name) {
+            let gradient = gradients.take_unchanged(name);
+            return self.update_here(name, value, gradient, step);
+        }
+        let device = value.device();
+        let waiting = Instant::now();
+        let (value, gradient) = arriving.take(name).beside(&value);
+        self.copies.gradients += waiting.elapsed();
+        let updated = self.update_here(name, value, gradient, step);
+        let sending = Instant::now();
+        let updated = to_device(updated, &device);
+        self.copies.parameters += sending.elapsed();
+        updated
+    }
+
+    /// Updates one parameter, or the range of it that this rank owns, on the device of `value`, gradient and states.
+    fn update_here(&mut self, name: &str, value: Tensor<1>, gradient: Option<Tensor<1>>, step: &Step<'_>) -> Tensor<1> {
         let Some(Trained { group, shape }) = self.trained.get(name) else {
             return value;
         };
         let algorithm = &self.settings.algorithm;
         // A parameter that the step did not touch has a zero gradient: its moments decay.
         let taken = Instant::now();
-        let gradient = match algorithm.formats {
-            Some(_) => gradients.take_unchanged(name).map(as_taken),
-            None => gradients.take(name),
-        };
+        let gradient = gradient.map(if algorithm.formats.is_some() { as_taken } else { to_float32 });
         let gradient = gradient.unwrap_or_else(|| zeros_like(&value));
         self.copies.gradients += taken.elapsed();
         let step = self.update_step(*group, shape, step);
@@ -344,6 +401,16 @@ impl Optimizer {
     /// Bytes of the state that is on this rank.
     pub fn state_bytes(&self) -> u64 {
         self.slots.values().map(Slot::bytes).sum()
+    }
+
+    /// Of these, what is in the memory of this process.
+    pub fn host_state_bytes(&self) -> u64 {
+        self.slots.values().map(Slot::host_bytes).sum()
+    }
+
+    /// Of the elements that this rank trains, those whose states are in host memory by choice.
+    pub fn offloaded(&self) -> OffloadedElements {
+        self.offload.elements()
     }
 
     /// Bytes of the parameters of `chunks` that this rank keeps between steps.

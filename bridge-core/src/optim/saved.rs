@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use bridge_kernels::optim::{Master, MasterFormat, Remainders, Stored};
-use burn::tensor::{DType, FloatDType, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
 
 use super::Optimizer;
 use super::flat::part;
+use super::offload::{host, stored_in_host};
 use super::slot::Slot;
 use crate::model::ModelChunk;
 
@@ -82,6 +83,11 @@ impl Optimizer {
         state.map(|state| state.dtype)
     }
 
+    /// The device that has the state of a parameter which is on `device`.
+    pub fn state_device(&self, parameter: &str, device: &Device) -> Device {
+        if self.offload.has(parameter) { host() } else { device.clone() }
+    }
+
     /// Forgets all state; what is saved follows by [`load_tensor`](Self::load_tensor).
     pub fn begin_loading(&mut self, step: u64) {
         self.step = step;
@@ -121,6 +127,7 @@ impl Optimizer {
             Some(range) if range.end <= stored.len() && range.len() < stored.len() => stored.part(&range),
             _ => stored,
         };
+        let stored = if self.offload.has(name) { stored_in_host(stored) } else { stored };
         let keeps_remainders = algorithm.formats.as_ref().is_some_and(|f| f.master == MasterFormat::Remainders);
         let slot = self.slots.entry(name.to_owned()).or_insert_with(|| Slot::empty(algorithm));
         match algorithm.rule.states.iter().position(|state| state.name == kind) {

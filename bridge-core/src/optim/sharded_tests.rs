@@ -19,13 +19,13 @@ use crate::tests::toy;
 use crate::train::TrainError;
 
 /// What one rank has after some steps.
-struct Trained {
+pub(super) struct Trained {
     /// Bits of all parameters.
-    values: BTreeMap<String, Vec<u64>>,
+    pub values: BTreeMap<String, Vec<u64>>,
     norms: Vec<f64>,
     /// Elements of moments and master weights on this rank, and on all.
     state: (usize, usize),
-    whole_state: OptimizerState,
+    pub whole_state: OptimizerState,
 }
 
 /// A gradient that is different on each rank, in each step.
@@ -72,7 +72,7 @@ fn whole_state(optimizer: &mut Optimizer, chunks: &mut [Box<dyn ModelChunk>]) ->
 }
 
 fn train(algorithm: &Algorithm, ranks: usize, dtype: FloatDType, settings: DistributionSettings) -> Vec<Trained> {
-    train_instances(algorithm, (ranks, 1), dtype, settings)
+    train_with(algorithm, (ranks, 1), dtype, settings, None)
 }
 
 /// With several instances of the distributed optimizer.
@@ -82,6 +82,17 @@ fn train_instances(
     dtype: FloatDType,
     settings: DistributionSettings,
 ) -> Vec<Trained> {
+    train_with(algorithm, (ranks, instances), dtype, settings, None)
+}
+
+/// With states in host memory.
+pub(super) fn train_with(
+    algorithm: &Algorithm,
+    (ranks, instances): (usize, usize),
+    dtype: FloatDType,
+    settings: DistributionSettings,
+    offload: Option<OffloadSettings>,
+) -> Vec<Trained> {
     let program = |world| -> Result<Trained, TrainError> {
         let sizes = ParallelSizes { num_distributed_optimizer_instances: instances, ..ParallelSizes::default() };
         let mesh = Mesh::new(ranks, sizes, RankOrder::default()).expect("a mesh");
@@ -89,7 +100,8 @@ fn train_instances(
         let rank = groups.world().rank();
         let mut chunks = vec![toy(3, dtype)];
         let distribution = Arc::new(Distribution::new(&chunks, groups, settings)?);
-        let optimizer_settings = OptimizerSettings { algorithm: algorithm.clone(), clip_grad: 1.0, count_zeros: true };
+        let optimizer_settings =
+            OptimizerSettings { algorithm: algorithm.clone(), clip_grad: 1.0, count_zeros: true, offload };
         let provider = StandardOverrides::default();
         let mut optimizer = Optimizer::new(optimizer_settings, &chunks, &provider, Arc::clone(&distribution)).unwrap();
         let mut reducer = GradientReducer::new(Arc::clone(&distribution), Wire::Float32, Device::flex());

@@ -27,6 +27,21 @@ impl Slot {
         states + self.master.as_ref().map_or(0, Master::bytes)
     }
 
+    /// Bytes of what is in the memory of this process: all on the CPU; with a GPU what is offloaded, and formats that are kept there always.
+    pub fn host_bytes(&self) -> u64 {
+        let of_stored = |stored: &Stored| if stored.address().is_some() { stored.bytes() } else { 0 };
+        let of_master = |master: &Master| match master {
+            Master::Whole(stored) => of_stored(stored),
+            Master::Remainders(_) => master.bytes(),
+        };
+        self.states.iter().flatten().map(of_stored).sum::<u64>() + self.master.as_ref().map_or(0, of_master)
+    }
+
+    /// Whether an update begins with the value of the parameter: without a master, or with one that is nothing without it.
+    pub fn reads_parameter(&self) -> bool {
+        !matches!(self.master, Some(Master::Whole(_)))
+    }
+
     /// The float32 value, where there is a master; `parameter` is what it was rounded to.
     pub fn master_value(&self, parameter: &Tensor<1>) -> Option<Tensor<1>> {
         self.master.as_ref().map(|master| master.widen(parameter))

@@ -12,7 +12,7 @@ use super::*;
 use crate::model::ModelChunk;
 use crate::tests::toy;
 
-fn values(chunk: &dyn ModelChunk) -> BTreeMap<String, Vec<f64>> {
+pub(super) fn values(chunk: &dyn ModelChunk) -> BTreeMap<String, Vec<f64>> {
     let mut all = BTreeMap::new();
     chunk.visit_parameters(&mut |name, value| {
         all.insert(name.to_owned(), value.into_data().iter::<f64>().collect());
@@ -20,7 +20,7 @@ fn values(chunk: &dyn ModelChunk) -> BTreeMap<String, Vec<f64>> {
     all
 }
 
-fn fill(buffer: &mut GradientBuffer, chunk: &dyn ModelChunk, step: usize) {
+pub(super) fn fill(buffer: &mut GradientBuffer, chunk: &dyn ModelChunk, step: usize) {
     for info in chunk.parameters() {
         let values: Vec<f32> = (0..info.num_elements()).map(|i| ((i * 7 + step * 3) % 11) as f32 * 0.1 - 0.4).collect();
         buffer.add(&info.name, Tensor::from_floats(values.as_slice(), &Device::flex()));
@@ -28,12 +28,12 @@ fn fill(buffer: &mut GradientBuffer, chunk: &dyn ModelChunk, step: usize) {
 }
 
 fn optimizer(algorithm: rules::Algorithm, chunks: &[Box<dyn ModelChunk>]) -> Optimizer {
-    let settings = OptimizerSettings { algorithm, clip_grad: 1.0, count_zeros: true };
+    let settings = OptimizerSettings { algorithm, clip_grad: 1.0, count_zeros: true, offload: None };
     let distribution = Arc::new(Distribution::single(chunks));
     Optimizer::new(settings, chunks, &StandardOverrides::default(), distribution).unwrap()
 }
 
-fn rates(optimizer: &Optimizer) -> Vec<GroupRates> {
+pub(super) fn rates(optimizer: &Optimizer) -> Vec<GroupRates> {
     optimizer.groups().map(|g| GroupRates { learning_rate: 0.01, weight_decay: 0.1 * g.wd_mult }).collect()
 }
 

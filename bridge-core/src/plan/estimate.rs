@@ -4,11 +4,12 @@
 use bridge_dist::mesh::GroupKind;
 use serde::Serialize;
 
+use super::memory::offloaded;
 use super::segments::all_activations;
 use super::setup::Setup;
 use super::{Flops, Pipeline, StagePlan, TrafficGroup};
 use crate::model::TrafficKind;
-use crate::optim::Sharding;
+use crate::optim::{Sharding, Transfers};
 
 /// Rates of devices and links.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -27,6 +28,8 @@ pub struct Rates {
     pub memory_gigabytes: f64,
     /// Until an operation between ranks begins to send, in seconds.
     pub message_seconds: f64,
+    /// What a device sends to host memory, and gets from there at the same time, in gigabytes per second; infinite leaves that time out.
+    pub host_gigabytes: f64,
 }
 
 /// How often the activations that backward keeps are read or written: forward writes them and reads them again, backward reads them and
@@ -56,8 +59,11 @@ pub struct Estimate {
     pub exposed_seconds: f64,
     /// Waiting in the pipeline's bubble.
     pub bubble_seconds: f64,
-    /// Updating parameters: gradients and states are read, states written.
+    /// Updating parameters: gradients and states are read, states written, and what `transfer_seconds` says.
     pub update_seconds: f64,
+    /// What of the update is waiting for gradients and parameters on their way to host memory and back, where optimizer states are there
+    /// (`optimizer.optimizer_cpu_offload`). How long the host computes is not counted: the rate of its memory is none of a device's.
+    pub transfer_seconds: f64,
     /// Waiting for gradients and parameters of replicas, less what `overlap_grad_reduce` and `overlap_param_gather` hide.
     pub replica_seconds: f64,
     /// Tokens of all ranks in a second.
@@ -72,6 +78,7 @@ struct StageSeconds {
     compute: f64,
     exposed: f64,
     update: f64,
+    transfer: f64,
     replicas: f64,
 }
 
@@ -87,6 +94,7 @@ pub(super) fn estimate(
     let slowest = seconds.iter().copied().max_by(|a, b| busy(a).total_cmp(&busy(b))).unwrap_or_default();
     let replica_seconds = seconds.iter().map(|stage| stage.replicas).fold(0.0, f64::max);
     let update_seconds = seconds.iter().map(|stage| stage.update).fold(0.0, f64::max);
+    let transfer_seconds = seconds.iter().map(|stage| stage.transfer).fold(0.0, f64::max);
     let bubble_seconds = busy(&slowest) * pipeline.bubble_fraction / (1.0 - pipeline.bubble_fraction);
     let step_seconds = busy(&slowest) + bubble_seconds + update_seconds + replica_seconds;
     let peak = rates.device_tflops * 1e12 * setup.layout.world_size as f64;
@@ -96,6 +104,7 @@ pub(super) fn estimate(
         exposed_seconds: slowest.exposed,
         bubble_seconds,
         update_seconds,
+        transfer_seconds,
         replica_seconds,
         tokens_per_second: setup.batch().tokens as f64 / step_seconds,
         model_flops_utilization: flops.per_step / step_seconds / peak,
@@ -109,8 +118,9 @@ fn of_stage(setup: &Setup<'_>, (rates, links): (&Rates, &Links), stage: &StagePl
     let kept: u64 = setup.stages[stage.stage].iter().map(|chunk| all_activations(setup, chunk)).sum();
     let compute = products + kept as f64 * microbatches * ACTIVATION_PASSES / memory;
     let states = stage.memory.parameters + stage.memory.optimizer;
-    let update = (stage.memory.gradients + 2 * states) as f64 / memory;
-    let mut seconds = StageSeconds { compute, update, ..StageSeconds::default() };
+    let transfer = transfer_seconds(setup, rates, stage.stage);
+    let update = (stage.memory.gradients + 2 * states) as f64 / memory + transfer;
+    let mut seconds = StageSeconds { compute, update, transfer, ..StageSeconds::default() };
     // Forward is a third of a micro-batch's time, backward the rest.
     let (forward, backward) = (compute / microbatches / 3.0, compute / microbatches * 2.0 / 3.0);
     let (mut reduction, mut gather) = (0.0, 0.0);
@@ -136,6 +146,19 @@ fn of_stage(setup: &Setup<'_>, (rates, links): (&Rates, &Links), stage: &StagePl
     }
     seconds.replicas = reduction + gather;
     seconds
+}
+
+/// How long gradients, and what else updates in host memory read, and the new parameters are on their way. Both directions go at once where reads are ahead
+/// of updates.
+fn transfer_seconds(setup: &Setup<'_>, rates: &Rates, stage: usize) -> f64 {
+    let moved = offloaded(setup, stage).elements as f64;
+    let bytes = setup.bytes;
+    let seconds = |bytes: u64| moved * bytes as f64 / (rates.host_gigabytes * 1e9);
+    let (down, up) = (seconds(bytes.gradient + bytes.update_reads), seconds(bytes.parameter));
+    match setup.offload.map(|offload| offload.transfers) {
+        Some(Transfers::Ahead) => down.max(up),
+        _ => down + up,
+    }
 }
 
 /// What each group's links carry: the rate inside a node for groups that never leave theirs.

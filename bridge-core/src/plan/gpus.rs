@@ -6,6 +6,7 @@
 //! - AMD data sheets of MI300X and MI325X (CDNA 3): seven Infinity Fabric links of 64 GB/s each way.
 //! - Networks: one 400 Gb/s port for each GPU of an H100, H200, B200 or MI300X node, 200 Gb/s for A100, 100 Gb/s for L40S and L4; cards for
 //!   desktops share one port of 100 Gb/s among eight.
+//! - Host memory: 16 lanes of PCIe, of the generation that the data sheet names.
 
 use super::Rates;
 
@@ -26,6 +27,8 @@ pub struct Gpu {
     pub intra_link_gbps: f64,
     /// What it sends to another node, in gigabits per second.
     pub link_gbps: f64,
+    /// What it sends to the host's memory, or gets from there, in GB/s.
+    pub host_gigabytes: f64,
 }
 
 /// GPUs of a node.
@@ -35,6 +38,9 @@ const RANKS_PER_NODE: usize = 8;
 const EFFICIENCY: f64 = 0.56;
 /// Share of a link's rate that collectives reach.
 const LINK_EFFICIENCY: f64 = 0.8;
+/// 16 lanes of PCIe, one direction, in GB/s.
+const PCIE_4: f64 = 31.5;
+const PCIE_5: f64 = 63.0;
 /// Start of a collective.
 const MESSAGE_SECONDS: f64 = 15e-6;
 /// Share of the memory that a run can fill: the rest is the driver's context, buffers of the communicators, and gaps of the allocator.
@@ -54,6 +60,7 @@ pub const GPUS: [Gpu; 12] = [
         memory_gigabytes: 7_700.0,
         intra_link_gbps: 7_200.0,
         link_gbps: 400.0,
+        host_gigabytes: PCIE_5,
     },
     Gpu { memory_mib: 196_592, memory_gigabytes: 5_300.0, ..cdna3("mi300x") },
     Gpu { memory_mib: 262_128, memory_gigabytes: 6_000.0, ..cdna3("mi325x") },
@@ -65,6 +72,7 @@ pub const GPUS: [Gpu; 12] = [
         memory_gigabytes: 864.0,
         intra_link_gbps: 256.0,
         link_gbps: 100.0,
+        host_gigabytes: PCIE_4,
     },
     Gpu {
         name: "l4",
@@ -74,6 +82,7 @@ pub const GPUS: [Gpu; 12] = [
         memory_gigabytes: 300.0,
         intra_link_gbps: 256.0,
         link_gbps: 100.0,
+        host_gigabytes: PCIE_4,
     },
     Gpu { tflops_16: 165.2, tflops_32: 82.6, memory_gigabytes: 1_008.0, ..desktop("4090", 24_564) },
     Gpu { tflops_16: 71.0, tflops_32: 35.6, memory_gigabytes: 936.0, ..desktop("3090", 24_576) },
@@ -82,6 +91,7 @@ pub const GPUS: [Gpu; 12] = [
         tflops_32: 104.8,
         memory_gigabytes: 1_792.0,
         intra_link_gbps: 512.0,
+        host_gigabytes: PCIE_5,
         ..desktop("5090", 32_607)
     },
 ];
@@ -96,6 +106,7 @@ const fn hopper(name: &'static str) -> Gpu {
         memory_gigabytes: 0.0,
         intra_link_gbps: 3_600.0,
         link_gbps: 400.0,
+        host_gigabytes: PCIE_5,
     }
 }
 
@@ -109,6 +120,7 @@ const fn ampere(name: &'static str) -> Gpu {
         memory_gigabytes: 0.0,
         intra_link_gbps: 2_400.0,
         link_gbps: 200.0,
+        host_gigabytes: PCIE_4,
     }
 }
 
@@ -121,6 +133,7 @@ const fn cdna3(name: &'static str) -> Gpu {
         memory_gigabytes: 0.0,
         intra_link_gbps: 3_584.0,
         link_gbps: 400.0,
+        host_gigabytes: PCIE_5,
     }
 }
 
@@ -134,6 +147,7 @@ const fn desktop(name: &'static str, memory_mib: u64) -> Gpu {
         memory_gigabytes: 0.0,
         intra_link_gbps: 256.0,
         link_gbps: 12.5,
+        host_gigabytes: PCIE_4,
     }
 }
 
@@ -153,6 +167,7 @@ impl Gpu {
             ranks_per_node: RANKS_PER_NODE,
             memory_gigabytes: self.memory_gigabytes,
             message_seconds: MESSAGE_SECONDS,
+            host_gigabytes: self.host_gigabytes * LINK_EFFICIENCY,
         }
     }
 
@@ -174,7 +189,8 @@ mod tests {
     #[test]
     fn every_gpu_is_complete_and_found_by_its_name() {
         for gpu in GPUS {
-            let numbers = [gpu.tflops_16, gpu.tflops_32, gpu.memory_gigabytes, gpu.intra_link_gbps, gpu.link_gbps];
+            let links = [gpu.intra_link_gbps, gpu.link_gbps, gpu.host_gigabytes];
+            let numbers = [gpu.tflops_16, gpu.tflops_32, gpu.memory_gigabytes].into_iter().chain(links);
             assert!(numbers.into_iter().all(|number| number > 0.0) && gpu.memory_mib > 0, "{gpu:?}");
             assert_eq!(Gpu::named(gpu.name), Some(gpu));
             assert!(gpu.rates(2).device_tflops >= gpu.rates(4).device_tflops, "{gpu:?}");

@@ -25,8 +25,10 @@ pub struct RankMeasurement {
     pub traffic: Counts,
     /// Bytes of parameters that it keeps.
     pub parameter_bytes: u64,
-    /// Bytes of optimizer state.
+    /// Bytes of optimizer state on the device.
     pub optimizer_bytes: u64,
+    /// Bytes of optimizer state in host memory though the device is a GPU.
+    pub host_optimizer_bytes: u64,
     /// The lowest rank of those that reduce gradients together with this one.
     pub first_replica: usize,
     /// Times of the reduction of gradients, one entry a step, the first step left out.
@@ -69,8 +71,10 @@ pub struct StageComparison {
     pub traffic: Vec<TrafficComparison>,
     /// Bytes of parameters.
     pub parameters: MemoryComparison,
-    /// Bytes of optimizer state.
+    /// Bytes of optimizer state on the device.
     pub optimizer: MemoryComparison,
+    /// Bytes of optimizer state in host memory though the device is a GPU.
+    pub host_optimizer: MemoryComparison,
 }
 
 /// Calls and payload.
@@ -121,7 +125,7 @@ impl Plan {
         let stages: Vec<StageComparison> = self.stages.iter().map(|stage| compare(stage, ranks)).collect();
         let ranks_of_stage = self.layout.world_size / self.layout.pipeline;
         let stage_matches = |stage: &StageComparison| {
-            let memory = stage.parameters.matches && stage.optimizer.matches;
+            let memory = stage.parameters.matches && stage.optimizer.matches && stage.host_optimizer.matches;
             stage.ranks.len() == ranks_of_stage && memory && stage.traffic.iter().all(|traffic| traffic.matches)
         };
         let overlap = |gbps| self.stages.iter().filter_map(move |stage| gradient_overlap(stage, ranks, gbps));
@@ -182,6 +186,10 @@ fn compare(plan: &StagePlan, ranks: &[RankMeasurement]) -> StageComparison {
         traffic: traffic.collect(),
         parameters: compare_memory(plan.memory.parameters, ranks.iter().map(|rank| rank.parameter_bytes).collect()),
         optimizer: compare_memory(plan.memory.optimizer, ranks.iter().map(|rank| rank.optimizer_bytes).collect()),
+        host_optimizer: compare_memory(
+            plan.memory.host_optimizer,
+            ranks.iter().map(|rank| rank.host_optimizer_bytes).collect(),
+        ),
         ranks: ranks.iter().map(|rank| rank.rank).collect(),
     }
 }

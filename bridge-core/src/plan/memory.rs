@@ -3,6 +3,8 @@
 //! Backward goes through the segments from the last to the first: activations go, gradients come. A step of one micro-batch has no sums of
 //! gradients yet when its backward begins, so the most is anywhere between all activations and all gradients. Each moment is counted.
 
+use std::collections::HashSet;
+
 use bridge_dist::schedule::ScheduleKind;
 use serde::Serialize;
 
@@ -11,7 +13,7 @@ use super::segments::{activations as of_chunk, chunk_regions};
 use super::setup::{Chunk, Setup};
 use super::traffic::largest_bucket;
 use crate::model::{Declaration, ReplicaGroup};
-use crate::optim::{Gather, Sharding};
+use crate::optim::{self, Gather, OffloadSettings, Sharding, owned_range};
 
 /// Memory of a rank at the moment when it holds most, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -20,7 +22,7 @@ pub struct Memory {
     pub parameters: u64,
     /// Gradients summed over micro-batches, as far as they are there.
     pub gradients: u64,
-    /// Moments, and what makes narrower parameters float32.
+    /// Moments, and what makes narrower parameters float32, as far as they are on the device.
     pub optimizer: u64,
     /// Activations kept from forward to backward, of all micro-batches in flight.
     pub activations: u64,
@@ -38,10 +40,13 @@ pub struct Memory {
     pub reduction: u64,
     /// All of the above.
     pub total: u64,
+    /// Moments, and what makes narrower parameters float32, in host memory where the device is a GPU: what `optimizer.optimizer_cpu_offload` moves, and
+    /// states of 8 bits and remainders, which are always there. No part of `total`.
+    pub host_optimizer: u64,
 }
 
 impl Memory {
-    /// Its parts with their names, the largest first.
+    /// The parts of its total with their names, the largest first.
     pub fn parts(&self) -> Vec<(&'static str, u64)> {
         let mut parts = vec![
             ("parameters", self.parameters),
@@ -75,13 +80,13 @@ pub(super) fn of_stage(setup: &Setup<'_>, stage: usize, activations: u64) -> Mem
     // Put-off gradients of weights come at once, and are reduced after that.
     let comes_at_once = sharding.divides_gradients() && setup.schedule == ScheduleKind::ZeroBubbleH1;
     let put_off = if comes_at_once { share(false, bytes.gradient) } else { 0 };
+    let states = states(setup, stage);
     let held = Memory {
         parameters: sharded(setup, stage, is_full, |p| !is_apart(p)) * bytes.parameter
             + setup.parameters(stage).filter(|p| is_apart(p)).map(|p| p.bytes(0)).sum::<u64>(),
         gradients: share(sharding.divides_gradients(), bytes.gradient) + put_off,
-        // A tensor of which a rank has a part has its scales there too.
-        optimizer: share(sharding.divides_state(), bytes.optimizer)
-            + setup.parameters(stage).filter(|p| p.trainable).count() as u64 * bytes.scales,
+        optimizer: states.on_device,
+        host_optimizer: states.on_host,
         ..Memory::default()
     };
     // After backward: what replicas exchange, at once or bucket by bucket.
@@ -96,11 +101,58 @@ pub(super) fn of_stage(setup: &Setup<'_>, stage: usize, activations: u64) -> Mem
             memory.gradients = summed;
             let gathered = if is_full { gathered(setup, stage) } else { 0 };
             let reduction = if sharding.divides_gradients() { bucket } else { 0 };
-            let states = (held.parameters, held.optimizer);
-            Memory { parameters: states.0, optimizer: states.1, gathered, reduction, ..memory }.summed()
+            let Memory { parameters, optimizer, host_optimizer, .. } = held;
+            Memory { parameters, optimizer, host_optimizer, gathered, reduction, ..memory }.summed()
         })
     });
     moments.chain([reducing]).max_by_key(|memory| memory.total).expect("one at least")
+}
+
+/// Bytes of a rank's optimizer state.
+struct States {
+    on_device: u64,
+    on_host: u64,
+}
+
+/// Where the optimizer state of a rank is.
+fn states(setup: &Setup<'_>, stage: usize) -> States {
+    let (bytes, is_divided) = (setup.bytes, setup.sharding().divides_state());
+    let tensors = setup.parameters(stage).filter(|p| p.trainable).count() as u64;
+    let elements = sharded(setup, stage, is_divided, |p| p.trainable);
+    let moved = offloaded(setup, stage);
+    // A tensor of which a rank has a part has its scales there too.
+    States {
+        on_device: (elements - moved.elements) * bytes.optimizer + (tensors - moved.tensors) * bytes.scales,
+        on_host: elements * bytes.host_optimizer
+            + moved.elements * bytes.optimizer
+            + tensors * bytes.host_scales
+            + moved.tensors * bytes.scales,
+    }
+}
+
+/// What of a rank's parameters has its optimizer state in host memory by choice.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Offloaded {
+    pub elements: u64,
+    tensors: u64,
+}
+
+/// The parameters that the run chooses, by the ranges that the first rank owns.
+pub(super) fn offloaded(setup: &Setup<'_>, stage: usize) -> Offloaded {
+    let Some(OffloadSettings { fraction, .. }) = setup.offload else {
+        return Offloaded::default();
+    };
+    let is_divided = setup.sharding().divides_state();
+    let trained = || setup.parameters(stage).filter(|parameter| parameter.trainable);
+    let owned = |parameter: &Declaration| {
+        let ranks = if is_divided { setup.shards().of(parameter.placement.replicas) } else { 1 };
+        owned_range(parameter.num_elements(), 0, ranks).len()
+    };
+    let sizes: Vec<usize> = trained().map(owned).collect();
+    let chosen = trained().zip(optim::offloaded(&sizes, fraction)).filter(|(_, is_moved)| *is_moved);
+    let names: HashSet<&str> = chosen.map(|(parameter, _)| parameter.name.as_str()).collect();
+    let elements = sharded(setup, stage, is_divided, |parameter| names.contains(parameter.name.as_str()));
+    Offloaded { elements, tensors: names.len() as u64 }
 }
 
 /// A moment of a backward pass.
@@ -172,7 +224,7 @@ fn is_apart(parameter: &Declaration) -> bool {
 }
 
 /// Elements of the `wanted` parameters of a rank: all, or its share among the replicas.
-fn sharded(setup: &Setup<'_>, stage: usize, is_sharded: bool, wanted: fn(&Declaration) -> bool) -> u64 {
+fn sharded(setup: &Setup<'_>, stage: usize, is_sharded: bool, wanted: impl Fn(&Declaration) -> bool) -> u64 {
     let of = |replicas| {
         let ranks = if is_sharded { setup.shards().of(replicas) as u64 } else { 1 };
         let parameters = setup.parameters(stage).filter(|p| p.placement.replicas == replicas && wanted(p));

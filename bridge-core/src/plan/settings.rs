@@ -4,7 +4,9 @@ use super::recompute::{Cuts, Recompute};
 use crate::config::{self, DType, RunConfig};
 use crate::model::SegmentRole;
 use crate::optim::rules::{Format, MasterFormat, State, StateFormats};
-use crate::optim::{Averaging, BucketPadding, BucketRule, DistributionSettings, Gather, Reduction, Sharding};
+use crate::optim::{
+    Averaging, BucketPadding, BucketRule, DistributionSettings, Gather, OffloadSettings, Reduction, Sharding, Transfers,
+};
 
 /// Where the recipe gives no bucket size: Megatron's default, in elements, but several buckets also for a model that is smaller than that.
 fn default_bucket_rule(data_parallel_size: usize) -> BucketRule {
@@ -87,6 +89,14 @@ pub(crate) fn recompute(config: &RunConfig) -> Recompute {
             if roles.is_empty() { Recompute::Off } else { Recompute::Selective(roles) }
         }
     }
+}
+
+/// Which states of the optimizer are in host memory, and how it gets there what their updates read; `None` on a CPU, which has no other memory.
+pub(crate) fn offload(config: &RunConfig) -> Option<OffloadSettings> {
+    let optimizer = &config.optimizer;
+    let is_on = optimizer.optimizer_cpu_offload && !config.computes_on_cpu();
+    let transfers = if optimizer.overlap_cpu_optimizer_d2h_h2d { Transfers::Ahead } else { Transfers::InTurn };
+    is_on.then_some(OffloadSettings { fraction: optimizer.optimizer_offload_fraction, transfers })
 }
 
 /// How states of the optimizer and master weights are kept; `None` keeps all in float32.

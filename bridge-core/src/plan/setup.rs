@@ -11,7 +11,8 @@ use crate::config::{ConfigErrors, DType, FinalModel, RunConfig, TokenizerType, p
 use crate::model::{
     Declaration, Declarations, Member, ModelBuildError, ModelRegistry, Outline, RankPlace, SegmentCost, Stage, Workload,
 };
-use crate::optim::{DistributionSettings, ShardCounts, Sharding};
+use crate::optim::rules::MasterFormat;
+use crate::optim::{DistributionSettings, OffloadSettings, ShardCounts, Sharding};
 
 /// Why there is no plan.
 #[derive(Debug, thiserror::Error)]
@@ -107,10 +108,16 @@ pub(super) struct ElementBytes {
     pub gradient: u64,
     /// Gradients on their way between replicas.
     pub reduction: u64,
-    /// Optimizer state of one parameter: moments, and what makes a narrower one float32.
+    /// Optimizer state of one parameter, moments and what makes a narrower one float32, as far as it is beside the parameter.
     pub optimizer: u64,
-    /// Scales of the optimizer state of one tensor.
+    /// The rest of it: formats that are in host memory where the device is a GPU.
+    pub host_optimizer: u64,
+    /// What an update in host memory reads of the parameter.
+    pub update_reads: u64,
+    /// Scales of the optimizer state of one tensor that is beside the parameter.
     pub scales: u64,
+    /// Scales of what of it is in host memory where the device is a GPU.
+    pub host_scales: u64,
 }
 
 /// A chunk of a stage.
@@ -135,6 +142,8 @@ pub(super) struct Setup<'a> {
     /// How gradients, state and parameters are spread over replicas.
     pub distribution: DistributionSettings,
     pub bytes: ElementBytes,
+    /// Which optimizer states are in host memory.
+    pub offload: Option<OffloadSettings>,
     pub recompute: Recompute,
 }
 
@@ -185,6 +194,7 @@ impl<'a> Setup<'a> {
             shape,
             distribution: settings::distribution(config),
             bytes,
+            offload: settings::offload(config),
             recompute: settings::recompute(config),
         })
     }
@@ -304,6 +314,15 @@ fn element_bytes(config: &RunConfig) -> ElementBytes {
     let collective = if config.model.params_dtype == DType::Float16 { 4 } else { parameter };
     let in_float32 = config.ddp.grad_reduce_in_fp32;
     let formats = settings::state_formats(config);
+    let has_master = parameter < 4;
+    let optimizer = match &formats {
+        Some(formats) => formats.bytes_per_element(has_master),
+        None => config.optimizer.rule().bytes_per_element() + if has_master { 4 } else { 0 },
+    };
+    let of_host = formats.as_ref().filter(|_| !config.computes_on_cpu());
+    let host_optimizer = of_host.map_or(0, |formats| formats.host_bytes_per_element(has_master));
+    let host_scales = of_host.map_or(0, |formats| 4 * formats.num_host_scales() as u64);
+    let has_whole_master = has_master && formats.as_ref().is_none_or(|f| f.master != MasterFormat::Remainders);
     ElementBytes {
         parameter,
         activation: parameter,
@@ -312,10 +331,10 @@ fn element_bytes(config: &RunConfig) -> ElementBytes {
         pipeline: config.model.pipeline_dtype.map_or(parameter, size),
         gradient: if in_float32 { 4 } else { parameter },
         reduction: if in_float32 { 4 } else { collective },
-        optimizer: match &formats {
-            Some(formats) => formats.bytes_per_element(parameter < 4),
-            None => config.optimizer.rule().bytes_per_element() + if parameter < 4 { 4 } else { 0 },
-        },
-        scales: formats.map_or(0, |formats| 4 * formats.num_scales() as u64),
+        optimizer: optimizer - host_optimizer,
+        host_optimizer,
+        update_reads: if has_whole_master { 0 } else { parameter },
+        scales: formats.map_or(0, |formats| 4 * formats.num_scales() as u64) - host_scales,
+        host_scales,
     }
 }

@@ -143,7 +143,7 @@ pub fn measure(
         let mut options = options(groups);
         options.subsystems.push(Box::new(steps.clone()));
         let report = pretrain(config.clone(), options)?;
-        let HeldBytes { parameters, optimizer } = report.run.held_bytes();
+        let HeldBytes { parameters, optimizer, host_optimizer } = report.run.held_bytes();
         let Seen { traffic, reductions } = steps.seen();
         Ok(RankMeasurement {
             rank,
@@ -151,6 +151,7 @@ pub fn measure(
             traffic,
             parameter_bytes: parameters,
             optimizer_bytes: optimizer,
+            host_optimizer_bytes: host_optimizer,
             first_replica,
             reductions: reductions.into_iter().skip(1).collect(),
         })

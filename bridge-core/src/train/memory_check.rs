@@ -1,5 +1,5 @@
 //! Before a model is built: whether what a run needs, as a plan counts it, is there. Only memory of the host is known; devices with memory of
-//! their own refuse by themselves.
+//! their own refuse by themselves, and of their runs only the optimizer states in host memory are checked.
 
 use std::fmt::Write;
 use std::fs;
@@ -19,6 +19,7 @@ use crate::plan::{self, Plan, PlanError, PlanOptions, StagePlan};
 const OF_A_RANK: u64 = 8 << 20;
 /// Parts of the memory that are named where it does not suffice.
 const NAMED_PARTS: usize = 3;
+const SAVED_IN_BACKGROUND: &str = "the checkpoint that is saved in the background";
 
 /// Compares what the run needs on this machine with what can be had there. A teacher's parameters are in no plan.
 ///
@@ -33,7 +34,7 @@ pub(super) fn check(
     (padded_vocab_size, of_teacher): (usize, u64),
     reporter: &Reporter,
 ) -> Result<(), TrainError> {
-    if config.validation.skip_train || !config.computes_on_cpu() {
+    if config.validation.skip_train || !config.computes_on_cpu() && plan::settings::offload(config).is_none() {
         return Ok(());
     }
     if !config.train.check_memory {
@@ -56,7 +57,11 @@ pub(super) fn check(
             | PlanError::Model(_),
         ) => return Ok(()),
     };
-    let mine = needed_by_rank(config, &plan.stages[groups.pipeline().rank()]) + of_teacher;
+    let stage = &plan.stages[groups.pipeline().rank()];
+    let mine = match config.computes_on_cpu() {
+        true => needed_by_rank(config, stage) + of_teacher,
+        false => needed_on_host(config, stage),
+    };
     let here = ranks::on_this_machine(groups.world(), mine)?;
     let needed = here.iter().sum();
     let room = available().into_iter().min_by_key(|(_, bytes)| *bytes);
@@ -83,6 +88,18 @@ pub(super) fn needed_by_rank(config: &RunConfig, stage: &StagePlan) -> u64 {
     memory.total.max(if background_save(config, stage) > 0 { updating } else { 0 }) + OF_A_RANK
 }
 
+/// Bytes of host memory that a rank of a stage with a GPU needs for optimizer states; in a background save they are there twice.
+fn needed_on_host(config: &RunConfig, stage: &StagePlan) -> u64 {
+    stage.memory.host_optimizer + background_states(config, stage) + OF_A_RANK
+}
+
+/// What a save in the background holds of optimizer states in host memory.
+fn background_states(config: &RunConfig, stage: &StagePlan) -> u64 {
+    let settings = &config.checkpoint;
+    let is_held = settings.save.is_some() && settings.async_save && settings.save_optim;
+    if is_held { stage.memory.host_optimizer } else { 0 }
+}
+
 /// What a save in the background holds while training goes on: the values of its step, which the next update replaces.
 fn background_save(config: &RunConfig, stage: &StagePlan) -> u64 {
     let settings = &config.checkpoint;
@@ -95,8 +112,15 @@ fn background_save(config: &RunConfig, stage: &StagePlan) -> u64 {
 fn parts(config: &RunConfig, plan: &Plan, of_teacher: u64) -> String {
     let stage = plan.largest_stage();
     let mut parts = stage.memory.parts();
-    parts.push(("the checkpoint that is saved in the background", background_save(config, stage)));
-    parts.push(("the teacher", of_teacher));
+    if config.computes_on_cpu() {
+        parts.push((SAVED_IN_BACKGROUND, background_save(config, stage)));
+        parts.push(("the teacher", of_teacher));
+    } else {
+        parts = vec![
+            ("optimizer states in host memory", stage.memory.host_optimizer),
+            (SAVED_IN_BACKGROUND, background_states(config, stage)),
+        ];
+    }
     parts.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
     let of = if plan.layout.world_size > 1 { " a rank" } else { "" };
     let named = parts.into_iter().take(NAMED_PARTS).filter(|(_, size)| *size > 0);
@@ -114,6 +138,17 @@ fn advice(config: &RunConfig, plan: &Plan) -> String {
         let separator = if advice.is_empty() { "" } else { "; " };
         let _ = write!(advice, "{separator}{text}");
     };
+    if !config.computes_on_cpu() {
+        let fraction = config.optimizer.optimizer_offload_fraction;
+        add(format!("an optimizer.optimizer_offload_fraction below {fraction}"));
+        if plan.layout.data * plan.layout.context > 1 && !config.ddp.use_distributed_optimizer {
+            add("ddp.use_distributed_optimizer = true".into());
+        }
+        if background_states(config, stage) > 0 {
+            add("checkpoint.async_save = false".into());
+        }
+        return advice;
+    }
     if states < memory.total / 2 {
         let micro_batch = config.train.micro_batch_size;
         if micro_batch > 1 {

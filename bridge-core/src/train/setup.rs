@@ -49,7 +49,8 @@ use crate::model::{
     Workload,
 };
 use crate::optim::{
-    AccumulationDType, Distribution, GradientBuffer, GradientReducer, Optimizer, OverrideProvider, Sharding,
+    AccumulationDType, Distribution, GradientBuffer, GradientReducer, OffloadedElements, Optimizer, OverrideProvider,
+    Sharding,
 };
 use crate::plan;
 use crate::resilience::Pulse;
@@ -216,7 +217,23 @@ fn begin(run: &mut TrainingRun) -> Result<(), TrainError> {
     state.do_valid = data.has_valid() && evaluates(&run.config);
     state.do_test = data.has_test() && run.config.validation.eval_iters > 0;
     let size = run.training.optimizer.distribution().model_size()?;
+    if let Some(text) = where_states_are(&run.config, run.training.optimizer.offloaded()) {
+        run.outputs.reporter.note(&text);
+    }
     run.outputs.reporter.run_starts(&run.state, size)
+}
+
+/// What `optimizer.optimizer_cpu_offload` does in this run.
+fn where_states_are(config: &RunConfig, elements: OffloadedElements) -> Option<String> {
+    const SWITCH: &str = "optimizer.optimizer_cpu_offload";
+    let OffloadedElements { moved, trained } = elements;
+    if !config.optimizer.optimizer_cpu_offload {
+        return None;
+    }
+    Some(match config.computes_on_cpu() {
+        true => format!("{SWITCH} changes nothing on device = {}: all states are in host memory", config.device),
+        false => format!("{SWITCH}: states of {moved} of the {trained} elements that a rank trains are in host memory"),
+    })
 }
 
 /// What the state of training is built of.

@@ -59,15 +59,20 @@ pub(super) struct Training {
 pub struct HeldBytes {
     /// Parameters; where these are sharded, the ranges that this rank keeps.
     pub parameters: u64,
-    /// Moments, momentum and float32 copies of narrower parameters.
+    /// Moments, momentum and float32 copies of narrower parameters that are on the device.
     pub optimizer: u64,
+    /// Those that are in host memory though the device is a GPU: what `optimizer.optimizer_cpu_offload` moved, and states of 8 bits and remainders, which
+    /// are always there. On a CPU there are none.
+    pub host_optimizer: u64,
 }
 
 impl Training {
     /// What this rank keeps between steps.
     pub fn held_bytes(&self) -> HeldBytes {
-        let (parameters, optimizer) = (self.optimizer.parameter_bytes(&self.chunks), self.optimizer.state_bytes());
-        HeldBytes { parameters, optimizer }
+        let is_cpu = self.device.clone().without_autodiff() == Device::flex();
+        let host_optimizer = if is_cpu { 0 } else { self.optimizer.host_state_bytes() };
+        let optimizer = self.optimizer.state_bytes() - host_optimizer;
+        HeldBytes { parameters: self.optimizer.parameter_bytes(&self.chunks), optimizer, host_optimizer }
     }
 
     /// Moves the part of a micro-batch that this rank works on to the device.

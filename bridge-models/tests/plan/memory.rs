@@ -8,6 +8,9 @@ use super::{MOE, tiny};
 /// Parameters of a rank at tensor parallel 2: norms whole, all else halved.
 const HALF: u64 = 16_384 * 2 + 2 * (128 + (49_280 - 128) / 2) + 64;
 
+/// A scale of each tensor: embedding, head and norm, and six of each layer.
+const SCALES: u64 = 4 * (3 + 2 * 6);
+
 #[test]
 fn states_follow_precision_and_sharding() {
     let states = |size: usize, more: &[&str]| {
@@ -32,6 +35,36 @@ fn states_follow_precision_and_sharding() {
     assert_eq!(strategy("optim"), [2 * HALF, 4 * HALF, 6 * HALF]);
     assert_eq!(strategy("optim_grads"), [2 * HALF, 2 * HALF, 6 * HALF]);
     assert_eq!(strategy("optim_grads_params"), [HALF, 2 * HALF, 6 * HALF]);
+}
+
+#[test]
+fn states_that_are_moved_are_in_host_memory() {
+    const ON: &str = "optimizer.optimizer_cpu_offload=true";
+    let all = ["model.tensor_model_parallel_size=2", "train.global_batch_size=8", "mixed_precision=bf16_mixed"];
+    let states = |size: usize, more: &[&str]| {
+        let memory = tiny(size, &[&all[..], more].concat()).stages[0].memory;
+        (memory.optimizer, memory.host_optimizer, memory.total)
+    };
+    let on_gpu = |size: usize, more: &[&str]| states(size, &[&["device=cuda", ON], more].concat());
+    let (optimizer, host, total) = states(4, &["device=cuda"]);
+    assert_eq!((optimizer, host), (12 * HALF, 0));
+    let whole = "optimizer.optimizer_offload_fraction=1.0";
+    assert_eq!(on_gpu(4, &[whole]), (0, 12 * HALF, total - 12 * HALF));
+    // The embedding, of 512 rows, alone is more than a tenth; a parameter goes as a whole.
+    let tenth = on_gpu(4, &["optimizer.optimizer_offload_fraction=0.1"]);
+    assert_eq!(tenth, (12 * (HALF - 16_384), 12 * 16_384, total - 12 * 16_384));
+    let divided = ["ddp.use_distributed_optimizer=true", whole];
+    let (optimizer, host, _) = on_gpu(4, &divided);
+    assert_eq!((optimizer, host), (0, 12 * HALF / 2));
+    // On a CPU there is no other memory.
+    assert_eq!(states(4, &[ON, whole]), states(4, &[]));
+    // Remainders and codes are on the host anyway, and all else goes there.
+    let kept = ["optimizer.use_precision_aware_optimizer=true", "optimizer.exp_avg_dtype=fp8", divided[0]];
+    let (optimizer, host, _) = states(4, &[&["device=cuda"], &kept[..]].concat());
+    assert_eq!((optimizer, host), (4 * HALF / 2, 3 * HALF / 2 + SCALES));
+    let (optimizer, host, _) = on_gpu(4, &[&kept[..], &[whole]].concat());
+    assert_eq!((optimizer, host), (0, 7 * HALF / 2 + SCALES));
+    assert_eq!(states(4, &kept).0, 7 * HALF / 2 + SCALES);
 }
 
 /// One micro-batch of 2 x 64 tokens on one rank, in float32: 128 rows.

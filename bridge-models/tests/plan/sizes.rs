@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use bridge_core::model::Component;
-use bridge_core::plan::{PlanOptions, Rates};
+use bridge_core::plan::{Gpu, PlanOptions, Rates};
 
 use super::{LLAMA_405B, MOE, TINY, config, plan, tiny, try_config};
 
@@ -83,6 +83,7 @@ fn llama_405b_is_the_published_one_and_planned_at_once() {
         ranks_per_node: 8,
         memory_gigabytes: f64::INFINITY,
         message_seconds: 0.0,
+        host_gigabytes: f64::INFINITY,
     };
     let plan = plan(&config, &PlanOptions { rates: Some(rates), ..PlanOptions::default() }).unwrap();
     let took = started.elapsed();
@@ -159,6 +160,7 @@ fn replicas_cost_what_they_do_not_overlap() {
             ranks_per_node: 1,
             memory_gigabytes: f64::INFINITY,
             message_seconds: 0.0,
+            host_gigabytes: f64::INFINITY,
         };
         let config = config(TINY, 4, &[&["train.global_batch_size=16"], more].concat());
         plan(&config, &PlanOptions { rates: Some(rates), ..PlanOptions::default() }).unwrap().estimate.unwrap()
@@ -207,4 +209,31 @@ fn flops_are_megatrons() {
     assert_eq!(per_sequence(&[window]), 138_412_032.0 - 2.0 * saved_per_layer);
     assert_eq!(per_sequence(&[window, "model.window_attn_skip_freq=[0, 1]"]), 138_412_032.0 - saved_per_layer);
     assert_eq!(per_sequence(&["model.window_size=[4096, 0]"]), 138_412_032.0);
+}
+
+/// Gradients go down, parameters up: in 16 bits with a whole master that is all, in float32 the value is read too.
+#[test]
+fn states_in_host_memory_cost_transfers() {
+    let estimate = |more: &[&str]| {
+        let rates = Rates { memory_gigabytes: 1.0, host_gigabytes: 0.25, ..Gpu::named("h200").unwrap().rates(2) };
+        let config = config(TINY, 1, &[&["device=cuda"], more].concat());
+        let plan = plan(&config, &PlanOptions { rates: Some(rates), ..PlanOptions::default() }).unwrap();
+        (plan.parameters.trained as f64, plan.stages[0].memory, plan.estimate.unwrap())
+    };
+    let seconds = |bytes: f64| bytes / 0.25e9;
+    let (on, all) = ("optimizer.optimizer_cpu_offload=true", "optimizer.optimizer_offload_fraction=1.0");
+    for (precision, down, up) in [("mixed_precision=null", 8.0, 4.0), ("mixed_precision=bf16_mixed", 4.0, 2.0)] {
+        let (elements, memory, plain) = estimate(&[precision]);
+        assert_eq!(plain.transfer_seconds, 0.0);
+        let (_, moved, in_turn) = estimate(&[precision, on, all]);
+        assert_eq!((moved.optimizer, moved.host_optimizer), (0, memory.optimizer), "{precision}");
+        let close = |a: f64, b: f64| (a / b - 1.0).abs() < 1e-9;
+        assert!(close(in_turn.transfer_seconds, seconds(elements * (down + up))), "{precision}: {in_turn:?}");
+        let (_, _, ahead) = estimate(&[precision, on, all, "optimizer.overlap_cpu_optimizer_d2h_h2d=true"]);
+        assert!(close(ahead.transfer_seconds, seconds(elements * down.max(up))), "{precision}: {ahead:?}");
+        // What the device does not update it does not read and write.
+        let of_device = plain.update_seconds - 2.0 * memory.optimizer as f64 / 1e9;
+        assert!(close(in_turn.update_seconds, of_device + in_turn.transfer_seconds), "{precision}: {in_turn:?}");
+        assert!(close(ahead.step_seconds - ahead.update_seconds, in_turn.step_seconds - in_turn.update_seconds));
+    }
 }

@@ -5,7 +5,7 @@ use super::super::row::{AS_IT_IS, Row, row, switch};
 use super::super::run::{Program, Run};
 
 pub fn rows() -> Vec<Row> {
-    [rates(), rules(), precision(), states(), sharding()].concat()
+    [rates(), rules(), precision(), states(), sharding(), offload()].concat()
 }
 
 fn rates() -> Vec<Row> {
@@ -144,5 +144,29 @@ fn sharding() -> Vec<Row> {
             &on(2, &["optimizer.use_distributed_optimizer=true"]).by(Program::Plan { measure: true }),
         )
         .moves("plan.traffic plan.memory measured.traffic"),
+    ]
+}
+
+/// States in host memory. What that is beside a GPU the suite `device` shows; here plans for one do.
+fn offload() -> Vec<Row> {
+    const ALL: &str = "optimizer.optimizer_offload_fraction=1.0";
+    let planned = tiny().by(Program::OnGpu("h100-80gb"));
+    let moved = planned.with(&["optimizer.optimizer_cpu_offload=true", ALL]);
+    vec![
+        row("optimizer.optimizer_cpu_offload", &planned, &["false", "true & optimizer.optimizer_offload_fraction=1.0"])
+            .moves("plan.memory plan.estimate"),
+        // All is in host memory: a line says so, and no bit moves.
+        row("optimizer.optimizer_cpu_offload", &tiny(), &["false", "true & optimizer.optimizer_offload_fraction=1.0"])
+            .moves("console")
+            .holds(1, "console", "changes nothing on device = flex"),
+        row("optimizer.optimizer_offload_fraction", &moved, &["0.3", "1.0"]).moves("plan.memory plan.estimate"),
+        row(
+            "optimizer.optimizer_offload_fraction",
+            &tiny_with(&["optimizer.optimizer_cpu_offload=true"]),
+            &["1.0", "0.0"],
+        )
+        .moves("exit")
+        .holds(1, "exit", "2"),
+        switch("optimizer.overlap_cpu_optimizer_d2h_h2d", &moved).moves("plan.estimate"),
     ]
 }

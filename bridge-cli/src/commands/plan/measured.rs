@@ -36,6 +36,10 @@ pub fn print(comparison: &Comparison) {
         table.rows.extend(stage.traffic.iter().map(|traffic| traffic_row(stage, traffic)));
         let memory = [("parameters", &stage.parameters), ("optimizer", &stage.optimizer)];
         table.rows.extend(memory.map(|(what, memory)| memory_row(stage, what, memory)));
+        let host = &stage.host_optimizer;
+        if host.planned > 0 || host.measured.iter().any(|bytes| *bytes > 0) {
+            table.rows.push(memory_row(stage, "optimizer, host", host));
+        }
     }
     table.print();
     print_overlap(&comparison.gradient_overlap);

@@ -145,6 +145,7 @@ impl Arguments {
             ranks_per_node: intra_node,
             memory_gigabytes: f64::INFINITY,
             message_seconds: 0.0,
+            host_gigabytes: f64::INFINITY,
         });
         let bytes = if params_dtype == DType::Float32 { 4 } else { 2 };
         given.or_else(|| room.and_then(|room| room.gpu).map(|gpu| gpu.rates(bytes)))

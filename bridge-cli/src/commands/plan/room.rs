@@ -45,8 +45,17 @@ impl Room {
         plan.most_memory() <= usable_bytes(self.memory)
     }
 
-    /// Whether it fits, in words.
+    /// Whether it fits, in words, and what it needs besides.
     pub fn verdict(&self, plan: &Plan) -> String {
+        match most_on_host(plan) {
+            0 => self.verdict_of_device(plan),
+            host => {
+                format!("{}; of the host's memory {} for optimizer states", self.verdict_of_device(plan), bytes(host))
+            }
+        }
+    }
+
+    fn verdict_of_device(&self, plan: &Plan) -> String {
         let (need, usable) = (bytes(plan.most_memory()), bytes(usable_bytes(self.memory)));
         let of = format!("{usable} of {} can be used", bytes(self.memory));
         if self.fits(plan) {
@@ -66,7 +75,13 @@ impl Room {
             "memory_bytes": self.memory,
             "usable_bytes": usable_bytes(self.memory),
             "needed_bytes": plan.most_memory(),
+            "host_bytes": most_on_host(plan),
             "fits": self.fits(plan),
         })
     }
+}
+
+/// What a rank needs of the host's memory, on the stage where that is most.
+pub fn most_on_host(plan: &Plan) -> u64 {
+    plan.stages.iter().map(|stage| stage.memory.host_optimizer).max().unwrap_or(0)
 }

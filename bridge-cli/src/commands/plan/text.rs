@@ -3,7 +3,7 @@
 use bridge_core::model::{Component, TrafficKind};
 use bridge_core::plan::{Estimate, Memory, Plan, StagePlan, Traffic};
 
-use super::room::Room;
+use super::room::{Room, most_on_host};
 use crate::output::line;
 
 /// Prints one plan.
@@ -86,6 +86,10 @@ fn stages(plan: &Plan) {
     line("");
     line("a rank of each pipeline stage:");
     table.print();
+    for stage in plan.stages.iter().filter(|stage| stage.memory.host_optimizer > 0) {
+        let (stage, host) = (stage.stage, bytes(stage.memory.host_optimizer));
+        line(&format!("a rank of stage {stage} has {host} of optimizer state in host memory besides"));
+    }
 }
 
 /// Weights, gradients, optimizer state, activations, and what a backward works with: together all memory.
@@ -186,6 +190,9 @@ pub fn compare(plans: &[(&str, &Plan)], room: Option<&Room>) {
             for (index, name) in ["weights", "gradients", "optimizer", "activations", "working"].into_iter().enumerate()
             {
                 row(&format!("  {name}"), cells.iter().map(|cells| cells[index].clone()).collect());
+            }
+            if plans.iter().any(|(_, plan)| most_on_host(plan) > 0) {
+                row("host memory", plans.iter().map(|(_, plan)| bytes(most_on_host(plan))).collect());
             }
             if let Some(room) = room {
                 let fits = |plan: &Plan| if room.fits(plan) { "yes".into() } else { "no".into() };

@@ -10,6 +10,7 @@ pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &ParallelSizes) -> FinalO
     let min_lr = *draft.recipe.optimizer.min_lr.get_or_insert(0.0);
     zeros_are_counted(draft);
     precisions_fit(draft, parallel);
+    offload_fits(draft);
     let config = draft.recipe.optimizer.clone();
     if config.lr.is_none() {
         draft.missing("optimizer.lr", "must be given");
@@ -39,6 +40,23 @@ fn foreign_settings_are_not_set(draft: &mut Draft<'_>, chosen: OptimizerName) {
             draft.require(!is_changed, &key, message);
         }
     }
+}
+
+/// What is moved to the host must be said, and only where something is.
+fn offload_fits(draft: &mut Draft<'_>) {
+    const SWITCH: &str = "optimizer.optimizer_cpu_offload";
+    const FRACTION: &str = "optimizer.optimizer_offload_fraction";
+    const OVERLAP: &str = "optimizer.overlap_cpu_optimizer_d2h_h2d";
+    let config = &draft.recipe.optimizer;
+    let (is_on, fraction, overlaps) =
+        (config.optimizer_cpu_offload, config.optimizer_offload_fraction, config.overlap_cpu_optimizer_d2h_h2d);
+    // Upstream moves nothing then, so a run that was to save memory would run out of it.
+    let message = format!(
+        "0 moves nothing to the host: with {SWITCH} give the share of the trained elements whose states go there (1.0 for all), or leave          {SWITCH} out"
+    );
+    draft.forbid(is_on && fraction == 0.0, FRACTION, message);
+    draft.forbid(!is_on && fraction > 0.0, FRACTION, format!("has no effect without {SWITCH} = true"));
+    draft.forbid(!is_on && overlaps, OVERLAP, format!("has no effect without {SWITCH} = true"));
 }
 
 /// Half of the last bit of a bfloat16 between 1 and 2, relative to 1: a change below that is rounded away.

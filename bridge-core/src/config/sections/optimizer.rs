@@ -123,18 +123,16 @@ section! {
         /// Gather while stepping.
         overlap_param_gather_with_optimizer_step: bool = false
             => not_built("gathering parameters while others are updated; ddp.overlap_param_gather gathers in the next forward");
-        /// Optimizer on the host.
-        optimizer_cpu_offload: bool = false
-            => not_built("optimizer state and update on the host, with the model on a GPU");
-        /// Fraction of the state on the host.
-        optimizer_offload_fraction: f64 = 0.0, Limits::FRACTION
-            => not_built("the fraction that optimizer_cpu_offload moves");
+        /// Keep states and master weights in host memory and update them there, with the model on a GPU: of `optimizer_offload_fraction`.
+        @execution optimizer_cpu_offload: bool = false;
+        /// With `optimizer_cpu_offload`: the share of the trained elements of a rank whose states are in host memory, 1 for all; whole parameters, from the
+        /// first on.
+        @execution optimizer_offload_fraction: f64 = 0.0, Limits::FRACTION;
         /// Plain implementation on the host.
         use_torch_optimizer_for_cpu_offload: bool = false
             => no_counterpart("PyTorch's optimizer for optimizer_cpu_offload");
-        /// Overlap host transfers.
-        overlap_cpu_optimizer_d2h_h2d: bool = false
-            => not_built("the transfers of optimizer_cpu_offload overlapped with its updates");
+        /// With `optimizer_cpu_offload`: bring the gradients of the next two parameters to the host while one is updated.
+        @execution overlap_cpu_optimizer_d2h_h2d: bool = false;
         /// Page-locked gradients.
         @execution pin_cpu_grads: bool = true
             => no_counterpart("page-locked gradients of optimizer_cpu_offload").inert(&["false"]);

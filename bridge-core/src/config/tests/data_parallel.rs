@@ -100,6 +100,37 @@ fn states_of_less_than_32_bits_need_what_keeps_them() {
 }
 
 #[test]
+fn states_are_moved_to_the_host_where_something_is_moved() {
+    const ON: &str = "optimizer.optimizer_cpu_offload=true";
+    const ALL: &str = "optimizer.optimizer_offload_fraction=1.0";
+    const AHEAD: &str = "optimizer.overlap_cpu_optimizer_d2h_h2d=true";
+    for device in ["device=flex", "device=cuda"] {
+        let run = tiny(&[device, ON, ALL, AHEAD]).expect("accepted");
+        assert!(run.optimizer.optimizer_cpu_offload && run.optimizer.overlap_cpu_optimizer_d2h_h2d);
+        for (overrides, key, told) in [
+            (&[device, ON][..], "optimizer.optimizer_offload_fraction", "0 moves nothing"),
+            (
+                &[device, ON, "optimizer.optimizer_offload_fraction=0"],
+                "optimizer.optimizer_offload_fraction",
+                "1.0 for all",
+            ),
+            (
+                &[device, ON, "optimizer.optimizer_offload_fraction=1.5"],
+                "optimizer.optimizer_offload_fraction",
+                "out of range",
+            ),
+            (&[device, ALL], "optimizer.optimizer_offload_fraction", "has no effect without"),
+            (&[device, AHEAD], "optimizer.overlap_cpu_optimizer_d2h_h2d", "has no effect without"),
+        ] {
+            let errors = tiny_errors(overrides);
+            let error =
+                errors.iter().find(|error| error.key == key).unwrap_or_else(|| panic!("{overrides:?}: {errors}"));
+            assert!(error.message.contains(told), "{overrides:?}: {error}");
+        }
+    }
+}
+
+#[test]
 fn values_that_state_what_is_done_are_accepted() {
     for overrides in [
         &["dist.use_decentralized_pg=true"][..],

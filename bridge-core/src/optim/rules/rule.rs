@@ -150,6 +150,13 @@ impl StateFormats {
         master + self.states.iter().map(|format| format.bytes()).sum::<u64>()
     }
 
+    /// Of these, the bytes that are in host memory whatever the device: 8-bit floats and remainders.
+    pub fn host_bytes_per_element(&self, has_master: bool) -> u64 {
+        let master = if has_master && self.master == MasterFormat::Remainders { self.master.bytes() } else { 0 };
+        let codes = self.states.iter().filter(|format| **format == Format::Float8);
+        master + codes.map(|format| format.bytes()).sum::<u64>()
+    }
+
     /// For the master and each state, whether its tensors have a scale.
     pub(in crate::optim) fn are_scaled(&self) -> Vec<bool> {
         let master = self.master.whole().is_some_and(Format::is_scaled);
@@ -159,6 +166,11 @@ impl StateFormats {
     /// Scales that a parameter has.
     pub fn num_scales(&self) -> usize {
         self.are_scaled().into_iter().filter(|is_scaled| *is_scaled).count()
+    }
+
+    /// Of these, those of states that are in host memory whatever the device.
+    pub fn num_host_scales(&self) -> usize {
+        self.states.iter().filter(|format| **format == Format::Float8).count()
     }
 
     /// The scales that go with largest magnitudes of master and states; 1 for those without.

@@ -111,7 +111,7 @@ fn states_start_and_are_saved_as_declared() {
     let mut before = std::collections::BTreeMap::new();
     chunks[0].visit_parameters(&mut |name, value| drop(before.insert(name.to_owned(), numbers(&value))));
     let algorithm = EXAMPLE.with(&json!({"lr": 0.5})).unwrap();
-    let settings = OptimizerSettings { algorithm, clip_grad: 0.0, count_zeros: false };
+    let settings = OptimizerSettings { algorithm, clip_grad: 0.0, count_zeros: false, offload: None };
     let distribution = Arc::new(Distribution::single(&chunks));
     let mut optimizer = Optimizer::new(settings, &chunks, &StandardOverrides::default(), distribution).unwrap();
     for _ in 0..3 {
@@ -149,7 +149,7 @@ fn states_start_and_are_saved_as_declared() {
 #[test]
 fn a_rule_of_whole_parameters_refuses_cut_ones() {
     let algorithm = EXAMPLE.with(&json!({"lr": 0.5})).unwrap();
-    let settings = OptimizerSettings { algorithm, clip_grad: 0.0, count_zeros: false };
+    let settings = OptimizerSettings { algorithm, clip_grad: 0.0, count_zeros: false, offload: None };
     for sharding in [Sharding::Optimizer, Sharding::Gradients, Sharding::Full] {
         let refusals = bridge_dist::comm::thread::run_ranks(2, Duration::from_secs(120), |world| {
             let mesh = Mesh::new(2, ParallelSizes::default(), RankOrder::default()).expect("a mesh");

@@ -154,7 +154,8 @@ fn load_optimizer(run: &mut TrainingRun, checkpoint: &Checkpoint, step: u64) -> 
             let name = format!("{OPTIMIZER_PREFIX}{kind}.{parameter}");
             checkpoint.expect(&name, saved_dtype(dtype), &shard.global_shape())?;
         }
-        let stored = load_stored(checkpoint, (kind, parameter), (shard, range), &plain)?;
+        let device = optimizer.state_device(parameter, &plain);
+        let stored = load_stored(checkpoint, (kind, parameter), (shard, range), &device)?;
         if optimizer.load_tensor(&format!("{kind}.{parameter}"), stored, parameters.get(parameter)) {
             loaded.insert((kind, parameter));
         }
@@ -183,10 +184,11 @@ fn load_masters(run: &mut TrainingRun, sources: &Sources<'_>) -> Result<(), Trai
             let Some(checkpoint) = sources.of(declaration) else { continue };
             let master = format!("{OPTIMIZER_PREFIX}{MASTER}.{name}");
             let place = (&shards[name], range);
+            let device = run.training.optimizer.state_device(name, &plain);
             let stored = if checkpoint.names_in("optimizer").any(|name| name == master) {
-                load_stored(checkpoint, (MASTER, name), place, &plain)?
+                load_stored(checkpoint, (MASTER, name), place, &device)?
             } else if checkpoint.tensor(name)?.dtype == DType::F32 {
-                Stored::Plain(device_tensor(checkpoint, name, place, &plain)?)
+                Stored::Plain(device_tensor(checkpoint, name, place, &device)?)
             } else {
                 continue;
             };
