@@ -14,6 +14,7 @@ mod grouped;
 mod half;
 mod linear;
 mod norm;
+mod offload;
 #[path = "../operands/mod.rs"]
 mod operands;
 mod optim;
