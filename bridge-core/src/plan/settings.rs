@@ -1,5 +1,8 @@
 //! From the configuration: how replicas divide what they hold, and where the graphs of chunks are cut. A plan counts by it, and a run does it.
 
+use bridge_kernels::offload::Module;
+
+use super::offload::Offload;
 use super::recompute::{Cuts, Recompute};
 use crate::config::{self, DType, RunConfig};
 use crate::model::SegmentRole;
@@ -86,6 +89,21 @@ pub(crate) fn recompute(config: &RunConfig) -> Recompute {
             }
             if roles.is_empty() { Recompute::Off } else { Recompute::Selective(roles) }
         }
+    }
+}
+
+/// What is moved to the host between forward and backward. A CPU's activations are there anyway.
+pub(crate) fn offload(config: &RunConfig) -> Offload {
+    let model = &config.model;
+    if config.computes_on_cpu() {
+        return Offload::Nothing;
+    }
+    match (model.cpu_offloading, model.fine_grained_activation_offloading) {
+        (true, _) => Offload::Layers(model.cpu_offloading_num_layers),
+        (false, true) => {
+            Offload::Modules(model.offload_modules.iter().filter_map(|name| Module::named(name)).collect())
+        }
+        (false, false) => Offload::Nothing,
     }
 }
 

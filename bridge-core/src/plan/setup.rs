@@ -5,6 +5,7 @@ use bridge_dist::schedule::placement::{PlacementError, StageContent};
 use bridge_dist::schedule::{PipelineShape, ScheduleError, ScheduleKind};
 use serde::Serialize;
 
+use super::offload::Offload;
 use super::recompute::Recompute;
 use super::settings;
 use crate::config::{ConfigErrors, DType, FinalModel, RunConfig, TokenizerType, pipeline_placement, pipeline_schedule};
@@ -136,6 +137,7 @@ pub(super) struct Setup<'a> {
     pub distribution: DistributionSettings,
     pub bytes: ElementBytes,
     pub recompute: Recompute,
+    pub offload: Offload,
 }
 
 impl<'a> Setup<'a> {
@@ -186,6 +188,7 @@ impl<'a> Setup<'a> {
             distribution: settings::distribution(config),
             bytes,
             recompute: settings::recompute(config),
+            offload: settings::offload(config),
         })
     }
 

@@ -86,6 +86,10 @@ fn stages(plan: &Plan) {
     line("");
     line("a rank of each pipeline stage:");
     table.print();
+    let on_host = plan.stages.iter().map(|stage| stage.host_activations).max().unwrap_or(0);
+    if on_host > 0 {
+        line(&format!("in host memory besides: activations, up to {} for each rank", bytes(on_host)));
+    }
 }
 
 /// Weights, gradients, optimizer state, activations, and what a backward works with: together all memory.
