@@ -10,7 +10,7 @@ use bridge_core::config::{World, load};
 use bridge_core::plan::{PlanOptions, plan};
 use bridge_core::train::{Console, HeldBytes, RunOptions, pretrain};
 use bridge_models::registry;
-use bridge_tests::{bridge, losses_of, recipe, run_in};
+use bridge_tests::{bridge, figures_in, losses_of, recipe, run_in};
 
 const DEVICE: &str = if cfg!(feature = "cuda") {
     "cuda"
@@ -60,6 +60,34 @@ fn a_gpt_2_trains_as_on_the_cpu() {
         "model.num_query_groups=8",
         "model.share_embeddings_and_output_weights=true",
     ]);
+}
+
+/// Bytes of activations that the steps of a run moved.
+fn moved_bytes(arguments: &[&str]) -> Vec<f64> {
+    let folder = tempfile::tempdir().unwrap();
+    let device = format!("device={DEVICE}");
+    run_in(folder.path(), &[arguments, &[device.as_str(), "train.train_iters=2", "validation.eval_iters=0"]].concat());
+    figures_in(&folder.path().join("runs/tiny"), "train", "offloaded_activation_bytes")
+}
+
+/// Activations of modules on the host between forward and backward, on one stage and on two: the losses are those of a run that keeps them.
+#[test]
+fn activations_on_the_host_change_no_loss() {
+    let moved = [
+        "model.fine_grained_activation_offloading=true",
+        "model.offload_modules=['attn_norm', 'qkv_linear', 'core_attn', 'attn_proj', 'mlp_norm']",
+    ];
+    check(&moved);
+    assert!(moved_bytes(&moved).into_iter().all(|bytes| bytes > 0.0));
+    let first = format!("{DEVICE}:0");
+    check_on(&first, &[&moved[..], &["--ranks", "2", "model.pipeline_model_parallel_size=2"]].concat());
+    let experts = ["model.num_moe_experts=4", "model.moe_ffn_hidden_size=32", "model.moe_router_topk=2"];
+    let modules = ["model.fine_grained_activation_offloading=true", "model.offload_modules=['expert_fc1', 'moe_act']"];
+    check(&[&modules[..], &experts].concat());
+    // Streams of 2^20 elements, which move with their layer.
+    let large =
+        ["model.seq_length=128", "train.micro_batch_size=64", "train.global_batch_size=64", "model.hidden_size=128"];
+    check(&[&large[..], &["model.cpu_offloading=true", "model.cpu_offloading_num_layers=1"]].concat());
 }
 
 /// Ranks that are threads, all on the first device: losses are those of one rank on the CPU.

@@ -37,6 +37,7 @@ pub mod low_rank;
 pub mod lt;
 pub mod memory;
 pub mod norm;
+pub mod offload;
 pub mod optim;
 pub mod packed_attention;
 mod precision;

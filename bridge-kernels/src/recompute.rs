@@ -5,30 +5,39 @@
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
 
+use crate::offload::{Kept, closed};
 use crate::vjp;
 
-/// `f(inputs)`, of which nothing is kept from forward to backward but the inputs: backward runs `f` again, in a graph of its own.
+/// `f(inputs, parameters)`, of which nothing is kept from forward to backward but these: backward runs `f` again, in a graph of its own.
 ///
-/// `f` must compute the same each time. It gets float tensors in the order of `inputs`, and may use nothing else that gradients are wanted of.
+/// `f` must compute the same each time. It gets float tensors, the inputs and then the parameters, in their order, and may use nothing else that
+/// gradients are wanted of. In the scope of an [`Offloader`](crate::offload::Offloader) inputs are moved, and parameters are not.
 ///
 /// # Panics
 /// As [`vjp::attach_all`].
 pub fn recomputed<const D: usize>(
     inputs: Vec<DispatchTensor>,
+    parameters: Vec<DispatchTensor>,
     f: impl Fn(Vec<DispatchTensor>) -> Tensor<D> + Send + 'static,
 ) -> Tensor<D> {
+    let num_inputs = inputs.len();
+    let inputs: Vec<DispatchTensor> = inputs.into_iter().chain(parameters).collect();
     let of = |input: &DispatchTensor| Tensor::<1>::from_dispatch(input.clone());
     let tracked: Vec<bool> = inputs.iter().map(|input| of(input).is_tracked()).collect();
     if !tracked.contains(&true) {
         return f(inputs);
     }
-    let plain: Vec<DispatchTensor> = inputs.iter().map(|input| of(input).without_autodiff().into_dispatch()).collect();
-    let output = f(plain.clone());
+    let mut plain: Vec<DispatchTensor> =
+        inputs.iter().map(|input| of(input).without_autodiff().into_dispatch()).collect();
+    let output = closed(|| f(plain.clone()));
+    let parameters = plain.split_off(num_inputs);
+    let kept: Vec<Kept> = plain.into_iter().map(Kept::new).collect();
     vjp::attach_some(output, inputs, move |gradient: Tensor<D>| {
         let leaf = |(input, tracked): (DispatchTensor, bool)| {
             Tensor::<1>::from_dispatch(input).autodiff().set_require_grad(tracked)
         };
-        let leaves: Vec<Tensor<1>> = plain.into_iter().zip(tracked).map(leaf).collect();
+        let plain = kept.into_iter().map(Kept::into_dispatch).chain(parameters);
+        let leaves: Vec<Tensor<1>> = plain.zip(tracked).map(leaf).collect();
         let output = f(leaves.iter().cloned().map(Tensor::into_dispatch).collect());
         // What is differentiated has exactly `gradient` as the gradient of the output.
         let mut gradients = (output * gradient.autodiff()).sum().backward();
@@ -81,7 +90,7 @@ mod tests {
     fn running_again_changes_no_bit() {
         let kept: Operation = |x, w, b| linear(glu(x, unit()), w, Some(b));
         let again: Operation = |x, w, b| {
-            recomputed(vec![x.into_dispatch(), w.into_dispatch(), b.into_dispatch()], |inputs| {
+            recomputed(vec![x.into_dispatch()], vec![w.into_dispatch(), b.into_dispatch()], |inputs| {
                 let [x, w, b] = inputs.try_into().expect("three");
                 linear(glu(Tensor::from_dispatch(x), unit()), Tensor::from_dispatch(w), Some(Tensor::from_dispatch(b)))
             })
@@ -98,7 +107,7 @@ mod tests {
     #[test]
     fn one_may_be_inside_another() {
         let twice: Operation = |x, w, b| {
-            recomputed(vec![x.into_dispatch(), w.into_dispatch(), b.into_dispatch()], |inputs| {
+            recomputed(vec![x.into_dispatch()], vec![w.into_dispatch(), b.into_dispatch()], |inputs| {
                 let [x, w, b] = inputs.try_into().expect("three");
                 linear_of_glu(
                     Tensor::from_dispatch(x),

@@ -4,6 +4,7 @@
 
 use bridge_dist::comm::Operation;
 use bridge_dist::mesh::GroupKind;
+use bridge_kernels::offload::Module;
 use serde::Serialize;
 
 use super::{Declarations, RankPlace};
@@ -162,6 +163,10 @@ pub struct SegmentCost {
     pub input: u64,
     /// Bytes that it keeps from forward to backward besides its input.
     pub kept: u64,
+    /// Of `kept` and the input, the bytes that modules keep which recipes can have moved to the host, each by itself.
+    pub modules: Vec<(Module, u64)>,
+    /// Bytes of `kept` that stay on the device where layers are moved to the host: Burn's own operations hold them, or they are small.
+    pub unmoved: u64,
     /// Bytes that parts of it which run again in backward bring back, at once.
     pub brought_back: u64,
     /// Floating-point operations of these parts, over all ranks that share the segment: a forward each.
@@ -185,11 +190,14 @@ impl SegmentCost {
     #[must_use]
     pub fn and(mut self, other: Self) -> Self {
         self.exchanges.extend(other.exchanges);
+        self.modules.extend(other.modules);
         Self {
             flops: self.flops + other.flops,
             skipped_flops: self.skipped_flops + other.skipped_flops,
             input: self.input + other.input,
             kept: self.kept + other.kept,
+            modules: self.modules,
+            unmoved: self.unmoved + other.unmoved,
             brought_back: self.brought_back.max(other.brought_back),
             recomputed_flops: self.recomputed_flops + other.recomputed_flops,
             backward: self.backward.max(other.backward),

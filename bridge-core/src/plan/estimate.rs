@@ -155,7 +155,7 @@ fn transfer_seconds(setup: &Setup<'_>, rates: &Rates, stage: usize) -> f64 {
     let bytes = setup.bytes;
     let seconds = |bytes: u64| moved * bytes as f64 / (rates.host_gigabytes * 1e9);
     let (down, up) = (seconds(bytes.gradient + bytes.update_reads), seconds(bytes.parameter));
-    match setup.offload.map(|offload| offload.transfers) {
+    match setup.optimizer_offload.map(|offload| offload.transfers) {
         Some(Transfers::Ahead) => down.max(up),
         _ => down + up,
     }

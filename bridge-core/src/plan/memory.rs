@@ -8,8 +8,9 @@ use std::collections::HashSet;
 use bridge_dist::schedule::ScheduleKind;
 use serde::Serialize;
 
+use super::offload::kept;
 use super::recompute::Region;
-use super::segments::{activations as of_chunk, chunk_regions};
+use super::segments::{ChunkActivations, activations as of_chunk, chunk_regions};
 use super::setup::{Chunk, Setup};
 use super::traffic::largest_bucket;
 use crate::model::{Declaration, ReplicaGroup};
@@ -28,6 +29,8 @@ pub struct Memory {
     pub activations: u64,
     /// Activations that recompute has brought back.
     pub recompute: u64,
+    /// Activations that are back from the host.
+    pub returned: u64,
     /// What one backward has in hand: gradients of activations, and of parameters before they are added to the sums.
     pub backward: u64,
     /// Whole parameters gathered for one region, and for the next if `ddp.overlap_param_gather` is on, where parameters are sharded.
@@ -54,6 +57,7 @@ impl Memory {
             ("optimizer state", self.optimizer),
             ("activations", self.activations),
             ("recomputed activations", self.recompute),
+            ("activations back from the host", self.returned),
             ("gradients in hand", self.backward),
             ("gathered parameters", self.gathered),
             ("logits", self.cross_entropy),
@@ -139,7 +143,7 @@ pub(super) struct Offloaded {
 
 /// The parameters that the run chooses, by the ranges that the first rank owns.
 pub(super) fn offloaded(setup: &Setup<'_>, stage: usize) -> Offloaded {
-    let Some(OffloadSettings { fraction, .. }) = setup.offload else {
+    let Some(OffloadSettings { fraction, .. }) = setup.optimizer_offload else {
         return Offloaded::default();
     };
     let is_divided = setup.sharding().divides_state();
@@ -171,17 +175,18 @@ fn moments_of_backward(setup: &Setup<'_>, chunk: &Chunk, most: u64) -> Vec<Momen
     let each = if setup.sharding().divides_gradients() { bytes.parameter.max(bytes.gradient) } else { bytes.parameter };
     let (used, done) = gradients_by_segment(chunk);
     let all: u64 = done.iter().sum::<u64>().max(1);
-    let kept_by = |segment: usize| chunk.costs[segment].input * bytes.stream + chunk.costs[segment].kept;
     // Of other micro-batches, and of this one.
-    let others = most.saturating_sub(of_chunk(setup, chunk).kept);
+    let ChunkActivations { kept: of_this, returned, .. } = of_chunk(setup, chunk);
+    let others = most.saturating_sub(of_this);
     let regions = chunk_regions(setup, chunk);
     let kept_of = |region: &Region| match region.recomputed {
         true => chunk.costs[region.segments.start].input * bytes.stream,
-        false => region.segments.clone().map(kept_by).sum::<u64>(),
+        false => region.segments.clone().map(|segment| kept(setup, chunk, (segment, region)).0).sum::<u64>(),
     };
     let mut before: u64 = regions.iter().map(kept_of).sum();
     let (mut moments, mut summed) = (Vec::with_capacity(chunk.costs.len()), 0_u64);
     for region in regions.iter().rev() {
+        let kept_by = |segment: usize| kept(setup, chunk, (segment, region)).0;
         before -= kept_of(region);
         let (mut fresh, mut left) = (0, region.segments.clone().map(kept_by).sum::<u64>());
         for segment in region.segments.clone().rev() {
@@ -193,6 +198,7 @@ fn moments_of_backward(setup: &Setup<'_>, chunk: &Chunk, most: u64) -> Vec<Momen
             let memory = Memory {
                 activations: others + before + kept,
                 recompute: again + cost.brought_back,
+                returned,
                 backward: cost.backward + fresh,
                 cross_entropy: cost.cross_entropy,
                 attention: threads * cost.attention,

@@ -20,6 +20,7 @@ mod flops;
 mod gpus;
 mod measured;
 mod memory;
+pub(crate) mod offload;
 mod parameters;
 mod pipeline;
 pub(crate) mod recompute;
@@ -104,7 +105,13 @@ impl Plan {
 pub fn plan(config: &RunConfig, models: &ModelRegistry, options: &PlanOptions) -> Result<Plan, PlanError> {
     let setup = Setup::new(config, models, options.padded_vocab_size)?;
     let pipeline = pipeline::plan(&setup)?;
-    let peaks = pipeline::activation_peaks(&setup)?;
+    let peaks = pipeline::activation_peaks(&setup, |activations| activations)?;
+    let on_host = |activations: segments::ChunkActivations| segments::ChunkActivations {
+        kept: activations.moved,
+        put_off: 0,
+        ..activations
+    };
+    let host_peaks = pipeline::activation_peaks(&setup, on_host)?;
     let stages = (0..setup.stages.len())
         .map(|stage: usize| {
             let contents = &setup.stages[stage];
@@ -117,6 +124,7 @@ pub fn plan(config: &RunConfig, models: &ModelRegistry, options: &PlanOptions) -
                 flops: segments::stage_flops(&setup, stage),
                 kept_activations: peaks[stage],
                 recomputed_activations: segments::recomputed(&setup, stage),
+                host_activations: host_peaks[stage],
                 memory: memory::of_stage(&setup, stage, peaks[stage]),
                 traffic: traffic::of_stage(&setup, stage),
             }

@@ -80,11 +80,15 @@ fn steady(kind: ScheduleKind, shape: PipelineShape) -> PipelineShape {
 }
 
 /// The most bytes of kept activations that each stage has at once.
-pub(super) fn activation_peaks(setup: &Setup<'_>) -> Result<Vec<u64>, PlanError> {
+pub(super) fn activation_peaks(
+    setup: &Setup<'_>,
+    counted: impl Fn(ChunkActivations) -> ChunkActivations,
+) -> Result<Vec<u64>, PlanError> {
     let shape = setup.shape;
     let short = PipelineSchedule::new(setup.schedule, steady(setup.schedule, shape))?;
     let peaks = short.ranks.iter().enumerate().map(|(stage, actions)| {
-        let chunks: Vec<ChunkActivations> = setup.stages[stage].iter().map(|chunk| of_chunk(setup, chunk)).collect();
+        let chunks: Vec<ChunkActivations> =
+            setup.stages[stage].iter().map(|chunk| counted(of_chunk(setup, chunk))).collect();
         match setup.schedule {
             ScheduleKind::GPipe => chunks[0].kept * shape.num_microbatches as u64,
             _ => peak(actions, &chunks),

@@ -1,5 +1,6 @@
 //! The segments of chunks: the regions that recompute cuts them into, their FLOPs, and what backward keeps of them.
 
+use super::offload::kept;
 use super::recompute::{Region, plan as regions};
 use super::settings;
 use super::setup::{Chunk, Setup};
@@ -13,6 +14,10 @@ pub(super) struct ChunkActivations {
     pub recomputed: u64,
     /// From the input part of a split backward to the weight part.
     pub put_off: u64,
+    /// Kept on the host instead.
+    pub moved: u64,
+    /// Of that, what is on the device again at once in backward: a segment's, and that of the one before it, which is brought back ahead.
+    pub returned: u64,
 }
 
 /// The regions of a chunk. Where the model ends and backward comes next, the last region's graph stays whatever is recomputed.
@@ -27,17 +32,26 @@ pub(super) fn chunk_regions(setup: &Setup<'_>, chunk: &Chunk) -> Vec<Region> {
 pub(super) fn activations(setup: &Setup<'_>, chunk: &Chunk) -> ChunkActivations {
     let mut activations = ChunkActivations::default();
     for region in chunk_regions(setup, chunk) {
-        let costs = &chunk.costs[region.segments];
+        let costs = &chunk.costs[region.segments.clone()];
         let bytes = |elements: u64| elements * setup.bytes.stream;
         let input = costs.first().map_or(0, |cost| bytes(cost.input));
         let all: u64 = costs.iter().map(|cost| bytes(cost.input) + cost.kept).sum();
+        let moved: Vec<u64> = region.segments.clone().map(|index| kept(setup, chunk, (index, &region)).1).collect();
+        activations.moved += moved.iter().sum::<u64>();
+        activations.returned = activations.returned.max(largest_pair(&moved));
         activations.put_off += costs.iter().map(|cost| cost.put_off).sum::<u64>();
         let in_segments = costs.iter().map(|cost| cost.brought_back).max().unwrap_or(0);
         let again = if region.recomputed { all - input } else { 0 };
-        activations.kept += all - again;
+        activations.kept += all - again - moved.iter().sum::<u64>();
         activations.recomputed = activations.recomputed.max(again + in_segments);
     }
     activations
+}
+
+/// The largest sum of two neighbours.
+fn largest_pair(bytes: &[u64]) -> u64 {
+    let pairs = bytes.windows(2).map(|pair| pair.iter().sum());
+    pairs.chain(bytes.first().copied()).max().unwrap_or(0)
 }
 
 /// Bytes that the largest recomputed region of a stage brings back.

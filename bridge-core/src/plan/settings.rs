@@ -1,5 +1,8 @@
 //! From the configuration: how replicas divide what they hold, and where the graphs of chunks are cut. A plan counts by it, and a run does it.
 
+use bridge_kernels::offload::Module;
+
+use super::offload::Offload;
 use super::recompute::{Cuts, Recompute};
 use crate::config::{self, DType, RunConfig};
 use crate::model::SegmentRole;
@@ -92,11 +95,26 @@ pub(crate) fn recompute(config: &RunConfig) -> Recompute {
 }
 
 /// Which states of the optimizer are in host memory, and how it gets there what their updates read; `None` on a CPU, which has no other memory.
-pub(crate) fn offload(config: &RunConfig) -> Option<OffloadSettings> {
+pub(crate) fn optimizer_offload(config: &RunConfig) -> Option<OffloadSettings> {
     let optimizer = &config.optimizer;
     let is_on = optimizer.optimizer_cpu_offload && !config.computes_on_cpu();
     let transfers = if optimizer.overlap_cpu_optimizer_d2h_h2d { Transfers::Ahead } else { Transfers::InTurn };
     is_on.then_some(OffloadSettings { fraction: optimizer.optimizer_offload_fraction, transfers })
+}
+
+/// What is moved to the host between forward and backward. A CPU's activations are there anyway.
+pub(crate) fn activation_offload(config: &RunConfig) -> Offload {
+    let model = &config.model;
+    if config.computes_on_cpu() {
+        return Offload::Nothing;
+    }
+    match (model.cpu_offloading, model.fine_grained_activation_offloading) {
+        (true, _) => Offload::Layers(model.cpu_offloading_num_layers),
+        (false, true) => {
+            Offload::Modules(model.offload_modules.iter().filter_map(|name| Module::named(name)).collect())
+        }
+        (false, false) => Offload::Nothing,
+    }
 }
 
 /// How states of the optimizer and master weights are kept; `None` keeps all in float32.

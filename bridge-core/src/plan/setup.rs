@@ -5,6 +5,7 @@ use bridge_dist::schedule::placement::{PlacementError, StageContent};
 use bridge_dist::schedule::{PipelineShape, ScheduleError, ScheduleKind};
 use serde::Serialize;
 
+use super::offload::Offload;
 use super::recompute::Recompute;
 use super::settings;
 use crate::config::{ConfigErrors, DType, FinalModel, RunConfig, TokenizerType, pipeline_placement, pipeline_schedule};
@@ -143,8 +144,9 @@ pub(super) struct Setup<'a> {
     pub distribution: DistributionSettings,
     pub bytes: ElementBytes,
     /// Which optimizer states are in host memory.
-    pub offload: Option<OffloadSettings>,
+    pub optimizer_offload: Option<OffloadSettings>,
     pub recompute: Recompute,
+    pub activation_offload: Offload,
 }
 
 impl<'a> Setup<'a> {
@@ -194,8 +196,9 @@ impl<'a> Setup<'a> {
             shape,
             distribution: settings::distribution(config),
             bytes,
-            offload: settings::offload(config),
+            optimizer_offload: settings::optimizer_offload(config),
             recompute: settings::recompute(config),
+            activation_offload: settings::activation_offload(config),
         })
     }
 

@@ -24,6 +24,8 @@ pub struct StagePlan {
     pub kept_activations: u64,
     /// Bytes of activations that recompute brings back: those of its largest region.
     pub recomputed_activations: u64,
+    /// Bytes of activations that are in host memory instead, at most, where the device has memory of its own.
+    pub host_activations: u64,
     /// Bytes of memory.
     pub memory: Memory,
     /// What it communicates.

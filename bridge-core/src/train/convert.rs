@@ -43,7 +43,7 @@ pub(super) fn optimizer_settings(config: &RunConfig) -> OptimizerSettings {
         },
         clip_grad: optimizer.clip_grad,
         count_zeros: optimizer.log_num_zeros_in_grad || config.logger.log_num_zeros_in_grad,
-        offload: plan::settings::offload(config),
+        offload: plan::settings::optimizer_offload(config),
     }
 }
 

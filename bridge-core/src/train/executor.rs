@@ -6,7 +6,8 @@ use std::ops::Range;
 use bridge_dist::comm::CommError;
 use burn::tensor::{FloatDType, Tensor};
 
-use super::region_spans::{self, Observers, Run};
+use super::offload::SegmentOffload;
+use super::region_spans::{self, Observers, Run, Work};
 use crate::model::{
     Boundary, BoundaryError, ForwardContext, HIDDEN_STATES, ModelChunk, SegmentOutput, SegmentRole, checked,
     run_segments,
@@ -39,6 +40,7 @@ pub struct Executor {
     /// The first segment that uses a parameter which is trained; none before it needs a backward, unless the stage before does.
     first_trained: usize,
     observers: Observers,
+    offload: Option<SegmentOffload>,
 }
 
 /// What happens around the regions of a pass. Errors are those of ranks that communicate there.
@@ -120,7 +122,14 @@ impl Executor {
             keeps_last_graph: segments.last().is_some_and(|segment| segment.role == SegmentRole::Head),
             first_trained: first_trained(chunk),
             observers: Observers::none(),
+            offload: None,
         }
+    }
+
+    /// Moves what segments keep from forward to backward to the host.
+    #[must_use]
+    pub fn offloading(self, offload: Option<SegmentOffload>) -> Self {
+        Self { offload, ..self }
     }
 
     /// Shows segments to `observers`.
@@ -182,12 +191,13 @@ impl Executor {
             let drops_graph = region.recomputed && !(is_last && self.keeps_last_graph);
             let (output, plain) = if drops_graph {
                 let plain = input.clone().map(Tensor::without_autodiff);
-                let what = (&*chunk.inference(), region.segments.clone());
+                let (inference, segments) = (chunk.inference(), region.segments.clone());
+                let what = Work { chunk: &*inference, segments, offload: None };
                 let output = region_spans::forward(&self.observers, Run::Forward, what, plain, context)?;
                 hooks.after(chunk, &region.segments);
                 (None, output)
             } else {
-                let what = (&*chunk, region.segments.clone());
+                let what = Work { chunk: &*chunk, segments: region.segments.clone(), offload: self.offload.as_ref() };
                 let output = region_spans::forward(&self.observers, Run::Forward, what, input.clone(), context)?;
                 let plain = without_autodiff(&output);
                 (Some(output), plain)
@@ -239,7 +249,7 @@ impl Executor {
                 Some(output) => output,
                 None => {
                     hooks.before(chunk, self.around(index).backward())?;
-                    let what = (&*chunk, segments.clone());
+                    let what = Work { chunk: &*chunk, segments: segments.clone(), offload: None };
                     region_spans::forward(&self.observers, Run::Recompute, what, input.clone(), context)?
                 }
             };

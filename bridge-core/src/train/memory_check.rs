@@ -13,6 +13,7 @@ use super::{TrainError, ranks};
 use crate::config::RunConfig;
 use crate::logging::HostMemory;
 use crate::model::ModelRegistry;
+use crate::plan::offload::Offload;
 use crate::plan::{self, Plan, PlanError, PlanOptions, StagePlan};
 
 /// What a rank needs besides what a plan counts: stacks and pools of its threads, batches that wait.
@@ -34,7 +35,9 @@ pub(super) fn check(
     (padded_vocab_size, of_teacher): (usize, u64),
     reporter: &Reporter,
 ) -> Result<(), TrainError> {
-    if config.validation.skip_train || !config.computes_on_cpu() && plan::settings::offload(config).is_none() {
+    let is_offloading = plan::settings::optimizer_offload(config).is_some()
+        || plan::settings::activation_offload(config) != Offload::Nothing;
+    if config.validation.skip_train || !(config.computes_on_cpu() || is_offloading) {
         return Ok(());
     }
     if !config.train.check_memory {
@@ -88,9 +91,9 @@ pub(super) fn needed_by_rank(config: &RunConfig, stage: &StagePlan) -> u64 {
     memory.total.max(if background_save(config, stage) > 0 { updating } else { 0 }) + OF_A_RANK
 }
 
-/// Bytes of host memory that a rank of a stage with a GPU needs for optimizer states; in a background save they are there twice.
+/// Bytes of host memory that a rank of a stage with a GPU needs for activations and for optimizer states; in a background save these are there twice.
 fn needed_on_host(config: &RunConfig, stage: &StagePlan) -> u64 {
-    stage.memory.host_optimizer + background_states(config, stage) + OF_A_RANK
+    stage.host_activations + stage.memory.host_optimizer + background_states(config, stage) + OF_A_RANK
 }
 
 /// What a save in the background holds of optimizer states in host memory.
@@ -117,6 +120,7 @@ fn parts(config: &RunConfig, plan: &Plan, of_teacher: u64) -> String {
         parts.push(("the teacher", of_teacher));
     } else {
         parts = vec![
+            ("activations in host memory", stage.host_activations),
             ("optimizer states in host memory", stage.memory.host_optimizer),
             (SAVED_IN_BACKGROUND, background_states(config, stage)),
         ];
@@ -139,8 +143,13 @@ fn advice(config: &RunConfig, plan: &Plan) -> String {
         let _ = write!(advice, "{separator}{text}");
     };
     if !config.computes_on_cpu() {
-        let fraction = config.optimizer.optimizer_offload_fraction;
-        add(format!("an optimizer.optimizer_offload_fraction below {fraction}"));
+        if stage.host_activations > stage.memory.host_optimizer {
+            add("a smaller train.micro_batch_size, or fewer activations moved to the host".into());
+        }
+        if stage.memory.host_optimizer > 0 {
+            let fraction = config.optimizer.optimizer_offload_fraction;
+            add(format!("an optimizer.optimizer_offload_fraction below {fraction}"));
+        }
         if plan.layout.data * plan.layout.context > 1 && !config.ddp.use_distributed_optimizer {
             add("ddp.use_distributed_optimizer = true".into());
         }

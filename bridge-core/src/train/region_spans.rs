@@ -11,6 +11,7 @@ use bridge_kernels::memory::history::{self, Seat};
 use bridge_kernels::vjp::attach;
 use burn::tensor::Tensor;
 
+use super::offload::SegmentOffload;
 use super::stream_gradients::StreamGradients;
 use super::streams::{self, Sort, role_name};
 use crate::inspect::Inspector;
@@ -75,20 +76,31 @@ impl Run {
     }
 }
 
-/// Runs segments as [`run_segments`], each with a span.
+/// What is run: segments of a chunk, and who moves what they keep.
+pub(super) struct Work<'a> {
+    /// The chunk.
+    pub chunk: &'a dyn ModelChunk,
+    /// Its segments.
+    pub segments: Range<usize>,
+    /// Where there is a graph.
+    pub offload: Option<&'a SegmentOffload>,
+}
+
+/// Runs segments as [`run_segments`], each with a span, and in a scope in which what it keeps is moved.
 pub(super) fn forward(
     observers: &Observers,
     run: Run,
-    (chunk, segments): (&dyn ModelChunk, Range<usize>),
+    Work { chunk, segments, offload }: Work<'_>,
     mut input: Boundary,
     context: &ForwardContext,
 ) -> Result<SegmentOutput, BoundaryError> {
-    if !observers.look() {
+    if !observers.look() && offload.is_none() {
         return run_segments(chunk, segments, input, context);
     }
     let Observers { timers, inspector, .. } = observers;
     let spans = timers.spans();
     let all: Arc<[Segment]> = chunk.segments().into();
+    let is_observed = observers.look();
     let looks = run == Run::Forward && inspector.is_on();
     if looks && segments.start == 0 {
         streams::look(inspector, (&all, 0), Sort::Values, &input);
@@ -101,7 +113,8 @@ pub(super) fn forward(
         let _doing = Seat::owner(|| owner(&all[index], run.name()));
         let _mark = spans.mark(|| owner(&all[index], run.name()));
         let start = Instant::now();
-        let output = run_segments(chunk, index..index + 1, input, context)?;
+        let one = || run_segments(chunk, index..index + 1, input, context);
+        let output = SegmentOffload::run(offload, &all[index], one)?;
         if spans.are_on() {
             let (name, labels) = (name(&all[index], run.name()), labels(&all[index], spans.microbatch()));
             spans.add(Span { name, labels, shapes, start, end: Instant::now() });
@@ -110,6 +123,7 @@ pub(super) fn forward(
             streams::look(inspector, (&all, index + 1), Sort::Values, boundary);
         }
         match output {
+            SegmentOutput::Boundary(boundary) if index + 1 < segments.end && !is_observed => input = boundary,
             SegmentOutput::Boundary(boundary) if index + 1 < segments.end => {
                 input = boundary.map_made(|name, tensor| marked((name, tensor), observers, (&all, index)));
             }

@@ -40,7 +40,7 @@ use super::subsystem::Verdict;
 use super::text::check_source;
 use super::training::Training;
 use super::watched_signals::{WatchSignals, watch_signals};
-use super::{TrainError, distillation, dpo, last_layer, memory_check, ranks, set_num_threads, vocabulary};
+use super::{TrainError, distillation, dpo, last_layer, memory_check, offload, ranks, set_num_threads, vocabulary};
 use crate::checkpoint::TrainState;
 use crate::config::RunConfig;
 use crate::logging::Sink;
@@ -206,6 +206,7 @@ fn fitting(
     let teacher = ranks::agree(groups, "comparing the model with its teacher", teacher)?;
     let of_teacher = teacher.as_ref().map_or(0, |teacher| teacher.bytes(config));
     memory_check::check(config, models, groups, (rows, of_teacher), reporter)?;
+    offload::say_where_nothing_moves(config, reporter);
     Ok(teacher)
 }
 

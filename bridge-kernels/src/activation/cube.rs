@@ -181,7 +181,8 @@ pub fn activation<const D: usize>(x_tensor: &Tensor<D>, kind: Activation) -> Opt
     let y = x.uninitialised_like();
     let (count, dim) = y.unit_per_element();
     plain_forward::launch(&x.0.client, count, dim, x.arg(), y.arg(), kind, x.storage());
-    Some(attach_one(y, x_tensor, move |dy| backward(&dy, &x, kind)))
+    let x = x.kept();
+    Some(attach_one(y, x_tensor, move |dy| backward(&dy, &x.buffer(), kind)))
 }
 
 fn backward(dy: &Buffer, x: &Buffer, kind: Activation) -> Buffer {
@@ -223,7 +224,9 @@ pub fn glu(x_bt2f: &Tensor<3>, unit: impl Into<GatedUnit>) -> Option<Tensor<3>> 
         is_limited,
         x.storage(),
     );
+    let kept = x.kept();
     Some(attach_one(y, x_bt2f, move |dy| {
+        let x = kept.buffer();
         let dx = x.uninitialised_like();
         let (count, dim) = dy.unit_per_element();
         let (x_arg, dy_arg, dx_arg) = (x.arg(), dy.arg(), dx.arg());

@@ -14,9 +14,10 @@ pub(crate) fn activation<const D: usize>(x: &Tensor<D>, kind: Activation) -> Opt
     let y = tensor(kernel::forward(values.slice(), kind), dims);
     let kept = values.clone();
     let again = Again::new(move || Values::from_vec(kernel::forward(kept.slice(), kind), dims));
+    let values = values.kept();
     let tensor = attach_one(y, x.clone(), move |dy| {
         let mut dx = dy.into_vec();
-        kernel::backward(&mut dx, values.slice(), kind);
+        kernel::backward(&mut dx, values.values().slice(), kind);
         gradient(dx, dims)
     });
     Some(Remakeable { tensor, again: Some(again) })
@@ -39,8 +40,9 @@ pub(crate) fn glu(x_bt2f: &Tensor<3>, unit: GatedUnit) -> Option<Remakeable<3>> 
     let y = tensor(kernel::glu(values.slice(), width, unit), [b, t, width]);
     let kept = values.clone();
     let again = Again::new(move || Values::from_vec(kernel::glu(kept.slice(), width, unit), [b, t, width]));
+    let values = values.kept();
     let tensor = attach_one(y, x_bt2f.clone(), move |dy| {
-        gradient(kernel::glu_backward(dy.slice(), values.slice(), width, unit), dims)
+        gradient(kernel::glu_backward(dy.slice(), values.values().slice(), width, unit), dims)
     });
     Some(Remakeable { tensor, again: Some(again) })
 }

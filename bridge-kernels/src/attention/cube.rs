@@ -11,6 +11,7 @@ use burn::tensor::{DType, FloatDType, Tensor};
 use super::cube_scores::{Form, HIDDEN, Sizes, SizesLaunch, block_of_queries, keys_at, queries_at, score, sees};
 use super::options::AttentionOptions;
 use crate::cube::Buffer;
+use crate::cube::kept::KeptBuffer;
 use crate::cube::tile::{
     SIDE, add_combinations, add_products, columns_of_unit, row_maxima, row_sums, share, stage_len, tile_len, zeros,
 };
@@ -330,7 +331,12 @@ pub(super) fn with_backward(
         vec![q_bthd.clone().into_dispatch(), k_bsgd.clone().into_dispatch(), v_bsgd.clone().into_dispatch()];
     inputs.extend(options.sinks_h.clone().map(Tensor::into_dispatch));
     let sinks_h = sinks_h.zip(options.sinks_h.as_ref().map(|sinks_h| FloatDType::from(sinks_h.dtype())));
-    vjp::attach_some(saved.out.clone().tensor(), inputs, move |d_out: Tensor<4>| {
+    let Saved { problem, q, k, v, out, documents, statistics } = saved;
+    let output = out.clone().tensor();
+    let kept = [q, k, v, out].map(Buffer::kept);
+    vjp::attach_some(output, inputs, move |d_out: Tensor<4>| {
+        let [q, k, v, out] = kept.map(KeptBuffer::buffer);
+        let saved = Saved { problem, q, k, v, out, documents, statistics };
         let of_operands = gradients(&saved, &Buffer::of_gradient(d_out));
         let of_sinks = sinks_h.map(|(sinks_h, dtype)| saved.sink_gradients(sinks_h).cast(dtype).into_dispatch());
         of_operands.into_iter().map(|x| Some(x.into_dispatch())).chain(of_sinks.map(Some)).collect()

@@ -8,7 +8,7 @@ use super::heads::{HeadStrides, Heads, HeadsMut};
 use super::options::AttentionOptions;
 use crate::cpu::buffer::{Shared, all_filled};
 use crate::dropout::cpu::Mask;
-use crate::flex::{Values, gradient, integers, tensor};
+use crate::flex::{KeptValues, Values, gradient, integers, tensor};
 use crate::vjp;
 
 /// Shapes and options, without the documents and the sinks.
@@ -55,7 +55,9 @@ pub(crate) fn attention(
     let mut inputs =
         vec![q_bthd.clone().into_dispatch(), k_bsgd.clone().into_dispatch(), v_bsgd.clone().into_dispatch()];
     inputs.extend(options.sinks_h.clone().map(Tensor::into_dispatch));
+    let kept = [q, k, v, saved_out].map(Values::kept);
     Some(vjp::attach_some(out, inputs, move |d_out: Tensor<4>| {
+        let [q, k, v, saved_out] = kept.map(KeptValues::values);
         let d_out = Values::of_gradient(d_out);
         let (q, k, v) = (heads(&q), heads(&k), heads(&v));
         let sinks = sinks.as_ref().map(Values::slice);

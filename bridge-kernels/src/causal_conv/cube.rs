@@ -317,7 +317,10 @@ pub fn causal_conv(
     let mut inputs = vec![x_btc.clone().into_dispatch(), weight_ck.clone().into_dispatch()];
     inputs.extend(bias_c.map(|bias_c| bias_c.clone().into_dispatch()));
     let arity = inputs.len();
+    let Convolution { x, weight, bias, documents, tokens } = convolution;
+    let x = x.kept();
     Some(vjp::attach_some(y.tensor(), inputs, move |dy: Tensor<3>| {
+        let convolution = Convolution { x: x.buffer(), weight, bias, documents, tokens };
         let slopes = convolution.slopes(&Buffer::of_gradient(dy));
         let (d_weight, d_bias) = convolution.parameter_gradients(&slopes);
         let mut gradients = vec![

@@ -7,6 +7,7 @@
 //!
 //! No other code is built for the features `cuda`, `wgpu` and `vulkan`: which of CubeCL's runtimes a kernel runs on is a property of the tensor.
 
+pub(crate) mod kept;
 pub(crate) mod reduce;
 pub(crate) mod tile;
 
@@ -18,7 +19,7 @@ use burn::cubecl::prelude::{BufferArg, CubeCount, CubeDim};
 use burn::cubecl::{calculate_cube_count_elemwise, std::tensor::into_contiguous};
 use burn::tensor::{DType, Int, Shape, Tensor};
 
-use crate::vjp;
+use crate::vjp::{self, Lift};
 
 /// The primitive of all CubeCL runtimes.
 pub(crate) type CubeTensor = FloatTensor<Cube>;
@@ -101,7 +102,6 @@ impl Buffer {
 
     /// A gradient for a pullback to return.
     pub fn gradient(self) -> Option<DispatchTensor> {
-        use crate::vjp::Lift;
         Some(Cube::lift(self.0))
     }
 

@@ -8,6 +8,7 @@ use burn::backend::{DispatchTensor, Flex};
 use burn::tensor::{DType, Int, Tensor, TensorData};
 
 use crate::cpu::gemm::Matrix;
+use crate::offload::Kept;
 use crate::vjp::{self, Lift};
 
 /// A float32 tensor in the memory of this process.
@@ -79,6 +80,23 @@ impl Values {
     /// The same tensor, copied if a dimension runs backwards.
     pub fn without_flips(self) -> Self {
         if self.strided().is_some() { self } else { Self(self.0.to_contiguous()) }
+    }
+}
+
+/// What a pullback keeps of an activation; see [`Kept`]. The host has it anyway: it moves in tests alone.
+pub(crate) struct KeptValues(Kept);
+
+impl KeptValues {
+    /// The tensor again. If it was moved, its elements are side by side.
+    pub fn values(self) -> Values {
+        Values(Flex::lower(self.0.into_dispatch()))
+    }
+}
+
+impl Values {
+    /// The tensor as a pullback keeps it: for activations, never for parameters.
+    pub fn kept(self) -> KeptValues {
+        KeptValues(Kept::new(Flex::lift(self.0)))
     }
 }
 

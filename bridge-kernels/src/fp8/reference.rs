@@ -8,6 +8,7 @@ use super::format::Fp8Format;
 use super::rule::{Operand, Share};
 use crate::cpu::simd::larger_magnitude;
 use crate::flex::inputs as inputs_of;
+use crate::offload::Kept;
 use crate::vjp;
 
 /// [`fp8_linear`](super::fp8_linear) of float32 by other operations. Scales are made on the host.
@@ -33,13 +34,15 @@ pub fn reference<const D: usize>(
         None => product,
     };
     let pass = pass.clone();
+    let kept = tracked[1].then(|| Kept::of(&x_ni));
     vjp::attach_some(y_no.reshape(shape), graph, move |dy: Tensor<D>| {
         let dy_no = dy.reshape([rows, outputs]);
         let dx = tracked[0].then(|| {
             let dy_no = pass.rounded(dy_no.clone(), Operand::Gradient);
             dy_no.matmul(pass.rounded(weight_oi, Operand::WeightAcross)).reshape(dims).into_dispatch()
         });
-        let dw = tracked[1].then(|| {
+        let dw = kept.map(|x_ni| {
+            let x_ni: Tensor<2> = x_ni.into_tensor();
             let (dy_no, x_ni) = match pass.rule.weight_gradient {
                 true => {
                     (pass.rounded(dy_no.clone(), Operand::GradientAcross), pass.rounded(x_ni, Operand::InputAcross))

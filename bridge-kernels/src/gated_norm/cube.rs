@@ -198,8 +198,9 @@ pub fn gated_rms_norm(
         [x.storage(), weight.storage()],
     );
     let inputs = vec![x_btc.clone().into_dispatch(), z_btc.clone().into_dispatch(), weight_c.clone().into_dispatch()];
-    let gated = Gated { x, z, weight, reciprocals };
+    let [x, z] = [x, z].map(Buffer::kept);
     Some(vjp::attach_some(y.tensor(), inputs, move |dy: Tensor<3>| {
+        let gated = Gated { x: x.buffer(), z: z.buffer(), weight, reciprocals };
         let dy = Buffer::of_gradient(dy);
         let [dx, dz] = gated.input_gradients(&dy);
         vec![dx.gradient(), dz.gradient(), Some(gated.weight_gradient(&dy).into_dispatch())]

@@ -122,13 +122,18 @@ pub fn grouped_linear(x_mi: &Tensor<2>, counts: &[usize], layer: &GroupedLinear)
     let is_x_tracked = x_mi.is_tracked();
     let mut all = vec![x_mi.clone().into_dispatch()];
     all.extend(layer.inputs());
+    let needs_x = wanted.contains(&true);
+    // Without gradients of weights only the device and the dtype of the input matter.
+    let kept = needs_x.then(|| x_buffer.kept());
     Some(vjp::attach_some(y.tensor(), all, move |dy: Tensor<2>| {
-        let dx = || {
-            held.joined(&x_buffer, inputs, &[], |expert| held.rows(&dy, expert).matmul(held.weights_oi[expert].clone()))
-        };
+        let like = Buffer::of_gradient(dy.clone());
+        let x = kept.map(|x| x.buffer().tensor::<2>());
+        let dx =
+            || held.joined(&like, inputs, &[], |expert| held.rows(&dy, expert).matmul(held.weights_oi[expert].clone()));
         let mut gradients = vec![is_x_tracked.then(dx).flatten().and_then(Buffer::gradient)];
         for (expert, wanted) in wanted.into_iter().enumerate() {
-            gradients.push(wanted.then(|| held.weight_gradient(&dy, &x, expert).into_dispatch()));
+            let x = x.as_ref().filter(|_| wanted);
+            gradients.push(x.map(|x| held.weight_gradient(&dy, x, expert).into_dispatch()));
         }
         for (expert, wanted) in bias_wanted.into_iter().enumerate() {
             gradients.push(wanted.then(|| held.bias_gradient(&dy, expert).into_dispatch()));

@@ -11,6 +11,7 @@ use burn::tensor::{Int, Tensor, TensorData};
 
 use crate::activation::{FeedForwardUnit, activation, glu};
 use crate::linear::linear;
+use crate::offload::{in_module, in_unit};
 use crate::vjp;
 
 /// A linear layer of each expert, all of one shape.
@@ -69,8 +70,9 @@ pub fn grouped_mlp(x_mc: Tensor<2>, counts: &[usize], mlp: &GroupedMlp) -> Tenso
         return nothing(x_mc, &[&mlp.first, &mlp.second]);
     }
     flex::grouped_mlp(&x_mc, counts, mlp).unwrap_or_else(|| {
-        let hidden = mlp.unit.apply(grouped_linear(x_mc, counts, &mlp.first));
-        grouped_linear(hidden, counts, &mlp.second)
+        let before = grouped_linear(x_mc, counts, &mlp.first);
+        let hidden = in_unit(|| mlp.unit.apply(before));
+        in_module(None, || grouped_linear(hidden, counts, &mlp.second))
     })
 }
 

@@ -7,7 +7,7 @@ use super::cpu as kernel;
 use crate::activation::cpu as activation;
 use crate::activation::{Activation, GatedUnit};
 use crate::cpu::gemm::Matrix;
-use crate::flex::{Values, gradient, inputs, tensor};
+use crate::flex::{KeptValues, Values, gradient, inputs, tensor};
 use crate::vjp::{self, Lift};
 
 /// See [`crate::linear()`].
@@ -146,7 +146,8 @@ where
         let (is_weight_tracked, x_dims) = (weight_oi.is_tracked(), x.dims());
         Some(vjp::attach_some(y, inputs(x, weight_oi, bias_o), move |dy: Tensor<D>| {
             let result = is_weight_tracked.then(|| Values::from_vec(forward(before.slice()), dims));
-            let mut gradients = ProductBackward { x: result, ..held }.gradients(&Values::of_gradient(dy));
+            let mut gradients =
+                ProductBackward { x: result.map(Values::kept), ..held }.gradients(&Values::of_gradient(dy));
             let of_result =
                 gradients[0].take().map(|dz| Values::of_gradient(Tensor::<D>::from_dispatch(dz)).into_vec());
             gradients[0] = of_result.and_then(|dz| gradient(backward(dz, before.slice()), x_dims));
@@ -196,7 +197,7 @@ impl<'a, const D: usize> Product<'a, D> {
         let backward = ProductBackward {
             dims: x.dims(),
             sizes: [rows, num_inputs, num_outputs],
-            x: weight_oi.is_tracked().then_some(x_values),
+            x: weight_oi.is_tracked().then(|| x_values.kept()),
             weight: x.is_tracked().then_some(weight),
             bias_tracked: bias.map(Tensor::is_tracked),
         };
@@ -209,7 +210,7 @@ struct ProductBackward<const D: usize> {
     dims: [usize; D],
     /// Rows, inputs, outputs.
     sizes: [usize; 3],
-    x: Option<Values>,
+    x: Option<KeptValues>,
     weight: Option<Values>,
     bias_tracked: Option<bool>,
 }
@@ -221,6 +222,7 @@ impl<const D: usize> ProductBackward<D> {
         let dy_matrix = Matrix::new(dy.slice(), rows, outputs);
         let dx = self.weight.and_then(|weight| gradient(kernel::grad_input(dy_matrix, weight.matrix()), self.dims));
         let dw = self.x.and_then(|x| {
+            let x = x.values();
             let dw = kernel::grad_weight(dy_matrix, Matrix::new(x.slice(), rows, inputs));
             gradient(dw, [outputs, inputs])
         });

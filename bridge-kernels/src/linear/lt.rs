@@ -8,6 +8,7 @@ use burn::tensor::Tensor;
 use crate::activation::{Activation, activation_gradient};
 use crate::flex::inputs;
 use crate::lt::{Compute, Element, Epilogue, Operand, Operands, Product, Results, Table};
+use crate::offload::{Kept, in_unit};
 use crate::precision::{narrow, widen};
 use crate::vjp;
 
@@ -61,9 +62,10 @@ pub(crate) fn linear_activation<T: Table, const D: usize>(
     let keeps = x.is_tracked() || weight_oi.is_tracked() || bias_o.is_some_and(Tensor::is_tracked);
     let Results { d, kept, .. } = layer.forward(Some(keeps), None)?;
     let y = d.reshape(layer.shape());
+    let kept = kept.map(|before| in_unit(|| Kept::of(&before)));
     let backward = layer.into_backward();
     Some(vjp::attach_some(y, inputs(x, weight_oi, bias_o), move |dy: Tensor<D>| {
-        let before = kept.expect("it is kept where there is a backward");
+        let before: Tensor<2> = kept.expect("it is kept where there is a backward").into_tensor();
         let dy: Tensor<2> = dy.reshape(before.dims());
         backward.gradients(activation_gradient(dy, before, kind))
     }))
@@ -168,7 +170,7 @@ impl<T: Table, const D: usize> Layer<T, D> {
             table,
             dims,
             outputs,
-            x_ni: tracked[1].then_some(x_ni),
+            x_ni: tracked[1].then(|| Kept::of(&x_ni.tensor)),
             weight_oi: tracked[0].then_some(weight_oi),
             bias: bias_o.map(|_| tracked[2]),
         }
@@ -180,7 +182,7 @@ struct Backward<T, const D: usize> {
     table: T,
     dims: [usize; D],
     outputs: usize,
-    x_ni: Option<Operand>,
+    x_ni: Option<Kept>,
     weight_oi: Option<Operand>,
     /// Whether there is a bias, and whether it is tracked.
     bias: Option<bool>,
@@ -201,15 +203,18 @@ impl<T: Table, const D: usize> Backward<T, D> {
         let is_bias_tracked = bias == Some(true);
         let mut of_bias = None;
         let dw = x_ni.map(|x| {
+            let x_ni: Tensor<2> = x.into_tensor();
+            // If it was elsewhere meanwhile it may lie in memory in another way.
+            let x = table.operand(x_ni.clone());
             let epilogue = if is_bias_tracked { Epilogue::BiasGradient } else { Epilogue::Plain };
-            let product = |epilogue| multiply(&table, &dy.as_ref()?.transposed(), &x, epilogue);
+            let product = |epilogue| multiply(&table, &dy.as_ref()?.transposed(), x.as_ref()?, epilogue);
             let results = product(epilogue).or_else(|| if is_bias_tracked { product(Epilogue::Plain) } else { None });
             let dw = match results {
                 Some(Results { d, bias_gradient, .. }) => {
                     of_bias = bias_gradient;
                     d
                 }
-                None => dy_no.clone().transpose().matmul(x.tensor),
+                None => dy_no.clone().transpose().matmul(x_ni),
             };
             dw.into_dispatch()
         });

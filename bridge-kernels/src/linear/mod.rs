@@ -3,6 +3,7 @@
 pub(crate) mod cpu;
 pub(crate) mod deferred;
 pub(crate) mod flex;
+mod kept;
 #[cfg(any(test, feature = "cuda"))]
 mod lt;
 
@@ -11,6 +12,7 @@ use burn::tensor::{DType, Tensor};
 use crate::activation::{Activation, GatedUnit, activation, glu};
 #[cfg(feature = "cuda")]
 use crate::lt::cuda::CublasLt;
+use crate::offload::{in_unit, is_open};
 use crate::precision::widen;
 use crate::recompute::recomputed;
 
@@ -27,7 +29,10 @@ pub fn linear<const D: usize>(x: Tensor<D>, weight_oi: Tensor<2>, bias_o: Option
     if let Some(y) = CublasLt::of(&x).and_then(|table| lt::linear(&table, &x, &weight_oi, bias_o.as_ref())) {
         return y;
     }
-    flex::linear(&x, &weight_oi, bias_o.as_ref()).unwrap_or_else(|| reference(x, weight_oi, bias_o))
+    flex::linear(&x, &weight_oi, bias_o.as_ref()).unwrap_or_else(|| match is_open() {
+        true => kept::linear(&x, &weight_oi, bias_o.as_ref()),
+        false => reference(x, weight_oi, bias_o),
+    })
 }
 
 /// [`linear()`] added to a residual stream: `residual + x w^T + bias`, the sum made by the product.
@@ -77,8 +82,10 @@ pub fn linear_activation<const D: usize>(
     {
         return y;
     }
-    flex::linear_activation(&x, &weight_oi, bias_o.as_ref(), kind)
-        .unwrap_or_else(|| activation(linear(x, weight_oi, bias_o), kind))
+    flex::linear_activation(&x, &weight_oi, bias_o.as_ref(), kind).unwrap_or_else(|| {
+        let y = linear(x, weight_oi, bias_o);
+        in_unit(|| activation(y, kind))
+    })
 }
 
 /// The gated activation [`glu`](glu()) of `x w^T + bias` as one operation. The weight has the rows of the gate, then the others.
@@ -98,8 +105,10 @@ pub fn linear_glu(
     let [outputs, _] = weight_oi.dims();
     assert!(outputs.is_multiple_of(2), "a gated activation needs an even number of rows, got {outputs}");
     let unit = unit.into();
-    flex::linear_glu(&x_bti, &weight_oi, bias_o.as_ref(), unit)
-        .unwrap_or_else(|| glu(linear(x_bti, weight_oi, bias_o), unit))
+    flex::linear_glu(&x_bti, &weight_oi, bias_o.as_ref(), unit).unwrap_or_else(|| {
+        let y = linear(x_bti, weight_oi, bias_o);
+        in_unit(|| glu(y, unit))
+    })
 }
 
 /// `activation(x) w^T + bias`, which keeps `x` for backward and not the activation: that is made again.
@@ -147,9 +156,9 @@ fn again<const D: usize>(
     bias_o: Option<Tensor<1>>,
     before: impl Fn(Tensor<D>) -> Tensor<D> + Send + 'static,
 ) -> Tensor<D> {
-    let mut inputs = vec![x.into_dispatch(), weight_oi.into_dispatch()];
-    inputs.extend(bias_o.map(Tensor::into_dispatch));
-    recomputed(inputs, move |inputs| {
+    let mut parameters = vec![weight_oi.into_dispatch()];
+    parameters.extend(bias_o.map(Tensor::into_dispatch));
+    recomputed(vec![x.into_dispatch()], parameters, move |inputs| {
         let mut inputs = inputs.into_iter();
         let mut next = || inputs.next();
         let (x, weight) = next().zip(next()).expect("an input and a weight");

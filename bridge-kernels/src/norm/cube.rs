@@ -244,8 +244,9 @@ fn norm<const D: usize>(
         .flatten()
         .collect();
     let arity = inputs.len();
-    let normed = Normed { x, weight, statistics, centred };
+    let x = x.kept();
     Some(vjp::attach_some(y.tensor(), inputs, move |dy: Tensor<D>| {
+        let normed = Normed { x: x.buffer(), weight, statistics, centred };
         let dy = Buffer::of_gradient(dy);
         let [d_weight, d_bias] = normed.parameter_gradients(&dy).map(|gradient| Some(gradient.into_dispatch()));
         let mut gradients = vec![normed.input_gradient(&dy).gradient(), d_weight, d_bias];

@@ -115,7 +115,9 @@ impl<const D: usize> Operation<D> {
     fn parts(self) -> (Tensor<D>, Vec<DispatchTensor>, impl FnOnce(Values, Option<Values>) -> InputGradients) {
         let Self { operands: Operands { dims, x, weight, inputs, .. }, y, statistics, backward, .. } = self;
         let arity = inputs.len();
+        let x = x.kept();
         let gradients = move |dy: Values, stream: Option<Values>| {
+            let x = x.values();
             let saved = Saved { x: x.slice(), weight: weight.slice(), statistics: &statistics };
             let gradients = backward(dy.slice(), saved, stream.map(Values::into_vec));
             let c = dims[D - 1];

@@ -9,7 +9,7 @@ use crate::attention::cpu_backward::{Saved, Targets, backward, sink_gradients};
 use crate::attention::flex::{heads, problem};
 use crate::attention::heads::{HeadStrides, Heads, HeadsMut};
 use crate::cpu::buffer::{Shared, filled};
-use crate::flex::{Values, gradient, integers, tensor};
+use crate::flex::{KeptValues, Values, gradient, integers, tensor};
 use crate::rotary::cpu::Direction;
 use crate::rotary::flex::Turn;
 use crate::rotary::{Positions, RotaryTable};
@@ -56,7 +56,9 @@ pub(crate) fn packed_attention(
     let out = tensor(out, [b, t, g * r, d]);
     let saved_out = Values::of(&out)?;
     let inputs = [Some(qkv_btf.clone().into_dispatch()), options.sinks_h.clone().map(Tensor::into_dispatch)];
+    let kept = [qkv, saved_out].map(Values::kept);
     Some(attach_some(out, inputs.into_iter().flatten().collect(), move |d_out: Tensor<4>| {
+        let [qkv, saved_out] = kept.map(KeptValues::values);
         let d_out = Values::of_gradient(d_out);
         let sinks = sinks.as_ref().map(Values::slice);
         let attention = Attention { documents: documents.as_deref(), sinks, ..problem };

@@ -262,7 +262,11 @@ pub fn ssd_scan(inputs: &ScanInputs, options: &ScanOptions) -> Option<Tensor<3>>
         inputs.dt_bias_h.clone().into_dispatch(),
         inputs.d_h.clone().into_dispatch(),
     ];
+    let Scan { xbc, dt, vectors, steps, shape } = scan;
+    let [xbc, dt, steps, states] = [xbc, dt, steps, states].map(Buffer::kept);
     Some(vjp::attach_some(y.tensor(), tracked, move |dy: Tensor<3>| {
+        let scan = Scan { xbc: xbc.buffer(), dt: dt.buffer(), vectors, steps: steps.buffer(), shape };
+        let states = states.buffer();
         let gradients = scan.backward(&states, &Buffer::of_gradient(dy)).expect("the forward had tiles of these sizes");
         let h = scan.shape.h;
         let vector = |i: usize| {

@@ -15,6 +15,7 @@ mod grouped;
 mod half;
 mod linear;
 mod norm;
+mod offload;
 #[path = "../operands/mod.rs"]
 mod operands;
 mod optim;

@@ -8,6 +8,7 @@ use bridge_core::model::{
 use bridge_dist::comm::Operation;
 use bridge_dist::mesh::GroupKind;
 use bridge_kernels::attention::{workspace_bytes, workspace_bytes_on_gpu};
+use bridge_kernels::offload::{Module as OffloadModule, in_module};
 use bridge_kernels::rotary::Positions;
 use bridge_kernels::{
     AttentionOptions, DropoutKey, LargestScore, PackedHeads, Remakeable, RotaryTable, ScoreWatch, apply_rotary,
@@ -147,8 +148,10 @@ impl SelfAttention {
         // The kernel works on the whole projection, rotated or not, where nothing comes between.
         let is_packed = !config.qk_layernorm && ranks == 1;
         let mut kept = stream + queries + 2 * keys;
+        let mut of_linear = stream;
         if config.qk_layernorm {
             kept += queries + keys + statistics(config.norm, n * (h + g)).kept;
+            of_linear += queries + keys;
         }
         if !is_packed && (rotates || config.qk_layernorm) {
             kept += queries + keys;
@@ -163,6 +166,12 @@ impl SelfAttention {
             flops: flops(config, index, work),
             // And the output, with a number for each query.
             kept: kept + queries + n * h * FLOAT32,
+            // The output is what the projection behind it keeps too.
+            modules: vec![
+                (OffloadModule::QkvLinear, of_linear),
+                (OffloadModule::CoreAttn, 2 * queries + 2 * keys * ranks),
+            ],
+            unmoved: n * h * FLOAT32,
             // Gradients of the output, and of queries, keys and values.
             backward: 2 * queries + 2 * keys * ranks + terms,
             // Of the projection of queries, keys and values, and of the output's.
@@ -251,22 +260,24 @@ impl SelfAttention {
             sinks_h: self.softmax_offset.as_ref().map(|sinks_h| sinks_h.val()),
             watch: input.largest_score.map(|largest| ScoreWatch { largest, first_query: 0 }),
         };
-        let qkv_btf = self.linear_qkv.forward(x_btc, store);
+        let qkv_btf = in_module(OffloadModule::QkvLinear, || self.linear_qkv.forward(x_btc, store));
         let rotary = input.rotary.filter(|_| self.settings.use_rope);
         let rotary = rotary.map(|tables| (tables.of(self.settings.window), input.positions));
         let has_norms = self.q_layernorm.is_some() || self.settings.l2_norm.is_some();
         let is_plain = !has_norms && input.state.is_none() && regions.context().size() == 1;
         let y_bthd = if is_plain {
-            packed_attention(qkv_btf, self.settings.packed, rotary, &options)
+            let packed = self.settings.packed;
+            in_module(OffloadModule::CoreAttn, || packed_attention(qkv_btf, packed, rotary, &options))
         } else {
-            let mut heads = self.heads(qkv_btf, rotary, regions);
+            let mut heads = in_module(OffloadModule::QkvLinear, || self.heads(qkv_btf, rotary, regions));
             if let Some(state) = input.state {
                 [heads.k_btgd, heads.v_btgd] = state.append([heads.k_btgd, heads.v_btgd]);
             }
-            attend(heads, options, regions)
+            in_module(OffloadModule::CoreAttn, || attend(heads, options, regions))
         };
         let [_, _, h, d] = y_bthd.dims();
-        BlockOutput::Product { x: y_bthd.reshape([b, t, h * d]).into(), linear: &self.linear_proj, store }
+        let (x, module) = (y_bthd.reshape([b, t, h * d]).into(), Some(OffloadModule::AttnProj));
+        BlockOutput::Product { x, linear: &self.linear_proj, store, module }
     }
 
     /// Queries, keys and values, normalized and rotated.

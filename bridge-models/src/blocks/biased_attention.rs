@@ -199,7 +199,7 @@ impl BiasedAttention {
             [heads.k_btgd, heads.v_btgd] = state.append([heads.k_btgd, heads.v_btgd]);
         }
         let x = self.settings.attend(heads, &input);
-        BlockOutput::Product { x: x.into(), linear: &self.linear_proj, store }
+        BlockOutput::Product { x: x.into(), linear: &self.linear_proj, store, module: None }
     }
 }
 
@@ -246,7 +246,7 @@ impl CrossAttention {
         let store = input.weight_gradients;
         let [q_bthd] = self.settings.heads(&self.linear_q.forward(input.regions.enter_remakeable(x_btc), store));
         let x = self.settings.attend(Heads { q_bthd, k_btgd, v_btgd }, &input);
-        BlockOutput::Product { x: x.into(), linear: &self.linear_proj, store }
+        BlockOutput::Product { x: x.into(), linear: &self.linear_proj, store, module: None }
     }
 }
 

@@ -4,6 +4,7 @@ use bridge_core::model::{
     Added, Cut, EightBitProducts, Initial, LinearAdaptation, LinearChange, LinearLayer, LinearParameter, Meets,
     ParameterRole, QuantizedValues, Scope, WeightGradientStore,
 };
+use bridge_kernels::offload::in_unit;
 use bridge_kernels::{
     FeedForwardUnit, LinearWeight, LowRankSum, Remakeable, activation_remakeable, glu_remakeable, linear_activation,
     linear_deferred, linear_glu, linear_low_rank, linear_of_activation, linear_of_glu, linear_weighted,
@@ -117,7 +118,10 @@ impl Linear {
             (true, FeedForwardUnit::Plain(kind)) => {
                 linear_activation(x.tensor, self.weight.val(), self.bias(), kind).into()
             }
-            (false, unit) => activated(self.forward(x, store), unit),
+            (false, unit) => {
+                let y = self.forward(x, store);
+                in_unit(|| activated(y, unit))
+            }
         }
     }
 

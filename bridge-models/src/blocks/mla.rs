@@ -7,6 +7,7 @@
 //! Further shape letters: `r` latent size, `n` and `p` elements of a head that are not and that are rotated, `v` elements of a value.
 
 use bridge_core::model::{Cut, Exchange, Meets, PassKind, Scope, SegmentCost, WeightGradientStore, Workload};
+use bridge_kernels::offload::{Module as OffloadModule, in_module};
 use bridge_kernels::rotary::Positions;
 use bridge_kernels::{AttentionOptions, DropoutKey, Remakeable, RotaryTable, ScoreWatch, apply_rotary};
 use burn::module::Module;
@@ -93,6 +94,11 @@ impl LatentAttention {
             flops: flops(config, latent, index, work),
             // The stream, latent vectors before and after their norms, and what is made of them.
             kept: stream + 2 * latents + if is_remade { values } else { heads_of_all },
+            modules: vec![
+                (OffloadModule::QkvLinear, stream + 2 * latents),
+                (OffloadModule::CoreAttn, if is_remade { 0 } else { heads_of_all - n * heads * FLOAT32 }),
+            ],
+            unmoved: if is_remade { 0 } else { n * heads * FLOAT32 },
             brought_back: if is_remade { heads_of_all } else { 0 },
             recomputed_flops: if is_remade { remade_flops(config, latent, index, work) / 3.0 } else { 0.0 },
             backward: (keys + values) * (1 + ranks),
@@ -166,13 +172,17 @@ impl LatentAttention {
         let Settings { heads: h, latent: r, rotated: p, value: v, .. } = self.settings;
         let rotary = input.rotary.filter(|_| self.settings.use_rope);
         let rotary = rotary.map(|tables| (tables.of(self.settings.window).clone(), input.positions.clone()));
-        let down_btf = self.linear_kv_down_proj.forward(x_btc.clone(), store);
+        let of_linear = OffloadModule::QkvLinear;
+        let down_btf = in_module(of_linear, || self.linear_kv_down_proj.forward(x_btc.clone(), store));
         let latent_btr = down_btf.clone().narrow(FEATURES, 0, r);
-        let latent_btr = regions.enter(normed(&self.kv_layernorm, latent_btr));
+        let latent_btr = regions.enter(in_module(of_linear, || normed(&self.kv_layernorm, latent_btr)));
         let rotated_btp = regions.enter(down_btf.narrow(FEATURES, r, p));
         let (queries, x_btf): (_, Remakeable<3>) =
             match (&self.linear_q_down_proj, &self.linear_q_up_proj, &self.linear_q_proj) {
-                (Some(down), Some(up), _) => (up, normed(&self.q_layernorm, down.forward(x_btc, store)).into()),
+                (Some(down), Some(up), _) => {
+                    let normed = in_module(of_linear, || normed(&self.q_layernorm, down.forward(x_btc, store)));
+                    (up, normed.into())
+                }
                 (_, _, Some(linear)) => (linear, x_btc),
                 _ => unreachable!("queries come from the stream or from a latent vector"),
             };
@@ -210,7 +220,8 @@ impl LatentAttention {
         } else {
             around.attend((queries, values), x_btf, [latent_bsr, k_bsp])
         };
-        BlockOutput::Product { x: y_btf.reshape([b, t, h * v]).into(), linear: &self.linear_proj, store }
+        let (x, module) = (y_btf.reshape([b, t, h * v]).into(), Some(OffloadModule::AttnProj));
+        BlockOutput::Product { x, linear: &self.linear_proj, store, module }
     }
 }
 
@@ -236,16 +247,18 @@ impl Around {
         let Settings { heads: h, rotated: p, unrotated: n, value: v, scale, window, softcap, .. } = self.settings;
         let (store, x_btf) = (self.store.as_ref(), x_btf.into());
         let ([b, t, _], [_, s, _]) = (x_btf.tensor.dims(), latent_bsr.dims());
-        let q_bthd: Tensor<4> = queries.forward(x_btf, store).reshape([b, t, h, n + p]);
+        let of_linear = OffloadModule::QkvLinear;
+        let q_bthd: Tensor<4> = in_module(of_linear, || queries.forward(x_btf, store)).reshape([b, t, h, n + p]);
         let q_bthp = rotate(q_bthd.clone().narrow(HEAD, n, p), self.rotary.as_ref());
         let q_bthd = Tensor::cat(vec![q_bthd.narrow(HEAD, 0, n), q_bthp], HEAD);
-        let up_bshf: Tensor<4> = values.forward(latent_bsr, store).reshape([b, s, h, n + v]);
+        let up_bshf = in_module(of_linear, || values.forward(latent_bsr, store));
+        let up_bshf: Tensor<4> = up_bshf.reshape([b, s, h, n + v]);
         let k_bshn = up_bshf.clone().narrow(HEAD, 0, n);
         let k_bshd = Tensor::cat(vec![k_bshn, k_bsp.reshape([b, s, 1, p]).expand([b, s, h, p])], HEAD);
         let heads = Heads { q_bthd, k_btgd: k_bshd, v_btgd: up_bshf.narrow(HEAD, n, v) };
         let (dropout, document_ids, watch) = (self.dropout, self.document_ids.clone(), self.watch.clone());
         let options = AttentionOptions { scale, window, softcap, dropout, document_ids, sinks_h: None, watch };
-        attend(heads, options, &self.regions).reshape([b, t, h * v])
+        in_module(OffloadModule::CoreAttn, || attend(heads, options, &self.regions)).reshape([b, t, h * v])
     }
 }
 

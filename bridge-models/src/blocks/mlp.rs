@@ -1,6 +1,7 @@
 //! The feed-forward block, plain or gated.
 
 use bridge_core::model::{Cut, Scope, SegmentCost, WeightGradientStore, Workload};
+use bridge_kernels::offload::{Module as OffloadModule, in_module, in_modules};
 use bridge_kernels::{DropoutKey, FeedForwardUnit, GroupedLinear, GroupedMlp, Remakeable, dropout, grouped_mlp};
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -10,6 +11,9 @@ use super::linear::{Linear, LinearConfig, flops};
 use super::regions::{Regions, enter_exchanges, leave_exchanges};
 use super::residual::BlockOutput;
 use crate::models::decoder::config::DecoderConfig;
+
+/// An expert's first layer and non-linearity.
+const EXPERT: [OffloadModule; 2] = [OffloadModule::ExpertFc1, OffloadModule::MoeAct];
 
 /// Two linear layers with a non-linearity between them. A gated unit's first layer has the gate's rows, then the others.
 #[derive(Module, Debug)]
@@ -89,7 +93,7 @@ impl Mlp {
         store: Option<&'a WeightGradientStore>,
     ) -> BlockOutput<'a> {
         let h_btf = self.hidden(regions.enter_remakeable(x_btc), store);
-        BlockOutput::Product { x: h_btf, linear: &self.linear_fc2, store }
+        BlockOutput::Product { x: h_btf, linear: &self.linear_fc2, store, module: None }
     }
 
     /// [`Self::forward`] with dropout at `rate` of the inner activations, of which each rank has its own: the key is the rank's.
@@ -105,13 +109,13 @@ impl Mlp {
             Some(key) => dropout(h_btf.tensor, rate, key).into(),
             None => h_btf,
         };
-        BlockOutput::Product { x: h_btf, linear: &self.linear_fc2, store }
+        BlockOutput::Product { x: h_btf, linear: &self.linear_fc2, store, module: None }
     }
 
     /// [`Self::forward_term`] that does not keep what the non-linearity makes: it is made again in backward.
     pub fn forward_term_remaking(&self, x_nc: Tensor<2>) -> Tensor<2> {
         let [n, c] = x_nc.dims();
-        let before = self.linear_fc1.forward(x_nc.reshape([1, n, c]), None);
+        let before = in_module(OffloadModule::ExpertFc1, || self.linear_fc1.forward(x_nc.reshape([1, n, c]), None));
         self.linear_fc2.forward_of_unit(before, self.unit).reshape([n, c])
     }
 
@@ -125,8 +129,17 @@ impl Mlp {
     ///
     /// `[n, c]` -> `[n, c]`. The block is one [of terms](Self::of_terms).
     pub fn forward_term(&self, x_nc: Tensor<2>) -> Tensor<2> {
+        self.term(x_nc, |x| self.hidden(x, None))
+    }
+
+    /// [`Self::forward_term`] of a block that is an expert.
+    pub fn forward_expert(&self, x_nc: Tensor<2>) -> Tensor<2> {
+        self.term(x_nc, |x| in_modules(EXPERT, || self.hidden(x, None)))
+    }
+
+    fn term(&self, x_nc: Tensor<2>, hidden: impl FnOnce(Remakeable<3>) -> Remakeable<3>) -> Tensor<2> {
         let [n, c] = x_nc.dims();
-        self.linear_fc2.forward(self.hidden(x_nc.reshape([1, n, c]).into(), None), None).reshape([n, c])
+        self.linear_fc2.forward(hidden(x_nc.reshape([1, n, c]).into()), None).reshape([n, c])
     }
 
     /// Whether the layers are no more than weights and biases: no adapter changes them, and no weight is quantised.
@@ -145,7 +158,7 @@ impl Mlp {
             GroupedLinear { weights_oi, biases_o: biases_o.into_iter().flatten().collect() }
         };
         let (first, second) = (grouped(|block| &block.linear_fc1), grouped(|block| &block.linear_fc2));
-        grouped_mlp(x_mc, counts, &GroupedMlp { first, unit: blocks[0].unit, second })
+        in_modules(EXPERT, || grouped_mlp(x_mc, counts, &GroupedMlp { first, unit: blocks[0].unit, second }))
     }
 
     /// `[b, t, c]` -> `[b, t, f]`, of this rank's columns.

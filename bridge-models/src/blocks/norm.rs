@@ -23,7 +23,8 @@ pub(crate) fn statistics(config: NormConfig, rows: u64) -> SegmentCost {
         NormKind::LayerNorm | NormKind::LayerNormNoBias => 2,
         NormKind::RmsNorm => 1,
     };
-    SegmentCost { kept: rows * numbers * 4, ..SegmentCost::default() }
+    let bytes = rows * numbers * 4;
+    SegmentCost { kept: bytes, unmoved: bytes, ..SegmentCost::default() }
 }
 
 impl Norm {

@@ -54,11 +54,12 @@ pub(crate) fn recomputed<M: Module + 'static, const N: usize, const I: usize, co
     inputs: [Tensor<I>; N],
     f: impl Fn(&M, [Tensor<I>; N]) -> Tensor<D> + Send + 'static,
 ) -> Tensor<D> {
-    let mut operands: Vec<DispatchTensor> = inputs.into_iter().map(Tensor::into_dispatch).collect();
-    module.visit(&mut Collect(&mut operands));
+    let inputs = inputs.into_iter().map(Tensor::into_dispatch).collect();
+    let mut parameters = Vec::new();
+    module.visit(&mut Collect(&mut parameters));
     // The module itself is kept for its form: its tensors would hold on to the graph.
     let form = module.map(&mut WithoutGraph);
-    bridge_kernels::recomputed(operands, move |operands| {
+    bridge_kernels::recomputed(inputs, parameters, move |operands| {
         let mut operands = VecDeque::from(operands);
         let inputs =
             std::array::from_fn(|_| Tensor::from_dispatch(operands.pop_front().expect("all inputs come first")));

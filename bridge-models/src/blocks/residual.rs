@@ -11,6 +11,7 @@
 //! product with the addition) is decided here and nowhere else.
 
 use bridge_core::model::WeightGradientStore;
+use bridge_kernels::offload::{Module, in_module};
 use bridge_kernels::{DropoutKey, Remakeable};
 use burn::tensor::{FloatDType, Tensor};
 
@@ -23,8 +24,8 @@ use super::regions::Regions;
 pub(crate) enum Reads<'a> {
     /// The stream.
     Stream,
-    /// A norm of the stream.
-    Norm(&'a Norm),
+    /// A norm of the stream, which is a module by itself where recipes have a name for it.
+    Norm(&'a Norm, Option<Module>),
     /// What the branch before it reads.
     Shared,
 }
@@ -51,6 +52,8 @@ pub(crate) enum BlockOutput<'a> {
         linear: &'a Linear,
         /// Where the layer leaves the deferred gradient of its weight.
         store: Option<&'a WeightGradientStore>,
+        /// What the layer is by itself in recipes.
+        module: Option<Module>,
     },
 }
 
@@ -58,7 +61,9 @@ impl BlockOutput<'_> {
     fn make(self, regions: &Regions) -> Tensor<3> {
         match self {
             Self::Made(y_btc) => y_btc,
-            Self::Product { x, linear, store } => linear.forward_and_leave(x, regions, store),
+            Self::Product { x, linear, store, module } => {
+                in_module(module, || linear.forward_and_leave(x, regions, store))
+            }
         }
     }
 }
@@ -87,8 +92,8 @@ impl Residual<'_> {
         let inputs = branches.each_ref().map(|branch| {
             let input_btc = match branch.reads {
                 Reads::Stream => stream_btc.clone().cast(self.block_dtype).into(),
-                Reads::Norm(norm) => {
-                    let (normed_btc, same_btc) = norm.forward_residual(stream_btc.clone());
+                Reads::Norm(norm, module) => {
+                    let (normed_btc, same_btc) = in_module(module, || norm.forward_residual(stream_btc.clone()));
                     let dtype = FloatDType::from(same_btc.dtype());
                     stream_btc = if self.adds_to_norm { normed_btc.tensor.clone().cast(dtype) } else { same_btc };
                     normed_btc
@@ -123,8 +128,10 @@ impl Residual<'_> {
             && (self.dropout == 0.0 || key.is_none())
             && dtype == self.block_dtype;
         match output {
-            BlockOutput::Product { x, linear, store: None } if adds_unchanged && self.regions.tensor().size() == 1 => {
-                linear.forward_and_add(x, stream_btc)
+            BlockOutput::Product { x, linear, store: None, module }
+                if adds_unchanged && self.regions.tensor().size() == 1 =>
+            {
+                in_module(module, || linear.forward_and_add(x, stream_btc))
             }
             output => {
                 let y_btc = output.make(self.regions);

@@ -2,6 +2,7 @@
 
 mod built;
 mod memory;
+mod offload;
 mod pipeline;
 mod sizes;
 mod traffic;

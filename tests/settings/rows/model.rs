@@ -15,6 +15,7 @@ pub fn rows() -> Vec<Row> {
         precision(),
         eight_bits(),
         recompute(),
+        offload(),
     ]
     .concat()
 }
@@ -274,6 +275,33 @@ macro_rules! eight_bits {
 /// Products of 8-bit operands.
 pub fn eight_bits() -> Vec<Row> {
     [eight_bits!("model"), eight_bits!("mixed_precision")].concat()
+}
+
+/// A CPU has nothing to move, and says so; `tests/device` runs what is moved.
+fn offload() -> Vec<Row> {
+    let three = tiny_with(&["model.num_layers=3"]);
+    let layers = three.with(&["model.cpu_offloading=true"]);
+    let modules = three.with(&["model.fine_grained_activation_offloading=true"]);
+    vec![
+        row("model.cpu_offloading", &three, &[AS_IT_IS, "true & model.cpu_offloading_num_layers=1"])
+            .moves("console")
+            .holds(1, "console", "the first layer keeps is in host memory anyway"),
+        row("model.cpu_offloading_num_layers", &layers, &["1", "2"]).moves("console").holds(
+            1,
+            "console",
+            "the first 2 layers keep is in host memory anyway",
+        ),
+        row(
+            "model.fine_grained_activation_offloading",
+            &three,
+            &[AS_IT_IS, "true & model.offload_modules=['core_attn']"],
+        )
+        .moves("console")
+        .holds(1, "console", "what core_attn keep is in host memory anyway"),
+        row("model.offload_modules", &modules, &["['core_attn']", "['core_attn', 'attn_proj']"])
+            .moves("console")
+            .holds(1, "console", "core_attn, attn_proj"),
+    ]
 }
 
 /// Recompute changes no bit of a result; a run holds less while it trains.

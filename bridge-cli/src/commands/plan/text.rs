@@ -90,6 +90,10 @@ fn stages(plan: &Plan) {
         let (stage, host) = (stage.stage, bytes(stage.memory.host_optimizer));
         line(&format!("a rank of stage {stage} has {host} of optimizer state in host memory besides"));
     }
+    let on_host = plan.stages.iter().map(|stage| stage.host_activations).max().unwrap_or(0);
+    if on_host > 0 {
+        line(&format!("in host memory besides: activations, up to {} for each rank", bytes(on_host)));
+    }
 }
 
 /// Weights, gradients, optimizer state, activations, and what a backward works with: together all memory.

@@ -14,6 +14,7 @@ mod fp8;
 mod logger;
 mod model;
 mod moe;
+mod offload;
 mod optimizer;
 mod parallel;
 mod peft;

@@ -29,6 +29,7 @@ pub(super) fn resolve(draft: &mut Draft<'_>) -> FinalTransformer {
     let moe_layers = super::moe::resolve(draft);
     latent(draft);
     let recompute_modules = recompute(draft, &moe_layers);
+    super::offload::check(draft, &moe_layers, &recompute_modules);
     tensors_are_bounded(draft);
     fits_float16(draft);
     float32_stream(draft);

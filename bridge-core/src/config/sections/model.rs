@@ -339,16 +339,14 @@ section! {
         /// Shard saved inputs over tensor-parallel ranks.
         distribute_saved_activations: bool = false
             => not_built("the saved inputs of full recompute sharded over tensor-parallel ranks; sequence_parallel shards them");
-        /// Offload activations to the host.
-        cpu_offloading: bool = false
-            => not_built("activations moved to the host until backward; use recompute_granularity to save their memory");
-        /// Layers offloaded.
-        cpu_offloading_num_layers: usize = 0 => not_built("how many layers cpu_offloading moves");
-        /// Offload by module.
-        fine_grained_activation_offloading: bool = false
-            => not_built("activations of chosen modules moved to the host; use recompute_modules to save their memory");
-        /// Modules offloaded.
-        offload_modules: Vec<String> = Vec::new() => not_built("what fine_grained_activation_offloading moves");
+        /// Move what the first `cpu_offloading_num_layers` layers keep for backward to the host, where the device has memory of its own.
+        @execution cpu_offloading: bool = false;
+        /// Layers that `cpu_offloading` moves: fewer than there are.
+        @execution cpu_offloading_num_layers: usize = 0;
+        /// Move what `offload_modules` keep for backward to the host, where the device has memory of its own.
+        @execution fine_grained_activation_offloading: bool = false;
+        /// Modules that are moved: attn_norm, qkv_linear, core_attn, attn_proj, mlp_norm, expert_fc1, moe_act.
+        @execution offload_modules: Vec<String> = Vec::new();
         /// Standard deviation of initial weights.
         @training init_method_std: f64 = 0.02, Limits::above_zero_to(1000.0);
         /// Standard deviation of the initial embedding; null means `init_method_std`.

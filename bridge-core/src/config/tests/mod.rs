@@ -9,6 +9,7 @@ mod experts;
 mod fuzz;
 mod kinds;
 mod mutated;
+mod offload;
 mod ops;
 mod overrides;
 mod presets;

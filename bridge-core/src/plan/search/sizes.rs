@@ -125,6 +125,9 @@ impl Sizes {
         model.account_for_embedding_in_pipeline_split = ends == 2;
         model.account_for_loss_in_pipeline_split = ends >= 1;
         recompute(model, self.recomputed, has_experts);
+        // Layouts are compared by what devices hold.
+        (model.cpu_offloading, model.cpu_offloading_num_layers) = (false, 0);
+        (model.fine_grained_activation_offloading, model.offload_modules) = (false, Vec::new());
         raw.train.micro_batch_size = Some(self.micro_batch);
         let is_all = self.divided == Divided::All;
         let ddp = &mut raw.ddp;

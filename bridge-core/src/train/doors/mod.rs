@@ -15,6 +15,7 @@ mod memory;
 mod memory_history;
 mod norms;
 mod nvidia_marks;
+mod offload;
 mod own_time;
 mod profiling;
 mod simulated_fault;
@@ -42,6 +43,7 @@ use super::restart::Seat;
 use super::subsystem::{Agreement, Loaded, RunContext, Subsystem, Verdict};
 use super::{ExitReason, TrainError, ranks};
 use crate::config::RunConfig;
+use crate::plan;
 use crate::resilience::rerun::Placement;
 
 /// All subsystems of a run.
@@ -105,6 +107,9 @@ impl Doors {
         subsystems.extend(measuring);
         if let Some(scales) = cast_scales::CastScales::new(config) {
             subsystems.push(Box::new(scales));
+        }
+        if plan::settings::activation_offload(config) != plan::offload::Offload::Nothing {
+            subsystems.push(Box::new(offload::MovedActivations::default()));
         }
         subsystems.extend(own);
         if let Some(heartbeats) = heartbeats::Heartbeats::new(config, seat)? {

@@ -22,9 +22,11 @@ use std::sync::Arc;
 
 use bridge_dist::comm::{CommError, Group};
 use bridge_dist::schedule::{PipelineShape, ScheduleKind, rank_actions};
+use bridge_kernels::offload::Moved;
 use burn::tensor::{Device, FloatDType, Tensor};
 
 use super::executor::{Executor, RegionHooks};
+use super::offload::SegmentOffload;
 use super::region_spans::Observers;
 use crate::config::RunConfig;
 use crate::model::{Batch, LayerMetrics, Mode, ModelChunk, OwnLoss};
@@ -94,6 +96,8 @@ pub struct PipelineSettings {
     pub recompute: Recompute,
     /// Where graphs are cut besides.
     pub cuts: Cuts,
+    /// Who moves what chunks keep from forward to backward to the host.
+    pub offload: Option<SegmentOffload>,
     /// dtype of activations and gradients between stages (`pipeline_dtype`), if not that inside the model.
     pub wire_dtype: Option<FloatDType>,
 }
@@ -117,6 +121,7 @@ pub struct Pipeline {
     executors: Vec<Executor>,
     schedule: ScheduleKind,
     format: TransferFormat,
+    offload: Option<SegmentOffload>,
     timers: Arc<Timers>,
 }
 
@@ -125,6 +130,7 @@ impl Pipeline {
     pub fn new(group: Group, chunks: &[Box<dyn ModelChunk>], device: &Device, settings: &PipelineSettings) -> Self {
         let executor = |chunk: &dyn ModelChunk| {
             let executor = Executor::with_cuts(chunk, &settings.recompute, settings.cuts);
+            let executor = executor.offloading(settings.offload.clone());
             if settings.schedule.backward_follows_loss() { executor } else { executor.recomputing_last() }
         };
         Self {
@@ -132,6 +138,7 @@ impl Pipeline {
             executors: chunks.iter().map(|chunk| executor(chunk.as_ref())).collect(),
             schedule: settings.schedule,
             format: TransferFormat { device: device.clone().without_autodiff(), dtype: settings.wire_dtype },
+            offload: settings.offload.clone(),
             timers: Arc::new(Timers::new(None)),
         }
     }
@@ -142,6 +149,11 @@ impl Pipeline {
         self.timers = Arc::clone(&observers.timers);
         self.executors = self.executors.into_iter().map(|executor| executor.with_observers(observers)).collect();
         self
+    }
+
+    /// What was moved to the host so far, if anything may be.
+    pub(super) fn moved(&self) -> Option<Moved> {
+        self.offload.as_ref().map(SegmentOffload::moved)
     }
 
     /// When the reductions of this rank start.

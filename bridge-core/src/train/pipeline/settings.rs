@@ -9,6 +9,7 @@ use crate::model::{BuildContext, ModelChunk, ModelConfig, Parallel, Stage, check
 use crate::plan;
 use crate::plan::recompute::{Cuts, Recompute};
 use crate::train::TrainError;
+use crate::train::offload::SegmentOffload;
 
 /// Builds what this pipeline rank holds of a model.
 ///
@@ -37,8 +38,10 @@ pub(in crate::train) fn pipeline(
     device: &Device,
 ) -> Pipeline {
     let schedule = pipeline_schedule(&config.model, chunks.len());
-    let kept = (plan::settings::recompute(config), plan::settings::cuts(config));
-    executor(config, (schedule, kept), parallel, (chunks, device))
+    let (recompute, cuts) = (plan::settings::recompute(config), plan::settings::cuts(config));
+    let offload = SegmentOffload::of_run(config);
+    let settings = PipelineSettings { schedule, recompute, cuts, offload, wire_dtype: wire_dtype(config) };
+    Pipeline::new(parallel.groups.pipeline().clone(), chunks, device, &settings)
 }
 
 /// The executor of chunks that only run forward, one a rank.
@@ -48,21 +51,20 @@ pub(in crate::train) fn forward_pipeline(
     chunks: &[Box<dyn ModelChunk>],
     device: &Device,
 ) -> Pipeline {
-    let kept = (Recompute::Off, Cuts::default());
-    executor(config, (ScheduleKind::OneForwardOneBackward, kept), parallel, (chunks, device))
+    let settings = PipelineSettings {
+        schedule: ScheduleKind::OneForwardOneBackward,
+        recompute: Recompute::Off,
+        cuts: Cuts::default(),
+        offload: None,
+        wire_dtype: wire_dtype(config),
+    };
+    Pipeline::new(parallel.groups.pipeline().clone(), chunks, device, &settings)
 }
 
-fn executor(
-    config: &RunConfig,
-    (schedule, (recompute, cuts)): (ScheduleKind, (Recompute, Cuts)),
-    parallel: &Parallel,
-    (chunks, device): (&[Box<dyn ModelChunk>], &Device),
-) -> Pipeline {
-    let wire_dtype = config.model.pipeline_dtype.map(|dtype| match dtype {
+fn wire_dtype(config: &RunConfig) -> Option<FloatDType> {
+    config.model.pipeline_dtype.map(|dtype| match dtype {
         config::DType::Float16 => FloatDType::F16,
         config::DType::BFloat16 => FloatDType::BF16,
         _ => FloatDType::F32,
-    });
-    let settings = PipelineSettings { schedule, recompute, cuts, wire_dtype };
-    Pipeline::new(parallel.groups.pipeline().clone(), chunks, device, &settings)
+    })
 }

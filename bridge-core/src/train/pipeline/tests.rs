@@ -168,7 +168,7 @@ fn chunks(subject: Subject, rank: usize, stages: usize, per_rank: usize) -> Vec<
 }
 
 fn pipeline(group: Group, chunks: &[Box<dyn ModelChunk>], schedule: ScheduleKind, recompute: Recompute) -> Pipeline {
-    let settings = PipelineSettings { schedule, recompute, cuts: Cuts::AsNeeded, wire_dtype: None };
+    let settings = PipelineSettings { schedule, recompute, cuts: Cuts::AsNeeded, offload: None, wire_dtype: None };
     Pipeline::new(group, chunks, &Device::flex().autodiff(), &settings)
 }
 
@@ -315,6 +315,7 @@ fn sixteen_bits_on_the_wire_are_close() {
         schedule: ScheduleKind::OneForwardOneBackward,
         recompute: Recompute::Off,
         cuts: Cuts::AsNeeded,
+        offload: None,
         wire_dtype: Some(wire_dtype),
     };
     let exact = whole(TOY, 4).0;

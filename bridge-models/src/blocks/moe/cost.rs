@@ -3,6 +3,7 @@
 use bridge_core::model::{Exchange, PassKind, SegmentCost, TrafficKind, Workload};
 use bridge_dist::comm::Operation::{AllGather, AllReduce, AllToAll, ReduceScatter};
 use bridge_dist::mesh::GroupKind;
+use bridge_kernels::offload::Module;
 
 use crate::blocks::linear::flops;
 use crate::blocks::mlp::{block_flops, inner_bytes, unit_bytes};
@@ -23,9 +24,11 @@ pub(super) fn cost(config: &DecoderConfig, moe: &MoeConfig, work: &Workload) -> 
     let local = work.tokens_between_blocks();
     let routed = local * moe.topk as u64;
     // The normalized tokens, router logits and probabilities.
-    let mut kept = local * c * a + 2 * local * moe.num_experts as u64 * FLOAT32;
+    let (of_router, weighted) = (2 * local * moe.num_experts as u64 * FLOAT32, routed * w * a);
+    let mut kept = local * c * a + of_router;
     // What arrives at the experts here, and what comes back to be weighted.
-    kept += routed * expert_ranks * w * a + routed * w * a;
+    let arriving = routed * expert_ranks * w * a;
+    kept += arriving + weighted;
     let latent = moe.latent_size.map_or(0, |latent| latent as u64);
     // What the layers around the experts read: the stream, which is counted, and what experts made.
     kept += local * latent * a;
@@ -54,6 +57,8 @@ pub(super) fn cost(config: &DecoderConfig, moe: &MoeConfig, work: &Workload) -> 
     SegmentCost {
         flops: experts_flops(config, moe, work) + block_flops(config, work.all_tokens(), shared),
         kept,
+        modules: vec![(Module::ExpertFc1, arriving), (Module::MoeAct, hidden - unit)],
+        unmoved: of_router + weighted,
         backward: backward + routed * expert_ranks * w * a,
         brought_back,
         recomputed_flops,

@@ -242,7 +242,7 @@ impl Experts {
             let range = start..start + count;
             start = range.end;
             let rows = take_rows(rows_mc.clone(), range);
-            if self.remakes { expert.forward_term_remaking(rows) } else { expert.forward_term(rows) }
+            if self.remakes { expert.forward_term_remaking(rows) } else { expert.forward_expert(rows) }
         });
         Tensor::cat(outputs.collect(), 0)
     }

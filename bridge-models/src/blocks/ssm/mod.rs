@@ -155,6 +155,6 @@ impl Mamba {
             }
         };
         let x = gated_rms_norm(y_bti, z_bti, self.norm.weight.val(), scan.groups, epsilon);
-        BlockOutput::Product { x: x.into(), linear: &self.out_proj, store }
+        BlockOutput::Product { x: x.into(), linear: &self.out_proj, store, module: None }
     }
 }

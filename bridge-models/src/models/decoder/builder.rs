@@ -8,6 +8,7 @@ use bridge_core::model::{
     Adapter, BuildContext, ChunkScope, Member, ModelBuildError, ModelBuilder, ModelChunk, ModelConfig, ModelHook,
     ModelRegistry, ModuleChunk, Outline, RankPlace, StackPart, Stage, Workload,
 };
+use bridge_kernels::offload::Module;
 
 use super::config::DecoderConfig;
 use super::divisions::check_divides;
@@ -162,7 +163,8 @@ impl ModelConfig for GptModelConfig {
             Some(size) => size.next_multiple_of(section.make_vocab_size_divisible_by),
             None => section.make_vocab_size_divisible_by.saturating_mul(tensor),
         };
-        GptModelBuilder { transformer: section.clone() }.decoder(padded_vocab_size, &place).map(drop)
+        let config = GptModelBuilder { transformer: section.clone() }.decoder(padded_vocab_size, &place)?;
+        check_moved_norms(section, &config)
     }
 
     fn builder(&self) -> Box<dyn ModelBuilder> {
@@ -218,6 +220,22 @@ impl ModelBuilder for GptModelBuilder {
         check_last_layer(&config, adapter.as_deref())?;
         Ok(outline(&config, work, stage, adapter))
     }
+}
+
+/// Refuses to move the inputs of norms that the layers do not have.
+fn check_moved_norms(section: &TransformerConfig, config: &DecoderConfig) -> Result<(), ModelBuildError> {
+    // A layer of a hybrid always has its norm.
+    if config.hybrid.is_some() {
+        return Ok(());
+    }
+    let norms = config.residual.layer_norms();
+    for (module, is_there) in [(Module::AttnNorm, norms.before_attention), (Module::MlpNorm, norms.before_mlp)] {
+        if !is_there && section.offload_modules.iter().any(|name| name == module.name()) {
+            let message = format!("\"{}\": the model's layers have no norm there", module.name());
+            return Err(invalid("model.offload_modules", message));
+        }
+    }
+    Ok(())
 }
 
 /// Refuses models that have a use for the output projection besides the loss, where something stands in its place.

@@ -2,6 +2,7 @@
 
 use bridge_core::model::{ChunkScope, Component, LayerState, SegmentCost, SegmentRole, Workload};
 use bridge_kernels::Remakeable;
+use bridge_kernels::offload::Module as OffloadModule;
 use burn::module::Module;
 use burn::tensor::{FloatDType, Tensor};
 
@@ -43,6 +44,15 @@ fn parts(block: HybridBlock) -> &'static [SegmentRole] {
     }
 }
 
+/// What the norm in front of a block is by itself in recipes.
+fn module_of_norm(block: HybridBlock) -> Option<OffloadModule> {
+    match block {
+        HybridBlock::Mamba => None,
+        HybridBlock::Attention => Some(OffloadModule::AttnNorm),
+        HybridBlock::Mlp | HybridBlock::Moe => Some(OffloadModule::MlpNorm),
+    }
+}
+
 impl HybridLayer {
     /// Layer `index` (global), a segment.
     pub fn new(config: &DecoderConfig, hybrid: &HybridConfig, index: usize, scope: &ChunkScope) -> Self {
@@ -81,7 +91,11 @@ impl HybridLayer {
             HybridBlock::Moe => Moe::cost(config, config.moe.as_ref().expect("validated"), work),
         };
         let stream = work.tokens_between_blocks() * config.hidden_size as u64;
-        let norm = statistics(config.norm, work.tokens_between_blocks());
+        let read = module_of_norm(hybrid.layers[index]).map(|module| (module, stream * work.stream_bytes));
+        let norm = SegmentCost {
+            modules: read.into_iter().collect(),
+            ..statistics(config.norm, work.tokens_between_blocks())
+        };
         SegmentCost { input: stream, ..norm.and(block) }
     }
 
@@ -119,7 +133,8 @@ impl HybridLayer {
             (_, _, _, Some(block)) => BlockOutput::Made(block.forward(x_btc.tensor, &mlp)),
             (None, None, None, None) => unreachable!("a layer has a block"),
         };
-        let branch = Branch { reads: Reads::Norm(&self.norm), block: Box::new(block), after: None, key };
+        let module = module_of_norm(self.block);
+        let branch = Branch { reads: Reads::Norm(&self.norm, module), block: Box::new(block), after: None, key };
         let residual = Residual {
             regions,
             dropout: self.dropout,

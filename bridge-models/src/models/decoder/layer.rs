@@ -1,6 +1,7 @@
 //! One transformer layer: attention and a feed-forward block on the residual stream.
 
 use bridge_core::model::{ChunkScope, Component, Scope, SegmentCost, SegmentRole, Workload};
+use bridge_kernels::offload::Module as OffloadModule;
 use bridge_kernels::{DropoutKey, Remakeable};
 use burn::module::Module;
 use burn::tensor::{FloatDType, Tensor};
@@ -35,6 +36,11 @@ pub(crate) struct Layer {
     /// Of what the blocks read and make.
     #[module(skip)]
     dtype: FloatDType,
+}
+
+/// What a block behind a norm reads.
+fn read(norm: &Option<Norm>, module: OffloadModule) -> Option<Reads<'_>> {
+    norm.as_ref().map(|norm| Reads::Norm(norm, Some(module)))
 }
 
 /// What a layer reads besides the residual stream.
@@ -96,9 +102,10 @@ impl Layer {
         let norms = config.residual.layer_norms();
         let stream = work.tokens_between_blocks() * config.hidden_size as u64;
         // A norm before a block reads the stream, which is the segment's input; one behind it keeps what it reads.
-        let with_norms = |block: SegmentCost, before: bool, after: bool| {
+        let with_norms = |block: SegmentCost, before: Option<OffloadModule>, after: bool| {
             let statistics = || statistics(config.norm, work.tokens_between_blocks());
-            let block = if before { statistics().and(block) } else { block };
+            let read = |module| SegmentCost { modules: vec![(module, stream * work.stream_bytes)], ..statistics() };
+            let block = before.map(read).unwrap_or_default().and(block);
             // A norm of the sum reads the stream.
             let is_of_sum = config.residual.norms == NormPlacement::Sum;
             let bytes = if is_of_sum { work.stream_bytes } else { work.activation_bytes };
@@ -110,12 +117,12 @@ impl Layer {
                 Some(latent) => LatentAttention::cost(config, latent, index, work),
                 None => SelfAttention::cost(config, index, work),
             };
-            with_norms(block, norms.before_attention, norms.after_attention)
+            with_norms(block, norms.before_attention.then_some(OffloadModule::AttnNorm), norms.after_attention)
         };
         let feed_forward = || {
             let block =
                 config.moe_layer(index).map_or_else(|| Mlp::cost(config, work), |moe| Moe::cost(config, moe, work));
-            with_norms(block, norms.before_mlp, norms.after_mlp)
+            with_norms(block, norms.before_mlp.then_some(OffloadModule::MlpNorm), norms.after_mlp)
         };
         let blocks = match part {
             SegmentRole::Attention => attention(),
@@ -161,7 +168,7 @@ impl Layer {
 
     fn attention<'a>(&'a self, input: AttentionInput<'a>, key: Option<DropoutKey>) -> Branch<'a> {
         Branch {
-            reads: self.input_layernorm.as_ref().map_or(Reads::Stream, Reads::Norm),
+            reads: read(&self.input_layernorm, OffloadModule::AttnNorm).unwrap_or(Reads::Stream),
             block: Box::new(move |x_btc| match (&self.self_attention, &self.latent_attention) {
                 (Some(attention), _) => attention.forward(x_btc, input),
                 (None, Some(attention)) => attention.forward(x_btc, input),
@@ -180,7 +187,7 @@ impl Layer {
         };
         let alone = if self.residual.blocks == BlockOrder::ParallelSharedNorm { Reads::Shared } else { Reads::Stream };
         Branch {
-            reads: self.pre_mlp_layernorm.as_ref().map_or(alone, Reads::Norm),
+            reads: read(&self.pre_mlp_layernorm, OffloadModule::MlpNorm).unwrap_or(alone),
             block: Box::new(block),
             after: self.norm_of_output(&self.post_mlp_layernorm),
             key,

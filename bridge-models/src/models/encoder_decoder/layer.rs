@@ -156,7 +156,8 @@ impl Layer {
             norm: None,
             block_dtype: FloatDType::from(x_btc.dtype()),
         };
-        let branch = Branch { reads: Reads::Norm(norm), block: Box::new(block), after: None, key: (input.key)(place) };
+        let branch =
+            Branch { reads: Reads::Norm(norm, None), block: Box::new(block), after: None, key: (input.key)(place) };
         residual.step(x_btc, [branch])
     }
 }

@@ -8,6 +8,7 @@ mod initial;
 mod last_layer;
 mod moe;
 mod mtp;
+mod offload;
 mod recompute;
 mod reference;
 mod sharded;

@@ -1,0 +1,77 @@
+//! Moves what segments keep for backward to the host, as a plan says.
+
+use bridge_kernels::offload::{Devices, Moved, Moves, Offloader};
+
+use super::reporter::Reporter;
+use crate::config::RunConfig;
+use crate::model::Segment;
+use crate::plan;
+use crate::plan::offload::{LEAST_ELEMENTS, Offload};
+
+/// Who moves what of which segments. Clones share their threads and counts.
+#[derive(Clone, Debug)]
+pub struct SegmentOffload {
+    what: Offload,
+    offloader: Offloader,
+}
+
+impl SegmentOffload {
+    /// Moves `what` from `devices`; `None` if that is nothing.
+    pub fn new(what: Offload, devices: Devices) -> Option<Self> {
+        let moves = match &what {
+            Offload::Nothing => return None,
+            Offload::Layers(_) => Moves::FromElements(LEAST_ELEMENTS),
+            Offload::Modules(modules) => Moves::Modules(modules.clone()),
+        };
+        Some(Self::with((what, moves), devices))
+    }
+
+    /// Moves other tensors of the segments than [`Self::new`]: to measure, and to test with small ones.
+    pub fn with((what, moves): (Offload, Moves), devices: Devices) -> Self {
+        Self { what, offloader: Offloader::new(moves, devices) }
+    }
+
+    /// What a run moves.
+    pub(super) fn of_run(config: &RunConfig) -> Option<Self> {
+        Self::new(plan::settings::activation_offload(config), Devices::Accelerators)
+    }
+
+    /// What was moved so far.
+    pub fn moved(&self) -> Moved {
+        self.offloader.moved()
+    }
+
+    /// Waits until what was queued so far is on the host.
+    pub fn settle(&self) {
+        self.offloader.settle();
+    }
+
+    /// Runs a segment forward, with a graph.
+    pub(super) fn run<T>(this: Option<&Self>, segment: &Segment, work: impl FnOnce() -> T) -> T {
+        match this.filter(|offload| offload.what.includes(segment)) {
+            Some(offload) => offload.offloader.scope(work),
+            None => work(),
+        }
+    }
+}
+
+/// Says that a CPU has nothing to move, where a recipe asks for it.
+pub(super) fn say_where_nothing_moves(config: &RunConfig, reporter: &Reporter) {
+    let model = &config.model;
+    if !config.computes_on_cpu() {
+        return;
+    }
+    let (setting, what) = match (model.cpu_offloading, model.fine_grained_activation_offloading) {
+        (true, _) => {
+            let layers = model.cpu_offloading_num_layers;
+            let which =
+                if layers == 1 { "the first layer keeps".into() } else { format!("the first {layers} layers keep") };
+            ("model.cpu_offloading", which)
+        }
+        (false, true) => {
+            ("model.fine_grained_activation_offloading", format!("{} keep", model.offload_modules.join(", ")))
+        }
+        (false, false) => return,
+    };
+    reporter.note(&format!("{setting}: what {what} is in host memory anyway with device = \"{}\"", config.device));
+}

@@ -1,0 +1,24 @@
+//! What pullbacks keep of activations. Apart from [`Buffer`] itself, on which the moves of what is kept rest.
+
+use burn::backend::Cube;
+
+use super::Buffer;
+use crate::offload::Kept;
+use crate::vjp::Lift;
+
+/// What a pullback keeps of an activation; see [`Kept`].
+pub(crate) struct KeptBuffer(Kept);
+
+impl Buffer {
+    /// The buffer as a pullback keeps it: for activations, never for parameters.
+    pub fn kept(self) -> KeptBuffer {
+        KeptBuffer(Kept::new(Cube::lift(self.0)))
+    }
+}
+
+impl KeptBuffer {
+    /// The buffer again.
+    pub fn buffer(self) -> Buffer {
+        Buffer(Cube::lower(self.0.into_dispatch()))
+    }
+}

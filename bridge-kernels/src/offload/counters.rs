@@ -1,0 +1,53 @@
+//! What an offloader has moved so far.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What an [`Offloader`] has been handed so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moved {
+    /// Tensors that were to be moved. One whose operation turned out to have no backward before it was read is not counted.
+    pub tensors: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Bytes that were to stay on the device.
+    pub staying: u64,
+    /// Bytes that were brought back. What was asked for before it had been read is not among them.
+    pub returned: u64,
+}
+
+/// The same, while it grows.
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    tensors: AtomicU64,
+    bytes: AtomicU64,
+    staying: AtomicU64,
+    returned: AtomicU64,
+}
+
+impl Counters {
+    pub fn moved(&self) -> Moved {
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let Self { tensors, bytes, staying, returned } = self;
+        Moved { tensors: of(tensors), bytes: of(bytes), staying: of(staying), returned: of(returned) }
+    }
+
+    /// A tensor is to be moved.
+    pub fn leaves(&self, bytes: u64) {
+        self.tensors.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// It is not, after all.
+    pub fn left_not(&self, bytes: u64) {
+        self.tensors.fetch_sub(1, Ordering::Relaxed);
+        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    pub fn stays(&self, bytes: u64) {
+        self.staying.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub fn returns(&self, bytes: u64) {
+        self.returned.fetch_add(bytes, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,354 @@
+//! Activations in host memory between forward and backward.
+//!
+//! What an operation keeps for its backward, its pullback has as a [`Kept`]. In the scope of an [`Offloader`] that is read to the host by threads
+//! of the offloader, and its memory on the device is released; the pullback brings it back. No bit changes on the way. Parameters are never
+//! moved: operations hand over what they keep of activations only.
+//!
+//! - A tensor that several operations of one scope keep, in whatever shape, is moved once. The scope holds all that it was handed until it
+//!   closes: equal memory then means equal values, because memory that somebody has is not written in place. So a scope should be as long as a
+//!   segment of a model, and what is kept in two scopes is moved twice.
+//! - Reads are queued, a bounded number of them: who keeps more waits. A tensor whose backward comes before its read is over never leaves the
+//!   device, and one whose pullback is dropped is not read.
+//! - The first pullback that asks for a tensor of a scope has the tensors of the scope before it brought back in the background.
+//! - On the host's own devices there is nothing to move ([`Devices::Accelerators`]), unless a test wants it moved all the same.
+//!
+//! What Burn's own operations keep in a graph is not moved.
+
+mod counters;
+mod device;
+mod entry;
+mod readers;
+#[cfg(test)]
+mod tests;
+
+use std::cell::RefCell;
+use std::fmt;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+
+use burn::backend::DispatchTensor;
+use burn::tensor::{Shape, Tensor};
+
+use self::counters::Counters;
+pub use self::counters::Moved;
+use self::device::{Identity, bytes_of, elements_of, is_accelerator, read, reshaped, shape_of, side_by_side};
+use self::entry::{Entry, Group};
+use self::readers::Readers;
+
+/// A module of a model whose activations may be moved by themselves, by Megatron's names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Module {
+    /// The norm in front of attention: its input.
+    AttnNorm,
+    /// The projection of queries, keys and values: its input.
+    QkvLinear,
+    /// Attention itself: queries, keys, values, the output.
+    CoreAttn,
+    /// The projection behind attention: its input.
+    AttnProj,
+    /// The norm in front of the feed-forward block: its input.
+    MlpNorm,
+    /// The first layer of the experts: its input.
+    ExpertFc1,
+    /// What stands between the layers of the experts: its input.
+    MoeAct,
+}
+
+impl Module {
+    /// All of them.
+    pub const ALL: [Self; 7] =
+        [Self::AttnNorm, Self::QkvLinear, Self::CoreAttn, Self::AttnProj, Self::MlpNorm, Self::ExpertFc1, Self::MoeAct];
+
+    /// Its name in recipes.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::AttnNorm => "attn_norm",
+            Self::QkvLinear => "qkv_linear",
+            Self::CoreAttn => "core_attn",
+            Self::AttnProj => "attn_proj",
+            Self::MlpNorm => "mlp_norm",
+            Self::ExpertFc1 => "expert_fc1",
+            Self::MoeAct => "moe_act",
+        }
+    }
+
+    /// The module of that name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|module| module.name() == name)
+    }
+}
+
+/// Which of the tensors that operations keep in a scope are moved.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Moves {
+    /// None: they are counted.
+    Nothing,
+    /// Those with so many elements or more.
+    FromElements(usize),
+    /// Those that are kept in one of these modules ([`in_module`]).
+    Modules(Vec<Module>),
+}
+
+/// From which devices tensors are moved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Devices {
+    /// Those with memory of their own.
+    #[default]
+    Accelerators,
+    /// From the host's memory to the host's memory too: for tests.
+    All,
+}
+
+/// Moves what operations keep in its scopes to the host, by threads of its own. Clones are the same.
+#[derive(Clone)]
+pub struct Offloader(Arc<Inner>);
+
+struct Inner {
+    moves: Moves,
+    devices: Devices,
+    counters: Arc<Counters>,
+    /// Started when there is something to read.
+    readers: OnceLock<Readers>,
+    /// The scope that was opened last.
+    last: Mutex<Weak<Group>>,
+}
+
+impl fmt::Debug for Offloader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Offloader").field("moves", &self.0.moves).field("devices", &self.0.devices).finish()
+    }
+}
+
+impl Offloader {
+    /// An offloader that moves `moves` from `devices`.
+    pub fn new(moves: Moves, devices: Devices) -> Self {
+        Self(Arc::new(Inner {
+            moves,
+            devices,
+            counters: Arc::default(),
+            readers: OnceLock::new(),
+            last: Mutex::default(),
+        }))
+    }
+
+    /// Runs `work`, of which what operations keep on this thread is moved. Scopes do not nest: an inner one takes the place of the outer one
+    /// while it is open.
+    pub fn scope<T>(&self, work: impl FnOnce() -> T) -> T {
+        let mut last = self.0.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let group = Arc::new(Group::behind(std::mem::take(&mut last)));
+        *last = Arc::downgrade(&group);
+        drop(last);
+        let scope = Scope { offloader: self.clone(), group, part: Part::default(), held: Vec::new() };
+        let _outer = Outer(OPEN.with(|open| open.replace(Some(scope))));
+        work()
+    }
+
+    /// What there has been so far.
+    pub fn moved(&self) -> Moved {
+        self.0.counters.moved()
+    }
+
+    /// Waits until all that was queued has been read, or brought back ahead.
+    pub fn settle(&self) {
+        if let Some(readers) = self.0.readers.get() {
+            readers.settle();
+        }
+    }
+
+    fn readers(&self) -> &Readers {
+        self.0.readers.get_or_init(Readers::start)
+    }
+}
+
+thread_local! {
+    static OPEN: RefCell<Option<Scope>> = const { RefCell::new(None) };
+}
+
+/// The scope that is open on a thread.
+struct Scope {
+    offloader: Offloader,
+    group: Arc<Group>,
+    part: Part,
+    held: Vec<Held>,
+}
+
+/// A tensor that an operation of the scope keeps, and where it goes; `None` if it stays.
+struct Held {
+    identity: Identity,
+    entry: Option<Weak<Entry>>,
+    /// Keeps others from getting or writing the memory, so that the identity stays that of the values.
+    _tensor: DispatchTensor,
+}
+
+/// Puts back the scope that was open before.
+struct Outer(Option<Scope>);
+
+impl Drop for Outer {
+    fn drop(&mut self) {
+        OPEN.with(|open| open.replace(self.0.take()));
+    }
+}
+
+/// Which module of a model runs.
+#[derive(Clone, Copy, Debug, Default)]
+struct Part {
+    now: Option<Module>,
+    /// That of the non-linearity of an operation that has a linear layer and one.
+    unit: Option<Module>,
+}
+
+/// Puts back the part that ran before.
+struct Leave(Option<Part>);
+
+impl Drop for Leave {
+    fn drop(&mut self) {
+        if let Some(part) = self.0 {
+            enter(part);
+        }
+    }
+}
+
+/// The part that ran before; `None` if no scope is open.
+fn enter(part: Part) -> Option<Part> {
+    OPEN.with_borrow_mut(|open| open.as_mut().map(|scope| std::mem::replace(&mut scope.part, part)))
+}
+
+/// Runs `work` as a part of `module`; `None` is none that has a name.
+pub fn in_module<T>(module: impl Into<Option<Module>>, work: impl FnOnce() -> T) -> T {
+    let _leave = Leave(enter(Part { now: module.into(), unit: None }));
+    work()
+}
+
+/// Runs a linear layer of module `linear` that may be one operation with the non-linearity behind it, of module `unit`.
+pub fn in_modules<T>([linear, unit]: [Module; 2], work: impl FnOnce() -> T) -> T {
+    let _leave = Leave(enter(Part { now: Some(linear), unit: Some(unit) }));
+    work()
+}
+
+/// Runs the non-linearity behind such a layer.
+pub fn in_unit<T>(work: impl FnOnce() -> T) -> T {
+    let unit = OPEN.with_borrow(|open| open.as_ref().and_then(|scope| scope.part.unit));
+    match unit {
+        Some(unit) => in_module(unit, work),
+        None => work(),
+    }
+}
+
+/// Whether a scope is open on this thread: operations of Burn that would keep activations in the graph are then made so that they are [`Kept`].
+pub(crate) fn is_open() -> bool {
+    OPEN.with_borrow(Option::is_some)
+}
+
+/// Runs `work` as if no scope were open: what its operations keep is dropped at once.
+pub(crate) fn closed<T>(work: impl FnOnce() -> T) -> T {
+    let _outer = Outer(OPEN.take());
+    work()
+}
+
+impl Scope {
+    /// Where `tensor` goes; `None` if it stays.
+    fn keep(&mut self, tensor: &DispatchTensor) -> Option<Arc<Entry>> {
+        let inner = &self.offloader.0;
+        let applies = inner.devices == Devices::All || is_accelerator(tensor);
+        let moves = applies
+            && match &inner.moves {
+                Moves::Nothing => false,
+                Moves::FromElements(least) => elements_of(tensor) >= *least,
+                Moves::Modules(modules) => self.part.now.is_some_and(|module| modules.contains(&module)),
+            };
+        let identity = Identity::of(tensor);
+        let mut is_here = false;
+        for same in self.held.iter().filter(|held| identity.is_that_of(&held.identity)) {
+            match &same.entry {
+                Some(entry) => {
+                    if let Some(entry) = entry.upgrade() {
+                        return Some(entry);
+                    }
+                }
+                None => is_here = true,
+            }
+        }
+        if is_here && !moves {
+            return None;
+        }
+        let moved = if moves { side_by_side(tensor) } else { None };
+        let entry = moved.map(|tensor| Entry::new(tensor, Arc::clone(&self.group), Arc::clone(&inner.counters)));
+        match &entry {
+            Some(entry) => {
+                let entry = Arc::downgrade(entry);
+                self.offloader.readers().run(move || Entry::read(&entry, read));
+            }
+            None => {
+                inner.counters.stays(bytes_of(tensor));
+            }
+        }
+        let held = Held { identity, entry: entry.as_ref().map(Arc::downgrade), _tensor: tensor.clone() };
+        self.held.push(held);
+        entry
+    }
+}
+
+/// A float tensor that an operation keeps for its backward: on its device, or in the scope of an [`Offloader`] perhaps on the host.
+pub struct Kept {
+    shape: Shape,
+    place: Place,
+}
+
+enum Place {
+    Here(DispatchTensor),
+    Moved(Arc<Entry>, Offloader),
+}
+
+impl fmt::Debug for Kept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let place = match self.place {
+            Place::Here(_) => "here",
+            Place::Moved(..) => "moved",
+        };
+        f.debug_struct("Kept").field("shape", &self.shape).field("place", &place).finish()
+    }
+}
+
+impl Kept {
+    /// Keeps a tensor, of any rank and without a graph. It must be an activation: parameters stay where they are.
+    pub fn new(tensor: DispatchTensor) -> Self {
+        let shape = shape_of(&tensor);
+        let kept = OPEN.with_borrow_mut(|open| {
+            let scope = open.as_mut()?;
+            scope.keep(&tensor).map(|entry| (entry, scope.offloader.clone()))
+        });
+        let place = match kept {
+            Some((entry, offloader)) => Place::Moved(entry, offloader),
+            None => Place::Here(tensor),
+        };
+        Self { shape, place }
+    }
+
+    /// [`Self::new`], of a tensor in a graph or not.
+    pub fn of<const D: usize>(tensor: &Tensor<D>) -> Self {
+        Self::new(tensor.clone().without_autodiff().into_dispatch())
+    }
+
+    /// The tensor, on its device again.
+    ///
+    /// # Panics
+    /// If it could not be read: with what the device said.
+    pub fn into_dispatch(self) -> DispatchTensor {
+        match self.place {
+            Place::Here(tensor) => tensor,
+            Place::Moved(entry, offloader) => {
+                if let Some(before) = entry.group().before_once() {
+                    offloader.readers().try_run(move || before.bring_back());
+                }
+                reshaped(entry.bring_back(), self.shape)
+            }
+        }
+    }
+
+    /// [`Self::into_dispatch`] as a tensor.
+    ///
+    /// # Panics
+    /// If it could not be read, or `D` is not its rank.
+    pub fn into_tensor<const D: usize>(self) -> Tensor<D> {
+        Tensor::from_dispatch(self.into_dispatch())
+    }
+}
