@@ -5,7 +5,7 @@ use bridge_kernels::{
     Activation, AttentionOptions, activation, attention, causal_conv, gated_rms_norm, glu, layer_norm, linear,
     linear_of_glu, rms_norm,
 };
-use burn::tensor::{Device, FloatDType, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
 
 use crate::common::{assert_close, device, read, tensor, values};
 
@@ -88,7 +88,7 @@ fn tensors_of_16_bits_come_back_bit_for_bit() {
     for (dtype, shape) in [(FloatDType::F16, [3, 5, 7]), (FloatDType::BF16, [1, 1, 1]), (FloatDType::F32, [2, 3, 11])] {
         let count = shape.iter().product();
         let host = tensor(&values(5, count), shape, &Device::flex()).cast(dtype).into_data();
-        let x = Tensor::<3>::from_data(host.clone(), (&device, dtype));
+        let x = Tensor::<3>::from_data(host.clone(), (&device, DType::from(dtype)));
         // A part, whose elements are not side by side.
         let kept = offloader.scope(|| [Kept::of(&x), Kept::of(&x.clone().swap_dims(0, 2))]);
         drop(x);
