@@ -10,7 +10,7 @@ pub enum Offload {
     /// Nothing.
     #[default]
     Nothing,
-    /// What the first layers keep, in tensors of [`LEAST_ELEMENTS`] or more.
+    /// What the first layers keep, in tensors of 2^20 elements or more.
     Layers(usize),
     /// What the modules of these names keep in each layer.
     Modules(Vec<String>),
