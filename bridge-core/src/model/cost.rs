@@ -4,7 +4,6 @@
 
 use bridge_dist::comm::Operation;
 use bridge_dist::mesh::GroupKind;
-use bridge_kernels::offload::Module;
 use serde::Serialize;
 
 use super::{Declarations, RankPlace};
@@ -163,8 +162,8 @@ pub struct SegmentCost {
     pub input: u64,
     /// Bytes that it keeps from forward to backward besides its input.
     pub kept: u64,
-    /// Of `kept` and the input, the bytes that modules keep which recipes can have moved to the host, each by itself.
-    pub modules: Vec<(Module, u64)>,
+    /// Of `kept` and the input, the bytes that modules keep which recipes can have moved to the host (`model.offload_modules`), by name.
+    pub modules: Vec<(&'static str, u64)>,
     /// Bytes of `kept` that stay on the device where layers are moved to the host: Burn's own operations hold them, or they are small.
     pub unmoved: u64,
     /// Bytes that parts of it which run again in backward bring back, at once.

@@ -1,7 +1,5 @@
 //! Which activations are moved to the host between forward and backward: a pure plan, and what it frees.
 
-use bridge_kernels::offload::Module;
-
 use super::recompute::Region;
 use super::setup::{Chunk, Setup};
 use crate::model::Segment;
@@ -12,10 +10,10 @@ pub enum Offload {
     /// Nothing.
     #[default]
     Nothing,
-    /// What the first layers keep, in tensors of [`LEAST_ELEMENTS`] or more.
+    /// What the first layers keep, in tensors of 2^20 elements or more.
     Layers(usize),
-    /// What these modules keep in each layer.
-    Modules(Vec<Module>),
+    /// What the modules of these names keep in each layer.
+    Modules(Vec<String>),
 }
 
 /// Elements of the smallest tensor that moves with its layer: of a smaller one the transfer costs more than the memory is worth.
@@ -51,11 +49,11 @@ pub(super) fn kept(setup: &Setup<'_>, chunk: &Chunk, (index, region): (usize, &R
         Offload::Layers(_) if cost.input < LEAST_ELEMENTS as u64 => 0,
         Offload::Layers(_) => all.saturating_sub(stays),
         Offload::Modules(modules) => {
-            let is_moved = |module: Module| {
-                let reads_input = matches!(module, Module::AttnNorm | Module::MlpNorm);
-                modules.contains(&module) && !(is_leaf && reads_input)
+            let is_moved = |module: &str| {
+                let reads_input = matches!(module, "attn_norm" | "mlp_norm");
+                modules.iter().any(|name| name == module) && !(is_leaf && reads_input)
             };
-            cost.modules.iter().filter(|(module, _)| is_moved(*module)).map(|(_, bytes)| bytes).sum()
+            cost.modules.iter().filter(|(module, _)| is_moved(module)).map(|(_, bytes)| bytes).sum()
         }
     };
     let moved = moved.min(all);

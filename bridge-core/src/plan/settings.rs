@@ -1,7 +1,5 @@
 //! From the configuration: how replicas divide what they hold, and where the graphs of chunks are cut. A plan counts by it, and a run does it.
 
-use bridge_kernels::offload::Module;
-
 use super::offload::Offload;
 use super::recompute::{Cuts, Recompute};
 use crate::config::{self, DType, RunConfig};
@@ -110,9 +108,7 @@ pub(crate) fn activation_offload(config: &RunConfig) -> Offload {
     }
     match (model.cpu_offloading, model.fine_grained_activation_offloading) {
         (true, _) => Offload::Layers(model.cpu_offloading_num_layers),
-        (false, true) => {
-            Offload::Modules(model.offload_modules.iter().filter_map(|name| Module::named(name)).collect())
-        }
+        (false, true) => Offload::Modules(model.offload_modules.clone()),
         (false, false) => Offload::Nothing,
     }
 }

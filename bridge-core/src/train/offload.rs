@@ -1,8 +1,7 @@
 //! Moves what segments keep for backward to the host, as a plan says.
 
-use bridge_kernels::offload::{Devices, Moved, Moves, Offloader};
+use bridge_kernels::offload::{Devices, Module, Moved, Moves, Offloader};
 
-use super::reporter::Reporter;
 use crate::config::RunConfig;
 use crate::model::Segment;
 use crate::plan;
@@ -21,7 +20,10 @@ impl SegmentOffload {
         let moves = match &what {
             Offload::Nothing => return None,
             Offload::Layers(_) => Moves::FromElements(LEAST_ELEMENTS),
-            Offload::Modules(modules) => Moves::Modules(modules.clone()),
+            Offload::Modules(names) => {
+                let module = |name: &String| Module::named(name).expect("`finalize` refuses other names");
+                Moves::Modules(names.iter().map(module).collect())
+            }
         };
         Some(Self::with((what, moves), devices))
     }
@@ -55,11 +57,11 @@ impl SegmentOffload {
     }
 }
 
-/// Says that a CPU has nothing to move, where a recipe asks for it.
-pub(super) fn say_where_nothing_moves(config: &RunConfig, reporter: &Reporter) {
+/// Why nothing moves, where a recipe asks for it on a CPU.
+pub(super) fn nothing_moves(config: &RunConfig) -> Option<String> {
     let model = &config.model;
     if !config.computes_on_cpu() {
-        return;
+        return None;
     }
     let (setting, what) = match (model.cpu_offloading, model.fine_grained_activation_offloading) {
         (true, _) => {
@@ -71,7 +73,21 @@ pub(super) fn say_where_nothing_moves(config: &RunConfig, reporter: &Reporter) {
         (false, true) => {
             ("model.fine_grained_activation_offloading", format!("{} keep", model.offload_modules.join(", ")))
         }
-        (false, false) => return,
+        (false, false) => return None,
     };
-    reporter.note(&format!("{setting}: what {what} is in host memory anyway with device = \"{}\"", config.device));
+    Some(format!("{setting}: what {what} is in host memory anyway with device = \"{}\"", config.device))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_name_of_a_recipe_is_a_module() {
+        let names = ["attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act"];
+        assert_eq!(Module::ALL.map(Module::name), names);
+        let all = Offload::Modules(names.map(str::to_owned).into());
+        assert!(SegmentOffload::new(all, Devices::Accelerators).is_some());
+        assert!(SegmentOffload::new(Offload::Nothing, Devices::All).is_none());
+    }
 }

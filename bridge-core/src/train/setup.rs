@@ -206,7 +206,9 @@ fn fitting(
     let teacher = ranks::agree(groups, "comparing the model with its teacher", teacher)?;
     let of_teacher = teacher.as_ref().map_or(0, |teacher| teacher.bytes(config));
     memory_check::check(config, models, groups, (rows, of_teacher), reporter)?;
-    offload::say_where_nothing_moves(config, reporter);
+    if let Some(why) = offload::nothing_moves(config) {
+        reporter.note(&why);
+    }
     Ok(teacher)
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What an [`Offloader`] has been handed so far.
+/// What an [`Offloader`](super::Offloader) has been handed so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
     /// Tensors that were to be moved. One whose operation turned out to have no backward before it was read is not counted.

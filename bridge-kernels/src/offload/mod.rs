@@ -293,6 +293,10 @@ pub struct Kept {
     place: Place,
 }
 
+#[allow(
+    clippy::large_enum_variant,
+    reason = "where nothing is moved a tensor is kept as it is, without a box of its own"
+)]
 enum Place {
     Here(DispatchTensor),
     Moved(Arc<Entry>, Offloader),

@@ -168,8 +168,8 @@ impl SelfAttention {
             kept: kept + queries + n * h * FLOAT32,
             // The output is what the projection behind it keeps too.
             modules: vec![
-                (OffloadModule::QkvLinear, of_linear),
-                (OffloadModule::CoreAttn, 2 * queries + 2 * keys * ranks),
+                (OffloadModule::QkvLinear.name(), of_linear),
+                (OffloadModule::CoreAttn.name(), 2 * queries + 2 * keys * ranks),
             ],
             unmoved: n * h * FLOAT32,
             // Gradients of the output, and of queries, keys and values.

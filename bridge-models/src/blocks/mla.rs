@@ -95,8 +95,8 @@ impl LatentAttention {
             // The stream, latent vectors before and after their norms, and what is made of them.
             kept: stream + 2 * latents + if is_remade { values } else { heads_of_all },
             modules: vec![
-                (OffloadModule::QkvLinear, stream + 2 * latents),
-                (OffloadModule::CoreAttn, if is_remade { 0 } else { heads_of_all - n * heads * FLOAT32 }),
+                (OffloadModule::QkvLinear.name(), stream + 2 * latents),
+                (OffloadModule::CoreAttn.name(), if is_remade { 0 } else { heads_of_all - n * heads * FLOAT32 }),
             ],
             unmoved: if is_remade { 0 } else { n * heads * FLOAT32 },
             brought_back: if is_remade { heads_of_all } else { 0 },

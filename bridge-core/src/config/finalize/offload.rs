@@ -1,7 +1,5 @@
 //! Activations on the host between forward and backward: whole layers (`cpu_offloading`), or modules (`fine_grained_activation_offloading`).
 
-use bridge_kernels::offload::Module;
-
 use super::super::choice::{RecomputeGranularity, ShardingStrategy};
 use super::super::error::ErrorKind;
 use super::super::sections::TransformerConfig;
@@ -11,6 +9,9 @@ const LAYERS: &str = "model.cpu_offloading";
 const NUM_LAYERS: &str = "model.cpu_offloading_num_layers";
 const FINE_GRAINED: &str = "model.fine_grained_activation_offloading";
 const MODULES: &str = "model.offload_modules";
+
+/// The modules that may be moved: `bridge_kernels::offload::Module`.
+const NAMES: [&str; 7] = ["attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act"];
 
 /// Checks both settings, where the layers of which `moe_layers` says so have experts, and `recomputed` are the modules of selective recompute.
 pub(super) fn check(draft: &mut Draft<'_>, moe_layers: &[bool], recomputed: &[String]) {
@@ -65,30 +66,26 @@ fn modules(draft: &mut Draft<'_>, model: &TransformerConfig, moe_layers: &[bool]
         return;
     }
     let there = existing(draft, model, moe_layers);
-    let names = |modules: &[Module]| modules.iter().map(|module| module.name()).collect::<Vec<_>>().join(", ");
     if named.is_empty() {
-        let message = format!("must name modules: one or more of {}", names(&there));
+        let message = format!("must name modules: one or more of {}", there.join(", "));
         draft.missing(MODULES, message);
     }
     for name in named {
-        match Module::named(name) {
-            None => {
-                let message = format!("unknown module {name:?}; known are {}", names(&Module::ALL));
-                draft.error(ErrorKind::WrongType, MODULES, message);
-            }
-            Some(module) => {
-                let message = format!("\"{name}\": no layer of this model has that; its layers have {}", names(&there));
-                draft.require(there.contains(&module), MODULES, message);
-            }
+        if !NAMES.contains(&name.as_str()) {
+            let message = format!("unknown module {name:?}; known are {}", NAMES.join(", "));
+            draft.error(ErrorKind::WrongType, MODULES, message);
+            continue;
         }
+        let message = format!("\"{name}\": no layer of this model has that; its layers have {}", there.join(", "));
+        draft.require(there.contains(&name.as_str()), MODULES, message);
     }
-    let has = |module: Module| named.iter().any(|name| name == module.name());
+    let has = |module: &str| named.iter().any(|name| name == module);
     let message = "\"attn_proj\" reads what \"core_attn\" keeps as well, so it frees nothing alone: name both";
-    draft.require(!has(Module::AttnProj) || has(Module::CoreAttn), MODULES, message);
+    draft.require(!has("attn_proj") || has("core_attn"), MODULES, message);
 }
 
 /// The modules that layers have.
-fn existing(draft: &Draft<'_>, model: &TransformerConfig, moe_layers: &[bool]) -> Vec<Module> {
+fn existing(draft: &Draft<'_>, model: &TransformerConfig, moe_layers: &[bool]) -> Vec<&'static str> {
     let pattern = model.hybrid_override_pattern.as_deref();
     let is_hybrid = draft.recipe.model.kind == "mamba";
     let has = |blocks: &[char]| pattern.map_or(!is_hybrid, |pattern| pattern.contains(blocks));
@@ -96,30 +93,27 @@ fn existing(draft: &Draft<'_>, model: &TransformerConfig, moe_layers: &[bool]) -
         Some(pattern) => pattern.contains('E'),
         None => !is_hybrid && moe_layers.contains(&true),
     };
-    let is_there = |module: &Module| match module {
-        Module::AttnNorm | Module::QkvLinear | Module::CoreAttn | Module::AttnProj => has(&['*']),
-        Module::MlpNorm => has(&['-', 'E']),
-        Module::ExpertFc1 | Module::MoeAct => has_experts,
+    let is_there = |module: &&str| match *module {
+        "mlp_norm" => has(&['-', 'E']),
+        "expert_fc1" | "moe_act" => has_experts,
+        _ => has(&['*']),
     };
-    Module::ALL.into_iter().filter(is_there).collect()
+    NAMES.into_iter().filter(is_there).collect()
 }
 
 /// What selective recompute runs again keeps nothing that could be moved.
 fn not_recomputed(draft: &mut Draft<'_>, model: &TransformerConfig, recomputed: &[String]) {
-    let covered = |by: &str, module: Module| match module {
+    let covered = |by: &str, module: &str| match module {
+        "mlp_norm" => matches!(by, "mlp" | "moe" | "layernorm"),
+        "expert_fc1" => matches!(by, "moe" | "layernorm"),
+        "moe_act" => matches!(by, "moe" | "layernorm" | "moe_act"),
         // Segments run again as a whole, with the norm in front.
-        Module::AttnNorm | Module::QkvLinear | Module::CoreAttn | Module::AttnProj => {
-            matches!(by, "core_attn" | "layernorm") || by == "mla_up_proj" && module == Module::CoreAttn
-        }
-        Module::MlpNorm => matches!(by, "mlp" | "moe" | "layernorm"),
-        Module::ExpertFc1 => matches!(by, "moe" | "layernorm"),
-        Module::MoeAct => matches!(by, "moe" | "layernorm" | "moe_act"),
+        _ => matches!(by, "core_attn" | "layernorm") || by == "mla_up_proj" && module == "core_attn",
     };
-    for module in model.offload_modules.iter().filter_map(|name| Module::named(name)) {
+    for module in &model.offload_modules {
         if let Some(by) = recomputed.iter().find(|by| covered(by, module)) {
             let message = format!(
-                "\"{}\" is among what model.recompute_modules = [\"{by}\"] runs again, so it is not kept",
-                module.name()
+                "\"{module}\" is among what model.recompute_modules = [\"{by}\"] runs again, so it is not kept"
             );
             draft.conflict(MODULES, message);
         }

@@ -57,7 +57,7 @@ pub(super) fn cost(config: &DecoderConfig, moe: &MoeConfig, work: &Workload) -> 
     SegmentCost {
         flops: experts_flops(config, moe, work) + block_flops(config, work.all_tokens(), shared),
         kept,
-        modules: vec![(Module::ExpertFc1, arriving), (Module::MoeAct, hidden - unit)],
+        modules: vec![(Module::ExpertFc1.name(), arriving), (Module::MoeAct.name(), hidden - unit)],
         unmoved: of_router + weighted,
         backward: backward + routed * expert_ranks * w * a,
         brought_back,

@@ -91,7 +91,7 @@ impl HybridLayer {
             HybridBlock::Moe => Moe::cost(config, config.moe.as_ref().expect("validated"), work),
         };
         let stream = work.tokens_between_blocks() * config.hidden_size as u64;
-        let read = module_of_norm(hybrid.layers[index]).map(|module| (module, stream * work.stream_bytes));
+        let read = module_of_norm(hybrid.layers[index]).map(|module| (module.name(), stream * work.stream_bytes));
         let norm = SegmentCost {
             modules: read.into_iter().collect(),
             ..statistics(config.norm, work.tokens_between_blocks())

@@ -104,7 +104,10 @@ impl Layer {
         // A norm before a block reads the stream, which is the segment's input; one behind it keeps what it reads.
         let with_norms = |block: SegmentCost, before: Option<OffloadModule>, after: bool| {
             let statistics = || statistics(config.norm, work.tokens_between_blocks());
-            let read = |module| SegmentCost { modules: vec![(module, stream * work.stream_bytes)], ..statistics() };
+            let read = |module: OffloadModule| SegmentCost {
+                modules: vec![(module.name(), stream * work.stream_bytes)],
+                ..statistics()
+            };
             let block = before.map(read).unwrap_or_default().and(block);
             // A norm of the sum reads the stream.
             let is_of_sum = config.residual.norms == NormPlacement::Sum;
