@@ -6,9 +6,9 @@ On a machine that does nothing else. A variant and the plain run train beside ea
 what slows the machine for a while slows both. Of each run the steps behind the first few count, in means of ten of which the middle one is taken, without the last ten (the
 slower run makes them alone), of each pair of runs the ratio, of
 a round the geometric mean of both ratios, and of the rounds the median, with the range that 90 of 100 resampled sets of rounds have. `plain again` is the plain
-run beside itself: what it differs from 1 by is noise, and a limit that lies within it is not decided.
+run beside itself: what it differs from 1 by is noise. A limit is kept if the whole range is below it, missed if the range is above it, and else not decided.
 
-Prints a line of JSON a variant; exits with 1 if a ratio is beyond its limit, with 3 if the noise is wider than a limit.
+Prints a line of JSON a variant; exits with 1 if a limit is missed, with 3 if one is not decided.
 """
 
 import argparse

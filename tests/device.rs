@@ -77,17 +77,20 @@ fn activations_on_the_host_change_no_loss() {
         "model.fine_grained_activation_offloading=true",
         "model.offload_modules=['attn_norm', 'qkv_linear', 'core_attn', 'attn_proj', 'mlp_norm']",
     ];
-    check(&moved);
-    assert!(moved_bytes(&moved).into_iter().all(|bytes| bytes > 0.0));
+    let check_moved = |arguments: &[&str]| {
+        check(arguments);
+        assert!(moved_bytes(arguments).into_iter().all(|bytes| bytes > 0.0), "{arguments:?}");
+    };
+    check_moved(&moved);
     let first = format!("{DEVICE}:0");
     check_on(&first, &[&moved[..], &["--ranks", "2", "model.pipeline_model_parallel_size=2"]].concat());
     let experts = ["model.num_moe_experts=4", "model.moe_ffn_hidden_size=32", "model.moe_router_topk=2"];
     let modules = ["model.fine_grained_activation_offloading=true", "model.offload_modules=['expert_fc1', 'moe_act']"];
-    check(&[&modules[..], &experts].concat());
+    check_moved(&[&modules[..], &experts].concat());
     // Streams of 2^20 elements, which move with their layer.
     let large =
         ["model.seq_length=128", "train.micro_batch_size=64", "train.global_batch_size=64", "model.hidden_size=128"];
-    check(&[&large[..], &["model.cpu_offloading=true", "model.cpu_offloading_num_layers=1"]].concat());
+    check_moved(&[&large[..], &["model.cpu_offloading=true", "model.cpu_offloading_num_layers=1"]].concat());
 }
 
 /// Ranks that are threads, all on the first device: losses are those of one rank on the CPU.

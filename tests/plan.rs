@@ -87,7 +87,7 @@ fn states_in_host_memory_are_told_apart() {
     let moved = ["optimizer.optimizer_cpu_offload=true", "optimizer.optimizer_offload_fraction=1.0"];
     let found = text(&[&gpu[..], &moved].concat());
     assert!(found.contains("a rank of stage 0 has 1.25 MiB of optimizer state in host memory besides"), "{found}");
-    assert!(found.contains("; of the host's memory 1.25 MiB for optimizer states"), "{found}");
+    assert!(found.contains("; of the host's memory 1.25 MiB for optimizer states and activations"), "{found}");
     let device = |more: &[&str]| {
         let plan: Value = serde_json::from_str(&text(&[&gpu[..], &["--json"], more].concat())).unwrap();
         ["needed_bytes", "host_bytes"].map(|key| plan["device"][key].as_u64().unwrap())

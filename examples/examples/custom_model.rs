@@ -155,8 +155,7 @@ impl MixerConfig {
                 // Statistics and output of the norm, and both gradients of the loss.
                 kept: n * FLOAT32 + stream + (n + v) * c * FLOAT32,
                 backward: stream,
-                cross_entropy: workspace_bytes(n as usize, v as usize, work.on_cpu, work.activation_bytes as usize)
-                    as u64,
+                cross_entropy: workspace_bytes(n as usize, v as usize) as u64,
                 ..SegmentCost::default()
             },
             SegmentRole::Attention | SegmentRole::Mlp | SegmentRole::Moe | SegmentRole::Layer => SegmentCost {

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use crate::build::build_bridge;
 use crate::mpi;
 
-/// What is built besides where MPI is: then the same programs run the suites of ranks under `mpirun` too, and NCCL's tests that need no GPU.
+/// Features that are built where MPI is installed: the same programs then run the suites under `mpirun` too, and NCCL's tests that need no GPU.
 const WITH_MPI: [&str; 3] = ["bridge-cli/mpi", "bridge-tests/mpi", "bridge-dist/nccl"];
 
 /// Runs all tests. `rest` is passed on to `cargo test`.

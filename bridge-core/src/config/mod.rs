@@ -57,6 +57,8 @@ pub use choice::*;
 pub use error::{ConfigError, ConfigErrors, ErrorKind};
 pub use explain::{Explanation, explain, keys};
 pub use field::{AnyValue, ByteSize, Field, OneOrMany};
+#[cfg(test)]
+pub(crate) use finalize::OFFLOAD_MODULES;
 pub use kinded::{DatasetConfig, Kinded, KindedConfig, ModelConfig};
 pub(crate) use kinds::AskModel;
 pub use kinds::{ENCODER_INPUTS, ExtraField, Kind, KindRegistry, Kinds};

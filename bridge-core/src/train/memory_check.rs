@@ -1,5 +1,5 @@
 //! Before a model is built: whether what a run needs, as a plan counts it, is there. Only memory of the host is known; devices with memory of
-//! their own refuse by themselves, and of their runs only the optimizer states in host memory are checked.
+//! their own refuse by themselves, and of their runs only activations and optimizer states in host memory are checked.
 
 use std::fmt::Write;
 use std::fs;
@@ -35,9 +35,11 @@ pub(super) fn check(
     (padded_vocab_size, of_teacher): (usize, u64),
     reporter: &Reporter,
 ) -> Result<(), TrainError> {
-    let is_offloading = plan::settings::optimizer_offload(config).is_some()
-        || plan::settings::activation_offload(config) != Offload::Nothing;
-    if config.validation.skip_train || !(config.computes_on_cpu() || is_offloading) {
+    let moves_activations = plan::settings::activation_offload(config) != Offload::Nothing;
+    // States in 8 bits, and remainders, are there too.
+    let has_states =
+        plan::settings::optimizer_offload(config).is_some() || plan::settings::state_formats(config).is_some();
+    if config.validation.skip_train || !(config.computes_on_cpu() || moves_activations || has_states) {
         return Ok(());
     }
     if !config.train.check_memory {
@@ -60,6 +62,12 @@ pub(super) fn check(
             | PlanError::Model(_),
         ) => return Ok(()),
     };
+    if moves_activations && plan.stages.iter().all(|stage| stage.host_activations == 0) {
+        reporter.warn(
+            "by its plan the run moves no activations to the host: tensors are below 2^20 elements (model.cpu_offloading), or inputs of norms stay \
+             where graphs are cut (ddp.overlap_grad_reduce, sharded gradients)",
+        );
+    }
     let stage = &plan.stages[groups.pipeline().rank()];
     let mine = match config.computes_on_cpu() {
         true => needed_by_rank(config, stage) + of_teacher,
@@ -96,6 +104,14 @@ fn needed_on_host(config: &RunConfig, stage: &StagePlan) -> u64 {
     stage.host_activations + stage.memory.host_optimizer + background_states(config, stage) + OF_A_RANK
 }
 
+/// The stage whose ranks need most of the host's memory.
+fn neediest_stage<'a>(config: &RunConfig, plan: &'a Plan) -> &'a StagePlan {
+    match config.computes_on_cpu() {
+        true => plan.largest_stage(),
+        false => plan.stages.iter().max_by_key(|stage| needed_on_host(config, stage)).expect("a plan has stages"),
+    }
+}
+
 /// What a save in the background holds of optimizer states in host memory.
 fn background_states(config: &RunConfig, stage: &StagePlan) -> u64 {
     let settings = &config.checkpoint;
@@ -113,7 +129,7 @@ fn background_save(config: &RunConfig, stage: &StagePlan) -> u64 {
 }
 
 fn parts(config: &RunConfig, plan: &Plan, of_teacher: u64) -> String {
-    let stage = plan.largest_stage();
+    let stage = neediest_stage(config, plan);
     let mut parts = stage.memory.parts();
     if config.computes_on_cpu() {
         parts.push((SAVED_IN_BACKGROUND, background_save(config, stage)));
@@ -134,7 +150,7 @@ fn parts(config: &RunConfig, plan: &Plan, of_teacher: u64) -> String {
 
 /// What to change, the most effective first.
 fn advice(config: &RunConfig, plan: &Plan) -> String {
-    let stage = plan.largest_stage();
+    let stage = neediest_stage(config, plan);
     let memory = stage.memory;
     let states = memory.parameters + memory.gradients + memory.optimizer + memory.backward;
     let mut advice = String::new();
@@ -146,7 +162,7 @@ fn advice(config: &RunConfig, plan: &Plan) -> String {
         if stage.host_activations > stage.memory.host_optimizer {
             add("a smaller train.micro_batch_size, or fewer activations moved to the host".into());
         }
-        if stage.memory.host_optimizer > 0 {
+        if config.optimizer.optimizer_cpu_offload && stage.memory.host_optimizer > 0 {
             let fraction = config.optimizer.optimizer_offload_fraction;
             add(format!("an optimizer.optimizer_offload_fraction below {fraction}"));
         }

@@ -81,12 +81,12 @@ pub(super) fn nothing_moves(config: &RunConfig) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::OFFLOAD_MODULES;
 
     #[test]
     fn each_name_of_a_recipe_is_a_module() {
-        let names = ["attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act"];
-        assert_eq!(Module::ALL.map(Module::name), names);
-        let all = Offload::Modules(names.map(str::to_owned).into());
+        assert_eq!(Module::ALL.map(Module::name), OFFLOAD_MODULES);
+        let all = Offload::Modules(OFFLOAD_MODULES.map(str::to_owned).into());
         assert!(SegmentOffload::new(all, Devices::Accelerators).is_some());
         assert!(SegmentOffload::new(Offload::Nothing, Devices::All).is_none());
     }

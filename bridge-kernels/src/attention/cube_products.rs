@@ -14,14 +14,6 @@ use crate::cube::reduce::{cube_max, cube_sum};
 use crate::dropout::cube::{Mask, factor, mask};
 use crate::precision::{narrow, widen};
 
-/// Keys from which on products are taken for 16 bits.
-const FEWEST_KEYS: usize = 256;
-
-/// Whether products are the faster form: in 16 bits, but for short sequences.
-pub(super) fn is_for(k_bsgd: &Tensor<4>) -> bool {
-    k_bsgd.dtype().size() == 2 && k_bsgd.dims()[1] >= FEWEST_KEYS
-}
-
 impl Part {
     fn launch(&self) -> PlaceLaunch {
         let Self { batch, query, queries, key, keys, .. } = *self;

@@ -39,7 +39,8 @@ pub fn attention(q_bthd: Tensor<4>, k_bsgd: Tensor<4>, v_bsgd: Tensor<4>, option
     check_shapes(&q_bthd, &k_bsgd, &v_bsgd, options);
     #[cfg(feature = "cube")]
     {
-        let form = if cube_products::is_for(&k_bsgd) { cube_products::attention } else { cube::attention };
+        let by_products = parts::are_for(k_bsgd.dims()[1], k_bsgd.dtype().size());
+        let form = if by_products { cube_products::attention } else { cube::attention };
         if let Some(out) = form(&q_bthd, &k_bsgd, &v_bsgd, options) {
             return out;
         }

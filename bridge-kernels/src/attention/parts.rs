@@ -4,8 +4,21 @@
 pub(super) const BYTES: usize = 1 << 27;
 /// Fewest queries of a sequence that are taken together. Numbers of queries, and the first keys, are multiples of it: products read vectors.
 pub(super) const FEWEST_QUERIES: usize = 64;
-/// Bytes of scores, and of their gradients, that exist at once for `[b, h, t, s]` sequences, heads, queries and keys, of elements of `element_bytes`.
+/// Fewest keys, and bytes of an element, for which products are taken.
+const FEWEST_KEYS: usize = 256;
+const ELEMENT_BYTES: usize = 2;
+
+/// Whether products are the faster form on a GPU: in 16 bits, but for short sequences.
+pub(super) fn are_for(keys: usize, element_bytes: usize) -> bool {
+    element_bytes == ELEMENT_BYTES && keys >= FEWEST_KEYS
+}
+
+/// Bytes of scores, and of their gradients, that exist at once on a GPU for `[b, h, t, s]` sequences, heads, queries and keys, of elements of
+/// `element_bytes`: none in the form without a score matrix.
 pub fn workspace_bytes_on_gpu([b, h, t, s]: [usize; 4], element_bytes: usize) -> usize {
+    if !are_for(s, element_bytes) {
+        return 0;
+    }
     let parts = parts([b, h, t, s], None, BYTES / element_bytes).into_iter();
     2 * parts.map(|part| part.batches * h * part.queries * part.keys).max().unwrap_or(0) * element_bytes
 }
@@ -55,6 +68,7 @@ mod tests {
         let keys: Vec<_> = windowed.iter().map(|part| (part.key, part.keys)).collect();
         assert_eq!(keys, [(0, 64), (0, 128), (0, 192), (64, 192)]);
         assert_eq!(parts([2, 1, 5, 5], None, 1).len(), 2, "one sequence at a time");
-        assert_eq!(workspace_bytes_on_gpu([1, 1, 5, 5], 2), 2 * 25 * 2);
+        assert_eq!(workspace_bytes_on_gpu([1, 3, 5, 256], 2), 2 * 3 * 5 * 256 * 2);
+        assert_eq!((workspace_bytes_on_gpu([1, 3, 5, 255], 2), workspace_bytes_on_gpu([1, 3, 5, 256], 4)), (0, 0));
     }
 }

@@ -27,13 +27,14 @@ fn even(n: usize, most: usize) -> usize {
     n.div_ceil(chunks).max(1)
 }
 
-/// Bytes of logits that the fused operation has at once for `n` tokens and `v` vocabulary rows, on the CPU or on a GPU, whose logits have `element_bytes`
-/// each; the rest is inputs, outputs and gradients.
-pub fn workspace_bytes(n: usize, v: usize, on_cpu: bool, element_bytes: usize) -> usize {
-    match on_cpu {
-        true => chunk_rows(n, v) * v * size_of::<f32>(),
-        false => chunk_rows_on_gpu(n, v, element_bytes, usize::MAX) * v * element_bytes,
-    }
+/// Bytes of logits that the fused operation has at once on the CPU for `n` tokens and `v` vocabulary rows; the rest is inputs, outputs and gradients.
+pub fn workspace_bytes(n: usize, v: usize) -> usize {
+    chunk_rows(n, v) * v * size_of::<f32>()
+}
+
+/// [`workspace_bytes`] on a GPU, for logits of `element_bytes` each.
+pub fn workspace_bytes_on_gpu(n: usize, v: usize, element_bytes: usize) -> usize {
+    chunk_rows_on_gpu(n, v, element_bytes, usize::MAX) * v * element_bytes
 }
 
 #[cfg(test)]
@@ -49,7 +50,7 @@ mod tests {
         assert_eq!(chunk_rows_on_gpu(16_384, 500_000, 2, usize::MAX), 1024);
         assert_eq!(chunk_rows_on_gpu(1000, 100, 4, 7 * 400 + 399), 7);
         assert_eq!(chunk_rows_on_gpu(10, 100, 4, 1), 1);
-        assert_eq!(workspace_bytes(5, 3, false, 2), 30);
-        assert_eq!(workspace_bytes(5, 3, true, 2), 60);
+        assert_eq!(workspace_bytes_on_gpu(5, 3, 2), 30);
+        assert_eq!(workspace_bytes(5, 3), 60);
     }
 }

@@ -9,7 +9,7 @@ mod options;
 
 use burn::tensor::{Int, Tensor, activation::log_softmax};
 
-pub use chunks::{chunk_rows, workspace_bytes};
+pub use chunks::{chunk_rows, workspace_bytes, workspace_bytes_on_gpu};
 pub use options::CrossEntropyOptions;
 
 use crate::linear::linear;

@@ -73,7 +73,8 @@ fn several_chunks() {
     };
     let (fused, expected) = (found(&device(), true), found(&Device::flex(), false));
     for (name, (found, expected)) in ["loss", "input", "weight"].iter().zip(fused.iter().zip(&expected)) {
-        assert_close(&format!("{name} of several chunks"), found, expected, 1e-5);
+        // Burn's product adds up 66,003 terms of float32 in a row.
+        assert_close(&format!("{name} of several chunks"), found, expected, 1e-4);
     }
 }
 

@@ -126,8 +126,6 @@ pub(crate) fn scores_bytes(heads: usize, sizes: [usize; 2], work: &Workload) -> 
     let (queries, keys) = (work.seq_length / work.context_size, work.seq_length);
     let bytes = match work.on_cpu {
         true => workspace_bytes([queries, keys], sizes),
-        // In float32 there are none.
-        false if work.activation_bytes == 4 => 0,
         false => workspace_bytes_on_gpu([work.micro_batch_size, heads, queries, keys], work.activation_bytes as usize),
     };
     bytes as u64

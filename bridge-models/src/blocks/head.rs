@@ -5,7 +5,7 @@ use bridge_dist::comm::Operation;
 use bridge_dist::comm::{Group, ReduceOp};
 use bridge_dist::mesh::GroupKind;
 use bridge_dist::region::{Cut, gather_replicated};
-use bridge_kernels::cross_entropy::{cap, chunk_rows, workspace_bytes};
+use bridge_kernels::cross_entropy::{cap, chunk_rows, workspace_bytes, workspace_bytes_on_gpu};
 use bridge_kernels::vocab_parallel_cross_entropy::{self as vocab_parallel, VocabularyExchange, VocabularyShard};
 use bridge_kernels::{
     CrossEntropyOptions, DropoutKey, LinearWeight, linear_cross_entropy, linear_weighted, vocab_parallel_cross_entropy,
@@ -96,10 +96,11 @@ pub(crate) fn cost(config: &DecoderConfig, work: &Workload) -> SegmentCost {
         flops: flops(work.all_tokens(), config.hidden_size, v),
         kept: n * c * work.activation_bytes + n * c * FLOAT32 + rows as u64 * c * FLOAT32,
         backward: work.tokens_between_blocks() * c * work.stream_bytes,
-        cross_entropy: match work.on_cpu || work.place.tensor.size == 1 {
-            true => workspace_bytes(n as usize, rows, work.on_cpu, work.activation_bytes as usize) as u64,
+        cross_entropy: match work.place.tensor.size {
+            _ if work.on_cpu => workspace_bytes(n as usize, rows) as u64,
+            1 => workspace_bytes_on_gpu(n as usize, rows, work.activation_bytes as usize) as u64,
             // Plain operations on all tokens.
-            false => n * rows as u64 * FLOAT32,
+            _ => n * rows as u64 * FLOAT32,
         },
         exchanges,
         ..SegmentCost::default()

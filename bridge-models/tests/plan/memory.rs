@@ -205,7 +205,7 @@ fn working_memory_is_that_of_the_moment_with_most() {
     let stage = &tiny(1, &["train.micro_batch_size=64", "train.global_batch_size=128"]).stages[0];
     adds_up(stage.memory);
     assert_eq!(stage.memory.activations, stage.kept_activations);
-    assert_eq!(stage.memory.cross_entropy, workspace_bytes(64 * 64, 512, true, 4) as u64);
+    assert_eq!(stage.memory.cross_entropy, workspace_bytes(64 * 64, 512) as u64);
     // Many parameters and few tokens: most gradients, and little kept.
     let short = ["model.seq_length=8", "train.micro_batch_size=1", "train.global_batch_size=1"];
     let wide = [&short[..], &["model.ffn_hidden_size=65536"]].concat();

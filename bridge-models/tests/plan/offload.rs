@@ -65,6 +65,7 @@ fn layers_leave_the_device_where_they_are_large() {
     let of = |overrides: &[&str]| stage(1, &[&large[..], overrides].concat());
     let (all, found) = (of(&[]), of(&layers));
     assert!(found.host_activations > 0);
+    assert_eq!(found.memory.returned, found.host_activations, "one layer is a segment and the one before it");
     assert_eq!(all.kept_activations - found.kept_activations, found.host_activations);
     // Two norms, and a number for each query, stay; of half of the layers all else is away, but the other layer keeps the same.
     let rows = 2 * 8192;

@@ -50,7 +50,8 @@ impl Room {
         match most_on_host(plan) {
             0 => self.verdict_of_device(plan),
             host => {
-                format!("{}; of the host's memory {} for optimizer states", self.verdict_of_device(plan), bytes(host))
+                let device = self.verdict_of_device(plan);
+                format!("{device}; of the host's memory {} for optimizer states and activations", bytes(host))
             }
         }
     }
@@ -83,5 +84,5 @@ impl Room {
 
 /// What a rank needs of the host's memory, on the stage where that is most.
 pub fn most_on_host(plan: &Plan) -> u64 {
-    plan.stages.iter().map(|stage| stage.memory.host_optimizer).max().unwrap_or(0)
+    plan.stages.iter().map(|stage| stage.memory.host_optimizer + stage.host_activations).max().unwrap_or(0)
 }

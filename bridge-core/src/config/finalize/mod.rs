@@ -29,6 +29,9 @@ mod tokenizer;
 mod train;
 mod unused;
 
+#[cfg(test)]
+pub(crate) use offload::NAMES as OFFLOAD_MODULES;
+
 use super::error::ConfigErrors;
 use super::kinded::Kinded;
 use super::raw::RawConfig;

@@ -11,7 +11,8 @@ const FINE_GRAINED: &str = "model.fine_grained_activation_offloading";
 const MODULES: &str = "model.offload_modules";
 
 /// The modules that may be moved: `bridge_kernels::offload::Module`.
-const NAMES: [&str; 7] = ["attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act"];
+pub(crate) const NAMES: [&str; 7] =
+    ["attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act"];
 
 /// Checks both settings, where the layers of which `moe_layers` says so have experts, and `recomputed` are the modules of selective recompute.
 pub(super) fn check(draft: &mut Draft<'_>, moe_layers: &[bool], recomputed: &[String]) {

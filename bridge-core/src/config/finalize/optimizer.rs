@@ -52,7 +52,7 @@ fn offload_fits(draft: &mut Draft<'_>) {
         (config.optimizer_cpu_offload, config.optimizer_offload_fraction, config.overlap_cpu_optimizer_d2h_h2d);
     // Upstream moves nothing then, so a run that was to save memory would run out of it.
     let message = format!(
-        "0 moves nothing to the host: with {SWITCH} give the share of the trained elements whose states go there (1.0 for all), or leave          {SWITCH} out"
+        "0 moves nothing to the host: with {SWITCH} give the fraction of the trained elements whose states go there (1.0 for all), or leave {SWITCH} out"
     );
     draft.forbid(is_on && fraction == 0.0, FRACTION, message);
     draft.forbid(!is_on && fraction > 0.0, FRACTION, format!("has no effect without {SWITCH} = true"));
