@@ -23,8 +23,8 @@ impl Subsystem for MovedActivations {
         let before = std::mem::replace(&mut self.before, moved);
         let bytes = moved.bytes.saturating_sub(before.bytes);
         let what = "Activations moved to the host in a step, on the first rank";
-        let figure = Figure::new("offloaded_activations", "bytes", what, bytes as f64);
-        step.figures.push(figure.json(164, "offloaded_activation_bytes"));
+        let figure = Figure::new("offloaded_activation_bytes", "bytes", what, bytes as f64).file();
+        step.figures.push(figure.board("offloaded-activation-bytes").json(164, "offloaded_activation_bytes"));
         Ok(())
     }
 }
