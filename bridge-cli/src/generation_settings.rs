@@ -49,25 +49,25 @@ const UNHEEDED: [(&str, &[&str]); 10] = [
 ];
 
 /// The file `generation_config.json`, made of the one that there is, in which each of `stop_tokens` ends a text as well. `None` if they do already.
+/// `before` are those that do if the file names none.
 ///
 /// # Errors
 /// If the file is none that can be read.
-pub fn with_stop_tokens(file: Option<&[u8]>, stop_tokens: &[i64]) -> Result<Option<Vec<u8>>, Failure> {
+pub fn with_stop_tokens(file: Option<&[u8]>, before: &[i64], stop_tokens: &[i64]) -> Result<Option<Vec<u8>>, Failure> {
     let bad = |error: &dyn std::fmt::Display| Failure::input(format!("generation_config.json: {error}"));
     let mut table = match file {
         Some(file) => parse_settings(&String::from_utf8_lossy(file)).map_err(|error| bad(&error))?,
         None => Map::new(),
     };
     let mut all = Keys(&table).ids("eos_token_id").map_err(|error| bad(&error))?;
-    let before = all.len();
-    for token in stop_tokens {
-        if !all.contains(token) {
-            all.push(*token);
-        }
+    if all.is_empty() {
+        all = before.to_vec();
     }
-    if all.len() == before {
+    let new: Vec<i64> = stop_tokens.iter().copied().filter(|token| !all.contains(token)).collect();
+    if new.is_empty() {
         return Ok(None);
     }
+    all.extend(new);
     table.insert("eos_token_id".to_owned(), if let [token] = all[..] { token.into() } else { all.into() });
     let text = python_json::table_to_text(&table).map_err(|error| bad(&error))?;
     Ok(Some(text.into_bytes()))
@@ -256,14 +256,15 @@ mod tests {
     #[test]
     fn tokens_that_end_a_text_are_added_to_those_that_do() {
         let with = |file: Option<&str>, stop: &[i64]| {
-            let written = with_stop_tokens(file.map(str::as_bytes), stop).unwrap();
+            let written = with_stop_tokens(file.map(str::as_bytes), &[3], stop).unwrap();
             written.map(|bytes| parse_settings(std::str::from_utf8(&bytes).unwrap()).unwrap())
         };
         assert_eq!(with(Some(r#"{"eos_token_id": [2, 7], "top_k": 5}"#), &[7]), None);
         let found = with(Some(r#"{"eos_token_id": 2, "top_k": 5}"#), &[7, 2]).unwrap();
         assert_eq!(Value::Object(found), json!({ "eos_token_id": [2, 7], "top_k": 5 }));
-        assert_eq!(Value::Object(with(None, &[7]).unwrap()), json!({ "eos_token_id": 7 }));
-        assert!(with_stop_tokens(Some(b"{"), &[7]).is_err());
+        assert_eq!(Value::Object(with(None, &[7]).unwrap()), json!({ "eos_token_id": [3, 7] }));
+        assert_eq!(with(Some("{}"), &[3]), None);
+        assert!(with_stop_tokens(Some(b"{"), &[], &[7]).is_err());
     }
 
     #[test]

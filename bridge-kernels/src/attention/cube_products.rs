@@ -140,47 +140,67 @@ fn soften<X: Float, P: Int>(
     }
 }
 
-/// Products of queries and keys become probabilities after dropout, and gradients of these those of the products. `statistics` are log-sum-exps and means
-/// of gradients, `[2, b, h, t]`. A unit an element.
+/// Products of queries and keys become probabilities after dropout, and gradients of these those of the products. `statistics`, `[2, b, h, t]`, are log-sum-exps,
+/// and get the means of gradients of probabilities: of those that are here, rounded, so that what all keys of a query have in common goes. A cube a row.
 #[cube(launch)]
 fn differentiate<X: Float, P: Int>(
     scores: &mut [X],
     gradients: &mut [X],
     documents: ComptimeOption<&[P]>,
-    statistics: &[f32],
+    statistics: &mut [f32],
     place: Place,
     sizes: Sizes,
     mask: Mask,
     #[comptime] form: RowForm,
     #[define(X, P)] _storage: [ElemType; 2],
 ) {
-    let element = ABSOLUTE_POS;
-    if element >= scores.len() {
+    let units = comptime!(form.units);
+    let (row, unit, keys) = (CUBE_POS, UNIT_POS as usize, place.keys as usize);
+    if row >= scores.len() / keys {
         terminate!();
     }
-    let keys = place.keys as usize;
-    let at = row_at(element / keys, &place, &sizes);
-    let (line, key) = (at.line + at.query, place.key as usize + element % keys);
-    let mut probability = 0.0f32;
-    let mut gradient = 0.0f32;
-    if sees::<P>(documents, at.batch, at.query, key, &sizes) {
-        let value = score(f32::cast_from(scores[element]), &sizes, form.capped);
-        let whole = (value - statistics[line]).exp();
-        probability = whole;
-        gradient = f32::cast_from(gradients[element]);
-        if comptime!(form.dropped) {
-            let factor = factor(&mask, line as u32, key as u32, sizes.keys);
-            gradient *= factor;
-            probability *= factor;
-        }
-        gradient = whole * (gradient - statistics[statistics.len() / 2 + line]) * sizes.scale;
-        if comptime!(form.capped) {
-            let ratio = value / sizes.softcap;
-            gradient *= 1.0f32 - ratio * ratio;
+    let at = row_at(row, &place, &sizes);
+    let (line, start) = (at.line + at.query, row * keys);
+    let log_sum_exp = statistics[line];
+    let mut mean = 0.0f32;
+    for column in range_stepped(unit, keys, units) {
+        let key = place.key as usize + column;
+        if sees::<P>(documents, at.batch, at.query, key, &sizes) {
+            let value = score(f32::cast_from(scores[start + column]), &sizes, form.capped);
+            let mut gradient = f32::cast_from(gradients[start + column]);
+            if comptime!(form.dropped) {
+                gradient *= factor(&mask, line as u32, key as u32, sizes.keys);
+            }
+            mean += (value - log_sum_exp).exp() * gradient;
         }
     }
-    scores[element] = X::cast_from(probability);
-    gradients[element] = X::cast_from(gradient);
+    let mean = cube_sum(mean, units);
+    for column in range_stepped(unit, keys, units) {
+        let key = place.key as usize + column;
+        let mut probability = 0.0f32;
+        let mut gradient = 0.0f32;
+        if sees::<P>(documents, at.batch, at.query, key, &sizes) {
+            let value = score(f32::cast_from(scores[start + column]), &sizes, form.capped);
+            let whole = (value - log_sum_exp).exp();
+            probability = whole;
+            gradient = f32::cast_from(gradients[start + column]);
+            if comptime!(form.dropped) {
+                let factor = factor(&mask, line as u32, key as u32, sizes.keys);
+                gradient *= factor;
+                probability *= factor;
+            }
+            gradient = whole * (gradient - mean) * sizes.scale;
+            if comptime!(form.capped) {
+                let ratio = value / sizes.softcap;
+                gradient *= 1.0f32 - ratio * ratio;
+            }
+        }
+        scores[start + column] = X::cast_from(probability);
+        gradients[start + column] = X::cast_from(gradient);
+    }
+    if unit == 0 {
+        statistics[statistics.len() / 2 + line] = mean;
+    }
 }
 
 /// `[b, length, g * heads of a group, columns]` by head: `[b, g, heads of a group, length, columns]`, a view.
@@ -243,34 +263,22 @@ impl Saved {
     /// The gradients of queries, keys and values; the means of gradients are filled in.
     fn gradients_by_products(&self, parts: &[Part], d_out: &Buffer) -> [Tensor<4>; 3] {
         let Problem { s, h, g, d, width, .. } = self.problem;
-        self.means(d_out);
         let (q, k, v) = self.heads();
         let d_out = by_head(d_out.clone().tensor(), g);
-        let dtype = self.q.0.dtype;
-        let (mut dq, mut dk, mut dv) = (Vec::<Vec<Tensor<4>>>::new(), Vec::new(), Vec::new());
+        let mut dq = Vec::<Vec<Tensor<4>>>::new();
+        let [mut dk, mut dv] = [d, width].map(|columns| Sums::new([g, s, columns], self.q.0.dtype));
         for part in parts {
             let (own_q, own_d_out) = (part.of_queries(&q), part.of_queries(&d_out));
             let (probabilities, gradients) = self.differentiated(part, [&own_q, &own_d_out], [&k, &v]);
             let of_queries = part.by_query(gradients.clone().matmul(part.of_keys(&k)), h);
-            if part.query == 0 {
-                let zeros = |columns| Tensor::zeros([part.batches, g, s, columns], (&of_queries.device(), DType::F32));
-                dq.push(Vec::new());
-                dk.push(zeros(d));
-                dv.push(zeros(width));
+            dk.add(part, gradients.transpose().matmul(own_q));
+            dv.add(part, probabilities.transpose().matmul(own_d_out));
+            match dq.last_mut().filter(|_| part.query > 0) {
+                Some(sequence) => sequence.push(of_queries),
+                None => dq.push(vec![of_queries]),
             }
-            dq.last_mut().expect("a sequence has begun").push(of_queries);
-            let add = |sums: &mut Vec<Tensor<4>>, factor: Tensor<4>, other: Tensor<4>| {
-                let sum = sums.pop().expect("a sequence has begun");
-                let own = widen(factor.transpose().matmul(other));
-                let range = part.key..part.key + part.keys;
-                let whole = sum.clone().narrow(2, part.key, part.keys) + own;
-                sums.push(sum.slice_assign([0..part.batches, 0..g, range, 0..whole.dims()[3]], whole));
-            };
-            add(&mut dk, gradients, own_q);
-            add(&mut dv, probabilities, own_d_out);
         }
-        let by_key = |sums: Vec<Tensor<4>>| narrow(Tensor::cat(sums, 0).permute([0, 2, 1, 3]), dtype);
-        [joined(dq), by_key(dk), by_key(dv)]
+        [joined(dq), dk.finish(), dv.finish()]
     }
 
     /// The probabilities of a part after dropout, and the gradients of its products of queries and keys.
@@ -284,7 +292,7 @@ impl Saved {
             [(q, k), (d_out, v)].map(|(own, other)| own.clone().matmul(part.of_keys(other).transpose()));
         let shape = scores.dims();
         let [scores, gradients] = [scores, gradients].map(|x| owned(x).expect("the forward had one of this size"));
-        let (count, dim) = scores.unit_per_element();
+        let (count, dim, units) = scores.cube_per_row(scores.len() / part.keys, part.keys);
         differentiate::launch(
             &scores.0.client,
             count,
@@ -296,10 +304,50 @@ impl Saved {
             part.launch(),
             self.problem.sizes(),
             mask(self.problem.dropout),
-            self.row_form(1),
+            self.row_form(units),
             self.storage(),
         );
         (scores.tensor::<4>().reshape(shape), gradients.tensor::<4>().reshape(shape))
+    }
+}
+
+/// Gradients of keys or values, added up in float32 over the parts of some sequences, and rounded when these are through.
+struct Sums {
+    /// Key/value heads, keys, columns.
+    shape: [usize; 3],
+    dtype: DType,
+    /// Of the sequences under way, `[batches, g, s, columns]`.
+    open: Option<Tensor<4>>,
+    /// `[batches, s, g, columns]`.
+    done: Vec<Tensor<4>>,
+}
+
+impl Sums {
+    fn new(shape: [usize; 3], dtype: DType) -> Self {
+        Self { shape, dtype, open: None, done: Vec::new() }
+    }
+
+    /// Adds what a part makes of its keys, `[batches, g, keys, columns]`.
+    fn add(&mut self, part: &Part, own: Tensor<4>) {
+        let [g, s, columns] = self.shape;
+        if part.query == 0 {
+            self.close();
+        }
+        let zeros = || Tensor::zeros([part.batches, g, s, columns], (&own.device(), DType::F32));
+        let sum = self.open.take().unwrap_or_else(zeros);
+        let keys = part.key..part.key + part.keys;
+        let whole = sum.clone().narrow(2, part.key, part.keys) + widen(own);
+        self.open = Some(sum.slice_assign([0..part.batches, 0..g, keys, 0..columns], whole));
+    }
+
+    fn close(&mut self) {
+        let sum = self.open.take();
+        self.done.extend(sum.map(|sum| narrow(sum, self.dtype).permute([0, 2, 1, 3])));
+    }
+
+    fn finish(mut self) -> Tensor<4> {
+        self.close();
+        Tensor::cat(self.done, 0)
     }
 }
 

@@ -13,14 +13,23 @@ pub(super) fn are_for(keys: usize, element_bytes: usize) -> bool {
     element_bytes == ELEMENT_BYTES && keys >= FEWEST_KEYS
 }
 
-/// Bytes of scores, and of their gradients, that exist at once on a GPU for `[b, h, t, s]` sequences, heads, queries and keys, of elements of
-/// `element_bytes`: none in the form without a score matrix.
-pub fn workspace_bytes_on_gpu([b, h, t, s]: [usize; 4], element_bytes: usize) -> usize {
-    if !are_for(s, element_bytes) {
+/// Bytes that attention works in on a GPU, for `[b, h, t, s]` sequences, heads, queries and keys, of elements of `element_bytes`: scores and their gradients, and the
+/// float32 sums of gradients of `[g, d + w]` key/value heads and columns. None in the form without a score matrix.
+pub fn workspace_bytes_on_gpu(
+    [b, h, t, s]: [usize; 4],
+    [g, columns]: [usize; 2],
+    window: Option<usize>,
+    element_bytes: usize,
+) -> usize {
+    if !are_for(s, element_bytes) || [b, h, t].contains(&0) || s < t {
         return 0;
     }
-    let parts = parts([b, h, t, s], None, BYTES / element_bytes).into_iter();
-    2 * parts.map(|part| part.batches * h * part.queries * part.keys).max().unwrap_or(0) * element_bytes
+    let parts = parts([b, h, t, s], window, BYTES / element_bytes).into_iter();
+    let bytes = |part: Part| {
+        2 * part.batches * h * part.queries * part.keys * element_bytes
+            + part.batches * g * s * columns * size_of::<f32>()
+    };
+    parts.map(bytes).max().unwrap_or(0)
 }
 
 /// Queries of some sequences, and the keys that any of them sees but for documents.
@@ -34,12 +43,15 @@ pub(super) struct Part {
     pub keys: usize,
 }
 
-/// The parts, in the order of sequences and then queries: `most` scores each, if that is enough for [`FEWEST_QUERIES`].
+/// The parts, in the order of sequences and then queries: `most` scores each, if that is enough for [`FEWEST_QUERIES`]. No size is 0.
 pub(super) fn parts([b, h, t, s]: [usize; 4], window: Option<usize>, most: usize) -> Vec<Part> {
     let fewest = t.min(FEWEST_QUERIES);
-    let batches = (most / (h * fewest * s).max(1)).clamp(1, b);
-    let queries = most / (batches * h * s).max(1) / FEWEST_QUERIES * FEWEST_QUERIES;
-    let queries = queries.clamp(fewest, t);
+    // The first key is rounded down.
+    let keys_of = |queries: usize| window.map_or(s, |window| s.min(window + queries + FEWEST_QUERIES));
+    let batches = (most / (h * fewest * keys_of(fewest))).clamp(1, b);
+    let fits = |queries: &usize| batches * h * queries * keys_of(*queries) <= most;
+    let more = (FEWEST_QUERIES..t).step_by(FEWEST_QUERIES).chain([t]).take_while(fits);
+    let queries = more.last().unwrap_or(fewest);
     let mut parts = Vec::new();
     for batch in (0..b).step_by(batches) {
         for query in (0..t).step_by(queries) {
@@ -65,10 +77,12 @@ mod tests {
         assert_eq!(queries[..4], [(0, 3, 0, 64), (0, 3, 64, 64), (0, 3, 128, 64), (0, 3, 192, 8)]);
         assert!(all.iter().all(|part| part.key == 0 && part.keys == 30 + part.query + part.queries));
         let windowed = parts([1, 1, 256, 256], Some(100), 64 * 256);
+        assert_eq!(parts([1, 1, 1 << 14, 1 << 14], Some(100), 512 * (100 + 512 + 64)).len(), 32, "windows let more in");
         let keys: Vec<_> = windowed.iter().map(|part| (part.key, part.keys)).collect();
         assert_eq!(keys, [(0, 64), (0, 128), (0, 192), (64, 192)]);
         assert_eq!(parts([2, 1, 5, 5], None, 1).len(), 2, "one sequence at a time");
-        assert_eq!(workspace_bytes_on_gpu([1, 3, 5, 256], 2), 2 * 3 * 5 * 256 * 2);
-        assert_eq!((workspace_bytes_on_gpu([1, 3, 5, 255], 2), workspace_bytes_on_gpu([1, 3, 5, 256], 4)), (0, 0));
+        let bytes = |shape, element| workspace_bytes_on_gpu(shape, [2, 7], None, element);
+        assert_eq!(bytes([1, 3, 5, 256], 2), 2 * 3 * 5 * 256 * 2 + 2 * 256 * 7 * 4);
+        assert_eq!([bytes([1, 3, 5, 255], 2), bytes([1, 3, 5, 256], 4), bytes([1, 3, 0, 256], 2)], [0; 3]);
     }
 }

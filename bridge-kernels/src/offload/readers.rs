@@ -49,6 +49,9 @@ impl Readers {
 
     /// Waits for all jobs so far.
     pub fn settle(&self) {
+        // The jobs of two callers, in turn, would each hold a thread and wait for the other's.
+        static ONE: Mutex<()> = Mutex::new(());
+        let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
         // Jobs begin in their order: when each thread has come here, what was before is done.
         let all = Arc::new(Barrier::new(THREADS + 1));
         for _ in 0..THREADS {

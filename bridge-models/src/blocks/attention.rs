@@ -121,12 +121,20 @@ pub(super) fn dropout(rate: f64, key: Option<DropoutKey>, regions: &Regions) -> 
     regions.own_key(key.filter(|_| rate > 0.0)).map(|key| (rate, key))
 }
 
-/// Bytes of the scores of `heads` heads, of `[keys, values]` of these sizes, that exist at once.
-pub(crate) fn scores_bytes(heads: usize, sizes: [usize; 2], work: &Workload) -> u64 {
+/// Bytes that attention of `[heads, groups]`, whose keys and values have these sizes, works in.
+pub(crate) fn scores_bytes(
+    [heads, groups]: [usize; 2],
+    sizes: [usize; 2],
+    window: Option<usize>,
+    work: &Workload,
+) -> u64 {
     let (queries, keys) = (work.seq_length / work.context_size, work.seq_length);
     let bytes = match work.on_cpu {
         true => workspace_bytes([queries, keys], sizes),
-        false => workspace_bytes_on_gpu([work.micro_batch_size, heads, queries, keys], work.activation_bytes as usize),
+        false => {
+            let (shape, of_keys) = ([work.micro_batch_size, heads, queries, keys], [groups, sizes.iter().sum()]);
+            workspace_bytes_on_gpu(shape, of_keys, window, work.activation_bytes as usize)
+        }
     };
     bytes as u64
 }
@@ -174,7 +182,12 @@ impl SelfAttention {
             backward: 2 * queries + 2 * keys * ranks + terms,
             // Of the projection of queries, keys and values, and of the output's.
             put_off: 2 * (stream + queries) + 2 * keys,
-            attention: scores_bytes(h as usize, [head_size; 2], work),
+            attention: scores_bytes(
+                [groups * queries_per_group, groups],
+                [head_size; 2],
+                config.window_size.filter(|_| config.window_layers.includes(index)),
+                work,
+            ),
             exchanges: [
                 enter_exchanges(row, work),
                 if config.qk_layernorm_scope == QkNormScope::Projection {

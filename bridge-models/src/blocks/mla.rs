@@ -90,6 +90,7 @@ impl LatentAttention {
             let again: Vec<_> = forward.map(|one| Exchange { pass: PassKind::Backward, ..*one }).collect();
             context.extend(again);
         }
+        let window = config.window_size.filter(|_| config.window_layers.includes(index));
         SegmentCost {
             flops: flops(config, latent, index, work),
             // The stream, latent vectors before and after their norms, and what is made of them.
@@ -103,7 +104,7 @@ impl LatentAttention {
             recomputed_flops: if is_remade { remade_flops(config, latent, index, work) / 3.0 } else { 0.0 },
             backward: (keys + values) * (1 + ranks),
             put_off: 2 * stream + latents + 2 * keys + values,
-            attention: scores_bytes(heads as usize, [scored, latent.v_head_dim], work),
+            attention: scores_bytes([heads as usize; 2], [scored, latent.v_head_dim], window, work),
             exchanges: enter.chain(context).chain(leave_exchanges(row, work)).collect(),
             ..SegmentCost::default()
         }

@@ -105,8 +105,8 @@ fn item(line: &str, stem: &str, place: Place) -> Result<Item, String> {
         false => only(&fields, &CONTEXT, "the text before the answer")?,
     };
     let context = text(&fields, name)?.to_owned();
-    let has_choices = CHOICES.iter().any(|name| fields.contains_key(*name)) || letters(&fields).len() > 1;
-    let answer = if has_choices {
+    let has_list = CHOICES.iter().any(|name| fields.contains_key(*name));
+    let answer = if has_list || is_lettered(&fields) {
         choice(&fields)?
     } else {
         let name = only(&fields, &TARGET, "the right continuation (or `choices`)")?;
@@ -140,26 +140,38 @@ fn filled(text: &str, name: &str) -> Result<String, String> {
     if text.is_empty() { Err(format!("{name}: expected a text, found an empty one")) } else { Ok(text.to_owned()) }
 }
 
-/// The letters from A on that are keys of a table: choices as MMLU's files have them.
-fn letters(table: &Map<String, Value>) -> Vec<String> {
-    ('A'..='Z').map(String::from).take_while(|letter| table.contains_key(letter)).collect()
+/// The texts under the letters from A on: choices as MMLU's files have them. A letter without a value is no key.
+///
+/// # Errors
+/// If a letter is left out, or one has no text.
+fn by_letter(table: &Map<String, Value>) -> Result<Vec<String>, String> {
+    let letters: Vec<String> = ('A'..='Z').map(String::from).filter(|letter| has_letter(table, letter)).collect();
+    if letters.iter().zip('A'..).any(|(letter, expected)| *letter != expected.to_string()) {
+        return Err(format!(
+            "expected choices under the letters from A on, without a gap, found {}",
+            letters.join(", ")
+        ));
+    }
+    letters.iter().map(|letter| text(table, letter).map(str::to_owned)).collect()
+}
+
+fn has_letter(table: &Map<String, Value>, letter: &str) -> bool {
+    table.get(letter).is_some_and(|value| !value.is_null())
+}
+
+/// Whether an item without a list of choices has them under letters of its own: it names no text as the right continuation.
+fn is_lettered(fields: &Map<String, Value>) -> bool {
+    let is_text_of = |letter: char, text: &str| fields.get(&letter.to_string()).and_then(Value::as_str) == Some(text);
+    let is_choice = |text: &str| text.len() == 1 || ('A'..='Z').any(|letter| is_text_of(letter, text));
+    let means_one = |value: &Value| value.as_str().is_none_or(is_choice);
+    let is_target = |name: &&str| fields.get(*name).is_some_and(|value| !GOLD.contains(name) || !means_one(value));
+    ["A", "B"].iter().all(|letter| has_letter(fields, letter)) && !TARGET.iter().any(is_target)
 }
 
 /// The choices of an item: a list of texts, lists `text` and `label` as ARC has them, or a text by each letter, in a table or in the item itself.
 fn choice(fields: &Map<String, Value>) -> Result<Answer, String> {
-    let own = letters(fields);
-    let name = match own.len() > 1 {
-        true if CHOICES.iter().all(|name| !fields.contains_key(*name)) => "A",
-        true => {
-            return Err(format!("expected the choices once, found {} and those of a list: leave one", own.join(", ")));
-        }
-        false => only(fields, &CHOICES, "the choices")?,
-    };
-    let by_letter = |table: &Map<String, Value>, letters: Vec<String>| {
-        let texts =
-            letters.iter().map(|letter| text(table, letter).map(str::to_owned)).collect::<Result<Vec<_>, _>>()?;
-        Ok::<_, String>((texts, Some(letters)))
-    };
+    let has_list = CHOICES.iter().any(|name| fields.contains_key(*name));
+    let name = if has_list { only(fields, &CHOICES, "the choices")? } else { "A" };
     let list = |value: &Value, name: &str| -> Result<Vec<String>, String> {
         let values =
             value.as_array().ok_or_else(|| format!("{name}: expected a list of texts, found {}", kind(value)))?;
@@ -169,8 +181,10 @@ fn choice(fields: &Map<String, Value>) -> Result<Answer, String> {
         texts.collect()
     };
     let (texts, labels) = match &fields[name] {
-        _ if own.len() > 1 => by_letter(fields, own)?,
-        Value::Object(table) if letters(table).len() == table.len() => by_letter(table, letters(table))?,
+        _ if !has_list => (by_letter(fields)?, None),
+        Value::Object(table) if table.keys().all(|key| matches!(key.as_bytes(), [b'A'..=b'Z'])) => {
+            (by_letter(table)?, None)
+        }
         Value::Object(table) => {
             let part = |key: &str| {
                 let part = table
@@ -255,7 +269,11 @@ mod tests {
             r#"{"prompt": "q", "options": ["a", "b"], "answer": "B"}"#,
             r#"{"query": "q", "question": "raw", "choices": ["a", "b"], "answer": "b"}"#,
             r#"{"question": "q", "A": "a", "B": "b", "answer": "B"}"#,
+            r#"{"question": "q", "A": "a", "B": "b", "C": null, "answer": 1}"#,
+            r#"{"question": "q", "A": "one", "B": "two", "target": "two"}"#,
             r#"{"question": "q", "options": {"A": "a", "B": "b"}, "answer_idx": "B"}"#,
+            // With a list, letters are other fields.
+            r#"{"query": "q", "A": "x", "B": "y", "choices": ["a", "b"], "gold": 1}"#,
         ];
         for line in choices {
             let item = parsed(line).unwrap();
