@@ -289,7 +289,7 @@ fn offload() -> Vec<Row> {
         row("model.cpu_offloading_num_layers", &layers, &["1", "2"]).moves("console").holds(
             1,
             "console",
-            "the first 2 layers keep is in host memory anyway",
+            "layers keep is in host memory anyway",
         ),
         row(
             "model.fine_grained_activation_offloading",

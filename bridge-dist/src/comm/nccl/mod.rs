@@ -6,7 +6,9 @@
 //!   each. Use MPI processes on a cluster, or threads for the devices of one node:
 //!
 //! ```no_run
-//! //! use bridge_dist::comm::nccl::{NcclCommunicator, device_count};
+//! use std::time::Duration;
+//!
+//! use bridge_dist::comm::nccl::{NcclCommunicator, device_count};
 //! use bridge_dist::comm::thread::{BoxError, run_ranks};
 //! use bridge_dist::comm::{Communicator, ReduceOp};
 //!
