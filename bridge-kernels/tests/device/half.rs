@@ -143,6 +143,24 @@ fn attention_by_products_rounds_scores_too() {
     }
 }
 
+/// Where all values are alike no score matters, whatever the gradients of probabilities are rounded to.
+#[test]
+fn what_all_keys_have_in_common_has_no_gradient() {
+    let (t, h, d) = (260, 2, 16);
+    for (dtype, _) in dtypes() {
+        let [q, k] = [1, 2].map(|seed| tensor::<4>(&values(seed, t * h * d), [1, t, h, d], &device()).cast(dtype));
+        let row: Vec<f32> = values(3, d).iter().map(|x| x + 1.0).collect();
+        let v = tensor::<4>(&row.repeat(t * h), [1, t, h, d], &device()).cast(dtype);
+        let q = q.autodiff().require_grad();
+        let [k, v] = [k, v].map(Tensor::autodiff);
+        let out = attention::cube_products::attention(&q, &k, &v, &AttentionOptions::causal(d)).expect("it applies");
+        let gradients = (out * 1.003).sum().backward();
+        let gradient = read(q.grad(&gradients).expect("it is tracked").cast(FloatDType::F32));
+        let largest = gradient.iter().fold(0.0_f32, |largest, x| largest.max(x.abs()));
+        assert!(largest < 1e-4, "{dtype:?}: {largest}");
+    }
+}
+
 #[test]
 fn experts_take_products_of_16_bits() {
     for (dtype, half_ulp) in dtypes() {

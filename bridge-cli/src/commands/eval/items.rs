@@ -270,7 +270,6 @@ mod tests {
             r#"{"query": "q", "question": "raw", "choices": ["a", "b"], "answer": "b"}"#,
             r#"{"question": "q", "A": "a", "B": "b", "answer": "B"}"#,
             r#"{"question": "q", "A": "a", "B": "b", "C": null, "answer": 1}"#,
-            r#"{"question": "q", "A": "one", "B": "two", "target": "two"}"#,
             r#"{"question": "q", "options": {"A": "a", "B": "b"}, "answer_idx": "B"}"#,
             // With a list, letters are other fields.
             r#"{"query": "q", "A": "x", "B": "y", "choices": ["a", "b"], "gold": 1}"#,
@@ -280,6 +279,10 @@ mod tests {
             assert_eq!((item.task.as_str(), item.context.as_str()), ("stem", "q"), "{line}");
             assert_eq!(item.answer, Answer::Choice { texts: vec!["a".into(), "b".into()], gold: 1 }, "{line}");
         }
+        let by_text = parsed(r#"{"question": "q", "A": "one", "B": "two", "target": "two"}"#).unwrap();
+        assert_eq!(by_text.answer, Answer::Choice { texts: vec!["one".into(), "two".into()], gold: 1 });
+        let exact = parsed(r#"{"question": "q", "A": "one", "B": "two", "target": "three"}"#).unwrap();
+        assert_eq!(exact.answer, Answer::Exact("three".into()));
         // A choice that reads as a number is meant before the number.
         let item = parsed(r#"{"query": "1+1?", "choices": ["2", "1", "0"], "answer": "1"}"#).unwrap();
         assert_eq!(item.answer, Answer::Choice { texts: ["2", "1", "0"].map(Into::into).to_vec(), gold: 1 });
@@ -308,10 +311,8 @@ mod tests {
             (r#"{"query": "a", "choices": ["a", "b"], "gold": 0, "answer": "b"}"#, "found gold and answer"),
             (r#"{"query": "a", "A": "a", "B": "b", "answer": "C"}"#, "answer: expected one of 2 choices"),
             (r#"{"query": "a", "A": "a", "B": 2, "answer": "B"}"#, "B: expected a text, found a number"),
-            (
-                r#"{"query": "a", "A": "a", "B": "b", "choices": ["a", "b"], "gold": 0}"#,
-                "found A, B and those of a list",
-            ),
+            (r#"{"query": "a", "A": "a", "B": "b", "D": "d", "answer": "A"}"#, "without a gap, found A, B, D"),
+            (r#"{"query": "a", "options": {"A": "a", "C": "c"}, "answer": "A"}"#, "without a gap, found A, C"),
             (r#"{"query": "a", "choices": {"text": ["a", "b"]}, "gold": 0}"#, "found no `label`"),
             (r#"{"query": "a", "choices": {"text": ["a", "b"], "label": ["A"]}, "gold": "A"}"#, "as many labels"),
             (r#"{"query": "a", "task": "", "target": "b"}"#, "task: expected a name"),
