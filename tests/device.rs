@@ -187,7 +187,7 @@ fn offloaded_states_train_as_those_on_the_device() {
 
 /// The newest checkpoint's tensors: names with shapes and dtypes.
 fn saved(folder: &Path) -> BTreeMap<String, String> {
-    let store = CheckpointStore::open(&folder.join("checkpoints")).unwrap();
+    let store = CheckpointStore::open(folder.join("checkpoints")).unwrap();
     let Resolution::Found(found) = store.resolve(&LoadRequest::default()).unwrap() else { panic!("no checkpoint") };
     let names: Vec<String> = found.checkpoint.names().map(str::to_owned).collect();
     let record = |name: &String| {
