@@ -48,6 +48,11 @@ const UNHEEDED: [(&str, &[&str]); 10] = [
     ("top_h", &[]),
 ];
 
+/// The tokens that end a text by a `config.json`; none if what it says is none.
+pub fn eos_tokens(config: &Map<String, Value>) -> Vec<i64> {
+    Keys(config).ids("eos_token_id").unwrap_or_default()
+}
+
 /// The file `generation_config.json`, made of the one that there is, in which each of `stop_tokens` ends a text as well. `None` if they do already.
 /// `before` are those that do if the file names none.
 ///

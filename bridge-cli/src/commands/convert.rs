@@ -18,7 +18,7 @@ use super::chat::end_of_turn;
 use super::{adapters, model_card};
 use crate::failure::Failure;
 use crate::foreign::open_foreign;
-use crate::generation_settings::with_stop_tokens;
+use crate::generation_settings::{eos_tokens, with_stop_tokens};
 use crate::model_source::{Adapted, Found, find, recipe};
 use crate::overwrite::Force;
 use crate::speech::Speech;
@@ -311,7 +311,7 @@ fn export_folder(
         let ends = besides.chat_template.as_ref().zip(besides.tokenizer.as_deref()).filter(|_| learned);
         let end: Vec<i64> =
             ends.and_then(|(template, tokenizer)| end_of_turn(template, tokenizer)).into_iter().collect();
-        let before = config_stop_tokens(original.as_ref());
+        let before = original.as_ref().map(eos_tokens).unwrap_or_default();
         let settings = with_stop_tokens(files.get(GENERATION).map(Vec::as_slice), &before, &end)?;
         files.extend(settings.map(|settings| (GENERATION.to_owned(), settings)));
     }
@@ -401,14 +401,6 @@ fn wrote(path: &Path, num_parameters: u64, speech: &Speech) {
         || format!("wrote {} ({num_parameters} parameters)", path.display()),
         || json!({ "wrote": path, "parameters": num_parameters }),
     );
-}
-
-/// The tokens that end a text by a `config.json`.
-fn config_stop_tokens(original: Option<&Map<String, Value>>) -> Vec<i64> {
-    match original.and_then(|settings| settings.get("eos_token_id")) {
-        Some(Value::Array(tokens)) => tokens.iter().filter_map(Value::as_i64).collect(),
-        one => one.and_then(Value::as_i64).into_iter().collect(),
-    }
 }
 
 /// How a model's texts are generated, in its folder.

@@ -268,8 +268,8 @@ impl Saved {
 /// What an operation is given, and what it will have left: the output is not there yet.
 pub(super) struct Operands {
     pub saved: Saved,
-    /// In float32, outside any graph.
-    pub sinks_h: Option<Tensor<1>>,
+    /// In float32.
+    pub sinks: Option<Buffer>,
 }
 
 impl Operands {
@@ -282,14 +282,17 @@ impl Operands {
             Some(ids_bt) => Some(Buffer::of_integers(ids_bt)?),
             None => None,
         };
-        let sinks_h = options.sinks_h.as_ref().map(|sinks_h| widen(sinks_h.clone().without_autodiff()));
+        let sinks = match &options.sinks_h {
+            Some(sinks_h) => Some(Buffer::of(&widen(sinks_h.clone().without_autodiff()))?),
+            None => None,
+        };
         let AttentionOptions { window, scale, softcap, .. } = *options;
         let dropout = options.dropout.filter(|(rate, _)| *rate != 0.0);
         let problem =
             Problem { b, t, s, h, g, d, width, window, scale, softcap, is_watched: options.watch.is_some(), dropout };
         let statistics = q.uninitialised([2, b, h, t], DType::F32);
         let saved = Saved { problem, out: q.clone(), q, k, v, documents, statistics };
-        Some(Self { saved, sinks_h })
+        Some(Self { saved, sinks })
     }
 }
 
@@ -301,15 +304,11 @@ pub fn attention(
     v_bsgd: &Tensor<4>,
     options: &AttentionOptions,
 ) -> Option<Tensor<4>> {
-    let Operands { mut saved, sinks_h } = Operands::of([q_bthd, k_bsgd, v_bsgd], options)?;
-    let sinks = match &sinks_h {
-        Some(sinks_h) => Some(Buffer::of(sinks_h)?),
-        None => None,
-    };
+    let Operands { mut saved, sinks } = Operands::of([q_bthd, k_bsgd, v_bsgd], options)?;
     let Problem { b, t, h, width, .. } = saved.problem;
     saved.out = saved.q.uninitialised([b, t, h, width], saved.q.0.dtype);
     saved.forward(sinks.as_ref())?;
-    Some(with_backward(saved, sinks_h, [q_bthd, k_bsgd, v_bsgd], options, |saved, d_out| {
+    Some(with_backward(saved, sinks, [q_bthd, k_bsgd, v_bsgd], options, |saved, d_out| {
         saved.gradients(d_out).expect("the forward had tiles of these sizes")
     }))
 }
@@ -317,7 +316,7 @@ pub fn attention(
 /// The output as an operation on queries, keys, values and sinks, with the gradients of the first three. Notes the largest score, if it is watched.
 pub(super) fn with_backward(
     saved: Saved,
-    sinks_h: Option<Tensor<1>>,
+    sinks: Option<Buffer>,
     [q_bthd, k_bsgd, v_bsgd]: [&Tensor<4>; 3],
     options: &AttentionOptions,
     gradients: impl FnOnce(&Saved, &Buffer) -> [Tensor<4>; 3] + Send + 'static,
@@ -330,7 +329,8 @@ pub(super) fn with_backward(
     let mut inputs =
         vec![q_bthd.clone().into_dispatch(), k_bsgd.clone().into_dispatch(), v_bsgd.clone().into_dispatch()];
     inputs.extend(options.sinks_h.clone().map(Tensor::into_dispatch));
-    let sinks_h = sinks_h.zip(options.sinks_h.as_ref().map(|sinks_h| FloatDType::from(sinks_h.dtype())));
+    let sinks_h =
+        sinks.map(Buffer::tensor::<1>).zip(options.sinks_h.as_ref().map(|sinks_h| FloatDType::from(sinks_h.dtype())));
     let Saved { problem, q, k, v, out, documents, statistics } = saved;
     let output = out.clone().tensor();
     let kept = [q, k, v, out].map(Buffer::kept);

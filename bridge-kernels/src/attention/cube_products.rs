@@ -234,7 +234,7 @@ impl Saved {
         for part in parts {
             let scores = part.of_queries(&q).matmul(part.of_keys(&k).transpose());
             let shape = scores.dims();
-            let scores = owned(scores)?;
+            let scores = Buffer::owned(scores)?;
             let (count, dim, units) = scores.cube_per_row(scores.len() / part.keys, part.keys);
             soften::launch(
                 &scores.0.client,
@@ -252,10 +252,7 @@ impl Saved {
             );
             let out = scores.tensor::<4>().reshape(shape).matmul(part.of_keys(&v));
             let out = part.by_query(out, self.problem.h);
-            match sequences.last_mut().filter(|_| part.query > 0) {
-                Some(sequence) => sequence.push(out),
-                None => sequences.push(vec![out]),
-            }
+            append(&mut sequences, part, out);
         }
         Some(joined(sequences))
     }
@@ -273,10 +270,7 @@ impl Saved {
             let of_queries = part.by_query(gradients.clone().matmul(part.of_keys(&k)), h);
             dk.add(part, gradients.transpose().matmul(own_q));
             dv.add(part, probabilities.transpose().matmul(own_d_out));
-            match dq.last_mut().filter(|_| part.query > 0) {
-                Some(sequence) => sequence.push(of_queries),
-                None => dq.push(vec![of_queries]),
-            }
+            append(&mut dq, part, of_queries);
         }
         [joined(dq), dk.finish(), dv.finish()]
     }
@@ -291,7 +285,8 @@ impl Saved {
         let [scores, gradients] =
             [(q, k), (d_out, v)].map(|(own, other)| own.clone().matmul(part.of_keys(other).transpose()));
         let shape = scores.dims();
-        let [scores, gradients] = [scores, gradients].map(|x| owned(x).expect("the forward had one of this size"));
+        let [scores, gradients] =
+            [scores, gradients].map(|x| Buffer::owned(x).expect("the forward had one of this size"));
         let (count, dim, units) = scores.cube_per_row(scores.len() / part.keys, part.keys);
         differentiate::launch(
             &scores.0.client,
@@ -351,11 +346,12 @@ impl Sums {
     }
 }
 
-/// The memory of a product that nobody else has.
-fn owned(product: Tensor<4>) -> Option<Buffer> {
-    let buffer = Buffer::of(&product)?;
-    drop(product);
-    Some(if buffer.0.can_mut() { buffer } else { Buffer(buffer.0.copy()) })
+/// Adds what a part has of its queries to the runs of its sequences.
+fn append(sequences: &mut Vec<Vec<Tensor<4>>>, part: &Part, own: Tensor<4>) {
+    match sequences.last_mut().filter(|_| part.query > 0) {
+        Some(sequence) => sequence.push(own),
+        None => sequences.push(vec![own]),
+    }
 }
 
 /// Sequences from their runs of queries.
@@ -381,14 +377,10 @@ pub fn attention_in_parts(
     options: &AttentionOptions,
     bytes: usize,
 ) -> Option<Tensor<4>> {
-    let Operands { mut saved, sinks_h } = Operands::of([q_bthd, k_bsgd, v_bsgd], options)?;
-    let sinks = match &sinks_h {
-        Some(sinks_h) => Some(Buffer::of(sinks_h)?),
-        None => None,
-    };
+    let Operands { mut saved, sinks } = Operands::of([q_bthd, k_bsgd, v_bsgd], options)?;
     let parts = saved.parts(bytes);
     saved.out = Buffer::of(&saved.forward_by_products(&parts, sinks.as_ref())?)?;
-    Some(with_backward(saved, sinks_h, [q_bthd, k_bsgd, v_bsgd], options, move |saved, d_out| {
+    Some(with_backward(saved, sinks, [q_bthd, k_bsgd, v_bsgd], options, move |saved, d_out| {
         saved.gradients_by_products(&parts, d_out)
     }))
 }

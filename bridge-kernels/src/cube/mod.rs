@@ -44,6 +44,13 @@ impl Buffer {
         Self::of(x)
     }
 
+    /// As [`Self::of`], of memory that nobody else has: the tensor's own, or a copy.
+    pub fn owned<const D: usize>(x: Tensor<D>) -> Option<Self> {
+        let buffer = Self::of(&x)?;
+        drop(x);
+        Some(if buffer.0.can_mut() { buffer } else { Self(buffer.0.copy()) })
+    }
+
     /// Integers of any width; `None` as for [`Self::of`].
     pub fn of_integers<const D: usize>(x: &Tensor<D, Int>) -> Option<Self> {
         Self::side_by_side(x.clone().without_autodiff().try_into_primitive::<Cube>().ok()?)

@@ -91,9 +91,9 @@ pub(crate) fn embedding(weight_vc: &Tensor<2>, ids_bt: &Tensor<2, IntKind>) -> O
     let ([v, c], [b, t]) = (weight_vc.dims(), ids_bt.dims());
     let (table, ids) = (Buffer::of(weight_vc)?, Buffer::of_integers(ids_bt)?);
     let columns = u32::try_from(c).ok()?;
-    let y = table.uninitialised([b, t, c], table.0.dtype);
     // What kernels can index.
-    u32::try_from(y.len()).ok()?;
+    u32::try_from(b * t * c).ok()?;
+    let y = table.uninitialised([b, t, c], table.0.dtype);
     let (count, dim) = y.unit_per_element();
     let storage = [table.storage(), ids.storage()];
     look_up::launch(&y.0.client, count, dim, table.arg(), ids.arg(), y.arg(), columns, storage);

@@ -54,17 +54,11 @@ pub fn applies_to(state: &AdamWState, gradient: &Tensor<1>) -> bool {
     [parameter, exp_avg, exp_avg_sq].into_iter().all(plain) && !gradient.is_autodiff() && Buffer::of(gradient).is_some()
 }
 
-/// The tensor's memory if nobody else has it, else a copy.
-fn owned(x: Tensor<1>) -> Buffer {
-    let buffer = Buffer::of_f32(&x).expect("the caller asked whether it applies");
-    drop(x);
-    if buffer.0.can_mut() { buffer } else { Buffer(buffer.0.copy()) }
-}
-
 /// See [`crate::optim::adamw`]. Only for what it [`applies_to`].
 pub fn adamw(state: AdamWState, gradient: &Tensor<1>, step: &AdamWStep) -> AdamWState {
     let AdamWState { parameter, exp_avg, exp_avg_sq } = state;
     let gradient = Buffer::of(gradient).expect("the caller asked whether it applies");
+    let owned = |x: Tensor<1>| Buffer::owned(x).expect("the caller asked whether it applies");
     let [parameter, exp_avg, exp_avg_sq] = [parameter, exp_avg, exp_avg_sq].map(owned);
     let (count, dim) = parameter.unit_per_element();
     update::launch(

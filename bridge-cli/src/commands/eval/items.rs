@@ -105,8 +105,7 @@ fn item(line: &str, stem: &str, place: Place) -> Result<Item, String> {
         false => only(&fields, &CONTEXT, "the text before the answer")?,
     };
     let context = text(&fields, name)?.to_owned();
-    let has_list = CHOICES.iter().any(|name| fields.contains_key(*name));
-    let answer = if has_list || is_lettered(&fields) {
+    let answer = if has_list(&fields) || is_lettered(&fields) {
         choice(&fields)?
     } else {
         let name = only(&fields, &TARGET, "the right continuation (or `choices`)")?;
@@ -155,6 +154,11 @@ fn by_letter(table: &Map<String, Value>) -> Result<Vec<String>, String> {
     letters.iter().map(|letter| text(table, letter).map(str::to_owned)).collect()
 }
 
+/// Whether an item has a list of choices.
+fn has_list(fields: &Map<String, Value>) -> bool {
+    CHOICES.iter().any(|name| fields.contains_key(*name))
+}
+
 fn has_letter(table: &Map<String, Value>, letter: &str) -> bool {
     table.get(letter).is_some_and(|value| !value.is_null())
 }
@@ -170,7 +174,7 @@ fn is_lettered(fields: &Map<String, Value>) -> bool {
 
 /// The choices of an item: a list of texts, lists `text` and `label` as ARC has them, or a text by each letter, in a table or in the item itself.
 fn choice(fields: &Map<String, Value>) -> Result<Answer, String> {
-    let has_list = CHOICES.iter().any(|name| fields.contains_key(*name));
+    let has_list = has_list(fields);
     let name = if has_list { only(fields, &CHOICES, "the choices")? } else { "A" };
     let list = |value: &Value, name: &str| -> Result<Vec<String>, String> {
         let values =
