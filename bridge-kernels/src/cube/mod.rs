@@ -38,6 +38,13 @@ impl Buffer {
         Self::side_by_side(x.clone().without_autodiff().try_into_primitive::<Cube>().ok()?)
     }
 
+    /// As [`Self::of`], if no copy is needed.
+    pub fn as_it_is<const D: usize>(x: &Tensor<D>) -> Option<Self> {
+        matches!(x.dtype(), DType::F32 | DType::F16 | DType::BF16).then_some(())?;
+        let tensor = x.clone().without_autodiff().try_into_primitive::<Cube>().ok()?;
+        if tensor.is_contiguous() { Self::side_by_side(tensor) } else { None }
+    }
+
     /// As [`Self::of`], for float32 alone.
     pub fn of_f32<const D: usize>(x: &Tensor<D>) -> Option<Self> {
         (x.dtype() == DType::F32).then_some(())?;

@@ -2,6 +2,8 @@
 //!
 //! Read where they are, the three need no copies, and their gradients are written where the projection's backward wants them.
 
+#[cfg(feature = "cube")]
+pub mod cube;
 mod flex;
 mod packed;
 
@@ -30,6 +32,10 @@ pub fn packed_attention(
     options.check([b, t, t], packed.groups * packed.queries_per_group);
     if let Some((table, positions)) = rotary {
         table.check([b, t], packed.head_size, positions);
+    }
+    #[cfg(feature = "cube")]
+    if let Some([q_bthd, k_btgd, v_btgd]) = cube::unpack(&qkv_btf, packed, rotary) {
+        return attention(q_bthd, k_btgd, v_btgd, options);
     }
     flex::packed_attention(&qkv_btf, packed, rotary, options)
         .unwrap_or_else(|| reference(qkv_btf, packed, rotary, options))

@@ -2,7 +2,7 @@
 
 use burn::cubecl;
 use burn::cubecl::prelude::*;
-use burn::tensor::{Int as IntKind, Tensor};
+use burn::tensor::{DType, Device, Int as IntKind, Tensor};
 
 use super::table::{Positions, RotaryPairing, RotaryTable};
 use crate::cube::{Buffer, attach_one};
@@ -63,33 +63,67 @@ fn rotate<X: Float, P: Int>(
 }
 
 /// A table and where in it tokens are.
+pub(crate) struct Angles {
+    pub cos: Buffer,
+    pub sin: Buffer,
+    /// Of each token, or of each token of a row, the same in all rows.
+    pub positions: Buffer,
+    /// Rotated pairs of a head.
+    pub pairs: usize,
+    pub pairing: RotaryPairing,
+}
+
+impl Angles {
+    /// Those of rows of `t` tokens. `None` if there are no tokens, or too many to index.
+    pub fn of(table: &RotaryTable, positions: &Positions, t: usize, device: &Device) -> Option<Self> {
+        let (cos, sin) = table.cos_sin();
+        let positions = match positions {
+            Positions::From(offset) => {
+                let (offset, t) = (i64::try_from(*offset).ok()?, i64::try_from(t).ok()?);
+                Buffer::of_integers(&Tensor::<1, IntKind>::arange(offset..offset + t, device))?
+            }
+            Positions::Explicit(ids_bt) => Buffer::of_integers(ids_bt)?,
+        };
+        Some(Self {
+            cos: Buffer::of_f32(&cos.clone().to_device(device))?,
+            sin: Buffer::of_f32(&sin.clone().to_device(device))?,
+            positions,
+            pairs: table.rotary_size() / 2,
+            pairing: table.pairing(),
+        })
+    }
+
+    /// No pair is rotated, so that kernels read nothing here. On the device of `x`.
+    pub fn none(x: &Buffer) -> Self {
+        let [cos, sin, positions] = [DType::F32, DType::F32, DType::I32].map(|dtype| x.uninitialised([1], dtype));
+        Self { cos, sin, positions, pairs: 0, pairing: RotaryPairing::Halves }
+    }
+}
+
+/// What is rotated, and how.
 struct Rotation {
-    cos: Buffer,
-    sin: Buffer,
-    positions: Buffer,
+    angles: Angles,
     heads: usize,
     head_size: usize,
-    pairs: usize,
-    pairing: RotaryPairing,
 }
 
 impl Rotation {
     fn run(&self, x: &Buffer, turn: f32) -> Buffer {
-        let y = x.uninitialised_like();
+        let (y, angles) = (x.uninitialised_like(), &self.angles);
         let (count, dim) = y.unit_per_element();
         rotate::launch(
             &x.0.client,
             count,
             dim,
             x.arg(),
-            self.cos.arg(),
-            self.sin.arg(),
-            self.positions.arg(),
+            angles.cos.arg(),
+            angles.sin.arg(),
+            angles.positions.arg(),
             y.arg(),
-            SizesLaunch::new(self.heads as u32, self.head_size as u32, self.pairs as u32),
+            SizesLaunch::new(self.heads as u32, self.head_size as u32, angles.pairs as u32),
             turn,
-            self.pairing == RotaryPairing::Interleaved,
-            [x.storage(), self.positions.storage()],
+            angles.pairing == RotaryPairing::Interleaved,
+            [x.storage(), angles.positions.storage()],
         );
         y
     }
@@ -100,23 +134,7 @@ pub fn apply_rotary(x_bthd: &Tensor<4>, table: &RotaryTable, positions: &Positio
     let [_, t, heads, head_size] = x_bthd.dims();
     let x = Buffer::of(x_bthd)?;
     let device = x_bthd.device().without_autodiff();
-    let (cos, sin) = table.cos_sin();
-    let positions = match positions {
-        Positions::From(offset) => {
-            let (offset, t) = (i64::try_from(*offset).ok()?, i64::try_from(t).ok()?);
-            Buffer::of_integers(&Tensor::<1, IntKind>::arange(offset..offset + t, &device))?
-        }
-        Positions::Explicit(ids_bt) => Buffer::of_integers(ids_bt)?,
-    };
-    let rotation = Rotation {
-        cos: Buffer::of_f32(&cos.clone().to_device(&device))?,
-        sin: Buffer::of_f32(&sin.clone().to_device(&device))?,
-        positions,
-        heads,
-        head_size,
-        pairs: table.rotary_size() / 2,
-        pairing: table.pairing(),
-    };
+    let rotation = Rotation { angles: Angles::of(table, positions, t, &device)?, heads, head_size };
     let y = rotation.run(&x, 1.0);
     Some(attach_one(y, x_bthd, move |dy| rotation.run(&dy, -1.0)))
 }

@@ -19,6 +19,7 @@ mod offload;
 #[path = "../operands/mod.rs"]
 mod operands;
 mod optim;
+mod packed;
 mod rotary;
 mod state_space;
 mod training;

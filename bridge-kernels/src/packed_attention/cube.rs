@@ -1,0 +1,323 @@
+//! Queries, keys and values of a projection on GPUs: one kernel takes the projection apart and turns queries and keys, and one puts the gradients together
+//! and turns these back.
+
+use burn::cubecl;
+use burn::cubecl::prelude::*;
+use burn::tensor::Tensor;
+
+use super::packed::PackedHeads;
+use crate::cube::Buffer;
+use crate::rotary::cube::Angles;
+use crate::rotary::{Positions, RotaryPairing, RotaryTable};
+use crate::vjp;
+
+/// Sizes that may change from call to call without a new kernel.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+struct Sizes {
+    tokens: u32,
+    groups: u32,
+    queries_per_group: u32,
+    head_size: u32,
+    /// Rotated pairs of a head; what is beyond them is copied.
+    pairs: u32,
+}
+
+/// Elements from a sequence, a token and a head to the next.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+struct Strides {
+    sequence: u32,
+    token: u32,
+    head: u32,
+}
+
+/// Where an element of a projection belongs.
+#[derive(CubeType, Clone, Copy)]
+struct Place {
+    sequence: usize,
+    /// In its sequence.
+    token: usize,
+    group: usize,
+    /// In its group: queries, then the key, then the value.
+    slot: usize,
+    lane: usize,
+}
+
+#[cube]
+fn place_of(element: usize, sizes: &Sizes) -> Place {
+    let (d, slots) = (sizes.head_size as usize, sizes.queries_per_group as usize + 2);
+    let (tokens, groups) = (sizes.tokens as usize, sizes.groups as usize);
+    let (lane, head) = (element % d, element / d);
+    let (slot, rest) = (head % slots, head / slots);
+    let (group, token) = (rest % groups, rest / groups);
+    Place { sequence: token / tokens, token: token % tokens, group, slot, lane }
+}
+
+/// The first element of a head.
+#[cube]
+fn start(at: &Place, head: usize, strides: &Strides) -> usize {
+    at.sequence * strides.sequence as usize + at.token * strides.token as usize + head * strides.head as usize
+}
+
+/// How an element is turned: its own factor, that of the other element of its pair, and how far that one is behind it or, if `back`, in front of it.
+#[derive(CubeType, Clone, Copy)]
+struct Turn {
+    own: f32,
+    other: f32,
+    distance: usize,
+    back: bool,
+}
+
+#[cube]
+fn turn<P: Int>(
+    cos: &[f32],
+    sin: &[f32],
+    positions: &[P],
+    at: &Place,
+    sizes: &Sizes,
+    direction: f32,
+    #[comptime] interleaved: bool,
+) -> Turn {
+    let pairs = sizes.pairs as usize;
+    let mut pair = at.lane % pairs;
+    let mut first = at.lane < pairs;
+    let mut distance = pairs;
+    if comptime!(interleaved) {
+        pair = at.lane / 2;
+        first = at.lane == 2 * pair;
+        distance = 1;
+    }
+    let token = at.sequence * sizes.tokens as usize + at.token;
+    let position = u32::cast_from(positions[token % positions.len()]) as usize;
+    let angle = position * pairs + pair;
+    let mut other = sin[angle] * direction;
+    if first {
+        other = -other;
+    }
+    Turn { own: cos[angle], other, distance, back: !first }
+}
+
+/// Takes `packed` apart: a unit an element.
+#[cube(launch)]
+fn take_apart<X: Float, P: Int>(
+    packed: &[X],
+    q: &mut [X],
+    k: &mut [X],
+    v: &mut [X],
+    cos: &[f32],
+    sin: &[f32],
+    positions: &[P],
+    sizes: Sizes,
+    of_queries: Strides,
+    of_keys: Strides,
+    #[comptime] interleaved: bool,
+    #[define(X, P)] _storage: [ElemType; 2],
+) {
+    let element = ABSOLUTE_POS;
+    if element >= packed.len() {
+        terminate!();
+    }
+    let at = place_of(element, &sizes);
+    let r = sizes.queries_per_group as usize;
+    let mut value = packed[element];
+    if at.slot <= r && at.lane < 2 * sizes.pairs as usize {
+        let turn = turn::<P>(cos, sin, positions, &at, &sizes, 1.0f32, interleaved);
+        let mut partner = element + turn.distance;
+        if turn.back {
+            partner = element - turn.distance;
+        }
+        let turned = f32::cast_from(value) * turn.own + f32::cast_from(packed[partner]) * turn.other;
+        value = X::cast_from(turned);
+    }
+    if at.slot < r {
+        q[start(&at, at.group * r + at.slot, &of_queries) + at.lane] = value;
+    } else if at.slot == r {
+        k[start(&at, at.group, &of_keys) + at.lane] = value;
+    } else {
+        v[start(&at, at.group, &of_keys) + at.lane] = value;
+    }
+}
+
+/// Puts gradients together: a unit an element of `packed`.
+#[cube(launch)]
+fn put_together<X: Float, P: Int>(
+    packed: &mut [X],
+    q: &[X],
+    k: &[X],
+    v: &[X],
+    cos: &[f32],
+    sin: &[f32],
+    positions: &[P],
+    sizes: Sizes,
+    of_queries: Strides,
+    of_keys: Strides,
+    of_values: Strides,
+    #[comptime] interleaved: bool,
+    #[define(X, P)] _storage: [ElemType; 2],
+) {
+    let element = ABSOLUTE_POS;
+    if element >= packed.len() {
+        terminate!();
+    }
+    let at = place_of(element, &sizes);
+    let r = sizes.queries_per_group as usize;
+    if at.slot > r {
+        packed[element] = v[start(&at, at.group, &of_values) + at.lane];
+        terminate!();
+    }
+    let mut source = start(&at, at.group, &of_keys) + at.lane;
+    if at.slot < r {
+        source = start(&at, at.group * r + at.slot, &of_queries) + at.lane;
+    }
+    let mut value = head_value(q, k, source, at.slot < r);
+    if at.lane < 2 * sizes.pairs as usize {
+        let turn = turn::<P>(cos, sin, positions, &at, &sizes, -1.0f32, interleaved);
+        let mut partner = source + turn.distance;
+        if turn.back {
+            partner = source - turn.distance;
+        }
+        let other = f32::cast_from(head_value(q, k, partner, at.slot < r));
+        value = X::cast_from(f32::cast_from(value) * turn.own + other * turn.other);
+    }
+    packed[element] = value;
+}
+
+#[cube]
+fn head_value<X: Float>(q: &[X], k: &[X], place: usize, is_query: bool) -> X {
+    if is_query { q[place] } else { k[place] }
+}
+
+/// Heads in memory: elements of a head are side by side.
+struct Heads {
+    buffer: Buffer,
+    strides: [usize; 3],
+}
+
+impl Heads {
+    /// A gradient as it lies in memory, or a copy.
+    fn of_gradient(gradient: Tensor<4>) -> Self {
+        // By heads, as products make them.
+        let by_head = gradient.clone().permute([0, 2, 1, 3]);
+        let [b, t, heads, d] = gradient.dims();
+        match Buffer::as_it_is(&by_head) {
+            Some(buffer) => Self { buffer, strides: [heads * t * d, d, t * d] },
+            None => Self::by_token(Buffer::of_gradient(gradient), [b, t, heads, d]),
+        }
+    }
+
+    /// Of `[b, t, heads, d]` side by side.
+    fn by_token(buffer: Buffer, [_, t, heads, d]: [usize; 4]) -> Self {
+        Self { buffer, strides: [t * heads * d, heads * d, d] }
+    }
+
+    fn strides(&self) -> StridesLaunch {
+        let [sequence, token, head] = self.strides.map(|stride| stride as u32);
+        StridesLaunch::new(sequence, token, head)
+    }
+}
+
+/// What both directions have.
+struct Packing {
+    packed: PackedHeads,
+    /// `[b, t]`.
+    tokens: [usize; 2],
+    angles: Angles,
+}
+
+impl Packing {
+    fn sizes(&self) -> SizesLaunch {
+        let PackedHeads { groups, queries_per_group, head_size } = self.packed;
+        let [tokens, groups, queries, head, pairs] =
+            [self.tokens[1], groups, queries_per_group, head_size, self.angles.pairs].map(|size| size as u32);
+        SizesLaunch::new(tokens, groups, queries, head, pairs)
+    }
+
+    fn storage(&self, x: &Buffer) -> [ElemType; 2] {
+        [x.storage(), self.angles.positions.storage()]
+    }
+
+    fn is_interleaved(&self) -> bool {
+        self.angles.pairing == RotaryPairing::Interleaved
+    }
+
+    fn take_apart(&self, x: &Buffer) -> [Buffer; 3] {
+        let ([b, t], PackedHeads { groups: g, queries_per_group: r, head_size: d }) = (self.tokens, self.packed);
+        let heads = |heads: usize| Heads::by_token(x.uninitialised([b, t, heads, d], x.0.dtype), [b, t, heads, d]);
+        let [q, k, v] = [heads(g * r), heads(g), heads(g)];
+        let (count, dim) = x.unit_per_element();
+        let angles = &self.angles;
+        take_apart::launch(
+            &x.0.client,
+            count,
+            dim,
+            x.arg(),
+            q.buffer.arg(),
+            k.buffer.arg(),
+            v.buffer.arg(),
+            angles.cos.arg(),
+            angles.sin.arg(),
+            angles.positions.arg(),
+            self.sizes(),
+            q.strides(),
+            k.strides(),
+            self.is_interleaved(),
+            self.storage(x),
+        );
+        [q, k, v].map(|heads| heads.buffer)
+    }
+
+    fn put_together(&self, [q, k, v]: [Heads; 3]) -> Buffer {
+        let [b, t] = self.tokens;
+        let x = q.buffer.uninitialised([b, t, self.packed.width()], q.buffer.0.dtype);
+        let (count, dim) = x.unit_per_element();
+        let angles = &self.angles;
+        put_together::launch(
+            &x.0.client,
+            count,
+            dim,
+            x.arg(),
+            q.buffer.arg(),
+            k.buffer.arg(),
+            v.buffer.arg(),
+            angles.cos.arg(),
+            angles.sin.arg(),
+            angles.positions.arg(),
+            self.sizes(),
+            q.strides(),
+            k.strides(),
+            v.strides(),
+            self.is_interleaved(),
+            self.storage(&x),
+        );
+        x
+    }
+}
+
+/// [`PackedHeads::unpack`], with queries and keys rotated. Explicit positions are not compared with the table's length: they are on the device.
+pub fn unpack(
+    qkv_btf: &Tensor<3>,
+    packed: PackedHeads,
+    rotary: Option<(&RotaryTable, &Positions)>,
+) -> Option<[Tensor<4>; 3]> {
+    let [b, t, _] = qkv_btf.dims();
+    let x = Buffer::of(qkv_btf)?;
+    let device = qkv_btf.device().without_autodiff();
+    let angles = match rotary {
+        Some((table, positions)) => Angles::of(table, positions, t, &device)?,
+        None => Angles::none(&x),
+    };
+    let packing = Packing { packed, tokens: [b, t], angles };
+    let dtype = x.0.dtype;
+    let outputs = packing.take_apart(&x).map(|heads| heads.tensor::<4>().into_dispatch()).into();
+    let [groups, queries] = [packed.groups, packed.groups * packed.queries_per_group];
+    let outputs = vjp::attach_all(outputs, vec![qkv_btf.clone().into_dispatch()], move |gradients| {
+        let mut gradients = gradients.into_iter();
+        let of_heads = [queries, groups, groups].map(|heads| {
+            let gradient = gradients.next().flatten().map(Tensor::from_dispatch);
+            let shape = [b, t, heads, packed.head_size];
+            Heads::of_gradient(gradient.unwrap_or_else(|| Tensor::zeros(shape, (&device, dtype))))
+        });
+        vec![packing.put_together(of_heads).gradient()]
+    });
+    let mut outputs = outputs.into_iter();
+    Some([(); 3].map(|()| Tensor::from_dispatch(outputs.next().expect("queries, keys and values"))))
+}
