@@ -61,13 +61,10 @@ impl GradientBuffer {
 
     /// Adds a micro-batch's gradient of the parameter `name`.
     pub fn add(&mut self, name: &str, gradient: Tensor<1>) {
-        let gradient = match self.accumulation {
-            AccumulationDType::Float32 => to_float32(gradient),
-            AccumulationDType::AsComputed => gradient,
-        };
-        let sum = match self.gradients.remove(name) {
-            Some(sum) => accumulate(sum, gradient),
-            None => gradient,
+        let sum = match (self.gradients.remove(name), self.accumulation) {
+            (Some(sum), _) => accumulate(sum, gradient),
+            (None, AccumulationDType::Float32) => to_float32(gradient),
+            (None, AccumulationDType::AsComputed) => gradient,
         };
         self.gradients.insert(name.to_owned(), sum);
     }

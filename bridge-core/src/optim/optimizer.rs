@@ -339,7 +339,12 @@ impl Optimizer {
         let algorithm = &self.settings.algorithm;
         // A parameter that the step did not touch has a zero gradient: its moments decay.
         let taken = Instant::now();
-        let gradient = gradient.map(if algorithm.formats.is_some() { as_taken } else { to_float32 });
+        let gradient = gradient.map(match value.dtype() {
+            _ if algorithm.formats.is_some() => as_taken,
+            DType::F32 => to_float32,
+            // Rules take any.
+            _ => std::convert::identity,
+        });
         let gradient = gradient.unwrap_or_else(|| zeros_like(&value));
         self.copies.gradients += taken.elapsed();
         let step = self.update_step(*group, shape, step);
@@ -349,13 +354,13 @@ impl Optimizer {
             let scales = self.scales.get(name).unwrap_or(&none);
             return slot.update_reduced((algorithm, formats), value, gradient, &step, scales);
         }
-        let dtype = value.dtype();
-        let updated = slot.update(algorithm, value, gradient, &step);
-        if dtype == DType::F32 {
-            return updated;
+        if value.dtype() == DType::F32 {
+            return slot.update(algorithm, value, gradient, &step);
         }
+        let dtype = FloatDType::from(value.dtype());
+        let (updated, rounded) = slot.update_rounded(algorithm, value, gradient, &step);
         let rounding = Instant::now();
-        let rounded = updated.clone().cast(FloatDType::from(dtype));
+        let rounded = rounded.unwrap_or_else(|| updated.clone().cast(dtype));
         slot.master = Some(Master::Whole(Box::new(Stored::Plain(updated))));
         self.copies.parameters += rounding.elapsed();
         rounded

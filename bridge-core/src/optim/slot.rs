@@ -47,7 +47,7 @@ impl Slot {
         self.master.as_ref().map(|master| master.widen(parameter))
     }
 
-    /// Updates the states, which are kept as the rule declares them, and returns the new value in float32.
+    /// Updates the states, which are kept as the rule declares them, and returns the new value in float32. The gradient is float32.
     pub fn update(
         &mut self,
         algorithm: &Algorithm,
@@ -55,6 +55,26 @@ impl Slot {
         gradient: Tensor<1>,
         step: &UpdateStep<'_>,
     ) -> Tensor<1> {
+        let values = self.take(algorithm, value);
+        self.put(algorithm.update.update(values, gradient, step))
+    }
+
+    /// [`Self::update`] of a parameter in 16 bits, with the new value in its dtype too, where the rule makes that. The gradient is float32 or of 16 bits.
+    pub fn update_rounded(
+        &mut self,
+        algorithm: &Algorithm,
+        value: Tensor<1>,
+        gradient: Tensor<1>,
+        step: &UpdateStep<'_>,
+    ) -> (Tensor<1>, Option<Tensor<1>>) {
+        let dtype = FloatDType::from(value.dtype());
+        let values = self.take(algorithm, value);
+        let (values, rounded) = algorithm.update.update_rounded(values, gradient, step, dtype);
+        (self.put(values), rounded)
+    }
+
+    /// What an update of states as the rule declares them is given.
+    fn take(&mut self, algorithm: &Algorithm, value: Tensor<1>) -> Values {
         let parameter = match self.master.take() {
             Some(Master::Whole(master)) => master.into_plain(&value.device()),
             Some(master) => master.widen(&value),
@@ -63,7 +83,11 @@ impl Slot {
         };
         let states = algorithm.rule.states.iter().zip(&mut self.states);
         let states = states.map(|(state, kept)| plain(kept.take(), state, &parameter)).collect();
-        let Values { parameter, states } = algorithm.update.update(Values { parameter, states }, gradient, step);
+        Values { parameter, states }
+    }
+
+    /// Keeps the states that an update made.
+    fn put(&mut self, Values { parameter, states }: Values) -> Tensor<1> {
         self.states = states.into_iter().map(|state| Some(Stored::Plain(state))).collect();
         parameter
     }

@@ -1,4 +1,4 @@
-//! Activations, plain and gated: a unit an element.
+//! Activations, plain and gated: a unit a vector of elements.
 
 use burn::cubecl;
 use burn::cubecl::prelude::*;
@@ -63,19 +63,31 @@ fn at(x: f32, #[comptime] kind: Activation) -> Point {
 }
 
 #[cube(launch)]
-fn plain_forward<X: Float>(x: &[X], y: &mut [X], #[comptime] kind: Activation, #[define(X)] _storage: ElemType) {
+fn plain_forward<X: Float, N: Size>(
+    x: &[Vector<X, N>],
+    y: &mut [Vector<X, N>],
+    #[comptime] kind: Activation,
+    #[define(X)] _storage: ElemType,
+) {
     let i = ABSOLUTE_POS;
     if i >= y.len() {
         terminate!();
     }
-    y[i] = X::cast_from(at(f32::cast_from(x[i]), kind).value);
+    let mut values = Vector::<f32, N>::cast_from(x[i]);
+    let lanes = values.vector_size();
+    #[unroll]
+    for lane in 0..lanes {
+        let value = at(values.extract(lane), kind).value;
+        values.insert(lane, value);
+    }
+    y[i] = Vector::cast_from(values);
 }
 
 #[cube(launch)]
-fn plain_backward<X: Float>(
-    x: &[X],
-    dy: &[X],
-    dx: &mut [X],
+fn plain_backward<X: Float, N: Size>(
+    x: &[Vector<X, N>],
+    dy: &[Vector<X, N>],
+    dx: &mut [Vector<X, N>],
     #[comptime] kind: Activation,
     #[define(X)] _storage: ElemType,
 ) {
@@ -83,7 +95,15 @@ fn plain_backward<X: Float>(
     if i >= dx.len() {
         terminate!();
     }
-    dx[i] = X::cast_from(f32::cast_from(dy[i]) * at(f32::cast_from(x[i]), kind).slope);
+    let values = Vector::<f32, N>::cast_from(x[i]);
+    let mut slopes = Vector::<f32, N>::cast_from(dy[i]);
+    let lanes = values.vector_size();
+    #[unroll]
+    for lane in 0..lanes {
+        let slope = slopes.extract(lane) * at(values.extract(lane), kind).slope;
+        slopes.insert(lane, slope);
+    }
+    dx[i] = Vector::cast_from(slopes);
 }
 
 /// A bounded element, and one where it is not beyond its bound.
@@ -111,11 +131,11 @@ fn bounded_linear(x: f32, limit: f32, offset: f32) -> Bounded {
     Bounded { value: offset - below.value, passes: above.passes * below.passes }
 }
 
-/// `x` is `[n, 2, f]`: gates, then values that they let pass. Only a `limited` unit heeds `limit` and `offset`.
+/// `x` is `[n, 2, f]`: gates, then values that they let pass; `width` is `f` in vectors. Only a `limited` unit heeds `limit` and `offset`.
 #[cube(launch)]
-fn gated_forward<X: Float>(
-    x: &[X],
-    y: &mut [X],
+fn gated_forward<X: Float, N: Size>(
+    x: &[Vector<X, N>],
+    y: &mut [Vector<X, N>],
     width: u32,
     limit: f32,
     offset: f32,
@@ -129,21 +149,28 @@ fn gated_forward<X: Float>(
     }
     let width = width as usize;
     let place = i + i / width * width;
-    let mut gate = f32::cast_from(x[place]);
-    let mut up = f32::cast_from(x[place + width]);
-    if comptime!(limited) {
-        gate = bounded_above(gate, limit).value;
-        up = bounded_linear(up, limit, offset).value;
+    let gates = Vector::<f32, N>::cast_from(x[place]);
+    let mut ups = Vector::<f32, N>::cast_from(x[place + width]);
+    let lanes = gates.vector_size();
+    #[unroll]
+    for lane in 0..lanes {
+        let mut gate = gates.extract(lane);
+        let mut up = ups.extract(lane);
+        if comptime!(limited) {
+            gate = bounded_above(gate, limit).value;
+            up = bounded_linear(up, limit, offset).value;
+        }
+        ups.insert(lane, at(gate, kind).value * up);
     }
-    y[i] = X::cast_from(at(gate, kind).value * up);
+    y[i] = Vector::cast_from(ups);
 }
 
-/// Both halves of the gradient `[n, 2, f]`, by the unit of an element of `dy [n, f]`.
+/// Both halves of the gradient `[n, 2, f]`, by the unit of a vector of `dy [n, f]`; `width` is `f` in vectors.
 #[cube(launch)]
-fn gated_backward<X: Float>(
-    x: &[X],
-    dy: &[X],
-    dx: &mut [X],
+fn gated_backward<X: Float, N: Size>(
+    x: &[Vector<X, N>],
+    dy: &[Vector<X, N>],
+    dx: &mut [Vector<X, N>],
     width: u32,
     limit: f32,
     offset: f32,
@@ -157,38 +184,49 @@ fn gated_backward<X: Float>(
     }
     let width = width as usize;
     let place = i + i / width * width;
-    let mut gate = f32::cast_from(x[place]);
-    let mut up = f32::cast_from(x[place + width]);
-    let slope = f32::cast_from(dy[i]);
-    let mut dgate = slope;
-    let mut dup = slope;
-    if comptime!(limited) {
-        let bounded = bounded_above(gate, limit);
-        gate = bounded.value;
-        dgate *= bounded.passes;
-        let bounded = bounded_linear(up, limit, offset);
-        up = bounded.value;
-        dup *= bounded.passes;
+    let mut gates = Vector::<f32, N>::cast_from(x[place]);
+    let mut ups = Vector::<f32, N>::cast_from(x[place + width]);
+    let slopes = Vector::<f32, N>::cast_from(dy[i]);
+    let lanes = gates.vector_size();
+    #[unroll]
+    for lane in 0..lanes {
+        let mut gate = gates.extract(lane);
+        let mut up = ups.extract(lane);
+        let slope = slopes.extract(lane);
+        let mut dgate = slope;
+        let mut dup = slope;
+        if comptime!(limited) {
+            let bounded = bounded_above(gate, limit);
+            gate = bounded.value;
+            dgate *= bounded.passes;
+            let bounded = bounded_linear(up, limit, offset);
+            up = bounded.value;
+            dup *= bounded.passes;
+        }
+        let point = at(gate, kind);
+        gates.insert(lane, dgate * point.slope * up);
+        ups.insert(lane, dup * point.value);
     }
-    let point = at(gate, kind);
-    dx[place] = X::cast_from(dgate * point.slope * up);
-    dx[place + width] = X::cast_from(dup * point.value);
+    dx[place] = Vector::cast_from(gates);
+    dx[place + width] = Vector::cast_from(ups);
 }
 
 /// See [`crate::activation()`].
 pub fn activation<const D: usize>(x_tensor: &Tensor<D>, kind: Activation) -> Option<Tensor<D>> {
     let x = Buffer::of(x_tensor)?;
     let y = x.uninitialised_like();
-    let (count, dim) = y.unit_per_element();
-    plain_forward::launch(&x.0.client, count, dim, x.arg(), y.arg(), kind, x.storage());
+    let lanes = x.lanes(x.len());
+    let (count, dim) = x.grid(x.len() / lanes);
+    plain_forward::launch(&x.0.client, count, dim, lanes, x.arg(), y.arg(), kind, x.storage());
     let x = x.kept();
     Some(attach_one(y, x_tensor, move |dy| backward(&dy, &x.buffer(), kind)))
 }
 
 fn backward(dy: &Buffer, x: &Buffer, kind: Activation) -> Buffer {
     let dx = x.uninitialised_like();
-    let (count, dim) = dx.unit_per_element();
-    plain_backward::launch(&x.0.client, count, dim, x.arg(), dy.arg(), dx.arg(), kind, x.storage());
+    let lanes = x.lanes(x.len());
+    let (count, dim) = x.grid(x.len() / lanes);
+    plain_backward::launch(&x.0.client, count, dim, lanes, x.arg(), dy.arg(), dx.arg(), kind, x.storage());
     dx
 }
 
@@ -210,11 +248,14 @@ pub fn glu(x_bt2f: &Tensor<3>, unit: impl Into<GatedUnit>) -> Option<Tensor<3>> 
     let width = u32::try_from(double / 2).ok()?;
     let x = Buffer::of(x_bt2f)?;
     let y = x.uninitialised([b, t, double / 2], x_bt2f.dtype());
-    let (count, dim) = y.unit_per_element();
+    let lanes = x.lanes(double / 2);
+    let (count, dim) = y.grid(y.len() / lanes);
+    let width = width / lanes as u32;
     gated_forward::launch(
         &x.0.client,
         count,
         dim,
+        lanes,
         x.arg(),
         y.arg(),
         width,
@@ -228,12 +269,13 @@ pub fn glu(x_bt2f: &Tensor<3>, unit: impl Into<GatedUnit>) -> Option<Tensor<3>> 
     Some(attach_one(y, x_bt2f, move |dy| {
         let x = kept.buffer();
         let dx = x.uninitialised_like();
-        let (count, dim) = dy.unit_per_element();
+        let (count, dim) = dy.grid(dy.len() / lanes);
         let (x_arg, dy_arg, dx_arg) = (x.arg(), dy.arg(), dx.arg());
         gated_backward::launch(
             &x.0.client,
             count,
             dim,
+            lanes,
             x_arg,
             dy_arg,
             dx_arg,

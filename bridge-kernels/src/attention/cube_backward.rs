@@ -245,7 +245,7 @@ impl Saved {
     }
 
     /// Fills in the means of gradients of probabilities, in place of the largest scores.
-    fn means(&self, d_out: &Buffer) {
+    pub(super) fn means(&self, d_out: &Buffer) {
         let Problem { b, t, h, width, .. } = self.problem;
         let (count, dim, units) = self.q.cube_per_row(b * h * t, width);
         means::launch(

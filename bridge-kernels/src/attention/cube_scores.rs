@@ -172,9 +172,55 @@ pub(super) fn score(product: f32, sizes: &Sizes, #[comptime] capped: bool) -> f3
     score
 }
 
-/// From products of queries and keys and gradients of probabilities to probabilities after dropout and gradients of the products, but for the scale; zero where a
-/// key is not seen. The tile begins at a query and a key, whose rows are keys if `by_key`. `statistics` are log-sum-exps and means of gradients of
-/// probabilities, `[2, b, h, t]`, of which the head's queries begin at `line`.
+/// What becomes of a product of a query and a key, and of the gradient of its probability.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Differentiated {
+    /// After dropout.
+    pub probability: f32,
+    /// Of the product, but for the scale.
+    pub gradient: f32,
+}
+
+/// Zeros where the key is not seen, which is asked if the tile is `masked`. `statistics` are log-sum-exps and means of gradients of probabilities, `[2, b, h, t]`,
+/// of which the head's queries begin at `line`.
+#[cube]
+pub(super) fn differentiated<P: Int>(
+    product: f32,
+    slope: f32,
+    documents: ComptimeOption<&[P]>,
+    statistics: &[f32],
+    batch: usize,
+    line: usize,
+    query: usize,
+    key: usize,
+    masked: bool,
+    sizes: &Sizes,
+    mask: &Mask,
+    #[comptime] capped: bool,
+    #[comptime] dropped: bool,
+) -> Differentiated {
+    let mut probability = 0.0f32;
+    let mut gradient = 0.0f32;
+    if !masked || sees::<P>(documents, batch, query, key, sizes) {
+        let value = score(product, sizes, capped);
+        probability = (value - statistics[line + query]).exp();
+        gradient = slope;
+        let whole = probability;
+        if comptime!(dropped) {
+            let factor = factor(mask, (line + query) as u32, key as u32, sizes.keys);
+            gradient *= factor;
+            probability *= factor;
+        }
+        gradient = whole * (gradient - statistics[statistics.len() / 2 + line + query]);
+        if comptime!(capped) {
+            let ratio = value / sizes.softcap;
+            gradient *= 1.0f32 - ratio * ratio;
+        }
+    }
+    Differentiated { probability, gradient }
+}
+
+/// [`differentiated`] for a tile. It begins at a query and a key, whose rows are keys if `by_key`.
 #[cube]
 pub(super) fn to_gradients<P: Int>(
     scores: &mut Array<f32>,
@@ -203,27 +249,23 @@ pub(super) fn to_gradients<P: Int>(
                 own = column;
                 other = row;
             }
-            let (query, key) = (query + own, key + other);
-            let mut probability = 0.0f32;
-            let mut gradient = 0.0f32;
-            if sees::<P>(documents, batch, query, key, sizes) {
-                let value = score(scores[i * r + j], sizes, form.capped);
-                probability = (value - statistics[line + query]).exp();
-                gradient = gradients[i * r + j];
-                let whole = probability;
-                if comptime!(form.dropped) {
-                    let factor = factor(mask, (line + query) as u32, key as u32, sizes.keys);
-                    gradient *= factor;
-                    probability *= factor;
-                }
-                gradient = whole * (gradient - statistics[statistics.len() / 2 + line + query]);
-                if comptime!(form.capped) {
-                    let ratio = value / sizes.softcap;
-                    gradient *= 1.0f32 - ratio * ratio;
-                }
-            }
-            scores[i * r + j] = probability;
-            gradients[i * r + j] = gradient;
+            let found = differentiated::<P>(
+                scores[i * r + j],
+                gradients[i * r + j],
+                documents,
+                statistics,
+                batch,
+                line,
+                query + own,
+                key + other,
+                true,
+                sizes,
+                mask,
+                form.capped,
+                form.dropped,
+            );
+            scores[i * r + j] = found.probability;
+            gradients[i * r + j] = found.gradient;
         }
     }
 }

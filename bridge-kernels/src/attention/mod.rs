@@ -13,6 +13,10 @@ mod cube_scores;
 pub(crate) mod flex;
 pub(crate) mod heads;
 mod largest;
+#[cfg(feature = "cube")]
+pub mod matrix_units;
+#[cfg(feature = "cube")]
+mod matrix_units_backward;
 mod options;
 mod parts;
 
@@ -39,6 +43,9 @@ pub fn attention(q_bthd: Tensor<4>, k_bsgd: Tensor<4>, v_bsgd: Tensor<4>, option
     check_shapes(&q_bthd, &k_bsgd, &v_bsgd, options);
     #[cfg(feature = "cube")]
     {
+        if let Some(out) = matrix_units::attention(&q_bthd, &k_bsgd, &v_bsgd, options, None) {
+            return out;
+        }
         let by_products = parts::are_for(k_bsgd.dims()[1], k_bsgd.dtype().size());
         let form = if by_products { cube_products::attention } else { cube::attention };
         if let Some(out) = form(&q_bthd, &k_bsgd, &v_bsgd, options) {

@@ -7,6 +7,7 @@
 //!
 //! No other code is built for the features `cuda`, `wgpu` and `vulkan`: which of CubeCL's runtimes a kernel runs on is a property of the tensor.
 
+pub(crate) mod fragments;
 pub(crate) mod kept;
 pub(crate) mod reduce;
 pub(crate) mod tile;
@@ -92,6 +93,13 @@ impl Buffer {
     /// Memory of the same shape and dtype, not yet written.
     pub fn uninitialised_like(&self) -> Self {
         self.uninitialised(self.0.shape(), self.0.dtype)
+    }
+
+    /// How many elements kernels read and write at once where runs of `run` elements begin anywhere in this buffer and in others like it: a vector of
+    /// 16 bytes if they are of 32 bits, of 8 if of 16, or less.
+    pub fn lanes(&self, run: usize) -> usize {
+        let sizes = self.0.client.io_optimized_vector_sizes(size_of::<f32>());
+        sizes.filter(|lanes| run.is_multiple_of(*lanes)).max().unwrap_or(1)
     }
 
     pub fn len(&self) -> usize {

@@ -9,7 +9,7 @@ use crate::cube::reduce::cube_sum;
 use crate::vjp;
 
 /// Rows whose parameter gradients one unit adds up.
-const ROWS: usize = 64;
+const ROWS: usize = 32;
 
 /// What is fixed when a kernel is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -22,11 +22,11 @@ pub(super) struct Form {
 
 /// `y = (x - mean) * reciprocal * weight + bias`; `statistics` gets mean and reciprocal deviation of each row, `[n, 2]`.
 #[cube(launch)]
-fn forward<X: Float, W: Float>(
-    x: &[X],
-    weight: &[W],
-    bias: ComptimeOption<&[W]>,
-    y: &mut [X],
+fn forward<X: Float, W: Float, N: Size>(
+    x: &[Vector<X, N>],
+    weight: &[Vector<W, N>],
+    bias: ComptimeOption<&[Vector<W, N>]>,
+    y: &mut [Vector<X, N>],
     statistics: &mut [f32],
     epsilon: f32,
     #[comptime] form: Form,
@@ -39,19 +39,20 @@ fn forward<X: Float, W: Float>(
         terminate!();
     }
     let start = row * columns;
-    let count = f32::cast_from(columns as u32);
+    let count = f32::cast_from((columns * N::value()) as u32);
     let mut mean = 0.0f32;
     if comptime!(form.centred) {
         let mut sum = 0.0f32;
         for column in range_stepped(unit, columns, units) {
-            sum += f32::cast_from(x[start + column]);
+            sum += sum_of(Vector::<f32, N>::cast_from(x[start + column]));
         }
         mean = cube_sum(sum, units) / count;
     }
+    let shift = Vector::<f32, N>::new(mean);
     let mut squares = 0.0f32;
     for column in range_stepped(unit, columns, units) {
-        let centred = f32::cast_from(x[start + column]) - mean;
-        squares += centred * centred;
+        let centred = Vector::<f32, N>::cast_from(x[start + column]) - shift;
+        squares += sum_of(centred * centred);
     }
     let variance = cube_sum(squares, units) / count;
     let reciprocal = 1.0f32 / (variance + epsilon).sqrt();
@@ -59,27 +60,39 @@ fn forward<X: Float, W: Float>(
         statistics[2 * row] = mean;
         statistics[2 * row + 1] = reciprocal;
     }
+    let factor = Vector::<f32, N>::new(reciprocal);
     for column in range_stepped(unit, columns, units) {
-        let normed = (f32::cast_from(x[start + column]) - mean) * reciprocal;
-        let mut value = normed * f32::cast_from(weight[column]);
+        let normed = (Vector::<f32, N>::cast_from(x[start + column]) - shift) * factor;
+        let mut value = normed * Vector::cast_from(weight[column]);
         #[comptime]
         match bias {
-            ComptimeOption::Some(bias) => value += f32::cast_from(bias[column]),
+            ComptimeOption::Some(bias) => value += Vector::cast_from(bias[column]),
             ComptimeOption::None => {}
         }
-        y[start + column] = X::cast_from(value);
+        y[start + column] = Vector::cast_from(value);
     }
+}
+
+#[cube]
+fn sum_of<N: Size>(x: Vector<f32, N>) -> f32 {
+    let mut sum = 0.0f32;
+    let lanes = x.vector_size();
+    #[unroll]
+    for lane in 0..lanes {
+        sum += x.extract(lane);
+    }
+    sum
 }
 
 /// Gradient of the input. With `g = dy * weight` and `z` the normed input: `dx = reciprocal * (g - mean(g) - z * mean(g * z))`,
 /// without the middle term for RMSNorm.
 #[cube(launch)]
-fn backward<X: Float, W: Float>(
-    x: &[X],
-    weight: &[W],
-    dy: &[X],
+fn backward<X: Float, W: Float, N: Size>(
+    x: &[Vector<X, N>],
+    weight: &[Vector<W, N>],
+    dy: &[Vector<X, N>],
     statistics: &[f32],
-    dx: &mut [X],
+    dx: &mut [Vector<X, N>],
     #[comptime] form: Form,
     #[define(X, W)] _storage: [ElemType; 2],
 ) {
@@ -90,35 +103,37 @@ fn backward<X: Float, W: Float>(
         terminate!();
     }
     let start = row * columns;
-    let count = f32::cast_from(columns as u32);
-    let (mean, reciprocal) = (statistics[2 * row], statistics[2 * row + 1]);
+    let count = f32::cast_from((columns * N::value()) as u32);
+    let shift = Vector::<f32, N>::new(statistics[2 * row]);
+    let factor = Vector::<f32, N>::new(statistics[2 * row + 1]);
     let mut sum = 0.0f32;
     let mut product = 0.0f32;
     for column in range_stepped(unit, columns, units) {
-        let g = f32::cast_from(dy[start + column]) * f32::cast_from(weight[column]);
-        let z = (f32::cast_from(x[start + column]) - mean) * reciprocal;
-        sum += g;
-        product += g * z;
+        let g = Vector::<f32, N>::cast_from(dy[start + column]) * Vector::cast_from(weight[column]);
+        let z = (Vector::<f32, N>::cast_from(x[start + column]) - shift) * factor;
+        sum += sum_of(g);
+        product += sum_of(g * z);
     }
-    let slope = cube_sum(product, units) / count;
+    let slope = Vector::<f32, N>::new(cube_sum(product, units) / count);
     let mut offset = 0.0f32;
     if comptime!(form.centred) {
         offset = cube_sum(sum, units) / count;
     }
+    let offset = Vector::<f32, N>::new(offset);
     for column in range_stepped(unit, columns, units) {
-        let g = f32::cast_from(dy[start + column]) * f32::cast_from(weight[column]);
-        let z = (f32::cast_from(x[start + column]) - mean) * reciprocal;
-        dx[start + column] = X::cast_from(reciprocal * (g - offset - z * slope));
+        let g = Vector::<f32, N>::cast_from(dy[start + column]) * Vector::cast_from(weight[column]);
+        let z = (Vector::<f32, N>::cast_from(x[start + column]) - shift) * factor;
+        dx[start + column] = Vector::cast_from(factor * (g - offset - z * slope));
     }
 }
 
-/// Gradients of weight and bias, over [`ROWS`] rows a unit: `partial` is `[ceil(n / ROWS), 2, c]`.
+/// Gradients of weight and bias, over [`ROWS`] rows a unit: `partial` is `[ceil(n / ROWS), 2, c]`, and `columns` is `c` in vectors.
 #[cube(launch)]
-fn parameter_gradients<X: Float>(
-    x: &[X],
-    dy: &[X],
+fn parameter_gradients<X: Float, N: Size>(
+    x: &[Vector<X, N>],
+    dy: &[Vector<X, N>],
     statistics: &[f32],
-    partial: &mut [f32],
+    partial: &mut [Vector<f32, N>],
     columns: u32,
     #[define(X)] _storage: ElemType,
 ) {
@@ -130,12 +145,13 @@ fn parameter_gradients<X: Float>(
     let rows = statistics.len() / 2;
     let first = block * ROWS;
     let last = min(first + ROWS, rows);
-    let mut weight = 0.0f32;
-    let mut bias = 0.0f32;
+    let mut weight = Vector::<f32, N>::new(0.0f32);
+    let mut bias = Vector::<f32, N>::new(0.0f32);
     for row in first..last {
-        let slope = f32::cast_from(dy[row * columns + column]);
-        let centred = f32::cast_from(x[row * columns + column]) - statistics[2 * row];
-        weight += slope * centred * statistics[2 * row + 1];
+        let slope = Vector::<f32, N>::cast_from(dy[row * columns + column]);
+        let mean = Vector::<f32, N>::new(statistics[2 * row]);
+        let centred = Vector::<f32, N>::cast_from(x[row * columns + column]) - mean;
+        weight += slope * centred * Vector::new(statistics[2 * row + 1]);
         bias += slope;
     }
     partial[2 * block * columns + column] = weight;
@@ -155,11 +171,13 @@ impl Normed {
     fn input_gradient(&self, dy: &Buffer) -> Buffer {
         let Self { x, weight, statistics, centred } = self;
         let dx = x.uninitialised_like();
-        let (count, dim, units) = x.cube_per_row(statistics.len() / 2, weight.len());
+        let lanes = x.lanes(weight.len());
+        let (count, dim, units) = x.cube_per_row(statistics.len() / 2, weight.len() / lanes);
         backward::launch(
             &x.0.client,
             count,
             dim,
+            lanes,
             x.arg(),
             weight.arg(),
             dy.arg(),
@@ -176,16 +194,18 @@ impl Normed {
         let Self { x, weight, statistics, .. } = self;
         let (c, blocks) = (weight.len(), (statistics.len() / 2).div_ceil(ROWS));
         let partial = x.uninitialised([blocks, 2, c], DType::F32);
-        let (count, dim) = x.grid(blocks * c);
+        let lanes = x.lanes(c);
+        let (count, dim) = x.grid(blocks * c / lanes);
         parameter_gradients::launch(
             &x.0.client,
             count,
             dim,
+            lanes,
             x.arg(),
             dy.arg(),
             statistics.arg(),
             partial.arg(),
-            c as u32,
+            (c / lanes) as u32,
             x.storage(),
         );
         let dtype = FloatDType::from(weight.0.dtype);
@@ -224,11 +244,13 @@ fn norm<const D: usize>(
     };
     let (y, rows) = (x.uninitialised_like(), x.len() / weight.len());
     let statistics = x.uninitialised([rows, 2], DType::F32);
-    let (count, dim, units) = x.cube_per_row(rows, weight.len());
+    let lanes = x.lanes(weight.len());
+    let (count, dim, units) = x.cube_per_row(rows, weight.len() / lanes);
     forward::launch(
         &x.0.client,
         count,
         dim,
+        lanes,
         x.arg(),
         weight.arg(),
         bias.as_ref().map(Buffer::arg).into(),

@@ -2,7 +2,7 @@
 
 use burn::cubecl;
 use burn::cubecl::prelude::*;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, FloatDType, Tensor};
 
 use super::steps::{AdamWConstants, AdamWState, AdamWStep};
 use crate::cube::Buffer;
@@ -23,56 +23,111 @@ struct Constants {
     step_size: f32,
 }
 
-/// One update, in place: a unit an element.
+/// One update, in place, and the new parameter rounded to another storage if that is wanted: a unit a vector.
 #[cube(launch)]
-fn update<G: Float>(
-    parameter: &mut [f32],
-    exp_avg: &mut [f32],
-    exp_avg_sq: &mut [f32],
-    gradient: &[G],
+fn update<G: Float, R: Float, N: Size>(
+    parameter: &mut [Vector<f32, N>],
+    exp_avg: &mut [Vector<f32, N>],
+    exp_avg_sq: &mut [Vector<f32, N>],
+    gradient: &[Vector<G, N>],
+    rounded: ComptimeOption<&mut [Vector<R, N>]>,
     constants: Constants,
-    #[define(G)] _storage: ElemType,
+    #[define(G, R)] _storage: [ElemType; 2],
 ) {
     let i = ABSOLUTE_POS;
     if i >= parameter.len() {
         terminate!();
     }
-    let p = parameter[i];
-    let g = f32::cast_from(gradient[i]) * constants.gradient_scale + p * constants.l2;
-    let m = exp_avg[i] * constants.beta1 + g * constants.one_minus_beta1;
-    let v = exp_avg_sq[i] * constants.beta2 + g * g * constants.one_minus_beta2;
-    let denominator = v.sqrt() / constants.root_correction2 + constants.epsilon;
+    let (mut p, mut m, mut v) = (parameter[i], exp_avg[i], exp_avg_sq[i]);
+    let g = Vector::<f32, N>::cast_from(gradient[i]);
+    let lanes = p.vector_size();
+    #[unroll]
+    for lane in 0..lanes {
+        let before = p.extract(lane);
+        let g = g.extract(lane) * constants.gradient_scale + before * constants.l2;
+        let first = m.extract(lane) * constants.beta1 + g * constants.one_minus_beta1;
+        let second = v.extract(lane) * constants.beta2 + g * g * constants.one_minus_beta2;
+        let denominator = second.sqrt() / constants.root_correction2 + constants.epsilon;
+        m.insert(lane, first);
+        v.insert(lane, second);
+        p.insert(lane, before * constants.keep - first / denominator * constants.step_size);
+    }
     exp_avg[i] = m;
     exp_avg_sq[i] = v;
-    parameter[i] = p * constants.keep - m / denominator * constants.step_size;
+    parameter[i] = p;
+    #[comptime]
+    match rounded {
+        ComptimeOption::Some(rounded) => rounded[i] = Vector::cast_from(p),
+        ComptimeOption::None => {}
+    }
+}
+
+/// `sum + gradient`, in place: a unit a vector.
+#[cube(launch)]
+fn add<G: Float, N: Size>(sum: &mut [Vector<f32, N>], gradient: &[Vector<G, N>], #[define(G)] _storage: ElemType) {
+    let i = ABSOLUTE_POS;
+    if i < sum.len() {
+        sum[i] += Vector::cast_from(gradient[i]);
+    }
+}
+
+/// Whether a gradient of 16 or 32 bits can be added to a float32 sum here, in place.
+pub fn can_accumulate(sum: &Tensor<1>, gradient: &Tensor<1>) -> bool {
+    is_plain_f32(sum) && !gradient.is_autodiff() && Buffer::of(gradient).is_some()
+}
+
+/// See [`crate::optim::accumulate`]. Only for what [`can_accumulate`].
+pub fn accumulate(sum: Tensor<1>, gradient: &Tensor<1>) -> Tensor<1> {
+    let gradient = Buffer::of(gradient).expect("the caller asked whether it applies");
+    let sum = Buffer::owned(sum).expect("the caller asked whether it applies");
+    let lanes = sum.lanes(sum.len());
+    let (count, dim) = sum.grid(sum.len() / lanes);
+    add::launch(&sum.0.client, count, dim, lanes, sum.arg(), gradient.arg(), gradient.storage());
+    sum.tensor()
+}
+
+fn is_plain_f32(x: &Tensor<1>) -> bool {
+    !x.is_autodiff() && Buffer::of_f32(x).is_some()
 }
 
 /// Whether all are outside any graph and on a CubeCL device, in float32 but for the gradient: what [`adamw`] asks for.
 pub fn applies_to(state: &AdamWState, gradient: &Tensor<1>) -> bool {
     let AdamWState { parameter, exp_avg, exp_avg_sq } = state;
-    let plain = |x: &Tensor<1>| !x.is_autodiff() && Buffer::of_f32(x).is_some();
-    [parameter, exp_avg, exp_avg_sq].into_iter().all(plain) && !gradient.is_autodiff() && Buffer::of(gradient).is_some()
+    [parameter, exp_avg, exp_avg_sq].into_iter().all(is_plain_f32)
+        && !gradient.is_autodiff()
+        && Buffer::of(gradient).is_some()
 }
 
-/// See [`crate::optim::adamw`]. Only for what it [`applies_to`].
-pub fn adamw(state: AdamWState, gradient: &Tensor<1>, step: &AdamWStep) -> AdamWState {
+/// See [`crate::optim::adamw`], and [`crate::optim::adamw_rounded`] for a dtype of 16 bits. Only for what it [`applies_to`].
+pub fn adamw(
+    state: AdamWState,
+    gradient: &Tensor<1>,
+    step: &AdamWStep,
+    dtype: Option<FloatDType>,
+) -> (AdamWState, Option<Tensor<1>>) {
     let AdamWState { parameter, exp_avg, exp_avg_sq } = state;
     let gradient = Buffer::of(gradient).expect("the caller asked whether it applies");
     let owned = |x: Tensor<1>| Buffer::owned(x).expect("the caller asked whether it applies");
     let [parameter, exp_avg, exp_avg_sq] = [parameter, exp_avg, exp_avg_sq].map(owned);
-    let (count, dim) = parameter.unit_per_element();
+    let rounded = dtype.map(|dtype| parameter.uninitialised([parameter.len()], dtype.into()));
+    let lanes = parameter.lanes(parameter.len());
+    let (count, dim) = parameter.grid(parameter.len() / lanes);
     update::launch(
         &parameter.0.client,
         count,
         dim,
+        lanes,
         parameter.arg(),
         exp_avg.arg(),
         exp_avg_sq.arg(),
         gradient.arg(),
+        rounded.as_ref().map(Buffer::arg).into(),
         constants(step),
-        gradient.storage(),
+        [gradient.storage(), rounded.as_ref().unwrap_or(&parameter).storage()],
     );
-    AdamWState { parameter: parameter.tensor(), exp_avg: exp_avg.tensor(), exp_avg_sq: exp_avg_sq.tensor() }
+    let state =
+        AdamWState { parameter: parameter.tensor(), exp_avg: exp_avg.tensor(), exp_avg_sq: exp_avg_sq.tensor() };
+    (state, rounded.map(Buffer::tensor))
 }
 
 fn constants(step: &AdamWStep) -> ConstantsLaunch {
@@ -96,17 +151,29 @@ const BLOCK: usize = 1 << 14;
 
 /// `partial[i]` gets the sum of the squares of the `i`-th block of `x`.
 #[cube(launch)]
-fn block_squares<X: Float>(x: &[X], partial: &mut [f32], #[comptime] units: usize, #[define(X)] _storage: ElemType) {
+fn block_squares<X: Float, N: Size>(
+    x: &[Vector<X, N>],
+    partial: &mut [f32],
+    #[comptime] units: usize,
+    #[define(X)] _storage: ElemType,
+) {
     let (block, unit) = (CUBE_POS, UNIT_POS as usize);
     if block >= partial.len() {
         terminate!();
     }
-    let first = block * BLOCK;
-    let last = min(first + BLOCK, x.len());
+    let lanes = N::value();
+    let vectors = comptime!(BLOCK / lanes);
+    let first = block * vectors;
+    let last = min(first + vectors, x.len());
     let mut sum = 0.0f32;
     for i in range_stepped(first + unit, last, units) {
-        let value = f32::cast_from(x[i]);
-        sum += value * value;
+        let values = Vector::<f32, N>::cast_from(x[i]);
+        let lanes = values.vector_size();
+        #[unroll]
+        for lane in 0..lanes {
+            let value = values.extract(lane);
+            sum += value * value;
+        }
     }
     let sum = cube_sum(sum, units);
     if unit == 0 {
@@ -119,7 +186,8 @@ pub fn square_sums_of_blocks(x: &Tensor<1>) -> Option<Tensor<1>> {
     let x = Buffer::of(x)?;
     let blocks = x.len().div_ceil(BLOCK);
     let partial = x.uninitialised([blocks], DType::F32);
-    let (count, dim, units) = x.cube_per_row(blocks, x.len());
-    block_squares::launch(&x.0.client, count, dim, x.arg(), partial.arg(), units, x.storage());
+    let lanes = x.lanes(x.len());
+    let (count, dim, units) = x.cube_per_row(blocks, x.len() / lanes);
+    block_squares::launch(&x.0.client, count, dim, lanes, x.arg(), partial.arg(), units, x.storage());
     Some(partial.tensor())
 }

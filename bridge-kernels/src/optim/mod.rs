@@ -9,7 +9,7 @@ mod reduced;
 mod steps;
 mod stored;
 
-use burn::tensor::Tensor;
+use burn::tensor::{FloatDType, Tensor};
 
 pub use formats::Format;
 pub use reduced::{
@@ -18,6 +18,8 @@ pub use reduced::{
 pub use steps::{AdamWState, AdamWStep, SgdStep};
 pub use stored::{Master, MasterFormat, Remainders, Stored, halves};
 
+use crate::precision::widen;
+
 /// One AdamW update (Loshchilov and Hutter, arXiv:1711.05101), in the order of operations of `torch.optim.AdamW`.
 ///
 /// The tensors' memory is re-used where nobody else holds it.
@@ -25,16 +27,41 @@ pub use stored::{Master, MasterFormat, Remainders, Stored, halves};
 /// # Panics
 /// If the sizes differ.
 pub fn adamw(state: AdamWState, gradient: Tensor<1>, step: &AdamWStep) -> AdamWState {
-    let sizes = [&state.parameter, &state.exp_avg, &state.exp_avg_sq, &gradient].map(|tensor| tensor.dims()[0]);
-    assert!(sizes.iter().all(|size| *size == sizes[0]), "adamw: parameter, moments and gradient have sizes {sizes:?}");
+    check_sizes(&state, &gradient);
     #[cfg(feature = "cube")]
     if cube::applies_to(&state, &gradient) {
-        return cube::adamw(state, &gradient, step);
+        return cube::adamw(state, &gradient, step, None).0;
     }
     if flex::all_plain(&[&state.parameter, &state.exp_avg, &state.exp_avg_sq, &gradient]) {
         return flex::adamw(state, &gradient, step);
     }
     adamw_reference(state, gradient, step)
+}
+
+/// [`adamw`] where the model has parameters of 16 bits: the new parameter in `dtype` too, made in the same pass on GPUs. The gradient may have 16 bits.
+///
+/// # Panics
+/// If the sizes differ.
+pub fn adamw_rounded(
+    state: AdamWState,
+    gradient: Tensor<1>,
+    step: &AdamWStep,
+    dtype: FloatDType,
+) -> (AdamWState, Tensor<1>) {
+    check_sizes(&state, &gradient);
+    #[cfg(feature = "cube")]
+    if cube::applies_to(&state, &gradient) {
+        let (state, rounded) = cube::adamw(state, &gradient, step, Some(dtype));
+        return (state, rounded.expect("a dtype was asked for"));
+    }
+    let state = adamw(state, widen(gradient), step);
+    let rounded = state.parameter.clone().cast(dtype);
+    (state, rounded)
+}
+
+fn check_sizes(state: &AdamWState, gradient: &Tensor<1>) {
+    let sizes = [&state.parameter, &state.exp_avg, &state.exp_avg_sq, gradient].map(|tensor| tensor.dims()[0]);
+    assert!(sizes.iter().all(|size| *size == sizes[0]), "adamw: parameter, moments and gradient have sizes {sizes:?}");
 }
 
 /// [`adamw`] in plain Burn operations.
@@ -142,11 +169,19 @@ pub fn count_zeros(x: &Tensor<1>) -> u64 {
     flex::count_zeros(x).unwrap_or_else(|| x.to_data().iter::<f32>().filter(|v| *v == 0.0).count() as u64)
 }
 
-/// `accumulated + gradient`, reusing the accumulator's memory where the backend can.
+/// `accumulated + gradient`, reusing the accumulator's memory where the backend can. A gradient of 16 bits may be added to a float32 sum.
+///
+/// # Panics
+/// If the sizes differ.
 pub fn accumulate(accumulated: Tensor<1>, gradient: Tensor<1>) -> Tensor<1> {
     assert_eq!(accumulated.dims(), gradient.dims(), "accumulate: the sizes differ");
     if flex::all_plain(&[&accumulated, &gradient]) {
         return flex::accumulate(accumulated, &gradient);
     }
-    accumulated + gradient
+    #[cfg(feature = "cube")]
+    if cube::can_accumulate(&accumulated, &gradient) {
+        return cube::accumulate(accumulated, &gradient);
+    }
+    let dtype = accumulated.dtype();
+    accumulated + if gradient.dtype() == dtype { gradient } else { gradient.cast(FloatDType::from(dtype)) }
 }

@@ -11,7 +11,7 @@ use crate::rotary::cube::Angles;
 use crate::rotary::{Positions, RotaryPairing, RotaryTable};
 use crate::vjp;
 
-/// Sizes that may change from call to call without a new kernel.
+/// Sizes that may change from call to call without a new kernel. Those of heads are in vectors, as are all places in memory here.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 struct Sizes {
     tokens: u32,
@@ -22,7 +22,7 @@ struct Sizes {
     pairs: u32,
 }
 
-/// Elements from a sequence, a token and a head to the next.
+/// From a sequence, a token and a head to the next.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 struct Strides {
     sequence: u32,
@@ -30,7 +30,7 @@ struct Strides {
     head: u32,
 }
 
-/// Where an element of a projection belongs.
+/// Where a vector of a projection belongs.
 #[derive(CubeType, Clone, Copy)]
 struct Place {
     sequence: usize,
@@ -39,72 +39,75 @@ struct Place {
     group: usize,
     /// In its group: queries, then the key, then the value.
     slot: usize,
-    lane: usize,
+    /// In its head.
+    column: usize,
 }
 
 #[cube]
 fn place_of(element: usize, sizes: &Sizes) -> Place {
     let (d, slots) = (sizes.head_size as usize, sizes.queries_per_group as usize + 2);
     let (tokens, groups) = (sizes.tokens as usize, sizes.groups as usize);
-    let (lane, head) = (element % d, element / d);
+    let (column, head) = (element % d, element / d);
     let (slot, rest) = (head % slots, head / slots);
     let (group, token) = (rest % groups, rest / groups);
-    Place { sequence: token / tokens, token: token % tokens, group, slot, lane }
+    Place { sequence: token / tokens, token: token % tokens, group, slot, column }
 }
 
-/// The first element of a head.
+/// Where a head begins.
 #[cube]
 fn start(at: &Place, head: usize, strides: &Strides) -> usize {
     at.sequence * strides.sequence as usize + at.token * strides.token as usize + head * strides.head as usize
 }
 
-/// How an element is turned: its own factor, that of the other element of its pair, and how far that one is behind it or, if `back`, in front of it.
+/// How elements are turned: their own factors, those of the other elements of their pairs, and how far these are behind them or, if `back`, in front of
+/// them.
 #[derive(CubeType, Clone, Copy)]
-struct Turn {
-    own: f32,
-    other: f32,
+struct Turn<N: Size> {
+    own: Vector<f32, N>,
+    other: Vector<f32, N>,
     distance: usize,
     back: bool,
 }
 
+/// Pairs side by side (`interleaved`) are turned in vectors of one.
 #[cube]
-fn turn<P: Int>(
-    cos: &[f32],
-    sin: &[f32],
+fn turn<P: Int, N: Size>(
+    cos: &[Vector<f32, N>],
+    sin: &[Vector<f32, N>],
     positions: &[P],
     at: &Place,
     sizes: &Sizes,
     direction: f32,
     #[comptime] interleaved: bool,
-) -> Turn {
+) -> Turn<N> {
     let pairs = sizes.pairs as usize;
-    let mut pair = at.lane % pairs;
-    let mut first = at.lane < pairs;
+    let mut pair = at.column % pairs;
+    let mut first = at.column < pairs;
     let mut distance = pairs;
     if comptime!(interleaved) {
-        pair = at.lane / 2;
-        first = at.lane == 2 * pair;
+        pair = at.column / 2;
+        first = at.column == 2 * pair;
         distance = 1;
     }
     let token = at.sequence * sizes.tokens as usize + at.token;
     let position = u32::cast_from(positions[token % positions.len()]) as usize;
     let angle = position * pairs + pair;
-    let mut other = sin[angle] * direction;
+    let mut other = sin[angle] * Vector::new(direction);
     if first {
         other = -other;
     }
-    Turn { own: cos[angle], other, distance, back: !first }
+    Turn::<N> { own: cos[angle], other, distance, back: !first }
 }
 
-/// Takes `packed` apart: a unit an element.
+/// Takes `packed` apart: a unit a vector.
 #[cube(launch)]
-fn take_apart<X: Float, P: Int>(
-    packed: &[X],
-    q: &mut [X],
-    k: &mut [X],
-    v: &mut [X],
-    cos: &[f32],
-    sin: &[f32],
+fn take_apart<X: Float, P: Int, N: Size>(
+    packed: &[Vector<X, N>],
+    q: &mut [Vector<X, N>],
+    k: &mut [Vector<X, N>],
+    v: &mut [Vector<X, N>],
+    cos: &[Vector<f32, N>],
+    sin: &[Vector<f32, N>],
     positions: &[P],
     sizes: Sizes,
     of_queries: Strides,
@@ -119,33 +122,33 @@ fn take_apart<X: Float, P: Int>(
     let at = place_of(element, &sizes);
     let r = sizes.queries_per_group as usize;
     let mut value = packed[element];
-    if at.slot <= r && at.lane < 2 * sizes.pairs as usize {
-        let turn = turn::<P>(cos, sin, positions, &at, &sizes, 1.0f32, interleaved);
+    if at.slot <= r && at.column < 2 * sizes.pairs as usize {
+        let turn = turn::<P, N>(cos, sin, positions, &at, &sizes, 1.0f32, interleaved);
         let mut partner = element + turn.distance;
         if turn.back {
             partner = element - turn.distance;
         }
-        let turned = f32::cast_from(value) * turn.own + f32::cast_from(packed[partner]) * turn.other;
-        value = X::cast_from(turned);
+        let other = Vector::<f32, N>::cast_from(packed[partner]);
+        value = Vector::cast_from(Vector::<f32, N>::cast_from(value) * turn.own + other * turn.other);
     }
     if at.slot < r {
-        q[start(&at, at.group * r + at.slot, &of_queries) + at.lane] = value;
+        q[start(&at, at.group * r + at.slot, &of_queries) + at.column] = value;
     } else if at.slot == r {
-        k[start(&at, at.group, &of_keys) + at.lane] = value;
+        k[start(&at, at.group, &of_keys) + at.column] = value;
     } else {
-        v[start(&at, at.group, &of_keys) + at.lane] = value;
+        v[start(&at, at.group, &of_keys) + at.column] = value;
     }
 }
 
-/// Puts gradients together: a unit an element of `packed`.
+/// Puts gradients together: a unit a vector of `packed`.
 #[cube(launch)]
-fn put_together<X: Float, P: Int>(
-    packed: &mut [X],
-    q: &[X],
-    k: &[X],
-    v: &[X],
-    cos: &[f32],
-    sin: &[f32],
+fn put_together<X: Float, P: Int, N: Size>(
+    packed: &mut [Vector<X, N>],
+    q: &[Vector<X, N>],
+    k: &[Vector<X, N>],
+    v: &[Vector<X, N>],
+    cos: &[Vector<f32, N>],
+    sin: &[Vector<f32, N>],
     positions: &[P],
     sizes: Sizes,
     of_queries: Strides,
@@ -161,28 +164,28 @@ fn put_together<X: Float, P: Int>(
     let at = place_of(element, &sizes);
     let r = sizes.queries_per_group as usize;
     if at.slot > r {
-        packed[element] = v[start(&at, at.group, &of_values) + at.lane];
+        packed[element] = v[start(&at, at.group, &of_values) + at.column];
         terminate!();
     }
-    let mut source = start(&at, at.group, &of_keys) + at.lane;
+    let mut source = start(&at, at.group, &of_keys) + at.column;
     if at.slot < r {
-        source = start(&at, at.group * r + at.slot, &of_queries) + at.lane;
+        source = start(&at, at.group * r + at.slot, &of_queries) + at.column;
     }
-    let mut value = head_value(q, k, source, at.slot < r);
-    if at.lane < 2 * sizes.pairs as usize {
-        let turn = turn::<P>(cos, sin, positions, &at, &sizes, -1.0f32, interleaved);
+    let mut value = head_value::<X, N>(q, k, source, at.slot < r);
+    if at.column < 2 * sizes.pairs as usize {
+        let turn = turn::<P, N>(cos, sin, positions, &at, &sizes, -1.0f32, interleaved);
         let mut partner = source + turn.distance;
         if turn.back {
             partner = source - turn.distance;
         }
-        let other = f32::cast_from(head_value(q, k, partner, at.slot < r));
-        value = X::cast_from(f32::cast_from(value) * turn.own + other * turn.other);
+        let other = Vector::<f32, N>::cast_from(head_value::<X, N>(q, k, partner, at.slot < r));
+        value = Vector::cast_from(Vector::<f32, N>::cast_from(value) * turn.own + other * turn.other);
     }
     packed[element] = value;
 }
 
 #[cube]
-fn head_value<X: Float>(q: &[X], k: &[X], place: usize, is_query: bool) -> X {
+fn head_value<X: Float, N: Size>(q: &[Vector<X, N>], k: &[Vector<X, N>], place: usize, is_query: bool) -> Vector<X, N> {
     if is_query { q[place] } else { k[place] }
 }
 
@@ -209,8 +212,8 @@ impl Heads {
         Self { buffer, strides: [t * heads * d, heads * d, d] }
     }
 
-    fn strides(&self) -> StridesLaunch {
-        let [sequence, token, head] = self.strides.map(|stride| stride as u32);
+    fn strides(&self, lanes: usize) -> StridesLaunch {
+        let [sequence, token, head] = self.strides.map(|stride| (stride / lanes) as u32);
         StridesLaunch::new(sequence, token, head)
     }
 }
@@ -224,10 +227,18 @@ struct Packing {
 }
 
 impl Packing {
-    fn sizes(&self) -> SizesLaunch {
+    /// Elements of a vector. The two of a pair are in different vectors, in the same place.
+    fn lanes(&self, x: &Buffer) -> usize {
+        let (d, pairs) = (self.packed.head_size, self.angles.pairs);
+        let lanes = if self.is_interleaved() { 1 } else { x.lanes(d) };
+        if pairs.is_multiple_of(lanes) { lanes } else { 1 }
+    }
+
+    fn sizes(&self, lanes: usize) -> SizesLaunch {
         let PackedHeads { groups, queries_per_group, head_size } = self.packed;
+        let (head_size, pairs) = (head_size / lanes, self.angles.pairs / lanes);
         let [tokens, groups, queries, head, pairs] =
-            [self.tokens[1], groups, queries_per_group, head_size, self.angles.pairs].map(|size| size as u32);
+            [self.tokens[1], groups, queries_per_group, head_size, pairs].map(|size| size as u32);
         SizesLaunch::new(tokens, groups, queries, head, pairs)
     }
 
@@ -243,12 +254,14 @@ impl Packing {
         let ([b, t], PackedHeads { groups: g, queries_per_group: r, head_size: d }) = (self.tokens, self.packed);
         let heads = |heads: usize| Heads::by_token(x.uninitialised([b, t, heads, d], x.0.dtype), [b, t, heads, d]);
         let [q, k, v] = [heads(g * r), heads(g), heads(g)];
-        let (count, dim) = x.unit_per_element();
+        let lanes = self.lanes(x);
+        let (count, dim) = x.grid(x.len() / lanes);
         let angles = &self.angles;
         take_apart::launch(
             &x.0.client,
             count,
             dim,
+            lanes,
             x.arg(),
             q.buffer.arg(),
             k.buffer.arg(),
@@ -256,9 +269,9 @@ impl Packing {
             angles.cos.arg(),
             angles.sin.arg(),
             angles.positions.arg(),
-            self.sizes(),
-            q.strides(),
-            k.strides(),
+            self.sizes(lanes),
+            q.strides(lanes),
+            k.strides(lanes),
             self.is_interleaved(),
             self.storage(x),
         );
@@ -268,12 +281,14 @@ impl Packing {
     fn put_together(&self, [q, k, v]: [Heads; 3]) -> Buffer {
         let [b, t] = self.tokens;
         let x = q.buffer.uninitialised([b, t, self.packed.width()], q.buffer.0.dtype);
-        let (count, dim) = x.unit_per_element();
+        let lanes = self.lanes(&x);
+        let (count, dim) = x.grid(x.len() / lanes);
         let angles = &self.angles;
         put_together::launch(
             &x.0.client,
             count,
             dim,
+            lanes,
             x.arg(),
             q.buffer.arg(),
             k.buffer.arg(),
@@ -281,10 +296,10 @@ impl Packing {
             angles.cos.arg(),
             angles.sin.arg(),
             angles.positions.arg(),
-            self.sizes(),
-            q.strides(),
-            k.strides(),
-            v.strides(),
+            self.sizes(lanes),
+            q.strides(lanes),
+            k.strides(lanes),
+            v.strides(lanes),
             self.is_interleaved(),
             self.storage(&x),
         );

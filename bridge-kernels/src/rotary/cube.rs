@@ -95,7 +95,8 @@ impl Angles {
 
     /// No pair is rotated, so that kernels read nothing here. On the device of `x`.
     pub fn none(x: &Buffer) -> Self {
-        let [cos, sin, positions] = [DType::F32, DType::F32, DType::I32].map(|dtype| x.uninitialised([1], dtype));
+        // As long as the longest vector: some devices compare.
+        let [cos, sin, positions] = [DType::F32, DType::F32, DType::I32].map(|dtype| x.uninitialised([4], dtype));
         Self { cos, sin, positions, pairs: 0, pairing: RotaryPairing::Halves }
     }
 }

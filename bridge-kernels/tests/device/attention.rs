@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bridge_kernels::attention::{
-    AttentionOptions, LargestScore, ScoreWatch, attention, cube, cube_products, reference,
+    AttentionOptions, LargestScore, ScoreWatch, attention, cube, cube_products, matrix_units, reference,
 };
 use bridge_kernels::dropout::DropoutKey;
 use bridge_kernels::{PackedHeads, Philox, packed_attention};
@@ -44,6 +44,13 @@ fn check_products(shapes: Shapes, with: &str) {
             cube_products::attention_in_parts(q, k, v, options, bytes).expect("it applies")
         });
     }
+}
+
+/// The kernels for matrix units, with these emulated: in 32 bits, so that what differs is an error.
+fn check_units(shapes: Shapes, with: &str) {
+    check_form(shapes, with, &|[q, k, v], options| {
+        matrix_units::attention(q, k, v, options, Some(32)).expect("it applies")
+    });
 }
 
 fn check_form(shapes: Shapes, with: &str, form: &dyn Fn([&Tensor<4>; 3], &AttentionOptions) -> Tensor<4>) {
@@ -105,6 +112,29 @@ fn products_with_one_kernel_between() {
     check_products([2, 67, 67, 2, 1, 33], "softcap documents wide values");
     check_products([1, 11, 11, 4, 2, 3], "sinks window softcap dropout documents");
     check_products([2, 2, 17, 2, 1, 3], "narrow values");
+}
+
+/// Few queries and many, in one tile and in several; every option. In 32 bits tiles of larger heads would need more shared memory than some devices have.
+#[test]
+fn matrix_units() {
+    check_units([2, 7, 7, 3, 1, 16], "");
+    check_units([1, 67, 80, 4, 2, 16], "sinks window dropout");
+    check_units([1, 70, 70, 2, 1, 16], "sinks softcap documents");
+}
+
+/// Heads that this form does not take, and devices without matrix units.
+#[test]
+fn matrix_units_that_do_not_apply() {
+    let x = |d: usize| tensor::<4>(&values(1, 5 * d), [1, 5, 1, d], &device());
+    let applies = |q: Tensor<4>, v: Tensor<4>, emulated: Option<usize>| {
+        matrix_units::attention(&q, &q, &v, &AttentionOptions::causal(16), emulated).is_some()
+    };
+    assert!(applies(x(16), x(16), Some(32)));
+    assert!(!applies(x(16), x(16), None), "no matrix unit multiplies float32");
+    for d in [8, 24, 144] {
+        assert!(!applies(x(d), x(d), Some(32)), "heads of {d}");
+    }
+    assert!(!applies(x(16), x(32), Some(32)), "values of another size");
 }
 
 #[test]

@@ -143,6 +143,35 @@ fn attention_by_products_rounds_scores_too() {
     }
 }
 
+/// Probabilities are rounded before they are multiplied, and so are gradients of scores; what is summed is not.
+#[test]
+fn matrix_units_round_factors() {
+    for (t, d, columns) in [(130, 16, 64), (75, 32, 32)] {
+        let options = AttentionOptions::causal(d);
+        for (dtype, half_ulp) in dtypes() {
+            let run = |all: [Tensor<4>; 3], emulated: Option<usize>| {
+                let [q, k, v] = all.map(|x| x.autodiff().require_grad());
+                let out = match emulated {
+                    Some(_) => attention::matrix_units::attention(&q, &k, &v, &options, emulated),
+                    None => attention::cube::attention(&q, &k, &v, &options),
+                };
+                let out = out.expect("it applies");
+                let gradients = (out.clone() * 0.5).sum().backward();
+                let of_inputs = [q, k, v].map(|x| x.grad(&gradients).expect("it is tracked"));
+                [vec![out.without_autodiff()], of_inputs.into()].concat()
+            };
+            let inputs = [(1, 4), (2, 2), (3, 2)].map(|(seed, heads)| both(seed, [1, t, heads, d], dtype));
+            let found = run(inputs.each_ref().map(|[narrow, _]| narrow.clone()), Some(columns));
+            let expected = run(inputs.map(|[_, wide]| wide), None);
+            for (i, (found, expected)) in found.into_iter().zip(expected).enumerate() {
+                let name = format!("{dtype:?}, heads of {d}: {}", ["output", "queries", "keys", "values"][i]);
+                let found = read(found.cast(FloatDType::F32));
+                assert_close(&name, &found, &read(expected), 3.0 * f64::from(half_ulp));
+            }
+        }
+    }
+}
+
 /// Where all values are alike no score matters, whatever the gradients of probabilities are rounded to.
 #[test]
 fn what_all_keys_have_in_common_has_no_gradient() {

@@ -1,8 +1,10 @@
 //! AdamW and sums of squares.
 
 use bridge_kernels::optim::cube;
-use bridge_kernels::optim::{AdamWState, AdamWStep, SquareSums, adamw, adamw_reference, sum_of_squares};
-use burn::tensor::{Device, Tensor};
+use bridge_kernels::optim::{
+    AdamWState, AdamWStep, SquareSums, accumulate, adamw, adamw_reference, adamw_rounded, sum_of_squares,
+};
+use burn::tensor::{Device, FloatDType, Tensor};
 
 use crate::common::{assert_close, device, read, tensor, values};
 
@@ -43,11 +45,48 @@ fn several_steps() {
             let gradient = values(10 + number, n);
             let step = step(number, decoupled);
             assert!(cube::applies_to(&fused, &flat(&gradient, &device())));
-            fused = cube::adamw(fused, &flat(&gradient, &device()), &step);
+            fused = cube::adamw(fused, &flat(&gradient, &device()), &step, None).0;
             expected = adamw_reference(expected, flat(&gradient, &Device::flex()), &step);
             for (got, want) in read_all(&fused).iter().zip(read_all(&expected)) {
                 assert_close(&format!("step {number} of {n}"), got, &want, 1e-6);
             }
+        }
+    }
+}
+
+/// Gradients of 16 bits, and parameters rounded in the same pass: what casts around a step in float32 give, to the bit.
+#[test]
+fn parameters_of_16_bits() {
+    for (dtype, _) in crate::half::dtypes() {
+        for n in [1, 7, 601, 4096] {
+            let (mut fused, mut expected) = (start(n, &device()), start(n, &device()));
+            for number in 1..=3 {
+                let gradient = flat(&values(10 + number, n), &device()).cast(dtype);
+                let (state, rounded) = adamw_rounded(fused, gradient.clone(), &step(number, true), dtype);
+                assert_eq!(rounded.dtype(), dtype.into());
+                expected = adamw(expected, gradient.cast(FloatDType::F32), &step(number, true));
+                assert_eq!(read_all(&state), read_all(&expected));
+                assert_eq!(read(rounded), read(expected.parameter.clone().cast(dtype)));
+                fused = state;
+            }
+        }
+    }
+}
+
+/// In place where nobody else has the sum, and of gradients of 16 bits without a copy in 32.
+#[test]
+fn gradients_add_up() {
+    let dtypes = crate::half::dtypes().into_iter().map(|(dtype, _)| dtype).chain([FloatDType::F32]);
+    for dtype in dtypes {
+        for n in [1, 7, 601, 4096] {
+            let sum = flat(&values(1, n), &device());
+            let gradient = flat(&values(2, n), &device()).cast(dtype);
+            assert!(cube::can_accumulate(&sum, &gradient));
+            let expected = read(sum.clone() + gradient.clone().cast(FloatDType::F32));
+            let view = flat(&values(1, 2 * n), &device()).narrow(0, 0, n);
+            assert_eq!(read(accumulate(view.clone(), gradient.clone())), expected);
+            assert_eq!(read(view), values(1, 2 * n)[..n], "others see what they had");
+            assert_eq!(read(accumulate(sum, gradient)), expected);
         }
     }
 }

@@ -1,9 +1,9 @@
 //! Adam, with weight decay decoupled (AdamW) or in the gradient.
 
 use bridge_kernels::optim::{
-    AdamWState, AdamWStep, ReducedAdamW, ReducedFormats, adamw, adamw_magnitudes, adamw_reduced,
+    AdamWState, AdamWStep, ReducedAdamW, ReducedFormats, adamw, adamw_magnitudes, adamw_reduced, adamw_rounded,
 };
-use burn::tensor::Tensor;
+use burn::tensor::{FloatDType, Tensor};
 use serde::Deserialize;
 
 use super::rule::{
@@ -48,6 +48,19 @@ impl Update for Adam {
         let (parameter, [exp_avg, exp_avg_sq]) = values.split();
         let state = adamw(AdamWState { parameter, exp_avg, exp_avg_sq }, gradient, &self.constants(step));
         Values { parameter: state.parameter, states: vec![state.exp_avg, state.exp_avg_sq] }
+    }
+
+    fn update_rounded(
+        &self,
+        values: Values,
+        gradient: Tensor<1>,
+        step: &UpdateStep<'_>,
+        dtype: FloatDType,
+    ) -> (Values, Option<Tensor<1>>) {
+        let (parameter, [exp_avg, exp_avg_sq]) = values.split();
+        let state = AdamWState { parameter, exp_avg, exp_avg_sq };
+        let (state, rounded) = adamw_rounded(state, gradient, &self.constants(step), dtype);
+        (Values { parameter: state.parameter, states: vec![state.exp_avg, state.exp_avg_sq] }, Some(rounded))
     }
 
     fn reduced(&self) -> Option<&dyn ReducedUpdate> {

@@ -8,6 +8,8 @@ use burn::tensor::{FloatDType, Tensor};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use crate::optim::gradients::to_float32;
+
 /// What an optimizer is, apart from the values of its settings.
 #[derive(Debug)]
 pub struct Rule {
@@ -202,6 +204,18 @@ pub trait Update: fmt::Debug + Send + Sync {
     /// Parameter, gradient and states are flat and of one length: a whole parameter, or of rules by [`Unit::Element`] a range of one. Parameter
     /// and gradient are float32, states have their declared dtypes.
     fn update(&self, values: Values, gradient: Tensor<1>, step: &UpdateStep<'_>) -> Values;
+
+    /// Makes one step where the model has parameters of `dtype`, 16 bits, and returns the new parameter in that too, if the rule makes it in the same pass.
+    /// The gradient is float32 or of 16 bits.
+    fn update_rounded(
+        &self,
+        values: Values,
+        gradient: Tensor<1>,
+        step: &UpdateStep<'_>,
+        _dtype: FloatDType,
+    ) -> (Values, Option<Tensor<1>>) {
+        (self.update(values, to_float32(gradient), step), None)
+    }
 
     /// The update of states in less than 32 bits, where the rule has one ([`State::format_setting`]).
     fn reduced(&self) -> Option<&dyn ReducedUpdate> {

@@ -1,0 +1,382 @@
+//! Attention on GPUs with matrix units (FlashAttention-2, arXiv:2307.08691): as [`super::cube`], there is no score matrix, and products are those of
+//! [`crate::cube::fragments`]. For heads of 16-bit elements whose size is a multiple of 16, up to [`LARGEST_HEAD`]. A cube has 64 queries of a head.
+
+use burn::cubecl;
+use burn::cubecl::ir::features::MmaConfig;
+use burn::cubecl::prelude::*;
+use burn::tensor::Tensor;
+
+use super::cube::{Operands, Problem, Saved, with_backward};
+use super::cube_scores::{HIDDEN, Sizes, block_of_queries, score, sees};
+use super::options::AttentionOptions;
+use crate::cube::Buffer;
+use crate::cube::fragments::{
+    Pair, ROWS, UNITS, VectorRows, column_of, exchange_len, first_factor, first_factor_of_sums, lane, load,
+    load_transposed, multiply, row_max, row_of, row_sum, second_factor, sums, tile_pairs,
+};
+use crate::dropout::cube::{Mask, factor, mask};
+
+/// Largest head for which a unit has registers.
+const LARGEST_HEAD: usize = 128;
+/// Keys of a tile, forward.
+const KEYS: usize = 64;
+
+/// What is fixed when a kernel is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct UnitForm {
+    /// Head size.
+    pub d: usize,
+    /// Columns of a tile of scores, backward.
+    pub columns: usize,
+    pub capped: bool,
+    pub dropped: bool,
+    /// Whether matrix units are emulated.
+    pub emulated: bool,
+}
+
+/// Rows of a head in `[b, length, heads, d]` from a token on, in vectors of `lanes`.
+#[cube]
+pub(super) fn rows_at(
+    batch: usize,
+    token: usize,
+    head: usize,
+    length: usize,
+    heads: usize,
+    #[comptime] vectors: usize,
+) -> VectorRows {
+    let start = ((batch * length + token) * heads + head) * vectors;
+    let mut count = 0usize.runtime();
+    if token < length {
+        count = length - token;
+    }
+    VectorRows { start, stride: heads * vectors, count }
+}
+
+/// Whether a tile has a key that one of its queries does not see, or that has to be asked about.
+#[cube]
+pub(super) fn is_masked<P: Int>(
+    documents: ComptimeOption<&[P]>,
+    query: usize,
+    queries: usize,
+    key: usize,
+    keys: usize,
+    sizes: &Sizes,
+) -> bool {
+    let before = (sizes.keys - sizes.queries) as usize;
+    let mut masked = query + queries > sizes.queries as usize
+        || key + keys > before + query + 1
+        || before + query + queries > key + sizes.window as usize + 1;
+    #[comptime]
+    match documents {
+        ComptimeOption::Some(_) => masked = true,
+        ComptimeOption::None => {}
+    }
+    masked
+}
+
+/// The softmax of a unit's two rows so far. Sums are the unit's share.
+#[derive(CubeType)]
+struct Softmax {
+    top: Array<f32>,
+    sum: Array<f32>,
+    largest: Array<f32>,
+}
+
+#[cube]
+fn begin(sinks: ComptimeOption<&[f32]>, head: usize) -> Softmax {
+    let mut softmax = Softmax { top: Array::new(2usize), sum: Array::new(2usize), largest: Array::new(2usize) };
+    #[unroll]
+    for half in 0..2usize {
+        softmax.top[half] = HIDDEN;
+        softmax.sum[half] = 0.0f32;
+        softmax.largest[half] = HIDDEN;
+        #[comptime]
+        match sinks {
+            ComptimeOption::Some(sinks) => {
+                softmax.top[half] = sinks[head];
+                // One of the four units of a row counts it.
+                if lane() % 4 == 0 {
+                    softmax.sum[half] = 1.0f32;
+                }
+            }
+            ComptimeOption::None => {}
+        }
+    }
+    softmax
+}
+
+/// Products become scores, and these exponentials; `outputs` are corrected for them.
+#[cube]
+fn take<P: Int>(
+    softmax: &mut Softmax,
+    scores: &mut Array<Pair<f32>>,
+    outputs: &mut Array<Pair<f32>>,
+    documents: ComptimeOption<&[P]>,
+    batch: usize,
+    first: usize,
+    key: usize,
+    masked: bool,
+    sizes: &Sizes,
+    exchange: &mut Shared<[f32]>,
+    #[comptime] form: UnitForm,
+) {
+    #[unroll]
+    for half in 0..2usize {
+        let query = first + row_of(half);
+        let mut own = f32::new(HIDDEN);
+        #[unroll(!form.emulated)]
+        for tile in 0..comptime!(KEYS / 8) {
+            let mut pair = scores[2 * tile + half];
+            #[unroll]
+            for j in 0..2usize {
+                let mut value = score(pair.extract(j), sizes, form.capped);
+                if masked && !sees::<P>(documents, batch, query, key + column_of(tile) + j, sizes) {
+                    value = HIDDEN;
+                }
+                own = max(own, value);
+                pair.insert(j, value);
+            }
+            scores[2 * tile + half] = pair;
+        }
+        let own = row_max(own, exchange, form.emulated);
+        softmax.largest[half] = max(softmax.largest[half], own);
+        let top = max(softmax.top[half], own);
+        let shrunk = (softmax.top[half] - top).exp();
+        softmax.top[half] = top;
+        let mut added = 0.0f32;
+        #[unroll(!form.emulated)]
+        for tile in 0..comptime!(KEYS / 8) {
+            let mut pair = scores[2 * tile + half];
+            #[unroll]
+            for j in 0..2usize {
+                let value = pair.extract(j);
+                let mut exponential = 0.0f32;
+                // What is no number is seen, and passed on.
+                if value != HIDDEN {
+                    exponential = (value - top).exp();
+                }
+                added += exponential;
+                pair.insert(j, exponential);
+            }
+            scores[2 * tile + half] = pair;
+        }
+        softmax.sum[half] = softmax.sum[half] * shrunk + added;
+        let correction = Pair::<f32>::new(shrunk);
+        #[unroll(!form.emulated)]
+        for tile in 0..comptime!(form.d / 8) {
+            outputs[2 * tile + half] *= correction;
+        }
+    }
+}
+
+/// Output, and for each query the log-sum-exp of its scores and the largest, `[2, b, h, t]`; a cube a block of queries of a head.
+#[cube(launch)]
+fn forward<X: Float, P: Int, N: Size>(
+    q: &[Vector<X, N>],
+    k: &[Vector<X, N>],
+    v: &[Vector<X, N>],
+    sinks: ComptimeOption<&[f32]>,
+    documents: ComptimeOption<&[P]>,
+    out: &mut [Vector<X, Const<2>>],
+    statistics: &mut [f32],
+    sizes: Sizes,
+    mask: Mask,
+    #[comptime] form: UnitForm,
+    #[define(X, P)] _storage: [ElemType; 2],
+) {
+    let (d, steps) = (comptime!(form.d), comptime!(form.d / 16));
+    let lanes = N::value();
+    let vectors = comptime!(form.d / lanes);
+    let at = block_of_queries(ROWS, &sizes);
+    if at.batch >= sizes.batches as usize {
+        terminate!();
+    }
+    let (queries, keys) = (sizes.queries as usize, sizes.keys as usize);
+    let (heads, groups) = (sizes.heads as usize, sizes.groups as usize);
+    let mut exchange = Shared::<[f32]>::new_slice(comptime!(exchange_len(form.emulated)));
+    let mut own = Shared::<[Pair<X>]>::new_slice(comptime!(tile_pairs(KEYS, form.d)));
+    let mut values = Shared::<[Pair<X>]>::new_slice(comptime!(tile_pairs(form.d, KEYS)));
+    load::<X, N>(&mut own, q, &rows_at(at.batch, at.first, at.head, queries, heads, vectors), ROWS, d);
+    sync_cube();
+    let mut factors = Array::<Pair<X>>::new(comptime!(4 * steps));
+    #[unroll(!form.emulated)]
+    for step in 0..steps {
+        let factor = first_factor::<X>(&own, d, step);
+        #[unroll]
+        for i in 0..4usize {
+            factors[4 * step + i] = factor[i];
+        }
+    }
+    let mut softmax = begin(sinks, at.head);
+    let mut outputs = sums(comptime!(form.d / 8));
+    let mut key = at.begin;
+    while key < at.end {
+        // The tiles are still read.
+        sync_cube();
+        load::<X, N>(&mut own, k, &rows_at(at.batch, key, at.group, keys, groups, vectors), KEYS, d);
+        load_transposed::<X, N>(&mut values, v, &rows_at(at.batch, key, at.group, keys, groups, vectors), KEYS, d);
+        sync_cube();
+        let mut scores = sums(comptime!(KEYS / 8));
+        #[unroll(!form.emulated)]
+        for step in 0..steps {
+            let mut of_queries = Array::<Pair<X>>::new(4usize);
+            #[unroll]
+            for i in 0..4usize {
+                of_queries[i] = factors[4 * step + i];
+            }
+            #[unroll(!form.emulated)]
+            for tile in 0..comptime!(KEYS / 8) {
+                let of_keys = second_factor::<X>(&own, d, tile, step);
+                multiply::<X>(&of_queries, &of_keys, &mut scores, tile, &mut exchange, form.emulated);
+            }
+        }
+        let masked = is_masked::<P>(documents, at.first, ROWS, key, KEYS, &sizes);
+        take::<P>(
+            &mut softmax,
+            &mut scores,
+            &mut outputs,
+            documents,
+            at.batch,
+            at.first,
+            key,
+            masked,
+            &sizes,
+            &mut exchange,
+            form,
+        );
+        if comptime!(form.dropped) {
+            drop_out(&mut scores, &mask, at.line, key, &sizes, comptime!(KEYS / 8));
+        }
+        #[unroll(!form.emulated)]
+        for step in 0..comptime!(KEYS / 16) {
+            let probabilities = first_factor_of_sums::<X>(&scores, step);
+            #[unroll(!form.emulated)]
+            for tile in 0..comptime!(form.d / 8) {
+                let of_values = second_factor::<X>(&values, KEYS, tile, step);
+                multiply::<X>(&probabilities, &of_values, &mut outputs, tile, &mut exchange, form.emulated);
+            }
+        }
+        key += KEYS;
+    }
+    let pairs = comptime!(form.d / 2);
+    #[unroll]
+    for half in 0..2usize {
+        let total = row_sum(softmax.sum[half], &mut exchange, form.emulated);
+        let row = row_of(half);
+        if at.first + row < queries {
+            if lane() % 4 == 0 {
+                statistics[at.line + row] = softmax.top[half] + total.ln();
+                statistics[statistics.len() / 2 + at.line + row] = softmax.largest[half];
+            }
+            let start = ((at.batch * queries + at.first + row) * heads + at.head) * pairs;
+            let divisor = Pair::<f32>::new(total);
+            #[unroll(!form.emulated)]
+            for tile in 0..comptime!(form.d / 8) {
+                out[start + column_of(tile) / 2] = Vector::cast_from(outputs[2 * tile + half] / divisor);
+            }
+        }
+    }
+}
+
+/// Drops probabilities out. Rows are queries, of which the cube's first is at `line` of `[b, h, t]`.
+#[cube]
+fn drop_out(
+    probabilities: &mut Array<Pair<f32>>,
+    mask: &Mask,
+    line: usize,
+    key: usize,
+    sizes: &Sizes,
+    #[comptime] tiles: usize,
+) {
+    #[unroll]
+    for half in 0..2usize {
+        #[unroll]
+        for tile in 0..tiles {
+            let mut pair = probabilities[2 * tile + half];
+            #[unroll]
+            for j in 0..2usize {
+                let (row, column) = (line + row_of(half), key + column_of(tile) + j);
+                let kept = pair.extract(j) * factor(mask, row as u32, column as u32, sizes.keys);
+                pair.insert(j, kept);
+            }
+            probabilities[2 * tile + half] = pair;
+        }
+    }
+}
+
+impl Problem {
+    /// `None` for heads that this form does not take.
+    fn unit_form(&self, emulated: Option<usize>) -> Option<UnitForm> {
+        let Self { d, width, .. } = *self;
+        (d == width && d.is_multiple_of(16) && d <= LARGEST_HEAD).then_some(())?;
+        // Fewer where a unit has many sums of a head.
+        let columns = emulated.unwrap_or(if d > 64 { 32 } else { 64 });
+        let (capped, dropped) = (self.softcap.is_some(), self.dropout.is_some());
+        Some(UnitForm { d, columns, capped, dropped, emulated: emulated.is_some() })
+    }
+}
+
+/// Elements of a vector that is read at once.
+pub(super) fn vector_of(x: &Buffer, d: usize) -> usize {
+    let sizes = x.0.client.io_optimized_vector_sizes(x.0.dtype.size());
+    sizes.filter(|lanes| *lanes > 1 && *lanes <= 8 && d.is_multiple_of(*lanes)).max().unwrap_or(2)
+}
+
+/// A grid of so many cubes of [`UNITS`].
+pub(super) fn cubes(x: &Buffer, count: usize) -> (CubeCount, CubeDim) {
+    let dim = CubeDim::new_1d(UNITS as u32);
+    (burn::cubecl::calculate_cube_count_elemwise(&x.0.client, count * UNITS, dim), dim)
+}
+
+impl Saved {
+    /// Fills in output and statistics.
+    fn forward_on_units(&self, sinks: Option<&Buffer>, form: UnitForm) {
+        let Self { problem, q, k, v, out, documents, statistics } = self;
+        let (count, dim) = cubes(q, problem.b * problem.h * problem.t.div_ceil(ROWS));
+        forward::launch(
+            &q.0.client,
+            count,
+            dim,
+            vector_of(q, form.d),
+            q.arg(),
+            k.arg(),
+            v.arg(),
+            sinks.map(Buffer::arg).into(),
+            documents.as_ref().map(Buffer::arg).into(),
+            out.arg(),
+            statistics.arg(),
+            problem.sizes(),
+            mask(problem.dropout),
+            form,
+            self.storage(),
+        );
+    }
+}
+
+/// Whether the device of `x` has matrix units for its elements, and planes as the kernels want them.
+fn has_matrix_units(x: &Buffer) -> bool {
+    let properties = x.0.client.properties();
+    let element = x.storage();
+    let sums = f32::elem_type_native();
+    let wanted = MmaConfig { a_type: element, b_type: element, cd_type: sums, m: 16, n: 8, k: 16 };
+    properties.features.matmul.mma.contains(&wanted) && properties.hardware.plane_size_min == 32
+}
+
+/// See [`crate::attention()`] and [`super::cube::attention`], whose conditions it has. Where there are no matrix units for the elements it does not apply, unless
+/// they are `emulated`, which is for tests, in 32 bits too: with so many columns of a tile of scores in backward, 32 or 64.
+pub fn attention(
+    q_bthd: &Tensor<4>,
+    k_bsgd: &Tensor<4>,
+    v_bsgd: &Tensor<4>,
+    options: &AttentionOptions,
+    emulated: Option<usize>,
+) -> Option<Tensor<4>> {
+    let Operands { mut saved, sinks } = Operands::of([q_bthd, k_bsgd, v_bsgd], options)?;
+    let form = saved.problem.unit_form(emulated)?;
+    (emulated.is_some() || has_matrix_units(&saved.q)).then_some(())?;
+    saved.out = saved.q.uninitialised_like();
+    saved.forward_on_units(sinks.as_ref(), form);
+    Some(with_backward(saved, sinks, [q_bthd, k_bsgd, v_bsgd], options, move |saved, d_out| {
+        saved.gradients_on_units(d_out, form)
+    }))
+}
