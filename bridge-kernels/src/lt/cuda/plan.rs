@@ -44,15 +44,29 @@ impl Drop for Descriptor {
     }
 }
 
-/// A matrix in columns.
+/// Matrices in columns.
 struct MatrixLayout(sys::cublasLtMatrixLayout_t);
 
 impl MatrixLayout {
     fn new(layout: Layout) -> Result<Self, CublasError> {
-        let Layout { rows, columns, leading, element } = layout;
-        let leading =
-            i64::try_from(leading).map_err(|_| CublasError(sys::cublasStatus_t::CUBLAS_STATUS_INVALID_VALUE))?;
-        result::create_matrix_layout(data_type(element), rows as u64, columns as u64, leading).map(Self)
+        use sys::cublasLtMatrixLayoutAttribute_t as Attribute;
+        let Layout { rows, columns, leading, element, batches, apart } = layout;
+        let too_large = |_| CublasError(sys::cublasStatus_t::CUBLAS_STATUS_INVALID_VALUE);
+        let (leading, apart) = (i64::try_from(leading).map_err(too_large)?, i64::try_from(apart).map_err(too_large)?);
+        let raw = result::create_matrix_layout(data_type(element), rows as u64, columns as u64, leading)?;
+        let mut made = Self(raw);
+        if batches > 1 {
+            let batches = i32::try_from(batches).map_err(too_large)?;
+            made.set(Attribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, batches)?;
+            made.set(Attribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, apart)?;
+        }
+        Ok(made)
+    }
+
+    fn set<T>(&mut self, attribute: sys::cublasLtMatrixLayoutAttribute_t, value: T) -> Result<(), CublasError> {
+        let bytes = (&raw const value).cast::<c_void>();
+        // SAFETY: as for a descriptor.
+        unsafe { result::set_matrix_layout_attribute(self.0, attribute, bytes, size_of::<T>()) }
     }
 }
 
