@@ -15,6 +15,8 @@ pub(crate) mod heads;
 mod largest;
 mod options;
 mod parts;
+#[cfg(feature = "cube")]
+mod products;
 
 use burn::tensor::{Bool, Int, Tensor};
 

@@ -1,0 +1,130 @@
+//! Batched products as cuBLASLt is told them, for tensors of this device: what a [`StandIn`] computes on the host from the device's own memory, by offsets, strides
+//! and the translated description, against Burn's products. `bridge_kernels::lt` by its name, so that the stand-in's arithmetic is that of the crate's tests.
+
+use std::sync::{Arc, Mutex};
+
+pub use bridge_kernels::lt::*;
+use burn::backend::Cube;
+use burn::tensor::{DType, FloatDType, Tensor, TensorData};
+use half::{bf16, f16};
+
+use crate::common::{assert_close, device, read, tensor, values};
+use crate::half::dtypes;
+
+#[path = "../../src/lt/host.rs"]
+mod host;
+
+use host::{Memory, Read, Written, put, run};
+
+/// Runs products on the host, and remembers them.
+#[derive(Clone, Default)]
+pub struct StandIn {
+    /// What ran, in order.
+    log: Arc<Mutex<Vec<ColumnMajor>>>,
+    /// What it does not run.
+    refused: Option<fn(&ColumnMajor) -> bool>,
+}
+
+impl StandIn {
+    /// One that does not run some products.
+    pub fn without(refused: fn(&ColumnMajor) -> bool) -> Self {
+        Self { refused: Some(refused), ..Self::default() }
+    }
+
+    /// The products that ran since the last call.
+    pub fn ran(&self) -> Vec<ColumnMajor> {
+        std::mem::take(&mut *self.log.lock().unwrap())
+    }
+}
+
+/// The device's memory from a tensor's first element on, each element widened.
+fn memory<const D: usize>(tensor: Tensor<D>) -> Memory {
+    let dtype = tensor.dtype();
+    let primitive = tensor.try_into_primitive::<Cube>().expect("the tensor is on this device");
+    let mut whole = primitive.handle.clone();
+    let start = whole.offset_start.take().unwrap_or(0) as usize;
+    let bytes = primitive.client.read_one(whole).expect("the device can be read");
+    let pairs = || bytes[start..].as_chunks::<2>().0.iter();
+    Memory(match dtype {
+        DType::F32 => bytes[start..].as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)).collect(),
+        DType::F16 => pairs().map(|x| f16::from_le_bytes(*x).to_f32()).collect(),
+        DType::BF16 => pairs().map(|x| bf16::from_le_bytes(*x).to_f32()).collect(),
+        _ => panic!("no product is made of {dtype:?}"),
+    })
+}
+
+impl Table for StandIn {
+    fn operand<const D: usize>(&self, x: Tensor<D>) -> Option<Operand<D>> {
+        on_device::operand(x)
+    }
+
+    fn multiply<const D: usize>(&self, product: &Product, operands: &mut Operands<D>) -> Option<Results<D>> {
+        let columns = product.in_columns();
+        if self.refused.is_some_and(|refused| refused(&columns)) {
+            return None;
+        }
+        self.log.lock().unwrap().push(columns);
+        let shape = product.shape_of_result(operands);
+        let c = operands.c.take().map(memory);
+        // The factors change places.
+        let [a, b] = [&operands.b, &operands.a].map(|factor| memory(factor.clone()));
+        let Written { d, extra } = run(&columns, product.scales(), &Read { a: &a, b: &b, c: c.as_ref(), bias: None });
+        assert!(extra.is_none(), "epilogues that write something are not asked for here");
+        let d = match c.filter(|_| product.is_onto()) {
+            Some(mut c) => {
+                put(&d, columns.d, &mut c);
+                c
+            }
+            None => d,
+        };
+        let elements = d.0[..shape.iter().product()].to_vec();
+        let d = Tensor::<D>::from_data(TensorData::new(elements, shape), (&operands.a.device(), DType::F32));
+        let element = product.result().element;
+        let d = if element == Element::F32 { d } else { d.cast(FloatDType::from(element.dtype())) };
+        Some(Results { d, kept: None, bias_gradient: None })
+    }
+}
+
+#[test]
+fn products_of_views() {
+    let (b, t, g, heads, s, d) = (2, 5, 3, 2, 7, 11);
+    let of = |seed, shape: [usize; 4]| tensor(&values(seed, shape.iter().product()), shape, &device());
+    let q: Tensor<5> = of(1, [b, t, g * heads, d]).reshape([b, t, g, heads, d]).permute([0, 2, 3, 1, 4]);
+    let q: Tensor<4> = q.reshape([b, g, heads * t, d]);
+    let k = of(2, [b, s, g, d]).permute([0, 2, 1, 3]);
+    let own = |x: &Tensor<4>| x.clone().narrow(0, 1, 1).narrow(2, 2, 4);
+    let pairs = [
+        (q.clone(), k.clone().transpose()),
+        (own(&q), own(&k).transpose()),
+        (q.clone(), of(3, [b, g, s, d]).narrow(2, 1, 5).transpose()),
+        (k.clone(), of(4, [1, 1, d, 6])),
+        (k.transpose(), of(5, [1, g, s, 13])),
+    ];
+    for (a, b) in pairs {
+        let wide = multiply(&StandIn::default(), &a, &b, Element::F32).expect("the stand-in has it");
+        assert_close("float32", &read(wide), &read(a.clone().matmul(b.clone())), 1e-6);
+        for (dtype, half_ulp) in dtypes() {
+            let [a, b] = [&a, &b].map(|x| x.clone().cast(dtype));
+            let exact = read(a.clone().cast(FloatDType::F32).matmul(b.clone().cast(FloatDType::F32)));
+            let result = |element| multiply(&StandIn::default(), &a, &b, element).expect("the stand-in has it");
+            assert_close("a wide result", &read(result(Element::F32)), &exact, 1e-6);
+            let narrow = result(Element::of(dtype.into()).expect("products are made of it"));
+            assert_eq!(narrow.dtype(), dtype.into());
+            assert_close("a narrow result", &read(narrow.cast(FloatDType::F32)), &exact, f64::from(half_ulp));
+        }
+    }
+}
+
+#[test]
+fn parts_add_up() {
+    let (b, g, s, t, d) = (2, 3, 9, 8, 5);
+    let of = |seed, shape: [usize; 4]| tensor::<4>(&values(seed, shape.iter().product()), shape, &device());
+    let (mut sum, mut expected) = (of(1, [b, g, s, d]), of(1, [b, g, s, d]));
+    for keys in [9, 4, 1] {
+        let (p, q) = (of(2, [b, g, t, keys]).transpose(), of(3, [b, g, t, d]));
+        sum = add_product(&StandIn::default(), &p, &q, sum).expect("the stand-in has it");
+        let whole = expected.clone().narrow(2, 0, keys) + p.matmul(q);
+        expected = expected.slice_assign([0..b, 0..g, 0..keys, 0..d], whole);
+    }
+    assert_close("sums", &read(sum), &read(expected), 1e-6);
+}
