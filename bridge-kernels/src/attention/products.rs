@@ -38,12 +38,9 @@ impl<T: Table> Products<T> {
         operand.map_or(x, |operand| operand.tensor)
     }
 
-    /// `sums` `[.., s, columns]` with `a b` added to the first rows, where the sums lie. Where there is no result they are as they were.
-    fn add(&self, a: &Tensor<4>, b: &Tensor<4>, sums: Tensor<4>) -> Result<Tensor<4>, Tensor<4>> {
-        match &self.0 {
-            Some(table) => add_product(table, a, b, sums),
-            None => Err(sums),
-        }
+    /// See [`add_product`].
+    fn add(&self, a: &Tensor<4>, b: &Tensor<4>, into: &mut Option<Tensor<4>>) -> Option<Tensor<4>> {
+        add_product(self.0.as_ref()?, a, b, into)
     }
 }
 
@@ -70,14 +67,15 @@ impl Sums {
             self.close();
         }
         let zeros = || Tensor::zeros([part.batches, g, s, columns], (&own.device(), DType::F32));
-        let (own, mut sum) = (own.clone().transpose(), self.open.take().unwrap_or_else(zeros));
+        let (own, mut so_far) = (own.clone().transpose(), Some(self.open.take().unwrap_or_else(zeros)));
         // Parts begin at the first key, but for windows.
-        if part.key == 0 {
-            match products.add(&own, rows, sum) {
-                Ok(sum) => return self.open = Some(sum),
-                Err(unchanged) => sum = unchanged,
-            }
+        if part.key == 0
+            && let Some(sum) = products.add(&own, rows, &mut so_far)
+        {
+            self.open = Some(sum);
+            return;
         }
+        let sum = so_far.expect("what has no result leaves the sum");
         let keys = part.key..part.key + part.keys;
         let whole = sum.clone().narrow(2, part.key, part.keys) + widen(products.wide(&own, rows));
         self.open = Some(sum.slice_assign([0..part.batches, 0..g, keys, 0..columns], whole));

@@ -113,30 +113,30 @@ fn broadcast<const D: usize>(x: &Tensor<D>, other: [usize; D]) -> Tensor<D> {
     if shape == x.dims() { x.clone() } else { x.clone().expand(shape) }
 }
 
-/// Adds `a b` of each pair of matrices, `[.., m, k]` and `[.., k, n]`, to the first `m` rows of the matrices of `c`, `[.., s, n]`: in its
-/// memory if nobody else has that. Where the table does not have the product, or there are gaps in `c`, it comes back as it was.
+/// Adds `a b` of each pair of matrices, `[.., m, k]` and `[.., k, n]`, to the first `m` rows of the matrices of `into`, `[.., s, n]`: in that
+/// memory if nobody else has it. Where the table does not have the product, or there are gaps in `into`, there is no result, and `into` still has the
+/// sum so far.
 ///
 /// # Panics
-/// If the shapes do not fit each other.
+/// If the shapes do not fit each other, or `into` has nothing.
 pub fn add_product<T: Table, const D: usize>(
     table: &T,
     a: &Tensor<D>,
     b: &Tensor<D>,
-    c: Tensor<D>,
-) -> Result<Tensor<D>, Tensor<D>> {
-    let operands = [a, b, &c].map(|x| table.operand(x.clone()));
-    let [Some(a), Some(b), Some(sums)] = operands else { return Err(c) };
-    // The only reference, if the caller's was; or a copy of other strides.
-    drop(c);
-    assert!(sums.matrix.rows >= a.matrix.rows, "{} rows are added to {}", a.matrix.rows, sums.matrix.rows);
-    let has_gaps = sums.matrix != Matrix::of_shape(&sums.tensor.dims(), sums.matrix.element);
-    let part = Matrix { rows: a.matrix.rows, ..sums.matrix };
-    let product =
-        Product::new(a.matrix, b.matrix, part.element, Compute::Float32).and_then(|product| product.onto(part));
-    let Some(product) = product.filter(|_| !has_gaps) else { return Err(sums.tensor) };
-    let mut operands = Operands { a: a.tensor, b: b.tensor, c: Some(sums.tensor), bias: None };
-    match table.multiply(&product, &mut operands) {
-        Some(results) => Ok(results.d),
-        None => Err(operands.c.expect("a refusal leaves what is added")),
-    }
+    into: &mut Option<Tensor<D>>,
+) -> Option<Tensor<D>> {
+    let (a, b) = (table.operand(a.clone())?, table.operand(b.clone())?);
+    let sums = table.operand(into.clone().expect("there is a sum"))?;
+    // A copy, if it was of other strides.
+    *into = Some(sums.tensor);
+    let whole = sums.matrix;
+    assert!(whole.rows >= a.matrix.rows, "{} rows are added to {}", a.matrix.rows, whole.rows);
+    let has_gaps = into.as_ref().is_some_and(|sums| whole != Matrix::of_shape(&sums.dims(), whole.element));
+    (!has_gaps).then_some(())?;
+    let part = Matrix { rows: a.matrix.rows, ..whole };
+    let product = Product::new(a.matrix, b.matrix, part.element, Compute::Float32)?.onto(part)?;
+    let mut operands = Operands { a: a.tensor, b: b.tensor, c: into.take(), bias: None };
+    let results = table.multiply(&product, &mut operands);
+    *into = operands.c;
+    results.map(|results| results.d)
 }

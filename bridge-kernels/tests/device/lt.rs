@@ -122,7 +122,7 @@ fn parts_add_up() {
     let (mut sum, mut expected) = (of(1, [b, g, s, d]), of(1, [b, g, s, d]));
     for keys in [9, 4, 1] {
         let (p, q) = (of(2, [b, g, t, keys]).transpose(), of(3, [b, g, t, d]));
-        sum = add_product(&StandIn::default(), &p, &q, sum).expect("the stand-in has it");
+        sum = add_product(&StandIn::default(), &p, &q, &mut Some(sum)).expect("the stand-in has it");
         let whole = expected.clone().narrow(2, 0, keys) + p.matmul(q);
         expected = expected.slice_assign([0..b, 0..g, 0..keys, 0..d], whole);
     }
