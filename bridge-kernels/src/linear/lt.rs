@@ -87,7 +87,7 @@ pub(crate) fn add_weight_gradient<T: Table>(
         // A copy, if there is no matrix for the strides; then the product may write into that.
         *into = operand.tensor;
     }
-    let mut operands = Operands { a: dy.tensor, b: x.tensor, c: into_oi.take(), bias: None };
+    let mut operands = Operands { c: into_oi.take(), ..Operands::new(dy.tensor, x.tensor) };
     let results = table.multiply(&product, &mut operands);
     *into_oi = operands.c;
     results.map(|results| results.d)
@@ -96,7 +96,7 @@ pub(crate) fn add_weight_gradient<T: Table>(
 /// `a b`, with elements stored as those of the factors are.
 fn multiply<T: Table>(table: &T, a: &Operand<2>, b: &Operand<2>, epilogue: Epilogue) -> Option<Results<2>> {
     let product = Product::new(a.matrix, b.matrix, a.matrix.element, Compute::Float32)?.then(epilogue);
-    table.multiply(&product, &mut Operands { a: a.tensor.clone(), b: b.tensor.clone(), c: None, bias: None })
+    table.multiply(&product, &mut Operands::new(a.tensor.clone(), b.tensor.clone()))
 }
 
 /// A layer outside any graph.
@@ -158,7 +158,8 @@ impl<T: Table, const D: usize> Layer<T, D> {
             product = product.plus(residual.matrix, 1.0)?;
             c = Some(residual.tensor);
         }
-        let mut operands = Operands { a: x_ni.tensor.clone(), b: weight_io.tensor, c, bias: bias_o.clone() };
+        let factors = Operands::new(x_ni.tensor.clone(), weight_io.tensor);
+        let mut operands = Operands { c, bias: bias_o.clone(), ..factors };
         table.multiply(&product.then(epilogue), &mut operands)
     }
 

@@ -89,7 +89,7 @@ fn check(trial: &Trial) {
     if let (Some(c), Some((_, onto))) = (&c, added) {
         product = if onto { product.onto(c.matrix) } else { product.plus(c.matrix, 1.0) }.unwrap();
     }
-    let read = Read { a: &b.memory, b: &a.memory, c: c.as_ref().map(|c| &c.memory), bias: None };
+    let read = Read { a: &b.memory, b: &a.memory, c: c.as_ref().map(|c| &c.memory), bias: None, scales: [1.0; 2] };
     let columns = product.in_columns();
     let written = run(&columns, product.scales(), &read).d;
     let under = c.as_ref().filter(|_| product.is_onto()).map(|c| c.memory.0.clone());

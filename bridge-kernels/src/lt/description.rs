@@ -3,6 +3,8 @@
 
 use burn::tensor::DType;
 
+use crate::cpu::small::{self, decode};
+
 /// How one element is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Element {
@@ -12,10 +14,14 @@ pub enum Element {
     F16,
     /// 16 bits, the upper half of float32.
     BF16,
+    /// 8 bits, four of them exponent, of a factor with a scale (Micikevicius et al., arXiv:2209.05433).
+    E4M3,
+    /// 8 bits, five of them exponent, likewise.
+    E5M2,
 }
 
 impl Element {
-    /// `None` for what no product is made of.
+    /// `None` for what no product is made of, and for codes of 8 bits, which are no floats to a tensor.
     pub fn of(dtype: DType) -> Option<Self> {
         match dtype {
             DType::F32 => Some(Self::F32),
@@ -25,12 +31,39 @@ impl Element {
         }
     }
 
-    /// The dtype of a tensor with such elements.
+    /// The dtype of a tensor with such elements. Four codes of 8 bits are the bits of one float32, of which nobody reads the value: a tensor of
+    /// floats has no smaller element.
     pub fn dtype(self) -> DType {
         match self {
-            Self::F32 => DType::F32,
+            Self::F32 | Self::E4M3 | Self::E5M2 => DType::F32,
             Self::F16 => DType::F16,
             Self::BF16 => DType::BF16,
+        }
+    }
+
+    /// Bytes of one.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::BF16 => 2,
+            Self::E4M3 | Self::E5M2 => 1,
+        }
+    }
+
+    /// Whether it is a code of 8 bits.
+    pub fn is_code(self) -> bool {
+        self.bytes() == 1
+    }
+
+    /// What a code stands for, but for its scale.
+    ///
+    /// # Panics
+    /// If elements are no codes.
+    pub fn value_of(self, code: u8) -> f32 {
+        match self {
+            Self::E4M3 => decode::<small::E4M3>(u32::from(code)),
+            Self::E5M2 => decode::<small::E5M2>(u32::from(code)),
+            Self::F32 | Self::F16 | Self::BF16 => panic!("{self:?} is no code"),
         }
     }
 }
@@ -232,6 +265,8 @@ impl Epilogue {
 
 /// Columns of what an epilogue keeps come in multiples of this; cuBLASLt asks for it.
 const KEPT_MULTIPLE: usize = 8;
+/// Codes come in multiples of this along the sum; cuBLASLt asks for it.
+pub const CODES_MULTIPLE: usize = 16;
 
 /// `d = epilogue(alpha * a b + beta * c)`, in rows; of a batch, each product by itself.
 ///
@@ -258,17 +293,21 @@ pub struct Product {
 }
 
 impl Product {
-    /// `d = a b`, with elements of `d` stored as `result` says. Factors of 16 bits may have a result of 32.
+    /// `d = a b`, with elements of `d` stored as `result` says. Factors of 16 bits may have a result of 32, factors of 8 bits have one of 16 or 32.
     ///
     /// `None` if the factors are stored differently, if the result is narrower than they are or of another 16 bits, or if TF32 is asked
-    /// of factors that are not float32.
+    /// of factors that are not float32. Codes of 8 bits of either kind may be multiplied, but for two of E5M2, as one matrix each: rows of `a`, and columns of
+    /// `b`, lie side by side, and [`CODES_MULTIPLE`] divides the terms of a sum.
     ///
     /// # Panics
     /// If the inner sizes or the numbers of matrices differ.
     pub fn new(a: Matrix, b: Matrix, result: Element, compute: Compute) -> Option<Self> {
         assert_eq!(a.columns, b.rows, "a product of {} x {} and {} x {}", a.rows, a.columns, b.rows, b.columns);
         assert_eq!(a.batches, b.batches, "a product of {} matrices and {}", a.batches, b.batches);
-        let fits = a.element == b.element && (result == a.element || result == Element::F32);
+        let fits = match a.element.is_code() || b.element.is_code() {
+            true => are_codes(&a, &b) && !result.is_code(),
+            false => a.element == b.element && (result == a.element || result == Element::F32),
+        };
         let computes = compute == Compute::Float32 || a.element == Element::F32;
         let d = Matrix::of_shape(&[a.batches, a.rows, b.columns], result);
         let (c, alpha, beta, epilogue) = (None, 1.0, 0.0, Epilogue::Plain);
@@ -348,6 +387,17 @@ impl Product {
             compute: self.compute,
         }
     }
+}
+
+/// Whether these are factors of 8 bits as cuBLASLt wants them.
+fn are_codes(a: &Matrix, b: &Matrix) -> bool {
+    let is_one = |matrix: &Matrix| matrix.element.is_code() && matrix.batches == 1;
+    let is_whole = |run: usize| run.is_multiple_of(CODES_MULTIPLE);
+    let are_both_wide = [a.element, b.element] == [Element::E5M2; 2];
+    let lie_along = a.order == Order::Rows
+        && b.order == Order::Columns
+        && [a.columns, a.leading, b.leading].map(is_whole) == [true; 3];
+    is_one(a) && is_one(b) && !are_both_wide && lie_along
 }
 
 /// A matrix in columns: the element of row `r` and column `c` is `c * leading + r` elements behind the first. In a batch, matrix `i` is

@@ -37,6 +37,7 @@ pub(crate) fn stored(value: f64, element: Element) -> f32 {
         Element::F32 => value as f32,
         Element::F16 => f16::from_f64(value).to_f32(),
         Element::BF16 => bf16::from_f64(value).to_f32(),
+        Element::E4M3 | Element::E5M2 => panic!("no result has 8 bits"),
     }
 }
 
@@ -63,6 +64,8 @@ pub(crate) struct Read<'a> {
     pub b: &'a Memory,
     pub c: Option<&'a Memory>,
     pub bias: Option<&'a Memory>,
+    /// Of codes of `a` and `b`; 1 for others.
+    pub scales: [f32; 2],
 }
 
 /// What is written. `extra` is what the epilogue keeps, or a bias' gradient.
@@ -81,6 +84,7 @@ pub(crate) fn run(product: &ColumnMajor, [alpha, beta]: [f32; 2], read: &Read) -
     };
     let first = |batch, row, column| element(read.a, product.a, operations[0], [batch, row, column]);
     let second = |batch, row, column| element(read.b, product.b, operations[1], [batch, row, column]);
+    let scale = read.scales.iter().fold(f64::from(alpha), |product, scale| product * f64::from(*scale));
     let stored_as = product.d.element;
     let mut d = Memory::unwritten(place(product.d, [product.d.batches - 1, m - 1, n - 1]) + 1);
     let mut extra = match (epilogue, product.leading_of_kept) {
@@ -92,7 +96,7 @@ pub(crate) fn run(product: &ColumnMajor, [alpha, beta]: [f32; 2], read: &Read) -
     for (batch, column) in columns {
         for row in 0..m {
             let term = |i| factor(first(batch, row, i), compute) * factor(second(batch, i, column), compute);
-            let mut value = f64::from(alpha) * (0..k).map(term).sum::<f64>();
+            let mut value = scale * (0..k).map(term).sum::<f64>();
             if beta != 0.0 {
                 value += f64::from(beta) * read.c.expect("a sum has an addend").at(product.c, [batch, row, column]);
             }
@@ -135,6 +139,13 @@ fn check(product: &ColumnMajor) {
         assert!(layout.batches > 1 || layout.apart == 0, "a single matrix has none behind it: {layout:?}");
     }
     assert!(product.d.batches == 1 || product.epilogue == Epilogue::Plain, "{product:?}");
+    if product.a.element.is_code() || product.b.element.is_code() {
+        let is_whole = |size: usize| size.is_multiple_of(16);
+        assert!([k, product.a.leading, product.b.leading].map(is_whole) == [true; 3], "{product:?}");
+        assert_eq!(operations, [Operation::Transposed, Operation::AsItIs], "codes have one layout: {product:?}");
+        assert!(product.a.element.is_code() && product.b.element.is_code() && !product.d.element.is_code());
+        assert_ne!([product.a.element, product.b.element], [Element::E5M2; 2], "{product:?}");
+    }
     let read = |layout: Layout, operation| match operation {
         Operation::AsItIs => [layout.rows, layout.columns],
         Operation::Transposed => [layout.columns, layout.rows],

@@ -74,7 +74,7 @@ impl Table for HostStandIn {
         let bias = operands.bias.clone().map(memory);
         // The factors change places.
         let [a, b] = [&operands.b, &operands.a].map(|factor| memory(factor.clone()));
-        let read = Read { a: &a, b: &b, c: c.as_ref(), bias: bias.as_ref() };
+        let read = Read { a: &a, b: &b, c: c.as_ref(), bias: bias.as_ref(), scales: [1.0; 2] };
         let Written { d, extra } = run(&columns, [product.alpha, product.beta], &read);
         let d = match c.filter(|_| product.is_onto()) {
             Some(mut c) => {

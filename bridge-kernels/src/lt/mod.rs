@@ -19,5 +19,7 @@ pub mod table;
 #[cfg(test)]
 mod tests;
 
-pub use description::{ColumnMajor, Compute, Element, Epilogue, Layout, Matrix, Operation, Order, Product};
+pub use description::{
+    CODES_MULTIPLE, ColumnMajor, Compute, Element, Epilogue, Layout, Matrix, Operation, Order, Product,
+};
 pub use table::{Operand, Operands, Results, Table, add_product, multiply};

@@ -24,5 +24,5 @@ pub fn operand<const D: usize>(x: Tensor<D>) -> Option<Operand<D>> {
 
 /// Whether an allocation has room for matrices.
 pub(crate) fn has_room(memory: &Handle, matrix: &Matrix) -> bool {
-    memory.size_in_used() >= (matrix.span() * matrix.element.dtype().size()) as u64
+    memory.size_in_used() >= (matrix.span() * matrix.element.bytes()) as u64
 }

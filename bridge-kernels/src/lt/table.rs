@@ -34,6 +34,16 @@ pub struct Operands<const D: usize> {
     pub c: Option<Tensor<D>>,
     /// The bias that the epilogue adds, `[n]`.
     pub bias: Option<Tensor<1>>,
+    /// What codes of 8 bits of both factors are multiplied by to be the factors' values: `[1]` of float32 each. See [`Element::dtype`] for how
+    /// tensors have codes: the first of four in the lowest bits.
+    pub scales: Option<[Tensor<1>; 2]>,
+}
+
+impl<const D: usize> Operands<D> {
+    /// Two factors.
+    pub fn new(a: Tensor<D>, b: Tensor<D>) -> Self {
+        Self { a, b, c: None, bias: None, scales: None }
+    }
 }
 
 /// What a product writes.
@@ -101,7 +111,7 @@ pub fn multiply<T: Table, const D: usize>(
     let [a, b] = [(a, 0), (b, 1)].map(|(x, own)| table.operand(broadcast(x, shapes[1 - own])));
     let (a, b) = (a?, b?);
     let product = Product::new(a.matrix, b.matrix, result, Compute::Float32)?;
-    table.multiply(&product, &mut Operands { a: a.tensor, b: b.tensor, c: None, bias: None }).map(|results| results.d)
+    table.multiply(&product, &mut Operands::new(a.tensor, b.tensor)).map(|results| results.d)
 }
 
 /// `x` with as many matrices as another tensor, where it has one; no memory is made.
@@ -135,7 +145,7 @@ pub fn add_product<T: Table, const D: usize>(
     (!has_gaps).then_some(())?;
     let part = Matrix { rows: a.matrix.rows, ..whole };
     let product = Product::new(a.matrix, b.matrix, part.element, Compute::Float32)?.onto(part)?;
-    let mut operands = Operands { a: a.tensor, b: b.tensor, c: into.take(), bias: None };
+    let mut operands = Operands { c: into.take(), ..Operands::new(a.tensor, b.tensor) };
     let results = table.multiply(&product, &mut operands);
     *into = operands.c;
     results.map(|results| results.d)

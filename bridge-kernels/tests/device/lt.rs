@@ -38,18 +38,18 @@ impl StandIn {
 }
 
 /// The device's memory from a tensor's first element on, each element widened.
-fn memory<const D: usize>(tensor: Tensor<D>) -> Memory {
-    let dtype = tensor.dtype();
+fn memory<const D: usize>(tensor: Tensor<D>, element: Element) -> Memory {
+    assert_eq!(tensor.dtype(), element.dtype(), "memory is what the product says");
     let primitive = tensor.try_into_primitive::<Cube>().expect("the tensor is on this device");
     let mut whole = primitive.handle.clone();
     let start = whole.offset_start.take().unwrap_or(0) as usize;
     let bytes = primitive.client.read_one(whole).expect("the device can be read");
     let pairs = || bytes[start..].as_chunks::<2>().0.iter();
-    Memory(match dtype {
-        DType::F32 => bytes[start..].as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)).collect(),
-        DType::F16 => pairs().map(|x| f16::from_le_bytes(*x).to_f32()).collect(),
-        DType::BF16 => pairs().map(|x| bf16::from_le_bytes(*x).to_f32()).collect(),
-        _ => panic!("no product is made of {dtype:?}"),
+    Memory(match element {
+        Element::F32 => bytes[start..].as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)).collect(),
+        Element::F16 => pairs().map(|x| f16::from_le_bytes(*x).to_f32()).collect(),
+        Element::BF16 => pairs().map(|x| bf16::from_le_bytes(*x).to_f32()).collect(),
+        Element::E4M3 | Element::E5M2 => bytes[start..].iter().map(|code| element.value_of(*code)).collect(),
     })
 }
 
@@ -65,10 +65,17 @@ impl Table for StandIn {
         }
         self.log.lock().unwrap().push(columns);
         let shape = product.shape_of_result(operands);
-        let c = operands.c.take().map(memory);
+        let result = product.result().element;
+        let c = operands.c.take().map(|c| memory(c, result));
+        let bias = operands.bias.clone().map(|bias| memory(bias, result));
         // The factors change places.
-        let [a, b] = [&operands.b, &operands.a].map(|factor| memory(factor.clone()));
-        let Written { d, extra } = run(&columns, product.scales(), &Read { a: &a, b: &b, c: c.as_ref(), bias: None });
+        let (a, b) = (memory(operands.b.clone(), columns.a.element), memory(operands.a.clone(), columns.b.element));
+        let scales = match columns.a.element.is_code() {
+            true => operands.scales.clone().expect("codes have scales").map(|scale| memory(scale, Element::F32).0[0]),
+            false => [1.0; 2],
+        };
+        let read = Read { a: &a, b: &b, c: c.as_ref(), bias: bias.as_ref(), scales: [scales[1], scales[0]] };
+        let Written { d, extra } = run(&columns, product.scales(), &read);
         assert!(extra.is_none(), "epilogues that write something are not asked for here");
         let d = match c.filter(|_| product.is_onto()) {
             Some(mut c) => {
@@ -79,8 +86,7 @@ impl Table for StandIn {
         };
         let elements = d.0[..shape.iter().product()].to_vec();
         let d = Tensor::<D>::from_data(TensorData::new(elements, shape), (&operands.a.device(), DType::F32));
-        let element = product.result().element;
-        let d = if element == Element::F32 { d } else { d.cast(FloatDType::from(element.dtype())) };
+        let d = if result == Element::F32 { d } else { d.cast(FloatDType::from(result.dtype())) };
         Some(Results { d, kept: None, bias_gradient: None })
     }
 }

@@ -27,7 +27,7 @@ use burn::cubecl::cuda::CudaRuntime;
 use burn::cubecl::device::DeviceId;
 use burn::cubecl::device_handle::DeviceHandle;
 use burn::cubecl::server::{BufferBinding, Handle as Memory};
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use cubecl_server::runtime::Runtime;
 use cudarc::driver::CudaContext;
 
@@ -134,6 +134,8 @@ struct Held {
     /// The only reference, if nobody else has one.
     c: Option<CubeTensor>,
     bias: Option<Buffer>,
+    /// Of codes of `a` and `b`.
+    scales: Option<[CubeTensor; 2]>,
 }
 
 impl CublasLt {
@@ -157,12 +159,21 @@ impl CublasLt {
             let buffer = Buffer::side_by_side(self.memory(tensor)?)?;
             bias = Some((is_same && alignment(&buffer.0.handle) == MOST_ALIGNED).then_some(buffer)?);
         }
+        let mut scales = None;
+        if product.a.element.is_code() {
+            let both = operands.scales.clone().expect("codes have scales");
+            let [of_a, of_b] = both.map(|scale| {
+                assert_eq!((scale.dims(), scale.dtype()), ([1], DType::F32), "a factor of 8 bits has one scale");
+                self.memory(scale)
+            });
+            scales = Some([of_a?, of_b?]);
+        }
         let mut c = None;
         if let Some(layout) = &product.c {
             c = Some(matrix(operands.c.clone().expect("the product adds a matrix"), layout)?);
             operands.c = None;
         }
-        Some(Held { a, b, c, bias })
+        Some(Held { a, b, c, bias, scales })
     }
 }
 
@@ -181,7 +192,7 @@ fn power_in(bytes: u64) -> u32 {
 
 /// Bytes that the addresses of all matrices are multiples of.
 fn alignment_of_all(memory: &Memory, matrix: &Matrix) -> u32 {
-    alignment(memory).min(power_in((matrix.apart * matrix.element.dtype().size()) as u64))
+    alignment(memory).min(power_in((matrix.apart * matrix.element.bytes()) as u64))
 }
 
 impl Table for CublasLt {
@@ -192,7 +203,7 @@ impl Table for CublasLt {
 
     fn multiply<const D: usize>(&self, product: &Product, operands: &mut Operands<D>) -> Option<Results<D>> {
         let shape = product.shape_of_result(operands);
-        let Held { a, b, c, bias } = self.held(product, operands)?;
+        let Held { a, b, c, bias, scales } = self.held(product, operands)?;
         let new =
             |matrix: Matrix, shape: &[usize]| Buffer(a.clone()).uninitialised(shape.to_vec(), matrix.element.dtype()).0;
         let workspace = a.client.empty(WORKSPACE).binding();
@@ -212,6 +223,7 @@ impl Table for CublasLt {
             b: binding(&a),
             c: c.as_ref().map(binding),
             bias: bias.as_ref().map(|bias| binding(&bias.0)),
+            scales: scales.as_ref().map(|[of_a, of_b]| [binding(of_b), binding(of_a)]),
             d: binding(&d),
             kept: kept.as_ref().map(binding),
             bias_gradient: bias_gradient.as_ref().map(binding),

@@ -22,6 +22,8 @@ pub(super) struct Addresses {
     pub bias: Option<u64>,
     /// What the epilogue keeps.
     pub kept: Option<u64>,
+    /// The scales of `a` and `b`, if these are codes.
+    pub scales: Option<[u64; 2]>,
     /// [`WORKSPACE`] bytes.
     pub workspace: u64,
 }
@@ -100,6 +102,8 @@ fn data_type(element: Element) -> sys::cudaDataType_t {
         Element::F32 => sys::cudaDataType_t::CUDA_R_32F,
         Element::F16 => sys::cudaDataType_t::CUDA_R_16F,
         Element::BF16 => sys::cudaDataType_t::CUDA_R_16BF,
+        Element::E4M3 => sys::cudaDataType_t::CUDA_R_8F_E4M3,
+        Element::E5M2 => sys::cudaDataType_t::CUDA_R_8F_E5M2,
     }
 }
 
@@ -226,6 +230,10 @@ fn set_addresses(descriptor: &mut Descriptor, addresses: &Addresses) -> Result<(
     }
     if let Some(kept) = addresses.kept {
         descriptor.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, kept)?;
+    }
+    if let Some([of_a, of_b]) = addresses.scales {
+        descriptor.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, of_a)?;
+        descriptor.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, of_b)?;
     }
     Ok(())
 }
