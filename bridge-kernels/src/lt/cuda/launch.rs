@@ -23,7 +23,7 @@ pub(super) struct Launch {
     pub c: Option<BufferBinding>,
     pub bias: Option<BufferBinding>,
     /// Of codes of `a` and `b`.
-    pub scales: Option<[BufferBinding; 2]>,
+    pub code_scales: Option<[BufferBinding; 2]>,
     pub d: BufferBinding,
     pub kept: Option<BufferBinding>,
     pub bias_gradient: Option<BufferBinding>,
@@ -35,7 +35,7 @@ pub(super) struct Launch {
 
 impl Launch {
     fn read(&self) -> impl Iterator<Item = &BufferBinding> {
-        [&self.a, &self.b].into_iter().chain(&self.c).chain(&self.bias).chain(self.scales.iter().flatten())
+        [&self.a, &self.b].into_iter().chain(&self.c).chain(&self.bias).chain(self.code_scales.iter().flatten())
     }
 
     fn written(&self) -> impl Iterator<Item = &BufferBinding> {
@@ -69,7 +69,7 @@ impl Launch {
             d,
             bias: self.bias.as_ref().or(self.bias_gradient.as_ref()).map(&mut address).transpose()?,
             kept: self.kept.as_ref().map(&mut address).transpose()?,
-            scales: match &self.scales {
+            code_scales: match &self.code_scales {
                 Some([of_a, of_b]) => Some([address(of_a)?, address(of_b)?]),
                 None => None,
             },

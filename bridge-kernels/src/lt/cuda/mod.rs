@@ -223,7 +223,7 @@ impl Table for CublasLt {
             b: binding(&a),
             c: c.as_ref().map(binding),
             bias: bias.as_ref().map(|bias| binding(&bias.0)),
-            scales: scales.as_ref().map(|[of_a, of_b]| [binding(of_b), binding(of_a)]),
+            code_scales: scales.as_ref().map(|[of_a, of_b]| [binding(of_b), binding(of_a)]),
             d: binding(&d),
             kept: kept.as_ref().map(binding),
             bias_gradient: bias_gradient.as_ref().map(binding),

@@ -23,7 +23,7 @@ pub(super) struct Addresses {
     /// What the epilogue keeps.
     pub kept: Option<u64>,
     /// The scales of `a` and `b`, if these are codes.
-    pub scales: Option<[u64; 2]>,
+    pub code_scales: Option<[u64; 2]>,
     /// [`WORKSPACE`] bytes.
     pub workspace: u64,
 }
@@ -231,7 +231,7 @@ fn set_addresses(descriptor: &mut Descriptor, addresses: &Addresses) -> Result<(
     if let Some(kept) = addresses.kept {
         descriptor.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, kept)?;
     }
-    if let Some([of_a, of_b]) = addresses.scales {
+    if let Some([of_a, of_b]) = addresses.code_scales {
         descriptor.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, of_a)?;
         descriptor.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, of_b)?;
     }
