@@ -166,3 +166,26 @@ fn magnitudes_are_noted_and_overflows_seen() {
         }
     }
 }
+
+/// Layers whose sizes 8-bit matrix units take, on a device that has them; these sum with fewer bits than float32.
+#[cfg(feature = "cuda")]
+#[test]
+fn layers_on_matrix_units() {
+    let (n, i, o) = (64, 256, 96);
+    let inputs = [values(1, n * i), values(2, o * i), values(3, o)];
+    for rule in RULES {
+        let run = |device: &Device| {
+            let leaf =
+                |place: usize| tensor::<1>(&inputs[place], [inputs[place].len()], device).autodiff().require_grad();
+            let (x, weight, bias) = (leaf(0), leaf(1), leaf(2));
+            let y =
+                fp8_linear(x.clone().reshape([n, i]), weight.clone().reshape([o, i]), Some(bias.clone()), &pass(rule));
+            let gradients = (y.clone() * 0.5).sum().backward();
+            let gradient = |x: &Tensor<1>| read(x.grad(&gradients).expect("it is tracked"));
+            [read(y.without_autodiff()), gradient(&x), gradient(&weight), gradient(&bias)]
+        };
+        for (found, expected) in run(&device()).iter().zip(run(&Device::flex())) {
+            assert_close(&format!("{rule:?}"), found, &expected, 1e-3);
+        }
+    }
+}

@@ -91,28 +91,28 @@ impl Table for StandIn {
     }
 }
 
-#[test]
-fn products_of_views() {
-    let (b, t, g, heads, s, d) = (2, 5, 3, 2, 7, 11);
+/// Heads of tokens, parts of keys and broadcast matrices: what lies at one stride, and what has to be copied.
+fn check_views<T: Table>(table: &T, [t, s, d]: [usize; 3]) {
+    let (b, g, heads) = (2, 3, 2);
     let of = |seed, shape: [usize; 4]| tensor(&values(seed, shape.iter().product()), shape, &device());
     let q: Tensor<5> = of(1, [b, t, g * heads, d]).reshape([b, t, g, heads, d]).permute([0, 2, 3, 1, 4]);
     let q: Tensor<4> = q.reshape([b, g, heads * t, d]);
     let k = of(2, [b, s, g, d]).permute([0, 2, 1, 3]);
-    let own = |x: &Tensor<4>| x.clone().narrow(0, 1, 1).narrow(2, 2, 4);
+    let own = |x: &Tensor<4>| x.clone().narrow(0, 1, 1).narrow(2, 2, s - 3);
     let pairs = [
         (q.clone(), k.clone().transpose()),
         (own(&q), own(&k).transpose()),
-        (q.clone(), of(3, [b, g, s, d]).narrow(2, 1, 5).transpose()),
-        (k.clone(), of(4, [1, 1, d, 6])),
-        (k.transpose(), of(5, [1, g, s, 13])),
+        (q.clone(), of(3, [b, g, s, d]).narrow(2, 1, s - 2).transpose()),
+        (k.clone(), of(4, [1, 1, d, 8])),
+        (k.transpose(), of(5, [1, g, s, 16])),
     ];
     for (a, b) in pairs {
-        let wide = multiply(&StandIn::default(), &a, &b, Element::F32).expect("the stand-in has it");
+        let wide = multiply(table, &a, &b, Element::F32).expect("the table has it");
         assert_close("float32", &read(wide), &read(a.clone().matmul(b.clone())), 1e-6);
         for (dtype, half_ulp) in dtypes() {
             let [a, b] = [&a, &b].map(|x| x.clone().cast(dtype));
             let exact = read(a.clone().cast(FloatDType::F32).matmul(b.clone().cast(FloatDType::F32)));
-            let result = |element| multiply(&StandIn::default(), &a, &b, element).expect("the stand-in has it");
+            let result = |element| multiply(table, &a, &b, element).expect("the table has it");
             assert_close("a wide result", &read(result(Element::F32)), &exact, 1e-6);
             let narrow = result(Element::of(dtype.into()).expect("products are made of it"));
             assert_eq!(narrow.dtype(), dtype.into());
@@ -122,15 +122,35 @@ fn products_of_views() {
 }
 
 #[test]
-fn parts_add_up() {
-    let (b, g, s, t, d) = (2, 3, 9, 8, 5);
+fn products_of_views() {
+    check_views(&StandIn::default(), [5, 7, 11]);
+}
+
+/// The first rows of each matrix get more terms than the last.
+fn check_sums<T: Table>(table: &T, [s, d]: [usize; 2]) {
+    let (b, g, t) = (2, 3, 8);
     let of = |seed, shape: [usize; 4]| tensor::<4>(&values(seed, shape.iter().product()), shape, &device());
     let (mut sum, mut expected) = (of(1, [b, g, s, d]), of(1, [b, g, s, d]));
-    for keys in [9, 4, 1] {
+    for keys in [s, s / 2, 8] {
         let (p, q) = (of(2, [b, g, t, keys]).transpose(), of(3, [b, g, t, d]));
-        sum = add_product(&StandIn::default(), &p, &q, &mut Some(sum)).expect("the stand-in has it");
+        sum = add_product(table, &p, &q, &mut Some(sum)).expect("the table has it");
         let whole = expected.clone().narrow(2, 0, keys) + p.matmul(q);
         expected = expected.slice_assign([0..b, 0..g, 0..keys, 0..d], whole);
     }
     assert_close("sums", &read(sum), &read(expected), 1e-6);
+}
+
+#[test]
+fn parts_add_up() {
+    check_sums(&StandIn::default(), [17, 5]);
+}
+
+/// The same by cuBLASLt itself, at sizes that its kernels for matrix units take.
+#[cfg(feature = "cuda")]
+#[test]
+fn products_by_cublaslt() {
+    let on_device = tensor(&[0.0], [1], &device());
+    let table = cuda::CublasLt::of(&on_device).expect("this machine has cuBLASLt");
+    check_views(&table, [8, 16, 64]);
+    check_sums(&table, [32, 16]);
 }

@@ -208,6 +208,12 @@ impl Table for CublasLt {
             |matrix: Matrix, shape: &[usize]| Buffer(a.clone()).uninitialised(shape.to_vec(), matrix.element.dtype()).0;
         let workspace = a.client.empty(WORKSPACE).binding();
         let d = of_added(product, c.as_ref(), &shape, &workspace).unwrap_or_else(|| new(product.d, &shape));
+        assert!(
+            has_room(&d.handle, &product.d),
+            "{:?} is written to memory of {} bytes",
+            product.d,
+            d.handle.size_in_used()
+        );
         let kept = product.kept().map(|kept| new(kept, &[kept.rows, kept.leading]));
         let is_gradient = product.epilogue == Epilogue::BiasGradient;
         let bias_gradient = is_gradient.then(|| new(product.d, &[product.d.rows]));
