@@ -4,9 +4,7 @@ use burn::cubecl;
 use burn::cubecl::prelude::*;
 use burn::tensor::{DType, Tensor};
 
-use super::Fp8Pass;
 use super::format::Fp8Format;
-use super::rule::{Operand, Share};
 use crate::cpu::small::{self, Small};
 use crate::cube::Buffer;
 use crate::cube::reduce::cube_max_bits;
@@ -207,10 +205,8 @@ pub(super) struct OneScale {
 }
 
 impl OneScale {
-    /// For an operand with one scale, whose largest magnitude is noted; `None` for others.
-    pub fn new(pass: &Fp8Pass, x: &Buffer, operand: Operand) -> Option<Self> {
-        let Share::Tensor(given) = pass.rule.share(operand, pass.scales) else { return None };
-        let format = pass.rule.format(operand);
+    /// With the scale that is given, or that of the largest magnitude.
+    pub fn new(x: &Buffer, format: Fp8Format, given: Option<f32>) -> Self {
         let (_, dim, units) = x.cube_per_row(1, usize::MAX);
         let parts = x.uninitialised([x.len().div_ceil(units).min(MOST_CUBES)], DType::U32);
         let (client, count) = (&x.0.client, parts.len() as u32);
@@ -226,10 +222,12 @@ impl OneScale {
             format.largest().to_bits(),
             units,
         );
-        if let Some(maxima) = &pass.maxima {
-            maxima.note_on_device(operand, scales.clone().tensor::<1>().narrow(0, 2, 1));
-        }
-        Some(Self { format, scales })
+        Self { format, scales }
+    }
+
+    /// The largest magnitude, `[1]`.
+    pub fn largest(&self) -> Tensor<1> {
+        self.scales.clone().tensor::<1>().narrow(0, 2, 1)
     }
 
     /// The codes of `x`, a matrix of this shape.

@@ -6,7 +6,7 @@ use burn::tensor::{DType, Tensor};
 
 use super::Fp8Pass;
 use super::cube::{Codes, OneScale};
-use super::rule::Operand;
+use super::rule::{Operand, Share};
 use crate::cube::Buffer;
 use crate::flex::inputs as inputs_of;
 use crate::lt::{Compute, Element, Epilogue, Operands, Product, Table, multiply};
@@ -31,6 +31,16 @@ fn product<T: Table>(table: &T, [a, b]: [Codes; 2], result: DType, bias_n: Optio
     }
 }
 
+/// How an operand with one scale becomes codes; its largest magnitude is noted. `None` for others.
+fn one_scale(pass: &Fp8Pass, x: &Buffer, operand: Operand) -> Option<OneScale> {
+    let Share::Tensor(given) = pass.rule.share(operand, pass.scales) else { return None };
+    let scale = OneScale::new(x, pass.rule.format(operand), given);
+    if let Some(maxima) = &pass.maxima {
+        maxima.note_on_device(operand, scale.largest());
+    }
+    Some(scale)
+}
+
 /// See [`super::fp8_linear`].
 pub(super) fn fp8_linear<T: Table, const D: usize>(
     table: &T,
@@ -44,8 +54,8 @@ pub(super) fn fp8_linear<T: Table, const D: usize>(
     (pass.rule.is_one_cast() && is_one_dtype).then_some(())?;
     let rows: usize = dims[..D - 1].iter().product();
     let (x_ni, weight) = (Buffer::of(x)?, Buffer::of(weight_oi)?);
-    let of_x = OneScale::new(pass, &x_ni, Operand::Input)?;
-    let of_weight = OneScale::new(pass, &weight, Operand::Weight)?;
+    let of_x = one_scale(pass, &x_ni, Operand::Input)?;
+    let of_weight = one_scale(pass, &weight, Operand::Weight)?;
     let codes = [of_x.along(&x_ni, [rows, inputs]), of_weight.along(&weight, [outputs, inputs])];
     let bias = bias_o.map(|bias| bias.clone().without_autodiff());
     let y = product(table, codes, dtype, bias.as_ref())?;
@@ -83,7 +93,7 @@ impl<T: Table, const D: usize> Backward<T, D> {
         let Self { table, pass, sizes: [rows, inputs, outputs], dims, x, weight, bias } = self;
         let dy = Buffer::of_gradient(dy.reshape([rows, outputs]));
         let dtype = dy.0.dtype;
-        let of_dy = OneScale::new(&pass, &dy, Operand::Gradient).expect("the forward had one scale too");
+        let of_dy = one_scale(&pass, &dy, Operand::Gradient).expect("the forward had one scale too");
         let dy_no: Tensor<2> = dy.clone().tensor();
         let dx = weight.map(|(weight, of_weight)| {
             let codes = [of_dy.along(&dy, [rows, outputs]), of_weight.across(&weight, [outputs, inputs])];
