@@ -33,7 +33,7 @@ pub mod gated_norm;
 pub mod grouped;
 pub mod linear;
 pub mod low_rank;
-#[cfg(any(test, feature = "cuda"))]
+#[cfg(any(test, feature = "cube"))]
 pub mod lt;
 pub mod memory;
 pub mod norm;

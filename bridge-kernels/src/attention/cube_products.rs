@@ -1,18 +1,26 @@
 //! Attention on GPUs by matrix products, which run on matrix units: scores of a part of the queries, of some sequences, exist at once, with the keys that any of
 //! these queries sees. Between the products are one kernel forward and one backward, which reads scores formed again and the log-sum-exp of each query.
+//!
+//! A table of products writes scores, and gradients of probabilities, in float32, whatever the storage: the kernels read these, and write in the storage what
+//! the next product reads, in memory of its own. Burn's products round to the storage.
+
+use std::convert::Infallible;
 
 use burn::cubecl;
 use burn::cubecl::prelude::*;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
 
 use super::cube::{Operands, Problem, Saved, with_backward};
 use super::cube_scores::{HIDDEN, Sizes, score, sees};
 use super::options::AttentionOptions;
-use super::parts::{BYTES, Part, parts};
+use super::parts::{BYTES, Part, SCORE_BYTES, parts};
+use super::products::{Products, Sums};
 use crate::cube::Buffer;
 use crate::cube::reduce::{cube_max, cube_sum};
 use crate::dropout::cube::{Mask, factor, mask};
-use crate::precision::{narrow, widen};
+use crate::lt::Table;
+#[cfg(feature = "cuda")]
+use crate::lt::cuda::CublasLt;
 
 impl Part {
     fn launch(&self) -> PlaceLaunch {
@@ -78,19 +86,20 @@ fn row_at(row: usize, place: &Place, sizes: &Sizes) -> Row {
     Row { batch, head, query: place.query as usize + own, line: (batch * heads + head) * sizes.queries as usize }
 }
 
-/// Products of queries and keys become probabilities after dropout, and `statistics`, `[2, b, h, t]`, get the log-sum-exp and the largest score of each
-/// query. A cube a row.
+/// From products of queries and keys the probabilities after dropout; `statistics`, `[2, b, h, t]`, get the log-sum-exp and the largest score of each
+/// query. A cube a row, which is read twice.
 #[cube(launch)]
-fn soften<X: Float, P: Int>(
-    scores: &mut [X],
+fn soften<S: Float, X: Float, P: Int>(
+    scores: &[S],
     sinks: ComptimeOption<&[f32]>,
     documents: ComptimeOption<&[P]>,
+    probabilities: &mut [X],
     statistics: &mut [f32],
     place: Place,
     sizes: Sizes,
     mask: Mask,
     #[comptime] form: RowForm,
-    #[define(X, P)] _storage: [ElemType; 2],
+    #[define(S, X, P)] _storage: [ElemType; 3],
 ) {
     let units = comptime!(form.units);
     let (row, unit, keys) = (CUBE_POS, UNIT_POS as usize, place.keys as usize);
@@ -99,13 +108,21 @@ fn soften<X: Float, P: Int>(
     }
     let at = row_at(row, &place, &sizes);
     let start = row * keys;
-    let mut top = f32::new(HIDDEN);
+    // Of this unit's columns.
+    let mut own_top = f32::new(HIDDEN);
+    let mut own_sum = 0.0f32;
     for column in range_stepped(unit, keys, units) {
         if sees::<P>(documents, at.batch, at.query, place.key as usize + column, &sizes) {
-            top = max(top, score(f32::cast_from(scores[start + column]), &sizes, form.capped));
+            let value = score(f32::cast_from(scores[start + column]), &sizes, form.capped);
+            // What is no number is not larger, and passed on.
+            if value > own_top {
+                own_sum *= (own_top - value).exp();
+                own_top = value;
+            }
+            own_sum += (value - own_top).exp();
         }
     }
-    let largest = cube_max(top, units);
+    let largest = cube_max(own_top, units);
     let mut top = largest;
     let mut of_sink = 0.0f32;
     #[comptime]
@@ -116,13 +133,7 @@ fn soften<X: Float, P: Int>(
         }
         ComptimeOption::None => {}
     }
-    let mut sum = 0.0f32;
-    for column in range_stepped(unit, keys, units) {
-        if sees::<P>(documents, at.batch, at.query, place.key as usize + column, &sizes) {
-            sum += (score(f32::cast_from(scores[start + column]), &sizes, form.capped) - top).exp();
-        }
-    }
-    let sum = cube_sum(sum, units) + of_sink;
+    let sum = cube_sum(own_sum * (own_top - top).exp(), units) + of_sink;
     for column in range_stepped(unit, keys, units) {
         let key = place.key as usize + column;
         let mut probability = 0.0f32;
@@ -132,7 +143,7 @@ fn soften<X: Float, P: Int>(
                 probability *= factor(&mask, (at.line + at.query) as u32, key as u32, sizes.keys);
             }
         }
-        scores[start + column] = X::cast_from(probability);
+        probabilities[start + column] = X::cast_from(probability);
     }
     if unit == 0 {
         statistics[at.line + at.query] = top + sum.ln();
@@ -140,19 +151,22 @@ fn soften<X: Float, P: Int>(
     }
 }
 
-/// Products of queries and keys become probabilities after dropout, and gradients of these those of the products. `statistics`, `[2, b, h, t]`, are log-sum-exps,
-/// and get the means of gradients of probabilities: of those that are here, rounded, so that what all keys of a query have in common goes. A cube a row.
+/// From products of queries and keys the probabilities after dropout, and from `gradients` of these those of the products. `statistics`, `[2, b, h, t]`, are
+/// log-sum-exps, and get the means of gradients of probabilities: of those that are here, as they are stored, so that what all keys of a query have in common goes.
+/// A cube a row.
 #[cube(launch)]
-fn differentiate<X: Float, P: Int>(
-    scores: &mut [X],
-    gradients: &mut [X],
+fn differentiate<S: Float, X: Float, P: Int>(
+    scores: &[S],
+    gradients: &[S],
     documents: ComptimeOption<&[P]>,
+    probabilities: &mut [X],
+    of_scores: &mut [X],
     statistics: &mut [f32],
     place: Place,
     sizes: Sizes,
     mask: Mask,
     #[comptime] form: RowForm,
-    #[define(X, P)] _storage: [ElemType; 2],
+    #[define(S, X, P)] _storage: [ElemType; 3],
 ) {
     let units = comptime!(form.units);
     let (row, unit, keys) = (CUBE_POS, UNIT_POS as usize, place.keys as usize);
@@ -195,8 +209,8 @@ fn differentiate<X: Float, P: Int>(
                 gradient *= 1.0f32 - ratio * ratio;
             }
         }
-        scores[start + column] = X::cast_from(probability);
-        gradients[start + column] = X::cast_from(gradient);
+        probabilities[start + column] = X::cast_from(probability);
+        of_scores[start + column] = X::cast_from(gradient);
     }
     if unit == 0 {
         statistics[statistics.len() / 2 + line] = mean;
@@ -210,31 +224,43 @@ fn by_head(x: Tensor<4>, g: usize) -> Tensor<5> {
 }
 
 impl Saved {
-    /// Parts with at most so many bytes of scores, if that is enough, and if a kernel can be given them.
+    /// Parts with at most so many bytes of scores in float32, if that is enough, and if a kernel can be given them.
     fn parts(&self, bytes: usize) -> Vec<Part> {
         let Problem { b, h, t, s, window, .. } = self.problem;
         let largest = usize::try_from(self.q.0.client.properties().memory.max_page_size).unwrap_or(usize::MAX);
-        parts([b, h, t, s], window, bytes.min(largest) / self.q.0.dtype.size())
+        parts([b, h, t, s], window, bytes.min(largest) / SCORE_BYTES)
     }
 
-    /// Queries by head, and keys and values `[b, g, s, columns]`.
-    fn heads(&self) -> (Tensor<5>, Tensor<4>, Tensor<4>) {
+    /// Queries by head, and keys and values `[b, g, s, columns]` as products take them.
+    fn heads<T: Table>(&self, products: &Products<T>) -> (Tensor<5>, [Tensor<4>; 2]) {
         let [q, k, v] = [&self.q, &self.k, &self.v].map(|x| x.clone().tensor::<4>());
-        (by_head(q, self.problem.g), k.permute([0, 2, 1, 3]), v.permute([0, 2, 1, 3]))
+        (by_head(q, self.problem.g), [k, v].map(|x| products.operand(x.permute([0, 2, 1, 3]))))
     }
 
     fn row_form(&self, units: usize) -> RowForm {
         RowForm { capped: self.problem.softcap.is_some(), dropped: self.problem.dropout.is_some(), units }
     }
 
+    /// How scores, heads and documents are stored.
+    fn storage_with(&self, scores: &Buffer) -> [ElemType; 3] {
+        let [heads, documents] = self.storage();
+        [scores.storage(), heads, documents]
+    }
+
     /// The output; the statistics are filled in.
-    fn forward_by_products(&self, parts: &[Part], sinks: Option<&Buffer>) -> Option<Tensor<4>> {
-        let (q, k, v) = self.heads();
+    fn forward_by_products<T: Table>(
+        &self,
+        products: &Products<T>,
+        parts: &[Part],
+        sinks: Option<&Buffer>,
+    ) -> Option<Tensor<4>> {
+        let (q, [k, v]) = self.heads(products);
         let mut sequences: Vec<Vec<Tensor<4>>> = Vec::new();
         for part in parts {
-            let scores = part.of_queries(&q).matmul(part.of_keys(&k).transpose());
+            let scores = products.wide(&part.of_queries(&q), &part.of_keys(&k).transpose());
             let shape = scores.dims();
-            let scores = Buffer::owned(scores)?;
+            let scores = Buffer::of(&scores)?;
+            let probabilities = scores.uninitialised(shape, self.q.0.dtype);
             let (count, dim, units) = scores.cube_per_row(scores.len() / part.keys, part.keys);
             soften::launch(
                 &scores.0.client,
@@ -243,50 +269,52 @@ impl Saved {
                 scores.arg(),
                 sinks.map(Buffer::arg).into(),
                 self.documents.as_ref().map(Buffer::arg).into(),
+                probabilities.arg(),
                 self.statistics.arg(),
                 part.launch(),
                 self.problem.sizes(),
                 mask(self.problem.dropout),
                 self.row_form(units),
-                self.storage(),
+                self.storage_with(&scores),
             );
-            let out = scores.tensor::<4>().reshape(shape).matmul(part.of_keys(&v));
-            let out = part.by_query(out, self.problem.h);
-            append(&mut sequences, part, out);
+            // Its memory may be used again by what comes next.
+            drop(scores);
+            let out = products.narrow(&probabilities.tensor(), &part.of_keys(&v));
+            append(&mut sequences, part, part.by_query(out, self.problem.h));
         }
         Some(joined(sequences))
     }
 
     /// The gradients of queries, keys and values; the means of gradients are filled in.
-    fn gradients_by_products(&self, parts: &[Part], d_out: &Buffer) -> [Tensor<4>; 3] {
+    fn gradients_by_products<T: Table>(
+        &self,
+        products: &Products<T>,
+        parts: &[Part],
+        d_out: &Buffer,
+    ) -> [Tensor<4>; 3] {
         let Problem { s, h, g, d, width, .. } = self.problem;
-        let (q, k, v) = self.heads();
+        let (q, [k, v]) = self.heads(products);
         let d_out = by_head(d_out.clone().tensor(), g);
         let mut dq = Vec::<Vec<Tensor<4>>>::new();
         let [mut dk, mut dv] = [d, width].map(|columns| Sums::new([g, s, columns], self.q.0.dtype));
         for part in parts {
-            let (own_q, own_d_out) = (part.of_queries(&q), part.of_queries(&d_out));
-            let (probabilities, gradients) = self.differentiated(part, [&own_q, &own_d_out], [&k, &v]);
-            let of_queries = part.by_query(gradients.clone().matmul(part.of_keys(&k)), h);
-            dk.add(part, gradients.transpose().matmul(own_q));
-            dv.add(part, probabilities.transpose().matmul(own_d_out));
-            append(&mut dq, part, of_queries);
+            let [own_q, own_d_out] = [&q, &d_out].map(|x| products.operand(part.of_queries(x)));
+            let [own_k, own_v] = [&k, &v].map(|x| part.of_keys(x));
+            let pairs = [[&own_q, &own_k.clone().transpose()], [&own_d_out, &own_v.transpose()]];
+            let [probabilities, of_scores] = self.differentiated(part, products.wide_alike(pairs));
+            append(&mut dq, part, part.by_query(products.narrow(&of_scores, &own_k), h));
+            dk.add(products, part, &of_scores, &own_q);
+            dv.add(products, part, &probabilities, &own_d_out);
         }
         [joined(dq), dk.finish(), dv.finish()]
     }
 
-    /// The probabilities of a part after dropout, and the gradients of its products of queries and keys.
-    fn differentiated(
-        &self,
-        part: &Part,
-        [q, d_out]: [&Tensor<4>; 2],
-        [k, v]: [&Tensor<4>; 2],
-    ) -> (Tensor<4>, Tensor<4>) {
-        let [scores, gradients] =
-            [(q, k), (d_out, v)].map(|(own, other)| own.clone().matmul(part.of_keys(other).transpose()));
-        let shape = scores.dims();
-        let [scores, gradients] =
-            [scores, gradients].map(|x| Buffer::owned(x).expect("the forward had one of this size"));
+    /// The probabilities of a part after dropout, and the gradients of its products of queries and keys, from these products and gradients of
+    /// probabilities.
+    fn differentiated(&self, part: &Part, from: [Tensor<4>; 2]) -> [Tensor<4>; 2] {
+        let [scores, gradients] = from.map(|x| Buffer::of(&x).expect("the forward had one of this size"));
+        let shape = scores.0.meta.shape();
+        let [probabilities, of_scores] = [(); 2].map(|()| scores.uninitialised(shape.clone(), self.q.0.dtype));
         let (count, dim, units) = scores.cube_per_row(scores.len() / part.keys, part.keys);
         differentiate::launch(
             &scores.0.client,
@@ -295,54 +323,16 @@ impl Saved {
             scores.arg(),
             gradients.arg(),
             self.documents.as_ref().map(Buffer::arg).into(),
+            probabilities.arg(),
+            of_scores.arg(),
             self.statistics.arg(),
             part.launch(),
             self.problem.sizes(),
             mask(self.problem.dropout),
             self.row_form(units),
-            self.storage(),
+            self.storage_with(&scores),
         );
-        (scores.tensor::<4>().reshape(shape), gradients.tensor::<4>().reshape(shape))
-    }
-}
-
-/// Gradients of keys or values, added up in float32 over the parts of some sequences, and rounded when these are through.
-struct Sums {
-    /// Key/value heads, keys, columns.
-    shape: [usize; 3],
-    dtype: DType,
-    /// Of the sequences under way, `[batches, g, s, columns]`.
-    open: Option<Tensor<4>>,
-    /// `[batches, s, g, columns]`.
-    done: Vec<Tensor<4>>,
-}
-
-impl Sums {
-    fn new(shape: [usize; 3], dtype: DType) -> Self {
-        Self { shape, dtype, open: None, done: Vec::new() }
-    }
-
-    /// Adds what a part makes of its keys, `[batches, g, keys, columns]`.
-    fn add(&mut self, part: &Part, own: Tensor<4>) {
-        let [g, s, columns] = self.shape;
-        if part.query == 0 {
-            self.close();
-        }
-        let zeros = || Tensor::zeros([part.batches, g, s, columns], (&own.device(), DType::F32));
-        let sum = self.open.take().unwrap_or_else(zeros);
-        let keys = part.key..part.key + part.keys;
-        let whole = sum.clone().narrow(2, part.key, part.keys) + widen(own);
-        self.open = Some(sum.slice_assign([0..part.batches, 0..g, keys, 0..columns], whole));
-    }
-
-    fn close(&mut self) {
-        let sum = self.open.take();
-        self.done.extend(sum.map(|sum| narrow(sum, self.dtype).permute([0, 2, 1, 3])));
-    }
-
-    fn finish(mut self) -> Tensor<4> {
-        self.close();
-        Tensor::cat(self.done, 0)
+        [probabilities.tensor(), of_scores.tensor()]
     }
 }
 
@@ -359,17 +349,22 @@ fn joined(sequences: Vec<Vec<Tensor<4>>>) -> Tensor<4> {
     Tensor::cat(sequences.into_iter().map(|parts| Tensor::cat(parts, 1)).collect(), 0)
 }
 
-/// See [`crate::attention()`] and [`super::cube::attention`], whose conditions it has.
+/// See [`crate::attention()`] and [`super::cube::attention`], whose conditions it has. On CUDA devices the products are those of cuBLASLt, if it is there.
 pub fn attention(
     q_bthd: &Tensor<4>,
     k_bsgd: &Tensor<4>,
     v_bsgd: &Tensor<4>,
     options: &AttentionOptions,
 ) -> Option<Tensor<4>> {
+    #[cfg(feature = "cuda")]
+    if let Some(table) = CublasLt::of(q_bthd) {
+        return by_products(Products(Some(table)), [q_bthd, k_bsgd, v_bsgd], options, BYTES);
+    }
     attention_in_parts(q_bthd, k_bsgd, v_bsgd, options, BYTES)
 }
 
-/// [`attention`] with at most so many bytes of scores at once, if that is enough for the fewest queries that are taken together.
+/// [`attention`] by Burn's products, with at most so many bytes of scores at once (counted as float32), if that is enough for the fewest queries that are taken
+/// together.
 pub fn attention_in_parts(
     q_bthd: &Tensor<4>,
     k_bsgd: &Tensor<4>,
@@ -377,10 +372,29 @@ pub fn attention_in_parts(
     options: &AttentionOptions,
     bytes: usize,
 ) -> Option<Tensor<4>> {
-    let Operands { mut saved, sinks } = Operands::of([q_bthd, k_bsgd, v_bsgd], options)?;
+    by_products(Products(None::<Infallible>), [q_bthd, k_bsgd, v_bsgd], options, bytes)
+}
+
+/// [`attention_in_parts`] by the products of a table, and Burn's for those that it does not have.
+pub fn attention_by_table<T: Table>(
+    table: &T,
+    heads: [&Tensor<4>; 3],
+    options: &AttentionOptions,
+    bytes: usize,
+) -> Option<Tensor<4>> {
+    by_products(Products(Some(table.clone())), heads, options, bytes)
+}
+
+fn by_products<T: Table>(
+    products: Products<T>,
+    heads: [&Tensor<4>; 3],
+    options: &AttentionOptions,
+    bytes: usize,
+) -> Option<Tensor<4>> {
+    let Operands { mut saved, sinks } = Operands::of(heads, options)?;
     let parts = saved.parts(bytes);
-    saved.out = Buffer::of(&saved.forward_by_products(&parts, sinks.as_ref())?)?;
-    Some(with_backward(saved, sinks, [q_bthd, k_bsgd, v_bsgd], options, move |saved, d_out| {
-        saved.gradients_by_products(&parts, d_out)
+    saved.out = Buffer::of(&saved.forward_by_products(&products, &parts, sinks.as_ref())?)?;
+    Some(with_backward(saved, sinks, heads, options, move |saved, d_out| {
+        saved.gradients_by_products(&products, &parts, d_out)
     }))
 }

@@ -19,6 +19,8 @@ pub mod matrix_units;
 mod matrix_units_backward;
 mod options;
 mod parts;
+#[cfg(feature = "cube")]
+mod products;
 
 use burn::tensor::{Bool, Int, Tensor};
 

@@ -1,7 +1,9 @@
 //! Which scores exist at once where attention is made of matrix products.
 
-/// Bytes of the scores that exist at once, where that is enough for [`FEWEST_QUERIES`].
+/// Bytes of the scores that exist at once, in float32, where that is enough for [`FEWEST_QUERIES`].
 pub(super) const BYTES: usize = 1 << 27;
+/// Bytes of a score that parts are made for: a table of products writes float32.
+pub(super) const SCORE_BYTES: usize = size_of::<f32>();
 /// Fewest queries of a sequence that are taken together. Numbers of queries, and the first keys, are multiples of it: products read vectors.
 pub(super) const FEWEST_QUERIES: usize = 64;
 /// Fewest keys, and bytes of an element, for which products are taken.
@@ -13,8 +15,9 @@ pub(super) fn are_for(keys: usize, element_bytes: usize) -> bool {
     element_bytes == ELEMENT_BYTES && keys >= FEWEST_KEYS
 }
 
-/// Bytes that attention works in on a GPU, for `[b, h, t, s]` sequences, heads, queries and keys, of elements of `element_bytes`: scores and their gradients, and the
-/// float32 sums of gradients of `[g, d + w]` key/value heads and columns. None in the form without a score matrix.
+/// Bytes that attention works in on a GPU, for `[b, h, t, s]` sequences, heads, queries and keys, of elements of `element_bytes`: scores and gradients of
+/// probabilities in float32, probabilities and gradients of scores as elements are, and the float32 sums of gradients of `[g, d + w]` key/value heads and
+/// columns. Without a table of products the first two are smaller. None in the form without a score matrix.
 pub fn workspace_bytes_on_gpu(
     [b, h, t, s]: [usize; 4],
     [g, columns]: [usize; 2],
@@ -24,9 +27,9 @@ pub fn workspace_bytes_on_gpu(
     if !are_for(s, element_bytes) || [b, h, t].contains(&0) || s < t {
         return 0;
     }
-    let parts = parts([b, h, t, s], window, BYTES / element_bytes).into_iter();
+    let parts = parts([b, h, t, s], window, BYTES / SCORE_BYTES).into_iter();
     let bytes = |part: Part| {
-        2 * part.batches * h * part.queries * part.keys * element_bytes
+        2 * part.batches * h * part.queries * part.keys * (SCORE_BYTES + element_bytes)
             + part.batches * g * s * columns * size_of::<f32>()
     };
     parts.map(bytes).max().unwrap_or(0)
@@ -82,7 +85,7 @@ mod tests {
         assert_eq!(keys, [(0, 64), (0, 128), (0, 192), (64, 192)]);
         assert_eq!(parts([2, 1, 5, 5], None, 1).len(), 2, "one sequence at a time");
         let bytes = |shape, element| workspace_bytes_on_gpu(shape, [2, 7], None, element);
-        assert_eq!(bytes([1, 3, 5, 256], 2), 2 * 3 * 5 * 256 * 2 + 2 * 256 * 7 * 4);
+        assert_eq!(bytes([1, 3, 5, 256], 2), 2 * 3 * 5 * 256 * (4 + 2) + 2 * 256 * 7 * 4);
         assert_eq!([bytes([1, 3, 5, 255], 2), bytes([1, 3, 5, 256], 4), bytes([1, 3, 0, 256], 2)], [0; 3]);
     }
 }

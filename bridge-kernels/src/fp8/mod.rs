@@ -1,12 +1,18 @@
 //! Linear layers whose products are made of 8-bit floats (Micikevicius et al., arXiv:2209.05433), as Transformer Engine's recipes make them.
 //!
-//! Here the products are emulated: operands are cast to 8 bits, and what codes stand for is multiplied in float32. That is what 8-bit matrix units
-//! compute, up to the order in which they add. On the CPU the input is kept for backward in 8 bits, if the weight's gradient is made of
-//! such operands ([`Fp8Rule::weight_gradient`]). Elsewhere inputs and weights are kept as they are, and scales are made on the host, which is slow.
+//! On CUDA devices with 8-bit matrix units, products of operands with one scale each are cuBLASLt's ([`Fp8Scaling::Current`] and
+//! [`Fp8Scaling::Delayed`]): scales are made, and operands cast, on the device. Other products are emulated: operands are cast to 8 bits, and what codes stand for
+//! is multiplied in float32. That is what 8-bit matrix units compute, up to the order in which they add. On the CPU the input is kept for backward in 8
+//! bits, if the weight's gradient is made of such operands ([`Fp8Rule::weight_gradient`]). Elsewhere inputs and weights are kept as they are, and scales of
+//! what is emulated are made on the host, which is slow.
 
 mod cpu;
+#[cfg(feature = "cube")]
+mod cube;
 mod flex;
 mod format;
+#[cfg(feature = "cube")]
+mod lt;
 mod reference;
 mod rule;
 #[cfg(test)]
@@ -17,6 +23,10 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 
 use crate::linear::check;
+#[cfg(feature = "cube")]
+use crate::lt::Table;
+#[cfg(feature = "cuda")]
+use crate::lt::cuda::CublasLt;
 use crate::precision::{narrow, widen};
 
 pub use format::Fp8Format;
@@ -49,10 +59,33 @@ pub fn fp8_linear<const D: usize>(
     pass: &Fp8Pass,
 ) -> Tensor<D> {
     check(&x, &weight_oi, bias_o.as_ref());
+    #[cfg(feature = "cuda")]
+    if let Some(table) = CublasLt::of(&x)
+        && let Some(y) = lt::fp8_linear(&table, &x, &weight_oi, bias_o.as_ref(), pass)
+    {
+        return y;
+    }
     let dtype = x.dtype();
     // What backward reads again is kept as it is, not widened.
     let kept = (x.clone().without_autodiff(), weight_oi.clone().without_autodiff());
     let (x, weight_oi, bias_o) = (widen(x), widen(weight_oi), bias_o.map(widen));
     let y = flex::fp8_linear(&x, &weight_oi, bias_o.as_ref(), (pass, kept));
     narrow(y.unwrap_or_else(|| reference(x, weight_oi, bias_o, pass)), dtype)
+}
+
+/// [`fp8_linear`] by the products of a table, for tensors of a CubeCL device; those of backward that it does not have are emulated. `None` where this does not
+/// apply: operands with scales for blocks, mixed dtypes, no product for the output.
+///
+/// # Panics
+/// If the sizes do not fit each other.
+#[cfg(feature = "cube")]
+pub fn fp8_linear_by_table<T: Table, const D: usize>(
+    table: &T,
+    x: &Tensor<D>,
+    weight_oi: &Tensor<2>,
+    bias_o: Option<&Tensor<1>>,
+    pass: &Fp8Pass,
+) -> Option<Tensor<D>> {
+    check(x, weight_oi, bias_o);
+    lt::fp8_linear(table, x, weight_oi, bias_o, pass)
 }

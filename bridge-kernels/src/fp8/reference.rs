@@ -60,7 +60,7 @@ pub fn reference<const D: usize>(
 
 impl Fp8Pass {
     /// What is left of an operand in 8 bits.
-    fn rounded(&self, x: Tensor<2>, operand: Operand) -> Tensor<2> {
+    pub(super) fn rounded(&self, x: Tensor<2>, operand: Operand) -> Tensor<2> {
         let (format, [rows, columns]) = (self.rule.format(operand), x.dims());
         let values: Vec<f32> = x.to_data().iter::<f32>().collect();
         let scales_of = |scales: Vec<f32>| {

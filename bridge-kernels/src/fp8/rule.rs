@@ -1,8 +1,12 @@
 //! How the operands of a linear layer's products become 8-bit floats, and what is noted of them.
 
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use burn::tensor::Tensor;
 
 use super::format::Fp8Format;
+use crate::reads::read_together;
 
 /// How the three products of a linear layer are made: of the output, of the input's gradient, of the weight's gradient.
 ///
@@ -119,19 +123,36 @@ impl Fp8Scales {
 
 /// The largest magnitudes of a layer's operands (input, weight, gradient) since they were last taken: what delayed scales are made of.
 #[derive(Debug, Default)]
-pub struct OperandMaxima([AtomicU32; 3]);
+pub struct OperandMaxima {
+    seen: [AtomicU32; 3],
+    /// Those that a device has not been asked for yet, `[1]` each: reading one waits for all that the device was given before.
+    on_device: Mutex<Vec<(Operand, Tensor<1>)>>,
+}
 
 impl OperandMaxima {
     /// Notes the largest magnitude of a tensor. What is not finite counts as infinite.
     pub(super) fn note(&self, operand: Operand, largest: f32) {
         // Floats that are not negative are ordered as their bits are.
         let largest = if largest.is_finite() { largest } else { f32::INFINITY };
-        self.0[operand.place()].fetch_max(largest.to_bits(), Ordering::Relaxed);
+        self.seen[operand.place()].fetch_max(largest.to_bits(), Ordering::Relaxed);
+    }
+
+    /// Notes the largest magnitude of a tensor, `[1]`, without waiting for the device.
+    #[cfg(any(test, feature = "cube"))]
+    pub(super) fn note_on_device(&self, operand: Operand, largest: Tensor<1>) {
+        self.on_device.lock().unwrap_or_else(PoisonError::into_inner).push((operand, largest));
     }
 
     /// What was noted, and begins anew: input, weight, gradient.
     pub fn take(&self) -> [f32; 3] {
-        std::array::from_fn(|place| f32::from_bits(self.0[place].swap(0, Ordering::Relaxed)))
+        let pending = std::mem::take(&mut *self.on_device.lock().unwrap_or_else(PoisonError::into_inner));
+        let (operands, tensors): (Vec<_>, Vec<_>) = pending.into_iter().unzip();
+        if !tensors.is_empty() {
+            for (operand, data) in operands.into_iter().zip(read_together(tensors)) {
+                data.iter::<f32>().for_each(|largest| self.note(operand, largest));
+            }
+        }
+        std::array::from_fn(|place| f32::from_bits(self.seen[place].swap(0, Ordering::Relaxed)))
     }
 }
 
@@ -145,7 +166,9 @@ mod tests {
         for (operand, largest) in [(Operand::Input, 0.5), (Operand::Weight, 2.0), (Operand::Input, 0.25)] {
             maxima.note(operand, largest);
         }
-        assert_eq!(maxima.take(), [0.5, 2.0, 0.0]);
+        maxima.note_on_device(Operand::Gradient, Tensor::from_floats([0.125], &burn::tensor::Device::flex()));
+        maxima.note_on_device(Operand::Input, Tensor::from_floats([0.375], &burn::tensor::Device::flex()));
+        assert_eq!(maxima.take(), [0.5, 2.0, 0.125]);
         maxima.note(Operand::Gradient, f32::NAN);
         assert_eq!(maxima.take(), [0.0, 0.0, f32::INFINITY]);
         assert_eq!(maxima.take(), [0.0; 3]);

@@ -87,24 +87,24 @@ pub(crate) fn add_weight_gradient<T: Table>(
         // A copy, if there is no matrix for the strides; then the product may write into that.
         *into = operand.tensor;
     }
-    let mut operands = Operands { a: dy.tensor, b: x.tensor, c: into_oi.take(), bias: None };
+    let mut operands = Operands { c: into_oi.take(), ..Operands::new(dy.tensor, x.tensor) };
     let results = table.multiply(&product, &mut operands);
     *into_oi = operands.c;
     results.map(|results| results.d)
 }
 
 /// `a b`, with elements stored as those of the factors are.
-fn multiply<T: Table>(table: &T, a: &Operand, b: &Operand, epilogue: Epilogue) -> Option<Results> {
+fn multiply<T: Table>(table: &T, a: &Operand<2>, b: &Operand<2>, epilogue: Epilogue) -> Option<Results<2>> {
     let product = Product::new(a.matrix, b.matrix, a.matrix.element, Compute::Float32)?.then(epilogue);
-    table.multiply(&product, &mut Operands { a: a.tensor.clone(), b: b.tensor.clone(), c: None, bias: None })
+    table.multiply(&product, &mut Operands::new(a.tensor.clone(), b.tensor.clone()))
 }
 
 /// A layer outside any graph.
 struct Layer<T, const D: usize> {
     table: T,
     dims: [usize; D],
-    x_ni: Operand,
-    weight_oi: Operand,
+    x_ni: Operand<2>,
+    weight_oi: Operand<2>,
     bias_o: Option<Tensor<1>>,
     /// Whether input, weight and bias are tracked.
     tracked: [bool; 3],
@@ -140,7 +140,7 @@ impl<T: Table, const D: usize> Layer<T, D> {
     }
 
     /// With `gelu` an activation, whose input is kept if that is true.
-    fn forward(&self, gelu: Option<bool>, residual: Option<&Tensor<D>>) -> Option<Results> {
+    fn forward(&self, gelu: Option<bool>, residual: Option<&Tensor<D>>) -> Option<Results<2>> {
         let Self { table, x_ni, weight_oi, bias_o, .. } = self;
         let bias = bias_o.is_some();
         let epilogue = match gelu {
@@ -158,7 +158,8 @@ impl<T: Table, const D: usize> Layer<T, D> {
             product = product.plus(residual.matrix, 1.0)?;
             c = Some(residual.tensor);
         }
-        let mut operands = Operands { a: x_ni.tensor.clone(), b: weight_io.tensor, c, bias: bias_o.clone() };
+        let factors = Operands::new(x_ni.tensor.clone(), weight_io.tensor);
+        let mut operands = Operands { c, bias: bias_o.clone(), ..factors };
         table.multiply(&product.then(epilogue), &mut operands)
     }
 
@@ -183,7 +184,7 @@ struct Backward<T, const D: usize> {
     dims: [usize; D],
     outputs: usize,
     x_ni: Option<Kept>,
-    weight_oi: Option<Operand>,
+    weight_oi: Option<Operand<2>>,
     /// Whether there is a bias, and whether it is tracked.
     bias: Option<bool>,
 }
@@ -236,7 +237,7 @@ mod tests {
     use super::*;
     use crate::activation;
     use crate::linear::reference;
-    use crate::lt::host::HostStandIn;
+    use crate::lt::host_table::HostStandIn;
     use crate::random::Philox;
 
     /// What is asked of a layer.

@@ -3,6 +3,8 @@
 
 use burn::tensor::DType;
 
+use crate::cpu::small::{self, decode};
+
 /// How one element is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Element {
@@ -12,10 +14,14 @@ pub enum Element {
     F16,
     /// 16 bits, the upper half of float32.
     BF16,
+    /// 8 bits, four of them exponent, of a factor with a scale (Micikevicius et al., arXiv:2209.05433).
+    E4M3,
+    /// 8 bits, five of them exponent, likewise.
+    E5M2,
 }
 
 impl Element {
-    /// `None` for what no product is made of.
+    /// `None` for what no product is made of, and for codes of 8 bits, which are no floats to a tensor.
     pub fn of(dtype: DType) -> Option<Self> {
         match dtype {
             DType::F32 => Some(Self::F32),
@@ -25,12 +31,39 @@ impl Element {
         }
     }
 
-    /// The dtype of a tensor with such elements.
+    /// The dtype of a tensor with such elements. Four codes of 8 bits are the bits of one float32, of which nobody reads the value: a tensor of
+    /// floats has no smaller element.
     pub fn dtype(self) -> DType {
         match self {
-            Self::F32 => DType::F32,
+            Self::F32 | Self::E4M3 | Self::E5M2 => DType::F32,
             Self::F16 => DType::F16,
             Self::BF16 => DType::BF16,
+        }
+    }
+
+    /// Bytes of one.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::BF16 => 2,
+            Self::E4M3 | Self::E5M2 => 1,
+        }
+    }
+
+    /// Whether it is a code of 8 bits.
+    pub fn is_code(self) -> bool {
+        self.bytes() == 1
+    }
+
+    /// What a code stands for, but for its scale.
+    ///
+    /// # Panics
+    /// If elements are no codes.
+    pub fn value_of(self, code: u8) -> f32 {
+        match self {
+            Self::E4M3 => decode::<small::E4M3>(u32::from(code)),
+            Self::E5M2 => decode::<small::E5M2>(u32::from(code)),
+            Self::F32 | Self::F16 | Self::BF16 => panic!("{self:?} is no code"),
         }
     }
 }
@@ -53,7 +86,7 @@ impl Order {
     }
 }
 
-/// A matrix in memory, which begins at its first element.
+/// A matrix in memory, which begins at its first element, or a batch of matrices alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Matrix {
     /// Number of rows, at least one.
@@ -66,6 +99,10 @@ pub struct Matrix {
     pub order: Order,
     /// How elements are stored.
     pub element: Element,
+    /// Number of matrices, at least one.
+    pub batches: usize,
+    /// Elements from the start of a matrix to the start of the next: 0 if all are the same memory, and if there is but one.
+    pub apart: usize,
 }
 
 impl Matrix {
@@ -75,7 +112,47 @@ impl Matrix {
     /// If it has no elements.
     pub fn contiguous([rows, columns]: [usize; 2], element: Element) -> Self {
         assert!(rows > 0 && columns > 0, "a matrix of a product has elements, got {rows} x {columns}");
-        Self { rows, columns, leading: columns, order: Order::Rows, element }
+        Self { rows, columns, leading: columns, order: Order::Rows, element, batches: 1, apart: 0 }
+    }
+
+    /// So many such matrices, each `apart` elements behind the last.
+    ///
+    /// # Panics
+    /// If there are none.
+    pub fn batched(self, batches: usize, apart: usize) -> Self {
+        assert!(batches > 0, "a batch of a product has matrices");
+        Self { batches, apart: if batches == 1 { 0 } else { apart }, ..self }
+    }
+
+    /// The matrices of a tensor whose elements follow each other without gaps; the last two dimensions are rows and columns.
+    ///
+    /// # Panics
+    /// If it has no elements, or fewer than two dimensions.
+    pub fn of_shape(shape: &[usize], element: Element) -> Self {
+        let (batches, sizes) = shape.split_last_chunk::<2>().expect("a matrix has two dimensions");
+        Self::contiguous(*sizes, element).batched(batches.iter().product(), sizes[0] * sizes[1])
+    }
+
+    /// The matrices of a tensor with these strides. `None` if [`Self::strided`] is, or if no one stride leads from each matrix to the next.
+    ///
+    /// # Panics
+    /// If there are fewer than two dimensions, or not a stride for each.
+    pub fn of_strides(shape: &[usize], strides: &[usize], element: Element) -> Option<Self> {
+        assert_eq!(shape.len(), strides.len(), "a dimension has a stride");
+        let (sizes, strides) = (shape.split_last_chunk::<2>(), strides.split_last_chunk::<2>());
+        let ((batches, sizes), (apart, strides)) = sizes.zip(strides).expect("a matrix has two dimensions");
+        let matrix = Self::strided(*sizes, *strides, element)?;
+        let count: usize = batches.iter().product();
+        (count > 0).then_some(())?;
+        let mut step = None;
+        let mut inside = 1;
+        // The stride of a dimension of one element has no meaning.
+        for (size, stride) in batches.iter().zip(apart).rev().filter(|(size, _)| **size > 1) {
+            let step = *step.get_or_insert(*stride);
+            (*stride == step * inside).then_some(())?;
+            inside *= size;
+        }
+        Some(matrix.batched(count, step.unwrap_or(0)))
     }
 
     /// The matrix of a tensor with these strides (elements from a row to the next, from a column to the next).
@@ -97,20 +174,26 @@ impl Matrix {
                 _ => (stride >= run).then_some(stride),
             }
         };
+        let plain = Self::contiguous([rows, columns], element);
         if let Some(leading) = leads(by_column, columns, rows, by_row) {
-            return Some(Self { rows, columns, leading, order: Order::Rows, element });
+            return Some(Self { leading, ..plain });
         }
         let leading = leads(by_row, rows, columns, by_column)?;
-        Some(Self { rows, columns, leading, order: Order::Columns, element })
+        Some(Self { leading, order: Order::Columns, ..plain })
     }
 
-    /// The transposed matrix in the same memory.
+    /// The transposed matrices in the same memory.
     pub fn transposed(self) -> Self {
         Self { rows: self.columns, columns: self.rows, order: self.order.other(), ..self }
     }
 
     /// Elements from the first to the last, gaps included.
     pub fn span(&self) -> usize {
+        (self.batches - 1) * self.apart + self.span_of_one()
+    }
+
+    /// As [`Self::span`], of a single matrix.
+    fn span_of_one(&self) -> usize {
         let (runs, run) = match self.order {
             Order::Rows => (self.rows, self.columns),
             Order::Columns => (self.columns, self.rows),
@@ -118,13 +201,24 @@ impl Matrix {
         (runs - 1) * self.leading + run
     }
 
+    /// Whether no two elements are the same memory. Rows and columns never overlap, but matrices may.
+    fn is_apart(&self) -> bool {
+        self.batches == 1 || self.apart >= self.span_of_one()
+    }
+
+    /// Rows, columns, and how many matrices.
+    fn sizes(&self) -> [usize; 3] {
+        [self.rows, self.columns, self.batches]
+    }
+
     /// The memory as cuBLASLt reads it, and whether the transpose of this matrix is then read as it is.
     fn in_columns(self) -> (Layout, Operation) {
-        let Self { rows, columns, leading, element, .. } = self;
+        let Self { rows, columns, leading, element, batches, apart, .. } = self;
+        let layout = Layout { rows, columns, leading, element, batches, apart };
         match self.order {
             // Rows side by side are the columns of the transpose.
-            Order::Rows => (Layout { rows: columns, columns: rows, leading, element }, Operation::AsItIs),
-            Order::Columns => (Layout { rows, columns, leading, element }, Operation::Transposed),
+            Order::Rows => (Layout { rows: columns, columns: rows, ..layout }, Operation::AsItIs),
+            Order::Columns => (layout, Operation::Transposed),
         }
     }
 }
@@ -171,11 +265,13 @@ impl Epilogue {
 
 /// Columns of what an epilogue keeps come in multiples of this; cuBLASLt asks for it.
 const KEPT_MULTIPLE: usize = 8;
+/// Codes come in multiples of this along the sum; cuBLASLt asks for it.
+pub const CODES_MULTIPLE: usize = 16;
 
-/// `d = epilogue(alpha * a b + beta * c)`, in rows.
+/// `d = epilogue(alpha * a b + beta * c)`, in rows; of a batch, each product by itself.
 ///
 /// # Shapes
-/// `a` `[m, k]`, `b` `[k, n]`, `c` and `d` `[m, n]`, a bias `[n]`, what is kept `[m, n]`, a bias' gradient `[m]`.
+/// `a` `[m, k]`, `b` `[k, n]`, `c` and `d` `[m, n]`, a bias `[n]`, what is kept `[m, n]`, a bias' gradient `[m]`. All have as many matrices.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Product {
     /// The first factor.
@@ -184,7 +280,7 @@ pub struct Product {
     pub(crate) b: Matrix,
     /// What is added; `None` if nothing is, and then `beta` is zero.
     pub(crate) c: Option<Matrix>,
-    /// The result: rows without gaps.
+    /// The result: rows and matrices without gaps, or what is added, in its place.
     pub(crate) d: Matrix,
     /// Factor of the product.
     pub(crate) alpha: f32,
@@ -197,18 +293,23 @@ pub struct Product {
 }
 
 impl Product {
-    /// `d = a b`, with elements of `d` stored as `result` says. Factors of 16 bits may have a result of 32.
+    /// `d = a b`, with elements of `d` stored as `result` says. Factors of 16 bits may have a result of 32, factors of 8 bits have one of 16 or 32.
     ///
     /// `None` if the factors are stored differently, if the result is narrower than they are or of another 16 bits, or if TF32 is asked
-    /// of factors that are not float32.
+    /// of factors that are not float32. Codes of 8 bits of either kind may be multiplied, but for two of E5M2, as one matrix each: rows of `a`, and columns of
+    /// `b`, lie side by side, and [`CODES_MULTIPLE`] divides the terms of a sum.
     ///
     /// # Panics
-    /// If the inner sizes differ.
+    /// If the inner sizes or the numbers of matrices differ.
     pub fn new(a: Matrix, b: Matrix, result: Element, compute: Compute) -> Option<Self> {
         assert_eq!(a.columns, b.rows, "a product of {} x {} and {} x {}", a.rows, a.columns, b.rows, b.columns);
-        let fits = a.element == b.element && (result == a.element || result == Element::F32);
+        assert_eq!(a.batches, b.batches, "a product of {} matrices and {}", a.batches, b.batches);
+        let fits = match a.element.is_code() || b.element.is_code() {
+            true => are_codes(&a, &b) && !result.is_code(),
+            false => a.element == b.element && (result == a.element || result == Element::F32),
+        };
         let computes = compute == Compute::Float32 || a.element == Element::F32;
-        let d = Matrix::contiguous([a.rows, b.columns], result);
+        let d = Matrix::of_shape(&[a.batches, a.rows, b.columns], result);
         let (c, alpha, beta, epilogue) = (None, 1.0, 0.0, Epilogue::Plain);
         (fits && computes).then_some(Self { a, b, c, d, alpha, beta, epilogue, compute })
     }
@@ -218,10 +319,34 @@ impl Product {
     /// # Panics
     /// If the sizes are not those of the result.
     pub fn plus(self, c: Matrix, beta: f32) -> Option<Self> {
-        let sizes = |matrix: &Matrix| [matrix.rows, matrix.columns];
-        assert_eq!(sizes(&c), sizes(&self.d), "what is added has the sizes of the result");
+        assert_eq!(c.sizes(), self.d.sizes(), "what is added has the sizes of the result");
         let fits = c.order == Order::Rows && c.element == self.d.element;
         fits.then_some(Self { c: Some(c), beta, ..self })
+    }
+
+    /// With the product added to `c`, in the memory of `c`, whose gaps stay as they are: `c` may be a part of the tensor. `None` as for
+    /// [`Self::plus`], or if matrices of `c` overlap.
+    ///
+    /// # Panics
+    /// If the sizes are not those of the result.
+    pub fn onto(self, c: Matrix) -> Option<Self> {
+        let sum = self.plus(c, 1.0)?;
+        c.is_apart().then_some(Self { d: c, ..sum })
+    }
+
+    /// Whether the result lies as what is added does, and may have its memory.
+    pub fn is_onto(&self) -> bool {
+        self.c == Some(self.d)
+    }
+
+    /// The result.
+    pub fn result(&self) -> Matrix {
+        self.d
+    }
+
+    /// The factors of the product and of what is added.
+    pub fn scales(&self) -> [f32; 2] {
+        [self.alpha, self.beta]
     }
 
     /// With the product multiplied by `alpha`.
@@ -230,7 +355,11 @@ impl Product {
     }
 
     /// With `epilogue` instead of the one before.
+    ///
+    /// # Panics
+    /// If there are several matrices: they have no epilogue.
     pub fn then(self, epilogue: Epilogue) -> Self {
+        assert!(self.d.batches == 1 || epilogue == Epilogue::Plain, "a batch of products has no epilogue");
         Self { epilogue, ..self }
     }
 
@@ -260,7 +389,19 @@ impl Product {
     }
 }
 
-/// A matrix in columns: the element of row `r` and column `c` is `c * leading + r` elements behind the first.
+/// Whether these are factors of 8 bits as cuBLASLt wants them.
+fn are_codes(a: &Matrix, b: &Matrix) -> bool {
+    let is_one = |matrix: &Matrix| matrix.element.is_code() && matrix.batches == 1;
+    let is_whole = |run: usize| run.is_multiple_of(CODES_MULTIPLE);
+    let are_both_wide = [a.element, b.element] == [Element::E5M2; 2];
+    let lie_along = a.order == Order::Rows
+        && b.order == Order::Columns
+        && [a.columns, a.leading, b.leading].map(is_whole) == [true; 3];
+    is_one(a) && is_one(b) && !are_both_wide && lie_along
+}
+
+/// A matrix in columns: the element of row `r` and column `c` is `c * leading + r` elements behind the first. In a batch, matrix `i` is
+/// `i * apart` behind the first one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Layout {
     /// Number of rows in memory, before any transposition.
@@ -271,6 +412,10 @@ pub struct Layout {
     pub leading: usize,
     /// How elements are stored.
     pub element: Element,
+    /// Number of matrices; all layouts of a product have as many.
+    pub batches: usize,
+    /// Elements from the start of a matrix to the start of the next: 0 if all are the same memory.
+    pub apart: usize,
 }
 
 /// How a factor is read.

@@ -1,15 +1,9 @@
-//! A stand-in for cuBLASLt in tests, for tensors of the Flex backend. It reads nothing but the translated description: factors in columns,
-//! leading dimensions, operations, epilogue. Sums are float64; each element is rounded once, when it is stored.
+//! What a stand-in for cuBLASLt computes in tests, here and on devices. It reads nothing but the translated description: factors in columns,
+//! leading dimensions, batches, operations, epilogue. Sums are float64; each element is rounded once, when it is stored.
 
-use std::sync::{Arc, Mutex};
-
-use burn::backend::Flex;
-use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use half::{bf16, f16};
 
-use super::description::{ColumnMajor, Compute, Element, Epilogue, Layout, Matrix, Operation, Product};
-use super::table::{Operand, Operands, Results, Table};
-use crate::flex::Values;
+use crate::lt::{ColumnMajor, Compute, Element, Epilogue, Layout, Operation};
 
 /// Memory from a matrix' first element on, each element widened.
 pub(crate) struct Memory(pub Vec<f32>);
@@ -20,9 +14,8 @@ impl Memory {
         Self(vec![f32::NAN; elements])
     }
 
-    fn at(&self, layout: Layout, row: usize, column: usize) -> f64 {
-        assert!(row < layout.rows && column < layout.columns, "outside {layout:?}");
-        f64::from(self.0[column * layout.leading + row])
+    fn at(&self, layout: Layout, [batch, row, column]: [usize; 3]) -> f64 {
+        f64::from(self.0[place(layout, [batch, row, column])])
     }
 
     fn set(&mut self, place: usize, value: f64, element: Element) {
@@ -31,12 +24,20 @@ impl Memory {
     }
 }
 
+/// Where an element is.
+fn place(layout: Layout, [batch, row, column]: [usize; 3]) -> usize {
+    let is_inside = row < layout.rows && column < layout.columns && batch < layout.batches;
+    assert!(is_inside, "element {:?} is outside {layout:?}", [batch, row, column]);
+    batch * layout.apart + column * layout.leading + row
+}
+
 /// What is read back of `value`.
 pub(crate) fn stored(value: f64, element: Element) -> f32 {
     match element {
         Element::F32 => value as f32,
         Element::F16 => f16::from_f64(value).to_f32(),
         Element::BF16 => bf16::from_f64(value).to_f32(),
+        Element::E4M3 | Element::E5M2 => panic!("no result has 8 bits"),
     }
 }
 
@@ -63,6 +64,8 @@ pub(crate) struct Read<'a> {
     pub b: &'a Memory,
     pub c: Option<&'a Memory>,
     pub bias: Option<&'a Memory>,
+    /// Of codes of `a` and `b`; 1 for others.
+    pub scales: [f32; 2],
 }
 
 /// What is written. `extra` is what the epilogue keeps, or a bias' gradient.
@@ -75,25 +78,27 @@ pub(crate) struct Written {
 pub(crate) fn run(product: &ColumnMajor, [alpha, beta]: [f32; 2], read: &Read) -> Written {
     let ColumnMajor { m, n, k, operations, epilogue, compute, .. } = *product;
     check(product);
-    let element = |memory: &Memory, layout, operation, row, column| match operation {
-        Operation::AsItIs => memory.at(layout, row, column),
-        Operation::Transposed => memory.at(layout, column, row),
+    let element = |memory: &Memory, layout, operation, [batch, row, column]: [usize; 3]| match operation {
+        Operation::AsItIs => memory.at(layout, [batch, row, column]),
+        Operation::Transposed => memory.at(layout, [batch, column, row]),
     };
-    let first = |row, column| element(read.a, product.a, operations[0], row, column);
-    let second = |row, column| element(read.b, product.b, operations[1], row, column);
+    let first = |batch, row, column| element(read.a, product.a, operations[0], [batch, row, column]);
+    let second = |batch, row, column| element(read.b, product.b, operations[1], [batch, row, column]);
+    let scale = read.scales.iter().fold(f64::from(alpha), |product, scale| product * f64::from(*scale));
     let stored_as = product.d.element;
-    let mut d = Memory::unwritten((n - 1) * product.d.leading + m);
+    let mut d = Memory::unwritten(place(product.d, [product.d.batches - 1, m - 1, n - 1]) + 1);
     let mut extra = match (epilogue, product.leading_of_kept) {
         (Epilogue::BiasGradient, _) => Some(Memory::unwritten(n)),
         (_, Some(leading)) => Some(Memory::unwritten(leading * n)),
         _ => None,
     };
-    for column in 0..n {
+    let columns = (0..product.d.batches).flat_map(|batch| (0..n).map(move |column| (batch, column)));
+    for (batch, column) in columns {
         for row in 0..m {
-            let term = |i| factor(first(row, i), compute) * factor(second(i, column), compute);
-            let mut value = f64::from(alpha) * (0..k).map(term).sum::<f64>();
+            let term = |i| factor(first(batch, row, i), compute) * factor(second(batch, i, column), compute);
+            let mut value = scale * (0..k).map(term).sum::<f64>();
             if beta != 0.0 {
-                value += f64::from(beta) * read.c.expect("a sum has an addend").at(product.c, row, column);
+                value += f64::from(beta) * read.c.expect("a sum has an addend").at(product.c, [batch, row, column]);
             }
             if epilogue.reads_bias() {
                 value += f64::from(read.bias.expect("the epilogue reads a bias").0[row]);
@@ -105,14 +110,24 @@ pub(crate) fn run(product: &ColumnMajor, [alpha, beta]: [f32; 2], read: &Read) -
                 }
                 value = gelu(value);
             }
-            d.set(column * product.d.leading + row, value, stored_as);
+            d.set(place(product.d, [batch, row, column]), value, stored_as);
         }
         if epilogue == Epilogue::BiasGradient {
-            let sum = (0..k).map(|i| second(i, column)).sum();
+            let sum = (0..k).map(|i| second(batch, i, column)).sum();
             extra.as_mut().expect("there is memory for it").set(column, sum, stored_as);
         }
     }
     Written { d, extra }
+}
+
+/// Puts what a product wrote into memory that has other things too, where it is a part of that.
+pub(crate) fn put(written: &Memory, layout: Layout, whole: &mut Memory) {
+    for batch in 0..layout.batches {
+        for column in 0..layout.columns {
+            let run = place(layout, [batch, 0, column])..=place(layout, [batch, layout.rows - 1, column]);
+            whole.0[run.clone()].copy_from_slice(&written.0[run]);
+        }
+    }
 }
 
 /// What cuBLASLt demands of layouts.
@@ -120,6 +135,16 @@ fn check(product: &ColumnMajor) {
     let ColumnMajor { m, n, k, operations, .. } = *product;
     for layout in [product.a, product.b, product.c, product.d] {
         assert!(layout.leading >= layout.rows, "columns overlap: {layout:?}");
+        assert_eq!(layout.batches, product.d.batches, "{product:?}");
+        assert!(layout.batches > 1 || layout.apart == 0, "a single matrix has none behind it: {layout:?}");
+    }
+    assert!(product.d.batches == 1 || product.epilogue == Epilogue::Plain, "{product:?}");
+    if product.a.element.is_code() || product.b.element.is_code() {
+        let is_whole = |size: usize| size.is_multiple_of(16);
+        assert!([k, product.a.leading, product.b.leading].map(is_whole) == [true; 3], "{product:?}");
+        assert_eq!(operations, [Operation::Transposed, Operation::AsItIs], "codes have one layout: {product:?}");
+        assert!(product.a.element.is_code() && product.b.element.is_code() && !product.d.element.is_code());
+        assert_ne!([product.a.element, product.b.element], [Element::E5M2; 2], "{product:?}");
     }
     let read = |layout: Layout, operation| match operation {
         Operation::AsItIs => [layout.rows, layout.columns],
@@ -132,81 +157,5 @@ fn check(product: &ColumnMajor) {
     }
     if let Some(leading) = product.leading_of_kept {
         assert!(leading >= m && leading % 8 == 0, "kept with a leading dimension of {leading} for {m} rows");
-    }
-}
-
-/// Runs products on the host, and remembers them.
-#[derive(Clone, Default)]
-pub(crate) struct HostStandIn {
-    /// What ran, in order.
-    pub log: Arc<Mutex<Vec<ColumnMajor>>>,
-    /// What it does not run.
-    pub refused: Option<fn(&ColumnMajor) -> bool>,
-}
-
-impl HostStandIn {
-    /// How many products ran since the last call.
-    pub fn ran(&self) -> usize {
-        std::mem::take(&mut *self.log.lock().unwrap()).len()
-    }
-}
-
-/// The memory of a float32 tensor from its first element on; of a tensor of 16 bits, widened.
-fn memory(tensor: Tensor<2>) -> Memory {
-    let tensor = if tensor.dtype() == DType::F32 { tensor } else { tensor.cast(FloatDType::F32) };
-    let values = Values::of(&tensor).expect("the tensor is on the host");
-    Memory(values.strided().expect("no dimension runs backwards").0.to_vec())
-}
-
-/// A tensor of `columns` elements a row, each `leading` behind the last, of which `matrix` is a part.
-fn tensor(memory: Memory, matrix: Matrix) -> Tensor<2> {
-    let Matrix { rows, columns, leading, element, .. } = matrix;
-    let mut elements = memory.0;
-    elements.resize(rows * leading, f32::NAN);
-    let data = TensorData::new(elements, [rows, leading]);
-    let whole = Tensor::<2>::from_data(data, (&Device::default(), DType::F32));
-    let whole = if element == Element::F32 { whole } else { whole.cast(FloatDType::from(element.dtype())) };
-    whole.narrow(1, 0, columns)
-}
-
-impl Table for HostStandIn {
-    fn operand(&self, x: Tensor<2>) -> Option<Operand> {
-        let element = Element::of(x.dtype())?;
-        let primitive = x.clone().try_into_primitive::<Flex>().ok()?;
-        // Tensors of 16 bits lose their strides when they are widened.
-        let strides =
-            if element == Element::F32 { Values(primitive).strided().map(|(_, strides)| strides) } else { None };
-        let matrix = strides.and_then(|strides| Matrix::strided(x.dims(), [strides[0], strides[1]], element));
-        if let Some(matrix) = matrix {
-            return Some(Operand { tensor: x, matrix });
-        }
-        let [rows, columns] = x.dims();
-        let is_empty = rows * columns == 0;
-        let copy = || Tensor::from_data(x.to_data(), (&x.device(), x.dtype()));
-        (!is_empty).then(|| Operand { tensor: copy(), matrix: Matrix::contiguous([rows, columns], element) })
-    }
-
-    fn multiply(&self, product: &Product, operands: &mut Operands) -> Option<Results> {
-        let columns = product.in_columns();
-        if self.refused.is_some_and(|refused| refused(&columns)) {
-            return None;
-        }
-        self.log.lock().unwrap().push(columns);
-        let bias = operands.bias.clone().map(|bias| bias.unsqueeze());
-        let [c, bias] = [operands.c.take(), bias].map(|tensor| tensor.map(memory));
-        // The factors change places.
-        let [a, b] = [&operands.b, &operands.a].map(|factor| memory(factor.clone()));
-        let read = Read { a: &a, b: &b, c: c.as_ref(), bias: bias.as_ref() };
-        let Written { d, extra } = run(&columns, [product.alpha, product.beta], &read);
-        let d = tensor(d, product.d);
-        let (mut kept, mut bias_gradient) = (None, None);
-        match product.epilogue {
-            Epilogue::BiasGradient => {
-                let sums = Matrix::contiguous([1, product.d.rows], product.d.element);
-                bias_gradient = extra.map(|extra| tensor(extra, sums).reshape([product.d.rows]));
-            }
-            _ => kept = extra.zip(product.kept()).map(|(extra, matrix)| tensor(extra, matrix)),
-        }
-        Some(Results { d, kept, bias_gradient })
     }
 }

@@ -1,17 +1,25 @@
 //! Matrix products by a library that does more in one call than multiply: [`description`] says what a product is, a [`Table`] runs it.
 //!
 //! [`CublasLt`](cuda::CublasLt) (feature `cuda`) is NVIDIA's cuBLASLt, loaded at run time. The stand-in of tests computes on the host what
-//! the translated description says, element by element, so that a wrong layout, transposition or epilogue shows without a GPU. What calls a
-//! table is `linear/lt.rs`.
+//! the translated description says, element by element, so that a wrong layout, transposition or epilogue shows without a GPU; one of the tests
+//! on devices does that for tensors of CubeCL. What calls a table is `linear/lt.rs`, and attention.
 
+#[cfg(test)]
+mod batch_tests;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod description;
 #[cfg(test)]
 pub(crate) mod host;
+#[cfg(test)]
+pub(crate) mod host_table;
+#[cfg(feature = "cube")]
+pub mod on_device;
 pub mod table;
 #[cfg(test)]
 mod tests;
 
-pub use description::{ColumnMajor, Compute, Element, Epilogue, Layout, Matrix, Operation, Order, Product};
-pub use table::{Operand, Operands, Results, Table};
+pub use description::{
+    CODES_MULTIPLE, ColumnMajor, Compute, Element, Epilogue, Layout, Matrix, Operation, Order, Product,
+};
+pub use table::{Operand, Operands, Results, Table, add_product, multiply};

@@ -1,19 +1,22 @@
 //! Whatever runs products: cuBLASLt on a CUDA device, and in tests a stand-in on the host.
 
+use std::convert::Infallible;
+
 use burn::tensor::Tensor;
 
-use super::description::{Matrix, Product};
+use super::description::{Compute, Element, Matrix, Product};
 
-/// A tensor and how it lies in its memory, from its first element on.
+/// A tensor and how it lies in its memory, from its first element on. Its last two dimensions are rows and columns, those before them count
+/// matrices.
 #[derive(Clone, Debug)]
-pub struct Operand {
+pub struct Operand<const D: usize> {
     /// The tensor, without a graph. Its shape is that before any [`transposed`](Self::transposed).
-    pub tensor: Tensor<2>,
+    pub tensor: Tensor<D>,
     /// Its memory.
     pub matrix: Matrix,
 }
 
-impl Operand {
+impl<const D: usize> Operand<D> {
     /// The transpose, in the same memory.
     pub fn transposed(&self) -> Self {
         Self { tensor: self.tensor.clone(), matrix: self.matrix.transposed() }
@@ -22,37 +25,128 @@ impl Operand {
 
 /// The tensors of a [`Product`]. Their memory is laid out as the product says.
 #[derive(Debug)]
-pub struct Operands {
+pub struct Operands<const D: usize> {
     /// The first factor.
-    pub a: Tensor<2>,
+    pub a: Tensor<D>,
     /// The second factor.
-    pub b: Tensor<2>,
+    pub b: Tensor<D>,
     /// What is added. A product that runs takes it, and where nobody else has this tensor the result may have its memory.
-    pub c: Option<Tensor<2>>,
+    pub c: Option<Tensor<D>>,
     /// The bias that the epilogue adds, `[n]`.
     pub bias: Option<Tensor<1>>,
+    /// What codes of 8 bits of both factors are multiplied by to be the factors' values: `[1]` of float32 each. See [`Element::dtype`] for how
+    /// tensors have codes: the first of four in the lowest bits.
+    pub scales: Option<[Tensor<1>; 2]>,
+}
+
+impl<const D: usize> Operands<D> {
+    /// Two factors.
+    pub fn new(a: Tensor<D>, b: Tensor<D>) -> Self {
+        Self { a, b, c: None, bias: None, scales: None }
+    }
 }
 
 /// What a product writes.
 #[derive(Debug)]
-pub struct Results {
-    /// The result, `[m, n]`.
-    pub d: Tensor<2>,
+pub struct Results<const D: usize> {
+    /// The result, `[.., m, n]`; all of what is added, for [`Product::onto`].
+    pub d: Tensor<D>,
     /// The value before an activation, `[m, n]`, if the epilogue keeps it.
-    pub kept: Option<Tensor<2>>,
+    pub kept: Option<Tensor<D>>,
     /// The sums of rows of the first factor, `[m]`, if the epilogue makes them, stored as the result is.
     pub bias_gradient: Option<Tensor<1>>,
+}
+
+impl Product {
+    /// Shape of the tensor with the result.
+    ///
+    /// # Panics
+    /// If what the product adds is missing.
+    pub fn shape_of_result<const D: usize>(&self, operands: &Operands<D>) -> [usize; D] {
+        if self.is_onto() {
+            return operands.c.as_ref().expect("the product adds a matrix").dims();
+        }
+        let mut shape = operands.a.dims();
+        shape[D - 2..].copy_from_slice(&[self.d.rows, self.d.columns]);
+        shape
+    }
 }
 
 /// A device's products.
 pub trait Table: Clone + Send + 'static {
     /// How `x` lies in memory; of a copy, if there is no [`Matrix`] for its strides. `None` for a tensor that is not on the device, is
     /// empty, or has a dtype that no product is made of.
-    fn operand(&self, x: Tensor<2>) -> Option<Operand>;
+    fn operand<const D: usize>(&self, x: Tensor<D>) -> Option<Operand<D>>;
 
     /// Runs a product; `None` if the device has no way to, and then `operands` are as they were.
     ///
     /// # Panics
     /// If an operand that the product reads is missing.
-    fn multiply(&self, product: &Product, operands: &mut Operands) -> Option<Results>;
+    fn multiply<const D: usize>(&self, product: &Product, operands: &mut Operands<D>) -> Option<Results<D>>;
+}
+
+/// Of devices that have none.
+impl Table for Infallible {
+    fn operand<const D: usize>(&self, _: Tensor<D>) -> Option<Operand<D>> {
+        match *self {}
+    }
+
+    fn multiply<const D: usize>(&self, _: &Product, _: &mut Operands<D>) -> Option<Results<D>> {
+        match *self {}
+    }
+}
+
+/// `a b` of each pair of matrices, `[.., m, k]` and `[.., k, n]`, stored as `result` says; dimensions of one matrix are broadcast. `None` if
+/// the table does not have the product.
+///
+/// # Panics
+/// If the shapes do not fit each other.
+pub fn multiply<T: Table, const D: usize>(
+    table: &T,
+    a: &Tensor<D>,
+    b: &Tensor<D>,
+    result: Element,
+) -> Option<Tensor<D>> {
+    let shapes = [a.dims(), b.dims()];
+    let [a, b] = [(a, 0), (b, 1)].map(|(x, own)| table.operand(broadcast(x, shapes[1 - own])));
+    let (a, b) = (a?, b?);
+    let product = Product::new(a.matrix, b.matrix, result, Compute::Float32)?;
+    table.multiply(&product, &mut Operands::new(a.tensor, b.tensor)).map(|results| results.d)
+}
+
+/// `x` with as many matrices as another tensor, where it has one; no memory is made.
+fn broadcast<const D: usize>(x: &Tensor<D>, other: [usize; D]) -> Tensor<D> {
+    let mut shape = x.dims();
+    for (size, other) in shape[..D - 2].iter_mut().zip(other) {
+        *size = if *size == 1 { other } else { *size };
+    }
+    if shape == x.dims() { x.clone() } else { x.clone().expand(shape) }
+}
+
+/// Adds `a b` of each pair of matrices, `[.., m, k]` and `[.., k, n]`, to the first `m` rows of the matrices of `into`, `[.., s, n]`: in that
+/// memory if nobody else has it. Where the table does not have the product, or there are gaps in `into`, there is no result, and `into` still has the
+/// sum so far.
+///
+/// # Panics
+/// If the shapes do not fit each other, or `into` has nothing.
+pub fn add_product<T: Table, const D: usize>(
+    table: &T,
+    a: &Tensor<D>,
+    b: &Tensor<D>,
+    into: &mut Option<Tensor<D>>,
+) -> Option<Tensor<D>> {
+    let (a, b) = (table.operand(a.clone())?, table.operand(b.clone())?);
+    let sums = table.operand(into.clone().expect("there is a sum"))?;
+    // A copy, if it was of other strides.
+    *into = Some(sums.tensor);
+    let whole = sums.matrix;
+    assert!(whole.rows >= a.matrix.rows, "{} rows are added to {}", a.matrix.rows, whole.rows);
+    let has_gaps = into.as_ref().is_some_and(|sums| whole != Matrix::of_shape(&sums.dims(), whole.element));
+    (!has_gaps).then_some(())?;
+    let part = Matrix { rows: a.matrix.rows, ..whole };
+    let product = Product::new(a.matrix, b.matrix, part.element, Compute::Float32)?.onto(part)?;
+    let mut operands = Operands { c: into.take(), ..Operands::new(a.tensor, b.tensor) };
+    let results = table.multiply(&product, &mut operands);
+    *into = operands.c;
+    results.map(|results| results.d)
 }

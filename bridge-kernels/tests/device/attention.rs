@@ -10,6 +10,7 @@ use bridge_kernels::{PackedHeads, Philox, packed_attention};
 use burn::tensor::{Device, Tensor};
 
 use crate::common::{Case, assert_close, device, ints, read, tensor, values};
+use crate::lt::{ColumnMajor, Element, StandIn};
 use crate::operands::attention::{Shapes, inputs, width};
 
 /// Everything that may vary, from shapes and the names of options.
@@ -51,6 +52,15 @@ fn check_units(shapes: Shapes, with: &str) {
     check_form(shapes, with, &|[q, k, v], options| {
         matrix_units::attention(q, k, v, options, Some(32)).expect("it applies")
     });
+}
+
+/// As [`check_products`] by a table of products, of which there are two forward and five backward for each part.
+fn check_table(shapes: Shapes, with: &str, table: &StandIn) {
+    for bytes in [1, 1 << 20] {
+        check_form(shapes, with, &|heads, options| {
+            cube_products::attention_by_table(table, heads, options, bytes).expect("it applies")
+        });
+    }
 }
 
 fn check_form(shapes: Shapes, with: &str, form: &dyn Fn([&Tensor<4>; 3], &AttentionOptions) -> Tensor<4>) {
@@ -135,6 +145,55 @@ fn matrix_units_that_do_not_apply() {
         assert!(!applies(x(d), x(d), Some(32)), "heads of {d}");
     }
     assert!(!applies(x(16), x(32), Some(32)), "values of another size");
+}
+
+#[test]
+fn products_of_a_table() {
+    let table = StandIn::default();
+    check_table([2, 7, 7, 3, 1, 5], "", &table);
+    check_table([2, 71, 71, 4, 2, 7], "", &table);
+    check_table([1, 130, 139, 2, 2, 3], "window", &table);
+    check_table([1, 67, 139, 3, 1, 5], "sinks window dropout", &table);
+    check_table([2, 67, 67, 2, 1, 9], "softcap documents wide values", &table);
+    check_table([1, 11, 11, 4, 2, 3], "sinks window softcap dropout documents", &table);
+    check_table([2, 2, 17, 2, 1, 3], "narrow values", &table);
+    let ran = table.ran();
+    assert!(ran.iter().any(|product| product.a.batches > 1), "heads are batches");
+    // Sums of keys are put together where they lie: matrices of more rows than the product has.
+    assert!(ran.iter().any(|product| product.c.apart > product.c.leading * product.n));
+}
+
+/// What a table does not have is Burn's: scores, what adds up, all that is not float32, everything.
+#[test]
+fn products_that_a_table_refuses() {
+    for refused in [
+        (|product| product.c.apart == product.n * product.m) as fn(&ColumnMajor) -> bool,
+        |product| product.c.apart > product.n * product.m,
+        |product| product.k == 7,
+        |_| true,
+    ] {
+        check_table([2, 71, 71, 4, 2, 7], "sinks", &StandIn::without(refused));
+    }
+}
+
+#[test]
+fn a_part_has_seven_products() {
+    let (b, t, h, g, d) = (2, 70, 4, 2, 3);
+    let of = |seed, heads| tensor::<4>(&values(seed, b * t * heads * d), [b, t, heads, d], &device());
+    let q = of(1, h).autodiff().require_grad();
+    let [k, v] = [2, 3].map(|seed| of(seed, g).autodiff().require_grad());
+    let table = StandIn::default();
+    let options = AttentionOptions::causal(d);
+    let out = cube_products::attention_by_table(&table, [&q, &k, &v], &options, 1).expect("it applies");
+    // One sequence and 64 queries at a time.
+    let count = |name: &str, expected: usize| {
+        let ran = table.ran();
+        assert_eq!(ran.len(), expected, "{name}");
+        assert!(ran.iter().all(|product| product.d.element == Element::F32 && product.d.batches == g), "{name}");
+    };
+    count("forward", 4 * 2);
+    assert!(q.grad(&out.sum().backward()).is_some());
+    count("backward", 4 * 5);
 }
 
 #[test]

@@ -1,21 +1,38 @@
-//! Products of 8-bit operands: the form of plain operations, which devices take, casts to the same values as the one on the CPU.
+//! Products of 8-bit operands: the form of plain operations, which devices take, casts to the same values as the one on the CPU, and so do the kernels before the
+//! products of a table.
 
-use bridge_kernels::fp8::reference;
-use bridge_kernels::{Fp8Format, Fp8Pass, Fp8Rule, Fp8Scales, Fp8Scaling, fp8_linear};
-use burn::tensor::Tensor;
+use std::sync::Arc;
 
-use crate::common::{Case, values};
+use bridge_kernels::fp8::{fp8_linear_by_table, reference};
+use bridge_kernels::{Fp8Format, Fp8Pass, Fp8Rule, Fp8Scales, Fp8Scaling, OperandMaxima, fp8_linear};
+use burn::tensor::{Device, FloatDType, Tensor};
+
+use crate::common::{Case, assert_close, device, read, tensor, values};
+use crate::half::dtypes;
+use crate::lt::{ColumnMajor, StandIn};
+
+const SCALES: Fp8Scales = Fp8Scales { input: 96.0, weight: 90.0, gradient: 3000.0 };
+/// Those with one scale for each operand.
+const RULES: [Fp8Rule; 4] = [
+    Fp8Rule { gradient: Fp8Format::E5M2, scaling: Fp8Scaling::Current, weight_gradient: true },
+    Fp8Rule { gradient: Fp8Format::E4M3, scaling: Fp8Scaling::Current, weight_gradient: false },
+    Fp8Rule { gradient: Fp8Format::E5M2, scaling: Fp8Scaling::Delayed, weight_gradient: true },
+    Fp8Rule { gradient: Fp8Format::E4M3, scaling: Fp8Scaling::Delayed, weight_gradient: true },
+];
+
+fn pass(rule: Fp8Rule) -> Fp8Pass {
+    Fp8Pass { rule, scales: SCALES, maxima: None }
+}
 
 #[test]
 fn outputs_and_gradients() {
-    let scales = Fp8Scales { input: 96.0, weight: 90.0, gradient: 3000.0 };
     for (scaling, gradient, weight_gradient) in [
         (Fp8Scaling::Current, Fp8Format::E5M2, true),
         (Fp8Scaling::Delayed, Fp8Format::E4M3, false),
         (Fp8Scaling::Microscaling, Fp8Format::E4M3, true),
         (Fp8Scaling::Blockwise, Fp8Format::E5M2, true),
     ] {
-        let pass = Fp8Pass { rule: Fp8Rule { gradient, scaling, weight_gradient }, scales, maxima: None };
+        let pass = pass(Fp8Rule { gradient, scaling, weight_gradient });
         for [n, i, o] in [[1, 3, 2], [37, 130, 65]] {
             let shaped = |x: &[Tensor<1>]| -> (Tensor<2>, Tensor<2>, Option<Tensor<1>>) {
                 (x[0].clone().reshape([n, i]), x[1].clone().reshape([o, i]), Some(x[2].clone()))
@@ -33,6 +50,142 @@ fn outputs_and_gradients() {
                 },
             }
             .check();
+        }
+    }
+}
+
+/// Sizes that are no multiples of what codes come in, one row, and several cubes that look for the largest magnitude.
+fn check_table(table: &StandIn, has_bias: bool, [n, i, o]: [usize; 3], rule: Fp8Rule) {
+    let pass = pass(rule);
+    let shaped = |x: &[Tensor<1>]| -> (Tensor<3>, Tensor<2>, Option<Tensor<1>>) {
+        (x[0].clone().reshape([1, n, i]), x[1].clone().reshape([o, i]), x.get(2).cloned())
+    };
+    let mut inputs = vec![values(1, n * i), values(2, o * i)];
+    inputs.extend(has_bias.then(|| values(3, o)));
+    Case {
+        name: &format!("{rule:?} of {n} x {i} x {o} by a table"),
+        inputs,
+        fused: &|x, _| {
+            let (x, weight, bias) = shaped(x);
+            fp8_linear_by_table(table, &x, &weight, bias.as_ref(), &pass).expect("it applies").reshape([n * o])
+        },
+        reference: &|x, _| {
+            let (x, weight, bias) = shaped(x);
+            reference(x, weight, bias, &pass).reshape([n * o])
+        },
+    }
+    .check();
+}
+
+#[test]
+fn products_of_a_table() {
+    for (place, rule) in RULES.into_iter().enumerate() {
+        let table = StandIn::default();
+        for sizes in [[1, 3, 2], [37, 130, 65], [48, 16, 32]] {
+            check_table(&table, place % 2 == 0, sizes, rule);
+        }
+        let of_codes = |product: &&ColumnMajor| product.a.element.is_code();
+        let ran = table.ran();
+        assert_eq!(ran.iter().all(|product| of_codes(&product)), rule.weight_gradient, "{rule:?}");
+        assert!(ran.iter().any(|product| product.k.is_multiple_of(16)));
+    }
+}
+
+/// Those of backward; without one for the output there is no layer.
+#[test]
+fn products_that_a_table_refuses() {
+    let (n, i, o) = (37, 130, 65);
+    for rule in [RULES[0], RULES[1], RULES[3]] {
+        check_table(&StandIn::without(|product| product.k != 144), true, [n, i, o], rule);
+    }
+    let (x, weight) = (tensor(&values(1, n * i), [n, i], &device()), tensor(&values(2, o * i), [o, i], &device()));
+    let layer = |table: &StandIn, rule| fp8_linear_by_table(table, &x, &weight, None, &pass(rule));
+    assert!(layer(&StandIn::without(|_| true), RULES[0]).is_none());
+    let blocks = Fp8Rule { scaling: Fp8Scaling::Blockwise, ..RULES[0] };
+    assert!(layer(&StandIn::default(), blocks).is_none(), "blocks have scales of their own");
+}
+
+/// Sums, and the bias, are float32: outputs and gradients of 16 bits are rounded once.
+#[test]
+fn sixteen_bits_are_rounded_once() {
+    let (n, i, o) = (21, 35, 13);
+    let of = |seed, shape: [usize; 2]| tensor::<2>(&values(seed, shape[0] * shape[1]), shape, &device());
+    for (dtype, half_ulp) in dtypes() {
+        for rule in RULES {
+            let run = |is_narrow: bool| {
+                let device = if is_narrow { device() } else { Device::flex() };
+                let leaf = |x: Tensor<2>| {
+                    let (shape, x) = (x.dims(), x.cast(dtype));
+                    let x = if is_narrow { x } else { tensor(&read(x.cast(FloatDType::F32)), shape, &device) };
+                    x.autodiff().require_grad()
+                };
+                let (x, weight) = (leaf(of(1, [n, i])), leaf(of(2, [o, i])));
+                let bias = leaf(of(3, [1, o]));
+                let flat: Tensor<1> = bias.clone().reshape([o]);
+                let y = match is_narrow {
+                    true => fp8_linear_by_table(&StandIn::default(), &x, &weight, Some(&flat), &pass(rule)),
+                    false => Some(reference(x.clone(), weight.clone(), Some(flat), &pass(rule))),
+                };
+                let y = y.expect("it applies");
+                let gradients = (y.clone() * 0.5).sum().backward();
+                let wide = |x: Tensor<2>| read(x.cast(FloatDType::F32));
+                let gradient = |x: &Tensor<2>| wide(x.grad(&gradients).expect("it is tracked"));
+                [wide(y.without_autodiff()), gradient(&x), gradient(&weight), gradient(&bias)]
+            };
+            let (found, expected) = (run(true), run(false));
+            for (name, (found, expected)) in ["y", "dx", "dw", "db"].iter().zip(found.iter().zip(&expected)) {
+                assert_close(&format!("{rule:?}, {dtype:?}: {name}"), found, expected, f64::from(half_ulp));
+            }
+        }
+    }
+}
+
+/// The largest magnitudes are those of the reference, and what is not finite reaches its row and no other.
+#[test]
+fn magnitudes_are_noted_and_overflows_seen() {
+    let (n, i, o) = (700, 600, 5);
+    let mut of_x = values(1, n * i);
+    of_x[n * i - 2] = -9.5;
+    let weight = tensor::<2>(&values(2, o * i), [o, i], &device());
+    let run = |of_x: &[f32], pass: &Fp8Pass| {
+        let x = tensor::<2>(of_x, [n, i], &device());
+        read(fp8_linear_by_table(&StandIn::default(), &x, &weight, None, pass).expect("it applies"))
+    };
+    let maxima = Arc::new(OperandMaxima::default());
+    run(&of_x, &Fp8Pass { maxima: Some(Arc::clone(&maxima)), ..pass(RULES[2]) });
+    let largest = values(2, o * i).iter().fold(0.0_f32, |largest, x| largest.max(x.abs()));
+    assert_eq!(maxima.take(), [9.5, largest, 0.0]);
+    for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        of_x[i] = value;
+        for rule in [RULES[0], RULES[2]] {
+            let watched = Fp8Pass { maxima: Some(Arc::clone(&maxima)), ..pass(rule) };
+            let y = run(&of_x, &watched);
+            assert!(y[o..2 * o].iter().all(|y| y.is_nan()), "{rule:?}: {value}");
+            assert!(y[..o].iter().chain(&y[2 * o..]).all(|y| y.is_finite()), "{rule:?}: {value}");
+            assert_eq!(maxima.take()[0], f32::INFINITY);
+        }
+    }
+}
+
+/// Layers whose sizes 8-bit matrix units take, on a device that has them; these sum with fewer bits than float32.
+#[cfg(feature = "cuda")]
+#[test]
+fn layers_on_matrix_units() {
+    let (n, i, o) = (64, 256, 96);
+    let inputs = [values(1, n * i), values(2, o * i), values(3, o)];
+    for rule in RULES {
+        let run = |device: &Device| {
+            let leaf =
+                |place: usize| tensor::<1>(&inputs[place], [inputs[place].len()], device).autodiff().require_grad();
+            let (x, weight, bias) = (leaf(0), leaf(1), leaf(2));
+            let y =
+                fp8_linear(x.clone().reshape([n, i]), weight.clone().reshape([o, i]), Some(bias.clone()), &pass(rule));
+            let gradients = (y.clone() * 0.5).sum().backward();
+            let gradient = |x: &Tensor<1>| read(x.grad(&gradients).expect("it is tracked"));
+            [read(y.without_autodiff()), gradient(&x), gradient(&weight), gradient(&bias)]
+        };
+        for (found, expected) in run(&device()).iter().zip(run(&Device::flex())) {
+            assert_close(&format!("{rule:?}"), found, &expected, 1e-3);
         }
     }
 }

@@ -9,6 +9,7 @@ use bridge_kernels::{
 use burn::tensor::{DType, FloatDType, Tensor};
 
 use crate::common::{assert_close, device, ints, read, tensor, values};
+use crate::lt::{Element, StandIn};
 
 /// The 16-bit dtypes that the device has, each with half a unit in its last place, relative.
 pub fn dtypes() -> Vec<(FloatDType, f32)> {
@@ -115,6 +116,38 @@ fn attention_rounds_its_output_once() {
     }
 }
 
+/// A table writes scores, and gradients of probabilities, in float32, so that probabilities, gradients of scores and results alone are rounded.
+#[test]
+fn attention_by_a_table_does_not_round_scores() {
+    let (b, t, h, d) = (1, 140, 4, 16);
+    let options = AttentionOptions { scale: 1.0, ..AttentionOptions::causal(d) };
+    for (dtype, half_ulp) in dtypes() {
+        let table = StandIn::default();
+        let run = |x: Tensor<4>, form: &dyn Fn([&Tensor<4>; 3]) -> Option<Tensor<4>>| {
+            let x = x.autodiff().require_grad();
+            let [k, v] = [2, 3].map(|seed| exact(seed, [b, t, 2, d], &x).autodiff().require_grad());
+            let out = form([&x, &k, &v]).expect("it applies");
+            let gradients = (out.clone() * 0.5).sum().backward();
+            let gradient = |x: Tensor<4>| read(x.grad(&gradients).expect("it is tracked").cast(FloatDType::F32));
+            [read(out.cast(FloatDType::F32)), gradient(x), gradient(k), gradient(v)]
+        };
+        let [narrow, wide] = both(1, [b, t, h, d], dtype);
+        let expected = run(wide, &|[q, k, v]| attention::cube::attention(q, k, v, &options));
+        for bytes in [1, 1 << 24] {
+            let found = run(narrow.clone(), &|heads| {
+                attention::cube_products::attention_by_table(&table, heads, &options, bytes)
+            });
+            let names = ["output", "gradient of queries", "gradient of keys", "gradient of values"];
+            for (name, (found, expected)) in names.iter().zip(found.iter().zip(&expected)) {
+                assert_close(&format!("{dtype:?}: {name}"), found, expected, 1.5 * f64::from(half_ulp));
+            }
+            // Scores of a part, and the gradients of its probabilities.
+            let wide = table.ran().into_iter().filter(|product| product.d.element == Element::F32);
+            assert!(wide.filter(|product| product.k == d).count() >= 3);
+        }
+    }
+}
+
 #[test]
 fn attention_by_products_rounds_scores_too() {
     let (b, t, h, d) = (1, 300, 4, 16);
@@ -182,11 +215,15 @@ fn what_all_keys_have_in_common_has_no_gradient() {
         let v = tensor::<4>(&row.repeat(t * h), [1, t, h, d], &device()).cast(dtype);
         let q = q.autodiff().require_grad();
         let [k, v] = [k, v].map(Tensor::autodiff);
-        let out = attention::cube_products::attention(&q, &k, &v, &AttentionOptions::causal(d)).expect("it applies");
-        let gradients = (out * 1.003).sum().backward();
-        let gradient = read(q.grad(&gradients).expect("it is tracked").cast(FloatDType::F32));
-        let largest = gradient.iter().fold(0.0_f32, |largest, x| largest.max(x.abs()));
-        assert!(largest < 1e-4, "{dtype:?}: {largest}");
+        let options = AttentionOptions::causal(d);
+        let by_table =
+            attention::cube_products::attention_by_table(&StandIn::default(), [&q, &k, &v], &options, 1 << 24);
+        for out in [attention::cube_products::attention(&q, &k, &v, &options), by_table] {
+            let gradients = (out.expect("it applies") * 1.003).sum().backward();
+            let gradient = read(q.grad(&gradients).expect("it is tracked").cast(FloatDType::F32));
+            let largest = gradient.iter().fold(0.0_f32, |largest, x| largest.max(x.abs()));
+            assert!(largest < 1e-4, "{dtype:?}: {largest}");
+        }
     }
 }
 

@@ -14,6 +14,7 @@ mod fp8;
 mod grouped;
 mod half;
 mod linear;
+mod lt;
 mod norm;
 mod offload;
 #[path = "../operands/mod.rs"]

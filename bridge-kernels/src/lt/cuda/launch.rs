@@ -22,6 +22,8 @@ pub(super) struct Launch {
     pub b: BufferBinding,
     pub c: Option<BufferBinding>,
     pub bias: Option<BufferBinding>,
+    /// Of codes of `a` and `b`.
+    pub code_scales: Option<[BufferBinding; 2]>,
     pub d: BufferBinding,
     pub kept: Option<BufferBinding>,
     pub bias_gradient: Option<BufferBinding>,
@@ -33,7 +35,7 @@ pub(super) struct Launch {
 
 impl Launch {
     fn read(&self) -> impl Iterator<Item = &BufferBinding> {
-        [&self.a, &self.b].into_iter().chain(&self.c).chain(&self.bias)
+        [&self.a, &self.b].into_iter().chain(&self.c).chain(&self.bias).chain(self.code_scales.iter().flatten())
     }
 
     fn written(&self) -> impl Iterator<Item = &BufferBinding> {
@@ -67,6 +69,10 @@ impl Launch {
             d,
             bias: self.bias.as_ref().or(self.bias_gradient.as_ref()).map(&mut address).transpose()?,
             kept: self.kept.as_ref().map(&mut address).transpose()?,
+            code_scales: match &self.code_scales {
+                Some([of_a, of_b]) => Some([address(of_a)?, address(of_b)?]),
+                None => None,
+            },
             workspace: address(&self.workspace)?,
         };
         let found = [addresses.a, addresses.b, addresses.c, addresses.d];

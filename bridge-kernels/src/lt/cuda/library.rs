@@ -5,7 +5,7 @@ use std::fmt;
 use cudarc::cublaslt::{result, sys};
 
 /// Every function of the library that is called here.
-const FUNCTIONS: [&str; 13] = [
+const FUNCTIONS: [&str; 14] = [
     "cublasLtCreate",
     "cublasLtDestroy",
     "cublasLtGetVersion",
@@ -13,6 +13,7 @@ const FUNCTIONS: [&str; 13] = [
     "cublasLtMatmulDescSetAttribute",
     "cublasLtMatmulDescDestroy",
     "cublasLtMatrixLayoutCreate",
+    "cublasLtMatrixLayoutSetAttribute",
     "cublasLtMatrixLayoutDestroy",
     "cublasLtMatmulPreferenceCreate",
     "cublasLtMatmulPreferenceSetAttribute",

@@ -26,15 +26,16 @@ use burn::cubecl::client::Client;
 use burn::cubecl::cuda::CudaRuntime;
 use burn::cubecl::device::DeviceId;
 use burn::cubecl::device_handle::DeviceHandle;
-use burn::cubecl::server::Handle as Memory;
-use burn::tensor::Tensor;
+use burn::cubecl::server::{BufferBinding, Handle as Memory};
+use burn::tensor::{DType, Tensor};
 use cubecl_server::runtime::Runtime;
 use cudarc::driver::CudaContext;
 
 use self::launch::Launch;
 use self::library::{Handle, Unavailable};
 use self::plan::{Plan, WORKSPACE};
-use super::{ColumnMajor, Element, Epilogue, Matrix, Operand, Operands, Product, Results, Table};
+use super::on_device::{has_room, operand};
+use super::{ColumnMajor, Epilogue, Matrix, Operand, Operands, Product, Results, Table};
 use crate::cube::{Buffer, CubeTensor};
 
 /// What CubeCL's runtime for CUDA keeps on the device's thread.
@@ -133,6 +134,8 @@ struct Held {
     /// The only reference, if nobody else has one.
     c: Option<CubeTensor>,
     bias: Option<Buffer>,
+    /// Of codes of `a` and `b`.
+    scales: Option<[CubeTensor; 2]>,
 }
 
 impl CublasLt {
@@ -140,8 +143,8 @@ impl CublasLt {
     ///
     /// # Panics
     /// If an operand is missing, or its memory is not what the product says: nothing else keeps the device within it.
-    fn held(&self, product: &Product, operands: &mut Operands) -> Option<Held> {
-        let matrix = |tensor: Tensor<2>, matrix: &Matrix| {
+    fn held<const D: usize>(&self, product: &Product, operands: &mut Operands<D>) -> Option<Held> {
+        let matrix = |tensor: Tensor<D>, matrix: &Matrix| {
             let tensor = self.memory(tensor)?;
             let fits = tensor.dtype == matrix.element.dtype() && has_room(&tensor.handle, matrix);
             assert!(fits, "a product's matrix {matrix:?} is in memory of {} bytes", tensor.handle.size_in_used());
@@ -154,72 +157,79 @@ impl CublasLt {
             assert_eq!(tensor.dims(), [product.d.columns], "a bias has an element for each column");
             let is_same = tensor.dtype() == product.d.element.dtype();
             let buffer = Buffer::side_by_side(self.memory(tensor)?)?;
-            bias = Some((is_same && alignment(&buffer.0.handle) == 16).then_some(buffer)?);
+            bias = Some((is_same && alignment(&buffer.0.handle) == MOST_ALIGNED).then_some(buffer)?);
+        }
+        let mut scales = None;
+        if product.a.element.is_code() {
+            let both = operands.scales.clone().expect("codes have scales");
+            let [of_a, of_b] = both.map(|scale| {
+                assert_eq!((scale.dims(), scale.dtype()), ([1], DType::F32), "a factor of 8 bits has one scale");
+                self.memory(scale)
+            });
+            scales = Some([of_a?, of_b?]);
         }
         let mut c = None;
         if let Some(layout) = &product.c {
             c = Some(matrix(operands.c.clone().expect("the product adds a matrix"), layout)?);
             operands.c = None;
         }
-        Some(Held { a, b, c, bias })
+        Some(Held { a, b, c, bias, scales })
     }
 }
 
-/// Bytes that the address of an allocation is a multiple of, as far as it matters: kernels load at most 16 at once.
+/// What kernels load at once, at most.
+const MOST_ALIGNED: u32 = 16;
+
+/// Bytes that the address of an allocation is a multiple of, as far as it matters.
 fn alignment(memory: &Memory) -> u32 {
-    match memory.offset_start.unwrap_or(0) {
-        0 => 16,
-        offset => 1 << offset.trailing_zeros().min(4),
-    }
+    power_in(memory.offset_start.unwrap_or(0))
 }
 
-/// Whether an allocation has room for a matrix.
-fn has_room(memory: &Memory, matrix: &Matrix) -> bool {
-    memory.size_in_used() >= (matrix.span() * matrix.element.dtype().size()) as u64
+/// The largest power of two that divides a number of bytes, at most [`MOST_ALIGNED`].
+fn power_in(bytes: u64) -> u32 {
+    1 << bytes.trailing_zeros().min(MOST_ALIGNED.ilog2())
+}
+
+/// Bytes that the addresses of all matrices are multiples of.
+fn alignment_of_all(memory: &Memory, matrix: &Matrix) -> u32 {
+    alignment(memory).min(power_in((matrix.apart * matrix.element.bytes()) as u64))
 }
 
 impl Table for CublasLt {
-    fn operand(&self, x: Tensor<2>) -> Option<Operand> {
-        let (element, dims) = (Element::of(x.dtype())?, x.dims());
-        let tensor = self.memory(x.clone())?;
-        if tensor.meta.is_tiled() || tensor.qparams.is_some() {
-            return None;
-        }
-        let strides = [tensor.meta.strides()[0], tensor.meta.strides()[1]];
-        if let Some(matrix) = Matrix::strided(dims, strides, element) {
-            return has_room(&tensor.handle, &matrix).then_some(Operand { tensor: x, matrix });
-        }
-        let copy = Buffer::side_by_side(tensor)?;
-        Some(Operand { tensor: copy.tensor(), matrix: Matrix::contiguous(dims, element) })
+    fn operand<const D: usize>(&self, x: Tensor<D>) -> Option<Operand<D>> {
+        self.memory(x.clone())?;
+        operand(x)
     }
 
-    fn multiply(&self, product: &Product, operands: &mut Operands) -> Option<Results> {
-        let Held { a, b, c, bias } = self.held(product, operands)?;
-        let new = |matrix: Matrix| {
-            let shape = [matrix.rows, matrix.leading];
-            Buffer(a.clone()).uninitialised(shape, matrix.element.dtype()).0
-        };
+    fn multiply<const D: usize>(&self, product: &Product, operands: &mut Operands<D>) -> Option<Results<D>> {
+        let shape = product.shape_of_result(operands);
+        let Held { a, b, c, bias, scales } = self.held(product, operands)?;
+        let new =
+            |matrix: Matrix, shape: &[usize]| Buffer(a.clone()).uninitialised(shape.to_vec(), matrix.element.dtype()).0;
         let workspace = a.client.empty(WORKSPACE).binding();
-        // Memory that another stream made is not written: work that comes later on that stream would not wait for this one.
-        let may_have = |c: &CubeTensor| c.handle.can_mut() && c.handle.stream == workspace.stream;
-        let d = match &c {
-            Some(c) if product.c == Some(product.d) && may_have(c) => c.clone(),
-            _ => new(product.d),
-        };
-        let kept = product.kept().map(new);
+        let d = of_added(product, c.as_ref(), &shape, &workspace).unwrap_or_else(|| new(product.d, &shape));
+        assert!(
+            has_room(&d.handle, &product.d),
+            "{:?} is written to memory of {} bytes",
+            product.d,
+            d.handle.size_in_used()
+        );
+        let kept = product.kept().map(|kept| new(kept, &[kept.rows, kept.leading]));
         let is_gradient = product.epilogue == Epilogue::BiasGradient;
-        let bias_gradient = is_gradient.then(|| new(Matrix::contiguous([1, product.d.rows], product.d.element)));
-        let handles = [&b, &a, c.as_ref().unwrap_or(&d), &d].map(|tensor| &tensor.handle);
-        let alignments = handles.map(alignment);
+        let bias_gradient = is_gradient.then(|| new(product.d, &[product.d.rows]));
+        let added = (c.as_ref().unwrap_or(&d), &product.c.unwrap_or(product.d));
+        let alignments = [(&b, &product.b), (&a, &product.a), added, (&d, &product.d)]
+            .map(|(tensor, matrix)| alignment_of_all(&tensor.handle, matrix));
         let binding = |tensor: &CubeTensor| tensor.handle.clone().binding();
         let launch = Launch {
             product: product.in_columns(),
-            scales: [product.alpha, product.beta],
+            scales: product.scales(),
             // The factors change places.
             a: binding(&b),
             b: binding(&a),
             c: c.as_ref().map(binding),
             bias: bias.as_ref().map(|bias| binding(&bias.0)),
+            code_scales: scales.as_ref().map(|[of_a, of_b]| [binding(of_b), binding(of_a)]),
             d: binding(&d),
             kept: kept.as_ref().map(binding),
             bias_gradient: bias_gradient.as_ref().map(binding),
@@ -232,12 +242,29 @@ impl Table for CublasLt {
         };
         let inner = Arc::clone(&self.0);
         self.0.device.submit(move |server| launch.run(&inner, server, &plan));
-        let tensor = |memory: CubeTensor| Tensor::<2>::from_primitive::<Cube>(memory);
         let columns = product.d.columns;
         Some(Results {
-            d: tensor(d),
-            kept: kept.map(|kept| tensor(kept).narrow(1, 0, columns)),
-            bias_gradient: bias_gradient.map(|sums| tensor(sums).reshape([product.d.rows])),
+            d: Tensor::from_primitive::<Cube>(d),
+            kept: kept.map(|kept| Tensor::from_primitive::<Cube>(kept).narrow(1, 0, columns)),
+            bias_gradient: bias_gradient.map(Tensor::from_primitive::<Cube>),
         })
     }
+}
+
+/// The memory of what is added, if the result may lie there; a copy, if it is a part of that and must. `shape` is that of the result.
+///
+/// Memory that another stream made is not written: work that comes later on that stream would not wait for this one.
+fn of_added(
+    product: &Product,
+    c: Option<&CubeTensor>,
+    shape: &[usize],
+    workspace: &BufferBinding,
+) -> Option<CubeTensor> {
+    let c = c.filter(|_| product.is_onto())?;
+    if c.handle.can_mut() && c.handle.stream == workspace.stream {
+        return Some(c.clone());
+    }
+    let Matrix { rows, columns, batches, .. } = product.d;
+    let is_part = rows * columns * batches < shape.iter().product();
+    is_part.then(|| c.copy())
 }

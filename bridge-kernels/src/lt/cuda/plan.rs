@@ -22,6 +22,8 @@ pub(super) struct Addresses {
     pub bias: Option<u64>,
     /// What the epilogue keeps.
     pub kept: Option<u64>,
+    /// The scales of `a` and `b`, if these are codes.
+    pub code_scales: Option<[u64; 2]>,
     /// [`WORKSPACE`] bytes.
     pub workspace: u64,
 }
@@ -44,15 +46,29 @@ impl Drop for Descriptor {
     }
 }
 
-/// A matrix in columns.
+/// Matrices in columns.
 struct MatrixLayout(sys::cublasLtMatrixLayout_t);
 
 impl MatrixLayout {
     fn new(layout: Layout) -> Result<Self, CublasError> {
-        let Layout { rows, columns, leading, element } = layout;
-        let leading =
-            i64::try_from(leading).map_err(|_| CublasError(sys::cublasStatus_t::CUBLAS_STATUS_INVALID_VALUE))?;
-        result::create_matrix_layout(data_type(element), rows as u64, columns as u64, leading).map(Self)
+        use sys::cublasLtMatrixLayoutAttribute_t as Attribute;
+        let Layout { rows, columns, leading, element, batches, apart } = layout;
+        let too_large = |_| CublasError(sys::cublasStatus_t::CUBLAS_STATUS_INVALID_VALUE);
+        let (leading, apart) = (i64::try_from(leading).map_err(too_large)?, i64::try_from(apart).map_err(too_large)?);
+        let raw = result::create_matrix_layout(data_type(element), rows as u64, columns as u64, leading)?;
+        let mut made = Self(raw);
+        if batches > 1 {
+            let batches = i32::try_from(batches).map_err(too_large)?;
+            made.set(Attribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, batches)?;
+            made.set(Attribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, apart)?;
+        }
+        Ok(made)
+    }
+
+    fn set<T>(&mut self, attribute: sys::cublasLtMatrixLayoutAttribute_t, value: T) -> Result<(), CublasError> {
+        let bytes = (&raw const value).cast::<c_void>();
+        // SAFETY: as for a descriptor.
+        unsafe { result::set_matrix_layout_attribute(self.0, attribute, bytes, size_of::<T>()) }
     }
 }
 
@@ -86,6 +102,8 @@ fn data_type(element: Element) -> sys::cudaDataType_t {
         Element::F32 => sys::cudaDataType_t::CUDA_R_32F,
         Element::F16 => sys::cudaDataType_t::CUDA_R_16F,
         Element::BF16 => sys::cudaDataType_t::CUDA_R_16BF,
+        Element::E4M3 => sys::cudaDataType_t::CUDA_R_8F_E4M3,
+        Element::E5M2 => sys::cudaDataType_t::CUDA_R_8F_E5M2,
     }
 }
 
@@ -212,6 +230,10 @@ fn set_addresses(descriptor: &mut Descriptor, addresses: &Addresses) -> Result<(
     }
     if let Some(kept) = addresses.kept {
         descriptor.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, kept)?;
+    }
+    if let Some([of_a, of_b]) = addresses.code_scales {
+        descriptor.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, of_a)?;
+        descriptor.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, of_b)?;
     }
     Ok(())
 }

@@ -1,0 +1,266 @@
+//! Casts to 8 bits on GPUs: the largest magnitude of a tensor, the scale made of it, and the codes, four in a `u32`. Nothing is read by the host.
+
+use burn::cubecl;
+use burn::cubecl::prelude::*;
+use burn::tensor::{DType, Tensor};
+
+use super::format::Fp8Format;
+use crate::cpu::small::{self, Small};
+use crate::cube::Buffer;
+use crate::cube::reduce::cube_max_bits;
+use crate::lt::{CODES_MULTIPLE, Element, Matrix};
+
+/// The bits of infinity; those of what is no number are above, those of finite magnitudes below.
+const INFINITE: u32 = 0x7f80_0000;
+/// All bits but the sign's.
+const MAGNITUDE: u32 = 0x7fff_ffff;
+/// Most cubes that look for the largest magnitude.
+const MOST_CUBES: usize = 1024;
+/// Codes in a `u32`.
+const IN_WORD: usize = 4;
+/// Words that a unit writes of a transposed row.
+const WORDS: usize = CODES_MULTIPLE / IN_WORD;
+
+/// A format as kernels have it. Numbers are bits of float32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct CodeForm {
+    mantissa: u32,
+    bias: u32,
+    largest: u32,
+    least_normal: u32,
+    /// A power of two whose unit in the last place is the smallest number of the format.
+    power: u32,
+    nan: u32,
+}
+
+impl CodeForm {
+    fn of<S: Small>() -> Self {
+        Self {
+            mantissa: S::MANTISSA,
+            bias: S::BIAS,
+            largest: S::LARGEST.to_bits(),
+            least_normal: S::LEAST_NORMAL.to_bits(),
+            power: (151 - S::BIAS - S::MANTISSA) << 23,
+            nan: S::NAN,
+        }
+    }
+}
+
+impl Fp8Format {
+    fn form(self) -> CodeForm {
+        match self {
+            Self::E4M3 => CodeForm::of::<small::E4M3>(),
+            Self::E5M2 => CodeForm::of::<small::E5M2>(),
+        }
+    }
+
+    fn element(self) -> Element {
+        match self {
+            Self::E4M3 => Element::E4M3,
+            Self::E5M2 => Element::E5M2,
+        }
+    }
+}
+
+/// The bits of the largest magnitudes of parts of `x`, which order as these do; a cube a part.
+#[cube(launch)]
+fn magnitudes<X: Float>(x: &[X], parts: &mut [u32], #[comptime] units: usize, #[define(X)] _storage: ElemType) {
+    if CUBE_POS >= parts.len() {
+        terminate!();
+    }
+    let step = parts.len() * units;
+    let mut largest = 0u32;
+    let mut place = CUBE_POS * units + UNIT_POS as usize;
+    while place < x.len() {
+        largest = max(largest, u32::reinterpret(f32::cast_from(x[place])) & MAGNITUDE);
+        place += step;
+    }
+    let largest = cube_max_bits(largest, units);
+    if UNIT_POS == 0 {
+        parts[CUBE_POS] = largest;
+    }
+}
+
+/// `scales`: by what a tensor is multiplied before it is cast, the inverse, and the largest magnitude. The first is `given`, unless that is zero. One cube.
+#[cube(launch)]
+fn make_scales(parts: &[u32], scales: &mut [f32], given: f32, #[comptime] most: u32, #[comptime] units: usize) {
+    if CUBE_POS > 0 {
+        terminate!();
+    }
+    let mut bits = 0u32;
+    for place in range_stepped(UNIT_POS as usize, parts.len(), units) {
+        bits = max(bits, parts[place]);
+    }
+    let bits = cube_max_bits(bits, units);
+    if UNIT_POS == 0 {
+        let mut scale = given;
+        if given == 0.0f32 {
+            scale = 1.0f32;
+            if bits > 0u32 && bits < INFINITE {
+                scale = f32::new(comptime!(f32::from_bits(most))) / f32::reinterpret(bits);
+                if (u32::reinterpret(scale) & MAGNITUDE) >= INFINITE {
+                    scale = f32::new(f32::MAX);
+                }
+            }
+        }
+        scales[0] = scale;
+        scales[1] = 1.0f32 / scale;
+        scales[2] = f32::reinterpret(bits);
+    }
+}
+
+/// The code of `x` times a scale: the nearest number, of two the even one; of what is too large the largest. What is not finite becomes NaN. See
+/// [`crate::cpu::small::encode`].
+#[cube]
+fn code(x: f32, scale: f32, #[comptime] form: CodeForm) -> u32 {
+    let sign = u32::reinterpret(x) >> 31u32;
+    let magnitude = min(u32::reinterpret(x * scale) & MAGNITUDE, comptime!(form.largest));
+    let dropped = comptime!(23 - form.mantissa);
+    let half = comptime!((1u32 << (22 - form.mantissa)) - 1);
+    let rounded = (magnitude + half + ((magnitude >> dropped) & 1u32)) >> dropped;
+    let mut code = rounded - comptime!((127 - form.bias) << form.mantissa);
+    if magnitude < comptime!(form.least_normal) {
+        let power = f32::new(comptime!(f32::from_bits(form.power)));
+        code = u32::reinterpret(f32::reinterpret(magnitude) + power) - comptime!(form.power);
+    }
+    if (u32::reinterpret(x) & MAGNITUDE) >= INFINITE {
+        code = comptime!(form.nan).runtime();
+    }
+    code | (sign << 7u32)
+}
+
+/// Codes of the rows of `x`, of `words` each; a unit a word. Behind the last column are zeros.
+#[cube(launch)]
+fn encode_along<X: Float>(
+    x: &[X],
+    scales: &[f32],
+    codes: &mut [u32],
+    columns: u32,
+    words: u32,
+    #[comptime] form: CodeForm,
+    #[define(X)] _storage: ElemType,
+) {
+    let place = ABSOLUTE_POS;
+    if place >= codes.len() {
+        terminate!();
+    }
+    let (columns, words) = (columns as usize, words as usize);
+    let (row, first) = (place / words, place % words * IN_WORD);
+    let mut word = 0u32;
+    #[unroll]
+    for i in 0..IN_WORD {
+        if first + i < columns {
+            word |= code(f32::cast_from(x[row * columns + first + i]), scales[0], form) << comptime!(8 * i as u32);
+        }
+    }
+    codes[place] = word;
+}
+
+/// Codes of the columns of `x`, of `words` each; a unit [`WORDS`] of them, next to the units of other columns. Behind the last row are zeros.
+#[cube(launch)]
+fn encode_across<X: Float>(
+    x: &[X],
+    scales: &[f32],
+    codes: &mut [u32],
+    columns: u32,
+    words: u32,
+    #[comptime] form: CodeForm,
+    #[define(X)] _storage: ElemType,
+) {
+    let place = ABSOLUTE_POS;
+    if place >= codes.len() / WORDS {
+        terminate!();
+    }
+    let (columns, words) = (columns as usize, words as usize);
+    let (column, first) = (place % columns, place / columns * WORDS);
+    #[unroll]
+    for j in 0..WORDS {
+        let mut word = 0u32;
+        #[unroll]
+        for i in 0..IN_WORD {
+            let at = ((first + j) * IN_WORD + i) * columns + column;
+            if at < x.len() {
+                word |= code(f32::cast_from(x[at]), scales[0], form) << comptime!(8 * i as u32);
+            }
+        }
+        codes[column * words + first + j] = word;
+    }
+}
+
+/// A matrix in 8 bits, with what is summed side by side.
+pub(super) struct Codes {
+    /// Four codes an element, see [`Element::dtype`].
+    pub tensor: Tensor<2>,
+    /// Rows that are padded with zeros.
+    pub matrix: Matrix,
+    /// What codes are multiplied by, `[1]`.
+    pub inverse: Tensor<1>,
+}
+
+/// How a tensor becomes codes: see [`make_scales`].
+#[derive(Clone)]
+pub(super) struct OneScale {
+    format: Fp8Format,
+    scales: Buffer,
+}
+
+impl OneScale {
+    /// With the scale that is given, or that of the largest magnitude.
+    pub fn new(x: &Buffer, format: Fp8Format, given: Option<f32>) -> Self {
+        let (_, dim, units) = x.cube_per_row(1, usize::MAX);
+        let parts = x.uninitialised([x.len().div_ceil(units).min(MOST_CUBES)], DType::U32);
+        let (client, count) = (&x.0.client, parts.len() as u32);
+        magnitudes::launch(client, CubeCount::new_1d(count), dim, x.arg(), parts.arg(), units, x.storage());
+        let scales = x.uninitialised([3], DType::F32);
+        make_scales::launch(
+            client,
+            CubeCount::new_single(),
+            dim,
+            parts.arg(),
+            scales.arg(),
+            given.unwrap_or(0.0),
+            format.largest().to_bits(),
+            units,
+        );
+        Self { format, scales }
+    }
+
+    /// The largest magnitude, `[1]`.
+    pub fn largest(&self) -> Tensor<1> {
+        self.scales.clone().tensor::<1>().narrow(0, 2, 1)
+    }
+
+    /// The codes of `x`, a matrix of this shape.
+    pub fn along(&self, x: &Buffer, [rows, columns]: [usize; 2]) -> Codes {
+        let codes = self.room(x, [rows, columns]);
+        let words = (codes.len() / rows) as u32;
+        let (count, dim) = codes.unit_per_element();
+        let (arguments, form) = ([x.arg(), self.scales.arg(), codes.arg()], self.format.form());
+        let [from, scales, to] = arguments;
+        encode_along::launch(&x.0.client, count, dim, from, scales, to, columns as u32, words, form, x.storage());
+        self.codes(codes, rows)
+    }
+
+    /// The codes of the transpose of `x`, a matrix of this shape.
+    pub fn across(&self, x: &Buffer, [rows, columns]: [usize; 2]) -> Codes {
+        let codes = self.room(x, [columns, rows]);
+        let words = (codes.len() / columns) as u32;
+        let (count, dim) = codes.grid(codes.len() / WORDS);
+        let (arguments, form) = ([x.arg(), self.scales.arg(), codes.arg()], self.format.form());
+        let [from, scales, to] = arguments;
+        encode_across::launch(&x.0.client, count, dim, from, scales, to, columns as u32, words, form, x.storage());
+        self.codes(codes, columns)
+    }
+
+    /// Memory for rows of codes.
+    fn room(&self, x: &Buffer, [rows, columns]: [usize; 2]) -> Buffer {
+        x.uninitialised([rows, columns.next_multiple_of(CODES_MULTIPLE) / IN_WORD], DType::U32)
+    }
+
+    fn codes(&self, mut codes: Buffer, rows: usize) -> Codes {
+        let matrix = Matrix::contiguous([rows, codes.len() / rows * IN_WORD], self.format.element());
+        let inverse = self.scales.clone().tensor::<1>().narrow(0, 1, 1);
+        codes.0.dtype = matrix.element.dtype();
+        Codes { tensor: codes.tensor(), matrix, inverse }
+    }
+}

@@ -1,0 +1,28 @@
+//! Tensors of CubeCL as operands: what cuBLASLt is told of their memory, and the stand-in of tests on other devices.
+
+use burn::backend::Cube;
+use burn::cubecl::server::Handle;
+use burn::tensor::Tensor;
+
+use super::{Element, Matrix, Operand};
+use crate::cube::Buffer;
+
+/// How a tensor lies in its memory; of a copy, if there is no [`Matrix`] for its strides. `None` for a tensor that is not on a device of CubeCL, is
+/// empty, or has a dtype that no product is made of.
+pub fn operand<const D: usize>(x: Tensor<D>) -> Option<Operand<D>> {
+    let (element, dims) = (Element::of(x.dtype())?, x.dims());
+    let tensor = x.clone().try_into_primitive::<Cube>().ok()?;
+    if tensor.meta.is_tiled() || tensor.qparams.is_some() {
+        return None;
+    }
+    if let Some(matrix) = Matrix::of_strides(&dims, tensor.meta.strides(), element) {
+        return has_room(&tensor.handle, &matrix).then_some(Operand { tensor: x, matrix });
+    }
+    let copy = Buffer::side_by_side(tensor)?;
+    Some(Operand { tensor: copy.tensor(), matrix: Matrix::of_shape(&dims, element) })
+}
+
+/// Whether an allocation has room for matrices.
+pub(crate) fn has_room(memory: &Handle, matrix: &Matrix) -> bool {
+    memory.size_in_used() >= (matrix.span() * matrix.element.bytes()) as u64
+}
