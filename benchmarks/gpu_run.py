@@ -1,6 +1,6 @@
 """What `on_a_gpu.sh` measures, in parts, the most important first; each has a limit, and all together have one.
 
-    python3 gpu_run.py FOLDER OUT [--device cuda] [--total 470] [PART ...]
+    python3 gpu_run.py [--device cuda] [--total 470] FOLDER OUT [PART ...]
 
 FOLDER is what `pack_for_gpu.sh` made. OUT gets `results.jsonl` (a line for each program that ran), `summary.txt`, a table of
 kernels for each profile, and `logs.tar.gz` with what the programs said. On another device than `cuda` the sizes are tiny: that
@@ -269,7 +269,7 @@ def summary(session):
             rest = ", ".join(f"{key} {values[side]}" for key, values in figures.items() if side in values)
             lines.append(f"  {side:<8} {speed:>12.1f} tokens/s (bridge / it {ratio:.3f}), {rest}")
     for name in ("kernels", "runs"):
-        tests = [result for result in session.results if result["part"] == name]
+        tests = [result for result in session.results if result["part"] == name and result["label"] not in ("all", "tests")]
         if tests:
             bad = [f"{test['label']} ({test['rc']})" for test in tests if test["rc"] != 0]
             lines += ["", f"tests of {name}: {len(tests) - len(bad)} of {len(tests)} passed", *(f"  not: {test}" for test in bad)]
