@@ -62,7 +62,10 @@ class Session:
         self.work = Path(tempfile.mkdtemp(prefix="on-a-gpu-"))
         self.logs = self.work / "logs"
         self.logs.mkdir()
-        self.environment = {**os.environ, "XDG_CACHE_HOME": str(self.work / "cache")}
+        self.compiled = [self.work / "inductor", self.work / "triton"]
+        names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+        caches = {name: str(folder) for name, folder in zip(names, self.compiled)}
+        self.environment = {**os.environ, "XDG_CACHE_HOME": str(self.work / "cache"), **caches}
         # Not for PyTorch, which has its own.
         self.cuda = cuda_environment() if self.is_cuda else {}
         self.results = []
@@ -101,6 +104,10 @@ class Session:
                 os.killpg(program.pid, signal.SIGKILL)
                 program.wait()
                 rc = "limit"
+                if "--compile" in command:
+                    # What it wrote last may be half a file, and PyTorch would load it.
+                    for written in self.compiled:
+                        shutil.rmtree(written, ignore_errors=True)
         lines = Path(f"{log}.out").read_text(errors="replace").splitlines()
         result = {"part": part, "label": label, "rc": rc, "seconds": round(time.monotonic() - begun, 1)}
         try:

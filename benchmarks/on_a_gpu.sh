@@ -15,4 +15,4 @@ fi
 folder=$1 out=$2
 shift 2
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-exec "${PYTHON:-python3}" "$here/gpu_run.py" --device "${DEVICE:-cuda}" --total "${TOTAL:-470}" "$folder" "$out" "$@"
+exec "${PYTHON:-python3}" -B "$here/gpu_run.py" --device "${DEVICE:-cuda}" --total "${TOTAL:-470}" "$folder" "$out" "$@"
