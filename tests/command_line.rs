@@ -416,6 +416,7 @@ fn a_measurement_says_what_ran() {
     assert!(losses[1..].iter().all(|loss| *loss != losses[0] && (loss - losses[0]).abs() < 0.1), "{losses:?}");
     assert_refused(&["bench", "--dtype", "fp8"], &["--dtype", "bf16"]);
     assert_refused(&["bench", "--ops", "--preset", "moe-8x"], &["--ops", "moe-8x"]);
+    assert_refused(&["bench", "--ops", "--seq", "1048576", "--micro-batch", "1048576"], &["--micro-batch"]);
 }
 
 #[test]

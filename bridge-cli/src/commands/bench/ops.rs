@@ -19,6 +19,8 @@ use super::watch::{computes_behind, wait_for};
 
 /// Elements of the parameter that AdamW updates.
 const PARAMETER: usize = 1 << 22;
+/// Most elements of a tensor: more than any device has room for.
+const MOST_ELEMENTS: usize = 1 << 36;
 /// Most numbers that are drawn for one input; a larger one repeats them.
 const MOST_DRAWN: usize = 1 << 22;
 
@@ -66,6 +68,12 @@ impl Shapes {
         })
     }
 
+    /// Whether each tensor has a size that can be asked for.
+    fn is_possible(&self) -> bool {
+        let widest = (4 * self.c).max(2 * self.f).max(self.h * self.d);
+        self.b.checked_mul(self.t).and_then(|n| n.checked_mul(widest)).is_some_and(|count| count <= MOST_ELEMENTS)
+    }
+
     /// Tokens of a batch.
     fn n(&self) -> usize {
         self.b * self.t
@@ -93,17 +101,20 @@ impl Bench {
     /// On `device`, with inputs stored in `dtype`.
     ///
     /// # Errors
-    /// The device does not have the dtype.
+    /// The device does not have the dtype, or no device has room for the shapes.
     pub fn new(shapes: Shapes, dtype: DType, device: Device) -> Result<Self, String> {
         let dtype = match dtype {
             DType::BFloat16 => FloatDType::BF16,
             DType::Float16 => FloatDType::F16,
             _ => FloatDType::F32,
         };
-        match device.supports_dtype(dtype) {
-            true => Ok(Self { shapes, dtype, device }),
-            false => Err(format!("--dtype: the device does not have {dtype:?}")),
+        if !device.supports_dtype(dtype) {
+            return Err(format!("--dtype: the device does not have {dtype:?}"));
         }
+        if !shapes.is_possible() {
+            return Err(format!("--micro-batch, --seq: no device has room for {} x {} tokens", shapes.b, shapes.t));
+        }
+        Ok(Self { shapes, dtype, device })
     }
 
     /// Median milliseconds of each operation, by name.
