@@ -65,7 +65,7 @@ class Session:
         self.compiled = [self.work / "inductor", self.work / "triton"]
         names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
         caches = {name: str(folder) for name, folder in zip(names, self.compiled)}
-        self.environment = {**os.environ, "XDG_CACHE_HOME": str(self.work / "cache"), **caches}
+        self.environment = {**os.environ, "RUST_BACKTRACE": "0", "XDG_CACHE_HOME": str(self.work / "cache"), **caches}
         # Not for PyTorch, which has its own.
         self.cuda = cuda_environment() if self.is_cuda else {}
         self.results = []
@@ -278,8 +278,10 @@ def summary(session):
     for name in ("kernels", "runs"):
         tests = [result for result in session.results if result["part"] == name and result["label"] not in ("all", "tests")]
         if tests:
-            bad = [f"{test['label']} ({test['rc']})" for test in tests if test["rc"] != 0]
-            lines += ["", f"tests of {name}: {len(tests) - len(bad)} of {len(tests)} passed", *(f"  not: {test}" for test in bad)]
+            ran = [test for test in tests if test["rc"] is not None]
+            bad = [f"{test['label']} ({test['rc']})" for test in ran if test["rc"] != 0]
+            lines += ["", f"tests of {name}: {len(ran) - len(bad)} of {len(ran)} passed, {len(tests) - len(ran)} not run"]
+            lines += [f"  failed: {test}" for test in bad]
     for model in MODELS:
         path = session.out / f"kernels-{model}.txt"
         if path.exists():
@@ -297,7 +299,7 @@ def summary(session):
             lines += ["", f"without cuBLASLt, {result['label']}: {result['report']['tokens_per_second']} tokens/s"]
     failed = [r for r in session.results if r["rc"] not in (0, None) and r["part"] not in ("kernels", "runs")]
     lines += ["", *(f"failed: {r['part']} {r['label']} ({r['rc']}): {r.get('said', '')[-300:]}" for r in failed)]
-    skipped = [f"{r['part']} {r['label']}" for r in session.results if r["rc"] is None]
+    skipped = [f"{r['part']} {r['label']}" for r in session.results if r["rc"] is None and r["part"] not in ("kernels", "runs")]
     lines += [f"not run: {', '.join(skipped)}"] if skipped else []
     return "\n".join(lines)
 
