@@ -4,7 +4,8 @@
 #     pack_for_gpu.sh FOLDER
 #
 # FOLDER is made anew, and FOLDER.tar.xz of it, which is to be below 64 MiB. DEVICE (cuda) is the feature to build with; `flex` builds without
-# one, and without tests, for a trial of on_a_gpu.sh on the CPU. FEATURES are further ones (bridge-kernels/NAME, separated by commas).
+# one, and without tests, for a trial of on_a_gpu.sh on the CPU. FEATURES are further ones (bridge-kernels/NAME, separated by commas). TESTS ("kernels runs")
+# are the executables of tests to take along: leave one out where the limit is exceeded.
 set -euo pipefail
 (( $# == 1 )) || { sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" >&2; exit 2; }
 most_mib=64
@@ -36,7 +37,7 @@ for line in sys.stdin:
     if message.get("executable") and message["target"]["name"] == "device":
         print("kernels" if "bridge-kernels" in message["target"]["src_path"] else "runs", message["executable"])
 ' | while read -r name path; do
-        strip -s -o "$folder/tests/$name" "$path"
+        [[ " ${TESTS-kernels runs} " != *" $name "* ]] || strip -s -o "$folder/tests/$name" "$path"
     done
 fi
 cp recipes/tiny.toml "$folder/sources/recipes/"
