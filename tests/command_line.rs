@@ -388,3 +388,42 @@ fn a_folder_goes_through_gguf_and_comes_back_in_shards() {
     }
     assert!(!folder.path().join("other").exists() && !folder.path().join("other.gguf").exists());
 }
+
+/// What `bridge bench` reports of a short run of a small model.
+fn measured(arguments: &[&str]) -> Value {
+    let folder = tempfile::tempdir().unwrap();
+    let small = ["bench", "--preset", "nano-gpt2", "--micro-batch", "1", "--seq", "8", "--json", "--threads", "1"];
+    let output = bridge(folder.path(), &[&small[..], arguments].concat());
+    assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
+    assert!(is_empty(folder.path()), "a measurement leaves nothing behind");
+    serde_json::from_slice(&output.stdout).expect("a line of JSON")
+}
+
+#[test]
+fn a_measurement_says_what_ran() {
+    let of = |dtype| measured(&["--steps", "2", "--warmup", "1", "--dtype", dtype]);
+    let reports = ["float32", "bf16", "float16"].map(of);
+    for (report, dtype) in reports.iter().zip(["fp32", "bf16", "fp16"]) {
+        assert_eq!((&report["dtype"], &report["tokens_per_step"]), (&Value::from(dtype), &Value::from(8)), "{report}");
+        // Those of the model, in whatever they are stored; its positions are as many as tokens.
+        assert_eq!(report["params"], 17_037_312 - (256 - 8) * 384, "{report}");
+        assert_eq!(report["losses"].as_array().expect("losses").len(), 3);
+        assert!(report["first_step_seconds"].as_f64() >= report["setup_seconds"].as_f64(), "{report}");
+        assert!(report["peak_mib"].as_f64() > Some(0.0) && report["device_reserved_mib"].is_null(), "{report}");
+    }
+    // The same model and data; how numbers are stored shows.
+    let losses: Vec<f64> = reports.iter().map(|report| report["losses"][2].as_f64().expect("a loss")).collect();
+    assert!(losses[1..].iter().all(|loss| *loss != losses[0] && (loss - losses[0]).abs() < 0.1), "{losses:?}");
+    assert_refused(&["bench", "--dtype", "fp8"], &["--dtype", "bf16"]);
+    assert_refused(&["bench", "--ops", "--preset", "moe-8x"], &["--ops", "moe-8x"]);
+    assert_refused(&["bench", "--ops", "--seq", "1048576", "--micro-batch", "1048576"], &["--micro-batch"]);
+}
+
+#[test]
+fn single_operations_are_measured_in_the_dtype_that_is_asked_for() {
+    let report = measured(&["--ops", "--steps", "1", "--dtype", "bf16"]);
+    assert_eq!((&report["dtype"], &report["preset"]), (&Value::from("bf16"), &Value::from("nano-gpt2")));
+    for name in ["linear", "attention", "fc1", "adamw"] {
+        assert!(report["milliseconds"][name].as_f64() > Some(0.0), "{name}: {report}");
+    }
+}

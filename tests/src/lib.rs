@@ -6,6 +6,7 @@ mod running;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::OnceLock;
 
 pub use faulty_disk::faulty_disk;
 pub use program::program;
@@ -14,13 +15,16 @@ pub use running::{last_losses, number_of, process_of, said, wait_for};
 /// Relative difference of losses that ranks may make in float32.
 const TOLERANCE: f64 = 1e-5;
 
-/// The workspace's folder.
+/// The workspace's folder: what `BRIDGE_SOURCES` names, for suites that run on another machine than the one that built them, else the one they were
+/// built in.
 ///
 /// # Panics
 /// Never: this package lies in it.
 #[must_use]
 pub fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the package lies in the workspace")
+    static ROOT: OnceLock<PathBuf> = OnceLock::new();
+    let built_in = || Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the package lies in the workspace");
+    ROOT.get_or_init(|| std::env::var_os("BRIDGE_SOURCES").map_or_else(|| built_in().to_owned(), Into::into))
 }
 
 /// The tiny recipe.

@@ -88,9 +88,11 @@ fn device_feature(recipe: &str, device: Option<&str>) -> Result<Option<&'static 
     if !Path::new(recipe).is_file() {
         return Err(format!("the recipe {recipe} is not a file"));
     }
-    let Some(device) = device else {
-        return Ok(None);
-    };
+    device.map_or(Ok(None), feature_of)
+}
+
+/// The feature that `device` is behind; `None` for the CPU.
+fn feature_of(device: &str) -> Result<Option<&'static str>, String> {
     let kind = device.split(':').next().unwrap_or(device);
     let feature = GPU_FEATURES.into_iter().find(|gpu| *gpu == kind);
     if feature.is_none() && kind != "flex" && kind != "cpu" {
@@ -145,4 +147,16 @@ fn option_value(arguments: &[String], name: &str) -> Option<String> {
         }
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_names_its_feature() {
+        assert_eq!((feature_of("cuda:1"), feature_of("wgpu")), (Ok(Some("cuda")), Ok(Some("wgpu"))));
+        assert_eq!((feature_of("flex"), feature_of("cpu")), (Ok(None), Ok(None)));
+        assert!(feature_of("cudda").unwrap_err().contains("found `cudda`"));
+    }
 }

@@ -2,7 +2,6 @@
 
 mod adapters;
 pub mod bench;
-mod bench_ops;
 pub mod chat;
 pub mod checkpoint;
 pub mod config;

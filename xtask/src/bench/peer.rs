@@ -10,7 +10,7 @@ use serde_json::Value;
 pub struct Peer {
     python: PathBuf,
     script: PathBuf,
-    /// Whether the program is benchmarks/peer_torch.py, which takes a sub-command; any other gets only `--preset` and `--steps`.
+    /// Whether the program is benchmarks/peer_torch.py, which takes a sub-command.
     own: bool,
 }
 

@@ -9,6 +9,9 @@ use serde_json::{Value, json};
 
 use super::peer::root;
 
+/// What a side's allocator took from a GPU at most. There `peak_mib` is the same figure of Bridge, and of PyTorch the most in tensors.
+const RESERVED: &str = "device_reserved_mib";
+
 /// Runs of one preset, one per round.
 pub struct StepRow {
     preset: String,
@@ -32,8 +35,17 @@ pub struct OpRow {
     pub ratio: Option<f64>,
 }
 
+/// What both sides compute on and in.
+pub struct Setting {
+    /// Bridge's name of the device.
+    pub device: String,
+    /// The dtype's short name.
+    pub dtype: String,
+}
+
 /// Rows to print.
 pub struct Report {
+    setting: Setting,
     rows: Rows,
 }
 
@@ -71,14 +83,21 @@ impl StepRow {
             "tokens_per_second": medians(&self.ours, "tokens_per_second"),
             "gflops": medians(&self.ours, "gflops"),
             "peak_mib": medians(&self.ours, "peak_mib"),
+            "device_in_use_mib": medians(&self.ours, "device_in_use_mib"),
+            "host_peak_mib": medians(&self.ours, "host_peak_mib"),
+            "first_step_seconds": medians(&self.ours, "first_step_seconds"),
             "eager_tokens_per_second": medians(&self.eager, "tokens_per_second"),
             "eager_peak_mib": medians(&self.eager, "peak_mib"),
+            "eager_device_reserved_mib": medians(&self.eager, RESERVED),
             "compiled_tokens_per_second": medians(&self.compiled, "tokens_per_second"),
             "compiled_peak_mib": medians(&self.compiled, "peak_mib"),
+            "compiled_device_reserved_mib": medians(&self.compiled, RESERVED),
             "speed_over_eager": self.ratio(&self.eager, "tokens_per_second").map(hundredths),
             "speed_over_compiled": self.ratio(&self.compiled, "tokens_per_second").map(hundredths),
             "memory_over_eager": self.ratio(&self.eager, "peak_mib").map(hundredths),
             "memory_over_compiled": self.ratio(&self.compiled, "peak_mib").map(hundredths),
+            "reserved_over_eager": self.ratio(&self.eager, RESERVED).map(hundredths),
+            "reserved_over_compiled": self.ratio(&self.compiled, RESERVED).map(hundredths),
         })
     }
 }
@@ -94,13 +113,13 @@ fn cell(value: Option<f64>, decimals: usize) -> String {
 
 impl Report {
     /// A report on whole steps.
-    pub fn steps(rows: Vec<StepRow>) -> Self {
-        Self { rows: Rows::Steps(rows) }
+    pub fn steps(setting: Setting, rows: Vec<StepRow>) -> Self {
+        Self { setting, rows: Rows::Steps(rows) }
     }
 
     /// A report on operations.
-    pub fn ops(rows: Vec<OpRow>) -> Self {
-        Self { rows: Rows::Ops(rows) }
+    pub fn ops(setting: Setting, rows: Vec<OpRow>) -> Self {
+        Self { setting, rows: Rows::Ops(rows) }
     }
 
     /// The report, with a description of the machine.
@@ -119,7 +138,16 @@ impl Report {
                 })
                 .collect(),
         };
-        json!({ "kind": self.kind(), "processor": processor(), "cores": cores(), "commit": commit(), "rows": rows })
+        json!({
+            "kind": self.kind(),
+            "processor": processor(),
+            "cores": cores(),
+            "device": self.setting.device,
+            "gpus": gpus(),
+            "dtype": self.setting.dtype,
+            "commit": commit(),
+            "rows": rows,
+        })
     }
 
     /// The report as Markdown.
@@ -127,12 +155,16 @@ impl Report {
         let mut text = String::new();
         match &self.rows {
             Rows::Steps(rows) => {
-                text += "| preset | tokens/s | PyTorch eager | torch.compile | speed / eager | speed / compile | memory / eager | memory / compile |\n";
-                text += "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n";
+                // Of a GPU also what each side's allocator took, which is more than what was in use.
+                let is_gpu = rows.iter().any(|row| medians(&row.ours, RESERVED).is_some());
+                text += "| preset | tokens/s | PyTorch eager | torch.compile | speed / eager | speed / compile | memory / eager | memory / compile |";
+                text += if is_gpu { " reserved / eager | reserved / compile |\n" } else { "\n" };
+                text += "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |";
+                text += if is_gpu { " ---: | ---: |\n" } else { "\n" };
                 for row in rows {
                     let speed = |runs: &[Value]| cell(medians(runs, "tokens_per_second"), 0);
                     let ratio = |runs: &[Value], key| cell(row.ratio(runs, key), 2);
-                    let cells = [
+                    let mut cells = vec![
                         speed(&row.ours),
                         speed(&row.eager),
                         speed(&row.compiled),
@@ -141,6 +173,9 @@ impl Report {
                         ratio(&row.eager, "peak_mib"),
                         ratio(&row.compiled, "peak_mib"),
                     ];
+                    if is_gpu {
+                        cells.extend([ratio(&row.eager, RESERVED), ratio(&row.compiled, RESERVED)]);
+                    }
                     let _ = writeln!(text, "| {} | {} |", row.preset, cells.join(" | "));
                 }
             }
@@ -164,7 +199,10 @@ impl Report {
         let path = root().join("benchmarks").join(format!("{date}-{}.md", self.kind()));
         let json = serde_json::to_string_pretty(&self.json())?;
         let title = format!("# {date}: {} against PyTorch", self.kind());
-        let machine = format!("{} cores of {}, float32.", cores(), processor().unwrap_or_else(|| "unknown".to_owned()));
+        let processor = processor().unwrap_or_else(|| "unknown".to_owned());
+        let Setting { device, dtype } = &self.setting;
+        let gpus = gpus().map(|gpus| format!(" {gpus}.")).unwrap_or_default();
+        let machine = format!("{} cores of {processor}; {dtype} on {device}.{gpus}", cores());
         let text = format!("{title}\n\n{machine}\n\n{}\n```json\n{json}\n```\n", self.table());
         std::fs::write(&path, text).with_context(|| format!("{} could not be written", path.display()))?;
         Ok(path)
@@ -193,6 +231,11 @@ fn processor() -> Option<String> {
     Some(if wide { format!("{name} (AVX-512)") } else { name })
 }
 
+/// NVIDIA's GPUs, if there are any, a line each.
+fn gpus() -> Option<String> {
+    output_of("nvidia-smi", &["--query-gpu=name,driver_version", "--format=csv,noheader"])
+}
+
 fn commit() -> Option<String> {
     output_of("git", &["describe", "--always", "--dirty"])
 }
@@ -210,6 +253,10 @@ mod tests {
         json!({ "tokens_per_second": tokens_per_second, "peak_mib": peak_mib })
     }
 
+    fn setting() -> Setting {
+        Setting { device: "flex".into(), dtype: "fp32".into() }
+    }
+
     #[test]
     fn ratios_are_medians_over_rounds_of_paired_runs() {
         let mut row = StepRow::new("nano-gpt2");
@@ -219,14 +266,26 @@ mod tests {
         assert_eq!(row.json()["speed_over_eager"], 1.2);
         assert_eq!(row.json()["memory_over_eager"], 0.5);
         assert_eq!(row.json()["speed_over_compiled"], Value::Null);
-        let table = Report::steps(vec![row]).table();
+        let table = Report::steps(setting(), vec![row]).table();
         assert!(table.ends_with("| nano-gpt2 | 900 | 900 | - | 1.20 | - | 0.50 | - |\n"), "{table}");
+    }
+
+    #[test]
+    fn on_a_gpu_both_memories_are_compared() {
+        let on_gpu =
+            |peak: u64, reserved: u64| json!({ "tokens_per_second": 1.0, "peak_mib": peak, RESERVED: reserved });
+        let mut row = StepRow::new("llama-1b");
+        (row.ours, row.eager) = (vec![on_gpu(300, 300)], vec![on_gpu(200, 240)]);
+        let json = row.json();
+        assert_eq!((&json["memory_over_eager"], &json["reserved_over_eager"]), (&json!(1.5), &json!(1.25)));
+        let table = Report::steps(Setting { device: "cuda".into(), dtype: "bf16".into() }, vec![row]).table();
+        assert!(table.ends_with("| llama-1b | 1 | 1 | - | 1.00 | - | 1.50 | - | 1.25 | - |\n"), "{table}");
     }
 
     #[test]
     fn a_side_that_was_not_run_leaves_dashes() {
         let row = OpRow { name: "linear".into(), ours_ms: Some(1.5), theirs_ms: None, ratio: None };
-        assert!(Report::ops(vec![row]).table().ends_with("| linear | 1.500 | - | - |\n"));
+        assert!(Report::ops(setting(), vec![row]).table().ends_with("| linear | 1.500 | - | - |\n"));
         assert_eq!(median(Vec::new()), None);
     }
 }

@@ -21,7 +21,7 @@ pub struct Preset {
 }
 
 /// The names [`preset`] knows.
-pub const NAMES: [&str; 10] = [
+pub const NAMES: [&str; 12] = [
     "nano-gpt2",
     "nano-llama",
     "nano-gemma",
@@ -31,6 +31,8 @@ pub const NAMES: [&str; 10] = [
     "smol-135m-lora",
     "smol-135m-dora",
     "gpt2-124m",
+    "llama-1b",
+    "llama-8b-4l",
     "mamba2-20m",
 ];
 
@@ -65,6 +67,17 @@ pub fn preset(name: &str) -> Option<Preset> {
             micro_batch_size: 2,
             tied: true,
         },
+        // Llama 3.2 1B.
+        "llama-1b" => Shape {
+            num_layers: 16,
+            hidden_size: 2048,
+            ffn_hidden_size: 8192,
+            micro_batch_size: 4,
+            tied: true,
+            ..Shape::LLAMA_3
+        },
+        // Four layers of Llama 3 8B.
+        "llama-8b-4l" => Shape::LLAMA_3,
         _ => return None,
     };
     let (transformer, micro_batch_size) = (shape.transformer(), shape.micro_batch_size);
@@ -140,6 +153,18 @@ impl Shape {
         vocab_size: 8192,
         seq_length: 256,
         micro_batch_size: 8,
+        tied: false,
+    };
+
+    const LLAMA_3: Self = Self {
+        style: Style::Llama,
+        num_layers: 4,
+        hidden_size: 4096,
+        ffn_hidden_size: 14336,
+        heads: [32, 8],
+        vocab_size: 128_256,
+        seq_length: 2048,
+        micro_batch_size: 2,
         tied: false,
     };
 

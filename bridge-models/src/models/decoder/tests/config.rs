@@ -316,6 +316,8 @@ fn presets_have_the_peers_sizes() {
         134_515_008,
         134_515_008,
         123_849_984,
+        1_235_814_400,
+        1_923_125_248,
         17_621_808,
     ];
     for (name, expected) in presets::NAMES.into_iter().zip(counts) {
