@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bridge_dist::comm::{CommError, HostBuffer, ReduceOp, Request};
+use bridge_kernels::read_together;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use half::{bf16, f16};
 
@@ -203,21 +204,26 @@ impl ShardedParameters {
     /// # Panics
     /// If a name is not one of the chunk's.
     pub fn frozen_values(&self, chunk: &dyn ModelChunk, names: &[&str]) -> Result<Vec<Vec<f32>>, CommError> {
-        let floats = |value: Tensor<1>| value.into_data().iter::<f32>().collect::<Vec<f32>>();
         let part_of = |name: &str| self.shards.get(name).zip(self.distribution.shard_range(name));
-        let mut whole = BTreeMap::new();
-        let wanted: BTreeSet<&str> = names.iter().copied().filter(|name| part_of(name).is_none()).collect();
-        chunk.visit_wanted(&|name| wanted.contains(name), &mut |name, value| {
-            whole.insert(name.to_owned(), floats(value));
-        });
+        let (whole, parts): (BTreeSet<&str>, BTreeSet<&str>) =
+            names.iter().copied().partition(|name| part_of(name).is_none());
+        let mut held: Vec<(String, Tensor<1>)> = Vec::new();
+        chunk.visit_wanted(&|name| whole.contains(name), &mut |name, value| held.push((name.to_owned(), value)));
+        let shards = parts.iter().filter_map(|name| Some(((*name).to_owned(), part_of(name)?.0.clone())));
+        held.extend(shards);
+        let (held, tensors): (Vec<String>, Vec<Tensor<1>>) = held.into_iter().unzip();
+        // All at once: a device is waited for once.
+        let floats = read_together(tensors).into_iter().map(|data| data.iter::<f32>().collect::<Vec<f32>>());
+        let mut read: BTreeMap<String, Vec<f32>> = held.into_iter().zip(floats).collect();
         let value = |name: &&str| {
-            let Some((shard, range)) = part_of(name) else {
-                return Ok(whole.remove(*name).expect("a parameter of the chunk"));
+            let floats = read.remove(*name).expect("a parameter of the chunk");
+            let Some((_, range)) = part_of(name) else {
+                return Ok(floats);
             };
             let declaration = chunk.parameters().iter().find(|parameter| parameter.name == *name);
             let declaration = declaration.expect("a parameter of the chunk");
             let mut values = vec![0.0; declaration.num_elements()];
-            values[range].copy_from_slice(&floats(shard.clone()));
+            values[range].copy_from_slice(&floats);
             let group = self.distribution.shards(declaration.placement.replicas);
             group.all_reduce((&mut values).into(), ReduceOp::Sum)?;
             Ok(values)

@@ -35,7 +35,7 @@ pub(crate) struct Decoded {
 
 impl Codes {
     /// Casts `x`, row-major.
-    pub fn new(x: &[f32], shape: [usize; 2], format: Fp8Format, share: Share) -> Self {
+    pub fn new(x: &[f32], shape: [usize; 2], format: Fp8Format, share: Share<f32>) -> Self {
         let [rows, columns] = shape;
         let (block, largest, scale) = match share {
             Share::Block(block) => (block, None, None),
@@ -147,7 +147,7 @@ fn cast_strip(
 }
 
 /// The largest magnitude; NaN if one is.
-pub(super) fn largest_magnitude(x: &[f32]) -> f32 {
+fn largest_magnitude(x: &[f32]) -> f32 {
     let of_piece = |x: &[f32]| {
         vectorised!({
             let mut lanes = [0.0_f32; 64];
