@@ -244,8 +244,10 @@ mod tests {
             let halves = codes.windows(2).map(|pair| (pair[0] + pair[1]) / 2.0);
             let near = |x: f32| [x, x.next_up(), x.next_down()];
             let x: Vec<f32> = codes.iter().copied().chain(halves).flat_map(near).chain([1e9, -1e9, 1e-42]).collect();
-            let expected: Vec<u32> = x.iter().map(|x| format.value(format.code(*x)).to_bits()).collect();
-            assert_eq!(values(nearest(tensor(&x), format)), expected, "{format:?}");
+            let found: Vec<f32> = nearest(tensor(&x), format).into_data().iter::<f32>().collect();
+            for (x, found) in x.iter().zip(found) {
+                assert_eq!(found, format.value(format.code(*x)), "{format:?}: {x:e}");
+            }
         }
     }
 }
