@@ -109,7 +109,7 @@ impl Decoded {
 
 /// The code of `x` times a scale. What is infinite becomes NaN: saturated, an overflow would pass for a value, and the step would count.
 #[inline(always)]
-fn cast(format: Fp8Format, x: f32, scale: f32) -> u8 {
+pub(super) fn cast(format: Fp8Format, x: f32, scale: f32) -> u8 {
     format.code(if x.is_infinite() { f32::NAN } else { x * scale })
 }
 
@@ -147,7 +147,7 @@ fn cast_strip(
 }
 
 /// The largest magnitude; NaN if one is.
-fn largest_magnitude(x: &[f32]) -> f32 {
+pub(super) fn largest_magnitude(x: &[f32]) -> f32 {
     let of_piece = |x: &[f32]| {
         vectorised!({
             let mut lanes = [0.0_f32; 64];

@@ -12,6 +12,7 @@ mod reference;
 mod rule;
 #[cfg(test)]
 mod tests;
+mod weight_cast;
 
 use std::sync::Arc;
 
@@ -23,6 +24,7 @@ use crate::precision::{float32, narrow};
 pub use format::Fp8Format;
 pub use reference::reference;
 pub use rule::{Fp8Rule, Fp8Scaling, OperandMaxima};
+pub use weight_cast::WeightCast;
 
 /// What a linear layer does in 8 bits, in one pass.
 #[derive(Clone, Debug)]

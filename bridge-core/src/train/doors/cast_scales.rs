@@ -14,6 +14,8 @@ use crate::train::subsystem::{Agreement, RunContext, Subsystem, Verdict};
 
 /// The place of gradients among the operands: input, weight, gradient.
 const GRADIENT: usize = 2;
+/// The place of weights.
+const WEIGHT: usize = 1;
 
 pub(super) struct CastScales {
     /// What gradients are cast to.
@@ -85,6 +87,16 @@ fn noted(run: &RunContext) -> Vec<Layer> {
     layers.into_iter().zip(maxima).map(of_layer).collect()
 }
 
+/// Where weights travel as codes, layers see what these stand for: the magnitudes that count are those of what each rank owns.
+fn own_weights(run: &mut RunContext, layers: &mut [Layer]) {
+    let own = run.training.optimizer.parameters().take_cast_maxima();
+    for layer in layers {
+        if let Some(largest) = own.get(&format!("{}.weight", layer.name)) {
+            layer.maxima[WEIGHT] = if largest.is_finite() { f64::from(*largest) } else { 0.0 };
+        }
+    }
+}
+
 /// The largest over the ranks that share layers: replicas, and those that have other parts of them.
 fn share(layers: &mut [Layer], replicas: ReplicaGroup, groups: [&Group; 2]) -> Result<(), TrainError> {
     let mut of_kind: Vec<&mut Layer> = layers.iter_mut().filter(|layer| layer.replicas == replicas).collect();
@@ -114,6 +126,7 @@ impl Subsystem for CastScales {
             return Ok(Verdict::default());
         }
         let mut layers = noted(run);
+        own_weights(run, &mut layers);
         let groups = run.groups;
         share(&mut layers, ReplicaGroup::Dense, [groups.tensor(), groups.data_context()])?;
         share(&mut layers, ReplicaGroup::Expert, [groups.expert_tensor(), groups.expert_data()])?;
