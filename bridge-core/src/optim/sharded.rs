@@ -140,7 +140,24 @@ impl ShardedParameters {
         for (index, chunk) in chunks.iter_mut().enumerate() {
             // As forward uses them: all ranks gather in one order.
             let all: Vec<usize> = (0..self.states[index].len()).rev().collect();
+            self.gather_values(index, chunk.as_mut(), &all)?;
             self.need_buckets(index, chunk.as_mut(), &all)?;
+        }
+        Ok(())
+    }
+
+    /// Starts to gather the values of weights that otherwise travel as codes, which only their layers may take for them.
+    fn gather_values(&mut self, index: usize, chunk: &mut dyn ModelChunk, buckets: &[usize]) -> Result<(), CommError> {
+        let distribution = Arc::clone(&self.distribution);
+        for &number in buckets {
+            let bucket = &distribution.buckets(index)[number];
+            if bucket.is_cast {
+                if matches!(self.states[index][number], BucketState::Gathering(_)) {
+                    self.need_buckets(index, chunk, &[number])?;
+                }
+                let gathering = self.start(bucket, |name| self.shards.get(name).cloned())?;
+                self.states[index][number] = BucketState::Gathering(gathering);
+            }
         }
         Ok(())
     }
