@@ -69,6 +69,52 @@ fn ranks_that_cut_no_operand_train_like_one() {
     }
 }
 
+/// Sharded parameters, and weights that travel as codes.
+const SHARDED: [&str; 2] = ["ddp.use_megatron_fsdp=true", "ddp.data_parallel_sharding_strategy=optim_grads_params"];
+const CODES: [&str; 1] = ["ddp.fp8_param_gather=true"];
+
+#[test]
+fn weights_that_travel_as_codes_change_no_bit() {
+    let moe = root().join("recipes/tiny-moe.toml");
+    let losses = |recipe: &Path, arguments: &[&str]| {
+        let folder = tempfile::tempdir().unwrap();
+        let output = bridge_on(recipe, folder.path(), arguments);
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        let logs = std::fs::read_dir(folder.path().join("runs")).unwrap().next().unwrap().unwrap().path();
+        (figures_in(&logs, "train", "loss"), figures_in(&logs, "train", "grad_norm"))
+    };
+    for (recipe, eight_bits, layout) in [
+        (&recipe(), &CURRENT[..], &["--ranks", "2"][..]),
+        (&recipe(), &DELAYED, &["--ranks", "3", "train.global_batch_size=6", "train.micro_batch_size=1"]),
+        (&recipe(), &CURRENT, &["--ranks", "2", "mixed_precision=bf16_mixed", "ddp.overlap_param_gather=true"]),
+        (&recipe(), &DELAYED, &["--ranks", "2", "mixed_precision=bf16_mixed", "ddp.overlap_param_gather=true"]),
+        (&recipe(), &DELAYED, &["--ranks", "4", "model.tensor_model_parallel_size=2", "mixed_precision=fp16_mixed"]),
+        (&recipe(), &CURRENT, &["--ranks", "4", "model.pipeline_model_parallel_size=2"]),
+        (&moe, &DELAYED, &["--ranks", "4", "model.expert_model_parallel_size=2"]),
+        (&moe, &CURRENT, &["--ranks", "4", "model.expert_model_parallel_size=2"]),
+    ] {
+        let all = [eight_bits, layout, &SHARDED].concat();
+        let expected = losses(recipe, &all);
+        assert!(expected.0.len() > 5, "{all:?}");
+        assert_eq!(losses(recipe, &[&all[..], &CODES].concat()), expected, "{all:?}");
+    }
+}
+
+#[test]
+fn runs_go_on_with_values_where_codes_travelled() {
+    for eight_bits in [&CURRENT[..], &DELAYED] {
+        let all = [eight_bits, &["--ranks", "2", "mixed_precision=bf16_mixed"], &SHARDED].concat();
+        let whole = tempfile::tempdir().unwrap();
+        run_in(whole.path(), &all);
+        let expected = losses_of(whole.path(), "train");
+        let folder = tempfile::tempdir().unwrap();
+        let saved = ["checkpoint.save=checkpoints"];
+        run_in(folder.path(), &[&all[..], &saved, &CODES, &["train.exit_interval=10"]].concat());
+        run_in(folder.path(), &[&all[..], &saved].concat());
+        assert_eq!(losses_of(folder.path(), "train"), expected, "{eight_bits:?}");
+    }
+}
+
 /// Scales and newest magnitudes of a run of one step, by parameter.
 fn magnitudes(arguments: &[&str]) -> BTreeMap<String, Vec<f32>> {
     let folder = tempfile::tempdir().unwrap();

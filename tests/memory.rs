@@ -57,10 +57,11 @@ fn limits_of_the_process_count() {
 
 #[test]
 fn dry_runs_measure_and_leave_nothing() {
-    for ranks in ["1", "2"] {
+    let eight_bits = ["model.fp8=hybrid", "model.fp8_recipe=delayed"];
+    for (ranks, more) in [("1", &[][..]), ("2", &[]), ("1", &eight_bits)] {
         let folder = tempfile::tempdir().unwrap();
         let wide = ["model.ffn_hidden_size=32768", "model.num_layers=4", "--dry-run", "--json", "--ranks", ranks];
-        let output = train(folder.path(), "", &wide);
+        let output = train(folder.path(), "", &[&wide[..], more].concat());
         assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
         let report: Value = serde_json::from_slice(&output.stdout).unwrap();
         let report = &report["report"];

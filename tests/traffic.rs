@@ -139,6 +139,16 @@ fn products_of_8_bits() {
     tiny("4", "tp=2 mbs=1 gbs=6", &[&delayed[..], &[OPTIMIZER]].concat());
     tiny("2", "mbs=1 gbs=6", &[&delayed[..], &FULL].concat());
     moe("4", "ep=2 mbs=1 gbs=8", &delayed);
+    // Weights as codes.
+    let gather = ["ddp.fp8_param_gather=true"];
+    let values = tiny("2", "mbs=1 gbs=6", &[&current[..], &FULL].concat());
+    let codes = tiny("2", "mbs=1 gbs=6", &[&current[..], &gather, &FULL].concat());
+    let gathered = |found: &Value| measured(found, 0, "dp-cp", "all_gather");
+    assert!(2 * gathered(&codes) < gathered(&values), "{} and {} bytes", gathered(&codes), gathered(&values));
+    let half = ["mixed_precision=bf16_mixed"];
+    tiny("4", "tp=2 mbs=1 gbs=6", &[&delayed[..], &gather, &half, &FULL].concat());
+    tiny("4", "pp=2 layers=4 mbs=1 gbs=8", &[&current[..], &gather, &[TIED], &FULL].concat());
+    moe("4", "ep=2 mbs=1 gbs=8", &[&current[..], &gather, &FULL].concat());
 }
 
 #[test]

@@ -10,6 +10,11 @@ pub(crate) fn widen<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     }
 }
 
+/// To float32, whatever the dtype is.
+pub(crate) fn float32<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    if x.dtype() == DType::F32 { x } else { x.cast(FloatDType::F32) }
+}
+
 /// Back to `dtype` after [`widen`].
 pub(crate) fn narrow<const D: usize>(x: Tensor<D>, dtype: DType) -> Tensor<D> {
     if x.dtype() == dtype { x } else { x.cast(FloatDType::from(dtype)) }

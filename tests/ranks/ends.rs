@@ -342,10 +342,15 @@ fn whole_parameters_come_back_when_all_ask() {
         };
         run_on_threads(&config, rank_timeout(&config), program).unwrap()
     };
-    let sharded = values(&["ddp.use_megatron_fsdp=true", "ddp.data_parallel_sharding_strategy=optim_grads_params"]);
+    let full = ["ddp.use_megatron_fsdp=true", "ddp.data_parallel_sharding_strategy=optim_grads_params"];
+    let sharded = values(&full);
     assert_eq!(sharded[0].len(), 164_160);
     assert_eq!(sharded[0], sharded[1]);
     assert_eq!(sharded, values(&[]), "what is sharded changes no bit");
+    // Weights that travelled as codes come as they are.
+    let eight_bits = ["model.fp8=hybrid", "model.fp8_recipe=tensorwise"];
+    let codes = [&full[..], &eight_bits, &["ddp.fp8_param_gather=true"]].concat();
+    assert_eq!(values(&codes), values(&eight_bits), "nor does it as codes");
 }
 
 /// Each rank has the whole model under data and context parallelism; where none has, the recipe is refused before anything is written.

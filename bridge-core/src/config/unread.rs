@@ -54,6 +54,7 @@ const FILLS_IN: &[(&str, &[&str])] = &[
             "model.first_last_layers_bf16",
             "model.num_layers_at_start_in_bf16",
             "model.num_layers_at_end_in_bf16",
+            "ddp.fp8_param_gather",
             "ddp.grad_reduce_in_fp32",
             "optimizer.main_grads_dtype",
             "optimizer.loss_scale",

@@ -6,7 +6,7 @@ use bridge_dist::comm::Operation;
 use bridge_dist::mesh::GroupKind;
 use serde::Serialize;
 
-use super::{Declarations, RankPlace};
+use super::{Declarations, EightBitLayer, RankPlace};
 
 /// A micro-batch on one rank, as costs depend on it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -31,6 +31,8 @@ pub struct Workload {
     pub on_cpu: bool,
     /// Rows of embedding and output tables, padding included.
     pub padded_vocab_size: usize,
+    /// How linear layers compute in 8 bits, of the layer that is asked about ([`Self::in_layer`]).
+    pub eight_bits: Option<EightBitLayer>,
 }
 
 impl Workload {
@@ -47,6 +49,7 @@ impl Workload {
             documents: false,
             on_cpu: true,
             padded_vocab_size,
+            eight_bits: None,
         }
     }
 

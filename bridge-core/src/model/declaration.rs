@@ -245,6 +245,8 @@ pub struct Declaration {
     /// Whether it is of the layer in place of the output projection ([`LinearForLastLayer`](super::LinearForLastLayer)): weights of the model
     /// without that have no such parameter.
     pub of_last_layer: bool,
+    /// Whether it is the weight of a layer that casts it to 8 bits with one scale.
+    pub has_cast: bool,
     /// How its values are held, if not as a tensor.
     pub quantization: Option<Quantization>,
 }
@@ -353,6 +355,12 @@ impl Declarations {
         self.by_name.insert(declaration.name.clone(), place);
         self.by_id.insert(id, place);
         self.parameters.push(declaration);
+    }
+
+    /// Says of the parameter called `name`, which was declared, that its layer casts it with one scale.
+    pub(super) fn add_cast(&mut self, name: &str) {
+        let place = self.by_name[name];
+        self.parameters[place].has_cast = true;
     }
 
     /// Adds a segment to those that use the parameter called `name`.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use bridge_kernels::{Fp8Pass, Fp8Rule, Fp8Scales, Fp8Scaling, OperandMaxima, fp8_linear};
+use bridge_kernels::{Fp8Pass, Fp8Rule, Fp8Scaling, OperandMaxima, fp8_linear};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
@@ -23,6 +23,11 @@ pub struct EightBitLayer {
 }
 
 impl EightBitLayer {
+    /// Whether each operand has one scale for all of its elements.
+    pub fn has_one_scale(&self) -> bool {
+        matches!(self.rule.scaling, Fp8Scaling::Current | Fp8Scaling::Delayed)
+    }
+
     /// Whether scales come from earlier steps, so that the layer has state.
     pub fn has_state(&self) -> bool {
         self.rule.scaling == Fp8Scaling::Delayed
@@ -69,10 +74,8 @@ impl EightBitProducts {
 
     /// `x w^T + bias`, see [`fp8_linear`].
     pub fn linear<const D: usize>(&self, x: Tensor<D>, weight_oi: Tensor<2>, bias_o: Option<Tensor<1>>) -> Tensor<D> {
-        let scales = self.scales.as_ref().map_or_else(Fp8Scales::default, |scales| {
-            let values: Vec<f32> = scales.val().without_autodiff().into_data().iter::<f32>().collect();
-            Fp8Scales { input: values[0], weight: values[1], gradient: values[2] }
-        });
+        // They stay where they are: a GPU would be waited for in each layer.
+        let scales = self.scales.as_ref().map(|scales| scales.val().without_autodiff());
         // What evaluation sees does not change how the model is trained.
         let is_noted = self.scales.is_some() && self.pass.get().is_some();
         let maxima = is_noted.then(|| Arc::clone(&self.maxima));

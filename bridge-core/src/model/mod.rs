@@ -18,6 +18,7 @@ mod declaration;
 #[cfg(test)]
 mod declaration_tests;
 mod deferred;
+mod eight_bit_cost;
 mod eight_bit_products;
 mod eight_bits;
 mod error;

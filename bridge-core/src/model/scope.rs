@@ -234,6 +234,9 @@ impl Scope {
         let (param, quantized) =
             self.declare("weight", shape, (layer.cut, initial, ParameterRole::Weight), quantization);
         let eight_bits = self.shared.adapter.as_ref().and_then(|adapter| adapter.eight_bits(self.layer));
+        if eight_bits.is_some_and(|layer| layer.has_one_scale()) {
+            self.shared.table.borrow_mut().add_cast(&self.name("weight"));
+        }
         let eight_bits = eight_bits.map(|layer| self.eight_bit_products(layer));
         LinearParameter { param, quantized, eight_bits }
     }
@@ -292,6 +295,7 @@ impl Scope {
             trainable: !self.is_frozen,
             of_adapter: self.of_adapter,
             of_last_layer: self.of_last_layer,
+            has_cast: false,
             quantization: None,
         };
         if let Some(adapter) = self.shared.adapter.as_ref().filter(|_| !declaration.is_added()) {

@@ -59,6 +59,8 @@ pub struct BucketParameter {
     pub first_segment: usize,
     /// False for a frozen parameter, which is gathered and has no gradient.
     pub is_trained: bool,
+    /// Whether it is gathered as codes of 8 bits.
+    pub is_cast: bool,
 }
 
 /// Where one parameter lies in a bucket.
@@ -81,6 +83,8 @@ pub struct Bucket {
     pub first_segment: usize,
     /// Whether its parameters are trained: a bucket of frozen ones is never reduced.
     pub is_trained: bool,
+    /// Whether its parameters are gathered as codes of 8 bits.
+    pub is_cast: bool,
     /// Its parameters.
     pub entries: Vec<BucketEntry>,
     ranks: usize,
@@ -103,6 +107,7 @@ impl Bucket {
             replicas: replicas(parameters),
             first_segment: first_segment(parameters),
             is_trained: is_trained(parameters),
+            is_cast: is_cast(parameters),
             ranks,
             part,
         }
@@ -237,12 +242,16 @@ pub struct BucketSize {
     pub first_segment: usize,
     /// Whether its parameters are trained.
     pub is_trained: bool,
+    /// Whether its parameters are gathered as codes of 8 bits.
+    pub is_cast: bool,
+    /// Its parameters.
+    pub num_parameters: usize,
     /// Elements of one rank's part, padding included.
     pub part_len: usize,
 }
 
 /// Puts the parameters of one chunk into buckets, in the order in which backward completes them. Kinds do not mix, nor do trained and
-/// frozen parameters.
+/// frozen parameters, nor those that are gathered as codes and others.
 pub fn buckets(parameters: &[BucketParameter], layout: BucketLayout) -> Vec<Bucket> {
     let groups = groups(parameters, layout.rule);
     groups.iter().map(|group| Bucket::new(group, layout.counts.of(replicas(group)), layout.padding)).collect()
@@ -254,6 +263,8 @@ pub fn bucket_sizes(parameters: &[BucketParameter], layout: BucketLayout) -> Vec
         replicas: replicas(group),
         first_segment: first_segment(group),
         is_trained: is_trained(group),
+        is_cast: is_cast(group),
+        num_parameters: group.len(),
         part_len: layout.padding.part(group, layout.counts.of(replicas(group))),
     };
     groups(parameters, layout.rule).iter().map(size).collect()
@@ -265,6 +276,10 @@ fn replicas(group: &[&BucketParameter]) -> ReplicaGroup {
 
 fn is_trained(group: &[&BucketParameter]) -> bool {
     group.iter().any(|parameter| parameter.is_trained)
+}
+
+fn is_cast(group: &[&BucketParameter]) -> bool {
+    group.iter().any(|parameter| parameter.is_cast)
 }
 
 fn first_segment(group: &[&BucketParameter]) -> usize {
@@ -284,10 +299,11 @@ fn groups(parameters: &[BucketParameter], rule: BucketRule) -> Vec<Vec<&BucketPa
         }
     };
     let mut groups = Vec::new();
-    // For each kind of replicas, frozen and trained, what is in the open bucket, and how many elements.
-    let mut open: [(Vec<&BucketParameter>, usize); 4] = Default::default();
+    // For each kind of replicas, frozen and trained, values and codes, what is in the open bucket, and how many elements.
+    let mut open: [(Vec<&BucketParameter>, usize); 8] = Default::default();
     for parameter in order {
-        let (bucket, elements) = &mut open[2 * parameter.replicas as usize + usize::from(parameter.is_trained)];
+        let kind = 2 * parameter.replicas as usize + usize::from(parameter.is_trained);
+        let (bucket, elements) = &mut open[2 * kind + usize::from(parameter.is_cast)];
         let is_other_segment = bucket.last().is_some_and(|last| last.first_segment != parameter.first_segment);
         if rule == BucketRule::Segment && is_other_segment {
             groups.push(std::mem::take(bucket));
@@ -312,7 +328,7 @@ mod tests {
 
     fn parameter(name: &str, num_elements: usize, first_segment: usize) -> BucketParameter {
         let replicas = if name.starts_with("expert") { ReplicaGroup::Expert } else { ReplicaGroup::Dense };
-        BucketParameter { name: name.into(), num_elements, replicas, first_segment, is_trained: true }
+        BucketParameter { name: name.into(), num_elements, replicas, first_segment, is_trained: true, is_cast: false }
     }
 
     #[test]
@@ -363,12 +379,18 @@ mod tests {
                         replicas: b.replicas,
                         first_segment: b.first_segment,
                         is_trained: b.is_trained,
+                        is_cast: b.is_cast,
+                        num_parameters: b.entries.len(),
                         part_len: b.part_len(),
                     })
                     .collect();
                 assert_eq!(bucket_sizes(&parameters, layout), whole, "{layout:?}");
             }
         }
+        let codes = parameters.clone().map(|p| BucketParameter { is_cast: p.name == "b", ..p });
+        let of_codes = buckets(&codes, layout(BucketRule::One));
+        let cast: Vec<bool> = of_codes.iter().map(|bucket| bucket.is_cast).collect();
+        assert!(cast.len() > 1 && cast.iter().filter(|is_cast| **is_cast).count() == 1, "{of_codes:?}");
         let mixed = parameters.clone().map(|p| BucketParameter { is_trained: p.name != "b", ..p });
         let trained: Vec<_> = buckets(&mixed, layout(BucketRule::One)).iter().map(|b| b.is_trained).collect();
         assert_eq!(

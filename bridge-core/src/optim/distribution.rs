@@ -128,6 +128,7 @@ impl Distribution {
                         replicas: parameter.placement.replicas,
                         first_segment: parameter.segments[0],
                         is_trained: parameter.trainable,
+                        is_cast: parameter.has_cast && settings.gathers_codes(),
                     })
                     .collect();
                 buckets(&parameters, layout)

@@ -159,6 +159,7 @@ mod tests {
             trainable: !name.starts_with("frozen"),
             of_adapter: false,
             of_last_layer: false,
+            has_cast: false,
             quantization: None,
         }
     }

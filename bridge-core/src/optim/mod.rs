@@ -2,15 +2,18 @@
 //!
 //! With many ranks: `bucket` has the layout of gradients and parameters that travel together, `settings` says what is divided and when,
 //! `distribution` who reduces, owns and counts which parameter, `sharing` which ranks hold the same, `reducer` adds gradients up while backward
-//! goes on, `sharded` gathers parameters of which each rank updates a part. `slot` is what is kept of a parameter, `scales` what ranks agree on where that
+//! goes on, `sharded` gathers parameters of which each rank updates a part, `cast_gather` weights as codes of 8 bits; `frozen` reads and writes what is not
+//! trained. `slot` is what is kept of a parameter, `scales` what ranks agree on where that
 //! is in units of a scale, `offload` what of it is in host memory though the parameter is on a GPU.
 //!
 //! The fused arithmetic of updates is in bridge-kernels; which learning rate and decay hold at a step is in
 //! [`crate::schedule`].
 
 mod bucket;
+mod cast_gather;
 mod distribution;
 mod flat;
+mod frozen;
 mod gradients;
 mod groups;
 mod offload;
@@ -45,6 +48,6 @@ pub use optimizer::{CutParameter, GroupRates, Optimizer, OptimizerSettings, Step
 pub use reducer::{GradientPart, GradientReducer, OwnGradients, ReductionTimes, Wire};
 pub(crate) use saved::MASTER;
 pub use saved::OptimizerState;
-pub use settings::{Averaging, DistributionSettings, Gather, Reduction, Sharding};
+pub use settings::{Averaging, CastWeights, DistributionSettings, Gather, Reduction, Sharding};
 pub use sharded::ShardedParameters;
 pub use sharing::ROW_COPIES;

@@ -43,9 +43,16 @@ pub struct DistributionSettings {
     pub average: Averaging,
     /// Whether parameters are gathered while others are computed with.
     pub gather: Gather,
+    /// As what weights are gathered that their layers cast to 8 bits, where parameters are sharded.
+    pub cast_weights: CastWeights,
 }
 
 impl DistributionSettings {
+    /// Whether weights are gathered as codes: where they are sharded, so that each rank keeps the values of what it owns.
+    pub fn gathers_codes(&self) -> bool {
+        self.cast_weights == CastWeights::Codes && self.sharding == Sharding::Full
+    }
+
     /// How buckets are made that are divided over so many ranks.
     pub fn layout(&self, counts: ShardCounts) -> BucketLayout {
         let rule = if self.sharding.divides_gradients() { BucketRule::Segment } else { self.bucket_rule };
@@ -63,6 +70,7 @@ impl Default for DistributionSettings {
             reduction: Reduction::Waiting,
             average: Averaging::InLoss,
             gather: Gather::Waiting,
+            cast_weights: CastWeights::Values,
         }
     }
 }
@@ -85,6 +93,16 @@ pub enum Gather {
     Waiting,
     /// While the next forward pass runs; those of the next region while one runs, where they are sharded (`ddp.overlap_param_gather`).
     DuringForward,
+}
+
+/// As what weights travel that layers cast to 8 bits with one scale.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CastWeights {
+    /// As all parameters do.
+    #[default]
+    Values,
+    /// As codes, which ranks make of what they own with one scale (`ddp.fp8_param_gather`).
+    Codes,
 }
 
 /// Who divides gradients by the number of data-parallel ranks.

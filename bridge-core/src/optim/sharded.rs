@@ -6,18 +6,19 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bridge_dist::comm::{CommError, HostBuffer, ReduceOp, Request};
+use bridge_dist::comm::{CommError, HostBuffer, Request};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use half::{bf16, f16};
 
 use super::bucket::{Bucket, BucketEntry};
+use super::cast_gather::{CastGather, Casts, decoded};
 use super::distribution::Distribution;
 use super::flat::{bytes_of, detached_part, part};
 use super::settings::{Gather, Sharding};
 use crate::model::{DeferredParameters, ModelChunk, Replacement};
 
 /// Where the parameters of a bucket are.
-enum BucketState {
+pub(super) enum BucketState {
     /// In the chunk.
     Whole,
     /// On their way.
@@ -27,22 +28,25 @@ enum BucketState {
 }
 
 /// A bucket on its way, and what its parameters are.
-struct Gathering {
+pub(super) struct Gathering {
     request: Request,
     device: Device,
     dtype: DType,
+    /// Of weights that travel as codes.
+    casts: Casts,
 }
 
 /// The parameters of a rank's chunks, as far as their optimizer state is sharded.
 pub struct ShardedParameters {
-    distribution: Arc<Distribution>,
+    pub(super) distribution: Arc<Distribution>,
     /// What this rank owns, where parameters themselves are sharded.
-    shards: BTreeMap<String, Tensor<1>>,
+    pub(super) shards: BTreeMap<String, Tensor<1>>,
     /// For each chunk and bucket.
-    states: Vec<Vec<BucketState>>,
+    pub(super) states: Vec<Vec<BucketState>>,
     /// For each chunk and segment the buckets with parameters it uses.
     uses: Vec<Vec<Vec<usize>>>,
     waited: Duration,
+    pub(super) casts: CastGather,
 }
 
 impl std::fmt::Debug for ShardedParameters {
@@ -60,7 +64,8 @@ impl ShardedParameters {
         let uses =
             chunks.iter().enumerate().map(|(i, chunk)| buckets_of_segments(chunk.as_ref(), distribution.buckets(i)));
         let uses = uses.collect();
-        Self { distribution, shards: BTreeMap::new(), states, uses, waited: Duration::ZERO }
+        let (shards, casts) = (BTreeMap::new(), CastGather::default());
+        Self { distribution, shards, states, uses, waited: Duration::ZERO, casts }
     }
 
     /// What is divided among data-parallel ranks.
@@ -135,7 +140,24 @@ impl ShardedParameters {
         for (index, chunk) in chunks.iter_mut().enumerate() {
             // As forward uses them: all ranks gather in one order.
             let all: Vec<usize> = (0..self.states[index].len()).rev().collect();
+            self.gather_values(index, chunk.as_mut(), &all)?;
             self.need_buckets(index, chunk.as_mut(), &all)?;
+        }
+        Ok(())
+    }
+
+    /// Starts to gather the values of weights that otherwise travel as codes, which only their layers may take for them.
+    fn gather_values(&mut self, index: usize, chunk: &mut dyn ModelChunk, buckets: &[usize]) -> Result<(), CommError> {
+        let distribution = Arc::clone(&self.distribution);
+        for &number in buckets {
+            let bucket = &distribution.buckets(index)[number];
+            if bucket.is_cast {
+                if matches!(self.states[index][number], BucketState::Gathering(_)) {
+                    self.need_buckets(index, chunk, &[number])?;
+                }
+                let gathering = self.start(bucket, |name| self.shards.get(name).cloned())?;
+                self.states[index][number] = BucketState::Gathering(gathering);
+            }
         }
         Ok(())
     }
@@ -148,7 +170,7 @@ impl ShardedParameters {
         }
         for (index, chunk) in chunks.iter_mut().enumerate() {
             let in_buckets = names_in(self.distribution.buckets(index));
-            let (distribution, shards) = (&self.distribution, &mut self.shards);
+            let (distribution, shards, casts) = (&self.distribution, &mut self.shards, &mut self.casts);
             chunk.update_parameters(&mut |name, value| {
                 let value = match deferred.take(name) {
                     Some(make) => {
@@ -157,6 +179,7 @@ impl ShardedParameters {
                     }
                     None => value,
                 };
+                casts.take_scales(name, || value.clone().into_data().iter::<f32>().collect());
                 if let Some(range) = distribution.shard_range(name) {
                     shards.insert(name.to_owned(), detached_part(value.clone(), &range));
                 }
@@ -195,84 +218,9 @@ impl ShardedParameters {
         }
     }
 
-    /// Parameters of `chunk` that are not trained, whole, in the order of `names`. All ranks that share them call this together.
-    ///
-    /// # Errors
-    /// If parts of one cannot be gathered.
-    ///
-    /// # Panics
-    /// If a name is not one of the chunk's.
-    pub fn frozen_values(&self, chunk: &dyn ModelChunk, names: &[&str]) -> Result<Vec<Vec<f32>>, CommError> {
-        let floats = |value: Tensor<1>| value.into_data().iter::<f32>().collect::<Vec<f32>>();
-        let part_of = |name: &str| self.shards.get(name).zip(self.distribution.shard_range(name));
-        let mut whole = BTreeMap::new();
-        let wanted: BTreeSet<&str> = names.iter().copied().filter(|name| part_of(name).is_none()).collect();
-        chunk.visit_wanted(&|name| wanted.contains(name), &mut |name, value| {
-            whole.insert(name.to_owned(), floats(value));
-        });
-        let value = |name: &&str| {
-            let Some((shard, range)) = part_of(name) else {
-                return Ok(whole.remove(*name).expect("a parameter of the chunk"));
-            };
-            let declaration = chunk.parameters().iter().find(|parameter| parameter.name == *name);
-            let declaration = declaration.expect("a parameter of the chunk");
-            let mut values = vec![0.0; declaration.num_elements()];
-            values[range].copy_from_slice(&floats(shard.clone()));
-            let group = self.distribution.shards(declaration.placement.replicas);
-            group.all_reduce((&mut values).into(), ReduceOp::Sum)?;
-            Ok(values)
-        };
-        names.iter().map(value).collect()
-    }
-
-    /// Changes parameters of a chunk that are not trained, wherever this rank has them. All ranks that share one give it the same value.
-    ///
-    /// # Errors
-    /// If a parameter is on its way and does not arrive.
-    ///
-    /// # Panics
-    /// If a name is not one of the chunk's.
-    pub fn set_frozen(
-        &mut self,
-        (index, chunk): (usize, &mut dyn ModelChunk),
-        values: &BTreeMap<String, Vec<f64>>,
-    ) -> Result<(), CommError> {
-        let tensor = |like: &Tensor<1>, values: &[f64]| {
-            let data = TensorData::new(values.to_vec(), [values.len()]).convert_dtype(like.dtype());
-            Tensor::<1>::from_data(data, (&like.device(), like.dtype()))
-        };
-        let distribution = Arc::clone(&self.distribution);
-        let mut released = BTreeSet::new();
-        for (number, bucket) in distribution.buckets(index).iter().enumerate() {
-            let here =
-                || bucket.entries.iter().map(|entry| entry.name.as_str()).filter(|name| values.contains_key(*name));
-            if here().next().is_none() {
-                continue;
-            }
-            if matches!(self.states[index][number], BucketState::Gathering(_)) {
-                self.need_buckets(index, chunk, &[number])?;
-            }
-            if matches!(self.states[index][number], BucketState::Released) {
-                released.extend(here());
-            }
-        }
-        for (name, value) in values {
-            if let Some((shard, range)) = self.shards.get_mut(name).zip(distribution.shard_range(name)) {
-                *shard = tensor(shard, &value[range]);
-            }
-        }
-        let whole = values.keys().map(String::as_str).filter(|name| !released.contains(name));
-        let whole: BTreeSet<&str> = whole.collect();
-        let mut replacements = BTreeMap::new();
-        chunk.visit_wanted(&|name| whole.contains(name), &mut |name, value| {
-            let name = *whole.get(name).expect("it was asked for");
-            replacements.insert(name, Replacement::Value(tensor(&value, &values[name])));
-        });
-        assert_eq!(replacements.len(), whole.len(), "all are parameters of the chunk");
-        if !replacements.is_empty() {
-            chunk.replace_parameters(replacements);
-        }
-        Ok(())
+    /// The largest magnitudes of what this rank owns of weights whose layers see what codes stand for, by name, since the last call.
+    pub fn take_cast_maxima(&mut self) -> BTreeMap<String, f32> {
+        self.casts.take_noted()
     }
 
     /// Time spent waiting for parameters since the last call.
@@ -314,6 +262,10 @@ impl ShardedParameters {
         mut updated: BTreeMap<String, Tensor<1>>,
     ) -> Result<(), CommError> {
         let distribution = Arc::clone(&self.distribution);
+        self.casts.forget();
+        for (name, value) in &updated {
+            self.casts.take_scales(name, || value.clone().into_data().iter::<f32>().collect());
+        }
         for (index, chunk) in chunks.iter_mut().enumerate() {
             let in_buckets = names_in(distribution.buckets(index));
             // What is in no bucket is whole.
@@ -344,7 +296,12 @@ impl ShardedParameters {
         used.into_iter().rev().collect()
     }
 
-    fn need_buckets(&mut self, index: usize, chunk: &mut dyn ModelChunk, buckets: &[usize]) -> Result<(), CommError> {
+    pub(super) fn need_buckets(
+        &mut self,
+        index: usize,
+        chunk: &mut dyn ModelChunk,
+        buckets: &[usize],
+    ) -> Result<(), CommError> {
         let distribution = Arc::clone(&self.distribution);
         for &number in buckets {
             self.start_released(index, number)?;
@@ -353,13 +310,16 @@ impl ShardedParameters {
         for &number in buckets {
             let state = &mut self.states[index][number];
             if let BucketState::Gathering(gathering) = std::mem::replace(state, BucketState::Whole) {
-                let Gathering { request, device, dtype } = gathering;
+                let Gathering { request, device, dtype, casts } = gathering;
                 let waiting = Instant::now();
                 let gathered = request.wait()?;
                 self.waited += waiting.elapsed();
                 let bucket = &distribution.buckets(index)[number];
-                for entry in &bucket.entries {
-                    let value = one_of(bucket, entry, &gathered, (&device, dtype));
+                for (place, entry) in bucket.entries.iter().enumerate() {
+                    let value = match &gathered {
+                        HostBuffer::U8(codes) => decoded((bucket, entry), codes, casts[place], (&device, dtype)),
+                        gathered => one_of(bucket, entry, gathered, (&device, dtype)),
+                    };
                     values.insert(entry.name.as_str(), Replacement::Value(value));
                 }
             }
@@ -373,10 +333,23 @@ impl ShardedParameters {
     fn start_released(&mut self, index: usize, number: usize) -> Result<(), CommError> {
         if matches!(self.states[index][number], BucketState::Released) {
             let distribution = Arc::clone(&self.distribution);
-            let gathering = self.start(&distribution.buckets(index)[number], |name| self.shards.get(name).cloned())?;
+            let bucket = &distribution.buckets(index)[number];
+            let gathering = match bucket.is_cast {
+                true => self.start_codes(bucket)?,
+                false => self.start(bucket, |name| self.shards.get(name).cloned())?,
+            };
             self.states[index][number] = BucketState::Gathering(gathering);
         }
         Ok(())
+    }
+
+    /// Starts to gather one bucket of weights as codes.
+    fn start_codes(&mut self, bucket: &Bucket) -> Result<Gathering, CommError> {
+        let first = &self.shards[&bucket.entries.first().expect("no bucket is empty").name];
+        let (device, dtype) = (first.device(), first.dtype());
+        let (part, casts) = self.casts.encode(bucket, &self.distribution, &self.shards)?;
+        let request = self.distribution.shards(bucket.replicas).start_all_gather(part)?;
+        Ok(Gathering { request, device, dtype, casts })
     }
 
     /// Starts to gather one bucket from the ranges that `owned` gives.
@@ -391,7 +364,7 @@ impl ShardedParameters {
         let places = bucket.entries.iter().map(|entry| bucket.within_part(entry, rank));
         let parts: Vec<(Range<usize>, TensorData)> = places.zip(owned.into_iter().map(Tensor::into_data)).collect();
         let request = group.start_all_gather(concatenate(&parts, bucket.part_len()))?;
-        Ok(Gathering { request, device, dtype })
+        Ok(Gathering { request, device, dtype, casts: Casts::new() })
     }
 }
 

@@ -6,7 +6,8 @@ use crate::config::{self, DType, RunConfig};
 use crate::model::SegmentRole;
 use crate::optim::rules::{Format, MasterFormat, State, StateFormats};
 use crate::optim::{
-    Averaging, BucketPadding, BucketRule, DistributionSettings, Gather, OffloadSettings, Reduction, Sharding, Transfers,
+    Averaging, BucketPadding, BucketRule, CastWeights, DistributionSettings, Gather, OffloadSettings, Reduction,
+    Sharding, Transfers,
 };
 
 /// Where the recipe gives no bucket size: Megatron's default, in elements, but several buckets also for a model that is smaller than that.
@@ -36,6 +37,7 @@ pub(crate) fn distribution(config: &RunConfig) -> DistributionSettings {
         reduction: if ddp.overlap_grad_reduce { Reduction::DuringBackward } else { Reduction::Waiting },
         average: if ddp.average_in_collective { Averaging::InCollective } else { Averaging::InLoss },
         gather: if ddp.overlap_param_gather { Gather::DuringForward } else { Gather::Waiting },
+        cast_weights: if ddp.fp8_param_gather { CastWeights::Codes } else { CastWeights::Values },
     }
 }
 

@@ -304,6 +304,7 @@ fn workload(config: &RunConfig, layout: &Layout, bytes: &ElementBytes, padded_vo
         documents: config.dataset.reset_attention_mask,
         on_cpu: config.computes_on_cpu(),
         padded_vocab_size: padded_vocab,
+        eight_bits: None,
     }
 }
 

@@ -209,9 +209,7 @@ fn forward_backward(run: &mut TrainingRun, data: &mut StepData) -> Result<PassEn
     run.training.reducer.clear();
     run.training.inspector.restart();
     // Magnitudes of a pass that is made again do not count.
-    run.training.chunks.iter().flat_map(|chunk| chunk.noting_layers()).for_each(|layer| {
-        let _ = layer.maxima.take();
-    });
+    run.training.chunks.iter().flat_map(|chunk| chunk.noting_layers()).for_each(|layer| layer.maxima.forget());
     run.training.stream_gradients.restart();
     run.exits.begin_step();
     let per_token = run.config.model.calculate_per_token_loss;

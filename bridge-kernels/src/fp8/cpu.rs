@@ -35,7 +35,7 @@ pub(crate) struct Decoded {
 
 impl Codes {
     /// Casts `x`, row-major.
-    pub fn new(x: &[f32], shape: [usize; 2], format: Fp8Format, share: Share) -> Self {
+    pub fn new(x: &[f32], shape: [usize; 2], format: Fp8Format, share: Share<f32>) -> Self {
         let [rows, columns] = shape;
         let (block, largest, scale) = match share {
             Share::Block(block) => (block, None, None),
@@ -109,7 +109,7 @@ impl Decoded {
 
 /// The code of `x` times a scale. What is infinite becomes NaN: saturated, an overflow would pass for a value, and the step would count.
 #[inline(always)]
-fn cast(format: Fp8Format, x: f32, scale: f32) -> u8 {
+pub(super) fn cast(format: Fp8Format, x: f32, scale: f32) -> u8 {
     format.code(if x.is_infinite() { f32::NAN } else { x * scale })
 }
 

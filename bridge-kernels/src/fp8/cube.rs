@@ -81,9 +81,15 @@ fn magnitudes<X: Float>(x: &[X], parts: &mut [u32], #[comptime] units: usize, #[
     }
 }
 
-/// `scales`: by what a tensor is multiplied before it is cast, the inverse, and the largest magnitude. The first is `given`, unless that is zero. One cube.
+/// `scales`: by what a tensor is multiplied before it is cast, the inverse, and the largest magnitude. One cube.
 #[cube(launch)]
-fn make_scales(parts: &[u32], scales: &mut [f32], given: f32, #[comptime] most: u32, #[comptime] units: usize) {
+fn make_scales(
+    parts: &[u32],
+    scales: &mut [f32],
+    given: ComptimeOption<&[f32]>,
+    #[comptime] most: u32,
+    #[comptime] units: usize,
+) {
     if CUBE_POS > 0 {
         terminate!();
     }
@@ -93,13 +99,16 @@ fn make_scales(parts: &[u32], scales: &mut [f32], given: f32, #[comptime] most: 
     }
     let bits = cube_max_bits(bits, units);
     if UNIT_POS == 0 {
-        let mut scale = given;
-        if given == 0.0f32 {
-            scale = 1.0f32;
-            if bits > 0u32 && bits < INFINITE {
-                scale = f32::new(comptime!(f32::from_bits(most))) / f32::reinterpret(bits);
-                if (u32::reinterpret(scale) & MAGNITUDE) >= INFINITE {
-                    scale = f32::new(f32::MAX);
+        let mut scale = 1.0f32;
+        #[comptime]
+        match given {
+            ComptimeOption::Some(given) => scale = given[0],
+            ComptimeOption::None => {
+                if bits > 0u32 && bits < INFINITE {
+                    scale = f32::new(comptime!(f32::from_bits(most))) / f32::reinterpret(bits);
+                    if (u32::reinterpret(scale) & MAGNITUDE) >= INFINITE {
+                        scale = f32::new(f32::MAX);
+                    }
                 }
             }
         }
@@ -205,8 +214,8 @@ pub(super) struct OneScale {
 }
 
 impl OneScale {
-    /// With the scale that is given, or that of the largest magnitude.
-    pub fn new(x: &Buffer, format: Fp8Format, given: Option<f32>) -> Self {
+    /// With the scale that is given, `[1]`, or that of the largest magnitude.
+    pub fn new(x: &Buffer, format: Fp8Format, given: Option<&Buffer>) -> Self {
         let (_, dim, units) = x.cube_per_row(1, usize::MAX);
         let parts = x.uninitialised([x.len().div_ceil(units).min(MOST_CUBES)], DType::U32);
         let (client, count) = (&x.0.client, parts.len() as u32);
@@ -218,7 +227,7 @@ impl OneScale {
             dim,
             parts.arg(),
             scales.arg(),
-            given.unwrap_or(0.0),
+            given.map(Buffer::arg).into(),
             format.largest().to_bits(),
             units,
         );

@@ -1,10 +1,12 @@
 //! Linear layers in 8 bits on Flex tensors.
 
+use std::sync::Arc;
+
 use burn::tensor::Tensor;
 
-use super::Fp8Pass;
 use super::cpu::{self as kernel, Codes, Decoded};
 use super::rule::Operand;
+use super::{Fp8Pass, Fp8Rule, OperandMaxima};
 use crate::cpu::gemm::Matrix;
 use crate::flex::{Values, gradient, inputs, tensor};
 use crate::linear::cpu as linear;
@@ -24,10 +26,29 @@ fn widened<const D: usize>(x: &Tensor<D>) -> Values {
     Values::contiguous_of(&widen(x.clone())).expect("it was on Flex")
 }
 
-impl Fp8Pass {
+/// A pass whose scales are on the host.
+#[derive(Clone)]
+struct HostPass {
+    rule: Fp8Rule,
+    scales: Option<[f32; 3]>,
+    maxima: Option<Arc<OperandMaxima>>,
+}
+
+impl HostPass {
+    /// `None` if the scales are somewhere else.
+    fn of(pass: &Fp8Pass) -> Option<Self> {
+        let read =
+            |scales: &Tensor<1>| Some(Values::contiguous_of(scales)?.slice().try_into().expect("three operands"));
+        let scales = match &pass.scales {
+            Some(scales) => Some(read(scales)?),
+            None => None,
+        };
+        Some(Self { rule: pass.rule, scales, maxima: pass.maxima.clone() })
+    }
+
     /// Casts an operand and notes its largest magnitude.
     fn cast(&self, x: &[f32], shape: [usize; 2], operand: Operand) -> Codes {
-        let codes = Codes::new(x, shape, self.rule.format(operand), self.rule.share(operand, self.scales));
+        let codes = Codes::new(x, shape, self.rule.format(operand), self.rule.share(operand, self.scales.as_ref()));
         if let Some((maxima, largest)) = self.maxima.as_ref().zip(codes.largest) {
             maxima.note(operand, largest);
         }
@@ -74,6 +95,7 @@ pub(super) fn fp8_linear<const D: usize>(
     (pass, kept): (&Fp8Pass, (Tensor<D>, Tensor<2>)),
 ) -> Option<Tensor<D>> {
     let (x_values, weight) = (Values::contiguous_of(x)?, Values::contiguous_of(weight_oi)?);
+    let pass = HostPass::of(pass)?;
     let (kept_x, kept_weight) = kept;
     let bias = Values::of_bias(bias_o)?;
     let ([outputs, width], dims, mut shape) = (weight_oi.dims(), x.dims(), x.dims());
@@ -91,7 +113,7 @@ pub(super) fn fp8_linear<const D: usize>(
         (true, false) => KeptInput::Codes(pass.cast(x_values.slice(), x_shape, Operand::InputAcross)),
     });
     let weight = x.is_tracked().then_some(kept_weight);
-    let (pass, bias_tracked) = (pass.clone(), bias_o.map(Tensor::is_tracked));
+    let bias_tracked = bias_o.map(Tensor::is_tracked);
     Some(vjp::attach_some(tensor(y, shape), inputs(x, weight_oi, bias_o), move |dy: Tensor<D>| {
         let dy = Values::of_gradient(dy);
         let (weight, kept) = (weight.map(|weight| (weight, weight_shape)), kept.map(|kept| (kept, x_shape)));

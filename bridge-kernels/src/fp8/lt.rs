@@ -6,6 +6,7 @@ use burn::tensor::{DType, Tensor};
 
 use super::Fp8Pass;
 use super::cube::{Codes, OneScale};
+use super::reference::DevicePass;
 use super::rule::{Operand, Share};
 use crate::cube::Buffer;
 use crate::flex::inputs as inputs_of;
@@ -32,11 +33,15 @@ fn product<T: Table>(table: &T, [a, b]: [Codes; 2], result: DType, bias_n: Optio
 }
 
 /// How an operand with one scale becomes codes; its largest magnitude is noted. `None` for others.
-fn one_scale(pass: &Fp8Pass, x: &Buffer, operand: Operand) -> Option<OneScale> {
-    let Share::Tensor(given) = pass.rule.share(operand, pass.scales) else { return None };
-    let scale = OneScale::new(x, pass.rule.format(operand), given);
-    if let Some(maxima) = &pass.maxima {
-        maxima.note_on_device(operand, scale.largest());
+fn one_scale(pass: &DevicePass, x: &Buffer, operand: Operand) -> Option<OneScale> {
+    let Share::Tensor(given) = pass.share(operand) else { return None };
+    let given = match &given {
+        Some(given) => Some(Buffer::of_f32(given)?),
+        None => None,
+    };
+    let scale = OneScale::new(x, pass.0.rule.format(operand), given.as_ref());
+    if let Some(maxima) = &pass.0.maxima {
+        maxima.note_tensor(operand, scale.largest());
     }
     Some(scale)
 }
@@ -53,9 +58,9 @@ pub(super) fn fp8_linear<T: Table, const D: usize>(
     let is_one_dtype = weight_oi.dtype() == dtype && bias_o.is_none_or(|bias| bias.dtype() == dtype);
     (pass.rule.is_one_cast() && is_one_dtype).then_some(())?;
     let rows: usize = dims[..D - 1].iter().product();
-    let (x_ni, weight) = (Buffer::of(x)?, Buffer::of(weight_oi)?);
-    let of_x = one_scale(pass, &x_ni, Operand::Input)?;
-    let of_weight = one_scale(pass, &weight, Operand::Weight)?;
+    let (x_ni, weight, pass) = (Buffer::of(x)?, Buffer::of(weight_oi)?, pass.on_device());
+    let of_x = one_scale(&pass, &x_ni, Operand::Input)?;
+    let of_weight = one_scale(&pass, &weight, Operand::Weight)?;
     let codes = [of_x.along(&x_ni, [rows, inputs]), of_weight.along(&weight, [outputs, inputs])];
     let bias = bias_o.map(|bias| bias.clone().without_autodiff());
     let y = product(table, codes, dtype, bias.as_ref())?;
@@ -63,7 +68,7 @@ pub(super) fn fp8_linear<T: Table, const D: usize>(
     shape[D - 1] = outputs;
     let backward = Backward {
         table: table.clone(),
-        pass: pass.clone(),
+        pass,
         sizes: [rows, inputs, outputs],
         dims,
         x: weight_oi.is_tracked().then(|| (Kept::of(x), of_x)),
@@ -77,7 +82,7 @@ pub(super) fn fp8_linear<T: Table, const D: usize>(
 /// The backward of a layer. What a frozen input would need is not kept.
 struct Backward<T, const D: usize> {
     table: T,
-    pass: Fp8Pass,
+    pass: DevicePass,
     /// Rows, inputs, outputs.
     sizes: [usize; 3],
     dims: [usize; D],
@@ -99,19 +104,19 @@ impl<T: Table, const D: usize> Backward<T, D> {
             let codes = [of_dy.along(&dy, [rows, outputs]), of_weight.across(&weight, [outputs, inputs])];
             let emulated = || {
                 let dy = pass.rounded(widen(dy_no.clone()), Operand::Gradient);
-                narrow(dy.matmul(pass.rounded(widen(weight.tensor()), Operand::WeightAcross)), dtype)
+                narrow(dy.times(pass.rounded(widen(weight.tensor()), Operand::WeightAcross)), dtype)
             };
             product(&table, codes, dtype, None).unwrap_or_else(emulated).reshape(dims).into_dispatch()
         });
         let dw = x.map(|(x, of_x)| {
             let x_ni: Tensor<2> = x.into_tensor::<D>().reshape([rows, inputs]);
-            let dw = match pass.rule.weight_gradient {
+            let dw = match pass.0.rule.weight_gradient {
                 true => {
                     let x = Buffer::of(&x_ni).expect("the forward had it");
                     let codes = [of_dy.across(&dy, [rows, outputs]), of_x.across(&x, [rows, inputs])];
                     product(&table, codes, dtype, None).unwrap_or_else(|| {
                         let dy = pass.rounded(widen(dy_no.clone()), Operand::GradientAcross);
-                        narrow(dy.transpose().matmul(pass.rounded(widen(x_ni), Operand::InputAcross)), dtype)
+                        narrow(dy.transposed().times(pass.rounded(widen(x_ni), Operand::InputAcross)), dtype)
                     })
                 }
                 false => {

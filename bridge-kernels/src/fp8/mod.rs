@@ -1,10 +1,10 @@
 //! Linear layers whose products are made of 8-bit floats (Micikevicius et al., arXiv:2209.05433), as Transformer Engine's recipes make them.
 //!
 //! On CUDA devices with 8-bit matrix units, products of operands with one scale each are cuBLASLt's ([`Fp8Scaling::Current`] and
-//! [`Fp8Scaling::Delayed`]): scales are made, and operands cast, on the device. Other products are emulated: operands are cast to 8 bits, and what codes stand for
-//! is multiplied in float32. That is what 8-bit matrix units compute, up to the order in which they add. On the CPU the input is kept for backward in 8
-//! bits, if the weight's gradient is made of such operands ([`Fp8Rule::weight_gradient`]). Elsewhere inputs and weights are kept as they are, and scales of
-//! what is emulated are made on the host, which is slow.
+//! [`Fp8Scaling::Delayed`]). Other products are emulated: operands are cast to 8 bits, and what codes stand for is multiplied in float32. That is what 8-bit
+//! matrix units compute, up to the order in which they add. On the CPU the input is kept for backward in 8 bits, if the weight's gradient is made of
+//! such operands ([`Fp8Rule::weight_gradient`]). Elsewhere inputs and weights are kept as they are; scales and magnitudes stay on the device, so nothing waits
+//! for it, and casts that are emulated are plain operations there.
 
 mod cpu;
 #[cfg(feature = "cube")]
@@ -17,6 +17,7 @@ mod reference;
 mod rule;
 #[cfg(test)]
 mod tests;
+mod weight_cast;
 
 use std::sync::Arc;
 
@@ -27,19 +28,20 @@ use crate::linear::check;
 use crate::lt::Table;
 #[cfg(feature = "cuda")]
 use crate::lt::cuda::CublasLt;
-use crate::precision::{narrow, widen};
+use crate::precision::{float32, narrow};
 
 pub use format::Fp8Format;
 pub use reference::reference;
-pub use rule::{Fp8Rule, Fp8Scales, Fp8Scaling, OperandMaxima};
+pub use rule::{Fp8Rule, Fp8Scaling, OperandMaxima};
+pub use weight_cast::WeightCast;
 
 /// What a linear layer does in 8 bits, in one pass.
 #[derive(Clone, Debug)]
 pub struct Fp8Pass {
     /// How operands are cast.
     pub rule: Fp8Rule,
-    /// The scales, for a rule that is given them.
-    pub scales: Fp8Scales,
+    /// `[3]`, float32, on the device of the operands: the scales of input, weight and gradient, for [`Fp8Scaling::Delayed`].
+    pub scales: Option<Tensor<1>>,
     /// Where the largest magnitudes of operands are noted, forward and backward.
     pub maxima: Option<Arc<OperandMaxima>>,
 }
@@ -51,7 +53,7 @@ pub struct Fp8Pass {
 /// `x` `[.., i]`, `weight_oi` `[o, i]`, `bias_o` `[o]` -> `[.., o]`.
 ///
 /// # Panics
-/// If the sizes do not fit each other.
+/// If the sizes do not fit each other, or scales that the rule is given are missing.
 pub fn fp8_linear<const D: usize>(
     x: Tensor<D>,
     weight_oi: Tensor<2>,
@@ -68,9 +70,9 @@ pub fn fp8_linear<const D: usize>(
     let dtype = x.dtype();
     // What backward reads again is kept as it is, not widened.
     let kept = (x.clone().without_autodiff(), weight_oi.clone().without_autodiff());
-    let (x, weight_oi, bias_o) = (widen(x), widen(weight_oi), bias_o.map(widen));
-    let y = flex::fp8_linear(&x, &weight_oi, bias_o.as_ref(), (pass, kept));
-    narrow(y.unwrap_or_else(|| reference(x, weight_oi, bias_o, pass)), dtype)
+    let (x, weight_oi, bias_o) = (float32(x), float32(weight_oi), bias_o.map(float32));
+    let y = flex::fp8_linear(&x, &weight_oi, bias_o.as_ref(), (pass, kept.clone()));
+    narrow(y.unwrap_or_else(|| reference::plain(x, weight_oi, bias_o, (pass, kept))), dtype)
 }
 
 /// [`fp8_linear`] by the products of a table, for tensors of a CubeCL device; those of backward that it does not have are emulated. `None` where this does not

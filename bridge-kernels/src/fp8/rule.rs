@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use burn::tensor::Tensor;
 
 use super::format::Fp8Format;
-use crate::reads::read_together;
+use crate::read_together;
 
 /// How the three products of a linear layer are made: of the output, of the input's gradient, of the weight's gradient.
 ///
@@ -26,7 +26,7 @@ pub struct Fp8Rule {
 pub enum Fp8Scaling {
     /// One for each tensor, from its own largest magnitude.
     Current,
-    /// One for each tensor, given ([`Fp8Scales`]): from the magnitudes of earlier steps.
+    /// One for each tensor, given ([`Fp8Pass::scales`](super::Fp8Pass::scales)): from the magnitudes of earlier steps.
     Delayed,
     /// A power of two for every 32 elements along the sum (Rouhani et al., arXiv:2310.10537).
     Microscaling,
@@ -62,11 +62,11 @@ impl Operand {
     }
 }
 
-/// Elements that share a scale.
+/// Elements that share a scale, which is a number on the host or a tensor on the device.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Share {
+pub(super) enum Share<T> {
     /// All of them; the scale, if it is given.
-    Tensor(Option<f32>),
+    Tensor(Option<T>),
     /// Rows and columns of a block.
     Block([usize; 2]),
 }
@@ -79,12 +79,19 @@ impl Fp8Rule {
         }
     }
 
-    pub(super) const fn share(self, operand: Operand, scales: Fp8Scales) -> Share {
+    /// Of an operand; `scales` are those of input, weight and gradient, for scales that are given.
+    ///
+    /// # Panics
+    /// If scales are given and there are none.
+    pub(super) fn share<T: Clone>(self, operand: Operand, scales: Option<&[T; 3]>) -> Share<T> {
         let is_across = matches!(operand, Operand::WeightAcross | Operand::GradientAcross | Operand::InputAcross);
         let is_weight = matches!(operand, Operand::Weight | Operand::WeightAcross);
         match self.scaling {
             Fp8Scaling::Current => Share::Tensor(None),
-            Fp8Scaling::Delayed => Share::Tensor(Some(scales.of(operand))),
+            Fp8Scaling::Delayed => {
+                let scales = scales.expect("scales of earlier steps are given");
+                Share::Tensor(Some(scales[operand.place()].clone()))
+            }
             Fp8Scaling::Microscaling => Share::Block(if is_across { [32, 1] } else { [1, 32] }),
             Fp8Scaling::Blockwise if is_weight => Share::Block([128, 128]),
             Fp8Scaling::Blockwise => Share::Block(if is_across { [128, 1] } else { [1, 128] }),
@@ -97,62 +104,68 @@ impl Fp8Rule {
     }
 }
 
-/// The scales of [`Fp8Scaling::Delayed`], which other scalings do not read.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Fp8Scales {
-    /// Of the input.
-    pub input: f32,
-    /// Of the weight.
-    pub weight: f32,
-    /// Of the output's gradient.
-    pub gradient: f32,
-}
-
-impl Default for Fp8Scales {
-    /// Those before there is any history.
-    fn default() -> Self {
-        Self { input: 1.0, weight: 1.0, gradient: 1.0 }
-    }
-}
-
-impl Fp8Scales {
-    const fn of(self, operand: Operand) -> f32 {
-        [self.input, self.weight, self.gradient][operand.place()]
-    }
-}
-
 /// The largest magnitudes of a layer's operands (input, weight, gradient) since they were last taken: what delayed scales are made of.
+///
+/// Those of tensors on a GPU stay there until they are taken, so that noting them waits for nothing.
 #[derive(Debug, Default)]
 pub struct OperandMaxima {
-    seen: [AtomicU32; 3],
-    /// Those that a device has not been asked for yet, `[1]` each: reading one waits for all that the device was given before.
-    on_device: Mutex<Vec<(Operand, Tensor<1>)>>,
+    host: [AtomicU32; 3],
+    device: Mutex<[Option<Tensor<1>>; 3]>,
+}
+
+/// Floats that are not negative are ordered as their bits are. What is not finite counts as infinite.
+const fn ordered(largest: f32) -> u32 {
+    if largest.is_finite() { largest.to_bits() } else { f32::INFINITY.to_bits() }
 }
 
 impl OperandMaxima {
     /// Notes the largest magnitude of a tensor. What is not finite counts as infinite.
     pub(super) fn note(&self, operand: Operand, largest: f32) {
-        // Floats that are not negative are ordered as their bits are.
-        let largest = if largest.is_finite() { largest } else { f32::INFINITY };
-        self.seen[operand.place()].fetch_max(largest.to_bits(), Ordering::Relaxed);
+        self.host[operand.place()].fetch_max(ordered(largest), Ordering::Relaxed);
     }
 
-    /// Notes the largest magnitude of a tensor, `[1]`, without waiting for the device.
-    #[cfg(any(test, feature = "cube"))]
-    pub(super) fn note_on_device(&self, operand: Operand, largest: Tensor<1>) {
-        self.on_device.lock().unwrap_or_else(PoisonError::into_inner).push((operand, largest));
+    /// Notes the largest magnitude `[1]` of a tensor on a device, which is finite or infinite.
+    pub(super) fn note_tensor(&self, operand: Operand, largest: Tensor<1>) {
+        let mut device = self.device.lock().unwrap_or_else(PoisonError::into_inner);
+        let noted = &mut device[operand.place()];
+        *noted = Some(match noted.take() {
+            Some(before) => before.max_pair(largest),
+            None => largest,
+        });
     }
 
-    /// What was noted, and begins anew: input, weight, gradient.
-    pub fn take(&self) -> [f32; 3] {
-        let pending = std::mem::take(&mut *self.on_device.lock().unwrap_or_else(PoisonError::into_inner));
-        let (operands, tensors): (Vec<_>, Vec<_>) = pending.into_iter().unzip();
-        if !tensors.is_empty() {
-            for (operand, data) in operands.into_iter().zip(read_together(tensors)) {
-                data.iter::<f32>().for_each(|largest| self.note(operand, largest));
+    /// Begins anew.
+    pub fn forget(&self) {
+        let _ = self.take_host();
+        let _ = self.take_device();
+    }
+
+    /// What each of a rank's layers noted (input, weight, gradient), and begins anew. A device is waited for once.
+    pub fn take_all<'a>(layers: impl IntoIterator<Item = &'a Self>) -> Vec<[f32; 3]> {
+        let (mut all, mut places, mut tensors) = (Vec::new(), Vec::new(), Vec::new());
+        for (layer, maxima) in layers.into_iter().enumerate() {
+            all.push(maxima.take_host());
+            for (place, tensor) in maxima.take_device().into_iter().enumerate() {
+                if let Some(tensor) = tensor {
+                    places.push((layer, place));
+                    tensors.push(tensor);
+                }
             }
         }
-        std::array::from_fn(|place| f32::from_bits(self.seen[place].swap(0, Ordering::Relaxed)))
+        for ((layer, place), data) in places.into_iter().zip(read_together(tensors)) {
+            let largest = data.iter::<f32>().next().expect("a magnitude is one element");
+            let noted: &mut f32 = &mut all[layer][place];
+            *noted = noted.max(f32::from_bits(ordered(largest)));
+        }
+        all
+    }
+
+    fn take_host(&self) -> [f32; 3] {
+        std::array::from_fn(|place| f32::from_bits(self.host[place].swap(0, Ordering::Relaxed)))
+    }
+
+    fn take_device(&self) -> [Option<Tensor<1>>; 3] {
+        std::mem::take(&mut *self.device.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -162,15 +175,31 @@ mod tests {
 
     #[test]
     fn the_largest_magnitude_is_kept_until_it_is_taken() {
-        let maxima = OperandMaxima::default();
+        let maxima = [OperandMaxima::default(), OperandMaxima::default()];
         for (operand, largest) in [(Operand::Input, 0.5), (Operand::Weight, 2.0), (Operand::Input, 0.25)] {
-            maxima.note(operand, largest);
+            maxima[1].note(operand, largest);
         }
-        maxima.note_on_device(Operand::Gradient, Tensor::from_floats([0.125], &burn::tensor::Device::flex()));
-        maxima.note_on_device(Operand::Input, Tensor::from_floats([0.375], &burn::tensor::Device::flex()));
-        assert_eq!(maxima.take(), [0.5, 2.0, 0.125]);
-        maxima.note(Operand::Gradient, f32::NAN);
-        assert_eq!(maxima.take(), [0.0, 0.0, f32::INFINITY]);
-        assert_eq!(maxima.take(), [0.0; 3]);
+        assert_eq!(OperandMaxima::take_all(&maxima), [[0.0; 3], [0.5, 2.0, 0.0]]);
+        maxima[0].note(Operand::Gradient, f32::NAN);
+        assert_eq!(OperandMaxima::take_all(&maxima), [[0.0, 0.0, f32::INFINITY], [0.0; 3]]);
+        maxima[0].note(Operand::Gradient, 1.0);
+        maxima[0].forget();
+        assert_eq!(OperandMaxima::take_all(&maxima), [[0.0; 3]; 2]);
+    }
+
+    #[test]
+    fn magnitudes_on_a_device_are_read_when_they_are_taken() {
+        let device = burn::tensor::Device::flex();
+        let maxima = [OperandMaxima::default(), OperandMaxima::default()];
+        let tensor = |largest: f32| Tensor::<1>::from_data([largest], &device);
+        for (operand, largest) in [(Operand::Input, 0.5), (Operand::Input, 0.75), (Operand::Weight, f32::INFINITY)] {
+            maxima[1].note_tensor(operand, tensor(largest));
+        }
+        maxima[0].note_tensor(Operand::GradientAcross, tensor(3.0));
+        maxima[0].note(Operand::Gradient, 2.0);
+        assert_eq!(OperandMaxima::take_all(&maxima), [[0.0, 0.0, 3.0], [0.75, f32::INFINITY, 0.0]]);
+        maxima[1].note_tensor(Operand::Input, tensor(4.0));
+        maxima[1].forget();
+        assert_eq!(OperandMaxima::take_all(&maxima), [[0.0; 3]; 2]);
     }
 }

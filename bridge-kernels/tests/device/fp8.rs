@@ -4,14 +4,13 @@
 use std::sync::Arc;
 
 use bridge_kernels::fp8::{fp8_linear_by_table, reference};
-use bridge_kernels::{Fp8Format, Fp8Pass, Fp8Rule, Fp8Scales, Fp8Scaling, OperandMaxima, fp8_linear};
+use bridge_kernels::{Fp8Format, Fp8Pass, Fp8Rule, Fp8Scaling, OperandMaxima, fp8_linear};
 use burn::tensor::{Device, FloatDType, Tensor};
 
 use crate::common::{Case, assert_close, device, read, tensor, values};
 use crate::half::dtypes;
 use crate::lt::{ColumnMajor, StandIn};
 
-const SCALES: Fp8Scales = Fp8Scales { input: 96.0, weight: 90.0, gradient: 3000.0 };
 /// Those with one scale for each operand.
 const RULES: [Fp8Rule; 4] = [
     Fp8Rule { gradient: Fp8Format::E5M2, scaling: Fp8Scaling::Current, weight_gradient: true },
@@ -20,8 +19,10 @@ const RULES: [Fp8Rule; 4] = [
     Fp8Rule { gradient: Fp8Format::E4M3, scaling: Fp8Scaling::Delayed, weight_gradient: true },
 ];
 
-fn pass(rule: Fp8Rule) -> Fp8Pass {
-    Fp8Pass { rule, scales: SCALES, maxima: None }
+/// A pass whose scales, of input, weight and gradient, are on a device.
+fn pass(rule: Fp8Rule, device: &Device) -> Fp8Pass {
+    let scales = || Tensor::from_data([96.0_f32, 90.0, 3000.0], &device.clone().without_autodiff());
+    Fp8Pass { rule, scales: (rule.scaling == Fp8Scaling::Delayed).then(scales), maxima: None }
 }
 
 #[test]
@@ -32,7 +33,7 @@ fn outputs_and_gradients() {
         (Fp8Scaling::Microscaling, Fp8Format::E4M3, true),
         (Fp8Scaling::Blockwise, Fp8Format::E5M2, true),
     ] {
-        let pass = pass(Fp8Rule { gradient, scaling, weight_gradient });
+        let rule = Fp8Rule { gradient, scaling, weight_gradient };
         for [n, i, o] in [[1, 3, 2], [37, 130, 65]] {
             let shaped = |x: &[Tensor<1>]| -> (Tensor<2>, Tensor<2>, Option<Tensor<1>>) {
                 (x[0].clone().reshape([n, i]), x[1].clone().reshape([o, i]), Some(x[2].clone()))
@@ -40,13 +41,13 @@ fn outputs_and_gradients() {
             Case {
                 name: &format!("{scaling:?} of {n} x {i} x {o}"),
                 inputs: vec![values(1, n * i), values(2, o * i), values(3, o)],
-                fused: &|x, _| {
+                fused: &|x, device| {
                     let (x, weight, bias) = shaped(x);
-                    fp8_linear(x, weight, bias, &pass).reshape([n * o])
+                    fp8_linear(x, weight, bias, &pass(rule, device)).reshape([n * o])
                 },
-                reference: &|x, _| {
+                reference: &|x, device| {
                     let (x, weight, bias) = shaped(x);
-                    reference(x, weight, bias, &pass).reshape([n * o])
+                    reference(x, weight, bias, &pass(rule, device)).reshape([n * o])
                 },
             }
             .check();
@@ -56,7 +57,6 @@ fn outputs_and_gradients() {
 
 /// Sizes that are no multiples of what codes come in, one row, and several cubes that look for the largest magnitude.
 fn check_table(table: &StandIn, has_bias: bool, [n, i, o]: [usize; 3], rule: Fp8Rule) {
-    let pass = pass(rule);
     let shaped = |x: &[Tensor<1>]| -> (Tensor<3>, Tensor<2>, Option<Tensor<1>>) {
         (x[0].clone().reshape([1, n, i]), x[1].clone().reshape([o, i]), x.get(2).cloned())
     };
@@ -65,13 +65,13 @@ fn check_table(table: &StandIn, has_bias: bool, [n, i, o]: [usize; 3], rule: Fp8
     Case {
         name: &format!("{rule:?} of {n} x {i} x {o} by a table"),
         inputs,
-        fused: &|x, _| {
-            let (x, weight, bias) = shaped(x);
+        fused: &|x, device| {
+            let ((x, weight, bias), pass) = (shaped(x), pass(rule, device));
             fp8_linear_by_table(table, &x, &weight, bias.as_ref(), &pass).expect("it applies").reshape([n * o])
         },
-        reference: &|x, _| {
+        reference: &|x, device| {
             let (x, weight, bias) = shaped(x);
-            reference(x, weight, bias, &pass).reshape([n * o])
+            reference(x, weight, bias, &pass(rule, device)).reshape([n * o])
         },
     }
     .check();
@@ -99,7 +99,7 @@ fn products_that_a_table_refuses() {
         check_table(&StandIn::without(|product| product.k != 144), true, [n, i, o], rule);
     }
     let (x, weight) = (tensor(&values(1, n * i), [n, i], &device()), tensor(&values(2, o * i), [o, i], &device()));
-    let layer = |table: &StandIn, rule| fp8_linear_by_table(table, &x, &weight, None, &pass(rule));
+    let layer = |table: &StandIn, rule| fp8_linear_by_table(table, &x, &weight, None, &pass(rule, &device()));
     assert!(layer(&StandIn::without(|_| true), RULES[0]).is_none());
     let blocks = Fp8Rule { scaling: Fp8Scaling::Blockwise, ..RULES[0] };
     assert!(layer(&StandIn::default(), blocks).is_none(), "blocks have scales of their own");
@@ -123,8 +123,8 @@ fn sixteen_bits_are_rounded_once() {
                 let bias = leaf(of(3, [1, o]));
                 let flat: Tensor<1> = bias.clone().reshape([o]);
                 let y = match is_narrow {
-                    true => fp8_linear_by_table(&StandIn::default(), &x, &weight, Some(&flat), &pass(rule)),
-                    false => Some(reference(x.clone(), weight.clone(), Some(flat), &pass(rule))),
+                    true => fp8_linear_by_table(&StandIn::default(), &x, &weight, Some(&flat), &pass(rule, &device)),
+                    false => Some(reference(x.clone(), weight.clone(), Some(flat), &pass(rule, &device))),
                 };
                 let y = y.expect("it applies");
                 let gradients = (y.clone() * 0.5).sum().backward();
@@ -152,17 +152,17 @@ fn magnitudes_are_noted_and_overflows_seen() {
         read(fp8_linear_by_table(&StandIn::default(), &x, &weight, None, pass).expect("it applies"))
     };
     let maxima = Arc::new(OperandMaxima::default());
-    run(&of_x, &Fp8Pass { maxima: Some(Arc::clone(&maxima)), ..pass(RULES[2]) });
+    run(&of_x, &Fp8Pass { maxima: Some(Arc::clone(&maxima)), ..pass(RULES[2], &device()) });
     let largest = values(2, o * i).iter().fold(0.0_f32, |largest, x| largest.max(x.abs()));
-    assert_eq!(maxima.take(), [9.5, largest, 0.0]);
+    assert_eq!(OperandMaxima::take_all([maxima.as_ref()]), [[9.5, largest, 0.0]]);
     for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         of_x[i] = value;
         for rule in [RULES[0], RULES[2]] {
-            let watched = Fp8Pass { maxima: Some(Arc::clone(&maxima)), ..pass(rule) };
+            let watched = Fp8Pass { maxima: Some(Arc::clone(&maxima)), ..pass(rule, &device()) };
             let y = run(&of_x, &watched);
             assert!(y[o..2 * o].iter().all(|y| y.is_nan()), "{rule:?}: {value}");
             assert!(y[..o].iter().chain(&y[2 * o..]).all(|y| y.is_finite()), "{rule:?}: {value}");
-            assert_eq!(maxima.take()[0], f32::INFINITY);
+            assert_eq!(OperandMaxima::take_all([maxima.as_ref()])[0][0], f32::INFINITY);
         }
     }
 }
@@ -178,8 +178,12 @@ fn layers_on_matrix_units() {
             let leaf =
                 |place: usize| tensor::<1>(&inputs[place], [inputs[place].len()], device).autodiff().require_grad();
             let (x, weight, bias) = (leaf(0), leaf(1), leaf(2));
-            let y =
-                fp8_linear(x.clone().reshape([n, i]), weight.clone().reshape([o, i]), Some(bias.clone()), &pass(rule));
+            let y = fp8_linear(
+                x.clone().reshape([n, i]),
+                weight.clone().reshape([o, i]),
+                Some(bias.clone()),
+                &pass(rule, device),
+            );
             let gradients = (y.clone() * 0.5).sum().backward();
             let gradient = |x: &Tensor<1>| read(x.grad(&gradients).expect("it is tracked"));
             [read(y.without_autodiff()), gradient(&x), gradient(&weight), gradient(&bias)]
@@ -188,4 +192,21 @@ fn layers_on_matrix_units() {
             assert_close(&format!("{rule:?}"), found, &expected, 1e-3);
         }
     }
+}
+
+#[test]
+fn magnitudes_are_those_of_the_values_on_the_device() {
+    let rule = Fp8Rule { gradient: Fp8Format::E5M2, scaling: Fp8Scaling::Delayed, weight_gradient: true };
+    let [n, i, o] = [37, 130, 65];
+    let noted = |device: Device| {
+        let maxima = Arc::new(OperandMaxima::default());
+        let pass = Fp8Pass { maxima: Some(Arc::clone(&maxima)), ..pass(rule, &device) };
+        let device = device.autodiff();
+        let x = tensor(&values(1, n * i), [n, i], &device).require_grad();
+        let weight = tensor(&values(2, o * i), [o, i], &device).require_grad();
+        let dy = tensor(&values(4, n * o), [n, o], &device);
+        (fp8_linear(x, weight, None, &pass) * dy).sum().backward();
+        OperandMaxima::take_all([maxima.as_ref()])
+    };
+    assert_eq!(noted(device()), noted(Device::flex()));
 }

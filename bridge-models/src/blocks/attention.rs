@@ -153,7 +153,8 @@ impl SelfAttention {
         let rotates = matches!(config.position_embedding, PositionEmbedding::Rope(_));
         // The kernel works on the whole projection, rotated or not, where nothing comes between.
         let is_packed = !config.qk_layernorm && ranks == 1;
-        let mut kept = stream + queries + 2 * keys;
+        let elements = n * config.hidden_size as u64;
+        let mut kept = work.input_alone(elements) + queries + 2 * keys;
         let mut of_linear = stream;
         if config.qk_layernorm {
             kept += queries + keys + statistics(config.norm, n * (h + g)).kept;
@@ -168,10 +169,12 @@ impl SelfAttention {
         // Query heads that share a key first form its gradient each for itself.
         let terms = if h > g { 2 * n * h * d * FLOAT32 } else { 0 };
         let row = config.hidden_size as u64 * work.collective_bytes;
+        let layers = [[config.hidden_size, ((h + 2 * g) * d) as usize], [(h * d) as usize, config.hidden_size]];
+        let in_hand = layers.map(|layer| work.operands_in_hand(n, layer)).into_iter().max().unwrap_or(0);
         SegmentCost {
             flops: flops(config, index, work),
-            // And the output, with a number for each query.
-            kept: kept + queries + n * h * FLOAT32,
+            // And the output, which the projection behind it keeps too, with a number for each query.
+            kept: kept + queries + work.input_besides(n * h * d) + n * h * FLOAT32,
             // The output is what the projection behind it keeps too.
             modules: vec![
                 (OffloadModule::QkvLinear.name(), of_linear),
@@ -179,7 +182,7 @@ impl SelfAttention {
             ],
             unmoved: n * h * FLOAT32,
             // Gradients of the output, and of queries, keys and values.
-            backward: 2 * queries + 2 * keys * ranks + terms,
+            backward: 2 * queries + 2 * keys * ranks + terms + in_hand,
             // Of the projection of queries, keys and values, and of the output's.
             put_off: 2 * (stream + queries) + 2 * keys,
             attention: scores_bytes(

@@ -91,10 +91,23 @@ impl LatentAttention {
             context.extend(again);
         }
         let window = config.window_size.filter(|_| config.window_layers.includes(index));
+        let of_rank = |size: usize| heads as usize * size;
+        let layers = [
+            [latent.kv_lora_rank, of_rank(latent.qk_head_dim + latent.v_head_dim)],
+            [q, of_rank(scored)],
+            [of_rank(latent.v_head_dim), config.hidden_size],
+        ];
+        let in_hand = layers.map(|layer| work.operands_in_hand(n, layer)).into_iter().max().unwrap_or(0);
         SegmentCost {
             flops: flops(config, latent, index, work),
-            // The stream, latent vectors before and after their norms, and what is made of them.
-            kept: stream + 2 * latents + if is_remade { values } else { heads_of_all },
+            // The stream, which projections of queries and of keys and values read, latent vectors before and after their norms, and what is made of
+            // them.
+            kept: work.input_alone(n * config.hidden_size as u64)
+                + work.input_besides(n * config.hidden_size as u64)
+                + latents
+                + work.input_alone(n * small as u64)
+                + work.input_besides(of_heads(latent.v_head_dim))
+                + if is_remade { values } else { heads_of_all },
             modules: vec![
                 (OffloadModule::QkvLinear.name(), stream + 2 * latents),
                 (OffloadModule::CoreAttn.name(), if is_remade { 0 } else { heads_of_all - n * heads * FLOAT32 }),
@@ -102,7 +115,7 @@ impl LatentAttention {
             unmoved: if is_remade { 0 } else { n * heads * FLOAT32 },
             brought_back: if is_remade { heads_of_all } else { 0 },
             recomputed_flops: if is_remade { remade_flops(config, latent, index, work) / 3.0 } else { 0.0 },
-            backward: (keys + values) * (1 + ranks),
+            backward: (keys + values) * (1 + ranks) + in_hand,
             put_off: 2 * stream + latents + 2 * keys + values,
             attention: scores_bytes([heads as usize; 2], [scored, latent.v_head_dim], window, work),
             exchanges: enter.chain(context).chain(leave_exchanges(row, work)).collect(),

@@ -29,6 +29,17 @@ pub(crate) fn inner_bytes(config: &DecoderConfig, rows: u64, f: usize, work: &Wo
     rows * ((config.fc1_blocks() + 1) * f) as u64 * work.activation_bytes
 }
 
+/// What backward keeps of the two, of which the second is the input of a linear layer.
+pub(crate) fn kept_inner_bytes(config: &DecoderConfig, rows: u64, f: usize, work: &Workload) -> u64 {
+    inner_bytes(config, rows, f, work) - unit_bytes(rows, f, work) + work.input_alone(rows * f as u64)
+}
+
+/// What the backward of a block of width `f` on a rank has in hand of operands in 8 bits; `c` elements a token are read and written.
+pub(crate) fn block_operands(config: &DecoderConfig, rows: u64, [c, f]: [usize; 2], work: &Workload) -> u64 {
+    let first = work.operands_in_hand(rows, [c, config.fc1_blocks() * f]);
+    first.max(work.operands_in_hand(rows, [f, c]))
+}
+
 /// The second of the two: what the unit makes of the first.
 pub(crate) fn unit_bytes(rows: u64, f: usize, work: &Workload) -> u64 {
     rows * f as u64 * work.activation_bytes
@@ -43,13 +54,14 @@ impl Mlp {
     /// What a dense block costs.
     pub fn cost(config: &DecoderConfig, work: &Workload) -> SegmentCost {
         let (f, c) = (config.ffn_hidden_size, config.hidden_size as u64);
-        let inside = inner_bytes(config, work.tokens(), f / work.place.tensor.size, work);
+        let (rows, width) = (work.tokens(), f / work.place.tensor.size);
+        let inside = inner_bytes(config, rows, width, work);
         let stream = work.tokens() * c * work.activation_bytes;
         let row = c * work.collective_bytes;
         SegmentCost {
             flops: block_flops(config, work.all_tokens(), f),
-            kept: stream + inside,
-            backward: inside,
+            kept: work.input_alone(rows * c) + kept_inner_bytes(config, rows, width, work),
+            backward: inside + block_operands(config, rows, [config.hidden_size, width], work),
             put_off: 2 * stream + inside,
             exchanges: [enter_exchanges(row, work), leave_exchanges(row, work)].concat(),
             ..SegmentCost::default()

@@ -95,6 +95,30 @@ fn activations_are_what_backward_keeps() {
     assert_eq!(selective, (ids + 2 * (layer - mlp) + stream + head, mlp));
 }
 
+/// On the CPU inputs of linear layers are codes, of which attention keeps one as it is besides; a GPU keeps what it was given.
+#[test]
+fn inputs_of_products_in_eight_bits_are_kept_as_codes() {
+    let kept = |more: &[&str]| tiny(1, &[&["model.num_layers=4"], more].concat()).stages[0].kept_activations;
+    let eight_bits = |more: &[&str]| kept(&[&["model.fp8=hybrid"], more].concat());
+    // Inputs of the projections of queries, keys and values, and of both of the feed-forward block; the other projection's.
+    let (alone, besides) = (128 * (64 + 64 + 192), 128 * 64);
+    let plain = kept(&[]);
+    let saved = |bits: u64| 4 * alone - (alone + besides) * bits / 8;
+    assert_eq!(plain - eight_bits(&["model.fp8_recipe=tensorwise"]), 4 * saved(8));
+    assert_eq!(plain - eight_bits(&["model.fp8_recipe=delayed"]), 4 * saved(8));
+    assert_eq!(plain - eight_bits(&["model.fp8_recipe=mxfp8"]), 4 * saved(9));
+    let ends = ["model.fp8_recipe=tensorwise", "model.first_last_layers_bf16=true"];
+    assert_eq!(plain - eight_bits(&ends), 2 * saved(8));
+    assert_eq!(eight_bits(&["model.fp8_recipe=mxfp8", "model.fp8_wgrad=false"]), plain);
+    assert_eq!(eight_bits(&["model.fp8_recipe=mxfp8", "device=cuda"]), kept(&["device=cuda"]));
+    let total = |more: &[&str]| tiny(1, more).stages[0].memory;
+    let (with, without) = (total(&["model.fp8=hybrid", "model.fp8_recipe=tensorwise"]), total(&[]));
+    assert!(with.backward > without.backward, "{with:?}, {without:?}");
+    // Scales and magnitudes of four layers on each of two.
+    let delayed = total(&["model.fp8=hybrid", "model.fp8_recipe=delayed", "model.fp8_amax_history_len=5"]);
+    assert_eq!(delayed.parameters - without.parameters, 2 * 4 * 4 * (3 + 3 * 5));
+}
+
 /// What runs again inside a segment is brought back for its backward, and is not kept.
 #[test]
 fn parts_of_segments_that_run_again_are_not_kept() {

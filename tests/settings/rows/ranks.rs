@@ -59,7 +59,12 @@ fn sharded() -> Vec<Row> {
     let fsdp = on(2, &["ddp.data_parallel_sharding_strategy=optim"]);
     let sharded = on(2, &["ddp.use_megatron_fsdp=true"]);
     let half = on(2, &["mixed_precision.bf16=true", "mixed_precision.grad_reduce_in_fp32=false"]);
+    let all = counted(2, &["ddp.use_megatron_fsdp=true", "ddp.data_parallel_sharding_strategy=optim_grads_params"]);
+    let eight_bits = all.with(&["model.fp8=hybrid", "model.fp8_recipe=tensorwise"]);
+    let of_table = all.with(&["mixed_precision.fp8=hybrid", "mixed_precision.fp8_recipe=tensorwise"]);
     vec![
+        switch("ddp.fp8_param_gather", &eight_bits).moves("measured.traffic plan.memory plan.traffic"),
+        switch("mixed_precision.fp8_param_gather", &of_table).moves("measured.traffic plan.memory plan.traffic"),
         switch("ddp.pad_buckets_for_high_nccl_busbw", &counted(3, &distributed).with(&["train.global_batch_size=9"]))
             .moves("measured.traffic plan.memory plan.traffic"),
         // It is always done; where nothing is summed in 16 bits it is an error.

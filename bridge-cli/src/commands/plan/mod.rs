@@ -9,7 +9,7 @@ mod text;
 
 use std::path::Path;
 
-use bridge_core::config::{ConfigErrors, DType, Format, RawConfig, World};
+use bridge_core::config::{ConfigErrors, DType, Format, RawConfig, RunConfig, World};
 use bridge_core::plan::{Plan, PlanOptions, Rates, SearchOptions, plan};
 use bridge_models::registry;
 use clap::{Args, ValueEnum};
@@ -134,8 +134,8 @@ fn share(text: &str) -> Result<f64, String> {
 }
 
 impl Arguments {
-    /// The rates of the arguments, or those of the GPU in the dtype of `recipe`'s parameters.
-    fn rates(&self, params_dtype: DType, room: Option<&Room>) -> Option<Rates> {
+    /// The rates of the arguments, or those of the GPU in the dtype of the recipe's parameters; products of 8-bit operands are emulated in float32.
+    fn rates(&self, config: &RunConfig, room: Option<&Room>) -> Option<Rates> {
         let RateArguments { device_tflops, device_efficiency, link_gbps, intra_link_gbps, intra_node } = self.rates;
         let given = device_tflops.zip(link_gbps).map(|(device_tflops, link_gbps)| Rates {
             device_tflops,
@@ -147,7 +147,8 @@ impl Arguments {
             message_seconds: 0.0,
             host_gigabytes: f64::INFINITY,
         });
-        let bytes = if params_dtype == DType::Float32 { 4 } else { 2 };
+        let is_float32 = config.model.params_dtype == DType::Float32 || config.model.fp8.is_some();
+        let bytes = if is_float32 { 4 } else { 2 };
         given.or_else(|| room.and_then(|room| room.gpu).map(|gpu| gpu.rates(bytes)))
     }
 
@@ -174,7 +175,7 @@ impl Arguments {
         let recipe = self.recipe(layout.overrides())?;
         let size = layout.world_size().or(self.world_size).unwrap_or_else(|| fewest_ranks(&recipe));
         let config = recipe.finalize_for_plan(&World { size })?;
-        let options = PlanOptions { rates: self.rates(config.model.params_dtype, room), ..PlanOptions::default() };
+        let options = PlanOptions { rates: self.rates(&config, room), ..PlanOptions::default() };
         let plan = plan(&config, &registry().models, &options).map_err(Failure::input)?;
         Ok(Planned { name: config.name.clone(), recipe, plan })
     }
@@ -194,7 +195,7 @@ impl Arguments {
         let single = bridge_core::plan::Sizes::SINGLE.apply(&recipe);
         let config = single.finalize_for_plan(&World::SINGLE)?;
         plan(&config, &registry().models, &PlanOptions::default()).map_err(Failure::input)?;
-        let (Some(room), Some(rates)) = (room, self.rates(config.model.params_dtype, room)) else {
+        let (Some(room), Some(rates)) = (room, self.rates(&config, room)) else {
             return Err(Failure::input("--search: give --gpu, or --gpu-memory with --device-tflops and --link-gbps"));
         };
         let options = SearchOptions { world_size, rates, memory_bytes: room.memory, count: self.count };

@@ -1,6 +1,6 @@
 //! `model.fp8` and the settings that only it reads.
 
-use super::super::choice::{Fp8Recipe, PipelineSchedule};
+use super::super::choice::{Fp8Recipe, PipelineSchedule, ShardingStrategy};
 use super::super::sections::TransformerConfig;
 use super::Draft;
 
@@ -35,6 +35,27 @@ pub(super) fn check(draft: &mut Draft<'_>, stacks: usize) {
     if model.first_last_layers_bf16 {
         edges(draft, &model, stacks);
     }
+}
+
+/// Checks that weights can be gathered as codes, if they are to be; what is sharded is resolved.
+pub(super) fn check_gather(draft: &mut Draft<'_>) {
+    let (ddp, model) = (draft.recipe.ddp.clone(), draft.recipe.model.config.clone());
+    if !ddp.fp8_param_gather {
+        return;
+    }
+    let key = draft.chosen(&["ddp.fp8_param_gather", "mixed_precision.fp8_param_gather"]);
+    if model.fp8.is_none() {
+        draft.require(false, key, "has no effect without model.fp8");
+        return;
+    }
+    let has_one_scale = matches!(model.fp8_recipe, Some(Fp8Recipe::Tensorwise | Fp8Recipe::Delayed));
+    let message = "needs model.fp8_recipe = \"tensorwise\" or \"delayed\": blocks with a scale of their own would end inside of what a rank owns";
+    draft.require(has_one_scale || model.fp8_recipe.is_none(), key, message);
+    let strategy = ddp.data_parallel_sharding_strategy;
+    let is_full = ddp.use_megatron_fsdp && strategy == ShardingStrategy::OptimGradsParams;
+    let message = "needs ddp.use_megatron_fsdp with ddp.data_parallel_sharding_strategy = \"optim_grads_params\": elsewhere each rank has whole \
+                   parameters, of which checkpoints are made";
+    draft.require(is_full, key, message);
 }
 
 /// What is set must be read.

@@ -57,6 +57,7 @@ fn run(raw: &RawConfig, world: &World, purpose: Purpose) -> Result<RunConfig, Co
     fp8::check(&mut draft, stacks.len());
     pipeline::resolve(&mut draft, &mut parallel, stacks.iter().sum());
     data_parallel::resolve(&mut draft, &parallel);
+    fp8::check_gather(&mut draft);
     // 3. Each section.
     let name = train::name(&mut draft);
     train::device(&mut draft);

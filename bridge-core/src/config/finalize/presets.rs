@@ -90,9 +90,11 @@ fn named(draft: &mut Draft<'_>, name: &str) {
         preset.state(|r| &mut r.ddp.grad_reduce_in_fp32, reduces_wide, "ddp.grad_reduce_in_fp32");
         if let Some(recipe) = eight_bits {
             preset.eight_bits(recipe);
-            if recipe.gathers && draft.world.size > 1 && has_shards(&draft.recipe) {
+            let gathers = draft.recipe.ddp.fp8_param_gather;
+            if recipe.gathers && !gathers && draft.world.size > 1 && has_shards(&draft.recipe) {
                 draft.warnings.push(format!(
-                    "{key} = \"{name}\": weights are gathered in 16 bits; upstream's recipe gathers them in 8"
+                    "{key} = \"{name}\": weights are gathered in 16 bits; upstream's recipe gathers them in 8, as ddp.fp8_param_gather does here \
+                     where parameters are sharded"
                 ));
             }
         }
@@ -156,6 +158,9 @@ fn custom(draft: &mut Draft<'_>, config: &MixedPrecisionConfig) {
         preset.suggest(|r| &mut r.ddp.grad_reduce_in_fp32, reduce, "ddp.grad_reduce_in_fp32");
     }
     preset.eight_bit_table(config);
+    if stated("fp8_param_gather") {
+        preset.state(|r| &mut r.ddp.fp8_param_gather, config.fp8_param_gather, "ddp.fp8_param_gather");
+    }
     preset.loss_scaling(config);
     agree_with_sections(&mut draft.recipe);
 }
@@ -174,6 +179,7 @@ fn agree_with_sections(recipe: &mut RecipeConfig) {
         config.fp8_amax_history_len = model.fp8_amax_history_len;
         config.fp8_amax_compute_algo = model.fp8_amax_compute_algo;
         config.fp8_wgrad = model.fp8_wgrad;
+        config.fp8_param_gather = recipe.ddp.fp8_param_gather;
         config.first_last_layers_bf16 = model.first_last_layers_bf16;
         config.num_layers_at_start_in_bf16 = model.num_layers_at_start_in_bf16;
         config.num_layers_at_end_in_bf16 = model.num_layers_at_end_in_bf16;

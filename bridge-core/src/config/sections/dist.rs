@@ -106,8 +106,8 @@ section! {
             => not_built("some parameters accumulated in 32 bits; grad_reduce_in_fp32 does it for all");
         /// Average in the collective instead of scaling first; no effect on one rank.
         average_in_collective: bool = false;
-        /// Gather 8-bit weights.
-        fp8_param_gather: bool = false => not_built("weights gathered in the 8 bits of model.fp8");
+        /// Gather weights of 8-bit layers as codes of 8 bits, where parameters are sharded and `model.fp8_recipe` is "tensorwise" or "delayed".
+        fp8_param_gather: bool = false;
         /// Share gradient buffers with the mxfp8 gather.
         reuse_grad_buf_for_mxfp8_param_ag: bool = false
             => not_built("one buffer for gradients and gathered 8-bit weights; there are no 8-bit weights");

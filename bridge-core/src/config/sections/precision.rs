@@ -57,7 +57,7 @@ section! {
         /// 8-bit parameters.
         fp8_param: Option<bool> = None => not_built("weights kept in the 8 bits of fp8").inert(&["false"]);
         /// Gather 8-bit parameters.
-        fp8_param_gather: bool = false => not_built("weights gathered in the 8 bits of fp8");
+        fp8_param_gather: bool = false;
         /// 4-bit format.
         fp4: Option<Fp4Format> = None => not_built("4-bit matrix multiplications; numbers have 32 or 16 bits");
         /// 4-bit scaling.

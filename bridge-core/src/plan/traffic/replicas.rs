@@ -7,7 +7,7 @@ use bridge_dist::comm::Operation;
 use bridge_dist::mesh::GroupKind;
 
 use super::{FLOAT32, FLOAT64, Tally, TrafficGroup, Way};
-use crate::config::{RerunMode, train_windows};
+use crate::config::{Fp8Recipe, RerunMode, train_windows};
 use crate::model::{Declaration, ParameterRole, ROUTER_LOSSES, ReplicaGroup, TrafficKind};
 use crate::optim::{BucketParameter, BucketSize, Sharding, bucket_sizes, padded_part, padded_part_of};
 use crate::plan::recompute::Region;
@@ -44,6 +44,7 @@ fn buckets_of_chunk(setup: &Setup<'_>, chunk: &Chunk) -> Vec<BucketSize> {
         replicas: parameter.placement.replicas,
         first_segment: parameter.segments[0],
         is_trained: parameter.trainable,
+        is_cast: parameter.has_cast && setup.distribution.gathers_codes(),
     });
     bucket_sizes(&parameters.collect::<Vec<_>>(), setup.distribution.layout(setup.shards()))
 }
@@ -111,6 +112,24 @@ impl Tally<'_, '_> {
                 self.bucket(bucket, if bucket.is_trained { reductions } else { 0 }, gathers);
             }
         }
+        self.magnitudes(stage);
+    }
+
+    /// Largest magnitudes of weights that are gathered as codes with scales of their own: once a step, when they have changed.
+    fn magnitudes(&mut self, stage: usize) {
+        let setup = self.setup;
+        if setup.config.model.fp8_recipe != Some(Fp8Recipe::Tensorwise) {
+            return;
+        }
+        for kind in [ReplicaGroup::Dense, ReplicaGroup::Expert] {
+            let buckets = setup.stages[stage].iter().flat_map(|chunk| buckets_of_chunk(setup, chunk));
+            let cast = buckets.filter(|bucket| bucket.is_cast && bucket.replicas == kind);
+            let count: usize = cast.map(|bucket| bucket.num_parameters).sum();
+            if count > 0 {
+                let way = Way::on(TrafficKind::Parameters, setup.replica_groups(kind).0, Operation::AllReduce);
+                self.add(way, 1, count as u64 * FLOAT32);
+            }
+        }
     }
 
     fn bucket(&mut self, bucket: &BucketSize, reductions: u64, gathers: u64) {
@@ -128,7 +147,9 @@ impl Tally<'_, '_> {
             self.add(way, 1, part * setup.bytes.reduction);
         }
         let way = Way::on(TrafficKind::Parameters, group, Operation::AllGather);
-        self.add(way, gathers, part * setup.bytes.parameter);
+        // Codes are bytes.
+        let bytes = if bucket.is_cast { 1 } else { setup.bytes.parameter };
+        self.add(way, gathers, part * bytes);
     }
 
     /// Gradients of what ranks that share a model hold copies of.

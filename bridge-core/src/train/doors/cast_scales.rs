@@ -4,16 +4,18 @@
 use std::collections::BTreeMap;
 
 use bridge_dist::comm::{Group, ReduceOp};
-use bridge_kernels::Fp8Format;
+use bridge_kernels::{Fp8Format, OperandMaxima};
 
 use crate::config::{AmaxAlgo, Fp8Format as FormatName, Fp8Recipe, RunConfig};
-use crate::model::{CAST_HISTORY, CAST_SCALES, NotingLayer, ReplicaGroup};
+use crate::model::{CAST_HISTORY, CAST_SCALES, ModelChunk, NotingLayer, ReplicaGroup};
 use crate::train::TrainError;
 use crate::train::report::StepReport;
 use crate::train::subsystem::{Agreement, RunContext, Subsystem, Verdict};
 
 /// The place of gradients among the operands: input, weight, gradient.
 const GRADIENT: usize = 2;
+/// The place of weights.
+const WEIGHT: usize = 1;
 
 pub(super) struct CastScales {
     /// What gradients are cast to.
@@ -68,20 +70,31 @@ impl CastScales {
     }
 }
 
-/// What was noted in this step on this rank. What is not finite counts as 0: a step that overflowed says nothing of the next one.
+/// What was noted in this step on this rank, read at once. What is not finite counts as 0: a step that overflowed says nothing of the next one.
 fn noted(run: &RunContext) -> Vec<Layer> {
-    let mut layers = Vec::new();
-    for (chunk, model) in run.chunks().iter().enumerate() {
-        for NotingLayer { name, replicas, maxima } in model.noting_layers() {
-            layers.push(Layer {
-                chunk,
-                name: name.clone(),
-                maxima: maxima.take().map(|largest| if largest.is_finite() { f64::from(largest) } else { 0.0 }),
-                replicas: *replicas,
-            });
+    let of_chunk = |(chunk, model): (usize, &Box<dyn ModelChunk>)| {
+        model.noting_layers().iter().map(|layer| (chunk, layer.clone())).collect::<Vec<_>>()
+    };
+    let layers: Vec<(usize, NotingLayer)> = run.chunks().iter().enumerate().flat_map(of_chunk).collect();
+    let maxima = OperandMaxima::take_all(layers.iter().map(|(_, layer)| layer.maxima.as_ref()));
+    let usable = |largest: f32| if largest.is_finite() { f64::from(largest) } else { 0.0 };
+    let of_layer = |((chunk, NotingLayer { name, replicas, .. }), maxima): ((usize, NotingLayer), [f32; 3])| Layer {
+        chunk,
+        name,
+        maxima: maxima.map(usable),
+        replicas,
+    };
+    layers.into_iter().zip(maxima).map(of_layer).collect()
+}
+
+/// Where weights travel as codes, layers see what these stand for: the magnitudes that count are those of what each rank owns.
+fn own_weights(run: &mut RunContext, layers: &mut [Layer]) {
+    let own = run.training.optimizer.parameters().take_cast_maxima();
+    for layer in layers {
+        if let Some(largest) = own.get(&format!("{}.weight", layer.name)) {
+            layer.maxima[WEIGHT] = if largest.is_finite() { f64::from(*largest) } else { 0.0 };
         }
     }
-    layers
 }
 
 /// The largest over the ranks that share layers: replicas, and those that have other parts of them.
@@ -108,10 +121,12 @@ impl Subsystem for CastScales {
     }
 
     fn after_step(&mut self, run: &mut RunContext, step: &StepReport) -> Result<Verdict, TrainError> {
-        let mut layers = noted(run);
         if step.skipped {
+            run.chunks().iter().flat_map(|chunk| chunk.noting_layers()).for_each(|layer| layer.maxima.forget());
             return Ok(Verdict::default());
         }
+        let mut layers = noted(run);
+        own_weights(run, &mut layers);
         let groups = run.groups;
         share(&mut layers, ReplicaGroup::Dense, [groups.tensor(), groups.data_context()])?;
         share(&mut layers, ReplicaGroup::Expert, [groups.expert_tensor(), groups.expert_data()])?;
@@ -121,10 +136,10 @@ impl Subsystem for CastScales {
             let names = |parameter: &str| here.iter().map(|layer| format!("{}.{parameter}", layer.name)).collect();
             let [scales, histories]: [Vec<String>; 2] = [CAST_SCALES, CAST_HISTORY].map(names);
             let parameters = training.optimizer.parameters();
-            let read = |names: &[String]| {
-                parameters.frozen_values(chunk.as_ref(), &names.iter().map(String::as_str).collect::<Vec<_>>())
-            };
-            let (before, old) = (read(&scales)?, read(&histories)?);
+            // All of a chunk are read at once: a device is waited for once.
+            let all: Vec<&str> = scales.iter().chain(&histories).map(String::as_str).collect();
+            let values = parameters.frozen_values(chunk.as_ref(), &all)?;
+            let (before, old) = values.split_at(here.len());
             let mut values = BTreeMap::new();
             for (place, layer) in here.iter().enumerate() {
                 let (history, next) = self.next_of(layer.maxima, &before[place], &old[place]);

@@ -6,7 +6,7 @@ use bridge_dist::mesh::GroupKind;
 use bridge_kernels::offload::Module;
 
 use crate::blocks::linear::flops;
-use crate::blocks::mlp::{block_flops, inner_bytes, unit_bytes};
+use crate::blocks::mlp::{block_flops, block_operands, inner_bytes, kept_inner_bytes, unit_bytes};
 use crate::blocks::regions::{enter_exchanges, exchange, leave_exchanges};
 use crate::models::decoder::choices::Dispatcher;
 use crate::models::decoder::config::{DecoderConfig, MoeConfig};
@@ -28,30 +28,37 @@ pub(super) fn cost(config: &DecoderConfig, moe: &MoeConfig, work: &Workload) -> 
     let mut kept = local * c * a + of_router;
     // What arrives at the experts here, and what comes back to be weighted.
     let arriving = routed * expert_ranks * w * a;
-    kept += arriving + weighted;
+    kept += work.input_alone(routed * expert_ranks * w) + weighted;
     let latent = moe.latent_size.map_or(0, |latent| latent as u64);
     // What the layers around the experts read: the stream, which is counted, and what experts made.
-    kept += local * latent * a;
+    kept += work.input_alone(local * latent) + if latent > 0 { work.input_besides(local * c) } else { 0 };
     let width = moe.ffn_hidden_size / work.place.expert_tensor.size;
     let hidden = inner_bytes(config, routed * expert_ranks, width, work);
     // One operation of all forms the units' outputs again, and so does one of each that recomputes them.
     let unit = unit_bytes(routed * expert_ranks, width, work);
-    let remade = if config.recomputed.moe_act || moe.grouped_gemm { unit } else { 0 };
-    kept += hidden - remade;
+    // Products of 8 bits are made expert by expert.
+    let is_grouped = moe.grouped_gemm && work.eight_bits.is_none();
+    let remade = if config.recomputed.moe_act || is_grouped { unit } else { 0 };
+    kept += match remade {
+        0 => kept_inner_bytes(config, routed * expert_ranks, width, work),
+        remade => hidden - remade,
+    };
     // The operation of all has them in hand where backward counts them already.
-    let brought_back_by_parts = if moe.grouped_gemm { 0 } else { remade };
-    let (mut backward, mut brought_back, mut recomputed_flops) = (hidden, brought_back_by_parts, 0.0);
+    let brought_back_by_parts = if is_grouped { 0 } else { remade };
+    let each = (routed * expert_ranks).div_ceil((moe.num_experts / work.place.expert.size).max(1) as u64);
+    let in_hand = block_operands(config, each, [w as usize, width], work);
+    let (mut backward, mut brought_back, mut recomputed_flops) = (hidden + in_hand, brought_back_by_parts, 0.0);
     let shared = moe.shared_expert_intermediate_size.unwrap_or(0);
     if shared > 0 {
-        let hidden = inner_bytes(config, work.tokens(), shared / work.place.tensor.size, work);
-        let gathered = if work.place.sequence_parallel { work.tokens() * c * a } else { 0 };
-        kept += gathered;
-        backward = backward.max(hidden);
+        let (rows, width) = (work.tokens(), shared / work.place.tensor.size);
+        let hidden = inner_bytes(config, rows, width, work);
+        kept += if work.place.sequence_parallel { work.input_alone(rows * c) } else { work.input_besides(rows * c) };
+        backward = backward.max(hidden + block_operands(config, rows, [config.hidden_size, width], work));
         if config.recomputed.shared_experts {
             brought_back = brought_back.max(hidden);
             recomputed_flops = block_flops(config, work.all_tokens(), shared) / 3.0;
         } else {
-            kept += hidden;
+            kept += kept_inner_bytes(config, rows, width, work);
         }
     }
     SegmentCost {

@@ -24,11 +24,18 @@ impl Mamba {
         let chunks = (work.seq_length.div_ceil(mamba.chunk_size) * work.micro_batch_size) as u64;
         let states = chunks * (i * mamba.state_size / ranks) as u64 * FLOAT32;
         let row = c as u64 * work.collective_bytes;
+        let layers = [[c, projected / ranks], [i / ranks, c]];
+        let in_hand = layers.map(|layer| work.operands_in_hand(n, layer)).into_iter().max().unwrap_or(0);
         SegmentCost {
             flops: flops(tokens, c, projected) + scan + flops(tokens, i, c),
             // The projection's parts, what the convolution, the scan and the norm make of them, and the states between chunks.
-            kept: stream + of(projected) + of(i + 2 * g) + 2 * of(i) + states,
-            backward: 2 * of(projected),
+            kept: work.input_alone(n * c as u64)
+                + of(projected)
+                + of(i + 2 * g)
+                + of(i)
+                + work.input_alone(n * (i / ranks) as u64)
+                + states,
+            backward: 2 * of(projected) + in_hand,
             put_off: 2 * stream + of(projected) + of(i),
             exchanges: [enter_exchanges(row, work), leave_exchanges(row, work)].concat(),
             ..SegmentCost::default()

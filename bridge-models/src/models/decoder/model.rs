@@ -147,14 +147,23 @@ pub(super) fn outline(
     if config.encoder.is_some() {
         return encoder_decoder::outline(config, work, stage, adapter);
     }
-    let declarations = declare(config, ChunkScope::outline(work.place, adapter), stage);
+    let declarations = declare(config, ChunkScope::outline(work.place, adapter.clone()), stage);
+    let in_layer = |number| work.in_layer(adapter.as_deref(), number);
+    // Layers of multi-token prediction are part of the head.
+    let predicting = in_layer(Some(config.num_layers));
     let outputs = declarations.parameters().iter().find(|info| info.of_last_layer).map(|info| info.shape[0]);
-    let costs = declarations.segments().iter().map(|segment| cost(config, (*segment, outputs), work)).collect();
+    let of = |segment: &Segment| cost(config, (*segment, outputs), [&in_layer(segment.layer), &predicting]);
+    let costs = declarations.segments().iter().map(of).collect();
     Outline { declarations, costs: Some(costs) }.adapted(work)
 }
 
-/// What a segment costs, the head of one with so many outputs in place of the vocabulary.
-fn cost(config: &DecoderConfig, (segment, outputs): (Segment, Option<usize>), work: &Workload) -> SegmentCost {
+/// What a segment costs, the head of one with so many outputs in place of the vocabulary; `predicting` is the workload of layers of multi-token
+/// prediction.
+fn cost(
+    config: &DecoderConfig,
+    (segment, outputs): (Segment, Option<usize>),
+    [work, predicting]: [&Workload; 2],
+) -> SegmentCost {
     match segment.role {
         SegmentRole::Embedding => Embedding::cost(config, work),
         part @ (SegmentRole::Attention | SegmentRole::Mlp | SegmentRole::Moe | SegmentRole::Layer) => {
@@ -168,7 +177,7 @@ fn cost(config: &DecoderConfig, (segment, outputs): (Segment, Option<usize>), wo
                 Some(outputs) => cost_replaced(outputs, config.hidden_size, work),
                 None => head_cost(config, work),
             };
-            let head = norm.and(last).and(MultiToken::cost(config, work));
+            let head = norm.and(last).and(MultiToken::cost(config, predicting));
             SegmentCost { input, ..head }
         }
     }

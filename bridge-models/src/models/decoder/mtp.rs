@@ -107,7 +107,8 @@ impl MultiToken {
         let projection = || SegmentCost {
             flops: flops(work.all_tokens(), 2 * c, c),
             // The two inputs of the norms, and the projection's.
-            kept: 4 * stream,
+            kept: 2 * stream + work.input_alone(2 * work.tokens_between_blocks() * c as u64),
+            backward: work.operands_in_hand(work.tokens_between_blocks(), [2 * c, c]),
             ..SegmentCost::default()
         };
         let layer = || SegmentCost { input: 0, ..Layer::cost(config, config.num_layers - 1, SegmentRole::Layer, work) };

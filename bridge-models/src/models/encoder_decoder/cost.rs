@@ -23,10 +23,13 @@ pub(crate) fn outline(
     adapter: Option<Arc<dyn Adapter>>,
 ) -> Outline {
     let encoder = config.encoder.expect("a model of this kind has an encoder");
-    let declarations = declare(config, ChunkScope::outline(work.place, adapter), stage);
-    let costs =
-        Costs { config, encoder, source: *work, target: Workload { seq_length: encoder.target_length, ..*work } };
-    let costs = declarations.segments().iter().map(|segment| costs.of(*segment)).collect();
+    let declarations = declare(config, ChunkScope::outline(work.place, adapter.clone()), stage);
+    let of = |segment: &Segment| {
+        let source = work.in_layer(adapter.as_deref(), segment.layer);
+        let target = Workload { seq_length: encoder.target_length, ..source };
+        Costs { config, encoder, source, target }.of(*segment)
+    };
+    let costs = declarations.segments().iter().map(of).collect();
     Outline { declarations, costs: Some(costs) }
 }
 
@@ -96,13 +99,16 @@ impl Costs<'_> {
         }
         exchanges.extend(leave_exchanges(row, queries));
         let projections = flops(queries.all_tokens(), c, width) * 2.0 + flops(keys.all_tokens(), c, width) * 2.0;
-        let source = if is_across { s * c as u64 * a } else { 0 };
+        let source = if is_across { s * c as u64 } else { 0 };
+        let rank = width / ranks;
+        let layers = [(t, [c, rank]), (s, [c, 2 * rank]), (t, [rank, c])];
+        let in_hand = layers.map(|(rows, layer)| queries.operands_in_hand(rows, layer)).into_iter().max().unwrap_or(0);
         let block = SegmentCost {
             flops: projections + products,
             // The input of each product; of the softmax, scores, exponentials and weights.
-            kept: t * c as u64 * a + source + 2 * t * part + 2 * s * part + 3 * scores,
-            backward: 2 * t * part + 2 * s * part + 2 * scores,
-            put_off: 2 * (t * c as u64 * a + t * part) + source + 2 * s * part,
+            kept: queries.input_alone(t * c as u64 + source + t * rank as u64) + t * part + 2 * s * part + 3 * scores,
+            backward: 2 * t * part + 2 * s * part + 2 * scores + in_hand,
+            put_off: 2 * (t * c as u64 * a + t * part) + source * a + 2 * s * part,
             exchanges,
             ..SegmentCost::default()
         };

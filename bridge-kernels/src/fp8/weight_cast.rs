@@ -1,0 +1,127 @@
+//! Weights as codes, which ranks send to each other instead of values.
+
+use super::cpu::{cast, largest_magnitude};
+use super::format::Fp8Format;
+
+/// How a weight with one scale is cast: a layer that is given what the codes stand for casts it to the same codes with the same scale, so its
+/// products are those of the weight itself.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct WeightCast {
+    scale: f32,
+    /// What the largest code stands for, where the scale is made of it.
+    largest: Option<f32>,
+}
+
+const FORMAT: Fp8Format = Fp8Format::E4M3;
+
+impl WeightCast {
+    /// With a scale from earlier steps.
+    pub fn with_scale(scale: f32) -> Self {
+        Self { scale, largest: None }
+    }
+
+    /// With the scale of a weight of this largest magnitude ([`Self::largest_magnitude`]).
+    pub fn of_largest(largest: f32) -> Self {
+        let scale = FORMAT.scale(largest);
+        // A scale that is bounded leaves the largest codes unused.
+        let is_full = largest > 0.0 && largest.is_finite() && FORMAT.code(largest * scale) == FORMAT.code(f32::MAX);
+        Self { scale, largest: is_full.then_some(largest) }
+    }
+
+    /// The largest magnitude of a part of a weight; infinite if an element is not finite.
+    pub fn largest_magnitude(weight: &[f32]) -> f32 {
+        let largest = largest_magnitude(weight);
+        if largest.is_finite() { largest } else { f32::INFINITY }
+    }
+
+    /// The codes of a part of a weight.
+    pub fn encode(self, weight: &[f32]) -> Vec<u8> {
+        weight.iter().map(|x| cast(FORMAT, *x, self.scale)).collect()
+    }
+
+    /// What codes stand for.
+    pub fn decode(self, codes: &[u8]) -> Vec<f32> {
+        let inverse = 1.0 / self.scale;
+        // The largest is what it was, to the bit: the scale that a layer makes of it is then the same.
+        let value = |value: f32| match self.largest {
+            Some(largest) if value.abs() == FORMAT.largest() => largest.copysign(value),
+            _ => value * inverse,
+        };
+        let values = FORMAT.values().map(value);
+        codes.iter().map(|code| values[usize::from(*code)]).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
+
+    use super::*;
+    use crate::fp8::{Fp8Pass, Fp8Rule, Fp8Scaling, fp8_linear};
+
+    /// Odd sizes; values over many powers of two.
+    fn weight(seed: u64, size: f32) -> Vec<f32> {
+        let draws = crate::Philox::new(seed).normal(37 * 61, 1.0);
+        draws.into_iter().enumerate().map(|(place, x)| x * size * 2.0_f32.powi(-((place % 19) as i32))).collect()
+    }
+
+    fn tensor(values: &[f32], dtype: FloatDType) -> Tensor<2> {
+        Tensor::<2>::from_data(TensorData::new(values.to_vec(), [61, 37]), &Device::flex()).cast(dtype)
+    }
+
+    fn floats(x: Tensor<2>) -> Vec<f32> {
+        x.cast(FloatDType::F32).into_data().iter::<f32>().collect()
+    }
+
+    #[test]
+    fn layers_make_the_same_of_what_codes_stand_for() {
+        let x = tensor(&weight(1, 1.0), FloatDType::F32).cast(FloatDType::F32);
+        for dtype in [FloatDType::F32, FloatDType::BF16, FloatDType::F16] {
+            for (seed, size) in [(2, 0.02), (3, 1.3), (4, 7.7e-4)] {
+                let exact = tensor(&weight(seed, size), dtype);
+                let values = floats(exact.clone());
+                let current = WeightCast::of_largest(WeightCast::largest_magnitude(&values));
+                // The second one clips some weights.
+                for (scaling, cast) in
+                    [(Fp8Scaling::Current, current), (Fp8Scaling::Delayed, WeightCast::with_scale(131.7 / size))]
+                {
+                    let sent = tensor(&cast.decode(&cast.encode(&values)), dtype);
+                    assert_ne!(sent.clone().into_data(), exact.clone().into_data());
+                    let rule = Fp8Rule { gradient: Fp8Format::E5M2, scaling, weight_gradient: true };
+                    let scales = Tensor::from_data([1.0, cast.scale, 1.0], &Device::flex());
+                    let scales = (scaling == Fp8Scaling::Delayed).then_some(scales);
+                    let pass = Fp8Pass { rule, scales, maxima: None };
+                    let product = |weight: Tensor<2>| fp8_linear(x.clone(), weight, None, &pass).into_data();
+                    assert_eq!(product(sent), product(exact.clone()), "{scaling:?}, {dtype:?}, {size}");
+                }
+            }
+        }
+        assert_eq!(x.dtype(), DType::F32);
+    }
+
+    #[test]
+    fn parts_are_cast_as_the_whole_is() {
+        let values = weight(5, 0.3);
+        let cast = WeightCast::of_largest(WeightCast::largest_magnitude(&values));
+        let (a, b) = values.split_at(1001);
+        assert_eq!([cast.encode(a), cast.encode(b)].concat(), cast.encode(&values));
+        let decoded = cast.decode(&cast.encode(&values));
+        assert_eq!(WeightCast::largest_magnitude(&decoded), WeightCast::largest_magnitude(&values));
+    }
+
+    #[test]
+    fn what_is_not_finite_stays_so() {
+        for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let values = [0.5, value, -0.25];
+            let cast = WeightCast::of_largest(WeightCast::largest_magnitude(&values));
+            let decoded = cast.decode(&cast.encode(&values));
+            assert!(decoded[1].is_nan() && (decoded[0], decoded[2]) == (0.5, -0.25), "{decoded:?}");
+        }
+        let cast = WeightCast::of_largest(0.0);
+        assert_eq!(cast.decode(&cast.encode(&[0.0; 3])), [0.0; 3]);
+        // A scale that is bounded.
+        let tiny = [1e-38, -3e-39];
+        let cast = WeightCast::of_largest(1e-38);
+        assert_eq!(cast.encode(&cast.decode(&cast.encode(&tiny))), cast.encode(&tiny));
+    }
+}
