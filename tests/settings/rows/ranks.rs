@@ -63,8 +63,8 @@ fn sharded() -> Vec<Row> {
     let eight_bits = all.with(&["model.fp8=hybrid", "model.fp8_recipe=tensorwise"]);
     let of_table = all.with(&["mixed_precision.fp8=hybrid", "mixed_precision.fp8_recipe=tensorwise"]);
     vec![
-        switch("ddp.fp8_param_gather", &eight_bits).moves("measured.traffic plan.memory plan.traffic"),
-        switch("mixed_precision.fp8_param_gather", &of_table).moves("measured.traffic plan.memory plan.traffic"),
+        switch("ddp.fp8_param_gather", &eight_bits).moves("measured.traffic plan.traffic"),
+        switch("mixed_precision.fp8_param_gather", &of_table).moves("measured.traffic plan.traffic"),
         switch("ddp.pad_buckets_for_high_nccl_busbw", &counted(3, &distributed).with(&["train.global_batch_size=9"]))
             .moves("measured.traffic plan.memory plan.traffic"),
         // It is always done; where nothing is summed in 16 bits it is an error.

@@ -196,14 +196,18 @@ const REFUSED: &[(&[&str], &str, &str)] = &[
     ),
     (&["ddp.fp8_param_gather=true"], "ddp.fp8_param_gather", "has no effect without model.fp8"),
     (
-        &["mixed_precision={fp8 = 'hybrid', fp8_recipe = 'mxfp8', fp8_param_gather = true}"],
+        &[
+            "mixed_precision={fp8 = 'hybrid', fp8_recipe = 'mxfp8', fp8_param_gather = true}",
+            "ddp.use_megatron_fsdp=true",
+            "ddp.data_parallel_sharding_strategy=optim_grads_params",
+        ],
         "mixed_precision.fp8_param_gather",
         "blocks with a scale of their own would end inside of what a rank owns",
     ),
     (
         &["model.fp8=hybrid", "ddp.fp8_param_gather=true", "ddp.use_distributed_optimizer=true"],
         "ddp.fp8_param_gather",
-        "elsewhere each rank has whole parameters",
+        "elsewhere each rank has whole parameters, of which checkpoints are made",
     ),
     (&["model.fp8_recipe=tensorwise"], "model.fp8_recipe", "has no effect without model.fp8"),
     (&["model.fp8_wgrad=false"], "model.fp8_wgrad", "has no effect without model.fp8"),
