@@ -7,12 +7,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bridge_dist::comm::{CommError, HostBuffer, ReduceOp, Request};
+use bridge_dist::exchange::{TensorExchange, TensorRequest};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use half::{bf16, f16};
 
 use super::bucket::{Bucket, BucketEntry};
 use super::distribution::Distribution;
 use super::flat::{bytes_of, detached_part, part};
+use super::packing::{Packing, parameter_of};
 use super::settings::{Gather, Sharding};
 use crate::model::{DeferredParameters, ModelChunk, Replacement};
 
@@ -26,9 +28,15 @@ enum BucketState {
     Released,
 }
 
+/// By which way.
+enum Arriving {
+    OnHost(Request),
+    OnDevice(TensorRequest),
+}
+
 /// A bucket on its way, and what its parameters are.
 struct Gathering {
-    request: Request,
+    request: Arriving,
     device: Device,
     dtype: DType,
 }
@@ -355,12 +363,20 @@ impl ShardedParameters {
             if let BucketState::Gathering(gathering) = std::mem::replace(state, BucketState::Whole) {
                 let Gathering { request, device, dtype } = gathering;
                 let waiting = Instant::now();
-                let gathered = request.wait()?;
-                self.waited += waiting.elapsed();
                 let bucket = &distribution.buckets(index)[number];
+                let of_entry: Box<dyn Fn(&BucketEntry) -> Tensor<1>> = match request {
+                    Arriving::OnHost(request) => {
+                        let gathered = request.wait()?;
+                        Box::new(move |entry| one_of(bucket, entry, &gathered, (&device, dtype)))
+                    }
+                    Arriving::OnDevice(request) => {
+                        let gathered = request.wait()?;
+                        Box::new(move |entry| parameter_of(bucket, entry, &gathered))
+                    }
+                };
+                self.waited += waiting.elapsed();
                 for entry in &bucket.entries {
-                    let value = one_of(bucket, entry, &gathered, (&device, dtype));
-                    values.insert(entry.name.as_str(), Replacement::Value(value));
+                    values.insert(entry.name.as_str(), Replacement::Value(of_entry(entry)));
                 }
             }
         }
@@ -389,8 +405,15 @@ impl ShardedParameters {
         let first = owned.first().expect("no bucket is empty");
         let (device, dtype) = (first.device(), first.dtype());
         let places = bucket.entries.iter().map(|entry| bucket.within_part(entry, rank));
+        if let Some(way) = TensorExchange::of(group, &device) {
+            let packing = Packing { device: &device, dtype };
+            let pieces = places.zip(owned).map(|(place, value)| (Some(value), place.len()));
+            let part = packing.concatenated(pieces, bucket.part_len());
+            let request = Arriving::OnDevice(way.start_all_gather(part)?);
+            return Ok(Gathering { request, device, dtype });
+        }
         let parts: Vec<(Range<usize>, TensorData)> = places.zip(owned.into_iter().map(Tensor::into_data)).collect();
-        let request = group.start_all_gather(concatenate(&parts, bucket.part_len()))?;
+        let request = Arriving::OnHost(group.start_all_gather(concatenate(&parts, bucket.part_len()))?);
         Ok(Gathering { request, device, dtype })
     }
 }
