@@ -427,6 +427,7 @@ impl GradientReducer {
 }
 
 /// What a reduction brought.
+#[expect(clippy::large_enum_variant, reason = "there is one at a time")]
 enum Reduced {
     Host(HostBuffer),
     /// Parameters, or this rank's ranges of them, one after the other.

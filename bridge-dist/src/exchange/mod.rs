@@ -96,7 +96,7 @@ impl<'a> TensorExchange<'a> {
             Ok(TensorMemory::part(made, Some(mark(&device))))
         });
         let request = self.exchange.start(call, work)?;
-        Ok(TensorRequest { request, is_own: true })
+        Ok(TensorRequest(request))
     }
 
     /// The sum or average over the ranks.
@@ -226,7 +226,7 @@ impl<'a> TensorExchange<'a> {
     pub fn start_recv(&self, dtype: FloatDType, len: usize, from: usize, tag: u32) -> Result<TensorRequest, CommError> {
         let like = TensorMemory::part(Tensor::empty([0], (&self.device, dtype.into())), None);
         let like = message(DevicePart { len, ..like });
-        Ok(TensorRequest { request: self.exchange.start_recv(like, from, tag)?, is_own: false })
+        self.exchange.start_recv(like, from, tag).map(TensorRequest)
     }
 }
 
@@ -258,11 +258,7 @@ fn joined(parts: Vec<Tensor<1>>) -> Tensor<1> {
 /// A tensor on its way.
 #[must_use = "the result of the operation is returned by `wait`"]
 #[derive(Debug)]
-pub struct TensorRequest {
-    request: Request<DevicePart>,
-    /// Whether the memory is this rank's.
-    is_own: bool,
-}
+pub struct TensorRequest(Request<DevicePart>);
 
 impl TensorRequest {
     /// Whether [`wait`](Self::wait) returns at once. The device may have to do its part yet.
@@ -270,16 +266,16 @@ impl TensorRequest {
     /// # Errors
     /// If the operation has failed; `wait` then returns an error too.
     pub fn test(&mut self) -> Result<bool, CommError> {
-        self.request.test()
+        self.0.test()
     }
 
-    /// Blocks until the tensor may be used in operations of this thread, and returns it.
+    /// Blocks until the tensor may be used in operations of this thread, and returns it, in memory of this thread's stream: that others made it
+    /// has to be minded once, and not for each operation that reads a part of it.
     ///
     /// # Errors
     /// What the blocking form would have returned.
     pub fn wait(self) -> Result<Tensor<1>, CommError> {
-        let part = self.request.wait()?;
-        let tensor = arrived(&part);
-        Ok(if self.is_own { tensor } else { copy(tensor) })
+        let part = self.0.wait()?;
+        Ok(copy(arrived(&part)))
     }
 }

@@ -142,7 +142,7 @@ impl Line<'_> {
             None => Watch::start(seat, Arc::clone(&wire.raw))?,
         };
         let signature = self.signature;
-        let operation = InFlight { signature, ready: opened.ready, done, memory, timeout };
+        let operation = InFlight { signature, ready: opened.ready, done, _memory: memory, timeout };
         wire.watch.insert(watch).see(operation)
     }
 

@@ -25,8 +25,8 @@ pub(super) struct InFlight {
     pub ready: Event,
     /// Passed when it is over.
     pub done: Arc<Event>,
-    /// Memory that it reads and writes.
-    pub memory: Vec<Tensor<1>>,
+    /// What it reads and writes, which is held until then.
+    pub _memory: Vec<Tensor<1>>,
     /// How long it may take once it may begin.
     pub timeout: Duration,
 }
