@@ -242,7 +242,12 @@ fn message(part: DevicePart) -> DevicePart {
 
 /// Some elements of a flat tensor; a view where the device can have one.
 fn part_of(x: &Tensor<1>, range: &Range<usize>) -> Tensor<1> {
-    if range.len() == x.dims()[0] { x.clone() } else { x.clone().slice(range.clone()) }
+    match range.len() {
+        // No kernel is launched for nothing.
+        0 => Tensor::empty([0], (&x.device(), x.dtype())),
+        len if len == x.dims()[0] => x.clone(),
+        _ => x.clone().slice(range.clone()),
+    }
 }
 
 /// The tensors of all ranks, one after the other, in new memory.
