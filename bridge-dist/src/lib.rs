@@ -12,6 +12,8 @@
 //!   groups.
 //! - [`schedule`] makes pipeline schedules (GPipe, 1F1B, interleaved, zero-bubble) as lists of actions, places layers on stages, and
 //!   simulates schedules to find deadlocks, memory use and bubbles.
+//! - `exchange` (cargo feature `burn`) has the collectives of Burn tensors that stay on their device, where a communicator has such a way
+//!   ([`comm::device`]).
 //! - `region` (cargo feature `burn`) has collectives on Burn tensors with gradients, for tensor-, sequence-, context- and expert-parallel
 //!   layers.
 //!
@@ -72,6 +74,8 @@
 extern crate self as bridge_dist;
 
 pub mod comm;
+#[cfg(feature = "burn")]
+pub mod exchange;
 pub mod mesh;
 #[cfg(feature = "burn")]
 pub mod region;

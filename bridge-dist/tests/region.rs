@@ -3,7 +3,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-use bridge_dist::comm::{CommError, Group, thread::run_ranks};
+use bridge_dist::comm::thread::{Devices, run_ranks, run_ranks_on};
+use bridge_dist::comm::{CommError, Group};
 use bridge_dist::region::{
     Cut, RowCounts, all_gather, all_gather_int, all_to_all, all_to_all_uneven, copy_to_group, gather_replicated,
     gather_sequence, reduce_from_group, reduce_scatter, reduce_scatter_sequence, scatter,
@@ -73,8 +74,8 @@ impl Case<'_> {
         inputs.iter().zip(outputs).map(|(x, y)| (floats(y), gradient(x))).collect()
     }
 
-    fn found(&self) -> Vec<Values> {
-        run_ranks(self.ranks, Duration::from_secs(30), |group| {
+    fn found(&self, devices: Devices) -> Vec<Values> {
+        run_ranks_on(devices, self.ranks, Duration::from_secs(30), |group| {
             let x = self.input(group.rank());
             let y = (self.op)(x.clone(), &group);
             let gradients = (y.clone() * self.weight(group.rank(), y.dims())).sum().backward();
@@ -86,7 +87,10 @@ impl Case<'_> {
     #[track_caller]
     fn check(&self) {
         let tolerance = if self.dtype == FloatDType::BF16 { 4e-2 } else { 1e-6 };
-        for (rank, (found, expected)) in self.found().into_iter().zip(self.expected()).enumerate() {
+        let found = self.found(Devices::Apart);
+        // Without a copy in host memory the bits are the same.
+        assert_eq!(self.found(Devices::Shared), found);
+        for (rank, (found, expected)) in found.into_iter().zip(self.expected()).enumerate() {
             for (what, found, expected) in [("output", found.0, expected.0), ("gradient", found.1, expected.1)] {
                 assert_eq!(found.len(), expected.len(), "{what} of rank {rank}");
                 for (i, (a, b)) in found.iter().zip(&expected).enumerate() {

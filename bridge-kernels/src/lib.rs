@@ -28,6 +28,8 @@ mod cube;
 pub mod dropout;
 pub mod embedding;
 mod flex;
+#[cfg(feature = "cuda")]
+pub mod foreign;
 pub mod fp8;
 pub mod gated_norm;
 pub mod grouped;

@@ -2,6 +2,7 @@
 
 mod adapters;
 mod attention_scores;
+mod device_memory;
 mod distillation;
 mod doors;
 mod dpo;

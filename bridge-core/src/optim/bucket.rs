@@ -128,6 +128,16 @@ impl Bucket {
         self.part
     }
 
+    /// Ranks among which it is divided.
+    pub fn num_ranks(&self) -> usize {
+        self.ranks
+    }
+
+    /// Whether every rank owns as many elements of each parameter, so that parameters start at the same place in each rank's part.
+    pub fn is_even(&self) -> bool {
+        self.entries.iter().all(|entry| entry.num_elements.is_multiple_of(self.ranks))
+    }
+
     /// Copies a parameter's elements to their places in the bucket.
     ///
     /// # Panics

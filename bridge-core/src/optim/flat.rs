@@ -11,11 +11,14 @@ pub(super) fn bytes_of(tensor: &Tensor<1>) -> u64 {
 
 /// A range of a flat tensor that does not keep the memory of the rest, as a view would.
 pub(super) fn detached_part(value: Tensor<1>, range: &Range<usize>) -> Tensor<1> {
-    if range.len() == value.dims()[0] {
-        return value;
-    }
-    let (device, dtype) = (value.device(), value.dtype());
-    Tensor::from_data(part(value, range).into_data(), (&device, dtype))
+    if range.len() == value.dims()[0] { value } else { copied(part(value, range)) }
+}
+
+/// The same elements in memory of their own, on the same device.
+pub(super) fn copied<const D: usize>(value: Tensor<D>) -> Tensor<D> {
+    let shape = value.dims();
+    let empty = Tensor::empty(shape, (&value.device(), value.dtype()));
+    if shape.contains(&0) { empty } else { empty.slice_assign(shape.map(|size| 0..size), value) }
 }
 
 /// A range of a flat tensor.

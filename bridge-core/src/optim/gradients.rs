@@ -4,10 +4,12 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use bridge_dist::comm::{CommError, Group, ReduceOp};
+use bridge_dist::exchange::TensorExchange;
 use bridge_kernels::optim::accumulate;
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 
-use super::flat::part;
+use super::flat::{detached_part, part};
+use super::packing::Packing;
 
 /// dtype in which gradients are summed over micro-batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,6 +116,21 @@ impl GradientBuffer {
         if group.size() == 1 || parameters.is_empty() {
             return Ok(());
         }
+        if let Some(way) = TensorExchange::of(group, device) {
+            let packing = Packing { device, dtype: DType::F32 };
+            let pieces = parameters.iter().map(|SharedElements { name, elements, .. }| {
+                let gradient = self.gradients.get(*name).cloned().filter(|_| !elements.is_empty());
+                (gradient.map(|gradient| to_float32(part(gradient, elements))), elements.len())
+            });
+            let sums = way.all_reduce(packing.concatenated(pieces, *num_elements), ReduceOp::Sum)?;
+            let mut start = 0;
+            for shared in parameters {
+                let own = start..start + shared.elements.len();
+                start = own.end;
+                self.replace_shared(shared, device, detached_part(sums.clone(), &own));
+            }
+            return Ok(());
+        }
         let mut values: Vec<f32> = Vec::new();
         for SharedElements { name, elements, .. } in parameters {
             let end = values.len() + elements.len();
@@ -125,24 +142,34 @@ impl GradientBuffer {
         values.resize(*num_elements, 0.0);
         group.all_reduce((&mut values).into(), ReduceOp::Sum)?;
         let mut rest = values.as_slice();
-        for SharedElements { name, held, elements } in parameters {
-            let (own, others) = rest.split_at(elements.len());
+        for shared in parameters {
+            let (own, others) = rest.split_at(shared.elements.len());
             rest = others;
             let sum = Tensor::<1>::from_data(TensorData::new(own.to_vec(), [own.len()]), (device, DType::F32));
-            let dtype = self.gradients.get(*name).map_or(DType::F32, Tensor::dtype);
-            let sum = if dtype == DType::F32 { sum } else { sum.cast(FloatDType::from(dtype)) };
-            let gradient = if *elements == (0..*held) {
-                sum
-            } else if elements.is_empty() {
-                continue;
-            } else {
-                let before = self.gradients.remove(*name);
-                let before = before.unwrap_or_else(|| Tensor::zeros([*held], (device, dtype)));
-                before.slice_assign([elements.clone()], sum)
-            };
-            self.set(name, gradient);
+            self.replace_shared(shared, device, sum);
         }
         Ok(())
+    }
+
+    /// Puts the sum of some elements in the place of this rank's.
+    fn replace_shared(
+        &mut self,
+        SharedElements { name, held, elements }: &SharedElements<'_>,
+        device: &Device,
+        sum: Tensor<1>,
+    ) {
+        let dtype = self.gradients.get(*name).map_or(DType::F32, Tensor::dtype);
+        let sum = if dtype == DType::F32 { sum } else { sum.cast(FloatDType::from(dtype)) };
+        let gradient = if *elements == (0..*held) {
+            sum
+        } else if elements.is_empty() {
+            return;
+        } else {
+            let before = self.gradients.remove(*name);
+            let before = before.unwrap_or_else(|| Tensor::zeros([*held], (device, dtype)));
+            before.slice_assign([elements.clone()], sum)
+        };
+        self.set(name, gradient);
     }
 
     /// The gradient of one parameter.

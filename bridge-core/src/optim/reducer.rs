@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bridge_dist::comm::{CommError, HostBuffer, Request};
+use bridge_dist::comm::{CommError, Group, HostBuffer, Request};
+use bridge_dist::exchange::{TensorExchange, TensorRequest};
 use bridge_kernels::optim::SquareSums;
 use burn::tensor::{DType, Device, Element, Tensor, TensorData};
 use half::bf16;
@@ -12,6 +13,8 @@ use half::bf16;
 use super::GradientBuffer;
 use super::bucket::{Bucket, BucketEntry};
 use super::distribution::Distribution;
+use super::flat::detached_part;
+use super::packing::Packing;
 use super::settings::Reduction;
 use crate::timers::{TimerLevel, Timers};
 
@@ -57,11 +60,28 @@ impl std::fmt::Display for GradientPart {
     }
 }
 
+/// Where a reduction takes place.
+enum Reducing {
+    /// In host memory.
+    OnHost(Request),
+    /// On the device. Whole parameters lie one after the other.
+    OnDevice(TensorRequest),
+}
+
+impl Reducing {
+    fn test(&mut self) -> Result<bool, CommError> {
+        match self {
+            Self::OnHost(request) => request.test(),
+            Self::OnDevice(request) => request.test(),
+        }
+    }
+}
+
 /// A reduction under way.
 struct InFlight {
     chunk: usize,
     bucket: usize,
-    request: Request,
+    request: Reducing,
     started: Instant,
 }
 
@@ -78,6 +98,8 @@ pub struct GradientReducer {
     own: OwnGradients,
     /// Sums of squares of this rank's own gradients of a step, where they are measured.
     own_squares: BTreeMap<GradientPart, f64>,
+    /// Those of parts on the device that have not been read, and which parts these are.
+    unread_squares: (Vec<GradientPart>, SquareSums),
 }
 
 /// How long reductions took, and how much of that the rank had to wait.
@@ -102,8 +124,18 @@ impl GradientReducer {
         let started = vec![0; distribution.num_chunks()];
         let timers = Arc::new(Timers::new(None));
         let times = ReductionTimes::default();
-        let (own, own_squares) = (OwnGradients::Unseen, BTreeMap::new());
-        Self { distribution, wire, device, in_flight: Vec::new(), started, times, timers, own, own_squares }
+        Self {
+            distribution,
+            wire,
+            device,
+            in_flight: Vec::new(),
+            started,
+            times,
+            timers,
+            own: OwnGradients::Unseen,
+            own_squares: BTreeMap::new(),
+            unread_squares: Default::default(),
+        }
     }
 
     /// Takes the norms of this rank's own gradients, or does not.
@@ -153,19 +185,67 @@ impl GradientReducer {
                 continue;
             }
             let group = distribution.shards(bucket.replicas);
-            let values = self.fill(bucket, gradients);
-            if self.own == OwnGradients::Measured {
-                *self.own_squares.entry(GradientPart::Bucket { chunk, bucket: number }).or_default() +=
-                    squares(&values);
-            }
-            let op = distribution.reduce_op();
-            let request = match distribution.sharding().divides_state() {
-                true => group.start_reduce_scatter(values, op)?,
-                false => group.start_all_reduce(values, op)?,
+            let part = GradientPart::Bucket { chunk, bucket: number };
+            let request = match TensorExchange::of(group, &self.device) {
+                Some(way) => Reducing::OnDevice(self.start_on_device(&way, part, bucket, gradients)?),
+                None => Reducing::OnHost(self.start_on_host(group, part, bucket, gradients)?),
             };
             self.in_flight.push(InFlight { chunk, bucket: number, request, started: Instant::now() });
         }
         Ok(())
+    }
+
+    fn start_on_host(
+        &mut self,
+        group: &Group,
+        part: GradientPart,
+        bucket: &Bucket,
+        gradients: &mut GradientBuffer,
+    ) -> Result<Request, CommError> {
+        let values = self.fill(bucket, gradients);
+        if self.own == OwnGradients::Measured {
+            *self.own_squares.entry(part).or_default() += squares(&values);
+        }
+        let op = self.distribution.reduce_op();
+        match self.distribution.sharding().divides_state() {
+            true => group.start_reduce_scatter(values, op),
+            false => group.start_all_reduce(values, op),
+        }
+    }
+
+    fn start_on_device(
+        &mut self,
+        way: &TensorExchange<'_>,
+        part: GradientPart,
+        bucket: &Bucket,
+        gradients: &mut GradientBuffer,
+    ) -> Result<TensorRequest, CommError> {
+        let distribution = Arc::clone(&self.distribution);
+        let take = |name: &str| scaled_gradient(&distribution, bucket, name, gradients);
+        let (op, divides) = (distribution.reduce_op(), distribution.sharding().divides_state());
+        let packing = self.packing();
+        let values = match divides {
+            true => packing.by_rank(bucket, take),
+            false => packing.concatenated(with_sizes(bucket, take), bucket.len()),
+        };
+        if self.own == OwnGradients::Measured {
+            // Read when the step's are: reading now would wait for the device.
+            self.unread_squares.1.add(&values);
+            self.unread_squares.0.push(part);
+        }
+        match divides {
+            true => way.start_reduce_scatter(values, op),
+            false => way.start_all_reduce(values, op),
+        }
+    }
+
+    /// How buckets travel on the device.
+    fn packing(&self) -> Packing<'_> {
+        let dtype = match self.wire {
+            Wire::Float32 => DType::F32,
+            Wire::BFloat16 => DType::BF16,
+        };
+        Packing { device: &self.device, dtype }
     }
 
     /// Ends a micro-batch of a chunk whose gradients are reduced by themselves ([`Sharding::divides_gradients`]); they are added to those of
@@ -203,6 +283,10 @@ impl GradientReducer {
             self.complete(all, gradients)?;
         }
         if self.own == OwnGradients::Measured {
+            let (parts, unread) = std::mem::take(&mut self.unread_squares);
+            for (part, squares) in parts.into_iter().zip(unread.finish()) {
+                *self.own_squares.entry(part).or_default() += squares;
+            }
             let mut sums = SquareSums::default();
             gradients.iter().for_each(|(_, gradient)| sums.add(gradient));
             let unreduced = sums.finish().into_iter().reduce(|a, b| a + b);
@@ -223,7 +307,10 @@ impl GradientReducer {
         let mut exposed = None;
         let mut reductions = reductions.into_iter();
         while let Some(InFlight { chunk, bucket, request, .. }) = reductions.next() {
-            let reduced = request.wait()?;
+            let reduced = match request {
+                Reducing::OnHost(request) => Reduced::Host(request.wait()?),
+                Reducing::OnDevice(request) => Reduced::Device(request.wait()?),
+            };
             if exposed.is_none() && all_have_arrived(reductions.as_mut_slice())? {
                 exposed = Some(backward_ended.elapsed());
             }
@@ -241,8 +328,18 @@ impl GradientReducer {
         for chunk in 0..distribution.num_chunks() {
             for (number, bucket) in distribution.buckets(chunk).iter().enumerate().filter(|(_, b)| b.is_trained) {
                 if let Some(group) = distribution.instances(bucket.replicas) {
-                    let values = self.fill_part(bucket, gradients);
-                    let request = group.start_all_reduce(values, distribution.reduce_op())?;
+                    let op = distribution.reduce_op();
+                    let request = match TensorExchange::of(group, &self.device) {
+                        Some(way) => {
+                            let rank = distribution.shards(bucket.replicas).rank();
+                            let own = bucket.entries.iter().map(|entry| {
+                                (gradients.take_reduced(&entry.name), bucket.within_part(entry, rank).len())
+                            });
+                            let values = self.packing().concatenated(own, bucket.part_len());
+                            Reducing::OnDevice(way.start_all_reduce(values, op)?)
+                        }
+                        None => Reducing::OnHost(group.start_all_reduce(self.fill_part(bucket, gradients), op)?),
+                    };
                     reductions.push(InFlight { chunk, bucket: number, request, started: Instant::now() });
                 }
             }
@@ -255,6 +352,7 @@ impl GradientReducer {
         self.in_flight.clear();
         self.started.fill(0);
         self.own_squares.clear();
+        self.unread_squares = Default::default();
     }
 
     /// Norms of this rank's own gradients of the step, before ranks added them up; none unless they are
@@ -271,11 +369,7 @@ impl GradientReducer {
 
     /// A bucket's gradients, moved out of `gradients`. A parameter without gradient counts as zero.
     fn fill(&self, bucket: &Bucket, gradients: &mut GradientBuffer) -> HostBuffer {
-        let scale = self.distribution.scale_before(bucket.replicas);
-        let take = |name: &str| {
-            let gradient = gradients.take_unchanged(name)?;
-            Some(if scale == 1.0 { gradient } else { gradient * scale })
-        };
+        let take = |name: &str| scaled_gradient(&self.distribution, bucket, name, gradients);
         match self.wire {
             Wire::Float32 => packed(bucket, bucket.len(), take, Bucket::scatter::<f32>).into(),
             Wire::BFloat16 => packed(bucket, bucket.len(), take, Bucket::scatter::<bf16>).into(),
@@ -296,13 +390,22 @@ impl GradientReducer {
     }
 
     /// Puts a reduced bucket, or this rank's part of it, back as gradients of its parameters.
-    fn spread(&self, chunk: usize, bucket: usize, reduced: &HostBuffer, gradients: &mut GradientBuffer) {
+    fn spread(&self, chunk: usize, bucket: usize, reduced: &Reduced, gradients: &mut GradientBuffer) {
         let bucket = &self.distribution.buckets(chunk)[bucket];
+        let mut start = 0;
         for entry in &bucket.entries {
             let tensor = match reduced {
-                HostBuffer::F32(values) => self.tensor(self.own(bucket, entry, values), DType::F32),
-                HostBuffer::Bf16(values) => self.tensor(self.own(bucket, entry, values), DType::BF16),
-                other => unreachable!("gradients do not travel as {}", other.dtype()),
+                Reduced::Host(HostBuffer::F32(values)) => self.tensor(self.own(bucket, entry, values), DType::F32),
+                Reduced::Host(HostBuffer::Bf16(values)) => self.tensor(self.own(bucket, entry, values), DType::BF16),
+                Reduced::Host(other) => unreachable!("gradients do not travel as {}", other.dtype()),
+                Reduced::Device(values) => {
+                    let len = match self.distribution.sharding().divides_state() {
+                        true => bucket.within_part(entry, self.distribution.shards(bucket.replicas).rank()).len(),
+                        false => entry.num_elements,
+                    };
+                    start += len;
+                    detached_part(values.clone(), &(start - len..start))
+                }
             };
             gradients.add_reduced(&entry.name, tensor);
         }
@@ -321,6 +424,34 @@ impl GradientReducer {
         let count = values.len();
         Tensor::from_data(TensorData::new(values, [count]), (&self.device, dtype))
     }
+}
+
+/// What a reduction brought.
+#[expect(clippy::large_enum_variant, reason = "there is one at a time")]
+enum Reduced {
+    Host(HostBuffer),
+    /// Parameters, or this rank's ranges of them, one after the other.
+    Device(Tensor<1>),
+}
+
+/// A parameter's own gradient as it is to be reduced, moved out of `gradients`.
+fn scaled_gradient(
+    distribution: &Distribution,
+    bucket: &Bucket,
+    name: &str,
+    gradients: &mut GradientBuffer,
+) -> Option<Tensor<1>> {
+    let scale = distribution.scale_before(bucket.replicas);
+    let gradient = gradients.take_unchanged(name)?;
+    Some(if scale == 1.0 { gradient } else { gradient * scale })
+}
+
+/// What `take` gives for each parameter of a bucket, and its elements.
+fn with_sizes(
+    bucket: &Bucket,
+    mut take: impl FnMut(&str) -> Option<Tensor<1>>,
+) -> impl Iterator<Item = (Option<Tensor<1>>, usize)> {
+    bucket.entries.iter().map(move |entry| (take(&entry.name), entry.num_elements))
 }
 
 /// Sum of squares of gradients on their way, in float64.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bridge_dist::comm::{CommError, HostBuffer, Request};
+use bridge_dist::exchange::{TensorExchange, TensorRequest};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use half::{bf16, f16};
 
@@ -14,6 +15,7 @@ use super::bucket::{Bucket, BucketEntry};
 use super::cast_gather::{CastGather, Casts, decoded};
 use super::distribution::Distribution;
 use super::flat::{bytes_of, detached_part, part};
+use super::packing::{Packing, parameter_of};
 use super::settings::{Gather, Sharding};
 use crate::model::{DeferredParameters, ModelChunk, Replacement};
 
@@ -27,9 +29,15 @@ pub(super) enum BucketState {
     Released,
 }
 
+/// By which way.
+enum Arriving {
+    OnHost(Request),
+    OnDevice(TensorRequest),
+}
+
 /// A bucket on its way, and what its parameters are.
 pub(super) struct Gathering {
-    request: Request,
+    request: Arriving,
     device: Device,
     dtype: DType,
     /// Of weights that travel as codes.
@@ -312,15 +320,23 @@ impl ShardedParameters {
             if let BucketState::Gathering(gathering) = std::mem::replace(state, BucketState::Whole) {
                 let Gathering { request, device, dtype, casts } = gathering;
                 let waiting = Instant::now();
-                let gathered = request.wait()?;
-                self.waited += waiting.elapsed();
                 let bucket = &distribution.buckets(index)[number];
+                let of_entry: Box<dyn Fn(usize, &BucketEntry) -> Tensor<1>> = match request {
+                    Arriving::OnHost(request) => {
+                        let gathered = request.wait()?;
+                        Box::new(move |place, entry| match &gathered {
+                            HostBuffer::U8(codes) => decoded((bucket, entry), codes, casts[place], (&device, dtype)),
+                            gathered => one_of(bucket, entry, gathered, (&device, dtype)),
+                        })
+                    }
+                    Arriving::OnDevice(request) => {
+                        let gathered = request.wait()?;
+                        Box::new(move |_, entry| parameter_of(bucket, entry, &gathered))
+                    }
+                };
+                self.waited += waiting.elapsed();
                 for (place, entry) in bucket.entries.iter().enumerate() {
-                    let value = match &gathered {
-                        HostBuffer::U8(codes) => decoded((bucket, entry), codes, casts[place], (&device, dtype)),
-                        gathered => one_of(bucket, entry, gathered, (&device, dtype)),
-                    };
-                    values.insert(entry.name.as_str(), Replacement::Value(value));
+                    values.insert(entry.name.as_str(), Replacement::Value(of_entry(place, entry)));
                 }
             }
         }
@@ -348,7 +364,7 @@ impl ShardedParameters {
         let first = &self.shards[&bucket.entries.first().expect("no bucket is empty").name];
         let (device, dtype) = (first.device(), first.dtype());
         let (part, casts) = self.casts.encode(bucket, &self.distribution, &self.shards)?;
-        let request = self.distribution.shards(bucket.replicas).start_all_gather(part)?;
+        let request = Arriving::OnHost(self.distribution.shards(bucket.replicas).start_all_gather(part)?);
         Ok(Gathering { request, device, dtype, casts })
     }
 
@@ -362,8 +378,15 @@ impl ShardedParameters {
         let first = owned.first().expect("no bucket is empty");
         let (device, dtype) = (first.device(), first.dtype());
         let places = bucket.entries.iter().map(|entry| bucket.within_part(entry, rank));
+        if let Some(way) = TensorExchange::of(group, &device) {
+            let packing = Packing { device: &device, dtype };
+            let pieces = places.zip(owned).map(|(place, value)| (Some(value), place.len()));
+            let part = packing.concatenated(pieces, bucket.part_len());
+            let request = Arriving::OnDevice(way.start_all_gather(part)?);
+            return Ok(Gathering { request, device, dtype, casts: Casts::new() });
+        }
         let parts: Vec<(Range<usize>, TensorData)> = places.zip(owned.into_iter().map(Tensor::into_data)).collect();
-        let request = group.start_all_gather(concatenate(&parts, bucket.part_len()))?;
+        let request = Arriving::OnHost(group.start_all_gather(concatenate(&parts, bucket.part_len()))?);
         Ok(Gathering { request, device, dtype, casts: Casts::new() })
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bridge_dist::comm::counting::{CountingCommunicator, Ledger};
+use bridge_dist::comm::thread::{Devices, run_ranks_on};
 use bridge_dist::comm::{CommError, Group};
 use bridge_dist::mesh::{Mesh, ParallelSizes, ProcessGroups, RankOrder};
 use bridge_kernels::optim::{Master, Stored};
@@ -23,6 +24,8 @@ pub(super) struct Trained {
     /// Bits of all parameters.
     pub values: BTreeMap<String, Vec<u64>>,
     norms: Vec<f64>,
+    /// Of the rank's own gradients, rounded: their squares may be added up in another order.
+    own_norms: Vec<(GradientPart, f32)>,
     /// Elements of moments and master weights on this rank, and on all.
     state: (usize, usize),
     pub whole_state: OptimizerState,
@@ -75,6 +78,11 @@ fn train(algorithm: &Algorithm, ranks: usize, dtype: FloatDType, settings: Distr
     train_with(algorithm, (ranks, 1), dtype, settings, None)
 }
 
+/// Through copies in host memory, or in the memory itself; and what gradients travel in.
+type Travel = (Devices, Wire);
+
+const BY_HOST: Travel = (Devices::Apart, Wire::Float32);
+
 /// With several instances of the distributed optimizer.
 fn train_instances(
     algorithm: &Algorithm,
@@ -93,6 +101,16 @@ pub(super) fn train_with(
     settings: DistributionSettings,
     offload: Option<OffloadSettings>,
 ) -> Vec<Trained> {
+    train_by(BY_HOST, algorithm, (ranks, instances), dtype, (settings, offload))
+}
+
+fn train_by(
+    (devices, wire): Travel,
+    algorithm: &Algorithm,
+    (ranks, instances): (usize, usize),
+    dtype: FloatDType,
+    (settings, offload): (DistributionSettings, Option<OffloadSettings>),
+) -> Vec<Trained> {
     let program = |world| -> Result<Trained, TrainError> {
         let sizes = ParallelSizes { num_distributed_optimizer_instances: instances, ..ParallelSizes::default() };
         let mesh = Mesh::new(ranks, sizes, RankOrder::default()).expect("a mesh");
@@ -104,7 +122,8 @@ pub(super) fn train_with(
             OptimizerSettings { algorithm: algorithm.clone(), clip_grad: 1.0, count_zeros: true, offload };
         let provider = StandardOverrides::default();
         let mut optimizer = Optimizer::new(optimizer_settings, &chunks, &provider, Arc::clone(&distribution)).unwrap();
-        let mut reducer = GradientReducer::new(Arc::clone(&distribution), Wire::Float32, Device::flex());
+        let reducer = GradientReducer::new(Arc::clone(&distribution), wire, Device::flex());
+        let mut reducer = reducer.checking(OwnGradients::Measured);
         // Some values are there, one is left for later.
         let deferred = DeferredParameters::default();
         let late = toy(3, dtype);
@@ -117,7 +136,7 @@ pub(super) fn train_with(
             chunks[0].replace_parameters([("embedding", Replacement::Released)].into());
         }
         optimizer.parameters().shard(&mut chunks, &deferred);
-        let mut norms = Vec::new();
+        let (mut norms, mut own_norms) = (Vec::new(), Vec::new());
         for step in 0..3 {
             let mut gradients = GradientBuffer::new(AccumulationDType::Float32);
             fill(&mut gradients, chunks[0].as_ref(), 17 * step + rank);
@@ -128,6 +147,7 @@ pub(super) fn train_with(
                 reducer.end_micro_batch(0, &mut gradients)?;
             }
             reducer.finish(&mut gradients)?;
+            own_norms.extend(reducer.take_own_norms().into_iter().map(|(part, norm)| (part, norm as f32)));
             let rates: Vec<_> = optimizer
                 .groups()
                 .map(|group| GroupRates { learning_rate: 0.01, weight_decay: 0.1 * group.wd_mult })
@@ -157,9 +177,9 @@ pub(super) fn train_with(
         chunks[0].visit_parameters(&mut |name, value| {
             values.insert(name.to_owned(), value.into_data().iter::<f64>().map(f64::to_bits).collect());
         });
-        Ok(Trained { values, norms, state: (elements(&state), elements(&whole_state)), whole_state })
+        Ok(Trained { values, norms, own_norms, state: (elements(&state), elements(&whole_state)), whole_state })
     };
-    bridge_dist::comm::thread::run_ranks(ranks, Duration::from_secs(120), program).expect("all ranks succeed")
+    run_ranks_on(devices, ranks, Duration::from_secs(120), program).expect("all ranks succeed")
 }
 
 #[test]
@@ -210,6 +230,45 @@ fn sharding_changes_no_bit() {
                     let off = (own as f64 - all as f64 / ranks as f64).abs();
                     let tensors = trained.whole_state.tensors.len() as f64;
                     assert!(off < tensors, "{what}: {own} of {all} elements of state");
+                }
+            }
+        }
+    }
+}
+
+/// Without copies in host memory nothing changes: gradients of each wire, ranks that divide parameters evenly and not, instances, averages.
+#[test]
+fn what_stays_on_the_device_has_the_same_bits() {
+    let overlapped = DistributionSettings {
+        bucket_rule: BucketRule::Elements(150),
+        gather: Gather::DuringForward,
+        reduction: Reduction::DuringBackward,
+        ..DistributionSettings::default()
+    };
+    let padded = DistributionSettings { padding: BucketPadding::HighBandwidth, ..overlapped };
+    let averaged = DistributionSettings { average: Averaging::InCollective, ..DistributionSettings::default() };
+    for (ranks, instances, dtype, wire) in [
+        (2, 1, FloatDType::F32, Wire::Float32),
+        (3, 1, FloatDType::BF16, Wire::BFloat16),
+        (4, 2, FloatDType::F32, Wire::BFloat16),
+    ] {
+        for sharding in [Sharding::None, Sharding::Optimizer, Sharding::Gradients, Sharding::Full] {
+            if instances > 1 && sharding == Sharding::None {
+                continue;
+            }
+            for settings in [overlapped, averaged, padded] {
+                if sharding == Sharding::None && settings.padding == BucketPadding::HighBandwidth {
+                    continue;
+                }
+                let settings = DistributionSettings { sharding, ..settings };
+                let by = |devices| train_by((devices, wire), &adam(), (ranks, instances), dtype, (settings, None));
+                for (found, expected) in by(Devices::Shared).iter().zip(&by(Devices::Apart)) {
+                    let what = format!("{settings:?}, {dtype:?}, {wire:?}, {ranks} ranks");
+                    assert_eq!(found.norms, expected.norms, "{what}");
+                    assert!(found.values == expected.values, "{what}: parameters differ");
+                    assert_eq!(found.state, expected.state, "{what}");
+                    assert_eq!(found.own_norms, expected.own_norms, "{what}");
+                    assert!(!found.own_norms.is_empty(), "{what}");
                 }
             }
         }

@@ -112,6 +112,11 @@ pub(super) fn own_cuda_device(name: &str, place: LocalRank) -> Option<usize> {
     (index.max(place.size - 1) < devices(choice.kind).len()).then_some(index)
 }
 
+/// Whether all ranks of a machine have their tensors on one device that is not the CPU.
+pub(super) fn is_shared_device(name: &str) -> bool {
+    Choice::parse(name).is_ok_and(|choice| choice.kind != Kind::Cpu && choice.index.is_some())
+}
+
 /// What CUDA calls the device of a rank; none where it is another sort.
 pub(super) fn cuda_number(name: &str, place: LocalRank) -> Option<usize> {
     match name.split_once(':') {
@@ -262,6 +267,7 @@ mod tests {
         let own = |index, rank, size| Choice { kind: Kind::Cuda, index }.own_index(LocalRank { rank, size });
         assert_eq!((own(None, 2, 3), own(None, 0, 1)), (Some(2), Some(0)));
         assert_eq!((own(Some(1), 2, 3), own(Some(1), 0, 1)), (None, Some(1)), "ranks share a device by its number");
+        assert!(["flex", "cpu:0", "nothing:0"].iter().all(|name| !is_shared_device(name)));
         assert_eq!(own_cuda_device("flex", LocalRank { rank: 1, size: 3 }), None);
         // More ranks than any machine has devices: setting the run up says so.
         assert_eq!(own_cuda_device("cuda", LocalRank { rank: 0, size: 1_000_000 }), None);

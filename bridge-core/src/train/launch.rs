@@ -3,11 +3,12 @@
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::Duration;
 
-use bridge_dist::comm::thread::{RankError, RankFailure, run_ranks};
+use bridge_dist::comm::thread::{Devices, RankError, RankFailure, run_ranks_on};
 use bridge_dist::comm::{CommError, Group};
 use bridge_dist::mesh::ProcessGroups;
 
 use super::TrainError;
+use super::device::is_shared_device;
 use super::device_ranks::over_devices;
 use super::ranks::process_groups;
 use crate::config::RunConfig;
@@ -49,12 +50,28 @@ pub fn run_on_wrapped_threads<T: Send>(
     wrap: impl Fn(Group) -> Group + Sync,
     program: impl Fn(ProcessGroups) -> Result<T, TrainError> + Sync,
 ) -> Result<Vec<T>, TrainError> {
+    let devices = if is_shared_device(&config.device) { Devices::Shared } else { Devices::Apart };
+    run_on_threads_with(devices, config, timeout, wrap, program)
+}
+
+/// As [`run_on_wrapped_threads`], but whether ranks exchange the memory of a device that they share is said, rather than found in
+/// `config.device`: on the CPU, where tensors are in host memory already, they do not unless it is said.
+///
+/// # Errors
+/// As [`run_on_threads`].
+pub fn run_on_threads_with<T: Send>(
+    devices: Devices,
+    config: &RunConfig,
+    timeout: Duration,
+    wrap: impl Fn(Group) -> Group + Sync,
+    program: impl Fn(ProcessGroups) -> Result<T, TrainError> + Sync,
+) -> Result<Vec<T>, TrainError> {
     let ranks = config.parallel.world_size;
     if ranks == 1 {
         return program(ProcessGroups::single()).map(|value| vec![value]);
     }
     let threads = config.train.num_threads.unwrap_or_else(|| share_of_cpu(ranks));
-    let outcome = run_ranks(ranks, timeout, |world| {
+    let outcome = run_ranks_on(devices, ranks, timeout, |world| {
         let rank = world.rank();
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(threads)

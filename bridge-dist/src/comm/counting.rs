@@ -94,11 +94,15 @@ impl Layer for CountingCommunicator {
         Arc::new(Self::new(inner, self.ledger.clone()))
     }
 
-    fn blocking(&self, call: &Call, run: impl FnOnce() -> Result<(), CommError>) -> Result<(), CommError> {
+    fn blocking<T>(&self, call: &Call, run: impl FnOnce() -> Result<T, CommError>) -> Result<T, CommError> {
         self.counted(call, run())
     }
 
-    fn started(&self, call: &Call, start: impl FnOnce() -> Result<Request, CommError>) -> Result<Request, CommError> {
+    fn started<T: Send + 'static>(
+        &self,
+        call: &Call,
+        start: impl FnOnce() -> Result<Request<T>, CommError>,
+    ) -> Result<Request<T>, CommError> {
         self.counted(call, start())
     }
 }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::device::{DeviceCall, DeviceExchange, DeviceMemory, DevicePart, DeviceWork};
 use super::{Buffer, BufferMut, CommError, Communicator, DType, Group, HostBuffer, ReduceOp, Request, UnevenExchange};
 
 /// An operation of a communicator.
@@ -65,7 +66,7 @@ pub struct Call {
 }
 
 impl Call {
-    fn new(operation: Operation, (dtype, elements): (DType, usize)) -> Self {
+    pub(super) fn new(operation: Operation, (dtype, elements): (DType, usize)) -> Self {
         Self { operation, dtype, elements, root: None, is_even: true }
     }
 
@@ -87,7 +88,7 @@ pub trait Layer: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// Those of `run`.
-    fn blocking(&self, _call: &Call, run: impl FnOnce() -> Result<(), CommError>) -> Result<(), CommError> {
+    fn blocking<T>(&self, _call: &Call, run: impl FnOnce() -> Result<T, CommError>) -> Result<T, CommError> {
         run()
     }
 
@@ -95,7 +96,11 @@ pub trait Layer: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// Those of `start`.
-    fn started(&self, _call: &Call, start: impl FnOnce() -> Result<Request, CommError>) -> Result<Request, CommError> {
+    fn started<T: Send + 'static>(
+        &self,
+        _call: &Call,
+        start: impl FnOnce() -> Result<Request<T>, CommError>,
+    ) -> Result<Request<T>, CommError> {
         start()
     }
 }
@@ -197,5 +202,46 @@ impl<L: Layer> Communicator for L {
     fn start_recv(&self, dtype: DType, len: usize, from: usize, tag: u32) -> Result<Request, CommError> {
         let call = Call::new(Operation::Recv, (dtype, len));
         self.started(&call, || self.inner().start_recv(dtype, len, from, tag))
+    }
+
+    fn device(&self) -> Option<&dyn DeviceExchange> {
+        self.inner().device().map(|_| self as &dyn DeviceExchange)
+    }
+}
+
+/// What a layer has only if the wrapped communicator has it.
+fn device_of(inner: &dyn Communicator) -> &dyn DeviceExchange {
+    inner.device().expect("a layer offers what it wraps")
+}
+
+impl<L: Layer> DeviceExchange for L {
+    fn accepts(&self, memory: &dyn DeviceMemory) -> bool {
+        device_of(self.inner()).accepts(memory)
+    }
+
+    fn moves_messages(&self) -> bool {
+        device_of(self.inner()).moves_messages()
+    }
+
+    fn shares_memory(&self) -> bool {
+        device_of(self.inner()).shares_memory()
+    }
+
+    fn run(&self, call: &DeviceCall, work: DeviceWork) -> Result<DevicePart, CommError> {
+        self.blocking(&call.call, || device_of(self.inner()).run(call, work))
+    }
+
+    fn start(&self, call: &DeviceCall, work: DeviceWork) -> Result<Request<DevicePart>, CommError> {
+        self.started(&call.call, || device_of(self.inner()).start(call, work))
+    }
+
+    fn start_send(&self, part: DevicePart, to: usize, tag: u32) -> Result<Request<()>, CommError> {
+        let call = Call::new(Operation::Send, (part.dtype, part.len));
+        self.started(&call, || device_of(self.inner()).start_send(part, to, tag))
+    }
+
+    fn start_recv(&self, like: DevicePart, from: usize, tag: u32) -> Result<Request<DevicePart>, CommError> {
+        let call = Call::new(Operation::Recv, (like.dtype, like.len));
+        self.started(&call, || device_of(self.inner()).start_recv(like, from, tag))
     }
 }

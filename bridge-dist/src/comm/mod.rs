@@ -1,6 +1,7 @@
 //! Communication between ranks: the [`Communicator`] contract and its implementations.
 //!
-//! This module works on host memory and knows nothing about tensors, models or schedules.
+//! This module works on host memory and knows nothing about tensors, models or schedules. Memory of devices passes through it unseen
+//! ([`device`]).
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -9,6 +10,7 @@ use std::time::Duration;
 mod buffer;
 pub mod call_log;
 pub mod counting;
+pub mod device;
 mod error;
 mod gather;
 mod layer;
@@ -35,7 +37,11 @@ pub use buffer::{Buffer, BufferError, BufferMut, DType, Element, HostBuffer, Red
 pub use error::{CommError, CommErrorKind};
 pub use gather::all_gather_bytes;
 pub use layer::{Call, Layer, Operation};
+#[cfg(feature = "burn")]
+pub(crate) use reduce::slice_of;
 pub use request::Request;
+#[cfg(feature = "burn")]
+pub(crate) use signature::{Extent, Speaker};
 pub use signature::{MAX_TAG, UnevenExchange};
 
 /// A shared handle to a communicator, for several places of one rank's program.
@@ -169,4 +175,9 @@ pub trait Communicator: Debug + Send + Sync {
     /// # Errors
     /// Those found before anything is received; others come from the request.
     fn start_recv(&self, dtype: DType, len: usize, from: usize, tag: u32) -> Result<Request, CommError>;
+
+    /// The same operations on memory that stays on its device, where ranks have such a way.
+    fn device(&self) -> Option<&dyn device::DeviceExchange> {
+        None
+    }
 }

@@ -3,30 +3,30 @@
 use super::buffer::HostBuffer;
 use super::error::CommError;
 
-/// An implementation's handle to an operation that it has started.
-pub(crate) trait Pending: Send {
+/// An implementation's handle to an operation that it has started, with a result `T`.
+pub(crate) trait Pending<T = HostBuffer>: Send {
     /// Whether [`Pending::wait`] would return at once.
     fn test(&mut self) -> Result<bool, CommError>;
     /// Blocks until the operation is complete.
-    fn wait(self: Box<Self>) -> Result<HostBuffer, CommError>;
+    fn wait(self: Box<Self>) -> Result<T, CommError>;
 }
 
-/// A non-blocking operation. It owns its buffer until [`wait`](Self::wait) returns the result.
+/// A non-blocking operation with a result `T`, a buffer of host memory unless memory of a device is moved. It owns its buffer until [`wait`](Self::wait) returns the result.
 ///
 /// A dropped request still completes in the background, as other ranks need it, but its result is lost.
 #[must_use = "the result of the operation is returned by `wait`"]
-pub struct Request {
-    pending: Box<dyn Pending>,
+pub struct Request<T = HostBuffer> {
+    pending: Box<dyn Pending<T>>,
 }
 
-impl Request {
-    pub(crate) fn new(pending: impl Pending + 'static) -> Self {
+impl<T: Send + 'static> Request<T> {
+    pub(crate) fn new(pending: impl Pending<T> + 'static) -> Self {
         Self { pending: Box::new(pending) }
     }
 
     /// A request that is complete already.
-    pub(crate) fn ready(buffer: HostBuffer) -> Self {
-        Self::new(Ready(buffer))
+    pub(crate) fn ready(result: T) -> Self {
+        Self::new(Ready(result))
     }
 
     /// Whether the operation is complete (or has failed), so that [`wait`](Self::wait) returns at once. Never blocks.
@@ -42,25 +42,25 @@ impl Request {
     ///
     /// # Errors
     /// What the blocking form would have returned.
-    pub fn wait(self) -> Result<HostBuffer, CommError> {
+    pub fn wait(self) -> Result<T, CommError> {
         self.pending.wait()
     }
 }
 
-impl std::fmt::Debug for Request {
+impl<T> std::fmt::Debug for Request<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Request")
     }
 }
 
-struct Ready(HostBuffer);
+struct Ready<T>(T);
 
-impl Pending for Ready {
+impl<T: Send> Pending<T> for Ready<T> {
     fn test(&mut self) -> Result<bool, CommError> {
         Ok(true)
     }
 
-    fn wait(self: Box<Self>) -> Result<HostBuffer, CommError> {
+    fn wait(self: Box<Self>) -> Result<T, CommError> {
         Ok(self.0)
     }
 }

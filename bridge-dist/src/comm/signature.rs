@@ -69,11 +69,13 @@ pub(crate) struct Signature {
     pub peer: Option<u32>,
     /// The tag of a message.
     pub tag: Option<u32>,
+    /// Whether the data stays on devices.
+    pub on_device: bool,
 }
 
 impl Signature {
     pub const fn bare(kind: OpKind) -> Self {
-        Self { kind, reduce: None, dtype: None, len: None, peer: None, tag: None }
+        Self { kind, reduce: None, dtype: None, len: None, peer: None, tag: None, on_device: false }
     }
 
     pub const fn data(kind: OpKind, dtype: DType, len: usize) -> Self {
@@ -88,6 +90,12 @@ impl Signature {
         Self { peer: Some(peer as u32), tag: Some(tag), ..Self::data(kind, buffer.0, buffer.1) }
     }
 
+    /// The same operation of device memory.
+    #[must_use]
+    pub const fn on_device(self) -> Self {
+        Self { on_device: true, ..self }
+    }
+
     /// Bytes of [`Self::encode`].
     pub const ENCODED: usize = 24;
 
@@ -98,6 +106,7 @@ impl Signature {
         bytes[0] = self.kind as u8;
         bytes[1] = self.reduce.map_or(0, |op| op as u8);
         bytes[2] = self.dtype.map_or(0, |dtype| dtype as u8);
+        bytes[3] = u8::from(self.on_device);
         bytes[4..8].copy_from_slice(&self.tag.map_or(0, |tag| tag + 1).to_le_bytes());
         bytes[8..16].copy_from_slice(&self.len.map_or(0, |len| len + 1).to_le_bytes());
         bytes[16..20].copy_from_slice(&self.peer.map_or(0, |peer| peer + 1).to_le_bytes());
@@ -118,6 +127,7 @@ impl Signature {
             len: len.checked_sub(1),
             peer: word(16).checked_sub(1),
             tag: word(4).checked_sub(1),
+            on_device: bytes[3] != 0,
         })
     }
 }
@@ -143,6 +153,9 @@ impl fmt::Display for Signature {
         }
         if let Some(tag) = self.tag {
             parts.push(format!("tag {tag}"));
+        }
+        if self.on_device {
+            parts.push("on the device".to_owned());
         }
         write!(f, "{}({})", self.kind.name(), parts.join(", "))
     }
@@ -220,6 +233,17 @@ impl Speaker<'_> {
         }
     }
 
+    /// Devices add up and average, and nothing else.
+    #[cfg_attr(not(feature = "burn"), allow(dead_code))]
+    pub fn check_device_reduce(&self, signature: &Signature) -> Result<(), CommError> {
+        match signature.reduce {
+            Some(op @ (ReduceOp::Max | ReduceOp::Min)) => {
+                Err(self.invalid(signature, "reduction on the device", "sum or avg", op))
+            }
+            _ => self.check_reduce(signature),
+        }
+    }
+
     /// Checks type and length of `output` against those that follow from `input`.
     fn check_pair(
         &self,
@@ -273,10 +297,20 @@ impl Speaker<'_> {
     }
 
     pub fn all_to_all_uneven(&self, exchange: &UnevenExchange<'_>) -> Result<Signature, CommError> {
-        let signature = Signature { dtype: Some(exchange.input.dtype()), ..Signature::bare(OpKind::AllToAllUneven) };
+        let (input, output) = ((&exchange.input).into(), (&exchange.output).into());
+        self.uneven((input, exchange.send_counts), (output, exchange.recv_counts))
+    }
+
+    /// As [`all_to_all_uneven`](Self::all_to_all_uneven), of memory anywhere.
+    pub fn uneven(
+        &self,
+        (input, send_counts): (Extent, &[usize]),
+        (output, recv_counts): (Extent, &[usize]),
+    ) -> Result<Signature, CommError> {
+        let signature = Signature { dtype: Some(input.dtype), ..Signature::bare(OpKind::AllToAllUneven) };
         let counts = [
-            ("number of send counts", "sum of the send counts", exchange.send_counts, exchange.input.len()),
-            ("number of receive counts", "sum of the receive counts", exchange.recv_counts, exchange.output.len()),
+            ("number of send counts", "sum of the send counts", send_counts, input.len),
+            ("number of receive counts", "sum of the receive counts", recv_counts, output.len),
         ];
         for (number, sum, counts, len) in counts {
             if counts.len() != self.size() {
@@ -287,12 +321,12 @@ impl Speaker<'_> {
                 return Err(self.invalid(&signature, sum, format!("the buffer's length {len}"), found));
             }
         }
-        let own = exchange.send_counts[self.rank];
-        if own != exchange.recv_counts[self.rank] {
-            let found = exchange.recv_counts[self.rank];
+        let own = send_counts[self.rank];
+        if own != recv_counts[self.rank] {
+            let found = recv_counts[self.rank];
             return Err(self.invalid(&signature, "receive count from this rank itself", own, found));
         }
-        self.check_pair(&signature, (&exchange.input).into(), (&exchange.output).into(), exchange.output.len())?;
+        self.check_pair(&signature, input, output, output.len)?;
         Ok(signature)
     }
 
@@ -380,6 +414,7 @@ mod tests {
             Signature::bare(OpKind::Barrier),
             Signature::reducing(OpKind::AllReduce, DType::Bf16, 0, ReduceOp::Avg),
             Signature::message(OpKind::Send, (DType::U8, 1 << 40), 0, MAX_TAG),
+            Signature::data(OpKind::AllGather, DType::F32, 7).on_device(),
         ];
         for case in cases {
             assert_eq!(Signature::decode(&case.encode()), Some(case));

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::layer::{Call, Layer, Operation};
 use super::lock::lock;
 use super::request::{Pending, Request};
-use super::{CommError, Communicator, Group, HostBuffer};
+use super::{CommError, Communicator, Group};
 
 /// The link of one rank: transfers of all its groups are serialized.
 #[derive(Debug)]
@@ -85,17 +85,17 @@ impl ThrottledCommunicator {
 }
 
 /// A request that is complete only when the link has also moved its bytes.
-struct Delayed {
-    request: Request,
+struct Delayed<T> {
+    request: Request<T>,
     until: Instant,
 }
 
-impl Pending for Delayed {
+impl<T: Send + 'static> Pending<T> for Delayed<T> {
     fn test(&mut self) -> Result<bool, CommError> {
         Ok(self.request.test()? && Instant::now() >= self.until)
     }
 
-    fn wait(self: Box<Self>) -> Result<HostBuffer, CommError> {
+    fn wait(self: Box<Self>) -> Result<T, CommError> {
         let result = self.request.wait()?;
         sleep_until(self.until);
         Ok(result)
@@ -111,14 +111,18 @@ impl Layer for ThrottledCommunicator {
         Arc::new(Self { inner, link: Arc::clone(&self.link) })
     }
 
-    fn blocking(&self, call: &Call, run: impl FnOnce() -> Result<(), CommError>) -> Result<(), CommError> {
+    fn blocking<T>(&self, call: &Call, run: impl FnOnce() -> Result<T, CommError>) -> Result<T, CommError> {
         if let Some(bytes) = self.bytes(call) {
             sleep_until(self.link.send(bytes));
         }
         run()
     }
 
-    fn started(&self, call: &Call, start: impl FnOnce() -> Result<Request, CommError>) -> Result<Request, CommError> {
+    fn started<T: Send + 'static>(
+        &self,
+        call: &Call,
+        start: impl FnOnce() -> Result<Request<T>, CommError>,
+    ) -> Result<Request<T>, CommError> {
         let request = start()?;
         Ok(match self.bytes(call) {
             Some(bytes) => Request::new(Delayed { request, until: self.link.send(bytes) }),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::call_log::{CallLog, CallState};
 use super::layer::{Call, Layer};
 use super::request::Pending;
-use super::{CommError, Communicator, Group, HostBuffer, Request};
+use super::{CommError, Communicator, Group, Request};
 
 /// How long a rank has been in calls of its communicators so far. Clones share it.
 #[derive(Clone, Debug, Default)]
@@ -51,19 +51,19 @@ impl TimedCommunicator {
 }
 
 /// A request whose wait is timed.
-struct Timed {
-    request: Request,
+struct Timed<T> {
+    request: Request<T>,
     clock: CallClock,
     /// Its number in the log.
     id: Option<u64>,
 }
 
-impl Pending for Timed {
+impl<T: Send + 'static> Pending<T> for Timed<T> {
     fn test(&mut self) -> Result<bool, CommError> {
         self.request.test()
     }
 
-    fn wait(self: Box<Self>) -> Result<HostBuffer, CommError> {
+    fn wait(self: Box<Self>) -> Result<T, CommError> {
         let Self { request, clock, id } = *self;
         let waiting = Instant::now();
         let result = clock.time(|| request.wait());
@@ -81,14 +81,18 @@ impl Layer for TimedCommunicator {
         Arc::new(Self { inner, clock: self.clock.clone() })
     }
 
-    fn blocking(&self, call: &Call, run: impl FnOnce() -> Result<(), CommError>) -> Result<(), CommError> {
+    fn blocking<T>(&self, call: &Call, run: impl FnOnce() -> Result<T, CommError>) -> Result<T, CommError> {
         let id = self.clock.log.begins(call, &*self.inner, false);
         let result = self.clock.time(run);
         self.clock.log.ends(id, None, state(&result));
         result
     }
 
-    fn started(&self, call: &Call, start: impl FnOnce() -> Result<Request, CommError>) -> Result<Request, CommError> {
+    fn started<T: Send + 'static>(
+        &self,
+        call: &Call,
+        start: impl FnOnce() -> Result<Request<T>, CommError>,
+    ) -> Result<Request<T>, CommError> {
         let id = self.clock.log.begins(call, &*self.inner, true);
         let request = self.clock.time(start).inspect_err(|_| self.clock.log.ends(id, None, CallState::Failed))?;
         Ok(Request::new(Timed { request, clock: self.clock.clone(), id }))

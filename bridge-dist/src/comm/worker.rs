@@ -13,8 +13,8 @@ use super::lock::lock;
 use super::request::{Pending, Request};
 use super::signature::{OpKind, Signature, Speaker};
 
-type Outcome = Result<HostBuffer, CommError>;
-type Job<S> = Box<dyn FnOnce(&mut S) -> Outcome + Send>;
+type Outcome<T = HostBuffer> = Result<T, CommError>;
+type Job<S> = Box<dyn FnOnce(&mut S) + Send>;
 
 /// The blocking collectives that have a non-blocking form.
 pub(crate) trait Collectives: Send + 'static {
@@ -145,12 +145,13 @@ impl<L: Collectives> Background<L> {
         })
     }
 
-    fn start(
+    /// Runs `job` on the thread, after what was started before.
+    pub fn start<T: Send + 'static>(
         &self,
         place: &impl Place,
         signature: &Signature,
-        job: impl FnOnce(&mut L) -> Outcome + Send + 'static,
-    ) -> Result<Request, CommError> {
+        job: impl FnOnce(&mut L) -> Outcome<T> + Send + 'static,
+    ) -> Result<Request<T>, CommError> {
         place.check_world(signature)?;
         let worker = self.worker(place, signature)?;
         worker.submit(job, |kind| place.speaker().error(signature, kind))
@@ -184,7 +185,7 @@ impl<L: Collectives> Background<L> {
 
 /// The thread, and the queue to it. Dropping it lets the thread finish its queue and end.
 struct Worker<S> {
-    queue: mpsc::Sender<(Job<S>, mpsc::Sender<Outcome>)>,
+    queue: mpsc::Sender<Job<S>>,
     /// Joined by implementations whose resources must not outlive their owner.
     #[cfg_attr(not(any(feature = "mpi", feature = "nccl")), allow(dead_code))]
     thread: thread::JoinHandle<()>,
@@ -193,28 +194,31 @@ struct Worker<S> {
 impl<S: Send + 'static> Worker<S> {
     /// Starts the thread, which owns `state`, the implementation's lane.
     fn spawn(name: String, mut state: S) -> std::io::Result<Self> {
-        let (queue, jobs) = mpsc::channel::<(Job<S>, mpsc::Sender<Outcome>)>();
+        let (queue, jobs) = mpsc::channel::<Job<S>>();
         let thread = thread::Builder::new().name(name).spawn(move || {
-            for (job, reply) in jobs {
-                // If the request was dropped, nobody receives the result; other ranks still needed the operation.
-                let _ = reply.send(job(&mut state));
+            for job in jobs {
+                job(&mut state);
             }
         })?;
         Ok(Self { queue, thread })
     }
 
     /// Runs `job` after those submitted before. `lost` is the error if the thread has died.
-    fn submit(
+    fn submit<T: Send + 'static>(
         &self,
-        job: impl FnOnce(&mut S) -> Outcome + Send + 'static,
+        job: impl FnOnce(&mut S) -> Outcome<T> + Send + 'static,
         lost: impl FnOnce(CommErrorKind) -> CommError,
-    ) -> Result<Request, CommError> {
+    ) -> Result<Request<T>, CommError> {
         let lost = lost(CommErrorKind::Transport {
             library: "the background thread",
             message: "it ended before the operation was complete".to_owned(),
         });
         let (reply, outcome) = mpsc::channel();
-        match self.queue.send((Box::new(job), reply)) {
+        let job = move |state: &mut S| {
+            // If the request was dropped, nobody receives the result; other ranks still needed the operation.
+            let _ = reply.send(job(state));
+        };
+        match self.queue.send(Box::new(job)) {
             Ok(()) => Ok(Request::new(InBackground { outcome, arrived: None, lost })),
             Err(_) => Err(lost),
         }
@@ -229,13 +233,13 @@ impl<S: Send + 'static> Worker<S> {
     }
 }
 
-struct InBackground {
-    outcome: mpsc::Receiver<Outcome>,
-    arrived: Option<Outcome>,
+struct InBackground<T> {
+    outcome: mpsc::Receiver<Outcome<T>>,
+    arrived: Option<Outcome<T>>,
     lost: CommError,
 }
 
-impl Pending for InBackground {
+impl<T: Send> Pending<T> for InBackground<T> {
     fn test(&mut self) -> Result<bool, CommError> {
         if self.arrived.is_none() {
             self.arrived = match self.outcome.try_recv() {
@@ -250,7 +254,7 @@ impl Pending for InBackground {
         }
     }
 
-    fn wait(self: Box<Self>) -> Outcome {
+    fn wait(self: Box<Self>) -> Outcome<T> {
         match self.arrived {
             Some(outcome) => outcome,
             None => self.outcome.recv().unwrap_or(Err(self.lost)),

@@ -8,8 +8,8 @@ use crate::comm::{CommError, HostBuffer};
 #[derive(Clone, Debug)]
 pub(super) struct Like<const D: usize> {
     pub shape: [usize; D],
-    dtype: DType,
-    device: Device,
+    pub dtype: DType,
+    pub device: Device,
 }
 
 impl<const D: usize> Like<D> {

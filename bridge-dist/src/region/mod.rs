@@ -15,7 +15,8 @@
 //! | [`all_to_all`], [`all_to_all_uneven`] | all-to-all | all-to-all | of what it received |
 //!
 //! Operations work on float tensors of any rank, in float32, bfloat16 and float64 (float16 is sent as float32). In a group of one rank
-//! they return their input unchanged and add no node to the graph.
+//! they return their input unchanged and add no node to the graph. Tensors stay on their device where the group has a way for that
+//! ([`crate::exchange`]); elsewhere, and integers always, they go through host memory. Results have the same bits.
 //!
 //! # Order
 //! Every rank of a group must run the same operations in the same order, in backward too. Burn visits the nodes of a graph in an order
@@ -28,15 +29,17 @@
 
 mod cut;
 mod host;
+mod place;
 
 use bridge_kernels::vjp::attach;
 use burn::tensor::{Int, Tensor, TensorData};
 
 pub use cut::Cut;
-use cut::{Block, part_of_whole, parts_from_whole, whole_from_parts};
-use host::{Like, to_host, unwrap};
+use cut::{Block, whole_from_parts};
+use host::unwrap;
+use place::{exchange, sum};
 
-use crate::comm::{Group, HostBuffer, ReduceOp, UnevenExchange};
+use crate::comm::Group;
 
 /// An operation on the values of `x` whose adjoint is `backward`.
 fn paired<const D: usize, const E: usize>(
@@ -47,14 +50,6 @@ fn paired<const D: usize, const E: usize>(
     let input = x.clone().into_dispatch();
     let y = forward(x.without_autodiff());
     attach(y, vec![input], move |dy| vec![backward(dy).into_dispatch()])
-}
-
-/// The sum over the group of a tensor that is not part of a graph.
-fn sum<const D: usize>(x: Tensor<D>, group: &Group) -> Tensor<D> {
-    let like = Like::new(&x);
-    let mut values = to_host(x);
-    unwrap(group.all_reduce(values.view_mut(), ReduceOp::Sum));
-    like.tensor(values)
 }
 
 /// Enters a region whose ranks compute different things from the same tensor (before a column-parallel layer).
@@ -138,34 +133,6 @@ impl Sharing {
         }
         let sharing = self.clone();
         paired(x, move |x| forward(&sharing, x), move |dy| backward(&self, dy))
-    }
-
-    /// The whole tensor from every rank's part.
-    fn gather<const D: usize>(&self, part: Tensor<D>) -> Tensor<D> {
-        let like = Like::new(&part);
-        let shape = self.whole_shape(like.shape);
-        let part = to_host(part);
-        let mut parts = HostBuffer::zeros(part.dtype(), part.len() * self.group.size());
-        unwrap(self.group.all_gather(part.view(), parts.view_mut()));
-        like.with_shape(shape).tensor(whole_from_parts(parts, &self.block(shape)))
-    }
-
-    /// This rank's part of the sum over ranks.
-    fn reduce<const D: usize>(&self, whole: Tensor<D>) -> Tensor<D> {
-        let like = Like::new(&whole);
-        let shape = self.part_shape(like.shape);
-        let parts = parts_from_whole(to_host(whole), &self.block(like.shape));
-        let mut part = HostBuffer::zeros(parts.dtype(), parts.len() / self.group.size());
-        unwrap(self.group.reduce_scatter(parts.view(), part.view_mut(), ReduceOp::Sum));
-        like.with_shape(shape).tensor(part)
-    }
-
-    /// This rank's part of a tensor that all ranks hold.
-    fn own<const D: usize>(&self, whole: Tensor<D>) -> Tensor<D> {
-        let like = Like::new(&whole);
-        let shape = self.part_shape(like.shape);
-        let part = part_of_whole(&to_host(whole), &self.block(like.shape), self.group.rank());
-        like.with_shape(shape).tensor(part)
     }
 }
 
@@ -305,22 +272,4 @@ pub fn all_to_all_uneven<const D: usize>(x: Tensor<D>, counts: &RowCounts, group
     }
     let (back, way_back) = (counts.reversed(), group.clone());
     paired(x, |x| exchange(x, counts, group), move |dy| exchange(dy, &back, &way_back))
-}
-
-fn exchange<const D: usize>(x: Tensor<D>, counts: &RowCounts, group: &Group) -> Tensor<D> {
-    let like = Like::new(&x);
-    let width: usize = like.shape[1..].iter().product();
-    let elements = |rows: &[usize]| -> Vec<usize> { rows.iter().map(|rows| rows * width).collect() };
-    let (send, receive) = (elements(&counts.send), elements(&counts.receive));
-    let mut shape = like.shape;
-    shape[0] = counts.receive.iter().sum();
-    let input = to_host(x);
-    let mut output = HostBuffer::zeros(input.dtype(), shape[0] * width);
-    unwrap(group.all_to_all_uneven(UnevenExchange {
-        input: input.view(),
-        send_counts: &send,
-        output: output.view_mut(),
-        recv_counts: &receive,
-    }));
-    like.with_shape(shape).tensor(output)
 }

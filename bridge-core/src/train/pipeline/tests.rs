@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use bridge_data::MicroBatch;
-use bridge_dist::comm::thread::run_ranks;
+use bridge_dist::comm::thread::{Devices, run_ranks, run_ranks_on};
 use bridge_dist::comm::{CommError, Group};
 use bridge_dist::schedule::{Costs, PipelineSchedule, PipelineShape, ScheduleKind, Sends, simulate};
 use bridge_kernels::Philox;
@@ -179,7 +179,23 @@ fn cut(
     schedule: ScheduleKind,
     recompute: &Recompute,
 ) -> Vec<(PassReport, Gradients)> {
-    let ranks = run_ranks(shape.num_stages, TIMEOUT, |group| {
+    let [by_host, on_device] = [Devices::Apart, Devices::Shared]
+        .map(|devices| trained_on(devices, subject, shape, schedule, recompute.clone()));
+    for (found, expected) in on_device.iter().zip(&by_host) {
+        assert_eq!(found.0.loss_sums, expected.0.loss_sums, "without copies in host memory");
+        assert!(found.1 == expected.1, "without copies in host memory gradients differ");
+    }
+    by_host
+}
+
+fn trained_on(
+    devices: Devices,
+    subject: Subject,
+    shape: PipelineShape,
+    schedule: ScheduleKind,
+    recompute: Recompute,
+) -> Vec<(PassReport, Gradients)> {
+    let ranks = run_ranks_on(devices, shape.num_stages, TIMEOUT, |group| {
         let mut chunks = chunks(subject, group.rank(), shape.num_stages, shape.num_chunks);
         let pipeline = pipeline(group, &chunks, schedule, recompute.clone());
         let mut work = Work::new(subject);
@@ -320,12 +336,16 @@ fn sixteen_bits_on_the_wire_are_close() {
     };
     let exact = whole(TOY, 4).0;
     for wire in [FloatDType::BF16, FloatDType::F16, FloatDType::F64] {
-        let ranks = run_ranks(2, TIMEOUT, |group| {
-            let mut chunks = chunks(TOY, group.rank(), 2, 1);
-            let pipeline = Pipeline::new(group, &chunks, &Device::flex().autodiff(), &settings(wire));
-            pipeline.train(&mut chunks, 4, &mut Work::new(TOY))
-        });
-        let losses = ranks.unwrap().pop().unwrap().loss_sums;
+        let losses = |devices| {
+            let ranks = run_ranks_on(devices, 2, TIMEOUT, |group| {
+                let mut chunks = chunks(TOY, group.rank(), 2, 1);
+                let pipeline = Pipeline::new(group, &chunks, &Device::flex().autodiff(), &settings(wire));
+                pipeline.train(&mut chunks, 4, &mut Work::new(TOY))
+            });
+            ranks.unwrap().pop().unwrap().loss_sums
+        };
+        let (losses, on_device) = (losses(Devices::Apart), losses(Devices::Shared));
+        assert_eq!(on_device, losses, "{wire:?}");
         let tolerance = if wire == FloatDType::F64 { 0.0 } else { 1e-2 };
         for (loss, exact) in losses.iter().zip(&exact) {
             assert!((loss - exact).abs() <= tolerance * exact, "{wire:?}: {loss} and {exact}");

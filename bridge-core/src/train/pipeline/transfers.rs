@@ -1,9 +1,10 @@
-//! Activations and gradients on their way between stages: tensors to host buffers and back, sends under way, receives posted ahead.
-//! Which transfer comes when is the schedule's affair.
+//! Activations and gradients on their way between stages: tensors to host buffers and back, or on their device, sends under way, receives
+//! posted ahead. Which transfer comes when is the schedule's affair.
 
 use std::collections::VecDeque;
 
 use bridge_dist::comm::{CommError, DType, Element, Group, HostBuffer, Request};
+use bridge_dist::exchange::{TensorExchange, TensorRequest};
 use bridge_dist::schedule::{Action, Direction, Message};
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use half::bf16;
@@ -75,6 +76,34 @@ fn elements<T: Element + burn::tensor::Element>(data: TensorData) -> HostBuffer 
     data.try_into_vec::<T>().expect("the tensor was cast to this dtype").into()
 }
 
+/// A message that is expected.
+enum Incoming {
+    InHostMemory(Request),
+    OnDevice(TensorRequest),
+}
+
+/// A message that may not have left.
+enum Outgoing {
+    InHostMemory(Request),
+    OnDevice(Request<()>),
+}
+
+impl Outgoing {
+    fn test(&mut self) -> Result<bool, CommError> {
+        match self {
+            Self::InHostMemory(request) => request.test(),
+            Self::OnDevice(request) => request.test(),
+        }
+    }
+
+    fn wait(self) -> Result<(), CommError> {
+        match self {
+            Self::InHostMemory(request) => request.wait().map(drop),
+            Self::OnDevice(request) => request.wait(),
+        }
+    }
+}
+
 /// A boundary on its way, and which way.
 type Transfer = (Direction, Message);
 
@@ -88,9 +117,9 @@ pub(super) struct Transfers<'a> {
     /// Receives of the pass that are not posted yet, in the order in which they are waited for.
     later: VecDeque<Transfer>,
     /// Receives that are posted, in that order: each tensor of a boundary is a message of its own.
-    posted: VecDeque<(Transfer, Vec<(BoundaryTensor, Request)>)>,
+    posted: VecDeque<(Transfer, Vec<(BoundaryTensor, Incoming)>)>,
     /// Sends that may not be complete.
-    sending: VecDeque<Request>,
+    sending: VecDeque<Outgoing>,
 }
 
 impl<'a> Transfers<'a> {
@@ -106,8 +135,17 @@ impl<'a> Transfers<'a> {
         {
             let (direction, message) = transfer;
             let request = |tensor: BoundaryTensor| {
-                let (dtype, len) = self.format.message(&tensor);
-                let request = self.group.start_recv(dtype, len, message.peer, message.tag(direction))?;
+                let tag = message.tag(direction);
+                let request = match TensorExchange::of_messages(self.group, &self.format.device) {
+                    Some(way) => {
+                        let (dtype, len) = (self.format.sent_dtype(tensor.dtype), tensor.shape.iter().product());
+                        Incoming::OnDevice(way.start_recv(dtype, len, message.peer, tag)?)
+                    }
+                    None => {
+                        let (dtype, len) = self.format.message(&tensor);
+                        Incoming::InHostMemory(self.group.start_recv(dtype, len, message.peer, tag)?)
+                    }
+                };
                 Ok::<_, CommError>((tensor, request))
             };
             let requests = declared(transfer).into_iter().map(request).collect::<Result<_, _>>()?;
@@ -123,19 +161,34 @@ impl<'a> Transfers<'a> {
     pub fn receive(&mut self, expected: Transfer, declared: Declared) -> Result<Boundary, CommError> {
         let (transfer, requests) = self.posted.pop_front().expect("receives are posted before they are waited for");
         assert_eq!(transfer, expected, "receives are waited for in the order of the actions");
-        let wait = |(tensor, request): (BoundaryTensor, Request)| Ok::<_, CommError>((tensor, request.wait()?));
-        let buffers = requests.into_iter().map(wait).collect::<Result<Vec<_>, _>>()?;
+        let wait = |(tensor, request): (BoundaryTensor, Incoming)| {
+            let value = match request {
+                Incoming::InHostMemory(request) => self.format.decode(request.wait()?, &tensor),
+                Incoming::OnDevice(request) => request.wait()?.reshape(tensor.shape).cast(tensor.dtype),
+            };
+            Ok::<_, CommError>((tensor, value))
+        };
+        let values = requests.into_iter().map(wait).collect::<Result<Vec<_>, _>>()?;
         self.post(declared)?;
-        Ok(buffers.into_iter().fold(Boundary::default(), |boundary, (tensor, buffer)| {
-            boundary.with(tensor.name, self.format.decode(buffer, &tensor))
-        }))
+        Ok(values.into_iter().fold(Boundary::default(), |boundary, (tensor, value)| boundary.with(tensor.name, value)))
     }
 
     /// Starts to send the tensors of a boundary, one after the other.
     pub fn send(&mut self, (direction, message): Transfer, boundary: Boundary) -> Result<(), CommError> {
         for tensor in boundary.into_tensors() {
-            let buffer = self.format.encode(tensor);
-            self.sending.push_back(self.group.start_send(buffer, message.peer, message.tag(direction))?);
+            let tag = message.tag(direction);
+            self.sending.push_back(match TensorExchange::of_messages(self.group, &self.format.device) {
+                Some(way) => {
+                    let len = tensor.dims().iter().product::<usize>();
+                    let wire = self.format.sent_dtype(tensor.dtype().into());
+                    let flat: Tensor<1> = tensor.without_autodiff().cast(wire).reshape([len]);
+                    Outgoing::OnDevice(way.start_send(flat, message.peer, tag)?)
+                }
+                None => {
+                    let buffer = self.format.encode(tensor);
+                    Outgoing::InHostMemory(self.group.start_send(buffer, message.peer, tag)?)
+                }
+            });
         }
         // Buffers of sends that have ended are freed.
         while let Some(oldest) = self.sending.front_mut()
@@ -150,6 +203,6 @@ impl<'a> Transfers<'a> {
 
     /// Waits until all sends are complete.
     pub fn finish(&mut self) -> Result<(), CommError> {
-        self.sending.drain(..).try_for_each(|request| request.wait().map(drop))
+        self.sending.drain(..).try_for_each(Outgoing::wait)
     }
 }

@@ -3,7 +3,9 @@
 
 use std::time::Duration;
 
+use super::staged::Staged;
 use crate::comm::Group;
+use crate::comm::device::DeviceExchange;
 use crate::comm::error::CommErrorKind;
 
 /// Why a transfer failed.
@@ -41,6 +43,11 @@ pub(super) trait Fabric: Clone + Send + Sync + 'static {
 
     /// The maximum number of bytes that a rank sends or receives in one call, over all ranks.
     fn piece_bytes(&self) -> usize;
+
+    /// The way of memory that stays on the device, if carriers have one.
+    fn exchange(_staged: &Staged<Self>) -> Option<&dyn DeviceExchange> {
+        None
+    }
 
     /// All ranks of `control`, the group to be connected, call this together.
     fn connect(&self, control: &Group) -> Result<Self::Carrier, CarrierError>;

@@ -1,6 +1,6 @@
 //! The carrier of a CUDA device: host bytes are staged in device memory that is reused between calls, and NCCL moves them from there.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DriverError};
@@ -9,16 +9,21 @@ use super::carrier::{Carrier, CarrierError, Fabric};
 use super::error::NcclInitError;
 use super::library;
 use super::raw::{GroupedCalls, ID_BYTES, RawComm, Span, unique_id};
+#[cfg(feature = "cuda")]
+use super::staged::Staged;
 use super::staging::{Parts, capacity};
 use crate::comm::Group;
 use crate::comm::buffer::DType;
+#[cfg(feature = "cuda")]
+use crate::comm::device::DeviceExchange;
+use crate::comm::lock::lock;
 use crate::comm::pace::Pace;
 
 /// Bounds the staging memory of a lane to twice this, and makes transfers long enough for the link's full rate.
 const PIECE_BYTES: usize = 64 << 20;
 
 /// How often a waiting rank polls NCCL for failures.
-const HEALTH_CHECK: Duration = Duration::from_millis(10);
+pub(super) const HEALTH_CHECK: Duration = Duration::from_millis(10);
 
 /// A CUDA device, for which NCCL communicators are created.
 #[derive(Clone, Debug)]
@@ -45,13 +50,25 @@ impl Fabric for CudaFabric {
         PIECE_BYTES
     }
 
+    #[cfg(feature = "cuda")]
+    fn exchange(staged: &Staged<Self>) -> Option<&dyn DeviceExchange> {
+        Some(staged)
+    }
+
     fn connect(&self, control: &Group) -> Result<NcclCarrier, CarrierError> {
         self.context.bind_to_thread().map_err(driver)?;
         let id = share_id(control)?;
         let place = (control.rank() as i32, control.size() as i32);
         let raw = RawComm::join(id, place, control.timeout())?;
         let stream = self.context.new_stream().map_err(driver)?;
-        let wire = Wire { raw, stream, timeout: control.timeout() };
+        let raw = Arc::new(Mutex::new(raw));
+        let wire = Wire {
+            #[cfg(feature = "cuda")]
+            watch: None,
+            raw,
+            stream,
+            timeout: control.timeout(),
+        };
         Ok(NcclCarrier { wire, rank: control.rank(), outgoing: None, incoming: None })
     }
 }
@@ -85,7 +102,11 @@ pub(super) fn driver(error: DriverError) -> CarrierError {
 
 /// A communicator and the stream that its calls are on.
 pub(super) struct Wire {
-    raw: RawComm,
+    /// Who sees operations to their end that nobody waits for, from the first of them on. Dropped before the communicator.
+    #[cfg(feature = "cuda")]
+    pub watch: Option<super::watch::Watch>,
+    /// Shared with it.
+    pub raw: Arc<Mutex<RawComm>>,
     pub stream: Arc<CudaStream>,
     timeout: Duration,
 }
@@ -96,10 +117,18 @@ impl Wire {
         &mut self,
         calls: impl FnOnce(&mut GroupedCalls, &CudaStream) -> Result<(), CarrierError>,
     ) -> Result<(), CarrierError> {
+        self.enqueue(calls)?;
+        self.finish()
+    }
+
+    /// Puts calls on the stream as one operation.
+    pub fn enqueue(
+        &mut self,
+        calls: impl FnOnce(&mut GroupedCalls, &CudaStream) -> Result<(), CarrierError>,
+    ) -> Result<(), CarrierError> {
         self.stream.context().bind_to_thread().map_err(driver)?;
         let stream = Arc::clone(&self.stream);
-        self.raw.grouped(|group| calls(group, &stream))?;
-        self.finish()
+        lock(&self.raw).grouped(|group| calls(group, &stream))
     }
 
     /// Waits until everything on the stream is done.
@@ -113,7 +142,7 @@ impl Wire {
             }
             if waited - checked >= HEALTH_CHECK {
                 checked = waited;
-                self.raw.check_health()?;
+                lock(&self.raw).check_health()?;
             }
             pace.pause();
         }
@@ -121,7 +150,7 @@ impl Wire {
     }
 
     pub fn abort(&mut self) {
-        self.raw.abort();
+        lock(&self.raw).abort();
     }
 }
 

@@ -27,6 +27,12 @@
 //!   order that NCCL chooses (see [`DeviceCollectives`]).
 //! - The [`Communicator`] methods take host memory and keep that contract to the bit: data goes to the device, is moved by NCCL, and is
 //!   reduced on the host in rank order. The device memory for this is reused between calls, at most 128 MiB for each of a group's two lanes.
+//! - With the feature `cuda`, tensors on the communicator's device stay there ([`Communicator::device`]): parts are moved by NCCL between
+//!   buffers of the tensor library and added up on the device in rank order, so results have the bits of host memory. An operation is put on a
+//!   stream of the communicator and ordered with those of the tensors by events; the host waits for none. Ranks compare signatures before, as
+//!   they do for host memory. A thread watches what is under way: where data does not move for the time limit, or NCCL or another operation
+//!   has failed, it ends the communicator, so that the device is free and the next call of the rank reports the failure. Messages between
+//!   two ranks stay in host memory.
 //! - Messages of host memory go over the bootstrap group: NCCL has no tags, and a transfer through two devices gains nothing.
 //! - Before data moves, ranks compare signatures over the bootstrap group. So a mismatch or a missing rank is the same error as with MPI, at
 //!   the cost of one small all_gather on that group per operation.
@@ -57,8 +63,12 @@ mod raw;
 mod seat;
 mod staged;
 mod staging;
+#[cfg(feature = "cuda")]
+mod tensors;
 #[cfg(test)]
 mod tests;
+#[cfg(feature = "cuda")]
+mod watch;
 
 use cuda::CudaFabric;
 use seat::World;

@@ -98,6 +98,9 @@ impl RawComm {
 
     /// Checks whether the library has detected a failure, its own or a peer's.
     pub fn check_health(&mut self) -> Result<(), CarrierError> {
+        if self.comm.is_null() {
+            return Err(CarrierError::library("NCCL", "the communicator was aborted after an earlier failure"));
+        }
         match self.state()? {
             ncclResult_t::ncclInProgress => Ok(()),
             state => check(self.comm, state),
@@ -109,6 +112,9 @@ impl RawComm {
         &mut self,
         calls: impl FnOnce(&mut GroupedCalls) -> Result<(), CarrierError>,
     ) -> Result<(), CarrierError> {
+        if self.comm.is_null() {
+            return Err(CarrierError::library("NCCL", "the communicator was aborted after an earlier failure"));
+        }
         // SAFETY: grouping is a state of the calling thread; the end below is always reached.
         check(self.comm, unsafe { sys::ncclGroupStart() })?;
         let called = calls(&mut GroupedCalls { comm: self.comm });

@@ -8,6 +8,7 @@ use super::carrier::{Carrier, CarrierError, Fabric};
 use super::lane::Lane;
 use super::seat::{Seat, World};
 use crate::comm::buffer::{Buffer, BufferMut, DType, HostBuffer, ReduceOp};
+use crate::comm::device::DeviceExchange;
 use crate::comm::error::CommError;
 use crate::comm::lock::lock;
 use crate::comm::request::{Pending, Request};
@@ -38,9 +39,9 @@ impl Controls {
 pub(super) struct Staged<F: Fabric> {
     pub seat: Seat,
     pub controls: Controls,
-    fabric: F,
+    pub fabric: F,
     pub blocking: Mutex<Lane<F::Carrier>>,
-    background: Background<LateLane<F>>,
+    pub background: Background<LateLane<F>>,
 }
 
 impl<F: Fabric> Staged<F> {
@@ -110,15 +111,15 @@ fn connect<F: Fabric>(
 }
 
 /// A lane whose carrier is created with its first operation, which all ranks start together; many groups never need one.
-struct LateLane<F: Fabric> {
+pub(super) struct LateLane<F: Fabric> {
     seat: Seat,
     control: Group,
-    fabric: F,
+    pub fabric: F,
     lane: Option<Lane<F::Carrier>>,
 }
 
 impl<F: Fabric> LateLane<F> {
-    fn lane(&mut self, signature: &Signature) -> Result<&mut Lane<F::Carrier>, CommError> {
+    pub fn lane(&mut self, signature: &Signature) -> Result<&mut Lane<F::Carrier>, CommError> {
         let lane = match self.lane.take() {
             Some(lane) => lane,
             None => {
@@ -218,5 +219,9 @@ impl<F: Fabric> Communicator for Staged<F> {
         self.seat.check_world(&signature)?;
         let started = self.controls.blocking.start_recv(dtype, len, from, tag);
         started.map(|request| self.message(signature, request)).map_err(|error| self.seat.adopt(&signature, error))
+    }
+
+    fn device(&self) -> Option<&dyn DeviceExchange> {
+        F::exchange(self)
     }
 }

@@ -87,7 +87,7 @@ impl Endpoint {
         self.member.exchange(self.kind, round, signature, body)
     }
 
-    fn note(&self, signature: &Signature) {
+    pub fn note(&self, signature: &Signature) {
         let group = &self.member.group;
         group.world.note(group.members[self.member.rank], *signature, &group.name);
     }

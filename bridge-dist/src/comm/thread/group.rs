@@ -10,6 +10,7 @@ use std::time::Instant;
 use super::mailbox::Mailbox;
 use super::world::{POLL, Supervision, World};
 use crate::comm::buffer::HostBuffer;
+use crate::comm::device::DevicePart;
 use crate::comm::error::{CommError, CommErrorKind};
 use crate::comm::lock::lock;
 use crate::comm::signature::{OpKind, Signature, Speaker};
@@ -29,6 +30,14 @@ pub(super) enum Body {
     /// Data with the counts of an uneven exchange.
     Uneven {
         data: HostBuffer,
+        send_counts: Vec<u64>,
+        recv_counts: Vec<u64>,
+    },
+    /// Device memory for every rank.
+    Part(DevicePart),
+    /// Device memory for each rank, with the numbers of elements.
+    Parts {
+        parts: Vec<DevicePart>,
         send_counts: Vec<u64>,
         recv_counts: Vec<u64>,
     },

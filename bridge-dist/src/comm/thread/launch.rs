@@ -12,7 +12,7 @@ use super::super::single::SingleCommunicator;
 use super::super::{CommError, CommErrorKind, Group};
 use super::ThreadCommunicator;
 use super::group::Member;
-use super::world::Supervision;
+use super::world::{Devices, Supervision};
 use crate::comm::signature::{OpKind, Signature};
 use crate::comm::worker::Place;
 
@@ -95,6 +95,27 @@ where
     T: Send,
     E: Into<BoxError>,
 {
+    run_ranks_on(Devices::Apart, size, timeout, program)
+}
+
+/// As [`run_ranks`]; where ranks share a device, they exchange its memory without a copy in host memory
+/// ([`Communicator::device`](crate::comm::Communicator::device)).
+///
+/// # Errors
+/// As [`run_ranks`].
+///
+/// # Panics
+/// As [`run_ranks`].
+pub fn run_ranks_on<T, E>(
+    devices: Devices,
+    size: usize,
+    timeout: Duration,
+    program: impl Fn(Group) -> Result<T, E> + Sync,
+) -> Result<Vec<T>, RankError>
+where
+    T: Send,
+    E: Into<BoxError>,
+{
     if size == 1 {
         let comm: Group = Arc::new(SingleCommunicator::new("world"));
         return match run_one(|| program(comm)) {
@@ -108,7 +129,7 @@ where
         };
     }
     let comms: Vec<Arc<ThreadCommunicator>> =
-        super::supervised_world(size, timeout, Supervision::Launcher).into_iter().map(Arc::new).collect();
+        super::supervised_world(size, timeout, Supervision::Launcher, devices).into_iter().map(Arc::new).collect();
     let members: Vec<Arc<Member>> = comms.iter().map(|comm| Arc::clone(&comm.member)).collect();
     let watch = Arc::clone(&members[0].group);
     let program = &program;

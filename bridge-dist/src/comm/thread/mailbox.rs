@@ -7,7 +7,8 @@ use std::time::Instant;
 
 use super::group::Member;
 use super::world::POLL;
-use crate::comm::buffer::HostBuffer;
+use crate::comm::buffer::{DType, HostBuffer};
+use crate::comm::device::DevicePart;
 use crate::comm::error::{CommError, CommErrorKind};
 use crate::comm::lock::lock;
 use crate::comm::request::Pending;
@@ -16,6 +17,25 @@ use crate::comm::worker::Place;
 
 /// The sending rank and the tag.
 type Address = (usize, u32);
+
+/// What one rank sends another.
+#[derive(Debug)]
+pub(super) enum Message {
+    /// A copy of host memory.
+    Host(HostBuffer),
+    /// The memory itself.
+    Device(DevicePart),
+}
+
+impl Message {
+    /// Element type, number of elements, and whether they are on a device.
+    fn extent(&self) -> (DType, usize, bool) {
+        match self {
+            Self::Host(data) => (data.dtype(), data.len(), false),
+            Self::Device(part) => (part.dtype, part.len, true),
+        }
+    }
+}
 
 #[derive(Debug, Default)]
 pub(super) struct Mailbox {
@@ -27,13 +47,13 @@ pub(super) struct Mailbox {
 struct Queue {
     next_ticket: u64,
     next_message: u64,
-    messages: BTreeMap<u64, HostBuffer>,
+    messages: BTreeMap<u64, Message>,
     /// Tickets of receives that were dropped before their message came.
     cancelled: Vec<u64>,
 }
 
 impl Mailbox {
-    pub fn put(&self, from: usize, tag: u32, message: HostBuffer) {
+    pub fn put(&self, from: usize, tag: u32, message: Message) {
         let mut queues = lock(&self.queues);
         let queue = queues.entry((from, tag)).or_default();
         let number = queue.next_message;
@@ -76,7 +96,7 @@ impl Receive {
     }
 
     /// The message if it has arrived.
-    fn take(&mut self, queues: &mut HashMap<Address, Queue>) -> Option<HostBuffer> {
+    fn take(&mut self, queues: &mut HashMap<Address, Queue>) -> Option<Message> {
         let message = queues.get_mut(&self.address)?.messages.remove(&self.ticket)?;
         self.taken = true;
         Some(message)
@@ -91,7 +111,7 @@ impl Receive {
     }
 
     /// Blocks until the message has arrived.
-    pub fn finish(mut self) -> Result<HostBuffer, CommError> {
+    pub fn finish(mut self) -> Result<Message, CommError> {
         let start = Instant::now();
         let member = Arc::clone(&self.member);
         let mailbox = &member.group.mailboxes[member.rank];
@@ -115,15 +135,25 @@ impl Receive {
         }
     }
 
-    fn checked(&self, message: HostBuffer) -> Result<HostBuffer, CommError> {
-        let expected = (self.signature.dtype, self.signature.len);
-        if expected == (Some(message.dtype()), Some(message.len() as u64)) {
+    /// As [`finish`](Self::finish), of a receive of host memory.
+    pub fn finish_host(self) -> Result<HostBuffer, CommError> {
+        match self.finish()? {
+            Message::Host(data) => Ok(data),
+            Message::Device(part) => unreachable!("a receive of host memory got {} elements of a device", part.len),
+        }
+    }
+
+    fn checked(&self, message: Message) -> Result<Message, CommError> {
+        let (dtype, len, on_device) = message.extent();
+        let expected = (self.signature.dtype, self.signature.len, self.signature.on_device);
+        if expected == (Some(dtype), Some(len as u64), on_device) {
             return Ok(message);
         }
+        let place = if on_device { " on the device" } else { "" };
         let kind = CommErrorKind::Mismatch {
             peer: self.address.0,
             expected: self.signature.to_string(),
-            found: format!("a message of {} x {}", message.len(), message.dtype()),
+            found: format!("a message of {len} x {dtype}{place}"),
         };
         Err(self.member.fail(&self.signature, kind))
     }
@@ -153,6 +183,6 @@ impl Pending for Receive {
     }
 
     fn wait(self: Box<Self>) -> Result<HostBuffer, CommError> {
-        self.finish()
+        self.finish_host()
     }
 }

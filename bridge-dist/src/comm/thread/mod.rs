@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::buffer::{Buffer, BufferMut, DType, HostBuffer, ReduceOp};
+use super::device::DeviceExchange;
 use super::error::CommError;
 use super::lock::lock;
 use super::request::Request;
@@ -13,6 +14,7 @@ use super::worker::{Background, Collectives, Place, through_lanes};
 use super::{Communicator, Group};
 
 mod collectives;
+mod device;
 mod group;
 mod launch;
 mod mailbox;
@@ -20,10 +22,11 @@ mod world;
 
 use collectives::Endpoint;
 use group::{LaneKind, Member};
-use mailbox::Receive;
+use mailbox::{Message, Receive};
 use world::{Supervision, World};
 
-pub use launch::{BoxError, RankError, RankFailure, panic_message, run_ranks};
+pub use launch::{BoxError, RankError, RankFailure, panic_message, run_ranks, run_ranks_on};
+pub use world::Devices;
 
 /// One rank of a group of threads.
 ///
@@ -42,12 +45,17 @@ pub struct ThreadCommunicator {
 /// # Panics
 /// If `size` is 0.
 pub fn world(size: usize, timeout: Duration) -> Vec<ThreadCommunicator> {
-    supervised_world(size, timeout, Supervision::Communicator)
+    supervised_world(size, timeout, Supervision::Communicator, Devices::Apart)
 }
 
-fn supervised_world(size: usize, timeout: Duration, supervision: Supervision) -> Vec<ThreadCommunicator> {
+fn supervised_world(
+    size: usize,
+    timeout: Duration,
+    supervision: Supervision,
+    devices: Devices,
+) -> Vec<ThreadCommunicator> {
     assert!(size > 0, "a world has at least one rank");
-    let world = Arc::new(World::new(size, timeout, supervision));
+    let world = Arc::new(World::new(size, timeout, supervision, devices));
     let group = Arc::new(group::Group::new(world, "world", (0..size).collect()));
     (0..size).map(|rank| ThreadCommunicator::new(Arc::clone(&group), rank)).collect()
 }
@@ -67,9 +75,12 @@ impl ThreadCommunicator {
         group.world.note(group.members[self.member.rank], *signature, &group.name);
     }
 
-    fn post(&self, message: HostBuffer, to: usize, tag: u32) -> Result<(), CommError> {
-        let buffer = (message.dtype(), message.len());
-        let signature = self.member.speaker().message(OpKind::Send, buffer, to, tag)?;
+    fn post_host(&self, data: HostBuffer, to: usize, tag: u32) -> Result<(), CommError> {
+        let signature = self.member.speaker().message(OpKind::Send, (data.dtype(), data.len()), to, tag)?;
+        self.post(signature, Message::Host(data), to, tag)
+    }
+
+    fn post(&self, signature: Signature, message: Message, to: usize, tag: u32) -> Result<(), CommError> {
         self.note(&signature);
         self.member.check_world(&signature)?;
         if self.member.group.has_departed(to) {
@@ -110,11 +121,11 @@ impl Communicator for ThreadCommunicator {
     }
 
     fn send(&self, data: Buffer<'_>, to: usize, tag: u32) -> Result<(), CommError> {
-        self.post(data.into(), to, tag)
+        self.post_host(data.into(), to, tag)
     }
 
     fn recv(&self, mut data: BufferMut<'_>, from: usize, tag: u32) -> Result<(), CommError> {
-        let message = self.receive((data.dtype(), data.len()), from, tag)?.finish()?;
+        let message = self.receive((data.dtype(), data.len()), from, tag)?.finish_host()?;
         data.copy_from(message.view());
         Ok(())
     }
@@ -132,12 +143,16 @@ impl Communicator for ThreadCommunicator {
     }
 
     fn start_send(&self, data: HostBuffer, to: usize, tag: u32) -> Result<Request, CommError> {
-        self.post(data.clone(), to, tag)?;
+        self.post_host(data.clone(), to, tag)?;
         Ok(Request::ready(data))
     }
 
     fn start_recv(&self, dtype: DType, len: usize, from: usize, tag: u32) -> Result<Request, CommError> {
         let receive = self.receive((dtype, len), from, tag)?;
         Ok(Request::new(receive))
+    }
+
+    fn device(&self) -> Option<&dyn DeviceExchange> {
+        (self.member.group.world.devices == Devices::Shared).then_some(self)
     }
 }

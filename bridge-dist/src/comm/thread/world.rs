@@ -21,10 +21,20 @@ pub(super) enum Supervision {
     Communicator,
 }
 
+/// Where ranks have their tensors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Devices {
+    /// In host memory, or each on a device of its own.
+    Apart,
+    /// All on one device, so that ranks can read each other's memory of it.
+    Shared,
+}
+
 #[derive(Debug)]
 pub(super) struct World {
     time_limit: TimeLimit,
     pub supervision: Supervision,
+    pub devices: Devices,
     failed: AtomicBool,
     failure: Mutex<Option<Arc<CommError>>>,
     activities: Vec<Mutex<Option<Activity>>>,
@@ -37,10 +47,11 @@ struct Activity {
 }
 
 impl World {
-    pub fn new(size: usize, timeout: Duration, supervision: Supervision) -> Self {
+    pub fn new(size: usize, timeout: Duration, supervision: Supervision, devices: Devices) -> Self {
         Self {
             time_limit: TimeLimit::new(timeout),
             supervision,
+            devices,
             failed: AtomicBool::new(false),
             failure: Mutex::new(None),
             activities: (0..size).map(|_| Mutex::new(None)).collect(),

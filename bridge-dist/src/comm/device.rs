@@ -1,0 +1,156 @@
+//! Exchanges of memory that stays on its device: the contract between communicators, which move such memory, and a tensor library, which
+//! computes with it. No tensor library is known here; the arithmetic is in `crate::exchange` (feature `burn`).
+//!
+//! An operation is a [`DeviceCall`], which layers see as they see the same operation of host memory, and a [`DeviceWork`], which a rank runs at its
+//! end of a [`DeviceLine`]. Lines only move parts; the work adds them up.
+
+use std::any::Any;
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use super::buffer::{DType, ReduceOp};
+use super::error::CommError;
+use super::layer::{Call, Operation};
+use super::request::Request;
+use super::signature::{Extent, OpKind, Signature, Speaker};
+
+/// Memory of a device as a tensor library has it.
+pub trait DeviceMemory: Any + Debug + Send + Sync {
+    /// New memory of the same kind on the same device for `elements` elements of the part's type. What is in it is not defined.
+    fn empty(&self, elements: usize) -> Arc<dyn DeviceMemory>;
+}
+
+/// Elements in device memory, side by side.
+#[derive(Clone, Debug)]
+pub struct DevicePart {
+    /// Element type, as ranks agree on it and as it is counted. The library may have another one of the same width.
+    pub dtype: DType,
+    /// Number of elements.
+    pub len: usize,
+    /// The memory.
+    pub memory: Arc<dyn DeviceMemory>,
+}
+
+/// One rank's end of a line between all ranks of a group, for one operation on which they have agreed. All ranks call the same methods in the
+/// same order.
+///
+/// A rank may read what it gets, and must not write it: other ranks may hold the same memory. What it hands over it must not write any more.
+pub trait DeviceLine {
+    /// This rank.
+    fn rank(&self) -> usize;
+
+    /// Number of ranks.
+    fn size(&self) -> usize;
+
+    /// Whether ranks get each other's memory itself. Then it must be memory that the rank has made for this.
+    fn shares_memory(&self) -> bool;
+
+    /// `parts[j]` goes to rank `j`; `receive[i]` elements come from rank `i`. What a rank has for itself it gets back.
+    ///
+    /// # Errors
+    /// See [`CommErrorKind`](super::CommErrorKind); lengths must fit each other across ranks.
+    fn exchange(&mut self, parts: Vec<DevicePart>, receive: &[usize]) -> Result<Vec<DevicePart>, CommError>;
+
+    /// The parts of all ranks, in rank order. All are equally long.
+    ///
+    /// # Errors
+    /// See [`CommErrorKind`](super::CommErrorKind).
+    fn all_gather(&mut self, part: DevicePart) -> Result<Vec<DevicePart>, CommError>;
+
+    /// What `root` has; what others bring says its length and type.
+    ///
+    /// # Errors
+    /// See [`CommErrorKind`](super::CommErrorKind).
+    fn broadcast(&mut self, part: DevicePart, root: usize) -> Result<DevicePart, CommError>;
+}
+
+/// What a rank does in an operation. It returns memory that no other rank has.
+pub type DeviceWork = Box<dyn FnOnce(&mut dyn DeviceLine) -> Result<DevicePart, CommError> + Send>;
+
+/// An operation with what ranks agree on.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceCall {
+    pub(crate) call: Call,
+    pub(crate) signature: Signature,
+}
+
+#[cfg_attr(not(feature = "burn"), allow(dead_code, reason = "who computes makes them"))]
+impl DeviceCall {
+    /// `elements` are those that count as payload.
+    fn new(operation: Operation, elements: usize, signature: Signature) -> Self {
+        let dtype = signature.dtype.unwrap_or(DType::U8);
+        Self { call: Call::new(operation, (dtype, elements)), signature: signature.on_device() }
+    }
+
+    pub(crate) fn all_reduce(speaker: &Speaker<'_>, data: Extent, op: ReduceOp) -> Result<Self, CommError> {
+        let signature = Signature::reducing(OpKind::AllReduce, data.dtype, data.len, op).on_device();
+        speaker.check_device_reduce(&signature)?;
+        Ok(Self::new(Operation::AllReduce, data.len, signature))
+    }
+
+    pub(crate) fn reduce_scatter(speaker: &Speaker<'_>, input: Extent, op: ReduceOp) -> Result<Self, CommError> {
+        let output = Extent { len: input.len / speaker.world_ranks.len(), ..input };
+        let signature = speaker.reduce_scatter(input, output, op)?.on_device();
+        speaker.check_device_reduce(&signature)?;
+        Ok(Self::new(Operation::ReduceScatter, input.len, signature))
+    }
+
+    pub(crate) fn all_gather(part: Extent) -> Self {
+        Self::new(Operation::AllGather, part.len, Signature::data(OpKind::AllGather, part.dtype, part.len))
+    }
+
+    pub(crate) fn broadcast(speaker: &Speaker<'_>, data: Extent, root: usize) -> Result<Self, CommError> {
+        let mut made = Self::new(Operation::Broadcast, data.len, speaker.broadcast(data, root)?);
+        made.call.root = Some(root);
+        Ok(made)
+    }
+
+    /// With a length for each pair of ranks.
+    pub(crate) fn all_to_all_uneven(
+        speaker: &Speaker<'_>,
+        (input, send): (Extent, &[usize]),
+        (output, receive): (Extent, &[usize]),
+    ) -> Result<Self, CommError> {
+        let signature = speaker.uneven((input, send), (output, receive))?;
+        let mut made = Self::new(Operation::AllToAll, input.len, signature);
+        made.call.is_even = false;
+        Ok(made)
+    }
+}
+
+/// Operations of device memory, which a [`Communicator`](super::Communicator) may offer. The contract is that of the same operations of host
+/// memory: order, results to the bit, errors, what is counted.
+pub trait DeviceExchange: Debug + Send + Sync {
+    /// Whether it moves such memory. All ranks of a group find the same.
+    fn accepts(&self, memory: &dyn DeviceMemory) -> bool;
+
+    /// Whether it moves messages too ([`start_send`](Self::start_send)).
+    fn moves_messages(&self) -> bool;
+
+    /// As [`DeviceLine::shares_memory`], for messages.
+    fn shares_memory(&self) -> bool;
+
+    /// Runs an operation of all ranks. It may return before the device has done its part.
+    ///
+    /// # Errors
+    /// See [`CommErrorKind`](super::CommErrorKind).
+    fn run(&self, call: &DeviceCall, work: DeviceWork) -> Result<DevicePart, CommError>;
+
+    /// Starts an operation of all ranks, which a thread of the communicator runs.
+    ///
+    /// # Errors
+    /// Those found before anything is sent; others come from the request.
+    fn start(&self, call: &DeviceCall, work: DeviceWork) -> Result<Request<DevicePart>, CommError>;
+
+    /// Starts to send a message; the request is complete when the memory has been handed over.
+    ///
+    /// # Errors
+    /// Those found before anything is sent; others come from the request.
+    fn start_send(&self, part: DevicePart, to: usize, tag: u32) -> Result<Request<()>, CommError>;
+
+    /// Starts to receive a message; the request returns memory that is only read. `like` says type and length, and where it is to lie.
+    ///
+    /// # Errors
+    /// Those found before anything is received; others come from the request.
+    fn start_recv(&self, like: DevicePart, from: usize, tag: u32) -> Result<Request<DevicePart>, CommError>;
+}

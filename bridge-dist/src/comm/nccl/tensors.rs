@@ -1,0 +1,256 @@
+//! Exchanges of tensors that stay on their CUDA device: NCCL moves parts between buffers of the tensor library. What is added up is not added
+//! up here.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use bridge_kernels::foreign::{self, Event, ForeignError};
+use burn::tensor::Tensor;
+use cudarc::driver::CudaStream;
+
+use super::carrier::CarrierError;
+use super::cuda::{CudaFabric, NcclCarrier};
+use super::lane::Lane;
+use super::raw::{GroupedCalls, Span};
+use super::staged::{LateLane, Staged};
+use super::watch::{InFlight, Watch};
+use crate::comm::buffer::DType;
+use crate::comm::device::{DeviceCall, DeviceExchange, DeviceLine, DeviceMemory, DevicePart, DeviceWork};
+use crate::comm::error::{CommError, CommErrorKind};
+use crate::comm::lock::lock;
+use crate::comm::request::Request;
+use crate::comm::signature::{OpKind, Signature};
+use crate::comm::thread::panic_message;
+use crate::comm::worker::Place;
+use crate::exchange::TensorMemory;
+
+impl DeviceExchange for Staged<CudaFabric> {
+    fn accepts(&self, memory: &dyn DeviceMemory) -> bool {
+        let memory: &dyn Any = memory;
+        let tensor = memory.downcast_ref::<TensorMemory>().map(TensorMemory::tensor);
+        tensor.and_then(foreign::cuda_device) == Some(self.fabric.context.ordinal())
+    }
+
+    fn moves_messages(&self) -> bool {
+        false
+    }
+
+    fn shares_memory(&self) -> bool {
+        false
+    }
+
+    fn run(&self, call: &DeviceCall, work: DeviceWork) -> Result<DevicePart, CommError> {
+        lock(&self.blocking).run_device(&call.signature, work)
+    }
+
+    fn start(&self, call: &DeviceCall, work: DeviceWork) -> Result<Request<DevicePart>, CommError> {
+        let signature = call.signature;
+        self.background.start(&self.seat, &signature, move |late: &mut LateLane<CudaFabric>| {
+            late.lane(&signature)?.run_device(&signature, work)
+        })
+    }
+
+    fn start_send(&self, part: DevicePart, to: usize, tag: u32) -> Result<Request<()>, CommError> {
+        Err(self.no_messages(OpKind::Send, &part, to, tag))
+    }
+
+    fn start_recv(&self, like: DevicePart, from: usize, tag: u32) -> Result<Request<DevicePart>, CommError> {
+        Err(self.no_messages(OpKind::Recv, &like, from, tag))
+    }
+}
+
+impl Staged<CudaFabric> {
+    fn no_messages(&self, kind: OpKind, part: &DevicePart, peer: usize, tag: u32) -> CommError {
+        let signature = Signature::message(kind, (part.dtype, part.len), peer, tag).on_device();
+        let (expected, found) = ("host memory".to_owned(), "memory of a device".to_owned());
+        self.seat.speaker().error(&signature, CommErrorKind::InvalidArgument { what: "message", expected, found })
+    }
+}
+
+impl Lane<NcclCarrier> {
+    fn run_device(&mut self, signature: &Signature, work: DeviceWork) -> Result<DevicePart, CommError> {
+        self.agreement.agree(signature)?;
+        let mut line = Line { lane: self, signature: *signature };
+        // What the work holds is dropped; the lane is not used any more, because the world has failed.
+        catch_unwind(AssertUnwindSafe(|| work(&mut line))).unwrap_or_else(|panic| {
+            let kind = CommErrorKind::Panicked { message: panic_message(&*panic) };
+            Err(self.failed(signature, CarrierError::Failed(kind)))
+        })
+    }
+}
+
+/// A lane during one operation.
+struct Line<'a> {
+    lane: &'a mut Lane<NcclCarrier>,
+    signature: Signature,
+}
+
+/// What moves in one step, in memory of the tensor library.
+#[derive(Default)]
+struct Moves {
+    /// With the other rank, if it is for one.
+    reads: Vec<(Tensor<1>, usize)>,
+    writes: Vec<(Tensor<1>, usize)>,
+}
+
+fn tensor_of(part: &DevicePart) -> &Tensor<1> {
+    TensorMemory::behind(part).tensor()
+}
+
+fn foreign_error(error: &ForeignError) -> CarrierError {
+    CarrierError::library("CUDA", error.to_string())
+}
+
+/// The bytes of a tensor whose elements are side by side.
+fn span((tensor, pointer): (&Tensor<1>, u64)) -> Span {
+    Span { pointer, dtype: DType::U8, len: tensor.dims()[0] * tensor.dtype().size() }
+}
+
+impl Line<'_> {
+    /// A part as NCCL reads it.
+    fn to_read(part: &DevicePart) -> Result<Tensor<1>, CarrierError> {
+        let refused = || CarrierError::library("the exchange", "a part of 2^32 elements or more; make buckets smaller");
+        foreign::side_by_side(tensor_of(part)).ok_or_else(refused)
+    }
+
+    /// Puts calls on the communicator's stream, behind what this thread has asked of the device and before what it will.
+    fn moved(
+        &mut self,
+        moves: &Moves,
+        calls: impl FnOnce(&mut GroupedCalls, &CudaStream, &[Span], &[Span]) -> Result<(), CarrierError>,
+    ) -> Result<(), CarrierError> {
+        let memory: Vec<Tensor<1>> = moves.reads.iter().chain(&moves.writes).map(|(x, _)| x.clone()).collect();
+        if memory.is_empty() {
+            return Ok(());
+        }
+        let opened = foreign::open(&memory).map_err(|error| foreign_error(&error))?;
+        let spans: Vec<Span> = memory.iter().zip(opened.addresses).map(span).collect();
+        let (reads, writes) = spans.split_at(moves.reads.len());
+        let (seat, timeout) = (self.lane.agreement.seat.clone(), self.lane.agreement.control.timeout());
+        let wire = &mut self.lane.carrier.wire;
+        let stream = wire.stream.cu_stream();
+        // SAFETY: the stream is the communicator's, of the device's primary context.
+        unsafe { opened.ready.hold_back(stream) }.map_err(|error| foreign_error(&error))?;
+        wire.enqueue(|group, stream| calls(group, stream, reads, writes))?;
+        // SAFETY: as above.
+        let done = unsafe { Event::on(wire.stream.context(), stream) }.map_err(|error| foreign_error(&error))?;
+        let done = Arc::new(done);
+        foreign::follow(&memory[0], Arc::clone(&done));
+        let watch = match wire.watch.take() {
+            Some(watch) => watch,
+            None => Watch::start(seat, Arc::clone(&wire.raw))?,
+        };
+        let signature = self.signature;
+        let operation = InFlight { signature, ready: opened.ready, done, _memory: memory, timeout };
+        wire.watch.insert(watch).see(operation)
+    }
+
+    fn failed(&mut self, error: CarrierError) -> CommError {
+        self.lane.failed(&self.signature, error)
+    }
+
+    /// Ranks tell each other how much they send and expect.
+    fn agree_counts(&self, parts: &[DevicePart], receive: &[usize]) -> Result<(), CommError> {
+        let agreement = &self.lane.agreement;
+        let counts = parts.iter().map(|part| part.len).chain(receive.iter().copied());
+        let all = agreement.share(&self.signature, &counts.map(|count| count as i64).collect::<Vec<_>>())?;
+        let all: Vec<u64> = all.into_iter().map(i64::cast_unsigned).collect();
+        let (sent, expected): (Vec<&[u64]>, Vec<&[u64]>) =
+            all.chunks_exact(2 * parts.len()).map(|row| row.split_at(parts.len())).unzip();
+        let seat = &agreement.seat;
+        let agreed = seat.speaker().agree_counts(&self.signature, &sent, &expected);
+        agreed.map_err(|error| seat.fail(&self.signature, *error.kind))
+    }
+
+    fn exchange_parts(&mut self, parts: &[DevicePart], received: &[DevicePart]) -> Result<(), CarrierError> {
+        let own = self.rank();
+        let mut moves = Moves::default();
+        for (peer, (part, place)) in parts.iter().zip(received).enumerate().filter(|(peer, _)| *peer != own) {
+            if part.len > 0 {
+                moves.reads.push((Self::to_read(part)?, peer));
+            }
+            if place.len > 0 {
+                moves.writes.push((tensor_of(place).clone(), peer));
+            }
+        }
+        self.moved(&moves, |group, stream, reads, writes| {
+            for (span, (_, peer)) in reads.iter().zip(&moves.reads) {
+                // SAFETY: the memory is open to this stream until its event has passed, and the watch holds it until then.
+                unsafe { group.send(*span, *peer, stream) }?;
+            }
+            for (span, (_, peer)) in writes.iter().zip(&moves.writes) {
+                // SAFETY: as above; it was made for this, so nobody else uses it.
+                unsafe { group.recv(*span, *peer, stream) }?;
+            }
+            Ok(())
+        })
+    }
+
+    fn gather_parts(&mut self, part: &DevicePart, whole: &Tensor<1>) -> Result<(), CarrierError> {
+        let own = self.rank();
+        let moves = Moves { reads: vec![(Self::to_read(part)?, own)], writes: vec![(whole.clone(), own)] };
+        // SAFETY: as for parts; the whole has room for the parts of all ranks.
+        self.moved(&moves, |group, stream, reads, writes| unsafe { group.all_gather((reads[0], writes[0]), stream) })
+    }
+
+    fn broadcast_part(&mut self, data: &Tensor<1>, root: usize) -> Result<(), CarrierError> {
+        let moves = Moves { reads: Vec::new(), writes: vec![(data.clone(), root)] };
+        // SAFETY: as for parts; on the root it is only read.
+        self.moved(&moves, |group, stream, _, writes| unsafe { group.broadcast(writes[0], root, stream) })
+    }
+}
+
+impl DeviceLine for Line<'_> {
+    fn rank(&self) -> usize {
+        self.lane.agreement.seat.rank
+    }
+
+    fn size(&self) -> usize {
+        self.lane.agreement.seat.size()
+    }
+
+    fn shares_memory(&self) -> bool {
+        false
+    }
+
+    fn exchange(&mut self, parts: Vec<DevicePart>, receive: &[usize]) -> Result<Vec<DevicePart>, CommError> {
+        // Other operations say lengths in their signatures.
+        if self.signature.kind == OpKind::AllToAllUneven {
+            self.agree_counts(&parts, receive)?;
+        }
+        let own = self.rank();
+        let place = |(peer, (part, &len)): (usize, (&DevicePart, &usize))| match peer == own {
+            true => part.clone(),
+            false => DevicePart { len, memory: part.memory.empty(len), ..*part },
+        };
+        let received: Vec<DevicePart> = parts.iter().zip(receive).enumerate().map(place).collect();
+        self.exchange_parts(&parts, &received).map_err(|error| self.failed(error))?;
+        Ok(received)
+    }
+
+    fn all_gather(&mut self, part: DevicePart) -> Result<Vec<DevicePart>, CommError> {
+        let size = self.size();
+        if part.len == 0 {
+            return Ok(vec![part; size]);
+        }
+        let all = DevicePart { len: part.len * size, memory: part.memory.empty(part.len * size), ..part };
+        let whole = tensor_of(&all);
+        self.gather_parts(&part, whole).map_err(|error| self.failed(error))?;
+        let len = whole.dims()[0] / size;
+        let parts = (0..size).map(|rank| whole.clone().slice(rank * len..(rank + 1) * len));
+        Ok(parts.map(|x| TensorMemory::part(x, None)).collect())
+    }
+
+    fn broadcast(&mut self, part: DevicePart, root: usize) -> Result<DevicePart, CommError> {
+        if part.len == 0 {
+            return Ok(part);
+        }
+        let data = match self.rank() == root {
+            true => Self::to_read(&part).map_err(|error| self.failed(error))?,
+            false => tensor_of(&DevicePart { memory: part.memory.empty(part.len), ..part }).clone(),
+        };
+        self.broadcast_part(&data, root).map_err(|error| self.failed(error))?;
+        Ok(TensorMemory::part(data, None))
+    }
+}

@@ -1,0 +1,134 @@
+//! A thread that sees operations to their end which nobody waits for: it keeps their memory until then, and where they do not come to an end, it
+//! aborts the communicator and fails the rank's world, so that neither the device nor whoever reads from it hangs.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bridge_kernels::foreign::{Event, ForeignError};
+use burn::tensor::Tensor;
+
+use super::carrier::CarrierError;
+use super::cuda::HEALTH_CHECK;
+use super::raw::RawComm;
+use super::seat::Seat;
+use crate::comm::error::CommErrorKind;
+use crate::comm::lock::lock;
+use crate::comm::signature::Signature;
+use crate::comm::worker::Place;
+
+/// An operation on the device.
+pub(super) struct InFlight {
+    pub signature: Signature,
+    /// Passed when the operation may begin.
+    pub ready: Event,
+    /// Passed when it is over.
+    pub done: Arc<Event>,
+    /// What it reads and writes, which is held until then.
+    pub _memory: Vec<Tensor<1>>,
+    /// How long it may take once it may begin.
+    pub timeout: Duration,
+}
+
+/// The queue to the thread. Dropping it waits until all is over.
+pub(super) struct Watch {
+    queue: Option<mpsc::Sender<InFlight>>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.queue = None;
+        // A panic of the thread has been printed, and there is nobody to tell.
+        let _ = self.thread.take().map(thread::JoinHandle::join);
+    }
+}
+
+impl Watch {
+    /// Starts the thread for one communicator.
+    pub fn start(seat: Seat, raw: Arc<Mutex<RawComm>>) -> Result<Self, CarrierError> {
+        let (queue, arriving) = mpsc::channel();
+        let name = format!("{}-{}-watch", seat.name, seat.rank);
+        let started = thread::Builder::new().name(name).spawn(move || watch(&seat, &raw, &arriving));
+        let thread = started.map_err(|error| {
+            CarrierError::library("the operating system, starting a background thread,", error.to_string())
+        })?;
+        Ok(Self { queue: Some(queue), thread: Some(thread) })
+    }
+
+    /// Sees an operation to its end; those of one communicator end in the order in which they are handed over.
+    pub fn see(&self, operation: InFlight) -> Result<(), CarrierError> {
+        let sent = self.queue.as_ref().map(|queue| queue.send(operation));
+        match sent {
+            Some(Ok(())) => Ok(()),
+            _ => Err(CarrierError::library("the background thread", "it ended before the operation was complete")),
+        }
+    }
+}
+
+fn watch(seat: &Seat, raw: &Mutex<RawComm>, arriving: &mpsc::Receiver<InFlight>) {
+    let mut under_way = VecDeque::new();
+    let mut oldest_since = None;
+    loop {
+        match under_way.front() {
+            None => match arriving.recv() {
+                Ok(operation) => under_way.push_back(operation),
+                Err(_) => return,
+            },
+            Some(oldest) => match state(oldest, seat, raw, &mut oldest_since) {
+                Ok(true) => {
+                    under_way.pop_front();
+                    oldest_since = None;
+                }
+                Ok(false) => thread::sleep(Duration::from_millis(1)),
+                Err(kind) => {
+                    lock(raw).abort();
+                    seat.fail(&oldest.signature, kind);
+                    // The device comes to the end of what was aborted; then nobody uses the memory.
+                    under_way.retain(|operation| matches!(operation.done.has_passed(), Ok(false)));
+                    thread::sleep(HEALTH_CHECK);
+                }
+            },
+        }
+        under_way.extend(arriving.try_iter());
+    }
+}
+
+/// Whether an operation is over; an error if it will not be.
+fn state(
+    operation: &InFlight,
+    seat: &Seat,
+    raw: &Mutex<RawComm>,
+    since: &mut Option<(Instant, Instant)>,
+) -> Result<bool, CommErrorKind> {
+    let failed = |error: ForeignError| CommErrorKind::Transport { library: "CUDA", message: error.to_string() };
+    if operation.done.has_passed().map_err(failed)? {
+        return Ok(true);
+    }
+    if let Some(cause) = seat.world.failure() {
+        return Err(CommErrorKind::Aborted { cause });
+    }
+    if !operation.ready.has_passed().map_err(failed)? {
+        return Ok(false);
+    }
+    let now = Instant::now();
+    let (begun, checked) = since.get_or_insert((now, now));
+    if now.duration_since(*begun) >= operation.timeout {
+        let message = format!("no data moved for {:?} after all ranks had agreed", operation.timeout);
+        return Err(CommErrorKind::Transport { library: "NCCL", message });
+    }
+    if now.duration_since(*checked) >= HEALTH_CHECK {
+        *checked = now;
+        // Whoever has the communicator is calling it, and finds out itself.
+        if let Ok(mut raw) = raw.try_lock() {
+            raw.check_health().map_err(|error| match error {
+                CarrierError::Failed(kind) => kind,
+                CarrierError::Stalled(waited) => {
+                    CommErrorKind::Transport { library: "NCCL", message: format!("no answer for {waited:?}") }
+                }
+            })?;
+        }
+    }
+    Ok(false)
+}

@@ -1,0 +1,97 @@
+//! Tensors as parts that communicators move, marks that order the streams of threads, and copies.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use burn::tensor::{DType as TensorDType, Device, Tensor};
+
+use super::wire;
+use crate::comm::device::{DeviceMemory, DevicePart};
+use crate::comm::{DType, Extent};
+
+/// A flat tensor that travels.
+#[derive(Clone, Debug)]
+pub(crate) struct TensorMemory {
+    tensor: Tensor<1>,
+    named: DType,
+    /// Where another thread is to use it: memory that was reserved when all that fills the tensor had been launched.
+    mark: Option<Tensor<1>>,
+}
+
+impl DeviceMemory for TensorMemory {
+    fn empty(&self, elements: usize) -> Arc<dyn DeviceMemory> {
+        let dtype = self.tensor.dtype();
+        let len = elements * self.named.size() / dtype.size();
+        Arc::new(Self::new(Tensor::empty([len], (&self.tensor.device(), dtype)), self.named, None))
+    }
+}
+
+impl TensorMemory {
+    /// A tensor whose elements travel under the type `named`.
+    pub fn new(tensor: Tensor<1>, named: DType, mark: Option<Tensor<1>>) -> Self {
+        Self { tensor, named, mark }
+    }
+
+    /// A tensor as a part.
+    pub fn part(tensor: Tensor<1>, mark: Option<Tensor<1>>) -> DevicePart {
+        let Extent { dtype, len } = Self::extent(&tensor);
+        DevicePart { dtype, len, memory: Arc::new(Self::new(tensor, dtype, mark)) }
+    }
+
+    /// Type and number of the elements of a tensor that travels.
+    pub fn extent(tensor: &Tensor<1>) -> Extent {
+        Extent { dtype: wire(tensor.dtype()), len: tensor.dims()[0] }
+    }
+
+    /// The same under another type.
+    pub fn named(self, named: DType) -> Self {
+        Self { named, ..self }
+    }
+
+    /// The tensor.
+    pub fn tensor(&self) -> &Tensor<1> {
+        &self.tensor
+    }
+
+    /// The memory of a part.
+    ///
+    /// # Panics
+    /// If it was not made here.
+    pub fn behind(part: &DevicePart) -> &Self {
+        let memory: &dyn Any = part.memory.as_ref();
+        memory.downcast_ref().expect("parts are made of tensors")
+    }
+}
+
+/// Memory of a device, reserved behind all that this thread has launched.
+pub(super) fn mark(device: &Device) -> Tensor<1> {
+    Tensor::empty([1], (device, TensorDType::F32))
+}
+
+/// Makes what this thread launches from now on come behind what had been launched when `mark` was made.
+pub(super) fn follow(mark: &Tensor<1>) {
+    // Reading it is what matters.
+    drop(mark.clone() + 1.0);
+}
+
+/// The tensor of a part that this thread has made.
+pub(super) fn read(part: &DevicePart) -> Tensor<1> {
+    TensorMemory::behind(part).tensor.clone()
+}
+
+/// The tensor of a part, ready to be read by this thread.
+pub(super) fn arrived(part: &DevicePart) -> Tensor<1> {
+    if let Some(mark) = &TensorMemory::behind(part).mark {
+        follow(mark);
+    }
+    read(part)
+}
+
+/// The same elements in memory of this thread's own.
+pub(super) fn copy(x: Tensor<1>) -> Tensor<1> {
+    let len = x.dims()[0];
+    if len == 0 {
+        return x;
+    }
+    Tensor::empty([len], (&x.device(), x.dtype())).slice_assign(0..len, x)
+}
