@@ -97,7 +97,7 @@ impl Fp8Pass {
     pub(super) fn on_device(&self) -> DevicePass {
         let each = |scales: &Tensor<1>| {
             let scales = scales.clone().without_autodiff();
-            std::array::from_fn(|place| scales.clone().slice([place..place + 1]).reshape([1, 1]))
+            std::array::from_fn(|place| scales.clone().narrow(0, place, 1).reshape([1, 1]))
         };
         DevicePass(self.clone(), self.scales.as_ref().map(each))
     }

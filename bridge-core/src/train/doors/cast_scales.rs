@@ -7,7 +7,7 @@ use bridge_dist::comm::{Group, ReduceOp};
 use bridge_kernels::{Fp8Format, OperandMaxima};
 
 use crate::config::{AmaxAlgo, Fp8Format as FormatName, Fp8Recipe, RunConfig};
-use crate::model::{CAST_HISTORY, CAST_SCALES, ModelChunk, NotingLayer, ReplicaGroup};
+use crate::model::{CAST_HISTORY, CAST_SCALES, NotingLayer, ReplicaGroup};
 use crate::train::TrainError;
 use crate::train::report::StepReport;
 use crate::train::subsystem::{Agreement, RunContext, Subsystem, Verdict};
@@ -72,10 +72,10 @@ impl CastScales {
 
 /// What was noted in this step on this rank, read at once. What is not finite counts as 0: a step that overflowed says nothing of the next one.
 fn noted(run: &RunContext) -> Vec<Layer> {
-    let of_chunk = |(chunk, model): (usize, &Box<dyn ModelChunk>)| {
-        model.noting_layers().iter().map(|layer| (chunk, layer.clone())).collect::<Vec<_>>()
-    };
-    let layers: Vec<(usize, NotingLayer)> = run.chunks().iter().enumerate().flat_map(of_chunk).collect();
+    let mut layers: Vec<(usize, NotingLayer)> = Vec::new();
+    for (chunk, model) in run.chunks().iter().enumerate() {
+        layers.extend(model.noting_layers().iter().map(|layer| (chunk, layer.clone())));
+    }
     let maxima = OperandMaxima::take_all(layers.iter().map(|(_, layer)| layer.maxima.as_ref()));
     let usable = |largest: f32| if largest.is_finite() { f64::from(largest) } else { 0.0 };
     let of_layer = |((chunk, NotingLayer { name, replicas, .. }), maxima): ((usize, NotingLayer), [f32; 3])| Layer {
