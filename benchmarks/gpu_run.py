@@ -37,11 +37,13 @@ def cuda_environment():
     spec = importlib.util.find_spec("nvidia")
     packages = [Path(folder) for folder in spec.submodule_search_locations] if spec else []
     toolkits = [Path(os.environ[name]) for name in ("CUDA_PATH", "CUDA_HOME") if name in os.environ]
-    toolkits += [Path("/usr/local/cuda"), Path("/opt/cuda"), *(part for folder in packages for part in sorted(folder.iterdir()))]
+    toolkits += [Path("/usr/local/cuda"), Path("/opt/cuda"), *(part for folder in packages if folder.is_dir() for part in sorted(folder.iterdir()))]
     libraries = []
     for name in ("libnvrtc.so*", "libcublasLt.so*"):
         folders = [toolkit / lib for toolkit in toolkits for lib in ("lib64", "lib") if any((toolkit / lib).glob(name))]
         libraries += [str(folder) for folder in folders[:1] if str(folder) not in libraries]
+    # CubeCL's compiler links the mathematical functions of libdevice.
+    toolkits.sort(key=lambda toolkit: not (toolkit / "nvvm/libdevice/libdevice.10.bc").exists())
     with_headers = [str(toolkit) for toolkit in toolkits if (toolkit / "include/cuda_fp16.h").exists()]
     paths = [*libraries, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
     found = {"CUDA_PATH": with_headers[0]} if with_headers else {}
@@ -175,7 +177,7 @@ def tests_of(name, at_once, limit):
         if not program.exists():
             session.note(part=name, label="tests", rc=None, said=f"there is no {program}")
             return
-        listed = subprocess.run([program, "--list", "--format", "terse"], capture_output=True, text=True, env=session.environment_of([program]))
+        listed = subprocess.run([program, "--list", "--format", "terse"], capture_output=True, text=True, timeout=60, env=session.environment_of([program]))
         tests = [line.removesuffix(": test") for line in listed.stdout.splitlines() if line.endswith(": test")]
         environment = {"BRIDGE_UNDER_TEST": str(session.folder / "bridge"), "BRIDGE_SOURCES": str(session.folder / "sources")}
         if not tests:

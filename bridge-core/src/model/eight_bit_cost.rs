@@ -1,4 +1,4 @@
-//! What layers with 8-bit products keep and have in hand. They cost as many FLOPs as others, and are no faster: products are emulated in float32.
+//! What layers with 8-bit products keep and have in hand. They cost as many FLOPs as others, and plans count them as emulated in float32.
 
 use bridge_kernels::Fp8Scaling;
 

@@ -88,7 +88,7 @@ pub(super) fn arrived(part: &DevicePart) -> Tensor<1> {
 }
 
 /// The same elements in memory of this thread's own.
-pub(super) fn copy(x: Tensor<1>) -> Tensor<1> {
+pub(crate) fn copy(x: Tensor<1>) -> Tensor<1> {
     let len = x.dims()[0];
     if len == 0 {
         return x;

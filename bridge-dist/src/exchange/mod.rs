@@ -26,8 +26,8 @@ mod memory;
 mod tests;
 mod work;
 
-pub(crate) use memory::TensorMemory;
-use memory::{arrived, copy, mark, read};
+pub(crate) use memory::{TensorMemory, copy};
+use memory::{arrived, mark, read};
 use work::Line;
 
 /// The exchange of a group's ranks for tensors of one device.

@@ -7,7 +7,7 @@ use super::cut::{Cut, part_of_whole, parts_from_whole, whole_from_parts};
 use super::host::{Like, to_host, unwrap};
 use super::{RowCounts, Sharing};
 use crate::comm::{Group, HostBuffer, ReduceOp, UnevenExchange};
-use crate::exchange::TensorExchange;
+use crate::exchange::{TensorExchange, copy};
 
 impl<const D: usize> Like<D> {
     /// The group's way on the device.
@@ -104,8 +104,9 @@ impl Sharing {
     pub(super) fn own<const D: usize>(&self, whole: Tensor<D>) -> Tensor<D> {
         let like = Like::new(&whole);
         let shape = self.part_shape(like.shape);
-        if self.group.device().is_some() {
-            return part_along(&whole, self, self.group.rank());
+        if like.exchange(&self.group).is_some() {
+            // A view would keep the whole.
+            return like.with_shape(shape).unflat(copy(flat(part_along(&whole, self, self.group.rank()))));
         }
         let part = part_of_whole(&to_host(whole), &self.block(like.shape), self.group.rank());
         like.with_shape(shape).tensor(part)

@@ -1,6 +1,8 @@
 //! Attention on GPUs with matrix units (FlashAttention-2, arXiv:2307.08691): as [`super::cube`], there is no score matrix, and products are those of
-//! [`crate::cube::fragments`]. For heads of 16-bit elements whose size is a multiple of 16, up to [`LARGEST_HEAD`]. A cube has 64 queries of a head.
+//! [`crate::cube::fragments`]. As in FlashAttention-2, the mean of a query's gradients of probabilities is that of its rounded output. For heads of 16-bit elements whose size is a multiple of 16, up to [`LARGEST_HEAD`]. A cube has 64 queries of a head.
 
+use burn::backend::Cube;
+use burn::backend::cubecl::dtype_to_storage_type;
 use burn::cubecl;
 use burn::cubecl::ir::features::MmaConfig;
 use burn::cubecl::prelude::*;
@@ -11,7 +13,7 @@ use super::cube_scores::{HIDDEN, Sizes, block_of_queries, score, sees};
 use super::options::AttentionOptions;
 use crate::cube::Buffer;
 use crate::cube::fragments::{
-    Pair, ROWS, UNITS, VectorRows, column_of, exchange_len, first_factor, first_factor_of_sums, lane, load,
+    LANES, Pair, ROWS, UNITS, VectorRows, column_of, exchange_len, first_factor, first_factor_of_sums, lane, load,
     load_transposed, multiply, row_max, row_of, row_sum, second_factor, sums, tile_pairs,
 };
 use crate::dropout::cube::{Mask, factor, mask};
@@ -62,10 +64,12 @@ pub(super) fn is_masked<P: Int>(
     keys: usize,
     sizes: &Sizes,
 ) -> bool {
-    let before = (sizes.keys - sizes.queries) as usize;
+    let first = (sizes.keys - sizes.queries) as usize + query;
+    let last = first + queries - 1;
+    // Without a window this has the largest number, to which nothing can be added.
     let mut masked = query + queries > sizes.queries as usize
-        || key + keys > before + query + 1
-        || before + query + queries > key + sizes.window as usize + 1;
+        || key + keys > first + 1
+        || last - min(key, last) > sizes.window as usize;
     #[comptime]
     match documents {
         ComptimeOption::Some(_) => masked = true,
@@ -353,13 +357,13 @@ impl Saved {
     }
 }
 
-/// Whether the device of `x` has matrix units for its elements, and planes as the kernels want them.
-fn has_matrix_units(x: &Buffer) -> bool {
-    let properties = x.0.client.properties();
-    let element = x.storage();
+/// Whether the device of `x` has matrix units for its elements, and planes as the kernels want them. Nothing is copied.
+fn has_matrix_units(x: &Tensor<4>) -> bool {
+    let Ok(x) = x.clone().without_autodiff().try_into_primitive::<Cube>() else { return false };
+    let (properties, element) = (x.client.properties(), dtype_to_storage_type(x.dtype));
     let sums = f32::elem_type_native();
     let wanted = MmaConfig { a_type: element, b_type: element, cd_type: sums, m: 16, n: 8, k: 16 };
-    properties.features.matmul.mma.contains(&wanted) && properties.hardware.plane_size_min == 32
+    properties.features.matmul.mma.contains(&wanted) && properties.hardware.plane_size_min == LANES as u32
 }
 
 /// See [`crate::attention()`] and [`super::cube::attention`], whose conditions it has. Where there are no matrix units for the elements it does not apply, unless
@@ -371,9 +375,9 @@ pub fn attention(
     options: &AttentionOptions,
     emulated: Option<usize>,
 ) -> Option<Tensor<4>> {
+    (emulated.is_some() || has_matrix_units(q_bthd)).then_some(())?;
     let Operands { mut saved, sinks } = Operands::of([q_bthd, k_bsgd, v_bsgd], options)?;
     let form = saved.problem.unit_form(emulated)?;
-    (emulated.is_some() || has_matrix_units(&saved.q)).then_some(())?;
     saved.out = saved.q.uninitialised_like();
     saved.forward_on_units(sinks.as_ref(), form);
     Some(with_backward(saved, sinks, [q_bthd, k_bsgd, v_bsgd], options, move |saved, d_out| {

@@ -15,7 +15,7 @@ use crate::cube::fragments::{
 };
 use crate::dropout::cube::{Mask, mask};
 
-/// From products of queries and keys and gradients of probabilities to probabilities after dropout and gradients of the products, but for the scale. Rows are
+/// From products of queries and keys and gradients of probabilities to probabilities after dropout and gradients of the products. Rows are
 /// keys if `by_key`. `line` is the head's first query in `[b, h, t]`.
 #[cube]
 fn differentiate<P: Int>(
@@ -64,7 +64,8 @@ fn differentiate<P: Int>(
                     form.dropped,
                 );
                 probabilities.insert(j, found.probability);
-                slopes.insert(j, found.gradient);
+                // Scaled before it is rounded, for float16.
+                slopes.insert(j, found.gradient * sizes.scale);
             }
             scores[2 * tile + half] = probabilities;
             gradients[2 * tile + half] = slopes;
@@ -112,7 +113,7 @@ fn add_row_combinations<X: Float>(
     }
 }
 
-/// Writes a unit's sums, times a factor, to rows of which `count` are there.
+/// Writes a unit's sums to rows of which `count` are there.
 #[cube]
 fn write<X: Float>(
     all: &mut [Pair<X>],
@@ -120,17 +121,15 @@ fn write<X: Float>(
     stride: usize,
     count: usize,
     sums: &Array<Pair<f32>>,
-    scale: f32,
     #[comptime] d: usize,
 ) {
-    let scale = Pair::<f32>::new(scale);
     #[unroll]
     for half in 0..2usize {
         let row = row_of(half);
         if row < count {
             #[unroll]
             for tile in 0..comptime!(d / 8) {
-                all[start + row * stride + column_of(tile) / 2] = Vector::cast_from(sums[2 * tile + half] * scale);
+                all[start + row * stride + column_of(tile) / 2] = Vector::cast_from(sums[2 * tile + half]);
             }
         }
     }
@@ -204,7 +203,7 @@ fn query_gradients<X: Float, P: Int, N: Size>(
     }
     let pairs = comptime!(form.d / 2);
     let start = ((at.batch * queries + at.first) * heads + at.head) * pairs;
-    write::<X>(dq, start, heads * pairs, queries - at.first, &found, sizes.scale, d);
+    write::<X>(dq, start, heads * pairs, queries - at.first, &found, d);
 }
 
 /// Of keys and values, `[b, s, g, d]` each. A cube a block of keys of a group, with all query heads of the group in order.
@@ -285,8 +284,8 @@ fn key_gradients<X: Float, P: Int, N: Size>(
     }
     let pairs = comptime!(form.d / 2);
     let start = ((batch * keys + first) * groups + group) * pairs;
-    write::<X>(dk, start, groups * pairs, keys - first, &of_own, sizes.scale, d);
-    write::<X>(dv, start, groups * pairs, keys - first, &of_values, 1.0f32, d);
+    write::<X>(dk, start, groups * pairs, keys - first, &of_own, d);
+    write::<X>(dv, start, groups * pairs, keys - first, &of_values, d);
 }
 
 impl Saved {

@@ -114,7 +114,8 @@ fn make_scales(
         }
         scales[0] = scale;
         scales[1] = 1.0f32 / scale;
-        scales[2] = f32::reinterpret(bits);
+        // What is no number counts as infinite.
+        scales[2] = f32::reinterpret(min(bits, INFINITE));
     }
 }
 

@@ -1,5 +1,7 @@
 //! AdamW in one pass over parameter, gradient and moments, and sums of squares.
 
+use std::ops::Range;
+
 use burn::cubecl;
 use burn::cubecl::prelude::*;
 use burn::tensor::{DType, FloatDType, Tensor};
@@ -7,6 +9,7 @@ use burn::tensor::{DType, FloatDType, Tensor};
 use super::steps::{AdamWConstants, AdamWState, AdamWStep};
 use crate::cube::Buffer;
 use crate::cube::reduce::cube_sum;
+use crate::reads::read_together;
 
 /// [`AdamWConstants`] as a kernel sees them.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
@@ -149,24 +152,26 @@ fn constants(step: &AdamWStep) -> ConstantsLaunch {
 /// Elements whose squares one cube adds up.
 const BLOCK: usize = 1 << 14;
 
-/// `partial[i]` gets the sum of the squares of the `i`-th block of `x`.
+/// `partial[first + i]` gets the sum of the squares of the `i`-th of `blocks` blocks of `x`.
 #[cube(launch)]
 fn block_squares<X: Float, N: Size>(
     x: &[Vector<X, N>],
     partial: &mut [f32],
+    first: u32,
+    blocks: u32,
     #[comptime] units: usize,
     #[define(X)] _storage: ElemType,
 ) {
     let (block, unit) = (CUBE_POS, UNIT_POS as usize);
-    if block >= partial.len() {
+    if block >= blocks as usize {
         terminate!();
     }
     let lanes = N::value();
     let vectors = comptime!(BLOCK / lanes);
-    let first = block * vectors;
-    let last = min(first + vectors, x.len());
+    let begin = block * vectors;
+    let end = min(begin + vectors, x.len());
     let mut sum = 0.0f32;
-    for i in range_stepped(first + unit, last, units) {
+    for i in range_stepped(begin + unit, end, units) {
         let values = Vector::<f32, N>::cast_from(x[i]);
         let lanes = values.vector_size();
         #[unroll]
@@ -177,17 +182,60 @@ fn block_squares<X: Float, N: Size>(
     }
     let sum = cube_sum(sum, units);
     if unit == 0 {
-        partial[block] = sum;
+        partial[first as usize + block] = sum;
     }
 }
 
-/// The sums of the squares of blocks of `x`, in float32: elements beyond 1e19 make one infinite.
-pub fn square_sums_of_blocks(x: &Tensor<1>) -> Option<Tensor<1>> {
-    let x = Buffer::of(x)?;
-    let blocks = x.len().div_ceil(BLOCK);
-    let partial = x.uninitialised([blocks], DType::F32);
-    let lanes = x.lanes(x.len());
-    let (count, dim, units) = x.cube_per_row(blocks, x.len() / lanes);
-    block_squares::launch(&x.0.client, count, dim, lanes, x.arg(), partial.arg(), units, x.storage());
-    Some(partial.tensor())
+/// Blocks of one piece of memory, unless a tensor has more.
+const ROOM: usize = 1 << 14;
+
+/// Sums of squares of blocks of tensors, in float32 (elements beyond 1e19 make one infinite), side by side: each read of a device costs a turn of its thread.
+#[derive(Default)]
+pub struct BlockSums {
+    /// Memory, and how much of it is written.
+    pieces: Vec<(Buffer, usize)>,
+}
+
+impl std::fmt::Debug for BlockSums {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("BlockSums").field("pieces", &self.pieces.len()).finish()
+    }
+}
+
+/// Where the sums of a tensor's blocks are: which piece of memory, and from where to where.
+#[derive(Clone, Debug)]
+pub struct Place {
+    piece: usize,
+    range: Range<usize>,
+}
+
+impl BlockSums {
+    /// Adds the blocks of a tensor; `None` where this does not apply.
+    pub fn add(&mut self, x: &Tensor<1>) -> Option<Place> {
+        let x = Buffer::of(x)?;
+        let blocks = x.len().div_ceil(BLOCK);
+        let has_room =
+            |(memory, used): &(Buffer, usize)| used + blocks <= memory.len() && memory.0.device == x.0.device;
+        if !self.pieces.last().is_some_and(has_room) {
+            self.pieces.push((x.uninitialised([blocks.max(ROOM)], DType::F32), 0));
+        }
+        let piece = self.pieces.len() - 1;
+        let (memory, used) = &mut self.pieces[piece];
+        let lanes = x.lanes(x.len());
+        let (count, dim, units) = x.cube_per_row(blocks, x.len() / lanes);
+        let (first, number) = (*used as u32, blocks as u32);
+        block_squares::launch(&x.0.client, count, dim, lanes, x.arg(), memory.arg(), first, number, units, x.storage());
+        let range = *used..*used + blocks;
+        *used = range.end;
+        Some(Place { piece, range })
+    }
+
+    /// The sum of each tensor, in float64; a device is waited for once.
+    #[must_use]
+    pub fn finish(self, places: &[Place]) -> Vec<f64> {
+        let written = self.pieces.into_iter().map(|(memory, used)| memory.tensor::<1>().narrow(0, 0, used)).collect();
+        let pieces: Vec<Vec<f64>> =
+            read_together(written).into_iter().map(|sums| sums.iter::<f64>().collect()).collect();
+        places.iter().map(|Place { piece, range }| pieces[*piece][range.clone()].iter().sum()).collect()
+    }
 }

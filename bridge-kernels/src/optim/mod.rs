@@ -126,18 +126,21 @@ pub fn sum_of_squares(x: &Tensor<1>) -> f64 {
 /// [`sum_of_squares`] of tensors of one device, one after the other. A GPU computes them while the next ones are added, and is waited for once, at the end.
 #[derive(Debug, Default)]
 pub struct SquareSums {
-    /// What is known; 0 for those of `blocks`.
+    /// What is known; 0 for those on their way.
     sums: Vec<f64>,
+    #[cfg(feature = "cube")]
+    blocks: cube::BlockSums,
     /// Of which tensors sums of blocks are on their way.
-    blocks: Vec<(usize, Tensor<1>)>,
+    #[cfg(feature = "cube")]
+    places: Vec<(usize, cube::Place)>,
 }
 
 impl SquareSums {
     /// Adds a tensor. No reference to it is kept.
     pub fn add(&mut self, x: &Tensor<1>) {
         #[cfg(feature = "cube")]
-        if let Some(blocks) = cube::square_sums_of_blocks(x) {
-            self.blocks.push((self.sums.len(), blocks));
+        if let Some(place) = self.blocks.add(x) {
+            self.places.push((self.sums.len(), place));
             self.sums.push(0.0);
             return;
         }
@@ -146,11 +149,19 @@ impl SquareSums {
 
     /// The sum of each, in the order in which they were added.
     #[must_use]
+    #[cfg(feature = "cube")]
     pub fn finish(mut self) -> Vec<f64> {
-        let (places, blocks): (Vec<usize>, Vec<Tensor<1>>) = self.blocks.into_iter().unzip();
-        for (place, blocks) in places.into_iter().zip(crate::read_together(blocks)) {
-            self.sums[place] = blocks.iter::<f64>().sum();
+        let (which, places): (Vec<usize>, Vec<cube::Place>) = self.places.into_iter().unzip();
+        for (which, sum) in which.into_iter().zip(self.blocks.finish(&places)) {
+            self.sums[which] = sum;
         }
+        self.sums
+    }
+
+    /// The sum of each, in the order in which they were added.
+    #[must_use]
+    #[cfg(not(feature = "cube"))]
+    pub fn finish(self) -> Vec<f64> {
         self.sums
     }
 }

@@ -113,8 +113,9 @@ fn sums_of_squares() {
         let x = values(1, n);
         let expected: f64 = x.iter().map(|v| f64::from(*v) * f64::from(*v)).sum();
         let x = flat(&x, &device());
-        let blocks = cube::square_sums_of_blocks(&x).expect("it applies");
-        let sum: f64 = blocks.into_data().iter::<f64>().sum();
+        let mut blocks = cube::BlockSums::default();
+        let place = blocks.add(&x).expect("it applies");
+        let sum = blocks.finish(&[place])[0];
         assert!((sum - expected).abs() <= 1e-6 * expected, "n = {n}: {sum}, expected {expected}");
         assert_eq!(sum_of_squares(&x), sum, "the public function takes the kernel");
     }

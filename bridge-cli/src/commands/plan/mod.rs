@@ -134,7 +134,7 @@ fn share(text: &str) -> Result<f64, String> {
 }
 
 impl Arguments {
-    /// The rates of the arguments, or those of the GPU in the dtype of the recipe's parameters; products of 8-bit operands are emulated in float32.
+    /// The rates of the arguments, or those of the GPU in the dtype of the recipe's parameters; products of 8-bit operands count as emulated in float32.
     fn rates(&self, config: &RunConfig, room: Option<&Room>) -> Option<Rates> {
         let RateArguments { device_tflops, device_efficiency, link_gbps, intra_link_gbps, intra_node } = self.rates;
         let given = device_tflops.zip(link_gbps).map(|(device_tflops, link_gbps)| Rates {

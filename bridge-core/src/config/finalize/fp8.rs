@@ -43,6 +43,10 @@ pub(super) fn check_gather(draft: &mut Draft<'_>) {
     if !ddp.fp8_param_gather {
         return;
     }
+    // What a preset that was refused would have set is not known.
+    if is_preset_refused(draft) {
+        return;
+    }
     let key = draft.chosen(&["ddp.fp8_param_gather", "mixed_precision.fp8_param_gather"]);
     if model.fp8.is_none() {
         draft.require(false, key, "has no effect without model.fp8");
@@ -58,11 +62,14 @@ pub(super) fn check_gather(draft: &mut Draft<'_>) {
     draft.require(is_full, key, message);
 }
 
+/// Whether the preset is refused, so that nobody knows what it would have set.
+fn is_preset_refused(draft: &Draft<'_>) -> bool {
+    ["mixed_precision", "mixed_precision.params_dtype"].iter().any(|key| draft.errors.names(key))
+}
+
 /// What is set must be read.
 fn have_effect(draft: &mut Draft<'_>, model: &TransformerConfig) {
-    // What a preset that was refused would have set is not known.
-    let presets = ["mixed_precision", "mixed_precision.params_dtype"];
-    if presets.iter().any(|key| draft.errors.names(key)) {
+    if is_preset_refused(draft) {
         return;
     }
     let is_on = model.fp8.is_some();

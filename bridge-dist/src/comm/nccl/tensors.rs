@@ -10,7 +10,7 @@ use burn::tensor::Tensor;
 use cudarc::driver::CudaStream;
 
 use super::carrier::CarrierError;
-use super::cuda::{CudaFabric, NcclCarrier};
+use super::cuda::{CudaFabric, NcclCarrier, Wire};
 use super::lane::Lane;
 use super::raw::{GroupedCalls, Span};
 use super::staged::{LateLane, Staged};
@@ -107,6 +107,22 @@ fn span((tensor, pointer): (&Tensor<1>, u64)) -> Span {
     Span { pointer, dtype: DType::U8, len: tensor.dims()[0] * tensor.dtype().size() }
 }
 
+impl Wire {
+    /// Puts calls on the stream, behind what is to be ready; what is noted when they are done.
+    fn begin(
+        &mut self,
+        ready: &Event,
+        calls: impl FnOnce(&mut GroupedCalls, &CudaStream) -> Result<(), CarrierError>,
+    ) -> Result<Event, CarrierError> {
+        let stream = self.stream.cu_stream();
+        // SAFETY: the stream is the communicator's, of the device's primary context.
+        unsafe { ready.hold_back(stream) }.map_err(|error| foreign_error(&error))?;
+        self.enqueue(calls)?;
+        // SAFETY: as above.
+        unsafe { Event::on(self.stream.context(), stream) }.map_err(|error| foreign_error(&error))
+    }
+}
+
 impl Line<'_> {
     /// A part as NCCL reads it.
     fn to_read(part: &DevicePart) -> Result<Tensor<1>, CarrierError> {
@@ -128,22 +144,21 @@ impl Line<'_> {
         let spans: Vec<Span> = memory.iter().zip(opened.addresses).map(span).collect();
         let (reads, writes) = spans.split_at(moves.reads.len());
         let (seat, timeout) = (self.lane.agreement.seat.clone(), self.lane.agreement.control.timeout());
+        let signature = self.signature;
         let wire = &mut self.lane.carrier.wire;
-        let stream = wire.stream.cu_stream();
-        // SAFETY: the stream is the communicator's, of the device's primary context.
-        unsafe { opened.ready.hold_back(stream) }.map_err(|error| foreign_error(&error))?;
-        wire.enqueue(|group, stream| calls(group, stream, reads, writes))?;
-        // SAFETY: as above.
-        let done = unsafe { Event::on(wire.stream.context(), stream) }.map_err(|error| foreign_error(&error))?;
-        let done = Arc::new(done);
-        foreign::follow(&memory[0], Arc::clone(&done));
         let watch = match wire.watch.take() {
             Some(watch) => watch,
             None => Watch::start(seat, Arc::clone(&wire.raw))?,
         };
-        let signature = self.signature;
-        let operation = InFlight { signature, ready: opened.ready, done, _memory: memory, timeout };
-        wire.watch.insert(watch).see(operation)
+        let begun = wire.begin(&opened.ready, |group, stream| calls(group, stream, reads, writes));
+        let seen = begun.and_then(|done| {
+            let done = Arc::new(done);
+            foreign::follow(&memory[0], Arc::clone(&done));
+            watch.see(InFlight { signature, ready: opened.ready, done, _memory: memory.clone(), timeout })
+        });
+        wire.watch = Some(watch);
+        // NCCL may have begun, and nobody would see it end: it must not write into memory that is used again.
+        seen.inspect_err(|_| wire.abort())
     }
 
     fn failed(&mut self, error: CarrierError) -> CommError {
