@@ -44,6 +44,35 @@ pub(super) struct Gathering {
     casts: Casts,
 }
 
+/// A bucket that has come.
+enum Gathered {
+    OnHost { values: HostBuffer, device: Device, dtype: DType, casts: Casts },
+    OnDevice(Tensor<1>),
+}
+
+impl Gathering {
+    fn wait(self) -> Result<Gathered, CommError> {
+        let Self { request, device, dtype, casts } = self;
+        Ok(match request {
+            Arriving::OnHost(request) => Gathered::OnHost { values: request.wait()?, device, dtype, casts },
+            Arriving::OnDevice(request) => Gathered::OnDevice(request.wait()?),
+        })
+    }
+}
+
+impl Gathered {
+    /// The parameter in one place of a bucket.
+    fn parameter(&self, bucket: &Bucket, place: usize, entry: &BucketEntry) -> Tensor<1> {
+        match self {
+            Self::OnHost { values: HostBuffer::U8(codes), device, dtype, casts } => {
+                decoded((bucket, entry), codes, casts[place], (device, *dtype))
+            }
+            Self::OnHost { values, device, dtype, .. } => one_of(bucket, entry, values, (device, *dtype)),
+            Self::OnDevice(values) => parameter_of(bucket, entry, values),
+        }
+    }
+}
+
 /// The parameters of a rank's chunks, as far as their optimizer state is sharded.
 pub struct ShardedParameters {
     pub(super) distribution: Arc<Distribution>,
@@ -318,25 +347,12 @@ impl ShardedParameters {
         for &number in buckets {
             let state = &mut self.states[index][number];
             if let BucketState::Gathering(gathering) = std::mem::replace(state, BucketState::Whole) {
-                let Gathering { request, device, dtype, casts } = gathering;
                 let waiting = Instant::now();
                 let bucket = &distribution.buckets(index)[number];
-                let of_entry: Box<dyn Fn(usize, &BucketEntry) -> Tensor<1>> = match request {
-                    Arriving::OnHost(request) => {
-                        let gathered = request.wait()?;
-                        Box::new(move |place, entry| match &gathered {
-                            HostBuffer::U8(codes) => decoded((bucket, entry), codes, casts[place], (&device, dtype)),
-                            gathered => one_of(bucket, entry, gathered, (&device, dtype)),
-                        })
-                    }
-                    Arriving::OnDevice(request) => {
-                        let gathered = request.wait()?;
-                        Box::new(move |_, entry| parameter_of(bucket, entry, &gathered))
-                    }
-                };
+                let gathered = gathering.wait()?;
                 self.waited += waiting.elapsed();
                 for (place, entry) in bucket.entries.iter().enumerate() {
-                    values.insert(entry.name.as_str(), Replacement::Value(of_entry(place, entry)));
+                    values.insert(entry.name.as_str(), Replacement::Value(gathered.parameter(bucket, place, entry)));
                 }
             }
         }
