@@ -47,7 +47,7 @@ pub(super) struct Gathering {
 /// A bucket that has come.
 enum Gathered {
     OnHost { values: HostBuffer, device: Device, dtype: DType, casts: Casts },
-    OnDevice(Tensor<1>),
+    OnDevice(Box<Tensor<1>>),
 }
 
 impl Gathering {
@@ -55,7 +55,7 @@ impl Gathering {
         let Self { request, device, dtype, casts } = self;
         Ok(match request {
             Arriving::OnHost(request) => Gathered::OnHost { values: request.wait()?, device, dtype, casts },
-            Arriving::OnDevice(request) => Gathered::OnDevice(request.wait()?),
+            Arriving::OnDevice(request) => Gathered::OnDevice(Box::new(request.wait()?)),
         })
     }
 }

@@ -13,8 +13,8 @@ use super::cube_scores::{HIDDEN, Sizes, block_of_queries, score, sees};
 use super::options::AttentionOptions;
 use crate::cube::Buffer;
 use crate::cube::fragments::{
-    LANES, Pair, ROWS, UNITS, VectorRows, column_of, exchange_len, first_factor, first_factor_of_sums, lane, load,
-    load_transposed, multiply, row_max, row_of, row_sum, second_factor, sums, tile_pairs,
+    LANES, Pair, ROWS, UNITS, VectorRows, column_of, exchange_len, first_factor, first_factor_of_sums, is_first_of_row,
+    load, load_transposed, multiply, row_max, row_of, row_sum, second_factor, sums, tile_pairs,
 };
 use crate::dropout::cube::{Mask, factor, mask};
 
@@ -99,7 +99,7 @@ fn begin(sinks: ComptimeOption<&[f32]>, head: usize) -> Softmax {
             ComptimeOption::Some(sinks) => {
                 softmax.top[half] = sinks[head];
                 // One of the four units of a row counts it.
-                if lane() % 4 == 0 {
+                if is_first_of_row() {
                     softmax.sum[half] = 1.0f32;
                 }
             }
@@ -268,7 +268,7 @@ fn forward<X: Float, P: Int, N: Size>(
         let total = row_sum(softmax.sum[half], &mut exchange, form.emulated);
         let row = row_of(half);
         if at.first + row < queries {
-            if lane() % 4 == 0 {
+            if is_first_of_row() {
                 statistics[at.line + row] = softmax.top[half] + total.ln();
                 statistics[statistics.len() / 2 + at.line + row] = softmax.largest[half];
             }

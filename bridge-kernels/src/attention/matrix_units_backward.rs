@@ -41,11 +41,11 @@ fn differentiate<P: Int>(
             let mut slopes = gradients[2 * tile + half];
             #[unroll]
             for j in 0..2usize {
-                let mut own = row_of(half);
-                let mut other = column_of(tile) + j;
+                let (row, column) = (row_of(half), column_of(tile) + j);
+                let mut own = row;
+                let mut other = column;
                 if comptime!(by_key) {
-                    let row = own;
-                    own = other;
+                    own = column;
                     other = row;
                 }
                 let found = differentiated::<P>(

@@ -48,6 +48,12 @@ pub(crate) fn lane() -> usize {
     UNIT_POS as usize % LANES
 }
 
+/// Whether this unit is the first of the four that share a row.
+#[cube]
+pub(crate) fn is_first_of_row() -> bool {
+    lane() % 4 < 1
+}
+
 /// The first row of this unit's plane.
 #[cube]
 pub(crate) fn plane_row() -> usize {
