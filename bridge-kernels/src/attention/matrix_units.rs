@@ -173,6 +173,65 @@ fn take<P: Int>(
     }
 }
 
+/// The first factors of a unit's rows in a tile, for each step of 16 columns.
+#[cube]
+fn all_factors<X: Float>(tile: &Shared<[Pair<X>]>, #[comptime] form: UnitForm) -> Array<Pair<X>> {
+    let mut factors = Array::<Pair<X>>::new(comptime!(form.d / 4));
+    #[unroll(!form.emulated)]
+    for step in 0..comptime!(form.d / 16) {
+        let factor = first_factor::<X>(tile, form.d, step);
+        #[unroll]
+        for i in 0..4usize {
+            factors[4 * step + i] = factor[i];
+        }
+    }
+    factors
+}
+
+/// Adds the products of queries and keys.
+#[cube]
+fn add_scores<X: Float>(
+    scores: &mut Array<Pair<f32>>,
+    queries: &Array<Pair<X>>,
+    keys: &Shared<[Pair<X>]>,
+    exchange: &mut Shared<[f32]>,
+    #[comptime] form: UnitForm,
+) {
+    #[unroll(!form.emulated)]
+    for step in 0..comptime!(form.d / 16) {
+        let mut of_queries = Array::<Pair<X>>::new(4usize);
+        #[unroll]
+        for i in 0..4usize {
+            of_queries[i] = queries[4 * step + i];
+        }
+        #[unroll(!form.emulated)]
+        for tile in 0..comptime!(KEYS / 8) {
+            let of_keys = second_factor::<X>(keys, form.d, tile, step);
+            multiply::<X>(&of_queries, &of_keys, scores, tile, exchange, form.emulated);
+        }
+    }
+}
+
+/// Adds the values, of which a tile has the transpose, weighted by probabilities.
+#[cube]
+fn add_outputs<X: Float>(
+    outputs: &mut Array<Pair<f32>>,
+    probabilities: &Array<Pair<f32>>,
+    values: &Shared<[Pair<X>]>,
+    exchange: &mut Shared<[f32]>,
+    #[comptime] form: UnitForm,
+) {
+    #[unroll(!form.emulated)]
+    for step in 0..comptime!(KEYS / 16) {
+        let weights = first_factor_of_sums::<X>(probabilities, step);
+        #[unroll(!form.emulated)]
+        for tile in 0..comptime!(form.d / 8) {
+            let of_values = second_factor::<X>(values, KEYS, tile, step);
+            multiply::<X>(&weights, &of_values, outputs, tile, exchange, form.emulated);
+        }
+    }
+}
+
 /// Output, and for each query the log-sum-exp of its scores and the largest, `[2, b, h, t]`; a cube a block of queries of a head.
 #[cube(launch)]
 fn forward<X: Float, P: Int, N: Size>(
@@ -188,7 +247,7 @@ fn forward<X: Float, P: Int, N: Size>(
     #[comptime] form: UnitForm,
     #[define(X, P)] _storage: [ElemType; 2],
 ) {
-    let (d, steps) = (comptime!(form.d), comptime!(form.d / 16));
+    let d = comptime!(form.d);
     let lanes = N::value();
     let vectors = comptime!(form.d / lanes);
     let at = block_of_queries(ROWS, &sizes);
@@ -202,15 +261,7 @@ fn forward<X: Float, P: Int, N: Size>(
     let mut values = Shared::<[Pair<X>]>::new_slice(comptime!(tile_pairs(form.d, KEYS)));
     load::<X, N>(&mut own, q, &rows_at(at.batch, at.first, at.head, queries, heads, vectors), ROWS, d);
     sync_cube();
-    let mut factors = Array::<Pair<X>>::new(comptime!(4 * steps));
-    #[unroll(!form.emulated)]
-    for step in 0..steps {
-        let factor = first_factor::<X>(&own, d, step);
-        #[unroll]
-        for i in 0..4usize {
-            factors[4 * step + i] = factor[i];
-        }
-    }
+    let factors = all_factors::<X>(&own, form);
     let mut softmax = begin(sinks, at.head);
     let mut outputs = sums(comptime!(form.d / 8));
     let mut key = at.begin;
@@ -221,19 +272,7 @@ fn forward<X: Float, P: Int, N: Size>(
         load_transposed::<X, N>(&mut values, v, &rows_at(at.batch, key, at.group, keys, groups, vectors), KEYS, d);
         sync_cube();
         let mut scores = sums(comptime!(KEYS / 8));
-        #[unroll(!form.emulated)]
-        for step in 0..steps {
-            let mut of_queries = Array::<Pair<X>>::new(4usize);
-            #[unroll]
-            for i in 0..4usize {
-                of_queries[i] = factors[4 * step + i];
-            }
-            #[unroll(!form.emulated)]
-            for tile in 0..comptime!(KEYS / 8) {
-                let of_keys = second_factor::<X>(&own, d, tile, step);
-                multiply::<X>(&of_queries, &of_keys, &mut scores, tile, &mut exchange, form.emulated);
-            }
-        }
+        add_scores::<X>(&mut scores, &factors, &own, &mut exchange, form);
         let masked = is_masked::<P>(documents, at.first, ROWS, key, KEYS, &sizes);
         take::<P>(
             &mut softmax,
@@ -251,15 +290,7 @@ fn forward<X: Float, P: Int, N: Size>(
         if comptime!(form.dropped) {
             drop_out(&mut scores, &mask, at.line, key, &sizes, comptime!(KEYS / 8));
         }
-        #[unroll(!form.emulated)]
-        for step in 0..comptime!(KEYS / 16) {
-            let probabilities = first_factor_of_sums::<X>(&scores, step);
-            #[unroll(!form.emulated)]
-            for tile in 0..comptime!(form.d / 8) {
-                let of_values = second_factor::<X>(&values, KEYS, tile, step);
-                multiply::<X>(&probabilities, &of_values, &mut outputs, tile, &mut exchange, form.emulated);
-            }
-        }
+        add_outputs::<X>(&mut outputs, &scores, &values, &mut exchange, form);
         key += KEYS;
     }
     let pairs = comptime!(form.d / 2);

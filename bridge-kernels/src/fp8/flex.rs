@@ -5,8 +5,8 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 
 use super::cpu::{self as kernel, Codes, Decoded};
-use super::rule::Operand;
-use super::{Fp8Pass, Fp8Rule, OperandMaxima};
+use super::pass::Fp8Pass;
+use super::rule::{Fp8Rule, Operand, OperandMaxima};
 use crate::cpu::gemm::Matrix;
 use crate::flex::{Values, gradient, inputs, tensor};
 use crate::linear::cpu as linear;

@@ -4,8 +4,8 @@
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Tensor};
 
-use super::Fp8Pass;
 use super::cube::{Codes, OneScale};
+use super::pass::Fp8Pass;
 use super::reference::DevicePass;
 use super::rule::{Operand, Share};
 use crate::cube::Buffer;

@@ -13,13 +13,12 @@ mod flex;
 mod format;
 #[cfg(feature = "cube")]
 mod lt;
+mod pass;
 mod reference;
 mod rule;
 #[cfg(test)]
 mod tests;
 mod weight_cast;
-
-use std::sync::Arc;
 
 use burn::tensor::Tensor;
 
@@ -31,20 +30,10 @@ use crate::lt::cuda::CublasLt;
 use crate::precision::{float32, narrow};
 
 pub use format::Fp8Format;
+pub use pass::Fp8Pass;
 pub use reference::reference;
 pub use rule::{Fp8Rule, Fp8Scaling, OperandMaxima};
 pub use weight_cast::WeightCast;
-
-/// What a linear layer does in 8 bits, in one pass.
-#[derive(Clone, Debug)]
-pub struct Fp8Pass {
-    /// How operands are cast.
-    pub rule: Fp8Rule,
-    /// `[3]`, float32, on the device of the operands: the scales of input, weight and gradient, for [`Fp8Scaling::Delayed`].
-    pub scales: Option<Tensor<1>>,
-    /// Where the largest magnitudes of operands are noted, forward and backward.
-    pub maxima: Option<Arc<OperandMaxima>>,
-}
 
 /// `x w^T + bias` in 8 bits: operands of the three products are cast as `pass` says, sums are float32, and the bias and its gradient have no part
 /// in it. Gradients are those of the products as if the casts were not there (straight through).

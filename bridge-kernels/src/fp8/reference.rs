@@ -2,8 +2,8 @@
 
 use burn::tensor::Tensor;
 
-use super::Fp8Pass;
 use super::format::Fp8Format;
+use super::pass::Fp8Pass;
 use super::rule::{Operand, Share};
 use crate::flex::inputs as inputs_of;
 use crate::offload::Kept;
