@@ -23,11 +23,6 @@ pub struct EightBitLayer {
 }
 
 impl EightBitLayer {
-    /// Whether each operand has one scale for all of its elements.
-    pub fn has_one_scale(&self) -> bool {
-        matches!(self.rule.scaling, Fp8Scaling::Current | Fp8Scaling::Delayed)
-    }
-
     /// Whether scales come from earlier steps, so that the layer has state.
     pub fn has_state(&self) -> bool {
         self.rule.scaling == Fp8Scaling::Delayed

@@ -234,7 +234,7 @@ impl Scope {
         let (param, quantized) =
             self.declare("weight", shape, (layer.cut, initial, ParameterRole::Weight), quantization);
         let eight_bits = self.shared.adapter.as_ref().and_then(|adapter| adapter.eight_bits(self.layer));
-        if eight_bits.is_some_and(|layer| layer.has_one_scale()) {
+        if eight_bits.is_some_and(|layer| layer.rule.is_one_cast()) {
             self.shared.table.borrow_mut().add_cast(&self.name("weight"));
         }
         let eight_bits = eight_bits.map(|layer| self.eight_bit_products(layer));

@@ -53,11 +53,7 @@ impl CastGather {
     }
 
     /// Agrees on what is not agreed upon. All ranks that share weights call this together, with what they own.
-    fn agree(
-        &mut self,
-        distribution: &Distribution,
-        owned: &BTreeMap<String, Tensor<1>>,
-    ) -> Result<&BTreeMap<String, f32>, CommError> {
+    fn agree(&mut self, distribution: &Distribution, owned: &BTreeMap<String, Tensor<1>>) -> Result<(), CommError> {
         if self.agreed.is_none() {
             let mut agreed = BTreeMap::new();
             for kind in [ReplicaGroup::Dense, ReplicaGroup::Expert] {
@@ -75,7 +71,7 @@ impl CastGather {
             }
             self.agreed = Some(agreed);
         }
-        Ok(self.agreed.as_ref().expect("they just agreed"))
+        Ok(())
     }
 
     /// This rank's part of a bucket, and how its weights are cast. All ranks that share weights call this together.
@@ -89,16 +85,17 @@ impl CastGather {
         owned: &BTreeMap<String, Tensor<1>>,
     ) -> Result<(HostBuffer, Casts), CommError> {
         let rank = distribution.shards(bucket.replicas).rank();
-        let agreed = self.agree(distribution, owned)?.clone();
+        self.agree(distribution, owned)?;
+        let Self { given, agreed, noted } = self;
         let tensors: Vec<Tensor<1>> = bucket.entries.iter().map(|entry| owned[&entry.name].clone()).collect();
         let (mut part, mut casts) = (vec![0_u8; bucket.part_len()], Casts::with_capacity(bucket.entries.len()));
         for (entry, values) in bucket.entries.iter().zip(floats(tensors)) {
-            let cast = match self.given.get(&entry.name) {
+            let cast = match given.get(&entry.name) {
                 Some(scale) => {
-                    self.noted.insert(entry.name.clone(), WeightCast::largest_magnitude(&values));
+                    noted.insert(entry.name.clone(), WeightCast::largest_magnitude(&values));
                     WeightCast::with_scale(*scale)
                 }
-                None => WeightCast::of_largest(agreed[&entry.name]),
+                None => WeightCast::of_largest(agreed.as_ref().expect("they just agreed")[&entry.name]),
             };
             part[bucket.within_part(entry, rank)].copy_from_slice(&cast.encode(&values));
             casts.push(cast);

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use bridge_dist::exchange::copied;
 use burn::tensor::Tensor;
 
 /// Bytes of a flat tensor's elements.
@@ -12,13 +13,6 @@ pub(super) fn bytes_of(tensor: &Tensor<1>) -> u64 {
 /// A range of a flat tensor that does not keep the memory of the rest, as a view would.
 pub(super) fn detached_part(value: Tensor<1>, range: &Range<usize>) -> Tensor<1> {
     if range.len() == value.dims()[0] { value } else { copied(part(value, range)) }
-}
-
-/// The same elements in memory of their own, on the same device.
-pub(super) fn copied<const D: usize>(value: Tensor<D>) -> Tensor<D> {
-    let shape = value.dims();
-    let empty = Tensor::empty(shape, (&value.device(), value.dtype()));
-    if shape.contains(&0) { empty } else { empty.slice_assign(shape.map(|size| 0..size), value) }
 }
 
 /// A range of a flat tensor.

@@ -2,10 +2,11 @@
 
 use std::ops::Range;
 
+use bridge_dist::exchange::copied;
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 
 use super::bucket::{Bucket, BucketEntry, owned_range};
-use super::flat::{copied, part};
+use super::flat::part;
 
 /// Where tensors that fill up a bucket lie, and in which dtype it travels.
 #[derive(Clone, Copy)]

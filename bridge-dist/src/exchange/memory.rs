@@ -87,11 +87,10 @@ pub(super) fn arrived(part: &DevicePart) -> Tensor<1> {
     read(part)
 }
 
-/// The same elements in memory of this thread's own.
-pub(crate) fn copy(x: Tensor<1>) -> Tensor<1> {
-    let len = x.dims()[0];
-    if len == 0 {
-        return x;
-    }
-    Tensor::empty([len], (&x.device(), x.dtype())).slice_assign(0..len, x)
+/// The same elements in memory of this thread's own, on the same device.
+pub fn copied<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    let shape = x.dims();
+    let empty = Tensor::empty(shape, (&x.device(), x.dtype()));
+    // No kernel is launched for nothing.
+    if shape.contains(&0) { empty } else { empty.slice_assign(shape.map(|size| 0..size), x) }
 }

@@ -26,7 +26,8 @@ mod memory;
 mod tests;
 mod work;
 
-pub(crate) use memory::{TensorMemory, copy};
+pub(crate) use memory::TensorMemory;
+pub use memory::copied;
 use memory::{arrived, mark, read};
 use work::Line;
 
@@ -214,7 +215,7 @@ impl<'a> TensorExchange<'a> {
     /// # Errors
     /// Those found before anything is sent; others come from the request.
     pub fn start_send(&self, x: Tensor<1>, to: usize, tag: u32) -> Result<Request<()>, CommError> {
-        let x = if self.exchange.shares_memory() { copy(x) } else { x };
+        let x = if self.exchange.shares_memory() { copied(x) } else { x };
         let mark = mark(&self.device);
         self.exchange.start_send(message(TensorMemory::part(x, Some(mark))), to, tag)
     }
@@ -255,7 +256,7 @@ fn joined(parts: Vec<Tensor<1>>) -> Tensor<1> {
     let mut filled: Vec<Tensor<1>> = parts.iter().filter(|part| part.dims()[0] > 0).cloned().collect();
     match filled.len() {
         0 => parts.into_iter().next().expect("a group has ranks"),
-        1 => copy(filled.remove(0)),
+        1 => copied(filled.remove(0)),
         _ => Tensor::cat(filled, 0),
     }
 }
@@ -281,6 +282,6 @@ impl TensorRequest {
     /// What the blocking form would have returned.
     pub fn wait(self) -> Result<Tensor<1>, CommError> {
         let part = self.0.wait()?;
-        Ok(copy(arrived(&part)))
+        Ok(copied(arrived(&part)))
     }
 }

@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType as TensorDType, FloatDType, Tensor};
 
-use super::memory::{TensorMemory, arrived, copy, mark};
+use super::memory::{TensorMemory, arrived, copied, mark};
 use super::{joined, part_of};
 use crate::comm::device::{DeviceLine, DevicePart};
 use crate::comm::{CommError, ReduceOp, slice_of};
@@ -29,15 +29,11 @@ impl Line<'_> {
             return parts.into_iter().map(|part| TensorMemory::part(part, None)).collect();
         }
         let parts: Vec<_> = match whose {
-            Parts::Given => parts.into_iter().map(copy).collect(),
+            Parts::Given => parts.into_iter().map(copied).collect(),
             Parts::Made => parts,
         };
         let mark = mark(&parts[0].device());
         parts.into_iter().map(|part| TensorMemory::part(part, Some(mark.clone()))).collect()
-    }
-
-    fn exchange(&mut self, parts: Vec<DevicePart>, receive: &[usize]) -> Result<Vec<DevicePart>, CommError> {
-        self.0.exchange(parts, receive)
     }
 
     /// The parts of all ranks.
@@ -59,19 +55,19 @@ impl Line<'_> {
     pub fn broadcast(&mut self, x: Tensor<1>, root: usize) -> Result<Tensor<1>, CommError> {
         let part = self.for_others(vec![x], Parts::Given).remove(0);
         let part = self.0.broadcast(part, root)?;
-        Ok(copy(arrived(&part)))
+        Ok(copied(arrived(&part)))
     }
 
     pub fn all_to_all(&mut self, parts: Vec<Tensor<1>>, receive: &[usize]) -> Result<Tensor<1>, CommError> {
         let parts = self.for_others(parts, Parts::Given);
-        let parts = self.exchange(parts, receive)?;
+        let parts = self.0.exchange(parts, receive)?;
         Ok(joined(parts.iter().map(arrived).collect()))
     }
 
     pub fn reduce_scatter(&mut self, parts: Vec<Tensor<1>>, op: ReduceOp) -> Result<Tensor<1>, CommError> {
         let receive = vec![parts[0].dims()[0]; parts.len()];
         let parts = self.for_others(parts, Parts::Given);
-        let parts = self.exchange(parts, &receive)?;
+        let parts = self.0.exchange(parts, &receive)?;
         Ok(reduced(&parts, op))
     }
 
@@ -84,14 +80,14 @@ impl Line<'_> {
         let slices: Vec<_> = (0..size).map(|rank| slice_of(len, size, rank)).collect();
         let parts = slices.iter().map(|range| part_of(&x, range)).collect();
         let parts = self.for_others(parts, Parts::Given);
-        let parts = self.exchange(parts, &vec![slices[rank].len(); size])?;
+        let parts = self.0.exchange(parts, &vec![slices[rank].len(); size])?;
         let own = reduced(&parts, op);
         drop(parts);
         let all = if len.is_multiple_of(size) {
             self.gathered(own, Parts::Made)?
         } else {
             let own = self.for_others(vec![own; size], Parts::Made);
-            self.exchange(own, &slices.iter().map(ExactSizeIterator::len).collect::<Vec<_>>())?
+            self.0.exchange(own, &slices.iter().map(ExactSizeIterator::len).collect::<Vec<_>>())?
         };
         Ok(joined(all.iter().map(arrived).collect()))
     }

@@ -7,7 +7,7 @@ use super::cut::{Cut, part_of_whole, parts_from_whole, whole_from_parts};
 use super::host::{Like, to_host, unwrap};
 use super::{RowCounts, Sharing};
 use crate::comm::{Group, HostBuffer, ReduceOp, UnevenExchange};
-use crate::exchange::{TensorExchange, copy};
+use crate::exchange::{TensorExchange, copied};
 
 impl<const D: usize> Like<D> {
     /// The group's way on the device.
@@ -106,7 +106,7 @@ impl Sharing {
         let shape = self.part_shape(like.shape);
         if like.exchange(&self.group).is_some() {
             // A view would keep the whole.
-            return like.with_shape(shape).unflat(copy(flat(part_along(&whole, self, self.group.rank()))));
+            return copied(part_along(&whole, self, self.group.rank()));
         }
         let part = part_of_whole(&to_host(whole), &self.block(like.shape), self.group.rank());
         like.with_shape(shape).tensor(part)

@@ -122,7 +122,7 @@ fn soften<S: Float, X: Float, P: Int>(
             own_sum += (value - own_top).exp();
         }
     }
-    let largest = cube_max(own_top, units);
+    let largest = cube_max::<f32>(own_top, units);
     let mut top = largest;
     let mut of_sink = 0.0f32;
     #[comptime]

@@ -9,12 +9,12 @@ use burn::cubecl::prelude::*;
 use burn::tensor::Tensor;
 
 use super::cube::{Operands, Problem, Saved, with_backward};
-use super::cube_scores::{HIDDEN, Sizes, block_of_queries, score, sees};
+use super::cube_scores::{HIDDEN, Sizes, block_of_queries, keys_at, queries_at, score, sees};
 use super::options::AttentionOptions;
 use crate::cube::Buffer;
 use crate::cube::fragments::{
-    LANES, Pair, ROWS, UNITS, VectorRows, column_of, exchange_len, first_factor, first_factor_of_sums, is_first_of_row,
-    load, load_transposed, multiply, row_max, row_of, row_sum, second_factor, sums, tile_pairs,
+    LANES, Pair, ROWS, UNITS, add_combinations, column_of, exchange_len, first_factor, is_first_of_row, load,
+    load_transposed, multiply, row_max, row_of, row_sum, second_factor, sums, tile_pairs,
 };
 use crate::dropout::cube::{Mask, factor, mask};
 
@@ -34,24 +34,6 @@ pub(super) struct UnitForm {
     pub dropped: bool,
     /// Whether matrix units are emulated.
     pub emulated: bool,
-}
-
-/// Rows of a head in `[b, length, heads, d]` from a token on, in vectors of `lanes`.
-#[cube]
-pub(super) fn rows_at(
-    batch: usize,
-    token: usize,
-    head: usize,
-    length: usize,
-    heads: usize,
-    #[comptime] vectors: usize,
-) -> VectorRows {
-    let start = ((batch * length + token) * heads + head) * vectors;
-    let mut count = 0usize.runtime();
-    if token < length {
-        count = length - token;
-    }
-    VectorRows { start, stride: heads * vectors, count }
 }
 
 /// Whether a tile has a key that one of its queries does not see, or that has to be asked about.
@@ -212,26 +194,6 @@ fn add_scores<X: Float>(
     }
 }
 
-/// Adds the values, of which a tile has the transpose, weighted by probabilities.
-#[cube]
-fn add_outputs<X: Float>(
-    outputs: &mut Array<Pair<f32>>,
-    probabilities: &Array<Pair<f32>>,
-    values: &Shared<[Pair<X>]>,
-    exchange: &mut Shared<[f32]>,
-    #[comptime] form: UnitForm,
-) {
-    #[unroll(!form.emulated)]
-    for step in 0..comptime!(KEYS / 16) {
-        let weights = first_factor_of_sums::<X>(probabilities, step);
-        #[unroll(!form.emulated)]
-        for tile in 0..comptime!(form.d / 8) {
-            let of_values = second_factor::<X>(values, KEYS, tile, step);
-            multiply::<X>(&weights, &of_values, outputs, tile, exchange, form.emulated);
-        }
-    }
-}
-
 /// Output, and for each query the log-sum-exp of its scores and the largest, `[2, b, h, t]`; a cube a block of queries of a head.
 #[cube(launch)]
 fn forward<X: Float, P: Int, N: Size>(
@@ -254,12 +216,11 @@ fn forward<X: Float, P: Int, N: Size>(
     if at.batch >= sizes.batches as usize {
         terminate!();
     }
-    let (queries, keys) = (sizes.queries as usize, sizes.keys as usize);
-    let (heads, groups) = (sizes.heads as usize, sizes.groups as usize);
+    let (queries, heads) = (sizes.queries as usize, sizes.heads as usize);
     let mut exchange = Shared::<[f32]>::new_slice(comptime!(exchange_len(form.emulated)));
     let mut own = Shared::<[Pair<X>]>::new_slice(comptime!(tile_pairs(KEYS, form.d)));
     let mut values = Shared::<[Pair<X>]>::new_slice(comptime!(tile_pairs(form.d, KEYS)));
-    load::<X, N>(&mut own, q, &rows_at(at.batch, at.first, at.head, queries, heads, vectors), ROWS, d);
+    load::<X, N>(&mut own, q, &queries_at(at.batch, at.first, at.head, vectors, &sizes), ROWS, d);
     sync_cube();
     let factors = all_factors::<X>(&own, form);
     let mut softmax = begin(sinks, at.head);
@@ -268,8 +229,9 @@ fn forward<X: Float, P: Int, N: Size>(
     while key < at.end {
         // The tiles are still read.
         sync_cube();
-        load::<X, N>(&mut own, k, &rows_at(at.batch, key, at.group, keys, groups, vectors), KEYS, d);
-        load_transposed::<X, N>(&mut values, v, &rows_at(at.batch, key, at.group, keys, groups, vectors), KEYS, d);
+        let of_keys = keys_at(at.batch, key, at.group, vectors, &sizes);
+        load::<X, N>(&mut own, k, &of_keys, KEYS, d);
+        load_transposed::<X, N>(&mut values, v, &of_keys, KEYS, d);
         sync_cube();
         let mut scores = sums(comptime!(KEYS / 8));
         add_scores::<X>(&mut scores, &factors, &own, &mut exchange, form);
@@ -290,7 +252,7 @@ fn forward<X: Float, P: Int, N: Size>(
         if comptime!(form.dropped) {
             drop_out(&mut scores, &mask, at.line, key, &sizes, comptime!(KEYS / 8));
         }
-        add_outputs::<X>(&mut outputs, &scores, &values, &mut exchange, form);
+        add_combinations::<X>(&mut outputs, &scores, &values, &mut exchange, KEYS, d, form.emulated);
         key += KEYS;
     }
     let pairs = comptime!(form.d / 2);
@@ -351,23 +313,16 @@ impl Problem {
     }
 }
 
-/// Elements of a vector that is read at once.
+/// Elements of a vector of a head that is read at once: registers have two.
 pub(super) fn vector_of(x: &Buffer, d: usize) -> usize {
-    let sizes = x.0.client.io_optimized_vector_sizes(x.0.dtype.size());
-    sizes.filter(|lanes| *lanes > 1 && *lanes <= 8 && d.is_multiple_of(*lanes)).max().unwrap_or(2)
-}
-
-/// A grid of so many cubes of [`UNITS`].
-pub(super) fn cubes(x: &Buffer, count: usize) -> (CubeCount, CubeDim) {
-    let dim = CubeDim::new_1d(UNITS as u32);
-    (burn::cubecl::calculate_cube_count_elemwise(&x.0.client, count * UNITS, dim), dim)
+    x.lanes_of(x.0.dtype.size(), d).max(2)
 }
 
 impl Saved {
     /// Fills in output and statistics.
     fn forward_on_units(&self, sinks: Option<&Buffer>, form: UnitForm) {
         let Self { problem, q, k, v, out, documents, statistics } = self;
-        let (count, dim) = cubes(q, problem.b * problem.h * problem.t.div_ceil(ROWS));
+        let (count, dim) = q.cubes(problem.b * problem.h * problem.t.div_ceil(ROWS), UNITS);
         forward::launch(
             &q.0.client,
             count,

@@ -6,12 +6,12 @@ use burn::cubecl::prelude::*;
 use burn::tensor::Tensor;
 
 use super::cube::{Problem, Saved};
-use super::cube_scores::{Sizes, block_of_queries, differentiated, seeing};
-use super::matrix_units::{UnitForm, cubes, is_masked, rows_at, vector_of};
+use super::cube_scores::{Sizes, block_of_queries, differentiated, keys_at, queries_at, seeing};
+use super::matrix_units::{UnitForm, is_masked, vector_of};
 use crate::cube::Buffer;
 use crate::cube::fragments::{
-    Pair, ROWS, column_of, exchange_len, first_factor, first_factor_of_sums, load, load_transposed, multiply, row_of,
-    second_factor, sums, tile_pairs,
+    Pair, ROWS, UNITS, add_combinations, column_of, exchange_len, first_factor, load, load_transposed, multiply,
+    row_of, second_factor, sums, tile_pairs,
 };
 use crate::dropout::cube::{Mask, mask};
 
@@ -93,26 +93,6 @@ fn add_row_products<X: Float>(
     }
 }
 
-/// Adds combinations of rows, of which a tile has the transpose, with sums as weights.
-#[cube]
-fn add_row_combinations<X: Float>(
-    into: &mut Array<Pair<f32>>,
-    weights: &Array<Pair<f32>>,
-    transposed: &Shared<[Pair<X>]>,
-    exchange: &mut Shared<[f32]>,
-    #[comptime] form: UnitForm,
-) {
-    #[unroll(!form.emulated)]
-    for step in 0..comptime!(form.columns / 16) {
-        let first = first_factor_of_sums::<X>(weights, step);
-        #[unroll(!form.emulated)]
-        for tile in 0..comptime!(form.d / 8) {
-            let second = second_factor::<X>(transposed, comptime!(form.columns), tile, step);
-            multiply::<X>(&first, &second, into, tile, exchange, form.emulated);
-        }
-    }
-}
-
 /// Writes a unit's sums to rows of which `count` are there.
 #[cube]
 fn write<X: Float>(
@@ -156,15 +136,14 @@ fn query_gradients<X: Float, P: Int, N: Size>(
     if at.batch >= sizes.batches as usize {
         terminate!();
     }
-    let (queries, keys) = (sizes.queries as usize, sizes.keys as usize);
-    let (heads, groups) = (sizes.heads as usize, sizes.groups as usize);
+    let (queries, heads) = (sizes.queries as usize, sizes.heads as usize);
     let mut exchange = Shared::<[f32]>::new_slice(comptime!(exchange_len(form.emulated)));
     let mut own = Shared::<[Pair<X>]>::new_slice(comptime!(tile_pairs(ROWS, form.d)));
     let mut own_gradients = Shared::<[Pair<X>]>::new_slice(comptime!(tile_pairs(ROWS, form.d)));
     let mut others = Shared::<[Pair<X>]>::new_slice(comptime!(tile_pairs(form.columns, form.d)));
     let mut values = Shared::<[Pair<X>]>::new_slice(comptime!(tile_pairs(form.columns, form.d)));
     let mut transposed = Shared::<[Pair<X>]>::new_slice(comptime!(tile_pairs(form.d, form.columns)));
-    let of_queries = rows_at(at.batch, at.first, at.head, queries, heads, vectors);
+    let of_queries = queries_at(at.batch, at.first, at.head, vectors, &sizes);
     load::<X, N>(&mut own, q, &of_queries, ROWS, d);
     load::<X, N>(&mut own_gradients, d_out, &of_queries, ROWS, d);
     let mut found = sums(comptime!(form.d / 8));
@@ -172,7 +151,7 @@ fn query_gradients<X: Float, P: Int, N: Size>(
     while key < at.end {
         // The tiles are still read.
         sync_cube();
-        let of_keys = rows_at(at.batch, key, at.group, keys, groups, vectors);
+        let of_keys = keys_at(at.batch, key, at.group, vectors, &sizes);
         load::<X, N>(&mut others, k, &of_keys, width, d);
         load::<X, N>(&mut values, v, &of_keys, width, d);
         load_transposed::<X, N>(&mut transposed, k, &of_keys, width, d);
@@ -198,7 +177,7 @@ fn query_gradients<X: Float, P: Int, N: Size>(
             form,
             false,
         );
-        add_row_combinations::<X>(&mut found, &gradients, &transposed, &mut exchange, form);
+        add_combinations::<X>(&mut found, &gradients, &transposed, &mut exchange, width, d, form.emulated);
         key += width;
     }
     let pairs = comptime!(form.d / 2);
@@ -239,7 +218,7 @@ fn key_gradients<X: Float, P: Int, N: Size>(
     let mut outputs = Shared::<[Pair<X>]>::new_slice(comptime!(tile_pairs(form.columns, form.d)));
     let mut others_transposed = Shared::<[Pair<X>]>::new_slice(comptime!(tile_pairs(form.d, form.columns)));
     let mut outputs_transposed = Shared::<[Pair<X>]>::new_slice(comptime!(tile_pairs(form.d, form.columns)));
-    let of_keys = rows_at(batch, first, group, keys, groups, vectors);
+    let of_keys = keys_at(batch, first, group, vectors, &sizes);
     load::<X, N>(&mut own, k, &of_keys, ROWS, d);
     load::<X, N>(&mut own_values, v, &of_keys, ROWS, d);
     let mut of_own = sums(comptime!(form.d / 8));
@@ -251,7 +230,7 @@ fn key_gradients<X: Float, P: Int, N: Size>(
         while query < span.end {
             // The tiles are still read.
             sync_cube();
-            let of_queries = rows_at(batch, query, head, queries, heads, vectors);
+            let of_queries = queries_at(batch, query, head, vectors, &sizes);
             load::<X, N>(&mut others, q, &of_queries, width, d);
             load::<X, N>(&mut outputs, d_out, &of_queries, width, d);
             load_transposed::<X, N>(&mut others_transposed, q, &of_queries, width, d);
@@ -277,8 +256,8 @@ fn key_gradients<X: Float, P: Int, N: Size>(
                 form,
                 true,
             );
-            add_row_combinations::<X>(&mut of_values, &scores, &outputs_transposed, &mut exchange, form);
-            add_row_combinations::<X>(&mut of_own, &gradients, &others_transposed, &mut exchange, form);
+            add_combinations::<X>(&mut of_values, &scores, &outputs_transposed, &mut exchange, width, d, form.emulated);
+            add_combinations::<X>(&mut of_own, &gradients, &others_transposed, &mut exchange, width, d, form.emulated);
             query += width;
         }
     }
@@ -295,7 +274,7 @@ impl Saved {
         self.means(d_out);
         let (q, lanes) = (&self.q, vector_of(&self.q, form.d));
         let [dq, dk, dv] = [q, &self.k, &self.v].map(Buffer::uninitialised_like);
-        let (count, dim) = cubes(q, b * h * t.div_ceil(ROWS));
+        let (count, dim) = q.cubes(b * h * t.div_ceil(ROWS), UNITS);
         query_gradients::launch(
             &q.0.client,
             count,
@@ -313,7 +292,7 @@ impl Saved {
             form,
             self.storage(),
         );
-        let (count, dim) = cubes(q, b * g * s.div_ceil(ROWS));
+        let (count, dim) = q.cubes(b * g * s.div_ceil(ROWS), UNITS);
         key_gradients::launch(
             &q.0.client,
             count,

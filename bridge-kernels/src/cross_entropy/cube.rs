@@ -74,7 +74,7 @@ fn token_losses<X: Float, T: Int>(
     for column in range_stepped(unit, columns, units) {
         top = max(top, cap(f32::cast_from(logits[start + column]), softcap, capped));
     }
-    let top = cube_max(top, units);
+    let top = cube_max::<f32>(top, units);
     let mut sum = 0.0f32;
     for column in range_stepped(unit, columns, units) {
         sum += (cap(f32::cast_from(logits[start + column]), softcap, capped) - top).exp();

@@ -9,6 +9,8 @@ use burn::cubecl;
 use burn::cubecl::cmma::MmaDefinition;
 use burn::cubecl::prelude::*;
 
+use super::tile::Rows;
+
 /// Two elements side by side: what a register has.
 pub(crate) type Pair<X> = Vector<X, Const<2>>;
 
@@ -101,7 +103,7 @@ pub(crate) fn first_factor<X: Float>(
 
 /// The first factor, made of the sums of two neighbouring tiles, rounded.
 #[cube]
-pub(crate) fn first_factor_of_sums<X: Float>(sums: &Array<Pair<f32>>, step: usize) -> Array<Pair<X>> {
+fn first_factor_of_sums<X: Float>(sums: &Array<Pair<f32>>, step: usize) -> Array<Pair<X>> {
     let mut factor = Array::<Pair<X>>::new(4usize);
     #[unroll]
     for i in 0..4usize {
@@ -190,6 +192,28 @@ fn multiply_emulated<X: Float>(
     sync_cube();
 }
 
+/// Adds combinations of `rows` rows of `columns` columns, of which a tile has the transpose, with sums as weights, rounded.
+#[cube]
+pub(crate) fn add_combinations<X: Float>(
+    into: &mut Array<Pair<f32>>,
+    weights: &Array<Pair<f32>>,
+    transposed: &Shared<[Pair<X>]>,
+    exchange: &mut Shared<[f32]>,
+    #[comptime] rows: usize,
+    #[comptime] columns: usize,
+    #[comptime] emulated: bool,
+) {
+    #[unroll(!emulated)]
+    for step in 0..comptime!(rows / 16) {
+        let first = first_factor_of_sums::<X>(weights, step);
+        #[unroll(!emulated)]
+        for tile in 0..comptime!(columns / 8) {
+            let second = second_factor::<X>(transposed, rows, tile, step);
+            multiply::<X>(&first, &second, into, tile, exchange, emulated);
+        }
+    }
+}
+
 /// The largest value of the four units that share a row.
 #[cube]
 pub(crate) fn row_max(value: f32, exchange: &mut Shared<[f32]>, #[comptime] emulated: bool) -> f32 {
@@ -228,23 +252,12 @@ pub(crate) fn row_sum(value: f32, exchange: &mut Shared<[f32]>, #[comptime] emul
     sum
 }
 
-/// Rows of a matrix in memory, in vectors.
-#[derive(CubeType, Clone, Copy)]
-pub(crate) struct VectorRows {
-    /// The first vector.
-    pub start: usize,
-    /// From a row to the next.
-    pub stride: usize,
-    /// How many there are; what a tile has beyond them is zero.
-    pub count: usize,
-}
-
-/// Brings `rows` rows of `columns` columns into shared memory. Followed by a `sync_cube`.
+/// Brings `rows` rows of `columns` columns into shared memory; `from` counts vectors, and what a tile has beyond its rows is zero. Followed by a `sync_cube`.
 #[cube]
 pub(crate) fn load<X: Float, N: Size>(
     tile: &mut Shared<[Pair<X>]>,
     x: &[Vector<X, N>],
-    from: &VectorRows,
+    from: &Rows,
     #[comptime] rows: usize,
     #[comptime] columns: usize,
 ) {
@@ -271,7 +284,7 @@ pub(crate) fn load<X: Float, N: Size>(
 pub(crate) fn load_transposed<X: Float, N: Size>(
     tile: &mut Shared<[Pair<X>]>,
     x: &[Vector<X, N>],
-    from: &VectorRows,
+    from: &Rows,
     #[comptime] rows: usize,
     #[comptime] columns: usize,
 ) {

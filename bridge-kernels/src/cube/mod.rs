@@ -98,7 +98,12 @@ impl Buffer {
     /// How many elements kernels read and write at once where runs of `run` elements begin anywhere in this buffer and in others like it: a vector of
     /// 16 bytes if they are of 32 bits, of 8 if of 16, or less.
     pub fn lanes(&self, run: usize) -> usize {
-        let sizes = self.0.client.io_optimized_vector_sizes(size_of::<f32>());
+        self.lanes_of(size_of::<f32>(), run)
+    }
+
+    /// [`Self::lanes`] for kernels whose widest elements have `bytes`.
+    pub fn lanes_of(&self, bytes: usize, run: usize) -> usize {
+        let sizes = self.0.client.io_optimized_vector_sizes(bytes);
         sizes.filter(|lanes| run.is_multiple_of(*lanes)).max().unwrap_or(1)
     }
 
@@ -143,8 +148,14 @@ impl Buffer {
         let most = self.0.client.properties().hardware.max_units_per_cube.min(MOST_UNITS);
         let columns = u32::try_from(columns).unwrap_or(MOST_UNITS).min(MOST_UNITS);
         let units = columns.next_power_of_two().min(1 << most.ilog2());
-        let dim = CubeDim::new_1d(units);
-        (calculate_cube_count_elemwise(&self.0.client, rows * units as usize, dim), dim, units as usize)
+        let (count, dim) = self.cubes(rows, units as usize);
+        (count, dim, units as usize)
+    }
+
+    /// A grid with at least `count` cubes of so many units.
+    pub fn cubes(&self, count: usize, units: usize) -> (CubeCount, CubeDim) {
+        let dim = CubeDim::new_1d(units as u32);
+        (calculate_cube_count_elemwise(&self.0.client, count * units, dim), dim)
     }
 }
 

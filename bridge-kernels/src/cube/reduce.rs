@@ -27,31 +27,10 @@ pub(crate) fn cube_sum(value: f32, #[comptime] units: usize) -> f32 {
     total
 }
 
-/// As [`cube_max`], of integers: bits of floats that are not negative order as these do.
-#[cube]
-pub(crate) fn cube_max_bits(value: u32, #[comptime] units: usize) -> u32 {
-    let mut partial = Shared::<[u32]>::new_slice(units);
-    let unit = UNIT_POS as usize;
-    partial[unit] = value;
-    sync_cube();
-    let mut half = CUBE_DIM as usize / 2;
-    while half > 0 {
-        if unit < half {
-            let other = partial[unit + half];
-            partial[unit] = max(partial[unit], other);
-        }
-        sync_cube();
-        half /= 2;
-    }
-    let largest = partial[0];
-    sync_cube();
-    largest
-}
-
 /// The largest `value` of all units of the cube, in all units.
 #[cube]
-pub(crate) fn cube_max(value: f32, #[comptime] units: usize) -> f32 {
-    let mut partial = Shared::<[f32]>::new_slice(units);
+pub(crate) fn cube_max<T: Numeric>(value: T, #[comptime] units: usize) -> T {
+    let mut partial = Shared::<[T]>::new_slice(units);
     let unit = UNIT_POS as usize;
     partial[unit] = value;
     sync_cube();

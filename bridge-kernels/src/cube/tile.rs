@@ -5,7 +5,6 @@
 //! functions together. The order of a sum depends on sizes alone.
 
 use burn::cubecl;
-use burn::cubecl::calculate_cube_count_elemwise;
 use burn::cubecl::prelude::*;
 
 use super::Buffer;
@@ -253,7 +252,6 @@ impl Buffer {
 
     /// A grid with at least `cubes` cubes that work on tiles.
     pub fn cube_per_tile(&self, cubes: usize) -> (CubeCount, CubeDim) {
-        let dim = CubeDim::new_1d((SIDE * SIDE) as u32);
-        (calculate_cube_count_elemwise(&self.0.client, cubes * SIDE * SIDE, dim), dim)
+        self.cubes(cubes, SIDE * SIDE)
     }
 }

@@ -7,7 +7,7 @@ use burn::tensor::{DType, Tensor};
 use super::format::Fp8Format;
 use crate::cpu::small::{self, Small};
 use crate::cube::Buffer;
-use crate::cube::reduce::cube_max_bits;
+use crate::cube::reduce::cube_max;
 use crate::lt::{CODES_MULTIPLE, Element, Matrix};
 
 /// The bits of infinity; those of what is no number are above, those of finite magnitudes below.
@@ -75,7 +75,7 @@ fn magnitudes<X: Float>(x: &[X], parts: &mut [u32], #[comptime] units: usize, #[
         largest = max(largest, u32::reinterpret(f32::cast_from(x[place])) & MAGNITUDE);
         place += step;
     }
-    let largest = cube_max_bits(largest, units);
+    let largest = cube_max::<u32>(largest, units);
     if UNIT_POS == 0 {
         parts[CUBE_POS] = largest;
     }
@@ -97,7 +97,7 @@ fn make_scales(
     for place in range_stepped(UNIT_POS as usize, parts.len(), units) {
         bits = max(bits, parts[place]);
     }
-    let bits = cube_max_bits(bits, units);
+    let bits = cube_max::<u32>(bits, units);
     if UNIT_POS == 0 {
         let mut scale = 1.0f32;
         #[comptime]

@@ -98,8 +98,8 @@ impl Fp8Rule {
         }
     }
 
-    /// Whether an operand is the same in both of its products, so that one cast serves both.
-    pub(super) const fn is_one_cast(self) -> bool {
+    /// Whether an operand has one scale for all of its elements, so that one cast serves both of its products.
+    pub const fn is_one_cast(self) -> bool {
         matches!(self.scaling, Fp8Scaling::Current | Fp8Scaling::Delayed)
     }
 }

@@ -7,8 +7,8 @@ use burn::tensor::Tensor;
 
 use super::packed::PackedHeads;
 use crate::cube::Buffer;
-use crate::rotary::cube::Angles;
-use crate::rotary::{Positions, RotaryPairing, RotaryTable};
+use crate::rotary::cube::{Angles, partner, turn, turned};
+use crate::rotary::{Positions, RotaryTable};
 use crate::vjp;
 
 /// Sizes that may change from call to call without a new kernel. Those of heads are in vectors, as are all places in memory here.
@@ -59,44 +59,11 @@ fn start(at: &Place, head: usize, strides: &Strides) -> usize {
     at.sequence * strides.sequence as usize + at.token * strides.token as usize + head * strides.head as usize
 }
 
-/// How elements are turned: their own factors, those of the other elements of their pairs, and how far these are behind them or, if `back`, in front of
-/// them.
-#[derive(CubeType, Clone, Copy)]
-struct Turn<N: Size> {
-    own: Vector<f32, N>,
-    other: Vector<f32, N>,
-    distance: usize,
-    back: bool,
-}
-
-/// Pairs side by side (`interleaved`) are turned in vectors of one.
+/// The position of a token.
 #[cube]
-fn turn<P: Int, N: Size>(
-    cos: &[Vector<f32, N>],
-    sin: &[Vector<f32, N>],
-    positions: &[P],
-    at: &Place,
-    sizes: &Sizes,
-    direction: f32,
-    #[comptime] interleaved: bool,
-) -> Turn<N> {
-    let pairs = sizes.pairs as usize;
-    let mut pair = at.column % pairs;
-    let mut first = at.column < pairs;
-    let mut distance = pairs;
-    if comptime!(interleaved) {
-        pair = at.column / 2;
-        first = at.column == 2 * pair;
-        distance = 1;
-    }
+fn position<P: Int>(positions: &[P], at: &Place, sizes: &Sizes) -> usize {
     let token = at.sequence * sizes.tokens as usize + at.token;
-    let position = u32::cast_from(positions[token % positions.len()]) as usize;
-    let angle = position * pairs + pair;
-    let mut other = sin[angle] * Vector::new(direction);
-    if first {
-        other = -other;
-    }
-    Turn::<N> { own: cos[angle], other, distance, back: !first }
+    u32::cast_from(positions[token % positions.len()]) as usize
 }
 
 /// Takes `packed` apart: a unit a vector.
@@ -123,13 +90,9 @@ fn take_apart<X: Float, P: Int, N: Size>(
     let r = sizes.queries_per_group as usize;
     let mut value = packed[element];
     if at.slot <= r && at.column < 2 * sizes.pairs as usize {
-        let turn = turn::<P, N>(cos, sin, positions, &at, &sizes, 1.0f32, interleaved);
-        let mut partner = element + turn.distance;
-        if turn.back {
-            partner = element - turn.distance;
-        }
-        let other = Vector::<f32, N>::cast_from(packed[partner]);
-        value = Vector::cast_from(Vector::<f32, N>::cast_from(value) * turn.own + other * turn.other);
+        let position = position::<P>(positions, &at, &sizes);
+        let turn = turn::<N>(cos, sin, position, at.column, sizes.pairs as usize, 1.0f32, interleaved);
+        value = turned::<X, N>(value, packed[partner::<N>(element, &turn)], &turn);
     }
     if at.slot < r {
         q[start(&at, at.group * r + at.slot, &of_queries) + at.column] = value;
@@ -173,13 +136,10 @@ fn put_together<X: Float, P: Int, N: Size>(
     }
     let mut value = head_value::<X, N>(q, k, source, at.slot < r);
     if at.column < 2 * sizes.pairs as usize {
-        let turn = turn::<P, N>(cos, sin, positions, &at, &sizes, -1.0f32, interleaved);
-        let mut partner = source + turn.distance;
-        if turn.back {
-            partner = source - turn.distance;
-        }
-        let other = Vector::<f32, N>::cast_from(head_value::<X, N>(q, k, partner, at.slot < r));
-        value = Vector::cast_from(Vector::<f32, N>::cast_from(value) * turn.own + other * turn.other);
+        let position = position::<P>(positions, &at, &sizes);
+        let turn = turn::<N>(cos, sin, position, at.column, sizes.pairs as usize, -1.0f32, interleaved);
+        let other = head_value::<X, N>(q, k, partner::<N>(source, &turn), at.slot < r);
+        value = turned::<X, N>(value, other, &turn);
     }
     packed[element] = value;
 }
@@ -227,13 +187,6 @@ struct Packing {
 }
 
 impl Packing {
-    /// Elements of a vector. The two of a pair are in different vectors, in the same place.
-    fn lanes(&self, x: &Buffer) -> usize {
-        let (d, pairs) = (self.packed.head_size, self.angles.pairs);
-        let lanes = if self.is_interleaved() { 1 } else { x.lanes(d) };
-        if pairs.is_multiple_of(lanes) { lanes } else { 1 }
-    }
-
     fn sizes(&self, lanes: usize) -> SizesLaunch {
         let PackedHeads { groups, queries_per_group, head_size } = self.packed;
         let (head_size, pairs) = (head_size / lanes, self.angles.pairs / lanes);
@@ -246,15 +199,11 @@ impl Packing {
         [x.storage(), self.angles.positions.storage()]
     }
 
-    fn is_interleaved(&self) -> bool {
-        self.angles.pairing == RotaryPairing::Interleaved
-    }
-
     fn take_apart(&self, x: &Buffer) -> [Buffer; 3] {
         let ([b, t], PackedHeads { groups: g, queries_per_group: r, head_size: d }) = (self.tokens, self.packed);
         let heads = |heads: usize| Heads::by_token(x.uninitialised([b, t, heads, d], x.0.dtype), [b, t, heads, d]);
         let [q, k, v] = [heads(g * r), heads(g), heads(g)];
-        let lanes = self.lanes(x);
+        let lanes = self.angles.lanes(x, d);
         let (count, dim) = x.grid(x.len() / lanes);
         let angles = &self.angles;
         take_apart::launch(
@@ -272,7 +221,7 @@ impl Packing {
             self.sizes(lanes),
             q.strides(lanes),
             k.strides(lanes),
-            self.is_interleaved(),
+            angles.is_interleaved(),
             self.storage(x),
         );
         [q, k, v].map(|heads| heads.buffer)
@@ -281,7 +230,7 @@ impl Packing {
     fn put_together(&self, [q, k, v]: [Heads; 3]) -> Buffer {
         let [b, t] = self.tokens;
         let x = q.buffer.uninitialised([b, t, self.packed.width()], q.buffer.0.dtype);
-        let lanes = self.lanes(&x);
+        let lanes = self.angles.lanes(&x, self.packed.head_size);
         let (count, dim) = x.grid(x.len() / lanes);
         let angles = &self.angles;
         put_together::launch(
@@ -300,7 +249,7 @@ impl Packing {
             q.strides(lanes),
             k.strides(lanes),
             v.strides(lanes),
-            self.is_interleaved(),
+            angles.is_interleaved(),
             self.storage(&x),
         );
         x

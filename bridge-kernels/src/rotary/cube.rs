@@ -1,4 +1,4 @@
-//! Rotary embedding: a unit an element.
+//! Rotary embedding: a unit a vector of elements.
 
 use burn::cubecl;
 use burn::cubecl::prelude::*;
@@ -7,7 +7,7 @@ use burn::tensor::{DType, Device, Int as IntKind, Tensor};
 use super::table::{Positions, RotaryPairing, RotaryTable};
 use crate::cube::{Buffer, attach_one};
 
-/// Sizes that may change from call to call without a new kernel.
+/// Sizes that may change from call to call without a new kernel. Those of heads are in vectors.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 struct Sizes {
     heads: u32,
@@ -16,50 +16,89 @@ struct Sizes {
     pairs: u32,
 }
 
-/// Turns each pair `(x1, x2)` of a head into `(x1 cos - x2 sin, x2 cos + x1 sin)`; back again with a `turn` of -1.
+/// How elements are turned: their own factors, those of the other elements of their pairs, and how far these are behind them or, if `back`, in front of
+/// them.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct Turn<N: Size> {
+    own: Vector<f32, N>,
+    other: Vector<f32, N>,
+    distance: usize,
+    back: bool,
+}
+
+/// How the vector in `column` of a head is turned at a position, forward or, with a `direction` of -1, back. Pairs side by side (`interleaved`) are turned in
+/// vectors of one.
+#[cube]
+pub(crate) fn turn<N: Size>(
+    cos: &[Vector<f32, N>],
+    sin: &[Vector<f32, N>],
+    position: usize,
+    column: usize,
+    pairs: usize,
+    direction: f32,
+    #[comptime] interleaved: bool,
+) -> Turn<N> {
+    let mut pair = column % pairs;
+    let mut first = column < pairs;
+    let mut distance = pairs;
+    if comptime!(interleaved) {
+        pair = column / 2;
+        first = column == 2 * pair;
+        distance = 1;
+    }
+    let angle = position * pairs + pair;
+    let mut other = sin[angle] * Vector::new(direction);
+    if first {
+        other = -other;
+    }
+    Turn::<N> { own: cos[angle], other, distance, back: !first }
+}
+
+/// Where the other elements of the pairs are of which `place` has one each.
+#[cube]
+pub(crate) fn partner<N: Size>(place: usize, turn: &Turn<N>) -> usize {
+    let mut partner = place + turn.distance;
+    if turn.back {
+        partner = place - turn.distance;
+    }
+    partner
+}
+
+/// Elements turned, with the other elements of their pairs.
+#[cube]
+pub(crate) fn turned<X: Float, N: Size>(own: Vector<X, N>, other: Vector<X, N>, turn: &Turn<N>) -> Vector<X, N> {
+    Vector::cast_from(Vector::<f32, N>::cast_from(own) * turn.own + Vector::<f32, N>::cast_from(other) * turn.other)
+}
+
+/// Turns each pair `(x1, x2)` of a head into `(x1 cos - x2 sin, x2 cos + x1 sin)`; back again with a `direction` of -1. A unit a vector.
 ///
 /// There is one position for each token, or for each token of a row, the same in all rows.
 #[cube(launch)]
-fn rotate<X: Float, P: Int>(
-    x: &[X],
-    cos: &[f32],
-    sin: &[f32],
+fn rotate<X: Float, P: Int, N: Size>(
+    x: &[Vector<X, N>],
+    cos: &[Vector<f32, N>],
+    sin: &[Vector<f32, N>],
     positions: &[P],
-    y: &mut [X],
+    y: &mut [Vector<X, N>],
     sizes: Sizes,
-    turn: f32,
+    direction: f32,
     #[comptime] interleaved: bool,
     #[define(X, P)] _storage: [ElemType; 2],
 ) {
-    let element = ABSOLUTE_POS;
-    if element >= y.len() {
+    let place = ABSOLUTE_POS;
+    if place >= y.len() {
         terminate!();
     }
     let (head_size, pairs) = (sizes.head_size as usize, sizes.pairs as usize);
-    let token = element / head_size / sizes.heads as usize;
-    let lane = element % head_size;
-    if lane >= 2 * pairs {
-        y[element] = x[element];
-        terminate!();
+    let token = place / head_size / sizes.heads as usize;
+    let column = place % head_size;
+    let mut value = x[place];
+    if column < 2 * pairs {
+        let position = u32::cast_from(positions[token % positions.len()]) as usize;
+        let turn = turn::<N>(cos, sin, position, column, pairs, direction, interleaved);
+        value = turned::<X, N>(value, x[partner::<N>(place, &turn)], &turn);
     }
-    let mut pair = lane % pairs;
-    let mut first = lane < pairs;
-    let mut distance = pairs;
-    if comptime!(interleaved) {
-        pair = lane / 2;
-        first = lane == 2 * pair;
-        distance = 1;
-    }
-    let position = u32::cast_from(positions[token % positions.len()]) as usize;
-    let angle = position * pairs + pair;
-    // The other of the pair, with the sign that its sine has.
-    let mut partner = element - distance;
-    let mut sine = sin[angle] * turn;
-    if first {
-        partner = element + distance;
-        sine = -sine;
-    }
-    y[element] = X::cast_from(f32::cast_from(x[element]) * cos[angle] + f32::cast_from(x[partner]) * sine);
+    y[place] = value;
 }
 
 /// A table and where in it tokens are.
@@ -99,6 +138,16 @@ impl Angles {
         let [cos, sin, positions] = [DType::F32, DType::F32, DType::I32].map(|dtype| x.uninitialised([4], dtype));
         Self { cos, sin, positions, pairs: 0, pairing: RotaryPairing::Halves }
     }
+
+    pub fn is_interleaved(&self) -> bool {
+        self.pairing == RotaryPairing::Interleaved
+    }
+
+    /// Elements of a vector of `x`, whose heads have so many: the two of a pair are in different vectors, in the same place.
+    pub fn lanes(&self, x: &Buffer, head_size: usize) -> usize {
+        let lanes = if self.is_interleaved() { 1 } else { x.lanes(head_size) };
+        if self.pairs.is_multiple_of(lanes) { lanes } else { 1 }
+    }
 }
 
 /// What is rotated, and how.
@@ -109,21 +158,25 @@ struct Rotation {
 }
 
 impl Rotation {
-    fn run(&self, x: &Buffer, turn: f32) -> Buffer {
+    fn run(&self, x: &Buffer, direction: f32) -> Buffer {
         let (y, angles) = (x.uninitialised_like(), &self.angles);
-        let (count, dim) = y.unit_per_element();
+        let lanes = angles.lanes(x, self.head_size);
+        let (count, dim) = y.grid(y.len() / lanes);
+        let [heads, head_size, pairs] =
+            [self.heads, self.head_size / lanes, angles.pairs / lanes].map(|size| size as u32);
         rotate::launch(
             &x.0.client,
             count,
             dim,
+            lanes,
             x.arg(),
             angles.cos.arg(),
             angles.sin.arg(),
             angles.positions.arg(),
             y.arg(),
-            SizesLaunch::new(self.heads as u32, self.head_size as u32, angles.pairs as u32),
-            turn,
-            angles.pairing == RotaryPairing::Interleaved,
+            SizesLaunch::new(heads, head_size, pairs),
+            direction,
+            angles.is_interleaved(),
             [x.storage(), angles.positions.storage()],
         );
         y

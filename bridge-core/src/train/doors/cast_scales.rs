@@ -70,14 +70,18 @@ impl CastScales {
     }
 }
 
-/// What was noted in this step on this rank, read at once. What is not finite counts as 0: a step that overflowed says nothing of the next one.
+/// A magnitude as it counts. One that is not finite is 0: a step that overflowed says nothing of the next one.
+fn usable(largest: f32) -> f64 {
+    if largest.is_finite() { f64::from(largest) } else { 0.0 }
+}
+
+/// What was noted in this step on this rank, read at once.
 fn noted(run: &RunContext) -> Vec<Layer> {
     let mut layers: Vec<(usize, NotingLayer)> = Vec::new();
     for (chunk, model) in run.chunks().iter().enumerate() {
         layers.extend(model.noting_layers().iter().map(|layer| (chunk, layer.clone())));
     }
     let maxima = OperandMaxima::take_all(layers.iter().map(|(_, layer)| layer.maxima.as_ref()));
-    let usable = |largest: f32| if largest.is_finite() { f64::from(largest) } else { 0.0 };
     let of_layer = |((chunk, NotingLayer { name, replicas, .. }), maxima): ((usize, NotingLayer), [f32; 3])| Layer {
         chunk,
         name,
@@ -92,7 +96,7 @@ fn own_weights(run: &mut RunContext, layers: &mut [Layer]) {
     let own = run.training.optimizer.parameters().take_cast_maxima();
     for layer in layers {
         if let Some(largest) = own.get(&format!("{}.weight", layer.name)) {
-            layer.maxima[WEIGHT] = if largest.is_finite() { f64::from(*largest) } else { 0.0 };
+            layer.maxima[WEIGHT] = usable(*largest);
         }
     }
 }
