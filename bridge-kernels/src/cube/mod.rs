@@ -7,6 +7,7 @@
 //!
 //! No other code is built for the features `cuda`, `wgpu` and `vulkan`: which of CubeCL's runtimes a kernel runs on is a property of the tensor.
 
+pub(crate) mod columns;
 pub(crate) mod fragments;
 pub(crate) mod kept;
 pub(crate) mod reduce;

@@ -2,14 +2,12 @@
 
 use burn::cubecl;
 use burn::cubecl::prelude::*;
-use burn::tensor::{DType, FloatDType, Tensor};
+use burn::tensor::{DType, Tensor};
 
 use crate::cube::Buffer;
+use crate::cube::columns::column_sums;
 use crate::cube::reduce::cube_sum;
 use crate::vjp;
-
-/// Rows whose parameter gradients one unit adds up.
-const ROWS: usize = 32;
 
 /// What is fixed when a kernel is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -84,8 +82,8 @@ fn sum_of<N: Size>(x: Vector<f32, N>) -> f32 {
     sum
 }
 
-/// Gradient of the input. With `g = dy * weight` and `z` the normed input: `dx = reciprocal * (g - mean(g) - z * mean(g * z))`,
-/// without the middle term for RMSNorm.
+/// Gradients of a block of rows. With `g = dy * weight` and `z` the normed input: `dx = reciprocal * (g - mean(g) - z * mean(g * z))`,
+/// without the middle term for RMSNorm. `partial`, `[blocks, 2, c]`, gets what the block adds to the gradients of weight, `dy * z`, and bias, `dy`.
 #[cube(launch)]
 fn backward<X: Float, W: Float, N: Size>(
     x: &[Vector<X, N>],
@@ -93,70 +91,80 @@ fn backward<X: Float, W: Float, N: Size>(
     dy: &[Vector<X, N>],
     statistics: &[f32],
     dx: &mut [Vector<X, N>],
+    partial: ComptimeOption<&mut [Vector<f32, N>]>,
+    block_rows: u32,
     #[comptime] form: Form,
+    #[comptime] held: usize,
     #[define(X, W)] _storage: [ElemType; 2],
 ) {
     let units = comptime!(form.units);
-    let (row, unit) = (CUBE_POS, UNIT_POS as usize);
+    let unit = UNIT_POS as usize;
     let columns = weight.len();
-    if 2 * row >= statistics.len() {
+    let count = f32::cast_from((columns * N::value()) as u32);
+    let first = CUBE_POS * block_rows as usize;
+    let last = min(first + block_rows as usize, statistics.len() / 2);
+    if first >= last {
         terminate!();
     }
-    let start = row * columns;
-    let count = f32::cast_from((columns * N::value()) as u32);
-    let shift = Vector::<f32, N>::new(statistics[2 * row]);
-    let factor = Vector::<f32, N>::new(statistics[2 * row + 1]);
-    let mut sum = 0.0f32;
-    let mut product = 0.0f32;
-    for column in range_stepped(unit, columns, units) {
-        let g = Vector::<f32, N>::cast_from(dy[start + column]) * Vector::cast_from(weight[column]);
-        let z = (Vector::<f32, N>::cast_from(x[start + column]) - shift) * factor;
-        sum += sum_of(g);
-        product += sum_of(g * z);
+    let mut of_weight = Array::<Vector<f32, N>>::new(held);
+    let mut of_bias = Array::<Vector<f32, N>>::new(held);
+    #[unroll]
+    for i in 0..held {
+        of_weight[i] = Vector::new(0.0f32);
+        of_bias[i] = Vector::new(0.0f32);
     }
-    let slope = Vector::<f32, N>::new(cube_sum(product, units) / count);
-    let mut offset = 0.0f32;
-    if comptime!(form.centred) {
-        offset = cube_sum(sum, units) / count;
+    for row in first..last {
+        let start = row * columns;
+        let shift = Vector::<f32, N>::new(statistics[2 * row]);
+        let factor = Vector::<f32, N>::new(statistics[2 * row + 1]);
+        let mut sum = 0.0f32;
+        let mut product = 0.0f32;
+        for column in range_stepped(unit, columns, units) {
+            let g = Vector::<f32, N>::cast_from(dy[start + column]) * Vector::cast_from(weight[column]);
+            let z = (Vector::<f32, N>::cast_from(x[start + column]) - shift) * factor;
+            sum += sum_of(g);
+            product += sum_of(g * z);
+        }
+        let slope = Vector::<f32, N>::new(cube_sum(product, units) / count);
+        let mut offset = 0.0f32;
+        if comptime!(form.centred) {
+            offset = cube_sum(sum, units) / count;
+        }
+        let offset = Vector::<f32, N>::new(offset);
+        #[unroll]
+        for i in 0..held {
+            let column = unit + i * units;
+            if column < columns {
+                let upstream = Vector::<f32, N>::cast_from(dy[start + column]);
+                let g = upstream * Vector::cast_from(weight[column]);
+                let z = (Vector::<f32, N>::cast_from(x[start + column]) - shift) * factor;
+                dx[start + column] = Vector::cast_from(factor * (g - offset - z * slope));
+                of_weight[i] += upstream * z;
+                of_bias[i] += upstream;
+            }
+        }
     }
-    let offset = Vector::<f32, N>::new(offset);
-    for column in range_stepped(unit, columns, units) {
-        let g = Vector::<f32, N>::cast_from(dy[start + column]) * Vector::cast_from(weight[column]);
-        let z = (Vector::<f32, N>::cast_from(x[start + column]) - shift) * factor;
-        dx[start + column] = Vector::cast_from(factor * (g - offset - z * slope));
+    #[comptime]
+    match partial {
+        ComptimeOption::Some(partial) => {
+            #[unroll]
+            for i in 0..held {
+                let column = unit + i * units;
+                if column < columns {
+                    partial[2 * CUBE_POS * columns + column] = of_weight[i];
+                    partial[(2 * CUBE_POS + 1) * columns + column] = of_bias[i];
+                }
+            }
+        }
+        ComptimeOption::None => {}
     }
 }
 
-/// Gradients of weight and bias, over [`ROWS`] rows a unit: `partial` is `[ceil(n / ROWS), 2, c]`, and `columns` is `c` in vectors.
-#[cube(launch)]
-fn parameter_gradients<X: Float, N: Size>(
-    x: &[Vector<X, N>],
-    dy: &[Vector<X, N>],
-    statistics: &[f32],
-    partial: &mut [Vector<f32, N>],
-    columns: u32,
-    #[define(X)] _storage: ElemType,
-) {
-    let columns = columns as usize;
-    let (block, column) = (ABSOLUTE_POS / columns, ABSOLUTE_POS % columns);
-    if 2 * ABSOLUTE_POS >= partial.len() {
-        terminate!();
-    }
-    let rows = statistics.len() / 2;
-    let first = block * ROWS;
-    let last = min(first + ROWS, rows);
-    let mut weight = Vector::<f32, N>::new(0.0f32);
-    let mut bias = Vector::<f32, N>::new(0.0f32);
-    for row in first..last {
-        let slope = Vector::<f32, N>::cast_from(dy[row * columns + column]);
-        let mean = Vector::<f32, N>::new(statistics[2 * row]);
-        let centred = Vector::<f32, N>::cast_from(x[row * columns + column]) - mean;
-        weight += slope * centred * Vector::new(statistics[2 * row + 1]);
-        bias += slope;
-    }
-    partial[2 * block * columns + column] = weight;
-    partial[(2 * block + 1) * columns + column] = bias;
-}
+/// Units that keep a large GPU busy.
+const BUSY_UNITS: usize = 1 << 17;
+
+/// Most rows of one cube.
+const MOST_ROWS: usize = 64;
 
 /// A norm's inputs, and the statistics of its rows.
 struct Normed {
@@ -167,12 +175,17 @@ struct Normed {
 }
 
 impl Normed {
-    /// The gradient of the input.
-    fn input_gradient(&self, dy: &Buffer) -> Buffer {
+    /// The gradient of the input, and, if they are wanted, those of weight and bias, `[c]` each, in the weight's dtype.
+    fn gradients(&self, dy: &Buffer, of_parameters: bool) -> (Buffer, Option<[Tensor<1>; 2]>) {
         let Self { x, weight, statistics, centred } = self;
+        let (rows, c) = (statistics.len() / 2, weight.len());
         let dx = x.uninitialised_like();
-        let lanes = x.lanes(weight.len());
-        let (count, dim, units) = x.cube_per_row(statistics.len() / 2, weight.len() / lanes);
+        let lanes = x.lanes(c);
+        let (_, _, units) = x.cube_per_row(rows, c / lanes);
+        let block_rows = (rows * units).div_ceil(BUSY_UNITS).min(MOST_ROWS);
+        let blocks = rows.div_ceil(block_rows);
+        let (count, dim) = x.cubes(blocks, units);
+        let partial = of_parameters.then(|| x.uninitialised([blocks, 2 * c], DType::F32));
         backward::launch(
             &x.0.client,
             count,
@@ -183,34 +196,17 @@ impl Normed {
             dy.arg(),
             statistics.arg(),
             dx.arg(),
+            partial.as_ref().map(Buffer::arg).into(),
+            block_rows as u32,
             Form { centred: *centred, units },
+            (c / lanes).div_ceil(units),
             [x.storage(), weight.storage()],
         );
-        dx
-    }
-
-    /// The gradients of weight and bias, `[c]` each, in the weight's dtype.
-    fn parameter_gradients(&self, dy: &Buffer) -> [Tensor<1>; 2] {
-        let Self { x, weight, statistics, .. } = self;
-        let (c, blocks) = (weight.len(), (statistics.len() / 2).div_ceil(ROWS));
-        let partial = x.uninitialised([blocks, 2, c], DType::F32);
-        let lanes = x.lanes(c);
-        let (count, dim) = x.grid(blocks * c / lanes);
-        parameter_gradients::launch(
-            &x.0.client,
-            count,
-            dim,
-            lanes,
-            x.arg(),
-            dy.arg(),
-            statistics.arg(),
-            partial.arg(),
-            (c / lanes) as u32,
-            x.storage(),
-        );
-        let dtype = FloatDType::from(weight.0.dtype);
-        let sums = partial.tensor::<3>().sum_dim(0).reshape([2, c]);
-        [0, 1].map(|part| sums.clone().narrow(0, part, 1).reshape([c]).cast(dtype))
+        let of_parameters = partial.map(|partial| {
+            let sums = column_sums(&partial, 2 * c, weight.0.dtype).tensor::<2>();
+            [0, 1].map(|part| sums.clone().reshape([2, c]).narrow(0, part, 1).reshape([c]))
+        });
+        (dx, of_parameters)
     }
 }
 
@@ -266,12 +262,16 @@ fn norm<const D: usize>(
         .flatten()
         .collect();
     let arity = inputs.len();
+    let are_tracked = weight_c.is_tracked() || bias_c.is_some_and(Tensor::is_tracked);
     let x = x.kept();
     Some(vjp::attach_some(y.tensor(), inputs, move |dy: Tensor<D>| {
         let normed = Normed { x: x.buffer(), weight, statistics, centred };
-        let dy = Buffer::of_gradient(dy);
-        let [d_weight, d_bias] = normed.parameter_gradients(&dy).map(|gradient| Some(gradient.into_dispatch()));
-        let mut gradients = vec![normed.input_gradient(&dy).gradient(), d_weight, d_bias];
+        let (dx, of_parameters) = normed.gradients(&Buffer::of_gradient(dy), are_tracked);
+        let mut gradients = vec![dx.gradient()];
+        match of_parameters {
+            Some(sums) => gradients.extend(sums.map(|sum| Some(sum.into_dispatch()))),
+            None => gradients.extend([None, None]),
+        }
         gradients.truncate(arity);
         gradients
     }))

@@ -33,10 +33,14 @@ fn check(n: usize, c: usize) {
 fn outputs_and_gradients() {
     check(1, 7);
     check(3, 5);
-    // More rows than one unit sums, and fewer columns than a cube has units.
+    // Fewer columns than a cube has units.
     check(137, 13);
     // More columns than a cube has units.
     check(2, 601);
+    // Several rows a cube, the last cube with fewer, and several vectors of columns a unit.
+    check(1030, 1100);
+    // So many cubes that their sums are added up in two passes.
+    check(20_003, 5);
 }
 
 #[test]
