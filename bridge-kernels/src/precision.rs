@@ -2,6 +2,9 @@
 
 use burn::tensor::{DType, FloatDType, Tensor};
 
+#[cfg(feature = "cube")]
+use crate::cube::{Buffer, columns::column_sums};
+
 /// To float32, where the dtype is narrower.
 pub(crate) fn widen<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     match x.dtype() {
@@ -18,4 +21,14 @@ pub(crate) fn float32<const D: usize>(x: Tensor<D>) -> Tensor<D> {
 /// Back to `dtype` after [`widen`].
 pub(crate) fn narrow<const D: usize>(x: Tensor<D>, dtype: DType) -> Tensor<D> {
     if x.dtype() == dtype { x } else { x.cast(FloatDType::from(dtype)) }
+}
+
+/// The sum of the rows of `x_nc`, a tensor outside any graph, in float32 and rounded once to `dtype`. On GPUs it has a fixed order.
+pub(crate) fn sum_of_rows(x_nc: Tensor<2>, dtype: DType) -> Tensor<1> {
+    let [_, columns] = x_nc.dims();
+    #[cfg(feature = "cube")]
+    if let Some(x) = Buffer::of(&x_nc) {
+        return column_sums(&x, columns, dtype).tensor::<2>().reshape([columns]);
+    }
+    narrow(widen(x_nc).sum_dim(0).reshape([columns]), dtype)
 }

@@ -57,6 +57,11 @@ impl Pullback {
         self.call().outputs[output] = Some(gradient);
     }
 
+    /// Whether no output's gradient has come yet.
+    fn is_first(&self) -> bool {
+        self.call().outputs.iter().all(Option::is_none)
+    }
+
     fn run(&self) {
         let (function, outputs) = {
             let mut call = self.call();
@@ -200,21 +205,33 @@ impl<B: Lift> Backward<B, SLOTS> for Vjp {
     fn backward(self, ops: Ops<State, SLOTS>, grads: &mut Gradients, _checkpointer: &mut Checkpointer) {
         let State { pullback, role, parcels } = ops.state;
         let gradient = grads.consume::<B>(&ops.node);
-        let (device, dtype) = (gradient.device(), gradient.dtype());
+        let mut signal = parcels.iter().any(|parcel| matches!(parcel, Parcel::Signal)).then(|| match role {
+            // What is at hand, as nobody reads it: a tensor of its own would be a kernel on a device.
+            Role::Output(_) => gradient.clone(),
+            _ => B::float_zeros(Shape::new([1]), &gradient.device(), gradient.dtype().into()),
+        });
         match role {
             Role::Whole => {
                 pullback.keep(0, B::lift(gradient));
                 pullback.run();
             }
-            Role::Output(output) => pullback.keep(output, B::lift(gradient)),
-            Role::Core => pullback.run(),
+            Role::Output(output) => {
+                // Those of several outputs would be added up.
+                signal = signal.filter(|_| pullback.is_first());
+                pullback.keep(output, B::lift(gradient));
+            }
+            Role::Core => {
+                // It may be an output's gradient, which the pullback is free to write into if nobody else has it.
+                drop(gradient);
+                pullback.run();
+            }
             Role::Relay => {}
         }
         for (parent, parcel) in ops.parents.into_iter().zip(parcels) {
             let Some(parent) = parent else { continue };
             let parcel = match parcel {
                 Parcel::Gradient(input) => pullback.take(input).map(B::lower),
-                Parcel::Signal => Some(B::float_zeros(Shape::new([1]), &device, dtype.into())),
+                Parcel::Signal => signal.take(),
             };
             if let Some(gradient) = parcel {
                 grads.register::<B>(parent.id, gradient);

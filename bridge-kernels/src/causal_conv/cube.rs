@@ -2,9 +2,10 @@
 
 use burn::cubecl;
 use burn::cubecl::prelude::*;
-use burn::tensor::{DType, FloatDType, Int as IntKind, Tensor};
+use burn::tensor::{DType, Int as IntKind, Tensor};
 
 use crate::cube::Buffer;
+use crate::precision::sum_of_rows;
 use crate::vjp;
 
 /// Rows whose parameter gradients one unit adds up.
@@ -289,8 +290,9 @@ impl Convolution {
             self.sizes(),
             [of_x, of_documents],
         );
-        let dtype = FloatDType::from(weight.0.dtype);
-        let sums = partial.tensor::<3>().sum_dim(0).reshape([k + 1, c]).cast(dtype);
+        let blocks = partial.len() / ((k + 1) * c);
+        let sums =
+            sum_of_rows(partial.tensor::<3>().reshape([blocks, (k + 1) * c]), weight.0.dtype).reshape([k + 1, c]);
         (sums.clone().narrow(0, 0, k).swap_dims(0, 1), sums.narrow(0, k, 1).reshape([c]))
     }
 }

@@ -32,9 +32,17 @@ pub fn workspace_bytes(n: usize, v: usize) -> usize {
     chunk_rows(n, v) * v * size_of::<f32>()
 }
 
-/// [`workspace_bytes`] on a GPU, for logits of `element_bytes` each.
-pub fn workspace_bytes_on_gpu(n: usize, v: usize, element_bytes: usize) -> usize {
-    chunk_rows_on_gpu(n, v, element_bytes, usize::MAX) * v * element_bytes
+/// Columns of logits in the memory of a GPU for a vocabulary of `v`: rows that begin at multiples of 16 bytes are what matrix units and vectors take.
+pub fn pitch(v: usize) -> usize {
+    v.next_multiple_of(8)
+}
+
+/// [`workspace_bytes`] on a GPU, for elements of `element_bytes` each and hidden states of `c`: with a copy of the projection, if that has to grow to the
+/// [`pitch`].
+pub fn workspace_bytes_on_gpu(n: usize, [v, c]: [usize; 2], element_bytes: usize) -> usize {
+    let pitch = pitch(v);
+    let copy = if pitch == v { 0 } else { pitch * c };
+    (chunk_rows_on_gpu(n, pitch, element_bytes, usize::MAX) * pitch + copy) * element_bytes
 }
 
 #[cfg(test)]
@@ -50,7 +58,8 @@ mod tests {
         assert_eq!(chunk_rows_on_gpu(16_384, 500_000, 2, usize::MAX), 1024);
         assert_eq!(chunk_rows_on_gpu(1000, 100, 4, 7 * 400 + 399), 7);
         assert_eq!(chunk_rows_on_gpu(10, 100, 4, 1), 1);
-        assert_eq!(workspace_bytes_on_gpu(5, 3, 2), 30);
+        assert_eq!(workspace_bytes_on_gpu(5, [3, 7], 2), 2 * (5 * 8 + 8 * 7));
+        assert_eq!(workspace_bytes_on_gpu(5, [16, 7], 4), 4 * 5 * 16);
         assert_eq!(workspace_bytes(5, 3), 60);
     }
 }

@@ -5,12 +5,11 @@ use burn::cubecl;
 use burn::cubecl::prelude::*;
 use burn::tensor::{DType, Int as IntKind, Tensor};
 
-use super::chunks::chunk_rows_on_gpu;
+use super::chunks::{chunk_rows_on_gpu, pitch};
 use super::options::CrossEntropyOptions;
 use crate::cube::Buffer;
 use crate::cube::reduce::{cube_max, cube_sum};
 use crate::linear::{add_weight_gradient, linear};
-use crate::precision::{narrow, widen};
 use crate::vjp;
 
 /// What is fixed when the kernel is compiled.
@@ -34,16 +33,17 @@ fn cap(logit: f32, softcap: f32, #[comptime] capped: bool) -> f32 {
     value
 }
 
-/// The loss of each row of `logits [n, v]`; the logits become their gradients if those are wanted.
+/// The loss of each row of `logits [n, v]`, of which `columns` count; the logits become their gradients if those are wanted, the others zeros.
 ///
 /// With `p = softmax(logits)` and `z` its log-partition: `loss = mask * (z - logit[target] + z_loss * z^2)`, whose gradient is
 /// `mask * (p * (1 + 2 * z_loss * z) - onehot(target))`, times the slope of the soft cap.
 #[cube(launch)]
-fn token_losses<X: Float, T: Int>(
-    logits: &mut [X],
+fn token_losses<X: Float, T: Int, N: Size>(
+    logits: &mut [Vector<X, N>],
     targets: &[T],
     mask: &[f32],
     losses: &mut [f32],
+    columns: u32,
     softcap: f32,
     z_loss: f32,
     #[comptime] form: Form,
@@ -55,8 +55,9 @@ fn token_losses<X: Float, T: Int>(
     if row >= losses.len() {
         terminate!();
     }
-    let columns = logits.len() / losses.len();
-    let start = row * columns;
+    let columns = columns as usize;
+    let vectors = logits.len() / losses.len();
+    let start = row * vectors;
     let counted = mask[row];
     if counted == 0.0f32 {
         // Such a token may have any target, and logits that are not finite.
@@ -64,30 +65,51 @@ fn token_losses<X: Float, T: Int>(
             losses[row] = 0.0f32;
         }
         if comptime!(form.gradients) {
-            for column in range_stepped(unit, columns, units) {
-                logits[start + column] = X::cast_from(0.0f32);
+            for i in range_stepped(unit, vectors, units) {
+                logits[start + i] = Vector::new(X::cast_from(0.0f32));
             }
         }
         terminate!();
     }
-    let mut top = cap(f32::cast_from(logits[start]), softcap, capped);
-    for column in range_stepped(unit, columns, units) {
-        top = max(top, cap(f32::cast_from(logits[start + column]), softcap, capped));
-    }
-    let top = cube_max::<f32>(top, units);
+    // The sum of exponentials goes with the largest logit so far, so that logits are read once (Milakov and Gimelshein, 2018, arXiv:1805.02867).
+    let lanes = N::value();
+    let mut top = f32::cast_from(SMALLEST);
     let mut sum = 0.0f32;
-    for column in range_stepped(unit, columns, units) {
-        sum += (cap(f32::cast_from(logits[start + column]), softcap, capped) - top).exp();
+    for i in range_stepped(unit, vectors, units) {
+        let values = Vector::<f32, N>::cast_from(logits[start + i]);
+        let mut largest = top;
+        #[unroll]
+        for lane in 0..lanes {
+            if i * lanes + lane < columns {
+                largest = max(largest, cap(values.extract(lane), softcap, capped));
+            }
+        }
+        sum *= (top - largest).exp();
+        #[unroll]
+        for lane in 0..lanes {
+            if i * lanes + lane < columns {
+                sum += (cap(values.extract(lane), softcap, capped) - largest).exp();
+            }
+        }
+        top = largest;
     }
-    let sum = cube_sum(sum, units);
+    let largest = cube_max::<f32>(top, units);
+    let sum = cube_sum(sum * (top - largest).exp(), units);
+    let top = largest;
     let log_z = top + sum.ln();
     let target = i32::cast_from(targets[row]);
     if unit == 0 {
         // A target outside the vocabulary cannot be reported from here: its loss overflows, which the loop does report.
         let mut loss = (log_z * log_z + 1e30f32) * 1e30f32;
         if target >= 0 && (target as usize) < columns {
-            let logit = cap(f32::cast_from(logits[start + target as usize]), softcap, capped);
-            loss = log_z - logit + z_loss * log_z * log_z;
+            let values = Vector::<f32, N>::cast_from(logits[start + target as usize / lanes]);
+            #[unroll]
+            for lane in 0..lanes {
+                if target as usize % lanes == lane {
+                    let logit = cap(values.extract(lane), softcap, capped);
+                    loss = log_z - logit + z_loss * log_z * log_z;
+                }
+            }
         }
         losses[row] = counted * loss;
     }
@@ -95,18 +117,73 @@ fn token_losses<X: Float, T: Int>(
     sync_cube();
     if comptime!(form.gradients) {
         let factor = counted * (1.0f32 + 2.0f32 * z_loss * log_z) / sum;
-        for column in range_stepped(unit, columns, units) {
-            let logit = cap(f32::cast_from(logits[start + column]), softcap, capped);
-            let mut gradient = (logit - top).exp() * factor;
-            if column as i32 == target {
-                gradient -= counted;
+        for i in range_stepped(unit, vectors, units) {
+            let values = Vector::<f32, N>::cast_from(logits[start + i]);
+            let mut gradients = Vector::<f32, N>::new(0.0f32);
+            #[unroll]
+            for lane in 0..lanes {
+                let column = i * lanes + lane;
+                if column < columns {
+                    let logit = cap(values.extract(lane), softcap, capped);
+                    let mut gradient = (logit - top).exp() * factor;
+                    if column as i32 == target {
+                        gradient -= counted;
+                    }
+                    if comptime!(capped) {
+                        gradient *= 1.0f32 - (logit / softcap) * (logit / softcap);
+                    }
+                    gradients.insert(lane, gradient);
+                }
             }
-            if comptime!(capped) {
-                gradient *= 1.0f32 - (logit / softcap) * (logit / softcap);
-            }
-            logits[start + column] = X::cast_from(gradient);
+            logits[start + i] = Vector::cast_from(gradients);
         }
     }
+}
+
+/// A logit below all others, which is not infinite: differences of it are numbers.
+const SMALLEST: f32 = -1e38;
+
+/// `x * upstream`, in `x` or, rounded once, in `out`, which may be shorter.
+#[cube(launch)]
+fn scale<X: Float, Y: Float, N: Size>(
+    x: &mut [Vector<X, N>],
+    upstream: &[f32],
+    out: ComptimeOption<&mut [Vector<Y, N>]>,
+    length: u32,
+    #[define(X, Y)] _storage: [ElemType; 2],
+) {
+    let i = ABSOLUTE_POS;
+    if i >= length as usize {
+        terminate!();
+    }
+    let scaled = Vector::<f32, N>::cast_from(x[i]) * Vector::new(upstream[0]);
+    #[comptime]
+    match out {
+        ComptimeOption::Some(out) => out[i] = Vector::cast_from(scaled),
+        ComptimeOption::None => x[i] = Vector::cast_from(scaled),
+    }
+}
+
+/// The first rows of `x` that `shape` has, times `upstream [1]`, in `dtype`.
+fn scaled(x: Tensor<2>, upstream: &Buffer, shape: [usize; 2], dtype: DType) -> Tensor<2> {
+    let is_all = x.dims() == shape && x.dtype() == dtype;
+    let x = if is_all { Buffer::owned(x) } else { Buffer::of(&x) }.expect("a gradient has its input's device and size");
+    let out = (!is_all).then(|| x.uninitialised(shape, dtype));
+    let lanes = x.lanes(shape[0] * shape[1]);
+    let length = shape[0] * shape[1] / lanes;
+    let (count, dim) = x.grid(length);
+    scale::launch(
+        &x.0.client,
+        count,
+        dim,
+        lanes,
+        x.arg(),
+        upstream.arg(),
+        out.as_ref().map(Buffer::arg).into(),
+        length as u32,
+        [x.storage(), out.as_ref().unwrap_or(&x).storage()],
+    );
+    out.unwrap_or(x).tensor()
 }
 
 /// Inputs of the loss, outside any graph.
@@ -124,6 +201,7 @@ struct Problem {
 struct Solution {
     loss: Tensor<1>,
     x: Option<Tensor<2>>,
+    /// In float32, with the rows of zeros that the projection was given.
     weight: Option<Tensor<2>>,
 }
 
@@ -154,10 +232,11 @@ pub fn linear_cross_entropy(
     };
     let Solution { loss, x, weight } = solve(&problem)?;
     let inputs = vec![x_nc.clone().into_dispatch(), weight_vc.clone().into_dispatch()];
+    let shapes = [x_nc.dims(), weight_vc.dims()];
     Some(vjp::attach_some(loss, inputs, move |dy: Tensor<1>| {
-        let upstream: Tensor<2> = dy.reshape([1, 1]);
-        let scaled = |gradient: Tensor<2>| narrow(widen(gradient) * upstream.clone(), dtype).into_dispatch();
-        vec![x.map(scaled), weight.map(scaled)]
+        let upstream = Buffer::of_gradient(dy);
+        let scaled = |gradient: Tensor<2>, shape| scaled(gradient, &upstream, shape, dtype).into_dispatch();
+        vec![x.map(|x| scaled(x, shapes[0])), weight.map(|weight| scaled(weight, shapes[1]))]
     }))
 }
 
@@ -168,11 +247,22 @@ pub fn chunk_rows(x_nc: &Tensor<2>, v: usize) -> Option<usize> {
     Some(chunk_rows_on_gpu(x_nc.dims()[0], v, x.0.dtype.size(), largest))
 }
 
+/// `weight_vc` with rows of zeros behind, so that its products are as wide as [`pitch`] says.
+fn with_rows(weight_vc: &Tensor<2>, rows: usize) -> Tensor<2> {
+    let [v, c] = weight_vc.dims();
+    if rows == v {
+        return weight_vc.clone();
+    }
+    let zeros = Tensor::zeros([rows - v, c], (&weight_vc.device(), weight_vc.dtype()));
+    Tensor::cat(vec![weight_vc.clone(), zeros], 0)
+}
+
 /// Takes the tokens in chunks; `None` if one has too many logits to index.
 fn solve(problem: &Problem) -> Option<Solution> {
     let Problem { x_nc, weight_vc, targets_n, mask_n, wanted, .. } = problem;
-    let ([n, _], [v, _], dtype) = (x_nc.dims(), weight_vc.dims(), x_nc.dtype());
-    let rows = chunk_rows(x_nc, v)?;
+    let ([n, _], [v, _]) = (x_nc.dims(), weight_vc.dims());
+    let weight_vc = with_rows(weight_vc, pitch(v));
+    let rows = chunk_rows(x_nc, pitch(v))?;
     let (mut losses, mut grad_x, mut grad_weight) = (Vec::new(), Vec::new(), None::<Tensor<2>>);
     for start in (0..n).step_by(rows) {
         let count = rows.min(n - start);
@@ -180,7 +270,7 @@ fn solve(problem: &Problem) -> Option<Solution> {
         let logits = Buffer::of(&linear(chunk_nc.clone(), weight_vc.clone(), None))?;
         let targets = Buffer::of_integers(&targets_n.clone().narrow(0, start, count))?;
         let mask = Buffer::of(&mask_n.clone().narrow(0, start, count))?;
-        losses.push(launch(&logits, &targets, &mask, problem).tensor::<1>());
+        losses.push(launch(&logits, v, (&targets, &mask), problem).tensor::<1>());
         let grad_logits: Tensor<2> = logits.tensor();
         if wanted[0] {
             grad_x.push(linear(grad_logits.clone(), weight_vc.clone().transpose(), None));
@@ -193,24 +283,27 @@ fn solve(problem: &Problem) -> Option<Solution> {
         // Along the dimension: the sum of a whole tensor uses atomic additions, in any order.
         loss: Tensor::cat(losses, 0).sum_dim(0),
         x: wanted[0].then(|| Tensor::cat(grad_x, 0)),
-        weight: grad_weight.map(|gradient| narrow(gradient, dtype)),
+        weight: grad_weight,
     })
 }
 
-/// The losses `[n]` of `logits [n, v]`, which become their gradients if any is wanted.
-fn launch(logits: &Buffer, targets: &Buffer, mask: &Buffer, problem: &Problem) -> Buffer {
-    let (n, v) = (targets.len(), logits.len() / targets.len());
+/// The losses `[n]` of `logits [n, pitch(v)]`, which become their gradients if any is wanted.
+fn launch(logits: &Buffer, v: usize, (targets, mask): (&Buffer, &Buffer), problem: &Problem) -> Buffer {
+    let (n, width) = (targets.len(), logits.len() / targets.len());
     let CrossEntropyOptions { softcap, z_loss } = problem.options;
     let losses = logits.uninitialised([n], DType::F32);
-    let (count, dim, units) = logits.cube_per_row(n, v);
+    let lanes = logits.lanes_of(logits.0.dtype.size(), width);
+    let (count, dim, units) = logits.cube_per_row(n, width / lanes);
     token_losses::launch(
         &logits.0.client,
         count,
         dim,
+        lanes,
         logits.arg(),
         targets.arg(),
         mask.arg(),
         losses.arg(),
+        v as u32,
         softcap.unwrap_or(1.0) as f32,
         z_loss.unwrap_or(0.0) as f32,
         Form { capped: softcap.is_some(), gradients: problem.wanted.contains(&true), units },

@@ -12,7 +12,7 @@ use crate::cube::Buffer;
 use crate::flex::inputs as inputs_of;
 use crate::lt::{Compute, Element, Epilogue, Operands, Product, Table, multiply};
 use crate::offload::Kept;
-use crate::precision::{narrow, widen};
+use crate::precision::{narrow, sum_of_rows, widen};
 use crate::vjp;
 
 /// `a b^T + bias`, `[m, k]` by `[n, k]`, stored as `result` says. A result of 16 bits is rounded once, with the bias in it.
@@ -129,8 +129,7 @@ impl<T: Table, const D: usize> Backward<T, D> {
         });
         let mut gradients = vec![dx, dw];
         if let Some(is_tracked) = bias {
-            let sum = || narrow(widen(dy_no).sum_dim(0).reshape([outputs]), dtype);
-            gradients.push(is_tracked.then(|| Tensor::<1>::into_dispatch(sum())));
+            gradients.push(is_tracked.then(|| sum_of_rows(dy_no, dtype).into_dispatch()));
         }
         gradients
     }

@@ -1,13 +1,13 @@
 //! Linear layers in 8 bits by plain operations, on every backend. No value is read by the host: scales and magnitudes are tensors of one element.
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 
 use super::format::Fp8Format;
 use super::pass::Fp8Pass;
 use super::rule::{Operand, Share};
 use crate::flex::inputs as inputs_of;
 use crate::offload::Kept;
-use crate::precision::float32;
+use crate::precision::{float32, sum_of_rows};
 use crate::vjp;
 
 /// [`fp8_linear`](super::fp8_linear) of float32 by other operations.
@@ -61,7 +61,7 @@ pub(super) fn plain<const D: usize>(
             let dy_no = along.filter(|_| is_shared).unwrap_or_else(across);
             dy_no.transposed().times(pass.rounded(x_ni, Operand::InputAcross)).into_dispatch()
         });
-        let db = tracked[2].then(|| dy_no.sum_dim(0).reshape([outputs]).into_dispatch());
+        let db = tracked[2].then(|| sum_of_rows(dy_no, DType::F32).into_dispatch());
         let mut gradients = vec![dx, dw];
         gradients.extend(has_bias.then_some(db));
         gradients

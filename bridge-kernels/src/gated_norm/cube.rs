@@ -2,10 +2,11 @@
 
 use burn::cubecl;
 use burn::cubecl::prelude::*;
-use burn::tensor::{DType, FloatDType, Tensor};
+use burn::tensor::{DType, Tensor};
 
 use crate::cube::Buffer;
 use crate::cube::reduce::cube_sum;
+use crate::precision::sum_of_rows;
 use crate::vjp;
 
 /// Rows whose weight gradients one unit adds up.
@@ -167,7 +168,7 @@ impl Gated {
             c as u32,
             x.storage(),
         );
-        partial.tensor::<2>().sum_dim(0).reshape([c]).cast(FloatDType::from(weight.0.dtype))
+        sum_of_rows(partial.tensor(), weight.0.dtype)
     }
 }
 

@@ -8,7 +8,7 @@ use burn::tensor::Tensor;
 
 use super::GroupedLinear;
 use crate::cube::Buffer;
-use crate::precision::{narrow, widen};
+use crate::precision::sum_of_rows;
 use crate::vjp;
 
 /// Writes rows, with the bias added, into `all` from element `first` on; a unit an element.
@@ -98,10 +98,9 @@ impl Held {
     }
 
     fn bias_gradient(&self, dy: &Tensor<2>, expert: usize) -> Tensor<1> {
-        let outputs = dy.dims()[1];
         match self.spans[expert].1 {
             0 => self.biases_o[expert].clone().tensor::<1>().zeros_like(),
-            _ => narrow(widen(self.rows(dy, expert)).sum_dim(0).reshape([outputs]), dy.dtype()),
+            _ => sum_of_rows(self.rows(dy, expert), dy.dtype()),
         }
     }
 }

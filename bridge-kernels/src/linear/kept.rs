@@ -1,14 +1,16 @@
-//! Linear layer of Burn's products as one operation, which has what it keeps of its input as [`Kept`]. Burn's own product would hold it in the
-//! graph, out of reach of an [`Offloader`](crate::offload::Offloader).
+//! Linear layer of Burn's products as one operation, where there are no others: it has what it keeps of its input as [`Kept`], which Burn's own
+//! product would hold in the graph, out of reach of an [`Offloader`](crate::offload::Offloader); the gradient of its weight lies in memory as the weight
+//! does; and that of its bias is a sum over rows that fills a GPU.
 
 use burn::tensor::Tensor;
 
 use super::reference;
 use crate::flex::inputs;
 use crate::offload::Kept;
+use crate::precision::sum_of_rows;
 use crate::vjp;
 
-/// See [`crate::linear()`]. All products are those of the reference and its backward, bit for bit.
+/// See [`crate::linear()`].
 pub(super) fn linear<const D: usize>(x: &Tensor<D>, weight_oi: &Tensor<2>, bias_o: Option<&Tensor<1>>) -> Tensor<D> {
     let tracked = [x.is_tracked(), weight_oi.is_tracked(), bias_o.is_some_and(Tensor::is_tracked)];
     let plain_bias = bias_o.cloned().map(Tensor::without_autodiff);
@@ -23,11 +25,12 @@ pub(super) fn linear<const D: usize>(x: &Tensor<D>, weight_oi: &Tensor<2>, bias_
         let dx = weight.map(|weight| dy_no.clone().matmul(weight).reshape(dims).into_dispatch());
         let dw = kept.map(|x| {
             let x_ni: Tensor<2> = x.into_tensor::<D>().reshape([rows, width]);
-            x_ni.transpose().matmul(dy_no.clone()).transpose().into_dispatch()
+            dy_no.clone().transpose().matmul(x_ni).into_dispatch()
         });
         let mut gradients = vec![dx, dw];
         if has_bias {
-            gradients.push(tracked[2].then(|| dy_no.sum_dim(0).reshape([outputs]).into_dispatch()));
+            let dtype = dy_no.dtype();
+            gradients.push(tracked[2].then(|| sum_of_rows(dy_no, dtype).into_dispatch()));
         }
         gradients
     })

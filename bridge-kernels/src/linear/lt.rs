@@ -9,7 +9,7 @@ use crate::activation::{Activation, activation_gradient};
 use crate::flex::inputs;
 use crate::lt::{Compute, Element, Epilogue, Operand, Operands, Product, Results, Table};
 use crate::offload::{Kept, in_unit};
-use crate::precision::{narrow, widen};
+use crate::precision::sum_of_rows;
 use crate::vjp;
 
 /// See [`crate::linear()`].
@@ -221,7 +221,8 @@ impl<T: Table, const D: usize> Backward<T, D> {
         });
         let mut gradients = vec![dx, dw];
         if bias.is_some() {
-            let sum = || narrow(widen(dy_no.clone()).sum_dim(0).reshape([outputs]), dy_no.dtype());
+            let dtype = dy_no.dtype();
+            let sum = || sum_of_rows(dy_no, dtype);
             gradients.push(is_bias_tracked.then(|| of_bias.unwrap_or_else(sum).into_dispatch()));
         }
         gradients
@@ -238,6 +239,7 @@ mod tests {
     use crate::activation;
     use crate::linear::reference;
     use crate::lt::host_table::HostStandIn;
+    use crate::precision::widen;
     use crate::random::Philox;
 
     /// What is asked of a layer.

@@ -12,7 +12,7 @@ use burn::tensor::{DType, Tensor};
 use crate::activation::{Activation, GatedUnit, activation, glu};
 #[cfg(feature = "cuda")]
 use crate::lt::cuda::CublasLt;
-use crate::offload::{in_unit, is_open};
+use crate::offload::in_unit;
 use crate::precision::widen;
 use crate::recompute::recomputed;
 
@@ -29,10 +29,7 @@ pub fn linear<const D: usize>(x: Tensor<D>, weight_oi: Tensor<2>, bias_o: Option
     if let Some(y) = CublasLt::of(&x).and_then(|table| lt::linear(&table, &x, &weight_oi, bias_o.as_ref())) {
         return y;
     }
-    flex::linear(&x, &weight_oi, bias_o.as_ref()).unwrap_or_else(|| match is_open() {
-        true => kept::linear(&x, &weight_oi, bias_o.as_ref()),
-        false => reference(x, weight_oi, bias_o),
-    })
+    flex::linear(&x, &weight_oi, bias_o.as_ref()).unwrap_or_else(|| kept::linear(&x, &weight_oi, bias_o.as_ref()))
 }
 
 /// [`linear()`] added to a residual stream: `residual + x w^T + bias`, the sum made by the product.

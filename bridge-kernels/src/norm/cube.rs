@@ -146,7 +146,8 @@ fn backward<X: Float, W: Float, N: Size>(
     }
     #[comptime]
     match partial {
-        ComptimeOption::Some(partial) => {
+        ComptimeOption::Some(partial) =>
+        {
             #[unroll]
             for i in 0..held {
                 let column = unit + i * units;

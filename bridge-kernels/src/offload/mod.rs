@@ -233,11 +233,6 @@ pub fn in_unit<T>(work: impl FnOnce() -> T) -> T {
     }
 }
 
-/// Whether a scope is open on this thread: operations of Burn that would keep activations in the graph are then made so that they are [`Kept`].
-pub(crate) fn is_open() -> bool {
-    OPEN.with_borrow(Option::is_some)
-}
-
 /// Runs `work` as if no scope were open: what its operations keep is dropped at once.
 pub(crate) fn closed<T>(work: impl FnOnce() -> T) -> T {
     let _outer = Outer(OPEN.take());

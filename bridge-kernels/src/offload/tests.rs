@@ -268,7 +268,7 @@ fn a_scope_ends_whatever_happens_in_it() {
         Kept::of(&x)
     });
     assert_eq!((outer.moved().tensors, inner.moved().tensors), (1, 0));
-    assert!(!is_open());
+    assert!(OPEN.with_borrow(Option::is_none));
     drop(kept);
 }
 

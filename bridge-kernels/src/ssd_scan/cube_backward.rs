@@ -18,6 +18,7 @@ use crate::cube::Buffer;
 use crate::cube::tile::{
     Rows, SIDE, add_combinations, add_products, add_row_products, element, row_sums, share, stage_len, tile_len, zeros,
 };
+use crate::precision::sum_of_rows;
 
 /// Heads whose terms of the gradients of inputs and outputs of the state one cube adds up.
 const HEADS: usize = 8;
@@ -353,7 +354,8 @@ impl Scan {
         self.by_rows(states, &behind, dy, [&xbc, &dots])?;
         self.state_io(states, &behind, dy, &xbc)?;
         let [dt, vectors] = self.step_gradients(states, &behind, &dots);
-        let vectors = vectors.tensor::<3>().sum_dim(0).reshape([3, h]);
+        let blocks = vectors.len() / (3 * h);
+        let vectors = sum_of_rows(vectors.tensor::<3>().reshape([blocks, 3 * h]), DType::F32).reshape([3, h]);
         Some(Gradients { xbc, dt, vectors })
     }
 

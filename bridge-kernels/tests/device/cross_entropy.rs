@@ -49,6 +49,8 @@ fn loss_and_gradients() {
         }
     }
     check(1, 2, 3, CrossEntropyOptions::default());
+    // As many columns as there are in memory.
+    check(9, 6, 264, CrossEntropyOptions::default());
 }
 
 /// So many logits that devices take several chunks; the reference, which would need all of them at once, runs on the CPU.

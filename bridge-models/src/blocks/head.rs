@@ -98,7 +98,7 @@ pub(crate) fn cost(config: &DecoderConfig, work: &Workload) -> SegmentCost {
         backward: work.tokens_between_blocks() * c * work.stream_bytes,
         cross_entropy: match work.place.tensor.size {
             _ if work.on_cpu => workspace_bytes(n as usize, rows) as u64,
-            1 => workspace_bytes_on_gpu(n as usize, rows, work.activation_bytes as usize) as u64,
+            1 => workspace_bytes_on_gpu(n as usize, [rows, config.hidden_size], work.activation_bytes as usize) as u64,
             // Plain operations on all tokens.
             _ => n * rows as u64 * FLOAT32,
         },
