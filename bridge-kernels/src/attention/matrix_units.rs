@@ -13,8 +13,8 @@ use super::cube_scores::{HIDDEN, Sizes, block_of_queries, keys_at, queries_at, s
 use super::options::AttentionOptions;
 use crate::cube::Buffer;
 use crate::cube::fragments::{
-    LANES, Pair, ROWS, UNITS, add_combinations, column_of, exchange_len, first_factor, is_first_of_row, load,
-    load_transposed, multiply, row_max, row_of, row_sum, second_factor, sums, tile_pairs,
+    LANES, Pair, Quad, ROWS, UNITS, add_combinations, column_of, exchange_len, first_factor, is_first_of_row, load,
+    load_transposed, multiply, row_max, row_of, row_sum, second_factor, sums, tile_quads,
 };
 use crate::dropout::cube::{Mask, factor, mask};
 
@@ -91,43 +91,60 @@ fn begin(sinks: ComptimeOption<&[f32]>, head: usize) -> Softmax {
     softmax
 }
 
-/// Products become scores, and these exponentials; `outputs` are corrected for them.
+/// Scores of keys that a query does not see become [`HIDDEN`].
 #[cube]
-fn take<P: Int>(
-    softmax: &mut Softmax,
+fn hide<P: Int>(
     scores: &mut Array<Pair<f32>>,
-    outputs: &mut Array<Pair<f32>>,
     documents: ComptimeOption<&[P]>,
     batch: usize,
     first: usize,
     key: usize,
-    masked: bool,
     sizes: &Sizes,
-    exchange: &mut Shared<[f32]>,
     #[comptime] form: UnitForm,
 ) {
     #[unroll]
     for half in 0..2usize {
         let query = first + row_of(half);
-        let mut own = f32::new(HIDDEN);
         #[unroll(!form.emulated)]
         for tile in 0..comptime!(KEYS / 8) {
             let mut pair = scores[2 * tile + half];
             #[unroll]
             for j in 0..2usize {
-                let mut value = score(pair.extract(j), sizes, form.capped);
-                if masked && !sees::<P>(documents, batch, query, key + column_of(tile) + j, sizes) {
-                    value = HIDDEN;
+                if !sees::<P>(documents, batch, query, key + column_of(tile) + j, sizes) {
+                    pair.insert(j, HIDDEN);
                 }
-                own = max(own, value);
-                pair.insert(j, value);
             }
             scores[2 * tile + half] = pair;
+        }
+    }
+}
+
+/// Scores become exponentials; `outputs` are corrected for them.
+#[cube]
+fn take(
+    softmax: &mut Softmax,
+    scores: &mut Array<Pair<f32>>,
+    outputs: &mut Array<Pair<f32>>,
+    exchange: &mut Shared<[f32]>,
+    #[comptime] form: UnitForm,
+) {
+    #[unroll]
+    for half in 0..2usize {
+        let mut own = f32::new(HIDDEN);
+        #[unroll(!form.emulated)]
+        for tile in 0..comptime!(KEYS / 8) {
+            let pair = scores[2 * tile + half];
+            own = max(own, max(pair.extract(0usize), pair.extract(1usize)));
         }
         let own = row_max(own, exchange, form.emulated);
         softmax.largest[half] = max(softmax.largest[half], own);
         let top = max(softmax.top[half], own);
-        let shrunk = (softmax.top[half] - top).exp();
+        // Where no key was seen yet, hidden ones are far below too.
+        let mut base = top;
+        if top <= HIDDEN {
+            base = 0.0f32;
+        }
+        let shrunk = (softmax.top[half] - base).exp();
         softmax.top[half] = top;
         let mut added = 0.0f32;
         #[unroll(!form.emulated)]
@@ -135,12 +152,7 @@ fn take<P: Int>(
             let mut pair = scores[2 * tile + half];
             #[unroll]
             for j in 0..2usize {
-                let value = pair.extract(j);
-                let mut exponential = 0.0f32;
-                // What is no number is seen, and passed on.
-                if value != HIDDEN {
-                    exponential = (value - top).exp();
-                }
+                let exponential = (pair.extract(j) - base).exp();
                 added += exponential;
                 pair.insert(j, exponential);
             }
@@ -157,7 +169,7 @@ fn take<P: Int>(
 
 /// The first factors of a unit's rows in a tile, for each step of 16 columns.
 #[cube]
-fn all_factors<X: Float>(tile: &Shared<[Pair<X>]>, #[comptime] form: UnitForm) -> Array<Pair<X>> {
+fn all_factors<X: Float>(tile: &Shared<[Quad<X>]>, #[comptime] form: UnitForm) -> Array<Pair<X>> {
     let mut factors = Array::<Pair<X>>::new(comptime!(form.d / 4));
     #[unroll(!form.emulated)]
     for step in 0..comptime!(form.d / 16) {
@@ -170,15 +182,16 @@ fn all_factors<X: Float>(tile: &Shared<[Pair<X>]>, #[comptime] form: UnitForm) -
     factors
 }
 
-/// Adds the products of queries and keys.
+/// The scores of queries and keys.
 #[cube]
-fn add_scores<X: Float>(
-    scores: &mut Array<Pair<f32>>,
+fn scores_of<X: Float>(
     queries: &Array<Pair<X>>,
-    keys: &Shared<[Pair<X>]>,
+    keys: &Shared<[Quad<X>]>,
+    sizes: &Sizes,
     exchange: &mut Shared<[f32]>,
     #[comptime] form: UnitForm,
-) {
+) -> Array<Pair<f32>> {
+    let mut scores = sums(comptime!(KEYS / 8));
     #[unroll(!form.emulated)]
     for step in 0..comptime!(form.d / 16) {
         let mut of_queries = Array::<Pair<X>>::new(4usize);
@@ -189,9 +202,19 @@ fn add_scores<X: Float>(
         #[unroll(!form.emulated)]
         for tile in 0..comptime!(KEYS / 8) {
             let of_keys = second_factor::<X>(keys, form.d, tile, step);
-            multiply::<X>(&of_queries, &of_keys, scores, tile, exchange, form.emulated);
+            multiply::<X>(&of_queries, &of_keys, &mut scores, tile, exchange, form.emulated);
         }
     }
+    #[unroll(!form.emulated)]
+    for i in 0..comptime!(KEYS / 4) {
+        let mut pair = scores[i];
+        #[unroll]
+        for j in 0..2usize {
+            pair.insert(j, score(pair.extract(j), sizes, form.capped));
+        }
+        scores[i] = pair;
+    }
+    scores
 }
 
 /// Output, and for each query the log-sum-exp of its scores and the largest, `[2, b, h, t]`; a cube a block of queries of a head.
@@ -218,8 +241,8 @@ fn forward<X: Float, P: Int, N: Size>(
     }
     let (queries, heads) = (sizes.queries as usize, sizes.heads as usize);
     let mut exchange = Shared::<[f32]>::new_slice(comptime!(exchange_len(form.emulated)));
-    let mut own = Shared::<[Pair<X>]>::new_slice(comptime!(tile_pairs(KEYS, form.d)));
-    let mut values = Shared::<[Pair<X>]>::new_slice(comptime!(tile_pairs(form.d, KEYS)));
+    let mut own = Shared::<[Quad<X>]>::new_slice(comptime!(tile_quads(KEYS, form.d)));
+    let mut values = Shared::<[Quad<X>]>::new_slice(comptime!(tile_quads(form.d, KEYS)));
     load::<X, N>(&mut own, q, &queries_at(at.batch, at.first, at.head, vectors, &sizes), ROWS, d);
     sync_cube();
     let factors = all_factors::<X>(&own, form);
@@ -233,22 +256,11 @@ fn forward<X: Float, P: Int, N: Size>(
         load::<X, N>(&mut own, k, &of_keys, KEYS, d);
         load_transposed::<X, N>(&mut values, v, &of_keys, KEYS, d);
         sync_cube();
-        let mut scores = sums(comptime!(KEYS / 8));
-        add_scores::<X>(&mut scores, &factors, &own, &mut exchange, form);
-        let masked = is_masked::<P>(documents, at.first, ROWS, key, KEYS, &sizes);
-        take::<P>(
-            &mut softmax,
-            &mut scores,
-            &mut outputs,
-            documents,
-            at.batch,
-            at.first,
-            key,
-            masked,
-            &sizes,
-            &mut exchange,
-            form,
-        );
+        let mut scores = scores_of::<X>(&factors, &own, &sizes, &mut exchange, form);
+        if is_masked::<P>(documents, at.first, ROWS, key, KEYS, &sizes) {
+            hide::<P>(&mut scores, documents, at.batch, at.first, key, &sizes, form);
+        }
+        take(&mut softmax, &mut scores, &mut outputs, &mut exchange, form);
         if comptime!(form.dropped) {
             drop_out(&mut scores, &mask, at.line, key, &sizes, comptime!(KEYS / 8));
         }
@@ -313,9 +325,9 @@ impl Problem {
     }
 }
 
-/// Elements of a vector of a head that is read at once: registers have two.
+/// Elements of a vector of a head that is read at once: tiles have four side by side.
 pub(super) fn vector_of(x: &Buffer, d: usize) -> usize {
-    x.lanes_of(x.0.dtype.size(), d).max(2)
+    x.lanes_of(x.0.dtype.size(), d).max(4)
 }
 
 impl Saved {

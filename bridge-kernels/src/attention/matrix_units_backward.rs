@@ -6,30 +6,135 @@ use burn::cubecl::prelude::*;
 use burn::tensor::Tensor;
 
 use super::cube::{Problem, Saved};
-use super::cube_scores::{Sizes, block_of_queries, differentiated, keys_at, queries_at, seeing};
+use super::cube_scores::{HIDDEN, Sizes, block_of_queries, keys_at, queries_at, score, seeing, sees};
 use super::matrix_units::{UnitForm, is_masked, vector_of};
 use crate::cube::Buffer;
 use crate::cube::fragments::{
-    Pair, ROWS, UNITS, add_combinations, column_of, exchange_len, first_factor, load, load_transposed, multiply,
-    row_of, second_factor, sums, tile_pairs,
+    Pair, Quad, ROWS, UNITS, add_combinations, column_of, exchange_len, first_factor, is_first_of_row, lane, load,
+    load_transposed, multiply, row_of, row_sum, second_factor, sums, tile_quads,
 };
-use crate::dropout::cube::{Mask, mask};
+use crate::cube::tile::Rows;
+use crate::dropout::cube::{Mask, factor, mask};
 
-/// From products of queries and keys and gradients of probabilities to probabilities after dropout and gradients of the products. Rows are
-/// keys if `by_key`. `line` is the head's first query in `[b, h, t]`.
+/// Log-sum-exps of a unit's two rows of queries, and means of gradients of their probabilities, which are filled in: the sums of the products of output and its
+/// gradient.
 #[cube]
-fn differentiate<P: Int>(
+fn statistics_of_rows<X: Float, N: Size>(
+    statistics: &mut [f32],
+    out: &[Vector<X, N>],
+    d_out: &[Vector<X, N>],
+    from: &Rows,
+    line: usize,
+    exchange: &mut Shared<[f32]>,
+    #[comptime] form: UnitForm,
+) -> Array<f32> {
+    let lanes = N::value();
+    let vectors = comptime!(form.d / lanes);
+    let means = statistics.len() / 2;
+    let mut found = Array::new(4usize);
+    #[unroll]
+    for half in 0..2usize {
+        let row = row_of(half);
+        let is_there = row < from.count;
+        let mut sum = 0.0f32;
+        if is_there {
+            for vector in range_stepped(lane() % 4, vectors, 4) {
+                let place = from.start + row * from.stride + vector;
+                let products = Vector::<f32, N>::cast_from(out[place]) * Vector::cast_from(d_out[place]);
+                #[unroll]
+                for i in 0..lanes {
+                    sum += products.extract(i);
+                }
+            }
+        }
+        let mean = row_sum(sum, exchange, form.emulated);
+        // Of a query that is not there no key has a probability.
+        found[half] = -HIDDEN;
+        found[2 + half] = mean;
+        if is_there {
+            found[half] = statistics[line + row];
+            if is_first_of_row() {
+                statistics[means + line + row] = mean;
+            }
+        }
+    }
+    found
+}
+
+/// From products of queries and keys and gradients of probabilities to probabilities after dropout and gradients of the products. Log-sum-exps and means are those
+/// of the rows, or, where rows are keys (`by_key`), of the columns. `line` is the head's first query in `[b, h, t]`.
+#[cube]
+fn differentiate(
     scores: &mut Array<Pair<f32>>,
     gradients: &mut Array<Pair<f32>>,
-    documents: ComptimeOption<&[P]>,
-    statistics: &[f32],
-    batch: usize,
+    of_rows: &Array<f32>,
+    of_columns: &Shared<[f32]>,
     line: usize,
     query: usize,
     key: usize,
-    masked: bool,
     sizes: &Sizes,
     mask: &Mask,
+    #[comptime] form: UnitForm,
+    #[comptime] by_key: bool,
+) {
+    #[unroll(!form.emulated)]
+    for tile in 0..comptime!(form.columns / 8) {
+        #[unroll]
+        for j in 0..2usize {
+            let column = column_of(tile) + j;
+            let mut log_sum_exp = 0.0f32;
+            let mut mean = 0.0f32;
+            if comptime!(by_key) {
+                log_sum_exp = of_columns[column];
+                mean = of_columns[comptime!(form.columns) + column];
+            }
+            #[unroll]
+            for half in 0..2usize {
+                let mut probabilities = scores[2 * tile + half];
+                let mut slopes = gradients[2 * tile + half];
+                let mut own = row_of(half);
+                let mut other = column;
+                if comptime!(by_key) {
+                    own = column;
+                    other = row_of(half);
+                } else {
+                    log_sum_exp = of_rows[half];
+                    mean = of_rows[2 + half];
+                }
+                let value = score(probabilities.extract(j), sizes, form.capped);
+                let whole = (value - log_sum_exp).exp();
+                let mut probability = whole;
+                let mut slope = slopes.extract(j);
+                if comptime!(form.dropped) {
+                    let factor = factor(mask, (line + query + own) as u32, (key + other) as u32, sizes.keys);
+                    probability *= factor;
+                    slope *= factor;
+                }
+                // Scaled before it is rounded, for float16.
+                slope = whole * (slope - mean) * sizes.scale;
+                if comptime!(form.capped) {
+                    let ratio = value / sizes.softcap;
+                    slope *= 1.0f32 - ratio * ratio;
+                }
+                probabilities.insert(j, probability);
+                slopes.insert(j, slope);
+                scores[2 * tile + half] = probabilities;
+                gradients[2 * tile + half] = slopes;
+            }
+        }
+    }
+}
+
+/// Zeros where a query does not see a key, after [`differentiate`].
+#[cube]
+fn hide<P: Int>(
+    scores: &mut Array<Pair<f32>>,
+    gradients: &mut Array<Pair<f32>>,
+    documents: ComptimeOption<&[P]>,
+    batch: usize,
+    query: usize,
+    key: usize,
+    sizes: &Sizes,
     #[comptime] form: UnitForm,
     #[comptime] by_key: bool,
 ) {
@@ -41,31 +146,16 @@ fn differentiate<P: Int>(
             let mut slopes = gradients[2 * tile + half];
             #[unroll]
             for j in 0..2usize {
-                let (row, column) = (row_of(half), column_of(tile) + j);
-                let mut own = row;
-                let mut other = column;
+                let mut own = row_of(half);
+                let mut other = column_of(tile) + j;
                 if comptime!(by_key) {
-                    own = column;
-                    other = row;
+                    own = column_of(tile) + j;
+                    other = row_of(half);
                 }
-                let found = differentiated::<P>(
-                    probabilities.extract(j),
-                    slopes.extract(j),
-                    documents,
-                    statistics,
-                    batch,
-                    line,
-                    query + own,
-                    key + other,
-                    masked,
-                    sizes,
-                    mask,
-                    form.capped,
-                    form.dropped,
-                );
-                probabilities.insert(j, found.probability);
-                // Scaled before it is rounded, for float16.
-                slopes.insert(j, found.gradient * sizes.scale);
+                if !sees::<P>(documents, batch, query + own, key + other, sizes) {
+                    probabilities.insert(j, 0.0f32);
+                    slopes.insert(j, 0.0f32);
+                }
             }
             scores[2 * tile + half] = probabilities;
             gradients[2 * tile + half] = slopes;
@@ -77,8 +167,8 @@ fn differentiate<P: Int>(
 #[cube]
 fn add_row_products<X: Float>(
     into: &mut Array<Pair<f32>>,
-    rows: &Shared<[Pair<X>]>,
-    others: &Shared<[Pair<X>]>,
+    rows: &Shared<[Quad<X>]>,
+    others: &Shared<[Quad<X>]>,
     exchange: &mut Shared<[f32]>,
     #[comptime] form: UnitForm,
 ) {
@@ -122,7 +212,8 @@ fn query_gradients<X: Float, P: Int, N: Size>(
     k: &[Vector<X, N>],
     v: &[Vector<X, N>],
     documents: ComptimeOption<&[P]>,
-    statistics: &[f32],
+    statistics: &mut [f32],
+    out: &[Vector<X, N>],
     d_out: &[Vector<X, N>],
     dq: &mut [Vector<X, Const<2>>],
     sizes: Sizes,
@@ -138,14 +229,15 @@ fn query_gradients<X: Float, P: Int, N: Size>(
     }
     let (queries, heads) = (sizes.queries as usize, sizes.heads as usize);
     let mut exchange = Shared::<[f32]>::new_slice(comptime!(exchange_len(form.emulated)));
-    let mut own = Shared::<[Pair<X>]>::new_slice(comptime!(tile_pairs(ROWS, form.d)));
-    let mut own_gradients = Shared::<[Pair<X>]>::new_slice(comptime!(tile_pairs(ROWS, form.d)));
-    let mut others = Shared::<[Pair<X>]>::new_slice(comptime!(tile_pairs(form.columns, form.d)));
-    let mut values = Shared::<[Pair<X>]>::new_slice(comptime!(tile_pairs(form.columns, form.d)));
-    let mut transposed = Shared::<[Pair<X>]>::new_slice(comptime!(tile_pairs(form.d, form.columns)));
+    let mut own = Shared::<[Quad<X>]>::new_slice(comptime!(tile_quads(ROWS, form.d)));
+    let mut own_gradients = Shared::<[Quad<X>]>::new_slice(comptime!(tile_quads(ROWS, form.d)));
+    let mut others = Shared::<[Quad<X>]>::new_slice(comptime!(tile_quads(form.columns, form.d)));
+    let mut values = Shared::<[Quad<X>]>::new_slice(comptime!(tile_quads(form.columns, form.d)));
+    let mut transposed = Shared::<[Quad<X>]>::new_slice(comptime!(tile_quads(form.d, form.columns)));
     let of_queries = queries_at(at.batch, at.first, at.head, vectors, &sizes);
     load::<X, N>(&mut own, q, &of_queries, ROWS, d);
     load::<X, N>(&mut own_gradients, d_out, &of_queries, ROWS, d);
+    let of_rows = statistics_of_rows::<X, N>(statistics, out, d_out, &of_queries, at.line, &mut exchange, form);
     let mut found = sums(comptime!(form.d / 8));
     let mut key = at.begin;
     while key < at.end {
@@ -160,23 +252,23 @@ fn query_gradients<X: Float, P: Int, N: Size>(
         let mut gradients = sums(comptime!(form.columns / 8));
         add_row_products::<X>(&mut scores, &own, &others, &mut exchange, form);
         add_row_products::<X>(&mut gradients, &own_gradients, &values, &mut exchange, form);
-        let masked = is_masked::<P>(documents, at.first, ROWS, key, width, &sizes);
         let line = at.line - at.first;
-        differentiate::<P>(
+        differentiate(
             &mut scores,
             &mut gradients,
-            documents,
-            statistics,
-            at.batch,
+            &of_rows,
+            &exchange,
             line,
             at.first,
             key,
-            masked,
             &sizes,
             &mask,
             form,
             false,
         );
+        if is_masked::<P>(documents, at.first, ROWS, key, width, &sizes) {
+            hide::<P>(&mut scores, &mut gradients, documents, at.batch, at.first, key, &sizes, form, false);
+        }
         add_combinations::<X>(&mut found, &gradients, &transposed, &mut exchange, width, d, form.emulated);
         key += width;
     }
@@ -212,15 +304,17 @@ fn key_gradients<X: Float, P: Int, N: Size>(
         terminate!();
     }
     let mut exchange = Shared::<[f32]>::new_slice(comptime!(exchange_len(form.emulated)));
-    let mut own = Shared::<[Pair<X>]>::new_slice(comptime!(tile_pairs(ROWS, form.d)));
-    let mut own_values = Shared::<[Pair<X>]>::new_slice(comptime!(tile_pairs(ROWS, form.d)));
-    let mut others = Shared::<[Pair<X>]>::new_slice(comptime!(tile_pairs(form.columns, form.d)));
-    let mut outputs = Shared::<[Pair<X>]>::new_slice(comptime!(tile_pairs(form.columns, form.d)));
-    let mut others_transposed = Shared::<[Pair<X>]>::new_slice(comptime!(tile_pairs(form.d, form.columns)));
-    let mut outputs_transposed = Shared::<[Pair<X>]>::new_slice(comptime!(tile_pairs(form.d, form.columns)));
+    let mut own = Shared::<[Quad<X>]>::new_slice(comptime!(tile_quads(ROWS, form.d)));
+    let mut own_values = Shared::<[Quad<X>]>::new_slice(comptime!(tile_quads(ROWS, form.d)));
+    let mut others = Shared::<[Quad<X>]>::new_slice(comptime!(tile_quads(form.columns, form.d)));
+    let mut outputs = Shared::<[Quad<X>]>::new_slice(comptime!(tile_quads(form.columns, form.d)));
+    let mut others_transposed = Shared::<[Quad<X>]>::new_slice(comptime!(tile_quads(form.d, form.columns)));
+    let mut outputs_transposed = Shared::<[Quad<X>]>::new_slice(comptime!(tile_quads(form.d, form.columns)));
     let of_keys = keys_at(batch, first, group, vectors, &sizes);
     load::<X, N>(&mut own, k, &of_keys, ROWS, d);
     load::<X, N>(&mut own_values, v, &of_keys, ROWS, d);
+    let mut of_columns = Shared::<[f32]>::new_slice(comptime!(2 * form.columns));
+    let none = Array::<f32>::new(4usize);
     let mut of_own = sums(comptime!(form.d / 8));
     let mut of_values = sums(comptime!(form.d / 8));
     let span = seeing(first, ROWS, &sizes);
@@ -235,27 +329,39 @@ fn key_gradients<X: Float, P: Int, N: Size>(
             load::<X, N>(&mut outputs, d_out, &of_queries, width, d);
             load_transposed::<X, N>(&mut others_transposed, q, &of_queries, width, d);
             load_transposed::<X, N>(&mut outputs_transposed, d_out, &of_queries, width, d);
+            let unit = UNIT_POS as usize;
+            if unit < width {
+                // Of a query that is not there no key has a probability.
+                let mut log_sum_exp = f32::new(-HIDDEN);
+                let mut mean = 0.0f32;
+                if query + unit < queries {
+                    log_sum_exp = statistics[line + query + unit];
+                    mean = statistics[statistics.len() / 2 + line + query + unit];
+                }
+                of_columns[unit] = log_sum_exp;
+                of_columns[width + unit] = mean;
+            }
             sync_cube();
             let mut scores = sums(comptime!(form.columns / 8));
             let mut gradients = sums(comptime!(form.columns / 8));
             add_row_products::<X>(&mut scores, &own, &others, &mut exchange, form);
             add_row_products::<X>(&mut gradients, &own_values, &outputs, &mut exchange, form);
-            let masked = is_masked::<P>(documents, query, width, first, ROWS, &sizes);
-            differentiate::<P>(
+            differentiate(
                 &mut scores,
                 &mut gradients,
-                documents,
-                statistics,
-                batch,
+                &none,
+                &of_columns,
                 line,
                 query,
                 first,
-                masked,
                 &sizes,
                 &mask,
                 form,
                 true,
             );
+            if is_masked::<P>(documents, query, width, first, ROWS, &sizes) {
+                hide::<P>(&mut scores, &mut gradients, documents, batch, query, first, &sizes, form, true);
+            }
             add_combinations::<X>(&mut of_values, &scores, &outputs_transposed, &mut exchange, width, d, form.emulated);
             add_combinations::<X>(&mut of_own, &gradients, &others_transposed, &mut exchange, width, d, form.emulated);
             query += width;
@@ -271,7 +377,6 @@ impl Saved {
     /// Gradients of queries, keys and values from that of the output; the means of gradients are filled in.
     pub(super) fn gradients_on_units(&self, d_out: &Buffer, form: UnitForm) -> [Tensor<4>; 3] {
         let Problem { b, t, s, h, g, .. } = self.problem;
-        self.means(d_out);
         let (q, lanes) = (&self.q, vector_of(&self.q, form.d));
         let [dq, dk, dv] = [q, &self.k, &self.v].map(Buffer::uninitialised_like);
         let (count, dim) = q.cubes(b * h * t.div_ceil(ROWS), UNITS);
@@ -285,6 +390,7 @@ impl Saved {
             self.v.arg(),
             self.documents.as_ref().map(Buffer::arg).into(),
             self.statistics.arg(),
+            self.out.arg(),
             d_out.arg(),
             dq.arg(),
             self.problem.sizes(),

@@ -13,6 +13,8 @@ use super::tile::Rows;
 
 /// Two elements side by side: what a register has.
 pub(crate) type Pair<X> = Vector<X, Const<2>>;
+/// Four elements side by side: what a unit reads of shared memory at once, two registers of a factor.
+pub(crate) type Quad<X> = Vector<X, Const<4>>;
 
 /// Units of a plane.
 pub(crate) const LANES: usize = 32;
@@ -24,8 +26,6 @@ pub(crate) const UNITS: usize = LANES * PLANES;
 pub(crate) const PLANE_ROWS: usize = 16;
 /// Rows of a cube.
 pub(crate) const ROWS: usize = PLANE_ROWS * PLANES;
-/// Elements between the rows of a tile in shared memory, besides those of a row: units that read a register each then use different banks.
-const PADDING: usize = 8;
 /// Numbers that a plane exchanges where matrix units are emulated.
 const EXCHANGED: usize = 16 * 16 + 16 * 8;
 
@@ -34,14 +34,16 @@ pub(crate) const fn exchange_len(emulated: bool) -> usize {
     if emulated { EXCHANGED * PLANES } else { 1 }
 }
 
-/// Pairs between the rows of a tile of `columns` columns in shared memory.
-pub(crate) const fn row_pairs(columns: usize) -> usize {
-    (columns + PADDING) / 2
+/// Quads between the rows of a tile of `columns` columns in shared memory: as many as the row has, or a few more, so that the four rows which half of a
+/// plane reads at once are in different banks.
+const fn row_quads(columns: usize) -> usize {
+    let quads = columns / 4;
+    quads + (12 - quads % 8) % 8
 }
 
-/// Pairs of a tile in shared memory.
-pub(crate) const fn tile_pairs(rows: usize, columns: usize) -> usize {
-    rows * row_pairs(columns)
+/// Quads of a tile in shared memory.
+pub(crate) const fn tile_quads(rows: usize, columns: usize) -> usize {
+    rows * row_quads(columns)
 }
 
 /// This unit's place in its plane.
@@ -85,18 +87,29 @@ pub(crate) fn sums(#[comptime] tiles: usize) -> Array<Pair<f32>> {
     sums
 }
 
-/// The first factor, `[16, 16]`: rows of this unit's plane in a tile, from column `16 * step` on.
+/// Half of a quad.
+#[cube]
+fn half_of<X: Float>(quad: Quad<X>, #[comptime] half: usize) -> Pair<X> {
+    let mut pair = Pair::<X>::new(quad.extract(comptime!(2 * half)));
+    pair.insert(1usize, quad.extract(comptime!(2 * half + 1)));
+    pair
+}
+
+/// The first factor, `[16, 16]`: rows of this unit's plane in a tile, from column `16 * step` on. Its columns have another order than the tile's, which is also that
+/// of [`second_factor`], so that a unit's are side by side.
 #[cube]
 pub(crate) fn first_factor<X: Float>(
-    tile: &Shared<[Pair<X>]>,
+    tile: &Shared<[Quad<X>]>,
     #[comptime] columns: usize,
     step: usize,
 ) -> Array<Pair<X>> {
     let mut factor = Array::<Pair<X>>::new(4usize);
-    let start = (plane_row() + lane() / 4) * comptime!(row_pairs(columns)) + 8 * step + lane() % 4;
+    let start = (plane_row() + lane() / 4) * comptime!(row_quads(columns)) + 4 * step + lane() % 4;
     #[unroll]
-    for i in 0..4usize {
-        factor[i] = tile[start + comptime!(i % 2 * 8 * row_pairs(columns) + i / 2 * 4)];
+    for i in 0..2usize {
+        let quad = tile[start + comptime!(i * 8 * row_quads(columns))];
+        factor[i] = half_of::<X>(quad, 0usize);
+        factor[i + 2] = half_of::<X>(quad, 1usize);
     }
     factor
 }
@@ -115,17 +128,15 @@ fn first_factor_of_sums<X: Float>(sums: &Array<Pair<f32>>, step: usize) -> Array
 /// The second factor, `[16, 8]`, of which a tile has the transpose: rows `8 * number` and on, from column `16 * step` on.
 #[cube]
 pub(crate) fn second_factor<X: Float>(
-    tile: &Shared<[Pair<X>]>,
+    tile: &Shared<[Quad<X>]>,
     #[comptime] columns: usize,
     number: usize,
     step: usize,
 ) -> Array<Pair<X>> {
     let mut factor = Array::<Pair<X>>::new(2usize);
-    let start = (8 * number + lane() / 4) * comptime!(row_pairs(columns)) + 8 * step + lane() % 4;
-    #[unroll]
-    for i in 0..2usize {
-        factor[i] = tile[start + comptime!(4 * i)];
-    }
+    let quad = tile[(8 * number + lane() / 4) * comptime!(row_quads(columns)) + 4 * step + lane() % 4];
+    factor[0] = half_of::<X>(quad, 0usize);
+    factor[1] = half_of::<X>(quad, 1usize);
     factor
 }
 
@@ -197,7 +208,7 @@ fn multiply_emulated<X: Float>(
 pub(crate) fn add_combinations<X: Float>(
     into: &mut Array<Pair<f32>>,
     weights: &Array<Pair<f32>>,
-    transposed: &Shared<[Pair<X>]>,
+    transposed: &Shared<[Quad<X>]>,
     exchange: &mut Shared<[f32]>,
     #[comptime] rows: usize,
     #[comptime] columns: usize,
@@ -252,10 +263,11 @@ pub(crate) fn row_sum(value: f32, exchange: &mut Shared<[f32]>, #[comptime] emul
     sum
 }
 
-/// Brings `rows` rows of `columns` columns into shared memory; `from` counts vectors, and what a tile has beyond its rows is zero. Followed by a `sync_cube`.
+/// Brings `rows` rows of `columns` columns into shared memory; `from` counts vectors of four elements or more, and what a tile has beyond its rows is zero.
+/// Followed by a `sync_cube`.
 #[cube]
 pub(crate) fn load<X: Float, N: Size>(
-    tile: &mut Shared<[Pair<X>]>,
+    tile: &mut Shared<[Quad<X>]>,
     x: &[Vector<X, N>],
     from: &Rows,
     #[comptime] rows: usize,
@@ -269,44 +281,51 @@ pub(crate) fn load<X: Float, N: Size>(
         if row < from.count {
             value = x[from.start + row * from.stride + vector];
         }
-        let place = row * comptime!(row_pairs(columns)) + vector * comptime!(lanes / 2);
+        let place = row * comptime!(row_quads(columns)) + vector * comptime!(lanes / 4);
         #[unroll]
-        for j in 0..comptime!(lanes / 2) {
-            let mut pair = Pair::<X>::new(value.extract(comptime!(2 * j)));
-            pair.insert(1usize, value.extract(comptime!(2 * j + 1)));
-            tile[place + j] = pair;
+        for j in 0..comptime!(lanes / 4) {
+            let mut quad = Quad::<X>::new(value.extract(comptime!(4 * j)));
+            #[unroll]
+            for k in 1..4usize {
+                quad.insert(k, value.extract(comptime!(4 * j + k)));
+            }
+            tile[place + j] = quad;
         }
     }
 }
 
-/// Brings the transpose of `rows` rows of `columns` columns into shared memory. Followed by a `sync_cube`.
+/// Brings the transpose of `rows` rows of `columns` columns into shared memory, as [`add_combinations`] reads it: of each 16 rows, a quad has two neighbours and
+/// those eight rows on, as the sums of two tiles that a unit has in a row. Followed by a `sync_cube`.
 #[cube]
 pub(crate) fn load_transposed<X: Float, N: Size>(
-    tile: &mut Shared<[Pair<X>]>,
+    tile: &mut Shared<[Quad<X>]>,
     x: &[Vector<X, N>],
     from: &Rows,
     #[comptime] rows: usize,
     #[comptime] columns: usize,
 ) {
     let lanes = N::value();
-    let pairs = comptime!(rows / 2);
-    for i in range_stepped(UNIT_POS as usize, comptime!(pairs * columns / lanes), UNITS) {
-        let (pair_of_rows, vector) = (i % pairs, i / pairs);
-        let row = 2 * pair_of_rows;
-        let zero = Vector::<X, N>::new(X::cast_from(0.0f32));
-        let mut above = zero;
-        let mut below = zero;
-        if row < from.count {
-            above = x[from.start + row * from.stride + vector];
-        }
-        if row + 1 < from.count {
-            below = x[from.start + (row + 1) * from.stride + vector];
+    let quads = comptime!(rows / 4);
+    for i in range_stepped(UNIT_POS as usize, comptime!(quads * columns / lanes), UNITS) {
+        let (quad_of_rows, vector) = (i % quads, i / quads);
+        let row = quad_of_rows / 4 * 16 + quad_of_rows % 4 * 2;
+        let mut values = Array::<Vector<X, N>>::new(4usize);
+        #[unroll]
+        for k in 0..4usize {
+            let row = row + comptime!(k / 2 * 8 + k % 2);
+            values[k] = Vector::new(X::cast_from(0.0f32));
+            if row < from.count {
+                values[k] = x[from.start + row * from.stride + vector];
+            }
         }
         #[unroll]
         for j in 0..lanes {
-            let mut pair = Pair::<X>::new(above.extract(j));
-            pair.insert(1usize, below.extract(j));
-            tile[(vector * lanes + j) * comptime!(row_pairs(rows)) + pair_of_rows] = pair;
+            let mut quad = Quad::<X>::new(values[0].extract(j));
+            #[unroll]
+            for k in 1..4usize {
+                quad.insert(k, values[k].extract(j));
+            }
+            tile[(vector * lanes + j) * comptime!(row_quads(rows)) + quad_of_rows] = quad;
         }
     }
 }
