@@ -4,10 +4,14 @@
 const LOGITS: usize = 1 << 23;
 /// Fewest tokens of a chunk on the CPU: with fewer, the projection and its gradient are read and written too often.
 const FEWEST_TOKENS: usize = 256;
-/// Bytes of the logits of one chunk on a GPU, where that is enough tokens. Each chunk reads the projection and reads and writes its float32 gradient,
-/// which costs as much time as the products of some hundred tokens.
+/// Bytes of the logits of one chunk on a GPU, where that is enough tokens.
 const BYTES_ON_GPU: usize = 1 << 28;
-/// Fewest tokens of a chunk on a GPU.
+/// Enough tokens of a chunk on a GPU. Each chunk reads and writes the float32 gradient of the projection, which costs an H100 as much time as the products of
+/// 270 tokens.
+const ENOUGH_TOKENS_ON_GPU: usize = 4096;
+/// Most bytes of logits for enough tokens,
+const MOST_BYTES_ON_GPU: usize = 1 << 30;
+/// and tokens that a chunk has in any case.
 const FEWEST_TOKENS_ON_GPU: usize = 1024;
 
 /// Tokens of one chunk on the CPU, of `n`, for a vocabulary of `v`. Chunks have one size: a few tokens left over would cost nearly as much as a chunk.
@@ -18,7 +22,8 @@ pub fn chunk_rows(n: usize, v: usize) -> usize {
 /// Tokens of one chunk on a GPU, whose logits have `element_bytes` each and take at most `largest` bytes, which a kernel can be given.
 pub fn chunk_rows_on_gpu(n: usize, v: usize, element_bytes: usize, largest: usize) -> usize {
     let row = (v * element_bytes).max(1);
-    even(n, (BYTES_ON_GPU / row).max(FEWEST_TOKENS_ON_GPU).min(largest / row))
+    let enough = (MOST_BYTES_ON_GPU / row).clamp(FEWEST_TOKENS_ON_GPU, ENOUGH_TOKENS_ON_GPU);
+    even(n, (BYTES_ON_GPU / row).max(enough).min(largest / row))
 }
 
 /// The size of as few chunks of `n` as have at most `most` each.
@@ -53,9 +58,11 @@ mod tests {
     fn chunks_have_one_size_and_stay_in_their_limit() {
         assert_eq!(chunk_rows(1000, 50_304), 250);
         assert_eq!(chunk_rows(0, 7), 1);
-        // 2668 rows would fit.
-        assert_eq!(chunk_rows_on_gpu(16_384, 50_304, 2, usize::MAX), 2341);
-        assert_eq!(chunk_rows_on_gpu(16_384, 500_000, 2, usize::MAX), 1024);
+        assert_eq!(chunk_rows_on_gpu(16_384, 50_304, 2, usize::MAX), 4096);
+        assert_eq!(chunk_rows_on_gpu(16_384, 50_304, 2, 1 << 28), 2341);
+        assert_eq!(chunk_rows_on_gpu(16_384, 8_000, 2, usize::MAX), 16_384);
+        assert_eq!(chunk_rows_on_gpu(16_384, 256_000, 2, usize::MAX), 2048);
+        assert_eq!(chunk_rows_on_gpu(16_384, 1_000_000, 2, usize::MAX), 1024);
         assert_eq!(chunk_rows_on_gpu(1000, 100, 4, 7 * 400 + 399), 7);
         assert_eq!(chunk_rows_on_gpu(10, 100, 4, 1), 1);
         assert_eq!(workspace_bytes_on_gpu(5, [3, 7], 2), 2 * (5 * 8 + 8 * 7));

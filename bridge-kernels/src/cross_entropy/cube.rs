@@ -208,13 +208,14 @@ struct Solution {
 /// See [`crate::linear_cross_entropy`].
 ///
 /// Gradients are found with the loss, for an upstream gradient of one, so that no logits are kept. In float16 these could
-/// overflow where the scaled ones do not, so it is not for float16.
+/// overflow where the scaled ones do not, so it is not for float16. A chunk has at most `rows` tokens, as many as suit the device if that is not given.
 pub fn linear_cross_entropy(
     x_nc: &Tensor<2>,
     weight_vc: &Tensor<2>,
     targets_n: &Tensor<1, IntKind>,
     mask_n: &Tensor<1>,
     options: &CrossEntropyOptions,
+    rows: Option<usize>,
 ) -> Option<Tensor<1>> {
     let dtype = x_nc.dtype();
     if mask_n.is_tracked() || weight_vc.dtype() != dtype || dtype == DType::F16 {
@@ -230,7 +231,8 @@ pub fn linear_cross_entropy(
         options: *options,
         wanted: [x_nc.is_tracked(), weight_vc.is_tracked()],
     };
-    let Solution { loss, x, weight } = solve(&problem)?;
+    let largest = chunk_rows(x_nc, pitch(weight_vc.dims()[0]))?;
+    let Solution { loss, x, weight } = solve(&problem, rows.map_or(largest, |rows| rows.min(largest)))?;
     let inputs = vec![x_nc.clone().into_dispatch(), weight_vc.clone().into_dispatch()];
     let shapes = [x_nc.dims(), weight_vc.dims()];
     Some(vjp::attach_some(loss, inputs, move |dy: Tensor<1>| {
@@ -241,7 +243,7 @@ pub fn linear_cross_entropy(
 }
 
 /// Tokens of one chunk of `x_nc` on its device, for a vocabulary of `v`; `None` on other devices than CubeCL's.
-pub fn chunk_rows(x_nc: &Tensor<2>, v: usize) -> Option<usize> {
+fn chunk_rows(x_nc: &Tensor<2>, v: usize) -> Option<usize> {
     let x = Buffer::of(x_nc)?;
     let largest = usize::try_from(x.0.client.properties().memory.max_page_size).unwrap_or(usize::MAX);
     Some(chunk_rows_on_gpu(x_nc.dims()[0], v, x.0.dtype.size(), largest))
@@ -258,11 +260,10 @@ fn with_rows(weight_vc: &Tensor<2>, rows: usize) -> Tensor<2> {
 }
 
 /// Takes the tokens in chunks; `None` if one has too many logits to index.
-fn solve(problem: &Problem) -> Option<Solution> {
+fn solve(problem: &Problem, rows: usize) -> Option<Solution> {
     let Problem { x_nc, weight_vc, targets_n, mask_n, wanted, .. } = problem;
     let ([n, _], [v, _]) = (x_nc.dims(), weight_vc.dims());
     let weight_vc = with_rows(weight_vc, pitch(v));
-    let rows = chunk_rows(x_nc, pitch(v))?;
     let (mut losses, mut grad_x, mut grad_weight) = (Vec::new(), Vec::new(), None::<Tensor<2>>);
     for start in (0..n).step_by(rows) {
         let count = rows.min(n - start);

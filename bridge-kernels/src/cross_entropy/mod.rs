@@ -43,7 +43,7 @@ pub fn linear_cross_entropy(
     );
     #[cfg(feature = "cube")]
     if let LinearWeight::Whole(weight_vc) = &weight_vc
-        && let Some(loss) = cube::linear_cross_entropy(&x_nc, weight_vc, &targets_n, &mask_n, options)
+        && let Some(loss) = cube::linear_cross_entropy(&x_nc, weight_vc, &targets_n, &mask_n, options, None)
     {
         return loss;
     }

@@ -1,12 +1,15 @@
 //! RMSNorm and LayerNorm: a cube a row.
 
+use burn::backend::DispatchTensor;
 use burn::cubecl;
 use burn::cubecl::prelude::*;
 use burn::tensor::{DType, Tensor};
 
 use crate::cube::Buffer;
 use crate::cube::columns::column_sums;
+use crate::cube::kept::KeptBuffer;
 use crate::cube::reduce::cube_sum;
+use crate::flex::inputs;
 use crate::vjp;
 
 /// What is fixed when a kernel is compiled.
@@ -83,13 +86,14 @@ fn sum_of<N: Size>(x: Vector<f32, N>) -> f32 {
 }
 
 /// Gradients of a block of rows. With `g = dy * weight` and `z` the normed input: `dx = reciprocal * (g - mean(g) - z * mean(g * z))`,
-/// without the middle term for RMSNorm. `partial`, `[blocks, 2, c]`, gets what the block adds to the gradients of weight, `dy * z`, and bias, `dy`.
+/// without the middle term for RMSNorm, and `upstream` besides, that of a stream which goes on. `partial`, `[blocks, 2, c]`, gets what the block adds to the gradients of weight, `dy * z`, and bias, `dy`.
 #[cube(launch)]
 fn backward<X: Float, W: Float, N: Size>(
     x: &[Vector<X, N>],
     weight: &[Vector<W, N>],
     dy: &[Vector<X, N>],
     statistics: &[f32],
+    upstream: ComptimeOption<&[Vector<X, N>]>,
     dx: &mut [Vector<X, N>],
     partial: ComptimeOption<&mut [Vector<f32, N>]>,
     block_rows: u32,
@@ -135,12 +139,18 @@ fn backward<X: Float, W: Float, N: Size>(
         for i in 0..held {
             let column = unit + i * units;
             if column < columns {
-                let upstream = Vector::<f32, N>::cast_from(dy[start + column]);
-                let g = upstream * Vector::cast_from(weight[column]);
+                let dy = Vector::<f32, N>::cast_from(dy[start + column]);
+                let g = dy * Vector::cast_from(weight[column]);
                 let z = (Vector::<f32, N>::cast_from(x[start + column]) - shift) * factor;
-                dx[start + column] = Vector::cast_from(factor * (g - offset - z * slope));
-                of_weight[i] += upstream * z;
-                of_bias[i] += upstream;
+                let mut gradient = factor * (g - offset - z * slope);
+                #[comptime]
+                match upstream {
+                    ComptimeOption::Some(upstream) => gradient += Vector::cast_from(upstream[start + column]),
+                    ComptimeOption::None => {}
+                }
+                dx[start + column] = Vector::cast_from(gradient);
+                of_weight[i] += dy * z;
+                of_bias[i] += dy;
             }
         }
     }
@@ -167,18 +177,22 @@ const BUSY_UNITS: usize = 1 << 17;
 /// Most rows of one cube.
 const MOST_ROWS: usize = 64;
 
-/// A norm's inputs, and the statistics of its rows.
+/// What the backward of a norm needs: its inputs, and the statistics of its rows.
 struct Normed {
-    x: Buffer,
+    x: KeptBuffer,
     weight: Buffer,
     statistics: Buffer,
     centred: bool,
+    /// Whether gradients of weight or bias are wanted, and how many inputs there are.
+    are_tracked: bool,
+    arity: usize,
 }
 
 impl Normed {
-    /// The gradient of the input, and, if they are wanted, those of weight and bias, `[c]` each, in the weight's dtype.
-    fn gradients(&self, dy: &Buffer, of_parameters: bool) -> (Buffer, Option<[Tensor<1>; 2]>) {
-        let Self { x, weight, statistics, centred } = self;
+    /// Gradients of the inputs, those of weight and bias in the weight's dtype; `upstream` is added to that of `x`.
+    fn gradients(self, dy: &Buffer, upstream: Option<&Buffer>) -> Vec<Option<DispatchTensor>> {
+        let Self { x, weight, statistics, centred, are_tracked, arity } = self;
+        let x = x.buffer();
         let (rows, c) = (statistics.len() / 2, weight.len());
         let dx = x.uninitialised_like();
         let lanes = x.lanes(c);
@@ -186,7 +200,7 @@ impl Normed {
         let block_rows = (rows * units).div_ceil(BUSY_UNITS).min(MOST_ROWS);
         let blocks = rows.div_ceil(block_rows);
         let (count, dim) = x.cubes(blocks, units);
-        let partial = of_parameters.then(|| x.uninitialised([blocks, 2 * c], DType::F32));
+        let partial = are_tracked.then(|| x.uninitialised([blocks, 2 * c], DType::F32));
         backward::launch(
             &x.0.client,
             count,
@@ -196,18 +210,22 @@ impl Normed {
             weight.arg(),
             dy.arg(),
             statistics.arg(),
+            upstream.map(Buffer::arg).into(),
             dx.arg(),
             partial.as_ref().map(Buffer::arg).into(),
             block_rows as u32,
-            Form { centred: *centred, units },
+            Form { centred, units },
             (c / lanes).div_ceil(units),
             [x.storage(), weight.storage()],
         );
-        let of_parameters = partial.map(|partial| {
-            let sums = column_sums(&partial, 2 * c, weight.0.dtype).tensor::<2>();
-            [0, 1].map(|part| sums.clone().reshape([2, c]).narrow(0, part, 1).reshape([c]))
-        });
-        (dx, of_parameters)
+        let sums = partial.map(|partial| column_sums(&partial, 2 * c, weight.0.dtype).tensor::<2>().reshape([2, c]));
+        let of_parameter = |part| {
+            let sum: Tensor<1> = sums.clone()?.narrow(0, part, 1).reshape([c]);
+            Some(sum.into_dispatch())
+        };
+        let mut gradients = vec![dx.gradient(), of_parameter(0), of_parameter(1)];
+        gradients.truncate(arity);
+        gradients
     }
 }
 
@@ -226,12 +244,73 @@ pub fn layer_norm<const D: usize>(
     norm(x, weight_c, bias_c, (epsilon, true))
 }
 
+/// See [`crate::residual_rms_norm`].
+pub fn residual_rms_norm<const D: usize>(
+    x: &Tensor<D>,
+    weight_c: &Tensor<1>,
+    epsilon: f64,
+) -> Option<(Tensor<D>, Tensor<D>)> {
+    residual_norm(x, weight_c, None, (epsilon, false))
+}
+
+/// See [`crate::residual_layer_norm`].
+pub fn residual_layer_norm<const D: usize>(
+    x: &Tensor<D>,
+    weight_c: &Tensor<1>,
+    bias_c: Option<&Tensor<1>>,
+    epsilon: f64,
+) -> Option<(Tensor<D>, Tensor<D>)> {
+    residual_norm(x, weight_c, bias_c, (epsilon, true))
+}
+
 fn norm<const D: usize>(
+    x: &Tensor<D>,
+    weight_c: &Tensor<1>,
+    bias_c: Option<&Tensor<1>>,
+    kind: (f64, bool),
+) -> Option<Tensor<D>> {
+    let (y, normed) = forward_of(x, weight_c, bias_c, kind)?;
+    Some(vjp::attach_some(y.tensor(), inputs(x, weight_c, bias_c), move |dy: Tensor<D>| {
+        normed.gradients(&Buffer::of_gradient(dy), None)
+    }))
+}
+
+/// The norm of a stream, and the stream.
+fn residual_norm<const D: usize>(
+    x: &Tensor<D>,
+    weight_c: &Tensor<1>,
+    bias_c: Option<&Tensor<1>>,
+    kind: (f64, bool),
+) -> Option<(Tensor<D>, Tensor<D>)> {
+    let (y, normed) = forward_of(x, weight_c, bias_c, kind)?;
+    let outputs = vec![y.tensor::<D>().into_dispatch(), x.clone().without_autodiff().into_dispatch()];
+    let mut outputs = vjp::attach_all(outputs, inputs(x, weight_c, bias_c), move |gradients| {
+        let mut gradients = gradients.into_iter();
+        let mut next = || gradients.next().flatten();
+        match (next(), next()) {
+            (Some(dy), upstream) => {
+                let buffer = |gradient| Buffer::of_gradient(Tensor::<D>::from_dispatch(gradient));
+                normed.gradients(&buffer(dy), upstream.map(buffer).as_ref())
+            }
+            (None, upstream) => {
+                let mut gradients = vec![upstream];
+                gradients.resize(normed.arity, None);
+                gradients
+            }
+        }
+    })
+    .into_iter();
+    let mut next = || Some(Tensor::from_dispatch(outputs.next()?));
+    next().zip(next())
+}
+
+/// The norm outside any graph, and what its backward needs.
+fn forward_of<const D: usize>(
     x_tensor: &Tensor<D>,
     weight_c: &Tensor<1>,
     bias_c: Option<&Tensor<1>>,
     (epsilon, centred): (f64, bool),
-) -> Option<Tensor<D>> {
+) -> Option<(Buffer, Normed)> {
     let (x, weight) = (Buffer::of(x_tensor)?, Buffer::of(weight_c)?);
     let bias = match bias_c {
         // One type stands for the storage of both.
@@ -257,23 +336,7 @@ fn norm<const D: usize>(
         Form { centred, units },
         [x.storage(), weight.storage()],
     );
-    let inputs: Vec<_> = [Some(x_tensor.clone().into_dispatch()), Some(weight_c.clone().into_dispatch())]
-        .into_iter()
-        .chain([bias_c.map(|bias_c| bias_c.clone().into_dispatch())])
-        .flatten()
-        .collect();
-    let arity = inputs.len();
     let are_tracked = weight_c.is_tracked() || bias_c.is_some_and(Tensor::is_tracked);
-    let x = x.kept();
-    Some(vjp::attach_some(y.tensor(), inputs, move |dy: Tensor<D>| {
-        let normed = Normed { x: x.buffer(), weight, statistics, centred };
-        let (dx, of_parameters) = normed.gradients(&Buffer::of_gradient(dy), are_tracked);
-        let mut gradients = vec![dx.gradient()];
-        match of_parameters {
-            Some(sums) => gradients.extend(sums.map(|sum| Some(sum.into_dispatch()))),
-            None => gradients.extend([None, None]),
-        }
-        gradients.truncate(arity);
-        gradients
-    }))
+    let arity = 2 + usize::from(bias_c.is_some());
+    Some((y, Normed { x: x.kept(), weight, statistics, centred, are_tracked, arity }))
 }

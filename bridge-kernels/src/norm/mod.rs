@@ -68,6 +68,10 @@ pub fn residual_rms_norm<const D: usize>(
     epsilon: f64,
 ) -> (Remakeable<D>, Tensor<D>) {
     check(&x, &weight_c, None);
+    #[cfg(feature = "cube")]
+    if let Some((y, x)) = cube::residual_rms_norm(&x, &weight_c, epsilon) {
+        return (y.into(), x);
+    }
     flex::residual_rms_norm(&x, &weight_c, epsilon)
         .unwrap_or_else(|| (rms_norm(x.clone(), weight_c, epsilon).into(), x))
 }
@@ -86,6 +90,10 @@ pub fn residual_layer_norm<const D: usize>(
     epsilon: f64,
 ) -> (Remakeable<D>, Tensor<D>) {
     check(&x, &weight_c, bias_c.as_ref());
+    #[cfg(feature = "cube")]
+    if let Some((y, x)) = cube::residual_layer_norm(&x, &weight_c, bias_c.as_ref(), epsilon) {
+        return (y.into(), x);
+    }
     flex::residual_layer_norm(&x, &weight_c, bias_c.as_ref(), epsilon)
         .unwrap_or_else(|| (layer_norm(x.clone(), weight_c, bias_c, epsilon).into(), x))
 }

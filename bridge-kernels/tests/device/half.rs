@@ -253,7 +253,14 @@ fn cross_entropy_in_bfloat16_sums_in_float32() {
         let loss = |[x, weight]: [Tensor<2>; 2]| {
             let targets = ints(&[0, 3, 10, 1, 2, 9, 5], [n], &device());
             let mask = tensor(&[1.0; 7], [n], &device());
-            cross_entropy::cube::linear_cross_entropy(&x, &weight, &targets, &mask, &CrossEntropyOptions::default())
+            cross_entropy::cube::linear_cross_entropy(
+                &x,
+                &weight,
+                &targets,
+                &mask,
+                &CrossEntropyOptions::default(),
+                None,
+            )
         };
         let ([x, wide_x], [weight, wide_weight]) = (both(1, [n, c], dtype), both(2, [v, c], dtype));
         match loss([x, weight]) {

@@ -43,6 +43,57 @@ fn outputs_and_gradients() {
     check(20_003, 5);
 }
 
+/// A stream's norm and the stream, whose gradients meet in one kernel.
+fn check_residual(n: usize, c: usize) {
+    let inputs = [values(1, n * c), values(2, c), values(3, c)];
+    let rows = |t: &[Tensor<1>]| -> Tensor<2> { t[0].clone().reshape([n, c]) };
+    let both = |normed: Tensor<2>, stream: Tensor<2>| Tensor::cat(vec![normed, stream], 0).reshape([2 * n * c]);
+    Case {
+        name: &format!("residual rms_norm {n} x {c}"),
+        inputs: inputs[..2].to_vec(),
+        fused: &|t, _| {
+            let (normed, stream) = cube::residual_rms_norm(&rows(t), &t[1], EPSILON).expect("it applies");
+            both(normed, stream)
+        },
+        reference: &|t, _| both(rms_norm_reference(rows(t), t[1].clone(), EPSILON), rows(t)),
+    }
+    .check();
+    for arity in [2, 3] {
+        Case {
+            name: &format!("residual layer_norm {n} x {c} of {arity} inputs"),
+            inputs: inputs[..arity].to_vec(),
+            fused: &|t, _| {
+                let outputs = cube::residual_layer_norm(&rows(t), &t[1], t.get(2), EPSILON);
+                let (normed, stream) = outputs.expect("it applies");
+                both(normed, stream)
+            },
+            reference: &|t, _| both(layer_norm_reference(rows(t), t[1].clone(), t.get(2).cloned(), EPSILON), rows(t)),
+        }
+        .check();
+    }
+}
+
+#[test]
+fn norms_of_a_stream() {
+    check_residual(7, 12);
+    check_residual(1030, 33);
+}
+
+/// Of a stream's norm and the stream, one goes nowhere.
+#[test]
+fn one_output_of_two() {
+    for (is_normed, expected) in [(true, true), (false, false)] {
+        let x = tensor(&values(1, 3 * 5), [3, 5], &device().autodiff()).require_grad();
+        let weight = tensor(&values(2, 5), [5], &device().autodiff()).require_grad();
+        let (normed, stream) = cube::residual_rms_norm(&x, &weight, EPSILON).expect("it applies");
+        let gradients = if is_normed { normed } else { stream }.sum().backward();
+        assert_eq!(weight.grad(&gradients).is_some(), expected);
+        let alone = cube::rms_norm(&x, &weight, EPSILON).expect("it applies").sum().backward();
+        let expected = if is_normed { read(x.grad(&alone).unwrap()) } else { vec![1.0; 15] };
+        assert_eq!(read(x.grad(&gradients).unwrap()), expected);
+    }
+}
+
 #[test]
 fn one_column() {
     let x = tensor(&[3.0, -2.0], [2, 1], &device());
