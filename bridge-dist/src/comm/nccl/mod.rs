@@ -65,6 +65,8 @@ mod library;
 mod links;
 #[cfg(feature = "cuda")]
 mod messages;
+#[cfg(any(feature = "cuda", test))]
+mod patience;
 mod raw;
 mod seat;
 mod staged;
