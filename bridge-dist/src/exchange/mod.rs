@@ -169,6 +169,20 @@ impl<'a> TensorExchange<'a> {
         self.start(&call, move |line| line.all_gather(x, joined))
     }
 
+    /// As [`start_all_gather`](Self::start_all_gather), of bytes, four in each element of float32. Nothing computes with them.
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Panics
+    /// If the elements are of another type.
+    pub fn start_all_gather_bytes(&self, words: Tensor<1>) -> Result<TensorRequest, CommError> {
+        let Extent { dtype, len } = TensorMemory::extent(&words);
+        assert_eq!(dtype, DType::F32, "bytes come in words");
+        let call = DeviceCall::all_gather(Extent { dtype: DType::U8, len: len * dtype.size() });
+        self.start(&call, move |line| line.all_gather(words, joined))
+    }
+
     /// What `put_together` makes of the tensors of all ranks, which it must not return as they are.
     pub(crate) fn gather_parts(
         &self,
