@@ -104,6 +104,27 @@ fn ranks_that_share_a_device_train_as_on_the_cpu() {
     check_on(&first, &[&two[..], &["ddp.use_distributed_optimizer=true", "ddp.overlap_grad_reduce=true"]].concat());
 }
 
+/// Weights of sharded parameters that travel as codes, from one rank's memory of the device to the other's: losses are those of weights that travel as they
+/// are, to the bit.
+#[test]
+fn weights_that_travel_as_codes_on_a_device_change_no_bit() {
+    let first = format!("{DEVICE}:0");
+    let layout = [
+        "--ranks",
+        "2",
+        "ddp.use_megatron_fsdp=true",
+        "ddp.data_parallel_sharding_strategy=optim_grads_params",
+        "model.fp8=hybrid",
+    ];
+    for recipe in ["tensorwise", "delayed"] {
+        let recipe = format!("model.fp8_recipe={recipe}");
+        // Sizes that two ranks do not divide equally.
+        let all = [&layout[..], &[recipe.as_str(), "model.ffn_hidden_size=191"]].concat();
+        let expected = losses(&first, &all);
+        assert_eq!(losses(&first, &[&all[..], &["ddp.fp8_param_gather=true"]].concat()), expected, "{recipe}");
+    }
+}
+
 /// Without a number each rank takes a device of its own.
 #[test]
 fn ranks_that_outnumber_devices_are_refused() {

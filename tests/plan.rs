@@ -99,6 +99,19 @@ fn states_in_host_memory_are_told_apart() {
     assert!(text(&layouts).lines().any(|line| line.starts_with("host memory")));
 }
 
+/// Attention on matrix units has no scores; which form runs on a GPU that is not named is not known.
+#[test]
+fn matrix_units_of_a_named_gpu_need_no_scores() {
+    let long = ["recipes/tiny.toml", "mixed_precision=bf16_mixed", "model.kv_channels=16", "model.seq_length=256"];
+    let scores = |device: &[&str]| {
+        let plan: Value = serde_json::from_str(&text(&[&long[..], &["--json"], device].concat())).unwrap();
+        plan["stages"][0]["memory"]["attention"].as_u64().unwrap()
+    };
+    let by_products = 2 * 2 * 8 * 256 * 256 * (4 + 2) + 2 * 4 * 256 * 2 * 16 * 4;
+    assert_eq!(scores(&["--gpu", "h100-80gb"]), 0);
+    assert_eq!([scores(&["--gpu", "mi300x"]), scores(&["device=cuda"])], [by_products; 2]);
+}
+
 /// Published layouts are in the list, or it says what keeps them out.
 #[test]
 fn searches_find_layouts_that_fit() {

@@ -61,7 +61,7 @@ pub use cross_entropy::{CrossEntropyOptions, linear_cross_entropy};
 pub use dropout::{DropoutKey, dropout};
 pub use embedding::embedding;
 pub use flex::address_on_cpu;
-pub use fp8::{Fp8Format, Fp8Pass, Fp8Rule, Fp8Scaling, OperandMaxima, WeightCast, fp8_linear};
+pub use fp8::{CodePlaces, Fp8Format, Fp8Pass, Fp8Rule, Fp8Scaling, OperandMaxima, WeightCast, fp8_linear};
 pub use gated_norm::gated_rms_norm;
 pub use grouped::{GroupedLinear, GroupedMlp, grouped_linear, grouped_mlp};
 pub use linear::deferred::{WeightGradient, linear_deferred};

@@ -29,6 +29,8 @@ pub struct Workload {
     pub documents: bool,
     /// Whether the kernels of the CPU run.
     pub on_cpu: bool,
+    /// Whether a GPU is known to have matrix units that attention in 16 bits runs on.
+    pub matrix_units: bool,
     /// Rows of embedding and output tables, padding included.
     pub padded_vocab_size: usize,
     /// How linear layers compute in 8 bits, of the layer that is asked about ([`Self::in_layer`]).
@@ -48,6 +50,7 @@ impl Workload {
             collective_bytes: 4,
             documents: false,
             on_cpu: true,
+            matrix_units: false,
             padded_vocab_size,
             eight_bits: None,
         }

@@ -128,6 +128,11 @@ impl Bucket {
         self.part
     }
 
+    /// Bytes of one rank's part as codes of 8 bits.
+    pub fn code_len(&self) -> usize {
+        code_len(self.part)
+    }
+
     /// Ranks among which it is divided.
     pub fn num_ranks(&self) -> usize {
         self.ranks
@@ -168,6 +173,11 @@ impl Bucket {
         let start = entry.starts[rank] - rank * self.part;
         start..start + owned_range(entry.num_elements, rank, self.ranks).len()
     }
+}
+
+/// Bytes of a part of so many elements as codes of 8 bits: whole words, as devices write them.
+pub fn code_len(part_len: usize) -> usize {
+    part_len.next_multiple_of(4)
 }
 
 /// Over how many ranks each kind of parameter is divided.

@@ -5,17 +5,34 @@
 //! those of the weights themselves, to the bit. Ranks keep the values of what they own, so updates and checkpoints know nothing of codes.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use bridge_dist::comm::{CommError, HostBuffer, ReduceOp};
-use bridge_kernels::{WeightCast, read_together};
+use bridge_kernels::{CodePlaces, WeightCast, read_together};
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 
 use super::Distribution;
 use super::bucket::{Bucket, BucketEntry};
+use super::packing::Packing;
 use crate::model::{CAST_SCALES, ReplicaGroup};
 
 /// How the weights of a bucket that is on its way are cast, in their order.
 pub(super) type Casts = Vec<WeightCast>;
+
+/// The codes of what a rank owns of a bucket.
+pub(super) enum Codes {
+    OnHost(HostBuffer),
+    /// Four in each element.
+    OnDevice(Tensor<1>),
+}
+
+/// The largest magnitude of what this rank owns of a weight.
+#[derive(Debug)]
+enum Noted {
+    OnHost(f32),
+    /// `[1]`.
+    OnDevice(Tensor<1>),
+}
 
 /// What a rank knows of the weights that are gathered as codes, by name.
 #[derive(Debug, Default)]
@@ -24,8 +41,8 @@ pub(super) struct CastGather {
     given: BTreeMap<String, f32>,
     /// The largest magnitudes on all ranks, until weights change.
     agreed: Option<BTreeMap<String, f32>>,
-    /// The largest magnitudes of what this rank owns and has cast with given scales.
-    noted: BTreeMap<String, f32>,
+    /// Those of what this rank owns and has cast with given scales.
+    noted: BTreeMap<String, Noted>,
 }
 
 /// The weight whose layer has the scales called `name`, if that is what they are.
@@ -49,7 +66,18 @@ impl CastGather {
 
     /// The largest magnitudes of what this rank owns of weights whose scales are given, as it sent them last. Layers see what codes stand for instead.
     pub fn take_noted(&mut self) -> BTreeMap<String, f32> {
-        std::mem::take(&mut self.noted)
+        let (mut largest, mut names, mut there) = (BTreeMap::new(), Vec::new(), Vec::new());
+        for (name, noted) in std::mem::take(&mut self.noted) {
+            match noted {
+                Noted::OnHost(value) => drop(largest.insert(name, value)),
+                Noted::OnDevice(value) => {
+                    names.push(name);
+                    there.push(value);
+                }
+            }
+        }
+        largest.extend(names.into_iter().zip(largest_magnitudes(there)));
+        largest
     }
 
     /// Agrees on what is not agreed upon. All ranks that share weights call this together, with what they own.
@@ -61,9 +89,10 @@ impl CastGather {
                 let cast = buckets.filter(|bucket| bucket.is_cast && bucket.replicas == kind);
                 let names = cast.flat_map(|bucket| &bucket.entries).map(|entry| entry.name.clone());
                 let names: Vec<String> = names.filter(|name| !self.given.contains_key(name)).collect();
-                let tensors: Vec<Tensor<1>> = names.iter().map(|name| owned[name].clone()).collect();
-                let mut largest: Vec<f32> =
-                    floats(tensors).iter().map(|part| WeightCast::largest_magnitude(part)).collect();
+                // A device reads its weights itself.
+                let part =
+                    |name: &String| WeightCast::largest_on_device(&owned[name]).unwrap_or_else(|| owned[name].clone());
+                let mut largest = largest_magnitudes(names.iter().map(part).collect());
                 if !largest.is_empty() {
                     distribution.shards(kind).all_reduce((&mut largest).into(), ReduceOp::Max)?;
                 }
@@ -74,7 +103,8 @@ impl CastGather {
         Ok(())
     }
 
-    /// This rank's part of a bucket, and how its weights are cast. All ranks that share weights call this together.
+    /// This rank's part of a bucket, on the device if the values are there and codes travel `on_device`, and how its weights are cast. All ranks
+    /// that share weights call this together.
     ///
     /// # Errors
     /// If ranks cannot agree on largest magnitudes.
@@ -83,30 +113,79 @@ impl CastGather {
         bucket: &Bucket,
         distribution: &Distribution,
         owned: &BTreeMap<String, Tensor<1>>,
-    ) -> Result<(HostBuffer, Casts), CommError> {
+        on_device: bool,
+    ) -> Result<(Codes, Casts), CommError> {
         let rank = distribution.shards(bucket.replicas).rank();
         self.agree(distribution, owned)?;
-        let Self { given, agreed, noted } = self;
-        let tensors: Vec<Tensor<1>> = bucket.entries.iter().map(|entry| owned[&entry.name].clone()).collect();
-        let (mut part, mut casts) = (vec![0_u8; bucket.part_len()], Casts::with_capacity(bucket.entries.len()));
-        for (entry, values) in bucket.entries.iter().zip(floats(tensors)) {
-            let cast = match given.get(&entry.name) {
-                Some(scale) => {
-                    noted.insert(entry.name.clone(), WeightCast::largest_magnitude(&values));
-                    WeightCast::with_scale(*scale)
-                }
-                None => WeightCast::of_largest(agreed.as_ref().expect("they just agreed")[&entry.name]),
-            };
-            part[bucket.within_part(entry, rank)].copy_from_slice(&cast.encode(&values));
-            casts.push(cast);
+        let cast = |name: &String| match self.given.get(name) {
+            Some(scale) => WeightCast::with_scale(*scale),
+            None => WeightCast::of_largest(self.agreed.as_ref().expect("they just agreed")[name]),
+        };
+        let casts: Casts = bucket.entries.iter().map(|entry| cast(&entry.name)).collect();
+        let values = |entry: &BucketEntry| owned[&entry.name].clone();
+        if on_device && let Some(codes) = encoded(bucket, rank, values, &casts) {
+            self.note(bucket, |entry| match WeightCast::largest_on_device(&owned[&entry.name]) {
+                Some(largest) => Noted::OnDevice(largest),
+                // Nothing is of this rank.
+                None => Noted::OnHost(0.0),
+            });
+            return Ok((Codes::OnDevice(codes), casts));
         }
-        Ok((HostBuffer::U8(part), casts))
+        let values = floats(bucket.entries.iter().map(values).collect());
+        let mut part = vec![0_u8; bucket.code_len()];
+        for ((entry, values), cast) in bucket.entries.iter().zip(&values).zip(&casts) {
+            part[bucket.within_part(entry, rank)].copy_from_slice(&cast.encode(values));
+        }
+        let mut values = values.iter();
+        self.note(bucket, |_| Noted::OnHost(WeightCast::largest_magnitude(values.next().expect("one an entry"))));
+        Ok((Codes::OnHost(HostBuffer::U8(part)), casts))
+    }
+
+    /// Notes largest magnitudes of the weights of a bucket whose scales are given.
+    fn note(&mut self, bucket: &Bucket, mut largest: impl FnMut(&BucketEntry) -> Noted) {
+        for entry in &bucket.entries {
+            let largest = largest(entry);
+            if self.given.contains_key(&entry.name) {
+                self.noted.insert(entry.name.clone(), largest);
+            }
+        }
     }
 }
 
 /// Values of tensors, read at once.
 fn floats(tensors: Vec<Tensor<1>>) -> Vec<Vec<f32>> {
     read_together(tensors).into_iter().map(|data| data.iter::<f32>().collect()).collect()
+}
+
+/// The largest magnitude of each tensor; a device is waited for once.
+fn largest_magnitudes(tensors: Vec<Tensor<1>>) -> Vec<f32> {
+    floats(tensors).iter().map(|part| WeightCast::largest_magnitude(part)).collect()
+}
+
+/// Where the weights of a bucket end in the parts of some ranks.
+fn places(bucket: &Bucket, ranks: Range<usize>) -> CodePlaces {
+    let ends_in = |rank: usize| bucket.entries.iter().map(|entry| bucket.within_part(entry, rank).end).collect();
+    CodePlaces { ends: ranks.map(ends_in).collect(), length: bucket.part_len() }
+}
+
+/// The codes of a rank's part of a bucket, made on the device; `None` if its values are on none.
+fn encoded(
+    bucket: &Bucket,
+    rank: usize,
+    values: impl Fn(&BucketEntry) -> Tensor<1>,
+    casts: &[WeightCast],
+) -> Option<Tensor<1>> {
+    let first = values(bucket.entries.first()?);
+    let packing = Packing { device: &first.device(), dtype: first.dtype() };
+    let pieces = bucket.entries.iter().map(|entry| (Some(values(entry)), bucket.within_part(entry, rank).len()));
+    let part = packing.concatenated(pieces, bucket.part_len());
+    places(bucket, rank..rank + 1).encode(&part, casts)
+}
+
+/// The values of a whole bucket of codes on a device, in the bucket's order.
+pub(super) fn decoded_there(bucket: &Bucket, codes: &Tensor<1>, casts: &[WeightCast], dtype: DType) -> Tensor<1> {
+    let values = places(bucket, 0..bucket.num_ranks()).decode(codes, casts, dtype);
+    values.expect("codes that were made on a device")
 }
 
 /// One weight out of a gathered bucket.
@@ -116,7 +195,12 @@ pub(super) fn decoded(
     cast: WeightCast,
     (device, dtype): (&Device, DType),
 ) -> Tensor<1> {
-    let values = cast.decode(&bucket.gather(entry, codes));
+    let of_rank = |rank: usize| {
+        let Range { start, end } = bucket.within_part(entry, rank);
+        let first = rank * bucket.code_len();
+        cast.decode(&codes[first + start..first + end])
+    };
+    let values: Vec<f32> = (0..bucket.num_ranks()).flat_map(of_rank).collect();
     let data = TensorData::new(values, [entry.num_elements]);
     Tensor::<1>::from_data(data, (device, DType::F32)).cast(FloatDType::from(dtype))
 }

@@ -36,7 +36,7 @@ mod tests;
 
 pub use bucket::{
     Bucket, BucketEntry, BucketLayout, BucketPadding, BucketParameter, BucketRule, BucketSize, ShardCounts,
-    bucket_sizes, buckets, owned_range, padded_part, padded_part_of,
+    bucket_sizes, buckets, code_len, owned_range, padded_part, padded_part_of,
 };
 pub use distribution::{Distribution, ModelSize, SavedGradient};
 pub use gradients::{AccumulationDType, GradientBuffer};

@@ -12,7 +12,7 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 use half::{bf16, f16};
 
 use super::bucket::{Bucket, BucketEntry};
-use super::cast_gather::{CastGather, Casts, decoded};
+use super::cast_gather::{CastGather, Casts, Codes, decoded, decoded_there};
 use super::distribution::Distribution;
 use super::flat::{bytes_of, detached_part, part};
 use super::packing::{Packing, parameter_of};
@@ -51,11 +51,14 @@ enum Gathered {
 }
 
 impl Gathering {
-    fn wait(self) -> Result<Gathered, CommError> {
+    fn wait(self, bucket: &Bucket) -> Result<Gathered, CommError> {
         let Self { request, device, dtype, casts } = self;
         Ok(match request {
             Arriving::OnHost(request) => Gathered::OnHost { values: request.wait()?, device, dtype, casts },
-            Arriving::OnDevice(request) => Gathered::OnDevice(Box::new(request.wait()?)),
+            Arriving::OnDevice(request) if casts.is_empty() => Gathered::OnDevice(Box::new(request.wait()?)),
+            Arriving::OnDevice(request) => {
+                Gathered::OnDevice(Box::new(decoded_there(bucket, &request.wait()?, &casts, dtype)))
+            }
         })
     }
 }
@@ -349,7 +352,7 @@ impl ShardedParameters {
             if let BucketState::Gathering(gathering) = std::mem::replace(state, BucketState::Whole) {
                 let waiting = Instant::now();
                 let bucket = &distribution.buckets(index)[number];
-                let gathered = gathering.wait()?;
+                let gathered = gathering.wait(bucket)?;
                 self.waited += waiting.elapsed();
                 for (place, entry) in bucket.entries.iter().enumerate() {
                     values.insert(entry.name.as_str(), Replacement::Value(gathered.parameter(bucket, place, entry)));
@@ -379,8 +382,14 @@ impl ShardedParameters {
     fn start_codes(&mut self, bucket: &Bucket) -> Result<Gathering, CommError> {
         let first = &self.shards[&bucket.entries.first().expect("no bucket is empty").name];
         let (device, dtype) = (first.device(), first.dtype());
-        let (part, casts) = self.casts.encode(bucket, &self.distribution, &self.shards)?;
-        let request = Arriving::OnHost(self.distribution.shards(bucket.replicas).start_all_gather(part)?);
+        let group = self.distribution.shards(bucket.replicas);
+        let way = TensorExchange::of(group, &device);
+        let (part, casts) = self.casts.encode(bucket, &self.distribution, &self.shards, way.is_some())?;
+        let request = match (part, way) {
+            (Codes::OnDevice(words), Some(way)) => Arriving::OnDevice(way.start_all_gather_bytes(words)?),
+            (Codes::OnHost(part), _) => Arriving::OnHost(group.start_all_gather(part)?),
+            (Codes::OnDevice(_), None) => unreachable!("codes are made where they travel"),
+        };
         Ok(Gathering { request, device, dtype, casts })
     }
 

@@ -29,6 +29,8 @@ pub struct Gpu {
     pub link_gbps: f64,
     /// What it sends to the host's memory, or gets from there, in GB/s.
     pub host_gigabytes: f64,
+    /// Whether attention in 16 bits runs on its matrix units, which needs no score matrix: those of NVIDIA from compute capability 8.0.
+    pub matrix_units: bool,
 }
 
 /// GPUs of a node.
@@ -61,6 +63,7 @@ pub const GPUS: [Gpu; 12] = [
         intra_link_gbps: 7_200.0,
         link_gbps: 400.0,
         host_gigabytes: PCIE_5,
+        matrix_units: true,
     },
     Gpu { memory_mib: 196_592, memory_gigabytes: 5_300.0, ..cdna3("mi300x") },
     Gpu { memory_mib: 262_128, memory_gigabytes: 6_000.0, ..cdna3("mi325x") },
@@ -73,6 +76,7 @@ pub const GPUS: [Gpu; 12] = [
         intra_link_gbps: 256.0,
         link_gbps: 100.0,
         host_gigabytes: PCIE_4,
+        matrix_units: true,
     },
     Gpu {
         name: "l4",
@@ -83,6 +87,7 @@ pub const GPUS: [Gpu; 12] = [
         intra_link_gbps: 256.0,
         link_gbps: 100.0,
         host_gigabytes: PCIE_4,
+        matrix_units: true,
     },
     Gpu { tflops_16: 165.2, tflops_32: 82.6, memory_gigabytes: 1_008.0, ..desktop("4090", 24_564) },
     Gpu { tflops_16: 71.0, tflops_32: 35.6, memory_gigabytes: 936.0, ..desktop("3090", 24_576) },
@@ -107,6 +112,7 @@ const fn hopper(name: &'static str) -> Gpu {
         intra_link_gbps: 3_600.0,
         link_gbps: 400.0,
         host_gigabytes: PCIE_5,
+        matrix_units: true,
     }
 }
 
@@ -121,6 +127,7 @@ const fn ampere(name: &'static str) -> Gpu {
         intra_link_gbps: 2_400.0,
         link_gbps: 200.0,
         host_gigabytes: PCIE_4,
+        matrix_units: true,
     }
 }
 
@@ -134,6 +141,7 @@ const fn cdna3(name: &'static str) -> Gpu {
         intra_link_gbps: 3_584.0,
         link_gbps: 400.0,
         host_gigabytes: PCIE_5,
+        matrix_units: false,
     }
 }
 
@@ -148,6 +156,7 @@ const fn desktop(name: &'static str, memory_mib: u64) -> Gpu {
         intra_link_gbps: 256.0,
         link_gbps: 12.5,
         host_gigabytes: PCIE_4,
+        matrix_units: true,
     }
 }
 

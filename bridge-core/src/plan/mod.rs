@@ -60,6 +60,8 @@ pub struct PlanOptions {
     pub rates: Option<Rates>,
     /// Rows of the embedding, where they are known already; `None` takes them from the configuration, which may not say.
     pub padded_vocab_size: Option<usize>,
+    /// Whether the device is known to have matrix units that attention in 16 bits runs on. Otherwise memory is counted for the form that needs most.
+    pub matrix_units: bool,
 }
 
 /// What a run costs.
@@ -103,7 +105,7 @@ impl Plan {
 /// # Errors
 /// If the sizes fit no mesh, pipeline or vocabulary, or the model has parts that the plan cannot count.
 pub fn plan(config: &RunConfig, models: &ModelRegistry, options: &PlanOptions) -> Result<Plan, PlanError> {
-    let setup = Setup::new(config, models, options.padded_vocab_size)?;
+    let setup = Setup::new(config, models, (options.padded_vocab_size, options.matrix_units))?;
     let pipeline = pipeline::plan(&setup)?;
     let peaks = pipeline::activation_peaks(&setup, |activations| activations)?;
     let on_host = |activations: segments::ChunkActivations| segments::ChunkActivations {

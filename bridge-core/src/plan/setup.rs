@@ -153,7 +153,7 @@ impl<'a> Setup<'a> {
     pub fn new(
         config: &'a RunConfig,
         models: &ModelRegistry,
-        padded_vocab_size: Option<usize>,
+        (padded_vocab_size, matrix_units): (Option<usize>, bool),
     ) -> Result<Self, PlanError> {
         let model = &config.model;
         let mesh = config.mesh()?;
@@ -162,7 +162,10 @@ impl<'a> Setup<'a> {
         let kind = models.config(model)?;
         let (builder, stacks) = (kind.builder(), kind.stacks());
         let bytes = element_bytes(config);
-        let work = workload(config, &layout, &bytes, padded_vocab as usize);
+        let work = Workload {
+            matrix_units: matrix_units && !config.computes_on_cpu(),
+            ..workload(config, &layout, &bytes, padded_vocab as usize)
+        };
         let adapter = models.adapter(config.peft.as_ref(), model)?;
         let chunk = |content: StageContent| {
             let stage = Stage::of_content(&stacks, &content);
@@ -303,6 +306,7 @@ fn workload(config: &RunConfig, layout: &Layout, bytes: &ElementBytes, padded_vo
         collective_bytes: bytes.collective,
         documents: config.dataset.reset_attention_mask,
         on_cpu: config.computes_on_cpu(),
+        matrix_units: false,
         padded_vocab_size: padded_vocab,
         eight_bits: None,
     }

@@ -124,9 +124,6 @@ pub trait DeviceExchange: Debug + Send + Sync {
     /// Whether it moves such memory. All ranks of a group find the same.
     fn accepts(&self, memory: &dyn DeviceMemory) -> bool;
 
-    /// Whether it moves messages too ([`start_send`](Self::start_send)).
-    fn moves_messages(&self) -> bool;
-
     /// As [`DeviceLine::shares_memory`], for messages.
     fn shares_memory(&self) -> bool;
 
@@ -142,7 +139,7 @@ pub trait DeviceExchange: Debug + Send + Sync {
     /// Those found before anything is sent; others come from the request.
     fn start(&self, call: &DeviceCall, work: DeviceWork) -> Result<Request<DevicePart>, CommError>;
 
-    /// Starts to send a message; the request is complete when the memory has been handed over.
+    /// Starts to send a message; the request is complete when the memory has been handed over. It must not be written any more.
     ///
     /// # Errors
     /// Those found before anything is sent; others come from the request.

@@ -219,10 +219,6 @@ impl<L: Layer> DeviceExchange for L {
         device_of(self.inner()).accepts(memory)
     }
 
-    fn moves_messages(&self) -> bool {
-        device_of(self.inner()).moves_messages()
-    }
-
     fn shares_memory(&self) -> bool {
         device_of(self.inner()).shares_memory()
     }

@@ -184,7 +184,7 @@ impl<L: Collectives> Background<L> {
 }
 
 /// The thread, and the queue to it. Dropping it lets the thread finish its queue and end.
-struct Worker<S> {
+pub(crate) struct Worker<S> {
     queue: mpsc::Sender<Job<S>>,
     /// Joined by implementations whose resources must not outlive their owner.
     #[cfg_attr(not(any(feature = "mpi", feature = "nccl")), allow(dead_code))]
@@ -193,7 +193,7 @@ struct Worker<S> {
 
 impl<S: Send + 'static> Worker<S> {
     /// Starts the thread, which owns `state`, the implementation's lane.
-    fn spawn(name: String, mut state: S) -> std::io::Result<Self> {
+    pub fn spawn(name: String, mut state: S) -> std::io::Result<Self> {
         let (queue, jobs) = mpsc::channel::<Job<S>>();
         let thread = thread::Builder::new().name(name).spawn(move || {
             for job in jobs {
@@ -204,7 +204,7 @@ impl<S: Send + 'static> Worker<S> {
     }
 
     /// Runs `job` after those submitted before. `lost` is the error if the thread has died.
-    fn submit<T: Send + 'static>(
+    pub fn submit<T: Send + 'static>(
         &self,
         job: impl FnOnce(&mut S) -> Outcome<T> + Send + 'static,
         lost: impl FnOnce(CommErrorKind) -> CommError,
@@ -226,7 +226,7 @@ impl<S: Send + 'static> Worker<S> {
 
     /// Waits until all jobs are done and the thread has ended.
     #[cfg_attr(not(any(feature = "mpi", feature = "nccl")), allow(dead_code))]
-    fn finish(self) {
+    pub fn finish(self) {
         drop(self.queue);
         // A panic of the thread has been reported by the request it was working on.
         let _ = self.thread.join();

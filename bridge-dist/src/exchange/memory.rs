@@ -38,9 +38,27 @@ impl TensorMemory {
         DevicePart { dtype, len, memory: Arc::new(Self::new(tensor, dtype, mark)) }
     }
 
+    /// A tensor as a part that another thread is to use.
+    pub fn marked(tensor: Tensor<1>) -> DevicePart {
+        let mark = mark(&tensor.device());
+        Self::part(tensor, Some(mark))
+    }
+
     /// Type and number of the elements of a tensor that travels.
     pub fn extent(tensor: &Tensor<1>) -> Extent {
         Extent { dtype: wire(tensor.dtype()), len: tensor.dims()[0] }
+    }
+
+    /// Memory for a message of another rank, by what it [says](super::message) of its elements, on the device of `like`.
+    #[cfg(all(feature = "nccl", feature = "cuda"))]
+    pub fn place_of((dtype, len): (DType, usize), like: &DevicePart) -> Tensor<1> {
+        let (dtype, len) = match dtype {
+            DType::U8 => (TensorDType::F16, len / 2),
+            DType::Bf16 => (TensorDType::BF16, len),
+            DType::F64 => (TensorDType::F64, len),
+            _ => (TensorDType::F32, len),
+        };
+        Tensor::empty([len], (&Self::behind(like).tensor.device(), dtype))
     }
 
     /// The same under another type.

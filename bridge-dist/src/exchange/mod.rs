@@ -19,7 +19,7 @@ use std::sync::Arc;
 use burn::tensor::{DType as TensorDType, Device, FloatDType, Tensor};
 
 use crate::comm::device::{DeviceCall, DeviceExchange, DevicePart, DeviceWork};
-use crate::comm::{CommError, DType, Group, ReduceOp, Request};
+use crate::comm::{CommError, DType, Extent, Group, ReduceOp, Request};
 
 mod memory;
 #[cfg(test)]
@@ -63,11 +63,6 @@ impl<'a> TensorExchange<'a> {
         let device = device.clone().without_autodiff();
         let probe = TensorMemory::new(mark(&device), DType::F32, None);
         exchange.accepts(&probe).then_some(Self { group, exchange, device })
-    }
-
-    /// As [`of`](Self::of), for messages.
-    pub fn of_messages(group: &'a Group, device: &Device) -> Option<Self> {
-        Self::of(group, device).filter(|made| made.exchange.moves_messages())
     }
 
     fn speaking<R>(&self, f: impl FnOnce(&crate::comm::Speaker<'_>) -> R) -> R {
@@ -174,6 +169,20 @@ impl<'a> TensorExchange<'a> {
         self.start(&call, move |line| line.all_gather(x, joined))
     }
 
+    /// As [`start_all_gather`](Self::start_all_gather), of bytes, four in each element of float32. Nothing computes with them.
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Panics
+    /// If the elements are of another type.
+    pub fn start_all_gather_bytes(&self, words: Tensor<1>) -> Result<TensorRequest, CommError> {
+        let Extent { dtype, len } = TensorMemory::extent(&words);
+        assert_eq!(dtype, DType::F32, "bytes come in words");
+        let call = DeviceCall::all_gather(Extent { dtype: DType::U8, len: len * dtype.size() });
+        self.start(&call, move |line| line.all_gather(words, joined))
+    }
+
     /// What `put_together` makes of the tensors of all ranks, which it must not return as they are.
     pub(crate) fn gather_parts(
         &self,
@@ -199,7 +208,7 @@ impl<'a> TensorExchange<'a> {
     /// See [`CommErrorKind`](crate::comm::CommErrorKind); counts must fit the tensor, and each other across ranks.
     pub fn all_to_all_uneven(&self, x: Tensor<1>, send: &[usize], receive: &[usize]) -> Result<Tensor<1>, CommError> {
         let input = TensorMemory::extent(&x);
-        let output = crate::comm::Extent { len: receive.iter().sum(), ..input };
+        let output = Extent { len: receive.iter().sum(), ..input };
         let call = self.speaking(|speaker| DeviceCall::all_to_all_uneven(speaker, (input, send), (output, receive)))?;
         let (mut end, receive) = (0, receive.to_vec());
         let parts = send.iter().map(|count| {
@@ -215,9 +224,11 @@ impl<'a> TensorExchange<'a> {
     /// # Errors
     /// Those found before anything is sent; others come from the request.
     pub fn start_send(&self, x: Tensor<1>, to: usize, tag: u32) -> Result<Request<()>, CommError> {
-        let x = if self.exchange.shares_memory() { copied(x) } else { x };
-        let mark = mark(&self.device);
-        self.exchange.start_send(message(TensorMemory::part(x, Some(mark))), to, tag)
+        let part = match self.exchange.shares_memory() {
+            true => TensorMemory::marked(copied(x)),
+            false => TensorMemory::part(x, None),
+        };
+        self.exchange.start_send(message(part), to, tag)
     }
 
     /// Starts to receive `len` elements of type `dtype`.

@@ -155,6 +155,19 @@ fn float16_travels_as_it_is() {
     .unwrap();
 }
 
+/// Four bytes are a number, an infinite one, or none.
+#[test]
+fn bytes_arrive_as_they_are() {
+    run_ranks_on(Devices::Shared, 3, LIMIT, |group| {
+        let of = |rank: u32| [0x7fa0_0001 + rank, 0xffff_ffff, rank, 0x7f80_0000, 0x8000_0001];
+        let words = of(group.rank() as u32).map(f32::from_bits);
+        let gathered = way(&group).start_all_gather_bytes(Tensor::from_data(words, &Device::flex()))?.wait()?;
+        assert_eq!(bits(gathered), (0..3).flat_map(of).map(u64::from).collect::<Vec<_>>());
+        Ok::<_, CommError>(())
+    })
+    .unwrap();
+}
+
 /// Several operations under way, with blocking ones between them, waited for in another order.
 #[test]
 fn started_operations_overlap() {
@@ -225,6 +238,7 @@ fn program(group: &Group) -> Result<(), CommError> {
         group.start_all_reduce(host(&x), ReduceOp::Sum)?.wait()?;
         group.start_reduce_scatter(host(&x), ReduceOp::Sum)?.wait()?;
         group.start_all_gather(host(&x))?.wait()?;
+        group.start_all_gather(HostBuffer::U8(vec![7; 40]))?.wait()?;
         let sent = group.start_send(host(&x), other, 1)?;
         group.start_recv(DType::Bf16, 10, other, 1)?.wait()?;
         return sent.wait().map(drop);
@@ -238,6 +252,7 @@ fn program(group: &Group) -> Result<(), CommError> {
     way.start_all_reduce(x.clone(), ReduceOp::Sum)?.wait()?;
     way.start_reduce_scatter(x.clone(), ReduceOp::Sum)?.wait()?;
     way.start_all_gather(x.clone())?.wait()?;
+    way.start_all_gather_bytes(draw(10, group.rank(), FloatDType::F32))?.wait()?;
     let sent = way.start_send(x, other, 1)?;
     way.start_recv(FloatDType::BF16, 10, other, 1)?.wait()?;
     sent.wait()

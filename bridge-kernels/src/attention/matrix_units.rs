@@ -1,5 +1,5 @@
 //! Attention on GPUs with matrix units (FlashAttention-2, arXiv:2307.08691): as [`super::cube`], there is no score matrix, and products are those of
-//! [`crate::cube::fragments`]. As in FlashAttention-2, the mean of a query's gradients of probabilities is that of its rounded output. For heads of 16-bit elements whose size is a multiple of 16, up to [`LARGEST_HEAD`]. A cube has 64 queries of a head.
+//! [`crate::cube::fragments`]. As in FlashAttention-2, the mean of a query's gradients of probabilities is that of its rounded output. For heads of 16-bit elements whose size is a multiple of 16, up to [`LARGEST_HEAD`](super::parts::LARGEST_HEAD). A cube has 64 queries of a head.
 
 use burn::backend::Cube;
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -11,6 +11,7 @@ use burn::tensor::Tensor;
 use super::cube::{Operands, Problem, Saved, with_backward};
 use super::cube_scores::{HIDDEN, Sizes, block_of_queries, keys_at, queries_at, score, sees};
 use super::options::AttentionOptions;
+use super::parts::are_heads_of_units;
 use crate::cube::Buffer;
 use crate::cube::fragments::{
     LANES, Pair, Quad, ROWS, UNITS, add_combinations, column_of, exchange_len, first_factor, is_first_of_row, load,
@@ -18,8 +19,6 @@ use crate::cube::fragments::{
 };
 use crate::dropout::cube::{Mask, factor, mask};
 
-/// Largest head for which a unit has registers.
-const LARGEST_HEAD: usize = 128;
 /// Keys of a tile, forward.
 const KEYS: usize = 64;
 
@@ -317,7 +316,7 @@ impl Problem {
     /// `None` for heads that this form does not take.
     fn unit_form(&self, emulated: Option<usize>) -> Option<UnitForm> {
         let Self { d, width, .. } = *self;
-        (d == width && d.is_multiple_of(16) && d <= LARGEST_HEAD).then_some(())?;
+        are_heads_of_units(d, width).then_some(())?;
         // Fewer where a unit has many sums of a head.
         let columns = emulated.unwrap_or(if d > 64 { 32 } else { 64 });
         let (capped, dropped) = (self.softcap.is_some(), self.dropout.is_some());

@@ -9,6 +9,14 @@ pub(super) const FEWEST_QUERIES: usize = 64;
 /// Fewest keys, and bytes of an element, for which products are taken.
 const FEWEST_KEYS: usize = 256;
 const ELEMENT_BYTES: usize = 2;
+/// Largest head for which a unit of the form on matrix units has registers, and what heads are multiples of there.
+pub(super) const LARGEST_HEAD: usize = 128;
+pub(super) const HEAD_MULTIPLE: usize = 16;
+
+/// Whether matrix units have room for heads of `d` for keys and `width` for values.
+pub(super) fn are_heads_of_units(d: usize, width: usize) -> bool {
+    d == width && d.is_multiple_of(HEAD_MULTIPLE) && d <= LARGEST_HEAD
+}
 
 /// Whether products are the faster form on a GPU: in 16 bits, but for short sequences.
 pub(super) fn are_for(keys: usize, element_bytes: usize) -> bool {
@@ -16,21 +24,24 @@ pub(super) fn are_for(keys: usize, element_bytes: usize) -> bool {
 }
 
 /// Bytes that attention works in on a GPU, for `[b, h, t, s]` sequences, heads, queries and keys, of elements of `element_bytes`: scores and gradients of
-/// probabilities in float32, probabilities and gradients of scores as elements are, and the float32 sums of gradients of `[g, d + w]` key/value heads and
-/// columns. Without a table of products the first two are smaller. None in the form without a score matrix.
+/// probabilities in float32, probabilities and gradients of scores as elements are, and the float32 sums of gradients of `[g, d, w]` key/value heads and
+/// their columns. Without a table of products the first two are smaller. None in the forms without a score matrix: which one runs depends on
+/// whether the device has `matrix_units`.
 pub fn workspace_bytes_on_gpu(
     [b, h, t, s]: [usize; 4],
-    [g, columns]: [usize; 2],
+    [g, d, width]: [usize; 3],
     window: Option<usize>,
     element_bytes: usize,
+    matrix_units: bool,
 ) -> usize {
-    if !are_for(s, element_bytes) || [b, h, t].contains(&0) || s < t {
+    let on_units = matrix_units && element_bytes == ELEMENT_BYTES && t > 1 && are_heads_of_units(d, width);
+    if on_units || !are_for(s, element_bytes) || [b, h, t].contains(&0) || s < t {
         return 0;
     }
     let parts = parts([b, h, t, s], window, BYTES / SCORE_BYTES).into_iter();
     let bytes = |part: Part| {
         2 * part.batches * h * part.queries * part.keys * (SCORE_BYTES + element_bytes)
-            + part.batches * g * s * columns * size_of::<f32>()
+            + part.batches * g * s * (d + width) * size_of::<f32>()
     };
     parts.map(bytes).max().unwrap_or(0)
 }
@@ -84,8 +95,15 @@ mod tests {
         let keys: Vec<_> = windowed.iter().map(|part| (part.key, part.keys)).collect();
         assert_eq!(keys, [(0, 64), (0, 128), (0, 192), (64, 192)]);
         assert_eq!(parts([2, 1, 5, 5], None, 1).len(), 2, "one sequence at a time");
-        let bytes = |shape, element| workspace_bytes_on_gpu(shape, [2, 7], None, element);
-        assert_eq!(bytes([1, 3, 5, 256], 2), 2 * 3 * 5 * 256 * (4 + 2) + 2 * 256 * 7 * 4);
+        let bytes = |shape, element| workspace_bytes_on_gpu(shape, [2, 3, 4], None, element, true);
+        let by_products = |columns: usize| 2 * 3 * 5 * 256 * (4 + 2) + 2 * 256 * columns * 4;
+        assert_eq!(bytes([1, 3, 5, 256], 2), by_products(7));
         assert_eq!([bytes([1, 3, 5, 255], 2), bytes([1, 3, 5, 256], 4), bytes([1, 3, 0, 256], 2)], [0; 3]);
+        let heads = |d, width, units| workspace_bytes_on_gpu([1, 3, 5, 256], [2, d, width], None, 2, units);
+        assert_eq!([heads(16, 16, true), heads(128, 128, true)], [0; 2]);
+        assert_eq!(
+            [heads(128, 128, false), heads(144, 144, true), heads(16, 32, true)],
+            [256, 288, 48].map(by_products)
+        );
     }
 }

@@ -23,7 +23,7 @@ const WORDS: usize = CODES_MULTIPLE / IN_WORD;
 
 /// A format as kernels have it. Numbers are bits of float32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct CodeForm {
+pub(super) struct CodeForm {
     mantissa: u32,
     bias: u32,
     largest: u32,
@@ -47,7 +47,7 @@ impl CodeForm {
 }
 
 impl Fp8Format {
-    fn form(self) -> CodeForm {
+    pub(super) fn form(self) -> CodeForm {
         match self {
             Self::E4M3 => CodeForm::of::<small::E4M3>(),
             Self::E5M2 => CodeForm::of::<small::E5M2>(),
@@ -81,10 +81,10 @@ fn magnitudes<X: Float>(x: &[X], parts: &mut [u32], #[comptime] units: usize, #[
     }
 }
 
-/// `scales`: by what a tensor is multiplied before it is cast, the inverse, and the largest magnitude. One cube.
+/// `scales`: by what a tensor is multiplied before it is cast, the inverse, and the largest magnitude, of the `parts` there are. One cube.
 #[cube(launch)]
 fn make_scales(
-    parts: &[u32],
+    parts: ComptimeOption<&[u32]>,
     scales: &mut [f32],
     given: ComptimeOption<&[f32]>,
     #[comptime] most: u32,
@@ -94,8 +94,14 @@ fn make_scales(
         terminate!();
     }
     let mut bits = 0u32;
-    for place in range_stepped(UNIT_POS as usize, parts.len(), units) {
-        bits = max(bits, parts[place]);
+    #[comptime]
+    match parts {
+        ComptimeOption::Some(parts) => {
+            for place in range_stepped(UNIT_POS as usize, parts.len(), units) {
+                bits = max(bits, parts[place]);
+            }
+        }
+        ComptimeOption::None => {}
     }
     let bits = cube_max::<u32>(bits, units);
     if UNIT_POS == 0 {
@@ -122,7 +128,7 @@ fn make_scales(
 /// The code of `x` times a scale: the nearest number, of two the even one; of what is too large the largest. What is not finite becomes NaN. See
 /// [`crate::cpu::small::encode`].
 #[cube]
-fn code(x: f32, scale: f32, #[comptime] form: CodeForm) -> u32 {
+pub(super) fn code(x: f32, scale: f32, #[comptime] form: CodeForm) -> u32 {
     let sign = u32::reinterpret(x) >> 31u32;
     let magnitude = min(u32::reinterpret(x * scale) & MAGNITUDE, comptime!(form.largest));
     let dropped = comptime!(23 - form.mantissa);
@@ -197,14 +203,61 @@ fn encode_across<X: Float>(
     }
 }
 
-/// A matrix in 8 bits, with what is summed side by side.
-pub(super) struct Codes {
-    /// Four codes an element, see [`Element::dtype`].
-    pub tensor: Tensor<2>,
-    /// Rows that are padded with zeros.
+/// Memory for a matrix in 8 bits, with what is summed side by side in rows that are padded with zeros.
+pub(super) struct Room {
+    codes: Buffer,
+    /// What becomes codes, a matrix of this shape, or its transpose.
+    x: Buffer,
+    shape: [usize; 2],
+    is_across: bool,
+    /// How the codes lie.
     pub matrix: Matrix,
-    /// What codes are multiplied by, `[1]`.
-    pub inverse: Tensor<1>,
+}
+
+impl Room {
+    /// For the codes of `x`, a matrix of this shape.
+    pub fn along(x: &Buffer, shape: [usize; 2], format: Fp8Format) -> Self {
+        Self::new((x, shape), shape, false, format)
+    }
+
+    /// For the codes of the transpose of `x`, a matrix of this shape.
+    pub fn across(x: &Buffer, [rows, columns]: [usize; 2], format: Fp8Format) -> Self {
+        Self::new((x, [rows, columns]), [columns, rows], true, format)
+    }
+
+    fn new((x, shape): (&Buffer, [usize; 2]), [rows, sums]: [usize; 2], is_across: bool, format: Fp8Format) -> Self {
+        let codes = x.uninitialised([rows, sums.next_multiple_of(CODES_MULTIPLE) / IN_WORD], DType::U32);
+        let matrix = Matrix::contiguous([rows, codes.len() / rows * IN_WORD], format.element());
+        Self { codes, x: x.clone(), shape, is_across, matrix }
+    }
+
+    /// The memory: four codes an element, see [`Element::dtype`].
+    pub fn tensor(&self) -> Tensor<2> {
+        let mut codes = self.codes.clone();
+        codes.0.dtype = self.matrix.element.dtype();
+        codes.tensor()
+    }
+
+    /// Memory for what codes are multiplied by.
+    pub fn inverse(&self) -> Tensor<1> {
+        self.codes.uninitialised([1], DType::F32).tensor()
+    }
+
+    /// Makes the codes.
+    pub fn fill(&self, scale: &OneScale) {
+        let Self { codes, x, shape: [rows, columns], is_across, .. } = self;
+        let client = &x.0.client;
+        let (from, scales, to, form) = (x.arg(), scale.scales.arg(), codes.arg(), scale.format.form());
+        if *is_across {
+            let words = (codes.len() / columns) as u32;
+            let (count, dim) = codes.grid(codes.len() / WORDS);
+            encode_across::launch(client, count, dim, from, scales, to, *columns as u32, words, form, x.storage());
+        } else {
+            let words = (codes.len() / rows) as u32;
+            let (count, dim) = codes.unit_per_element();
+            encode_along::launch(client, count, dim, from, scales, to, *columns as u32, words, form, x.storage());
+        }
+    }
 }
 
 /// How a tensor becomes codes: see [`make_scales`].
@@ -215,18 +268,22 @@ pub(super) struct OneScale {
 }
 
 impl OneScale {
-    /// With the scale that is given, `[1]`, or that of the largest magnitude.
-    pub fn new(x: &Buffer, format: Fp8Format, given: Option<&Buffer>) -> Self {
+    /// With the scale that is given, `[1]`, or that of the largest magnitude. The tensor is read for that, or if it is to be `noted`.
+    pub fn new(x: &Buffer, format: Fp8Format, given: Option<&Buffer>, noted: bool) -> Self {
         let (_, dim, units) = x.cube_per_row(1, usize::MAX);
-        let parts = x.uninitialised([x.len().div_ceil(units).min(MOST_CUBES)], DType::U32);
-        let (client, count) = (&x.0.client, parts.len() as u32);
-        magnitudes::launch(client, CubeCount::new_1d(count), dim, x.arg(), parts.arg(), units, x.storage());
+        let client = &x.0.client;
+        let parts = (noted || given.is_none()).then(|| {
+            let parts = x.uninitialised([x.len().div_ceil(units).min(MOST_CUBES)], DType::U32);
+            let count = CubeCount::new_1d(parts.len() as u32);
+            magnitudes::launch(client, count, dim, x.arg(), parts.arg(), units, x.storage());
+            parts
+        });
         let scales = x.uninitialised([3], DType::F32);
         make_scales::launch(
             client,
             CubeCount::new_single(),
             dim,
-            parts.arg(),
+            parts.as_ref().map(Buffer::arg).into(),
             scales.arg(),
             given.map(Buffer::arg).into(),
             format.largest().to_bits(),
@@ -235,42 +292,13 @@ impl OneScale {
         Self { format, scales }
     }
 
-    /// The largest magnitude, `[1]`.
+    /// The largest magnitude, `[1]`; 0 if the tensor was not read for it.
     pub fn largest(&self) -> Tensor<1> {
         self.scales.clone().tensor::<1>().narrow(0, 2, 1)
     }
 
-    /// The codes of `x`, a matrix of this shape.
-    pub fn along(&self, x: &Buffer, [rows, columns]: [usize; 2]) -> Codes {
-        let codes = self.room(x, [rows, columns]);
-        let words = (codes.len() / rows) as u32;
-        let (count, dim) = codes.unit_per_element();
-        let (arguments, form) = ([x.arg(), self.scales.arg(), codes.arg()], self.format.form());
-        let [from, scales, to] = arguments;
-        encode_along::launch(&x.0.client, count, dim, from, scales, to, columns as u32, words, form, x.storage());
-        self.codes(codes, rows)
-    }
-
-    /// The codes of the transpose of `x`, a matrix of this shape.
-    pub fn across(&self, x: &Buffer, [rows, columns]: [usize; 2]) -> Codes {
-        let codes = self.room(x, [columns, rows]);
-        let words = (codes.len() / columns) as u32;
-        let (count, dim) = codes.grid(codes.len() / WORDS);
-        let (arguments, form) = ([x.arg(), self.scales.arg(), codes.arg()], self.format.form());
-        let [from, scales, to] = arguments;
-        encode_across::launch(&x.0.client, count, dim, from, scales, to, columns as u32, words, form, x.storage());
-        self.codes(codes, columns)
-    }
-
-    /// Memory for rows of codes.
-    fn room(&self, x: &Buffer, [rows, columns]: [usize; 2]) -> Buffer {
-        x.uninitialised([rows, columns.next_multiple_of(CODES_MULTIPLE) / IN_WORD], DType::U32)
-    }
-
-    fn codes(&self, mut codes: Buffer, rows: usize) -> Codes {
-        let matrix = Matrix::contiguous([rows, codes.len() / rows * IN_WORD], self.format.element());
-        let inverse = self.scales.clone().tensor::<1>().narrow(0, 1, 1);
-        codes.0.dtype = matrix.element.dtype();
-        Codes { tensor: codes.tensor(), matrix, inverse }
+    /// What codes are multiplied by, `[1]`.
+    pub fn inverse(&self) -> Tensor<1> {
+        self.scales.clone().tensor::<1>().narrow(0, 1, 1)
     }
 }

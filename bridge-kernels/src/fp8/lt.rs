@@ -1,10 +1,12 @@
 //! Linear layers in 8 bits by a [`Table`] of products, for operands with one scale each. A function returns `None` where it does not apply (another
 //! device, mixed dtypes, blocks with scales of their own, no algorithm); a product of backward that the table does not have is emulated.
 
+use std::cell::OnceCell;
+
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Tensor};
 
-use super::cube::{Codes, OneScale};
+use super::cube::{OneScale, Room};
 use super::pass::Fp8Pass;
 use super::reference::DevicePass;
 use super::rule::{Operand, Share};
@@ -15,20 +17,49 @@ use crate::offload::Kept;
 use crate::precision::{narrow, sum_of_rows, widen};
 use crate::vjp;
 
-/// `a b^T + bias`, `[m, k]` by `[n, k]`, stored as `result` says. A result of 16 bits is rounded once, with the bias in it.
-fn product<T: Table>(table: &T, [a, b]: [Codes; 2], result: DType, bias_n: Option<&Tensor<1>>) -> Option<Tensor<2>> {
+/// A product of two tensors in 8 bits that the table has; their codes are not made yet.
+struct Decided<'a, T> {
+    table: &'a T,
+    product: Product,
+    operands: Operands<2>,
+    rooms: [Room; 2],
+    /// A bias that the product does not add itself.
+    bias_n: Option<Tensor<1>>,
+}
+
+/// `a b^T + bias`, `[m, k]` by `[n, k]`, stored as `result` says, if the table has it. A result of 16 bits is rounded once, with the bias in it.
+fn decide<'a, T: Table>(
+    table: &'a T,
+    rooms: [Room; 2],
+    result: DType,
+    bias_n: Option<&Tensor<1>>,
+) -> Option<Decided<'a, T>> {
+    let [a, b] = &rooms;
     let product = Product::new(a.matrix, b.matrix.transposed(), Element::of(result)?, Compute::Float32)?;
-    let mut operands = Operands { scales: Some([a.inverse, b.inverse]), ..Operands::new(a.tensor, b.tensor) };
-    match bias_n {
+    let scales = Some([a.inverse(), b.inverse()]);
+    let operands = Operands { scales, ..Operands::new(a.tensor(), b.tensor()) };
+    let (product, operands, bias_n) = match bias_n.cloned() {
         // cuBLASLt has no bias of float32 here.
-        Some(bias_n) if result == DType::F32 => {
-            table.multiply(&product, &mut operands).map(|results| results.d + bias_n.clone().unsqueeze())
+        Some(bias_n) if result != DType::F32 => {
+            (product.then(Epilogue::Bias), Operands { bias: Some(bias_n), ..operands }, None)
         }
-        Some(bias_n) => {
-            operands.bias = Some(bias_n.clone());
-            table.multiply(&product.then(Epilogue::Bias), &mut operands).map(|results| results.d)
+        bias_n => (product, operands, bias_n),
+    };
+    table.has(&product, &operands).then_some(Decided { table, product, operands, rooms, bias_n })
+}
+
+impl<T: Table> Decided<'_, T> {
+    /// Casts both tensors and multiplies.
+    fn run(mut self, scales: [&OneScale; 2]) -> Option<Tensor<2>> {
+        for (room, scale) in self.rooms.iter().zip(scales) {
+            room.fill(scale);
         }
-        None => table.multiply(&product, &mut operands).map(|results| results.d),
+        self.operands.scales = Some(scales.map(OneScale::inverse));
+        let y = self.table.multiply(&self.product, &mut self.operands)?.d;
+        Some(match self.bias_n {
+            Some(bias_n) => y + bias_n.unsqueeze(),
+            None => y,
+        })
     }
 }
 
@@ -39,7 +70,8 @@ fn one_scale(pass: &DevicePass, x: &Buffer, operand: Operand) -> Option<OneScale
         Some(given) => Some(Buffer::of_f32(given)?),
         None => None,
     };
-    let scale = OneScale::new(x, pass.0.rule.format(operand), given.as_ref());
+    let noted = pass.0.maxima.is_some();
+    let scale = OneScale::new(x, pass.0.rule.format(operand), given.as_ref(), noted);
     if let Some(maxima) = &pass.0.maxima {
         maxima.note_tensor(operand, scale.largest());
     }
@@ -59,11 +91,17 @@ pub(super) fn fp8_linear<T: Table, const D: usize>(
     (pass.rule.is_one_cast() && is_one_dtype).then_some(())?;
     let rows: usize = dims[..D - 1].iter().product();
     let (x_ni, weight, pass) = (Buffer::of(x)?, Buffer::of(weight_oi)?, pass.on_device());
+    let format = |operand| pass.0.rule.format(operand);
+    let rooms = [
+        Room::along(&x_ni, [rows, inputs], format(Operand::Input)),
+        Room::along(&weight, [outputs, inputs], format(Operand::Weight)),
+    ];
+    let bias = bias_o.map(|bias| bias.clone().without_autodiff());
+    // Before anything is cast.
+    let decided = decide(table, rooms, dtype, bias.as_ref())?;
     let of_x = one_scale(&pass, &x_ni, Operand::Input)?;
     let of_weight = one_scale(&pass, &weight, Operand::Weight)?;
-    let codes = [of_x.along(&x_ni, [rows, inputs]), of_weight.along(&weight, [outputs, inputs])];
-    let bias = bias_o.map(|bias| bias.clone().without_autodiff());
-    let y = product(table, codes, dtype, bias.as_ref())?;
+    let y = decided.run([&of_x, &of_weight])?;
     let mut shape = dims;
     shape[D - 1] = outputs;
     let backward = Backward {
@@ -98,23 +136,35 @@ impl<T: Table, const D: usize> Backward<T, D> {
         let Self { table, pass, sizes: [rows, inputs, outputs], dims, x, weight, bias } = self;
         let dy = Buffer::of_gradient(dy.reshape([rows, outputs]));
         let dtype = dy.0.dtype;
-        let of_dy = one_scale(&pass, &dy, Operand::Gradient).expect("the forward had one scale too");
+        let of_dy = OnceCell::new();
+        let of_dy =
+            || of_dy.get_or_init(|| one_scale(&pass, &dy, Operand::Gradient).expect("the forward had one scale too"));
+        let format = |operand| pass.0.rule.format(operand);
         let dy_no: Tensor<2> = dy.clone().tensor();
         let dx = weight.map(|(weight, of_weight)| {
-            let codes = [of_dy.along(&dy, [rows, outputs]), of_weight.across(&weight, [outputs, inputs])];
+            let rooms = [
+                Room::along(&dy, [rows, outputs], format(Operand::Gradient)),
+                Room::across(&weight, [outputs, inputs], format(Operand::WeightAcross)),
+            ];
             let emulated = || {
                 let dy = pass.rounded(widen(dy_no.clone()), Operand::Gradient);
                 narrow(dy.times(pass.rounded(widen(weight.tensor()), Operand::WeightAcross)), dtype)
             };
-            product(&table, codes, dtype, None).unwrap_or_else(emulated).reshape(dims).into_dispatch()
+            let decided = decide(&table, rooms, dtype, None);
+            let dx = decided.and_then(|decided| decided.run([of_dy(), &of_weight])).unwrap_or_else(emulated);
+            dx.reshape(dims).into_dispatch()
         });
         let dw = x.map(|(x, of_x)| {
             let x_ni: Tensor<2> = x.into_tensor::<D>().reshape([rows, inputs]);
             let dw = match pass.0.rule.weight_gradient {
                 true => {
                     let x = Buffer::of(&x_ni).expect("the forward had it");
-                    let codes = [of_dy.across(&dy, [rows, outputs]), of_x.across(&x, [rows, inputs])];
-                    product(&table, codes, dtype, None).unwrap_or_else(|| {
+                    let rooms = [
+                        Room::across(&dy, [rows, outputs], format(Operand::GradientAcross)),
+                        Room::across(&x, [rows, inputs], format(Operand::InputAcross)),
+                    ];
+                    let decided = decide(&table, rooms, dtype, None);
+                    decided.and_then(|decided| decided.run([of_dy(), &of_x])).unwrap_or_else(|| {
                         let dy = pass.rounded(widen(dy_no.clone()), Operand::GradientAcross);
                         narrow(dy.transposed().times(pass.rounded(widen(x_ni), Operand::InputAcross)), dtype)
                     })

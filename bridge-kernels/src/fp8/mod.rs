@@ -16,6 +16,8 @@ mod lt;
 mod pass;
 mod reference;
 mod rule;
+#[cfg(feature = "cube")]
+mod several;
 #[cfg(test)]
 mod tests;
 mod weight_cast;
@@ -33,7 +35,7 @@ pub use format::Fp8Format;
 pub use pass::Fp8Pass;
 pub use reference::reference;
 pub use rule::{Fp8Rule, Fp8Scaling, OperandMaxima};
-pub use weight_cast::WeightCast;
+pub use weight_cast::{CodePlaces, WeightCast};
 
 /// `x w^T + bias` in 8 bits: operands of the three products are cast as `pass` says, sums are float32, and the bias and its gradient have no part
 /// in it. Gradients are those of the products as if the casts were not there (straight through).

@@ -1,7 +1,29 @@
 //! Weights as codes, which ranks send to each other instead of values.
 
+use burn::tensor::{DType, Tensor};
+
 use super::cpu::{cast, largest_magnitude};
 use super::format::Fp8Format;
+#[cfg(feature = "cube")]
+use super::several;
+
+/// Builds without GPUs have no weights there.
+#[cfg(not(feature = "cube"))]
+mod several {
+    use super::{CodePlaces, DType, Tensor, WeightCast};
+
+    pub fn largest_magnitude(_weight: &Tensor<1>) -> Option<Tensor<1>> {
+        None
+    }
+
+    pub fn encode(_places: &CodePlaces, _values: &Tensor<1>, _casts: &[WeightCast]) -> Option<Tensor<1>> {
+        None
+    }
+
+    pub fn decode(_: &CodePlaces, _codes: &Tensor<1>, _casts: &[WeightCast], _dtype: DType) -> Option<Tensor<1>> {
+        None
+    }
+}
 
 /// How a weight with one scale is cast: a layer that is given what the codes stand for casts it to the same codes with the same scale, so its
 /// products are those of the weight itself.
@@ -12,7 +34,7 @@ pub struct WeightCast {
     largest: Option<f32>,
 }
 
-const FORMAT: Fp8Format = Fp8Format::E4M3;
+pub(super) const FORMAT: Fp8Format = Fp8Format::E4M3;
 
 impl WeightCast {
     /// With a scale from earlier steps.
@@ -34,6 +56,12 @@ impl WeightCast {
         if largest.is_finite() { largest } else { f32::INFINITY }
     }
 
+    /// [`largest_magnitude`](Self::largest_magnitude) as a tensor `[1]`, which nothing waits for; `None` where the weight is on no GPU, empty, or
+    /// not of 16 or 32 bits.
+    pub fn largest_on_device(weight: &Tensor<1>) -> Option<Tensor<1>> {
+        several::largest_magnitude(weight)
+    }
+
     /// The codes of a part of a weight.
     pub fn encode(self, weight: &[f32]) -> Vec<u8> {
         weight.iter().map(|x| cast(FORMAT, *x, self.scale)).collect()
@@ -41,14 +69,62 @@ impl WeightCast {
 
     /// What codes stand for.
     pub fn decode(self, codes: &[u8]) -> Vec<f32> {
+        let values = self.values();
+        codes.iter().map(|code| values[usize::from(*code)]).collect()
+    }
+
+    /// What each code stands for.
+    pub(super) fn values(self) -> [f32; 256] {
         let inverse = 1.0 / self.scale;
         // The largest is what it was, to the bit: the scale that a layer makes of it is then the same.
         let value = |value: f32| match self.largest {
             Some(largest) if value.abs() == FORMAT.largest() => largest.copysign(value),
             _ => value * inverse,
         };
-        let values = FORMAT.values().map(value);
-        codes.iter().map(|code| values[usize::from(*code)]).collect()
+        FORMAT.values().map(value)
+    }
+
+    /// What weights are multiplied by.
+    #[cfg(feature = "cube")]
+    pub(super) fn scale(self) -> f32 {
+        self.scale
+    }
+}
+
+/// How codes of several weights lie side by side in equally long parts, on a GPU: a byte each, four in an element that is called float32, as long as
+/// nothing computes with it.
+#[derive(Clone, Debug)]
+pub struct CodePlaces {
+    /// For each part, where the codes of each weight end. Each begins where the one before ends.
+    pub ends: Vec<Vec<usize>>,
+    /// Elements of a part, those behind the last weight included. Its codes fill whole words.
+    pub length: usize,
+}
+
+impl CodePlaces {
+    /// Elements of float32 that the codes of a part fill.
+    pub fn words(&self) -> usize {
+        self.length.div_ceil(4)
+    }
+
+    /// The codes of the only part, `values` `[length]` -> `[words]`, with the bits of [`WeightCast::encode`], up to the sign of what is not finite. `None` where the values are on no GPU, or not
+    /// of 16 or 32 bits.
+    ///
+    /// # Panics
+    /// If there is not one part, or not a cast for each weight.
+    pub fn encode(&self, values: &Tensor<1>, casts: &[WeightCast]) -> Option<Tensor<1>> {
+        assert_eq!((self.ends.len(), self.ends[0].len()), (1, casts.len()), "a part, and a cast a weight");
+        several::encode(self, values, casts)
+    }
+
+    /// What codes of all parts stand for, `[parts * words]` -> `[parts * length]`: the values of [`WeightCast::decode`], rounded to `dtype`. `None` where the
+    /// codes are on no GPU.
+    ///
+    /// # Panics
+    /// If there is not a cast for each weight.
+    pub fn decode(&self, codes: &Tensor<1>, casts: &[WeightCast], dtype: DType) -> Option<Tensor<1>> {
+        assert!(self.ends.iter().all(|ends| ends.len() == casts.len()), "a cast a weight");
+        several::decode(self, codes, casts, dtype)
     }
 }
 

@@ -63,9 +63,13 @@ impl Table for HostStandIn {
         (!is_empty).then(|| Operand { tensor: copy(), matrix: Matrix::of_shape(&x.dims(), element) })
     }
 
+    fn has<const D: usize>(&self, product: &Product, _operands: &Operands<D>) -> bool {
+        !self.refused.is_some_and(|refused| refused(&product.in_columns()))
+    }
+
     fn multiply<const D: usize>(&self, product: &Product, operands: &mut Operands<D>) -> Option<Results<D>> {
         let columns = product.in_columns();
-        if self.refused.is_some_and(|refused| refused(&columns)) {
+        if !self.has(product, operands) {
             return None;
         }
         self.log.lock().unwrap().push(columns);

@@ -24,7 +24,7 @@ impl<const D: usize> Operand<D> {
 }
 
 /// The tensors of a [`Product`]. Their memory is laid out as the product says.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Operands<const D: usize> {
     /// The first factor.
     pub a: Tensor<D>,
@@ -78,6 +78,12 @@ pub trait Table: Clone + Send + 'static {
     /// empty, or has a dtype that no product is made of.
     fn operand<const D: usize>(&self, x: Tensor<D>) -> Option<Operand<D>>;
 
+    /// Whether the device has a way to run a product with operands in such memory, whose values do not matter.
+    ///
+    /// # Panics
+    /// As [`multiply`](Self::multiply).
+    fn has<const D: usize>(&self, product: &Product, operands: &Operands<D>) -> bool;
+
     /// Runs a product; `None` if the device has no way to, and then `operands` are as they were.
     ///
     /// # Panics
@@ -88,6 +94,10 @@ pub trait Table: Clone + Send + 'static {
 /// Of devices that have none.
 impl Table for Infallible {
     fn operand<const D: usize>(&self, _: Tensor<D>) -> Option<Operand<D>> {
+        match *self {}
+    }
+
+    fn has<const D: usize>(&self, _: &Product, _: &Operands<D>) -> bool {
         match *self {}
     }
 

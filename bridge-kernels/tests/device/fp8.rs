@@ -1,10 +1,11 @@
 //! Products of 8-bit operands: the form of plain operations, which devices take, casts to the same values as the one on the CPU, and so do the kernels before the
 //! products of a table.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use bridge_kernels::fp8::{fp8_linear_by_table, reference};
-use bridge_kernels::{Fp8Format, Fp8Pass, Fp8Rule, Fp8Scaling, OperandMaxima, fp8_linear};
+use bridge_kernels::{CodePlaces, Fp8Format, Fp8Pass, Fp8Rule, Fp8Scaling, OperandMaxima, WeightCast, fp8_linear};
 use burn::tensor::{Device, FloatDType, Tensor};
 
 use crate::common::{Case, assert_close, device, read, tensor, values};
@@ -101,6 +102,15 @@ fn products_that_a_table_refuses() {
     let (x, weight) = (tensor(&values(1, n * i), [n, i], &device()), tensor(&values(2, o * i), [o, i], &device()));
     let layer = |table: &StandIn, rule| fp8_linear_by_table(table, &x, &weight, None, &pass(rule, &device()));
     assert!(layer(&StandIn::without(|_| true), RULES[0]).is_none());
+    // Nothing was cast or read before that was known.
+    let maxima = Arc::new(OperandMaxima::default());
+    let watched = Fp8Pass { maxima: Some(Arc::clone(&maxima)), ..pass(RULES[2], &device()) };
+    let with = |table: &StandIn| fp8_linear_by_table(table, &x, &weight, None, &watched);
+    assert!(with(&StandIn::without(|_| true)).is_none());
+    assert_eq!(OperandMaxima::take_all([maxima.as_ref()]), [[0.0; 3]]);
+    // Nor does it change an output who notes magnitudes.
+    let plain = layer(&StandIn::default(), RULES[2]).map(read);
+    assert_eq!(with(&StandIn::default()).map(read), plain);
     let blocks = Fp8Rule { scaling: Fp8Scaling::Blockwise, ..RULES[0] };
     assert!(layer(&StandIn::default(), blocks).is_none(), "blocks have scales of their own");
 }
@@ -209,4 +219,67 @@ fn magnitudes_are_those_of_the_values_on_the_device() {
         OperandMaxima::take_all([maxima.as_ref()])
     };
     assert_eq!(noted(device()), noted(Device::flex()));
+}
+
+/// Bytes and values are those of the host, for parts of ranks that begin and end within words, with weights of which a rank has nothing.
+#[test]
+fn codes_of_several_weights_are_those_of_the_host() {
+    let (sizes, length) = ([[5, 300, 0, 1031], [6, 299, 1, 1029], [5, 301, 0, 1030]], 1339);
+    let mut parts: Vec<Vec<f32>> = (0..3).map(|seed| values(seed, length)).collect();
+    parts[1][6..12].copy_from_slice(&[f32::NAN, f32::INFINITY, f32::MIN, f32::MAX, -1e-42, -0.0]);
+    let casts = [
+        WeightCast::of_largest(WeightCast::largest_magnitude(
+            &[&parts[0][..5], &parts[1][..6], &parts[2][..5]].concat(),
+        )),
+        WeightCast::with_scale(131.7),
+        WeightCast::with_scale(90.0),
+        WeightCast::with_scale(0.37),
+    ];
+    let ends = |rank: usize| -> Vec<usize> { (1..=4).map(|weights| sizes[rank][..weights].iter().sum()).collect() };
+    let places = |ranks: Range<usize>| CodePlaces { ends: ranks.map(ends).collect(), length };
+    let (mut codes, mut expected) = (Vec::new(), Vec::new());
+    for (rank, part) in parts.iter().enumerate() {
+        let mut rest = &part[..];
+        let (mut bytes, mut decoded) = (Vec::new(), Vec::new());
+        for (cast, size) in casts.iter().zip(sizes[rank]) {
+            let (own, behind) = rest.split_at(size);
+            bytes.extend(cast.encode(own));
+            decoded.extend(cast.decode(&cast.encode(own)));
+            rest = behind;
+        }
+        // What is behind the last weight is cast as it is; nobody looks at it.
+        let known = bytes.len();
+        expected.push(decoded);
+        for (dtype, _) in dtypes().into_iter().chain([(FloatDType::F32, 0.0)]) {
+            let x = tensor::<1>(part, [length], &device()).cast(dtype);
+            let rounded = read(x.clone().cast(FloatDType::F32));
+            let words = places(rank..rank + 1).encode(&x, &casts).expect("values are on the device");
+            assert_eq!(words.dims(), [length.div_ceil(4)]);
+            let found = words.clone().into_data();
+            if dtype == FloatDType::F32 {
+                assert_eq!(found.as_bytes()[..known], bytes, "rank {rank}");
+                codes.push(words);
+            } else {
+                let own = casts[3].encode(&rounded[known - sizes[rank][3]..known]);
+                assert_eq!(found.as_bytes()[known - own.len()..known], own, "rank {rank}, {dtype:?}");
+            }
+            let largest = WeightCast::largest_on_device(&x).map(read);
+            assert_eq!(largest, Some(vec![WeightCast::largest_magnitude(&rounded)]));
+        }
+    }
+    let codes = Tensor::cat(codes, 0);
+    for (dtype, _) in dtypes().into_iter().chain([(FloatDType::F32, 0.0)]) {
+        let found = places(0..3).decode(&codes, &casts, dtype.into()).expect("codes are on the device");
+        assert_eq!((found.dims(), found.dtype()), ([3 * length], dtype.into()));
+        let found = read(found.cast(FloatDType::F32));
+        for (rank, expected) in expected.iter().enumerate() {
+            let rounded = read(tensor::<1>(expected, [expected.len()], &device()).cast(dtype).cast(FloatDType::F32));
+            for (place, (found, expected)) in found[rank * length..].iter().zip(&rounded).enumerate() {
+                let is_same = found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan();
+                assert!(is_same, "rank {rank}, {place}, {dtype:?}: {found}, not {expected}");
+            }
+        }
+    }
+    let host = tensor::<1>(&parts[0], [length], &Device::flex());
+    assert!(places(0..1).encode(&host, &casts).is_none() && WeightCast::largest_on_device(&host).is_none());
 }

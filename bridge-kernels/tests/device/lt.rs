@@ -58,9 +58,13 @@ impl Table for StandIn {
         on_device::operand(x)
     }
 
+    fn has<const D: usize>(&self, product: &Product, _operands: &Operands<D>) -> bool {
+        !self.refused.is_some_and(|refused| refused(&product.in_columns()))
+    }
+
     fn multiply<const D: usize>(&self, product: &Product, operands: &mut Operands<D>) -> Option<Results<D>> {
         let columns = product.in_columns();
-        if self.refused.is_some_and(|refused| refused(&columns)) {
+        if !self.has(product, operands) {
             return None;
         }
         self.log.lock().unwrap().push(columns);

@@ -132,11 +132,18 @@ pub(crate) fn scores_bytes(
     let bytes = match work.on_cpu {
         true => workspace_bytes([queries, keys], sizes),
         false => {
-            let (shape, of_keys) = ([work.micro_batch_size, heads, queries, keys], [groups, sizes.iter().sum()]);
-            workspace_bytes_on_gpu(shape, of_keys, window, work.activation_bytes as usize)
+            let shape = [work.micro_batch_size, heads, queries, keys];
+            let [d, width] = sizes;
+            workspace_bytes_on_gpu(shape, [groups, d, width], window, work.activation_bytes as usize, work.matrix_units)
         }
     };
     bytes as u64
+}
+
+/// Bytes of what attention keeps of each query of `heads` for backward, in float32: the logarithm of its softmax's sum, on a GPU the largest score beside it.
+pub(crate) fn statistics_bytes(heads: u64, work: &Workload) -> u64 {
+    let numbers = if work.on_cpu { 1 } else { 2 };
+    work.tokens() * heads * numbers * size_of::<f32>() as u64
 }
 
 impl SelfAttention {
@@ -173,14 +180,14 @@ impl SelfAttention {
         let in_hand = layers.map(|layer| work.operands_in_hand(n, layer)).into_iter().max().unwrap_or(0);
         SegmentCost {
             flops: flops(config, index, work),
-            // And the output, which the projection behind it keeps too, with a number for each query.
-            kept: kept + queries + work.input_besides(n * h * d) + n * h * FLOAT32,
+            // And the output, which the projection behind it keeps too.
+            kept: kept + queries + work.input_besides(n * h * d) + statistics_bytes(h, work),
             // The output is what the projection behind it keeps too.
             modules: vec![
                 (OffloadModule::QkvLinear.name(), of_linear),
                 (OffloadModule::CoreAttn.name(), 2 * queries + 2 * keys * ranks),
             ],
-            unmoved: n * h * FLOAT32,
+            unmoved: statistics_bytes(h, work),
             // Gradients of the output, and of queries, keys and values.
             backward: 2 * queries + 2 * keys * ranks + terms + in_hand,
             // Of the projection of queries, keys and values, and of the output's.

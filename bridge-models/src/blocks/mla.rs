@@ -13,7 +13,7 @@ use bridge_kernels::{AttentionOptions, DropoutKey, Remakeable, RotaryTable, Scor
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 
-use super::attention::{AttentionInput, context_exchanges, dropout, scores_bytes};
+use super::attention::{AttentionInput, context_exchanges, dropout, scores_bytes, statistics_bytes};
 use super::context_parallel::{Heads, attend};
 use super::init::InitialValues;
 use super::key_values::KeyValues;
@@ -65,7 +65,6 @@ struct Settings {
 impl LatentAttention {
     /// What the block costs in layer `index` (global).
     pub fn cost(config: &DecoderConfig, latent: &LatentConfig, index: usize, work: &Workload) -> SegmentCost {
-        const FLOAT32: u64 = 4;
         let (a, n, ranks) = (work.activation_bytes, work.tokens(), work.context_size as u64);
         let heads = (config.num_attention_heads / work.place.tensor.size) as u64;
         let scored = latent.qk_head_dim + latent.qk_pos_emb_head_dim;
@@ -81,7 +80,8 @@ impl LatentAttention {
         let enter = entered.flat_map(|size| enter_exchanges(size as u64 * work.collective_bytes, work));
         // Queries, keys, values and the output.
         let gathered = if ranks > 1 { (keys + values) * ranks } else { 0 };
-        let heads_of_all = 2 * (keys + values) + n * heads * FLOAT32 + gathered;
+        let statistics = statistics_bytes(heads, work);
+        let heads_of_all = 2 * (keys + values) + statistics + gathered;
         let is_remade = config.recomputed.mla_up_proj;
         let sent = [scored, latent.v_head_dim].map(|size| of_heads(size) * work.collective_bytes);
         let mut context = context_exchanges(sent, work);
@@ -110,9 +110,9 @@ impl LatentAttention {
                 + if is_remade { values } else { heads_of_all },
             modules: vec![
                 (OffloadModule::QkvLinear.name(), stream + 2 * latents),
-                (OffloadModule::CoreAttn.name(), if is_remade { 0 } else { heads_of_all - n * heads * FLOAT32 }),
+                (OffloadModule::CoreAttn.name(), if is_remade { 0 } else { heads_of_all - statistics }),
             ],
-            unmoved: if is_remade { 0 } else { n * heads * FLOAT32 },
+            unmoved: if is_remade { 0 } else { statistics },
             brought_back: if is_remade { heads_of_all } else { 0 },
             recomputed_flops: if is_remade { remade_flops(config, latent, index, work) / 3.0 } else { 0.0 },
             backward: (keys + values) * (1 + ranks) + in_hand,

@@ -1,9 +1,9 @@
 //! Bytes of memory.
 
-use bridge_core::plan::Memory;
+use bridge_core::plan::{Memory, PlanOptions};
 use bridge_kernels::cross_entropy::workspace_bytes;
 
-use super::{MOE, tiny};
+use super::{MOE, TINY, config, plan, tiny};
 
 /// Parameters of a rank at tensor parallel 2: norms whole, all else halved.
 const HALF: u64 = 16_384 * 2 + 2 * (128 + (49_280 - 128) / 2) + 64;
@@ -117,6 +117,30 @@ fn inputs_of_products_in_eight_bits_are_kept_as_codes() {
     // Scales and magnitudes of four layers on each of two.
     let delayed = total(&["model.fp8=hybrid", "model.fp8_recipe=delayed", "model.fp8_amax_history_len=5"]);
     assert_eq!(delayed.parameters - without.parameters, 2 * 4 * 4 * (3 + 3 * 5));
+}
+
+/// A GPU keeps two numbers of each query. In 16 bits and with 256 keys, scores exist, but not on matrix units, which take heads of a multiple of 16.
+#[test]
+fn attention_on_a_gpu_keeps_statistics_and_may_have_scores() {
+    let of = |matrix_units: bool, overrides: &[&str]| {
+        let config = config(TINY, 1, &[&["device=cuda", "model.seq_length=256"], overrides].concat());
+        let options = PlanOptions { matrix_units, ..PlanOptions::default() };
+        plan(&config, &options).unwrap().stages[0].memory.attention
+    };
+    let (bf16, heads) = (["model.bf16=true"], ["model.bf16=true", "model.kv_channels=16"]);
+    // Two sequences and 8 heads; 4 key/value heads.
+    let scores = |head: u64| 2 * 2 * 8 * 256 * 256 * (4 + 2) + 2 * 4 * 256 * 2 * head * 4;
+    assert_eq!([false, true].map(|units| of(units, &bf16)), [scores(8); 2]);
+    assert_eq!([false, true].map(|units| of(units, &heads)), [scores(16), 0]);
+    assert_eq!([false, true].map(|units| of(units, &["model.kv_channels=16"])), [0; 2]);
+    let latent = ["model.multi_latent_attention=true", "model.num_query_groups=8", "model.kv_lora_rank=10"];
+    for kind in [&[][..], &latent] {
+        let kept = |more: &[&str]| {
+            let of = |layers: &str| tiny(1, &[kind, &[layers], more].concat()).stages[0].kept_activations;
+            of("model.num_layers=4") - of("model.num_layers=2")
+        };
+        assert_eq!(kept(&["device=cuda"]) - kept(&[]), 2 * 128 * 8 * 4, "{kind:?}");
+    }
 }
 
 /// What runs again inside a segment is brought back for its backward, and is not kept.

@@ -175,7 +175,8 @@ impl Arguments {
         let recipe = self.recipe(layout.overrides())?;
         let size = layout.world_size().or(self.world_size).unwrap_or_else(|| fewest_ranks(&recipe));
         let config = recipe.finalize_for_plan(&World { size })?;
-        let options = PlanOptions { rates: self.rates(&config, room), ..PlanOptions::default() };
+        let rates = self.rates(&config, room);
+        let options = PlanOptions { rates, matrix_units: has_matrix_units(room), ..PlanOptions::default() };
         let plan = plan(&config, &registry().models, &options).map_err(Failure::input)?;
         Ok(Planned { name: config.name.clone(), recipe, plan })
     }
@@ -198,9 +199,15 @@ impl Arguments {
         let (Some(room), Some(rates)) = (room, self.rates(&config, room)) else {
             return Err(Failure::input("--search: give --gpu, or --gpu-memory with --device-tflops and --link-gbps"));
         };
-        let options = SearchOptions { world_size, rates, memory_bytes: room.memory, count: self.count };
+        let matrix_units = has_matrix_units(Some(room));
+        let options = SearchOptions { world_size, rates, memory_bytes: room.memory, matrix_units, count: self.count };
         search::run(&recipe, (&options, room), &named, self.json)
     }
+}
+
+/// Whether the device is known to have those that attention runs on.
+fn has_matrix_units(room: Option<&Room>) -> bool {
+    room.and_then(|room| room.gpu).is_some_and(|gpu| gpu.matrix_units)
 }
 
 /// A recipe with its plan.

@@ -36,6 +36,8 @@ pub struct SearchOptions {
     pub rates: Rates,
     /// Memory of a device.
     pub memory_bytes: u64,
+    /// As [`PlanOptions::matrix_units`].
+    pub matrix_units: bool,
     /// How many layouts to find.
     pub count: usize,
 }
@@ -140,7 +142,9 @@ fn seconds(plan: &Plan) -> f64 {
 /// The plan of a layout, if a run with it is possible.
 fn planned(sizes: Sizes, recipe: &RawConfig, models: &ModelRegistry, options: &SearchOptions) -> Option<Found> {
     let config = sizes.apply(recipe).finalize_for_plan(&World { size: options.world_size }).ok()?;
-    let plan = plan(&config, models, &PlanOptions { rates: Some(options.rates), ..PlanOptions::default() }).ok()?;
+    let SearchOptions { rates, matrix_units, .. } = *options;
+    let plan_options = PlanOptions { rates: Some(rates), matrix_units, ..PlanOptions::default() };
+    let plan = plan(&config, models, &plan_options).ok()?;
     Some(Found { sizes, plan })
 }
 

@@ -9,7 +9,7 @@ use bridge_dist::mesh::GroupKind;
 use super::{FLOAT32, FLOAT64, Tally, TrafficGroup, Way};
 use crate::config::{Fp8Recipe, RerunMode, train_windows};
 use crate::model::{Declaration, ParameterRole, ROUTER_LOSSES, ReplicaGroup, TrafficKind};
-use crate::optim::{BucketParameter, BucketSize, Sharding, bucket_sizes, padded_part, padded_part_of};
+use crate::optim::{BucketParameter, BucketSize, Sharding, bucket_sizes, code_len, padded_part, padded_part_of};
 use crate::plan::recompute::Region;
 use crate::plan::segments::chunk_regions;
 use crate::plan::setup::{Chunk, Setup};
@@ -147,9 +147,8 @@ impl Tally<'_, '_> {
             self.add(way, 1, part * setup.bytes.reduction);
         }
         let way = Way::on(TrafficKind::Parameters, group, Operation::AllGather);
-        // Codes are bytes.
-        let bytes = if bucket.is_cast { 1 } else { setup.bytes.parameter };
-        self.add(way, gathers, part * bytes);
+        let bytes = if bucket.is_cast { code_len(bucket.part_len) as u64 } else { part * setup.bytes.parameter };
+        self.add(way, gathers, bytes);
     }
 
     /// Gradients of what ranks that share a model hold copies of.

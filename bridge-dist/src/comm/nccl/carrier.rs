@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use super::seat::Seat;
 use super::staged::Staged;
 use crate::comm::Group;
 use crate::comm::device::DeviceExchange;
@@ -41,6 +42,9 @@ pub(super) trait Carrier: Send {
 pub(super) trait Fabric: Clone + Send + Sync + 'static {
     type Carrier: Carrier + 'static;
 
+    /// What moves messages of device memory.
+    type Messages: Send + Sync + 'static;
+
     /// The maximum number of bytes that a rank sends or receives in one call, over all ranks.
     fn piece_bytes(&self) -> usize;
 
@@ -48,6 +52,9 @@ pub(super) trait Fabric: Clone + Send + Sync + 'static {
     fn exchange(_staged: &Staged<Self>) -> Option<&dyn DeviceExchange> {
         None
     }
+
+    /// The messages of a rank, with headers over `control`.
+    fn messages(&self, seat: &Seat, control: &Group) -> Self::Messages;
 
     /// All ranks of `control`, the group to be connected, call this together.
     fn connect(&self, control: &Group) -> Result<Self::Carrier, CarrierError>;

@@ -8,7 +8,10 @@ use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DevicePtrMut
 use super::carrier::{Carrier, CarrierError, Fabric};
 use super::error::NcclInitError;
 use super::library;
+#[cfg(feature = "cuda")]
+use super::links::Links;
 use super::raw::{GroupedCalls, ID_BYTES, RawComm, Span, unique_id};
+use super::seat::Seat;
 #[cfg(feature = "cuda")]
 use super::staged::Staged;
 use super::staging::{Parts, capacity};
@@ -41,10 +44,29 @@ impl CudaFabric {
         let context = CudaContext::new(ordinal).map_err(|error| library::driver_error(&error))?;
         Ok(Self { context })
     }
+
+    /// Joins the communicator `id`. All its ranks call this together.
+    pub fn wire(&self, id: [u8; ID_BYTES], place: (i32, i32), timeout: Duration) -> Result<Wire, CarrierError> {
+        self.context.bind_to_thread().map_err(driver)?;
+        let raw = RawComm::join(id, place, timeout)?;
+        let stream = self.context.new_stream().map_err(driver)?;
+        let raw = Arc::new(Mutex::new(raw));
+        Ok(Wire {
+            #[cfg(feature = "cuda")]
+            watch: None,
+            raw,
+            stream,
+            timeout,
+        })
+    }
 }
 
 impl Fabric for CudaFabric {
     type Carrier = NcclCarrier;
+    #[cfg(feature = "cuda")]
+    type Messages = Links<Self>;
+    #[cfg(not(feature = "cuda"))]
+    type Messages = ();
 
     fn piece_bytes(&self) -> usize {
         PIECE_BYTES
@@ -55,20 +77,19 @@ impl Fabric for CudaFabric {
         Some(staged)
     }
 
+    #[cfg(feature = "cuda")]
+    fn messages(&self, seat: &Seat, control: &Group) -> Links<Self> {
+        Links::new(seat, control, self.clone())
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    fn messages(&self, _seat: &Seat, _control: &Group) {}
+
     fn connect(&self, control: &Group) -> Result<NcclCarrier, CarrierError> {
         self.context.bind_to_thread().map_err(driver)?;
         let id = share_id(control)?;
         let place = (control.rank() as i32, control.size() as i32);
-        let raw = RawComm::join(id, place, control.timeout())?;
-        let stream = self.context.new_stream().map_err(driver)?;
-        let raw = Arc::new(Mutex::new(raw));
-        let wire = Wire {
-            #[cfg(feature = "cuda")]
-            watch: None,
-            raw,
-            stream,
-            timeout: control.timeout(),
-        };
+        let wire = self.wire(id, place, control.timeout())?;
         Ok(NcclCarrier { wire, rank: control.rank(), outgoing: None, incoming: None })
     }
 }

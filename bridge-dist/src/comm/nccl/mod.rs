@@ -31,8 +31,10 @@
 //!   buffers of the tensor library and added up on the device in rank order, so results have the bits of host memory. An operation is put on a
 //!   stream of the communicator and ordered with those of the tensors by events; the host waits for none. Ranks compare signatures before, as
 //!   they do for host memory. A thread watches what is under way: where data does not move for the time limit, or NCCL or another operation
-//!   has failed, it ends the communicator, so that the device is free and the next call of the rank reports the failure. Messages between
-//!   two ranks stay in host memory.
+//!   has failed, it ends the communicator, so that the device is free and the next call of the rank reports the failure.
+//! - Messages of tensors, with the same features, stay on the device too: each direction between two ranks is a communicator and a stream of its
+//!   own, made with its first message, with a thread at either end. The threads tell each other by the bootstrap group what comes, and call NCCL
+//!   when both are there.
 //! - Messages of host memory go over the bootstrap group: NCCL has no tags, and a transfer through two devices gains nothing.
 //! - Before data moves, ranks compare signatures over the bootstrap group. So a mismatch or a missing rank is the same error as with MPI, at
 //!   the cost of one small all_gather on that group per operation.
@@ -59,6 +61,12 @@ mod error;
 mod handshake;
 mod lane;
 mod library;
+#[cfg(any(feature = "cuda", test))]
+mod links;
+#[cfg(feature = "cuda")]
+mod messages;
+#[cfg(any(feature = "cuda", test))]
+mod patience;
 mod raw;
 mod seat;
 mod staged;

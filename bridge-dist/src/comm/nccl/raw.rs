@@ -19,8 +19,8 @@ use crate::comm::pace::Pace;
 /// Bytes of a unique id.
 pub(super) const ID_BYTES: usize = 128;
 
-/// How long a communicator may take to finalize; then it is aborted.
-const GOODBYE: Duration = Duration::from_secs(5);
+/// How long a communicator may take to finalize, and then it is aborted; how long what was aborted may take to come to its end.
+pub(super) const GOODBYE: Duration = Duration::from_secs(5);
 
 /// An NCCL communicator, for one thread at a time.
 pub(super) struct RawComm {

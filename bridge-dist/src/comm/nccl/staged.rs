@@ -40,6 +40,8 @@ pub(super) struct Staged<F: Fabric> {
     pub seat: Seat,
     pub controls: Controls,
     pub fabric: F,
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only tensors have them"))]
+    pub messages: F::Messages,
     pub blocking: Mutex<Lane<F::Carrier>>,
     pub background: Background<LateLane<F>>,
 }
@@ -53,7 +55,8 @@ impl<F: Fabric> Staged<F> {
         let (late_seat, late_fabric) = (seat.clone(), fabric.clone());
         let late =
             LateLane { seat: late_seat, control: Arc::clone(&controls.background), fabric: late_fabric, lane: None };
-        Ok(Self { seat, controls, fabric, blocking: Mutex::new(lane), background: Background::new(late) })
+        let messages = fabric.messages(&seat, &controls.background);
+        Ok(Self { seat, controls, fabric, messages, blocking: Mutex::new(lane), background: Background::new(late) })
     }
 
     /// Like [`Communicator::split`], but a group of one has a carrier too.

@@ -1,9 +1,10 @@
-//! Exchanges of tensors that stay on their CUDA device: NCCL moves parts between buffers of the tensor library. What is added up is not added
+//! Collectives of tensors that stay on their CUDA device: NCCL moves parts between buffers of the tensor library. What is added up is not added
 //! up here.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Duration;
 
 use bridge_kernels::foreign::{self, Event, ForeignError};
 use burn::tensor::Tensor;
@@ -13,6 +14,7 @@ use super::carrier::CarrierError;
 use super::cuda::{CudaFabric, NcclCarrier, Wire};
 use super::lane::Lane;
 use super::raw::{GroupedCalls, Span};
+use super::seat::Seat;
 use super::staged::{LateLane, Staged};
 use super::watch::{InFlight, Watch};
 use crate::comm::buffer::DType;
@@ -32,10 +34,6 @@ impl DeviceExchange for Staged<CudaFabric> {
         tensor.and_then(foreign::cuda_device) == Some(self.fabric.context.ordinal())
     }
 
-    fn moves_messages(&self) -> bool {
-        false
-    }
-
     fn shares_memory(&self) -> bool {
         false
     }
@@ -52,19 +50,11 @@ impl DeviceExchange for Staged<CudaFabric> {
     }
 
     fn start_send(&self, part: DevicePart, to: usize, tag: u32) -> Result<Request<()>, CommError> {
-        Err(self.no_messages(OpKind::Send, &part, to, tag))
+        self.messages.start_send(&part, to, tag)
     }
 
     fn start_recv(&self, like: DevicePart, from: usize, tag: u32) -> Result<Request<DevicePart>, CommError> {
-        Err(self.no_messages(OpKind::Recv, &like, from, tag))
-    }
-}
-
-impl Staged<CudaFabric> {
-    fn no_messages(&self, kind: OpKind, part: &DevicePart, peer: usize, tag: u32) -> CommError {
-        let signature = Signature::message(kind, (part.dtype, part.len), peer, tag).on_device();
-        let (expected, found) = ("host memory".to_owned(), "memory of a device".to_owned());
-        self.seat.speaker().error(&signature, CommErrorKind::InvalidArgument { what: "message", expected, found })
+        self.messages.start_recv(like, from, tag)
     }
 }
 
@@ -94,20 +84,48 @@ struct Moves {
     writes: Vec<(Tensor<1>, usize)>,
 }
 
+/// A part as NCCL reads it.
+pub(super) fn to_read(part: &DevicePart) -> Result<Tensor<1>, CarrierError> {
+    let refused = || CarrierError::library("the exchange", "a part of 2^32 elements or more; make buckets smaller");
+    foreign::side_by_side(tensor_of(part)).ok_or_else(refused)
+}
+
 fn tensor_of(part: &DevicePart) -> &Tensor<1> {
     TensorMemory::behind(part).tensor()
 }
 
-fn foreign_error(error: &ForeignError) -> CarrierError {
+pub(super) fn foreign_error(error: &ForeignError) -> CarrierError {
     CarrierError::library("CUDA", error.to_string())
 }
 
 /// The bytes of a tensor whose elements are side by side.
-fn span((tensor, pointer): (&Tensor<1>, u64)) -> Span {
+pub(super) fn span((tensor, pointer): (&Tensor<1>, u64)) -> Span {
     Span { pointer, dtype: DType::U8, len: tensor.dims()[0] * tensor.dtype().size() }
 }
 
 impl Wire {
+    /// Puts calls on the stream behind what is `ready`, and has them seen to their end, which holds `memory` until then. What is noted there.
+    pub fn launch(
+        &mut self,
+        seat: &Seat,
+        (signature, timeout): (Signature, Duration),
+        (ready, memory): (Event, Vec<Tensor<1>>),
+        calls: impl FnOnce(&mut GroupedCalls, &CudaStream) -> Result<(), CarrierError>,
+    ) -> Result<Arc<Event>, CarrierError> {
+        let watch = match self.watch.take() {
+            Some(watch) => watch,
+            None => Watch::start(seat.clone(), Arc::clone(&self.raw))?,
+        };
+        let seen = self.begin(&ready, calls).and_then(|done| {
+            let done = Arc::new(done);
+            watch.see(InFlight { signature, ready, done: Arc::clone(&done), _memory: memory, timeout })?;
+            Ok(done)
+        });
+        self.watch = Some(watch);
+        // NCCL may have begun, and nobody would see it end: it must not write into memory that is used again.
+        seen.inspect_err(|_| self.abort())
+    }
+
     /// Puts calls on the stream, behind what is to be ready; what is noted when they are done.
     fn begin(
         &mut self,
@@ -124,12 +142,6 @@ impl Wire {
 }
 
 impl Line<'_> {
-    /// A part as NCCL reads it.
-    fn to_read(part: &DevicePart) -> Result<Tensor<1>, CarrierError> {
-        let refused = || CarrierError::library("the exchange", "a part of 2^32 elements or more; make buckets smaller");
-        foreign::side_by_side(tensor_of(part)).ok_or_else(refused)
-    }
-
     /// Puts calls on the communicator's stream, behind what this thread has asked of the device and before what it will.
     fn moved(
         &mut self,
@@ -144,21 +156,12 @@ impl Line<'_> {
         let spans: Vec<Span> = memory.iter().zip(opened.addresses).map(span).collect();
         let (reads, writes) = spans.split_at(moves.reads.len());
         let (seat, timeout) = (self.lane.agreement.seat.clone(), self.lane.agreement.control.timeout());
-        let signature = self.signature;
+        let flight = (self.signature, timeout);
         let wire = &mut self.lane.carrier.wire;
-        let watch = match wire.watch.take() {
-            Some(watch) => watch,
-            None => Watch::start(seat, Arc::clone(&wire.raw))?,
-        };
-        let begun = wire.begin(&opened.ready, |group, stream| calls(group, stream, reads, writes));
-        let seen = begun.and_then(|done| {
-            let done = Arc::new(done);
-            foreign::follow(&memory[0], Arc::clone(&done));
-            watch.see(InFlight { signature, ready: opened.ready, done, _memory: memory.clone(), timeout })
-        });
-        wire.watch = Some(watch);
-        // NCCL may have begun, and nobody would see it end: it must not write into memory that is used again.
-        seen.inspect_err(|_| wire.abort())
+        let held = (opened.ready, memory.clone());
+        let done = wire.launch(&seat, flight, held, |group, stream| calls(group, stream, reads, writes))?;
+        foreign::follow(&memory[0], done);
+        Ok(())
     }
 
     fn failed(&mut self, error: CarrierError) -> CommError {
@@ -183,7 +186,7 @@ impl Line<'_> {
         let mut moves = Moves::default();
         for (peer, (part, place)) in parts.iter().zip(received).enumerate().filter(|(peer, _)| *peer != own) {
             if part.len > 0 {
-                moves.reads.push((Self::to_read(part)?, peer));
+                moves.reads.push((to_read(part)?, peer));
             }
             if place.len > 0 {
                 moves.writes.push((tensor_of(place).clone(), peer));
@@ -204,7 +207,7 @@ impl Line<'_> {
 
     fn gather_parts(&mut self, part: &DevicePart, whole: &Tensor<1>) -> Result<(), CarrierError> {
         let own = self.rank();
-        let moves = Moves { reads: vec![(Self::to_read(part)?, own)], writes: vec![(whole.clone(), own)] };
+        let moves = Moves { reads: vec![(to_read(part)?, own)], writes: vec![(whole.clone(), own)] };
         // SAFETY: as for parts; the whole has room for the parts of all ranks.
         self.moved(&moves, |group, stream, reads, writes| unsafe { group.all_gather((reads[0], writes[0]), stream) })
     }
@@ -262,7 +265,7 @@ impl DeviceLine for Line<'_> {
             return Ok(part);
         }
         let data = match self.rank() == root {
-            true => Self::to_read(&part).map_err(|error| self.failed(error))?,
+            true => to_read(&part).map_err(|error| self.failed(error))?,
             false => tensor_of(&DevicePart { memory: part.memory.empty(part.len), ..part }).clone(),
         };
         self.broadcast_part(&data, root).map_err(|error| self.failed(error))?;

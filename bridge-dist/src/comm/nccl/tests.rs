@@ -34,6 +34,9 @@ struct HostCarrier {
 
 impl Fabric for HostFabric {
     type Carrier = HostCarrier;
+    type Messages = ();
+
+    fn messages(&self, _seat: &Seat, _control: &Group) {}
 
     /// Odd, and far less than the suite's longest buffers.
     fn piece_bytes(&self) -> usize {

@@ -1,6 +1,7 @@
 //! A thread that sees operations to their end which nobody waits for: it keeps their memory until then, and where they do not come to an end, it
 //! aborts the communicator and fails the rank's world, so that neither the device nor whoever reads from it hangs.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
@@ -11,7 +12,8 @@ use burn::tensor::Tensor;
 
 use super::carrier::CarrierError;
 use super::cuda::HEALTH_CHECK;
-use super::raw::RawComm;
+use super::patience::wait_for;
+use super::raw::{GOODBYE, RawComm};
 use super::seat::Seat;
 use crate::comm::error::CommErrorKind;
 use crate::comm::lock::lock;
@@ -31,17 +33,24 @@ pub(super) struct InFlight {
     pub timeout: Duration,
 }
 
-/// The queue to the thread. Dropping it waits until all is over.
+/// The queue to the thread. Dropping it waits until all is over, for as long as an operation may take; then the communicator is aborted, and a thread
+/// whose device does not come free is left alone with the memory that may still be written.
 pub(super) struct Watch {
     queue: Option<mpsc::Sender<InFlight>>,
     thread: Option<thread::JoinHandle<()>>,
+    raw: Arc<Mutex<RawComm>>,
+    /// The longest that an operation may take.
+    longest: Cell<Duration>,
 }
 
 impl Drop for Watch {
     fn drop(&mut self) {
         self.queue = None;
-        // A panic of the thread has been printed, and there is nobody to tell.
-        let _ = self.thread.take().map(thread::JoinHandle::join);
+        if let Some(thread) = self.thread.take() {
+            // The thread itself ends what takes too long once it may begin; this is for what cannot begin, and for devices that hang.
+            let limit = self.longest.get() + GOODBYE;
+            wait_for(thread, limit, (|| lock(&self.raw).abort(), GOODBYE));
+        }
     }
 }
 
@@ -50,15 +59,17 @@ impl Watch {
     pub fn start(seat: Seat, raw: Arc<Mutex<RawComm>>) -> Result<Self, CarrierError> {
         let (queue, arriving) = mpsc::channel();
         let name = format!("{}-{}-watch", seat.name, seat.rank);
-        let started = thread::Builder::new().name(name).spawn(move || watch(&seat, &raw, &arriving));
+        let own = Arc::clone(&raw);
+        let started = thread::Builder::new().name(name).spawn(move || watch(&seat, &own, &arriving));
         let thread = started.map_err(|error| {
             CarrierError::library("the operating system, starting a background thread,", error.to_string())
         })?;
-        Ok(Self { queue: Some(queue), thread: Some(thread) })
+        Ok(Self { queue: Some(queue), thread: Some(thread), raw, longest: Cell::new(Duration::ZERO) })
     }
 
     /// Sees an operation to its end; those of one communicator end in the order in which they are handed over.
     pub fn see(&self, operation: InFlight) -> Result<(), CarrierError> {
+        self.longest.set(self.longest.get().max(operation.timeout));
         let sent = self.queue.as_ref().map(|queue| queue.send(operation));
         match sent {
             Some(Ok(())) => Ok(()),

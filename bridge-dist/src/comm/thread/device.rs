@@ -103,10 +103,6 @@ impl DeviceExchange for ThreadCommunicator {
         true
     }
 
-    fn moves_messages(&self) -> bool {
-        true
-    }
-
     fn shares_memory(&self) -> bool {
         true
     }

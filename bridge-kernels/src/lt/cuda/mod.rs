@@ -195,13 +195,18 @@ fn alignment_of_all(memory: &Memory, matrix: &Matrix) -> u32 {
     alignment(memory).min(power_in((matrix.apart * matrix.element.bytes()) as u64))
 }
 
-impl Table for CublasLt {
-    fn operand<const D: usize>(&self, x: Tensor<D>) -> Option<Operand<D>> {
-        self.memory(x.clone())?;
-        operand(x)
-    }
+/// A product that can be put on the device.
+struct Ready {
+    launch: Launch,
+    plan: Arc<Mutex<Plan>>,
+    d: CubeTensor,
+    kept: Option<CubeTensor>,
+    bias_gradient: Option<CubeTensor>,
+}
 
-    fn multiply<const D: usize>(&self, product: &Product, operands: &mut Operands<D>) -> Option<Results<D>> {
+impl CublasLt {
+    /// A product with memory for its results; `None` as for [`Table::multiply`].
+    fn ready<const D: usize>(&self, product: &Product, operands: &mut Operands<D>) -> Option<Ready> {
         let shape = product.shape_of_result(operands);
         let Held { a, b, c, bias, scales } = self.held(product, operands)?;
         let new =
@@ -240,6 +245,22 @@ impl Table for CublasLt {
             operands.c = c.map(Tensor::from_primitive::<Cube>);
             return None;
         };
+        Some(Ready { launch, plan, d, kept, bias_gradient })
+    }
+}
+
+impl Table for CublasLt {
+    fn operand<const D: usize>(&self, x: Tensor<D>) -> Option<Operand<D>> {
+        self.memory(x.clone())?;
+        operand(x)
+    }
+
+    fn has<const D: usize>(&self, product: &Product, operands: &Operands<D>) -> bool {
+        self.ready(product, &mut operands.clone()).is_some()
+    }
+
+    fn multiply<const D: usize>(&self, product: &Product, operands: &mut Operands<D>) -> Option<Results<D>> {
+        let Ready { launch, plan, d, kept, bias_gradient } = self.ready(product, operands)?;
         let inner = Arc::clone(&self.0);
         self.0.device.submit(move |server| launch.run(&inner, server, &plan));
         let columns = product.d.columns;

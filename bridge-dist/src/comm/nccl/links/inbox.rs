@@ -1,0 +1,188 @@
+//! The receiver's end of a link: what has come, and who waits for what.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
+use std::thread;
+
+use super::{Port, Way, timed_out};
+use crate::comm::Group;
+use crate::comm::buffer::DType;
+use crate::comm::device::DevicePart;
+use crate::comm::error::{CommError, CommErrorKind};
+use crate::comm::lock::lock;
+use crate::comm::nccl::seat::Seat;
+use crate::comm::request::Pending;
+use crate::comm::signature::Signature;
+use crate::comm::worker::Place;
+
+/// A message that has come.
+pub(super) struct Message {
+    pub dtype: DType,
+    pub len: u64,
+    /// `None` if it has no elements.
+    pub part: Option<DevicePart>,
+}
+
+pub(super) type Outcome = Result<Message, CommError>;
+
+/// The receiver's thread of a link. Dropping it ends the thread.
+pub(super) struct Incoming {
+    pub inbox: Arc<Inbox>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl Incoming {
+    pub fn start<W: Way>(name: String, port: Port<W>) -> std::io::Result<Self> {
+        let inbox = Arc::new(Inbox::default());
+        let own = Arc::clone(&inbox);
+        let thread = thread::Builder::new().name(name).spawn(move || port.receive_all(&own))?;
+        Ok(Self { inbox, thread: Some(thread) })
+    }
+}
+
+impl Drop for Incoming {
+    fn drop(&mut self) {
+        lock(&self.inbox.state).is_closed = true;
+        self.inbox.changed.notify_all();
+        // A panic of the thread has been printed, and there is nobody to tell.
+        let _ = self.thread.take().map(thread::JoinHandle::join);
+    }
+}
+
+/// What a link has received, and who waits for what.
+#[derive(Default)]
+pub(super) struct Inbox {
+    state: Mutex<Mail>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Mail {
+    /// Receives without a message, in the order in which they were started.
+    wanted: VecDeque<Wanted>,
+    /// Messages that came before their receive, by tag.
+    early: HashMap<u32, VecDeque<Message>>,
+    is_closed: bool,
+}
+
+struct Wanted {
+    signature: Signature,
+    tag: u32,
+    like: DevicePart,
+    outcome: mpsc::Sender<Outcome>,
+}
+
+impl Inbox {
+    /// Where the next message with this tag will be.
+    pub fn expect(&self, signature: Signature, tag: u32, like: DevicePart) -> mpsc::Receiver<Outcome> {
+        let (sender, outcome) = mpsc::channel();
+        let mut mail = lock(&self.state);
+        match mail.early.get_mut(&tag).and_then(VecDeque::pop_front) {
+            // The receiver is at hand.
+            Some(message) => drop(sender.send(Ok(message))),
+            // The sender is dropped where the thread has ended.
+            None if mail.is_closed => {}
+            None => mail.wanted.push_back(Wanted { signature, tag, like, outcome: sender }),
+        }
+        self.changed.notify_all();
+        outcome
+    }
+
+    pub fn is_closed(&self) -> bool {
+        lock(&self.state).is_closed
+    }
+
+    /// Waits until a message is wanted, and says that there will be none if the link is closed.
+    pub fn is_wanted(&self) -> bool {
+        let mut mail = lock(&self.state);
+        while mail.wanted.is_empty() && !mail.is_closed {
+            mail = self.changed.wait(mail).unwrap_or_else(PoisonError::into_inner);
+        }
+        !mail.is_closed
+    }
+
+    /// What the oldest receive without a message expects.
+    pub fn wanted(&self) -> Option<DevicePart> {
+        lock(&self.state).wanted.front().map(|wanted| wanted.like.clone())
+    }
+
+    pub fn deliver(&self, tag: u32, message: Message) {
+        let mut mail = lock(&self.state);
+        match mail.wanted.iter().position(|wanted| wanted.tag == tag) {
+            // A receive that was dropped takes its message with it.
+            Some(index) => drop(mail.wanted.remove(index).map(|wanted| wanted.outcome.send(Ok(message)))),
+            None => mail.early.entry(tag).or_default().push_back(message),
+        }
+    }
+
+    /// Ends the link: all that wait get an error.
+    pub fn fail(&self, seat: &Seat, kind: CommErrorKind) {
+        let mut mail = lock(&self.state);
+        mail.is_closed = true;
+        for Wanted { signature, outcome, .. } in mail.wanted.drain(..) {
+            // A receive that was dropped needs no error.
+            let _ = outcome.send(Err(seat.fail(&signature, kind.clone())));
+        }
+    }
+}
+
+/// A receive of device memory.
+pub(super) struct Expected {
+    pub seat: Seat,
+    pub control: Group,
+    pub signature: Signature,
+    /// Memory of the sort that is to come.
+    pub like: DevicePart,
+    pub peer: usize,
+    pub outcome: mpsc::Receiver<Outcome>,
+    pub arrived: Option<DevicePart>,
+}
+
+impl Expected {
+    fn checked(&self, outcome: Outcome) -> Result<DevicePart, CommError> {
+        let Message { dtype, len, part } = outcome?;
+        if (self.signature.dtype, self.signature.len) == (Some(dtype), Some(len)) {
+            return Ok(part.unwrap_or_else(|| DevicePart { memory: self.like.memory.empty(0), ..self.like }));
+        }
+        let found = format!("a message of {len} x {dtype} on the device");
+        let kind = CommErrorKind::Mismatch { peer: self.peer, expected: self.signature.to_string(), found };
+        Err(self.seat.fail(&self.signature, kind))
+    }
+
+    /// The error of a receive whose thread has ended.
+    fn lost(&self) -> CommError {
+        match self.seat.check_world(&self.signature) {
+            Err(error) => error,
+            Ok(()) => {
+                let message = "it ended before the operation was complete".to_owned();
+                let kind = CommErrorKind::Transport { library: "the background thread", message };
+                self.seat.speaker().error(&self.signature, kind)
+            }
+        }
+    }
+}
+
+impl Pending<DevicePart> for Expected {
+    fn test(&mut self) -> Result<bool, CommError> {
+        if self.arrived.is_none() {
+            self.arrived = match self.outcome.try_recv() {
+                Ok(outcome) => Some(self.checked(outcome)?),
+                Err(mpsc::TryRecvError::Empty) => None,
+                Err(mpsc::TryRecvError::Disconnected) => return Err(self.lost()),
+            };
+        }
+        Ok(self.arrived.is_some())
+    }
+
+    fn wait(mut self: Box<Self>) -> Result<DevicePart, CommError> {
+        if let Some(part) = self.arrived.take() {
+            return Ok(part);
+        }
+        let limit = self.control.timeout();
+        match self.outcome.recv_timeout(limit) {
+            Ok(outcome) => self.checked(outcome),
+            Err(mpsc::RecvTimeoutError::Disconnected) => Err(self.lost()),
+            Err(mpsc::RecvTimeoutError::Timeout) => Err(self.seat.fail(&self.signature, *timed_out(limit, self.peer))),
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! Messages of device memory. NCCL has no tags, and what two ranks send each other on one communicator is in one order, so each direction between
+//! two ranks is a link of its own: a communicator of these two with a stream, and a thread at either end. Knows nothing of CUDA.
+//!
+//! The sender's thread says what comes, by a header on the bootstrap group, and calls NCCL when the receiver's thread has answered that it does the
+//! same. So nothing is on a device whose other end may not come, and a missing rank is found on the host. The receiver takes messages in the
+//! order of the headers, whatever their tags, while it waits for any: what comes before its own receive has started is kept for it. So no schedule
+//! can stand still over the order of messages that the contract leaves open, nor over that of the two directions.
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use super::agree::{decode, garbled};
+use super::carrier::CarrierError;
+use super::seat::Seat;
+use crate::comm::Group;
+use crate::comm::buffer::{DType, HostBuffer};
+use crate::comm::device::DevicePart;
+use crate::comm::error::{CommError, CommErrorKind};
+use crate::comm::lock::lock;
+use crate::comm::pace::Pace;
+use crate::comm::request::Request;
+use crate::comm::signature::{OpKind, Signature};
+use crate::comm::thread::panic_message;
+use crate::comm::worker::{Place, Worker};
+
+mod inbox;
+#[cfg(test)]
+mod tests;
+
+use inbox::{Expected, Inbox, Incoming, Message};
+
+/// Tags on the group of headers, which [`handshake`](super::handshake) uses too: what comes, and the answer.
+const HEADER: u32 = 2;
+const ANSWER: u32 = 3;
+/// For what a [`Way`] exchanges to connect a link.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only CUDA devices need it"))]
+pub(super) const CONNECT: u32 = 4;
+
+/// Why a message failed.
+type Failure = Box<CommErrorKind>;
+
+/// One end of a link.
+#[derive(Clone)]
+pub(super) struct End {
+    pub seat: Seat,
+    /// The group of headers.
+    pub control: Group,
+    /// The rank at the other end.
+    pub peer: usize,
+    /// Whether this is the end of the sender.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only CUDA devices need it"))]
+    pub sends: bool,
+}
+
+/// What moves the data of a link, once both ends are ready. They call it in the same order.
+pub(super) trait Channel: Send {
+    /// Memory whose values are there, or will be when the device comes to it.
+    type Opened: Send;
+
+    fn send(&mut self, signature: &Signature, data: Self::Opened) -> Result<(), CarrierError>;
+
+    /// `sent` is the sender's signature; the memory is to lie where that of `like` does.
+    fn receive(&mut self, sent: &Signature, like: &DevicePart) -> Result<DevicePart, CarrierError>;
+
+    /// Aborts what is in progress. The channel is not used afterwards.
+    fn abort(&mut self);
+}
+
+/// Makes channels.
+pub(super) trait Way: Clone + Send + Sync + 'static {
+    type Channel: Channel + 'static;
+
+    /// Opens a part, on the thread that has made it.
+    fn open(&self, part: &DevicePart) -> Result<<Self::Channel as Channel>::Opened, CarrierError>;
+
+    /// Both ends call this together, before their first data.
+    fn connect(&self, end: &End) -> Result<Self::Channel, CarrierError>;
+}
+
+/// All links of a rank in one group; each is made with its first message.
+pub(super) struct Links<W: Way> {
+    seat: Seat,
+    control: Group,
+    way: W,
+    outgoing: Mutex<BTreeMap<usize, Worker<Port<W>>>>,
+    incoming: Mutex<BTreeMap<usize, Incoming>>,
+}
+
+impl<W: Way> Links<W> {
+    pub fn new(seat: &Seat, control: &Group, way: W) -> Self {
+        let (seat, control) = (seat.clone(), Arc::clone(control));
+        Self { seat, control, way, outgoing: Mutex::default(), incoming: Mutex::default() }
+    }
+
+    fn port(&self, peer: usize, sends: bool) -> Port<W> {
+        let end = End { seat: self.seat.clone(), control: Arc::clone(&self.control), peer, sends };
+        Port { end, way: self.way.clone(), channel: None }
+    }
+
+    pub fn start_send(&self, part: &DevicePart, to: usize, tag: u32) -> Result<Request<()>, CommError> {
+        let speaker = self.seat.speaker();
+        let signature = speaker.message(OpKind::Send, (part.dtype, part.len), to, tag)?.on_device();
+        self.seat.check_world(&signature)?;
+        let failed = |kind: Failure| self.seat.fail(&signature, *kind);
+        let opened = match part.len {
+            0 => None,
+            _ => Some(self.way.open(part).map_err(|error| failed(failure(error, to)))?),
+        };
+        let mut outgoing = lock(&self.outgoing);
+        let worker = match outgoing.remove(&to) {
+            Some(worker) => worker,
+            None => {
+                Worker::spawn(self.thread_name("to", to), self.port(to, true)).map_err(|e| failed(no_thread(&e)))?
+            }
+        };
+        let lost = |kind| speaker.error(&signature, kind);
+        let request = worker.submit(move |port: &mut Port<W>| port.send(&signature, opened), lost);
+        outgoing.insert(to, worker);
+        request
+    }
+
+    pub fn start_recv(&self, like: DevicePart, from: usize, tag: u32) -> Result<Request<DevicePart>, CommError> {
+        let what = (like.dtype, like.len);
+        let signature = self.seat.speaker().message(OpKind::Recv, what, from, tag)?.on_device();
+        self.seat.check_world(&signature)?;
+        let mut incoming = lock(&self.incoming);
+        let link = match incoming.remove(&from) {
+            Some(link) => link,
+            None => Incoming::start(self.thread_name("from", from), self.port(from, false))
+                .map_err(|error| self.seat.fail(&signature, *no_thread(&error)))?,
+        };
+        let outcome = link.inbox.expect(signature, tag, like.clone());
+        incoming.insert(from, link);
+        let (seat, control) = (self.seat.clone(), Arc::clone(&self.control));
+        Ok(Request::new(Expected { seat, control, signature, like, peer: from, outcome, arrived: None }))
+    }
+
+    fn thread_name(&self, direction: &str, peer: usize) -> String {
+        format!("{}-{}-{direction}-{peer}", self.seat.name, self.seat.rank)
+    }
+}
+
+impl<W: Way> Drop for Links<W> {
+    /// Waits for what was started to be sent; messages that nobody has received are lost.
+    fn drop(&mut self) {
+        for (_, worker) in std::mem::take(&mut *lock(&self.outgoing)) {
+            worker.finish();
+        }
+        lock(&self.incoming).clear();
+    }
+}
+
+fn no_thread(error: &std::io::Error) -> Failure {
+    let library = "the operating system, starting a background thread,";
+    Box::new(CommErrorKind::Transport { library, message: error.to_string() })
+}
+
+fn failure(error: CarrierError, peer: usize) -> Failure {
+    match error {
+        // Only the two ranks take part, so missing ranks cannot be found by a collective.
+        CarrierError::Stalled(waited) => timed_out(waited, peer),
+        CarrierError::Failed(kind) => Box::new(kind),
+    }
+}
+
+fn timed_out(waited: Duration, peer: usize) -> Failure {
+    Box::new(CommErrorKind::Timeout { waited, missing: vec![(peer, String::new())] })
+}
+
+/// An end of a link with what moves its data, which its thread has.
+struct Port<W: Way> {
+    end: End,
+    way: W,
+    channel: Option<W::Channel>,
+}
+
+impl<W: Way> Port<W> {
+    fn channel(&mut self) -> Result<&mut W::Channel, Failure> {
+        let channel = match self.channel.take() {
+            Some(channel) => channel,
+            None => self.way.connect(&self.end).map_err(|error| failure(error, self.end.peer))?,
+        };
+        Ok(self.channel.insert(channel))
+    }
+
+    fn send(&mut self, signature: &Signature, data: Option<<W::Channel as Channel>::Opened>) -> Result<(), CommError> {
+        self.end.seat.check_world(signature)?;
+        self.try_to_send(signature, data).map_err(|kind| self.end.seat.fail(signature, *kind))
+    }
+
+    fn try_to_send(
+        &mut self,
+        signature: &Signature,
+        data: Option<<W::Channel as Channel>::Opened>,
+    ) -> Result<(), Failure> {
+        let End { control, peer, .. } = self.end.clone();
+        let header =
+            control.start_send(signature.encode().to_vec().into(), peer, HEADER).map_err(|error| error.kind)?;
+        let answer = control.start_recv(DType::U8, 1, peer, ANSWER).map_err(|error| error.kind)?;
+        let (begun, limit) = (Instant::now(), control.timeout());
+        let answered = self.end.poll(answer, || begun.elapsed() >= limit)?;
+        answered.ok_or_else(|| timed_out(limit, peer))?;
+        header.wait().map_err(|error| error.kind)?;
+        match data {
+            Some(data) => self.channel()?.send(signature, data).map_err(|error| failure(error, peer)),
+            None => Ok(()),
+        }
+    }
+
+    /// The next message and its tag; `None` if nobody wants one any more.
+    fn receive(&mut self, inbox: &Inbox) -> Result<Option<(u32, Message)>, Failure> {
+        let End { control, peer, .. } = self.end.clone();
+        let header = control.start_recv(DType::U8, Signature::ENCODED, peer, HEADER).map_err(|error| error.kind)?;
+        let Some(header) = self.end.poll(header, || inbox.is_closed())? else { return Ok(None) };
+        let Some(like) = inbox.wanted() else { return Ok(None) };
+        let sent = decode(header.view().bytes()).ok_or_else(|| Box::new(garbled()))?;
+        let (Some(tag), Some(dtype), Some(len)) = (sent.tag, sent.dtype, sent.len) else {
+            return Err(Box::new(garbled()));
+        };
+        control.start_send(vec![1_u8].into(), peer, ANSWER).and_then(Request::wait).map_err(|error| error.kind)?;
+        let part = match len {
+            0 => None,
+            _ => Some(self.channel()?.receive(&sent, &like).map_err(|error| failure(error, peer))?),
+        };
+        Ok(Some((tag, Message { dtype, len, part })))
+    }
+
+    /// Receives as long as anybody waits for a message.
+    fn receive_all(mut self, inbox: &Inbox) {
+        while inbox.is_wanted() {
+            let received = catch_unwind(AssertUnwindSafe(|| self.receive(inbox)))
+                .unwrap_or_else(|panic| Err(Box::new(CommErrorKind::Panicked { message: panic_message(&*panic) })));
+            match received {
+                Ok(Some((tag, message))) => inbox.deliver(tag, message),
+                Ok(None) => return,
+                Err(kind) => return inbox.fail(&self.end.seat, *kind),
+            }
+        }
+    }
+}
+
+impl<W: Way> Drop for Port<W> {
+    fn drop(&mut self) {
+        if let Some(channel) = self.channel.as_mut().filter(|_| self.end.seat.world.failure().is_some()) {
+            // The other rank may never finalize it.
+            channel.abort();
+        }
+    }
+}
+
+impl End {
+    /// The buffer of a request, when it is complete; `None` if `gives_up` says so before.
+    fn poll(&self, mut request: Request, gives_up: impl Fn() -> bool) -> Result<Option<HostBuffer>, Failure> {
+        let mut pace = Pace::default();
+        while !request.test().map_err(|error| error.kind)? {
+            if let Some(cause) = self.seat.world.failure() {
+                return Err(Box::new(CommErrorKind::Aborted { cause }));
+            }
+            if gives_up() {
+                return Ok(None);
+            }
+            pace.pause();
+        }
+        request.wait().map(Some).map_err(|error| error.kind)
+    }
+}
