@@ -220,8 +220,8 @@ impl Distribution {
                 continue;
             }
             for (name, _) in self.places.iter().filter(|(_, place)| place.replicas == kind) {
-                if let Some(gradient) = gradients.take_unchanged(name) {
-                    gradients.set(name, gradient * scale);
+                if let Some(gradient) = gradients.take_scaled(name, scale) {
+                    gradients.set(name, gradient);
                 }
             }
         }
@@ -339,7 +339,7 @@ impl Distribution {
             let of_elements = |gradient: &Tensor<1>| {
                 let is_own_part = gradient.dims()[0] == place.owned.len();
                 let start = if is_own_part { place.owned.start } else { 0 };
-                part(gradient.clone(), &(elements.start - start..elements.end - start))
+                gradients.as_sum(part(gradient.clone(), &(elements.start - start..elements.end - start)))
             };
             let gradient = gradients.get(name).filter(|_| !elements.is_empty()).map(of_elements);
             f(SavedGradient { name, elements, gradient });

@@ -441,9 +441,7 @@ fn scaled_gradient(
     name: &str,
     gradients: &mut GradientBuffer,
 ) -> Option<Tensor<1>> {
-    let scale = distribution.scale_before(bucket.replicas);
-    let gradient = gradients.take_unchanged(name)?;
-    Some(if scale == 1.0 { gradient } else { gradient * scale })
+    gradients.take_scaled(name, distribution.scale_before(bucket.replicas))
 }
 
 /// What `take` gives for each parameter of a bucket, and its elements.

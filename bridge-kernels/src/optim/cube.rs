@@ -74,9 +74,40 @@ fn add<G: Float, N: Size>(sum: &mut [Vector<f32, N>], gradient: &[Vector<G, N>],
     }
 }
 
+/// `first + second`: a unit a vector.
+#[cube(launch)]
+fn add_widened<A: Float, B: Float, N: Size>(
+    first: &[Vector<A, N>],
+    second: &[Vector<B, N>],
+    sum: &mut [Vector<f32, N>],
+    #[define(A, B)] _storage: [ElemType; 2],
+) {
+    let i = ABSOLUTE_POS;
+    if i < sum.len() {
+        sum[i] = Vector::<f32, N>::cast_from(first[i]) + Vector::<f32, N>::cast_from(second[i]);
+    }
+}
+
+/// Whether the kernels here read a gradient, of 16 or 32 bits.
+pub fn reads(gradient: &Tensor<1>) -> bool {
+    !gradient.is_autodiff() && Buffer::of(gradient).is_some()
+}
+
+/// See [`crate::optim::sum_widened`]; `None` unless both are outside any graph and on a CubeCL device.
+pub fn sum_widened(first: &Tensor<1>, second: &Tensor<1>) -> Option<Tensor<1>> {
+    (reads(first) && reads(second)).then_some(())?;
+    let (first, second) = (Buffer::of(first)?, Buffer::of(second)?);
+    let sum = first.uninitialised([first.len()], DType::F32);
+    let lanes = sum.lanes(sum.len());
+    let (count, dim) = sum.grid(sum.len() / lanes);
+    let storage = [first.storage(), second.storage()];
+    add_widened::launch(&sum.0.client, count, dim, lanes, first.arg(), second.arg(), sum.arg(), storage);
+    Some(sum.tensor())
+}
+
 /// Whether a gradient of 16 or 32 bits can be added to a float32 sum here, in place.
 pub fn can_accumulate(sum: &Tensor<1>, gradient: &Tensor<1>) -> bool {
-    is_plain_f32(sum) && !gradient.is_autodiff() && Buffer::of(gradient).is_some()
+    is_plain_f32(sum) && reads(gradient)
 }
 
 /// See [`crate::optim::accumulate`]. Only for what [`can_accumulate`].
@@ -96,9 +127,7 @@ fn is_plain_f32(x: &Tensor<1>) -> bool {
 /// Whether all are outside any graph and on a CubeCL device, in float32 but for the gradient: what [`adamw`] asks for.
 pub fn applies_to(state: &AdamWState, gradient: &Tensor<1>) -> bool {
     let AdamWState { parameter, exp_avg, exp_avg_sq } = state;
-    [parameter, exp_avg, exp_avg_sq].into_iter().all(is_plain_f32)
-        && !gradient.is_autodiff()
-        && Buffer::of(gradient).is_some()
+    [parameter, exp_avg, exp_avg_sq].into_iter().all(is_plain_f32) && reads(gradient)
 }
 
 /// See [`crate::optim::adamw`], and [`crate::optim::adamw_rounded`] for a dtype of 16 bits. Only for what it [`applies_to`].

@@ -180,6 +180,30 @@ pub fn count_zeros(x: &Tensor<1>) -> u64 {
     flex::count_zeros(x).unwrap_or_else(|| x.to_data().iter::<f32>().filter(|v| *v == 0.0).count() as u64)
 }
 
+/// Whether updates, sums of squares and sums read a gradient of 16 bits as they read float32, in the same pass: on GPUs. Elsewhere each of them would
+/// widen it first.
+pub fn reads_16_bits(gradient: &Tensor<1>) -> bool {
+    #[cfg(feature = "cube")]
+    if gradient.dtype().size() == 2 {
+        return cube::reads(gradient);
+    }
+    let _ = gradient;
+    false
+}
+
+/// `first + second` in float32, of gradients of 16 or 32 bits: what [`accumulate`] gives for the first one's float32, to the bit.
+///
+/// # Panics
+/// If the sizes differ.
+pub fn sum_widened(first: Tensor<1>, second: Tensor<1>) -> Tensor<1> {
+    assert_eq!(first.dims(), second.dims(), "sum_widened: the sizes differ");
+    #[cfg(feature = "cube")]
+    if let Some(sum) = cube::sum_widened(&first, &second) {
+        return sum;
+    }
+    accumulate(widen(first), widen(second))
+}
+
 /// `accumulated + gradient`, reusing the accumulator's memory where the backend can. A gradient of 16 bits may be added to a float32 sum.
 ///
 /// # Panics

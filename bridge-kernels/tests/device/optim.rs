@@ -2,7 +2,8 @@
 
 use bridge_kernels::optim::cube;
 use bridge_kernels::optim::{
-    AdamWState, AdamWStep, SquareSums, accumulate, adamw, adamw_reference, adamw_rounded, sum_of_squares,
+    AdamWState, AdamWStep, SquareSums, accumulate, adamw, adamw_reference, adamw_rounded, reads_16_bits, sum_of_squares,
+    sum_widened,
 };
 use burn::tensor::{Device, FloatDType, Tensor};
 
@@ -87,6 +88,30 @@ fn gradients_add_up() {
             assert_eq!(read(accumulate(view.clone(), gradient.clone())), expected);
             assert_eq!(read(view), values(1, 2 * n)[..n], "others see what they had");
             assert_eq!(read(accumulate(sum, gradient)), expected);
+        }
+    }
+}
+
+/// Two gradients of 16 bits add up as their float32 values do, and have their sums of squares, to the bit.
+#[test]
+fn gradients_of_16_bits_stand_for_their_float32() {
+    for (dtype, _) in crate::half::dtypes() {
+        for n in [1, 7, 601, 20_000] {
+            let [first, second] = [1, 2].map(|seed| flat(&values(seed, n), &device()).cast(dtype));
+            let wide = |x: &Tensor<1>| x.clone().cast(FloatDType::F32);
+            assert!(reads_16_bits(&first) && !reads_16_bits(&wide(&first)));
+            let expected = read(accumulate(wide(&first), second.clone()));
+            let exact: Vec<f32> = read(wide(&first)).iter().zip(read(wide(&second))).map(|(a, b)| a + b).collect();
+            assert_eq!(expected, exact);
+            for (a, b) in [(first.clone(), second.clone()), (wide(&first), second.clone()), (first.clone(), wide(&second))]
+            {
+                let sum = sum_widened(a, b);
+                assert_eq!(sum.dtype(), FloatDType::F32.into());
+                assert_eq!(read(sum), expected, "{dtype:?}, n = {n}");
+            }
+            let view = flat(&values(1, 2 * n), &device()).cast(dtype).narrow(0, n, n);
+            assert_eq!(read(sum_widened(view.clone(), second.clone())), read(wide(&view) + wide(&second)));
+            assert_eq!(sum_of_squares(&first), sum_of_squares(&wide(&first)), "{dtype:?}, n = {n}");
         }
     }
 }
