@@ -277,14 +277,11 @@ impl Distribution {
         Some(part(gradient.clone(), &(counted.start - start..counted.end - start)))
     }
 
-    /// Squared norm of all gradients of the model, over all ranks.
-    ///
-    /// # Errors
-    /// If ranks cannot add up.
-    pub fn sum_of_squares(&self, gradients: &GradientBuffer) -> Result<f64, CommError> {
+    /// Squared norms of what this rank counts of the gradients of the model. A GPU is told to compute them, and not waited for.
+    pub fn squares(&self, gradients: &GradientBuffer) -> SquareSums {
         let mut sums = SquareSums::default();
         self.visit_counted(gradients, &mut |_, part| sums.add(&part));
-        self.over_world(sums.finish().into_iter().sum())
+        sums
     }
 
     /// Euclidean norm of the gradient of each trained parameter of the whole model, in name order. All ranks call this together and find the

@@ -1,11 +1,11 @@
 //! Gradients summed over the micro-batches of a step.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use bridge_dist::comm::{CommError, Group, ReduceOp};
 use bridge_dist::exchange::TensorExchange;
-use bridge_kernels::optim::{accumulate, reads_16_bits, sum_widened};
+use bridge_kernels::optim::{GradientSums, accumulate, reads_16_bits};
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 
 use super::flat::{detached_part, part};
@@ -48,6 +48,9 @@ pub struct GradientBuffer {
     /// Whether a gradient of 16 bits that is no sum stays what it is.
     keeps: fn(&Tensor<1>) -> bool,
     gradients: BTreeMap<String, Tensor<1>>,
+    /// Sums that wait for others, and of which parameters they are.
+    sums: GradientSums,
+    waiting: BTreeSet<String>,
     /// Gradients that ranks have added up already, on their way to take the place of `gradients`.
     reduced: BTreeMap<String, Tensor<1>>,
 }
@@ -55,24 +58,44 @@ pub struct GradientBuffer {
 impl GradientBuffer {
     /// An empty buffer.
     pub fn new(accumulation: AccumulationDType) -> Self {
-        Self { accumulation, keeps: reads_16_bits, gradients: BTreeMap::new(), reduced: BTreeMap::new() }
+        Self {
+            accumulation,
+            keeps: reads_16_bits,
+            gradients: BTreeMap::new(),
+            sums: GradientSums::default(),
+            waiting: BTreeSet::new(),
+            reduced: BTreeMap::new(),
+        }
     }
 
     /// Forgets all gradients.
     pub fn clear(&mut self) {
+        self.settle();
         self.gradients.clear();
         self.reduced.clear();
     }
 
-    /// Adds a micro-batch's gradient of the parameter `name`.
+    /// Adds a micro-batch's gradient of the parameter `name`. Sums are there when the buffer is [settled](Self::settle).
     pub fn add(&mut self, name: &str, gradient: Tensor<1>) {
+        if self.waiting.contains(name) {
+            self.settle();
+        }
         let sum = match (self.gradients.remove(name), self.accumulation) {
-            (Some(sum), AccumulationDType::Float32) if sum.dtype() != DType::F32 => sum_widened(sum, gradient),
-            (Some(sum), _) => accumulate(sum, gradient),
+            (Some(sum), AccumulationDType::Float32) => {
+                self.waiting.insert(name.to_owned());
+                self.sums.add(sum, gradient)
+            }
+            (Some(sum), AccumulationDType::AsComputed) => accumulate(sum, gradient),
             (None, _) if (self.keeps)(&gradient) => gradient,
             (None, _) => self.as_sum(gradient),
         };
         self.gradients.insert(name.to_owned(), sum);
+    }
+
+    /// Makes the sums that wait for others. Without it what they hold is not to be looked at; what takes gradients out settles the buffer itself.
+    pub fn settle(&mut self) {
+        self.sums.launch();
+        self.waiting.clear();
     }
 
     /// A gradient in the dtype of sums: what is computed with it is rounded to that.
@@ -85,6 +108,9 @@ impl GradientBuffer {
 
     /// Takes the gradient of one parameter, in the dtype it has.
     pub(super) fn take_unchanged(&mut self, name: &str) -> Option<Tensor<1>> {
+        if self.waiting.contains(name) {
+            self.settle();
+        }
         self.gradients.remove(name)
     }
 
@@ -118,8 +144,9 @@ impl GradientBuffer {
         self.gradients.insert(name.to_owned(), gradient);
     }
 
-    /// All gradients in name order.
+    /// All gradients in name order, of a settled buffer.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &Tensor<1>)> {
+        debug_assert!(self.waiting.is_empty(), "the buffer is settled");
         self.gradients.iter().map(|(name, gradient)| (name.as_str(), gradient))
     }
 
@@ -134,6 +161,7 @@ impl GradientBuffer {
         if group.size() == 1 || parameters.is_empty() {
             return Ok(());
         }
+        self.settle();
         if let Some(way) = TensorExchange::of(group, device) {
             let packing = Packing { device, dtype: DType::F32 };
             let pieces = parameters.iter().map(|SharedElements { name, elements, .. }| {
@@ -194,8 +222,9 @@ impl GradientBuffer {
         self.set(name, gradient);
     }
 
-    /// The gradient of one parameter.
+    /// The gradient of one parameter, of a settled buffer.
     pub(super) fn get(&self, name: &str) -> Option<&Tensor<1>> {
+        debug_assert!(!self.waiting.contains(name), "the buffer is settled");
         self.gradients.get(name)
     }
 }
@@ -234,6 +263,7 @@ mod tests {
                     buffer.add("a", gradient(number, dtype));
                     buffer.add("b", gradient(number + 10, FloatDType::F32));
                 }
+                [&mut kept, &mut widened].map(GradientBuffer::settle);
                 let is_alone = number == 1;
                 assert_eq!(kept.get("a").map(Tensor::dtype), Some(if is_alone { dtype.into() } else { DType::F32 }));
                 assert_eq!(widened.get("a").map(Tensor::dtype), Some(DType::F32));
