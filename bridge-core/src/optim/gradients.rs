@@ -263,7 +263,8 @@ mod tests {
                     buffer.add("a", gradient(number, dtype));
                     buffer.add("b", gradient(number + 10, FloatDType::F32));
                 }
-                [&mut kept, &mut widened].map(GradientBuffer::settle);
+                kept.settle();
+                widened.settle();
                 let is_alone = number == 1;
                 assert_eq!(kept.get("a").map(Tensor::dtype), Some(if is_alone { dtype.into() } else { DType::F32 }));
                 assert_eq!(widened.get("a").map(Tensor::dtype), Some(DType::F32));
@@ -279,7 +280,8 @@ mod tests {
     fn a_scaled_gradient_is_rounded_as_a_sum() {
         let [mut kept, mut widened] = buffers(AccumulationDType::Float32);
         for scale in [1.0, 1.0 / 3.0] {
-            [&mut kept, &mut widened].map(|buffer| buffer.add("a", gradient(3, FloatDType::BF16)));
+            kept.add("a", gradient(3, FloatDType::BF16));
+            widened.add("a", gradient(3, FloatDType::BF16));
             let [found, expected] = [&mut kept, &mut widened].map(|buffer| buffer.take_scaled("a", scale).unwrap());
             assert_eq!(found.dtype() == DType::BF16, scale == 1.0);
             assert_eq!(bits(to_float32(found)), bits(expected));

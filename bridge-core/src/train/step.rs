@@ -292,6 +292,7 @@ fn forward_backward(run: &mut TrainingRun, data: &mut StepData) -> Result<PassEn
 /// Reads the losses that were not read and the sum of the squares of what this rank counts of the gradients. A device that computes both is waited for
 /// once.
 fn read_results(run: &mut TrainingRun, gathered: &mut Gathered) -> f64 {
+    let _reading = run.timers.span("read-losses-and-norm", Labels::default());
     let training = &mut run.training;
     let squares = training.optimizer.distribution().squares(&training.gradients);
     let (losses, batches) = gathered.unread.take().unwrap_or_default();
