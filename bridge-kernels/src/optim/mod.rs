@@ -97,10 +97,10 @@ impl AdamWUpdates {
 }
 
 fn check_sizes(state: &AdamWState, gradient: &Tensor<1>, previous: Option<&Tensor<1>>) {
-    let AdamWState { parameter, exp_avg, exp_avg_sq } = state;
-    let all = [parameter, exp_avg, exp_avg_sq, gradient, previous.unwrap_or(parameter)];
-    let sizes = all.map(|tensor| tensor.dims()[0]);
+    let sizes = [&state.parameter, &state.exp_avg, &state.exp_avg_sq, gradient].map(|tensor| tensor.dims()[0]);
     assert!(sizes.iter().all(|size| *size == sizes[0]), "adamw: parameter, moments and gradient have sizes {sizes:?}");
+    let previous = previous.map_or(sizes[0], |previous| previous.dims()[0]);
+    assert_eq!(previous, sizes[0], "adamw: the sizes of the previous value and the parameter differ");
 }
 
 /// [`adamw`] in plain Burn operations.
