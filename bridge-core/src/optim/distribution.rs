@@ -220,8 +220,8 @@ impl Distribution {
                 continue;
             }
             for (name, _) in self.places.iter().filter(|(_, place)| place.replicas == kind) {
-                if let Some(gradient) = gradients.take_unchanged(name) {
-                    gradients.set(name, gradient * scale);
+                if let Some(gradient) = gradients.take_scaled(name, scale) {
+                    gradients.set(name, gradient);
                 }
             }
         }
@@ -277,14 +277,11 @@ impl Distribution {
         Some(part(gradient.clone(), &(counted.start - start..counted.end - start)))
     }
 
-    /// Squared norm of all gradients of the model, over all ranks.
-    ///
-    /// # Errors
-    /// If ranks cannot add up.
-    pub fn sum_of_squares(&self, gradients: &GradientBuffer) -> Result<f64, CommError> {
+    /// Squared norms of what this rank counts of the gradients of the model. A GPU is told to compute them, and not waited for.
+    pub fn squares(&self, gradients: &GradientBuffer) -> SquareSums {
         let mut sums = SquareSums::default();
         self.visit_counted(gradients, &mut |_, part| sums.add(&part));
-        self.over_world(sums.finish().into_iter().sum())
+        sums
     }
 
     /// Euclidean norm of the gradient of each trained parameter of the whole model, in name order. All ranks call this together and find the
@@ -339,7 +336,7 @@ impl Distribution {
             let of_elements = |gradient: &Tensor<1>| {
                 let is_own_part = gradient.dims()[0] == place.owned.len();
                 let start = if is_own_part { place.owned.start } else { 0 };
-                part(gradient.clone(), &(elements.start - start..elements.end - start))
+                gradients.as_sum(part(gradient.clone(), &(elements.start - start..elements.end - start)))
             };
             let gradient = gradients.get(name).filter(|_| !elements.is_empty()).map(of_elements);
             f(SavedGradient { name, elements, gradient });

@@ -1,11 +1,11 @@
 //! Gradients summed over the micro-batches of a step.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use bridge_dist::comm::{CommError, Group, ReduceOp};
 use bridge_dist::exchange::TensorExchange;
-use bridge_kernels::optim::accumulate;
+use bridge_kernels::optim::{GradientSums, accumulate, reads_16_bits};
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 
 use super::flat::{detached_part, part};
@@ -14,7 +14,8 @@ use super::packing::Packing;
 /// dtype in which gradients are summed over micro-batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AccumulationDType {
-    /// float32, whatever the parameters are.
+    /// float32, whatever the parameters are. One gradient alone is no sum: on GPUs it stays as the backward pass produced it until a second one comes.
+    /// Its bits are those of its float32, so nothing that is made of it depends on that.
     Float32,
     /// The dtype the backward pass produced.
     AsComputed,
@@ -44,7 +45,12 @@ pub(super) struct SharedParameters<'a> {
 #[derive(Debug)]
 pub struct GradientBuffer {
     accumulation: AccumulationDType,
+    /// Whether a gradient of 16 bits that is no sum stays what it is.
+    keeps: fn(&Tensor<1>) -> bool,
     gradients: BTreeMap<String, Tensor<1>>,
+    /// Sums that wait for others, and of which parameters they are.
+    sums: GradientSums,
+    waiting: BTreeSet<String>,
     /// Gradients that ranks have added up already, on their way to take the place of `gradients`.
     reduced: BTreeMap<String, Tensor<1>>,
 }
@@ -52,28 +58,66 @@ pub struct GradientBuffer {
 impl GradientBuffer {
     /// An empty buffer.
     pub fn new(accumulation: AccumulationDType) -> Self {
-        Self { accumulation, gradients: BTreeMap::new(), reduced: BTreeMap::new() }
+        Self {
+            accumulation,
+            keeps: reads_16_bits,
+            gradients: BTreeMap::new(),
+            sums: GradientSums::default(),
+            waiting: BTreeSet::new(),
+            reduced: BTreeMap::new(),
+        }
     }
 
     /// Forgets all gradients.
     pub fn clear(&mut self) {
+        self.settle();
         self.gradients.clear();
         self.reduced.clear();
     }
 
-    /// Adds a micro-batch's gradient of the parameter `name`.
+    /// Adds a micro-batch's gradient of the parameter `name`. Sums are there when the buffer is [settled](Self::settle).
     pub fn add(&mut self, name: &str, gradient: Tensor<1>) {
+        if self.waiting.contains(name) {
+            self.settle();
+        }
         let sum = match (self.gradients.remove(name), self.accumulation) {
-            (Some(sum), _) => accumulate(sum, gradient),
-            (None, AccumulationDType::Float32) => to_float32(gradient),
-            (None, AccumulationDType::AsComputed) => gradient,
+            (Some(sum), AccumulationDType::Float32) => {
+                self.waiting.insert(name.to_owned());
+                self.sums.add(sum, gradient)
+            }
+            (Some(sum), AccumulationDType::AsComputed) => accumulate(sum, gradient),
+            (None, _) if (self.keeps)(&gradient) => gradient,
+            (None, _) => self.as_sum(gradient),
         };
         self.gradients.insert(name.to_owned(), sum);
     }
 
+    /// Makes the sums that wait for others. Without it what they hold is not to be looked at; what takes gradients out settles the buffer itself.
+    pub fn settle(&mut self) {
+        self.sums.launch();
+        self.waiting.clear();
+    }
+
+    /// A gradient in the dtype of sums: what is computed with it is rounded to that.
+    pub(super) fn as_sum(&self, gradient: Tensor<1>) -> Tensor<1> {
+        match self.accumulation {
+            AccumulationDType::Float32 => to_float32(gradient),
+            AccumulationDType::AsComputed => gradient,
+        }
+    }
+
     /// Takes the gradient of one parameter, in the dtype it has.
     pub(super) fn take_unchanged(&mut self, name: &str) -> Option<Tensor<1>> {
+        if self.waiting.contains(name) {
+            self.settle();
+        }
         self.gradients.remove(name)
+    }
+
+    /// Takes `scale` times the gradient of one parameter.
+    pub(super) fn take_scaled(&mut self, name: &str, scale: f64) -> Option<Tensor<1>> {
+        let gradient = self.take_unchanged(name)?;
+        Some(if scale == 1.0 { gradient } else { self.as_sum(gradient) * scale })
     }
 
     /// Adds a gradient that ranks have added up.
@@ -100,8 +144,9 @@ impl GradientBuffer {
         self.gradients.insert(name.to_owned(), gradient);
     }
 
-    /// All gradients in name order.
+    /// All gradients in name order, of a settled buffer.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &Tensor<1>)> {
+        debug_assert!(self.waiting.is_empty(), "the buffer is settled");
         self.gradients.iter().map(|(name, gradient)| (name.as_str(), gradient))
     }
 
@@ -116,6 +161,7 @@ impl GradientBuffer {
         if group.size() == 1 || parameters.is_empty() {
             return Ok(());
         }
+        self.settle();
         if let Some(way) = TensorExchange::of(group, device) {
             let packing = Packing { device, dtype: DType::F32 };
             let pieces = parameters.iter().map(|SharedElements { name, elements, .. }| {
@@ -158,7 +204,10 @@ impl GradientBuffer {
         device: &Device,
         sum: Tensor<1>,
     ) {
-        let dtype = self.gradients.get(*name).map_or(DType::F32, Tensor::dtype);
+        let dtype = match self.accumulation {
+            AccumulationDType::Float32 => DType::F32,
+            AccumulationDType::AsComputed => self.gradients.get(*name).map_or(DType::F32, Tensor::dtype),
+        };
         let sum = if dtype == DType::F32 { sum } else { sum.cast(FloatDType::from(dtype)) };
         let gradient = if *elements == (0..*held) {
             sum
@@ -166,19 +215,97 @@ impl GradientBuffer {
             return;
         } else {
             let before = self.gradients.remove(*name);
+            let before = before.map(|before| self.as_sum(before));
             let before = before.unwrap_or_else(|| Tensor::zeros([*held], (device, dtype)));
             before.slice_assign([elements.clone()], sum)
         };
         self.set(name, gradient);
     }
 
-    /// The gradient of one parameter.
+    /// The gradient of one parameter, of a settled buffer.
     pub(super) fn get(&self, name: &str) -> Option<&Tensor<1>> {
+        debug_assert!(!self.waiting.contains(name), "the buffer is settled");
         self.gradients.get(name)
     }
 }
 
 /// The same in float32.
 pub(super) fn to_float32(x: Tensor<1>) -> Tensor<1> {
-    if x.dtype() == burn::tensor::DType::F32 { x } else { x.cast(FloatDType::F32) }
+    if x.dtype() == DType::F32 { x } else { x.cast(FloatDType::F32) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A buffer that keeps gradients of 16 bits, as on a GPU, and one that does not.
+    fn buffers(accumulation: AccumulationDType) -> [GradientBuffer; 2] {
+        let keeping: [fn(&Tensor<1>) -> bool; 2] = [|gradient| gradient.dtype().size() == 2, |_| false];
+        keeping.map(|keeps| GradientBuffer { keeps, ..GradientBuffer::new(accumulation) })
+    }
+
+    fn gradient(seed: usize, dtype: FloatDType) -> Tensor<1> {
+        let values: Vec<f32> = (0..37).map(|i| ((i * 13 + seed * 7) % 29) as f32 * 0.37 - 4.1).collect();
+        Tensor::<1>::from_floats(values.as_slice(), &Device::flex()).cast(dtype)
+    }
+
+    fn bits(x: Tensor<1>) -> Vec<u32> {
+        assert_eq!(x.dtype(), DType::F32);
+        x.into_data().iter::<f32>().map(f32::to_bits).collect()
+    }
+
+    #[test]
+    fn what_is_no_sum_keeps_its_16_bits_and_sums_are_those_of_float32() {
+        for dtype in [FloatDType::BF16, FloatDType::F16] {
+            let [mut kept, mut widened] = buffers(AccumulationDType::Float32);
+            for number in 1..=4 {
+                for buffer in [&mut kept, &mut widened] {
+                    buffer.add("a", gradient(number, dtype));
+                    buffer.add("b", gradient(number + 10, FloatDType::F32));
+                }
+                kept.settle();
+                widened.settle();
+                let is_alone = number == 1;
+                assert_eq!(kept.get("a").map(Tensor::dtype), Some(if is_alone { dtype.into() } else { DType::F32 }));
+                assert_eq!(widened.get("a").map(Tensor::dtype), Some(DType::F32));
+                for name in ["a", "b"] {
+                    let found = kept.as_sum(kept.get(name).unwrap().clone());
+                    assert_eq!(bits(found), bits(widened.get(name).unwrap().clone()), "{name} after {number}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_scaled_gradient_is_rounded_as_a_sum() {
+        let [mut kept, mut widened] = buffers(AccumulationDType::Float32);
+        for scale in [1.0, 1.0 / 3.0] {
+            kept.add("a", gradient(3, FloatDType::BF16));
+            widened.add("a", gradient(3, FloatDType::BF16));
+            let [found, expected] = [&mut kept, &mut widened].map(|buffer| buffer.take_scaled("a", scale).unwrap());
+            assert_eq!(found.dtype() == DType::BF16, scale == 1.0);
+            assert_eq!(bits(to_float32(found)), bits(expected));
+            assert!(kept.take_scaled("a", scale).is_none());
+        }
+        // Sums in 16 bits are scaled in them.
+        let [mut narrow, _] = buffers(AccumulationDType::AsComputed);
+        narrow.add("a", gradient(3, FloatDType::BF16));
+        assert_eq!(narrow.take_scaled("a", 0.5).unwrap().dtype(), DType::BF16);
+    }
+
+    /// What ranks add up takes the place of a gradient, or of elements of one, in float32.
+    #[test]
+    fn what_ranks_share_is_put_back_in_float32() {
+        let shared = |elements: Range<usize>| SharedElements { name: "a", held: 37, elements };
+        let sum = |count: usize| Tensor::<1>::full([count], 1.0 / 3.0, (&Device::flex(), DType::F32));
+        for elements in [0..37, 5..9] {
+            let replaced = buffers(AccumulationDType::Float32).map(|mut buffer| {
+                buffer.add("a", gradient(2, FloatDType::BF16));
+                buffer.replace_shared(&shared(elements.clone()), &Device::flex(), sum(elements.len()));
+                bits(buffer.get("a").unwrap().clone())
+            });
+            assert_eq!(replaced[0], replaced[1]);
+            assert_eq!(replaced[0][elements.start], (1.0_f32 / 3.0).to_bits());
+        }
+    }
 }

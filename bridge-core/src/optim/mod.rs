@@ -33,6 +33,7 @@ mod sharing;
 mod slot;
 #[cfg(test)]
 mod tests;
+mod update_times;
 
 pub use bucket::{
     Bucket, BucketEntry, BucketLayout, BucketPadding, BucketParameter, BucketRule, BucketSize, ShardCounts,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bridge_dist::comm::CommError;
 use bridge_kernels::optim::{Master, SquareSums, Stored};
@@ -12,9 +12,10 @@ use super::flat::part;
 use super::gradients::to_float32;
 use super::groups::{self, OverrideProvider, ParameterGroup};
 use super::offload::{Arriving, Offload, OffloadSettings, OffloadedElements, Wanted, to_device};
-use super::rules::{self, Algorithm, Unit, UpdateStep};
+use super::rules::{self, Algorithm, Unit, UpdateBatch, UpdateStep};
 use super::scales::{Magnitudes, Scales, as_taken};
 use super::slot::Slot;
+use super::update_times::{CopyTimes, UpdateTimer};
 use super::{Distribution, GradientBuffer, GroupSettings, ShardedParameters};
 use crate::model::{Declaration, ModelChunk, Replacement};
 use crate::timers::{TimerLevel, Timers};
@@ -99,15 +100,8 @@ pub struct Optimizer {
     copies: CopyTimes,
     /// That states get by the step under way.
     scales: Scales,
-}
-
-/// Parts of the updates of a step.
-#[derive(Clone, Copy, Debug, Default)]
-struct CopyTimes {
-    /// Gradients on their way to float32.
-    gradients: Duration,
-    /// Updated float32 values on their way to the dtype of the parameters.
-    parameters: Duration,
+    /// The updates of the step under way, where the rule makes several at a time.
+    batch: Option<Box<dyn UpdateBatch>>,
 }
 
 /// What looks at parameters.
@@ -152,6 +146,7 @@ impl Optimizer {
             timers: Arc::new(Timers::new(None)),
             copies: CopyTimes::default(),
             scales: Scales::new(),
+            batch: None,
         })
     }
 
@@ -199,12 +194,31 @@ impl Optimizer {
         rates: &[GroupRates],
         scales: StepScales,
     ) -> Result<StepOutcome, CommError> {
+        gradients.settle();
+        let squares = self.distribution.squares(gradients).finish().into_iter().sum();
+        self.step_knowing(squares, (chunks, gradients), rates, scales)
+    }
+
+    /// [`step`](Self::step) where the sum of the [squares](Distribution::squares) of the gradients was read already.
+    ///
+    /// # Errors
+    /// If ranks cannot add up the norm.
+    ///
+    /// # Panics
+    /// If `rates` has not one entry for each group.
+    pub fn step_knowing(
+        &mut self,
+        squares: f64,
+        (chunks, gradients): (&mut [Box<dyn ModelChunk>], &mut GradientBuffer),
+        rates: &[GroupRates],
+        scales: StepScales,
+    ) -> Result<StepOutcome, CommError> {
         assert_eq!(rates.len(), self.groups.len(), "one rate for each parameter group");
         let timers = Arc::clone(&self.timers);
         let phase = |name| timers.start(name, TimerLevel::Phase);
         let unscale = 1.0 / (scales.loss_scale * scales.divisor);
         let timer = phase("optimizer-unscale-and-check-inf");
-        let grad_norm = self.distribution.sum_of_squares(gradients)?.sqrt() * unscale;
+        let grad_norm = self.distribution.over_world(squares)?.sqrt() * unscale;
         drop(timer);
         let timer = self.settings.count_zeros.then(|| phase("optimizer-count-zeros"));
         let num_zeros = self.settings.count_zeros.then(|| self.distribution.num_zeros(gradients)).transpose()?;
@@ -219,6 +233,7 @@ impl Optimizer {
         let gradient_scale = unscale * clip;
         self.step += 1;
         let step = Step { rates, number: self.step, gradient_scale };
+        self.batch = self.settings.algorithm.update.batch();
         if self.distribution.sharding().divides_state() {
             let owned = self.parameters.owned(chunks)?;
             let mut visit = |f: &mut Look<'_>| owned.iter().for_each(|(name, value)| f(name, value));
@@ -230,6 +245,7 @@ impl Optimizer {
                 let value = self.update(&name, value, (&mut *gradients, &mut arriving), &step);
                 updated.insert(name, value);
             }
+            self.finish_batch();
             timer.stop(std::mem::take(&mut self.copies));
             let _timer = phase("params-all-gather");
             self.parameters.publish(chunks, updated)?;
@@ -248,10 +264,18 @@ impl Optimizer {
                     false => Replacement::Kept,
                 });
             }
+            self.finish_batch();
             timer.stop(std::mem::take(&mut self.copies));
         }
         gradients.clear();
         Ok(StepOutcome { success: true, grad_norm, num_zeros })
+    }
+
+    /// Makes the updates of the step that wait for others: what they return may be read then.
+    fn finish_batch(&mut self) {
+        if let Some(batch) = self.batch.take() {
+            batch.finish();
+        }
     }
 
     /// The scales that states get by a step, where they have any. `visit` hands on the parameters, or the ranges of them, that this rank updates.
@@ -342,7 +366,7 @@ impl Optimizer {
         let gradient = gradient.map(match value.dtype() {
             _ if algorithm.formats.is_some() => as_taken,
             DType::F32 => to_float32,
-            // Rules take any.
+            // Batches take any.
             _ => std::convert::identity,
         });
         let gradient = gradient.unwrap_or_else(|| zeros_like(&value));
@@ -354,13 +378,13 @@ impl Optimizer {
             let scales = self.scales.get(name).unwrap_or(&none);
             return slot.update_reduced((algorithm, formats), value, gradient, &step, scales);
         }
-        if value.dtype() == DType::F32 {
-            return slot.update(algorithm, value, gradient, &step);
+        let dtype = value.dtype();
+        let (updated, rounded) = slot.update((algorithm, self.batch.as_mut()), value, gradient, &step);
+        if dtype == DType::F32 {
+            return updated;
         }
-        let dtype = FloatDType::from(value.dtype());
-        let (updated, rounded) = slot.update_rounded(algorithm, value, gradient, &step);
         let rounding = Instant::now();
-        let rounded = rounded.unwrap_or_else(|| updated.clone().cast(dtype));
+        let rounded = rounded.unwrap_or_else(|| updated.clone().cast(FloatDType::from(dtype)));
         slot.master = Some(Master::Whole(Box::new(Stored::Plain(updated))));
         self.copies.parameters += rounding.elapsed();
         rounded
@@ -453,29 +477,6 @@ fn clip_coefficient(clip_grad: f64, grad_norm: f64) -> f64 {
 
 fn zeros_like(value: &Tensor<1>) -> Tensor<1> {
     Tensor::zeros(value.shape(), (&value.device(), DType::F32))
-}
-
-/// Times the updates of a step, copies apart.
-struct UpdateTimer<'a> {
-    timers: &'a Timers,
-    started: Instant,
-}
-
-impl<'a> UpdateTimer<'a> {
-    fn start(timers: &'a Timers) -> Self {
-        Self { timers, started: timers.now_at(TimerLevel::Phase) }
-    }
-
-    fn stop(self, copies: CopyTimes) {
-        let all = self.timers.now_at(TimerLevel::Phase) - self.started;
-        for (name, elapsed) in [
-            ("optimizer-copy-to-main-grad", copies.gradients),
-            ("optimizer-inner-step", all.saturating_sub(copies.gradients + copies.parameters)),
-            ("optimizer-copy-main-to-model-params", copies.parameters),
-        ] {
-            self.timers.record(name, TimerLevel::Phase, elapsed);
-        }
-    }
 }
 
 /// What all updates of one step share.

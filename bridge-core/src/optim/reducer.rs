@@ -231,6 +231,7 @@ impl GradientReducer {
         if self.own == OwnGradients::Measured {
             // Read when the step's are: reading now would wait for the device.
             self.unread_squares.1.add(&values);
+            self.unread_squares.1.launch();
             self.unread_squares.0.push(part);
         }
         match divides {
@@ -273,6 +274,7 @@ impl GradientReducer {
     pub fn finish(&mut self, gradients: &mut GradientBuffer) -> Result<(), CommError> {
         let timers = Arc::clone(&self.timers);
         let timer = timers.start("all-grads-sync", TimerLevel::Phase);
+        gradients.settle();
         // Where gradients are sharded every micro-batch has been ended by itself; ending another would reduce zeros.
         if !self.distribution.sharding().divides_gradients() {
             for chunk in 0..self.started.len() {
@@ -441,9 +443,7 @@ fn scaled_gradient(
     name: &str,
     gradients: &mut GradientBuffer,
 ) -> Option<Tensor<1>> {
-    let scale = distribution.scale_before(bucket.replicas);
-    let gradient = gradients.take_unchanged(name)?;
-    Some(if scale == 1.0 { gradient } else { gradient * scale })
+    gradients.take_scaled(name, distribution.scale_before(bucket.replicas))
 }
 
 /// What `take` gives for each parameter of a bucket, and its elements.

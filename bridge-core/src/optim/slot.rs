@@ -3,7 +3,8 @@
 use bridge_kernels::optim::{Master, Stored};
 use burn::tensor::{DType, FloatDType, Tensor};
 
-use super::rules::{Algorithm, ReducedValues, State, StateFormats, UpdateStep, Values};
+use super::gradients::to_float32;
+use super::rules::{Algorithm, ReducedValues, State, StateFormats, UpdateBatch, UpdateStep, Values};
 
 /// What an optimizer keeps of one parameter, or of the range of it that this rank updates. What a checkpoint brought may have other formats until the
 /// next step.
@@ -47,29 +48,21 @@ impl Slot {
         self.master.as_ref().map(|master| master.widen(parameter))
     }
 
-    /// Updates the states, which are kept as the rule declares them, and returns the new value in float32. The gradient is float32.
+    /// Updates the states, which are kept as the rule declares them, by itself or as one of a batch. Returns the new value in float32, and of a parameter in
+    /// 16 bits in its dtype too, where a batch makes that. The gradient is float32, or of 16 bits where the parameter is.
     pub fn update(
         &mut self,
-        algorithm: &Algorithm,
-        value: Tensor<1>,
-        gradient: Tensor<1>,
-        step: &UpdateStep<'_>,
-    ) -> Tensor<1> {
-        let values = self.take(algorithm, value);
-        self.put(algorithm.update.update(values, gradient, step))
-    }
-
-    /// [`Self::update`] of a parameter in 16 bits, with the new value in its dtype too, where the rule makes that. The gradient is float32 or of 16 bits.
-    pub fn update_rounded(
-        &mut self,
-        algorithm: &Algorithm,
+        (algorithm, batch): (&Algorithm, Option<&mut Box<dyn UpdateBatch>>),
         value: Tensor<1>,
         gradient: Tensor<1>,
         step: &UpdateStep<'_>,
     ) -> (Tensor<1>, Option<Tensor<1>>) {
-        let dtype = FloatDType::from(value.dtype());
+        let previous = (value.dtype() != DType::F32).then(|| value.clone());
         let values = self.take(algorithm, value);
-        let (values, rounded) = algorithm.update.update_rounded(values, gradient, step, dtype);
+        let (values, rounded) = match batch {
+            Some(batch) => batch.add(values, gradient, step, previous),
+            None => (algorithm.update.update(values, to_float32(gradient), step), None),
+        };
         (self.put(values), rounded)
     }
 

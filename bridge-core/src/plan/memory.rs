@@ -21,7 +21,8 @@ use crate::optim::{self, Gather, OffloadSettings, Sharding, owned_range};
 pub struct Memory {
     /// Parameters in the dtype they are used in.
     pub parameters: u64,
-    /// Gradients summed over micro-batches, as far as they are there.
+    /// Gradients summed over micro-batches, as far as they are there. On a GPU a gradient of 16 bits that no other was added to takes fewer bytes than the
+    /// sum that is counted.
     pub gradients: u64,
     /// Moments, and what makes narrower parameters float32, as far as they are on the device.
     pub optimizer: u64,

@@ -51,6 +51,8 @@ impl RegionHooks for TrainHooks<'_> {
     }
 
     fn left(&mut self, segments: &Range<usize>) -> Result<(), CommError> {
+        // The gradients of a region are held until here anyway.
+        self.gradients.settle();
         match self.reduce {
             Reduce::Later => Ok(()),
             Reduce::Now => self.reducer.left_segment(self.chunk, segments.start, self.gradients),

@@ -9,9 +9,9 @@ use bridge_kernels::Philox;
 use super::checkpointing::save_gradients;
 use super::doors::OwnResults;
 use super::exit_reason::ExitReason;
-use super::forward_step::{Losses, Ratio, add_recorded};
+use super::forward_step::{ForwardStep, Losses, Ratio, add_recorded};
 use super::micro_batches::StepData;
-use super::pipeline::StepWork;
+use super::pipeline::{LossSums, StepWork};
 use super::predictions::{PredictionSums, loss_name};
 use super::report::StepReport;
 use super::routers::{RouterReport, RouterSums};
@@ -89,7 +89,7 @@ fn compute_step(run: &mut TrainingRun, mut data: StepData, started: Instant) -> 
     run.training.inspect_gradients(loss_scale, pass_result.divisor);
     save_gradients(run, loss_scale, pass_result.divisor)?;
     let can_fall = run.training.loss_scaler.can_fall();
-    let outcome = optimizer_step(run, &rates, pass_result.divisor)?;
+    let outcome = optimizer_step(run, &rates, &pass_result)?;
     let batch_size = num_microbatches * run.config.samples_per_microstep() as u64;
     if outcome.success {
         run.training.scheduler.step(batch_size);
@@ -163,6 +163,8 @@ struct Pass {
     attention_logits: BTreeMap<usize, f64>,
     /// What the accumulated gradients still have to be divided by.
     divisor: f64,
+    /// Sum of the squares of what this rank counts of these gradients.
+    squares: f64,
     /// Times of the reduction of gradients.
     reduction: ReductionTimes,
 }
@@ -176,9 +178,13 @@ enum PassEnd {
 
 /// What a pass has gathered of its micro-batches so far.
 struct Gathered {
+    /// Micro-batches that are done.
+    done: usize,
     losses: Losses,
-    /// Loss of this rank's part of each micro-batch, where the model ends.
+    /// Loss of this rank's part of each micro-batch, where the model ends, as far as they were read.
     loss_sums: Vec<f64>,
+    /// The losses of the last micro-batches, which the device may still compute, and these.
+    unread: Option<(LossSums, Vec<Batch>)>,
     /// Tokens of that part.
     own_tokens: Vec<f64>,
     /// Tokens of each micro-batch over all ranks that share it.
@@ -190,7 +196,31 @@ struct Gathered {
     layers: Arc<StepValues>,
 }
 
+/// Losses of micro-batches.
+enum PassLosses {
+    Read(Vec<f64>),
+    /// The device may still compute them.
+    Unread(LossSums),
+}
+
 impl Gathered {
+    /// Takes the losses of micro-batches.
+    fn take_losses(&mut self, losses: PassLosses, forward_step: &mut dyn ForwardStep, batches: &[Batch]) {
+        let loss_sums = match losses {
+            PassLosses::Read(loss_sums) => loss_sums,
+            PassLosses::Unread(losses) => {
+                self.unread = Some((losses, batches.to_vec()));
+                return;
+            }
+        };
+        for (loss_sum, batch) in loss_sums.iter().zip(batches) {
+            for (name, ratio) in forward_step.report(*loss_sum, batch) {
+                *self.losses.entry(name).or_default() += ratio;
+            }
+        }
+        self.loss_sums.extend(loss_sums);
+    }
+
     /// Takes what layers have told of micro-batches.
     fn take(&mut self, metrics: &[Arc<LayerMetrics>]) {
         for (metric, values) in metrics.iter().flat_map(|metrics| metrics.take()) {
@@ -214,8 +244,10 @@ fn forward_backward(run: &mut TrainingRun, data: &mut StepData) -> Result<PassEn
     run.exits.begin_step();
     let per_token = run.config.model.calculate_per_token_loss;
     let mut gathered = Gathered {
+        done: 0,
         losses: Losses::new(),
         loss_sums: Vec::new(),
+        unread: None,
         own_tokens: Vec::new(),
         num_tokens: Vec::new(),
         routers: RouterSums::new(&run.config, &run.groups),
@@ -223,15 +255,16 @@ fn forward_backward(run: &mut TrainingRun, data: &mut StepData) -> Result<PassEn
         attention_logits: BTreeMap::new(),
         layers: Arc::default(),
     };
-    while gathered.loss_sums.len() < data.total() {
+    while gathered.done < data.total() {
         if let Some(reason) = window_pass(run, data, &mut gathered)? {
             return Ok(PassEnd::Stopped(reason));
         }
     }
-    let Gathered { mut losses, loss_sums, own_tokens, num_tokens, routers, predictions, attention_logits, .. } =
-        gathered;
     run.begin_phase()?;
     run.training.reducer.finish(&mut run.training.gradients)?;
+    let squares = read_results(run, &mut gathered);
+    let Gathered { mut losses, loss_sums, own_tokens, num_tokens, routers, predictions, attention_logits, .. } =
+        gathered;
     let reduction = run.training.reducer.take_times();
     run.timers.record("grads-reduce-in-flight", TimerLevel::MicroBatch, reduction.in_flight);
     run.timers.record("grads-reduce-exposed", TimerLevel::MicroBatch, reduction.exposed);
@@ -252,7 +285,20 @@ fn forward_backward(run: &mut TrainingRun, data: &mut StepData) -> Result<PassEn
     let counted = (1..).zip(&predictions).filter(|(_, loss)| loss.denominator > 0.0);
     losses.extend(counted.map(|(depth, loss)| (loss_name(depth), *loss)));
     let divisor = if per_token { num_tokens.iter().sum::<f64>().max(1.0) } else { 1.0 };
-    Ok(PassEnd::Done(Pass { losses, routers: routers.layers, predictions, attention_logits, divisor, reduction }))
+    let routers = routers.layers;
+    Ok(PassEnd::Done(Pass { losses, routers, predictions, attention_logits, divisor, squares, reduction }))
+}
+
+/// Reads the losses that were not read and the sum of the squares of what this rank counts of the gradients. A device that computes both is waited for
+/// once.
+fn read_results(run: &mut TrainingRun, gathered: &mut Gathered) -> f64 {
+    let _reading = run.timers.span("read-losses-and-norm", Labels::default());
+    let training = &mut run.training;
+    let squares = training.optimizer.distribution().squares(&training.gradients);
+    let (losses, batches) = gathered.unread.take().unwrap_or_default();
+    let (squares, loss_sums) = losses.read_with(|losses| squares.finish_with(losses));
+    gathered.take_losses(PassLosses::Read(loss_sums), training.forward_step.as_mut(), &batches);
+    squares.into_iter().sum()
 }
 
 /// Forward and backward of the next window of micro-batches, with looks whether to stop; the reason if so.
@@ -262,7 +308,7 @@ fn window_pass(
     gathered: &mut Gathered,
 ) -> Result<Option<ExitReason>, TrainError> {
     let timers = Arc::clone(&run.timers);
-    let start = gathered.loss_sums.len();
+    let start = gathered.done;
     let total = data.total();
     let micro_batches = data.window(run, start)?;
     let preparing = timers.span("prepare-batches", Labels::default());
@@ -316,16 +362,15 @@ fn window_pass(
             parameters: run.training.optimizer.parameters(),
             reductions: run.training.pipeline.reductions(&run.config),
         };
-        let loss_sums = run.training.pipeline.train(&mut run.training.chunks, count, &mut work)?.loss_sums;
+        let loss_sums = run.training.pipeline.train_ahead(&mut run.training.chunks, count, &mut work)?;
+        // A timer that nobody waits in would not see the device at work.
+        let can_wait = start + pass.end == total && !run.timers.run_at(TimerLevel::Phase);
+        let losses = if can_wait { PassLosses::Unread(loss_sums) } else { PassLosses::Read(loss_sums.read()) };
+        gathered.take_losses(losses, run.training.forward_step.as_mut(), &batches[pass.clone()]);
         drop(timer);
-        for (loss_sum, batch) in loss_sums.iter().zip(&batches[pass.clone()]) {
-            for (name, ratio) in run.training.forward_step.report(*loss_sum, batch) {
-                *gathered.losses.entry(name).or_default() += ratio;
-            }
-        }
         own_losses[pass].iter().flatten().for_each(|loss| add_recorded(&mut gathered.losses, loss));
         gathered.take(&metrics);
-        gathered.loss_sums.extend(loss_sums);
+        gathered.done += count;
         done += count;
         if start + done < total
             && !run.doors.losses.is_rerunning()
@@ -337,12 +382,12 @@ fn window_pass(
     Ok(None)
 }
 
-fn optimizer_step(run: &mut TrainingRun, rates: &Rates, divisor: f64) -> Result<StepOutcome, TrainError> {
+fn optimizer_step(run: &mut TrainingRun, rates: &Rates, pass: &Pass) -> Result<StepOutcome, TrainError> {
     run.begin_phase()?;
     let timer = run.timers.start("optimizer", TimerLevel::Phase);
-    let scales = StepScales { loss_scale: run.training.loss_scaler.scale(), divisor };
-    let outcome =
-        run.training.optimizer.step(&mut run.training.chunks, &mut run.training.gradients, &rates.groups, scales)?;
+    let scales = StepScales { loss_scale: run.training.loss_scaler.scale(), divisor: pass.divisor };
+    let held = (run.training.chunks.as_mut_slice(), &mut run.training.gradients);
+    let outcome = run.training.optimizer.step_knowing(pass.squares, held, &rates.groups, scales)?;
     drop(timer);
     if !outcome.success && run.config.ddp.check_for_nan_in_grad {
         return Err(TrainError::GradientNotFinite {

@@ -91,6 +91,18 @@ impl Buffer {
         Self(CubeTensor::new_contiguous(client, self.0.device.clone(), shape, handle, dtype))
     }
 
+    /// Memory of the size and dtype of a tensor whose elements nobody wants: its own, if nobody else has it and it is on the device of `self`.
+    pub fn in_place_of<const D: usize>(&self, x: Tensor<D>) -> Self {
+        let (len, dtype) = (x.shape().num_elements(), x.dtype());
+        match Self::as_it_is(&x) {
+            Some(buffer) if buffer.0.device == self.0.device => {
+                drop(x);
+                if buffer.0.can_mut() { buffer } else { self.uninitialised([len], dtype) }
+            }
+            _ => self.uninitialised([len], dtype),
+        }
+    }
+
     /// Memory of the same shape and dtype, not yet written.
     pub fn uninitialised_like(&self) -> Self {
         self.uninitialised(self.0.shape(), self.0.dtype)

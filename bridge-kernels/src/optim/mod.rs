@@ -9,7 +9,7 @@ mod reduced;
 mod steps;
 mod stored;
 
-use burn::tensor::{FloatDType, Tensor};
+use burn::tensor::{DType, FloatDType, Tensor, TensorData};
 
 pub use formats::Format;
 pub use reduced::{
@@ -27,18 +27,14 @@ use crate::precision::widen;
 /// # Panics
 /// If the sizes differ.
 pub fn adamw(state: AdamWState, gradient: Tensor<1>, step: &AdamWStep) -> AdamWState {
-    check_sizes(&state, &gradient);
-    #[cfg(feature = "cube")]
-    if cube::applies_to(&state, &gradient) {
-        return cube::adamw(state, &gradient, step, None).0;
-    }
-    if flex::all_plain(&[&state.parameter, &state.exp_avg, &state.exp_avg_sq, &gradient]) {
-        return flex::adamw(state, &gradient, step);
-    }
-    adamw_reference(state, gradient, step)
+    let mut updates = AdamWUpdates::default();
+    let (state, _) = updates.add(state, gradient, step, None);
+    updates.finish();
+    state
 }
 
-/// [`adamw`] where the model has parameters of 16 bits: the new parameter in `dtype` too, made in the same pass on GPUs. The gradient may have 16 bits.
+/// [`adamw`] where the model has parameters of 16 bits: the new parameter in the dtype of `previous` too, made in the same pass on GPUs, in the memory of
+/// `previous` if nobody else holds that. The gradient may have 16 bits.
 ///
 /// # Panics
 /// If the sizes differ.
@@ -46,22 +42,65 @@ pub fn adamw_rounded(
     state: AdamWState,
     gradient: Tensor<1>,
     step: &AdamWStep,
-    dtype: FloatDType,
+    previous: Tensor<1>,
 ) -> (AdamWState, Tensor<1>) {
-    check_sizes(&state, &gradient);
-    #[cfg(feature = "cube")]
-    if cube::applies_to(&state, &gradient) {
-        let (state, rounded) = cube::adamw(state, &gradient, step, Some(dtype));
-        return (state, rounded.expect("a dtype was asked for"));
-    }
-    let state = adamw(state, widen(gradient), step);
-    let rounded = state.parameter.clone().cast(dtype);
-    (state, rounded)
+    let mut updates = AdamWUpdates::default();
+    let (state, rounded) = updates.add(state, gradient, step, Some(previous));
+    updates.finish();
+    (state, rounded.expect("a previous value was given"))
 }
 
-fn check_sizes(state: &AdamWState, gradient: &Tensor<1>) {
+/// Updates of many tensors: [`adamw`] or [`adamw_rounded`] of each, to the bit. On GPUs several tensors are updated by one launch, as in
+/// `multi_tensor_apply` of NVIDIA's apex; a launch costs the host the same for one.
+#[derive(Default)]
+pub struct AdamWUpdates {
+    #[cfg(feature = "cube")]
+    waiting: cube::Updates,
+}
+
+impl std::fmt::Debug for AdamWUpdates {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AdamWUpdates").finish_non_exhaustive()
+    }
+}
+
+impl AdamWUpdates {
+    /// Adds an update: [`adamw_rounded`] where there is a previous value in 16 bits, else [`adamw`]. On GPUs the update may still wait, though the tensors
+    /// that will have what it makes are there: only after [`finish`](Self::finish) may they be read, or given to an operation.
+    ///
+    /// # Panics
+    /// If the sizes differ.
+    pub fn add(
+        &mut self,
+        state: AdamWState,
+        gradient: Tensor<1>,
+        step: &AdamWStep,
+        previous: Option<Tensor<1>>,
+    ) -> (AdamWState, Option<Tensor<1>>) {
+        check_sizes(&state, &gradient, previous.as_ref());
+        #[cfg(feature = "cube")]
+        if cube::applies_to(&state, &gradient) {
+            return self.waiting.add(state, &gradient, step, previous);
+        }
+        let dtype = previous.map(|previous| FloatDType::from(previous.dtype()));
+        let gradient = if dtype.is_some() { widen(gradient) } else { gradient };
+        let state = match flex::all_plain(&[&state.parameter, &state.exp_avg, &state.exp_avg_sq, &gradient]) {
+            true => flex::adamw(state, &gradient, step),
+            false => adamw_reference(state, gradient, step),
+        };
+        let rounded = dtype.map(|dtype| state.parameter.clone().cast(dtype));
+        (state, rounded)
+    }
+
+    /// Launches what waits. Dropping does so, too.
+    pub fn finish(self) {}
+}
+
+fn check_sizes(state: &AdamWState, gradient: &Tensor<1>, previous: Option<&Tensor<1>>) {
     let sizes = [&state.parameter, &state.exp_avg, &state.exp_avg_sq, gradient].map(|tensor| tensor.dims()[0]);
     assert!(sizes.iter().all(|size| *size == sizes[0]), "adamw: parameter, moments and gradient have sizes {sizes:?}");
+    let previous = previous.map_or(sizes[0], |previous| previous.dims()[0]);
+    assert_eq!(previous, sizes[0], "adamw: the sizes of the previous value and the parameter differ");
 }
 
 /// [`adamw`] in plain Burn operations.
@@ -123,7 +162,8 @@ pub fn sum_of_squares(x: &Tensor<1>) -> f64 {
     sums.finish()[0]
 }
 
-/// [`sum_of_squares`] of tensors of one device, one after the other. A GPU computes them while the next ones are added, and is waited for once, at the end.
+/// [`sum_of_squares`] of tensors of one device, one after the other. A GPU computes them while the next ones are added, several in a launch, and is waited
+/// for once, at the end.
 #[derive(Debug, Default)]
 pub struct SquareSums {
     /// What is known; 0 for those on their way.
@@ -132,37 +172,50 @@ pub struct SquareSums {
     blocks: cube::BlockSums,
     /// Of which tensors sums of blocks are on their way.
     #[cfg(feature = "cube")]
-    places: Vec<(usize, cube::Place)>,
+    places: Vec<(usize, cube::Index)>,
 }
 
 impl SquareSums {
-    /// Adds a tensor. No reference to it is kept.
+    /// Adds a tensor. It is not to be changed in place before [`launch`](Self::launch) or the end.
     pub fn add(&mut self, x: &Tensor<1>) {
         #[cfg(feature = "cube")]
-        if let Some(place) = self.blocks.add(x) {
-            self.places.push((self.sums.len(), place));
+        if let Some(index) = self.blocks.add(x) {
+            self.places.push((self.sums.len(), index));
             self.sums.push(0.0);
             return;
         }
         self.sums.push(flex::sum_of_squares(x).unwrap_or_else(|| sum_of_squares_reference(x)));
     }
 
-    /// The sum of each, in the order in which they were added.
-    #[must_use]
-    #[cfg(feature = "cube")]
-    pub fn finish(mut self) -> Vec<f64> {
-        let (which, places): (Vec<usize>, Vec<cube::Place>) = self.places.into_iter().unzip();
-        for (which, sum) in which.into_iter().zip(self.blocks.finish(&places)) {
-            self.sums[which] = sum;
-        }
-        self.sums
+    /// Launches what waits for other tensors: no reference to those that were added is kept.
+    pub fn launch(&mut self) {
+        #[cfg(feature = "cube")]
+        self.blocks.launch_all();
     }
 
     /// The sum of each, in the order in which they were added.
     #[must_use]
-    #[cfg(not(feature = "cube"))]
     pub fn finish(self) -> Vec<f64> {
-        self.sums
+        self.finish_with(Vec::new()).0
+    }
+
+    /// [`finish`](Self::finish), and the values of other tensors of the device, for which it need not be waited for again.
+    #[must_use]
+    #[cfg(feature = "cube")]
+    pub fn finish_with(mut self, others: Vec<Tensor<1>>) -> (Vec<f64>, Vec<TensorData>) {
+        let (which, indices): (Vec<usize>, Vec<cube::Index>) = self.places.into_iter().unzip();
+        let (found, others) = self.blocks.finish(&indices, others);
+        for (which, sum) in which.into_iter().zip(found) {
+            self.sums[which] = sum;
+        }
+        (self.sums, others)
+    }
+
+    /// [`finish`](Self::finish), and the values of other tensors.
+    #[must_use]
+    #[cfg(not(feature = "cube"))]
+    pub fn finish_with(self, others: Vec<Tensor<1>>) -> (Vec<f64>, Vec<TensorData>) {
+        (self.sums, crate::read_together(others))
     }
 }
 
@@ -180,19 +233,68 @@ pub fn count_zeros(x: &Tensor<1>) -> u64 {
     flex::count_zeros(x).unwrap_or_else(|| x.to_data().iter::<f32>().filter(|v| *v == 0.0).count() as u64)
 }
 
+/// Whether updates, sums of squares and sums read a gradient of 16 bits as they read float32, in the same pass: on GPUs. Elsewhere each of them would
+/// widen it first.
+pub fn reads_16_bits(gradient: &Tensor<1>) -> bool {
+    #[cfg(feature = "cube")]
+    if gradient.dtype().size() == 2 {
+        return cube::reads(gradient);
+    }
+    let _ = gradient;
+    false
+}
+
 /// `accumulated + gradient`, reusing the accumulator's memory where the backend can. A gradient of 16 bits may be added to a float32 sum.
 ///
 /// # Panics
 /// If the sizes differ.
 pub fn accumulate(accumulated: Tensor<1>, gradient: Tensor<1>) -> Tensor<1> {
+    if accumulated.dtype() == DType::F32 {
+        let mut sums = GradientSums::default();
+        let sum = sums.add(accumulated, gradient);
+        sums.launch();
+        return sum;
+    }
     assert_eq!(accumulated.dims(), gradient.dims(), "accumulate: the sizes differ");
-    if flex::all_plain(&[&accumulated, &gradient]) {
-        return flex::accumulate(accumulated, &gradient);
-    }
-    #[cfg(feature = "cube")]
-    if cube::can_accumulate(&accumulated, &gradient) {
-        return cube::accumulate(accumulated, &gradient);
-    }
     let dtype = accumulated.dtype();
     accumulated + if gradient.dtype() == dtype { gradient } else { gradient.cast(FloatDType::from(dtype)) }
+}
+
+/// Sums of two gradients each, in float32. On GPUs several tensors are added by one launch.
+#[derive(Default)]
+pub struct GradientSums {
+    #[cfg(feature = "cube")]
+    waiting: cube::Sums,
+}
+
+impl std::fmt::Debug for GradientSums {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("GradientSums").finish_non_exhaustive()
+    }
+}
+
+impl GradientSums {
+    /// `first + second`, of 16 or 32 bits: of their float32 values, in the memory of the first if that is float32 and nobody else holds it. On GPUs the sum
+    /// may still wait, though the tensor that will have it is there: only after [`launch`](Self::launch) may it be read, or given to an operation.
+    ///
+    /// # Panics
+    /// If the sizes differ.
+    pub fn add(&mut self, first: Tensor<1>, second: Tensor<1>) -> Tensor<1> {
+        assert_eq!(first.dims(), second.dims(), "sums of gradients: the sizes differ");
+        #[cfg(feature = "cube")]
+        if cube::adds(&first, &second) {
+            return self.waiting.add(first, &second);
+        }
+        let (first, second) = (widen(first), widen(second));
+        match flex::all_plain(&[&first, &second]) {
+            true => flex::accumulate(first, &second),
+            false => first + second,
+        }
+    }
+
+    /// Launches what waits. Dropping does so, too.
+    pub fn launch(&mut self) {
+        #[cfg(feature = "cube")]
+        self.waiting.launch();
+    }
 }

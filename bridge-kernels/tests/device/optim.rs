@@ -2,11 +2,18 @@
 
 use bridge_kernels::optim::cube;
 use bridge_kernels::optim::{
-    AdamWState, AdamWStep, SquareSums, accumulate, adamw, adamw_reference, adamw_rounded, sum_of_squares,
+    AdamWState, AdamWStep, AdamWUpdates, GradientSums, SquareSums, accumulate, adamw, adamw_reference, adamw_rounded,
+    reads_16_bits, sum_of_squares,
 };
 use burn::tensor::{Device, FloatDType, Tensor};
 
 use crate::common::{assert_close, device, read, tensor, values};
+
+/// Sizes of more tensors than a launch takes, in an order in which vectors of all widths, and groups with other constants, alternate.
+const SIZES: [usize; 37] = [
+    1, 768, 601, 7, 4096, 33, 2, 70_001, 16, 5, 3072, 9, 1024, 31, 12, 17_000, 640, 11, 4, 768, 768, 768, 13, 2304,
+    768, 6, 1536, 768, 3, 40_000, 8, 768, 19, 20, 768, 64, 10,
+];
 
 fn step(number: u64, decoupled: bool) -> AdamWStep {
     AdamWStep {
@@ -45,7 +52,7 @@ fn several_steps() {
             let gradient = values(10 + number, n);
             let step = step(number, decoupled);
             assert!(cube::applies_to(&fused, &flat(&gradient, &device())));
-            fused = cube::adamw(fused, &flat(&gradient, &device()), &step, None).0;
+            fused = adamw(fused, flat(&gradient, &device()), &step);
             expected = adamw_reference(expected, flat(&gradient, &Device::flex()), &step);
             for (got, want) in read_all(&fused).iter().zip(read_all(&expected)) {
                 assert_close(&format!("step {number} of {n}"), got, &want, 1e-6);
@@ -62,7 +69,8 @@ fn parameters_of_16_bits() {
             let (mut fused, mut expected) = (start(n, &device()), start(n, &device()));
             for number in 1..=3 {
                 let gradient = flat(&values(10 + number, n), &device()).cast(dtype);
-                let (state, rounded) = adamw_rounded(fused, gradient.clone(), &step(number, true), dtype);
+                let previous = fused.parameter.clone().cast(dtype);
+                let (state, rounded) = adamw_rounded(fused, gradient.clone(), &step(number, true), previous);
                 assert_eq!(rounded.dtype(), dtype.into());
                 expected = adamw(expected, gradient.cast(FloatDType::F32), &step(number, true));
                 assert_eq!(read_all(&state), read_all(&expected));
@@ -73,6 +81,105 @@ fn parameters_of_16_bits() {
     }
 }
 
+/// AdamW written out in float64: parameter and moments of one element.
+fn in_float64([p, m, v]: [f64; 3], gradient: f64, step: &AdamWStep) -> [f64; 3] {
+    let g = gradient * step.gradient_scale + if step.decoupled { 0.0 } else { step.weight_decay * p };
+    let (m, v) = (step.beta1 * m + (1.0 - step.beta1) * g, step.beta2 * v + (1.0 - step.beta2) * g * g);
+    let n = step.step as i32;
+    let (m_hat, v_hat) = (m / (1.0 - step.beta1.powi(n)), v / (1.0 - step.beta2.powi(n)));
+    let kept = if step.decoupled { p * (1.0 - step.lr * step.weight_decay) } else { p };
+    [kept - step.lr * m_hat / (v_hat.sqrt() + step.epsilon), m, v]
+}
+
+/// Many tensors with two sets of constants, some with a rounded value and gradients of 16 bits: what each has by itself, to the bit, and what float64 gives.
+#[test]
+fn tensors_of_one_launch_are_updated_as_by_themselves() {
+    let dtypes = crate::half::dtypes().into_iter().map(|(dtype, _)| dtype);
+    let steps = |number| [step(number, true), AdamWStep { weight_decay: 0.0, ..step(number, false) }];
+    for dtype in dtypes.map(Some).chain([None]) {
+        for count in [1, 2, 5, 16, 17, SIZES.len()] {
+            let sizes = &SIZES[..count];
+            let begin = || -> Vec<AdamWState> { sizes.iter().map(|n| start(*n, &device())).collect() };
+            let (mut together, mut alone) = (begin(), begin());
+            let mut wide: Vec<Vec<[f64; 3]>> =
+                sizes.iter().map(|n| values(1, *n).iter().map(|p| [f64::from(*p), 0.0, 0.0]).collect()).collect();
+            for number in 1..=2 {
+                let gradient = |i: usize, n: usize| {
+                    let gradient = flat(&values(100 * number + i as u64, n), &device());
+                    dtype.map_or(gradient.clone(), |dtype| gradient.cast(dtype))
+                };
+                let previous = |state: &AdamWState| dtype.map(|dtype| state.parameter.clone().cast(dtype));
+                let mut updates = AdamWUpdates::default();
+                let mut rounded = Vec::new();
+                for (i, state) in together.iter_mut().enumerate() {
+                    let (gradient, previous) = (gradient(i, sizes[i]), previous(state));
+                    let before = std::mem::replace(state, start(1, &device()));
+                    let (after, narrow) = updates.add(before, gradient, &steps(number)[i % 2], previous);
+                    *state = after;
+                    rounded.push(narrow);
+                }
+                updates.finish();
+                for (i, state) in alone.iter_mut().enumerate() {
+                    let (gradient, step) = (gradient(i, sizes[i]), steps(number)[i % 2]);
+                    let wide_gradient = read(gradient.clone().cast(FloatDType::F32));
+                    for (element, g) in wide[i].iter_mut().zip(wide_gradient) {
+                        *element = in_float64(*element, f64::from(g), &step);
+                    }
+                    let before = std::mem::replace(state, start(1, &device()));
+                    let (after, narrow) = match previous(&before) {
+                        Some(previous) => {
+                            let (after, narrow) = adamw_rounded(before, gradient, &step, previous);
+                            (after, Some(narrow))
+                        }
+                        None => (adamw(before, gradient, &step), None),
+                    };
+                    assert_eq!(read_all(&after), read_all(&together[i]), "tensor {i} of {count}, {dtype:?}");
+                    assert_eq!(narrow.map(read), rounded[i].clone().map(read), "tensor {i} of {count}, {dtype:?}");
+                    *state = after;
+                }
+            }
+            for (i, state) in together.iter().enumerate() {
+                for (which, found) in read_all(state).iter().enumerate() {
+                    let expected: Vec<f32> = wide[i].iter().map(|element| element[which] as f32).collect();
+                    assert_close(&format!("{which} of tensor {i} of {count}, float64"), found, &expected, 2e-6);
+                }
+            }
+        }
+    }
+}
+
+/// Which memory a tensor has.
+fn memory(x: &Tensor<1>) -> String {
+    let x = x.clone().try_into_primitive::<burn::backend::Cube>().expect("it is on a CubeCL device");
+    // The place is only known when the device has come so far; the number stays.
+    let memory = format!("{:?}", x.handle.memory);
+    let number = memory.split(", location").next().expect("all texts have a beginning");
+    format!("{number} from {:?}", x.handle.offset_start)
+}
+
+/// From step to step states and the rounded parameter stay where they are, unless somebody else holds them.
+#[test]
+fn memory_is_written_again() {
+    let dtype = crate::half::dtypes()[0].0;
+    let gradient = flat(&values(2, 601), &device());
+    let state = start(601, &device());
+    let previous = state.parameter.clone().cast(dtype);
+    let places = |state: &AdamWState, rounded: &Tensor<1>| {
+        [&state.parameter, &state.exp_avg, &state.exp_avg_sq, rounded].map(memory)
+    };
+    let before = places(&state, &previous);
+    assert!((0..4).all(|i| (0..i).all(|j| before[i] != before[j])), "four places: {before:?}");
+    let (state, rounded) = adamw_rounded(state, gradient.clone(), &step(1, true), previous);
+    assert_eq!(places(&state, &rounded), before);
+    let held = rounded.clone();
+    let values = read(held.clone());
+    let (state, rounded) = adamw_rounded(state, gradient, &step(2, true), rounded);
+    assert_eq!(places(&state, &rounded)[..3], before[..3]);
+    assert_ne!(memory(&rounded), before[3]);
+    assert_eq!(read(held), values);
+    assert_ne!(read(rounded), values);
+}
+
 /// In place where nobody else has the sum, and of gradients of 16 bits without a copy in 32.
 #[test]
 fn gradients_add_up() {
@@ -81,12 +188,74 @@ fn gradients_add_up() {
         for n in [1, 7, 601, 4096] {
             let sum = flat(&values(1, n), &device());
             let gradient = flat(&values(2, n), &device()).cast(dtype);
-            assert!(cube::can_accumulate(&sum, &gradient));
+            assert!(cube::adds(&sum, &gradient));
             let expected = read(sum.clone() + gradient.clone().cast(FloatDType::F32));
             let view = flat(&values(1, 2 * n), &device()).narrow(0, 0, n);
             assert_eq!(read(accumulate(view.clone(), gradient.clone())), expected);
             assert_eq!(read(view), values(1, 2 * n)[..n], "others see what they had");
             assert_eq!(read(accumulate(sum, gradient)), expected);
+        }
+    }
+}
+
+fn added(first: Tensor<1>, second: Tensor<1>) -> Tensor<1> {
+    let mut sums = GradientSums::default();
+    let sum = sums.add(first, second);
+    sums.launch();
+    sum
+}
+
+/// Sums of all widths, dtypes and both kinds, more than a launch takes: the bits are those of float32, and what others hold stays.
+#[test]
+fn sums_of_one_launch_are_those_of_single_tensors() {
+    let dtypes: Vec<FloatDType> =
+        crate::half::dtypes().into_iter().map(|(dtype, _)| dtype).chain([FloatDType::F32]).collect();
+    for count in [1, 2, 16, SIZES.len()] {
+        let mut sums = GradientSums::default();
+        let (mut found, mut expected, mut held) = (Vec::new(), Vec::new(), Vec::new());
+        for (i, n) in SIZES[..count].iter().enumerate() {
+            let [first, second] = [i, i / 2].map(|place| dtypes[place % dtypes.len()]);
+            let first = flat(&values(i as u64, *n), &device()).cast(first);
+            let second = flat(&values(100 + i as u64, *n), &device()).cast(second);
+            let wide = |x: &Tensor<1>| read(x.clone().cast(FloatDType::F32));
+            expected.push(wide(&first).iter().zip(wide(&second)).map(|(a, b)| a + b).collect::<Vec<f32>>());
+            if i % 5 == 0 {
+                held.push((first.clone(), wide(&first)));
+            }
+            found.push(sums.add(first, second));
+        }
+        sums.launch();
+        for (i, (found, expected)) in found.into_iter().zip(expected).enumerate() {
+            assert_eq!(found.dtype(), FloatDType::F32.into());
+            assert_eq!(read(found), expected, "tensor {i} of {count}");
+        }
+        for (x, before) in held {
+            assert_eq!(read(x.cast(FloatDType::F32)), before);
+        }
+    }
+}
+
+/// Two gradients of 16 bits add up as their float32 values do, and have their sums of squares, to the bit.
+#[test]
+fn gradients_of_16_bits_stand_for_their_float32() {
+    for (dtype, _) in crate::half::dtypes() {
+        for n in [1, 7, 601, 20_000] {
+            let [first, second] = [1, 2].map(|seed| flat(&values(seed, n), &device()).cast(dtype));
+            let wide = |x: &Tensor<1>| x.clone().cast(FloatDType::F32);
+            assert!(reads_16_bits(&first) && !reads_16_bits(&wide(&first)));
+            let expected = read(accumulate(wide(&first), second.clone()));
+            let exact: Vec<f32> = read(wide(&first)).iter().zip(read(wide(&second))).map(|(a, b)| a + b).collect();
+            assert_eq!(expected, exact);
+            for (a, b) in
+                [(first.clone(), second.clone()), (wide(&first), second.clone()), (first.clone(), wide(&second))]
+            {
+                let sum = added(a, b);
+                assert_eq!(sum.dtype(), FloatDType::F32.into());
+                assert_eq!(read(sum), expected, "{dtype:?}, n = {n}");
+            }
+            let view = flat(&values(1, 2 * n), &device()).cast(dtype).narrow(0, n, n);
+            assert_eq!(read(added(view.clone(), second.clone())), read(wide(&view) + wide(&second)));
+            assert_eq!(sum_of_squares(&first), sum_of_squares(&wide(&first)), "{dtype:?}, n = {n}");
         }
     }
 }
@@ -114,8 +283,8 @@ fn sums_of_squares() {
         let expected: f64 = x.iter().map(|v| f64::from(*v) * f64::from(*v)).sum();
         let x = flat(&x, &device());
         let mut blocks = cube::BlockSums::default();
-        let place = blocks.add(&x).expect("it applies");
-        let sum = blocks.finish(&[place])[0];
+        let index = blocks.add(&x).expect("it applies");
+        let sum = blocks.finish(&[index], Vec::new()).0[0];
         assert!((sum - expected).abs() <= 1e-6 * expected, "n = {n}: {sum}, expected {expected}");
         assert_eq!(sum_of_squares(&x), sum, "the public function takes the kernel");
     }
@@ -136,6 +305,37 @@ fn sums_of_squares_are_read_together() {
         sums.add(&x);
         expected.push(sum_of_squares(&x));
     }
-    assert_eq!(sums.finish(), expected);
+    let others = vec![flat(&[3.0, 4.0], &device()), flat(&[5.0], &device())];
+    let (found, others) = sums.finish_with(others);
+    assert_eq!(found, expected);
+    assert_eq!(
+        others.iter().map(|x| x.iter::<f32>().collect()).collect::<Vec<Vec<f32>>>(),
+        [vec![3.0, 4.0], vec![5.0]]
+    );
     assert_eq!(SquareSums::default().finish(), Vec::<f64>::new());
+}
+
+/// Tensors of all dtypes and widths in turn, more than a launch takes: each has the sum that it has by itself, to the bit, and that of float64.
+#[test]
+fn sums_of_squares_of_one_launch_are_those_of_single_tensors() {
+    let dtypes: Vec<FloatDType> =
+        crate::half::dtypes().into_iter().map(|(dtype, _)| dtype).chain([FloatDType::F32]).collect();
+    for count in [2, 15, 16, SIZES.len()] {
+        let mut sums = SquareSums::default();
+        let (mut single, mut exact) = (Vec::new(), Vec::new());
+        for (i, n) in SIZES[..count].iter().enumerate() {
+            let x = flat(&values(i as u64, *n), &device()).cast(dtypes[i % dtypes.len()]);
+            sums.add(&x);
+            if i == 9 {
+                sums.launch();
+            }
+            exact.push(read(x.clone().cast(FloatDType::F32)).iter().map(|v| f64::from(*v).powi(2)).sum::<f64>());
+            single.push(sum_of_squares(&x));
+        }
+        let found = sums.finish();
+        assert_eq!(found, single, "{count}");
+        for (found, exact) in found.iter().zip(&exact) {
+            assert!((found - exact).abs() <= 1e-6 * exact, "{count}: {found}, expected {exact}");
+        }
+    }
 }

@@ -1,10 +1,10 @@
 //! Optimizer arithmetic.
 
 use bridge_kernels::optim::{
-    AdamWState, AdamWStep, SgdStep, SquareSums, accumulate, adamw, adamw_reference, count_zeros, sgd, sgd_reference,
-    sum_of_squares,
+    AdamWState, AdamWStep, AdamWUpdates, GradientSums, SgdStep, SquareSums, accumulate, adamw, adamw_reference,
+    adamw_rounded, count_zeros, reads_16_bits, sgd, sgd_reference, sum_of_squares,
 };
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, FloatDType, Tensor};
 
 use crate::common::{assert_close, assert_same_on_any_threads, read, tensor, values, wide};
 
@@ -100,6 +100,55 @@ fn sgd_and_accumulation_follow_their_references() {
         let expected: Vec<f32> = values(1, n).iter().zip(values(3, n)).map(|(a, b)| a + b).collect();
         assert_eq!(read(accumulate(p.clone(), g)), expected);
         assert_eq!(read(p), values(1, n), "a shared accumulator is copied");
+    }
+}
+
+/// In a batch or not, with gradients of 16 bits and a rounded value: what casts around a step in float32 give.
+#[test]
+fn parameters_of_16_bits() {
+    for dtype in [FloatDType::BF16, FloatDType::F16] {
+        let start = |n| {
+            let zeros = vec![0.0; n];
+            AdamWState { parameter: flat(&values(1, n)), exp_avg: flat(&zeros), exp_avg_sq: flat(&zeros) }
+        };
+        let mut updates = AdamWUpdates::default();
+        for n in [1, 31, 1_025] {
+            let gradient = flat(&values(2, n)).cast(dtype);
+            assert!(!reads_16_bits(&gradient), "on the CPU they are widened once");
+            let expected = adamw(start(n), gradient.clone().cast(FloatDType::F32), &step(1, true)).parameter;
+            let previous = start(n).parameter.cast(dtype);
+            let of_batch = updates.add(start(n), gradient.clone(), &step(1, true), Some(previous.clone()));
+            let (state, rounded) = adamw_rounded(start(n), gradient, &step(1, true), previous);
+            for (state, rounded) in [(state, Some(rounded)), of_batch] {
+                let rounded = rounded.expect("a previous value was given");
+                assert_eq!((read(state.parameter), rounded.dtype()), (read(expected.clone()), dtype.into()));
+                assert_eq!(
+                    read(rounded.cast(FloatDType::F32)),
+                    read(expected.clone().cast(dtype).cast(FloatDType::F32))
+                );
+            }
+        }
+        updates.finish();
+    }
+}
+
+#[test]
+fn gradients_of_16_bits_add_up_in_float32() {
+    let dtypes = [FloatDType::BF16, FloatDType::F16, FloatDType::F32];
+    for (a, b) in dtypes.iter().flat_map(|a| dtypes.iter().map(move |b| (*a, *b))) {
+        for n in [1, 33, 1_500] {
+            let (first, second) = (flat(&values(1, n)).cast(a), flat(&values(2, n)).cast(b));
+            let wide = |x: &Tensor<1>| read(x.clone().cast(FloatDType::F32));
+            let expected: Vec<f32> = wide(&first).iter().zip(wide(&second)).map(|(a, b)| a + b).collect();
+            let mut sums = GradientSums::default();
+            let sum = sums.add(first.clone(), second.clone());
+            sums.launch();
+            assert_eq!(sum.dtype(), FloatDType::F32.into());
+            assert_eq!(read(sum), expected, "{a:?} and {b:?}");
+            if a == FloatDType::F32 {
+                assert_eq!(read(accumulate(first, second)), expected, "{b:?} onto float32");
+            }
+        }
     }
 }
 

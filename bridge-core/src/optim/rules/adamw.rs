@@ -1,13 +1,14 @@
 //! Adam, with weight decay decoupled (AdamW) or in the gradient.
 
 use bridge_kernels::optim::{
-    AdamWState, AdamWStep, ReducedAdamW, ReducedFormats, adamw, adamw_magnitudes, adamw_reduced, adamw_rounded,
+    AdamWState, AdamWStep, AdamWUpdates, ReducedAdamW, ReducedFormats, adamw, adamw_magnitudes, adamw_reduced,
 };
-use burn::tensor::{FloatDType, Tensor};
+use burn::tensor::Tensor;
 use serde::Deserialize;
 
 use super::rule::{
-    ReducedUpdate, ReducedValues, Rule, State, StateFormats, Unit, Update, UpdateSize, UpdateStep, Values, read,
+    ReducedUpdate, ReducedValues, Rule, State, StateFormats, Unit, Update, UpdateBatch, UpdateSize, UpdateStep, Values,
+    read,
 };
 
 pub(super) const RULE: Rule = Rule {
@@ -19,7 +20,7 @@ pub(super) const RULE: Rule = Rule {
     read: read::<Adam>,
 };
 
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Adam {
     adam_beta1: f64,
@@ -50,21 +51,38 @@ impl Update for Adam {
         Values { parameter: state.parameter, states: vec![state.exp_avg, state.exp_avg_sq] }
     }
 
-    fn update_rounded(
-        &self,
-        values: Values,
-        gradient: Tensor<1>,
-        step: &UpdateStep<'_>,
-        dtype: FloatDType,
-    ) -> (Values, Option<Tensor<1>>) {
-        let (parameter, [exp_avg, exp_avg_sq]) = values.split();
-        let state = AdamWState { parameter, exp_avg, exp_avg_sq };
-        let (state, rounded) = adamw_rounded(state, gradient, &self.constants(step), dtype);
-        (Values { parameter: state.parameter, states: vec![state.exp_avg, state.exp_avg_sq] }, Some(rounded))
+    fn batch(&self) -> Option<Box<dyn UpdateBatch>> {
+        Some(Box::new(Batch { rule: self.clone(), updates: AdamWUpdates::default() }))
     }
 
     fn reduced(&self) -> Option<&dyn ReducedUpdate> {
         Some(self)
+    }
+}
+
+/// Updates that are launched several at a time.
+#[derive(Debug)]
+struct Batch {
+    rule: Adam,
+    updates: AdamWUpdates,
+}
+
+impl UpdateBatch for Batch {
+    fn add(
+        &mut self,
+        values: Values,
+        gradient: Tensor<1>,
+        step: &UpdateStep<'_>,
+        previous: Option<Tensor<1>>,
+    ) -> (Values, Option<Tensor<1>>) {
+        let (parameter, [exp_avg, exp_avg_sq]) = values.split();
+        let state = AdamWState { parameter, exp_avg, exp_avg_sq };
+        let (state, rounded) = self.updates.add(state, gradient, &self.rule.constants(step), previous);
+        (Values { parameter: state.parameter, states: vec![state.exp_avg, state.exp_avg_sq] }, rounded)
+    }
+
+    fn finish(self: Box<Self>) {
+        self.updates.finish();
     }
 }
 

@@ -7,8 +7,8 @@ pub(super) mod tests;
 
 pub use bridge_kernels::optim::{Format, MasterFormat};
 pub use rule::{
-    Algorithm, ReducedUpdate, ReducedValues, Rule, Start, State, StateFormats, StateShape, Unit, Update, UpdateSize,
-    UpdateStep, Values,
+    Algorithm, ReducedUpdate, ReducedValues, Rule, Start, State, StateFormats, StateShape, Unit, Update, UpdateBatch,
+    UpdateSize, UpdateStep, Values,
 };
 
 /// Each name is a file of this folder, with its declaration as `RULE`.

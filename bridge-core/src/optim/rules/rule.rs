@@ -8,8 +8,6 @@ use burn::tensor::{FloatDType, Tensor};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::optim::gradients::to_float32;
-
 /// What an optimizer is, apart from the values of its settings.
 #[derive(Debug)]
 pub struct Rule {
@@ -205,22 +203,33 @@ pub trait Update: fmt::Debug + Send + Sync {
     /// and gradient are float32, states have their declared dtypes.
     fn update(&self, values: Values, gradient: Tensor<1>, step: &UpdateStep<'_>) -> Values;
 
-    /// Makes one step where the model has parameters of `dtype`, 16 bits, and returns the new parameter in that too, if the rule makes it in the same pass.
-    /// The gradient is float32 or of 16 bits.
-    fn update_rounded(
-        &self,
-        values: Values,
-        gradient: Tensor<1>,
-        step: &UpdateStep<'_>,
-        _dtype: FloatDType,
-    ) -> (Values, Option<Tensor<1>>) {
-        (self.update(values, to_float32(gradient), step), None)
+    /// Updates of many parameters at a time, where the rule makes such; without them each is made by itself.
+    fn batch(&self) -> Option<Box<dyn UpdateBatch>> {
+        None
     }
 
     /// The update of states in less than 32 bits, where the rule has one ([`State::format_setting`]).
     fn reduced(&self) -> Option<&dyn ReducedUpdate> {
         None
     }
+}
+
+/// Updates of many parameters of a step, each with the result that [`Update::update`] has, to the bit. On a GPU a launch has several of them.
+pub trait UpdateBatch: fmt::Debug + Send + Sync {
+    /// Adds the update of a parameter. `previous` is its value in the 16 bits of the model, if it has them: then the new value comes in that dtype too, and
+    /// the gradient may have 16 bits.
+    ///
+    /// Tensors that are returned may be kept, but neither read nor given to an operation before [`finish`](Self::finish).
+    fn add(
+        &mut self,
+        values: Values,
+        gradient: Tensor<1>,
+        step: &UpdateStep<'_>,
+        previous: Option<Tensor<1>>,
+    ) -> (Values, Option<Tensor<1>>);
+
+    /// Makes the updates that were not made yet.
+    fn finish(self: Box<Self>);
 }
 
 /// The maths of a rule whose states may be kept in less than 32 bits. Of tensors with a scale, that is the largest magnitude over the largest number of

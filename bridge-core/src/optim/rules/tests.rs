@@ -1,7 +1,7 @@
 //! What rules declare fits together; a rule that needs whole parameters, which no built-in one does, shows the rest of what can be declared.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bridge_dist::mesh::{Mesh, ParallelSizes, ProcessGroups, RankOrder};
@@ -98,6 +98,93 @@ impl Update for Example {
         let parameter = parameter - gradient / length * self.lr;
         let moved = (parameter.clone() - origin.clone()).cast(FloatDType::BF16);
         Values { parameter, states: vec![origin, moved] }
+    }
+}
+
+/// Adam whose batches keep books.
+#[derive(Clone, Debug, Default)]
+struct Counted(Arc<Mutex<Vec<&'static str>>>);
+
+impl Update for Counted {
+    fn update(&self, _: Values, _: Tensor<1>, _: &UpdateStep<'_>) -> Values {
+        panic!("all updates go by batches")
+    }
+
+    fn batch(&self) -> Option<Box<dyn UpdateBatch>> {
+        self.0.lock().unwrap().push("begin");
+        Some(Box::new(CountedBatch(self.clone(), adam().update.batch().expect("Adam has batches"))))
+    }
+}
+
+#[derive(Debug)]
+struct CountedBatch(Counted, Box<dyn UpdateBatch>);
+
+impl UpdateBatch for CountedBatch {
+    fn add(
+        &mut self,
+        values: Values,
+        gradient: Tensor<1>,
+        step: &UpdateStep<'_>,
+        previous: Option<Tensor<1>>,
+    ) -> (Values, Option<Tensor<1>>) {
+        self.0.0.lock().unwrap().push("add");
+        self.1.add(values, gradient, step, previous)
+    }
+
+    fn finish(self: Box<Self>) {
+        self.0.0.lock().unwrap().push("finish");
+        self.1.finish();
+    }
+}
+
+/// Each parameter of a step is in its batch once, and batches end with their steps. Values, masters and states are those of float64 elsewhere; here
+/// those of the parameters one by one.
+#[test]
+fn a_step_makes_the_updates_of_one_batch() {
+    for dtype in [FloatDType::F32, FloatDType::BF16] {
+        let mut chunks = vec![toy(2, dtype)];
+        let counted = Counted::default();
+        let algorithm = Algorithm { update: Arc::new(counted.clone()), ..adam() };
+        let settings = OptimizerSettings { algorithm, clip_grad: 0.0, count_zeros: false, offload: None };
+        let distribution = Arc::new(Distribution::single(&chunks));
+        let mut optimizer = Optimizer::new(settings, &chunks, &StandardOverrides::default(), distribution).unwrap();
+        let count = chunks[0].parameters().len();
+        let mut expected = std::collections::BTreeMap::new();
+        chunks[0].visit_parameters(&mut |name, value| drop(expected.insert(name.to_owned(), (value, Vec::new()))));
+        for number in 1..=2 {
+            let mut gradients = GradientBuffer::new(AccumulationDType::Float32);
+            let rates = vec![GroupRates { learning_rate: 0.1, weight_decay: 0.0 }; optimizer.groups().count()];
+            for (name, (value, states)) in &mut expected {
+                let gradient = Tensor::ones(value.shape(), &Device::flex()) * 0.25;
+                gradients.add(name, gradient.clone());
+                let zeros = || Tensor::zeros(value.shape(), &Device::flex());
+                states.resize_with(3, zeros);
+                if number == 1 {
+                    states[0] = value.clone().cast(FloatDType::F32);
+                }
+                let values = Values { parameter: states.remove(0), states: std::mem::take(states) };
+                let step = UpdateStep {
+                    learning_rate: 0.1,
+                    weight_decay: 0.0,
+                    eps_mult: 1.0,
+                    number,
+                    gradient_scale: 1.0,
+                    shape: &[],
+                };
+                let Values { parameter, states: next } = adam().update.update(values, gradient, &step);
+                *value = parameter.clone().cast(dtype);
+                *states = std::iter::once(parameter).chain(next).collect();
+            }
+            let scales = StepScales { loss_scale: 1.0, divisor: 1.0 };
+            optimizer.step(&mut chunks, &mut gradients, &rates, scales).unwrap();
+            let mut events = std::mem::take(&mut *counted.0.lock().unwrap());
+            assert_eq!((events.remove(0), events.pop()), ("begin", Some("finish")));
+            assert_eq!(events, vec!["add"; count]);
+            chunks[0].visit_parameters(&mut |name, value| {
+                assert_eq!(value.dtype(), dtype.into());
+                assert_eq!(numbers(&value), numbers(&expected[name].0), "{name} after step {number}");
+            });
+        }
     }
 }
 

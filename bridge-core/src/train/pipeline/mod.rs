@@ -36,6 +36,7 @@ use pass::PipelinePass;
 use transfers::TransferFormat;
 
 pub use error::PipelineError;
+pub use pass::LossSums;
 pub(super) use settings::{build_chunks, forward_pipeline, pipeline};
 pub(super) use work::{EvaluationBatches, Reductions, StepWork};
 
@@ -171,7 +172,21 @@ impl Pipeline {
         num_microbatches: usize,
         work: &mut dyn TrainWork,
     ) -> Result<PassReport, PipelineError> {
-        self.run(self.schedule, chunks, num_microbatches, work)
+        let (losses, max_in_flight) = self.run(self.schedule, chunks, num_microbatches, work)?;
+        Ok(PassReport { loss_sums: losses.read(), max_in_flight })
+    }
+
+    /// [`train`](Self::train) that does not wait for the losses: the device may still be at work.
+    ///
+    /// # Errors
+    /// If the schedule cannot run this number of micro-batches, or ranks fail or disagree.
+    pub fn train_ahead(
+        &self,
+        chunks: &mut [Box<dyn ModelChunk>],
+        num_microbatches: usize,
+        work: &mut dyn TrainWork,
+    ) -> Result<LossSums, PipelineError> {
+        Ok(self.run(self.schedule, chunks, num_microbatches, work)?.0)
     }
 
     /// Forward of `num_microbatches` micro-batches, without gradients or dropout. Returns the sum of the masked loss of each
@@ -186,25 +201,27 @@ impl Pipeline {
         micro_batches: &mut dyn MicroBatches,
     ) -> Result<Vec<f64>, PipelineError> {
         let mut work = ForwardOnly(micro_batches);
-        Ok(self.run(ScheduleKind::ForwardOnly, chunks, num_microbatches, &mut work)?.loss_sums)
+        Ok(self.run(ScheduleKind::ForwardOnly, chunks, num_microbatches, &mut work)?.0.read())
     }
 
+    /// The losses of a pass, and how many micro-batches were in flight at most.
     fn run(
         &self,
         kind: ScheduleKind,
         chunks: &mut [Box<dyn ModelChunk>],
         num_microbatches: usize,
         work: &mut dyn TrainWork,
-    ) -> Result<PassReport, PipelineError> {
+    ) -> Result<(LossSums, usize), PipelineError> {
         assert_eq!(chunks.len(), self.executors.len(), "the chunks the executor was made for");
         if num_microbatches == 0 {
-            return Ok(PassReport { loss_sums: Vec::new(), max_in_flight: 0 });
+            return Ok((LossSums::default(), 0));
         }
         let shape = PipelineShape { num_stages: self.group.size(), num_chunks: chunks.len(), num_microbatches };
         let actions = rank_actions(kind, shape, self.group.rank())?;
         let mut pass = PipelinePass::new(self, kind, shape, chunks, work);
         pass.run(&actions)?;
-        Ok(PassReport { max_in_flight: pass.max_in_flight(), loss_sums: pass.into_loss_sums() })
+        let max_in_flight = pass.max_in_flight();
+        Ok((pass.into_loss_sums(), max_in_flight))
     }
 }
 

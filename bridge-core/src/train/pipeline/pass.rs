@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use bridge_dist::comm::CommError;
 use bridge_dist::schedule::{Action, Direction, Message, PipelineShape, ScheduleKind};
 use bridge_kernels::read_together;
-use burn::tensor::Tensor;
+use burn::tensor::{Tensor, TensorData};
 
 use super::transfers::Transfers;
 use super::{MicroBatchInput, Pipeline, TrainWork};
@@ -225,14 +225,35 @@ impl<'a> PipelinePass<'a> {
         self.max_in_flight
     }
 
-    /// The loss sum of each micro-batch; zeros on ranks where the model does not end.
-    pub fn into_loss_sums(self) -> Vec<f64> {
-        let (microbatches, losses): (Vec<usize>, Vec<Tensor<1>>) = self.losses.into_iter().unzip();
-        let mut sums = vec![0.0; self.shape.num_microbatches];
-        for (microbatch, loss) in microbatches.into_iter().zip(read_together(losses)) {
+    pub fn into_loss_sums(self) -> LossSums {
+        LossSums { sums: self.losses, num_microbatches: self.shape.num_microbatches }
+    }
+}
+
+/// The loss sum of each micro-batch of a pass, where it was computed: values are there when the device is done.
+#[derive(Debug, Default)]
+pub struct LossSums {
+    /// By micro-batch; none on ranks where the model does not end.
+    sums: BTreeMap<usize, Tensor<1>>,
+    num_microbatches: usize,
+}
+
+impl LossSums {
+    /// The sums; zeros on ranks where the model does not end. Waits for the device.
+    pub fn read(self) -> Vec<f64> {
+        self.read_with(|losses| ((), read_together(losses))).1
+    }
+
+    /// As [`read`](Self::read), by a read of tensors that reads something else too.
+    pub fn read_with<T>(self, read: impl FnOnce(Vec<Tensor<1>>) -> (T, Vec<TensorData>)) -> (T, Vec<f64>) {
+        let losses = self.sums.into_iter().map(|(microbatch, loss)| (microbatch, loss.without_autodiff()));
+        let (microbatches, losses): (Vec<usize>, Vec<Tensor<1>>) = losses.unzip();
+        let mut sums = vec![0.0; self.num_microbatches];
+        let (other, losses) = read(losses);
+        for (microbatch, loss) in microbatches.into_iter().zip(losses) {
             sums[microbatch] = loss.iter::<f64>().next().expect("a loss has one element");
         }
-        sums
+        (other, sums)
     }
 }
 

@@ -113,6 +113,7 @@ impl TrainWork for StepWork<'_> {
     }
 
     fn backward_done(&mut self, _microbatch: usize, chunk: usize) -> Result<(), CommError> {
+        self.gradients.settle();
         if !self.parameters.sharding().divides_gradients() {
             return Ok(());
         }

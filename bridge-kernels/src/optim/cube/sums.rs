@@ -1,0 +1,121 @@
+//! Sums of gradients in float32, of several tensors a launch.
+
+use burn::cubecl;
+use burn::cubecl::ir::ElemType;
+use burn::cubecl::prelude::*;
+use burn::tensor::{DType, Tensor};
+
+use super::many::Waiting;
+use super::reads;
+use crate::cube::Buffer;
+
+/// `sum += second`, or where there are first ones `sum = first + second`: a unit a vector, tensor after tensor.
+#[cube(launch)]
+fn add<A: Float, B: Float, N: Size>(
+    sums: &mut Sequence<Box<[Vector<f32, N>]>>,
+    firsts: &Sequence<Box<[Vector<A, N>]>>,
+    seconds: &Sequence<Box<[Vector<B, N>]>>,
+    #[define(A, B)] _storage: [ElemType; 2],
+) {
+    let unit = ABSOLUTE_POS;
+    let mut begin = 0usize;
+    #[unroll]
+    for tensor in 0..sums.len() {
+        let end = begin + sums[tensor].len();
+        if unit >= begin && unit < end {
+            let i = unit - begin;
+            let second = Vector::<f32, N>::cast_from(seconds[tensor][i]);
+            if comptime!(firsts.len() > 0) {
+                sums.index_mut(tensor)[i] = Vector::<f32, N>::cast_from(firsts[tensor][i]) + second;
+            } else {
+                let sum = sums[tensor][i];
+                sums.index_mut(tensor)[i] = sum + second;
+            }
+        }
+        begin = end;
+    }
+}
+
+/// A sum that was not launched yet.
+struct Sum {
+    sum: Buffer,
+    /// `None` where that is in the sum already.
+    first: Option<Buffer>,
+    second: Buffer,
+}
+
+/// What sums of one launch have in common.
+#[derive(PartialEq)]
+struct Kind {
+    device: cubecl::Device,
+    lanes: usize,
+    storage: [ElemType; 2],
+    is_in_place: bool,
+}
+
+/// Sums that wait for others of their kind, so that a launch has several tensors. What waits is launched when this is dropped, too.
+#[derive(Default)]
+pub struct Sums {
+    waiting: Vec<(Kind, Waiting<Sum>)>,
+}
+
+impl Sums {
+    /// Adds `first + second`, in place where the first is float32, and gives the tensor that will have it: it is not to be read before
+    /// [`launch`](Self::launch). Only for what it [`adds`].
+    pub fn add(&mut self, first: Tensor<1>, second: &Tensor<1>) -> Tensor<1> {
+        const APPLIES: &str = "the caller asked whether it applies";
+        let second = Buffer::of(second).expect(APPLIES);
+        let (sum, first) = if first.dtype() == DType::F32 {
+            (Buffer::owned(first).expect(APPLIES), None)
+        } else {
+            let first = Buffer::of(&first).expect(APPLIES);
+            (first.uninitialised([first.len()], DType::F32), Some(first))
+        };
+        let (lanes, len, result) = (sum.lanes(sum.len()), sum.len(), sum.clone().tensor());
+        let storage = [first.as_ref().unwrap_or(&sum).storage(), second.storage()];
+        let kind = Kind { device: sum.0.device.clone(), lanes, storage, is_in_place: first.is_none() };
+        let place = self.waiting.iter().position(|(other, _)| *other == kind).unwrap_or_else(|| {
+            let buffers = if kind.is_in_place { 2 } else { 3 };
+            self.waiting.push((kind, Waiting::for_launch(&sum, buffers, 0)));
+            self.waiting.len() - 1
+        });
+        let (kind, waiting) = &mut self.waiting[place];
+        if let Some(sums) = waiting.add(Sum { sum, first, second }, len) {
+            launch(kind, &sums);
+        }
+        result
+    }
+
+    /// Launches what waits.
+    pub fn launch(&mut self) {
+        for (kind, mut waiting) in self.waiting.drain(..) {
+            launch(&kind, &waiting.take());
+        }
+    }
+}
+
+impl Drop for Sums {
+    fn drop(&mut self) {
+        self.launch();
+    }
+}
+
+/// Whether both are outside any graph, of 16 or 32 bits and on a CubeCL device: what [`Sums::add`] asks for.
+pub fn adds(first: &Tensor<1>, second: &Tensor<1>) -> bool {
+    reads(first) && reads(second)
+}
+
+fn launch(kind: &Kind, sums: &[Sum]) {
+    let Some(Sum { sum: like, .. }) = sums.first() else { return };
+    let (count, dim) = like.grid(sums.iter().map(|sum| sum.sum.len() / kind.lanes).sum());
+    add::launch(
+        &like.0.client,
+        count,
+        dim,
+        kind.lanes,
+        sums.iter().map(|sum| sum.sum.arg()).collect(),
+        sums.iter().filter_map(|sum| Some(sum.first.as_ref()?.arg())).collect(),
+        sums.iter().map(|sum| sum.second.arg()).collect(),
+        kind.storage,
+    );
+}
