@@ -55,6 +55,11 @@ impl GradientBuffer {
         Self { accumulation, gradients: BTreeMap::new(), reduced: BTreeMap::new() }
     }
 
+    /// The dtype of sums.
+    pub(crate) fn accumulation(&self) -> AccumulationDType {
+        self.accumulation
+    }
+
     /// Forgets all gradients.
     pub fn clear(&mut self) {
         self.gradients.clear();
@@ -96,7 +101,7 @@ impl GradientBuffer {
     }
 
     /// Replaces the gradient of one parameter.
-    pub(super) fn set(&mut self, name: &str, gradient: Tensor<1>) {
+    pub(crate) fn set(&mut self, name: &str, gradient: Tensor<1>) {
         self.gradients.insert(name.to_owned(), gradient);
     }
 
@@ -173,7 +178,7 @@ impl GradientBuffer {
     }
 
     /// The gradient of one parameter.
-    pub(super) fn get(&self, name: &str) -> Option<&Tensor<1>> {
+    pub(crate) fn get(&self, name: &str) -> Option<&Tensor<1>> {
         self.gradients.get(name)
     }
 }

@@ -22,6 +22,7 @@ use super::distillation::Teacher;
 use super::doors::{Doors, LossWatch};
 use super::exits::{CancelHandle, Exits};
 use super::forward_step::ForwardStep;
+use super::graphs::MicroBatchGraphs;
 use super::inputs::Inputs;
 use super::lineage::Lineage;
 use super::lock::RunLock;
@@ -295,6 +296,7 @@ fn build_training(
         num_microbatches: NumMicrobatchesCalculator::new(convert::batch_size(config))?,
         loss_scaler: convert::loss_scaler(config)?,
         flops_per_sequence,
+        graphs: MicroBatchGraphs::of_run(config, forward_step.as_ref(), &device)?,
         forward_step,
         chunks,
         device,

@@ -316,7 +316,11 @@ fn window_pass(
             parameters: run.training.optimizer.parameters(),
             reductions: run.training.pipeline.reductions(&run.config),
         };
-        let loss_sums = run.training.pipeline.train(&mut run.training.chunks, count, &mut work)?.loss_sums;
+        let (pipeline, chunks) = (&run.training.pipeline, &mut run.training.chunks);
+        let loss_sums = match &mut run.training.graphs {
+            Some(graphs) => graphs.train(pipeline, chunks, &mut work)?,
+            None => pipeline.train(chunks, count, &mut work)?.loss_sums,
+        };
         drop(timer);
         for (loss_sum, batch) in loss_sums.iter().zip(&batches[pass.clone()]) {
             for (name, ratio) in run.training.forward_step.report(*loss_sum, batch) {
