@@ -72,17 +72,70 @@ fn recomputed_layers_are_recorded_as_they_run() {
     check(&[&GPT_2[..], &["model.recompute_granularity=selective"]].concat());
 }
 
-/// Documents whose borders differ from row to row, with positions that begin again or not.
+/// Documents of which borders and positions differ from row to row. Where a micro-batch has a document per row its positions count up, which is another
+/// form of it: that is launched.
 #[test]
 fn documents_are_read_anew_by_each_replay() {
-    let folder = tempfile::tempdir().unwrap();
-    let text: String = (0..400).map(|i| format!("{}\n", "word and number ".repeat(1 + i * 7 % 13))).collect();
-    std::fs::write(folder.path().join("text.txt"), text).unwrap();
-    let source = format!("dataset.source={}", folder.path().join("text.txt").display());
-    let data = ["dataset.kind=gpt", source.as_str(), "dataset.split=9,1,0", "dataset.reset_attention_mask=true"];
-    let tokenizer =
-        ["tokenizer.tokenizer_type=ByteLevelTokenizer", "tokenizer.vocab_size=null", "model.vocab_size=null"];
-    let arguments = [&data[..], &tokenizer].concat();
-    check_on(DEVICE, &arguments);
-    check_on(DEVICE, &[&arguments[..], &["dataset.reset_position_ids=true"]].concat());
+    let documents = ["dataset.reset_attention_mask=true", "dataset.eod_mask_loss=true"];
+    check_on(DEVICE, &documents);
+    check_on(DEVICE, &[&documents[..], &["dataset.reset_position_ids=true"]].concat());
+}
+
+/// Examples that are filled up to the longest of their micro-batch only.
+#[test]
+fn micro_batches_of_another_shape_are_launched() {
+    let data = tempfile::tempdir().unwrap();
+    let example = |number: usize| {
+        let length = if number % 5 == 4 { 30 } else { 50 };
+        let ids: Vec<String> = (0..length).map(|at| ((number * 31 + at * at * 7 + at) % 511).to_string()).collect();
+        let (input, output) = ids.split_at(length / 3);
+        format!("{{\"input\": \"{}\", \"output\": \"{}\"}}\n", input.join(" "), output.join(" "))
+    };
+    for name in ["training", "validation"] {
+        let text: String = (0..40).map(example).collect();
+        std::fs::write(data.path().join(name).with_extension("jsonl"), text).unwrap();
+    }
+    let root = format!("dataset.dataset_root={}", data.path().display());
+    let examples = [
+        "dataset.kind=finetuning",
+        root.as_str(),
+        "dataset.dataset_kwargs.pad_seq_length_to_mult=1",
+        "model.calculate_per_token_loss=true",
+        "ddp.average_in_collective=false",
+        "train.micro_batch_size=1",
+    ];
+    let folder = check_on(DEVICE, &examples);
+    let last = |figure: &str| figures(folder.path(), figure)[4..].iter().sum::<f64>();
+    assert!(last("replayed_micro_batches") > last("launched_micro_batches"));
+    assert!(last("launched_micro_batches") > 0.0, "some are shorter");
+}
+
+#[test]
+fn a_run_goes_on_with_graphs_of_its_own() {
+    let [whole, parts] = [(), ()].map(|()| tempfile::tempdir().unwrap());
+    let saves = ["checkpoint.save=checkpoints", "model.cuda_graph_warmup_steps=1"];
+    let arguments = [&GRAPHS[..], &saves].concat();
+    run_on(DEVICE, whole.path(), &arguments);
+    run_on(DEVICE, parts.path(), &[&arguments[..], &["train.exit_interval=5"]].concat());
+    run_on(DEVICE, parts.path(), &arguments);
+    assert_eq!(losses_of(parts.path(), "train"), losses_of(whole.path(), "train"));
+    assert_eq!(figures(parts.path(), "recorded_graphs").iter().filter(|count| **count > 0.0).count(), 2);
+}
+
+/// Gradients are reduced behind the graph, over ranks that share a device; ranks that are threads of one process are refused on CUDA, whose driver
+/// records for the process.
+#[test]
+fn replicas_reduce_what_graphs_have_summed() {
+    let first = format!("{DEVICE}:0");
+    let two = ["--ranks", "2"];
+    if cfg!(feature = "cuda") {
+        let folder = tempfile::tempdir().unwrap();
+        let device = format!("device={first}");
+        let output = bridge(folder.path(), &[&two[..], &[device.as_str()], &USUAL, &GRAPHS].concat());
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && error.contains("model.cuda_graph_impl"), "{error}");
+        return;
+    }
+    check_on(&first, &two);
+    check_on(&first, &[&two[..], &["ddp.use_distributed_optimizer=true"]].concat());
 }

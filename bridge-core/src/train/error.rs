@@ -52,6 +52,12 @@ pub enum TrainError {
     /// Forward and backward of a micro-batch cannot be recorded as a graph, or replayed.
     #[error("model.cuda_graph_impl = local: a micro-batch is not recorded or replayed: {0}")]
     Graph(#[from] GraphError),
+    /// Ranks that are threads cannot record side by side.
+    #[error(
+        "model.cuda_graph_impl = local: the ranks of this run are threads of one process, and the CUDA driver does not let one record \
+         while others use it: start them as processes (`--launcher mpi`)"
+    )]
+    GraphsOfThreads,
     /// The forward step or the data of the run does not go with graphs.
     #[error(
         "model.cuda_graph_impl = local: the run has a forward step of its own that cannot be recorded \
@@ -416,6 +422,7 @@ impl TrainError {
                 | Self::SelectDevice(_)
                 | Self::CutParameter(_)
                 | Self::NotEnoughMemory(_)
+                | Self::GraphsOfThreads
                 | Self::NotRecordable
                 | Self::Nccl { .. }
                 | Self::Data(_)

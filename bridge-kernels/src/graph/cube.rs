@@ -100,6 +100,11 @@ impl PartialEq for Place {
     }
 }
 
+pub fn is_made_here(x: &Tensor<1>) -> bool {
+    // Memory that is taken now is of this thread's stream.
+    Buffer::of(x).is_some_and(|buffer| buffer.0.handle.stream == buffer.0.client.empty(size_of::<f32>()).stream)
+}
+
 /// `target = source`: a unit a vector.
 #[cube(launch)]
 fn copy<T: Numeric, N: Size>(source: &[Vector<T, N>], target: &mut [Vector<T, N>], #[define(T)] _storage: ElemType) {

@@ -104,6 +104,18 @@ impl PartialEq for Place {
     }
 }
 
+/// Whether `x` is on a device that records, and this thread took its memory. A recorded sequence has no other: CubeCL orders the launches of threads
+/// by events of the driver, which are not recorded.
+pub fn is_made_here(x: &Tensor<1>) -> bool {
+    #[cfg(feature = "cube")]
+    return cube::is_made_here(x);
+    #[cfg(not(feature = "cube"))]
+    {
+        let _ = x;
+        false
+    }
+}
+
 /// Runs the form for devices that record.
 macro_rules! on_device {
     ($call:expr, $($unused:expr),*) => {{

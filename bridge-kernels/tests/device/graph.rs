@@ -1,7 +1,7 @@
 //! Sequences of kernels that are recorded and replayed.
 
 use bridge_kernels::graph::{
-    GraphError, KernelGraph, Place, add_into, copy_of, copy_of_ints, write_into, write_ints_into,
+    GraphError, KernelGraph, Place, add_into, copy_of, copy_of_ints, is_made_here, write_into, write_ints_into,
 };
 use burn::tensor::{FloatDType, Int, Tensor};
 
@@ -112,6 +112,9 @@ fn a_place_is_the_memory_and_leaves_it_to_the_tensor() {
     assert!(Place::of(&same).unwrap() == place);
     drop(same);
     assert!(Place::of(&copy_of(&x)).unwrap() != place);
+    assert!(is_made_here(&x));
+    let elsewhere = std::thread::scope(|scope| scope.spawn(|| is_made_here(&x)).join().unwrap());
+    assert!(!elsewhere, "another thread did not make it");
     // A sum in place of the first summand: only who has the tensor counts.
     let sum = bridge_kernels::optim::accumulate(x, plain(&values(2, 13), [13]));
     assert!(Place::of(&sum).unwrap() == place);

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use bridge_kernels::graph::{GraphError, Place, write_into};
+use bridge_kernels::graph::{GraphError, Place, copy_of, is_made_here, write_into};
 use burn::tensor::Tensor;
 
 use crate::model::{ModelChunk, Replacement};
@@ -23,8 +23,9 @@ pub(super) enum Settled {
 }
 
 impl Parameters {
-    /// Those of `chunk`, of which `moving` are updated elsewhere.
-    pub fn of(chunk: &dyn ModelChunk, moving: &BTreeSet<String>) -> Result<Self, GraphError> {
+    /// Those of `chunk`, of which `moving` are updated elsewhere. Parameters that another thread made are made again by this one.
+    pub fn of(chunk: &mut dyn ModelChunk, moving: &BTreeSet<String>) -> Result<Self, GraphError> {
+        make_here(chunk);
         let trained = chunk.parameters().iter().filter(|parameter| parameter.trainable);
         let trained: BTreeSet<String> = trained.map(|parameter| parameter.name.clone()).collect();
         let (mut places, mut held) = (BTreeMap::new(), BTreeMap::new());
@@ -67,4 +68,16 @@ impl Parameters {
         }
         if lost.is_empty() { Settled::InPlace } else { Settled::Elsewhere(lost) }
     }
+}
+
+/// Copies parameters that another thread took memory for: those of a checkpoint, say.
+fn make_here(chunk: &mut dyn ModelChunk) {
+    let mut copies = BTreeMap::new();
+    chunk.visit_parameters(&mut |name, value| {
+        if !is_made_here(&value) {
+            copies.insert(name.to_owned(), copy_of(&value));
+        }
+    });
+    let copies = copies.iter().map(|(name, copy)| (name.as_str(), copy.clone().into())).collect();
+    chunk.replace_parameters(copies);
 }
