@@ -8,7 +8,7 @@ use super::DEVICE;
 
 const GRAPHS: [&str; 2] = ["model.cuda_graph_impl=local", "model.cuda_graph_scope=full_iteration"];
 
-/// What graphs go with, and a run that tells each step's loss: four micro-batches a step.
+/// What graphs go with, and a run that tells each step's loss: eight micro-batches a step.
 const USUAL: [&str; 5] = [
     "rerun_state_machine.check_for_nan_in_loss=false",
     "train.train_iters=8",
@@ -55,7 +55,7 @@ fn check_on(device: &str, arguments: &[&str]) -> tempfile::TempDir {
 fn check(arguments: &[&str]) {
     let folder = check_on(DEVICE, arguments);
     // By default the first three steps come before.
-    let expected = [0.0, 0.0, 0.0, 4.0, 4.0, 4.0, 4.0, 4.0];
+    let expected = [0.0, 0.0, 0.0, 8.0, 8.0, 8.0, 8.0, 8.0];
     assert_eq!(figures(folder.path(), "replayed_micro_batches"), expected, "{arguments:?}");
 }
 
@@ -70,6 +70,15 @@ fn recomputed_layers_are_recorded_as_they_run() {
     let full = ["model.recompute_granularity=full", "model.recompute_method=uniform", "model.recompute_num_layers=1"];
     check(&full);
     check(&[&GPT_2[..], &["model.recompute_granularity=selective"]].concat());
+}
+
+/// Updates that come in new memory: of the host, and of narrower parameters with float32 masters. They are copied to where the graph reads.
+#[test]
+fn parameters_that_move_are_copied_back() {
+    let host = ["optimizer.optimizer_cpu_offload=true", "optimizer.optimizer_offload_fraction=1.0"];
+    let folder = check_on(DEVICE, &host);
+    assert_eq!(figures(folder.path(), "recorded_graphs")[3..], [1.0, 1.0, 0.0, 0.0, 0.0], "recorded anew, once");
+    check_on(DEVICE, &["mixed_precision=fp16_mixed", "optimizer.initial_loss_scale=256"]);
 }
 
 /// Documents of which borders and positions differ from row to row. Where a micro-batch has a document per row its positions count up, which is another
