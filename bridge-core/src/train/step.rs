@@ -10,6 +10,7 @@ use super::checkpointing::save_gradients;
 use super::doors::OwnResults;
 use super::exit_reason::ExitReason;
 use super::forward_step::{Losses, Ratio, add_recorded};
+use super::graphs;
 use super::micro_batches::StepData;
 use super::pipeline::StepWork;
 use super::predictions::{PredictionSums, loss_name};
@@ -316,11 +317,8 @@ fn window_pass(
             parameters: run.training.optimizer.parameters(),
             reductions: run.training.pipeline.reductions(&run.config),
         };
-        let (pipeline, chunks) = (&run.training.pipeline, &mut run.training.chunks);
-        let loss_sums = match &mut run.training.graphs {
-            Some(graphs) => graphs.train(pipeline, chunks, &mut work)?,
-            None => pipeline.train(chunks, count, &mut work)?.loss_sums,
-        };
+        let (graphs, chunks) = (&mut run.training.graphs, &mut run.training.chunks);
+        let loss_sums = graphs::train(graphs, &run.training.pipeline, chunks, &mut work)?;
         drop(timer);
         for (loss_sum, batch) in loss_sums.iter().zip(&batches[pass.clone()]) {
             for (name, ratio) in run.training.forward_step.report(*loss_sum, batch) {

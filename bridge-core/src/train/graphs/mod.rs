@@ -100,6 +100,22 @@ enum Loss {
     OnDevice(Tensor<1>),
 }
 
+/// Forward and backward of the micro-batches of `work`, by graphs where there are any. Returns the loss sum of each.
+///
+/// # Errors
+/// Those of [`Pipeline::train`], and of devices that record or replay.
+pub(super) fn train(
+    graphs: &mut Option<MicroBatchGraphs>,
+    pipeline: &Pipeline,
+    chunks: &mut [Box<dyn ModelChunk>],
+    work: &mut StepWork<'_>,
+) -> Result<Vec<f64>, TrainError> {
+    match graphs {
+        Some(graphs) => graphs.train(pipeline, chunks, work),
+        None => Ok(pipeline.train(chunks, work.batches.len(), work)?.loss_sums),
+    }
+}
+
 impl MicroBatchGraphs {
     /// Those of a run, if it asks for graphs.
     ///
@@ -132,8 +148,8 @@ impl MicroBatchGraphs {
         mem::take(&mut self.counts)
     }
 
-    /// Forward and backward of the micro-batches of `work`, as [`Pipeline::train`] has it, on the one chunk of a model.
-    pub fn train(
+    /// [`train`] on the one chunk of a model.
+    fn train(
         &mut self,
         pipeline: &Pipeline,
         chunks: &mut [Box<dyn ModelChunk>],
