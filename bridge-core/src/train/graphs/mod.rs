@@ -95,6 +95,7 @@ impl Scalar {
 }
 
 /// A loss of a pass.
+#[expect(clippy::large_enum_variant, reason = "a pass has a few, and all but some are tensors")]
 enum Loss {
     Read(f64),
     OnDevice(Tensor<1>),
