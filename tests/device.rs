@@ -2,6 +2,9 @@
 //! it; a build without a GPU feature has nothing here.
 #![cfg(any(feature = "cuda", feature = "vulkan", feature = "wgpu"))]
 
+#[path = "device/graphs.rs"]
+mod graphs;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 

@@ -32,6 +32,7 @@ mod flex;
 pub mod foreign;
 pub mod fp8;
 pub mod gated_norm;
+pub mod graph;
 pub mod grouped;
 pub mod linear;
 pub mod low_rank;

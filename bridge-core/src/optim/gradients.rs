@@ -68,6 +68,11 @@ impl GradientBuffer {
         }
     }
 
+    /// The dtype of sums.
+    pub(crate) fn accumulation(&self) -> AccumulationDType {
+        self.accumulation
+    }
+
     /// Forgets all gradients.
     pub fn clear(&mut self) {
         self.settle();
@@ -140,7 +145,7 @@ impl GradientBuffer {
     }
 
     /// Replaces the gradient of one parameter.
-    pub(super) fn set(&mut self, name: &str, gradient: Tensor<1>) {
+    pub(crate) fn set(&mut self, name: &str, gradient: Tensor<1>) {
         self.gradients.insert(name.to_owned(), gradient);
     }
 
@@ -223,7 +228,7 @@ impl GradientBuffer {
     }
 
     /// The gradient of one parameter, of a settled buffer.
-    pub(super) fn get(&self, name: &str) -> Option<&Tensor<1>> {
+    pub(crate) fn get(&self, name: &str) -> Option<&Tensor<1>> {
         debug_assert!(!self.waiting.contains(name), "the buffer is settled");
         self.gradients.get(name)
     }

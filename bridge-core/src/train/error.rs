@@ -7,6 +7,7 @@ use bridge_data::tokenizer::TokenizerError;
 use bridge_dist::comm::CommError;
 use bridge_dist::mesh::MeshSetupError;
 use bridge_dist::schedule::ScheduleError;
+use bridge_kernels::graph::GraphError;
 
 use super::device::DeviceError;
 use super::exit_reason::ExitReason;
@@ -48,6 +49,21 @@ pub enum TrainError {
     /// The device failed.
     #[error("the device failed: {0}")]
     Device(String),
+    /// Forward and backward of a micro-batch cannot be recorded as a graph, or replayed.
+    #[error("model.cuda_graph_impl = local: a micro-batch is not recorded or replayed: {0}")]
+    Graph(#[from] GraphError),
+    /// Ranks that are threads cannot record side by side.
+    #[error(
+        "model.cuda_graph_impl = local: the ranks of this run are threads of one process, and the CUDA driver does not let one record \
+         while others use it: start them as processes (`--launcher mpi`)"
+    )]
+    GraphsOfThreads,
+    /// The forward step or the data of the run does not go with graphs.
+    #[error(
+        "model.cuda_graph_impl = local: the run has a forward step of its own that cannot be recorded \
+         (`ForwardStep::is_recordable`), or its dataset brings tensors besides tokens, labels, masks, positions and documents"
+    )]
+    NotRecordable,
     /// Data.
     #[error(transparent)]
     Data(#[from] DataError),
@@ -406,6 +422,8 @@ impl TrainError {
                 | Self::SelectDevice(_)
                 | Self::CutParameter(_)
                 | Self::NotEnoughMemory(_)
+                | Self::GraphsOfThreads
+                | Self::NotRecordable
                 | Self::Nccl { .. }
                 | Self::Data(_)
                 | Self::UnknownToken { .. }

@@ -63,6 +63,13 @@ pub trait ForwardStep: Send {
         loss_sum
     }
 
+    /// Whether the kernels that [`objective`](Self::objective) launches are the same for all micro-batches of one shape, and read all that differs
+    /// from the batch: only then may a micro-batch be recorded once and replayed for the others (`model.cuda_graph_impl`). A step that has a
+    /// [loss of its own](Self::own_loss) is not.
+    fn is_recordable(&self) -> bool {
+        false
+    }
+
     /// What is reported of a micro-batch, given the value of its loss sum.
     fn report(&mut self, loss_sum: f64, batch: &Batch) -> Losses {
         let ratio = Ratio { numerator: loss_sum, denominator: batch.num_tokens };
@@ -84,5 +91,9 @@ pub struct LanguageModelStep;
 impl ForwardStep for LanguageModelStep {
     fn prepare(&mut self, micro_batch: &MicroBatch, device: &Device) -> Batch {
         Batch::new(micro_batch, device)
+    }
+
+    fn is_recordable(&self) -> bool {
+        true
     }
 }

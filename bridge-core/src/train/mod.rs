@@ -41,6 +41,7 @@ mod exits;
 mod forward_step;
 mod global_state;
 mod gpt_data;
+mod graphs;
 mod hooks;
 mod inputs;
 mod inputs_check;

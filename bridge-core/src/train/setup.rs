@@ -22,6 +22,7 @@ use super::distillation::Teacher;
 use super::doors::{Doors, LossWatch};
 use super::exits::{CancelHandle, Exits};
 use super::forward_step::ForwardStep;
+use super::graphs::MicroBatchGraphs;
 use super::inputs::Inputs;
 use super::lineage::Lineage;
 use super::lock::RunLock;
@@ -42,7 +43,7 @@ use super::training::Training;
 use super::watched_signals::{WatchSignals, watch_signals};
 use super::{TrainError, distillation, dpo, last_layer, memory_check, offload, ranks, set_num_threads, vocabulary};
 use crate::checkpoint::TrainState;
-use crate::config::RunConfig;
+use crate::config::{CudaGraphImpl, RunConfig};
 use crate::logging::Sink;
 use crate::model::{
     Adapter, BuildContext, Declaration, DeferredParameters, ModelChunk, ModelConfig, ModelRegistry, Parallel, Stage,
@@ -77,7 +78,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let place = options.seat.place.unwrap_or(own_place);
     let pulse = Arc::clone(&options.seat.pulse);
     // What can be refused is refused before anything is written.
-    let checked = check(&config, registry, place);
+    let checked = graphs_can_be(&config, options.seat.unit).and_then(|()| check(&config, registry, place));
     let checked = ranks::agree(groups, "checking the run", checked)?;
     let manager = ranks::agree(groups, "checking the run", named_manager(&config, &options.managers))?;
     let start = find_start(&config, &registry.weights, (groups, manager.as_ref()))?;
@@ -295,6 +296,7 @@ fn build_training(
         num_microbatches: NumMicrobatchesCalculator::new(convert::batch_size(config))?,
         loss_scaler: convert::loss_scaler(config)?,
         flops_per_sequence,
+        graphs: MicroBatchGraphs::of_run(config, forward_step.as_ref(), &device)?,
         forward_step,
         chunks,
         device,
@@ -372,6 +374,13 @@ fn check(config: &RunConfig, registry: &Registry, place: LocalRank) -> Result<Ch
     check_source(config).map_err(|error| name_setting(config, error))?;
     let adapter = registry.models.adapter(config.peft.as_ref(), &config.model)?;
     Ok(Checked { device, model_config: registry.models.config(&config.model)?, adapter })
+}
+
+/// Whether the ranks of a run can record graphs: the driver of CUDA refuses calls of all threads of a process while one records.
+fn graphs_can_be(config: &RunConfig, unit: RankUnit) -> Result<(), TrainError> {
+    let records = config.model.cuda_graph_impl != CudaGraphImpl::None && config.device.starts_with("cuda");
+    let are_threads = unit == RankUnit::Thread && config.parallel.world_size > 1;
+    if records && are_threads { Err(TrainError::GraphsOfThreads) } else { Ok(()) }
 }
 
 /// What a run opens its logs with.

@@ -10,6 +10,7 @@ use super::checkpointing::save_gradients;
 use super::doors::OwnResults;
 use super::exit_reason::ExitReason;
 use super::forward_step::{ForwardStep, Losses, Ratio, add_recorded};
+use super::graphs;
 use super::micro_batches::StepData;
 use super::pipeline::{LossSums, StepWork};
 use super::predictions::{PredictionSums, loss_name};
@@ -362,7 +363,8 @@ fn window_pass(
             parameters: run.training.optimizer.parameters(),
             reductions: run.training.pipeline.reductions(&run.config),
         };
-        let loss_sums = run.training.pipeline.train_ahead(&mut run.training.chunks, count, &mut work)?;
+        let (graphs, chunks) = (&mut run.training.graphs, &mut run.training.chunks);
+        let loss_sums = graphs::train(graphs, &run.training.pipeline, chunks, &mut work)?;
         // A timer that nobody waits in would not see the device at work.
         let can_wait = start + pass.end == total && !run.timers.run_at(TimerLevel::Phase);
         let losses = if can_wait { PassLosses::Unread(loss_sums) } else { PassLosses::Read(loss_sums.read()) };

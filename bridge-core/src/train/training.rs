@@ -13,6 +13,7 @@ use super::checkpointing::AdapterBase;
 use super::distillation::Distillation;
 use super::forward_step::ForwardStep;
 use super::global_state::GlobalState;
+use super::graphs::MicroBatchGraphs;
 use super::pipeline::Pipeline;
 use super::reference::ReferenceBatches;
 use super::stream_gradients::StreamGradients;
@@ -32,6 +33,8 @@ pub(super) struct Training {
     pub scheduler: OptimizerParamScheduler,
     pub num_microbatches: NumMicrobatchesCalculator,
     pub loss_scaler: LossScaler,
+    /// Where micro-batches are recorded and replayed.
+    pub graphs: Option<MicroBatchGraphs>,
     /// FLOPs of forward and backward; `None` for a model that does not count them.
     pub flops_per_sequence: Option<f64>,
     pub forward_step: Box<dyn ForwardStep>,

@@ -2,7 +2,7 @@
 
 use burn::cubecl;
 use burn::cubecl::prelude::*;
-use burn::tensor::{DType, Device, Int as IntKind, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 
 use super::table::{Positions, RotaryPairing, RotaryTable};
 use crate::cube::{Buffer, attach_one};
@@ -101,6 +101,26 @@ fn rotate<X: Float, P: Int, N: Size>(
     y[place] = value;
 }
 
+/// `first`, `first + 1` and so on: a unit each.
+#[cube(launch)]
+fn count_up(positions: &mut [i32], first: i32) {
+    let i = ABSOLUTE_POS;
+    if i < positions.len() {
+        positions[i] = first + i32::cast_from(i);
+    }
+}
+
+/// `length` positions from `first`, on the device of `near`; `None` if there are none, or too many to index. Counted there: an upload for each layer
+/// would take longer than the rotation, and is not recorded ([`crate::graph`]).
+fn counting(near: &Buffer, first: usize, length: usize) -> Option<Buffer> {
+    let end = first.checked_add(length).filter(|_| length > 0)?;
+    i32::try_from(end).ok()?;
+    let positions = near.uninitialised([length], DType::I32);
+    let (count, dim) = positions.unit_per_element();
+    count_up::launch(&near.0.client, count, dim, positions.arg(), first as i32);
+    Some(positions)
+}
+
 /// A table and where in it tokens are.
 pub(crate) struct Angles {
     pub cos: Buffer,
@@ -116,15 +136,13 @@ impl Angles {
     /// Those of rows of `t` tokens. `None` if there are no tokens, or too many to index.
     pub fn of(table: &RotaryTable, positions: &Positions, t: usize, device: &Device) -> Option<Self> {
         let (cos, sin) = table.cos_sin();
+        let cos = Buffer::of_f32(&cos.clone().to_device(device))?;
         let positions = match positions {
-            Positions::From(offset) => {
-                let (offset, t) = (i64::try_from(*offset).ok()?, i64::try_from(t).ok()?);
-                Buffer::of_integers(&Tensor::<1, IntKind>::arange(offset..offset + t, device))?
-            }
+            Positions::From(offset) => counting(&cos, *offset, t)?,
             Positions::Explicit(ids_bt) => Buffer::of_integers(ids_bt)?,
         };
         Some(Self {
-            cos: Buffer::of_f32(&cos.clone().to_device(device))?,
+            cos,
             sin: Buffer::of_f32(&sin.clone().to_device(device))?,
             positions,
             pairs: table.rotary_size() / 2,

@@ -11,6 +11,7 @@ mod cross_entropy;
 mod dropout;
 mod embedding;
 mod fp8;
+mod graph;
 mod grouped;
 mod half;
 mod linear;

@@ -16,6 +16,7 @@ pub fn rows() -> Vec<Row> {
         eight_bits(),
         recompute(),
         offload(),
+        graphs(),
     ]
     .concat()
 }
@@ -301,6 +302,18 @@ fn offload() -> Vec<Row> {
         row("model.offload_modules", &modules, &["['core_attn']", "['core_attn', 'attn_proj']"])
             .moves("console")
             .holds(1, "console", "core_attn, attn_proj"),
+    ]
+}
+
+/// A CPU records no kernels, so graphs are refused there; `tests/device` runs them.
+fn graphs() -> Vec<Row> {
+    let without = "has no effect without model.cuda_graph_impl";
+    vec![
+        row("model.cuda_graph_impl", &tiny(), &["none", "local & model.cuda_graph_scope=full_iteration"])
+            .moves("exit")
+            .holds(1, "stderr", "needs a GPU"),
+        row("model.cuda_graph_scope", &tiny(), &[AS_IT_IS, "full_iteration"]).moves("exit").holds(1, "stderr", without),
+        row("model.cuda_graph_warmup_steps", &tiny(), &[AS_IT_IS, "5"]).moves("exit").holds(1, "stderr", without),
     ]
 }
 

@@ -11,6 +11,7 @@ mod draft;
 mod faults;
 mod finetuning;
 mod fp8;
+mod graphs;
 mod logger;
 mod model;
 mod moe;
@@ -77,6 +78,7 @@ fn run(raw: &RawConfig, world: &World, purpose: Purpose) -> Result<RunConfig, Co
     distillation::check(&mut draft, &parallel);
     logger::check(&mut draft);
     stragglers::check(&mut draft);
+    graphs::check(&mut draft, &parallel);
     faults::check(&mut draft, world);
     pipeline::check_schedule(&mut draft, &parallel, &train);
     let samples = cross::sample_counts(&mut draft, &train, &validation);

@@ -373,13 +373,13 @@ section! {
         /// Transformer Engine's RNG tracker.
         use_te_rng_tracker: bool = false
             => no_counterpart("Transformer Engine's random states; random numbers are functions of seed and position");
-        /// Graph capture.
-        cuda_graph_impl: CudaGraphImpl = CudaGraphImpl::None => not_built("steps captured as a CUDA graph");
-        /// What is captured.
-        cuda_graph_scope: OneOrMany<String> = OneOrMany::One("full".into())
-            => not_built("what cuda_graph_impl would capture").inert(&["[]"]);
-        /// Eager steps before capture.
-        cuda_graph_warmup_steps: usize = 3 => not_built("steps before cuda_graph_impl would capture");
+        /// Record forward and backward of a micro-batch once, and replay its kernels: on GPUs, one launch instead of many.
+        @execution cuda_graph_impl: CudaGraphImpl = CudaGraphImpl::None
+            => not_built("graphs by Transformer Engine; \"local\" records CubeCL's kernels").built(&["local"]);
+        /// What is recorded: full_iteration, which is forward and backward of a micro-batch.
+        @execution cuda_graph_scope: OneOrMany<String> = OneOrMany::One("full".into());
+        /// Steps of a run before it records.
+        @execution cuda_graph_warmup_steps: usize = 3;
         /// Restore quantization state.
         restore_modelopt_state: bool = false => not_built("a model quantized by NVIDIA's ModelOpt");
 

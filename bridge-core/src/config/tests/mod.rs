@@ -7,6 +7,7 @@ mod data_parallel;
 mod distillation;
 mod experts;
 mod fuzz;
+mod graphs;
 mod kinds;
 mod mutated;
 mod offload;

@@ -8,6 +8,7 @@ mod early_stopping;
 mod energy;
 mod expert_bias;
 mod flight_recorder;
+mod graphs;
 mod heartbeats;
 mod loss_watch;
 mod losses_of_run;
@@ -42,7 +43,7 @@ use super::report::{EvaluationReport, GlobalState, StepReport};
 use super::restart::Seat;
 use super::subsystem::{Agreement, Loaded, RunContext, Subsystem, Verdict};
 use super::{ExitReason, TrainError, ranks};
-use crate::config::RunConfig;
+use crate::config::{CudaGraphImpl, RunConfig};
 use crate::plan;
 use crate::resilience::rerun::Placement;
 
@@ -107,6 +108,9 @@ impl Doors {
         subsystems.extend(measuring);
         if let Some(scales) = cast_scales::CastScales::new(config) {
             subsystems.push(Box::new(scales));
+        }
+        if config.model.cuda_graph_impl != CudaGraphImpl::None {
+            subsystems.push(Box::new(graphs::Replays));
         }
         if plan::settings::activation_offload(config) != plan::offload::Offload::Nothing {
             subsystems.push(Box::new(offload::MovedActivations::default()));

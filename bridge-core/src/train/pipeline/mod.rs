@@ -29,7 +29,7 @@ use super::executor::{Executor, RegionHooks};
 use super::offload::SegmentOffload;
 use super::region_spans::Observers;
 use crate::config::RunConfig;
-use crate::model::{Batch, LayerMetrics, Mode, ModelChunk, OwnLoss};
+use crate::model::{Batch, Boundary, ForwardContext, LayerMetrics, Mode, ModelChunk, OwnLoss};
 use crate::plan::recompute::{Cuts, Recompute};
 use crate::timers::Timers;
 use pass::PipelinePass;
@@ -202,6 +202,26 @@ impl Pipeline {
     ) -> Result<Vec<f64>, PipelineError> {
         let mut work = ForwardOnly(micro_batches);
         Ok(self.run(ScheduleKind::ForwardOnly, chunks, num_microbatches, &mut work)?.0.read())
+    }
+
+    /// Forward and backward of one micro-batch, by a rank that has the whole model in `chunk`. Returns the sum of the masked loss, which is not
+    /// read: all that happens are launches of kernels.
+    ///
+    /// # Errors
+    /// Those of `hooks`, and other tensors than the model declares.
+    ///
+    /// # Panics
+    /// If there are several chunks.
+    pub(super) fn micro_batch(
+        &self,
+        chunk: &mut dyn ModelChunk,
+        context: &ForwardContext<'_>,
+        hooks: &mut dyn RegionHooks,
+    ) -> Result<Tensor<1>, PipelineError> {
+        let [executor] = self.executors.as_slice() else { panic!("the model is one chunk") };
+        let (in_flight, output) = executor.begin(chunk, Boundary::default(), context, hooks)?;
+        executor.backward((in_flight, Boundary::default()), chunk, context, hooks)?;
+        Ok(output.loss_sum().expect("a whole model ends with its loss"))
     }
 
     /// The losses of a pass, and how many micro-batches were in flight at most.

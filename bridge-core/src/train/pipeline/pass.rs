@@ -239,6 +239,19 @@ pub struct LossSums {
 }
 
 impl LossSums {
+    /// The next micro-batch's.
+    pub fn push(&mut self, loss: Tensor<1>) {
+        self.sums.insert(self.num_microbatches, loss);
+        self.num_microbatches += 1;
+    }
+
+    /// Those of the next micro-batches.
+    pub fn append(&mut self, others: Self) {
+        let first = self.num_microbatches;
+        self.sums.extend(others.sums.into_iter().map(|(microbatch, loss)| (first + microbatch, loss)));
+        self.num_microbatches += others.num_microbatches;
+    }
+
     /// The sums; zeros on ranks where the model does not end. Waits for the device.
     pub fn read(self) -> Vec<f64> {
         self.read_with(|losses| ((), read_together(losses))).1

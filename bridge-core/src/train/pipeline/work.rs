@@ -70,6 +70,27 @@ pub(in crate::train) struct StepWork<'a> {
     pub reductions: Reductions,
 }
 
+impl StepWork<'_> {
+    /// One micro-batch by itself, whose gradients nobody reduces while backward goes on.
+    pub fn only(&mut self, microbatch: usize) -> StepWork<'_> {
+        let one = microbatch..microbatch + 1;
+        StepWork {
+            batches: &self.batches[one.clone()],
+            ends_step: false,
+            streams: &self.streams[one.clone()],
+            factors: &self.factors[one.clone()],
+            num_tokens: &self.num_tokens[one.clone()],
+            metrics: &self.metrics[one.clone()],
+            own_losses: &self.own_losses[one],
+            forward_step: self.forward_step,
+            gradients: self.gradients,
+            reducer: self.reducer,
+            parameters: self.parameters,
+            reductions: Reductions::Deferred,
+        }
+    }
+}
+
 impl MicroBatches for StepWork<'_> {
     fn batch(&self, microbatch: usize) -> Batch {
         self.batches[microbatch].clone()

@@ -51,10 +51,19 @@ impl Launch {
         then: impl FnOnce(&Addresses, cudaStream_t) -> Result<R, ServerError>,
     ) -> Result<R, ServerError> {
         inner.context.bind_to_thread().map_err(|error| DriverError::new("cuCtxSetCurrent", error.0 as u32))?;
-        let all = self.read().chain(self.written()).chain([&self.workspace]);
-        let mut streams = server.write_streams().resolve(self.workspace.stream, all)?;
-        if streams.current().capturing.is_recording() {
-            return Err(ServerError::graph_state("a product by cuBLASLt is not recorded into graphs"));
+        let all = || self.read().chain(self.written()).chain([&self.workspace]);
+        let stream = self.workspace.stream;
+        let is_recorded = server.capturing(stream).is_some_and(|capture| capture.is_recording());
+        // The events by which streams wait for each other would be recorded on one and waited for on another, which a graph of one is not.
+        if is_recorded && all().any(|binding| binding.stream != stream) {
+            return Err(ServerError::graph_state("a recorded product by cuBLASLt has memory of another stream"));
+        }
+        let mut streams = server.write_streams().resolve(stream, all())?;
+        if is_recorded {
+            // The graph keeps the pages of what was touched. What is written is noted by the scope that this runs in.
+            for binding in all() {
+                streams.current().capturing.touch(binding.stream, binding.memory.descriptor().location());
+            }
         }
         let mut address = |binding: &BufferBinding| -> Result<u64, ServerError> {
             let BufferBinding { memory, offset_start, offset_end, stream, .. } = binding.clone();

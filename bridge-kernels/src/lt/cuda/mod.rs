@@ -11,6 +11,10 @@
 //! Scratch memory comes from CubeCL's pool of that stream for each product. It is used again only by what comes later on the stream, so no two
 //! products share it at a time.
 //!
+//! While the stream records a graph ([`crate::graph`]) the product is recorded: the library puts its kernels on the stream and nothing else, since its
+//! scratch memory is given to it. The memory is touched as that of kernels is, so that the graph keeps it. The plan is there by then, because
+//! what is recorded has run before. All memory must be of that stream. This has not run on a device yet.
+//!
 //! Failures go where those of kernels go: memory that a product did not write carries the error, and reading it reports that.
 
 mod launch;

@@ -1,0 +1,69 @@
+//! The micro-batch that a graph reads, at fixed places.
+
+use bridge_data::SequencePart;
+use bridge_kernels::graph::{copy_of, copy_of_ints, write_into, write_ints_into};
+use bridge_kernels::rotary::Positions;
+
+use crate::model::Batch;
+
+/// What of a micro-batch decides which kernels run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Form {
+    /// `[b, t]`.
+    shape: [usize; 2],
+    /// From which position all rows count, where positions are no tensor.
+    counts_from: Option<usize>,
+    has_documents: bool,
+    part: SequencePart,
+}
+
+impl Form {
+    /// That of a micro-batch; `None` if it brings tensors besides.
+    pub fn of(batch: &Batch) -> Option<Self> {
+        let counts_from = match &batch.positions {
+            Positions::From(first) => Some(*first),
+            Positions::Explicit(_) => None,
+        };
+        let (has_documents, part) = (batch.document_ids.is_some(), batch.part);
+        batch.extras.is_empty().then(|| Self { shape: batch.tokens.dims(), counts_from, has_documents, part })
+    }
+}
+
+/// Tensors that a graph reads a micro-batch from.
+pub(super) struct HeldBatch(Batch);
+
+impl HeldBatch {
+    /// A copy of `batch`, in memory of its own.
+    pub fn like(batch: &Batch) -> Self {
+        Self(Batch {
+            tokens: copy_of_ints(&batch.tokens),
+            labels: copy_of_ints(&batch.labels),
+            loss_mask: copy_of(&batch.loss_mask),
+            positions: match &batch.positions {
+                Positions::From(first) => Positions::From(*first),
+                Positions::Explicit(positions_bt) => Positions::Explicit(copy_of_ints(positions_bt)),
+            },
+            document_ids: batch.document_ids.as_ref().map(copy_of_ints),
+            ..batch.clone()
+        })
+    }
+
+    /// The micro-batch held; its number of tokens is that of the one it was made [like](Self::like).
+    pub fn batch(&self) -> &Batch {
+        &self.0
+    }
+
+    /// Writes another micro-batch of the same form to the same places.
+    pub fn hold(&self, batch: &Batch) {
+        let held = &self.0;
+        write_ints_into(&held.tokens, &batch.tokens);
+        write_ints_into(&held.labels, &batch.labels);
+        write_into(&held.loss_mask, &batch.loss_mask);
+        if let (Positions::Explicit(held), Positions::Explicit(positions_bt)) = (&held.positions, &batch.positions) {
+            write_ints_into(held, positions_bt);
+        }
+        if let (Some(held), Some(ids)) = (&held.document_ids, &batch.document_ids) {
+            write_ints_into(held, ids);
+        }
+    }
+}

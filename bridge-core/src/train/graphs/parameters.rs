@@ -1,0 +1,83 @@
+//! Where a graph reads parameters, and that they are there.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bridge_kernels::graph::{GraphError, Place, copy_of, is_made_here, write_into};
+use burn::tensor::Tensor;
+
+use crate::model::{ModelChunk, Replacement};
+
+/// The parameters of a chunk that are trained, as they were recorded.
+pub(super) struct Parameters {
+    places: BTreeMap<String, Place>,
+    /// Those whose updates come in other memory: to write them to. Of the others nobody has a share, so that they can be updated in place.
+    held: BTreeMap<String, Tensor<1>>,
+}
+
+/// How parameters were found.
+pub(super) enum Settled {
+    /// In their places.
+    InPlace,
+    /// These are elsewhere, and their places are lost.
+    Elsewhere(Vec<String>),
+}
+
+impl Parameters {
+    /// Those of `chunk`, of which `moving` are updated elsewhere. Parameters that another thread made are made again by this one.
+    pub fn of(chunk: &mut dyn ModelChunk, moving: &BTreeSet<String>) -> Result<Self, GraphError> {
+        make_here(chunk);
+        let trained = chunk.parameters().iter().filter(|parameter| parameter.trainable);
+        let trained: BTreeSet<String> = trained.map(|parameter| parameter.name.clone()).collect();
+        let (mut places, mut held) = (BTreeMap::new(), BTreeMap::new());
+        let mut placeless = None;
+        chunk.visit_wanted(&|name| trained.contains(name), &mut |name, value| {
+            match Place::of(&value) {
+                Some(place) => places.insert(name.to_owned(), place),
+                None => {
+                    placeless = Some(name.to_owned());
+                    return;
+                }
+            };
+            if moving.contains(name) {
+                held.insert(name.to_owned(), value);
+            }
+        });
+        match placeless {
+            None => Ok(Self { places, held }),
+            Some(name) => Err(GraphError::Device(format!("the parameter {name} has no memory of its own"))),
+        }
+    }
+
+    /// Copies what was updated elsewhere to its place, and has the chunk read it there.
+    pub fn settle(&self, chunk: &mut dyn ModelChunk) -> Settled {
+        let (mut back, mut lost) = (BTreeMap::new(), Vec::new());
+        chunk.visit_wanted(&|name| self.places.contains_key(name), &mut |name, value| {
+            if Place::of(&value).as_ref() == self.places.get(name) {
+                return;
+            }
+            match self.held.get_key_value(name) {
+                Some((name, held)) => {
+                    write_into(held, &value);
+                    back.insert(name.as_str(), Replacement::Value(held.clone()));
+                }
+                None => lost.push(name.to_owned()),
+            }
+        });
+        if !back.is_empty() {
+            chunk.replace_parameters(back);
+        }
+        if lost.is_empty() { Settled::InPlace } else { Settled::Elsewhere(lost) }
+    }
+}
+
+/// Copies parameters that another thread took memory for: those of a checkpoint, say.
+fn make_here(chunk: &mut dyn ModelChunk) {
+    let mut copies = BTreeMap::new();
+    chunk.visit_parameters(&mut |name, value| {
+        if !is_made_here(&value) {
+            copies.insert(name.to_owned(), copy_of(&value));
+        }
+    });
+    let copies = copies.iter().map(|(name, copy)| (name.as_str(), copy.clone().into())).collect();
+    chunk.replace_parameters(copies);
+}

@@ -1,0 +1,176 @@
+//! Sequences of kernels that a device records once and replays: a launch costs the host some microseconds, a replay one launch for all.
+//!
+//! A recorded sequence reads and writes the memory that it was recorded with. What changes from replay to replay is therefore written into
+//! tensors at fixed places before it ([`write_into`], [`write_ints_into`]); numbers that kernels are given as arguments stay what they were.
+//! While a sequence is recorded nothing is computed: nothing may be read, and no memory taken that the device does not have at hand. That is
+//! why [`KernelGraph::record`] runs what it records before.
+//!
+//! On CUDA a replay is one call of the driver. CubeCL's runtime of wgpu encodes the recorded launches again, from what it has resolved
+//! before.
+
+use burn::tensor::{Int, Tensor};
+
+#[cfg(feature = "cube")]
+mod cube;
+
+/// Why a sequence was not recorded or replayed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum GraphError {
+    /// Not a device of CubeCL.
+    NoGraphs,
+    /// What the device says.
+    Device(String),
+    /// A replay on another thread than that which recorded: launches of threads are not ordered among each other.
+    OtherThread,
+}
+
+impl std::fmt::Display for GraphError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::NoGraphs => f.write_str("this device does not record kernels"),
+            Self::Device(error) => f.write_str(error),
+            Self::OtherThread => f.write_str("kernels are replayed by the thread that recorded them"),
+        }
+    }
+}
+
+impl std::error::Error for GraphError {}
+
+/// A recorded sequence of kernels.
+#[derive(Debug)]
+pub struct KernelGraph(Recorded);
+
+#[cfg(feature = "cube")]
+type Recorded = cube::Recorded;
+#[cfg(not(feature = "cube"))]
+type Recorded = std::convert::Infallible;
+
+impl KernelGraph {
+    /// Runs `sequence` twice, on the device of `near`, and records it a third time, when it is not computed. It must launch the same kernels
+    /// on the same memory each time, but for memory that it takes and gives back itself.
+    ///
+    /// Memory that the sequence has used stays as it is while the graph lives: what the sequence gave back is not given to others, so a graph
+    /// keeps what one run of the sequence needs.
+    ///
+    /// # Errors
+    /// Those of `sequence`, and of the device: if it does not record, or if the sequence does what cannot be recorded.
+    pub fn record<E: From<GraphError>>(
+        near: &Tensor<1>,
+        sequence: &mut dyn FnMut() -> Result<(), E>,
+    ) -> Result<Self, E> {
+        #[cfg(feature = "cube")]
+        return Ok(Self(cube::Recorded::new(near, sequence)?));
+        #[cfg(not(feature = "cube"))]
+        {
+            let _ = (near, sequence);
+            Err(GraphError::NoGraphs.into())
+        }
+    }
+
+    /// Puts the recorded kernels behind what this thread has launched. Tensors that the sequence wrote have other values then, also for who holds
+    /// a clone.
+    ///
+    /// # Errors
+    /// If the device refuses, or another thread has recorded.
+    pub fn replay(&self) -> Result<(), GraphError> {
+        #[cfg(feature = "cube")]
+        return self.0.replay();
+        #[cfg(not(feature = "cube"))]
+        match self.0 {}
+    }
+}
+
+/// Where the elements of a tensor are. Holding it keeps the memory from others, and yet does not keep who has the tensor from changing
+/// it in place.
+#[derive(Clone, Debug)]
+pub struct Place(#[cfg(feature = "cube")] cube::Place, #[cfg(not(feature = "cube"))] std::convert::Infallible);
+
+impl Place {
+    /// That of `x`; `None` unless it is on a device that records, with its elements side by side.
+    pub fn of(x: &Tensor<1>) -> Option<Self> {
+        #[cfg(feature = "cube")]
+        return cube::Place::of(x).map(Self);
+        #[cfg(not(feature = "cube"))]
+        {
+            let _ = x;
+            None
+        }
+    }
+}
+
+impl PartialEq for Place {
+    fn eq(&self, other: &Self) -> bool {
+        self.0 == other.0
+    }
+}
+
+/// Whether `x` is on a device that records, and this thread took its memory. A recorded sequence has no other: CubeCL orders the launches of threads
+/// by events of the driver, which are not recorded.
+pub fn is_made_here(x: &Tensor<1>) -> bool {
+    #[cfg(feature = "cube")]
+    return cube::is_made_here(x);
+    #[cfg(not(feature = "cube"))]
+    {
+        let _ = x;
+        false
+    }
+}
+
+/// Runs the form for devices that record.
+macro_rules! on_device {
+    ($call:expr, $($unused:expr),*) => {{
+        #[cfg(feature = "cube")]
+        {
+            $call
+        }
+        #[cfg(not(feature = "cube"))]
+        {
+            let _ = ($($unused),*);
+            panic!("no device of this build records kernels")
+        }
+    }};
+}
+
+/// A copy in memory of its own.
+///
+/// # Panics
+/// If `x` is not on a device that records.
+pub fn copy_of<const D: usize>(x: &Tensor<D>) -> Tensor<D> {
+    on_device!(cube::copy_of(x), x)
+}
+
+/// [`copy_of`] of integers.
+///
+/// # Panics
+/// If `x` is not on a device that records.
+pub fn copy_of_ints<const D: usize>(x: &Tensor<D, Int>) -> Tensor<D, Int> {
+    on_device!(cube::copy_of_ints(x), x)
+}
+
+/// Writes the elements of `source` to those of `target`, in place: whoever has a clone of `target` has them too.
+///
+/// # Panics
+/// If they are not on one device that records, or differ in shape or dtype.
+pub fn write_into<const D: usize>(target: &Tensor<D>, source: &Tensor<D>) {
+    assert_eq!((target.dims(), target.dtype()), (source.dims(), source.dtype()), "write_into: tensors differ");
+    on_device!(cube::write_into(target, source), target, source)
+}
+
+/// [`write_into`] of integers.
+///
+/// # Panics
+/// If they are not on one device that records, or differ in shape or dtype.
+pub fn write_ints_into<const D: usize>(target: &Tensor<D, Int>, source: &Tensor<D, Int>) {
+    assert_eq!((target.dims(), target.dtype()), (source.dims(), source.dtype()), "write_ints_into: tensors differ");
+    on_device!(cube::write_ints_into(target, source), target, source)
+}
+
+/// `sum + gradient` in the place of `sum`, as [`crate::optim::accumulate`] has it, or `gradient` where the one element of `keeps` is zero.
+/// Whoever has a clone of `sum` has it too.
+///
+/// # Panics
+/// If they are not on one device that records, outside any graph of autodiff, or differ in size.
+pub fn add_into(sum: &Tensor<1>, gradient: &Tensor<1>, keeps: &Tensor<1>) {
+    assert_eq!(sum.dims(), gradient.dims(), "add_into: the sizes differ");
+    on_device!(cube::add_into(sum, gradient, keeps), sum, gradient, keeps)
+}
