@@ -20,6 +20,7 @@ use crate::model::{CAST_SCALES, ReplicaGroup};
 pub(super) type Casts = Vec<WeightCast>;
 
 /// The codes of what a rank owns of a bucket.
+#[expect(clippy::large_enum_variant, reason = "passed on at once, never stored")]
 pub(super) enum Codes {
     OnHost(HostBuffer),
     /// Four in each element.
@@ -28,6 +29,7 @@ pub(super) enum Codes {
 
 /// The largest magnitude of what this rank owns of a weight.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "a bucket has a few at a time")]
 enum Noted {
     OnHost(f32),
     /// `[1]`.

@@ -277,6 +277,29 @@ fn query_gradients<X: Float, P: Int, N: Size>(
     write::<X>(dq, start, heads * pairs, queries - at.first, &found, d);
 }
 
+/// Brings log-sum-exps and means of `width` queries from a line on, of which `count` are there, into shared memory. Followed by a `sync_cube`.
+#[cube]
+fn load_statistics(
+    of_columns: &mut Shared<[f32]>,
+    statistics: &[f32],
+    line: usize,
+    count: usize,
+    #[comptime] width: usize,
+) {
+    let unit = UNIT_POS as usize;
+    if unit < width {
+        // Of a query that is not there no key has a probability.
+        let mut log_sum_exp = f32::new(-HIDDEN);
+        let mut mean = 0.0f32;
+        if unit < count {
+            log_sum_exp = statistics[line + unit];
+            mean = statistics[statistics.len() / 2 + line + unit];
+        }
+        of_columns[unit] = log_sum_exp;
+        of_columns[width + unit] = mean;
+    }
+}
+
 /// Of keys and values, `[b, s, g, d]` each. A cube a block of keys of a group, with all query heads of the group in order.
 #[cube(launch)]
 fn key_gradients<X: Float, P: Int, N: Size>(
@@ -329,18 +352,7 @@ fn key_gradients<X: Float, P: Int, N: Size>(
             load::<X, N>(&mut outputs, d_out, &of_queries, width, d);
             load_transposed::<X, N>(&mut others_transposed, q, &of_queries, width, d);
             load_transposed::<X, N>(&mut outputs_transposed, d_out, &of_queries, width, d);
-            let unit = UNIT_POS as usize;
-            if unit < width {
-                // Of a query that is not there no key has a probability.
-                let mut log_sum_exp = f32::new(-HIDDEN);
-                let mut mean = 0.0f32;
-                if query + unit < queries {
-                    log_sum_exp = statistics[line + query + unit];
-                    mean = statistics[statistics.len() / 2 + line + query + unit];
-                }
-                of_columns[unit] = log_sum_exp;
-                of_columns[width + unit] = mean;
-            }
+            load_statistics(&mut of_columns, statistics, line + query, queries - query, width);
             sync_cube();
             let mut scores = sums(comptime!(form.columns / 8));
             let mut gradients = sums(comptime!(form.columns / 8));

@@ -33,6 +33,50 @@ fn cap(logit: f32, softcap: f32, #[comptime] capped: bool) -> f32 {
     value
 }
 
+/// The largest logit of a row, and the sum of the exponentials of all, taken with it.
+#[derive(CubeType, Clone, Copy)]
+struct Partition {
+    top: f32,
+    sum: f32,
+}
+
+/// The sum of exponentials goes with the largest logit so far, so that logits are read once (Milakov and Gimelshein, 2018, arXiv:1805.02867).
+#[cube]
+fn partition<X: Float, N: Size>(
+    logits: &mut [Vector<X, N>],
+    start: usize,
+    vectors: usize,
+    columns: usize,
+    softcap: f32,
+    #[comptime] form: Form,
+) -> Partition {
+    let (units, capped) = (comptime!(form.units), comptime!(form.capped));
+    let lanes = N::value();
+    let mut top = f32::cast_from(SMALLEST);
+    let mut sum = 0.0f32;
+    for i in range_stepped(UNIT_POS as usize, vectors, units) {
+        let values = Vector::<f32, N>::cast_from(logits[start + i]);
+        let mut largest = top;
+        #[unroll]
+        for lane in 0..lanes {
+            if i * lanes + lane < columns {
+                largest = max(largest, cap(values.extract(lane), softcap, capped));
+            }
+        }
+        sum *= (top - largest).exp();
+        #[unroll]
+        for lane in 0..lanes {
+            if i * lanes + lane < columns {
+                sum += (cap(values.extract(lane), softcap, capped) - largest).exp();
+            }
+        }
+        top = largest;
+    }
+    let largest = cube_max::<f32>(top, units);
+    let sum = cube_sum(sum * (top - largest).exp(), units);
+    Partition { top: largest, sum }
+}
+
 /// The loss of each row of `logits [n, v]`, of which `columns` count; the logits become their gradients if those are wanted, the others zeros.
 ///
 /// With `p = softmax(logits)` and `z` its log-partition: `loss = mask * (z - logit[target] + z_loss * z^2)`, whose gradient is
@@ -49,8 +93,7 @@ fn token_losses<X: Float, T: Int, N: Size>(
     #[comptime] form: Form,
     #[define(X, T)] _storage: [ElemType; 2],
 ) {
-    let units = comptime!(form.units);
-    let capped = comptime!(form.capped);
+    let (units, capped) = (comptime!(form.units), comptime!(form.capped));
     let (row, unit) = (CUBE_POS, UNIT_POS as usize);
     if row >= losses.len() {
         terminate!();
@@ -71,45 +114,15 @@ fn token_losses<X: Float, T: Int, N: Size>(
         }
         terminate!();
     }
-    // The sum of exponentials goes with the largest logit so far, so that logits are read once (Milakov and Gimelshein, 2018, arXiv:1805.02867).
-    let lanes = N::value();
-    let mut top = f32::cast_from(SMALLEST);
-    let mut sum = 0.0f32;
-    for i in range_stepped(unit, vectors, units) {
-        let values = Vector::<f32, N>::cast_from(logits[start + i]);
-        let mut largest = top;
-        #[unroll]
-        for lane in 0..lanes {
-            if i * lanes + lane < columns {
-                largest = max(largest, cap(values.extract(lane), softcap, capped));
-            }
-        }
-        sum *= (top - largest).exp();
-        #[unroll]
-        for lane in 0..lanes {
-            if i * lanes + lane < columns {
-                sum += (cap(values.extract(lane), softcap, capped) - largest).exp();
-            }
-        }
-        top = largest;
-    }
-    let largest = cube_max::<f32>(top, units);
-    let sum = cube_sum(sum * (top - largest).exp(), units);
-    let top = largest;
+    let Partition { top, sum } = partition::<X, N>(logits, start, vectors, columns, softcap, form);
     let log_z = top + sum.ln();
     let target = i32::cast_from(targets[row]);
     if unit == 0 {
         // A target outside the vocabulary cannot be reported from here: its loss overflows, which the loop does report.
         let mut loss = (log_z * log_z + 1e30f32) * 1e30f32;
         if target >= 0 && (target as usize) < columns {
-            let values = Vector::<f32, N>::cast_from(logits[start + target as usize / lanes]);
-            #[unroll]
-            for lane in 0..lanes {
-                if target as usize % lanes == lane {
-                    let logit = cap(values.extract(lane), softcap, capped);
-                    loss = log_z - logit + z_loss * log_z * log_z;
-                }
-            }
+            let logit = cap(element::<X, N>(logits, start, target as usize), softcap, capped);
+            loss = log_z - logit + z_loss * log_z * log_z;
         }
         losses[row] = counted * loss;
     }
@@ -120,6 +133,7 @@ fn token_losses<X: Float, T: Int, N: Size>(
         for i in range_stepped(unit, vectors, units) {
             let values = Vector::<f32, N>::cast_from(logits[start + i]);
             let mut gradients = Vector::<f32, N>::new(0.0f32);
+            let lanes = values.vector_size();
             #[unroll]
             for lane in 0..lanes {
                 let column = i * lanes + lane;
@@ -138,6 +152,21 @@ fn token_losses<X: Float, T: Int, N: Size>(
             logits[start + i] = Vector::cast_from(gradients);
         }
     }
+}
+
+/// An element of a row of vectors.
+#[cube]
+fn element<X: Float, N: Size>(x: &mut [Vector<X, N>], start: usize, column: usize) -> f32 {
+    let lanes = N::value();
+    let values = Vector::<f32, N>::cast_from(x[start + column / lanes]);
+    let mut found = 0.0f32;
+    #[unroll]
+    for lane in 0..lanes {
+        if column % lanes == lane {
+            found = values.extract(lane);
+        }
+    }
+    found
 }
 
 /// A logit below all others, which is not infinite: differences of it are numbers.

@@ -61,7 +61,8 @@ fn update<G: Float, R: Float, N: Size>(
             exp_avgs.index_mut(tensor)[i] = m;
             exp_avg_sqs.index_mut(tensor)[i] = v;
             parameters.index_mut(tensor)[i] = p;
-            if comptime!(rounded.len() > 0) {
+            let count = comptime!(rounded.len());
+            if comptime!(count > 0) {
                 rounded.index_mut(tensor)[i] = Vector::cast_from(p);
             }
         }

@@ -25,7 +25,8 @@ fn add<A: Float, B: Float, N: Size>(
         if unit >= begin && unit < end {
             let i = unit - begin;
             let second = Vector::<f32, N>::cast_from(seconds[tensor][i]);
-            if comptime!(firsts.len() > 0) {
+            let count = comptime!(firsts.len());
+            if comptime!(count > 0) {
                 sums.index_mut(tensor)[i] = Vector::<f32, N>::cast_from(firsts[tensor][i]) + second;
             } else {
                 let sum = sums[tensor][i];
