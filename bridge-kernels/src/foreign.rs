@@ -6,7 +6,7 @@
 //! the stream waits for others that made some of it, and notes an event there. The library's stream waits for that event, works, and notes
 //! another one; [`follow`], a task too, makes the calling thread's stream wait for it. Between the two the library is called by the calling
 //! thread, not by the device's, which goes on for other threads meanwhile. Until the library's event has passed, whoever called it holds the
-//! tensors: then neither is their memory used again, nor is it written in place.
+//! [memory](Pinned): then it is neither used again, nor moved, nor written in place.
 //!
 //! What the library writes is to be read by kernels of the calling thread that make new memory. CubeCL notes the age of memory when it is
 //! reserved, so another thread that read what was reserved before the library's work might not wait for that work.
@@ -149,6 +149,20 @@ pub struct Opened {
     pub addresses: Vec<u64>,
     /// When all that was asked for before has been done to them.
     pub ready: Event,
+    /// To be kept until the library is done.
+    pub memory: Pinned,
+}
+
+/// Tensors whose memory stays where it is: CubeCL moves what has no binding to other pages when it needs room.
+pub struct Pinned {
+    tensors: Vec<Tensor<1>>,
+    _bindings: Vec<BufferBinding>,
+}
+
+impl std::fmt::Debug for Pinned {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pinned").field("tensors", &self.tensors.len()).finish_non_exhaustive()
+    }
 }
 
 /// Opens tensors of one CUDA device, whose elements are [side by side](side_by_side), to a library that is called by this thread. The host
@@ -160,12 +174,13 @@ pub struct Opened {
 /// # Panics
 /// If there are no tensors, or some are on no CUDA device.
 pub fn open(tensors: &[Tensor<1>]) -> Result<Opened, ForeignError> {
-    let tensors: Vec<CubeTensor> = tensors.iter().map(|x| cube(x).expect("a tensor on a CUDA device")).collect();
-    let device = device_of(&tensors[0]);
+    let primitives: Vec<CubeTensor> = tensors.iter().map(|x| cube(x).expect("a tensor on a CUDA device")).collect();
+    let device = device_of(&primitives[0]);
     let context = CudaContext::new(usize::from(device.index_id)).map_err(told)?;
-    let bindings: Vec<BufferBinding> = tensors.iter().map(|tensor| tensor.handle.clone().binding()).collect();
+    let bindings: Vec<BufferBinding> = primitives.iter().map(|tensor| tensor.handle.clone().binding()).collect();
     // Memory of the calling thread, for the name of its stream.
-    let place = tensors[0].client.empty(size_of::<f32>()).binding();
+    let place = primitives[0].client.empty(size_of::<f32>()).binding();
+    let memory = Pinned { tensors: tensors.to_vec(), _bindings: bindings.clone() };
     let opened = DeviceHandle::<Server>::new(device).submit_blocking(move |server| {
         context.bind_to_thread().map_err(|error| driver("cuCtxSetCurrent", error))?;
         let mut streams = server.write_streams().resolve(place.stream, bindings.iter())?;
@@ -180,9 +195,10 @@ pub fn open(tensors: &[Tensor<1>]) -> Result<Opened, ForeignError> {
         let addresses = bindings.iter().map(address).collect::<Result<_, _>>()?;
         let stream = streams.current().sys;
         let ready = Event::recorded(&context, stream).map_err(|error| driver("cuEventRecord", error))?;
-        Ok(Opened { addresses, ready })
+        Ok((addresses, ready))
     });
-    opened.map_err(told)?.map_err(told)
+    let (addresses, ready) = opened.map_err(told)?.map_err(told)?;
+    Ok(Opened { addresses, ready, memory })
 }
 
 /// Makes what this thread asks of the device of `x` from now on come behind an event.

@@ -196,7 +196,7 @@ impl Optimizer {
     ) -> Result<StepOutcome, CommError> {
         gradients.settle();
         let squares = self.distribution.squares(gradients).finish().into_iter().sum();
-        self.step_knowing(squares, (chunks, gradients), rates, scales)
+        self.step_with_squares(squares, (chunks, gradients), rates, scales)
     }
 
     /// [`step`](Self::step) where the sum of the [squares](Distribution::squares) of the gradients was read already.
@@ -206,7 +206,7 @@ impl Optimizer {
     ///
     /// # Panics
     /// If `rates` has not one entry for each group.
-    pub fn step_knowing(
+    pub fn step_with_squares(
         &mut self,
         squares: f64,
         (chunks, gradients): (&mut [Box<dyn ModelChunk>], &mut GradientBuffer),
@@ -366,7 +366,7 @@ impl Optimizer {
         let gradient = gradient.map(match value.dtype() {
             _ if algorithm.formats.is_some() => as_taken,
             DType::F32 => to_float32,
-            // Batches take any.
+            // What updates it widens 16 bits itself.
             _ => std::convert::identity,
         });
         let gradient = gradient.unwrap_or_else(|| zeros_like(&value));

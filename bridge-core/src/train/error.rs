@@ -50,20 +50,29 @@ pub enum TrainError {
     #[error("the device failed: {0}")]
     Device(String),
     /// Forward and backward of a micro-batch cannot be recorded as a graph, or replayed.
-    #[error("model.cuda_graph_impl = local: a micro-batch is not recorded or replayed: {0}")]
+    #[error("model.cuda_graph_impl = \"local\": recording or replaying a micro-batch failed: {0}")]
     Graph(#[from] GraphError),
     /// Ranks that are threads cannot record side by side.
     #[error(
-        "model.cuda_graph_impl = local: the ranks of this run are threads of one process, and the CUDA driver does not let one record \
+        "model.cuda_graph_impl = \"local\": the ranks of this run are threads of one process, and the CUDA driver does not let one record \
          while others use it: start them as processes (`--launcher mpi`)"
     )]
     GraphsOfThreads,
-    /// The forward step or the data of the run does not go with graphs.
+    /// The forward step of the run does not go with graphs.
     #[error(
-        "model.cuda_graph_impl = local: the run has a forward step of its own that cannot be recorded \
-         (`ForwardStep::is_recordable`), or its dataset brings tensors besides tokens, labels, masks, positions and documents"
+        "model.cuda_graph_impl = \"local\": the forward step of this run cannot be recorded: expected one whose \
+         `ForwardStep::is_recordable` is true"
     )]
     NotRecordable,
+    /// The data of the run do not go with graphs.
+    #[error(
+        "model.cuda_graph_impl = \"local\": micro-batches have the extra tensors {found}: expected tokens, labels, masks, positions and \
+         documents alone"
+    )]
+    ExtraTensors {
+        /// Their names.
+        found: String,
+    },
     /// Data.
     #[error(transparent)]
     Data(#[from] DataError),
@@ -424,6 +433,7 @@ impl TrainError {
                 | Self::NotEnoughMemory(_)
                 | Self::GraphsOfThreads
                 | Self::NotRecordable
+                | Self::ExtraTensors { .. }
                 | Self::Nccl { .. }
                 | Self::Data(_)
                 | Self::UnknownToken { .. }

@@ -389,7 +389,7 @@ fn optimizer_step(run: &mut TrainingRun, rates: &Rates, pass: &Pass) -> Result<S
     let timer = run.timers.start("optimizer", TimerLevel::Phase);
     let scales = StepScales { loss_scale: run.training.loss_scaler.scale(), divisor: pass.divisor };
     let held = (run.training.chunks.as_mut_slice(), &mut run.training.gradients);
-    let outcome = run.training.optimizer.step_knowing(pass.squares, held, &rates.groups, scales)?;
+    let outcome = run.training.optimizer.step_with_squares(pass.squares, held, &rates.groups, scales)?;
     drop(timer);
     if !outcome.success && run.config.ddp.check_for_nan_in_grad {
         return Err(TrainError::GradientNotFinite {

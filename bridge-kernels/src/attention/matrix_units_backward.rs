@@ -337,10 +337,9 @@ fn key_gradients<X: Float, P: Int, N: Size>(
     load::<X, N>(&mut own, k, &of_keys, ROWS, d);
     load::<X, N>(&mut own_values, v, &of_keys, ROWS, d);
     let mut of_columns = Shared::<[f32]>::new_slice(comptime!(2 * form.columns));
-    let none = Array::<f32>::new(4usize);
     let mut of_own = sums(comptime!(form.d / 8));
     let mut of_values = sums(comptime!(form.d / 8));
-    let span = seeing(first, ROWS, &sizes);
+    let (none, span) = (Array::<f32>::new(4usize), seeing(first, ROWS, &sizes));
     for head in group * (heads / groups)..(group + 1) * (heads / groups) {
         let line = (batch * heads + head) * queries;
         let mut query = span.begin;

@@ -9,9 +9,9 @@ const BYTES_ON_GPU: usize = 1 << 28;
 /// Enough tokens of a chunk on a GPU. Each chunk reads and writes the float32 gradient of the projection, which costs an H100 as much time as the products of
 /// 270 tokens.
 const ENOUGH_TOKENS_ON_GPU: usize = 4096;
-/// Most bytes of logits for enough tokens,
+/// Most bytes of the logits of [`ENOUGH_TOKENS_ON_GPU`] tokens; with more, a chunk has fewer tokens.
 const MOST_BYTES_ON_GPU: usize = 1 << 30;
-/// and tokens that a chunk has in any case.
+/// Fewest tokens of a chunk on a GPU, whatever bytes their logits take.
 const FEWEST_TOKENS_ON_GPU: usize = 1024;
 
 /// Tokens of one chunk on the CPU, of `n`, for a vocabulary of `v`. Chunks have one size: a few tokens left over would cost nearly as much as a chunk.

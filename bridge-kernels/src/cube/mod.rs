@@ -91,11 +91,12 @@ impl Buffer {
         Self(CubeTensor::new_contiguous(client, self.0.device.clone(), shape, handle, dtype))
     }
 
-    /// Memory of the size and dtype of a tensor whose elements nobody wants: its own, if nobody else has it and it is on the device of `self`.
+    /// Memory of the size and dtype of a tensor whose elements nobody wants: its own, if nobody else has it and it is on the device of `self` and of the same
+    /// stream: who reads on another one waits for what was there when the memory was reserved.
     pub fn in_place_of<const D: usize>(&self, x: Tensor<D>) -> Self {
         let (len, dtype) = (x.shape().num_elements(), x.dtype());
         match Self::as_it_is(&x) {
-            Some(buffer) if buffer.0.device == self.0.device => {
+            Some(buffer) if buffer.0.device == self.0.device && buffer.0.handle.stream == self.0.handle.stream => {
                 drop(x);
                 if buffer.0.can_mut() { buffer } else { self.uninitialised([len], dtype) }
             }

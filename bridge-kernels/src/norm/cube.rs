@@ -85,8 +85,9 @@ fn sum_of<N: Size>(x: Vector<f32, N>) -> f32 {
     sum
 }
 
-/// Gradients of a block of rows. With `g = dy * weight` and `z` the normed input: `dx = reciprocal * (g - mean(g) - z * mean(g * z))`,
-/// without the middle term for RMSNorm, and `upstream` besides, that of a stream which goes on. `partial`, `[blocks, 2, c]`, gets what the block adds to the gradients of weight, `dy * z`, and bias, `dy`.
+/// Gradients of a block of rows. With `g = dy * weight` and `z` the normed input: `dx = reciprocal * (g - mean(g) - z * mean(g * z)) + upstream`,
+/// without the middle term for RMSNorm. `upstream` is the gradient of the residual stream, if that goes on. `partial`, `[blocks, 2, c]`, gets the
+/// block's part of the gradients of weight, `dy * z`, and bias, `dy`.
 #[cube(launch)]
 fn backward<X: Float, W: Float, N: Size>(
     x: &[Vector<X, N>],
@@ -101,8 +102,7 @@ fn backward<X: Float, W: Float, N: Size>(
     #[comptime] held: usize,
     #[define(X, W)] _storage: [ElemType; 2],
 ) {
-    let units = comptime!(form.units);
-    let unit = UNIT_POS as usize;
+    let (units, unit) = (comptime!(form.units), UNIT_POS as usize);
     let columns = weight.len();
     let count = f32::cast_from((columns * N::value()) as u32);
     let first = CUBE_POS * block_rows as usize;

@@ -12,7 +12,7 @@ section! {
     /// Process-group start-up.
     pub struct DistributedInitConfig {
         /// How ranks with one CUDA device each communicate: nccl (in builds with the cargo feature nccl), or gloo, which means through host
-        /// memory. Ranks on other devices, and ranks that share a device, communicate through host memory.
+        /// memory. Threads that share a GPU hand each other its memory; all other ranks communicate through host memory.
         distributed_backend: DistributedBackend = DistributedBackend::Nccl
             => no_counterpart("no choice without CUDA devices; the launcher (threads or mpi) connects the ranks")
             .inert(&["gloo"]);

@@ -36,7 +36,7 @@ fn each_rule_refuses_and_names_its_key() {
 }
 
 /// What a graph is refused with, on so many ranks, and what the error names besides.
-const EXCLUDED: [(usize, &[&str], &str); 13] = [
+const EXCLUDED: [(usize, &[&str], &str); 18] = [
     (2, &["model.tensor_model_parallel_size=2"], "model.tensor_model_parallel_size = 2"),
     (2, &["model.pipeline_model_parallel_size=2"], "model.pipeline_model_parallel_size = 2"),
     (2, &["model.context_parallel_size=2"], "model.context_parallel_size = 2"),
@@ -58,6 +58,15 @@ const EXCLUDED: [(usize, &[&str], &str); 13] = [
     (1, &["model.cpu_offloading=true", "model.cpu_offloading_num_layers=1"], "model.cpu_offloading"),
     (1, &["logger.log_max_attention_logit=true"], "logger.log_max_attention_logit"),
     (1, &["checkpoint.save=ckpt", "checkpoint.save_dgrads_interval=2"], "checkpoint.save_dgrads_interval"),
+    (
+        2,
+        &["ddp.use_megatron_fsdp=true", "ddp.data_parallel_sharding_strategy=optim_grads"],
+        "ddp.data_parallel_sharding_strategy",
+    ),
+    (1, &["peft.kind=lora", "peft.dropout=0.1", "checkpoint.pretrained_checkpoint=x"], "peft.dropout = 0.1"),
+    (1, &["tensor_inspect.enabled=true"], "[tensor_inspect]"),
+    (1, &["dpo.beta=0.2"], "[dpo]"),
+    (1, &["distillation.teacher=x"], "[distillation]"),
 ];
 
 /// The tiny recipe on so many ranks.

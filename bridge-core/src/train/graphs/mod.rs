@@ -184,7 +184,8 @@ impl MicroBatchGraphs {
 
     /// Counts the form of a micro-batch.
     fn see(&mut self, batch: &Batch) -> Result<(), TrainError> {
-        let form = Form::of(batch).ok_or(TrainError::NotRecordable)?;
+        let extras = || batch.extras.keys().map(|name| name.to_string()).collect::<Vec<_>>().join(", ");
+        let form = Form::of(batch).ok_or_else(|| TrainError::ExtraTensors { found: extras() })?;
         match self.seen.iter_mut().find(|(seen, _)| *seen == form) {
             Some((_, count)) => *count += 1,
             None => self.seen.push((form, 1)),

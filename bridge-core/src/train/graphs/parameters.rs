@@ -70,14 +70,14 @@ impl Parameters {
     }
 }
 
-/// Copies parameters that another thread took memory for: those of a checkpoint, say.
+/// Gives each parameter memory with its elements side by side that this thread took: that which it has, or a copy. CUDA puts blanks between the rows of a
+/// parameter that was uploaded, whose flat form is then new memory each time; and those of a checkpoint may be another thread's.
 fn make_here(chunk: &mut dyn ModelChunk) {
-    let mut copies = BTreeMap::new();
+    let mut values = BTreeMap::new();
     chunk.visit_parameters(&mut |name, value| {
-        if !is_made_here(&value) {
-            copies.insert(name.to_owned(), copy_of(&value));
-        }
+        let value = if is_made_here(&value) { value } else { copy_of(&value) };
+        values.insert(name.to_owned(), value);
     });
-    let copies = copies.iter().map(|(name, copy)| (name.as_str(), copy.clone().into())).collect();
-    chunk.replace_parameters(copies);
+    let values = values.iter().map(|(name, value)| (name.as_str(), value.clone().into())).collect();
+    chunk.replace_parameters(values);
 }

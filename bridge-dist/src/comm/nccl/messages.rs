@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use bridge_kernels::foreign::{self, Event};
+use bridge_kernels::foreign::{self, Event, Pinned};
 use burn::tensor::Tensor;
 use cudarc::driver::CudaStream;
 
@@ -22,7 +22,7 @@ const RECEIVER: usize = 1;
 
 /// A tensor that NCCL may read.
 pub(super) struct OpenedTensor {
-    tensor: Tensor<1>,
+    memory: Pinned,
     span: Span,
     ready: Event,
 }
@@ -31,7 +31,7 @@ impl OpenedTensor {
     fn new(tensor: Tensor<1>) -> Result<Self, CarrierError> {
         let opened = foreign::open(std::slice::from_ref(&tensor)).map_err(|error| foreign_error(&error))?;
         let span = span((&tensor, opened.addresses[0]));
-        Ok(Self { tensor, span, ready: opened.ready })
+        Ok(Self { memory: opened.memory, span, ready: opened.ready })
     }
 }
 
@@ -46,11 +46,11 @@ impl MessageWire {
     fn launch(
         &mut self,
         signature: &Signature,
-        OpenedTensor { tensor, span, ready }: OpenedTensor,
+        OpenedTensor { memory, span, ready }: OpenedTensor,
         call: impl FnOnce(&mut GroupedCalls, Span, &CudaStream) -> Result<(), CarrierError>,
     ) -> Result<Arc<Event>, CarrierError> {
         let flight = (*signature, self.end.control.timeout());
-        self.wire.launch(&self.end.seat, flight, (ready, vec![tensor]), |group, stream| call(group, span, stream))
+        self.wire.launch(&self.end.seat, flight, (ready, memory), |group, stream| call(group, span, stream))
     }
 }
 

@@ -19,7 +19,7 @@ use crate::comm::pace::Pace;
 /// Bytes of a unique id.
 pub(super) const ID_BYTES: usize = 128;
 
-/// How long a communicator may take to finalize, and then it is aborted; how long what was aborted may take to come to its end.
+/// How long a communicator may take to finalize before it is aborted, and an aborted one to end.
 pub(super) const GOODBYE: Duration = Duration::from_secs(5);
 
 /// An NCCL communicator, for one thread at a time.

@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bridge_kernels::foreign::{self, Event, ForeignError};
+use bridge_kernels::foreign::{self, Event, ForeignError, Pinned};
 use burn::tensor::Tensor;
 use cudarc::driver::CudaStream;
 
@@ -109,7 +109,7 @@ impl Wire {
         &mut self,
         seat: &Seat,
         (signature, timeout): (Signature, Duration),
-        (ready, memory): (Event, Vec<Tensor<1>>),
+        (ready, memory): (Event, Pinned),
         calls: impl FnOnce(&mut GroupedCalls, &CudaStream) -> Result<(), CarrierError>,
     ) -> Result<Arc<Event>, CarrierError> {
         let watch = match self.watch.take() {
@@ -158,7 +158,7 @@ impl Line<'_> {
         let (seat, timeout) = (self.lane.agreement.seat.clone(), self.lane.agreement.control.timeout());
         let flight = (self.signature, timeout);
         let wire = &mut self.lane.carrier.wire;
-        let held = (opened.ready, memory.clone());
+        let held = (opened.ready, opened.memory);
         let done = wire.launch(&seat, flight, held, |group, stream| calls(group, stream, reads, writes))?;
         foreign::follow(&memory[0], done);
         Ok(())

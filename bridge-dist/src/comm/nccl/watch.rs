@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bridge_kernels::foreign::{Event, ForeignError};
+use bridge_kernels::foreign::{Event, ForeignError, Pinned};
 use burn::tensor::Tensor;
 
 use super::carrier::CarrierError;
@@ -28,7 +28,7 @@ pub(super) struct InFlight {
     /// Passed when it is over.
     pub done: Arc<Event>,
     /// What it reads and writes, which is held until then.
-    pub _memory: Vec<Tensor<1>>,
+    pub _memory: Pinned,
     /// How long it may take once it may begin.
     pub timeout: Duration,
 }

@@ -5,7 +5,7 @@ use crate::cube::Buffer;
 /// Most tensors of a launch. Kernels are written out for each of them, and each number of them is a kernel.
 const MOST_TENSORS: usize = 16;
 
-/// A launch with so many elements is worth its cost, and what waits for one is held as long.
+/// Elements that make a launch worth its cost: with so many it does not wait for more tensors, whose memory would be held meanwhile.
 const MANY_ELEMENTS: usize = 1 << 25;
 
 /// Tensors that wait to be in one launch.
