@@ -8,7 +8,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bridge_kernels::foreign::{Event, ForeignError, Pinned};
-use burn::tensor::Tensor;
 
 use super::carrier::CarrierError;
 use super::cuda::HEALTH_CHECK;
