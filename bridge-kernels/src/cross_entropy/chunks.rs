@@ -42,8 +42,8 @@ pub fn pitch(v: usize) -> usize {
     v.next_multiple_of(8)
 }
 
-/// [`workspace_bytes`] on a GPU, for elements of `element_bytes` each and hidden states of `c`: with a copy of the projection, if that has to grow to the
-/// [`pitch`].
+/// [`workspace_bytes`] on a GPU, for elements of `element_bytes` each and hidden states of `c`: with a copy of the projection, if the
+/// vocabulary is no multiple of eight.
 pub fn workspace_bytes_on_gpu(n: usize, [v, c]: [usize; 2], element_bytes: usize) -> usize {
     let pitch = pitch(v);
     let copy = if pitch == v { 0 } else { pitch * c };
