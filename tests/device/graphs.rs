@@ -4,7 +4,7 @@ use std::path::Path;
 
 use bridge_tests::{bridge, figures_in, losses_of, run_in};
 
-use super::DEVICE;
+use super::{DEVICE, GPT_2};
 
 const GRAPHS: [&str; 2] = ["model.cuda_graph_impl=local", "model.cuda_graph_scope=full_iteration"];
 
@@ -15,16 +15,6 @@ const USUAL: [&str; 5] = [
     "train.global_batch_size=8",
     "validation.eval_iters=1",
     "validation.eval_interval=3",
-];
-
-const GPT_2: [&str; 7] = [
-    "model.normalization=LayerNorm",
-    "model.position_embedding_type=learned_absolute",
-    "model.gated_linear_unit=false",
-    "model.activation_func=gelu",
-    "model.add_bias_linear=true",
-    "model.num_query_groups=8",
-    "model.share_embeddings_and_output_weights=true",
 ];
 
 fn run_on(device: &str, folder: &Path, arguments: &[&str]) {

@@ -126,7 +126,7 @@ impl CastGather {
         let casts: Casts = bucket.entries.iter().map(|entry| cast(&entry.name)).collect();
         let values = |entry: &BucketEntry| owned[&entry.name].clone();
         if on_device && let Some(codes) = encoded(bucket, rank, values, &casts) {
-            self.note(bucket, |entry| match WeightCast::largest_on_device(&owned[&entry.name]) {
+            self.note(bucket, |place| match WeightCast::largest_on_device(&owned[&bucket.entries[place].name]) {
                 Some(largest) => Noted::OnDevice(largest),
                 // Nothing is of this rank.
                 None => Noted::OnHost(0.0),
@@ -138,17 +138,15 @@ impl CastGather {
         for ((entry, values), cast) in bucket.entries.iter().zip(&values).zip(&casts) {
             part[bucket.within_part(entry, rank)].copy_from_slice(&cast.encode(values));
         }
-        let mut values = values.iter();
-        self.note(bucket, |_| Noted::OnHost(WeightCast::largest_magnitude(values.next().expect("one an entry"))));
+        self.note(bucket, |place| Noted::OnHost(WeightCast::largest_magnitude(&values[place])));
         Ok((Codes::OnHost(HostBuffer::U8(part)), casts))
     }
 
-    /// Notes largest magnitudes of the weights of a bucket whose scales are given.
-    fn note(&mut self, bucket: &Bucket, mut largest: impl FnMut(&BucketEntry) -> Noted) {
-        for entry in &bucket.entries {
-            let largest = largest(entry);
-            if self.given.contains_key(&entry.name) {
-                self.noted.insert(entry.name.clone(), largest);
+    /// Notes largest magnitudes of the weights of a bucket whose scales are given; `largest` is asked by place in it.
+    fn note(&mut self, bucket: &Bucket, largest: impl Fn(usize) -> Noted) {
+        for (place, BucketEntry { name, .. }) in bucket.entries.iter().enumerate() {
+            if self.given.contains_key(name) {
+                self.noted.insert(name.clone(), largest(place));
             }
         }
     }

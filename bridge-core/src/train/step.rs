@@ -197,23 +197,9 @@ struct Gathered {
     layers: Arc<StepValues>,
 }
 
-/// Losses of micro-batches.
-enum PassLosses {
-    Read(Vec<f64>),
-    /// The device may still compute them.
-    Unread(LossSums),
-}
-
 impl Gathered {
     /// Takes the losses of micro-batches.
-    fn take_losses(&mut self, losses: PassLosses, forward_step: &mut dyn ForwardStep, batches: &[Batch]) {
-        let loss_sums = match losses {
-            PassLosses::Read(loss_sums) => loss_sums,
-            PassLosses::Unread(losses) => {
-                self.unread = Some((losses, batches.to_vec()));
-                return;
-            }
-        };
+    fn take_losses(&mut self, loss_sums: Vec<f64>, forward_step: &mut dyn ForwardStep, batches: &[Batch]) {
         for (loss_sum, batch) in loss_sums.iter().zip(batches) {
             for (name, ratio) in forward_step.report(*loss_sum, batch) {
                 *self.losses.entry(name).or_default() += ratio;
@@ -298,7 +284,7 @@ fn read_results(run: &mut TrainingRun, gathered: &mut Gathered) -> f64 {
     let squares = training.optimizer.distribution().squares(&training.gradients);
     let (losses, batches) = gathered.unread.take().unwrap_or_default();
     let (squares, loss_sums) = losses.read_with(|losses| squares.finish_with(losses));
-    gathered.take_losses(PassLosses::Read(loss_sums), training.forward_step.as_mut(), &batches);
+    gathered.take_losses(loss_sums, training.forward_step.as_mut(), &batches);
     squares.into_iter().sum()
 }
 
@@ -367,8 +353,12 @@ fn window_pass(
         let loss_sums = graphs::train(graphs, &run.training.pipeline, chunks, &mut work)?;
         // A timer that nobody waits in would not see the device at work.
         let can_wait = start + pass.end == total && !run.timers.run_at(TimerLevel::Phase);
-        let losses = if can_wait { PassLosses::Unread(loss_sums) } else { PassLosses::Read(loss_sums.read()) };
-        gathered.take_losses(losses, run.training.forward_step.as_mut(), &batches[pass.clone()]);
+        let of_pass = &batches[pass.clone()];
+        if can_wait {
+            gathered.unread = Some((loss_sums, of_pass.to_vec()));
+        } else {
+            gathered.take_losses(loss_sums.read(), run.training.forward_step.as_mut(), of_pass);
+        }
         drop(timer);
         own_losses[pass].iter().flatten().for_each(|loss| add_recorded(&mut gathered.losses, loss));
         gathered.take(&metrics);

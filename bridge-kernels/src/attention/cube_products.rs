@@ -11,7 +11,7 @@ use burn::cubecl::prelude::*;
 use burn::tensor::Tensor;
 
 use super::cube::{Operands, Problem, Saved, with_backward};
-use super::cube_scores::{HIDDEN, Sizes, score, sees};
+use super::cube_scores::{HIDDEN, Sizes, differentiated, score, sees};
 use super::options::AttentionOptions;
 use super::parts::{BYTES, Part, SCORE_BYTES, parts};
 use super::products::{Products, Sums};
@@ -194,20 +194,21 @@ fn differentiate<S: Float, X: Float, P: Int>(
         let mut probability = 0.0f32;
         let mut gradient = 0.0f32;
         if sees::<P>(documents, at.batch, at.query, key, &sizes) {
-            let value = score(f32::cast_from(scores[start + column]), &sizes, form.capped);
-            let whole = (value - log_sum_exp).exp();
-            probability = whole;
-            gradient = f32::cast_from(gradients[start + column]);
-            if comptime!(form.dropped) {
-                let factor = factor(&mask, line as u32, key as u32, sizes.keys);
-                gradient *= factor;
-                probability *= factor;
-            }
-            gradient = whole * (gradient - mean) * sizes.scale;
-            if comptime!(form.capped) {
-                let ratio = value / sizes.softcap;
-                gradient *= 1.0f32 - ratio * ratio;
-            }
+            let found = differentiated(
+                f32::cast_from(scores[start + column]),
+                f32::cast_from(gradients[start + column]),
+                log_sum_exp,
+                mean,
+                sizes.scale,
+                line,
+                key,
+                &sizes,
+                &mask,
+                form.capped,
+                form.dropped,
+            );
+            probability = found.probability;
+            gradient = found.gradient;
         }
         probabilities[start + column] = X::cast_from(probability);
         of_scores[start + column] = X::cast_from(gradient);

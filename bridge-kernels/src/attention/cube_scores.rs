@@ -177,50 +177,45 @@ pub(super) fn score(product: f32, sizes: &Sizes, #[comptime] capped: bool) -> f3
 pub(super) struct Differentiated {
     /// After dropout.
     pub probability: f32,
-    /// Of the product, but for the scale.
+    /// Of the product, times the scale that was given.
     pub gradient: f32,
 }
 
-/// Zeros where the key is not seen, which is asked if the tile is `masked`. `statistics` are log-sum-exps and means of gradients of probabilities, `[2, b, h, t]`,
-/// of which the head's queries begin at `line`.
+/// Of a key that is seen, by a query with this log-sum-exp and mean of the gradients of its probabilities, at `line` of `[b, h, t]`. The gradient is multiplied by
+/// `scale`.
 #[cube]
-pub(super) fn differentiated<P: Int>(
+pub(super) fn differentiated(
     product: f32,
     slope: f32,
-    documents: ComptimeOption<&[P]>,
-    statistics: &[f32],
-    batch: usize,
+    log_sum_exp: f32,
+    mean: f32,
+    scale: f32,
     line: usize,
-    query: usize,
     key: usize,
-    masked: bool,
     sizes: &Sizes,
     mask: &Mask,
     #[comptime] capped: bool,
     #[comptime] dropped: bool,
 ) -> Differentiated {
-    let mut probability = 0.0f32;
-    let mut gradient = 0.0f32;
-    if !masked || sees::<P>(documents, batch, query, key, sizes) {
-        let value = score(product, sizes, capped);
-        probability = (value - statistics[line + query]).exp();
-        gradient = slope;
-        let whole = probability;
-        if comptime!(dropped) {
-            let factor = factor(mask, (line + query) as u32, key as u32, sizes.keys);
-            gradient *= factor;
-            probability *= factor;
-        }
-        gradient = whole * (gradient - statistics[statistics.len() / 2 + line + query]);
-        if comptime!(capped) {
-            let ratio = value / sizes.softcap;
-            gradient *= 1.0f32 - ratio * ratio;
-        }
+    let value = score(product, sizes, capped);
+    let whole = (value - log_sum_exp).exp();
+    let mut probability = whole;
+    let mut gradient = slope;
+    if comptime!(dropped) {
+        let factor = factor(mask, line as u32, key as u32, sizes.keys);
+        gradient *= factor;
+        probability *= factor;
+    }
+    gradient = whole * (gradient - mean) * scale;
+    if comptime!(capped) {
+        let ratio = value / sizes.softcap;
+        gradient *= 1.0f32 - ratio * ratio;
     }
     Differentiated { probability, gradient }
 }
 
-/// [`differentiated`] for a tile. It begins at a query and a key, whose rows are keys if `by_key`.
+/// [`differentiated`] for a tile, with zeros where the key is not seen. It begins at a query and a key, whose rows are keys if `by_key`. `statistics` are
+/// log-sum-exps and means of gradients of probabilities, `[2, b, h, t]`, of which the head's queries begin at `line`.
 #[cube]
 pub(super) fn to_gradients<P: Int>(
     scores: &mut Array<f32>,
@@ -249,23 +244,28 @@ pub(super) fn to_gradients<P: Int>(
                 own = column;
                 other = row;
             }
-            let found = differentiated::<P>(
-                scores[i * r + j],
-                gradients[i * r + j],
-                documents,
-                statistics,
-                batch,
-                line,
-                query + own,
-                key + other,
-                true,
-                sizes,
-                mask,
-                form.capped,
-                form.dropped,
-            );
-            scores[i * r + j] = found.probability;
-            gradients[i * r + j] = found.gradient;
+            let mut probability = 0.0f32;
+            let mut gradient = 0.0f32;
+            if sees::<P>(documents, batch, query + own, key + other, sizes) {
+                let at = line + query + own;
+                let found = differentiated(
+                    scores[i * r + j],
+                    gradients[i * r + j],
+                    statistics[at],
+                    statistics[statistics.len() / 2 + at],
+                    1.0f32,
+                    at,
+                    key + other,
+                    sizes,
+                    mask,
+                    form.capped,
+                    form.dropped,
+                );
+                probability = found.probability;
+                gradient = found.gradient;
+            }
+            scores[i * r + j] = probability;
+            gradients[i * r + j] = gradient;
         }
     }
 }

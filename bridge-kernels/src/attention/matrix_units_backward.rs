@@ -6,7 +6,7 @@ use burn::cubecl::prelude::*;
 use burn::tensor::Tensor;
 
 use super::cube::{Problem, Saved};
-use super::cube_scores::{HIDDEN, Sizes, block_of_queries, keys_at, queries_at, score, seeing, sees};
+use super::cube_scores::{HIDDEN, Sizes, block_of_queries, differentiated, keys_at, queries_at, seeing, sees};
 use super::matrix_units::{UnitForm, is_masked, vector_of};
 use crate::cube::Buffer;
 use crate::cube::fragments::{
@@ -14,7 +14,7 @@ use crate::cube::fragments::{
     load_transposed, multiply, row_of, row_sum, second_factor, sums, tile_quads,
 };
 use crate::cube::tile::Rows;
-use crate::dropout::cube::{Mask, factor, mask};
+use crate::dropout::cube::{Mask, mask};
 
 /// Log-sum-exps of a unit's two rows of queries, and means of gradients of their probabilities, which are filled in: the sums of the products of output and its
 /// gradient.
@@ -101,23 +101,22 @@ fn differentiate(
                     log_sum_exp = of_rows[half];
                     mean = of_rows[2 + half];
                 }
-                let value = score(probabilities.extract(j), sizes, form.capped);
-                let whole = (value - log_sum_exp).exp();
-                let mut probability = whole;
-                let mut slope = slopes.extract(j);
-                if comptime!(form.dropped) {
-                    let factor = factor(mask, (line + query + own) as u32, (key + other) as u32, sizes.keys);
-                    probability *= factor;
-                    slope *= factor;
-                }
                 // Scaled before it is rounded, for float16.
-                slope = whole * (slope - mean) * sizes.scale;
-                if comptime!(form.capped) {
-                    let ratio = value / sizes.softcap;
-                    slope *= 1.0f32 - ratio * ratio;
-                }
-                probabilities.insert(j, probability);
-                slopes.insert(j, slope);
+                let found = differentiated(
+                    probabilities.extract(j),
+                    slopes.extract(j),
+                    log_sum_exp,
+                    mean,
+                    sizes.scale,
+                    line + query + own,
+                    key + other,
+                    sizes,
+                    mask,
+                    form.capped,
+                    form.dropped,
+                );
+                probabilities.insert(j, found.probability);
+                slopes.insert(j, found.gradient);
                 scores[2 * tile + half] = probabilities;
                 gradients[2 * tile + half] = slopes;
             }

@@ -17,7 +17,7 @@ const MAGNITUDE: u32 = 0x7fff_ffff;
 /// Most cubes that look for the largest magnitude.
 const MOST_CUBES: usize = 1024;
 /// Codes in a `u32`.
-const IN_WORD: usize = 4;
+pub(super) const IN_WORD: usize = 4;
 /// Words that a unit writes of a transposed row.
 const WORDS: usize = CODES_MULTIPLE / IN_WORD;
 

@@ -4,12 +4,10 @@ use burn::cubecl;
 use burn::cubecl::prelude::*;
 use burn::tensor::{DType, Tensor, TensorData};
 
-use super::cube::{CodeForm, OneScale, code};
+use super::cube::{CodeForm, IN_WORD, OneScale, code};
 use super::weight_cast::{CodePlaces, FORMAT, WeightCast};
 use crate::cube::Buffer;
 
-/// Codes in a `u32`.
-const IN_WORD: usize = 4;
 /// Numbers that a code stands for.
 const NUMBERS: usize = 256;
 
@@ -116,11 +114,18 @@ pub(super) fn decode(places: &CodePlaces, codes: &Tensor<1>, casts: &[WeightCast
     let numbers = floats(numbers.collect(), codes);
     let x = words.uninitialised([places.ends.len() * places.length], dtype);
     let (count, dim) = x.unit_per_element();
-    let (length, in_part) = (places.length as u32, places.words() as u32);
-    let arguments = (words.arg(), ends.arg(), numbers.arg(), x.arg());
-    let client = x.0.client.clone();
-    let (from, ends, numbers, to) = arguments;
-    decode_several::launch(&client, count, dim, from, ends, numbers, to, length, in_part, x.storage());
+    decode_several::launch(
+        &x.0.client,
+        count,
+        dim,
+        words.arg(),
+        ends.arg(),
+        numbers.arg(),
+        x.arg(),
+        places.length as u32,
+        places.words() as u32,
+        x.storage(),
+    );
     Some(x.tensor())
 }
 

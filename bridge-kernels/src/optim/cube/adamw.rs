@@ -5,7 +5,7 @@ use burn::cubecl::ir::ElemType;
 use burn::cubecl::prelude::*;
 use burn::tensor::Tensor;
 
-use super::many::Waiting;
+use super::many::{Queues, room};
 use super::reads;
 use crate::cube::Buffer;
 use crate::optim::steps::{AdamWConstants, AdamWState, AdamWStep};
@@ -118,7 +118,7 @@ impl Update {
 /// Updates that wait for others of their kind, so that a launch has several tensors. What waits is launched when this is dropped, too.
 #[derive(Default)]
 pub struct Updates {
-    waiting: Vec<(Kind, Waiting<Update>)>,
+    waiting: Queues<Kind, Update>,
 }
 
 impl Updates {
@@ -138,14 +138,8 @@ impl Updates {
         let rounded = previous.map(|previous| parameter.in_place_of(previous));
         let update = Update { parameter, exp_avg, exp_avg_sq, gradient, rounded };
         let (kind, result, elements) = (update.kind(step), update.result(), update.parameter.len());
-        let place = self.waiting.iter().position(|(other, _)| *other == kind).unwrap_or_else(|| {
-            let buffers = if kind.is_rounded { 5 } else { 4 };
-            let waiting = Waiting::for_launch(&update.parameter, buffers, 0);
-            self.waiting.push((kind, waiting));
-            self.waiting.len() - 1
-        });
-        let (kind, waiting) = &mut self.waiting[place];
-        if let Some(updates) = waiting.add(update, elements) {
+        let room = room(&update.parameter, if kind.is_rounded { 5 } else { 4 }, 0);
+        if let Some((kind, updates)) = self.waiting.add(kind, update, elements, room) {
             launch(kind, &updates);
         }
         result
@@ -153,8 +147,8 @@ impl Updates {
 
     /// Launches what waits.
     pub fn launch(&mut self) {
-        for (kind, mut waiting) in self.waiting.drain(..) {
-            launch(&kind, &waiting.take());
+        for (kind, updates) in self.waiting.take() {
+            launch(&kind, &updates);
         }
     }
 }

@@ -8,33 +8,46 @@ const MOST_TENSORS: usize = 16;
 /// Elements that make a launch worth its cost: with so many it does not wait for more tensors, whose memory would be held meanwhile.
 const MANY_ELEMENTS: usize = 1 << 25;
 
-/// Tensors that wait to be in one launch.
-#[derive(Debug)]
-pub(super) struct Waiting<T> {
-    members: Vec<T>,
-    elements: usize,
-    room: usize,
+/// Most tensors of a launch of which each brings `per_tensor` buffers, like this one; `shared` ones are in each launch.
+pub(super) fn room(like: &Buffer, per_tensor: usize, shared: usize) -> usize {
+    // One more has sizes and constants.
+    let bindings = like.0.client.properties().hardware.max_bindings as usize;
+    (bindings.saturating_sub(shared + 1) / per_tensor).clamp(1, MOST_TENSORS)
 }
 
-impl<T> Waiting<T> {
-    /// Room for tensors of which each brings `per_tensor` buffers, like this one; `shared` ones are in each launch.
-    pub fn for_launch(like: &Buffer, per_tensor: usize, shared: usize) -> Self {
-        // One more has sizes and constants.
-        let bindings = like.0.client.properties().hardware.max_bindings as usize;
-        let room = (bindings.saturating_sub(shared + 1) / per_tensor).clamp(1, MOST_TENSORS);
-        Self { members: Vec::with_capacity(room), elements: 0, room }
+/// Tensors that wait to be in one launch, by what those of a launch have in common.
+pub(super) struct Queues<K, T>(Vec<Queue<K, T>>);
+
+struct Queue<K, T> {
+    kind: K,
+    members: Vec<T>,
+    elements: usize,
+}
+
+impl<K, T> Default for Queues<K, T> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<K: PartialEq, T> Queues<K, T> {
+    /// Adds a tensor of so many elements; what is to be launched now, if that is enough or there is [`room`] for no more.
+    pub fn add(&mut self, kind: K, member: T, elements: usize, room: usize) -> Option<(&K, Vec<T>)> {
+        let place = self.0.iter().position(|queue| queue.kind == kind).unwrap_or_else(|| {
+            self.0.push(Queue { kind, members: Vec::with_capacity(room), elements: 0 });
+            self.0.len() - 1
+        });
+        let Queue { kind, members, elements: waiting } = &mut self.0[place];
+        members.push(member);
+        *waiting += elements;
+        (members.len() == room || *waiting >= MANY_ELEMENTS).then(|| {
+            *waiting = 0;
+            (&*kind, std::mem::take(members))
+        })
     }
 
-    /// Adds a tensor of so many elements; what is to be launched now, if that is enough.
-    pub fn add(&mut self, member: T, elements: usize) -> Option<Vec<T>> {
-        self.members.push(member);
-        self.elements += elements;
-        (self.members.len() == self.room || self.elements >= MANY_ELEMENTS).then(|| self.take())
-    }
-
-    /// What waits. The room stays.
-    pub fn take(&mut self) -> Vec<T> {
-        self.elements = 0;
-        std::mem::take(&mut self.members)
+    /// All that waits.
+    pub fn take(&mut self) -> impl Iterator<Item = (K, Vec<T>)> + use<K, T> {
+        std::mem::take(&mut self.0).into_iter().map(|queue| (queue.kind, queue.members))
     }
 }

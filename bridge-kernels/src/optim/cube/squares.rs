@@ -7,7 +7,7 @@ use burn::cubecl::ir::ElemType;
 use burn::cubecl::prelude::*;
 use burn::tensor::{DType, Tensor, TensorData};
 
-use super::many::Waiting;
+use super::many::{Queues, room};
 use crate::cube::Buffer;
 use crate::cube::reduce::cube_sum;
 use crate::reads::read_together;
@@ -68,7 +68,7 @@ pub struct BlockSums {
     /// Where the sums of each tensor's blocks are, once they are launched.
     places: Vec<Place>,
     /// Tensors that wait for others of their kind: which they are, and themselves.
-    waiting: Vec<(Kind, Waiting<(Index, Buffer)>)>,
+    waiting: Queues<Kind, (Index, Buffer)>,
 }
 
 /// Which of the tensors that were added.
@@ -104,11 +104,8 @@ impl BlockSums {
         self.places.push(Place::default());
         let (lanes, len) = (x.lanes(x.len()), x.len());
         let kind = Kind { device: x.0.device.clone(), lanes, storage: x.storage() };
-        let place = self.waiting.iter().position(|(other, _)| *other == kind).unwrap_or_else(|| {
-            self.waiting.push((kind, Waiting::for_launch(&x, 1, 1)));
-            self.waiting.len() - 1
-        });
-        if let Some(tensors) = self.waiting[place].1.add((index, x), len) {
+        let room = room(&x, 1, 1);
+        if let Some((_, tensors)) = self.waiting.add(kind, (index, x), len, room) {
             self.launch(lanes, &tensors);
         }
         Some(index)
@@ -116,8 +113,8 @@ impl BlockSums {
 
     /// Launches what waits.
     pub fn launch_all(&mut self) {
-        for (kind, mut waiting) in std::mem::take(&mut self.waiting) {
-            self.launch(kind.lanes, &waiting.take());
+        for (kind, tensors) in self.waiting.take() {
+            self.launch(kind.lanes, &tensors);
         }
     }
 

@@ -5,7 +5,7 @@ use burn::cubecl::ir::ElemType;
 use burn::cubecl::prelude::*;
 use burn::tensor::{DType, Tensor};
 
-use super::many::Waiting;
+use super::many::{Queues, room};
 use super::reads;
 use crate::cube::Buffer;
 
@@ -57,7 +57,7 @@ struct Kind {
 /// Sums that wait for others of their kind, so that a launch has several tensors. What waits is launched when this is dropped, too.
 #[derive(Default)]
 pub struct Sums {
-    waiting: Vec<(Kind, Waiting<Sum>)>,
+    waiting: Queues<Kind, Sum>,
 }
 
 impl Sums {
@@ -75,13 +75,8 @@ impl Sums {
         let (lanes, len, result) = (sum.lanes(sum.len()), sum.len(), sum.clone().tensor());
         let storage = [first.as_ref().unwrap_or(&sum).storage(), second.storage()];
         let kind = Kind { device: sum.0.device.clone(), lanes, storage, is_in_place: first.is_none() };
-        let place = self.waiting.iter().position(|(other, _)| *other == kind).unwrap_or_else(|| {
-            let buffers = if kind.is_in_place { 2 } else { 3 };
-            self.waiting.push((kind, Waiting::for_launch(&sum, buffers, 0)));
-            self.waiting.len() - 1
-        });
-        let (kind, waiting) = &mut self.waiting[place];
-        if let Some(sums) = waiting.add(Sum { sum, first, second }, len) {
+        let room = room(&sum, if kind.is_in_place { 2 } else { 3 }, 0);
+        if let Some((kind, sums)) = self.waiting.add(kind, Sum { sum, first, second }, len, room) {
             launch(kind, &sums);
         }
         result
@@ -89,8 +84,8 @@ impl Sums {
 
     /// Launches what waits.
     pub fn launch(&mut self) {
-        for (kind, mut waiting) in self.waiting.drain(..) {
-            launch(&kind, &waiting.take());
+        for (kind, sums) in self.waiting.take() {
+            launch(&kind, &sums);
         }
     }
 }
