@@ -325,7 +325,7 @@ fn window_pass(
         // A repeated pass is not left: its outcome is what the step was repeated for.
         let count = if run.doors.losses.is_rerunning() { left } else { data.pause(run.exits.wanted(left), left) };
         let pass = done..done + count;
-        let timer = run.timers.start("forward-backward", TimerLevel::Phase);
+        let timer = timers.start("forward-backward", TimerLevel::Phase);
         run.timers.spans().begin_pass(start + pass.start);
         let streams: Vec<Philox> =
             pass.clone().map(|index| run.training.dropout_stream(&run.groups, &step, start + index)).collect();
@@ -351,14 +351,7 @@ fn window_pass(
         };
         let (graphs, chunks) = (&mut run.training.graphs, &mut run.training.chunks);
         let loss_sums = graphs::train(graphs, &run.training.pipeline, chunks, &mut work)?;
-        // A timer that nobody waits in would not see the device at work.
-        let can_wait = start + pass.end == total && !run.timers.run_at(TimerLevel::Phase);
-        let of_pass = &batches[pass.clone()];
-        if can_wait {
-            gathered.unread = Some((loss_sums, of_pass.to_vec()));
-        } else {
-            gathered.take_losses(loss_sums.read(), run.training.forward_step.as_mut(), of_pass);
-        }
+        take_losses(run, gathered, (loss_sums, &batches[pass.clone()]), start + pass.end == total);
         drop(timer);
         own_losses[pass].iter().flatten().for_each(|loss| add_recorded(&mut gathered.losses, loss));
         gathered.take(&metrics);
@@ -372,6 +365,16 @@ fn window_pass(
         }
     }
     Ok(None)
+}
+
+/// Takes the losses of a pass. Those of the step's last are left to be read with its norm, unless a timer runs: one that nobody waits in would not see the
+/// device at work.
+fn take_losses(run: &mut TrainingRun, gathered: &mut Gathered, (losses, batches): (LossSums, &[Batch]), is_last: bool) {
+    if is_last && !run.timers.run_at(TimerLevel::Phase) {
+        gathered.unread = Some((losses, batches.to_vec()));
+    } else {
+        gathered.take_losses(losses.read(), run.training.forward_step.as_mut(), batches);
+    }
 }
 
 fn optimizer_step(run: &mut TrainingRun, rates: &Rates, pass: &Pass) -> Result<StepOutcome, TrainError> {
