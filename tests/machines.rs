@@ -25,10 +25,13 @@ const RUN: [&str; 10] = [
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A machine is lost while there is a file `dead-NAME` in the working folder.
+/// A machine is lost while there is a file `dead-NAME` in the working folder. Each has a folder for temporary files, as machines do: the daemons of
+/// one job make files of the same names there, and one that loses the race ends without a word, after which mpirun waits for ever.
 const AGENT: &str = r#"#!/bin/sh
 machine=$1; shift
 [ -e "dead-$machine" ] && { echo "no route to $machine" >&2; exit 255; }
+mkdir -p "tmp-$machine"
+TMPDIR=$PWD/tmp-$machine; export TMPDIR
 exec sh -c "$*"
 "#;
 
