@@ -25,6 +25,11 @@ const RUN: [&str; 10] = [
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
+/// Machines of mpirun: addresses of documentation (RFC 5737), so that no name server is asked.
+const FIRST: &str = "198.51.100.1";
+const SECOND: &str = "198.51.100.2";
+const SPARE: &str = "198.51.100.3";
+
 /// A machine is lost while there is a file `dead-NAME` in the working folder. Each has a folder for temporary files, as machines do: the daemons of
 /// one job make files of the same names there, and one that loses the race ends without a word, after which mpirun waits for ever.
 const AGENT: &str = r#"#!/bin/sh
@@ -120,18 +125,18 @@ fn lose(folder: &Path, machine: &str) {
 #[test]
 fn a_lost_machine_is_replaced_by_a_spare_one_or_by_fewer_ranks() {
     let expected = undisturbed();
+    let fewer = format!("the run has 2 ranks instead of 4, on {FIRST}:2");
     for (hosts, told) in [
-        ("node1:2,node2:2,node3:2", "restart 1 of 3"),
-        ("node1:2,node2:2", "the run has 2 ranks instead of 4, on node1:2"),
+        (format!("--hosts={FIRST}:2,{SECOND}:2,{SPARE}:2"), "restart 1 of 3"),
+        (format!("--hosts={FIRST}:2,{SECOND}:2"), fewer.as_str()),
     ] {
         let folder = folder();
-        let hosts = format!("--hosts={hosts}");
         let run = start(folder.path(), &["--launcher=mpi", "--ranks=4", &hosts, "--max-restarts=3"]);
         wait_for("checkpoint", folder.path(), PATIENCE, || folder.path().join("saved/iter_0000020").exists());
-        lose(folder.path(), "node2");
+        lose(folder.path(), SECOND);
         let (code, said) = end(folder.path(), run);
         assert_eq!(code, Some(0), "{hosts}: {said}");
-        assert!(said.contains("node2 is left out: ") && said.contains(told), "{hosts}: {said}");
+        assert!(said.contains(&format!("{SECOND} is left out: ")) && said.contains(told), "{hosts}: {said}");
         assert_eq!(said.contains("instead of 4"), told.contains("instead of 4"), "{hosts}: {said}");
         assert_close(&losses(folder.path()), &expected, &hosts);
     }
@@ -141,10 +146,10 @@ fn a_lost_machine_is_replaced_by_a_spare_one_or_by_fewer_ranks() {
 fn a_run_that_no_world_is_left_for_stays_ended() {
     let folder = folder();
     let tensor = "model.tensor_model_parallel_size=4";
-    let hosts = "--hosts=node1:2,node2:2";
-    let run = start(folder.path(), &["--launcher=mpi", "--ranks=4", hosts, "--max-restarts=3", tensor]);
+    let hosts = format!("--hosts={FIRST}:2,{SECOND}:2");
+    let run = start(folder.path(), &["--launcher=mpi", "--ranks=4", &hosts, "--max-restarts=3", tensor]);
     wait_for("checkpoint", folder.path(), PATIENCE, || folder.path().join("saved/iter_0000010").exists());
-    lose(folder.path(), "node2");
+    lose(folder.path(), SECOND);
     let (code, said) = end(folder.path(), run);
     assert!(code.is_some_and(|code| code != 0), "{said}");
     let why = "the machines that answer have places for 2 ranks, and the recipe allows no world of so few, so it is not started again";
