@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::DataError;
 use super::examples_report::ExamplesReport;
 use super::extra::Extras;
+use super::gpt::split::Split;
 use super::loader::MicroBatches;
 use crate::tokenizer::Tokenizer;
 
@@ -57,7 +58,7 @@ pub struct Filling {
 
 impl Filling {
     /// Fills all samples up to one length.
-    pub(crate) fn fill(&self, samples: &mut [Sample]) {
+    pub fn fill(&self, samples: &mut [Sample]) {
         let longest = samples.iter().map(|sample| sample.tokens.len()).max().unwrap_or(0);
         let length = longest.max(1).next_multiple_of(self.multiple.max(1)).min(self.longest);
         samples.iter_mut().for_each(|sample| sample.fill(length, self.token));
@@ -258,6 +259,9 @@ pub struct DatasetBuildContext {
     pub valid_samples: usize,
     /// Samples that the test will use.
     pub test_samples: usize,
+    /// The only split that is read, and that once from start to end, however many samples a run would use: for tools that look at data.
+    /// What has no end by itself (data that is made up, a blend with weights) has the samples that the run would use.
+    pub once: Option<Split>,
     /// The tokenizer, for kinds of data that need one.
     pub tokenizer: Option<Arc<dyn Tokenizer>>,
     /// This rank's place.

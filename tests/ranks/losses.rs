@@ -1,6 +1,6 @@
 //! Losses of many ranks against those of one: the same, whatever carries and divides gradients, state and parameters.
 
-use bridge_tests::{assert_close, bridge_on, figures_in, losses, recipe, run, run_in};
+use bridge_tests::{assert_close, bridge_on, figures_in, losses, recipe, records_in, run, run_in};
 
 #[test]
 fn data_parallel_ranks_train_like_one() {
@@ -10,6 +10,36 @@ fn data_parallel_ranks_train_like_one() {
     assert_close(&run(&["--ranks", "4"]), &single, "4 ranks");
     let averaged = run(&["--ranks", "2", "ddp.average_in_collective=true"]);
     assert_close(&averaged, &single, "averaged in the collective");
+}
+
+/// Of the residual stream and of routers: a function of seed, step and token.
+#[test]
+fn what_is_drawn_is_the_same_on_every_layout() {
+    let sequence = "model.sequence_parallel=true";
+    let layouts = [
+        &["--ranks", "2"][..],
+        &["--ranks", "2", "model.context_parallel_size=2"],
+        &["--ranks", "2", "model.tensor_model_parallel_size=2", sequence],
+        &["--ranks", "4", "model.context_parallel_size=2", "model.pipeline_model_parallel_size=2"],
+        &["--ranks", "4", "model.context_parallel_size=2"],
+    ];
+    let recipes = ["tiny.toml", "tiny-moe.toml"].map(|name| recipe().with_file_name(name));
+    for (recipe, draws) in [
+        (&recipes[0], &["model.hidden_dropout=0.2"][..]),
+        (&recipes[1], &["model.hidden_dropout=0.1", "model.moe_input_jitter_eps=0.3"]),
+    ] {
+        let run = |layout: &[&str]| {
+            let folder = tempfile::tempdir().unwrap();
+            let common = ["train.train_iters=4", "train.micro_batch_size=1", "logger.log_dir=logs"];
+            let output = bridge_on(recipe, folder.path(), &[&common[..], draws, layout].concat());
+            assert!(output.status.success(), "{layout:?}: {}", String::from_utf8_lossy(&output.stderr));
+            records_in(&folder.path().join("logs"), "train")
+        };
+        let single = run(&[]);
+        for layout in layouts {
+            assert_close(&run(layout), &single, &format!("{draws:?}, {layout:?}"));
+        }
+    }
 }
 
 /// Eight micro-batches a rank: sums in 16 bits would differ.

@@ -112,7 +112,7 @@ impl BatchExtra {
 /// Whether a forward pass trains (dropout on) or evaluates.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Mode {
-    /// Training: dropout masks come from this stream, which is unique to step and micro-batch.
+    /// Training: dropout masks come from this stream, which is unique to step and micro-batch, and the same on ranks that share its samples.
     Train(Philox),
     /// Evaluation: no dropout.
     Evaluate,

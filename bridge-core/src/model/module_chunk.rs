@@ -8,7 +8,7 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{DType, Device, Gradients, Int, Tensor, TensorData};
 
 use super::{
-    Batch, Boundary, BoundaryTensor, Declaration, Declarations, ForwardContext, GenerationState, Mode, ModelBuildError,
+    Batch, Boundary, BoundaryTensor, Declaration, Declarations, ForwardContext, GenerationState, ModelBuildError,
     ModelChunk, NotingLayer, Replacement, Segment, SegmentOutput,
 };
 
@@ -174,19 +174,19 @@ impl<M: Segments> ModelChunk for ModuleChunk<M> {
 
     fn forward_segment(&self, index: usize, input: Boundary, context: &ForwardContext) -> SegmentOutput {
         self.check_values(Some(index));
-        self.declarations.pass.set(context.mode);
+        self.declarations.pass.begin(context);
         self.module().forward_segment(index, input, context)
     }
 
     fn logits(&self, tokens_bt: Tensor<2, Int>, state: &mut GenerationState) -> Option<Tensor<3>> {
         self.check_values(None);
-        self.declarations.pass.set(Mode::Evaluate);
+        self.declarations.pass.end();
         self.module().logits(tokens_bt, state)
     }
 
     fn read_source(&self, source_bs: Tensor<2, Int>, state: &mut GenerationState) -> Option<()> {
         self.check_values(None);
-        self.declarations.pass.set(Mode::Evaluate);
+        self.declarations.pass.end();
         self.module().read_source(source_bs, state)
     }
 

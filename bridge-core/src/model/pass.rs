@@ -2,9 +2,10 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use bridge_data::loader::SequencePart;
 use bridge_kernels::Philox;
 
-use super::Mode;
+use super::{ForwardContext, Mode};
 
 /// What the pass under way says to the adaptations of a chunk: the stream of its dropout masks, `None` in evaluation. The chunk says it before
 /// it runs a segment, again where a segment is recomputed.
@@ -12,11 +13,22 @@ use super::Mode;
 pub(super) struct PassStream(Arc<Mutex<Option<Philox>>>);
 
 impl PassStream {
-    pub fn set(&self, mode: Mode) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = match mode {
-            Mode::Train(stream) => Some(stream),
-            Mode::Evaluate => None,
-        };
+    /// A segment runs. Ranks that have other parts of the same sequences have streams of their own.
+    pub fn begin(&self, context: &ForwardContext) {
+        self.set(match (context.mode, context.batch.part) {
+            (Mode::Train(stream), SequencePart::Context { rank, .. }) => Some(stream.derive(rank as u64)),
+            (Mode::Train(stream), SequencePart::Whole) => Some(stream),
+            (Mode::Evaluate, _) => None,
+        });
+    }
+
+    /// What runs now is not trained.
+    pub fn end(&self) {
+        self.set(None);
+    }
+
+    fn set(&self, stream: Option<Philox>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = stream;
     }
 
     /// Another that says the same as this one now, and stays so.

@@ -27,7 +27,7 @@ pub(super) fn build_data(
     let text = prepare_text_of_ranks(preparation)?;
     let build = |config: &Arc<RunConfig>| {
         ranks::first_alone(groups, "preparing data", || {
-            RunData::build(config, &registry.datasets, &text, &reporter.progress(), data_parallel(groups))
+            RunData::build(config, &registry.datasets, &text, &reporter.progress(), (data_parallel(groups), None))
         })
     };
     let (mut config, mut data) = (Arc::clone(config), build(config)?);

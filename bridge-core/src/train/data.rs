@@ -8,7 +8,7 @@ use bridge_data::sampler::{Incomplete, Passes, Sampler, SamplerKind, SamplerPara
 use bridge_data::tokenizer::{HuggingFaceTokenizer, Tokenizer};
 use bridge_data::{
     DataError, DataParallel, Dataset, DatasetBuildContext, DatasetProvider, Datasets, FetchOrder, LoaderRequest,
-    ValidSet,
+    ValidSet, gpt,
 };
 
 use super::TrainError;
@@ -121,19 +121,20 @@ fn every_token_has_all(batch: MicroBatch, kind: &str) -> Result<MicroBatch, Data
 }
 
 impl RunData {
-    /// Builds the splits that one data-parallel rank reads, from text that has been prepared.
+    /// Builds the splits that one data-parallel rank reads, or only the one that is read `once`, from text that has been prepared.
     pub(super) fn build(
         config: &Arc<RunConfig>,
         registry: &DatasetRegistry,
         text: &PreparedText,
         observer: &Arc<dyn ProgressSink>,
-        place: DataParallel,
+        (place, once): (DataParallel, Option<gpt::Split>),
     ) -> Result<Self, TrainError> {
         let told = Arc::new(Mutex::new(Told::default()));
         let built = build_splits(config, registry, text, &|tokenizer| DatasetBuildContext {
             train_samples: config.samples.train as usize,
             valid_samples: config.samples.valid as usize,
             test_samples: config.samples.test as usize,
+            once,
             tokenizer,
             data_parallel: place,
             progress: Arc::new(Narrator {
@@ -156,8 +157,8 @@ impl RunData {
         })
     }
 
-    /// As in a run that goes on from a model whose tokenizer is `tokenizer`: for tools that only look at data. Where the recipe trains a
-    /// tokenizer, text is read with the model's.
+    /// As in a run that goes on from a model whose tokenizer is `tokenizer`, but one split, read once from start to end: for tools that
+    /// only look at data ([`DatasetBuildContext::once`]). Where the recipe trains a tokenizer, text is read with the model's.
     ///
     /// # Errors
     /// Missing or damaged files, too little text, a tokenizer that cannot be made, or that gives text other ids than the model's.
@@ -165,12 +166,12 @@ impl RunData {
         config: &Arc<RunConfig>,
         registry: &DatasetRegistry,
         progress: &Arc<dyn ProgressSink>,
-        tokenizer: Option<&dyn Tokenizer>,
+        (tokenizer, split): (Option<&dyn Tokenizer>, gpt::Split),
     ) -> Result<Self, TrainError> {
         let base = tokenizer.map(loaded_again).transpose()?.flatten().map(Arc::new);
         let text = prepare(config, base.as_ref(), progress)?;
         let place = DataParallel { rank: 0, size: config.parallel.data };
-        let data = Self::build(config, registry, &text, progress, place)?;
+        let data = Self::build(config, registry, &text, progress, (place, Some(split)))?;
         if let (Some(base), Some(own)) = (&base, data.tokenizer()) {
             check_tokenizer_of_model(config, base, own.as_ref())?;
         }

@@ -130,13 +130,11 @@ impl Training {
         Ok(losses)
     }
 
-    /// Where the dropout masks of a micro-batch come from: data-parallel and context-parallel ranks drop different places.
+    /// Where the dropout masks of this replica's micro-batch `micro_batch` come from: that of the same samples on one rank alone, which reads
+    /// the micro-batches of all replicas one after the other. Ranks that share a sequence have the same.
     pub fn dropout_stream(&self, groups: &ProcessGroups, step: &Philox, micro_batch: usize) -> Philox {
-        let stream = step.derive(micro_batch as u64);
-        match groups.data_context().rank() {
-            0 => stream,
-            rank => stream.derive_name("data-parallel rank").derive(rank as u64),
-        }
+        let replicas = groups.data();
+        step.derive((micro_batch * replicas.size() + replicas.rank()) as u64)
     }
 
     /// Takes statistics of the reduced gradients of parameters, in steps whose tensors are looked at. They are still scaled as the loss was, and

@@ -9,7 +9,7 @@ mod index;
 mod masks;
 mod provider;
 mod spans;
-mod split;
+pub(crate) mod split;
 mod store;
 
 use std::path::{Path, PathBuf};

@@ -130,6 +130,18 @@ impl GptDatasetParams {
         }
     }
 
+    /// Whether a split has as many samples as are asked for: made up, or drawn by the weights of a blend.
+    fn has_no_end(&self, split: Split) -> bool {
+        match &self.source {
+            GptSource::Mock => true,
+            GptSource::Blend { blend, .. } => blend.weights.is_some(),
+            // Of one path alone the weight says nothing.
+            GptSource::PerSplit(blends) => {
+                blends.get(split).is_some_and(|blend| blend.weights.is_some() && blend.paths.len() > 1)
+            }
+        }
+    }
+
     fn check(&self) -> Result<(), DataError> {
         let bad = |text: String| Err(DataError::Parameter(text));
         if self.sequence_length == 0 {
@@ -208,7 +220,14 @@ impl DatasetProvider for GptDatasetProvider {
             ValidationSize::AsRequested => Some(ctx.valid_samples),
             ValidationSize::WholeSplit => None,
         };
-        self.build_sized(ctx, [Some(ctx.train_samples), valid, Some(ctx.test_samples)])
+        let asked = [Some(ctx.train_samples), valid, Some(ctx.test_samples)];
+        let Some(once) = ctx.once else { return self.build_sized(ctx, asked) };
+        let size = |(split, asked): (Split, Option<usize>)| match split == once {
+            true => asked.filter(|_| self.params.has_no_end(split)),
+            false => Some(0),
+        };
+        let [train, valid, test] = Split::ALL.map(|split| size((split, asked[split as usize])));
+        self.build_sized(ctx, [train, valid, test])
     }
 }
 

@@ -122,7 +122,10 @@ impl DatasetProvider for SftProvider {
         })?;
         let template = template_of(tokenizer.as_ref())?;
         let builder = Arc::new(ExampleBuilder::new(tokenizer, template, self.params.example.clone())?);
-        let [train, valid, test] = self.params.splits;
+        let [train, valid, test] = match ctx.once {
+            Some(once) => Split::ALL.map(|split| split == once),
+            None => self.params.splits,
+        };
         let of = |split, is_read: bool, samples| match is_read {
             true => {
                 let files = files::of_split(&self.params.root, split)?;
@@ -132,10 +135,15 @@ impl DatasetProvider for SftProvider {
             false => Ok(None),
         };
         let datasets = Datasets {
-            train: of(Split::Train, train, ctx.train_samples)?,
+            // None asked for are those of one epoch.
+            train: of(Split::Train, train, if ctx.once.is_some() { 0 } else { ctx.train_samples })?,
             valid: of(Split::Valid, valid, ctx.valid_samples)?,
             test: of(Split::Test, test, ctx.test_samples)?,
-            valid_sets: if valid && self.params.validates_files { self.valid_sets(ctx, &builder)? } else { Vec::new() },
+            valid_sets: if valid && ctx.once.is_none() && self.params.validates_files {
+                self.valid_sets(ctx, &builder)?
+            } else {
+                Vec::new()
+            },
         };
         if train && datasets.train.is_none() {
             return Err(DataError::Source(format!(

@@ -59,6 +59,7 @@ pub(super) fn context(train_samples: usize) -> DatasetBuildContext {
         train_samples,
         valid_samples: 0,
         test_samples: 0,
+        once: None,
         tokenizer: Some(tokenizer()),
         data_parallel: DataParallel::SINGLE,
         progress: Arc::new(Silent),

@@ -13,7 +13,7 @@ use bridge_dist::mesh::GroupKind;
 use bridge_dist::region::{
     Cut, copy_to_group, gather_replicated, gather_sequence, reduce_from_group, reduce_scatter_sequence,
 };
-use bridge_kernels::{DropoutKey, Remakeable, dropout};
+use bridge_kernels::{DropoutKey, Philox, Remakeable, dropout};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
 /// The dimension of the sequence in `[b, t, ..]`.
@@ -126,10 +126,13 @@ impl Regions {
         }
     }
 
-    /// The dropout key of what each tensor-parallel rank has a part of its own of: heads, or columns of a feed-forward block.
+    /// The dropout key of what each rank has a part of its own of: heads, or columns of a feed-forward block, and chunks of a sequence.
     pub fn own_key(&self, key: Option<DropoutKey>) -> Option<DropoutKey> {
-        let own = |key: DropoutKey| DropoutKey(key.0.derive(self.tensor.rank() as u64));
-        if self.tensor.size() == 1 { key } else { key.map(own) }
+        let own = |stream: Philox, group: &Group| match group.size() {
+            1 => stream,
+            _ => stream.derive(group.rank() as u64),
+        };
+        key.map(|DropoutKey(stream)| DropoutKey(own(own(stream, &self.tensor), &self.context)))
     }
 
     /// Dropout of the residual stream with the mask that one rank alone would have drawn for these tokens.

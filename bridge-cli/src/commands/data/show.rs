@@ -138,7 +138,8 @@ impl Samples {
         let context = |tokenizer: Option<Arc<dyn Tokenizer>>| {
             *seen.lock().unwrap_or_else(PoisonError::into_inner) = tokenizer.clone();
             let progress = Arc::new(Silent);
-            DatasetBuildContext { train_samples, valid_samples, test_samples, tokenizer, data_parallel, progress }
+            let once = None;
+            DatasetBuildContext { train_samples, valid_samples, test_samples, once, tokenizer, data_parallel, progress }
         };
         let datasets = RunData::build_datasets(&config, &registry.datasets, &progress::hidden(), &context)?;
         let split = Split::from(self.split);

@@ -6,14 +6,14 @@ mod tasks;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use bridge_core::config::{ConfigError, ErrorKind, Format, RawConfig, World};
+use bridge_core::config::{ConfigError, ErrorKind, FinalDataset, Format, RawConfig, World};
 use bridge_core::logging::{ProgressSink, ProgressTask, Verbosity};
 use bridge_core::model::{Batch, ForwardContext, Mode, loss_sum};
 use bridge_core::train::{RunData, TokenBytes, select_device};
-use bridge_data::Sample;
 use bridge_data::gpt::Split;
 use bridge_data::loader::MicroBatch;
 use bridge_data::source::{SourceParams, TextSource};
+use bridge_data::{Filling, Sample};
 use bridge_models::registry;
 use burn::tensor::Device;
 use clap::Args;
@@ -158,6 +158,8 @@ struct Sequences {
     /// Their number, if it is known before they are read.
     count: Option<usize>,
     samples: Box<dyn Iterator<Item = Result<Sample, Failure>>>,
+    /// How those of different lengths are filled up.
+    filling: Option<Filling>,
     /// How many are evaluated unless the user says otherwise, of data that is made up and has no end.
     bound: Option<usize>,
 }
@@ -181,9 +183,12 @@ fn evaluate(
     let total = sequences.count.map(|count| count as u64);
     let mut bar = progress.start(ProgressTask { total, ..ProgressTask::new("evaluating", 0, "sequences") });
     loop {
-        let samples = sequences.samples.by_ref().take(micro_batch_size).collect::<Result<Vec<_>, _>>()?;
+        let mut samples = sequences.samples.by_ref().take(micro_batch_size).collect::<Result<Vec<_>, _>>()?;
         if samples.is_empty() {
             return Ok(totals);
+        }
+        if let Some(filling) = sequences.filling {
+            filling.fill(&mut samples);
         }
         let micro_batch = MicroBatch::stack(samples).map_err(Failure::input)?;
         tokens_are_known(&micro_batch, model)?;
@@ -247,10 +252,17 @@ fn split_sequences(
         let error = ConfigError::new(ErrorKind::Conflict, "model.seq_length", message);
         return Err(Failure::Config(error.with_location(config.location("model.seq_length")).into()));
     }
+    if config.dpo.is_some() {
+        return Err(Failure::input(
+            "the recipe's data are preferences, of which no loss is that of a text: give --text, --tasks, or --recipe with other data",
+        ));
+    }
     let is_mock = matches!(config.dataset.kind.as_str(), "mock" | "mock_t5");
-    let data = RunData::of_model(&Arc::new(config), &registry.datasets, progress, model.tokenizer.as_deref())?;
-    let datasets = data.datasets();
     let split = Split::from(arguments.split);
+    let is_weighted = has_weights(&config.dataset, split);
+    let reader = (model.tokenizer.as_deref(), split);
+    let data = RunData::of_model(&Arc::new(config), &registry.datasets, progress, reader)?;
+    let datasets = data.datasets();
     let dataset = match split {
         Split::Train => &datasets.train,
         Split::Valid => &datasets.valid,
@@ -263,11 +275,27 @@ fn split_sequences(
         move |i| dataset.get(i).map_err(Failure::input)
     });
     let count = dataset.len();
+    if is_weighted && arguments.max_samples.is_none() {
+        eprintln!(
+            "a blend with weights has no end: evaluating on the {count} sequences that the run would draw by them"
+        );
+    }
     Ok(Sequences {
         count: Some(count),
         samples: Box::new(samples),
+        filling: dataset.filling(),
         bound: (is_mock && count > MOST_MOCK).then_some(MOST_MOCK),
     })
+}
+
+/// Whether a split is drawn by the weights of a blend.
+fn has_weights(dataset: &FinalDataset, split: Split) -> bool {
+    let of_split = dataset.blend_per_split.as_ref().and_then(|blends| blends.get(split as usize)?.as_ref());
+    match (&dataset.blend, of_split) {
+        (Some(blend), _) => blend.weights.is_some(),
+        (None, Some(blend)) => blend.weights.is_some() && blend.paths.len() > 1,
+        (None, None) => false,
+    }
 }
 
 /// The text of `--text`, divided into sequences.
@@ -283,5 +311,5 @@ fn text_sequences(arguments: &Arguments, model: &LoadedModel) -> Result<Sequence
     let source = TextSource::resolve(&params).map_err(Failure::input)?;
     let documents = source.documents().map_err(Failure::input)?;
     let samples = TextSequences::new(documents, tokenizer, arguments.seq_length.unwrap_or(positions));
-    Ok(Sequences { count: None, samples: Box::new(samples), bound: None })
+    Ok(Sequences { count: None, samples: Box::new(samples), filling: None, bound: None })
 }

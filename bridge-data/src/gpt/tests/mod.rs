@@ -103,6 +103,7 @@ pub(in crate::gpt) fn context(sizes: [usize; 3]) -> DatasetBuildContext {
         train_samples: sizes[0],
         valid_samples: sizes[1],
         test_samples: sizes[2],
+        once: None,
         tokenizer: Some(Arc::new(FixtureTokenizer)),
         data_parallel: DataParallel::SINGLE,
         progress: Arc::new(Recorder::default()),
