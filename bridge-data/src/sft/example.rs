@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
+use super::ids::of_ids;
 use super::params::{ExampleOptions, RecordKind, TruncationMethod};
 use super::prompt::{Part, fields_to_shorten, parts, shorten};
 use super::spellings::{Spoken, conversation, has_calls, is_blank_answer, is_chat, pair, weight};
@@ -145,7 +146,8 @@ impl ExampleBuilder {
         }
         let factor = weight(record)?;
         let mut example = if record["input_ids"].is_array() {
-            self.of_ids(record)?
+            let (ids, weights) = of_ids(record, self.tokenizer.vocab_size())?;
+            self.cut(ids, weights)
         } else {
             match self.options.kind {
                 RecordKind::Prompt => self.of_prompt(record)?,
@@ -155,39 +157,6 @@ impl ExampleBuilder {
         };
         example.weights.iter_mut().for_each(|weight| *weight *= factor);
         Ok(example)
-    }
-
-    /// Ids that were there, with a weight for each or labels of which -100 does not count.
-    fn of_ids(&self, record: &Value) -> Result<Example, String> {
-        let list = |key: &str| record[key].as_array();
-        let size = self.tokenizer.vocab_size() as i64;
-        let known = |id: &Value| id.as_i64().filter(|id| (0..size).contains(id));
-        let ids = list("input_ids")
-            .into_iter()
-            .flatten()
-            .map(|id| known(id).ok_or_else(|| format!("input_ids: expected ids below {size}, found {id}")));
-        let ids = ids.collect::<Result<Vec<_>, _>>()?;
-        let numbers = |key: &str| {
-            let numbers = list(key)?.iter().map(|weight| {
-                let number = weight.as_f64().filter(|number| *number >= 0.0 && *number <= f64::from(f32::MAX));
-                let number = number.or_else(|| weight.as_bool().map(f64::from));
-                number
-                    .map(|number| number as f32)
-                    .ok_or_else(|| format!("{key}: expected numbers that are not negative, found {weight}"))
-            });
-            Some(numbers.collect::<Result<Vec<f32>, String>>())
-        };
-        let weights =
-            ["loss_weights", "loss_mask", "assistant_mask", "assistant_masks"].iter().find_map(|key| numbers(key));
-        let weights = match (weights, list("labels")) {
-            (Some(weights), _) => weights?,
-            (None, Some(labels)) => labels.iter().map(|label| if *label == -100 { 0.0 } else { 1.0 }).collect(),
-            (None, None) => vec![1.0; ids.len()],
-        };
-        if weights.len() != ids.len() {
-            return Err(format!("input_ids: there are {} ids, and {} weights or labels", ids.len(), weights.len()));
-        }
-        Ok(self.cut(ids, weights))
     }
 
     fn of_prompt(&self, record: &Value) -> Result<Example, String> {

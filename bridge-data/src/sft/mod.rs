@@ -21,6 +21,7 @@ mod example;
 mod files;
 #[cfg(test)]
 mod hostile_tests;
+mod ids;
 mod packing;
 mod params;
 mod parquet_rows;
