@@ -243,6 +243,10 @@ fn expression(expr: &Expr, used: Use) -> String {
             };
             (format!("({sign}{})", expression(&unary.expr, Reference)), false)
         }
+        Expr::BinOp(binary) if matches!(binary.op, BinOpKind::Concat) => {
+            let printed = |operand| format!("({} | {})", expression(operand, Whole), super::printed::FILTER);
+            (format!("({} ~ {})", printed(&binary.left), printed(&binary.right)), true)
+        }
         Expr::BinOp(binary) => {
             let (sign, used, makes) = binary_operator(binary.op);
             (format!("({} {sign} {})", expression(&binary.left, used), expression(&binary.right, used)), makes)
