@@ -44,7 +44,8 @@ pub(super) fn of_ids(record: &Value, vocab_size: usize) -> Result<(Vec<i64>, Vec
 /// A list beside the ids; `None` if the record has no such field.
 fn list<'r>(record: &'r Value, key: &str, length: usize) -> Result<Option<&'r Vec<Value>>, String> {
     let Some(value) = record.get(key) else { return Ok(None) };
-    let list = value.as_array().ok_or_else(|| format!("{key}: expected a list as long as `input_ids`, found {value}"))?;
+    let list =
+        value.as_array().ok_or_else(|| format!("{key}: expected a list as long as `input_ids`, found {value}"))?;
     if list.len() != length {
         return Err(format!("{key}: there are {length} `input_ids`, and {} {key}", list.len()));
     }
@@ -115,7 +116,10 @@ mod tests {
             assert!(error.contains(reason), "{labels}: {error}");
         };
         // Shifted by one: what follows each id.
-        refused(json!([8, 9, -100]), "labels[0]: expected -100 or the id at that place, 7, found 8; labels are not shifted");
+        refused(
+            json!([8, 9, -100]),
+            "labels[0]: expected -100 or the id at that place, 7, found 8; labels are not shifted",
+        );
         refused(json!([-100, 8, 3]), "labels[2]: expected -100 or the id at that place, 9, found 3");
         refused(json!([-100, null, 9]), "labels[1]");
         refused(json!([-100, true, 9]), "labels[1]");
