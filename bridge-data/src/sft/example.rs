@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::ids::of_ids;
 use super::params::{ExampleOptions, RecordKind, TruncationMethod};
-use super::prompt::{Part, fields_to_shorten, parts, shorten};
+use super::prompt::{Excess, Part, fields_to_shorten, parts, shorten};
 use super::spellings::{Spoken, conversation, has_calls, is_blank_answer, is_chat, pair, weight};
 use crate::DataError;
 use crate::chat::{ChatTemplate, Conversation};
@@ -171,15 +171,18 @@ impl ExampleBuilder {
                 let [input, label] = pair(record, &options.label_key)?;
                 is_blank = label.trim().is_empty();
                 let (input, label) = (input.trim_matches(' '), label.trim_matches(' '));
-                (vec![self.encode(input)?, self.encode(&self.with_blanks(" ", label))?], vec![0])
+                let shortened = fields_to_shorten(options).next().map(|_| 0).into_iter().collect();
+                (vec![self.encode(input)?, self.encode(&self.with_blanks(" ", label))?], shortened)
             }
         };
-        let mut answer = pieces.pop().unwrap_or_default();
         let around = usize::from(options.add_bos) + usize::from(options.add_sep) + usize::from(options.add_eos);
-        let before: usize = pieces.iter().map(Vec::len).sum();
-        let total = before + answer.len().max(options.tokens_to_generate) + around;
+        let (answer, before) =
+            pieces.split_last().map_or((0, 0), |(answer, before)| (answer.len(), before.iter().map(Vec::len).sum()));
+        let kept_free = options.tokens_to_generate;
+        let total: usize = before + answer.max(kept_free) + around;
         let excess = total.saturating_sub(options.seq_length);
-        shorten(&mut pieces, &shortened, excess, options.truncation_method);
+        shorten(&mut pieces, &shortened, Excess { tokens: excess, kept_free, method: options.truncation_method });
+        let mut answer = pieces.pop().unwrap_or_default();
         let mut ids: Vec<i64> = Vec::with_capacity(total);
         ids.extend(self.bos.filter(|_| options.add_bos));
         ids.extend(pieces.into_iter().flatten());
@@ -188,7 +191,7 @@ impl ExampleBuilder {
         ids.append(&mut answer);
         ids.extend(options.add_eos.then_some(self.eod));
         let weights = (0..ids.len()).map(|at| if at >= begin { 1.0 } else { 0.0 }).collect();
-        // What is still too long loses the end of its answer.
+        // A sequence that is too short for the tokens around.
         let is_cut = ids.len() > options.seq_length;
         let mut example = Example { ids, weights, is_truncated: is_cut || excess > 0, is_blank, loses_calls: false };
         example.ids.truncate(options.seq_length);
