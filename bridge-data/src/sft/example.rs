@@ -17,6 +17,9 @@ const PROMPT: &str = "prompt";
 const CHOSEN: &str = "chosen";
 const REJECTED: &str = "rejected";
 
+/// Number of the rules by which a record becomes tokens: another one makes what was stored of the same files anew.
+const RULES: u32 = 2;
+
 /// Token ids and their weights in the loss; both have the same length.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Example {
@@ -70,6 +73,7 @@ impl ExampleBuilder {
     /// What everything that decides on the tokens is.
     pub(super) fn identity(&self) -> Value {
         json!({
+            "rules": RULES,
             "tokenizer": self.tokenizer.unique_identifier(),
             "chat_template": self.template.as_ref().map(ChatTemplate::identity),
             "options": format!("{:?}", self.options),
