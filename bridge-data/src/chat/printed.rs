@@ -7,9 +7,6 @@ use minijinja::{Error, Value};
 
 use super::budget;
 
-/// The filter that is put before whatever prints: its value as text.
-pub(super) const FILTER: &str = "printed";
-
 /// `str(value)`.
 ///
 /// # Errors

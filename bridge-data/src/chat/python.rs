@@ -8,14 +8,14 @@ use minijinja::value::{Enumerator, Kwargs, Object, Rest, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Value};
 use serde_json::Value as Json;
 
-use super::{budget, printed};
+use super::{budget, charged, printed};
 
 /// Adds Python's methods of strings, lists and dictionaries, its way to print, and the functions that `transformers` adds.
 pub(super) fn add_to(environment: &mut Environment<'static>) {
     environment.set_unknown_method_callback(budget::method);
     environment.add_filter("tojson", to_json);
     environment.add_filter("string", printed::printed);
-    environment.add_filter(printed::FILTER, printed::printed);
+    environment.add_filter(charged::PRINTED, printed::printed);
     environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
         Err(Error::new(ErrorKind::InvalidOperation, message))
     });
