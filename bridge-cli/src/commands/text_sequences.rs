@@ -39,7 +39,7 @@ impl TextSequences {
                 self.tokens.extend(self.tokenizer.eod());
             }
             Text::Empty => {}
-            Text::NotUtf8 => eprintln!("warning: {name}: skipped, because it is not UTF-8"),
+            Text::NoText(what) => eprintln!("warning: {name}: skipped, because it is {what}"),
         }
         Ok(true)
     }

@@ -8,6 +8,8 @@ use minijinja::value::{Kwargs, Rest, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State, Value, filters};
 use rustix::time::{ClockId, clock_gettime};
 
+use super::printed;
+
 /// Instructions of the engine: some hundred milliseconds of them.
 const STEPS: u64 = 3_000_000;
 /// Bytes that any template may make, and how many more for each byte of the conversation.
@@ -89,7 +91,7 @@ pub(super) fn limit(environment: &mut Environment<'static>) {
     ] {
         environment.add_filter(name, move |state: &State, args: Rest<Value>| {
             charge(price(name, &args)?)?;
-            state.apply_filter(plain, &args)
+            state.apply_filter(plain, &as_texts(name, &args)?)
         });
     }
 }
@@ -107,9 +109,30 @@ pub(super) fn method(state: &State, value: &Value, name: &str, args: &[Value]) -
         _ => std::iter::once(value).chain(args).cloned().collect(),
     };
     charge(price(name, &priced)?)?;
+    let args = match name {
+        "format" => &args.iter().map(printed::printed_unless_number).collect::<Result<Vec<_>, _>>()?,
+        _ => args,
+    };
     let made = minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args)?;
     charge_for(&made)?;
     Ok(made)
+}
+
+/// The arguments of a filter that prints: items and values as Python prints them.
+fn as_texts(name: &str, args: &[Value]) -> Result<Vec<Value>, Error> {
+    let mut texts = args.to_vec();
+    match (name, texts.split_first_mut()) {
+        ("join", Some((items, _))) if items.as_str().is_none() && items.kind() != ValueKind::Undefined => {
+            *items = items.try_iter()?.map(printed::printed).collect::<Result<Vec<_>, _>>()?.into();
+        }
+        ("format", Some((_, values))) => {
+            for value in values {
+                *value = printed::printed_unless_number(value)?;
+            }
+        }
+        _ => {}
+    }
+    Ok(texts)
 }
 
 /// Bytes that a filter or method makes beyond those of its arguments, at most.

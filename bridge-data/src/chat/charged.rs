@@ -10,6 +10,8 @@ use minijinja::{Error, Value};
 
 /// The filter that charges for its value and returns it.
 pub(super) const FILTER: &str = "charged";
+/// The filter that makes text of a value as Python does: what `~` joins goes through it.
+pub(super) const PRINTED: &str = "printed";
 
 /// The template with charges. It has no text outside of tags, so that no rule about blanks changes it, and each tag is in the line of its
 /// original, which errors name.
@@ -242,6 +244,10 @@ fn expression(expr: &Expr, used: Use) -> String {
                 UnaryOpKind::Neg => "-",
             };
             (format!("({sign}{})", expression(&unary.expr, Reference)), false)
+        }
+        Expr::BinOp(binary) if matches!(binary.op, BinOpKind::Concat) => {
+            let printed = |operand| format!("({} | {})", expression(operand, Whole), PRINTED);
+            (format!("({} ~ {})", printed(&binary.left), printed(&binary.right)), true)
         }
         Expr::BinOp(binary) => {
             let (sign, used, makes) = binary_operator(binary.op);

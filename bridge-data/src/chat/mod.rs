@@ -4,6 +4,7 @@
 mod budget;
 mod charged;
 mod mask;
+mod printed;
 mod python;
 #[cfg(test)]
 mod tests;

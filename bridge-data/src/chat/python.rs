@@ -8,12 +8,14 @@ use minijinja::value::{Enumerator, Kwargs, Object, Rest, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Value};
 use serde_json::Value as Json;
 
-use super::budget;
+use super::{budget, charged, printed};
 
 /// Adds Python's methods of strings, lists and dictionaries, its way to print, and the functions that `transformers` adds.
 pub(super) fn add_to(environment: &mut Environment<'static>) {
     environment.set_unknown_method_callback(budget::method);
     environment.add_filter("tojson", to_json);
+    environment.add_filter("string", printed::printed);
+    environment.add_filter(charged::PRINTED, printed::printed);
     environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
         Err(Error::new(ErrorKind::InvalidOperation, message))
     });
@@ -28,9 +30,11 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
     environment.set_formatter(|out, state, value| {
         budget::charge_for(value)?;
         match value.kind() {
-            ValueKind::Bool => out.write_str(if value.is_true() { "True" } else { "False" })?,
-            ValueKind::None => out.write_str("None")?,
-            _ => minijinja::escape_formatter(out, state, value)?,
+            // Errors within values, and what is undefined where that is an error.
+            ValueKind::String | ValueKind::Undefined | ValueKind::Invalid => {
+                minijinja::escape_formatter(out, state, value)?;
+            }
+            _ => out.write_str(&printed::text(value)?)?,
         }
         Ok(())
     });
@@ -175,6 +179,9 @@ impl Style {
                 });
             }
             Json::String(string) => self.string(string, text),
+            Json::Number(number) if number.is_f64() => {
+                text.push_str(&number.as_f64().map_or_else(|| number.to_string(), printed::float));
+            }
             Json::Null | Json::Bool(_) | Json::Number(_) => text.push_str(&value.to_string()),
         }
     }

@@ -62,6 +62,31 @@ fn values_are_written_as_python_writes_them() {
     assert_eq!(text("{% for m in messages %}{% if loop.last %}{% break %}{% endif %}{% endfor %}."), ".");
 }
 
+/// The expected texts are those of transformers 5 with Jinja 3.1.
+#[test]
+fn containers_and_numbers_are_printed_as_python_prints_them() {
+    let d = json!({
+        "a": "it's", "b": null, "c": [1, 2.5, true, 1.5e-7, 1e16, 0.0001, 123456789012345.0, -0.0],
+        "d": {
+            "q": "say \"x\"", "both": "'\"", "esc": "\n\t\\\r\u{1}\u{7f}\u{a0}\u{200d}\u{301}é😀\u{feff}", "empty": {}, "l": []
+        }
+    });
+    let message = json!([{ "role": "user", "content": "q", "d": d }]);
+    let text = |source: &str| template(source).render(&conversation(&message), Ending::Complete).expect("rendered");
+    let list = "[1, 2.5, True, 1.5e-07, 1e+16, 0.0001, 123456789012345.0, -0.0]";
+    let esc = "\\n\\t\\\\\\r\\x01\\x7f\\xa0\\u200d\u{301}é😀\\ufeff";
+    let all = format!(
+        "{{'a': \"it's\", 'b': None, 'c': {list}, 'd': {{'q': 'say \"x\"', 'both': '\\'\"', 'esc': '{esc}', 'empty': {{}}, 'l': []}}}}"
+    );
+    assert_eq!(text("{{ messages[0].d }}"), all);
+    assert_eq!(text("{{ messages[0].d | string }}"), all);
+    assert_eq!(text("{{ '' ~ messages[0].d.c ~ none ~ true ~ 1.5 }}"), format!("{list}NoneTrue1.5"));
+    assert_eq!(text("{{ messages[0].d.c | join('|') }}"), "1|2.5|True|1.5e-07|1e+16|0.0001|123456789012345.0|-0.0");
+    assert_eq!(text("{{ '%s %s' | format(messages[0].d.b, messages[0].d.c[:3]) }}"), "None [1, 2.5, True]");
+    assert_eq!(text("{{ messages[0].d.c[3] }} {{ '' ~ messages[0].nope }}."), "1.5e-07 .");
+    assert_eq!(text("{{ messages[0].d.c | tojson }}"), list.replace("True", "true"));
+}
+
 #[test]
 fn what_is_refused_says_why() {
     let one = conversation(&json!([{ "role": "user", "content": "\u{fdd0}" }]));

@@ -132,7 +132,7 @@ impl std::fmt::Display for PackReport {
         if self.invalid_documents > 0 {
             write!(
                 f,
-                "; {} documents that are not UTF-8 text skipped: {}",
+                "; {} documents that are no text skipped: {}",
                 self.invalid_documents,
                 self.invalid_names.join(", ")
             )?;
@@ -295,10 +295,10 @@ impl<'a> Packer<'a> {
             match text? {
                 Text::Valid(text) => texts.push(text),
                 Text::Empty => self.report.empty_documents += 1,
-                Text::NotUtf8 => {
+                Text::NoText(what) => {
                     self.report.invalid_documents += 1;
                     if self.report.invalid_names.len() < NAMED_DOCUMENTS {
-                        self.report.invalid_names.push(name);
+                        self.report.invalid_names.push(format!("{name} ({what})"));
                     }
                 }
             }
@@ -354,10 +354,14 @@ impl<'a> Packer<'a> {
     fn finish(self) -> Result<PackReport, DataError> {
         if self.counts.documents == 0 {
             return Err(DataError::Source(format!(
-                "there is no text to pack: {}: {} empty documents, {} that are not UTF-8 text",
+                "there is no text to pack: {}: {} empty documents, {} that are no text{}",
                 self.params.source.name(),
                 self.report.empty_documents,
-                self.report.invalid_documents
+                self.report.invalid_documents,
+                match self.report.invalid_names.as_slice() {
+                    [] => String::new(),
+                    names => format!(": {}", names.join(", ")),
+                }
             )));
         }
         self.builder.finalize()?;

@@ -57,8 +57,8 @@ fn documents_keep_their_order_and_end() {
     let report = pack(&pack_params(&source, &tokenizer, &output)).expect("packed");
     assert_eq!((report.documents, report.tokens), (501, 500 * 4 + 3));
     assert_eq!((report.empty_documents, report.invalid_documents), (2, 1));
-    assert!(report.invalid_names[0].ends_with("c.txt"));
-    assert!(report.to_string().contains("1 documents that are not UTF-8 text skipped"));
+    assert!(report.invalid_names[0].ends_with("c.txt (not UTF-8)"));
+    assert!(report.to_string().contains("1 documents that are no text skipped"));
     let packed = documents(&output);
     for (i, document) in packed[..500].iter().enumerate() {
         assert_eq!(*document, [i as i64, i as i64 + 1, 3, 1000]);

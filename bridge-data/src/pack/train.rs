@@ -105,7 +105,7 @@ impl<'a> Feed<'a> {
             let document = document?;
             self.counts.bytes_done += document.num_bytes() as u64;
             let text = document.into_text()?;
-            if matches!(text, Text::NotUtf8) {
+            if matches!(text, Text::NoText(_)) {
                 self.num_invalid += 1;
             }
             if let Text::Valid(text) = text {

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
+use super::ids::of_ids;
 use super::params::{ExampleOptions, RecordKind, TruncationMethod};
-use super::prompt::{Part, fields_to_shorten, parts, shorten};
+use super::prompt::{Excess, Part, fields_to_shorten, parts, shorten};
 use super::spellings::{Spoken, conversation, has_calls, is_blank_answer, is_chat, pair, weight};
 use crate::DataError;
 use crate::chat::{ChatTemplate, Conversation};
@@ -15,6 +16,9 @@ use crate::tokenizer::{Tokenizer, require_eod};
 const PROMPT: &str = "prompt";
 const CHOSEN: &str = "chosen";
 const REJECTED: &str = "rejected";
+
+/// Number of the rules by which a record becomes tokens: another one makes what was stored of the same files anew.
+const RULES: u32 = 2;
 
 /// Token ids and their weights in the loss; both have the same length.
 #[derive(Debug, Clone, PartialEq)]
@@ -69,6 +73,7 @@ impl ExampleBuilder {
     /// What everything that decides on the tokens is.
     pub(super) fn identity(&self) -> Value {
         json!({
+            "rules": RULES,
             "tokenizer": self.tokenizer.unique_identifier(),
             "chat_template": self.template.as_ref().map(ChatTemplate::identity),
             "options": format!("{:?}", self.options),
@@ -145,7 +150,8 @@ impl ExampleBuilder {
         }
         let factor = weight(record)?;
         let mut example = if record["input_ids"].is_array() {
-            self.of_ids(record)?
+            let (ids, weights) = of_ids(record, self.tokenizer.vocab_size())?;
+            self.cut(ids, weights)
         } else {
             match self.options.kind {
                 RecordKind::Prompt => self.of_prompt(record)?,
@@ -155,39 +161,6 @@ impl ExampleBuilder {
         };
         example.weights.iter_mut().for_each(|weight| *weight *= factor);
         Ok(example)
-    }
-
-    /// Ids that were there, with a weight for each or labels of which -100 does not count.
-    fn of_ids(&self, record: &Value) -> Result<Example, String> {
-        let list = |key: &str| record[key].as_array();
-        let size = self.tokenizer.vocab_size() as i64;
-        let known = |id: &Value| id.as_i64().filter(|id| (0..size).contains(id));
-        let ids = list("input_ids")
-            .into_iter()
-            .flatten()
-            .map(|id| known(id).ok_or_else(|| format!("input_ids: expected ids below {size}, found {id}")));
-        let ids = ids.collect::<Result<Vec<_>, _>>()?;
-        let numbers = |key: &str| {
-            let numbers = list(key)?.iter().map(|weight| {
-                let number = weight.as_f64().filter(|number| *number >= 0.0 && *number <= f64::from(f32::MAX));
-                let number = number.or_else(|| weight.as_bool().map(f64::from));
-                number
-                    .map(|number| number as f32)
-                    .ok_or_else(|| format!("{key}: expected numbers that are not negative, found {weight}"))
-            });
-            Some(numbers.collect::<Result<Vec<f32>, String>>())
-        };
-        let weights =
-            ["loss_weights", "loss_mask", "assistant_mask", "assistant_masks"].iter().find_map(|key| numbers(key));
-        let weights = match (weights, list("labels")) {
-            (Some(weights), _) => weights?,
-            (None, Some(labels)) => labels.iter().map(|label| if *label == -100 { 0.0 } else { 1.0 }).collect(),
-            (None, None) => vec![1.0; ids.len()],
-        };
-        if weights.len() != ids.len() {
-            return Err(format!("input_ids: there are {} ids, and {} weights or labels", ids.len(), weights.len()));
-        }
-        Ok(self.cut(ids, weights))
     }
 
     fn of_prompt(&self, record: &Value) -> Result<Example, String> {
@@ -202,15 +175,18 @@ impl ExampleBuilder {
                 let [input, label] = pair(record, &options.label_key)?;
                 is_blank = label.trim().is_empty();
                 let (input, label) = (input.trim_matches(' '), label.trim_matches(' '));
-                (vec![self.encode(input)?, self.encode(&self.with_blanks(" ", label))?], vec![0])
+                let shortened = fields_to_shorten(options).next().map(|_| 0).into_iter().collect();
+                (vec![self.encode(input)?, self.encode(&self.with_blanks(" ", label))?], shortened)
             }
         };
-        let mut answer = pieces.pop().unwrap_or_default();
         let around = usize::from(options.add_bos) + usize::from(options.add_sep) + usize::from(options.add_eos);
-        let before: usize = pieces.iter().map(Vec::len).sum();
-        let total = before + answer.len().max(options.tokens_to_generate) + around;
+        let (answer, before) =
+            pieces.split_last().map_or((0, 0), |(answer, before)| (answer.len(), before.iter().map(Vec::len).sum()));
+        let kept_free = options.tokens_to_generate;
+        let total: usize = before + answer.max(kept_free) + around;
         let excess = total.saturating_sub(options.seq_length);
-        shorten(&mut pieces, &shortened, excess, options.truncation_method);
+        shorten(&mut pieces, &shortened, Excess { tokens: excess, kept_free, method: options.truncation_method });
+        let mut answer = pieces.pop().unwrap_or_default();
         let mut ids: Vec<i64> = Vec::with_capacity(total);
         ids.extend(self.bos.filter(|_| options.add_bos));
         ids.extend(pieces.into_iter().flatten());
@@ -219,7 +195,7 @@ impl ExampleBuilder {
         ids.append(&mut answer);
         ids.extend(options.add_eos.then_some(self.eod));
         let weights = (0..ids.len()).map(|at| if at >= begin { 1.0 } else { 0.0 }).collect();
-        // What is still too long loses the end of its answer.
+        // A sequence that is too short for the tokens around.
         let is_cut = ids.len() > options.seq_length;
         let mut example = Example { ids, weights, is_truncated: is_cut || excess > 0, is_blank, loses_calls: false };
         example.ids.truncate(options.seq_length);

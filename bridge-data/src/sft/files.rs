@@ -72,18 +72,7 @@ pub(super) fn of_split(root: &Path, split: Split) -> Result<Vec<PathBuf>, DataEr
     }
     match found.as_slice() {
         [] => Ok(Vec::new()),
-        [folder] if folder.is_dir() => {
-            let entries = std::fs::read_dir(folder).map_err(DataError::io("list the folder", folder))?;
-            let mut files = Vec::new();
-            for entry in entries {
-                let path = entry.map_err(DataError::io("list the folder", folder))?.path();
-                if Format::of(&path).is_some() {
-                    files.push(path);
-                }
-            }
-            files.sort();
-            Ok(files)
-        }
+        [folder] if folder.is_dir() => of_folder(folder),
         [file] => Ok(vec![file.clone()]),
         [first, second, ..] => Err(DataError::Source(format!(
             "{} and {}: each could be the {} split; keep one of them",
@@ -92,6 +81,40 @@ pub(super) fn of_split(root: &Path, split: Split) -> Result<Vec<PathBuf>, DataEr
             split.name()
         ))),
     }
+}
+
+/// The files of a folder, in the order of their names; of one that `datasets` has saved, those of its list, in that order.
+fn of_folder(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
+    let state = folder.join("state.json");
+    if state.exists() {
+        let bad = |problem: String| DataError::malformed(&state, problem);
+        let text = outside::read_text(&state, outside::SETTINGS_BYTES).map_err(DataError::io("read", &state))?;
+        let json: Value = serde_json::from_str(&text).map_err(|error| bad(format!("not JSON: {error}")))?;
+        if let Some(files) = json["_data_files"].as_array() {
+            let file = |entry: &Value| {
+                let name = entry["filename"].as_str().filter(|name| Path::new(name).file_name() == Some(name.as_ref()));
+                let name = name.ok_or_else(|| bad(format!("_data_files: expected names of files, found {entry}")))?;
+                let path = folder.join(name);
+                if path.is_file() { Ok(path) } else { Err(bad(format!("_data_files: there is no file {name:?}"))) }
+            };
+            return files.iter().map(file).collect();
+        }
+    }
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(DataError::io("list the folder", folder))? {
+        let path = entry.map_err(DataError::io("list the folder", folder))?.path();
+        if is_read(&path) && !is_cache(&path) {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// Whether a file is what `datasets` keeps of a computation: a second copy of the rows, or their numbers.
+fn is_cache(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    name.starts_with("cache-") && name.ends_with(".arrow")
 }
 
 /// A record as it is in its file.
@@ -265,6 +288,41 @@ impl Lines {
             if !line.trim_ascii().is_empty() {
                 return Ok(Some((self.number, line)));
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_that_datasets_saved_has_the_files_of_its_list() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join("train");
+        std::fs::create_dir(&folder).unwrap();
+        for name in ["b.arrow", "a.arrow", "cache-0123.arrow", "more.jsonl", "README.md"] {
+            std::fs::write(folder.join(name), "").unwrap();
+        }
+        let names = || {
+            let files = of_split(root.path(), Split::Train)?;
+            let name = |path: PathBuf| path.file_name().unwrap().to_str().unwrap().to_owned();
+            Ok::<_, DataError>(files.into_iter().map(name).collect::<Vec<_>>())
+        };
+        assert_eq!(names().unwrap(), ["a.arrow", "b.arrow", "more.jsonl"]);
+        let state = |text: &str| std::fs::write(folder.join("state.json"), text).unwrap();
+        state(r#"{"_data_files": [{"filename": "b.arrow"}, {"filename": "a.arrow"}], "_fingerprint": "x"}"#);
+        assert_eq!(names().unwrap(), ["b.arrow", "a.arrow"]);
+        state(r#"{"other": 1}"#);
+        assert_eq!(names().unwrap().len(), 3);
+        for (text, reason) in [
+            (r#"{"_data_files": [{"filename": "c.arrow"}]}"#, "there is no file \"c.arrow\""),
+            (r#"{"_data_files": [{"filename": "../a.arrow"}]}"#, "expected names of files"),
+            ("{", "not JSON"),
+        ] {
+            state(text);
+            let error = names().unwrap_err().to_string();
+            assert!(error.contains("state.json") && error.contains(reason), "{error}");
         }
     }
 }

@@ -6,7 +6,7 @@
 //! | the files of a split, record by record | `files` |
 //! | rows of Arrow files | `arrow` |
 //! | the spellings of conversations | `spellings` |
-//! | a record to token ids and weights | `example`, `prompt` |
+//! | a record to token ids and weights | `example`, `ids`, `prompt` |
 //! | which files hold examples, and splits made of them | `survey` |
 //! | examples made of documented Rust functions | `rust_docs` |
 //! | all records of a split, in threads | `prepare` |
@@ -21,6 +21,7 @@ mod example;
 mod files;
 #[cfg(test)]
 mod hostile_tests;
+mod ids;
 mod packing;
 mod params;
 mod parquet_rows;
@@ -35,6 +36,7 @@ mod rust_docs;
 mod spellings;
 mod store;
 mod survey;
+mod table;
 #[cfg(test)]
 mod tests;
 

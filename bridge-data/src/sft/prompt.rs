@@ -2,6 +2,9 @@
 
 use super::params::{ExampleOptions, TruncationMethod};
 
+/// What prompts are called in lines that are read without a template.
+const PROMPTS: [&str; 4] = ["input", "prompt", "question", "instruction"];
+
 /// A part of a prompt: text of the template, or a field of a record with the blanks before it.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Part<'t> {
@@ -38,7 +41,15 @@ fn next_field(text: &str) -> Option<(&str, &str, &str)> {
 /// The setting and what it must be, as a sentence.
 pub(super) fn check(options: &ExampleOptions) -> Result<(), String> {
     let Some(template) = &options.prompt_template else {
-        return Ok(());
+        // The prompt of a line stands for any of them.
+        return match fields_to_shorten(options).find(|field| !PROMPTS.contains(field)) {
+            Some(field) => Err(format!(
+                "dataset.dataset_kwargs.truncation_field = {field:?}: without dataset.dataset_kwargs.prompt_template it must be the prompt, under one \
+                 of the names {}, or nothing",
+                PROMPTS.join(", ")
+            )),
+            None => Ok(()),
+        };
     };
     let parts = parts(template);
     let label = &options.label_key;
@@ -63,20 +74,47 @@ pub(super) fn fields_to_shorten(options: &ExampleOptions) -> impl Iterator<Item 
     options.truncation_field.split(',').map(str::trim).filter(|field| !field.is_empty())
 }
 
-/// Shortens the pieces at `places` of what comes before an answer by `excess` tokens in all, each by about as much, the last ones by more.
-/// A piece that has fewer is emptied.
-pub(super) fn shorten(pieces: &mut [Vec<i64>], places: &[usize], excess: usize, method: TruncationMethod) {
-    if places.is_empty() {
+/// What is too long of an example.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Excess {
+    /// Tokens that have to go.
+    pub(super) tokens: usize,
+    /// Tokens that are kept free for an answer.
+    pub(super) kept_free: usize,
+    pub(super) method: TruncationMethod,
+}
+
+/// Shortens the pieces of an example, of which the last is its answer, as upstream's `_multiple_truncation`: those at `places` by equal shares, of
+/// which the first ones are larger by one; then, where these have too few, all pieces one after the other from the side that is cut.
+pub(super) fn shorten(pieces: &mut [Vec<i64>], places: &[usize], excess: Excess) {
+    let Excess { tokens: mut left, kept_free, method } = excess;
+    if left == 0 {
         return;
     }
-    let (each, more) = (excess / places.len(), excess % places.len());
+    let cut = |piece: &mut Vec<i64>, count: usize| match method {
+        TruncationMethod::Right => piece.truncate(piece.len() - count),
+        TruncationMethod::Left => drop(piece.drain(..count)),
+    };
+    let (each, more) = (left.checked_div(places.len()).unwrap_or(0), left.checked_rem(places.len()).unwrap_or(0));
     for (number, &place) in places.iter().enumerate() {
-        let piece = &mut pieces[place];
-        let count = (each + usize::from(number >= places.len() - more)).min(piece.len());
-        match method {
-            TruncationMethod::Right => piece.truncate(piece.len() - count),
-            TruncationMethod::Left => drop(piece.drain(..count)),
-        }
+        let count = (each + usize::from(number < more)).min(pieces[place].len());
+        left -= count;
+        cut(&mut pieces[place], count);
+    }
+    if left == 0 {
+        return;
+    }
+    if method == TruncationMethod::Right {
+        left += pieces.last().map_or(0, Vec::len).min(kept_free);
+    }
+    let mut take = |piece: &mut Vec<i64>| {
+        let count = left.min(piece.len());
+        left -= count;
+        cut(piece, count);
+    };
+    match method {
+        TruncationMethod::Left => pieces.iter_mut().for_each(&mut take),
+        TruncationMethod::Right => pieces.iter_mut().rev().for_each(&mut take),
     }
 }
 
@@ -102,16 +140,26 @@ mod tests {
         assert_eq!(parts("{a} end"), [field("", "a"), Part::Text(" end")]);
     }
 
+    /// The expected pieces are those of upstream's function.
     #[test]
-    fn what_is_too_long_is_shared_among_fields() {
-        let pieces = || vec![vec![1, 2, 3, 4], vec![9], vec![5, 6, 7]];
-        let shortened = |excess, method| {
-            let mut pieces = pieces();
-            shorten(&mut pieces, &[0, 2], excess, method);
+    fn what_is_too_long_is_shared_among_fields_and_then_cut_from_its_side() {
+        use TruncationMethod::{Left, Right};
+        let shortened = |places: &[usize], tokens, kept_free, method| {
+            let mut pieces = vec![vec![1, 2, 3, 4], vec![9], vec![5, 6, 7], vec![10, 11]];
+            shorten(&mut pieces, places, Excess { tokens, kept_free, method });
             pieces
         };
-        assert_eq!(shortened(3, TruncationMethod::Right), [vec![1, 2, 3], vec![9], vec![5]]);
-        assert_eq!(shortened(3, TruncationMethod::Left), [vec![2, 3, 4], vec![9], vec![7]]);
-        assert_eq!(shortened(99, TruncationMethod::Left), [vec![], vec![9], vec![]]);
+        // The first field gives the odd one.
+        assert_eq!(shortened(&[0, 2], 3, 0, Right), [vec![1, 2], vec![9], vec![5, 6], vec![10, 11]]);
+        assert_eq!(shortened(&[0, 2], 3, 0, Left), [vec![3, 4], vec![9], vec![6, 7], vec![10, 11]]);
+        // A field that has too few: what is left is cut off the side, the answer too.
+        assert_eq!(shortened(&[1], 4, 0, Right), [vec![1, 2, 3, 4], vec![], vec![5, 6], vec![]]);
+        assert_eq!(shortened(&[1], 4, 0, Left), [vec![4], vec![], vec![5, 6, 7], vec![10, 11]]);
+        assert_eq!(shortened(&[], 1, 0, Right), [vec![1, 2, 3, 4], vec![9], vec![5, 6, 7], vec![10]]);
+        assert_eq!(shortened(&[0, 2], 9, 0, Left), [vec![], vec![], vec![], vec![11]]);
+        // Room for an answer that is shorter than that: upstream cuts as much of what is there besides.
+        assert_eq!(shortened(&[], 1, 5, Right), [vec![1, 2, 3, 4], vec![9], vec![5, 6], vec![]]);
+        assert_eq!(shortened(&[], 99, 5, Right), vec![Vec::<i64>::new(); 4]);
+        assert_eq!(shortened(&[0], 0, 5, Right)[0], [1, 2, 3, 4]);
     }
 }

@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::survey::is_compressed;
 use crate::{DataError, outside};
 
 /// A document as it was read, not yet decoded.
@@ -19,6 +20,11 @@ pub struct RawDocument {
     bytes: Vec<u8>,
 }
 
+/// What a document with a byte 0 is.
+const BINARY: &str = "binary: it has a byte 0";
+/// What a compressed file is, whose lines are not read.
+const COMPRESSED: &str = "compressed: unpack it first";
+
 /// The decoded content of a raw document.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Text {
@@ -26,8 +32,8 @@ pub enum Text {
     Valid(String),
     /// It has no text.
     Empty,
-    /// It is not UTF-8, or a file with zero bytes: no text.
-    NotUtf8,
+    /// It is no text, and what it is instead.
+    NoText(&'static str),
 }
 
 impl RawDocument {
@@ -44,29 +50,33 @@ impl RawDocument {
         }
     }
 
+    /// What bytes are that are not UTF-8.
+    fn what_it_is(&self) -> &'static str {
+        if self.line <= 1 && is_compressed(&self.bytes) { COMPRESSED } else { "not UTF-8" }
+    }
+
     /// Decodes it.
     ///
     /// # Errors
     /// If a line is not a JSON object, or has no string under the key.
     pub fn into_text(self) -> Result<Text, DataError> {
         let Some(key) = &self.key else {
-            return Ok(match String::from_utf8(self.bytes) {
-                Ok(text) if text.is_empty() => Text::Empty,
+            return Ok(match std::str::from_utf8(&self.bytes).map(without_mark) {
+                Ok("") => Text::Empty,
                 // No text has it, and files of programs do.
-                Ok(text) if text.contains('\0') => Text::NotUtf8,
-                Ok(text) => Text::Valid(text),
-                Err(_) => Text::NotUtf8,
+                Ok(text) if text.contains('\0') => Text::NoText(BINARY),
+                Ok(text) => Text::Valid(text.to_owned()),
+                Err(_) => Text::NoText(self.what_it_is()),
             });
         };
         let Ok(line) = std::str::from_utf8(&self.bytes) else {
-            return Ok(Text::NotUtf8);
+            return Ok(Text::NoText(self.what_it_is()));
         };
         if line.trim().is_empty() {
             return Ok(Text::Empty);
         }
         let bad = |problem: String| DataError::malformed(&self.path, format!("line {}: {problem}", self.line));
-        // Some editors begin a file with a byte order mark.
-        let line = if self.line == 1 { line.strip_prefix('\u{feff}').unwrap_or(line) } else { line };
+        let line = if self.line == 1 { without_mark(line) } else { line };
         let mut object: serde_json::Value = serde_json::from_str(line).map_err(|error| bad(not_json(&error)))?;
         if !object.is_object() {
             return Err(bad(format!("expected an object with the key {key:?}, found {}", preview(&object))));
@@ -81,6 +91,11 @@ impl RawDocument {
             }
         }
     }
+}
+
+/// The text behind the byte order mark that some editors begin a file with.
+fn without_mark(text: &str) -> &str {
+    text.strip_prefix('\u{feff}').unwrap_or(text)
 }
 
 /// The problem of a line and its column; the parser does not know the line number.

@@ -150,13 +150,11 @@ fn kind_of(path: &Path) -> Result<FileKind, DataError> {
     file.take(LOOKED_AT as u64).read_to_end(&mut start).map_err(DataError::io("read", path))?;
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let extension = extension(path);
-    let is_compressed =
-        [&[0x1f, 0x8b][..], &[0x28, 0xb5, 0x2f, 0xfd], b"PK\x03\x04", b"BZh", &[0xfd, b'7', b'z', b'X', b'Z']];
     Ok(if start.is_empty() {
         FileKind::Empty
     } else if start.starts_with(b"MMIDIDX") || (extension == "bin" && path.with_extension("idx").is_file()) {
         FileKind::Tokens
-    } else if is_compressed.iter().any(|magic| start.starts_with(magic)) {
+    } else if is_compressed(&start) {
         FileKind::Compressed
     } else if MODEL_FILES.contains(&name.as_str()) || extension == "safetensors" {
         FileKind::Model
@@ -171,6 +169,12 @@ fn kind_of(path: &Path) -> Result<FileKind, DataError> {
     } else {
         FileKind::Text
     })
+}
+
+/// Whether a file that begins so is compressed: by gzip, Zstandard, zip, bzip2 or xz.
+pub(super) fn is_compressed(start: &[u8]) -> bool {
+    let magic = [&[0x1f, 0x8b][..], &[0x28, 0xb5, 0x2f, 0xfd], b"PK\x03\x04", b"BZh", &[0xfd, b'7', b'z', b'X', b'Z']];
+    magic.iter().any(|magic| start.starts_with(magic))
 }
 
 /// Whether bytes are UTF-8, but for a character that the end cuts.

@@ -80,14 +80,32 @@ fn lines_that_are_no_documents_are_named() {
 
 #[test]
 fn a_byte_order_mark_is_no_text() {
-    let files = folder(&[("a.jsonl", "\u{feff}{\"text\": \"one\"}\n{\"text\": \"\u{feff}\"}".as_bytes())]);
+    let files = folder(&[
+        ("a.jsonl", "\u{feff}{\"text\": \"one\"}\n{\"text\": \"\u{feff}\"}".as_bytes()),
+        ("b.txt", "\u{feff}two\u{feff}".as_bytes()),
+        ("c.txt", "\u{feff}".as_bytes()),
+    ]);
+    assert_eq!(texts(&params(&files, &["*.txt"])), [valid("two\u{feff}"), Text::Empty]);
     assert_eq!(texts(&params(&files, &["a.jsonl"])), [valid("one"), valid("\u{feff}")]);
 }
 
 #[test]
 fn text_that_is_not_utf8_is_told_apart() {
-    let files = folder(&[("a.txt", b"\xff\xfe"), ("b.jsonl", b"{\"text\": \"\xff\"}\n"), ("c.txt", b"")]);
-    assert_eq!(texts(&params(&files, &["*"])), [Text::NotUtf8, Text::NotUtf8, Text::Empty]);
+    let files = folder(&[
+        ("a.txt", b"\xff\xfe"),
+        ("b.jsonl", b"{\"text\": \"\xff\"}\n"),
+        ("c.txt", b""),
+        ("d.txt", b"a\0b"),
+        ("e.jsonl.gz", b"\x1f\x8b\x08\x00"),
+    ]);
+    let expected = [
+        Text::NoText("not UTF-8"),
+        Text::NoText("not UTF-8"),
+        Text::Empty,
+        Text::NoText("binary: it has a byte 0"),
+        Text::NoText("compressed: unpack it first"),
+    ];
+    assert_eq!(texts(&params(&files, &["*"])), expected);
 }
 
 #[test]

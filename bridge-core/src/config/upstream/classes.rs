@@ -26,6 +26,8 @@ const CLASSES: &[(&str, &[&str])] = &[
     ("mixed_precision", &["MixedPrecisionConfig"]),
     ("tensor_inspect", &["TensorInspectConfig"]),
     ("inprocess_restart", &["InProcessRestartConfig"]),
+    ("dataset.dataset_kwargs", &["GPTSFTDataset"]),
+    ("dataset.packed_sequence_specs", &["PackedSequenceSpecs"]),
 ];
 
 /// Classes that choose a kind.

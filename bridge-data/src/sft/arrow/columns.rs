@@ -9,6 +9,7 @@ use serde_json::{Map, Number as JsonNumber, Value};
 
 use super::flatbuffer::{Broken, Table};
 use super::schema::{Field, Kind, Number, Offsets, broken};
+use crate::sft::table;
 
 /// Most bytes that the buffers of a batch have when they are no longer compressed.
 pub const MOST_BYTES: u64 = 2 << 30;
@@ -305,8 +306,7 @@ fn list(items: &Column, range: Range<usize>, room: &mut usize) -> Result<Value, 
 
 fn text(bytes: &[u8], room: &mut usize) -> Result<Value, String> {
     take(room, bytes.len())?;
-    let text = std::str::from_utf8(bytes).map_err(|_| "has text that is not UTF-8".to_owned())?;
-    Ok(Value::String(text.to_owned()))
+    Ok(Value::String(table::text(bytes)?.to_owned()))
 }
 
 /// What a view shows: up to twelve bytes of its own, or a part of a buffer.
@@ -326,9 +326,12 @@ fn take(room: &mut usize, bytes: usize) -> Result<(), String> {
     Ok(())
 }
 
-/// A number as JSON has it; null for one that is not finite.
+/// A number as JSON has it.
+///
+/// # Errors
+/// One that is not finite, and one that the data does not have.
 fn json(number: Number, values: &Buffer, row: usize) -> Result<Value, String> {
-    let float = |value: f64| JsonNumber::from_f64(value).map_or(Value::Null, Value::Number);
+    let float = |value: f64| JsonNumber::from_f64(value).map(Value::Number).ok_or(table::NOT_FINITE);
     Ok(match number {
         Number::Signed(1) => i8::from_le_bytes(values.array(row)?).into(),
         Number::Signed(2) => i16::from_le_bytes(values.array(row)?).into(),
@@ -338,7 +341,7 @@ fn json(number: Number, values: &Buffer, row: usize) -> Result<Value, String> {
         Number::Unsigned(2) => u16::from_le_bytes(values.array(row)?).into(),
         Number::Unsigned(4) => u32::from_le_bytes(values.array(row)?).into(),
         Number::Unsigned(_) => u64::from_le_bytes(values.array(row)?).into(),
-        Number::Float(4) => float(f64::from(f32::from_le_bytes(values.array(row)?))),
-        Number::Float(_) => float(f64::from_le_bytes(values.array(row)?)),
+        Number::Float(4) => float(f64::from(f32::from_le_bytes(values.array(row)?)))?,
+        Number::Float(_) => float(f64::from_le_bytes(values.array(row)?))?,
     })
 }

@@ -118,7 +118,8 @@ fn kind(field: Table<'_>) -> Result<Kind, String> {
             2 => Kind::Number(Number::Float(8)),
             _ => return unread("numbers of 16 bits"),
         },
-        5 => Kind::Text(Offsets::Short),
+        // Bytes are read as text, which they may be.
+        4 | 5 => Kind::Text(Offsets::Short),
         6 => Kind::Bool,
         // Days in 32 bits or, which the table says, milliseconds in 64.
         8 => Kind::Number(Number::Signed(if is_default(settings()?, 0, 1)? { 8 } else { 4 })),
@@ -134,10 +135,10 @@ fn kind(field: Table<'_>) -> Result<Kind, String> {
             Kind::FixedList(usize::try_from(size).map_err(|_| broken(Broken))?)
         }
         17 => Kind::Map,
-        20 => Kind::Text(Offsets::Long),
+        19 | 20 => Kind::Text(Offsets::Long),
         21 => Kind::List(Offsets::Long),
-        24 => Kind::TextView,
-        4 | 15 | 19 | 23 => return unread("bytes"),
+        23 | 24 => Kind::TextView,
+        15 => return unread("bytes of one length"),
         7 => return unread("decimal numbers"),
         11 => return unread("intervals"),
         14 => return unread("values of several types"),

@@ -96,12 +96,19 @@ fn what_is_no_value_is_named() {
     let mut named = 0;
     for at in flag.saturating_sub(64)..flag {
         let kept = whole[at];
-        whole[at] = 4;
+        whole[at] = 7;
         let problem = rows_of(&whole).err().unwrap_or_default();
-        named += usize::from(problem.contains("column `flag`: has bytes, which are no values of JSON"));
+        named += usize::from(problem.contains("column `flag`: has decimal numbers, which are no values of JSON"));
         whole[at] = kept;
     }
     assert!(named >= 1, "no byte is the type");
+    // A number of the third row, as NaN: an error with its row and column.
+    let mut whole = std::fs::read(fixture("types.arrow")).unwrap();
+    let two_thirds = (2.0f64 / 3.0).to_le_bytes();
+    let at = whole.windows(8).position(|bytes| bytes == two_thirds).unwrap();
+    whole[at..at + 8].copy_from_slice(&f64::NAN.to_le_bytes());
+    let problem = rows_of(&whole).unwrap_err();
+    assert!(problem.starts_with("row 3: column `double`: has a number that is not finite"), "{problem}");
 }
 
 /// Whatever becomes of its bytes: rows or an error, in a time that does not grow.
