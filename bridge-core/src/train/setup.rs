@@ -136,6 +136,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
             dumps,
             lock,
             last_saved_step: None,
+            from_temporary: false,
             standing: Arc::clone(exits.standing()),
         },
         state: GlobalState { config: Arc::clone(&config), train_state: TrainState::default() },
