@@ -96,6 +96,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let known = known.with(remarks((&config, groups), &registry.weights, start.as_ref()));
     let padded_vocab_size = vocabulary::rows(&config, &data, start.as_ref(), &reporter)?;
     let teacher = fitting(teacher, &preparation, (&data, padded_vocab_size), &registry.models)?;
+    reporter.go_by(&config);
     let opened = open(
         &mut reporter,
         groups,

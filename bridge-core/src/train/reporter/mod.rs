@@ -100,6 +100,12 @@ impl Reporter {
         }
     }
 
+    /// Goes by the configuration of the run, where the data said how long it is.
+    pub(super) fn go_by(&mut self, config: &Arc<RunConfig>) {
+        self.recorder = Recorder::new(config);
+        self.config = Arc::clone(config);
+    }
+
     /// Opens the sinks of the run named `run`, which starts from `start`; those that the program hands in come after those of the recipe. Ranks other than 0
     /// have none.
     pub(super) fn open_sinks(
@@ -225,6 +231,11 @@ impl Reporter {
         let tokens = state.consumed_train_samples * self.config.model.seq_length as u64;
         let save = SaveRecord { iteration, stage, flops: state.floating_point_operations_so_far, tokens };
         self.lock().serve(iteration, |sink| sink.on_save(&save));
+    }
+
+    /// Lets the sinks write what waits: a temporary save was made.
+    pub(super) fn save_temporarily(&mut self, iteration: u64) {
+        self.lock().serve(iteration, |sink| sink.on_temporary_save());
     }
 
     /// Takes the bar away: training is over.
