@@ -121,7 +121,7 @@ fn split_end(evaluation: Evaluation) -> (Option<EvaluationReport>, Option<ExitRe
 fn last_validation(run: &mut TrainingRun) -> Result<Evaluation, TrainError> {
     let step = run.state.train_state.step;
     let last = run.last_validation.take().filter(|report| report.iteration == step);
-    match last.filter(|_| run.inputs.data.validates_alike(&run.config)) {
+    match last.filter(|_| run.config.validation.full_validation) {
         Some(report) => Ok(Evaluation::Done(report)),
         None => evaluate_at(run, Split::Valid, Occasion::AfterTraining),
     }
