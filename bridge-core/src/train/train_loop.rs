@@ -190,11 +190,7 @@ fn exit_for_rerun(run: &mut TrainingRun, decision: ExitDecision) -> Result<ExitR
 }
 
 fn validation_is_due(run: &TrainingRun) -> bool {
-    let step = run.state.train_state.step as usize;
-    let validation = &run.config.validation;
-    run.state.train_state.do_valid
-        && validation.eval_interval.is_some_and(|interval| step.is_multiple_of(interval))
-        && validation.start_eval_at_iter.is_none_or(|start| step >= start)
+    run.state.train_state.do_valid && run.config.validation.is_due(run.state.train_state.step)
 }
 
 /// Evaluates on the validation split, and notes if that was stopped.

@@ -18,8 +18,8 @@ use crate::config::{self, RunConfig};
 use crate::logging::numbers::grouped;
 use crate::logging::terminal::coloured_output;
 use crate::logging::{
-    ConsoleSink, Ending, LogFormat, LogLevel, NoProgress, ProgressMode, ProgressSink, RankLog, RunEnd, RunStart,
-    SaveRecord, SaveStage, Sink, SinkContext, SinkError, Split, Verbosity, open_sinks, timestamp,
+    ConsoleSink, Ending, LogFormat, LogLevel, MadeAgain, NoProgress, ProgressMode, ProgressSink, RankLog, RunEnd,
+    RunStart, SaveRecord, SaveStage, Sink, SinkContext, SinkError, Split, Verbosity, open_sinks, timestamp,
 };
 use crate::optim::ModelSize;
 
@@ -117,7 +117,8 @@ impl Reporter {
             return Ok(());
         }
         let (iteration, consumed_samples) = (start.step, start.consumed_train_samples);
-        let opened = open_sinks(&SinkContext { config: &self.config, run, iteration, consumed_samples })?;
+        let again = MadeAgain::of(&self.config, iteration);
+        let opened = open_sinks(&SinkContext { config: &self.config, run, iteration, consumed_samples, again })?;
         let lacking: Vec<String> = opened.iter().chain(&handed_in).filter_map(|sink| sink.lacks()).collect();
         self.lock().sinks.splice(0..0, opened.into_iter().chain(handed_in));
         lacking.iter().for_each(|text| self.warn(text));
