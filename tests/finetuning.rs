@@ -227,6 +227,13 @@ fn epochs_are_counted_by_the_data() {
         let losses = losses_of(counted.path(), "train");
         assert_eq!(losses, losses_of(given.path(), "train"), "{how:?}");
         assert_eq!(losses.len(), iterations);
+        let console = String::from_utf8_lossy(&resumed.stdout).into_owned();
+        let log = std::fs::read_to_string(counted.path().join("runs/tiny/train.log")).unwrap();
+        for text in [console, log] {
+            let line = text.lines().filter(|line| line.contains("] iteration")).next_back().unwrap();
+            let place = line.split('|').next().unwrap().replace(' ', "");
+            assert!(place.ends_with("iteration3/3") && line.contains("time left: 0"), "{line}");
+        }
         let saved = |folder: &Path| std::fs::read_to_string(folder.join("saved/iter_0000003/run_config.toml")).unwrap();
         assert!(saved(counted.path()).contains("train_iters = 3") && !saved(counted.path()).contains("num_epochs"));
     }

@@ -162,3 +162,31 @@ fn saves_of_another_past_are_not_taken() {
     let said = resumed(folder.path(), &LOCAL);
     assert!(!said.contains("resuming"), "{said}");
 }
+
+#[test]
+fn a_run_whose_end_is_only_in_a_temporary_save_saves_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = killed_with_pieces(folder.path(), &LOCAL);
+    let piece = piece_in(&place.join("rank-00000")).unwrap();
+    let last = piece.file_name().unwrap().to_string_lossy().trim_start_matches("iter_").parse::<usize>().unwrap();
+    // As if the checkpoint at the end of a shorter run had failed.
+    let length = format!("train.train_iters={last}");
+    let shorter = [&LOCAL[..], &[length.as_str(), "scheduler.override_opt_param_scheduler=true"]].concat();
+    let said = resumed(folder.path(), &shorter);
+    assert!(said.contains("a temporary save") && said.contains("nothing left to train"), "{said}");
+    let saved = piece_in(&folder.path().join("saved")).unwrap();
+    assert_eq!(saved.file_name(), piece.file_name(), "{said}");
+    assert!(only_folder(&folder.path().join("local")).is_none(), "what is saved for good is not kept twice");
+    let again = resumed(folder.path(), &shorter);
+    assert!(again.contains(&format!("resuming from saved/{}", saved.file_name().unwrap().display())), "{again}");
+    assert!(!again.contains("saved saved/"), "nothing is saved twice: {again}");
+}
+
+#[test]
+fn the_last_step_is_saved_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let said = resumed(folder.path(), &LOCAL);
+    assert!(said.contains("temporary save of iteration 21 "), "{said}");
+    assert!(!said.contains("temporary save of iteration 24 "), "{said}");
+    assert!(said.contains("saved saved/iter_0000024 "), "{said}");
+}

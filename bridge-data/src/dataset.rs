@@ -100,6 +100,10 @@ pub trait Dataset: Send + Sync {
     fn fetch_order(&self) -> FetchOrder {
         FetchOrder::Any
     }
+
+    /// Lets a dataset of [`FetchOrder::Matters`] begin anew: what is fetched from now on is what a new dataset would give. No loader of it
+    /// may be at work. Datasets whose samples do not depend on the order have nothing to do.
+    fn restart(&self) {}
 }
 
 /// Whether samples depend on the order of [`Dataset::get`] calls.
@@ -107,7 +111,7 @@ pub trait Dataset: Send + Sync {
 pub enum FetchOrder {
     /// A sample does not depend on when it is fetched.
     Any,
-    /// The dataset draws from one random stream as samples are fetched.
+    /// The dataset draws from one random stream as samples are fetched, which [`Dataset::restart`] begins anew.
     Matters,
 }
 

@@ -334,6 +334,15 @@ impl Deref for RunConfig {
     }
 }
 
+impl FinalValidation {
+    /// Whether the validation split is evaluated after `iteration`, while the run trains.
+    pub fn is_due(&self, iteration: u64) -> bool {
+        let iteration = iteration as usize;
+        self.eval_interval.is_some_and(|interval| iteration.is_multiple_of(interval))
+            && self.start_eval_at_iter.is_none_or(|start| iteration >= start)
+    }
+}
+
 impl RunConfig {
     pub(super) fn new(resolved: Resolved, recipe: RecipeConfig, warnings: Vec<String>, origins: Origins) -> Self {
         Self { resolved, recipe, warnings, origins }

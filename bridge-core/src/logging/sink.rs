@@ -2,7 +2,7 @@
 
 use bridge_data::outside;
 
-use super::record::{LogLevel, Record, RunEnd, RunStart, SaveRecord};
+use super::record::{LogLevel, Record, RunEnd, RunStart, SaveRecord, Split};
 use crate::config::RunConfig;
 
 /// Why a sink could not write. It ends no run.
@@ -68,6 +68,14 @@ pub trait Sink: Send {
         Ok(())
     }
 
+    /// A temporary save was made, from which a run that is killed goes on: what waits of the iterations before is written.
+    ///
+    /// # Errors
+    /// Told and counted.
+    fn on_temporary_save(&mut self) -> Result<(), SinkError> {
+        Ok(())
+    }
+
     /// Training is over; evaluations may follow.
     fn on_train_end(&mut self) {}
 
@@ -91,6 +99,31 @@ pub struct SinkContext<'a> {
     pub iteration: u64,
     /// Samples that it has trained on before.
     pub consumed_samples: u64,
+    /// What of its last iteration it makes again, where it has no further one to do.
+    pub again: Option<MadeAgain>,
+}
+
+/// The evaluations that a run makes after training, which one that has nothing left to train makes again. Records of them are dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MadeAgain {
+    /// Validations after the last iteration that were made during training, before the others: they stay.
+    pub kept_validations: usize,
+}
+
+impl MadeAgain {
+    /// Those of a run of `config` whose last iteration is `iteration`; `None` where it goes on training.
+    pub fn of(config: &RunConfig, iteration: u64) -> Option<Self> {
+        let validation = &config.validation;
+        let is_over = validation.skip_train || iteration >= config.train.train_iters as u64;
+        // A whole split that was validated during training is not validated once more after it, but for a run that starts here.
+        let stays = validation.is_due(iteration) && !validation.full_validation;
+        is_over.then_some(Self { kept_validations: usize::from(stays) })
+    }
+
+    /// Whether a record of an evaluation after the last iteration stays, before which `validations` have stayed.
+    pub fn keeps(self, split: Split, validations: usize) -> bool {
+        split == Split::Valid && validations < self.kept_validations
+    }
 }
 
 /// Why a sink could not be opened. The run does not begin.

@@ -306,12 +306,6 @@ impl RunData {
         if is_read_once(config, split) { read.min(set.dataset.len() as u64) } else { read }
     }
 
-    /// Whether every validation reads the same samples: all of a split that is the same whenever it is read.
-    pub(super) fn validates_alike(&self, config: &RunConfig) -> bool {
-        let is_fixed = |dataset: &Arc<dyn Dataset>| dataset.fetch_order() == FetchOrder::Any;
-        config.validation.full_validation && self.evaluated(Split::Valid).iter().all(|set| is_fixed(&set.dataset))
-    }
-
     /// Takes back the loaders of an evaluation, for the next one.
     pub(super) fn keep_valid_loaders(&mut self, config: &RunConfig, loaders: Vec<DataLoader>) {
         if !config.validation.full_validation {
@@ -479,8 +473,9 @@ fn loader(config: &RunConfig, dataset: Arc<dyn Dataset>, mut params: SamplerPara
     let workers = LoaderParams { num_workers: config.dataset.num_workers, ..LoaderParams::default() };
     let mut replayed = 0;
     if dataset.fetch_order() == FetchOrder::Matters {
-        // Samples depend on those fetched before: go through them again, so that a resumed run draws what an
-        // uninterrupted one would have drawn.
+        // Samples depend on those fetched before: go through them again from the start, so that a resumed run, or a repeated step, draws what
+        // an uninterrupted one would have drawn, and each evaluation of a whole split the same.
+        dataset.restart();
         replayed = params.consumed_samples / (params.micro_batch_size * params.data_parallel.size) as u64;
         params.consumed_samples = 0;
     }
@@ -490,3 +485,7 @@ fn loader(config: &RunConfig, dataset: Arc<dyn Dataset>, mut params: SamplerPara
     }
     Ok(loader)
 }
+
+#[cfg(test)]
+#[path = "data_tests.rs"]
+mod tests;

@@ -21,7 +21,9 @@ pub(super) fn checkpoint_and_decide_exit(
     if run.saves() && run.outputs.last_saved_step != Some(step) {
         if interval_save || verdict.saves || reason.is_some() {
             save_checkpoint(run)?;
-        } else if due(run.config.checkpoint.non_persistent_save_interval) {
+        } else if step < run.config.train.train_iters as u64 && due(run.config.checkpoint.non_persistent_save_interval)
+        {
+            // The last step has a persistent checkpoint right after this.
             save_temporarily(run)?;
         }
     }

@@ -24,7 +24,10 @@ pub(super) struct Outputs {
     pub dumps: GradientDumps,
     /// Locks on the run's folders, on rank 0 until the run ends.
     pub lock: Option<RunLock>,
+    /// The step of the last persistent checkpoint.
     pub last_saved_step: Option<u64>,
+    /// Whether the run goes on from a temporary save: where it does no further step, nothing else has its state.
+    pub from_temporary: bool,
     /// Where the run stands, for whom ends it at its deadline.
     pub standing: Arc<Standing>,
 }

@@ -10,7 +10,7 @@ use super::run::TrainingRun;
 use super::run_options::RunOptions;
 use super::setup::setup;
 use super::threads::in_own_pool;
-use super::train_loop::{make_up_for_validation, train};
+use super::train_loop::{make_up_for_validation, save_end, train};
 use crate::checkpoint::TrainState;
 use crate::config::RunConfig;
 use crate::logging::{Ending, Occasion, Split};
@@ -80,7 +80,11 @@ fn train_and_evaluate(run: &mut TrainingRun) -> Result<Outcome, TrainError> {
     } else if state.step >= train_iters {
         let step = state.step;
         run.note(&format!("nothing left to train: {step} of {train_iters} iterations are done"));
-        make_up_for_validation(run)?.unwrap_or(ExitReason::Completed)
+        let stopped = make_up_for_validation(run)?;
+        if run.outputs.from_temporary {
+            save_end(run)?;
+        }
+        stopped.unwrap_or(ExitReason::Completed)
     } else {
         train(run)?
     };
@@ -117,7 +121,7 @@ fn split_end(evaluation: Evaluation) -> (Option<EvaluationReport>, Option<ExitRe
 fn last_validation(run: &mut TrainingRun) -> Result<Evaluation, TrainError> {
     let step = run.state.train_state.step;
     let last = run.last_validation.take().filter(|report| report.iteration == step);
-    match last.filter(|_| run.inputs.data.validates_alike(&run.config)) {
+    match last.filter(|_| run.config.validation.full_validation) {
         Some(report) => Ok(Evaluation::Done(report)),
         None => evaluate_at(run, Split::Valid, Occasion::AfterTraining),
     }

@@ -96,6 +96,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let known = known.with(remarks((&config, groups), &registry.weights, start.as_ref()));
     let padded_vocab_size = vocabulary::rows(&config, &data, start.as_ref(), &reporter)?;
     let teacher = fitting(teacher, &preparation, (&data, padded_vocab_size), &registry.models)?;
+    reporter.go_by(&config);
     let opened = open(
         &mut reporter,
         groups,
@@ -136,6 +137,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
             dumps,
             lock,
             last_saved_step: None,
+            from_temporary: false,
             standing: Arc::clone(exits.standing()),
         },
         state: GlobalState { config: Arc::clone(&config), train_state: TrainState::default() },

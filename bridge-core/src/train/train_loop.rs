@@ -89,11 +89,17 @@ fn train_steps(run: &mut TrainingRun) -> Result<ExitReason, TrainError> {
             return Ok(reason);
         }
     }
-    if run.saves() && run.state.train_state.step > 0 && run.outputs.last_saved_step != Some(run.state.train_state.step)
-    {
+    save_end(run)?;
+    Ok(end)
+}
+
+/// Saves the step at which training ends, if the run saves and that step has no persistent checkpoint.
+pub(super) fn save_end(run: &mut TrainingRun) -> Result<(), TrainError> {
+    let step = run.state.train_state.step;
+    if run.saves() && step > 0 && run.outputs.last_saved_step != Some(step) {
         save_checkpoint(run)?;
     }
-    Ok(end)
+    Ok(())
 }
 
 /// Reports a step that is counted, with the figures of subsystems, and hears what they ask for.
@@ -164,9 +170,7 @@ fn skip_iteration(run: &mut TrainingRun) -> Result<Skip, TrainError> {
 fn stop_within_step(run: &mut TrainingRun, reason: ExitReason) -> Result<ExitReason, TrainError> {
     let step = run.state.train_state.step;
     run.note(&format!("iteration {} is left unfinished", step + 1));
-    if run.saves() && step > 0 && run.outputs.last_saved_step != Some(step) {
-        save_checkpoint(run)?;
-    }
+    save_end(run)?;
     Ok(reason)
 }
 
@@ -186,11 +190,7 @@ fn exit_for_rerun(run: &mut TrainingRun, decision: ExitDecision) -> Result<ExitR
 }
 
 fn validation_is_due(run: &TrainingRun) -> bool {
-    let step = run.state.train_state.step as usize;
-    let validation = &run.config.validation;
-    run.state.train_state.do_valid
-        && validation.eval_interval.is_some_and(|interval| step.is_multiple_of(interval))
-        && validation.start_eval_at_iter.is_none_or(|start| step >= start)
+    run.state.train_state.do_valid && run.config.validation.is_due(run.state.train_state.step)
 }
 
 /// Evaluates on the validation split, and notes if that was stopped.

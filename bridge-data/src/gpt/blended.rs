@@ -220,4 +220,8 @@ impl Dataset for BlendedDataset {
     fn fetch_order(&self) -> FetchOrder {
         self.members.first().map_or(FetchOrder::Any, |member| member.dataset().fetch_order())
     }
+
+    fn restart(&self) {
+        self.members.iter().for_each(|member| member.dataset().restart());
+    }
 }

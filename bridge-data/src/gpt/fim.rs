@@ -86,11 +86,13 @@ impl FimParams {
 /// A [`GptDataset`] whose samples are permuted.
 ///
 /// The random choices are one stream, used up in the order samples are fetched, as in Megatron Bridge. Loaders fetch with one worker, and a
-/// run that resumes has to fetch what it has consumed once more to draw the same choices again.
+/// run that resumes, or goes back, has to restart the stream and fetch what it has consumed once more to draw the same choices again.
 pub struct FimDataset {
     inner: GptDataset,
     params: FimParams,
     tokenizer: Arc<dyn Tokenizer>,
+    /// The stream as it begins.
+    beginning: RandomState,
     stream: Mutex<RandomState>,
 }
 
@@ -102,8 +104,8 @@ impl FimDataset {
         seed: i64,
     ) -> Result<Self, DataError> {
         params.check()?;
-        let stream = RandomState::new(seed).map_err(|error| DataError::Parameter(error.to_string()))?;
-        Ok(Self { inner, params, tokenizer, stream: Mutex::new(stream) })
+        let beginning = RandomState::new(seed).map_err(|error| DataError::Parameter(error.to_string()))?;
+        Ok(Self { inner, params, tokenizer, stream: Mutex::new(beginning.clone()), beginning })
     }
 
     pub(crate) fn inner(&self) -> &GptDataset {
@@ -128,6 +130,10 @@ impl Dataset for FimDataset {
 
     fn fetch_order(&self) -> FetchOrder {
         FetchOrder::Matters
+    }
+
+    fn restart(&self) {
+        *self.stream.lock().unwrap_or_else(PoisonError::into_inner) = self.beginning.clone();
     }
 }
 

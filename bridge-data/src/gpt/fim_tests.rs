@@ -76,6 +76,17 @@ fn samples_are_megatron_bridges() {
 }
 
 #[test]
+fn a_restarted_stream_draws_the_same() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let dataset = dataset(folder.path(), &cases()[0]);
+    let fetch = |count: usize| (0..count).map(|i| dataset.get(i).expect("in range").tokens).collect::<Vec<_>>();
+    let first = fetch(7);
+    assert_ne!(fetch(7), first, "the stream has moved on");
+    dataset.restart();
+    assert_eq!(fetch(7), first);
+}
+
+#[test]
 fn rates_must_be_probabilities() {
     let case = Case { rate: 1.5, ..cases().remove(0) };
     let fim = FimParams {

@@ -143,6 +143,8 @@ impl Sink for ConsoleSink {
     }
 
     fn on_run_start(&mut self, start: &RunStart) -> Result<(), SinkError> {
+        // The console is there before the data says how long a run of epochs is.
+        self.train_iters = start.train_iters.unwrap_or(self.train_iters);
         self.bar = start.train_iters.map(|train_iters| {
             let mut task = ProgressTask::new("training", train_iters, "it");
             task.done = start.iteration;

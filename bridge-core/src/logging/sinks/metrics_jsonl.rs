@@ -11,8 +11,9 @@ use bridge_data::outside;
 use serde_json::{Map, Value};
 
 use crate::logging::json_value::{MetricValue, fields_to_json};
-use crate::logging::record::Record;
-use crate::logging::sink::{OpenError, Opened, Sink, SinkContext, SinkError};
+use crate::logging::record::Occasion::AfterTraining;
+use crate::logging::record::{Record, RecordKind, Split};
+use crate::logging::sink::{MadeAgain, OpenError, Opened, Sink, SinkContext, SinkError};
 
 const NAME: &str = "metrics.jsonl";
 
@@ -21,7 +22,7 @@ pub(super) fn open(context: &SinkContext) -> Opened {
     if !logger.metrics_jsonl {
         return Ok(None);
     }
-    let file = MetricsFile::open(&logger.log_dir.join(NAME), context.run, context.iteration);
+    let file = MetricsFile::resume(&logger.log_dir.join(NAME), context.run, (context.iteration, context.again));
     let file = file.map_err(|error| match error {
         MetricsFileError::Line { .. } => OpenError::damaged(NAME, error),
         MetricsFileError::Io { .. } => OpenError::log(NAME, error),
@@ -104,11 +105,16 @@ impl MetricsFile {
     /// those of a run that is continued.
     ///
     /// Lines about later iterations are dropped, because those iterations will run again; so is a last line that an
-    /// interrupted run left torn. The file is replaced in one step, so nothing is lost if this is interrupted too.
+    /// interrupted run left torn. Evaluations after the last iteration that the run makes `again` are dropped too. The file is replaced in one
+    /// step, so nothing is lost if this is interrupted too.
     ///
     /// # Errors
     /// File errors, or a damaged line before the last.
-    pub fn open(path: &Path, run: &str, completed_iterations: u64) -> Result<Self, MetricsFileError> {
+    pub fn resume(
+        path: &Path,
+        run: &str,
+        (completed_iterations, again): (u64, Option<MadeAgain>),
+    ) -> Result<Self, MetricsFileError> {
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder).map_err(io_error(folder))?;
         }
@@ -130,10 +136,18 @@ impl MetricsFile {
         }
         let old = if is_own { old } else { Vec::new() };
         let mut kept = Vec::with_capacity(old.len());
-        let mut earlier: Option<(u64, u64)> = None;
+        let (mut earlier, mut validations) = (None::<(u64, u64)>, 0);
         for (line, record) in records(path, &old)? {
             let iteration = record.get("iteration").and_then(Value::as_u64);
             let Some(iteration) = iteration.filter(|iteration| *iteration <= completed_iterations) else { continue };
+            if let Some(again) = again.filter(|_| iteration == completed_iterations)
+                && let Some(split) = split_of(&record)
+            {
+                if !again.keeps(split, validations) {
+                    continue;
+                }
+                validations += 1;
+            }
             kept.extend_from_slice(line);
             kept.push(b'\n');
             if record.get("kind").is_some_and(|kind| kind == "train") {
@@ -147,6 +161,12 @@ impl MetricsFile {
         Ok(Self { path: path.to_owned(), run: run.to_owned(), file, completed_iterations, earlier })
     }
 
+    /// As [`resume`](Self::resume), for a run that makes nothing again.
+    #[cfg(test)]
+    pub fn open(path: &Path, run: &str, completed_iterations: u64) -> Result<Self, MetricsFileError> {
+        Self::resume(path, run, (completed_iterations, None))
+    }
+
     /// Appends a record. Whole lines reach the operating system, so another process can follow the file.
     ///
     /// # Errors
@@ -157,6 +177,12 @@ impl MetricsFile {
         line.push('\n');
         append_whole(&mut self.file, line.as_bytes()).map_err(io_error(&self.path))
     }
+}
+
+/// The split that a record is an evaluation of.
+fn split_of(record: &Map<String, Value>) -> Option<Split> {
+    let kind = record.get("kind")?.as_str()?;
+    [Split::Valid, Split::Test].into_iter().find(|split| RecordKind::Evaluation(*split, AfterTraining).name() == kind)
 }
 
 /// Renames a file after the run whose records it has, without replacing any file.
@@ -299,6 +325,26 @@ pub(super) mod tests {
         run(&path, 0, 2);
         assert_eq!(iterations(&path), [1, 2], "a run that starts over");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "no temporary file is left");
+    }
+
+    #[test]
+    fn evaluations_that_are_made_again_are_there_once() {
+        for kept_validations in [0, 1] {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("metrics.jsonl");
+            let again = Some(MadeAgain { kept_validations });
+            let mut writer = MetricsFile::open(&path, "a", 0).unwrap();
+            let mut write = |kind, iteration| writer.write(&fields(kind, iteration, [("loss", 1.0.into())])).unwrap();
+            write("valid", 2);
+            (1..=4).for_each(|iteration| write("train", iteration));
+            (0..kept_validations).for_each(|_| write("valid", 4));
+            let of_training = fs::read(&path).unwrap();
+            ["valid", "test"].iter().for_each(|kind| write(kind, 4));
+            drop(MetricsFile::open(&path, "a", 4).unwrap());
+            assert!(fs::read(&path).unwrap().len() > of_training.len(), "a run that goes on keeps them");
+            drop(MetricsFile::resume(&path, "a", (4, again)).unwrap());
+            assert_eq!(fs::read(&path).unwrap(), of_training);
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! TensorBoard events: every figure that has a tag, every `logger.tensorboard_log_interval` steps.
 
-use crate::logging::record::{Figure, Record, RecordKind, RunEnd, Scope};
+use crate::logging::record::{Figure, Record, RecordKind, RunEnd, SaveRecord, Scope};
 use crate::logging::sink::{OpenError, Opened, Sink, SinkContext, SinkError};
 use crate::logging::tensorboard::{EventFileError, EventWriter, ResumePoint, SAMPLES_SUFFIX};
 
@@ -15,7 +15,8 @@ struct TensorBoard {
 pub(super) fn open(context: &SinkContext) -> Opened {
     let logger = &context.config.logger;
     let folder = logger.tensorboard_dir.clone().unwrap_or_else(|| logger.log_dir.join("tensorboard"));
-    let resume = ResumePoint { iteration: context.iteration, consumed_samples: context.consumed_samples };
+    let resume =
+        ResumePoint { iteration: context.iteration, consumed_samples: context.consumed_samples, again: context.again };
     let writer = EventWriter::open(&folder, resume, logger.tensorboard_queue_size);
     let writer = writer.map_err(|error| match error {
         EventFileError::Damaged { .. } => OpenError::damaged(NAME, error),
@@ -45,6 +46,15 @@ impl Sink for TensorBoard {
         Ok(())
     }
 
+    fn on_save(&mut self, _save: &SaveRecord) -> Result<(), SinkError> {
+        // A run that is killed goes on from here, and does not write the points before again.
+        Ok(self.writer.flush()?)
+    }
+
+    fn on_temporary_save(&mut self) -> Result<(), SinkError> {
+        Ok(self.writer.flush()?)
+    }
+
     fn on_run_end(&mut self, _end: &mut RunEnd) -> Result<(), SinkError> {
         Ok(self.writer.flush()?)
     }
@@ -53,7 +63,7 @@ impl Sink for TensorBoard {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::logging::record::Ending;
+    use crate::logging::record::{Ending, SaveStage};
     use crate::logging::tensorboard::{EventKind, read_events};
 
     fn record(iteration: u64, figures: Vec<Figure>) -> Record {
@@ -96,5 +106,25 @@ mod tests {
             ("time vs samples", 16),
         ];
         assert_eq!(points, expected.map(|(tag, step)| (tag.to_owned(), step)));
+    }
+
+    #[test]
+    fn what_a_save_is_of_is_on_disk_before_a_run_can_be_killed() {
+        let folder = tempfile::tempdir().unwrap();
+        let writer = EventWriter::open(folder.path(), ResumePoint::default(), 1000).unwrap();
+        let path = writer.path().to_owned();
+        let mut sink = TensorBoard { writer, interval: 1 };
+        let last = || read_events(&path).unwrap().last().unwrap().step;
+        let save = SaveRecord { iteration: 3, stage: SaveStage::Begun, flops: 0.0, tokens: 0 };
+        for iteration in 1..=5 {
+            let figure = Figure::new("grad_norm", "", "Norm", 1.5).board_of_steps("grad-norm");
+            sink.on_record(&record(iteration, vec![figure])).unwrap();
+            match iteration {
+                3 => sink.on_save(&save).unwrap(),
+                4 => sink.on_temporary_save().unwrap(),
+                _ => {}
+            }
+            assert_eq!(last(), [0, 0, 3, 4, 4][iteration as usize - 1], "after iteration {iteration}");
+        }
     }
 }

@@ -244,6 +244,10 @@ impl Sink for WandbSink {
         flushed
     }
 
+    fn on_temporary_save(&mut self) -> Result<(), SinkError> {
+        self.flush()
+    }
+
     fn on_run_end(&mut self, end: &mut RunEnd) -> Result<(), SinkError> {
         // All are tried; the first that fails is told.
         let written = [self.flush(), self.copy()];

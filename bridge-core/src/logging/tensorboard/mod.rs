@@ -9,4 +9,4 @@ mod writer;
 
 pub use event::{Event, EventKind};
 pub use record::{EventFileError, read_events};
-pub use writer::{EventWriter, ResumePoint, SAMPLES_SUFFIX};
+pub use writer::{EventWriter, PERPLEXITY_SUFFIX, ResumePoint, SAMPLES_SUFFIX};

@@ -1,18 +1,27 @@
 //! Writing an event file, and cutting what earlier runs wrote beyond the point where this one resumes.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bridge_data::outside;
 
 use super::event::{Event, EventKind};
 use super::record::{EventFileError, frame, split};
+use crate::logging::record::Split;
+use crate::logging::sink::MadeAgain;
 
 /// What the twins of curves that count samples instead of iterations end with.
 pub const SAMPLES_SUFFIX: &str = " vs samples";
+
+/// What curves of perplexities end with.
+pub const PERPLEXITY_SUFFIX: &str = " ppl";
+
+/// How long an event may wait, as `flush_secs` of PyTorch's `SummaryWriter`.
+const LONGEST_WAIT: Duration = Duration::from_secs(120);
 
 const FILE_PREFIX: &str = "events.out.tfevents.";
 
@@ -23,19 +32,36 @@ pub struct ResumePoint {
     pub iteration: u64,
     /// Samples trained on.
     pub consumed_samples: u64,
+    /// What is made again of the last iteration.
+    pub again: Option<MadeAgain>,
 }
 
 impl ResumePoint {
     /// Whether a run that continues here will not write the event again.
-    fn keeps(&self, event: &Event) -> bool {
-        match &event.kind {
-            EventKind::Scalar { tag, .. } if tag.ends_with(SAMPLES_SUFFIX) => {
-                event.step <= to_step(self.consumed_samples)
+    ///
+    /// `validations` has how many points of each curve of the validation split have stayed at the last iteration.
+    fn keeps(&self, event: &Event, validations: &mut BTreeMap<String, usize>) -> bool {
+        let EventKind::Scalar { tag, .. } = &event.kind else { return true };
+        let (name, last) = match tag.strip_suffix(SAMPLES_SUFFIX) {
+            Some(name) => (name, to_step(self.consumed_samples)),
+            None => (tag.as_str(), to_step(self.iteration)),
+        };
+        match (self.again, split_of(name)) {
+            (Some(again), Some(split)) if event.step == last => {
+                let stayed = validations.entry(tag.clone()).or_default();
+                let stays = again.keeps(split, *stayed);
+                *stayed += usize::from(stays);
+                stays
             }
-            EventKind::Scalar { .. } => event.step <= to_step(self.iteration),
-            EventKind::FileVersion(_) | EventKind::Other => true,
+            _ => event.step <= last,
         }
     }
+}
+
+/// The split that a curve is an evaluation of.
+fn split_of(name: &str) -> Option<Split> {
+    let name = name.strip_suffix(PERPLEXITY_SUFFIX).unwrap_or(name);
+    [Split::Valid, Split::Test].into_iter().find(|split| name.ends_with(&format!(" {}", split.name())))
 }
 
 fn to_step(count: u64) -> i64 {
@@ -54,24 +80,37 @@ pub struct EventWriter {
     file: BufWriter<File>,
     queue_size: usize,
     num_queued: usize,
+    longest_wait: Duration,
+    flushed: Instant,
 }
 
 impl EventWriter {
     /// Starts a new file in `folder`, after cutting the files there at `resume`, so that each point of a curve is there
-    /// once. Up to `queue_size` events wait in memory.
+    /// once. Up to `queue_size` events wait in memory, for two minutes at most while there are further ones.
     ///
     /// # Errors
     /// File errors, or a damaged event file in `folder`.
     pub fn open(folder: &Path, resume: ResumePoint, queue_size: usize) -> Result<Self, EventFileError> {
         fs::create_dir_all(folder).map_err(io_error(folder))?;
+        let mut names = Vec::new();
         for entry in fs::read_dir(folder).map_err(io_error(folder))? {
-            let entry = entry.map_err(io_error(folder))?;
-            if entry.file_name().to_string_lossy().starts_with(FILE_PREFIX) {
-                cut(&entry.path(), resume)?;
-            }
+            names.push(entry.map_err(io_error(folder))?.file_name());
+        }
+        // By the time that they were begun.
+        names.sort();
+        let mut validations = BTreeMap::new();
+        for name in names.iter().filter(|name| name.to_string_lossy().starts_with(FILE_PREFIX)) {
+            cut(&folder.join(name), resume, &mut validations)?;
         }
         let (path, file) = create_file(folder)?;
-        let mut writer = Self { path, file: BufWriter::new(file), queue_size: queue_size.max(1), num_queued: 0 };
+        let mut writer = Self {
+            path,
+            file: BufWriter::new(file),
+            queue_size: queue_size.max(1),
+            num_queued: 0,
+            longest_wait: LONGEST_WAIT,
+            flushed: Instant::now(),
+        };
         writer.write(0, EventKind::FileVersion("brain.Event:2".into()))?;
         writer.flush()?;
         Ok(writer)
@@ -95,7 +134,7 @@ impl EventWriter {
     /// # Errors
     /// File errors.
     pub fn flush(&mut self) -> Result<(), EventFileError> {
-        self.num_queued = 0;
+        (self.num_queued, self.flushed) = (0, Instant::now());
         self.file.flush().map_err(io_error(&self.path))
     }
 
@@ -103,7 +142,8 @@ impl EventWriter {
         let event = Event { wall_time: seconds_since_1970(), step, kind };
         self.file.write_all(&frame(&event.encode())).map_err(io_error(&self.path))?;
         self.num_queued += 1;
-        if self.num_queued >= self.queue_size { self.flush() } else { Ok(()) }
+        let is_due = self.num_queued >= self.queue_size || self.flushed.elapsed() >= self.longest_wait;
+        if is_due { self.flush() } else { Ok(()) }
     }
 }
 
@@ -128,11 +168,11 @@ fn create_file(folder: &Path) -> Result<(PathBuf, File), EventFileError> {
 }
 
 /// Removes what a run that continues at `resume` will write again, and any torn record at the end.
-fn cut(path: &Path, resume: ResumePoint) -> Result<(), EventFileError> {
+fn cut(path: &Path, resume: ResumePoint, validations: &mut BTreeMap<String, usize>) -> Result<(), EventFileError> {
     let bytes = outside::read(path, outside::RECORDS_BYTES).map_err(io_error(path))?;
     let events = split(path, &bytes)?;
-    let kept: Vec<u8> =
-        events.iter().filter(|(event, _)| resume.keeps(event)).flat_map(|(_, record)| *record).copied().collect();
+    let kept = events.iter().filter(|(event, _)| resume.keeps(event, validations));
+    let kept: Vec<u8> = kept.flat_map(|(_, record)| *record).copied().collect();
     if kept == bytes {
         return Ok(());
     }
@@ -185,12 +225,39 @@ mod tests {
     fn a_resumed_run_has_each_point_once() {
         let folder = tempfile::tempdir().unwrap();
         run(folder.path(), ResumePoint::default(), 5);
-        run(folder.path(), ResumePoint { iteration: 3, consumed_samples: 24 }, 6);
+        run(folder.path(), ResumePoint { iteration: 3, consumed_samples: 24, again: None }, 6);
         let all = points(folder.path());
         let steps = |tag| all.iter().filter(|point| point.0 == tag).map(|point| point.1).collect::<Vec<_>>();
         assert_eq!(steps("lm loss"), [1, 2, 3, 4, 5, 6]);
         assert_eq!(steps("lm loss vs samples"), [8, 16, 24, 32, 40, 48]);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn evaluations_that_are_made_again_have_one_point() {
+        let folder = tempfile::tempdir().unwrap();
+        let evaluate = |resume, splits: &[&str]| {
+            let mut writer = EventWriter::open(folder.path(), resume, 1000).unwrap();
+            for split in splits {
+                writer.scalar(&format!("lm loss {split}"), 1.0, 4).unwrap();
+                writer.scalar(&format!("lm loss {split} vs samples"), 1.0, 32).unwrap();
+                writer.scalar(&format!("lm loss {split} ppl"), 1.0, 4).unwrap();
+            }
+            writer.flush().unwrap();
+        };
+        run(folder.path(), ResumePoint::default(), 4);
+        // The first validation is during training.
+        let resume = ResumePoint { iteration: 4, consumed_samples: 32, again: None };
+        let (valid, test) = (Split::Valid.name(), Split::Test.name());
+        evaluate(resume, &[valid, valid, test]);
+        let before = points(folder.path());
+        for _ in 0..2 {
+            let again = Some(MadeAgain { kept_validations: 1 });
+            evaluate(ResumePoint { again, ..resume }, &[valid, test]);
+            assert_eq!(points(folder.path()), before);
+        }
+        evaluate(ResumePoint { again: Some(MadeAgain { kept_validations: 0 }), ..resume }, &[]);
+        assert_eq!(points(folder.path()).len(), 8, "only those of training are left");
     }
 
     #[test]
@@ -203,5 +270,16 @@ mod tests {
         let points = points(folder.path());
         assert_eq!(points.len(), 2);
         assert!(points[1].2.is_nan());
+    }
+
+    #[test]
+    fn events_do_not_wait_longer_than_they_may() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut writer = EventWriter::open(folder.path(), ResumePoint::default(), 1000).unwrap();
+        writer.scalar("x", 1.0, 1).unwrap();
+        assert_eq!(points(folder.path()).len(), 0);
+        writer.longest_wait = Duration::ZERO;
+        writer.scalar("x", 2.0, 2).unwrap();
+        assert_eq!(points(folder.path()).len(), 2);
     }
 }

@@ -4,6 +4,7 @@ mod base;
 mod foreign;
 mod gradient_dumps;
 mod gradients;
+mod other_schedule;
 mod reference;
 mod restore;
 mod save;

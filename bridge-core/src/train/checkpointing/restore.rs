@@ -8,6 +8,7 @@ use bridge_kernels::optim::Stored;
 use burn::tensor::{FloatDType, Tensor};
 use serde_json::{Map, Value};
 
+use super::other_schedule::in_words_of_recipes;
 use super::sources::Sources;
 use super::start::Start;
 use super::states::{kind_of, load_stored};
@@ -17,7 +18,7 @@ use crate::checkpoint::{Checkpoint, CheckpointError, DType, TrainState};
 use crate::config::RunConfig;
 use crate::model::{Adapter, Declaration, ModelChunk, Replacement};
 use crate::optim::{MASTER, Sharding};
-use crate::schedule::{OnStateMismatch, SchedulerStateError, StateMismatch};
+use crate::schedule::OnStateMismatch;
 use crate::train::run::TrainingRun;
 use crate::train::subsystem::Loaded;
 use crate::train::{TrainError, convert, ranks};
@@ -83,7 +84,7 @@ fn restore_rank(run: &mut TrainingRun, start: &Start, sources: &Sources<'_>) -> 
     // fp16 runs may not have made a step yet: no moments, but a loss scale that has moved.
     let has_optimizer = extra.contains_key("optimizer_step") || checkpoint.names_in("optimizer").next().is_some();
     if settings.load_optim {
-        restore_schedule(run, &loaded, &train_state)?;
+        restore_schedule(run, checkpoint, (&loaded, &train_state))?;
         if has_optimizer {
             let step = loaded.field::<u64>("optimizer_step")?.unwrap_or(train_state.step);
             known = load_optimizer(run, checkpoint, step)?;
@@ -104,17 +105,22 @@ fn restore_rank(run: &mut TrainingRun, start: &Start, sources: &Sources<'_>) -> 
         }
         run.training.seed = *seed;
     }
+    run.outputs.from_temporary = start.is_temporary;
     run.outputs.last_saved_step = (settings.save.as_deref() == checkpoint.path().parent()).then_some(train_state.step);
     run.state.train_state = train_state;
     Ok((known, Some(extra)))
 }
 
 /// The place in the schedule, and the loss scale. They belong to the run, and are there without an optimizer too.
-fn restore_schedule(run: &mut TrainingRun, loaded: &Loaded, train_state: &TrainState) -> Result<(), TrainError> {
+fn restore_schedule(
+    run: &mut TrainingRun,
+    checkpoint: &Checkpoint,
+    (loaded, train_state): (&Loaded, &TrainState),
+) -> Result<(), TrainError> {
     match loaded.field("opt_param_scheduler")? {
         Some(state) => {
             let loaded = run.training.scheduler.load_state(&state, on_mismatch(&run.config));
-            loaded.map_err(|error| in_units_of_the_recipe(&run.config, error))?;
+            loaded.map_err(|error| in_words_of_recipes(&run.config, checkpoint, error))?;
         }
         // Earlier releases saved none where they saved no optimizer.
         None => {
@@ -221,47 +227,6 @@ fn foreign_state(
     }
     let names = checkpoint.names_in("optimizer").zip(&known);
     Ok(names.filter(|(_, known)| **known == 0).map(|(name, _)| name.to_owned()).collect())
-}
-
-/// The same with the recipe's settings for what the schedule calls otherwise, and lengths in iterations where the recipe counts these.
-fn in_units_of_the_recipe(config: &RunConfig, error: SchedulerStateError) -> SchedulerStateError {
-    let SchedulerStateError::Mismatch(mismatches) = error else {
-        return error;
-    };
-    let counts_samples = config.train.train_samples.is_some();
-    let (decay, warmup, all, unit) = match counts_samples {
-        true => ("scheduler.lr_decay_samples", "scheduler.lr_warmup_samples", "train.train_samples", 1),
-        false => {
-            let batch = config.train.global_batch_size;
-            ("scheduler.lr_decay_iters", "scheduler.lr_warmup_iters", "train.train_iters", batch)
-        }
-    };
-    let is_decay_given = config.scheduler.lr_decay_iters.is_some() || config.scheduler.lr_decay_samples.is_some();
-    let warmup = if config.scheduler.lr_warmup_fraction.is_some() { "scheduler.lr_warmup_fraction" } else { warmup };
-    let told = mismatches.into_iter().map(|StateMismatch { field, run, checkpoint }| {
-        let length =
-            |samples: &str| samples.parse::<f64>().map_or_else(|_| samples.into(), |n| (n / unit as f64).to_string());
-        let (field, is_length) = match field {
-            "max_lr" => ("optimizer.lr", false),
-            "min_lr" => ("optimizer.min_lr", false),
-            "lr_decay_style" => ("scheduler.lr_decay_style", false),
-            "start_wd" => ("scheduler.start_weight_decay", false),
-            "end_wd" => ("scheduler.end_weight_decay", false),
-            "wd_incr_style" => ("scheduler.weight_decay_incr_style", false),
-            "lr_warmup_steps" => (warmup, true),
-            "lr_decay_steps" => (if is_decay_given { decay } else { all }, true),
-            "wd_incr_steps" => (all, true),
-            other => (other, false),
-        };
-        match is_length {
-            true => StateMismatch { field, run: length(&run), checkpoint: length(&checkpoint) },
-            false => StateMismatch { field, run, checkpoint },
-        }
-    });
-    // Without a decay of its own, two lengths of the schedule are one setting.
-    let mut told: Vec<_> = told.collect();
-    told.dedup();
-    SchedulerStateError::Mismatch(told)
 }
 
 fn on_mismatch(config: &RunConfig) -> OnStateMismatch {

@@ -58,6 +58,7 @@ pub(in crate::train) fn save_temporarily(run: &mut TrainingRun) -> Result<(), Tr
     run.pulse.enter(Section::OutOfSection);
     match saved {
         Ok(report) => {
+            run.outputs.reporter.save_temporarily(step);
             let copies = match temporary.peers().as_slice() {
                 [] => String::new(),
                 peers => format!(", with copies at ranks {peers:?}"),

@@ -22,6 +22,8 @@ pub(in crate::train) struct Start {
     pub(in crate::train) weights_only: bool,
     /// Whether it is `checkpoint.pretrained_checkpoint`.
     pub(in crate::train) is_pretrained: bool,
+    /// Whether it is a temporary save, which is deleted when the run ends well.
+    pub(in crate::train) is_temporary: bool,
     /// Where `checkpoint.pretrained_checkpoint` has its checkpoints, if it is given.
     pub(super) pretrained_root: Option<PathBuf>,
     /// What to tell the user; empty on all ranks but the first.
@@ -96,6 +98,7 @@ fn find_here(config: &RunConfig, sorts: &[Weights], groups: &ProcessGroups) -> R
                 checkpoint,
                 weights_only: false,
                 is_pretrained: false,
+                is_temporary: true,
                 pretrained_root,
                 message,
                 assembled,
@@ -150,6 +153,7 @@ fn open_found(
         checkpoint,
         weights_only,
         is_pretrained,
+        is_temporary: false,
         pretrained_root,
         message: String::new(),
         assembled: None,
@@ -190,6 +194,7 @@ fn look(config: &RunConfig, sorts: &[Weights], verifier: &Verifier<'_>) -> Resul
             checkpoint: found.checkpoint,
             weights_only: settings.finetune,
             is_pretrained: false,
+            is_temporary: false,
             pretrained_root: pretrained_root(config, sorts),
             message,
             assembled: None,
@@ -206,6 +211,7 @@ fn look(config: &RunConfig, sorts: &[Weights], verifier: &Verifier<'_>) -> Resul
                     checkpoint: found.checkpoint,
                     weights_only: true,
                     is_pretrained: true,
+                    is_temporary: false,
                     pretrained_root: Some(pretrained),
                     message,
                     assembled: None,

@@ -18,8 +18,8 @@ use crate::config::{self, RunConfig};
 use crate::logging::numbers::grouped;
 use crate::logging::terminal::coloured_output;
 use crate::logging::{
-    ConsoleSink, Ending, LogFormat, LogLevel, NoProgress, ProgressMode, ProgressSink, RankLog, RunEnd, RunStart,
-    SaveRecord, SaveStage, Sink, SinkContext, SinkError, Split, Verbosity, open_sinks, timestamp,
+    ConsoleSink, Ending, LogFormat, LogLevel, MadeAgain, NoProgress, ProgressMode, ProgressSink, RankLog, RunEnd,
+    RunStart, SaveRecord, SaveStage, Sink, SinkContext, SinkError, Split, Verbosity, open_sinks, timestamp,
 };
 use crate::optim::ModelSize;
 
@@ -100,6 +100,12 @@ impl Reporter {
         }
     }
 
+    /// Goes by the configuration of the run, where the data said how long it is.
+    pub(super) fn go_by(&mut self, config: &Arc<RunConfig>) {
+        self.recorder = Recorder::new(config);
+        self.config = Arc::clone(config);
+    }
+
     /// Opens the sinks of the run named `run`, which starts from `start`; those that the program hands in come after those of the recipe. Ranks other than 0
     /// have none.
     pub(super) fn open_sinks(
@@ -111,7 +117,8 @@ impl Reporter {
             return Ok(());
         }
         let (iteration, consumed_samples) = (start.step, start.consumed_train_samples);
-        let opened = open_sinks(&SinkContext { config: &self.config, run, iteration, consumed_samples })?;
+        let again = MadeAgain::of(&self.config, iteration);
+        let opened = open_sinks(&SinkContext { config: &self.config, run, iteration, consumed_samples, again })?;
         let lacking: Vec<String> = opened.iter().chain(&handed_in).filter_map(|sink| sink.lacks()).collect();
         self.lock().sinks.splice(0..0, opened.into_iter().chain(handed_in));
         lacking.iter().for_each(|text| self.warn(text));
@@ -225,6 +232,11 @@ impl Reporter {
         let tokens = state.consumed_train_samples * self.config.model.seq_length as u64;
         let save = SaveRecord { iteration, stage, flops: state.floating_point_operations_so_far, tokens };
         self.lock().serve(iteration, |sink| sink.on_save(&save));
+    }
+
+    /// Lets the sinks write what waits: a temporary save was made.
+    pub(super) fn save_temporarily(&mut self, iteration: u64) {
+        self.lock().serve(iteration, |sink| sink.on_temporary_save());
     }
 
     /// Takes the bar away: training is over.

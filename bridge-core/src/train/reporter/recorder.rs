@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use crate::config::RunConfig;
 use crate::logging::numbers::{duration, significant, with_prefix};
+use crate::logging::tensorboard::PERPLEXITY_SUFFIX;
 use crate::logging::{
     Figure, IntervalLosses, MetricValue, Record, RecordKind, RuntimeReport, StepOutcome, ThroughputWindow, TrainingLog,
     perplexity, report_l2_norm_grad, scientific,
@@ -374,7 +375,7 @@ impl Recorder {
                 figures.push(
                     Figure::new("perplexities", "", "The exponential of each loss", perplexity(loss))
                         .label("name", name)
-                        .board(format!("{name} {split} ppl")),
+                        .board(format!("{name} {split}{PERPLEXITY_SUFFIX}")),
                 );
             }
         }

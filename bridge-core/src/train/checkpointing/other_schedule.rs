@@ -1,0 +1,170 @@
+//! How a schedule differs from that of the checkpoint, in the words of the recipes of both: lengths in the unit that a recipe counts in, and under
+//! the setting that says them.
+
+use toml::{Table, Value};
+
+use crate::checkpoint::Checkpoint;
+use crate::config::RunConfig;
+use crate::schedule::{SchedulerStateError, StateMismatch};
+
+const BATCH: &str = "train.global_batch_size";
+const SAMPLES: &str = "train.train_samples";
+const FRACTION: &str = "scheduler.lr_warmup_fraction";
+
+/// What `error` says of values of the schedule, as settings of this run and of the checkpoint's.
+pub(super) fn in_words_of_recipes(
+    config: &RunConfig,
+    checkpoint: &Checkpoint,
+    error: SchedulerStateError,
+) -> SchedulerStateError {
+    let SchedulerStateError::Mismatch(mismatches) = error else {
+        return error;
+    };
+    let here = Recipe(config.to_toml().parse().unwrap_or_default());
+    // A checkpoint of weights of another program may not say how it was trained: then it is taken for one of the same recipe.
+    let there = checkpoint.run_config().ok().and_then(|text| text.parse().ok()).map(Recipe);
+    let there = there.filter(|recipe| recipe.get(BATCH).is_some()).unwrap_or_else(|| here.clone());
+    SchedulerStateError::Mismatch(told(&here, &there, mismatches))
+}
+
+/// A recipe with all its settings.
+#[derive(Clone, Debug)]
+struct Recipe(Table);
+
+impl Recipe {
+    fn get(&self, key: &str) -> Option<&Value> {
+        let (section, name) = key.split_once('.')?;
+        self.0.get(section)?.get(name)
+    }
+
+    fn number(&self, key: &str) -> Option<f64> {
+        let value = self.get(key)?;
+        value.as_float().or_else(|| Some(value.as_integer()? as f64))
+    }
+
+    fn counts_samples(&self) -> bool {
+        self.get(SAMPLES).is_some()
+    }
+
+    /// A number of samples as the recipe counts.
+    fn length(&self, samples: &str) -> String {
+        let unit = if self.counts_samples() { 1.0 } else { self.number(BATCH).unwrap_or(1.0) };
+        samples.parse::<f64>().map_or_else(|_| samples.into(), |samples| (samples / unit).to_string())
+    }
+}
+
+fn told(here: &Recipe, there: &Recipe, mismatches: Vec<StateMismatch>) -> Vec<StateMismatch> {
+    let (decay, warmup, all) = match here.counts_samples() {
+        true => ("scheduler.lr_decay_samples", "scheduler.lr_warmup_samples", SAMPLES),
+        false => ("scheduler.lr_decay_iters", "scheduler.lr_warmup_iters", "train.train_iters"),
+    };
+    let is_decay_given = [here, there].iter().any(|recipe| recipe.get(decay).is_some());
+    let unit = |recipe: &Recipe| if recipe.counts_samples() { "samples" } else { "iterations" };
+    let of_all = |field, run: &str, checkpoint: &str| {
+        let (run, checkpoint) = (here.length(run), there.length(checkpoint));
+        match unit(here) == unit(there) {
+            true => StateMismatch { field, run, checkpoint },
+            false => StateMismatch {
+                field,
+                run: format!("{run} {}", unit(here)),
+                checkpoint: format!("{checkpoint} {}", unit(there)),
+            },
+        }
+    };
+    let (mut told, mut has_length) = (Vec::new(), false);
+    for StateMismatch { field, run, checkpoint } in mismatches {
+        has_length |= matches!(field, "lr_warmup_steps" | "lr_decay_steps" | "wd_incr_steps");
+        told.push(match field {
+            "max_lr" => StateMismatch { field: "optimizer.lr", run, checkpoint },
+            "min_lr" => StateMismatch { field: "optimizer.min_lr", run, checkpoint },
+            "lr_decay_style" => StateMismatch { field: "scheduler.lr_decay_style", run, checkpoint },
+            "start_wd" => StateMismatch { field: "scheduler.start_weight_decay", run, checkpoint },
+            "end_wd" => StateMismatch { field: "scheduler.end_weight_decay", run, checkpoint },
+            "wd_incr_style" => StateMismatch { field: "scheduler.weight_decay_incr_style", run, checkpoint },
+            "lr_warmup_steps" => match (here.number(FRACTION), there.number(FRACTION)) {
+                // A fraction of another length, which is told by itself.
+                (Some(run), Some(checkpoint)) => {
+                    StateMismatch { field: FRACTION, run: run.to_string(), checkpoint: checkpoint.to_string() }
+                }
+                _ => of_all(warmup, &run, &checkpoint),
+            },
+            "lr_decay_steps" => of_all(if is_decay_given { decay } else { all }, &run, &checkpoint),
+            "wd_incr_steps" => of_all(all, &run, &checkpoint),
+            other => StateMismatch { field: other, run, checkpoint },
+        });
+    }
+    // Settings that are the same are others' lengths: without a decay of its own, for instance, two lengths of the schedule are one setting.
+    told.retain(|mismatch| mismatch.run != mismatch.checkpoint);
+    let batches = [here, there].map(|recipe| recipe.number(BATCH).unwrap_or_default());
+    if has_length && batches[0] != batches[1] && !here.counts_samples() {
+        let [run, checkpoint] = batches.map(|batch| batch.to_string());
+        told.insert(0, StateMismatch { field: BATCH, run, checkpoint });
+    }
+    told.dedup();
+    told
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn recipe(text: &str) -> Recipe {
+        Recipe(text.parse().expect("a table"))
+    }
+
+    /// What is told of lengths in samples: warm-up, decay, all.
+    fn lengths(here: &str, there: &str, samples: [[u64; 2]; 3]) -> Vec<String> {
+        let fields = ["lr_warmup_steps", "lr_decay_steps", "wd_incr_steps"];
+        let differing = fields.into_iter().zip(samples).filter(|(_, [run, checkpoint])| run != checkpoint);
+        let mismatch = |(field, [run, checkpoint]): (&'static str, [u64; 2])| StateMismatch {
+            field,
+            run: run.to_string(),
+            checkpoint: checkpoint.to_string(),
+        };
+        let told = told(&recipe(here), &recipe(there), differing.map(mismatch).collect());
+        told.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn a_fraction_that_is_the_same_is_not_told() {
+        let of = |iters: u64, fraction: f64| {
+            format!(
+                "train = {{ global_batch_size = 4, train_iters = {iters} }}\nscheduler.lr_warmup_fraction = {fraction}"
+            )
+        };
+        let all = "`train.train_iters` is 40 in this run and 20 in the checkpoint";
+        let told = lengths(&of(40, 0.1), &of(20, 0.1), [[16, 8], [160, 80], [160, 80]]);
+        assert_eq!(told, [all]);
+        let told = lengths(&of(40, 0.2), &of(20, 0.1), [[32, 8], [160, 80], [160, 80]]);
+        assert_eq!(told, ["`scheduler.lr_warmup_fraction` is 0.2 in this run and 0.1 in the checkpoint", all]);
+    }
+
+    #[test]
+    fn another_batch_is_told_as_such() {
+        let of = |batch: u64, iters: u64| {
+            format!("train = {{ global_batch_size = {batch}, train_iters = {iters} }}\nscheduler.lr_warmup_iters = 2")
+        };
+        let batch = "`train.global_batch_size` is 8 in this run and 4 in the checkpoint";
+        let told = lengths(&of(8, 20), &of(4, 20), [[16, 8], [160, 80], [160, 80]]);
+        assert_eq!(told, [batch]);
+        let told = lengths(&of(8, 30), &of(4, 20), [[16, 8], [240, 80], [240, 80]]);
+        assert_eq!(told, [batch, "`train.train_iters` is 30 in this run and 20 in the checkpoint"]);
+    }
+
+    #[test]
+    fn each_side_has_its_own_unit() {
+        let here = "train = { global_batch_size = 8, train_samples = 160 }\nscheduler.lr_warmup_samples = 16";
+        let there = "train = { global_batch_size = 4, train_iters = 20 }\nscheduler.lr_warmup_iters = 2";
+        let told = lengths(here, there, [[16, 8], [160, 80], [160, 80]]);
+        assert_eq!(
+            told,
+            [
+                "`scheduler.lr_warmup_samples` is 16 samples in this run and 2 iterations in the checkpoint",
+                "`train.train_samples` is 160 samples in this run and 20 iterations in the checkpoint",
+            ]
+        );
+        let given = format!("{there}\nscheduler.lr_decay_iters = 15");
+        let told = lengths(&given, there, [[8, 8], [60, 80], [80, 80]]);
+        assert_eq!(told, ["`scheduler.lr_decay_iters` is 15 in this run and 20 in the checkpoint"]);
+    }
+}
