@@ -13,7 +13,7 @@ use super::byte_level;
 use super::fast::FastByteLevel;
 use super::special::{self, Named, SpecialNames};
 use super::train::END_OF_TEXT;
-use super::{Case, TiktokenParams, Tokenizer, TokenizerError, sentencepiece, tiktoken, wordpiece};
+use super::{Case, TiktokenParams, Tokenizer, TokenizerError, added, sentencepiece, tiktoken, wordpiece};
 use crate::made::{self, Depth};
 use crate::outside;
 
@@ -43,6 +43,7 @@ pub struct HuggingFaceTokenizer {
     eod: Option<i64>,
     bos: Option<i64>,
     pad: Option<i64>,
+    prefix: Vec<i64>,
     content: String,
     content_hash: u64,
     companions: Vec<(&'static str, String)>,
@@ -176,10 +177,14 @@ impl HuggingFaceTokenizer {
         Ok(Self { eod: self.eod, bos: self.bos, pad: self.pad, ..Self::from_parts(self.inner.clone(), companions)? })
     }
 
-    fn assemble(inner: Inner, folder: &Path) -> Result<Self, TokenizerError> {
+    fn assemble(mut inner: Inner, folder: &Path) -> Result<Self, TokenizerError> {
         let companions = special::read_companions(folder)?;
         let names = special::names(folder, &companions)?;
-        Self::with_names(inner, companions, &names).map_err(|error| match error {
+        let registered = added::register(&mut inner, folder, &companions).and_then(|()| {
+            check_ids(&inner).map_err(|problem| TokenizerError::malformed(folder, problem))?;
+            Self::with_names(inner, companions, &names)
+        });
+        registered.map_err(|error| match error {
             TokenizerError::UnknownToken { token, hint, .. } => {
                 let place = format!("{}: a file beside the tokenizer names a special token: ", folder.display());
                 TokenizerError::UnknownToken { place, token, hint }
@@ -215,6 +220,7 @@ impl HuggingFaceTokenizer {
         // A model's settings for inference must not truncate or pad training text.
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|error| TokenizerError::Encode(error.to_string()))?;
+        let prefix = special::prefix(&inner, &companions, bos);
         Ok(Self {
             fast: FastByteLevel::for_tokenizer(&inner),
             alphabet: alphabet_of(&content),
@@ -222,6 +228,7 @@ impl HuggingFaceTokenizer {
             eod,
             bos,
             pad,
+            prefix,
             content_hash: XxHash3_64::oneshot(content.as_bytes()),
             content,
             companions,
@@ -323,6 +330,10 @@ impl Tokenizer for HuggingFaceTokenizer {
         self.pad
     }
 
+    fn prefix(&self) -> &[i64] {
+        &self.prefix
+    }
+
     fn token_to_id(&self, token: &str) -> Option<i64> {
         self.inner.token_to_id(token).map(i64::from)
     }
@@ -419,7 +430,7 @@ fn alphabet_of(content: &str) -> Alphabet {
 }
 
 /// An error with the nearest name among the added tokens, which special tokens usually are.
-fn unknown_token(inner: &Inner, token: &str) -> TokenizerError {
+pub(super) fn unknown_token(inner: &Inner, token: &str) -> TokenizerError {
     let names = inner.get_added_tokens_decoder();
     let common = |other: &str| other.chars().zip(token.chars()).take_while(|(a, b)| a == b).count();
     let mut names: Vec<&str> = names.values().map(|token| token.content.as_str()).collect();
