@@ -8,7 +8,6 @@ use serde_json::{Map, Value};
 use tokenizers::{AddedToken, Tokenizer as Inner};
 
 use super::TokenizerError;
-use super::huggingface::unknown_token;
 use crate::python_json;
 
 /// The file of older versions with the tokens that were added to a vocabulary, by their ids.
@@ -169,4 +168,15 @@ fn token_of(value: &Value, is_special: bool) -> Option<AddedToken> {
     let token = AddedToken::from(value.get("content")?.as_str()?, special);
     let token = token.single_word(flag("single_word", false)).lstrip(flag("lstrip", false));
     Some(token.rstrip(flag("rstrip", false)).normalized(flag("normalized", !special)))
+}
+
+/// An error with the nearest name among the added tokens, which special tokens usually are.
+pub(super) fn unknown_token(inner: &Inner, token: &str) -> TokenizerError {
+    let names = inner.get_added_tokens_decoder();
+    let common = |other: &str| other.chars().zip(token.chars()).take_while(|(a, b)| a == b).count();
+    let mut names: Vec<&str> = names.values().map(|token| token.content.as_str()).collect();
+    names.sort_unstable();
+    let nearest = names.into_iter().max_by_key(|name| common(name));
+    let hint = nearest.map_or(String::new(), |name| format!("; did you mean {name:?}?"));
+    TokenizerError::UnknownToken { place: String::new(), token: token.to_owned(), hint }
 }

@@ -9,11 +9,12 @@ use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{AddedToken, Tokenizer as Inner};
 use twox_hash::XxHash3_64;
 
+use super::added::{self, unknown_token};
 use super::byte_level;
 use super::fast::FastByteLevel;
 use super::special::{self, Named, SpecialNames};
 use super::train::END_OF_TEXT;
-use super::{Case, TiktokenParams, Tokenizer, TokenizerError, added, sentencepiece, tiktoken, wordpiece};
+use super::{Case, TiktokenParams, Tokenizer, TokenizerError, sentencepiece, tiktoken, wordpiece};
 use crate::made::{self, Depth};
 use crate::outside;
 
@@ -427,15 +428,4 @@ fn alphabet_of(content: &str) -> Alphabet {
     } else {
         Alphabet::Plain
     }
-}
-
-/// An error with the nearest name among the added tokens, which special tokens usually are.
-pub(super) fn unknown_token(inner: &Inner, token: &str) -> TokenizerError {
-    let names = inner.get_added_tokens_decoder();
-    let common = |other: &str| other.chars().zip(token.chars()).take_while(|(a, b)| a == b).count();
-    let mut names: Vec<&str> = names.values().map(|token| token.content.as_str()).collect();
-    names.sort_unstable();
-    let nearest = names.into_iter().max_by_key(|name| common(name));
-    let hint = nearest.map_or(String::new(), |name| format!("; did you mean {name:?}?"));
-    TokenizerError::UnknownToken { place: String::new(), token: token.to_owned(), hint }
 }
