@@ -157,6 +157,21 @@ impl Prompt {
         Ok(Self { ids, has_text })
     }
 
+    /// [`Self::new`], behind what the tokenizer puts before a text that stands alone.
+    ///
+    /// # Errors
+    /// Those of [`Self::new`].
+    pub fn alone(tokenizer: &dyn Tokenizer, text: &str) -> Result<Self, Failure> {
+        let mut prompt = Self::new(tokenizer, text)?;
+        let prefix = tokenizer.prefix();
+        if prompt.has_text {
+            prompt.ids.splice(..0, prefix.iter().copied());
+        } else if !prefix.is_empty() {
+            prompt.ids = prefix.to_vec();
+        }
+        Ok(prompt)
+    }
+
     /// Tokens that a model's decoder has before it adds the first.
     pub fn positions(&self, model: &LoadedModel) -> usize {
         if model.config.encoder.is_some() { 1 } else { self.ids.len() }
@@ -248,7 +263,7 @@ pub fn continue_texts(
 
 #[cfg(test)]
 mod tests {
-    use bridge_data::tokenizer::NullTokenizer;
+    use bridge_data::tokenizer::{HuggingFaceTokenizer, NullTokenizer};
 
     use super::*;
 
@@ -261,6 +276,30 @@ mod tests {
         assert_eq!((prompt.ids.as_slice(), prompt.has_text), (&[4, 5][..], true));
         assert_eq!((prompt.room(8), prompt.room(1)), (7, 1));
         assert!(Prompt::new(&tokenizer, "four").is_err());
+    }
+
+    #[test]
+    fn a_prompt_stands_behind_what_the_tokenizer_puts_before_texts() {
+        let tokenizer = serde_json::json!({
+            "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null, "decoder": null,
+            "pre_tokenizer": { "type": "Whitespace" }, "post_processor": null,
+            "model": { "type": "WordLevel", "vocab": { "begin": 0, "hello": 1, "end": 2 }, "unk_token": "hello" },
+        });
+        let folder = tempfile::tempdir().unwrap();
+        let write =
+            |name: &str, value: serde_json::Value| std::fs::write(folder.path().join(name), value.to_string()).unwrap();
+        write("tokenizer.json", tokenizer);
+        for (adds, prefix) in [(true, &[0][..]), (false, &[])] {
+            write(
+                "tokenizer_config.json",
+                serde_json::json!({ "bos_token": "begin", "eos_token": "end", "add_bos_token": adds }),
+            );
+            let tokenizer = HuggingFaceTokenizer::load(folder.path()).unwrap();
+            assert_eq!(Prompt::new(&tokenizer, "hello").unwrap().ids, [1]);
+            assert_eq!(Prompt::alone(&tokenizer, "hello").unwrap().ids, [prefix, &[1]].concat());
+            // An empty one begins a document all the same, once.
+            assert_eq!(Prompt::alone(&tokenizer, "").unwrap(), Prompt { ids: vec![0], has_text: false });
+        }
     }
 
     #[test]
