@@ -74,6 +74,7 @@ fn adapters_are_written_in_pefts_format_and_merged_alike() {
         ("lora", &["peft.target_modules=[\"linear_qkv\", \"*.layers.1.mlp.*\"]"][..]),
         ("lora", &["peft.kind=dora", "peft.target_modules=[]"]),
         ("lora", &["peft.modules_to_save=[\"embed_tokens\", \"output_layer\", \"final_layernorm\"]"]),
+        ("gemma2_dora", &["peft.modules_to_save=[\"embedding\"]"]),
         ("gpt_neox", &["peft.modules_to_save=[\"lm_head\", \"*.layers.0.mlp.linear_fc2\"]"]),
         ("qwen2_patterns", &["peft.kind=dora", "peft.canonical_mapping={linear_qkv = \"linear_q, linear_v\"}"]),
         ("gpt2_dora", &["peft.kind=dora", "peft.target_modules=[\"linear_q\", \"linear_v\", \"linear_fc2\"]"]),

@@ -28,7 +28,7 @@ pub struct Arguments {
     /// Which of several adapters continues the prompts, or `base` for none: once, or for each prompt.
     #[arg(long = "use", value_name = "NAME")]
     chosen: Vec<String>,
-    /// The text to continue; may be repeated. `-` stands for the lines of standard input, which is also read if it is a file or a pipe and
+    /// The text to continue, behind what the tokenizer puts before a text; may be repeated. `-` stands for the lines of standard input, which is also read if it is a file or a pipe and
     /// there is no --prompt.
     #[arg(long, value_name = "TEXT")]
     prompt: Vec<String>,
@@ -127,7 +127,7 @@ struct Speaker<'a> {
 impl Speaker<'_> {
     fn prompt(&self, text: &str) -> Result<Prompt, Failure> {
         let mut prompt = match (self.arguments.chat, &self.chosen.model.chat_template) {
-            (false, _) => Prompt::new(self.tokenizer, text)?,
+            (false, _) => Prompt::alone(self.tokenizer, text)?,
             (true, Some(template)) => {
                 let messages = vec![json!({ "role": "user", "content": text })];
                 let conversation = Conversation { messages, tools: None };

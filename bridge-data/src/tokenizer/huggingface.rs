@@ -9,6 +9,7 @@ use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{AddedToken, Tokenizer as Inner};
 use twox_hash::XxHash3_64;
 
+use super::added::{self, unknown_token};
 use super::byte_level;
 use super::fast::FastByteLevel;
 use super::special::{self, Named, SpecialNames};
@@ -43,6 +44,7 @@ pub struct HuggingFaceTokenizer {
     eod: Option<i64>,
     bos: Option<i64>,
     pad: Option<i64>,
+    prefix: Vec<i64>,
     content: String,
     content_hash: u64,
     companions: Vec<(&'static str, String)>,
@@ -176,10 +178,14 @@ impl HuggingFaceTokenizer {
         Ok(Self { eod: self.eod, bos: self.bos, pad: self.pad, ..Self::from_parts(self.inner.clone(), companions)? })
     }
 
-    fn assemble(inner: Inner, folder: &Path) -> Result<Self, TokenizerError> {
+    fn assemble(mut inner: Inner, folder: &Path) -> Result<Self, TokenizerError> {
         let companions = special::read_companions(folder)?;
         let names = special::names(folder, &companions)?;
-        Self::with_names(inner, companions, &names).map_err(|error| match error {
+        let registered = added::register(&mut inner, folder, &companions).and_then(|()| {
+            check_ids(&inner).map_err(|problem| TokenizerError::malformed(folder, problem))?;
+            Self::with_names(inner, companions, &names)
+        });
+        registered.map_err(|error| match error {
             TokenizerError::UnknownToken { token, hint, .. } => {
                 let place = format!("{}: a file beside the tokenizer names a special token: ", folder.display());
                 TokenizerError::UnknownToken { place, token, hint }
@@ -215,6 +221,7 @@ impl HuggingFaceTokenizer {
         // A model's settings for inference must not truncate or pad training text.
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|error| TokenizerError::Encode(error.to_string()))?;
+        let prefix = special::prefix(&inner, &companions, bos);
         Ok(Self {
             fast: FastByteLevel::for_tokenizer(&inner),
             alphabet: alphabet_of(&content),
@@ -222,6 +229,7 @@ impl HuggingFaceTokenizer {
             eod,
             bos,
             pad,
+            prefix,
             content_hash: XxHash3_64::oneshot(content.as_bytes()),
             content,
             companions,
@@ -323,6 +331,10 @@ impl Tokenizer for HuggingFaceTokenizer {
         self.pad
     }
 
+    fn prefix(&self) -> &[i64] {
+        &self.prefix
+    }
+
     fn token_to_id(&self, token: &str) -> Option<i64> {
         self.inner.token_to_id(token).map(i64::from)
     }
@@ -416,15 +428,4 @@ fn alphabet_of(content: &str) -> Alphabet {
     } else {
         Alphabet::Plain
     }
-}
-
-/// An error with the nearest name among the added tokens, which special tokens usually are.
-fn unknown_token(inner: &Inner, token: &str) -> TokenizerError {
-    let names = inner.get_added_tokens_decoder();
-    let common = |other: &str| other.chars().zip(token.chars()).take_while(|(a, b)| a == b).count();
-    let mut names: Vec<&str> = names.values().map(|token| token.content.as_str()).collect();
-    names.sort_unstable();
-    let nearest = names.into_iter().max_by_key(|name| common(name));
-    let hint = nearest.map_or(String::new(), |name| format!("; did you mean {name:?}?"));
-    TokenizerError::UnknownToken { place: String::new(), token: token.to_owned(), hint }
 }

@@ -1,6 +1,7 @@
 //! Tokenizers: the trait, Hugging Face's `tokenizer.json` and the files of others that become one, the Null tokenizer, training of byte-level BPE. Token
 //! files and datasets do not belong here.
 
+mod added;
 mod byte_level;
 mod difference;
 mod error;
@@ -50,6 +51,11 @@ pub trait Tokenizer: Send + Sync {
 
     /// The padding id.
     fn pad(&self) -> Option<i64>;
+
+    /// The ids that the tokenizer puts before a text that stands alone, such as the beginning-of-sequence id; [`Self::encode`] leaves them out.
+    fn prefix(&self) -> &[i64] {
+        &[]
+    }
 
     /// The id of a token by its name.
     fn token_to_id(&self, token: &str) -> Option<i64>;

@@ -4,15 +4,17 @@
 use std::path::Path;
 
 use serde_json::Value;
+use tokenizers::Tokenizer as Inner;
 
 use super::TokenizerError;
+use super::added::ADDED_FILE;
 use crate::{outside, python_json};
 
 /// Files beside a tokenizer, in the order in which they are read.
 pub(crate) const COMPANIONS: [&str; 4] =
     ["tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "config.json"];
-/// Files beside a tokenizer that name no tokens.
-const TEMPLATES: [&str; 2] = ["chat_template.jinja", "chat_template.json"];
+/// Files beside a tokenizer that name none of these.
+const OTHERS: [&str; 3] = ["chat_template.jinja", "chat_template.json", ADDED_FILE];
 
 /// How a special token is named.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,7 +34,7 @@ pub(crate) struct SpecialNames {
 /// The companion files of a folder that exist, with their text.
 pub(crate) fn read_companions(folder: &Path) -> Result<Vec<(&'static str, String)>, TokenizerError> {
     let mut found = Vec::new();
-    for name in COMPANIONS.into_iter().chain(TEMPLATES) {
+    for name in COMPANIONS.into_iter().chain(OTHERS) {
         let path = folder.join(name);
         match outside::read_text(&path, outside::SETTINGS_BYTES) {
             Ok(text) => found.push((name, text)),
@@ -56,6 +58,27 @@ pub(crate) fn names(folder: &Path, companions: &[(&'static str, String)]) -> Res
         }
     }
     Ok(names)
+}
+
+/// The ids before a text that stands alone: those of the post-processor, unless `tokenizer_config.json` says whether the token that begins a
+/// sequence is put there, as in transformers 5.
+pub(crate) fn prefix(inner: &Inner, companions: &[(&'static str, String)], bos: Option<i64>) -> Vec<i64> {
+    let config = companions.iter().find(|(file, _)| *file == COMPANIONS[0]);
+    let config = config.and_then(|(_, text)| python_json::parse(text).ok()).unwrap_or_default();
+    if ["add_bos_token", "add_eos_token"].iter().any(|key| config.get(key).is_some()) {
+        return bos.filter(|_| config["add_bos_token"] == true).into_iter().collect();
+    }
+    // Any text will do, as long as it has tokens: what is put before them does not depend on it.
+    let encode = || inner.encode("a", true).map_err(|error| error.to_string());
+    let Ok(Ok(encoding)) = outside::contained(encode) else {
+        return Vec::new();
+    };
+    let is_put = encoding.get_special_tokens_mask().iter().map(|mask| *mask == 1);
+    let count = is_put.clone().take_while(|is_put| *is_put).count();
+    if count == is_put.len() {
+        return Vec::new();
+    }
+    encoding.get_ids()[..count].iter().map(|id| i64::from(*id)).collect()
 }
 
 fn name_in(value: &Value, kind: &str) -> Option<Named> {

@@ -92,6 +92,92 @@ fn companion_files_name_the_special_tokens() {
 }
 
 #[test]
+fn what_stands_before_a_text_is_the_post_processors() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).expect("written");
+    let load = || HuggingFaceTokenizer::load(folder.path()).expect("loadable");
+    write("tokenizer.json", PLAIN);
+    assert_eq!(load().prefix(), [0_i64; 0]);
+    let piece = |id: &str| format!(r#"{{"SpecialToken": {{"id": "{id}", "type_id": 0}}}}"#);
+    let sequence = r#"{"Sequence": {"id": "A", "type_id": 0}}"#;
+    let processor = format!(
+        r#"{{"type": "TemplateProcessing", "single": [{}, {sequence}, {}], "pair": [{sequence}, {{"Sequence": {{"id": "B", "type_id": 0}}}}],
+            "special_tokens": {{"<end>": {{"id": "<end>", "ids": [2], "tokens": ["<end>"]}}, "world": {{"id": "world", "ids": [1], "tokens": ["world"]}}}}}}"#,
+        piece("world"),
+        piece("<end>"),
+    );
+    write("tokenizer.json", &PLAIN.replace(r#""post_processor": null"#, &format!(r#""post_processor": {processor}"#)));
+    assert_eq!(load().prefix(), [1]);
+    assert_eq!(load().encode("hello").expect("encodable"), [0]);
+    // The configuration counts, as in transformers.
+    for (config, expected) in [
+        (r#"{"bos_token": "<end>"}"#, &[1][..]),
+        (r#"{"bos_token": "<end>", "add_bos_token": true}"#, &[2]),
+        (r#"{"bos_token": "<end>", "add_bos_token": false}"#, &[]),
+        (r#"{"add_bos_token": true}"#, &[]),
+    ] {
+        write("tokenizer_config.json", config);
+        assert_eq!(load().prefix(), expected, "{config}");
+    }
+}
+
+/// A folder of GPT-2's two files with these files beside.
+fn with_files(files: &[(&str, &str)]) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let vocab = r#"{"a": 0, "b": 1, "ab": 2, "Ġ": 3, "Ġab": 4, "<": 5, ">": 6, "x": 7, "<s>": 8, "s": 9}"#;
+    let two = [("vocab.json", vocab), ("merges.txt", "#version: 0.2\na b\nĠ ab\n")];
+    for (name, text) in two.iter().chain(files) {
+        std::fs::write(folder.path().join(name), text).expect("written");
+    }
+    folder
+}
+
+#[test]
+fn tokens_that_files_beside_name_are_whole() {
+    // As transformers 5 encodes.
+    let model = ("config.json", r#"{"vocab_size": 12}"#);
+    let text = "a<s> <x>  b<s>";
+    let decoder = r#"{"added_tokens_decoder": {
+        "8": {"content": "<s>", "special": true, "lstrip": false, "rstrip": false, "normalized": false, "single_word": false},
+        "10": {"content": "<x>", "special": false, "lstrip": true, "rstrip": true, "normalized": true, "single_word": false}}}"#;
+    let plain: &[i64] = &[0, 5, 9, 6, 3, 5, 7, 6, 3, 3, 1, 5, 9, 6];
+    let named: &[i64] = &[0, 8, 3, 5, 7, 6, 3, 3, 1, 8];
+    let both: &[i64] = &[0, 8, 3, 10, 3, 3, 1, 8];
+    for (files, expected) in [
+        (&[][..], plain),
+        (&[("tokenizer_config.json", r#"{"bos_token": "<s>"}"#)], named),
+        (&[("special_tokens_map.json", r#"{"unk_token": {"content": "<s>"}}"#)], named),
+        (&[("tokenizer_config.json", decoder)], &[0, 8, 10, 1, 8]),
+        (&[("added_tokens.json", r#"{"<s>": 8, "<x>": 10}"#)], both),
+        (&[model, ("tokenizer_config.json", r#"{"extra_special_tokens": ["<s>", "<x>"]}"#)], both),
+        (&[model, ("tokenizer_config.json", r#"{"extra_special_tokens": {"eox_token": "<x>", "s": "<s>"}}"#)], both),
+        (&[model, ("tokenizer_config.json", r#"{"bos_token": "<s>", "additional_special_tokens": ["<x>"]}"#)], both),
+    ] {
+        let folder = with_files(files);
+        let tokenizer = HuggingFaceTokenizer::load(folder.path()).expect("loadable");
+        assert_eq!(tokenizer.encode(text).expect("encodable"), expected, "{files:?}");
+        // They are part of what is saved.
+        let saved = tempfile::tempdir().expect("temporary folder");
+        tokenizer.save_assets(saved.path()).expect("saved");
+        let loaded = HuggingFaceTokenizer::load(saved.path()).expect("loadable");
+        assert_eq!(loaded.unique_identifier(), tokenizer.unique_identifier(), "{files:?}");
+    }
+    let small = ("config.json", r#"{"text_config": {"vocab_size": 10}}"#);
+    for (files, expected) in [
+        (&[("tokenizer_config.json", r#"{"extra_special_tokens": ["<x>"]}"#)][..], "no token \"<x>\""),
+        (&[small, ("tokenizer_config.json", r#"{"extra_special_tokens": ["<x>"]}"#)], "leave no room"),
+        (&[small, ("tokenizer_config.json", decoder)], "leave no room"),
+        (&[("added_tokens.json", r#"{"<x>": 11}"#)], "has the id 11, the tokenizer has 10"),
+        (&[("added_tokens.json", r#"{"<s>": 10}"#)], "has the id 10, the tokenizer has 8"),
+        (&[("added_tokens.json", "[]")], "expected a JSON object"),
+    ] {
+        let folder = with_files(files);
+        let error = HuggingFaceTokenizer::load(folder.path()).expect_err("refused").to_string();
+        assert!(error.contains(expected) && error.contains(&*folder.path().to_string_lossy()), "{files:?}: {error}");
+    }
+}
+
+#[test]
 fn unusable_files_are_errors() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let missing = folder.path().join("nothing");

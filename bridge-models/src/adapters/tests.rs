@@ -8,6 +8,8 @@ use burn::tensor::Device;
 use serde_json::{Value, json};
 
 use super::PeftAdapter;
+use super::peft_format::ModuleNames;
+use crate::families::with_model_type;
 use crate::huggingface::HfModel;
 use crate::verify_adapter;
 
@@ -138,4 +140,115 @@ fn names_of_no_layer_are_found_when_a_recipe_is_checked() {
         let said = problems(&overrides);
         assert!(said.ends_with("1 configuration error"), "{overrides:?}: {said}");
     }
+}
+
+/// A copy of a golden adapter for the base in `base`, with these tensors and settings besides.
+fn with_tensors(
+    base: &Path,
+    settings: Value,
+    tensors: &[(&str, Vec<usize>, f32)],
+) -> Result<(tempfile::TempDir, PeftAdapter), String> {
+    let folder = tempfile::tempdir().unwrap();
+    let bytes = |shape: &[usize], value: f32| {
+        vec![value; shape.iter().product()].iter().flat_map(|v| v.to_le_bytes()).collect()
+    };
+    let all: Vec<(String, Vec<usize>, Vec<u8>)> = tensors
+        .iter()
+        .map(|(name, shape, value)| (format!("base_model.model.{name}"), shape.clone(), bytes(shape, *value)))
+        .collect();
+    let views = all.iter().map(|(name, shape, bytes)| {
+        (name, safetensors::tensor::TensorView::new(safetensors::Dtype::F32, shape.clone(), bytes).unwrap())
+    });
+    std::fs::write(folder.path().join("adapter_model.safetensors"), safetensors::serialize(views, None).unwrap())
+        .unwrap();
+    let mut all = json!({ "peft_type": "LORA", "r": 2, "lora_alpha": 3 });
+    all.as_object_mut().unwrap().extend(settings.as_object().unwrap().clone());
+    std::fs::write(folder.path().join("adapter_config.json"), all.to_string()).unwrap();
+    let opened = PeftAdapter::open(folder.path(), &HfModel::open(base).unwrap()).map_err(|error| error.to_string());
+    opened.map(|adapter| (folder, adapter))
+}
+
+/// The golden base without an adapter.
+fn base_of(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/golden").join(name)
+}
+
+#[test]
+fn a_tied_embedding_is_trained_in_full_with_its_head() {
+    let base = base_of("llama_tied");
+    let config = HfModel::open(&base).unwrap().config().clone();
+    let rows = vec![config.vocab_size, config.hidden_size];
+    let heads = config.num_attention_heads * config.kv_channels;
+    let a = ("model.layers.0.self_attn.q_proj.lora_A.weight", vec![2, config.hidden_size], 0.5);
+    let b = ("model.layers.0.self_attn.q_proj.lora_B.weight", vec![heads, 2], 0.25);
+    let embedding = |value| ("model.embed_tokens.weight", rows.clone(), value);
+    let head = |value| ("lm_head.weight", rows.clone(), value);
+    let opened = |saved: &[&str], ties: bool, more: &[(&'static str, Vec<usize>, f32)]| {
+        let settings = json!({
+            "target_modules": ["q_proj"], "layers_to_transform": 0, "modules_to_save": saved, "ensure_weight_tying": ties,
+        });
+        with_tensors(&base, settings, &[&[a.clone(), b.clone()], more].concat())
+    };
+    let both = ["model.embed_tokens", "lm_head"];
+    let (_folder, adapter) = opened(&both, false, &[embedding(0.75), head(0.75)]).unwrap();
+    let values = adapter.values().unwrap();
+    assert!(values["embedding.word_embeddings.weight"].values.iter().all(|value| *value == 0.75));
+    // So `peft` saves it where it ties the two, whichever is named.
+    for saved in ["embed_tokens", "lm_head"] {
+        opened(&[saved], true, &[embedding(0.75), head(0.75)]).unwrap();
+    }
+    let error = opened(&both, false, &[embedding(0.75), head(0.5)]).unwrap_err();
+    assert!(
+        error.contains("found \"lm_head.weight\"") && error.contains("with the values of the embedding"),
+        "{error}"
+    );
+    for (saved, tensor) in [("embed_tokens", embedding(0.75)), ("lm_head", head(0.75))] {
+        let error = opened(&[saved], false, &[tensor]).unwrap_err();
+        assert!(error.contains("the embedding and the head together"), "{error}");
+    }
+    let error = opened(&both, false, &[embedding(0.75)]).unwrap_err();
+    assert!(error.contains("lm_head.weight`: expected shape"), "{error}");
+}
+
+#[test]
+fn modules_are_named_as_transformers_does_or_as_files_do() {
+    let base = base_of("nemotron_h");
+    let model = HfModel::open(&base).unwrap();
+    let name = |end: &str| {
+        let stored = model.weight_map().entries().iter().flat_map(|entry| &entry.tensors);
+        let found = stored.map(|stored| &stored.name).find(|name| name.ends_with(end)).unwrap();
+        found.split_once('.').unwrap().1.strip_suffix(".weight").unwrap().to_owned()
+    };
+    let (projection, last) = (name(".in_proj.weight"), name("norm_f.weight"));
+    let config = model.config();
+    let width = config.hidden_size;
+    let listed = config.linear_layers();
+    let outputs = listed.iter().find(|listed| listed.layer.name.ends_with("in_proj")).unwrap().layer.outputs;
+    for (prefix, other) in [("model", "backbone"), ("backbone", "model")] {
+        let names = [format!("{prefix}.{projection}.lora_A.weight"), format!("{prefix}.{projection}.lora_B.weight")];
+        let norm = format!("{prefix}.{last}.weight");
+        let tensors =
+            [(names[0].as_str(), vec![2, width], 0.5), (&names[1], vec![outputs, 2], 0.25), (&norm, vec![width], 0.75)];
+        let opened = |prefix: &str| {
+            let pattern = format!("{prefix}.{projection}").replace('.', r"\.");
+            let settings = json!({ "target_modules": pattern, "modules_to_save": [format!("{prefix}.{last}")] });
+            with_tensors(&base, settings, &tensors)
+        };
+        let (_folder, adapter) = opened(prefix).unwrap();
+        assert!(adapter.values().unwrap()["decoder.final_layernorm.weight"].values.iter().all(|value| *value == 0.75));
+        let error = opened(other).unwrap_err();
+        assert!(error.contains("target_modules") && error.contains(&format!("such as {prefix}.")), "{error}");
+    }
+}
+
+#[test]
+fn names_in_files_are_changed_where_transformers_has_others() {
+    let changed = |family: &str, name: &str| {
+        let names = ModuleNames::new(with_model_type(family).unwrap());
+        names.of(name)
+    };
+    assert_eq!(changed("nemotron_h", "backbone.embeddings.weight"), "model.embeddings.weight");
+    assert_eq!(changed("nemotron_h", "lm_head.weight"), "lm_head.weight");
+    assert_eq!(changed("mamba2", "backbone.embeddings.weight"), "backbone.embeddings.weight");
+    assert_eq!(changed("mixtral", "model.layers.3.block_sparse_moe.gate.weight"), "model.layers.3.mlp.gate.weight");
 }

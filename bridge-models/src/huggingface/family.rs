@@ -24,6 +24,8 @@ pub struct Family {
     pub(crate) prefix: &'static str,
     /// Ends of the names of tensors that files may have and that are not parameters.
     pub(crate) buffers: &'static [&'static str],
+    /// Parts of names in files, and what the modules of transformers 5 have for them (its `conversion_mapping.py`).
+    pub(crate) module_names: &'static [(&'static str, &'static str)],
 }
 
 impl PartialEq for Family {

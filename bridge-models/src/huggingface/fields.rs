@@ -71,6 +71,11 @@ impl<'a> Fields<'a> {
         self.typed(key, "a table", Value::as_object).map(|values| values.map(|values| Fields::of_table(prefix, values)))
     }
 
+    /// [`Self::table`], but `None` where it is empty: transformers takes tables whose truth value is false for absent.
+    pub fn filled_table(&self, key: &str, prefix: &'a str) -> Result<Option<Fields<'a>>, HfError> {
+        self.table(key, prefix).map(|table| table.filter(|table| !table.values.is_empty()))
+    }
+
     pub fn string(&self, key: &str) -> Result<Option<&'a str>, HfError> {
         self.typed(key, "a string", Value::as_str)
     }

@@ -37,15 +37,15 @@ pub(crate) fn read(fields: &Fields, config: &mut DecoderConfig, form: RopeForm) 
 
 /// The rotary settings of a model whose layers all rotate alike.
 pub(crate) fn of_all_layers(fields: &Fields, max_positions: usize, form: RopeForm) -> Result<RopeConfig, HfError> {
-    // transformers gives the old table precedence where a file has both.
-    let table = match fields.table("rope_scaling", "rope_scaling.")? {
+    // transformers gives the old table precedence where a file has both, unless it is empty.
+    let table = match fields.filled_table("rope_scaling", "rope_scaling.")? {
         Some(table) => {
             if fields.peek("rope_parameters") == fields.peek("rope_scaling") {
                 fields.ask("rope_parameters");
             }
             Some(table)
         }
-        None => fields.table("rope_parameters", "rope_parameters.")?,
+        None => fields.filled_table("rope_parameters", "rope_parameters.")?,
     };
     if let Some(table) = &table {
         for layers in LAYER_TYPES {

@@ -32,6 +32,7 @@ static MIXTURE: Family = Family {
     ],
     prefix: "model.",
     buffers: &[],
+    module_names: &[],
 };
 const SIZES: Sizes = Sizes {
     heads: Heads { groups: 1, queries_per_group: 1, head_size: 1 },

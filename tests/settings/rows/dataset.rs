@@ -234,7 +234,8 @@ fn finetuning() -> Vec<Row> {
         row("dataset.packed_sequence_specs.packing_algorithm", &packed, &["first_fit_decreasing", "first_fit_shuffle"])
             .moves("output"),
         kwargs(switch("dataset.dataset_kwargs.add_bos", &samples)),
-        kwargs(switch_off("dataset.dataset_kwargs.add_eos", &samples)),
+        // Padding is the same token: that it is predicted makes the difference.
+        switch_off("dataset.dataset_kwargs.add_eos", &examples()).moves("loss_1"),
         kwargs(switch("dataset.dataset_kwargs.add_sep", &samples)),
         kwargs(row("dataset.dataset_kwargs.label_key", &samples, &["output", "other"])),
         switch_off("dataset.dataset_kwargs.answer_only_loss", &examples()).moves("loss_1"),

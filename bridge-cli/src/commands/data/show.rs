@@ -47,7 +47,7 @@ pub fn run_samples(samples: &Samples) -> Result<u8, Failure> {
     for i in 0..samples.count.min(dataset.len()) {
         let sample = dataset.get(i).map_err(Failure::input)?;
         let source = encoder_ids(&sample);
-        let tokens = ids_of(sample);
+        let (tokens, _) = with_labels(&sample);
         if samples.json {
             let mut object = json!({ "tokens": tokens });
             if let Some(source) = source {
@@ -69,16 +69,14 @@ pub fn run_show(samples: &Samples) -> Result<u8, Failure> {
     let tokenizer = tokenizer.unwrap_or_else(|| Arc::new(NullTokenizer::new(usize::MAX >> 1)));
     for i in 0..samples.count.min(dataset.len()) {
         let sample = dataset.get(i).map_err(Failure::input)?;
-        // Position n predicts token n + 1.
-        let counts: Vec<bool> = std::iter::once(false).chain(sample.loss_mask.iter().map(|mask| *mask > 0.0)).collect();
-        let counted = counts.iter().filter(|counts| **counts).count();
         let source = encoder_ids(&sample);
-        let sample_weights = sample.loss_mask.clone();
-        let tokens = ids_of(sample);
+        let (tokens, weights) = with_labels(&sample);
+        let counts: Vec<bool> = weights.iter().map(|weight| *weight > 0.0).collect();
+        let counted = counts.iter().filter(|counts| **counts).count();
         if samples.json {
-            let weights = std::iter::once(0.0).chain(sample_weights);
             // Most weights are 0 and 1.
             let mask: Vec<_> = weights
+                .into_iter()
                 .map(|weight| if weight.fract() == 0.0 { json!(weight as i64) } else { json!(weight) })
                 .collect();
             let mut object =
@@ -101,11 +99,31 @@ pub fn run_show(samples: &Samples) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// The tokens of a sample: its inputs, and the last one that has to be predicted.
-fn ids_of(sample: Sample) -> Vec<i64> {
-    let mut tokens = sample.tokens;
-    tokens.extend(sample.labels.last());
-    tokens
+/// The tokens of a sample, each with the weight of its prediction: its inputs, and what has to be predicted and is none of them, such as the last
+/// token of an example before padding. Such a token stands in place of the padding, or before the next document of the sample.
+fn with_labels(sample: &Sample) -> (Vec<i64>, Vec<f32>) {
+    let Sample { tokens, labels, loss_mask, position_ids, document_ids, .. } = sample;
+    // The two answers of a pair stand in turn: a label is not that of the next input.
+    let is_pair = document_ids.is_none() && matches!(position_ids.as_slice(), [0, 0, ..]);
+    let (mut ids, mut weights) = (Vec::with_capacity(tokens.len() + 1), Vec::with_capacity(tokens.len() + 1));
+    for (at, token) in tokens.iter().enumerate() {
+        // Position n predicts token n + 1.
+        let (label, weight) = if at == 0 { (*token, 0.0) } else { (labels[at - 1], loss_mask[at - 1]) };
+        if weight > 0.0 && label != *token && !is_pair {
+            ids.push(label);
+            weights.push(weight);
+            if document_ids.as_ref().is_some_and(|documents| documents[at] != documents[at - 1]) {
+                ids.push(*token);
+                weights.push(0.0);
+            }
+        } else {
+            ids.push(*token);
+            weights.push(weight);
+        }
+    }
+    ids.extend(labels.last());
+    weights.extend(loss_mask.last());
+    (ids, weights)
 }
 
 /// What an encoder reads of a sample, without padding, if the sample has that.
@@ -151,5 +169,35 @@ impl Samples {
         let missing = || Failure::input(format!("dataset.split: the {} split has proportion 0", split.name()));
         let tokenizer = seen.into_inner().unwrap_or_else(PoisonError::into_inner);
         Ok((dataset.ok_or_else(missing)?, tokenizer))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(tokens: &[i64], labels: &[i64], loss_mask: &[f32], positions: &[i64]) -> Sample {
+        let [tokens, labels, position_ids] = [tokens, labels, positions].map(<[i64]>::to_vec);
+        Sample { tokens, labels, loss_mask: loss_mask.to_vec(), position_ids, ..Sample::default() }
+    }
+
+    #[test]
+    fn the_last_label_stands_in_place_of_padding() {
+        let padded = sample(&[5, 6, 7, 0, 0], &[6, 7, 9, 0, 0], &[0.0, 1.0, 0.5, 0.0, 0.0], &[0, 1, 2, 3, 4]);
+        assert_eq!(with_labels(&padded), (vec![5, 6, 7, 9, 0, 0], vec![0.0, 0.0, 1.0, 0.5, 0.0, 0.0]));
+        let whole = sample(&[5, 6, 7], &[6, 7, 9], &[0.0, 1.0, 1.0], &[0, 1, 2]);
+        assert_eq!(with_labels(&whole), (vec![5, 6, 7, 9], vec![0.0, 0.0, 1.0, 1.0]));
+        // What does not count is the input's.
+        let ended = sample(&[5, 6, 7], &[6, 0, 9], &[1.0, 0.0, 1.0], &[0, 1, 2]);
+        assert_eq!(with_labels(&ended), (vec![5, 6, 7, 9], vec![0.0, 1.0, 0.0, 1.0]));
+    }
+
+    #[test]
+    fn the_last_label_of_a_document_stands_before_the_next() {
+        let packed = sample(&[5, 6, 7, 8], &[6, 9, 8, 4], &[0.0, 1.0, 1.0, 1.0], &[0, 1, 0, 1]);
+        let packed = Sample { document_ids: Some(vec![0, 0, 1, 1]), ..packed };
+        assert_eq!(with_labels(&packed), (vec![5, 6, 9, 7, 8, 4], vec![0.0, 0.0, 1.0, 0.0, 1.0, 1.0]));
+        let pair = sample(&[5, 5, 6, 7], &[6, 7, 8, 9], &[1.0; 4], &[0, 0, 1, 1]);
+        assert_eq!(with_labels(&pair).0, [5, 5, 6, 7, 9]);
     }
 }

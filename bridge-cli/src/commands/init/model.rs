@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use bridge_core::config::RawConfig;
+use bridge_models::decoder::PositionEmbedding;
 use bridge_models::huggingface::HfModel;
 use burn::tensor::{Device, Distribution, Tensor};
 
@@ -111,7 +112,7 @@ impl Pretrained {
             folder: std::path::absolute(folder).map_err(Failure::run)?,
             parameters: config.num_parameters(),
             positions: config.max_position_embeddings,
-            has_learned_positions: !text.contains("position_embedding_type = \"rope\""),
+            has_learned_positions: config.position_embedding == PositionEmbedding::LearnedAbsolute,
             section: section.map(|line| format!("{line}\n")).collect(),
         })
     }
@@ -156,5 +157,19 @@ mod tests {
         }
         assert_eq!(Size::named("135M").unwrap().parameters(49152), 134_479_872);
         assert!(Size::named("huge").unwrap_err().contains("nano"));
+    }
+
+    #[test]
+    fn learned_positions_alone_have_an_end() {
+        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../bridge-models/tests/fixtures/golden");
+        for (name, is_learned) in [("gpt2", true), ("llama", false), ("mamba2", false), ("nemotron_h", false)] {
+            let folder = tempfile::tempdir().unwrap();
+            for file in ["config.json", "model.safetensors"] {
+                std::fs::copy(golden.join(name).join(file), folder.path().join(file)).unwrap();
+            }
+            std::fs::write(folder.path().join("tokenizer.json"), "{}").unwrap();
+            let model = Pretrained::open(folder.path()).unwrap();
+            assert_eq!(model.has_learned_positions, is_learned, "{name}");
+        }
     }
 }

@@ -18,6 +18,7 @@ use bridge_core::model::{Declaration, Initial, LinearLayer, ModelChunk, Scope};
 use bridge_data::outside;
 use burn::tensor::{Device, Tensor, TensorData};
 
+pub(super) use self::modules::ModuleNames;
 use self::modules::{AdaptedModule, SavedParameter};
 use self::settings::Settings;
 pub use self::write::PeftOptions;
@@ -39,6 +40,7 @@ pub struct PeftAdapter {
     method: Method,
     modules: Vec<AdaptedModule>,
     saved: Vec<SavedParameter>,
+    names: ModuleNames,
     source: HfCheckpoint,
 }
 
@@ -85,12 +87,21 @@ impl PeftAdapter {
         let table = parse_settings(&text).map_err(|source| HfError::Json { path: path.clone(), source })?;
         let settings = Settings::new(&path, &table)?;
         let source = HfCheckpoint::open_file(&folder.join(TENSORS))?;
-        let all = modules::modules(base.config(), base.weight_map());
+        let names = ModuleNames::in_folder(base.family(), source.tensors().map(|(name, _)| name));
+        let all = modules::modules(base.config(), base.weight_map(), names);
         let modules = modules::adapted(&settings, all, |name| source.shape(&tensor_name(name, A)).is_some())?;
-        let saved = modules::saved(&settings, (base.config(), base.weight_map()))?;
+        let saved = modules::saved(&settings, base, names)?;
         let method = if settings.is_dora { Method::Dora } else { Method::Lora };
-        let adapter = Self { method, modules, saved, source };
+        let adapter = Self { method, modules, saved, names, source };
         adapter.check(&folder.join(TENSORS))?;
+        for SavedParameter { entry, tied, .. } in &adapter.saved {
+            if let Some(head) = tied
+                && !adapter.is_same(&entry.tensors[0].name, &head.name)?
+            {
+                let expected = "a head with the values of the embedding, to which it is tied";
+                return Err(settings.cannot_save(&names.of(&head.name), expected));
+            }
+        }
         Ok(adapter)
     }
 
@@ -162,7 +173,7 @@ impl PeftAdapter {
     }
 
     /// The adapter's parameters, and those of the base that it has in full, by their names here.
-    fn values(&self) -> Result<BTreeMap<String, HostTensor>, AdapterError> {
+    pub(super) fn values(&self) -> Result<BTreeMap<String, HostTensor>, AdapterError> {
         let mut values = BTreeMap::new();
         for AdaptedModule { module, names, .. } in &self.modules {
             values.insert(names.a.clone(), self.source.read(&tensor_name(&module.name, A))?);
@@ -179,7 +190,7 @@ impl PeftAdapter {
         }
         for SavedParameter { entry, .. } in &self.saved {
             let all = (0..entry.shape[0], 0..entry.row_length());
-            let read = entry.read_part(all, &self.source, &|name| format!("{PREFIX}{name}"))?;
+            let read = entry.read_part(all, &self.source, &|name| self.saved_name(name))?;
             values.insert(entry.parameter.clone(), HostTensor { shape: entry.shape.clone(), values: read });
         }
         Ok(values)
@@ -210,14 +221,37 @@ impl PeftAdapter {
                 push(&format!("{MAGNITUDES}.weight"), vec![outputs], magnitudes);
             }
         }
-        for SavedParameter { entry, modules } in &self.saved {
+        for SavedParameter { entry, modules, .. } in &self.saved {
             let split = entry.split(&values(&entry.parameter));
             for ((stored, module), tensor) in entry.tensors.iter().zip(modules).zip(split) {
-                let name = format!("{module}.modules_to_save{}", &stored.name[module.len()..]);
+                let stored = self.names.of(&stored.name);
+                let name = format!("{module}.modules_to_save{}", &stored[module.len()..]);
                 all.push(NamedGradient { name, tensor });
             }
         }
         all
+    }
+
+    /// What the file calls a tensor of a module that is trained in full, by its name in a base's files.
+    fn saved_name(&self, stored: &str) -> String {
+        format!("{PREFIX}{}", self.names.of(stored))
+    }
+
+    /// Whether two tensors of modules that are trained in full have the same elements.
+    fn is_same(&self, one: &str, other: &str) -> Result<bool, AdapterError> {
+        const ELEMENTS: usize = 1 << 20;
+        let names = [one, other].map(|name| self.saved_name(name));
+        let count: usize = self.source.shape(&names[0]).unwrap_or_default().iter().product();
+        for start in (0..count).step_by(ELEMENTS) {
+            let mut elements = [(); 2].map(|()| vec![0.0; ELEMENTS.min(count - start)]);
+            for (name, elements) in names.iter().zip(&mut elements) {
+                self.source.read_into(name, start, elements)?;
+            }
+            if elements[0] != elements[1] {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Refuses tensors that are missing, unexpected or of other shapes.
@@ -231,8 +265,8 @@ impl PeftAdapter {
                 expected.insert(tensor_name(&module.name, MAGNITUDES), vec![outputs]);
             }
         }
-        let saved = self.saved.iter().flat_map(|saved| &saved.entry.tensors);
-        expected.extend(saved.map(|stored| (format!("{PREFIX}{}", stored.name), stored.whole_shape())));
+        let saved = self.saved.iter().flat_map(|saved| saved.entry.tensors.iter().chain(&saved.tied));
+        expected.extend(saved.map(|stored| (self.saved_name(&stored.name), stored.whole_shape())));
         let mut problems = Vec::new();
         for (name, shape) in &expected {
             let (name, expected) = (name.clone(), shape.clone());

@@ -4,12 +4,54 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bridge_core::model::LinearLayer;
 
+use super::PREFIX;
 use super::settings::Settings;
 use crate::adapters::AdapterError;
 use crate::adapters::lora::{Branch, BranchNames};
 use crate::adapters::parts::Parts;
 use crate::decoder::DecoderConfig;
-use crate::huggingface::{WeightEntry, WeightMap};
+use crate::huggingface::{ExpertLayout, Family, HfError, HfModel, StoredTensor, WeightEntry, WeightMap};
+
+/// What an adapter's folder calls the modules of a family: as transformers does, or as the files of its bases do.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ModuleNames {
+    pairs: &'static [(&'static str, &'static str)],
+    /// Whether the names are those of files: so older versions of transformers have them.
+    as_in_files: bool,
+}
+
+impl ModuleNames {
+    /// The names that `peft` has with transformers 5.
+    pub fn new(family: &Family) -> Self {
+        Self { pairs: family.module_names, as_in_files: false }
+    }
+
+    /// The names in a folder with these tensors.
+    pub fn in_folder<'a>(family: &Family, mut tensors: impl Iterator<Item = &'a str>) -> Self {
+        let is_of_file = |name: &str| Self::new(family).pairs.iter().any(|(file, _)| place(name, file).is_some());
+        Self {
+            as_in_files: tensors.any(|name| is_of_file(name.strip_prefix(PREFIX).unwrap_or(name))),
+            ..Self::new(family)
+        }
+    }
+
+    /// The name of a module, or of one of its tensors, of which `name` is that in a base's files.
+    pub fn of(self, name: &str) -> String {
+        let mut name = name.to_owned();
+        for (file, module) in self.pairs {
+            let (from, to) = if self.as_in_files { (module, file) } else { (file, module) };
+            if let Some(at) = place(&name, from) {
+                name.replace_range(at..at + from.len(), to);
+            }
+        }
+        name
+    }
+}
+
+/// Where `part` is in a name: between dots wherever it begins with one, else at the beginning.
+fn place(name: &str, part: &str) -> Option<usize> {
+    name.find(part).filter(|at| *at == 0 || part.starts_with('.'))
+}
 
 /// A linear layer of a Hugging Face model.
 #[derive(Clone, Debug)]
@@ -55,10 +97,12 @@ pub(crate) struct SavedParameter {
     pub entry: WeightEntry,
     /// For each of these, the module that is trained in full and has it.
     pub modules: Vec<String>,
+    /// The tensor of the head where it is tied to this parameter: `peft` has a copy of it for each.
+    pub tied: Option<StoredTensor>,
 }
 
 /// The linear layers of a model under Hugging Face's names. Experts that a file has all in one tensor are none.
-pub(crate) fn modules(config: &DecoderConfig, map: &WeightMap) -> Vec<Module> {
+pub(super) fn modules(config: &DecoderConfig, map: &WeightMap, names: ModuleNames) -> Vec<Module> {
     let mut modules = Vec::new();
     for listed in config.linear_layers() {
         let Some(entry) = map.entry(&format!("{}.weight", listed.layer.name)) else {
@@ -72,7 +116,7 @@ pub(crate) fn modules(config: &DecoderConfig, map: &WeightMap) -> Vec<Module> {
             let is_part = entry.tensors.len() > 1;
             assert!(!is_part || parts == entry.tensors.len(), "`{name}` is a part that its layer's cut does not know");
             modules.push(Module {
-                name: name.to_owned(),
+                name: names.of(name),
                 layer: listed.layer.clone(),
                 part: is_part.then_some(index),
                 rows,
@@ -108,40 +152,71 @@ pub(super) fn adapted(
 /// The parameters of the base that are trained in full.
 pub(super) fn saved(
     settings: &Settings,
-    (config, map): (&DecoderConfig, &WeightMap),
+    base: &HfModel,
+    names: ModuleNames,
 ) -> Result<Vec<SavedParameter>, AdapterError> {
     let mut saved = Vec::new();
     let mut met = BTreeSet::new();
-    for entry in map.entries() {
-        let mut modules = Vec::new();
-        for stored in &entry.tensors {
-            // The module itself, or one around it.
-            let places = stored.name.match_indices('.').map(|(place, _)| &stored.name[..place]);
-            let mut wanted = places
-                .filter_map(|place| Some((place, settings.saved.iter().find(|end| place.ends_with(end.as_str()))?)));
-            if let Some((module, end)) = wanted.next_back() {
-                met.insert(end.as_str());
-                modules.push(module.to_owned());
+    // The module itself, or one around it.
+    let mut wanted = |stored: &StoredTensor| -> Option<String> {
+        let name = names.of(&stored.name);
+        let places = name.match_indices('.').map(|(place, _)| &name[..place]);
+        let mut found =
+            places.filter_map(|place| Some((place, settings.saved.iter().find(|end| place.ends_with(end.as_str()))?)));
+        let (module, end) = found.next_back()?;
+        met.insert(end.as_str());
+        Some(module.to_owned())
+    };
+    for entry in base.weight_map().entries() {
+        let mut modules: Vec<String> = entry.tensors.iter().filter_map(&mut wanted).collect();
+        let is_tied = base.config().share_embeddings_and_output_weights && entry.parameter.ends_with(WORD_EMBEDDINGS);
+        let head = if is_tied { tied_head(base.family(), base.config())? } else { None };
+        let head = head.and_then(|head| head.tensors.into_iter().next());
+        let head_module = head.as_ref().and_then(&mut wanted);
+        if modules.is_empty() && head_module.is_none() {
+            continue;
+        }
+        if is_tied {
+            let module = modules.first().or(head_module.as_ref()).expect("one of them is wanted");
+            let expected = match head {
+                None => "a module whose weights are not tied to those of another",
+                Some(_) => {
+                    "the embedding and the head together: they are tied, and peft leaves the one that is not named as it was"
+                }
+            };
+            let has_both = settings.ties || (!modules.is_empty() && head_module.is_some());
+            if head.is_none() || !has_both {
+                return Err(settings.cannot_save(module, expected));
             }
         }
         if modules.is_empty() {
-            continue;
+            let module = |stored: &StoredTensor| names.of(stored.name.trim_end_matches(".weight"));
+            modules = entry.tensors.iter().map(module).collect();
         }
         let whole = modules.len() == entry.tensors.len() && entry.tensors.iter().all(|stored| stored.part.is_none());
         if !whole {
             return Err(settings.cannot_save(&modules[0], "a module whose weights are not one with those of others"));
         }
-        let is_tied = config.share_embeddings_and_output_weights && entry.parameter.ends_with(WORD_EMBEDDINGS);
-        if is_tied {
-            return Err(settings.cannot_save(&modules[0], "a module whose weights are not tied to those of another"));
-        }
-        saved.push(SavedParameter { entry: entry.clone(), modules });
+        saved.push(SavedParameter { entry: entry.clone(), modules, tied: head });
     }
     match settings.saved.iter().find(|end| !met.contains(end.as_str())) {
         None => Ok(saved),
         Some(end) => Err(settings.cannot_save(end, "a module of the base that has weights of its own")),
     }
 }
+
+/// Where the head of a decoder would be if it were not tied to the embedding; `None` if it is that of an encoder's decoder, or the family has no
+/// place for one.
+pub(super) fn tied_head(family: &Family, config: &DecoderConfig) -> Result<Option<WeightEntry>, HfError> {
+    if config.encoder.is_some() {
+        return Ok(None);
+    }
+    let untied = DecoderConfig { share_embeddings_and_output_weights: false, ..config.clone() };
+    Ok(WeightMap::new(family, &untied, ExpertLayout::default())?.entry(HEAD).cloned())
+}
+
+/// The parameter of a head that is not tied.
+const HEAD: &str = "output_layer.weight";
 
 pub(super) const WORD_EMBEDDINGS: &str = "word_embeddings.weight";
 

@@ -25,6 +25,8 @@ pub(super) struct Settings {
     /// Modules that are trained in full.
     pub saved: Vec<String>,
     saved_patterns: Vec<Regex>,
+    /// Whether what is tied to a module that is trained in full is trained with it, named or not.
+    pub ties: bool,
 }
 
 /// How modules are named.
@@ -45,7 +47,6 @@ const ONLY: &[(&str, &[&str], &str)] = &[
     ("bias", &["\"none\""], "biases cannot be trained beside branches"),
     ("lora_bias", &["false"], "branches have no bias"),
     ("use_qalora", &["false"], "branches have whole inputs"),
-    ("ensure_weight_tying", &["false"], "tied modules are not trained in full"),
     ("init_lora_weights", &["true", "false", "\"gaussian\"", "\"eva\"", "\"orthogonal\""], "others change the base"),
     ("loftq_config", &["{}"], "it changes the base"),
     ("layer_replication", &["[]"], "layers are not repeated"),
@@ -72,6 +73,7 @@ const KNOWN: &[&str] = &[
     "alpha_pattern",
     "use_rslora",
     "use_dora",
+    "ensure_weight_tying",
     "target_modules",
     "exclude_modules",
     "layers_to_transform",
@@ -117,6 +119,7 @@ impl Settings {
             alpha_of: read.patterns("alpha_pattern", |value| read.number("alpha_pattern", value))?,
             by_root: read.flag("use_rslora")?,
             is_dora: read.flag("use_dora")?,
+            ties: read.flag("ensure_weight_tying")?,
             targets,
             excluded,
             layers: read.layers()?,

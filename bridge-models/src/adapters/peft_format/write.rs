@@ -7,7 +7,7 @@ use burn::tensor::Tensor;
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Map, Value, json};
 
-use super::modules::{Module, WORD_EMBEDDINGS, modules};
+use super::modules::{Module, ModuleNames, WORD_EMBEDDINGS, modules, tied_head};
 use super::{A, B, MAGNITUDES, PREFIX, SETTINGS, TENSORS, tensor_name};
 use crate::adapters::AdapterError;
 use crate::adapters::lora::{Method, row_lengths};
@@ -15,9 +15,6 @@ use crate::adapters::parts::Parts;
 use crate::adapters::trained::{AdaptedLayer, ReadValues, TrainedAdapter, Values, floats, matrix, vector};
 use crate::decoder::DecoderConfig;
 use crate::huggingface::{ExpertLayout, Family, HfError, HostTensor, Staged, WeightMap};
-
-/// The parameter of a head that is not tied.
-const HEAD: &str = "output_layer.weight";
 
 /// What a folder says besides the branches.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -52,7 +49,8 @@ impl TrainedAdapter {
         (base, own): (&ReadValues<'_>, &ReadValues<'_>),
     ) -> Result<usize, AdapterError> {
         let map = WeightMap::new(family, config, ExpertLayout::default())?;
-        let all = modules(config, &map);
+        let module_names = ModuleNames::new(family);
+        let all = modules(config, &map, module_names);
         let mut branches = Vec::new();
         for adapted in self.layers.values() {
             let of_layer: Vec<&Module> = all.iter().filter(|module| module.layer.name == adapted.layer.name).collect();
@@ -96,15 +94,13 @@ impl TrainedAdapter {
             if is_tied && config.encoder.is_some() {
                 return Err(refused());
             }
-            let untied = DecoderConfig { share_embeddings_and_output_weights: false, ..config.clone() };
-            let of_head = is_tied.then(|| WeightMap::new(family, &untied, ExpertLayout::default())).transpose()?;
-            let of_head = of_head.as_ref().and_then(|map| map.entry(HEAD));
+            let of_head = if is_tied { tied_head(family, config)? } else { None };
             let values = own(parameter)?;
-            for entry in [map.entry(parameter), of_head].into_iter().flatten() {
+            for entry in [map.entry(parameter), of_head.as_ref()].into_iter().flatten() {
                 if entry.tensors.iter().any(|stored| stored.part.is_some()) {
                     return Err(refused());
                 }
-                let names = entry.tensors.iter().map(|stored| stored.name.clone());
+                let names = entry.tensors.iter().map(|stored| ModuleNames::new(family).of(&stored.name));
                 tensors.extend(names.zip(entry.split(&values)));
             }
         }

@@ -117,7 +117,7 @@ fn read_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError>
     }
     // transformers lets scores grow with any scaling; the decoder has a place for the key in YaRN's alone.
     if !matches!(rope.scaling, None | Some(RopeScaling::Yarn(_))) {
-        let table = fields.table("rope_scaling", "rope_scaling.")?;
+        let table = fields.filled_table("rope_scaling", "rope_scaling.")?;
         let table =
             table.map_or_else(|| fields.table("rope_parameters", "rope_parameters."), |table| Ok(Some(table)))?;
         if let Some(table) = table {

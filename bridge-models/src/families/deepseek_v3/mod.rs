@@ -17,4 +17,5 @@ pub(super) static FAMILY: Family = Family {
     weights: &[weights::WEIGHTS, mixture::APART, mixture::STACKED, llama::weights::WEIGHTS],
     prefix: "model.",
     buffers: &[".rotary_emb.inv_freq"],
+    module_names: &[],
 };

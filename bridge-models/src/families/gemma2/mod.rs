@@ -16,4 +16,5 @@ pub(super) static FAMILY: Family = Family {
     weights: &[weights::NORMS, llama::weights::WEIGHTS],
     prefix: "model.",
     buffers: &[".rotary_emb.inv_freq"],
+    module_names: &[],
 };

@@ -36,7 +36,7 @@ pub(super) const SETTINGS: &[Setting] = &[
 
 /// A table for each type of layer in `rope_parameters`, or `rope_theta`, `rope_scaling` and `rope_local_base_freq`.
 fn read_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
-    let tables = fields.table("rope_parameters", "rope_parameters.")?;
+    let tables = fields.filled_table("rope_parameters", "rope_parameters.")?;
     let of_type = |index: usize, prefix| tables.map_or(Ok(None), |tables| tables.table(LAYER_TYPES[index], prefix));
     let full = of_type(0, "rope_parameters.full_attention.")?;
     let windowed = of_type(1, "rope_parameters.sliding_attention.")?;
@@ -46,7 +46,7 @@ fn read_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError>
     // transformers puts the old table over the new one, which has a `rope_type` of its own: a `type` there says nothing.
     let mut merged = Map::from_iter([("rope_type".to_owned(), json!("default"))]);
     merged.extend(full.iter().flat_map(Fields::entries));
-    let scaling = fields.table("rope_scaling", "rope_scaling.")?;
+    let scaling = fields.filled_table("rope_scaling", "rope_scaling.")?;
     merged.extend(scaling.iter().flat_map(Fields::entries));
     let place = if scaling.is_some() { "rope_scaling." } else { "rope_parameters.full_attention." };
     let merged = Fields::of_table(place, &merged);

@@ -15,4 +15,5 @@ pub(super) static FAMILY: Family = Family {
     weights: &[gemma2::weights::NORMS, qwen3::weights::QK_NORMS, llama::weights::WEIGHTS],
     prefix: "model.",
     buffers: &[".rotary_emb.inv_freq", ".rotary_emb_local.inv_freq"],
+    module_names: &[],
 };

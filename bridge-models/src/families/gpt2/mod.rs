@@ -14,4 +14,5 @@ pub(super) static FAMILY: Family = Family {
     weights: &[weights::WEIGHTS],
     prefix: "transformer.",
     buffers: &[".attn.bias", ".attn.masked_bias"],
+    module_names: &[],
 };

@@ -15,4 +15,5 @@ pub(super) static FAMILY: Family = Family {
     weights: &[weights::WEIGHTS],
     prefix: "gpt_neox.",
     buffers: &[".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq"],
+    module_names: &[],
 };

@@ -59,7 +59,9 @@ fn write_clamp(config: &DecoderConfig, settings: &mut Map<String, Value>) {
 fn read_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
     const THETA: f64 = 150_000.0;
     rope::read(fields, config, RopeForm { theta: THETA, ..RopeForm::USUAL })?;
-    let is_said = ["rope_parameters", "rope_scaling"].into_iter().any(|key| fields.get(key).is_some());
+    // An empty new table means plain positions; an empty old one says nothing.
+    let is_said =
+        fields.get("rope_parameters").is_some() || fields.filled_table("rope_scaling", "rope_scaling.")?.is_some();
     if let PositionEmbedding::Rope(RopeConfig { scaling, .. }) = &mut config.position_embedding
         && !is_said
     {

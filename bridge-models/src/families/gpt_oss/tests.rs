@@ -27,6 +27,10 @@ fn absent_settings_have_the_familys_defaults() {
     );
     let moe = config.moe.unwrap();
     assert_eq!((moe.num_experts, moe.topk, moe.ffn_hidden_size, moe.router_bias), (128, 4, 36, true));
+    let empty = read_back(&FAMILY, json!({ "rope_scaling": {} }));
+    assert_eq!(empty.position_embedding, config.position_embedding);
+    let empty = read_back(&FAMILY, json!({ "rope_parameters": {} }));
+    assert!(matches!(&empty.position_embedding, PositionEmbedding::Rope(rope) if rope.scaling.is_none()));
     let plain = read_back(&FAMILY, json!({ "rope_parameters": { "rope_type": "default" }, "attention_bias": false }));
     assert!(matches!(&plain.position_embedding, PositionEmbedding::Rope(rope) if rope.scaling.is_none()));
     assert!(!plain.qkv_bias && !plain.proj_bias && plain.mlp_bias);

@@ -14,4 +14,5 @@ pub(super) static FAMILY: Family = Family {
     weights: &[weights::WEIGHTS],
     prefix: "model.",
     buffers: &[".rotary_emb.inv_freq"],
+    module_names: &[],
 };

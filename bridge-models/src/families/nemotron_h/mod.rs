@@ -15,4 +15,5 @@ pub(super) static FAMILY: Family = Family {
     weights: &[weights::ON_DISK, weights::OF_MODULE, weights::APART, weights::STACKED, weights::OUTPUT],
     prefix: "model.",
     buffers: &[],
+    module_names: &[("backbone.", "model.")],
 };

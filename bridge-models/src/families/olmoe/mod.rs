@@ -15,4 +15,5 @@ pub(super) static FAMILY: Family = Family {
     weights: &[qwen3::weights::QK_NORMS, mixture::APART, mixture::STACKED, llama::weights::WEIGHTS],
     prefix: "model.",
     buffers: &[".rotary_emb.inv_freq"],
+    module_names: &[],
 };

@@ -15,4 +15,5 @@ pub(super) static FAMILY: Family = Family {
     weights: &[llama::weights::WEIGHTS],
     prefix: "model.",
     buffers: &[".rotary_emb.inv_freq"],
+    module_names: &[],
 };

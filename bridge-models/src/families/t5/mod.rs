@@ -15,4 +15,5 @@ pub(super) static FAMILY: Family = Family {
     prefix: "",
     // The word embedding once more.
     buffers: &["coder.embed_tokens.weight"],
+    module_names: &[],
 };

@@ -134,6 +134,9 @@ fn gemma_3_reads_the_old_table_as_an_addition_to_the_new_one() {
     assert_eq!(scaling(json!({ "rope_scaling": { "rope_type": "linear", "factor": 8.0 } })), linear);
     let new = json!({ "full_attention": { "rope_type": "linear", "factor": 2.0 } });
     assert_eq!(scaling(json!({ "rope_parameters": new, "rope_scaling": { "factor": 8.0 } })), linear);
+    let new = json!({ "full_attention": { "rope_type": "linear", "factor": 8.0 } });
+    assert_eq!(scaling(json!({ "rope_parameters": new, "rope_scaling": {} })), linear);
+    assert_eq!(scaling(json!({ "rope_parameters": {} })), None);
     let yarn = json!({ "rope_type": "yarn", "factor": 4.0, "truncate": false });
     let found = scaling(json!({ "rope_parameters": { "full_attention": yarn } }));
     assert!(matches!(found, Some(RopeScaling::Yarn(yarn)) if yarn.truncate), "the key is not looked for there");

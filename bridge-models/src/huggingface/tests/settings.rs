@@ -43,6 +43,15 @@ fn both_forms_of_rotary_settings_are_read() {
         original_max_position_embeddings: 8192,
     };
     assert_eq!(scaling(&old(json!(5e5), llama3)), (5e5, Some(expected)));
+    // An empty table says nothing, whichever it is.
+    let empty =
+        json!({ "rope_scaling": {}, "rope_parameters": { "rope_type": "linear", "rope_theta": 3.0, "factor": 2.5 } });
+    assert_eq!(scaling(&llama_with(empty)), (3.0, Some(RopeScaling::Linear { factor: 2.5 })));
+    let empty =
+        json!({ "rope_scaling": { "rope_type": "linear", "factor": 2.5 }, "rope_parameters": {}, "rope_theta": 3.0 });
+    assert_eq!(scaling(&llama_with(empty)), (3.0, Some(RopeScaling::Linear { factor: 2.5 })));
+    let empty = json!({ "rope_scaling": {}, "rope_parameters": {}, "rope_theta": null });
+    assert_eq!(scaling(&llama_with(empty)), (10_000.0, None));
     // transformers reads the old table where a file has both.
     let both = json!({ "rope_scaling": { "type": "linear", "factor": 2.5 }, "rope_parameters": { "rope_theta": 4.0 }, "rope_theta": 3.0 });
     assert_eq!(scaling(&llama_with(both)), (3.0, Some(RopeScaling::Linear { factor: 2.5 })));

@@ -1,6 +1,6 @@
 //! Continuing texts with a model, several at once, piece by piece. What is continued, the commands know.
 
-use std::ops::ControlFlow;
+mod growing;
 
 use bridge_core::model::ModelChunk;
 use bridge_data::tokenizer::Tokenizer;
@@ -9,6 +9,7 @@ use burn::tensor::Device;
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
 
+use self::growing::Growing;
 use crate::failure::Failure;
 use crate::generation_settings::GenerationSettings;
 use crate::model_source::LoadedModel;
@@ -156,6 +157,21 @@ impl Prompt {
         Ok(Self { ids, has_text })
     }
 
+    /// [`Self::new`], behind what the tokenizer puts before a text that stands alone.
+    ///
+    /// # Errors
+    /// Those of [`Self::new`].
+    pub fn alone(tokenizer: &dyn Tokenizer, text: &str) -> Result<Self, Failure> {
+        let mut prompt = Self::new(tokenizer, text)?;
+        let prefix = tokenizer.prefix();
+        if prompt.has_text {
+            prompt.ids.splice(..0, prefix.iter().copied());
+        } else if !prefix.is_empty() {
+            prompt.ids = prefix.to_vec();
+        }
+        Ok(prompt)
+    }
+
     /// Tokens that a model's decoder has before it adds the first.
     pub fn positions(&self, model: &LoadedModel) -> usize {
         if model.config.encoder.is_some() { 1 } else { self.ids.len() }
@@ -245,97 +261,11 @@ pub fn continue_texts(
     Ok(texts.into_iter().enumerate().map(finish).collect())
 }
 
-/// A continuation in the making.
-struct Growing<'a> {
-    request: &'a Request<'a>,
-    tokenizer: &'a dyn Tokenizer,
-    /// What the text follows.
-    context: &'a [i64],
-    ids: Vec<i64>,
-    text: String,
-    /// Bytes of the text that were handed on.
-    shown: usize,
-    end: End,
-}
-
-impl<'a> Growing<'a> {
-    fn new(request: &'a Request<'a>, tokenizer: &'a dyn Tokenizer) -> Self {
-        let Prompt { ids, has_text } = request.prompt;
-        // What answers an encoder's input does not continue it.
-        let is_continued = *has_text && request.options.decoder_start.is_none();
-        let context: &[i64] = if is_continued { ids } else { &[] };
-        Self { request, tokenizer, context, ids: Vec::new(), text: String::new(), shown: 0, end: End::Length }
-    }
-
-    /// Adds a token.
-    fn take(&mut self, token: i64, on_text: &mut dyn FnMut(&str)) -> ControlFlow<()> {
-        let Request { options, stop, .. } = self.request;
-        if options.stop_tokens.contains(&token) {
-            self.end = End::Stop;
-            return ControlFlow::Break(());
-        }
-        self.ids.push(token);
-        // A token may end in the middle of a character: wait for the rest of it.
-        let whole = |text: &String| !text.ends_with('\u{fffd}') && text.starts_with(&self.text[..self.shown]);
-        let Some(text) = continuation(self.tokenizer, self.context, &self.ids).filter(whole) else {
-            return ControlFlow::Continue(());
-        };
-        self.text = text;
-        let found = stop.iter().filter_map(|stop| self.text.find(stop.as_str())).min();
-        if let Some(at) = found {
-            self.text.truncate(at);
-            self.end = End::Stop;
-        }
-        let held = if found.is_some() { 0 } else { held_back(&self.text, stop) };
-        let visible = (self.text.len() - held).max(self.shown);
-        if visible > self.shown {
-            on_text(&self.text[self.shown..visible]);
-            self.shown = visible;
-        }
-        if found.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    }
-
-    fn finish(self, on_text: &mut dyn FnMut(&str)) -> Continued {
-        if self.shown < self.text.len() {
-            on_text(&self.text[self.shown..]);
-        }
-        Continued { text: self.text, end: self.end }
-    }
-}
-
-/// Bytes at the end of `text` that may be the beginning of a text that ends it.
-fn held_back(text: &str, stop: &[String]) -> usize {
-    let longest = |stop: &String| {
-        let mut lengths = (1..stop.len()).rev().filter(|length| stop.is_char_boundary(*length));
-        lengths.find(|length| text.ends_with(&stop[..*length])).unwrap_or(0)
-    };
-    stop.iter().map(longest).max().unwrap_or(0)
-}
-
-/// The text that `ids` add to that of `context`, including a separator such as the spaces between the Null tokenizer's
-/// numbers. `None` if some ids do not represent text.
-fn continuation(tokenizer: &dyn Tokenizer, context: &[i64], ids: &[i64]) -> Option<String> {
-    let (before, all) = (tokenizer.decode(context), tokenizer.decode(&[context, ids].concat()));
-    match (before, all) {
-        (Ok(before), Ok(all)) if all.starts_with(&before) => Some(all[before.len()..].to_owned()),
-        // Tokenizers that clean up decoded text can change the end of the context.
-        _ => tokenizer.decode(ids).ok(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use bridge_data::tokenizer::NullTokenizer;
+    use bridge_data::tokenizer::{HuggingFaceTokenizer, NullTokenizer};
 
     use super::*;
-
-    #[test]
-    fn numbers_are_set_apart_from_the_prompt() {
-        let tokenizer = NullTokenizer::new(100);
-        assert_eq!(continuation(&tokenizer, &[1, 2], &[81, 7]).as_deref(), Some(" 81 7"));
-        assert_eq!(continuation(&tokenizer, &[], &[81]).as_deref(), Some("81"));
-        assert_eq!(continuation(&tokenizer, &[1], &[101]), None);
-    }
 
     #[test]
     fn an_empty_prompt_begins_a_document() {
@@ -349,10 +279,27 @@ mod tests {
     }
 
     #[test]
-    fn what_may_begin_a_stop_text_is_held_back() {
-        let stop = ["\n\n".to_owned(), "<end>".to_owned(), "é!".to_owned()];
-        assert_eq!([held_back("a\n", &stop), held_back("a<en", &stop), held_back("aé", &stop)], [1, 3, 2]);
-        assert_eq!([held_back("a", &stop), held_back("", &stop), held_back("<end", &[])], [0, 0, 0]);
+    fn a_prompt_stands_behind_what_the_tokenizer_puts_before_texts() {
+        let tokenizer = serde_json::json!({
+            "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null, "decoder": null,
+            "pre_tokenizer": { "type": "Whitespace" }, "post_processor": null,
+            "model": { "type": "WordLevel", "vocab": { "begin": 0, "hello": 1, "end": 2 }, "unk_token": "hello" },
+        });
+        let folder = tempfile::tempdir().unwrap();
+        let write =
+            |name: &str, value: serde_json::Value| std::fs::write(folder.path().join(name), value.to_string()).unwrap();
+        write("tokenizer.json", tokenizer);
+        for (adds, prefix) in [(true, &[0][..]), (false, &[])] {
+            write(
+                "tokenizer_config.json",
+                serde_json::json!({ "bos_token": "begin", "eos_token": "end", "add_bos_token": adds }),
+            );
+            let tokenizer = HuggingFaceTokenizer::load(folder.path()).unwrap();
+            assert_eq!(Prompt::new(&tokenizer, "hello").unwrap().ids, [1]);
+            assert_eq!(Prompt::alone(&tokenizer, "hello").unwrap().ids, [prefix, &[1]].concat());
+            // An empty one begins a document all the same, once.
+            assert_eq!(Prompt::alone(&tokenizer, "").unwrap(), Prompt { ids: vec![0], has_text: false });
+        }
     }
 
     #[test]
