@@ -230,7 +230,7 @@ fn epochs_are_counted_by_the_data() {
         let console = String::from_utf8_lossy(&resumed.stdout).into_owned();
         let log = std::fs::read_to_string(counted.path().join("runs/tiny/train.log")).unwrap();
         for text in [console, log] {
-            let line = text.lines().filter(|line| line.contains("] iteration")).next_back().unwrap();
+            let line = text.lines().rfind(|line| line.contains("] iteration")).unwrap();
             let place = line.split('|').next().unwrap().replace(' ', "");
             assert!(place.ends_with("iteration3/3") && line.contains("time left: 0"), "{line}");
         }

@@ -50,19 +50,35 @@ fn ids_and_masks_are_those_of_transformers() {
 
 #[test]
 fn values_are_written_as_python_writes_them() {
-    let message =
-        json!([{ "role": "user", "content": "é", "flag": true, "none": null, "d": { "b": [1, 2.5], "a": {} } }]);
+    let message = json!([{ "role": "user", "content": "é", "flag": true, "e": { "none": null }, "d": { "b": [1, 2.5], "a": {} } }]);
     let text = |source: &str| template(source).render(&conversation(&message), Ending::Complete).expect("rendered");
     assert_eq!(text("{{ messages[0].d | tojson }}"), r#"{"b": [1, 2.5], "a": {}}"#);
     assert_eq!(text("{{ messages[0].d | tojson(sort_keys=true) }}"), r#"{"a": {}, "b": [1, 2.5]}"#);
     assert_eq!(text("{{ messages[0].d.b | tojson(indent=2) }}"), "[\n  1,\n  2.5\n]");
     assert_eq!(text("{{ messages[0].content | tojson(ensure_ascii=true) }}"), r#""\u00e9""#);
-    assert_eq!(text("{{ messages[0].flag }} {{ messages[0].none }} {{ bos_token }}"), "True None <s>");
+    assert_eq!(text("{{ messages[0].flag }} {{ messages[0].e.none }} {{ bos_token }}"), "True None <s>");
+    // Dictionaries that a template makes keep the order in which they are written.
+    assert_eq!(text("{{ {'name': 'w', 'arguments': {}} | tojson }}"), r#"{"name": "w", "arguments": {}}"#);
+    assert_eq!(
+        text("{{ dict(name=1, args=2) | tojson }} {{ {'b': 1, 'a': 2} | list | join }}"),
+        r#"{"name": 1, "args": 2} ba"#
+    );
     assert_eq!(text("{{ '#%d' | format(3) }} {{ {'user': 'Human'}.get('user', 'x') }} {{ 'abc'[:1] }}"), "#3 Human a");
     assert_eq!(text("{% for m in messages %}{% if loop.last %}{% break %}{% endif %}{% endfor %}."), ".");
 }
 
 /// The expected texts are those of transformers 5 with Jinja 3.1.
+/// Services write `"content": null` beside calls. transformers leaves such keys of messages out.
+#[test]
+fn keys_of_messages_that_are_null_are_left_out() {
+    let call = json!([{ "function": { "name": "w", "arguments": {} } }]);
+    let messages = json!([{ "role": "assistant", "content": null, "tool_calls": call, "name": null }]);
+    let source =
+        "{% for m in messages %}{{ m.content }}<{{ m.tool_calls[0].function.name }}>{{ 'name' in m }}{% endfor %}";
+    let text = template(source).render(&conversation(&messages), Ending::Complete).expect("rendered");
+    assert_eq!(text, "<w>False");
+}
+
 #[test]
 fn containers_and_numbers_are_printed_as_python_prints_them() {
     let d = json!({

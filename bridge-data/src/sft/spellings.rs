@@ -116,7 +116,7 @@ fn normal(message: &Value) -> Result<(Value, f32), String> {
         normal.insert("content".into(), "".into());
         normal.insert("tool_calls".into(), json!([{ "type": "function", "function": call }]));
     } else if let Some(content) = content {
-        // Templates would write the word `None`; beside calls they expect it.
+        // Beside calls it is left out; without, templates that ask for a content find an empty one.
         let is_nothing = content.is_null() && !has_calls(message);
         normal.insert("content".into(), if is_nothing { "".into() } else { content.clone() });
     } else if !fields.contains_key("tool_calls") {
