@@ -182,7 +182,7 @@ fn preferences_are_not_evaluated_as_text() {
         let line = json!({ "prompt": "1 2 3", "chosen": "4 5", "rejected": "6" }).to_string();
         std::fs::write(folder.path().join(format!("examples/{name}.jsonl")), [line.as_str(); 8].join("\n")).unwrap();
     }
-    train(folder.path(), &["validation.full_validation=true"]);
+    train(folder.path(), &[]);
     let reference = "checkpoint.pretrained_checkpoint=saved";
     let of_data = ["dataset.kind=finetuning", "dataset.split=null", &root, "dpo.beta=0.1", reference];
     let mut eval = Command::new(bridge_tests::program());

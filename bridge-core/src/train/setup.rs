@@ -74,8 +74,7 @@ fn remarks((config, groups): (&RunConfig, &ProcessGroups), sorts: &[Weights], st
 pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, TrainError> {
     let config = Arc::new(config);
     let (registry, groups) = (&options.registry, &options.groups);
-    let own_place = ranks::local_rank(groups.world())?;
-    let place = options.seat.place.unwrap_or(own_place);
+    let place = options.seat.place.unwrap_or(ranks::local_rank(groups.world())?);
     let pulse = Arc::clone(&options.seat.pulse);
     // What can be refused is refused before anything is written.
     let checked = graphs_can_be(&config, options.seat.unit).and_then(|()| check(&config, registry, place));
@@ -96,7 +95,6 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let known = known.with(remarks((&config, groups), &registry.weights, start.as_ref()));
     let padded_vocab_size = vocabulary::rows(&config, &data, start.as_ref(), &reporter)?;
     let teacher = fitting(teacher, &preparation, (&data, padded_vocab_size), &registry.models)?;
-    reporter.go_by(&config);
     let opened = open(
         &mut reporter,
         groups,
@@ -387,7 +385,7 @@ fn graphs_can_be(config: &RunConfig, unit: RankUnit) -> Result<(), TrainError> {
 
 /// What a run opens its logs with.
 struct Opening<'a> {
-    config: &'a RunConfig,
+    config: &'a Arc<RunConfig>,
     start: Option<&'a Start>,
     begun: &'a TrainState,
     lineage: &'a Lineage,
@@ -405,6 +403,7 @@ fn open(
     sinks: Vec<Box<dyn Sink>>,
 ) -> Result<Option<RunLock>, TrainError> {
     let Opening { config, start, begun, lineage, faults, warnings } = *opening;
+    reporter.go_by(config);
     let lock = if ranks::is_first(groups) { Some(RunLock::acquire(config, faults)?) } else { None };
     reporter.open_sinks((&lineage.run, begun), sinks)?;
     if ranks::is_first(groups) {
