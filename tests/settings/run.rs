@@ -242,7 +242,7 @@ pub struct Watched {
     pub threads: BTreeSet<String>,
     /// Whether a token file was mapped.
     pub maps_tokens: bool,
-    /// Whether curves were on disk before training had ended.
+    /// Whether curves were on disk before the fifth step, the last one of runs that are looked at for this: what it saves is on disk.
     pub writes_early: bool,
     /// The most memory it held.
     pub peak_kilobytes: u64,
@@ -263,11 +263,11 @@ impl Watched {
         let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
         let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.split_whitespace().next()?.parse().ok());
         self.peak_kilobytes = peak.unwrap_or(self.peak_kilobytes);
-        let metrics = std::fs::read_to_string(folder.join("logs/metrics.jsonl")).unwrap_or_default();
         let events = std::fs::read_dir(folder.join("logs/tensorboard")).into_iter().flatten().flatten();
         let bytes: u64 = events.map(|file| file.metadata().map_or(0, |file| file.len())).sum();
         // A version alone takes less than 100 bytes, a step more than 300.
-        self.writes_early |= bytes > 300 && !metrics.is_empty() && !metrics.contains("\"valid\"");
+        let metrics = std::fs::read_to_string(folder.join("logs/metrics.jsonl")).unwrap_or_default();
+        self.writes_early |= bytes > 300 && !metrics.is_empty() && !metrics.contains("\"iteration\":5");
         let maps = std::fs::read_to_string(format!("/proc/{process}/maps")).unwrap_or_default();
         self.maps_tokens |= maps.lines().any(|line| line.ends_with(".bin"));
     }
