@@ -58,7 +58,7 @@ pub struct Filling {
 
 impl Filling {
     /// Fills all samples up to one length.
-    pub fn fill(&self, samples: &mut [Sample]) {
+    pub(crate) fn fill(&self, samples: &mut [Sample]) {
         let longest = samples.iter().map(|sample| sample.tokens.len()).max().unwrap_or(0);
         let length = longest.max(1).next_multiple_of(self.multiple.max(1)).min(self.longest);
         samples.iter_mut().for_each(|sample| sample.fill(length, self.token));

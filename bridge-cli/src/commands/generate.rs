@@ -28,8 +28,8 @@ pub struct Arguments {
     /// Which of several adapters continues the prompts, or `base` for none: once, or for each prompt.
     #[arg(long = "use", value_name = "NAME")]
     chosen: Vec<String>,
-    /// The text to continue, behind what the tokenizer puts before a text; may be repeated. `-` stands for the lines of standard input, which is also read if it is a file or a pipe and
-    /// there is no --prompt.
+    /// The text to continue, behind what the tokenizer puts before a text; may be repeated. `-` stands for the lines of standard input,
+    /// which is also read if it is a file or a pipe and there is no --prompt.
     #[arg(long, value_name = "TEXT")]
     prompt: Vec<String>,
     /// Standard input is one prompt, not one a line.

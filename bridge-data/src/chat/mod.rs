@@ -264,19 +264,12 @@ impl ChatTemplate {
         let others = others.chain([("tools", tools), ("documents", &Value::Null)]);
         Ok(Reading {
             template: self,
-            messages: conversation.messages.iter().map(said).collect(),
+            messages: conversation.messages.iter().map(python::message_of).collect(),
             sizes: conversation.messages.iter().map(python::size_of).collect(),
             size: others.clone().map(|(_, value)| python::size_of(value)).sum(),
             others: others.map(|(name, value)| (name.to_owned(), python::value_of(value))).collect(),
         })
     }
-}
-
-/// A message as templates are given it, by transformers too: without keys whose value is null, of which they would write `None`.
-fn said(message: &Value) -> minijinja::Value {
-    let Value::Object(fields) = message else { return python::value_of(message) };
-    let said = fields.iter().filter(|(_, value)| !value.is_null());
-    python::value_of(&Value::Object(said.map(|(name, value)| (name.clone(), value.clone())).collect()))
 }
 
 /// A conversation in the template's values, which may be rendered up to any of its messages.

@@ -106,14 +106,8 @@ fn is_printable(character: char) -> bool {
 /// `repr` of a floating-point number: the shortest digits, with an exponent below -4 and from 16 on.
 pub(super) fn float(number: f64) -> String {
     if !number.is_finite() {
-        return if number.is_nan() {
-            "nan"
-        } else if number > 0.0 {
-            "inf"
-        } else {
-            "-inf"
-        }
-        .to_owned();
+        // `inf` and `-inf` are written alike.
+        return number.to_string().to_lowercase();
     }
     let scientific = format!("{number:e}");
     let (digits, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));

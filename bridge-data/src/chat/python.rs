@@ -95,12 +95,22 @@ pub(super) fn has_any(json: &Json, characters: &[char]) -> bool {
 /// A value as a template reads it.
 pub(super) fn value_of(json: &Json) -> Value {
     match json {
-        Json::Object(fields) => {
-            dictionary(fields.iter().map(|(name, value)| (name.clone(), value_of(value))).collect())
-        }
+        Json::Object(fields) => dictionary_of(fields.iter()),
         Json::Array(items) => items.iter().map(value_of).collect(),
         Json::Null | Json::Bool(_) | Json::Number(_) | Json::String(_) => Value::from_serialize(json),
     }
+}
+
+/// A message as templates are given it, by transformers too: without keys whose value is null, of which they would write `None`.
+pub(super) fn message_of(message: &Json) -> Value {
+    match message {
+        Json::Object(fields) => dictionary_of(fields.iter().filter(|(_, value)| !value.is_null())),
+        other => value_of(other),
+    }
+}
+
+fn dictionary_of<'j>(fields: impl Iterator<Item = (&'j String, &'j Json)>) -> Value {
+    dictionary(fields.map(|(name, value)| (name.clone(), value_of(value))).collect())
 }
 
 /// An error as one line: a template's own message (`raise_exception`), or what Jinja says with the line.

@@ -9,7 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use super::DataError;
-use super::dataset::{Dataset, FetchOrder, Sample};
+use super::dataset::{Dataset, FetchOrder, Filling, Sample};
 use super::extra::{self, Extras, chunks_of};
 use super::sampler::SampleIndices;
 use crate::outside::panic_message;
@@ -60,6 +60,17 @@ pub struct MicroBatch {
 }
 
 impl MicroBatch {
+    /// Stacks samples, filled up to one length where their dataset has different ones ([`Dataset::filling`]).
+    ///
+    /// # Errors
+    /// As [`stack`](Self::stack).
+    pub fn filled(mut samples: Vec<Sample>, filling: Option<Filling>) -> Result<Self, DataError> {
+        if let Some(filling) = filling {
+            filling.fill(&mut samples);
+        }
+        Self::stack(samples)
+    }
+
     /// Stacks samples.
     ///
     /// # Errors
@@ -226,10 +237,7 @@ fn fetch(dataset: &dyn Dataset, indices: &[Option<usize>], stop: &AtomicBool) ->
                 None => dataset.padding()?,
             });
         }
-        if let Some(filling) = dataset.filling() {
-            filling.fill(&mut samples);
-        }
-        MicroBatch::stack(samples).map(Some)
+        MicroBatch::filled(samples, dataset.filling()).map(Some)
     };
     let result = std::panic::catch_unwind(AssertUnwindSafe(work))
         .unwrap_or_else(|panic| Err(DataError::WorkerPanicked(panic_message(panic.as_ref()))));

@@ -183,14 +183,11 @@ fn evaluate(
     let total = sequences.count.map(|count| count as u64);
     let mut bar = progress.start(ProgressTask { total, ..ProgressTask::new("evaluating", 0, "sequences") });
     loop {
-        let mut samples = sequences.samples.by_ref().take(micro_batch_size).collect::<Result<Vec<_>, _>>()?;
+        let samples = sequences.samples.by_ref().take(micro_batch_size).collect::<Result<Vec<_>, _>>()?;
         if samples.is_empty() {
             return Ok(totals);
         }
-        if let Some(filling) = sequences.filling {
-            filling.fill(&mut samples);
-        }
-        let micro_batch = MicroBatch::stack(samples).map_err(Failure::input)?;
+        let micro_batch = MicroBatch::filled(samples, sequences.filling).map_err(Failure::input)?;
         tokens_are_known(&micro_batch, model)?;
         let batch = Batch::new(&micro_batch, device);
         let context = ForwardContext::new(&batch, Mode::Evaluate);
