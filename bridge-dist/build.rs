@@ -1,4 +1,5 @@
-//! Says what to install when the feature `mpi` is on and no MPI is found. The bindings' own error is long and names no package.
+//! Says what to install when the feature `mpi` is on and no MPI is found. The bindings' own error
+//! is long and names no package.
 
 use std::process::Command;
 

@@ -1,21 +1,24 @@
 //! Ranks, process groups, collectives and pipeline schedules for distributed training in Rust.
 //!
-//! Other projects can use this crate without the rest of Bridge. It works on host memory and plain data, and depends on a tensor
-//! library only with the feature `burn`:
+//! Other projects can use this crate without the rest of Bridge. It works on host memory and plain
+//! data, and depends on a tensor library only with the feature `burn`:
 //!
-//! - [`comm`] has the [`Communicator`](comm::Communicator) trait (all_reduce, reduce_scatter, all_gather, broadcast, all_to_all, messages,
-//!   sub-groups, and non-blocking forms) with four implementations: one rank ([`comm::single`]), threads of one process
-//!   ([`comm::thread`]), MPI processes (`comm::mpi`, cargo feature `mpi`), and NVIDIA GPUs (`comm::nccl`, cargo feature `nccl`). Sums are
-//!   taken in rank order, so results are bit-identical on all ranks, from run to run, and with every implementation. If ranks disagree,
-//!   vanish or are late, every rank gets an error that says which rank did what.
-//! - [`mesh`] lays ranks out for tensor, context, data, pipeline and expert parallelism in Megatron's order, and creates the process
-//!   groups.
-//! - [`schedule`] makes pipeline schedules (GPipe, 1F1B, interleaved, zero-bubble) as lists of actions, places layers on stages, and
-//!   simulates schedules to find deadlocks, memory use and bubbles.
-//! - `exchange` (cargo feature `burn`) has the collectives of Burn tensors that stay on their device, where a communicator has such a way
-//!   ([`comm::device`]).
-//! - `region` (cargo feature `burn`) has collectives on Burn tensors with gradients, for tensor-, sequence-, context- and expert-parallel
-//!   layers.
+//! - [`comm`] has the [`Communicator`](comm::Communicator) trait (all_reduce, reduce_scatter,
+//!   all_gather, broadcast, all_to_all, messages, sub-groups, and non-blocking forms) with four
+//!   implementations: one rank ([`comm::single`]), threads of one process ([`comm::thread`]), MPI
+//!   processes (`comm::mpi`, cargo feature `mpi`), and NVIDIA GPUs (`comm::nccl`, cargo feature
+//!   `nccl`). Sums are taken in rank order, so results are bit-identical on all ranks, from run to
+//!   run, and with every implementation. If ranks disagree, vanish or are late, every rank gets an
+//!   error that says which rank did what.
+//! - [`mesh`] lays ranks out for tensor, context, data, pipeline and expert parallelism in
+//!   Megatron's order, and creates the process groups.
+//! - [`schedule`] makes pipeline schedules (GPipe, 1F1B, interleaved, zero-bubble) as lists of
+//!   actions, places layers on stages, and simulates schedules to find deadlocks, memory use and
+//!   bubbles.
+//! - `exchange` (cargo feature `burn`) has the collectives of Burn tensors that stay on their
+//!   device, where a communicator has such a way ([`comm::device`]).
+//! - `region` (cargo feature `burn`) has collectives on Burn tensors with gradients, for tensor-,
+//!   sequence-, context- and expert-parallel layers.
 //!
 //! # Two ranks
 //!
@@ -34,11 +37,13 @@
 //!
 //! # GPUs
 //!
-//! With the cargo feature `nccl`, `NcclCommunicator::connect(&bootstrap, device)` makes a communicator whose data moves by NCCL out of any
-//! other one: MPI processes on a cluster, threads for the GPUs of one machine. It is a `Communicator` for host memory, with the same
-//! results to the bit, and `comm.device()` has the collectives of device memory (`CudaSlice`s, or addresses from a tensor library), whose
-//! float sums are in NCCL's order. It builds without CUDA; where the driver or `libnccl.so` is missing at run time, every rank gets an error
-//! that says what to install.
+//! With the cargo feature `nccl`, `NcclCommunicator::connect(&bootstrap, device)` makes a
+//! communicator whose data moves by NCCL out of any other one: MPI processes on a cluster, threads
+//! for the GPUs of one machine. It is a `Communicator` for host memory, with the same results to
+//! the bit, and `comm.device()` has the collectives of device memory (`CudaSlice`s, or addresses
+//! from a tensor library), whose float sums are in NCCL's order. It builds without CUDA; where the
+//! driver or `libnccl.so` is missing at run time, every rank gets an error that says what to
+//! install.
 //!
 //! # A mesh of eight ranks
 //!

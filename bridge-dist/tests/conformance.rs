@@ -1,5 +1,5 @@
-//! Drives the conformance suite on the communicators that live in one process, and checks what only they have: the launcher, panics,
-//! ranks that leave.
+//! Drives the conformance suite on the communicators that live in one process, and checks what only
+//! they have: the launcher, panics, ranks that leave.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -70,7 +70,8 @@ fn five_threads() {
     threads(5);
 }
 
-/// A world of one thread rank without the launcher's shortcut: the thread implementation itself must cope with one rank.
+/// A world of one thread rank without the launcher's shortcut: the thread implementation itself
+/// must cope with one rank.
 #[test]
 fn a_thread_world_of_one() {
     let comm: Group = Arc::new(world(1, LONG).remove(0));

@@ -1,5 +1,6 @@
-//! Drives the conformance suite on MPI. The program starts itself under `mpirun` with 2, 3 and 4 ranks; each rank reports on standard output,
-//! and the driver wants to see every rank's report. It is no libtest harness, because MPI wants the main thread.
+//! Drives the conformance suite on MPI. The program starts itself under `mpirun` with 2, 3 and 4
+//! ranks; each rank reports on standard output, and the driver wants to see every rank's report. It
+//! is no libtest harness, because MPI wants the main thread.
 
 use std::env;
 use std::io::Write;
@@ -17,7 +18,8 @@ use suite::LONG;
 const ROLE: &str = "BRIDGE_DIST_MPI_ROLE";
 /// Names a folder in which each rank leaves a file when it has reported.
 const MEETING: &str = "BRIDGE_DIST_MPI_MEETING";
-/// Of the cases that wait for one: ranks give up at times that are a quarter of it apart.
+/// Time limit of the cases that wait for one: ranks give up at times that are a quarter of it
+/// apart.
 const LIMIT: Duration = Duration::from_secs(4);
 
 fn main() -> ExitCode {
@@ -67,7 +69,8 @@ fn rank(role: &str) {
             let comm = world.communicator();
             case(&comm).unwrap_or_else(|error| panic!("{failure}: {error}"));
             report(comm.rank(), "failed as it should");
-            // A process that ends without finalising takes the others with it, and they have to report too.
+            // A process that ends without finalising takes the others with it, and they have to
+            // report too.
             let folder = PathBuf::from(env::var_os(MEETING).expect("the driver names it"));
             std::fs::write(folder.join(comm.rank().to_string()), "").expect("the folder is there");
             let end = Instant::now() + LONG;

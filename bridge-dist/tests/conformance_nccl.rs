@@ -1,5 +1,5 @@
-//! Drives the conformance suite, and what device memory adds to it, on NCCL: one thread for each GPU of this machine. Where there is none
-//! the tests say so on standard error.
+//! Runs the conformance suite, and its additions for device memory, on NCCL: one thread for each
+//! GPU of this machine. Without a GPU the tests print a note on standard error.
 
 use std::io::Write;
 use std::sync::{Arc, OnceLock};
@@ -31,7 +31,8 @@ fn devices() -> Result<usize, &'static str> {
     found.as_ref().copied().map_err(String::as_str)
 }
 
-/// The world size of a test that needs `at_least` devices. Not through the macros, whose output the harness keeps to itself.
+/// The world size of a test that needs `at_least` devices. Not through the macros, whose output the
+/// harness keeps to itself.
 fn world_size(test: &str, at_least: usize) -> Option<usize> {
     let reason = match devices() {
         Ok(count) if count >= at_least => return Some(count),
@@ -79,7 +80,8 @@ fn failures() {
     }
 }
 
-/// The small number that rank `rank` holds at `index`; sums of eight fit all types but bytes exactly.
+/// The small number that rank `rank` holds at `index`; sums of eight fit all types but bytes
+/// exactly.
 fn small(rank: usize, index: usize) -> i64 {
     ((index * 7 + rank * 13) % 31) as i64
 }
@@ -258,7 +260,8 @@ fn device_messages() {
     });
 }
 
-/// What needs no second device: typed slices, sub-groups of one with device memory, borrows that are refused.
+/// Tests that need no second device: typed slices, sub-groups of one with device memory, borrows
+/// that are refused.
 #[test]
 fn device_memory_of_one_rank() {
     let Some(size) = world_size("device_memory_of_one_rank", 1) else { return };

@@ -1,4 +1,5 @@
-//! The mesh: the published examples, an independent brute-force generator, validation errors, and communicators on threads.
+//! The mesh: the published examples, an independent brute-force generator, validation errors, and
+//! communicators on threads.
 
 use std::time::Duration;
 
@@ -97,8 +98,8 @@ fn impossible_meshes_say_why() {
     assert_eq!("tp-cp-ep-pp-dp".parse::<RankOrder>().unwrap(), RankOrder::TpCpEpPpDp);
 }
 
-/// Groups by brute force: two ranks share a group when all their other coordinates are equal, with coordinates found by counting
-/// through nested loops instead of by division.
+/// Groups by brute force: two ranks share a group when all their other coordinates are equal, with
+/// coordinates found by counting through nested loops instead of by division.
 fn brute_force(order: RankOrder, size_of: impl Fn(Axis) -> usize, selected: &[Axis]) -> Vec<Vec<usize>> {
     let axes = order.axes();
     let mut coordinates: Vec<[usize; 5]> = Vec::new();

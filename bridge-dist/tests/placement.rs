@@ -1,4 +1,5 @@
-//! Layer placement: Megatron's closed formulas against the walk along the chain, the layout language, and error texts.
+//! Layer placement: Megatron's closed formulas against the walk along the chain, the layout
+//! language, and error texts.
 
 use bridge_dist::schedule::placement::{
     Accounting, LayoutItem, PipelineLayout, Placement, PlacementError, PlacementSpec, Split, StageContent,
@@ -144,7 +145,8 @@ proptest! {
         middle_stages in 0usize..4, chunks in 1usize..4, (a, b, m) in (1usize..4, 1usize..4, 1usize..4),
         ends in 0usize..3,
     ) {
-        // Which ends are given: both, only the first, only the last. One of the latter needs a middle stage to be told apart.
+        // Which ends are given: both, only the first, only the last. One of the latter needs a
+        // middle stage to be told apart.
         let (first, last) = [(Some(a), Some(b)), (Some(a), None), (None, Some(b))][ends];
         prop_assume!(ends == 0 || middle_stages > 0);
         let (first, last) = (first.map(|n| n * chunks), last.map(|n| n * chunks));

@@ -1,4 +1,5 @@
-//! Region operations on 2, 3 and 4 thread ranks against the same computation in one graph: values and gradients.
+//! Region operations on 2, 3 and 4 thread ranks against the same computation in one graph: values
+//! and gradients.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -12,10 +13,10 @@ use bridge_dist::region::{
 use bridge_kernels::Philox;
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 
-/// What one rank's program is, or all of them in one graph.
+/// Outputs and gradients of one rank's program, or of all ranks' programs in one graph.
 type Values = (Vec<f32>, Vec<f32>);
 
-/// Whether ranks hold the same tensor or one each.
+/// Distribution of a tensor over ranks: the same on all ranks, or one for each.
 #[derive(Clone, Copy, PartialEq)]
 enum Held {
     Alike,
@@ -28,7 +29,8 @@ struct Case<'a> {
     /// Shape of the input on each rank.
     shapes: Vec<[usize; 3]>,
     inputs: Held,
-    /// Of the weights that the outputs are multiplied with to make a loss: what comes after the operation.
+    /// Distribution of the weights that multiply the outputs to make a loss, which stands for the
+    /// layers after the operation.
     weights: Held,
     /// The operation in one graph: inputs by rank to outputs by rank.
     plain: &'a (dyn Fn(&[Tensor<3>]) -> Vec<Tensor<3>> + Sync),

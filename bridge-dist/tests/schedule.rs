@@ -1,4 +1,5 @@
-//! Pipeline schedules: published warm-up counts and tables, theory's memory and bubbles, freedom from deadlock, and the checker itself.
+//! Pipeline schedules: published warm-up counts and tables, theory's memory and bubbles, freedom
+//! from deadlock, and the checker itself.
 
 use bridge_dist::schedule::{
     Action, Costs, PipelineSchedule, PipelineShape, ScheduleError, ScheduleKind, Sends, SimulationReport,
@@ -31,7 +32,8 @@ fn warmups(kind: ScheduleKind, shape: PipelineShape) -> Vec<usize> {
             computing.take_while(|action| matches!(action, Action::Forward { .. })).count()
         })
         .collect();
-    // The list of a rank has the warm-up and the first forward of the steady phase before its first backward.
+    // The list of a rank has the warm-up and the first forward of the steady phase before its first
+    // backward.
     for (rank, &forwards) in counted.iter().enumerate() {
         let total = shape.num_microbatches * shape.num_chunks;
         assert_eq!(forwards, (warmup_microbatches(kind, shape, rank) + 1).min(total));
@@ -161,7 +163,8 @@ fn bubbles_are_those_of_the_papers() {
                 assert!((report.bubble_fraction() - expected).abs() < 1e-12);
             }
         }
-        // ZB-H1 loses (P - 1)(F + B - W), a third of that, once the pipeline is long enough to be steady.
+        // ZB-H1 loses (P - 1)(F + B - W), a third of that, once the pipeline is long enough to be
+        // steady.
         let microbatches = 2 * stages;
         let report = run(ScheduleKind::ZeroBubbleH1, shape(stages as usize, 1, microbatches as usize), ENDLESS);
         assert_eq!(report.makespan, 3 * microbatches + stages - 1, "ZB-H1 with {stages} stages");
@@ -213,7 +216,8 @@ fn check_tags(schedule: &PipelineSchedule) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// Where the loss is, backward follows each forward or, under GPipe, does not. Says nothing of interleaved schedules.
+/// Checks that backward follows each forward on the chunk with the loss, or, under GPipe, does not.
+/// Interleaved schedules are not checked.
 fn check_backward_after_loss(schedule: &PipelineSchedule) -> Result<(), TestCaseError> {
     let shape = schedule.shape;
     let last = shape.num_chunks - 1;
@@ -296,7 +300,7 @@ proptest! {
             let bound = (warmup_microbatches(kind, size, rank) + 1).min(total);
             prop_assert_eq!(report.max_in_flight[rank], bound);
         }
-        // As many places as messages were under way are enough.
+        // A buffer for the largest number of messages in flight suffices.
         let enough = Sends::Buffered { capacity: report.max_buffered.max(1) };
         prop_assert_eq!(simulate(&schedule, costs, enough).unwrap().busy, report.busy);
     }

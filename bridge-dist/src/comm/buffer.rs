@@ -1,4 +1,5 @@
-//! Typed host memory for collectives: element types, borrowed and owned buffers. No communication happens here.
+//! Typed host memory for collectives: element types, borrowed and owned buffers. No communication
+//! happens here.
 
 use std::fmt;
 
@@ -37,7 +38,7 @@ impl DType {
         }
     }
 
-    /// Whether elements are floating-point numbers (and so have an average).
+    /// True if elements are floating-point numbers (and so have an average).
     pub const fn is_float(self) -> bool {
         matches!(self, Self::F32 | Self::Bf16 | Self::F64)
     }
@@ -67,7 +68,7 @@ impl fmt::Display for DType {
     }
 }
 
-/// How elements of different ranks are combined.
+/// Operation that combines elements of different ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum ReduceOp {
@@ -115,7 +116,8 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A Rust type that is an element of a buffer. Implemented for `f32`, `bf16`, `f64`, `i64`, `i32` and `u8`.
+/// A Rust type that is an element of a buffer. Implemented for `f32`, `bf16`, `f64`, `i64`, `i32`
+/// and `u8`.
 pub trait Element: Pod + Send + Sync + sealed::Sealed {
     /// The run-time name of this type.
     const DTYPE: DType;
@@ -209,7 +211,7 @@ impl HostBuffer {
         self.view().len()
     }
 
-    /// Whether there are no elements.
+    /// True if there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -229,14 +231,16 @@ impl<T: Element> From<Vec<T>> for HostBuffer {
     }
 }
 
-/// Borrowed elements that an operation reads. Made with `From` from slices, arrays and vectors of an [`Element`].
+/// Borrowed elements that an operation reads. Made with `From` from slices, arrays and vectors of
+/// an [`Element`].
 #[derive(Clone, Copy)]
 pub struct Buffer<'a> {
     dtype: DType,
     bytes: &'a [u8],
 }
 
-/// Borrowed elements that an operation writes. Made with `From` from slices, arrays and vectors of an [`Element`].
+/// Borrowed elements that an operation writes. Made with `From` from slices, arrays and vectors of
+/// an [`Element`].
 pub struct BufferMut<'a> {
     dtype: DType,
     bytes: &'a mut [u8],
@@ -262,7 +266,7 @@ impl<'a> Buffer<'a> {
         self.bytes.len() / self.dtype.size()
     }
 
-    /// Whether there are no elements.
+    /// True if there are no elements.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
@@ -307,7 +311,7 @@ impl<'a> BufferMut<'a> {
         self.bytes.len() / self.dtype.size()
     }
 
-    /// Whether there are no elements.
+    /// True if there are no elements.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }

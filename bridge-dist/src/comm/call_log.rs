@@ -1,4 +1,5 @@
-//! What a rank has called its communicators for: the last calls, or all of a while. Who measures how long calls take in all is `timed`.
+//! Log of a rank's calls to its communicators: the last calls, or all calls of a period. The total
+//! time of calls is measured in `timed`.
 
 use std::backtrace::Backtrace;
 use std::collections::{BTreeMap, VecDeque};
@@ -9,7 +10,7 @@ use std::time::Instant;
 use super::layer::{Call, Operation};
 use super::{Communicator, DType};
 
-/// How far a call is.
+/// Progress of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallState {
     /// This rank is in it, or has started it and not seen its end.
@@ -23,9 +24,10 @@ pub enum CallState {
 /// One call of an operation.
 #[derive(Clone, Debug)]
 pub struct CallRecord {
-    /// Its number among all recorded calls of the rank.
+    /// Number of the call among all recorded calls of the rank.
     pub id: u64,
-    /// Its number among the recorded calls of its group, from 0. Collectives have the same number on all ranks of the group.
+    /// Number of the call among the recorded calls of its group, from 0. Collectives have the same
+    /// number on all ranks of the group.
     pub sequence: u64,
     /// The operation.
     pub operation: Operation,
@@ -41,7 +43,7 @@ pub struct CallRecord {
     pub bytes: usize,
     /// The rank of the world whose buffer a broadcast hands over.
     pub root: Option<usize>,
-    /// Whether the rank goes on meanwhile.
+    /// True if the rank continues during the call.
     pub is_background: bool,
     /// When it was called.
     pub started: Instant,
@@ -49,13 +51,13 @@ pub struct CallRecord {
     pub waited: Option<(Instant, Instant)>,
     /// When it was over.
     pub ended: Option<Instant>,
-    /// How far it is.
+    /// Progress of the call.
     pub state: CallState,
-    /// Where in the program it began, if that is kept.
+    /// Backtrace of the start of the call, if backtraces are recorded.
     pub stack: Option<String>,
 }
 
-/// Whether calls are kept with the stack of the program.
+/// Recording of backtraces with calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stacks {
     /// They are, which takes longer than most calls.
@@ -64,12 +66,13 @@ pub enum Stacks {
     Left,
 }
 
-/// The calls of a rank on all its groups. Nothing is kept until it is asked for; until then a call costs the look whether it was.
+/// The calls of a rank on all its groups. Nothing is kept until it is asked for; until then a call
+/// costs the look whether it was.
 #[derive(Debug, Default)]
 pub struct CallLog {
-    /// How many of the last calls stay.
+    /// Number of the last calls that are kept.
     last: AtomicUsize,
-    /// Whether all stay.
+    /// True if all calls are kept.
     keeps_all: AtomicBool,
     takes_stacks: AtomicBool,
     calls: Mutex<Calls>,
@@ -154,7 +157,8 @@ impl CallLog {
         Some(id)
     }
 
-    /// Notes that a call is over; `waiting` is when the rank began to wait for what it had started before.
+    /// Notes that a call is over; `waiting` is when the rank began to wait for what it had started
+    /// before.
     pub(super) fn ends(&self, id: Option<u64>, waiting: Option<Instant>, state: CallState) {
         let Some(id) = id else { return };
         let mut calls = self.lock();

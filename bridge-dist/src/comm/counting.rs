@@ -1,7 +1,9 @@
-//! A communicator that counts operations, elements and bytes, by group and operation, and forwards them to another one.
+//! A communicator that counts operations, elements and bytes, by group and operation, and forwards
+//! them to another one.
 //!
 //! # What is counted
-//! The *payload*: what this rank hands to the communicator, counted once, whatever algorithm the communicator uses.
+//! The *payload*: what this rank hands to the communicator, counted once, whatever algorithm the
+//! communicator uses.
 //!
 //! | operation | elements |
 //! | --- | --- |
@@ -12,8 +14,8 @@
 //! | `recv` | the message, as an operation of its own |
 //! | `barrier` | nothing |
 //!
-//! Non-blocking forms count like their blocking ones, when they are started. Operations that fail, operations of groups of one rank, and
-//! the creation of groups do not count.
+//! Non-blocking forms count like their blocking ones, when they are started. Operations that fail,
+//! operations of groups of one rank, and the creation of groups do not count.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};

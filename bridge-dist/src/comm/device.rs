@@ -1,8 +1,10 @@
-//! Exchanges of memory that stays on its device: the contract between communicators, which move such memory, and a tensor library, which
-//! computes with it. No tensor library is known here; the arithmetic is in `crate::exchange` (feature `burn`).
+//! Exchanges of memory that stays on its device: the contract between communicators, which move
+//! such memory, and a tensor library, which computes with it. No tensor library is known here; the
+//! arithmetic is in `crate::exchange` (feature `burn`).
 //!
-//! An operation is a [`DeviceCall`], which layers see as they see the same operation of host memory, and a [`DeviceWork`], which a rank runs at its
-//! end of a [`DeviceLine`]. Lines only move parts; the work adds them up.
+//! An operation is a [`DeviceCall`], which layers see as they see the same operation of host
+//! memory, and a [`DeviceWork`], which a rank runs at its end of a [`DeviceLine`]. Lines only move
+//! parts; the work adds them up.
 
 use std::any::Any;
 use std::fmt::Debug;
@@ -16,14 +18,16 @@ use super::signature::{Extent, OpKind, Signature, Speaker};
 
 /// Memory of a device as a tensor library has it.
 pub trait DeviceMemory: Any + Debug + Send + Sync {
-    /// New memory of the same kind on the same device for `elements` elements of the part's type. What is in it is not defined.
+    /// New memory of the same kind on the same device for `elements` elements of the part's type.
+    /// What is in it is not defined.
     fn empty(&self, elements: usize) -> Arc<dyn DeviceMemory>;
 }
 
 /// Elements in device memory, side by side.
 #[derive(Clone, Debug)]
 pub struct DevicePart {
-    /// Element type, as ranks agree on it and as it is counted. The library may have another one of the same width.
+    /// Element type, as ranks agree on it and as it is counted. The library may have another one of
+    /// the same width.
     pub dtype: DType,
     /// Number of elements.
     pub len: usize,
@@ -31,10 +35,11 @@ pub struct DevicePart {
     pub memory: Arc<dyn DeviceMemory>,
 }
 
-/// One rank's end of a line between all ranks of a group, for one operation on which they have agreed. All ranks call the same methods in the
-/// same order.
+/// One rank's end of a line between all ranks of a group, for one operation on which they have
+/// agreed. All ranks call the same methods in the same order.
 ///
-/// A rank may read what it gets, and must not write it: other ranks may hold the same memory. What it hands over it must not write any more.
+/// A rank may read what it gets, and must not write it: other ranks may hold the same memory. What
+/// it hands over it must not write any more.
 pub trait DeviceLine {
     /// This rank.
     fn rank(&self) -> usize;
@@ -42,10 +47,12 @@ pub trait DeviceLine {
     /// Number of ranks.
     fn size(&self) -> usize;
 
-    /// Whether ranks get each other's memory itself. Then it must be memory that the rank has made for this.
+    /// True if ranks read each other's memory directly. A rank must then pass memory that was
+    /// allocated for this transfer.
     fn shares_memory(&self) -> bool;
 
-    /// `parts[j]` goes to rank `j`; `receive[i]` elements come from rank `i`. What a rank has for itself it gets back.
+    /// `parts[j]` goes to rank `j`; `receive[i]` elements come from rank `i`. What a rank has for
+    /// itself it gets back.
     ///
     /// # Errors
     /// See [`CommErrorKind`](super::CommErrorKind); lengths must fit each other across ranks.
@@ -57,14 +64,14 @@ pub trait DeviceLine {
     /// See [`CommErrorKind`](super::CommErrorKind).
     fn all_gather(&mut self, part: DevicePart) -> Result<Vec<DevicePart>, CommError>;
 
-    /// What `root` has; what others bring says its length and type.
+    /// Returns the part of `root`. The parts of other ranks give its length and type.
     ///
     /// # Errors
     /// See [`CommErrorKind`](super::CommErrorKind).
     fn broadcast(&mut self, part: DevicePart, root: usize) -> Result<DevicePart, CommError>;
 }
 
-/// What a rank does in an operation. It returns memory that no other rank has.
+/// Work of a rank in an operation. It returns memory that no other rank has.
 pub type DeviceWork = Box<dyn FnOnce(&mut dyn DeviceLine) -> Result<DevicePart, CommError> + Send>;
 
 /// An operation with what ranks agree on.
@@ -118,10 +125,11 @@ impl DeviceCall {
     }
 }
 
-/// Operations of device memory, which a [`Communicator`](super::Communicator) may offer. The contract is that of the same operations of host
-/// memory: order, results to the bit, errors, what is counted.
+/// Operations of device memory, which a [`Communicator`](super::Communicator) may offer. The
+/// contract is that of the same operations of host memory: order, results to the bit, errors, what
+/// is counted.
 pub trait DeviceExchange: Debug + Send + Sync {
-    /// Whether it moves such memory. All ranks of a group find the same.
+    /// True if the exchange moves such memory. All ranks of a group get the same answer.
     fn accepts(&self, memory: &dyn DeviceMemory) -> bool;
 
     /// As [`DeviceLine::shares_memory`], for messages.
@@ -139,13 +147,15 @@ pub trait DeviceExchange: Debug + Send + Sync {
     /// Those found before anything is sent; others come from the request.
     fn start(&self, call: &DeviceCall, work: DeviceWork) -> Result<Request<DevicePart>, CommError>;
 
-    /// Starts to send a message; the request is complete when the memory has been handed over. It must not be written any more.
+    /// Starts to send a message; the request is complete when the memory has been handed over. It
+    /// must not be written any more.
     ///
     /// # Errors
     /// Those found before anything is sent; others come from the request.
     fn start_send(&self, part: DevicePart, to: usize, tag: u32) -> Result<Request<()>, CommError>;
 
-    /// Starts to receive a message; the request returns memory that is only read. `like` says type and length, and where it is to lie.
+    /// Starts to receive a message; the request returns memory that is only read. `like` says type
+    /// and length, and where it is to lie.
     ///
     /// # Errors
     /// Those found before anything is received; others come from the request.

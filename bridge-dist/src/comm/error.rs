@@ -1,4 +1,5 @@
-//! Errors between ranks: which rank reports it, in which group and operation, what was expected and what was found.
+//! Errors between ranks: which rank reports it, in which group and operation, what was expected and
+//! what was found.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,8 +8,9 @@ use std::time::Duration;
 /// An error of a collective or point-to-point operation, as one rank saw it.
 ///
 /// After an error that involves other ranks (everything except
-/// [`InvalidArgument`](CommErrorKind::InvalidArgument)) the whole world of the communicator has failed: each rank's
-/// current or next operation in any group reports [`Aborted`](CommErrorKind::Aborted) with this error as its cause.
+/// [`InvalidArgument`](CommErrorKind::InvalidArgument)) the whole world of the communicator has
+/// failed: each rank's current or next operation in any group reports
+/// [`Aborted`](CommErrorKind::Aborted) with this error as its cause.
 ///
 /// The text names ranks of the world; `number N` is the rank within the group.
 #[derive(Clone, Debug)]
@@ -21,11 +23,11 @@ pub struct CommError {
     pub group: String,
     /// The operation with its arguments, e.g. `all_reduce(sum, 12 x f32)`.
     pub operation: String,
-    /// What happened.
+    /// Kind of the failure.
     pub kind: Box<CommErrorKind>,
 }
 
-/// What happened to an operation.
+/// Failure of an operation.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum CommErrorKind {
@@ -38,27 +40,30 @@ pub enum CommErrorKind {
         /// The value found.
         found: String,
     },
-    /// Ranks of one group called different operations, or with different element types, lengths, roots, reductions or counts.
+    /// Ranks of one group called different operations, or with different element types, lengths,
+    /// roots, reductions or counts.
     Mismatch {
         /// The rank, within the group, that differs from the majority.
         peer: usize,
-        /// What the majority (for a message: the receiver) does.
+        /// Operation of the majority (for a message: of the receiver).
         expected: String,
-        /// What `peer` does.
+        /// Operation of `peer`.
         found: String,
     },
     /// Other ranks did not arrive in time.
     Timeout {
         /// The time limit that was exceeded.
         waited: Duration,
-        /// The ranks, within the group, that are missing, each with its last known operation; empty if that cannot be known.
+        /// The ranks, within the group, that are missing, each with its last known operation; empty
+        /// if that cannot be known.
         missing: Vec<(usize, String)>,
     },
-    /// A rank that this operation needs has dropped its communicator (usually because it returned, possibly with an error).
+    /// A rank that this operation needs has dropped its communicator (usually because it returned,
+    /// possibly with an error).
     PeerGone {
         /// The rank, within the group, that left.
         peer: usize,
-        /// Its last known operation.
+        /// Last known operation of the rank.
         last_operation: String,
     },
     /// This rank panicked.
@@ -68,7 +73,7 @@ pub enum CommErrorKind {
     },
     /// This rank's program returned an error of its own.
     ProgramFailed {
-        /// That error as text.
+        /// Text of that error.
         message: String,
     },
     /// Another operation failed earlier, on this or another rank, and failed the world.
@@ -80,7 +85,7 @@ pub enum CommErrorKind {
     Transport {
         /// The library.
         library: &'static str,
-        /// Its message.
+        /// Text of the error.
         message: String,
     },
 }
@@ -91,7 +96,8 @@ impl CommError {
         self.world_ranks.len()
     }
 
-    /// The first failure of the world: the cause of an [`Aborted`](CommErrorKind::Aborted) error, otherwise this error.
+    /// The first failure of the world: the cause of an [`Aborted`](CommErrorKind::Aborted) error,
+    /// otherwise this error.
     pub fn root_cause(&self) -> &CommError {
         match &*self.kind {
             CommErrorKind::Aborted { cause } => cause.root_cause(),
@@ -99,7 +105,8 @@ impl CommError {
         }
     }
 
-    /// The ranks of the world that others waited for in vain; `None` unless this is a [`Timeout`](CommErrorKind::Timeout).
+    /// The ranks of the world that others waited for in vain; `None` unless this is a
+    /// [`Timeout`](CommErrorKind::Timeout).
     pub fn missing_ranks(&self) -> Option<Vec<usize>> {
         let CommErrorKind::Timeout { missing, .. } = &*self.kind else { return None };
         Some(missing.iter().map(|(rank, _)| self.world_rank(*rank)).collect())

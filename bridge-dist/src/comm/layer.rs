@@ -1,4 +1,5 @@
-//! Communicators that wrap another one: a [`Layer`] adds its work around the operations, which are forwarded here.
+//! Communicators that wrap another one: a [`Layer`] adds its work around the operations, which are
+//! forwarded here.
 
 use std::fmt;
 use std::sync::Arc;
@@ -209,7 +210,7 @@ impl<L: Layer> Communicator for L {
     }
 }
 
-/// What a layer has only if the wrapped communicator has it.
+/// Device exchange of a layer, which exists only if the wrapped communicator has one.
 fn device_of(inner: &dyn Communicator) -> &dyn DeviceExchange {
     inner.device().expect("a layer offers what it wraps")
 }

@@ -2,7 +2,8 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Locks even after a panic elsewhere: the guarded state is valid between any two statements that can panic.
+/// Locks even after a panic elsewhere: the guarded state is valid between any two statements that
+/// can panic.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

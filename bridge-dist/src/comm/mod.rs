@@ -1,7 +1,7 @@
 //! Communication between ranks: the [`Communicator`] contract and its implementations.
 //!
-//! This module works on host memory and knows nothing about tensors, models or schedules. Memory of devices passes through it unseen
-//! ([`device`]).
+//! This module works on host memory and knows nothing about tensors, models or schedules. Memory of
+//! devices passes through it unseen ([`device`]).
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -50,20 +50,25 @@ pub type Group = Arc<dyn Communicator>;
 /// A group of ranks and its collective and point-to-point operations.
 ///
 /// # Contract
-/// - Collectives (everything except messages) are called by all ranks of the group in the same order with the same
-///   element type, length, reduction and root. Ranks compare these before data moves, and a difference is a
-///   [`Mismatch`](CommErrorKind::Mismatch) on every rank.
-/// - Results are bit-identical on all ranks, from run to run, and with every implementation: elements are combined in
-///   rank order; bf16 accumulates in float32 and is rounded once. (NCCL's collectives on device memory, which are not part of this
-///   trait, guarantee less: see `nccl::DeviceCollectives`.)
-/// - An operation that waits for other ranks for [`timeout`](Self::timeout) (on MPI up to a quarter longer) fails. While data is moving,
-///   the limit starts again with each piece that arrives.
-/// - Messages between two ranks with the same tag arrive in the order of their `send`s and match the `recv`s in the order these were
-///   started. [`send`](Self::send) may return before the message is received; a program must not rely on that.
-/// - Non-blocking collectives (`start_*`) must be started in the same order on all ranks of a group. They run in that order,
-///   independently of blocking ones, and make progress while the rank computes.
-/// - One operation of a kind runs at a time: threads of one rank that share a communicator take turns, in no defined order.
-/// - After an error that involves other ranks the world has failed (see [`CommError`]) and should be dropped.
+/// - Collectives (everything except messages) are called by all ranks of the group in the same
+///   order with the same element type, length, reduction and root. Ranks compare these before data
+///   moves, and a difference is a [`Mismatch`](CommErrorKind::Mismatch) on every rank.
+/// - Results are bit-identical on all ranks, from run to run, and with every implementation:
+///   elements are combined in rank order; bf16 accumulates in float32 and is rounded once. (NCCL's
+///   collectives on device memory, which are not part of this trait, guarantee less: see
+///   `nccl::DeviceCollectives`.)
+/// - An operation that waits for other ranks for [`timeout`](Self::timeout) (on MPI up to a quarter
+///   longer) fails. While data is moving, the limit starts again with each piece that arrives.
+/// - Messages between two ranks with the same tag arrive in the order of their `send`s and match
+///   the `recv`s in the order these were started. [`send`](Self::send) may return before the
+///   message is received; a program must not rely on that.
+/// - Non-blocking collectives (`start_*`) must be started in the same order on all ranks of a
+///   group. They run in that order, independently of blocking ones, and make progress while the
+///   rank computes.
+/// - One operation of a kind runs at a time: threads of one rank that share a communicator take
+///   turns, in no defined order.
+/// - After an error that involves other ranks the world has failed (see [`CommError`]) and should
+///   be dropped.
 pub trait Communicator: Debug + Send + Sync {
     /// This rank, `0..size`.
     fn rank(&self) -> usize;
@@ -77,12 +82,13 @@ pub trait Communicator: Debug + Send + Sync {
     /// The ranks of the group, in order, as ranks of the world it was split from.
     fn world_ranks(&self) -> Arc<[usize]>;
 
-    /// How long an operation waits for other ranks.
+    /// Time limit of an operation that waits for other ranks.
     fn timeout(&self) -> Duration;
 
-    /// Changes [`timeout`](Self::timeout) for every group of this world. Thread ranks share one world, so one call is enough; process ranks
-    /// each call it. Operations in progress may still use the old limit, and so does NCCL itself in existing groups; the agreement before its
-    /// data transfer uses the new one.
+    /// Changes [`timeout`](Self::timeout) for every group of this world. Thread ranks share one
+    /// world, so one call is enough; process ranks each call it. Operations in progress may still
+    /// use the old limit, and so does NCCL itself in existing groups; the agreement before its data
+    /// transfer uses the new one.
     fn set_timeout(&self, timeout: Duration);
 
     /// Replaces `data` by the reduction over all ranks. Same length on all ranks.
@@ -109,7 +115,8 @@ pub trait Communicator: Debug + Send + Sync {
     /// See [`CommErrorKind`].
     fn broadcast(&self, data: BufferMut<'_>, root: usize) -> Result<(), CommError>;
 
-    /// Sends the `j`-th of `size` equal parts of `input` to rank `j`; `output` holds what came from each rank, in rank order.
+    /// Sends the `j`-th of `size` equal parts of `input` to rank `j`; `output` holds what came from
+    /// each rank, in rank order.
     ///
     /// # Errors
     /// See [`CommErrorKind`]; both lengths are equal and divisible by `size`.
@@ -139,8 +146,9 @@ pub trait Communicator: Debug + Send + Sync {
     /// See [`CommErrorKind`].
     fn barrier(&self) -> Result<(), CommError>;
 
-    /// Creates new groups: ranks with the same `color` form one, ordered by `key` and then by rank. A rank with `None` joins no group
-    /// (and gets `None`), but all ranks must call. A group of one rank is a [`SingleCommunicator`](single::SingleCommunicator).
+    /// Creates new groups: ranks with the same `color` form one, ordered by `key` and then by rank.
+    /// A rank with `None` joins no group (and gets `None`), but all ranks must call. A group of one
+    /// rank is a [`SingleCommunicator`](single::SingleCommunicator).
     ///
     /// # Errors
     /// See [`CommErrorKind`].

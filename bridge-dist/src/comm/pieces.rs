@@ -1,5 +1,5 @@
-//! How collectives of host memory divide buffers with one part for each rank: pieces that bound the memory in use, packed for a transfer
-//! and unpacked after it.
+//! Division of host buffers in collectives with one part for each rank: pieces that bound the
+//! memory in use, packed for a transfer and unpacked after it.
 
 use std::ops::Range;
 

@@ -1,19 +1,21 @@
 //! Rank-ordered reduction of host buffers: the arithmetic of every sum, for all implementations.
 //!
-//! The result of an element depends only on the ranks' elements in rank order, never on how the buffer was divided
-//! into slices, so it is the same on all ranks, with all implementations, and from run to run.
+//! The result of an element depends only on the ranks' elements in rank order, never on how the
+//! buffer was divided into slices, so it is the same on all ranks, with all implementations, and
+//! from run to run.
 
 use half::bf16;
 
 use super::buffer::{Buffer, BufferMut, DType, Element, ReduceOp};
 
-/// Elements per block: the accumulator of a block stays in the first-level cache while all inputs pass by.
+/// Elements per block: the accumulator of a block stays in the first-level cache while all inputs
+/// pass by.
 const BLOCK: usize = 2048;
 
 /// Writes `inputs[0] op inputs[1] op ...` to `output`.
 ///
-/// All buffers have the same type and length (the callers have checked it), and there is at least one input. An
-/// average of integers was refused earlier.
+/// All buffers have the same type and length (the callers have checked it), and there is at least
+/// one input. An average of integers was refused earlier.
 pub(crate) fn reduce_ordered(op: ReduceOp, inputs: &[Buffer<'_>], output: BufferMut<'_>) {
     match output.dtype() {
         DType::F32 => reduce_floats::<f32>(op, inputs, output),

@@ -5,15 +5,17 @@ use super::error::CommError;
 
 /// An implementation's handle to an operation that it has started, with a result `T`.
 pub(crate) trait Pending<T = HostBuffer>: Send {
-    /// Whether [`Pending::wait`] would return at once.
+    /// True if [`Pending::wait`] would return at once.
     fn test(&mut self) -> Result<bool, CommError>;
     /// Blocks until the operation is complete.
     fn wait(self: Box<Self>) -> Result<T, CommError>;
 }
 
-/// A non-blocking operation with a result `T`, a buffer of host memory unless memory of a device is moved. It owns its buffer until [`wait`](Self::wait) returns the result.
+/// A non-blocking operation with a result `T`, a buffer of host memory unless memory of a device is
+/// moved. It owns its buffer until [`wait`](Self::wait) returns the result.
 ///
-/// A dropped request still completes in the background, as other ranks need it, but its result is lost.
+/// A dropped request still completes in the background, as other ranks need it, but its result is
+/// lost.
 #[must_use = "the result of the operation is returned by `wait`"]
 pub struct Request<T = HostBuffer> {
     pending: Box<dyn Pending<T>>,
@@ -29,7 +31,8 @@ impl<T: Send + 'static> Request<T> {
         Self::new(Ready(result))
     }
 
-    /// Whether the operation is complete (or has failed), so that [`wait`](Self::wait) returns at once. Never blocks.
+    /// True if the operation is complete or has failed, so that [`wait`](Self::wait) returns at
+    /// once. Never blocks.
     ///
     /// # Errors
     /// If the operation has failed; `wait` then returns an error too.
@@ -37,8 +40,8 @@ impl<T: Send + 'static> Request<T> {
         self.pending.test()
     }
 
-    /// Blocks until the operation is complete and returns its result: for `start_send` the buffer that was sent, for
-    /// the others the output of the blocking form.
+    /// Blocks until the operation is complete and returns its result: for `start_send` the buffer
+    /// that was sent, for the others the output of the blocking form.
     ///
     /// # Errors
     /// What the blocking form would have returned.

@@ -1,5 +1,5 @@
-//! Signatures of operations, which ranks compare before data moves, and the argument checks that each
-//! rank makes alone. Shared by all implementations so that their errors read the same.
+//! Signatures of operations, which ranks compare before data moves, and the argument checks that
+//! each rank makes alone. Shared by all implementations so that their errors read the same.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,8 +7,8 @@ use std::sync::Arc;
 use super::buffer::{Buffer, BufferMut, DType, ReduceOp};
 use super::error::{CommError, CommErrorKind};
 
-/// The largest tag of a message. The MPI standard guarantees tags up to 32767; an implementation may use two per message and a few
-/// internal ones.
+/// The largest tag of a message. The MPI standard guarantees tags up to 32767; an implementation
+/// may use two per message and a few internal ones.
 pub const MAX_TAG: u32 = 16_379;
 
 /// The operations, for comparison and for error texts.
@@ -69,7 +69,7 @@ pub(crate) struct Signature {
     pub peer: Option<u32>,
     /// The tag of a message.
     pub tag: Option<u32>,
-    /// Whether the data stays on devices.
+    /// True if the data stays on devices.
     pub on_device: bool,
 }
 
@@ -99,7 +99,8 @@ impl Signature {
     /// Bytes of [`Self::encode`].
     pub const ENCODED: usize = 24;
 
-    /// A fixed-size form for transports that move bytes. Absent values are zero; present ones are shifted by one.
+    /// A fixed-size form for transports that move bytes. Absent values are zero; present ones are
+    /// shifted by one.
     #[cfg_attr(not(any(feature = "mpi", feature = "nccl")), allow(dead_code))]
     pub fn encode(&self) -> [u8; Self::ENCODED] {
         let mut bytes = [0; Self::ENCODED];
@@ -215,7 +216,8 @@ impl Speaker<'_> {
         self.error(signature, kind)
     }
 
-    /// The signatures of all ranks, in rank order, must be equal. The most frequent one is taken as correct.
+    /// The signatures of all ranks, in rank order, must be equal. The most frequent one is taken as
+    /// correct.
     pub fn agree(&self, mine: &Signature, all: &[Signature]) -> Result<(), CommError> {
         let Some((peer, expected)) = odd_one_out(all) else {
             return Ok(());
@@ -352,7 +354,8 @@ impl Speaker<'_> {
         Ok(signature)
     }
 
-    /// The send counts of each rank must match the receive counts of the others. `send_counts[i][j]`: what `i` sends to `j`.
+    /// The send counts of each rank must match the receive counts of the others.
+    /// `send_counts[i][j]`: what `i` sends to `j`.
     pub fn agree_counts(
         &self,
         signature: &Signature,
@@ -376,8 +379,9 @@ impl Speaker<'_> {
     }
 }
 
-/// The first rank whose signature differs from the majority's, and the majority's signature; `None` if all are equal. Among equally
-/// frequent signatures the first counts, so that all ranks name the same rank.
+/// The first rank whose signature differs from the majority's, and the majority's signature; `None`
+/// if all are equal. Among equally frequent signatures the first counts, so that all ranks name the
+/// same rank.
 pub(crate) fn odd_one_out(all: &[Signature]) -> Option<(usize, Signature)> {
     if all.windows(2).all(|pair| pair[0] == pair[1]) {
         return None;
@@ -390,8 +394,8 @@ pub(crate) fn odd_one_out(all: &[Signature]) -> Option<(usize, Signature)> {
 
 /// The arguments of [`Communicator::all_to_all_uneven`](super::Communicator::all_to_all_uneven).
 ///
-/// Both buffers are packed in rank order: the first `send_counts[0]` elements of `input` go to rank 0, the next
-/// `send_counts[1]` to rank 1, and so on; `output` likewise with `recv_counts`.
+/// Both buffers are packed in rank order: the first `send_counts[0]` elements of `input` go to rank
+/// 0, the next `send_counts[1]` to rank 1, and so on; `output` likewise with `recv_counts`.
 #[derive(Debug)]
 pub struct UnevenExchange<'a> {
     /// The elements that this rank sends. Length: the sum of `send_counts`.

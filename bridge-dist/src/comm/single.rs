@@ -1,4 +1,5 @@
-//! A group of one rank: every collective is a no-op or one copy. Arguments are checked as in larger groups.
+//! A group of one rank: every collective is a no-op or one copy. Arguments are checked as in larger
+//! groups.
 
 use std::sync::Arc;
 use std::time::Duration;

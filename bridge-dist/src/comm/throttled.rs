@@ -1,4 +1,5 @@
-//! A communicator behind an artificial link of limited rate: measures on one machine how much communication is hidden behind computation.
+//! A communicator behind an artificial link of limited rate: measures on one machine how much
+//! communication is hidden behind computation.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -32,7 +33,7 @@ impl Link {
     }
 }
 
-/// How late the system may wake a thread.
+/// Longest delay that is expected when the system wakes a thread.
 const LATE: Duration = Duration::from_micros(100);
 
 fn sleep_until(when: Instant) {
@@ -44,9 +45,10 @@ fn sleep_until(when: Instant) {
 
 /// Another communicator, limited to a rate.
 ///
-/// The cost of a collective is that of a ring: of `n` bytes on `r` ranks, an all-reduce moves `2 n (r - 1) / r` through each link, a
-/// reduce-scatter or all-gather half of that. Non-blocking operations use the link while the rank computes. Groups made by
-/// [`split`](Communicator::split) share the link of their rank.
+/// The cost of a collective is that of a ring: of `n` bytes on `r` ranks, an all-reduce moves `2 n
+/// (r - 1) / r` through each link, a reduce-scatter or all-gather half of that. Non-blocking
+/// operations use the link while the rank computes. Groups made by [`split`](Communicator::split)
+/// share the link of their rank.
 #[derive(Debug)]
 pub struct ThrottledCommunicator {
     inner: Group,
@@ -64,12 +66,13 @@ impl ThrottledCommunicator {
         Self { inner, link: Arc::new(Link { bytes_per_second, state }) }
     }
 
-    /// How long the link of this rank has been busy so far.
+    /// Time that the link of this rank has been busy so far.
     pub fn busy(&self) -> Duration {
         lock(&self.link.state).busy
     }
 
-    /// Bytes that a call moves through the link of this rank; none of a call that waits for other links only.
+    /// Bytes that a call moves through the link of this rank; none of a call that waits for other
+    /// links only.
     fn bytes(&self, call: &Call) -> Option<f64> {
         let (bytes, ranks) = (call.bytes() as f64, self.inner.size() as f64);
         let ring = bytes * (ranks - 1.0) / ranks;

@@ -1,4 +1,5 @@
-//! How long operations wait for other ranks: one limit for all groups of a world, which may change at any time.
+//! Time limit of operations that wait for other ranks: one limit for all groups of a world, which
+//! may change at any time.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! A communicator that measures how long a rank is in its calls, which is mostly waiting for other ranks, and forwards them to another one.
+//! A communicator that measures how long a rank is in its calls, which is mostly waiting for other
+//! ranks, and forwards them to another one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,7 +10,7 @@ use super::layer::{Call, Layer};
 use super::request::Pending;
 use super::{CommError, Communicator, Group, Request};
 
-/// How long a rank has been in calls of its communicators so far. Clones share it.
+/// Time that a rank has spent in calls of its communicators so far. Clones share the clock.
 #[derive(Clone, Debug, Default)]
 pub struct CallClock {
     nanoseconds: Arc<AtomicU64>,
@@ -17,7 +18,7 @@ pub struct CallClock {
 }
 
 impl CallClock {
-    /// What the calls were.
+    /// Log of the calls.
     pub fn log(&self) -> &Arc<CallLog> {
         &self.log
     }
@@ -36,7 +37,8 @@ impl CallClock {
     }
 }
 
-/// Times the calls of a rank on a group, and on all groups split from it. Non-blocking operations count while they are started and waited for.
+/// Times the calls of a rank on a group, and on all groups split from it. Non-blocking operations
+/// count while they are started and waited for.
 #[derive(Debug)]
 pub struct TimedCommunicator {
     inner: Group,
@@ -54,7 +56,7 @@ impl TimedCommunicator {
 struct Timed<T> {
     request: Request<T>,
     clock: CallClock,
-    /// Its number in the log.
+    /// Number of the call in the log.
     id: Option<u64>,
 }
 

@@ -1,8 +1,10 @@
-//! A background thread that runs one rank's non-blocking collectives of one group in the order they were started.
+//! A background thread that runs one rank's non-blocking collectives of one group in the order they
+//! were started.
 //!
-//! It runs the blocking collectives of an implementation on a separate lane (or communicator), so that data moves
-//! while the rank computes, and never interleaves with blocking collectives of the same group.
-//! An implementation has a [`Background`], gives it [`Collectives`], and is a [`Place`].
+//! It runs the blocking collectives of an implementation on a separate lane (or communicator), so
+//! that data moves while the rank computes, and never interleaves with blocking collectives of the
+//! same group. An implementation has a [`Background`], gives it [`Collectives`], and is a
+//! [`Place`].
 
 use std::sync::{Arc, Mutex, OnceLock, mpsc};
 use std::thread;
@@ -26,7 +28,7 @@ pub(crate) trait Collectives: Send + 'static {
 /// A rank's place in a group of an implementation.
 pub(crate) trait Place {
     fn speaker(&self) -> Speaker<'_>;
-    /// What failed the world, if it has failed.
+    /// Error that failed the world, if it has failed.
     fn failure(&self) -> Option<Arc<CommError>>;
     /// Fails the world with this error, and returns it.
     fn fail(&self, signature: &Signature, kind: CommErrorKind) -> CommError;
@@ -40,8 +42,8 @@ pub(crate) trait Place {
     }
 }
 
-/// The methods of a [`Communicator`](super::Communicator) that has a place in a group, a lane for blocking collectives behind a lock, and
-/// another one in the background.
+/// The methods of a [`Communicator`](super::Communicator) that has a place in a group, a lane for
+/// blocking collectives behind a lock, and another one in the background.
 macro_rules! through_lanes {
     ($place:ident: $Place:ty) => {
         fn rank(&self) -> usize {
@@ -104,9 +106,11 @@ macro_rules! through_lanes {
 
 pub(super) use through_lanes;
 
-/// The non-blocking collectives of one rank of a group. The thread starts with the first of them; many groups never use any.
+/// The non-blocking collectives of one rank of a group. The thread starts with the first of them;
+/// many groups never use any.
 pub(crate) struct Background<L> {
-    /// The lane, until the thread takes it. The lock serializes the start and so the order of the first operations.
+    /// The lane, until the thread takes it. The lock serializes the start and so the order of the
+    /// first operations.
     idle: Mutex<Option<L>>,
     worker: OnceLock<Worker<L>>,
 }
@@ -215,7 +219,8 @@ impl<S: Send + 'static> Worker<S> {
         });
         let (reply, outcome) = mpsc::channel();
         let job = move |state: &mut S| {
-            // If the request was dropped, nobody receives the result; other ranks still needed the operation.
+            // If the request was dropped, nobody receives the result; other ranks still needed the
+            // operation.
             let _ = reply.send(job(state));
         };
         match self.queue.send(Box::new(job)) {

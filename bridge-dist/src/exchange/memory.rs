@@ -14,7 +14,8 @@ use crate::comm::{DType, Extent};
 pub(crate) struct TensorMemory {
     tensor: Tensor<1>,
     named: DType,
-    /// Where another thread is to use it: memory that was reserved when all that fills the tensor had been launched.
+    /// Set if another thread will use the memory: an allocation that was reserved after every
+    /// launch that fills the tensor.
     mark: Option<Tensor<1>>,
 }
 
@@ -49,7 +50,8 @@ impl TensorMemory {
         Extent { dtype: wire(tensor.dtype()), len: tensor.dims()[0] }
     }
 
-    /// Memory for a message of another rank, by what it [says](super::message) of its elements, on the device of `like`.
+    /// Memory for a message of another rank, by what it [says](super::message) of its elements, on
+    /// the device of `like`.
     #[cfg(all(feature = "nccl", feature = "cuda"))]
     pub fn place_of((dtype, len): (DType, usize), like: &DevicePart) -> Tensor<1> {
         let (dtype, len) = match dtype {
@@ -86,7 +88,8 @@ pub(super) fn mark(device: &Device) -> Tensor<1> {
     Tensor::empty([1], (device, TensorDType::F32))
 }
 
-/// Makes what this thread launches from now on come behind what had been launched when `mark` was made.
+/// Makes what this thread launches from now on come behind what had been launched when `mark` was
+/// made.
 pub(super) fn follow(mark: &Tensor<1>) {
     // Reading it is what matters.
     drop(mark.clone() + 1.0);

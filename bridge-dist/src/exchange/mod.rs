@@ -1,15 +1,20 @@
-//! Collectives of Burn tensors that stay on their device, where ranks have a way for that ([`Communicator::device`]). Cargo feature `burn`.
+//! Collectives of Burn tensors that stay on their device, where ranks have a way for that
+//! ([`Communicator::device`]). Cargo feature `burn`.
 //!
-//! Communicators move parts; sums are made here, on the device, from the parts of all ranks in rank order, with the arithmetic of host memory:
-//! float32 for 16 bits and one rounding at the end. So results have the same bits as through host memory. A reduction moves what a ring would:
-//! each rank gets its part from all others, adds up, and where all want the whole, all gather the parts.
+//! Communicators move parts; sums are made here, on the device, from the parts of all ranks in rank
+//! order, with the arithmetic of host memory: float32 for 16 bits and one rounding at the end. So
+//! results have the same bits as through host memory. A reduction moves what a ring would: each
+//! rank gets its part from all others, adds up, and where all want the whole, all gather the parts.
 //!
 //! # Order on the device
-//! On a CubeCL device each thread has a stream of its own. A kernel that reads memory of another stream waits, on the device, for what that stream
-//! had been given until then; CubeCL forgets to if another kernel waited for it between the reservation of the memory and the launch that fills it.
-//! So memory that goes from one thread to another comes with a mark: memory that was reserved behind that launch. Who gets it reads the mark
-//! first. Memory of another thread is never written: results are new memory, and handles are held until the operations that read them have been
-//! launched, so that none takes place in its operand. And what other ranks read is a copy that its own rank does not write either.
+//! On a CubeCL device each thread has a stream of its own. A kernel that reads memory of another
+//! stream waits, on the device, for what that stream had been given until then; CubeCL forgets to
+//! if another kernel waited for it between the reservation of the memory and the launch that fills
+//! it. So memory that goes from one thread to another comes with a mark: memory that was reserved
+//! behind that launch. Who gets it reads the mark first. Memory of another thread is never written:
+//! results are new memory, and handles are held until the operations that read them have been
+//! launched, so that none takes place in its operand. And what other ranks read is a copy that its
+//! own rank does not write either.
 //!
 //! [`Communicator::device`]: crate::comm::Communicator::device
 
@@ -33,8 +38,8 @@ use work::Line;
 
 /// The exchange of a group's ranks for tensors of one device.
 ///
-/// Operations take tensors without a graph. Those that start go on beside what the rank computes; what they are given must not be changed
-/// until they are over.
+/// Operations take tensors without a graph. Those that start go on beside what the rank computes;
+/// what they are given must not be changed until they are over.
 #[derive(Clone, Debug)]
 pub struct TensorExchange<'a> {
     group: &'a Group,
@@ -57,7 +62,8 @@ fn wire(dtype: TensorDType) -> DType {
 }
 
 impl<'a> TensorExchange<'a> {
-    /// The group's way for tensors on `device`; `None` if they go through host memory, or if the group has one rank. The same on all ranks.
+    /// The group's way for tensors on `device`; `None` if they go through host memory, or if the
+    /// group has one rank. The same on all ranks.
     pub fn of(group: &'a Group, device: &Device) -> Option<Self> {
         let exchange = group.device().filter(|_| group.size() > 1)?;
         let device = device.clone().without_autodiff();
@@ -115,7 +121,8 @@ impl<'a> TensorExchange<'a> {
         self.start(&call, move |line| line.all_reduce(x, op))
     }
 
-    /// The `rank`-th of as many equal parts as there are ranks, of the sum or average over the ranks.
+    /// The `rank`-th of as many equal parts as there are ranks, of the sum or average over the
+    /// ranks.
     ///
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce); also if the elements do not divide.
@@ -135,7 +142,8 @@ impl<'a> TensorExchange<'a> {
         self.start(&call, move |line| line.reduce_scatter(parts, op))
     }
 
-    /// As [`reduce_scatter`](Self::reduce_scatter), of parts that are tensors of their own, all equally long.
+    /// As [`reduce_scatter`](Self::reduce_scatter), of parts that are tensors of their own, all
+    /// equally long.
     pub(crate) fn reduce_parts(&self, parts: Vec<Tensor<1>>, op: ReduceOp) -> Result<Tensor<1>, CommError> {
         let mut extent = TensorMemory::extent(&parts[0]);
         extent.len *= parts.len();
@@ -169,7 +177,8 @@ impl<'a> TensorExchange<'a> {
         self.start(&call, move |line| line.all_gather(x, joined))
     }
 
-    /// As [`start_all_gather`](Self::start_all_gather), of bytes, four in each element of float32. Nothing computes with them.
+    /// As [`start_all_gather`](Self::start_all_gather), of bytes, four in each element of float32.
+    /// Nothing computes with them.
     ///
     /// # Errors
     /// As there.
@@ -183,7 +192,8 @@ impl<'a> TensorExchange<'a> {
         self.start(&call, move |line| line.all_gather(words, joined))
     }
 
-    /// What `put_together` makes of the tensors of all ranks, which it must not return as they are.
+    /// Gathers the tensors of all ranks and returns the result of `put_together`, which must not
+    /// return its inputs unchanged.
     pub(crate) fn gather_parts(
         &self,
         x: Tensor<1>,
@@ -202,10 +212,12 @@ impl<'a> TensorExchange<'a> {
         self.run(&call, move |line| line.broadcast(x, root))
     }
 
-    /// Sends `send[j]` elements of `x` to rank `j`, one after the other; the result has `receive[i]` elements of rank `i`, likewise.
+    /// Sends `send[j]` elements of `x` to rank `j`, one after the other; the result has
+    /// `receive[i]` elements of rank `i`, likewise.
     ///
     /// # Errors
-    /// See [`CommErrorKind`](crate::comm::CommErrorKind); counts must fit the tensor, and each other across ranks.
+    /// See [`CommErrorKind`](crate::comm::CommErrorKind); counts must fit the tensor, and each
+    /// other across ranks.
     pub fn all_to_all_uneven(&self, x: Tensor<1>, send: &[usize], receive: &[usize]) -> Result<Tensor<1>, CommError> {
         let input = TensorMemory::extent(&x);
         let output = Extent { len: receive.iter().sum(), ..input };
@@ -278,7 +290,7 @@ fn joined(parts: Vec<Tensor<1>>) -> Tensor<1> {
 pub struct TensorRequest(Request<DevicePart>);
 
 impl TensorRequest {
-    /// Whether [`wait`](Self::wait) returns at once. The device may have to do its part yet.
+    /// True if [`wait`](Self::wait) returns at once. Work of the device may be pending even then.
     ///
     /// # Errors
     /// If the operation has failed; `wait` then returns an error too.
@@ -286,8 +298,9 @@ impl TensorRequest {
         self.0.test()
     }
 
-    /// Blocks until the tensor may be used in operations of this thread, and returns it, in memory of this thread's stream: that others made it
-    /// has to be minded once, and not for each operation that reads a part of it.
+    /// Blocks until the tensor may be used in operations of this thread, and returns it, in memory
+    /// of this thread's stream: that others made it has to be minded once, and not for each
+    /// operation that reads a part of it.
     ///
     /// # Errors
     /// What the blocking form would have returned.

@@ -1,4 +1,5 @@
-//! Operations of tensors on their device against those of host memory, to the bit; what is counted; errors.
+//! Operations of tensors on their device against those of host memory, to the bit; what is counted;
+//! errors.
 
 use std::time::{Duration, Instant};
 
@@ -52,8 +53,8 @@ fn host(x: &Tensor<1>) -> HostBuffer {
     }
 }
 
-/// Runs `program` on 2 to 4 ranks, with each dtype of sums and some lengths: odd ones, some below and some above the size at which sums are
-/// divided.
+/// Runs `program` on 2 to 4 ranks, with each dtype of sums and some lengths: odd ones, some below
+/// and some above the size at which sums are divided.
 fn on_ranks(program: impl Fn(&Group, FloatDType, usize) -> Result<(), CommError> + Sync) {
     for ranks in 2..=4 {
         run_ranks_on(Devices::Shared, ranks, LIMIT, |group| {
@@ -168,7 +169,7 @@ fn bytes_arrive_as_they_are() {
     .unwrap();
 }
 
-/// Several operations under way, with blocking ones between them, waited for in another order.
+/// Several operations in flight, with blocking ones between them, waited for in another order.
 #[test]
 fn started_operations_overlap() {
     run_ranks_on(Devices::Shared, 3, LIMIT, |group| {
@@ -194,7 +195,8 @@ fn started_operations_overlap() {
     .unwrap();
 }
 
-/// The same program through host memory and on the device counts the same, by group and operation, and is logged the same.
+/// The same program through host memory and on the device counts the same, by group and operation,
+/// and is logged the same.
 #[test]
 fn layers_see_the_calls_of_host_memory() {
     type Seen = (Counts, Vec<(String, u64, usize, bool)>);
@@ -258,7 +260,7 @@ fn program(group: &Group) -> Result<(), CommError> {
     sent.wait()
 }
 
-/// What each rank gets from a program that goes wrong.
+/// Errors of each rank from a program that goes wrong.
 fn errors(limit: Duration, wrong: impl Fn(&Group) -> Result<(), CommError> + Sync) -> Vec<CommError> {
     let begun = Instant::now();
     let found = run_ranks_on(Devices::Shared, 3, limit, |group| {
@@ -347,7 +349,7 @@ fn a_rank_that_is_gone_ends_the_operation_of_the_others() {
     assert!(failed.others.len() == 1 && begun.elapsed() < LIMIT, "{failed}");
 }
 
-/// Who waits for a rank that does something else gives up when the time is over.
+/// A rank gives up after the time limit if its peer does something else.
 #[test]
 fn waiting_ends_with_the_time_limit() {
     let errors = errors(Duration::from_millis(300), |group| match group.rank() {

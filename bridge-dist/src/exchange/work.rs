@@ -1,4 +1,4 @@
-//! What a rank does in an operation, between what its line moves.
+//! Work of a rank in an operation, between the transfers of its line.
 
 use burn::tensor::{DType as TensorDType, FloatDType, Tensor};
 
@@ -7,7 +7,8 @@ use super::{joined, part_of};
 use crate::comm::device::{DeviceLine, DevicePart};
 use crate::comm::{CommError, ReduceOp, slice_of};
 
-/// Up to this many bytes every rank adds up everything: a second exchange would cost more than the arithmetic.
+/// Up to this many bytes every rank adds up everything: a second exchange would cost more than the
+/// arithmetic.
 const SMALL_BYTES: usize = 32 << 10;
 
 /// A rank's end of a line, for tensors.
@@ -93,7 +94,8 @@ impl Line<'_> {
     }
 }
 
-/// The sum or average of equally long parts, in rank order, in new memory. `parts` keep their memory from being written in place.
+/// The sum or average of equally long parts, in rank order, in new memory. `parts` keep their
+/// memory from being written in place.
 fn reduced(parts: &[DevicePart], op: ReduceOp) -> Tensor<1> {
     let dtype = TensorMemory::behind(&parts[0]).tensor().dtype();
     let is_narrow = matches!(dtype, TensorDType::BF16 | TensorDType::F16);

@@ -1,4 +1,4 @@
-//! Which ranks form a group, from the order of the parallel axes: pure arithmetic on one grid of ranks.
+//! Ranks of each group, from the order of the parallel axes: pure arithmetic on one grid of ranks.
 
 use std::fmt;
 use std::str::FromStr;
@@ -109,7 +109,8 @@ impl AxisSizes {
 
 /// A grid of ranks: an order and the size of each axis.
 ///
-/// `rank = sum over axes of coordinate * stride`, the stride of an axis being the product of the sizes before it.
+/// `rank = sum over axes of coordinate * stride`, the stride of an axis being the product of the
+/// sizes before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RankGenerator {
     order: RankOrder,
@@ -162,8 +163,9 @@ impl RankGenerator {
         extents.into_iter().find(|extent| extent.axis == axis).map_or(0, |extent| rank / extent.stride % extent.size)
     }
 
-    /// All groups of ranks that differ only in the selected axes. Groups are ordered by the coordinates on the other axes, and ranks in
-    /// a group by those on the selected axes, the first axis of the order varying fastest in both.
+    /// All groups of ranks that differ only in the selected axes. Groups are ordered by the
+    /// coordinates on the other axes, and ranks in a group by those on the selected axes, the first
+    /// axis of the order varying fastest in both.
     pub fn groups(&self, selected: &[Axis]) -> Vec<Vec<usize>> {
         let (inside, outside): (Vec<Extent>, Vec<Extent>) =
             self.extents().into_iter().partition(|extent| selected.contains(&extent.axis));

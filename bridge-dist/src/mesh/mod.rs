@@ -1,5 +1,5 @@
-//! The mesh of ranks: parallel sizes, Megatron's rank order, and every kind of group, as pure data. [`ProcessGroups`] has the
-//! communicators made from it.
+//! The mesh of ranks: parallel sizes, Megatron's rank order, and every kind of group, as pure data.
+//! [`ProcessGroups`] has the communicators made from it.
 
 use std::fmt;
 
@@ -9,7 +9,8 @@ mod process_groups;
 pub use generator::{Axis, AxisSizes, RankGenerator, RankOrder};
 pub use process_groups::{MeshSetupError, ProcessGroups};
 
-/// The parallel sizes that a user chooses. The data-parallel sizes follow from them and the world size.
+/// The parallel sizes that a user chooses. The data-parallel sizes follow from them and the world
+/// size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ParallelSizes {
     /// Ranks over which each weight matrix is sharded.
@@ -20,7 +21,8 @@ pub struct ParallelSizes {
     pub context_parallel_size: usize,
     /// Ranks over which the experts are distributed.
     pub expert_model_parallel_size: usize,
-    /// Ranks over which each expert's weight matrices are sharded; `None` means the tensor-parallel size.
+    /// Ranks over which each expert's weight matrices are sharded; `None` means the tensor-parallel
+    /// size.
     pub expert_tensor_parallel_size: Option<usize>,
     /// Number of instances of the distributed optimizer, each of which shards separately.
     pub num_distributed_optimizer_instances: usize,
@@ -97,7 +99,7 @@ pub enum MeshError {
         instances: usize,
         /// The group that is divided.
         group: &'static str,
-        /// Its size.
+        /// Parallel size of the axis.
         size: usize,
     },
     /// Not the name of a rank order.
@@ -133,7 +135,8 @@ pub enum GroupKind {
     ExpertTensor,
     /// Ranks with the same expert weights.
     ExpertData,
-    /// The part of [`Self::DataContext`] over which one instance of the distributed optimizer shards its state.
+    /// The part of [`Self::DataContext`] over which one instance of the distributed optimizer
+    /// shards its state.
     DistributedOptimizer,
     /// Ranks with the same shard in different instances of the distributed optimizer.
     DistributedOptimizerReplicas,
@@ -210,7 +213,8 @@ pub struct Coordinates {
     pub expert_dp: usize,
 }
 
-/// A validated layout of a world's ranks: one grid for dense layers and one for experts over the same ranks.
+/// A validated layout of a world's ranks: one grid for dense layers and one for experts over the
+/// same ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Mesh {
     order: RankOrder,
@@ -223,7 +227,8 @@ impl Mesh {
     /// Lays out `world_size` ranks.
     ///
     /// # Errors
-    /// If a size is 0, does not divide the world, or the grids of dense and expert layers contradict each other.
+    /// If a size is 0, does not divide the world, or the grids of dense and expert layers
+    /// contradict each other.
     pub fn new(world_size: usize, sizes: ParallelSizes, order: RankOrder) -> Result<Self, MeshError> {
         let tp = sizes.tensor_model_parallel_size;
         let pp = sizes.pipeline_model_parallel_size;
@@ -331,7 +336,8 @@ impl Mesh {
         }
     }
 
-    /// All groups of a kind. Each rank is in exactly one, except that middle pipeline stages hold no embedding.
+    /// All groups of a kind. Each rank is in exactly one, except that middle pipeline stages hold
+    /// no embedding.
     pub fn groups(&self, kind: GroupKind) -> Vec<Vec<usize>> {
         use Axis::{Cp, Dp, Ep, Pp, Tp};
         let instances = self.optimizer_instances;
@@ -354,7 +360,8 @@ impl Mesh {
         }
     }
 
-    /// The group of a kind that a rank is in; `None` for the embedding groups of a rank that holds no embedding.
+    /// The group of a kind that a rank is in; `None` for the embedding groups of a rank that holds
+    /// no embedding.
     pub fn group_of(&self, kind: GroupKind, rank: usize) -> Option<Vec<usize>> {
         self.groups(kind).into_iter().find(|group| group.contains(&rank))
     }
@@ -367,7 +374,7 @@ fn check_positive(sizes: &[(&'static str, usize)]) -> Result<(), MeshError> {
     }
 }
 
-/// How many blocks of the given factors a world holds.
+/// Number of blocks of the given factors in a world.
 fn replicas(world_size: usize, factors: &[(&str, usize)]) -> Result<usize, MeshError> {
     let product = factors.iter().fold(1usize, |product, (_, size)| product.saturating_mul(*size));
     if world_size.is_multiple_of(product) {

@@ -1,5 +1,5 @@
-//! One rank's communicators, made from a world communicator and a mesh. Code that communicates receives them as an argument; nothing is
-//! global.
+//! One rank's communicators, made from a world communicator and a mesh. Code that communicates
+//! receives them as an argument; nothing is global.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -90,12 +90,13 @@ impl ProcessGroups {
         }
     }
 
-    /// How long this rank has been in calls of its communicators so far, which is mostly waiting for other ranks.
+    /// Time that this rank has spent in calls of its communicators so far, which is mostly waiting
+    /// for other ranks.
     pub fn time_in_calls(&self) -> Duration {
         self.calls.total()
     }
 
-    /// What this rank has called its communicators for, where that is kept.
+    /// Log of the calls that this rank has made to its communicators.
     pub fn call_log(&self) -> &Arc<CallLog> {
         self.calls.log()
     }
@@ -115,7 +116,8 @@ impl ProcessGroups {
         &self.world
     }
 
-    /// This rank's group of a kind; `None` for the embedding groups of a rank that holds no embedding.
+    /// This rank's group of a kind; `None` for the embedding groups of a rank that holds no
+    /// embedding.
     pub fn get(&self, kind: GroupKind) -> Option<&Group> {
         self.groups[kind as usize].as_ref()
     }

@@ -1,17 +1,17 @@
-//! How one dimension of a tensor is sharded over ranks, and the copies between a whole tensor and its parts in rank order. No communication
-//! here.
+//! Sharding of one dimension of a tensor over ranks, and the copies between a whole tensor and its
+//! parts in rank order. No communication here.
 
 use std::ops::Range;
 
 use crate::comm::HostBuffer;
 
-/// Which index ranges of a dimension each rank of a group holds.
+/// Index ranges of a dimension that each rank of a group holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Cut {
     /// Rank `r` has the `r`-th of equal parts.
     Contiguous,
-    /// Of twice as many equal chunks as there are ranks, rank `r` has chunk `r` and chunk `2 ranks - 1 - r`. Under a causal mask this
-    /// balances the attention work.
+    /// Twice as many equal chunks as there are ranks: rank `r` has chunk `r` and chunk `2 ranks - 1
+    /// - r`. Under a causal mask this balances the attention work.
     Zigzag,
 }
 
@@ -39,7 +39,7 @@ impl Cut {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Block {
     pub outer: usize,
-    /// Of the whole tensor.
+    /// Size of the whole dimension.
     pub size: usize,
     pub inner: usize,
     pub cut: Cut,
@@ -47,7 +47,7 @@ pub(super) struct Block {
 }
 
 impl Block {
-    /// Whether the whole is the concatenation of the parts, so that nothing has to be moved.
+    /// True if the whole is the concatenation of the parts, so that nothing has to be moved.
     fn is_in_order(&self) -> bool {
         self.outer == 1 && self.cut == Cut::Contiguous
     }
@@ -57,7 +57,8 @@ impl Block {
         self.outer * self.size / self.ranks * self.inner
     }
 
-    /// Calls `copy` with each run of elements: its range in the whole, and where it starts in the parts in rank order.
+    /// Calls `copy` with each run of elements: its range in the whole, and where it starts in the
+    /// parts in rank order.
     fn for_each_run(&self, mut copy: impl FnMut(Range<usize>, usize)) {
         let mut place = 0;
         for rank in 0..self.ranks {

@@ -34,7 +34,8 @@ impl<const D: usize> Like<D> {
     }
 }
 
-/// The elements of a tensor, row-major. Does not copy if the tensor is the only owner of its memory.
+/// The elements of a tensor, row-major. Does not copy if the tensor is the only owner of its
+/// memory.
 ///
 /// float16, which no communicator sums, is sent as float32.
 pub(super) fn to_host<const D: usize>(x: Tensor<D>) -> HostBuffer {
@@ -52,7 +53,8 @@ pub(super) fn to_host<const D: usize>(x: Tensor<D>) -> HostBuffer {
 /// The result of a collective.
 ///
 /// # Panics
-/// With the [`CommError`] as payload: neither Burn's operations nor its backward can return an error.
+/// With the [`CommError`] as payload: neither Burn's operations nor its backward can return an
+/// error.
 pub(super) fn unwrap<T>(result: Result<T, CommError>) -> T {
     result.unwrap_or_else(|error| std::panic::panic_any(error))
 }

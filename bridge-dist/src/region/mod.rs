@@ -1,8 +1,9 @@
 //! Region operations: collectives on Burn tensors, with gradients. Cargo feature `burn`.
 //!
-//! A region is the part of a model between two such operations, where a tensor is sharded over the ranks of a group or replicated on
-//! them. Each operation is a pair: its forward, and the adjoint in backward (Shoeybi et al., arXiv:1909.08053, section 3;
-//! Korthikanti et al., arXiv:2205.05198, section 4.2).
+//! A region is the part of a model between two such operations, where a tensor is sharded over the
+//! ranks of a group or replicated on them. Each operation is a pair: its forward, and the adjoint
+//! in backward (Shoeybi et al., arXiv:1909.08053, section 3; Korthikanti et al., arXiv:2205.05198,
+//! section 4.2).
 //!
 //! | operation | forward | backward | gradient of the result on each rank |
 //! | --- | --- | --- | --- |
@@ -14,17 +15,20 @@
 //! | [`gather_replicated`] | all-gather | own part | the same everywhere |
 //! | [`all_to_all`], [`all_to_all_uneven`] | all-to-all | all-to-all | of what it received |
 //!
-//! Operations work on float tensors of any rank, in float32, bfloat16 and float64 (float16 is sent as float32). In a group of one rank
-//! they return their input unchanged and add no node to the graph. Tensors stay on their device where the group has a way for that
-//! ([`crate::exchange`]); elsewhere, and integers always, they go through host memory. Results have the same bits.
+//! Operations work on float tensors of any rank, in float32, bfloat16 and float64 (float16 is sent
+//! as float32). In a group of one rank they return their input unchanged and add no node to the
+//! graph. Tensors stay on their device where the group has a way for that ([`crate::exchange`]);
+//! elsewhere, and integers always, they go through host memory. Results have the same bits.
 //!
 //! # Order
-//! Every rank of a group must run the same operations in the same order, in backward too. Burn visits the nodes of a graph in an order
-//! that follows from the graph's shape, so models whose graphs have the same shape on all ranks satisfy this.
+//! Every rank of a group must run the same operations in the same order, in backward too. Burn
+//! visits the nodes of a graph in an order that follows from the graph's shape, so models whose
+//! graphs have the same shape on all ranks satisfy this.
 //!
 //! # Panics
-//! All operations panic with a [`CommError`](crate::comm::CommError) as payload (`std::panic::panic_any`) when the communicator fails,
-//! because neither a forward nor a backward of Burn can return an error. The program that runs a rank catches it
+//! All operations panic with a [`CommError`](crate::comm::CommError) as payload
+//! (`std::panic::panic_any`) when the communicator fails, because neither a forward nor a backward
+//! of Burn can return an error. The program that runs a rank catches it
 //! (`std::panic::catch_unwind`) and downcasts.
 
 mod cut;
@@ -52,7 +56,8 @@ fn paired<const D: usize, const E: usize>(
     attach(y, vec![input], move |dy| vec![backward(dy).into_dispatch()])
 }
 
-/// Enters a region whose ranks compute different things from the same tensor (before a column-parallel layer).
+/// Enters a region whose ranks compute different things from the same tensor (before a
+/// column-parallel layer).
 ///
 /// Forward: identity. Backward: all-reduce, because each rank has only its share of the gradient.
 ///
@@ -136,7 +141,8 @@ impl Sharing {
     }
 }
 
-/// Gathers a tensor whose dimension `dim` is sharded over the group, for ranks that compute different things from the whole.
+/// Gathers a tensor whose dimension `dim` is sharded over the group, for ranks that compute
+/// different things from the whole.
 ///
 /// Forward: all-gather. Backward: reduce-scatter.
 ///
@@ -144,7 +150,8 @@ impl Sharing {
 /// `[.., n, ..]` -> `[.., n * size, ..]`, at `dim`. Under [`Cut::Zigzag`] `n` is even.
 ///
 /// # Panics
-/// See the [module documentation](self); also if `dim` is not a dimension, or does not divide as the cut needs.
+/// See the [module documentation](self); also if `dim` is not a dimension, or does not divide as
+/// the cut needs.
 pub fn all_gather<const D: usize>(x: Tensor<D>, dim: usize, cut: Cut, group: &Group) -> Tensor<D> {
     Sharing { dim, cut, group: group.clone() }.paired(x, Sharing::gather, Sharing::reduce)
 }
@@ -157,7 +164,8 @@ pub fn all_gather<const D: usize>(x: Tensor<D>, dim: usize, cut: Cut, group: &Gr
 /// `[.., n * size, ..]` -> `[.., n, ..]`, at `dim`.
 ///
 /// # Panics
-/// See the [module documentation](self); also if `dim` is not a dimension, or does not divide as the cut needs.
+/// See the [module documentation](self); also if `dim` is not a dimension, or does not divide as
+/// the cut needs.
 pub fn reduce_scatter<const D: usize>(x: Tensor<D>, dim: usize, cut: Cut, group: &Group) -> Tensor<D> {
     Sharing { dim, cut, group: group.clone() }.paired(x, Sharing::reduce, Sharing::gather)
 }
@@ -170,12 +178,14 @@ pub fn reduce_scatter<const D: usize>(x: Tensor<D>, dim: usize, cut: Cut, group:
 /// `[.., n * size, ..]` -> `[.., n, ..]`, at `dim`.
 ///
 /// # Panics
-/// See the [module documentation](self); also if `dim` is not a dimension, or does not divide as the cut needs.
+/// See the [module documentation](self); also if `dim` is not a dimension, or does not divide as
+/// the cut needs.
 pub fn scatter<const D: usize>(x: Tensor<D>, dim: usize, cut: Cut, group: &Group) -> Tensor<D> {
     Sharing { dim, cut, group: group.clone() }.paired(x, Sharing::own, Sharing::gather)
 }
 
-/// Gathers a tensor whose dimension `dim` is sharded over the group, for ranks that all compute the same from the whole.
+/// Gathers a tensor whose dimension `dim` is sharded over the group, for ranks that all compute the
+/// same from the whole.
 ///
 /// Forward: all-gather. Backward: own part, because every rank has the whole gradient.
 ///
@@ -183,7 +193,8 @@ pub fn scatter<const D: usize>(x: Tensor<D>, dim: usize, cut: Cut, group: &Group
 /// `[.., n, ..]` -> `[.., n * size, ..]`, at `dim`.
 ///
 /// # Panics
-/// See the [module documentation](self); also if `dim` is not a dimension, or does not divide as the cut needs.
+/// See the [module documentation](self); also if `dim` is not a dimension, or does not divide as
+/// the cut needs.
 pub fn gather_replicated<const D: usize>(x: Tensor<D>, dim: usize, cut: Cut, group: &Group) -> Tensor<D> {
     Sharing { dim, cut, group: group.clone() }.paired(x, Sharing::gather, Sharing::own)
 }
@@ -207,7 +218,8 @@ pub fn all_gather_int<const D: usize>(x: Tensor<D, Int>, dim: usize, cut: Cut, g
     Tensor::from_data(TensorData::new(values, shape), &device)
 }
 
-/// [`all_gather`] of contiguous parts: enters a tensor-parallel region from a sequence-parallel one.
+/// [`all_gather`] of contiguous parts: enters a tensor-parallel region from a sequence-parallel
+/// one.
 ///
 /// # Panics
 /// As [`all_gather`].
@@ -215,7 +227,8 @@ pub fn gather_sequence<const D: usize>(x: Tensor<D>, dim: usize, group: &Group) 
     all_gather(x, dim, Cut::Contiguous, group)
 }
 
-/// [`reduce_scatter`] into contiguous parts: leaves a tensor-parallel region into a sequence-parallel one.
+/// [`reduce_scatter`] into contiguous parts: leaves a tensor-parallel region into a
+/// sequence-parallel one.
 ///
 /// # Panics
 /// As [`reduce_scatter`].
@@ -240,7 +253,8 @@ impl RowCounts {
     }
 }
 
-/// Sends the `j`-th of `size` equal parts of the rows to rank `j`; the result has what came from each rank, in rank order.
+/// Sends the `j`-th of `size` equal parts of the rows to rank `j`; the result has what came from
+/// each rank, in rank order.
 ///
 /// Forward: all-to-all. Backward: all-to-all.
 ///
@@ -256,7 +270,8 @@ pub fn all_to_all<const D: usize>(x: Tensor<D>, group: &Group) -> Tensor<D> {
     all_to_all_uneven(x, &RowCounts { send: each.clone(), receive: each }, group)
 }
 
-/// Sends rows to each rank, `counts.send[j]` consecutive ones to rank `j`; the result has what came from each rank, in rank order.
+/// Sends rows to each rank, `counts.send[j]` consecutive ones to rank `j`; the result has what came
+/// from each rank, in rank order.
 ///
 /// Forward: all-to-all. Backward: all-to-all with the counts reversed.
 ///

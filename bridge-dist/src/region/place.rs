@@ -1,5 +1,6 @@
-//! Tensors on their way over a group: through host memory, or on their device where the group has a way for that
-//! ([`TensorExchange`](crate::exchange::TensorExchange)). The results are the same to the bit, and so is what is counted.
+//! Tensors on their way over a group: through host memory, or on their device where the group has a
+//! way for that ([`TensorExchange`](crate::exchange::TensorExchange)). The results are the same to
+//! the bit, and so is what is counted.
 
 use burn::tensor::{DType, FloatDType, Tensor};
 
@@ -43,7 +44,7 @@ pub(super) fn sum<const D: usize>(x: Tensor<D>, group: &Group) -> Tensor<D> {
     like.tensor(values)
 }
 
-/// What each rank has of a dimension, in one tensor.
+/// Part of a dimension that a rank holds, in one tensor.
 fn part_along<const D: usize>(whole: &Tensor<D>, sharing: &Sharing, rank: usize) -> Tensor<D> {
     let ranges = sharing.cut.parts(whole.dims()[sharing.dim], rank, sharing.group.size());
     let pieces = ranges.into_iter().map(|range| whole.clone().narrow(sharing.dim, range.start, range.len()));

@@ -54,7 +54,8 @@ pub struct Message {
     pub chunk: usize,
     /// The other rank of the pipeline.
     pub peer: usize,
-    /// The boundary of virtual stages that the data crosses: `s` between stages `s` and `s + 1`. The same at both ends.
+    /// The boundary of virtual stages that the data crosses: `s` between stages `s` and `s + 1`.
+    /// The same at both ends.
     pub boundary: usize,
 }
 
@@ -68,8 +69,8 @@ pub enum Direction {
 }
 
 impl Message {
-    /// A message tag for this transfer, the same at both ends. Transfers with equal tags between two ranks happen in the same order at
-    /// both, so tag and order identify each.
+    /// A message tag for this transfer, the same at both ends. Transfers with equal tags between
+    /// two ranks happen in the same order at both, so tag and order identify each.
     pub const fn tag(&self, direction: Direction) -> u32 {
         (2 * self.boundary + direction as usize) as u32
     }
@@ -85,7 +86,7 @@ impl Action {
         }
     }
 
-    /// Whether the action sends.
+    /// True if the action sends.
     pub const fn is_send(&self) -> bool {
         matches!(self, Self::SendActivation(_) | Self::SendGradient(_))
     }

@@ -1,12 +1,14 @@
-//! Checks each rank's list by itself: every action happens once, and after the actions that it needs.
+//! Checks each rank's list by itself: every action happens once, and after the actions that it
+//! needs.
 
 use std::collections::HashSet;
 
 use super::action::{Action, Message};
 use super::{PipelineSchedule, PipelineShape, ScheduleError, ScheduleKind};
 
-/// Checks every rank's list: each micro-batch of each chunk is run forward once and (unless the schedule is forward-only) backward once,
-/// inputs are received before they are used, outputs are made before they are sent, and peers are the right neighbours.
+/// Checks every rank's list: each micro-batch of each chunk is run forward once and (unless the
+/// schedule is forward-only) backward once, inputs are received before they are used, outputs are
+/// made before they are sent, and peers are the right neighbours.
 ///
 /// [`simulate`](super::simulate) checks whether the lists work together.
 ///

@@ -1,9 +1,11 @@
 //! The schedules: from a pipeline's shape to every rank's list of actions.
 //!
-//! A receive comes right before the computation that needs it, and a send right after the one that made the data, with one exception: a
-//! steady-state 1F1B step receives its next activation before it sends its gradient. Then the transfers on each link have the same order
-//! at both ends, and GPipe, 1F1B and forward-only schedules of one chunk run even if every send waits for its receive. ZB-H1 and
-//! interleaved schedules need sends that do not wait; in ZB-H1 a waiting gradient would cost part of what the schedule gains.
+//! A receive comes right before the computation that needs it, and a send right after the one that
+//! made the data, with one exception: a steady-state 1F1B step receives its next activation before
+//! it sends its gradient. Then the transfers on each link have the same order at both ends, and
+//! GPipe, 1F1B and forward-only schedules of one chunk run even if every send waits for its
+//! receive. ZB-H1 and interleaved schedules need sends that do not wait; in ZB-H1 a waiting
+//! gradient would cost part of what the schedule gains.
 
 use super::action::{Action, Message};
 use super::{PipelineSchedule, PipelineShape, ScheduleError, ScheduleKind};
@@ -20,7 +22,8 @@ impl PipelineSchedule {
     }
 }
 
-/// The actions of one rank: entry `rank` of [`PipelineSchedule::ranks`], without generating the others.
+/// The actions of one rank: entry `rank` of [`PipelineSchedule::ranks`], without generating the
+/// others.
 ///
 /// # Errors
 /// If a size is 0 or the schedule cannot run this shape.
@@ -68,7 +71,7 @@ fn check_group_size(group: usize, shape: PipelineShape) -> Result<(), ScheduleEr
     Err(ScheduleError::GroupSize { group, num_stages: stages, num_microbatches: microbatches, rule })
 }
 
-/// How many forwards a rank runs before its first backward.
+/// Number of forwards that a rank runs before its first backward.
 pub fn warmup_microbatches(kind: ScheduleKind, shape: PipelineShape, rank: usize) -> usize {
     let after = shape.num_stages - rank - 1;
     let total = shape.num_microbatches * shape.num_chunks;
@@ -81,9 +84,9 @@ pub fn warmup_microbatches(kind: ScheduleKind, shape: PipelineShape, rank: usize
     }
 }
 
-/// The order in which an interleaved schedule runs its forwards: `(micro-batch, chunk)` for each step. Groups of `group` micro-batches (the
-/// last one shorter) pass through all chunks before the next group starts. Step `k` of the backwards is entry `k` with chunk
-/// `C - 1 - chunk`.
+/// The order in which an interleaved schedule runs its forwards: `(micro-batch, chunk)` for each
+/// step. Groups of `group` micro-batches (the last one shorter) pass through all chunks before the
+/// next group starts. Step `k` of the backwards is entry `k` with chunk `C - 1 - chunk`.
 pub fn interleaved_table(num_microbatches: usize, num_chunks: usize, group: usize) -> Vec<(usize, usize)> {
     (0..num_microbatches)
         .step_by(group.max(1))
@@ -116,7 +119,8 @@ impl List {
                 (0..microbatches).for_each(|m| self.backward(m, 0));
             }
             ScheduleKind::ForwardOnly => {
-                // Grouped as in an interleaved schedule, so that chunks pass data on early and queues stay short.
+                // Grouped as in an interleaved schedule, so that chunks pass data on early and
+                // queues stay short.
                 let table = interleaved_table(microbatches, self.shape.num_chunks, self.shape.num_stages);
                 table.into_iter().for_each(|(m, chunk)| self.forward(m, chunk));
             }
@@ -147,8 +151,9 @@ impl List {
         (steady..microbatches).for_each(|m| self.backward(m, 0));
     }
 
-    /// Rank `r` keeps the weight part `r` micro-batches behind the input part. 1F1B holds `P - r` micro-batches on rank `r`, so with `r`
-    /// more every rank holds what the first one does, and the late ranks have work for the drain.
+    /// Rank `r` keeps the weight part `r` micro-batches behind the input part. 1F1B holds `P - r`
+    /// micro-batches on rank `r`, so with `r` more every rank holds what the first one does, and
+    /// the late ranks have work for the drain.
     fn zero_bubble(&mut self) {
         let microbatches = self.shape.num_microbatches;
         let warmup = warmup_microbatches(ScheduleKind::ZeroBubbleH1, self.shape, self.rank);
@@ -225,7 +230,8 @@ impl List {
         self.actions.extend(self.towards_loss(microbatch, chunk).map(Action::RecvGradient));
     }
 
-    /// The transfer over the lower boundary of a chunk; none at the embedding, and none between chunks of one rank.
+    /// The transfer over the lower boundary of a chunk; none at the embedding, and none between
+    /// chunks of one rank.
     fn towards_embedding(&self, microbatch: usize, chunk: usize) -> Option<Message> {
         let stage = self.shape.virtual_stage(self.rank, chunk);
         (stage > 0 && self.shape.num_stages > 1).then(|| Message {
@@ -236,7 +242,8 @@ impl List {
         })
     }
 
-    /// The transfer over the upper boundary of a chunk; none at the loss, and none between chunks of one rank.
+    /// The transfer over the upper boundary of a chunk; none at the loss, and none between chunks
+    /// of one rank.
     fn towards_loss(&self, microbatch: usize, chunk: usize) -> Option<Message> {
         let stage = self.shape.virtual_stage(self.rank, chunk);
         (stage + 1 < self.shape.num_virtual_stages() && self.shape.num_stages > 1).then(|| Message {

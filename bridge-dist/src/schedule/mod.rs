@@ -1,11 +1,13 @@
-//! Pipeline schedules as data: what each rank computes, sends and receives, in order. One executor runs any of them; nothing here
-//! computes or communicates.
+//! Pipeline schedules as data: what each rank computes, sends and receives, in order. One executor
+//! runs any of them; nothing here computes or communicates.
 //!
-//! - [`PipelineSchedule`] makes the action lists (GPipe, 1F1B, interleaved, zero-bubble, forward-only);
+//! - [`PipelineSchedule`] makes the action lists (GPipe, 1F1B, interleaved, zero-bubble,
+//!   forward-only);
 //! - [`validate`] checks each list by itself, [`simulate`] executes all of them on virtual clocks;
 //! - [`placement`] says which layers a stage holds.
 //!
-//! A pipeline of `P` ranks with `C` chunks per rank is a chain of `P * C` virtual stages: chunk `c` of rank `r` is stage `c * P + r`.
+//! A pipeline of `P` ranks with `C` chunks per rank is a chain of `P * C` virtual stages: chunk `c`
+//! of rank `r` is stage `c * P + r`.
 
 use std::fmt;
 
@@ -25,7 +27,8 @@ pub use simulate::{Costs, Sends, SimulationReport, simulate};
 pub enum ScheduleKind {
     /// All forwards, then all backwards (Huang et al. 2019). One chunk.
     GPipe,
-    /// One forward, one backward (Narayanan et al. 2019, as in Megatron): at most `P - r` micro-batches in flight. One chunk.
+    /// One forward, one backward (Narayanan et al. 2019, as in Megatron): at most `P - r`
+    /// micro-batches in flight. One chunk.
     OneForwardOneBackward,
     /// Interleaved 1F1B over several chunks per rank (Narayanan et al. 2021).
     Interleaved {
@@ -33,16 +36,16 @@ pub enum ScheduleKind {
         /// `microbatch_group_size_per_vp_stage`, by default the number of ranks.
         microbatch_group_size: usize,
     },
-    /// ZB-H1 (Qi et al. 2024): 1F1B with the weight part of backward moved into the bubble, at the memory of 1F1B's first stage. One
-    /// chunk.
+    /// ZB-H1 (Qi et al. 2024): 1F1B with the weight part of backward moved into the bubble, at the
+    /// memory of 1F1B's first stage. One chunk.
     ZeroBubbleH1,
     /// Evaluation: forwards only, over any number of chunks.
     ForwardOnly,
 }
 
 impl ScheduleKind {
-    /// Whether, on the chunk with the loss, each forward is followed at once by its own backward. (Interleaved schedules do that only in
-    /// full groups of micro-batches.)
+    /// True if, on the chunk with the loss, each forward is followed at once by its own backward.
+    /// (Interleaved schedules do that only in full groups of micro-batches.)
     pub fn backward_follows_loss(&self) -> bool {
         matches!(self, Self::OneForwardOneBackward | Self::ZeroBubbleH1)
     }
@@ -88,7 +91,7 @@ impl PipelineShape {
 /// Every rank's actions for one iteration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PipelineSchedule {
-    /// Which schedule it is.
+    /// Kind of the schedule.
     pub kind: ScheduleKind,
     /// The size of the work.
     pub shape: PipelineShape,
@@ -125,7 +128,7 @@ pub enum ScheduleError {
         num_stages: usize,
         /// Micro-batches.
         num_microbatches: usize,
-        /// Which rule it breaks.
+        /// Rule that the shape breaks.
         rule: &'static str,
     },
     /// A rank's list is invalid by itself.
@@ -137,7 +140,7 @@ pub enum ScheduleError {
         index: usize,
         /// The action.
         action: Action,
-        /// What is wrong.
+        /// Description of the problem.
         problem: String,
     },
     /// A rank's list lacks work.
@@ -161,7 +164,7 @@ pub enum ScheduleError {
     WrongOrder {
         /// The receiving rank.
         rank: usize,
-        /// Its receive.
+        /// Receive that matches the send.
         action: Action,
         /// The micro-batch of the receive.
         expected: usize,
@@ -181,7 +184,7 @@ pub enum ScheduleError {
         from: usize,
         /// The receiver.
         to: usize,
-        /// How many.
+        /// Number of micro-batches in flight.
         count: usize,
     },
 }

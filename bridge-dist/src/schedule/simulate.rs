@@ -1,4 +1,5 @@
-//! Executes action lists on virtual clocks: finds deadlocks and messages in the wrong order, and measures memory and bubbles.
+//! Executes action lists on virtual clocks: finds deadlocks and messages in the wrong order, and
+//! measures memory and bubbles.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -26,7 +27,7 @@ impl Default for Costs {
     }
 }
 
-/// What a send waits for.
+/// Completion rule of sends in a simulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sends {
     /// Each send waits for its receive: the strictest reading of a message-passing library.
@@ -45,8 +46,9 @@ pub struct SimulationReport {
     pub makespan: u64,
     /// Time each rank spent computing.
     pub busy: Vec<u64>,
-    /// Largest number of micro-batch-chunks on each rank whose forward is done and whose backward (the weight part included) is not: what
-    /// activation memory is proportional to. 0 for forward-only.
+    /// Largest number of micro-batch-chunks on each rank whose forward is done and whose backward
+    /// (the weight part included) is not: what activation memory is proportional to. 0 for
+    /// forward-only.
     pub max_in_flight: Vec<usize>,
     /// Largest number of messages in transit from any rank to any other.
     pub max_buffered: usize,
@@ -111,7 +113,8 @@ struct Link {
 }
 
 impl Link {
-    /// The most messages in transit at once. A message that is received at the instant of a send still counts then.
+    /// The most messages in transit at once. A message that is received at the instant of a send
+    /// still counts then.
     fn max_buffered(&self) -> usize {
         let counts = self.sent.iter().enumerate().map(|(index, time)| {
             let received = self.received.partition_point(|receipt| receipt < time);

@@ -1,4 +1,4 @@
-//! Which ranks form a group: one panel a kind of group, one colour a group.
+//! Figures of process groups: one panel a kind of group, one colour a group.
 
 use bridge_dist::mesh::{GroupKind, Mesh, ParallelSizes, RankOrder};
 

@@ -85,7 +85,8 @@ fn legend(svg: &mut Svg, kind: ScheduleKind, y: u32) {
     }
 }
 
-/// When each computation runs: a rank's actions one after the other, receives when their data is there, sends at once.
+/// When each computation runs: a rank's actions one after the other, receives when their data is
+/// there, sends at once.
 fn time_line(schedule: &PipelineSchedule) -> Vec<Step> {
     let costs = Costs::default();
     let mut next = vec![0; schedule.ranks.len()];

@@ -2,7 +2,8 @@
 
 use std::fmt::Write;
 
-/// Fills, one a class: `f0`, `f1`, ... Text inside boxes is white, so they are all of middling lightness.
+/// Fills, one a class: `f0`, `f1`, ... Text inside boxes is white, so they are all of middling
+/// lightness.
 const FILLS: [&str; 8] = ["#3b6fd4", "#c8641b", "#2f8a4c", "#8a4fc0", "#b23a5e", "#1f8a99", "#8a7a1f", "#6b7280"];
 
 /// Number of fills.

@@ -1,5 +1,6 @@
-//! What every communicator must do when ranks disagree or vanish. Each case gets a fresh world of two or more ranks with a long time
-//! limit, returns `Ok` on a rank that saw what it had to see, and leaves the world failed.
+//! Behaviour that every communicator must have when ranks disagree or vanish. Each case gets a
+//! fresh world of two or more ranks with a long time limit, returns `Ok` on a rank that saw the
+//! expected error, and leaves the world failed.
 
 use std::sync::OnceLock;
 use std::thread::sleep;
@@ -25,11 +26,12 @@ pub const CASES: &[Case] = &[
     ("no_message", no_message),
 ];
 
-/// The time limit that cases wait for, where it is not [`SHORT`]: ranks that poll share a machine's cores badly.
+/// The time limit that cases wait for, where it is not [`SHORT`]: ranks that poll share a machine's
+/// cores badly.
 pub static LIMIT: OnceLock<Duration> = OnceLock::new();
 
-/// Lets all ranks meet, and then gives them the time limit that this case waits for. All others have the long one of their world, so that a
-/// slow machine cannot turn a mismatch into a timeout.
+/// Lets all ranks meet, and then gives them the time limit that this case waits for. All others
+/// have the long one of their world, so that a slow machine cannot turn a mismatch into a timeout.
 fn meet(comm: &Group) -> Result<Duration, CommError> {
     let limit = *LIMIT.get().unwrap_or(&SHORT);
     comm.barrier()?;
@@ -41,7 +43,8 @@ fn last(comm: &Group) -> usize {
     comm.size() - 1
 }
 
-/// With two ranks there is no majority, and rank 0 is taken to be right; so the last rank is always the odd one.
+/// With two ranks there is no majority, and rank 0 is taken to be right; so the last rank is always
+/// the odd one.
 fn names_the_last_rank(comm: &Group, result: Result<(), CommError>) -> Outcome {
     let error = result.err().ok_or("the mismatch went unnoticed")?;
     assert_eq!((error.rank, error.size()), (comm.rank(), comm.size()), "{error}");
@@ -105,7 +108,8 @@ fn other_counts(comm: &Group) -> Outcome {
     names_the_last_rank(comm, result)
 }
 
-/// The receiver sees the mismatch; everybody else sees the failed world at the latest in the next collective.
+/// The receiver sees the mismatch; everybody else sees the failed world at the latest in the next
+/// collective.
 fn other_message(comm: &Group) -> Outcome {
     // Where failures do not spread, those who have no part in it wait out the limit.
     meet(comm)?;
@@ -158,8 +162,9 @@ fn late_rank(comm: &Group) -> Outcome {
     Ok(())
 }
 
-/// The same for rank 0, which may have a part of its own in how ranks agree. It learns of the failure at the latest in its second
-/// operation: the others' share of the first may have been sent before they gave up.
+/// The same for rank 0, which may have a part of its own in how ranks agree. It learns of the
+/// failure at the latest in its second operation: the others' share of the first may have been sent
+/// before they gave up.
 fn late_first_rank(comm: &Group) -> Outcome {
     let limit = meet(comm)?;
     if comm.rank() == 0 {

@@ -1,5 +1,6 @@
-//! The conformance suite: what every communicator must do, as functions over a world communicator. Drivers run them on each
-//! implementation and world size. Expected values are computed here by the plainest means, from what each rank is known to hold.
+//! The conformance suite: what every communicator must do, as functions over a world communicator.
+//! Drivers run them on each implementation and world size. Expected values are computed here by the
+//! plainest means, from what each rank is known to hold.
 
 use std::time::Duration;
 
@@ -42,7 +43,8 @@ const LENGTHS: [usize; 5] = [0, 1, 7, 1000, LARGE];
 const LARGE: usize = 600_011;
 const OPS: [ReduceOp; 4] = [ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min, ReduceOp::Avg];
 
-/// The small number that rank `rank` holds at `index`: exact in every type, sums of five fit a byte and the eight bits of bf16.
+/// The small number that rank `rank` holds at `index`: exact in every type, sums of five fit a byte
+/// and the eight bits of bf16.
 fn small(rank: usize, index: usize) -> i64 {
     ((index * 7 + rank * 13) % 31) as i64
 }
@@ -187,7 +189,8 @@ fn all_to_all(comm: &Group) -> Outcome {
 }
 
 fn all_to_all_uneven(comm: &Group) -> Outcome {
-    /// What `from` sends to `to`; zero for some pairs, and far more in one direction than in the other.
+    /// Number of elements that `from` sends to `to`; zero for some pairs, and far more in one
+    /// direction than in the other.
     fn count(from: usize, to: usize) -> usize {
         (from * 3 + to * 1001) % 4 * (1 + from)
     }
@@ -215,7 +218,8 @@ fn all_to_all_uneven(comm: &Group) -> Outcome {
     each_type!(typed, comm)
 }
 
-/// Sums whose value depends on the order, for short and long buffers and repeated runs: always the rank-ordered one.
+/// Sums whose value depends on the order, for short and long buffers and repeated runs: always the
+/// rank-ordered one.
 fn rank_order(comm: &Group) -> Outcome {
     let value = |rank: usize, index: usize| ((rank * 1_000_003 + index * 7919) % 100_003) as f32 * 1e-3 - 37.7;
     for len in [5, 100_000, LARGE] {
@@ -292,7 +296,8 @@ fn message_order(comm: &Group) -> Outcome {
     Ok(())
 }
 
-/// A new limit holds for groups that were made before. A group of one waits for nobody, so only larger ones have to keep it.
+/// A new limit holds for groups that were made before. A group of one waits for nobody, so only
+/// larger ones have to keep it.
 fn time_limits(comm: &Group) -> Outcome {
     let part = comm.split(Some(0), comm.rank(), "part")?.ok_or("a colour was given")?;
     let usual = comm.timeout();
@@ -378,7 +383,8 @@ fn non_blocking_collectives(comm: &Group) -> Outcome {
     Ok(())
 }
 
-/// A started collective and blocking ones of the same group do not disturb each other, in whichever order ranks wait.
+/// A started collective and blocking ones of the same group do not disturb each other, in whichever
+/// order ranks wait.
 fn non_blocking_beside_blocking(comm: &Group) -> Outcome {
     let size = comm.size() as i64;
     for round in 0..10i64 {

@@ -1,7 +1,8 @@
-//! How the ranks of a group agree on an operation before its data moves.
+//! Agreement of the ranks of a group on an operation before its data moves.
 //!
-//! Every rank sends its signature to rank 0 of the group, which compares them and sends a verdict back. So all ranks learn of a mismatch or
-//! a missing rank, and data moves only when all ranks have called the operation with equal arguments.
+//! Every rank sends its signature to rank 0 of the group, which compares them and sends a verdict
+//! back. So all ranks learn of a mismatch or a missing rank, and data moves only when all ranks
+//! have called the operation with equal arguments.
 
 use std::time::Instant;
 
@@ -121,7 +122,8 @@ impl Lane {
         Ok(verdict)
     }
 
-    /// Other ranks: send the signature and wait for the verdict, a little longer than rank 0 waits for the last signature.
+    /// Other ranks: send the signature and wait for the verdict, a little longer than rank 0 waits
+    /// for the last signature.
     fn ask(&mut self, signature: &Signature) -> Result<Verdict, CommError> {
         let seat = &self.seat;
         let timeout = seat.world().timeout();

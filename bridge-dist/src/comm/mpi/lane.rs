@@ -1,5 +1,5 @@
-//! Blocking collectives of one rank on one MPI communicator. Data moves in pieces through buffers of this module, which also reduces, in
-//! rank order.
+//! Blocking collectives of one rank on one MPI communicator. Data moves in pieces through buffers
+//! of this module, which also reduces, in rank order.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -15,7 +15,8 @@ use crate::comm::worker::{Collectives, Place};
 /// Bytes of a piece on one rank.
 const CHUNK_BYTES: usize = 2 << 20;
 
-/// Below this many bytes an all_reduce gathers everything everywhere: fewer steps matter more than fewer bytes.
+/// Below this many bytes an all_reduce gathers everything everywhere: fewer steps matter more than
+/// fewer bytes.
 const SMALL_BYTES: usize = 8 << 10;
 
 pub(super) fn bytes_of(buffer: &HostBuffer) -> &[u8] {
@@ -93,7 +94,8 @@ impl Lane {
         if seat.finish(signature, &mut transfer, deadline)? {
             return Ok(transfer.into_buffers().1);
         }
-        // All ranks had agreed to this operation, so which of them has stopped since is not known here.
+        // All ranks had agreed to this operation, so which of them has stopped since is not known
+        // here.
         let others = (0..seat.size()).filter(|rank| *rank != seat.rank);
         Err(seat.timed_out(signature, others))
     }
@@ -186,7 +188,7 @@ impl Lane {
     }
 }
 
-/// How many elements of each part fall into `range`.
+/// Number of elements of each part that fall into `range`.
 fn overlaps(counts: &[usize], range: &Range<usize>) -> Vec<usize> {
     counts.iter().map(|count| range.end.min(*count).saturating_sub(range.start)).collect()
 }

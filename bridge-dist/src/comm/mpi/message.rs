@@ -1,6 +1,8 @@
-//! Messages between two MPI ranks: a header that describes the data, and the data, with separate tags.
+//! Messages between two MPI ranks: a header that describes the data, and the data, with separate
+//! tags.
 //!
-//! Both receives are posted when a receive starts, so that MPI's matching order is the order of the starts.
+//! Both receives are posted when a receive starts, so that MPI's matching order is the order of the
+//! starts.
 
 use std::time::Instant;
 

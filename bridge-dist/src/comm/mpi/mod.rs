@@ -1,13 +1,15 @@
-//! Ranks as MPI processes, started by `mpirun` or `srun`, for runs on several nodes. Needs the cargo feature `mpi`.
+//! Ranks as MPI processes, started by `mpirun` or `srun`, for runs on several nodes. Needs the
+//! cargo feature `mpi`.
 //!
 //! # Notes
-//! - Start with `mpirun -np N program`. By default Open MPI gives each rank one core; `--bind-to none` lets a rank use more threads. Where
-//!   ranks outnumber cores, `--oversubscribe --mca mpi_yield_when_idle 1` keeps small collectives from taking milliseconds.
-//! - [`MpiWorld::init`] installs a panic hook that ends the whole job with exit code 101, because ranks that wait for a panicked one would
-//!   otherwise wait until their time limit. It runs for every panic of the process, caught or not, except those
-//!   whose payload is a [`CommError`].
-//! - After an error the world has failed: communicators then refuse to work, and MPI is not finalized. Let the process end; `mpirun` ends
-//!   the others.
+//! - Start with `mpirun -np N program`. By default Open MPI gives each rank one core; `--bind-to
+//!   none` lets a rank use more threads. Where ranks outnumber cores, `--oversubscribe --mca
+//!   mpi_yield_when_idle 1` keeps small collectives from taking milliseconds.
+//! - [`MpiWorld::init`] installs a panic hook that ends the whole job with exit code 101, because
+//!   ranks that wait for a panicked one would otherwise wait until their time limit. It runs for
+//!   every panic of the process, caught or not, except those whose payload is a [`CommError`].
+//! - After an error the world has failed: communicators then refuse to work, and MPI is not
+//!   finalized. Let the process end; `mpirun` ends the others.
 //! - A killed process ends the job too: `mpirun` detects it.
 //! - A message is at most 2 GiB long; collectives have no such limit.
 
@@ -39,13 +41,13 @@ use seat::{Comm, Seat, World};
 /// Exit code of a job that a panic ended; Rust's own exit code after a panic.
 const PANIC_EXIT_CODE: i32 = 101;
 
-/// How to join the MPI world.
+/// Options for joining the MPI world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MpiOptions {
-    /// How long an operation waits for other ranks.
+    /// Time limit of an operation that waits for other ranks.
     pub timeout: Duration,
-    /// The requested number of ranks. Under the launcher of another MPI library every process is rank 0 of 1; this detects it. `None`
-    /// accepts any number.
+    /// The requested number of ranks. Under the launcher of another MPI library every process is
+    /// rank 0 of 1; this detects it. `None` accepts any number.
     pub expected_size: Option<usize>,
 }
 
@@ -81,8 +83,8 @@ impl From<RawError> for MpiInitError {
     }
 }
 
-/// This process's place in the MPI world. MPI is finalized when this, all communicators and all requests are dropped, which must happen on the
-/// thread that called [`init`](Self::init).
+/// This process's place in the MPI world. MPI is finalized when this, all communicators and all
+/// requests are dropped, which must happen on the thread that called [`init`](Self::init).
 #[derive(Debug)]
 pub struct MpiWorld {
     communicator: Group,
@@ -93,7 +95,8 @@ impl MpiWorld {
     /// Starts MPI. All processes of the job call this.
     ///
     /// # Errors
-    /// If MPI is already initialized, cannot be called from several threads, or has a different size than expected.
+    /// If MPI is already initialized, cannot be called from several threads, or has a different
+    /// size than expected.
     pub fn init(options: MpiOptions) -> Result<Self, MpiInitError> {
         let environment = match Environment::start()? {
             Started::Yes(environment) => environment,
@@ -114,7 +117,7 @@ impl MpiWorld {
         Ok(Self { communicator, world })
     }
 
-    /// What this rank is waiting for, to explain why a job is being ended.
+    /// Operation that this rank waits for, to explain the end of a job.
     pub fn watch(&self) -> Watch {
         Watch(Arc::downgrade(&self.world))
     }
@@ -140,7 +143,8 @@ impl Watch {
 fn abort_on_panic(rank: usize) {
     let previous = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
-        // A communication error that unwinds through code that cannot return errors: the rank will report it and end.
+        // A communication error that unwinds through code that cannot return errors: the rank will
+        // report it and end.
         if info.payload().is::<CommError>() {
             return;
         }

@@ -1,7 +1,9 @@
-//! The only place that calls the MPI library: environment, communicator handles, and transfers that own their memory.
+//! The only place that calls the MPI library: environment, communicator handles, and transfers that
+//! own their memory.
 //!
-//! Every transfer is non-blocking and polled. Its buffers are on the heap and owned by the [`Transfer`]. If it is dropped before it is
-//! complete, the buffers are leaked, because the library may still write to them.
+//! Every transfer is non-blocking and polled. Its buffers are on the heap and owned by the
+//! [`Transfer`]. If it is dropped before it is complete, the buffers are leaked, because the
+//! library may still write to them.
 
 use std::ffi::{c_int, c_void};
 use std::mem::{ManuallyDrop, MaybeUninit};
@@ -24,7 +26,8 @@ fn check(code: c_int) -> Result<()> {
     }
     let mut text = [0u8; 512];
     let mut len: c_int = 0;
-    // SAFETY: the buffer is as long as MPI_MAX_ERROR_STRING or longer in the implementations we build with (256 and 512).
+    // SAFETY: the buffer is as long as MPI_MAX_ERROR_STRING or longer in the implementations we
+    // build with (256 and 512).
     let explained = unsafe { ffi::MPI_Error_string(code, text.as_mut_ptr().cast(), &mut len) };
     let message = match explained {
         0 => String::from_utf8_lossy(&text[..(len.max(0) as usize).min(text.len())]).into_owned(),
@@ -67,11 +70,13 @@ impl Environment {
         Ok(if provided < multiple { Started::NoThreads(environment) } else { Started::Yes(environment) })
     }
 
-    /// Finalizes MPI. Only the thread that initialized it may do this. On another thread, or after a failure, this is left to `mpirun`,
-    /// which ends the job when a process exits without finalizing.
+    /// Finalizes MPI. Only the thread that initialized it may do this. On another thread, or after
+    /// a failure, this is left to `mpirun`, which ends the job when a process exits without
+    /// finalizing.
     pub fn finish(&self) {
         if thread::current().id() == self.thread {
-            // SAFETY: MPI is initialised, this is the initialising thread, and this runs once, when nothing uses MPI any more.
+            // SAFETY: MPI is initialised, this is the initialising thread, and this runs once, when
+            // nothing uses MPI any more.
             let _ = unsafe { ffi::MPI_Finalize() };
         }
     }
@@ -91,7 +96,8 @@ pub(super) struct RawComm {
     handle: ffi::MPI_Comm,
 }
 
-// SAFETY: MPI runs with MPI_THREAD_MULTIPLE, under which a handle may be used from any thread. (It is a pointer in some libraries.)
+// SAFETY: MPI runs with MPI_THREAD_MULTIPLE, under which a handle may be used from any thread. (It
+// is a pointer in some libraries.)
 unsafe impl Send for RawComm {}
 // SAFETY: as above; this crate never runs two collectives at once on one handle.
 unsafe impl Sync for RawComm {}
@@ -209,7 +215,8 @@ pub(super) struct Transfer {
     complete: bool,
 }
 
-// SAFETY: MPI runs with MPI_THREAD_MULTIPLE, under which a request may be tested from any thread, one at a time (`&mut self`).
+// SAFETY: MPI runs with MPI_THREAD_MULTIPLE, under which a request may be tested from any thread,
+// one at a time (`&mut self`).
 unsafe impl Send for Transfer {}
 
 fn offsets(counts: &[c_int]) -> Vec<c_int> {
@@ -222,7 +229,8 @@ fn offsets(counts: &[c_int]) -> Vec<c_int> {
 }
 
 impl Transfer {
-    /// Starts a transfer. `input` is sent, `output` receives; a broadcast uses only `output`. The length of each must fit a `c_int`.
+    /// Starts a transfer. `input` is sent, `output` receives; a broadcast uses only `output`. The
+    /// length of each must fit a `c_int`.
     pub fn start(comm: &RawComm, kind: Kind, input: HostBuffer, output: HostBuffer) -> Result<Self> {
         let tables = match &kind {
             Kind::AllToAllUneven { send, recv } => [send.clone(), offsets(send), recv.clone(), offsets(recv)],
@@ -254,8 +262,9 @@ impl Transfer {
         let request = &mut self.request;
         let [send, send_at, recv, recv_at] = &*self.tables;
         let handle = comm.handle;
-        // SAFETY: the pointers are to heap memory owned by `self`, which `Drop` keeps until the request is complete; the byte counts are
-        // those of that memory (callers give matching lengths on all ranks after agreeing on them); the datatype is a constant.
+        // SAFETY: the pointers are to heap memory owned by `self`, which `Drop` keeps until the
+        // request is complete; the byte counts are those of that memory (callers give matching
+        // lengths on all ranks after agreeing on them); the datatype is a constant.
         unsafe {
             let byte = ffi::RSMPI_UINT8_T;
             match *kind {
@@ -294,7 +303,8 @@ impl Transfer {
         let mut status = MaybeUninit::<ffi::MPI_Status>::uninit();
         // SAFETY: the request is active; the status is written only.
         let code = unsafe { ffi::MPI_Test(&mut self.request, &mut flag, status.as_mut_ptr()) };
-        // After an error (such as a message that is too long) the request is no longer active either.
+        // After an error (such as a message that is too long) the request is no longer active
+        // either.
         self.complete = flag != 0 || code != 0;
         check(code)?;
         Ok(self.complete)

@@ -1,5 +1,5 @@
-//! State that the lanes and messages of a process share: the environment with its time limit and first failure, owned communicators, and
-//! a rank's place in a group. Transfers do not belong here.
+//! State that the lanes and messages of a process share: the environment with its time limit and
+//! first failure, owned communicators, and a rank's place in a group. Transfers do not belong here.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ pub(super) struct World {
     time_limit: TimeLimit,
     environment: Environment,
     failure: Mutex<Option<Arc<CommError>>>,
-    /// What threads of this process are waiting for, in the order in which they started to wait.
+    /// Operations that threads of this process wait for, in the order in which they began to wait.
     waiting: Mutex<Vec<Arc<Waiting>>>,
     /// Messages whose requests were dropped before they were complete.
     orphans: Mutex<Vec<Orphan>>,
@@ -36,7 +36,8 @@ pub struct Waiting {
     pub since: Instant,
 }
 
-/// A record that this rank is waiting, made after it has waited for a moment, and removed when this is dropped.
+/// A record that this rank is waiting, made after it has waited for a moment, and removed when this
+/// is dropped.
 #[derive(Debug)]
 pub(super) struct Note {
     comm: Arc<Comm>,
@@ -81,7 +82,7 @@ impl World {
         Self { time_limit: TimeLimit::new(timeout), environment, failure, waiting, orphans }
     }
 
-    /// How long operations wait for other ranks.
+    /// Time limit of operations that wait for other ranks.
     pub fn timeout(&self) -> Duration {
         self.time_limit.get()
     }
@@ -90,7 +91,7 @@ impl World {
         self.time_limit.set(timeout);
     }
 
-    /// What threads of this process are waiting for.
+    /// Operations that threads of this process wait for.
     pub fn waiting(&self) -> Vec<Waiting> {
         lock(&self.waiting).iter().map(|entry| (**entry).clone()).collect()
     }
@@ -115,7 +116,8 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        // After a failure other ranks may never finalize, which is collective. `mpirun` ends the job when this process exits.
+        // After a failure other ranks may never finalize, which is collective. `mpirun` ends the
+        // job when this process exits.
         if self.failure().is_some() {
             return;
         }

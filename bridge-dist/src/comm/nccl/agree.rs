@@ -1,7 +1,9 @@
-//! How the ranks of a group agree on an operation before its data moves, and find missing ranks when data stalls.
+//! Agreement of the ranks of a group on an operation before its data moves, and the search for
+//! missing ranks when data stalls.
 //!
-//! NCCL checks nothing: ranks that call different operations hang or get wrong numbers. So every rank first gathers the signatures of all
-//! ranks over the bootstrap group. This also identifies missing ranks within the time limit.
+//! NCCL checks nothing: ranks that call different operations hang or get wrong numbers. So every
+//! rank first gathers the signatures of all ranks over the bootstrap group. This also identifies
+//! missing ranks within the time limit.
 
 use std::time::Duration;
 
@@ -51,8 +53,8 @@ impl Agreement {
         Ok(all)
     }
 
-    /// The error of an operation whose data has not moved for `waited`. This call finds missing ranks; if all answer, the network or a
-    /// device is stuck.
+    /// The error of an operation whose data has not moved for `waited`. This call finds missing
+    /// ranks; if all answer, the network or a device is stuck.
     pub fn roll_call(&self, signature: &Signature, waited: Duration) -> CommError {
         match self.gather(GAVE_UP, signature) {
             Err(error) => error,

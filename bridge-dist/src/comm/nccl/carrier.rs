@@ -1,5 +1,5 @@
-//! The interface that moves bytes between the ranks of a group, once they have agreed on an operation. Through it the algorithms above are
-//! tested without a GPU.
+//! The interface that moves bytes between the ranks of a group, once they have agreed on an
+//! operation. Through it the algorithms above are tested without a GPU.
 
 use std::time::Duration;
 
@@ -24,7 +24,8 @@ impl CarrierError {
     }
 }
 
-/// One rank's end of a line between all ranks of a group. All ranks call the same methods in the same order, with lengths that fit.
+/// One rank's end of a line between all ranks of a group. All ranks call the same methods in the
+/// same order, with lengths that fit.
 pub(super) trait Carrier: Send {
     /// `output` is `size` times as long as `input`.
     fn all_gather(&mut self, input: &[u8], output: &mut [u8]) -> Result<(), CarrierError>;
@@ -42,7 +43,7 @@ pub(super) trait Carrier: Send {
 pub(super) trait Fabric: Clone + Send + Sync + 'static {
     type Carrier: Carrier + 'static;
 
-    /// What moves messages of device memory.
+    /// Carrier of messages in device memory.
     type Messages: Send + Sync + 'static;
 
     /// The maximum number of bytes that a rank sends or receives in one call, over all ranks.

@@ -1,4 +1,5 @@
-//! The carrier of a CUDA device: host bytes are staged in device memory that is reused between calls, and NCCL moves them from there.
+//! The carrier of a CUDA device: host bytes are staged in device memory that is reused between
+//! calls, and NCCL moves them from there.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -22,10 +23,11 @@ use crate::comm::device::DeviceExchange;
 use crate::comm::lock::lock;
 use crate::comm::pace::Pace;
 
-/// Bounds the staging memory of a lane to twice this, and makes transfers long enough for the link's full rate.
+/// Bounds the staging memory of a lane to twice this, and makes transfers long enough for the
+/// link's full rate.
 const PIECE_BYTES: usize = 64 << 20;
 
-/// How often a waiting rank polls NCCL for failures.
+/// Interval at which a waiting rank polls NCCL for failures.
 pub(super) const HEALTH_CHECK: Duration = Duration::from_millis(10);
 
 /// A CUDA device, for which NCCL communicators are created.
@@ -123,7 +125,8 @@ pub(super) fn driver(error: DriverError) -> CarrierError {
 
 /// A communicator and the stream that its calls are on.
 pub(super) struct Wire {
-    /// Who sees operations to their end that nobody waits for, from the first of them on. Dropped before the communicator.
+    /// Watchdog of operations that no caller waits for, created with the first of them. Dropped
+    /// before the communicator.
     #[cfg(feature = "cuda")]
     pub watch: Option<super::watch::Watch>,
     /// Shared with it.

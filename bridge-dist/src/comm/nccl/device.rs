@@ -47,7 +47,7 @@ macro_rules! extent {
                 self.span.len
             }
 
-            /// Whether there are no elements.
+            /// True if there are no elements.
             pub fn is_empty(&self) -> bool {
                 self.span.len == 0
             }
@@ -66,19 +66,22 @@ impl DeviceBuffer<'_> {
     /// Views device memory of another owner (a tensor library, say) as `len` elements.
     ///
     /// # Safety
-    /// Until the buffer is dropped, `pointer` is the address of that many elements on the communicator's device, in its primary context;
-    /// what wrote them is complete; and nothing writes them meanwhile.
+    /// Until the buffer is dropped, `pointer` is the address of that many elements on the
+    /// communicator's device, in its primary context; what wrote them is complete; and nothing
+    /// writes them meanwhile.
     pub unsafe fn from_raw(pointer: CUdeviceptr, dtype: DType, len: usize) -> Self {
         Self { span: Span { pointer, dtype, len }, _used: None }
     }
 }
 
 impl DeviceBufferMut<'_> {
-    /// Views device memory of another owner (a tensor library, say) as `len` elements to be written.
+    /// Views device memory of another owner (a tensor library, say) as `len` elements to be
+    /// written.
     ///
     /// # Safety
-    /// Until the buffer is dropped, `pointer` is the address of that many elements on the communicator's device, in its primary context;
-    /// what used them before is complete; and nothing else uses them meanwhile.
+    /// Until the buffer is dropped, `pointer` is the address of that many elements on the
+    /// communicator's device, in its primary context; what used them before is complete; and
+    /// nothing else uses them meanwhile.
     pub unsafe fn from_raw(pointer: CUdeviceptr, dtype: DType, len: usize) -> Self {
         Self { span: Span { pointer, dtype, len }, _used: None, _unique: PhantomData }
     }
@@ -88,13 +91,18 @@ impl DeviceBufferMut<'_> {
 ///
 /// # Contract
 /// That of [`Communicator`](crate::comm::Communicator), with these differences:
-/// - NCCL combines elements in an order that depends on the number of ranks, the length and the nodes. Results are the same on all ranks,
-///   and usually from run to run on the same nodes, but **not bit-identical to those of the other communicators**: float sums may differ in
-///   the last bits, a sum of bf16 may be rounded at every step, an average may be a sum of scaled elements, and NCCL decides whether a NaN
-///   survives `Max` and `Min`. Reduce host memory where this matters.
-/// - Messages have no tags: those between two ranks match in the order of their calls. A send may wait for its receive.
-/// - Operations share the order of the blocking collectives of host memory, and return when the output is written.
-/// - Ranks compare signatures, as for host memory: a mismatch is an error on every rank, not a hang.
+/// - NCCL combines elements in an order that depends on the number of ranks, the length and the
+///   nodes. Results are the same on all ranks, and usually from run to run on the same nodes, but
+///   **not bit-identical to those of the other communicators**: float sums may differ in the last
+///   bits, a sum of bf16 may be rounded at every step, an average may be a sum of scaled elements,
+///   and NCCL decides whether a NaN survives `Max` and `Min`. Reduce host memory where this
+///   matters.
+/// - Messages have no tags: those between two ranks match in the order of their calls. A send may
+///   wait for its receive.
+/// - Operations share the order of the blocking collectives of host memory, and return when the
+///   output is written.
+/// - Ranks compare signatures, as for host memory: a mismatch is an error on every rank, not a
+///   hang.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceCollectives<'a> {
     staged: &'a Staged<CudaFabric>,
@@ -111,7 +119,8 @@ impl<'a> DeviceCollectives<'a> {
         self.stream.context()
     }
 
-    /// Borrows a slice or view to read it in one operation, which waits for work on the slice's stream.
+    /// Borrows a slice or view to read it in one operation, which waits for work on the slice's
+    /// stream.
     ///
     /// # Errors
     /// If the memory is of another device, or the driver reports an error.
@@ -122,7 +131,8 @@ impl<'a> DeviceCollectives<'a> {
         Ok(DeviceBuffer { span: Span { pointer, dtype: T::DTYPE, len }, _used: Some(used) })
     }
 
-    /// Borrows a slice or view to write it in one operation, which waits for work on the slice's stream.
+    /// Borrows a slice or view to write it in one operation, which waits for work on the slice's
+    /// stream.
     ///
     /// # Errors
     /// If the memory is of another device, or the driver reports an error.
@@ -173,7 +183,8 @@ impl<'a> DeviceCollectives<'a> {
         let signature = Signature::reducing(OpKind::AllReduce, data.dtype(), data.len(), op);
         self.staged.seat.speaker().check_reduce(&signature)?;
         let spans = (data.span, data.span);
-        // SAFETY: the buffer is valid and borrowed until the call has completed, which `collective` waits for.
+        // SAFETY: the buffer is valid and borrowed until the call has completed, which `collective`
+        // waits for.
         self.collective(&signature, |group, stream| unsafe { group.all_reduce(spans, op, stream) })
     }
 
@@ -215,7 +226,8 @@ impl<'a> DeviceCollectives<'a> {
         self.collective(&signature, |group, stream| unsafe { group.broadcast(span, root, stream) })
     }
 
-    /// Sends the `j`-th of `size` equal parts of `input` to rank `j`; `output` holds what came from each rank, in rank order.
+    /// Sends the `j`-th of `size` equal parts of `input` to rank `j`; `output` holds what came from
+    /// each rank, in rank order.
     ///
     /// # Errors
     /// See [`CommErrorKind`]; both lengths are equal and divisible by `size`.
@@ -251,7 +263,8 @@ impl<'a> DeviceCollectives<'a> {
         self.send_receive(&[], &mut [(data, from)])
     }
 
-    /// Sends and receives at the same time, as neighbours in a ring or pipeline do, so that no rank has to be first.
+    /// Sends and receives at the same time, as neighbours in a ring or pipeline do, so that no rank
+    /// has to be first.
     ///
     /// # Errors
     /// As for [`send`](Self::send) and [`recv`](Self::recv).
@@ -276,7 +289,8 @@ impl<'a> DeviceCollectives<'a> {
         }
         let moved = lane.carrier.wire.run(|group, stream| {
             for (kind, span, peer) in spans.iter().filter(|(_, span, _)| span.len > 0) {
-                // SAFETY: the buffer is valid and borrowed until the call has completed, and the peer has said that it takes part.
+                // SAFETY: the buffer is valid and borrowed until the call has completed, and the
+                // peer has said that it takes part.
                 unsafe {
                     match kind {
                         OpKind::Send => group.send(*span, *peer, stream)?,

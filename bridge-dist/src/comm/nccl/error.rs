@@ -2,7 +2,8 @@
 
 use crate::comm::error::CommError;
 
-/// NCCL could not be started. Every rank of the bootstrap group gets an error when one rank has one.
+/// NCCL could not be started. Every rank of the bootstrap group gets an error when one rank has
+/// one.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NcclInitError {
@@ -11,13 +12,13 @@ pub enum NcclInitError {
     MissingLibrary {
         /// The library.
         library: &'static str,
-        /// What to install.
+        /// Package to install.
         advice: &'static str,
     },
     /// The library lacks a required function.
     #[error("the NCCL library has no function `{function}`; install NCCL {needed} or newer")]
     MissingFunction {
-        /// Its name.
+        /// Name of the function.
         function: &'static str,
         /// The oldest supported version.
         needed: &'static str,
@@ -43,7 +44,7 @@ pub enum NcclInitError {
     Library {
         /// The library.
         library: &'static str,
-        /// Its message.
+        /// Text of the error.
         message: String,
     },
     /// Another rank could not start NCCL.
@@ -51,7 +52,7 @@ pub enum NcclInitError {
     Peer {
         /// The rank, within the bootstrap group.
         rank: usize,
-        /// Its error.
+        /// Text of the peer's error.
         message: String,
     },
     /// The bootstrap group failed.

@@ -1,5 +1,5 @@
-//! Headers that two ranks exchange before a message of device memory moves, so that a mismatch is an error instead of a hang. Headers go
-//! over the bootstrap group; data does not belong here.
+//! Headers that two ranks exchange before a message of device memory moves, so that a mismatch is
+//! an error instead of a hang. Headers go over the bootstrap group; data does not belong here.
 
 use super::agree::{decode, garbled};
 use super::seat::Seat;
@@ -9,7 +9,8 @@ use crate::comm::signature::{OpKind, Signature};
 use crate::comm::worker::Place;
 use crate::comm::{Group, Request};
 
-/// Tags of headers: in the direction of the data, and against it. Each direction between two ranks keeps its own order.
+/// Tags of headers: in the direction of the data, and against it. Each direction between two ranks
+/// keeps its own order.
 const FROM_SENDER: u32 = 0;
 const FROM_RECEIVER: u32 = 1;
 

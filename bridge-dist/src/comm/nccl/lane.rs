@@ -1,8 +1,10 @@
-//! The collectives of host memory on a carrier: the division into pieces, the transfers, and the arithmetic.
+//! The collectives of host memory on a carrier: the division into pieces, the transfers, and the
+//! arithmetic.
 //!
-//! Carriers only move bytes. Elements are combined on the host in rank order, with the code of the other communicators, so results are
-//! bit-identical to theirs. A reduction moves as many bytes as a ring would (each rank gets its slice from all others, reduces it, and all
-//! gather the slices), and a sum of bf16 is rounded once.
+//! Carriers only move bytes. Elements are combined on the host in rank order, with the code of the
+//! other communicators, so results are bit-identical to theirs. A reduction moves as many bytes as
+//! a ring would (each rank gets its slice from all others, reduces it, and all gather the slices),
+//! and a sum of bf16 is rounded once.
 
 use std::ops::Range;
 
@@ -14,7 +16,8 @@ use crate::comm::pieces::{chunks, reduce_parts, spread};
 use crate::comm::signature::{OpKind, Signature, UnevenExchange};
 use crate::comm::worker::{Collectives, Place};
 
-/// Up to this many bytes every rank gathers and reduces everything: a second transfer would cost more than the arithmetic.
+/// Up to this many bytes every rank gathers and reduces everything: a second transfer would cost
+/// more than the arithmetic.
 const SMALL_BYTES: usize = 32 << 10;
 
 /// One rank's end of a sequence of collectives.
@@ -93,7 +96,8 @@ impl<C: Carrier> Lane<C> {
         (self.piece(dtype) / self.size()).max(1)
     }
 
-    /// Converts a failure of the carrier to an error of the operation. The lane is not used any more.
+    /// Converts a failure of the carrier to an error of the operation. The lane is not used any
+    /// more.
     pub fn failed(&mut self, signature: &Signature, error: CarrierError) -> CommError {
         self.carrier.abort();
         match error {
@@ -175,7 +179,8 @@ impl<C: Carrier> Lane<C> {
         self.exchange_in_pieces(rounds, sends, receives).map_err(|error| self.failed(&signature, error))
     }
 
-    /// Round `r` moves the `r`-th piece between each pair of ranks; pairs with less data have empty pieces.
+    /// Round `r` moves the `r`-th piece between each pair of ranks; pairs with less data have empty
+    /// pieces.
     fn exchange_in_pieces(
         &mut self,
         rounds: usize,

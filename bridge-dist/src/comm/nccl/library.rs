@@ -1,5 +1,5 @@
-//! Checks whether the CUDA driver and NCCL can be loaded, before anything calls them: the bindings load libraries at the first call and
-//! panic if one is missing.
+//! Checks whether the CUDA driver and NCCL can be loaded, before anything calls them: the bindings
+//! load libraries at the first call and panic if one is missing.
 
 use cudarc::driver::CudaContext;
 use cudarc::{driver, nccl};
@@ -46,13 +46,14 @@ const FUNCTIONS: [&str; 17] = [
 /// # Errors
 /// If the CUDA driver is missing or reports an error (it does when there is no device at all).
 pub fn device_count() -> Result<usize, NcclInitError> {
-    // SAFETY: loading runs the library's initialisers; the driver's library is made to be loaded and unloaded at any time.
+    // SAFETY: loading runs the library's initialisers; the driver's library is made to be loaded
+    // and unloaded at any time.
     require(unsafe { driver::sys::is_culib_present() }, DRIVER)?;
     let count = CudaContext::device_count().map_err(|error| driver_error(&error))?;
     Ok(usize::try_from(count).unwrap_or(0))
 }
 
-/// Whether NCCL can be called.
+/// Checks that NCCL can be called.
 pub(super) fn check_nccl() -> Result<(), NcclInitError> {
     // SAFETY: as for the driver.
     require(unsafe { nccl::sys::is_culib_present() }, NCCL)?;
@@ -83,7 +84,8 @@ fn check_version(code: i32) -> Result<(), NcclInitError> {
     Err(NcclInitError::TooOld { found: version_name(code), needed: NEEDED })
 }
 
-/// Versions are coded as `major * 10000 + minor * 100 + patch`, before 2.9 as `major * 1000 + minor * 100 + patch`.
+/// Versions are coded as `major * 10000 + minor * 100 + patch`, before 2.9 as `major * 1000 + minor
+/// * 100 + patch`.
 fn version_name(code: i32) -> String {
     let major = if code >= 10_000 { code / 10_000 } else { code / 1000 };
     let rest = if code >= 10_000 { code % 10_000 } else { code % 1000 };

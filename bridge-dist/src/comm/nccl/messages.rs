@@ -58,7 +58,8 @@ impl Channel for MessageWire {
     type Opened = OpenedTensor;
 
     fn send(&mut self, signature: &Signature, data: OpenedTensor) -> Result<(), CarrierError> {
-        // SAFETY: the memory is open to this stream until its event has passed, and the watch holds it until then.
+        // SAFETY: the memory is open to this stream until its event has passed, and the watch holds
+        // it until then.
         let sent = self.launch(signature, data, |group, span, stream| unsafe { group.send(span, RECEIVER, stream) });
         sent.map(drop)
     }

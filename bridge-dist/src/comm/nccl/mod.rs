@@ -1,9 +1,11 @@
-//! Ranks with one NVIDIA GPU each, whose data moves by NCCL: over NVLink within a node, over InfiniBand or sockets between nodes.
-//! Needs the cargo feature `nccl`; the CUDA driver and NCCL 2.14 or newer are loaded at run time.
+//! Ranks with one NVIDIA GPU each, whose data moves by NCCL: over NVLink within a node, over
+//! InfiniBand or sockets between nodes. Needs the cargo feature `nccl`; the CUDA driver and NCCL
+//! 2.14 or newer are loaded at run time.
 //!
 //! # Notes
-//! - A world is created from another communicator, the *bootstrap* group: [`NcclCommunicator::connect`] joins its ranks, with one device
-//!   each. Use MPI processes on a cluster, or threads for the devices of one node:
+//! - A world is created from another communicator, the *bootstrap* group:
+//!   [`NcclCommunicator::connect`] joins its ranks, with one device each. Use MPI processes on a
+//!   cluster, or threads for the devices of one node:
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -23,26 +25,36 @@
 //! # Ok::<(), BoxError>(())
 //! ```
 //!
-//! - [`NcclCommunicator::device`] has the collectives on device memory. They are NCCL's own, so sums are equal on all ranks, but in an
-//!   order that NCCL chooses (see [`DeviceCollectives`]).
-//! - The [`Communicator`] methods take host memory and keep that contract to the bit: data goes to the device, is moved by NCCL, and is
-//!   reduced on the host in rank order. The device memory for this is reused between calls, at most 128 MiB for each of a group's two lanes.
-//! - With the feature `cuda`, tensors on the communicator's device stay there ([`Communicator::device`]): parts are moved by NCCL between
-//!   buffers of the tensor library and added up on the device in rank order, so results have the bits of host memory. An operation is put on a
-//!   stream of the communicator and ordered with those of the tensors by events; the host waits for none. Ranks compare signatures before, as
-//!   they do for host memory. A thread watches what is under way: where data does not move for the time limit, or NCCL or another operation
-//!   has failed, it ends the communicator, so that the device is free and the next call of the rank reports the failure.
-//! - Messages of tensors, with the same features, stay on the device too: each direction between two ranks is a communicator and a stream of its
-//!   own, made with its first message, with a thread at either end. The threads tell each other by the bootstrap group what comes, and call NCCL
-//!   when both are there.
-//! - Messages of host memory go over the bootstrap group: NCCL has no tags, and a transfer through two devices gains nothing.
-//! - Before data moves, ranks compare signatures over the bootstrap group. So a mismatch or a missing rank is the same error as with MPI, at
-//!   the cost of one small all_gather on that group per operation.
-//! - Stalled data is detected after the time limit (NCCL is polled, never waited in). The communicator is then aborted, and a collective
-//!   on the bootstrap group, which may take the time limit again, finds the missing ranks.
-//! - Its groups are split from the bootstrap group, which remains free for other uses. An `MpiWorld` must outlive the communicator.
-//! - Each group has an NCCL communicator for blocking operations and, from the first `start_*` on, another one for non-blocking ones. Both
-//!   may run at the same time; the device needs room for the few blocks of both.
+//! - [`NcclCommunicator::device`] has the collectives on device memory. They are NCCL's own, so
+//!   sums are equal on all ranks, but in an order that NCCL chooses (see [`DeviceCollectives`]).
+//! - The [`Communicator`] methods take host memory and keep that contract to the bit: data goes to
+//!   the device, is moved by NCCL, and is reduced on the host in rank order. The device memory for
+//!   this is reused between calls, at most 128 MiB for each of a group's two lanes.
+//! - With the feature `cuda`, tensors on the communicator's device stay there
+//!   ([`Communicator::device`]): parts are moved by NCCL between buffers of the tensor library and
+//!   added up on the device in rank order, so results have the bits of host memory. An operation is
+//!   put on a stream of the communicator and ordered with those of the tensors by events; the host
+//!   waits for none. Ranks compare signatures before, as they do for host memory. A thread watches
+//!   the operations in flight: where data does not move for the time limit, or NCCL or another operation
+//!   has failed, it ends the communicator, so that the device is free and the next call of the rank
+//!   reports the failure.
+//! - Messages of tensors, with the same features, stay on the device too: each direction between
+//!   two ranks is a communicator and a stream of its own, made with its first message, with a
+//!   thread at either end. The threads tell each other by the bootstrap group what comes, and call
+//!   NCCL when both are there.
+//! - Messages of host memory go over the bootstrap group: NCCL has no tags, and a transfer through
+//!   two devices gains nothing.
+//! - Before data moves, ranks compare signatures over the bootstrap group. So a mismatch or a
+//!   missing rank is the same error as with MPI, at the cost of one small all_gather on that group
+//!   per operation.
+//! - Stalled data is detected after the time limit (NCCL is polled, never waited in). The
+//!   communicator is then aborted, and a collective on the bootstrap group, which may take the time
+//!   limit again, finds the missing ranks.
+//! - Its groups are split from the bootstrap group, which remains free for other uses. An
+//!   `MpiWorld` must outlive the communicator.
+//! - Each group has an NCCL communicator for blocking operations and, from the first `start_*` on,
+//!   another one for non-blocking ones. Both may run at the same time; the device needs room for
+//!   the few blocks of both.
 
 use std::sync::Arc;
 
@@ -95,11 +107,12 @@ pub struct NcclCommunicator {
 }
 
 impl NcclCommunicator {
-    /// Joins the ranks of `bootstrap`, this one with CUDA device `ordinal`. All ranks call this together; the time limit is that of
-    /// `bootstrap`.
+    /// Joins the ranks of `bootstrap`, this one with CUDA device `ordinal`. All ranks call this
+    /// together; the time limit is that of `bootstrap`.
     ///
     /// # Errors
-    /// If NCCL cannot be started on this rank, or on another one ([`NcclInitError::Peer`]): then no rank has joined.
+    /// If NCCL cannot be started on this rank, or on another one ([`NcclInitError::Peer`]): then no
+    /// rank has joined.
     pub fn connect(bootstrap: &Group, ordinal: usize) -> Result<Self, NcclInitError> {
         let opened = CudaFabric::open(ordinal);
         let controls = Controls::split(bootstrap, Some(0), bootstrap.rank(), bootstrap.name())?
@@ -129,7 +142,8 @@ impl NcclCommunicator {
         &self.stream
     }
 
-    /// Like [`Communicator::split`], for groups that use device memory: a group of one rank is an NCCL communicator too.
+    /// Like [`Communicator::split`], for groups that use device memory: a group of one rank is an
+    /// NCCL communicator too.
     ///
     /// # Errors
     /// See [`CommErrorKind`](super::CommErrorKind).
@@ -178,7 +192,7 @@ impl Layer for NcclCommunicator {
         &self.staged
     }
 
-    /// Its groups are NCCL's already.
+    /// Groups of this communicator use NCCL already.
     fn over(&self, inner: Group) -> Group {
         inner
     }

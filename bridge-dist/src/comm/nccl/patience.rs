@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 /// Between looks.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Waits until a thread has ended: up to `limit`, and after `give_up`, which is to make it end, up to `farewell`. A thread that does not end is left alone
-/// with what it holds. Whether it has ended.
+/// Waits until a thread has ended: up to `limit`, and after `give_up`, which is to make it end, up
+/// to `farewell`. A thread that does not end is left alone with what it holds. Whether it has
+/// ended.
 pub(super) fn wait_for(
     thread: JoinHandle<()>,
     limit: Duration,

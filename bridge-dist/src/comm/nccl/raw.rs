@@ -1,5 +1,5 @@
-//! The only calls into NCCL. Communicators here are non-blocking: a call may return while it is still in progress, and is then polled, so
-//! that nothing waits forever for a lost rank.
+//! The only calls into NCCL. Communicators here are non-blocking: a call may return while it is
+//! still in progress, and is then polled, so that nothing waits forever for a lost rank.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::offset_of;
@@ -19,7 +19,7 @@ use crate::comm::pace::Pace;
 /// Bytes of a unique id.
 pub(super) const ID_BYTES: usize = 128;
 
-/// How long a communicator may take to finalize before it is aborted, and an aborted one to end.
+/// Time limit of finalizing a communicator before it is aborted, and of an abort.
 pub(super) const GOODBYE: Duration = Duration::from_secs(5);
 
 /// An NCCL communicator, for one thread at a time.
@@ -29,7 +29,8 @@ pub(super) struct RawComm {
     timeout: Duration,
 }
 
-// SAFETY: NCCL does not bind a communicator to a thread; it only requires one call at a time, and every call here needs `&mut`.
+// SAFETY: NCCL does not bind a communicator to a thread; it only requires one call at a time, and
+// every call here needs `&mut`.
 unsafe impl Send for RawComm {}
 
 /// The address and number of the elements of a call on the device.
@@ -59,7 +60,8 @@ pub(super) fn unique_id() -> Result<[u8; ID_BYTES], CarrierError> {
 }
 
 impl RawComm {
-    /// Joins the communicator `id`, on the device whose context is current. Returns when all ranks have.
+    /// Joins the communicator `id`, on the device whose context is current. Returns when all ranks
+    /// have.
     pub fn join(id: [u8; ID_BYTES], (rank, size): (c_int, c_int), timeout: Duration) -> Result<Self, CarrierError> {
         let id = ncclUniqueId { internal: id.map(|byte| byte as _) };
         let mut config = configuration();
@@ -161,8 +163,9 @@ pub(super) struct GroupedCalls {
 }
 
 /// # Safety
-/// All methods require memory of the communicator's device that stays valid until the stream has completed the call, that nothing else
-/// reads (outputs) or writes meanwhile, and that is as long as the call says.
+/// All methods require memory of the communicator's device that stays valid until the stream has
+/// completed the call, that nothing else reads (outputs) or writes meanwhile, and that is as long
+/// as the call says.
 impl GroupedCalls {
     /// `output` may be `input`; both are equally long.
     pub unsafe fn all_reduce(
@@ -215,7 +218,8 @@ impl GroupedCalls {
         self.check(result)
     }
 
-    /// Needs the other rank's [`recv`](Self::recv) of the same length. A group may send to its own rank if it receives from it too.
+    /// Needs the other rank's [`recv`](Self::recv) of the same length. A group may send to its own
+    /// rank if it receives from it too.
     pub unsafe fn send(&mut self, data: Span, to: usize, stream: &CudaStream) -> Result<(), CarrierError> {
         let dtype = data_type(data.dtype);
         // SAFETY: the caller's.
@@ -247,8 +251,8 @@ fn raw(stream: &CudaStream) -> cudaStream_t {
 
 /// A non-blocking communicator, with the library's defaults otherwise.
 fn configuration() -> ncclConfig_t {
-    // The configuration of NCCL 2.18: libraries read the fields that they know, and later fields are absent.
-    // SAFETY: integers and pointers may be zero.
+    // The configuration of NCCL 2.18: libraries read the fields that they know, and later fields
+    // are absent. SAFETY: integers and pointers may be zero.
     let mut config: ncclConfig_t = unsafe { std::mem::zeroed() };
     config.size = offset_of!(ncclConfig_t, trafficClass);
     config.magic = 0xcafe_beef;

@@ -1,4 +1,5 @@
-//! A rank's place in a group, and the first failure, which all groups of a rank share. No data and no library here.
+//! A rank's place in a group, and the first failure, which all groups of a rank share. No data and
+//! no library here.
 
 use std::sync::{Arc, Mutex};
 

@@ -1,4 +1,5 @@
-//! A communicator made of a bootstrap group, for agreement and messages, and a carrier, for data. Knows nothing of CUDA.
+//! A communicator made of a bootstrap group, for agreement and messages, and a carrier, for data.
+//! Knows nothing of CUDA.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -113,7 +114,8 @@ fn connect<F: Fabric>(
     }
 }
 
-/// A lane whose carrier is created with its first operation, which all ranks start together; many groups never need one.
+/// A lane whose carrier is created with its first operation, which all ranks start together; many
+/// groups never need one.
 pub(super) struct LateLane<F: Fabric> {
     seat: Seat,
     control: Group,

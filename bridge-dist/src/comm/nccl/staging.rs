@@ -8,7 +8,8 @@ const ALIGNMENT: usize = 256;
 /// The minimum staging memory in bytes, so that small calls of different lengths do not reallocate.
 const SMALLEST: usize = 64 << 10;
 
-/// The bytes to allocate if `needed` are needed: powers of two, so that slowly growing calls rarely reallocate.
+/// The bytes to allocate if `needed` are needed: powers of two, so that slowly growing calls rarely
+/// reallocate.
 pub(super) fn capacity(needed: usize) -> usize {
     needed.max(SMALLEST).checked_next_power_of_two().unwrap_or(needed)
 }
@@ -40,7 +41,7 @@ impl Parts {
         self.parts.last().map_or(0, |range| range.end)
     }
 
-    /// Whether there is nothing to move.
+    /// True if there is nothing to move.
     pub fn is_empty(&self) -> bool {
         self.parts.iter().all(Range::is_empty)
     }

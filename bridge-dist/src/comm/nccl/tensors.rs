@@ -1,5 +1,5 @@
-//! Collectives of tensors that stay on their CUDA device: NCCL moves parts between buffers of the tensor library. What is added up is not added
-//! up here.
+//! Collectives of tensors that stay on their CUDA device: NCCL moves parts between buffers of the
+//! tensor library. What is added up is not added up here.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -62,7 +62,8 @@ impl Lane<NcclCarrier> {
     fn run_device(&mut self, signature: &Signature, work: DeviceWork) -> Result<DevicePart, CommError> {
         self.agreement.agree(signature)?;
         let mut line = Line { lane: self, signature: *signature };
-        // What the work holds is dropped; the lane is not used any more, because the world has failed.
+        // What the work holds is dropped; the lane is not used any more, because the world has
+        // failed.
         catch_unwind(AssertUnwindSafe(|| work(&mut line))).unwrap_or_else(|panic| {
             let kind = CommErrorKind::Panicked { message: panic_message(&*panic) };
             Err(self.failed(signature, CarrierError::Failed(kind)))
@@ -76,7 +77,7 @@ struct Line<'a> {
     signature: Signature,
 }
 
-/// What moves in one step, in memory of the tensor library.
+/// Transfers of one step, in memory of the tensor library.
 #[derive(Default)]
 struct Moves {
     /// With the other rank, if it is for one.
@@ -104,7 +105,8 @@ pub(super) fn span((tensor, pointer): (&Tensor<1>, u64)) -> Span {
 }
 
 impl Wire {
-    /// Puts calls on the stream behind what is `ready`, and has them seen to their end, which holds `memory` until then. What is noted there.
+    /// Puts calls on the stream behind what is `ready`, and has them seen to their end, which holds
+    /// `memory` until then. What is noted there.
     pub fn launch(
         &mut self,
         seat: &Seat,
@@ -122,7 +124,8 @@ impl Wire {
             Ok(done)
         });
         self.watch = Some(watch);
-        // NCCL may have begun, and nobody would see it end: it must not write into memory that is used again.
+        // NCCL may have begun, and nobody would see it end: it must not write into memory that is
+        // used again.
         seen.inspect_err(|_| self.abort())
     }
 
@@ -142,7 +145,8 @@ impl Wire {
 }
 
 impl Line<'_> {
-    /// Puts calls on the communicator's stream, behind what this thread has asked of the device and before what it will.
+    /// Puts calls on the communicator's stream, behind what this thread has asked of the device and
+    /// before what it will.
     fn moved(
         &mut self,
         moves: &Moves,
@@ -194,7 +198,8 @@ impl Line<'_> {
         }
         self.moved(&moves, |group, stream, reads, writes| {
             for (span, (_, peer)) in reads.iter().zip(&moves.reads) {
-                // SAFETY: the memory is open to this stream until its event has passed, and the watch holds it until then.
+                // SAFETY: the memory is open to this stream until its event has passed, and the
+                // watch holds it until then.
                 unsafe { group.send(*span, *peer, stream) }?;
             }
             for (span, (_, peer)) in writes.iter().zip(&moves.writes) {

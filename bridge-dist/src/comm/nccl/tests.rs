@@ -1,5 +1,5 @@
-//! Everything of this folder that needs no GPU, on thread ranks: the whole conformance suite over a carrier that stands in for NCCL, stalls,
-//! handshakes, and what happens where nothing is installed.
+//! Tests of this folder that need no GPU, on thread ranks: the whole conformance suite over a
+//! carrier that replaces NCCL, stalls, handshakes, and machines without NCCL.
 
 use std::sync::Arc;
 
@@ -19,7 +19,8 @@ mod suite;
 
 use suite::{LONG, SHORT};
 
-/// Moves bytes over a group of threads. The ranks in `stalls` never learn that their data has arrived.
+/// Moves bytes over a group of threads. The ranks in `stalls` never learn that their data has
+/// arrived.
 #[derive(Clone, Debug)]
 struct HostFabric {
     stalls: &'static [usize],
@@ -120,8 +121,8 @@ fn failures_are_found_on_a_stand_in_for_nccl() {
     }
 }
 
-/// The error of an operation on a world in which the data of some ranks stalls, for each rank; `next` is what a rank does whose data
-/// arrives.
+/// The error of an operation on a world in which the data of some ranks stalls, for each rank;
+/// `next` is what a rank does whose data arrives.
 fn stalled(stalls: &'static [usize], next: fn(&Group) -> Option<CommError>) -> Vec<Option<CommError>> {
     run_ranks(2, LONG, |bootstrap| {
         let comm = staged(&bootstrap, HostFabric { stalls })?;
@@ -186,7 +187,7 @@ fn handshakes_find_equal_messages_and_name_others() {
             Message::new(&seat, OpKind::Recv, (DType::Bf16, len(previous)), previous)?,
         ];
         shake_hands(&seat, &bootstrap, &ring)?;
-        // Both ranks of a message that differs are told.
+        // Both ranks of a message that differs get the error.
         if rank < 2 {
             let kind = if rank == 0 { OpKind::Send } else { OpKind::Recv };
             let message = Message::new(&seat, kind, (DType::F32, 5 + rank), 1 - rank)?;
@@ -226,7 +227,8 @@ fn one_rank_without_a_library_stops_all() {
     assert_eq!(results, [Err(other.clone()), Err(own.to_owned()), Err(other)]);
 }
 
-/// A device that no machine has: whatever is installed here, every rank gets an error, and none panics or waits.
+/// A device that no machine has: whatever is installed here, every rank gets an error, and none
+/// panics or waits.
 #[test]
 fn joining_without_a_device_is_an_error_on_every_rank() {
     let errors = run_ranks(2, LONG, |bootstrap| {

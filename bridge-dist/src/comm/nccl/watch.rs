@@ -1,5 +1,6 @@
-//! A thread that sees operations to their end which nobody waits for: it keeps their memory until then, and where they do not come to an end, it
-//! aborts the communicator and fails the rank's world, so that neither the device nor whoever reads from it hangs.
+//! A thread that sees operations to their end which nobody waits for: it keeps their memory until
+//! then, and where they do not come to an end, it aborts the communicator and fails the rank's
+//! world, so that neither the device nor whoever reads from it hangs.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -26,14 +27,15 @@ pub(super) struct InFlight {
     pub ready: Event,
     /// Passed when it is over.
     pub done: Arc<Event>,
-    /// What it reads and writes, which is held until then.
+    /// Memory that the operation reads and writes, which is held until it ends.
     pub _memory: Pinned,
-    /// How long it may take once it may begin.
+    /// Time limit of the operation once it may begin.
     pub timeout: Duration,
 }
 
-/// The queue to the thread. Dropping it waits until all is over, for as long as an operation may take; then the communicator is aborted, and a thread
-/// whose device does not come free is left alone with the memory that may still be written.
+/// The queue to the thread. Dropping it waits until all is over, for as long as an operation may
+/// take; then the communicator is aborted, and a thread whose device does not come free is left
+/// alone with the memory that may still be written.
 pub(super) struct Watch {
     queue: Option<mpsc::Sender<InFlight>>,
     thread: Option<thread::JoinHandle<()>>,
@@ -46,7 +48,8 @@ impl Drop for Watch {
     fn drop(&mut self) {
         self.queue = None;
         if let Some(thread) = self.thread.take() {
-            // The thread itself ends what takes too long once it may begin; this is for what cannot begin, and for devices that hang.
+            // The thread itself ends what takes too long once it may begin; this is for what cannot
+            // begin, and for devices that hang.
             let limit = self.longest.get() + GOODBYE;
             wait_for(thread, limit, (|| lock(&self.raw).abort(), GOODBYE));
         }
@@ -66,7 +69,8 @@ impl Watch {
         Ok(Self { queue: Some(queue), thread: Some(thread), raw, longest: Cell::new(Duration::ZERO) })
     }
 
-    /// Sees an operation to its end; those of one communicator end in the order in which they are handed over.
+    /// Sees an operation to its end; those of one communicator end in the order in which they are
+    /// handed over.
     pub fn see(&self, operation: InFlight) -> Result<(), CarrierError> {
         self.longest.set(self.longest.get().max(operation.timeout));
         let sent = self.queue.as_ref().map(|queue| queue.send(operation));
@@ -105,7 +109,7 @@ fn watch(seat: &Seat, raw: &Mutex<RawComm>, arriving: &mpsc::Receiver<InFlight>)
     }
 }
 
-/// Whether an operation is over; an error if it will not be.
+/// True if an operation is over; an error if it cannot complete.
 fn state(
     operation: &InFlight,
     seat: &Seat,

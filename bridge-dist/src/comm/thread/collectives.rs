@@ -1,6 +1,8 @@
-//! Collectives as exchanges: what each rank publishes, and what it copies or reduces from the others. Runs in either lane.
+//! Collectives as exchanges: what each rank publishes, and what it copies or reduces from the
+//! others. Runs in either lane.
 //!
-//! A payload is a copy of the rank's data, so that other ranks never read the memory of a rank that fails or gives up.
+//! A payload is a copy of the rank's data, so that other ranks never read the memory of a rank that
+//! fails or gives up.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,10 +15,12 @@ use crate::comm::reduce::{reduce_ordered, slice_of};
 use crate::comm::signature::{OpKind, Signature, UnevenExchange};
 use crate::comm::worker::{Collectives, Place};
 
-/// Up to this many bytes every rank reduces everything: a second exchange would cost more than the arithmetic.
+/// Up to this many bytes every rank reduces everything: a second exchange would cost more than the
+/// arithmetic.
 const SMALL_BYTES: usize = 32 << 10;
 
-/// Larger data moves in pieces of this many bytes, which bounds the copies and keeps them in a shared cache.
+/// Larger data moves in pieces of this many bytes, which bounds the copies and keeps them in a
+/// shared cache.
 const CHUNK_BYTES: usize = 2 << 20;
 
 /// One rank's end of a lane.
@@ -211,7 +215,8 @@ impl Endpoint {
     }
 }
 
-/// Ranges of at most `width` elements; a single empty one for no elements, because ranks compare signatures even then.
+/// Ranges of at most `width` elements; a single empty one for no elements, because ranks compare
+/// signatures even then.
 fn chunks(len: usize, width: usize) -> impl Iterator<Item = Range<usize>> {
     (0..len.div_ceil(width).max(1)).map(move |index| index * width..((index + 1) * width).min(len))
 }

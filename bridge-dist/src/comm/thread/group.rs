@@ -1,5 +1,6 @@
-//! The state that the ranks of one group share, and the one primitive of their collectives: an exchange, in which
-//! each rank publishes a payload and gets the payloads of all ranks. No arithmetic and no copying happens here.
+//! The state that the ranks of one group share, and the one primitive of their collectives: an
+//! exchange, in which each rank publishes a payload and gets the payloads of all ranks. No
+//! arithmetic and no copying happens here.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +17,7 @@ use crate::comm::lock::lock;
 use crate::comm::signature::{OpKind, Signature, Speaker};
 use crate::comm::worker::Place;
 
-/// What a rank publishes in one round.
+/// Data that a rank publishes in one round.
 #[derive(Debug)]
 pub(super) struct Payload {
     pub signature: Signature,
@@ -75,7 +76,8 @@ struct Lane {
     arrived: Condvar,
 }
 
-/// Rounds in progress, oldest first. A rank can be one round ahead of the slowest, so there are at most two.
+/// Rounds in progress, oldest first. A rank can be one round ahead of the slowest, so there are at
+/// most two.
 #[derive(Debug, Default)]
 struct Rounds {
     first: u64,
@@ -119,7 +121,8 @@ impl Group {
     }
 }
 
-/// A rank's membership of a group. When the last owner (communicator, worker, request) drops it, the rank has left.
+/// A rank's membership of a group. When the last owner (communicator, worker, request) drops it,
+/// the rank has left.
 #[derive(Debug)]
 pub(super) struct Member {
     pub group: Arc<Group>,
@@ -180,7 +183,8 @@ impl Member {
         }
     }
 
-    /// Publishes `body` in round `round` of the lane and returns what all ranks published, in rank order.
+    /// Publishes `body` in round `round` of the lane and returns what all ranks published, in rank
+    /// order.
     pub fn exchange(
         &self,
         lane: LaneKind,

@@ -38,7 +38,7 @@ pub struct RankError {
     pub rank: usize,
     /// The last known operation of that rank.
     pub operation: String,
-    /// How it failed.
+    /// Failure of the rank.
     pub failure: RankFailure,
     /// The other ranks that failed, with their messages.
     pub others: Vec<(usize, String)>,
@@ -81,8 +81,9 @@ impl Error for RankError {
 /// A world of one runs on the calling thread with a [`SingleCommunicator`].
 ///
 /// # Errors
-/// If any rank panics or returns an error: the failure that came first, preferring a panic or an error of the program's own over
-/// the communication errors that follow from it. All ranks have ended when this returns.
+/// If any rank panics or returns an error: the failure that came first, preferring a panic or an
+/// error of the program's own over the communication errors that follow from it. All ranks have
+/// ended when this returns.
 ///
 /// # Panics
 /// If `size` is 0.
@@ -98,8 +99,8 @@ where
     run_ranks_on(Devices::Apart, size, timeout, program)
 }
 
-/// As [`run_ranks`]; where ranks share a device, they exchange its memory without a copy in host memory
-/// ([`Communicator::device`](crate::comm::Communicator::device)).
+/// As [`run_ranks`]; where ranks share a device, they exchange its memory without a copy in host
+/// memory ([`Communicator::device`](crate::comm::Communicator::device)).
 ///
 /// # Errors
 /// As [`run_ranks`].
@@ -171,13 +172,13 @@ fn run_one<T, E: Into<BoxError>>(program: impl FnOnce() -> Result<T, E>) -> Resu
     }
 }
 
-/// What a panic says, by its payload.
+/// Message of a panic, from its payload.
 pub fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a panic without a message".to_owned())
 }
 
-/// Tells ranks that are still running that this one has failed.
+/// Announces the failure of this rank to the ranks that are still running.
 fn announce<T>(member: &Member, outcome: &Result<T, RankFailure>) {
     let kind = match outcome {
         Ok(_) => return,
@@ -215,7 +216,8 @@ fn collect<T>(outcomes: Vec<Result<T, RankFailure>>, watch: &super::group::Group
     })
 }
 
-/// Lower is more likely the cause: own failures, then communication errors, then those that only pass on another rank's failure.
+/// Lower is more likely the cause: own failures, then communication errors, then those that only
+/// pass on another rank's failure.
 fn blame(failure: &RankFailure) -> u8 {
     let RankFailure::Failed(error) = failure else {
         return 0;

@@ -1,5 +1,6 @@
-//! Messages on their way to one rank of a group. A receive takes a ticket when it starts and gets the message with that
-//! number, so that order does not depend on which receive is waited for first.
+//! Messages on their way to one rank of a group. A receive takes a ticket when it starts and gets
+//! the message with that number, so that order does not depend on which receive is waited for
+//! first.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -18,7 +19,7 @@ use crate::comm::worker::Place;
 /// The sending rank and the tag.
 type Address = (usize, u32);
 
-/// What one rank sends another.
+/// Message from one rank to another.
 #[derive(Debug)]
 pub(super) enum Message {
     /// A copy of host memory.
@@ -121,7 +122,8 @@ impl Receive {
                 drop(queues);
                 return self.checked(message);
             }
-            // Under the same lock as the search for the message: a sender that has left cannot have sent in between.
+            // Under the same lock as the search for the message: a sender that has left cannot have
+            // sent in between.
             if let Err(error) = self.check_sender() {
                 drop(queues);
                 return Err(error);

@@ -1,4 +1,5 @@
-//! Ranks as threads of one process: for laptops, tests, and one process that drives several devices.
+//! Ranks as threads of one process: for laptops, tests, and one process that drives several
+//! devices.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -30,8 +31,9 @@ pub use world::Devices;
 
 /// One rank of a group of threads.
 ///
-/// Dropping it means that the rank has left: others that still need it get [`PeerGone`](super::CommErrorKind::PeerGone) at once. Dropping it
-/// while the thread panics fails the world.
+/// Dropping it means that the rank has left: others that still need it get
+/// [`PeerGone`](super::CommErrorKind::PeerGone) at once. Dropping it while the thread panics fails
+/// the world.
 pub struct ThreadCommunicator {
     member: Arc<Member>,
     blocking: Mutex<Endpoint>,

@@ -1,4 +1,5 @@
-//! State that all groups of one world of threads share: the time limit, the first failure, and each rank's last operation.
+//! State that all groups of one world of threads share: the time limit, the first failure, and each
+//! rank's last operation.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -9,10 +10,11 @@ use crate::comm::lock::lock;
 use crate::comm::signature::Signature;
 use crate::comm::time_limit::TimeLimit;
 
-/// How often a waiting rank checks whether the world has failed. Data never waits for this: arrivals wake waiters.
+/// Interval at which a waiting rank checks for a failure of the world. Data never waits for this:
+/// arrivals wake waiters.
 pub(super) const POLL: Duration = Duration::from_millis(10);
 
-/// Who reports to the others that a rank has panicked.
+/// Component that reports a rank's panic to the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Supervision {
     /// The launcher, which knows the message.
@@ -21,7 +23,7 @@ pub(super) enum Supervision {
     Communicator,
 }
 
-/// Where ranks have their tensors.
+/// Devices that hold the ranks' tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Devices {
     /// In host memory, or each on a device of its own.
@@ -58,7 +60,7 @@ impl World {
         }
     }
 
-    /// How long operations wait for other ranks.
+    /// Time limit of operations that wait for other ranks.
     pub fn timeout(&self) -> Duration {
         self.time_limit.get()
     }

@@ -1,8 +1,9 @@
 //! The pipeline layout language: `Et*3|(tt|)*29,m|L`. Parsing, and the check against a model.
 //!
-//! `E` is the embedding, `t` a transformer layer, `m` a multi-token-prediction layer, `L` output layer and loss, `|` the end of a stage;
-//! `x*3` repeats an item or a group in parentheses; commas and spaces are ignored. Stages are in the order of the chain: with
-//! `P` ranks, stage `s` is chunk `s / P` of rank `s % P`.
+//! `E` is the embedding, `t` a transformer layer, `m` a multi-token-prediction layer, `L` output
+//! layer and loss, `|` the end of a stage; `x*3` repeats an item or a group in parentheses; commas
+//! and spaces are ignored. Stages are in the order of the chain: with `P` ranks, stage `s` is chunk
+//! `s / P` of rank `s % P`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -25,7 +26,7 @@ pub enum LayoutItem {
     Loss,
 }
 
-/// What each virtual stage of a pipeline holds, in order.
+/// Content of each virtual stage of a pipeline, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PipelineLayout {
     /// The items of each virtual stage. A stage may be empty.

@@ -1,4 +1,5 @@
-//! Which layers each pipeline stage holds, as a pure function of the settings. Knows layers only by number.
+//! Placement of layers on pipeline stages, as a pure function of the settings. Layers are only
+//! numbers here.
 
 use std::ops::Range;
 
@@ -6,7 +7,7 @@ mod layout;
 
 pub use layout::{LayoutItem, PipelineLayout};
 
-/// How to place a model's layers on a pipeline.
+/// Placement of a model's layers on a pipeline.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlacementSpec {
     /// Transformer layers of the model.
@@ -15,9 +16,10 @@ pub struct PlacementSpec {
     pub pipeline_model_parallel_size: usize,
     /// Chunks per rank. `None` means 1, or the number that the layout has.
     pub virtual_pipeline_model_parallel_size: Option<usize>,
-    /// Multi-token-prediction layers of the model. Only a layout moves them away from the last stage.
+    /// Multi-token-prediction layers of the model. Only a layout moves them away from the last
+    /// stage.
     pub mtp_num_layers: usize,
-    /// How to split.
+    /// Rule that splits the layers.
     pub split: Split,
 }
 
@@ -26,12 +28,13 @@ pub struct PlacementSpec {
 pub enum Split {
     /// Every stage gets the same number of layers.
     Even {
-        /// Whether the embedding counts as a layer on the first stage.
+        /// Accounting of the embedding on the first stage.
         embedding: Accounting,
-        /// Whether the output layer and loss count as a layer on the last stage.
+        /// Accounting of the output layer and loss on the last stage.
         loss: Accounting,
     },
-    /// Given numbers on the first or last rank or both; the rest is divided equally among the other ranks.
+    /// Given numbers on the first or last rank or both; the rest is divided equally among the other
+    /// ranks.
     Uneven {
         /// `num_layers_in_first_pipeline_stage`.
         first: Option<usize>,
@@ -49,7 +52,8 @@ impl Default for Split {
     }
 }
 
-/// Whether something counts as a layer (`account_for_embedding_in_pipeline_split`, `account_for_loss_in_pipeline_split`).
+/// Accounting of a segment that is not a layer: it counts as one or not
+/// (`account_for_embedding_in_pipeline_split`, `account_for_loss_in_pipeline_split`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Accounting {
     /// It is added to its stage.
@@ -68,7 +72,7 @@ impl Accounting {
     }
 }
 
-/// What one chunk of one rank holds.
+/// Content of one chunk of one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StageContent {
     /// The token (and position) embedding.
@@ -84,7 +88,7 @@ pub struct StageContent {
 /// The placement of a whole model: `chunks[rank][chunk]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
-    /// What each chunk of each rank holds.
+    /// Content of each chunk of each rank.
     pub chunks: Vec<Vec<StageContent>>,
 }
 
@@ -95,19 +99,19 @@ pub enum PlacementError {
     /// A number is 0.
     #[error("{what} is 0, and must be at least 1")]
     Zero {
-        /// Which.
+        /// Name of the number.
         what: &'static str,
     },
     /// A value does not divide another.
     #[error("{what} ({value}) must be divisible by {by} ({divisor})")]
     NotDivisible {
-        /// What is divided.
+        /// Name of the dividend.
         what: String,
-        /// Its value.
+        /// Value of the dividend.
         value: usize,
-        /// What divides it.
+        /// Name of the divisor.
         by: &'static str,
-        /// Its value.
+        /// Value of the divisor.
         divisor: usize,
     },
     /// More layers on the first and last stage than the model has, or ranks without layers.
@@ -115,7 +119,7 @@ pub enum PlacementError {
     Remainder {
         /// Layers on the first and last stage.
         given: usize,
-        /// How many of these stages were given.
+        /// Number of these stages that were given.
         given_stages: usize,
         /// All stages.
         stages: usize,
@@ -129,9 +133,9 @@ pub enum PlacementError {
     Syntax {
         /// The layout.
         text: String,
-        /// Where, counted from 1.
+        /// Position in the layout, counted from 1.
         position: usize,
-        /// What is wrong.
+        /// Description of the problem.
         problem: String,
     },
     /// The layout does not fit the model or the pipeline.
@@ -212,7 +216,8 @@ impl PlacementSpec {
         Ok(counts)
     }
 
-    /// Walks the chain of virtual stages, giving each its part of its rank's slots. Embedding and loss use a slot if they count as layers.
+    /// Walks the chain of virtual stages, giving each its part of its rank's slots. Embedding and
+    /// loss use a slot if they count as layers.
     fn chain(
         &self,
         slots_per_rank: &[usize],

@@ -49,7 +49,7 @@ impl Drop for Incoming {
     }
 }
 
-/// What a link has received, and who waits for what.
+/// Messages that a link has received, and the receives that wait for messages.
 #[derive(Default)]
 pub(super) struct Inbox {
     state: Mutex<Mail>,
@@ -73,7 +73,7 @@ struct Wanted {
 }
 
 impl Inbox {
-    /// Where the next message with this tag will be.
+    /// Registers a receive for the next message with this tag.
     pub fn expect(&self, signature: Signature, tag: u32, like: DevicePart) -> mpsc::Receiver<Outcome> {
         let (sender, outcome) = mpsc::channel();
         let mut mail = lock(&self.state);
@@ -101,7 +101,7 @@ impl Inbox {
         !mail.is_closed
     }
 
-    /// What the oldest receive without a message expects.
+    /// Part that the oldest receive without a message expects.
     pub fn wanted(&self) -> Option<DevicePart> {
         lock(&self.state).wanted.front().map(|wanted| wanted.like.clone())
     }

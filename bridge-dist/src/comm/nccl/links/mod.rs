@@ -1,10 +1,13 @@
-//! Messages of device memory. NCCL has no tags, and what two ranks send each other on one communicator is in one order, so each direction between
-//! two ranks is a link of its own: a communicator of these two with a stream, and a thread at either end. Knows nothing of CUDA.
+//! Messages of device memory. NCCL has no tags, and what two ranks send each other on one
+//! communicator is in one order, so each direction between two ranks is a link of its own: a
+//! communicator of these two with a stream, and a thread at either end. Knows nothing of CUDA.
 //!
-//! The sender's thread says what comes, by a header on the bootstrap group, and calls NCCL when the receiver's thread has answered that it does the
-//! same. So nothing is on a device whose other end may not come, and a missing rank is found on the host. The receiver takes messages in the
-//! order of the headers, whatever their tags, while it waits for any: what comes before its own receive has started is kept for it. So no schedule
-//! can stand still over the order of messages that the contract leaves open, nor over that of the two directions.
+//! The sender's thread says what comes, by a header on the bootstrap group, and calls NCCL when the
+//! receiver's thread has answered that it does the same. So nothing is on a device whose other end
+//! may not come, and a missing rank is found on the host. The receiver takes messages in the order
+//! of the headers, whatever their tags, while it waits for any: what comes before its own receive
+//! has started is kept for it. So no schedule can stand still over the order of messages that the
+//! contract leaves open, nor over that of the two directions.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -31,7 +34,8 @@ mod tests;
 
 use inbox::{Expected, Inbox, Incoming, Message};
 
-/// Tags on the group of headers, which [`handshake`](super::handshake) uses too: what comes, and the answer.
+/// Tags on the group of headers, which [`handshake`](super::handshake) uses too: what comes, and
+/// the answer.
 const HEADER: u32 = 2;
 const ANSWER: u32 = 3;
 /// For what a [`Way`] exchanges to connect a link.
@@ -49,12 +53,12 @@ pub(super) struct End {
     pub control: Group,
     /// The rank at the other end.
     pub peer: usize,
-    /// Whether this is the end of the sender.
+    /// True at the sender's end.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only CUDA devices need it"))]
     pub sends: bool,
 }
 
-/// What moves the data of a link, once both ends are ready. They call it in the same order.
+/// Carrier of a link's data once both ends are ready. Both ends call it in the same order.
 pub(super) trait Channel: Send {
     /// Memory whose values are there, or will be when the device comes to it.
     type Opened: Send;

@@ -1,5 +1,5 @@
-//! Links over a channel of host memory that stands in for NCCL: neither end of it returns before the other has come, as if nothing were
-//! buffered.
+//! Links over a channel of host memory that replaces NCCL: neither end returns before the other has
+//! arrived, as if nothing were buffered.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -101,7 +101,7 @@ fn links(group: &Group) -> Links<HostWay> {
     Links::new(&seat(group), group, HostWay { stalls: None })
 }
 
-/// What a message from a rank has, by number; some are empty.
+/// Content of a message from a rank, by number; some messages are empty.
 fn content(from: usize, number: usize) -> Vec<u8> {
     (0..(number * 7 + from) % 5 * 100).map(|i| (i + 31 * from + 3 * number) as u8).collect()
 }
@@ -169,7 +169,8 @@ fn run_schedule(links: &Links<HostWay>, rank: usize, actions: &[Action]) -> Resu
     sent.into_iter().try_for_each(crate::comm::Request::wait)
 }
 
-/// The order in which ranks send each other activations and gradients is another one than that in which they wait for them.
+/// The order in which ranks send each other activations and gradients is another one than that in
+/// which they wait for them.
 #[test]
 fn no_schedule_stands_still() {
     let interleaved = |microbatch_group_size| ScheduleKind::Interleaved { microbatch_group_size };
@@ -286,7 +287,8 @@ fn what_nobody_waits_for_does_not_hold_up_the_end() {
     run_ranks(2, LONG, |group| {
         let links = links(&group);
         let other = 1 - group.rank();
-        // The message is received, since a receive takes it, though both requests are dropped; the second receive gets none.
+        // The message is received, since a receive takes it, though both requests are dropped; the
+        // second receive gets none.
         drop(links.start_send(&part(vec![7]), other, 0)?);
         drop(links.start_recv(part(vec![0]), other, 0)?);
         drop(links.start_recv(part(vec![0]), other, 1)?);
