@@ -1,4 +1,5 @@
-//! Values that a backward makes again, from what other operations keep anyway, where it would otherwise keep them.
+//! Values that a backward makes again, from what other operations keep anyway, where it would
+//! otherwise keep them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,7 +8,7 @@ use burn::tensor::Tensor;
 
 use crate::flex::Values;
 
-/// How the values of a tensor are made again, with the same bits.
+/// Closure that recomputes the values of a tensor, with the same bits.
 #[derive(Clone)]
 pub struct Again(Arc<dyn Fn() -> Values + Send + Sync>);
 
@@ -49,7 +50,7 @@ impl<const D: usize> From<Tensor<D>> for Remakeable<D> {
     }
 }
 
-/// What a backward has of an input of its operation.
+/// Form in which a backward keeps an input of its operation.
 pub(crate) enum Source {
     Kept(Values),
     Again(Again),

@@ -1,15 +1,18 @@
-//! Memory of CUDA tensors for a library that works on a stream of its own, as NCCL does: addresses, and events that order that stream with those
-//! of CubeCL. Feature `cuda`.
+//! Memory of CUDA tensors for a library that works on a stream of its own, as NCCL does: addresses,
+//! and events that order that stream with those of CubeCL. Feature `cuda`.
 //!
 //! # Order on the device
-//! [`open`] is a task of the device's thread in CubeCL, as a launch is: it resolves the calling thread's stream with all of the memory, so that
-//! the stream waits for others that made some of it, and notes an event there. The library's stream waits for that event, works, and notes
-//! another one; [`follow`], a task too, makes the calling thread's stream wait for it. Between the two the library is called by the calling
-//! thread, not by the device's, which goes on for other threads meanwhile. Until the library's event has passed, whoever called it holds the
+//! [`open`] is a task of the device's thread in CubeCL, as a launch is: it resolves the calling
+//! thread's stream with all of the memory, so that the stream waits for others that made some of
+//! it, and notes an event there. The library's stream waits for that event, works, and notes
+//! another one; [`follow`], a task too, makes the calling thread's stream wait for it. Between the
+//! two the library is called by the calling thread, not by the device's, which goes on for other
+//! threads meanwhile. Until the library's event has passed, whoever called it holds the
 //! [memory](Pinned): then it is neither used again, nor moved, nor written in place.
 //!
-//! What the library writes is to be read by kernels of the calling thread that make new memory. CubeCL notes the age of memory when it is
-//! reserved, so another thread that read what was reserved before the library's work might not wait for that work.
+//! What the library writes is to be read by kernels of the calling thread that make new memory.
+//! CubeCL notes the age of memory when it is reserved, so another thread that read what was
+//! reserved before the library's work might not wait for that work.
 
 use std::any::TypeId;
 use std::sync::Arc;
@@ -97,7 +100,7 @@ impl Event {
         unsafe { result::stream::wait_event(stream, self.raw, FLAGS) }.map_err(told)
     }
 
-    /// Whether the point has passed.
+    /// True if the device has passed this point of the stream.
     ///
     /// # Errors
     /// If the device has failed.
@@ -117,7 +120,8 @@ const FLAGS: cudarc::driver::sys::CUevent_wait_flags = cudarc::driver::sys::CUev
 impl Drop for Event {
     fn drop(&mut self) {
         if self.context.bind_to_thread().is_ok() {
-            // SAFETY: the event was created here and is not used again; the driver keeps what streams wait for.
+            // SAFETY: the event was created here and is not used again; the driver keeps what
+            // streams wait for.
             let _ = unsafe { result::event::destroy(self.raw) };
         }
     }
@@ -137,7 +141,8 @@ pub fn cuda_device(x: &Tensor<1>) -> Option<usize> {
     cube(x).map(|tensor| usize::from(device_of(&tensor).index_id))
 }
 
-/// The same tensor with its elements side by side; `None` if it is on no CUDA device, empty, or has 2^32 elements or more.
+/// The same tensor with its elements side by side; `None` if it is on no CUDA device, empty, or has
+/// 2^32 elements or more.
 pub fn side_by_side(x: &Tensor<1>) -> Option<Tensor<1>> {
     cube(x).and_then(Buffer::side_by_side).map(Buffer::tensor)
 }
@@ -145,7 +150,7 @@ pub fn side_by_side(x: &Tensor<1>) -> Option<Tensor<1>> {
 /// Memory that a library may use.
 #[derive(Debug)]
 pub struct Opened {
-    /// Where each tensor begins.
+    /// Address of each tensor's first byte.
     pub addresses: Vec<u64>,
     /// When all that was asked for before has been done to them.
     pub ready: Event,
@@ -153,7 +158,8 @@ pub struct Opened {
     pub memory: Pinned,
 }
 
-/// Tensors whose memory stays where it is: CubeCL moves what has no binding to other pages when it needs room.
+/// Tensors whose memory stays where it is: CubeCL moves what has no binding to other pages when it
+/// needs room.
 pub struct Pinned {
     tensors: Vec<Tensor<1>>,
     _bindings: Vec<BufferBinding>,
@@ -165,8 +171,9 @@ impl std::fmt::Debug for Pinned {
     }
 }
 
-/// Opens tensors of one CUDA device, whose elements are [side by side](side_by_side), to a library that is called by this thread. The host
-/// waits until the device's thread has put what was asked for before on its streams, and not for the device.
+/// Opens tensors of one CUDA device, whose elements are [side by side](side_by_side), to a library
+/// that is called by this thread. The host waits until the device's thread has put what was asked
+/// for before on its streams, and not for the device.
 ///
 /// # Errors
 /// If the device has failed, or a graph is recorded.
@@ -211,11 +218,12 @@ pub fn follow(x: &Tensor<1>, event: Arc<Event>) {
     DeviceHandle::<Server>::new(device_of(&tensor)).submit(move |server| {
         let mut streams = match server.write_streams().resolve(place.stream, [&place].into_iter()) {
             Ok(streams) => streams,
-            // A device without its stream has failed, which whoever reads from it is told.
+            // A device without its stream has failed; a later read reports the failure.
             Err(_) => return,
         };
         let stream = streams.current().sys;
-        // SAFETY: CubeCL's stream is alive as long as its server, on whose thread this is. A driver that refuses has failed.
+        // SAFETY: CubeCL's stream is alive as long as its server, on whose thread this is. A driver
+        // that refuses has failed.
         let _ = unsafe { event.hold_back(stream) };
     });
 }

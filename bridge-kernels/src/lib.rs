@@ -1,18 +1,21 @@
 //! Fused operations for language-model training on Burn.
 //!
 //! One folder an operation:
-//! - `mod.rs`: a public function on Burn tensors, which picks the implementation by the tensor's device and documents shapes, and a
-//!   `reference` made of plain Burn operations, which runs, with gradients, on every backend;
-//! - `cpu.rs`: kernels on float32 slices; `flex.rs`: those on tensors of the Flex backend; `cube.rs`: kernels for GPUs. They are there
-//!   where they pay, with a hand-written backward, attached to the graph by [`vjp`];
+//! - `mod.rs`: a public function on Burn tensors, which picks the implementation by the tensor's
+//!   device and documents shapes, and a `reference` made of plain Burn operations, which runs, with
+//!   gradients, on every backend;
+//! - `cpu.rs`: kernels on float32 slices; `flex.rs`: those on tensors of the Flex backend;
+//!   `cube.rs`: kernels for GPUs. They are there where they pay, with a hand-written backward,
+//!   attached to the graph by [`vjp`];
 //! - a file for what all of these take: options, states, tables.
 //!
-//! What the operations share is in the folders `cpu`, `flex` and `cube`.
+//! Code that operations share is in the folders `cpu`, `flex` and `cube`.
 //!
-//! Nothing in this crate knows a model, a recipe or a rank.
+//! This crate knows no model, recipe or rank.
 //!
-//! Shape legend used throughout: `b` batch, `t` sequence, `s` key sequence, `h` query heads, `g` key/value heads,
-//! `d` head size, `c` hidden size, `f` feed-forward size, `v` vocabulary, `n` tokens (`b * t`).
+//! Shape legend used throughout: `b` batch, `t` sequence, `s` key sequence, `h` query heads, `g`
+//! key/value heads, `d` head size, `c` hidden size, `f` feed-forward size, `v` vocabulary, `n`
+//! tokens (`b * t`).
 
 #[cfg(all(feature = "cube", not(any(feature = "cuda", feature = "vulkan", feature = "wgpu"))))]
 compile_error!("the feature `cube` is turned on by `cuda`, `vulkan` or `wgpu`; alone it has no runtime");

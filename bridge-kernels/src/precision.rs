@@ -23,7 +23,8 @@ pub(crate) fn narrow<const D: usize>(x: Tensor<D>, dtype: DType) -> Tensor<D> {
     if x.dtype() == dtype { x } else { x.cast(FloatDType::from(dtype)) }
 }
 
-/// The sum of the rows of `x_nc`, a tensor outside any graph, in float32 and rounded once to `dtype`. On GPUs it has a fixed order.
+/// The sum of the rows of `x_nc`, a tensor outside any graph, in float32 and rounded once to
+/// `dtype`. On GPUs it has a fixed order.
 pub(crate) fn sum_of_rows(x_nc: Tensor<2>, dtype: DType) -> Tensor<1> {
     let [_, columns] = x_nc.dims();
     #[cfg(feature = "cube")]

@@ -1,7 +1,9 @@
-//! Counter-based random numbers: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
+//! Counter-based random numbers: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as
+//! 1, 2, 3", SC 2011).
 //!
-//! A value is a pure function of (key, position), so streams need no state to save, a recomputed layer redraws the same
-//! dropout mask, and a shard of a parameter can be drawn without drawing the rest.
+//! A value is a pure function of (key, position), so streams need no state to save, a recomputed
+//! layer redraws the same dropout mask, and a shard of a parameter can be drawn without drawing the
+//! rest.
 
 /// Multipliers of the rounds.
 const M0: u64 = 0xD251_1F53;
@@ -50,7 +52,8 @@ impl Philox {
         self.block_at(index, 0)
     }
 
-    /// Random words at positions `4 * index ..`, the same as [`Self::block`] gives, drawn 16 blocks at a time.
+    /// Random words at positions `4 * index ..`, the same as [`Self::block`] gives, drawn 16 blocks
+    /// at a time.
     ///
     /// # Panics
     /// If the number of words is not a multiple of 64.
@@ -61,7 +64,8 @@ impl Philox {
         assert!(rest.is_empty(), "words are drawn in multiples of {}", 4 * BLOCKS);
         for (group, words) in groups.iter_mut().enumerate() {
             let first = index + (group * BLOCKS) as u64;
-            // One array for each of the four words of the counters, so that every line below works on all blocks.
+            // One array for each of the four words of the counters, so that every line below works
+            // on all blocks.
             let (mut c0, mut c1, mut c2, mut c3) = ([0_u32; BLOCKS], [0; BLOCKS], [0; BLOCKS], [0; BLOCKS]);
             for (i, (low, high)) in c0.iter_mut().zip(&mut c1).enumerate() {
                 let counter = first + i as u64;
@@ -97,7 +101,8 @@ impl Philox {
         c
     }
 
-    /// `count` independent draws from the normal distribution N(0, `std`^2), by the Box-Muller transform.
+    /// `count` independent draws from the normal distribution N(0, `std`^2), by the Box-Muller
+    /// transform.
     pub fn normal(self, count: usize, std: f64) -> Vec<f32> {
         self.normal_range(0..count, std)
     }

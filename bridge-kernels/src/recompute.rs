@@ -1,6 +1,8 @@
-//! Operations of which only the inputs are kept: they run again in backward, in a graph of their own.
+//! Operations of which only the inputs are kept: they run again in backward, in a graph of their
+//! own.
 //!
-//! The step of the outer graph that runs the pullback holds that graph's lock, so the inner graph shares no node with it: its leaves are new.
+//! The step of the outer graph that runs the pullback holds that graph's lock, so the inner graph
+//! shares no node with it: its leaves are new.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
@@ -8,10 +10,12 @@ use burn::tensor::Tensor;
 use crate::offload::{Kept, closed};
 use crate::vjp;
 
-/// `f(inputs, parameters)`, of which nothing is kept from forward to backward but these: backward runs `f` again, in a graph of its own.
+/// `f(inputs, parameters)`, of which nothing is kept from forward to backward but these: backward
+/// runs `f` again, in a graph of its own.
 ///
-/// `f` must compute the same each time. It gets float tensors, the inputs and then the parameters, in their order, and may use nothing else that
-/// gradients are wanted of. In the scope of an [`Offloader`](crate::offload::Offloader) inputs are moved, and parameters are not.
+/// `f` must compute the same each time. It gets float tensors, the inputs and then the parameters,
+/// in their order, and may use nothing else that gradients are wanted of. In the scope of an
+/// [`Offloader`](crate::offload::Offloader) inputs are moved, and parameters are not.
 ///
 /// # Panics
 /// As [`vjp::attach_all`].

@@ -1,12 +1,16 @@
-//! Attaches a hand-written backward to an operation: the one backend extension all fused operations share.
+//! Attaches a hand-written backward to an operation: the one backend extension all fused operations
+//! share.
 //!
-//! A fused operation computes its outputs on plain (inner) tensors and calls [`attach_all`] (or, for one output, [`attach`] or
-//! [`attach_some`]) with its inputs and a *pullback*: the vector-Jacobian product that turns the outputs' gradients into the inputs'
-//! gradients. What the pullback captured is freed as soon as it has run.
+//! A fused operation computes its outputs on plain (inner) tensors and calls [`attach_all`] (or,
+//! for one output, [`attach`] or [`attach_some`]) with its inputs and a *pullback*: the
+//! vector-Jacobian product that turns the outputs' gradients into the inputs' gradients. What the
+//! pullback captured is freed as soon as it has run.
 //!
-//! An operation with one output is one node of the autodiff graph. With more, each output is a node whose backward only keeps its
-//! gradient, below them all lies one that runs the pullback: autodiff runs deeper nodes first, so all gradients have come by then. A node of
-//! Burn has a fixed number of parents; where there are more inputs, the last parent is a *relay*, a node that hands gradients on to the rest.
+//! An operation with one output is one node of the autodiff graph. With more, each output is a node
+//! whose backward only keeps its gradient, below them all lies one that runs the pullback: autodiff
+//! runs deeper nodes first, so all gradients have come by then. A node of Burn has a fixed number
+//! of parents; where there are more inputs, the last parent is a *relay*, a node that hands
+//! gradients on to the rest.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -24,7 +28,7 @@ use burn::tensor::{Shape, Tensor};
 /// Parents of a node.
 const SLOTS: usize = 4;
 
-/// Gradients of tensors in their order, `None` where there is none.
+/// Gradients of tensors in their order; `None` for tensors without a gradient.
 type MaybeGradients = Vec<Option<DispatchTensor>>;
 
 type PullbackFn = Box<dyn FnOnce(MaybeGradients) -> MaybeGradients + Send>;
@@ -37,9 +41,9 @@ pub struct Pullback(Arc<Mutex<Call>>);
 
 struct Call {
     function: Option<PullbackFn>,
-    /// Those of the outputs that have come.
+    /// Gradients of the outputs that have arrived.
     outputs: MaybeGradients,
-    /// Those of the inputs that have not been handed on, once the function has run.
+    /// Gradients of the inputs that have not been passed on, once the pullback has run.
     inputs: MaybeGradients,
 }
 
@@ -57,7 +61,7 @@ impl Pullback {
         self.call().outputs[output] = Some(gradient);
     }
 
-    /// Whether no output's gradient has come yet.
+    /// True if no output's gradient has arrived yet.
     fn is_first(&self) -> bool {
         self.call().outputs.iter().all(Option::is_none)
     }
@@ -122,7 +126,8 @@ impl<B: Backend> ExtensionType<B> for Tensors<B> {
 /// The backend extension behind [`attach_all`].
 #[backend_extension(Cube: cfg(feature = "cube"), Flex, Autodiff)]
 pub trait VjpOps: Backend {
-    /// Returns `outputs`; under autodiff, as nodes that come from `inputs` and whose common backward is `pullback`.
+    /// Returns `outputs`; under autodiff, as nodes that come from `inputs` and whose common
+    /// backward is `pullback`.
     fn vjp(
         #[extension_type] outputs: Tensors<Self>,
         #[extension_type] inputs: Tensors<Self>,
@@ -130,7 +135,8 @@ pub trait VjpOps: Backend {
     ) -> Tensors<Self>;
 }
 
-/// Conversion between a backend's primitive and the run-time dispatched tensor that pullbacks work on.
+/// Conversion between a backend's primitive and the run-time dispatched tensor that pullbacks work
+/// on.
 pub trait Lift: Backend {
     /// Wraps a primitive.
     fn lift(tensor: FloatTensor<Self>) -> DispatchTensor;
@@ -167,25 +173,25 @@ impl VjpOps for burn::backend::Cube {
     }
 }
 
-/// What a node does with the gradient it gets, before it hands gradients on.
+/// Treatment of a node's incoming gradient, before the node passes gradients on.
 #[derive(Clone, Copy, Debug)]
 enum Role {
     /// The operation's only output: its gradient is what the pullback waits for.
     Whole,
-    /// One of several outputs: keeps its gradient.
+    /// Stores the gradient of one of several outputs.
     Output(usize),
     /// Below several outputs: runs the pullback.
     Core,
-    /// Nothing.
+    /// Passes the signal on.
     Relay,
 }
 
-/// What a node hands on to a parent.
+/// Value that a node passes to a parent.
 #[derive(Clone, Copy, Debug)]
 enum Parcel {
     /// The gradient of an input.
     Gradient(usize),
-    /// Nothing but that it is to run: a core or a relay.
+    /// Signal to run, without a gradient: for a core or a relay.
     Signal,
 }
 
@@ -206,7 +212,8 @@ impl<B: Lift> Backward<B, SLOTS> for Vjp {
         let State { pullback, role, parcels } = ops.state;
         let gradient = grads.consume::<B>(&ops.node);
         let mut signal = parcels.iter().any(|parcel| matches!(parcel, Parcel::Signal)).then(|| match role {
-            // What is at hand, as nobody reads it: a tensor of its own would be a kernel on a device.
+            // What is at hand, as nobody reads it: a tensor of its own would be a kernel on a
+            // device.
             Role::Output(_) => gradient.clone(),
             _ => B::float_zeros(Shape::new([1]), &gradient.device(), gradient.dtype().into()),
         });
@@ -221,7 +228,8 @@ impl<B: Lift> Backward<B, SLOTS> for Vjp {
                 pullback.keep(output, B::lift(gradient));
             }
             Role::Core => {
-                // It may be an output's gradient, which the pullback is free to write into if nobody else has it.
+                // It may be an output's gradient, which the pullback is free to write into if
+                // nobody else has it.
                 drop(gradient);
                 pullback.run();
             }
@@ -240,10 +248,11 @@ impl<B: Lift> Backward<B, SLOTS> for Vjp {
     }
 }
 
-/// What a node's parents are, and what it hands on to them.
+/// Parents of a node, with the value that each receives.
 type Parents = Vec<(NodeGuard, Parcel)>;
 
-/// Makes `value` a node of the graph. Slots without a parent hold `blank`: a constant, of which no gradient is ever asked.
+/// Makes `value` a node of the graph. Slots without a parent hold `blank`: a constant, of which no
+/// gradient is ever asked.
 fn record<B: VjpOps + Lift, C: CheckpointStrategy>(
     value: FloatTensor<B>,
     parents: Parents,
@@ -283,15 +292,17 @@ impl<B: VjpOps + Lift, C: CheckpointStrategy> VjpOps for Autodiff<B, C> {
     }
 }
 
-/// Makes `outputs` (computed on inner tensors) the results of an operation on `inputs` whose backward is `pullback`.
+/// Makes `outputs` (computed on inner tensors) the results of an operation on `inputs` whose
+/// backward is `pullback`.
 ///
-/// Both are one or more float tensors of any rank and one backend, as dispatched tensors ([`Tensor::into_dispatch`]). The pullback gets a
-/// gradient for each output, `None` for those that the loss does not depend on, and returns one for each input; `None` for an input that
-/// is not tracked.
+/// Both are one or more float tensors of any rank and one backend, as dispatched tensors
+/// ([`Tensor::into_dispatch`]). The pullback gets a gradient for each output, `None` for those that
+/// the loss does not depend on, and returns one for each input; `None` for an input that is not
+/// tracked.
 ///
 /// # Panics
-/// If there are no inputs or no outputs, or if the backend is neither Flex nor one of CubeCL's. In backward, if the pullback returns
-/// another number of gradients.
+/// If there are no inputs or no outputs, or if the backend is neither Flex nor one of CubeCL's. In
+/// backward, if the pullback returns another number of gradients.
 pub fn attach_all(
     outputs: Vec<DispatchTensor>,
     inputs: Vec<DispatchTensor>,

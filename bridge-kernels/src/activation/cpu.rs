@@ -106,7 +106,8 @@ pub fn backward(dy: &mut [f32], x: &[f32], kind: Activation) {
     by_kind!(kind, map_backward(dy, x));
 }
 
-/// `activation(gate) * up` for `x [n, 2 f]` whose rows hold `gate` and `up`, both as `unit` limits them: `[n, f]`.
+/// `activation(gate) * up` for `x [n, 2 f]` whose rows hold `gate` and `up`, both as `unit` limits
+/// them: `[n, f]`.
 pub fn glu(x: &[f32], width: usize, unit: GatedUnit) -> Vec<f32> {
     by_kind!(unit.activation, glu_of(x, width, unit))
 }
@@ -249,8 +250,9 @@ fn gated_backward<G: Gate>(dy: &[f32], x: &[f32], width: usize, unit: G) -> Vec<
     })
 }
 
-/// Elements of one block of a row. Two outputs written from three inputs one by one are not vectorised (the compiler cannot tell them
-/// apart); a block that is read whole before it is written is.
+/// Elements of one block of a row. A loop that writes two outputs from three inputs one element at
+/// a time is not vectorized, because the compiler cannot rule out aliasing; a block that is read
+/// whole before it is written is.
 const BLOCK: usize = 16;
 
 /// The gradients of the halves of a row, all of one length.
@@ -289,7 +291,8 @@ pub fn softcap_in_place(x: &mut [f32], cap: f32) {
 mod tests {
     use super::*;
 
-    /// Blocks and what is left over have the gradients that single elements have, bit for bit, also of bounded and undefined values.
+    /// Blocks and what is left over have the gradients that single elements have, bit for bit, also
+    /// of bounded and undefined values.
     #[test]
     fn gradients_of_a_row_are_those_of_its_elements() {
         let special = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.0, -0.0, 9.0, -9.0];

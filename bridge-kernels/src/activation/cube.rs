@@ -131,7 +131,8 @@ fn bounded_linear(x: f32, limit: f32, offset: f32) -> Bounded {
     Bounded { value: offset - below.value, passes: above.passes * below.passes }
 }
 
-/// `x` is `[n, 2, f]`: gates, then values that they let pass; `width` is `f` in vectors. Only a `limited` unit heeds `limit` and `offset`.
+/// `x` is `[n, 2, f]`: gates, then the linear half; `width` is `f` in vectors. Only a `limited`
+/// unit reads `limit` and `offset`.
 #[cube(launch)]
 fn gated_forward<X: Float, N: Size>(
     x: &[Vector<X, N>],
@@ -165,7 +166,8 @@ fn gated_forward<X: Float, N: Size>(
     y[i] = Vector::cast_from(ups);
 }
 
-/// Both halves of the gradient `[n, 2, f]`, by the unit of a vector of `dy [n, f]`; `width` is `f` in vectors.
+/// Both halves of the gradient `[n, 2, f]`, by the unit of a vector of `dy [n, f]`; `width` is `f`
+/// in vectors.
 #[cube(launch)]
 fn gated_backward<X: Float, N: Size>(
     x: &[Vector<X, N>],

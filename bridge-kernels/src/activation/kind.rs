@@ -1,4 +1,4 @@
-//! Which activations there are, and what a gated unit is made of.
+//! Activations, and the parts of a gated unit.
 
 /// Non-linearity of a feed-forward block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -17,25 +17,26 @@ pub enum Activation {
     QuickGelu,
 }
 
-/// How the two halves of a gated unit's input become one output:
-/// `activation(min(gate, clamp)) * (clamp(linear, -clamp, clamp) + linear_offset)`.
+/// Combination of the two halves of a gated unit's input: `activation(min(gate, clamp)) *
+/// (clamp(linear, -clamp, clamp) + linear_offset)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GatedUnit {
     /// Non-linearity of the gate.
     pub activation: Activation,
-    /// Bound of the gate from above, and of the linear half on both sides; without it neither has one.
+    /// Bound of the gate from above, and of the linear half on both sides; without it neither has
+    /// one.
     pub clamp: Option<f64>,
     /// Added to the linear half.
     pub linear_offset: f64,
 }
 
 impl GatedUnit {
-    /// Whether the linear half is taken as it is, and so is the gate.
+    /// True if there is no clamp and no offset.
     pub(super) fn is_plain(&self) -> bool {
         self.clamp.is_none() && self.linear_offset == 0.0
     }
 
-    /// The bound, infinite where there is none, and the offset.
+    /// Clamp, infinite without one, and offset.
     pub(super) fn limits(&self) -> (f32, f32) {
         (self.clamp.map_or(f32::INFINITY, |clamp| clamp as f32), self.linear_offset as f32)
     }
@@ -48,7 +49,7 @@ impl From<Activation> for GatedUnit {
     }
 }
 
-/// What stands behind the first product of a feed-forward block.
+/// Unit behind the first product of a feed-forward block.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum FeedForwardUnit {
     /// A non-linearity.

@@ -40,8 +40,8 @@ pub(crate) fn activation_gradient<const D: usize>(dy: Tensor<D>, x: Tensor<D>, k
     flex::activation_gradient(dy, &x, kind).expect("activations are kept on GPUs, or as float32 on the host")
 }
 
-/// Gated activation: `activation(gate) * up`, where `x` holds `gate` and then `up` along the last dimension. A [`GatedUnit`] may limit both
-/// first; of an [`Activation`] it does not.
+/// Gated activation: `activation(gate) * up`, where `x` holds `gate` and then `up` along the last
+/// dimension. A [`GatedUnit`] may limit both first; of an [`Activation`] it does not.
 ///
 /// With [`Activation::Silu`] this is SwiGLU (Shazeer, arXiv:2002.05202, equation 6).
 ///
@@ -69,7 +69,8 @@ pub fn glu_remakeable(x_bt2f: Tensor<3>, unit: impl Into<GatedUnit>) -> Remakeab
     flex::glu(&x_bt2f, unit).unwrap_or_else(|| glu_reference(x_bt2f, unit).into())
 }
 
-/// [`activation`] in plain Burn operations; in float32 whatever the input's dtype, and rounded once.
+/// [`activation`] in plain Burn operations; in float32 whatever the input's dtype, and rounded
+/// once.
 pub fn reference<const D: usize>(x: Tensor<D>, kind: Activation) -> Tensor<D> {
     let dtype = x.dtype();
     narrow(wide_reference(widen(x), kind), dtype)
@@ -77,7 +78,8 @@ pub fn reference<const D: usize>(x: Tensor<D>, kind: Activation) -> Tensor<D> {
 
 fn wide_reference<const D: usize>(x: Tensor<D>, kind: Activation) -> Tensor<D> {
     match kind {
-        // From its definition: the backward of Burn's own `gelu` is, on most backends, that of the tanh form.
+        // From its definition: the backward of Burn's own `gelu` is, on most backends, that of the
+        // tanh form.
         Activation::Gelu => x.clone() * 0.5 * ((x * std::f64::consts::FRAC_1_SQRT_2).erf() + 1.0),
         Activation::GeluTanh => {
             let inner = (x.clone() + x.clone().powi_scalar(3) * 0.044715) * (2.0 / std::f64::consts::PI).sqrt();

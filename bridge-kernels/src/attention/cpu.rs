@@ -1,8 +1,9 @@
 //! Causal attention by blocks of queries: forward, and what forward and backward share.
 //!
-//! A task takes a block of queries, one head after the other. The scores of one block and head are all that exists of the
-//! score matrix; the backward forms them again from the log-sum-exp of each row (FlashAttention, arXiv:2205.14135, with
-//! the keys in one block: on a CPU the scores of a block stay in the second-level cache).
+//! A task takes a block of queries, one head after the other. The scores of one block and head are
+//! all that exists of the score matrix; the backward forms them again from the log-sum-exp of each
+//! row (FlashAttention, arXiv:2205.14135, with the keys in one block: on a CPU the scores of a
+//! block stay in the second-level cache).
 
 use std::ops::Range;
 
@@ -17,7 +18,8 @@ use crate::dropout::cpu::Mask;
 
 /// Queries of one block.
 const QUERIES: usize = 64;
-/// Scores of one block, at most: 1 MiB of float32. Very long sequences take fewer queries at a time.
+/// Scores of one block, at most: 1 MiB of float32. Very long sequences take fewer queries at a
+/// time.
 const SCORES: usize = 1 << 18;
 /// Fewest queries of a block.
 const FEWEST_QUERIES: usize = 8;
@@ -51,7 +53,7 @@ pub struct Attention<'a> {
     pub documents: Option<&'a [i64]>,
     /// A score without a value for each query head, `[h]`.
     pub sinks: Option<&'a [f32]>,
-    /// Where the forward notes the largest score.
+    /// Destination of the largest score in the forward pass.
     pub watch: Option<&'a ScoreWatch>,
 }
 
@@ -92,7 +94,7 @@ impl Attention<'_> {
         (((batch * self.h + head) * self.t + query) * self.s + key) as u64
     }
 
-    /// The sink of a query head; `-inf`, which changes no softmax, where there is none.
+    /// Sink of a query head; `-inf`, which changes no softmax, without sinks.
     pub(super) fn sink(&self, head: usize) -> f32 {
         self.sinks.map_or(f32::NEG_INFINITY, |sinks| sinks[head])
     }

@@ -27,7 +27,7 @@ pub struct Saved<'a> {
     pub d_out: Heads<'a>,
 }
 
-/// Where the gradients go. All elements are written.
+/// Outputs for the gradients. All elements are written.
 #[derive(Clone, Copy)]
 pub struct Targets<'a> {
     /// `[b, t, h, d]`.
@@ -38,7 +38,8 @@ pub struct Targets<'a> {
     pub v: HeadsMut<'a>,
 }
 
-/// Room for one block's scores, their gradients and dropout factors, and for the gradients of one head's keys and values.
+/// Room for one block's scores, their gradients and dropout factors, and for the gradients of one
+/// head's keys and values.
 #[derive(Default)]
 struct Scratch {
     probabilities: Vec<f32>,
@@ -48,10 +49,11 @@ struct Scratch {
     v: Vec<f32>,
 }
 
-/// Gradients from those of the output. A task takes one query head of one sequence with all its queries.
+/// Gradients from those of the output. A task takes one query head of one sequence with all its
+/// queries.
 ///
-/// Query heads that share a key each form its gradient for themselves, `[b, h, s, d + width]` in all; these are then added up in the order of
-/// the heads, whatever thread had which.
+/// Query heads that share a key each form its gradient for themselves, `[b, h, s, d + width]` in
+/// all; these are then added up in the order of the heads, whatever thread had which.
 pub fn backward(saved: Saved<'_>, attention: Attention<'_>, targets: Targets<'_>) {
     let Attention { b, s, h, g, d, width, .. } = attention;
     if h == g {
@@ -68,7 +70,8 @@ pub fn backward(saved: Saved<'_>, attention: Attention<'_>, targets: Targets<'_>
             let (batch, token) = (token / s, token % s);
             for (terms, sum, d) in [(k, targets.k, d), (v, targets.v, width)] {
                 for group in 0..g {
-                    // SAFETY: this token's gradients belong to this task alone, and the terms are complete.
+                    // SAFETY: this token's gradients belong to this task alone, and the terms are
+                    // complete.
                     let sum = unsafe { sum.row(batch, group, token, d) };
                     sum.fill(0.0);
                     for head in group * (h / g)..(group + 1) * (h / g) {
@@ -82,7 +85,8 @@ pub fn backward(saved: Saved<'_>, attention: Attention<'_>, targets: Targets<'_>
     });
 }
 
-/// Gradients of the sinks, `[h]`: a sink's probability goes to no value, so that it only takes from the others.
+/// Gradients of the sinks, `[h]`: a sink's probability goes to no value, so that it only takes from
+/// the others.
 pub fn sink_gradients(saved: Saved<'_>, attention: Attention<'_>) -> Vec<f32> {
     let Attention { b, t, h, width, .. } = attention;
     let of_head = |head: usize| {
@@ -161,7 +165,7 @@ fn block(
     gemm(MatrixMut::new(dk, columns, d), Output::Add, scale, dp.t(), q, Threads::One);
 }
 
-/// Where a block is.
+/// Position of a block.
 struct Place<'a> {
     batch: usize,
     head: usize,
@@ -169,8 +173,8 @@ struct Place<'a> {
     keys: &'a Range<usize>,
 }
 
-/// From scores and the gradients of the probabilities after dropout to those probabilities (in `p`) and the gradients of
-/// the scores (in `dp`).
+/// From scores and the gradients of the probabilities after dropout to those probabilities (in `p`)
+/// and the gradients of the scores (in `dp`).
 #[inline(always)]
 fn score_gradients(
     p: &mut [f32],
@@ -195,7 +199,8 @@ fn score_gradients(
             mask.factors(attention.dropout_start(batch, head, query, visible.start), factors);
         }
         let log_sum_exp = saved.log_sum_exp[(batch * attention.h + head) * attention.t + query];
-        // The sum over keys of probability times gradient is the same as that over the head's elements.
+        // The sum over keys of probability times gradient is the same as that over the head's
+        // elements.
         let width = attention.width;
         let mean = dot(saved.d_out.row(batch, head, query, width), saved.out.row(batch, head, query, width));
         match attention.softcap {
@@ -209,7 +214,8 @@ fn score_gradients(
             }
             Some(cap) => {
                 p.iter_mut().for_each(|s| *s = cap * tanh(*s / cap));
-                // The slope of the cap goes into the gradient first, while the capped score is there.
+                // The slope of the cap goes into the gradient first, while the capped score is
+                // there.
                 for ((s, dp), factor) in p.iter().zip(dp.iter_mut()).zip(factors.iter()) {
                     let ratio = *s / cap;
                     *dp = (*dp * factor - mean) * (1.0 - ratio * ratio);

@@ -1,8 +1,9 @@
-//! Attention on GPUs (FlashAttention, arXiv:2205.14135 and 2307.08691): the softmax of a block of queries is corrected as blocks of keys come, so
-//! that no score matrix exists; the backward forms scores again from the log-sum-exp of each query.
+//! Attention on GPUs (FlashAttention, arXiv:2205.14135 and 2307.08691): the softmax of a block of
+//! queries is corrected as blocks of keys come, so that no score matrix exists; the backward forms
+//! scores again from the log-sum-exp of each query.
 //!
-//! Products are in float32 on a GPU's ordinary units, not on its matrix units: memory is saved in any dtype, time where the score matrix is what
-//! takes it.
+//! Products are in float32 on a GPU's ordinary units, not on its matrix units: memory is saved in
+//! any dtype, time where the score matrix is what takes it.
 
 use burn::cubecl;
 use burn::cubecl::prelude::*;
@@ -23,9 +24,9 @@ use crate::vjp;
 /// The softmax of a unit's rows so far: `r` numbers each.
 #[derive(CubeType)]
 struct Softmax {
-    /// What is taken from the scores before the exponential.
+    /// Maximum that is subtracted from the scores before the exponential.
     top: Array<f32>,
-    /// Of the exponentials.
+    /// Sum of the exponentials.
     sum: Array<f32>,
     /// The largest scores.
     largest: Array<f32>,
@@ -104,8 +105,8 @@ fn take(
     }
 }
 
-/// Output, and for each query the log-sum-exp of its scores and, where it is watched, the largest, `[2, b, h, t]`; a cube a block of queries of a
-/// head.
+/// Output, and for each query the log-sum-exp of its scores and, where it is watched, the largest,
+/// `[2, b, h, t]`; a cube a block of queries of a head.
 #[cube(launch)]
 fn forward<X: Float, P: Int>(
     q: &[X],
@@ -222,7 +223,7 @@ impl Problem {
     }
 }
 
-/// What the forward had and left.
+/// Inputs and results of the forward that backward needs.
 pub(super) struct Saved {
     pub problem: Problem,
     pub q: Buffer,
@@ -235,7 +236,7 @@ pub(super) struct Saved {
 }
 
 impl Saved {
-    /// How heads and documents are stored.
+    /// Storage types of heads and documents.
     pub fn storage(&self) -> [ElemType; 2] {
         [self.q.storage(), self.documents.as_ref().map_or_else(i32::elem_type_native, Buffer::storage)]
     }
@@ -265,7 +266,7 @@ impl Saved {
     }
 }
 
-/// What an operation is given, and what it will have left: the output is not there yet.
+/// Inputs of an operation, and memory for its results; the output is allocated later.
 pub(super) struct Operands {
     pub saved: Saved,
     /// In float32.
@@ -296,8 +297,9 @@ impl Operands {
     }
 }
 
-/// See [`crate::attention()`]. Queries, keys and values are of one dtype, or it does not apply. Nor does it to a single query: the reference has but
-/// one row of scores a head then, while here a cube a head would have to go through all keys.
+/// See [`crate::attention()`]. Queries, keys and values are of one dtype, or it does not apply. Nor
+/// does it to a single query: the reference has but one row of scores a head then, while here a
+/// cube a head would have to go through all keys.
 pub fn attention(
     q_bthd: &Tensor<4>,
     k_bsgd: &Tensor<4>,
@@ -313,7 +315,8 @@ pub fn attention(
     }))
 }
 
-/// The output as an operation on queries, keys, values and sinks, with the gradients of the first three. Notes the largest score, if it is watched.
+/// The output as an operation on queries, keys, values and sinks, with the gradients of the first
+/// three. Notes the largest score, if it is watched.
 pub(super) fn with_backward(
     saved: Saved,
     sinks: Option<Buffer>,

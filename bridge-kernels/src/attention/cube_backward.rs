@@ -1,5 +1,6 @@
-//! Backward of attention on GPUs: one kernel for the gradients of queries and one for those of keys and values, each of which forms the scores
-//! again, so that nothing is added up in an order that changes.
+//! Backward of attention on GPUs: one kernel for the gradients of queries and one for those of keys
+//! and values, each of which forms the scores again, so that nothing is added up in an order that
+//! changes.
 
 use burn::cubecl;
 use burn::cubecl::prelude::*;
@@ -12,8 +13,8 @@ use crate::cube::reduce::cube_sum;
 use crate::cube::tile::{Rows, SIDE, add_combinations, add_products, share, stage_len, tile_len, zeros};
 use crate::dropout::cube::{Mask, mask};
 
-/// The product of each query's output and its gradient, into the second plane of `statistics`; a cube each. It is also the mean of the gradients
-/// of the query's probabilities.
+/// The product of each query's output and its gradient, into the second plane of `statistics`; a
+/// cube each. It is also the mean of the gradients of the query's probabilities.
 #[cube(launch)]
 fn means<X: Float>(
     out: &[X],
@@ -100,7 +101,8 @@ fn query_gradients<X: Float, P: Int>(
     write::<X>(dq, &own, &sums, sizes.scale, d, r, columns);
 }
 
-/// Of keys and values, side by side: `[b, s, g, d + width]`. A cube a block of keys of a group, with all query heads of the group in order.
+/// Gradients of keys and values, side by side: `[b, s, g, d + width]`. One cube computes a block of
+/// keys of a group, with all query heads of the group in order.
 #[cube(launch)]
 fn key_gradients<X: Float, P: Int>(
     q: &[X],
@@ -196,7 +198,8 @@ fn write<X: Float>(
 }
 
 impl Saved {
-    /// Gradients of queries, keys and values from that of the output; the means of gradients are filled in.
+    /// Gradients of queries, keys and values from that of the output; the means of gradients are
+    /// filled in.
     pub(super) fn gradients(&self, d_out: &Buffer) -> Option<[Tensor<4>; 3]> {
         let Problem { b, t, s, h, g, d, width, .. } = self.problem;
         self.means(d_out);
@@ -262,7 +265,8 @@ impl Saved {
         );
     }
 
-    /// Gradients of the sinks `[h]`, once the means are there. A sink's probability goes to no value, so that it only takes from the others.
+    /// Gradients of the sinks `[h]`, once the means are there. A sink's probability goes to no
+    /// value, so that it only takes from the others.
     pub(super) fn sink_gradients(&self, sinks_h: Tensor<1>) -> Tensor<1> {
         let Problem { b, t, h, .. } = self.problem;
         let statistics: Tensor<4> = self.statistics.clone().tensor();

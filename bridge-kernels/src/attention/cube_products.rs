@@ -1,8 +1,11 @@
-//! Attention on GPUs by matrix products, which run on matrix units: scores of a part of the queries, of some sequences, exist at once, with the keys that any of
-//! these queries sees. Between the products are one kernel forward and one backward, which reads scores formed again and the log-sum-exp of each query.
+//! Attention on GPUs by matrix products, which run on matrix units: scores of a part of the
+//! queries, of some sequences, exist at once, with the keys that any of these queries sees. Between
+//! the products are one kernel forward and one backward, which reads scores formed again and the
+//! log-sum-exp of each query.
 //!
-//! A table of products writes scores, and gradients of probabilities, in float32, whatever the storage: the kernels read these, and write in the storage what
-//! the next product reads, in memory of its own. Burn's products round to the storage.
+//! A table of products writes scores, and gradients of probabilities, in float32, whatever the
+//! storage: the kernels read these, and write in the storage what the next product reads, in memory
+//! of its own. Burn's products round to the storage.
 
 use std::convert::Infallible;
 
@@ -29,19 +32,21 @@ impl Part {
         PlaceLaunch::new(batch, query, queries, key, keys)
     }
 
-    /// Of `x [b, g, heads of a group, t, columns]` the queries of this part, `[batches, g, heads of a group * queries, columns]`.
+    /// Queries of this part, `[batches, g, heads of a group * queries, columns]`, from `x [b, g,
+    /// heads of a group, t, columns]`.
     fn of_queries(&self, x: &Tensor<5>) -> Tensor<4> {
         let [_, g, heads, _, columns] = x.dims();
         let own = x.clone().narrow(0, self.batch, self.batches).narrow(3, self.query, self.queries);
         own.reshape([self.batches, g, heads * self.queries, columns])
     }
 
-    /// Of `x [b, g, s, columns]` the keys of this part.
+    /// Keys of this part, from `x [b, g, s, columns]`.
     fn of_keys(&self, x: &Tensor<4>) -> Tensor<4> {
         x.clone().narrow(0, self.batch, self.batches).narrow(2, self.key, self.keys)
     }
 
-    /// From `[batches, g, heads of a group * queries, columns]` to `[batches, queries, h, columns]`.
+    /// From `[batches, g, heads of a group * queries, columns]` to `[batches, queries, h,
+    /// columns]`.
     fn by_query(&self, x: Tensor<4>, h: usize) -> Tensor<4> {
         let [batches, g, rows, columns] = x.dims();
         let x: Tensor<5> = x.reshape([batches, g, rows / self.queries, self.queries, columns]);
@@ -49,7 +54,7 @@ impl Part {
     }
 }
 
-/// Where a part is.
+/// Position of a part.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 struct Place {
     batch: u32,
@@ -59,7 +64,7 @@ struct Place {
     keys: u32,
 }
 
-/// What is fixed when a kernel is compiled.
+/// Compile-time constants of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct RowForm {
     capped: bool,
@@ -68,7 +73,7 @@ struct RowForm {
     units: usize,
 }
 
-/// Where a row of scores is: a query of a head.
+/// Position of a row of scores: a query of a head.
 #[derive(CubeType, Clone, Copy)]
 struct Row {
     batch: usize,
@@ -86,8 +91,8 @@ fn row_at(row: usize, place: &Place, sizes: &Sizes) -> Row {
     Row { batch, head, query: place.query as usize + own, line: (batch * heads + head) * sizes.queries as usize }
 }
 
-/// From products of queries and keys the probabilities after dropout; `statistics`, `[2, b, h, t]`, get the log-sum-exp and the largest score of each
-/// query. A cube a row, which is read twice.
+/// From products of queries and keys the probabilities after dropout; `statistics`, `[2, b, h, t]`,
+/// get the log-sum-exp and the largest score of each query. A cube a row, which is read twice.
 #[cube(launch)]
 fn soften<S: Float, X: Float, P: Int>(
     scores: &[S],
@@ -151,9 +156,10 @@ fn soften<S: Float, X: Float, P: Int>(
     }
 }
 
-/// From products of queries and keys the probabilities after dropout, and from `gradients` of these those of the products. `statistics`, `[2, b, h, t]`, are
-/// log-sum-exps, and get the means of gradients of probabilities: of those that are here, as they are stored, so that what all keys of a query have in common goes.
-/// A cube a row.
+/// From products of queries and keys the probabilities after dropout, and from `gradients` of these
+/// those of the products. `statistics`, `[2, b, h, t]`, are log-sum-exps, and get the means of
+/// gradients of probabilities: of those that are here, as they are stored, so that what all keys of
+/// a query have in common goes. A cube a row.
 #[cube(launch)]
 fn differentiate<S: Float, X: Float, P: Int>(
     scores: &[S],
@@ -218,14 +224,16 @@ fn differentiate<S: Float, X: Float, P: Int>(
     }
 }
 
-/// `[b, length, g * heads of a group, columns]` by head: `[b, g, heads of a group, length, columns]`, a view.
+/// `[b, length, g * heads of a group, columns]` by head: `[b, g, heads of a group, length,
+/// columns]`, a view.
 fn by_head(x: Tensor<4>, g: usize) -> Tensor<5> {
     let [b, length, h, columns] = x.dims();
     x.reshape([b, length, g, h / g, columns]).permute([0, 2, 3, 1, 4])
 }
 
 impl Saved {
-    /// Parts with at most so many bytes of scores in float32, if that is enough, and if a kernel can be given them.
+    /// Parts with at most `bytes` bytes of float32 scores, if that holds enough queries and a
+    /// kernel can take them.
     fn parts(&self, bytes: usize) -> Vec<Part> {
         let Problem { b, h, t, s, window, .. } = self.problem;
         let largest = usize::try_from(self.q.0.client.properties().memory.max_page_size).unwrap_or(usize::MAX);
@@ -242,7 +250,7 @@ impl Saved {
         RowForm { capped: self.problem.softcap.is_some(), dropped: self.problem.dropout.is_some(), units }
     }
 
-    /// How scores, heads and documents are stored.
+    /// Storage types of scores, heads and documents.
     fn storage_with(&self, scores: &Buffer) -> [ElemType; 3] {
         let [heads, documents] = self.storage();
         [scores.storage(), heads, documents]
@@ -310,8 +318,8 @@ impl Saved {
         [joined(dq), dk.finish(), dv.finish()]
     }
 
-    /// The probabilities of a part after dropout, and the gradients of its products of queries and keys, from these products and gradients of
-    /// probabilities.
+    /// The probabilities of a part after dropout, and the gradients of its products of queries and
+    /// keys, from these products and gradients of probabilities.
     fn differentiated(&self, part: &Part, from: [Tensor<4>; 2]) -> [Tensor<4>; 2] {
         let [scores, gradients] = from.map(|x| Buffer::of(&x).expect("the forward had one of this size"));
         let shape = scores.0.meta.shape();
@@ -350,7 +358,8 @@ fn joined(sequences: Vec<Vec<Tensor<4>>>) -> Tensor<4> {
     Tensor::cat(sequences.into_iter().map(|parts| Tensor::cat(parts, 1)).collect(), 0)
 }
 
-/// See [`crate::attention()`] and [`super::cube::attention`], whose conditions it has. On CUDA devices the products are those of cuBLASLt, if it is there.
+/// See [`crate::attention()`] and [`super::cube::attention`], whose conditions it has. On CUDA
+/// devices the products are those of cuBLASLt, if it is there.
 pub fn attention(
     q_bthd: &Tensor<4>,
     k_bsgd: &Tensor<4>,
@@ -364,8 +373,8 @@ pub fn attention(
     attention_in_parts(q_bthd, k_bsgd, v_bsgd, options, BYTES)
 }
 
-/// [`attention`] by Burn's products, with at most so many bytes of scores at once (counted as float32), if that is enough for the fewest queries that are taken
-/// together.
+/// [`attention`] by Burn's products, with at most `bytes` bytes of scores at once (counted as
+/// float32), if that holds the smallest number of queries that are processed together.
 pub fn attention_in_parts(
     q_bthd: &Tensor<4>,
     k_bsgd: &Tensor<4>,

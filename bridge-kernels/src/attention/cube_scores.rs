@@ -1,4 +1,4 @@
-//! What the kernels of attention share: sizes, who sees whom, and scores.
+//! Code that the attention kernels share: sizes, masks and scores.
 
 use burn::cubecl;
 use burn::cubecl::prelude::*;
@@ -32,7 +32,7 @@ pub(super) struct Sizes {
     pub softcap: f32,
 }
 
-/// What is fixed when a kernel is compiled.
+/// Compile-time constants of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Form {
     /// Rows of a tile that a unit has.
@@ -41,11 +41,11 @@ pub(super) struct Form {
     pub columns: usize,
     /// Columns of values that a unit has in each row.
     pub value_columns: usize,
-    /// Whether there is a soft cap.
+    /// True if there is a soft cap.
     pub capped: bool,
-    /// Whether the largest scores are wanted.
+    /// True if the largest scores are recorded.
     pub watched: bool,
-    /// Whether there is dropout.
+    /// True if there is dropout.
     pub dropped: bool,
 }
 
@@ -76,7 +76,7 @@ pub(super) struct Block {
     pub group: usize,
     /// The first query.
     pub first: usize,
-    /// Its place in `[b, h, t]`.
+    /// Index of the query in `[b, h, t]`.
     pub line: usize,
     /// The first key.
     pub begin: usize,
@@ -134,7 +134,8 @@ pub(super) fn seeing(first: usize, rows: usize, sizes: &Sizes) -> Span {
     Span { begin, end }
 }
 
-/// Whether a query of a sequence sees a key. There are as many keys as queries where there are documents.
+/// True if a query of a sequence attends to a key. With documents there are as many keys as
+/// queries.
 #[cube]
 pub(super) fn sees<P: Int>(
     documents: ComptimeOption<&[P]>,
@@ -172,17 +173,17 @@ pub(super) fn score(product: f32, sizes: &Sizes, #[comptime] capped: bool) -> f3
     score
 }
 
-/// What becomes of a product of a query and a key, and of the gradient of its probability.
+/// Probability of a query and a key, and the gradient of their score.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Differentiated {
     /// After dropout.
     pub probability: f32,
-    /// Of the product, times the scale that was given.
+    /// Gradient of the score, times the scale.
     pub gradient: f32,
 }
 
-/// Of a key that is seen, by a query with this log-sum-exp and mean of the gradients of its probabilities, at `line` of `[b, h, t]`. The gradient is multiplied by
-/// `scale`.
+/// Derivative at an unmasked key, for a query with this log-sum-exp and mean of the gradients of
+/// its probabilities, at `line` of `[b, h, t]`. The gradient is multiplied by `scale`.
 #[cube]
 pub(super) fn differentiated(
     product: f32,
@@ -214,8 +215,9 @@ pub(super) fn differentiated(
     Differentiated { probability, gradient }
 }
 
-/// [`differentiated`] for a tile, with zeros where the key is not seen. It begins at a query and a key, whose rows are keys if `by_key`. `statistics` are
-/// log-sum-exps and means of gradients of probabilities, `[2, b, h, t]`, of which the head's queries begin at `line`.
+/// [`differentiated`] for a tile, with zeros where the key is not seen. It begins at a query and a
+/// key, whose rows are keys if `by_key`. `statistics` are log-sum-exps and means of gradients of
+/// probabilities, `[2, b, h, t]`, of which the head's queries begin at `line`.
 #[cube]
 pub(super) fn to_gradients<P: Int>(
     scores: &mut Array<f32>,

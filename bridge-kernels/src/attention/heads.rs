@@ -1,4 +1,4 @@
-//! Where the heads of a tensor lie: tensors of heads, and heads inside a wider projection.
+//! Memory layout of heads: tensors of heads, and heads inside a wider projection.
 
 use std::ops::Range;
 
@@ -21,12 +21,12 @@ pub struct HeadStrides {
 }
 
 impl HeadStrides {
-    /// Of a tensor `[b, s, heads, d]` with these strides of its first three dimensions.
+    /// Strides of a tensor `[b, s, heads, d]` from those of its first three dimensions.
     pub fn even([batch, token, head]: [usize; 3]) -> Self {
         Self { batch, token, group: head, head: 0, per_group: 1 }
     }
 
-    /// Of a contiguous tensor `[b, s, heads, d]`.
+    /// Strides of a contiguous tensor `[b, s, heads, d]`.
     pub fn contiguous(s: usize, heads: usize, d: usize) -> Self {
         Self::even([s * heads * d, heads * d, d])
     }
@@ -43,7 +43,7 @@ impl HeadStrides {
 pub struct Heads<'a> {
     /// From the first head's first element on.
     pub data: &'a [f32],
-    /// Their places.
+    /// Strides of the heads.
     pub strides: HeadStrides,
 }
 
@@ -65,11 +65,11 @@ impl<'a> Heads<'a> {
 /// Heads that several tasks write, each its own.
 #[derive(Clone, Copy)]
 pub struct HeadsMut<'a> {
-    /// What they are part of.
+    /// Memory that contains the heads.
     pub data: Shared<'a>,
     /// The first head's first element.
     pub offset: usize,
-    /// Their places.
+    /// Strides of the heads.
     pub strides: HeadStrides,
 }
 

@@ -6,14 +6,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::tensor::Tensor;
 
-/// The largest attention score that was seen: scaled, capped and with its bias, as it enters the softmax, of keys that are not hidden.
+/// The largest attention score that was seen: scaled, capped and with its bias, as it enters the
+/// softmax, of keys that are not hidden.
 ///
-/// Many tasks may note scores at once; a score that is noted again, by a recomputed layer, changes nothing.
+/// Many tasks may note scores at once; a score that is noted again, by a recomputed layer, changes
+/// nothing.
 #[derive(Default)]
 pub struct LargestScore {
-    /// What [`place`] makes of it, 0 before the first.
+    /// Largest score so far, encoded by [`place`]; 0 before the first.
     seen: AtomicU32,
-    /// Those that a device has not been asked for yet: reading one waits for all that the device was given before.
+    /// Scores that have not been read from the device yet: a read waits for all earlier work of the
+    /// device.
     on_device: Mutex<Vec<Tensor<1>>>,
 }
 
@@ -61,7 +64,7 @@ impl fmt::Debug for LargestScore {
 /// Whose scores an attention notes, and where.
 #[derive(Clone, Debug)]
 pub struct ScoreWatch {
-    /// Where they are noted.
+    /// Destination of the scores.
     pub largest: Arc<LargestScore>,
     /// The first query that counts; those before it are there to fill a shape.
     pub first_query: usize,

@@ -1,7 +1,9 @@
-//! Attention on GPUs with matrix units (FlashAttention-2, arXiv:2307.08691). As in [`super::cube`] there is no score matrix; products are those of
-//! [`crate::cube::fragments`]. As in the paper, a query's mean gradient of probabilities is computed from its rounded output.
+//! Attention on GPUs with matrix units (FlashAttention-2, arXiv:2307.08691). As in [`super::cube`]
+//! there is no score matrix; products are those of [`crate::cube::fragments`]. As in the paper, a
+//! query's mean gradient of probabilities is computed from its rounded output.
 //!
-//! For heads of 16-bit elements whose size is a multiple of 16, up to [`LARGEST_HEAD`](super::parts::LARGEST_HEAD). A cube has 64 queries of a head.
+//! For heads of 16-bit elements whose size is a multiple of 16, up to
+//! [`LARGEST_HEAD`](super::parts::LARGEST_HEAD). A cube has 64 queries of a head.
 
 use burn::backend::Cube;
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -24,7 +26,7 @@ use crate::dropout::cube::{Mask, factor, mask};
 /// Keys of a tile, forward.
 const KEYS: usize = 64;
 
-/// What is fixed when a kernel is compiled.
+/// Compile-time constants of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct UnitForm {
     /// Head size.
@@ -33,11 +35,11 @@ pub(super) struct UnitForm {
     pub columns: usize,
     pub capped: bool,
     pub dropped: bool,
-    /// Whether matrix units are emulated.
+    /// True if matrix units are emulated.
     pub emulated: bool,
 }
 
-/// Whether a tile has a key that one of its queries does not see, or that has to be asked about.
+/// True if a tile has a key that one of its queries does not attend to, or that must be checked.
 #[cube]
 pub(super) fn is_masked<P: Int>(
     documents: ComptimeOption<&[P]>,
@@ -218,7 +220,8 @@ fn scores_of<X: Float>(
     scores
 }
 
-/// Output, and for each query the log-sum-exp of its scores and the largest, `[2, b, h, t]`; a cube a block of queries of a head.
+/// Output, and for each query the log-sum-exp of its scores and the largest, `[2, b, h, t]`; a cube
+/// a block of queries of a head.
 #[cube(launch)]
 fn forward<X: Float, P: Int, N: Size>(
     q: &[Vector<X, N>],
@@ -288,7 +291,8 @@ fn forward<X: Float, P: Int, N: Size>(
     }
 }
 
-/// Drops probabilities out. Rows are queries, of which the cube's first is at `line` of `[b, h, t]`.
+/// Drops probabilities out. Rows are queries, of which the cube's first is at `line` of `[b, h,
+/// t]`.
 #[cube]
 fn drop_out(
     probabilities: &mut Array<Pair<f32>>,
@@ -356,7 +360,8 @@ impl Saved {
     }
 }
 
-/// Whether the device of `x` has matrix units for its elements, and planes as the kernels want them. Nothing is copied.
+/// True if the device of `x` has matrix units for its elements, and planes of the size that the
+/// kernels need. Nothing is copied.
 fn has_matrix_units(x: &Tensor<4>) -> bool {
     let Ok(x) = x.clone().without_autodiff().try_into_primitive::<Cube>() else { return false };
     let (properties, element) = (x.client.properties(), dtype_to_storage_type(x.dtype));
@@ -365,8 +370,9 @@ fn has_matrix_units(x: &Tensor<4>) -> bool {
     properties.features.matmul.mma.contains(&wanted) && properties.hardware.plane_size_min == LANES as u32
 }
 
-/// See [`crate::attention()`] and [`super::cube::attention`], whose conditions it has. Where there are no matrix units for the elements it does not apply, unless
-/// they are `emulated`, which is for tests, in 32 bits too: with so many columns of a tile of scores in backward, 32 or 64.
+/// See [`crate::attention()`] and [`super::cube::attention`], whose conditions it has. Where there
+/// are no matrix units for the elements it does not apply, unless they are `emulated`, which is for
+/// tests, in 32 bits too: with so many columns of a tile of scores in backward, 32 or 64.
 pub fn attention(
     q_bthd: &Tensor<4>,
     k_bsgd: &Tensor<4>,

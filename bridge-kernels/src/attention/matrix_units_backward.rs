@@ -1,5 +1,5 @@
-//! Backward of attention on matrix units: as [`super::cube_backward`], one kernel for the gradients of queries and one for those of keys and values, each of
-//! which forms the scores again.
+//! Backward of attention on matrix units: as [`super::cube_backward`], one kernel for the gradients
+//! of queries and one for those of keys and values, each of which forms the scores again.
 
 use burn::cubecl;
 use burn::cubecl::prelude::*;
@@ -16,8 +16,8 @@ use crate::cube::fragments::{
 use crate::cube::tile::Rows;
 use crate::dropout::cube::{Mask, mask};
 
-/// Log-sum-exps of a unit's two rows of queries, and means of gradients of their probabilities, which are filled in: the sums of the products of output and its
-/// gradient.
+/// Log-sum-exps of a unit's two rows of queries, and means of gradients of their probabilities,
+/// which are filled in: the sums of the products of output and its gradient.
 #[cube]
 fn statistics_of_rows<X: Float, N: Size>(
     statistics: &mut [f32],
@@ -61,8 +61,9 @@ fn statistics_of_rows<X: Float, N: Size>(
     found
 }
 
-/// From products of queries and keys and gradients of probabilities to probabilities after dropout and gradients of the products. Log-sum-exps and means are those
-/// of the rows, or, where rows are keys (`by_key`), of the columns. `line` is the head's first query in `[b, h, t]`.
+/// From products of queries and keys and gradients of probabilities to probabilities after dropout
+/// and gradients of the products. Log-sum-exps and means are those of the rows, or, where rows are
+/// keys (`by_key`), of the columns. `line` is the head's first query in `[b, h, t]`.
 #[cube]
 fn differentiate(
     scores: &mut Array<Pair<f32>>,
@@ -276,7 +277,8 @@ fn query_gradients<X: Float, P: Int, N: Size>(
     write::<X>(dq, start, heads * pairs, queries - at.first, &found, d);
 }
 
-/// Brings log-sum-exps and means of `width` queries from a line on, of which `count` are there, into shared memory. Followed by a `sync_cube`.
+/// Brings log-sum-exps and means of `width` queries from a line on, of which `count` are there,
+/// into shared memory. Followed by a `sync_cube`.
 #[cube]
 fn load_statistics(
     of_columns: &mut Shared<[f32]>,
@@ -299,7 +301,8 @@ fn load_statistics(
     }
 }
 
-/// Of keys and values, `[b, s, g, d]` each. A cube a block of keys of a group, with all query heads of the group in order.
+/// Gradients of keys and values, `[b, s, g, d]` each. One cube computes a block of keys of a group,
+/// with all query heads of the group in order.
 #[cube(launch)]
 fn key_gradients<X: Float, P: Int, N: Size>(
     q: &[Vector<X, N>],
@@ -384,7 +387,8 @@ fn key_gradients<X: Float, P: Int, N: Size>(
 }
 
 impl Saved {
-    /// Gradients of queries, keys and values from that of the output; the means of gradients are filled in.
+    /// Gradients of queries, keys and values from that of the output; the means of gradients are
+    /// filled in.
     pub(super) fn gradients_on_units(&self, d_out: &Buffer, form: UnitForm) -> [Tensor<4>; 3] {
         let Problem { b, t, s, h, g, .. } = self.problem;
         let (q, lanes) = (&self.q, vector_of(&self.q, form.d));

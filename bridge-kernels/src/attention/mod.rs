@@ -31,13 +31,14 @@ pub use parts::workspace_bytes_on_gpu;
 use crate::dropout::dropout;
 use crate::precision::{narrow, widen};
 
-/// Causal attention. Query `i` has position `s - t + i`, so with a key/value cache the last `t` positions are asked.
+/// Causal attention. Query `i` has position `s - t + i`, so with a key/value cache the last `t`
+/// positions are asked.
 ///
 /// Scores and their softmax are in float32 whatever the inputs' dtype.
 ///
 /// # Shapes
-/// `q_bthd` `[b, t, h, d]`, `k_bsgd` `[b, s, g, d]`, `v_bsgd` `[b, s, g, w]` with `h % g == 0` and `s >= t` -> `[b, t, h, w]`: heads of values
-/// may be of another size, as in latent attention.
+/// `q_bthd` `[b, t, h, d]`, `k_bsgd` `[b, s, g, d]`, `v_bsgd` `[b, s, g, w]` with `h % g == 0` and
+/// `s >= t` -> `[b, t, h, w]`: heads of values may be of another size, as in latent attention.
 ///
 /// # Panics
 /// If the shapes do not fit each other.
@@ -57,8 +58,9 @@ pub fn attention(q_bthd: Tensor<4>, k_bsgd: Tensor<4>, v_bsgd: Tensor<4>, option
     flex::attention(&q_bthd, &k_bsgd, &v_bsgd, options).unwrap_or_else(|| reference(q_bthd, k_bsgd, v_bsgd, options))
 }
 
-/// Bytes that one thread of the fused kernel works in, in the backward, for `t` queries, `s` keys and heads of `d` for keys and `width` for
-/// values: probabilities of a block and their gradients, and the gradients of one head's keys and values. Dropout adds one row.
+/// Bytes that one thread of the fused kernel works in, in the backward, for `t` queries, `s` keys
+/// and heads of `d` for keys and `width` for values: probabilities of a block and their gradients,
+/// and the gradients of one head's keys and values. Dropout adds one row.
 pub fn workspace_bytes([t, s]: [usize; 2], [d, width]: [usize; 2]) -> usize {
     (2 * cpu::block(t, s) + d + width) * s * size_of::<f32>()
 }
@@ -111,7 +113,8 @@ pub fn reference(q_bthd: Tensor<4>, k_bsgd: Tensor<4>, v_bsgd: Tensor<4>, option
         }
     };
     if let Some((rate, key)) = options.dropout {
-        // The mask is drawn in [b, h, t, s] order, so that it does not depend on how heads are grouped.
+        // The mask is drawn in [b, h, t, s] order, so that it does not depend on how heads are
+        // grouped.
         probabilities = dropout(probabilities, rate, key);
     }
     let probabilities = narrow(probabilities, dtype).reshape([b, g, per_group * t, s]);
@@ -121,8 +124,8 @@ pub fn reference(q_bthd: Tensor<4>, k_bsgd: Tensor<4>, v_bsgd: Tensor<4>, option
 
 /// Softmax over the last dimension, of rows that hold at least one finite score.
 ///
-/// Written out, because backends fuse Burn's own where there is no graph to record: a recomputed segment would then round
-/// differently in its two passes.
+/// Written out, because backends fuse Burn's own where there is no graph to record: a recomputed
+/// segment would then round differently in its two passes.
 fn softmax(scores: Tensor<5>) -> Tensor<5> {
     let largest = scores.clone().detach().max_dim(4);
     let exponentials = (scores - largest).exp();

@@ -1,27 +1,29 @@
-//! What varies between attention layers.
+//! Options of an attention layer.
 
 use burn::tensor::{Int, Tensor};
 
 use super::largest::ScoreWatch;
 use crate::dropout::DropoutKey;
 
-/// What varies between attention layers.
+/// Options of an attention layer.
 #[derive(Clone, Debug)]
 pub struct AttentionOptions {
     /// Factor on the scores; usually `1 / sqrt(d)`.
     pub scale: f64,
-    /// Sliding window: a query sees at most this many keys to its left (itself not counted). `None` is unlimited.
+    /// Sliding window: a query sees at most this many keys to its left (itself not counted). `None`
+    /// is unlimited.
     pub window: Option<usize>,
     /// Soft cap `cap * tanh(score / cap)` on the scores (Gemma 2, arXiv:2408.00118).
     pub softcap: Option<f64>,
     /// Dropout on the attention probabilities.
     pub dropout: Option<(f64, DropoutKey)>,
-    /// Document of each token, `[b, t]`: attention stays inside a document. Needs as many keys as queries.
+    /// Document of each token, `[b, t]`: attention stays inside a document. Needs as many keys as
+    /// queries.
     pub document_ids: Option<Tensor<2, Int>>,
-    /// Attention sinks, `[h]`: in the softmax of every query of a head stands one more score, the head's, that has no value (Xiao et al.,
-    /// arXiv:2309.17453, section 3.3). They have gradients.
+    /// Attention sinks, `[h]`: in the softmax of every query of a head stands one more score, the
+    /// head's, that has no value (Xiao et al., arXiv:2309.17453, section 3.3). They have gradients.
     pub sinks_h: Option<Tensor<1>>,
-    /// Where the largest score is noted, if anybody asks for it. Sinks are no scores.
+    /// Destination of the largest score, if it is recorded. Sinks are not scores.
     pub watch: Option<ScoreWatch>,
 }
 
@@ -39,7 +41,8 @@ impl AttentionOptions {
         }
     }
 
-    /// Fails on options that do not fit a batch of `b` sequences of `t` queries of `h` heads, and `s` keys.
+    /// Fails on options that do not fit a batch of `b` sequences of `t` queries of `h` heads, and
+    /// `s` keys.
     pub(crate) fn check(&self, [b, t, s]: [usize; 3], h: usize) {
         if let Some(sinks_h) = &self.sinks_h {
             assert_eq!(sinks_h.dims(), [h], "attention: one sink a query head is needed");

@@ -1,32 +1,36 @@
-//! Which scores exist at once where attention is made of matrix products.
+//! Size of the scores that exist at once if attention is computed by matrix products.
 
-/// Bytes of the scores that exist at once, in float32, where that is enough for [`FEWEST_QUERIES`].
+/// Bytes of float32 scores that exist at once, if they hold [`FEWEST_QUERIES`].
 pub(super) const BYTES: usize = 1 << 27;
 /// Bytes of a score that parts are made for: a table of products writes float32.
 pub(super) const SCORE_BYTES: usize = size_of::<f32>();
-/// Fewest queries of a sequence that are taken together. Numbers of queries, and the first keys, are multiples of it: products read vectors.
+/// Fewest queries of a sequence that are taken together. Numbers of queries, and the first keys,
+/// are multiples of it: products read vectors.
 pub(super) const FEWEST_QUERIES: usize = 64;
 /// Fewest keys, and bytes of an element, for which products are taken.
 const FEWEST_KEYS: usize = 256;
 const ELEMENT_BYTES: usize = 2;
-/// Largest head for which a unit of the form on matrix units has registers, and what heads are multiples of there.
+/// Largest head for which a unit of the form on matrix units has registers, and what heads are
+/// multiples of there.
 pub(super) const LARGEST_HEAD: usize = 128;
 pub(super) const HEAD_MULTIPLE: usize = 16;
 
-/// Whether matrix units have room for heads of `d` for keys and `width` for values.
+/// True if matrix units have room for heads of `d` for keys and `width` for values.
 pub(super) fn are_heads_of_units(d: usize, width: usize) -> bool {
     d == width && d.is_multiple_of(HEAD_MULTIPLE) && d <= LARGEST_HEAD
 }
 
-/// Whether products are the faster form on a GPU: in 16 bits, but for short sequences.
+/// True if products are the faster form on a GPU: in 16 bits, except for short sequences.
 pub(super) fn are_for(keys: usize, element_bytes: usize) -> bool {
     element_bytes == ELEMENT_BYTES && keys >= FEWEST_KEYS
 }
 
-/// Bytes that attention works in on a GPU, for `[b, h, t, s]` sequences, heads, queries and keys, of elements of `element_bytes`: scores and gradients of
-/// probabilities in float32, probabilities and gradients of scores as elements are, and the float32 sums of gradients of `[g, d, w]` key/value heads and
-/// their columns. Without a table of products the first two are smaller. None in the forms without a score matrix: which one runs depends on
-/// whether the device has `matrix_units`.
+/// Bytes that attention works in on a GPU, for `[b, h, t, s]` sequences, heads, queries and keys,
+/// of elements of `element_bytes`: scores and gradients of probabilities in float32, probabilities
+/// and gradients of scores as elements are, and the float32 sums of gradients of `[g, d, w]`
+/// key/value heads and their columns. Without a table of products the first two are smaller. None
+/// in the forms without a score matrix: which one runs depends on whether the device has
+/// `matrix_units`.
 pub fn workspace_bytes_on_gpu(
     [b, h, t, s]: [usize; 4],
     [g, d, width]: [usize; 3],
@@ -57,7 +61,8 @@ pub(super) struct Part {
     pub keys: usize,
 }
 
-/// The parts, in the order of sequences and then queries: `most` scores each, if that is enough for [`FEWEST_QUERIES`]. No size is 0.
+/// The parts, in the order of sequences and then queries: `most` scores each, if that is enough for
+/// [`FEWEST_QUERIES`]. No size is 0.
 pub(super) fn parts([b, h, t, s]: [usize; 4], window: Option<usize>, most: usize) -> Vec<Part> {
     let fewest = t.min(FEWEST_QUERIES);
     // The first key is rounded down.

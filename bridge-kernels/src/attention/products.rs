@@ -1,4 +1,5 @@
-//! The products of attention, by a table that writes float32 where a kernel reads them next, or by Burn.
+//! The products of attention, by a table that writes float32 where a kernel reads them next, or by
+//! Burn.
 
 use burn::tensor::{DType, Tensor};
 
@@ -6,7 +7,7 @@ use super::parts::Part;
 use crate::lt::{Element, Table, add_product, multiply};
 use crate::precision::{narrow, widen};
 
-/// What multiplies: a table, and Burn for what that does not have.
+/// Matrix products by a table, and by Burn for products that the table does not have.
 #[derive(Clone)]
 pub(super) struct Products<T>(pub Option<T>);
 
@@ -44,12 +45,13 @@ impl<T: Table> Products<T> {
     }
 }
 
-/// Gradients of keys or values, added up in float32 over the parts of some sequences, and rounded when these are through.
+/// Gradients of keys or values, added up in float32 over the parts of some sequences, and rounded
+/// when these are through.
 pub(super) struct Sums {
     /// Key/value heads, keys, columns.
     shape: [usize; 3],
     dtype: DType,
-    /// Of the sequences under way, `[batches, g, s, columns]`.
+    /// Gradient of the sequences in progress, `[batches, g, s, columns]`.
     open: Option<Tensor<4>>,
     /// `[batches, s, g, columns]`.
     done: Vec<Tensor<4>>,
@@ -60,7 +62,8 @@ impl Sums {
         Self { shape, dtype, open: None, done: Vec::new() }
     }
 
-    /// Adds what a part makes of its keys: `own^T` `[batches, g, keys, rows]` times `rows` `[batches, g, rows, columns]`.
+    /// Adds what a part makes of its keys: `own^T` `[batches, g, keys, rows]` times `rows`
+    /// `[batches, g, rows, columns]`.
     pub fn add<T: Table>(&mut self, products: &Products<T>, part: &Part, own: &Tensor<4>, rows: &Tensor<4>) {
         let [g, s, columns] = self.shape;
         if part.query == 0 {

@@ -1,4 +1,5 @@
-//! The convolution on slices, forward and backward. The sum before the SiLU is formed again in backward, not kept.
+//! The convolution on slices, forward and backward. The sum before the SiLU is formed again in
+//! backward, not kept.
 
 use rayon::prelude::*;
 
@@ -34,7 +35,8 @@ pub struct Gradients {
 }
 
 impl Convolution {
-    /// Of sequences of `t` tokens, from `weight [c, k]`; `starts` are those of the tokens' documents.
+    /// Convolution of sequences of `t` tokens with `weight [c, k]`; `starts` are the starts of the
+    /// tokens' documents.
     pub fn new([t, c]: [usize; 2], weight: &[f32], bias: Option<&[f32]>, starts: Vec<usize>) -> Self {
         Self { t, c, taps: transposed(weight, c), bias: bias.map_or_else(|| vec![0.0; c], <[f32]>::to_vec), starts }
     }
@@ -61,7 +63,7 @@ impl Convolution {
         })
     }
 
-    /// What goes into the SiLU at token `at` of the sequence `x`.
+    /// Input of the SiLU at token `at` of the sequence `x`.
     #[inline(always)]
     fn sum(&self, y: &mut [f32], (x, starts): (&[f32], &[usize]), at: usize) {
         let c = self.c;
@@ -92,7 +94,8 @@ impl Convolution {
         Gradients { x: dx, weight: transposed(&weight, k), bias }
     }
 
-    /// The rows of `dx` from token `first` on. `slopes` is memory for the gradients of what goes into the SiLU.
+    /// The rows of `dx` from token `first` on. `slopes` is memory for the gradients of what goes
+    /// into the SiLU.
     #[inline(always)]
     fn backward_rows(
         &self,

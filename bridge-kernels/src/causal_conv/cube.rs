@@ -1,4 +1,5 @@
-//! The convolution on GPUs: a unit an element. The sum before the SiLU is formed again in backward, not kept.
+//! The convolution on GPUs: a unit an element. The sum before the SiLU is formed again in backward,
+//! not kept.
 
 use burn::cubecl;
 use burn::cubecl::prelude::*;
@@ -19,7 +20,7 @@ struct Sizes {
     taps: u32,
 }
 
-/// How many taps meet a token of the same document: the token itself and those before it.
+/// Number of taps that meet a token of the same document: the token itself and those before it.
 #[cube]
 fn reach<P: Int>(documents: ComptimeOption<&[P]>, row: usize, sizes: &Sizes) -> usize {
     let mut reach = min(row % sizes.tokens as usize + 1, sizes.taps as usize);
@@ -39,7 +40,7 @@ fn reach<P: Int>(documents: ComptimeOption<&[P]>, row: usize, sizes: &Sizes) -> 
     reach
 }
 
-/// How many taps of this token and those behind it meet it.
+/// Number of taps of this token and later ones that meet it.
 #[cube]
 fn reached<P: Int>(documents: ComptimeOption<&[P]>, row: usize, sizes: &Sizes) -> usize {
     let mut reached = min(sizes.tokens as usize - row % sizes.tokens as usize, sizes.taps as usize);
@@ -59,7 +60,7 @@ fn reached<P: Int>(documents: ComptimeOption<&[P]>, row: usize, sizes: &Sizes) -
     reached
 }
 
-/// What goes into the SiLU.
+/// Input of the SiLU.
 #[cube]
 fn sum_of_taps<X: Float, W: Float, P: Int>(
     x: &[X],
@@ -153,7 +154,8 @@ fn input_gradient<X: Float, W: Float, P: Int>(
     dx[element] = X::cast_from(sum);
 }
 
-/// Gradients of the taps and, in the last row, of the bias, over [`ROWS`] rows a unit: `partial` is `[ceil(n / ROWS), k + 1, c]`.
+/// Gradients of the taps and, in the last row, of the bias, over [`ROWS`] rows a unit: `partial` is
+/// `[ceil(n / ROWS), k + 1, c]`.
 #[cube(launch)]
 fn parameter_gradients<X: Float, P: Int>(
     x: &[X],
@@ -208,7 +210,7 @@ impl Convolution {
         SizesLaunch::new(self.tokens as u32, self.channels() as u32, self.taps() as u32)
     }
 
-    /// How values, parameters and documents are stored.
+    /// Storage types of values, parameters and documents.
     fn storage(&self) -> [ElemType; 3] {
         let documents = self.documents.as_ref().map_or_else(i32::elem_type_native, Buffer::storage);
         [self.x.storage(), self.weight.storage(), documents]

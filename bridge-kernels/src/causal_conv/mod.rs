@@ -1,4 +1,5 @@
-//! Causal depthwise convolution along the sequence, with SiLU: the short convolution of Mamba layers.
+//! Causal depthwise convolution along the sequence, with SiLU: the short convolution of Mamba
+//! layers.
 
 mod cpu;
 #[cfg(feature = "cube")]
@@ -9,13 +10,14 @@ use burn::tensor::{Int, Tensor, activation::silu};
 
 use crate::precision::{narrow, widen};
 
-/// `silu(bias + sum over j of weight[.., j] * x[t - k + 1 + j])`, each channel by itself; before the
-/// sequence, or the document where tokens have the ids of documents, is zero.
+/// `silu(bias + sum over j of weight[.., j] * x[t - k + 1 + j])`, each channel by itself; before
+/// the sequence, or the document where tokens have the ids of documents, is zero.
 ///
 /// Computed in float32 whatever the input's dtype, and rounded once.
 ///
 /// # Shapes
-/// `x_btc` `[b, t, c]`, `weight_ck` `[c, k]`, `bias_c` `[c]`, `document_ids` `[b, t]` -> `[b, t, c]`.
+/// `x_btc` `[b, t, c]`, `weight_ck` `[c, k]`, `bias_c` `[c]`, `document_ids` `[b, t]` -> `[b, t,
+/// c]`.
 ///
 /// # Panics
 /// If the sizes differ, or `k` is 0.

@@ -4,7 +4,8 @@ use std::marker::PhantomData;
 
 /// A buffer of `len` floats that `fill` writes in full.
 ///
-/// Fresh memory is not zeroed first: that is a pass over memory which a training step would make for every activation.
+/// Fresh memory is not zeroed first: that is a pass over memory which a training step would make
+/// for every activation.
 pub fn filled(len: usize, fill: impl FnOnce(&mut [f32])) -> Vec<f32> {
     let [values] = all_filled([len], |[values]| fill(values));
     values
@@ -14,8 +15,8 @@ pub fn filled(len: usize, fill: impl FnOnce(&mut [f32])) -> Vec<f32> {
 pub fn all_filled<const N: usize>(lens: [usize; N], fill: impl FnOnce([&mut [f32]; N])) -> [Vec<f32>; N] {
     let mut buffers = lens.map(|len| {
         let mut values = Vec::with_capacity(len);
-        // SAFETY: the capacity is `len`, any bit pattern is a valid f32, and f32 needs no drop. Every caller in this crate
-        // writes each element before anything reads it.
+        // SAFETY: the capacity is `len`, any bit pattern is a valid f32, and f32 needs no drop.
+        // Every caller in this crate writes each element before anything reads it.
         #[allow(clippy::uninit_vec)]
         unsafe {
             values.set_len(len);
@@ -28,7 +29,8 @@ pub fn all_filled<const N: usize>(lens: [usize; N], fill: impl FnOnce([&mut [f32
 
 /// A slice that several tasks write at once, each its own elements.
 ///
-/// Needed where a task's elements are strided (one head of `[b, t, h, d]`), which `chunks_mut` cannot express.
+/// Needed where a task's elements are strided (one head of `[b, t, h, d]`), which `chunks_mut`
+/// cannot express.
 #[derive(Clone, Copy)]
 pub struct Shared<'a> {
     start: *mut f32,

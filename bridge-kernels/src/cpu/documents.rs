@@ -1,7 +1,8 @@
 //! Sequences of several documents, for operations that must not reach from one into another.
 
-/// For each token the number of the first token of its document, counted in its sequence of `t` tokens; a document is a run of equal `ids`.
-/// Without ids each of `n` tokens is of the one document of its sequence.
+/// For each token the number of the first token of its document, counted in its sequence of `t`
+/// tokens; a document is a run of equal `ids`. Without ids each of `n` tokens is of the one
+/// document of its sequence.
 pub fn starts(ids: Option<&[i64]>, t: usize, n: usize) -> Vec<usize> {
     let Some(ids) = ids else {
         return vec![0; n];

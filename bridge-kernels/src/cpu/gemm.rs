@@ -82,7 +82,8 @@ pub struct MatrixMut<'a> {
     data: PhantomData<&'a mut [f32]>,
 }
 
-// SAFETY: it is a `&mut [f32]` with gaps; parts are only handed out by `block`, whose callers keep them apart.
+// SAFETY: it is a `&mut [f32]` with gaps; parts are only handed out by `block`, whose callers keep
+// them apart.
 unsafe impl Sync for MatrixMut<'_> {}
 
 impl<'a> MatrixMut<'a> {
@@ -113,7 +114,7 @@ impl<'a> MatrixMut<'a> {
     }
 }
 
-/// What happens to the output's old contents.
+/// Use of the output's old contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Output {
     /// Overwritten (it may be uninitialised).
@@ -122,7 +123,7 @@ pub enum Output {
     Add,
 }
 
-/// Where a product runs.
+/// Threads that run a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Threads {
     /// On the calling thread.
@@ -136,15 +137,16 @@ const PARALLEL_WORK: usize = 96 * 96 * 96;
 
 /// Rows and columns of the smallest piece that a thread is given, see [`smallest`].
 const MIN_PIECE: (usize, usize) = (96, 128);
-/// Products of at most so many elements are summed in another way by the crate.
+/// Products of at most this many elements are summed in another order by the crate.
 const TINY: usize = 256;
 /// Pieces begin at multiples of these, where the crate's kernel has few ragged edges.
 const PIECE_UNIT: (usize, usize) = (6, 32);
 
 /// Into how many rows and columns of pieces a product is cut for a number of threads.
 ///
-/// Each thread copies what it reads of the operands into the kernel's order. That is expensive for an `a` that lies column by
-/// column (the gradient of a weight), so then rows are cut, which divides `a`; otherwise columns are, which divides `b`.
+/// Each thread copies what it reads of the operands into the kernel's order. That is expensive for
+/// an `a` that lies column by column (the gradient of a weight), so then rows are cut, which
+/// divides `a`; otherwise columns are, which divides `b`.
 fn pieces(a: &Matrix<'_>, b: &Matrix<'_>, threads: usize) -> (usize, usize) {
     let at_most = |len: usize, min: usize, wanted: usize| (len / min).clamp(1, wanted);
     let min_rows = smallest(MIN_PIECE.0, PIECE_UNIT.0, b.cols);
@@ -160,20 +162,22 @@ fn pieces(a: &Matrix<'_>, b: &Matrix<'_>, threads: usize) -> (usize, usize) {
 
 /// The least size of a piece in one dimension, for a size of `other` in the other one.
 ///
-/// The sum of an element must not depend on the number of pieces. Pieces of more than 64 rows or columns have the whole product's blocking
-/// along `k`, and those of more than [`TINY`] elements are summed as the whole is. A piece may be smaller than an even share by a unit.
+/// The sum of an element must not depend on the number of pieces. Pieces of more than 64 rows or
+/// columns have the whole product's blocking along `k`, and those of more than [`TINY`] elements
+/// are summed as the whole is. A piece may be smaller than an even share by a unit.
 fn smallest(min: usize, unit: usize, other: usize) -> usize {
     min.max(TINY / other.max(1) + 1 + unit)
 }
 
-/// Where piece `piece` of `pieces` begins.
+/// Start of piece `piece` of `pieces`.
 fn cut(len: usize, unit: usize, piece: usize, pieces: usize) -> usize {
     (len.div_ceil(unit) * piece / pieces * unit).min(len)
 }
 
 /// `out = scale * a * b`, or `out += scale * a * b`.
 ///
-/// Every element is summed in the same order on any number of threads: only rows and columns are divided between them.
+/// Every element is summed in the same order on any number of threads: only rows and columns are
+/// divided between them.
 ///
 /// # Panics
 /// If the shapes do not fit.
@@ -213,8 +217,8 @@ pub fn multiplied(scale: f32, a: Matrix<'_>, b: Matrix<'_>, threads: Threads) ->
 
 /// [`gemm()`] on the calling thread, of operands that fit.
 fn product(out: MatrixMut<'_>, output: Output, scale: f32, a: Matrix<'_>, b: Matrix<'_>) {
-    // SAFETY: the views were checked against their slices when they were made; `out` is exclusive and its rows do not
-    // overlap; with `read_dst` false the output is not read.
+    // SAFETY: the views were checked against their slices when they were made; `out` is exclusive
+    // and its rows do not overlap; with `read_dst` false the output is not read.
     unsafe {
         gemm::gemm(
             a.rows,

@@ -1,10 +1,12 @@
-//! Run-time dispatch to the vector extensions, and float32 functions written so that loops over them vectorise.
+//! Run-time dispatch to the vector extensions, and float32 functions written so that loops over
+//! them vectorise.
 
-/// Evaluates an expression compiled for the widest vector extension of this machine: AVX-512, or AVX2 with FMA, or what
-/// the target has always, as NEON on AArch64.
+/// Evaluates an expression compiled for the widest vector extension of this machine: AVX-512, or
+/// AVX2 with FMA, or what the target has always, as NEON on AArch64.
 ///
-/// Functions that the expression calls have to be `#[inline(always)]` to be compiled for that extension too. A macro,
-/// because the closure has to be inlined: left to itself the compiler calls it, and then it has no vector extension.
+/// Functions that the expression calls have to be `#[inline(always)]` to be compiled for that
+/// extension too. A macro, because the closure has to be inlined: left to itself the compiler calls
+/// it, and then it has no vector extension.
 macro_rules! vectorised {
     ($body:expr) => {
         $crate::cpu::simd::dispatch(
@@ -90,7 +92,8 @@ pub fn sum_map(a: &[f32], f: impl Fn(f32) -> f32) -> f32 {
     sum_map2(a, a, |x, _| f(x))
 }
 
-/// Largest element, `-inf` of nothing. NaN is not seen: it comes back by the sum of exponentials that follows.
+/// Largest element, `-inf` of nothing. NaN is not seen: it comes back by the sum of exponentials
+/// that follows.
 #[inline(always)]
 pub fn max(a: &[f32]) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; LANES];
@@ -112,8 +115,8 @@ pub fn larger_magnitude(largest: f32, x: f32) -> f32 {
 
 /// `e^x` for a softmax: 0 below `e^-80`.
 ///
-/// Without the cut, products of such probabilities fall into the denormal range, where a CPU is a hundred times
-/// slower; what is lost is 35 orders of magnitude below the largest probability.
+/// Without the cut, products of such probabilities fall into the denormal range, where a CPU is a
+/// hundred times slower; what is lost is 35 orders of magnitude below the largest probability.
 #[inline(always)]
 pub fn exp_or_zero(x: f32) -> f32 {
     if x < -80.0 { 0.0 } else { exp(x) }
@@ -139,8 +142,8 @@ pub fn exp_in_place(a: &mut [f32], shift: f32) -> f32 {
 
 /// `e^x` to about one unit in the last place.
 ///
-/// Range reduction by `ln 2` in two parts, a polynomial of degree 6 on `[-ln 2 / 2, ln 2 / 2]`, and a scaling in two
-/// steps so that results near the ends of the range come out right.
+/// Range reduction by `ln 2` in two parts, a polynomial of degree 6 on `[-ln 2 / 2, ln 2 / 2]`, and
+/// a scaling in two steps so that results near the ends of the range come out right.
 #[inline(always)]
 pub fn exp(x: f32) -> f32 {
     // 1.5 * 2^23: adding it rounds to an integer, which the low bits of the sum then hold.
@@ -188,8 +191,8 @@ pub fn tanh(x: f32) -> f32 {
 
 /// The standard normal distribution function and density at `x`.
 ///
-/// The tail is `exp(-x^2 / 2)` times a polynomial in `1 / (1 + p |x|)` (the form of Abramowitz and Stegun, 7.1.26, fitted
-/// anew for float32), so its relative accuracy holds far to the left.
+/// The tail is `exp(-x^2 / 2)` times a polynomial in `1 / (1 + p |x|)` (the form of Abramowitz and
+/// Stegun, 7.1.26, fitted anew for float32), so its relative accuracy holds far to the left.
 #[inline(always)]
 pub fn normal_cdf_pdf(x: f32) -> (f32, f32) {
     const P: f32 = 0.47 * std::f32::consts::FRAC_1_SQRT_2;
@@ -217,7 +220,8 @@ pub fn normal_cdf_pdf(x: f32) -> (f32, f32) {
         p = p.mul_add(t, *coefficient);
     }
     let tail = 0.5 * p * t * gaussian;
-    // At |x| beyond about 14 the density is 0 and its correction NaN-free; infinities give 0 * inf otherwise.
+    // At |x| beyond about 14 the density is 0 and its correction NaN-free; infinities give 0 * inf
+    // otherwise.
     let tail = if magnitude < 20.0 { tail } else { 0.0 };
     let density = if magnitude < 20.0 { INVERSE_ROOT_2_PI * gaussian } else { 0.0 };
     let cdf = if x > 0.0 { 1.0 - tail } else { tail };

@@ -11,7 +11,7 @@ pub(crate) trait Small {
     /// A code that is no number.
     const NAN: u32;
 
-    /// What is added to exponents.
+    /// Bias of the exponent.
     const BIAS: u32 = (1 << (Self::EXPONENT - 1)) - 1;
     /// The smallest normal number.
     const LEAST_NORMAL: f32 = power_of_two(128 - Self::BIAS);
@@ -30,7 +30,8 @@ impl Small for Half {
     const NAN: u32 = 0x7e00;
 }
 
-/// Four bits of exponent, three of mantissa, no infinities (Micikevicius et al., arXiv:2209.05433, section 3).
+/// Four bits of exponent, three of mantissa, no infinities (Micikevicius et al., arXiv:2209.05433,
+/// section 3).
 pub(crate) struct E4M3;
 
 impl Small for E4M3 {
@@ -52,7 +53,8 @@ impl Small for E5M2 {
     const NAN: u32 = 0x7f;
 }
 
-/// The number of a code; what is not finite is NaN. Without denormal numbers on the way, which are slow, and without branches, so that it vectorises.
+/// The number of a code; what is not finite is NaN. Without denormal numbers on the way, which are
+/// slow, and without branches, so that it vectorises.
 #[inline(always)]
 pub(crate) fn decode<S: Small>(code: u32) -> f32 {
     let sign = (code >> (S::EXPONENT + S::MANTISSA)) << 31;
@@ -64,7 +66,8 @@ pub(crate) fn decode<S: Small>(code: u32) -> f32 {
     f32::from_bits(bits | sign)
 }
 
-/// The code of the nearest number, of two the even one. What is beyond the largest number becomes that.
+/// The code of the nearest number, of two the even one. What is beyond the largest number becomes
+/// that.
 #[inline(always)]
 pub(crate) fn encode<S: Small>(x: f32) -> u32 {
     let sign = x.to_bits() >> 31;
@@ -74,7 +77,8 @@ pub(crate) fn encode<S: Small>(x: f32) -> u32 {
     let half = (1_u32 << (22 - S::MANTISSA)) - 1;
     let rounded = bits.wrapping_add(half).wrapping_add((bits >> (23 - S::MANTISSA)) & 1) >> (23 - S::MANTISSA);
     let normal = rounded.wrapping_sub((127 - S::BIAS) << S::MANTISSA);
-    // The unit in the last place of this power of two is the smallest number of the format, so the addition rounds to its multiples.
+    // The unit in the last place of this power of two is the smallest number of the format, so the
+    // addition rounds to its multiples.
     let power = power_of_two(128 - S::BIAS - S::MANTISSA + 23);
     let subnormal = (a + power).to_bits().wrapping_sub(power.to_bits());
     let code = if a < S::LEAST_NORMAL { subnormal } else { normal };
@@ -94,7 +98,8 @@ mod tests {
 
     use super::*;
 
-    /// The finite numbers that are not negative, in the order of their codes, by the definition of such formats.
+    /// The finite numbers that are not negative, in the order of their codes, by the definition of
+    /// such formats.
     fn numbers<S: Small>() -> Vec<f64> {
         let (bias, fractions): (i32, u32) = ((1 << (S::EXPONENT - 1)) - 1, 1 << S::MANTISSA);
         let number = |code: u32| {

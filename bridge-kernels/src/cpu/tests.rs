@@ -1,5 +1,5 @@
-//! Small cases of every kernel with `unsafe` in it, so small that Miri runs them:
-//! `cargo +nightly miri test -p bridge-kernels --lib cpu::tests`. Numerics are tested from outside, in `tests/ops`.
+//! Small cases of every kernel with `unsafe` in it, so small that Miri runs them: `cargo +nightly
+//! miri test -p bridge-kernels --lib cpu::tests`. Numerics are tested from outside, in `tests/ops`.
 
 use super::buffer::{Shared, filled};
 use super::gemm::{Matrix, MatrixMut, Output, Threads, gemm};
@@ -155,7 +155,8 @@ fn attention_forward_and_backward() {
     // Probabilities add up to one, so what comes in goes on to the values as a whole.
     let sum = |x: &[f32]| x.iter().sum::<f32>();
     assert_close(&[sum(&dv)], &[sum(&d_out)]);
-    // A key added to all keys changes no probability: gradients of the keys that a query sees cancel for equal queries.
+    // A key added to all keys changes no probability: gradients of the keys that a query sees
+    // cancel for equal queries.
     assert_close(&dq[..h * d], &vec![0.0; h * d]);
     assert!(dk.iter().any(|x| *x != 0.0));
 }

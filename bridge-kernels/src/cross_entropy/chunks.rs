@@ -1,25 +1,29 @@
-//! How many tokens' logits exist at once.
+//! Size of the chunks of tokens whose logits exist at once.
 
-/// Logits of one chunk on the CPU: 32 MiB of float32 where that is enough tokens.
+/// Logits of one chunk on the CPU: 32 MiB of float32, if that holds enough tokens.
 const LOGITS: usize = 1 << 23;
-/// Fewest tokens of a chunk on the CPU: with fewer, the projection and its gradient are read and written too often.
+/// Fewest tokens of a chunk on the CPU: with fewer, the projection and its gradient are read and
+/// written too often.
 const FEWEST_TOKENS: usize = 256;
-/// Bytes of the logits of one chunk on a GPU, where that is enough tokens.
+/// Bytes of the logits of one chunk on a GPU, if they hold enough tokens.
 const BYTES_ON_GPU: usize = 1 << 28;
-/// Enough tokens of a chunk on a GPU. Each chunk reads and writes the float32 gradient of the projection, which costs an H100 as much time as the products of
-/// 270 tokens.
+/// Enough tokens of a chunk on a GPU. Each chunk reads and writes the float32 gradient of the
+/// projection, which costs an H100 as much time as the products of 270 tokens.
 const ENOUGH_TOKENS_ON_GPU: usize = 4096;
-/// Most bytes of the logits of [`ENOUGH_TOKENS_ON_GPU`] tokens; with more, a chunk has fewer tokens.
+/// Most bytes of the logits of [`ENOUGH_TOKENS_ON_GPU`] tokens; with more, a chunk has fewer
+/// tokens.
 const MOST_BYTES_ON_GPU: usize = 1 << 30;
 /// Fewest tokens of a chunk on a GPU, whatever bytes their logits take.
 const FEWEST_TOKENS_ON_GPU: usize = 1024;
 
-/// Tokens of one chunk on the CPU, of `n`, for a vocabulary of `v`. Chunks have one size: a few tokens left over would cost nearly as much as a chunk.
+/// Tokens of one chunk on the CPU, of `n`, for a vocabulary of `v`. Chunks have one size: a few
+/// tokens left over would cost nearly as much as a chunk.
 pub fn chunk_rows(n: usize, v: usize) -> usize {
     even(n, (LOGITS / v.max(1)).max(FEWEST_TOKENS))
 }
 
-/// Tokens of one chunk on a GPU, whose logits have `element_bytes` each and take at most `largest` bytes, which a kernel can be given.
+/// Tokens of one chunk on a GPU, whose logits have `element_bytes` each and take at most `largest`
+/// bytes, which a kernel can be given.
 pub fn chunk_rows_on_gpu(n: usize, v: usize, element_bytes: usize, largest: usize) -> usize {
     let row = (v * element_bytes).max(1);
     let enough = (MOST_BYTES_ON_GPU / row).clamp(FEWEST_TOKENS_ON_GPU, ENOUGH_TOKENS_ON_GPU);
@@ -32,18 +36,20 @@ fn even(n: usize, most: usize) -> usize {
     n.div_ceil(chunks).max(1)
 }
 
-/// Bytes of logits that the fused operation has at once on the CPU for `n` tokens and `v` vocabulary rows; the rest is inputs, outputs and gradients.
+/// Bytes of logits that the fused operation has at once on the CPU for `n` tokens and `v`
+/// vocabulary rows; the rest is inputs, outputs and gradients.
 pub fn workspace_bytes(n: usize, v: usize) -> usize {
     chunk_rows(n, v) * v * size_of::<f32>()
 }
 
-/// Columns of logits in the memory of a GPU for a vocabulary of `v`: rows that begin at multiples of 16 bytes are what matrix units and vectors take.
+/// Columns of logits in the memory of a GPU for a vocabulary of `v`: rows that begin at multiples
+/// of 16 bytes are what matrix units and vectors take.
 pub fn pitch(v: usize) -> usize {
     v.next_multiple_of(8)
 }
 
-/// [`workspace_bytes`] on a GPU, for elements of `element_bytes` each and hidden states of `c`: with a copy of the projection, if the
-/// vocabulary is no multiple of eight.
+/// [`workspace_bytes`] on a GPU, for elements of `element_bytes` each and hidden states of `c`:
+/// with a copy of the projection, if the vocabulary is no multiple of eight.
 pub fn workspace_bytes_on_gpu(n: usize, [v, c]: [usize; 2], element_bytes: usize) -> usize {
     let pitch = pitch(v);
     let copy = if pitch == v { 0 } else { pitch * c };

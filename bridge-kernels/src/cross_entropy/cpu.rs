@@ -1,4 +1,5 @@
-//! Output projection and cross-entropy in chunks of tokens: the logits of one chunk are all that exists.
+//! Output projection and cross-entropy in chunks of tokens: the logits of one chunk are all that
+//! exists.
 
 use std::ops::Range;
 
@@ -68,12 +69,12 @@ pub struct Problem<'a> {
     pub options: CrossEntropyOptions,
 }
 
-/// Which gradients are wanted with the loss.
+/// Gradients to compute with the loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted {
-    /// Of the hidden states.
+    /// Gradient of the hidden states.
     pub x: bool,
-    /// Of the projection.
+    /// Gradient of the projection.
     pub weight: bool,
 }
 
@@ -98,8 +99,8 @@ pub fn solve(problem: Problem<'_>, wanted: Wanted) -> Solution {
     })
 }
 
-/// Takes the tokens in chunks. `chunk` is given the tokens' range, their logits, `[count, v]`, and a place for the loss of each; it
-/// fills those, and turns the logits into their gradients.
+/// Takes the tokens in chunks. `chunk` is given the tokens' range, their logits, `[count, v]`, and
+/// a place for the loss of each; it fills those, and turns the logits into their gradients.
 pub fn in_chunks(
     problem: Problem<'_>,
     wanted: Wanted,
@@ -158,7 +159,8 @@ fn exponentials(row: &mut [f32]) -> (f64, f32) {
     (f64::from(top) + f64::from(sum).ln(), sum)
 }
 
-/// Loss of a token with log-partition `log_z`, and the factor that turns probabilities into gradients.
+/// Loss of a token with log-partition `log_z`, and the factor that turns probabilities into
+/// gradients.
 #[inline(always)]
 pub fn token_loss(log_z: f64, target_logit: f32, mask: f32, z_loss: Option<f64>) -> (f64, f32) {
     let weight = z_loss.unwrap_or(0.0);
@@ -182,7 +184,8 @@ fn capped_row(logits: &mut [f32], target: usize, mask: f32, (cap, z_loss): (f32,
     softcap_in_place(logits, cap);
     let target_logit = logits[target];
     let top = max(logits);
-    // The capped logits are needed again for the slope of the cap, so exponentials are formed twice.
+    // The capped logits are needed again for the slope of the cap, so exponentials are formed
+    // twice.
     let sum = sum_map(logits, |l| exp_or_zero(l - top));
     let (loss, factor) = token_loss(f64::from(top) + f64::from(sum).ln(), target_logit, mask, z_loss);
     let (factor, inverse) = (factor / sum, 1.0 / cap);

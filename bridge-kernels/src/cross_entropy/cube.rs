@@ -1,4 +1,5 @@
-//! Output projection with cross-entropy, in chunks of tokens: the products are those of linear layers, the rest is one kernel, a cube a token.
+//! Output projection with cross-entropy, in chunks of tokens: the products are those of linear
+//! layers, the rest is one kernel, a cube a token.
 
 use burn::backend::Cube;
 use burn::cubecl;
@@ -12,11 +13,11 @@ use crate::cube::reduce::{cube_max, cube_sum};
 use crate::linear::{add_weight_gradient, linear};
 use crate::vjp;
 
-/// What is fixed when the kernel is compiled.
+/// Compile-time constants of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Form {
     capped: bool,
-    /// Whether logits become their gradients.
+    /// True if logits are overwritten by their gradients.
     gradients: bool,
     /// Units of a cube.
     units: usize,
@@ -40,7 +41,8 @@ struct Partition {
     sum: f32,
 }
 
-/// The sum of exponentials goes with the largest logit so far, so that logits are read once (Milakov and Gimelshein, 2018, arXiv:1805.02867).
+/// The sum of exponentials goes with the largest logit so far, so that logits are read once
+/// (Milakov and Gimelshein, 2018, arXiv:1805.02867).
 #[cube]
 fn partition<X: Float, N: Size>(
     logits: &mut [Vector<X, N>],
@@ -77,10 +79,12 @@ fn partition<X: Float, N: Size>(
     Partition { top: largest, sum }
 }
 
-/// The loss of each row of `logits [n, v]`, of which `columns` count; the logits become their gradients if those are wanted, the others zeros.
+/// The loss of each row of `logits [n, v]`, of which `columns` count; the logits become their
+/// gradients if those are wanted, the others zeros.
 ///
-/// With `p = softmax(logits)` and `z` its log-partition: `loss = mask * (z - logit[target] + z_loss * z^2)`, whose gradient is
-/// `mask * (p * (1 + 2 * z_loss * z) - onehot(target))`, times the slope of the soft cap.
+/// With `p = softmax(logits)` and `z` its log-partition: `loss = mask * (z - logit[target] + z_loss
+/// * z^2)`, whose gradient is `mask * (p * (1 + 2 * z_loss * z) - onehot(target))`, times the slope
+/// of the soft cap.
 #[cube(launch)]
 fn token_losses<X: Float, T: Int, N: Size>(
     logits: &mut [Vector<X, N>],
@@ -118,7 +122,8 @@ fn token_losses<X: Float, T: Int, N: Size>(
     let log_z = top + sum.ln();
     let target = i32::cast_from(targets[row]);
     if unit == 0 {
-        // A target outside the vocabulary cannot be reported from here: its loss overflows, which the loop does report.
+        // A target outside the vocabulary cannot be reported from here: its loss overflows, which
+        // the loop does report.
         let mut loss = (log_z * log_z + 1e30f32) * 1e30f32;
         if target >= 0 && (target as usize) < columns {
             let logit = cap(element::<X, N>(logits, start, target as usize), softcap, capped);
@@ -222,7 +227,7 @@ struct Problem {
     targets_n: Tensor<1, IntKind>,
     mask_n: Tensor<1>,
     options: CrossEntropyOptions,
-    /// Whether the gradient of `x_nc` is wanted, and of `weight_vc`.
+    /// True for each of `x_nc` and `weight_vc` whose gradient is needed.
     wanted: [bool; 2],
 }
 
@@ -236,8 +241,9 @@ struct Solution {
 
 /// See [`crate::linear_cross_entropy`].
 ///
-/// Gradients are found with the loss, for an upstream gradient of one, so that no logits are kept. In float16 these could
-/// overflow where the scaled ones do not, so it is not for float16. A chunk has at most `rows` tokens, as many as suit the device if that is not given.
+/// Gradients are found with the loss, for an upstream gradient of one, so that no logits are kept.
+/// In float16 these could overflow where the scaled ones do not, so it is not for float16. A chunk
+/// has at most `rows` tokens, as many as suit the device if that is not given.
 pub fn linear_cross_entropy(
     x_nc: &Tensor<2>,
     weight_vc: &Tensor<2>,
@@ -271,7 +277,8 @@ pub fn linear_cross_entropy(
     }))
 }
 
-/// Tokens of one chunk of `x_nc` on its device, for a vocabulary of `v`; `None` on other devices than CubeCL's.
+/// Tokens of one chunk of `x_nc` on its device, for a vocabulary of `v`; `None` on other devices
+/// than CubeCL's.
 fn chunk_rows(x_nc: &Tensor<2>, v: usize) -> Option<usize> {
     let x = Buffer::of(x_nc)?;
     let largest = usize::try_from(x.0.client.properties().memory.max_page_size).unwrap_or(usize::MAX);

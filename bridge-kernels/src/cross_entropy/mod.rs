@@ -21,10 +21,12 @@ use crate::quantized::LinearWeight;
 /// Log-probabilities are in float32 whatever the inputs' dtype.
 ///
 /// # Shapes
-/// `x_nc` `[n, c]`, `weight_vc` `[v, c]`, `targets_n` `[n]` with values in `0..v`, `mask_n` `[n]` float32 -> `[1]` float32.
+/// `x_nc` `[n, c]`, `weight_vc` `[v, c]`, `targets_n` `[n]` with values in `0..v`, `mask_n` `[n]`
+/// float32 -> `[1]` float32.
 ///
 /// # Panics
-/// If the shapes do not fit, or a token that counts has a target outside `0..v`; on GPUs such a target makes the loss infinite instead.
+/// If the shapes do not fit, or a token that counts has a target outside `0..v`; on GPUs such a
+/// target makes the loss infinite instead.
 pub fn linear_cross_entropy(
     x_nc: Tensor<2>,
     weight_vc: impl Into<LinearWeight>,

@@ -1,6 +1,6 @@
-//! What varies between losses.
+//! Options of the loss.
 
-/// What varies between losses.
+/// Options of the loss.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CrossEntropyOptions {
     /// Soft cap `cap * tanh(logit / cap)` on the logits.

@@ -6,13 +6,14 @@ use burn::tensor::DType;
 
 use super::Buffer;
 
-/// A cube adds up a tile: so many vectors of columns, and so many rows at a time.
+/// Side of the tile that a cube sums: vectors of columns, and rows at a time.
 const SIDE: usize = 16;
 
 /// Rows that one unit adds up before sums of cubes are.
 const ROWS: usize = 16;
 
-/// `sums[block, column]` gets the sum of `x [rows, columns]` over a block of `block_rows` rows. `columns` counts vectors.
+/// `sums[block, column]` gets the sum of `x [rows, columns]` over a block of `block_rows` rows.
+/// `columns` counts vectors.
 #[cube(launch)]
 fn block_sums<X: Float, Y: Float, N: Size>(
     x: &[Vector<X, N>],

@@ -1,9 +1,13 @@
-//! Products of tiles on matrix units, whose operands are in registers: `mma.m16n8k16` of PTX, of 16-bit elements with sums in float32.
+//! Products of tiles on matrix units, whose operands are in registers: `mma.m16n8k16` of PTX, of
+//! 16-bit elements with sums in float32.
 //!
-//! A cube has [`PLANES`] planes of [`LANES`] units. A plane multiplies 16 rows at a time. In the tile of sums, unit `l` of a plane has rows `l / 4` and `l / 4 + 8`, and of
-//! each eight columns numbers `2 (l % 4)` and the next one; so sums of 16 x 16, rounded, are the first factor of another product as they are.
+//! A cube has [`PLANES`] planes of [`LANES`] units. A plane multiplies 16 rows at a time. In the
+//! tile of sums, unit `l` of a plane has rows `l / 4` and `l / 4 + 8`, and of each eight columns
+//! numbers `2 (l % 4)` and the next one; so sums of 16 x 16, rounded, are the first factor of
+//! another product as they are.
 //!
-//! Devices without matrix units can be asked to do the same (`emulated`): registers are exchanged through shared memory, for tests.
+//! Devices without matrix units can be asked to do the same (`emulated`): registers are exchanged
+//! through shared memory, for tests.
 
 use burn::cubecl;
 use burn::cubecl::cmma::MmaDefinition;
@@ -13,7 +17,8 @@ use super::tile::Rows;
 
 /// Two elements side by side: what a register has.
 pub(crate) type Pair<X> = Vector<X, Const<2>>;
-/// Four elements side by side: what a unit reads of shared memory at once, two registers of a factor.
+/// Four elements side by side: what a unit reads of shared memory at once, two registers of a
+/// factor.
 pub(crate) type Quad<X> = Vector<X, Const<4>>;
 
 /// Units of a plane.
@@ -34,8 +39,8 @@ pub(crate) const fn exchange_len(emulated: bool) -> usize {
     if emulated { EXCHANGED * PLANES } else { 1 }
 }
 
-/// Quads between the rows of a tile of `columns` columns in shared memory: as many as the row has, or a few more, so that the four rows which half of a
-/// plane reads at once are in different banks.
+/// Quads between the rows of a tile of `columns` columns in shared memory: as many as the row has,
+/// or a few more, so that the four rows which half of a plane reads at once are in different banks.
 const fn row_quads(columns: usize) -> usize {
     let quads = columns / 4;
     quads + (12 - quads % 8) % 8
@@ -52,7 +57,7 @@ pub(crate) fn lane() -> usize {
     UNIT_POS as usize % LANES
 }
 
-/// Whether this unit is the first of the four that share a row.
+/// True if this unit is the first of the four that share a row.
 #[cube]
 pub(crate) fn is_first_of_row() -> bool {
     lane() % 4 < 1
@@ -64,7 +69,8 @@ pub(crate) fn plane_row() -> usize {
     UNIT_POS as usize / LANES * PLANE_ROWS
 }
 
-/// The row, of those of the cube, of this unit's sums that have the number `half`, 0 or 1, in each tile.
+/// The row, of those of the cube, of this unit's sums that have the number `half`, 0 or 1, in each
+/// tile.
 #[cube]
 pub(crate) fn row_of(half: usize) -> usize {
     plane_row() + lane() / 4 + 8 * half
@@ -95,8 +101,9 @@ fn half_of<X: Float>(quad: Quad<X>, #[comptime] half: usize) -> Pair<X> {
     pair
 }
 
-/// The first factor, `[16, 16]`: rows of this unit's plane in a tile, from column `16 * step` on. Its columns have another order than the tile's, which is also that
-/// of [`second_factor`], so that a unit's are side by side.
+/// The first factor, `[16, 16]`: rows of this unit's plane in a tile, from column `16 * step` on.
+/// Its columns have another order than the tile's, which is also that of [`second_factor`], so that
+/// a unit's are side by side.
 #[cube]
 pub(crate) fn first_factor<X: Float>(
     tile: &Shared<[Quad<X>]>,
@@ -125,7 +132,8 @@ fn first_factor_of_sums<X: Float>(sums: &Array<Pair<f32>>, step: usize) -> Array
     factor
 }
 
-/// The second factor, `[16, 8]`, of which a tile has the transpose: rows `8 * number` and on, from column `16 * step` on.
+/// The second factor, `[16, 8]`, of which a tile has the transpose: rows `8 * number` and on, from
+/// column `16 * step` on.
 #[cube]
 pub(crate) fn second_factor<X: Float>(
     tile: &Shared<[Quad<X>]>,
@@ -203,7 +211,8 @@ fn multiply_emulated<X: Float>(
     sync_cube();
 }
 
-/// Adds combinations of `rows` rows of `columns` columns, of which a tile has the transpose, with sums as weights, rounded.
+/// Adds combinations of `rows` rows of `columns` columns, of which a tile has the transpose, with
+/// sums as weights, rounded.
 #[cube]
 pub(crate) fn add_combinations<X: Float>(
     into: &mut Array<Pair<f32>>,
@@ -263,8 +272,8 @@ pub(crate) fn row_sum(value: f32, exchange: &mut Shared<[f32]>, #[comptime] emul
     sum
 }
 
-/// Brings `rows` rows of `columns` columns into shared memory; `from` counts vectors of four elements or more, and what a tile has beyond its rows is zero.
-/// Followed by a `sync_cube`.
+/// Brings `rows` rows of `columns` columns into shared memory; `from` counts vectors of four
+/// elements or more, and what a tile has beyond its rows is zero. Followed by a `sync_cube`.
 #[cube]
 pub(crate) fn load<X: Float, N: Size>(
     tile: &mut Shared<[Quad<X>]>,
@@ -294,8 +303,9 @@ pub(crate) fn load<X: Float, N: Size>(
     }
 }
 
-/// Brings the transpose of `rows` rows of `columns` columns into shared memory, as [`add_combinations`] reads it: of each 16 rows, a quad has two neighbours and
-/// those eight rows on, as the sums of two tiles that a unit has in a row. Followed by a `sync_cube`.
+/// Brings the transpose of `rows` rows of `columns` columns into shared memory, as
+/// [`add_combinations`] reads it: of each 16 rows, a quad has two neighbours and those eight rows
+/// on, as the sums of two tiles that a unit has in a row. Followed by a `sync_cube`.
 #[cube]
 pub(crate) fn load_transposed<X: Float, N: Size>(
     tile: &mut Shared<[Quad<X>]>,

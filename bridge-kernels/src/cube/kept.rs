@@ -1,4 +1,5 @@
-//! What pullbacks keep of activations. Apart from [`Buffer`] itself, on which the moves of what is kept rest.
+//! Activations that pullbacks keep. Separate from [`Buffer`], which the offload of kept tensors
+//! builds on.
 
 use burn::backend::Cube;
 
@@ -6,7 +7,7 @@ use super::Buffer;
 use crate::offload::Kept;
 use crate::vjp::Lift;
 
-/// What a pullback keeps of an activation; see [`Kept`].
+/// Activation that a pullback keeps; see [`Kept`].
 pub(crate) struct KeptBuffer(Kept);
 
 impl Buffer {

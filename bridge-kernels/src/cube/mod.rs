@@ -1,11 +1,14 @@
-//! What operations' files `cube.rs` share, fused kernels for GPUs, written in CubeCL: CUDA, Vulkan, Metal and WebGPU compile the same
-//! source.
+//! Code that the operations' files `cube.rs` share. Kernels for GPUs are written in CubeCL: CUDA,
+//! Vulkan, Metal and WebGPU compile the same source.
 //!
-//! Such a file has its kernels, which see flat buffers, and the functions on tensors that launch them. A function returns `None` where it does not apply (another device, another dtype, no elements); the caller then takes the
-//! reference. Storage is float32, float16 or bfloat16; arithmetic is float32 always, and results are rounded once. Sums have
-//! a fixed order, so results are the same from run to run on one device.
+//! Such a file has its kernels, which see flat buffers, and the functions on tensors that launch
+//! them. A function returns `None` where it does not apply (another device, another dtype, no
+//! elements); the caller then takes the reference. Storage is float32, float16 or bfloat16;
+//! arithmetic is float32 always, and results are rounded once. Sums have a fixed order, so results
+//! are the same from run to run on one device.
 //!
-//! No other code is built for the features `cuda`, `wgpu` and `vulkan`: which of CubeCL's runtimes a kernel runs on is a property of the tensor.
+//! No other code is built for the features `cuda`, `wgpu` and `vulkan`: which of CubeCL's runtimes
+//! a kernel runs on is a property of the tensor.
 
 pub(crate) mod columns;
 pub(crate) mod fragments;
@@ -34,7 +37,8 @@ const MOST_UNITS: u32 = 256;
 pub(crate) struct Buffer(pub CubeTensor);
 
 impl Buffer {
-    /// The tensor behind `x`; `None` unless it is on a CubeCL device, of 16 or 32 bits, and neither empty nor huge.
+    /// The tensor behind `x`; `None` unless it is on a CubeCL device, of 16 or 32 bits, and neither
+    /// empty nor huge.
     pub fn of<const D: usize>(x: &Tensor<D>) -> Option<Self> {
         matches!(x.dtype(), DType::F32 | DType::F16 | DType::BF16).then_some(())?;
         Self::side_by_side(x.clone().without_autodiff().try_into_primitive::<Cube>().ok()?)
@@ -70,7 +74,8 @@ impl Buffer {
         Self::of(&gradient).expect("the gradient of a tensor has its device, dtype and shape")
     }
 
-    /// Kernels index with 32 bits, and a storage-tiled tensor is read by nothing but the product it was tiled for.
+    /// Kernels index with 32 bits, and a storage-tiled tensor is read by nothing but the product it
+    /// was tiled for.
     pub fn side_by_side(tensor: CubeTensor) -> Option<Self> {
         let elements = tensor.shape().num_elements();
         if elements == 0 || u32::try_from(elements).is_err() || tensor.meta.is_tiled() {
@@ -91,8 +96,9 @@ impl Buffer {
         Self(CubeTensor::new_contiguous(client, self.0.device.clone(), shape, handle, dtype))
     }
 
-    /// Memory of the size and dtype of a tensor whose elements nobody wants: its own, if nobody else has it and it is on the device of `self` and of the same
-    /// stream: who reads on another one waits for what was there when the memory was reserved.
+    /// Memory of the size and dtype of a tensor whose elements nobody wants: its own, if nobody
+    /// else has it and it is on the device of `self` and of the same stream: who reads on another
+    /// one waits for what was there when the memory was reserved.
     pub fn in_place_of<const D: usize>(&self, x: Tensor<D>) -> Self {
         let (len, dtype) = (x.shape().num_elements(), x.dtype());
         match Self::as_it_is(&x) {
@@ -109,8 +115,9 @@ impl Buffer {
         self.uninitialised(self.0.shape(), self.0.dtype)
     }
 
-    /// How many elements kernels read and write at once where runs of `run` elements begin anywhere in this buffer and in others like it: a vector of
-    /// 16 bytes if they are of 32 bits, of 8 if of 16, or less.
+    /// Number of elements that kernels read and write at once if runs of `run` elements begin
+    /// anywhere in this buffer and in others like it: a vector of 16 bytes for 32-bit elements, of
+    /// 8 bytes for 16-bit elements, or less.
     pub fn lanes(&self, run: usize) -> usize {
         self.lanes_of(size_of::<f32>(), run)
     }
@@ -130,7 +137,7 @@ impl Buffer {
         self.0.clone().into_buffer_arg()
     }
 
-    /// How the elements are stored, as an argument of a kernel.
+    /// Storage type of the elements, as an argument of a kernel.
     pub fn storage(&self) -> ElemType {
         dtype_to_storage_type(self.0.dtype)
     }
@@ -157,7 +164,8 @@ impl Buffer {
         self.grid(self.len())
     }
 
-    /// A grid with at least one cube for each of `rows` rows, and the units of a cube: a power of two that suits `columns`.
+    /// A grid with at least one cube for each of `rows` rows, and the units of a cube: a power of
+    /// two that suits `columns`.
     pub fn cube_per_row(&self, rows: usize, columns: usize) -> (CubeCount, CubeDim, usize) {
         let most = self.0.client.properties().hardware.max_units_per_cube.min(MOST_UNITS);
         let columns = u32::try_from(columns).unwrap_or(MOST_UNITS).min(MOST_UNITS);
@@ -166,7 +174,7 @@ impl Buffer {
         (count, dim, units as usize)
     }
 
-    /// A grid with at least `count` cubes of so many units.
+    /// Grid of at least `count` cubes of `units` units.
     pub fn cubes(&self, count: usize, units: usize) -> (CubeCount, CubeDim) {
         let dim = CubeDim::new_1d(units as u32);
         (calculate_cube_count_elemwise(&self.0.client, count * units, dim), dim)

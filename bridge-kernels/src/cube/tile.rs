@@ -1,7 +1,8 @@
 //! Products of tiles in float32, by cubes of [`SIDE`] times [`SIDE`] units.
 //!
-//! A tile has `SIDE r` rows and columns. Unit `(y, x)` has its elements in rows `y + SIDE i` and columns `x + SIDE j`, element `i r + j` of an array
-//! of `r r`. What a unit sums for wider rows, `columns` of each, has its element `i columns + j` likewise. All units of a cube must call these
+//! A tile has `SIDE r` rows and columns. Unit `(y, x)` has its elements in rows `y + SIDE i` and
+//! columns `x + SIDE j`, element `i r + j` of an array of `r r`. What a unit sums for wider rows,
+//! `columns` of each, has its element `i columns + j` likewise. All units of a cube must call these
 //! functions together. The order of a sum depends on sizes alone.
 
 use burn::cubecl;
@@ -11,7 +12,8 @@ use super::Buffer;
 
 /// Units of a cube along each side of a tile.
 pub(crate) const SIDE: usize = 16;
-/// From a row of a stage to the next: odd, so that the rows of a column lie in different banks of memory.
+/// From a row of a stage to the next: odd, so that the rows of a column lie in different banks of
+/// memory.
 const PITCH: usize = SIDE + 1;
 
 /// Elements of the shared memory through which rows come.
@@ -105,8 +107,8 @@ pub(crate) fn add_products<A: Float, B: Float>(
     }
 }
 
-/// Adds to the unit's rows the product of the tile, of which the first `depth` columns count, and the first `depth` rows of `b`, of `width`
-/// elements.
+/// Adds to the unit's rows the product of the tile, of which the first `depth` columns count, and
+/// the first `depth` rows of `b`, of `width` elements.
 #[cube]
 pub(crate) fn add_combinations<B: Float>(
     sums: &mut Array<f32>,
@@ -137,8 +139,8 @@ pub(crate) fn add_combinations<B: Float>(
     }
 }
 
-/// As [`add_combinations`] with rows of `a` times a factor each, `r` of a unit: adds their product with `b`, which has as many rows as those have
-/// elements.
+/// As [`add_combinations`] with rows of `a` times a factor each, `r` of a unit: adds their product
+/// with `b`, which has as many rows as those have elements.
 #[cube]
 pub(crate) fn add_row_products<A: Float, B: Float>(
     sums: &mut Array<f32>,
@@ -192,7 +194,7 @@ pub(crate) fn share(tile: &mut Shared<[f32]>, values: &Array<f32>, #[comptime] r
     sync_cube();
 }
 
-/// Of each of the unit's rows, the sum of the values that the row's units have for it.
+/// Sums of the values that the units of a row have, for each of the unit's rows.
 #[cube]
 pub(crate) fn row_sums(values: &mut Array<f32>, stage: &mut Shared<[f32]>, #[comptime] r: usize) {
     gather_rows(values, stage, r);
@@ -207,7 +209,7 @@ pub(crate) fn row_sums(values: &mut Array<f32>, stage: &mut Shared<[f32]>, #[com
     }
 }
 
-/// Of each of the unit's rows, the largest of the values that the row's units have for it.
+/// Maxima of the values that the units of a row have, for each of the unit's rows.
 #[cube]
 pub(crate) fn row_maxima(values: &mut Array<f32>, stage: &mut Shared<[f32]>, #[comptime] r: usize) {
     gather_rows(values, stage, r);
@@ -233,14 +235,14 @@ fn gather_rows(values: &mut Array<f32>, stage: &mut Shared<[f32]>, #[comptime] r
     sync_cube();
 }
 
-/// How many columns of rows of `width` a unit has.
+/// Number of columns that a unit has of rows of `width`.
 pub(crate) fn columns_of_unit(width: usize) -> usize {
     width.div_ceil(SIDE)
 }
 
 impl Buffer {
-    /// How many rows of a tile a unit is to have, for matrices of `rows` rows and units that sum `columns` of each; `None` if the device has too
-    /// small cubes.
+    /// Number of rows of a tile that a unit has, for matrices of `rows` rows and units that sum
+    /// `columns` of each; `None` if the device's cubes are too small.
     pub fn tile_rows(&self, rows: usize, columns: usize) -> Option<usize> {
         let hardware = &self.0.client.properties().hardware;
         (hardware.max_units_per_cube as usize >= SIDE * SIDE).then_some(())?;

@@ -1,4 +1,5 @@
-//! Dropout on GPUs: each unit draws the word of its element by itself, so that no mask is stored or brought from the host.
+//! Dropout on GPUs: each unit draws the word of its element by itself, so that no mask is stored or
+//! brought from the host.
 
 use burn::cubecl;
 use burn::cubecl::prelude::*;
@@ -23,7 +24,7 @@ pub(crate) struct Mask {
     scale: f32,
 }
 
-/// The mask of `key` at `rate`; without these, one that nobody asks.
+/// Mask of `key` at `rate`; without these, a placeholder that kernels never read.
 pub(crate) fn mask(dropout: Option<(f64, DropoutKey)>) -> MaskLaunch {
     let Some((rate, key)) = dropout else {
         return MaskLaunch::new(0, 0, 0, 1.0);
@@ -49,7 +50,7 @@ pub(crate) fn factor(mask: &Mask, row: u32, column: u32, columns: u32) -> f32 {
     factor
 }
 
-/// One of the four words of a block.
+/// Word `lane` of the four words of a Philox block.
 #[cube]
 fn word(mask: &Mask, index_low: u32, index_high: u32, lane: u32) -> u32 {
     let mut c0 = index_low;

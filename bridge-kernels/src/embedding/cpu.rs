@@ -43,7 +43,8 @@ pub fn backward(dy: &[f32], columns: usize, ids: &[usize], vocabulary: usize) ->
     if columns == 0 {
         return gradient;
     }
-    // Tokens of each vocabulary range, in their own order: so each row adds up in token order on any number of threads.
+    // Tokens of each vocabulary range, in their own order: so each row adds up in token order on
+    // any number of threads.
     let mut tokens = vec![Vec::new(); vocabulary.div_ceil(VOCABULARY_PER_TASK)];
     for (token, id) in ids.iter().enumerate() {
         tokens[id / VOCABULARY_PER_TASK].push(token);

@@ -1,5 +1,7 @@
-//! Embedding look-up on GPUs: a unit an element, forward and backward. The tokens with one id are a list, so that backward adds up their gradients in the
-//! order of the tokens, without atomics; the rows of other ids are zero. Burn's own backward takes all tokens one after the other, in a unit a column.
+//! Embedding look-up on GPUs: a unit an element, forward and backward. The tokens with one id are a
+//! list, so that backward adds up their gradients in the order of the tokens, without atomics; the
+//! rows of other ids are zero. Burn's own backward takes all tokens one after the other, in a unit
+//! a column.
 
 use burn::cubecl;
 use burn::cubecl::prelude::*;
@@ -27,13 +29,15 @@ fn look_up<X: Float, I: Int>(
     if id >= 0 && (id as usize) < rows {
         y[place] = table[id as usize * columns as usize + column];
     } else {
-        // An id outside the table cannot be reported from here: its row overflows, and the loss with it, which the loop does report.
+        // An id outside the table cannot be reported from here: its row overflows, and the loss
+        // with it, which the loop does report.
         let first = f32::cast_from(table[column]);
         y[place] = X::cast_from((first * first + 1e30f32) * 1e30f32);
     }
 }
 
-/// Of each token the next one with the same id, the number of tokens if there is none, and whether there is one before it: 1, where there was 0.
+/// Links each token to the next one with the same id (the number of tokens if there is none), and
+/// writes 1 for tokens that have one before them, over zeros.
 #[cube(launch)]
 fn link<I: Int>(ids: &[I], next: &mut [u32], has_before: &mut [f32], #[define(I)] _storage: ElemType) {
     let token = ABSOLUTE_POS;

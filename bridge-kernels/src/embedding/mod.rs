@@ -45,8 +45,8 @@ fn quantized_rows(matrix: &QuantizedMatrix, ids_bt: &Tensor<2, Int>) -> Tensor<3
 
 /// [`embedding`] in plain Burn operations.
 ///
-/// A table in 16 bits is widened first, so that its gradient is summed in float32 and rounded once: a common id's row
-/// would stop growing in 16 bits, where adding 1 to 256 changes nothing.
+/// A table in 16 bits is widened first, so that its gradient is summed in float32 and rounded once:
+/// a common id's row would stop growing in 16 bits, where adding 1 to 256 changes nothing.
 pub fn reference(weight_vc: Tensor<2>, ids_bt: Tensor<2, Int>) -> Tensor<3> {
     let [b, t] = ids_bt.dims();
     let [_, c] = weight_vc.dims();

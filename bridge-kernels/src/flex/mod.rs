@@ -1,7 +1,9 @@
-//! What operations' files `flex.rs` share, the fast implementations on Burn tensors: slices out of tensors, gradients for pullbacks.
+//! Code that the operations' files `flex.rs` share, the fast implementations on Burn tensors:
+//! slices of tensors, gradients for pullbacks.
 //!
-//! Such a file takes slices out of tensors, calls its kernels in `cpu.rs` beside it, and attaches a pullback. Its functions return `None`
-//! where they do not apply (another device, another dtype); the caller then takes the reference.
+//! Such a file takes slices out of tensors, calls its kernels in `cpu.rs` beside it, and attaches a
+//! pullback. Its functions return `None` where they do not apply (another device, another dtype);
+//! the caller then takes the reference.
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{DispatchTensor, Flex};
@@ -83,7 +85,8 @@ impl Values {
     }
 }
 
-/// What a pullback keeps of an activation; see [`Kept`]. The host has it anyway: it moves in tests alone.
+/// Activation that a pullback keeps; see [`Kept`]. Its memory is on the host anyway, so only tests
+/// move it.
 pub(crate) struct KeptValues(Kept);
 
 impl KeptValues {
@@ -147,7 +150,7 @@ pub(crate) fn attach_one<const D: usize, const E: usize>(
 ) -> Tensor<D> {
     vjp::attach_some(output, vec![input.into_dispatch()], move |dy| vec![pullback(Values::of_gradient(dy))])
 }
-/// Where the first element of a float32 tensor on Flex is; `None` for others.
+/// Address of the first element of a float32 tensor on Flex; `None` for other tensors.
 pub fn address_on_cpu<const D: usize>(x: &Tensor<D>) -> Option<usize> {
     Values::of(x)?.strided().map(|(values, _)| values.as_ptr().addr())
 }

@@ -1,4 +1,5 @@
-//! Casts to 8 bits, and products of what codes stand for, in float32: each product is what an 8-bit matrix unit computes, up to the order of its sum.
+//! Casts to 8 bits, and products of what codes stand for, in float32: each product is what an 8-bit
+//! matrix unit computes, up to the order of its sum.
 
 use rayon::prelude::*;
 
@@ -20,13 +21,13 @@ pub(crate) struct Codes {
     shape: [usize; 2],
     /// Rows and columns of the elements that share a scale.
     block: [usize; 2],
-    /// What values of a block are multiplied by to be those of the matrix, block by block along rows.
+    /// Scale factors that turn decoded values into those of the matrix, block by block along rows.
     inverses: Vec<f32>,
     /// The largest magnitude of the matrix, where there is one scale for all.
     pub largest: Option<f32>,
 }
 
-/// What codes stand for, but for a factor.
+/// Decoded values, without their scale factor.
 pub(crate) struct Decoded {
     values: Vec<f32>,
     shape: [usize; 2],
@@ -68,7 +69,7 @@ impl Codes {
         Self { format, codes, shape, block, inverses, largest }
     }
 
-    /// What the codes stand for.
+    /// Decodes the codes.
     pub fn decode(&self) -> Decoded {
         let (values, [_, columns]) = (self.format.values(), self.shape);
         let is_whole = self.largest.is_some();
@@ -107,7 +108,8 @@ impl Decoded {
     }
 }
 
-/// The code of `x` times a scale. What is infinite becomes NaN: saturated, an overflow would pass for a value, and the step would count.
+/// The code of `x` times a scale. What is infinite becomes NaN: saturated, an overflow would pass
+/// for a value, and the step would count.
 #[inline(always)]
 pub(super) fn cast(format: Fp8Format, x: f32, scale: f32) -> u8 {
     format.code(if x.is_infinite() { f32::NAN } else { x * scale })

@@ -1,4 +1,5 @@
-//! Casts to 8 bits on GPUs: the largest magnitude of a tensor, the scale made of it, and the codes, four in a `u32`. Nothing is read by the host.
+//! Casts to 8 bits on GPUs: the largest magnitude of a tensor, the scale made of it, and the codes,
+//! four in a `u32`. Nothing is read by the host.
 
 use burn::cubecl;
 use burn::cubecl::prelude::*;
@@ -81,7 +82,8 @@ fn magnitudes<X: Float>(x: &[X], parts: &mut [u32], #[comptime] units: usize, #[
     }
 }
 
-/// `scales`: by what a tensor is multiplied before it is cast, the inverse, and the largest magnitude, of the `parts` there are. One cube.
+/// `scales`: by what a tensor is multiplied before it is cast, the inverse, and the largest
+/// magnitude, of the `parts` there are. One cube.
 #[cube(launch)]
 fn make_scales(
     parts: ComptimeOption<&[u32]>,
@@ -125,8 +127,8 @@ fn make_scales(
     }
 }
 
-/// The code of `x` times a scale: the nearest number, of two the even one; of what is too large the largest. What is not finite becomes NaN. See
-/// [`crate::cpu::small::encode`].
+/// The code of `x` times a scale: the nearest number, of two the even one; of what is too large the
+/// largest. What is not finite becomes NaN. See [`crate::cpu::small::encode`].
 #[cube]
 pub(super) fn code(x: f32, scale: f32, #[comptime] form: CodeForm) -> u32 {
     let sign = u32::reinterpret(x) >> 31u32;
@@ -172,7 +174,8 @@ fn encode_along<X: Float>(
     codes[place] = word;
 }
 
-/// Codes of the columns of `x`, of `words` each; a unit [`WORDS`] of them, next to the units of other columns. Behind the last row are zeros.
+/// Codes of the columns of `x`, of `words` each; a unit [`WORDS`] of them, next to the units of
+/// other columns. Behind the last row are zeros.
 #[cube(launch)]
 fn encode_across<X: Float>(
     x: &[X],
@@ -203,14 +206,15 @@ fn encode_across<X: Float>(
     }
 }
 
-/// Memory for a matrix in 8 bits, with what is summed side by side in rows that are padded with zeros.
+/// Memory for a matrix in 8 bits, with what is summed side by side in rows that are padded with
+/// zeros.
 pub(super) struct Room {
     codes: Buffer,
-    /// What becomes codes, a matrix of this shape, or its transpose.
+    /// Tensor to cast, as a matrix of this shape, or its transpose.
     x: Buffer,
     shape: [usize; 2],
     is_across: bool,
-    /// How the codes lie.
+    /// Layout of the codes.
     pub matrix: Matrix,
 }
 
@@ -260,7 +264,7 @@ impl Room {
     }
 }
 
-/// How a tensor becomes codes: see [`make_scales`].
+/// Cast of a tensor with one scale: see [`make_scales`].
 #[derive(Clone)]
 pub(super) struct OneScale {
     format: Fp8Format,
@@ -268,7 +272,8 @@ pub(super) struct OneScale {
 }
 
 impl OneScale {
-    /// With the scale that is given, `[1]`, or that of the largest magnitude. The tensor is read for that, or if it is to be `noted`.
+    /// With the scale that is given, `[1]`, or that of the largest magnitude. The tensor is read
+    /// for that, or if it is to be `noted`.
     pub fn new(x: &Buffer, format: Fp8Format, given: Option<&Buffer>, noted: bool) -> Self {
         let (_, dim, units) = x.cube_per_row(1, usize::MAX);
         let client = &x.0.client;
@@ -297,7 +302,7 @@ impl OneScale {
         self.scales.clone().tensor::<1>().narrow(0, 2, 1)
     }
 
-    /// What codes are multiplied by, `[1]`.
+    /// Factor that dequantizes codes, `[1]`.
     pub fn inverse(&self) -> Tensor<1> {
         self.scales.clone().tensor::<1>().narrow(0, 1, 1)
     }

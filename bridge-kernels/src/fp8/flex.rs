@@ -17,7 +17,7 @@ use crate::vjp;
 /// The input as the gradient of the weight reads it.
 enum KeptInput<const D: usize> {
     Codes(Codes),
-    /// Where that product is not in 8 bits.
+    /// Plain values, if the product is not in 8 bits.
     Values(Box<Tensor<D>>),
 }
 
@@ -59,7 +59,8 @@ impl HostPass {
         self.cast(x, shape, operand).decode()
     }
 
-    /// Gradients of input and weight, of which none may be wanted, from the gradient of the output `[n, o]`.
+    /// Gradients of input and weight, of which none may be wanted, from the gradient of the output
+    /// `[n, o]`.
     fn gradients<const D: usize>(
         &self,
         (dy, outputs): (&[f32], usize),

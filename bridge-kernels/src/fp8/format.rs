@@ -36,7 +36,8 @@ impl Fp8Format {
         }
     }
 
-    /// The code of the value nearest to `x`, of two the even one. What is too large becomes the largest value, and NaN stays NaN.
+    /// The code of the value nearest to `x`, of two the even one. What is too large becomes the
+    /// largest value, and NaN stays NaN.
     #[inline(always)]
     pub fn code(self, x: f32) -> u8 {
         match self {
@@ -45,7 +46,7 @@ impl Fp8Format {
         }
     }
 
-    /// What a code stands for. What is not finite is NaN.
+    /// Value of a code. Codes that are not finite are NaN.
     #[inline]
     pub fn value(self, code: u8) -> f32 {
         match self {
@@ -54,12 +55,13 @@ impl Fp8Format {
         }
     }
 
-    /// What each code stands for.
+    /// Value of each code.
     pub(super) fn values(self) -> [f32; 256] {
         std::array::from_fn(|code| self.value(code as u8))
     }
 
-    /// What a tensor is multiplied by, so that its largest magnitude becomes the largest value. Without a finite one above zero this is 1.
+    /// Scale that takes a tensor's largest magnitude to the largest value of the format. It is 1 if
+    /// there is no finite magnitude above zero.
     pub fn scale(self, largest: f32) -> f32 {
         let scale = self.largest() / largest;
         match (largest == 0.0 || !largest.is_finite(), scale.is_infinite()) {

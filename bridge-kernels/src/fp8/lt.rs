@@ -1,5 +1,6 @@
-//! Linear layers in 8 bits by a [`Table`] of products, for operands with one scale each. A function returns `None` where it does not apply (another
-//! device, mixed dtypes, blocks with scales of their own, no algorithm); a product of backward that the table does not have is emulated.
+//! Linear layers in 8 bits by a [`Table`] of products, for operands with one scale each. A function
+//! returns `None` where it does not apply (another device, mixed dtypes, blocks with scales of
+//! their own, no algorithm); a product of backward that the table does not have is emulated.
 
 use std::cell::OnceCell;
 
@@ -27,7 +28,8 @@ struct Decided<'a, T> {
     bias_n: Option<Tensor<1>>,
 }
 
-/// `a b^T + bias`, `[m, k]` by `[n, k]`, stored as `result` says, if the table has it. A result of 16 bits is rounded once, with the bias in it.
+/// `a b^T + bias`, `[m, k]` by `[n, k]`, stored as `result` says, if the table has it. A result of
+/// 16 bits is rounded once, with the bias in it.
 fn decide<'a, T: Table>(
     table: &'a T,
     rooms: [Room; 2],
@@ -63,7 +65,7 @@ impl<T: Table> Decided<'_, T> {
     }
 }
 
-/// How an operand with one scale becomes codes; its largest magnitude is noted. `None` for others.
+/// Cast of an operand with one scale; its largest magnitude is recorded. `None` for other operands.
 fn one_scale(pass: &DevicePass, x: &Buffer, operand: Operand) -> Option<OneScale> {
     let Share::Tensor(given) = pass.share(operand) else { return None };
     let given = match &given {
@@ -126,7 +128,7 @@ struct Backward<T, const D: usize> {
     dims: [usize; D],
     x: Option<(Kept, OneScale)>,
     weight: Option<(Buffer, OneScale)>,
-    /// Whether there is a bias, and whether it is tracked.
+    /// `Some` if there is a bias, true if it is tracked.
     bias: Option<bool>,
 }
 

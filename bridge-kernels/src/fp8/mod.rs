@@ -1,10 +1,13 @@
-//! Linear layers whose products are made of 8-bit floats (Micikevicius et al., arXiv:2209.05433), as Transformer Engine's recipes make them.
+//! Linear layers whose products are made of 8-bit floats (Micikevicius et al., arXiv:2209.05433),
+//! as Transformer Engine's recipes make them.
 //!
-//! On CUDA devices with 8-bit matrix units, products of operands with one scale each are cuBLASLt's ([`Fp8Scaling::Current`] and
-//! [`Fp8Scaling::Delayed`]). Other products are emulated: operands are cast to 8 bits, and what codes stand for is multiplied in float32. That is what 8-bit
-//! matrix units compute, up to the order in which they add. On the CPU the input is kept for backward in 8 bits, if the weight's gradient is made of
-//! such operands ([`Fp8Rule::weight_gradient`]). Elsewhere inputs and weights are kept as they are; scales and magnitudes stay on the device, so nothing waits
-//! for it, and casts that are emulated are plain operations there.
+//! On CUDA devices with 8-bit matrix units, products of operands with one scale each are cuBLASLt's
+//! ([`Fp8Scaling::Current`] and [`Fp8Scaling::Delayed`]). Other products are emulated: operands are
+//! cast to 8 bits, and what codes stand for is multiplied in float32. That is what 8-bit matrix
+//! units compute, up to the order in which they add. On the CPU the input is kept for backward in 8
+//! bits, if the weight's gradient is made of such operands ([`Fp8Rule::weight_gradient`]).
+//! Elsewhere inputs and weights are kept as they are; scales and magnitudes stay on the device, so
+//! nothing waits for it, and casts that are emulated are plain operations there.
 
 mod cpu;
 #[cfg(feature = "cube")]
@@ -37,8 +40,9 @@ pub use reference::reference;
 pub use rule::{Fp8Rule, Fp8Scaling, OperandMaxima};
 pub use weight_cast::{CodePlaces, WeightCast};
 
-/// `x w^T + bias` in 8 bits: operands of the three products are cast as `pass` says, sums are float32, and the bias and its gradient have no part
-/// in it. Gradients are those of the products as if the casts were not there (straight through).
+/// `x w^T + bias` in 8 bits: operands of the three products are cast as `pass` says, sums are
+/// float32, and the bias and its gradient have no part in it. Gradients are those of the products
+/// as if the casts were not there (straight through).
 ///
 /// # Shapes
 /// `x` `[.., i]`, `weight_oi` `[o, i]`, `bias_o` `[o]` -> `[.., o]`.
@@ -66,8 +70,9 @@ pub fn fp8_linear<const D: usize>(
     narrow(y.unwrap_or_else(|| reference::plain(x, weight_oi, bias_o, (pass, kept))), dtype)
 }
 
-/// [`fp8_linear`] by the products of a table, for tensors of a CubeCL device; those of backward that it does not have are emulated. `None` where this does not
-/// apply: operands with scales for blocks, mixed dtypes, no product for the output.
+/// [`fp8_linear`] by the products of a table, for tensors of a CubeCL device; those of backward
+/// that it does not have are emulated. `None` where this does not apply: operands with scales for
+/// blocks, mixed dtypes, no product for the output.
 ///
 /// # Panics
 /// If the sizes do not fit each other.

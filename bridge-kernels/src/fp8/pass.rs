@@ -1,4 +1,4 @@
-//! What a layer is told of a pass.
+//! Settings of a layer in one pass.
 
 use std::sync::Arc;
 
@@ -6,13 +6,14 @@ use burn::tensor::Tensor;
 
 use super::rule::{Fp8Rule, OperandMaxima};
 
-/// What a linear layer does in 8 bits, in one pass.
+/// 8-bit computation of a linear layer in one pass.
 #[derive(Clone, Debug)]
 pub struct Fp8Pass {
-    /// How operands are cast.
+    /// Rule by which operands are cast.
     pub rule: Fp8Rule,
-    /// `[3]`, float32, on the device of the operands: the scales of input, weight and gradient, for [`Fp8Scaling::Delayed`](super::Fp8Scaling::Delayed).
+    /// `[3]`, float32, on the device of the operands: the scales of input, weight and gradient, for
+    /// [`Fp8Scaling::Delayed`](super::Fp8Scaling::Delayed).
     pub scales: Option<Tensor<1>>,
-    /// Where the largest magnitudes of operands are noted, forward and backward.
+    /// Record of the largest magnitudes of operands, forward and backward.
     pub maxima: Option<Arc<OperandMaxima>>,
 }

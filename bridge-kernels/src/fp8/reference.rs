@@ -1,4 +1,5 @@
-//! Linear layers in 8 bits by plain operations, on every backend. No value is read by the host: scales and magnitudes are tensors of one element.
+//! Linear layers in 8 bits by plain operations, on every backend. No value is read by the host:
+//! scales and magnitudes are tensors of one element.
 
 use burn::tensor::{DType, Tensor};
 
@@ -68,7 +69,8 @@ pub(super) fn plain<const D: usize>(
     })
 }
 
-/// A matrix of what codes stand for, but for a factor `[1, 1]`: products are those of codes, as matrix units make them, and scaled afterwards.
+/// A matrix of what codes stand for, but for a factor `[1, 1]`: products are those of codes, as
+/// matrix units make them, and scaled afterwards.
 #[derive(Clone)]
 pub(super) struct Rounded {
     values: Tensor<2>,
@@ -104,12 +106,12 @@ impl Fp8Pass {
 }
 
 impl DevicePass {
-    /// How an operand shares scales, `[1, 1]` where they are given.
+    /// Sharing of scales by an operand, `[1, 1]` if scales are given.
     pub(super) fn share(&self, operand: Operand) -> Share<Tensor<2>> {
         self.0.rule.share(operand, self.1.as_ref())
     }
 
-    /// What is left of an operand in 8 bits.
+    /// Operand after the round trip through 8 bits.
     pub(super) fn rounded(&self, x: Tensor<2>, operand: Operand) -> Rounded {
         let pass = &self.0;
         let format = pass.rule.format(operand);
@@ -130,7 +132,7 @@ impl DevicePass {
     }
 }
 
-/// What is left of a matrix of whose elements each block shares a power of two as its scale.
+/// Matrix after the round trip with one power of two as the scale of each block.
 fn by_blocks(x: Tensor<2>, block: [usize; 2], format: Fp8Format) -> Tensor<2> {
     let dims = x.dims();
     let [down, across]: [usize; 2] = std::array::from_fn(|dim| dims[dim].div_ceil(block[dim]));
@@ -159,12 +161,13 @@ impl<const D: usize> Cast<D> {
         Self { poison: x.clone() - x.clone(), x }
     }
 
-    /// The largest magnitude over some dims; NaN if an element is not finite, whatever the device makes of it in a maximum.
+    /// The largest magnitude over some dims; NaN if an element is not finite, whatever the device
+    /// makes of it in a maximum.
     fn largest(&self, dims: &[usize]) -> Tensor<D> {
         self.x.clone().max_abs_dims(dims) + self.poison.clone().sum_dims(dims)
     }
 
-    /// What the codes of the tensor times a scale stand for. What is infinite becomes NaN.
+    /// Decoded values of the tensor times a scale. Infinite values become NaN.
     fn codes(self, scale: Tensor<D>, format: Fp8Format) -> Tensor<D> {
         nearest(self.x * scale, format) + self.poison
     }
@@ -177,7 +180,8 @@ fn scale_of<const D: usize>(largest: Tensor<D>, format: Fp8Format) -> Tensor<D> 
     scale.clamp_max(f32::MAX).mask_fill(is_usable.bool_not(), 1.0)
 }
 
-/// The power of two that is as large as `x` or next below, for positive normal values (Rump, Zimmermann, Boldo and Melquiond, BIT 49, 2009).
+/// The power of two that is as large as `x` or next below, for positive normal values (Rump,
+/// Zimmermann, Boldo and Melquiond, BIT 49, 2009).
 fn power_of_two<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     // What is large is made smaller, so that nothing overflows.
     let is_large = x.clone().greater_equal_elem(1.0);
@@ -185,7 +189,8 @@ fn power_of_two<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     power.clone().mask_where(is_large, power * 2.0_f32.powi(64))
 }
 
-/// The power of two that is as large as `x` or next below; 0 for 0. For what is not negative and below `2^104`.
+/// The power of two that is as large as `x` or next below; 0 for 0. For what is not negative and
+/// below `2^104`.
 fn unit_in_the_first_place<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     let grown = x * (2.0_f32.powi(23) + 1.0);
     grown.clone() - grown * (1.0 - 2.0_f32.powi(-24))
@@ -243,7 +248,8 @@ mod tests {
 
     #[test]
     fn values_are_those_of_the_codes() {
-        // All values of a format, what lies half-way between them, and the next floats on both sides.
+        // All values of a format, what lies half-way between them, and the next floats on both
+        // sides.
         for format in [Fp8Format::E4M3, Fp8Format::E5M2] {
             let codes: Vec<f32> = (0..=255_u8).map(|code| format.value(code)).filter(|x| x.is_finite()).collect();
             let halves = codes.windows(2).map(|pair| (pair[0] + pair[1]) / 2.0);

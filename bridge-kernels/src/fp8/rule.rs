@@ -1,4 +1,4 @@
-//! How the operands of a linear layer's products become 8-bit floats, and what is noted of them.
+//! Casts of the operands of a linear layer to 8-bit floats, and the record of their magnitudes.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -8,29 +8,32 @@ use burn::tensor::Tensor;
 use super::format::Fp8Format;
 use crate::read_together;
 
-/// How the three products of a linear layer are made: of the output, of the input's gradient, of the weight's gradient.
+/// Precision of the three products of a linear layer: the output, the input's gradient, and the
+/// weight's gradient.
 ///
 /// Inputs and weights are E4M3. Sums are float32, and what comes out has the dtype of the input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fp8Rule {
-    /// What gradients of outputs are cast to.
+    /// Format of the gradients of outputs.
     pub gradient: Fp8Format,
-    /// Where scales come from.
+    /// Source of the scales.
     pub scaling: Fp8Scaling,
-    /// Whether the operands of the weight's gradient are cast too.
+    /// True if the operands of the weight's gradient are cast too.
     pub weight_gradient: bool,
 }
 
-/// Where the scales come from by which an operand is multiplied before it is cast.
+/// Source of the scales that multiply an operand before it is cast.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fp8Scaling {
-    /// One for each tensor, from its own largest magnitude.
+    /// One scale for each tensor, from its own largest magnitude.
     Current,
-    /// One for each tensor, given ([`Fp8Pass::scales`](super::Fp8Pass::scales)): from the magnitudes of earlier steps.
+    /// One given scale for each tensor ([`Fp8Pass::scales`](super::Fp8Pass::scales)), from the
+    /// magnitudes of earlier steps.
     Delayed,
     /// A power of two for every 32 elements along the sum (Rouhani et al., arXiv:2310.10537).
     Microscaling,
-    /// A power of two for every 128 elements along the sum, of weights for 128 x 128 (DeepSeek-AI, arXiv:2412.19437).
+    /// A power of two for every 128 elements along the sum, of weights for 128 x 128 (DeepSeek-AI,
+    /// arXiv:2412.19437).
     Blockwise,
 }
 
@@ -79,7 +82,7 @@ impl Fp8Rule {
         }
     }
 
-    /// Of an operand; `scales` are those of input, weight and gradient, for scales that are given.
+    /// Sharing of scales by an operand; `scales` are given scales of input, weight and gradient.
     ///
     /// # Panics
     /// If scales are given and there are none.
@@ -98,22 +101,26 @@ impl Fp8Rule {
         }
     }
 
-    /// Whether an operand has one scale for all of its elements, so that one cast serves both of its products.
+    /// True if one scale serves all elements of an operand, so that one cast serves both of its
+    /// products.
     pub const fn is_one_cast(self) -> bool {
         matches!(self.scaling, Fp8Scaling::Current | Fp8Scaling::Delayed)
     }
 }
 
-/// The largest magnitudes of a layer's operands (input, weight, gradient) since they were last taken: what delayed scales are made of.
+/// The largest magnitudes of a layer's operands (input, weight, gradient) since they were last
+/// taken: what delayed scales are made of.
 ///
-/// Those of tensors on a GPU stay there until they are taken, so that noting them waits for nothing.
+/// Magnitudes of tensors on a GPU stay there until they are taken, so that recording them waits for
+/// no device.
 #[derive(Debug, Default)]
 pub struct OperandMaxima {
     host: [AtomicU32; 3],
     device: Mutex<[Option<Tensor<1>>; 3]>,
 }
 
-/// Floats that are not negative are ordered as their bits are. What is not finite counts as infinite.
+/// Floats that are not negative are ordered as their bits are. What is not finite counts as
+/// infinite.
 const fn ordered(largest: f32) -> u32 {
     if largest.is_finite() { largest.to_bits() } else { f32::INFINITY.to_bits() }
 }
@@ -140,7 +147,8 @@ impl OperandMaxima {
         let _ = self.take_device();
     }
 
-    /// What each of a rank's layers noted (input, weight, gradient), and begins anew. A device is waited for once.
+    /// Takes the magnitudes (input, weight, gradient) that each of a rank's layers recorded, and
+    /// resets the records. A device is waited for once.
     pub fn take_all<'a>(layers: impl IntoIterator<Item = &'a Self>) -> Vec<[f32; 3]> {
         let (mut all, mut places, mut tensors) = (Vec::new(), Vec::new(), Vec::new());
         for (layer, maxima) in layers.into_iter().enumerate() {

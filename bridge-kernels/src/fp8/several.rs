@@ -1,4 +1,5 @@
-//! Codes of several weights side by side on a GPU, as ranks send them: cast and decoded by one kernel each, with the bits of [`WeightCast`].
+//! Codes of several weights side by side on a GPU, as ranks send them: cast and decoded by one
+//! kernel each, with the bits of [`WeightCast`].
 
 use burn::cubecl;
 use burn::cubecl::prelude::*;
@@ -11,7 +12,8 @@ use crate::cube::Buffer;
 /// Numbers that a code stands for.
 const NUMBERS: usize = 256;
 
-/// The weight that an element at a place of a part is of: the first of `count` that ends behind it, from `ends[first]` on.
+/// The weight that an element at a place of a part is of: the first of `count` that ends behind it,
+/// from `ends[first]` on.
 #[cube]
 fn weight_at(ends: &[u32], first: usize, count: usize, place: u32) -> usize {
     let mut low = 0usize;
@@ -27,7 +29,8 @@ fn weight_at(ends: &[u32], first: usize, count: usize, place: u32) -> usize {
     low
 }
 
-/// Codes of `x`, whose weights end at `ends` and are multiplied by `scales`; a unit a word. Behind the last element are zeros.
+/// Codes of `x`, whose weights end at `ends` and are multiplied by `scales`; a unit a word. Behind
+/// the last element are zeros.
 #[cube(launch)]
 fn encode_several<X: Float>(
     x: &[X],
@@ -53,7 +56,8 @@ fn encode_several<X: Float>(
     codes[place] = word;
 }
 
-/// What codes stand for, part by part of `length` elements in `words` words; `numbers` has what each code of each weight is. A unit an element.
+/// Decodes codes part by part: `length` elements in `words` words. `numbers` has the value of each
+/// code of each weight. One unit decodes an element.
 #[cube(launch)]
 fn decode_several<X: Float>(
     codes: &[u32],

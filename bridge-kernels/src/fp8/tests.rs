@@ -21,7 +21,7 @@ const RULES: [Fp8Rule; 6] = [
 /// Batch, sequence, inputs, outputs: blocks that are not full, and several of each kind.
 const SHAPES: [[usize; 4]; 4] = [[1, 1, 3, 2], [2, 5, 33, 7], [1, 37, 130, 65], [3, 50, 64, 257]];
 
-/// Of input, weight and gradient, where they are given.
+/// Scales of input, weight and gradient, if they are given.
 const SCALES: [f32; 3] = [96.0, 1024.0, 3000.0];
 
 fn pass(rule: Fp8Rule) -> Fp8Pass {

@@ -25,12 +25,12 @@ mod several {
     }
 }
 
-/// How a weight with one scale is cast: a layer that is given what the codes stand for casts it to the same codes with the same scale, so its
-/// products are those of the weight itself.
+/// Cast of a weight with one scale. A layer that gets the decoded values casts them to the same
+/// codes with the same scale, so its products equal those of the weight itself.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct WeightCast {
     scale: f32,
-    /// What the largest code stands for, where the scale is made of it.
+    /// Largest decoded value, if the scale is derived from it.
     largest: Option<f32>,
 }
 
@@ -56,8 +56,8 @@ impl WeightCast {
         if largest.is_finite() { largest } else { f32::INFINITY }
     }
 
-    /// [`largest_magnitude`](Self::largest_magnitude) as a tensor `[1]`, which nothing waits for; `None` where the weight is on no GPU, empty, or
-    /// not of 16 or 32 bits.
+    /// [`largest_magnitude`](Self::largest_magnitude) as a tensor `[1]`, which nothing waits for;
+    /// `None` where the weight is on no GPU, empty, or not of 16 or 32 bits.
     pub fn largest_on_device(weight: &Tensor<1>) -> Option<Tensor<1>> {
         several::largest_magnitude(weight)
     }
@@ -67,16 +67,17 @@ impl WeightCast {
         weight.iter().map(|x| cast(FORMAT, *x, self.scale)).collect()
     }
 
-    /// What codes stand for.
+    /// Decodes codes.
     pub fn decode(self, codes: &[u8]) -> Vec<f32> {
         let values = self.values();
         codes.iter().map(|code| values[usize::from(*code)]).collect()
     }
 
-    /// What each code stands for.
+    /// Value of each code.
     pub(super) fn values(self) -> [f32; 256] {
         let inverse = 1.0 / self.scale;
-        // The largest is what it was, to the bit: the scale that a layer makes of it is then the same.
+        // The largest is what it was, to the bit: the scale that a layer makes of it is then the
+        // same.
         let value = |value: f32| match self.largest {
             Some(largest) if value.abs() == FORMAT.largest() => largest.copysign(value),
             _ => value * inverse,
@@ -84,15 +85,15 @@ impl WeightCast {
         FORMAT.values().map(value)
     }
 
-    /// What weights are multiplied by.
+    /// Factor that multiplies weights before the cast.
     #[cfg(feature = "cube")]
     pub(super) fn scale(self) -> f32 {
         self.scale
     }
 }
 
-/// How codes of several weights lie side by side in equally long parts, on a GPU: a byte each, four in an element that is called float32, as long as
-/// nothing computes with it.
+/// Layout of the codes of several weights side by side in equally long parts, on a GPU. A code is a
+/// byte; four codes are one element that is called float32 and that no arithmetic reads.
 #[derive(Clone, Debug)]
 pub struct CodePlaces {
     /// For each part, where the codes of each weight end. Each begins where the one before ends.
@@ -107,8 +108,9 @@ impl CodePlaces {
         self.length.div_ceil(4)
     }
 
-    /// The codes of the only part, `values` `[length]` -> `[words]`, with the bits of [`WeightCast::encode`], up to the sign of what is not finite. `None` where the values are on no GPU, or not
-    /// of 16 or 32 bits.
+    /// The codes of the only part, `values` `[length]` -> `[words]`, with the bits of
+    /// [`WeightCast::encode`], up to the sign of what is not finite. `None` where the values are on
+    /// no GPU, or not of 16 or 32 bits.
     ///
     /// # Panics
     /// If there is not one part, or not a cast for each weight.
@@ -117,8 +119,8 @@ impl CodePlaces {
         several::encode(self, values, casts)
     }
 
-    /// What codes of all parts stand for, `[parts * words]` -> `[parts * length]`: the values of [`WeightCast::decode`], rounded to `dtype`. `None` where the
-    /// codes are on no GPU.
+    /// Decodes the codes of all parts, `[parts * words]` -> `[parts * length]`: the values of
+    /// [`WeightCast::decode`], rounded to `dtype`. `None` if the codes are not on a GPU.
     ///
     /// # Panics
     /// If there is not a cast for each weight.

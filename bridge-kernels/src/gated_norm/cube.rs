@@ -19,7 +19,8 @@ fn gated<X: Float>(x: &[X], z: &[X], element: usize) -> f32 {
     f32::cast_from(x[element]) * gate / (1.0f32 + (-gate).exp())
 }
 
-/// `y = gated * reciprocal * weight`; `reciprocals` gets one over the root mean square of each group of `size` channels, `[n, groups]`.
+/// `y = gated * reciprocal * weight`; `reciprocals` gets one over the root mean square of each
+/// group of `size` channels, `[n, groups]`.
 #[cube(launch)]
 fn forward<X: Float, W: Float>(
     x: &[X],
@@ -54,7 +55,8 @@ fn forward<X: Float, W: Float>(
     }
 }
 
-/// Gradients of `x` and `z`. With `g = dy * weight` and `v` the gated value: `dv = reciprocal * (g - v * reciprocal^2 * mean(g * v))`.
+/// Gradients of `x` and `z`. With `g = dy * weight` and `v` the gated value: `dv = reciprocal * (g
+/// - v * reciprocal^2 * mean(g * v))`.
 #[cube(launch)]
 fn backward<X: Float, W: Float>(
     x: &[X],

@@ -1,4 +1,5 @@
-//! RMSNorm over groups of channels, of a value that a gate lets pass: the norm inside a Mamba-2 layer.
+//! RMSNorm over groups of channels, of a value that a gate lets pass: the norm inside a Mamba-2
+//! layer.
 
 mod cpu;
 #[cfg(feature = "cube")]
@@ -9,7 +10,8 @@ use burn::tensor::{Tensor, activation::silu};
 
 use crate::precision::{narrow, widen};
 
-/// `rms_norm(x * silu(z))`, the mean square taken over each of `groups` equal runs of channels (Dao and Gu, arXiv:2405.21060, section 7).
+/// `rms_norm(x * silu(z))`, the mean square taken over each of `groups` equal runs of channels (Dao
+/// and Gu, arXiv:2405.21060, section 7).
 ///
 /// Computed in float32 whatever the input's dtype, and rounded once.
 ///

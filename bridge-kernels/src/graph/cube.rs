@@ -11,7 +11,8 @@ use burn::tensor::{Int, Tensor};
 use super::GraphError;
 use crate::cube::Buffer;
 
-/// Runs of a sequence before it is recorded: one may take memory that is divided otherwise when it is there from the start.
+/// Runs of a sequence before it is recorded: one may take memory that is divided otherwise when it
+/// is there from the start.
 const RUNS_BEFORE: usize = 2;
 
 /// A recorded sequence, and who may replay it.
@@ -21,7 +22,8 @@ pub struct Recorded {
     thread: ThreadId,
 }
 
-/// From the preparation of a recording to its end, which a panic comes to as well: a device that records refuses all else.
+/// From the preparation of a recording to its end, which a panic comes to as well: a device that
+/// records refuses all else.
 struct Window {
     client: Client,
     is_open: bool,
@@ -69,8 +71,9 @@ impl Recorded {
         if thread::current().id() != self.thread {
             return Err(GraphError::OtherThread);
         }
-        // SAFETY: CubeCL guards every page that the recorded kernels were given memory on until the graph is dropped, so the memory is there and
-        // nothing else has been put into it, whoever has dropped his tensor. It is on the stream of this thread, on which all that this thread
+        // SAFETY: CubeCL guards every page that the recorded kernels were given memory on until the
+        // graph is dropped, so the memory is there and nothing else has been put into it, whoever
+        // has dropped his tensor. It is on the stream of this thread, on which all that this thread
         // launches before and after is ordered with it.
         unsafe { self.graph.replay() }.map_err(error)
     }

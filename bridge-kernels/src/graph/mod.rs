@@ -1,12 +1,14 @@
-//! Sequences of kernels that a device records once and replays: a launch costs the host some microseconds, a replay one launch for all.
+//! Sequences of kernels that a device records once and replays: a launch costs the host some
+//! microseconds, a replay one launch for all.
 //!
-//! A recorded sequence reads and writes the memory that it was recorded with. What changes from replay to replay is therefore written into
-//! tensors at fixed places before it ([`write_into`], [`write_ints_into`]); numbers that kernels are given as arguments stay what they were.
-//! While a sequence is recorded nothing is computed: nothing may be read, and no memory taken that the device does not have at hand. That is
-//! why [`KernelGraph::record`] runs what it records before.
+//! A recorded sequence reads and writes the memory that it was recorded with. What changes from
+//! replay to replay is therefore written into tensors at fixed places before it ([`write_into`],
+//! [`write_ints_into`]); numbers that kernels are given as arguments stay what they were. While a
+//! sequence is recorded nothing is computed: nothing may be read, and no memory taken that the
+//! device does not have at hand. That is why [`KernelGraph::record`] runs what it records before.
 //!
-//! On CUDA a replay is one call of the driver. CubeCL's runtime of wgpu encodes the recorded launches again, from what it has resolved
-//! before.
+//! On CUDA a replay is one call of the driver. CubeCL's runtime of wgpu encodes the recorded
+//! launches again, from what it has resolved before.
 
 use burn::tensor::{Int, Tensor};
 
@@ -18,9 +20,10 @@ mod cube;
 pub enum GraphError {
     /// Not a device of CubeCL.
     NoGraphs,
-    /// What the device says.
+    /// Message of the device.
     Device(String),
-    /// A replay on another thread than that which recorded: launches of threads are not ordered among each other.
+    /// A replay on another thread than that which recorded: launches of threads are not ordered
+    /// among each other.
     OtherThread,
 }
 
@@ -46,14 +49,16 @@ type Recorded = cube::Recorded;
 type Recorded = std::convert::Infallible;
 
 impl KernelGraph {
-    /// Runs `sequence` twice, on the device of `near`, and records it a third time, when it is not computed. It must launch the same kernels
-    /// on the same memory each time, but for memory that it takes and gives back itself.
+    /// Runs `sequence` twice on the device of `near`, then records it without computing it. Each
+    /// run must launch the same kernels on the same memory, except for memory that the sequence
+    /// itself allocates and frees.
     ///
-    /// Memory that the sequence has used stays as it is while the graph lives: what the sequence gave back is not given to others, so a graph
-    /// keeps what one run of the sequence needs.
+    /// Memory that the sequence has used stays as it is while the graph lives: what the sequence
+    /// gave back is not given to others, so a graph keeps what one run of the sequence needs.
     ///
     /// # Errors
-    /// Those of `sequence`, and of the device: if it does not record, or if the sequence does what cannot be recorded.
+    /// Those of `sequence`, and of the device: if it does not record, or if the sequence does what
+    /// cannot be recorded.
     pub fn record<E: From<GraphError>>(
         near: &Tensor<1>,
         sequence: &mut dyn FnMut() -> Result<(), E>,
@@ -67,8 +72,8 @@ impl KernelGraph {
         }
     }
 
-    /// Puts the recorded kernels behind what this thread has launched. Tensors that the sequence wrote have other values then, also for who holds
-    /// a clone.
+    /// Puts the recorded kernels behind what this thread has launched. Tensors that the sequence
+    /// wrote have other values then, also for who holds a clone.
     ///
     /// # Errors
     /// If the device refuses, or another thread has recorded.
@@ -80,13 +85,13 @@ impl KernelGraph {
     }
 }
 
-/// Where the elements of a tensor are. Holding it keeps the memory from others, and yet does not keep who has the tensor from changing
-/// it in place.
+/// Memory of a tensor. While it is held, the memory is not reused, but the owner of the tensor may
+/// still change it in place.
 #[derive(Clone, Debug)]
 pub struct Place(#[cfg(feature = "cube")] cube::Place, #[cfg(not(feature = "cube"))] std::convert::Infallible);
 
 impl Place {
-    /// That of `x`; `None` unless it is on a device that records, with its elements side by side.
+    /// Memory of `x`; `None` unless `x` is contiguous on a device that records.
     pub fn of(x: &Tensor<1>) -> Option<Self> {
         #[cfg(feature = "cube")]
         return cube::Place::of(x).map(Self);
@@ -104,8 +109,9 @@ impl PartialEq for Place {
     }
 }
 
-/// Whether `x` is on a device that records, and this thread took its memory. A recorded sequence has no other: CubeCL orders the launches of threads
-/// by events of the driver, which are not recorded.
+/// True if `x` is on a device that records, and this thread allocated its memory. A recorded
+/// sequence may use no other memory: CubeCL orders the launches of threads by driver events, which
+/// are not recorded.
 pub fn is_made_here(x: &Tensor<1>) -> bool {
     #[cfg(feature = "cube")]
     return cube::is_made_here(x);
@@ -147,7 +153,8 @@ pub fn copy_of_ints<const D: usize>(x: &Tensor<D, Int>) -> Tensor<D, Int> {
     on_device!(cube::copy_of_ints(x), x)
 }
 
-/// Writes the elements of `source` to those of `target`, in place: whoever has a clone of `target` has them too.
+/// Writes the elements of `source` to those of `target`, in place: whoever has a clone of `target`
+/// has them too.
 ///
 /// # Panics
 /// If they are not on one device that records, or differ in shape or dtype.
@@ -165,8 +172,8 @@ pub fn write_ints_into<const D: usize>(target: &Tensor<D, Int>, source: &Tensor<
     on_device!(cube::write_ints_into(target, source), target, source)
 }
 
-/// `sum + gradient` in the place of `sum`, as [`crate::optim::accumulate`] has it, or `gradient` where the one element of `keeps` is zero.
-/// Whoever has a clone of `sum` has it too.
+/// `sum + gradient` in the place of `sum`, as [`crate::optim::accumulate`] has it, or `gradient`
+/// where the one element of `keeps` is zero. Whoever has a clone of `sum` has it too.
 ///
 /// # Panics
 /// If they are not on one device that records, outside any graph of autodiff, or differ in size.

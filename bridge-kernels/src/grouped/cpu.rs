@@ -1,7 +1,8 @@
 //! Products of the rows of each expert with the expert's matrix, on slices.
 //!
-//! Those of different experts run beside each other, each on one thread, so that its operands are packed once; the last ones are cut, so that
-//! threads end together. A sum is that of a product by itself.
+//! Products of different experts run in parallel, each on one thread, so that its operands are
+//! packed once; the last products are split, so that threads end together. Each sum has the same
+//! order as in a single product.
 
 use std::cmp::Reverse;
 
@@ -11,7 +12,8 @@ use crate::cpu::buffer::filled;
 use crate::cpu::gemm::{Matrix, MatrixMut, Output, Threads, gemm, multiplied};
 use crate::linear::cpu::{begin, column_sums};
 
-/// Calls `f` with each expert that has rows and what belongs to it, those with many rows first, and where its product runs.
+/// Calls `f` with each expert that has rows and what belongs to it, those with many rows first, and
+/// where its product runs.
 fn each_busy<T: Send>(items: Vec<T>, counts: &[usize], f: impl Fn(usize, T, Threads) + Sync) {
     let items = items.into_iter().enumerate();
     let mut busy: Vec<(usize, T)> = items.filter(|(expert, _)| counts[*expert] > 0).collect();
@@ -37,7 +39,8 @@ fn parts_mut<'a>(mut values: &'a mut [f32], counts: &[usize], width: usize) -> V
     counts.iter().map(cut).collect()
 }
 
-/// `x [m, i]` times each expert's weight `[o, i]` transposed, plus its bias `[o]`, if there is one: `[m, o]`.
+/// `x [m, i]` times each expert's weight `[o, i]` transposed, plus its bias `[o]`, if there is one:
+/// `[m, o]`.
 pub fn forward(x: &[f32], counts: &[usize], weights: &[Matrix<'_>], biases: &[&[f32]]) -> Vec<f32> {
     let (outputs, inputs) = (weights[0].rows(), weights[0].cols());
     filled(counts.iter().sum::<usize>() * outputs, |y| {
@@ -64,7 +67,8 @@ pub fn grad_input(dy: &[f32], counts: &[usize], weights: &[Matrix<'_>]) -> Vec<f
     })
 }
 
-/// The gradients of the weights, `[o, i]` each, of those that are wanted: each expert's `dy` transposed times its `x`.
+/// The gradients of the weights, `[o, i]` each, of those that are wanted: each expert's `dy`
+/// transposed times its `x`.
 pub fn grad_weights(
     (dy, x): (&[f32], &[f32]),
     counts: &[usize],

@@ -1,6 +1,8 @@
-//! Experts' layers on GPUs: Burn's product for the rows of each expert, read where they are, and one kernel that adds the bias and puts the result
-//! in its place. The products run on matrix units, which a kernel for all experts written here would not: it would pay for very many experts with
-//! few rows each alone. As one operation, backward needs no matrix of zeros for each slice either.
+//! Experts' layers on GPUs: Burn's product for the rows of each expert, read where they are, and
+//! one kernel that adds the bias and puts the result in its place. The products run on matrix
+//! units, which a kernel for all experts written here would not: it would pay for very many experts
+//! with few rows each alone. As one operation, backward needs no matrix of zeros for each slice
+//! either.
 
 use burn::cubecl;
 use burn::cubecl::prelude::*;
@@ -53,7 +55,8 @@ impl Held {
         Some(Self { weights_oi, biases_o: biases_o?, spans: spans.collect() })
     }
 
-    /// Puts the products of experts with rows in their places in `[m, columns]`, each with the expert's bias where `biases` are given.
+    /// Puts the products of experts with rows in their places in `[m, columns]`, each with the
+    /// expert's bias where `biases` are given.
     fn joined(
         &self,
         like: &Buffer,

@@ -66,7 +66,7 @@ pub(crate) fn grouped_mlp(x: &Tensor<2>, counts: &[usize], mlp: &GroupedMlp) -> 
     }))
 }
 
-/// What the unit makes of rows of `width`.
+/// Output of the unit for rows of `width`.
 fn unit_output(before: &[f32], width: usize, unit: FeedForwardUnit) -> Vec<f32> {
     match unit {
         FeedForwardUnit::Plain(kind) => activation::forward(before, kind),
@@ -79,7 +79,7 @@ struct Held {
     /// `None` where no product needs them any more.
     weights: Option<Vec<Values>>,
     biases: Vec<Values>,
-    /// Which weights have gradients.
+    /// True for each weight that has a gradient.
     wanted: Vec<bool>,
     bias_wanted: Vec<bool>,
     outputs: usize,
@@ -107,7 +107,7 @@ impl Held {
         Self { weights: None, ..self }
     }
 
-    /// Whether any weight has a gradient.
+    /// True if any weight has a gradient.
     fn wants_weights(&self) -> bool {
         self.wanted.contains(&true)
     }
@@ -126,7 +126,7 @@ impl Held {
         Some(kernel::grad_input(dy, counts, &self.matrices()?))
     }
 
-    /// Those of weights and biases; `x` is only asked for if they need it.
+    /// Gradients of weights and biases; `x` is recomputed only if they need it.
     fn gradients<'a>(
         &self,
         dy: &[f32],

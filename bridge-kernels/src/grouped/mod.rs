@@ -1,4 +1,5 @@
-//! Linear layers of several experts: each works on its own rows of one matrix, and all are one operation.
+//! Linear layers of several experts: each works on its own rows of one matrix, and all are one
+//! operation.
 //!
 //! Further shape letters: `e` experts, `m` rows of all experts, those of the first expert first.
 
@@ -28,13 +29,14 @@ pub struct GroupedLinear {
 pub struct GroupedMlp {
     /// From `c` to the unit's input.
     pub first: GroupedLinear,
-    /// What stands between the layers.
+    /// Unit between the two layers.
     pub unit: FeedForwardUnit,
     /// From the unit's output to `c`.
     pub second: GroupedLinear,
 }
 
-/// `x w^T + bias`, each row with the weight and the bias of its expert; `counts` are the rows of each expert, of which there may be none.
+/// `x w^T + bias`, each row with the weight and the bias of its expert; `counts` are the rows of
+/// each expert, of which there may be none.
 ///
 /// An expert without rows has gradients of zero.
 ///
@@ -55,7 +57,8 @@ pub fn grouped_linear(x_mi: Tensor<2>, counts: &[usize], layer: &GroupedLinear) 
     flex::grouped_linear(&x_mi, counts, layer).unwrap_or_else(|| reference(x_mi, counts, layer))
 }
 
-/// The experts' feed-forward blocks: [`grouped_linear`] of the first layers, the unit, and [`grouped_linear`] of the second.
+/// The experts' feed-forward blocks: [`grouped_linear`] of the first layers, the unit, and
+/// [`grouped_linear`] of the second.
 ///
 /// On Flex this is one operation, which forms the unit's output again in backward.
 ///
@@ -108,7 +111,8 @@ pub fn mlp_reference(x_mc: Tensor<2>, counts: &[usize], mlp: &GroupedMlp) -> Ten
     reference(hidden, counts, &mlp.second)
 }
 
-/// The result for no rows at all. It has its place in the graph, so that all ranks' graphs look alike.
+/// The result for no rows at all. It has its place in the graph, so that all ranks' graphs look
+/// alike.
 fn nothing(x_mi: Tensor<2>, layers: &[&GroupedLinear]) -> Tensor<2> {
     let outputs = layers.last().map_or(0, |layer| layer.outputs());
     let options = (x_mi.device().without_autodiff(), x_mi.dtype());

@@ -1,6 +1,7 @@
-//! Linear layer of Burn's products as one operation, where there are no others: it has what it keeps of its input as [`Kept`], which Burn's own
-//! product would hold in the graph, out of reach of an [`Offloader`](crate::offload::Offloader); the gradient of its weight lies in memory as the weight
-//! does; and that of its bias is a sum over rows that fills a GPU.
+//! Linear layer of Burn's products as one operation, where there are no others: it has what it
+//! keeps of its input as [`Kept`], which Burn's own product would hold in the graph, out of reach
+//! of an [`Offloader`](crate::offload::Offloader); the gradient of its weight lies in memory as the
+//! weight does; and that of its bias is a sum over rows that fills a GPU.
 
 use burn::tensor::Tensor;
 

@@ -1,6 +1,7 @@
-//! Linear layer by a [`Table`] of products, whatever device that is: forward with bias, GELU and residual stream in one call, and the three
-//! products of backward. A function returns `None` where it does not apply (another device, mixed dtypes, no algorithm); the caller then
-//! takes the reference. A product of backward that the table does not have is Burn's.
+//! Linear layer by a [`Table`] of products, whatever device that is: forward with bias, GELU and
+//! residual stream in one call, and the three products of backward. A function returns `None` where
+//! it does not apply (another device, mixed dtypes, no algorithm); the caller then takes the
+//! reference. A product of backward that the table does not have is Burn's.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
@@ -47,7 +48,8 @@ pub(crate) fn linear_residual<T: Table, const D: usize>(
     }))
 }
 
-/// See [`crate::linear::linear_activation`]. `None` for what is not GELU by tanh: cuBLASLt has no other.
+/// See [`crate::linear::linear_activation`]. `None` for what is not GELU by tanh: cuBLASLt has no
+/// other.
 pub(crate) fn linear_activation<T: Table, const D: usize>(
     table: &T,
     x: &Tensor<D>,
@@ -71,7 +73,8 @@ pub(crate) fn linear_activation<T: Table, const D: usize>(
     }))
 }
 
-/// See [`crate::linear::add_weight_gradient`]. Where there is no result, `into_oi` still has the sum so far.
+/// See [`crate::linear::add_weight_gradient`]. Where there is no result, `into_oi` still has the
+/// sum so far.
 pub(crate) fn add_weight_gradient<T: Table>(
     table: &T,
     into_oi: &mut Option<Tensor<2>>,
@@ -106,7 +109,7 @@ struct Layer<T, const D: usize> {
     x_ni: Operand<2>,
     weight_oi: Operand<2>,
     bias_o: Option<Tensor<1>>,
-    /// Whether input, weight and bias are tracked.
+    /// True for each of input, weight and bias that is tracked.
     tracked: [bool; 3],
 }
 
@@ -152,7 +155,8 @@ impl<T: Table, const D: usize> Layer<T, D> {
         let mut product = Product::new(x_ni.matrix, weight_io.matrix, x_ni.matrix.element, Compute::Float32)?;
         let mut c = None;
         if let Some(residual) = residual {
-            // The stream goes on to others, who must not see the sum in its memory: this reference to it stays until the result is there.
+            // The stream goes on to others, who must not see the sum in its memory: this reference
+            // to it stays until the result is there.
             let residual = residual.clone().without_autodiff().reshape([x_ni.matrix.rows, self.outputs()]);
             let residual = table.operand(residual)?;
             product = product.plus(residual.matrix, 1.0)?;
@@ -163,7 +167,7 @@ impl<T: Table, const D: usize> Layer<T, D> {
         table.multiply(&product.then(epilogue), &mut operands)
     }
 
-    /// What a frozen input would need is not kept.
+    /// Tensors that only a frozen input would need are dropped.
     fn into_backward(self) -> Backward<T, D> {
         let outputs = self.outputs();
         let Self { table, dims, x_ni, weight_oi, bias_o, tracked } = self;
@@ -185,12 +189,13 @@ struct Backward<T, const D: usize> {
     outputs: usize,
     x_ni: Option<Kept>,
     weight_oi: Option<Operand<2>>,
-    /// Whether there is a bias, and whether it is tracked.
+    /// `Some` if there is a bias, true if it is tracked.
     bias: Option<bool>,
 }
 
 impl<T: Table, const D: usize> Backward<T, D> {
-    /// Gradients of input, weight and, if there is one, bias, from that of the outputs in any shape.
+    /// Gradients of input, weight and, if there is one, bias, from that of the outputs in any
+    /// shape.
     fn gradients<const E: usize>(self, dy: Tensor<E>) -> Vec<Option<DispatchTensor>> {
         let Self { table, dims, outputs, x_ni, weight_oi, bias } = self;
         let rows: usize = dims[..D - 1].iter().product();
@@ -242,7 +247,7 @@ mod tests {
     use crate::precision::widen;
     use crate::random::Philox;
 
-    /// What is asked of a layer.
+    /// Variant of a layer under test.
     #[derive(Clone, Copy, Debug, PartialEq)]
     enum Form {
         Plain,
@@ -260,7 +265,7 @@ mod tests {
         bias: bool,
         /// The weight is the transpose of what is in memory.
         transposed: bool,
-        /// Whether input, weight and bias are tracked.
+        /// True for each of input, weight and bias that is tracked.
         tracked: [bool; 3],
         form: Form,
     }
@@ -276,7 +281,8 @@ mod tests {
         x.into_data().try_into_vec().unwrap()
     }
 
-    /// The output and the gradients of input, weight, bias and residual stream, those that are tracked.
+    /// The output and the gradients of input, weight, bias and residual stream, those that are
+    /// tracked.
     fn run(trial: &Trial, table: Option<&HostStandIn>) -> Vec<Vec<f32>> {
         let Trial { batch, tokens, inputs, outputs, bias, transposed, tracked, form } = *trial;
         let device = Device::default().autodiff();
@@ -367,7 +373,8 @@ mod tests {
         outcome.unwrap();
     }
 
-    /// What the library has no algorithm for is Burn's: a bias' gradient beside the weight's, and every product of backward.
+    /// Products without an algorithm in the library run on Burn: a bias' gradient beside the
+    /// weight's, and every product of backward.
     #[test]
     fn products_of_backward_that_are_refused_are_burns() {
         let refuse = |refused| HostStandIn { refused: Some(refused), ..HostStandIn::default() };
@@ -394,7 +401,8 @@ mod tests {
         assert_eq!(table.ran() + refuses_all.ran(), 0);
     }
 
-    /// Layers of 16 bits: sums in float32 and more, rounded once, against float32 of the same values.
+    /// Layers of 16 bits: sums in float32 and more, rounded once, against float32 of the same
+    /// values.
     #[test]
     fn layers_of_16_bits_are_rounded_once() {
         let device = Device::default();

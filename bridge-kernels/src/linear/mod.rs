@@ -19,7 +19,8 @@ use crate::recompute::recomputed;
 /// `x w^T + bias`.
 ///
 /// # Shapes
-/// `x` `[.., i]`, `weight_oi` `[o, i]` (rows are outputs, as PyTorch and Megatron store them), `bias_o` `[o]` -> `[.., o]`.
+/// `x` `[.., i]`, `weight_oi` `[o, i]` (rows are outputs, as PyTorch and Megatron store them),
+/// `bias_o` `[o]` -> `[.., o]`.
 ///
 /// # Panics
 /// If the inner sizes differ.
@@ -85,7 +86,8 @@ pub fn linear_activation<const D: usize>(
     })
 }
 
-/// The gated activation [`glu`](glu()) of `x w^T + bias` as one operation. The weight has the rows of the gate, then the others.
+/// The gated activation [`glu`](glu()) of `x w^T + bias` as one operation. The weight has the rows
+/// of the gate, then the others.
 ///
 /// # Shapes
 /// `x_bti` `[b, t, i]`, `weight_oi` `[2f, i]`, `bias_o` `[2f]` -> `[b, t, f]`.
@@ -108,7 +110,8 @@ pub fn linear_glu(
     })
 }
 
-/// `activation(x) w^T + bias`, which keeps `x` for backward and not the activation: that is made again.
+/// `activation(x) w^T + bias`, which keeps `x` for backward and not the activation: that is made
+/// again.
 ///
 /// # Shapes
 /// As [`linear()`].
@@ -126,7 +129,8 @@ pub fn linear_of_activation<const D: usize>(
         .unwrap_or_else(|| again(x, weight_oi, bias_o, move |x| activation(x, kind)))
 }
 
-/// `glu(x) w^T + bias`, which keeps `x` for backward and not what the gated activation makes of it: that is made again.
+/// `glu(x) w^T + bias`, which keeps `x` for backward and not what the gated activation makes of it:
+/// that is made again.
 ///
 /// # Shapes
 /// `x_bt2i` `[b, t, 2i]`, `weight_oi` `[o, i]`, `bias_o` `[o]` -> `[b, t, o]`.
@@ -164,10 +168,12 @@ fn again<const D: usize>(
     })
 }
 
-/// `into + dy^T x` in float32: what a chunk of the head's tokens adds to the gradient of its weight. `None` is a gradient of zero.
+/// `into + dy^T x` in float32: what a chunk of the head's tokens adds to the gradient of its
+/// weight. `None` is a gradient of zero.
 ///
-/// On CUDA devices with cuBLASLt the sum is made by the product, without a rounding between, and in the memory of `into_oi` if nobody else has
-/// that. Elsewhere it is Burn's product, widened and added. There is no graph.
+/// On CUDA devices with cuBLASLt the sum is made by the product, without a rounding between, and in
+/// the memory of `into_oi` if nobody else has that. Elsewhere it is Burn's product, widened and
+/// added. There is no graph.
 ///
 /// # Shapes
 /// `into_oi` `[o, i]` of float32, `dy_no` `[n, o]`, `x_ni` `[n, i]` -> `[o, i]` of float32.

@@ -1,6 +1,7 @@
 //! Low-rank branches of a linear layer: what they add, and its gradients.
 //!
-//! Branches lie side by side: `a` `[R, i]` has the rows of all, `u = scale * x a^T` `[n, R]` their columns. Work is cut by shape alone.
+//! Branches lie side by side: `a` `[R, i]` has the rows of all, `u = scale * x a^T` `[n, R]` their
+//! columns. Work is cut by shape alone.
 
 use std::ops::Range;
 
@@ -22,11 +23,11 @@ pub struct Branches<'a> {
     /// `[R, i]`.
     pub a: &'a [f32],
     pub inputs: usize,
-    /// Of each branch `b`, `[p, r]`.
+    /// Matrix `b` of each branch, `[p, r]`.
     pub b: Vec<Matrix<'a>>,
-    /// Of each branch, its columns of `u`.
+    /// Columns of `u` that belong to each branch.
     pub columns: &'a [Range<usize>],
-    /// Of each branch.
+    /// Scale of each branch.
     pub scales: &'a [f32],
     pub runs: &'a [Run],
 }
@@ -129,8 +130,8 @@ impl<'a> Branches<'a> {
         all
     }
 
-    /// The squares of the lengths of the rows of `weight + scale * b a`, `weight` `[o, i]`, of those with a branch; others are zero. `weight` gives
-    /// some of its rows, from the first on.
+    /// The squares of the lengths of the rows of `weight + scale * b a`, `weight` `[o, i]`, of
+    /// those with a branch; others are zero. `weight` gives some of its rows, from the first on.
     pub fn row_squares(&self, outputs: usize, weight: impl Fn(usize, usize) -> Vec<f32> + Sync) -> Vec<f32> {
         let inputs = self.inputs.max(1);
         let mut squares = vec![0.0; outputs];
@@ -152,7 +153,8 @@ impl<'a> Branches<'a> {
         squares
     }
 
-    /// The runs, in pieces of so few outputs that several tasks have some: the run, its first output, their number.
+    /// The runs, in pieces of so few outputs that several tasks have some: the run, its first
+    /// output, their number.
     fn pieces(&self) -> Vec<(Run, usize, usize)> {
         let of_run = |run: &Run| {
             let run = *run;
@@ -200,7 +202,7 @@ pub fn scaled(z: &[f32], factors: &[f32], bias: Option<&[f32]>, residual: Option
     })
 }
 
-/// Of each column of `dy` `[n, o]`, the sum of its products with `y`.
+/// Sum over rows of the products of each column of `dy` `[n, o]` with that of `y`.
 pub fn column_products(dy: &[f32], y: &[f32], outputs: usize) -> Vec<f32> {
     let products = filled(dy.len(), |products| {
         products.par_chunks_mut(ROWS * outputs.max(1)).enumerate().for_each(|(chunk, out)| {

@@ -147,7 +147,7 @@ impl Held {
     }
 }
 
-/// What the factors multiply, or what says what it was.
+/// Output that the factors multiply, or the means to recompute it.
 enum Scaled {
     /// The sum itself.
     Sum(Values),
@@ -182,7 +182,7 @@ struct SumBackward<const D: usize> {
     x: Option<Source>,
     weight: Option<HeldWeight>,
     is_weight_tracked: bool,
-    /// Whether the graph knows of the weight: not of a quantised one.
+    /// True if the weight is an input of the graph; a quantized one is not.
     is_weight_input: bool,
     bias_tracked: Option<bool>,
     is_trained: bool,
@@ -190,13 +190,14 @@ struct SumBackward<const D: usize> {
     /// `scale * x a^T`.
     u: Vec<f32>,
     factors: Option<Values>,
-    /// What the gradient of the factors needs, if they are trained.
+    /// Tensors that the gradient of the factors needs, if they are trained.
     scaled: Option<Scaled>,
     has_residual: bool,
 }
 
 impl<const D: usize> SumBackward<D> {
-    /// Gradients of input, weight (unless it is quantised), bias, of each branch `a` and `b`, of factors and residual.
+    /// Gradients of input, weight (unless it is quantised), bias, of each branch `a` and `b`, of
+    /// factors and residual.
     fn gradients(self, dy: Values) -> Vec<Option<DispatchTensor>> {
         let [rows, inputs, outputs] = self.sizes;
         let of_factors = self

@@ -1,6 +1,8 @@
-//! Linear layer with low-rank branches (Hu et al., arXiv:2106.09685), and with factors of its outputs (Liu et al., arXiv:2402.09353).
+//! Linear layer with low-rank branches (Hu et al., arXiv:2106.09685), and with factors of its
+//! outputs (Liu et al., arXiv:2402.09353).
 //!
-//! Shape legend: `n` rows of input, `i` inputs, `o` outputs of the layer, `r` the rank of a branch, `p` the outputs of a branch.
+//! Shape legend: `n` rows of input, `i` inputs, `o` outputs of the layer, `r` the rank of a branch,
+//! `p` the outputs of a branch.
 
 mod cpu;
 mod flex;
@@ -13,7 +15,7 @@ use crate::again::Remakeable;
 use crate::linear::linear;
 use crate::quantized::{LinearWeight, linear_weighted};
 
-/// What is added to some outputs of a linear layer: `scale * (x a^T) b^T`.
+/// Branch that is added to some outputs of a linear layer: `scale * (x a^T) b^T`.
 #[derive(Clone, Debug)]
 pub struct LowRank {
     /// `[r, i]`.
@@ -22,11 +24,12 @@ pub struct LowRank {
     pub b_pr: Tensor<2>,
     /// Factor on what is added.
     pub scale: f64,
-    /// The outputs of the layer that the rows of `b` belong to, in their order. No output belongs to two branches.
+    /// The outputs of the layer that the rows of `b` belong to, in their order. No output belongs
+    /// to two branches.
     pub outputs: Vec<Range<usize>>,
 }
 
-/// What becomes of the product of a linear layer: `factors * (x w^T + branches) + bias`.
+/// Output of a linear layer with branches: `factors * (x w^T + branches) + bias`.
 #[derive(Clone, Debug)]
 pub struct LowRankSum {
     /// The branches: one at least.
@@ -35,7 +38,8 @@ pub struct LowRankSum {
     pub factors_o: Option<Tensor<1>>,
 }
 
-/// `residual + factors * (x w^T + branches) + bias`, as one operation. Of an input that can be made again nothing is kept.
+/// `residual + factors * (x w^T + branches) + bias`, as one operation. Of an input that can be made
+/// again nothing is kept.
 ///
 /// # Shapes
 /// `x` `[.., i]`, `weight` `[o, i]`, `bias_o` `[o]`, `residual` `[.., o]` -> `[.., o]`.
@@ -57,7 +61,7 @@ pub fn linear_low_rank<const D: usize>(
         .unwrap_or_else(|| reference(x, weight, bias_o, sum, residual))
 }
 
-/// What branches add to the `outputs` of a layer, `[n, i]` -> `[n, o]`, by itself.
+/// Sum of the branches alone over the `outputs` of a layer, `[n, i]` -> `[n, o]`.
 ///
 /// # Panics
 /// If the sizes do not fit each other.
@@ -84,7 +88,8 @@ pub fn low_rank_sum(x_ni: Tensor<2>, branches: &[LowRank], outputs: usize) -> Te
     if columns.len() == 1 { columns.swap_remove(0) } else { Tensor::cat(columns, 1) }
 }
 
-/// The squares of the lengths of the rows of `weight + scale * b a`, `[o]`, as constants: of rows that have a branch. Others are zero.
+/// The squares of the lengths of the rows of `weight + scale * b a`, `[o]`, as constants: of rows
+/// that have a branch. Others are zero.
 ///
 /// # Panics
 /// If the sizes do not fit each other.

@@ -20,7 +20,7 @@ const ELEMENTS: [[Element; 2]; 5] = [
     [Element::F16, Element::F32],
 ];
 
-/// How the matrices of a batch follow each other.
+/// Spacing of the matrices of a batch.
 #[derive(Clone, Copy, Debug)]
 enum Follow {
     /// All are the same memory.
@@ -76,7 +76,7 @@ struct Trial {
     follow: [Follow; 2],
     elements: [Element; 2],
     alpha: f32,
-    /// What is added, and whether the result takes its place.
+    /// Spacing of the summand, and true if the result replaces it.
     added: Option<(Follow, bool)>,
 }
 
@@ -118,7 +118,8 @@ fn check(trial: &Trial) {
 
 const FOLLOW: [Follow; 3] = [Follow::Same, Follow::Behind(5), Follow::Between];
 
-/// Every order, dtype and way to follow of both factors, alone, added to something, and onto it, at distinct primes.
+/// Every order, dtype and way to follow of both factors, alone, added to something, and onto it, at
+/// distinct primes.
 #[test]
 fn batches_are_products_of_their_pairs() {
     let both = |orders: [Order; 2], follow: [Follow; 2], elements| {
@@ -163,7 +164,8 @@ fn batch_dimensions_at_one_stride_are_batches() {
     assert_eq!(of(&[2, 3, 5, 7], &[105, 7, 21, 1]), None);
     assert_eq!(of(&[2, 1, 5, 7], &[105, 7, 21, 1]), Some((2, 105, 21, Order::Rows)));
     assert_eq!(of(&[1, 3, 7, 5], &[105, 7, 1, 21]), Some((3, 7, 21, Order::Columns)));
-    // A part of the rows, broadcast batches, batches of which some are broadcast, dimensions of one.
+    // A part of the rows, broadcast batches, batches of which some are broadcast, dimensions of
+    // one.
     assert_eq!(of(&[2, 3, 4, 7], &[105, 35, 7, 1]), Some((6, 35, 7, Order::Rows)));
     assert_eq!(of(&[2, 3, 5, 7], &[0, 0, 7, 1]), Some((6, 0, 7, Order::Rows)));
     assert_eq!(of(&[2, 3, 5, 7], &[35, 0, 7, 1]), None);
@@ -175,7 +177,8 @@ fn batch_dimensions_at_one_stride_are_batches() {
     assert_eq!(of(&[2, 5, 7], &[1, 14, 2]), None);
 }
 
-/// Scores of grouped heads as cuBLASLt is told them, by hand: `q [b g, rows, d]` and the keys of `[b g, s, d]` from one on, transposed.
+/// Scores of grouped heads in cuBLASLt's terms, by hand: `q [b g, rows, d]` and the keys of `[b g,
+/// s, d]` from the second on, transposed.
 #[test]
 fn scores_in_columns() {
     let q = Matrix::of_shape(&[2, 3, 8, 5], Element::BF16);
@@ -226,7 +229,8 @@ fn assert_close<const D: usize>(found: &Tensor<D>, expected: &Tensor<D>, most: f
     }
 }
 
-/// Heads of tokens, parts of keys, broadcast batches: what lies at one stride is read where it is, the rest is copied, and all are Burn's.
+/// Heads of tokens, parts of keys, broadcast batches: what lies at one stride is read where it is,
+/// the rest is copied, and all are Burn's.
 #[test]
 fn products_of_views_are_burns() {
     let (b, t, g, heads, s, d) = (2, 5, 3, 2, 7, 11);

@@ -1,11 +1,12 @@
-//! What a matrix product is: sizes, strides, dtypes and what is done to the result. In rows, as tensors are laid out, and translated to
-//! columns, as cuBLASLt wants it. Plain data; nothing here computes.
+//! Description of a matrix product: sizes, strides, dtypes and epilogue. Rows are contiguous, as in
+//! tensors; a translation gives the columns that cuBLASLt expects. Plain data; nothing here
+//! computes.
 
 use burn::tensor::DType;
 
 use crate::cpu::small::{self, decode};
 
-/// How one element is stored.
+/// Storage of one element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Element {
     /// 32 bits.
@@ -14,14 +15,16 @@ pub enum Element {
     F16,
     /// 16 bits, the upper half of float32.
     BF16,
-    /// 8 bits, four of them exponent, of a factor with a scale (Micikevicius et al., arXiv:2209.05433).
+    /// 8 bits, four of them exponent, of a factor with a scale (Micikevicius et al.,
+    /// arXiv:2209.05433).
     E4M3,
     /// 8 bits, five of them exponent, likewise.
     E5M2,
 }
 
 impl Element {
-    /// `None` for what no product is made of, and for codes of 8 bits, which are no floats to a tensor.
+    /// `None` for what no product is made of, and for codes of 8 bits, which are no floats to a
+    /// tensor.
     pub fn of(dtype: DType) -> Option<Self> {
         match dtype {
             DType::F32 => Some(Self::F32),
@@ -31,8 +34,8 @@ impl Element {
         }
     }
 
-    /// The dtype of a tensor with such elements. Four codes of 8 bits are the bits of one float32, of which nobody reads the value: a tensor of
-    /// floats has no smaller element.
+    /// The dtype of a tensor with such elements. Four codes of 8 bits are the bits of one float32,
+    /// of which nobody reads the value: a tensor of floats has no smaller element.
     pub fn dtype(self) -> DType {
         match self {
             Self::F32 | Self::E4M3 | Self::E5M2 => DType::F32,
@@ -50,12 +53,12 @@ impl Element {
         }
     }
 
-    /// Whether it is a code of 8 bits.
+    /// True if it is a code of 8 bits.
     pub fn is_code(self) -> bool {
         self.bytes() == 1
     }
 
-    /// What a code stands for, but for its scale.
+    /// Value of a code, without its scale.
     ///
     /// # Panics
     /// If elements are no codes.
@@ -68,7 +71,7 @@ impl Element {
     }
 }
 
-/// What elements side by side in memory are a part of.
+/// Dimension whose elements are contiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Order {
     /// A row.
@@ -95,13 +98,14 @@ pub struct Matrix {
     pub columns: usize,
     /// Elements from the start of a row, or of a column by `order`, to the start of the next.
     pub leading: usize,
-    /// What lies side by side.
+    /// Contiguous dimension.
     pub order: Order,
-    /// How elements are stored.
+    /// Storage of the elements.
     pub element: Element,
     /// Number of matrices, at least one.
     pub batches: usize,
-    /// Elements from the start of a matrix to the start of the next: 0 if all are the same memory, and if there is but one.
+    /// Elements from the start of a matrix to the start of the next: 0 if all are the same memory,
+    /// and if there is but one.
     pub apart: usize,
 }
 
@@ -115,7 +119,7 @@ impl Matrix {
         Self { rows, columns, leading: columns, order: Order::Rows, element, batches: 1, apart: 0 }
     }
 
-    /// So many such matrices, each `apart` elements behind the last.
+    /// Batch of `batches` such matrices, each `apart` elements behind the last.
     ///
     /// # Panics
     /// If there are none.
@@ -124,7 +128,8 @@ impl Matrix {
         Self { batches, apart: if batches == 1 { 0 } else { apart }, ..self }
     }
 
-    /// The matrices of a tensor whose elements follow each other without gaps; the last two dimensions are rows and columns.
+    /// The matrices of a tensor whose elements follow each other without gaps; the last two
+    /// dimensions are rows and columns.
     ///
     /// # Panics
     /// If it has no elements, or fewer than two dimensions.
@@ -133,7 +138,8 @@ impl Matrix {
         Self::contiguous(*sizes, element).batched(batches.iter().product(), sizes[0] * sizes[1])
     }
 
-    /// The matrices of a tensor with these strides. `None` if [`Self::strided`] is, or if no one stride leads from each matrix to the next.
+    /// The matrices of a tensor with these strides. `None` if [`Self::strided`] is, or if no one
+    /// stride leads from each matrix to the next.
     ///
     /// # Panics
     /// If there are fewer than two dimensions, or not a stride for each.
@@ -155,10 +161,11 @@ impl Matrix {
         Some(matrix.batched(count, step.unwrap_or(0)))
     }
 
-    /// The matrix of a tensor with these strides (elements from a row to the next, from a column to the next).
+    /// The matrix of a tensor with these strides (elements from a row to the next, from a column to
+    /// the next).
     ///
-    /// `None` if it is empty, or if neither rows nor columns are runs of memory that do not overlap: broadcast tensors, every second
-    /// column. Such a tensor is copied first.
+    /// `None` if it is empty, or if neither rows nor columns are runs of memory that do not
+    /// overlap: broadcast tensors, every second column. Such a tensor is copied first.
     pub fn strided([rows, columns]: [usize; 2], strides: [usize; 2], element: Element) -> Option<Self> {
         if rows == 0 || columns == 0 {
             return None;
@@ -201,7 +208,7 @@ impl Matrix {
         (runs - 1) * self.leading + run
     }
 
-    /// Whether no two elements are the same memory. Rows and columns never overlap, but matrices may.
+    /// True if no two elements share memory. Rows and columns never overlap, but matrices may.
     fn is_apart(&self) -> bool {
         self.batches == 1 || self.apart >= self.span_of_one()
     }
@@ -211,7 +218,8 @@ impl Matrix {
         [self.rows, self.columns, self.batches]
     }
 
-    /// The memory as cuBLASLt reads it, and whether the transpose of this matrix is then read as it is.
+    /// The memory as cuBLASLt reads it, and whether the transpose of this matrix is then read as it
+    /// is.
     fn in_columns(self) -> (Layout, Operation) {
         let Self { rows, columns, leading, element, batches, apart, .. } = self;
         let layout = Layout { rows, columns, leading, element, batches, apart };
@@ -223,41 +231,43 @@ impl Matrix {
     }
 }
 
-/// How products are multiplied and summed.
+/// Precision of products and sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Compute {
     /// Elements as they are; sums in float32.
     Float32,
-    /// float32 elements are rounded to TF32 (8 bits of exponent, 10 of fraction) before they are multiplied; sums in float32.
+    /// float32 elements are rounded to TF32 (8 bits of exponent, 10 of fraction) before they are
+    /// multiplied; sums in float32.
     Tf32,
 }
 
-/// What is done to the result before it is written.
+/// Epilogue: computation on the result before it is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Epilogue {
-    /// Nothing.
+    /// No epilogue.
     Plain,
     /// A bias of one element for each column of the result is added.
     Bias,
-    /// GELU by the tanh approximation (Hendrycks and Gimpel, arXiv:1606.08415), which is the one that cuBLASLt has.
+    /// GELU by the tanh approximation (Hendrycks and Gimpel, arXiv:1606.08415), which is the one
+    /// that cuBLASLt has.
     Gelu {
-        /// Whether a bias is added first.
+        /// True if a bias is added first.
         bias: bool,
-        /// Whether the value before GELU is written out as well, for backward.
+        /// True if the value before GELU is written too, for backward.
         keeps: bool,
     },
-    /// The result stays as it is. The sum of each row of the first factor is written out too: where that is the transpose of the
-    /// outputs' gradient, these are the gradients of their bias.
+    /// The result is unchanged, and the sum of each row of the first factor is written too. If that
+    /// factor is the transpose of the outputs' gradient, these sums are the gradients of the bias.
     BiasGradient,
 }
 
 impl Epilogue {
-    /// Whether a bias is read.
+    /// True if a bias is read.
     pub fn reads_bias(self) -> bool {
         matches!(self, Self::Bias | Self::Gelu { bias: true, .. })
     }
 
-    /// Whether the value before an activation is written.
+    /// True if the value before an activation is written.
     pub fn keeps(self) -> bool {
         matches!(self, Self::Gelu { keeps: true, .. })
     }
@@ -271,14 +281,15 @@ pub const CODES_MULTIPLE: usize = 16;
 /// `d = epilogue(alpha * a b + beta * c)`, in rows; of a batch, each product by itself.
 ///
 /// # Shapes
-/// `a` `[m, k]`, `b` `[k, n]`, `c` and `d` `[m, n]`, a bias `[n]`, what is kept `[m, n]`, a bias' gradient `[m]`. All have as many matrices.
+/// `a` `[m, k]`, `b` `[k, n]`, `c` and `d` `[m, n]`, a bias `[n]`, what is kept `[m, n]`, a bias'
+/// gradient `[m]`. All have as many matrices.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Product {
     /// The first factor.
     pub(crate) a: Matrix,
     /// The second factor.
     pub(crate) b: Matrix,
-    /// What is added; `None` if nothing is, and then `beta` is zero.
+    /// Summand; `None` without one, and then `beta` is zero.
     pub(crate) c: Option<Matrix>,
     /// The result: rows and matrices without gaps, or what is added, in its place.
     pub(crate) d: Matrix,
@@ -286,18 +297,20 @@ pub struct Product {
     pub(crate) alpha: f32,
     /// Factor of what is added.
     pub(crate) beta: f32,
-    /// What is done to the sum.
+    /// Epilogue of the sum.
     pub(crate) epilogue: Epilogue,
-    /// How it is computed.
+    /// Precision of the computation.
     pub(crate) compute: Compute,
 }
 
 impl Product {
-    /// `d = a b`, with elements of `d` stored as `result` says. Factors of 16 bits may have a result of 32, factors of 8 bits have one of 16 or 32.
+    /// `d = a b`, with elements of `d` stored as `result` says. Factors of 16 bits may have a
+    /// result of 32, factors of 8 bits have one of 16 or 32.
     ///
-    /// `None` if the factors are stored differently, if the result is narrower than they are or of another 16 bits, or if TF32 is asked
-    /// of factors that are not float32. Codes of 8 bits of either kind may be multiplied, but for two of E5M2, as one matrix each: rows of `a`, and columns of
-    /// `b`, lie side by side, and [`CODES_MULTIPLE`] divides the terms of a sum.
+    /// `None` if the factors are stored differently, if the result is narrower than they are or of
+    /// another 16 bits, or if TF32 is asked of factors that are not float32. Codes of 8 bits of
+    /// either kind may be multiplied, but for two of E5M2, as one matrix each: rows of `a`, and
+    /// columns of `b`, lie side by side, and [`CODES_MULTIPLE`] divides the terms of a sum.
     ///
     /// # Panics
     /// If the inner sizes or the numbers of matrices differ.
@@ -324,8 +337,8 @@ impl Product {
         fits.then_some(Self { c: Some(c), beta, ..self })
     }
 
-    /// With the product added to `c`, in the memory of `c`, whose gaps stay as they are: `c` may be a part of the tensor. `None` as for
-    /// [`Self::plus`], or if matrices of `c` overlap.
+    /// With the product added to `c`, in the memory of `c`, whose gaps stay as they are: `c` may be
+    /// a part of the tensor. `None` as for [`Self::plus`], or if matrices of `c` overlap.
     ///
     /// # Panics
     /// If the sizes are not those of the result.
@@ -334,7 +347,7 @@ impl Product {
         c.is_apart().then_some(Self { d: c, ..sum })
     }
 
-    /// Whether the result lies as what is added does, and may have its memory.
+    /// True if the result has the layout of the summand, so that it may have the summand's memory.
     pub fn is_onto(&self) -> bool {
         self.c == Some(self.d)
     }
@@ -363,13 +376,15 @@ impl Product {
         Self { epilogue, ..self }
     }
 
-    /// What the epilogue keeps: rows as long as the result's, with a gap behind each where cuBLASLt wants one.
+    /// Matrix that the epilogue writes: rows as long as the result's, with padding behind each
+    /// where cuBLASLt needs it.
     pub fn kept(&self) -> Option<Matrix> {
         let leading = self.d.columns.next_multiple_of(KEPT_MULTIPLE);
         self.epilogue.keeps().then_some(Matrix { leading, ..self.d })
     }
 
-    /// The same product for a library that knows columns only: `d^T = b^T a^T`, since a matrix in rows is its transpose in columns.
+    /// The same product for a library that knows columns only: `d^T = b^T a^T`, since a matrix in
+    /// rows is its transpose in columns.
     pub fn in_columns(&self) -> ColumnMajor {
         let ((a, operation_a), (b, operation_b)) = (self.b.in_columns(), self.a.in_columns());
         let d = self.d.in_columns().0;
@@ -389,7 +404,7 @@ impl Product {
     }
 }
 
-/// Whether these are factors of 8 bits as cuBLASLt wants them.
+/// True if these are factors of 8 bits in the layout that cuBLASLt needs.
 fn are_codes(a: &Matrix, b: &Matrix) -> bool {
     let is_one = |matrix: &Matrix| matrix.element.is_code() && matrix.batches == 1;
     let is_whole = |run: usize| run.is_multiple_of(CODES_MULTIPLE);
@@ -400,8 +415,8 @@ fn are_codes(a: &Matrix, b: &Matrix) -> bool {
     is_one(a) && is_one(b) && !are_both_wide && lie_along
 }
 
-/// A matrix in columns: the element of row `r` and column `c` is `c * leading + r` elements behind the first. In a batch, matrix `i` is
-/// `i * apart` behind the first one.
+/// A matrix in columns: the element of row `r` and column `c` is `c * leading + r` elements behind
+/// the first. In a batch, matrix `i` is `i * apart` behind the first one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Layout {
     /// Number of rows in memory, before any transposition.
@@ -410,7 +425,7 @@ pub struct Layout {
     pub columns: usize,
     /// Elements from the start of a column to the start of the next, at least `rows`.
     pub leading: usize,
-    /// How elements are stored.
+    /// Storage of the elements.
     pub element: Element,
     /// Number of matrices; all layouts of a product have as many.
     pub batches: usize,
@@ -418,7 +433,7 @@ pub struct Layout {
     pub apart: usize,
 }
 
-/// How a factor is read.
+/// Operation on a factor when it is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operation {
     /// As its layout says.
@@ -427,9 +442,11 @@ pub enum Operation {
     Transposed,
 }
 
-/// A product in columns: `d [m, n] = epilogue(alpha * op(a) [m, k] op(b) [k, n] + beta * c [m, n])`, but for the two factors.
+/// A product in columns: `d [m, n] = epilogue(alpha * op(a) [m, k] op(b) [k, n] + beta * c [m,
+/// n])`, but for the two factors.
 ///
-/// A bias has an element for each row of `d`, a bias' gradient one for each column: the sum of that column of `op(b)`.
+/// A bias has an element for each row of `d`, a bias' gradient one for each column: the sum of that
+/// column of `op(b)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ColumnMajor {
     /// Rows of the result.
@@ -442,16 +459,16 @@ pub struct ColumnMajor {
     pub a: Layout,
     /// Second factor.
     pub b: Layout,
-    /// What is added; the result's layout if nothing is.
+    /// Layout of the summand; the result's layout without one.
     pub c: Layout,
     /// The result.
     pub d: Layout,
-    /// How the factors are read.
+    /// Operations on the factors.
     pub operations: [Operation; 2],
-    /// What is done to the sum.
+    /// Epilogue of the sum.
     pub epilogue: Epilogue,
     /// Leading dimension of what the epilogue keeps, which is as large and stored as the result.
     pub leading_of_kept: Option<usize>,
-    /// How it is computed.
+    /// Precision of the computation.
     pub compute: Compute,
 }

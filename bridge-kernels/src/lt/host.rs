@@ -1,5 +1,6 @@
-//! What a stand-in for cuBLASLt computes in tests, here and on devices. It reads nothing but the translated description: factors in columns,
-//! leading dimensions, batches, operations, epilogue. Sums are float64; each element is rounded once, when it is stored.
+//! Host implementation that replaces cuBLASLt in tests, here and on devices. It reads only the
+//! translated description: factors in columns, leading dimensions, batches, operations, epilogue.
+//! Sums are float64; each element is rounded once, when it is stored.
 
 use half::{bf16, f16};
 
@@ -24,14 +25,14 @@ impl Memory {
     }
 }
 
-/// Where an element is.
+/// Index of an element.
 fn place(layout: Layout, [batch, row, column]: [usize; 3]) -> usize {
     let is_inside = row < layout.rows && column < layout.columns && batch < layout.batches;
     assert!(is_inside, "element {:?} is outside {layout:?}", [batch, row, column]);
     batch * layout.apart + column * layout.leading + row
 }
 
-/// What is read back of `value`.
+/// Value after a round trip through the element's storage.
 pub(crate) fn stored(value: f64, element: Element) -> f32 {
     match element {
         Element::F32 => value as f32,
@@ -58,17 +59,17 @@ pub(crate) fn gelu(x: f64) -> f64 {
     0.5 * x * (1.0 + u.tanh())
 }
 
-/// What is read: factors, what is added, the bias.
+/// Inputs: factors, summand, bias.
 pub(crate) struct Read<'a> {
     pub a: &'a Memory,
     pub b: &'a Memory,
     pub c: Option<&'a Memory>,
     pub bias: Option<&'a Memory>,
-    /// Of codes of `a` and `b`; 1 for others.
+    /// Scales of the codes of `a` and `b`; 1 for other elements.
     pub scales: [f32; 2],
 }
 
-/// What is written. `extra` is what the epilogue keeps, or a bias' gradient.
+/// Outputs. `extra` is the epilogue's matrix, or a bias' gradient.
 pub(crate) struct Written {
     pub d: Memory,
     pub extra: Option<Memory>,
@@ -130,7 +131,7 @@ pub(crate) fn put(written: &Memory, layout: Layout, whole: &mut Memory) {
     }
 }
 
-/// What cuBLASLt demands of layouts.
+/// Checks cuBLASLt's requirements on layouts.
 fn check(product: &ColumnMajor) {
     let ColumnMajor { m, n, k, operations, .. } = *product;
     for layout in [product.a, product.b, product.c, product.d] {

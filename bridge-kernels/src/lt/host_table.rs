@@ -13,14 +13,14 @@ use crate::flex::Values;
 /// Runs products on the host, and remembers them.
 #[derive(Clone, Default)]
 pub(crate) struct HostStandIn {
-    /// What ran, in order.
+    /// Products that ran, in order.
     pub log: Arc<Mutex<Vec<ColumnMajor>>>,
-    /// What it does not run.
+    /// Predicate of products that the table refuses.
     pub refused: Option<fn(&ColumnMajor) -> bool>,
 }
 
 impl HostStandIn {
-    /// How many products ran since the last call.
+    /// Number of products that ran since the last call.
     pub fn ran(&self) -> usize {
         std::mem::take(&mut *self.log.lock().unwrap()).len()
     }

@@ -1,4 +1,5 @@
-//! Tensors of CubeCL as operands: what cuBLASLt is told of their memory, and the stand-in of tests on other devices.
+//! CubeCL tensors as operands: the description of their memory for cuBLASLt, and the replacement
+//! that tests use on other devices.
 
 use burn::backend::Cube;
 use burn::cubecl::server::Handle;
@@ -7,8 +8,8 @@ use burn::tensor::Tensor;
 use super::{Element, Matrix, Operand};
 use crate::cube::Buffer;
 
-/// How a tensor lies in its memory; of a copy, if there is no [`Matrix`] for its strides. `None` for a tensor that is not on a device of CubeCL, is
-/// empty, or has a dtype that no product is made of.
+/// Layout of a tensor in memory; of a copy, if no [`Matrix`] has its strides. `None` for a tensor
+/// that is not on a CubeCL device, is empty, or has a dtype without products.
 pub fn operand<const D: usize>(x: Tensor<D>) -> Option<Operand<D>> {
     let (element, dims) = (Element::of(x.dtype())?, x.dims());
     let tensor = x.clone().try_into_primitive::<Cube>().ok()?;
@@ -22,7 +23,7 @@ pub fn operand<const D: usize>(x: Tensor<D>) -> Option<Operand<D>> {
     Some(Operand { tensor: copy.tensor(), matrix: Matrix::of_shape(&dims, element) })
 }
 
-/// Whether an allocation has room for matrices.
+/// True if an allocation has room for the matrices.
 pub(crate) fn has_room(memory: &Handle, matrix: &Matrix) -> bool {
     memory.size_in_used() >= (matrix.span() * matrix.element.bytes()) as u64
 }

@@ -6,13 +6,13 @@ use burn::tensor::Tensor;
 
 use super::description::{Compute, Element, Matrix, Product};
 
-/// A tensor and how it lies in its memory, from its first element on. Its last two dimensions are rows and columns, those before them count
-/// matrices.
+/// A tensor and how it lies in its memory, from its first element on. Its last two dimensions are
+/// rows and columns, those before them count matrices.
 #[derive(Clone, Debug)]
 pub struct Operand<const D: usize> {
     /// The tensor, without a graph. Its shape is that before any [`transposed`](Self::transposed).
     pub tensor: Tensor<D>,
-    /// Its memory.
+    /// Layout of the tensor's memory.
     pub matrix: Matrix,
 }
 
@@ -30,12 +30,14 @@ pub struct Operands<const D: usize> {
     pub a: Tensor<D>,
     /// The second factor.
     pub b: Tensor<D>,
-    /// What is added. A product that runs takes it, and where nobody else has this tensor the result may have its memory.
+    /// Summand. A product that runs takes it, and if there is no other handle to this tensor, the
+    /// result may have its memory.
     pub c: Option<Tensor<D>>,
     /// The bias that the epilogue adds, `[n]`.
     pub bias: Option<Tensor<1>>,
-    /// What codes of 8 bits of both factors are multiplied by to be the factors' values: `[1]` of float32 each. See [`Element::dtype`] for how
-    /// tensors have codes: the first of four in the lowest bits.
+    /// Factors that dequantize the 8-bit codes of both operands: `[1]` of float32 each. See
+    /// [`Element::dtype`] for the packing of codes in tensors: the first of four codes has the
+    /// lowest bits.
     pub scales: Option<[Tensor<1>; 2]>,
 }
 
@@ -46,14 +48,15 @@ impl<const D: usize> Operands<D> {
     }
 }
 
-/// What a product writes.
+/// Results of a product.
 #[derive(Debug)]
 pub struct Results<const D: usize> {
     /// The result, `[.., m, n]`; all of what is added, for [`Product::onto`].
     pub d: Tensor<D>,
     /// The value before an activation, `[m, n]`, if the epilogue keeps it.
     pub kept: Option<Tensor<D>>,
-    /// The sums of rows of the first factor, `[m]`, if the epilogue makes them, stored as the result is.
+    /// The sums of rows of the first factor, `[m]`, if the epilogue makes them, stored as the
+    /// result is.
     pub bias_gradient: Option<Tensor<1>>,
 }
 
@@ -74,11 +77,12 @@ impl Product {
 
 /// A device's products.
 pub trait Table: Clone + Send + 'static {
-    /// How `x` lies in memory; of a copy, if there is no [`Matrix`] for its strides. `None` for a tensor that is not on the device, is
-    /// empty, or has a dtype that no product is made of.
+    /// Layout of `x` in memory; of a copy, if no [`Matrix`] has its strides. `None` for a tensor
+    /// that is not on the device, is empty, or has a dtype without products.
     fn operand<const D: usize>(&self, x: Tensor<D>) -> Option<Operand<D>>;
 
-    /// Whether the device has a way to run a product with operands in such memory, whose values do not matter.
+    /// True if the device has an algorithm for a product with operands in such memory. Their values
+    /// do not matter.
     ///
     /// # Panics
     /// As [`multiply`](Self::multiply).
@@ -91,7 +95,7 @@ pub trait Table: Clone + Send + 'static {
     fn multiply<const D: usize>(&self, product: &Product, operands: &mut Operands<D>) -> Option<Results<D>>;
 }
 
-/// Of devices that have none.
+/// Table of devices without a library.
 impl Table for Infallible {
     fn operand<const D: usize>(&self, _: Tensor<D>) -> Option<Operand<D>> {
         match *self {}
@@ -106,8 +110,8 @@ impl Table for Infallible {
     }
 }
 
-/// `a b` of each pair of matrices, `[.., m, k]` and `[.., k, n]`, stored as `result` says; dimensions of one matrix are broadcast. `None` if
-/// the table does not have the product.
+/// `a b` of each pair of matrices, `[.., m, k]` and `[.., k, n]`, stored as `result` says;
+/// dimensions of one matrix are broadcast. `None` if the table does not have the product.
 ///
 /// # Panics
 /// If the shapes do not fit each other.
@@ -133,9 +137,10 @@ fn broadcast<const D: usize>(x: &Tensor<D>, other: [usize; D]) -> Tensor<D> {
     if shape == x.dims() { x.clone() } else { x.clone().expand(shape) }
 }
 
-/// Adds `a b` of each pair of matrices, `[.., m, k]` and `[.., k, n]`, to the first `m` rows of the matrices of `into`, `[.., s, n]`: in that
-/// memory if nobody else has it. Where the table does not have the product, or there are gaps in `into`, there is no result, and `into` still has the
-/// sum so far.
+/// Adds `a b` of each pair of matrices, `[.., m, k]` and `[.., k, n]`, to the first `m` rows of the
+/// matrices of `into`, `[.., s, n]`: in that memory if nobody else has it. Where the table does not
+/// have the product, or there are gaps in `into`, there is no result, and `into` still has the sum
+/// so far.
 ///
 /// # Panics
 /// If the shapes do not fit each other, or `into` has nothing.

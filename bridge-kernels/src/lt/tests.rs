@@ -1,4 +1,5 @@
-//! Descriptions, run by the stand-in, against products in float64 that know neither columns nor leading dimensions.
+//! Descriptions, run by the stand-in, against products in float64 that know neither columns nor
+//! leading dimensions.
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -170,8 +171,8 @@ fn products_of_any_size_are_those_of_float64() {
     outcome.unwrap();
 }
 
-/// The three products of a linear layer as cuBLASLt is told them, worked out by hand: what the stand-in and the translation agreed on
-/// wrongly would show here.
+/// The three products of a linear layer in cuBLASLt's terms, worked out by hand: an error that the
+/// replacement and the translation share would show here.
 #[test]
 fn the_products_of_a_linear_layer_in_columns() {
     let (tokens, inputs, outputs) = (3, 5, 7);
@@ -245,7 +246,8 @@ fn tf32_rounds_its_factors() {
     }
 }
 
-/// Factors of 8 bits of every pair of formats, with a scale each, at sizes that leave gaps behind rows.
+/// Factors of 8 bits of every pair of formats, with a scale each, at sizes that leave gaps behind
+/// rows.
 #[test]
 fn codes_are_multiplied_with_their_scales() {
     let (m, k, n, gap) = (5, 32, 7, 16);
@@ -273,7 +275,8 @@ fn codes_are_multiplied_with_their_scales() {
     }
 }
 
-/// Two of E5M2, sums over 8 or over rows, batches, results of 8 bits, and codes with floats are not there.
+/// Two of E5M2, sums over 8 or over rows, batches, results of 8 bits, and codes with floats are not
+/// there.
 #[test]
 fn codes_have_one_layout() {
     let codes = |element, rows, k| Matrix::contiguous([rows, k], element);

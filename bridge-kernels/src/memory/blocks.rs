@@ -1,8 +1,8 @@
-//! Which parts of a region are free: a good fit in constant time, neighbours joined when they are freed.
+//! Free blocks of a region: a good fit in constant time, neighbours joined when they are freed.
 //!
-//! Blocks are runs of granules, named by the number of their first one. Free blocks hang in bins by size, eight bins for
-//! each power of two (two-level segregated fit, Masmano and others 2004). All bookkeeping is in a table beside the
-//! region, so that memory which nobody uses is never touched.
+//! Blocks are runs of granules, named by the number of their first one. Free blocks hang in bins by
+//! size, eight bins for each power of two (two-level segregated fit, Masmano and others 2004). All
+//! bookkeeping is in a table beside the region, so that memory which nobody uses is never touched.
 
 /// No granule.
 const NONE: u32 = u32::MAX;
@@ -13,7 +13,7 @@ const BINS: usize = ((33 - SPLIT) << SPLIT) as usize;
 /// Free blocks of a request's own bin that are looked at, any of which may be too small.
 const LOOKS: usize = 16;
 
-/// What is known of one granule. Only the first and the last of a block are kept up to date.
+/// State of one granule. Only the first and the last granule of a block are kept up to date.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Granule {
     /// First of a block: its size.
@@ -40,9 +40,9 @@ pub(super) struct Blocks<'a> {
 /// A block that was handed out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Taken {
-    /// Its first granule.
+    /// First granule of the block.
     pub first: u32,
-    /// Whether none of it was ever handed out before.
+    /// True if no part of the block was ever handed out before.
     pub fresh: bool,
 }
 
@@ -57,7 +57,8 @@ fn bin(size: u32) -> usize {
 }
 
 impl<'a> Blocks<'a> {
-    /// One free block over all of `granules`, whose contents do not matter. At least one, fewer than `u32::MAX`.
+    /// One free block over all of `granules`, whose contents do not matter. At least one, fewer
+    /// than `u32::MAX`.
     pub fn new(granules: &'a mut [Granule]) -> Self {
         let count = granules.len() as u32;
         let mut blocks = Self { granules, heads: [NONE; BINS], occupied: [0; BINS.div_ceil(64)], untouched: 0 };
@@ -110,7 +111,8 @@ impl<'a> Blocks<'a> {
 
     /// A free block of at least `size` granules.
     fn find(&self, size: u32) -> Option<u32> {
-        // Steps of training ask for the same sizes over and over: the block freed last in the bin is often exact.
+        // Steps of training ask for the same sizes over and over: the block freed last in the bin
+        // is often exact.
         let own = bin(size);
         let (mut block, mut best) = (self.heads[own], NONE);
         for _ in 0..LOOKS {

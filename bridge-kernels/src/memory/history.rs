@@ -1,8 +1,10 @@
-//! Who holds large blocks: while it is recorded, each block that is handed out is noted with its owner, what the rank was doing at that time.
+//! History of large blocks: while it is recorded, each block is recorded with its owner, the
+//! activity of the rank that allocated it.
 //!
-//! It belongs to the process, as the allocator does. Ranks that are threads of one process have a [`Seat`] each: what a rank is doing is said once
-//! ([`Seat::owner`]) and holds for all threads that sit there, those of its pool included. Threads without a seat are one more owner.
-//! Otherwise it costs a look whether it is on, for each large block.
+//! It belongs to the process, as the allocator does. Ranks that are threads of one process have a
+//! [`Seat`] each: what a rank is doing is said once ([`Seat::owner`]) and holds for all threads
+//! that sit there, those of its pool included. Threads without a seat are one more owner. Otherwise
+//! it costs a look whether it is on, for each large block.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -15,7 +17,7 @@ mod report;
 use super::usage::usage;
 pub use report::{OwnerTotal, Window, WindowBlock, WindowEvent};
 
-/// Seats that are told apart; further ranks share the last one.
+/// Number of ranks that are distinguished; further ranks share the last entry.
 const SEATS: usize = 64;
 /// Events of a window that are kept: 32 bytes each.
 const MOST_EVENTS: usize = 1 << 20;
@@ -24,13 +26,13 @@ const NAMED: usize = 12;
 
 static IS_ON: AtomicBool = AtomicBool::new(false);
 static NEXT_SEAT: AtomicU8 = AtomicU8::new(1);
-/// What is being done at each seat: a number of [`State::owners`].
+/// Activity of each rank, as an index of [`State::owners`].
 static DOING: [AtomicU32; SEATS] = [const { AtomicU32::new(0) }; SEATS];
 static STATE: Mutex<Option<State>> = Mutex::new(None);
 
 thread_local! {
     static SEAT: Cell<u8> = const { Cell::new(0) };
-    /// Whether this thread is in here: what it allocates meanwhile is not noted.
+    /// True while this thread is in the recorder: its allocations are not recorded meanwhile.
     static IS_NOTING: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -59,11 +61,11 @@ struct State {
     window: Option<(HashMap<usize, Live>, Instant, Vec<Event>)>,
     /// Windows that are open, one for each rank that asked.
     openings: usize,
-    /// Where a report of failure is written.
+    /// File for the report of a failed allocation.
     report: Option<std::path::PathBuf>,
 }
 
-/// What owns blocks before anybody has said so.
+/// Owner of blocks of threads that have set none.
 const NOBODY: &str = "other threads";
 
 impl State {
@@ -111,7 +113,7 @@ fn with_state<T>(work: impl FnOnce(&mut State) -> T) -> Option<T> {
     done
 }
 
-/// Whether blocks are noted.
+/// True if blocks are recorded.
 #[inline]
 pub fn is_on() -> bool {
     IS_ON.load(Ordering::Relaxed)
@@ -182,7 +184,8 @@ impl Seat {
         SEAT.set(self.0);
     }
 
-    /// Says what the rank of this thread is doing, until what is returned is dropped. Nothing where blocks are not noted.
+    /// Says what the rank of this thread is doing, until what is returned is dropped. Nothing where
+    /// blocks are not noted.
     pub fn owner(what: impl FnOnce() -> String) -> Doing {
         if !is_on() {
             return Doing(None);
@@ -205,7 +208,8 @@ impl Seat {
         }
     }
 
-    /// Gives blocks other owners: those that have one of these addresses in them. Returns how many were found.
+    /// Gives blocks other owners: those that have one of these addresses in them. Returns how many
+    /// were found.
     pub fn rename(blocks: &[(usize, String)]) -> usize {
         let renamed = with_state(|state| {
             let mut starts: Vec<(usize, usize)> = state.live.iter().map(|(start, live)| (*start, live.bytes)).collect();
@@ -237,7 +241,8 @@ impl Seat {
         });
     }
 
-    /// What happened to the blocks of this thread's rank since the window was opened; `None` without one.
+    /// Events of the blocks of this thread's rank since the window was opened; `None` without a
+    /// window.
     pub fn end_window() -> Option<Window> {
         let seat = SEAT.get();
         with_state(|state| {
@@ -252,7 +257,7 @@ impl Seat {
     }
 }
 
-/// What a rank is doing, until it is dropped.
+/// Activity of a rank, until it is dropped.
 #[derive(Debug)]
 #[must_use = "it ends when this is dropped"]
 pub struct Doing(Option<(u8, u32)>);
@@ -265,7 +270,8 @@ impl Drop for Doing {
     }
 }
 
-/// Tells that a block of `bytes` cannot be had: who holds the others, on standard error and where [`start`] was told to.
+/// Tells that a block of `bytes` cannot be had: who holds the others, on standard error and where
+/// [`start`] was told to.
 pub(super) fn failed(bytes: usize) {
     let used = usage().map_or(0, |usage| usage.used_bytes);
     let told = with_state(|state| report::failure(bytes, (&state.live, &state.owners), state.report.take(), NAMED));

@@ -1,12 +1,13 @@
 //! A global allocator that keeps large buffers.
 //!
-//! A training step allocates and frees the same large buffers again and again. The system's allocator returns each to the
-//! kernel, and a quarter of a step goes into page faults on the way back. [`LargeBlocks`] takes blocks from
-//! [`SMALLEST`] bytes on from one region of huge pages (where the system allows them: fewer address translations make
-//! matrix products a fifth faster), and everything smaller from the system's allocator.
+//! A training step allocates and frees the same large buffers again and again. The system's
+//! allocator returns each to the kernel, and a quarter of a step goes into page faults on the way
+//! back. [`LargeBlocks`] takes blocks from [`SMALLEST`] bytes on from one region of huge pages
+//! (where the system allows them: fewer address translations make matrix products a fifth faster),
+//! and everything smaller from the system's allocator.
 //!
-//! Freed blocks stay with the process and are joined with their neighbours, so that it holds at most what was in use at
-//! one time, and what fragmentation adds. Install it in a program with
+//! Freed blocks stay with the process and are joined with their neighbours, so that it holds at
+//! most what was in use at one time, and what fragmentation adds. Install it in a program with
 //!
 //! ```ignore
 //! #[global_allocator]
@@ -79,7 +80,7 @@ unsafe impl GlobalAlloc for LargeBlocks {
     }
 }
 
-/// A block that the system's allocator was asked for: noted if it is large, told if there is none.
+/// Records a block from the system's allocator if it is large, and reports a failed allocation.
 #[cfg(target_os = "linux")]
 fn from_system(block: *mut u8, size: usize) -> *mut u8 {
     if size >= SMALLEST {
@@ -92,9 +93,10 @@ fn from_system(block: *mut u8, size: usize) -> *mut u8 {
 }
 
 #[cfg(target_os = "linux")]
-// SAFETY: blocks of the region are exclusive, aligned and large enough (`Region::take`); a block goes back to where its
-// address says it came from, which is true also while another thread reserves the region (`OnceLock`). Nothing here
-// panics or unwinds: the region's calls return options.
+// SAFETY: blocks of the region are exclusive, aligned and large enough (`Region::take`); a block
+// goes back to where its address says it came from, which is true also while another thread
+// reserves the region (`OnceLock`). Nothing here panics or unwinds: the region's calls return
+// options.
 unsafe impl GlobalAlloc for LargeBlocks {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if layout.size() >= SMALLEST
@@ -138,7 +140,8 @@ unsafe impl GlobalAlloc for LargeBlocks {
             if layout.size() >= SMALLEST {
                 history::gives(block);
             }
-            // SAFETY: it is not of the region, so it came from the system; otherwise the caller's contract.
+            // SAFETY: it is not of the region, so it came from the system; otherwise the caller's
+            // contract.
             return unsafe { System.realloc(block, layout, size) };
         }
         if room.is_some_and(|room| size <= room && size > room / 2) {
@@ -151,7 +154,8 @@ unsafe impl GlobalAlloc for LargeBlocks {
         // SAFETY: `size` is not zero by the caller's contract.
         let new = unsafe { self.alloc(new_layout) };
         if !new.is_null() {
-            // SAFETY: both blocks have that many bytes and do not overlap; the old one is not used again.
+            // SAFETY: both blocks have that many bytes and do not overlap; the old one is not used
+            // again.
             unsafe {
                 new.copy_from_nonoverlapping(block, layout.size().min(size));
                 self.dealloc(block, layout);
@@ -206,7 +210,8 @@ mod tests {
     #[test]
     fn growing_and_shrinking_keep_the_contents() {
         let allocator = LargeBlocks::new();
-        // From the system to the region, further, and back; 65,600 and 65,700 are the same granules.
+        // From the system to the region, further, and back; 65,600 and 65,700 are the same
+        // granules.
         let sizes = [1_000, 65_600, 65_700, 1_000_000, 70_000, 500];
         // SAFETY: as above; each block is reallocated with the size it has.
         unsafe {

@@ -34,7 +34,8 @@ impl Region {
         Self { addresses: OnceLock::new(), state: Mutex::new(State::Unreserved) }
     }
 
-    /// A block for `layout`, and whether it is known to hold zeros; `None` if there is none or its alignment is unusual.
+    /// A block for `layout`, with true if it is known to hold zeros; `None` if the region is full
+    /// or the alignment is unusual.
     pub fn take(&self, layout: Layout) -> Option<(*mut u8, bool)> {
         if layout.align() > GRANULE {
             return None;
@@ -77,11 +78,13 @@ impl Region {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing that holds the lock panics; if it ever did, the table would still be the best there is.
+        // Nothing that holds the lock panics; if it ever did, the table would still be the best
+        // there is.
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Reserves as many addresses as the machine has memory, or what the system grants of that. Nothing is occupied yet.
+    /// Reserves as many addresses as the machine has memory, or what the system grants of that.
+    /// Nothing is occupied yet.
     fn reserve(&self) -> Option<Blocks<'static>> {
         // SAFETY: no arguments that could be wrong.
         let (pages, page) = unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
@@ -91,22 +94,25 @@ impl Region {
         while size >= SMALLEST_RANGE {
             if let Some(start) = map(size + HUGE_PAGE) {
                 if size < whole {
-                    // The process has a limit: stacks of threads and small blocks need room beside the range.
+                    // The process has a limit: stacks of threads and small blocks need room beside
+                    // the range.
                     let granted = size + HUGE_PAGE;
                     size = size / 2 / HUGE_PAGE * HUGE_PAGE;
                     let rest = size + HUGE_PAGE;
-                    // SAFETY: the end of the mapping that was just made, at a multiple of a page; nothing uses it.
+                    // SAFETY: the end of the mapping that was just made, at a multiple of a page;
+                    // nothing uses it.
                     unsafe { libc::munmap(start.add(rest).cast(), granted - rest) };
                 }
                 let count = size / GRANULE;
                 let table = map(count * size_of::<Granule>())?.cast::<Granule>();
                 let aligned = start.addr().next_multiple_of(HUGE_PAGE);
                 start.expose_provenance();
-                // SAFETY: the range is our own. Where huge pages are not to be had the advice does nothing.
+                // SAFETY: the range is our own. Where huge pages are not to be had the advice does
+                // nothing.
                 unsafe { libc::madvise(start.with_addr(aligned).cast(), size, libc::MADV_HUGEPAGE) };
                 self.addresses.set(aligned..aligned + size).ok()?;
-                // SAFETY: fresh zeroed memory for `count` granules, aligned to a page, never unmapped; all-zero is a
-                // valid `Granule`.
+                // SAFETY: fresh zeroed memory for `count` granules, aligned to a page, never
+                // unmapped; all-zero is a valid `Granule`.
                 return Some(Blocks::new(unsafe { std::slice::from_raw_parts_mut(table, count) }));
             }
             size = size / 2 / HUGE_PAGE * HUGE_PAGE;

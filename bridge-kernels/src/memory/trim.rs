@@ -1,10 +1,12 @@
 //! Memory that a program holds and does not need: what was freed, and code that has run.
 
-/// Gives memory back to the system that a phase leaves behind: loading and setting up, the first step. It takes milliseconds; where another thread is at it, none. Elsewhere
-/// than on Linux with the GNU C library it does nothing.
+/// Gives memory back to the system that a phase leaves behind: loading and setting up, the first
+/// step. It takes milliseconds; where another thread is at it, none. Elsewhere than on Linux with
+/// the GNU C library it does nothing.
 ///
-/// Two kinds: what was freed (the allocator of the C library keeps what small blocks had, page by page between others, for small blocks to come),
-/// and the program's code (what runs again is mapped again from the system's cache of the file, or read again; what only set up is not).
+/// Two kinds: what was freed (the allocator of the C library keeps what small blocks had, page by
+/// page between others, for small blocks to come), and the program's code (what runs again is
+/// mapped again from the system's cache of the file, or read again; what only set up is not).
 pub fn give_back_unneeded() {
     #[cfg(all(target_os = "linux", target_env = "gnu", not(miri)))]
     {
@@ -27,21 +29,24 @@ mod code {
     pub fn give_back() {
         let Some((program, mappings)) = mappings() else { return };
         for range in untouched(&mappings, &program) {
-            // SAFETY: the range is a mapping of this process of which no page differs from the file (`untouched`) and that cannot be written: a page that
-            // is released has the same bytes when it is next read or run.
+            // SAFETY: the range is a mapping of this process of which no page differs from the file
+            // (`untouched`) and that cannot be written: a page that is released has the same bytes
+            // when it is next read or run.
             unsafe {
                 libc::madvise(range.start as *mut _, range.len(), libc::MADV_DONTNEED);
             }
         }
     }
 
-    /// The program's path, and what the system says of the mappings of this process (proc(5), smaps).
+    /// The program's path, and what the system says of the mappings of this process (proc(5),
+    /// smaps).
     fn mappings() -> Option<(String, String)> {
         let program = std::fs::read_link("/proc/self/exe").ok()?.into_os_string().into_string().ok()?;
         Some((program, std::fs::read_to_string("/proc/self/smaps").ok()?))
     }
 
-    /// The addresses of the program's code, of mappings in which nothing was written: by a loader or a debugger, say.
+    /// The addresses of the program's code, of mappings in which nothing was written: by a loader
+    /// or a debugger, say.
     fn untouched(mappings: &str, program: &str) -> impl Iterator<Item = Range<usize>> {
         let mut code = None;
         mappings.lines().filter_map(move |line| {

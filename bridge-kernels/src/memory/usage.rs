@@ -1,4 +1,4 @@
-//! What large blocks take of the process's memory, as the regions count it.
+//! Memory of the process in large blocks, as the regions count it.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -18,7 +18,8 @@ pub(super) static COUNTERS: Counters = Counters {
 };
 
 impl Counters {
-    /// A block of `bytes` was handed out; the region has handed out `held` bytes at one time or another.
+    /// A block of `bytes` was handed out; the region has handed out `held` bytes at one time or
+    /// another.
     pub(super) fn took(&self, bytes: usize, held: usize) {
         let used = self.used.fetch_add(bytes, Ordering::Relaxed) + bytes;
         self.most_used.fetch_max(used, Ordering::Relaxed);
@@ -32,7 +33,7 @@ impl Counters {
     }
 }
 
-/// What large blocks take of the process's memory.
+/// Memory of the process in large blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
     /// Bytes of the blocks in use.
@@ -45,7 +46,8 @@ pub struct Usage {
     pub num_blocks: usize,
 }
 
-/// What large blocks take now; `None` in a program without the allocator, or before the first such block.
+/// Current memory in large blocks; `None` in a program without the allocator, or before the first
+/// such block.
 pub fn usage() -> Option<Usage> {
     let read = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
     let held_bytes = read(&COUNTERS.held);

@@ -119,18 +119,19 @@ fn normed_again(x: &[f32], weight: &[f32], fill: impl Fn(usize, &[f32], &mut [f3
     })
 }
 
-/// What a norm's backward reads.
+/// Tensors that the backward of a norm reads.
 #[derive(Clone, Copy)]
 pub struct Saved<'a> {
     /// The input, `[n, c]`.
     pub x: &'a [f32],
     /// `[c]`.
     pub weight: &'a [f32],
-    /// Of the forward pass.
+    /// Statistics of the forward pass.
     pub statistics: &'a Statistics,
 }
 
-/// Gradients of [`rms_norm`] from the gradient `dy` of its output. `residual` is another gradient of the input, which is added.
+/// Gradients of [`rms_norm`] from the gradient `dy` of its output. `residual` is another gradient
+/// of the input, which is added.
 pub fn rms_norm_backward(dy: &[f32], saved: Saved<'_>, residual: Option<Vec<f32>>) -> NormGradients {
     match residual {
         Some(sum) => rms_norm_rows::<true>(dy, saved, sum),
@@ -201,8 +202,8 @@ fn sum_map3_centred(dy: &[f32], x: &[f32], w: &[f32], mean: f32) -> f32 {
     total
 }
 
-/// The frame of both backwards: tasks of [`ROWS`] rows, whose weight gradients are then added in order. With `ADD` gradients of the input
-/// are added to `sum`.
+/// The frame of both backwards: tasks of [`ROWS`] rows, whose weight gradients are then added in
+/// order. With `ADD` gradients of the input are added to `sum`.
 #[inline(always)]
 fn backward<const ADD: bool>(
     dy: &[f32],

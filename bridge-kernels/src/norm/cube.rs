@@ -12,16 +12,17 @@ use crate::cube::reduce::cube_sum;
 use crate::flex::inputs;
 use crate::vjp;
 
-/// What is fixed when a kernel is compiled.
+/// Compile-time constants of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Form {
-    /// Whether the mean is taken away first: LayerNorm.
+    /// True if the mean is subtracted first (LayerNorm).
     centred: bool,
     /// Units of a cube.
     units: usize,
 }
 
-/// `y = (x - mean) * reciprocal * weight + bias`; `statistics` gets mean and reciprocal deviation of each row, `[n, 2]`.
+/// `y = (x - mean) * reciprocal * weight + bias`; `statistics` gets mean and reciprocal deviation
+/// of each row, `[n, 2]`.
 #[cube(launch)]
 fn forward<X: Float, W: Float, N: Size>(
     x: &[Vector<X, N>],
@@ -85,8 +86,9 @@ fn sum_of<N: Size>(x: Vector<f32, N>) -> f32 {
     sum
 }
 
-/// Gradients of a block of rows. With `g = dy * weight` and `z` the normed input: `dx = reciprocal * (g - mean(g) - z * mean(g * z)) + upstream`,
-/// without the middle term for RMSNorm. `upstream` is the gradient of the residual stream, if that goes on. `partial`, `[blocks, 2, c]`, gets the
+/// Gradients of a block of rows. With `g = dy * weight` and `z` the normed input: `dx = reciprocal
+/// * (g - mean(g) - z * mean(g * z)) + upstream`, without the middle term for RMSNorm. `upstream`
+/// is the gradient of the residual stream, if that goes on. `partial`, `[blocks, 2, c]`, gets the
 /// block's part of the gradients of weight, `dy * z`, and bias, `dy`.
 #[cube(launch)]
 fn backward<X: Float, W: Float, N: Size>(
@@ -177,19 +179,20 @@ const BUSY_UNITS: usize = 1 << 17;
 /// Most rows of one cube.
 const MOST_ROWS: usize = 64;
 
-/// What the backward of a norm needs: its inputs, and the statistics of its rows.
+/// Tensors that the backward of a norm needs: its inputs, and the statistics of its rows.
 struct Normed {
     x: KeptBuffer,
     weight: Buffer,
     statistics: Buffer,
     centred: bool,
-    /// Whether gradients of weight or bias are wanted, and how many inputs there are.
+    /// True if gradients of weight or bias are needed, and the number of inputs.
     are_tracked: bool,
     arity: usize,
 }
 
 impl Normed {
-    /// Gradients of the inputs, those of weight and bias in the weight's dtype; `upstream` is added to that of `x`.
+    /// Gradients of the inputs, those of weight and bias in the weight's dtype; `upstream` is added
+    /// to that of `x`.
     fn gradients(self, dy: &Buffer, upstream: Option<&Buffer>) -> Vec<Option<DispatchTensor>> {
         let Self { x, weight, statistics, centred, are_tracked, arity } = self;
         let x = x.buffer();

@@ -44,7 +44,7 @@ pub(crate) fn residual_layer_norm<const D: usize>(
     Some(Operands::new(x, weight_c, bias_c)?.layer_norm(epsilon).attach_with(x))
 }
 
-/// What a norm is made of.
+/// Operands of a norm.
 struct Operands<const D: usize> {
     dims: [usize; D],
     x: Values,
@@ -100,7 +100,7 @@ impl<const D: usize> Operation<D> {
         Self { operands, y, statistics: Arc::new(statistics), backward, remake }
     }
 
-    /// How the output is made again.
+    /// Closure that recomputes the output.
     fn again(&self) -> Again {
         let Operands { dims, x, weight, bias, .. } = &self.operands;
         let (dims, x, weight, bias) = (*dims, x.clone(), weight.clone(), bias.clone());
@@ -111,7 +111,8 @@ impl<const D: usize> Operation<D> {
         })
     }
 
-    /// The output, the inputs, and the inputs' gradients from that of the output and, if it has one, of the stream.
+    /// The output, the inputs, and the inputs' gradients from that of the output and, if it has
+    /// one, of the stream.
     fn parts(self) -> (Tensor<D>, Vec<DispatchTensor>, impl FnOnce(Values, Option<Values>) -> InputGradients) {
         let Self { operands: Operands { dims, x, weight, inputs, .. }, y, statistics, backward, .. } = self;
         let arity = inputs.len();
@@ -135,7 +136,7 @@ impl<const D: usize> Operation<D> {
         vjp::attach_some(y, inputs, move |dy: Tensor<D>| gradients(Values::of_gradient(dy), None))
     }
 
-    /// The output and the stream `x`, whose gradient is added to the norm's where that is computed.
+    /// Output and the stream `x`, whose gradient is added to the norm's in the same pass.
     fn attach_with(self, x: &Tensor<D>) -> (Remakeable<D>, Tensor<D>) {
         let again = Some(self.again());
         if !x.is_tracked() {

@@ -10,9 +10,11 @@ use burn::tensor::Tensor;
 use crate::again::Remakeable;
 use crate::precision::{narrow, widen};
 
-/// Root-mean-square norm (Zhang and Sennrich, arXiv:1910.07467): `x / sqrt(mean(x^2) + epsilon) * weight`.
+/// Root-mean-square norm (Zhang and Sennrich, arXiv:1910.07467): `x / sqrt(mean(x^2) + epsilon) *
+/// weight`.
 ///
-/// Computed in float32 whatever the input's dtype, and rounded once; the weight may be wider than the input.
+/// Computed in float32 whatever the input's dtype, and rounded once; the weight may be wider than
+/// the input.
 ///
 /// # Shapes
 /// `x` `[.., c]`, `weight_c` `[c]` -> `[.., c]`.
@@ -28,9 +30,11 @@ pub fn rms_norm<const D: usize>(x: Tensor<D>, weight_c: Tensor<1>, epsilon: f64)
     flex::rms_norm(&x, &weight_c, epsilon).unwrap_or_else(|| rms_norm_reference(x, weight_c, epsilon))
 }
 
-/// Layer norm (Ba et al., arXiv:1607.06450): `(x - mean) / sqrt(variance + epsilon) * weight + bias`.
+/// Layer norm (Ba et al., arXiv:1607.06450): `(x - mean) / sqrt(variance + epsilon) * weight +
+/// bias`.
 ///
-/// Computed in float32 whatever the input's dtype, and rounded once; the variance is the biased one.
+/// Computed in float32 whatever the input's dtype, and rounded once; the variance is the biased
+/// one.
 ///
 /// # Shapes
 /// `x` `[.., c]`, `weight_c` and `bias_c` `[c]` -> `[.., c]`.
@@ -52,10 +56,12 @@ pub fn layer_norm<const D: usize>(
         .unwrap_or_else(|| layer_norm_reference(x, weight_c, bias_c, epsilon))
 }
 
-/// [`rms_norm`] of a residual stream, and the stream itself, to which the block's output will be added: `(norm(x), x)`.
+/// [`rms_norm`] of a residual stream, and the stream itself, to which the block's output will be
+/// added: `(norm(x), x)`.
 ///
-/// The gradient of the second is added to the norm's where that is computed, instead of in another pass over the stream. (Megatron calls
-/// this a fused residual norm.) The first can be made again from the stream.
+/// The gradient of the stream is added to the norm's in the same pass, instead of in another pass
+/// over the stream. (Megatron calls this a fused residual norm.) The norm's output can be
+/// recomputed from the stream.
 ///
 /// # Shapes
 /// `x` `[.., c]`, `weight_c` `[c]` -> `[.., c]` and `[.., c]`.

@@ -1,13 +1,14 @@
-//! What an offloader has moved so far.
+//! Counters of the tensors that an offloader has moved.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What an [`Offloader`](super::Offloader) has been handed so far.
+/// Tensors that an [`Offloader`](super::Offloader) has received so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
-    /// Tensors that were to be moved. One whose operation turned out to have no backward before it was read is not counted.
+    /// Tensors that were to be moved. One whose operation turned out to have no backward before it
+    /// was read is not counted.
     pub tensors: u64,
-    /// Their bytes.
+    /// Bytes of these tensors.
     pub bytes: u64,
     /// Bytes that were to stay on the device.
     pub staying: u64,

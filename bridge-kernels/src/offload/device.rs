@@ -1,4 +1,5 @@
-//! Tensors of the backends: what makes two of them the same, how they are read to the host, and how they come back.
+//! Tensors of the backends: what makes two of them the same, how they are read to the host, and how
+//! they come back.
 
 #[cfg(feature = "cube")]
 use burn::backend::Cube;
@@ -15,15 +16,17 @@ use burn::tensor::{DType, Shape, TensorData};
 use crate::cube::{Buffer, CubeTensor};
 use crate::vjp::Lift;
 
-/// What a tensor's values are known by, as long as somebody has it: memory that two have is not written in place.
+/// Identity of a tensor's values while a handle to them exists: memory with two handles is not
+/// written in place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Identity {
     /// The allocation and its bytes that belong to the tensor.
     memory: (usize, u64, u64),
     dtype: DType,
-    /// Shape and strides, unless the elements lie side by side: then any shape is a view of the same values.
+    /// Shape and strides, unless the elements lie side by side: then any shape is a view of the
+    /// same values.
     layout: Option<(Shape, Vec<isize>)>,
-    /// Where nothing is known of the memory, no tensor is another.
+    /// False if nothing is known of the memory; then no two tensors are the same.
     is_known: bool,
 }
 
@@ -45,7 +48,7 @@ impl Identity {
         Self { memory: (tensor.bytes().as_ptr().addr(), start, end), layout: strides, is_known: true, ..unknown }
     }
 
-    /// Whether two tensors that are both there have the same values.
+    /// True if two tensors that both exist have the same values.
     pub fn is_that_of(&self, other: &Self) -> bool {
         self.is_known && self == other
     }
@@ -62,7 +65,7 @@ where
     }
 }
 
-/// Whether it is in memory of a device of its own.
+/// True if the tensor is in memory of a separate device.
 pub(super) const fn is_accelerator(tensor: &DispatchTensor) -> bool {
     !matches!(tensor.kind, DispatchTensorKind::Flex(_))
 }
@@ -95,14 +98,14 @@ pub(super) fn side_by_side(tensor: &DispatchTensor) -> Option<DispatchTensor> {
 
 /// A tensor in host memory, and where it comes from.
 pub(super) enum Host {
-    /// Of the host's own backend.
+    /// Tensor of the host's own backend.
     Flex(TensorData),
-    /// Of a CubeCL device.
+    /// Tensor of a CubeCL device.
     #[cfg(feature = "cube")]
     Cube(Bytes, CubeOrigin),
 }
 
-/// What a tensor on a CubeCL device is besides its elements.
+/// Properties of a tensor on a CubeCL device besides its elements.
 #[cfg(feature = "cube")]
 pub(super) struct CubeOrigin {
     client: burn::cubecl::client::Client,

@@ -27,7 +27,7 @@ enum Place {
     Back(DispatchTensor),
     /// It could not be read.
     Lost(String),
-    /// Its upload ended in a panic.
+    /// The upload panicked.
     Nowhere,
 }
 
@@ -90,7 +90,7 @@ impl Entry {
     /// If it could not be read.
     pub fn bring_back(&self) -> DispatchTensor {
         let mut place = self.place();
-        // A read that is under way comes too late then.
+        // A download in progress comes too late then.
         let tensor = match std::mem::replace(&mut *place, Place::Nowhere) {
             Place::Leaving(tensor) | Place::Back(tensor) => tensor,
             Place::Host(host) => {
@@ -106,7 +106,8 @@ impl Entry {
 }
 
 impl Drop for Entry {
-    /// What nobody has read or asked for, because its operation had no backward, was not moved.
+    /// A tensor that was neither read nor requested, because its operation had no backward, was not
+    /// moved.
     fn drop(&mut self) {
         if matches!(self.place.get_mut().unwrap_or_else(PoisonError::into_inner), Place::Leaving(_)) {
             self.counters.left_not(self.bytes);
@@ -129,7 +130,7 @@ pub(super) struct Group {
 }
 
 impl Group {
-    /// Those of a scope that comes after another.
+    /// Entries of a scope that follows another one.
     pub fn behind(before: Weak<Self>) -> Self {
         Self { before, ..Self::default() }
     }

@@ -1,18 +1,23 @@
 //! Activations in host memory between forward and backward.
 //!
-//! What an operation keeps for its backward, its pullback has as a [`Kept`]. In the scope of an [`Offloader`] that is read to the host by threads
-//! of the offloader, and its memory on the device is released; the pullback brings it back. No bit changes on the way. Parameters are never
-//! moved: operations hand over what they keep of activations only.
+//! A pullback holds each tensor that its operation keeps for backward as a [`Kept`]. In the scope
+//! of an [`Offloader`], threads of the offloader download that tensor to the host and release its
+//! device memory; the pullback uploads it again. No bit changes on the way. Parameters are never
+//! moved: operations pass on only activations.
 //!
-//! - A tensor that several operations of one scope keep, in whatever shape, is moved once. The scope holds all that it was handed until it
-//!   closes: equal memory then means equal values, because memory that somebody has is not written in place. So a scope should be as long as a
+//! - A tensor that several operations of one scope keep, in whatever shape, is moved once. The
+//!   scope holds all that it was handed until it closes: equal memory then means equal values,
+//!   because memory that somebody has is not written in place. So a scope should be as long as a
 //!   segment of a model, and what is kept in two scopes is moved twice.
-//! - Reads are queued, a bounded number of them: who keeps more waits. A tensor whose backward comes before its read is over never leaves the
-//!   device, and one whose pullback is dropped is not read.
-//! - The first pullback that asks for a tensor of a scope has the tensors of the scope before it brought back in the background.
-//! - On the host's own devices there is nothing to move ([`Devices::Accelerators`]), unless a test wants it moved all the same.
+//! - Reads are queued, a bounded number of them: who keeps more waits. A tensor whose backward
+//!   comes before its read is over never leaves the device, and one whose pullback is dropped is
+//!   not read.
+//! - The first pullback that asks for a tensor of a scope has the tensors of the scope before it
+//!   brought back in the background.
+//! - On the host's own devices there is nothing to move ([`Devices::Accelerators`]), unless a test
+//!   wants it moved all the same.
 //!
-//! What Burn's own operations keep in a graph is not moved.
+//! Tensors that Burn's own operations keep in a graph are not moved.
 
 mod counters;
 mod device;
@@ -49,7 +54,7 @@ pub enum Module {
     MlpNorm,
     /// The first layer of the experts: its input.
     ExpertFc1,
-    /// What stands between the layers of the experts: its input.
+    /// Unit between the layers of the experts: its input.
     MoeAct,
 }
 
@@ -58,7 +63,7 @@ impl Module {
     pub const ALL: [Self; 7] =
         [Self::AttnNorm, Self::QkvLinear, Self::CoreAttn, Self::AttnProj, Self::MlpNorm, Self::ExpertFc1, Self::MoeAct];
 
-    /// Its name in recipes.
+    /// Name in recipes.
     pub const fn name(self) -> &'static str {
         match self {
             Self::AttnNorm => "attn_norm",
@@ -77,28 +82,29 @@ impl Module {
     }
 }
 
-/// Which of the tensors that operations keep in a scope are moved.
+/// Selection of the kept tensors of a scope that are moved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Moves {
-    /// None: they are counted.
+    /// No tensor; tensors are only counted.
     Nothing,
-    /// Those with so many elements or more.
+    /// Tensors with this many elements or more.
     FromElements(usize),
-    /// Those that are kept in one of these modules ([`in_module`]).
+    /// Tensors that are kept in one of these modules ([`in_module`]).
     Modules(Vec<Module>),
 }
 
 /// From which devices tensors are moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Devices {
-    /// Those with memory of their own.
+    /// Devices with memory of their own.
     #[default]
     Accelerators,
     /// From the host's memory to the host's memory too: for tests.
     All,
 }
 
-/// Moves what operations keep in its scopes to the host, by threads of its own. Clones are the same.
+/// Moves what operations keep in its scopes to the host, by threads of its own. Clones are the
+/// same.
 #[derive(Clone)]
 pub struct Offloader(Arc<Inner>);
 
@@ -130,8 +136,8 @@ impl Offloader {
         }))
     }
 
-    /// Runs `work`, of which what operations keep on this thread is moved. Scopes do not nest: an inner one takes the place of the outer one
-    /// while it is open.
+    /// Runs `work`, of which what operations keep on this thread is moved. Scopes do not nest: an
+    /// inner one takes the place of the outer one while it is open.
     pub fn scope<T>(&self, work: impl FnOnce() -> T) -> T {
         let mut last = self.0.last.lock().unwrap_or_else(PoisonError::into_inner);
         let group = Arc::new(Group::behind(std::mem::take(&mut last)));
@@ -142,7 +148,7 @@ impl Offloader {
         work()
     }
 
-    /// What there has been so far.
+    /// Tensors moved so far.
     pub fn moved(&self) -> Moved {
         self.0.counters.moved()
     }
@@ -175,7 +181,8 @@ struct Scope {
 struct Held {
     identity: Identity,
     entry: Option<Weak<Entry>>,
-    /// Keeps others from getting or writing the memory, so that the identity stays that of the values.
+    /// Keeps others from getting or writing the memory, so that the identity stays that of the
+    /// values.
     _tensor: DispatchTensor,
 }
 
@@ -188,11 +195,11 @@ impl Drop for Outer {
     }
 }
 
-/// Which module of a model runs.
+/// Module of a model that is running.
 #[derive(Clone, Copy, Debug, Default)]
 struct Part {
     now: Option<Module>,
-    /// That of the non-linearity of an operation that has a linear layer and one.
+    /// Module of the activation, for an operation that has a linear layer and an activation.
     unit: Option<Module>,
 }
 
@@ -212,13 +219,14 @@ fn enter(part: Part) -> Option<Part> {
     OPEN.with_borrow_mut(|open| open.as_mut().map(|scope| std::mem::replace(&mut scope.part, part)))
 }
 
-/// Runs `work` as a part of `module`; `None` is none that has a name.
+/// Runs `work` as a part of `module`; `None` for modules without a name.
 pub fn in_module<T>(module: impl Into<Option<Module>>, work: impl FnOnce() -> T) -> T {
     let _leave = Leave(enter(Part { now: module.into(), unit: None }));
     work()
 }
 
-/// Runs a linear layer of module `linear` that may be one operation with the non-linearity behind it, of module `unit`.
+/// Runs a linear layer of module `linear` that may be one operation with the non-linearity behind
+/// it, of module `unit`.
 pub fn in_modules<T>([linear, unit]: [Module; 2], work: impl FnOnce() -> T) -> T {
     let _leave = Leave(enter(Part { now: Some(linear), unit: Some(unit) }));
     work()
@@ -240,7 +248,7 @@ pub(crate) fn closed<T>(work: impl FnOnce() -> T) -> T {
 }
 
 impl Scope {
-    /// Where `tensor` goes; `None` if it stays.
+    /// Entry of a tensor that is moved; `None` if it stays.
     fn keep(&mut self, tensor: &DispatchTensor) -> Option<Arc<Entry>> {
         let inner = &self.offloader.0;
         let applies = inner.devices == Devices::All || is_accelerator(tensor);
@@ -282,7 +290,8 @@ impl Scope {
     }
 }
 
-/// A float tensor that an operation keeps for its backward: on its device, or in the scope of an [`Offloader`] perhaps on the host.
+/// A float tensor that an operation keeps for its backward: on its device, or in the scope of an
+/// [`Offloader`] perhaps on the host.
 pub struct Kept {
     shape: Shape,
     place: Place,
@@ -308,7 +317,8 @@ impl fmt::Debug for Kept {
 }
 
 impl Kept {
-    /// Keeps a tensor, of any rank and without a graph. It must be an activation: parameters stay where they are.
+    /// Keeps a tensor, of any rank and without a graph. It must be an activation: parameters stay
+    /// where they are.
     pub fn new(tensor: DispatchTensor) -> Self {
         let shape = shape_of(&tensor);
         let kept = OPEN.with_borrow_mut(|open| {

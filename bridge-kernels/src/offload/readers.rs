@@ -27,7 +27,7 @@ impl Readers {
             let jobs = Arc::clone(&jobs);
             let work = move || {
                 while let Some(job) = next(&jobs) {
-                    // What went wrong is told where the tensor is asked for.
+                    // The failure is reported where the tensor is requested.
                     drop(catch_unwind(AssertUnwindSafe(job)));
                 }
             };

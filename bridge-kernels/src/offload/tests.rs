@@ -1,4 +1,5 @@
-//! Moves from host memory to host memory: order, values and gradients bit for bit, what is moved how often, and what is freed.
+//! Moves from host memory to host memory: order, values and gradients bit for bit, what is moved
+//! how often, and what is freed.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Barrier;
@@ -27,7 +28,7 @@ fn everything() -> Offloader {
     Offloader::new(Moves::FromElements(1), Devices::All)
 }
 
-/// Bytes of so many elements of a dtype.
+/// Bytes of `elements` elements of a dtype.
 fn bytes(elements: usize, dtype: FloatDType) -> u64 {
     (elements * if dtype == FloatDType::F32 { 4 } else { 2 }) as u64
 }
@@ -64,7 +65,8 @@ fn layer(x: Tensor<3>, weights: &[Tensor<2>], offloader: Option<&Offloader>) -> 
     })
 }
 
-/// Output and gradients of the input and of all weights. With an offloader backward begins when all is on the host, or at once.
+/// Output and gradients of the input and of all weights. With an offloader backward begins when all
+/// is on the host, or at once.
 fn results(dtype: FloatDType, offloader: Option<&Offloader>, waits: bool) -> Vec<Vec<u32>> {
     let shapes = [[C, C], [C, C], [C, C], [C, C], [2 * F, C], [C, F]];
     let named = |(i, shape): (usize, [usize; 2])| random(&format!("weight {i}"), shape, dtype).require_grad();
@@ -97,14 +99,15 @@ fn no_bit_changes() {
     }
 }
 
-/// The sizes say that no weight is among it, and that a norm's output, which three products keep, is moved once.
+/// The sizes say that no weight is among it, and that a norm's output, which three products keep,
+/// is moved once.
 #[test]
 fn activations_are_moved_once_and_parameters_never() {
     let offloader = everything();
     results(FloatDType::F32, Some(&offloader), true);
     let stream = B * T * C;
-    // The stream, its norm, queries, keys, values and their output; the stream, its norm, both inputs of products, the inner one twice, of
-    // which the gate's is the same.
+    // The stream, its norm, queries, keys, values and their output; the stream, its norm, both
+    // inputs of products, the inner one twice, of which the gate's is the same.
     let first = 6 * stream;
     let second = 3 * stream + 2 * F * B * T + F * B * T;
     let moved = offloader.moved();
@@ -159,7 +162,7 @@ fn operations_may_have_several_outputs_and_keep_several_tensors() {
     assert_eq!(offloader.moved().returned, bytes(30, FloatDType::F32));
 }
 
-/// How many have the memory of a tensor.
+/// Number of handles to the memory of a tensor.
 fn owners(memory: &Arc<burn::tensor::Bytes>) -> usize {
     Arc::strong_count(memory)
 }
@@ -286,7 +289,8 @@ fn blocked<T>(offloader: &Offloader, work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// An operation whose input is not tracked has no backward, and one that runs again later has none yet.
+/// An operation whose input is not tracked has no backward, and one that runs again later has none
+/// yet.
 #[test]
 fn what_has_no_backward_is_not_moved() {
     let offloader = everything();

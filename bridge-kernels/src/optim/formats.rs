@@ -1,9 +1,10 @@
-//! Formats in which states of an optimizer are kept between steps, bfloat16, and what it leaves of a float32. Other floats of 8 and 16
-//! bits are in `cpu/small`; slices and tensors do not belong here.
+//! Formats in which states of an optimizer are kept between steps, bfloat16, and what it leaves of
+//! a float32. Other floats of 8 and 16 bits are in `cpu/small`; slices and tensors do not belong
+//! here.
 
 use crate::cpu::small::{E4M3, Half, Small};
 
-/// How the elements of a state are kept.
+/// Storage format of the elements of a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// float32.
@@ -12,8 +13,8 @@ pub enum Format {
     BFloat16,
     /// float16 times one scale of the tensor.
     Float16,
-    /// 8-bit floats E4M3 (Micikevicius et al., arXiv:2209.05433, section 3: 4 bits of exponent, 3 of mantissa, no infinities) times one scale of the
-    /// tensor.
+    /// 8-bit floats E4M3 (Micikevicius et al., arXiv:2209.05433, section 3: 4 bits of exponent, 3
+    /// of mantissa, no infinities) times one scale of the tensor.
     Float8,
 }
 
@@ -27,13 +28,14 @@ impl Format {
         }
     }
 
-    /// Whether elements are multiples of a scale of their tensor.
+    /// True if elements are multiples of one scale of their tensor.
     pub const fn is_scaled(self) -> bool {
         matches!(self, Self::Float16 | Self::Float8)
     }
 
-    /// The scale of a tensor whose largest magnitude is `magnitude`: with it, that becomes the largest number of the format. 1 for a tensor of zeros and
-    /// for formats without scale; never so small that float32 could not divide by it.
+    /// The scale of a tensor whose largest magnitude is `magnitude`: with it, that becomes the
+    /// largest number of the format. 1 for a tensor of zeros and for formats without scale; never
+    /// so small that float32 could not divide by it.
     pub fn scale_for(self, magnitude: f32) -> f32 {
         let largest = match self {
             Self::Float32 | Self::BFloat16 => return 1.0,
@@ -58,10 +60,11 @@ pub(crate) fn narrow_bf16(x: f32) -> u16 {
     (if x.is_nan() { (bits >> 16) | 0x40 } else { rounded }) as u16
 }
 
-/// What is left of a float32 whose low half lies midway between two bfloat16 numbers.
+/// Low half of a float32 that lies midway between two bfloat16 numbers.
 pub(crate) const MIDWAY: u16 = 0x8000;
 
-/// The float32 that was rounded to the bfloat16 `high` and has the low half `low`, unless it was [midway](MIDWAY) and rounded up.
+/// The float32 that was rounded to the bfloat16 `high` and has the low half `low`, unless it was
+/// [midway](MIDWAY) and rounded up.
 #[inline(always)]
 pub(crate) fn join(high: u16, low: u16) -> f32 {
     let high = high.wrapping_sub(u16::from(low > MIDWAY));
@@ -73,7 +76,7 @@ pub(crate) fn join_rounded_up(high: u16) -> f32 {
     f32::from_bits((u32::from(high.wrapping_sub(1)) << 16) | u32::from(MIDWAY))
 }
 
-/// Whether a float32 is midway, and rounds up: the bfloat16 below it is odd.
+/// True if a float32 is midway and rounds up: the bfloat16 below it is odd.
 #[inline(always)]
 pub(crate) fn is_rounded_up(x: f32) -> bool {
     x.to_bits() & 0x1_ffff == 0x1_8000

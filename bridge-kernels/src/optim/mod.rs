@@ -20,7 +20,8 @@ pub use stored::{Master, MasterFormat, Remainders, Stored, halves};
 
 use crate::precision::widen;
 
-/// One AdamW update (Loshchilov and Hutter, arXiv:1711.05101), in the order of operations of `torch.optim.AdamW`.
+/// One AdamW update (Loshchilov and Hutter, arXiv:1711.05101), in the order of operations of
+/// `torch.optim.AdamW`.
 ///
 /// The tensors' memory is re-used where nobody else holds it.
 ///
@@ -33,8 +34,9 @@ pub fn adamw(state: AdamWState, gradient: Tensor<1>, step: &AdamWStep) -> AdamWS
     state
 }
 
-/// [`adamw`] where the model has parameters of 16 bits: the new parameter in the dtype of `previous` too, made in the same pass on GPUs, in the memory of
-/// `previous` if nobody else holds that. The gradient may have 16 bits.
+/// [`adamw`] where the model has parameters of 16 bits: the new parameter in the dtype of
+/// `previous` too, made in the same pass on GPUs, in the memory of `previous` if nobody else holds
+/// that. The gradient may have 16 bits.
 ///
 /// # Panics
 /// If the sizes differ.
@@ -50,8 +52,9 @@ pub fn adamw_rounded(
     (state, rounded.expect("a previous value was given"))
 }
 
-/// Updates of many tensors: [`adamw`] or [`adamw_rounded`] of each, to the bit. On GPUs several tensors are updated by one launch, as in
-/// `multi_tensor_apply` of NVIDIA's apex; a launch costs the host the same for one.
+/// Updates of many tensors: [`adamw`] or [`adamw_rounded`] of each, to the bit. On GPUs several
+/// tensors are updated by one launch, as in `multi_tensor_apply` of NVIDIA's apex; a launch costs
+/// the host the same for one.
 #[derive(Default)]
 pub struct AdamWUpdates {
     #[cfg(feature = "cube")]
@@ -65,8 +68,10 @@ impl std::fmt::Debug for AdamWUpdates {
 }
 
 impl AdamWUpdates {
-    /// Adds an update: [`adamw_rounded`] where there is a previous value in 16 bits, else [`adamw`]. On GPUs the update may still wait, though the tensors
-    /// that will have what it makes are there: only after [`finish`](Self::finish) may they be read, or given to an operation.
+    /// Adds an update: [`adamw_rounded`] where there is a previous value in 16 bits, else
+    /// [`adamw`]. On GPUs the update may still wait, though the tensors that will have what it
+    /// makes are there: only after [`finish`](Self::finish) may they be read, or given to an
+    /// operation.
     ///
     /// # Panics
     /// If the sizes differ.
@@ -125,7 +130,8 @@ pub fn adamw_reference(state: AdamWState, gradient: Tensor<1>, step: &AdamWStep)
     AdamWState { parameter, exp_avg, exp_avg_sq }
 }
 
-/// One SGD update with momentum, as `torch.optim.SGD` (dampening 0): returns parameter and momentum buffer.
+/// One SGD update with momentum, as `torch.optim.SGD` (dampening 0): returns parameter and momentum
+/// buffer.
 ///
 /// The tensors' memory is re-used where nobody else holds it.
 ///
@@ -162,15 +168,15 @@ pub fn sum_of_squares(x: &Tensor<1>) -> f64 {
     sums.finish()[0]
 }
 
-/// [`sum_of_squares`] of tensors of one device, one after the other. A GPU computes them while the next ones are added, several in a launch, and is waited
-/// for once, at the end.
+/// [`sum_of_squares`] of tensors of one device, one after the other. A GPU computes them while the
+/// next ones are added, several in a launch, and is waited for once, at the end.
 #[derive(Debug, Default)]
 pub struct SquareSums {
-    /// What is known; 0 for those on their way.
+    /// Sums read so far; 0 for sums that are still on the device.
     sums: Vec<f64>,
     #[cfg(feature = "cube")]
     blocks: cube::BlockSums,
-    /// Of which tensors sums of blocks are on their way.
+    /// Tensors whose block sums are still on the device.
     #[cfg(feature = "cube")]
     places: Vec<(usize, cube::Index)>,
 }
@@ -199,7 +205,8 @@ impl SquareSums {
         self.finish_with(Vec::new()).0
     }
 
-    /// [`finish`](Self::finish), and the values of other tensors of the device, for which it need not be waited for again.
+    /// [`finish`](Self::finish), and the values of other tensors of the device, for which it need
+    /// not be waited for again.
     #[must_use]
     #[cfg(feature = "cube")]
     pub fn finish_with(mut self, others: Vec<Tensor<1>>) -> (Vec<f64>, Vec<TensorData>) {
@@ -233,8 +240,8 @@ pub fn count_zeros(x: &Tensor<1>) -> u64 {
     flex::count_zeros(x).unwrap_or_else(|| x.to_data().iter::<f32>().filter(|v| *v == 0.0).count() as u64)
 }
 
-/// Whether updates, sums of squares and sums read a gradient of 16 bits as they read float32, in the same pass: on GPUs. Elsewhere each of them would
-/// widen it first.
+/// True if updates, sums of squares and sums read a 16-bit gradient in the same pass as float32.
+/// That is so on GPUs; other devices would widen the gradient in a pass of its own.
 pub fn reads_16_bits(gradient: &Tensor<1>) -> bool {
     #[cfg(feature = "cube")]
     if gradient.dtype().size() == 2 {
@@ -244,7 +251,8 @@ pub fn reads_16_bits(gradient: &Tensor<1>) -> bool {
     false
 }
 
-/// `accumulated + gradient`, reusing the accumulator's memory where the backend can. A gradient of 16 bits may be added to a float32 sum.
+/// `accumulated + gradient`, reusing the accumulator's memory where the backend can. A gradient of
+/// 16 bits may be added to a float32 sum.
 ///
 /// # Panics
 /// If the sizes differ.
@@ -274,8 +282,10 @@ impl std::fmt::Debug for GradientSums {
 }
 
 impl GradientSums {
-    /// `first + second`, of 16 or 32 bits: of their float32 values, in the memory of the first if that is float32 and nobody else holds it. On GPUs the sum
-    /// may still wait, though the tensor that will have it is there: only after [`launch`](Self::launch) may it be read, or given to an operation.
+    /// `first + second`, of 16 or 32 bits: of their float32 values, in the memory of the first if
+    /// that is float32 and nobody else holds it. On GPUs the sum may still wait, though the tensor
+    /// that will have it is there: only after [`launch`](Self::launch) may it be read, or given to
+    /// an operation.
     ///
     /// # Panics
     /// If the sizes differ.

@@ -1,5 +1,6 @@
-//! AdamW on states of less than 32 bits: what the update takes and gives, and its form in plain Burn operations. The fused form is in `cpu/reduced`,
-//! its connection to tensors in `flex/reduced`.
+//! AdamW on states of less than 32 bits: what the update takes and gives, and its form in plain
+//! Burn operations. The fused form is in `cpu/reduced`, its connection to tensors in
+//! `flex/reduced`.
 
 use burn::tensor::{DType, FloatDType, Tensor};
 
@@ -10,12 +11,13 @@ use super::stored::{Master, MasterFormat, Stored, magnitude};
 use super::{adamw, adamw_reference};
 use crate::precision::widen;
 
-/// A parameter with what AdamW keeps of it, or the range of them that a rank has. All are flat and of one length.
+/// A parameter with what AdamW keeps of it, or the range of them that a rank has. All are flat and
+/// of one length.
 #[derive(Clone, Debug)]
 pub struct ReducedAdamW {
     /// The parameter in the dtype of the model: float32, bfloat16 or float16.
     pub parameter: Tensor<1>,
-    /// Its float32 value, if it is of 16 bits and was updated before.
+    /// Float32 value of a parameter of 16 bits that was updated before.
     pub master: Option<Master>,
     /// Running means of the gradient and of its square.
     pub moments: [Stored; 2],
@@ -24,17 +26,19 @@ pub struct ReducedAdamW {
 /// Formats that states get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReducedFormats {
-    /// Of the float32 value, where the parameter is of 16 bits.
+    /// Format of the float32 value, if the parameter has 16 bits.
     pub master: MasterFormat,
-    /// Of the moments.
+    /// Formats of the two moments.
     pub moments: [Format; 2],
 }
 
-/// One AdamW update of states that are kept in less than 32 bits: they are widened to float32, updated as [`adamw`] does, and rounded to nearest even. The
-/// parameter is the rounded float32 value.
+/// One AdamW update of states that are kept in less than 32 bits: they are widened to float32,
+/// updated as [`adamw`] does, and rounded to nearest even. The parameter is the rounded float32
+/// value.
 ///
-/// `scales` are those that master and moments get (see [`Format::scale_for`]), 1 for formats without one. The gradient is float32 or bfloat16. States may be
-/// in other formats than those that they get. Memory is used again where nobody else holds it.
+/// `scales` are those that master and moments get (see [`Format::scale_for`]), 1 for formats
+/// without one. The gradient is float32 or bfloat16. States may be in other formats than those that
+/// they get. Memory is used again where nobody else holds it.
 ///
 /// # Panics
 /// If the sizes differ.
@@ -63,8 +67,8 @@ pub fn adamw_reduced_reference(
     update(state, gradient, step, formats, scales, adamw_reference)
 }
 
-/// The largest magnitudes that the float32 parameter and the moments would have after the update, from which follow their scales. Nothing is changed, and
-/// nothing that is shared is copied.
+/// The largest magnitudes that the float32 parameter and the moments would have after the update,
+/// from which follow their scales. Nothing is changed, and nothing that is shared is copied.
 ///
 /// # Panics
 /// If the sizes differ.

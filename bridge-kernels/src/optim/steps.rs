@@ -1,4 +1,4 @@
-//! What updates are given: constants of a step, and a parameter with its state.
+//! Arguments of updates: constants of a step, and a parameter with its state.
 
 use burn::tensor::Tensor;
 

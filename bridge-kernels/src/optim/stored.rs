@@ -1,5 +1,5 @@
-//! States of an optimizer in the formats in which they are kept, and masters of parameters in 16 bits. Their elements are coded by
-//! `cpu/small` and `formats`.
+//! States of an optimizer in the formats in which they are kept, and masters of parameters in 16
+//! bits. Their elements are coded by `cpu/small` and `formats`.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -23,20 +23,21 @@ pub enum Stored {
     Scaled {
         /// The elements.
         values: Tensor<1>,
-        /// What one is.
+        /// Value of a code of one.
         scale: f32,
     },
-    /// 8-bit floats ([`Format::Float8`]): multiples of a scale. They are in host memory, whatever the device.
+    /// 8-bit floats ([`Format::Float8`]): multiples of a scale. They are in host memory, whatever
+    /// the device.
     Codes {
         /// The elements.
         codes: Arc<Vec<u8>>,
-        /// What one is.
+        /// Value of a code of one.
         scale: f32,
     },
 }
 
 impl Stored {
-    /// So many zeros.
+    /// Zeros of this length.
     pub fn zeros(len: usize, format: Format, device: &Device) -> Self {
         let zeros = |dtype: FloatDType| Tensor::zeros([len], (device, DType::from(dtype)));
         match format {
@@ -112,7 +113,7 @@ impl Stored {
         }
     }
 
-    /// Whether there are no elements.
+    /// True if there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -143,7 +144,7 @@ impl Stored {
         }
     }
 
-    /// Where the first element is, in the memory of this process; `None` if it is somewhere else.
+    /// Address of the first element in the memory of this process; `None` if it is in other memory.
     pub fn address(&self) -> Option<usize> {
         match self {
             Self::Plain(values) | Self::Scaled { values, .. } => {
@@ -163,7 +164,7 @@ impl Stored {
     }
 }
 
-/// How the float32 value of a parameter in 16 bits is kept.
+/// Format of the float32 master value of a 16-bit parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MasterFormat {
     /// As a float32.
@@ -193,23 +194,26 @@ impl MasterFormat {
     }
 }
 
-/// What float32 values have that their nearest bfloat16 numbers have not.
+/// Remainders of float32 values beyond their nearest bfloat16 numbers.
 #[derive(Clone, Debug)]
 pub struct Remainders {
     /// The low half of each.
     pub low: Arc<Vec<u16>>,
-    /// The places, in order, of values midway between two bfloat16 numbers that were rounded up: neither half says so. One in 131072 on average.
+    /// The places, in order, of values midway between two bfloat16 numbers that were rounded up:
+    /// neither half says so. One in 131072 on average.
     pub ties: Arc<Vec<u32>>,
 }
 
 impl Remainders {
-    /// Of float32 values; `None` if one of them does not round to its element of `parameter`, which is bfloat16.
+    /// Remainders of float32 values; `None` if a value does not round to its element of
+    /// `parameter`, which is bfloat16.
     pub fn of(values: Tensor<1>, parameter: &Tensor<1>) -> Option<Self> {
         let (low, ties) = remainders(&host(values), &halves(parameter.clone()))?;
         Some(Self { low: Arc::new(low), ties: Arc::new(ties) })
     }
 
-    /// The float32 values whose nearest bfloat16 numbers are the elements `range` of `parameter`, in order.
+    /// The float32 values whose nearest bfloat16 numbers are the elements `range` of `parameter`,
+    /// in order.
     pub fn join(&self, parameter: &[u16], range: Range<usize>) -> Vec<f32> {
         joined((&parameter[range.clone()], &self.low[range.clone()]), &self.ties, range.start)
     }
@@ -250,7 +254,7 @@ impl Master {
         }
     }
 
-    /// Whether it is kept so.
+    /// True if the master value is kept in this format.
     pub fn has(&self, format: MasterFormat) -> bool {
         match self {
             Self::Whole(stored) => format.whole().is_some_and(|format| stored.format() == Some(format)),

@@ -1,5 +1,5 @@
-//! Queries, keys and values of a projection on GPUs: one kernel takes the projection apart and turns queries and keys, and one puts the gradients together
-//! and turns these back.
+//! Queries, keys and values of a projection on GPUs: one kernel takes the projection apart and
+//! turns queries and keys, and one puts the gradients together and turns these back.
 
 use burn::cubecl;
 use burn::cubecl::prelude::*;
@@ -11,7 +11,8 @@ use crate::rotary::cube::{Angles, partner, turn, turned};
 use crate::rotary::{Positions, RotaryTable};
 use crate::vjp;
 
-/// Sizes that may change from call to call without a new kernel. Those of heads are in vectors, as are all places in memory here.
+/// Sizes that may change from call to call without a new kernel. Those of heads are in vectors, as
+/// are all places in memory here.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 struct Sizes {
     tokens: u32,
@@ -30,7 +31,7 @@ struct Strides {
     head: u32,
 }
 
-/// Where a vector of a projection belongs.
+/// Destination of a vector of a projection.
 #[derive(CubeType, Clone, Copy)]
 struct Place {
     sequence: usize,
@@ -53,7 +54,7 @@ fn place_of(element: usize, sizes: &Sizes) -> Place {
     Place { sequence: token / tokens, token: token % tokens, group, slot, column }
 }
 
-/// Where a head begins.
+/// Start of a head.
 #[cube]
 fn start(at: &Place, head: usize, strides: &Strides) -> usize {
     at.sequence * strides.sequence as usize + at.token * strides.token as usize + head * strides.head as usize
@@ -167,7 +168,7 @@ impl Heads {
         }
     }
 
-    /// Of `[b, t, heads, d]` side by side.
+    /// Heads that lie side by side as `[b, t, heads, d]`.
     fn by_token(buffer: Buffer, [_, t, heads, d]: [usize; 4]) -> Self {
         Self { buffer, strides: [t * heads * d, heads * d, d] }
     }
@@ -178,7 +179,7 @@ impl Heads {
     }
 }
 
-/// What both directions have.
+/// Arguments that both directions share.
 struct Packing {
     packed: PackedHeads,
     /// `[b, t]`.
@@ -256,7 +257,8 @@ impl Packing {
     }
 }
 
-/// [`PackedHeads::unpack`], with queries and keys rotated. Explicit positions are not compared with the table's length: they are on the device.
+/// [`PackedHeads::unpack`], with queries and keys rotated. Explicit positions are not compared with
+/// the table's length: they are on the device.
 pub fn unpack(
     qkv_btf: &Tensor<3>,
     packed: PackedHeads,

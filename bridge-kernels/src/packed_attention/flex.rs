@@ -76,7 +76,7 @@ pub(crate) fn packed_attention(
     }))
 }
 
-/// Where a projection has its queries, keys and values: first element and strides of each.
+/// Places of queries, keys and values in a projection: first element and strides of each.
 #[derive(Clone, Copy)]
 struct PackedPlaces([(usize, HeadStrides); 3]);
 

@@ -1,6 +1,8 @@
-//! Attention on the projection that holds queries, keys and values together, rotary embedding included.
+//! Attention on the projection that holds queries, keys and values together, rotary embedding
+//! included.
 //!
-//! Read where they are, the three need no copies, and their gradients are written where the projection's backward wants them.
+//! Read where they are, the three need no copies, and their gradients are written where the
+//! projection's backward wants them.
 
 #[cfg(feature = "cube")]
 pub mod cube;
@@ -14,7 +16,8 @@ pub use packed::PackedHeads;
 use crate::attention::{AttentionOptions, attention};
 use crate::rotary::{Positions, RotaryTable, apply_rotary};
 
-/// Causal attention of a sequence to itself: [`PackedHeads::unpack`], [`apply_rotary`] on queries and keys, [`attention`].
+/// Causal attention of a sequence to itself: [`PackedHeads::unpack`], [`apply_rotary`] on queries
+/// and keys, [`attention`].
 ///
 /// # Shapes
 /// `qkv_btf` `[b, t, packed.width()]` -> `[b, t, h, d]`.

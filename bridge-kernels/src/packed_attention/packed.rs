@@ -1,8 +1,9 @@
-//! How one projection holds queries, keys and values.
+//! Layout of queries, keys and values in one projection.
 
 use burn::tensor::Tensor;
 
-/// How one projection holds the heads: for each key/value group its queries, then its key, then its value (as Megatron-LM does).
+/// Layout of the heads in one projection: for each key/value group its queries, then its key, then
+/// its value (as in Megatron-LM).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PackedHeads {
     /// Key/value heads, `g`.

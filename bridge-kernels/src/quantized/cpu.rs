@@ -1,4 +1,5 @@
-//! Products with a quantised weight. Tiles of it are made float32, one a thread at a time; what a tile has depends on the shape alone.
+//! Products with a quantised weight. Tiles of it are made float32, one a thread at a time; what a
+//! tile has depends on the shape alone.
 
 use rayon::prelude::*;
 
@@ -7,7 +8,8 @@ use crate::cpu::buffer::{Shared, filled};
 use crate::cpu::gemm::{Matrix, MatrixMut, Output, Threads, gemm};
 use crate::linear::cpu::begin;
 
-/// Rows, or columns, of a tile: so many that what a product reads besides is read a few times only.
+/// Rows, or columns, of a tile. It is large enough that the other operand of a product is read only
+/// a few times.
 const TILE: usize = 128;
 /// Most rows of a tile for the gradient of the input: those of a vocabulary are taken in parts.
 const TALLEST: usize = 4096;

@@ -1,4 +1,5 @@
-//! From values to codes: the scales come first, as they are stored, then the nearest codes for them.
+//! From values to codes: the scales come first, as they are stored, then the nearest codes for
+//! them.
 
 use super::format::{CodeFormat, NF4_BORDERS};
 #[cfg(doc)]
@@ -28,7 +29,8 @@ pub(super) fn encode(format: CodeFormat, values: &[f32], (codes, scales): (&mut 
         }
         CodeFormat::Int4 if !largest.is_finite() => scales.fill(f32::NAN),
         CodeFormat::Int4 => {
-            // From below, so that the least value is not cut off where values are near to each other and far from zero.
+            // From below, so that the least value is not cut off where values are near to each
+            // other and far from zero.
             let least = below(values.iter().copied().fold(f32::INFINITY, f32::min));
             let range = values.iter().copied().fold(f32::NEG_INFINITY, f32::max) - least;
             scales.copy_from_slice(&[nearest(range / 15.0 / INT4_UNIT), least]);
@@ -41,7 +43,7 @@ pub(super) fn encode(format: CodeFormat, values: &[f32], (codes, scales): (&mut 
     }
 }
 
-/// What values are multiplied by to become codes. A block without a scale has zeros only.
+/// Factor that turns values into codes. A block without a scale has only zeros.
 fn inverse(scale: f32) -> f32 {
     if scale > 0.0 { 1.0 / scale } else { 0.0 }
 }

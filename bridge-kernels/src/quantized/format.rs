@@ -1,29 +1,30 @@
-//! How blocks of weights are stored: codes of 8 or 4 bits, and a scale for each block.
+//! Storage of quantized weights: codes of 8 or 4 bits, and a scale for each block.
 
 use std::f64::consts::{PI, SQRT_2};
 use std::sync::LazyLock;
 
 use half::f16;
 
-/// What a code stands for, as a share of the largest magnitude of its block.
+/// Meaning of a code, relative to the largest magnitude of its block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CodeFormat {
     /// 8 bits: whole numbers from -127 to 127, as shares of 127.
     Int8,
-    /// 4 bits: quantiles of a normal distribution, zero among them (Dettmers et al., arXiv:2305.14314, section 3).
+    /// 4 bits: quantiles of a normal distribution, zero among them (Dettmers et al.,
+    /// arXiv:2305.14314, section 3).
     Nf4,
     /// 4 bits: 16 values evenly apart from the least to the largest of the block, which has both.
     Int4,
 }
 
-/// How a matrix is quantised: each row by itself, in blocks of adjacent inputs with a float16 scale each ([`CodeFormat::Int4`]: and the
-/// least value). The last block of a row may be shorter.
+/// Quantization of a matrix: each row by itself, in blocks of adjacent inputs with a float16 scale
+/// each ([`CodeFormat::Int4`]: and the least value). The last block of a row may be shorter.
 ///
-/// A block of values that are all below 2^-14 has scales of fewer digits, which costs each value at most 2^-24. A matrix with a block whose scale is beyond
-/// float16 has all of them in float32.
+/// A block of values that are all below 2^-14 has scales of fewer digits, which costs each value at
+/// most 2^-24. A matrix with a block whose scale is beyond float16 has all of them in float32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Quantization {
-    /// What codes stand for.
+    /// Meaning of the codes.
     pub format: CodeFormat,
     /// Inputs that share a scale; an even number.
     pub block_size: usize,
@@ -59,8 +60,9 @@ impl Quantization {
 
 /// The 16 values of [`CodeFormat::Nf4`], in ascending order from -1 to 1.
 ///
-/// Eight quantiles above zero and seven below are evenly apart in probability, and zero stands between them. The outermost probability is the mean of
-/// those that 16 and 15 values with half a step beside them would have; all are divided by the largest.
+/// Eight quantiles above zero and seven below are evenly apart in probability, and zero stands
+/// between them. The outermost probability is the mean of those that 16 and 15 values with half a
+/// step beside them would have; all are divided by the largest.
 pub static NF4: LazyLock<[f32; 16]> = LazyLock::new(|| {
     let outermost = 1.0 - 0.25 * (1.0 / 15.0 + 1.0 / 16.0);
     let side = |count: usize| {
@@ -81,7 +83,8 @@ pub(super) static NF4_BORDERS: LazyLock<[f32; 15]> =
 pub(super) static NF4_PAIRS: LazyLock<[[f32; 2]; 256]> =
     LazyLock::new(|| std::array::from_fn(|byte| [NF4[byte & 15], NF4[byte >> 4]]));
 
-/// The number below which a standard normal draw stays with this probability, for probabilities in `0.5 .. 0.99`.
+/// The number below which a standard normal draw stays with this probability, for probabilities in
+/// `0.5 .. 0.99`.
 fn normal_quantile(probability: f64) -> f64 {
     let (mut low, mut high) = (0.0, 3.0);
     // Each step halves the interval; float64 has 53 bits.
@@ -92,7 +95,8 @@ fn normal_quantile(probability: f64) -> f64 {
     f64::midpoint(low, high)
 }
 
-/// The probability that a standard normal draw stays below `x`, by the series of the error function at `x / sqrt(2)`.
+/// The probability that a standard normal draw stays below `x`, by the series of the error function
+/// at `x / sqrt(2)`.
 fn normal_distribution(x: f64) -> f64 {
     let z = x / SQRT_2;
     let (mut term, mut sum) = (z, z);

@@ -24,10 +24,12 @@ pub struct QuantizedMatrix {
 }
 
 impl QuantizedMatrix {
-    /// The nearest codes for `values`, row-major. A block with a value that is not finite reads as NaN.
+    /// The nearest codes for `values`, row-major. A block with a value that is not finite reads as
+    /// NaN.
     ///
-    /// What has been quantised before stays the same bits, as do values of files with float16 scales (GGUF's `Q4_1` with [`CodeFormat::Int4`], `Q8_0` with
-    /// [`CodeFormat::Int8`]), if blocks are the same and reach the ends of what codes can say.
+    /// What has been quantised before stays the same bits, as do values of files with float16
+    /// scales (GGUF's `Q4_1` with [`CodeFormat::Int4`], `Q8_0` with [`CodeFormat::Int8`]), if
+    /// blocks are the same and reach the ends of what codes can say.
     ///
     /// # Panics
     /// If there are other than `rows * cols` values, or the block size is not an even number.
@@ -55,7 +57,7 @@ impl QuantizedMatrix {
         self.shape
     }
 
-    /// How it is quantised.
+    /// Quantization of the matrix.
     pub fn quantization(&self) -> Quantization {
         self.quantization
     }
@@ -65,7 +67,7 @@ impl QuantizedMatrix {
         self.codes.len() as u64 + self.scales.bytes()
     }
 
-    /// What the codes stand for, row-major.
+    /// Dequantized values, row-major.
     pub fn values(&self) -> Vec<f32> {
         let mut values = vec![0.0; self.shape[0] * self.shape[1]];
         values.par_chunks_mut(self.shape[1].max(1)).with_min_len(ROWS).enumerate().for_each(|(row, values)| {
@@ -74,14 +76,15 @@ impl QuantizedMatrix {
         values
     }
 
-    /// What the codes of some rows stand for, row-major.
+    /// Dequantized values of some rows, row-major.
     pub(crate) fn rows(&self, rows: Range<usize>) -> Vec<f32> {
         let mut values = vec![0.0; rows.len() * self.shape[1]];
         self.read(rows, 0, &mut values);
         values
     }
 
-    /// Writes `rows` from column `first` on to `out`, which has as many columns as fit it. `first` is where a block begins.
+    /// Writes `rows` from column `first` on to `out`, which has as many columns as fit it. `first`
+    /// is where a block begins.
     pub(crate) fn read(&self, rows: Range<usize>, first: usize, out: &mut [f32]) {
         let Self { quantization, shape: [_, cols], .. } = *self;
         let (of_codes, of_scales) = (quantization.code_bytes(cols), quantization.scales() * quantization.blocks(cols));

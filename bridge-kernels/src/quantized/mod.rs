@@ -1,6 +1,8 @@
-//! Linear layers whose weight is frozen and quantised in blocks (Dettmers et al., arXiv:2305.14314), as the base of an adapter is.
+//! Linear layers whose weight is frozen and quantised in blocks (Dettmers et al.,
+//! arXiv:2305.14314), as the base of an adapter is.
 //!
-//! The product makes tiles of the weight float32 as it needs them; the whole is never there in float32 on the CPU.
+//! The product makes tiles of the weight float32 as it needs them; the whole is never there in
+//! float32 on the CPU.
 
 pub(crate) mod cpu;
 mod encoding;
@@ -43,7 +45,7 @@ impl LinearWeight {
         }
     }
 
-    /// Whether it has a gradient.
+    /// True if the weight has a gradient.
     pub fn is_tracked(&self) -> bool {
         match self {
             Self::Whole(weight_oi) => weight_oi.is_tracked(),

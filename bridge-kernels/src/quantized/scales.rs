@@ -5,7 +5,8 @@ use std::ops::Range;
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
-/// Scales of [`super::CodeFormat::Int8`] are stored in this unit: about the largest magnitude of a block, for which float16 has the range.
+/// Scales of [`super::CodeFormat::Int8`] are stored in this unit: about the largest magnitude of a
+/// block, for which float16 has the range.
 pub(super) const INT8_UNIT: f32 = 1.0 / 128.0;
 /// As [`INT8_UNIT`], of [`super::CodeFormat::Int4`].
 pub(super) const INT4_UNIT: f32 = 1.0 / 16.0;

@@ -27,7 +27,7 @@ pub struct Rotation<'a> {
     pub sin: &'a [f32],
     /// `r / 2`.
     pub pairs: usize,
-    /// How dimensions are paired.
+    /// Pairing of dimensions.
     pub pairing: RotaryPairing,
     /// Size of a head.
     pub head_size: usize,
@@ -35,7 +35,7 @@ pub struct Rotation<'a> {
     pub heads: usize,
     /// Heads of a group, which divides `heads`.
     pub group: usize,
-    /// How many heads of a group are rotated: the first ones.
+    /// Number of leading heads of a group that are rotated.
     pub turned: usize,
 }
 

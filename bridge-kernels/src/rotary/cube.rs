@@ -16,8 +16,8 @@ struct Sizes {
     pairs: u32,
 }
 
-/// How elements are turned: their own factors, those of the other elements of their pairs, and how far these are behind them or, if `back`, in front of
-/// them.
+/// Rotation of elements: the factors of the elements themselves, the factors of the other elements
+/// of their pairs, and the distance to those, which lie behind or, if `back`, in front.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Turn<N: Size> {
     own: Vector<f32, N>,
@@ -26,8 +26,8 @@ pub(crate) struct Turn<N: Size> {
     back: bool,
 }
 
-/// How the vector in `column` of a head is turned at a position, forward or, with a `direction` of -1, back. Pairs side by side (`interleaved`) are turned in
-/// vectors of one.
+/// Rotation of the vector in `column` of a head at a position, forward or, with a `direction` of
+/// -1, backward. Interleaved pairs are rotated in vectors of one element.
 #[cube]
 pub(crate) fn turn<N: Size>(
     cos: &[Vector<f32, N>],
@@ -54,7 +54,7 @@ pub(crate) fn turn<N: Size>(
     Turn::<N> { own: cos[angle], other, distance, back: !first }
 }
 
-/// Where the other elements of the pairs are of which `place` has one each.
+/// Place of the other elements of the pairs that the vector at `place` belongs to.
 #[cube]
 pub(crate) fn partner<N: Size>(place: usize, turn: &Turn<N>) -> usize {
     let mut partner = place + turn.distance;
@@ -70,7 +70,8 @@ pub(crate) fn turned<X: Float, N: Size>(own: Vector<X, N>, other: Vector<X, N>, 
     Vector::cast_from(Vector::<f32, N>::cast_from(own) * turn.own + Vector::<f32, N>::cast_from(other) * turn.other)
 }
 
-/// Turns each pair `(x1, x2)` of a head into `(x1 cos - x2 sin, x2 cos + x1 sin)`; back again with a `direction` of -1. A unit a vector.
+/// Turns each pair `(x1, x2)` of a head into `(x1 cos - x2 sin, x2 cos + x1 sin)`; back again with
+/// a `direction` of -1. A unit a vector.
 ///
 /// There is one position for each token, or for each token of a row, the same in all rows.
 #[cube(launch)]
@@ -110,8 +111,9 @@ fn count_up(positions: &mut [i32], first: i32) {
     }
 }
 
-/// `length` positions from `first`, on the device of `near`; `None` if there are none, or too many to index. Counted there: an upload for each layer
-/// would take longer than the rotation, and is not recorded ([`crate::graph`]).
+/// `length` positions from `first`, on the device of `near`; `None` if there are none, or too many
+/// to index. They are counted on the device: an upload for each layer would take longer than the
+/// rotation, and is not recorded ([`crate::graph`]).
 fn counting(near: &Buffer, first: usize, length: usize) -> Option<Buffer> {
     let end = first.checked_add(length).filter(|_| length > 0)?;
     i32::try_from(end).ok()?;
@@ -125,7 +127,7 @@ fn counting(near: &Buffer, first: usize, length: usize) -> Option<Buffer> {
 pub(crate) struct Angles {
     pub cos: Buffer,
     pub sin: Buffer,
-    /// Of each token, or of each token of a row, the same in all rows.
+    /// Position of each token, or of each token of a row if all rows are alike.
     pub positions: Buffer,
     /// Rotated pairs of a head.
     pub pairs: usize,
@@ -133,7 +135,7 @@ pub(crate) struct Angles {
 }
 
 impl Angles {
-    /// Those of rows of `t` tokens. `None` if there are no tokens, or too many to index.
+    /// Rotation of rows of `t` tokens. `None` if there are no tokens, or too many to index.
     pub fn of(table: &RotaryTable, positions: &Positions, t: usize, device: &Device) -> Option<Self> {
         let (cos, sin) = table.cos_sin();
         let cos = Buffer::of_f32(&cos.clone().to_device(device))?;
@@ -161,14 +163,15 @@ impl Angles {
         self.pairing == RotaryPairing::Interleaved
     }
 
-    /// Elements of a vector of `x`, whose heads have so many: the two of a pair are in different vectors, in the same place.
+    /// Elements of a vector of `x` for heads of this size: the two elements of a pair are in
+    /// different vectors, in the same lane.
     pub fn lanes(&self, x: &Buffer, head_size: usize) -> usize {
         let lanes = if self.is_interleaved() { 1 } else { x.lanes(head_size) };
         if self.pairs.is_multiple_of(lanes) { lanes } else { 1 }
     }
 }
 
-/// What is rotated, and how.
+/// Tensor to rotate and its rotation.
 struct Rotation {
     angles: Angles,
     heads: usize,
@@ -201,7 +204,8 @@ impl Rotation {
     }
 }
 
-/// See [`crate::apply_rotary`]. Explicit positions are not compared with the table's length: they are on the device.
+/// See [`crate::apply_rotary`]. Explicit positions are not compared with the table's length: they
+/// are on the device.
 pub fn apply_rotary(x_bthd: &Tensor<4>, table: &RotaryTable, positions: &Positions) -> Option<Tensor<4>> {
     let [_, t, heads, head_size] = x_bthd.dims();
     let x = Buffer::of(x_bthd)?;

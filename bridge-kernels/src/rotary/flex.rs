@@ -29,8 +29,8 @@ pub(crate) struct Turn {
 }
 
 impl Turn {
-    /// By the positions of `b * t` tokens, each of `heads` heads in groups of `group`, of which the first `turned` turn; `None` if the
-    /// tables are not float32 on Flex.
+    /// By the positions of `b * t` tokens, each of `heads` heads in groups of `group`, of which the
+    /// first `turned` turn; `None` if the tables are not float32 on Flex.
     ///
     /// # Panics
     /// If a position lies beyond the table.

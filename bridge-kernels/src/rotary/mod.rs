@@ -12,7 +12,8 @@ pub use table::{Positions, RotaryPairing, RotaryTable};
 
 use crate::precision::narrow;
 
-/// Rotates the first [`RotaryTable::rotary_size`] elements of every head by its position; the rest passes through.
+/// Rotates the first [`RotaryTable::rotary_size`] elements of every head by its position; the rest
+/// passes through.
 ///
 /// Row `i` of the sequence has position `offset + i`, or `positions_bt[i]` where those are given.
 ///
@@ -20,8 +21,8 @@ use crate::precision::narrow;
 /// `x_bthd` `[b, t, h, d]` -> the same.
 ///
 /// # Panics
-/// If the head is smaller than the rotated part, or a position lies beyond the table. On GPUs explicit positions are not looked at:
-/// results for those beyond the table are undefined.
+/// If the head is smaller than the rotated part, or a position lies beyond the table. On GPUs
+/// explicit positions are not looked at: results for those beyond the table are undefined.
 pub fn apply_rotary(x_bthd: Tensor<4>, table: &RotaryTable, positions: &Positions) -> Tensor<4> {
     let [b, t, _, d] = x_bthd.dims();
     table.check([b, t], d, positions);

@@ -2,7 +2,7 @@
 
 use burn::tensor::{Device, Tensor, TensorData};
 
-/// How the head dimension is paired for rotation.
+/// Pairing of the head dimension for rotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RotaryPairing {
     /// Element `i` with `i + r / 2` (GPT-NeoX, Llama in Hugging Face).
@@ -22,7 +22,8 @@ pub struct RotaryTable {
 }
 
 impl RotaryTable {
-    /// Tables for `length` positions from one inverse frequency (radians per position) for each pair of dimensions.
+    /// Tables for `length` positions from one inverse frequency (radians per position) for each
+    /// pair of dimensions.
     ///
     /// Angles are formed in float32, position times frequency, as PyTorch's implementations do.
     pub fn new(inverse_frequencies: &[f32], length: usize, pairing: RotaryPairing, device: &Device) -> Self {
@@ -48,7 +49,7 @@ impl RotaryTable {
         (&self.cos, &self.sin)
     }
 
-    /// How dimensions are paired.
+    /// Pairing of dimensions.
     pub fn pairing(&self) -> RotaryPairing {
         self.pairing
     }
@@ -63,7 +64,8 @@ impl RotaryTable {
         2 * self.cos.dims()[1]
     }
 
-    /// Fails, by name, on heads or positions that do not fit. Values of explicit positions are looked at where they are used.
+    /// Fails, by name, on heads or positions that do not fit. Values of explicit positions are
+    /// looked at where they are used.
     pub(crate) fn check(&self, [b, t]: [usize; 2], head_size: usize, positions: &Positions) {
         let rotated = self.rotary_size();
         assert!(rotated <= head_size, "rotary: {rotated} rotated dimensions do not fit a head of {head_size}");
@@ -77,7 +79,7 @@ impl RotaryTable {
     }
 }
 
-/// Which position each token of a batch has.
+/// Position of each token of a batch.
 #[derive(Clone, Debug)]
 // A handful exist in a step: boxing the tensor would only cost its users a line.
 #[allow(clippy::large_enum_variant)]

@@ -6,7 +6,8 @@ use burn::tensor::Tensor;
 
 /// Columns of `x`, in parts of these sizes.
 ///
-/// Where each part has a gradient of its own, these are written side by side once, instead of into a copy of the whole each.
+/// Gradients of the parts are written side by side once, instead of each into a zeroed copy of the
+/// whole.
 ///
 /// # Shapes
 /// `x` `[.., c]` -> `[.., size]` for each of `sizes`, which add up to `c`.

@@ -1,7 +1,8 @@
 //! The scan on slices: forward, and what forward and backward share.
 //!
-//! A task takes some heads of one group in one sequence, chunk after chunk: the products of inputs and outputs of the state, which these heads
-//! share, are formed once a chunk. Sums of decays are kept in float64, because only their differences count.
+//! A task takes some heads of one group in one sequence, chunk after chunk: the products of inputs
+//! and outputs of the state, which these heads share, are formed once a chunk. Sums of decays are
+//! kept in float64, because only their differences count.
 
 use std::ops::Range;
 
@@ -47,7 +48,7 @@ pub struct Inputs<'a> {
     pub starts: &'a [usize],
 }
 
-/// What the forward returns.
+/// Results of the forward pass.
 pub struct Scanned {
     /// `[b, t, h p]`.
     pub y: Vec<f32>,
@@ -114,7 +115,7 @@ impl Scan {
         Task { batch, group, heads: group * each + part * HEADS..end }
     }
 
-    /// Where columns from `column` on of these tokens begin in `xbc`.
+    /// Offset in `xbc` of column `column` of the first of these tokens.
     pub fn start(&self, batch: usize, tokens: &Range<usize>, column: usize) -> usize {
         (batch * self.t + tokens.start) * self.columns() + column
     }
@@ -278,14 +279,15 @@ impl Scan {
 struct Scratch {
     /// Products of outputs and inputs of the state, `[q, q]`.
     shared: Vec<f32>,
-    /// Those of a head, decayed, with the time steps.
+    /// Weights of a head, with decay and time steps.
     own: Vec<f32>,
     /// `[q, n]`.
     scaled: Vec<f32>,
     steps: Steps,
 }
 
-/// What each token takes of the values of each earlier one, `[q, q]`; of later ones nothing.
+/// Weight of each earlier token's values in the output of each token, `[q, q]`; later tokens have
+/// none.
 #[inline(always)]
 fn weigh(own: &mut [f32], shared: &[f32], steps: &Steps) {
     let q = steps.dt.len();

@@ -1,4 +1,5 @@
-//! Backward of the scan: chunk after chunk from the last, with the gradient of the state behind each.
+//! Backward of the scan: chunk after chunk from the last, with the gradient of the state behind
+//! each.
 
 use rayon::prelude::*;
 
@@ -16,19 +17,19 @@ pub struct Gradients {
     pub d: Vec<f32>,
 }
 
-/// Where tasks write.
+/// Outputs of the tasks.
 #[derive(Clone, Copy)]
 struct Targets<'a> {
     xbc: Shared<'a>,
     dt: Shared<'a>,
-    /// Of `a_log`, `dt_bias` and `d`, of each sequence: `[b, h, 3]`.
+    /// Gradients of `a_log`, `dt_bias` and `d`, for each sequence: `[b, h, 3]`.
     vectors: Shared<'a>,
 }
 
-/// What a task reads.
+/// Inputs of a task.
 struct Read<'a> {
     inputs: &'a Inputs<'a>,
-    /// Of the forward, `[b, h, chunks, n, p]`.
+    /// States of the forward, `[b, h, chunks, n, p]`.
     states: &'a [f32],
     /// `[b, t, h p]`.
     dy: &'a [f32],
@@ -40,7 +41,7 @@ struct Scratch {
     /// Products of outputs and inputs of the state, `[q, q]`, and the gradient of them.
     shared: Vec<f32>,
     d_shared: Vec<f32>,
-    /// Of a head, `[q, q]`: the weights of values, and the gradient of them.
+    /// Weights of the values of a head and their gradient, `[q, q]` each.
     own: Vec<f32>,
     d_own: Vec<f32>,
     /// `[q, n]`.
@@ -50,7 +51,7 @@ struct Scratch {
     /// `[q]`: gradients of the sums of decays and of the time steps.
     d_sum: Vec<f64>,
     d_dt: Vec<f32>,
-    /// Of the states behind the chunk, of each head of the task: `[heads, n, p]`.
+    /// Gradients of the states after the chunk, for each head of the task: `[heads, n, p]`.
     d_states: Vec<f32>,
 }
 
@@ -195,7 +196,8 @@ impl Scan {
         self.finish_head(read, (targets, batch, head), &tokens, (steps, d_sum, d_dt));
     }
 
-    /// The term of the values that are added to the output, and gradients of what the time steps are made of.
+    /// The term of the values that are added to the output, and gradients of what the time steps
+    /// are made of.
     fn finish_head(
         &self,
         read: &Read<'_>,
@@ -230,8 +232,8 @@ impl Scan {
     }
 }
 
-/// From the gradient `d_own` of the weights of values: the weights, the head's term of `d_shared`, and gradients of the sums of decays and of
-/// the time steps.
+/// From the gradient `d_own` of the weights of values: the weights, the head's term of `d_shared`,
+/// and gradients of the sums of decays and of the time steps.
 #[inline(always)]
 fn weigh_backward(
     (own, d_own): (&mut [f32], &mut [f32]),

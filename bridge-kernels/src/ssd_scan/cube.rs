@@ -1,8 +1,9 @@
 //! The scan on GPUs.
 //!
-//! Inside a chunk it is a product of matrices like attention without its softmax, in tiles that are formed where they are used; only the states
-//! between chunks are kept. All chunks are worked on at once but for one pass over these states. Products are in float32 on a GPU's ordinary
-//! units, not on its matrix units.
+//! Inside a chunk it is a product of matrices like attention without its softmax, in tiles that are
+//! formed where they are used; only the states between chunks are kept. All chunks are worked on at
+//! once but for one pass over these states. Products are in float32 on a GPU's ordinary units, not
+//! on its matrix units.
 
 use burn::cubecl;
 use burn::cubecl::prelude::*;
@@ -21,7 +22,8 @@ use crate::cube::tile::{
 use crate::precision::widen;
 use crate::vjp;
 
-/// What a block of tokens takes from earlier ones of the chunk and from the state before it: the output without the term of `d`.
+/// Contribution of earlier tokens of the chunk and of the state before it to a block of tokens: the
+/// output without the term of `d`.
 #[cube]
 pub(super) fn scanned<X: Float>(
     xbc: &[X],
@@ -67,7 +69,8 @@ pub(super) fn scanned<X: Float>(
     sums
 }
 
-/// The output; a cube a block of tokens of a head of a chunk. `vectors` are `a_log`, `dt_bias` and `d`.
+/// The output; a cube a block of tokens of a head of a chunk. `vectors` are `a_log`, `dt_bias` and
+/// `d`.
 #[cube(launch)]
 fn forward<X: Float>(
     xbc: &[X],
@@ -183,7 +186,7 @@ impl Scan {
         Some(Form { r: self.xbc.tile_rows(rows, columns)?, columns })
     }
 
-    /// What each chunk adds, `[b, h, chunks, n, p]`: see [`sum_chunks`].
+    /// Contribution of each chunk, `[b, h, chunks, n, p]`: see [`sum_chunks`].
     pub fn sum_chunks(&self, values: &Buffer, outputs: bool) -> Option<Buffer> {
         let Shape { b, h, n, p, .. } = self.shape;
         let form = self.form(n, p)?;

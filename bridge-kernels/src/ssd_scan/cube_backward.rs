@@ -1,8 +1,9 @@
 //! Backward of the scan on GPUs.
 //!
-//! The gradient of the state behind each chunk comes by one pass from the last chunk to the first; all else is worked on for all chunks at once.
-//! Gradients of time steps need three numbers a token and head, which are products of rows that other kernels have at hand: `dots` has a plane
-//! `[b, h, t]` of each.
+//! The gradient of the state behind each chunk comes by one pass from the last chunk to the first;
+//! all else is worked on for all chunks at once. Gradients of time steps need three numbers a token
+//! and head, which are products of rows that other kernels have at hand: `dots` has a plane `[b, h,
+//! t]` of each.
 
 use burn::cubecl;
 use burn::cubecl::prelude::*;
@@ -28,7 +29,7 @@ pub(super) struct Gradients {
     pub xbc: Buffer,
     /// Float32, `[b, t, h]`.
     pub dt: Buffer,
-    /// Of `a_log`, `dt_bias` and `d`, float32 `[3, h]`.
+    /// Gradients of `a_log`, `dt_bias` and `d`, float32 `[3, h]`.
     pub vectors: Tensor<2>,
 }
 
@@ -75,8 +76,8 @@ fn output_dots<X: Float>(
     }
 }
 
-/// The gradient of the values, and three planes of `dots`; a cube a block of tokens of a head of a chunk. `states` are gradients of the states
-/// behind the chunks.
+/// The gradient of the values, and three planes of `dots`; a cube a block of tokens of a head of a
+/// chunk. `states` are gradients of the states behind the chunks.
 #[cube(launch)]
 fn value_gradients<X: Float>(
     xbc: &[X],
@@ -136,7 +137,8 @@ fn value_gradients<X: Float>(
     write_values::<X>(xbc, dy, steps, d_xbc, dots, &within, &behind, d, &at, &sizes, &mut stage, form);
 }
 
-/// The gradient of the values from what they are given `within` the chunk and from `behind` it, and three planes of `dots`.
+/// The gradient of the values from what they are given `within` the chunk and from `behind` it, and
+/// three planes of `dots`.
 #[cube]
 fn write_values<X: Float>(
     xbc: &[X],
@@ -197,7 +199,8 @@ fn write_values<X: Float>(
     }
 }
 
-/// The weights of tokens `token ..` for a block of tokens, summed over heads, `r r` of a unit: products of values and gradients, decayed.
+/// The weights of tokens `token ..` for a block of tokens, summed over heads, `r r` of a unit:
+/// products of values and gradients, decayed.
 #[cube]
 fn summed_weights<X: Float>(
     xbc: &[X],
@@ -252,8 +255,9 @@ struct Heads {
     last: usize,
 }
 
-/// Terms of the gradient of inputs of the state, or of `outputs`: a cube a block of tokens of [`HEADS`] heads of a group and chunk. `states` are
-/// gradients of the states behind the chunks, or, for outputs, the states before them. `terms` is `[parts, b, t, 2, g, n]`.
+/// Terms of the gradient of inputs of the state, or of `outputs`: a cube a block of tokens of
+/// [`HEADS`] heads of a group and chunk. `states` are gradients of the states behind the chunks,
+/// or, for outputs, the states before them. `terms` is `[parts, b, t, 2, g, n]`.
 #[cube(launch)]
 fn state_io_terms<X: Float>(
     xbc: &[X],

@@ -9,15 +9,17 @@ use super::cube_steps::{Sizes, Sum, add, chunks, line, since, softplus, step, to
 use crate::cube::Buffer;
 use crate::cube::reduce::cube_sum;
 
-/// Planes of `dots`: the value with what later tokens of the chunk give it without its time step, the value with what the state behind the chunk
-/// gives it without its weight, the value with its output's gradient, and the output without the term of `d` with its gradient.
+/// Planes of `dots`: the value with what later tokens of the chunk give it without its time step,
+/// the value with what the state behind the chunk gives it without its weight, the value with its
+/// output's gradient, and the output without the term of `d` with its gradient.
 pub(super) const DOTS: usize = 4;
 pub(super) const WITHIN: usize = 0;
 pub(super) const BEHIND: usize = 1;
 pub(super) const DIRECT: usize = 2;
 pub(super) const OUTPUT: usize = 3;
 
-/// For each chunk, the product of the state before it and the gradient of that behind it; a cube each.
+/// For each chunk, the product of the state before it and the gradient of that behind it; a cube
+/// each.
 #[cube(launch)]
 fn state_dots(before: &[f32], behind: &[f32], products: &mut [f32], #[comptime] units: usize) {
     if CUBE_POS >= products.len() {
@@ -34,8 +36,8 @@ fn state_dots(before: &[f32], behind: &[f32], products: &mut [f32], #[comptime] 
     }
 }
 
-/// Gradients of what the time steps are made of, a unit a head and chunk: `d_dt [b, t, h]`, and for each chunk those of `a_log`, `dt_bias` and
-/// `d`, `[b, chunks, 3, h]`.
+/// Gradients of what the time steps are made of, a unit a head and chunk: `d_dt [b, t, h]`, and for
+/// each chunk those of `a_log`, `dt_bias` and `d`, `[b, chunks, 3, h]`.
 #[cube(launch)]
 fn step_gradients(
     dt: &[f32],
@@ -59,7 +61,8 @@ fn step_gradients(
     let line = line(batch, head, &sizes);
     let (begin, end) = (chunk * sizes.chunk as usize, min((chunk + 1) * sizes.chunk as usize, tokens));
     let rate = -vectors[head].exp();
-    // Gradients of the sums of logarithms of decay: all of them end in that of the chunk's last token.
+    // Gradients of the sums of logarithms of decay: all of them end in that of the chunk's last
+    // token.
     let whole = since(steps, &line, end - 1) * products[(batch * heads + head) * chunks + chunk];
     let mut after = Sum { whole, rest: 0.0f32 };
     for token in begin..end {
@@ -97,7 +100,8 @@ fn step_gradients(
 }
 
 impl Scan {
-    /// The gradient of the time steps `[b, t, h]`, and the chunks' terms of those of the vectors, `[b chunks, 3, h]`.
+    /// The gradient of the time steps `[b, t, h]`, and the chunks' terms of those of the vectors,
+    /// `[b chunks, 3, h]`.
     pub(super) fn step_gradients(&self, states: &Buffer, behind: &Buffer, dots: &Buffer) -> [Buffer; 2] {
         let Shape { b, t, h, n, p, time_steps: [least, largest], .. } = self.shape;
         let chunks = self.shape.chunks();

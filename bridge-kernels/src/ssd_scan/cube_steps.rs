@@ -1,17 +1,18 @@
-//! What the kernels of the scan share: sizes, places, and the time steps with what follows from them.
+//! Code that the kernels of the scan share: sizes, offsets, and the time steps with their decays.
 //!
-//! A cube works on a block of rows of one chunk, of one head or several. Time steps and decays of all heads are one buffer of [`PLANES`] planes
-//! `[b, h, t]`. A sum of logarithms of decay is kept as two numbers, because only differences count, and those of a long chunk would lose
-//! digits.
+//! A cube works on a block of rows of one chunk, of one head or several. Time steps and decays of
+//! all heads are one buffer of [`PLANES`] planes `[b, h, t]`. A sum of logarithms of decay is kept
+//! as two numbers, because only differences count, and those of a long chunk would lose digits.
 
 use burn::cubecl;
 use burn::cubecl::prelude::*;
 
 use crate::cube::tile::{Rows, SIDE, add_combinations, element, share, tile_len, zeros};
 
-/// Planes of the buffer of time steps: the step, the sum of logarithms of decay within the chunk in two parts, the decay since the chunk's begin
-/// (0 where another document has begun), the decay until its end (0 where another document begins), and the first token of the chunk that is of
-/// the same document.
+/// Planes of the buffer of time steps: the step, the sum of logarithms of decay within the chunk in
+/// two parts, the decay since the chunk's begin (0 where another document has begun), the decay
+/// until its end (0 where another document begins), and the first token of the chunk that is of the
+/// same document.
 pub(super) const PLANES: usize = 6;
 const STEP: usize = 0;
 const SUM: usize = 1;
@@ -34,7 +35,7 @@ pub(super) struct Sizes {
     pub chunk: u32,
 }
 
-/// What is fixed when a kernel is compiled.
+/// Compile-time constants of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Form {
     /// Rows of a tile that a unit has.
@@ -43,7 +44,7 @@ pub(super) struct Form {
     pub columns: usize,
 }
 
-/// What a cube works on.
+/// Position that a cube works on.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Place {
     pub batch: usize,
@@ -62,7 +63,8 @@ pub(super) fn chunks(sizes: &Sizes) -> usize {
     (sizes.tokens as usize).div_ceil(sizes.chunk as usize)
 }
 
-/// The place of this cube, where each chunk of a sequence has `parts` of `blocks`. Its batch is beyond the last for a cube too many.
+/// The place of this cube, where each chunk of a sequence has `parts` of `blocks`. Its batch is
+/// beyond the last for a cube too many.
 #[cube]
 pub(super) fn place(parts: usize, blocks: usize, sizes: &Sizes) -> Place {
     let (block, rest) = (CUBE_POS % blocks, CUBE_POS / blocks);
@@ -111,14 +113,14 @@ pub(super) fn of_head_at(batch: usize, token: usize, head: usize, end: usize, si
     Rows { start, stride, step: 1usize.runtime(), count: end - token }
 }
 
-/// Where the state of a head before or behind a chunk is, `[n, p]` in `[b, h, chunks, n, p]`.
+/// Offset of the state of a head before or after a chunk, `[n, p]` in `[b, h, chunks, n, p]`.
 #[cube]
 pub(super) fn state_start(batch: usize, head: usize, chunk: usize, sizes: &Sizes) -> usize {
     let of_state = sizes.state as usize * sizes.head_size as usize;
     ((batch * sizes.heads as usize + head) * chunks(sizes) + chunk) * of_state
 }
 
-/// Where a head's numbers are in a plane `[b, h, t]`, and the size of a plane.
+/// Offset of a head's numbers in a plane `[b, h, t]`, and the size of a plane.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Line {
     pub start: usize,
@@ -146,8 +148,8 @@ pub(super) fn to_end(steps: &[f32], line: &Line, token: usize) -> f32 {
     steps[TO_END * line.plane + line.start + token]
 }
 
-/// For each of a unit's `r` rows from token `first` on, the decay since the chunk's begin if it is for `outputs`, else the step and the decay until
-/// the end.
+/// For each of a unit's `r` rows from token `first` on, the decay since the chunk's begin if it is
+/// for `outputs`, else the step and the decay until the end.
 #[cube]
 pub(super) fn row_weights(
     steps: &[f32],
@@ -173,8 +175,8 @@ pub(super) fn row_weights(
     weights
 }
 
-/// `product` times the decay between two tokens of a chunk and, if it is `timed`, the earlier one's step; zero if the later one does not see the
-/// earlier one.
+/// `product` times the decay between two tokens of a chunk and, if it is `timed`, the earlier one's
+/// step; zero if the later one does not see the earlier one.
 #[cube]
 pub(super) fn decayed(
     product: f32,
@@ -232,7 +234,8 @@ pub(super) fn softplus(x: f32) -> f32 {
     value
 }
 
-/// The planes of all heads; a unit a head and chunk. `vectors` are `a_log`, `dt_bias` and `d`, `[3, h]`.
+/// The planes of all heads; a unit a head and chunk. `vectors` are `a_log`, `dt_bias` and `d`, `[3,
+/// h]`.
 #[cube(launch)]
 pub(super) fn fill_steps<P: Int>(
     dt: &[f32],
@@ -298,8 +301,9 @@ pub(super) fn fill_steps<P: Int>(
     }
 }
 
-/// From what each chunk adds to the state, the state before it, and the state behind the last; or, `reversed`, from what each chunk adds to the
-/// gradient of the state before it, that of the state behind it. In place, a unit a number of a head's state.
+/// From what each chunk adds to the state, the state before it, and the state behind the last; or,
+/// `reversed`, from what each chunk adds to the gradient of the state before it, that of the state
+/// behind it. In place, a unit a number of a head's state.
 #[cube(launch)]
 pub(super) fn pass_states(
     steps: &[f32],
@@ -336,8 +340,9 @@ pub(super) fn pass_states(
     last[ABSOLUTE_POS] = state;
 }
 
-/// What each chunk adds to the state behind it, `B^T (weight x)`, from values; or, of `outputs`, to the gradient of the state before it,
-/// `C^T (decay dy)`, from gradients. A cube some rows of a head's `[n, p]` of a chunk.
+/// Contribution of each chunk to the state after it, `B^T (weight x)`, from values; or, with
+/// `outputs`, to the gradient of the state before it, `C^T (decay dy)`, from gradients. One cube
+/// computes some rows of a head's `[n, p]` of a chunk.
 #[cube(launch)]
 pub(super) fn sum_chunks<X: Float>(
     xbc: &[X],

@@ -1,6 +1,8 @@
-//! The scan of a state space model with one decay rate a head, in chunks: Mamba-2's (Dao and Gu, arXiv:2405.21060, section 6).
+//! The scan of a state space model with one decay rate a head, in chunks: Mamba-2's (Dao and Gu,
+//! arXiv:2405.21060, section 6).
 //!
-//! Further shape letters: `p` channels of a head, `n` numbers of the state for each channel, `q` tokens of a chunk.
+//! Further shape letters: `p` channels of a head, `n` numbers of the state for each channel, `q`
+//! tokens of a chunk.
 
 mod cpu;
 mod cpu_backward;
@@ -21,15 +23,17 @@ pub use shape::{ScanInputs, ScanOptions};
 
 use crate::precision::{narrow, widen};
 
-/// For each head, with `dt = clamp(softplus(dt + dt_bias))` and the state `S` of `[n, p]` that begins with zeros:
+/// For each head, with `dt = clamp(softplus(dt + dt_bias))` and the state `S` of `[n, p]` that
+/// begins with zeros:
 ///
 /// ```text
 /// S[t] = exp(-exp(a_log) dt[t]) S[t - 1] + dt[t] B[t] x[t]^T
 /// y[t] = C[t] S[t] + d x[t]
 /// ```
 ///
-/// `x` are the first `h p` columns of `xbc`, then come `B` and `C` of each group. Inside a chunk this is a product of matrices, as in
-/// attention; the state goes from chunk to chunk. Computed in float32 whatever the input's dtype, and rounded once.
+/// `x` are the first `h p` columns of `xbc`, then come `B` and `C` of each group. Inside a chunk
+/// this is a product of matrices, as in attention; the state goes from chunk to chunk. Computed in
+/// float32 whatever the input's dtype, and rounded once.
 ///
 /// # Shapes
 /// See [`ScanInputs`] -> `[b, t, h p]`.
@@ -45,7 +49,8 @@ pub fn ssd_scan(inputs: ScanInputs, options: &ScanOptions) -> Tensor<3> {
     flex::ssd_scan(&inputs, options).unwrap_or_else(|| ssd_scan_reference(inputs, None, options).0)
 }
 
-/// [`ssd_scan`] of a sequence that goes on from a state, `[b, h, n, p]` float32; with the state after it. Without gradients.
+/// [`ssd_scan`] of a sequence that continues from a state, `[b, h, n, p]` float32. Returns the
+/// state after the sequence too. Without gradients.
 ///
 /// # Panics
 /// As [`ssd_scan`], or if the state is of another shape.

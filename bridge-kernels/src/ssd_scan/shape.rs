@@ -1,4 +1,4 @@
-//! What the forms of the scan take.
+//! Arguments of the forms of the scan.
 
 use burn::tensor::{Int, Tensor};
 

@@ -12,7 +12,7 @@ use crate::cross_entropy::cpu::{Problem, Solution, Wanted, in_chunks, token_loss
 struct Chunk<'a> {
     /// This rank's logits, `[count, v]`; at the end their gradients.
     logits: &'a mut [f32],
-    /// Where the losses go.
+    /// Output for the losses.
     losses: &'a mut [f64],
     /// Rows of this rank.
     v: usize,
@@ -21,7 +21,8 @@ struct Chunk<'a> {
     mask: &'a [f32],
 }
 
-/// Sum over tokens of the masked loss, with gradients: of the weight, and this rank's term of that of the hidden states.
+/// Sum over tokens of the masked loss, with gradients: of the weight, and this rank's term of that
+/// of the hidden states.
 ///
 /// `problem.targets` count from the start of the whole vocabulary.
 pub fn solve(problem: Problem<'_>, wanted: Wanted, shard: &VocabularyShard<'_>) -> Solution {
@@ -88,7 +89,8 @@ impl Chunk<'_> {
     }
 }
 
-/// One task a row. An empty shard of the vocabulary has no rows to visit, so `v` is at least 1 here.
+/// One task a row. An empty shard of the vocabulary has no rows to visit, so `v` is at least 1
+/// here.
 fn rows_of(logits: &mut [f32], v: usize) -> impl IndexedParallelIterator<Item = &mut [f32]> {
     logits.par_chunks_mut(v.max(1))
 }

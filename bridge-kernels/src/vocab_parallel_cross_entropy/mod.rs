@@ -1,8 +1,10 @@
-//! Next-token cross-entropy, fused with an output projection whose rows (the vocabulary) are spread over ranks.
+//! Next-token cross-entropy, fused with an output projection whose rows (the vocabulary) are spread
+//! over ranks.
 //!
-//! No rank ever has another rank's logits. For each token the ranks agree on three numbers: the largest logit, the sum of
-//! exponentials below it, and the target's logit (Shoeybi et al., arXiv:1909.08053, section 3). How numbers travel is the
-//! caller's business: see [`VocabularyExchange`].
+//! No rank ever has another rank's logits. For each token the ranks agree on three numbers: the
+//! largest logit, the sum of exponentials below it, and the target's logit (Shoeybi et al.,
+//! arXiv:1909.08053, section 3). How numbers travel is the caller's business: see
+//! [`VocabularyExchange`].
 
 mod cpu;
 mod flex;
@@ -17,16 +19,19 @@ use crate::linear::linear;
 use crate::precision::widen;
 use crate::quantized::LinearWeight;
 
-/// Sum over tokens of `mask * cross_entropy(x w^T, target)`, where `w` is the concatenation of all ranks' weights.
+/// Sum over tokens of `mask * cross_entropy(x w^T, target)`, where `w` is the concatenation of all
+/// ranks' weights.
 ///
-/// Every rank gets the same value. Backward gives each rank the gradient of its own weight, and its own term of the gradient
-/// of `x`: the caller sums those over the ranks. Logits of a chunk of tokens are all that exists at a time, on this rank's rows.
+/// Every rank gets the same value. Backward gives each rank the gradient of its own weight, and its
+/// own term of the gradient of `x`: the caller sums those over the ranks. Logits of a chunk of
+/// tokens are all that exists at a time, on this rank's rows.
 ///
 /// # Shapes
 /// `x_nc` `[n, c]`, `weight_vc` `[v, c]` (this rank's rows) -> `[1]` float32.
 ///
 /// # Panics
-/// If the shapes do not fit, a token that counts has a target outside the vocabulary, or the exchange panics.
+/// If the shapes do not fit, a token that counts has a target outside the vocabulary, or the
+/// exchange panics.
 pub fn vocab_parallel_cross_entropy(
     x_nc: Tensor<2>,
     weight_vc: impl Into<LinearWeight>,
@@ -93,7 +98,8 @@ pub fn reference(
     if !logits_nv.is_tracked() {
         return loss;
     }
-    // The value is known and so is its gradient: a sum with that gradient, less itself, so that the value is exact.
+    // The value is known and so is its gradient: a sum with that gradient, less itself, so that the
+    // value is exact.
     let slope = (logits_nv * Tensor::<2>::autodiff(gradient_nv)).sum();
     slope.clone() - slope.detach() + loss.autodiff()
 }

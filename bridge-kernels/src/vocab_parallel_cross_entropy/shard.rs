@@ -2,7 +2,7 @@
 
 use burn::tensor::{Int, Tensor};
 
-/// How ranks that hold parts of one vocabulary combine numbers.
+/// Reductions among ranks that hold parts of one vocabulary.
 pub trait VocabularyExchange: Sync {
     /// Replaces each value by the largest over all ranks.
     fn max(&self, values: &mut [f32]);
@@ -21,7 +21,7 @@ pub struct VocabularyShard<'a> {
     pub exchange: &'a dyn VocabularyExchange,
 }
 
-/// What the loss compares with. The same on all ranks.
+/// Targets of the loss. They are the same on all ranks.
 #[derive(Clone, Debug)]
 pub struct Targets {
     /// Ids in the whole vocabulary, `[n]`.

@@ -54,7 +54,8 @@ fn check_units(shapes: Shapes, with: &str) {
     });
 }
 
-/// As [`check_products`] by a table of products, of which there are two forward and five backward for each part.
+/// As [`check_products`] by a table of products, of which there are two forward and five backward
+/// for each part.
 fn check_table(shapes: Shapes, with: &str, table: &StandIn) {
     for bytes in [1, 1 << 20] {
         check_form(shapes, with, &|heads, options| {
@@ -124,7 +125,8 @@ fn products_with_one_kernel_between() {
     check_products([2, 2, 17, 2, 1, 3], "narrow values");
 }
 
-/// Few queries and many, in one tile and in several; every option. In 32 bits tiles of larger heads would need more shared memory than some devices have.
+/// Few queries and many, in one tile and in several; every option. In 32 bits tiles of larger heads
+/// would need more shared memory than some devices have.
 #[test]
 fn matrix_units() {
     check_units([2, 7, 7, 3, 1, 16], "");
@@ -163,7 +165,8 @@ fn products_of_a_table() {
     assert!(ran.iter().any(|product| product.c.apart > product.c.leading * product.n));
 }
 
-/// What a table does not have is Burn's: scores, what adds up, all that is not float32, everything.
+/// Products that a table refuses run on Burn: scores, products with a summand, products that are
+/// not float32, all products.
 #[test]
 fn products_that_a_table_refuses() {
     for refused in [

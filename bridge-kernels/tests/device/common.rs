@@ -1,4 +1,4 @@
-//! What the tests of all kernels share.
+//! Code that the tests of all kernels share.
 
 use bridge_kernels::Philox;
 use burn::tensor::{Device, Int, Tensor, TensorData};
@@ -30,8 +30,8 @@ pub fn read<const D: usize>(x: Tensor<D>) -> Vec<f32> {
     x.into_data().iter::<f32>().collect()
 }
 
-/// Fails unless `got` is `want` to `tolerance` in norm, and to ten times that in each element (against the larger of the
-/// element and the typical element).
+/// Fails unless `got` is `want` to `tolerance` in norm, and to ten times that in each element
+/// (against the larger of the element and the typical element).
 pub fn assert_close(name: &str, got: &[f32], want: &[f32], tolerance: f64) {
     assert_eq!(got.len(), want.len(), "{name}: lengths");
     let square = |x: f64| x * x;
@@ -56,8 +56,9 @@ pub struct Case<'a> {
     pub reference: Operation<'a>,
 }
 
-/// Relative tolerances of outputs and of gradients: those of the CPU kernels. Sums of a hundred terms in float32 stay well below,
-/// and so do the exponentials that WebGPU promises, off by `3 + 2 |x|` units in the last place.
+/// Relative tolerances of outputs and of gradients: those of the CPU kernels. Sums of a hundred
+/// terms in float32 stay well below, and so do the exponentials that WebGPU promises, off by `3 + 2
+/// |x|` units in the last place.
 const OUTPUT: f64 = 2e-6;
 const GRADIENT: f64 = 1e-5;
 
@@ -88,7 +89,8 @@ impl Case<'_> {
         }
     }
 
-    /// The output, and the gradients of `sum(output * cotangent)` with respect to the tracked inputs.
+    /// The output, and the gradients of `sum(output * cotangent)` with respect to the tracked
+    /// inputs.
     fn run(&self, operation: Operation<'_>, device: &Device, tracked: &[bool]) -> (Vec<f32>, Vec<Option<Vec<f32>>>) {
         let device = device.clone().autodiff();
         let input = |(x, tracked): (&Vec<f32>, &bool)| {

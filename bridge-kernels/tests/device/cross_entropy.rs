@@ -15,7 +15,7 @@ fn masks(n: usize) -> Vec<f32> {
 }
 
 fn check(n: usize, c: usize, v: usize, options: CrossEntropyOptions, rows: Option<usize>) {
-    // A token that does not count has a target that is none.
+    // A token that does not count has an invalid target.
     let mut target = targets(n, v);
     if n > 1 {
         target[1] = -100;

@@ -1,5 +1,5 @@
-//! Products of 8-bit operands: the form of plain operations, which devices take, casts to the same values as the one on the CPU, and so do the kernels before the
-//! products of a table.
+//! Products of 8-bit operands: the form of plain operations, which devices take, casts to the same
+//! values as the one on the CPU, and so do the kernels before the products of a table.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::common::{Case, assert_close, device, read, tensor, values};
 use crate::half::dtypes;
 use crate::lt::{ColumnMajor, StandIn};
 
-/// Those with one scale for each operand.
+/// Rules with one scale for each operand.
 const RULES: [Fp8Rule; 4] = [
     Fp8Rule { gradient: Fp8Format::E5M2, scaling: Fp8Scaling::Current, weight_gradient: true },
     Fp8Rule { gradient: Fp8Format::E4M3, scaling: Fp8Scaling::Current, weight_gradient: false },
@@ -56,7 +56,8 @@ fn outputs_and_gradients() {
     }
 }
 
-/// Sizes that are no multiples of what codes come in, one row, and several cubes that look for the largest magnitude.
+/// Sizes that are no multiples of what codes come in, one row, and several cubes that look for the
+/// largest magnitude.
 fn check_table(table: &StandIn, has_bias: bool, [n, i, o]: [usize; 3], rule: Fp8Rule) {
     let shaped = |x: &[Tensor<1>]| -> (Tensor<3>, Tensor<2>, Option<Tensor<1>>) {
         (x[0].clone().reshape([1, n, i]), x[1].clone().reshape([o, i]), x.get(2).cloned())
@@ -92,7 +93,7 @@ fn products_of_a_table() {
     }
 }
 
-/// Those of backward; without one for the output there is no layer.
+/// Refused products of backward; without a product for the output there is no layer.
 #[test]
 fn products_that_a_table_refuses() {
     let (n, i, o) = (37, 130, 65);
@@ -150,7 +151,8 @@ fn sixteen_bits_are_rounded_once() {
     }
 }
 
-/// The largest magnitudes are those of the reference, and what is not finite reaches its row and no other.
+/// The largest magnitudes are those of the reference, and what is not finite reaches its row and no
+/// other.
 #[test]
 fn magnitudes_are_noted_and_overflows_seen() {
     let (n, i, o) = (700, 600, 5);
@@ -177,7 +179,8 @@ fn magnitudes_are_noted_and_overflows_seen() {
     }
 }
 
-/// Layers whose sizes 8-bit matrix units take, on a device that has them; these sum with fewer bits than float32.
+/// Layers whose sizes 8-bit matrix units take, on a device that has them; these sum with fewer bits
+/// than float32.
 #[cfg(feature = "cuda")]
 #[test]
 fn layers_on_matrix_units() {
@@ -221,7 +224,8 @@ fn magnitudes_are_those_of_the_values_on_the_device() {
     assert_eq!(noted(device()), noted(Device::flex()));
 }
 
-/// Bytes and values are those of the host, for parts of ranks that begin and end within words, with weights of which a rank has nothing.
+/// Bytes and values are those of the host, for parts of ranks that begin and end within words, with
+/// weights of which a rank has nothing.
 #[test]
 fn codes_of_several_weights_are_those_of_the_host() {
     let (sizes, length) = ([[5, 300, 0, 1031], [6, 299, 1, 1029], [5, 301, 0, 1030]], 1339);

@@ -38,7 +38,7 @@ fn tensors_are_written_in_place() {
     }
 }
 
-/// What is replayed is computed of what the inputs are then, by the memory that the graph was recorded with.
+/// A replay computes with the current values of the inputs, in the memory of the recording.
 #[test]
 fn a_recorded_sequence_is_replayed() {
     let (rows, columns) = (37, 53);

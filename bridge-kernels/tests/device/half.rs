@@ -1,4 +1,5 @@
-//! Storage of 16 bits: arithmetic in float32, rounded once. Only the dtypes that the device has are tried; they are printed.
+//! Storage of 16 bits: arithmetic in float32, rounded once. Only the dtypes that the device has are
+//! tried; they are printed.
 
 use bridge_kernels::cross_entropy::CrossEntropyOptions;
 use bridge_kernels::rotary::{Positions, RotaryPairing, RotaryTable};
@@ -20,7 +21,8 @@ pub fn dtypes() -> Vec<(FloatDType, f32)> {
     found
 }
 
-/// Fails unless every element is within one rounding of what wide storage gives for the same (rounded) inputs.
+/// Fails unless every element is within one rounding of what wide storage gives for the same
+/// (rounded) inputs.
 fn assert_rounded_once<const D: usize>(name: &str, narrow: Tensor<D>, wide: Tensor<D>, half_ulp: f32) {
     let dtype = narrow.dtype();
     for (i, (narrow, wide)) in read(narrow.cast(FloatDType::F32)).iter().zip(read(wide)).enumerate() {
@@ -116,7 +118,8 @@ fn attention_rounds_its_output_once() {
     }
 }
 
-/// A table writes scores, and gradients of probabilities, in float32, so that probabilities, gradients of scores and results alone are rounded.
+/// A table writes scores, and gradients of probabilities, in float32, so that probabilities,
+/// gradients of scores and results alone are rounded.
 #[test]
 fn attention_by_a_table_does_not_round_scores() {
     let (b, t, h, d) = (1, 140, 4, 16);
@@ -177,7 +180,8 @@ fn attention_by_products_rounds_scores_too() {
     }
 }
 
-/// Probabilities are rounded before they are multiplied, and so are gradients of scores; what is summed is not. Emulated units everywhere, and a device's own.
+/// Probabilities are rounded before they are multiplied, and so are gradients of scores; what is
+/// summed is not. Emulated units everywhere, and a device's own.
 #[test]
 fn matrix_units_round_factors() {
     for (t, d, columns) in [(130, 16, Some(64)), (75, 32, Some(32)), (130, 64, None), (75, 96, None), (200, 128, None)]
@@ -210,7 +214,8 @@ fn matrix_units_round_factors() {
     }
 }
 
-/// Where all values are alike no score matters, whatever the gradients of probabilities are rounded to.
+/// If all values are equal, no score matters, whatever the rounding of the gradients of
+/// probabilities.
 #[test]
 fn what_all_keys_have_in_common_has_no_gradient() {
     let (t, h, d) = (260, 2, 16);
@@ -267,7 +272,8 @@ fn cross_entropy_in_bfloat16_sums_in_float32() {
             Some(narrow) => {
                 assert_eq!(narrow.dtype(), DType::F32, "the loss is not rounded to 16 bits");
                 let wide = read(loss([wide_x, wide_weight]).expect("it applies to float32"))[0];
-                // Logits are rounded, as those of the product alone are; seven of them make up the loss.
+                // Logits are rounded, as those of the product alone are; seven of them make up the
+                // loss.
                 assert!((read(narrow)[0] - wide).abs() <= 7.0 * 4.0 / 256.0);
             }
             None => assert_eq!(dtype, FloatDType::F16, "float16 is left to the reference"),

@@ -1,5 +1,7 @@
-//! Batched products as cuBLASLt is told them, for tensors of this device: what a [`StandIn`] computes on the host from the device's own memory, by offsets, strides
-//! and the translated description, against Burn's products. `bridge_kernels::lt` by its name, so that the stand-in's arithmetic is that of the crate's tests.
+//! Batched products in cuBLASLt's terms, for tensors of this device: results that a [`StandIn`]
+//! computes on the host from the device's own memory, by offsets, strides and the translated
+//! description, against Burn's products. It uses `bridge_kernels::lt` by name, so that its
+//! arithmetic is that of the crate's tests.
 
 use std::sync::{Arc, Mutex};
 
@@ -19,14 +21,14 @@ use host::{Memory, Read, Written, put, run};
 /// Runs products on the host, and remembers them.
 #[derive(Clone, Default)]
 pub struct StandIn {
-    /// What ran, in order.
+    /// Products that ran, in order.
     log: Arc<Mutex<Vec<ColumnMajor>>>,
-    /// What it does not run.
+    /// Predicate of products that it refuses.
     refused: Option<fn(&ColumnMajor) -> bool>,
 }
 
 impl StandIn {
-    /// One that does not run some products.
+    /// A table that refuses some products.
     pub fn without(refused: fn(&ColumnMajor) -> bool) -> Self {
         Self { refused: Some(refused), ..Self::default() }
     }
@@ -95,7 +97,8 @@ impl Table for StandIn {
     }
 }
 
-/// Heads of tokens, parts of keys and broadcast matrices: what lies at one stride, and what has to be copied.
+/// Heads of tokens, parts of keys and broadcast matrices: what lies at one stride, and what has to
+/// be copied.
 fn check_views<T: Table>(table: &T, [t, s, d]: [usize; 3]) {
     let (b, g, heads) = (2, 3, 2);
     let of = |seed, shape: [usize; 4]| tensor(&values(seed, shape.iter().product()), shape, &device());

@@ -1,7 +1,8 @@
-//! The kernels of `cube` on a device: outputs and gradients against the references in plain Burn operations, those on the CPU
-//! and those on the same device.
+//! The kernels of `cube` on a device: outputs and gradients against the references in plain Burn
+//! operations, those on the CPU and those on the same device.
 //!
-//! Built only with a GPU feature (`cargo xtask test --device wgpu`), and then a device is needed: without one all tests fail.
+//! Built only with a GPU feature (`cargo xtask test --device wgpu`), and then a device is needed:
+//! without one all tests fail.
 #![recursion_limit = "256"]
 
 mod activation;

@@ -39,7 +39,7 @@ fn outputs_and_gradients() {
     check(2, 601);
     // Several rows a cube, the last cube with fewer, and several vectors of columns a unit.
     check(1030, 1100);
-    // So many cubes that their sums are added up in two passes.
+    // Enough cubes that their sums are added up in two passes.
     check(20_003, 5);
 }
 
@@ -79,7 +79,7 @@ fn norms_of_a_stream() {
     check_residual(1030, 33);
 }
 
-/// Of a stream's norm and the stream, one goes nowhere.
+/// Only one of the norm's output and the stream contributes to the loss.
 #[test]
 fn one_output_of_two() {
     for (is_normed, expected) in [(true, true), (false, false)] {

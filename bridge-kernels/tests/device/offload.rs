@@ -1,4 +1,5 @@
-//! What operations keep, moved from the device to the host and back: the same outputs and gradients, and the memory is free meanwhile.
+//! Tensors that operations keep, moved from the device to the host and back: same outputs and
+//! gradients, and the memory is free meanwhile.
 
 use bridge_kernels::offload::{Devices, Kept, Moves, Offloader};
 use bridge_kernels::{
@@ -36,7 +37,8 @@ fn layer(x: Tensor<3>, weights: &[Tensor<2>]) -> Tensor<3> {
     x + first + again + mixed + activation(normed, Activation::GeluTanh)
 }
 
-/// Output and gradients of the input and the matrices, of two layers, each in a scope if there is an offloader.
+/// Output and gradients of the input and the matrices, of two layers, each in a scope if there is
+/// an offloader.
 fn results(dtype: FloatDType, device: &Device, offloader: Option<&Offloader>) -> Vec<Vec<f32>> {
     let leaf = |seed: u64, shape: [usize; 2]| {
         let x: Vec<f32> = values(seed, shape.iter().product()).iter().map(|value| 0.4 * value).collect();

@@ -9,7 +9,8 @@ use burn::tensor::{Device, FloatDType, Tensor};
 
 use crate::common::{assert_close, device, read, tensor, values};
 
-/// Sizes of more tensors than a launch takes, in an order in which vectors of all widths, and groups with other constants, alternate.
+/// Sizes of more tensors than a launch takes, in an order in which vectors of all widths, and
+/// groups with other constants, alternate.
 const SIZES: [usize; 37] = [
     1, 768, 601, 7, 4096, 33, 2, 70_001, 16, 5, 3072, 9, 1024, 31, 12, 17_000, 640, 11, 4, 768, 768, 768, 13, 2304,
     768, 6, 1536, 768, 3, 40_000, 8, 768, 19, 20, 768, 64, 10,
@@ -61,7 +62,8 @@ fn several_steps() {
     }
 }
 
-/// Gradients of 16 bits, and parameters rounded in the same pass: what casts around a step in float32 give, to the bit.
+/// Gradients of 16 bits, and parameters rounded in the same pass: what casts around a step in
+/// float32 give, to the bit.
 #[test]
 fn parameters_of_16_bits() {
     for (dtype, _) in crate::half::dtypes() {
@@ -91,7 +93,8 @@ fn in_float64([p, m, v]: [f64; 3], gradient: f64, step: &AdamWStep) -> [f64; 3] 
     [kept - step.lr * m_hat / (v_hat.sqrt() + step.epsilon), m, v]
 }
 
-/// Many tensors with two sets of constants, some with a rounded value and gradients of 16 bits: what each has by itself, to the bit, and what float64 gives.
+/// Many tensors with two sets of constants, some with a rounded value and gradients of 16 bits:
+/// what each has by itself, to the bit, and what float64 gives.
 #[test]
 fn tensors_of_one_launch_are_updated_as_by_themselves() {
     let dtypes = crate::half::dtypes().into_iter().map(|(dtype, _)| dtype);
@@ -148,7 +151,7 @@ fn tensors_of_one_launch_are_updated_as_by_themselves() {
     }
 }
 
-/// Which memory a tensor has.
+/// Identity of a tensor's memory.
 fn memory(x: &Tensor<1>) -> String {
     let x = x.clone().try_into_primitive::<burn::backend::Cube>().expect("it is on a CubeCL device");
     // The place is only known when the device has come so far; the number stays.
@@ -157,7 +160,8 @@ fn memory(x: &Tensor<1>) -> String {
     format!("{number} from {:?}", x.handle.offset_start)
 }
 
-/// From step to step states and the rounded parameter stay where they are, unless somebody else holds them.
+/// From step to step states and the rounded parameter stay where they are, unless somebody else
+/// holds them.
 #[test]
 fn memory_is_written_again() {
     let dtype = crate::half::dtypes()[0].0;
@@ -205,7 +209,8 @@ fn added(first: Tensor<1>, second: Tensor<1>) -> Tensor<1> {
     sum
 }
 
-/// Sums of all widths, dtypes and both kinds, more than a launch takes: the bits are those of float32, and what others hold stays.
+/// Sums of all widths, dtypes and both kinds, more than a launch takes: the bits are those of
+/// float32, and what others hold stays.
 #[test]
 fn sums_of_one_launch_are_those_of_single_tensors() {
     let dtypes: Vec<FloatDType> =
@@ -235,7 +240,8 @@ fn sums_of_one_launch_are_those_of_single_tensors() {
     }
 }
 
-/// Two gradients of 16 bits add up as their float32 values do, and have their sums of squares, to the bit.
+/// Two gradients of 16 bits add up as their float32 values do, and have their sums of squares, to
+/// the bit.
 #[test]
 fn gradients_of_16_bits_stand_for_their_float32() {
     for (dtype, _) in crate::half::dtypes() {
@@ -315,7 +321,8 @@ fn sums_of_squares_are_read_together() {
     assert_eq!(SquareSums::default().finish(), Vec::<f64>::new());
 }
 
-/// Tensors of all dtypes and widths in turn, more than a launch takes: each has the sum that it has by itself, to the bit, and that of float64.
+/// Tensors of all dtypes and widths in turn, more than a launch takes: each has the sum that it has
+/// by itself, to the bit, and that of float64.
 #[test]
 fn sums_of_squares_of_one_launch_are_those_of_single_tensors() {
     let dtypes: Vec<FloatDType> =

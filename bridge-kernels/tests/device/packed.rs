@@ -70,7 +70,7 @@ fn heads_and_gradients() {
     }
 }
 
-/// What the loss does not depend on has a gradient of zero.
+/// Heads that do not contribute to the loss have zero gradients.
 #[test]
 fn heads_that_nobody_reads() {
     let packed = PackedHeads { groups: 2, queries_per_group: 2, head_size: 6 };

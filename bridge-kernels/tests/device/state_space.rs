@@ -93,7 +93,8 @@ fn scan_outputs_and_gradients() {
         // Steps outside the range have no gradient.
         ([1, 11, 2, 3, 2, 3], 3, [0.2, 0.6]),
         ([1, 5, 5, 2, 1, 3], 64, [0.0, f32::INFINITY]),
-        // Several tiles of each size, more heads of a group than one cube sums, states and heads wider than a tile.
+        // Several tiles of each size, more heads of a group than one cube sums, states and heads
+        // wider than a tile.
         ([1, 61, 9, 3, 1, 19], 23, [0.0, f32::INFINITY]),
         ([1, 41, 2, 37, 2, 67], 37, [0.0, f32::INFINITY]),
     ];
@@ -149,8 +150,8 @@ fn a_scan_goes_on_from_its_state() {
     }
 }
 
-/// Over long chunks the gradients of the decays are small sums of large terms, which float32 makes of the reference, too. Both are compared with
-/// the CPU's kernel, which adds in float64.
+/// Over long chunks the gradients of the decays are small sums of large terms, which float32 makes
+/// of the reference, too. Both are compared with the CPU's kernel, which adds in float64.
 #[test]
 fn long_chunks() {
     for (sizes, chunk) in [([1, 151, 2, 5, 1, 7], 71), ([2, 301, 3, 5, 1, 7], 130)] {

@@ -1,4 +1,5 @@
-//! A small Llama with all of this crate's operations, trained for some steps on the device and on the CPU.
+//! A small Llama with all of this crate's operations, trained for some steps on the device and on
+//! the CPU.
 
 use bridge_kernels::optim::{AdamWState, AdamWStep, adamw, sum_of_squares};
 use bridge_kernels::rotary::{Positions, RotaryPairing, RotaryTable, apply_rotary};
@@ -24,7 +25,7 @@ const V: usize = 53;
 const SHAPES: [&[usize]; 11] =
     [&[V, C], &[C], &[(H + 2 * G) * D, C], &[C, C], &[C], &[C], &[2 * F, C], &[C, F], &[F], &[C], &[V, C]];
 
-/// What a parameter starts as: matrices small, weights of norms near one.
+/// Initial value of a parameter: matrices small, weights of norms near one.
 fn start(device: &Device) -> Vec<AdamWState> {
     let parameter = |(seed, shape): (usize, &&[usize])| {
         let count = shape.iter().product();
@@ -95,7 +96,8 @@ fn losses_are_those_of_the_cpu() {
     println!("losses on the device: {:?}\nlosses on the CPU:    {:?}", found.0, expected.0);
     println!("norms on the device:  {:?}\nnorms on the CPU:     {:?}", found.1, expected.1);
     assert!(expected.0[9] < 0.8 * expected.0[0], "the test is meant to train");
-    // What float32 makes of sums in another order after ten steps: the tolerances of `bridge verify`.
+    // What float32 makes of sums in another order after ten steps: the tolerances of `bridge
+    // verify`.
     for (name, found, expected, tolerance) in [("loss", found.0, expected.0, 1e-5), ("norm", found.1, expected.1, 5e-5)]
     {
         for (step, (found, expected)) in found.iter().zip(&expected).enumerate() {

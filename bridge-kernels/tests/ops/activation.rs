@@ -42,7 +42,8 @@ fn outputs_and_gradients() {
     }
 }
 
-/// Gated units without limits, with one of them, and with both; the clamp is well within the values.
+/// Gated units without limits, with one of them, and with both; the clamp is well within the
+/// values.
 fn units(activation: Activation) -> [GatedUnit; 4] {
     let of = |clamp, linear_offset| GatedUnit { activation, clamp, linear_offset };
     [activation.into(), of(Some(0.4), 0.0), of(None, -0.7), of(Some(0.4), 1.0)]

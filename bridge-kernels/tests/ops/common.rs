@@ -1,4 +1,4 @@
-//! What the tests of all operations share.
+//! Code that the tests of all operations share.
 
 use bridge_kernels::Philox;
 use burn::tensor::{Device, Int, Tensor, TensorData};
@@ -26,8 +26,8 @@ pub fn read<const D: usize>(x: Tensor<D>) -> Vec<f32> {
     x.into_data().iter::<f32>().collect()
 }
 
-/// Fails unless `got` is `want` to `tolerance` in norm, and to ten times that in each element (against the larger of the
-/// element and the typical element).
+/// Fails unless `got` is `want` to `tolerance` in norm, and to ten times that in each element
+/// (against the larger of the element and the typical element).
 pub fn assert_close(name: &str, got: &[f32], want: &[f64], tolerance: f64) {
     assert_eq!(got.len(), want.len(), "{name}: lengths");
     let rms = (want.iter().map(|w| w * w).sum::<f64>() / want.len().max(1) as f64).sqrt();
@@ -54,7 +54,8 @@ const OUTPUT: f64 = 2e-6;
 const GRADIENT: f64 = 1e-5;
 
 impl Case<'_> {
-    /// Outputs and the gradients of every input, in all forms, with all and with single inputs tracked.
+    /// Outputs and the gradients of every input, in all forms, with all and with single inputs
+    /// tracked.
     pub fn check(&self) {
         let expected = (self.plain)(&self.wide_inputs());
         let outside = self.tensors(&Device::flex());

@@ -88,7 +88,8 @@ fn feed_forward_blocks() {
     check_mlp(&[0, 4, 1], FeedForwardUnit::Plain(Activation::GeluTanh), true);
 }
 
-/// Results and gradients of products that are cut for threads, bit for bit those of a linear layer an expert.
+/// Results and gradients of products that are cut for threads, bit for bit those of a linear layer
+/// an expert.
 #[test]
 fn large_products_are_those_of_each_expert_by_itself() {
     let (counts, inputs, outputs) = ([131, 0, 257, 1, 96], 129, 211);

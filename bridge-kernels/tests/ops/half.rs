@@ -1,4 +1,5 @@
-//! The 16-bit paths, which run the references: inputs and outputs in bfloat16, arithmetic in float32, rounded once.
+//! The 16-bit paths, which run the references: inputs and outputs in bfloat16, arithmetic in
+//! float32, rounded once.
 
 use bridge_kernels::dropout::reference as dropout_reference;
 use bridge_kernels::{Activation, DropoutKey, Philox, activation, embedding, glu, layer_norm, rms_norm};
@@ -19,7 +20,8 @@ fn read<const D: usize>(x: Tensor<D>) -> Vec<f64> {
     x.cast(FloatDType::F32).into_data().iter::<f64>().collect()
 }
 
-/// Every element within one rounding of what float32 arithmetic gives for the same (rounded) inputs.
+/// Every element within one rounding of what float32 arithmetic gives for the same (rounded)
+/// inputs.
 fn assert_rounded_once(narrow: Vec<f64>, wide: Vec<f64>) {
     for (i, (narrow, wide)) in narrow.iter().zip(&wide).enumerate() {
         let bound = wide.abs() * HALF_ULP * 1.01 + 3e-7;
@@ -60,7 +62,8 @@ fn dropout_keeps_the_mean_in_16_bits() {
     let device = Device::flex();
     let ones = bf16(&[1.0; 64], [64], &device);
     let key = DropoutKey(Philox::new(3));
-    // 1 / 0.9 rounds to the nearest bfloat16, not to what a product with a rounded factor of 2 ulp would give.
+    // 1 / 0.9 rounds to the nearest bfloat16, not to what a product with a rounded factor of 2 ulp
+    // would give.
     let expected = read(Tensor::<1>::from_data(TensorData::from([1.0 / 0.9_f32]), &device).cast(FloatDType::BF16))[0];
     let kept: Vec<f64> = read(dropout_reference(ones, 0.1, key)).into_iter().filter(|y| *y != 0.0).collect();
     assert!(kept.len() > 40 && kept.iter().all(|y| *y == expected), "{kept:?}");

@@ -124,7 +124,7 @@ fn a_wrong_residual_is_refused() {
     linear_residual(x, w, None, tensor(&[0.0; 6], [2, 3], &device));
 }
 
-/// What micro-batches add to a weight's gradient, against float64.
+/// Sums of a weight's gradient over micro-batches, against float64.
 #[test]
 fn weight_gradients_add_up() {
     let device = Device::flex();
@@ -186,7 +186,8 @@ fn views_are_read_where_they_are() {
 
 #[test]
 fn the_same_on_any_number_of_threads() {
-    // Long, flat, deep and narrow ones: products are cut by rows, by columns, by both or not at all.
+    // Long, flat, deep and narrow ones: products are cut by rows, by columns, by both or not at
+    // all.
     for (n, i, o) in [
         (301, 257, 523),
         (5, 900, 2000),

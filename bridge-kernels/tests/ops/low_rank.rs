@@ -97,7 +97,7 @@ impl Layer {
     }
 }
 
-/// Of the whole layer; of parts; of parts of which some have none.
+/// Branches of the whole layer, of all its parts, and of some of its parts.
 fn layers() -> Vec<Layer> {
     vec![
         Layer { n: 7, inputs: 11, outputs: 13, branches: vec![(3, vec![0..13])] },
@@ -139,8 +139,8 @@ fn squares_of_rows_are_those_of_the_sum() {
     }
 }
 
-/// Gradients through a layer with a branch, whose input `made` makes of the first of `inputs`, `[n, i]`, with the weights in the second. With
-/// `is_kept` backward has the input as it was.
+/// Gradients through a layer with a branch, whose input `made` makes of the first of `inputs`, `[n,
+/// i]`, with the weights in the second. With `is_kept` backward has the input as it was.
 fn through_a_layer(
     given: &[Vec<f32>],
     [n, i]: [usize; 2],

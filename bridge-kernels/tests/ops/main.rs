@@ -1,5 +1,5 @@
-//! Each operation against float64 arithmetic, against its reference in plain Burn operations, and against itself on other
-//! numbers of threads.
+//! Each operation against float64 arithmetic, against its reference in plain Burn operations, and
+//! against itself on other numbers of threads.
 
 mod activation;
 mod attention;

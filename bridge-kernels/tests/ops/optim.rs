@@ -103,7 +103,8 @@ fn sgd_and_accumulation_follow_their_references() {
     }
 }
 
-/// In a batch or not, with gradients of 16 bits and a rounded value: what casts around a step in float32 give.
+/// In a batch or not, with gradients of 16 bits and a rounded value: what casts around a step in
+/// float32 give.
 #[test]
 fn parameters_of_16_bits() {
     for dtype in [FloatDType::BF16, FloatDType::F16] {

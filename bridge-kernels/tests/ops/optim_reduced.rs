@@ -1,4 +1,5 @@
-//! AdamW on states of less than 32 bits: against float64 arithmetic that rounds states as declared, and against float32 states.
+//! AdamW on states of less than 32 bits: against float64 arithmetic that rounds states as declared,
+//! and against float32 states.
 
 use bridge_kernels::optim::{
     AdamWState, AdamWStep, Format, Master, MasterFormat, ReducedAdamW, ReducedFormats, Stored, adamw, adamw_magnitudes,
@@ -87,8 +88,8 @@ impl Plain {
     }
 }
 
-/// Ten steps with these formats. What float32 and float64 round to different sides is a unit of the format apart; that happens to few elements, and
-/// all others agree as float32 does.
+/// Ten steps with these formats. What float32 and float64 round to different sides is a unit of the
+/// format apart; that happens to few elements, and all others agree as float32 does.
 fn agrees_with_float64(n: usize, dtype: FloatDType, formats: ReducedFormats, decoupled: bool) {
     let what = format!("{n} x {dtype:?}, {formats:?}, decoupled {decoupled}");
     let first = flat(&values(1, n)).cast(dtype);
@@ -119,8 +120,8 @@ fn agrees_with_float64(n: usize, dtype: FloatDType, formats: ReducedFormats, dec
             let (format, scale) = (plain.formats[i], plain.scales[i].max(1e-300));
             for ((found, expected), peak) in found.iter().zip(expected).zip(&mut peaks[i]) {
                 *peak = peak.max(expected.abs());
-                // A unit for each of the few steps whose roundings are still felt, and what unequal moments move: parameters, and through their decay in the
-                // gradient the moments.
+                // A unit for each of the few steps whose roundings are still felt, and what unequal
+                // moments move: parameters, and through their decay in the gradient the moments.
                 let moved = [0.02, 0.002, 0.002][i] * if i == 0 || !decoupled { 1.0 } else { 0.0 };
                 let allowed = 8.0 * rounding(format, *peak / scale) * scale + 2e-6 * *peak + 2e-7 + moved;
                 let difference = (f64::from(*found) - expected).abs();
@@ -132,7 +133,8 @@ fn agrees_with_float64(n: usize, dtype: FloatDType, formats: ReducedFormats, dec
         if dtype == FloatDType::F32 {
             continue;
         }
-        // The parameter is the exact value, rounded once, whatever its master is, but where unequal moments moved it.
+        // The parameter is the exact value, rounded once, whatever its master is, but where unequal
+        // moments moved it.
         for (found, exact) in read(state.parameter.clone()).iter().zip(exact) {
             let unit = if dtype == FloatDType::BF16 { 2.0_f64.powi(-8) } else { 2.0_f64.powi(-11) };
             let (difference, allowed) = ((f64::from(*found) - exact).abs(), 1.01 * unit * exact.abs());

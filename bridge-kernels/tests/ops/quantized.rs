@@ -14,7 +14,8 @@ use crate::common::{Case, assert_close, assert_same_on_any_threads, ints, read, 
 use crate::plain;
 
 const FORMATS: [CodeFormat; 3] = [CodeFormat::Int8, CodeFormat::Nf4, CodeFormat::Int4];
-/// Rows, inputs, outputs and the block size: odd numbers of inputs, last blocks in part, several tiles, blocks longer than a row.
+/// Rows, inputs, outputs and the block size: odd numbers of inputs, last blocks in part, several
+/// tiles, blocks longer than a row.
 const SHAPES: [[usize; 4]; 4] = [[5, 37, 13, 16], [3, 259, 131, 64], [7, 128, 29, 64], [2, 11, 3, 64]];
 
 fn quantized(format: CodeFormat, [_, inputs, outputs, block_size]: [usize; 4]) -> QuantizedMatrix {
@@ -121,7 +122,8 @@ fn what_was_quantised_is_quantised_without_a_loss() {
 
 #[test]
 fn values_of_files_with_float16_scales_are_what_they_were() {
-    // As Q4_1 and Q8_0 have them: a least value and a step for each block, which uses the first code and the last; some have few digits.
+    // As Q4_1 and Q8_0 have them: a least value and a step for each block, which uses the first
+    // code and the last; some have few digits.
     let of_block = |block: usize| {
         let draws = values(block as u64, 2);
         let size = 10_f64.powi([-3, -1, 0, 2, -5][block % 5]);
@@ -179,7 +181,8 @@ fn small_values_lose_no_more_than_float16_has_no_digits_for() {
             {
                 let [low, high] = [f32::min, f32::max].map(|of| block.iter().copied().reduce(of).unwrap());
                 let largest = low.abs().max(high.abs());
-                // Half of the largest distance between codes, and digits that a scale or a least value does not have.
+                // Half of the largest distance between codes, and digits that a scale or a least
+                // value does not have.
                 let allowed = match format {
                     CodeFormat::Int8 => largest / 254.0 * 1.08,
                     CodeFormat::Nf4 => largest * 0.153,
@@ -315,7 +318,7 @@ fn branches_and_factors_stand_beside_a_quantised_weight() {
 
 #[test]
 fn a_quantised_projection_gives_the_losses_of_its_values() {
-    // The last has so many rows that gradients are made in parts.
+    // The last shape has enough rows that gradients are computed in parts.
     for shape in [[7, 37, 13, 16], [11, 6, 131, 4], [3, 5, 9_001, 2]] {
         let [n, c, v, _] = shape;
         let (targets, mask): (Vec<i64>, Vec<f32>) =

@@ -5,7 +5,8 @@ use burn::tensor::Device;
 
 use crate::common::{Case, assert_close, assert_same_on_any_threads, ints, read, run_all, tensor, values, wide};
 
-/// Rotation of `x [b, t, h, d]` by the given positions, in float64 but with the table's float32 angles.
+/// Rotation of `x [b, t, h, d]` by the given positions, in float64 but with the table's float32
+/// angles.
 fn plain(
     x: &[f64],
     positions: &[usize],

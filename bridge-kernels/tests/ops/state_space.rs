@@ -1,4 +1,5 @@
-//! The operations of Mamba-2: the convolution, the scan, the gated norm, and the cut of the projection before them.
+//! The operations of Mamba-2: the convolution, the scan, the gated norm, and the cut of the
+//! projection before them.
 
 use bridge_kernels::causal_conv::{causal_conv, causal_conv_reference};
 use bridge_kernels::gated_norm::{gated_rms_norm, gated_rms_norm_reference};
@@ -20,7 +21,7 @@ fn documents(b: usize, t: usize) -> Vec<i64> {
     (0..b * t).map(|i| (0..=i).filter(begins).count() as i64).collect()
 }
 
-/// Whether a token and one before it in the sequence are of one document.
+/// True if a token and one before it in the sequence are of one document.
 fn is_one_document(ids: Option<&[i64]>, row: usize, lag: usize) -> bool {
     ids.is_none_or(|ids| ids[row - lag..=row].iter().all(|id| *id == ids[row]))
 }

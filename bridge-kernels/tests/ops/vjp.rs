@@ -147,7 +147,8 @@ fn six_inputs_and_three_outputs_have_the_gradients_of_plain_operations() {
             let what = format!("input {i} of {tracked:?}, outputs {used:?}");
             match (found, expected) {
                 (Some(found), Some(expected)) => assert_close(&what, found, &wide(expected), 1e-6),
-                // Plain operations leave out what the loss does not depend on; a pullback may say zero.
+                // Plain operations leave out what the loss does not depend on; a pullback may say
+                // zero.
                 (Some(found), None) => assert!(tracked[i] && found.iter().all(|v| *v == 0.0), "{what}: {found:?}"),
                 (found, expected) => assert_eq!(found, expected, "{what}"),
             }

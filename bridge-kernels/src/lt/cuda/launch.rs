@@ -22,12 +22,13 @@ pub(super) struct Launch {
     pub b: BufferBinding,
     pub c: Option<BufferBinding>,
     pub bias: Option<BufferBinding>,
-    /// Of codes of `a` and `b`.
+    /// Scales of the codes of `a` and `b`.
     pub code_scales: Option<[BufferBinding; 2]>,
     pub d: BufferBinding,
     pub kept: Option<BufferBinding>,
     pub bias_gradient: Option<BufferBinding>,
-    /// Reserved for this product by the calling thread, so its stream is the one on which that thread's kernels run.
+    /// Reserved for this product by the calling thread, so its stream is the one on which that
+    /// thread's kernels run.
     pub workspace: BufferBinding,
     /// Bytes that the addresses of `a`, `b`, `c` and `d` are multiples of.
     pub alignments: [u32; 4],
@@ -42,8 +43,9 @@ impl Launch {
         [&self.d].into_iter().chain(&self.kept).chain(&self.bias_gradient)
     }
 
-    /// Makes the context of the device current, and calls `then` with the product's addresses and its stream, which by then waits for every
-    /// other stream that the memory comes from. What `then` puts on the stream is behind that, and before what keeps the memory.
+    /// Makes the context of the device current, and calls `then` with the product's addresses and
+    /// its stream, which by then waits for every other stream that the memory comes from. What
+    /// `then` puts on the stream is behind that, and before what keeps the memory.
     fn resolved<R>(
         &self,
         inner: &Inner,
@@ -54,13 +56,15 @@ impl Launch {
         let all = || self.read().chain(self.written()).chain([&self.workspace]);
         let stream = self.workspace.stream;
         let is_recorded = server.capturing(stream).is_some_and(|capture| capture.is_recording());
-        // The events by which streams wait for each other would be recorded on one and waited for on another, which a graph of one is not.
+        // The events by which streams wait for each other would be recorded on one and waited for
+        // on another, which a graph of one is not.
         if is_recorded && all().any(|binding| binding.stream != stream) {
             return Err(ServerError::graph_state("a recorded product by cuBLASLt has memory of another stream"));
         }
         let mut streams = server.write_streams().resolve(stream, all())?;
         if is_recorded {
-            // The graph keeps the pages of what was touched. What is written is noted by the scope that this runs in.
+            // The graph keeps the pages of what was touched. What is written is noted by the scope
+            // that this runs in.
             for binding in all() {
                 streams.current().capturing.touch(binding.stream, binding.memory.descriptor().location());
             }
@@ -93,10 +97,11 @@ impl Launch {
         // Dropping `streams` notes an event behind the product for memory of other streams.
     }
 
-    /// Chooses an algorithm; `None` if there is none for such products. Nothing is put on the stream.
+    /// Chooses an algorithm; `None` if the library has none for such products. Nothing is launched.
     ///
     /// # Errors
-    /// If memory of the product carries an error or is not there, or if the library fails, which it need not do next time.
+    /// If memory of the product carries an error or is not there, or if the library fails, which it
+    /// need not do next time.
     pub fn plan(&self, inner: &Inner, server: &mut Server, alignments: [u32; 4]) -> Result<Option<Plan>, ServerError> {
         self.resolved(inner, server, |addresses, _| {
             match Plan::new(inner.handle.0, &self.product, addresses, alignments) {
@@ -116,8 +121,9 @@ impl Launch {
         // The outcome is kept with the memory.
         let _ = scope.execute(|server| {
             self.resolved(inner, server, |addresses, stream| {
-                // SAFETY: the bindings hold the memory, whose sizes and dtypes were compared with the product's when it was described, and
-                // whose alignment was just compared. All that uses it is ordered by this stream, or by events that it waits for.
+                // SAFETY: the bindings hold the memory, whose sizes and dtypes were compared with
+                // the product's when it was described, and whose alignment was just compared. All
+                // that uses it is ordered by this stream, or by events that it waits for.
                 let ran = unsafe { lock(plan).run(inner.handle.0, self.scales, addresses, stream) };
                 ran.map_err(|error| DriverError::new("cublasLtMatmul", error.0 as u32).into())
             })

@@ -1,4 +1,5 @@
-//! Whether cuBLASLt can be called. The bindings load the library at the first call and panic if it, or a function in it, is missing.
+//! Check that cuBLASLt can be called. The bindings load the library at the first call and panic if
+//! it, or a function in it, is missing.
 
 use std::fmt;
 
@@ -22,7 +23,8 @@ const FUNCTIONS: [&str; 14] = [
     "cublasLtMatmul",
 ];
 
-/// The oldest version, as the library codes it: 12.0. Earlier ones have the functions too, but code their version in another way.
+/// The oldest version, as the library codes it: 12.0. Earlier ones have the functions too, but code
+/// their version in another way.
 const NEEDED: usize = 120_000;
 
 /// Why there are no products by cuBLASLt.
@@ -70,7 +72,8 @@ pub(super) fn load() -> Result<(), Unavailable> {
 /// The library's state for one device.
 pub(super) struct Handle(pub sys::cublasLtHandle_t);
 
-// SAFETY: a handle is not bound to a thread, and the library may be called with one from several at once.
+// SAFETY: a handle is not bound to a thread, and the library may be called with one from several at
+// once.
 unsafe impl Send for Handle {}
 // SAFETY: as above.
 unsafe impl Sync for Handle {}
@@ -85,7 +88,8 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // SAFETY: the handle was created, and nobody else has it. That it cannot be destroyed changes nothing here.
+        // SAFETY: the handle was created, and nobody else has it. That it cannot be destroyed
+        // changes nothing here.
         let _ = unsafe { result::destroy_handle(self.0) };
     }
 }

@@ -1,21 +1,27 @@
 //! Products by cuBLASLt, on the streams of CubeCL.
 //!
 //! # Order on the device
-//! A product is a task of the device's thread in CubeCL, like the launch of a kernel. That thread runs tasks in the order in which they were
-//! handed over, whoever hands them, so memory that is reserved before is there, and work that was asked for before has been put on its
-//! stream. The task resolves the stream on which the calling thread's kernels run, with all of the product's memory: CubeCL then makes the
-//! stream wait, on the device, for other streams on which that memory was made, and keeps memory of other streams from being used again until
-//! an event behind the product has passed. The product goes on that same stream. So kernels before and behind it are ordered by the stream
-//! itself, and the host waits for nothing but, once for each product's description, the choice of an algorithm.
+//! A product is a task of the device's thread in CubeCL, like the launch of a kernel. That thread
+//! runs tasks in the order in which they were handed over, whoever hands them, so memory that is
+//! reserved before is there, and work that was asked for before has been put on its stream. The
+//! task resolves the stream on which the calling thread's kernels run, with all of the product's
+//! memory: CubeCL then makes the stream wait, on the device, for other streams on which that memory
+//! was made, and keeps memory of other streams from being used again until an event behind the
+//! product has passed. The product goes on that same stream. So kernels before and behind it are
+//! ordered by the stream itself, and the host waits for nothing but, once for each product's
+//! description, the choice of an algorithm.
 //!
-//! Scratch memory comes from CubeCL's pool of that stream for each product. It is used again only by what comes later on the stream, so no two
-//! products share it at a time.
+//! Scratch memory comes from CubeCL's pool of that stream for each product. It is used again only
+//! by what comes later on the stream, so no two products share it at a time.
 //!
-//! While the stream records a graph ([`crate::graph`]) the product is recorded: the library puts its kernels on the stream and nothing else, since its
-//! scratch memory is given to it. The memory is touched as that of kernels is, so that the graph keeps it. The plan is there by then, because
-//! what is recorded has run before. All memory must be of that stream. This has not run on a device yet.
+//! While the stream records a graph ([`crate::graph`]) the product is recorded: the library puts
+//! its kernels on the stream and nothing else, since its scratch memory is given to it. The memory
+//! is touched as that of kernels is, so that the graph keeps it. The plan is there by then, because
+//! what is recorded has run before. All memory must be of that stream. This has not run on a device
+//! yet.
 //!
-//! Failures go where those of kernels go: memory that a product did not write carries the error, and reading it reports that.
+//! Failures go where those of kernels go: memory that a product did not write carries the error,
+//! and reading it reports that.
 
 mod launch;
 mod library;
@@ -42,17 +48,18 @@ use super::on_device::{has_room, operand};
 use super::{ColumnMajor, Epilogue, Matrix, Operand, Operands, Product, Results, Table};
 use crate::cube::{Buffer, CubeTensor};
 
-/// What CubeCL's runtime for CUDA keeps on the device's thread.
+/// Server of CubeCL's CUDA runtime on the device's thread.
 type Server = <CudaRuntime as Runtime>::Server;
 
 /// A description and the alignment of its four matrices in bytes.
 type Key = (ColumnMajor, [u32; 4]);
 
-/// Most plans that are kept for a device. Runs whose micro-batches differ in length have ever new ones.
+/// Most plans that are kept for a device. Runs whose micro-batches differ in length have ever new
+/// ones.
 const MOST_PLANS: usize = 4096;
 
-/// What is known of the devices of this process, by number; `None` where the library cannot be used. As CubeCL's servers, this belongs to the
-/// process.
+/// Libraries of the devices of this process, by number; `None` if the library cannot be used. Like
+/// CubeCL's servers, this belongs to the process.
 static DEVICES: Mutex<BTreeMap<u16, Option<CublasLt>>> = Mutex::new(BTreeMap::new());
 
 /// cuBLASLt on one CUDA device.
@@ -67,7 +74,7 @@ struct Inner {
     plans: Mutex<HashMap<Key, Option<Arc<Mutex<Plan>>>>>,
 }
 
-/// Nothing that panics leaves what these locks guard half changed.
+/// Locks a mutex. A panic never leaves the data behind these locks half changed.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -77,8 +84,8 @@ fn is_cuda(client: &Client) -> bool {
 }
 
 impl CublasLt {
-    /// The library for the device of `x`; `None` if that is no CUDA device, or if the library cannot be used. The latter is said once a
-    /// process, on standard error.
+    /// The library for the device of `x`; `None` if that is no CUDA device, or if the library
+    /// cannot be used. The latter is said once a process, on standard error.
     pub fn of<const D: usize>(x: &Tensor<D>) -> Option<Self> {
         let tensor = x.clone().without_autodiff().try_into_primitive::<Cube>().ok()?;
         if !is_cuda(&tensor.client) {
@@ -107,20 +114,22 @@ impl CublasLt {
         Ok(Self(Arc::new(Inner { handle, context, device, plans: Mutex::new(HashMap::new()) })))
     }
 
-    /// Memory of this device behind a tensor without a graph; the only reference to it, if `tensor` is.
+    /// Memory of this device behind a tensor without a graph; the only reference to it, if `tensor`
+    /// is.
     fn memory<const D: usize>(&self, tensor: Tensor<D>) -> Option<CubeTensor> {
         let tensor = tensor.try_into_primitive::<Cube>().ok()?;
         (tensor.client.service_id() == self.0.device.service_id()).then_some(tensor)
     }
 
-    /// The plan for a product, made if there is none yet; `None` if the library has no algorithm.
+    /// Plan of a product, created at the first request; `None` if the library has no algorithm.
     fn plan(&self, launch: &Launch, alignments: [u32; 4]) -> Option<Arc<Mutex<Plan>>> {
         let key = (launch.product, alignments);
         if let Some(known) = lock(&self.0.plans).get(&key) {
             return known.clone();
         }
         let made = self.0.device.submit_blocking(|server| launch.plan(&self.0, server, alignments));
-        // Memory that carries an error, or a failure that may pass, is no reason to ask no more: Burn's product will report the former.
+        // Memory that carries an error, or a failure that may pass, is no reason to ask no more:
+        // Burn's product will report the former.
         let made = made.ok()?.ok()?.map(|plan| Arc::new(Mutex::new(plan)));
         let mut plans = lock(&self.0.plans);
         if plans.len() >= MOST_PLANS {
@@ -138,15 +147,17 @@ struct Held {
     /// The only reference, if nobody else has one.
     c: Option<CubeTensor>,
     bias: Option<Buffer>,
-    /// Of codes of `a` and `b`.
+    /// Scales of the codes of `a` and `b`.
     scales: Option<[CubeTensor; 2]>,
 }
 
 impl CublasLt {
-    /// Takes what is added out of `operands`; `None` if something is elsewhere or stored otherwise, and then nothing is taken.
+    /// Takes what is added out of `operands`; `None` if something is elsewhere or stored otherwise,
+    /// and then nothing is taken.
     ///
     /// # Panics
-    /// If an operand is missing, or its memory is not what the product says: nothing else keeps the device within it.
+    /// If an operand is missing, or its memory is not what the product says: nothing else keeps the
+    /// device within it.
     fn held<const D: usize>(&self, product: &Product, operands: &mut Operands<D>) -> Option<Held> {
         let matrix = |tensor: Tensor<D>, matrix: &Matrix| {
             let tensor = self.memory(tensor)?;
@@ -181,10 +192,10 @@ impl CublasLt {
     }
 }
 
-/// What kernels load at once, at most.
+/// Largest load of a kernel, in bytes.
 const MOST_ALIGNED: u32 = 16;
 
-/// Bytes that the address of an allocation is a multiple of, as far as it matters.
+/// Alignment of an allocation's address in bytes, at most [`MOST_ALIGNED`].
 fn alignment(memory: &Memory) -> u32 {
     power_in(memory.offset_start.unwrap_or(0))
 }
@@ -276,9 +287,11 @@ impl Table for CublasLt {
     }
 }
 
-/// The memory of what is added, if the result may lie there; a copy, if it is a part of that and must. `shape` is that of the result.
+/// The memory of what is added, if the result may lie there; a copy, if it is a part of that and
+/// must. `shape` is that of the result.
 ///
-/// Memory that another stream made is not written: work that comes later on that stream would not wait for this one.
+/// Memory that another stream made is not written: work that comes later on that stream would not
+/// wait for this one.
 fn of_added(
     product: &Product,
     c: Option<&CubeTensor>,

@@ -1,4 +1,5 @@
-//! One product as cuBLASLt has it: descriptor, layouts, and the algorithm that its heuristics choose.
+//! One product as cuBLASLt has it: descriptor, layouts, and the algorithm that its heuristics
+//! choose.
 
 use std::ffi::c_void;
 
@@ -10,17 +11,17 @@ use crate::lt::{ColumnMajor, Compute, Element, Epilogue, Layout, Operation};
 /// Bytes of scratch memory that an algorithm may ask for: what NVIDIA recommends for Hopper.
 pub(super) const WORKSPACE: usize = 32 << 20;
 
-/// Where on the device a product's memory is.
+/// Device addresses of a product's memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Addresses {
     pub a: u64,
     pub b: u64,
-    /// That of the result, if nothing is added.
+    /// Address of the summand; that of the result without one.
     pub c: u64,
     pub d: u64,
     /// The bias, or its gradient.
     pub bias: Option<u64>,
-    /// What the epilogue keeps.
+    /// Address of the epilogue's matrix.
     pub kept: Option<u64>,
     /// The scales of `a` and `b`, if these are codes.
     pub code_scales: Option<[u64; 2]>,
@@ -34,7 +35,8 @@ struct Descriptor(sys::cublasLtMatmulDesc_t);
 impl Descriptor {
     fn set<T>(&mut self, attribute: sys::cublasLtMatmulDescAttributes_t, value: T) -> Result<(), CublasError> {
         let bytes = (&raw const value).cast::<c_void>();
-        // SAFETY: the descriptor lives, nobody else has it, and the bytes are copied before the call returns.
+        // SAFETY: the descriptor lives, nobody else has it, and the bytes are copied before the
+        // call returns.
         unsafe { result::set_matmul_desc_attribute(self.0, attribute, bytes, size_of::<T>()) }
     }
 }
@@ -79,7 +81,7 @@ impl Drop for MatrixLayout {
     }
 }
 
-/// What an algorithm may do.
+/// Constraints on an algorithm.
 struct Preference(sys::cublasLtMatmulPreference_t);
 
 impl Preference {
@@ -139,7 +141,7 @@ fn operation(operation: Operation) -> i32 {
 /// A product that can be run.
 pub(super) struct Plan {
     descriptor: Descriptor,
-    /// Of `a`, `b`, `c` and `d`.
+    /// Layouts of `a`, `b`, `c` and `d`.
     layouts: [MatrixLayout; 4],
     algorithm: sys::cublasLtMatmulAlgo_t,
 }
@@ -148,7 +150,8 @@ pub(super) struct Plan {
 unsafe impl Send for Plan {}
 
 impl Plan {
-    /// Asks the heuristics of the library once. `alignments` are bytes that the addresses of `a`, `b`, `c` and `d` will be multiples of.
+    /// Asks the heuristics of the library once. `alignments` are bytes that the addresses of `a`,
+    /// `b`, `c` and `d` will be multiples of.
     ///
     /// # Errors
     /// If the library has no algorithm for the product (`CUBLAS_STATUS_NOT_SUPPORTED`), or fails.
@@ -172,7 +175,8 @@ impl Plan {
         let layouts = [of(product.a)?, of(product.b)?, of(product.c)?, of(product.d)?];
         let mut preference = Preference(result::create_matmul_pref()?);
         preference.set(Preferred::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, WORKSPACE as u64)?;
-        // Parts of a long sum may be added in the workspace, but as float32: not in the result's 16 bits.
+        // Parts of a long sum may be added in the workspace, but as float32: not in the result's 16
+        // bits.
         let scheme = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
         preference.set(Preferred::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, scheme)?;
         let attributes = [
@@ -197,8 +201,9 @@ impl Plan {
     /// If the library refuses; then nothing is on the stream.
     ///
     /// # Safety
-    /// At the addresses there is, or will be when the stream comes to it, memory of the sizes that the plan was made for, in the dtypes, and
-    /// aligned, as it was made for; nothing else on the device writes it, or reads what the product writes, meanwhile.
+    /// At the addresses there is, or will be when the stream comes to it, memory of the sizes that
+    /// the plan was made for, in the dtypes, and aligned, as it was made for; nothing else on the
+    /// device writes it, or reads what the product writes, meanwhile.
     pub unsafe fn run(
         &mut self,
         handle: sys::cublasLtHandle_t,
@@ -212,7 +217,8 @@ impl Plan {
         let Addresses { a: at_a, b: at_b, c: at_c, d: at_d, workspace, .. } = *addresses;
         let [at_a, at_b, at_c, at_d, workspace] = [at_a, at_b, at_c, at_d, workspace].map(|at| at as *mut c_void);
         let (descriptor, algorithm) = (self.descriptor.0, &raw const self.algorithm);
-        // SAFETY: the objects are those that the algorithm was chosen for. Scales are read before the call returns. The rest is the caller's.
+        // SAFETY: the objects are those that the algorithm was chosen for. Scales are read before
+        // the call returns. The rest is the caller's.
         unsafe {
             result::matmul(
                 handle, descriptor, alpha, beta, at_a, a, at_b, b, at_c, c, at_d, d, algorithm, workspace, WORKSPACE,

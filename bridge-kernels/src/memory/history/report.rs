@@ -1,4 +1,4 @@
-//! What a history says: the most that was in use at one time, and who held it.
+//! Report of a history: the peak of the memory in use, and its owners.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write;
@@ -7,14 +7,14 @@ use std::time::Instant;
 
 use super::{Event, Live};
 
-/// What happened to the blocks of a rank in a window.
+/// Events of the blocks of a rank in a window.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Window {
     /// Blocks in use when the window was opened.
     pub at_start: Vec<WindowBlock>,
-    /// What happened since, in order.
+    /// Events since the start of the window, in order.
     pub events: Vec<WindowEvent>,
-    /// Whether more happened than is kept.
+    /// True if there were more events than are kept.
     pub is_cut: bool,
     /// The most bytes that were in use at one time.
     pub peak_bytes: usize,
@@ -27,11 +27,11 @@ pub struct Window {
 /// A block in use.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WindowBlock {
-    /// Where it is.
+    /// Address of the block.
     pub address: usize,
-    /// How large it is.
+    /// Size of the block in bytes.
     pub bytes: usize,
-    /// Who allocated it.
+    /// Owner of the block.
     pub owner: String,
 }
 
@@ -42,7 +42,7 @@ pub struct WindowEvent {
     pub at: f64,
     /// The block.
     pub block: WindowBlock,
-    /// Whether it was handed out.
+    /// True if the block was allocated, false if it was freed.
     pub is_taken: bool,
 }
 
@@ -53,12 +53,12 @@ pub struct OwnerTotal {
     pub owner: String,
     /// Bytes of its blocks.
     pub bytes: usize,
-    /// Their number.
+    /// Number of blocks.
     pub blocks: usize,
 }
 
 impl Window {
-    /// What each owner held when most was in use, the largest first.
+    /// Memory of each owner at the peak, the largest first.
     pub fn owners_at_peak(&self) -> Vec<OwnerTotal> {
         totals(self.at_peak.iter().map(|block| (block.owner.as_str(), block.bytes)))
     }
@@ -78,7 +78,7 @@ fn totals<'a>(blocks: impl Iterator<Item = (&'a str, usize)>) -> Vec<OwnerTotal>
     totals
 }
 
-/// What happened to the blocks of one seat.
+/// Events of the blocks of one rank.
 pub(super) fn window(
     start: &HashMap<usize, Live>,
     (began, events): (Instant, &[Event]),

@@ -1,4 +1,5 @@
-//! What is noted of an allocator's blocks. The history is the process's, so one test goes through all of it.
+//! Tests of the recorded blocks of an allocator. The history belongs to the process, so one test
+//! covers all of it.
 
 use std::alloc::{GlobalAlloc, Layout};
 

@@ -1,4 +1,5 @@
-//! Optimizer updates in one pass over memory, and reductions whose result does not depend on the number of threads.
+//! Optimizer updates in one pass over memory, and reductions whose result does not depend on the
+//! number of threads.
 
 pub mod reduced;
 

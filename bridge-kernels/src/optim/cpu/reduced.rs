@@ -1,5 +1,5 @@
-//! AdamW on states of less than 32 bits, in one pass over memory: blocks that fit into the first-level cache are widened to float32, updated as all
-//! float32 states are, and rounded back.
+//! AdamW on states of less than 32 bits, in one pass over memory: blocks that fit into the
+//! first-level cache are widened to float32, updated as all float32 states are, and rounded back.
 
 use rayon::prelude::*;
 
@@ -82,7 +82,7 @@ pub enum Place<'a> {
 }
 
 impl<'a> Place<'a> {
-    /// Parts of so many elements.
+    /// Parts of `len` elements each.
     fn parts(self, len: usize) -> Vec<Self> {
         match self {
             Self::Float32(x) => x.chunks_mut(len).map(Self::Float32).collect(),
@@ -152,7 +152,8 @@ pub enum Weights<'a> {
     Float32(&'a mut [f32]),
     /// In 16 bits, with a copy of more.
     Master { value: Place<'a>, master: Place<'a> },
-    /// bfloat16, with the low halves of the float32 values, and the places at which these were midway and rounded up.
+    /// bfloat16, with the low halves of the float32 values, and the places at which these were
+    /// midway and rounded up.
     Remainders { value: &'a mut [u16], low: &'a mut [u16], ties: &'a [u32] },
 }
 
@@ -207,7 +208,7 @@ impl<'a> Weights<'a> {
     }
 }
 
-/// What one task updates: elements from `start` on.
+/// Range of elements that one task updates, from `start` on.
 struct Task<'a> {
     start: usize,
     weights: Weights<'a>,
@@ -266,7 +267,8 @@ fn split(p: &[f32], value: &mut [u16], low: &mut [u16], start: usize, ties: &mut
     }
 }
 
-/// One AdamW update in place. With [`Weights::Remainders`], returns the places of values midway that are rounded up, in order.
+/// One AdamW update in place. With [`Weights::Remainders`], returns the places of values midway
+/// that are rounded up, in order.
 pub fn adamw(weights: Weights<'_>, moments: [Place<'_>; 2], gradient: Source<'_>, step: &AdamWStep) -> Vec<u32> {
     let step = AdamWConstants::new(step);
     let [exp_avg, exp_avg_sq] = moments.map(|moment| moment.parts(CHUNK));
@@ -299,7 +301,7 @@ pub fn magnitudes(
     of_chunks.reduce(|| [0.0; 3], |a, b| [a[0].max(b[0]), a[1].max(b[1]), a[2].max(b[2])])
 }
 
-/// What [`magnitudes`] reads.
+/// Inputs of [`magnitudes`].
 #[derive(Clone, Copy)]
 struct Look<'a> {
     weights: WeightsSource<'a>,
@@ -381,7 +383,8 @@ pub fn joined((value, low): (&[u16], &[u16]), ties: &[u32], start: usize) -> Vec
     values
 }
 
-/// Low halves and ties of float32 values; `None` if one of them does not round to its element of `value`.
+/// Low halves and ties of float32 values; `None` if one of them does not round to its element of
+/// `value`.
 pub fn remainders(values: &[f32], value: &[u16]) -> Option<(Vec<u16>, Vec<u32>)> {
     if values.iter().zip(value).any(|(wide, value)| narrow_bf16(*wide) != *value) {
         return None;

@@ -25,8 +25,8 @@ struct Constants {
     step_size: f32,
 }
 
-/// One update of each parameter, in place, and the new parameter rounded to another storage where there is memory for that: a unit a vector, tensor
-/// after tensor.
+/// One update of each parameter, in place, and the new parameter rounded to another storage where
+/// there is memory for that: a unit a vector, tensor after tensor.
 #[cube(launch)]
 fn update<G: Float, R: Float, N: Size>(
     parameters: &mut Sequence<Box<[Vector<f32, N>]>>,
@@ -70,7 +70,8 @@ fn update<G: Float, R: Float, N: Size>(
     }
 }
 
-/// Whether all are outside any graph and on a CubeCL device, in float32 but for the gradient: what [`Updates::add`] asks for.
+/// True if all tensors are outside any graph and on a CubeCL device, in float32 except for the
+/// gradient: the condition of [`Updates::add`].
 pub fn applies_to(state: &AdamWState, gradient: &Tensor<1>) -> bool {
     let AdamWState { parameter, exp_avg, exp_avg_sq } = state;
     [parameter, exp_avg, exp_avg_sq].into_iter().all(super::is_plain_f32) && reads(gradient)
@@ -85,7 +86,7 @@ struct Update {
     rounded: Option<Buffer>,
 }
 
-/// What updates of one launch have in common.
+/// Properties that the updates of one launch share.
 #[derive(PartialEq)]
 struct Kind {
     step: AdamWStep,
@@ -106,7 +107,7 @@ impl Update {
         }
     }
 
-    /// What the state will be.
+    /// State after the launch.
     fn result(&self) -> (AdamWState, Option<Tensor<1>>) {
         let of = |buffer: &Buffer| buffer.clone().tensor();
         let state =
@@ -115,15 +116,17 @@ impl Update {
     }
 }
 
-/// Updates that wait for others of their kind, so that a launch has several tensors. What waits is launched when this is dropped, too.
+/// Updates that wait for others of their kind, so that a launch has several tensors. What waits is
+/// launched when this is dropped, too.
 #[derive(Default)]
 pub struct Updates {
     waiting: Queues<Kind, Update>,
 }
 
 impl Updates {
-    /// Adds an update, and gives the tensors that will have what it makes: they are not to be read before [`launch`](Self::launch). `previous` is memory for
-    /// the rounded parameter, if nobody else has it, and its dtype. Only for what it [`applies_to`].
+    /// Adds an update, and gives the tensors that will have what it makes: they are not to be read
+    /// before [`launch`](Self::launch). `previous` is memory for the rounded parameter, if nobody
+    /// else has it, and its dtype. Only for what it [`applies_to`].
     pub fn add(
         &mut self,
         state: AdamWState,

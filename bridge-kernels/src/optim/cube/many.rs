@@ -1,14 +1,18 @@
-//! How many tensors one launch takes: each launch costs the host some ten microseconds, whatever it does.
+//! Number of tensors in one launch. A launch costs the host about ten microseconds, whatever it
+//! computes.
 
 use crate::cube::Buffer;
 
-/// Most tensors of a launch. Kernels are written out for each of them, and each number of them is a kernel.
+/// Most tensors of a launch. Kernels are written out for each of them, and each number of them is a
+/// kernel.
 const MOST_TENSORS: usize = 16;
 
-/// Elements that make a launch worth its cost: with so many it does not wait for more tensors, whose memory would be held meanwhile.
+/// Elements that make a launch worth its cost: a launch of this size does not wait for more
+/// tensors, whose memory would stay in use.
 const MANY_ELEMENTS: usize = 1 << 25;
 
-/// Most tensors of a launch of which each brings `per_tensor` buffers, like this one; `shared` ones are in each launch.
+/// Most tensors of a launch of which each brings `per_tensor` buffers, like this one; `shared` ones
+/// are in each launch.
 pub(super) fn room(like: &Buffer, per_tensor: usize, shared: usize) -> usize {
     // One more has sizes and constants.
     let bindings = like.0.client.properties().hardware.max_bindings as usize;
@@ -31,7 +35,8 @@ impl<K, T> Default for Queues<K, T> {
 }
 
 impl<K: PartialEq, T> Queues<K, T> {
-    /// Adds a tensor of so many elements; what is to be launched now, if that is enough or there is [`room`] for no more.
+    /// Adds a tensor of `elements` elements. Returns the launch that is due, if it is large enough
+    /// or there is [`room`] for no more.
     pub fn add(&mut self, kind: K, member: T, elements: usize, room: usize) -> Option<(&K, Vec<T>)> {
         let place = self.0.iter().position(|queue| queue.kind == kind).unwrap_or_else(|| {
             self.0.push(Queue { kind, members: Vec::with_capacity(room), elements: 0 });

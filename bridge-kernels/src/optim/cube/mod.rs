@@ -1,4 +1,5 @@
-//! The optimizer's kernels for GPUs, each of which takes many tensors a launch (`many`): sums of gradients, AdamW and sums of squares.
+//! The optimizer's kernels for GPUs, each of which takes many tensors a launch (`many`): sums of
+//! gradients, AdamW and sums of squares.
 
 mod adamw;
 mod many;
@@ -13,7 +14,7 @@ pub use sums::{Sums, adds};
 
 use crate::cube::Buffer;
 
-/// Whether the kernels here read a gradient, of 16 or 32 bits.
+/// True if the kernels of this folder read the gradient, of 16 or 32 bits.
 pub fn reads(gradient: &Tensor<1>) -> bool {
     !gradient.is_autodiff() && Buffer::of(gradient).is_some()
 }

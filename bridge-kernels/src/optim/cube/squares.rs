@@ -15,7 +15,8 @@ use crate::reads::read_together;
 /// Elements whose squares one cube adds up.
 const BLOCK: usize = 1 << 14;
 
-/// `partial[first + i]` gets the sum of the squares of the `i`-th block of all tensors, one after the other: no block has elements of two.
+/// `partial[first + i]` gets the sum of the squares of the `i`-th block of all tensors, one after
+/// the other: no block has elements of two.
 #[cube(launch)]
 fn block_squares<X: Float, N: Size>(
     xs: &Sequence<Box<[Vector<X, N>]>>,
@@ -60,18 +61,19 @@ fn block_squares<X: Float, N: Size>(
 /// Blocks of one piece of memory, unless a launch has more.
 const ROOM: usize = 1 << 14;
 
-/// Sums of squares of blocks of tensors, in float32 (elements beyond 1e19 make one infinite), side by side: each read of a device costs a turn of its thread.
+/// Sums of squares of blocks of tensors, in float32 (elements beyond 1e19 make one infinite), side
+/// by side: each read of a device costs a turn of its thread.
 #[derive(Default)]
 pub struct BlockSums {
     /// Memory, and how much of it is written.
     pieces: Vec<(Buffer, usize)>,
-    /// Where the sums of each tensor's blocks are, once they are launched.
+    /// Places of the block sums of each tensor, once they are launched.
     places: Vec<Place>,
     /// Tensors that wait for others of their kind: which they are, and themselves.
     waiting: Queues<Kind, (Index, Buffer)>,
 }
 
-/// Which of the tensors that were added.
+/// Index of a tensor among those that were added.
 #[derive(Clone, Copy, Debug)]
 pub struct Index(usize);
 
@@ -82,7 +84,7 @@ struct Place {
     range: Range<usize>,
 }
 
-/// What tensors of one launch have in common.
+/// Properties that the tensors of one launch share.
 #[derive(PartialEq)]
 struct Kind {
     device: cubecl::Device,
@@ -97,7 +99,8 @@ impl std::fmt::Debug for BlockSums {
 }
 
 impl BlockSums {
-    /// Adds the blocks of a tensor; `None` where this does not apply. The tensor is held until it is launched with others, and is not to be written before.
+    /// Adds the blocks of a tensor; `None` where this does not apply. The tensor is held until it
+    /// is launched with others, and is not to be written before.
     pub fn add(&mut self, x: &Tensor<1>) -> Option<Index> {
         let x = Buffer::of(x)?;
         let index = Index(self.places.len());
@@ -141,7 +144,8 @@ impl BlockSums {
         }
     }
 
-    /// The sum of each tensor, in float64, and the values of `others`, which are on the same device: it is waited for once.
+    /// The sum of each tensor, in float64, and the values of `others`, which are on the same
+    /// device: it is waited for once.
     #[must_use]
     pub fn finish(mut self, tensors: &[Index], others: Vec<Tensor<1>>) -> (Vec<f64>, Vec<TensorData>) {
         self.launch_all();

@@ -9,7 +9,8 @@ use super::many::{Queues, room};
 use super::reads;
 use crate::cube::Buffer;
 
-/// `sum += second`, or where there are first ones `sum = first + second`: a unit a vector, tensor after tensor.
+/// `sum += second`, or where there are first ones `sum = first + second`: a unit a vector, tensor
+/// after tensor.
 #[cube(launch)]
 fn add<A: Float, B: Float, N: Size>(
     sums: &mut Sequence<Box<[Vector<f32, N>]>>,
@@ -40,12 +41,12 @@ fn add<A: Float, B: Float, N: Size>(
 /// A sum that was not launched yet.
 struct Sum {
     sum: Buffer,
-    /// `None` where that is in the sum already.
+    /// First summand; `None` if it is in the sum already.
     first: Option<Buffer>,
     second: Buffer,
 }
 
-/// What sums of one launch have in common.
+/// Properties that the sums of one launch share.
 #[derive(PartialEq)]
 struct Kind {
     device: cubecl::Device,
@@ -54,15 +55,16 @@ struct Kind {
     is_in_place: bool,
 }
 
-/// Sums that wait for others of their kind, so that a launch has several tensors. What waits is launched when this is dropped, too.
+/// Sums that wait for others of their kind, so that a launch has several tensors. What waits is
+/// launched when this is dropped, too.
 #[derive(Default)]
 pub struct Sums {
     waiting: Queues<Kind, Sum>,
 }
 
 impl Sums {
-    /// Adds `first + second`, in place where the first is float32, and gives the tensor that will have it: it is not to be read before
-    /// [`launch`](Self::launch). Only for what it [`adds`].
+    /// Adds `first + second`, in place where the first is float32, and gives the tensor that will
+    /// have it: it is not to be read before [`launch`](Self::launch). Only for what it [`adds`].
     pub fn add(&mut self, first: Tensor<1>, second: &Tensor<1>) -> Tensor<1> {
         const APPLIES: &str = "the caller asked whether it applies";
         let second = Buffer::of(second).expect(APPLIES);
@@ -96,7 +98,8 @@ impl Drop for Sums {
     }
 }
 
-/// Whether both are outside any graph, of 16 or 32 bits and on a CubeCL device: what [`Sums::add`] asks for.
+/// True if both tensors are outside any graph, of 16 or 32 bits and on a CubeCL device: the
+/// condition of [`Sums::add`].
 pub fn adds(first: &Tensor<1>, second: &Tensor<1>) -> bool {
     reads(first) && reads(second)
 }

@@ -1,4 +1,5 @@
-//! AdamW on states of less than 32 bits, on Flex: slices out of tensors, in place where nobody else holds the memory.
+//! AdamW on states of less than 32 bits, on Flex: slices out of tensors, in place where nobody else
+//! holds the memory.
 
 use std::sync::Arc;
 
@@ -13,7 +14,8 @@ use super::super::reduced::{ReducedAdamW, ReducedFormats};
 use super::super::steps::AdamWStep;
 use super::super::stored::{Master, MasterFormat, Remainders, Stored};
 
-/// The tensor behind `x`, whatever its dtype, with the elements side by side; `None` unless it is on Flex.
+/// The tensor behind `x`, whatever its dtype, with the elements side by side; `None` unless it is
+/// on Flex.
 fn primitive(x: &Tensor<1>) -> Option<FloatTensor<Flex>> {
     let x = x.clone().without_autodiff().try_into_primitive::<Flex>().ok()?;
     Some(if x.is_contiguous() { x } else { x.to_contiguous() })
@@ -23,7 +25,8 @@ fn is_plain(x: &Tensor<1>) -> bool {
     !x.is_autodiff() && x.clone().try_into_primitive::<Flex>().is_ok()
 }
 
-/// Whether all are outside any graph and on Flex, and states have the formats that they get.
+/// True if all tensors are outside any graph and on Flex, and states have the requested formats
+/// already.
 pub(crate) fn applies_to(state: &ReducedAdamW, gradient: &Tensor<1>, formats: &ReducedFormats) -> bool {
     let has_form = match (state.parameter.dtype(), &state.master) {
         (DType::F32, None) => true,
