@@ -260,7 +260,7 @@ impl Chat<'_> {
             Script::Template(template) => {
                 let system = self.system.iter().map(|text| json!({ "role": "system", "content": text }));
                 let messages = system.chain(self.said.iter().cloned()).collect();
-                let conversation = Conversation { messages, tools: None };
+                let conversation = Conversation { messages, ..Conversation::default() };
                 template.render(&conversation, Ending::GenerationPrompt).map_err(Failure::input)
             }
             Script::Plain => {

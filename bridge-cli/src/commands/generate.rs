@@ -130,7 +130,7 @@ impl Speaker<'_> {
             (false, _) => Prompt::alone(self.tokenizer, text)?,
             (true, Some(template)) => {
                 let messages = vec![json!({ "role": "user", "content": text })];
-                let conversation = Conversation { messages, tools: None };
+                let conversation = Conversation { messages, ..Conversation::default() };
                 let whole = template.render(&conversation, Ending::GenerationPrompt).map_err(Failure::input)?;
                 Prompt::new(self.tokenizer, &whole)?
             }

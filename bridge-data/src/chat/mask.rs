@@ -71,7 +71,8 @@ pub(super) fn without_marks(marked: String) -> (String, Vec<Range<usize>>) {
 /// Refuses text that would be taken for marks.
 pub(super) fn refuse_marks(conversation: &Conversation) -> Result<(), ChatError> {
     let has_marks = |value: &serde_json::Value| python::has_any(value, &[OPEN, CLOSE]);
-    if conversation.messages.iter().chain(&conversation.tools).any(has_marks) {
+    let others = conversation.tools.iter().chain(conversation.arguments.values());
+    if conversation.messages.iter().chain(others).any(has_marks) {
         let (open, close) = (u32::from(OPEN), u32::from(CLOSE));
         return Err(ChatError::Refused(format!("it has the noncharacter U+{open:X} or U+{close:X}")));
     }

@@ -1,6 +1,7 @@
 //! Chat templates: conversations as the text and the token ids that a model was tuned on, as Hugging Face's `apply_chat_template` makes them.
 //! Reading conversations from files and training on them do not belong here.
 
+pub(crate) mod arguments;
 mod budget;
 mod charged;
 mod mask;
@@ -69,10 +70,12 @@ pub struct Conversation {
     pub messages: Vec<Value>,
     /// Descriptions of tools; none if the conversation has no such list.
     pub tools: Option<Value>,
+    /// Further arguments of the template, such as `enable_thinking` and `documents`.
+    pub arguments: Map<String, Value>,
 }
 
 impl Conversation {
-    /// The conversation of a JSON object with `messages` and perhaps `tools`.
+    /// The conversation of a JSON object with `messages`, and perhaps `tools` and other arguments of the template.
     ///
     /// # Errors
     /// What is missing or of another type, as a sentence.
@@ -82,7 +85,9 @@ impl Conversation {
         if let Some(at) = messages.iter().position(|message| !message["role"].is_string()) {
             return Err(format!("messages[{at}]: expected an object with a \"role\""));
         }
-        Ok(Self { messages: messages.clone(), tools: value.get("tools").filter(|tools| !tools.is_null()).cloned() })
+        let tools = arguments::tools_of("tools", &value["tools"])?;
+        let arguments = value.as_object().map_or_else(|| Ok(Map::new()), arguments::arguments_of)?;
+        Ok(Self { messages: messages.clone(), tools: Some(tools).filter(|tools| !tools.is_null()), arguments })
     }
 }
 
@@ -250,7 +255,7 @@ impl ChatTemplate {
                 serde_json::json!({ "role": "user", "content": "A question?" }),
                 serde_json::json!({ "role": "assistant", "content": ANSWER }),
             ],
-            tools: None,
+            ..Conversation::default()
         };
         let text = self.render(&conversation, Ending::Complete).unwrap_or_default();
         text.rsplit_once(ANSWER).map_or_else(String::new, |(_, end)| end.to_owned())
@@ -260,8 +265,11 @@ impl ChatTemplate {
     fn read(&self, conversation: &Conversation) -> Result<Reading<'_>, ChatError> {
         mask::refuse_marks(conversation)?;
         let tools = conversation.tools.as_ref().unwrap_or(&Value::Null);
-        let others = self.special_tokens.iter().map(|(name, value)| (name.as_str(), value));
-        let others = others.chain([("tools", tools), ("documents", &Value::Null)]);
+        let given = &conversation.arguments;
+        // An argument replaces the special token of its name.
+        let others = self.special_tokens.iter().filter(|(name, _)| !given.contains_key(*name)).chain(given);
+        let others = others.map(|(name, value)| (name.as_str(), value)).chain([("tools", tools)]);
+        let others = others.chain((!given.contains_key("documents")).then_some(("documents", &Value::Null)));
         Ok(Reading {
             template: self,
             messages: conversation.messages.iter().map(python::message_of).collect(),

@@ -101,12 +101,27 @@ pub(super) fn value_of(json: &Json) -> Value {
     }
 }
 
-/// A message as templates are given it, by transformers too: without keys whose value is null, of which they would write `None`.
+/// Names of a message's reasoning. Templates read one of the first two.
+const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+
+/// A message as transformers passes it to templates: without keys whose value is null, of which they would write `None`, and
+/// with its reasoning under the two names that templates read.
 pub(super) fn message_of(message: &Json) -> Value {
-    match message {
-        Json::Object(fields) => dictionary_of(fields.iter().filter(|(_, value)| !value.is_null())),
-        other => value_of(other),
+    let Json::Object(fields) = message else { return value_of(message) };
+    let filled = || fields.iter().filter(|(_, value)| !value.is_null());
+    let [content, thinking, _] = REASONING;
+    let Some(reasoning) = REASONING.iter().find_map(|name| fields.get(*name).filter(|value| !value.is_null())) else {
+        return dictionary_of(filled());
+    };
+    let mut entries =
+        vec![(thinking.to_owned(), value_of(fields.get(thinking).filter(|v| !v.is_null()).unwrap_or(reasoning)))];
+    for (name, value) in filled().filter(|(name, _)| *name != thinking) {
+        entries.push((name.clone(), value_of(if name == content { reasoning } else { value })));
     }
+    if entries.iter().all(|(name, _)| name != content) {
+        entries.push((content.to_owned(), value_of(reasoning)));
+    }
+    dictionary(entries)
 }
 
 fn dictionary_of<'j>(fields: impl Iterator<Item = (&'j String, &'j Json)>) -> Value {
