@@ -188,7 +188,7 @@ impl Companions {
 
     /// Those in a folder as Hugging Face has them; `eos` end a text, too.
     fn in_folder(folder: &Path, eos: &[i64]) -> Result<Self, Failure> {
-        let tokenizer: Option<Arc<dyn Tokenizer>> = match has_tokenizer(folder) {
+        let tokenizer: Option<Arc<dyn Tokenizer>> = match HuggingFaceTokenizer::is_in(folder) {
             true => Some(Arc::new(HuggingFaceTokenizer::load(folder).map_err(Failure::input)?)),
             false => None,
         };
@@ -197,10 +197,6 @@ impl Companions {
         let chat_template = ChatTemplate::load(folder).map_err(Failure::input)?;
         Ok(Self { tokenizer, stop_tokens, chat_template, generation })
     }
-}
-
-fn has_tokenizer(folder: &Path) -> bool {
-    ["tokenizer.json", "vocab.json"].iter().any(|name| folder.join(name).is_file())
 }
 
 impl Found {
@@ -276,7 +272,7 @@ pub fn open(name: &Path, device: &Device) -> Result<LoadedModel, Failure> {
 
 /// What a folder of `peft` has besides its weights, or else what its base has: training may have changed the tokenizer, or its chat template.
 pub fn companions_of_peft(folder: &Path, base: &HfModel) -> Result<Companions, Failure> {
-    match has_tokenizer(folder) {
+    match HuggingFaceTokenizer::is_in(folder) {
         true => Companions::in_folder(folder, base.eos_token_ids()),
         false => companions_of_foreign(base),
     }
@@ -427,7 +423,7 @@ pub fn recipe(checkpoint: &Checkpoint) -> Result<RawConfig, Failure> {
 
 /// The tokenizer saved with a checkpoint, or the Null tokenizer named in its recipe.
 pub fn checkpoint_tokenizer(checkpoint: &Checkpoint) -> Result<Option<Arc<dyn Tokenizer>>, Failure> {
-    if checkpoint.file_names().any(|name| name == "tokenizer.json") {
+    if checkpoint.file_names().any(|name| ["tokenizer.json", "tokenizer.model"].contains(&name)) {
         let folder = unpack_tokenizer(checkpoint)?;
         let loaded = HuggingFaceTokenizer::load(folder.path()).map_err(Failure::input)?;
         return Ok(Some(Arc::new(loaded)));

@@ -9,7 +9,7 @@ pub enum TokenizerError {
     /// A file or folder without a tokenizer.
     #[error(
         "{path}: no tokenizer here: expected a tokenizer.json, a folder with one, or a folder with vocab.json and \
-         merges.txt",
+         merges.txt, or with tokenizer.model (SentencePiece)",
         path = .0.display()
     )]
     NotFound(PathBuf),

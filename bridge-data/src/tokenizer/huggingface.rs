@@ -23,6 +23,7 @@ const CONFIG_FILE: &str = "tokenizer_config.json";
 const TEMPLATE_FILE: &str = "chat_template.jinja";
 const VOCAB_FILE: &str = "vocab.json";
 const MERGES_FILE: &str = "merges.txt";
+const SENTENCEPIECE_FILES: [&str; 2] = ["tokenizer.model", "spiece.model"];
 
 /// How the strings of the vocabulary represent bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,8 +61,8 @@ impl std::fmt::Debug for HuggingFaceTokenizer {
 }
 
 impl HuggingFaceTokenizer {
-    /// Loads a `tokenizer.json`, a folder with one, or a folder with `vocab.json` and `merges.txt`. The files beside it name the special
-    /// tokens; without such files, `<|endoftext|>` ends documents if it is a special token.
+    /// Loads a `tokenizer.json`, a folder with one, a folder with `vocab.json` and `merges.txt`, or a folder with a SentencePiece
+    /// `tokenizer.model`. The files beside it name the special tokens; without such files, `<|endoftext|>` ends documents if it is a special token.
     ///
     /// # Errors
     /// Missing or malformed files, special tokens that the vocabulary does not have.
@@ -85,6 +86,10 @@ impl HuggingFaceTokenizer {
         let (vocab, merges) = (path.join(VOCAB_FILE), path.join(MERGES_FILE));
         if vocab.is_file() && merges.is_file() {
             return Self::from_vocab_and_merges(&vocab, &merges);
+        }
+        let models = SENTENCEPIECE_FILES.map(|name| path.join(name));
+        if let Some(model) = models.iter().find(|model| model.is_file()) {
+            return Self::from_sentencepiece_folder(model, path);
         }
         Err(TokenizerError::NotFound(path.to_owned()))
     }
@@ -121,6 +126,41 @@ impl HuggingFaceTokenizer {
     /// A file that cannot be read, or is no model; a model that puts blanks behind words.
     pub fn sentencepiece(path: &Path) -> Result<Self, TokenizerError> {
         Self::of_json(path, &sentencepiece::load(path)?)
+    }
+
+    /// True if a folder has files that [`Self::load`] reads.
+    pub fn is_in(folder: &Path) -> bool {
+        let mut names = [TOKENIZER_FILE, VOCAB_FILE].into_iter().chain(SENTENCEPIECE_FILES);
+        names.any(|name| folder.join(name).is_file())
+    }
+
+    /// A SentencePiece model with the files beside it. What these do not name, the model names. A configuration that does not say
+    /// whether texts begin with the beginning-of-sequence token lets them begin so, as the classes of transformers for such models.
+    fn from_sentencepiece_folder(path: &Path, folder: &Path) -> Result<Self, TokenizerError> {
+        let (tokenizer, names) = sentencepiece::load(path)?;
+        let parse = || tokenizer.to_string().parse::<Inner>().map_err(|error| error.to_string());
+        let inner = outside::contained(parse).and_then(|parsed| parsed);
+        let inner = inner.map_err(|error| TokenizerError::malformed(path, error))?;
+        check_ids(&inner).map_err(|problem| TokenizerError::malformed(path, problem))?;
+        let mut companions = special::read_companions(folder)?;
+        let written = companions.iter().find(|(name, _)| *name == CONFIG_FILE).map_or("{}", |(_, text)| text.as_str());
+        let mut config: Map<String, Value> = serde_json::from_str(written).map_err(|error| {
+            TokenizerError::malformed(&folder.join(CONFIG_FILE), format!("not a JSON object: {error}"))
+        })?;
+        let known = special::names(folder, &companions)?;
+        for (name, is_known) in [("bos_token", &known.bos), ("eos_token", &known.eos), ("pad_token", &known.pad)]
+            .map(|(name, known)| (name, known.is_some()))
+        {
+            // Null in the configuration says that there is none.
+            if !is_known && !names[name].is_null() {
+                config.entry(name).or_insert_with(|| names[name].clone());
+            }
+        }
+        if known.bos.is_some() || config.get("bos_token").is_some_and(|token| !token.is_null()) {
+            config.entry("add_bos_token").or_insert(true.into());
+        }
+        replace_companion(&mut companions, CONFIG_FILE, Value::Object(config).to_string());
+        Self::assembled(inner, folder, companions)
     }
 
     /// Loads tiktoken's ranks: JSON objects with `rank` and `token_bytes`, or lines of base64 and rank.
@@ -178,8 +218,15 @@ impl HuggingFaceTokenizer {
         Ok(Self { eod: self.eod, bos: self.bos, pad: self.pad, ..Self::from_parts(self.inner.clone(), companions)? })
     }
 
-    fn assemble(mut inner: Inner, folder: &Path) -> Result<Self, TokenizerError> {
-        let companions = special::read_companions(folder)?;
+    fn assemble(inner: Inner, folder: &Path) -> Result<Self, TokenizerError> {
+        Self::assembled(inner, folder, special::read_companions(folder)?)
+    }
+
+    fn assembled(
+        mut inner: Inner,
+        folder: &Path,
+        companions: Vec<(&'static str, String)>,
+    ) -> Result<Self, TokenizerError> {
         let names = special::names(folder, &companions)?;
         let registered = added::register(&mut inner, folder, &companions).and_then(|()| {
             check_ids(&inner).map_err(|problem| TokenizerError::malformed(folder, problem))?;

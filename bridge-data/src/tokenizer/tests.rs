@@ -121,6 +121,29 @@ fn what_stands_before_a_text_is_the_post_processors() {
     }
 }
 
+/// A SentencePiece model alone is a tokenizer, and files beside it count.
+#[test]
+fn a_folder_with_a_sentencepiece_model_is_a_tokenizer() {
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tokenizers/llama.model");
+    for name in ["tokenizer.model", "spiece.model"] {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(!HuggingFaceTokenizer::is_in(folder.path()));
+        std::fs::copy(&fixture, folder.path().join(name)).unwrap();
+        assert!(HuggingFaceTokenizer::is_in(folder.path()));
+        let (alone, of_file) = (
+            HuggingFaceTokenizer::load(folder.path()).unwrap(),
+            HuggingFaceTokenizer::sentencepiece(&fixture).unwrap(),
+        );
+        assert_eq!(alone.encode("The capital").unwrap(), of_file.encode("The capital").unwrap());
+        assert_eq!((alone.bos(), alone.eod()), (of_file.bos(), of_file.eod()));
+        assert_eq!(alone.prefix(), [alone.bos().unwrap()]);
+        std::fs::write(folder.path().join("tokenizer_config.json"), r#"{"add_bos_token": false}"#).unwrap();
+        std::fs::write(folder.path().join("special_tokens_map.json"), r#"{"eos_token": "<s>"}"#).unwrap();
+        let with_files = HuggingFaceTokenizer::load(folder.path()).unwrap();
+        assert_eq!((with_files.prefix(), with_files.eod()), (&[][..], of_file.bos()));
+    }
+}
+
 /// A folder of GPT-2's two files with these files beside.
 fn with_files(files: &[(&str, &str)]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("temporary folder");

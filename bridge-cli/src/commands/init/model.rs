@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use bridge_core::config::RawConfig;
+use bridge_data::tokenizer::HuggingFaceTokenizer;
 use bridge_models::decoder::PositionEmbedding;
 use bridge_models::huggingface::HfModel;
 use burn::tensor::{Device, Distribution, Tensor};
@@ -95,8 +96,7 @@ impl Pretrained {
         }
         let model = HfModel::open(folder).map_err(Failure::input)?;
         let config = model.config();
-        let tokenizer = ["tokenizer.json", "vocab.json"].iter().find(|name| folder.join(name).is_file());
-        if tokenizer.is_none() {
+        if !HuggingFaceTokenizer::is_in(folder) {
             return Err(Failure::input(format!(
                 "{}: there is no tokenizer (expected tokenizer.json)",
                 folder.display()
