@@ -8,7 +8,8 @@ use bridge_core::train::RunData;
 use bridge_data::gpt::Split;
 use bridge_data::tokenizer::{NullTokenizer, Tokenizer};
 use bridge_data::{
-    DataParallel, Dataset, DatasetBuildContext, ENCODER_MASK, ENCODER_TOKENS, ExtraValues, Sample, Silent,
+    BuildEvent, BuildObserver, DataParallel, Dataset, DatasetBuildContext, ENCODER_MASK, ENCODER_TOKENS, ExtraValues,
+    Sample,
 };
 use bridge_models::registry;
 use clap::Args;
@@ -19,6 +20,17 @@ use super::paint::{Part, paint};
 use crate::failure::Failure;
 use crate::output::line;
 use crate::progress;
+
+/// Says what records lack while datasets are built.
+struct Warnings;
+
+impl BuildObserver for Warnings {
+    fn on_event(&self, event: &BuildEvent) {
+        if matches!(event, BuildEvent::Examples { report } if report.lacks()) {
+            eprintln!("warning: {event}");
+        }
+    }
+}
 
 /// Samples of a recipe's dataset.
 #[derive(Debug, Args)]
@@ -47,16 +59,21 @@ pub fn run_samples(samples: &Samples) -> Result<u8, Failure> {
     for i in 0..samples.count.min(dataset.len()) {
         let sample = dataset.get(i).map_err(Failure::input)?;
         let source = encoder_ids(&sample);
-        let (tokens, _) = with_labels(&sample);
-        if samples.json {
-            let mut object = json!({ "tokens": tokens });
-            if let Some(source) = source {
-                object["encoder_tokens"] = json!(source);
+        for Shown { answer, tokens, .. } in shown(&sample) {
+            if samples.json {
+                let mut object = json!({ "tokens": tokens });
+                if let Some(source) = &source {
+                    object["encoder_tokens"] = json!(source);
+                }
+                if let Some(answer) = answer {
+                    object["answer"] = json!(answer);
+                }
+                line(&object.to_string());
+            } else {
+                let text = tokens.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
+                let answer = answer.map(|answer| format!(" {answer}")).unwrap_or_default();
+                line(&format!("{i}{answer}: {text}"));
             }
-            line(&object.to_string());
-        } else {
-            let text = tokens.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
-            line(&format!("{i}: {text}"));
         }
     }
     Ok(0)
@@ -70,46 +87,81 @@ pub fn run_show(samples: &Samples) -> Result<u8, Failure> {
     for i in 0..samples.count.min(dataset.len()) {
         let sample = dataset.get(i).map_err(Failure::input)?;
         let source = encoder_ids(&sample);
-        let (tokens, weights) = with_labels(&sample);
-        let counts: Vec<bool> = weights.iter().map(|weight| *weight > 0.0).collect();
-        let counted = counts.iter().filter(|counts| **counts).count();
-        if samples.json {
-            // Most weights are 0 and 1.
-            let mask: Vec<_> = weights
-                .into_iter()
-                .map(|weight| if weight.fract() == 0.0 { json!(weight as i64) } else { json!(weight) })
-                .collect();
-            let mut object =
-                json!({ "sample": i, "text": tokenizer.decode(&tokens).ok(), "tokens": tokens, "loss_mask": mask });
-            if let Some(source) = source {
-                object["encoder_text"] = json!(tokenizer.decode(&source).ok());
-                object["encoder_tokens"] = json!(source);
+        for Shown { answer, tokens, weights } in shown(&sample) {
+            let counts: Vec<bool> = weights.iter().map(|weight| *weight > 0.0).collect();
+            let counted = counts.iter().filter(|counts| **counts).count();
+            if samples.json {
+                // Most weights are 0 and 1.
+                let mask: Vec<_> = weights
+                    .into_iter()
+                    .map(|weight| if weight.fract() == 0.0 { json!(weight as i64) } else { json!(weight) })
+                    .collect();
+                let mut object =
+                    json!({ "sample": i, "text": tokenizer.decode(&tokens).ok(), "tokens": tokens, "loss_mask": mask });
+                if let Some(source) = &source {
+                    object["encoder_text"] = json!(tokenizer.decode(source).ok());
+                    object["encoder_tokens"] = json!(source);
+                }
+                if let Some(answer) = answer {
+                    object["answer"] = json!(answer);
+                }
+                line(&object.to_string());
+            } else {
+                if let Some(source) = &source {
+                    line(&format!("--- sample {i}: {} tokens for the encoder ---", source.len()));
+                    line(&paint(tokenizer.as_ref(), source, |_| Part::LeftOut));
+                }
+                let answer = answer.map(|answer| format!(", {answer}")).unwrap_or_default();
+                line(&format!("--- sample {i}{answer}: {} tokens, {counted} count for the loss ---", tokens.len()));
+                let part = |at: usize| if counts[at] { Part::Counted } else { Part::LeftOut };
+                line(&paint(tokenizer.as_ref(), &tokens, part));
             }
-            line(&object.to_string());
-        } else {
-            if let Some(source) = source {
-                line(&format!("--- sample {i}: {} tokens for the encoder ---", source.len()));
-                line(&paint(tokenizer.as_ref(), &source, |_| Part::LeftOut));
-            }
-            line(&format!("--- sample {i}: {} tokens, {counted} count for the loss ---", tokens.len()));
-            let part = |at: usize| if counts[at] { Part::Counted } else { Part::LeftOut };
-            line(&paint(tokenizer.as_ref(), &tokens, part));
         }
     }
     Ok(0)
 }
 
+/// A sequence of a sample, each token with the weight of its prediction.
+struct Shown {
+    /// Answer of a preference pair: chosen or rejected.
+    answer: Option<&'static str>,
+    tokens: Vec<i64>,
+    weights: Vec<f32>,
+}
+
+/// The sequences of a sample: one, or those of the two answers of a preference, whose tokens stand in turn.
+fn shown(sample: &Sample) -> Vec<Shown> {
+    let is_pair = sample.document_ids.is_none() && matches!(sample.position_ids.as_slice(), [0, 0, ..]);
+    if !is_pair {
+        let (tokens, weights) = with_labels(sample);
+        return vec![Shown { answer: None, tokens, weights }];
+    }
+    fn every_other<T: Copy>(values: &[T], first: usize) -> Vec<T> {
+        values.iter().skip(first).step_by(2).copied().collect()
+    }
+    let answer = |(first, answer): (usize, &'static str)| {
+        let one = Sample {
+            tokens: every_other(&sample.tokens, first),
+            labels: every_other(&sample.labels, first),
+            loss_mask: every_other(&sample.loss_mask, first),
+            position_ids: every_other(&sample.position_ids, first),
+            ..Sample::default()
+        };
+        let (tokens, weights) = with_labels(&one);
+        Shown { answer: Some(answer), tokens, weights }
+    };
+    ["chosen", "rejected"].into_iter().enumerate().map(answer).collect()
+}
+
 /// The tokens of a sample, each with the weight of its prediction: its inputs, and what has to be predicted and is none of them, such as the last
 /// token of an example before padding. Such a token stands in place of the padding, or before the next document of the sample.
 fn with_labels(sample: &Sample) -> (Vec<i64>, Vec<f32>) {
-    let Sample { tokens, labels, loss_mask, position_ids, document_ids, .. } = sample;
-    // The two answers of a pair stand in turn: a label is not that of the next input.
-    let is_pair = document_ids.is_none() && matches!(position_ids.as_slice(), [0, 0, ..]);
+    let Sample { tokens, labels, loss_mask, document_ids, .. } = sample;
     let (mut ids, mut weights) = (Vec::with_capacity(tokens.len() + 1), Vec::with_capacity(tokens.len() + 1));
     for (at, token) in tokens.iter().enumerate() {
         // Position n predicts token n + 1.
         let (label, weight) = if at == 0 { (*token, 0.0) } else { (labels[at - 1], loss_mask[at - 1]) };
-        if weight > 0.0 && label != *token && !is_pair {
+        if weight > 0.0 && label != *token {
             ids.push(label);
             weights.push(weight);
             if document_ids.as_ref().is_some_and(|documents| documents[at] != documents[at - 1]) {
@@ -155,7 +207,7 @@ impl Samples {
         let seen = Mutex::new(None);
         let context = |tokenizer: Option<Arc<dyn Tokenizer>>| {
             *seen.lock().unwrap_or_else(PoisonError::into_inner) = tokenizer.clone();
-            let progress = Arc::new(Silent);
+            let progress = Arc::new(Warnings);
             let once = None;
             DatasetBuildContext { train_samples, valid_samples, test_samples, once, tokenizer, data_parallel, progress }
         };
@@ -197,7 +249,17 @@ mod tests {
         let packed = sample(&[5, 6, 7, 8], &[6, 9, 8, 4], &[0.0, 1.0, 1.0, 1.0], &[0, 1, 0, 1]);
         let packed = Sample { document_ids: Some(vec![0, 0, 1, 1]), ..packed };
         assert_eq!(with_labels(&packed), (vec![5, 6, 9, 7, 8, 4], vec![0.0, 0.0, 1.0, 0.0, 1.0, 1.0]));
-        let pair = sample(&[5, 5, 6, 7], &[6, 7, 8, 9], &[1.0; 4], &[0, 0, 1, 1]);
-        assert_eq!(with_labels(&pair).0, [5, 5, 6, 7, 9]);
+    }
+
+    #[test]
+    fn the_answers_of_a_pair_are_shown_one_after_the_other() {
+        let pair =
+            sample(&[5, 5, 6, 7, 8, 0], &[6, 7, 8, 9, 4, 0], &[0.0, 1.0, 1.0, 1.0, 1.0, 0.0], &[0, 0, 1, 1, 2, 2]);
+        let [chosen, rejected] = shown(&pair).try_into().ok().expect("two sequences");
+        assert_eq!((chosen.answer, chosen.tokens), (Some("chosen"), vec![5, 6, 8, 4]));
+        assert_eq!((rejected.answer, rejected.tokens), (Some("rejected"), vec![5, 7, 9, 0]));
+        assert_eq!(rejected.weights, [0.0, 1.0, 1.0, 0.0]);
+        let alone = sample(&[5, 6], &[6, 9], &[1.0; 2], &[0, 1]);
+        assert_eq!(shown(&alone).len(), 1);
     }
 }
