@@ -1,5 +1,6 @@
 //! What became of the records of fine-tuning data, told while datasets are built.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -31,6 +32,9 @@ pub struct ExamplesReport {
     pub lost_calls: u64,
     /// Preferences whose two answers are the same.
     pub ties: u64,
+    /// Fields that nothing used, with the number of records that have them.
+    #[serde(default)]
+    pub unused: BTreeMap<String, u64>,
     /// Lines that are no examples, left out as the recipe says.
     pub skipped: u64,
     /// What is wrong with the first of those.
@@ -42,10 +46,27 @@ pub struct ExamplesReport {
     pub reused: bool,
 }
 
+/// Most names of fields that a report counts; records may have names of their own without end.
+const MOST_FIELDS: usize = 1000;
+/// Names of fields that a report shows.
+const SHOWN_FIELDS: usize = 20;
+
 impl ExamplesReport {
+    /// Counts the fields of a record that nothing used.
+    pub(crate) fn note_unused(&mut self, fields: Vec<String>) {
+        for field in fields {
+            if let Some(count) = self.unused.get_mut(&field) {
+                *count += 1;
+            } else if self.unused.len() < MOST_FIELDS {
+                self.unused.insert(field, 1);
+            }
+        }
+    }
+
     /// Whether something of the files is not in the examples, or teaches what nobody wants.
     pub fn lacks(&self) -> bool {
-        self.truncated + self.without_loss + self.blank + self.lost_calls + self.ties + self.skipped > 0
+        let counts = [self.truncated, self.without_loss, self.blank, self.lost_calls, self.ties, self.skipped];
+        !self.unused.is_empty() || counts.iter().any(|count| *count > 0)
     }
 }
 
@@ -67,6 +88,16 @@ impl fmt::Display for ExamplesReport {
         }
         if self.ties > 0 {
             write!(f, "; {} with both answers the same, which teach nothing", self.ties)?;
+        }
+        if !self.unused.is_empty() {
+            let mut fields: Vec<_> = self.unused.iter().collect();
+            fields.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
+            let shown = fields.iter().take(SHOWN_FIELDS);
+            let shown: Vec<String> = shown.map(|(field, count)| format!("`{field}` (in {count})")).collect();
+            write!(f, "; fields that nothing used: {}", shown.join(", "))?;
+            if fields.len() > SHOWN_FIELDS {
+                write!(f, " and {} more", fields.len() - SHOWN_FIELDS)?;
+            }
         }
         if self.skipped > 0 {
             write!(f, "; {} bad lines skipped: {}", self.skipped, self.reasons.join("; "))?;

@@ -23,6 +23,7 @@ pub(super) fn sft_provider(context: &DatasetFactoryContext) -> Result<Box<dyn Da
         example: ExampleOptions {
             seq_length: section.seq_length,
             kind: match kwargs.chat {
+                Some(true) if context.preferences => RecordKind::ChatPreference,
                 _ if context.preferences => RecordKind::Preference,
                 None => RecordKind::AsWritten,
                 Some(true) => RecordKind::Chat,

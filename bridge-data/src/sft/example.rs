@@ -4,21 +4,19 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
+use super::fields::Fields;
 use super::ids::of_ids;
+use super::messages::{Words, has_calls, is_blank_answer, refuse_media, weight_of_record};
 use super::params::{ExampleOptions, RecordKind, TruncationMethod};
+use super::preferences::{self, Pair, pair};
 use super::prompt::{Excess, Part, fields_to_shorten, parts, shorten};
-use super::spellings::{Spoken, conversation, has_calls, is_blank_answer, is_chat, pair, weight};
+use super::spellings::{Answer, Asked, Spoken, asked, conversation, has_messages, is_conversation, refuse_judged};
 use crate::DataError;
-use crate::chat::{ChatTemplate, Conversation};
+use crate::chat::ChatTemplate;
 use crate::tokenizer::{Tokenizer, require_eod};
 
-/// The fields of a preference.
-const PROMPT: &str = "prompt";
-const CHOSEN: &str = "chosen";
-const REJECTED: &str = "rejected";
-
 /// Number of the rules by which a record becomes tokens: another one makes what was stored of the same files anew.
-const RULES: u32 = 2;
+const RULES: u32 = 3;
 
 /// Token ids and their weights in the loss; both have the same length.
 #[derive(Debug, Clone, PartialEq)]
@@ -41,13 +39,24 @@ impl Example {
     }
 }
 
+/// The examples of a record.
+#[derive(Debug)]
+pub(super) struct Read {
+    /// One, or the preferred answer's and the other one's.
+    pub(super) examples: Vec<Example>,
+    /// Fields that nothing used.
+    pub(super) unused: Vec<String>,
+}
+
 /// Makes examples of records.
 pub(super) struct ExampleBuilder {
     tokenizer: Arc<dyn Tokenizer>,
     template: Option<ChatTemplate>,
+    words: Words,
     options: ExampleOptions,
     eod: i64,
-    bos: Option<i64>,
+    /// Ids that prompts begin with.
+    prefix: Vec<i64>,
     /// Whether the tokenizer puts a blank before each text by itself.
     makes_blanks: bool,
 }
@@ -59,15 +68,20 @@ impl ExampleBuilder {
         options: ExampleOptions,
     ) -> Result<Self, DataError> {
         let eod = require_eod(tokenizer.as_ref())?;
-        let bos = tokenizer.bos();
-        if options.add_bos && bos.is_none() {
-            let message =
-                "dataset.dataset_kwargs.add_bos: the tokenizer names no beginning-of-sequence token".to_owned();
-            return Err(DataError::NoTokenizer(message));
-        }
+        let prefix = match (options.add_bos, tokenizer.bos()) {
+            (None, _) => tokenizer.prefix().to_vec(),
+            (Some(false), _) => Vec::new(),
+            (Some(true), Some(bos)) => vec![bos],
+            (Some(true), None) => {
+                let message =
+                    "dataset.dataset_kwargs.add_bos: the tokenizer names no beginning-of-sequence token".to_owned();
+                return Err(DataError::NoTokenizer(message));
+            }
+        };
+        let words = Words::of(template.as_ref());
         let ids = |text: &str| tokenizer.encode(text).unwrap_or_default();
         let makes_blanks = ids("x y") == [ids("x"), ids("y")].concat();
-        Ok(Self { tokenizer, template, options, eod, bos, makes_blanks })
+        Ok(Self { tokenizer, template, words, options, eod, prefix, makes_blanks })
     }
 
     /// What everything that decides on the tokens is.
@@ -75,6 +89,7 @@ impl ExampleBuilder {
         json!({
             "rules": RULES,
             "tokenizer": self.tokenizer.unique_identifier(),
+            "prefix": self.prefix,
             "chat_template": self.template.as_ref().map(ChatTemplate::identity),
             "options": format!("{:?}", self.options),
         })
@@ -90,127 +105,158 @@ impl ExampleBuilder {
         self.tokenizer.pad().unwrap_or(self.eod)
     }
 
-    /// The examples of a record: one, or the preferred answer's and the other one's.
+    /// The examples of a record.
     ///
     /// # Errors
     /// Why it is none, as a sentence.
-    pub(super) fn examples(&self, record: &Value) -> Result<Vec<Example>, String> {
-        match self.options.kind {
-            RecordKind::Preference => {
-                [CHOSEN, REJECTED].map(|answer| self.of_answer(record, answer)).into_iter().collect()
-            }
-            RecordKind::AsWritten | RecordKind::Chat | RecordKind::Prompt => Ok(vec![self.example(record)?]),
-        }
+    pub(super) fn read(&self, record: &Value) -> Result<Read, String> {
+        let mut fields = Fields::of(record)?;
+        refuse_media(fields.all())?;
+        let examples = match self.options.kind {
+            RecordKind::Preference => self.preference(&mut fields, false)?,
+            RecordKind::ChatPreference => self.preference(&mut fields, true)?,
+            RecordKind::AsWritten | RecordKind::Chat | RecordKind::Prompt => vec![self.example(&mut fields)?],
+        };
+        Ok(Read { examples, unused: fields.unused() })
     }
 
-    /// The prompt of a preference with one of its answers: all text, or all messages.
-    fn of_answer(&self, record: &Value, answer: &str) -> Result<Example, String> {
-        let example = match (&record[PROMPT], &record[answer]) {
-            (Value::String(prompt), Value::String(text)) => {
-                self.of_prompt(&json!({ "prompt": prompt, "completion": text }))?
+    /// The prompt of a preference with each of its answers.
+    fn preference(&self, fields: &mut Fields<'_>, is_chat: bool) -> Result<Vec<Example>, String> {
+        let examples = match pair(fields, &self.words, is_chat)? {
+            Pair::Text { prompt, answers } => {
+                let example = |answer: &String| self.of_texts(&prompt, answer, false);
+                answers.iter().map(example).collect::<Result<Vec<_>, _>>()?
             }
-            (Value::Array(prompt), Value::Array(messages)) => {
-                // Only answers count.
-                let prompt = prompt.iter().cloned().map(|mut message| {
-                    if let Some(fields) = message.as_object_mut() {
-                        fields.insert("training".to_owned(), Value::Bool(false));
-                    }
-                    message
-                });
-                let messages: Vec<Value> = prompt.chain(messages.iter().cloned()).collect();
-                self.of_chat(&json!({ "messages": messages }))?
-            }
-            _ => {
-                let keys = record.as_object().map(|fields| fields.keys().cloned().collect::<Vec<_>>().join(", "));
-                return Err(format!(
-                    "expected `{PROMPT}`, `{CHOSEN}` and `{REJECTED}`, all text or all lists of messages; found the fields {}",
-                    keys.unwrap_or_default()
-                ));
+            Pair::Chat(pair) => {
+                (*pair).map(|spoken| self.of_chat(spoken)).into_iter().collect::<Result<Vec<_>, _>>()?
             }
         };
-        if example.is_truncated {
-            let longest = self.options.seq_length;
-            return Err(format!(
-                "the prompt with `{answer}` has more than {longest} tokens, and a part of an answer cannot be judged"
-            ));
+        for (example, answer) in examples.iter().zip(preferences::ANSWERS) {
+            if example.is_truncated {
+                let longest = self.options.seq_length;
+                return Err(format!(
+                    "the prompt with `{answer}` has more than {longest} tokens, and a part of an answer cannot be judged"
+                ));
+            }
+            if example.weights.iter().any(|weight| *weight != 0.0 && *weight != 1.0) {
+                return Err("tokens of a preference count alike: expected no weights".to_owned());
+            }
         }
-        if example.weights.iter().any(|weight| *weight != 0.0 && *weight != 1.0) {
-            return Err("tokens of a preference count alike: expected no weights".to_owned());
-        }
-        Ok(example)
+        Ok(examples)
     }
 
-    /// The example of a record.
-    ///
-    /// # Errors
-    /// Why it is none, as a sentence.
-    pub(super) fn example(&self, record: &Value) -> Result<Example, String> {
-        if !record.is_object() {
-            return Err("expected an object".to_owned());
-        }
-        let factor = weight(record)?;
-        let mut example = if record["input_ids"].is_array() {
-            let (ids, weights) = of_ids(record, self.tokenizer.vocab_size())?;
-            self.cut(ids, weights)
-        } else {
-            match self.options.kind {
-                RecordKind::Prompt => self.of_prompt(record)?,
-                RecordKind::AsWritten if !is_chat(record) => self.of_prompt(record)?,
-                RecordKind::AsWritten | RecordKind::Chat | RecordKind::Preference => self.of_chat(record)?,
+    /// The example of a record with one answer.
+    fn example(&self, fields: &mut Fields<'_>) -> Result<Example, String> {
+        let factor = weight_of_record(fields)?;
+        let has_template = self.options.prompt_template.is_some();
+        let mut example = match self.options.kind {
+            _ if fields.look_at("input_ids").is_array() => {
+                let (ids, weights) = of_ids(fields, self.tokenizer.vocab_size())?;
+                self.cut(ids, weights)
+            }
+            RecordKind::Prompt => self.of_prompt(fields)?,
+            RecordKind::AsWritten if has_template && !has_messages(fields) => self.of_prompt(fields)?,
+            RecordKind::AsWritten if !is_conversation(fields) => self.of_prompt(fields)?,
+            _ => {
+                self.template()?;
+                self.of_chat(conversation(fields, &self.words, &self.options.label_key)?)?
             }
         };
         example.weights.iter_mut().for_each(|weight| *weight *= factor);
         Ok(example)
     }
 
-    fn of_prompt(&self, record: &Value) -> Result<Example, String> {
-        let options = &self.options;
-        let is_blank;
-        let (mut pieces, shortened) = match &options.prompt_template {
-            Some(template) => {
-                is_blank = record[&options.label_key].as_str().is_some_and(|label| label.trim().is_empty());
-                self.pieces_of(record, template)?
+    /// A prompt with its answer, as text.
+    fn of_prompt(&self, fields: &mut Fields<'_>) -> Result<Example, String> {
+        let label_key = &self.options.label_key;
+        refuse_judged(fields, label_key)?;
+        if let Some(template) = &self.options.prompt_template {
+            let is_blank = fields.look_at(label_key).as_str().is_some_and(|label| label.trim().is_empty());
+            let (pieces, shortened) = self.pieces_of(fields, template)?;
+            return Ok(self.joined(pieces, &shortened, is_blank));
+        }
+        if is_conversation(fields) && !has_messages(fields) {
+            return Err(
+                "`history` and `tools` are written by a chat template: dataset.dataset_kwargs.chat = true".to_owned()
+            );
+        }
+        let Asked { system, prompt, answer, has_blank } = asked(fields, label_key)?;
+        let Answer::Text(answer) = answer else {
+            return Err("calls are written by a chat template: dataset.dataset_kwargs.chat = true".to_owned());
+        };
+        let prompt = system.map_or_else(|| prompt.clone(), |system| format!("{system}\n\n{prompt}"));
+        self.of_texts(&prompt, &answer, has_blank)
+    }
+
+    /// A prompt and its answer, one directly behind the other, or with one blank between them.
+    fn of_texts(&self, prompt: &str, answer: &str, has_blank: bool) -> Result<Example, String> {
+        let pieces = match has_blank {
+            true => {
+                let (prompt, answer) = (prompt.trim_matches(' '), answer.trim_matches(' '));
+                vec![self.encode(prompt)?, self.encode(&self.with_blanks(" ", answer))?]
             }
-            None => {
-                let [input, label] = pair(record, &options.label_key)?;
-                is_blank = label.trim().is_empty();
-                let (input, label) = (input.trim_matches(' '), label.trim_matches(' '));
-                let shortened = fields_to_shorten(options).next().map(|_| 0).into_iter().collect();
-                (vec![self.encode(input)?, self.encode(&self.with_blanks(" ", label))?], shortened)
+            false => {
+                let asked = self.encode(prompt)?;
+                // Behind a prompt some tokenizers write a text in other ids than at the beginning.
+                let both = self.encode(&format!("{prompt}{answer}"))?;
+                let answered = match both.strip_prefix(asked.as_slice()) {
+                    Some(answered) => answered.to_vec(),
+                    None => self.encode(answer)?,
+                };
+                vec![asked, answered]
             }
         };
-        let around = usize::from(options.add_bos) + usize::from(options.add_sep) + usize::from(options.add_eos);
+        let shortened: Vec<usize> = fields_to_shorten(&self.options).next().map(|_| 0).into_iter().collect();
+        Ok(self.joined(pieces, &shortened, answer.trim().is_empty()))
+    }
+
+    /// The example of pieces, of which the last is the answer.
+    fn joined(&self, mut pieces: Vec<Vec<i64>>, shortened: &[usize], is_blank: bool) -> Example {
+        let options = &self.options;
+        let end = options.add_eos.then_some(self.eod);
+        // An answer that has its end already gets no second one.
+        if let Some(answer) = pieces.last_mut().filter(|answer| end.is_some() && answer.last() == end.as_ref()) {
+            answer.pop();
+        }
+        let around = self.prefix.len() + usize::from(options.add_sep) + usize::from(end.is_some());
         let (answer, before) =
             pieces.split_last().map_or((0, 0), |(answer, before)| (answer.len(), before.iter().map(Vec::len).sum()));
         let kept_free = options.tokens_to_generate;
         let total: usize = before + answer.max(kept_free) + around;
         let excess = total.saturating_sub(options.seq_length);
-        shorten(&mut pieces, &shortened, Excess { tokens: excess, kept_free, method: options.truncation_method });
+        shorten(&mut pieces, shortened, Excess { tokens: excess, kept_free, method: options.truncation_method });
         let mut answer = pieces.pop().unwrap_or_default();
         let mut ids: Vec<i64> = Vec::with_capacity(total);
-        ids.extend(self.bos.filter(|_| options.add_bos));
+        ids.extend(&self.prefix);
         ids.extend(pieces.into_iter().flatten());
         ids.extend(options.add_sep.then_some(self.eod));
         let begin = if options.answer_only_loss { ids.len() } else { 0 };
         ids.append(&mut answer);
-        ids.extend(options.add_eos.then_some(self.eod));
+        ids.extend(end);
         let weights = (0..ids.len()).map(|at| if at >= begin { 1.0 } else { 0.0 }).collect();
         // A sequence that is too short for the tokens around.
         let is_cut = ids.len() > options.seq_length;
         let mut example = Example { ids, weights, is_truncated: is_cut || excess > 0, is_blank, loses_calls: false };
         example.ids.truncate(options.seq_length);
         example.weights.truncate(options.seq_length);
-        Ok(example)
+        example
+    }
+
+    fn template(&self) -> Result<&ChatTemplate, String> {
+        self.template.as_ref().ok_or_else(|| {
+            "the tokenizer has no chat template: its folder lacks chat_template.jinja, and tokenizer.chat_template is not given"
+                .to_owned()
+        })
     }
 
     /// The ids of a template's parts, of which the last is the answer, and which of them may be shortened.
-    fn pieces_of(&self, record: &Value, template: &str) -> Result<(Vec<Vec<i64>>, Vec<usize>), String> {
+    fn pieces_of(&self, fields: &mut Fields<'_>, template: &str) -> Result<(Vec<Vec<i64>>, Vec<usize>), String> {
         let (mut pieces, mut shortened) = (Vec::new(), Vec::new());
         for (at, part) in parts(template).into_iter().enumerate() {
             pieces.push(match part {
                 Part::Text(text) => self.encode(&self.with_blanks("", text))?,
                 Part::Field { blanks, name } => {
-                    let value = record[name].as_str();
+                    let value = fields.take_text(name);
                     let value = value
                         .ok_or_else(|| format!("`{name}`, which the prompt template reads, is not text, or missing"))?;
                     if fields_to_shorten(&self.options).any(|field| field == name) {
@@ -232,18 +278,9 @@ impl ExampleBuilder {
         }
     }
 
-    fn of_chat(&self, record: &Value) -> Result<Example, String> {
-        let Spoken { mut conversation, weights } = if is_chat(record) {
-            conversation(record)?
-        } else {
-            let [prompt, answer] = pair(record, &self.options.label_key)?;
-            let messages =
-                vec![json!({ "role": "user", "content": prompt }), json!({ "role": "assistant", "content": answer })];
-            Spoken { conversation: Conversation { messages, tools: None }, weights: vec![1.0; 2] }
-        };
-        let template = self.template.as_ref().ok_or(
-            "the tokenizer has no chat template: its folder lacks chat_template.jinja, and tokenizer.chat_template is not given",
-        )?;
+    fn of_chat(&self, spoken: Spoken) -> Result<Example, String> {
+        let Spoken { mut conversation, weights } = spoken;
+        let template = self.template()?;
         let mut loses_calls = false;
         for message in conversation.messages.iter_mut().filter(|message| has_calls(message)) {
             if !template.writes_calls() {

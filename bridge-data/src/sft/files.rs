@@ -1,37 +1,54 @@
 //! The files of a split and their records, one after the other: memory does not grow with the files.
 
+use std::borrow::Cow;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use twox_hash::XxHash3_64;
 
+use super::json_values::{self, Items};
 use super::{arrow, parquet_rows};
 use crate::gpt::Split;
 use crate::{DataError, outside};
 
 /// Most bytes of a line.
-const LONGEST_LINE: u64 = 64 << 20;
+const LONGEST_LINE: u64 = json_values::LONGEST as u64;
 const BUFFER: usize = 1 << 20;
 /// What the files of a split are called, upstream's name first.
 const NAMES: [(Split, &[&str]); 3] =
     [(Split::Train, &["training", "train"]), (Split::Valid, &["validation", "valid", "val"]), (Split::Test, &["test"])];
 
-/// How a file is written.
+/// Format of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Format {
-    Lines,
-    GzipLines,
-    ZstdLines,
+    /// JSON Lines.
+    Lines(Compression),
+    /// A JSON list, or JSON values one after the other.
+    Json(Compression),
     Parquet,
     Arrow,
 }
 
+/// Compression of a text file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Compression {
+    None,
+    Gzip,
+    Zstd,
+}
+
+/// Files that programs write beside their data.
+const DESCRIPTIONS: [&str; 3] = ["dataset_info.json", "dataset_infos.json", "state.json"];
+
 impl Format {
-    const ALL: [(&'static str, Self); 6] = [
-        ("jsonl", Self::Lines),
-        ("jsonl.gz", Self::GzipLines),
-        ("jsonl.zst", Self::ZstdLines),
+    const ALL: [(&'static str, Self); 9] = [
+        ("jsonl", Self::Lines(Compression::None)),
+        ("jsonl.gz", Self::Lines(Compression::Gzip)),
+        ("jsonl.zst", Self::Lines(Compression::Zstd)),
+        ("json", Self::Json(Compression::None)),
+        ("json.gz", Self::Json(Compression::Gzip)),
+        ("json.zst", Self::Json(Compression::Zstd)),
         ("parquet", Self::Parquet),
         ("arrow", Self::Arrow),
         ("feather", Self::Arrow),
@@ -39,6 +56,9 @@ impl Format {
 
     fn of(path: &Path) -> Option<Self> {
         let name = path.file_name()?.to_str()?;
+        if DESCRIPTIONS.contains(&name) {
+            return None;
+        }
         let ends = |ending: &str| name.strip_suffix(ending).is_some_and(|stem| stem.ends_with('.'));
         Self::ALL.into_iter().find(|(ending, _)| ends(ending)).map(|(_, format)| format)
     }
@@ -156,18 +176,48 @@ impl Raw {
     }
 }
 
-/// A record and where it stands.
+/// A record with its position.
 pub(super) struct Record {
-    /// Which of the files.
+    /// Number of the file, in the order of the files.
     pub(super) file: usize,
-    /// Line or row, from 1.
+    /// Line where it begins, or row, from 1.
     pub(super) number: u64,
     pub(super) raw: Raw,
 }
 
+impl Record {
+    /// Its position in its file, in words.
+    pub(super) fn place(&self) -> Place {
+        Place { is_row: matches!(self.raw, Raw::Row(..)), number: self.number }
+    }
+}
+
+/// Position of a record in its file.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Place {
+    is_row: bool,
+    number: u64,
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {}", if self.is_row { "row" } else { "line" }, self.number)
+    }
+}
+
+/// The records of a file, each with its line or row; a record that is not JSON is a sentence. A file whose name says no format
+/// holds JSON Lines.
+///
+/// # Errors
+/// A file that cannot be read.
+pub fn records(path: PathBuf) -> impl Iterator<Item = Result<(u64, Result<Value, String>), DataError>> {
+    let records = Records { files: Cow::Owned(vec![path]), next: 0, open: None };
+    records.map(|record| record.map(|record| (record.number, record.raw.value())))
+}
+
 /// The records of all files.
 pub(super) struct Records<'a> {
-    files: &'a [PathBuf],
+    files: Cow<'a, [PathBuf]>,
     next: usize,
     open: Option<Opened>,
 }
@@ -175,6 +225,7 @@ pub(super) struct Records<'a> {
 /// The records of a file.
 enum Opened {
     Lines(Lines),
+    Json(Items),
     Parquet(parquet_rows::Rows),
     Arrow(Box<arrow::Rows>),
 }
@@ -182,27 +233,21 @@ enum Opened {
 impl Opened {
     fn of(path: &Path) -> Result<Self, DataError> {
         let (file, size) = outside::open(path).map_err(DataError::io("open", path))?;
-        let lines = |reader: Box<dyn BufRead + Send>| Ok(Self::Lines(Lines { reader, number: 0 }));
-        match Format::of(path) {
-            Some(Format::Lines) => lines(Box::new(BufReader::with_capacity(BUFFER, file))),
-            Some(Format::GzipLines) => {
-                lines(Box::new(BufReader::with_capacity(BUFFER, flate2::read::MultiGzDecoder::new(file))))
+        match Format::of(path).unwrap_or(Format::Lines(Compression::None)) {
+            Format::Lines(compression) => {
+                Ok(Self::Lines(Lines { reader: unpacked(file, compression, path)?, number: 0 }))
             }
-            Some(Format::ZstdLines) => {
-                let decoder = zstd::Decoder::new(file).map_err(DataError::io("open", path))?;
-                lines(Box::new(BufReader::with_capacity(BUFFER, decoder)))
-            }
-            Some(Format::Parquet) => {
+            Format::Json(compression) => Ok(Self::Json(Items::new(unpacked(file, compression, path)?))),
+            Format::Parquet => {
                 let rows = parquet_rows::Rows::open(file);
                 rows.map(Self::Parquet)
                     .map_err(|error| DataError::malformed(path, format!("not a Parquet file: {error}")))
             }
-            Some(Format::Arrow) => {
+            Format::Arrow => {
                 let rows = outside::contained(|| arrow::Rows::open(file, size)).and_then(|rows| rows);
                 let rows = rows.map_err(|error| DataError::malformed(path, format!("not an Arrow file: {error}")))?;
                 Ok(Self::Arrow(Box::new(rows)))
             }
-            None => Err(DataError::malformed(path, "is of no kind that is read")),
         }
     }
 
@@ -210,10 +255,23 @@ impl Opened {
     fn next(&mut self) -> Result<Option<(u64, Raw)>, String> {
         match self {
             Self::Lines(lines) => Ok(lines.next_line()?.map(|(number, line)| (number, Raw::Line(line)))),
+            Self::Json(items) => Ok(items.next_item()?.map(|(number, item)| (number, Raw::Line(item)))),
             Self::Parquet(rows) => Ok(rows.next_row()?.map(Raw::row)),
             Self::Arrow(rows) => Ok(outside::contained(|| rows.next_row()).and_then(|row| row)?.map(Raw::row)),
         }
     }
+}
+
+/// The text of a file.
+fn unpacked(file: std::fs::File, compression: Compression, path: &Path) -> Result<Box<dyn BufRead + Send>, DataError> {
+    Ok(match compression {
+        Compression::None => Box::new(BufReader::with_capacity(BUFFER, file)),
+        Compression::Gzip => Box::new(BufReader::with_capacity(BUFFER, flate2::read::MultiGzDecoder::new(file))),
+        Compression::Zstd => {
+            let decoder = zstd::Decoder::new(file).map_err(DataError::io("open", path))?;
+            Box::new(BufReader::with_capacity(BUFFER, decoder))
+        }
+    })
 }
 
 /// Bytes of a value as JSON, about.
@@ -228,7 +286,7 @@ fn bytes_of(value: &Value) -> usize {
 
 impl<'a> Records<'a> {
     pub(super) fn of(files: &'a [PathBuf]) -> Self {
-        Self { files, next: 0, open: None }
+        Self { files: Cow::Borrowed(files), next: 0, open: None }
     }
 }
 

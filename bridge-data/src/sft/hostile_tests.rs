@@ -60,7 +60,7 @@ fn builder(template: ChatTemplate) -> ExampleBuilder {
         label_key: "output".to_owned(),
         truncation_field: TRUNCATED_FIELD.to_owned(),
         truncation_method: TruncationMethod::Right,
-        add_bos: false,
+        add_bos: None,
         add_eos: true,
         add_sep: false,
         answer_only_loss: true,
@@ -120,10 +120,10 @@ fn mutated_lines_and_templates_are_examples_or_errors() {
         let line = mutated(lines[draw.below(lines.len())].as_bytes(), &mut draw, &OF_LINES);
         let of_line = |builder: &ExampleBuilder, line: &[u8]| {
             let value = serde_json::from_slice::<Value>(line).map_err(|error| error.to_string())?;
-            builder.example(&value)
+            builder.read(&value).map(|read| read.examples)
         };
         let example = of_line(&plain[draw.below(plain.len())], &line);
-        if let Ok(example) = &example {
+        for example in example.iter().flatten() {
             assert!(example.ids.len() == example.weights.len() && example.ids.len() <= 64);
             assert!(example.weights.iter().all(|weight| weight.is_finite() && *weight >= 0.0));
         }

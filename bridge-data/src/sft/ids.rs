@@ -2,6 +2,8 @@
 
 use serde_json::Value;
 
+use super::fields::Fields;
+
 /// Lists that say how much each id counts, of which a record has at most one that is read.
 const WEIGHTS: [&str; 4] = ["loss_weights", "loss_mask", "assistant_mask", "assistant_masks"];
 const LABELS: &str = "labels";
@@ -14,26 +16,26 @@ const IGNORED: f64 = -100.0;
 ///
 /// # Errors
 /// Ids that are unknown; lists of other lengths or with other values; labels that are other ids; a hole in the attention mask. As a sentence.
-pub(super) fn of_ids(record: &Value, vocab_size: usize) -> Result<(Vec<i64>, Vec<f32>), String> {
+pub(super) fn of_ids(fields: &mut Fields<'_>, vocab_size: usize) -> Result<(Vec<i64>, Vec<f32>), String> {
     let known = |id: &Value| id.as_i64().filter(|id| usize::try_from(*id).is_ok_and(|id| id < vocab_size));
-    let ids = record["input_ids"].as_array().into_iter().flatten();
+    let ids = fields.take("input_ids").as_array().into_iter().flatten();
     let ids = ids.map(|id| known(id).ok_or_else(|| format!("input_ids: expected ids below {vocab_size}, found {id}")));
     let mut ids = ids.collect::<Result<Vec<_>, _>>()?;
     let mut weights = vec![1.0; ids.len()];
     for key in WEIGHTS {
-        if let Some(list) = list(record, key, ids.len())? {
+        if let Some(list) = list(fields, key, ids.len())? {
             weights = list.iter().map(|value| weight(key, value)).collect::<Result<_, _>>()?;
             break;
         }
     }
-    if let Some(labels) = list(record, LABELS, ids.len())? {
+    if let Some(labels) = list(fields, LABELS, ids.len())? {
         for (at, (label, id)) in labels.iter().zip(&ids).enumerate() {
             if !counts(at, label, *id)? {
                 weights[at] = 0.0;
             }
         }
     }
-    if let Some(mask) = list(record, ATTENTION, ids.len())? {
+    if let Some(mask) = list(fields, ATTENTION, ids.len())? {
         let kept = kept(mask)?;
         ids = ids[kept.clone()].to_vec();
         weights = weights[kept].to_vec();
@@ -42,8 +44,11 @@ pub(super) fn of_ids(record: &Value, vocab_size: usize) -> Result<(Vec<i64>, Vec
 }
 
 /// A list beside the ids; `None` if the record has no such field.
-fn list<'r>(record: &'r Value, key: &str, length: usize) -> Result<Option<&'r Vec<Value>>, String> {
-    let Some(value) = record.get(key) else { return Ok(None) };
+fn list<'r>(fields: &mut Fields<'r>, key: &str, length: usize) -> Result<Option<&'r Vec<Value>>, String> {
+    if !fields.all().contains_key(key) {
+        return Ok(None);
+    }
+    let value = fields.take(key);
     let list =
         value.as_array().ok_or_else(|| format!("{key}: expected a list as long as `input_ids`, found {value}"))?;
     if list.len() != length {
@@ -100,7 +105,7 @@ mod tests {
     use super::*;
 
     fn read(record: &Value) -> Result<(Vec<i64>, Vec<f32>), String> {
-        of_ids(record, 50)
+        of_ids(&mut Fields::of(record).unwrap(), 50)
     }
 
     #[test]

@@ -4,8 +4,9 @@
 //! | step | file |
 //! |---|---|
 //! | the files of a split, record by record | `files` |
-//! | rows of Arrow files | `arrow` |
-//! | the spellings of conversations | `spellings` |
+//! | rows of Arrow files, items of JSON lists | `arrow`, `json_values` |
+//! | fields of a record, and which of them were used | `fields` |
+//! | the spellings of records, preferences, messages and calls | `spellings`, `preferences`, `messages`, `calls` |
 //! | a record to token ids and weights | `example`, `ids`, `prompt` |
 //! | which files hold examples, and splits made of them | `survey` |
 //! | examples made of documented Rust functions | `rust_docs` |
@@ -16,20 +17,27 @@
 //! | what a recipe says, and all of it together | `params`, `provider` |
 
 mod arrow;
+mod calls;
 mod dataset;
 mod example;
+mod fields;
 mod files;
 #[cfg(test)]
 mod hostile_tests;
 mod ids;
+mod json_values;
+mod messages;
 mod packing;
 mod params;
 mod parquet_rows;
 #[cfg(test)]
 mod preference_tests;
+mod preferences;
 mod prepare;
 mod prompt;
 mod provider;
+#[cfg(test)]
+mod records_tests;
 #[cfg(test)]
 mod remarks_tests;
 mod rust_docs;
@@ -40,6 +48,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 
+pub use files::records;
 pub use params::{
     BadLine, EpochOrder, ExampleOptions, Packing, PackingAlgorithm, RecordKind, SftParams, TRUNCATED_FIELD,
     TruncationMethod,

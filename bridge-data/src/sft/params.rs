@@ -34,6 +34,15 @@ pub enum RecordKind {
     Prompt,
     /// A prompt with two answers, of which the first is preferred.
     Preference,
+    /// A conversation with two answers, of which the first is preferred; text becomes messages.
+    ChatPreference,
+}
+
+impl RecordKind {
+    /// True if a record has two answers.
+    pub fn is_preference(self) -> bool {
+        matches!(self, Self::Preference | Self::ChatPreference)
+    }
 }
 
 /// What happens to a line that is no example.
@@ -60,8 +69,8 @@ pub struct ExampleOptions {
     pub truncation_field: String,
     /// Which end is cut off.
     pub truncation_method: TruncationMethod,
-    /// Begin prompts with the beginning-of-sequence token.
-    pub add_bos: bool,
+    /// Begin prompts with the beginning-of-sequence token; `None` begins them as the tokenizer begins a text that stands alone.
+    pub add_bos: Option<bool>,
     /// End answers with the end-of-document token.
     pub add_eos: bool,
     /// Put the end-of-document token between prompt and answer.

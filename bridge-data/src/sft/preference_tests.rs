@@ -48,8 +48,8 @@ fn answers_stand_in_turn_and_are_filled_up_behind_their_ends() {
         (ids, labels, mask)
     };
     assert_eq!(samples.len(), 2);
-    assert_eq!(row(&samples[0], 0), expected("ab xyz", 4, 6));
-    assert_eq!(row(&samples[0], 1), expected("ab q", 2, 6));
+    assert_eq!(row(&samples[0], 0), expected("abxyz", 3, 5));
+    assert_eq!(row(&samples[0], 1), expected("abq", 1, 5));
     // Of a conversation only the answer counts, not what was said before.
     let masks = [0, 1].map(|answer| row(&samples[1], answer).2.iter().filter(|weight| **weight > 0.0).count());
     assert_eq!(masks, [1, 3]);

@@ -1,6 +1,7 @@
 //! All records of a split as a store, in constant memory: a thread reads, others tokenize, and examples are written in the order of the records.
 //! What an earlier run made of the same files, tokenizer and options is used again.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::hash::Hasher as _;
 use std::os::unix::fs::MetadataExt;
@@ -13,8 +14,8 @@ use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use serde_json::json;
 use twox_hash::XxHash3_64;
 
-use super::example::{Example, ExampleBuilder};
-use super::files::{Record, Records};
+use super::example::{Example, ExampleBuilder, Read};
+use super::files::{Place, Record, Records};
 use super::params::{BadLine, SftParams};
 use super::store::{Store, StoreWriter, paths};
 use crate::examples_report::ExamplesReport;
@@ -29,7 +30,7 @@ const BATCH_BYTES: usize = 4 << 20;
 const NAMED_LINES: usize = 5;
 
 /// What a store and its report hold; another number makes those of earlier releases anew.
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
 
 /// Files whose records stand in one store.
 pub(super) struct Part<'a> {
@@ -109,6 +110,7 @@ fn write(
         blank: 0,
         lost_calls: 0,
         ties: 0,
+        unused: BTreeMap::new(),
         skipped: 0,
         reasons: Vec::new(),
         seconds: 0.0,
@@ -156,17 +158,21 @@ impl Work<'_> {
             let batch = batch?;
             let builder = self.builder;
             let make = |record: Record| {
+                let (file, place) = (record.file, record.place());
                 let (bytes, digest) = (record.raw.num_bytes(), record.raw.digest());
-                let made = outside::contained(|| record.raw.value().and_then(|value| builder.examples(&value)));
-                (record.file, record.number, (bytes, digest), made.and_then(|made| made))
+                let made = outside::contained(|| record.raw.value().and_then(|value| builder.read(&value)));
+                (file, place, (bytes, digest), made.and_then(|made| made))
             };
             let made: Vec<_> = pool.install(|| batch.into_par_iter().map(make).collect());
-            for (file, number, (bytes, digest), example) in made {
+            for (file, place, (bytes, digest), example) in made {
                 self.report.bytes += bytes as u64;
                 self.digest.write_u64(digest);
                 match example {
-                    Ok(examples) => self.add(&examples)?,
-                    Err(problem) => self.refuse(file, number, &problem)?,
+                    Ok(Read { examples, unused }) => {
+                        self.report.note_unused(unused);
+                        self.add(&examples)?;
+                    }
+                    Err(problem) => self.refuse(file, place, &problem)?,
                 }
             }
         }
@@ -194,8 +200,8 @@ impl Work<'_> {
         Ok(())
     }
 
-    fn refuse(&mut self, file: usize, number: u64, problem: &str) -> Result<(), DataError> {
-        let reason = format!("line {number}: {problem}");
+    fn refuse(&mut self, file: usize, place: Place, problem: &str) -> Result<(), DataError> {
+        let reason = format!("{place}: {problem}");
         match self.bad_line {
             BadLine::Error => Err(DataError::malformed(&self.files[file], reason)),
             BadLine::Skip => {

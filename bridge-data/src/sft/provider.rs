@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::dataset::{Grouping, SftDataset};
 use super::example::ExampleBuilder;
 use super::packing::{self, Packs};
-use super::params::{EpochOrder, Packing, RecordKind, SftParams};
+use super::params::{EpochOrder, Packing, SftParams};
 use super::prepare::Part;
 use super::{files, prepare, prompt, store};
 use crate::chat::ChatTemplate;
@@ -46,7 +46,7 @@ impl SftProvider {
         ctx.progress.on_event(&BuildEvent::Examples { report: Box::new(report) });
         let is_training = part.split == Split::Train;
         let limit = self.params.max_train_samples.filter(|_| is_training).unwrap_or(usize::MAX);
-        let are_pairs = self.params.example.kind == RecordKind::Preference;
+        let are_pairs = self.params.example.kind.is_preference();
         let each = if are_pairs { 2 } else { 1 };
         let num_examples = (store.len() / each).min(limit);
         let seq_length = self.params.example.seq_length;
@@ -147,7 +147,7 @@ impl DatasetProvider for SftProvider {
         };
         if train && datasets.train.is_none() {
             return Err(DataError::Source(format!(
-                "{}: there is no training data: expected training.jsonl (.gz or .zst too), training.parquet, training.arrow or training.feather, or a folder \
+                "{}: there is no training data: expected training.jsonl or training.json (.gz or .zst too), training.parquet, training.arrow or training.feather, or a folder \
                  `training` of such files",
                 self.params.root.display()
             )));

@@ -1,28 +1,44 @@
-//! Conversations and prompts as people write them, in one spelling.
+//! Records as people write them: conversations, and prompts with their answers.
 
 use std::borrow::Cow;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
-use crate::chat::Conversation;
+use super::calls;
+use super::fields::{Fields, is_nothing};
+use super::messages::{Message, Words, is_list, list_of, messages_of};
+use crate::chat::{Conversation, arguments};
 
 /// Where a record has its messages.
 const LISTS: [&str; 3] = ["messages", "conversations", "conversation"];
-/// Fields that hold a prompt and its answer, if a recipe names none.
-const PAIRS: [(&str, &str); 5] = [
+/// Fields that hold a prompt and its answer, in the order in which they are looked for.
+const PAIRS: [(&str, &str); 13] = [
     ("input", "output"),
     ("prompt", "completion"),
     ("prompt", "response"),
     ("question", "answer"),
     ("instruction", "response"),
+    ("query", "response"),
+    ("question", "response"),
+    ("problem", "solution"),
+    ("inputs", "targets"),
+    ("inputs_pretokenized", "targets_pretokenized"),
+    ("input", "target"),
+    ("query", "answers"),
+    ("question", "answers"),
 ];
-/// What others call the roles.
-const ROLES: [(&str, &[&str]); 4] = [
-    ("user", &["human", "prompter"]),
-    ("assistant", &["gpt", "chatgpt", "bing", "bard", "model", "bot", "function_call"]),
-    ("system", &[]),
-    ("tool", &["function", "observation", "function_response", "tool_response"]),
-];
+/// Fields that hold a prompt, and fields that hold an answer, if they are none of these pairs.
+const QUESTIONS: [&str; 7] = ["instruction", "input", "prompt", "question", "query", "problem", "inputs"];
+const ANSWERS: [&str; 8] = ["output", "completion", "response", "answer", "answers", "solution", "target", "targets"];
+/// Text that an answer is found in.
+const CONTEXTS: [&str; 4] = ["context", "contexts", "passage", "background"];
+const SYSTEMS: [&str; 3] = ["system", "system_prompt", "system_message"];
+/// Reasoning that leads to an answer, beside it.
+const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+const HISTORY: &str = "history";
+const TOOLS: [&str; 2] = ["tools", "functions"];
+/// Judgements of an answer, of which one alone is trained on.
+const JUDGEMENTS: [&str; 2] = ["label", "kto_tag"];
 
 /// A conversation, and how much each of its messages counts.
 pub(super) struct Spoken {
@@ -31,164 +47,353 @@ pub(super) struct Spoken {
     pub(super) weights: Vec<f32>,
 }
 
-/// Whether a record has messages.
-pub(super) fn is_chat(record: &Value) -> bool {
-    LISTS.iter().any(|key| messages(record, key).is_some()) || record["prompt"].is_array()
+/// Text or calls that answer a prompt.
+pub(super) enum Answer {
+    Text(String),
+    Calls(Vec<Value>),
 }
 
-/// Whether a record has two answers, of which one is preferred.
-pub(super) fn is_preference(record: &Value) -> bool {
-    ["chosen", "rejected"].iter().all(|key| !record[key].is_null())
+/// A prompt with its answer.
+pub(super) struct Asked {
+    pub(super) system: Option<String>,
+    pub(super) prompt: String,
+    pub(super) answer: Answer,
+    /// True if a blank stands between the two, as in upstream's "{input} {output}".
+    pub(super) has_blank: bool,
 }
 
-/// Names of fields that prompts and answers have.
+/// True if a record is a conversation: it has messages, earlier turns or tools, which only a chat template writes.
+pub(super) fn is_conversation(fields: &Fields<'_>) -> bool {
+    has_messages(fields)
+        || fields.look_at(HISTORY).is_array()
+        || !is_nothing(fields.look_at(HISTORY))
+        || TOOLS.iter().any(|field| !is_nothing(fields.look_at(field)))
+}
+
+/// True if a record has messages.
+pub(super) fn has_messages(fields: &Fields<'_>) -> bool {
+    LISTS.iter().any(|key| is_list(fields.look_at(key))) || fields.look_at("prompt").is_array()
+}
+
+/// True if a record has two answers, of which one is preferred.
+pub(super) fn is_preference(fields: &Fields<'_>) -> bool {
+    let has = |names: &[&str]| names.iter().any(|name| !is_nothing(fields.look_at(name)));
+    has(&["chosen"]) && has(&["rejected"]) || has(&["rejected_response"]) && has_messages(fields)
+}
+
+/// True if prompts and answers have a field of this name.
 pub(super) fn is_part(field: &str) -> bool {
-    field == "instruction" || PAIRS.iter().any(|(prompt, answer)| field == *prompt || field == *answer)
+    QUESTIONS.contains(&field)
+        || ANSWERS.contains(&field)
+        || PAIRS.iter().any(|(prompt, answer)| field == *prompt || field == *answer)
 }
 
-/// The list under `key`, which may be written as text, as in tables of Hugging Face's hub.
-fn messages<'r>(record: &'r Value, key: &str) -> Option<Cow<'r, [Value]>> {
-    if let Some(list) = record[key].as_array() {
-        return Some(Cow::Borrowed(list));
+/// A field and its list.
+pub(super) type NamedList<'r, 'f> = (&'f str, Cow<'r, [Value]>);
+
+/// The list of messages of a record, with its field.
+pub(super) fn take_list<'r, 'f>(
+    fields: &mut Fields<'r>,
+    names: &[&'f str],
+) -> Result<Option<NamedList<'r, 'f>>, String> {
+    let mut found = None;
+    for name in names {
+        let Some(list) = list_of(name, fields.look_at(name))? else { continue };
+        let is_empty = list.is_empty();
+        found = Some((*name, list));
+        if !is_empty {
+            break;
+        }
     }
-    let text = record[key].as_str().filter(|text| text.trim_start().starts_with('['))?;
-    let list: Vec<Value> = serde_json::from_str(text).ok()?;
-    list.iter().all(Value::is_object).then_some(Cow::Owned(list))
+    if let Some((name, _)) = &found {
+        fields.take(name);
+    }
+    Ok(found)
 }
 
-/// The conversation of a record with messages.
+/// The messages of a record outside of its answers: those of its list of messages, or of its list as prompt.
+pub(super) fn take_messages<'r>(fields: &mut Fields<'r>) -> Result<Option<NamedList<'r, 'static>>, String> {
+    match take_list(fields, &LISTS)? {
+        Some(found) => Ok(Some(found)),
+        None if fields.look_at("prompt").is_array() => take_list(fields, &["prompt"]),
+        None => Ok(None),
+    }
+}
+
+/// The conversation of a record.
 ///
 /// # Errors
 /// What is missing or of another type, as a sentence.
-pub(super) fn conversation(record: &Value) -> Result<Spoken, String> {
-    let (mut messages, mut weights) = (Vec::new(), Vec::new());
-    let mut add = |key: &str, counts: bool| -> Result<(), String> {
-        let list = self::messages(record, key).ok_or_else(|| format!("{key}: expected a list of messages"))?;
-        for (at, message) in list.iter().enumerate() {
-            let (message, weight) = normal(message).map_err(|problem| format!("{key}[{at}]: {problem}"))?;
-            messages.push(message);
-            weights.push(if counts { weight } else { 0.0 });
+pub(super) fn conversation(fields: &mut Fields<'_>, words: &Words, label_key: &str) -> Result<Spoken, String> {
+    refuse_judged(fields, label_key)?;
+    let messages = match take_messages(fields)? {
+        Some(("prompt", list)) => {
+            // A conversation as prompt, and the messages that answer it.
+            let mut messages = messages_of("prompt", &list, words)?;
+            messages.iter_mut().for_each(|message| message.weight = 0.0);
+            messages.extend(answering(fields, words)?);
+            messages
         }
+        Some((key, list)) => messages_of(key, &list, words)?,
+        None => {
+            let mut messages = history(fields, words)?;
+            let Asked { system, prompt, answer, .. } = asked(fields, label_key)?;
+            let mut answer = match answer {
+                Answer::Text(text) => json!({ "role": "assistant", "content": text }),
+                Answer::Calls(calls) => json!({ "role": "assistant", "content": "", "tool_calls": calls }),
+            };
+            if let Some(reasoning) = REASONING.iter().find_map(|name| fields.take_text(name)) {
+                answer["reasoning_content"] = reasoning.into();
+            }
+            let asked = [json!({ "role": "user", "content": prompt }), answer];
+            messages.extend(messages_of("messages", &asked, words)?);
+            return finish(fields, messages, system, words);
+        }
+    };
+    let system = take_system(fields)?;
+    finish(fields, messages, system, words)
+}
+
+/// A conversation of messages, with the system message, tools and template arguments that stand beside them.
+pub(super) fn finish(
+    fields: &mut Fields<'_>,
+    mut messages: Vec<Message>,
+    system: Option<String>,
+    words: &Words,
+) -> Result<Spoken, String> {
+    if let Some(system) = system {
+        match messages.first().filter(|first| first.value["role"] == "system") {
+            None => messages.insert(0, Message::system(&system)),
+            Some(first) if first.value["content"].as_str().is_some_and(|text| text.trim() == system.trim()) => {}
+            Some(_) => {
+                return Err(
+                    "`system`: the conversation begins with another system message: leave one of the two".to_owned()
+                );
+            }
+        }
+    }
+    if messages.is_empty() {
+        return Err("expected a conversation, found an empty list of messages".to_owned());
+    }
+    let tools = match TOOLS.into_iter().find(|field| !is_nothing(fields.look_at(field))) {
+        Some(field) => arguments::tools_of(field, fields.look_at(field))?,
+        None => Value::Null,
+    };
+    let arguments = arguments::arguments_of(fields.all())?;
+    let has_tools = words.names("tools");
+    for name in fields.all().keys() {
+        let is_argument = arguments.contains_key(name) && words.names(name);
+        if is_argument || has_tools && TOOLS.contains(&name.as_str()) || arguments::is_group(name) {
+            fields.take(name);
+        }
+    }
+    let all = fields.all();
+    for name in arguments.keys().filter(|name| !all.contains_key(*name) && !words.names(name)) {
+        fields.leave(format!("{}.{name}", arguments::GROUPS[0]));
+    }
+    for message in &messages {
+        let unread = message.value.as_object().into_iter().flatten();
+        for (field, _) in unread.filter(|(field, value)| !is_nothing(value) && !words.reads(field)) {
+            fields.leave(format!("messages[].{field}"));
+        }
+    }
+    let (messages, weights) = messages.into_iter().map(|message| (message.value, message.weight)).unzip();
+    let tools = Some(tools).filter(|tools| !is_nothing(tools));
+    Ok(Spoken { conversation: Conversation { messages, tools, arguments }, weights })
+}
+
+/// The messages that answer a conversation: `completion` or another answer, as messages or as text.
+fn answering(fields: &mut Fields<'_>, words: &Words) -> Result<Vec<Message>, String> {
+    let name = ANSWERS.into_iter().filter(|name| *name != "answers").find(|name| !is_nothing(fields.look_at(name)));
+    let name = name.ok_or("expected a `completion`: the messages that answer the prompt")?;
+    let value = fields.take(name);
+    answer_messages(name, value, words)
+}
+
+/// An answer as messages: a list of them, one, or its text.
+pub(super) fn answer_messages(name: &str, value: &Value, words: &Words) -> Result<Vec<Message>, String> {
+    let list = match list_of(name, value) {
+        Ok(Some(list)) => list,
+        Ok(None) if value.is_object() => Cow::Owned(vec![value.clone()]),
+        _ if value.is_string() => Cow::Owned(vec![json!({ "role": "assistant", "content": value })]),
+        _ => return Err(format!("{name}: expected text, or a list of messages")),
+    };
+    messages_of(name, &list, words)
+}
+
+/// Earlier turns, as pairs of a question and its answer, or as messages.
+pub(super) fn history(fields: &mut Fields<'_>, words: &Words) -> Result<Vec<Message>, String> {
+    let Some((_, list)) = take_list(fields, &[HISTORY])? else {
+        return match fields.look_at(HISTORY) {
+            value if is_nothing(value) => Ok(Vec::new()),
+            value => Err(format!("`{HISTORY}`: expected a list of pairs of question and answer, found {value}")),
+        };
+    };
+    let mut messages = Vec::new();
+    for (at, turn) in list.iter().enumerate() {
+        let pair = turn.as_array().map(Vec::as_slice);
+        match (turn, pair) {
+            (_, Some([question, answer])) => {
+                messages.push(json!({ "role": "user", "content": question }));
+                messages.push(json!({ "role": "assistant", "content": answer }));
+            }
+            (Value::Object(_), _) => messages.push(turn.clone()),
+            _ => return Err(format!("{HISTORY}[{at}]: expected a pair of question and answer, found {turn}")),
+        }
+    }
+    messages_of(HISTORY, &messages, words)
+}
+
+/// The system message that stands beside prompts and messages.
+pub(super) fn take_system(fields: &mut Fields<'_>) -> Result<Option<String>, String> {
+    let Some(name) = SYSTEMS.into_iter().find(|name| !is_nothing(fields.look_at(name))) else { return Ok(None) };
+    let value = fields.take(name);
+    match value.as_str() {
+        Some(text) => Ok(Some(text.to_owned())),
+        None => Err(format!("`{name}`: expected text, found {value}")),
+    }
+}
+
+/// Refuses answers that are judged bad.
+pub(super) fn refuse_judged(fields: &mut Fields<'_>, label_key: &str) -> Result<(), String> {
+    for name in JUDGEMENTS.into_iter().filter(|name| *name != label_key) {
+        match fields.look_at(name) {
+            Value::Bool(true) => {
+                fields.take(name);
+            }
+            Value::Bool(false) => {
+                return Err(format!(
+                    "`{name}`: found false: the answer is not wanted (KTO), and training makes it likelier"
+                ));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// The prompt of a record under any of its names, with what belongs to it: an instruction, its input, the text to answer from.
+/// `question` is the field with the prompt.
+pub(super) fn prompt_of(fields: &mut Fields<'_>, question: &str) -> Result<String, String> {
+    let mut parts = Vec::new();
+    let mut add = |fields: &mut Fields<'_>, name: &str| -> Result<(), String> {
+        parts.extend(passage(fields, name)?);
         Ok(())
     };
-    match LISTS.iter().find(|key| self::messages(record, key).is_some()) {
-        Some(key) => add(key, true)?,
-        None => {
-            // A conversation as prompt, and the messages that answer it.
-            add("prompt", false)?;
-            add("completion", true)?;
+    if question != "definition" {
+        add(fields, "definition")?;
+    }
+    if question == "instruction" {
+        add(fields, "instruction")?;
+        add(fields, "input")?;
+    } else if !repeats(fields, question) {
+        add(fields, "instruction")?;
+    }
+    for name in CONTEXTS {
+        add(fields, name)?;
+    }
+    if question != "instruction" {
+        match fields.take_text(question) {
+            // An empty one is a prompt too.
+            Some(text) => parts.push(text.to_owned()),
+            None => return Err(format!("`{question}`: expected text")),
         }
     }
-    if let Some(system) = record["system"].as_str().or_else(|| record["system_prompt"].as_str())
-        && messages.first().is_none_or(|first: &Value| first["role"] != "system")
-        && !system.is_empty()
-    {
-        messages.insert(0, json!({ "role": "system", "content": system }));
-        weights.insert(0, 1.0);
+    Ok(parts.join("\n\n"))
+}
+
+/// True if there is no instruction beside a prompt, or the prompt has it within.
+fn repeats(fields: &mut Fields<'_>, question: &str) -> bool {
+    let instruction = fields.look_at("instruction");
+    let prompt = fields.look_at(question).as_str().unwrap_or_default();
+    let repeats = is_nothing(instruction) || instruction.as_str().is_some_and(|text| prompt.contains(text.trim()));
+    if repeats {
+        fields.take("instruction");
     }
-    let tools = parsed(if record["tools"].is_null() { &record["functions"] } else { &record["tools"] })
-        .map_err(|problem| format!("tools: {problem}"))?;
-    let has_tools = !tools.is_null() && tools.as_array().is_none_or(|list| !list.is_empty());
-    Ok(Spoken { conversation: Conversation { messages, tools: has_tools.then_some(tools) }, weights })
+    repeats
 }
 
-/// A list that may be written as text.
-fn parsed(value: &Value) -> Result<Value, String> {
-    match value.as_str() {
-        Some("") => Ok(Value::Null),
-        Some(text) => serde_json::from_str(text).map_err(|error| format!("not JSON: {error}")),
-        None => Ok(value.clone()),
-    }
-}
-
-/// A message with `role` and `content`, and how much it counts.
-fn normal(message: &Value) -> Result<(Value, f32), String> {
-    let fields = message.as_object().ok_or("expected an object")?;
-    let written = ["role", "from"].iter().find_map(|key| fields.get(*key));
-    let written = written.and_then(Value::as_str).ok_or("expected a \"role\" (or \"from\") that is text")?;
-    let known = ROLES.iter().find(|(_, names)| names.contains(&written)).map(|(role, _)| *role);
-    let mut normal = Map::new();
-    normal.insert("role".into(), known.unwrap_or(written).into());
-    let content = ["content", "value", "text"].iter().find_map(|key| fields.get(*key));
-    if written == "function_call" {
-        let call = content.ok_or("expected a \"value\": the call")?;
-        let call = parsed(call)?;
-        normal.insert("content".into(), "".into());
-        normal.insert("tool_calls".into(), json!([{ "type": "function", "function": call }]));
-    } else if let Some(content) = content {
-        // Beside calls it is left out; without, templates that ask for a content find an empty one.
-        let is_nothing = content.is_null() && !has_calls(message);
-        normal.insert("content".into(), if is_nothing { "".into() } else { content.clone() });
-    } else if !fields.contains_key("tool_calls") {
-        return Err("expected a \"content\" (or \"value\")".to_owned());
-    }
-    let spelled = ["role", "from", "content", "value", "weight", "train", "training"];
-    for (key, value) in fields.iter().filter(|(key, _)| !spelled.contains(&key.as_str())) {
-        normal.entry(key.clone()).or_insert_with(|| value.clone());
-    }
-    Ok((Value::Object(normal), weight(message)?))
-}
-
-/// Whether a message calls tools.
-pub(super) fn has_calls(message: &Value) -> bool {
-    says_something(&message["tool_calls"])
-}
-
-/// Whether a message is the assistant's and says nothing: no text, no calls, nothing else that a template could write.
-pub(super) fn is_blank_answer(message: &Value) -> bool {
-    let known = |key: &str| matches!(key, "role" | "name" | "id");
-    message["role"] == "assistant"
-        && !message.as_object().into_iter().flatten().any(|(key, value)| !known(key) && says_something(value))
-}
-
-fn says_something(value: &Value) -> bool {
+/// The text of a field that may be left out: text, or a list of texts.
+fn passage(fields: &mut Fields<'_>, name: &str) -> Result<Option<String>, String> {
+    let value = fields.take(name);
     match value {
-        Value::Null | Value::Bool(_) | Value::Number(_) => false,
-        Value::String(text) => !text.trim().is_empty(),
-        Value::Array(values) => values.iter().any(says_something),
-        Value::Object(fields) => fields.iter().any(|(key, value)| key != "type" && says_something(value)),
+        _ if is_nothing(value) => Ok(None),
+        Value::String(text) => Ok(Some(text.clone())),
+        Value::Array(items) if items.iter().all(Value::is_string) => {
+            let texts: Vec<&str> = items.iter().filter_map(Value::as_str).collect();
+            Ok(Some(texts.join("\n\n")))
+        }
+        other => Err(format!("`{name}`: expected text that belongs to the prompt, found {}", excerpt(other))),
     }
 }
 
-/// How much a message or a record counts: 1 if it does not say so.
-///
-/// # Errors
-/// A weight that is not a number from 0 on.
-pub(super) fn weight(value: &Value) -> Result<f32, String> {
-    if [&value["train"], &value["training"]].iter().any(|flag| **flag == Value::Bool(false)) {
-        return Ok(0.0);
+/// The beginning of a value, for messages.
+fn excerpt(value: &Value) -> String {
+    const LONGEST: usize = 60;
+    let text = value.to_string();
+    match text.char_indices().nth(LONGEST) {
+        Some((end, _)) => format!("{} ...", &text[..end]),
+        None => text,
     }
-    match &value["weight"] {
-        Value::Null => Ok(1.0),
-        weight => match weight.as_f64() {
-            Some(number) if number >= 0.0 && number <= f64::from(f32::MAX) => Ok(number as f32),
-            _ => Err(format!("weight: expected a number that is not negative, found {weight}")),
-        },
-    }
+}
+
+/// The field that holds a prompt beside two answers.
+pub(super) fn question_field(fields: &Fields<'_>) -> Option<&'static str> {
+    ["prompt"].into_iter().chain(QUESTIONS).find(|name| fields.look_at(name).is_string())
 }
 
 /// Prompt and answer of a record, if a recipe does not say which fields they are.
 ///
 /// # Errors
 /// The fields that were found, as a sentence.
-pub(super) fn pair(record: &Value, label_key: &str) -> Result<[String; 2], String> {
-    let text = |key: &str| record[key].as_str();
-    let label = text(label_key);
-    if let (Some(instruction), Some(label)) = (text("instruction"), label.or_else(|| text("output"))) {
-        let input = text("input").filter(|input| !input.is_empty());
-        let prompt = input.map_or_else(|| instruction.to_owned(), |input| format!("{instruction}\n\n{input}"));
-        return Ok([prompt, label.to_owned()]);
+pub(super) fn asked(fields: &mut Fields<'_>, label_key: &str) -> Result<Asked, String> {
+    let first = [("instruction", label_key), ("instruction", "output"), ("input", label_key)];
+    let of_label = QUESTIONS.iter().map(|question| (*question, label_key));
+    let others = QUESTIONS.iter().flat_map(|question| ANSWERS.iter().map(move |answer| (*question, *answer)));
+    let found = first.into_iter().chain(PAIRS).chain(of_label).chain(others).find(|(question, answer)| {
+        fields.look_at(question).is_string() && answer_of(answer, fields.look_at(answer)).is_some()
+    });
+    let Some((question, answer)) = found else { return Err(unknown(fields, label_key)) };
+    let has_blank = question == "input" && (answer == label_key || answer == "output");
+    let value = fields.take(answer);
+    let has_tools = TOOLS.iter().any(|field| !is_nothing(fields.look_at(field)));
+    let calls = || arguments::json(value).ok().filter(|calls| calls.is_array() && !is_nothing(calls));
+    let answer = match (answer == "answers" && has_tools).then(calls).flatten() {
+        Some(calls) => Answer::Calls(calls::listed("answers", calls)?),
+        None => Answer::Text(answer_of(answer, value).unwrap_or_default()),
+    };
+    let system = take_system(fields)?;
+    let prompt = prompt_of(fields, question)?;
+    Ok(Asked { system, prompt, answer, has_blank })
+}
+
+/// The text of an answer: text; the only one of a list; of several right answers, as question answering has them, the first.
+fn answer_of(name: &str, value: &Value) -> Option<String> {
+    let first = |items: &Vec<Value>| items.first()?.as_str().map(str::to_owned);
+    match value {
+        Value::String(text) => Some(text.clone()),
+        Value::Array(items) if items.len() == 1 || name == "answers" => first(items),
+        Value::Object(fields) if name == "answers" => fields.get("text")?.as_array().and_then(first),
+        _ => None,
     }
-    if let (Some(input), Some(label)) = (text("input"), label) {
-        return Ok([input.to_owned(), label.to_owned()]);
+}
+
+/// Fields that are no example.
+fn unknown(fields: &Fields<'_>, label_key: &str) -> String {
+    if is_preference(fields) {
+        return "expected an answer, found a preference (`chosen`, `rejected`): a recipe with [dpo] trains on these"
+            .to_owned();
     }
-    let found = PAIRS.iter().find_map(|(prompt, answer)| Some([text(prompt)?.to_owned(), text(answer)?.to_owned()]));
-    found.ok_or_else(|| {
-        let keys = record.as_object().map(|fields| fields.keys().cloned().collect::<Vec<_>>().join(", "));
-        let found = keys.map_or_else(|| "no object".to_owned(), |keys| format!("the fields {keys}"));
-        format!(
-            "expected text in `input` and `{label_key}`, `instruction` and `output`, or `prompt` and `completion`, or a list of `messages`; \
-             found {found}"
-        )
-    })
+    let hint = match () {
+        () if fields.look_at("text").is_string() => {
+            "; `text` alone is no example: dataset.kind = \"gpt\" trains on text"
+        }
+        () if fields.look_at("chat").is_string() => "; `chat` is a conversation as one text: divide it into messages",
+        () => "",
+    };
+    format!(
+        "expected text in `input` and `{label_key}`, `instruction` and `output`, or `prompt` and `completion`, or a list of `messages`; \
+         found the fields {}{hint}",
+        fields.names()
+    )
 }

@@ -3,6 +3,7 @@
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
+use super::fields::Fields;
 use super::files::{Raw, Records, is_read, lines_of, of_split};
 use super::spellings;
 use crate::gpt::Split;
@@ -42,10 +43,11 @@ pub fn examples_of(path: &Path) -> Result<Option<ExampleKind>, DataError> {
     let mut found = None;
     for record in Records::of(&[path.to_owned()]).take(LOOKED_AT) {
         let Ok(value) = record?.raw.value() else { return Ok(None) };
+        let Ok(mut fields) = Fields::of(&value) else { return Ok(None) };
         let kind = match () {
-            () if spellings::is_preference(&value) => ExampleKind::Preference,
-            () if spellings::is_chat(&value) => ExampleKind::Conversation,
-            () if spellings::pair(&value, "output").is_ok() => ExampleKind::Prompt,
+            () if spellings::is_preference(&fields) => ExampleKind::Preference,
+            () if spellings::is_conversation(&fields) => ExampleKind::Conversation,
+            () if spellings::asked(&mut fields, "output").is_ok() => ExampleKind::Prompt,
             () => return Ok(None),
         };
         if found.is_some_and(|other| other != kind) {
@@ -94,8 +96,9 @@ pub fn divide(files: &[PathBuf], every: u64, folder: &Path) -> Result<SplitCount
             false => (&mut training, &mut counts.training, &paths[0]),
         };
         let written = match record.raw {
-            Raw::Line(line) => writer.write_all(line.trim_ascii()),
-            Raw::Row(row, _) => write!(writer, "{row}"),
+            Raw::Line(line) if !line.trim_ascii().contains(&b'\n') => writer.write_all(line.trim_ascii()),
+            // An item of a list may have line breaks between its fields.
+            raw => raw.value().map_err(std::io::Error::other).and_then(|value| write!(writer, "{value}")),
         };
         written.and_then(|()| writer.write_all(b"\n")).map_err(DataError::io("write", path))?;
         *count += 1;
@@ -131,6 +134,7 @@ mod tests {
         assert_eq!(kind("p.jsonl", preference), Some(ExampleKind::Preference));
         let as_text = "{\"messages\": \"[{\\\"role\\\": \\\"user\\\", \\\"content\\\": \\\"a\\\"}]\"}\n";
         assert_eq!(kind("q.jsonl", as_text), Some(ExampleKind::Conversation), "a list written as text");
+        assert_eq!(kind("i.json", &format!("[{}]", chat.trim())), Some(ExampleKind::Conversation), "a JSON list");
         assert_eq!(kind("d.jsonl", &format!("{chat}{pair}")), None, "two kinds");
         assert_eq!(kind("e.jsonl", "{\"text\": \"a\"}\n"), None);
         assert_eq!(kind("f.jsonl", &format!("{chat}{{")), None, "a line that is not JSON");

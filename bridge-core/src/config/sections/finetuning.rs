@@ -10,8 +10,8 @@ use super::super::section::section;
 section! {
     /// How lines become examples (kind finetuning).
     pub struct FinetuningKwargs {
-        /// Begin prompts with the beginning-of-sequence token.
-        add_bos: bool = false;
+        /// Begin prompts with the beginning-of-sequence token; null begins them as `bridge generate` does: with what the tokenizer puts before a text.
+        add_bos: Option<bool> = None;
         /// End answers to prompts with the end-of-document token.
         add_eos: bool = true;
         /// Put the end-of-document token between prompt and answer.
@@ -24,7 +24,7 @@ section! {
         truncation_field: String = "input".into();
         /// Which end is cut off.
         truncation_method: TruncationMethod = TruncationMethod::Right;
-        /// Fields in braces, the answer last; null is "{input} {output}", or what other fields people have: `prompt` and `completion`, `instruction`.
+        /// Fields in braces, the answer last; null is "{input} {output}", or the fields of another spelling, one directly behind the other: `prompt` and `completion`, `instruction` and `response`.
         prompt_template: Option<String> = None;
         /// Make every sequence `seq_length` long.
         pad_to_max_length: bool = false;
