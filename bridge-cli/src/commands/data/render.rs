@@ -1,13 +1,12 @@
 //! `bridge data render`: conversations as a tokenizer's chat template writes them.
 
-use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 
 use bridge_data::chat::{ChatError, ChatTemplate, Conversation, EncodedChat};
-use bridge_data::outside;
+use bridge_data::sft::records;
 use bridge_data::tokenizer::HuggingFaceTokenizer;
 use clap::Args;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::paint::{Part, paint};
 use crate::failure::Failure;
@@ -18,7 +17,7 @@ use crate::output::line;
 pub struct Render {
     /// Folder with a tokenizer and its chat template.
     tokenizer: PathBuf,
-    /// JSON Lines: objects with `messages` and perhaps `tools`.
+    /// Conversations: JSON Lines, a JSON list or a table, of objects with `messages` and perhaps `tools` and other arguments of the template.
     file: PathBuf,
     /// Print a JSON object for each conversation: its ids, and 1 for each that the assistant says; or why the template refuses it,
     /// or what the assistant says cannot be told apart.
@@ -36,14 +35,10 @@ pub fn run(render: &Render) -> Result<u8, Failure> {
         Failure::input(format!("{folder}: there is no chat template (chat_template.jinja or tokenizer_config.json)"))
     })?;
     let failed = |problem: &dyn std::fmt::Display| Failure::input(format!("{}: {problem}", render.file.display()));
-    let (file, _) = outside::open(&render.file).map_err(|error| failed(&error))?;
-    for (number, text) in BufReader::new(file).lines().enumerate() {
-        let text = text.map_err(|error| failed(&error))?;
-        if text.trim().is_empty() {
-            continue;
-        }
-        let at_line = |problem: &dyn std::fmt::Display| failed(&format!("line {}: {problem}", number + 1));
-        let value: Value = serde_json::from_str(&text).map_err(|error| at_line(&format!("not JSON: {error}")))?;
+    for record in records(render.file.clone()) {
+        let (number, value) = record.map_err(Failure::input)?;
+        let at_line = |problem: &dyn std::fmt::Display| failed(&format!("line {number}: {problem}"));
+        let value = value.map_err(|problem| at_line(&problem))?;
         let conversation = Conversation::of_json(&value).map_err(|problem| at_line(&problem))?;
         let encoded = template.encode(&conversation, &tokenizer);
         line(&match (encoded, render.json) {

@@ -1,9 +1,12 @@
 //! Items of tasks: JSON lines, each a question with choices or with one right continuation, in the spellings that people have.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 
+use bridge_core::logging::terminal::complain;
 use bridge_data::outside;
+use bridge_data::sft::records;
 use serde_json::{Map, Value};
 
 use crate::failure::Failure;
@@ -72,28 +75,39 @@ impl Answer {
     }
 }
 
-/// The items of a file, at least one.
+/// The items of a file, at least one. Fields that no item uses are named on standard error.
 ///
 /// # Errors
 /// With the line, what was expected and what is there.
 pub fn load(path: &Path) -> Result<Vec<Item>, Failure> {
     let file = path.display().to_string();
-    let text = outside::read_text(path, MOST_BYTES).map_err(|error| Failure::input(format!("{file}: {error}")))?;
+    let (_, size) = outside::open(path).map_err(|error| Failure::input(format!("{file}: {error}")))?;
+    if size > MOST_BYTES {
+        return Err(Failure::input(format!("{file}: expected at most {MOST_BYTES} bytes, found {size}")));
+    }
     let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-    let items = lines.map(|(number, line)| {
-        let place = Place { file: file.clone(), line: number + 1 };
-        item(line, &stem, place.clone()).map_err(|message| Failure::input(format!("{place}: {message}")))
-    });
-    let items = items.collect::<Result<Vec<_>, _>>()?;
+    let (mut items, mut unused) = (Vec::new(), BTreeMap::<String, u64>::new());
+    for record in records(path.to_owned()) {
+        let (line, value) = record.map_err(Failure::input)?;
+        let place = Place { file: file.clone(), line: usize::try_from(line).unwrap_or(usize::MAX) };
+        let read = value.map_err(|error| format!("expected a JSON object, {error}"));
+        let read = read.and_then(|value| item(value, &stem, place.clone()));
+        let (item, fields) = read.map_err(|message| Failure::input(format!("{place}: {message}")))?;
+        items.push(item);
+        fields.into_iter().for_each(|field| *unused.entry(field).or_default() += 1);
+    }
     if items.is_empty() {
         return Err(Failure::input(format!("{file}: expected items, one JSON object a line, found none")));
+    }
+    if !unused.is_empty() {
+        let fields: Vec<String> = unused.iter().map(|(field, count)| format!("`{field}` (in {count})")).collect();
+        complain(&format!("warning: {file}: fields that nothing used: {}", fields.join(", ")));
     }
     Ok(items)
 }
 
-fn item(line: &str, stem: &str, place: Place) -> Result<Item, String> {
-    let value: Value = serde_json::from_str(line).map_err(|error| format!("expected a JSON object, {error}"))?;
+/// An item, and the names of its fields that nothing used.
+fn item(value: Value, stem: &str, place: Place) -> Result<(Item, Vec<String>), String> {
     let Value::Object(fields) = value else { return Err(format!("expected a JSON object, found {}", kind(&value))) };
     let task = match fields.get("task") {
         None => stem.to_owned(),
@@ -105,13 +119,19 @@ fn item(line: &str, stem: &str, place: Place) -> Result<Item, String> {
         false => only(&fields, &CONTEXT, "the text before the answer")?,
     };
     let context = text(&fields, name)?.to_owned();
+    let mut used = vec!["task", name];
     let answer = if has_list(&fields) || is_lettered(&fields) {
+        used.extend(CHOICES.iter().chain(&GOLD));
         choice(&fields)?
     } else {
         let name = only(&fields, &TARGET, "the right continuation (or `choices`)")?;
+        used.push(name);
         Answer::Exact(filled(text(&fields, name)?, name)?)
     };
-    Ok(Item { task, place, context, answer })
+    let is_letter = |name: &str| !has_list(&fields) && matches!(name.as_bytes(), [b'A'..=b'Z']);
+    let is_unused = |name: &&String| !used.contains(&name.as_str()) && !is_letter(name) && !fields[*name].is_null();
+    let unused = fields.keys().filter(is_unused).cloned().collect();
+    Ok((Item { task, place, context, answer }, unused))
 }
 
 /// The one of `names` that the item has.
@@ -260,7 +280,8 @@ mod tests {
     use super::*;
 
     fn parsed(line: &str) -> Result<Item, String> {
-        item(line, "stem", Place { file: "f".into(), line: 7 })
+        let value = serde_json::from_str(line).map_err(|error| format!("expected a JSON object, {error}"))?;
+        item(value, "stem", Place { file: "f".into(), line: 7 }).map(|(item, _)| item)
     }
 
     #[test]
@@ -294,6 +315,19 @@ mod tests {
             let item = parsed(&format!(r#"{{"task": "t", "context": "c", "{name}": "x"}}"#)).unwrap();
             assert_eq!((item.task.as_str(), item.answer), ("t", Answer::Exact("x".into())));
         }
+    }
+
+    #[test]
+    fn fields_that_nothing_used_are_named() {
+        let unused = |line: &str| {
+            let place = Place { file: "f".into(), line: 7 };
+            item(serde_json::from_str(line).unwrap(), "stem", place).unwrap().1
+        };
+        assert_eq!(unused(r#"{"query": "q", "target": "t", "hint": "h", "id": null, "A": "a"}"#), ["hint"]);
+        assert_eq!(
+            unused(r#"{"task": "t", "question": "q", "A": "a", "B": "b", "answer": "B", "system": "s"}"#),
+            ["system"]
+        );
     }
 
     #[test]

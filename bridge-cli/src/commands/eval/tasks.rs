@@ -10,11 +10,13 @@ use std::path::PathBuf;
 use bridge_core::logging::{ProgressSink, ProgressTask};
 use bridge_data::outside;
 use bridge_data::tokenizer::Tokenizer;
+use bridge_models::families;
 use bridge_models::score::{Continuation, Score, ScoreError, Scorer};
 use burn::tensor::Device;
 use clap::Args;
 use serde_json::{Map, Value, json};
 
+use super::super::convert::origin_of;
 use super::items::{Answer, Item, load};
 use crate::failure::Failure;
 use crate::model_source::LoadedModel;
@@ -29,7 +31,7 @@ pub struct TaskArguments {
     /// What stands before each answer that does not begin with white space.
     #[arg(long, value_name = "TEXT", default_value = " ", requires = "tasks")]
     target_delimiter: String,
-    /// Begin each query with the token that begins a document.
+    /// Begin each query with the token that begins a document. Models of the Gemma family always do, as in lm-evaluation-harness.
     #[arg(long, requires = "tasks")]
     add_bos: bool,
     /// Write the log-likelihoods of each item to this file, as JSON lines.
@@ -71,10 +73,11 @@ impl Evaluation<'_> {
             items.extend(load(path)?.into_iter().take(self.max_items.unwrap_or(usize::MAX)));
         }
         tasks_are_uniform(&items)?;
+        let adds_bos = arguments.add_bos || forces_bos(self.model);
         let mut requests = Vec::new();
         for (number, item) in items.iter().enumerate() {
             for text in item.answer.texts() {
-                let continuation = self.continuation(arguments, &item.context, text);
+                let continuation = self.continuation((arguments, adds_bos), &item.context, text);
                 let continuation = continuation.map_err(|failure| failure.about(&item.place))?;
                 requests.push((number, continuation));
             }
@@ -115,7 +118,12 @@ impl Evaluation<'_> {
     }
 
     /// The tokens of a query and an answer: those of both together, cut where those of the query end.
-    fn continuation(&self, arguments: &TaskArguments, context: &str, answer: &str) -> Result<Continuation, Failure> {
+    fn continuation(
+        &self,
+        (arguments, adds_bos): (&TaskArguments, bool),
+        context: &str,
+        answer: &str,
+    ) -> Result<Continuation, Failure> {
         let encode = |text: &str| self.tokenizer.encode(text).map_err(Failure::input);
         let begins_with_space = answer.starts_with(char::is_whitespace);
         let delimiter = if begins_with_space { "" } else { arguments.target_delimiter.as_str() };
@@ -139,7 +147,7 @@ impl Evaluation<'_> {
             let tokens = both.split_off(context.len().min(both.len()));
             Continuation { context, tokens }
         };
-        if arguments.add_bos && continuation.context.first() != begin.as_ref() {
+        if adds_bos && continuation.context.first() != begin.as_ref() {
             let begin =
                 begin.ok_or_else(|| Failure::input("--add-bos: the tokenizer has no token that begins a document"))?;
             continuation.context.insert(0, begin);
@@ -210,6 +218,17 @@ impl Evaluation<'_> {
             }
         }
     }
+}
+
+/// True if lm-evaluation-harness begins every text with the beginning-of-sequence token for models of this family, whatever is asked:
+/// those whose `model_type` has the name Gemma.
+fn forces_bos(model: &LoadedModel) -> bool {
+    let origin = model.checkpoint.as_ref().map(|checkpoint| origin_of(checkpoint, &model.config));
+    let family = match origin {
+        Some(origin) => origin.map(|(family, _)| family).ok(),
+        None => families::of(&model.config, None).ok(),
+    };
+    family.is_some_and(|family| family.model_type().contains("gemma"))
 }
 
 /// A task's figures are of items with choices, or of items without.
