@@ -16,10 +16,15 @@ fn fixtures() -> PathBuf {
 
 /// A folder with the golden Llama and a tokenizer for it, as `model`, and the tasks beside it.
 fn folder() -> tempfile::TempDir {
+    folder_of("llama")
+}
+
+/// The same with another golden model.
+fn folder_of(golden: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().join("model");
     std::fs::create_dir(&model).unwrap();
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../bridge-models/tests/fixtures/golden/llama");
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../bridge-models/tests/fixtures/golden").join(golden);
     for name in ["config.json", "model.safetensors"] {
         std::fs::copy(golden.join(name), model.join(name)).unwrap();
     }
@@ -111,6 +116,27 @@ fn a_delimiter_and_a_first_token_change_what_is_scored() {
     let plain = perplexity(&[]);
     assert!((perplexity(&["--target-delimiter", ": "]) - plain).abs() > 1.0);
     assert!((perplexity(&["--add-bos"]) - plain).abs() > 1.0);
+}
+
+/// lm-evaluation-harness forces the token for models whose `model_type` names Gemma.
+#[test]
+fn texts_of_gemma_begin_with_a_first_token() {
+    let folder = folder_of("gemma3");
+    let perplexity = |arguments: &[&str]| {
+        let report = json(&eval(folder.path(), &[&["--tasks", "exact.jsonl", "--json"], arguments].concat()));
+        report["tasks"]["exact"]["perplexity"].clone()
+    };
+    assert_eq!(perplexity(&[]), perplexity(&["--add-bos"]));
+}
+
+#[test]
+fn lists_are_read_and_unused_fields_named() {
+    let folder = folder();
+    let items = "[{\"query\": \"a\",\n\"target\": \"b\", \"hint\": \"c\"}]";
+    std::fs::write(folder.path().join("list.json"), items).unwrap();
+    let output = eval(folder.path(), &["--tasks", "list.json", "--json"]);
+    assert_eq!(json(&output)["tasks"]["list"]["items"], 1);
+    assert!(text(&output.stderr).contains("fields that nothing used: `hint` (in 1)"), "{}", text(&output.stderr));
 }
 
 #[test]

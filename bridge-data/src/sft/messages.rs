@@ -9,7 +9,7 @@ use super::calls;
 use super::fields::is_nothing;
 use crate::chat::{ChatTemplate, arguments};
 
-/// Other names of the roles, in lower case.
+/// Other names of the roles, in lower case and with underscores.
 const ROLES: [(&str, &[&str]); 4] = [
     ("user", &["human", "prompter", "customer"]),
     (
@@ -84,7 +84,7 @@ impl Words {
 
     /// The role that the template knows for a written one.
     fn role(&self, written: &str) -> String {
-        let lower = written.to_lowercase();
+        let lower = plain(written);
         let known = ROLES.iter().find(|(role, names)| *role == lower || names.contains(&lower.as_str()));
         let Some((role, _)) = known else { return written.to_owned() };
         let is_native = !CALLERS.contains(&lower.as_str())
@@ -97,6 +97,11 @@ impl Words {
     fn reads_parts(&self) -> bool {
         self.names("text") || self.writes_whole
     }
+}
+
+/// A role in lower case and with underscores.
+fn plain(role: &str) -> String {
+    role.trim().to_lowercase().replace(['-', ' '], "_")
 }
 
 /// A message with `role` and `content`.
@@ -185,7 +190,7 @@ fn normal(message: &Value, words: &Words) -> Result<Message, String> {
     normal.insert("role".into(), words.role(written).into());
     let present = CONTENT_KEYS.iter().find(|key| fields.get(**key).is_some_and(|value| !value.is_null()));
     let content = present.and_then(|key| fields.get(*key));
-    let is_call = CALLERS.contains(&written.to_lowercase().as_str()) && calls::calls_of(fields)?.is_none();
+    let is_call = CALLERS.contains(&plain(written).as_str()) && calls::calls_of(fields)?.is_none();
     let calls = match is_call {
         true => {
             let call = content.ok_or("expected a \"value\" (or \"content\"): the call")?;
