@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::DataError;
 use super::examples_report::ExamplesReport;
-use super::extra::Extras;
+use super::extra::{Extra, ExtraValues, Extras, PADDING};
 use super::gpt::split::Split;
 use super::loader::MicroBatches;
 use crate::tokenizer::Tokenizer;
@@ -30,9 +30,31 @@ pub struct Sample {
 }
 
 impl Sample {
+    /// Removes the mask of padding, `[t]`; empty if no token is padding.
+    pub(crate) fn take_padding(&mut self) -> Vec<i64> {
+        match self.extras.remove(PADDING).map(|extra| extra.values) {
+            Some(ExtraValues::Ints(padding)) => padding,
+            _ => Vec::new(),
+        }
+    }
+
+    /// Sets the mask of padding, `[t]`; empty if no token is padding.
+    pub(crate) fn set_padding(&mut self, padding: Vec<i64>) {
+        if !padding.is_empty() {
+            let shape = [padding.len()];
+            self.extras.insert(PADDING.to_owned(), Extra::ints(padding, &shape).along_sequence());
+        }
+    }
+
     /// Makes the sample `length` tokens long with `token`, which does not count for the loss. What is longer stays.
     pub(crate) fn fill(&mut self, length: usize, token: i64) {
         let length = length.max(self.tokens.len());
+        let mut padding = self.take_padding();
+        if length > self.tokens.len() {
+            padding.resize(self.tokens.len(), 0);
+            padding.resize(length, 1);
+        }
+        self.set_padding(padding);
         self.tokens.resize(length, token);
         self.labels.resize(length, token);
         self.loss_mask.resize(length, 0.0);
@@ -88,6 +110,10 @@ pub trait Dataset: Send + Sync {
     fn padding(&self) -> Result<Sample, DataError> {
         let mut sample = self.get(0)?;
         sample.loss_mask.fill(0.0);
+        // Where samples are filled up, this one is padding from end to end.
+        if self.filling().is_some() {
+            sample.set_padding(vec![1; sample.tokens.len()]);
+        }
         Ok(sample)
     }
 

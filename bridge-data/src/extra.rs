@@ -11,6 +11,10 @@ pub const ENCODER_TOKENS: &str = "encoder_tokens";
 /// The name of the mask of these ids, floats `[s]` per sample: 1 for tokens, 0 for padding.
 pub const ENCODER_MASK: &str = "encoder_mask";
 
+/// The name of the mask of padding, integers `[t]` per sample: 1 for a token that fills the sample up, 0 for any other. Samples without
+/// padding may leave it out.
+pub const PADDING: &str = "padding";
+
 /// Extra tensors by name.
 pub type Extras = BTreeMap<String, Extra>;
 

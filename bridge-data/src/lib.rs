@@ -43,5 +43,5 @@ pub use dataset::{
 };
 pub use error::DataError;
 pub use examples_report::ExamplesReport;
-pub use extra::{ENCODER_MASK, ENCODER_TOKENS, Extra, ExtraCut, ExtraValues, Extras};
+pub use extra::{ENCODER_MASK, ENCODER_TOKENS, Extra, ExtraCut, ExtraValues, Extras, PADDING};
 pub use loader::{DataLoader, MicroBatch, MicroBatches, SequencePart};

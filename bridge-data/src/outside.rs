@@ -129,6 +129,14 @@ pub fn create(path: &Path) -> io::Result<File> {
 /// # Errors
 /// Those of the system; a folder, pipe or device of this name.
 pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
+    replace_with(path, |file| file.write_all(content))
+}
+
+/// As [`replace`], with content that `write` writes in parts.
+///
+/// # Errors
+/// As [`replace`], and those of `write`.
+pub fn replace_with(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
     if let Ok(found) = std::fs::symlink_metadata(path)
         && !found.is_symlink()
     {
@@ -138,7 +146,7 @@ pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     name.push(format!(".tmp-{}", std::process::id()));
     let temporary = path.with_file_name(name);
     let written = create(&temporary).and_then(|mut file| {
-        file.write_all(content)?;
+        write(&mut file)?;
         file.sync_all()?;
         std::fs::rename(&temporary, path)
     });

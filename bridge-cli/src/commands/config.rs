@@ -7,7 +7,7 @@ use bridge_core::config::{
     load, load_with,
 };
 use bridge_core::logging::scientific;
-use bridge_core::train::{DeviceError, check_device_name, check_inputs, schedule_of};
+use bridge_core::train::{DeviceError, LanguageModelStep, check_device_name, check_inputs, check_metric, schedule_of};
 use bridge_models::registry;
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, Subcommand};
@@ -21,7 +21,13 @@ use crate::output::line;
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Print every problem of a recipe, and of the files that it names; exit code 2 if there are any.
-    Check(Recipe),
+    Check {
+        #[command(flatten)]
+        recipe: Recipe,
+        /// Refuse settings that have no effect because of others, instead of warning.
+        #[arg(long)]
+        strict: bool,
+    },
     /// Print the resolved configuration.
     Show {
         #[command(flatten)]
@@ -78,7 +84,7 @@ impl Recipe {
 /// Runs the command.
 pub fn run(command: &Command) -> Result<u8, Failure> {
     match command {
-        Command::Check(recipe) => check(recipe),
+        Command::Check { recipe, strict } => check(recipe, *strict),
         Command::Show { recipe, non_default } => {
             let detail = if *non_default { Detail::NonDefault } else { Detail::All };
             let format = if recipe.json { Format::Json } else { Format::Toml };
@@ -95,10 +101,15 @@ pub fn run(command: &Command) -> Result<u8, Failure> {
     }
 }
 
-fn check(recipe: &Recipe) -> Result<u8, Failure> {
+fn check(recipe: &Recipe, strict: bool) -> Result<u8, Failure> {
     let world = World { size: recipe.ranks };
     let loaded = load_with(&recipe.recipe, &recipe.overrides, (&registry().kinds(), &world), &device_is_usable);
-    let checked = loaded.and_then(|config| check_inputs(&config, &registry()).map(|()| config));
+    let loaded = loaded.and_then(|config| if strict { config.strict() } else { Ok(config) });
+    let checked = loaded.and_then(|config| {
+        check_inputs(&config, &registry())?;
+        // This program has no other step.
+        check_metric(&config, &LanguageModelStep).map(|()| config)
+    });
     match checked.map_err(Failure::from) {
         Ok(config) => {
             if recipe.json {

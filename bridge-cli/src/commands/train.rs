@@ -82,6 +82,9 @@ pub struct Arguments {
     /// Check the recipe, build everything, train two steps on mock data, and say how much memory and time the run takes. Leaves no files.
     #[arg(long, conflicts_with_all = ["ui", "find_lr"])]
     dry_run: bool,
+    /// Refuse settings that have no effect because of others, instead of warning.
+    #[arg(long)]
+    strict: bool,
     /// Train in a process of its own, and start that again, up to this many times, after it crashed or was killed, while it makes progress.
     #[arg(long, value_name = "N", conflicts_with_all = ["dry_run", "find_lr"])]
     max_restarts: Option<u32>,
@@ -206,6 +209,9 @@ impl Arguments {
     /// The configuration for a world of `ranks` ranks.
     fn load(&self, ranks: usize) -> Result<RunConfig, Failure> {
         let world = World { size: ranks };
+        if self.strict {
+            self.read()?.finalize(&world)?.strict()?;
+        }
         if self.dry_run {
             return Ok(self.dry(&world)?.config);
         }

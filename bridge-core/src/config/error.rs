@@ -127,6 +127,13 @@ impl ConfigError {
         value
     }
 
+    /// The problem in one sentence, for a line of its own.
+    pub fn sentence(&self) -> String {
+        let found = self.found.as_ref().map(|found| format!(" = {found}")).unwrap_or_default();
+        let location = self.location.as_ref().map(|at| format!(" ({at})")).unwrap_or_default();
+        format!("{}{found}: {}{location}", self.key, self.message)
+    }
+
     /// What is offered for an unknown name.
     fn offer(&self) -> Option<String> {
         let nearest = self.nearest.as_ref()?;

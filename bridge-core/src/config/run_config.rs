@@ -316,6 +316,8 @@ pub struct RunConfig {
     resolved: Resolved,
     recipe: RecipeConfig,
     warnings: Vec<String>,
+    /// Settings that have no effect; among the warnings, too.
+    idle: ConfigErrors,
     origins: Origins,
 }
 
@@ -344,8 +346,22 @@ impl FinalValidation {
 }
 
 impl RunConfig {
-    pub(super) fn new(resolved: Resolved, recipe: RecipeConfig, warnings: Vec<String>, origins: Origins) -> Self {
-        Self { resolved, recipe, warnings, origins }
+    pub(super) fn new(
+        resolved: Resolved,
+        recipe: RecipeConfig,
+        (mut warnings, idle): (Vec<String>, ConfigErrors),
+        origins: Origins,
+    ) -> Self {
+        warnings.extend(idle.iter().map(ConfigError::sentence));
+        Self { resolved, recipe, warnings, idle, origins }
+    }
+
+    /// The same configuration, if each of its settings has an effect.
+    ///
+    /// # Errors
+    /// Every setting that has no effect because of others; [`warnings`](Self::warnings) names them otherwise.
+    pub fn strict(self) -> Result<Self, ConfigErrors> {
+        self.idle.clone().into_result(self)
     }
 
     /// Whether the device is the CPU.
@@ -394,6 +410,25 @@ impl RunConfig {
         (raw.train.num_epochs, raw.train.train_iters) = (None, Some(iterations as usize));
         let counted = raw.finalize(&World { size: self.parallel.world_size });
         Some(counted.map(|counted| Self { origins: self.origins.clone(), ..counted }))
+    }
+
+    /// Samples by which a step of `batch_size` samples advances the schedules. In a run whose length is given in iterations each step counts as
+    /// a full global batch, so that lengths in iterations mean iterations under a ramp-up of the batch, too.
+    pub fn schedule_steps(&self, batch_size: u64) -> u64 {
+        if self.train.train_samples.is_some() { batch_size } else { self.train.global_batch_size as u64 }
+    }
+
+    /// The same run, continued after `iterations` with `samples`: `train.train_samples` counts samples over all runs, of which earlier ones may have had
+    /// other batch sizes. `None` if the number of iterations is right as it is.
+    #[must_use]
+    pub fn continued_after(&self, iterations: u64, samples: u64) -> Option<Self> {
+        let left = (self.train.train_samples? as u64).saturating_sub(samples);
+        let train_iters = (iterations + left / self.train.global_batch_size as u64) as usize;
+        (train_iters != self.train.train_iters).then(|| {
+            let mut continued = self.clone();
+            continued.resolved.train.train_iters = train_iters;
+            continued
+        })
     }
 
     /// Whether the number of iterations is not known before the data has been read.

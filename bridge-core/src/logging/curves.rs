@@ -33,6 +33,54 @@ pub fn smooth(curve: &[(f64, f64)]) -> Curve {
     pass(&pass(curve))
 }
 
+/// Points that a growing curve keeps at most.
+const KEPT_POINTS: usize = 1 << 17;
+
+/// A curve that grows point by point in bounded memory: beyond `KEPT_POINTS` points, the least and the largest value of each stretch are kept, in their
+/// order.
+#[derive(Clone, Debug, Default)]
+pub struct GrowingCurve {
+    points: Curve,
+    /// Points of a stretch as they come, of which two are kept; 0 keeps all.
+    stretch: usize,
+    /// Points of the last stretch, which is not full.
+    open: Curve,
+}
+
+impl GrowingCurve {
+    /// Adds a point behind all others.
+    pub fn push(&mut self, point: (f64, f64)) {
+        if self.stretch == 0 {
+            self.points.push(point);
+        } else {
+            self.open.push(point);
+            if self.open.len() == self.stretch {
+                self.points.extend(ends(&self.open));
+                self.open.clear();
+            }
+        }
+        if self.points.len() >= KEPT_POINTS {
+            self.points = self.points.chunks(4).flat_map(ends).collect();
+            self.stretch = if self.stretch == 0 { 4 } else { 2 * self.stretch };
+        }
+    }
+
+    /// The points kept.
+    pub fn into_points(mut self) -> Curve {
+        self.points.append(&mut self.open);
+        self.points
+    }
+}
+
+/// The points with the least and the largest value, in their order.
+fn ends(points: &[(f64, f64)]) -> Curve {
+    let by_value = |a: &&(f64, f64), b: &&(f64, f64)| a.1.total_cmp(&b.1);
+    let ends = points.iter().min_by(by_value).into_iter().chain(points.iter().max_by(by_value));
+    let mut ends: Curve = ends.copied().collect();
+    ends.sort_by(|a, b| a.0.total_cmp(&b.0));
+    ends
+}
+
 /// Points that a curve is drawn with at most: more than the picture has columns show nothing more.
 const DRAWN_POINTS: usize = 2000;
 
@@ -42,13 +90,6 @@ pub fn thinned(curve: &[(f64, f64)]) -> Curve {
     if stretch <= 2 {
         return curve.to_vec();
     }
-    let ends = |points: &[(f64, f64)]| -> Curve {
-        let by_value = |a: &&(f64, f64), b: &&(f64, f64)| a.1.total_cmp(&b.1);
-        let ends = points.iter().min_by(by_value).into_iter().chain(points.iter().max_by(by_value));
-        let mut ends: Curve = ends.copied().collect();
-        ends.sort_by(|a, b| a.0.total_cmp(&b.0));
-        ends
-    };
     curve.chunks(stretch).flat_map(ends).collect()
 }
 
@@ -103,6 +144,21 @@ mod tests {
             let bound = 3.0 * 0.058 * 2.0 / window.sqrt();
             assert!((found.1 - exact).abs() < bound, "{length}: {} and {exact}", found.1);
         }
+    }
+
+    #[test]
+    fn growing_curves_keep_their_extremes_in_bounded_memory() {
+        let grown = |length: usize| {
+            let mut curve = GrowingCurve::default();
+            (0..length).for_each(|i| curve.push((i as f64, (i % 1009) as f64)));
+            curve.into_points()
+        };
+        let all: Curve = (0..50_000).map(|i| (f64::from(i), f64::from(i % 1009))).collect();
+        assert_eq!(grown(50_000), all, "short curves are whole");
+        let long = grown(3_000_001);
+        assert!(long.len() <= KEPT_POINTS && long.is_sorted_by_key(|point| point.0), "{}", long.len());
+        let (least, largest) = long.iter().fold((1e9_f64, 0.0_f64), |(a, b), p| (a.min(p.1), b.max(p.1)));
+        assert_eq!((least, largest, long[long.len() - 1].0), (0.0, 1008.0, 3_000_000.0));
     }
 
     #[test]

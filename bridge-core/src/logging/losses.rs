@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::chart::{Chart, Colour, Series};
-use super::curves::{Curve, smooth};
+use super::curves::{Curve, GrowingCurve, smooth};
 
 const TRAIN: Colour = (31, 111, 190);
 const TRAIN_RAW: Colour = (168, 200, 231);
@@ -33,19 +33,34 @@ pub struct Losses {
     pub validation: Curve,
 }
 
-impl Losses {
-    /// Reads the curves from records of `metrics.jsonl`: `loss` of the kinds `train` and `valid`.
-    pub fn from_metrics(records: &[Map<String, Value>]) -> Self {
-        let curve = |kind: &str| {
-            let of_kind = records.iter().filter(|record| record.get("kind").and_then(Value::as_str) == Some(kind));
-            of_kind
-                .filter_map(|record| Some((record.get("iteration")?.as_u64()? as f64, record.get("loss")?.as_f64()?)))
-                .filter(|(_, loss)| loss.is_finite())
-                .collect()
+/// Collects losses from the records of `metrics.jsonl`, as they are read: `loss` of the kinds `train` and `valid`.
+#[derive(Debug, Default)]
+pub struct CollectedLosses {
+    train: GrowingCurve,
+    validation: GrowingCurve,
+}
+
+impl CollectedLosses {
+    /// Adds the loss of a record that has one.
+    pub fn add(&mut self, record: &Map<String, Value>) {
+        let point = || Some((record.get("iteration")?.as_u64()? as f64, record.get("loss")?.as_f64()?));
+        let Some(point) = point().filter(|(_, loss)| loss.is_finite()) else {
+            return;
         };
-        Self { train: curve("train"), validation: curve("valid") }
+        match record.get("kind").and_then(Value::as_str) {
+            Some("train") => self.train.push(point),
+            Some("valid") => self.validation.push(point),
+            _ => {}
+        }
     }
 
+    /// The curves.
+    pub fn finish(self) -> Losses {
+        Losses { train: self.train.into_points(), validation: self.validation.into_points() }
+    }
+}
+
+impl Losses {
     /// The picture of one run.
     pub fn chart(&self, title: &str) -> Chart {
         let series = |name: &str, points: &Curve, colour, (line, dots)| Series {
@@ -106,8 +121,9 @@ mod tests {
             json!({ "kind": "valid", "iteration": 2, "loss": 5.25 }),
             json!({ "kind": "test", "iteration": 2, "loss": 5.0 }),
         ];
-        let records: Vec<_> = records.iter().map(|record| record.as_object().unwrap().clone()).collect();
-        let found = Losses::from_metrics(&records);
+        let mut found = CollectedLosses::default();
+        records.iter().for_each(|record| found.add(record.as_object().unwrap()));
+        let found = found.finish();
         assert_eq!((found.train, found.validation), (vec![(1.0, 5.5)], vec![(2.0, 5.25)]));
     }
 

@@ -11,8 +11,8 @@ use crate::config::TimeUnit;
 #[derive(Clone, Debug)]
 pub struct ThroughputWindow {
     window_size: usize,
-    /// Seconds and samples consumed at the end of each iteration.
-    ends: VecDeque<(f64, u64)>,
+    /// Seconds, samples and tokens at the end of each iteration.
+    ends: VecDeque<(f64, u64, u64)>,
 }
 
 impl ThroughputWindow {
@@ -22,18 +22,18 @@ impl ThroughputWindow {
         Self { window_size, ends: VecDeque::with_capacity(window_size + 1) }
     }
 
-    /// Notes an end of an iteration: `seconds` on any steady clock, all samples consumed so far. Also called once
+    /// Notes an end of an iteration: `seconds` on any steady clock, all samples and tokens so far. Also called once
     /// before the first iteration.
-    pub fn push(&mut self, seconds: f64, consumed_samples: u64) {
+    pub fn push(&mut self, seconds: f64, (samples, tokens): (u64, u64)) {
         if self.ends.len() > self.window_size {
             self.ends.pop_front();
         }
-        self.ends.push_back((seconds, consumed_samples));
+        self.ends.push_back((seconds, samples, tokens));
     }
 
     /// `throughput/{batches,samples,tokens}_per_sec` and `throughput/device/...`; empty until the window is full, or
     /// when the clock stood still.
-    pub fn report(&self, seq_length: u64, world_size: u64) -> Vec<(String, f64)> {
+    pub fn report(&self, world_size: u64) -> Vec<(String, f64)> {
         let (Some(first), Some(last)) = (self.ends.front(), self.ends.back()) else {
             return Vec::new();
         };
@@ -42,10 +42,11 @@ impl ThroughputWindow {
             return Vec::new();
         }
         let samples = last.1.saturating_sub(first.1) as f64;
+        let tokens = last.2.saturating_sub(first.2) as f64;
         let rates = [
             ("batches_per_sec", self.window_size as f64 / seconds),
             ("samples_per_sec", samples / seconds),
-            ("tokens_per_sec", samples * seq_length as f64 / seconds),
+            ("tokens_per_sec", tokens / seconds),
         ];
         let all = rates.iter().map(|(name, rate)| (format!("throughput/{name}"), *rate));
         let per_device =
@@ -129,24 +130,24 @@ mod tests {
     #[test]
     fn throughput_counts_the_iterations_its_time_spans() {
         let mut window = ThroughputWindow::new(4);
-        window.push(0.0, 0);
+        window.push(0.0, (0, 0));
         for iteration in 1..=10 {
             // Slow at first; the batch grows from 8 to 16 after six iterations.
             let seconds =
                 if iteration <= 3 { f64::from(iteration) * 10.0 } else { 30.0 + f64::from(iteration - 3) * 0.5 };
             let samples = if iteration <= 6 { 8 * iteration } else { 48 + 16 * (iteration - 6) };
-            window.push(seconds, samples as u64);
-            assert_eq!(window.report(32, 2).is_empty(), iteration < 4, "full after {iteration}");
+            window.push(seconds, (samples as u64, 32 * samples as u64));
+            assert_eq!(window.report(2).is_empty(), iteration < 4, "full after {iteration}");
         }
-        let metrics = window.report(32, 2);
+        let metrics = window.report(2);
         assert_eq!(named(&metrics, "throughput/batches_per_sec"), 2.0);
         assert_eq!(named(&metrics, "throughput/samples_per_sec"), 32.0);
         assert_eq!(named(&metrics, "throughput/tokens_per_sec"), 1024.0);
         assert_eq!(named(&metrics, "throughput/device/tokens_per_sec"), 512.0);
         let mut still = ThroughputWindow::new(1);
-        still.push(1.0, 1);
-        still.push(1.0, 2);
-        assert_eq!(still.report(1, 1), []);
+        still.push(1.0, (1, 1));
+        still.push(1.0, (2, 2));
+        assert_eq!(still.report(1), []);
     }
 
     #[test]

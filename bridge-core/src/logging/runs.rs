@@ -8,8 +8,8 @@ use bridge_data::outside;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use super::losses::Losses;
-use super::sinks::{RunRecord, read_metrics, read_record};
+use super::losses::{CollectedLosses, Losses};
+use super::sinks::{RunRecord, each_record, read_record};
 
 /// Folders below the one asked for in which runs are looked for.
 const DEPTH: usize = 4;
@@ -167,9 +167,17 @@ fn look(folder: &Path, depth: usize, left: &mut usize, found: &mut Folders) {
 /// # Errors
 /// Files that are damaged, with their names.
 pub fn read(folder: &Path) -> Result<Run, String> {
-    let records = read_metrics(&folder.join("metrics.jsonl")).map_err(|error| error.to_string())?;
+    let mut metrics = Metrics::default();
+    let path = folder.join("metrics.jsonl");
+    let file = outside::open(&path).map_err(|error| format!("{}: {error}", path.display()));
+    drop(file?);
+    each_record(&path, |record| {
+        metrics.add(record);
+        Ok(())
+    })
+    .map_err(|error| error.to_string())?;
     let record = if folder.join("run.json").exists() { Some(read_record(folder)?) } else { None };
-    Ok(summary(folder, record, &records))
+    Ok(summary(folder, record, metrics))
 }
 
 /// The resolved configuration, as TOML, of the run whose logs are in `folder`; `None` if that does not say.
@@ -177,22 +185,38 @@ pub fn recipe_of(folder: &Path) -> Option<String> {
     read_record(folder).ok().map(|record| record.config)
 }
 
-fn summary(folder: &Path, record: Option<RunRecord>, records: &[Map<String, Value>]) -> Run {
-    let of_kind = |kind: &'static str| {
-        records.iter().filter(move |record| record.get("kind").and_then(Value::as_str) == Some(kind))
-    };
-    let number = |record: &Map<String, Value>, key: &str| record.get(key).and_then(Value::as_f64);
-    let last = of_kind("train").next_back();
-    let losses = Losses::from_metrics(records);
+/// Sums over the records of a metrics file, and its last ones.
+#[derive(Debug, Default)]
+struct Metrics {
+    losses: CollectedLosses,
+    last_step: Option<Map<String, Value>>,
+    run: Option<String>,
+    seconds: f64,
+    tokens: f64,
+}
+
+impl Metrics {
+    fn add(&mut self, record: Map<String, Value>) {
+        let number = |key: &str| record.get(key).and_then(Value::as_f64);
+        self.losses.add(&record);
+        self.run = record.get("run").and_then(Value::as_str).map(str::to_owned);
+        if record.get("kind").and_then(Value::as_str) == Some("train") {
+            self.seconds += number("seconds").unwrap_or(0.0);
+            self.tokens += number("tokens_per_second").zip(number("seconds")).map_or(0.0, |(rate, time)| rate * time);
+            self.last_step = Some(record);
+        }
+    }
+}
+
+fn summary(folder: &Path, record: Option<RunRecord>, metrics: Metrics) -> Run {
+    let Metrics { losses, last_step: last, run, seconds, tokens } = metrics;
+    let (losses, last) = (losses.finish(), last.as_ref());
     let best = losses.validation.iter().copied().min_by(|a, b| a.1.total_cmp(&b.1));
-    let seconds: f64 = of_kind("train").filter_map(|record| number(record, "seconds")).sum();
-    let rate_times_seconds = |record| Some(number(record, "tokens_per_second")? * number(record, "seconds")?);
-    let tokens: f64 = of_kind("train").filter_map(rate_times_seconds).sum();
     let state = state_of(folder, record.as_ref());
     let name = folder.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     Run {
         name: record.as_ref().map_or(name, |record| record.name.clone()),
-        id: records.last().and_then(|record| Some(record.get("run")?.as_str()?.to_owned())),
+        id: run,
         folder: folder.to_owned(),
         state,
         iterations: last.and_then(|record| record.get("iteration")?.as_u64()).unwrap_or(0),

@@ -1,8 +1,9 @@
 //! What a forward pass is given besides the model: a micro-batch on the device, and whether it trains.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use bridge_data::{Extra, ExtraValues, MicroBatch, SequencePart};
+use bridge_data::{Extra, ExtraValues, MicroBatch, PADDING, SequencePart};
 use bridge_kernels::rotary::Positions;
 use bridge_kernels::{DropoutKey, Philox};
 use burn::tensor::{Device, Int, Tensor, TensorData};
@@ -23,6 +24,8 @@ pub struct Batch {
     pub positions: Positions,
     /// Document of each token, `[b, t]`, when attention must stay inside documents.
     pub document_ids: Option<Tensor<2, Int>>,
+    /// True for tokens that fill samples up, `[b, t]`, on the host; `None` if no token does. Routers of experts leave them out.
+    pub padding: Option<Arc<[bool]>>,
     /// What the dataset brings besides, by name.
     pub extras: BTreeMap<String, BatchExtra>,
     /// Sum of the loss mask: the number of tokens that count, where weights are 0 and 1.
@@ -51,9 +54,11 @@ impl Batch {
                 let ids: Vec<i64> = ids.iter().map(|id| i64::from(*id)).collect();
                 ints(&ids)
             }),
+            padding: micro_batch.padding().map(|padding| padding.iter().map(|pads| *pads != 0).collect()),
             extras: micro_batch
                 .extras
                 .iter()
+                .filter(|(name, _)| name.as_str() != PADDING)
                 .map(|(name, extra)| (name.clone(), BatchExtra::new(extra, &device)))
                 .collect(),
             num_tokens: micro_batch.loss_mask.iter().map(|m| f64::from(*m)).sum(),

@@ -37,7 +37,11 @@ pub(crate) fn distribution(config: &RunConfig) -> DistributionSettings {
         reduction: if ddp.overlap_grad_reduce { Reduction::DuringBackward } else { Reduction::Waiting },
         average: if ddp.average_in_collective { Averaging::InCollective } else { Averaging::InLoss },
         gather: if ddp.overlap_param_gather { Gather::DuringForward } else { Gather::Waiting },
-        cast_weights: if ddp.fp8_param_gather { CastWeights::Codes } else { CastWeights::Values },
+        cast_weights: if ddp.fp8_param_gather && config.model.fp8.is_some() {
+            CastWeights::Codes
+        } else {
+            CastWeights::Values
+        },
     }
 }
 

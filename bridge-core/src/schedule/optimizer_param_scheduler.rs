@@ -74,7 +74,8 @@ curve! {
     }
 }
 
-/// Parameters of a schedule. All lengths count samples, like the step counter.
+/// Parameters of a schedule. All lengths count samples, like the step counter; in runs whose length is given in iterations, each iteration
+/// counts as many as the full global batch has, whatever batch a ramp-up gives it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OptimizerParamSchedulerConfig {
     /// Learning rate at step 0, if there is a warm-up.
@@ -250,8 +251,7 @@ impl OptimizerParamScheduler {
         self.num_steps
     }
 
-    /// Advances by the samples of one successful optimizer step
-    /// (`num_microbatches * micro_batch_size * data_parallel_size`).
+    /// Advances by the samples that one successful optimizer step counts as.
     pub fn step(&mut self, samples: u64) {
         self.num_steps = self.num_steps.saturating_add(samples);
     }

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     LrDecayStyle, OptimizerParamScheduler, OptimizerParamSchedulerConfig, SchedulerError, WeightDecayIncrStyle,
+    WsdDecayStyle,
 };
 
 /// The schedule as a checkpoint stores it. Reads the names of old Megatron checkpoints too.
@@ -41,6 +42,34 @@ pub struct SchedulerState {
     /// Length of the weight-decay ramp in samples.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wd_incr_steps: Option<u64>,
+    /// Learning rate at the start of the warm-up; absent in checkpoints of Megatron and of earlier releases, as are the fields below.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub init_lr: Option<f64>,
+    /// Length of the annealing part of WSD.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wsd_decay_steps: Option<u64>,
+    /// Curve of the annealing part of WSD.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lr_wsd_decay_style: Option<WsdDecayStyle>,
+}
+
+impl SchedulerState {
+    /// Converts a schedule that counts iterations of `from` samples to one whose iterations have `to` samples.
+    #[must_use]
+    pub fn rescaled(self, from: u64, to: u64) -> Self {
+        if from == to || from == 0 {
+            return self;
+        }
+        let whole = |steps: u64| (u128::from(steps) * u128::from(to) / u128::from(from)) as u64;
+        Self {
+            lr_warmup_steps: self.lr_warmup_steps * to as f64 / from as f64,
+            num_steps: whole(self.num_steps),
+            lr_decay_steps: whole(self.lr_decay_steps),
+            wd_incr_steps: self.wd_incr_steps.map(whole),
+            wsd_decay_steps: self.wsd_decay_steps.map(whole),
+            ..self
+        }
+    }
 }
 
 /// Which schedule is used if the checkpoint's differs from the run's.
@@ -133,6 +162,9 @@ impl OptimizerParamScheduler {
             end_wd: Some(config.end_wd),
             wd_incr_style: Some(config.wd_incr_style),
             wd_incr_steps: Some(config.wd_incr_steps),
+            init_lr: Some(config.init_lr),
+            wsd_decay_steps: config.wsd_decay_steps,
+            lr_wsd_decay_style: (config.lr_decay_style == LrDecayStyle::Wsd).then_some(config.lr_wsd_decay_style),
         }
     }
 
@@ -143,6 +175,7 @@ impl OptimizerParamScheduler {
     /// scheduler is unchanged then.
     pub fn load_state(&mut self, state: &SchedulerState, policy: OnStateMismatch) -> Result<(), SchedulerStateError> {
         let run = &self.config;
+        let takes_checkpoint = policy == OnStateMismatch::TakeCheckpoint;
         let mut merge = Merge { policy, mismatches: Vec::new() };
         let merged = OptimizerParamSchedulerConfig {
             max_lr: merge.value("max_lr", run.max_lr, state.max_lr),
@@ -154,7 +187,10 @@ impl OptimizerParamScheduler {
             end_wd: merge.optional("end_wd", run.end_wd, state.end_wd),
             wd_incr_steps: merge.optional("wd_incr_steps", run.wd_incr_steps, state.wd_incr_steps),
             wd_incr_style: merge.optional("wd_incr_style", run.wd_incr_style, state.wd_incr_style),
-            ..run.clone()
+            // Upstream neither saves nor compares these.
+            init_lr: state.init_lr.filter(|_| takes_checkpoint).unwrap_or(run.init_lr),
+            wsd_decay_steps: state.wsd_decay_steps.filter(|_| takes_checkpoint).or(run.wsd_decay_steps),
+            lr_wsd_decay_style: state.lr_wsd_decay_style.filter(|_| takes_checkpoint).unwrap_or(run.lr_wsd_decay_style),
         };
         if !merge.mismatches.is_empty() {
             return Err(SchedulerStateError::Mismatch(merge.mismatches));

@@ -225,6 +225,11 @@ impl RunData {
         self.datasets.train.is_some() || self.train.is_external()
     }
 
+    /// True if training samples have lengths of their own.
+    pub(super) fn lengths_vary(&self) -> bool {
+        self.datasets.train.as_ref().is_some_and(|train| train.filling().is_some())
+    }
+
     pub(super) fn has_valid(&self) -> bool {
         self.datasets.valid.is_some()
     }

@@ -3,11 +3,11 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use bridge_data::MicroBatch;
+use bridge_data::{Extra, ExtraCut, ExtraValues, MicroBatch, PADDING};
 use burn::tensor::activation::log_sigmoid;
 use burn::tensor::{Device, Tensor};
 
-use super::forward_step::ForwardStep;
+use super::forward_step::{ForwardStep, LM_LOSS};
 use super::global_state::GlobalState;
 use crate::config::{DpoConfig, RunConfig};
 use crate::model::{Batch, ModelOutputs, OutputLoss, label_log_probabilities};
@@ -16,6 +16,9 @@ const CHOSEN: &str = "rewards/chosen";
 const REJECTED: &str = "rewards/rejected";
 const ACCURACIES: &str = "rewards/accuracies";
 const MARGINS: &str = "rewards/margins";
+
+/// Names of the losses that an evaluation of preferences reports.
+pub(super) const DPO_LOSSES: [&str; 5] = [LM_LOSS, CHOSEN, REJECTED, ACCURACIES, MARGINS];
 
 /// The step that the recipe asks for, or else the program's.
 pub(super) fn step_of(config: &RunConfig, own: Box<dyn ForwardStep>) -> Box<dyn ForwardStep> {
@@ -72,7 +75,14 @@ fn rows_of_pairs(micro_batch: &MicroBatch) -> MicroBatch {
         values.chunks(length.max(1)).flat_map(answers).flatten().collect()
     }
     let length = micro_batch.seq_length;
+    let mut extras = micro_batch.extras.clone();
+    if let Some(padding) = micro_batch.padding() {
+        let values = ExtraValues::Ints(apart(padding, length));
+        let shape = vec![2 * micro_batch.batch_size, length / 2];
+        extras.insert(PADDING.to_owned(), Extra { values, shape, cut: ExtraCut::Sequence });
+    }
     MicroBatch {
+        extras,
         tokens: apart(&micro_batch.tokens, length),
         labels: apart(&micro_batch.labels, length),
         loss_mask: apart(&micro_batch.loss_mask, length),
@@ -81,7 +91,7 @@ fn rows_of_pairs(micro_batch: &MicroBatch) -> MicroBatch {
         document_ids: None,
         batch_size: 2 * micro_batch.batch_size,
         seq_length: length / 2,
-        ..micro_batch.clone()
+        part: micro_batch.part,
     }
 }
 

@@ -70,6 +70,12 @@ pub trait ForwardStep: Send {
         false
     }
 
+    /// Names of all losses that an evaluation reports, so that a `validation.metric` that is none of them is refused before training. By
+    /// default they are not known.
+    fn loss_names(&self) -> Option<Vec<&'static str>> {
+        None
+    }
+
     /// What is reported of a micro-batch, given the value of its loss sum.
     fn report(&mut self, loss_sum: f64, batch: &Batch) -> Losses {
         let ratio = Ratio { numerator: loss_sum, denominator: batch.num_tokens };
@@ -95,5 +101,9 @@ impl ForwardStep for LanguageModelStep {
 
     fn is_recordable(&self) -> bool {
         true
+    }
+
+    fn loss_names(&self) -> Option<Vec<&'static str>> {
+        Some(vec![LM_LOSS])
     }
 }

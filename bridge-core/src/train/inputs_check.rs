@@ -1,5 +1,5 @@
 //! What a run would refuse before its first step for what lies on this machine: text, token files, tokenizer, model section, checkpoint to
-//! start from. Nothing is written, and each problem is the one that the run itself would report.
+//! start from. Folders that it writes to are checked, too. Nothing is written, and each problem is the one that the run itself would report.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,6 +10,7 @@ use bridge_dist::mesh::ProcessGroups;
 use super::checkpointing::{check_foreign, find_start};
 use super::data_errors::name_setting;
 use super::gpt_data::dataset_prefix;
+use super::outputs_check::check_outputs;
 use super::registry::Registry;
 use super::text::{check_source, tokenizer_rows};
 use super::{TrainError, distillation};
@@ -36,6 +37,7 @@ pub fn check_inputs(config: &RunConfig, registry: &Registry) -> Result<(), Confi
     let has_pretrained = paths.as_ref().err().is_none_or(|errors| !errors.names("checkpoint.pretrained_checkpoint"));
     let has_teacher = paths.as_ref().err().is_none_or(|errors| !errors.names("distillation.teacher"));
     found(paths.map_err(TrainError::Config), "");
+    found(check_outputs(config), "");
     found(registry.models.config(&config.model).map(drop).map_err(TrainError::from), "model");
     found(check_adapter(config, registry).map_err(|error| of_setting(config, error)), "peft");
     found(check_source(config).map_err(|error| name_setting(config, error)), "dataset.source");

@@ -319,7 +319,17 @@ impl Base {
         let Self { iteration, consumed, .. } = self;
         let mut warnings = Vec::new();
         warnings.extend(self.unread_weights(config));
-        let mut changed: Vec<String> = self.changes_of(Concerns::Training).map(said).collect();
+        // Epochs that are as many iterations as the checkpoint's run had are no change.
+        let iterations = config.train.train_iters.to_string();
+        let has_length =
+            |change: &&Change| change.key == "train.train_iters" && change.before.to_inline() == iterations;
+        let has_same_length = self.changes_of(Concerns::Training).any(|change| has_length(&change));
+        let is_length = |change: &Change| matches!(change.key.as_str(), "train.train_iters" | "train.num_epochs");
+        let mut changed: Vec<String> = self
+            .changes_of(Concerns::Training)
+            .filter(|change| !(has_same_length && is_length(change)))
+            .map(said)
+            .collect();
         let replicas = self.record.as_ref().map(|record| record.data_parallel_size);
         if let Some(before) = replicas.filter(|before| *before != record.data_parallel_size) {
             changed.push(format!("data-parallel ranks {before} -> {}", record.data_parallel_size));

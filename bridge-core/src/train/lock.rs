@@ -89,8 +89,8 @@ fn lock(key: &'static str, folder: &Path) -> Result<File, TrainError> {
     }
 }
 
-/// That a folder cannot be used. A full disk is not the recipe's fault.
-fn cannot_use(key: &'static str, folder: &Path, error: &std::io::Error) -> TrainError {
+/// The error of a folder that cannot be made or written. A full disk is not the recipe's fault.
+pub(super) fn cannot_use(key: &'static str, folder: &Path, error: &std::io::Error) -> TrainError {
     let (path, message) = (folder.to_owned(), error.to_string());
     match error.kind() {
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => TrainError::DiskFull { key, path, message },

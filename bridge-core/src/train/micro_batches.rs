@@ -8,6 +8,7 @@ use bridge_data::MicroBatch;
 use super::TrainError;
 use super::exit_reason::ExitReason;
 use super::run::TrainingRun;
+use super::step_flops::SequenceLengths;
 use crate::config::train_windows;
 use crate::schedule::MicroBatchWindows;
 
@@ -17,8 +18,8 @@ pub(super) struct StepData {
     total: usize,
     /// The window that was read last, with the number of its first micro-batch.
     held: Option<(usize, Vec<MicroBatch>)>,
-    /// Tokens read in this pass over the data.
-    pub tokens: u64,
+    /// Lengths of the sequences read in this pass over the data.
+    pub lengths: SequenceLengths,
     /// Time spent reading, until all ranks have read.
     pub reading: Duration,
     /// Time of it that this rank read itself.
@@ -29,8 +30,14 @@ impl StepData {
     /// The data of a step of `total` micro-batches. Its first window is read now.
     pub fn begin(run: &mut TrainingRun, total: usize) -> Result<Self, TrainError> {
         let windows = train_windows(&run.config);
-        let mut data =
-            Self { windows, total, held: None, tokens: 0, reading: Duration::ZERO, own_reading: Duration::ZERO };
+        let mut data = Self {
+            windows,
+            total,
+            held: None,
+            lengths: SequenceLengths::default(),
+            reading: Duration::ZERO,
+            own_reading: Duration::ZERO,
+        };
         data.read(run, 0)?;
         Ok(data)
     }
@@ -51,7 +58,7 @@ impl StepData {
             if start == 0 {
                 // The step runs again.
                 run.inputs.data.rewind_train();
-                self.tokens = 0;
+                self.lengths = SequenceLengths::default();
             }
             self.read(run, start)?;
         }
@@ -66,7 +73,9 @@ impl StepData {
         let (reading, in_calls) = (started.elapsed(), run.groups.time_in_calls() - in_calls);
         self.reading += reading;
         self.own_reading += reading.saturating_sub(in_calls);
-        self.tokens += micro_batches.iter().map(|micro_batch| micro_batch.tokens.len() as u64).sum::<u64>();
+        // A sample of preferences has two answers.
+        let per_sample = if run.config.dpo.is_some() { 2 } else { 1 };
+        micro_batches.iter().for_each(|micro_batch| self.lengths.add(micro_batch, per_sample));
         self.held = Some((start, micro_batches));
         Ok(())
     }

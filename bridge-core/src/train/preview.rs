@@ -48,7 +48,7 @@ pub fn schedule_of(config: &RunConfig) -> Result<Vec<ScheduleRow>, TrainError> {
             consumed_samples,
         });
         if !skipped {
-            scheduler.step(batch);
+            scheduler.step(config.schedule_steps(batch));
         }
         consumed_samples += batch;
     }

@@ -19,7 +19,7 @@ use super::data::RunData;
 use super::data_errors::name_setting;
 use super::device::{LocalRank, select_device_of_rank};
 use super::distillation::Teacher;
-use super::doors::{Doors, LossWatch};
+use super::doors::{Doors, LossWatch, check_metric};
 use super::exits::{CancelHandle, Exits};
 use super::forward_step::ForwardStep;
 use super::graphs::MicroBatchGraphs;
@@ -27,6 +27,7 @@ use super::inputs::Inputs;
 use super::lineage::Lineage;
 use super::lock::RunLock;
 use super::outputs::Outputs;
+use super::outputs_check::check_outputs;
 use super::pipeline;
 use super::preparation::Preparation;
 use super::region_spans::Observers;
@@ -37,6 +38,7 @@ use super::restart::RankUnit;
 use super::run::TrainingRun;
 use super::run_options::RunOptions;
 use super::step::schedule_overrides;
+use super::step_flops::SequenceFlops;
 use super::subsystem::Verdict;
 use super::text::check_source;
 use super::training::Training;
@@ -79,10 +81,15 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     // What can be refused is refused before anything is written.
     let checked = graphs_can_be(&config, options.seat.unit).and_then(|()| check(&config, registry, place));
     let checked = ranks::agree(groups, "checking the run", checked)?;
+    let outputs = if ranks::is_first(groups) { check_outputs(&config) } else { Ok(()) };
+    ranks::agree(groups, "checking the run", outputs)?;
+    let metric = check_metric(&config, options.forward_step.as_ref()).map_err(TrainError::Config);
+    ranks::agree(groups, "checking the run", metric)?;
     let manager = ranks::agree(groups, "checking the run", named_manager(&config, &options.managers))?;
     let start = find_start(&config, &registry.weights, (groups, manager.as_ref()))?;
     let teacher = distillation::find(&config, registry, groups)?;
     let begun = start.as_ref().map_or_else(|| Ok(TrainState::default()), Start::train_state)?;
+    let config = config.continued_after(begun.step, begun.consumed_train_samples).map_or(config, Arc::new);
     let lineage = Lineage::of(&config, &registry.kinds(), start.as_ref());
     let lineage = ranks::agree(groups, "comparing the run with its checkpoint", lineage)?;
     let mut reporter = Reporter::new(&config, (options.console, options.verbosity), groups.world().rank());
@@ -113,8 +120,8 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let dumps = GradientDumps::open(&config, groups, &pulse)?;
     let temporary = Temporary::open(&config, groups, (begun.step, &pulse))?;
     let timers = Arc::new(timers(&config, &checked.device.clone().without_autodiff()));
-    let provider = options.overrides.unwrap_or_else(|| Box::new(convert::standard_overrides(&config)));
     let forward_step = dpo::step_of(&config, options.forward_step);
+    let provider = options.overrides.unwrap_or_else(|| Box::new(convert::standard_overrides(&config)));
     let parts = Parts { checked, forward_step, provider, padded_vocab_size };
     let (mut training, deferred) = build_training(&config, groups, parts, &timers)?;
     shard(&mut training, deferred, start.is_none() || Strictness::of(&config).allows_absent())?;
@@ -272,7 +279,8 @@ fn build_training(
     let outline = model_config.builder().outline(&work, &Stage::whole(model_config.stacks()), adapter.clone())?;
     adapter.iter().try_for_each(|adapter| adapter.check_met())?;
     last_layer::check(config, adapter.as_deref(), &outline.declarations)?;
-    let flops_per_sequence = outline.flops();
+    let sizes = (padded_vocab_size, config.dpo.is_some());
+    let flops = SequenceFlops::new(model_config, adapter.clone(), sizes, (config.model.seq_length, &outline));
 
     let distribution = Arc::new(Distribution::new(&chunks, groups.clone(), plan::settings::distribution(config))?);
     let settings = convert::optimizer_settings(config);
@@ -295,7 +303,7 @@ fn build_training(
         scheduler,
         num_microbatches: NumMicrobatchesCalculator::new(convert::batch_size(config))?,
         loss_scaler: convert::loss_scaler(config)?,
-        flops_per_sequence,
+        flops,
         graphs: MicroBatchGraphs::of_run(config, forward_step.as_ref(), &device)?,
         forward_step,
         chunks,

@@ -17,6 +17,7 @@ use super::predictions::{PredictionSums, loss_name};
 use super::report::StepReport;
 use super::routers::{RouterReport, RouterSums};
 use super::run::TrainingRun;
+use super::step_flops::SequenceLengths;
 use super::threads::compute;
 use super::{TrainError, ranks};
 use crate::logging::Figure;
@@ -93,8 +94,9 @@ fn compute_step(run: &mut TrainingRun, mut data: StepData, started: Instant) -> 
     let outcome = optimizer_step(run, &rates, &pass_result)?;
     let batch_size = num_microbatches * run.config.samples_per_microstep() as u64;
     if outcome.success {
-        run.training.scheduler.step(batch_size);
+        run.training.scheduler.step(run.config.schedule_steps(batch_size));
     }
+    let (flops, num_tokens) = flops_and_tokens(run, &data.lengths, batch_size)?;
     let figures = own_figures(&run.training.own_figures, &pass_result.losses);
     let learning = learning(&outcome, &pass_result.losses, can_fall);
     Ok(StepEnd::Done(Box::new(StepReport {
@@ -116,13 +118,31 @@ fn compute_step(run: &mut TrainingRun, mut data: StepData, started: Instant) -> 
         learning,
         batch_size,
         num_microbatches,
-        flops: run.training.flops_per_sequence.map(|flops| flops * batch_size as f64),
-        num_tokens: data.tokens * run.config.parallel.data as u64,
+        flops,
+        num_tokens,
         seconds: started.elapsed().as_secs_f64(),
         data_seconds: data.reading.as_secs_f64(),
         own_data_seconds: data.own_reading.as_secs_f64(),
         grads_reduction: pass_result.reduction,
     })))
+}
+
+/// Model FLOPs and tokens of a step of `batch_size` samples over all ranks, from the lengths of this rank's sequences.
+fn flops_and_tokens(
+    run: &mut TrainingRun,
+    lengths: &SequenceLengths,
+    batch_size: u64,
+) -> Result<(Option<f64>, u64), TrainError> {
+    let flops = &mut run.training.flops;
+    if !run.inputs.data.lengths_vary() {
+        let of_sequence = flops.of(run.config.model.seq_length);
+        let tokens = lengths.tokens * run.config.parallel.data as u64;
+        return Ok((of_sequence.map(|flops| flops * batch_size as f64), tokens));
+    }
+    let own = lengths.flops(flops);
+    let mut sums = [own.unwrap_or_default(), lengths.tokens as f64];
+    ranks::sum(run.groups.data(), &mut sums)?;
+    Ok((own.map(|_| sums[0]), sums[1] as u64))
 }
 
 /// What a loss of the forward step's own has recorded, in `metrics.jsonl`; elsewhere it is among the losses.

@@ -16,6 +16,7 @@ use super::global_state::GlobalState;
 use super::graphs::MicroBatchGraphs;
 use super::pipeline::Pipeline;
 use super::reference::ReferenceBatches;
+use super::step_flops::SequenceFlops;
 use super::stream_gradients::StreamGradients;
 use super::streams::numbers;
 use crate::inspect::{Inspector, TensorKind};
@@ -35,8 +36,8 @@ pub(super) struct Training {
     pub loss_scaler: LossScaler,
     /// Where micro-batches are recorded and replayed.
     pub graphs: Option<MicroBatchGraphs>,
-    /// FLOPs of forward and backward; `None` for a model that does not count them.
-    pub flops_per_sequence: Option<f64>,
+    /// Model FLOPs of sequences by their length.
+    pub flops: SequenceFlops,
     pub forward_step: Box<dyn ForwardStep>,
     pub device: Device,
     /// Takes statistics of tensors, in steps whose tensors are looked at.

@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 
 use super::DataError;
 use super::dataset::{Dataset, FetchOrder, Filling, Sample};
-use super::extra::{self, Extras, chunks_of};
+use super::extra::{self, Extra, ExtraCut, ExtraValues, Extras, PADDING, chunks_of};
 use super::sampler::SampleIndices;
 use crate::outside::panic_message;
 
@@ -77,7 +77,15 @@ impl MicroBatch {
     /// Samples of different lengths, only some of them with document numbers, or with other extra tensors than the first.
     pub fn stack(samples: impl IntoIterator<Item = Sample>) -> Result<Self, DataError> {
         let mut batch = Self::default();
-        for sample in samples {
+        let mut padding = Vec::new();
+        for mut sample in samples {
+            // Samples without padding may leave its mask out.
+            let mut own_padding = sample.take_padding();
+            if !own_padding.is_empty() || !padding.is_empty() {
+                own_padding.resize(sample.tokens.len(), 0);
+                padding.resize(batch.tokens.len(), 0);
+                padding.append(&mut own_padding);
+            }
             if batch.batch_size == 0 {
                 batch.seq_length = sample.tokens.len();
                 batch.document_ids = sample.document_ids.is_some().then(Vec::new);
@@ -102,7 +110,23 @@ impl MicroBatch {
             }
             batch.batch_size += 1;
         }
+        if !padding.is_empty() {
+            let mask = Extra {
+                values: ExtraValues::Ints(padding),
+                shape: vec![batch.batch_size, batch.seq_length],
+                cut: ExtraCut::Sequence,
+            };
+            batch.extras.insert(PADDING.to_owned(), mask);
+        }
         Ok(batch)
+    }
+
+    /// The mask of padding, `[b, t]`: 1 for tokens that fill samples up. `None` if no token does.
+    pub fn padding(&self) -> Option<&[i64]> {
+        match &self.extras.get(PADDING)?.values {
+            ExtraValues::Ints(padding) => Some(padding),
+            ExtraValues::Floats(_) => None,
+        }
     }
 }
 

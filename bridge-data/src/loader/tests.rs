@@ -133,6 +133,24 @@ fn external_batches_pass_through() {
 }
 
 #[test]
+fn what_fills_samples_up_is_marked_as_padding() {
+    let sample = |t: usize| Sample {
+        tokens: vec![1; t],
+        labels: vec![1; t],
+        loss_mask: vec![1.0; t],
+        position_ids: (0..t as i64).collect(),
+        ..Sample::default()
+    };
+    let filling = Some(crate::dataset::Filling { token: 0, multiple: 4, longest: 8 });
+    let batch = MicroBatch::filled(vec![sample(4), sample(2)], filling).expect("stacked");
+    assert_eq!(batch.padding(), Some([0, 0, 0, 0, 0, 0, 1, 1].as_slice()));
+    let part = MicroBatch::filled(vec![sample(6)], filling).expect("stacked").context_part(1, 2);
+    assert_eq!(part.padding(), Some([0, 0, 0, 0].as_slice()), "its last chunks are on the other rank");
+    let whole = MicroBatch::filled(vec![sample(4), sample(4)], filling).expect("stacked");
+    assert_eq!((whole.padding(), whole.extras.len()), (None, 0), "there is nothing to mark");
+}
+
+#[test]
 fn samples_of_different_shapes_are_refused() {
     let sample = |t: usize| Sample {
         tokens: vec![0; t],

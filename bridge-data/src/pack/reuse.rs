@@ -3,6 +3,7 @@
 use std::fs::{File, TryLockError};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -10,8 +11,13 @@ use serde_json::Value;
 use crate::indexed::with_suffix;
 use crate::{DataError, made, outside};
 
-/// A lock that is held while an output is written, or while an existing one is opened: one writer, or any number of readers. The file is
-/// deleted with the last lock, so that no attempt leaves it behind.
+/// Longest time that a writer waits for readers, which hold the lock only while they open the output.
+const WRITER_PATIENCE: Duration = Duration::from_millis(500);
+/// Longest time that a reader of a complete output waits for an exclusive holder, which is about to leave.
+const READER_PATIENCE: Duration = Duration::from_secs(5);
+
+/// A lock that is held while an output is written, or while an existing one is opened: one writer, or any number of readers. The last
+/// holder deletes the file, so that no attempt leaves it behind.
 pub struct OutputLock {
     path: PathBuf,
     /// Locked until it is closed.
@@ -20,34 +26,67 @@ pub struct OutputLock {
 
 impl OutputLock {
     /// Locks `{output}.lock` for a writer.
+    ///
+    /// # Errors
+    /// [`DataError::Locked`] if others hold the lock for longer than [`WRITER_PATIENCE`].
     pub(crate) fn acquire(output: &Path) -> Result<Self, DataError> {
-        Self::lock(output, File::try_lock)
+        let begun = Instant::now();
+        let lock = Self::retry(output, File::try_lock, || Ok(begun.elapsed() < WRITER_PATIENCE))?;
+        lock.ok_or_else(|| DataError::Locked { path: lock_path(output) })
     }
 
-    /// Locks `{output}.lock` for a reader.
-    pub(crate) fn share(output: &Path) -> Result<Self, DataError> {
-        Self::lock(output, File::try_lock_shared)
+    /// Locks `{output}.lock` for a reader, even if a reader that leaves holds it exclusively for a moment (see [`Drop`]). A writer is
+    /// told from such a reader by the output: `is_complete` is false as soon as the writer has begun, and the result is `None`.
+    ///
+    /// # Errors
+    /// Those of `is_complete`; [`DataError::Locked`] if a holder stands still for [`READER_PATIENCE`].
+    fn share_complete(
+        output: &Path,
+        mut is_complete: impl FnMut() -> Result<bool, DataError>,
+    ) -> Result<Option<Self>, DataError> {
+        let begun = Instant::now();
+        Self::retry(output, File::try_lock_shared, || match begun.elapsed() < READER_PATIENCE {
+            true => is_complete(),
+            false => Err(DataError::Locked { path: lock_path(output) }),
+        })
     }
 
-    fn lock(output: &Path, attempt: impl Fn(&File) -> Result<(), TryLockError>) -> Result<Self, DataError> {
-        let path = with_suffix(output, ".lock");
+    /// Attempts to lock until it succeeds or `goes_on` is false.
+    fn retry(
+        output: &Path,
+        attempt: impl Fn(&File) -> Result<(), TryLockError>,
+        mut goes_on: impl FnMut() -> Result<bool, DataError>,
+    ) -> Result<Option<Self>, DataError> {
+        let path = lock_path(output);
         if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
             std::fs::create_dir_all(folder).map_err(DataError::io("create the folder", folder))?;
         }
+        let mut pause = Duration::from_micros(100);
         loop {
             let file = outside::lockable(&path).map_err(DataError::io("open the lock file", &path))?;
             match attempt(&file) {
                 Ok(()) => {}
-                Err(TryLockError::WouldBlock) => return Err(DataError::Locked { path }),
+                Err(TryLockError::WouldBlock) => {
+                    if !goes_on()? {
+                        return Ok(None);
+                    }
+                    std::thread::sleep(pause);
+                    pause = (2 * pause).min(Duration::from_millis(20));
+                    continue;
+                }
                 Err(TryLockError::Error(error)) => return Err(DataError::io("lock", &path)(error)),
             }
             // Between opening and locking, its holder may have deleted the file: then this lock has no effect, and
             // another process may hold the lock on a new file.
             if is_named(&file, &path).map_err(DataError::io("inspect the lock file", &path))? {
-                return Ok(Self { path, file });
+                return Ok(Some(Self { path, file }));
             }
         }
     }
+}
+
+fn lock_path(output: &Path) -> PathBuf {
+    with_suffix(output, ".lock")
 }
 
 impl Drop for OutputLock {
@@ -90,11 +129,11 @@ pub(crate) fn claim<R: DeserializeOwned>(
 ) -> Result<Claim<R>, DataError> {
     let find = || key.map_or(Ok(None), |key| load::<R>(output, key, files));
     // First checked without a lock, so that readers do not block a writer.
-    if find()?.is_some() {
-        let lock = OutputLock::share(output)?;
-        if let Some(report) = find()? {
-            return Ok(Claim::Whole(report, lock));
-        }
+    if find()?.is_some()
+        && let Some(lock) = OutputLock::share_complete(output, || Ok(find()?.is_some()))?
+        && let Some(report) = find()?
+    {
+        return Ok(Claim::Whole(report, lock));
     }
     let lock = OutputLock::acquire(output)?;
     // Another process may have written it since.

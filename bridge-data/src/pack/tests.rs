@@ -220,17 +220,37 @@ fn readers_share_what_a_writer_has_left() {
     let tokenizer = NullTokenizer::new(10);
     let (report, writer) = pack_locked(&pack_params(&first, &tokenizer, &output)).expect("free");
     assert!(!report.reused);
-    assert!(matches!(pack(&pack_params(&first, &tokenizer, &output)), Err(DataError::Locked { .. })), "being written");
+    let other = || pack(&pack_params(&second, &tokenizer, &output));
+    assert!(matches!(other(), Err(DataError::Locked { .. })), "being written");
     drop(writer);
     let readers = [0; 2].map(|_| pack_locked(&pack_params(&first, &tokenizer, &output)).expect("there already"));
     assert!(readers.iter().all(|(report, _)| report.reused));
-    let other = || pack(&pack_params(&second, &tokenizer, &output));
     assert!(matches!(other(), Err(DataError::Locked { .. })), "being opened");
     let [last, other_reader] = readers;
     drop(other_reader);
     assert!(matches!(other(), Err(DataError::Locked { .. })), "one reader is left");
     drop(last);
     assert!(!other().expect("free").reused);
+    assert!(!with_suffix(&output, ".lock").exists());
+}
+
+/// A reader that leaves holds the lock exclusively for a moment, to delete its file: readers that arrive wait for it.
+#[test]
+fn readers_that_leave_lock_out_none_that_arrive() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    std::fs::write(folder.path().join("a.txt"), "1 2").expect("written");
+    let source = source(folder.path(), "a.txt");
+    let (output, tokenizer) = (folder.path().join("packed"), NullTokenizer::new(10));
+    pack(&pack_params(&source, &tokenizer, &output)).expect("free");
+    std::thread::scope(|scope| {
+        for _ in 0..16 {
+            scope.spawn(|| {
+                for _ in 0..100 {
+                    assert!(pack(&pack_params(&source, &tokenizer, &output)).expect("shared").reused);
+                }
+            });
+        }
+    });
     assert!(!with_suffix(&output, ".lock").exists());
 }
 

@@ -144,29 +144,43 @@ impl SftDataset {
         let mut both = [self.alone(2 * at)?, self.alone(2 * at + 1)?];
         let longest = both.iter().map(|one| one.tokens.len()).max().unwrap_or(0);
         both.iter_mut().for_each(|one| one.fill(longest, self.filling.token));
+        let [first_padding, second_padding] = both.each_mut().map(|one| {
+            let mut padding = one.take_padding();
+            padding.resize(longest, 0);
+            padding
+        });
         let [first, second] = both;
         fn turns<T: Copy>(a: &[T], b: &[T]) -> Vec<T> {
             a.iter().zip(b).flat_map(|(a, b)| [*a, *b]).collect()
         }
-        Ok(Sample {
+        let padding = turns(&first_padding, &second_padding);
+        let mut sample = Sample {
             tokens: turns(&first.tokens, &second.tokens),
             labels: turns(&first.labels, &second.labels),
             loss_mask: turns(&first.loss_mask, &second.loss_mask),
             position_ids: turns(&first.position_ids, &second.position_ids),
             document_ids: None,
             extras: Extras::new(),
-        })
+        };
+        if padding.contains(&1) {
+            sample.set_padding(padding);
+        }
+        Ok(sample)
     }
 
     /// Several examples as a sample: each is a document, and what is left over is one too.
     fn together(&self, members: &[u32], multiple: usize) -> Result<Sample, DataError> {
         let longest = self.filling.longest;
         let (mut sample, mut documents) = (Sample::default(), Vec::with_capacity(longest));
+        let mut padding = Vec::new();
         for (number, at) in members.iter().enumerate() {
             let mut one = self.alone(*at)?;
             let room = longest.saturating_sub(sample.tokens.len());
             one.fill(one.tokens.len().next_multiple_of(multiple.max(1)).min(room), self.filling.token);
             documents.extend(std::iter::repeat_n(number as i32, one.tokens.len()));
+            let mut own_padding = one.take_padding();
+            own_padding.resize(one.tokens.len(), 0);
+            padding.append(&mut own_padding);
             sample.tokens.append(&mut one.tokens);
             sample.labels.append(&mut one.labels);
             sample.loss_mask.append(&mut one.loss_mask);
@@ -175,6 +189,9 @@ impl SftDataset {
         let rest = longest.saturating_sub(sample.tokens.len());
         documents.extend(std::iter::repeat_n(members.len() as i32, rest));
         sample.position_ids.extend(0..rest as i64);
+        if padding.contains(&1) {
+            sample.set_padding(padding);
+        }
         sample.fill(longest, self.filling.token);
         sample.document_ids = Some(documents);
         Ok(sample)

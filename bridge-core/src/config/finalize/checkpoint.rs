@@ -86,9 +86,9 @@ fn state_is_loaded(draft: &mut Draft<'_>) {
         ("scheduler.use_checkpoint_opt_param_scheduler", scheduler.use_checkpoint_opt_param_scheduler),
     ] {
         let message = "has no effect without a run to resume: checkpoint.load or checkpoint.save";
-        draft.require(!is_set || resumes, key, message);
+        draft.idle_unless(!is_set || resumes, key, message);
     }
-    draft.require(
+    draft.idle_unless(
         checkpoint.on_damaged == OnDamaged::Fallback || resumes || checkpoint.pretrained_checkpoint.is_some(),
         "checkpoint.on_damaged",
         "has no effect without a checkpoint to load: checkpoint.load, checkpoint.save or checkpoint.pretrained_checkpoint",
@@ -107,7 +107,7 @@ fn state_is_loaded(draft: &mut Draft<'_>) {
         );
     }
     // The schedule belongs to the optimizer state.
-    draft.require(
+    draft.idle_unless(
         !scheduler.use_checkpoint_opt_param_scheduler || (checkpoint.load_optim && !checkpoint.finetune),
         "scheduler.use_checkpoint_opt_param_scheduler",
         "has no effect with checkpoint.load_optim = false or checkpoint.finetune = true, which do not load the schedule",
@@ -148,7 +148,7 @@ fn settings_are_taken(draft: &mut Draft<'_>) {
             "needs a checkpoint to load: checkpoint.load, checkpoint.save or checkpoint.pretrained_checkpoint";
         draft.require(!is_set || has_place, key, message);
     }
-    draft.require(
+    draft.idle_unless(
         checkpoint.use_tokenizer_model_from_checkpoint_args || checkpoint.use_checkpoint_args,
         "checkpoint.use_tokenizer_model_from_checkpoint_args",
         "has no effect without checkpoint.use_checkpoint_args",
@@ -169,13 +169,13 @@ fn temporary_saves(draft: &mut Draft<'_>) {
         "checkpoint.non_persistent_ckpt_type",
         "needs checkpoint.non_persistent_save_interval",
     );
-    draft.require(
+    draft.idle_unless(
         settings.non_persistent_global_ckpt_dir.is_none() || kind == Some(NonPersistentType::Global),
         "checkpoint.non_persistent_global_ckpt_dir",
         "has no effect without checkpoint.non_persistent_ckpt_type = \"global\"",
     );
     let is_local = kind == Some(NonPersistentType::Local);
-    draft.require(
+    draft.idle_unless(
         settings.non_persistent_local_ckpt_dir.is_none() || is_local,
         "checkpoint.non_persistent_local_ckpt_dir",
         "has no effect without checkpoint.non_persistent_ckpt_type = \"local\"",
@@ -186,7 +186,7 @@ fn temporary_saves(draft: &mut Draft<'_>) {
         "= \"local\" needs checkpoint.non_persistent_local_ckpt_dir",
     );
     let interval = settings.non_persistent_save_interval.zip(settings.save_interval);
-    draft.require(
+    draft.idle_unless(
         interval.is_none_or(|(temporary, persistent)| !temporary.is_multiple_of(persistent.max(1))),
         "checkpoint.non_persistent_save_interval",
         "has no effect: checkpoint.save_interval saves at each of these steps for good",
@@ -206,7 +206,7 @@ fn replicas(draft: &mut Draft<'_>) {
                 settings.replication_factor != CheckpointConfig::default().replication_factor,
             ),
         ] {
-            draft.require(!is_set, key, "has no effect without checkpoint.replication");
+            draft.idle_unless(!is_set, key, "has no effect without checkpoint.replication");
         }
         return;
     }
@@ -231,7 +231,7 @@ fn retained_are_saved(draft: &mut Draft<'_>) {
     let Some(retain) = checkpoint.save_retain_interval else {
         return;
     };
-    draft.require(
+    draft.idle_unless(
         checkpoint.most_recent_k.is_some_and(|k| k != -1),
         "checkpoint.save_retain_interval",
         "has no effect without checkpoint.most_recent_k: every checkpoint is kept then",

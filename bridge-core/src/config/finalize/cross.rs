@@ -34,13 +34,13 @@ pub(super) fn check(draft: &mut Draft<'_>) {
     );
     let has_rate = draft.recipe.rerun_state_machine.error_injection_rate > 0;
     let is_type_set = draft.recipe_differs("rerun_state_machine.error_injection_type");
-    draft.require(
+    draft.idle_unless(
         has_rate || !is_type_set,
         "rerun_state_machine.error_injection_type",
         "has no effect without rerun_state_machine.error_injection_rate",
     );
     let is_validating = draft.recipe.rerun_state_machine.rerun_mode == RerunMode::ValidateResults;
-    draft.require(
+    draft.idle_unless(
         !has_rate || is_validating,
         "rerun_state_machine.error_injection_rate",
         "has no effect without rerun_state_machine.rerun_mode = \"validate_results\"",
@@ -64,7 +64,7 @@ pub(super) fn check(draft: &mut Draft<'_>) {
     let validation = &draft.recipe.validation;
     let trains_shuffled = dataset.dataloader_type == Some(DataloaderType::Cyclic) && !validation.skip_train;
     let validates_shuffled = validation.eval_iters.unwrap_or(0) > 0 && !validation.full_validation;
-    draft.require(
+    draft.idle_unless(
         dataset.data_sharding || trains_shuffled || validates_shuffled,
         "dataset.data_sharding",
         "has no effect, because nothing is shuffled: training is without dataset.dataloader_type = \"cyclic\", and validation without \
@@ -125,12 +125,12 @@ fn dependent_settings(draft: &mut Draft<'_>) {
     for key in ["generate.top_k", "generate.top_p", "generate.seed"] {
         let is_changed = draft.recipe_differs(key);
         let message = "has no effect with generate.temperature = 0, which takes the most likely token";
-        draft.require(is_random || !is_changed, key, message);
+        draft.idle_unless(is_random || !is_changed, key, message);
     }
     for (key, (is_on, other)) in settings {
         let is_changed = draft.recipe_differs(key);
         let message = format!("has no effect without {other}");
-        draft.require(is_on || !is_changed, key, message);
+        draft.idle_unless(is_on || !is_changed, key, message);
     }
 }
 
@@ -151,7 +151,7 @@ fn profiling_window(draft: &mut Draft<'_>) {
     memory_history(draft);
     let shapes = "profiling.pytorch_profiler_collect_shapes";
     let why = "has no effect without profiling.use_pytorch_profiler";
-    draft.forbid(!profiling.use_pytorch_profiler && draft.recipe_differs(shapes), shapes, why);
+    draft.idle_if(!profiling.use_pytorch_profiler && draft.recipe_differs(shapes), shapes, why);
     if is_on {
         let message = "leaves no iteration to profile: the first one is that after profiling.profile_step_start";
         draft.require(end != start, "profiling.profile_step_end", message);
@@ -168,7 +168,7 @@ fn profiling_window(draft: &mut Draft<'_>) {
         // Upstream's configurations have this list whether they profile or not.
         let is_upstreams = setting == "profile_ranks" && profiling.profile_ranks == [0];
         let message = "has no effect without a profiler, profiling.nvtx_ranges or profiling.record_memory_history";
-        draft.require(is_upstreams || !draft.recipe_differs(&key), &key, message);
+        draft.idle_unless(is_upstreams || !draft.recipe_differs(&key), &key, message);
     }
 }
 
@@ -184,7 +184,7 @@ fn memory_history(draft: &mut Draft<'_>) {
     // Upstream's containers name this file whether they record or not.
     let is_upstreams = profiling.memory_snapshot_path == "/nemo_run/snapshot.pickle";
     let is_void = !profiling.record_memory_history && draft.recipe_differs(path) && !is_upstreams;
-    draft.forbid(is_void, path, "has no effect without profiling.record_memory_history");
+    draft.idle_if(is_void, path, "has no effect without profiling.record_memory_history");
     let has_name = std::path::Path::new(&profiling.memory_snapshot_path).file_stem().is_some();
     draft.require(has_name || !profiling.record_memory_history, path, "is not the name of a file");
 }
@@ -197,7 +197,7 @@ fn flight_recorder(draft: &mut Draft<'_>) {
     {
         let key = format!("dist.flight_recorder_{setting}");
         let message = "has no effect without dist.flight_recorder_dump_path";
-        draft.require(is_on || !draft.recipe_differs(&key), &key, message);
+        draft.idle_unless(is_on || !draft.recipe_differs(&key), &key, message);
     }
     let writes = settings.flight_recorder_dump_on_timeout || settings.flight_recorder_extra_dump_on_exec;
     let message = "is never written to: dump_on_timeout and extra_dump_on_exec are both false";
@@ -228,7 +228,7 @@ fn evaluations_are_compared(draft: &mut Draft<'_>) {
     for (key, is_set) in [("train.early_stopping_patience", stops), ("checkpoint.keep_best", keeps_best)] {
         let message = "needs validation.eval_interval, and validation.eval_iters or validation.full_validation";
         draft.require(!is_set || evaluates && validation.eval_interval.is_some(), key, message);
-        draft.forbid(is_set && validation.skip_train, key, "has no effect with validation.skip_train = true");
+        draft.idle_if(is_set && validation.skip_train, key, "has no effect with validation.skip_train = true");
     }
     draft.require(
         stops || train.early_stopping_min_delta <= 0.0,

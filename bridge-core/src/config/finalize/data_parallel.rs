@@ -57,7 +57,7 @@ pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &ParallelSizes) {
         format!("cannot be chosen: the data-parallel size follows from the other sizes and is {}", parallel.data),
     );
     let has_stages = parallel.pipeline > 1;
-    draft.require(
+    draft.idle_unless(
         !draft.recipe.dist.use_tp_pp_dp_mapping || has_stages,
         "dist.use_tp_pp_dp_mapping",
         "has no effect without model.pipeline_model_parallel_size above 1: it says whether stages or replicas are \
@@ -107,13 +107,13 @@ fn buckets(draft: &mut Draft<'_>, shards: Shards) {
          ddp.overlap_grad_reduce, and gradients that are reduced once a step",
     );
     let key = draft.chosen(&["ddp.bucket_size", "comm_overlap.bucket_size"]);
-    draft.require(
+    draft.idle_unless(
         ddp.bucket_size.is_none() || ddp.overlap_grad_reduce || ddp.overlap_param_gather,
         key,
         "has no effect without ddp.overlap_grad_reduce or ddp.overlap_param_gather: there is one bucket then",
     );
     let strategy = ddp.data_parallel_sharding_strategy;
-    draft.require(
+    draft.idle_unless(
         ddp.bucket_size.is_none() || !shards.gradients,
         key,
         format!(

@@ -71,7 +71,7 @@ fn span_corruption(draft: &mut Draft<'_>, kind: &str) {
         "dataset.allow_ambiguous_pad_tokens",
     ] {
         let is_changed = draft.recipe_differs(key);
-        draft.forbid(is_changed, key, format!("has no effect with dataset.kind = \"{kind}\""));
+        draft.idle_if(is_changed, key, format!("has no effect with dataset.kind = \"{kind}\""));
     }
     let number = |name: &str| {
         let value = draft.recipe.dataset.extra.get(name);
@@ -179,7 +179,7 @@ fn mock_has_no_files(draft: &mut Draft<'_>) {
     for field in ["mmap_bin_files", "num_dataset_builder_threads"] {
         let key = format!("dataset.{field}");
         let is_changed = draft.recipe_differs(&key);
-        draft.require(!is_changed, &key, "has no effect with dataset.kind = \"mock\"");
+        draft.idle_unless(!is_changed, &key, "has no effect with dataset.kind = \"mock\"");
     }
 }
 
@@ -214,7 +214,7 @@ fn padding_has_a_token(draft: &mut Draft<'_>) {
     let message = "has no effect without a padding token: tokenizer.tokenizer_type = \"HuggingFaceTokenizer\" or \
                    \"ByteLevelBPE\"";
     let key = "dataset.allow_ambiguous_pad_tokens";
-    draft.require(!draft.recipe.dataset.allow_ambiguous_pad_tokens || can_pad, key, message);
+    draft.idle_unless(!draft.recipe.dataset.allow_ambiguous_pad_tokens || can_pad, key, message);
 }
 
 /// A surplus can be requested only from a member that has a share of the samples.
@@ -228,7 +228,7 @@ fn surplus_has_weights(draft: &mut Draft<'_>, kind: &str, blend: Option<&Blend>)
     let is_changed = draft.recipe_differs(key);
     let message = "has no effect without weights in dataset.data_path, dataset.blend or dataset.blend_per_split, which \
                    dataset.kind = \"mock\" and dataset.source lack";
-    draft.require(is_weighted || !is_changed, key, message);
+    draft.idle_unless(is_weighted || !is_changed, key, message);
 }
 
 fn data_is_given_once(draft: &mut Draft<'_>) {
@@ -265,7 +265,7 @@ fn source_settings_have_a_source(draft: &mut Draft<'_>) {
     ] {
         let key = format!("dataset.{field}");
         let is_changed = draft.recipe_differs(&key);
-        draft.require(!is_changed, &key, "has no effect without dataset.source");
+        draft.idle_unless(!is_changed, &key, "has no effect without dataset.source");
     }
 }
 
@@ -273,7 +273,7 @@ fn json_key_goes_with_json(draft: &mut Draft<'_>) {
     let key = "dataset.source_jsonl_key";
     let is_text = draft.recipe.dataset.source_format == Some(SourceFormat::Text);
     let is_changed = draft.recipe_differs(key);
-    draft.require(!(is_text && is_changed), key, "has no effect with dataset.source_format = \"text\"");
+    draft.idle_unless(!(is_text && is_changed), key, "has no effect with dataset.source_format = \"text\"");
 }
 
 fn fim_settings_go_with_fim(draft: &mut Draft<'_>, kind: &str) {
@@ -310,7 +310,7 @@ fn fim_settings_go_with_fim(draft: &mut Draft<'_>, kind: &str) {
         "dataset.fim_split_sample",
         "needs dataset.fim_fragment_rate",
     );
-    draft.require(
+    draft.idle_unless(
         dataset.fim_fragment_rate.is_none() || dataset.fim_split_sample.is_some(),
         "dataset.fim_fragment_rate",
         "has no effect without dataset.fim_split_sample",

@@ -37,11 +37,11 @@ fn has_effects(draft: &mut Draft<'_>, settings: &DistillationConfig) {
         let has_hidden = settings.hidden_weight > 0.0;
         draft.require(has_hidden, "distillation.alpha", "must be above 0 without distillation.hidden_weight");
         let why = "has no effect with distillation.alpha = 0";
-        draft.require(settings.temperature == usual.temperature, "distillation.temperature", why);
-        draft.require(settings.top_k.is_none(), "distillation.top_k", why);
+        draft.idle_unless(settings.temperature == usual.temperature, "distillation.temperature", why);
+        draft.idle_unless(settings.top_k.is_none(), "distillation.top_k", why);
     }
     let is_usual = settings.hidden_loss == usual.hidden_loss;
-    draft.require(
+    draft.idle_unless(
         is_usual || settings.hidden_weight > 0.0,
         "distillation.hidden_loss",
         "has no effect without distillation.hidden_weight",

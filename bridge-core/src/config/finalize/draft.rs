@@ -32,6 +32,8 @@ pub(super) struct Draft<'r> {
     pub errors: ConfigErrors,
     /// Warnings so far.
     pub warnings: Vec<String>,
+    /// Settings that have no effect, so far.
+    pub idle: ConfigErrors,
     /// All defaults, to detect what the user changed.
     pub defaults: Node,
 }
@@ -45,18 +47,24 @@ impl<'r> Draft<'r> {
             purpose,
             errors: ConfigErrors::default(),
             warnings: raw.remarks().to_vec(),
+            idle: ConfigErrors::default(),
             defaults: RecipeConfig::default().to_node(),
         }
     }
 
     /// Reports a problem of `key`, with its current value and where it was given.
     pub fn error(&mut self, kind: ErrorKind, key: &str, message: impl Into<String>) {
-        let mut error = ConfigError::new(kind, key, message).with_location(self.raw.location(key));
-        let root = self.recipe.to_node();
-        if let Some(node) = root.get_path(key).filter(|node| !node.is_null()) {
-            error = error.with_found(node.to_inline());
-        }
+        let error = self.problem(kind, key, message);
         self.errors.push(error);
+    }
+
+    fn problem(&self, kind: ErrorKind, key: &str, message: impl Into<String>) -> ConfigError {
+        let error = ConfigError::new(kind, key, message).with_location(self.raw.location(key));
+        let root = self.recipe.to_node();
+        match root.get_path(key).filter(|node| !node.is_null()) {
+            Some(node) => error.with_found(node.to_inline()),
+            None => error,
+        }
     }
 
     /// Reports a setting that contradicts another one.
@@ -79,6 +87,19 @@ impl<'r> Draft<'r> {
     /// Reports a condition that must not hold; comparisons with NaN, which the range checks report, do not hold.
     pub fn forbid(&mut self, is_violated: bool, key: &str, message: impl Into<String>) {
         self.require(!is_violated, key, message);
+    }
+
+    /// Reports a setting that has no effect because of others, unless `is_used`: a warning that says why, or with `--strict` an error.
+    pub fn idle_unless(&mut self, is_used: bool, key: &str, reason: impl Into<String>) {
+        self.idle_if(!is_used, key, reason);
+    }
+
+    /// As [`idle_unless`](Self::idle_unless), of a condition in which the setting is idle.
+    pub fn idle_if(&mut self, is_idle: bool, key: &str, reason: impl Into<String>) {
+        if is_idle {
+            let problem = self.problem(ErrorKind::Conflict, key, reason);
+            self.idle.push(problem);
+        }
     }
 
     /// Reports settings with the same meaning of which one is true and another was set to false.
@@ -175,6 +196,6 @@ impl<'r> Draft<'r> {
         });
         errors.collect::<ConfigErrors>().into_result(())?;
         let resolved = resolve(&self.recipe);
-        Ok(RunConfig::new(resolved, self.recipe, self.warnings, self.raw.origins().clone()))
+        Ok(RunConfig::new(resolved, self.recipe, (self.warnings, self.idle), self.raw.origins().clone()))
     }
 }

@@ -66,7 +66,7 @@ fn restarts(draft: &mut Draft<'_>, world: &World) {
         "inprocess_restart.active_world_size",
         format!("is more than the {started} ranks that are started"),
     );
-    draft.require(
+    draft.idle_unless(
         settings.granularity == RestartGranularity::Node || active.is_some(),
         "inprocess_restart.granularity",
         "= \"rank\" has no effect without spare ranks: inprocess_restart.active_world_size",

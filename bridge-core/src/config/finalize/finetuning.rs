@@ -49,6 +49,7 @@ pub(super) fn check(draft: &mut Draft<'_>, kind: &str) {
     let is_of_source = |field: &&str| is_made && matches!(*field, "source" | "split");
     for key in OF_TOKEN_FILES.iter().filter(|field| !is_of_source(field)).map(|field| format!("dataset.{field}")) {
         let is_changed = draft.recipe_differs(&key);
+        // Two places of data contradict each other.
         draft.forbid(
             is_changed,
             &key,
@@ -67,7 +68,7 @@ pub(super) fn check(draft: &mut Draft<'_>, kind: &str) {
             for field in ["source_jsonl_key", "source_piece_bytes", "append_eod"] {
                 let key = format!("dataset.{field}");
                 let is_changed = draft.recipe_differs(&key);
-                draft.forbid(is_changed, &key, "has no effect with dataset.source_format = \"rust-docs\"");
+                draft.idle_if(is_changed, &key, "has no effect with dataset.source_format = \"rust-docs\"");
             }
         }
         (false, None) => draft.missing("dataset.dataset_root", "must be given: the folder with training.jsonl"),
@@ -84,7 +85,7 @@ fn prompts(draft: &mut Draft<'_>) {
         for field in ["add_bos", "add_eos", "add_sep", "prompt_template", "truncation_field", "tokens_to_generate"] {
             let key = format!("dataset.dataset_kwargs.{field}");
             let is_changed = draft.recipe_differs(&key);
-            draft.forbid(
+            draft.idle_if(
                 is_changed,
                 &key,
                 "has no effect with dataset.dataset_kwargs.chat = true: the chat template writes all of a conversation",
@@ -95,7 +96,7 @@ fn prompts(draft: &mut Draft<'_>) {
         kwargs.pad_to_max_length || kwargs.pack_on_the_fly || draft.recipe.dataset.packed_sequence_specs.is_some();
     let key = "dataset.dataset_kwargs.pad_seq_length_to_mult";
     let is_changed = draft.recipe_differs(key);
-    draft.forbid(is_padded && is_changed, key, "has no effect where every sequence has the full length");
+    draft.idle_if(is_padded && is_changed, key, "has no effect where every sequence has the full length");
 }
 
 fn packing(draft: &mut Draft<'_>) {
@@ -119,7 +120,7 @@ fn packing(draft: &mut Draft<'_>) {
         "excludes dataset.packed_sequence_specs, by which sequences are packed beforehand",
     );
     let padded = draft.recipe.dataset.dataset_kwargs.pad_to_max_length;
-    draft.forbid(
+    draft.idle_if(
         padded,
         "dataset.dataset_kwargs.pad_to_max_length",
         "has no effect with packed sequences, which all have the full length",

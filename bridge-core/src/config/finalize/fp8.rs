@@ -49,7 +49,7 @@ pub(super) fn check_gather(draft: &mut Draft<'_>) {
     }
     let key = draft.chosen(&["ddp.fp8_param_gather", "mixed_precision.fp8_param_gather"]);
     if model.fp8.is_none() {
-        draft.require(false, key, "has no effect without model.fp8");
+        draft.idle_unless(false, key, "has no effect without model.fp8");
         return;
     }
     let has_one_scale = matches!(model.fp8_recipe, Some(Fp8Recipe::Tensorwise | Fp8Recipe::Delayed));
@@ -91,7 +91,7 @@ fn have_effect(draft: &mut Draft<'_>, model: &TransformerConfig) {
         let (of_model, of_table) = (format!("model.{field}"), format!("mixed_precision.{field}"));
         let key = draft.chosen(&[&of_model, &of_table]);
         let is_set = draft.is_explicit(key) && draft.recipe_differs(&of_model);
-        draft.require(is_met || !is_set, key, format!("has no effect without {needs}"));
+        draft.idle_unless(is_met || !is_set, key, format!("has no effect without {needs}"));
     }
 }
 

@@ -25,9 +25,9 @@ pub(super) fn check(draft: &mut Draft<'_>, parallel: &ParallelSizes) {
     };
     if model.cuda_graph_impl == CudaGraphImpl::None {
         let is_default = scopes.is_empty() || scopes == ["full"];
-        draft.require(is_default, SCOPE, WITHOUT_GRAPHS);
+        draft.idle_unless(is_default, SCOPE, WITHOUT_GRAPHS);
         let is_changed = draft.recipe_differs(WARMUP);
-        draft.forbid(is_changed, WARMUP, WITHOUT_GRAPHS);
+        draft.idle_if(is_changed, WARMUP, WITHOUT_GRAPHS);
         return;
     }
     if draft.errors.names(IMPL) {

@@ -40,14 +40,14 @@ pub(super) fn resolve(draft: &mut Draft<'_>, name: &str) -> FinalLogger {
     FinalLogger { log_dir, config: draft.recipe.logger.clone() }
 }
 
-/// Refuses settings without effect; the other sections are resolved already.
+/// Reports settings without effect; the other sections are resolved already.
 pub(super) fn check(draft: &mut Draft<'_>) {
     let logger = draft.recipe.logger.clone();
     if logger.skip_train_metrics_log {
         for field in OF_STEPS {
             let key = format!("logger.{field}");
             let is_changed = draft.recipe_differs(&key);
-            draft.forbid(is_changed, &key, "has no effect with logger.skip_train_metrics_log: steps are not logged");
+            draft.idle_if(is_changed, &key, "has no effect with logger.skip_train_metrics_log: steps are not logged");
         }
         return;
     }
@@ -66,7 +66,7 @@ fn memory(draft: &mut Draft<'_>) {
     let logger = draft.recipe.logger.clone();
     let is_reported = logger.log_memory_to_tensorboard || logger.log_memory_interval.is_some();
     let why = "has no effect without logger.log_memory_to_tensorboard or logger.log_memory_interval";
-    draft.forbid(logger.log_device_memory_used && !is_reported, "logger.log_device_memory_used", why);
+    draft.idle_if(logger.log_device_memory_used && !is_reported, "logger.log_device_memory_used", why);
     let device = draft.recipe.device.clone();
     let is_known = matches!(device.as_str(), "flex" | "cpu") || device.starts_with("cuda");
     let known = "is known of processors and of CUDA devices";
@@ -74,7 +74,7 @@ fn memory(draft: &mut Draft<'_>) {
     let Some(keys) = logger.memory_keys else {
         return;
     };
-    draft.forbid(!is_reported, "logger.memory_keys", why);
+    draft.idle_if(!is_reported, "logger.memory_keys", why);
     draft.forbid(keys.is_empty(), "logger.memory_keys", "names no statistic");
     let known = MEMORY_STATISTICS.map(|(statistic, _)| statistic);
     for statistic in keys.keys().filter(|statistic| !known.contains(&statistic.as_str())) {
@@ -121,7 +121,7 @@ fn trackers(draft: &mut Draft<'_>) {
         ("logger.comet_project", logger.comet_project.is_some(), comet),
     ] {
         for (key, is_given) in others {
-            draft.forbid(is_given && !is_used, key, format!("has no effect without {main}"));
+            draft.idle_if(is_given && !is_used, key, format!("has no effect without {main}"));
         }
     }
     for (main, is_used, name, is_given) in [
@@ -176,17 +176,17 @@ fn times(draft: &mut Draft<'_>) {
     let level = draft.recipe.logger.timing_log_level;
     let barrier = "logger.barrier_with_L1_time";
     let has_barrier = draft.recipe_differs(barrier);
-    draft.forbid(
+    draft.idle_if(
         has_barrier && level < 1,
         barrier,
         "has no effect below logger.timing_log_level = 1: the phases of a step are not timed",
     );
     let option = "logger.timing_log_option";
     let is_changed = draft.recipe_differs(option);
-    draft.forbid(is_changed && level < 0, option, "has no effect with logger.timing_log_level = -1: nothing is timed");
+    draft.idle_if(is_changed && level < 0, option, "has no effect with logger.timing_log_level = -1: nothing is timed");
     let saves = draft.recipe.checkpoint.save.is_some();
     let evaluates = evaluates(draft) && draft.recipe.validation.eval_interval.is_some();
-    draft.forbid(
+    draft.idle_if(
         is_changed && level == 0 && !saves && !evaluates,
         option,
         "has no effect with logger.timing_log_level = 0, which times saves and evaluations, where checkpoint.save and \
@@ -197,7 +197,7 @@ fn times(draft: &mut Draft<'_>) {
 fn evaluations(draft: &mut Draft<'_>) {
     let key = "logger.log_validation_ppl_to_tensorboard";
     let is_asked = draft.recipe_differs(key) && !evaluates(draft);
-    draft.forbid(
+    draft.idle_if(
         is_asked,
         key,
         "has no effect: neither validation.eval_iters nor validation.full_validation evaluates anything",
@@ -212,7 +212,7 @@ fn window(draft: &mut Draft<'_>) {
         return;
     };
     let is_changed = draft.recipe_differs(key);
-    draft.forbid(
+    draft.idle_if(
         is_changed && window > iterations,
         key,
         format!("has no effect above train.train_iters = {iterations}: it is never full"),

@@ -146,6 +146,8 @@ impl TransformerConfig {
         ranges::check(&mut draft, "model.");
         refused::check(&mut draft, "model.");
         let transformer = model::resolve(&mut draft);
+        // Nobody is warned here.
+        draft.errors.extend(draft.idle);
         draft.errors.into_result(transformer)
     }
 }

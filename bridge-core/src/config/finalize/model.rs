@@ -293,18 +293,18 @@ fn recomputed_blocks_exist(draft: &mut Draft<'_>, modules: &[String], moe_layers
     let only_experts = !moe_layers.is_empty() && moe_layers.iter().all(|has_experts| *has_experts);
     let message =
         "\"mlp\" has no effect, because every layer has experts (model.moe_layer_freq): \"moe\" recomputes those";
-    draft.forbid(is_named("mlp") && only_experts, key, message);
+    draft.idle_if(is_named("mlp") && only_experts, key, message);
     let no_experts = !moe_layers.contains(&true);
     for name in ["moe", "moe_act"].into_iter().filter(|name| is_named(name)) {
-        draft.forbid(no_experts, key, format!("\"{name}\" has no effect without model.num_moe_experts"));
+        draft.idle_if(no_experts, key, format!("\"{name}\" has no effect without model.num_moe_experts"));
     }
     let model = &draft.recipe.model;
     let has_shared = !no_experts && model.moe_shared_expert_intermediate_size.is_some();
     let is_latent = model.multi_latent_attention;
     let message = "\"shared_experts\" has no effect without model.moe_shared_expert_intermediate_size";
-    draft.forbid(is_named("shared_experts") && !has_shared, key, message);
+    draft.idle_if(is_named("shared_experts") && !has_shared, key, message);
     let message = "\"mla_up_proj\" has no effect without model.multi_latent_attention";
-    draft.forbid(is_named("mla_up_proj") && !is_latent, key, message);
+    draft.idle_if(is_named("mla_up_proj") && !is_latent, key, message);
 }
 
 fn recompute_module(draft: &mut Draft<'_>, module: &str) {
@@ -324,7 +324,7 @@ fn float32_stream(draft: &mut Draft<'_>) {
     model.pipeline_dtype = model.pipeline_dtype.or(Some(DType::Float32));
     let is_wide_already = model.params_dtype == DType::Float32;
     let message = "has no effect: without 16-bit layers (mixed_precision) everything is in 32 bits";
-    draft.forbid(is_wide_already, "model.fp32_residual_connection", message);
+    draft.idle_if(is_wide_already, "model.fp32_residual_connection", message);
 }
 
 /// The range of the parameters' dtype, for numbers that are used in it.

@@ -81,7 +81,7 @@ fn groups_fit(draft: &mut Draft<'_>, model: &TransformerConfig, experts: usize) 
 
 fn scores_fit(draft: &mut Draft<'_>, model: &TransformerConfig) {
     let is_softmax = model.moe_router_score_function == RouterScoreFunction::Softmax;
-    draft.require(
+    draft.idle_unless(
         is_softmax || !model.moe_router_pre_softmax,
         "model.moe_router_pre_softmax",
         "has no effect with model.moe_router_score_function = \"sigmoid\"",
@@ -98,7 +98,7 @@ fn scores_fit(draft: &mut Draft<'_>, model: &TransformerConfig) {
         "a single expert needs model.moe_router_raw_scores = true: the share of one score in its own sum is always 1",
     );
     biases_fit(draft, model);
-    draft.require(
+    draft.idle_unless(
         !model.moe_router_force_load_balancing || model.moe_input_jitter_eps.is_none(),
         "model.moe_input_jitter_eps",
         "has no effect with model.moe_router_force_load_balancing: scores are drawn",
@@ -122,7 +122,7 @@ fn sinkhorn_stands_alone(draft: &mut Draft<'_>, model: &TransformerConfig) {
         ("model.moe_router_score_function", model.moe_router_score_function != RouterScoreFunction::Softmax),
         ("model.moe_router_num_groups", model.moe_router_num_groups.is_some()),
     ] {
-        draft.require(!is_set, key, "has no effect with model.moe_router_load_balancing_type = \"sinkhorn\"");
+        draft.idle_unless(!is_set, key, "has no effect with model.moe_router_load_balancing_type = \"sinkhorn\"");
     }
 }
 
@@ -149,7 +149,7 @@ fn losses_fit(draft: &mut Draft<'_>, model: &TransformerConfig) {
     }
     match (&model.moe_router_load_balancing_type, &model.moe_aux_loss_coeff) {
         (OneOrMany::One(kind @ (NoBalancing | Sinkhorn)), OneOrMany::One(coefficient)) => {
-            draft.require(*coefficient == 0.0, key, format!("has no effect with {kinds_key} = \"{kind}\""));
+            draft.idle_unless(*coefficient == 0.0, key, format!("has no effect with {kinds_key} = \"{kind}\""));
         }
         (OneOrMany::One(_), OneOrMany::One(_)) => {}
         (OneOrMany::Many(kinds), OneOrMany::Many(coefficients)) => {
@@ -180,7 +180,7 @@ fn capacity_fits(draft: &mut Draft<'_>, model: &TransformerConfig) {
         key,
         "cannot be combined with model.moe_router_load_balancing_type = \"sinkhorn\"",
     );
-    draft.require(
+    draft.idle_unless(
         model.moe_expert_capacity_factor.is_some() || model.moe_token_drop_policy == TokenDropPolicy::Probs,
         "model.moe_token_drop_policy",
         "has no effect without model.moe_expert_capacity_factor",
@@ -208,7 +208,7 @@ fn layers(draft: &mut Draft<'_>, model: &TransformerConfig) -> Vec<bool> {
     let (key, num_layers) = ("model.moe_layer_freq", model.num_layers.min(65_536));
     if let Some(blocks) = &model.hybrid_override_pattern {
         let is_set = draft.recipe_differs(key);
-        draft.require(
+        draft.idle_unless(
             !is_set,
             key,
             "has no effect with model.hybrid_override_pattern, which says the block of each layer",

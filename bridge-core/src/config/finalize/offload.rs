@@ -37,7 +37,7 @@ pub(super) fn check(draft: &mut Draft<'_>, moe_layers: &[bool], recomputed: &[St
 fn layers(draft: &mut Draft<'_>, model: &TransformerConfig) {
     let count = model.cpu_offloading_num_layers;
     if !model.cpu_offloading {
-        draft.forbid(count > 0, NUM_LAYERS, "has no effect without model.cpu_offloading = true");
+        draft.idle_if(count > 0, NUM_LAYERS, "has no effect without model.cpu_offloading = true");
         return;
     }
     if count == 0 {
@@ -59,7 +59,7 @@ fn layers(draft: &mut Draft<'_>, model: &TransformerConfig) {
 fn modules(draft: &mut Draft<'_>, model: &TransformerConfig, moe_layers: &[bool]) {
     let named = &model.offload_modules;
     if !model.fine_grained_activation_offloading {
-        draft.require(
+        draft.idle_unless(
             named.is_empty(),
             MODULES,
             "has no effect without model.fine_grained_activation_offloading = true",

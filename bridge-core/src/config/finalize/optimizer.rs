@@ -55,8 +55,8 @@ fn offload_fits(draft: &mut Draft<'_>) {
         "0 moves nothing to the host: with {SWITCH} give the fraction of the trained elements whose states go there (1.0 for all), or leave {SWITCH} out"
     );
     draft.forbid(is_on && fraction == 0.0, FRACTION, message);
-    draft.forbid(!is_on && fraction > 0.0, FRACTION, format!("has no effect without {SWITCH} = true"));
-    draft.forbid(!is_on && overlaps, OVERLAP, format!("has no effect without {SWITCH} = true"));
+    draft.idle_if(!is_on && fraction > 0.0, FRACTION, format!("has no effect without {SWITCH} = true"));
+    draft.idle_if(!is_on && overlaps, OVERLAP, format!("has no effect without {SWITCH} = true"));
 }
 
 /// Half of the last bit of a bfloat16 between 1 and 2, relative to 1: a change below that is rounded away.
@@ -119,7 +119,7 @@ fn remainders_fit(draft: &mut Draft<'_>, params: DType) {
         "has no effect with model.params_dtype = {params} and optimizer.main_params_dtype = {masters}: remainders are of \
          float32 masters of bfloat16 parameters"
     );
-    draft.forbid(is_wanted, KEY, message);
+    draft.idle_if(is_wanted, KEY, message);
     draft.recipe.optimizer.store_param_remainders = false;
 }
 

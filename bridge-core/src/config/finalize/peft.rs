@@ -34,7 +34,7 @@ pub(super) fn check(draft: &mut Draft<'_>) {
     let is_post = peft.dropout_position == DropoutPosition::Post;
     let is_lora = peft.kind == PeftKind::Lora;
     draft.require(is_lora || !is_post, "peft.dropout_position", "must be pre with kind = \"dora\"");
-    draft.require(!is_post || peft.dropout > 0.0, "peft.dropout_position", "has no effect without peft.dropout");
+    draft.idle_unless(!is_post || peft.dropout > 0.0, "peft.dropout_position", "has no effect without peft.dropout");
     draft.require(is_lora || !peft.normalize_moe_lora, "peft.normalize_moe_lora", "must be false with kind = \"dora\"");
     let zeros = [peft.lora_A_init_method, peft.lora_B_init_method].map(|method| method == AdapterInit::Zero);
     draft.require(
@@ -56,7 +56,7 @@ fn check_quantization(draft: &mut Draft<'_>, peft: &PeftConfig) {
     let Some((key, _)) = settings.into_iter().find(|(_, quantization)| *quantization != BaseQuantization::None) else {
         let is_default = size == PeftConfig::default().base_quantization_block_size;
         let message = "has no effect without peft.base_quantization or peft.base_quantization_embedding";
-        return draft.require(is_default, block, message);
+        return draft.idle_unless(is_default, block, message);
     };
     draft.require(size.is_multiple_of(2), block, "must be even: a byte holds two codes of 4 bits");
     let is_cpu = computes_on_cpu(&draft.recipe.device);

@@ -51,7 +51,7 @@ pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &mut ParallelSizes, num_l
             let key = "model.microbatch_group_size_per_vp_stage";
             let is_grouped = model.microbatch_group_size_per_vp_stage.is_some();
             let message = "has no effect without virtual stages (model.virtual_pipeline_model_parallel_size)";
-            draft.require(!is_grouped || parallel.virtual_pipeline > 1, key, message);
+            draft.idle_unless(!is_grouped || parallel.virtual_pipeline > 1, key, message);
             let is_apart = placement.chunks.iter().flatten().any(|stage| stage.num_mtp_layers > 0 && !stage.loss);
             draft.require(!is_apart, layout, "must have m in the stage of L, whose output layer these layers share");
         }

@@ -69,7 +69,7 @@ fn warmup_has_a_length(draft: &mut Draft<'_>) {
     let has_length = scheduler.lr_warmup_iters != 0
         || scheduler.lr_warmup_samples != 0
         || scheduler.lr_warmup_fraction.is_some_and(|fraction| fraction != 0.0);
-    draft.require(
+    draft.idle_unless(
         scheduler.lr_warmup_init == 0.0 || has_length,
         "scheduler.lr_warmup_init",
         "has no effect without a warm-up: scheduler.lr_warmup_iters, scheduler.lr_warmup_samples or \
@@ -89,7 +89,7 @@ fn constant_rate_has_no_end(draft: &mut Draft<'_>) {
         ("scheduler.lr_decay_samples", scheduler.lr_decay_samples.is_some() && !has_fraction),
     ] {
         let message = "has no effect with scheduler.lr_decay_style = \"constant\": the learning rate stays at its peak";
-        draft.require(!is_constant || !is_set, key, message);
+        draft.idle_unless(!is_constant || !is_set, key, message);
     }
 }
 
@@ -109,7 +109,7 @@ fn wsd_has_its_length(draft: &mut Draft<'_>) {
     let is_style_set = draft.recipe_differs(style);
     let lengths = lengths.map(|(key, length)| (key, length.is_some()));
     for (key, is_set) in lengths.into_iter().chain([(style, is_style_set)]) {
-        draft.require(is_wsd || !is_set, key, "needs scheduler.lr_decay_style = \"WSD\"");
+        draft.idle_unless(is_wsd || !is_set, key, "has no effect without scheduler.lr_decay_style = \"WSD\"");
     }
 }
 
@@ -151,7 +151,7 @@ fn weight_decay(draft: &mut Draft<'_>) -> (f64, f64) {
         ));
     }
     let is_ramp = start != end;
-    draft.require(
+    draft.idle_unless(
         is_constant || is_ramp,
         "scheduler.weight_decay_incr_style",
         format!(
@@ -161,7 +161,7 @@ fn weight_decay(draft: &mut Draft<'_>) -> (f64, f64) {
     );
     // A value equal to one of the ends was used, or could have been.
     let is_used = start == base || end == base || !draft.recipe_differs("optimizer.weight_decay");
-    draft.require(
+    draft.idle_unless(
         is_used,
         "optimizer.weight_decay",
         format!(
@@ -172,7 +172,7 @@ fn weight_decay(draft: &mut Draft<'_>) -> (f64, f64) {
     for key in ["optimizer.apply_wd_to_qk_layernorm", "optimizer.decoupled_weight_decay"] {
         let is_changed = draft.recipe_differs(key);
         let decays = start != 0.0 || end != 0.0;
-        draft.require(decays || !is_changed, key, "has no effect without optimizer.weight_decay");
+        draft.idle_unless(decays || !is_changed, key, "has no effect without optimizer.weight_decay");
     }
     (start, end)
 }

@@ -14,7 +14,7 @@ pub(super) fn idle(draft: &mut Draft<'_>, keys: &[&str], other: &str) {
     let (now, defaults) = (draft.recipe.to_node(), RecipeConfig::with_every_section().to_node());
     for key in keys {
         let is_changed = now.get_path(key) != defaults.get_path(key);
-        draft.forbid(is_changed, key, format!("has no effect without {other}"));
+        draft.idle_if(is_changed, key, format!("has no effect without {other}"));
     }
 }
 
@@ -29,7 +29,7 @@ fn times(draft: &mut Draft<'_>) {
         ];
         return idle(draft, &keys, "straggler.log_straggler");
     }
-    draft.require(
+    draft.idle_unless(
         settings.enable_straggler_on_startup || !settings.disable_straggler_on_startup,
         "straggler.disable_straggler_on_startup",
         "has no effect with straggler.enable_straggler_on_startup = false, which says the same",

@@ -23,11 +23,11 @@ pub(super) fn resolve(draft: &mut Draft<'_>, logger: &FinalLogger) -> Option<Fin
             ("tensor_inspect.init_training_step", settings.init_training_step > 0),
         ];
         for (key, is_given) in given {
-            draft.forbid(is_given, key, "has no effect without tensor_inspect.enabled");
+            draft.idle_if(is_given, key, "has no effect without tensor_inspect.enabled");
         }
         return None;
     }
-    draft.forbid(
+    draft.idle_if(
         logger.skip_train_metrics_log,
         "tensor_inspect.enabled",
         "has no effect with logger.skip_train_metrics_log: steps are not logged",

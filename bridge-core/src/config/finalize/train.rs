@@ -51,7 +51,7 @@ pub(super) fn device(draft: &mut Draft<'_>) {
 fn synchronizing_needs_a_gpu(draft: &mut Draft<'_>, device: &str) {
     let is_set = draft.recipe.train.train_sync_interval.is_some();
     let message = format!("has no effect with device = \"{device}\", which computes synchronously");
-    draft.forbid(is_set && computes_on_cpu(device), "train.train_sync_interval", message);
+    draft.idle_if(is_set && computes_on_cpu(device), "train.train_sync_interval", message);
 }
 
 /// Checks batch sizes and the length of training; old names move to `[validation]`.

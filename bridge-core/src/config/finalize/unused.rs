@@ -1,4 +1,4 @@
-//! Settings of `[model]` that have no effect because of others: each is an error that names the condition.
+//! Settings of `[model]` that have no effect because of others: each is a warning that names the condition.
 
 use super::super::choice::PositionEmbeddingType;
 use super::super::sections::TransformerConfig;
@@ -40,7 +40,7 @@ fn rope(draft: &mut Draft<'_>) {
     ];
     let shape = ["model.rotary_base", "model.rotary_percent"].map(|key| (key, draft.recipe_differs(key)));
     for (key, is_set) in needs_rope.into_iter().chain(shape) {
-        draft.require(!is_set || is_rope, key, "needs model.position_embedding_type = \"rope\"");
+        draft.idle_unless(!is_set || is_rope, key, "has no effect without model.position_embedding_type = \"rope\"");
     }
 }
 
@@ -90,7 +90,7 @@ fn extended_rope(draft: &mut Draft<'_>) {
     }
     let mscale = model.yarn_mscale.is_some();
     let message = "has no effect without model.yarn_mscale_all_dim";
-    draft.require(!mscale || model.yarn_mscale_all_dim.is_some(), "model.yarn_mscale", message);
+    draft.idle_unless(!mscale || model.yarn_mscale_all_dim.is_some(), "model.yarn_mscale", message);
     let is_overruled = mscale && model.yarn_attention_factor.is_some();
     let message = "excludes model.yarn_mscale: the factor follows from it";
     draft.require(!is_overruled, "model.yarn_attention_factor", message);
@@ -115,7 +115,7 @@ fn rope_scaling(draft: &mut Draft<'_>) {
         "model.rope_scaling_original_max_position_embeddings",
     ] {
         let is_changed = draft.recipe_differs(key);
-        draft.require(model.rope_scaling || !is_changed, key, "has no effect without model.rope_scaling = true");
+        draft.idle_unless(model.rope_scaling || !is_changed, key, "has no effect without model.rope_scaling = true");
     }
     let scales = |factor: f64| factor != 1.0;
     draft.require(
@@ -123,7 +123,7 @@ fn rope_scaling(draft: &mut Draft<'_>) {
         "model.rope_scaling_factor",
         "scales nothing: model.rope_scaling = true needs a factor above 1",
     );
-    draft.require(
+    draft.idle_unless(
         model.seq_len_interpolation_factor.is_none_or(scales),
         "model.seq_len_interpolation_factor",
         "has no effect: a factor of 1 does not change positions",
@@ -135,7 +135,7 @@ fn layer_patterns(draft: &mut Draft<'_>, windowed: &[bool], without_rope: &[bool
     // Lists of a wrong length are reported where they are expanded.
     let is_whole = |layers: &[bool]| !layers.is_empty() && layers.len() == model.num_layers;
     let sees_all = model.window_size.is_some_and(|[left, _]| left == -1);
-    draft.forbid(
+    draft.idle_if(
         sees_all,
         "model.window_size",
         "has no effect: -1 to the left means all previous tokens, as null does",
@@ -146,7 +146,7 @@ fn layer_patterns(draft: &mut Draft<'_>, windowed: &[bool], without_rope: &[bool
     }
     if model.no_rope_freq.is_some() && is_whole(without_rope) {
         let key = "model.no_rope_freq";
-        draft.require(without_rope.contains(&true), key, "has no effect: it names no layer");
+        draft.idle_unless(without_rope.contains(&true), key, "has no effect: it names no layer");
         let message = "leaves no layer with rotary positions; use model.position_embedding_type = \"none\" instead";
         draft.require(without_rope.contains(&false), key, message);
     }
@@ -161,7 +161,7 @@ fn biases(draft: &mut Draft<'_>) {
     ];
     let message = "has no effect with model.add_bias_linear = true, which gives every linear layer a bias";
     for (key, is_set) in some {
-        draft.forbid(is_set && model.add_bias_linear, key, message);
+        draft.idle_if(is_set && model.add_bias_linear, key, message);
     }
 }
 
@@ -171,7 +171,7 @@ fn predictions(draft: &mut Draft<'_>) {
     let (layers, weight) = (model.mtp_num_layers.unwrap_or(0), model.mtp_loss_scaling_factor);
     let key = "model.mtp_loss_scaling_factor";
     let is_changed = draft.recipe_differs(key) && weight.is_some();
-    draft.require(layers > 0 || !is_changed, key, "has no effect without model.mtp_num_layers");
+    draft.idle_unless(layers > 0 || !is_changed, key, "has no effect without model.mtp_num_layers");
     draft.require(layers == 0 || weight.is_some(), key, "must be a number with model.mtp_num_layers");
 }
 
@@ -180,10 +180,10 @@ fn details(draft: &mut Draft<'_>) {
     let model = draft.recipe.model.config.clone();
     let is_changed = draft.recipe_differs("model.qk_layernorm_scope");
     let message = "has no effect without model.qk_layernorm = true";
-    draft.require(model.qk_layernorm || !is_changed, "model.qk_layernorm_scope", message);
+    draft.idle_unless(model.qk_layernorm || !is_changed, "model.qk_layernorm_scope", message);
     let is_local = model.rotary_base_local.is_some();
     let message = "has no effect without model.window_size: it is the base in layers with a window";
-    draft.require(!is_local || model.window_size.is_some(), "model.rotary_base_local", message);
+    draft.idle_unless(!is_local || model.window_size.is_some(), "model.rotary_base_local", message);
 }
 
 /// What muP's settings need, and what makes them void.
@@ -192,10 +192,10 @@ fn width_transfer(draft: &mut Draft<'_>) {
     let names = ["mup_base_hidden_size", "mup_base_head_dim", "mup_attn_scale_power"];
     for key in names.map(|name| format!("model.{name}")) {
         let is_set = draft.recipe_differs(&key);
-        draft.require(model.use_mup || !is_set, &key, "has no effect without model.use_mup = true");
+        draft.idle_unless(model.use_mup || !is_set, &key, "has no effect without model.use_mup = true");
         let of_scores = key != "model.mup_base_hidden_size";
         let is_void = of_scores && is_set && model.softmax_scale.is_some();
-        draft.forbid(is_void, &key, "has no effect with model.softmax_scale, which is the scale of attention scores");
+        draft.idle_if(is_void, &key, "has no effect with model.softmax_scale, which is the scale of attention scores");
     }
 }
 
@@ -206,9 +206,9 @@ fn vocabulary(draft: &mut Draft<'_>) {
     let key = "model.make_vocab_size_divisible_by";
     let is_changed = draft.recipe_differs(key);
     let message = "has no effect with model.vocab_size, unless model.should_pad_vocab = true";
-    draft.require(!is_given || should_pad || !is_changed, key, message);
+    draft.idle_unless(!is_given || should_pad || !is_changed, key, message);
     let message = "has no effect without model.vocab_size: a vocabulary that comes from the tokenizer is always padded";
-    draft.require(is_given || !should_pad, "model.should_pad_vocab", message);
+    draft.idle_unless(is_given || !should_pad, "model.should_pad_vocab", message);
 }
 
 fn initial_values(draft: &mut Draft<'_>) {
@@ -220,6 +220,6 @@ fn initial_values(draft: &mut Draft<'_>) {
     for (key, is_set) in
         [("model.init_method_std", is_changed), ("model.embedding_init_method_std", is_embedding_apart)]
     {
-        draft.require(draws || !is_set, key, "has no effect with model.perform_initialization = false");
+        draft.idle_unless(draws || !is_set, key, "has no effect with model.perform_initialization = false");
     }
 }

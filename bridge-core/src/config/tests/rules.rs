@@ -398,3 +398,32 @@ fn a_chat_template_has_places_that_are_filled_in_or_is_a_file() {
         assert!(errors.to_string().contains("is no template"), "{errors}");
     }
 }
+
+#[test]
+fn settings_without_effect_are_warnings_and_errors_if_strict() {
+    let config = tiny(&["scheduler.lr_decay_style=constant", "optimizer.min_lr=1e-5"]).expect("it trains");
+    let told: Vec<&String> = config.warnings().iter().filter(|warning| warning.contains("optimizer.min_lr")).collect();
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(told[0].contains("has no effect with scheduler.lr_decay_style"), "{told:?}");
+    assert!(config.strict().expect_err("strict").names("optimizer.min_lr"));
+    let used = tiny(&["optimizer.min_lr=1e-5"]).expect("it trains");
+    assert!(used.strict().is_ok());
+}
+
+#[test]
+fn iterations_of_a_schedule_do_not_depend_on_the_batch() {
+    let ramp = tiny(&["train.rampup_batch_size=[1,1,16]", "train.global_batch_size=4", "train.micro_batch_size=1"]);
+    let ramp = ramp.expect("accepted");
+    assert_eq!((ramp.schedule_steps(1), ramp.schedule_steps(4)), (4, 4));
+    let samples = [
+        "train.train_iters=null",
+        "train.train_samples=80",
+        "train.global_batch_size=8",
+        "scheduler.lr_warmup_iters=0",
+    ];
+    let samples = tiny(&samples).expect("accepted");
+    assert_eq!((samples.schedule_steps(8), samples.train.train_iters), (8, 10));
+    // Five iterations of a run that had batches of 4: 60 samples are left.
+    assert_eq!(samples.continued_after(5, 20).expect("other batches").train.train_iters, 5 + 7);
+    assert!(samples.continued_after(5, 40).is_none());
+}

@@ -3,7 +3,7 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
@@ -118,13 +118,7 @@ impl MetricsFile {
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder).map_err(io_error(folder))?;
         }
-        let old = match read_regular(path) {
-            Ok(bytes) => bytes,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
-            Err(error) => return Err(io_error(path)(error)),
-        };
-        let owner =
-            records(path, &old)?.last().map(|(_, record)| record.get(RUN).and_then(Value::as_str).map(str::to_owned));
+        let owner = last_owner(path)?;
         let is_own = match &owner {
             None => true,
             Some(None) => completed_iterations > 0,
@@ -133,29 +127,32 @@ impl MetricsFile {
         if !is_own {
             let owner = owner.flatten().unwrap_or_else(|| "earlier".into());
             set_aside(path, &owner).map_err(io_error(path))?;
+            set_pictures_aside(path, &owner).map_err(io_error(path))?;
         }
-        let old = if is_own { old } else { Vec::new() };
-        let mut kept = Vec::with_capacity(old.len());
-        let (mut earlier, mut validations) = (None::<(u64, u64)>, 0);
-        for (line, record) in records(path, &old)? {
-            let iteration = record.get("iteration").and_then(Value::as_u64);
-            let Some(iteration) = iteration.filter(|iteration| *iteration <= completed_iterations) else { continue };
-            if let Some(again) = again.filter(|_| iteration == completed_iterations)
-                && let Some(split) = split_of(&record)
-            {
-                if !again.keeps(split, validations) {
-                    continue;
-                }
-                validations += 1;
+        let mut kept = Kept { completed_iterations, again, earlier: None, validations: 0 };
+        let mut counted = kept.clone();
+        let (mut bytes, mut size) = (0, 0);
+        each_line(path, |line, record| {
+            size += line.len();
+            if record.is_some_and(|record| counted.keeps(&record)) {
+                bytes += whole(line).len() + 1;
             }
-            kept.extend_from_slice(line);
-            kept.push(b'\n');
-            if record.get("kind").is_some_and(|kind| kind == "train") {
-                earlier = Some((earlier.map_or(iteration, |(first, _)| first), iteration));
-            }
-        }
-        if kept != old {
-            outside::replace(path, &kept).map_err(io_error(path))?;
+            Ok(())
+        })?;
+        let earlier = counted.earlier;
+        if bytes != size {
+            let written = outside::replace_with(path, |file| {
+                let mut out = BufWriter::new(file);
+                each_line(path, |line, record| {
+                    if record.is_some_and(|record| kept.keeps(&record)) {
+                        out.write_all(whole(line)).and_then(|()| out.write_all(b"\n")).map_err(io_error(path))?;
+                    }
+                    Ok(())
+                })
+                .map_err(io::Error::other)?;
+                out.flush()
+            });
+            written.map_err(io_error(path))?;
         }
         let file = outside::append(path).map_err(io_error(path))?;
         Ok(Self { path: path.to_owned(), run: run.to_owned(), file, completed_iterations, earlier })
@@ -177,6 +174,60 @@ impl MetricsFile {
         line.push('\n');
         append_whole(&mut self.file, line.as_bytes()).map_err(io_error(&self.path))
     }
+}
+
+/// Chooses the records that a resumed run keeps.
+#[derive(Clone, Debug)]
+struct Kept {
+    completed_iterations: u64,
+    again: Option<MadeAgain>,
+    /// The first and the last iteration with a record of training.
+    earlier: Option<(u64, u64)>,
+    /// Validations after the last iteration that were kept.
+    validations: usize,
+}
+
+impl Kept {
+    /// True if the run keeps the next record of the file.
+    fn keeps(&mut self, record: &Map<String, Value>) -> bool {
+        let iteration = record.get("iteration").and_then(Value::as_u64);
+        let Some(iteration) = iteration.filter(|iteration| *iteration <= self.completed_iterations) else {
+            return false;
+        };
+        if let Some(again) = self.again.filter(|_| iteration == self.completed_iterations)
+            && let Some(split) = split_of(record)
+        {
+            if !again.keeps(split, self.validations) {
+                return false;
+            }
+            self.validations += 1;
+        }
+        if record.get("kind").is_some_and(|kind| kind == "train") {
+            self.earlier = Some((self.earlier.map_or(iteration, |(first, _)| first), iteration));
+        }
+        true
+    }
+}
+
+/// Name of the run that wrote the last record of a file, if it says; `None` for a file without records.
+fn last_owner(path: &Path) -> Result<Option<Option<String>>, MetricsFileError> {
+    let mut owner = None;
+    each_record(path, |record| {
+        owner = Some(record.get(RUN).and_then(Value::as_str).map(str::to_owned));
+        Ok(())
+    })?;
+    Ok(owner)
+}
+
+/// Renames the pictures of the curves beside a metrics file that was renamed.
+fn set_pictures_aside(path: &Path, owner: &str) -> io::Result<()> {
+    for name in ["loss.svg", "loss.png"] {
+        let picture = path.with_file_name(name);
+        if picture.is_file() {
+            set_aside(&picture, owner)?;
+        }
+    }
+    Ok(())
 }
 
 /// The split that a record is an evaluation of.
@@ -210,17 +261,68 @@ pub(super) fn set_aside(path: &Path, owner: &str) -> io::Result<()> {
 ///
 /// # Errors
 /// File errors, or a damaged line before the last.
+#[cfg(test)]
 pub fn read_metrics(path: &Path) -> Result<Vec<Map<String, Value>>, MetricsFileError> {
-    let bytes = read_regular(path).map_err(io_error(path))?;
-    Ok(records(path, &bytes)?.into_iter().map(|(_, record)| record).collect())
+    let mut records = Vec::new();
+    each_record(path, |record| {
+        records.push(record);
+        Ok(())
+    })?;
+    Ok(records)
 }
 
-/// Reads a file, unless it is a device that has no end: nothing that was written there can be read back.
-fn read_regular(path: &Path) -> io::Result<Vec<u8>> {
-    match fs::metadata(path)? {
-        file if file.file_type().is_char_device() => Ok(Vec::new()),
-        _ => outside::read(path, outside::RECORDS_BYTES),
+/// Hands over the records of a metrics file one by one; a torn last line is left out. A file that does not exist has none.
+///
+/// # Errors
+/// File errors, a damaged line before the last, and those of `take`.
+pub fn each_record(
+    path: &Path,
+    mut take: impl FnMut(Map<String, Value>) -> Result<(), MetricsFileError>,
+) -> Result<(), MetricsFileError> {
+    each_line(path, |_, record| record.map_or(Ok(()), &mut take))
+}
+
+/// Longest line that a record can have.
+const LONGEST_LINE: u64 = 16 << 20;
+
+/// Hands over the lines of a metrics file one by one, with their newlines, and their records: none for a torn last line. One line is in memory at
+/// a time.
+fn each_line(
+    path: &Path,
+    mut take: impl FnMut(&[u8], Option<Map<String, Value>>) -> Result<(), MetricsFileError>,
+) -> Result<(), MetricsFileError> {
+    // Nothing that was written to a device without an end can be read back.
+    let is_device = |path: &Path| fs::metadata(path).is_ok_and(|file| file.file_type().is_char_device());
+    let file = match outside::open(path) {
+        Ok((file, _)) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound || is_device(path) => return Ok(()),
+        Err(error) => return Err(io_error(path)(error)),
+    };
+    let mut reader = BufReader::with_capacity(1 << 16, file);
+    let mut line = Vec::new();
+    for number in 1.. {
+        line.clear();
+        let length = reader.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut line).map_err(io_error(path))?;
+        if length == 0 {
+            break;
+        }
+        // What follows the last newline is torn, or whole but for its newline.
+        let is_last = !line.ends_with(b"\n") && (length as u64) < LONGEST_LINE;
+        match serde_json::from_slice(whole(&line)) {
+            Ok(record) => take(&line, Some(record))?,
+            Err(_) if is_last => take(&line, None)?,
+            Err(error) => {
+                let (path, reason) = (path.to_owned(), format!("no JSON object: {error}"));
+                return Err(MetricsFileError::Line { path, line: number, reason });
+            }
+        }
     }
+    Ok(())
+}
+
+/// A line without its newline.
+fn whole(line: &[u8]) -> &[u8] {
+    line.strip_suffix(b"\n").unwrap_or(line)
 }
 
 /// Appends `bytes` to a file that is open for appending, or nothing: a disk may have room for a part of them.
@@ -232,29 +334,6 @@ pub(super) fn append_whole(file: &mut File, bytes: &[u8]) -> io::Result<()> {
         let _ = file.set_len(length);
     }
     written
-}
-
-type Lines<'a> = Vec<(&'a [u8], Map<String, Value>)>;
-
-fn records<'a>(path: &Path, bytes: &'a [u8]) -> Result<Lines<'a>, MetricsFileError> {
-    let mut records = Vec::new();
-    let mut lines = bytes.split(|byte| *byte == b'\n').enumerate().peekable();
-    while let Some((index, line)) = lines.next() {
-        // What follows the last newline is empty, or torn, or whole but for its newline.
-        let is_last = lines.peek().is_none();
-        if line.is_empty() && is_last {
-            break;
-        }
-        match serde_json::from_slice(line) {
-            Ok(record) => records.push((line, record)),
-            Err(_) if is_last => break,
-            Err(error) => {
-                let (path, reason) = (path.to_owned(), format!("no JSON object: {error}"));
-                return Err(MetricsFileError::Line { path, line: index + 1, reason });
-            }
-        }
-    }
-    Ok(records)
 }
 
 #[cfg(test)]

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use super::metrics_jsonl::read_metrics;
+use super::metrics_jsonl::each_record;
 use crate::logging::chart::PlotError;
-use crate::logging::losses::Losses;
+use crate::logging::losses::CollectedLosses;
 use crate::logging::record::{Record, RunEnd};
 use crate::logging::sink::{Opened, Sink, SinkContext, SinkError};
 
@@ -32,8 +32,12 @@ pub(super) fn open(context: &SinkContext) -> Opened {
 
 impl Pictures {
     fn draw(&self) -> Result<(), SinkError> {
-        let losses = Losses::from_metrics(&read_metrics(&self.folder.join("metrics.jsonl"))?);
-        Ok(losses.chart(&self.title).write(&self.folder.join("loss"))?)
+        let mut losses = CollectedLosses::default();
+        each_record(&self.folder.join("metrics.jsonl"), |record| {
+            losses.add(&record);
+            Ok(())
+        })?;
+        Ok(losses.finish().chart(&self.title).write(&self.folder.join("loss"))?)
     }
 }
 

@@ -17,7 +17,7 @@ pub(super) fn open(context: &SinkContext) -> Opened {
     let folder = logger.tensorboard_dir.clone().unwrap_or_else(|| logger.log_dir.join("tensorboard"));
     let resume =
         ResumePoint { iteration: context.iteration, consumed_samples: context.consumed_samples, again: context.again };
-    let writer = EventWriter::open(&folder, resume, logger.tensorboard_queue_size);
+    let writer = EventWriter::open(&folder, context.run, resume, logger.tensorboard_queue_size);
     let writer = writer.map_err(|error| match error {
         EventFileError::Damaged { .. } => OpenError::damaged(NAME, error),
         EventFileError::Io { .. } => OpenError::log(NAME, error),
@@ -74,7 +74,7 @@ mod tests {
     #[test]
     fn figures_with_tags_become_points_when_they_are_due() {
         let folder = tempfile::tempdir().unwrap();
-        let writer = EventWriter::open(folder.path(), ResumePoint::default(), 10).unwrap();
+        let writer = EventWriter::open(folder.path(), "a", ResumePoint::default(), 10).unwrap();
         let path = writer.path().to_owned();
         let mut sink = TensorBoard { writer, interval: 2 };
         for iteration in 1..=2 {
@@ -111,7 +111,7 @@ mod tests {
     #[test]
     fn what_a_save_is_of_is_on_disk_before_a_run_can_be_killed() {
         let folder = tempfile::tempdir().unwrap();
-        let writer = EventWriter::open(folder.path(), ResumePoint::default(), 1000).unwrap();
+        let writer = EventWriter::open(folder.path(), "a", ResumePoint::default(), 1000).unwrap();
         let path = writer.path().to_owned();
         let mut sink = TensorBoard { writer, interval: 1 };
         let last = || read_events(&path).unwrap().last().unwrap().step;

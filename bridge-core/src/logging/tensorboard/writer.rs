@@ -85,12 +85,12 @@ pub struct EventWriter {
 }
 
 impl EventWriter {
-    /// Starts a new file in `folder`, after cutting the files there at `resume`, so that each point of a curve is there
-    /// once. Up to `queue_size` events wait in memory, for two minutes at most while there are further ones.
+    /// Starts a new file of the run named `run` in `folder`, after cutting earlier files of this run at `resume`, so that each point of
+    /// a curve is there once. The file's name ends with that of the run; files of other runs and programs stay as they are. Up to `queue_size` events wait in memory, for two minutes at most while there are further ones.
     ///
     /// # Errors
     /// File errors, or a damaged event file in `folder`.
-    pub fn open(folder: &Path, resume: ResumePoint, queue_size: usize) -> Result<Self, EventFileError> {
+    pub fn open(folder: &Path, run: &str, resume: ResumePoint, queue_size: usize) -> Result<Self, EventFileError> {
         fs::create_dir_all(folder).map_err(io_error(folder))?;
         let mut names = Vec::new();
         for entry in fs::read_dir(folder).map_err(io_error(folder))? {
@@ -99,10 +99,15 @@ impl EventWriter {
         // By the time that they were begun.
         names.sort();
         let mut validations = BTreeMap::new();
-        for name in names.iter().filter(|name| name.to_string_lossy().starts_with(FILE_PREFIX)) {
+        let suffix = format!(".{run}");
+        let is_own = |name: &&std::ffi::OsString| {
+            let name = name.to_string_lossy();
+            name.starts_with(FILE_PREFIX) && name.ends_with(&suffix)
+        };
+        for name in names.iter().filter(is_own) {
             cut(&folder.join(name), resume, &mut validations)?;
         }
-        let (path, file) = create_file(folder)?;
+        let (path, file) = create_file(folder, run)?;
         let mut writer = Self {
             path,
             file: BufWriter::new(file),
@@ -152,12 +157,13 @@ fn seconds_since_1970() -> f64 {
 }
 
 /// Creates a file under the first free name; runs that start within a second of each other must not share one.
-fn create_file(folder: &Path) -> Result<(PathBuf, File), EventFileError> {
+fn create_file(folder: &Path, run: &str) -> Result<(PathBuf, File), EventFileError> {
     let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let host = if host.trim().is_empty() { "localhost" } else { host.trim() };
     let mut counter = 0;
     loop {
-        let name = format!("{FILE_PREFIX}{:010.0}.{host}.{}.{counter}", seconds_since_1970().floor(), process::id());
+        let name =
+            format!("{FILE_PREFIX}{:010.0}.{host}.{}.{counter}.{run}", seconds_since_1970().floor(), process::id());
         let path = folder.join(name);
         match OpenOptions::new().write(true).create_new(true).open(&path) {
             Ok(file) => return Ok((path, file)),
@@ -200,7 +206,7 @@ mod tests {
     }
 
     fn run(folder: &Path, resume: ResumePoint, last: u64) {
-        let mut writer = EventWriter::open(folder, resume, 1000).unwrap();
+        let mut writer = EventWriter::open(folder, "a", resume, 1000).unwrap();
         for iteration in resume.iteration + 1..=last {
             writer.scalar("lm loss", 1.0 / iteration as f64, iteration).unwrap();
             writer.scalar("lm loss vs samples", 1.0 / iteration as f64, iteration * 8).unwrap();
@@ -237,7 +243,7 @@ mod tests {
     fn evaluations_that_are_made_again_have_one_point() {
         let folder = tempfile::tempdir().unwrap();
         let evaluate = |resume, splits: &[&str]| {
-            let mut writer = EventWriter::open(folder.path(), resume, 1000).unwrap();
+            let mut writer = EventWriter::open(folder.path(), "a", resume, 1000).unwrap();
             for split in splits {
                 writer.scalar(&format!("lm loss {split}"), 1.0, 4).unwrap();
                 writer.scalar(&format!("lm loss {split} vs samples"), 1.0, 32).unwrap();
@@ -261,9 +267,26 @@ mod tests {
     }
 
     #[test]
+    fn event_files_of_others_stay_as_they_are() {
+        let folder = tempfile::tempdir().unwrap();
+        run(folder.path(), ResumePoint::default(), 5);
+        let foreign = folder.path().join("events.out.tfevents.1700000000.host.7.0");
+        fs::write(&foreign, frame(&[0; 24])).unwrap();
+        let bytes = |path: &Path| fs::read(path).unwrap();
+        let files =
+            || -> Vec<PathBuf> { fs::read_dir(folder.path()).unwrap().map(|file| file.unwrap().path()).collect() };
+        let before: Vec<_> = files().into_iter().map(|path| (bytes(&path), path)).collect();
+        for resume in [ResumePoint::default(), ResumePoint { iteration: 2, consumed_samples: 16, again: None }] {
+            drop(EventWriter::open(folder.path(), "b", resume, 1000).unwrap());
+        }
+        assert!(before.iter().all(|(content, path)| bytes(path) == *content));
+        assert_eq!(files().len(), before.len() + 2);
+    }
+
+    #[test]
     fn events_wait_until_the_queue_is_full() {
         let folder = tempfile::tempdir().unwrap();
-        let mut writer = EventWriter::open(folder.path(), ResumePoint::default(), 2).unwrap();
+        let mut writer = EventWriter::open(folder.path(), "a", ResumePoint::default(), 2).unwrap();
         writer.scalar("x", 1.0, 1).unwrap();
         assert_eq!(points(folder.path()).len(), 0);
         writer.scalar("x", f64::NAN, 2).unwrap();
@@ -275,7 +298,7 @@ mod tests {
     #[test]
     fn events_do_not_wait_longer_than_they_may() {
         let folder = tempfile::tempdir().unwrap();
-        let mut writer = EventWriter::open(folder.path(), ResumePoint::default(), 1000).unwrap();
+        let mut writer = EventWriter::open(folder.path(), "a", ResumePoint::default(), 1000).unwrap();
         writer.scalar("x", 1.0, 1).unwrap();
         assert_eq!(points(folder.path()).len(), 0);
         writer.longest_wait = Duration::ZERO;

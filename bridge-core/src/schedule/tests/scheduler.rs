@@ -204,6 +204,33 @@ fn differing_states_follow_the_policy() {
 }
 
 #[test]
+fn a_checkpoint_that_is_taken_brings_the_whole_schedule() {
+    let of = |init_lr, annealing, style| {
+        let config = OptimizerParamSchedulerConfig {
+            init_lr,
+            wsd_decay_steps: Some(annealing),
+            lr_wsd_decay_style: style,
+            ..config(LrDecayStyle::Wsd)
+        };
+        OptimizerParamScheduler::new(config).unwrap()
+    };
+    let saved = of(1e-4, 300, WsdDecayStyle::Linear);
+    let mut taking = of(0.0, 100, WsdDecayStyle::Cosine);
+    taking.load_state(&saved.state(), OnStateMismatch::TakeCheckpoint).unwrap();
+    assert_eq!(taking, saved);
+}
+
+#[test]
+fn iterations_stay_iterations_when_the_batch_changes() {
+    let mut saved = scheduler(LrDecayStyle::Linear);
+    saved.step(400);
+    let state = saved.state().rescaled(4, 8);
+    assert_eq!((state.num_steps, state.lr_decay_steps, state.lr_warmup_steps), (800, 2000, 200.0));
+    assert_eq!(state.clone().rescaled(8, 4), saved.state());
+    assert_eq!(state.clone().rescaled(1, 1), state);
+}
+
+#[test]
 fn old_names_are_read() {
     for old in [
         r#"{"start_lr":1e-3,"warmup_iter":100,"end_iter":1000,"decay_style":"linear","num_iters":12,"min_lr":1e-5}"#,

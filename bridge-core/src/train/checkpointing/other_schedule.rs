@@ -20,11 +20,25 @@ pub(super) fn in_words_of_recipes(
     let SchedulerStateError::Mismatch(mismatches) = error else {
         return error;
     };
+    let [here, there] = recipes(config, checkpoint);
+    SchedulerStateError::Mismatch(told(&here, &there, mismatches))
+}
+
+/// Samples that an iteration of the checkpoint's schedule counts, and one of this run's. They are the same unless both schedules count iterations: an
+/// iteration of another batch size is one iteration all the same.
+pub(super) fn iteration_samples(config: &RunConfig, checkpoint: &Checkpoint) -> [u64; 2] {
+    let [here, there] = recipes(config, checkpoint);
+    let batch = |recipe: &Recipe| recipe.number(BATCH).map_or(1, |batch| batch as u64);
+    if here.counts_samples() || there.counts_samples() { [1, 1] } else { [batch(&there), batch(&here)] }
+}
+
+/// The recipes of this run and of the checkpoint.
+fn recipes(config: &RunConfig, checkpoint: &Checkpoint) -> [Recipe; 2] {
     let here = Recipe(config.to_toml().parse().unwrap_or_default());
     // A checkpoint of weights of another program may not say how it was trained: then it is taken for one of the same recipe.
     let there = checkpoint.run_config().ok().and_then(|text| text.parse().ok()).map(Recipe);
     let there = there.filter(|recipe| recipe.get(BATCH).is_some()).unwrap_or_else(|| here.clone());
-    SchedulerStateError::Mismatch(told(&here, &there, mismatches))
+    [here, there]
 }
 
 /// A recipe with all its settings.
@@ -61,7 +75,9 @@ fn told(here: &Recipe, there: &Recipe, mismatches: Vec<StateMismatch>) -> Vec<St
     let is_decay_given = [here, there].iter().any(|recipe| recipe.get(decay).is_some());
     let unit = |recipe: &Recipe| if recipe.counts_samples() { "samples" } else { "iterations" };
     let of_all = |field, run: &str, checkpoint: &str| {
-        let (run, checkpoint) = (here.length(run), there.length(checkpoint));
+        // Where both count iterations, the checkpoint's lengths have been converted to iterations of this run's batch.
+        let unit_of_checkpoint = if here.counts_samples() || there.counts_samples() { there } else { here };
+        let (run, checkpoint) = (here.length(run), unit_of_checkpoint.length(checkpoint));
         match unit(here) == unit(there) {
             true => StateMismatch { field, run, checkpoint },
             false => StateMismatch {
@@ -71,9 +87,8 @@ fn told(here: &Recipe, there: &Recipe, mismatches: Vec<StateMismatch>) -> Vec<St
             },
         }
     };
-    let (mut told, mut has_length) = (Vec::new(), false);
+    let mut told = Vec::new();
     for StateMismatch { field, run, checkpoint } in mismatches {
-        has_length |= matches!(field, "lr_warmup_steps" | "lr_decay_steps" | "wd_incr_steps");
         told.push(match field {
             "max_lr" => StateMismatch { field: "optimizer.lr", run, checkpoint },
             "min_lr" => StateMismatch { field: "optimizer.min_lr", run, checkpoint },
@@ -95,11 +110,6 @@ fn told(here: &Recipe, there: &Recipe, mismatches: Vec<StateMismatch>) -> Vec<St
     }
     // Settings that are the same are others' lengths: without a decay of its own, for instance, two lengths of the schedule are one setting.
     told.retain(|mismatch| mismatch.run != mismatch.checkpoint);
-    let batches = [here, there].map(|recipe| recipe.number(BATCH).unwrap_or_default());
-    if has_length && batches[0] != batches[1] && !here.counts_samples() {
-        let [run, checkpoint] = batches.map(|batch| batch.to_string());
-        told.insert(0, StateMismatch { field: BATCH, run, checkpoint });
-    }
     told.dedup();
     told
 }
@@ -140,15 +150,13 @@ mod tests {
     }
 
     #[test]
-    fn another_batch_is_told_as_such() {
+    fn iterations_of_another_batch_are_told_as_iterations() {
         let of = |batch: u64, iters: u64| {
             format!("train = {{ global_batch_size = {batch}, train_iters = {iters} }}\nscheduler.lr_warmup_iters = 2")
         };
-        let batch = "`train.global_batch_size` is 8 in this run and 4 in the checkpoint";
-        let told = lengths(&of(8, 20), &of(4, 20), [[16, 8], [160, 80], [160, 80]]);
-        assert_eq!(told, [batch]);
-        let told = lengths(&of(8, 30), &of(4, 20), [[16, 8], [240, 80], [240, 80]]);
-        assert_eq!(told, [batch, "`train.train_iters` is 30 in this run and 20 in the checkpoint"]);
+        // The checkpoint's lengths come in iterations of the batch here.
+        let told = lengths(&of(8, 30), &of(4, 20), [[16, 16], [240, 160], [240, 160]]);
+        assert_eq!(told, ["`train.train_iters` is 30 in this run and 20 in the checkpoint"]);
     }
 
     #[test]

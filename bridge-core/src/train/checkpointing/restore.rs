@@ -8,7 +8,7 @@ use bridge_kernels::optim::Stored;
 use burn::tensor::{FloatDType, Tensor};
 use serde_json::{Map, Value};
 
-use super::other_schedule::in_words_of_recipes;
+use super::other_schedule::{in_words_of_recipes, iteration_samples};
 use super::sources::Sources;
 use super::start::Start;
 use super::states::{kind_of, load_stored};
@@ -18,7 +18,7 @@ use crate::checkpoint::{Checkpoint, CheckpointError, DType, TrainState};
 use crate::config::RunConfig;
 use crate::model::{Adapter, Declaration, ModelChunk, Replacement};
 use crate::optim::{MASTER, Sharding};
-use crate::schedule::OnStateMismatch;
+use crate::schedule::{OnStateMismatch, SchedulerState};
 use crate::train::run::TrainingRun;
 use crate::train::subsystem::Loaded;
 use crate::train::{TrainError, convert, ranks};
@@ -117,14 +117,19 @@ fn restore_schedule(
     checkpoint: &Checkpoint,
     (loaded, train_state): (&Loaded, &TrainState),
 ) -> Result<(), TrainError> {
-    match loaded.field("opt_param_scheduler")? {
+    match loaded.field::<SchedulerState>("opt_param_scheduler")? {
         Some(state) => {
+            let [from, to] = iteration_samples(&run.config, checkpoint);
+            let state = state.rescaled(from, to);
             let loaded = run.training.scheduler.load_state(&state, on_mismatch(&run.config));
             loaded.map_err(|error| in_words_of_recipes(&run.config, checkpoint, error))?;
         }
         // Earlier releases saved none where they saved no optimizer.
         None => {
-            let samples = train_state.consumed_train_samples.saturating_sub(train_state.skipped_train_samples);
+            let samples = match run.config.train.train_samples {
+                Some(_) => train_state.consumed_train_samples.saturating_sub(train_state.skipped_train_samples),
+                None => train_state.step * run.config.schedule_steps(0),
+            };
             run.training.scheduler.step(samples);
             run.outputs.reporter.note(&format!(
                 "the checkpoint does not say where its schedule stood: it goes on after {samples} samples"

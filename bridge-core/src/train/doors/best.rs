@@ -4,10 +4,11 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::config::RunConfig;
+use crate::config::{ConfigError, ConfigErrors, ErrorKind, RunConfig};
 use crate::logging::{Occasion, Split};
 use crate::train::TrainError;
-use crate::train::forward_step::LM_LOSS;
+use crate::train::dpo::DPO_LOSSES;
+use crate::train::forward_step::{ForwardStep, LM_LOSS};
 use crate::train::report::EvaluationReport;
 use crate::train::subsystem::{Loaded, RunContext, Subsystem, Verdict, saved};
 
@@ -29,6 +30,31 @@ pub(super) fn metric(config: &RunConfig, report: &EvaluationReport) -> Result<f6
             report.losses.keys().map(String::as_str).collect::<Vec<_>>().join(", ")
         ),
     })
+}
+
+/// Refuses a `validation.metric` that no evaluation of the run will have, as far as the names of losses are known: each may be of one of several
+/// validation sets.
+///
+/// # Errors
+/// The setting, with the names that there are.
+pub fn check_metric(config: &RunConfig, forward_step: &dyn ForwardStep) -> Result<(), ConfigErrors> {
+    const KEY: &str = "validation.metric";
+    let names = if config.dpo.is_some() { Some(DPO_LOSSES.to_vec()) } else { forward_step.loss_names() };
+    let (Some(metric), Some(names)) = (&config.validation.metric, names) else {
+        return Ok(());
+    };
+    let is_of_set =
+        |name: &&str| config.validation.multiple_validation_sets && metric.starts_with(&format!("{name} of "));
+    if names.iter().any(|name| name == metric || is_of_set(name)) {
+        return Ok(());
+    }
+    let expected = names.iter().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", ");
+    let error = ConfigError::new(ErrorKind::WrongType, KEY, "no evaluation of this run has a loss of this name")
+        .with_found(format!("{metric:?}"))
+        .with_expected(format!("one of {expected}"))
+        .with_nearest(metric, names)
+        .with_location(config.location(KEY));
+    Err(error.into())
 }
 
 /// The best evaluation so far.

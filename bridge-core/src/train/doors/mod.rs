@@ -35,6 +35,7 @@ use bridge_dist::mesh::ProcessGroups;
 use serde_json::{Map, Value};
 
 pub(super) use best::best_of;
+pub use best::check_metric;
 pub(super) use loss_watch::{LossWatch, OwnResults};
 pub use losses_of_run::LOSSES_KEY;
 pub(super) use memory_history::begin as begin_memory_history;

@@ -34,6 +34,8 @@ pub(super) struct Recorder {
     start_iteration: u64,
     /// Samples trained on by this run: those of iterations that are skipped take no time.
     trained_samples: u64,
+    /// Tokens that this process has trained on.
+    trained_tokens: u64,
     /// Steps of this run.
     steps: u64,
 }
@@ -47,6 +49,7 @@ impl Recorder {
             started: Instant::now(),
             start_iteration: 0,
             trained_samples: 0,
+            trained_tokens: 0,
             steps: 0,
             config: Arc::clone(config),
         }
@@ -57,7 +60,7 @@ impl Recorder {
         let flops_at_start = state.train_state.floating_point_operations_so_far;
         self.interval = Interval { flops_at_start, ..Interval::default() };
         self.start_iteration = state.train_state.step;
-        self.throughput.push(0.0, 0);
+        self.throughput.push(0.0, (0, 0));
         self.started = Instant::now();
     }
 
@@ -80,7 +83,9 @@ impl Recorder {
         self.interval.seconds += step.seconds;
         self.interval.tokens += step.num_tokens;
         self.trained_samples += step.batch_size;
-        self.throughput.push(self.started.elapsed().as_secs_f64(), self.trained_samples);
+        self.trained_tokens += step.num_tokens;
+        let trained = (self.trained_samples, self.trained_tokens);
+        self.throughput.push(self.started.elapsed().as_secs_f64(), trained);
         let mut all = self.of_step(state, step);
         all.extend(self.circumstances(state));
         all.extend(routers(step, self.config.model.moe_per_layer_logging));
@@ -216,7 +221,7 @@ impl Recorder {
             figures.push(Figure::new("tflops_per_device", "TFLOP/s", "Model TFLOP/s per device", tflops).file());
         }
         if logger.log_throughput_to_tensorboard {
-            let mut rates = self.throughput.report(config.model.seq_length as u64, world_size);
+            let mut rates = self.throughput.report(world_size);
             if !rates.is_empty() {
                 rates.push(("throughput/micro_batch_size".to_owned(), config.train.micro_batch_size as f64));
                 rates.push(("throughput/global_batch_size".to_owned(), step.batch_size as f64));

@@ -51,10 +51,6 @@ impl<'a> Sharing<'a> {
         }
     }
 
-    fn ranks(&self) -> f64 {
-        self.groups.iter().map(|group| group.size() as f64).product()
-    }
-
     fn sum(&self, values: &mut Vec<f64>) {
         self.groups.iter().for_each(|group| sum(group, values));
     }
@@ -91,11 +87,13 @@ impl Coefficients {
         let sharing = Sharing::of(input);
         // Tokens of each expert by score alone, sums of probabilities, sum of squared log-partitions, tokens that it was given.
         let mut totals = choice.totals(0..choice.num_tokens());
-        totals.push(choice.log_z_n.iter().map(|log_z| log_z * log_z).sum());
+        totals.push(choice.squared_log_z());
         totals.extend(choice.loads());
         sharing.sum(&mut totals);
-        let n = choice.num_tokens() as f64 * sharing.ranks();
         let k = choice.experts_nk.len() as f64 / choice.num_tokens() as f64;
+        // Each token that is no padding is counted for `k` experts. All are padding in a batch that was filled up with whole samples.
+        let counted = |tokens: &[f64]| (tokens.iter().sum::<f64>() / k).max(1.0);
+        let n = counted(&totals[..e]);
         let scale = e as f64 / (k * n * n);
         let (tokens, probabilities) = (&totals[..e], &totals[e..2 * e]);
         let record = |name, value| {
@@ -113,19 +111,26 @@ impl Coefficients {
         }
         if self.sequence != 0.0 {
             let sequences = sequence_totals(choice, batch, &sharing);
-            // Means over the sequences: each has so many tokens on all ranks.
-            let n = n / batch as f64;
-            let scale = e as f64 / (k * n * n) / batch as f64;
-            let values = sequences.chunks_exact(2 * e).map(|totals| scale * product(&totals[..e], &totals[e..]));
+            // A mean over the sequences that are not padding from end to end.
+            let is_counted = |totals: &&[f64]| totals[..e].iter().any(|tokens| *tokens > 0.0);
+            let rows = sequences.chunks_exact(2 * e).filter(is_counted).count().max(1) as f64;
+            let scale = |totals: &[f64]| {
+                let n = counted(&totals[..e]);
+                e as f64 / (k * n * n) / rows
+            };
+            let values =
+                sequences.chunks_exact(2 * e).map(|totals| scale(totals) * product(&totals[..e], &totals[e..]));
             record("seq_load_balancing_loss", vec![values.sum()]);
             for (row, totals) in injected.per_expert_be.chunks_exact_mut(e).zip(sequences.chunks_exact(2 * e)) {
-                add(row, share * self.sequence * scale, &totals[..e]);
+                add(row, share * self.sequence * scale(totals), &totals[..e]);
             }
         }
         if self.global_batch != 0.0 {
             let replicas = input.regions.data().size() as f64;
             let tokens = tokens_of_global_batch(tokens, input);
-            let scale = e as f64 / (k * n * n * replicas);
+            // With padding, replicas and micro-batches have different numbers of tokens.
+            let all = if choice.may_have_padding() { counted(&tokens) } else { n * replicas };
+            let scale = e as f64 / (k * n * all);
             record("global_load_balancing_loss", vec![scale * product(&tokens, probabilities)]);
             for row in injected.per_expert_be.chunks_exact_mut(e) {
                 add(row, share * self.global_batch * scale, &tokens);

@@ -26,9 +26,12 @@ impl Capacity {
         let n = choice.num_tokens();
         let k = choice.experts_nk.len() / n;
         let mut rows = Vec::with_capacity(2 * n * k);
-        for (weights, experts) in choice.weights_nk.chunks_exact(k).zip(choice.experts_nk.chunks_exact(k)) {
+        let chosen = choice.weights_nk.chunks_exact(k).zip(choice.experts_nk.chunks_exact(k));
+        for (token, (weights, experts)) in chosen.enumerate() {
+            // Padding has chosen no expert.
+            let expert = |expert: &usize| if choice.is_padding(token) { choice.num_experts() } else { *expert };
             rows.extend(weights);
-            rows.extend(experts.iter().map(|expert| *expert as f64));
+            rows.extend(experts.iter().map(|number| expert(number) as f64));
         }
         let whole = WholeBatch::gather(&rows, (n, batch), input);
         let (mut weights, mut experts) = (Vec::new(), Vec::new());
@@ -40,11 +43,12 @@ impl Capacity {
         whole.own.iter().flat_map(|number| dropped[number * k..][..k].iter().copied()).collect()
     }
 
-    /// Which of all choices, token by token, are above the capacity of their expert.
+    /// Which of all choices, token by token, are above the capacity of their expert. Choices of no expert (`num_experts`) do not count.
     fn above_capacity(self, weights: &[f64], experts: &[usize], num_experts: usize) -> Vec<bool> {
-        let capacity = (experts.len() as f64 / num_experts as f64 * self.factor).ceil() as usize;
+        let choices = experts.iter().enumerate().filter(|(_, expert)| **expert < num_experts);
+        let capacity = (choices.clone().count() as f64 / num_experts as f64 * self.factor).ceil() as usize;
         let mut by_expert = vec![Vec::new(); num_experts];
-        experts.iter().enumerate().for_each(|(place, expert)| by_expert[*expert].push(place));
+        choices.for_each(|(place, expert)| by_expert[*expert].push(place));
         let mut dropped = vec![false; experts.len()];
         for mut places in by_expert {
             match self.policy {
@@ -76,5 +80,9 @@ mod tests {
         assert_eq!(dropped(DropPolicy::Position, 1.0), [4, 7]);
         assert_eq!(dropped(DropPolicy::Probs, 1.1), [7], "three of four: capacities are rounded up");
         assert!(dropped(DropPolicy::Probs, 2.0).is_empty());
+        // Padding behind these tokens has chosen no expert, and leaves capacities as they are.
+        let (experts, weights) = ([&experts[..], &[4; 8]].concat(), [&weights[..], &[0.5; 8]].concat());
+        let dropped = Capacity { factor: 1.0, policy: DropPolicy::Probs }.above_capacity(&weights, &experts, 4);
+        assert_eq!(dropped.iter().filter(|dropped| **dropped).count(), 2);
     }
 }

@@ -95,6 +95,8 @@ pub(super) struct Choice {
     by_score_nk: Vec<usize>,
     /// With the scaling factor.
     pub weights_nk: Vec<f64>,
+    /// True for tokens that are padding, `[n]`; empty if no token is. Padding counts for no loss and no load.
+    padding_n: Vec<bool>,
 }
 
 impl Choice {
@@ -112,6 +114,7 @@ impl Choice {
             experts_nk: Vec::with_capacity(n * topk),
             by_score_nk: Vec::with_capacity(n * topk),
             weights_nk: Vec::with_capacity(n * topk),
+            padding_n: Vec::new(),
         };
         for (token, scores) in scores_ne.chunks_exact(num_experts).enumerate() {
             let (probabilities, log_z) = softmax(scores.iter().copied());
@@ -154,7 +157,29 @@ impl Choice {
         choice
     }
 
-    /// Tokens.
+    /// Marks tokens as padding, `[n]`.
+    #[must_use]
+    pub fn with_padding(self, padding_n: Vec<bool>) -> Self {
+        Self { padding_n, ..self }
+    }
+
+    /// True if `token` is padding.
+    pub fn is_padding(&self, token: usize) -> bool {
+        self.padding_n.get(token).is_some_and(|is_padding| *is_padding)
+    }
+
+    /// True if some tokens may be padding.
+    pub fn may_have_padding(&self) -> bool {
+        !self.padding_n.is_empty()
+    }
+
+    /// Sum of the squares of the log-partitions.
+    pub fn squared_log_z(&self) -> f64 {
+        let counted = self.log_z_n.iter().enumerate().filter(|(token, _)| !self.is_padding(*token));
+        counted.map(|(_, log_z)| log_z * log_z).sum()
+    }
+
+    /// Tokens, padding included.
     pub fn num_tokens(&self) -> usize {
         self.log_z_n.len()
     }
@@ -167,7 +192,11 @@ impl Choice {
     /// How many tokens chose each expert.
     pub fn loads(&self) -> Vec<f64> {
         let mut loads = vec![0.0; self.num_experts];
-        self.experts_nk.iter().for_each(|expert| loads[*expert] += 1.0);
+        for (token, experts) in self.experts_nk.chunks_exact(self.topk).enumerate() {
+            if !self.is_padding(token) {
+                experts.iter().for_each(|expert| loads[*expert] += 1.0);
+            }
+        }
         loads
     }
 
@@ -175,17 +204,16 @@ impl Choice {
     pub fn totals(&self, tokens: std::ops::Range<usize>) -> Vec<f64> {
         let (e, k) = (self.num_experts, self.topk);
         let mut totals = vec![0.0; 2 * e];
-        self.by_score_nk[tokens.start * k..tokens.end * k].iter().for_each(|expert| totals[*expert] += 1.0);
-        let rows = tokens.start * e..tokens.end * e;
-        if self.sigmoids_ne.is_empty() {
-            for probabilities in self.probabilities_ne[rows].chunks_exact(e) {
+        for token in tokens.filter(|token| !self.is_padding(*token)) {
+            self.by_score_nk[token * k..][..k].iter().for_each(|expert| totals[*expert] += 1.0);
+            if self.sigmoids_ne.is_empty() {
+                let probabilities = &self.probabilities_ne[token * e..][..e];
                 totals[e..].iter_mut().zip(probabilities).for_each(|(sum, p)| *sum += p);
+            } else {
+                let sigmoids = &self.sigmoids_ne[token * e..][..e];
+                let all: f64 = sigmoids.iter().sum::<f64>() + SMALLEST_SUM;
+                totals[e..].iter_mut().zip(sigmoids).for_each(|(sum, s)| *sum += s / all);
             }
-            return totals;
-        }
-        for sigmoids in self.sigmoids_ne[rows].chunks_exact(e) {
-            let all: f64 = sigmoids.iter().sum::<f64>() + SMALLEST_SUM;
-            totals[e..].iter_mut().zip(sigmoids).for_each(|(sum, s)| *sum += s / all);
         }
         totals
     }
@@ -195,6 +223,10 @@ impl Choice {
         let (e, k) = (self.num_experts, self.topk);
         let mut gradients = Vec::with_capacity(self.probabilities_ne.len());
         for (token, p) in self.probabilities_ne.chunks_exact(e).enumerate() {
+            if self.is_padding(token) {
+                gradients.extend(std::iter::repeat_n(0.0, e));
+                continue;
+            }
             let chosen = token * k..(token + 1) * k;
             let experts = &self.experts_nk[chosen.clone()];
             let d_weights: Vec<f64> =

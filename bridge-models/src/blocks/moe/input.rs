@@ -15,6 +15,22 @@ pub(crate) struct MoeInput<'a> {
     pub auxiliary: Auxiliary<'a>,
     /// What the router draws random numbers from in training; `None` outside.
     pub key: Option<DropoutKey>,
+    /// True for tokens that are padding, `[b, t]` of this context-parallel rank's part of the sequence; `None` if no token is.
+    pub padding: Option<&'a [bool]>,
     /// Where a dense block in a layer's place puts the gradients of its weights off to; experts compute theirs at once.
     pub weight_gradients: Option<&'a WeightGradientStore>,
+}
+
+impl MoeInput<'_> {
+    /// True for padding among the `b` times `t` tokens that a router has, `[b * t]`; empty if no token is padding.
+    pub fn padding_of_router(&self, b: usize, t: usize) -> Vec<bool> {
+        let Some(padding) = self.padding else {
+            return Vec::new();
+        };
+        let length = padding.len() / b;
+        // Either the tokens of a tensor-parallel region, or those of this rank's residual stream.
+        let own = if self.regions.cuts_experts_alike() { 0..length } else { self.regions.own_rows(length) };
+        assert_eq!(own.len(), t, "a router has as many tokens of a sequence as its mask of padding");
+        padding.chunks_exact(length).flat_map(|row| row[own.clone()].iter().copied()).collect()
+    }
 }

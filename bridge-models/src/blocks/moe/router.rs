@@ -13,7 +13,7 @@
 //!   without the bias, groups or balancing that decide where it goes, as upstream does.
 //! - z-loss (Zoph et al., arXiv:2202.08906, equation 5): the mean over tokens of `log(sum_i exp score_i)^2`.
 //!
-//! All are means over a micro-batch, whatever ranks have it. They are no part of the loss that the model returns: their gradients join
+//! Padding is not routed, and counts for none of these: `n` is the number of other tokens. All are means over a micro-batch, whatever ranks have it. They are no part of the loss that the model returns: their gradients join
 //! those of the scores in backward, and their values go to the collector of the forward context.
 
 use bridge_core::model::{Component, Cut, Initial, Meets, ParameterRole, Scope};
@@ -106,18 +106,21 @@ impl Router {
             Some(bias_e) => bias_e.val().into_data().iter::<f32>().collect(),
             None => vec![0.0; e],
         };
-        let preferred = self.training.preferred(&scores, (n, b), input);
-        let choice = Choice::of(&scores, &bias_e, preferred.as_deref(), &self.settings);
+        let padding_n = input.padding_of_router(b, t);
+        let preferred = self.training.preferred(&scores, &padding_n, (n, b), input);
+        let choice = Choice::of(&scores, &bias_e, preferred.as_deref(), &self.settings).with_padding(padding_n);
         let injected = self.coefficients.losses(&choice, b, input);
         let device = logits_bte.device().without_autodiff();
         let (k, mut experts_nk) = (self.settings.topk, choice.experts_nk.clone());
         let mut weights: Vec<f32> = choice.weights_nk.iter().map(|weight| *weight as f32).collect();
+        let mut dropped_nk: Vec<bool> = (0..n * k).map(|place| choice.is_padding(place / k)).collect();
         if let Some(capacity) = self.training.capacity.filter(|_| input.key.is_some()) {
-            let dropped = capacity.dropped(&choice, b, input);
-            // The weight of such a choice has no gradient, because what it would multiply is zero.
-            for place in dropped.into_iter().enumerate().filter_map(|(place, dropped)| dropped.then_some(place)) {
-                (experts_nk[place], weights[place]) = (e, 0.0);
-            }
+            let above = capacity.dropped(&choice, b, input);
+            dropped_nk.iter_mut().zip(above).for_each(|(dropped, above)| *dropped |= above);
+        }
+        // The weight of such a choice has no gradient, because what it would multiply is zero.
+        for place in dropped_nk.into_iter().enumerate().filter_map(|(place, dropped)| dropped.then_some(place)) {
+            (experts_nk[place], weights[place]) = (e, 0.0);
         }
         let weights_nk = Tensor::from_data(TensorData::new(weights, [n, k]), &device);
         let settings = self.settings;
@@ -175,13 +178,35 @@ impl TrainingSettings {
     }
 
     /// By what experts are chosen, `[n, e]`, where it is not the scores of `batch` sequences themselves.
-    fn preferred(self, scores_ne: &[f64], (n, batch): (usize, usize), input: &MoeInput) -> Option<Vec<f64>> {
+    fn preferred(
+        self,
+        scores_ne: &[f64],
+        padding_n: &[bool],
+        (n, batch): (usize, usize),
+        input: &MoeInput,
+    ) -> Option<Vec<f64>> {
         if !self.sinkhorn || input.key.is_none() {
             return None;
         }
         let e = scores_ne.len() / n;
-        let whole = WholeBatch::gather(scores_ne, (n, batch), input);
-        Some(whole.own_rows(&sinkhorn(&whole.rows, e), e))
+        if padding_n.is_empty() {
+            let whole = WholeBatch::gather(scores_ne, (n, batch), input);
+            return Some(whole.own_rows(&sinkhorn(&whole.rows, e), e));
+        }
+        // Scores, then 1 for padding, whose scores stay as they are and balance nothing.
+        let marked = scores_ne.chunks_exact(e).zip(padding_n);
+        let marked: Vec<f64> =
+            marked.flat_map(|(row, pads)| row.iter().copied().chain([f64::from(u8::from(*pads))])).collect();
+        let whole = WholeBatch::gather(&marked, (n, batch), input);
+        let is_counted = |row: &&[f64]| row[e] == 0.0;
+        let counted = whole.rows.chunks_exact(e + 1).filter(is_counted).flat_map(|row| row[..e].iter().copied());
+        let balanced = sinkhorn(&counted.collect::<Vec<_>>(), e);
+        let mut balanced = balanced.chunks_exact(e);
+        let all = whole.rows.chunks_exact(e + 1).flat_map(|row| {
+            let row = if is_counted(&row) { balanced.next().unwrap_or(&row[..e]) } else { &row[..e] };
+            row.iter().copied()
+        });
+        Some(whole.own_rows(&all.collect::<Vec<_>>(), e))
     }
 }
 

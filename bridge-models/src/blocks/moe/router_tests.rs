@@ -51,7 +51,7 @@ fn gradient<const D: usize>(x: &Tensor<D>, loss: Tensor<1>) -> Vec<f32> {
 }
 
 fn input<'a>(regions: &'a Regions, auxiliary: Auxiliary<'a>) -> MoeInput<'a> {
-    MoeInput { regions, layer: 0, auxiliary, key: None, weight_gradients: None }
+    MoeInput { regions, layer: 0, auxiliary, key: None, padding: None, weight_gradients: None }
 }
 
 fn choices(routing: &Routing, device: &Device) -> Tensor<2, Int> {
@@ -396,4 +396,33 @@ fn a_token_uses_experts_of_its_best_groups() {
     assert_eq!(Groups { compared: 1, ..groups }.experts(&scores), [0, 1, 2, 6, 7, 8]);
     assert_eq!(best(&scores, groups.experts(&scores), 3), [0, 5, 4]);
     assert_eq!(best(&[1.0, 2.0, 2.0, 1.0], vec![0, 1, 2, 3], 3), [1, 2, 0], "of equal scores the lower number");
+}
+
+#[test]
+fn padding_is_not_routed_and_changes_no_loss() {
+    let device = Device::flex().autodiff();
+    let regions = Regions::new(&Parallel::single());
+    let moe = MoeConfig { seq_aux_loss_coeff: 0.3, global_aux_loss_coeff: 0.2, ..settings(false) };
+    let own: Vec<f32> = scores(&device).into_data().try_into_vec().unwrap();
+    let run = |padded: usize| {
+        // What padding scores must not matter.
+        let values = [own.clone(), vec![9.0; padded * E]].concat();
+        let x = Tensor::<3>::from_data(TensorData::new(values, [1, N + padded, E]), &device).require_grad();
+        let mask: Vec<bool> = (0..N + padded).map(|token| token >= N).collect();
+        let metrics = LayerMetrics::default();
+        let auxiliary = Auxiliary { gradient_scale: 2.0, metrics: Some(&metrics) };
+        let padding = (padded > 0).then_some(mask.as_slice());
+        let routing = router(&moe, &device).route(x.clone(), &MoeInput { padding, ..input(&regions, auxiliary) });
+        let weights = routing.weights_nk.clone().slice([0..N, 0..K]);
+        let gradient = gradient(&x, (weights.clone() * upstream(&device)).sum());
+        let weights: Vec<f32> = weights.into_data().try_into_vec().unwrap();
+        (routing.experts_nk, weights, gradient, metrics.take())
+    };
+    let (experts, weights, gradient, metrics) = run(0);
+    let (padded_experts, padded_weights, padded_gradient, padded_metrics) = run(4);
+    assert_eq!(padded_experts[..N * K], experts);
+    assert!(padded_experts[N * K..].iter().all(|expert| *expert == E), "padding has no expert");
+    assert_eq!((padded_weights, padded_metrics), (weights, metrics));
+    assert_eq!(padded_gradient[..N * E], gradient);
+    assert!(padded_gradient[N * E..].iter().all(|value| *value == 0.0));
 }
