@@ -13,11 +13,39 @@ use crate::{DataError, outside};
 pub struct RawDocument {
     /// Its file.
     pub path: Arc<Path>,
-    /// Its line, counted from 1; 0 if the document is the whole file.
-    pub line: usize,
+    /// Position in its file.
+    pub at: At,
     /// Key of the text in a JSON object; `None` when the bytes are the text.
     key: Option<Arc<str>>,
     bytes: Vec<u8>,
+}
+
+/// Position of a document in its file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum At {
+    /// The whole file, or a part of its text.
+    File,
+    /// A line, counted from 1.
+    Line(usize),
+    /// A line by the byte where it begins: lines before it were not counted.
+    Byte(u64),
+}
+
+impl At {
+    /// True if the document may begin as its file does: with a byte order mark, or as a compressed file.
+    fn is_first(self) -> bool {
+        matches!(self, Self::File | Self::Line(1) | Self::Byte(0))
+    }
+}
+
+impl std::fmt::Display for At {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::File => f.write_str("the file"),
+            Self::Line(line) => write!(f, "line {line}"),
+            Self::Byte(byte) => write!(f, "the line at byte {byte}"),
+        }
+    }
 }
 
 /// What a document with a byte 0 is.
@@ -44,15 +72,16 @@ impl RawDocument {
 
     /// Where it comes from, for messages.
     pub fn name(&self) -> String {
-        match self.line {
-            0 => self.path.display().to_string(),
-            line => format!("{}:{line}", self.path.display()),
+        match self.at {
+            At::File => self.path.display().to_string(),
+            At::Line(line) => format!("{}:{line}", self.path.display()),
+            At::Byte(_) => format!("{}, {}", self.path.display(), self.at),
         }
     }
 
     /// What bytes are that are not UTF-8.
     fn what_it_is(&self) -> &'static str {
-        if self.line <= 1 && is_compressed(&self.bytes) { COMPRESSED } else { "not UTF-8" }
+        if self.at.is_first() && is_compressed(&self.bytes) { COMPRESSED } else { "not UTF-8" }
     }
 
     /// Decodes it.
@@ -75,8 +104,8 @@ impl RawDocument {
         if line.trim().is_empty() {
             return Ok(Text::Empty);
         }
-        let bad = |problem: String| DataError::malformed(&self.path, format!("line {}: {problem}", self.line));
-        let line = if self.line == 1 { without_mark(line) } else { line };
+        let bad = |problem: String| DataError::malformed(&self.path, format!("{}: {problem}", self.at));
+        let line = if self.at.is_first() { without_mark(line) } else { line };
         let mut object: serde_json::Value = serde_json::from_str(line).map_err(|error| bad(not_json(&error)))?;
         if !object.is_object() {
             return Err(bad(format!("expected an object with the key {key:?}, found {}", preview(&object))));
@@ -119,7 +148,7 @@ fn preview(value: &serde_json::Value) -> String {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) file: usize,
-    pub(crate) line: usize,
+    pub(crate) at: At,
     pub(crate) start: u64,
     pub(crate) length: usize,
 }
@@ -194,7 +223,7 @@ impl Documents {
                     *lines = Some(Lines { reader, file: (Arc::clone(path), key.clone()), line: 0 });
                 } else {
                     let bytes = outside::read(path, u64::MAX).map_err(DataError::io("read", path))?;
-                    return Ok(Some(RawDocument { path: Arc::clone(path), line: 0, key: None, bytes }));
+                    return Ok(Some(RawDocument { path: Arc::clone(path), at: At::File, key: None, bytes }));
                 }
             },
             Plan::Placed { places, open } => {
@@ -205,7 +234,7 @@ impl Documents {
                 let mut bytes = Vec::new();
                 std::io::stdin().read_to_end(&mut bytes).map_err(DataError::io("read", &path))?;
                 self.plan = Plan::Sequential { next: 1, lines: None };
-                Ok(Some(RawDocument { path, line: 0, key: None, bytes }))
+                Ok(Some(RawDocument { path, at: At::File, key: None, bytes }))
             }
         }
     }
@@ -230,7 +259,7 @@ impl Lines {
         let mut bytes = Vec::new();
         let read = self.reader.read_until(b'\n', &mut bytes).map_err(DataError::io("read", path))?;
         self.line += 1;
-        let document = RawDocument { path: Arc::clone(path), line: self.line, key: key.clone(), bytes };
+        let document = RawDocument { path: Arc::clone(path), at: At::Line(self.line), key: key.clone(), bytes };
         Ok((read > 0).then_some(document))
     }
 }
@@ -245,5 +274,5 @@ fn read_place((path, key): &Keyed, place: Place, open: &mut Option<(usize, File)
         .and_then(|_| file.read_exact(&mut bytes))
         .map_err(DataError::io("read", path))?;
     *open = Some((place.file, file));
-    Ok(RawDocument { path: Arc::clone(path), line: place.line, key: key.clone(), bytes })
+    Ok(RawDocument { path: Arc::clone(path), at: place.at, key: key.clone(), bytes })
 }

@@ -2,6 +2,7 @@
 
 mod documents;
 mod expand;
+mod sample;
 pub mod survey;
 
 use std::collections::HashSet;
@@ -9,7 +10,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
-pub use documents::{Documents, RawDocument, Text};
+pub use documents::{At, Documents, RawDocument, Text};
 
 use super::random::RandomState;
 use super::{DataError, outside};
@@ -72,6 +73,8 @@ pub struct TextSource {
     shuffle_seed: Option<u32>,
     /// Size of the pieces that documents are cut into, if they are.
     piece_bytes: Option<usize>,
+    /// Bytes of the windows that are read instead of whole files, if they are.
+    sample_bytes: Option<u64>,
 }
 
 impl TextSource {
@@ -87,6 +90,7 @@ impl TextSource {
             format: params.format.clone(),
             shuffle_seed: params.shuffle_seed,
             piece_bytes: None,
+            sample_bytes: None,
         };
         if params.inputs.is_empty() {
             return bad("no input: give files, glob patterns, or - for standard input".into());
@@ -160,28 +164,20 @@ impl TextSource {
         }
     }
 
-    /// Bytes of all files, or `None` for standard input.
+    /// Bytes of all files, or of their sample; `None` for standard input.
     pub fn total_bytes(&self) -> Option<u64> {
         match &self.origin {
-            Origin::Files(files) => Some(files.iter().map(|file| file.size).sum()),
+            Origin::Files(files) => Some(self.sample_bytes.unwrap_or(files.iter().map(|file| file.size).sum())),
             Origin::Stdin => None,
         }
     }
 
-    /// The first files that fit into `max_bytes` together, at least one. Standard input has no such limit.
+    /// This text if it has at most `max_bytes`, or else windows of about that many bytes together, spread evenly over all files: each file has a
+    /// share by its size, whatever the order of the files. Standard input is read as a whole.
     #[must_use]
-    pub fn limited(&self, max_bytes: u64) -> Self {
-        let mut limited = self.clone();
-        if let Origin::Files(files) = &mut limited.origin {
-            let mut total = 0_u64;
-            let fits = files.iter().take_while(|file| {
-                total = total.saturating_add(file.size);
-                total <= max_bytes
-            });
-            let count = fits.count().max(1);
-            files.truncate(count);
-        }
-        limited
+    pub fn sampled(&self, max_bytes: u64) -> Self {
+        let total = self.files().iter().fold(0_u64, |sum, file| sum.saturating_add(file.size));
+        Self { sample_bytes: (total > max_bytes).then_some(max_bytes), ..self.clone() }
     }
 
     /// Identifies this text and its version; `None` if that cannot be known before reading it.
@@ -201,6 +197,9 @@ impl TextSource {
         if let Some(bytes) = self.piece_bytes {
             fingerprint["piece_bytes"] = bytes.into();
         }
+        if let Some(bytes) = self.sample_bytes {
+            fingerprint["sample_bytes"] = bytes.into();
+        }
         Some(fingerprint)
     }
 
@@ -209,6 +208,9 @@ impl TextSource {
     /// # Errors
     /// If files cannot be read, when lines have to be found for shuffling.
     pub fn documents(&self) -> Result<Documents, DataError> {
+        if let (Origin::Files(files), Some(bytes)) = (&self.origin, self.sample_bytes) {
+            return self.windows(files, bytes);
+        }
         match (&self.origin, self.shuffle_seed) {
             (Origin::Stdin, _) => Ok(Documents::stdin(self.key_of(Path::new("-")))),
             (Origin::Files(files), None) => {
@@ -231,6 +233,28 @@ impl TextSource {
         }
     }
 
+    /// The documents in windows of a sample: lines that begin in one, or the text in it up to the ends of lines.
+    fn windows(&self, files: &[SourceFile], bytes: u64) -> Result<Documents, DataError> {
+        let mut places = Vec::new();
+        let sizes: Vec<u64> = files.iter().map(|file| file.size).collect();
+        for window in sample::windows(&sizes, bytes) {
+            let path = &files[window.file].path;
+            match self.key_of(path) {
+                Some(_) => sample::lines_from(path, &window, |start, length| {
+                    let at = documents::At::Byte(start);
+                    places.push(documents::Place { file: window.file, at, start, length });
+                })?,
+                None => {
+                    let (start, length) = sample::text_in(path, &window)?;
+                    let at = documents::At::File;
+                    places.push(documents::Place { file: window.file, at, start, length });
+                }
+            }
+        }
+        let keyed = files.iter().map(|file| (file.path.clone(), self.key_of(&file.path))).collect();
+        Ok(Documents::placed(keyed, places))
+    }
+
     fn shuffled(&self, files: &[SourceFile], seed: u32) -> Result<Documents, DataError> {
         let mut places = Vec::new();
         let mut keyed = Vec::with_capacity(files.len());
@@ -238,10 +262,15 @@ impl TextSource {
             let key = self.key_of(&file.path);
             if key.is_some() {
                 find_lines(&file.path, |line, start, length| {
-                    places.push(documents::Place { file: number, line, start, length });
+                    places.push(documents::Place { file: number, at: documents::At::Line(line), start, length });
                 })?;
             } else {
-                places.push(documents::Place { file: number, line: 0, start: 0, length: file.size as usize });
+                places.push(documents::Place {
+                    file: number,
+                    at: documents::At::File,
+                    start: 0,
+                    length: file.size as usize,
+                });
             }
             keyed.push((file.path.clone(), key));
         }

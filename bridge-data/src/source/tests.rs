@@ -54,7 +54,7 @@ fn json_lines_and_their_errors() {
 
     let source = TextSource::resolve(&params(&files, &["bad.jsonl"])).expect("resolvable");
     let last = source.documents().expect("readable").last().expect("two lines").expect("read");
-    assert_eq!(last.line, 2);
+    assert_eq!(last.at, At::Line(2));
     let error = last.into_text().expect_err("no key").to_string();
     assert!(error.contains("line 2") && error.contains("body"), "{error}");
 
