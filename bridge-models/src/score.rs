@@ -27,6 +27,15 @@ pub struct Score {
     pub unseen: usize,
 }
 
+/// Judgement of one token of a continuation.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TokenScore {
+    /// Natural logarithm of the token's probability.
+    pub log_probability: f64,
+    /// True if the token is the most likely one.
+    pub is_greedy: bool,
+}
+
 /// Why a continuation has no score.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ScoreError {
@@ -92,21 +101,35 @@ impl<'a> Scorer<'a> {
     /// # Errors
     /// With the number of the continuation that is at fault; all are looked at before any is scored.
     pub fn score(&self, continuations: &[Continuation]) -> Result<Vec<Score>, (usize, ScoreError)> {
+        let tokens = self.token_scores(continuations)?;
+        let score = |(continuation, tokens): (&Continuation, Vec<TokenScore>)| Score {
+            log_likelihood: tokens.iter().map(|token| token.log_probability).fold(0.0, |sum, value| sum + value),
+            is_greedy: tokens.iter().all(|token| token.is_greedy),
+            unseen: self.row(continuation).map_or(0, |row| row.unseen),
+        };
+        Ok(continuations.iter().zip(tokens).map(score).collect())
+    }
+
+    /// The scores of each token of some continuations, in the same way.
+    ///
+    /// # Errors
+    /// As [`Scorer::score`].
+    pub fn token_scores(&self, continuations: &[Continuation]) -> Result<Vec<Vec<TokenScore>>, (usize, ScoreError)> {
         let rows = continuations.iter().enumerate();
         let rows = rows.map(|(number, each)| self.row(each).map_err(|error| (number, error)));
         let rows = rows.collect::<Result<Vec<_>, _>>()?;
         // Where long sequences are rotated otherwise, a short one does not go with them.
         let is_long = |number: &usize| self.turn().is_some_and(|short| rows[*number].inputs.len() > short);
         let (long, short): (Vec<usize>, Vec<usize>) = (0..rows.len()).partition(is_long);
-        let mut scores = vec![None; rows.len()];
+        let mut scores = vec![Vec::new(); rows.len()];
         for numbers in [short, long] {
             let alike: Vec<&Row> = numbers.iter().map(|number| &rows[*number]).collect();
             let contexts: Vec<&[i64]> =
                 numbers.iter().map(|number| continuations[*number].context.as_slice()).collect();
             let found = self.score_alike(&alike, &contexts).map_err(|(place, error)| (numbers[place], error))?;
-            numbers.into_iter().zip(found).for_each(|(number, score)| scores[number] = Some(score));
+            numbers.into_iter().zip(found).for_each(|(number, found)| scores[number] = found);
         }
-        Ok(scores.into_iter().flatten().collect())
+        Ok(scores)
     }
 
     /// The length up to which sequences are rotated in one way and above which in another, where there is one.
@@ -117,8 +140,8 @@ impl<'a> Scorer<'a> {
         }
     }
 
-    /// The scores of rows that go through the model together.
-    fn score_alike(&self, rows: &[&Row], contexts: &[&[i64]]) -> Result<Vec<Score>, (usize, ScoreError)> {
+    /// The scores of the tokens of rows that go through the model together.
+    fn score_alike(&self, rows: &[&Row], contexts: &[&[i64]]) -> Result<Vec<Vec<TokenScore>>, (usize, ScoreError)> {
         let Some(longest) = rows.iter().map(|row| row.inputs.len()).max() else { return Ok(Vec::new()) };
         let mut state = self.begin(contexts).map_err(|error| (0, error))?;
         let width = match self.turn() {
@@ -126,8 +149,7 @@ impl<'a> Scorer<'a> {
             Some(short) if longest > short => longest,
             _ => (self.most_logits / rows.len() / self.config.padded_vocab_size.max(1)).max(1),
         };
-        let empty = |row: &&Row| Score { log_likelihood: 0.0, is_greedy: true, unseen: row.unseen };
-        let mut scores: Vec<Score> = rows.iter().map(empty).collect();
+        let mut scores: Vec<Vec<TokenScore>> = vec![Vec::new(); rows.len()];
         for begin in (0..longest).step_by(width) {
             let span = begin..longest.min(begin + width);
             let ids = rows.iter().flat_map(|row| {
@@ -143,13 +165,13 @@ impl<'a> Scorer<'a> {
         Ok(scores)
     }
 
-    /// Adds to a row's score what the logits at the positions `span` say of it.
+    /// Adds the scores of a row's tokens by the logits at the positions `span`.
     fn add(
         &self,
         logits_btv: &Tensor<3>,
         (place, span): (usize, &Range<usize>),
         row: &Row,
-        score: &mut Score,
+        scores: &mut Vec<TokenScore>,
     ) -> Result<(), ScoreError> {
         let first = row.inputs.len() - row.targets.len();
         let (begin, end) = (span.start.max(first), span.end.min(row.inputs.len()));
@@ -160,9 +182,8 @@ impl<'a> Scorer<'a> {
         let logits_ntv = logits_btv.clone().slice([place..place + 1, begin - span.start..end - span.start, 0..v]);
         let logits: Vec<f32> = logits_ntv.into_data().iter::<f32>().collect();
         for (logits_v, target) in logits.chunks_exact(v).zip(&row.targets[begin - first..end - first]) {
-            let (log_probability, is_best) = judge(logits_v, *target as usize).ok_or(ScoreError::NotFinite)?;
-            score.log_likelihood += log_probability;
-            score.is_greedy &= is_best;
+            let (log_probability, is_greedy) = judge(logits_v, *target as usize).ok_or(ScoreError::NotFinite)?;
+            scores.push(TokenScore { log_probability, is_greedy });
         }
         Ok(())
     }

@@ -61,7 +61,7 @@ fn what_learns_nothing_or_the_same_again_is_said() {
                 before: as_it_is,
                 arguments: &[ANEW[0], ANEW[1], ANEW[2], ANEW[3], "tokenizer.bpe_vocab_size=50000"],
                 code: 0,
-                says: &["tokens; 50000 were asked for, its text has no more)"],
+                says: &["tokens; 50000 were asked for, no further pair of tokens occurs twice in "],
             },
             Case {
                 does: "saves nothing",

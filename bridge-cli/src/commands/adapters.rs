@@ -9,15 +9,16 @@ use bridge_core::checkpoint::{
 };
 use bridge_core::logging::terminal::complain;
 use bridge_core::model::ModelChunk;
+use bridge_data::outside;
 use bridge_models::adapters::{PeftOptions, TrainedAdapter};
 use bridge_models::huggingface::is_companion;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use serde_json::json;
 
 use super::convert::origin_of;
-use super::model_card;
+use super::model_card::{self, Exported};
 use crate::failure::Failure;
-use crate::model_source::{Adapted, find, recipe};
+use crate::model_source::{Adapted, copy_tokenizer, find, recipe};
 use crate::overwrite::Force;
 use crate::speech::Speech;
 
@@ -52,6 +53,10 @@ pub fn export(
     let (base, own) = (|name: &str| values(&adapted.base, name), |name: &str| values(&adapted.checkpoint, name));
     let written = trained.to_peft(output, (family, &adapted.config), &options, (&base, &own));
     let modules = written.map_err(Failure::input)?;
+    if copy_tokenizer(&adapted.checkpoint, output)?.is_empty() {
+        copy_tokenizer(&adapted.base, output)?;
+    }
+    write_card(output, &model_card::of(&adapted.checkpoint, family.model_type(), Exported::Adapter(modules))?)?;
     if options.base.is_none() {
         complain(
             "adapter_config.json names no base (the adapter was trained on a checkpoint): `--base NAME` writes one, which AutoPeftModel needs",
@@ -62,6 +67,18 @@ pub fn export(
         || json!({ "wrote": output, "modules": modules }),
     );
     Ok(0)
+}
+
+/// Writes the model card of a folder, unless it has one that was written by hand.
+fn write_card(folder: &Path, card: &str) -> Result<(), Failure> {
+    let path = folder.join("README.md");
+    let failed = |error: std::io::Error| Failure::run(format!("{}: {error}", path.display()));
+    let is_own = |text: &str| text.contains("Exported by Bridge");
+    match outside::read_text(&path, outside::SETTINGS_BYTES) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(failed(error)),
+        Ok(text) if !is_own(&text) => Ok(()),
+        _ => outside::replace(&path, card.as_bytes()).map_err(failed),
+    }
 }
 
 /// Writes the base of an adapter with its branches taken up as a checkpoint, and compares both on a sequence of tokens.

@@ -14,8 +14,9 @@ use bridge_models::{DecoderConfig, families, megatron};
 use clap::{Subcommand, ValueEnum};
 use serde_json::{Map, Value, json};
 
+use super::adapters;
 use super::chat::end_of_turn;
-use super::{adapters, model_card};
+use super::model_card::{self, Exported};
 use crate::failure::Failure;
 use crate::foreign::open_foreign;
 use crate::generation_settings::{eos_tokens, with_stop_tokens};
@@ -304,7 +305,7 @@ fn export_folder(
     let num_parameters = config.num_parameters() as u64;
     let mut files = companions(&found)?;
     if let Some(checkpoint) = checkpoint {
-        let card = model_card::of(checkpoint, family.model_type(), num_parameters)?;
+        let card = model_card::of(checkpoint, family.model_type(), Exported::Model(num_parameters))?;
         files.insert("README.md".to_owned(), card.into_bytes());
         // A base that learned to answer in a template ends its answers by it, which its first makers did not know.
         let learned = recipe(checkpoint)?.dataset.kind == "finetuning";

@@ -1,9 +1,11 @@
 //! The model card of an exported folder: what the checkpoint says of how it was made.
 
 use std::fmt::Write;
+use std::path::Path;
 
 use bridge_core::checkpoint::{Checkpoint, TrainState};
 use bridge_core::train::LOSSES_KEY;
+use bridge_data::outside;
 use serde_json::{Map, Value, json};
 
 use crate::failure::Failure;
@@ -19,8 +21,17 @@ pub fn history(of_adapter: &TrainState) -> Map<String, Value> {
     [(MERGED_KEY.to_owned(), made)].into_iter().chain(losses).collect()
 }
 
-/// The text of `README.md` for a checkpoint of `num_parameters` that is exported as a model of `family`.
-pub fn of(checkpoint: &Checkpoint, family: &str, num_parameters: u64) -> Result<String, Failure> {
+/// Contents of an exported folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exported {
+    /// A model of so many parameters.
+    Model(u64),
+    /// An adapter of so many modules, without its base.
+    Adapter(usize),
+}
+
+/// The text of `README.md` for a checkpoint that is exported as a model of `family`, or as an adapter on one.
+pub fn of(checkpoint: &Checkpoint, family: &str, exported: Exported) -> Result<String, Failure> {
     let raw = recipe(checkpoint)?;
     let state = checkpoint.train_state().map_err(Failure::input)?;
     let name = raw.name.clone().unwrap_or_else(|| family.to_owned());
@@ -37,21 +48,35 @@ pub fn of(checkpoint: &Checkpoint, family: &str, num_parameters: u64) -> Result<
         data.push(if iteration == 0 { "none: imported weights".into() } else { format!("kind {}", dataset.kind) });
     }
     let length = raw.model.seq_length as u64;
-    let tokens = samples.saturating_mul(length);
+    let data: Vec<String> = data.iter().map(|name| without_folders(name)).collect();
+    let base = raw.checkpoint.pretrained_checkpoint.as_deref();
+    let (library, lora) = match exported {
+        Exported::Model(_) => ("transformers", ""),
+        Exported::Adapter(_) => ("peft", "- lora\n"),
+    };
+    let base_model = base.map(|base| format!("base_model: {}\n", json!(without_folders(&base.display().to_string()))));
+    // Without a licence the rights of a model's users are unknown: the field is there to be filled in.
+    let license = base.and_then(license_of).unwrap_or_else(|| "unknown".to_owned());
     let mut card = format!(
-        "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n- bridge\n- {family}\n---\n\n# {name}\n\n\
-         Exported by Bridge {} from iteration {} of the run `{name}`.\n\n| | |\n| --- | --- |\n",
+        "---\nlibrary_name: {library}\npipeline_tag: text-generation\nlicense: {license}\n{}tags:\n- bridge\n- {family}\n{lora}---\n\n\
+         # {name}\n\nExported by Bridge {} from iteration {} of the run `{name}`.\n\n| | |\n| --- | --- |\n",
+        base_model.unwrap_or_default(),
         env!("CARGO_PKG_VERSION"),
         iteration,
     );
-    let mut rows = vec![
-        ("family".to_owned(), family.to_owned()),
-        ("parameters".into(), num_parameters.to_string()),
-        ("data".into(), data.join(", ")),
-        ("tokens".into(), format!("{tokens} ({samples} samples of {length})")),
-    ];
-    if let Some(base) = &raw.checkpoint.pretrained_checkpoint {
-        rows.push(("trained from".into(), base.display().to_string()));
+    let mut rows = vec![("family".to_owned(), family.to_owned())];
+    rows.push(match exported {
+        Exported::Model(count) => ("parameters".into(), count.to_string()),
+        Exported::Adapter(count) => ("adapted modules".into(), count.to_string()),
+    });
+    rows.push(("data".into(), data.join(", ")));
+    // Examples are shorter than the sequences: the checkpoint does not know their tokens.
+    rows.push(match has_full_sequences(&raw.dataset.kind) {
+        true => ("tokens".into(), format!("{} ({samples} samples of {length})", samples.saturating_mul(length))),
+        false => ("sequences".into(), format!("{samples}, of at most {length} tokens each")),
+    });
+    if let Some(base) = base {
+        rows.push(("base model".into(), without_folders(&base.display().to_string())));
     }
     for (split, loss) in state.extra.get(LOSSES_KEY).and_then(|losses| losses.as_object()).into_iter().flatten() {
         rows.push((format!("{split} loss"), format!("{} (iteration {})", loss["loss"], loss["iteration"])));
@@ -62,6 +87,79 @@ pub fn of(checkpoint: &Checkpoint, family: &str, num_parameters: u64) -> Result<
         card.extend(["| ", &key, " | ", &value, " |\n"]);
     }
     let text = checkpoint.run_config().map_err(Failure::input)?;
-    let _ = write!(card, "\n## Recipe\n\nAll settings, defaults included:\n\n```toml\n{}\n```\n", text.trim_end());
+    let settings =
+        shown_settings(&text).map_err(|error| Failure::run(format!("the recipe of the checkpoint: {error}")))?;
+    let _ = write!(
+        card,
+        "\n## Recipe\n\nAll settings that decide the training, defaults included; of paths the last name is shown:\n\n```toml\n{}\n```\n",
+        settings.trim_end()
+    );
     Ok(card)
+}
+
+/// True if every token of a sample is one of the data: samples of fine-tuning are examples, with padding behind them.
+fn has_full_sequences(kind: &str) -> bool {
+    matches!(kind, "gpt" | "mock")
+}
+
+/// The last name of a path.
+fn without_folders(path: &str) -> String {
+    let name = path.trim_end_matches('/').rsplit('/').next().unwrap_or(path);
+    if name.is_empty() { path.to_owned() } else { name.to_owned() }
+}
+
+/// Licence that the card of a folder names.
+fn license_of(folder: &Path) -> Option<String> {
+    let text = outside::read_text(&folder.join("README.md"), outside::SETTINGS_BYTES).ok()?;
+    let head = text.strip_prefix("---\n")?.split("\n---").next()?;
+    let name = head.lines().find_map(|line| line.strip_prefix("license:"))?.trim();
+    let is_name = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
+    (!name.is_empty() && name.chars().all(is_name)).then(|| name.to_owned())
+}
+
+/// The settings of a recipe without those of logs, and without folders.
+fn shown_settings(text: &str) -> Result<String, Box<dyn std::error::Error>> {
+    let mut table = text.parse::<toml::Table>()?;
+    table.remove("logger");
+    table.values_mut().for_each(shorten_paths);
+    Ok(toml::to_string(&table)?)
+}
+
+/// Replaces each path in a setting by its last name. Texts such as chat templates have white space or braces.
+fn shorten_paths(value: &mut toml::Value) {
+    match value {
+        toml::Value::String(text) if text.contains('/') && !text.contains(|c: char| c.is_whitespace() || c == '{') => {
+            *text = without_folders(text);
+        }
+        toml::Value::Array(items) => items.iter_mut().for_each(shorten_paths),
+        toml::Value::Table(table) => table.iter_mut().for_each(|(_, value)| shorten_paths(value)),
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_have_no_folders() {
+        let text = "name = \"x\"\n[logger]\nlog_dir = \"/home/me/runs\"\n[dataset]\nsource = [\"/home/me/a.txt\", \"b/c.txt\"]\n\
+                    [tokenizer]\nchat_template = \"{% if a/b %}\"\n[optimizer]\nlr = 0.1\n";
+        let shown = shown_settings(text).unwrap();
+        for part in ["name = \"x\"", "\"a.txt\"", "\"c.txt\"", "{% if a/b %}", "lr = 0.1"] {
+            assert!(shown.contains(part), "no {part:?} in {shown}");
+        }
+        assert!(!shown.contains("/home") && !shown.contains("logger"), "{shown}");
+    }
+
+    #[test]
+    fn licences_come_from_the_card_of_the_base() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(license_of(folder.path()), None);
+        let write = |text: &str| std::fs::write(folder.path().join("README.md"), text).unwrap();
+        write("---\ntags:\n- a\nlicense: apache-2.0\n---\n# x\n");
+        assert_eq!(license_of(folder.path()).as_deref(), Some("apache-2.0"));
+        write("# x\nlicense: mit\n");
+        assert_eq!(license_of(folder.path()), None);
+    }
 }

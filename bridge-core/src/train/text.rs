@@ -209,14 +209,20 @@ fn trained_tokenizer(
     watch: &TextWatch,
 ) -> Result<(HuggingFaceTokenizer, OutputLock), TrainError> {
     let folder = cache_folder(config);
-    let sample = source.limited(config.tokenizer.bpe_train_max_bytes.0);
+    let sample = source.sampled(config.tokenizer.bpe_train_max_bytes.0);
     let bar = Bar::until("training tokenizer", watch);
     let (trained, lock) =
         when_free(watch, || train_tokenizer_locked(&sample, params, (&folder, Overwrite::Own), &bar))?;
     let verb = if trained.reused { "reusing" } else { "trained" };
     let size = trained.tokenizer.vocab_size();
     let asked = params.vocab_size;
-    let fewer = if size < asked { format!("; {asked} were asked for, its text has no more") } else { String::new() };
+    let fewer = match sample.total_bytes() {
+        _ if size >= asked => String::new(),
+        Some(bytes) => {
+            format!("; {asked} were asked for, no further pair of tokens occurs twice in {bytes} bytes of text")
+        }
+        None => format!("; {asked} were asked for, no further pair of tokens occurs twice in the text"),
+    };
     (watch.note)(&format!("{verb} the byte-level BPE tokenizer in {} ({size} tokens{fewer})", folder.display()));
     Ok((trained.tokenizer, lock))
 }

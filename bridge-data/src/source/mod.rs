@@ -2,6 +2,7 @@
 
 mod documents;
 mod expand;
+mod sample;
 pub mod survey;
 
 use std::collections::HashSet;
@@ -9,21 +10,23 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
-pub use documents::{Documents, RawDocument, Text};
+pub use documents::{At, Documents, RawDocument, Text};
 
 use super::random::RandomState;
 use super::{DataError, outside};
+use documents::Layout;
 use expand::expand;
 
 /// The format of a file.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum TextFormat {
-    /// JSON Lines (text under the key `text`) in files ending in `.jsonl` or `.ndjson`, otherwise one document.
+    /// Records in files ending in `.jsonl`, `.ndjson`, `.parquet`, `.arrow` or `.feather`, and in lists in `.json`, also of `.gz` and `.zst`;
+    /// otherwise one document. The text is under the key `text`, another usual name, or the only key with text.
     #[default]
     Auto,
     /// One document.
     Document,
-    /// One JSON object per line; the document is the string under this key.
+    /// Records: one JSON object per line, items of a list in a `.json` file, rows of a table. The document is the string under this key.
     JsonLines {
         /// The key.
         key: String,
@@ -72,6 +75,8 @@ pub struct TextSource {
     shuffle_seed: Option<u32>,
     /// Size of the pieces that documents are cut into, if they are.
     piece_bytes: Option<usize>,
+    /// Bytes of the windows that are read instead of whole files, if they are.
+    sample_bytes: Option<u64>,
 }
 
 impl TextSource {
@@ -87,6 +92,7 @@ impl TextSource {
             format: params.format.clone(),
             shuffle_seed: params.shuffle_seed,
             piece_bytes: None,
+            sample_bytes: None,
         };
         if params.inputs.is_empty() {
             return bad("no input: give files, glob patterns, or - for standard input".into());
@@ -122,10 +128,7 @@ impl TextSource {
 
     /// The files, in reading order; empty for standard input.
     pub fn files(&self) -> &[SourceFile] {
-        match &self.origin {
-            Origin::Files(files) => files,
-            Origin::Stdin => &[],
-        }
+        files_of(&self.origin)
     }
 
     /// Its first files, for messages.
@@ -154,34 +157,31 @@ impl TextSource {
 
     /// The number of documents, where that is known before they are read: if each file is one.
     pub fn num_whole_files(&self) -> Option<usize> {
+        let is_whole = |path: &Path| matches!(self.layout_of(path), Layout::Whole | Layout::Unpacked);
         match &self.origin {
-            Origin::Files(files) => files.iter().all(|file| self.key_of(&file.path).is_none()).then_some(files.len()),
-            Origin::Stdin => self.key_of(Path::new("-")).is_none().then_some(1),
+            Origin::Files(files) => files.iter().all(|file| is_whole(&file.path)).then_some(files.len()),
+            Origin::Stdin => is_whole(Path::new("-")).then_some(1),
         }
     }
 
-    /// Bytes of all files, or `None` for standard input.
+    /// Bytes of the text, or of its sample; `None` for standard input, compressed files and tables, whose text has to be read for that.
     pub fn total_bytes(&self) -> Option<u64> {
         match &self.origin {
-            Origin::Files(files) => Some(files.iter().map(|file| file.size).sum()),
+            Origin::Files(_) if self.sample_bytes.is_some() => self.sample_bytes,
+            Origin::Files(files) => {
+                let size = |file: &SourceFile| self.layout_of(&file.path).has_places().then_some(file.size);
+                files.iter().map(size).sum()
+            }
             Origin::Stdin => None,
         }
     }
 
-    /// The first files that fit into `max_bytes` together, at least one. Standard input has no such limit.
+    /// This text if it has at most `max_bytes`, or else windows of about that many bytes together, spread evenly over all files: each file has a
+    /// share by its size, whatever the order of the files. Standard input is read as a whole.
     #[must_use]
-    pub fn limited(&self, max_bytes: u64) -> Self {
-        let mut limited = self.clone();
-        if let Origin::Files(files) = &mut limited.origin {
-            let mut total = 0_u64;
-            let fits = files.iter().take_while(|file| {
-                total = total.saturating_add(file.size);
-                total <= max_bytes
-            });
-            let count = fits.count().max(1);
-            files.truncate(count);
-        }
-        limited
+    pub fn sampled(&self, max_bytes: u64) -> Self {
+        let total = self.files().iter().fold(0_u64, |sum, file| sum.saturating_add(self.text_bytes(file)));
+        Self { sample_bytes: (total > max_bytes).then_some(max_bytes), ..self.clone() }
     }
 
     /// Identifies this text and its version; `None` if that cannot be known before reading it.
@@ -201,6 +201,13 @@ impl TextSource {
         if let Some(bytes) = self.piece_bytes {
             fingerprint["piece_bytes"] = bytes.into();
         }
+        // Earlier releases did not read these files.
+        if files_of(&self.origin).iter().any(|file| !self.layout_of(&file.path).has_places()) {
+            fingerprint["unpacked"] = true.into();
+        }
+        if let Some(bytes) = self.sample_bytes {
+            fingerprint["sample_bytes"] = bytes.into();
+        }
         Some(fingerprint)
     }
 
@@ -209,45 +216,115 @@ impl TextSource {
     /// # Errors
     /// If files cannot be read, when lines have to be found for shuffling.
     pub fn documents(&self) -> Result<Documents, DataError> {
+        if let (Origin::Files(files), Some(bytes)) = (&self.origin, self.sample_bytes) {
+            return self.windows(files, bytes);
+        }
         match (&self.origin, self.shuffle_seed) {
-            (Origin::Stdin, _) => Ok(Documents::stdin(self.key_of(Path::new("-")))),
+            (Origin::Stdin, _) => Ok(Documents::stdin(self.layout_of(Path::new("-")))),
             (Origin::Files(files), None) => {
-                let files = files.iter().map(|file| (file.path.clone(), self.key_of(&file.path))).collect();
+                let files = files.iter().map(|file| (file.path.clone(), self.layout_of(&file.path))).collect();
                 Ok(Documents::sequential(files))
             }
             (Origin::Files(files), Some(seed)) => self.shuffled(files, seed),
         }
     }
 
-    /// The key of a JSON lines file; `None` for a file that is one document.
-    fn key_of(&self, path: &Path) -> Option<String> {
+    /// The layout of a file, by its name and the format that is asked for.
+    fn layout_of(&self, path: &Path) -> Layout {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+        let ends = |endings: &[&str]| endings.iter().any(|ending| name.ends_with(ending));
+        let is_packed = ends(&[".gz", ".zst"]);
+        let is_table = ends(&[".parquet", ".arrow", ".feather"]);
+        let is_packed_json = ends(&[".jsonl.gz", ".jsonl.zst", ".json.gz", ".json.zst", ".ndjson.gz", ".ndjson.zst"]);
         match &self.format {
-            TextFormat::Document => None,
-            TextFormat::JsonLines { key } => Some(key.clone()),
-            TextFormat::Auto => {
-                let extension = path.extension().and_then(|extension| extension.to_str());
-                matches!(extension, Some("jsonl" | "ndjson")).then(|| "text".to_owned())
+            TextFormat::Document if is_packed => Layout::Unpacked,
+            TextFormat::Document => Layout::Whole,
+            TextFormat::JsonLines { key } if is_table || is_packed || name.ends_with(".json") => {
+                Layout::Records(Some(key.as_str().into()))
+            }
+            TextFormat::JsonLines { key } => Layout::Lines(Some(key.as_str().into())),
+            TextFormat::Auto if is_table || is_packed_json => Layout::Records(None),
+            TextFormat::Auto if is_packed => Layout::Unpacked,
+            TextFormat::Auto if ends(&[".jsonl", ".ndjson"]) => Layout::Lines(None),
+            TextFormat::Auto if name.ends_with(".json") && survey::has_records(path) => Layout::Records(None),
+            TextFormat::Auto => Layout::Whole,
+        }
+    }
+
+    /// As [`Self::layout_of`], with the key of lines, which places of lines are read with.
+    fn keyed_layout_of(&self, path: &Path) -> Result<Layout, DataError> {
+        match self.layout_of(path) {
+            Layout::Lines(None) => Ok(Layout::Lines(Some(documents::key_of_lines(path)?))),
+            other => Ok(other),
+        }
+    }
+
+    /// Bytes of a file's text, about: compressed files and tables have several times their size.
+    fn text_bytes(&self, file: &SourceFile) -> u64 {
+        const TIMES: u64 = 3;
+        file.size.saturating_mul(if self.layout_of(&file.path).has_places() { 1 } else { TIMES })
+    }
+
+    /// The documents in windows of a sample: lines that begin in one, or the text in it up to the ends of lines.
+    fn windows(&self, files: &[SourceFile], bytes: u64) -> Result<Documents, DataError> {
+        let (mut places, mut shares) = (Vec::new(), documents::Shares::default());
+        let layouts = files.iter().map(|file| self.keyed_layout_of(&file.path)).collect::<Result<Vec<_>, _>>()?;
+        let sizes: Vec<u64> = files.iter().map(|file| self.text_bytes(file)).collect();
+        for window in sample::windows(&sizes, bytes) {
+            let path = &files[window.file].path;
+            match &layouts[window.file] {
+                Layout::Lines(_) => sample::lines_from(path, &window, |start, length| {
+                    let at = documents::At::Byte(start);
+                    places.push(documents::Place { file: window.file, at, start, length });
+                })?,
+                Layout::Whole => {
+                    let (start, length) = sample::text_in(path, &window)?;
+                    let at = documents::At::File;
+                    places.push(documents::Place { file: window.file, at, start, length });
+                }
+                Layout::Unpacked | Layout::Records(_) => match shares.files.back_mut() {
+                    Some((file, share)) if *file == window.file => *share += window.end - window.start,
+                    _ => shares.files.push_back((window.file, window.end - window.start)),
+                },
             }
         }
+        let files = files.iter().map(|file| file.path.clone()).zip(layouts).collect();
+        Ok(Documents::placed(files, places, shares))
     }
 
     fn shuffled(&self, files: &[SourceFile], seed: u32) -> Result<Documents, DataError> {
         let mut places = Vec::new();
         let mut keyed = Vec::with_capacity(files.len());
         for (number, file) in files.iter().enumerate() {
-            let key = self.key_of(&file.path);
-            if key.is_some() {
-                find_lines(&file.path, |line, start, length| {
-                    places.push(documents::Place { file: number, line, start, length });
-                })?;
-            } else {
-                places.push(documents::Place { file: number, line: 0, start: 0, length: file.size as usize });
+            let layout = self.keyed_layout_of(&file.path)?;
+            match &layout {
+                Layout::Lines(_) => find_lines(&file.path, |line, start, length| {
+                    places.push(documents::Place { file: number, at: documents::At::Line(line), start, length });
+                })?,
+                Layout::Whole => {
+                    let at = documents::At::File;
+                    places.push(documents::Place { file: number, at, start: 0, length: file.size as usize });
+                }
+                Layout::Unpacked | Layout::Records(_) => {
+                    return Err(DataError::Source(format!(
+                        "{}: documents of compressed files, lists and tables are read one after the other and cannot be shuffled: remove \
+                         dataset.source_shuffle_seed (--shuffle-seed), or unpack the file; the samples of a run are shuffled anyway",
+                        file.path.display()
+                    )));
+                }
             }
-            keyed.push((file.path.clone(), key));
+            keyed.push((file.path.clone(), layout));
         }
         let mut rng = RandomState::new(i64::from(seed)).map_err(|error| DataError::Parameter(error.to_string()))?;
         rng.shuffle(&mut places);
-        Ok(Documents::placed(keyed, places))
+        Ok(Documents::placed(keyed, places, documents::Shares::default()))
+    }
+}
+
+fn files_of(origin: &Origin) -> &[SourceFile] {
+    match origin {
+        Origin::Files(files) => files,
+        Origin::Stdin => &[],
     }
 }
 

@@ -231,6 +231,20 @@ pub fn lines_of(path: &Path) -> Result<Option<Lines>, DataError> {
     Ok(Some(text.map_or(Lines::Unknown(keys), |(key, _)| Lines::Text(key.clone()))))
 }
 
+/// True if a `.json` file has a list of objects, or an object with text on each of several lines: other JSON is a document.
+pub(super) fn has_records(path: &Path) -> bool {
+    let mut start = Vec::new();
+    let Ok((file, _)) = outside::open(path) else { return false };
+    if file.take(LOOKED_AT as u64).read_to_end(&mut start).is_err() {
+        return false;
+    }
+    let start = start.strip_prefix("\u{feff}".as_bytes()).unwrap_or(&start).trim_ascii_start();
+    match start.strip_prefix(b"[") {
+        Some(items) => items.trim_ascii_start().starts_with(b"{"),
+        None => start.starts_with(b"{") && start.contains(&b'\n') && matches!(lines_of(path), Ok(Some(Lines::Text(_)))),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

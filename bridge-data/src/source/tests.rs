@@ -54,7 +54,7 @@ fn json_lines_and_their_errors() {
 
     let source = TextSource::resolve(&params(&files, &["bad.jsonl"])).expect("resolvable");
     let last = source.documents().expect("readable").last().expect("two lines").expect("read");
-    assert_eq!(last.line, 2);
+    assert_eq!(last.at, At::Line(2));
     let error = last.into_text().expect_err("no key").to_string();
     assert!(error.contains("line 2") && error.contains("body"), "{error}");
 
@@ -96,7 +96,7 @@ fn text_that_is_not_utf8_is_told_apart() {
         ("b.jsonl", b"{\"text\": \"\xff\"}\n"),
         ("c.txt", b""),
         ("d.txt", b"a\0b"),
-        ("e.jsonl.gz", b"\x1f\x8b\x08\x00"),
+        ("e.txt", b"\x1f\x8b\x08\x00"),
     ]);
     let expected = [
         Text::NoText("not UTF-8"),
@@ -151,4 +151,46 @@ fn fingerprints_change_with_the_files() {
     assert_ne!(before, print(&params));
     let stdin = SourceParams { inputs: vec!["-".into()], ..SourceParams::default() };
     assert_eq!(print(&stdin), None);
+}
+
+#[cfg(feature = "finetuning")]
+#[test]
+fn packed_lists_and_lines_are_read() {
+    use std::io::Write;
+
+    let gzip = |text: &str| {
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        encoder.write_all(text.as_bytes()).expect("in memory");
+        encoder.finish().expect("in memory")
+    };
+    let zstd = |text: &str| zstd::encode_all(text.as_bytes(), 1).expect("in memory");
+    let lines = "{\"url\": \"u\", \"text\": \"one\"}\n{\"url\": \"v\", \"text\": null}\n";
+    let (whole, cut) = (gzip(lines), gzip(lines));
+    let files = folder(&[
+        ("a.json.gz", &whole),
+        ("b.jsonl.zst", &zstd("{\"id\": 1, \"content\": \"two\"}\n")),
+        ("c.json", b"[\n {\"text\": \"three\"}, {\"text\": \"four\"}]"),
+        ("d.txt.gz", &gzip("five")),
+        ("e.json", b"{\"name\": \"settings\"}"),
+        ("f.jsonl", b"\n{\"body\": \"six\", \"n\": 1}"),
+        ("x.jsonl.gz", &cut[..cut.len() - 9]),
+        ("y.jsonl", b"{\"title\": \"a\", \"abstract\": \"b\"}"),
+    ]);
+    assert_eq!(texts(&params(&files, &["a.json.gz"])), [valid("one"), Text::Empty]);
+    let all = ["b.jsonl.zst", "c.json", "d.txt.gz", "e.json"];
+    let expected = [valid("two"), valid("three"), valid("four"), valid("five"), valid("{\"name\": \"settings\"}")];
+    assert_eq!(texts(&params(&files, &all)), expected);
+    assert_eq!(texts(&params(&files, &["f.jsonl"])), [Text::Empty, valid("six")]);
+    let failure = |params: &SourceParams| {
+        let documents = TextSource::resolve(params).and_then(|source| source.documents());
+        let read = documents.and_then(|documents| documents.map(|one| one.and_then(RawDocument::into_text)).collect());
+        read.map(|_: Vec<Text>| ()).expect_err("refused").to_string()
+    };
+    assert!(failure(&params(&files, &["x.jsonl.gz"])).contains("x.jsonl.gz"));
+    assert!(failure(&params(&files, &["y.jsonl"])).contains("name one of"));
+    let shuffled = SourceParams { shuffle_seed: Some(1), ..params(&files, &["a.json.gz"]) };
+    assert!(failure(&shuffled).contains("cannot be shuffled"));
+    let sample = TextSource::resolve(&params(&files, &["*.gz", "c.json"])).expect("resolvable").sampled(40);
+    assert_eq!(sample.total_bytes(), Some(40));
+    drop(sample.documents().expect("readable").take(1).collect::<Vec<_>>());
 }

@@ -1,5 +1,6 @@
 //! `bridge eval`: loss, perplexity and bits per byte; with `--tasks`, answers to questions.
 
+mod conversations;
 mod items;
 mod tasks;
 
@@ -41,6 +42,9 @@ pub struct Arguments {
     /// Text files or globs to evaluate on instead of the recipe's data.
     #[arg(long, num_args = 1..)]
     text: Vec<String>,
+    /// Files of held-out conversations, or of prompts with their answers: the loss is that of the answers.
+    #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with_all = ["text", "tasks", "recipe", "split"])]
+    data: Vec<PathBuf>,
     #[command(flatten)]
     tasks: TaskArguments,
     /// Recipe whose data is used; the checkpoint's own recipe by default.
@@ -98,6 +102,22 @@ pub fn run(arguments: &Arguments, verbosity: Verbosity) -> Result<u8, Failure> {
         };
         return evaluation.run(&arguments.tasks, progress.as_ref()).map(|()| 0);
     }
+    if !arguments.data.is_empty() {
+        let missing = || model.tokenizer_of(&arguments.model.model).err();
+        let tokenizer = model.tokenizer.clone();
+        let evaluation = conversations::Evaluation {
+            tokenizer: match (tokenizer, missing()) {
+                (Some(tokenizer), _) => tokenizer,
+                (None, failure) => return Err(failure.unwrap_or_else(|| Failure::input("there is no tokenizer"))),
+            },
+            model,
+            device: &device,
+            batch_size: arguments.micro_batch_size,
+            max_examples: arguments.max_samples,
+            is_json: arguments.json,
+        };
+        return evaluation.run(&arguments.data, progress.as_ref()).map(|()| 0);
+    }
     let sequences = if arguments.text.is_empty() {
         split_sequences(arguments, model, &progress)?
     } else {
@@ -135,10 +155,9 @@ pub fn run(arguments: &Arguments, verbosity: Verbosity) -> Result<u8, Failure> {
 /// Overrides change the recipe's data, which `--text` and `--tasks` replace. Overrides written after these look like their files.
 fn overrides_have_a_recipe(arguments: &Arguments) -> Result<(), Failure> {
     let tasks: Vec<String> = arguments.tasks.tasks.iter().map(|path| path.to_string_lossy().into_owned()).collect();
-    let (option, files) = if tasks.is_empty() { ("--text", &arguments.text) } else { ("--tasks", &tasks) };
-    if files.is_empty() {
-        return Ok(());
-    }
+    let data: Vec<String> = arguments.data.iter().map(|path| path.to_string_lossy().into_owned()).collect();
+    let given = [("--tasks", &tasks), ("--data", &data), ("--text", &arguments.text)];
+    let Some((option, files)) = given.into_iter().find(|(_, files)| !files.is_empty()) else { return Ok(()) };
     let is_override = |text: &&String| {
         let key = text.split_once('=').map(|(key, _)| key);
         let is_key =
@@ -238,7 +257,7 @@ fn split_sequences(
             RawConfig::from_text(&saved.to_toml(), Format::Toml, &arguments.overrides, &kinds)?
         }
         (None, None) => {
-            return Err(Failure::input("a Hugging Face folder has no data: give --text or --recipe"));
+            return Err(Failure::input("a Hugging Face folder has no data: give --text, --data or --recipe"));
         }
     };
     // One rank reads the data, however many ranks have trained with it.

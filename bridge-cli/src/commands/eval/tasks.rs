@@ -8,6 +8,7 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use bridge_core::logging::{ProgressSink, ProgressTask};
+use bridge_data::chat::{Conversation, Ending};
 use bridge_data::outside;
 use bridge_data::tokenizer::Tokenizer;
 use bridge_models::families;
@@ -28,9 +29,12 @@ pub struct TaskArguments {
     /// Tasks to evaluate on instead of text: JSON lines with `query`, `choices` and `gold`, or with `query` and `target`.
     #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with_all = ["text", "recipe", "split"])]
     pub tasks: Vec<PathBuf>,
-    /// What stands before each answer that does not begin with white space.
-    #[arg(long, value_name = "TEXT", default_value = " ", requires = "tasks")]
-    target_delimiter: String,
+    /// Text before each answer that does not begin with white space: a blank by default, nothing with --chat.
+    #[arg(long, value_name = "TEXT", requires = "tasks")]
+    target_delimiter: Option<String>,
+    /// Ask each query as a user's message, by the model's chat template.
+    #[arg(long, requires = "tasks", conflicts_with = "add_bos")]
+    chat: bool,
     /// Begin each query with the token that begins a document. Models of the Gemma family always do, as in lm-evaluation-harness.
     #[arg(long, requires = "tasks")]
     add_bos: bool,
@@ -74,6 +78,17 @@ impl Evaluation<'_> {
         }
         tasks_are_uniform(&items)?;
         let adds_bos = arguments.add_bos || forces_bos(self.model);
+        match &self.model.chat_template {
+            Some(_) if !arguments.chat => eprintln!(
+                "the model has a chat template, and the tasks are evaluated without it: --chat asks them by the template"
+            ),
+            None if arguments.chat => {
+                return Err(Failure::input(
+                    "--chat: the model has no chat template (chat_template.jinja or tokenizer_config.json)",
+                ));
+            }
+            _ => {}
+        }
         let mut requests = Vec::new();
         for (number, item) in items.iter().enumerate() {
             for text in item.answer.texts() {
@@ -126,7 +141,17 @@ impl Evaluation<'_> {
     ) -> Result<Continuation, Failure> {
         let encode = |text: &str| self.tokenizer.encode(text).map_err(Failure::input);
         let begins_with_space = answer.starts_with(char::is_whitespace);
-        let delimiter = if begins_with_space { "" } else { arguments.target_delimiter.as_str() };
+        let usual = if arguments.chat { "" } else { " " };
+        let delimiter = if begins_with_space { "" } else { arguments.target_delimiter.as_deref().unwrap_or(usual) };
+        if let Some(template) = self.model.chat_template.as_ref().filter(|_| arguments.chat) {
+            let conversation = json!({ "messages": [{ "role": "user", "content": context }] });
+            let conversation = Conversation::of_json(&conversation).map_err(Failure::input)?;
+            let prompt = template.render(&conversation, Ending::GenerationPrompt).map_err(Failure::input)?;
+            // The template writes the white space before an answer.
+            let (context, mut both) = (encode(&prompt)?, encode(&format!("{prompt}{delimiter}{answer}"))?);
+            let tokens = both.split_off(context.len().min(both.len()));
+            return Ok(Continuation { context, tokens });
+        }
         // Tokens begin with white space, so that at the end of a query belongs to the answer.
         let query = context.trim_end();
         let answer = format!("{}{delimiter}{answer}", &context[query.len()..]);

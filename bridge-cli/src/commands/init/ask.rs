@@ -6,6 +6,7 @@ use dialoguer::{Input, Select};
 
 use super::arguments::{Arguments, seconds};
 use super::model::{SIZES, Size};
+use super::text;
 use crate::failure::Failure;
 
 /// The arguments with what the user answers.
@@ -19,7 +20,12 @@ pub fn complete(given: &Arguments) -> Result<Arguments, Failure> {
     let ask = |question: &str| Input::<String>::new().with_prompt(question).validate_with(exists).interact_text();
     let data = PathBuf::from(ask("Text to train on (a file or folder)").map_err(failed)?);
     let (mut model, mut size, mut time) = (given.model.clone(), given.size, given.time);
-    if model.is_none() && size.is_none() {
+    let found = text::find(std::slice::from_ref(&data), given.kind)?;
+    if found.examples.is_some() && found.model.is_none() && model.is_none() && size.is_none() {
+        let question = "These are examples to fine-tune a model on. Which model (its Hugging Face folder)?";
+        model = Some(PathBuf::from(ask(question).map_err(failed)?));
+    }
+    if found.examples.is_none() && model.is_none() && size.is_none() {
         let choices = [
             "a new model, of a size that this machine trains in time",
             "a new model of a size that I choose",

@@ -19,7 +19,6 @@ use serde_json::json;
 
 pub use arguments::Arguments;
 
-use super::convert;
 use crate::failure::Failure;
 use crate::speech::Speech;
 use model::{Pretrained, SIZES, Size};
@@ -52,14 +51,12 @@ pub fn run(arguments: &Arguments, speech: &Speech) -> Result<u8, Failure> {
         let message = "these are examples to fine-tune a model on: name the model with --model FOLDER";
         return Err(Failure::input(format!("{first}: {message}{size} (--kind text trains a new one on them as text)")));
     }
-    let (base, data) = (names.base()?, names.data()?);
-    let is_new = [&base, &data].map(|folder| !folder.exists());
-    let made = make(arguments, &names, text, pretrained, [&base, &data]);
-    if made.is_err() {
-        // What was made for a recipe that is not written serves nobody.
-        for (folder, _) in [&base, &data].into_iter().zip(is_new).filter(|(_, is_new)| *is_new) {
-            let _ = std::fs::remove_dir_all(folder);
-        }
+    let data = names.data()?;
+    let is_new = !data.exists();
+    let made = make(arguments, &names, text, pretrained, &data);
+    if made.is_err() && is_new {
+        // Remove data of a recipe that is not written.
+        let _ = std::fs::remove_dir_all(&data);
     }
     let (recipe, told) = made?;
     names.write(&recipe.to_text(), arguments.force)?;
@@ -118,11 +115,6 @@ impl Names {
         Ok(Self { recipe: file(&name), name })
     }
 
-    /// Where imported weights go.
-    fn base(&self) -> Result<PathBuf, Failure> {
-        std::path::absolute(Path::new("runs").join(&self.name).join("base")).map_err(Failure::run)
-    }
-
     /// Where examples go that are divided into splits, and what is cached of them.
     fn data(&self) -> Result<PathBuf, Failure> {
         std::path::absolute(Path::new("data").join(&self.name)).map_err(Failure::run)
@@ -158,7 +150,7 @@ fn make(
     names: &Names,
     text: Text,
     pretrained: Option<Pretrained>,
-    [base, data]: [&Path; 2],
+    data: &Path,
 ) -> Result<(Recipe, Told), Failure> {
     let device = select_device(&arguments.device).map_err(Failure::input)?;
     let rate = model::training_rate(&device);
@@ -168,15 +160,16 @@ fn make(
     };
     let largest_id =
         if text.tokens.is_empty() || pretrained.is_some() { None } else { Some(largest_id(&text.tokens)?) };
-    let mut recipe = first_choice(arguments, names, (text, largest_id), pretrained.map(|model| (model, base)), rate);
+    let mut recipe = first_choice(arguments, names, (text, largest_id), pretrained, rate);
     if let Some(tuning) = tuning {
-        tuning.choose(&mut recipe);
+        tuning.choose(&mut recipe)?;
     }
     let vocab = vocabulary(&recipe);
-    if let Beginning::Pretrained(model, base) = &recipe.beginning {
-        convert::import(&model.folder, base)?;
-    }
     let memory = fit_into_memory(&mut recipe, vocab)?;
+    let seq_length = recipe.seq_length;
+    if let Some(tuning) = &mut recipe.tuning {
+        tuning.set_pack_length(seq_length);
+    }
     let seconds = loop {
         match trial::first_steps(&recipe, vocab)? {
             Outcome::Runs(seconds) => break seconds,
@@ -187,8 +180,14 @@ fn make(
     let limit = arguments.time.or((arguments.size.is_none()).then_some(3600.0));
     if let Some(limit) = limit {
         let fits = ((limit / step) as usize).max(least_iterations(&recipe));
-        recipe.train_iters = recipe.train_iters.min(fits);
+        let wanted = match &recipe.tuning {
+            // A time that was asked for is filled.
+            Some(tuning) if arguments.time.is_some() => tuning.most_iterations(recipe.global_batch_size),
+            _ => recipe.train_iters,
+        };
+        recipe.train_iters = wanted.min(fits);
     }
+    tuning::remark(&mut recipe);
     let total = step * recipe.train_iters as f64;
     recipe.remarks.push(format!(
         "time: about {} here, {} steps of {step:.2} s, measured, without evaluations",
@@ -221,7 +220,7 @@ fn first_choice(
     arguments: &Arguments,
     names: &Names,
     (text, largest_id): (Text, Option<i64>),
-    pretrained: Option<(Pretrained, &Path)>,
+    pretrained: Option<Pretrained>,
     rate: f64,
 ) -> Recipe {
     let time = arguments.time.or((arguments.size.is_none()).then_some(3600.0)).unwrap_or(f64::INFINITY);
@@ -242,10 +241,10 @@ fn first_choice(
         needed <= tokens_in_time(parameters) && needed <= 8.0 * data_tokens
     };
     let (beginning, parameters, longest) = match pretrained {
-        Some((model, base)) => {
+        Some(model) => {
             let (parameters, positions) = (model.parameters, model.positions);
             let longest = if model.has_learned_positions { positions } else { positions.min(512) };
-            (Beginning::Pretrained(model, base.to_owned()), parameters, longest)
+            (Beginning::Pretrained(model), parameters, longest)
         }
         None => {
             let size = arguments.size.or_else(|| SIZES.iter().rev().find(learns).copied()).unwrap_or(SIZES[0]);
@@ -259,7 +258,7 @@ fn first_choice(
         _ => 1,
     };
     let held_out = data_tokens as usize * valid_percent / 100;
-    let has_all_positions = matches!(&beginning, Beginning::Pretrained(model, _) if model.has_learned_positions);
+    let has_all_positions = matches!(&beginning, Beginning::Pretrained(model) if model.has_learned_positions);
     let seq_length = if has_all_positions { longest } else { power_of_two(held_out / 2).clamp(16, longest) };
     let passes = if is_new { 8.0 } else { 1.0 };
     let wanted = if is_new { 20.0 * parameters as f64 } else { f64::INFINITY };
@@ -322,7 +321,7 @@ fn fit_into_memory(recipe: &mut Recipe, vocab: usize) -> Result<u64, Failure> {
             recipe.remarks.push(format!("memory: {} by the plan, of {} that are free", bytes(needed), bytes(free)));
             return Ok(needed);
         }
-        let is_fixed = matches!(&recipe.beginning, Beginning::Pretrained(model, _) if model.has_learned_positions);
+        let is_fixed = matches!(&recipe.beginning, Beginning::Pretrained(model) if model.has_learned_positions);
         if recipe.micro_batch_size > 1 {
             recipe.micro_batch_size /= 2;
         } else if !recipe.recompute {
@@ -340,9 +339,14 @@ fn fit_into_memory(recipe: &mut Recipe, vocab: usize) -> Result<u64, Failure> {
 
 /// Changes a recipe whose data does not fill a sample of each split.
 fn shorten(recipe: &mut Recipe, problem: &str) -> Result<(), Failure> {
-    let is_fixed = matches!(&recipe.beginning, Beginning::Pretrained(model, _) if model.has_learned_positions);
+    let is_fixed = matches!(&recipe.beginning, Beginning::Pretrained(model) if model.has_learned_positions);
     if recipe.tuning.is_some() {
-        return Err(Failure::input(problem));
+        if recipe.valid_percent == 0 {
+            return Err(Failure::input(problem));
+        }
+        recipe.valid_percent = 0;
+        recipe.remarks.push("the examples held out do not fill a batch: there is no validation".to_owned());
+        return Ok(());
     }
     if recipe.piece_bytes.is_none() && recipe.text.tokens.is_empty() {
         recipe.piece_bytes = Some(piece_size(recipe.text.bytes));

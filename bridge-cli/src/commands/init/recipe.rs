@@ -1,18 +1,17 @@
 //! A new recipe as a file with comments. What it says was chosen elsewhere.
 
 use std::fmt::Write;
-use std::path::PathBuf;
 
 use super::model::{Pretrained, Size};
 use super::text::Text;
-use super::tuning::Tuning;
+use super::tuning::{self, Tuning};
 
 /// What a run begins with.
 pub enum Beginning {
     /// Random weights, and a tokenizer of so many tokens trained on the text.
     Scratch(Size, usize),
-    /// A trained model, imported to a checkpoint folder.
-    Pretrained(Pretrained, PathBuf),
+    /// A trained model, read from its folder.
+    Pretrained(Pretrained),
 }
 
 /// Everything that a new recipe says.
@@ -78,8 +77,8 @@ impl Recipe {
     /// The file.
     pub fn to_text(&self) -> String {
         let mut text = self.head();
-        if self.tuning.is_some() {
-            text.push_str(Tuning::SECTIONS);
+        if let (Some(_), Beginning::Pretrained(model)) = (&self.tuning, &self.beginning) {
+            text.push_str(&tuning::sections(model.parameters));
         }
         let warmup = match &self.beginning {
             Beginning::Scratch(..) => (self.train_iters / 15).min(500),
@@ -89,8 +88,10 @@ impl Recipe {
             Beginning::Scratch(size, _) => {
                 (size.learning_rate(), "for a model of this width that begins with random weights")
             }
-            Beginning::Pretrained(..) if self.tuning.is_some() => (Tuning::LEARNING_RATE, Tuning::WHY_THIS_RATE),
-            Beginning::Pretrained(model, _) => {
+            Beginning::Pretrained(model) if self.tuning.is_some() => {
+                (tuning::learning_rate(model.parameters), tuning::WHY_THIS_RATE)
+            }
+            Beginning::Pretrained(model) => {
                 (model.learning_rate(), "a fraction of what trained the model: a larger one undoes what it has learned")
             }
         };
@@ -99,11 +100,14 @@ impl Recipe {
             "\n[train]\n\
              micro_batch_size = {}    # samples at once: what memory holds\n\
              global_batch_size = {}    # samples of a step\n\
-             train_iters = {}    # {} tokens\n",
+             train_iters = {}    # about {} tokens\n",
             self.micro_batch_size,
             self.global_batch_size,
             self.train_iters,
-            self.tokens_per_step() * self.train_iters,
+            match &self.tuning {
+                Some(tuning) => tuning.tokens(self.train_iters * self.global_batch_size),
+                None => self.tokens_per_step() * self.train_iters,
+            },
         );
         text.push_str(&self.validation());
         // Branches that begin at zero need none.
@@ -131,10 +135,10 @@ impl Recipe {
             Beginning::Scratch(size, _) => {
                 format!("# A new model of the size {:?}, trained on your text.\n", size.name)
             }
-            Beginning::Pretrained(model, _) if self.tuning.is_some() => {
+            Beginning::Pretrained(model) if self.tuning.is_some() => {
                 format!("# Fine-tunes the model of {} on your examples, by LoRA.\n", model.folder.display())
             }
-            Beginning::Pretrained(model, _) => {
+            Beginning::Pretrained(model) => {
                 format!("# Continues to train the model of {} on your text.\n", model.folder.display())
             }
         };
@@ -156,7 +160,7 @@ impl Recipe {
         text.push_str("\n[model]\n");
         match &self.beginning {
             Beginning::Scratch(size, _) => text.push_str(&size.section()),
-            Beginning::Pretrained(model, _) => {
+            Beginning::Pretrained(model) => {
                 text.push_str("# As the model's config.json has them: what is changed here, the weights do not fit.\n");
                 text.push_str(&model.section);
             }
@@ -193,7 +197,7 @@ impl Recipe {
         };
         text.push_str("\n[tokenizer]\n");
         match &self.beginning {
-            Beginning::Pretrained(model, _) => {
+            Beginning::Pretrained(model) => {
                 let folder = quoted(&model.folder.display().to_string());
                 let _ = writeln!(text, "tokenizer_type = \"HuggingFaceTokenizer\"\ntokenizer_model = {folder}");
                 text.push_str(&self.tuning.as_ref().map(Tuning::template).unwrap_or_default());
@@ -249,11 +253,11 @@ impl Recipe {
 
     fn checkpoint(&self) -> String {
         let mut text = "\n[checkpoint]\n".to_owned();
-        if let Beginning::Pretrained(_, base) = &self.beginning {
+        if let Beginning::Pretrained(model) = &self.beginning {
             let _ = writeln!(
                 text,
-                "pretrained_checkpoint = {}    # the imported weights",
-                quoted(&base.display().to_string())
+                "pretrained_checkpoint = {}    # read by the first start of the run",
+                quoted(&model.folder.display().to_string())
             );
         }
         let _ = write!(

@@ -155,7 +155,9 @@ fn find_examples(
 ) -> Result<Option<(ExampleFiles, u64)>, Failure> {
     let (mut found, mut others) = (Vec::new(), 0);
     for file in surveyed {
-        match examples_of(&file.path).map_err(Failure::input)? {
+        // Settings and tokenizers of models are JSON, too.
+        let kind = if file.kind == FileKind::Model { None } else { examples_of(&file.path).map_err(Failure::input)? };
+        match kind {
             Some(kind) => found.push((kind, file)),
             None if matches!(file.kind, FileKind::Text | FileKind::JsonLines) => others += file.size,
             None => {}

@@ -26,7 +26,7 @@ pub enum Outcome {
     TooShort(String),
 }
 
-fn parse(recipe: &Recipe) -> Result<RawConfig, Failure> {
+pub(super) fn parse(recipe: &Recipe) -> Result<RawConfig, Failure> {
     Ok(RawConfig::from_text(&recipe.to_text(), Format::Toml, &[], &registry().kinds())?)
 }
 
