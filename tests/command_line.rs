@@ -427,3 +427,42 @@ fn single_operations_are_measured_in_the_dtype_that_is_asked_for() {
         assert!(report["milliseconds"][name].as_f64() > Some(0.0), "{name}: {report}");
     }
 }
+
+#[test]
+fn settings_without_effect_are_told_and_refused_if_strict() {
+    let folder = tempfile::tempdir().unwrap();
+    let check = ["config", "check", "RECIPE", "scheduler.lr_decay_style=constant"];
+    let output = bridge(folder.path(), &[&check[..], &["--json"]].concat());
+    let said: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let warnings = said["warnings"].as_array().unwrap();
+    let of_setting = |warning: &&Value| warning.as_str().is_some_and(|text| text.starts_with("optimizer.min_lr"));
+    assert_eq!((output.status.code(), warnings.iter().filter(of_setting).count()), (Some(0), 1), "{said}");
+    for command in [&["config", "check"][..], &["train"]] {
+        let arguments = [command, &["RECIPE", "scheduler.lr_decay_style=constant", "--strict"]].concat();
+        assert_refused(&arguments, &["optimizer.min_lr", "has no effect with scheduler.lr_decay_style"]);
+    }
+}
+
+#[test]
+fn a_metric_that_no_evaluation_has_is_refused_before_training() {
+    let settings = ["validation.metric=val_loss", "checkpoint.keep_best=true", "validation.eval_interval=5"];
+    for command in [&["config", "check"][..], &["train"]] {
+        let arguments = [command, &["RECIPE", "checkpoint.save=ck"], &settings].concat();
+        assert_refused(&arguments, &["validation.metric", "lm loss"]);
+    }
+}
+
+/// Every setting of the recipes in the repository has an effect.
+#[test]
+fn recipes_are_strict() {
+    let kinds = bridge_models::registry().kinds();
+    for entry in std::fs::read_dir(bridge_tests::root().join("recipes")).unwrap() {
+        let path = entry.unwrap().path();
+        let on = |size: usize| bridge_core::config::load(&path, &[], &kinds, &bridge_core::config::World { size });
+        let config = (0..=14).find_map(|power| on(1 << power).ok());
+        let config = config.unwrap_or_else(|| panic!("{}: {}", path.display(), on(1).unwrap_err()));
+        if let Err(errors) = config.strict() {
+            panic!("{}: {errors}", path.display());
+        }
+    }
+}
