@@ -52,6 +52,17 @@ const MOST_FIELDS: usize = 1000;
 const SHOWN_FIELDS: usize = 20;
 
 impl ExamplesReport {
+    /// Names of the fields that nothing used, in words, the most frequent first.
+    pub fn unused_fields(&self) -> Option<String> {
+        let mut fields: Vec<_> = self.unused.iter().collect();
+        fields.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
+        let shown: Vec<String> =
+            fields.iter().take(SHOWN_FIELDS).map(|(field, count)| format!("`{field}` (in {count})")).collect();
+        let more = fields.len().saturating_sub(SHOWN_FIELDS);
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        (!shown.is_empty()).then(|| format!("fields that nothing used: {}{more}", shown.join(", ")))
+    }
+
     /// Counts the fields of a record that nothing used.
     pub(crate) fn note_unused(&mut self, fields: Vec<String>) {
         for field in fields {
@@ -89,15 +100,8 @@ impl fmt::Display for ExamplesReport {
         if self.ties > 0 {
             write!(f, "; {} with both answers the same, which teach nothing", self.ties)?;
         }
-        if !self.unused.is_empty() {
-            let mut fields: Vec<_> = self.unused.iter().collect();
-            fields.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
-            let shown = fields.iter().take(SHOWN_FIELDS);
-            let shown: Vec<String> = shown.map(|(field, count)| format!("`{field}` (in {count})")).collect();
-            write!(f, "; fields that nothing used: {}", shown.join(", "))?;
-            if fields.len() > SHOWN_FIELDS {
-                write!(f, " and {} more", fields.len() - SHOWN_FIELDS)?;
-            }
+        if let Some(fields) = self.unused_fields() {
+            write!(f, "; {fields}")?;
         }
         if self.skipped > 0 {
             write!(f, "; {} bad lines skipped: {}", self.skipped, self.reasons.join("; "))?;

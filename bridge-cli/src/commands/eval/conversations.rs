@@ -125,6 +125,9 @@ impl Evaluation<'_> {
         if let Some(report) = &report {
             totals.truncated += report.truncated;
             totals.left_out += report.without_loss;
+            if let Some(fields) = report.unused_fields() {
+                eprintln!("warning: {}: {fields}", file.display());
+            }
         }
         let count = dataset.len().min(self.max_examples.unwrap_or(usize::MAX));
         let scorer = Scorer::new(self.model.chunk.as_ref(), &self.model.config, self.device);

@@ -32,7 +32,7 @@ pub(super) fn check(draft: &mut Draft<'_>, parallel: &ParallelSizes) {
     draft.forbid(kwargs.pack_on_the_fly, "dataset.dataset_kwargs.pack_on_the_fly", why);
     let why = "has no effect with [dpo], which reads `prompt`, `chosen` and `rejected`";
     draft.idle_if(kwargs.prompt_template.is_some(), "dataset.dataset_kwargs.prompt_template", why);
-    draft.idle_if(kwargs.chat.is_some(), "dataset.dataset_kwargs.chat", why);
+    draft.idle_if(kwargs.chat == Some(false), "dataset.dataset_kwargs.chat", why);
     draft.require(kwargs.answer_only_loss, "dataset.dataset_kwargs.answer_only_loss", "must be true with [dpo]");
     let is_cut = draft.recipe.ddp.use_megatron_fsdp;
     let why = "excludes [dpo]: ranks would have to gather the reference as well, which is not built";
