@@ -1,6 +1,6 @@
 //! `[peft]` on a base in 8 or 4 bits: every layout, stopped and resumed, what is refused, and what a plan makes of it.
 
-use bridge_core::config::{RawConfig, World};
+use bridge_core::config::{RawConfig, RunConfig, World};
 use bridge_core::plan::{PlanOptions, plan};
 use bridge_models::registry;
 use bridge_tests::{assert_close, root};
@@ -98,7 +98,7 @@ fn what_a_quantised_base_cannot_be_is_refused_with_its_reason() {
         let overrides: Vec<String> = [&[from.as_str()], overrides].concat().iter().map(|o| (*o).to_owned()).collect();
         let recipe = root().join("recipes/tiny-lora.toml");
         let raw = RawConfig::from_file(&recipe, &overrides, &registry().kinds()).unwrap();
-        raw.finalize(&World { size: ranks }).unwrap_err().to_string()
+        raw.finalize(&World { size: ranks }).and_then(RunConfig::strict).unwrap_err().to_string()
     };
     let error = refused(&[&[NF4], &FULL[..]].concat(), 2);
     assert!(error.contains("peft.base_quantization") && error.contains("end inside blocks"), "{error}");
