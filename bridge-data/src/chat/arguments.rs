@@ -1,4 +1,5 @@
-//! Arguments of a chat template that stand in a record beside its messages: tools, documents, switches such as `enable_thinking`.
+//! Arguments of a chat template that stand in a record beside its messages: tools, documents,
+//! switches such as `enable_thinking`.
 
 use serde_json::{Map, Value};
 
@@ -40,11 +41,12 @@ pub(crate) fn is_group(field: &str) -> bool {
     GROUPS.contains(&field)
 }
 
-/// Template arguments of a record, without those that are null. `thinking` is one where it is true or false; as text it is
-/// somebody's reasoning.
+/// Template arguments of a record, without those that are null. `thinking` is one where it is true
+/// or false; as text it is somebody's reasoning.
 ///
 /// # Errors
-/// A group that is no object, an argument that the renderer sets, documents that are no list of objects. As a sentence.
+/// A group that is no object, an argument that the renderer sets, documents that are no list of
+/// objects. As a sentence.
 pub(crate) fn arguments_of(record: &Map<String, Value>) -> Result<Map<String, Value>, String> {
     let is_switch = |name: &str, value: &Value| name == "thinking" && value.is_boolean();
     let named = record.iter().filter(|(name, value)| {
@@ -78,7 +80,8 @@ pub(crate) fn arguments_of(record: &Map<String, Value>) -> Result<Map<String, Va
     Ok(arguments)
 }
 
-/// Tools of a record: a list of objects, or null. A list may be JSON text, and so may each of its tools; one tool may stand alone.
+/// Tools of a record: a list of objects, or null. A list may be JSON text, and so may each of its
+/// tools; one tool may stand alone.
 ///
 /// # Errors
 /// Text that is not JSON; a tool that is no object, with its place. As a sentence.

@@ -1,4 +1,5 @@
-//! Calls of tools in the spelling that chat templates read, from the spellings of OpenAI, ShareGPT, LLaMA-Factory, ms-swift and trl.
+//! Calls of tools in the spelling that chat templates read, from the spellings of OpenAI, ShareGPT,
+//! LLaMA-Factory, ms-swift and trl.
 
 use serde_json::{Map, Value, json};
 
@@ -8,7 +9,8 @@ use crate::chat::arguments;
 /// Calls of a message: `tool_calls`, or the older `function_call`. `None` if it has none.
 ///
 /// # Errors
-/// A call without a name or without arguments, text that is not JSON, calls in both fields. As a sentence that names the place.
+/// A call without a name or without arguments, text that is not JSON, calls in both fields. As a
+/// sentence that names the place.
 pub(super) fn calls_of(message: &Map<String, Value>) -> Result<Option<Vec<Value>>, String> {
     let [calls, call] = ["tool_calls", "function_call"].map(|field| {
         let value = message.get(field).unwrap_or(&Value::Null);

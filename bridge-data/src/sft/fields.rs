@@ -1,4 +1,5 @@
-//! Fields of a record, with a note of those that were used: the others are named when all records are read.
+//! Fields of a record, with a note of those that were used: the others are named when all records
+//! are read.
 
 use serde_json::{Map, Value};
 

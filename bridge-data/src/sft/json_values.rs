@@ -1,4 +1,5 @@
-//! Records of a `.json` file: the items of a list, or objects one after the other. Each item is in memory alone.
+//! Records of a `.json` file: the items of a list, or objects one after the other. Each item is in
+//! memory alone.
 
 use std::io::BufRead;
 

@@ -121,7 +121,8 @@ impl Message {
     }
 }
 
-/// The messages of a list. Calls that stand in messages of their own join the assistant's message before them.
+/// The messages of a list. Calls that stand in messages of their own join the assistant's message
+/// before them.
 ///
 /// # Errors
 /// The place of a message that cannot be read, and why, as a sentence.
@@ -153,8 +154,8 @@ fn join(last: &mut Message, message: Message) {
     last.is_call = true;
 }
 
-/// The messages of an item of a list: itself; a text, of which user and assistant have every other one; or a question with its
-/// answer.
+/// The messages of an item of a list: itself; a text, of which user and assistant have every other
+/// one; or a question with its answer.
 fn turns(at: usize, written: &Value) -> Result<Vec<Cow<'_, Value>>, String> {
     if let Some(text) = written.as_str() {
         let role = if at.is_multiple_of(2) { "user" } else { "assistant" };
@@ -207,7 +208,8 @@ fn normal(message: &Value, words: &Words) -> Result<Message, String> {
     if !is_call {
         match content {
             Some(content) => drop(normal.insert("content".into(), text_of(content, words)?)),
-            // Beside calls it is left out; without, templates that ask for a content find an empty one.
+            // Beside calls it is left out; without, templates that ask for a content find an empty
+            // one.
             None if calls.is_some() => {
                 if fields.contains_key("content") {
                     normal.insert("content".into(), Value::Null);
@@ -231,8 +233,8 @@ fn normal(message: &Value, words: &Words) -> Result<Message, String> {
     Ok(Message { value: Value::Object(normal), weight, is_call })
 }
 
-/// The content of a message: text, or parts that are text. Parts are joined for a template that does not take them apart: it would
-/// write the list.
+/// The content of a message: text, or parts that are text. Parts are joined for a template that
+/// does not take them apart: it would write the list.
 fn text_of(content: &Value, words: &Words) -> Result<Value, String> {
     let parts = match content {
         Value::String(_) => return Ok(content.clone()),
@@ -313,7 +315,8 @@ pub(super) fn has_calls(message: &Value) -> bool {
     says_something(&message["tool_calls"])
 }
 
-/// True if a message is the assistant's and says nothing: no text, no calls, nothing else that a template could write.
+/// True if a message is the assistant's and says nothing: no text, no calls, nothing else that a
+/// template could write.
 pub(super) fn is_blank_answer(message: &Value) -> bool {
     let known = |key: &str| matches!(key, "role" | "name" | "id");
     message["role"] == "assistant"
@@ -339,7 +342,8 @@ pub(super) fn is_list(value: &Value) -> bool {
     }
 }
 
-/// The list under a field: of messages, written as text too, as in tables; or a table with a list of roles and one of texts.
+/// The list under a field: of messages, written as text too, as in tables; or a table with a list
+/// of roles and one of texts.
 ///
 /// # Errors
 /// Text that begins like a list and is none, as a sentence.

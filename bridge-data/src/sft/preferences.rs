@@ -89,8 +89,8 @@ pub(super) fn pair(fields: &mut Fields<'_>, words: &Words, is_chat: bool) -> Res
     spoken(fields, words, prompt, answers, system)
 }
 
-/// The messages that are a prompt. A prompt that is text, and whole conversations as answers, leave the messages beside them to
-/// other uses, such as `messages` of UltraFeedback.
+/// The messages that are a prompt. A prompt that is text, and whole conversations as answers, leave
+/// the messages beside them to other uses, such as `messages` of UltraFeedback.
 fn take_prompt<'r>(fields: &mut Fields<'r>, chosen: &Value) -> Result<Option<NamedList<'r, 'static>>, String> {
     const BEGINNING: [&str; 5] = ["user", "human", "system", "prompter", "developer"];
     if fields.look_at("prompt").is_array() {
@@ -102,7 +102,8 @@ fn take_prompt<'r>(fields: &mut Fields<'r>, chosen: &Value) -> Result<Option<Nam
     if is_whole || fields.look_at("prompt").is_string() { Ok(None) } else { take_messages(fields) }
 }
 
-/// A conversation whose last answer is preferred, beside another answer or another whole conversation.
+/// A conversation whose last answer is preferred, beside another answer or another whole
+/// conversation.
 fn of_messages(fields: &mut Fields<'_>, words: &Words, rejected: &str) -> Result<Pair, String> {
     let value = fields.take(rejected);
     let Some((key, list)) = take_messages(fields)? else { return Err(expected(fields)) };
@@ -155,7 +156,8 @@ fn text(
     Ok(Pair::Text { prompt, answers: [rest(&a), rest(&b)] })
 }
 
-/// Items at which two lists agree from the first on. As in trl, the last item of the shorter one is no part of them.
+/// Items at which two lists agree from the first on. As in trl, the last item of the shorter one is
+/// no part of them.
 fn common<T>(a: &[T], b: &[T], is_same: impl Fn(&T, &T) -> bool) -> usize {
     let shorter = a.len().min(b.len());
     a.iter().zip(b).position(|(a, b)| !is_same(a, b)).unwrap_or(shorter.saturating_sub(1))
@@ -168,7 +170,8 @@ fn divided(mut chosen: Vec<Message>, mut rejected: Vec<Message>) -> (Vec<Message
     (chosen, answers)
 }
 
-/// A prompt beside answers that begin with another role than the assistant's: they have the prompt within them, or go on behind it.
+/// A prompt beside answers that begin with another role than the assistant's: they have the prompt
+/// within them, or go on behind it.
 fn whole(
     prompt: Vec<Message>,
     chosen: Vec<Message>,

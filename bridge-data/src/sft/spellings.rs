@@ -62,7 +62,8 @@ pub(super) struct Asked {
     pub(super) has_blank: bool,
 }
 
-/// True if a record is a conversation: it has messages, earlier turns or tools, which only a chat template writes.
+/// True if a record is a conversation: it has messages, earlier turns or tools, which only a chat
+/// template writes.
 pub(super) fn is_conversation(fields: &Fields<'_>) -> bool {
     has_messages(fields)
         || fields.look_at(HISTORY).is_array()
@@ -111,7 +112,8 @@ pub(super) fn take_list<'r, 'f>(
     Ok(found)
 }
 
-/// The messages of a record outside of its answers: those of its list of messages, or of its list as prompt.
+/// The messages of a record outside of its answers: those of its list of messages, or of its list
+/// as prompt.
 pub(super) fn take_messages<'r>(fields: &mut Fields<'r>) -> Result<Option<NamedList<'r, 'static>>, String> {
     match take_list(fields, &LISTS)? {
         Some(found) => Ok(Some(found)),
@@ -154,7 +156,8 @@ pub(super) fn conversation(fields: &mut Fields<'_>, words: &Words, label_key: &s
     finish(fields, messages, system, words)
 }
 
-/// A conversation of messages, with the system message, tools and template arguments that stand beside them.
+/// A conversation of messages, with the system message, tools and template arguments that stand
+/// beside them.
 pub(super) fn finish(
     fields: &mut Fields<'_>,
     mut messages: Vec<Message>,
@@ -272,8 +275,8 @@ pub(super) fn refuse_judged(fields: &mut Fields<'_>, label_key: &str) -> Result<
     Ok(())
 }
 
-/// The prompt of a record under any of its names, with what belongs to it: an instruction, its input, the text to answer from.
-/// `question` is the field with the prompt.
+/// The prompt of a record under any of its names, with what belongs to it: an instruction, its
+/// input, the text to answer from. `question` is the field with the prompt.
 pub(super) fn prompt_of(fields: &mut Fields<'_>, question: &str) -> Result<String, String> {
     let mut parts = Vec::new();
     let mut add = |fields: &mut Fields<'_>, name: &str| -> Result<(), String> {
@@ -367,7 +370,8 @@ pub(super) fn asked(fields: &mut Fields<'_>, label_key: &str) -> Result<Asked, S
     Ok(Asked { system, prompt, answer, has_blank })
 }
 
-/// The text of an answer: text; the only one of a list; of several right answers, as question answering has them, the first.
+/// The text of an answer: text; the only one of a list; of several right answers, as question
+/// answering has them, the first.
 fn answer_of(name: &str, value: &Value) -> Option<String> {
     let first = |items: &Vec<Value>| items.first()?.as_str().map(str::to_owned);
     match value {
