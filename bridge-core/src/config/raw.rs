@@ -75,6 +75,18 @@ impl RawConfig {
         errors.into_result(raw)
     }
 
+    /// Reads what a file says of the function of a model: of a configuration that Megatron Bridge saved, the architecture
+    /// and the vocabulary in its `model`; of a recipe, all. The settings that are left out are listed.
+    ///
+    /// # Errors
+    /// Syntax, and every setting of the model that changes its function and has no counterpart here.
+    pub fn model_from_file(path: &Path, kinds: &Kinds) -> Result<(Self, Vec<String>), ConfigErrors> {
+        let mut root = source::parse_file(path)?;
+        let left_out = upstream::keep_function(&mut root);
+        let (raw, errors) = Self::read(Ok(root), &[], kinds);
+        errors.into_result((raw, left_out))
+    }
+
     /// Reads a recipe from text and lays `key=value` overrides over it.
     ///
     /// # Errors
@@ -168,7 +180,7 @@ impl RawConfig {
     }
 
     /// Remarks about how the recipe was read.
-    pub(super) fn remarks(&self) -> &[String] {
+    pub fn remarks(&self) -> &[String] {
         &self.remarks
     }
 

@@ -18,6 +18,8 @@ pub struct Refusal {
     pub same_as: Option<&'static str>,
     /// Values that upstream's classes set by themselves; they are left out when its saved files are read.
     pub upstream: &'static [&'static str],
+    /// True if every value only asks for speed or memory, never for another result.
+    is_execution_only: bool,
     /// Whether a plan supports values that no run of this release supports.
     pub(super) is_planned: bool,
     /// Settings that are implemented after all, by name.
@@ -40,6 +42,7 @@ pub const fn not_built(reason: &'static str) -> Refusal {
         built: &[],
         same_as: None,
         upstream: &[],
+        is_execution_only: false,
         is_planned: false,
         unless: None,
     }
@@ -75,6 +78,12 @@ impl Refusal {
         Self { upstream: values, ..self }
     }
 
+    /// Leaves every value out when upstream's saved files are read: none of them changes a result.
+    #[must_use]
+    pub const fn execution_only(self) -> Self {
+        Self { is_execution_only: true, ..self }
+    }
+
     /// Lets a plan accept it.
     #[must_use]
     pub const fn planned(self) -> Self {
@@ -95,6 +104,16 @@ impl Refusal {
     /// Whether it controls something that Bridge does not have.
     pub(super) const fn is_without_counterpart(&self) -> bool {
         matches!(self.cause, Cause::NoCounterpart)
+    }
+
+    /// True if no value changes a result.
+    pub(super) const fn is_execution_only(&self) -> bool {
+        self.is_execution_only
+    }
+
+    /// True if every value may be left out when upstream's saved files are read.
+    pub(super) const fn is_optional(&self) -> bool {
+        self.is_execution_only || self.is_without_counterpart()
     }
 
     /// Whether every value that would have an effect is refused.

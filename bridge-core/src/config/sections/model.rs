@@ -188,8 +188,7 @@ section! {
         parallel_output: bool = true => no_counterpart("logits gathered over tensor-parallel ranks; the loss works on each rank's shard and never gathers them");
         /// Associated hub model: for information, not loaded.
         hf_model_id: Option<String> = None
-            => not_built("models of the Hugging Face hub by name; import its folder and set checkpoint.pretrained_checkpoint");
-
+            => not_built("models of the Hugging Face hub by name; import its folder and set checkpoint.pretrained_checkpoint").execution_only();
         /// Tensor-parallel size.
         @execution tensor_model_parallel_size: usize = 1, COUNT;
         /// Pipeline-parallel size.
@@ -206,10 +205,10 @@ section! {
         @execution sequence_parallel: bool = false;
         /// Context-parallel group sizes per level.
         hierarchical_context_parallel_sizes: Option<Vec<usize>> = None, COUNT
-            => not_built("hierarchical context parallelism, for a2a+p2p; there is one level, which gathers keys and values");
+            => not_built("hierarchical context parallelism, for a2a+p2p; there is one level, which gathers keys and values").execution_only();
         /// Context-parallel communication: p2p, all_gather, a2a, a2a+p2p.
         @execution cp_comm_type: Option<OneOrMany<String>> = None
-            => not_built("keys and values passed around a ring (p2p) or heads exchanged (a2a); keys and values are gathered").inert(&["all_gather"]);
+            => not_built("keys and values passed around a ring (p2p) or heads exchanged (a2a); keys and values are gathered").inert(&["all_gather"]).execution_only();
         /// Layers of the first stage.
         @execution num_layers_in_first_pipeline_stage: Option<usize> = None, COUNT;
         /// Layers of the last stage.
@@ -226,7 +225,7 @@ section! {
         @execution pipeline_dtype: Option<DType> = None;
         /// Exchange shapes between stages.
         variable_seq_lengths: bool = false
-            => not_built("samples of different lengths in a pipeline; all have seq_length tokens, so no shapes are exchanged");
+            => not_built("samples of different lengths in a pipeline; all have seq_length tokens, so no shapes are exchanged").execution_only();
         /// Contiguous micro-batches per chunk; null means the pipeline size.
         @execution microbatch_group_size_per_vp_stage: Option<usize> = None, COUNT;
         /// Overlap stage transfers.
@@ -238,21 +237,21 @@ section! {
             => no_counterpart("sends and receives in one NCCL call; each transfer is a separate call").inert(&["false"]);
         /// Overlap also in warm-up and flush.
         @execution overlap_p2p_comm_warmup_flush: bool = false => not_built("a separate choice for warm-up and flush")
-            .inert(&["true"]);
+            .inert(&["true"]).execution_only();
         /// Free outputs after sending.
         deallocate_pipeline_outputs: bool = true
             => no_counterpart("outputs kept after they were sent; sending takes ownership of them");
         /// Embedding weight gradient during the flush.
         defer_embedding_wgrad_compute: bool = false
-            => not_built("the output layer's weight gradient deferred to the flush; pipeline_schedule = \"zb_h1\" defers those of all layers");
+            => not_built("the output layer's weight gradient deferred to the flush; pipeline_schedule = \"zb_h1\" defers those of all layers").execution_only();
         /// Deferred micro-batches; 0 means all.
-        wgrad_deferral_limit: i64 = 0 => not_built("how many micro-batches defer_embedding_wgrad_compute defers");
+        wgrad_deferral_limit: i64 = 0 => not_built("how many micro-batches defer_embedding_wgrad_compute defers").execution_only();
         /// Scatter the embedding's output under sequence parallelism.
         scatter_embedding_sequence_parallel: bool = true
-            => not_built("unsharded embeddings under sequence_parallel, for models that change them first");
+            => not_built("unsharded embeddings under sequence_parallel, for models that change them first").execution_only();
         /// Overlap tensor-parallel collectives.
         tp_comm_overlap: bool = false
-            => not_built("tensor-parallel collectives overlapped with parts of their matrix multiplications");
+            => not_built("tensor-parallel collectives overlapped with parts of their matrix multiplications").execution_only();
         /// User-buffer settings.
         tp_comm_overlap_cfg: Option<AnyValue> = None
             => no_counterpart("the table of Transformer Engine's user buffers for tp_comm_overlap");
@@ -285,7 +284,7 @@ section! {
             => not_built("scales of fp8 from a factory in code")
                 .built(&["tensorwise", "delayed", "mxfp8", "blockwise"]).inert(&["null"]);
         /// Weights in 8 bits.
-        fp8_param: bool = false => not_built("weights kept in the 8 bits of fp8");
+        fp8_param: bool = false => not_built("weights kept in the 8 bits of fp8").execution_only();
         /// Powers of two by which scales of `fp8_recipe = "delayed"` stay below what would fit.
         @training fp8_margin: i64 = 0, Limits::between(-64.0, 64.0);
         /// Steps whose largest magnitudes scales of `fp8_recipe = "delayed"` are made of.
@@ -306,7 +305,7 @@ section! {
         /// 4-bit scaling.
         fp4_recipe: Option<Fp4Recipe> = Some(Fp4Recipe::Nvfp4) => not_built("how the scales of fp4 are chosen");
         /// Weights in 4 bits.
-        fp4_param: bool = false => not_built("weights kept in the 4 bits of fp4");
+        fp4_param: bool = false => not_built("weights kept in the 4 bits of fp4").execution_only();
         /// Fused masked softmax.
         masked_softmax_fusion: bool = true
             => no_counterpart("attention without a fused softmax; attention is one operation, including mask and softmax");
@@ -318,12 +317,12 @@ section! {
             => no_counterpart("Transformer Engine's loss; the fused loss is Bridge's own, \"native\"");
         /// Fuse weight-gradient accumulation.
         @execution gradient_accumulation_fusion: bool = false
-            => not_built("weight gradients accumulated into their buffer by the matrix multiplication itself").upstream(&["true"]);
+            => not_built("weight gradients accumulated into their buffer by the matrix multiplication itself").execution_only();
         /// Fused bias and activation.
         @execution bias_activation_fusion: bool = false
             => no_counterpart("bias and activation separate from the matrix multiplication; they are one operation with it").inert(&["true"]);
         /// Fused bias and dropout.
-        @execution bias_dropout_fusion: bool = false => not_built("one kernel of bias, dropout and residual").upstream(&["true"]);
+        @execution bias_dropout_fusion: bool = false => not_built("one kernel of bias, dropout and residual").execution_only();
         /// Fused rotary embedding.
         @execution apply_rope_fusion: bool = false
             => no_counterpart("unfused rotary embedding; it is one operation, fused with attention where possible")
@@ -338,7 +337,7 @@ section! {
         @execution recompute_modules: Option<Vec<String>> = None;
         /// Shard saved inputs over tensor-parallel ranks.
         distribute_saved_activations: bool = false
-            => not_built("the saved inputs of full recompute sharded over tensor-parallel ranks; sequence_parallel shards them");
+            => not_built("the saved inputs of full recompute sharded over tensor-parallel ranks; sequence_parallel shards them").execution_only();
         /// Move what the first `cpu_offloading_num_layers` layers keep for backward to the host, where the device has memory of its own.
         @execution cpu_offloading: bool = false;
         /// Layers that `cpu_offloading` moves: fewer than there are.
@@ -375,7 +374,7 @@ section! {
             => no_counterpart("Transformer Engine's random states; random numbers are functions of seed and position");
         /// Record forward and backward of a micro-batch once, and replay its kernels: on GPUs, one launch instead of many.
         @execution cuda_graph_impl: CudaGraphImpl = CudaGraphImpl::None
-            => not_built("graphs by Transformer Engine; \"local\" records CubeCL's kernels").built(&["local"]);
+            => not_built("graphs by Transformer Engine; \"local\" records CubeCL's kernels").built(&["local"]).execution_only();
         /// What is recorded: full_iteration, which is forward and backward of a micro-batch.
         @execution cuda_graph_scope: OneOrMany<String> = OneOrMany::One("full".into());
         /// Steps of a run before it records.
@@ -484,8 +483,8 @@ section! {
         moe_latent_size: Option<usize> = None, Limits::SIZE;
         /// Overlap of the expert exchange.
         overlap_moe_expert_parallel_comm: bool = false
-            => not_built("token dispatch overlapped with the computation of another micro-batch");
+            => not_built("token dispatch overlapped with the computation of another micro-batch").execution_only();
         /// Delay weight gradients.
-        delay_wgrad_compute: bool = false => not_built("weight gradients deferred to overlap with overlap_moe_expert_parallel_comm");
+        delay_wgrad_compute: bool = false => not_built("weight gradients deferred to overlap with overlap_moe_expert_parallel_comm").execution_only();
     }
 }

@@ -170,7 +170,7 @@ fn a_class_without_counterpart_is_refused_with_those_that_have_one() {
     let own = "model:\n  _target_: mine.GPTModelProvider\n";
     assert!(yaml(&format!("{LEAST}{own}{MODEL}{DATA}"), &[]).expect_err("refused").names("model._target_"));
     let sft = "dataset:\n  _target_: megatron.bridge.training.config.GPTSFTDatasetConfig\n  seq_length: 32\n";
-    assert!(with("", sft).expect_err("refused").names("dataset.kind"));
+    assert!(with("", sft).expect_err("no data").names("dataset.dataset_root"));
     let lora = "peft:\n  _target_: megatron.bridge.peft.lora.LoRA\n  dim: 8\n  some_hook: x\n";
     assert!(with("", lora).expect_err("refused").names("checkpoint.pretrained_checkpoint"));
     let dora =
@@ -226,7 +226,13 @@ fn overlap_is_copied_where_the_file_is_open_and_past_where_it_is_not() {
         Ok(is_overlapped) => assert!(is_overlapped),
         Err(errors) => assert!(errors.iter().all(|error| error.key.starts_with("ddp.")), "{errors}"),
     }
-    assert!(with("", overlap).expect_err("refused").names("model.tp_comm_overlap"));
+    if let Ok(run) = with("", overlap) {
+        assert!(
+            run.warnings().iter().any(|text| text.contains("model.tp_comm_overlap = true")),
+            "{:?}",
+            run.warnings()
+        );
+    }
 }
 
 #[test]
@@ -268,4 +274,80 @@ fn a_recipe_without_classes_is_read_as_it_stands() {
     let recipe = "train:\n  micro_batch_size: 1\n  timers: null\n";
     let errors = yaml(recipe, &[]).expect_err("incomplete");
     assert!(errors.names("train.timers"), "{errors}");
+}
+
+#[test]
+fn fields_of_speed_and_memory_are_listed_in_one_line() {
+    let model = "  hf_model_id: meta-llama/Llama-3.2-1B\n  tp_comm_overlap: true\n  cuda_graph_impl: transformer_engine\n  \
+                 overlap_moe_expert_parallel_comm: true\n  cp_comm_type: p2p\n  fp8_param: true\n  \
+                 variable_seq_lengths: true\n  async_tensor_model_parallel_allreduce: true\n  \
+                 tp_comm_overlap_cfg:\n    _target_: megatron.bridge.training.comm_overlap.TransformerLayerTPOverlapCfg\n";
+    let run = with(model, "").unwrap_or_else(|errors| panic!("{errors}"));
+    let line = run.warnings().iter().find(|text| text.contains("only ask for speed or memory")).expect("listed");
+    for key in ["hf_model_id", "tp_comm_overlap", "cp_comm_type", "async_tensor_model_parallel_allreduce"] {
+        assert!(line.contains(&format!("model.{key} = ")), "{key}: {line}");
+    }
+    assert_eq!(run.recipe().model.hf_model_id, None);
+}
+
+#[test]
+fn latent_attention_keeps_its_own_names() {
+    let latent = "  multi_latent_attention: true\n  kv_channels: 16\n  kv_lora_rank: 16\n  q_lora_rank: null\n  \
+                  qk_head_dim: 16\n  qk_pos_emb_head_dim: 8\n  v_head_dim: 16\n  qk_layernorm: true\n  rope_type: yarn\n  \
+                  position_embedding_type: rope\n  rotary_scaling_factor: 40\n  original_max_position_embeddings: 4096\n  \
+                  beta_fast: 32\n  beta_slow: 1\n  mscale: 0.707\n  mscale_all_dim: 0.707\n";
+    let class = "  _target_: megatron.bridge.models.mla_provider.MLAModelProvider\n";
+    let run = yaml(&format!("{LEAST}model:\n{class}{MODEL}{latent}{DATA}"), &[]);
+    let run = run.unwrap_or_else(|errors| panic!("{errors}"));
+    let model = &run.recipe().model;
+    assert_eq!(model.position_embedding_type, PositionEmbeddingType::Yarn);
+    assert_eq!(model.yarn_rotary_scaling_factor, Some(40.0));
+    let growth = 0.1 * 0.707 * 40.0_f64.ln() + 1.0;
+    assert!(model.softmax_scale.is_some_and(|scale| (scale - growth * growth / 24.0_f64.sqrt()).abs() < 1e-12));
+    assert!(model.rotary_interleaved);
+}
+
+#[test]
+fn rules_of_a_class_become_settings() {
+    let gemma = "  window_size: 33\n  interleaved_attn_pattern:\n  - 5\n  - 1\n  rotary_base:\n  - 10000\n  - 1000000\n  \
+                 rope_scaling_factor: 8.0\n  position_embedding_type: rope\n  normalization: RMSNorm\n";
+    let class = "  _target_: megatron.bridge.models.gemma.gemma3_provider.Gemma3ModelProvider\n";
+    let run = yaml(&format!("{LEAST}model:\n{class}{MODEL}{gemma}{DATA}"), &[]);
+    let run = run.unwrap_or_else(|errors| panic!("{errors}"));
+    let model = &run.recipe().model;
+    assert_eq!((model.embedding_multiplier, model.window_size), (8.0, Some([32, 0])));
+    assert_eq!((model.rotary_base, model.rotary_base_local), (1e6, Some(1e4)));
+    assert_eq!((model.rope_scaling, model.seq_len_interpolation_factor), (false, Some(8.0)));
+    let run = with("  softmax_type: learnable\n", "").expect("accepted");
+    assert!(run.recipe().model.attention_sinks);
+
+    let lora = "peft:\n  _target_: megatron.bridge.peft.canonical_lora.CanonicalLoRA\n  target_modules:\n  - linear_q\n  \
+                - linear_v\n  - linear_proj\ncheckpoint:\n  pretrained_checkpoint: base\n";
+    let run = with("", lora).unwrap_or_else(|errors| panic!("{errors}"));
+    let mapping = &run.peft.as_ref().expect("there is a section").canonical_mapping;
+    assert_eq!(mapping.get("linear_qkv").map(String::as_str), Some("linear_q, linear_v"));
+    assert!(mapping.contains_key("linear_proj"));
+}
+
+#[test]
+fn models_that_do_not_exist_here_are_named() {
+    for (class, expected) in [
+        ("qwen.qwen_provider.Qwen3NextModelProvider", "gated delta"),
+        ("qwen_vl.qwen3_vl_provider.Qwen3VLModelProvider", "only text models"),
+    ] {
+        let model = format!("model:\n  _target_: megatron.bridge.models.{class}\n");
+        let errors = yaml(&format!("{LEAST}{model}{MODEL}{DATA}"), &[]).expect_err("refused");
+        assert!(errors.to_string().contains(expected), "{errors}");
+    }
+}
+
+#[test]
+fn data_of_the_hub_needs_a_folder() {
+    let data = "dataset:\n  _target_: megatron.bridge.data.builders.hf_dataset.HFDatasetConfig\n  dataset_name: squad\n  \
+                seq_length: 32\n  dataset_kwargs:\n    pad_to_max_length: true\n";
+    let errors = with("", data).expect_err("refused");
+    assert!(errors.names("dataset.dataset_name"), "{errors}");
+    let text = format!("{LEAST}model:\n{GPT}{MODEL}{data}");
+    let run = yaml(&text, &["dataset.kind=mock"]).unwrap_or_else(|errors| panic!("{errors}"));
+    assert_eq!(run.recipe().dataset.kind, "mock");
 }

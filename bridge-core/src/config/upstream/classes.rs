@@ -36,12 +36,18 @@ const KINDS: &[(&str, &str, &str)] = &[
     ("dataset", "GPTFIMDatasetConfig", "fim"),
     ("dataset", "MockGPTDatasetConfig", "mock"),
     ("dataset", "FinetuningDatasetConfig", "finetuning"),
-    ("dataset", "GPTSFTDatasetConfig", "sft"),
+    ("dataset", "GPTSFTDatasetConfig", "finetuning"),
+    ("dataset", "HFDatasetConfig", "finetuning"),
+    ("dataset", "DirectHFSFTDatasetConfig", "finetuning"),
     ("peft", "LoRA", "lora"),
+    ("peft", "CanonicalLoRA", "lora"),
     ("peft", "DoRA", "dora"),
     ("model", "GPTModelConfig", "gpt"),
     ("model", "BridgeGPTModelConfig", "gpt"),
+    ("model", "MambaModelConfig", "mamba"),
     ("model", "MambaModelProvider", "mamba"),
+    ("model", "HybridModelConfig", "mamba"),
+    ("model", "HybridModelProvider", "mamba"),
     ("model", "T5ModelProvider", "t5"),
 ];
 
@@ -56,7 +62,60 @@ const MODELS: &[(&str, Defaults)] = &[
     ("Llama31ModelProvider", &[LLAMA, GROUPS, LLAMA31]),
     ("Llama32ModelProvider", &[LLAMA, GROUPS, LLAMA31]),
     ("CodeLlamaModelProvider", &[LLAMA]),
+    ("MLAModelProvider", &[LATENT]),
+    ("DeepSeekModelProvider", &[LATENT]),
+    ("DeepSeekV2ModelProvider", &[LATENT]),
+    ("DeepSeekV2LiteModelProvider", &[LATENT]),
+    ("DeepSeekV3ModelProvider", &[LATENT]),
+    ("MoonlightModelProvider", &[LATENT]),
+    ("KimiK2Provider", &[LATENT]),
+    ("MistralModelProvider", &[LLAMA]),
+    ("MistralSmall3ModelProvider", &[LLAMA]),
+    ("MixtralModelProvider", &[LLAMA]),
+    ("GemmaModelProvider", &[]),
+    ("CodeGemmaModelProvider", &[]),
+    ("Gemma2ModelProvider", &[]),
+    ("Gemma3ModelProvider", &[]),
+    ("OlMoEModelProvider", &[]),
+    ("Qwen2ModelProvider", &[]),
+    ("Qwen25ModelProvider", &[]),
+    ("Qwen3ModelProvider", &[]),
+    ("Qwen3MoEModelProvider", &[]),
+    ("NemotronModelProvider", &[]),
+    ("Nemotron3ModelProvider", &[]),
+    ("Nemotron4ModelProvider", &[]),
+    ("GPTOSSProvider", &[]),
+    ("GLMMoEModelProvider", &[]),
+    ("GLM45ModelProvider", &[]),
+    ("GLM45AirModelProvider", &[]),
+    ("Phi3ModelProvider", &[]),
+    ("Starcoder2ModelProvider", &[]),
 ];
+
+/// Model classes of `kind = "mamba"`, by the beginning of their name: a size may come before or after `Provider`.
+const HYBRIDS: [&str; 4] = ["NemotronHModel", "NemotronNano", "Nemotron3NanoProvider", "Nemotron3SuperProvider"];
+
+/// Model classes by a part of their name that have no counterpart, and the reason.
+const ABSENT: &[(&str, &str)] = &[
+    ("Qwen3Next", "Qwen3-Next, whose gated delta layers are not implemented"),
+    ("Qwen35", "Qwen 3.5, whose gated delta layers are not implemented"),
+    ("Gemma3n", "Gemma 3n, whose layers are not implemented"),
+    ("Gemma4", "Gemma 4, which is not implemented"),
+    ("Llama4", "Llama 4, which is not implemented"),
+    ("VL", "a model of images and text; only text models are implemented"),
+    ("Omni", "a model of images, audio and text; only text models are implemented"),
+    ("45V", "a model of images and text; only text models are implemented"),
+    ("Audio", "a model of audio and text; only text models are implemented"),
+    ("Mimo", "a model of several modalities; only text models are implemented"),
+    ("Heterogeneous", "layers of different sizes, which are not implemented"),
+];
+
+/// The message about a class that is not known.
+pub(super) fn refusal(path: &str) -> String {
+    let name = path.rsplit('.').next().unwrap_or(path);
+    let absent = ABSENT.iter().find(|(part, _)| path.starts_with("megatron.") && name.contains(part));
+    absent.map_or_else(|| "a class that has no counterpart here".to_owned(), |(_, what)| format!("{name} is {what}"))
+}
 
 /// The names of the classes of a section.
 pub(in super::super) fn classes_of(section: &str) -> Vec<String> {
@@ -80,6 +139,8 @@ const LLAMA: &[(&str, &str)] = &[
     ("share_embeddings_and_output_weights", "false"),
 ];
 
+const LATENT: &[(&str, &str)] = &[("multi_latent_attention", "true")];
+
 const GROUPS: &[(&str, &str)] = &[("num_query_groups", "8")];
 
 const LLAMA3: &[(&str, &str)] = &[("init_method_std", "0.01")];
@@ -91,7 +152,7 @@ const SIZES: [&str; 3] = ["num_layers", "hidden_size", "num_attention_heads"];
 
 /// A known class.
 pub(super) struct Class {
-    name: String,
+    pub name: String,
     kind: Option<&'static str>,
     defaults: Defaults,
     /// Whether it sets more than `defaults`.
@@ -116,6 +177,9 @@ pub(super) fn find(section: &str, path: &str) -> Result<Class, String> {
         if let Some((family, defaults)) = models.iter().find(|(family, _)| of_family(family)) {
             return Ok(class(Some("gpt"), defaults, name != *family));
         }
+        if section == "model" && !name.contains("VL") && HYBRIDS.iter().any(|family| name.starts_with(family)) {
+            return Ok(class(Some("mamba"), &[], false));
+        }
     }
     let known: Vec<_> = listed.iter().copied().chain(kinds().map(|k| k.1)).chain(models.iter().map(|m| m.0)).collect();
     Err(format!("megatron's {}", known.join(", ")))
@@ -123,7 +187,8 @@ pub(super) fn find(section: &str, path: &str) -> Result<Class, String> {
 
 /// The rest of a class's name after its family's: empty, or a size such as `70B`.
 fn is_size(rest: &str) -> bool {
-    rest.is_empty() || (rest.starts_with(|c: char| c.is_ascii_digit()) && rest.ends_with(['B', 'M']))
+    let active = |rest: &str| rest.rsplit_once("_A").is_some_and(|(_, active)| active.ends_with('B'));
+    rest.is_empty() || (rest.starts_with(|c: char| c.is_ascii_digit()) && (rest.ends_with(['B', 'M']) || active(rest)))
 }
 
 /// Adds the kind, and the values that the class sets and the file leaves out; returns a remark about them.

@@ -29,7 +29,21 @@ const FUNCTIONS: &[(&str, &[&str])] = &[
             "megatron.bridge.models.gpt_provider.",
             "megatron.bridge.models.gpt.gpt_builder.",
             "megatron.core.models.gpt.",
+            "megatron.bridge.models.mla_provider.",
+            "megatron.bridge.models.gemma.",
+            "megatron.bridge.models.olmoe.",
+            "megatron.bridge.models.deepseek.",
+            "megatron.bridge.models.gpt_oss.",
+            "megatron.bridge.models.gpt_full_te_layer_autocast_spec.",
         ],
+    ),
+    (
+        "mamba_stack_spec",
+        &["megatron.bridge.models.mamba.", "megatron.core.models.mamba.", "megatron.bridge.models.hybrid."],
+    ),
+    (
+        "hybrid_stack_spec",
+        &["megatron.bridge.models.hybrid.", "megatron.core.models.hybrid.", "megatron.bridge.models.mamba."],
     ),
     ("init_method", &["torch.nn.init.normal_", "megatron.core.utils."]),
     ("output_layer_init_method", &["torch.nn.init.normal_", "megatron.core.utils."]),
@@ -119,6 +133,44 @@ const DEFAULTS: &[(&str, &[(&str, &str)])] = &[
     ("ddp", &[("megatron_fsdp_version", "1"), ("preserve_fp32_weights", "true")]),
 ];
 
+/// Fields without a setting here that only ask for speed or memory, by section; `*` ends a prefix.
+const EXECUTION: &[(&str, &str)] = &[
+    (
+        "model",
+        "async_tensor_model_parallel_allreduce barrier_with_L1_time batch_p2p_sync batch_invariant_* cuda_graph_* enable_cuda_graph \
+         external_cuda_graph clone_scatter_output_in_embedding config_logger_dir cpu_offloading_* activation_offload_* \
+         disable_bf16_reduced_precision_matmul disable_parameter_transpose_cache ep_overlap_* \
+         fine_grained_* fused_single_qkv_rope fused_residual_* inference_* use_inference_optimized_layers \
+         kitchen_attention_backend memory_efficient_layer_norm min_offloaded_tensor_size mlp_chunks_* \
+         moe_deepep_* moe_enable_deepep moe_hybridep_* moe_layer_recompute moe_paged_stash* moe_use_* moe_permute_* \
+         moe_router_padding_for_fp8 moe_router_padding_for_quantization \
+         num_microbatches_with_partial_activation_checkpoints persist_layer_norm pipeline_model_parallel_comm_backend \
+         symmetric_ar_type tp_comm_* tp_only_amax_red use_fused_weighted_squared_relu use_mamba_mem_eff_path \
+         use_ring_exchange_p2p use_te_activation_func use_transformer_engine_* log_max_attention_logit \
+         hf_model_revision nccl_* gtp_* megatron_fsdp_* overlap_* delay_* use_nccl_* min_hybrid_context_parallel_* \
+         max_seqlen_per_dp_cp_rank is_hybrid_model mtp_standalone mtp_enabled \
+         hetereogenous_dist_checkpoint offload_* high_priority_*",
+    ),
+    (
+        "ddp",
+        "nccl_ub fsdp_* megatron_fsdp_* keep_fp8_transpose_cache disable_symmetric_registration outer_dp_sharding_strategy \
+         preserve_fp32_weights suggested_communication_unit_size gradient_reduce_div_fusion pad_buckets_* bucket_*",
+    ),
+    ("optimizer", "overlap_* optimizer_offload_* pin_cpu_* use_torch_optimizer_for_cpu_offload store_param_remainders"),
+    (
+        "dist",
+        "use_tp_pp_dp_mapping use_gloo_* nccl_* use_sharp sharp_* high_priority_* external_gpu_device_mapping enable_*",
+    ),
+    (
+        "logger",
+        "wandb_* mlflow_* comet_* log_* memory_* runtime_* straggler_* tensorboard_* timing_* save_config_filepath",
+    ),
+    ("checkpoint", "async_* ckpt_* hf_* dist_ckpt_* fully_parallel_* storage_* use_persistent_* save_tokenizer_assets"),
+    ("profiling", "*"),
+    ("dataset", "pin_memory persistent_workers memmap_workers defer_* fast_*"),
+    ("mixed_precision", "fp8_param_gather reuse_grad_buf_*"),
+];
+
 /// The rope scaling of Llama 3.1 in older versions, which had it whenever these fields were there.
 const OLD_ROPE_SCALING: &[(&str, &str)] = &[
     ("scale_factor", "rope_scaling_factor"),
@@ -157,6 +209,8 @@ pub(super) enum Fate {
     Handle,
     /// It asks for nothing.
     Default,
+    /// It only asks for speed or memory.
+    Execution,
     /// It asks for something; holds the values that would not.
     Asks(Option<String>),
 }
@@ -183,7 +237,19 @@ pub(super) fn fate(section: &str, entry: &Entry) -> Fate {
     if is_default || node.is_null() || (defaults.is_empty() && is_empty(node)) {
         return Fate::Default;
     }
+    if is_execution(section, key) {
+        return Fate::Execution;
+    }
     Fate::Asks(defaults.first().map(Node::to_inline))
+}
+
+/// True if no value of the field changes a result.
+fn is_execution(section: &str, key: &str) -> bool {
+    let of_section = EXECUTION.iter().filter(|(of, _)| *of == section);
+    of_section.flat_map(|(_, names)| names.split_whitespace()).any(|name| match name.strip_suffix('*') {
+        Some(prefix) => key.starts_with(prefix),
+        None => key == name,
+    })
 }
 
 /// Null, false, zero or empty: values that ask for nothing.
@@ -286,9 +352,13 @@ pub(super) fn drop_derived(sections: &mut [Entry]) {
         }
     }
     dropped.extend(REPLACED.iter().filter(|(_, other)| given(other).is_some()).map(|(key, _)| *key));
-    let core_attention: Node = Data::List(vec![Node::string("core_attn")]).into();
-    if given("model.recompute_granularity").is_none() && given("model.recompute_modules") == Some(&core_attention) {
+    if given("model.recompute_granularity").is_none() {
         dropped.push("model.recompute_modules");
+    }
+    // Without padding, upstream does not read the divisor.
+    let pads = given("model.should_pad_vocab").is_some_and(|node| node.data == Data::Bool(true));
+    if given("model.vocab_size").is_some() && !pads {
+        dropped.push("model.make_vocab_size_divisible_by");
     }
     for section in sections.iter_mut() {
         let name = section.key.clone();

@@ -2,8 +2,12 @@
 //! They are converted to a recipe before it is read: objects become values, classes become kinds, derived values are left out,
 //! and values without a counterpart here are left out and listed. Everything else is read and checked as in a recipe.
 
+mod adapters;
 mod classes;
+mod datasets;
+mod entries;
 mod fields;
+mod models;
 mod values;
 
 use super::error::{ConfigError, ConfigErrors, ErrorKind};
@@ -12,7 +16,7 @@ use super::overrides;
 use super::refusal::Refusal;
 use super::section::Section;
 use super::sections::RecipeConfig;
-use super::spec::FieldSpec;
+use super::spec::{Concerns, FieldSpec};
 pub(super) use classes::classes_of;
 use fields::Fate;
 use values::Plain;
@@ -27,6 +31,50 @@ pub(super) struct Translated {
     pub errors: ConfigErrors,
     /// Remarks about what was left out.
     pub remarks: Vec<String>,
+}
+
+/// Settings of training that a model without a run needs too: its vocabulary and the length of its sequences.
+const OF_MODEL: [&str; 4] = ["vocab_size", "make_vocab_size_divisible_by", "should_pad_vocab", "seq_length"];
+
+/// Leaves out what does not decide the function of the model in an upstream configuration; a recipe stays as it is.
+/// Returns `key = value` of settings that were left out and differ from their default.
+pub(super) fn keep_function(root: &mut Node) -> Vec<String> {
+    let is_target = root.get(TARGET).is_some() || root.get("model").is_some_and(|model| model.get(TARGET).is_some());
+    let Data::Table(sections) = &mut root.data else {
+        return Vec::new();
+    };
+    if !is_target {
+        return Vec::new();
+    }
+    let known = RecipeConfig::names();
+    let mut left_out: Vec<String> = Vec::new();
+    for section in sections.iter().filter(|section| section.key != "model" && known.contains(&section.key.as_str())) {
+        if section.node.entries().is_some_and(|entries| !entries.is_empty()) {
+            left_out.push(format!("[{}]", section.key));
+        }
+    }
+    sections.retain(|section| section.key == "model" || section.key == TARGET);
+    let Some(Data::Table(entries)) = sections.iter_mut().find(|s| s.key == "model").map(|s| &mut s.node.data) else {
+        return left_out;
+    };
+    values::flatten(entries, "transformer");
+    let model = RecipeConfig::fields().into_iter().find(|field| field.name == "model");
+    let rows = model.and_then(|field| (field.spec)().section_fields()).unwrap_or_default();
+    entries.retain(|entry| {
+        let row = rows.iter().find(|row| row.name == entry.key);
+        let is_kept = match row.map(|row| row.concerns) {
+            None | Some(Concerns::Function) => {
+                row.is_none_or(|row| !row.refusal.as_ref().is_some_and(Refusal::is_optional))
+            }
+            Some(Concerns::Training) => OF_MODEL.contains(&entry.key.as_str()),
+            Some(Concerns::Execution) => false,
+        };
+        if !is_kept && row.is_some_and(|row| !fields::is_same(&entry.node, &row.default)) && !entry.node.is_null() {
+            left_out.push(format!("model.{} = {}", entry.key, entry.node.to_inline()));
+        }
+        is_kept
+    });
+    left_out
 }
 
 /// Converts an upstream configuration to a recipe, in place; a recipe stays as it is. Command-line values are settings of a recipe.
@@ -68,6 +116,8 @@ struct Translation {
     errors: ConfigErrors,
     /// `key = value (place): reason` of each value that was left out.
     dropped: Vec<String>,
+    /// `key = value` of each value that only asks for speed or memory.
+    execution: Vec<String>,
     /// Names of fields without a setting, at upstream's default or empty.
     unknown: Vec<String>,
 }
@@ -88,10 +138,19 @@ impl Translation {
             values::flatten(entries, "transformer");
         }
         fields::rename(name, entries);
-        self.class(name, entries);
+        let class = self.class(name, entries);
+        if let Some(class) = class {
+            self.derive(name, &class, entries);
+        }
         let mut kept = Vec::new();
         for mut entry in std::mem::take(entries) {
             let field = fields.iter().find(|field| field.name == fields::canonical(name, &entry.key));
+            let inner = field.and_then(|field| (field.spec)().section_fields());
+            if let (Some(inner), Data::Table(entries)) = (inner, &mut entry.node.data) {
+                self.section(&format!("{name}.{}", entry.key), &inner, entries);
+                kept.push(entry);
+                continue;
+            }
             let is_kept = is_given(&entry.node)
                 || match field {
                     Some(field) => self.value(&format!("{name}.{}", entry.key), field, &mut entry.node),
@@ -104,36 +163,58 @@ impl Translation {
         *entries = kept;
     }
 
-    /// Removes the class of a table and adds what it stands for.
-    fn class(&mut self, section: &str, entries: &mut Vec<Entry>) {
-        let Some(index) = entries.iter().position(|entry| entry.key == TARGET) else {
-            return;
-        };
+    /// Removes the class of a table, adds what it stands for, and returns its name.
+    fn class(&mut self, section: &str, entries: &mut Vec<Entry>) -> Option<String> {
+        let index = entries.iter().position(|entry| entry.key == TARGET)?;
         let target = entries.remove(index).node;
         let key = if section.is_empty() { TARGET.to_owned() } else { format!("{section}.{TARGET}") };
         let name = if let Data::String(name) = &target.data { name.as_str() } else { "" };
         match classes::find(section, name) {
             Err(expected) => {
-                let error = ConfigError::new(ErrorKind::NotImplemented, key, "a class that has no counterpart here")
+                let error = ConfigError::new(ErrorKind::NotImplemented, key, classes::refusal(name))
                     .with_found_node(&target)
                     .with_expected(expected)
                     .with_location(target.location);
                 self.errors.push(error);
+                None
             }
             Ok(class) => {
                 let filled = classes::fill(&class, entries, target.location.as_ref());
                 if !filled.is_empty() {
                     self.dropped.push(format!("{key}: {filled}"));
                 }
+                Some(class.name)
             }
+        }
+    }
+
+    /// Applies the rules that upstream keeps in the code of a class instead of in its fields.
+    fn derive(&mut self, section: &str, class: &str, entries: &mut Vec<Entry>) {
+        match section {
+            "model" => match models::settings_of(class, entries) {
+                Ok(remarks) => self.dropped.extend(remarks),
+                Err(error) => self.errors.push(*error),
+            },
+            "dataset" => match datasets::settings_of(class, entries) {
+                Ok(remarks) => self.dropped.extend(remarks),
+                Err(error) => self.errors.push(*error),
+            },
+            "peft" => adapters::settings_of(class, entries),
+            _ => {}
         }
     }
 
     /// Converts an object to the value that it stands for; false to leave the entry out.
     fn value(&mut self, key: &str, field: &FieldSpec, node: &mut Node) -> bool {
         match values::plain(key, node) {
+            // The value is left out afterwards, whatever it is.
+            Plain::Unknown(_) if field.refusal.as_ref().is_some_and(Refusal::is_optional) => {}
             Plain::Same => {}
             Plain::Value(data) => node.data = data,
+            Plain::Unknown(target) if field.concerns == Concerns::Execution => {
+                self.execution.push(format!("{key} = {target}"));
+                return false;
+            }
             Plain::Unknown(target) => {
                 let error = ConfigError::new(ErrorKind::WrongType, key, "an object that stands for no value here")
                     .with_found(target)
@@ -156,6 +237,7 @@ impl Translation {
         match fields::fate(section, entry) {
             Fate::Handle => {}
             Fate::Default => self.unknown.push(key),
+            Fate::Execution => self.execution.push(format!("{key} = {}", entry.node.to_inline())),
             Fate::Asks(expected) => {
                 let message = "a field of Megatron Bridge that has no setting here";
                 let mut error = ConfigError::new(ErrorKind::UnknownKey, key, message)
@@ -200,6 +282,10 @@ impl Translation {
         if is_accepted || !is_dropped(refusal, &entry.node) {
             return true;
         }
+        if refusal.is_execution_only() {
+            self.execution.push(format!("{section}.{} = {}", entry.key, entry.node.to_inline()));
+            return false;
+        }
         let place = entry.node.location.as_ref().map_or_else(String::new, |place| format!(" ({place})"));
         let value = entry.node.to_inline();
         self.dropped.push(format!("{section}.{} = {value}{place}: {}", entry.key, refusal.message()));
@@ -212,6 +298,11 @@ impl Translation {
             let head = "a configuration of Megatron Bridge; values that Bridge leaves out or handles differently:";
             remarks.push(format!("{head}\n  {}", self.dropped.join("\n  ")));
         }
+        if !self.execution.is_empty() {
+            let head =
+                "fields of Megatron Bridge that only ask for speed or memory and are left out; results are the same:";
+            remarks.push(format!("{head} {}", self.execution.join(", ")));
+        }
         if !self.unknown.is_empty() {
             let head = "fields of Megatron Bridge without a setting here, each at its default or empty:";
             remarks.push(format!("{head} {}", self.unknown.join(", ")));
@@ -223,5 +314,5 @@ impl Translation {
 /// Whether a refused value may be left out: it controls something that Bridge does not have, or nobody asked for it.
 fn is_dropped(refusal: &Refusal, value: &Node) -> bool {
     let is_upstreams = refusal.upstream.iter().any(|text| fields::is_same(value, &overrides::value_of(text)));
-    refusal.is_without_counterpart() || is_upstreams
+    refusal.is_optional() || is_upstreams
 }

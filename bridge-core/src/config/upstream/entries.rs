@@ -1,0 +1,62 @@
+//! Access to the fields of one saved class, by name.
+
+use super::super::node::{Data, Entry, Node};
+use super::is_given;
+
+/// The value of a field; `None` if it is absent or null.
+pub(super) fn value<'a>(entries: &'a [Entry], key: &str) -> Option<&'a Node> {
+    entries.iter().find(|entry| entry.key == key).map(|entry| &entry.node).filter(|node| !node.is_null())
+}
+
+/// The number in a field.
+pub(super) fn number(entries: &[Entry], key: &str) -> Option<f64> {
+    number_of(value(entries, key)?)
+}
+
+/// A whole or floating-point number.
+pub(super) fn number_of(node: &Node) -> Option<f64> {
+    match node.data {
+        Data::Int(value) => Some(value as f64),
+        Data::Float(value) => Some(value),
+        _ => None,
+    }
+}
+
+/// The text in a field.
+pub(super) fn text<'a>(entries: &'a [Entry], key: &str) -> Option<&'a str> {
+    match &value(entries, key)?.data {
+        Data::String(text) => Some(text),
+        _ => None,
+    }
+}
+
+/// True if a field is `true`.
+pub(super) fn is_true(entries: &[Entry], key: &str) -> bool {
+    value(entries, key).is_some_and(|node| node.data == Data::Bool(true))
+}
+
+/// Sets a field. A value from the command line stays.
+pub(super) fn set(entries: &mut Vec<Entry>, key: &str, data: Data) {
+    match entries.iter_mut().find(|entry| entry.key == key) {
+        Some(entry) if is_given(&entry.node) => {}
+        Some(entry) => entry.node.data = data,
+        None => entries.push(Entry::new(key, data.into())),
+    }
+}
+
+/// Removes a field and returns it. A value from the command line stays.
+pub(super) fn take(entries: &mut Vec<Entry>, key: &str) -> Option<Entry> {
+    let index = entries.iter().position(|entry| entry.key == key && !is_given(&entry.node))?;
+    Some(entries.remove(index))
+}
+
+/// Renames a field. If the new name has a value already, that stays.
+pub(super) fn rename(entries: &mut Vec<Entry>, old: &str, new: &str) {
+    if let Some(mut entry) = take(entries, old)
+        && value(entries, new).is_none()
+    {
+        take(entries, new);
+        entry.key = new.to_owned();
+        entries.push(entry);
+    }
+}
