@@ -119,7 +119,7 @@ def check(page, url, folder, arguments, found):
         file.write("".join(line(0, arguments.steps + i, arguments.steps, 1.2345, noise, 1e-3) for i in range(1, 51)))
     until(page, f"document.getElementById('runs').textContent.includes('{arguments.steps + 50}/')", 30)
     found["update_s"] = round(time.time() - begun, 2)
-    until(page, f"state.curves[state.runs[0].id].ends[1] === {arguments.steps + 50}", 30)
+    until(page, f"state.charts[0].curves.train[state.runs[0].id].ends[1] === {arguments.steps + 50}", 30)
     found["curve_update_s"] = round(time.time() - begun, 2)
     if arguments.shots:
         for scheme in ["light", "dark"]:

@@ -131,6 +131,10 @@ fn runs_are_served_from_their_files() {
         "{keys:?}"
     );
 
+    let best = runs[0]["best_valid"][0].as_f64().expect("a validation loss");
+    let valid = bridge_tests::records_in(&folder.path().join("runs/a"), "valid");
+    assert!((best - valid.iter().copied().fold(f64::INFINITY, f64::min)).abs() < 1e-6 * best, "{best} {valid:?}");
+
     let run = page.get(&format!("/api/run?run={a}")).json();
     assert_eq!((&run["health"]["supervision"], &run["health"]["scores"]), (&Value::Null, &Value::Null));
     assert_eq!(
@@ -242,6 +246,36 @@ fn what_cannot_be_served_is_an_error() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
     refused(&[".", "--port", &port], 1, &["cannot listen", &port, "--port 0"]);
+}
+
+/// Words in a configuration, such as `default`, are no sign of trouble; warnings of the run and of
+/// its ranks are.
+#[test]
+fn health_shows_warnings_and_errors_whatever_their_words() {
+    let folder = tempfile::tempdir().unwrap();
+    train(folder.path(), "a", &["train.train_iters=2", "logger.log_interval=1"]);
+    let logs = folder.path().join("runs/a");
+    let said = std::fs::read_to_string(logs.join("train.log")).unwrap();
+    let line = |text: &str| format!(" [2026-01-01 00:00:00] {text}\n");
+    let more = [line("all defaults; no error, no restart"), line("warning: the disk is full"), line("error: it broke")];
+    std::fs::write(logs.join("train.log"), said + &more.concat()).unwrap();
+    std::fs::create_dir_all(logs.join("ranks")).unwrap();
+    std::fs::write(logs.join("ranks/rank_00003.log"), "warning: this one\n").unwrap();
+    let steps = "{\"kind\":\"train\",\"iteration\":3,\"loss\":\"NaN\",\"skipped\":1}\n";
+    let metrics = std::fs::read_to_string(logs.join("metrics.jsonl")).unwrap();
+    std::fs::write(logs.join("metrics.jsonl"), metrics + steps).unwrap();
+    let page = Page::open(folder.path(), &["runs"]);
+    page.wait("files are read", |runs| runs[0]["reading"] == "whole");
+    let health = page.get(&format!("/api/run?run={}", page.runs()[0]["id"])).json()["health"].clone();
+    let found: Vec<[String; 3]> = health["events"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|event| ["rank", "level", "text"].map(|key| event[key].to_string().replace('"', "")))
+        .collect();
+    let expected = [["3", "warning", "this one"], ["0", "warning", "the disk is full"], ["0", "error", "it broke"]];
+    assert_eq!(found, expected, "{health}");
+    assert_eq!((&health["steps"]["skipped"], &health["steps"]["not_finite"]), (&1.into(), &1.into()));
 }
 
 #[test]

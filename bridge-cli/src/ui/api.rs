@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use bridge_core::logging::curves::{Curve, smooth};
-use bridge_core::logging::index::{Axis, Buckets, buckets};
+use bridge_core::logging::index::{Axis, Buckets, Table, buckets};
 use bridge_core::logging::runs::differences_of_configs;
 use serde_json::{Map, Value, json};
 
@@ -75,7 +75,7 @@ fn runs(library: &Library) -> Answer {
             };
             json!({
                 "id": entry.id, "folder": if folder.is_empty() { ".".into() } else { folder }, "head": known.head,
-                "reading": reading, "read": known.read.0, "size": known.read.1, "damaged": known.damaged(),
+                "reading": reading, "read": known.read.0, "best_valid": best_valid(known.table()), "size": known.read.1, "damaged": known.damaged(),
                 "version": known.version, "problem": known.problem,
             })
         })
@@ -83,6 +83,13 @@ fn runs(library: &Library) -> Answer {
     let runs: Vec<Value> = entries.iter().map(of).collect();
     let root = library.root.display().to_string();
     Answer::json(&json!({ "root": root, "problems": problems, "runs": runs, "figures": figures }))
+}
+
+/// The lowest validation loss and its iteration.
+fn best_valid(table: &Table) -> Option<(f64, u32)> {
+    let losses = table.series("valid", "loss")?;
+    let finite = losses.points().filter(|(_, loss)| loss.is_finite());
+    finite.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(iteration, loss)| (loss, iteration))
 }
 
 fn series(ask: &Ask, chosen: &[Arc<Entry>]) -> Result<Answer, Answer> {

@@ -6,8 +6,10 @@ use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
 use bridge_core::checkpoint::CheckpointStore;
+use bridge_core::logging::LogEvent;
 use bridge_core::logging::flight::{FlightRecord, missing};
 use bridge_core::logging::health::{RankScores, Supervision};
+use bridge_core::logging::index::Table;
 use bridge_core::logging::trace::{FOLDER, Part, Trace, summarize};
 use bridge_data::outside;
 use serde_json::{Value, json};
@@ -17,28 +19,12 @@ use super::request::Answer;
 
 /// Bytes at the end of a log that are looked through.
 const LOG: u64 = 1 << 20;
-/// Lines of it that are shown.
-const LINES: usize = 40;
+/// Warnings and errors that are shown.
+const EVENTS: usize = 40;
 /// Larger traces are not sent or summed up here.
 const TRACE: u64 = 512 << 20;
 /// Ranks whose flight records are read.
 const RANKS: u64 = 4096;
-/// Lines about these are about the health of ranks.
-const WORDS: [&str; 12] = [
-    "warning",
-    "error",
-    "straggler",
-    "slow",
-    "restart",
-    "fault",
-    "heartbeat",
-    "timeout",
-    "stands still",
-    "nan",
-    "skipped",
-    "spik",
-];
-
 /// All that is shown of a run.
 pub fn of(root: &Path, entry: &Entry) -> Value {
     let head = entry.read(|known| known.head.clone());
@@ -52,7 +38,8 @@ pub fn of(root: &Path, entry: &Entry) -> Value {
         "config": head.config,
         "checkpoints": checkpoints(root, &entry.folder, setting("checkpoint", "save")),
         "health": {
-            "lines": log_lines(&entry.folder),
+            "events": events(&entry.folder),
+            "steps": entry.read(|known| steps(known.table())),
             "supervision": Supervision::read(&entry.folder),
             "scores": RankScores::read(&entry.folder),
             "flight": setting("dist", "flight_recorder_dump_path")
@@ -98,24 +85,55 @@ fn checkpoints(root: &Path, folder: &Path, named: Option<PathBuf>) -> Value {
     json!({ "list": rows.collect::<Vec<_>>(), "place": shown })
 }
 
-/// The last lines of the log that are about the health of ranks.
-fn log_lines(folder: &Path) -> Vec<String> {
-    let Ok((mut file, size)) = outside::open(&folder.join("train.log")) else { return Vec::new() };
-    let mut bytes = Vec::new();
-    let start = size.saturating_sub(LOG);
-    if file.seek(SeekFrom::Start(start)).is_err() || file.take(LOG).read_to_end(&mut bytes).is_err() {
-        return Vec::new();
-    }
-    let text = String::from_utf8_lossy(&bytes);
-    // The lines of steps name counts of what is skipped and not finite, which are figures.
-    let is_shown = |line: &&str| {
-        let line = line.to_lowercase();
-        !line.contains("number of skipped iterations") && WORDS.iter().any(|word| line.contains(word))
+/// The last warnings and errors of a run: those of rank 0 from the log, those of other ranks from
+/// their own logs.
+fn events(folder: &Path) -> Vec<Value> {
+    let of = |path: &Path, rank: u64| -> Vec<Value> {
+        let shown = |line: &String| {
+            let LogEvent { time, level, text } = LogEvent::read(line)?;
+            Some(json!({ "rank": rank, "time": time, "level": level.to_string(), "text": text }))
+        };
+        last_lines(path).unwrap_or_default().iter().filter_map(shown).collect()
     };
-    let mut lines: Vec<String> =
-        text.lines().skip(usize::from(start > 0)).filter(is_shown).map(str::to_owned).collect();
-    lines.drain(..lines.len().saturating_sub(LINES));
-    lines
+    let mut all: Vec<Value> =
+        rank_logs(folder).into_iter().take(RANKS as usize).flat_map(|(rank, path)| of(&path, rank)).collect();
+    all.extend(of(&folder.join("train.log"), 0));
+    all.drain(..all.len().saturating_sub(EVENTS));
+    all
+}
+
+/// The logs of ranks other than 0: regular files of the run's own folder.
+fn rank_logs(folder: &Path) -> Vec<(u64, PathBuf)> {
+    let folder = folder.join("ranks");
+    let is_folder = std::fs::symlink_metadata(&folder).is_ok_and(|folder| folder.is_dir());
+    let entries = if is_folder { std::fs::read_dir(&folder).ok() } else { None };
+    let named = |entry: std::fs::DirEntry| {
+        let rank = entry.file_name().to_str()?.strip_prefix("rank_")?.strip_suffix(".log")?.parse().ok()?;
+        entry.file_type().ok()?.is_file().then(|| (rank, entry.path()))
+    };
+    let mut found: Vec<(u64, PathBuf)> = entries.into_iter().flatten().flatten().filter_map(named).collect();
+    found.sort();
+    found
+}
+
+/// The whole lines at the end of a log.
+fn last_lines(path: &Path) -> std::io::Result<Vec<String>> {
+    let (mut file, size) = outside::open(path)?;
+    let start = size.saturating_sub(LOG);
+    file.seek(SeekFrom::Start(start))?;
+    let mut bytes = Vec::new();
+    file.take(LOG).read_to_end(&mut bytes)?;
+    let text = String::from_utf8_lossy(&bytes);
+    Ok(text.lines().skip(usize::from(start > 0)).map(str::to_owned).collect())
+}
+
+/// Steps that updated nothing, and steps whose loss is not finite.
+fn steps(table: &Table) -> Value {
+    let count = |name: &str, is_counted: fn(f64) -> bool| {
+        let series = table.series("train", name);
+        series.map_or(0, |series| series.points().filter(|(_, value)| is_counted(*value)).count())
+    };
+    json!({ "skipped": count("skipped", |value| value > 0.0), "not_finite": count("loss", |value| !value.is_finite()) })
 }
 
 /// What the files of the flight recorder say, which each rank has under the path with its number.

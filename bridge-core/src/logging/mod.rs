@@ -44,5 +44,5 @@ pub use record::{
 };
 pub use report::{RuntimeReport, ThroughputWindow, format_memory_report, report_l2_norm_grad};
 pub use sink::{Deferred, MadeAgain, OpenError, Opened, Sink, SinkContext, SinkError};
-pub use sinks::{ConsoleSink, LogFormat, RankLog, Verbosity, open_sinks, timestamp};
+pub use sinks::{ConsoleSink, LogEvent, LogFormat, RankLog, Verbosity, open_sinks, timestamp};
 pub use training_log::{GIB, IntervalLosses, StepOutcome, TrainingLog, perplexity, scientific};

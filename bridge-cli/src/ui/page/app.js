@@ -4,13 +4,12 @@
 const $ = (id) => document.getElementById(id);
 const START = 0; // of navigation, on the clock of performance.now()
 const MOST_AT_FIRST = 60;
+const RAW_RUNS = 12; // with more runs in a chart, raw values and marks of single steps are left out
 const state = {
-  runs: [], figures: [], tag: "", problems: [], chosen: null, shown: null,
-  view: null, curves: {}, curvesOf: "", hover: null, drag: null, detail: "",
+  runs: [], figures: [], figuresOf: "", picked: [], charts: [], tag: "", problems: [], chosen: null, shown: null,
+  view: null, curvesOf: "", hover: null, drag: null, detail: "",
 };
 const dark = matchMedia("(prefers-color-scheme: dark)");
-const canvas = $("chart"), paint = canvas.getContext("2d");
-const over = $("over"), pen = over.getContext("2d"); // above the curves: what follows the pointer
 const BOX = { left: 72, right: 16, top: 12, bottom: 42 };
 
 // ---- numbers and elements
@@ -105,19 +104,6 @@ function showRuns() {
   if (focused) list.querySelector(`input[data-run="${focused}"]`)?.focus({ preventScroll: true });
 }
 
-function showFigures() {
-  const select = $("figure"), before = select.value;
-  const wanted = JSON.stringify(state.figures);
-  if (select.dataset.of === wanted) return;
-  select.dataset.of = wanted;
-  const kinds = [...new Set(state.figures.map(([kind]) => kind))].sort((a, b) => (b === "train") - (a === "train") || a.localeCompare(b));
-  select.replaceChildren(...kinds.map((kind) => element("optgroup", { label: kind || "other" },
-    ...state.figures.filter(([of]) => of === kind).map(([of, name]) => element("option", { value: JSON.stringify([of, name]) }, of === "train" || !of ? name : `${of}: ${name}`)))));
-  const values = [...select.options].map((option) => option.value);
-  const first = [before, '["train","loss"]', '["valid","loss"]'].find((value) => values.includes(value));
-  if (first) select.value = first;
-}
-
 let looking = false;
 async function look() {
   if (looking) return;
@@ -135,13 +121,13 @@ async function look() {
       $("root").textContent = root;
       const training = runs.filter((run) => run.head.state === "training").length;
       const reading = runs.filter((run) => run.reading === "sample").length;
-      $("status").textContent = `${runs.length} runs` + (training ? `, ${training} training` : "") + (reading ? `, reading ${reading}` : "") + (problems.length ? `, ${problems.length} problems` : "");
+      $("status").textContent = `${runs.length} ${runs.length === 1 ? "run" : "runs"}` + (training ? `, ${training} training` : "") + (reading ? `, reading ${reading}` : "") + (problems.length ? `, ${problems.length} problems` : "");
       $("status").title = problems.join("\n");
       showRuns();
       showFigures();
       if (versions() !== state.curvesOf) await load();
       if (state.shown === null && runs.length) state.shown = runs[0].id, $("which").textContent = label(runs[0]);
-      if (!state.begun) state.begun = true, showDifferences();
+      if (!state.begun) state.begun = true, selectTab(runs.length > 1 ? "differences" : "run");
     }
   } catch (error) {
     $("status").textContent = "the server does not answer";
@@ -151,35 +137,82 @@ async function look() {
   }
 }
 
+// ---- figures
+
+const FIRST_FIGURES = ["loss", "learning_rate", "grad_norm", "tokens_per_second"];
+const EXACT = /learning_rate|weight_decay|batch_size|samples|loss_scale|skipped/; // figures without noise, which are not smoothed
+const MOST_SHOWN = 300; // figures in the list
+const KINDS = { train: "training", valid: "validation", test: "test" };
+const DASHES = { train: [], valid: [6, 4], test: [2, 3] };
+
+/// A figure is a name; its curves are of the kinds of lines that have it, in one chart.
+function kindsOf(name) {
+  return state.figures.filter(([, of]) => of === name).map(([kind]) => kind).sort((a, b) => (b === "train") - (a === "train"));
+}
+function showFigures() {
+  const wanted = JSON.stringify(state.figures);
+  if (state.figuresOf === wanted) return;
+  state.figuresOf = wanted;
+  const names = new Set(state.figures.map(([, name]) => name));
+  if (!state.picked.length) state.picked = FIRST_FIGURES.filter((name) => names.has(name));
+  if (!state.picked.length && names.size) state.picked = [[...names][0]];
+  listFigures();
+  arrangeCharts();
+}
+function listFigures() {
+  const filter = $("figure-filter").value.toLowerCase();
+  const names = [...new Set(state.figures.map(([, name]) => name))].filter((name) => name.toLowerCase().includes(filter));
+  names.sort((a, b) => state.picked.includes(b) - state.picked.includes(a) || a.localeCompare(b));
+  const choice = (name) => {
+    const box = element("input", { type: "checkbox", checked: state.picked.includes(name), onchange: () => {
+      state.picked = box.checked ? [...state.picked, name] : state.picked.filter((other) => other !== name);
+      arrangeCharts();
+      load();
+    } });
+    return element("label", {}, box, `${name} (${kindsOf(name).map((kind) => KINDS[kind] ?? kind).join(", ") || "other"})`);
+  };
+  const left = names.length - MOST_SHOWN;
+  $("figure-list").replaceChildren(...names.slice(0, MOST_SHOWN).map(choice),
+    ...(left > 0 ? [element("span", { class: "soft" }, `and ${left} more: filter them`)] : []));
+  $("figure-count").textContent = state.picked.length;
+}
+function arrangeCharts() {
+  const known = new Map(state.charts.map((chart) => [chart.name, chart]));
+  state.charts = state.picked.map((name) => known.get(name) ?? makeChart(name));
+  $("plots").replaceChildren(...state.charts.map((chart) => chart.box));
+  state.charts.forEach((chart, place) => { chart.canvas.id = place === 0 ? "chart" : ""; });
+  $("figure-count").textContent = state.picked.length;
+  draw();
+}
+
 // ---- curves
 
-function query() {
-  const [kind, name] = JSON.parse($("figure").value || '["train","loss"]');
-  const many = state.chosen.size > 12;
-  const points = Math.round(Math.min(1200, Math.max(150, canvas.clientWidth * (many ? 0.4 : 1))));
-  const range = state.view ? `&from=${state.view[0]}&to=${state.view[1]}` : "";
-  const names = `kind=${encodeURIComponent(kind)}&name=${encodeURIComponent(name)}`;
-  return `${names}&x=${$("axis").value}&points=${points}&smooth=${$("smooth").checked ? 1 : 0}${range}`;
-}
 const versions = () => chosenRuns().map((run) => `${run.id}.${run.version}`).join(",");
 
+function query(kind, name, width) {
+  const many = state.chosen.size > 12;
+  const points = Math.round(Math.min(1200, Math.max(150, width * (many ? 0.4 : 1))));
+  const range = state.view ? `&from=${state.view[0]}&to=${state.view[1]}` : "";
+  const names = `kind=${encodeURIComponent(kind)}&name=${encodeURIComponent(name)}`;
+  const smooth = $("smooth").checked && kind === "train" && !EXACT.test(name) ? 1 : 0;
+  return `${names}&x=${$("axis").value}&points=${points}&smooth=${smooth}${range}`;
+}
 let request = null, timer = 0;
 async function load() {
   request?.abort();
   const own = request = new AbortController();
   const of = versions();
-  if (!state.chosen.size) {
-    state.curves = {};
-    state.curvesOf = of;
-    return draw();
-  }
-  try {
-    const ids = chosenRuns().map((run) => run.id).join(",");
-    const response = await fetch(`/api/series?runs=${ids}&${query()}`, { signal: own.signal, cache: "no-store" });
+  const ids = chosenRuns().map((run) => run.id).join(",");
+  const one = async (chart, kind) => {
+    const response = await fetch(`/api/series?runs=${ids}&${query(kind, chart.name, chart.canvas.clientWidth)}`, { signal: own.signal, cache: "no-store" });
     if (!response.ok) throw new Error(await response.text());
-    const curves = await response.json();
+    return [kind, await response.json()];
+  };
+  try {
+    const wanted = state.charts.map((chart) => Promise.all(ids ? kindsOf(chart.name).map((kind) => one(chart, kind)) : []));
+    const found = await Promise.all(wanted);
     if (own !== request) return;
-    state.curves = curves;
+    state.charts.forEach((chart, place) => { if (found[place]) chart.curves = Object.fromEntries(found[place]); });
     state.curvesOf = of;
     draw();
   } catch (error) {
@@ -193,24 +226,29 @@ function loadSoon() {
   clearTimeout(timer);
   timer = setTimeout(() => { state.moving = false; load(); }, 80);
 }
-
+/// The curves of a chart: of each chosen run and each kind of line that has the figure.
+function curvesOf(chart) {
+  return chosenRuns().flatMap((run) => Object.entries(chart.curves).flatMap(([kind, of]) => {
+    const curve = of[run.id];
+    return curve?.x.length ? [{ run, kind, curve }] : [];
+  }));
+}
 function wholeRange() {
   let from = Infinity, to = -Infinity;
-  for (const curve of Object.values(state.curves)) if (curve?.ends) from = Math.min(from, curve.ends[0]), to = Math.max(to, curve.ends[1]);
+  for (const chart of state.charts)
+    for (const { curve } of curvesOf(chart)) if (curve.ends) from = Math.min(from, curve.ends[0]), to = Math.max(to, curve.ends[1]);
   return from <= to ? [from, to === from ? from + 1 : to] : [0, 1];
 }
 const range = () => state.view ?? wholeRange();
 
-let scale = null, pending = 0;
+let pending = 0;
 function draw() {
-  if (!pending) pending = requestAnimationFrame(() => { pending = 0; drawNow(); });
+  if (!pending) pending = requestAnimationFrame(() => { pending = 0; drawAll(); });
 }
-function valueRange(from, to, isLog) {
+function valueRange(curves, from, to, isLog) {
   let low = Infinity, high = -Infinity;
   const lines = $("lines").checked;
-  for (const run of chosenRuns()) {
-    const curve = state.curves[run.id];
-    if (!curve) continue;
+  for (const { curve } of curves) {
     const line = curve.smooth ?? curve.mean;
     for (let i = 0; i < curve.x.length; i++) {
       if (curve.x[i] < from || curve.x[i] > to) continue;
@@ -240,8 +278,20 @@ function logTicks(low, high) {
     }
   return found;
 }
-function drawNow() {
+function drawAll() {
   const started = performance.now();
+  const [from, to] = range();
+  const notes = { dropped: 0, samples: 0 };
+  for (const chart of state.charts) drawChart(chart, from, to, notes);
+  $("note").textContent = [notes.dropped ? `${notes.dropped} values are not finite and left out` : "", notes.samples ? `${notes.samples} curves from a sample` : ""].filter(Boolean).join(" · ");
+  const root = document.documentElement.dataset;
+  const all = state.charts.flatMap(curvesOf);
+  if (all.length && !root.drawn) root.drawn = Math.round(performance.now() - START);
+  root.drawing = Math.round((performance.now() - started) * 10) / 10;
+  root.shape = `${chosenRuns().length} ${all.reduce((sum, { curve }) => sum + curve.x.length, 0)} ${notes.samples}`;
+}
+function drawChart(chart, from, to, notes) {
+  const { canvas, paint } = chart;
   const style = getComputedStyle(document.documentElement);
   const of = (name) => style.getPropertyValue(name).trim();
   const width = canvas.clientWidth, height = canvas.clientHeight, ratio = devicePixelRatio || 1;
@@ -251,15 +301,16 @@ function drawNow() {
   }
   paint.setTransform(ratio, 0, 0, ratio, 0, 0);
   paint.clearRect(0, 0, width, height);
-  const [from, to] = range(), isLog = $("log").checked;
-  const [low, high] = valueRange(from, to, isLog);
+  const curves = curvesOf(chart), runs = chosenRuns(), isLog = $("log").checked;
+  const [low, high] = valueRange(curves, from, to, isLog);
   const inner = { width: Math.max(1, width - BOX.left - BOX.right), height: Math.max(1, height - BOX.top - BOX.bottom) };
   const place = isLog ? Math.log : (value) => value, base = place(low), extent = place(high) - base || 1;
   const x = (value) => BOX.left + (value - from) / (to - from) * inner.width;
   const y = (value) => BOX.top + inner.height * (1 - (place(isLog ? Math.max(value, low / 1e3) : value) - base) / extent);
-  scale = { from, to, inner, x, y };
+  chart.scale = { from, to, inner, x, y };
   paint.font = "12px system-ui, sans-serif";
   paint.lineWidth = 1;
+  paint.setLineDash([]);
   paint.strokeStyle = of("--rule");
   paint.fillStyle = of("--soft");
   paint.textBaseline = "middle";
@@ -278,69 +329,87 @@ function drawNow() {
   paint.fillText({ step: "iteration", tokens: "tokens", time: "time in steps" }[axis], BOX.left + inner.width / 2, height - 16);
   paint.save();
   paint.beginPath(); paint.rect(BOX.left, BOX.top, inner.width, inner.height); paint.clip();
-  let dropped = 0, samples = 0;
-  const runs = chosenRuns();
-  for (const run of runs) {
-    const curve = state.curves[run.id];
-    if (!curve || !curve.x.length) continue;
-    dropped += curve.not_finite;
-    samples += curve.whole ? 0 : 1;
-    drawCurve(curve, colour(run), runs.length, x, y);
+  for (const { run, kind, curve } of curves) {
+    notes.dropped += curve.not_finite;
+    notes.samples += curve.whole ? 0 : 1;
+    drawCurve(chart, curve, kind, colour(run), runs.length);
   }
   paint.restore();
-  const any = runs.some((run) => state.curves[run.id]?.x.length);
-  if (!any && state.begun) {
+  paint.setLineDash([]);
+  if (!curves.length && state.begun) {
     paint.textBaseline = "middle";
     paint.fillText(runs.length ? "no values here" : "no run is chosen", BOX.left + inner.width / 2, BOX.top + inner.height / 2);
   }
-  $("note").textContent = [dropped ? `${dropped} values are not finite and left out` : "", samples ? `${samples} curves from a sample` : ""].filter(Boolean).join(" · ");
-  drawOver();
-  const root = document.documentElement.dataset;
-  if (any && !root.drawn) root.drawn = Math.round(performance.now() - START);
-  root.drawing = Math.round((performance.now() - started) * 10) / 10;
-  root.shape = `${runs.length} ${runs.reduce((sum, run) => sum + (state.curves[run.id]?.x.length ?? 0), 0)} ${samples}`;
+  showKey(chart, curves, runs.length);
+  drawOver(chart);
+}
+/// Says above a chart which of its lines is what.
+function showKey(chart, curves, count) {
+  const kinds = [...new Set(curves.map(({ kind }) => kind))];
+  const isSmoothed = curves.some(({ curve }) => curve.smooth);
+  const key = (name, kind, className) => element("span", { class: "key " + className }, element("span", { class: "line " + kind }), name);
+  const parts = kinds.flatMap((kind) => {
+    const name = KINDS[kind] ?? (kind || "other");
+    return kind === "train" && isSmoothed && count <= RAW_RUNS ? [key(name, kind, "raw"), key(name + ", smoothed", kind, "")] : [key(kind === "train" && isSmoothed ? name + ", smoothed" : name, kind, "")];
+  });
+  chart.key.replaceChildren(...parts);
 }
 /// What follows the pointer; curves stay as they are.
-function drawOver() {
+function drawOver(chart) {
+  const { canvas, over, pen, scale } = chart;
   if (!scale) return;
   const ratio = devicePixelRatio || 1;
   if (over.width !== canvas.width || over.height !== canvas.height) over.width = canvas.width, over.height = canvas.height;
   pen.setTransform(ratio, 0, 0, ratio, 0, 0);
   pen.clearRect(0, 0, over.width, over.height);
   const style = getComputedStyle(document.documentElement), { inner } = scale;
-  if (state.drag?.kind === "range") {
+  const hover = state.hover && (state.hover.chart === chart ? state.hover.x : scale.x(state.hover.at));
+  if (state.drag?.kind === "range" && state.drag.chart === chart) {
     pen.globalAlpha = 0.18;
     pen.fillStyle = style.getPropertyValue("--accent");
     pen.fillRect(Math.min(state.drag.x, state.drag.at), BOX.top, Math.abs(state.drag.at - state.drag.x), inner.height);
     pen.globalAlpha = 1;
-  } else if (state.hover && state.hover.x >= BOX.left && state.hover.x <= BOX.left + inner.width) {
+  } else if (hover && hover >= BOX.left && hover <= BOX.left + inner.width) {
     pen.strokeStyle = style.getPropertyValue("--soft");
-    pen.beginPath(); pen.moveTo(state.hover.x, BOX.top); pen.lineTo(state.hover.x, BOX.top + inner.height); pen.stroke();
+    pen.beginPath(); pen.moveTo(hover, BOX.top); pen.lineTo(hover, BOX.top + inner.height); pen.stroke();
   }
-  showTip();
+  showTip(chart);
 }
 let pendingOver = 0;
 function point() {
-  if (!pendingOver) pendingOver = requestAnimationFrame(() => { pendingOver = 0; drawOver(); });
+  if (!pendingOver) pendingOver = requestAnimationFrame(() => { pendingOver = 0; state.charts.forEach(drawOver); });
 }
 function prefixedExactly(value) {
   for (const [size, sign] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]])
     if (Math.abs(value) >= size) return Number((value / size).toPrecision(6)) + " " + sign;
   return number(value, 6);
 }
-function drawCurve(curve, tone, count, x, y) {
+function drawCurve({ paint, scale }, curve, kind, tone, count) {
+  const { x, y } = scale, isTraining = kind === "train";
   // What is seen, and a point on either side.
-  const line = curve.smooth ?? curve.mean;
   const first = Math.max(0, place(curve.x, scale.from) - 1), last = Math.min(curve.x.length, place(curve.x, scale.to) + 2);
+  const stroke = (line) => {
+    paint.beginPath();
+    for (let i = first; i < last; i++) paint.lineTo(x(curve.x[i]), y(line[i]));
+    paint.stroke();
+  };
+  const line = curve.smooth ?? curve.mean;
   paint.strokeStyle = paint.fillStyle = tone;
-  if (!(state.moving && count > 12)) drawBand(curve, first, last, count, x, y);
-  paint.globalAlpha = 1;
-  paint.lineWidth = count > 12 ? 1.2 : 1.8;
   paint.lineJoin = "round";
-  paint.beginPath();
-  for (let i = first; i < last; i++) paint.lineTo(x(curve.x[i]), y(line[i]));
-  paint.stroke();
-  if (last - first <= 60) for (let i = first; i < last; i++) paint.fillRect(x(curve.x[i]) - 2, y(line[i]) - 2, 4, 4);
+  paint.setLineDash([]);
+  if (isTraining && !(state.moving && count > RAW_RUNS)) drawBand(paint, curve, first, last, count, x, y);
+  if (curve.smooth && count <= RAW_RUNS) {
+    paint.globalAlpha = 0.35;
+    paint.lineWidth = 1;
+    stroke(curve.mean);
+  }
+  paint.globalAlpha = 1;
+  paint.lineWidth = isTraining ? (count > RAW_RUNS ? 1.2 : 1.8) : 1.4;
+  paint.setLineDash(DASHES[kind] ?? []);
+  stroke(line);
+  paint.setLineDash([]);
+  const radius = isTraining ? 2 : 2.5;
+  if (last - first <= 60) for (let i = first; i < last; i++) paint.fillRect(x(curve.x[i]) - radius, y(line[i]) - radius, 2 * radius, 2 * radius);
 }
 /// The first place that is not below a value.
 function place(values, at) {
@@ -351,15 +420,15 @@ function place(values, at) {
   }
   return low;
 }
-function drawBand(curve, first, last, count, x, y) {
+function drawBand(paint, curve, first, last, count, x, y) {
   // What single values do: a band from the least to the largest of each stretch.
-  paint.globalAlpha = count > 12 ? 0.1 : 0.13;
+  paint.globalAlpha = count > RAW_RUNS ? 0.1 : 0.13;
   paint.beginPath();
   for (let i = first; i < last; i++) paint.lineTo(x(curve.x[i]), y(curve.max[i]));
   for (let i = last - 1; i >= first; i--) paint.lineTo(x(curve.x[i]), y(curve.min[i]));
   paint.closePath();
   paint.fill();
-  if (count <= 12) {
+  if (count <= RAW_RUNS) {
     paint.globalAlpha = 0.18;
     paint.lineWidth = 1;
     paint.beginPath();
@@ -381,17 +450,16 @@ function nearest(values, at) {
   }
   return Math.abs(values[low] - at) <= Math.abs(values[high] - at) ? low : high;
 }
-function showTip() {
-  const tip = $("tip");
+function showTip(chart) {
+  const { tip, scale } = chart;
   tip.hidden = true;
-  if (!state.hover || state.drag || !scale) return;
-  const at = scale.from + (state.hover.x - BOX.left) / scale.inner.width * (scale.to - scale.from);
+  if (!state.hover || state.hover.chart !== chart || state.drag || !scale) return;
+  const at = valueAt(chart, state.hover.x), room = (scale.to - scale.from) * 0.02;
   const rows = [];
-  for (const run of chosenRuns()) {
-    const curve = state.curves[run.id];
-    if (!curve || !curve.x.length || at < curve.x[0] - (scale.to - scale.from) * 0.02 || at > curve.x.at(-1) + (scale.to - scale.from) * 0.02) continue;
+  for (const { run, kind, curve } of curvesOf(chart)) {
+    if (at < curve.x[0] - room || at > curve.x.at(-1) + room) continue;
     const i = nearest(curve.x, at), line = (curve.smooth ?? curve.mean)[i];
-    rows.push({ run, x: curve.x[i], line, mean: curve.mean[i], min: curve.min[i], max: curve.max[i], far: Math.abs(scale.y(line) - state.hover.y) });
+    rows.push({ run, kind, x: curve.x[i], line, mean: curve.mean[i], min: curve.min[i], max: curve.max[i], far: Math.abs(scale.y(line) - state.hover.y) });
   }
   if (!rows.length) return;
   rows.sort((a, b) => a.far - b.far);
@@ -403,10 +471,11 @@ function showTip() {
     const swatch = element("span", { class: "swatch" });
     swatch.style.background = colour(row.run);
     const spread = row.min !== row.max ? ` (${number(row.min, 4)} to ${number(row.max, 4)})` : "";
-    return element("div", { class: "row" }, swatch, element("span", {}, label(row.run)), element("span", {}, number(row.mean) + spread));
+    const of = row.kind === "train" ? "" : ", " + (KINDS[row.kind] ?? row.kind);
+    return element("div", { class: "row" }, swatch, element("span", {}, label(row.run) + of), element("span", {}, number(row.mean) + spread));
   }), ...(left ? [element("div", { class: "soft" }, `and ${left} more`)] : []));
   tip.hidden = false;
-  const box = $("plot").getBoundingClientRect();
+  const box = chart.plot.getBoundingClientRect();
   const x = state.hover.x + 16 + tip.offsetWidth > box.width ? state.hover.x - tip.offsetWidth - 16 : state.hover.x + 16;
   tip.style.left = Math.max(0, x) + "px";
   tip.style.top = Math.max(0, Math.min(state.hover.y - 10, box.height - tip.offsetHeight)) + "px";
@@ -426,58 +495,70 @@ function zoom(factor, at) {
   const [from, to] = range();
   setView(at - (at - from) * factor, at + (to - at) * factor);
 }
-const valueAt = (x) => scale.from + (x - BOX.left) / scale.inner.width * (scale.to - scale.from);
-canvas.addEventListener("wheel", (event) => {
-  event.preventDefault();
-  if (!scale) return;
-  const amount = event.deltaY * (event.deltaMode === 1 ? 16 : 1);
-  if (Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
-    const move = event.deltaX / scale.inner.width * (scale.to - scale.from);
-    return setView(scale.from + move, scale.to + move);
-  }
-  zoom(Math.exp(Math.max(-0.5, Math.min(0.5, amount * 0.002))), valueAt(event.offsetX));
-}, { passive: false });
-canvas.addEventListener("pointerdown", (event) => {
-  if (event.button > 1 || !scale) return;
-  event.preventDefault();
-  canvas.focus({ preventScroll: true });
-  canvas.setPointerCapture(event.pointerId);
-  const kind = event.shiftKey || event.button === 1 ? "move" : "range";
-  state.drag = { kind, x: event.offsetX, at: event.offsetX, view: range() };
-});
-canvas.addEventListener("pointermove", (event) => {
-  state.hover = { x: event.offsetX, y: event.offsetY };
-  const drag = state.drag;
-  if (drag) {
-    drag.at = event.offsetX;
-    if (drag.kind === "move") {
-      const by = (drag.x - drag.at) / scale.inner.width * (drag.view[1] - drag.view[0]);
-      return setView(drag.view[0] + by, drag.view[1] + by);
+const valueAt = ({ scale }, x) => scale.from + (x - BOX.left) / scale.inner.width * (scale.to - scale.from);
+/// A chart of the figure `name`. All charts have the same range of the horizontal axis.
+function makeChart(name) {
+  const canvas = element("canvas", { tabIndex: 0, role: "img", "aria-label": `Curves of ${name} of the chosen runs` });
+  const over = element("canvas", { class: "over" }), tip = element("div", { class: "tip", hidden: true }), key = element("span", {});
+  const plot = element("div", { class: "plot" }, canvas, over, tip);
+  const box = element("figure", {}, element("figcaption", {}, element("strong", {}, name), key), plot);
+  const chart = { name, box, plot, canvas, over, tip, key, paint: canvas.getContext("2d"), pen: over.getContext("2d"), curves: {}, scale: null };
+  canvas.addEventListener("wheel", (event) => {
+    event.preventDefault();
+    const { scale } = chart;
+    if (!scale) return;
+    const amount = event.deltaY * (event.deltaMode === 1 ? 16 : 1);
+    if (Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
+      const move = event.deltaX / scale.inner.width * (scale.to - scale.from);
+      return setView(scale.from + move, scale.to + move);
     }
-  }
-  point();
-});
-canvas.addEventListener("pointerup", () => {
-  const drag = state.drag;
-  state.drag = null;
-  if (drag?.kind === "range" && Math.abs(drag.at - drag.x) > 5) {
-    const ends = [valueAt(drag.x), valueAt(drag.at)].sort((a, b) => a - b);
-    return setView(Math.max(ends[0], scale.from), Math.min(ends[1], scale.to));
-  }
-  point();
-});
-canvas.addEventListener("pointercancel", () => { state.drag = null; point(); });
-canvas.addEventListener("pointerleave", () => { state.hover = null; point(); });
-canvas.addEventListener("dblclick", () => { state.view = null; loadSoon(); });
-canvas.addEventListener("keydown", (event) => {
-  const [from, to] = range(), move = (to - from) * 0.15;
-  const keys = {
-    ArrowLeft: () => setView(from - move, to - move), ArrowRight: () => setView(from + move, to + move),
-    "+": () => zoom(0.7, (from + to) / 2), "=": () => zoom(0.7, (from + to) / 2), "-": () => zoom(1.4, (from + to) / 2),
-    0: () => { state.view = null; loadSoon(); },
-  };
-  if (keys[event.key]) event.preventDefault(), keys[event.key]();
-});
+    zoom(Math.exp(Math.max(-0.5, Math.min(0.5, amount * 0.002))), valueAt(chart, event.offsetX));
+  }, { passive: false });
+  canvas.addEventListener("pointerdown", (event) => {
+    if (event.button > 1 || !chart.scale) return;
+    event.preventDefault();
+    canvas.focus({ preventScroll: true });
+    canvas.setPointerCapture(event.pointerId);
+    const kind = event.shiftKey || event.button === 1 ? "move" : "range";
+    state.drag = { chart, kind, x: event.offsetX, at: event.offsetX, view: range() };
+  });
+  canvas.addEventListener("pointermove", (event) => {
+    if (!chart.scale) return;
+    state.hover = { chart, x: event.offsetX, y: event.offsetY, at: valueAt(chart, event.offsetX) };
+    const drag = state.drag;
+    if (drag) {
+      drag.at = event.offsetX;
+      if (drag.kind === "move") {
+        const by = (drag.x - drag.at) / chart.scale.inner.width * (drag.view[1] - drag.view[0]);
+        return setView(drag.view[0] + by, drag.view[1] + by);
+      }
+    }
+    point();
+  });
+  canvas.addEventListener("pointerup", () => {
+    const drag = state.drag;
+    state.drag = null;
+    if (drag?.kind === "range" && Math.abs(drag.at - drag.x) > 5) {
+      const ends = [valueAt(chart, drag.x), valueAt(chart, drag.at)].sort((a, b) => a - b);
+      return setView(Math.max(ends[0], chart.scale.from), Math.min(ends[1], chart.scale.to));
+    }
+    point();
+  });
+  canvas.addEventListener("pointercancel", () => { state.drag = null; point(); });
+  canvas.addEventListener("pointerleave", () => { state.hover = null; point(); });
+  canvas.addEventListener("dblclick", () => { state.view = null; loadSoon(); });
+  canvas.addEventListener("keydown", (event) => {
+    const [from, to] = range(), move = (to - from) * 0.15;
+    const keys = {
+      ArrowLeft: () => setView(from - move, to - move), ArrowRight: () => setView(from + move, to + move),
+      "+": () => zoom(0.7, (from + to) / 2), "=": () => zoom(0.7, (from + to) / 2), "-": () => zoom(1.4, (from + to) / 2),
+      0: () => { state.view = null; loadSoon(); },
+    };
+    if (keys[event.key]) event.preventDefault(), keys[event.key]();
+  });
+  new ResizeObserver(draw).observe(canvas);
+  return chart;
+}
 
 // ---- settings, and one run
 
@@ -494,17 +575,25 @@ function showDifferences() {
   const section = $("differences"), runs = chosenRuns();
   if (!runs.length) return section.replaceChildren(element("p", { class: "soft" }, "Choose runs to compare their settings."));
   ask("/api/differences?runs=" + runs.map((run) => run.id).join(","), section, ({ runs: ids, unknown, differences }) => {
-    const parts = [];
+    const parts = [figuresOfRuns(runs)];
     if (unknown.length) parts.push(element("p", { class: "soft" }, "Without run.json, so that their settings are not known: " + unknown.map((id) => label(byId(id))).join(", ")));
     if (differences.length) {
+      parts.push(element("h2", {}, "Settings that differ"));
       const name = (id) => {
         const run = byId(id), text = run ? label(run) : String(id);
         return element("span", { title: text }, text);
       };
       parts.push(table(["setting", ...ids.map(name)], differences.map(({ key, values }) => [key, ...values.map((value) => value ?? "-")])));
-    } else if (ids.length) parts.push(element("p", { class: "soft" }, ids.length > 1 ? "No setting differs." : "One run is chosen: there is nothing to compare it with."));
+    } else if (ids.length) parts.push(element("p", { class: "soft" }, ids.length > 1 ? "No setting differs." : "Choose another run on the left to compare their settings."));
     section.replaceChildren(...parts);
   });
+}
+function figuresOfRuns(runs) {
+  const best = (run) => run.best_valid ? `${number(run.best_valid[0])} at ${run.best_valid[1]}` : null;
+  return table(["run", "state", "iterations", "loss", "best validation loss", "tokens a second"], runs.map((run) => [
+    label(run), element("span", { class: "state " + run.head.state }, run.head.state),
+    run.head.iterations + (run.head.train_iters ? "/" + run.head.train_iters : ""), number(run.head.last_loss), best(run),
+    run.head.tokens_per_second ? prefixed(run.head.tokens_per_second) : null]), [2, 3, 4, 5]);
 }
 function showRun(id) {
   state.shown = id;
@@ -550,6 +639,9 @@ function details(run, { head, checkpoints, health, traces, config }) {
   const facts = [
     ["folder", run.folder], ["state", head.state + (head.why ? ": " + head.why : "")],
     ["iterations", head.iterations + (head.train_iters ? " of " + head.train_iters : "")],
+    ["loss", head.last_loss === null ? null : number(head.last_loss)],
+    ["best validation loss", run.best_valid ? `${number(run.best_valid[0])} at iteration ${run.best_valid[1]}` : null],
+    ["speed", head.tokens_per_second ? prefixed(head.tokens_per_second) + " tokens a second" : null],
     ["started", head.started], ["ended", head.ended], ["ranks", head.world_size],
     ["step", head.seconds ? duration(head.seconds) : null], ["identity", head.run],
   ].filter(([, value]) => value !== null && value !== undefined);
@@ -560,19 +652,24 @@ function details(run, { head, checkpoints, health, traces, config }) {
     saved.iteration, bytes(saved.bytes), saved.saved ? moment(saved.saved) : null,
     [saved.latest && "latest", saved.best && "best", ...saved.damage].filter(Boolean).join(", "), `${checkpoints.place}/${saved.name}`]), [0, 1]));
   else if (!checkpoints.note) parts.push(element("p", { class: "soft" }, "None."));
-  parts.push(element("h2", {}, "Health of ranks"));
+  parts.push(element("h2", {}, "Health"));
   if (head.state === "training" && head.written) {
     const quiet = Date.now() / 1000 - head.written, usual = head.seconds ?? 0;
     const slow = quiet > Math.max(30, usual * 10);
     parts.push(element("p", slow ? { class: "bad" } : {}, slow ? `No step for a long time: the last figures came ${moment(head.written)}.` : "Figures come as usual."));
   }
+  const { skipped, not_finite } = health.steps;
+  if (skipped || not_finite) parts.push(element("p", { class: "bad" }, [skipped && `${skipped} steps updated nothing`, not_finite && `${not_finite} losses are not finite`].filter(Boolean).join(", ") + "."));
   parts.push(...signs(health, head.state));
   if (health.flight) {
     for (const { group, operation, sequence, waiting, missing } of health.flight.missing)
       parts.push(element("p", { class: "bad" }, `ranks ${missing.join(", ")} did not come to ${operation} number ${sequence} of ${group}, where ${waiting.join(", ")} waited`));
     parts.push(table(["rank", "node", "was in", "why"], health.flight.ranks.map((rank) => [rank.rank, rank.node, rank.in ? `${rank.in.operation} of ${rank.in.group}` : "no call", rank.why])));
   }
-  parts.push(health.lines.length ? element("pre", {}, health.lines.join("\n")) : element("p", { class: "soft" }, "Its log has no warnings, slow ranks or restarts."));
+  const { events } = health;
+  const level = ({ level }) => element("span", { class: level === "error" ? "bad" : "warn" }, level);
+  if (events.length) parts.push(table(["rank", "time", "level", "message"], events.map((event) => [event.rank, event.time, level(event), element("span", { class: "text" }, event.text)]), [0]));
+  else parts.push(element("p", { class: "soft" }, "No warning and no error in its logs."));
   parts.push(element("h2", {}, "Traces"));
   if (traces.length) {
     const times = element("div", {});
@@ -611,13 +708,13 @@ $("all").addEventListener("click", () => {
   chosenChanged();
 });
 $("none").addEventListener("click", () => { state.chosen.clear(); chosenChanged(); });
-$("figure").addEventListener("change", load);
+$("figure-filter").addEventListener("input", listFigures);
+document.addEventListener("click", (event) => { if (!$("figures").contains(event.target)) $("figures").open = false; });
 $("axis").addEventListener("change", () => { state.view = null; load(); });
 $("smooth").addEventListener("change", load);
 for (const name of ["log", "lines"]) $(name).addEventListener("change", draw);
 $("reset").addEventListener("click", () => { state.view = null; loadSoon(); });
 dark.addEventListener("change", () => { showRuns(); draw(); });
-new ResizeObserver(draw).observe(canvas);
 look();
 let beat = 0;
 setInterval(() => {

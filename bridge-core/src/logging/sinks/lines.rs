@@ -22,6 +22,31 @@ pub(super) fn message(level: LogLevel, text: &str) -> String {
     }
 }
 
+/// A warning or an error in a log file of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogEvent<'a> {
+    /// Local time; `None` in the logs of ranks other than 0.
+    pub time: Option<&'a str>,
+    /// [`LogLevel::Warning`] or [`LogLevel::Error`].
+    pub level: LogLevel,
+    /// The message, its first line if it has several.
+    pub text: &'a str,
+}
+
+impl<'a> LogEvent<'a> {
+    /// Reads a line of `train.log` or of a rank's log; `None` if it is no warning and no error.
+    /// Words within a message do not matter.
+    pub fn read(line: &'a str) -> Option<Self> {
+        let timed = line.strip_prefix(" [").and_then(|rest| rest.split_once("] "));
+        let (time, message) = timed.map_or((None, line), |(time, message)| (Some(time), message));
+        let of = |level: LogLevel| {
+            let text = message.strip_prefix(&format!("{level}: "))?;
+            Some(Self { time, level, text })
+        };
+        of(LogLevel::Warning).or_else(|| of(LogLevel::Error))
+    }
+}
+
 /// A message in lines of at most `width` cells, its level in colour.
 pub(super) fn short_message(level: LogLevel, text: &str, width: usize) -> String {
     let lines = folded(&message(level, text), width);
@@ -134,6 +159,25 @@ mod tests {
         assert_eq!(anstream::adapter::strip_str(&line).to_string(), "warning: a\n  word or\n  two");
         assert_ne!(line, "warning: a\n  word or\n  two");
         assert_eq!(short_message(LogLevel::Info, "error", 80), "error");
+    }
+
+    #[test]
+    fn events_are_read_by_their_level_and_not_by_words() {
+        let time = timestamp();
+        let written = |level, text| format!(" [{time}] {}", message(level, text));
+        let warning = written(LogLevel::Warning, "iteration 3: the loss is 7");
+        let event = LogEvent::read(&warning).unwrap();
+        assert_eq!(
+            (event.time, event.level, event.text),
+            (Some(&*time), LogLevel::Warning, "iteration 3: the loss is 7")
+        );
+        let of_rank = message(LogLevel::Error, "gone");
+        assert_eq!(LogEvent::read(&of_rank).map(|event| (event.time, event.text)), Some((None, "gone")));
+        for text in ["seed = 1 # default", "no error: 3 slow ranks, a restart", "time expected: 2 min"] {
+            assert_eq!(LogEvent::read(&written(LogLevel::Info, text)), None, "{text}");
+        }
+        let step = step(&record(RecordKind::Train, 7, Vec::new()), 9, &time);
+        assert_eq!(LogEvent::read(&step), None);
     }
 
     proptest! {

@@ -20,7 +20,7 @@ mod wandb;
 use super::sink::{OpenError, Opened, Sink, SinkContext};
 
 pub use console::{ConsoleSink, LogFormat, Verbosity};
-pub use lines::timestamp;
+pub use lines::{LogEvent, timestamp};
 pub(super) use metrics_jsonl::each_record;
 pub use rank_log::RankLog;
 pub(super) use run_record::{RunRecord, read_record};
