@@ -183,6 +183,72 @@ fn plans_say_whether_they_fit() {
     assert_eq!(parts.iter().map(|part| hundredths(part)).sum::<u64>(), hundredths(total), "{row}");
 }
 
+/// What is named was tried: with it the plan fits.
+#[test]
+fn a_plan_that_does_not_fit_names_what_would() {
+    for (more, expected) in [
+        (
+            &["--world-size", "8", "--gpu", "h100-80gb", "model.context_parallel_size=1", "train.micro_batch_size=4"][..],
+            "train.micro_batch_size=1",
+        ),
+        (&["--world-size", "8", "--gpu", "4090"], "model.tensor_model_parallel_size"),
+        (&["--world-size", "1", "--gpu", "l40s"], "ranks"),
+    ] {
+        let arguments = [&["--preset", "llama3-8b"], more].concat();
+        let said = text(&arguments);
+        let listed = said.split("it would fit with\n").nth(1).unwrap_or_else(|| panic!("{said}"));
+        assert!(listed.contains(expected), "{expected} in {said}");
+        let plan: Value = serde_json::from_str(&text(&[&arguments[..], &["--json"]].concat())).unwrap();
+        let remedies = plan["device"]["would_fit"].as_array().unwrap();
+        assert_eq!(remedies.len(), listed.lines().count());
+        for remedy in remedies {
+            let settings: Vec<&str> =
+                remedy["settings"].as_array().unwrap().iter().map(|s| s.as_str().unwrap()).collect();
+            let ranks = remedy["world_size"].to_string();
+            let others = arguments
+                .iter()
+                .copied()
+                .filter(|argument| !argument.starts_with("--world") && *argument != "8" && *argument != "1");
+            let again: Vec<&str> = others.chain(settings).chain(["--world-size", &ranks, "--json"]).collect();
+            let again: Value = serde_json::from_str(&text(&again)).unwrap();
+            assert_eq!(again["device"]["fits"], true, "{remedy}");
+            assert_eq!(again["device"]["needed_bytes"], remedy["needed_bytes"]);
+        }
+    }
+    assert!(!text(&["recipes/tiny.toml", "--gpu", "h100-80gb"]).contains("it would fit"));
+}
+
+#[test]
+fn a_search_that_finds_nothing_says_why() {
+    let search = ["--gpu", "h100-80gb", "--search", "--world-size"];
+    let said =
+        |arguments: &[&str]| text(&[arguments, &search[..]].concat().into_iter().chain(["8"]).collect::<Vec<_>>());
+    let small = said(&["--preset", "llama3-405b"]);
+    assert!(small.contains("none fits: the smallest is tp=") && small.contains("a rank of stage"), "{small}");
+    let odd = said(&[
+        "recipes/tiny.toml",
+        "model.num_layers=3",
+        "model.num_attention_heads=1",
+        "model.num_query_groups=1",
+        "train.global_batch_size=9",
+    ]);
+    assert!(odd.contains("train.global_batch_size = 9 is a multiple of none") && !odd.contains("vocabulary"), "{odd}");
+}
+
+/// A setting that two sections have is set in one of them.
+#[test]
+fn searches_name_each_setting_once() {
+    let search = ["--preset", "llama3-8b", "--world-size", "8", "--gpu", "h200", "--search", "--json"];
+    for record in text(&search).lines().map(|line| serde_json::from_str::<Value>(line).unwrap()) {
+        let settings: Vec<&str> =
+            record["settings"].as_array().into_iter().flatten().map(|s| s.as_str().unwrap()).collect();
+        for same in bridge_core::config::SAME_SETTINGS {
+            let named = |key: &&&str| settings.iter().any(|setting| setting.starts_with(&format!("{key}=")));
+            assert!(same.iter().filter(named).count() <= 1, "{settings:?}");
+        }
+    }
+}
+
 #[test]
 fn mistakes_are_bad_input() {
     let failed = |arguments: &[&str]| {

@@ -59,6 +59,7 @@ pub use explain::{Explanation, explain, keys};
 pub use field::{AnyValue, ByteSize, Field, OneOrMany};
 #[cfg(test)]
 pub(crate) use finalize::OFFLOAD_MODULES;
+pub use finalize::SAME_SETTINGS;
 pub use kinded::{DatasetConfig, Kinded, KindedConfig, ModelConfig};
 pub(crate) use kinds::AskModel;
 pub use kinds::{ENCODER_INPUTS, ExtraField, Kind, KindRegistry, Kinds};

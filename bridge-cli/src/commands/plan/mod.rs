@@ -3,6 +3,7 @@
 
 mod layout;
 mod measured;
+mod remedies;
 mod room;
 mod search;
 mod text;
@@ -18,6 +19,7 @@ use serde_json::{Value, json};
 use crate::failure::Failure;
 use crate::output::line;
 use layout::Layout;
+use remedies::{Remedy, remedies};
 use room::Room;
 pub use text::{bytes, number, seconds};
 
@@ -181,6 +183,19 @@ impl Arguments {
         Ok(Planned { name: config.name.clone(), recipe, plan })
     }
 
+    /// Changes with which a plan that does not fit would.
+    fn remedies(&self, planned: &Planned, room: &Room) -> Vec<Remedy> {
+        let models = registry().models;
+        let options = PlanOptions { matrix_units: has_matrix_units(Some(room)), ..PlanOptions::default() };
+        let try_out = |settings: &[String], ranks: Option<usize>| {
+            let recipe = self.recipe(settings.iter().cloned()).ok().filter(|recipe| *recipe != planned.recipe)?;
+            let size = ranks.unwrap_or_else(|| fewest_ranks(&recipe));
+            let config = recipe.finalize_for_plan(&World { size }).ok()?;
+            plan(&config, &models, &options).ok().filter(|plan| room.fits(plan))
+        };
+        remedies(self.world_size, try_out)
+    }
+
     /// Searches layouts.
     fn search(&self, room: Option<&Room>) -> Result<u8, Failure> {
         let recipe = self.recipe(std::iter::empty())?;
@@ -266,12 +281,32 @@ pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
 }
 
 fn print(arguments: &Arguments, planned: &Planned, room: Option<&Room>) -> Result<u8, Failure> {
+    let remedies = room.filter(|room| !room.fits(&planned.plan)).map(|room| arguments.remedies(planned, room));
     if arguments.json {
-        line(&to_json(planned, room)?.to_string());
-    } else {
-        text::print(&planned.name, &planned.plan);
-        if let Some(room) = room {
-            text::print_room(&planned.plan, room);
+        let mut value = to_json(planned, room)?;
+        if let Some(remedies) = &remedies {
+            value["device"]["would_fit"] = remedies.iter().map(Remedy::json).collect();
+        }
+        line(&value.to_string());
+        return Ok(0);
+    }
+    text::print(&planned.name, &planned.plan);
+    if let Some(room) = room {
+        text::print_room(&planned.plan, room);
+    }
+    match remedies.as_deref() {
+        None => {}
+        Some([]) => {
+            line("no change that was tried makes it fit: a smaller model, a shorter sequence or a larger device would")
+        }
+        Some(remedies) => {
+            line("it would fit with");
+            for Remedy { settings, plan } in remedies {
+                let ranks = plan.layout.world_size;
+                let more =
+                    if ranks == planned.plan.layout.world_size { String::new() } else { format!(" on {ranks} ranks") };
+                line(&format!("  {}{more}: {} a rank", settings.join(" "), bytes(plan.most_memory())));
+            }
         }
     }
     Ok(0)

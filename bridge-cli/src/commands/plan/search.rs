@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use bridge_core::config::{Node, RawConfig, diff};
+use bridge_core::config::{Node, RawConfig, SAME_SETTINGS, diff};
 use bridge_core::plan::{Divided, Found, Plan, Recomputed, Search, SearchOptions, search, with_room};
 use bridge_models::registry;
 use serde_json::{Value, json};
@@ -150,7 +150,7 @@ fn print(recipe: &RawConfig, (options, room): (&SearchOptions, &Room), search: &
         counts.refused
     ));
     if search.found.is_empty() {
-        line("none fits: more ranks, a shorter sequence or a smaller vocabulary would help");
+        why_none(recipe, (options, room), search);
         return;
     }
     line("");
@@ -190,6 +190,42 @@ fn print(recipe: &RawConfig, (options, room): (&SearchOptions, &Room), search: &
     why(recipe, search);
 }
 
+/// Refusals that are shown where nothing was found.
+const REFUSALS: usize = 3;
+
+/// The reasons why nothing was found.
+fn why_none(recipe: &RawConfig, (options, room): (&SearchOptions, &Room), search: &Search) {
+    let (counts, world) = (&search.counts, options.world_size);
+    if counts.layouts == 0 && search.refusals.is_empty() {
+        let batch = recipe.train.global_batch_size.unwrap_or(1);
+        let replicas: Vec<String> = search.replicas.iter().map(ToString::to_string).collect();
+        line(&match replicas.as_slice() {
+            [] => format!(
+                "none fits: no tensor size that divides model.num_attention_heads = {}, no context size and no number of equal stages divides {world} ranks",
+                recipe.model.num_attention_heads
+            ),
+            replicas => format!(
+                "none fits: layouts on {world} ranks have {} replicas, and train.global_batch_size = {batch} is a multiple of none of these numbers",
+                replicas.join(", ")
+            ),
+        });
+        return;
+    }
+    if let Some(smallest) = &search.smallest {
+        line(&format!(
+            "none fits: the smallest is {} with {} recomputed; {}",
+            smallest.sizes,
+            recomputed(smallest),
+            room.verdict(&smallest.plan)
+        ));
+    } else {
+        line("none can be run:");
+    }
+    for (refusal, count) in search.refusals.iter().take(REFUSALS) {
+        line(&format!("{count} layouts are refused: {refusal}"));
+    }
+}
+
 /// What sets the fastest layout apart, and the settings that make it.
 fn why(recipe: &RawConfig, search: &Search) {
     let fastest = &search.found[0];
@@ -212,7 +248,16 @@ fn why(recipe: &RawConfig, search: &Search) {
 /// What to set in `recipe` for a layout.
 fn settings(recipe: &RawConfig, found: &Found) -> Vec<String> {
     let changed = found.sizes.apply(recipe);
-    let differences = diff(recipe.recipe(), changed.recipe()).into_iter();
+    let mut differences = diff(recipe.recipe(), changed.recipe());
+    let keys: Vec<String> = differences.iter().map(|difference| difference.key.clone()).collect();
+    // Of settings with the same meaning the first is named, and those that the recipe contradicts
+    // it with.
+    let repeats = |key: &str| {
+        let same = SAME_SETTINGS.iter().find(|same| same.iter().any(|other| *other == key));
+        same.is_some_and(|same| !recipe.is_explicit(key) && same[0] != key && keys.iter().any(|other| other == same[0]))
+    };
+    differences.retain(|difference| !repeats(&difference.key));
+    let differences = differences.into_iter();
     let value = |value: Option<Node>| value.map_or_else(|| "null".into(), |value| value.to_inline());
     differences.map(|difference| format!("{}={}", difference.key, value(difference.right))).collect()
 }
@@ -231,6 +276,10 @@ fn print_json(recipe: &RawConfig, search: &Search, standings: &[(String, Standin
     for (name, standing) in standings {
         line(&json!({ "kind": "named", "name": name, "standing": standing.json() }).to_string());
     }
-    line(&json!({ "kind": "search", "counts": search.counts }).to_string());
+    let refusals: Vec<Value> =
+        search.refusals.iter().map(|(why, count)| json!({ "why": why, "layouts": count })).collect();
+    let smallest = search.smallest.as_ref().map(|found| json!({ "sizes": found.sizes, "plan": found.plan }));
+    let found = json!({ "kind": "search", "counts": search.counts, "refusals": refusals, "smallest": smallest });
+    line(&found.to_string());
     Ok(())
 }

@@ -5,16 +5,16 @@ use super::super::choice::{PipelineSchedule, ShardingStrategy};
 use super::super::run_config::ParallelSizes;
 use super::Draft;
 
-/// Settings with the same meaning.
-const SAME: [&[&str]; 3] = [
-    &["optimizer.use_distributed_optimizer", "ddp.use_distributed_optimizer"],
-    &["optimizer.overlap_param_gather", "ddp.overlap_param_gather"],
+/// Settings with the same meaning: one of each list suffices.
+pub const SAME_SETTINGS: [&[&str]; 3] = [
+    &["ddp.use_distributed_optimizer", "optimizer.use_distributed_optimizer"],
+    &["ddp.overlap_param_gather", "optimizer.overlap_param_gather"],
     &["ddp.use_megatron_fsdp", "dist.use_megatron_fsdp"],
 ];
 
 /// Makes settings with the same meaning agree, and checks the combinations.
 pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &ParallelSizes) {
-    for names in SAME {
+    for names in SAME_SETTINGS {
         draft.refuse_contradictions(names);
     }
     let recipe = &mut draft.recipe;

@@ -30,6 +30,7 @@ mod tokenizer;
 mod train;
 mod unused;
 
+pub use data_parallel::SAME_SETTINGS;
 #[cfg(test)]
 pub(crate) use offload::NAMES as OFFLOAD_MODULES;
 

@@ -5,8 +5,13 @@
 //!    formula. What needs more memory by far is left out; the rest is put in order of the estimate.
 //! 3. In this order layouts are planned in full, until enough fit and those to come are estimated slower. Of layouts with the same parallel
 //!    sizes the fastest is kept.
+//!
+//! If no layout fits, the search says why: which sizes divide nothing, what a run refuses, how much
+//! memory the smallest layout needs.
 
 mod sizes;
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use bridge_dist::schedule::{PipelineShape, check_shape};
 use rayon::prelude::*;
@@ -58,6 +63,13 @@ pub struct Search {
     pub found: Vec<Found>,
     /// How many there are.
     pub counts: SearchCounts,
+    /// Numbers of replicas that the sizes leave ranks for; the global batch size has to be a
+    /// multiple of one of them.
+    pub replicas: Vec<usize>,
+    /// Why a run refuses layouts, with the number of layouts, the most frequent reason first.
+    pub refusals: Vec<(String, usize)>,
+    /// If nothing was found, the layout that needs the least memory of those that a run accepts.
+    pub smallest: Option<Found>,
 }
 
 /// What became of the layouts that were looked at.
@@ -81,7 +93,7 @@ pub fn with_room(plan: &Plan, recipe: &RawConfig, models: &ModelRegistry, option
     let modes = [Recomputed::Nothing, Recomputed::FeedForward, Recomputed::Layers];
     let mut found = modes
         .into_iter()
-        .filter_map(|recomputed| planned(Sizes { recomputed, ..Sizes::of(plan) }, recipe, models, options));
+        .filter_map(|recomputed| planned(Sizes { recomputed, ..Sizes::of(plan) }, recipe, models, options).ok());
     found.find(|found| found.plan.most_memory() <= usable)
 }
 
@@ -89,13 +101,34 @@ pub fn with_room(plan: &Plan, recipe: &RawConfig, models: &ModelRegistry, option
 pub fn search(recipe: &RawConfig, models: &ModelRegistry, options: &SearchOptions) -> Search {
     let usable = usable_bytes(options.memory_bytes);
     let bases = sizes::of_one_stage(recipe, options);
-    let estimates = bases.into_par_iter().flat_map_iter(|one| estimates(one, recipe, models, options));
-    let mut layouts: Vec<Estimated> = estimates.collect();
+    let layers = recipe.model.num_layers;
+    let replicas: BTreeSet<usize> = bases
+        .iter()
+        .flat_map(|one| sizes::pipelines(*one, layers, options))
+        .filter(|(stages, _)| sizes::divides_layers(layers, *stages))
+        .map(|(_, replicas)| replicas)
+        .collect();
+    let mut refusals = BTreeMap::<String, usize>::new();
+    let mut layouts = Vec::new();
+    let estimates: Vec<_> = bases.into_par_iter().map(|one| estimates(one, recipe, models, options)).collect();
+    for estimated in estimates {
+        match estimated {
+            Ok(some) => layouts.extend(some),
+            Err(refusal) => *refusals.entry(refusal).or_default() += 1,
+        }
+    }
     let mut counts = SearchCounts { layouts: layouts.len(), ..SearchCounts::default() };
+    let mut by_memory: Vec<Sizes> = Vec::new();
+    if layouts.iter().all(|layout| layout.memory > usable as f64) {
+        let mut sorted: Vec<&Estimated> = layouts.iter().collect();
+        sorted.sort_by(|a, b| a.memory.total_cmp(&b.memory));
+        by_memory.extend(sorted.into_iter().take(AT_ONCE).map(|layout| layout.sizes));
+    }
     layouts.retain(|layout| layout.memory <= usable as f64 * MEMORY_SLACK);
     counts.too_large = counts.layouts - layouts.len();
     layouts.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
     let mut found: Vec<Found> = Vec::new();
+    let mut smallest = None;
     let mut rest = layouts.into_iter().peekable();
     while counts.planned < MOST_PLANS && rest.peek().is_some() {
         let slowest = found.get(options.count.saturating_sub(1)).map(|found| seconds(&found.plan));
@@ -106,13 +139,19 @@ pub fn search(recipe: &RawConfig, models: &ModelRegistry, options: &SearchOption
         let is_new = |layout: &Estimated| found.iter().all(|found| !is_same(&found.sizes, &layout.sizes));
         let some: Vec<Estimated> = rest.by_ref().filter(is_new).take(AT_ONCE).collect();
         counts.planned += some.len();
-        let planned: Vec<Option<Found>> =
+        let planned: Vec<Result<Found, String>> =
             some.par_iter().map(|layout| planned(layout.sizes, recipe, models, options)).collect();
         for planned in planned {
             match planned {
-                None => counts.refused += 1,
-                Some(planned) if planned.plan.most_memory() > usable => counts.without_room += 1,
-                Some(planned) => found.push(planned),
+                Err(refusal) => {
+                    counts.refused += 1;
+                    *refusals.entry(refusal).or_default() += 1;
+                }
+                Ok(planned) if planned.plan.most_memory() > usable => {
+                    counts.without_room += 1;
+                    keep_smaller(&mut smallest, planned);
+                }
+                Ok(planned) => found.push(planned),
             }
         }
         found.sort_by(|a, b| seconds(&a.plan).total_cmp(&seconds(&b.plan)));
@@ -125,7 +164,26 @@ pub fn search(recipe: &RawConfig, models: &ModelRegistry, options: &SearchOption
         found = kept;
     }
     found.truncate(options.count);
-    Search { found, counts }
+    if found.is_empty() {
+        let planned: Vec<_> = by_memory.into_par_iter().map(|sizes| planned(sizes, recipe, models, options)).collect();
+        for planned in planned {
+            match planned {
+                Ok(planned) => keep_smaller(&mut smallest, planned),
+                Err(refusal) => *refusals.entry(refusal).or_default() += 1,
+            }
+        }
+    }
+    let smallest = smallest.filter(|_| found.is_empty());
+    let mut refusals: Vec<(String, usize)> = refusals.into_iter().collect();
+    refusals.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+    Search { found, counts, replicas: replicas.into_iter().collect(), refusals, smallest }
+}
+
+/// Keeps the layout of the two that needs less memory.
+fn keep_smaller(kept: &mut Option<Found>, other: Found) {
+    if kept.as_ref().is_none_or(|kept| other.plan.most_memory() < kept.plan.most_memory()) {
+        *kept = Some(other);
+    }
 }
 
 /// Whether the parallel sizes are the same.
@@ -139,13 +197,14 @@ fn seconds(plan: &Plan) -> f64 {
     plan.estimate.map_or(f64::INFINITY, |estimate| estimate.step_seconds)
 }
 
-/// The plan of a layout, if a run with it is possible.
-fn planned(sizes: Sizes, recipe: &RawConfig, models: &ModelRegistry, options: &SearchOptions) -> Option<Found> {
-    let config = sizes.apply(recipe).finalize_for_plan(&World { size: options.world_size }).ok()?;
+/// The plan of a layout, or why a run with it is refused.
+fn planned(sizes: Sizes, recipe: &RawConfig, models: &ModelRegistry, options: &SearchOptions) -> Result<Found, String> {
+    let config = sizes.apply(recipe).finalize_for_plan(&World { size: options.world_size });
+    let config = config.map_err(|errors| errors.to_string())?;
     let SearchOptions { rates, matrix_units, .. } = *options;
     let plan_options = PlanOptions { rates: Some(rates), matrix_units, ..PlanOptions::default() };
-    let plan = plan(&config, models, &plan_options).ok()?;
-    Some(Found { sizes, plan })
+    let plan = plan(&config, models, &plan_options).map_err(|error| error.to_string())?;
+    Ok(Found { sizes, plan })
 }
 
 /// A layout by its estimate.
@@ -155,22 +214,24 @@ struct Estimated {
     memory: f64,
 }
 
-/// The layouts with the sizes of `one`, estimated by its plan of one sequence on one stage.
-fn estimates(one: Sizes, recipe: &RawConfig, models: &ModelRegistry, options: &SearchOptions) -> Vec<Estimated> {
+/// The layouts with the sizes of `one`, estimated by its plan of one sequence on one stage, or why
+/// that is refused.
+fn estimates(
+    one: Sizes,
+    recipe: &RawConfig,
+    models: &ModelRegistry,
+    options: &SearchOptions,
+) -> Result<Vec<Estimated>, String> {
     let layouts = sizes::with_stages(one, recipe, options);
     if layouts.is_empty() {
-        return Vec::new();
+        return Ok(Vec::new());
     }
     // Two sequences: with the second one, there are sums of gradients at every moment.
     let mut single = recipe.clone();
     single.train.global_batch_size = Some(2 * options.world_size / one.ranks());
     single.train.rampup_batch_size = None;
-    let Some(Found { plan: base, .. }) = planned(one.on_one_stage(), &single, models, options) else {
-        return Vec::new();
-    };
-    let Some(time) = base.estimate else {
-        return Vec::new();
-    };
+    let base = planned(one.on_one_stage(), &single, models, options)?.plan;
+    let time = base.estimate.ok_or("the model does not know its costs, so its time cannot be estimated")?;
     let batch = recipe.train.global_batch_size.unwrap_or(1);
     let stage = &base.stages[0];
     let memory = stage.memory;
@@ -191,5 +252,5 @@ fn estimates(one: Sizes, recipe: &RawConfig, models: &ModelRegistry, options: &S
         let states = (memory.parameters + memory.gradients) as f64 / stages + memory.optimizer as f64;
         Some(Estimated { sizes, seconds, memory: states + kept * sequences })
     });
-    estimated.collect()
+    Ok(estimated.collect())
 }

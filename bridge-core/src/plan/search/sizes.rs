@@ -152,6 +152,12 @@ fn ends_counted(num_layers: usize, parts: usize) -> Option<usize> {
     ends.into_iter().find(|ends| (num_layers + ends).is_multiple_of(parts) && num_layers + ends >= parts)
 }
 
+/// True if as many stages can have as many layers each, with the embedding and the output layer
+/// counted or not.
+pub(super) fn divides_layers(layers: usize, stages: usize) -> bool {
+    ends_counted(layers, stages).is_some()
+}
+
 fn recompute(model: &mut TransformerConfig, recomputed: Recomputed, has_experts: bool) {
     model.recompute_granularity = None;
     model.recompute_method = None;
@@ -237,22 +243,24 @@ pub(super) fn of_one_stage(recipe: &RawConfig, options: &SearchOptions) -> Vec<S
     all
 }
 
+/// Numbers of stages that go with the sizes of one stage, with the replicas that the ranks are
+/// enough for.
+pub(super) fn pipelines(one: Sizes, layers: usize, options: &SearchOptions) -> impl Iterator<Item = (usize, usize)> {
+    let (world, ranks, experts) = (options.world_size, one.ranks(), one.expert * one.expert_tensor);
+    let stages = divisors(world / ranks, MOST_STAGES.min(layers + 2));
+    let is_possible = move |stages: &usize| {
+        (*stages == 1 || one.divided != Divided::All) && (experts == 1 || world.is_multiple_of(experts * stages))
+    };
+    stages.filter(is_possible).map(move |stages| (stages, world / (ranks * stages)))
+}
+
 /// The pipelines and micro-batches that go with the sizes of one stage. Fully sharded parameters would be gathered for every micro-batch of a
 /// pipeline, so they are only tried without one.
 pub(super) fn with_stages(one: Sizes, recipe: &RawConfig, options: &SearchOptions) -> Vec<Sizes> {
     let (layers, batch) = (recipe.model.num_layers, recipe.train.global_batch_size.unwrap_or(1));
-    let world = options.world_size;
-    let ranks = one.ranks();
-    let stages = divisors(world / ranks, MOST_STAGES.min(layers + 2));
     let mut all = Vec::new();
-    for pipeline in stages.filter(|stages| *stages == 1 || one.divided != Divided::All) {
-        let has_experts = one.expert * one.expert_tensor > 1;
-        let replicas = world / (ranks * pipeline);
-        if has_experts && !world.is_multiple_of(one.expert * one.expert_tensor * pipeline)
-            || !batch.is_multiple_of(replicas)
-        {
-            continue;
-        }
+    for (pipeline, replicas) in pipelines(one, layers, options).filter(|(_, replicas)| batch.is_multiple_of(*replicas))
+    {
         let most_chunks = if pipeline > 1 { MOST_CHUNKS } else { 1 };
         for chunks in (1..=most_chunks).filter(|chunks| ends_counted(layers, pipeline * chunks).is_some()) {
             let sequences = powers_of_two(MOST_SEQUENCES);
