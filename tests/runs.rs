@@ -182,6 +182,22 @@ fn runs_are_listed_compared_and_drawn_together() {
         assert!(compared.contains(row), "{row} in {compared}");
     }
     assert!(!compared.contains("model.num_layers"), "{compared}");
+    // By name too, also as JSON; a name that no run has is an error with those there are.
+    assert_eq!(text(&command(folder.path(), &["runs", "compare", "a", "b"])), compared);
+    let json: Value =
+        serde_json::from_slice(&command(folder.path(), &["runs", "compare", "a", "b", "--json"]).stdout).unwrap();
+    for run in json["runs"].as_array().unwrap() {
+        let (tokens, seconds) = (run["tokens"].as_f64().unwrap(), run["seconds"].as_f64().unwrap());
+        assert!((run["tokens_per_second"].as_f64().unwrap() * seconds - tokens).abs() < 1.0, "{run}");
+        assert!(run["last_valid_loss"].as_f64().unwrap() >= run["best_valid_loss"].as_f64().unwrap(), "{run}");
+    }
+    let differing = json["differences"].as_array().unwrap();
+    assert!(differing.iter().any(|difference| difference["key"] == "optimizer.lr"), "{json}");
+    let unknown = command(folder.path(), &["runs", "compare", "a", "z"]);
+    assert_eq!(unknown.status.code(), Some(2), "{}", text(&unknown));
+    assert!(text(&unknown).contains("no run of that name") && text(&unknown).contains("runs/b"), "{}", text(&unknown));
+    let recipe = command(folder.path(), &["runs", "compare", "tiny", "a"]);
+    assert!(text(&recipe).contains("3 runs have that name"), "{}", text(&recipe));
     let plotted = command(folder.path(), &["runs", "plot", "runs/a", "runs/b", "--output", "both"]);
     assert!(plotted.status.success(), "{}", text(&plotted));
     let svg = std::fs::read_to_string(folder.path().join("both.svg")).unwrap();

@@ -1,6 +1,6 @@
 //! `bridge runs`: what runs have done, from their files: a list, a comparison, one picture of several.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use bridge_core::logging::losses::Losses;
 use bridge_core::logging::numbers::{duration, significant, with_prefix};
@@ -18,7 +18,7 @@ use crate::output::{line, table};
 pub enum Command {
     /// List runs: state, iterations, losses, tokens, time.
     List(Folders),
-    /// Compare runs: the settings in which they differ, and their figures side by side.
+    /// Compare runs: the settings in which they differ, and their losses and speeds side by side.
     Compare(Folders),
     /// Send what runs have left for their trackers, because a server was not there.
     Send {
@@ -39,11 +39,14 @@ pub enum Command {
     },
 }
 
+/// Folder in which runs are looked for by name.
+const RUNS: &str = "runs";
+
 /// Where runs are.
 #[derive(Debug, Args)]
 pub struct Folders {
-    /// Log folders of runs, or folders with such folders in them.
-    #[arg(default_value = "runs")]
+    /// Log folders of runs, folders with such folders in them, or names of runs below `runs`.
+    #[arg(default_value = RUNS)]
     folders: Vec<PathBuf>,
     /// Print JSON: an object a line.
     #[arg(long)]
@@ -67,6 +70,10 @@ impl Folders {
         let mut runs: Vec<Run> = Vec::new();
         let mut damaged = Vec::new();
         for folder in &self.folders {
+            if !folder.exists() && Path::new(RUNS).is_dir() {
+                runs.extend(named(&folder.to_string_lossy())?);
+                continue;
+            }
             let found = find(folder);
             runs.extend(found.runs);
             damaged.extend(found.damaged);
@@ -85,6 +92,35 @@ impl Folders {
         }
         Ok(runs)
     }
+}
+
+/// The run below `runs` with a name: that of its folder, its recipe or its identity, the first of
+/// these that any run has.
+fn named(name: &str) -> Result<Option<Run>, Failure> {
+    let mut runs = find(Path::new(RUNS)).runs;
+    let keys: [fn(&Run, &str) -> bool; 3] = [
+        |run, name| run.folder.ends_with(name),
+        |run, name| run.name == name,
+        |run, name| run.id.as_deref() == Some(name),
+    ];
+    if let Some(is_named) = keys.into_iter().find(|is_named| runs.iter().any(|run| is_named(run, name))) {
+        runs.retain(|run| is_named(run, name));
+    } else {
+        let known: Vec<String> = runs.iter().map(|run| run.folder.display().to_string()).collect();
+        let known = if known.is_empty() { "no run".into() } else { known.join(", ") };
+        return Err(Failure::input(format!(
+            "{name}: no such folder, and no run of that name below {RUNS}; found {known}"
+        )));
+    }
+    if runs.len() > 1 {
+        let folders: Vec<String> = runs.iter().map(|run| run.folder.display().to_string()).collect();
+        return Err(Failure::input(format!(
+            "{name}: {} runs have that name: give one of {}",
+            runs.len(),
+            folders.join(", ")
+        )));
+    }
+    Ok(runs.pop())
 }
 
 /// Sends what is left, and ends with an error where something still is.
@@ -167,13 +203,17 @@ fn compare(folders: &Folders, runs: &[Run]) -> Result<(), Failure> {
         let folder = run.folder.display();
         complain(&format!("warning: {folder}: has no run.json, so its settings are not known"));
     }
-    let names = ["state", "iterations", "loss", "best valid", "tokens", "time"];
+    let names = ["state", "iterations", "loss", "best valid", "tokens", "time", "last valid", "tokens/s"];
     let mut rows = vec![
         std::iter::once(String::new())
             .chain(runs.iter().map(|run| run.folder.display().to_string()))
             .collect::<Vec<_>>(),
     ];
-    let all: Vec<_> = runs.iter().map(figures).collect();
+    let more = |run: &Run| {
+        let last = run.last_valid_loss.map_or("-".into(), |loss| significant(loss, 5));
+        [last, run.tokens_per_second.map_or("-".into(), with_prefix)]
+    };
+    let all: Vec<Vec<String>> = runs.iter().map(|run| figures(run).into_iter().chain(more(run)).collect()).collect();
     for (place, name) in names.iter().enumerate() {
         rows.push(
             std::iter::once((*name).to_owned()).chain(all.iter().map(|figures| figures[place].clone())).collect(),
@@ -187,13 +227,15 @@ fn compare(folders: &Folders, runs: &[Run]) -> Result<(), Failure> {
     let weights: Vec<u8> =
         (0..rows[0].len()).map(|column| u8::try_from(200_usize.saturating_sub(column)).unwrap_or(0)).collect();
     table(&rows, &weights);
-    if differences.is_empty() && runs.len() > 1 {
-        line("no setting differs");
+    match runs.len() {
+        1 => line("one run: name another one to compare it with"),
+        _ if differences.is_empty() => line("no setting differs"),
+        _ => {}
     }
     Ok(())
 }
 
-fn plot(folders: &Folders, runs: &[Run], output: &std::path::Path) -> Result<(), Failure> {
+fn plot(folders: &Folders, runs: &[Run], output: &Path) -> Result<(), Failure> {
     let mut names: Vec<String> = runs.iter().map(|run| run.name.clone()).collect();
     // Runs of one recipe are told apart by their folders.
     for (place, run) in runs.iter().enumerate() {

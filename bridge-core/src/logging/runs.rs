@@ -71,10 +71,14 @@ pub struct Run {
     pub best_valid_loss: Option<f64>,
     /// Its iteration.
     pub best_valid_iteration: Option<u64>,
+    /// The last loss of the validation split.
+    pub last_valid_loss: Option<f64>,
     /// Tokens trained on.
     pub tokens: u64,
     /// Time spent in steps, in seconds.
     pub seconds: f64,
+    /// Mean speed over all steps.
+    pub tokens_per_second: Option<f64>,
     /// When its last job began, local time.
     pub started: Option<String>,
     /// The resolved configuration, as TOML.
@@ -224,8 +228,10 @@ fn summary(folder: &Path, record: Option<RunRecord>, metrics: Metrics) -> Run {
         last_loss: last.and_then(|record| record.get("loss").cloned()),
         best_valid_loss: best.map(|best| best.1),
         best_valid_iteration: best.map(|best| best.0 as u64),
+        last_valid_loss: losses.validation.last().map(|last| last.1),
         tokens: tokens.round() as u64,
         seconds,
+        tokens_per_second: (seconds > 0.0).then_some(tokens / seconds),
         started: record.as_ref().map(|record| record.started.clone()),
         why: record.as_ref().and_then(|record| record.why.clone()),
         config: record.map(|record| record.config),
@@ -357,6 +363,7 @@ mod tests {
         let one = &found.runs[1];
         assert_eq!((one.best_valid_loss, one.best_valid_iteration, one.tokens), (Some(2.5), Some(2), 300));
         assert_eq!((one.last_loss.clone(), one.seconds), (Some(2.5.into()), 1.5));
+        assert_eq!((one.last_valid_loss, one.tokens_per_second), (Some(3.0), Some(200.0)));
         assert_eq!(found.runs[2].last_loss, Some("NaN".into()));
         assert_eq!(find(&path("nowhere")).damaged.len(), 1);
     }
