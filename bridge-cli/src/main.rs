@@ -9,6 +9,7 @@ mod dashboard;
 mod failure;
 mod foreign;
 mod generation_settings;
+mod line_editor;
 mod model_source;
 mod object_stores;
 mod output;

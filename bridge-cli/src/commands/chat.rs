@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use crate::chosen_models::{ModelArguments, Models};
 use crate::continuation::{Prompt, Request, SamplingArguments, continue_text};
 use crate::failure::Failure;
+use crate::line_editor::LineEditor;
 use crate::model_source::LoadedModel;
 use crate::output::{self, line};
 use crate::speech::{ErrorForm, Speech};
@@ -45,7 +46,21 @@ const DEFAULT_MAX_TOKENS: usize = 512;
 const HELP: &str = "/reset          forget the conversation
 /system TEXT    tell the model something before it, and forget the conversation
 /adapter NAME   go on with another of the adapters, or with `base`
-/exit           end; so does the end of the input";
+/exit           end; so does the end of the input (Control-D)
+Arrow keys edit the line and bring earlier ones back.";
+
+/// Prompt on a terminal.
+const PROMPT: &str = "> ";
+
+/// The next line of the input where it cannot be edited; `None` at its end.
+fn read_line(is_terminal: bool) -> std::io::Result<Option<String>> {
+    if is_terminal {
+        eprint!("{PROMPT}");
+    }
+    let mut text = String::new();
+    let read = std::io::stdin().lock().read_line(&mut text)?;
+    Ok((read > 0).then_some(text))
+}
 
 /// Runs the command.
 pub fn run(arguments: &Arguments, speech: &Speech) -> Result<u8, Failure> {
@@ -133,20 +148,18 @@ struct Chat<'a> {
 impl Chat<'_> {
     /// Reads and answers until the input ends.
     fn converse(&mut self) -> Result<u8, Failure> {
-        let stdin = std::io::stdin();
-        let is_terminal = stdin.is_terminal();
+        let is_terminal = std::io::stdin().is_terminal();
+        let mut editor = LineEditor::new();
         if is_terminal {
             eprintln!("/help says what else can be written here");
         }
         loop {
-            if is_terminal {
-                eprint!("> ");
-            }
-            let mut text = String::new();
-            let read = stdin.lock().read_line(&mut text);
-            if read.map_err(|error| Failure::input(format!("standard input: expected text, {error}")))? == 0 {
-                return Ok(0);
-            }
+            let read = match &mut editor {
+                Some(editor) => editor.read_line(PROMPT),
+                None => read_line(is_terminal),
+            };
+            let read = read.map_err(|error| Failure::input(format!("standard input: expected text, {error}")))?;
+            let Some(text) = read else { return Ok(0) };
             match text.trim() {
                 "" => {}
                 "/exit" | "/quit" => return Ok(0),
