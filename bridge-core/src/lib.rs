@@ -49,3 +49,16 @@ pub mod testing;
 mod tests;
 pub mod timers;
 pub mod train;
+
+/// Burn as Bridge uses it: programs that take it from here have the same version and features, and
+/// compile it once.
+pub use burn;
+
+bridge_data::readable_errors!(
+    checkpoint::CheckpointError,
+    config::ConfigError,
+    config::ConfigErrors,
+    model::ModelBuildError,
+    plan::PlanError,
+    train::TrainError,
+);

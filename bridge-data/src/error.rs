@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use crate::tokenizer::TokenizerError;
 
 /// Why data could not be opened, indexed, sampled or packed.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum DataError {
     /// The operating system reported an error of a file operation.

@@ -31,6 +31,7 @@ pub mod outside;
 pub mod pack;
 pub mod python_json;
 pub mod random;
+mod readable;
 pub mod sampler;
 #[cfg(feature = "finetuning")]
 pub mod sft;
@@ -45,3 +46,8 @@ pub use error::DataError;
 pub use examples_report::ExamplesReport;
 pub use extra::{ENCODER_MASK, ENCODER_TOKENS, Extra, ExtraCut, ExtraValues, Extras, PADDING};
 pub use loader::{DataLoader, MicroBatch, MicroBatches, SequencePart};
+pub use readable::write_with_causes;
+
+readable_errors!(DataError, tokenizer::TokenizerError);
+#[cfg(feature = "finetuning")]
+readable_errors!(chat::ChatError);

@@ -38,3 +38,13 @@ pub use models::{decoder, encoder_decoder};
 pub use registry::registry;
 pub use sharding::{OnParameter, gather_parameters};
 pub use verify::{verify, verify_adapter};
+
+bridge_data::readable_errors!(
+    adapters::AdapterError,
+    adapters::SetError,
+    generate::GenerateError,
+    huggingface::HfError,
+    megatron::MegatronError,
+    score::ScoreError,
+    verify::VerifyError,
+);

@@ -37,7 +37,7 @@ pub struct TokenScore {
 }
 
 /// Why a continuation has no score.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ScoreError {
     /// There is no token before it, or none in it.
     #[error("expected at least one token of context and one that follows, found {context} and {tokens}")]

@@ -79,7 +79,7 @@ pub struct VerifyReport {
 }
 
 /// Why nothing could be compared.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum VerifyError {
     /// Model or reference cannot be read.
     #[error(transparent)]

@@ -210,7 +210,7 @@ fn nearest_name(nearest: Option<&String>) -> String {
 }
 
 /// Errors of writing, finding and reading checkpoints.
-#[derive(Debug, Error)]
+#[derive(Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
     /// The operating system reported an error.

@@ -31,7 +31,7 @@ pub enum ErrorKind {
 }
 
 /// One problem of a configuration.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Clone, PartialEq, Serialize)]
 pub struct ConfigError {
     /// The kind of problem that this is.
     pub kind: ErrorKind,
@@ -173,7 +173,7 @@ impl fmt::Display for ConfigError {
 impl std::error::Error for ConfigError {}
 
 /// Every problem found in one run over a configuration, in the order of discovery.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[derive(Clone, Default, PartialEq, Serialize)]
 #[serde(transparent)]
 pub struct ConfigErrors {
     errors: Vec<ConfigError>,

@@ -1,7 +1,7 @@
 //! Why a model cannot be built.
 
 /// Why a model could not be built.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum ModelBuildError {
     /// No such kind in the registry.
     #[error("model.kind: expected one of {known}, found `{found}`")]

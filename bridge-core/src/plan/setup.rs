@@ -16,7 +16,7 @@ use crate::optim::rules::MasterFormat;
 use crate::optim::{DistributionSettings, OffloadSettings, ShardCounts, Sharding};
 
 /// Why there is no plan.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum PlanError {
     /// A setting cannot be counted.
     #[error("{key}: {message}")]

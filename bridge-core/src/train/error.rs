@@ -24,7 +24,7 @@ use crate::resilience::rerun::{RerunCheckpointError, UnexpectedResult};
 use crate::schedule::{BatchSizeError, LossScaleError, SchedulerError, SchedulerStateError};
 
 /// Why a run could not start or go on.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum TrainError {
     /// The configuration, all its problems.
     #[error(transparent)]

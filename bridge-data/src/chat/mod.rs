@@ -33,7 +33,7 @@ const FILES: [&str; 4] =
 const LONGEST_TEMPLATE: usize = 1 << 20;
 
 /// Why a conversation has no text.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ChatError {
     /// A file of the folder cannot be read.

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 /// Why a tokenizer could not be loaded, trained or used.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum TokenizerError {
     /// A file or folder without a tokenizer.

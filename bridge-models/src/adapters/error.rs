@@ -7,7 +7,7 @@ use bridge_core::checkpoint::CheckpointError;
 use crate::huggingface::HfError;
 
 /// Why an adapter could not be read or used.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum AdapterError {
     /// A file, or the base, cannot be read.
     #[error(transparent)]

@@ -185,7 +185,7 @@ impl AdapterSet {
 }
 
 /// Why a request could not be served.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum SetError {
     /// There is no such adapter.
     #[error(transparent)]

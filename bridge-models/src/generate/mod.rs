@@ -67,7 +67,7 @@ impl GenerateOptions {
 }
 
 /// Why nothing could be generated.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[derive(Clone, PartialEq, thiserror::Error)]
 pub enum GenerateError {
     /// There is no token to start from.
     #[error("prompt: expected at least one token, found none")]

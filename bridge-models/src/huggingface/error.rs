@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use bridge_core::model::ModelBuildError;
 
 /// Why a folder could not be imported or written.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum HfError {
     /// A file could not be read or written.
     #[error("{path}: {source}")]

@@ -26,7 +26,7 @@ const RECIPE: &str = "run_config.yaml";
 const TRACKER: &str = "latest_checkpointed_iteration.txt";
 
 /// Why a folder cannot be imported.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum MegatronError {
     /// A file cannot be read.
     #[error("{path}: {source}")]
