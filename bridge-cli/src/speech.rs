@@ -14,7 +14,7 @@ pub struct Speech {
     /// Say less: no notes and no progress, only results, warnings and errors.
     #[arg(short, long, global = true, conflicts_with = "verbose")]
     quiet: bool,
-    /// Say more: while training, lines with all figures.
+    /// Say more: while training, the configuration and lines with all figures.
     #[arg(short, long, global = true)]
     verbose: bool,
     /// Print JSON: results and errors.

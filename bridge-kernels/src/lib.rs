@@ -61,7 +61,7 @@ pub use activation::{Activation, FeedForwardUnit, GatedUnit, activation, activat
 pub use again::{Again, Remakeable};
 pub use attention::{AttentionOptions, LargestScore, ScoreWatch, attention};
 pub use causal_conv::causal_conv;
-pub use cross_entropy::{CrossEntropyOptions, linear_cross_entropy};
+pub use cross_entropy::{CrossEntropyOptions, TokenAccuracy, linear_cross_entropy, linear_cross_entropy_counting};
 pub use dropout::{DropoutKey, dropout};
 pub use embedding::embedding;
 pub use flex::address_on_cpu;

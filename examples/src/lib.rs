@@ -6,5 +6,6 @@
 //! | `service` | training runs inside a web service: start, watch, cancel, list checkpoints |
 //! | `custom_model` | a custom model, with its own recipe field |
 //! | `custom_dataset` | a custom dataset, with its own recipe field |
+//! | `custom_loss` | a custom loss, logged by its own name |
 //! | `custom_tokenizer` | a dataset with its own tokenizer |
 //! | `object_store` | checkpoints in S3, Google Cloud Storage or Azure |

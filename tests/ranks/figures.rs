@@ -199,13 +199,18 @@ fn tokens_of_experts_reach_console_and_records() {
     assert!(said.contains(&format!(" | tokens per expert: {least} to {most} | ")), "{said}");
 }
 
-/// What a run says at its start: the settings that differ from the defaults, once, and the size of the whole model.
+/// What a run says at its start: the size of the whole model, and if asked the settings that differ
+/// from the defaults, once.
 #[test]
-fn a_run_begins_with_a_summary_of_its_settings() {
+fn a_run_that_is_asked_begins_with_a_summary_of_its_settings() {
     for ranks in ["1", "2"] {
         let folder = tempfile::tempdir().unwrap();
         let layout = if ranks == "2" { "model.pipeline_model_parallel_size=2" } else { "optimizer.lr=0.002" };
-        let output = bridge(folder.path(), &["--ranks", ranks, "train.train_iters=1", "optimizer.lr=0.002", layout]);
+        let run = ["--ranks", ranks, "train.train_iters=1", "optimizer.lr=0.002", layout];
+        let quiet = String::from_utf8(bridge(folder.path(), &run).stdout).unwrap();
+        assert!(quiet.contains("tiny: gpt with 0.16 M") && !quiet.contains("Configuration Summary"), "{quiet}");
+        let folder = tempfile::tempdir().unwrap();
+        let output = bridge(folder.path(), &[&run[..], &["-v"]].concat());
         let said = String::from_utf8(output.stdout).unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let title = "Configuration Summary (Non-Default Values vs Defaults)";

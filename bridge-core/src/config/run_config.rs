@@ -1,7 +1,7 @@
 //! `RunConfig`: the checked, resolved, immutable configuration, which alone can be trained. It is derived in `finalize`.
 
 use std::ops::Deref;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use bridge_dist::mesh::{Mesh, MeshError, ParallelSizes as MeshSizes, RankOrder};
 
@@ -434,6 +434,11 @@ impl RunConfig {
     /// Whether the number of iterations is not known before the data has been read.
     pub fn counts_epochs(&self) -> bool {
         self.train.num_epochs.is_some()
+    }
+
+    /// Folder with the tokenizer and the token files that are made of the recipe's own text.
+    pub fn text_folder(&self) -> PathBuf {
+        self.dataset.source_cache_dir.clone().unwrap_or_else(|| Path::new("data").join(&self.name))
     }
 
     /// Warnings about valid but probably unintended settings, one sentence each.

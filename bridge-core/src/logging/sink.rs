@@ -41,12 +41,20 @@ pub trait Sink: Send {
         Ok(())
     }
 
-    /// A text that people rarely read, such as the whole configuration.
+    /// A text that people rarely read, such as the times of a save.
     ///
     /// # Errors
     /// As of lines, which it is taken for where nothing else is said.
     fn on_details(&mut self, text: &str) -> Result<(), SinkError> {
         self.on_line(LogLevel::Info, text)
+    }
+
+    /// The settings that differ from the defaults, before training.
+    ///
+    /// # Errors
+    /// As of details, which it is taken for where nothing else is said.
+    fn on_configuration(&mut self, text: &str) -> Result<(), SinkError> {
+        self.on_details(text)
     }
 
     /// A step or an evaluation is done.

@@ -15,6 +15,10 @@ pub const ROUTER_LOSSES: [&str; 4] =
 /// What a layer of multi-token prediction reports: the sum of its loss over the tokens of this rank, and their number.
 pub const PREDICTION_LOSS: &str = "mtp_loss";
 
+/// What the head reports of its loss if it can: the tokens of this rank that the model gets right,
+/// and all that count.
+pub const TOKEN_ACCURACY: &str = "token accuracy";
+
 /// What a layer with attention reports, if it is asked to: its largest score.
 pub const ATTENTION_LOGIT: &str = "max_attention_logit";
 

@@ -56,7 +56,9 @@ pub use error::ModelBuildError;
 pub use freezing::matches_pattern;
 pub use generation::{GenerationState, LayerState};
 pub use last_layer::LastLayer;
-pub use layer_metrics::{ATTENTION_LOGIT, LayerMetric, LayerMetrics, PREDICTION_LOSS, ROUTER_LOSSES, StepValues};
+pub use layer_metrics::{
+    ATTENTION_LOGIT, LayerMetric, LayerMetrics, PREDICTION_LOSS, ROUTER_LOSSES, StepValues, TOKEN_ACCURACY,
+};
 use module_chunk::released;
 pub use module_chunk::{ModuleChunk, Segments};
 pub(crate) use own_loss::label_log_probabilities;

@@ -20,6 +20,12 @@ pub trait OutputLoss: fmt::Debug + Send + Sync {
     /// Tensor-parallel ranks all compute it, from the same values. A context-parallel rank computes the part of its tokens, and parts add up.
     fn loss_sum(&self, outputs: &ModelOutputs<'_>) -> Tensor<1>;
 
+    /// Name under which the loss is reported: on the console, in TensorBoard and at trackers. The
+    /// same on all ranks.
+    fn name(&self) -> &'static str {
+        "custom loss"
+    }
+
     /// Names of what [`ModelOutputs::record`] is called with. The same on all ranks.
     fn figures(&self) -> &[&'static str] {
         &[]
@@ -121,6 +127,11 @@ impl OwnLoss {
     /// Whether a head has asked for it: a model that knows nothing of such losses would go on with its own.
     pub fn is_used(&self) -> bool {
         self.is_used.load(Ordering::Relaxed)
+    }
+
+    /// Name of the loss, see [`OutputLoss::name`].
+    pub fn name(&self) -> &'static str {
+        self.loss.name()
     }
 
     /// What it has recorded, all names of it.

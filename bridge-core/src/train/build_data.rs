@@ -14,8 +14,8 @@ use super::{TrainError, ranks};
 use crate::checkpoint::TrainState;
 use crate::config::RunConfig;
 
-/// The kind of dataset that reads files of examples.
-const FINETUNING: &str = "finetuning";
+/// Kind of datasets that read files of examples.
+pub(super) const FINETUNING: &str = "finetuning";
 
 /// The data of a run that starts from `begun`. Another process that needs the same text may have it when all ranks have opened it.
 pub(super) fn build_data(

@@ -206,6 +206,18 @@ impl RunData {
         repeats
     }
 
+    /// Samples of a pass over the training data: of one text, or of the examples to fine-tune on.
+    /// Blends and other datasets have no passes.
+    pub(super) fn epoch_samples(&self) -> Option<u64> {
+        let told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let examples = told.examples.contains_key("train") || told.examples.contains_key("training");
+        match told.passes.as_slice() {
+            [one] => Some(*one),
+            [] if examples => self.datasets.train.as_ref().map(|train| train.len() as u64),
+            _ => None,
+        }
+    }
+
     /// The examples of each split, if the data is made of such.
     pub(super) fn examples(&self) -> BTreeMap<String, Examples> {
         self.told.lock().unwrap_or_else(PoisonError::into_inner).examples.clone()

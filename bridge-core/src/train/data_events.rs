@@ -24,6 +24,8 @@ pub(super) struct Told {
     pub repeats: Vec<String>,
     /// The examples of each split.
     pub examples: BTreeMap<String, Examples>,
+    /// Samples of a pass over each part of the training data.
+    pub passes: Vec<u64>,
 }
 
 /// Text that is read more often than this in training is mostly learned by heart (Muennighoff et al., 2023, arXiv 2305.16264).
@@ -53,6 +55,9 @@ impl BuildObserver for Narrator {
     fn on_event(&self, event: &BuildEvent) {
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         told.repeats.extend(self.repeated(event));
+        if let BuildEvent::Ready { split: "train", samples, epochs, .. } = event {
+            told.passes.push((samples / epochs.max(&1)) as u64);
+        }
         if let BuildEvent::Examples { report } = event {
             // A split comes before the files that it is made of.
             told.examples.entry(report.split.clone()).or_insert_with(|| Examples::of(report));

@@ -7,18 +7,19 @@ use bridge_data::{Extra, ExtraCut, ExtraValues, MicroBatch, PADDING};
 use burn::tensor::activation::log_sigmoid;
 use burn::tensor::{Device, Tensor};
 
-use super::forward_step::{ForwardStep, LM_LOSS};
+use super::forward_step::ForwardStep;
 use super::global_state::GlobalState;
 use crate::config::{DpoConfig, RunConfig};
 use crate::model::{Batch, ModelOutputs, OutputLoss, label_log_probabilities};
 
+const DPO_LOSS: &str = "dpo loss";
 const CHOSEN: &str = "rewards/chosen";
 const REJECTED: &str = "rewards/rejected";
 const ACCURACIES: &str = "rewards/accuracies";
 const MARGINS: &str = "rewards/margins";
 
 /// Names of the losses that an evaluation of preferences reports.
-pub(super) const DPO_LOSSES: [&str; 5] = [LM_LOSS, CHOSEN, REJECTED, ACCURACIES, MARGINS];
+pub(super) const DPO_LOSSES: [&str; 5] = [DPO_LOSS, CHOSEN, REJECTED, ACCURACIES, MARGINS];
 
 /// The step that the recipe asks for, or else the program's.
 pub(super) fn step_of(config: &RunConfig, own: Box<dyn ForwardStep>) -> Box<dyn ForwardStep> {
@@ -139,6 +140,10 @@ impl OutputLoss for DpoLoss {
         let right = log_sigmoid(margins.clone()) * (1.0 - self.label_smoothing);
         let wrong = log_sigmoid(-margins) * self.label_smoothing;
         -((right + wrong) * Tensor::<1>::from_data(weights.as_slice(), &device)).sum()
+    }
+
+    fn name(&self) -> &'static str {
+        DPO_LOSS
     }
 
     fn figures(&self) -> &[&'static str] {

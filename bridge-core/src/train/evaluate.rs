@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bridge_data::DataLoader;
 
 use super::exit_reason::ExitReason;
-use super::forward_step::{LM_LOSS, Losses, add_recorded};
+use super::forward_step::{LM_LOSS, Losses, add_recorded, add_reported, objective_of};
 use super::pipeline::EvaluationBatches;
 use super::report::EvaluationReport;
 use super::run::TrainingRun;
@@ -64,12 +64,14 @@ pub(super) fn evaluate_at(run: &mut TrainingRun, split: Split, occasion: Occasio
     let timers = Arc::clone(&run.timers);
     let timer = timers.start("evaluate", TimerLevel::Iteration);
     let (mut losses, mut num_samples, mut num_bytes) = (Losses::new(), 0, Some(0));
+    let mut objective = LM_LOSS;
     for (set, loader) in sets.iter().zip(&mut loaders) {
         let found = match run_batches(run, split, loader)? {
             Ok(totals) => totals,
             Err(reason) => return Ok(Evaluation::Stopped(reason)),
         };
         num_samples += run.inputs.data.samples_in_passes(&run.config, (split, set), found.num_passes);
+        objective = found.objective;
         num_bytes = num_bytes.zip(found.num_bytes).map(|(sum, more)| sum + more);
         for (name, ratio) in found.losses {
             if let Some(set) = &set.name {
@@ -90,7 +92,7 @@ pub(super) fn evaluate_at(run: &mut TrainingRun, split: Split, occasion: Occasio
         Some(nats / std::f64::consts::LN_2 / bytes as f64)
     });
     let iteration = run.state.train_state.step;
-    let report = EvaluationReport { split, occasion, iteration, losses, num_samples, bits_per_byte };
+    let report = EvaluationReport { split, occasion, iteration, losses, objective, num_samples, bits_per_byte };
     run.outputs.reporter.evaluation(&run.state, &report);
     let (doors, mut context) = run.doors();
     let asked = doors.on_evaluation(&mut context, &report)?;
@@ -104,6 +106,8 @@ pub(super) fn evaluate_at(run: &mut TrainingRun, split: Split, occasion: Occasio
 /// What the batches of an evaluation add up to on this rank.
 struct Totals {
     losses: Losses,
+    /// Name of the loss that the model is judged by.
+    objective: &'static str,
     /// Micro-batches.
     num_passes: u64,
     /// Of the text, if each sample knows its own.
@@ -123,7 +127,7 @@ fn run_batches(
     };
     let num_microbatches = run.config.validation.num_microbatches;
     let windows = micro_batch_windows(&run.config, run.config.validation.eval_micro_batch_size);
-    let mut totals = Totals { losses: Losses::new(), num_passes: 0, num_bytes: Some(0) };
+    let mut totals = Totals { losses: Losses::new(), objective: LM_LOSS, num_passes: 0, num_bytes: Some(0) };
     for iteration in 0..iterations {
         run.outputs.reporter.evaluating(split, iteration as u64, iterations as u64);
         let mut left = num_microbatches;
@@ -164,11 +168,8 @@ fn evaluate_window(
     };
     let loss_sums =
         compute(&run.config, || run.training.pipeline.evaluate(&mut run.training.chunks, batches.len(), &mut work))?;
-    for (loss_sum, batch) in loss_sums.into_iter().zip(&batches) {
-        for (name, ratio) in run.training.forward_step.report(loss_sum, batch) {
-            *totals.losses.entry(name).or_default() += ratio;
-        }
-    }
+    totals.objective = objective_of(&own_losses);
+    add_reported(&mut totals.losses, (run.training.forward_step.as_mut(), totals.objective), &loss_sums, &batches);
     own_losses.iter().flatten().for_each(|loss| add_recorded(&mut totals.losses, loss));
     totals.num_passes += batches.len() as u64;
     if own_losses.iter().any(Option::is_some) {

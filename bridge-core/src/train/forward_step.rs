@@ -35,7 +35,7 @@ impl std::ops::AddAssign for Ratio {
 /// Losses by name, in name order.
 pub type Losses = BTreeMap<String, Ratio>;
 
-/// The name under which the language-model loss is reported.
+/// Name under which the model's own loss is reported: the mean cross-entropy of its tokens.
 pub const LM_LOSS: &str = "lm loss";
 
 /// Prepares micro-batches for the model and names its losses.
@@ -46,7 +46,8 @@ pub trait ForwardStep: Send {
     /// A loss of the program's own, computed where the model ends from its outputs (hidden states, logits), instead of the model's. It is
     /// asked for before each pass of a micro-batch, on all ranks, in training and in evaluation. By default there is none.
     ///
-    /// What it records is reported beside what [`report`](Self::report) says.
+    /// It is reported by its own name ([`OutputLoss::name`]), with what it records, beside what
+    /// [`report`](Self::report) adds.
     fn own_loss(&mut self, _state: &GlobalState, _batch: &Batch) -> Option<Arc<dyn OutputLoss>> {
         None
     }
@@ -76,11 +77,34 @@ pub trait ForwardStep: Send {
         None
     }
 
-    /// What is reported of a micro-batch, given the value of its loss sum.
+    /// Losses that are reported of a micro-batch, given the value of its loss sum. With a [loss of
+    /// the program's own](Self::own_loss), the entry [`LM_LOSS`] gets the name of that loss.
     fn report(&mut self, loss_sum: f64, batch: &Batch) -> Losses {
         let ratio = Ratio { numerator: loss_sum, denominator: batch.num_tokens };
         Losses::from([(LM_LOSS.to_owned(), ratio)])
     }
+}
+
+/// Adds the reported losses of micro-batches. Where the model's own loss was replaced, `objective`
+/// is the name of the loss in its place.
+pub(super) fn add_reported(
+    losses: &mut Losses,
+    (forward_step, objective): (&mut dyn ForwardStep, &'static str),
+    loss_sums: &[f64],
+    batches: &[Batch],
+) {
+    for (loss_sum, batch) in loss_sums.iter().zip(batches) {
+        for (name, ratio) in forward_step.report(*loss_sum, batch) {
+            let name = if name == LM_LOSS { objective.to_owned() } else { name };
+            *losses.entry(name).or_default() += ratio;
+        }
+    }
+}
+
+/// Name of the loss that the model's head computes: that of the losses in place of its own, which
+/// all micro-batches have.
+pub(super) fn objective_of(own_losses: &[Option<OwnLoss>]) -> &'static str {
+    own_losses.iter().flatten().map(OwnLoss::name).next().unwrap_or(LM_LOSS)
 }
 
 /// Adds what a loss has recorded of a micro-batch.

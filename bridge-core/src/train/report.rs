@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use super::TrainError;
+use super::distillation::CE_LOSS;
 use super::exit_reason::ExitReason;
-use super::forward_step::Ratio;
-use super::forward_step::{LM_LOSS, Losses};
+use super::forward_step::{LM_LOSS, Losses, Ratio};
 pub use super::global_state::GlobalState;
 use super::routers::RouterReport;
 use crate::config::RunConfig;
@@ -20,6 +20,12 @@ pub struct StepReport {
     pub iteration: u64,
     /// Losses by name, averaged as [`super::Ratio`] says.
     pub losses: Losses,
+    /// Name of the loss that was minimised, [`LM_LOSS`] unless the step has a [loss of its
+    /// own](super::ForwardStep::own_loss).
+    pub objective: &'static str,
+    /// In fine-tuning the share of the counted tokens whose label the model finds likeliest, where
+    /// the loss is computed by a kernel that counts.
+    pub token_accuracy: Option<f64>,
     /// Learning rate in force.
     pub learning_rate: f64,
     /// Learning rate of the embeddings and the output layer, if they have one of their own.
@@ -67,9 +73,14 @@ pub struct StepReport {
 }
 
 impl StepReport {
-    /// The language-model loss, as it is reported: rounded to float32.
+    /// The loss that was minimised, as it is reported: rounded to float32.
     pub fn loss(&self) -> Option<f32> {
-        self.losses.get(LM_LOSS).map(|ratio| ratio.value() as f32)
+        self.losses.get(self.objective).map(|ratio| ratio.value() as f32)
+    }
+
+    /// Mean cross-entropy of the tokens in nats, if it is among the losses.
+    pub(super) fn cross_entropy(&self) -> Option<Ratio> {
+        cross_entropy(&self.losses)
     }
 }
 
@@ -84,6 +95,9 @@ pub struct EvaluationReport {
     pub iteration: u64,
     /// Losses by name.
     pub losses: Losses,
+    /// Name of the loss that the model is judged by, [`LM_LOSS`] unless the step has a [loss of its
+    /// own](super::ForwardStep::own_loss).
+    pub objective: &'static str,
     /// Sequences evaluated.
     pub num_samples: u64,
     /// Bits per byte of text, where the tokenizer knows how many bytes its tokens stand for.
@@ -91,15 +105,20 @@ pub struct EvaluationReport {
 }
 
 impl EvaluationReport {
-    /// The language-model loss in nats a token, rounded to float32.
+    /// The loss that the model is judged by, rounded to float32: by default the cross-entropy in
+    /// nats a token.
     pub fn loss(&self) -> Option<f32> {
-        self.losses.get(LM_LOSS).map(|ratio| ratio.value() as f32)
+        self.losses.get(self.objective).map(|ratio| ratio.value() as f32)
     }
 
-    /// `exp(loss)`, with the loss capped at 20.
+    /// `exp(cross-entropy)`, with the cross-entropy capped at 20; `None` where losses have none.
     pub fn perplexity(&self) -> Option<f64> {
-        self.loss().map(|loss| perplexity(f64::from(loss)))
+        cross_entropy(&self.losses).map(|ratio| perplexity(f64::from(ratio.value() as f32)))
     }
+}
+
+fn cross_entropy(losses: &Losses) -> Option<Ratio> {
+    losses.get(LM_LOSS).or_else(|| losses.get(CE_LOSS)).copied()
 }
 
 /// How training ended: in order, for a reason, or with an error.

@@ -102,6 +102,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let known = known.with(remarks((&config, groups), &registry.weights, start.as_ref()));
     let padded_vocab_size = vocabulary::rows(&config, &data, start.as_ref(), &reporter)?;
     let teacher = fitting(teacher, &preparation, (&data, padded_vocab_size), &registry.models)?;
+    reporter.count_epochs(data.epoch_samples());
     let opened = open(
         &mut reporter,
         groups,
@@ -418,7 +419,7 @@ fn open(
         for warning in config.warnings() {
             reporter.warn(warning);
         }
-        reporter.details(&config.log_non_default_values());
+        reporter.configuration(&config.log_non_default_values());
     }
     if let Some(start) = start {
         reporter.note(&start.message);

@@ -6,10 +6,11 @@ use std::time::Instant;
 
 use bridge_kernels::Philox;
 
+use super::build_data::FINETUNING;
 use super::checkpointing::save_gradients;
 use super::doors::OwnResults;
 use super::exit_reason::ExitReason;
-use super::forward_step::{ForwardStep, Losses, Ratio, add_recorded};
+use super::forward_step::{ForwardStep, LM_LOSS, Losses, Ratio, add_recorded, add_reported, objective_of};
 use super::graphs;
 use super::micro_batches::StepData;
 use super::pipeline::{LossSums, StepWork};
@@ -21,7 +22,7 @@ use super::step_flops::SequenceLengths;
 use super::threads::compute;
 use super::{TrainError, ranks};
 use crate::logging::Figure;
-use crate::model::{ATTENTION_LOGIT, Batch, LayerMetrics, StepValues};
+use crate::model::{ATTENTION_LOGIT, Batch, LayerMetrics, StepValues, TOKEN_ACCURACY};
 use crate::optim::{GroupRates, GroupSettings, ReductionTimes, StepOutcome, StepScales};
 use crate::resilience::Learning;
 use crate::resilience::rerun::{ExitDecision, NextPass};
@@ -102,6 +103,8 @@ fn compute_step(run: &mut TrainingRun, mut data: StepData, started: Instant) -> 
     Ok(StepEnd::Done(Box::new(StepReport {
         iteration: run.state.train_state.step + 1,
         losses: pass_result.losses,
+        objective: pass_result.objective,
+        token_accuracy: pass_result.accuracy.map(Ratio::value),
         routers: pass_result.routers,
         predictions: pass_result.predictions,
         own_attention_logits: pass_result.attention_logits,
@@ -177,6 +180,10 @@ fn learning(outcome: &StepOutcome, losses: &Losses, can_fall: bool) -> Learning 
 #[derive(Default)]
 struct Pass {
     losses: Losses,
+    /// Name of the loss that was minimised.
+    objective: &'static str,
+    /// Share of the counted tokens that the model gets right.
+    accuracy: Option<Ratio>,
     routers: Vec<RouterReport>,
     /// Of multi-token prediction, by depth.
     predictions: Vec<Ratio>,
@@ -202,6 +209,8 @@ struct Gathered {
     /// Micro-batches that are done.
     done: usize,
     losses: Losses,
+    /// Name of the loss that is minimised.
+    objective: &'static str,
     /// Loss of this rank's part of each micro-batch, where the model ends, as far as they were read.
     loss_sums: Vec<f64>,
     /// The losses of the last micro-batches, which the device may still compute, and these.
@@ -212,6 +221,8 @@ struct Gathered {
     num_tokens: Vec<f64>,
     routers: RouterSums,
     predictions: PredictionSums,
+    /// Tokens that the model gets right.
+    accuracy: Ratio,
     attention_logits: BTreeMap<usize, f64>,
     /// What layers tell those of later micro-batches.
     layers: Arc<StepValues>,
@@ -220,11 +231,7 @@ struct Gathered {
 impl Gathered {
     /// Takes the losses of micro-batches.
     fn take_losses(&mut self, loss_sums: Vec<f64>, forward_step: &mut dyn ForwardStep, batches: &[Batch]) {
-        for (loss_sum, batch) in loss_sums.iter().zip(batches) {
-            for (name, ratio) in forward_step.report(*loss_sum, batch) {
-                *self.losses.entry(name).or_default() += ratio;
-            }
-        }
+        add_reported(&mut self.losses, (forward_step, self.objective), &loss_sums, batches);
         self.loss_sums.extend(loss_sums);
     }
 
@@ -233,6 +240,9 @@ impl Gathered {
         for (metric, values) in metrics.iter().flat_map(|metrics| metrics.take()) {
             self.routers.add(metric, &values);
             self.predictions.add(metric, &values);
+            if let ((TOKEN_ACCURACY, _), [right, counted]) = (metric, values.as_slice()) {
+                self.accuracy += Ratio { numerator: *right, denominator: *counted };
+            }
             if let (ATTENTION_LOGIT, layer) = metric {
                 let largest = self.attention_logits.entry(layer).or_insert(f64::NEG_INFINITY);
                 *largest = values.iter().copied().fold(*largest, f64::max);
@@ -253,12 +263,14 @@ fn forward_backward(run: &mut TrainingRun, data: &mut StepData) -> Result<PassEn
     let mut gathered = Gathered {
         done: 0,
         losses: Losses::new(),
+        objective: LM_LOSS,
         loss_sums: Vec::new(),
         unread: None,
         own_tokens: Vec::new(),
         num_tokens: Vec::new(),
         routers: RouterSums::new(&run.config, &run.groups),
         predictions: PredictionSums::new(&run.config),
+        accuracy: Ratio::default(),
         attention_logits: BTreeMap::new(),
         layers: Arc::default(),
     };
@@ -270,8 +282,18 @@ fn forward_backward(run: &mut TrainingRun, data: &mut StepData) -> Result<PassEn
     run.begin_phase()?;
     run.training.reducer.finish(&mut run.training.gradients)?;
     let squares = read_results(run, &mut gathered);
-    let Gathered { mut losses, loss_sums, own_tokens, num_tokens, routers, predictions, attention_logits, .. } =
-        gathered;
+    let Gathered {
+        mut losses,
+        objective,
+        loss_sums,
+        own_tokens,
+        num_tokens,
+        routers,
+        predictions,
+        accuracy,
+        attention_logits,
+        ..
+    } = gathered;
     let reduction = run.training.reducer.take_times();
     run.timers.record("grads-reduce-in-flight", TimerLevel::MicroBatch, reduction.in_flight);
     run.timers.record("grads-reduce-exposed", TimerLevel::MicroBatch, reduction.exposed);
@@ -284,7 +306,13 @@ fn forward_backward(run: &mut TrainingRun, data: &mut StepData) -> Result<PassEn
     let _sharing = timers.span("share-losses", Labels::default());
     let own = OwnResults { loss_sums, num_tokens: own_tokens, gradients: run.training.reducer.take_own_norms() };
     run.doors.losses.judge((&run.groups, &run.outputs.reporter), &own)?;
+    // Shared with the losses, which costs no message.
+    let is_counted = run.config.dataset.kind == FINETUNING && objective == LM_LOSS;
+    if is_counted {
+        losses.insert(TOKEN_ACCURACY.to_owned(), accuracy);
+    }
     ranks::share_losses(&run.groups, &mut losses)?;
+    let accuracy = losses.remove(TOKEN_ACCURACY).filter(|accuracy| is_counted && accuracy.denominator > 0.0);
     let routers = routers.of_all_ranks(&run.groups)?;
     losses.extend(routers.losses);
     let predictions = predictions.of_all_ranks(&run.groups)?;
@@ -293,7 +321,17 @@ fn forward_backward(run: &mut TrainingRun, data: &mut StepData) -> Result<PassEn
     losses.extend(counted.map(|(depth, loss)| (loss_name(depth), *loss)));
     let divisor = if per_token { num_tokens.iter().sum::<f64>().max(1.0) } else { 1.0 };
     let routers = routers.layers;
-    Ok(PassEnd::Done(Pass { losses, routers, predictions, attention_logits, divisor, squares, reduction }))
+    Ok(PassEnd::Done(Pass {
+        losses,
+        objective,
+        accuracy,
+        routers,
+        predictions,
+        attention_logits,
+        divisor,
+        squares,
+        reduction,
+    }))
 }
 
 /// Reads the losses that were not read and the sum of the squares of what this rank counts of the gradients. A device that computes both is waited for
@@ -321,6 +359,7 @@ fn window_pass(
     let preparing = timers.span("prepare-batches", Labels::default());
     let batches: Vec<Batch> = micro_batches.iter().map(|m| run.training.prepare(&run.groups, m)).collect();
     let own_losses = run.training.losses_of_training(&run.state, &run.groups, &batches)?;
+    gathered.objective = objective_of(&own_losses);
     // Tokens of each micro-batch over all ranks, by which gradients are divided in the end if tokens count alike; and of the ranks that share
     // a sequence, by which its loss is divided if micro-batches do: whichever replica has it, as upstream.
     let own_tokens: Vec<f64> = batches.iter().map(|batch| batch.num_tokens).collect();

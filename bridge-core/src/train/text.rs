@@ -1,6 +1,6 @@
 //! The tokenizer of a run, and its text sources packed into token files.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -51,7 +51,7 @@ pub(super) fn prepare_text(
         Some(_) => Some(in_pieces(config, TextSource::resolve(&source_params(&config.dataset)?)?)),
         None => None,
     };
-    let folder = cache_folder(config);
+    let folder = config.text_folder();
     let mut locks = Vec::new();
     let tokenizer = make_tokenizer(config, |params| {
         if let Some(base) = base {
@@ -98,7 +98,7 @@ pub(super) fn prepared_text(
     config: &RunConfig,
     base: Option<&Arc<HuggingFaceTokenizer>>,
 ) -> Result<PreparedText, TrainError> {
-    let folder = cache_folder(config);
+    let folder = config.text_folder();
     let tokenizer = make_tokenizer(config, |_| match base {
         Some(base) => Ok(Arc::clone(base)),
         None => Ok(Arc::new(HuggingFaceTokenizer::load(&folder)?)),
@@ -208,7 +208,7 @@ fn trained_tokenizer(
     params: &BpeTrainParams,
     watch: &TextWatch,
 ) -> Result<(HuggingFaceTokenizer, OutputLock), TrainError> {
-    let folder = cache_folder(config);
+    let folder = config.text_folder();
     let sample = source.sampled(config.tokenizer.bpe_train_max_bytes.0);
     let bar = Bar::until("training tokenizer", watch);
     let (trained, lock) =
@@ -247,11 +247,6 @@ fn in_pieces(config: &RunConfig, source: TextSource) -> TextSource {
         Some(size) => source.in_pieces(usize::try_from(size).unwrap_or(usize::MAX / 4)),
         None => source,
     }
-}
-
-/// Where tokenizer and token files of a recipe's own text are kept.
-fn cache_folder(config: &RunConfig) -> PathBuf {
-    config.dataset.source_cache_dir.clone().unwrap_or_else(|| Path::new("data").join(&config.name))
 }
 
 fn source_params(section: &FinalDataset) -> Result<SourceParams, TrainError> {

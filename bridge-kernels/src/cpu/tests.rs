@@ -6,8 +6,8 @@ use super::gemm::{Matrix, MatrixMut, Output, Threads, gemm};
 use crate::attention::cpu::{Attention, forward};
 use crate::attention::cpu_backward::{Saved, Targets, backward};
 use crate::attention::heads::{HeadStrides, Heads, HeadsMut};
-use crate::cross_entropy::CrossEntropyOptions;
 use crate::cross_entropy::cpu::{Problem, Projection, Wanted, solve};
+use crate::cross_entropy::{CrossEntropyOptions, TokenAccuracy};
 use crate::embedding::cpu as embedding;
 use crate::linear::cpu as linear;
 
@@ -165,18 +165,32 @@ fn attention_forward_and_backward() {
 fn cross_entropy_and_embedding() {
     let (n, c, v) = (3, 2, 5);
     let (x, w) = (values(n * c), values(v * c));
+    let accuracy = TokenAccuracy::default();
     let problem = Problem {
         x: Matrix::new(&x, n, c),
         weight: Projection::Whole(Matrix::new(&w, v, c)),
         targets: &[4, 0, 2],
         mask: &[1.0, 0.0, 1.0],
         options: CrossEntropyOptions::default(),
+        accuracy: Some(&accuracy),
     };
     let solution = solve(problem, Wanted { x: true, weight: true });
     let loss =
         |logits: &[f32], target: usize| f64::from(logits.iter().map(|l| l.exp()).sum::<f32>().ln() - logits[target]);
     let logits = plain_linear(&x, &w, c);
     assert!((solution.loss - loss(&logits[..v], 4) - loss(&logits[2 * v..], 2)).abs() < 1e-5);
+    let is_right = |logits: &[f32], target: usize| logits.iter().all(|logit| *logit <= logits[target]);
+    let right = [(&logits[..v], 4), (&logits[2 * v..], 2)].into_iter().filter(|(row, target)| is_right(row, *target));
+    assert_eq!(accuracy.counts(), Some((right.count() as u64, 2)), "a masked token does not count");
+    let best = (0..v).max_by(|a, b| logits[*a].total_cmp(&logits[*b])).unwrap();
+    let (accuracy, targets) = (TokenAccuracy::default(), [best, 0, 2]);
+    for softcap in [None, Some(3.0)] {
+        let options = CrossEntropyOptions { softcap, ..CrossEntropyOptions::default() };
+        let problem =
+            Problem { targets: &targets, mask: &[1.0, 0.0, 0.0], options, accuracy: Some(&accuracy), ..problem };
+        solve(problem, Wanted { x: false, weight: false });
+    }
+    assert_eq!(accuracy.counts(), Some((2, 2)));
     assert_eq!(solution.x.unwrap()[c..2 * c], [0.0, 0.0], "a masked token has no gradient");
     assert_eq!(solve(Problem { x: Matrix::new(&[], 0, c), ..problem }, Wanted { x: true, weight: true }).loss, 0.0);
 

@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
+use super::accuracy::TokenAccuracy;
 use super::chunks::chunk_rows;
 use super::options::CrossEntropyOptions;
 use crate::activation::cpu::softcap_in_place;
@@ -67,6 +68,8 @@ pub struct Problem<'a> {
     pub mask: &'a [f32],
     /// Soft cap and z-loss.
     pub options: CrossEntropyOptions,
+    /// Counts tokens, on one rank with the whole vocabulary.
+    pub accuracy: Option<&'a TokenAccuracy>,
 }
 
 /// Gradients to compute with the loss.
@@ -94,7 +97,11 @@ pub fn solve(problem: Problem<'_>, wanted: Wanted) -> Solution {
     in_chunks(problem, wanted, |range, logits, losses| {
         let (targets, mask) = (&problem.targets[range.clone()], &problem.mask[range]);
         logits.par_chunks_mut(v.max(1)).zip(losses.par_iter_mut()).enumerate().for_each(|(i, (row, loss))| {
-            *loss = vectorised!(row_loss(row, targets[i], mask[i], problem.options, wanted));
+            let (row_loss, is_right) = vectorised!(row_loss(row, targets[i], mask[i], problem.options, wanted));
+            *loss = row_loss;
+            if let Some(accuracy) = problem.accuracy.filter(|_| mask[i] != 0.0) {
+                accuracy.add(is_right);
+            }
         });
     })
 }
@@ -134,16 +141,17 @@ pub fn in_chunks(
     Solution { loss: losses.iter().sum(), x: grad_x, weight: grad_weight }
 }
 
-/// Loss of one token; its logits become their gradients if any gradient is wanted.
+/// Loss of one token, and if its label has the largest logit; its logits become their gradients if
+/// any gradient is wanted.
 #[inline(always)]
-fn row_loss(logits: &mut [f32], target: usize, mask: f32, options: CrossEntropyOptions, wanted: Wanted) -> f64 {
+fn row_loss(logits: &mut [f32], target: usize, mask: f32, options: CrossEntropyOptions, wanted: Wanted) -> (f64, bool) {
     let gradients = wanted.x || wanted.weight;
     if mask == 0.0 {
         // A token that does not count may hold anything, infinities included.
         if gradients {
             logits.fill(0.0);
         }
-        return 0.0;
+        return (0.0, false);
     }
     match options.softcap {
         None => plain_row(logits, target, mask, options.z_loss),
@@ -151,12 +159,13 @@ fn row_loss(logits: &mut [f32], target: usize, mask: f32, options: CrossEntropyO
     }
 }
 
-/// `log sum exp` of a row in float64, leaving exponentials in the row; also returns their sum.
+/// `log sum exp` of a row in float64, leaving exponentials in the row; also returns their sum and
+/// the largest logit.
 #[inline(always)]
-fn exponentials(row: &mut [f32]) -> (f64, f32) {
+fn exponentials(row: &mut [f32]) -> (f64, f32, f32) {
     let top = max(row);
     let sum = exp_in_place(row, top);
-    (f64::from(top) + f64::from(sum).ln(), sum)
+    (f64::from(top) + f64::from(sum).ln(), sum, top)
 }
 
 /// Loss of a token with log-partition `log_z`, and the factor that turns probabilities into
@@ -169,18 +178,18 @@ pub fn token_loss(log_z: f64, target_logit: f32, mask: f32, z_loss: Option<f64>)
 }
 
 #[inline(always)]
-fn plain_row(logits: &mut [f32], target: usize, mask: f32, z_loss: Option<f64>) -> f64 {
+fn plain_row(logits: &mut [f32], target: usize, mask: f32, z_loss: Option<f64>) -> (f64, bool) {
     let target_logit = logits[target];
-    let (log_z, sum) = exponentials(logits);
+    let (log_z, sum, top) = exponentials(logits);
     let (loss, factor) = token_loss(log_z, target_logit, mask, z_loss);
     let factor = factor / sum;
     logits.iter_mut().for_each(|p| *p *= factor);
     logits[target] -= mask;
-    loss
+    (loss, target_logit >= top)
 }
 
 #[inline(always)]
-fn capped_row(logits: &mut [f32], target: usize, mask: f32, (cap, z_loss): (f32, Option<f64>)) -> f64 {
+fn capped_row(logits: &mut [f32], target: usize, mask: f32, (cap, z_loss): (f32, Option<f64>)) -> (f64, bool) {
     softcap_in_place(logits, cap);
     let target_logit = logits[target];
     let top = max(logits);
@@ -193,5 +202,5 @@ fn capped_row(logits: &mut [f32], target: usize, mask: f32, (cap, z_loss): (f32,
     let at_target = (exp_or_zero(target_logit - top) * factor - mask) * slope(target_logit);
     logits.iter_mut().for_each(|l| *l = exp_or_zero(*l - top) * factor * slope(*l));
     logits[target] = at_target;
-    loss
+    (loss, target_logit >= top)
 }

@@ -2,6 +2,7 @@
 
 use burn::tensor::{Int, Tensor};
 
+use super::accuracy::TokenAccuracy;
 use super::cpu::{Problem, Solution, Wanted, solve};
 use super::options::CrossEntropyOptions;
 use crate::flex::{Values, gradient, integers, tensor};
@@ -16,7 +17,7 @@ pub(crate) fn linear_cross_entropy(
     weight_vc: &LinearWeight,
     targets_n: &Tensor<1, Int>,
     mask_n: &Tensor<1>,
-    options: &CrossEntropyOptions,
+    (options, accuracy): (&CrossEntropyOptions, Option<&TokenAccuracy>),
 ) -> Option<Tensor<1>> {
     if mask_n.is_tracked() {
         return None;
@@ -33,6 +34,7 @@ pub(crate) fn linear_cross_entropy(
         targets: &targets,
         mask: mask.slice(),
         options: *options,
+        accuracy,
     };
     Some(attached(solve(problem, wanted), x_nc, weight_vc))
 }

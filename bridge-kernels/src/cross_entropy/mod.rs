@@ -1,5 +1,6 @@
 //! Next-token cross-entropy, fused with the output projection.
 
+mod accuracy;
 mod chunks;
 pub(crate) mod cpu;
 #[cfg(feature = "cube")]
@@ -9,6 +10,7 @@ mod options;
 
 use burn::tensor::{Int, Tensor, activation::log_softmax};
 
+pub use accuracy::TokenAccuracy;
 pub use chunks::{chunk_rows, workspace_bytes, workspace_bytes_on_gpu};
 pub use options::CrossEntropyOptions;
 
@@ -34,6 +36,19 @@ pub fn linear_cross_entropy(
     mask_n: Tensor<1>,
     options: &CrossEntropyOptions,
 ) -> Tensor<1> {
+    linear_cross_entropy_counting(x_nc, weight_vc, targets_n, mask_n, options, None)
+}
+
+/// [`linear_cross_entropy`], which counts the tokens that the model gets right where its kernel
+/// can.
+pub fn linear_cross_entropy_counting(
+    x_nc: Tensor<2>,
+    weight_vc: impl Into<LinearWeight>,
+    targets_n: Tensor<1, Int>,
+    mask_n: Tensor<1>,
+    options: &CrossEntropyOptions,
+    accuracy: Option<&TokenAccuracy>,
+) -> Tensor<1> {
     let weight_vc = weight_vc.into();
     let ([n, c], [_, wc]) = (x_nc.dims(), weight_vc.dims());
     assert_eq!(c, wc, "linear_cross_entropy: hidden states of size {c} do not match the weight {:?}", weight_vc.dims());
@@ -49,7 +64,7 @@ pub fn linear_cross_entropy(
     {
         return loss;
     }
-    flex::linear_cross_entropy(&x_nc, &weight_vc, &targets_n, &mask_n, options).unwrap_or_else(|| {
+    flex::linear_cross_entropy(&x_nc, &weight_vc, &targets_n, &mask_n, (options, accuracy)).unwrap_or_else(|| {
         let weight_vc = weight_vc.whole(&x_nc.device(), x_nc.dtype().into());
         reference(x_nc, weight_vc, targets_n, mask_n, options)
     })

@@ -27,7 +27,13 @@ pub(crate) fn vocab_parallel_cross_entropy(
     let mask = Values::contiguous_of(&targets.mask_n)?;
     let ids = checked_targets(&integers(&targets.ids_n)?, mask.slice(), shard.size);
     let wanted = Wanted { x: x_nc.is_tracked(), weight: weight_vc.is_tracked() };
-    let problem =
-        Problem { x: x.matrix(), weight: weight.projection(), targets: &ids, mask: mask.slice(), options: *options };
+    let problem = Problem {
+        x: x.matrix(),
+        weight: weight.projection(),
+        targets: &ids,
+        mask: mask.slice(),
+        options: *options,
+        accuracy: None,
+    };
     Some(attached(solve(problem, wanted, shard), x_nc, weight_vc))
 }

@@ -8,7 +8,8 @@ use bridge_dist::region::{Cut, gather_replicated};
 use bridge_kernels::cross_entropy::{cap, chunk_rows, workspace_bytes, workspace_bytes_on_gpu};
 use bridge_kernels::vocab_parallel_cross_entropy::{self as vocab_parallel, VocabularyExchange, VocabularyShard};
 use bridge_kernels::{
-    CrossEntropyOptions, DropoutKey, LinearWeight, linear_cross_entropy, linear_weighted, vocab_parallel_cross_entropy,
+    CrossEntropyOptions, DropoutKey, LinearWeight, TokenAccuracy, linear_cross_entropy_counting, linear_weighted,
+    vocab_parallel_cross_entropy,
 };
 use burn::tensor::{Int, Tensor};
 
@@ -120,8 +121,15 @@ pub(crate) fn cost_replaced(outputs: usize, hidden_size: usize, work: &Workload)
 
 /// Sum over tokens of the masked cross-entropy of `x weight^T`.
 ///
-/// `x_btc` `[b, t, c]` of the residual stream -> `[1]` float32, the same on all ranks that share the vocabulary.
-pub(crate) fn loss_sum(x_btc: Tensor<3>, projection: Projection, targets: Targets, regions: &Regions) -> Tensor<1> {
+/// `x_btc` `[b, t, c]` of the residual stream -> `[1]` float32, the same on all ranks that share
+/// the vocabulary. A rank that has the whole of it may count the tokens that the model gets right.
+pub(crate) fn loss_sum(
+    x_btc: Tensor<3>,
+    projection: Projection,
+    targets: Targets,
+    regions: &Regions,
+    accuracy: Option<&TokenAccuracy>,
+) -> Tensor<1> {
     let x_btc = regions.enter(scaled(x_btc, projection.multiplier));
     let [b, t, c] = x_btc.dims();
     let options = CrossEntropyOptions { softcap: projection.softcap, z_loss: None };
@@ -130,7 +138,7 @@ pub(crate) fn loss_sum(x_btc: Tensor<3>, projection: Projection, targets: Target
     let mask_n = targets.mask_bt.reshape([b * t]);
     let group = regions.tensor();
     if group.size() == 1 {
-        return linear_cross_entropy(x_nc, projection.weight_vc, ids_n, mask_n, &options);
+        return linear_cross_entropy_counting(x_nc, projection.weight_vc, ids_n, mask_n, &options, accuracy);
     }
     let (size, ranks) = (projection.vocab_size, group.size());
     let start = vocabulary_rows(size, group.rank(), ranks).start;

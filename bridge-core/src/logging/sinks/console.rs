@@ -32,7 +32,7 @@ pub enum Verbosity {
     /// Also notes, figures and progress; on a terminal in lines that fit it.
     #[default]
     Normal,
-    /// All figures of each step that is logged.
+    /// All figures of each step that is logged, and the configuration.
     Verbose,
 }
 
@@ -163,6 +163,11 @@ impl Sink for ConsoleSink {
             LogFormat::Human | LogFormat::Json => self.on_line(LogLevel::Info, text),
             LogFormat::Short => Ok(()),
         }
+    }
+
+    fn on_configuration(&mut self, text: &str) -> Result<(), SinkError> {
+        // `train.log` and `run.json` have it.
+        if self.verbosity == Verbosity::Verbose { self.on_details(text) } else { Ok(()) }
     }
 
     fn on_record(&mut self, record: &Record) -> Result<(), SinkError> {

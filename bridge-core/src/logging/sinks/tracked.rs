@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crate::config::RunConfig;
+use crate::config::{RunConfig, TokenizerType};
 use crate::logging::MetricValue;
 use crate::logging::record::{Figure, Record, RecordKind, SaveRecord, SaveStage, Scope};
 use crate::logging::sink::SinkError;
@@ -97,13 +97,18 @@ pub(super) fn of_validation(kind: RecordKind, tag: &str) -> String {
     format!("{part}/{}", tag.replacen(&format!(" {}", split.name()), "", 1))
 }
 
-/// The loss curve and the tokenizer's file, which are sent at the end where they are there: names there and here.
+/// The loss curve and the tokenizer's file, also of one that the run trains, which are sent at the
+/// end where they are there: names there and here.
 pub(super) fn files(config: &RunConfig) -> Vec<(String, PathBuf)> {
     let curves = ["loss.png", "loss.svg"].map(|name| (name.to_owned(), config.logger.log_dir.join(name)));
-    let tokenizer = config.tokenizer.tokenizer_model.clone().map(|path| match path.is_dir() {
+    let (section, pretrained) = (&config.tokenizer, &config.checkpoint.pretrained_checkpoint);
+    // A run that begins with another model keeps the tokenizer of that.
+    let is_trained = section.tokenizer_type == Some(TokenizerType::ByteLevelBpe) && pretrained.is_none();
+    let given = section.tokenizer_model.clone().map(|path| match path.is_dir() {
         true => path.join("tokenizer.json"),
         false => path,
     });
+    let tokenizer = given.or_else(|| is_trained.then(|| config.text_folder().join("tokenizer.json")));
     let name = |path: &PathBuf| path.file_name().map(|name| format!("tokenizer/{}", name.to_string_lossy()));
     let tokenizer = tokenizer.and_then(|path| Some((name(&path)?, path)));
     curves.into_iter().chain(tokenizer).collect()
@@ -112,6 +117,7 @@ pub(super) fn files(config: &RunConfig) -> Vec<(String, PathBuf)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::{Format, Kinds, World, load_text};
     use crate::logging::record::{Occasion, Split};
 
     #[test]
@@ -141,6 +147,29 @@ mod tests {
         ];
         assert_eq!(values(&record(4), 2), due);
         assert_eq!(values(&record(3), 2), [due[3].clone()], "what is of the interval shows when it is there");
+    }
+
+    #[test]
+    fn trackers_get_the_tokenizer_that_a_run_trains() {
+        const TINY: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/config/tiny.toml"));
+        let files = |overrides: &[&str]| {
+            let overrides: Vec<String> = overrides.iter().map(|o| (*o).to_owned()).collect();
+            let config =
+                load_text((TINY, Format::Toml), &overrides, &Kinds::builtin(), &World::SINGLE).expect("accepted");
+            files(&config)
+        };
+        let trained = [
+            "tokenizer.tokenizer_type=ByteLevelBPE",
+            "tokenizer.vocab_size=null",
+            "tokenizer.bpe_vocab_size=300",
+            "dataset.kind=gpt",
+            "dataset.source=book.txt",
+            "dataset.source_cache_dir=made",
+            "dataset.split=9,1,0",
+        ];
+        let found = files(&trained);
+        assert_eq!(found.last(), Some(&("tokenizer/tokenizer.json".into(), "made/tokenizer.json".into())), "{found:?}");
+        assert_eq!(files(&[]).len(), 2, "the Null tokenizer has no file");
     }
 
     #[test]

@@ -10,6 +10,7 @@ use super::top::Best;
 use crate::config::HiddenLoss;
 use crate::model::{ModelOutputs, OutputLoss, label_log_probabilities};
 
+const DISTILLATION_LOSS: &str = "distillation loss";
 const KD_LOSS: &str = "kd loss";
 /// The cross-entropy of the text.
 pub(in crate::train) const CE_LOSS: &str = "ce loss";
@@ -150,6 +151,10 @@ impl OutputLoss for DistillationLoss {
             outputs.record(CACHED, if self.said.is_cached { b as f64 } else { 0.0 }, b as f64);
         }
         loss
+    }
+
+    fn name(&self) -> &'static str {
+        DISTILLATION_LOSS
     }
 
     fn figures(&self) -> &[&'static str] {

@@ -20,9 +20,11 @@ pub(super) fn is_compared(report: &EvaluationReport) -> bool {
     (report.split, report.occasion) == (Split::Valid, Occasion::DuringTraining)
 }
 
-/// The loss that evaluations are compared by: `validation.metric`, by default that of the language model.
+/// The loss that evaluations are compared by: `validation.metric`, by default the one that the
+/// model is judged by, which `lm loss` stands for too where the run has a loss of its own.
 pub(super) fn metric(config: &RunConfig, report: &EvaluationReport) -> Result<f64, TrainError> {
-    let name = config.validation.metric.as_deref().unwrap_or(LM_LOSS);
+    let asked = config.validation.metric.as_deref().filter(|name| *name != LM_LOSS);
+    let name = asked.unwrap_or(report.objective);
     report.losses.get(name).map(|ratio| ratio.value()).ok_or_else(|| TrainError::Sink {
         key: "validation.metric",
         message: format!(
@@ -45,7 +47,9 @@ pub fn check_metric(config: &RunConfig, forward_step: &dyn ForwardStep) -> Resul
     };
     let is_of_set =
         |name: &&str| config.validation.multiple_validation_sets && metric.starts_with(&format!("{name} of "));
-    if names.iter().any(|name| name == metric || is_of_set(name)) {
+    // The name stands for the loss that the model is judged by.
+    let is_objective = *metric == LM_LOSS;
+    if is_objective || names.iter().any(|name| name == metric || is_of_set(name)) {
         return Ok(());
     }
     let expected = names.iter().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", ");

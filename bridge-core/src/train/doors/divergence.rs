@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 
 use crate::model::ParameterRole;
+use crate::train::TrainError;
 use crate::train::report::StepReport;
 use crate::train::subsystem::{Agreement, RunContext, Subsystem, Verdict};
-use crate::train::{LM_LOSS, TrainError};
 
 /// Steps in a row that must be so.
 const STEPS: usize = 20;
@@ -61,7 +61,7 @@ impl Subsystem for DivergenceWatch {
     }
 
     fn after_step(&mut self, run: &mut RunContext, step: &StepReport) -> Result<Verdict, TrainError> {
-        let (Some(guess), Some(loss)) = (self.guess, step.losses.get(LM_LOSS)) else { return Ok(Verdict::default()) };
+        let (Some(guess), Some(loss)) = (self.guess, step.cross_entropy()) else { return Ok(Verdict::default()) };
         let loss = loss.value();
         if !self.is_said && self.diverges(guess, loss) {
             self.is_said = true;

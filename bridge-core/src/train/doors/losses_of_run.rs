@@ -5,9 +5,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::train::LM_LOSS;
 use crate::train::TrainError;
-use crate::train::forward_step::Losses;
+use crate::train::forward_step::Ratio;
 use crate::train::report::{EvaluationReport, StepReport};
 use crate::train::subsystem::{Agreement, Loaded, RunContext, Subsystem, Verdict, saved};
 
@@ -27,8 +26,8 @@ pub(super) struct LossesOfRun {
 
 impl LossesOfRun {
     /// JSON has no loss that is not finite, and nobody wants it.
-    fn keep(&mut self, split: &str, losses: &Losses, iteration: u64) {
-        let loss = losses.get(LM_LOSS).map(|loss| loss.value()).filter(|loss| loss.is_finite());
+    fn keep(&mut self, split: &str, loss: Option<&Ratio>, iteration: u64) {
+        let loss = loss.map(|loss| loss.value()).filter(|loss| loss.is_finite());
         if let Some(loss) = loss {
             self.by_split.insert(split.to_owned(), Loss { loss, iteration });
         }
@@ -45,12 +44,12 @@ impl Subsystem for LossesOfRun {
     }
 
     fn after_step(&mut self, _run: &mut RunContext, step: &StepReport) -> Result<Verdict, TrainError> {
-        self.keep("train", &step.losses, step.iteration);
+        self.keep("train", step.losses.get(step.objective), step.iteration);
         Ok(Verdict::default())
     }
 
     fn on_evaluation(&mut self, _run: &mut RunContext, report: &EvaluationReport) -> Result<Verdict, TrainError> {
-        self.keep(report.split.name(), &report.losses, report.iteration);
+        self.keep(report.split.name(), report.losses.get(report.objective), report.iteration);
         Ok(Verdict::default())
     }
 

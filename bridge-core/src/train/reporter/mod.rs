@@ -62,9 +62,9 @@ impl Outputs {
         }
     }
 
-    fn details(&mut self, text: &str) {
+    fn tell(&mut self, mut tell: impl FnMut(&mut dyn Sink) -> Result<(), SinkError>) {
         for sink in &mut self.sinks {
-            if let Err(error) = sink.on_details(text) {
+            if let Err(error) = tell(sink.as_mut()) {
                 let _ = self.failures.count(0, sink.name(), &error);
             }
         }
@@ -102,7 +102,9 @@ impl Reporter {
 
     /// Goes by the configuration of the run, where the data said how long it is.
     pub(super) fn go_by(&mut self, config: &Arc<RunConfig>) {
+        let epoch_samples = self.recorder.epoch_samples;
         self.recorder = Recorder::new(config);
+        self.recorder.epoch_samples = epoch_samples;
         self.config = Arc::clone(config);
     }
 
@@ -148,7 +150,17 @@ impl Reporter {
 
     /// Tells what people rarely read.
     pub(super) fn details(&self, text: &str) {
-        self.lock().details(text);
+        self.lock().tell(|sink| sink.on_details(text));
+    }
+
+    /// Tells the settings that differ from the defaults.
+    pub(super) fn configuration(&self, text: &str) {
+        self.lock().tell(|sink| sink.on_configuration(text));
+    }
+
+    /// Counts epochs of `samples` samples.
+    pub(super) fn count_epochs(&mut self, samples: Option<u64>) {
+        self.recorder.epoch_samples = samples;
     }
 
     /// Prints a warning.

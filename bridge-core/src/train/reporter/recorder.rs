@@ -16,6 +16,9 @@ use crate::train::report::{EvaluationReport, GlobalState, StepReport, is_reporte
 
 use super::perplexity::has_perplexity;
 
+/// Help of the figure `loss`.
+const OBJECTIVE: &str = "Loss that is minimised";
+
 /// Sums since the last console line.
 #[derive(Default)]
 struct Interval {
@@ -38,6 +41,8 @@ pub(super) struct Recorder {
     trained_tokens: u64,
     /// Steps of this run.
     steps: u64,
+    /// Samples of a pass over the training data; `None` where it has no passes.
+    pub(super) epoch_samples: Option<u64>,
 }
 
 impl Recorder {
@@ -51,6 +56,7 @@ impl Recorder {
             trained_samples: 0,
             trained_tokens: 0,
             steps: 0,
+            epoch_samples: None,
             config: Arc::clone(config),
         }
     }
@@ -127,7 +133,7 @@ impl Recorder {
             .line(70, format!("loss scale: {:.1}", step.loss_scale))
             .json(40, "loss_scale");
         [
-            step.loss().map(|loss| Figure::new("loss", "", "Loss of the language model", loss).file()),
+            step.loss().map(|loss| Figure::new("loss", "", OBJECTIVE, loss).file()),
             Some(
                 Figure::new("learning_rate", "", "Learning rate in force", learning_rate)
                     .file()
@@ -150,6 +156,14 @@ impl Recorder {
                     .short(30, 40, format!("norm {:>4}", significant(grad_norm, 3)))
                     .json(100, "grad_norm"),
             ),
+            step.token_accuracy.map(|share| {
+                Figure::new("token_accuracy", "", "Share of the counted tokens that the model gets right", share)
+                    .file_as(share as f32)
+                    .board("token accuracy")
+                    .line(65, format!("token accuracy: {share:.4}"))
+                    .short(12, 55, format!("acc {:.1}%", 100.0 * share))
+                    .json(75, "token_accuracy")
+            }),
             step.params_norm.map(|norm| {
                 Figure::new("params_norm", "", "Norm of all parameters", norm)
                     .file()
@@ -194,7 +208,7 @@ impl Recorder {
         .collect()
     }
 
-    /// What is left out, and how many ranks there are.
+    /// Samples left out, ranks, and passes over the data.
     fn circumstances(&self, state: &GlobalState) -> Vec<Figure> {
         let (skipped, world_size) = (state.train_state.skipped_train_samples, self.config.parallel.world_size as u64);
         let mut samples = Figure::new("skipped_samples", "samples", "Samples left out", skipped)
@@ -206,7 +220,17 @@ impl Recorder {
         }
         let ranks = Figure::new("world_size", "", "Ranks", world_size);
         let shows_ranks = self.config.logger.log_world_size_to_tensorboard;
-        vec![samples, if shows_ranks { ranks.board("world-size") } else { ranks }]
+        let mut figures = vec![samples, if shows_ranks { ranks.board("world-size") } else { ranks }];
+        if let Some(epoch_samples) = self.epoch_samples.filter(|samples| *samples > 0) {
+            let epoch = state.train_state.consumed_train_samples as f64 / epoch_samples as f64;
+            figures.push(
+                Figure::new("epoch", "", "Passes over the training data", epoch)
+                    .line(5, format!("epoch: {epoch:.2}"))
+                    .short(15, 30, format!("epoch {epoch:.2}"))
+                    .json(5, "epoch"),
+            );
+        }
+        figures
     }
 
     /// Throughput of the step, and over the window, once that is full, with the sizes of the batches that it is of.
@@ -294,7 +318,7 @@ impl Recorder {
         figures.extend(losses.averages.into_iter().map(|(name, loss)| {
             let mean =
                 figure("mean_losses", "", "Mean of each loss over the steps that updated something", loss.into());
-            short_loss(mean, &name, loss)
+            short_loss(mean, (&name, step.objective), loss)
                 .label("name", name.clone())
                 .line(60, format!("{name}: {}", scientific(loss)))
                 .json(70, name)
@@ -343,10 +367,12 @@ impl Recorder {
         let logger = &self.config.logger;
         let (split, consumed_samples) = (report.split.name(), state.train_state.consumed_train_samples);
         let mut figures: Vec<Figure> = [
-            report.loss().map(|loss| Figure::new("loss", "", "Loss of the language model", loss).file()),
-            report.perplexity().filter(|_| has_perplexity(&self.config, LM_LOSS)).map(|value| {
+            report.loss().map(|loss| Figure::new("loss", "", OBJECTIVE, loss).file()),
+            report.perplexity().map(|value| {
                 let perplexity = format!("perplexity {}", significant(value, 5));
-                Figure::new("perplexity", "", "Its exponential", value).file().short(20, 50, perplexity)
+                Figure::new("perplexity", "", "Exponential of the cross-entropy", value)
+                    .file()
+                    .short(20, 50, perplexity)
             }),
             report.bits_per_byte.map(|bits| {
                 Figure::new("bits_per_byte", "", "Bits per byte of text", bits)
@@ -367,11 +393,11 @@ impl Recorder {
         }
         for (name, ratio) in &report.losses {
             let loss = ratio.value();
-            let has_perplexity = has_perplexity(&self.config, name);
+            let has_perplexity = has_perplexity(report.objective, name);
             let exponential = has_perplexity.then(|| format!(" | {name} PPL: {}", scientific(perplexity(loss))));
             let value = scientific(loss);
             figures.push(
-                short_loss(Figure::new("losses", "", "Each loss by name", loss), name, loss)
+                short_loss(Figure::new("losses", "", "Each loss by name", loss), (name, report.objective), loss)
                     .label("name", name)
                     .board(format!("{name} {split}"))
                     .line(10, format!("{name} value: {value}{}", exponential.unwrap_or_default())),
@@ -389,11 +415,14 @@ impl Recorder {
     }
 }
 
-/// A loss in its column of the short line: that of the language model first, others by name behind it.
-fn short_loss(figure: Figure, name: &str, loss: f64) -> Figure {
+/// A loss in its column of the short line: the one that is minimised first, others behind it. All
+/// but the model's own are named.
+fn short_loss(figure: Figure, (name, objective): (&str, &str), loss: f64) -> Figure {
     let value = significant(loss, 5);
     if name == LM_LOSS {
         figure.short(10, 90, format!("loss {value:>6}"))
+    } else if name == objective {
+        figure.short(10, 90, format!("{name} {value:>6}"))
     } else {
         figure.short(11, 20, format!("{name} {value}"))
     }

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use bridge_core::model::{
     Adapter, Auxiliary, Batch, Boundary, BoundaryTensor, BuildContext, ChunkScope, Component, Declaration,
     Declarations, ForwardContext, GenerationState, LastLayer, LayerState, Outline, ParameterRole, RankPlace, Scope,
-    Segment, SegmentCost, SegmentOutput, SegmentRole, Segments, Stage, Workload,
+    Segment, SegmentCost, SegmentOutput, SegmentRole, Segments, Stage, TOKEN_ACCURACY, Workload,
 };
 use bridge_data::SequencePart;
+use bridge_kernels::TokenAccuracy;
 use bridge_kernels::rotary::Positions;
 use burn::module::{Module, ModuleMapper};
 use burn::tensor::{FloatDType, Int, Tensor};
@@ -297,17 +298,26 @@ impl Decoder {
         let (norm, projection) = self.head_parts().expect("the head segment exists on stages with a head only");
         let targets = Targets { labels_bt: context.batch.labels.clone(), mask_bt: context.batch.loss_mask.clone() };
         let x_btc = norm.forward_into_layers(x_btc);
+        let accuracy = TokenAccuracy::default();
         let loss = |x_btc| match context.own_loss {
             Some(own) => {
                 let parts = HeadOutputs { x_btc, last: LastOutputs::Vocabulary(projection), regions: &self.regions };
                 own.loss_sum((context.batch, context.mode), &parts)
             }
-            None => loss_sum(x_btc, projection, targets, &self.regions),
+            None => loss_sum(x_btc, projection, targets, &self.regions, context.auxiliary.metrics.map(|_| &accuracy)),
+        };
+        let report = || {
+            if let (Some(metrics), Some((right, counted))) = (context.auxiliary.metrics, accuracy.counts()) {
+                metrics.record(TOKEN_ACCURACY, 0, vec![right as f64, counted as f64]);
+            }
         };
         let Some(prediction) = &self.prediction else {
-            return loss(x_btc);
+            let loss = loss(x_btc);
+            report();
+            return loss;
         };
         let loss = loss(x_btc.clone());
+        report();
         let parts = mtp::Parts {
             regions: &self.regions,
             batch: context.batch,
@@ -316,7 +326,7 @@ impl Decoder {
             input: &|depth| self.layer_input_further_on(depth, context),
             loss: &|x_btc, targets| {
                 let (_, projection) = self.head_parts().expect("this is the head");
-                loss_sum(x_btc, projection, targets, &self.regions)
+                loss_sum(x_btc, projection, targets, &self.regions, None)
             },
         };
         prediction.with_losses(loss, x_btc, &parts)

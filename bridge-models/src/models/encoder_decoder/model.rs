@@ -273,7 +273,7 @@ impl EncoderDecoder {
             return own.loss_sum((context.batch, context.mode), &parts);
         }
         let targets = Targets { labels_bt: context.batch.labels.clone(), mask_bt: context.batch.loss_mask.clone() };
-        loss_sum(x_btc, projection, targets, &self.regions)
+        loss_sum(x_btc, projection, targets, &self.regions, None)
     }
 
     /// What the output projection reads, and the projection, on stages that have the head.
