@@ -121,7 +121,7 @@ fn license_of(folder: &Path) -> Option<String> {
 fn shown_settings(text: &str) -> Result<String, Box<dyn std::error::Error>> {
     let mut table = text.parse::<toml::Table>()?;
     table.remove("logger");
-    table.values_mut().for_each(shorten_paths);
+    table.iter_mut().for_each(|(_, value)| shorten_paths(value));
     Ok(toml::to_string(&table)?)
 }
 
