@@ -176,7 +176,7 @@ section! {
         source: Option<OneOrMany<String>> = None;
         /// Format of the source (ours); null means by extension.
         source_format: Option<SourceFormat> = None;
-        /// Field of a JSON line that holds the text (ours).
+        /// Key of a JSON object, or column of a table, that holds the text (ours).
         source_jsonl_key: String = "text".into();
         /// Globs to leave out (ours).
         source_exclude: Vec<String> = Vec::new();

@@ -49,7 +49,7 @@ section! {
         sp_tokenizer_kwargs: BTreeMap<String, AnyValue> = BTreeMap::new();
         /// Vocabulary size to which `ByteLevelBPE` is trained (ours); null means `model.vocab_size`.
         bpe_vocab_size: Option<usize> = None, Limits::between(257.0, 2_147_483_647.0);
-        /// How much of the dataset's source `ByteLevelBPE` is trained on (ours).
+        /// Size of the sample of the dataset's source that `ByteLevelBPE` is trained on, from all files by their sizes (ours).
         bpe_train_max_bytes: ByteSize = ByteSize(16_000_000), Limits::POSITIVE;
     }
 }
