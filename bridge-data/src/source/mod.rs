@@ -229,26 +229,9 @@ impl TextSource {
         }
     }
 
-    /// The layout of a file, by its name and the format that is asked for.
+    /// The layout of a file.
     fn layout_of(&self, path: &Path) -> Layout {
-        let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
-        let ends = |endings: &[&str]| endings.iter().any(|ending| name.ends_with(ending));
-        let is_packed = ends(&[".gz", ".zst"]);
-        let is_table = ends(&[".parquet", ".arrow", ".feather"]);
-        let is_packed_json = ends(&[".jsonl.gz", ".jsonl.zst", ".json.gz", ".json.zst", ".ndjson.gz", ".ndjson.zst"]);
-        match &self.format {
-            TextFormat::Document if is_packed => Layout::Unpacked,
-            TextFormat::Document => Layout::Whole,
-            TextFormat::JsonLines { key } if is_table || is_packed || name.ends_with(".json") => {
-                Layout::Records(Some(key.as_str().into()))
-            }
-            TextFormat::JsonLines { key } => Layout::Lines(Some(key.as_str().into())),
-            TextFormat::Auto if is_table || is_packed_json => Layout::Records(None),
-            TextFormat::Auto if is_packed => Layout::Unpacked,
-            TextFormat::Auto if ends(&[".jsonl", ".ndjson"]) => Layout::Lines(None),
-            TextFormat::Auto if name.ends_with(".json") && survey::has_records(path) => Layout::Records(None),
-            TextFormat::Auto => Layout::Whole,
-        }
+        layout_in(&self.format, path)
     }
 
     /// As [`Self::layout_of`], with the key of lines, which places of lines are read with.
@@ -326,6 +309,33 @@ fn files_of(origin: &Origin) -> &[SourceFile] {
         Origin::Files(files) => files,
         Origin::Stdin => &[],
     }
+}
+
+/// Layout of a file, by its name and the format that is asked for.
+fn layout_in(format: &TextFormat, path: &Path) -> Layout {
+    let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+    let ends = |endings: &[&str]| endings.iter().any(|ending| name.ends_with(ending));
+    let is_packed = ends(&[".gz", ".zst"]);
+    let is_table = ends(&[".parquet", ".arrow", ".feather"]);
+    let is_packed_json = ends(&[".jsonl.gz", ".jsonl.zst", ".json.gz", ".json.zst", ".ndjson.gz", ".ndjson.zst"]);
+    match format {
+        TextFormat::Document if is_packed => Layout::Unpacked,
+        TextFormat::Document => Layout::Whole,
+        TextFormat::JsonLines { key } if is_table || is_packed || name.ends_with(".json") => {
+            Layout::Records(Some(key.as_str().into()))
+        }
+        TextFormat::JsonLines { key } => Layout::Lines(Some(key.as_str().into())),
+        TextFormat::Auto if is_table || is_packed_json => Layout::Records(None),
+        TextFormat::Auto if is_packed => Layout::Unpacked,
+        TextFormat::Auto if ends(&[".jsonl", ".ndjson"]) => Layout::Lines(None),
+        TextFormat::Auto if name.ends_with(".json") && survey::has_records(path) => Layout::Records(None),
+        TextFormat::Auto => Layout::Whole,
+    }
+}
+
+/// True if documents of a file are read one after the other, so that they cannot be shuffled: compressed files, lists and tables.
+pub fn is_read_in_order(path: &Path) -> bool {
+    !layout_in(&TextFormat::Auto, path).has_places()
 }
 
 /// Calls `on` with number (from 1), start and length of each line.

@@ -154,8 +154,14 @@ fn kind_of(path: &Path) -> Result<FileKind, DataError> {
         FileKind::Empty
     } else if start.starts_with(b"MMIDIDX") || (extension == "bin" && path.with_extension("idx").is_file()) {
         FileKind::Tokens
+    } else if is_table_or_packed(path) {
+        if lines_of(path)?.is_some() { FileKind::JsonLines } else { FileKind::Binary }
     } else if is_compressed(&start) {
-        FileKind::Compressed
+        let inner = path.file_stem().map(|stem| self::extension(Path::new(stem))).unwrap_or_default();
+        let is_text = cfg!(feature = "finetuning")
+            && matches!(extension.as_str(), "gz" | "zst")
+            && matches!(inner.as_str(), "txt" | "text" | "md");
+        if is_text { FileKind::Text } else { FileKind::Compressed }
     } else if MODEL_FILES.contains(&name.as_str()) || extension == "safetensors" {
         FileKind::Model
     } else if start.contains(&0) || !is_utf8(&start) {
@@ -190,13 +196,29 @@ pub fn extension(path: &Path) -> String {
     path.extension().map(|extension| extension.to_string_lossy().to_lowercase()).unwrap_or_default()
 }
 
-/// What the lines of a JSON Lines file have; `None` if its first line is no JSON object.
-///
-/// # Errors
-/// If it cannot be read.
-pub fn lines_of(path: &Path) -> Result<Option<Lines>, DataError> {
+/// True if a file has records that only the readers of fine-tuning data read: compressed JSON, and tables.
+fn is_table_or_packed(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+    let is_packed_json = [".gz", ".zst"].iter().any(|packed| {
+        let inner = name.strip_suffix(packed).unwrap_or_default();
+        [".json", ".jsonl", ".ndjson"].iter().any(|ending| inner.ends_with(ending))
+    });
+    let is_table = [".parquet", ".arrow", ".feather"].iter().any(|ending| name.ends_with(ending));
+    cfg!(feature = "finetuning") && (is_packed_json || is_table)
+}
+
+/// The first records of a file.
+fn first_records(path: &Path) -> Result<Vec<Value>, DataError> {
+    #[cfg(feature = "finetuning")]
+    if is_table_or_packed(path) || (extension(path) == "json" && begins_list(path)) {
+        let mut records = Vec::new();
+        for record in crate::sft::records(path.to_owned()).take(LINES) {
+            records.extend(record?.1.ok());
+        }
+        return Ok(records);
+    }
     let (file, _) = outside::open(path).map_err(DataError::io("open", path))?;
-    let (mut seen, mut lengths, mut is_chat) = (0_usize, BTreeMap::<String, (usize, usize)>::new(), None);
+    let mut records = Vec::new();
     for line in BufReader::new(file.take(LINE_BYTES)).lines().take(LINES) {
         let Ok(line) = line else { break };
         let line = line.trim_start_matches('\u{feff}').trim();
@@ -204,7 +226,31 @@ pub fn lines_of(path: &Path) -> Result<Option<Lines>, DataError> {
             continue;
         }
         // The last line that was read may be cut.
-        let Ok(Value::Object(fields)) = serde_json::from_str::<Value>(line) else { break };
+        let Ok(record) = serde_json::from_str::<Value>(line) else { break };
+        records.push(record);
+    }
+    Ok(records)
+}
+
+/// True if a file begins with a list of objects.
+fn begins_list(path: &Path) -> bool {
+    let mut start = Vec::new();
+    let Ok((file, _)) = outside::open(path) else { return false };
+    if file.take(LOOKED_AT as u64).read_to_end(&mut start).is_err() {
+        return false;
+    }
+    let start = start.strip_prefix("\u{feff}".as_bytes()).unwrap_or(&start).trim_ascii_start();
+    start.strip_prefix(b"[").is_some_and(|items| items.trim_ascii_start().starts_with(b"{"))
+}
+
+/// Fields of the records of a file; `None` if its first record is no JSON object.
+///
+/// # Errors
+/// If it cannot be read.
+pub fn lines_of(path: &Path) -> Result<Option<Lines>, DataError> {
+    let (mut seen, mut lengths, mut is_chat) = (0_usize, BTreeMap::<String, (usize, usize)>::new(), None);
+    for record in first_records(path)? {
+        let Value::Object(fields) = record else { break };
         seen += 1;
         for (key, value) in fields {
             let is_messages = matches!(key.as_str(), "messages" | "conversations") && value.is_array();
@@ -233,16 +279,8 @@ pub fn lines_of(path: &Path) -> Result<Option<Lines>, DataError> {
 
 /// True if a `.json` file has a list of objects, or an object with text on each of several lines: other JSON is a document.
 pub(super) fn has_records(path: &Path) -> bool {
-    let mut start = Vec::new();
-    let Ok((file, _)) = outside::open(path) else { return false };
-    if file.take(LOOKED_AT as u64).read_to_end(&mut start).is_err() {
-        return false;
-    }
-    let start = start.strip_prefix("\u{feff}".as_bytes()).unwrap_or(&start).trim_ascii_start();
-    match start.strip_prefix(b"[") {
-        Some(items) => items.trim_ascii_start().starts_with(b"{"),
-        None => start.starts_with(b"{") && start.contains(&b'\n') && matches!(lines_of(path), Ok(Some(Lines::Text(_)))),
-    }
+    begins_list(path)
+        || first_records(path).is_ok_and(|records| records.len() > 1 && records.iter().all(Value::is_object))
 }
 
 #[cfg(test)]

@@ -135,8 +135,10 @@ impl Evaluation<'_> {
         for begin in (0..count).step_by(self.batch_size) {
             let samples = (begin..count.min(begin + self.batch_size)).map(|at| dataset.get(at));
             let samples = samples.collect::<Result<Vec<Sample>, _>>().map_err(|error| about(error.to_string()))?;
-            let whole =
-                |sample: &Sample| Continuation { context: sample.tokens[..1].to_vec(), tokens: sample.labels.clone() };
+            let whole = |sample: &Sample| Continuation {
+                context: sample.tokens.first().copied().into_iter().collect(),
+                tokens: sample.labels.clone(),
+            };
             let continuations: Vec<Continuation> = samples.iter().map(whole).collect();
             let scores = scorer.token_scores(&continuations).map_err(|(place, error)| {
                 Failure::input(format!("{}: example {}: {error}", file.display(), begin + place + 1))

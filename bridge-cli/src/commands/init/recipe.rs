@@ -236,7 +236,7 @@ impl Recipe {
                     "source_piece_bytes = {bytes}    # long files are cut at blank lines, so that the split can divide them"
                 );
             }
-            if self.text.files > 1 {
+            if self.text.files > 1 && !self.text.is_read_in_order {
                 text.push_str("source_shuffle_seed = 1234    # files of all subjects come to both splits\n");
             }
         } else {

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use bridge_data::sft::{ExampleKind, SplitCounts, examples_of, is_part_of_example, splits_of};
-use bridge_data::source::literal_pattern;
 use bridge_data::source::survey::{FileKind, Lines, Surveyed, extension, is_left_out, lines_of, survey};
+use bridge_data::source::{is_read_in_order, literal_pattern};
 
 use super::arguments::Kind;
 use crate::failure::Failure;
@@ -19,6 +19,8 @@ pub struct Text {
     pub exclude: Vec<String>,
     /// Key of the text if all of it is JSON Lines.
     pub jsonl_key: Option<String>,
+    /// True if documents of some files cannot be shuffled.
+    pub is_read_in_order: bool,
     /// Prefixes of token files: there is no text then.
     pub tokens: Vec<String>,
     /// Files.
@@ -90,7 +92,18 @@ pub fn find(inputs: &[PathBuf], kind: Option<Kind>) -> Result<Text, Failure> {
         )));
     }
     let (source, exclude) = patterns(&roots, &surveyed, &used);
-    Ok(Text { source, exclude, jsonl_key, files: used.len(), bytes: total, model, notes, ..Text::default() })
+    let in_order = used.iter().any(|file| is_read_in_order(&file.path));
+    Ok(Text {
+        source,
+        exclude,
+        jsonl_key,
+        is_read_in_order: in_order,
+        files: used.len(),
+        bytes: total,
+        model,
+        notes,
+        ..Text::default()
+    })
 }
 
 /// All files of `inputs`, each once, and the files and folders that were named.
