@@ -65,6 +65,7 @@ enum Form {
 impl Tuning {
     /// What `[model]` needs.
     pub const MODEL: &'static str = "calculate_per_token_loss = true    # each token of an answer counts the same\n";
+
     /// Divides the examples into splits below `data`, unless their folder has splits. A conversation needs a template: that of the model, or one
     /// that its tokenizer has the marks of.
     ///
