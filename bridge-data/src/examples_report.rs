@@ -30,6 +30,9 @@ pub struct ExamplesReport {
     pub blank: u64,
     /// Examples with tool calls that the chat template does not write.
     pub lost_calls: u64,
+    /// Examples whose last answer ends without a token that tells so, because the chat template writes none.
+    #[serde(default)]
+    pub unended: u64,
     /// Preferences whose two answers are the same.
     pub ties: u64,
     /// Fields that nothing used, with the number of records that have them.
@@ -76,7 +79,8 @@ impl ExamplesReport {
 
     /// Whether something of the files is not in the examples, or teaches what nobody wants.
     pub fn lacks(&self) -> bool {
-        let counts = [self.truncated, self.without_loss, self.blank, self.lost_calls, self.ties, self.skipped];
+        let counts =
+            [self.truncated, self.without_loss, self.blank, self.lost_calls, self.unended, self.ties, self.skipped];
         !self.unused.is_empty() || counts.iter().any(|count| *count > 0)
     }
 }
@@ -96,6 +100,13 @@ impl fmt::Display for ExamplesReport {
         }
         if self.lost_calls > 0 {
             write!(f, "; {} with tool calls, which the chat template does not write", self.lost_calls)?;
+        }
+        if self.unended > 0 {
+            let count = self.unended;
+            write!(
+                f,
+                "; {count} with an answer at the end of which the chat template writes no token that ends a turn: the model does not learn to stop there"
+            )?;
         }
         if self.ties > 0 {
             write!(f, "; {} with both answers the same, which teach nothing", self.ties)?;

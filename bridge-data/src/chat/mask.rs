@@ -1,82 +1,19 @@
-//! Which tokens of a conversation the assistant says. A template says it with `{% generation %}`; of one that does not, prefixes of the
-//! conversation are rendered: the assistant's words are what a message adds to the messages before it and the generation prompt.
+//! Tokens that the assistant generates. A template marks them with `{% generation %}`. Of one that does not, the evaluation tells which bytes were
+//! written for which message; the generation prompt before a message, which the model is given, is taken off its beginning.
 
 use std::ops::Range;
 
-use minijinja::Environment;
-
-use super::{ChatError, ChatTemplate, Conversation, Ending, Reading, python};
+use super::jinja::{Owned, Rendered};
+use super::{ChatError, ChatTemplate, Conversation, Ending, Reading};
 use crate::tokenizer::Tokenizer;
-
-/// Stand around what the assistant says in rendered text. Noncharacters of Unicode: no text has them.
-const OPEN: char = '\u{fdd0}';
-const CLOSE: char = '\u{fdd1}';
-/// The filter that puts them there.
-const FILTER: &str = "said_by_the_assistant";
 
 /// A conversation as token ids.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EncodedChat {
     /// The ids.
     pub ids: Vec<i64>,
-    /// For each id whether the assistant says it. A sentence if that cannot be known: the template has no marks, and what it makes of a
-    /// conversation does not begin with what it makes of its first messages.
+    /// For each id, true if the assistant generates it. A sentence if that cannot be known.
     pub assistant_mask: Result<Vec<bool>, String>,
-}
-
-/// The template with marks as filter blocks, which keep its whitespace control, and whether it has any.
-pub(super) fn with_marks(source: &str) -> (String, bool) {
-    let (mut text, mut rest, mut found) = (String::with_capacity(source.len()), source, false);
-    while let Some(start) = rest.find("{%") {
-        let Some(length) = rest[start + 2..].find("%}") else { break };
-        let (inside, end) = (&rest[start + 2..start + 2 + length], start + length + 4);
-        text.push_str(&rest[..start + 2]);
-        let word = inside.trim_matches(|c: char| c.is_whitespace() || "-+".contains(c));
-        match word {
-            "generation" => {
-                found = true;
-                text.push_str(&inside.replacen(word, &format!(" filter {FILTER} "), 1));
-            }
-            "endgeneration" => text.push_str(&inside.replacen(word, " endfilter ", 1)),
-            _ => text.push_str(inside),
-        }
-        text.push_str("%}");
-        rest = &rest[end..];
-    }
-    text.push_str(rest);
-    (text, found)
-}
-
-/// Makes the filter of [`with_marks`] known.
-pub(super) fn add_filter(environment: &mut Environment<'static>) {
-    environment.add_filter(FILTER, |text: String| format!("{OPEN}{text}{CLOSE}"));
-}
-
-/// Rendered text without marks, and the bytes of it that stood between them.
-pub(super) fn without_marks(marked: String) -> (String, Vec<Range<usize>>) {
-    if !marked.contains(OPEN) && !marked.contains(CLOSE) {
-        return (marked, Vec::new());
-    }
-    let (mut text, mut spans, mut open) = (String::with_capacity(marked.len()), Vec::new(), None);
-    for character in marked.chars() {
-        match character {
-            OPEN => open = Some(text.len()),
-            CLOSE => spans.extend(open.take().map(|start| start..text.len())),
-            other => text.push(other),
-        }
-    }
-    (text, spans)
-}
-
-/// Refuses text that would be taken for marks.
-pub(super) fn refuse_marks(conversation: &Conversation) -> Result<(), ChatError> {
-    let has_marks = |value: &serde_json::Value| python::has_any(value, &[OPEN, CLOSE]);
-    let others = conversation.tools.iter().chain(conversation.arguments.values());
-    if conversation.messages.iter().chain(others).any(has_marks) {
-        let (open, close) = (u32::from(OPEN), u32::from(CLOSE));
-        return Err(ChatError::Refused(format!("it has the noncharacter U+{open:X} or U+{close:X}")));
-    }
-    Ok(())
 }
 
 pub(super) fn encode(
@@ -84,11 +21,12 @@ pub(super) fn encode(
     conversation: &Conversation,
     tokenizer: &dyn Tokenizer,
 ) -> Result<EncodedChat, ChatError> {
-    let Spoken { text, spans } = spoken(template, conversation)?;
+    let is_assistant = |at: usize| conversation.messages[at]["role"] == "assistant";
+    let Spoken { text, spans, is_marked } = spoken(template, conversation, is_assistant)?;
     let tokens = tokenizer.encode_with_offsets(&text)?;
     let ids = tokens.iter().map(|(id, _)| *id).collect();
-    let says = |token: &Range<usize>, spans: &[Range<usize>]| spans.iter().any(|span| template.is_in(token, span));
-    let assistant_mask = spans.map(|spans| tokens.iter().map(|(_, token)| says(token, &spans)).collect());
+    let says = |spans: &[Span], token: &Range<usize>| span_of(spans, token, is_marked).is_some();
+    let assistant_mask = spans.map(|spans| tokens.iter().map(|(_, token)| says(&spans, token)).collect());
     Ok(EncodedChat { ids, assistant_mask })
 }
 
@@ -98,76 +36,220 @@ pub(super) fn encode_weighted(
     weights: &[f32],
     tokenizer: &dyn Tokenizer,
 ) -> Result<(Vec<i64>, Vec<f32>), ChatError> {
-    let Spoken { text, spans } = spoken(template, conversation)?;
+    let is_assistant = |at: usize| conversation.messages[at]["role"] == "assistant";
+    let weight = |at: usize| weights.get(at).copied().unwrap_or(0.0);
+    let Spoken { text, spans, is_marked } = spoken(template, conversation, |at| is_assistant(at) && weight(at) > 0.0)?;
     let spans = spans.map_err(ChatError::NoMask)?;
-    let said = conversation.messages.iter().zip(weights).filter(|(message, _)| message["role"] == "assistant");
-    let said: Vec<f32> = said.map(|(_, weight)| *weight).collect();
-    let is_uniform = said.windows(2).all(|pair| pair[0] == pair[1]);
-    if !is_uniform && said.len() != spans.len() {
+    // Marked spans are those of the assistant's messages in their order, if there are as many.
+    let said: Vec<usize> = (0..conversation.messages.len()).filter(|at| is_assistant(*at)).collect();
+    let is_uniform = said.windows(2).all(|pair| weight(pair[0]) == weight(pair[1]));
+    if is_marked && !is_uniform && said.len() != spans.len() {
         return Err(ChatError::NoMask(format!(
             "its messages have different weights, and the template marks {} parts of {} messages",
             spans.len(),
             said.len()
         )));
     }
-    let tokens = tokenizer.encode_with_offsets(&text)?;
     let weight_of = |token: &Range<usize>| {
-        // Spans follow one another: only the first that ends behind the token's start can hold it.
-        let at = spans.partition_point(|span| span.end <= token.start);
-        spans.get(at).filter(|span| template.is_in(token, span))?;
-        said.get(at).or(said.last()).copied()
+        let span = span_of(&spans, token, is_marked)?;
+        let message = spans[span].message.or_else(|| said.get(span).or(said.last()).copied())?;
+        Some(weight(message))
     };
+    let tokens = tokenizer.encode_with_offsets(&text)?;
     Ok(tokens.into_iter().map(|(id, token)| (id, weight_of(&token).unwrap_or(0.0))).unzip())
+}
+
+/// Bytes that the assistant generates.
+struct Span {
+    bytes: Range<usize>,
+    /// Place of the message, unless only its order is known.
+    message: Option<usize>,
+}
+
+/// The span that a token is in: of a marked span a part of it suffices, as in transformers.
+fn span_of(spans: &[Span], token: &Range<usize>, is_marked: bool) -> Option<usize> {
+    // Spans follow one another: only the first that ends behind the token's start can hold it.
+    let at = spans.partition_point(|span| span.bytes.end <= token.start);
+    let bytes = &spans.get(at)?.bytes;
+    let is_in = match is_marked {
+        true => token.start < bytes.end && token.end > bytes.start,
+        false => token.start >= bytes.start && token.end <= bytes.end,
+    };
+    is_in.then_some(at)
 }
 
 /// A rendered conversation.
 struct Spoken {
     text: String,
-    /// Bytes of what the assistant says, or why they are not known.
-    spans: Result<Vec<Range<usize>>, String>,
+    /// What the assistant generates, in order, or why that is not known.
+    spans: Result<Vec<Span>, String>,
+    is_marked: bool,
 }
 
-fn spoken(template: &ChatTemplate, conversation: &Conversation) -> Result<Spoken, ChatError> {
-    let reading = template.read(conversation)?;
-    let (text, marked) = without_marks(reading.render(conversation.messages.len(), Ending::Complete)?);
-    let spans = if template.is_marked { Ok(marked) } else { prefix_spans(&reading, conversation, &text)? };
-    Ok(Spoken { text, spans })
-}
-
-impl ChatTemplate {
-    /// Whether the assistant says a token: of a marked span a part of it suffices, as in transformers.
-    fn is_in(&self, token: &Range<usize>, span: &Range<usize>) -> bool {
-        match self.is_marked {
-            true => token.start < span.end && token.end > span.start,
-            false => token.start >= span.start && token.end <= span.end,
+/// Renders a conversation and finds the spans of the messages that count.
+fn spoken(
+    template: &ChatTemplate,
+    conversation: &Conversation,
+    counts: impl Fn(usize) -> bool,
+) -> Result<Spoken, ChatError> {
+    let reading = template.read(conversation);
+    let all = 0..conversation.messages.len();
+    let Rendered { text, mut generated, owned } = reading.render(&reading.all(), Ending::Complete)?;
+    if reading.variant.has_generation() {
+        generated.sort_by_key(|bytes| bytes.start);
+        let spans = generated.into_iter().map(|bytes| Span { bytes, message: None }).collect();
+        return Ok(Spoken { text, spans: Ok(spans), is_marked: true });
+    }
+    let blocks = Blocks::new(template, &reading, &text, &owned);
+    let mut spans = Vec::new();
+    for at in all.filter(|at| counts(*at)) {
+        match blocks.spans(at)? {
+            Ok(found) => spans.extend(found),
+            Err(problem) => return Ok(Spoken { text, spans: Err(problem), is_marked: false }),
         }
     }
+    spans.sort_by_key(|span| span.bytes.start);
+    Ok(Spoken { text, spans: Ok(spans), is_marked: false })
 }
 
-/// The assistant's words by comparing prefixes; a sentence if these do not agree with the whole.
-fn prefix_spans(
-    reading: &Reading<'_>,
-    conversation: &Conversation,
-    text: &str,
-) -> Result<Result<Vec<Range<usize>>, String>, ChatError> {
-    let mut spans = Vec::new();
-    for (at, message) in conversation.messages.iter().enumerate() {
-        if message["role"] != "assistant" {
-            continue;
-        }
-        let before = without_marks(reading.render(at, Ending::GenerationPrompt)?).0;
-        let after = match at + 1 == conversation.messages.len() {
-            true => text.to_owned(),
-            false => without_marks(reading.render(at + 1, Ending::Complete)?).0,
+/// Text of a conversation, with the bytes that were written for each message.
+struct Blocks<'a> {
+    template: &'a ChatTemplate,
+    reading: &'a Reading<'a>,
+    text: &'a str,
+    owned: &'a [Owned],
+    /// Places in `owned` of each message.
+    places: Vec<Vec<usize>>,
+}
+
+impl<'a> Blocks<'a> {
+    fn new(template: &'a ChatTemplate, reading: &'a Reading<'a>, text: &'a str, owned: &'a [Owned]) -> Self {
+        let mut places = vec![Vec::new(); reading.count()];
+        owned.iter().enumerate().for_each(|(at, owned)| places[owned.message].push(at));
+        Self { template, reading, text, owned, places }
+    }
+
+    /// What the model generates of a message: its bytes behind the generation prompt, with the end of its turn.
+    fn spans(&self, message: usize) -> Result<Result<Vec<Span>, String>, ChatError> {
+        let Some(first) = self.places[message].first() else {
+            // A loop wrote other messages, and nothing for this one.
+            return if self.owned.is_empty() { self.by_prefixes(message) } else { Ok(Ok(Vec::new())) };
         };
-        if !after.starts_with(&before) || !text.starts_with(&after) {
+        let mut bytes: Vec<Range<usize>> = Vec::new();
+        for at in &self.places[message] {
+            let piece = &self.owned[*at].bytes;
+            match bytes.last_mut() {
+                Some(last) if last.end == piece.start => last.end = piece.end,
+                _ => bytes.push(piece.clone()),
+            }
+        }
+        let before = first.checked_sub(1).map(|before| &self.owned[before]);
+        let Some(start) = self.start(message, before, bytes[0].clone()) else { return self.by_prefixes(message) };
+        let is_last = message + 1 == self.reading.count();
+        if let (Some(last), Some(at)) = (bytes.last_mut(), self.places[message].last()) {
+            last.end = if is_last { self.text.len() } else { self.end(&self.owned[*at]) };
+        }
+        bytes[0].start = start;
+        let spans = bytes.into_iter().filter(|bytes| bytes.start < bytes.end);
+        Ok(Ok(spans.map(|bytes| Span { bytes, message: Some(message) }).collect()))
+    }
+
+    /// Where the model begins to generate a message whose first bytes are `first`, behind bytes of another message (`before`).
+    /// `None` if that cannot be told.
+    fn start(&self, message: usize, before: Option<&Owned>, first: Range<usize>) -> Option<usize> {
+        let own = self.reading.prompt(message, self.text, before);
+        let end_before = before.map_or(0, |before| before.bytes.end);
+        let usual = self.template.prompt(self.reading.has_tools());
+        let prompts = || own.iter().map(|prompt| &**prompt).chain([usual]);
+        let bos = self.reading.bos();
+        let begin = first.start + if self.text[first.clone()].starts_with(bos) { bos.len() } else { 0 };
+        let from = [end_before, first.start, begin];
+        let find = |matching: fn(&str, &str) -> Option<usize>| {
+            let ends = prompts().flat_map(|prompt| {
+                let ends = from.map(|from| Some(from + matching(prompt, &self.text[from..first.end])?));
+                ends.into_iter().flatten()
+            });
+            ends.into_iter().find(|end| *end >= first.start)
+        };
+        let exact = |prompt: &str, text: &str| text.starts_with(prompt).then_some(prompt.len());
+        // Blanks around a prompt are often others than those around a header.
+        let behind_blanks = |prompt: &str, text: &str| {
+            let rest = text.trim_start().strip_prefix(prompt.trim_start()).filter(|_| !prompt.trim().is_empty())?;
+            Some(text.len() - rest.len())
+        };
+        let without_blanks = |prompt: &str, text: &str| {
+            let rest = text.trim_start().strip_prefix(prompt.trim()).filter(|_| !prompt.trim().is_empty())?;
+            Some(text.len() - rest.len())
+        };
+        if let Some(end) = find(exact).or_else(|| find(behind_blanks)).or_else(|| find(without_blanks)) {
+            return Some(end);
+        }
+        // What begins a conversation may stand before the prompt of the first message.
+        if message == 0
+            && !usual.is_empty()
+            && let Some(at) = self.text[first.clone()].find(usual)
+        {
+            return Some(first.start + at + usual.len());
+        }
+        // History may be written without the thinking that a prompt begins.
+        if let Some(end) = find(common_header) {
+            return Some(end);
+        }
+        // An answer may go on with the turn of another one, without a header of its own.
+        let tag = usual.split_inclusive('>').next().unwrap_or(usual).trim();
+        let goes_on = message > 0 && self.reading.role(message - 1) != "user" && !tag.is_empty();
+        (goes_on && !self.text[first.clone()].contains(tag)).then_some(first.start)
+    }
+
+    /// The end of a turn whose last bytes are `owned`: where a conversation would end with it. Where the template writes nothing that ends a
+    /// turn, the role that comes next tells that it is over, and belongs to it.
+    fn end(&self, owned: &Owned) -> usize {
+        let Range { start, end } = owned.bytes;
+        let ending = self.template.end_of_turn();
+        if !ending.trim().is_empty() && self.text[start..end].ends_with(ending) {
+            return end;
+        }
+        let alone = self.reading.ending_with(owned.message).unwrap_or_default();
+        let end = if !alone.is_empty() && self.text[start..].starts_with(&*alone) { start + alone.len() } else { end };
+        let rest = self.text[end..].trim_start();
+        let behind = self.text.len() - rest.len();
+        match rest.chars().next() {
+            Some('<') if !self.template.ends_turns() => rest.find('>').map_or(end, |at| behind + at + 1),
+            Some('[') if !self.template.ends_turns() => rest.find(']').map_or(end, |at| behind + at + 1),
+            _ => end,
+        }
+    }
+
+    /// The bytes of a message by comparing the text with that of the messages before; a sentence if these do not agree.
+    fn by_prefixes(&self, message: usize) -> Result<Result<Vec<Span>, String>, ChatError> {
+        let render = |count: usize, ending: Ending| {
+            self.reading.render(&self.reading.all()[..count], ending).map(|rendered| rendered.text)
+        };
+        let before = render(message, Ending::GenerationPrompt)?;
+        let after = match message + 1 == self.reading.count() {
+            true => self.text.to_owned(),
+            false => render(message + 1, Ending::Complete)?,
+        };
+        if !after.starts_with(&before) || !self.text.starts_with(&after) {
             return Ok(Err(format!(
-                "the chat template has no {{% generation %}} marks, and what it makes of all messages does not begin with what it makes of the \
-                 first {}. Mark what the assistant says in the template, or count all tokens with dataset.dataset_kwargs.answer_only_loss = false",
-                at + 1
+                "the chat template has no {{% generation %}} marks, and its text for message {} does not begin with its generation prompt. \
+                 Mark in the template what the assistant generates, or count all tokens with dataset.dataset_kwargs.answer_only_loss = false",
+                message + 1
             )));
         }
-        spans.push(before.len()..after.len());
+        Ok(Ok(vec![Span { bytes: before.len()..after.len(), message: Some(message) }]))
     }
-    Ok(Ok(spans))
+}
+
+/// Length of what a text has in common with a generation prompt, if only tags of thinking follow in the prompt.
+fn common_header(prompt: &str, text: &str) -> Option<usize> {
+    let pairs = prompt.char_indices().zip(text.chars());
+    let common = pairs.take_while(|((_, a), b)| a == b).last().map_or(0, |((at, c), _)| at + c.len_utf8());
+    // A tag that is cut in two belongs to the rest.
+    let common = match prompt[..common].rfind('<') {
+        Some(open) if !prompt[open..common].contains('>') => open,
+        _ => common,
+    };
+    let rest = prompt[common..].trim_start();
+    (common > 0 && (rest.is_empty() || rest.starts_with(['<', '[']))).then_some(common)
 }

@@ -2,29 +2,26 @@
 //! Reading conversations from files and training on them do not belong here.
 
 pub(crate) mod arguments;
-mod budget;
-mod charged;
+mod jinja;
 mod mask;
-mod printed;
-mod python;
+mod reading;
 #[cfg(test)]
 mod tests;
 
 use std::path::{Path, PathBuf};
 
-use minijinja::{Environment, UndefinedBehavior};
-use serde_json::{Map, Value};
+use std::sync::OnceLock;
+
+use serde_json::{Map, Value, json};
 use twox_hash::XxHash3_64;
 
 use crate::outside;
-use crate::tokenizer::{Tokenizer, TokenizerError};
+use crate::tokenizer::{TOOL_USE_FILE, Tokenizer, TokenizerError};
 
 #[cfg(test)]
-pub(crate) use budget::computed;
+pub(crate) use jinja::limits::computed;
 pub use mask::EncodedChat;
-
-/// The template's name within its environment.
-const NAME: &str = "chat_template";
+use reading::Reading;
 
 /// Files that have templates and what these name, in the order in which a template is looked for; the last has names alone.
 const FILES: [&str; 4] =
@@ -102,29 +99,53 @@ pub enum Ending {
 
 /// The chat template of a tokenizer's folder.
 pub struct ChatTemplate {
-    environment: Environment<'static>,
-    /// As its file has it.
-    written: String,
+    default: Variant,
+    /// The template named `tool_use`, which conversations with tools take.
+    tool_use: Option<Variant>,
     /// `bos_token`, `eos_token` and so on, which templates may write.
     special_tokens: Map<String, Value>,
-    /// Whether the template marks what the assistant says (`{% generation %}`).
-    is_marked: bool,
+    /// `None` if the template refuses a plain conversation.
+    end_of_turn: OnceLock<Option<String>>,
+    writes_calls: OnceLock<bool>,
+}
+
+/// A template with its text.
+struct Variant {
+    source: String,
+    template: jinja::Template,
+    /// Generation prompt behind a message of the user.
+    prompt: OnceLock<String>,
+}
+
+impl Variant {
+    fn new(source: String) -> Result<Self, String> {
+        if source.len() > LONGEST_TEMPLATE {
+            return Err(format!("it has {} bytes, more than the {LONGEST_TEMPLATE} of any template", source.len()));
+        }
+        let template = jinja::Template::parse(&source).map_err(|error| error.to_string())?;
+        Ok(Self { source, template, prompt: OnceLock::new() })
+    }
+
+    fn has_generation(&self) -> bool {
+        self.template.has_generation()
+    }
 }
 
 impl std::fmt::Debug for ChatTemplate {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ChatTemplate").field("is_marked", &self.is_marked).finish_non_exhaustive()
+        f.debug_struct("ChatTemplate").field("source", &self.default.source).finish_non_exhaustive()
     }
 }
 
 impl ChatTemplate {
-    /// The template of a folder: `chat_template.jinja`, else `chat_template.json`, else that of `tokenizer_config.json`. `None` if there is none.
+    /// The template of a folder: `chat_template.jinja` and `additional_chat_templates`, else `chat_template.json`, else that of
+    /// `tokenizer_config.json`. `None` if there is none.
     ///
     /// # Errors
     /// If a file cannot be read or parsed.
     pub fn load(folder: &Path) -> Result<Option<Self>, ChatError> {
         let mut files = Vec::new();
-        for name in FILES {
+        for name in FILES.into_iter().chain([TOOL_USE_FILE]) {
             files.extend(read(&folder.join(name))?.map(|text| (name, text)));
         }
         Self::of_files(folder, |wanted| files.iter().find(|(name, _)| *name == wanted).map(|(_, text)| text.as_str()))
@@ -155,55 +176,93 @@ impl ChatTemplate {
                 special_tokens.insert(key.clone(), text.into());
             }
         }
-        let (name, source) = match text_of(jinja) {
-            Some(source) => (jinja, Some(source.to_owned())),
-            None => match named_template(&json(other)?) {
-                Some(source) => (other, Some(source)),
-                None => (of_config, named_template(&config)),
-            },
+        let named = |name, config: &Value| named_templates(config).map(|templates| (name, templates));
+        let files = (text_of(jinja).map(str::to_owned), text_of(TOOL_USE_FILE).map(str::to_owned));
+        let (name, (default, tool_use)) = match files {
+            (None, None) => {
+                let found = named(other, &json(other)?).or_else(|| named(of_config, &config));
+                let Some(found) = found else { return Ok(None) };
+                found
+            }
+            (None, tool_use) => (TOOL_USE_FILE, (None, tool_use)),
+            files => (jinja, files),
         };
-        let new = |source: String| Self::new(&source, special_tokens);
-        source.map(|source| new(source).map_err(|problem| malformed(&folder.join(name), problem))).transpose()
+        let made = Self::new(default, tool_use, special_tokens);
+        made.map(Some).map_err(|problem| malformed(&folder.join(name), problem))
     }
 
     /// What the template is, for names of what is made with it.
     pub fn identity(&self) -> String {
         let tokens = Value::Object(self.special_tokens.clone()).to_string();
-        let source =
-            self.environment.get_template(NAME).map(|template| template.source().to_owned()).unwrap_or_default();
-        format!("{:016x}", XxHash3_64::oneshot(format!("{source}\0{tokens}").as_bytes()))
+        let tool_use = self.tool_use.as_ref().map_or("", |variant| &variant.source);
+        let parts = format!("{}\0{tool_use}\0{tokens}", self.default.source);
+        format!("{:016x}", XxHash3_64::oneshot(parts.as_bytes()))
     }
 
-    /// Its text.
+    /// The template's text.
     pub fn written(&self) -> &str {
-        &self.written
+        &self.default.source
     }
 
-    /// Whether it writes the calls of tools: it names them, or writes messages whole.
+    /// True if the template writes the calls of tools.
     pub(crate) fn writes_calls(&self) -> bool {
-        ["tool_calls", "tojson"].iter().any(|word| self.written.contains(word))
+        const NAME: &str = "probe_of_calls";
+        *self.writes_calls.get_or_init(|| {
+            let probe = |arguments: Value, answers: bool| {
+                let call = json!({ "id": "call12345", "type": "function", "function": { "name": NAME, "arguments": arguments } });
+                let mut messages = vec![
+                    json!({ "role": "user", "content": "A question?" }),
+                    json!({ "role": "assistant", "content": "", "tool_calls": [call] }),
+                ];
+                if answers {
+                    messages.push(json!({ "role": "tool", "tool_call_id": "call12345", "name": "t", "content": "1" }));
+                    messages.push(json!({ "role": "assistant", "content": "An answer." }));
+                }
+                self.render(&Conversation { messages, ..Conversation::default() }, Ending::Complete)
+            };
+            let arguments = [json!({ "a": "b" }), json!("{\"a\": \"b\"}")];
+            let texts = arguments.iter().flat_map(|arguments| [false, true].map(|answers| probe(arguments.clone(), answers)));
+            let texts: Vec<String> = texts.filter_map(Result::ok).collect();
+            // A template that refuses every probe says by itself what is wrong with calls.
+            texts.is_empty() || texts.iter().any(|text| text.contains(NAME))
+        })
     }
 
     /// A template from its text, with the special tokens that it may name.
     ///
     /// # Errors
     /// Where it does not parse.
-    fn new(source: &str, special_tokens: Map<String, Value>) -> Result<Self, String> {
-        let mut environment = Environment::new();
-        environment.set_trim_blocks(true);
-        environment.set_lstrip_blocks(true);
-        environment.set_undefined_behavior(UndefinedBehavior::Lenient);
-        python::add_to(&mut environment);
-        mask::add_filter(&mut environment);
-        budget::limit(&mut environment);
-        if source.len() > LONGEST_TEMPLATE {
-            return Err(format!("it has {} bytes, more than the {LONGEST_TEMPLATE} of any template", source.len()));
-        }
-        let written = source.to_owned();
-        let (source, is_marked) = mask::with_marks(source);
-        let source = charged::with_charges(&source, NAME).map_err(|error| python::describe(&error))?;
-        environment.add_template_owned(NAME, source).map_err(|error| python::describe(&error))?;
-        Ok(Self { environment, written, special_tokens, is_marked })
+    fn new(
+        default: Option<String>,
+        tool_use: Option<String>,
+        special_tokens: Map<String, Value>,
+    ) -> Result<Self, String> {
+        let default = default.ok_or("it has a template for tools alone, and none named `default`")?;
+        Ok(Self {
+            default: Variant::new(default)?,
+            tool_use: tool_use.map(Variant::new).transpose()?,
+            special_tokens,
+            end_of_turn: OnceLock::new(),
+            writes_calls: OnceLock::new(),
+        })
+    }
+
+    /// The template for a conversation with or without tools.
+    fn variant(&self, has_tools: bool) -> &Variant {
+        self.tool_use.as_ref().filter(|_| has_tools).unwrap_or(&self.default)
+    }
+
+    /// The generation prompt behind a message of the user.
+    fn prompt(&self, has_tools: bool) -> &str {
+        self.variant(has_tools).prompt.get_or_init(|| {
+            let user = json!({ "role": "user", "content": "A question?" });
+            let messages = vec![user.clone(), json!({ "role": "assistant", "content": "An answer." }), user];
+            let conversation =
+                Conversation { messages, tools: has_tools.then(|| json!([])), ..Conversation::default() };
+            let reading = self.read(&conversation);
+            let Ok(complete) = reading.render(&[0, 1, 2], Ending::Complete) else { return String::new() };
+            reading.prompt(3, &complete.text, complete.owned.last()).unwrap_or_default()
+        })
     }
 
     /// The text of a conversation.
@@ -211,8 +270,8 @@ impl ChatTemplate {
     /// # Errors
     /// If the template refuses it.
     pub fn render(&self, conversation: &Conversation, ending: Ending) -> Result<String, ChatError> {
-        let text = self.read(conversation)?.render(conversation.messages.len(), ending)?;
-        Ok(mask::without_marks(text).0)
+        let reading = self.read(conversation);
+        Ok(reading.render(&reading.all(), ending)?.text)
     }
 
     /// The token ids of a complete conversation, and which of them the assistant says.
@@ -246,63 +305,34 @@ impl ChatTemplate {
         mask::encode_weighted(self, conversation, weights, tokenizer)
     }
 
-    /// What the template writes behind a message of the assistant that ends a conversation: how a model says that it has finished.
+    /// The text behind a message of the assistant that ends a conversation: how a model says that it has finished.
     /// Empty where the template leaves that to the reader.
-    pub fn end_of_turn(&self) -> String {
+    pub fn end_of_turn(&self) -> &str {
+        self.ending().unwrap_or_default()
+    }
+
+    /// False if the template writes nothing behind an answer.
+    pub(crate) fn ends_turns(&self) -> bool {
+        self.ending().is_none_or(|ending| !ending.trim().is_empty())
+    }
+
+    fn ending(&self) -> Option<&str> {
         const ANSWER: &str = "An answer.";
-        let conversation = Conversation {
-            messages: vec![
-                serde_json::json!({ "role": "user", "content": "A question?" }),
-                serde_json::json!({ "role": "assistant", "content": ANSWER }),
-            ],
-            ..Conversation::default()
-        };
-        let text = self.render(&conversation, Ending::Complete).unwrap_or_default();
-        text.rsplit_once(ANSWER).map_or_else(String::new, |(_, end)| end.to_owned())
+        let ending = self.end_of_turn.get_or_init(|| {
+            let messages = vec![
+                json!({ "role": "user", "content": "A question?" }),
+                json!({ "role": "assistant", "content": ANSWER }),
+            ];
+            let conversation = Conversation { messages, ..Conversation::default() };
+            let text = self.render(&conversation, Ending::Complete).ok()?;
+            text.rsplit_once(ANSWER).map(|(_, end)| end.to_owned())
+        });
+        ending.as_deref()
     }
 
     /// A conversation as the template reads it.
-    fn read(&self, conversation: &Conversation) -> Result<Reading<'_>, ChatError> {
-        mask::refuse_marks(conversation)?;
-        let tools = conversation.tools.as_ref().unwrap_or(&Value::Null);
-        let given = &conversation.arguments;
-        // An argument replaces the special token of its name.
-        let others = self.special_tokens.iter().filter(|(name, _)| !given.contains_key(*name)).chain(given);
-        let others = others.map(|(name, value)| (name.as_str(), value)).chain([("tools", tools)]);
-        let others = others.chain((!given.contains_key("documents")).then_some(("documents", &Value::Null)));
-        Ok(Reading {
-            template: self,
-            messages: conversation.messages.iter().map(python::message_of).collect(),
-            sizes: conversation.messages.iter().map(python::size_of).collect(),
-            size: others.clone().map(|(_, value)| python::size_of(value)).sum(),
-            others: others.map(|(name, value)| (name.to_owned(), python::value_of(value))).collect(),
-        })
-    }
-}
-
-/// A conversation in the template's values, which may be rendered up to any of its messages.
-struct Reading<'t> {
-    template: &'t ChatTemplate,
-    messages: Vec<minijinja::Value>,
-    /// Bytes of each message, about.
-    sizes: Vec<u64>,
-    /// What templates read besides.
-    others: Vec<(String, minijinja::Value)>,
-    /// Bytes of the others, about.
-    size: u64,
-}
-
-impl Reading<'_> {
-    /// The text of the first `count` messages, with marks.
-    fn render(&self, count: usize, ending: Ending) -> Result<String, ChatError> {
-        let messages: minijinja::Value = self.messages[..count].iter().cloned().collect();
-        let is_prompt = ending == Ending::GenerationPrompt;
-        let own = [("messages", messages), ("add_generation_prompt", is_prompt.into())];
-        let own = own.map(|(name, value)| (name.to_owned(), value));
-        budget::open(self.size + self.sizes[..count].iter().sum::<u64>());
-        let context = python::dictionary(self.others.iter().cloned().chain(own).collect());
-        let text = self.template.environment.get_template(NAME).and_then(|template| template.render(context));
-        text.map_err(|error| ChatError::Refused(python::describe(&error)))
+    fn read<'t>(&'t self, conversation: &'t Conversation) -> Reading<'t> {
+        Reading::new(self.variant(conversation.tools.is_some()), &self.special_tokens, conversation)
     }
 }
 
@@ -322,17 +352,24 @@ fn read(path: &Path) -> Result<Option<String>, ChatError> {
 /// The text of the template among the files of a tokenizer.
 pub fn template_text(tokenizer: &dyn Tokenizer) -> Option<String> {
     let [jinja, other, of_config, _] = FILES;
-    let of_json = |name: &str| named_template(&serde_json::from_str(tokenizer.companion(name)?).ok()?);
+    let of_json = |name: &str| named_templates(&serde_json::from_str(tokenizer.companion(name)?).ok()?)?.0;
     tokenizer.companion(jinja).map(str::to_owned).or_else(|| of_json(other)).or_else(|| of_json(of_config))
 }
 
-/// The template of a configuration: one text, or several with names, of which `default` counts.
-fn named_template(config: &Value) -> Option<String> {
+/// The templates of a configuration, as `default` and `tool_use`: one text, or several with names.
+fn named_templates(config: &Value) -> Option<(Option<String>, Option<String>)> {
     let template = &config["chat_template"];
-    let of_list = || {
-        let list = template.as_array()?;
-        let named = list.iter().find(|entry| entry["name"] == "default").or_else(|| list.first());
-        named.and_then(|entry| entry["template"].as_str())
+    if let Some(text) = template.as_str() {
+        return Some((Some(text.to_owned()), None));
+    }
+    let text_of = |name: &str| match template {
+        Value::Array(list) => {
+            let entry = list.iter().find(|entry| entry["name"] == name)?;
+            entry["template"].as_str().map(str::to_owned)
+        }
+        Value::Object(fields) => fields.get(name)?.as_str().map(str::to_owned),
+        _ => None,
     };
-    template.as_str().or_else(of_list).map(str::to_owned)
+    let found = (text_of("default"), text_of("tool_use"));
+    (found.0.is_some() || found.1.is_some()).then_some(found)
 }

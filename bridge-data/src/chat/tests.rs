@@ -10,7 +10,8 @@ use super::*;
 
 fn template(source: &str) -> ChatTemplate {
     let special = json!({ "bos_token": "<s>", "eos_token": "</s>" });
-    ChatTemplate::new(source, special.as_object().cloned().expect("an object")).expect("valid template")
+    ChatTemplate::new(Some(source.to_owned()), None, special.as_object().cloned().expect("an object"))
+        .expect("valid template")
 }
 
 fn conversation(messages: &Value) -> Conversation {
@@ -105,12 +106,9 @@ fn containers_and_numbers_are_printed_as_python_prints_them() {
 
 #[test]
 fn what_is_refused_says_why() {
-    let one = conversation(&json!([{ "role": "user", "content": "\u{fdd0}" }]));
-    let error = template("{{ messages }}").render(&one, Ending::Complete).expect_err("a mark");
-    assert!(error.to_string().contains("U+FDD0"), "{error}");
     assert!(Conversation::of_json(&json!({ "text": 1 })).expect_err("no messages").contains("messages"));
     assert!(Conversation::of_json(&json!({ "messages": [{}] })).expect_err("no role").contains("messages[0]"));
-    let error = ChatTemplate::new("{% for %}", Map::new()).expect_err("malformed");
+    let error = ChatTemplate::new(Some("{% for %}".to_owned()), None, Map::new()).expect_err("malformed");
     assert!(error.contains("line 1"), "{error}");
 }
 
@@ -118,6 +116,9 @@ fn what_is_refused_says_why() {
 fn the_end_of_a_turn_is_found() {
     let source = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}";
     assert_eq!(template(source).end_of_turn(), "<|im_end|>\n");
+    assert!(
+        template(source).ends_turns() && !template("{% for m in messages %}{{ m.content }}{% endfor %}").ends_turns()
+    );
     assert_eq!(template("{{ raise_exception('no') }}").end_of_turn(), "");
 }
 
@@ -177,23 +178,28 @@ fn hostile_templates_end_within_a_second() {
         "{% for i in range(99999) %}{% set b = strftime_now('%c' * 9999) %}{% endfor %}".to_owned(),
         "{{ ([1] * 99999999) | list }}".to_owned(),
         "(".repeat(500_000) + &"{{".repeat(100) + &"(".repeat(100_000),
+        format!("{{{{ {}1 }}}}", "-".repeat(100_000)),
+        format!("{{{{ {}1 }}}}", "not ".repeat(100_000)),
+        format!("{{{{ x{} }}}}", ".a".repeat(100_000)),
+        format!("{{{{ {}1{} }}}}", "(".repeat(100_000), ")".repeat(100_000)),
+        "{% if true %}".repeat(50_000) + &"{% endif %}".repeat(50_000),
     ];
     for source in &hostile {
-        let started = budget::computed();
+        let started = computed();
         let shown: String = source.chars().take(200).collect();
-        if let Ok(template) = ChatTemplate::new(source, Map::new()) {
+        if let Ok(template) = ChatTemplate::new(Some(source.clone()), None, Map::new()) {
             let rendered = template.render(&Conversation::default(), Ending::Complete);
             rendered.map(|text| text.len()).expect_err(&shown);
         }
         // Of this thread: what else the machine does is not the template's fault.
-        let computed = budget::computed().saturating_sub(started);
+        let computed = computed().saturating_sub(started);
         // The clock of a virtual machine may count what others have taken.
         assert!(computed.as_millis() < 2000, "{computed:?}: {shown}");
     }
 }
 
 #[test]
-fn charges_change_no_text() {
+fn statements_and_expressions_of_all_kinds_are_rendered() {
     let messages =
         json!([{ "role": "user", "content": "Hi \"there\"\\n" }, { "role": "assistant", "content": "a\tb" }]);
     let cases = [
@@ -223,4 +229,134 @@ fn charges_change_no_text() {
     let error =
         template("a\n{% if true %}\n\n{{ nothing() }}{% endif %}").render(&Conversation::default(), Ending::Complete);
     assert!(error.expect_err("no such function").to_string().contains("line 4"));
+}
+
+/// The expected texts are those of transformers 5 with Jinja 3.1; `None` is an error.
+#[test]
+fn templates_mean_as_in_python() {
+    let messages = json!([{ "role": "user", "content": " Hi ", "l": ["x", null], "d": { "a": "b" } }]);
+    let cases = [
+        ("{{ '' and 1 }}|{{ 0 or 'x' }}|{{ none is iterable and none | length > 0 }}", Some("|x|False")),
+        (
+            "{{ nope | length }}{{ nope | list }}{{ 'a' in nope }}{{ nope is sequence }}{{ none[1:] }}",
+            Some("0[]FalseTrue"),
+        ),
+        ("{{ nope | tojson }}", None),
+        ("{{ nope.x }}", None),
+        ("{{ nope + 'a' }}", None),
+        ("{{ 1 < 'a' }}", None),
+        ("{{ messages[0].l | upper }}{{ messages[0].d | trim | replace(\"'\", '`') }}", Some("['X', NONE]{`a`: `b`}")),
+        ("{{ 'a,b,c'.rsplit(',', 1) }}{{ 'a b c'.split(maxsplit=1) }}", Some("['a,b', 'c']['a', 'b c']")),
+        ("{{ 'a-b'.partition('-') }}{{ 'ab'.removeprefix('a') }}{{ 'abab'.find('a', 1) }}", Some("('a', '-', 'b')b2")),
+        ("{{ '%s-%03d' % ('a', 3) }}{{ '{:>4}|{!r}'.format(1, 'x') }}{{ 'x' | int }}", Some("a-003   1|'x'0")),
+        (
+            "{{ -7 // 2 }} {{ -7 % 3 }} {{ 2 ** 70 }} {{ 2.5 | round }} {{ 7 / 2 }}",
+            Some("-4 2 1180591620717411303424 2.0 3.5"),
+        ),
+        (
+            "{{ (1, 2) }}{{ (1,) }}{{ {'a': 1}.items() }}{{ [1] == (1,) }}",
+            Some("(1, 2)(1,)dict_items([('a', 1)])False"),
+        ),
+        ("{{ '\\x41\\q\\'' }}{{ 'a' 'b' }}", Some("A\\q'ab")),
+        (
+            "{{ [3, 1] | sort }}{{ {'b': 1, 'a': 2} | dictsort }}{{ [1, 2, 3] | batch(2) | list }}",
+            Some("[1, 3][('a', 2), ('b', 1)][[1, 2], [3]]"),
+        ),
+        ("{% set x = 1 %}{% macro f() %}{{ x }}{% endmacro %}{% set x = 2 %}{{ f() }}", Some("2")),
+        ("{% for i in [1, 2] %}{% set x = i %}{% endfor %}{{ x is defined }}", Some("False")),
+        ("{{ [1].append(2) }}", None),
+        ("{{ {'items': 1}['items'] }}{{ [1] | map('foo') is defined }}", Some("1True")),
+        ("a\r\n{% if true %}\r\nb\r\n{% endif %}\r\n", Some("a\nb\n")),
+        ("{% do 1 %}", None),
+    ];
+    for (source, expected) in cases {
+        let made = ChatTemplate::new(Some(source.to_owned()), None, Map::new());
+        let made = made.and_then(|template| {
+            template.render(&conversation(&messages), Ending::Complete).map_err(|error| error.to_string())
+        });
+        assert_eq!(made.as_deref().ok(), expected, "{source}: {made:?}");
+    }
+}
+
+/// The text of a conversation, with what the assistant generates in brackets.
+fn bracketed(source: &str, messages: &Value) -> String {
+    let template = template(source);
+    let conversation = conversation(messages);
+    let text = template.render(&conversation, Ending::Complete).expect("rendered");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/chat/turns_unmarked");
+    let tokenizer = HuggingFaceTokenizer::load(&folder).expect("a tokenizer");
+    let tokens = crate::tokenizer::Tokenizer::encode_with_offsets(&tokenizer, &text).expect("ids");
+    let mask = template.encode(&conversation, &tokenizer).expect("encoded").assistant_mask.expect("a mask");
+    let (mut shown, mut is_in) = (String::new(), false);
+    for ((_, bytes), says) in tokens.iter().zip(mask) {
+        if says != is_in {
+            shown.push(if says { '[' } else { ']' });
+            is_in = says;
+        }
+        shown.push_str(&text[bytes.clone()]);
+    }
+    if is_in { shown + "]" } else { shown }
+}
+
+#[test]
+fn turns_of_thinking_templates_are_told_apart() {
+    let source = "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' and '</think>' in m.content and not loop.last %}\
+                  {{ m.content.split('</think>')[-1] }}{% else %}{{ m.content }}{% endif %}<|end|>{% endfor %}\
+                  {% if add_generation_prompt %}<|assistant|><think>{% endif %}";
+    let messages = json!([
+        { "role": "user", "content": "a" }, { "role": "assistant", "content": "<think>b</think>c" },
+        { "role": "user", "content": "d" }, { "role": "assistant", "content": "<think>e</think>f" },
+    ]);
+    let expected = "<|user|>a<|end|><|assistant|>[c<|end|>]<|user|>d<|end|><|assistant|><think>[e</think>f<|end|>]";
+    assert_eq!(bracketed(source, &messages), expected);
+}
+
+#[test]
+fn the_role_that_follows_ends_a_turn_without_an_end() {
+    let source = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}\
+                  {% if add_generation_prompt %}<|assistant|>{% endif %}";
+    let messages = json!([
+        { "role": "user", "content": "a" }, { "role": "assistant", "content": "b" }, { "role": "user", "content": "c" },
+    ]);
+    assert_eq!(bracketed(source, &messages), "<|user|>a<|assistant|>[b<|user|>]c");
+}
+
+#[test]
+fn replies_of_tools_within_a_turn_are_not_generated() {
+    let source = "{% for m in messages %}{% if m.role != 'tool' %}<{{ m.role }}>{{ m.content }}\
+                  {% for at in range(loop.index0 + 1, messages | length) %}{% set next = messages[at] %}\
+                  {% if next.role == 'tool' %}({{ next.content }}){% else %}{% break %}{% endif %}{% endfor %}</>{% endif %}{% endfor %}\
+                  {% if add_generation_prompt %}<assistant>{% endif %}";
+    let messages = json!([
+        { "role": "user", "content": "a" }, { "role": "assistant", "content": "b" }, { "role": "tool", "content": "t" },
+    ]);
+    assert_eq!(bracketed(source, &messages), "<user>a</><assistant>[b](t)[</>]");
+}
+
+#[test]
+fn conversations_with_tools_take_the_template_of_that_name() {
+    let new = |source: &str| Some(source.to_owned());
+    let template = ChatTemplate::new(new("plain"), new("tools"), Map::new()).expect("valid");
+    let mut conversation = conversation(&json!([{ "role": "user", "content": "a" }]));
+    assert_eq!(template.render(&conversation, Ending::Complete).expect("rendered"), "plain");
+    conversation.tools = Some(json!([{ "name": "f" }]));
+    assert_eq!(template.render(&conversation, Ending::Complete).expect("rendered"), "tools");
+}
+
+#[test]
+fn templates_that_write_no_calls_are_found_by_rendering() {
+    let source = "{{ tools | tojson }}{% for m in messages %}{{ m.content }}{% endfor %}";
+    assert!(!template(source).writes_calls());
+    assert!(template("{% for m in messages %}{{ m | tojson }}{% endfor %}").writes_calls());
+}
+
+#[test]
+fn the_time_of_a_mask_grows_with_the_conversation() {
+    let source = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}";
+    let turn =
+        [json!({ "role": "user", "content": "a question" }), json!({ "role": "assistant", "content": "an answer" })];
+    let messages: Vec<Value> = turn.into_iter().cycle().take(4000).collect();
+    let started = computed();
+    bracketed(source, &messages.into());
+    assert!((computed() - started).as_secs() < 5, "{:?}", computed() - started);
 }

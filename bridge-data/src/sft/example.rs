@@ -16,7 +16,7 @@ use crate::chat::ChatTemplate;
 use crate::tokenizer::{Tokenizer, require_eod};
 
 /// Number of the rules by which a record becomes tokens: another one makes what was stored of the same files anew.
-const RULES: u32 = 3;
+const RULES: u32 = 4;
 
 /// Token ids and their weights in the loss; both have the same length.
 #[derive(Debug, Clone, PartialEq)]
@@ -30,6 +30,8 @@ pub(super) struct Example {
     pub(super) is_blank: bool,
     /// Whether it has tool calls that the chat template does not write.
     pub(super) loses_calls: bool,
+    /// True if it ends with an answer that counts, behind which the chat template writes nothing that ends a turn.
+    pub(super) is_unended: bool,
 }
 
 impl Example {
@@ -236,7 +238,14 @@ impl ExampleBuilder {
         let weights = (0..ids.len()).map(|at| if at >= begin { 1.0 } else { 0.0 }).collect();
         // A sequence that is too short for the tokens around.
         let is_cut = ids.len() > options.seq_length;
-        let mut example = Example { ids, weights, is_truncated: is_cut || excess > 0, is_blank, loses_calls: false };
+        let mut example = Example {
+            ids,
+            weights,
+            is_truncated: is_cut || excess > 0,
+            is_blank,
+            loses_calls: false,
+            is_unended: false,
+        };
         example.ids.truncate(options.seq_length);
         example.weights.truncate(options.seq_length);
         example
@@ -293,6 +302,9 @@ impl ExampleBuilder {
         }
         let answers = conversation.messages.iter().zip(&weights).filter(|(_, weight)| **weight > 0.0);
         let is_blank = answers.map(|(message, _)| message).any(is_blank_answer);
+        let ends_with_answer = conversation.messages.last().is_some_and(|message| message["role"] == "assistant")
+            && weights.last().is_some_and(|weight| *weight > 0.0);
+        let is_unended = ends_with_answer && !template.ends_turns();
         let (ids, counted) = match self.options.answer_only_loss {
             true => {
                 let encoded = template.encode_weighted(&conversation, &weights, self.tokenizer.as_ref());
@@ -305,7 +317,7 @@ impl ExampleBuilder {
                 (encoded, weights)
             }
         };
-        Ok(Example { is_blank, loses_calls, ..self.cut(ids, counted) })
+        Ok(Example { is_blank, loses_calls, is_unended, ..self.cut(ids, counted) })
     }
 
     /// What fits of a sequence.
@@ -321,7 +333,7 @@ impl ExampleBuilder {
                 weights.drain(..excess);
             }
         }
-        Example { ids, weights, is_truncated: excess > 0, is_blank: false, loses_calls: false }
+        Example { ids, weights, is_truncated: excess > 0, is_blank: false, loses_calls: false, is_unended: false }
     }
 
     fn encode(&self, text: &str) -> Result<Vec<i64>, String> {

@@ -109,6 +109,7 @@ fn write(
         without_loss: 0,
         blank: 0,
         lost_calls: 0,
+        unended: 0,
         ties: 0,
         unused: BTreeMap::new(),
         skipped: 0,
@@ -189,6 +190,7 @@ impl Work<'_> {
         // Of a preference, the answer that is preferred.
         self.report.blank += u64::from(examples.first().is_some_and(|example| example.is_blank));
         self.report.lost_calls += u64::from(examples.iter().any(|example| example.loses_calls));
+        self.report.unended += u64::from(examples.iter().any(|example| example.is_unended));
         self.report.ties += u64::from(matches!(examples, [chosen, rejected] if chosen.ids == rejected.ids));
         self.writer.add_sum(sum(examples))?;
         for example in examples {

@@ -214,6 +214,8 @@ impl HuggingFaceTokenizer {
     /// The tokenizer cannot be written out.
     pub fn with_chat_template(&self, template: String) -> Result<Self, TokenizerError> {
         let mut companions = self.companions.clone();
+        // A template for conversations with tools belongs to the one that is replaced.
+        companions.retain(|(name, _)| *name != special::TOOL_USE_FILE);
         replace_companion(&mut companions, TEMPLATE_FILE, template);
         Ok(Self { eod: self.eod, bos: self.bos, pad: self.pad, ..Self::from_parts(self.inner.clone(), companions)? })
     }
@@ -414,7 +416,6 @@ impl Tokenizer for HuggingFaceTokenizer {
     }
 
     fn save_assets(&self, folder: &Path) -> Result<(), TokenizerError> {
-        std::fs::create_dir_all(folder).map_err(TokenizerError::io("create the folder", folder))?;
         let files = self
             .companions
             .iter()
@@ -424,6 +425,9 @@ impl Tokenizer for HuggingFaceTokenizer {
             .chain([(TOKENIZER_FILE, self.content.as_str())]);
         for (name, text) in files {
             let path = folder.join(name);
+            if let Some(parent) = path.parent() {
+                std::fs::create_dir_all(parent).map_err(TokenizerError::io("create the folder", parent))?;
+            }
             outside::replace(&path, text.as_bytes()).map_err(TokenizerError::io("write", &path))?;
         }
         Ok(())

@@ -22,6 +22,8 @@ pub use difference::{Comparison, Difference, compare};
 pub use error::TokenizerError;
 pub use huggingface::HuggingFaceTokenizer;
 pub use null::NullTokenizer;
+#[cfg(feature = "finetuning")]
+pub(crate) use special::TOOL_USE_FILE;
 pub use tiktoken::{TiktokenParams, TiktokenPattern};
 pub use train::{BpeTrainParams, END_OF_TEXT, train_byte_level_bpe, train_byte_level_bpe_until};
 pub use wordpiece::Case;

@@ -13,8 +13,10 @@ use crate::{outside, python_json};
 /// Files beside a tokenizer, in the order in which they are read.
 pub(crate) const COMPANIONS: [&str; 4] =
     ["tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "config.json"];
-/// Files beside a tokenizer that name none of these.
-const OTHERS: [&str; 3] = ["chat_template.jinja", "chat_template.json", ADDED_FILE];
+/// Chat template of conversations with tools, beside `chat_template.jinja`.
+pub(crate) const TOOL_USE_FILE: &str = "additional_chat_templates/tool_use.jinja";
+/// Files beside a tokenizer that name no special tokens.
+const OTHERS: [&str; 4] = ["chat_template.jinja", TOOL_USE_FILE, "chat_template.json", ADDED_FILE];
 
 /// How a special token is named.
 #[derive(Debug, Clone, PartialEq, Eq)]

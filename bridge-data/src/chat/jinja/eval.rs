@@ -1,0 +1,774 @@
+//! Runs the syntax tree of a template.
+
+use std::cell::{Cell, RefCell};
+use std::fmt::Write;
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use ahash::AHashMap;
+
+use super::Template;
+use super::ast::{Args, Expr, Filter, For, Macro, Name, Stmt, Target};
+use super::error::Error;
+use super::filters::filter;
+use super::given::{Given, integer, required};
+use super::limits::{charge, step};
+use super::methods::{attribute, call as call_method, has_method, subscript};
+use super::operators::{compared, concat, math, signed, slice};
+use super::predicates::test;
+use super::text::{escaped, print, printed};
+use super::value::{Closure, Dict, Function, Loop, Value, range_length};
+
+/// Deepest recursion of the evaluation.
+const DEPTH: u32 = 800;
+/// Most numbers of a range, as in the sandbox of Jinja2.
+const LONGEST_RANGE: usize = 100_000;
+
+/// Text that a template made.
+pub(in crate::chat) struct Rendered {
+    pub(in crate::chat) text: String,
+    /// Bytes within `{% generation %}`, in the order in which the blocks ended.
+    pub(in crate::chat) generated: Vec<Range<usize>>,
+    /// Bytes that were written while a loop was at a message, in order. Bytes outside of such loops are in none.
+    pub(in crate::chat) owned: Vec<Owned>,
+}
+
+/// Bytes that were written for a message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::chat) struct Owned {
+    pub(in crate::chat) bytes: Range<usize>,
+    pub(in crate::chat) message: usize,
+}
+
+/// Variables of a frame, and those around it.
+pub(in crate::chat) struct Scope {
+    variables: RefCell<Vec<(Name, Value)>>,
+    parent: Option<Rc<Scope>>,
+}
+
+impl Scope {
+    fn new(parent: Option<Rc<Self>>, variables: Vec<(Name, Value)>) -> Rc<Self> {
+        Rc::new(Self { variables: RefCell::new(variables), parent })
+    }
+
+    fn get(&self, name: Name) -> Option<Value> {
+        let mut scope = Some(self);
+        while let Some(current) = scope {
+            let variables = current.variables.borrow();
+            if let Some((_, value)) = variables.iter().find(|(known, _)| *known == name) {
+                return Some(value.clone());
+            }
+            scope = current.parent.as_deref();
+        }
+        None
+    }
+
+    fn set(&self, name: Name, value: Value) {
+        let mut variables = self.variables.borrow_mut();
+        match variables.iter_mut().find(|(known, _)| *known == name) {
+            Some(entry) => entry.1 = value,
+            None => variables.push((name, value)),
+        }
+    }
+}
+
+/// How a body ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Flow {
+    Next,
+    Break,
+    Continue,
+}
+
+struct Engine<'t> {
+    template: &'t Template,
+    root: Rc<Scope>,
+    /// Numbers of the names `loop`, `caller`, `varargs` and `kwargs`, if the template mentions them.
+    special: [Option<Name>; 4],
+    depth: Cell<u32>,
+    autoescape: Cell<bool>,
+    /// Places of messages, by their addresses.
+    messages: AHashMap<*const Dict, usize>,
+    /// Number of captures around the current statement; text is captured for variables, filters and macros.
+    captures: Cell<u32>,
+    owner: Cell<Option<usize>>,
+    /// Where the bytes of the current owner begin.
+    owned_from: Cell<usize>,
+    owned: RefCell<Vec<Owned>>,
+    /// True within an iteration that is at no message.
+    is_unowned: Cell<bool>,
+    generated: RefCell<Vec<Range<usize>>>,
+    /// Length of the text outside of captures when the outermost one began.
+    root_length: Cell<usize>,
+    /// Scopes that macros hold, and namespaces: cleared in the end, since they may hold themselves.
+    held_scopes: RefCell<Vec<Rc<Scope>>>,
+    held_namespaces: RefCell<Vec<Rc<RefCell<Dict>>>>,
+}
+
+/// Runs a template. `messages` are the dictionaries whose text is told apart.
+///
+/// # Errors
+/// What the template refuses; a limit that is exceeded.
+pub(super) fn render(
+    template: &Template,
+    variables: Vec<(&str, Value)>,
+    messages: &[Value],
+) -> Result<Rendered, Error> {
+    let number = |wanted: &str| template.names.iter().position(|name| **name == *wanted).map(|at| at as Name);
+    let named = variables.into_iter().filter_map(|(name, value)| Some((number(name)?, value)));
+    let places = messages.iter().enumerate().filter_map(|(at, message)| match message {
+        Value::Dict(dict) => Some((Rc::as_ptr(dict), at)),
+        _ => None,
+    });
+    let globals = Scope::new(None, named.collect());
+    let engine = Engine {
+        template,
+        root: Scope::new(Some(globals), Vec::new()),
+        special: ["loop", "caller", "varargs", "kwargs"].map(number),
+        depth: Cell::new(0),
+        autoescape: Cell::new(false),
+        messages: places.collect(),
+        captures: Cell::new(0),
+        owner: Cell::new(None),
+        owned_from: Cell::new(0),
+        owned: RefCell::default(),
+        is_unowned: Cell::new(false),
+        generated: RefCell::default(),
+        root_length: Cell::new(0),
+        held_scopes: RefCell::default(),
+        held_namespaces: RefCell::default(),
+    };
+    let mut text = String::new();
+    let made = engine.run(&template.body, &engine.root, &mut text);
+    engine.own(None, text.len());
+    engine.held_scopes.take().iter().for_each(|scope| scope.variables.borrow_mut().clear());
+    engine.held_namespaces.take().iter().for_each(|namespace| namespace.borrow_mut().clear());
+    made?;
+    Ok(Rendered { text, generated: engine.generated.take(), owned: engine.owned.take() })
+}
+
+impl Engine<'_> {
+    /// Gives the bytes from `at` on to another message.
+    fn own(&self, owner: Option<usize>, at: usize) {
+        if self.owner.get() == owner {
+            return;
+        }
+        let from = self.owned_from.replace(at);
+        if let Some(message) = self.owner.replace(owner)
+            && from < at
+        {
+            self.owned.borrow_mut().push(Owned { bytes: from..at, message });
+        }
+    }
+
+    /// The place of a message among those that are told apart.
+    fn place_of(&self, value: &Value) -> Option<usize> {
+        match value {
+            Value::Dict(dict) => self.messages.get(&Rc::as_ptr(dict)).copied(),
+            Value::Tuple(items) => items.iter().find_map(|item| self.place_of(item)),
+            _ => None,
+        }
+    }
+
+    fn deeper<T>(&self, run: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+        let depth = self.depth.get();
+        if depth >= DEPTH {
+            return Err(Error::too_much("it recurses too deep"));
+        }
+        self.depth.set(depth + 1);
+        let made = run();
+        self.depth.set(depth);
+        made
+    }
+
+    /// Runs statements into a text of their own.
+    fn captured(&self, length: usize, run: impl FnOnce(&mut String) -> Result<(), Error>) -> Result<Value, Error> {
+        let captures = self.captures.get();
+        if captures == 0 {
+            self.root_length.set(length);
+        }
+        self.captures.set(captures + 1);
+        let mut text = String::new();
+        let made = run(&mut text);
+        self.captures.set(captures);
+        made?;
+        Ok(if self.autoescape.get() { Value::Markup(text.into()) } else { text.into() })
+    }
+
+    /// Length of the text outside of captures.
+    fn length(&self, out: &str) -> usize {
+        if self.captures.get() == 0 { out.len() } else { self.root_length.get() }
+    }
+
+    fn run(&self, body: &[Stmt], scope: &Rc<Scope>, out: &mut String) -> Result<Flow, Error> {
+        self.deeper(|| {
+            for statement in body {
+                let flow = self.statement(statement, scope, out)?;
+                if flow != Flow::Next {
+                    return Ok(flow);
+                }
+            }
+            Ok(Flow::Next)
+        })
+    }
+
+    fn statement(&self, statement: &Stmt, scope: &Rc<Scope>, out: &mut String) -> Result<Flow, Error> {
+        step()?;
+        match statement {
+            Stmt::Text(text) => {
+                charge(text.len())?;
+                out.push_str(text);
+            }
+            Stmt::Print(expr, line) => self.print(expr, scope, out).map_err(|error| error.at_line(*line))?,
+            Stmt::If(branches, otherwise, line) => {
+                for (condition, body) in branches {
+                    if self.eval(condition, scope).map_err(|error| error.at_line(*line))?.is_true() {
+                        return self.run(body, scope, out);
+                    }
+                }
+                return self.run(otherwise, scope, out);
+            }
+            Stmt::For(each) => {
+                let made = self.eval(&each.iter, scope).and_then(|items| self.each(each, items, scope, 0, out));
+                made.map_err(|error| error.at_line(each.line))?;
+            }
+            Stmt::Set(target, expr, line) => {
+                let made = self.eval(expr, scope).and_then(|value| self.set(target, value, scope, out.len()));
+                made.map_err(|error| error.at_line(*line))?;
+            }
+            Stmt::Break => return Ok(Flow::Break),
+            Stmt::Continue => return Ok(Flow::Continue),
+            other => return self.rare_statement(other, scope, out),
+        }
+        Ok(Flow::Next)
+    }
+
+    #[inline(never)]
+    fn rare_statement(&self, statement: &Stmt, scope: &Rc<Scope>, out: &mut String) -> Result<Flow, Error> {
+        match statement {
+            Stmt::SetBlock(block) => {
+                let inner = Scope::new(Some(scope.clone()), Vec::new());
+                let text = self.captured(out.len(), |text| self.run(&block.body, &inner, text).map(|_| ()))?;
+                let made = self.filtered(text, &block.filters, scope);
+                made.and_then(|value| self.set(&block.target, value, scope, out.len()))
+                    .map_err(|error| error.at_line(block.line))?;
+            }
+            Stmt::With(pairs, body, line) => {
+                let inner = Scope::new(Some(scope.clone()), Vec::new());
+                for (target, expr) in pairs {
+                    let value = self.eval(expr, scope).map_err(|error| error.at_line(*line))?;
+                    self.set(target, value, &inner, out.len())?;
+                }
+                return self.run(body, &inner, out);
+            }
+            Stmt::Filter(filters, body, line) => {
+                let inner = Scope::new(Some(scope.clone()), Vec::new());
+                let text = self.captured(out.len(), |text| self.run(body, &inner, text).map(|_| ()))?;
+                let value = self.filtered(text, filters, scope).map_err(|error| error.at_line(*line))?;
+                print(&value, out)?;
+            }
+            Stmt::Macro(code) => {
+                let closure = self.closure(code, scope);
+                scope.set(code.name, closure);
+            }
+            Stmt::Call(block) => {
+                let caller = self.closure(&block.caller, scope);
+                let Expr::Call(call, _) = &block.call else { return Ok(Flow::Next) };
+                let made = self.eval(&call.0, scope).and_then(|callee| {
+                    let mut given = self.given(&call.1, scope)?;
+                    given.named.push(("caller".into(), caller));
+                    self.call_into(callee, given, out)
+                });
+                made.map_err(|error| error.at_line(block.line))?;
+            }
+            Stmt::Generation(body) => {
+                let (inner, start, before) = (Scope::new(Some(scope.clone()), Vec::new()), self.length(out), out.len());
+                let flow = self.run(body, &inner, out)?;
+                self.generated.borrow_mut().push(start..start + out.len() - before);
+                return Ok(flow);
+            }
+            Stmt::Autoescape(enabled, body, line) => {
+                let enabled = self.eval(enabled, scope).map_err(|error| error.at_line(*line))?.is_true();
+                let before = self.autoescape.replace(enabled);
+                let flow = self.run(body, &Scope::new(Some(scope.clone()), Vec::new()), out);
+                self.autoescape.set(before);
+                return flow;
+            }
+            Stmt::Block(body) => {
+                self.run(body, &Scope::new(Some(self.root.clone()), Vec::new()), out)?;
+            }
+            Stmt::NoLoader(line) => {
+                return Err(Error::new("no loader for this environment specified").at_line(*line));
+            }
+            _ => {}
+        }
+        Ok(Flow::Next)
+    }
+
+    fn closure(&self, code: &Arc<Macro>, scope: &Rc<Scope>) -> Value {
+        self.held_scopes.borrow_mut().push(scope.clone());
+        let name = |number: &Name| self.template.names[*number as usize].clone();
+        let args = code.args.iter().map(name).collect();
+        Value::Macro(Rc::new(Closure { code: code.clone(), name: name(&code.name), args, scope: scope.clone() }))
+    }
+
+    fn print(&self, expr: &Expr, scope: &Rc<Scope>, out: &mut String) -> Result<(), Error> {
+        if let Expr::Call(call, line) = expr
+            && let Expr::Name(name) = &call.0
+            && let Some(callee @ Value::Macro(_)) = scope.get(*name)
+        {
+            let given = self.given(&call.1, scope)?;
+            return self.call_into(callee, given, out).map_err(|error| error.at_line(*line));
+        }
+        let value = self.eval(expr, scope)?;
+        self.emit(&value, out)
+    }
+
+    fn emit(&self, value: &Value, out: &mut String) -> Result<(), Error> {
+        if self.autoescape.get() && !matches!(value, Value::Markup(_)) {
+            let text = escaped(&printed(value)?);
+            charge(text.len())?;
+            out.push_str(&text);
+            return Ok(());
+        }
+        print(value, out)
+    }
+
+    /// Writes the result of a call. The text of a macro goes directly to `out`.
+    fn call_into(&self, callee: Value, given: Given, out: &mut String) -> Result<(), Error> {
+        match callee {
+            // Code is kept alive by the template, but a caller's may be a value of the moment.
+            Value::Macro(closure) => self.call_macro(&closure, given, out),
+            other => {
+                let value = self.call(other, given, out.len())?;
+                self.emit(&value, out)
+            }
+        }
+    }
+
+    fn filtered(&self, mut value: Value, filters: &[Filter], scope: &Rc<Scope>) -> Result<Value, Error> {
+        for each in filters {
+            let given = self.given(&each.args, scope)?;
+            value = filter(&each.name, &value, &given).map_err(|error| error.at_line(each.line))?;
+        }
+        Ok(value)
+    }
+
+    fn set(&self, target: &Target, value: Value, scope: &Rc<Scope>, at: usize) -> Result<(), Error> {
+        match target {
+            Target::Name(name) => {
+                if self.is_unowned.get()
+                    && self.captures.get() == 0
+                    && let Some(message) = self.place_of(&value)
+                {
+                    self.is_unowned.set(false);
+                    self.own(Some(message), at);
+                }
+                scope.set(*name, value);
+            }
+            Target::Attribute(name, attribute) => match scope.get(*name) {
+                Some(Value::Namespace(namespace)) => {
+                    refuse_private(attribute)?;
+                    namespace.borrow_mut().insert(Value::Text(attribute.clone()), value);
+                }
+                _ => return Err(Error::new("cannot assign attribute on non-namespace object")),
+            },
+            Target::Tuple(targets) => {
+                let items = value
+                    .items()
+                    .map_err(|_| Error::new(format!("cannot unpack non-iterable {} object", value.type_name())))?;
+                let (expected, found) = (targets.len(), items.len());
+                if expected != found {
+                    return Err(Error::new(format!("expected {expected} values to unpack, found {found}")));
+                }
+                for (target, item) in targets.iter().zip(&**items) {
+                    self.set(target, item.clone(), scope, at)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs a loop over items.
+    fn each(
+        &self,
+        each: &Arc<For>,
+        items: Value,
+        scope: &Rc<Scope>,
+        depth: usize,
+        out: &mut String,
+    ) -> Result<(), Error> {
+        // The tree outlives the engine: the template owns it.
+        let code: &For = each;
+        let mut items = items.items()?;
+        if let Some(condition) = &code.filter {
+            let mut kept = Vec::new();
+            for item in items.iter() {
+                let inner = Scope::new(Some(scope.clone()), Vec::new());
+                self.bind(&code.target, item.clone(), &inner)?;
+                if self.eval(condition, &inner)?.is_true() {
+                    kept.push(item.clone());
+                }
+            }
+            items = Rc::new(kept);
+        }
+        let repeat = code.is_recursive.then(|| (each.clone(), scope.clone()));
+        let looped = Rc::new(Loop { items: items.clone(), at: Cell::new(0), depth, last: RefCell::new(None), repeat });
+        let (owner, unowned) = (self.owner.get(), self.is_unowned.get());
+        for (at, item) in items.iter().enumerate() {
+            step()?;
+            looped.at.set(at);
+            let inner = Scope::new(Some(scope.clone()), Vec::new());
+            self.bind(&code.target, item.clone(), &inner)?;
+            if let Some(name) = self.special[0] {
+                inner.set(name, Value::Loop(looped.clone()));
+            }
+            if self.captures.get() == 0 {
+                let place = self.place_of(item);
+                self.is_unowned.set(place.is_none());
+                if place.is_some() {
+                    self.own(place, out.len());
+                }
+            }
+            let flow = self.run(&code.body, &inner, out)?;
+            if self.captures.get() == 0 {
+                self.own(owner, out.len());
+                self.is_unowned.set(unowned);
+            }
+            if flow == Flow::Break {
+                break;
+            }
+        }
+        if items.is_empty() {
+            self.run(&code.otherwise, &Scope::new(Some(scope.clone()), Vec::new()), out)?;
+        }
+        Ok(())
+    }
+
+    /// Assigns an item of a loop.
+    fn bind(&self, target: &Target, item: Value, scope: &Rc<Scope>) -> Result<(), Error> {
+        match target {
+            Target::Name(name) => {
+                scope.set(*name, item);
+                Ok(())
+            }
+            other => self.set(other, item, scope, 0),
+        }
+    }
+
+    fn eval(&self, expr: &Expr, scope: &Rc<Scope>) -> Result<Value, Error> {
+        step()?;
+        match expr {
+            Expr::None => Ok(Value::None),
+            Expr::Bool(value) => Ok(Value::Bool(*value)),
+            Expr::Int(number) => Ok(Value::Int(*number)),
+            Expr::Big(number) => Ok(Value::Big(Rc::new(number.clone()))),
+            Expr::Float(number) => Ok(Value::Float(*number)),
+            Expr::Text(text) => Ok(Value::Text(text.clone())),
+            Expr::Name(name) => Ok(scope.get(*name).unwrap_or_else(|| self.global(*name))),
+            other => self.deeper(|| self.operation(other, scope)),
+        }
+    }
+
+    fn global(&self, name: Name) -> Value {
+        let name = &*self.template.names[name as usize];
+        Value::Function(match name {
+            "range" => Function::Range,
+            "dict" => Function::Dict,
+            "namespace" => Function::Namespace,
+            "cycler" => Function::Cycler,
+            "joiner" => Function::Joiner,
+            "lipsum" => Function::Lipsum,
+            "raise_exception" => Function::RaiseException,
+            "strftime_now" => Function::StrftimeNow,
+            _ => return Value::undefined(name),
+        })
+    }
+
+    fn operation(&self, expr: &Expr, scope: &Rc<Scope>) -> Result<Value, Error> {
+        match expr {
+            Expr::Attribute(value, name) => attribute(&self.eval(value, scope)?, name),
+            Expr::Item(pair) => {
+                let value = self.eval(&pair.0, scope)?;
+                subscript(&value, &self.eval(&pair.1, scope)?)
+            }
+            Expr::And(operands) | Expr::Or(operands) => {
+                let stops_at = matches!(expr, Expr::Or(_));
+                let mut value = Value::None;
+                for operand in operands {
+                    value = self.eval(operand, scope)?;
+                    if value.is_true() == stops_at {
+                        break;
+                    }
+                }
+                Ok(value)
+            }
+            Expr::Not(operand) => Ok(Value::Bool(!self.eval(operand, scope)?.is_true())),
+            Expr::Compare(first, operands) => {
+                let mut left = self.eval(first, scope)?;
+                for (comparison, operand) in operands {
+                    let right = self.eval(operand, scope)?;
+                    if !compared(*comparison, &left, &right)? {
+                        return Ok(Value::Bool(false));
+                    }
+                    left = right;
+                }
+                Ok(Value::Bool(true))
+            }
+            Expr::Math(first, operands) => {
+                let mut left = self.eval(first, scope)?;
+                for (operator, operand) in operands {
+                    left = math(*operator, &left, &self.eval(operand, scope)?)?;
+                }
+                Ok(left)
+            }
+            Expr::Call(call, line) => self.call_expr(call, scope).map_err(|error| error.at_line(*line)),
+            Expr::Filter(value, applied) => {
+                let value = self.eval(value, scope)?;
+                let given = self.given(&applied.args, scope)?;
+                filter(&applied.name, &value, &given).map_err(|error| error.at_line(applied.line))
+            }
+            Expr::Test(value, applied) => {
+                let value = self.eval(value, scope)?;
+                let given = self.given(&applied.args, scope)?;
+                test(&applied.name, &value, &given).map(Value::Bool).map_err(|error| error.at_line(applied.line))
+            }
+            Expr::If(parts) => match (self.eval(&parts.1, scope)?.is_true(), &parts.2) {
+                (true, _) => self.eval(&parts.0, scope),
+                (false, Some(otherwise)) => self.eval(otherwise, scope),
+                (false, None) => Ok(Value::Undefined("the inline if-expression has no else".into())),
+            },
+            other => self.rare_operation(other, scope),
+        }
+    }
+
+    #[inline(never)]
+    fn rare_operation(&self, expr: &Expr, scope: &Rc<Scope>) -> Result<Value, Error> {
+        let all = |items: &[Expr]| items.iter().map(|item| self.eval(item, scope)).collect::<Result<Vec<_>, _>>();
+        match expr {
+            Expr::List(items) => {
+                charge(items.len() * 16)?;
+                Ok(Value::list(all(items)?))
+            }
+            Expr::Tuple(items) => {
+                charge(items.len() * 16)?;
+                Ok(Value::tuple(all(items)?))
+            }
+            Expr::Dict(pairs) => {
+                charge(pairs.len() * 32)?;
+                let mut dict = Dict::default();
+                for (key, value) in pairs {
+                    let key = self.eval(key, scope)?;
+                    if !key.is_hashable() {
+                        return Err(Error::new(format!("unhashable type: '{}'", key.type_name())));
+                    }
+                    dict.insert(key, self.eval(value, scope)?);
+                }
+                Ok(Value::Dict(Rc::new(dict)))
+            }
+            Expr::Concat(operands) => concat(&all(operands)?),
+            Expr::Neg(operand) => signed(&self.eval(operand, scope)?, true),
+            Expr::Pos(operand) => signed(&self.eval(operand, scope)?, false),
+            Expr::Slice(parts) => {
+                let value = self.eval(&parts.0, scope)?;
+                let bound = |bound: &Option<Expr>| bound.as_ref().map(|bound| self.eval(bound, scope)).transpose();
+                let (start, stop, by) = (bound(&parts.1)?, bound(&parts.2)?, bound(&parts.3)?);
+                slice(&value, [start.as_ref(), stop.as_ref(), by.as_ref()])
+            }
+            _ => Ok(Value::None),
+        }
+    }
+
+    fn given(&self, args: &Args, scope: &Rc<Scope>) -> Result<Given, Error> {
+        let mut given = Given::default();
+        for arg in &args.positional {
+            given.positional.push(self.eval(arg, scope)?);
+        }
+        for (name, arg) in &args.named {
+            given.named.push((name.clone(), self.eval(arg, scope)?));
+        }
+        if let Some(more) = &args.more {
+            let more = self.eval(more, scope)?.items()?;
+            charge(more.len() * 16)?;
+            given.positional.extend(more.iter().cloned());
+        }
+        if let Some(more) = &args.more_named {
+            let Value::Dict(dict) = self.eval(more, scope)? else {
+                return Err(Error::new("argument after ** must be a mapping"));
+            };
+            for (key, value) in dict.entries() {
+                let key = key.as_text().ok_or_else(|| Error::new("keywords must be strings"))?;
+                given.named.push((key.into(), value.clone()));
+            }
+        }
+        Ok(given)
+    }
+
+    fn call_expr(&self, call: &(Expr, Args), scope: &Rc<Scope>) -> Result<Value, Error> {
+        if let Expr::Attribute(value, name) = &call.0 {
+            let value = self.eval(value, scope)?;
+            if has_method(&value, name) {
+                return call_method(&value, name, &self.given(&call.1, scope)?);
+            }
+            let callee = attribute(&value, name)?;
+            return self.call(callee, self.given(&call.1, scope)?, self.root_length.get());
+        }
+        let callee = self.eval(&call.0, scope)?;
+        let given = self.given(&call.1, scope)?;
+        self.call(callee, given, self.root_length.get())
+    }
+
+    /// Calls a value. `length`: bytes of the text so far.
+    fn call(&self, callee: Value, given: Given, length: usize) -> Result<Value, Error> {
+        match callee {
+            Value::Function(function) => self.call_function(function, &given),
+            Value::Method(method) => call_method(&method.0, &method.1, &given),
+            Value::Macro(closure) => self.captured(length, |text| self.call_macro(&closure, given, text)),
+            Value::Loop(looped) => {
+                let [items] = given.bind("loop", ["iterable"])?;
+                let Some((each, scope)) = &looped.repeat else {
+                    return Err(Error::new("the loop must have the 'recursive' marker"));
+                };
+                let items = required("loop", items)?;
+                self.captured(length, |text| self.deeper(|| self.each(each, items, scope, looped.depth + 1, text)))
+            }
+            Value::Joiner(joiner) => Ok(if joiner.1.replace(true) { joiner.0.clone() } else { "".into() }),
+            Value::Undefined(message) => Err(Error::new(&*message)),
+            other => Err(Error::new(format!("'{}' object is not callable", other.type_name()))),
+        }
+    }
+
+    #[inline(never)]
+    fn call_macro(&self, closure: &Closure, mut given: Given, out: &mut String) -> Result<(), Error> {
+        let (code, name) = (&closure.code, &closure.name);
+        let mut bound: Vec<Option<Value>> = given.positional.iter().take(code.args.len()).cloned().map(Some).collect();
+        bound.resize(code.args.len(), None);
+        let more = given.positional.split_off(given.positional.len().min(code.args.len()));
+        let (mut others, mut caller) = (Dict::default(), None);
+        for (key, value) in given.named {
+            match closure.args.iter().position(|arg| *arg == key) {
+                Some(at) if bound[at].is_some() => {
+                    return Err(Error::new(format!("macro '{name}' got several values for argument '{key}'")));
+                }
+                Some(at) => bound[at] = Some(value),
+                None if *key == *"caller" && code.uses_caller => caller = Some(value),
+                None if code.uses_kwargs && *key != *"caller" => others.insert(Value::Text(key), value),
+                None => return Err(Error::new(format!("macro '{name}' takes no keyword argument '{key}'"))),
+            }
+        }
+        if !more.is_empty() && !code.uses_varargs {
+            let most = code.args.len();
+            return Err(Error::new(format!("macro '{name}' takes not more than {most} argument(s)")));
+        }
+        let scope = Scope::new(Some(closure.scope.clone()), Vec::new());
+        let [_, caller_name, varargs, kwargs] = self.special;
+        if let Some(number) =
+            caller_name.filter(|_| code.uses_caller && !closure.args.iter().any(|arg| **arg == *"caller"))
+        {
+            scope.set(number, caller.unwrap_or_else(|| Value::Undefined("no caller defined".into())));
+        }
+        if let Some(number) = varargs.filter(|_| code.uses_varargs) {
+            scope.set(number, Value::tuple(more));
+        }
+        if let Some(number) = kwargs.filter(|_| code.uses_kwargs) {
+            scope.set(number, Value::Dict(Rc::new(others)));
+        }
+        let without = code.args.len() - code.defaults.len();
+        for (at, (number, value)) in code.args.iter().zip(bound).enumerate() {
+            let value = match (value, at.checked_sub(without)) {
+                (Some(value), _) => value,
+                (None, Some(default)) => self.eval(&code.defaults[default], &scope)?,
+                (None, None) => Value::Undefined(format!("parameter '{}' was not provided", closure.args[at]).into()),
+            };
+            scope.set(*number, value);
+        }
+        let unowned = self.is_unowned.replace(false);
+        let made = self.run(&code.body, &scope, out);
+        self.is_unowned.set(unowned);
+        made.map(|_| ())
+    }
+
+    #[inline(never)]
+    fn call_function(&self, function: Function, given: &Given) -> Result<Value, Error> {
+        match function {
+            Function::Range => {
+                let numbers = given.positional.iter().map(|value| integer("range", value));
+                let numbers = numbers.collect::<Result<Vec<_>, _>>()?;
+                let (start, stop, by) = match (&numbers[..], given.named.is_empty()) {
+                    ([stop], true) => (0, *stop, 1),
+                    ([start, stop], true) => (*start, *stop, 1),
+                    ([start, stop, by], true) if *by != 0 => (*start, *stop, *by),
+                    _ => {
+                        return Err(Error::new("range: expected one to three integers, of which the step is not zero"));
+                    }
+                };
+                if range_length(start, stop, by) > LONGEST_RANGE {
+                    return Err(Error::new(format!("range: more than {LONGEST_RANGE} numbers")));
+                }
+                Ok(Value::Range(start, stop, by))
+            }
+            Function::Dict => Ok(Value::Dict(Rc::new(dict_of(given)?))),
+            Function::Namespace => {
+                let fields = dict_of(given)?;
+                fields.entries().filter_map(|(key, _)| key.as_text()).try_for_each(refuse_private)?;
+                let namespace = Rc::new(RefCell::new(fields));
+                self.held_namespaces.borrow_mut().push(namespace.clone());
+                Ok(Value::Namespace(namespace))
+            }
+            Function::Cycler if given.positional.is_empty() => Err(Error::new("at least one item has to be provided")),
+            Function::Cycler => Ok(Value::Cycler(Rc::new((given.positional.clone(), Cell::new(0))))),
+            Function::Joiner => {
+                let [separator] = given.bind("joiner", ["sep"])?;
+                Ok(Value::Joiner(Rc::new((separator.unwrap_or_else(|| ", ".into()), Cell::new(false)))))
+            }
+            Function::Lipsum => Err(Error::new("'lipsum' is not supported in chat templates")),
+            Function::RaiseException => {
+                let [message] = given.bind("raise_exception", ["message"])?;
+                Err(Error::raised(&*printed(&required("raise_exception", message)?)?))
+            }
+            Function::StrftimeNow => {
+                let [format] = given.bind("strftime_now", ["format"])?;
+                let format = required("strftime_now", format)?;
+                let format = super::given::text("strftime_now", &format)?;
+                charge(format.len() * 64)?;
+                let mut text = String::new();
+                // A format that chrono does not know is an error of its own, not a panic.
+                write!(text, "{}", chrono::Local::now().format(format))
+                    .map_err(|_| Error::new(format!("strftime_now: {format:?} is not a format")))?;
+                Ok(text.into())
+            }
+        }
+    }
+}
+
+fn refuse_private(name: &str) -> Result<(), Error> {
+    if name.starts_with('_') {
+        return Err(Error::new(format!("a namespace cannot store the underscore-prefixed attribute '{name}'")));
+    }
+    Ok(())
+}
+
+/// `dict(...)`.
+fn dict_of(given: &Given) -> Result<Dict, Error> {
+    let mut dict = match &given.positional[..] {
+        [] => Dict::default(),
+        [Value::Dict(dict)] => (**dict).clone(),
+        [pairs] => {
+            let mut dict = Dict::default();
+            for pair in pairs.items()?.iter() {
+                match &pair.items()?[..] {
+                    [key, value] if key.is_hashable() => dict.insert(key.clone(), value.clone()),
+                    _ => return Err(Error::new("dict: expected pairs of a key and a value")),
+                }
+            }
+            dict
+        }
+        _ => return Err(Error::new("dict: expected at most one positional argument")),
+    };
+    charge(dict.entries().len() * 32)?;
+    for (name, value) in &given.named {
+        dict.insert(Value::Text(name.clone()), value.clone());
+    }
+    Ok(dict)
+}

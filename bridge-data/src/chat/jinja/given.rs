@@ -1,0 +1,67 @@
+//! Arguments of a call.
+
+use std::sync::Arc;
+
+use super::error::Error;
+use super::value::Value;
+
+/// Arguments that a filter, test, method, function or macro was given.
+#[derive(Default, Clone)]
+pub(super) struct Given {
+    pub(super) positional: Vec<Value>,
+    pub(super) named: Vec<(Arc<str>, Value)>,
+}
+
+impl Given {
+    pub(super) fn one(value: Value) -> Self {
+        Self { positional: vec![value], named: Vec::new() }
+    }
+
+    /// The arguments by the names of the parameters, in their order.
+    ///
+    /// # Errors
+    /// Too many arguments, unknown names, one argument twice.
+    pub(super) fn bind<const N: usize>(&self, what: &str, names: [&str; N]) -> Result<[Option<Value>; N], Error> {
+        if self.positional.len() > N {
+            let found = self.positional.len();
+            return Err(Error::new(format!("{what}: takes at most {N} arguments, found {found}")));
+        }
+        let mut bound = std::array::from_fn(|at| self.positional.get(at).cloned());
+        for (name, value) in &self.named {
+            let Some(at) = names.iter().position(|known| **known == **name) else {
+                return Err(Error::new(format!("{what}: unexpected argument '{name}'")));
+            };
+            if bound[at].replace(value.clone()).is_some() {
+                return Err(Error::new(format!("{what}: two values for the argument '{name}'")));
+            }
+        }
+        Ok(bound)
+    }
+}
+
+/// An argument that must be there.
+///
+/// # Errors
+/// It is missing.
+pub(super) fn required(what: &str, argument: Option<Value>) -> Result<Value, Error> {
+    argument.ok_or_else(|| Error::new(format!("{what}: an argument is missing")))
+}
+
+/// An integer argument.
+///
+/// # Errors
+/// A value that is no integer of 64 bits.
+pub(super) fn integer(what: &str, value: &Value) -> Result<i64, Error> {
+    value.as_int().ok_or_else(|| match value {
+        Value::Undefined(message) => Error::new(&**message),
+        other => Error::new(format!("{what}: expected an integer, found '{}'", other.type_name())),
+    })
+}
+
+/// A text argument.
+///
+/// # Errors
+/// A value that is no text.
+pub(super) fn text<'v>(what: &str, value: &'v Value) -> Result<&'v str, Error> {
+    value.as_text().ok_or_else(|| Error::new(format!("{what}: expected text, found '{}'", value.type_name())))
+}
