@@ -182,7 +182,9 @@ fn hostile_templates_end_within_a_second() {
         format!("{{{{ {}1 }}}}", "not ".repeat(100_000)),
         format!("{{{{ x{} }}}}", ".a".repeat(100_000)),
         format!("{{{{ {}1{} }}}}", "(".repeat(100_000), ")".repeat(100_000)),
-        "{% if true %}".repeat(50_000) + &"{% endif %}".repeat(50_000),
+        "{% if true %}".repeat(30_000) + &"{% endif %}".repeat(30_000),
+        "{% set n = namespace(s='x') %}{% for i in range(999) %}{% for j in range(999) %}{% set n.s = [n.s] %}{% endfor %}{% endfor %}".to_owned(),
+        "{% set n = namespace(s='x') %}{% for i in range(999) %}{% for j in range(999) %}{% set n.s = [n.s] | map('first') %}{% set n.s = [n.s] | batch(1) %}{% endfor %}{% endfor %}".to_owned(),
     ];
     for source in &hostile {
         let started = computed();

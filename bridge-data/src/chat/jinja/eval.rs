@@ -358,6 +358,7 @@ impl Engine<'_> {
     fn set(&self, target: &Target, value: Value, scope: &Rc<Scope>, at: usize) -> Result<(), Error> {
         match target {
             Target::Name(name) => {
+                value.check_depth(0)?;
                 if self.is_unowned.get()
                     && self.captures.get() == 0
                     && let Some(message) = self.place_of(&value)
@@ -370,6 +371,7 @@ impl Engine<'_> {
             Target::Attribute(name, attribute) => match scope.get(*name) {
                 Some(Value::Namespace(namespace)) => {
                     refuse_private(attribute)?;
+                    value.check_depth(0)?;
                     namespace.borrow_mut().insert(Value::Text(attribute.clone()), value);
                 }
                 _ => return Err(Error::new("cannot assign attribute on non-namespace object")),

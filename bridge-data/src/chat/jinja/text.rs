@@ -261,7 +261,7 @@ impl Json {
             text.push_str(&self.separators[1]);
             self.write(value, depth + 1, text)?;
         }
-        self.end((dict.entries().len() == 0), depth, text);
+        self.end(dict.entries().len() == 0, depth, text);
         text.push('}');
         Ok(())
     }

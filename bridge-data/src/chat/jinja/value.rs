@@ -16,6 +16,10 @@ use super::error::Error;
 use super::eval::Scope;
 use super::limits::{self, DEPTH, charge};
 
+/// Deepest nesting of values in variables.
+const NESTED: usize = 200;
+
+/// A value of a template.
 #[derive(Clone)]
 pub(in crate::chat) enum Value {
     /// With the message of the error that its use is.
@@ -380,6 +384,32 @@ impl Value {
         };
         charge(made.len())?;
         Ok(Rc::new(made))
+    }
+
+    /// Refuses values that are nested too deep to be dropped: what grows from step to step of a loop passes through a variable.
+    ///
+    /// # Errors
+    /// A value that is nested deeper than [`NESTED`], or too large to be looked through.
+    pub(super) fn check_depth(&self, depth: usize) -> Result<(), Error> {
+        if depth > NESTED {
+            return Err(Error::too_much("it nests values too deep"));
+        }
+        let all = |items: &[Self]| {
+            charge(items.len())?;
+            items.iter().try_for_each(|item| item.check_depth(depth + 1))
+        };
+        match self {
+            Self::List(items) | Self::Tuple(items) => all(items),
+            Self::Dict(dict) | Self::View(_, dict) => {
+                charge(dict.entries().len())?;
+                dict.entries().try_for_each(|(_, value)| value.check_depth(depth + 1))
+            }
+            Self::Iter(iter) => iter.items.borrow().iter().try_for_each(|item| item.check_depth(depth + 1)),
+            Self::Method(method) => method.0.check_depth(depth + 1),
+            Self::Cycler(cycler) => all(&cycler.0),
+            Self::Joiner(joiner) => joiner.0.check_depth(depth + 1),
+            _ => Ok(()),
+        }
     }
 
     /// True if the value may be a key.
