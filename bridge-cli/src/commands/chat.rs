@@ -93,7 +93,7 @@ pub fn stop_tokens(model: &LoadedModel, tokenizer: &dyn Tokenizer) -> Vec<i64> {
 
 /// The special token with which what a template writes behind an answer begins, if it does.
 pub fn end_of_turn(template: &ChatTemplate, tokenizer: &dyn Tokenizer) -> Option<i64> {
-    let first = tokenizer.encode(&template.end_of_turn()).ok().and_then(|ids| ids.first().copied());
+    let first = tokenizer.encode(template.end_of_turn()).ok().and_then(|ids| ids.first().copied());
     // Special tokens stand for no bytes of text.
     first.filter(|id| tokenizer.id_to_bytes(*id).is_some_and(|bytes| bytes.is_empty()))
 }

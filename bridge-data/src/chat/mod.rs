@@ -29,7 +29,7 @@ const FILES: [&str; 4] =
 /// Most bytes of a template.
 const LONGEST_TEMPLATE: usize = 1 << 20;
 
-/// Why a conversation has no text.
+/// Reason why a conversation has no text.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ChatError {
@@ -88,7 +88,7 @@ impl Conversation {
     }
 }
 
-/// What follows the last message.
+/// Text behind the last message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ending {
     /// Nothing: the conversation is complete.
@@ -191,7 +191,7 @@ impl ChatTemplate {
         made.map(Some).map_err(|problem| malformed(&folder.join(name), problem))
     }
 
-    /// What the template is, for names of what is made with it.
+    /// Fingerprint of the template, for names of files made with it.
     pub fn identity(&self) -> String {
         let tokens = Value::Object(self.special_tokens.clone()).to_string();
         let tool_use = self.tool_use.as_ref().map_or("", |variant| &variant.source);

@@ -91,6 +91,16 @@ fn a_message_without_content_does_not_say_none() {
 }
 
 #[test]
+fn answers_without_an_end_of_their_turn_are_counted() {
+    let unending = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}";
+    let records = [chat(json!({ "content": "A" }))];
+    let found = report(&records, RecordKind::AsWritten, Some(unending));
+    assert!(found.unended == 1 && found.lacks(), "{found:?}");
+    assert!(found.to_string().contains("no token that ends a turn"), "{found}");
+    assert_eq!(report(&records, RecordKind::AsWritten, Some(ENDING)).unended, 0);
+}
+
+#[test]
 fn tool_calls_that_a_template_does_not_write_are_counted() {
     let calls = json!([{ "type": "function", "function": { "name": "f", "arguments": {} } }]);
     let records = [chat(json!({ "content": null, "tool_calls": calls })), chat(json!({ "content": "A" }))];

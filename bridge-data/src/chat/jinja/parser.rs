@@ -92,19 +92,17 @@ impl Parser {
     }
 
     fn skip_operator(&mut self, operator: &str) -> bool {
-        let is = self.is_operator(operator);
-        if is {
+        self.is_operator(operator) && {
             self.next();
+            true
         }
-        is
     }
 
     fn skip_name(&mut self, name: &str) -> bool {
-        let is = self.is_name(name);
-        if is {
+        self.is_name(name) && {
             self.next();
+            true
         }
-        is
     }
 
     fn expect(&mut self, token: &Token) -> Result<()> {
