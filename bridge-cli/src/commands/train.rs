@@ -367,10 +367,10 @@ impl Arguments {
 
     /// Prints what a dry run shows, of models that `watched` builds.
     fn watch_dry(&self, config: &RunConfig, watched: &mut Registry) -> Result<Box<dyn Subsystem>, TrainError> {
-        let recipe = self
-            .read()
-            .map_err(|failure| TrainError::Subsystem { name: "dry run".into(), source: failure.text().into() })?;
-        let dry = DryRun::new(&recipe, &World { size: config.parallel.world_size }, &self.dry_folder()?)?;
+        let failed = |failure: Failure| TrainError::Subsystem { name: "dry run".into(), source: failure.text().into() };
+        let recipe = self.read().map_err(failed)?;
+        let folder = self.dry_folder().map_err(failed)?;
+        let dry = DryRun::new(&recipe, &World { size: config.parallel.world_size }, &folder)?;
         let is_json = self.json;
         let mut planned = registry();
         for registry in [watched, &mut planned] {
