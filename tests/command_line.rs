@@ -466,3 +466,96 @@ fn recipes_are_strict() {
         }
     }
 }
+
+/// A folder with the exported model of the tiny recipe and a tokenizer whose vocabulary has an unused id.
+fn model_with_a_hole(folder: &Path) -> String {
+    let export = bridge(folder, &["convert", "export", &checkpoint(), "model"]);
+    assert!(export.status.success(), "{}", text(&export.stderr));
+    std::fs::write(folder.join("text.txt"), "one two three four five six seven eight\n".repeat(50)).unwrap();
+    let trained = bridge(folder, &["tokenizer", "train", "text.txt", "tokenizer", "--vocab-size", "260"]);
+    assert!(trained.status.success(), "{}", text(&trained.stderr));
+    let tokenizer = std::fs::read_to_string(folder.join("tokenizer/tokenizer.json")).unwrap();
+    let mut tokenizer: Value = serde_json::from_str(&tokenizer).unwrap();
+    tokenizer["model"]["vocab"]["holed"] = 300.into();
+    std::fs::write(folder.join("model/tokenizer.json"), tokenizer.to_string()).unwrap();
+    folder.join("model").display().to_string()
+}
+
+/// The library of tokenizers prints a line about unused ids to standard output.
+#[test]
+fn standard_output_with_json_is_json_whatever_libraries_print() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = model_with_a_hole(folder.path());
+    for arguments in [
+        &["generate", &model, "--prompt", "one", "--max-tokens", "2", "--json"][..],
+        &["convert", "import", &model, "imported", "--json"],
+        &["eval", &model, "--text", "text.txt", "--max-samples", "1", "--seq-length", "8", "--json"],
+    ] {
+        let output = bridge(folder.path(), arguments);
+        let stdout = text(&output.stdout);
+        assert!(!stdout.is_empty(), "{arguments:?}: {}", text(&output.stderr));
+        for line in stdout.lines() {
+            assert!(serde_json::from_str::<Value>(line).is_ok(), "{arguments:?}: {line}");
+        }
+    }
+}
+
+#[test]
+fn a_killed_export_can_be_made_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let export = || bridge(folder.path(), &["convert", "export", &checkpoint(), "model"]);
+    assert!(export().status.success());
+    let model = folder.path().join("model");
+    let remove_but = |kept: &str| {
+        let entries = std::fs::read_dir(&model).unwrap().map(|entry| entry.unwrap().path());
+        entries.filter(|path| !path.ends_with(kept)).for_each(|path| std::fs::remove_file(path).unwrap());
+    };
+    remove_but("README.md");
+    let again = export();
+    assert!(again.status.success(), "{}", text(&again.stderr));
+    // A card of somebody else is not written over.
+    remove_but("README.md");
+    std::fs::write(model.join("README.md"), "# Mine\n").unwrap();
+    let refused = export();
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(text(&refused.stderr).contains("README.md was not made by this command"), "{}", text(&refused.stderr));
+}
+
+#[test]
+fn names_from_files_do_not_reach_the_terminal_as_they_are() {
+    let folder = tempfile::tempdir().unwrap();
+    let name = "evil\u{1b}]0;title\u{7}\u{202e}.toml";
+    let missing = bridge(folder.path(), &["config", "check", name]);
+    assert_eq!(missing.status.code(), Some(2));
+    std::fs::write(folder.path().join(name), "[model]\n\"a\u{9b}2J\" = 1\n").unwrap();
+    let unknown = bridge(folder.path(), &["config", "check", name]);
+    let json = bridge(folder.path(), &["config", "check", name, "--json"]);
+    for output in [&missing, &unknown, &json] {
+        let said = text(&output.stdout) + &text(&output.stderr);
+        assert!(said.contains("u001b") && !said.contains(['\u{1b}', '\u{7}', '\u{9b}', '\u{202e}']), "{said:?}");
+    }
+    let errors: Value = serde_json::from_str(&text(&json.stdout)).unwrap();
+    assert_eq!(errors["errors"][0]["key"], "model.a\u{9b}2J");
+}
+
+#[test]
+fn many_unknown_settings_take_seconds() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, line) in [("flat.toml", "k"), ("dotted.toml", "[model]\na")] {
+        let (head, key) = line.rsplit_once('\n').map_or(("", line), |(head, key)| (head, key));
+        let behind = if head.is_empty() { "" } else { ".b" };
+        let lines: String = (0..30_000).map(|number| format!("{key}{number}{behind} = 1\n")).collect();
+        std::fs::write(folder.path().join(name), format!("{head}\n{lines}")).unwrap();
+        let begun = std::time::Instant::now();
+        let output = bridge(folder.path(), &["config", "check", name]);
+        assert_eq!(output.status.code(), Some(2));
+        assert!(text(&output.stderr).contains(" configuration errors"));
+        assert!(begun.elapsed() < Duration::from_secs(60), "{name}: {:?}", begun.elapsed());
+    }
+}
+
+#[test]
+fn more_ranks_than_a_process_has_room_for_are_refused() {
+    let arguments = ["train", "RECIPE", "--ranks=65536", "train.global_batch_size=65536", "train.micro_batch_size=1"];
+    assert_refused(&arguments, &["--ranks", "at most 2048", "found 65536", "--launcher mpi"]);
+}

@@ -21,6 +21,8 @@ mod speech;
 mod ui;
 mod version;
 
+use std::any::Any;
+use std::panic::AssertUnwindSafe;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -120,10 +122,20 @@ impl Command {
 fn silence_communication_panics() {
     let previous = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
-        if !info.payload().is::<CommError>() && !is_contained() {
+        if !info.payload().is::<CommError>() && !is_contained() && no_threads(info.payload()).is_none() {
             previous(info);
         }
     }));
+}
+
+/// The message of a panic of a library that could not start a thread. Libraries start threads where nothing can return an error.
+fn no_threads(panic: &(dyn Any + Send)) -> Option<String> {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    let text = text.or_else(|| panic.downcast_ref::<String>().cloned())?;
+    let is_about_threads = ["global thread pool has not been initialized", "failed to spawn thread", "failed to spawn"];
+    is_about_threads.iter().any(|words| text.contains(words)).then(|| {
+        format!("no thread could be started: {text}; raise the limit of processes and threads (`ulimit -u`, a container's pids)")
+    })
 }
 
 /// Settings are no options: what to write for an option that other programs have, such as `--num-layers`.
@@ -159,31 +171,55 @@ fn main() -> ExitCode {
         Err(error) => return usage(&error),
     };
     let verbosity = speech.verbosity();
-    let result = process::prepare(command.pool()).and_then(|()| match command {
-        Command::Init(arguments) => init::run(&arguments, &speech),
-        Command::Train(arguments) => train::run(&arguments, started, &speech),
-        Command::Eval(arguments) => eval::run(&arguments, verbosity),
-        Command::Generate(arguments) => generate::run(&arguments),
-        Command::Chat(arguments) => chat::run(&arguments, &speech),
-        Command::Config(command) => config::run(&command),
-        Command::Plan(arguments) => plan::run(&arguments),
-        Command::Data(command) => data::run(&command, verbosity),
-        Command::Tokenizer(command) => tokenizer::run(&command, &speech),
-        Command::Convert(command) => convert::run(&command, &speech),
-        Command::Verify(arguments) => verify::run(&arguments),
-        Command::Checkpoint(command) => checkpoint::run(&command),
-        Command::Runs(command) => runs::run(&command),
-        Command::Ui(arguments) => ui_command::run(&arguments),
-        Command::Trace(arguments) => trace::run(&arguments),
-        Command::Bench(arguments) => bench::run(&arguments),
-        Command::Completions(arguments) => documents::completions(&arguments, Cli::command()),
-        Command::Man(arguments) => documents::man(&arguments, Cli::command()),
-    });
+    let uses_terminal = matches!(&command, Command::Train(arguments) if arguments.uses_terminal());
+    let run = || {
+        process::prepare(command.pool(), !uses_terminal).and_then(|()| match command {
+            Command::Init(arguments) => init::run(&arguments, &speech),
+            Command::Train(arguments) => train::run(&arguments, started, &speech),
+            Command::Eval(arguments) => eval::run(&arguments, verbosity),
+            Command::Generate(arguments) => generate::run(&arguments),
+            Command::Chat(arguments) => chat::run(&arguments, &speech),
+            Command::Config(command) => config::run(&command),
+            Command::Plan(arguments) => plan::run(&arguments),
+            Command::Data(command) => data::run(&command, verbosity),
+            Command::Tokenizer(command) => tokenizer::run(&command, &speech),
+            Command::Convert(command) => convert::run(&command, &speech),
+            Command::Verify(arguments) => verify::run(&arguments),
+            Command::Checkpoint(command) => checkpoint::run(&command),
+            Command::Runs(command) => runs::run(&command),
+            Command::Ui(arguments) => ui_command::run(&arguments),
+            Command::Trace(arguments) => trace::run(&arguments),
+            Command::Bench(arguments) => bench::run(&arguments),
+            Command::Completions(arguments) => documents::completions(&arguments, Cli::command()),
+            Command::Man(arguments) => documents::man(&arguments, Cli::command()),
+        })
+    };
+    // State that a panic leaves half changed is not used again: the process ends.
+    let result =
+        std::panic::catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| match no_threads(panic.as_ref()) {
+            Some(message) => Err(Failure::run(message)),
+            None => std::panic::resume_unwind(panic),
+        });
     match result {
         Ok(code) => ExitCode::from(code),
         Err(failure) => {
             failure.print(speech.error_form());
             ExitCode::from(failure.exit_code())
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn panics_about_threads_are_told_from_others() {
+        let message = |text: &str| no_threads(&text.to_owned());
+        let found = message("The global thread pool has not been initialized.: ThreadPoolBuildError { kind: IOError }");
+        assert!(found.is_some_and(|text| text.contains("no thread could be started") && text.contains("ulimit -u")));
+        assert!(message("failed to spawn thread: Os { code: 11 }").is_some());
+        assert_eq!(message("index out of bounds"), None);
+        assert_eq!(no_threads(&1_u8), None);
     }
 }

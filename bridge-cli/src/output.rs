@@ -1,19 +1,27 @@
 //! Printing results: whole, or an error. It stops quietly when the reader of a pipe goes away.
 
 use std::fs::File;
-use std::io::{self, ErrorKind, IsTerminal, Write};
+use std::io::{self, ErrorKind, Write};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use bridge_core::logging::terminal::{Column, folded, in_columns, output_width};
+use bridge_core::logging::terminal::{
+    Column, folded, in_columns, keep_output, output_file, output_is_terminal, output_width, printable,
+    printable_in_colours,
+};
 
-/// Writes a line to stdout. A closed pipe ends the process as other tools do; any other failure ends it with an error.
+/// Writes a line to stdout, with characters that control a terminal escaped. A closed pipe ends the process as other tools do; any other failure ends it with an error.
 pub fn line(text: &str) {
-    piece(&format!("{text}\n"));
+    print(&format!("{}\n", printable_in_colours(text)));
 }
 
-/// As [`line()`], without an end of line.
+/// As [`line()`], without an end of line. On a terminal, characters that control it are escaped.
 pub fn piece(text: &str) {
+    print(&if output_is_terminal() { printable(text) } else { text.into() });
+}
+
+fn print(text: &str) {
     match write(text) {
         Ok(()) => {}
         Err(error) if error.kind() == ErrorKind::BrokenPipe => std::process::exit(0),
@@ -26,7 +34,7 @@ pub fn piece(text: &str) {
 
 /// Writes lines of text to stdout, folded to its width where that is a terminal.
 pub fn text_lines(text: &str) {
-    if io::stdout().is_terminal() { line(&folded(text, output_width())) } else { line(text) }
+    if output_is_terminal() { line(&folded(text, output_width())) } else { line(text) }
 }
 
 /// Prints rows whose columns are aligned; where the terminal has no room, those of the least weight are left out.
@@ -34,7 +42,7 @@ pub fn table(rows: &[Vec<String>], weights: &[u8]) {
     let widths: Vec<usize> = (0..rows[0].len())
         .map(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0))
         .collect();
-    let width = if io::stdout().is_terminal() { output_width() } else { usize::MAX };
+    let width = if output_is_terminal() { output_width() } else { usize::MAX };
     for row in rows {
         let cells = row.iter().zip(&widths).map(|(text, width)| format!("{text:<width$}"));
         let columns: Vec<Column> = cells
@@ -51,7 +59,29 @@ fn write(text: &str) -> io::Result<()> {
     }
     // The standard library takes a stdout that cannot be written to for one that nobody reads.
     let _ordered = io::stdout().lock();
-    File::from(io::stdout().as_fd().try_clone_to_owned()?).write_all(text.as_bytes())
+    output_file()?.write_all(text.as_bytes())
+}
+
+/// Keeps standard output for the results of this program. What libraries print there goes to standard error from now on: the
+/// `tokenizers` library, for instance, prints a line about a vocabulary with unused ids.
+///
+/// # Errors
+/// If the descriptors cannot be duplicated.
+pub fn keep_for_results() -> io::Result<()> {
+    // It looks at standard output when it is first asked.
+    let _ = dialoguer::console::colors_enabled();
+    keep_output(File::from(io::stdout().as_fd().try_clone_to_owned()?));
+    // SAFETY: both numbers are open descriptors of this process, which the standard library opens before `main`; only the file
+    // behind one of them changes.
+    match unsafe { libc::dup2(libc::STDERR_FILENO, libc::STDOUT_FILENO) } {
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    }
+}
+
+/// Standard output for a child process that prints results in this process's place.
+pub fn for_child() -> Stdio {
+    output_file().map_or_else(|_| Stdio::inherit(), Stdio::from)
 }
 
 /// Whether stdout was closed when the process started. The standard library opens `/dev/null` in its place before `main`.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use crate::failure::Failure;
+use crate::output;
 
 /// The threads that compute for a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,11 +18,15 @@ pub enum Pool {
 /// Most threads that the environment may ask for.
 const MOST_THREADS: usize = 4096;
 
-/// Prepares the process: limits that the system reports by a signal become errors, and threads are there.
+/// Prepares the process: limits that the system reports by a signal become errors, threads are there, and standard output is
+/// kept for results if `keeps_output`.
 ///
 /// # Errors
 /// If the environment asks for what is no number of threads, or the system gives none.
-pub fn prepare(pool: Pool) -> Result<(), Failure> {
+pub fn prepare(pool: Pool, keeps_output: bool) -> Result<(), Failure> {
+    if keeps_output {
+        output::keep_for_results().map_err(|error| Failure::run(format!("standard output: {error}")))?;
+    }
     // A file that may not grow further is an error of what writes it, not the end of the process.
     let unread = Arc::new(AtomicBool::new(false));
     signal_hook::flag::register(signal_hook::consts::SIGXFSZ, unread).map_err(Failure::run)?;

@@ -1,7 +1,7 @@
 //! The doors of the loop: what a program's subsystems and sinks are told, what they may ask for, and how ranks agree on it.
 
 use std::io::{Read, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use bridge_core::logging::{Figure, Record, RunEnd, SaveRecord, Sink, SinkError};
@@ -287,11 +287,47 @@ fn prometheus_finds_every_figure_while_a_run_trains() {
 }
 
 #[test]
-fn an_address_that_is_in_use_is_bad_input() {
+fn a_run_trains_where_the_address_for_prometheus_is_in_use() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let folder = tempfile::tempdir().unwrap();
     let address = format!("logger.prometheus_addr=\"{}\"", taken.local_addr().unwrap());
-    let error = pretrain(config(folder.path(), 1, &[&address]), options(ProcessGroups::single())).unwrap_err();
-    assert!(error.is_bad_input() && error.to_string().contains("cannot listen on 127.0.0.1:"), "{error}");
-    assert!(!folder.path().join("logs/metrics.jsonl").exists());
+    pretrain(config(folder.path(), 1, &[&address]), options(ProcessGroups::single())).unwrap();
+    let log = std::fs::read_to_string(folder.path().join("logs/train.log")).unwrap();
+    assert!(log.contains("logger.prometheus_addr: cannot listen on 127.0.0.1:"), "{log}");
+}
+
+/// Files under a folder that contain a text.
+fn files_with(folder: &Path, text: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(files_with(&path, text));
+        } else if std::fs::read(&path).unwrap().windows(text.len()).any(|part| part == text.as_bytes()) {
+            found.push(path);
+        }
+    }
+    found
+}
+
+#[test]
+fn a_run_goes_on_while_its_trackers_are_away_and_no_file_has_their_passwords() {
+    let trackers = [
+        "logger.mlflow_experiment=e",
+        "logger.mlflow_run_name=r",
+        "logger.mlflow_tracking_uri=http://user:PASSWORD77@127.0.0.1:9",
+        "logger.mlflow_tags={api_token=\"PASSWORD77\", team=\"a\"}",
+        "logger.otlp_endpoint=http://user:PASSWORD77@127.0.0.1:9/?token=PASSWORD77",
+        "train.exit_interval=1",
+    ];
+    let folder = tempfile::tempdir().unwrap();
+    let overrides = saving(folder.path(), 3);
+    let overrides: Vec<&str> = overrides.iter().map(|text| &**text).chain(trackers).collect();
+    for step in 1..=3 {
+        let config = config(folder.path(), 1, &overrides);
+        let report = pretrain(config, options(ProcessGroups::single())).unwrap();
+        assert_eq!(report.train_state.step, step);
+    }
+    assert_eq!(files_with(folder.path(), "PASSWORD77"), Vec::<PathBuf>::new());
+    assert!(!files_with(folder.path(), "http://***@127.0.0.1:9").is_empty());
 }

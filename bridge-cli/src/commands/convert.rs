@@ -426,7 +426,9 @@ fn not_exported(output: &Path) -> Option<PathBuf> {
             || is_companion(name)
             || (name.starts_with("model") && is_of_weights(name))
     };
-    let written = names_in(output).into_iter().find(is_written);
+    // A killed export of an earlier release may have left nothing but its card.
+    let is_own = |name: &String| name == "README.md" && model_card::is_own(&output.join(name));
+    let written = names_in(output).into_iter().find(|name| is_written(name) && !is_own(name));
     written.filter(|_| !is_exported(output)).map(|name| output.join(name))
 }
 

@@ -199,7 +199,7 @@ impl Speaker<'_> {
                 line(&object.to_string());
             } else {
                 title(job);
-                line(&format!("{}{text}", shown(job)));
+                output::piece(&format!("{}{text}\n", shown(job)));
             }
         }
         Ok(())

@@ -21,6 +21,15 @@ pub fn history(of_adapter: &TrainState) -> Map<String, Value> {
     [(MERGED_KEY.to_owned(), made)].into_iter().chain(losses).collect()
 }
 
+/// Beginning of the sentence by which a card is recognized.
+const EXPORTED: &str = "Exported by Bridge ";
+
+/// True if an export has written the card at `path`.
+pub fn is_own(path: &Path) -> bool {
+    outside::read_text(path, outside::SETTINGS_BYTES)
+        .is_ok_and(|text| text.lines().any(|line| line.starts_with(EXPORTED)))
+}
+
 /// Contents of an exported folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exported {
@@ -59,7 +68,7 @@ pub fn of(checkpoint: &Checkpoint, family: &str, exported: Exported) -> Result<S
     let license = base.and_then(license_of).unwrap_or_else(|| "unknown".to_owned());
     let mut card = format!(
         "---\nlibrary_name: {library}\npipeline_tag: text-generation\nlicense: {license}\n{}tags:\n- bridge\n- {family}\n{lora}---\n\n\
-         # {name}\n\nExported by Bridge {} from iteration {} of the run `{name}`.\n\n| | |\n| --- | --- |\n",
+         # {name}\n\n{EXPORTED}{} from iteration {} of the run `{name}`.\n\n| | |\n| --- | --- |\n",
         base_model.unwrap_or_default(),
         env!("CARGO_PKG_VERSION"),
         iteration,

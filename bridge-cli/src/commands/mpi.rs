@@ -32,7 +32,7 @@ pub fn start_this_program(ranks: usize, starter: Starter, machines: &[Machine]) 
         Starter::Mpirun => by_mpirun(ranks, machines),
         Starter::Srun => by_srun(ranks, machines),
     };
-    job.arg(program).args(std::env::args_os().skip(1));
+    job.arg(program).args(std::env::args_os().skip(1)).stdout(crate::output::for_child());
     let signals = watch_signals()?;
     match end_with_this_process(&mut job).spawn() {
         Ok(child) => wait(child, &signals),

@@ -13,6 +13,7 @@ use bridge_dist::mesh::ProcessGroups;
 use super::monitor::MONITOR_VARIABLE;
 use super::train::Arguments;
 use crate::failure::Failure;
+use crate::output::for_child;
 use crate::speech::Speech;
 
 /// Environment variable with the number of times that a supervisor has started the run again.
@@ -74,6 +75,7 @@ impl RestartHost<'_> {
                 Ok(program) => {
                     let mut anew = Command::new(program);
                     anew.args(std::env::args_os().skip(1)).args(overrides).env(FAULTS_VARIABLE, faults.to_string());
+                    anew.stdout(for_child());
                     format!("the process cannot begin anew: {}", anew.exec())
                 }
             },

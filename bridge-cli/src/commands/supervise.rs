@@ -18,6 +18,7 @@ use super::monitor::{MONITOR_VARIABLE, Monitor, unix_time};
 use super::restarts::RESTARTS_VARIABLE;
 use super::worlds::Worlds;
 use crate::failure::Failure;
+use crate::output::for_child;
 
 /// The option that starts it, which the run itself is not given.
 pub const OPTION: &str = "--max-restarts";
@@ -171,6 +172,7 @@ fn run_once(
         .args(overrides)
         .env(RESTARTS_VARIABLE, restarts.to_string())
         .process_group(0)
+        .stdout(for_child())
         .spawn()
         .map_err(|error| Failure::run(format!("the run cannot be started: {error}")))?;
     let mut handed_on = None;

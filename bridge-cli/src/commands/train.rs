@@ -1,10 +1,13 @@
 //! `bridge train`: run a recipe, on one rank or many.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::path::PathBuf;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use bridge_core::config::{ConfigErrors, RawConfig, RunConfig, World};
+use bridge_core::logging::terminal::output_is_terminal;
 use bridge_core::train::{
     Console, DryRun, DryRunReport, ExitReason, LearningRateSweep, RankUnit, Registry, RunOptions, RunReport, Seat,
     Subsystem, TrainError, WatchSignals, over_devices, pretrain, process_groups, rank_timeout, run_on_threads,
@@ -119,10 +122,19 @@ pub fn run(arguments: &Arguments, started: Instant, speech: &Speech) -> Result<u
         let timeout = Duration::from_secs(minutes.saturating_mul(60));
         return mpi::as_rank(ranks, timeout, speech.error_form(), |world| arguments.run_rank(world, (started, speech)));
     }
+    if let Some(count) = ranks.filter(|count| *count > MOST_THREADS) {
+        return Err(Failure::input(format!(
+            "--ranks: expected at most {MOST_THREADS} ranks as threads of one process, found {count}; `--launcher mpi` \
+             starts processes on any number of machines, and `bridge plan RECIPE --world-size N` only computes the cost"
+        )));
+    }
+    let _folder = arguments.dry_run.then(|| arguments.dry_folder().map(DryFolder)).transpose()?;
     let config = arguments.load(ranks.unwrap_or(1))?;
-    let _folder = arguments.dry_run.then(|| DryFolder(arguments.dry_folder()));
     arguments.after(&arguments.train_on_threads(&config, (started, speech))?)
 }
+
+/// Ranks that may be threads of this process: each has threads of its own, and the memory maps of a process are limited.
+const MOST_THREADS: usize = 2048;
 
 /// For ranks whose recipe cannot be read, so that they can report it to the others.
 const DEFAULT_TIMEOUT_MINUTES: u64 = 10;
@@ -184,6 +196,11 @@ impl Arguments {
         if self.launcher == Some(Launcher::Slurm) { Starter::Srun } else { Starter::Mpirun }
     }
 
+    /// True if the run draws on the terminal itself.
+    pub fn uses_terminal(&self) -> bool {
+        self.ui == Ui::Tui
+    }
+
     fn ranks_of_processes(&self) -> Result<usize, Failure> {
         let ranks = self.ranks.map(|ranks| ranks as usize);
         ranks.ok_or_else(|| Failure::input("--launcher mpi and slurm: say how many ranks with --ranks N"))
@@ -222,25 +239,37 @@ impl Arguments {
 
     /// The dry run of the recipe.
     fn dry(&self, world: &World) -> Result<DryRun, Failure> {
-        Ok(DryRun::new(&self.read()?, world, &self.dry_folder())?)
+        Ok(DryRun::new(&self.read()?, world, &self.dry_folder()?)?)
     }
 
-    /// Where a dry run may write. Processes of one run have the same; so they may not be several runs of one recipe at once.
-    fn dry_folder(&self) -> PathBuf {
-        let mut hasher = DefaultHasher::new();
-        let process = mpi::started_ranks().is_none().then(std::process::id);
-        (&self.recipe, &self.overrides, process).hash(&mut hasher);
-        std::env::temp_dir().join(format!("bridge-dry-run-{:016x}", hasher.finish()))
+    /// Folder in which a dry run may write: a new one, or for ranks that are processes one that all of them know.
+    fn dry_folder(&self) -> Result<PathBuf, Failure> {
+        static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+        if let Some(folder) = FOLDER.get() {
+            return Ok(folder.clone());
+        }
+        let failed = |error: std::io::Error| Failure::run(format!("the folder of a dry run: {error}"));
+        let folder = if mpi::started_ranks().is_none() {
+            tempfile::Builder::new().prefix("bridge-dry-run-").tempdir().map_err(failed)?.keep()
+        } else {
+            let mut hasher = DefaultHasher::new();
+            let job = ["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "SLURM_JOB_ID"].map(std::env::var_os);
+            (&self.recipe, &self.overrides, job).hash(&mut hasher);
+            let folder = std::env::temp_dir().join(format!("bridge-dry-run-{:016x}", hasher.finish()));
+            own_folder(&folder).map_err(failed)?;
+            folder
+        };
+        Ok(FOLDER.get_or_init(|| folder).clone())
     }
 
     /// Runs the process of one rank; returns its exit code.
     fn run_rank(&self, world: Group, (started, speech): (Instant, &Speech)) -> Result<u8, Failure> {
-        let config = self.load(world.size());
+        let is_first = world.rank() == 0;
+        let folder = (self.dry_run && is_first).then(|| self.dry_folder().map(DryFolder)).transpose();
+        let config = folder.and_then(|folder| Ok((folder, self.load(world.size())?)));
         all_have_recipes(world.as_ref(), config.is_ok())?;
-        let config = config?;
+        let (_folder, config) = config?;
         let groups = process_groups(&config, over_devices(&config, world)?)?;
-        let is_first = groups.world().rank() == 0;
-        let _folder = (self.dry_run && is_first).then(|| DryFolder(self.dry_folder()));
         if config.inprocess_restart.as_ref().is_some_and(|settings| settings.enabled) {
             return Err(Failure::input(
                 "inprocess_restart.enabled: an MPI library cannot lose a rank and go on; `bridge train RECIPE --launcher mpi --ranks N \
@@ -338,10 +367,10 @@ impl Arguments {
 
     /// Prints what a dry run shows, of models that `watched` builds.
     fn watch_dry(&self, config: &RunConfig, watched: &mut Registry) -> Result<Box<dyn Subsystem>, TrainError> {
-        let recipe = self
-            .read()
-            .map_err(|failure| TrainError::Subsystem { name: "dry run".into(), source: failure.text().into() })?;
-        let dry = DryRun::new(&recipe, &World { size: config.parallel.world_size }, &self.dry_folder())?;
+        let failed = |failure: Failure| TrainError::Subsystem { name: "dry run".into(), source: failure.text().into() };
+        let recipe = self.read().map_err(failed)?;
+        let folder = self.dry_folder().map_err(failed)?;
+        let dry = DryRun::new(&recipe, &World { size: config.parallel.world_size }, &folder)?;
         let is_json = self.json;
         let mut planned = registry();
         for registry in [watched, &mut planned] {
@@ -367,6 +396,23 @@ impl Arguments {
             print_sample(report, &device, &sample)?;
         }
         Ok(exit_code(&report.reason))
+    }
+}
+
+/// Makes a folder that only this user can write in, or takes one that other ranks have made.
+fn own_folder(folder: &Path) -> std::io::Result<()> {
+    let made = std::fs::DirBuilder::new().mode(0o700).create(folder);
+    let found = std::fs::symlink_metadata(folder)?;
+    // SAFETY: the call has no arguments and cannot fail.
+    let user = unsafe { libc::geteuid() };
+    let is_own = found.is_dir() && found.uid() == user && found.mode() & 0o022 == 0;
+    match made {
+        Ok(()) => Ok(()),
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists && is_own => Ok(()),
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
+            Err(std::io::Error::other(format!("{} belongs to somebody else: remove it", folder.display())))
+        }
+        Err(error) => Err(error),
     }
 }
 
@@ -411,8 +457,6 @@ fn exit_code(reason: &ExitReason) -> u8 {
 
 /// Refuses a dashboard that cannot be shown.
 fn check_dashboard(json: bool) -> Result<(), Failure> {
-    use std::io::IsTerminal;
-
     if cfg!(not(feature = "tui")) {
         return Err(Failure::input(
             "--ui tui: this program was built without the `tui` feature; build with `--features bridge-cli/tui`, or run \
@@ -424,7 +468,7 @@ fn check_dashboard(json: bool) -> Result<(), Failure> {
             "--ui tui: cannot be combined with --json, because the dashboard uses the whole terminal",
         ));
     }
-    if !std::io::stdout().is_terminal() {
+    if !output_is_terminal() {
         return Err(Failure::input("--ui tui: expected a terminal on standard output, found a file or a pipe"));
     }
     Ok(())

@@ -154,7 +154,7 @@ impl Library {
     /// The run that is called `id`, and that somebody looks at now.
     pub fn entry(&self, id: &str) -> Option<Arc<Entry>> {
         let id: u32 = id.parse().ok()?;
-        self.entries().into_iter().find(|entry| entry.id == id)
+        self.entries().into_iter().find(|entry| entry.id == id && self.leads_out(&entry.folder).is_none())
     }
 
     /// Notes that somebody looks at a run's figures.
@@ -166,8 +166,22 @@ impl Library {
         u64::try_from(self.opened.elapsed().as_millis()).unwrap_or(u64::MAX) + 1
     }
 
+    /// A link in a run's folder that leads out of the folder of runs: files behind it are not the page's to show.
+    fn leads_out(&self, folder: &Path) -> Option<PathBuf> {
+        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+        let links = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_symlink()));
+        let is_out = |path: &PathBuf| path.canonicalize().is_ok_and(|target| !target.starts_with(&self.root));
+        links.map(|entry| entry.path()).find(is_out)
+    }
+
     fn look_for_runs(&self) {
-        let found = log_folders(&self.root);
+        let mut found = log_folders(&self.root);
+        found.folders.retain(|folder| {
+            let link = self.leads_out(folder);
+            let problem = |link: &PathBuf| format!("{}: a link out of {}", link.display(), self.root.display());
+            found.problems.extend(link.as_ref().map(problem));
+            link.is_none()
+        });
         let new: Vec<PathBuf> = {
             let runs = self.lock();
             found.folders.iter().filter(|folder| !runs.by_folder.contains_key(*folder)).cloned().collect()
@@ -310,4 +324,39 @@ fn in_parallel<T: Sync>(items: &[T], work: impl Fn(usize, &T) + Sync) {
         }
         worker();
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_with_links_out_of_the_folder_are_left_out() {
+        let (inner, outer) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let root = inner.path().canonicalize().unwrap();
+        std::fs::write(outer.path().join("secret"), "{}\n").unwrap();
+        let run = |name: &str| {
+            std::fs::create_dir(root.join(name)).unwrap();
+            root.join(name)
+        };
+        std::fs::write(run("good").join("metrics.jsonl"), "{}\n").unwrap();
+        std::os::unix::fs::symlink(root.join("good/metrics.jsonl"), run("near").join("metrics.jsonl")).unwrap();
+        std::os::unix::fs::symlink(outer.path().join("secret"), run("bad").join("metrics.jsonl")).unwrap();
+        let worse = run("worse");
+        std::fs::write(worse.join("metrics.jsonl"), "{}\n").unwrap();
+        std::os::unix::fs::symlink(outer.path().join("secret"), worse.join("train.log")).unwrap();
+        let library = Library::open(root.clone(), 1 << 30);
+        let folders: Vec<PathBuf> = library.entries().iter().map(|entry| entry.folder.clone()).collect();
+        assert_eq!(folders, [root.join("good"), root.join("near")]);
+        let (_, problems) = library.found();
+        assert!(
+            problems.len() == 2 && problems.iter().all(|problem| problem.contains("a link out of")),
+            "{problems:?}"
+        );
+        // A link that appears later.
+        let id = library.entries()[0].id.to_string();
+        assert!(library.entry(&id).is_some());
+        std::os::unix::fs::symlink(outer.path().join("secret"), root.join("good/run.json")).unwrap();
+        assert!(library.entry(&id).is_none());
+    }
 }

@@ -7,12 +7,16 @@ mod request;
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, Method, Uri, header};
 use axum::response::Response;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::sync::Semaphore;
 
 pub use library::Library;
 use request::{Answer, Ask, is_own_host};
@@ -20,6 +24,17 @@ use request::{Answer, Ask, is_own_host};
 /// What all answers say: nothing but the page's own files may run or be loaded, and no other page may read or frame them.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; \
     base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/// Connections that are open at a time; others wait.
+const CONNECTIONS: usize = 256;
+/// Time for the head of a request, and between two requests of a connection.
+const HEAD_LIMIT: Duration = Duration::from_secs(10);
+/// Total time of a connection. Clients open another one.
+const CONNECTION_LIMIT: Duration = Duration::from_secs(120);
+/// Bytes of a request's head.
+const LARGEST_HEAD: usize = 64 << 10;
+/// Time until the next connection is accepted after one that could not be.
+const PAUSE: Duration = Duration::from_millis(100);
 
 #[derive(Clone)]
 struct Server {
@@ -43,7 +58,7 @@ pub fn serve(listener: TcpListener, library: &Arc<Library>) -> std::io::Result<(
         let listener = tokio::net::TcpListener::from_std(listener)?;
         let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
         tokio::select! {
-            ended = axum::serve(listener, Router::new().fallback(handle).with_state(server)) => ended,
+            ended = answer(listener, Router::new().fallback(handle).with_state(server)) => ended,
             _ = tokio::signal::ctrl_c() => Ok(()),
             _ = terminate.recv() => Ok(()),
         }
@@ -51,6 +66,30 @@ pub fn serve(listener: TcpListener, library: &Arc<Library>) -> std::io::Result<(
     // A request that is being answered is not waited for.
     runtime.shutdown_background();
     result
+}
+
+/// Serves connections for ever, a bounded number at a time.
+async fn answer(listener: tokio::net::TcpListener, router: Router) -> std::io::Result<()> {
+    let open = Arc::new(Semaphore::new(CONNECTIONS));
+    loop {
+        let Ok(place) = Arc::clone(&open).acquire_owned().await else { return Ok(()) };
+        let client = match listener.accept().await {
+            Ok((client, _)) => client,
+            // Too many open files, or a client that has left already.
+            Err(_) => {
+                tokio::time::sleep(PAUSE).await;
+                continue;
+            }
+        };
+        let service = TowerToHyperService::new(router.clone());
+        tokio::spawn(async move {
+            let mut http = hyper::server::conn::http1::Builder::new();
+            http.timer(TokioTimer::new()).header_read_timeout(HEAD_LIMIT).max_buf_size(LARGEST_HEAD);
+            // A client that leaves early is no concern of the server.
+            let _ = tokio::time::timeout(CONNECTION_LIMIT, http.serve_connection(TokioIo::new(client), service)).await;
+            drop(place);
+        });
+    }
 }
 
 async fn handle(State(server): State<Server>, method: Method, uri: Uri, headers: HeaderMap) -> Response {

@@ -376,12 +376,14 @@ pub enum CheckpointError {
         message: String,
     },
     /// Another rank failed.
-    #[error("rank {rank} failed in {doing}; see its own error message. Earlier checkpoints are untouched")]
+    #[error("rank {rank} failed in {doing}: {why}. Earlier checkpoints are untouched")]
     OtherRank {
         /// The first rank that failed.
         rank: usize,
         /// What all ranks were doing.
         doing: &'static str,
+        /// Message of that rank.
+        why: String,
     },
     /// The manager of checkpoints in another place failed.
     #[error("checkpoint.custom_manager_class = {manager}: cannot {doing}: {source}")]

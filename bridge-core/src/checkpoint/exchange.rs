@@ -1,6 +1,6 @@
 //! Messages between the first rank and the others, as JSON. Their meaning belongs to the callers.
 
-use bridge_dist::comm::Group;
+use bridge_dist::comm::{CommError, Group};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -37,6 +37,25 @@ pub(super) fn collect<T: DeserializeOwned>(
         );
     }
     Ok(all)
+}
+
+/// Bytes of an error message that other ranks get.
+const MESSAGE: usize = 1024;
+
+/// The error messages of all ranks, cut to a length; empty for ranks without an error. All ranks call this together.
+pub(super) fn messages(group: &Group, own: Option<&str>) -> Result<Vec<String>, CommError> {
+    let mut mine = vec![0_u8; MESSAGE];
+    let text = own.unwrap_or_default().as_bytes();
+    let length = text.len().min(MESSAGE);
+    mine[..length].copy_from_slice(&text[..length]);
+    let mut all = vec![0_u8; MESSAGE * group.size()];
+    group.all_gather((&mine).into(), (&mut all).into())?;
+    let text = |bytes: &[u8]| {
+        let bytes: Vec<u8> = bytes.iter().copied().take_while(|byte| *byte != 0).collect();
+        // A character may be cut at the end.
+        String::from_utf8_lossy(&bytes).trim_end_matches('\u{fffd}').to_owned()
+    };
+    Ok(all.chunks(MESSAGE).map(text).collect())
 }
 
 /// Hands the first rank's `value` to all ranks; the others have `None`. Every rank gets it as it is after the journey.

@@ -113,10 +113,14 @@ pub(super) fn agree<T>(
     }
     let mut failed = vec![0_u8; group.size()];
     let shared: Result<(), CommError> = group.all_gather((&[u8::from(result.is_err())]).into(), (&mut failed).into());
+    let first = failed.iter().position(|failed| *failed != 0).filter(|_| shared.is_ok());
+    let own = result.as_ref().err().map(ToString::to_string);
+    let why =
+        first.map(|rank| Ok::<_, CommError>((rank, exchange::messages(group, own.as_deref())?.swap_remove(rank))));
     let value = result?;
     shared?;
-    match failed.iter().position(|failed| *failed != 0) {
+    match why.transpose()? {
         None => Ok(value),
-        Some(rank) => Err(CheckpointError::OtherRank { rank, doing }),
+        Some((rank, why)) => Err(CheckpointError::OtherRank { rank, doing, why }),
     }
 }

@@ -14,6 +14,8 @@ pub(super) struct Setting {
     pub field: FieldSpec,
     /// Why it cannot be used with the chosen kinds, whatever its value; of a section, why none of its settings can.
     pub refused: Option<String>,
+    /// True if this is a table of settings.
+    is_section: bool,
 }
 
 impl Setting {
@@ -29,7 +31,7 @@ impl Setting {
 
     /// Whether it is a table of settings, and nothing else.
     pub fn is_section(&self) -> bool {
-        (self.field.spec)().section_fields().is_some()
+        self.is_section
     }
 }
 
@@ -43,10 +45,12 @@ pub(super) fn settings(kinds: &Kinds, root: &Node) -> Vec<Setting> {
         for field in fields {
             let key = format!("{prefix}{}", field.name);
             let refused = refused.clone().or_else(|| refusal(kinds, &model, &key, &field));
-            if let Some(fields) = (field.spec)().section_fields() {
+            let inner = (field.spec)().section_fields();
+            let is_section = inner.is_some();
+            if let Some(fields) = inner {
                 open.insert(0, (format!("{key}."), refused.clone(), fields));
             }
-            all.push(Setting { key, field, refused });
+            all.push(Setting { key, field, refused, is_section });
         }
     }
     all

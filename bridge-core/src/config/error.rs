@@ -7,6 +7,7 @@ use std::fmt;
 use serde::Serialize;
 
 use super::node::{Location, Node};
+use super::secrets::{REDACTED, is_secret_name, redacted};
 
 /// The kind of problem that a [`ConfigError`] reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -77,7 +78,8 @@ impl ConfigError {
     /// Says what was found.
     #[must_use]
     pub fn with_found(mut self, found: impl Into<String>) -> Self {
-        self.found = Some(found.into());
+        let found = found.into();
+        self.found = Some(if is_secret_name(&self.key) { REDACTED.into() } else { redacted(&found).into_owned() });
         self
     }
 

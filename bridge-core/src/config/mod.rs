@@ -38,6 +38,7 @@ mod reader;
 mod refusal;
 mod run_config;
 mod saved;
+mod secrets;
 mod section;
 mod sections;
 mod source;
@@ -77,6 +78,8 @@ pub use run_config::{
     FinalTransformer, FinalValidation, ParallelSizes, Resolved, RunConfig, SampleCounts, SchedulerSteps, World,
 };
 pub(crate) use saved::{FindRecipe, FoundRecipe, Places, SavedRecipe};
+pub(crate) use secrets::{REDACTED, split_credentials, with_variables};
+pub use secrets::{redacted, redacted_value};
 pub use section::Section;
 pub use sections::*;
 pub use source::Format;

@@ -8,6 +8,8 @@ use serde::de::{MapAccess, SeqAccess, Visitor};
 use serde::ser::{SerializeMap, SerializeSeq};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use super::secrets::{redacted, redacted_argument};
+
 /// Where a value was written: a file with line and column, or a command-line argument.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Location {
@@ -30,7 +32,7 @@ const COMMAND_LINE: &str = "command line: ";
 impl Location {
     /// The location of a command-line argument.
     pub(crate) fn of_argument(argument: &str) -> Self {
-        Self { source: format!("{COMMAND_LINE}{argument}").into(), line: None, column: None }
+        Self { source: format!("{COMMAND_LINE}{}", redacted_argument(argument)).into(), line: None, column: None }
     }
 
     /// A whole file.
@@ -167,8 +169,9 @@ impl Node {
             Data::Int(value) => format!("integer {value}"),
             Data::Float(value) => format!("float {value:?}"),
             Data::String(text) => {
-                let shown: String = text.chars().take(60).collect();
-                let more = if shown.len() < text.len() { "..." } else { "" };
+                let safe = redacted(text);
+                let shown: String = safe.chars().take(60).collect();
+                let more = if shown.len() < safe.len() { "..." } else { "" };
                 format!("string {shown:?}{more}")
             }
             Data::List(items) => format!("list of {}", items.len()),
@@ -176,14 +179,14 @@ impl Node {
         }
     }
 
-    /// The value in one line, as it would be written in TOML (`null` for null).
+    /// The value in one line, as it would be written in TOML (`null` for null), without the secrets of URLs.
     pub fn to_inline(&self) -> String {
         match &self.data {
             Data::Unset | Data::Null => "null".into(),
             Data::Bool(value) => value.to_string(),
             Data::Int(value) => value.to_string(),
             Data::Float(value) => float_text(*value),
-            Data::String(text) => toml::Value::String(text.clone()).to_string(),
+            Data::String(text) => toml::Value::String(redacted(text).into_owned()).to_string(),
             Data::List(items) => {
                 let items: Vec<_> = items.iter().map(Node::to_inline).collect();
                 format!("[{}]", items.join(", "))

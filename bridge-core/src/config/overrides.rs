@@ -2,6 +2,7 @@
 
 use super::error::{ConfigError, ErrorKind};
 use super::node::{Data, Entry, Location, Node};
+use super::secrets::redacted_argument;
 use super::source::{MAX_DEPTH, parse_toml_value};
 
 /// Lays `key=value` arguments over `root`, in order; the last one about a key wins.
@@ -14,6 +15,7 @@ pub(super) fn apply(root: &mut Node, arguments: &[String]) -> Vec<ConfigError> {
 
 /// What overrides say of a key that several of them set: the last one counts, and people look at the first.
 pub(super) fn repeated(arguments: &[String]) -> Vec<String> {
+    let arguments: Vec<_> = arguments.iter().map(|argument| redacted_argument(argument)).collect();
     let pairs: Vec<(&str, &str)> = arguments.iter().filter_map(|argument| argument.split_once('=')).collect();
     let remark = |(index, (key, value)): (usize, &(&str, &str))| {
         let values =
@@ -41,7 +43,7 @@ fn apply_one(root: &mut Node, argument: &str) -> Result<(), Box<ConfigError>> {
         Box::new(error)
     };
     let Some((key, text)) = argument.split_once('=') else {
-        return Err(syntax("", format!("{argument:?} has no \"=\"")));
+        return Err(syntax("", format!("{:?} has no \"=\"", redacted_argument(argument))));
     };
     let key = key.trim();
     let path: Vec<&str> = key.split('.').map(str::trim).collect();

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use super::advice::MOST_ADVISED;
 use super::error::{ConfigError, ConfigErrors, ErrorKind};
 use super::kinds::Kinds;
 use super::node::{Data, Entry, Location, Node};
@@ -30,12 +31,14 @@ pub struct Reader<'k> {
     path: Vec<String>,
     errors: ConfigErrors,
     origins: Origins,
+    /// Unknown names so far.
+    num_unknown: usize,
 }
 
 impl<'k> Reader<'k> {
     /// A reader at the root.
     pub fn new(kinds: &'k Kinds) -> Self {
-        Self { kinds, path: Vec::new(), errors: ConfigErrors::default(), origins: Origins::new() }
+        Self { kinds, path: Vec::new(), errors: ConfigErrors::default(), origins: Origins::new(), num_unknown: 0 }
     }
 
     /// What was collected.
@@ -94,7 +97,8 @@ impl<'k> Reader<'k> {
             error.location = entry.key_location.clone().or(error.location);
             error.found = None;
             error.written = Some(entry.node.clone());
-            error.with_nearest(&entry.key, names)
+            reader.num_unknown += 1;
+            if reader.num_unknown > MOST_ADVISED { error } else { error.with_nearest(&entry.key, names) }
         });
         let meant = self.meant(&error, entry);
         self.errors.push(ConfigError { meant, ..error });

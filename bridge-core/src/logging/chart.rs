@@ -79,6 +79,17 @@ const HEIGHT: u32 = 560;
 const SUPERSAMPLING: u32 = 3;
 const FONT: &str = "sans-serif";
 
+/// Largest magnitude that is drawn; larger values are drawn there. The drawing library computes powers of ten and
+/// differences of the values, which must stay finite.
+const LARGEST: f64 = 1e100;
+/// Smallest size of an axis, as a share of the largest magnitude on it.
+const SMALLEST_SHARE: f64 = 1e-6;
+
+/// Smallest margin beside the curves.
+const SMALLEST: f64 = 1e-12;
+/// From this magnitude on, labels of the vertical axis have an exponent.
+const MOST_PLAIN: f64 = 1e7;
+
 const INK: RGBColor = RGBColor(38, 42, 48);
 const GRID: RGBColor = RGBColor(225, 228, 232);
 const FAINT_GRID: RGBColor = RGBColor(243, 244, 246);
@@ -186,7 +197,8 @@ type Failure<DB> = DrawingAreaErrorKind<<DB as DrawingBackend>::ErrorType>;
 impl<'a> Drawn<'a> {
     fn new(chart: &'a Chart) -> Result<Self, PlotError> {
         let finite = |series: &Series| -> Curve {
-            series.points.iter().copied().filter(|(x, y)| x.is_finite() && y.is_finite()).collect()
+            let points = series.points.iter().filter(|(x, y)| x.is_finite() && y.is_finite());
+            points.map(|(x, y)| (x.clamp(-LARGEST, LARGEST), y.clamp(-LARGEST, LARGEST))).collect()
         };
         let curves: Vec<Curve> = chart.series.iter().map(|series| thinned(&finite(series))).collect();
         let all = || curves.iter().flatten();
@@ -197,6 +209,8 @@ impl<'a> Drawn<'a> {
             let (low, high) = values.fold((f64::MAX, f64::MIN), |(low, high), value| (low.min(value), high.max(value)));
             // A single point, or a constant value, still needs some room around it.
             let size = if high > low { (high - low) * margin } else { (high.abs() * 0.1).max(0.5) };
+            // A range of few representable numbers has no room for the steps between grid lines.
+            let size = size.max(low.abs().max(high.abs()) * SMALLEST_SHARE).max(SMALLEST);
             low - size..high + size
         };
         let x = range(&mut all().map(|point| point.0), 0.015);
@@ -241,7 +255,9 @@ impl<'a> Drawn<'a> {
 
     fn mesh<DB: DrawingBackend>(&self, plane: &mut Plane<'_, DB>, scale: u32) -> Result<(), Failure<DB>> {
         let digits = decimals(&self.y);
-        let (x_number, y_number) = (|x: &f64| (self.chart.x_number)(*x), |y: &f64| format!("{y:.digits$}"));
+        let is_large = self.y.start.abs().max(self.y.end.abs()) >= MOST_PLAIN;
+        let x_number = |x: &f64| (self.chart.x_number)(*x);
+        let y_number = |y: &f64| if is_large { format!("{y:.1e}") } else { format!("{y:.digits$}") };
         plane
             .configure_mesh()
             .x_desc(self.chart.x)
@@ -337,6 +353,29 @@ mod tests {
         };
         let (short, long) = (size(2_000), size(200_000));
         assert!(long < short * 2, "{short} {long}");
+    }
+
+    /// A grid over such a range would otherwise never be finished.
+    #[test]
+    fn values_of_any_size_are_drawn() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("large.svg");
+        let tiny = f64::from_bits(1);
+        for (a, b) in [
+            (-1e308, 1e308),
+            (f64::MIN, f64::MAX),
+            (0.0, f64::MAX),
+            (1e308, 1e308 * (1.0 + f64::EPSILON)),
+            (1.0, 1.0 + f64::EPSILON),
+            (0.0, tiny),
+            (-tiny, tiny),
+            (1e16, 1e16 + 2.0),
+            (f64::from(f32::MAX), -f64::from(f32::MAX)),
+        ] {
+            chart(vec![series("one", RED, vec![(1.0, a), (2.0, b)])]).write_svg(&path).unwrap();
+            chart(vec![series("one", RED, vec![(a, 1.0), (b, 2.0)])]).write_svg(&path).unwrap();
+        }
+        assert!(fs::metadata(&path).unwrap().len() < 100_000);
     }
 
     #[test]

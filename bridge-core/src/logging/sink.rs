@@ -20,7 +20,7 @@ pub trait Sink: Send {
     /// What it writes to, for messages about failures.
     fn name(&self) -> &str;
 
-    /// What it should have of the iterations that a resumed run has done before, and has not. The run goes on, and its user is told.
+    /// A warning about records that the sink lacks: those of iterations before a resume, or all if it cannot serve them.
     fn lacks(&self) -> Option<String> {
         None
     }
@@ -28,7 +28,7 @@ pub trait Sink: Send {
     /// Training is about to begin.
     ///
     /// # Errors
-    /// The run does not begin.
+    /// The run does not begin, unless the error is [`Deferred`], which is a warning.
     fn on_run_start(&mut self, _start: &RunStart) -> Result<(), SinkError> {
         Ok(())
     }

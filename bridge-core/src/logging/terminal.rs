@@ -1,7 +1,11 @@
 //! What fits a terminal: its width and colours, messages folded at words, columns of which the least important give way. What is shown, and
 //! when, others decide.
 
+use std::borrow::Cow;
+use std::fs::File;
 use std::io::{self, IsTerminal, Write};
+use std::os::fd::AsFd;
+use std::sync::OnceLock;
 
 use anstream::{AutoStream, ColorChoice};
 use anstyle::{AnsiColor, Style};
@@ -22,9 +26,38 @@ fn usable(term: &Term) -> usize {
     given.or_else(asked).unwrap_or(USUAL).max(LEAST) - 1
 }
 
+/// The file for results, if the program keeps standard output for them.
+static OUTPUT: OnceLock<File> = OnceLock::new();
+
+/// Makes `file` the standard output of this program's own results, whatever libraries print to the descriptor. Only the first
+/// call counts.
+pub fn keep_output(file: File) {
+    // A second file would split the results.
+    let _ = OUTPUT.set(file);
+}
+
+/// Standard output as it is used for results.
+///
+/// # Errors
+/// If the system gives no descriptor.
+pub fn output_file() -> io::Result<File> {
+    match OUTPUT.get() {
+        Some(file) => file.try_clone(),
+        None => Ok(File::from(io::stdout().as_fd().try_clone_to_owned()?)),
+    }
+}
+
+/// True if results are printed on a terminal.
+pub fn output_is_terminal() -> bool {
+    OUTPUT.get().map_or_else(|| io::stdout().is_terminal(), IsTerminal::is_terminal)
+}
+
 /// Cells that a line may take on standard output.
 pub fn output_width() -> usize {
-    usable(&Term::stdout())
+    match output_file().and_then(|file| Ok((file.try_clone()?, file))) {
+        Ok((read, write)) => usable(&Term::read_write_pair(read, write)),
+        Err(_) => usable(&Term::stdout()),
+    }
 }
 
 /// Cells that a bar may take on standard error: it is drawn again and again, for which the terminal's own width counts too.
@@ -44,8 +77,19 @@ pub fn colours() -> ColorChoice {
 }
 
 /// Standard output, which takes colours where [`colours`] wants them and drops them elsewhere.
-pub fn coloured_output() -> impl Write + Send {
-    AutoStream::new(io::stdout(), colours())
+pub fn coloured_output() -> Box<dyn Write + Send> {
+    match OUTPUT.get().map(File::try_clone) {
+        Some(Ok(file)) => Box::new(AutoStream::new(file, colours())),
+        Some(Err(_)) | None => Box::new(AutoStream::new(io::stdout(), colours())),
+    }
+}
+
+/// Standard output for lines without colours.
+pub fn plain_output() -> Box<dyn Write + Send> {
+    match OUTPUT.get().map(File::try_clone) {
+        Some(Ok(file)) => Box::new(file),
+        Some(Err(_)) | None => Box::new(io::stdout()),
+    }
 }
 
 /// Whether bars on standard error have colours.
@@ -71,12 +115,64 @@ pub(super) fn painted(style: Style, text: &str) -> String {
     format!("{style}{text}{style:#}")
 }
 
+/// True if a character controls a terminal or the order in which text is shown: C0 and C1 controls but for tab and newline, and the
+/// bidirectional overrides and isolates of Unicode.
+fn is_control(c: char) -> bool {
+    c.is_control() && !matches!(c, '\n' | '\t') || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// `text` with characters that control a terminal as escapes in the form of JSON, so that names from files and answers of
+/// servers do nothing to it, and JSON stays JSON.
+pub fn printable(text: &str) -> Cow<'_, str> {
+    if !text.contains(is_control) {
+        return Cow::Borrowed(text);
+    }
+    let mut safe = String::with_capacity(text.len() + 8);
+    let mut rest = text.chars().peekable();
+    while let Some(c) = rest.next() {
+        match c {
+            // An end of line as Windows has it.
+            '\r' if rest.peek() == Some(&'\n') => {}
+            c if is_control(c) => safe.push_str(&format!("\\u{:04x}", u32::from(c))),
+            c => safe.push(c),
+        }
+    }
+    Cow::Owned(safe)
+}
+
+/// `text` as [`printable`] has it, but for colours: escapes that only choose colours and weights of what follows.
+pub fn printable_in_colours(text: &str) -> Cow<'_, str> {
+    if !text.contains(is_control) {
+        return Cow::Borrowed(text);
+    }
+    let mut safe = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(start) = rest.find("\u{1b}[") {
+        let (before, escape) = rest.split_at(start);
+        safe.push_str(&printable(before));
+        let codes = escape[2..].split_once('m').map(|(codes, _)| codes);
+        // Code 8 hides what follows.
+        let is_colour = |codes: &&str| {
+            codes.split(';').all(|code| code.is_empty() || code.parse::<u8>().is_ok_and(|code| code != 8))
+        };
+        let length = codes.filter(is_colour).map_or(0, |codes| codes.len() + 3);
+        safe.push_str(&escape[..length]);
+        // An escape that is no colour is printed without its first character, which is shown.
+        let shown = if length == 0 { 1 } else { 0 };
+        safe.push_str(&printable(&escape[..shown]));
+        rest = &escape[length + shown..];
+    }
+    safe.push_str(&printable(rest));
+    Cow::Owned(safe)
+}
+
 /// Writes `text` and a newline to standard error: as it is, but on a terminal folded to its width, and with `error` and `warning` at the
 /// head of a line in colour.
 pub fn complain(text: &str) {
     let stderr = io::stderr();
+    let text = &printable(text);
     let fitted =
-        if stderr.is_terminal() { highlighted(&folded(text, usable(&Term::stderr()))) } else { text.to_owned() };
+        if stderr.is_terminal() { highlighted(&folded(text, usable(&Term::stderr()))) } else { text.to_string() };
     // There is nobody left to tell that this failed.
     let _ = writeln!(AutoStream::new(stderr.lock(), colours()), "{fitted}");
 }
@@ -189,6 +285,25 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn characters_that_control_a_terminal_are_shown() {
+        let text = "a\u{1b}]0;title\u{7}b\u{9b}2Jc\u{202e}d\te\r\nf\rg\u{7f}é🙂";
+        assert_eq!(printable(text), "a\\u001b]0;title\\u0007b\\u009b2Jc\\u202ed\te\nf\\u000dg\\u007fé🙂");
+        let json = serde_json::Value::from(text).to_string();
+        let safe = printable(&json);
+        assert!(!safe.contains(is_control));
+        assert_eq!(serde_json::from_str::<String>(&safe).unwrap(), text);
+        assert!(matches!(printable("plain"), Cow::Borrowed(_)));
+    }
+
+    #[test]
+    fn colours_stay_and_other_escapes_do_not() {
+        let colours = "\u{1b}[36mone\u{1b}[0m \u{1b}[1;33mtwo\u{1b}[m";
+        assert_eq!(printable_in_colours(colours), colours);
+        assert_eq!(printable_in_colours("\u{1b}[2Ja\u{1b}[8mb\u{1b}["), "\\u001b[2Ja\\u001b[8mb\\u001b[");
+        assert_eq!(printable_in_colours("\u{1b}[2J\u{1b}[3m"), "\\u001b[2J\u{1b}[3m");
+    }
 
     fn column(text: &str, weight: u8) -> Column {
         Column { text: text.into(), weight }

@@ -1,5 +1,6 @@
-//! The time that a run has to save and end once it was told to stop (`train.exit_signal_deadline_s`). A thread of its own ends the process when
-//! it is over, because what keeps the run may be a write that does not return, or a rank that does not come.
+//! The time that a run has to save and end once it was told to stop (`train.exit_signal_deadline_s`; while a run is set up, a few
+//! seconds). A thread of its own ends the process when it is over, because the run may be kept by a write that does not return, a rank
+//! that does not come, or a long computation such as an index of a data set.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -21,6 +22,12 @@ const KEY: &str = "train.exit_signal_deadline_s";
 
 /// How often the thread looks.
 const INTERVAL: Duration = Duration::from_millis(5);
+
+/// How often the thread looks if it waits for the end of setting up alone.
+const SELDOM: Duration = Duration::from_millis(100);
+
+/// Time to end for a run that is being set up, unless the recipe sets another one. Files are published whole, so nothing is lost.
+const SETUP_LIMIT: Duration = Duration::from_secs(3);
 
 /// How long the disk may take to say what is there.
 const LOOK: Duration = Duration::from_millis(300);
@@ -53,7 +60,8 @@ pub(super) struct Standing {
 
 /// What the thread waits with.
 struct Watch {
-    limit: Duration,
+    /// The deadline of the recipe, if it sets one.
+    limit: Option<Duration>,
     /// The rank, where each has a process of its own.
     rank: Option<usize>,
     flag: SignalFlag,
@@ -63,7 +71,7 @@ struct Watch {
 }
 
 impl Deadline {
-    /// Begins to wait for a signal, if the recipe sets a deadline: on one rank of each process.
+    /// Begins to wait for a signal, if the recipe sets a deadline or the process is the run's: on one rank of each process.
     ///
     /// # Errors
     /// If the process is not the run's to end, or there can be no thread.
@@ -74,8 +82,11 @@ impl Deadline {
         (flag, standing): (Option<SignalFlag>, &Arc<Standing>),
         progress: Arc<dyn ProgressSink>,
     ) -> Result<Option<Self>, TrainError> {
-        let Some(seconds) = config.train.exit_signal_deadline_s else { return Ok(None) };
+        let seconds = config.train.exit_signal_deadline_s;
         if watch != WatchSignals::Process {
+            if seconds.is_none() {
+                return Ok(None);
+            }
             let message =
                 "ends the process when it is over, which this program has not allowed (`WatchSignals::Process` does)";
             let error = ConfigError::new(ErrorKind::NotImplemented, KEY, message).with_location(config.location(KEY));
@@ -85,7 +96,7 @@ impl Deadline {
         let Some(flag) = flag.filter(|_| rank.is_some() || ranks::is_first(groups)) else { return Ok(None) };
         let settings = &config.checkpoint;
         let root = settings.save.clone().filter(|_| settings.custom_manager_class.is_none());
-        let limit = Duration::from_secs_f64(seconds.min(LONGEST));
+        let limit = seconds.map(|seconds| Duration::from_secs_f64(seconds.min(LONGEST)));
         let watch = Watch { limit, rank, flag, standing: Arc::clone(standing), root };
         let thread = std::thread::Builder::new().name("deadline".into()).spawn(move || watch.wait(progress.as_ref()));
         let thread = thread.map_err(|error| TrainError::log(format!("the thread of {KEY}"), error))?;
@@ -140,15 +151,17 @@ impl Watch {
         let mut since = None;
         while !self.standing.is_over.load(Ordering::SeqCst) {
             let signal = self.flag.received().or_else(|| self.standing.told_signal());
-            if let Some(signal) = signal
-                && since.get_or_insert_with(Instant::now).elapsed() >= self.limit
+            let in_setup = self.standing.pulse.section() == Section::Setup;
+            let limit = self.limit.or(in_setup.then_some(SETUP_LIMIT));
+            if let (Some(signal), Some(limit)) = (signal, limit)
+                && since.get_or_insert_with(Instant::now).elapsed() >= limit
             {
                 let (text, code) = self.end(signal);
                 progress.suspend(&mut || eprintln!("{text}"));
                 // Handlers of the process's end may wait for what hangs.
                 signal_hook::low_level::exit(code);
             }
-            std::thread::park_timeout(INTERVAL);
+            std::thread::park_timeout(if self.limit.is_some() || signal.is_some() { INTERVAL } else { SELDOM });
         }
     }
 
@@ -171,7 +184,10 @@ impl Watch {
         let done = self.standing.done.load(Ordering::SeqCst);
         let saved = self.published(done).unwrap_or_else(|| self.standing.saved.load(Ordering::SeqCst));
         let rank = self.rank.map_or_else(String::new, |rank| format!("rank {rank}: "));
-        let over = format!("{rank}{signal}: the {} s of {KEY} are over", self.limit.as_secs_f64());
+        let Some(limit) = self.limit else {
+            return (format!("{rank}{signal}: the run ends while it is set up"), signal.exit_code());
+        };
+        let over = format!("{rank}{signal}: the {} s of {KEY} are over", limit.as_secs_f64());
         let at = match self.standing.pulse.section() {
             Section::Setup => "being set up",
             Section::Step => "in a step",
@@ -202,7 +218,7 @@ mod tests {
             standing.done(done);
             standing.saved(saved);
             standing.pulse.enter(section);
-            let limit = Duration::from_secs_f64(2.5);
+            let limit = Some(Duration::from_secs_f64(2.5));
             Watch { limit, rank, flag: SignalFlag::default(), standing, root: None }.end(Signal::Term)
         };
         let (text, code) = end(None, 12, 10, Section::Checkpointing);
@@ -219,6 +235,13 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_run_that_is_set_up_ends_without_a_deadline() {
+        let standing = Standing::new(Arc::default());
+        let watch = Watch { limit: None, rank: Some(1), flag: SignalFlag::default(), standing, root: None };
+        assert_eq!(watch.end(Signal::Int), ("rank 1: SIGINT: the run ends while it is set up".to_owned(), 130));
+    }
+
     /// The pointer is there before the save has ended.
     #[test]
     fn what_the_folder_has_is_saved() {
@@ -229,7 +252,7 @@ mod tests {
             standing.done(12);
             standing.saved(8);
             let root = Some(folder.path().to_owned());
-            let limit = Duration::from_secs(1);
+            let limit = Some(Duration::from_secs(1));
             Watch { limit, rank: None, flag: SignalFlag::default(), standing, root }.end(Signal::Term)
         };
         assert_eq!(end("12").1, 143);

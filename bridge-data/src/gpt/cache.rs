@@ -101,17 +101,13 @@ pub(crate) fn load(
         return Ok(None);
     };
     let folder = key.file(DESCRIPTION);
-    let vouched = match key.read_fingerprint()? {
-        Some(fingerprint) => {
-            let checksums = [&document, &sample, &shuffle].map(|(_, npy)| npy::checksum(npy.file_bytes()));
-            let found = Fingerprint { options: options_of(request), data, arrays: checksums.to_vec() };
-            if fingerprint != found {
-                return Err(DataError::malformed(&folder, differing(&fingerprint, &found)));
-            }
-            true
+    if let Some(fingerprint) = key.read_fingerprint()? {
+        let checksums = [&document, &sample, &shuffle].map(|(_, npy)| npy::checksum(npy.file_bytes()));
+        let found = Fingerprint { options: options_of(request), data, arrays: checksums.to_vec() };
+        if fingerprint != found {
+            return Err(DataError::malformed(&folder, differing(&fingerprint, &found)));
         }
-        None => false,
-    };
+    }
     let indices = typed(document, sample, shuffle)?;
     let counts = (indices.document.as_slice().len(), indices.sample.len(), indices.shuffle.len());
     let expected = (plan.epochs * request.lengths.len(), plan.samples + 1, plan.samples);
@@ -121,9 +117,7 @@ pub(crate) fn load(
             format!("(documents, boundaries, samples) are {counts:?}, expected {expected:?}"),
         ));
     }
-    if !vouched {
-        check_arrays(&indices, request, plan, &folder)?;
-    }
+    check_arrays(&indices, request, plan, &folder)?;
     Ok(Some(indices))
 }
 
@@ -158,7 +152,8 @@ fn typed(
     })
 }
 
-/// Checks arrays without a fingerprint: the boundaries are recomputed from the document order, the rest must be in range.
+/// Checks the numbers of arrays, which a fingerprint does not vouch for: whoever writes arrays can write a fingerprint too. The
+/// boundaries are recomputed from the document order, the rest must be in range.
 fn check_arrays(
     indices: &SampleIndices,
     request: &IndexRequest<'_>,
@@ -170,7 +165,7 @@ fn check_arrays(
     if !document.iter().all(|&id| usize::try_from(id).is_ok_and(|id| sequences.contains(&id))) {
         return Err(DataError::malformed(folder, "the document index leaves the split"));
     }
-    if !indices.sample.same(&request.sample_index(plan, document)) {
+    if !request.fits(plan, document, &indices.sample) {
         return Err(DataError::malformed(folder, "the sample index does not fit the dataset's lengths"));
     }
     if !indices.shuffle.in_range() {

@@ -161,6 +161,16 @@ impl IndexRequest<'_> {
         }
     }
 
+    /// True if `sample` has the boundaries of the samples of `document`.
+    pub(crate) fn fits(&self, plan: EpochPlan, document: &[i32], sample: &SampleIndex) -> bool {
+        let (mut number, mut fits) = (0, sample.len() == plan.samples + 1);
+        self.walk(plan, document, |position, offset| {
+            fits = fits && sample.pair(number) == (position, offset);
+            number += 1;
+        });
+        fits
+    }
+
     fn walk(&self, plan: EpochPlan, document: &[i32], mut boundary: impl FnMut(usize, usize)) {
         let length_of = |position: usize| {
             let sequence = document[position] as usize - self.first_sequence;
@@ -237,15 +247,6 @@ impl SampleIndex {
                 let pairs = pairs.as_slice();
                 (pairs[2 * i] as usize, pairs[2 * i + 1] as usize)
             }
-        }
-    }
-
-    /// Whether both hold the same pairs.
-    pub(crate) fn same(&self, other: &Self) -> bool {
-        match (self, other) {
-            (Self::Narrow(a), Self::Narrow(b)) => a.as_slice() == b.as_slice(),
-            (Self::Wide(a), Self::Wide(b)) => a.as_slice() == b.as_slice(),
-            _ => false,
         }
     }
 }

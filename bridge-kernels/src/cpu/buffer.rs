@@ -1,6 +1,7 @@
 //! Output buffers and the sharing of one buffer between tasks. The unsafe corner of the crate.
 
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 
 /// A buffer of `len` floats that `fill` writes in full.
 ///
@@ -13,18 +14,33 @@ pub fn filled(len: usize, fill: impl FnOnce(&mut [f32])) -> Vec<f32> {
 
 /// Several buffers that `fill` writes in full, see [`filled`].
 pub fn all_filled<const N: usize>(lens: [usize; N], fill: impl FnOnce([&mut [f32]; N])) -> [Vec<f32>; N] {
-    let mut buffers = lens.map(|len| {
-        let mut values = Vec::with_capacity(len);
-        // SAFETY: the capacity is `len`, any bit pattern is a valid f32, and f32 needs no drop.
-        // Every caller in this crate writes each element before anything reads it.
-        #[allow(clippy::uninit_vec)]
-        unsafe {
-            values.set_len(len);
-        }
-        values
-    });
+    let mut buffers = lens.map(arbitrary);
     fill(buffers.each_mut().map(Vec::as_mut_slice));
     buffers
+}
+
+/// A buffer of `len` floats of arbitrary values.
+fn arbitrary(len: usize) -> Vec<f32> {
+    let mut values: Vec<f32> = Vec::with_capacity(len);
+    freeze(values.spare_capacity_mut());
+    // SAFETY: the capacity is at least `len`, and `freeze` has initialised it with valid floats.
+    unsafe { values.set_len(len) };
+    values
+}
+
+/// Initialises memory with the bits that it has. The empty assembly block takes a pointer to the memory and is opaque: the
+/// compiler has to assume that it stores to all of it. So the memory is not uninitialised afterwards, and no pass over it is
+/// made. Any bits are a valid `f32`.
+#[cfg(not(miri))]
+fn freeze(memory: &mut [MaybeUninit<f32>]) {
+    // SAFETY: the block has no instruction, so it changes no register, flag or memory.
+    unsafe { std::arch::asm!("/* {0} */", in(reg) memory.as_mut_ptr(), options(nostack, preserves_flags)) };
+}
+
+/// Initialises memory with zeros: the interpreter knows no assembly.
+#[cfg(miri)]
+fn freeze(memory: &mut [MaybeUninit<f32>]) {
+    memory.fill(MaybeUninit::new(0.0));
 }
 
 /// A slice that several tasks write at once, each its own elements.
@@ -63,5 +79,25 @@ impl<'a> Shared<'a> {
     pub fn block(self, start: usize, end: usize) -> *mut f32 {
         assert!(start <= end && end <= self.len, "block {start}..{end} of a slice of {}", self.len);
         self.start.wrapping_add(start)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_have_what_was_filled_in() {
+        let [a, b] = all_filled([3, 0], |[a, b]| {
+            assert_eq!((a.len(), b.len()), (3, 0));
+            a.copy_from_slice(&[1.0, 2.0, 3.0]);
+        });
+        assert_eq!((a, b), (vec![1.0, 2.0, 3.0], Vec::new()));
+        // Elements that nobody writes have some value, which stays the same.
+        let values = filled(1000, |_| {});
+        assert_eq!(
+            values.iter().map(|v| v.to_bits()).collect::<Vec<_>>(),
+            values.iter().map(|v| v.to_bits()).collect::<Vec<_>>()
+        );
     }
 }

@@ -15,7 +15,7 @@ use super::error::HfError;
 use super::family::Family;
 use super::fields::Fields;
 use super::json::to_text;
-use super::staged::{FileLayout, Staged};
+use super::staged::{FileLayout, Staged, is_unfinished};
 use super::stored::ReadRows;
 use super::weight_map::{ExpertLayout, WeightEntry, WeightMap};
 use crate::decoder::{DecoderConfig, PositionEmbedding};
@@ -252,8 +252,11 @@ fn settings_over(
     Ok(if reads(&whole) == reads(&settings) { whole } else { settings })
 }
 
-/// Whether an export has made a folder's weights.
+/// True if an export has made a folder's weights, or was killed while it gave its files their names.
 pub fn is_exported(folder: &Path) -> bool {
+    if is_unfinished(folder) {
+        return true;
+    }
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let mut weights = entries
         .map(|entry| entry.path())

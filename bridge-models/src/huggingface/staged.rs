@@ -106,6 +106,9 @@ impl Staged {
         for (name, file) in &self.files {
             file.sync_all().map_err(|source| io(&self.temporary(name), source))?;
         }
+        // From here to the end the folder has files of two writers, or some of one.
+        let mark = self.folder.join(UNFINISHED);
+        outside::replace(&mark, b"").map_err(|source| io(&mark, source))?;
         for name in before {
             remove(&self.folder.join(name))?;
         }
@@ -117,6 +120,7 @@ impl Staged {
         for path in entries_of(&self.folder)?.iter().filter(|path| is_stale(path) && !names.contains(path)) {
             remove(path)?;
         }
+        remove(&mark)?;
         let synced = File::open(&self.folder).and_then(|folder| folder.sync_all());
         synced.map_err(|source| io(&self.folder, source))?;
         self.files.clear();
@@ -132,6 +136,14 @@ impl Staged {
 
 /// What the names of files begin with until they are published.
 const TEMPORARY: &str = ".tmp-";
+
+/// Name of a file that is in a folder while files get their names there. A writer that was killed leaves it.
+const UNFINISHED: &str = ".bridge-unfinished";
+
+/// True if a writer was killed while it gave files their names in `folder`, so that another one may replace them.
+pub(crate) fn is_unfinished(folder: &Path) -> bool {
+    folder.join(UNFINISHED).exists()
+}
 
 /// Removes what a writer that was killed has left of weights.
 fn remove_remains(folder: &Path) -> Result<(), HfError> {
@@ -163,6 +175,11 @@ impl Drop for Staged {
         // What could not be made is told by the error that led here.
         for (name, _) in &self.files {
             let _ = std::fs::remove_file(self.temporary(name));
+        }
+        // A folder that was made for files of which none was published goes with them.
+        let mark = self.folder.join(UNFINISHED);
+        if !self.created.is_empty() && entries_of(&self.folder).is_ok_and(|left| left == [mark.clone()]) {
+            let _ = std::fs::remove_file(&mark);
         }
         for folder in &self.created {
             let _ = std::fs::remove_dir(folder);

@@ -22,6 +22,16 @@ fn times() -> Vec<Row> {
             "console",
             "a free port",
         ),
+        row("straggler.straggler_ctrlr_host", &told, &[AS_IT_IS, "0.0.0.0"]).moves("console").holds(
+            1,
+            "console",
+            "of 0.0.0.0 switches",
+        ),
+        row("straggler.straggler_ctrlr_host", &told, &[AS_IT_IS, "here"]).moves("exit").holds(
+            1,
+            "stderr",
+            "is not an IP address",
+        ),
         row("straggler.straggler_minmax_count", &told, &[AS_IT_IS, "2"]).moves("console"),
     ]
 }

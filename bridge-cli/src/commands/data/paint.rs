@@ -1,5 +1,6 @@
 //! Tokens as text for people, with those that count for the loss told apart from the others.
 
+use bridge_core::logging::terminal::printable;
 use bridge_data::tokenizer::Tokenizer;
 use dialoguer::console::{Style, colors_enabled};
 
@@ -27,6 +28,7 @@ fn coloured(tokenizer: &dyn Tokenizer, ids: &[i64], part: impl Fn(usize) -> Part
             Part::LeftOut => Style::new().dim(),
         };
         // A style ends where a line does, so that a pager shows each line in its own.
+        let text = printable(&text);
         let lines: Vec<String> = text.split('\n').map(|line| style.apply_to(line).to_string()).collect();
         painted.push_str(&lines.join("\n"));
     }

@@ -1,6 +1,6 @@
 //! The table of what other programs call things: `aliases.toml`, and how it is searched.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::LazyLock;
 
 use serde::Deserialize;
@@ -45,6 +45,9 @@ pub(in super::super) struct Aliases {
     pub tables: BTreeMap<String, String>,
     /// Words before a name that say only which program it is of.
     pub programs: String,
+    /// Places in `names` by each name that a row lists; the first row wins.
+    #[serde(skip)]
+    by_name: HashMap<String, usize>,
 }
 
 /// Rows that are in a file of their own.
@@ -60,6 +63,11 @@ pub(in super::super) static ALIASES: LazyLock<Aliases> = LazyLock::new(|| {
     let more: More = toml::from_str(include_str!("programs.toml")).expect("a test reads the table");
     table.names.extend(more.names);
     table.values.extend(more.values);
+    for (place, row) in table.names.iter().enumerate() {
+        for name in row.names() {
+            table.by_name.entry(name.to_owned()).or_insert(place);
+        }
+    }
     table
 });
 
@@ -71,7 +79,7 @@ impl Aliases {
 
     /// The row of a name.
     pub fn name(&self, name: &str) -> Option<&Row> {
-        self.names.iter().find(|row| row.names().any(|of_row| of_row == name))
+        self.by_name.get(name).map(|place| &self.names[*place])
     }
 
     /// The row of the family that a name belongs to: `hub_*` for all that begins so.

@@ -11,6 +11,8 @@ mod units;
 mod values;
 mod wrong_values;
 
+use std::collections::{BTreeSet, HashMap};
+
 pub(super) use aliases::ALIASES;
 
 use super::catalogue::{Setting, settings};
@@ -24,15 +26,24 @@ const TYPING_ERROR: f64 = 0.8;
 const LIKE: (f64, f64) = (0.6, 0.3);
 /// No more settings of an unknown table are looked at.
 const MOST_LEAVES: usize = 100;
+/// Unknown names of a recipe that get advice. A text with more of them is not a recipe.
+pub(super) const MOST_ADVISED: usize = 1000;
 
 /// Completes problems with what to write instead, for a recipe whose values are `root`.
 pub(super) fn advise(errors: ConfigErrors, kinds: &Kinds, root: &Node) -> ConfigErrors {
     if !errors.iter().any(|error| error.written.is_some()) {
         return errors;
     }
-    let advisor = Advisor { kinds, root, settings: settings(kinds, root) };
+    let advisor = Advisor::new(kinds, root);
+    let mut num_unknown = 0;
     let advised = errors.into_iter().flat_map(|mut error| match (error.kind, error.written.take()) {
-        (ErrorKind::UnknownKey, Some(written)) => advisor.unknown(error, &written),
+        (ErrorKind::UnknownKey, Some(written)) => {
+            num_unknown += 1;
+            match num_unknown {
+                _ if num_unknown <= MOST_ADVISED => advisor.unknown(error, &written),
+                _ => vec![ConfigError { nearest: None, meant: Vec::new(), ..error }],
+            }
+        }
         (ErrorKind::WrongType, Some(written)) => advisor.wrong(error, &written),
         (ErrorKind::OutOfRange, Some(written)) => {
             let hint = advisor.on_number(&error.key, &written);
@@ -51,21 +62,21 @@ pub fn advice_for(name: &str, kinds: &Kinds) -> Option<String> {
 /// The same as a sentence with the settings that are meant.
 pub(super) fn meant_by(name: &str, kinds: &Kinds) -> Option<(String, Vec<String>)> {
     let nothing = Node::null();
-    let advisor = Advisor { kinds, root: &nothing, settings: settings(kinds, &nothing) };
+    let advisor = Advisor::new(kinds, &nothing);
     advisor.find(name, None, None).map(|advice| (advice.text, advice.meant))
 }
 
 /// What to write for a value that its setting does not know.
 pub(super) fn advice_on_value(key: &str, value: &str, kinds: &Kinds) -> Option<String> {
     let nothing = Node::null();
-    let advisor = Advisor { kinds, root: &nothing, settings: settings(kinds, &nothing) };
+    let advisor = Advisor::new(kinds, &nothing);
     ALIASES.value(key, value).map(|row| advisor.offer(row, None).text)
 }
 
 /// What to write for a number outside the range of its setting, if it says what has another word here.
 pub(super) fn advice_on_number(key: &str, value: &Node, kinds: &Kinds) -> Option<String> {
     let nothing = Node::null();
-    let advisor = Advisor { kinds, root: &nothing, settings: settings(kinds, &nothing) };
+    let advisor = Advisor::new(kinds, &nothing);
     advisor.on_number(key, value)
 }
 
@@ -81,11 +92,41 @@ struct Advisor<'k> {
     /// The recipe as it is written; null where there is none.
     root: &'k Node,
     settings: Vec<Setting>,
+    /// Places in `settings` by key.
+    by_key: HashMap<String, usize>,
+    /// Forms of the names of `settings` that names of a recipe are compared with, in the same order.
+    forms: Vec<NameForms>,
+}
+
+/// Forms of a setting's name.
+struct NameForms {
+    lowered: String,
+    collapsed: String,
+    words: BTreeSet<&'static str>,
+}
+
+impl<'k> Advisor<'k> {
+    fn new(kinds: &'k Kinds, root: &'k Node) -> Self {
+        let settings = settings(kinds, root);
+        let by_key = settings.iter().enumerate().map(|(place, setting)| (setting.key.clone(), place)).collect();
+        let forms = settings.iter().map(|setting| {
+            let lowered = setting.name().to_lowercase();
+            let collapsed = names::collapsed(&lowered);
+            NameForms { lowered, collapsed, words: names::words(setting.name(), &ALIASES.words) }
+        });
+        let forms = forms.collect();
+        Self { kinds, root, settings, by_key, forms }
+    }
+
+    /// The settings with the forms of their names.
+    fn named_settings(&self) -> impl Iterator<Item = (&Setting, &NameForms)> {
+        self.settings.iter().zip(&self.forms)
+    }
 }
 
 impl Advisor<'_> {
     fn setting(&self, key: &str) -> Option<&Setting> {
-        self.settings.iter().find(|setting| setting.key == key)
+        self.by_key.get(key).map(|place| &self.settings[*place])
     }
 
     fn is_section(&self, key: &str) -> bool {

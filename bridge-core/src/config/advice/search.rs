@@ -1,10 +1,13 @@
 //! What a name of another program stands for: by the table of names, by the setting of that name or of its table's section, by other readings
 //! of it, by the family that it belongs to, and at last by words and letters.
 
+use std::collections::BTreeSet;
+use std::sync::LazyLock;
+
 use super::super::catalogue::Setting;
 use super::super::node::{Data, Node};
 use super::aliases::{ALIASES, Row};
-use super::{Advice, Advisor, TYPING_ERROR, entries_of, names, readings};
+use super::{Advice, Advisor, NameForms, TYPING_ERROR, entries_of, names, readings};
 
 /// The least likeness of letters of names that can only be the same, with a mistake in one word.
 const SAME_LETTERS: f64 = 0.9;
@@ -14,6 +17,18 @@ const SAME_WORDS: f64 = 0.66;
 const SMALL_SECTION: usize = 24;
 /// What says of which type a table is, beside its settings.
 const TYPES: [&str; 5] = ["type", "rope_type", "name", "kind", "optimizer"];
+
+/// Names of aliases that stand for one setting each, with their words.
+static WORDS_OF_ALIASES: LazyLock<Vec<(&str, BTreeSet<&str>, &Row)>> = LazyLock::new(|| {
+    let names = ALIASES.names.iter().flat_map(|row| row.names().map(move |name| (name, row)));
+    let names = names.filter(|(name, _)| !name.contains(['.', '*']));
+    names.map(|(name, row)| (name, names::words(name, &ALIASES.words), row)).collect()
+});
+
+/// The smaller and the larger of two numbers.
+fn minmax(a: usize, b: usize) -> (usize, usize) {
+    (a.min(b), a.max(b))
+}
 
 impl Advisor<'_> {
     /// What a path stands for. `misspelt` is the key that it resembles most in its own section.
@@ -69,12 +84,10 @@ impl Advisor<'_> {
         let wanted = names::words(parts.last()?, &ALIASES.words);
         let table = parts.iter().rev().nth(1).map_or("", |table| readings::trunk(table));
         let section = ALIASES.tables.get(table).map_or(table, String::as_str);
-        let has_words = |setting: &&Setting| {
-            !setting.is_section() && names::words(setting.name(), &ALIASES.words).is_superset(&wanted)
-        };
         let only = |least: usize, is_near: &dyn Fn(&Setting) -> bool| {
-            let mut found = self.settings.iter().filter(|setting| is_near(setting)).filter(has_words);
-            let first = found.next().filter(|_| wanted.len() >= least)?;
+            let named = self.named_settings().filter(|(setting, _)| !setting.is_section() && is_near(setting));
+            let mut found = named.filter(|(_, forms)| wanted.iter().all(|word| forms.words.contains(word)));
+            let (first, _) = found.next().filter(|_| wanted.len() >= least)?;
             found.next().is_none().then_some(first)
         };
         only(2, &|setting| setting.section() == section).or_else(|| only(3, &|_| true))
@@ -135,12 +148,9 @@ impl Advisor<'_> {
         if let Some(target) = ALIASES.sections.get(name) {
             return Some(Row::of_setting(target));
         }
-        let same_name = |setting: &&Setting| !setting.is_section() && setting.name().to_lowercase() == *name;
-        let setting = self.best(parts, &same_name).or_else(|| {
+        let setting = self.best(parts, &|forms| forms.lowered == *name).or_else(|| {
             let short = names::collapsed(name);
-            let same_letters =
-                |setting: &&Setting| !setting.is_section() && names::collapsed(&setting.name().to_lowercase()) == short;
-            self.best(parts, &same_letters)
+            self.best(parts, &|forms| forms.collapsed == short)
         });
         setting.map(|setting| Row::of_setting(&setting.key))
     }
@@ -151,34 +161,36 @@ impl Advisor<'_> {
             return None;
         };
         let section = ALIASES.tables.get(readings::trunk(table))?;
-        let own = self.settings.iter().filter(|setting| setting.section() == section && !setting.is_section());
-        let own: Vec<_> = own.collect();
+        let own: Vec<_> = self
+            .named_settings()
+            .filter(|(setting, _)| setting.section() == section && !setting.is_section())
+            .collect();
         let short = names::collapsed(name);
-        let same = own.iter().find(|setting| names::collapsed(&setting.name().to_lowercase()) == short);
+        let same = own.iter().find(|(_, forms)| forms.collapsed == short);
         let wanted = names::words(name, &ALIASES.words);
         if same.is_some() || own.len() > SMALL_SECTION || wanted.is_empty() {
-            return same.copied();
+            return same.map(|(setting, _)| *setting);
         }
-        let words = |setting: &Setting| names::words(setting.name(), &ALIASES.words);
-        let fits = own.iter().filter(|setting| setting.refused.is_none() && words(setting).is_superset(&wanted));
-        fits.min_by_key(|setting| words(setting).len()).copied()
+        let has_words = |forms: &NameForms| wanted.iter().all(|word| forms.words.contains(word));
+        let fits = own.iter().filter(|(setting, forms)| setting.refused.is_none() && has_words(forms));
+        fits.min_by_key(|(_, forms)| forms.words.len()).map(|(setting, _)| *setting)
     }
 
     /// The setting of the section in which a name stands that has the same letters, or, for a name that only switches something on, its switch.
     fn in_own_section(&self, path: &str, name: &str) -> Option<&Setting> {
         let (section, _) = path.rsplit_once('.')?;
-        let mut own = self.settings.iter().filter(|setting| setting.section() == section && !setting.is_section());
+        let mut own =
+            self.named_settings().filter(|(setting, _)| setting.section() == section && !setting.is_section());
         let short = names::collapsed(name);
         let is_switch = names::words(name, &ALIASES.words).is_empty();
-        own.find(|setting| {
-            let of_setting = names::collapsed(&setting.name().to_lowercase());
-            of_setting == short || is_switch && of_setting == "enabled"
-        })
+        let found = own.find(|(_, forms)| forms.collapsed == short || is_switch && forms.collapsed == "enabled");
+        found.map(|(setting, _)| setting)
     }
 
     /// Of the settings that fit, one of the section that the path names, else one that can be used, else the first.
-    fn best(&self, parts: &[String], fits: &dyn Fn(&&Setting) -> bool) -> Option<&Setting> {
-        let all: Vec<_> = self.settings.iter().filter(|setting| fits(setting)).collect();
+    fn best(&self, parts: &[String], fits: &dyn Fn(&NameForms) -> bool) -> Option<&Setting> {
+        let fitting = self.named_settings().filter(|(setting, forms)| !setting.is_section() && fits(forms));
+        let all: Vec<_> = fitting.map(|(setting, _)| setting).collect();
         let is_named = |setting: &&&Setting| parts.iter().any(|part| part == setting.section());
         let is_usable = |setting: &&&Setting| setting.refused.is_none();
         let named = all.iter().filter(is_usable).find(is_named);
@@ -187,15 +199,20 @@ impl Advisor<'_> {
 
     /// The alias or setting whose words, or else letters, are most like those of a name; of several alike one of the section that the path names.
     fn row_like(&self, name: &str, parts: &[String]) -> Option<Row> {
-        let aliases = ALIASES.names.iter().flat_map(|row| row.names().map(move |name| (name, Some(row), None)));
-        let settings = self.settings.iter().filter(|setting| !setting.is_section());
-        let settings = settings.map(|setting| (setting.name(), None, Some(setting)));
-        let candidates: Vec<_> = aliases.filter(|(name, ..)| !name.contains(['.', '*'])).chain(settings).collect();
+        let aliases = WORDS_OF_ALIASES.iter().map(|(name, words, row)| ((*name, Some(*row), None), words));
+        let settings = self.named_settings().filter(|(setting, _)| !setting.is_section());
+        let settings = settings.map(|(setting, forms)| ((setting.name(), None, Some(setting)), &forms.words));
         let wanted = names::words(name, &ALIASES.words);
+        let length = name.chars().count();
         let mut best = None;
-        for candidate in candidates {
-            let words = names::likeness(&wanted, &names::words(candidate.0, &ALIASES.words));
-            let letters = strsim::normalized_damerau_levenshtein(name, candidate.0);
+        for (candidate, words) in aliases.chain(settings) {
+            let words = names::likeness(&wanted, words);
+            // The distance is at least the difference of lengths, so most candidates need no comparison.
+            let (short, long) = minmax(length, candidate.0.chars().count());
+            let letters = match short as f64 >= TYPING_ERROR * long as f64 {
+                true => strsim::normalized_damerau_levenshtein(name, candidate.0),
+                false => 0.0,
+            };
             let score = if letters >= SAME_LETTERS {
                 letters + 1.0
             } else if words >= SAME_WORDS {

@@ -25,10 +25,16 @@ fn times(draft: &mut Draft<'_>) {
             "straggler.enable_straggler_on_startup",
             "straggler.disable_straggler_on_startup",
             "straggler.straggler_ctrlr_port",
+            "straggler.straggler_ctrlr_host",
             "straggler.straggler_minmax_count",
         ];
         return idle(draft, &keys, "straggler.log_straggler");
     }
+    draft.require(
+        settings.straggler_ctrlr_host.parse::<std::net::IpAddr>().is_ok(),
+        "straggler.straggler_ctrlr_host",
+        "is not an IP address; expected one such as 127.0.0.1, 0.0.0.0 or ::1",
+    );
     draft.idle_unless(
         settings.enable_straggler_on_startup || !settings.disable_straggler_on_startup,
         "straggler.disable_straggler_on_startup",

@@ -8,7 +8,7 @@ use super::super::node::{Data, Node};
 use super::super::section::Section;
 use super::super::sections::RecipeConfig;
 
-/// A setting with two values; `None` if one side has no such setting.
+/// A setting with two values, without secrets; `None` if one side has no such setting.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Difference {
     /// Dotted path.
@@ -42,7 +42,8 @@ fn compare(left: Option<&Node>, right: Option<&Node>, path: &str, found: &mut Ve
         && (tables[1].is_some() || is_absent(right))
         && tables.iter().flatten().any(|entries| !entries.is_empty());
     if !both_tables {
-        found.push(Difference { key: path.to_owned(), left: left.cloned(), right: right.cloned() });
+        let safe = |node: Option<&Node>| node.map(|node| node.redacted_at(path));
+        found.push(Difference { key: path.to_owned(), left: safe(left), right: safe(right) });
         return;
     }
     let mut seen = BTreeSet::new();

@@ -1,4 +1,4 @@
-//! Writing a recipe as TOML, YAML or JSON. The text reads back as the same recipe.
+//! Writing a recipe as TOML, YAML or JSON. The text reads back as the same recipe, but for secrets.
 
 use super::super::node::{Data, Entry, Node, float_text, key_text};
 use super::super::raw::RawConfig;
@@ -17,9 +17,9 @@ pub enum Detail {
 }
 
 impl RecipeConfig {
-    /// The recipe as text.
+    /// The recipe as text, without secrets.
     pub fn to_text(&self, format: Format, detail: Detail) -> String {
-        let node = reduce(&self.to_node(), &Self::default().to_node(), detail);
+        let node = reduce(&self.to_node(), &Self::default().to_node(), detail).redacted();
         match format {
             Format::Toml => toml_text(&node),
             Format::Yaml => yaml_text(&node),
@@ -32,7 +32,7 @@ impl RecipeConfig {
 }
 
 impl RunConfig {
-    /// The resolved configuration as TOML; reading and finalizing it gives an equal `RunConfig`.
+    /// The resolved configuration as TOML without secrets; reading and finalizing it gives a `RunConfig` that is equal but for those.
     pub fn to_toml(&self) -> String {
         self.to_text(Format::Toml, Detail::All)
     }

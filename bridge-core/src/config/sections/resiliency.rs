@@ -72,6 +72,8 @@ section! {
         disable_straggler_on_startup: bool = false;
         /// Port of rank 0's machine at which a request switches it on and off; 0 takes a free one.
         straggler_ctrlr_port: usize = 65_535, Limits::between(0.0, 65_535.0);
+        /// Address of rank 0's machine on which that port listens; `0.0.0.0` is every address of the machine (ours).
+        @execution straggler_ctrlr_host: String = "127.0.0.1".into();
         /// Ranks told at each end.
         straggler_minmax_count: usize = 1, Limits::POSITIVE;
     }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde_json::{Value, json};
 
 use super::tracked;
-use crate::config::diff_from_defaults;
+use crate::config::{diff_from_defaults, redacted, redacted_value};
 use crate::logging::MetricValue;
 use crate::logging::record::{Record, RunEnd, RunStart, SaveRecord};
 use crate::logging::sink::{OpenError, Opened, Sink, SinkContext, SinkError};
@@ -36,7 +36,8 @@ pub(super) fn open(context: &SinkContext) -> Opened {
     let uri = uri.ok_or_else(|| refused("is not given, nor is MLFLOW_TRACKING_URI: where is the server?".into()))?;
     if !(uri.starts_with("http://") || uri.starts_with("https://")) {
         return Err(refused(format!(
-            "{uri:?} is no server; expected http:// or https://, such as http://127.0.0.1:5000"
+            "{:?} is no server; expected http:// or https://, such as http://127.0.0.1:5000",
+            redacted(&uri)
         )));
     }
     let target = Target {
@@ -45,7 +46,9 @@ pub(super) fn open(context: &SinkContext) -> Opened {
         run_name: logger.mlflow_run_name.clone().unwrap_or_else(|| config.name.clone()),
         tags: logger.mlflow_tags.clone().unwrap_or_default(),
     };
-    let known = json!(target);
+    let safe = |name: &str, value: &str| redacted_value(&format!("logger.mlflow_tags.{name}"), value).into_owned();
+    let tags = target.tags.iter().map(|(name, value)| (name.clone(), safe(name, value))).collect();
+    let known = json!(Target { uri: redacted(&target.uri).into_owned(), tags, ..target.clone() });
     let tracker = Tracker::open(NAME, (&logger.log_dir, context.run), known, Box::new(MlFlow::new(target)));
     let tracker = tracker.map_err(|error| OpenError::log("the spool of mlflow", error))?;
     let difference = diff_from_defaults(config.recipe());

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::tracked;
+use crate::config::redacted;
 use crate::logging::record::{Record, RecordKind, RunEnd, RunStart};
 use crate::logging::sink::{OpenError, Opened, Sink, SinkContext, SinkError};
 use crate::logging::tracker::{Item, OTLP, Otlp, OtlpTarget, Tracker, now, number};
@@ -21,12 +22,14 @@ pub(super) fn open(context: &SinkContext) -> Opened {
         return Ok(None);
     };
     if !(endpoint.starts_with("http://") || endpoint.starts_with("https://")) {
-        let message =
-            format!("{endpoint:?} is no collector; expected http:// or https://, such as http://127.0.0.1:4318");
+        let message = format!(
+            "{:?} is no collector; expected http:// or https://, such as http://127.0.0.1:4318",
+            redacted(&endpoint)
+        );
         return Err(OpenError::Setting { key: KEY, message });
     }
     let target = OtlpTarget { endpoint, recipe: config.name.clone() };
-    let known = json!(target);
+    let known = json!(OtlpTarget { endpoint: redacted(&target.endpoint).into_owned(), ..target.clone() });
     let tracker = Tracker::open(OTLP, (&logger.log_dir, context.run), known, Box::new(Otlp::new(target)));
     let tracker = tracker.map_err(|error| OpenError::log("the spool of otlp", error))?;
     Ok(Some(Box::new(OtlpSink { tracker, interval: logger.tensorboard_log_interval as u64 })))

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::io;
 use std::net::{TcpListener, ToSocketAddrs};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -11,6 +12,7 @@ use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 
+use crate::config::redacted;
 use crate::http::{Answer, Request, Server};
 use crate::logging::record::{Figure, FigureKind, Record, RunEnd};
 use crate::logging::sink::{OpenError, Opened, Sink, SinkContext, SinkError};
@@ -94,7 +96,8 @@ impl Figures {
 /// The endpoint, until it is dropped.
 struct Prometheus {
     figures: Figures,
-    server: Server,
+    /// The server, or why there is none.
+    server: Result<Server, String>,
 }
 
 pub(super) fn open(context: &SinkContext) -> Opened {
@@ -103,16 +106,22 @@ pub(super) fn open(context: &SinkContext) -> Opened {
 }
 
 fn listen(address: &str) -> Result<Prometheus, OpenError> {
-    let refused = |message| OpenError::Setting { key: KEY, message };
-    let addresses = address.to_socket_addrs().map_err(|error| {
-        refused(format!("`{address}` is not an address ({error}); expected HOST:PORT, such as 127.0.0.1:9090"))
-    })?;
-    let listener = TcpListener::bind(addresses.collect::<Vec<_>>().as_slice())
-        .map_err(|error| refused(format!("cannot listen on {address}: {error}")))?;
+    let is_malformed = |error: &io::Error| error.kind() == io::ErrorKind::InvalidInput;
     let figures = Figures::default();
     let pages = figures.clone();
-    let server = Server::start(listener, "prometheus", move |request| answer(request, &pages));
-    let server = server.map_err(|error| OpenError::log("the thread of logger.prometheus_addr", error))?;
+    let start = || {
+        let addresses = address.to_socket_addrs()?.collect::<Vec<_>>();
+        let listener = TcpListener::bind(addresses.as_slice())?;
+        Server::start(listener, "prometheus", move |request| answer(request, &pages))
+    };
+    let shown = redacted(address);
+    let server = match start() {
+        Err(error) if is_malformed(&error) => {
+            let message = format!("`{shown}` is not an address ({error}); expected HOST:PORT, such as 127.0.0.1:9090");
+            return Err(OpenError::Setting { key: KEY, message });
+        }
+        started => started.map_err(|error| format!("{KEY}: cannot listen on {shown}: {error}; no figures are served")),
+    };
     Ok(Prometheus { figures, server })
 }
 
@@ -132,13 +141,19 @@ impl Sink for Prometheus {
         "the page for Prometheus"
     }
 
+    fn lacks(&self) -> Option<String> {
+        self.server.as_ref().err().cloned()
+    }
+
     fn on_record(&mut self, record: &Record) -> Result<(), SinkError> {
         self.figures.take(record);
         Ok(())
     }
 
     fn on_run_end(&mut self, _end: &mut RunEnd) -> Result<(), SinkError> {
-        self.server.stop();
+        if let Ok(server) = &mut self.server {
+            server.stop();
+        }
         Ok(())
     }
 }
@@ -154,7 +169,7 @@ mod tests {
     /// A page at an address of its own.
     fn listening() -> (Prometheus, String) {
         let sink = listen("127.0.0.1:0").unwrap();
-        let address = sink.server.address().to_string();
+        let address = sink.server.as_ref().unwrap().address().to_string();
         (sink, address)
     }
 
@@ -237,11 +252,15 @@ mod tests {
     }
 
     #[test]
-    fn addresses_that_cannot_be_had_are_refused() {
+    fn addresses_in_use_are_a_warning_and_malformed_ones_are_refused() {
         let taken = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = taken.local_addr().unwrap().to_string();
-        let message = |address: &str| listen(address).err().unwrap().to_string();
-        assert!(message(&address).starts_with(&format!("{KEY}: cannot listen on {address}: ")));
-        assert!(message("nowhere").starts_with("logger.prometheus_addr: `nowhere` is not an address ("));
+        let mut sink = listen(&address).unwrap();
+        let lacks = sink.lacks().unwrap();
+        assert!(lacks.starts_with(&format!("{KEY}: cannot listen on {address}: ")), "{lacks}");
+        sink.on_record(&record(1, Vec::new())).unwrap();
+        assert_eq!(listening().0.lacks(), None);
+        let message = listen("nowhere").err().unwrap().to_string();
+        assert!(message.starts_with("logger.prometheus_addr: `nowhere` is not an address ("), "{message}");
     }
 }

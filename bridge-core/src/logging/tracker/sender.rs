@@ -61,7 +61,14 @@ impl Tracker {
         service: Box<dyn Service>,
     ) -> io::Result<Self> {
         let place = spool::place(log_dir, name);
-        let mut known = spool::read_known(&place)?;
+        let (mut known, remark) = match spool::read_known(&place) {
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                spool::set_aside(&place)?;
+                let remark = format!("{}: the record of this run is damaged ({error}) and set aside", place.display());
+                (Known::default(), Some(remark))
+            }
+            known => (known?, None),
+        };
         if known.run != run && place.exists() {
             let left = Spool::open(&place)?;
             // What another run in this folder has not sent stays that run's.
@@ -78,6 +85,7 @@ impl Tracker {
         known.sent = spool.start(&known)?;
         spool.write_known(&known)?;
         let shared = Arc::new(Shared::default());
+        shared.state().trouble = remark;
         let (of_thread, items) = (Arc::clone(&shared), Arc::clone(&spool));
         let work = move || Sender { service, spool: items, known, shared: of_thread }.run();
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(work)?;

@@ -1,6 +1,6 @@
 //! The times of ranks in each log interval, fastest and slowest, with a port that switches it (`[straggler]`).
 
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -47,7 +47,9 @@ impl StragglerTimes {
     fn listen(&mut self, run: &RunContext) {
         let port = self.settings.straggler_ctrlr_port as u16;
         let wish = Arc::clone(&self.wish);
-        let server = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).and_then(|listener| {
+        // `finalize` has checked the address.
+        let host = self.settings.straggler_ctrlr_host.parse().unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
+        let server = TcpListener::bind((host, port)).and_then(|listener| {
             Server::start(listener, "straggler port", move |request| match (request.method, request.path) {
                 ("GET" | "POST", "/") => {
                     let was_on = wish.fetch_xor(true, Ordering::Relaxed);
@@ -62,12 +64,12 @@ impl StragglerTimes {
             Ok(server) => {
                 let which = if port == 0 { "a free port" } else { "port" };
                 let port = server.address().port();
-                run.note(&format!(
-                    "a request to {which} {port} of this machine switches the times of ranks on and off"
-                ));
+                run.note(&format!("a request to {which} {port} of {host} switches the times of ranks on and off"));
                 self.server = Some(server);
             }
-            Err(error) => run.warn(&format!("straggler.straggler_ctrlr_port: cannot listen on port {port}: {error}")),
+            Err(error) => {
+                run.warn(&format!("straggler.straggler_ctrlr_port: cannot listen on port {port} of {host}: {error}"))
+            }
         }
     }
 

@@ -16,10 +16,10 @@ use super::report::{EvaluationReport, GlobalState, StepReport};
 use crate::checkpoint::{SaveReport, TrainState};
 use crate::config::{self, RunConfig};
 use crate::logging::numbers::grouped;
-use crate::logging::terminal::coloured_output;
+use crate::logging::terminal::{coloured_output, output_is_terminal, plain_output, printable};
 use crate::logging::{
-    ConsoleSink, Ending, LogFormat, LogLevel, MadeAgain, NoProgress, ProgressMode, ProgressSink, RankLog, RunEnd,
-    RunStart, SaveRecord, SaveStage, Sink, SinkContext, SinkError, Split, Verbosity, open_sinks, timestamp,
+    ConsoleSink, Deferred, Ending, LogFormat, LogLevel, MadeAgain, NoProgress, ProgressMode, ProgressSink, RankLog,
+    RunEnd, RunStart, SaveRecord, SaveStage, Sink, SinkContext, SinkError, Split, Verbosity, open_sinks, timestamp,
 };
 use crate::optim::ModelSize;
 
@@ -54,8 +54,10 @@ struct Outputs {
 
 impl Outputs {
     fn line(&mut self, level: LogLevel, text: &str) {
+        let safe = config::redacted(text);
+        let text = printable(&safe);
         for sink in &mut self.sinks {
-            if let Err(error) = sink.on_line(level, text) {
+            if let Err(error) = sink.on_line(level, &text) {
                 // To tell it would be one more line that cannot be written.
                 let _ = self.failures.count(0, sink.name(), &error);
             }
@@ -197,9 +199,15 @@ impl Reporter {
             flops: counters.floating_point_operations_so_far,
             train_iters: (counters.do_train && counters.step < train_iters).then_some(train_iters),
         };
+        let mut warnings = Vec::new();
         for sink in &mut self.lock().sinks {
-            sink.on_run_start(&start).map_err(|error| TrainError::log(sink.name(), error))?;
+            match sink.on_run_start(&start) {
+                // The sink keeps what it was told: a tracker that is away is no reason not to train.
+                Err(error) if error.is::<Deferred>() => warnings.push(format!("{}: {error}", sink.name())),
+                started => started.map_err(|error| TrainError::log(sink.name(), error))?,
+            }
         }
+        warnings.iter().for_each(|warning| self.warn(warning));
         self.recorder.run_starts(state);
         Ok(())
     }
@@ -273,13 +281,13 @@ impl Reporter {
 
 /// The console of rank 0, and where it shows progress.
 fn open_console(config: &RunConfig, console: Console, verbosity: Verbosity) -> (Arc<dyn ProgressSink>, Box<dyn Sink>) {
-    use std::io::{IsTerminal, sink, stdout};
+    use std::io::sink;
 
-    let short = stdout().is_terminal() && verbosity != Verbosity::Verbose;
+    let short = output_is_terminal() && verbosity != Verbosity::Verbose;
     let (format, output, silent): (_, Box<dyn std::io::Write + Send>, bool) = match console {
-        Console::Human if short => (LogFormat::Short, Box::new(coloured_output()), false),
-        Console::Human => (LogFormat::Human, Box::new(stdout()), false),
-        Console::Json => (LogFormat::Json, Box::new(stdout()), false),
+        Console::Human if short => (LogFormat::Short, coloured_output(), false),
+        Console::Human => (LogFormat::Human, plain_output(), false),
+        Console::Json => (LogFormat::Json, plain_output(), false),
         Console::Silent => (LogFormat::Human, Box::new(sink()), true),
         Console::Writer(output) => (LogFormat::Human, output, true),
     };

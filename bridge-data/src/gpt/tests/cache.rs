@@ -91,6 +91,34 @@ fn caches_without_a_fingerprint_are_checked_in_full() {
     }
 }
 
+/// Checksums of the damaged arrays do not make their numbers right.
+#[test]
+fn wrong_numbers_with_a_right_fingerprint_are_rebuilt() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let recorder = Arc::new(Recorder::default());
+    let ctx = DatasetBuildContext { progress: recorder.clone(), ..context([60, 8, 4]) };
+    let provider = GptDatasetProvider::new(cached_params(folder.path())).expect("valid parameters");
+    let fresh = all_samples(&provider.build(&ctx).expect("buildable"));
+    recorder.take();
+    for name in ["document_index.npy", "-sample_index.npy", "shuffle_index.npy"] {
+        let files = cache_files(folder.path());
+        let found = files.iter().find(|(path, _)| path.to_string_lossy().ends_with(name));
+        let (path, content) = found.expect("cached");
+        let mut wrong = content.clone();
+        let last = wrong.len() - 2;
+        wrong[last] ^= 0x40;
+        std::fs::write(path, &wrong).expect("written");
+        let fingerprint =
+            PathBuf::from(path.to_string_lossy().replace(name.trim_start_matches('-'), "fingerprint.json"));
+        let text = std::fs::read_to_string(&fingerprint).expect("written with the arrays");
+        let sum = |bytes: &[u8]| crate::npy::checksum(bytes).to_string();
+        assert!(text.contains(&sum(content)), "{text}");
+        std::fs::write(&fingerprint, text.replace(&sum(content), &sum(&wrong))).expect("forged");
+        assert_eq!(all_samples(&provider.build(&ctx).expect("buildable")), fresh);
+        assert_eq!(recorder.take().1.len(), 1, "{name}");
+    }
+}
+
 #[test]
 fn changed_data_is_not_served_from_the_cache() {
     let folder = tempfile::tempdir().expect("temporary folder");

@@ -68,6 +68,18 @@ fn an_export_that_cannot_end_leaves_no_model() {
     assert!(error.contains("vocab.json"), "{error}");
     assert!(!folder.path().join("config.json").exists() && HfModel::open(folder.path()).is_err());
     assert!(!names(folder.path()).iter().any(|name| name.starts_with(".tmp-")));
+    // Whatever is left of such a folder, the same export may replace it.
+    for name in names(folder.path()).iter().filter(|name| name.contains("safetensors")) {
+        std::fs::remove_file(folder.path().join(name)).unwrap();
+    }
+    assert!(is_exported(folder.path()));
+    std::fs::remove_dir(folder.path().join("vocab.json")).unwrap();
+    let mut whole =
+        Exporter::new(folder.path(), model.family(), model.config(), &options(&model, &["vocab.json"])).unwrap();
+    fill(&mut whole, &model, model.weight_map().entries().len());
+    whole.finish().unwrap();
+    assert!(HfModel::open(folder.path()).is_ok());
+    assert!(!names(folder.path()).iter().any(|name| name.starts_with('.')), "{:?}", names(folder.path()));
 }
 
 #[test]
