@@ -183,6 +183,9 @@ pub fn run(command: &Command, speech: &Speech) -> Result<u8, Failure> {
             let (path, num_parameters) = match megatron {
                 Some(folder) => {
                     let snapshot = megatron::snapshot(&folder, recipe.as_deref()).map_err(Failure::input)?;
+                    if let Some(remark) = megatron::left_out(&folder, recipe.as_deref()) {
+                        eprintln!("{remark}");
+                    }
                     let count = snapshot.groups.iter().flat_map(|group| &group.tensors).map(num_elements).sum();
                     (write(&snapshot, output)?, count)
                 }

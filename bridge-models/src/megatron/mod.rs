@@ -12,7 +12,7 @@ use std::sync::Arc;
 use bridge_core::checkpoint::{
     CheckpointError, DType, Element, RunFiles, ShardTensor, Snapshot, TensorGroup, TensorStream, TrainState,
 };
-use bridge_core::config::RawConfig;
+use bridge_core::config::{RawConfig, TransformerConfig};
 use bridge_core::train::Weights;
 use bridge_data::outside;
 
@@ -22,6 +22,8 @@ use crate::fingerprint::fingerprint_of;
 
 /// The recipe that Megatron Bridge saves with each checkpoint.
 const RECIPE: &str = "run_config.yaml";
+/// The stored word embedding, whose rows are the padded vocabulary.
+const EMBEDDING: &str = "embedding.word_embeddings.weight";
 /// The pointer to the newest checkpoint of a run.
 const TRACKER: &str = "latest_checkpointed_iteration.txt";
 
@@ -64,7 +66,8 @@ pub enum MegatronError {
 }
 
 /// Checkpoints of Megatron as weights that a run may start from.
-pub(crate) const MEGATRON: Weights = Weights { fingerprint, open, remark: |_| None };
+pub(crate) const MEGATRON: Weights =
+    Weights { fingerprint, open, remark: |path| find(path).and_then(|folder| left_out(&folder, None)) };
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
@@ -130,7 +133,11 @@ impl TensorStream for Parameter {
 pub fn snapshot(path: &Path, recipe: Option<&Path>) -> Result<Snapshot, MegatronError> {
     let path = find(path).unwrap_or_else(|| path.to_owned());
     let folder = Arc::new(Folder::open(&path)?);
-    let raw = model_of(&path, recipe)?;
+    let mut raw = model_of(&path, recipe)?.0;
+    if let Some(embedding) = folder.tensors().get(EMBEDDING) {
+        let rows = embedding.shape.first().copied().unwrap_or_default();
+        fit_vocabulary(&mut raw, rows).map_err(|reason| MegatronError::Recipe { path: path.join(RECIPE), reason })?;
+    }
     let mut tensors = BTreeMap::new();
     for (name, tensor) in folder.tensors().iter().filter(|(name, _)| names::is_of_model(name)) {
         let reason = || format!("{name} has the shape {:?}, which has no room for its layers or experts", tensor.shape);
@@ -155,8 +162,35 @@ pub fn snapshot(path: &Path, recipe: Option<&Path>) -> Result<Snapshot, Megatron
     Ok(Snapshot { run, groups: vec![TensorGroup { name: "model".into(), tensors: tensors.into_values().collect() }] })
 }
 
-/// The recipe whose model the weights are of.
-fn model_of(folder: &Path, recipe: Option<&Path>) -> Result<RawConfig, MegatronError> {
+/// One line about the settings of the saved configuration that an import does not take; `None` if it takes all.
+pub fn left_out(folder: &Path, recipe: Option<&Path>) -> Option<String> {
+    let (raw, mut left) = model_of(folder, recipe).ok()?;
+    left.extend(raw.remarks().iter().cloned());
+    let head = "taken of the saved configuration: what decides the function of the model; not taken:";
+    (!left.is_empty()).then(|| format!("{head} {}", left.join(", ")))
+}
+
+/// Makes the vocabulary that the configuration states agree with the rows of the stored embedding, which tensor-parallel
+/// ranks may have padded.
+fn fit_vocabulary(raw: &mut RawConfig, rows: usize) -> Result<(), String> {
+    let stated = raw.model.vocab_size.unwrap_or(rows);
+    if stated > rows {
+        return Err(format!("model.vocab_size: expected at most {rows}, the rows of {EMBEDDING}, found {stated}"));
+    }
+    let model = &mut raw.model;
+    model.vocab_size = Some(stated);
+    model.should_pad_vocab = stated < rows;
+    let divisor = model.make_vocab_size_divisible_by.max(1);
+    if !model.should_pad_vocab {
+        model.make_vocab_size_divisible_by = TransformerConfig::default().make_vocab_size_divisible_by;
+    } else if stated.next_multiple_of(divisor) != rows {
+        model.make_vocab_size_divisible_by = rows;
+    }
+    Ok(())
+}
+
+/// The recipe whose model the weights are of, and the settings of it that say nothing of the model's function.
+fn model_of(folder: &Path, recipe: Option<&Path>) -> Result<(RawConfig, Vec<String>), MegatronError> {
     let path = match recipe {
         Some(recipe) => recipe.to_owned(),
         None => folder.join(RECIPE),
@@ -165,7 +199,7 @@ fn model_of(folder: &Path, recipe: Option<&Path>) -> Result<RawConfig, MegatronE
         return Err(MegatronError::NoRecipe { path: folder.to_owned() });
     }
     let kinds = crate::registry().kinds();
-    let read = RawConfig::from_file(&path, &[], &kinds);
+    let read = RawConfig::model_from_file(&path, &kinds);
     read.map_err(|errors: bridge_core::config::ConfigErrors| MegatronError::Recipe { path, reason: errors.to_string() })
 }
 

@@ -2,13 +2,15 @@
 //! the experts of a layer (megatron-core, transformer_block.py and moe/experts.py, `sharded_state_dict`).
 
 /// Parts of a tensor's name that are other here: Transformer Engine has the norm in front of a product inside the module of the product.
-const RENAMED: [(&str, &str); 8] = [
+const RENAMED: [(&str, &str); 10] = [
     ("self_attention.linear_qkv.layer_norm_weight", "input_layernorm.weight"),
     ("self_attention.linear_qkv.layer_norm_bias", "input_layernorm.bias"),
     ("self_attention.linear_q_up_proj.layer_norm_weight", "self_attention.q_layernorm.weight"),
     ("self_attention.linear_q_up_proj.layer_norm_bias", "self_attention.q_layernorm.bias"),
     ("self_attention.linear_kv_up_proj.layer_norm_weight", "self_attention.kv_layernorm.weight"),
     ("self_attention.linear_kv_up_proj.layer_norm_bias", "self_attention.kv_layernorm.bias"),
+    ("self_attention.linear_proj.post_layernorm.weight", "post_self_attention_layernorm.weight"),
+    ("mlp.linear_fc2.post_layernorm.weight", "post_mlp_layernorm.weight"),
     ("mlp.linear_fc1.layer_norm_weight", "pre_mlp_layernorm.weight"),
     ("mlp.linear_fc1.layer_norm_bias", "pre_mlp_layernorm.bias"),
 ];
