@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bridge_core::checkpoint::{
-    Checkpoint, CheckpointError, CheckpointStore, LoadRequest, RUN_CONFIG_FILE, Resolution, named,
+    Checkpoint, CheckpointError, CheckpointStore, LoadRequest, RUN_CONFIG_FILE, Resolution, Snapshot, named,
 };
 use bridge_core::config::{Format, RawConfig};
 use bridge_core::logging::terminal::complain;
@@ -19,7 +19,7 @@ use bridge_models::DecoderConfig;
 use bridge_models::adapters::{LowRankAdapter, low_rank_adapter};
 use bridge_models::decoder::build_decoder;
 use bridge_models::decoder::{KIND, MAMBA_KIND, section_of_kind};
-use bridge_models::huggingface::{HfModel, is_companion};
+use bridge_models::huggingface::{HfModel, companion_path, is_companion};
 use bridge_models::registry;
 use burn::tensor::{Device, FloatDType};
 
@@ -371,23 +371,25 @@ fn name_a_folder(error: CheckpointError) -> Failure {
 
 /// The architecture of a checkpoint's model.
 pub fn decoder_config(checkpoint: &Checkpoint) -> Result<DecoderConfig, Failure> {
-    let raw = recipe(checkpoint)?;
+    let shape = &checkpoint.tensor(EMBEDDING).map_err(Failure::input)?.shape;
+    let path = checkpoint.path().join(RUN_CONFIG_FILE);
+    architecture(&recipe(checkpoint)?, shape).map_err(|error| Failure::input(format!("{}: {error}", path.display())))
+}
+
+/// The architecture that a recipe describes, with an embedding of `shape`.
+fn architecture(raw: &RawConfig, shape: &[usize]) -> Result<DecoderConfig, String> {
     let kinds = [KIND, MAMBA_KIND, bridge_models::encoder_decoder::KIND];
     if !kinds.contains(&raw.model.kind.as_str()) {
         let expected = kinds.map(|kind| format!("`{kind}`")).join(" or ");
-        let found = &raw.model.kind;
-        let path = checkpoint.path().display();
-        return Err(Failure::input(format!("{path}: model.kind: expected {expected}, found `{found}`")));
+        return Err(format!("model.kind: expected {expected}, found `{}`", raw.model.kind));
     }
     // Only checked: what is derived follows from the weights, too. By itself the section is refused what its kind alone has, and that is
     // checked where the decoder is made of it.
     if raw.model.kind != bridge_models::encoder_decoder::KIND {
-        raw.model.config.finalize().map_err(|errors| in_run_config(checkpoint, errors))?;
+        raw.model.config.finalize().map_err(|errors| errors.to_string())?;
     }
-    let [rows, _] = checkpoint.tensor(EMBEDDING).map_err(Failure::input)?.shape[..] else {
-        let shape = &checkpoint.tensor(EMBEDDING).map_err(Failure::input)?.shape;
-        let path = checkpoint.path().display();
-        return Err(Failure::input(format!("{path}: `{EMBEDDING}`: expected two dimensions, found {shape:?}")));
+    let [rows, _] = *shape else {
+        return Err(format!("`{EMBEDDING}`: expected two dimensions, found {shape:?}"));
     };
     let mut transformer = section_of_kind(&raw.model.kind, &raw.model.config);
     if raw.model.kind == bridge_models::encoder_decoder::KIND {
@@ -396,7 +398,21 @@ pub fn decoder_config(checkpoint: &Checkpoint) -> Result<DecoderConfig, Failure>
     // If the recipe has no vocabulary size, it was the tokenizer's, padded: read it from the embedding.
     transformer.vocab_size.get_or_insert(rows);
     transformer.should_pad_vocab = false;
-    DecoderConfig::from_transformer(&transformer, rows).map_err(|error| in_run_config(checkpoint, error))
+    DecoderConfig::from_transformer(&transformer, rows).map_err(|error| error.to_string())
+}
+
+/// Checks the recipe of a checkpoint in the making as [`decoder_config`] does that of one that is there: what is imported from `source` can be opened.
+pub fn check_recipe(snapshot: &Snapshot, source: &Path) -> Result<(), Failure> {
+    let wrong = |error: String| {
+        let source = source.display();
+        Failure::input(format!("{source}: the model has no recipe here, because of what its settings become: {error}"))
+    };
+    let raw = RawConfig::from_text(&snapshot.run.run_config, Format::Toml, &[], &registry().kinds());
+    let raw = raw.map_err(|errors| wrong(errors.to_string()))?;
+    let tensors = snapshot.groups.iter().flat_map(|group| &group.tensors);
+    let embedding = tensors.into_iter().find(|tensor| tensor.name == EMBEDDING);
+    let shape = embedding.map(|tensor| tensor.global_shape.clone()).unwrap_or_default();
+    architecture(&raw, &shape).map(drop).map_err(wrong)
 }
 
 /// Checks that the checkpoint has the parameters of `config`, before any is made.
@@ -457,7 +473,8 @@ pub fn copy_tokenizer(checkpoint: &Checkpoint, folder: &Path) -> Result<Vec<Path
     let names: Vec<&str> = checkpoint.file_names().filter(|name| is_companion(name)).collect();
     let mut written = Vec::new();
     for name in names {
-        let path = folder.join(name);
+        let path = folder.join(companion_path(name));
+        path.parent().map_or(Ok(()), std::fs::create_dir_all).map_err(Failure::run)?;
         outside::replace(&path, &checkpoint.file(name).map_err(Failure::input)?)
             .map_err(|error| Failure::run(format!("{}: {error}", path.display())))?;
         written.push(path);

@@ -20,7 +20,7 @@ use super::model_card::{self, Exported};
 use crate::failure::Failure;
 use crate::foreign::open_foreign;
 use crate::generation_settings::{eos_tokens, with_stop_tokens};
-use crate::model_source::{Adapted, Found, find, recipe};
+use crate::model_source::{Adapted, Found, check_recipe, find, recipe};
 use crate::overwrite::Force;
 use crate::speech::Speech;
 
@@ -223,7 +223,8 @@ fn show_parameters(folder: &Path, recipe: Option<&Path>, speech: &Speech) -> Res
 
 /// Prints which parameters a folder's tensors become.
 fn show_map(folder: &Path, speech: &Speech) -> Result<u8, Failure> {
-    let model = open_foreign(folder)?;
+    let model = Arc::new(open_foreign(folder)?);
+    check_recipe(&snapshot(model.clone()).map_err(Failure::input)?, folder)?;
     let stored = |name: &str| model.source().storage(model.name_in_file(name)).unwrap_or_default();
     let entries = model.weight_map().entries();
     let text = || {
@@ -262,6 +263,7 @@ fn show_map(folder: &Path, speech: &Speech) -> Result<u8, Failure> {
 pub fn import(folder: &Path, output: &Path) -> Result<(PathBuf, u64), Failure> {
     let model = Arc::new(open_foreign(folder)?);
     let snapshot = snapshot(model.clone()).map_err(Failure::input)?;
+    check_recipe(&snapshot, folder)?;
     Ok((write(&snapshot, output)?, model.config().num_parameters() as u64))
 }
 

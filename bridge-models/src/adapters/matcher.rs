@@ -11,7 +11,33 @@ use bridge_kernels::{CodeFormat, Quantization};
 
 use super::lora::{Branch, Dropout, DropoutPlace, LowRankAdapter, Method, Targets, short_name};
 use super::parts::Parts;
+use crate::decoder::DecoderConfig;
 use crate::families::FAMILIES;
+
+/// Short names of the layers that adapters target by default.
+const USUAL_TARGETS: [&str; 13] = [
+    "linear_qkv",
+    "linear_q",
+    "linear_kv",
+    "linear_q_proj",
+    "linear_q_down_proj",
+    "linear_q_up_proj",
+    "linear_kv_down_proj",
+    "linear_kv_up_proj",
+    "linear_proj",
+    "linear_fc1",
+    "linear_fc2",
+    "in_proj",
+    "out_proj",
+];
+
+/// Default `target_modules` of a model: its attention, feed-forward and state space layers.
+pub fn usual_targets(config: &DecoderConfig) -> Vec<&'static str> {
+    let table = config.declarations();
+    let weights = table.parameters().iter().filter_map(|declaration| declaration.name.strip_suffix(".weight"));
+    let layers: BTreeSet<&str> = weights.map(short_name).collect();
+    USUAL_TARGETS.into_iter().filter(|name| layers.contains(name)).collect()
+}
 
 /// The adapter that a recipe's `[peft]` asks for, in a decoder whose section is `model`.
 ///

@@ -84,7 +84,7 @@ pub(crate) struct AttentionInput<'a> {
     /// The ranks that share this attention.
     pub regions: &'a Regions,
     /// Rotary tables, for models that have them.
-    pub rotary: Option<LayerTables<'a>>,
+    pub rotary: Option<LayerTables>,
     /// Positions of the tokens.
     pub positions: &'a Positions,
     /// Document of each token, `[b, t]`.
@@ -282,7 +282,7 @@ impl SelfAttention {
             watch: input.largest_score.map(|largest| ScoreWatch { largest, first_query: 0 }),
         };
         let qkv_btf = in_module(OffloadModule::QkvLinear, || self.linear_qkv.forward(x_btc, store));
-        let rotary = input.rotary.filter(|_| self.settings.use_rope);
+        let rotary = input.rotary.as_ref().filter(|_| self.settings.use_rope);
         let rotary = rotary.map(|tables| (tables.of(self.settings.window), input.positions));
         let has_norms = self.q_layernorm.is_some() || self.settings.l2_norm.is_some();
         let is_plain = !has_norms && input.state.is_none() && regions.context().size() == 1;

@@ -184,7 +184,7 @@ impl LatentAttention {
     pub fn forward<'a>(&'a self, x_btc: Remakeable<3>, input: AttentionInput<'a>) -> BlockOutput<'a> {
         let (regions, store) = (input.regions, input.weight_gradients);
         let Settings { heads: h, latent: r, rotated: p, value: v, .. } = self.settings;
-        let rotary = input.rotary.filter(|_| self.settings.use_rope);
+        let rotary = input.rotary.as_ref().filter(|_| self.settings.use_rope);
         let rotary = rotary.map(|tables| (tables.of(self.settings.window).clone(), input.positions.clone()));
         let of_linear = OffloadModule::QkvLinear;
         let down_btf = in_module(of_linear, || self.linear_kv_down_proj.forward(x_btc.clone(), store));

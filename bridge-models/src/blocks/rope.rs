@@ -1,32 +1,69 @@
 //! Rotary position embedding: inverse frequencies, their scaling for longer contexts, and the tables that layers rotate by.
 
+use std::sync::{Arc, Mutex, PoisonError};
+
 use bridge_kernels::rotary::{RotaryPairing, RotaryTable};
 use burn::tensor::Device;
 
 use crate::models::decoder::choices::{RopeScaling, YarnConfig};
 use crate::models::decoder::config::{DecoderConfig, PositionEmbedding, RopeConfig};
 
-/// The tables of a model's positions.
+/// Rotary tables of a model, for the positions that were asked for so far.
 #[derive(Clone, Debug)]
 pub(crate) struct Rotary {
-    table: RotaryTable,
+    table: GrowingTable,
     /// The table of longer sequences, and the length of the longest sequence that is not one, in tokens.
-    long: Option<(usize, RotaryTable)>,
+    long: Option<(usize, GrowingTable)>,
     /// The table of windowed layers, where it is another one.
-    windowed: Option<RotaryTable>,
+    windowed: Option<GrowingTable>,
+}
+
+/// Initial number of positions of a table; fewer if the model has fewer.
+const FIRST_POSITIONS: usize = 1 << 14;
+
+/// Rotary table that is extended when a sequence exceeds it. Each row depends on its position only, so results do not depend on the
+/// table's length.
+#[derive(Clone, Debug)]
+struct GrowingTable {
+    frequencies: Vec<f32>,
+    factor: f32,
+    pairing: RotaryPairing,
+    /// Position limit of the model.
+    most: usize,
+    device: Device,
+    table: Arc<Mutex<RotaryTable>>,
+}
+
+impl GrowingTable {
+    fn new(frequencies: Vec<f32>, factor: f32, pairing: RotaryPairing, (most, device): (usize, &Device)) -> Self {
+        let first = RotaryTable::new(&frequencies, most.min(FIRST_POSITIONS), pairing, device).scaled(factor);
+        let table = Arc::new(Mutex::new(first));
+        Self { frequencies, factor, pairing, most, device: device.clone(), table }
+    }
+
+    /// The table, with at least `length` positions if the model has as many.
+    fn of_length(&self, length: usize) -> RotaryTable {
+        let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        let needed = length.min(self.most);
+        if table.length() < needed {
+            let rows = needed.next_power_of_two().min(self.most);
+            *table = RotaryTable::new(&self.frequencies, rows, self.pairing, &self.device).scaled(self.factor);
+        }
+        table.clone()
+    }
 }
 
 /// The tables that the layers of a model rotate by.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct LayerTables<'a> {
-    usual: &'a RotaryTable,
-    windowed: Option<&'a RotaryTable>,
+#[derive(Clone, Debug)]
+pub(crate) struct LayerTables {
+    usual: RotaryTable,
+    windowed: Option<RotaryTable>,
 }
 
-impl<'a> LayerTables<'a> {
+impl LayerTables {
     /// The table of a layer with this window.
-    pub fn of(self, window: Option<usize>) -> &'a RotaryTable {
-        self.windowed.filter(|_| window.is_some()).unwrap_or(self.usual)
+    pub fn of(&self, window: Option<usize>) -> &RotaryTable {
+        self.windowed.as_ref().filter(|_| window.is_some()).unwrap_or(&self.usual)
     }
 }
 
@@ -41,18 +78,19 @@ impl Rotary {
         }
     }
 
-    /// Tables for heads of `head_size` elements and positions `0..length`.
+    /// Tables for heads of `head_size` elements and positions `0..length`, of which those behind the first [`FIRST_POSITIONS`] are made when a
+    /// sequence has them.
     pub fn new(rope: &RopeConfig, head_size: usize, length: usize, device: &Device) -> Self {
         let device = device.clone().without_autodiff();
         let pairing = if rope.interleaved { RotaryPairing::Interleaved } else { RotaryPairing::Halves };
         let factor = rope.attention_factor() as f32;
         let table = |sequences, length| {
-            let frequencies = inverse_frequencies(rope, head_size, sequences);
-            RotaryTable::new(&frequencies, length, pairing, &device).scaled(factor)
+            GrowingTable::new(inverse_frequencies(rope, head_size, sequences), factor, pairing, (length, &device))
         };
         let windowed = rope.windowed_base.map(|base| {
             let rope = RopeConfig { base, scaling: None, ..rope.clone() };
-            RotaryTable::new(&inverse_frequencies(&rope, head_size, Sequences::Short), length, pairing, &device)
+            let frequencies = inverse_frequencies(&rope, head_size, Sequences::Short);
+            GrowingTable::new(frequencies, 1.0, pairing, (length, &device))
         });
         match rope.short_length() {
             Some(short) if short < length => {
@@ -64,14 +102,14 @@ impl Rotary {
     }
 
     /// The tables of sequences of `length` tokens, those before the first one of a batch counted too.
-    pub fn tables(&self, length: usize) -> LayerTables<'_> {
-        LayerTables { usual: self.table(length), windowed: self.windowed.as_ref() }
+    pub fn tables(&self, length: usize) -> LayerTables {
+        LayerTables { usual: self.table(length), windowed: self.windowed.as_ref().map(|table| table.of_length(length)) }
     }
 
-    fn table(&self, length: usize) -> &RotaryTable {
+    fn table(&self, length: usize) -> RotaryTable {
         match &self.long {
-            Some((short, table)) if length > *short => table,
-            Some(_) | None => &self.table,
+            Some((short, table)) if length > *short => table.of_length(length),
+            Some(_) | None => self.table.of_length(length),
         }
     }
 
@@ -238,6 +276,25 @@ mod tests {
         assert_eq!(values(both.tables(9).of(Some(3))), values(local.tables(9).of(None)));
         assert_eq!(values(both.tables(9).of(None)), values(usual.tables(9).of(Some(3))));
         assert_ne!(values(both.tables(9).of(None)), values(both.tables(9).of(Some(3))));
+    }
+
+    #[test]
+    fn tables_grow_with_sequences_and_rows_stay() {
+        let rotary = Rotary::new(&plain(), 4, 1 << 40, &Device::flex());
+        let rows = |rotary: &Rotary, length: usize, position: usize| -> Vec<f32> {
+            let q_bthd = burn::tensor::Tensor::ones([1, 1, 1, 4], &Device::flex());
+            let positions = bridge_kernels::rotary::Positions::From(position);
+            bridge_kernels::apply_rotary(q_bthd, &rotary.table(length), &positions).into_data().try_into_vec().unwrap()
+        };
+        assert_eq!(rotary.table(7).length(), FIRST_POSITIONS);
+        let before = rows(&rotary, 7, 5);
+        assert_eq!(rotary.table(FIRST_POSITIONS + 1).length(), 2 * FIRST_POSITIONS);
+        assert_eq!(rows(&rotary, 7, 5), before);
+        // No more than the model has, and the same as a table of that length.
+        let most = FIRST_POSITIONS + 3;
+        let short = Rotary::new(&plain(), 4, most, &Device::flex());
+        assert_eq!(rows(&short, most, most - 1), rows(&rotary, most, most - 1));
+        assert_eq!(short.table(most).length(), most);
     }
 
     #[test]

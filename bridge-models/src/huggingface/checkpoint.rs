@@ -98,36 +98,61 @@ struct Index {
 const MOST_NAME_BYTES: usize = 1024;
 pub(super) const INDEX: &str = "model.safetensors.index.json";
 pub(super) const SINGLE: &str = "model.safetensors";
-/// What PyTorch's own files of weights are called, whole and in shards.
+/// Files of weights that are not read, by their beginning and end, with what to do.
+const NOT_READ: [(&str, &str, &str); 7] = [
+    ("adapter_model", "", "it is an adapter: name its base, and this folder by --adapter"),
+    (
+        "consolidated",
+        "",
+        "it has the names of another program: convert the folder to transformers' form, or fetch the files model*.safetensors of the model",
+    ),
+    ("pytorch_model", "", RESAVE),
+    (
+        "",
+        ".safetensors.index.json",
+        "call it model.safetensors.index.json, or name it by transformers_weights in config.json",
+    ),
+    ("", ".safetensors", "call it model.safetensors, or give shards their model.safetensors.index.json"),
+    ("", ".bin", RESAVE),
+    ("", ".pth", RESAVE),
+];
+const RESAVE: &str =
+    "such a file is a program, which is not run: write the folder anew by transformers, model.save_pretrained(FOLDER)";
+/// PyTorch's own files of weights, whole and in shards.
 const PICKLED: [&str; 2] = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
 
 impl HfCheckpoint {
-    /// Maps the files of `folder`: those of `model.safetensors.index.json` if it is there, else `model.safetensors`.
+    /// Maps the files of `folder` as transformers chooses them: `model.safetensors`, or else the files that `model.safetensors.index.json` names,
+    /// each as a whole, whatever the index says of its tensors.
     ///
     /// # Errors
-    /// If a file is missing or damaged, or a tensor is not in the file the index names.
+    /// If a file is missing or damaged.
     pub fn open(folder: &Path) -> Result<Self, HfError> {
-        let index_path = folder.join(INDEX);
-        if !index_path.exists() {
-            let single = folder.join(SINGLE);
-            if !single.exists() && PICKLED.iter().any(|name| folder.join(name).exists()) {
-                return Err(HfError::Pickled { path: folder.to_owned() });
-            }
-            return Self::open_files(folder, &[single]);
+        Self::open_named(folder, None)
+    }
+
+    /// [`Self::open`], but of the file or index `name`, where `config.json` names one.
+    ///
+    /// # Errors
+    /// If a file is missing or damaged.
+    pub(super) fn open_named(folder: &Path, name: Option<&str>) -> Result<Self, HfError> {
+        let path = match name {
+            Some(name) => outside::named(folder, name).map_err(|source| io(&folder.join("config.json"), source))?,
+            None => [SINGLE, INDEX]
+                .map(|name| folder.join(name))
+                .into_iter()
+                .find(|path| path.is_file())
+                .map_or_else(|| not_read(folder).map_or(Ok(folder.join(SINGLE)), Err), Ok)?,
+        };
+        if path.extension().is_none_or(|extension| extension != "json") {
+            return Self::open_files(folder, &[path]);
         }
-        let text = outside::read_text(&index_path, outside::TABLE_BYTES).map_err(|source| io(&index_path, source))?;
+        let text = outside::read_text(&path, outside::TABLE_BYTES).map_err(|source| io(&path, source))?;
         let index: Index =
-            serde_json::from_str(&text).map_err(|source| HfError::Json { path: index_path.clone(), source })?;
+            serde_json::from_str(&text).map_err(|source| HfError::Json { path: path.clone(), source })?;
         let names: BTreeSet<&String> = index.weight_map.values().collect();
         let paths = names.iter().map(|name| outside::named(folder, name)).collect::<Result<Vec<_>, _>>();
-        let paths = paths.map_err(|source| io(&index_path, source))?;
-        let checkpoint = Self::open_files(folder, &paths)?;
-        let place_of = |name: &str| checkpoint.tensors.get(name).map(|entry| &checkpoint.paths[entry.file]);
-        let misplaced = |(name, file): &(&String, &String)| place_of(name) != Some(&folder.join(file));
-        match index.weight_map.iter().find(misplaced) {
-            None => Ok(checkpoint),
-            Some((name, file)) => Err(HfError::NoTensor { path: folder.join(file), name: name.clone() }),
-        }
+        Self::open_files(folder, &paths.map_err(|source| io(&path, source))?)
     }
 
     /// Maps one file.
@@ -165,10 +190,17 @@ impl HfCheckpoint {
                     bytes: start + from..start + to,
                     encoding: Encoding::Plain,
                 };
-                if let Some(earlier) = checkpoint.tensors.insert(name.clone(), entry) {
-                    let first = checkpoint.paths[earlier.file].clone();
-                    return Err(HfError::Twice { path: path.clone(), name, first });
+                if let Some(earlier) = checkpoint.tensors.get(&name) {
+                    // The values that are there twice are read once.
+                    let is_same = (earlier.dtype, &earlier.shape) == (entry.dtype, &entry.shape)
+                        && checkpoint.files[earlier.file][earlier.bytes.clone()] == map[entry.bytes.clone()];
+                    if !is_same {
+                        let first = checkpoint.paths[earlier.file].clone();
+                        return Err(HfError::Twice { path: path.clone(), name, first });
+                    }
+                    continue;
                 }
+                checkpoint.tensors.insert(name, entry);
             }
             checkpoint.files.push(map);
             checkpoint.paths.push(path.clone());
@@ -203,6 +235,19 @@ impl HfCheckpoint {
         };
         let companion = format!("{name}_scale_inv");
         let grid = [outer, &[rows.div_ceil(block[0]), columns.div_ceil(block[1])]].concat();
+        // A scale for the whole of a matrix may have any number of dimensions of one.
+        let stored = self.tensors.get(&companion).map(|entry| entry.shape.clone());
+        let beside_ones = |shape: &[usize]| shape.iter().copied().filter(|size| *size != 1).collect::<Vec<_>>();
+        let (grid, block) = match stored {
+            Some(stored) if stored != grid && beside_ones(&stored) == beside_ones(outer) => {
+                (stored, [(*rows).max(1), (*columns).max(1)])
+            }
+            Some(_) | None => (grid, block),
+        };
+        // What activations would be divided by says nothing of the weights.
+        if let Some(module) = name.strip_suffix("weight") {
+            self.tensors.remove(&format!("{module}activation_scale"));
+        }
         let scales = self.take(&companion, &grid)?;
         if encoding::float_size(scales.dtype).is_none() {
             return Err(self.wrong_dtype(&scales, &companion, encoding::FLOATS, scales.dtype));
@@ -403,6 +448,25 @@ impl HfCheckpoint {
 
 fn elements<const N: usize, T>(bytes: &[u8], convert: impl Fn([u8; N]) -> T) -> Vec<T> {
     bytes.as_chunks::<N>().0.iter().map(|chunk| convert(*chunk)).collect()
+}
+
+/// The error about weights of `folder` that are in other files than those that are read, if there are any.
+fn not_read(folder: &Path) -> Option<HfError> {
+    if PICKLED.iter().any(|name| folder.join(name).exists()) {
+        return Some(HfError::Pickled { path: folder.to_owned() });
+    }
+    let entries = std::fs::read_dir(folder).ok()?.flatten();
+    let mut names: Vec<String> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    let of = |(begin, end, remedy): &(&str, &str, &'static str)| {
+        let is_of_weights = |name: &&String| {
+            let ends = [".safetensors", ".safetensors.index.json", ".bin", ".pth", ".pt"];
+            name.starts_with(begin) && name.ends_with(end) && ends.iter().any(|end| name.ends_with(end))
+        };
+        names.iter().find(is_of_weights).map(|name| (name.clone(), *remedy))
+    };
+    let (found, remedy) = NOT_READ.iter().find_map(of)?;
+    Some(HfError::OtherWeights { path: folder.to_owned(), expected: SINGLE, found, remedy })
 }
 
 pub(super) fn io(path: &Path, source: std::io::Error) -> HfError {

@@ -28,8 +28,12 @@ pub(super) struct Described {
 /// If it is missing or damaged, or describes what is not known here.
 pub(super) fn read_folder(folder: &Path) -> Result<Described, HfError> {
     let settings = read_settings(folder)?;
+    let settings = family(&Fields::new(&settings))?.with_own_keys(settings)?;
     let asked = Asked::default();
-    let architecture = Architecture::new(&Fields::watched(&settings, &asked))?;
+    let architecture = Architecture::new(&Fields::watched(&settings, &asked)).map_err(|error| match error {
+        HfError::Model(source) => HfError::Described { path: folder.join("config.json"), source },
+        other => other,
+    })?;
     let unread = unread(&settings, &asked.into_inner());
     Ok(Described { settings, architecture, unread })
 }
@@ -60,6 +64,8 @@ pub(super) struct Architecture {
     pub config: DecoderConfig,
     pub eos_token_ids: Vec<i64>,
     pub quantization: Quantization,
+    /// File of the weights, if `transformers_weights` names one.
+    pub weights: Option<String>,
 }
 
 impl Architecture {
@@ -67,12 +73,16 @@ impl Architecture {
         let family = family(fields)?;
         let config = family.decoder_config(fields)?;
         config.validate()?;
+        // transformers uses bidirectional attention in any family if this is false or null.
+        fields.only("is_causal", &Value::Bool(true))?;
         let eos_token_ids = match fields.get("eos_token_id") {
-            Some(Value::Array(ids)) => ids.iter().map(|id| token_id(fields, id)).collect::<Result<_, _>>()?,
+            Some(Value::Array(ids)) => ids.iter().map(|id| token_id(fields, id)).collect::<Result<Vec<_>, _>>()?,
             Some(id) => vec![token_id(fields, id)?],
             None => Vec::new(),
         };
-        Ok(Self { family, config, eos_token_ids, quantization: quantization(fields)? })
+        let eos_token_ids = eos_token_ids.into_iter().flatten().collect();
+        let weights = fields.string("transformers_weights")?.map(str::to_owned);
+        Ok(Self { family, config, eos_token_ids, quantization: quantization(fields)?, weights })
     }
 }
 
@@ -119,8 +129,10 @@ fn quantization(fields: &Fields) -> Result<Quantization, HfError> {
         Some("mxfp4") => Ok(Quantization::Mxfp4),
         Some("fp8") => {
             let expected = "two integers of at least 1: rows and columns of a block";
+            // Null is one block for a whole matrix.
+            let absent = if table.has("weight_block_size") { [usize::MAX; 2] } else { [128, 128] };
             let block = table.get("weight_block_size").map_or_else(
-                || Ok([128, 128]),
+                || Ok(absent),
                 |value| {
                     let sizes = value.as_array().map(|sizes| sizes.iter().map(Value::as_u64).collect::<Vec<_>>());
                     match sizes.as_deref() {
@@ -138,8 +150,10 @@ fn quantization(fields: &Fields) -> Result<Quantization, HfError> {
     }
 }
 
-/// A token that ends a text. It may be outside the vocabulary, as that of small models often is: no text ends with it then.
-fn token_id(fields: &Fields, id: &Value) -> Result<i64, HfError> {
-    let known = id.as_i64().filter(|id| (0..=i64::from(u32::MAX)).contains(id));
-    known.ok_or_else(|| fields.error("eos_token_id", &id.to_string(), "a token id, or a list of them"))
+/// A token that ends a text. It may be outside the vocabulary, as that of small models often is: no text ends with it then. A negative number is
+/// none.
+fn token_id(fields: &Fields, id: &Value) -> Result<Option<i64>, HfError> {
+    let known = id.as_i64().filter(|id| *id <= i64::from(u32::MAX));
+    let known = known.ok_or_else(|| fields.error("eos_token_id", &id.to_string(), "a token id, or a list of them"))?;
+    Ok(Some(known).filter(|id| *id >= 0))
 }

@@ -59,6 +59,53 @@ pub enum HfError {
         /// The folder.
         path: PathBuf,
     },
+    /// The weights are in files of another kind or under another name.
+    #[error("{path}: expected {expected}, found {found}: {remedy}")]
+    OtherWeights {
+        /// The folder.
+        path: PathBuf,
+        /// The name of the file that is read.
+        expected: &'static str,
+        /// The file that is there.
+        found: String,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// An adapter lies beside the weights of a base: transformers applies it to the base that its settings name.
+    #[error(
+        "{path}: an adapter beside the weights of a model: transformers loads the adapter with the base that base_model_name_or_path names, \
+         Bridge one of the two: move adapter_config.json and adapter_model.* to a folder of their own, and name that by --adapter"
+    )]
+    AdapterBeside {
+        /// The settings of the adapter.
+        path: PathBuf,
+    },
+    /// `config.json` describes a model that cannot be computed.
+    #[error("{path}: {source}")]
+    Described {
+        /// The file.
+        path: PathBuf,
+        /// Why not, by the setting of a recipe.
+        source: ModelBuildError,
+    },
+    /// The names of the tensors have something before or in them that a wrapper of the model has left.
+    #[error(
+        "{path}: the names of {count} tensors have `{inserted}`, such as `{example}`, expected `{expected}`: {remedy}"
+    )]
+    Wrapped {
+        /// The folder.
+        path: PathBuf,
+        /// How many have it.
+        count: usize,
+        /// What the names have too much.
+        inserted: String,
+        /// One of the names.
+        example: String,
+        /// The name that is meant.
+        expected: String,
+        /// What to do.
+        remedy: &'static str,
+    },
     /// A tensor is in none of the files that should have it.
     #[error("{path}: there is no tensor `{name}`")]
     NoTensor {
@@ -68,7 +115,7 @@ pub enum HfError {
         name: String,
     },
     /// A tensor is in two of the files, so that it is not known which one is meant.
-    #[error("{path}: the tensor `{name}` is in {} too: expected it once", .first.display())]
+    #[error("{path}: the tensor `{name}` is in {} too, with other values: expected it once", .first.display())]
     Twice {
         /// The second file.
         path: PathBuf,
@@ -196,11 +243,11 @@ pub enum TensorProblem {
         /// The file's shape.
         found: Vec<usize>,
     },
-    /// Output and input embedding are tied, but the files have different values for them.
+    /// The model has one table under two names, but the files have different values for them.
     NotTied {
-        /// The output's name.
+        /// The name of the copy, such as that of a tied output.
         name: String,
-        /// The input embedding's name.
+        /// The name of the table.
         expected: String,
     },
 }
@@ -216,7 +263,11 @@ impl fmt::Display for TensorProblem {
                 write!(f, "`{name}`: expected shape {expected:?}, found {found:?}")
             }
             Self::NotTied { name, expected } => {
-                write!(f, "`{name}`: expected the values of `{expected}` (tie_word_embeddings is true), found others")
+                write!(
+                    f,
+                    "`{name}`: expected the values of `{expected}`, because the model has one table for both (tie_word_embeddings \
+                     is true, or the family shares it always), found others"
+                )
             }
         }
     }
@@ -227,10 +278,14 @@ fn lines(items: &[impl fmt::Display]) -> String {
     items.iter().map(|item| format!("\n  {item}")).collect()
 }
 
-/// The first problems, one a line.
+/// The first problems, one a line: of tensors that are missing at most half where there are others, which say what is there instead.
 fn list(problems: &[TensorProblem]) -> String {
     const SHOWN: usize = 20;
-    let mut text = lines(&problems[..problems.len().min(SHOWN)]);
+    let (missing, others): (Vec<_>, Vec<_>) =
+        problems.iter().partition(|problem| matches!(problem, TensorProblem::Missing { .. }));
+    let of_others = others.len().min(SHOWN - missing.len().min(SHOWN / 2));
+    let shown: Vec<_> = missing.iter().take(SHOWN - of_others).chain(others.iter().take(of_others)).collect();
+    let mut text = lines(&shown);
     if problems.len() > SHOWN {
         text += &format!("\n  and {} more", problems.len() - SHOWN);
     }

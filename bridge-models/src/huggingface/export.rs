@@ -22,8 +22,10 @@ use crate::decoder::{DecoderConfig, PositionEmbedding};
 
 /// The file of the architecture.
 const CONFIG: &str = "config.json";
-/// Rows and columns that share a scale where weights are written in 8 bits.
-const F8_BLOCK: [usize; 2] = [128, 128];
+/// Most rows and columns that share a scale where weights are written in 8 bits.
+const F8_BLOCK: usize = 128;
+/// Smallest side of a block; the scales of smaller blocks would take as much space as the values.
+const LEAST_F8_BLOCK: usize = 4;
 
 /// The dtype that weights are written in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,7 +37,8 @@ pub enum StorageDtype {
     F16,
     /// 16-bit brain float.
     Bf16,
-    /// 8-bit float (E4M3) with a scale for each block of 128 x 128, for the matrices of linear layers; the rest is written as [`Self::Bf16`].
+    /// 8-bit float (E4M3) with a scale for each block of 128 x 128, or of fewer rows or columns where these do not divide the matrices, for those of
+    /// linear layers; the rest is written as [`Self::Bf16`].
     F8,
 }
 
@@ -104,6 +107,8 @@ pub struct Exporter {
     map: WeightMap,
     /// How each tensor is stored.
     storages: HashMap<String, StorageDtype>,
+    /// Rows and columns that share a scale in 8 bits.
+    block: [usize; 2],
     staged: Staged,
     /// Names of the parameters that were added.
     added: HashSet<String>,
@@ -121,10 +126,14 @@ impl Exporter {
         config: &DecoderConfig,
         options: &ExportOptions,
     ) -> Result<Self, HfError> {
-        let settings = config_json(family, config, options)?;
+        let mut settings = config_json(family, config, options)?;
         let map = WeightMap::new(family, config, options.experts)?;
         let storages = storages(config, &map, options.dtype);
-        let (layouts, index) = layouts(&map, &storages, options.max_shard_bytes)?;
+        let block = f8_block(family, &map, &storages)?;
+        if options.dtype == StorageDtype::F8 {
+            settings.insert("quantization_config".into(), quantization_config(&map, &storages, block));
+        }
+        let (layouts, index) = layouts(&map, (&storages, block), options.max_shard_bytes)?;
         let mut staged = Staged::create(folder, layouts)?;
         if let Some(index) = index {
             staged.add(INDEX, &to_json(INDEX, &index)?)?;
@@ -133,7 +142,7 @@ impl Exporter {
             staged.add(name, content)?;
         }
         staged.add(CONFIG, &to_json(CONFIG, &Value::Object(settings))?)?;
-        Ok(Self { map, storages, staged, added: HashSet::new(), failure: None })
+        Ok(Self { map, storages, block, staged, added: HashSet::new(), failure: None })
     }
 
     /// Adds a whole parameter, row-major. What is wrong with it is an error of [`Self::finish`].
@@ -158,12 +167,13 @@ impl Exporter {
             let dtype = self.storages[&place.name];
             let index = place.part.map_or(0, |part| part.index);
             let names = || std::iter::once(&place.name).chain(&entry.copies);
-            let stored_as: Vec<_> = names().map(|name| stored_as(name, &place.shape, dtype)).collect();
+            let stored_as: Vec<_> = names().map(|name| stored_as(name, &place.shape, (dtype, self.block))).collect();
             let mut places: Vec<usize> = stored_as[0].iter().map(|stored| index * num_bytes(stored)).collect();
             let row: usize = place.shape[1..].iter().product();
-            for elements in entry.stored_blocks(number, F8_BLOCK[0]) {
+            for elements in entry.stored_blocks(number, self.block[0]) {
                 let values = entry.stored(number, elements, read)?;
-                for (part, (at, bytes)) in places.iter_mut().zip(encode(&values, row, dtype)).enumerate() {
+                for (part, (at, bytes)) in places.iter_mut().zip(encode(&values, row, (dtype, self.block))).enumerate()
+                {
                     stored_as.iter().try_for_each(|stored| self.staged.fill(&stored[part].0, *at, &bytes))?;
                     *at += bytes.len();
                 }
@@ -196,10 +206,9 @@ fn config_json(
     let original =
         options.original.as_ref().filter(|original| original.get("model_type") == Some(&json!(family.model_type())));
     let mut settings = settings_over(family, config, original)?;
-    settings.remove("quantization_config");
-    if options.dtype == StorageDtype::F8 {
-        let table = json!({ "quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": F8_BLOCK });
-        settings.insert("quantization_config".into(), table);
+    // These keys describe files of the original folder, which are not copied.
+    for key in ["quantization_config", "auto_map", "transformers_weights"] {
+        settings.remove(key);
     }
     let dtype = match options.dtype {
         StorageDtype::F32 => "float32",
@@ -220,9 +229,14 @@ fn config_json(
     if settings.contains_key("dtype") {
         settings.insert("dtype".into(), json!(dtype));
     }
+    let known = |key: &str| original.and_then(|original| original.get(key)).filter(|value: &&Value| !value.is_null());
+    // If the key is absent, transformers uses the default of the class, which may lie beyond the vocabulary and then fails.
+    let padding = known("pad_token_id").and_then(Value::as_u64).filter(|id| (*id as usize) < config.vocab_size);
+    let padding = padding.or_else(|| config.encoder.map(|encoder| encoder.start_token as u64));
+    settings.insert("pad_token_id".into(), json!(padding));
     for (key, value) in [("bos_token_id", json!(options.bos_token_id)), ("eos_token_id", eos)] {
-        let has = original.and_then(|original| original.get(key)).is_some_and(|value| !value.is_null());
-        if !has {
+        let is_negative = |id: &Value| id.as_i64().is_some_and(|id| id < 0);
+        if known(key).is_none_or(is_negative) {
             settings.insert(key.to_owned(), value);
         }
     }
@@ -236,16 +250,16 @@ fn settings_over(
     config: &DecoderConfig,
     original: Option<&Map<String, Value>>,
 ) -> Result<Map<String, Value>, HfError> {
-    let Some(original) = original else {
+    let Some(original) = original.map(|original| family.with_own_keys(original.clone())).transpose()? else {
         return family.settings(config);
     };
     let mut config = config.clone();
-    let positions = family.decoder_config(&Fields::new(original)).map_or(0, |before| before.max_position_embeddings);
+    let positions = family.decoder_config(&Fields::new(&original)).map_or(0, |before| before.max_position_embeddings);
     if config.position_embedding != PositionEmbedding::LearnedAbsolute {
         config.max_position_embeddings = config.max_position_embeddings.max(positions);
     }
     let settings = family.settings(&config)?;
-    let mut whole = original.clone();
+    let mut whole = original;
     whole.extend(settings.clone());
     // A key that the family reads and does not write would say something else of another model.
     let reads = |settings: &Map<String, Value>| family.decoder_config(&Fields::new(settings)).ok();
@@ -302,14 +316,50 @@ fn storages(config: &DecoderConfig, map: &WeightMap, dtype: StorageDtype) -> Has
         .collect()
 }
 
+/// Largest block size that divides all 8-bit matrices; transformers dequantizes only such blocks.
+fn f8_block(family: &Family, map: &WeightMap, storages: &HashMap<String, StorageDtype>) -> Result<[usize; 2], HfError> {
+    let mut block = [F8_BLOCK; 2];
+    let stored = map.entries().iter().flat_map(|entry| &entry.tensors);
+    for tensor in stored.filter(|tensor| storages[&tensor.name] == StorageDtype::F8) {
+        let [.., rows, columns] = tensor.shape[..] else { unreachable!("only matrices are in 8 bits") };
+        for (block, size) in block.iter_mut().zip([rows, columns]) {
+            *block = (1..=*block)
+                .rev()
+                .find(|divisor| size.is_multiple_of(*divisor) && F8_BLOCK.is_multiple_of(*divisor))
+                .unwrap_or(1);
+        }
+        if block.iter().any(|size| *size < LEAST_F8_BLOCK) {
+            let (key, found) = (tensor.name.clone(), format!("shape {:?}", tensor.shape));
+            let expected =
+                format!("rows and columns in multiples of {LEAST_F8_BLOCK} or more for 8 bits: write f32, f16 or bf16");
+            return Err(family.cannot_hold(key, found, expected));
+        }
+    }
+    Ok(block)
+}
+
+/// Builds `quantization_config`, which lists the linear layers that are not in 8 bits.
+fn quantization_config(map: &WeightMap, storages: &HashMap<String, StorageDtype>, block: [usize; 2]) -> Value {
+    let of_layers = map.entries().iter().filter(|entry| !entry.parameter.starts_with("embedding."));
+    let matrices = of_layers.flat_map(|entry| &entry.tensors).filter(|tensor| tensor.shape.len() == 2);
+    let others = matrices.filter(|tensor| storages[&tensor.name] != StorageDtype::F8);
+    let modules: Vec<&str> = others.filter_map(|tensor| tensor.name.strip_suffix(".weight")).collect();
+    json!({
+        "quant_method": "fp8",
+        "activation_scheme": "dynamic",
+        "weight_block_size": block,
+        "modules_to_not_convert": modules,
+    })
+}
+
 /// Rows of a tensor, of `width` elements each, as they are stored: the bytes for each of the tensors that [`stored_as`] says.
-fn encode(values: &[f32], width: usize, dtype: StorageDtype) -> Vec<Vec<u8>> {
+fn encode(values: &[f32], width: usize, (dtype, block): (StorageDtype, [usize; 2])) -> Vec<Vec<u8>> {
     match dtype {
         StorageDtype::F32 => vec![values.iter().flat_map(|v| v.to_le_bytes()).collect()],
         StorageDtype::F16 => vec![values.iter().flat_map(|v| half::f16::from_f32(*v).to_le_bytes()).collect()],
         StorageDtype::Bf16 => vec![values.iter().flat_map(|v| half::bf16::from_f32(*v).to_le_bytes()).collect()],
         StorageDtype::F8 => {
-            let (bytes, scales) = to_scaled_e4m3(values, width, F8_BLOCK);
+            let (bytes, scales) = to_scaled_e4m3(values, width, block);
             vec![bytes, scales.iter().flat_map(|v| v.to_le_bytes()).collect()]
         }
     }
@@ -320,15 +370,19 @@ fn scales_of(name: &str) -> String {
 }
 
 /// Name, dtype and shape of the tensors that one is stored as.
-fn stored_as(name: &str, shape: &[usize], dtype: StorageDtype) -> Vec<(String, Dtype, Vec<usize>)> {
+fn stored_as(
+    name: &str,
+    shape: &[usize],
+    (dtype, block): (StorageDtype, [usize; 2]),
+) -> Vec<(String, Dtype, Vec<usize>)> {
     let as_it_is = |dtype: Dtype| (name.to_owned(), dtype, shape.to_vec());
     match dtype {
         StorageDtype::F32 => vec![as_it_is(Dtype::F32)],
         StorageDtype::F16 => vec![as_it_is(Dtype::F16)],
         StorageDtype::Bf16 => vec![as_it_is(Dtype::BF16)],
         StorageDtype::F8 => {
-            let (outer, matrix) = shape.split_at(shape.len() - F8_BLOCK.len());
-            let grid = matrix.iter().zip(F8_BLOCK).map(|(size, block)| size.div_ceil(block));
+            let (outer, matrix) = shape.split_at(shape.len() - block.len());
+            let grid = matrix.iter().zip(block).map(|(size, block)| size.div_ceil(block));
             let grid = outer.iter().copied().chain(grid).collect();
             vec![as_it_is(Dtype::F8_E4M3), (scales_of(name), Dtype::F32, grid)]
         }
@@ -342,14 +396,15 @@ fn num_bytes((_, dtype, shape): &(String, Dtype, Vec<usize>)) -> usize {
 /// The files, one or as many as the limit asks for, and their index where they are several.
 fn layouts(
     map: &WeightMap,
-    storages: &HashMap<String, StorageDtype>,
+    (storages, block): (&HashMap<String, StorageDtype>, [usize; 2]),
     max_bytes: usize,
 ) -> Result<(Vec<FileLayout>, Option<Value>), HfError> {
     let mut stored: Vec<(String, Dtype, Vec<usize>)> = Vec::new();
     for entry in map.entries() {
         for tensor in &entry.tensors {
             let names = std::iter::once(&tensor.name).chain(&entry.copies);
-            stored.extend(names.flat_map(|name| stored_as(name, &tensor.whole_shape(), storages[&tensor.name])));
+            stored
+                .extend(names.flat_map(|name| stored_as(name, &tensor.whole_shape(), (storages[&tensor.name], block))));
         }
     }
     stored.sort();

@@ -26,6 +26,10 @@ pub struct Family {
     pub(crate) buffers: &'static [&'static str],
     /// Parts of names in files, and what the modules of transformers 5 have for them (its `conversion_mapping.py`).
     pub(crate) module_names: &'static [(&'static str, &'static str)],
+    /// Prefixes of tensor names that transformers ignores in this family.
+    pub(crate) dropped: &'static [&'static str],
+    /// Alternative spellings of keys (`attribute_map` of the configuration's class), each with the family's own key.
+    pub(crate) aliases: &'static [(&'static str, &'static str)],
 }
 
 impl PartialEq for Family {
@@ -44,6 +48,25 @@ impl Family {
     /// `model_type` in `config.json`.
     pub fn model_type(&self) -> &'static str {
         self.model_type
+    }
+
+    /// Replaces alternative spellings of keys in a `config.json` by the family's own.
+    ///
+    /// # Errors
+    /// If both are there with different values.
+    pub(crate) fn with_own_keys(&self, mut settings: Map<String, Value>) -> Result<Map<String, Value>, HfError> {
+        for (alias, key) in self.aliases {
+            let Some(value) = settings.remove(*alias) else { continue };
+            match settings.get(*key) {
+                Some(known) if *known != value => {
+                    let expected = format!("{known}, the value of {key}, for which it stands");
+                    return Err(HfError::Setting { key: (*alias).into(), found: value.to_string(), expected });
+                }
+                Some(_) => {}
+                None => drop(settings.insert((*key).into(), value)),
+            }
+        }
+        Ok(settings)
     }
 
     /// The decoder of a `config.json`.

@@ -1,6 +1,6 @@
 //! A Hugging Face folder as a model: its configuration, its checked tensors, and loading them into chunks.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -36,6 +36,8 @@ pub struct HfModel {
     experts: ExpertLayout,
     /// The family's prefix, if the files leave it out.
     dropped_prefix: Option<&'static str>,
+    /// Names in the files of tensors that are stored under an alternative name only.
+    stand_ins: BTreeMap<String, String>,
     /// Keys of `config.json` that nothing here follows from.
     unread: Vec<String>,
 }
@@ -48,12 +50,17 @@ impl HfModel {
     /// all of them are listed.
     pub fn open(folder: &Path) -> Result<Self, HfError> {
         if !folder.is_dir() {
-            let GgufModel { settings, source, companions } = GgufModel::open(folder)?;
+            let GgufModel { settings, source, companions, unread } = GgufModel::open(folder)?;
             let architecture = Architecture::new(&Fields::new(&settings))?;
-            return Self::new((architecture, settings, companions), Box::new(source));
+            return Ok(Self { unread, ..Self::new((architecture, settings, companions), Box::new(source))? });
+        }
+        let beside = folder.join("adapter_config.json");
+        if beside.is_file() {
+            return Err(HfError::AdapterBeside { path: beside });
         }
         let Described { settings, architecture, unread } = read_folder(folder)?;
-        let source = HfCheckpoint::open(folder)?.dequantized(architecture.quantization)?;
+        let source = HfCheckpoint::open_named(folder, architecture.weights.as_deref())?
+            .dequantized(architecture.quantization)?;
         Ok(Self { unread, ..Self::new((architecture, settings, BTreeMap::new()), Box::new(source))? })
     }
 
@@ -68,12 +75,24 @@ impl HfModel {
         let map = WeightMap::new(family, &config, experts)?;
         let has_prefix = source.tensors().any(|(name, _)| name.starts_with(family.prefix));
         let dropped_prefix = (!has_prefix).then_some(family.prefix);
-        let unread = Vec::new();
-        let mut model =
-            Self { family, config, eos_token_ids, settings, packed, source, map, experts, dropped_prefix, unread };
+        let (unread, stand_ins) = (Vec::new(), BTreeMap::new());
+        let mut model = Self {
+            family,
+            config,
+            eos_token_ids,
+            settings,
+            packed,
+            source,
+            map,
+            experts,
+            dropped_prefix,
+            stand_ins,
+            unread,
+        };
         if !model.has_predictions() {
             model = model.without_predictions()?;
         }
+        model.stand_ins = model.found_stand_ins();
         let mut problems = model.problems()?;
         if !problems.is_empty() {
             let stacked = WeightMap::new(family, &model.config, ExpertLayout::Stacked)?;
@@ -86,7 +105,8 @@ impl HfModel {
             }
         }
         if !problems.is_empty() {
-            return Err(HfError::Tensors { path: model.source.path().to_owned(), problems });
+            let path = model.source.path().to_owned();
+            return Err(model.wrapper().unwrap_or(HfError::Tensors { path, problems }));
         }
         Ok(model)
     }
@@ -122,7 +142,19 @@ impl HfModel {
     /// What to tell whoever uses the model: keys of `config.json` that are set and that nothing here follows from. A model that is made in a way of its
     /// own may compute something else then.
     pub fn remark(&self) -> Option<String> {
-        told(self.source.path(), &self.unread)
+        let dropped: Vec<&str> =
+            self.source.tensors().map(|(name, _)| name).filter(|name| self.is_dropped(name)).collect();
+        let of_tensors = dropped.first().map(|name| {
+            let (path, count) = (self.source.path().display(), dropped.len());
+            format!("{path}: not read, as in transformers: {count} tensors such as `{name}`")
+        });
+        let remarks: Vec<String> = told(self.source.path(), &self.unread).into_iter().chain(of_tensors).collect();
+        (!remarks.is_empty()).then(|| remarks.join("\nwarning: "))
+    }
+
+    /// True if transformers ignores a tensor of this name.
+    fn is_dropped(&self, name: &str) -> bool {
+        self.family.dropped.iter().any(|start| name.starts_with(start))
     }
 
     /// The decoder that `config.json` describes.
@@ -271,7 +303,10 @@ impl HfModel {
     }
 
     /// What the files call a tensor.
-    pub fn name_in_file<'a>(&self, name: &'a str) -> &'a str {
+    pub fn name_in_file<'a>(&'a self, name: &'a str) -> &'a str {
+        if let Some(other) = self.stand_ins.get(name) {
+            return other;
+        }
         let former = || self.family.weights.iter().copied().flatten().find_map(|rule| rule.former_name(name));
         match self.source.shape(name).is_none().then(former).flatten() {
             Some(former) if self.source.shape(former).is_some() => former,
@@ -302,7 +337,7 @@ impl HfModel {
         let copies = self.copies();
         for (name, shape) in self.source.tensors() {
             let is_buffer = self.family.buffers.iter().any(|suffix| name.ends_with(suffix));
-            if expected.contains(name) || is_buffer {
+            if expected.contains(name) || is_buffer || self.is_dropped(name) {
                 continue;
             }
             match copies.get(name) {
@@ -313,18 +348,79 @@ impl HfModel {
         Ok(problems)
     }
 
-    /// Tensors that files may repeat, by the names that they have then: the embedding of a tied model as the output's weight, embedding and output in
-    /// layers of multi-token prediction.
+    /// Tensors that files may repeat, by the names that they have then: the embedding of a tied model as the output's weight, the one of several
+    /// stacks as each of theirs, embedding and output in layers of multi-token prediction.
     fn copies(&self) -> HashMap<&str, &str> {
-        let tied = self
-            .map
-            .entry("embedding.word_embeddings.weight")
-            .filter(|_| self.config.share_embeddings_and_output_weights);
-        let tied = tied.map(|entry| (OUTPUT, entry));
         let entries = self.map.entries().iter();
         let copied = entries.flat_map(|entry| entry.copies.iter().map(move |copy| (copy.as_str(), entry)));
-        let all = copied.chain(tied);
+        let all = copied.chain(self.shared());
         all.map(|(copy, entry)| (self.name_in_file(copy), self.name_in_file(&entry.tensors[0].name))).collect()
+    }
+
+    /// Alternative names of tensors, of which files may contain any.
+    fn shared(&self) -> impl Iterator<Item = (&str, &WeightEntry)> {
+        let is_tied = self.config.share_embeddings_and_output_weights;
+        let rules = self.family.weights.iter().copied().flatten().filter(move |_| is_tied);
+        let of_output = rules.flat_map(|rule| rule.own_names("output_layer.weight"));
+        let embedding = self.map.entry("embedding.word_embeddings.weight");
+        let tied = of_output.filter_map(move |name| Some((name, embedding?)));
+        let repeated = self.map.entries().iter();
+        tied.chain(repeated.flat_map(|entry| entry.repeats.iter().map(move |name| (*name, entry))))
+    }
+
+    /// Maps each tensor that the files have only under an alternative name to that name.
+    fn found_stand_ins(&self) -> BTreeMap<String, String> {
+        let mut found = BTreeMap::new();
+        for (name, entry) in self.shared() {
+            let own = &entry.tensors[0].name;
+            let is_there = |name: &str| self.source.shape(self.name_in_file(name)).is_some();
+            if !is_there(own) && is_there(name) {
+                found.entry(own.clone()).or_insert_with(|| self.name_in_file(name).to_owned());
+            }
+        }
+        found
+    }
+
+    /// Diagnoses names that a wrapper has changed: returns an error if most match the model's without its prefix.
+    fn wrapper(&self) -> Option<HfError> {
+        const WRAPPERS: [(&str, &str); 4] = [
+            (
+                "_orig_mod.",
+                "torch.compile left it: save the model from before, `model._orig_mod.save_pretrained(FOLDER)`",
+            ),
+            ("module.", "DataParallel left it: save the model inside, `model.module.save_pretrained(FOLDER)`"),
+            ("_fsdp_wrapped_module.", "FSDP left it: save a full state dict of the model inside"),
+            ("_checkpoint_wrapped_module.", "a wrapper for recompute left it: save the model inside"),
+        ];
+        let stored = self.map.entries().iter().flat_map(|entry| &entry.tensors).map(|stored| stored.name.as_str());
+        let own: HashSet<&str> = stored.collect();
+        let without_prefix = own.iter().filter_map(|name| name.strip_prefix(self.family.prefix));
+        let expected: HashSet<&str> = own.iter().copied().chain(without_prefix).collect();
+        let mut counts: BTreeMap<&str, (usize, &str, String)> = BTreeMap::new();
+        for (name, _) in self.source.tensors().filter(|(name, _)| !expected.contains(name)) {
+            let wrapper = WRAPPERS.iter().find(|(inserted, _)| expected.contains(name.replace(inserted, "").as_str()));
+            let mut prefixes = name.match_indices('.').map(|(at, _)| &name[..=at]);
+            let inserted = match wrapper {
+                Some((inserted, _)) => Some(*inserted),
+                None => prefixes.find(|prefix| expected.contains(&name[prefix.len()..])),
+            };
+            if let Some(inserted) = inserted {
+                counts.entry(inserted).or_insert_with(|| (0, name, name.replacen(inserted, "", 1))).0 += 1;
+            }
+        }
+        let (inserted, (count, example, meant)) = counts.into_iter().max_by_key(|(_, (count, ..))| *count)?;
+        if 2 * count < own.len() {
+            return None;
+        }
+        let remedy = WRAPPERS.iter().find(|(known, _)| *known == inserted).map(|(_, remedy)| *remedy);
+        Some(HfError::Wrapped {
+            path: self.source.path().to_owned(),
+            count,
+            inserted: inserted.to_owned(),
+            example: example.to_owned(),
+            expected: meant,
+            remedy: remedy.unwrap_or("write the folder anew with the names of the language model alone"),
+        })
     }
 
     /// What is repeated must be the same.
@@ -370,8 +466,6 @@ fn most_matrices(shape: &[usize]) -> usize {
         _ => 1,
     }
 }
-
-const OUTPUT: &str = "lm_head.weight";
 
 /// A hook that loads the weights of a folder into the chunks of a model, for [`crate::GptModelConfig`].
 pub fn import_hook(folder: PathBuf) -> ModelHook {

@@ -38,22 +38,22 @@ pub(crate) fn read(fields: &Fields, config: &mut DecoderConfig, form: RopeForm) 
 /// The rotary settings of a model whose layers all rotate alike.
 pub(crate) fn of_all_layers(fields: &Fields, max_positions: usize, form: RopeForm) -> Result<RopeConfig, HfError> {
     // transformers gives the old table precedence where a file has both, unless it is empty.
-    let table = match fields.filled_table("rope_scaling", "rope_scaling.")? {
-        Some(table) => {
-            if fields.peek("rope_parameters") == fields.peek("rope_scaling") {
-                fields.ask("rope_parameters");
-            }
-            Some(table)
-        }
-        None => fields.filled_table("rope_parameters", "rope_parameters.")?,
-    };
+    let old = fields.filled_table("rope_scaling", "rope_scaling.")?;
+    let table = old.map_or_else(|| fields.filled_table("rope_parameters", "rope_parameters."), |old| Ok(Some(old)))?;
     if let Some(table) = &table {
         for layers in LAYER_TYPES {
             let expected = "one table for all layers: this family rotates them alike";
             table.require(table.get(layers).is_none(), layers, "a table", expected)?;
         }
     }
-    read_table(fields, table.as_ref(), max_positions, form)
+    let rope = read_table(fields, table.as_ref(), max_positions, form)?;
+    // A table beside the old one is read if it says the same.
+    let beside = fields.peek("rope_parameters").and_then(Value::as_object).filter(|_| old.is_some());
+    let beside = beside.map(|table| read_table(fields, Some(&Fields::of_table("", table)), max_positions, form));
+    if beside.is_some_and(|beside| beside.is_ok_and(|beside| beside == rope)) {
+        fields.ask("rope_parameters");
+    }
+    Ok(rope)
 }
 
 /// Refuses heads whose rotated part is no number of pairs.
@@ -200,13 +200,20 @@ fn scaling(
     };
     match table.string(key)? {
         None | Some("default") => Ok(None),
-        Some("linear") => Ok(Some(RopeScaling::Linear { factor: table.required_number("factor")? })),
-        Some("llama3") => Ok(Some(RopeScaling::Llama3 {
-            factor: table.required_number("factor")?,
-            low_freq_factor: table.required_number("low_freq_factor")?,
-            high_freq_factor: table.required_number("high_freq_factor")?,
-            original_max_position_embeddings: length()?,
-        })),
+        Some("linear") => {
+            let factor = table.required_number("factor")?;
+            Ok(Some(RopeScaling::Linear { factor }).filter(|_| factor != 1.0))
+        }
+        Some("llama3") => {
+            let factor = table.required_number("factor")?;
+            let scaling = RopeScaling::Llama3 {
+                factor,
+                low_freq_factor: table.required_number("low_freq_factor")?,
+                high_freq_factor: table.required_number("high_freq_factor")?,
+                original_max_position_embeddings: length()?,
+            };
+            Ok(Some(scaling).filter(|_| factor != 1.0))
+        }
         Some("yarn") => yarn(table, length()?, max_positions).map(Some),
         Some("longrope" | "su") => longrope(table, length()?, max_positions).map(Some),
         Some("dynamic") => {
@@ -238,10 +245,21 @@ fn yarn(table: &Fields, length: usize, max_positions: usize) -> Result<RopeScali
     }))
 }
 
+/// Default attention factor of LongRoPE for a context extended from `length` to `max_positions` tokens.
+pub(crate) fn usual_longrope_factor(length: usize, max_positions: usize) -> f64 {
+    longrope_growth(max_positions as f64 / length as f64, length)
+}
+
+/// Attention factor of LongRoPE for a context that is `factor` times as long (Ding et al., arXiv:2402.13753, section 3.3).
+fn longrope_growth(factor: f64, length: usize) -> f64 {
+    if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / (length as f64).ln()).sqrt() }
+}
+
 fn longrope(table: &Fields, length: usize, max_positions: usize) -> Result<RopeScaling, HfError> {
-    let factor = table.number("factor")?.unwrap_or(max_positions as f64 / length as f64);
-    // Ding et al., arXiv:2402.13753, section 3.3.
-    let usual = if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / (length as f64).ln()).sqrt() };
+    let usual = match table.number("factor")? {
+        Some(factor) => longrope_growth(factor, length),
+        None => usual_longrope_factor(length, max_positions),
+    };
     Ok(RopeScaling::LongRope {
         short_factor: table.numbers("short_factor")?,
         long_factor: table.numbers("long_factor")?,

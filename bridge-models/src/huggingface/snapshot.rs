@@ -2,7 +2,7 @@
 //! belongs to bridge-core.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bridge_core::checkpoint::{
@@ -11,6 +11,7 @@ use bridge_core::checkpoint::{
 use bridge_core::config::RawConfig;
 use bridge_core::train::Weights;
 use bridge_data::outside;
+use serde_json::{Map, Value};
 
 use super::checkpoint::io;
 use super::described::remark_on;
@@ -108,17 +109,46 @@ impl HfModel {
     pub fn companions(&self) -> Result<BTreeMap<String, Vec<u8>>, HfError> {
         let folder = self.source().path();
         let mut files = self.packed_files().clone();
-        if folder.is_dir() {
+        let templates = folder.join(NAMED_TEMPLATES);
+        for (folder, before) in [(folder, String::new()), (templates.as_path(), format!("{NAMED_TEMPLATES}."))] {
+            if !folder.is_dir() {
+                continue;
+            }
             for entry in std::fs::read_dir(folder).map_err(|source| io(folder, source))? {
                 let path = entry.map_err(|source| io(folder, source))?.path();
-                let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                let name = format!("{before}{}", path.file_name().unwrap_or_default().to_string_lossy());
                 if is_companion(&name) {
                     files.insert(name, outside::read(&path, outside::TABLE_BYTES).map_err(|source| io(&path, source))?);
                 }
             }
         }
+        if let Some(content) = files.get(TOKENIZER_CONFIG).and_then(|content| without_programs(content)) {
+            files.insert(TOKENIZER_CONFIG.to_owned(), content);
+        }
         Ok(files)
     }
+}
+
+const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+/// Folder of named chat templates. A companion from it is called `additional_chat_templates.NAME.jinja`.
+const NAMED_TEMPLATES: &str = "additional_chat_templates";
+
+/// Path of a companion within its folder.
+pub fn companion_path(name: &str) -> PathBuf {
+    let template = name.strip_prefix(NAMED_TEMPLATES).and_then(|name| name.strip_prefix('.'));
+    template.map_or_else(|| name.into(), |template| Path::new(NAMED_TEMPLATES).join(template))
+}
+
+/// Removes references to remote code from a tokenizer's settings, because that code is not copied. A class of remote code becomes
+/// that of `tokenizer.json`. Returns `None` if there are no references.
+fn without_programs(content: &[u8]) -> Option<Vec<u8>> {
+    let mut table = serde_json::from_slice::<Map<String, Value>>(content).ok()?;
+    let programs = table.remove("auto_map")?.to_string();
+    let class = table.get("tokenizer_class").and_then(Value::as_str);
+    if class.is_some_and(|class| programs.contains(class)) {
+        table.insert("tokenizer_class".into(), Value::from("PreTrainedTokenizerFast"));
+    }
+    serde_json::to_vec_pretty(&table).ok()
 }
 
 /// Whether a file of a folder goes along with its model.
@@ -136,7 +166,7 @@ pub fn is_companion(name: &str) -> bool {
             | "chat_template.json"
             | "tokenizer.model"
             | "spiece.model"
-    )
+    ) || (name.starts_with(NAMED_TEMPLATES) && name.ends_with(".jinja"))
 }
 
 /// Hugging Face folders and GGUF files as weights that a run may start from.

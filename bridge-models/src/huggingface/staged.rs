@@ -9,6 +9,7 @@ use bridge_data::outside;
 
 use super::checkpoint::io;
 use super::error::HfError;
+use super::snapshot::companion_path;
 
 /// The layout of a file.
 #[derive(Debug)]
@@ -110,8 +111,10 @@ impl Staged {
             remove(&self.folder.join(name))?;
         }
         for (name, _) in &self.files {
-            let path = self.folder.join(name);
-            std::fs::rename(self.temporary(name), &path).map_err(|source| io(&path, source))?;
+            let path = self.folder.join(companion_path(name));
+            let renamed = path.parent().map_or(Ok(()), std::fs::create_dir_all);
+            let renamed = renamed.and_then(|()| std::fs::rename(self.temporary(name), &path));
+            renamed.map_err(|source| io(&path, source))?;
         }
         let names = self.files.iter().map(|(name, _)| self.folder.join(name)).collect::<Vec<_>>();
         for path in entries_of(&self.folder)?.iter().filter(|path| is_stale(path) && !names.contains(path)) {

@@ -32,6 +32,8 @@ pub(crate) struct WeightRule {
     former: Option<&'static str>,
     /// What layers of multi-token prediction call copies of the tensor; `{}` stands for the number of such a layer behind all others.
     copies: &'static [&'static str],
+    /// Alternative names. Files may contain the tensor under these as well, or under one of these alone; exports do not write them.
+    repeats: &'static [&'static str],
     /// The models whose parameter is stored so; `None` for all.
     of: Option<fn(&DecoderConfig) -> bool>,
 }
@@ -58,6 +60,7 @@ pub(crate) const fn rule(megatron: &'static str, hugging_face: &'static [&'stati
         experts: ExpertLayout::Apart,
         former: None,
         copies: &[],
+        repeats: &[],
         of: None,
     }
 }
@@ -81,6 +84,18 @@ impl WeightRule {
     /// Layers of multi-token prediction have copies of the tensor under these names.
     pub const fn copied(self, copies: &'static [&'static str]) -> Self {
         Self { copies, ..self }
+    }
+
+    /// Files may have the tensor under these names too, or under one of these alone.
+    pub const fn repeated(self, names: &'static [&'static str]) -> Self {
+        Self { repeats: names, ..self }
+    }
+
+    /// The names that files have for the only tensor of `parameter`, if the rule is its own.
+    pub fn own_names(&self, parameter: &str) -> impl Iterator<Item = &'static str> + use<> {
+        let is_own = self.megatron == parameter && self.hugging_face.len() == 1;
+        let names = is_own.then(|| std::iter::once(self.hugging_face[0]).chain(self.former));
+        names.into_iter().flatten()
     }
 
     /// Only the parameters of models for which `of` says so are stored in this way.
@@ -157,6 +172,8 @@ pub struct WeightEntry {
     pub tensors: Vec<StoredTensor>,
     /// Further names of its only tensor. Files may have it under these too, and exports do.
     pub copies: Vec<String>,
+    /// Alternative names of its only tensor. Files may contain it under these as well, or under one of these alone; exports do not write them.
+    pub repeats: &'static [&'static str],
     fusion: Fusion,
     storage: Storage,
     heads: Heads,
@@ -265,6 +282,7 @@ impl WeightMap {
             let copies = layers.flat_map(|layer| rule.copies.iter().map(move |name| with_numbers(name, &[&layer])));
             Ok(WeightEntry {
                 copies: copies.collect(),
+                repeats: rule.repeats,
                 tensors,
                 shape,
                 fusion: rule.fusion,

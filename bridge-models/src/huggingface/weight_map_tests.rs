@@ -33,6 +33,8 @@ static MIXTURE: Family = Family {
     prefix: "model.",
     buffers: &[],
     module_names: &[],
+    dropped: &[],
+    aliases: &[],
 };
 const SIZES: Sizes = Sizes {
     heads: Heads { groups: 1, queries_per_group: 1, head_size: 1 },
@@ -132,6 +134,7 @@ fn reads_every_part(fusion: Fusion, storage: Storage, heads: Heads, part: Option
         shape: vec![rows, columns],
         tensors,
         copies: Vec::new(),
+        repeats: &[],
         fusion,
         storage,
         heads,
@@ -161,6 +164,7 @@ fn rows_of_two_halves_may_take_turns() {
         shape: vec![4, 2],
         tensors,
         copies: Vec::new(),
+        repeats: &[],
         fusion,
         storage,
         heads: SIZES.heads,

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use bridge_core::config::RawConfig;
 use bridge_data::tokenizer::HuggingFaceTokenizer;
+use bridge_models::adapters::usual_targets;
 use bridge_models::decoder::PositionEmbedding;
 use bridge_models::huggingface::HfModel;
 use burn::tensor::{Device, Distribution, Tensor};
@@ -82,6 +83,8 @@ pub struct Pretrained {
     pub has_learned_positions: bool,
     /// Lines of the section `[model]`, without `seq_length`.
     pub section: String,
+    /// The linear layers that adapters have branches on.
+    pub targets: Vec<&'static str>,
 }
 
 impl Pretrained {
@@ -114,6 +117,7 @@ impl Pretrained {
             positions: config.max_position_embeddings,
             has_learned_positions: config.position_embedding == PositionEmbedding::LearnedAbsolute,
             section: section.map(|line| format!("{line}\n")).collect(),
+            targets: usual_targets(config),
         })
     }
 

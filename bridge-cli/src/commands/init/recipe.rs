@@ -78,7 +78,7 @@ impl Recipe {
     pub fn to_text(&self) -> String {
         let mut text = self.head();
         if let (Some(_), Beginning::Pretrained(model)) = (&self.tuning, &self.beginning) {
-            text.push_str(&tuning::sections(model.parameters));
+            text.push_str(&tuning::sections(model.parameters, &model.targets));
         }
         let warmup = match &self.beginning {
             Beginning::Scratch(..) => (self.train_iters / 15).min(500),

@@ -274,11 +274,12 @@ pub const fn learning_rate(parameters: usize) -> f64 {
 pub const WHY_THIS_RATE: &str = "for the branches, which begin at zero; for all weights (without [peft]) a tenth";
 
 /// The sections `[peft]` and `[ddp]`. Small models need a higher rank for a new task.
-pub fn sections(parameters: usize) -> String {
+pub fn sections(parameters: usize, targets: &[&str]) -> String {
     let dim = if parameters < 50_000_000 { 64 } else { 16 };
     format!(
         "\n[peft]    # without this section all weights are trained\n\
          kind = \"lora\"\n\
+         target_modules = {targets:?}\n\
          dim = {dim}\n\
          alpha = {}\n\
          dropout = 0.05\n\

@@ -43,14 +43,20 @@ fn need_experts(draft: &mut Draft<'_>) {
 fn choice_fits(draft: &mut Draft<'_>, model: &TransformerConfig, experts: usize) {
     let topk = model.moe_router_topk;
     draft.require(topk <= experts, "model.moe_router_topk", format!("is above model.num_moe_experts = {experts}"));
-    draft.require(
-        topk != 1
-            || is_sinkhorn(model)
-            || model.moe_router_pre_softmax
-            || model.moe_router_score_function != RouterScoreFunction::Softmax,
-        "model.moe_router_topk",
-        "a single expert needs model.moe_router_pre_softmax = true: the softmax over one score is always 1",
-    );
+    // Merged models have one expert a token. Only balancing losses train such a router.
+    let is_softmax = model.moe_router_score_function == RouterScoreFunction::Softmax;
+    let remedy = match is_softmax {
+        true if is_sinkhorn(model) || model.moe_router_pre_softmax => return,
+        true => "model.moe_router_pre_softmax = true",
+        false if model.moe_router_raw_scores => return,
+        false => "model.moe_router_raw_scores = true",
+    };
+    if topk == 1 {
+        draft.warnings.push(format!(
+            "model.moe_router_topk = 1: the share of a single expert is always 1, so the loss does not train the router; {remedy} weights \
+             the expert by its score"
+        ));
+    }
 }
 
 fn groups_fit(draft: &mut Draft<'_>, model: &TransformerConfig, experts: usize) {
@@ -92,11 +98,6 @@ fn scores_fit(draft: &mut Draft<'_>, model: &TransformerConfig) {
     ] {
         draft.require(!is_softmax || !is_set, key, "needs model.moe_router_score_function = \"sigmoid\"");
     }
-    draft.require(
-        is_softmax || model.moe_router_topk != 1 || model.moe_router_raw_scores,
-        "model.moe_router_topk",
-        "a single expert needs model.moe_router_raw_scores = true: the share of one score in its own sum is always 1",
-    );
     biases_fit(draft, model);
     draft.idle_unless(
         !model.moe_router_force_load_balancing || model.moe_input_jitter_eps.is_none(),
@@ -224,7 +225,9 @@ fn layers(draft: &mut Draft<'_>, model: &TransformerConfig) -> Vec<bool> {
         OneOrMany::Many(flags) => {
             draft.require(flags.len() == num_layers, key, format!("must have one entry per layer, {num_layers}"));
             draft.require(flags.iter().all(|flag| *flag <= 1), key, "must be a list of 0 and 1");
-            draft.require(flags.contains(&1), key, "gives no layer experts");
+            if !flags.contains(&1) {
+                draft.warnings.push(format!("{key} gives no layer experts: model.num_moe_experts has no effect"));
+            }
             flags.iter().map(|flag| *flag == 1).collect()
         }
     };

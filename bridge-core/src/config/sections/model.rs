@@ -65,7 +65,7 @@ section! {
         /// Linear interpolation of positions.
         seq_len_interpolation_factor: Option<f64> = None, Limits::ABOVE_ZERO;
         /// Factor by which yarn extends the context.
-        yarn_rotary_scaling_factor: Option<f64> = None, Limits::at_least(1.0);
+        yarn_rotary_scaling_factor: Option<f64> = None, Limits::ABOVE_ZERO;
         /// Sequence length at which the model was trained before yarn.
         yarn_original_max_position_embeddings: Option<usize> = None, Limits::SIZE;
         /// Frequencies that turn more often than this within the original length are kept; null is 32.
@@ -133,7 +133,7 @@ section! {
         /// Dropout of attention probabilities.
         @training attention_dropout: f64 = 0.1, Limits::BELOW_ONE;
         /// Scale of attention scores; null is 1 / sqrt(`kv_channels`).
-        softmax_scale: Option<f64> = None, Limits::ABOVE_ZERO;
+        softmax_scale: Option<f64> = None, Limits::at_least(0.0);
         /// Soft cap on attention scores: c tanh(score / c) (upstream: in its Gemma 2 provider).
         attn_logit_softcapping: Option<f64> = None, Limits::ABOVE_ZERO;
         /// Soft cap on the logits (upstream: in its Gemma 2 provider).

@@ -86,6 +86,16 @@ impl PeftAdapter {
         let text = text.map_err(|source| HfError::Io { path: path.clone(), source })?;
         let table = parse_settings(&text).map_err(|source| HfError::Json { path: path.clone(), source })?;
         let settings = Settings::new(&path, &table)?;
+        let pickled = folder.join("adapter_model.bin");
+        if pickled.is_file() && !folder.join(TENSORS).is_file() {
+            return Err(HfError::OtherWeights {
+                path: folder.to_owned(),
+                expected: TENSORS,
+                found: "adapter_model.bin".into(),
+                remedy: "such a file is a program, which is not run: write the folder anew by peft, model.save_pretrained(FOLDER)",
+            }
+            .into());
+        }
         let source = HfCheckpoint::open_file(&folder.join(TENSORS))?;
         let names = ModuleNames::in_folder(base.family(), source.tensors().map(|(name, _)| name));
         let all = modules::modules(base.config(), base.weight_map(), names);

@@ -48,24 +48,24 @@ const ONLY: &[(&str, &[&str], &str)] = &[
     ("lora_bias", &["false"], "branches have no bias"),
     ("use_qalora", &["false"], "branches have whole inputs"),
     ("init_lora_weights", &["true", "false", "\"gaussian\"", "\"eva\"", "\"orthogonal\""], "others change the base"),
-    ("loftq_config", &["{}"], "it changes the base"),
     ("layer_replication", &["[]"], "layers are not repeated"),
     ("trainable_token_indices", &["[]", "{}"], "rows of the embedding cannot be trained alone"),
     ("target_parameters", &["[]"], "only linear layers have branches"),
     ("alora_invocation_tokens", &[], "branches act on all tokens"),
     ("arrow_config", &[], "there is no router of adapters"),
     ("kasa_config", &[], "the base is not decomposed"),
-    ("corda_config", &[], "the base is not decomposed"),
-    ("lora_ga_config", &[], "it changes the base"),
-    ("eva_config", &[], "branches begin with draws"),
     ("velora_config", &[], "gradients are not compressed"),
     ("monteclora_config", &[], "branches are not sampled"),
     ("use_bdlora", &[], "branches are not block-diagonal"),
     ("megatron_config", &[], "layers of Megatron have other names"),
 ];
 
-/// Settings that are read, or say nothing of what the model computes.
+/// Settings that are read, or say nothing of what the model computes: those of ways to begin only count with their name in `init_lora_weights`.
 const KNOWN: &[&str] = &[
+    "corda_config",
+    "eva_config",
+    "loftq_config",
+    "lora_ga_config",
     "r",
     "lora_alpha",
     "lora_dropout",

@@ -15,4 +15,11 @@ pub(super) static FAMILY: Family = Family {
     prefix: "transformer.",
     buffers: &[".attn.bias", ".attn.masked_bias"],
     module_names: &[],
+    dropped: &[],
+    aliases: &[
+        ("hidden_size", "n_embd"),
+        ("max_position_embeddings", "n_positions"),
+        ("num_attention_heads", "n_head"),
+        ("num_hidden_layers", "n_layer"),
+    ],
 };

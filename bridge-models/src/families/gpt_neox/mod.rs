@@ -15,5 +15,7 @@ pub(super) static FAMILY: Family = Family {
     weights: &[weights::WEIGHTS],
     prefix: "gpt_neox.",
     buffers: &[".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq"],
-    module_names: &[],
+    module_names: &[("embed_out", "lm_head")],
+    dropped: &[],
+    aliases: &[],
 };

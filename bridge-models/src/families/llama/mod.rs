@@ -15,4 +15,6 @@ pub(super) static FAMILY: Family = Family {
     prefix: "model.",
     buffers: &[".rotary_emb.inv_freq"],
     module_names: &[],
+    dropped: &[],
+    aliases: &[],
 };

@@ -22,8 +22,8 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting::Keys { read: read_expand, write: write_expand },
     size_or("chunk_size", |c| &mut mamba(c).chunk_size, |_, _| Ok(256)),
     Setting::Rule(|fields, _| silu(fields, "hidden_act")),
-    Setting::Only("rms_norm", || json!(true)),
-    Setting::Only("norm_before_gate", || json!(false)),
+    // transformers ignores these keys of the original implementation: it always has the gated norm, and gates before it.
+    Setting::Unused(&["norm_before_gate", "rms_norm"]),
     Setting::Rows(BLOCK),
     Setting::Switch("tie_word_embeddings", |c| &mut c.share_embeddings_and_output_weights, false),
     Setting::Keys { read: read_time_steps, write: write_time_steps },

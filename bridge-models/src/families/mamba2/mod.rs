@@ -16,4 +16,6 @@ pub(super) static FAMILY: Family = Family {
     prefix: "backbone.",
     buffers: &[],
     module_names: &[],
+    dropped: &[],
+    aliases: &[],
 };

@@ -17,4 +17,6 @@ pub(super) static FAMILY: Family = Family {
     prefix: "model.",
     buffers: &[".rotary_emb.inv_freq"],
     module_names: &[(".block_sparse_moe.", ".mlp.")],
+    dropped: &[],
+    aliases: &[("num_experts", "num_local_experts")],
 };

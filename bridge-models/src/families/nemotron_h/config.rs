@@ -43,8 +43,18 @@ pub(super) const SETTINGS: &[Setting] = &[
     // The bound of a new model's time steps is that of all, whatever `time_step_limit` says.
     Setting::Number("time_step_min", |c| &mut mamba(c).least_time_step, |_, _| Ok(1e-3)),
     Setting::Number("initializer_range", |c| &mut c.init_method_std, |_, _| Ok(0.02)),
-    Setting::Only("num_nextn_predict_layers", || json!(0)),
+    // transformers has no multi-token prediction in this family and ignores its tensors.
+    Setting::Keys {
+        read: |fields, _| {
+            fields.ask("num_nextn_predict_layers");
+            Ok(())
+        },
+        write: |_, settings| {
+            settings.insert("num_nextn_predict_layers".into(), json!(0));
+        },
+    },
     Setting::Unused(&[
+        "mtp_hybrid_override_pattern",
         "expand",
         "mtp_layers_block_type",
         "n_shared_experts",

@@ -16,4 +16,6 @@ pub(super) static FAMILY: Family = Family {
     prefix: "model.",
     buffers: &[],
     module_names: &[("backbone.", "model.")],
+    dropped: &["mtp."],
+    aliases: &[("layer_types", "layers_block_type"), ("num_local_experts", "n_routed_experts")],
 };

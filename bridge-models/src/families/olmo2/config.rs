@@ -1,7 +1,10 @@
 //! Settings of OLMo 2; absent ones have the values of `Olmo2Config`.
 
-use crate::decoder::{NormPlacement, QkNormScope};
-use crate::families::llama::config::{ATTENTION_BIAS, BLOCKS, HEAD_SIZE, ROPE, SIZES};
+use serde_json::{Map, Value, json};
+
+use crate::decoder::{DecoderConfig, NormPlacement, PositionEmbedding, QkNormScope, RopeConfig, RopeScaling};
+use crate::families::llama::config::{ATTENTION_BIAS, BLOCKS, HEAD_SIZE, SIZES};
+use crate::huggingface::rope::{self, RopeForm};
 use crate::huggingface::settings::{Setting, size_or};
 
 pub(super) const SETTINGS: &[Setting] = &[
@@ -17,5 +20,15 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(ATTENTION_BIAS),
     Setting::Number("rms_norm_eps", |c| &mut c.norm.epsilon, |_, _| Ok(1e-5)),
     Setting::Switch("tie_word_embeddings", |c| &mut c.share_embeddings_and_output_weights, false),
-    ROPE,
+    Setting::Keys { read: |fields, c| rope::read(fields, c, RopeForm::USUAL), write: write_rope },
 ];
+
+/// Olmo2Config of transformers 4 takes two fields and no other.
+fn write_rope(config: &DecoderConfig, settings: &mut Map<String, Value>) {
+    rope::write(config, settings);
+    if let PositionEmbedding::Rope(RopeConfig { scaling: Some(RopeScaling::Linear { factor }), .. }) =
+        &config.position_embedding
+    {
+        settings.insert("rope_scaling".into(), json!({ "type": "linear", "factor": factor }));
+    }
+}

@@ -40,8 +40,19 @@ fn read_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError>
 fn write_rope(config: &DecoderConfig, settings: &mut Map<String, Value>) {
     rope::write(config, settings);
     if let PositionEmbedding::Rope(rope) = &config.position_embedding
-        && let Some(RopeScaling::LongRope { original_max_position_embeddings, .. }) = &rope.scaling
+        && let Some(RopeScaling::LongRope {
+            short_factor,
+            long_factor,
+            original_max_position_embeddings,
+            attention_factor,
+        }) = &rope.scaling
     {
         settings.insert(ORIGINAL_LENGTH.into(), json!(original_max_position_embeddings));
+        // Phi3Config of transformers 4 takes three fields and no other, and has the usual factor. Another one only transformers 5 can read.
+        let table = json!({ "type": "longrope", "short_factor": short_factor, "long_factor": long_factor });
+        let usual = rope::usual_longrope_factor(*original_max_position_embeddings, config.max_position_embeddings);
+        if *attention_factor == usual {
+            settings.insert("rope_scaling".into(), table);
+        }
     }
 }

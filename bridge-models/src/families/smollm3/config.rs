@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::decoder::{DecoderConfig, LayerPattern};
+use crate::decoder::{DecoderConfig, LayerPattern, PositionEmbedding};
 use crate::families::llama::config::{ATTENTION_BIAS, BLOCKS, HEAD_SIZE, SIZES};
 use crate::huggingface::error::HfError;
 use crate::huggingface::fields::Fields;
@@ -45,12 +45,17 @@ fn read_no_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfErr
         }
     };
     let without = rotated.into_iter().take(config.num_layers).map(|is_rotated| !is_rotated).collect();
-    config.no_rope_layers = LayerPattern::from_list(without);
+    match LayerPattern::from_list(without) {
+        LayerPattern::All => config.position_embedding = PositionEmbedding::None,
+        layers => config.no_rope_layers = layers,
+    }
     Ok(())
 }
 
 fn write_no_rope(config: &DecoderConfig, settings: &mut Map<String, Value>) {
-    let marks = (0..config.num_layers).map(|layer| u8::from(!config.no_rope_layers.includes(layer)));
+    let is_rotated =
+        |layer| !config.no_rope_layers.includes(layer) && config.position_embedding != PositionEmbedding::None;
+    let marks = (0..config.num_layers).map(|layer| u8::from(is_rotated(layer)));
     settings.insert("no_rope_layers".into(), json!(marks.collect::<Vec<_>>()));
 }
 
@@ -58,7 +63,9 @@ fn write_no_rope(config: &DecoderConfig, settings: &mut Map<String, Value>) {
 fn read_window(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
     let size = windows::switched_size(fields)?;
     let usual = |config: &DecoderConfig| {
-        (0..config.num_layers).map(|layer| size.is_some() && config.no_rope_layers.includes(layer)).collect()
+        let is_rotated = config.position_embedding != PositionEmbedding::None;
+        let is_windowed = |layer| size.is_some() && (!is_rotated || config.no_rope_layers.includes(layer));
+        (0..config.num_layers).map(is_windowed).collect()
     };
     let layers = windows::layer_types(fields, config.num_layers)?.unwrap_or_else(|| usual(config));
     windows::set_switched(fields, config, size, layers)

@@ -91,7 +91,13 @@ fn read_output(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfErro
         let id = value.as_u64().and_then(|id| usize::try_from(id).ok());
         id.map(Some).ok_or_else(|| fields.error(key, &value.to_string(), "a token id"))
     };
-    let start_token = token("decoder_start_token_id")?.or(token("pad_token_id")?).unwrap_or(0);
+    // A negative token for padding is none.
+    let has_padding = fields.get("pad_token_id").and_then(Value::as_i64).is_none_or(|id| id >= 0);
+    let start_token = match token("decoder_start_token_id")? {
+        Some(token) => token,
+        None if has_padding => token("pad_token_id")?.unwrap_or(0),
+        None => 0,
+    };
     let encoder = encoder(config);
     (encoder.scale_outputs, encoder.start_token) = (scale_outputs, start_token);
     Ok(())

@@ -13,7 +13,14 @@ pub(super) static FAMILY: Family = Family {
     weights: &[weights::WEIGHTS],
     // Every file has the tables' full names.
     prefix: "",
-    // The word embedding once more.
-    buffers: &["coder.embed_tokens.weight"],
+    // A table of the first files, which no layer uses.
+    buffers: &[".EncDecAttention.relative_attention_bias.weight"],
     module_names: &[],
+    dropped: &[],
+    aliases: &[
+        ("hidden_size", "d_model"),
+        ("num_attention_heads", "num_heads"),
+        ("num_hidden_layers", "num_layers"),
+        ("head_dim", "d_kv"),
+    ],
 };

@@ -27,6 +27,8 @@ pub(crate) struct GgufModel {
     pub source: GgufSource,
     /// Files of the tokenizer, by name.
     pub companions: BTreeMap<String, Vec<u8>>,
+    /// Keys of the model that are set and not read.
+    pub unread: Vec<String>,
 }
 
 impl GgufModel {
@@ -52,7 +54,8 @@ impl GgufModel {
         }
         let settings = settings(&file, family)?;
         let companions = tokenizer::files(&file)?;
-        Ok(Self { source: GgufSource::new(file, family, &settings)?, settings, companions })
+        let unread = unread(&file, family);
+        Ok(Self { source: GgufSource::new(file, family, &settings)?, settings, companions, unread })
     }
 }
 
@@ -92,19 +95,51 @@ fn settings(file: &GgufFile, family: &GgufFamily) -> Result<Map<String, Value>, 
     if let Some(scaling) = scaling(file, family)? {
         settings.insert("rope_scaling".into(), scaling);
     }
+    if let Some(GgufValue::Bool(is_causal)) = file.values.get(&format!("{}.attention.causal", family.architecture)) {
+        settings.insert("is_causal".into(), json!(is_causal));
+    }
     Ok(settings)
+}
+
+/// Keys of the model that are set and not read.
+fn unread(file: &GgufFile, family: &GgufFamily) -> Vec<String> {
+    /// Keys that are read elsewhere or do not change what the model computes.
+    const KNOWN: [&str; 9] = [
+        "attention.causal",
+        "expert_count",
+        "expert_used_count",
+        "rope.scale_linear",
+        "rope.scaling.factor",
+        "rope.scaling.finetuned",
+        "rope.scaling.type",
+        "tensor_data_layout",
+        "vocab_size",
+    ];
+    let of_model = file.values.iter().filter_map(|(key, value)| {
+        let key_in_model = key.strip_prefix(family.architecture)?.strip_prefix('.')?;
+        let is_known =
+            KNOWN.contains(&key_in_model) || family.settings.iter().any(|(known, ..)| *known == key_in_model);
+        let is_on = !matches!(value, GgufValue::Int(0) | GgufValue::Bool(false));
+        (!is_known && is_on).then(|| format!("`{key}`"))
+    });
+    of_model.collect()
 }
 
 /// How rotary positions are scaled: the only forms that llama.cpp has words for here.
 fn scaling(file: &GgufFile, family: &GgufFamily) -> Result<Option<Value>, HfError> {
     let key = format!("{}.rope.scaling.type", family.architecture);
-    let factor = file.values.get(&format!("{}.rope.scaling.factor", family.architecture));
-    match (file.text(&key), factor) {
-        (None | Some("none"), _) => {}
-        (Some("linear"), Some(GgufValue::Float(factor))) => {
-            return Ok(Some(json!({ "rope_type": "linear", "factor": factor })));
-        }
-        (Some(other), _) => return Err(file.wrong(&key, "none, or linear with its factor", other)),
+    // A factor without a type divides positions, also under the key of the first files. Zero is none.
+    let factors = ["rope.scaling.factor", "rope.scale_linear"].map(|name| format!("{}.{name}", family.architecture));
+    let factor = factors.iter().find_map(|name| Some((name, file.values.get(name)?)));
+    let factor = match factor {
+        None => None,
+        Some((_, GgufValue::Float(factor))) if *factor >= 0.0 && factor.is_finite() => Some(*factor),
+        Some((name, other)) => return Err(file.wrong(name, "a factor of at least 0", format!("{other:?}"))),
+    };
+    match (file.text(&key), factor.filter(|factor| *factor != 0.0)) {
+        (Some("none"), _) | (None | Some("linear"), None) => {}
+        (None | Some("linear"), Some(factor)) => return Ok(Some(json!({ "rope_type": "linear", "factor": factor }))),
+        (Some(other), _) => return Err(file.wrong(&key, "none or linear", other)),
     }
     match file.tensors.contains_key(FREQUENCIES) {
         false => Ok(None),

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::{family, fields::Fields};
-use crate::decoder::{DecoderConfig, PositionEmbedding, RopeScaling, RouterPrecision};
+use crate::decoder::{DecoderConfig, LayerPattern, PositionEmbedding, RopeScaling, RouterPrecision};
 use crate::huggingface::HfError;
 
 /// A decoder of 64 heads of two elements, from a file with nothing but sizes and `more`.
@@ -65,10 +65,31 @@ fn a_switch_that_is_null_is_off() {
     assert!(!read("glm4", json!({ "attention_bias": null })).unwrap().qkv_bias);
     assert!(!read_back("smollm3", json!({ "tie_word_embeddings": null })).share_embeddings_and_output_weights);
     assert!(!read_back("starcoder2", json!({ "use_bias": null })).mlp_bias);
-    match read("mamba2", json!({ "num_heads": 4, "rms_norm": null })) {
-        Err(HfError::Setting { key, .. }) => assert_eq!(key, "rms_norm"),
-        other => panic!("{other:?}"),
-    }
+}
+
+#[test]
+fn keys_of_the_first_mamba_2_say_nothing_to_transformers() {
+    let plain = read_back("mamba2", json!({ "num_heads": 4 }));
+    assert_eq!(read_back("mamba2", json!({ "num_heads": 4, "rms_norm": false, "norm_before_gate": true })), plain);
+}
+
+#[test]
+fn factors_of_one_scale_nothing_and_layers_without_positions_may_be_all() {
+    let positions = |more| read_back("llama", more).position_embedding;
+    let one = json!({ "rope_type": "linear", "factor": 1.0 });
+    assert_eq!(positions(json!({ "rope_parameters": one })), positions(json!({})));
+    let bands = json!({
+        "rope_type": "llama3", "factor": 1, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16,
+    });
+    assert_eq!(positions(json!({ "rope_scaling": bands })), positions(json!({})));
+    let config = read_back("smollm3", json!({ "no_rope_layers": [0, 0, 0] }));
+    assert_eq!((config.position_embedding, config.no_rope_layers), (PositionEmbedding::None, LayerPattern::None));
+}
+
+#[test]
+fn layers_of_multi_token_prediction_that_transformers_drops_are_none() {
+    let config = read_back("nemotron_h", json!({ "num_nextn_predict_layers": 1 }));
+    assert_eq!(config.mtp_num_layers, 0);
 }
 
 #[test]

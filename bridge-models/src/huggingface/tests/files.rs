@@ -27,16 +27,22 @@ pub(super) fn export_to_temporary(model: &HfModel, options: &ExportOptions) -> t
     folder
 }
 
+/// The tensors of a golden model as files of its family have them.
+fn as_in_files(name: &str) -> Vec<Raw> {
+    let mut tensors = raw_tensors(&golden(name).join("model.safetensors"));
+    for raw in tensors.iter_mut().filter(|raw| name == "gpt_neox" && raw.name == "lm_head.weight") {
+        raw.name = "embed_out.weight".to_owned();
+    }
+    tensors.sort_by(|a, b| a.name.cmp(&b.name));
+    tensors
+}
+
 #[test]
 fn an_export_has_the_bytes_of_the_import() {
     for name in &golden_models() {
         let model = HfModel::open(&golden(name)).unwrap();
         let folder = export_to_temporary(&model, &ExportOptions::default());
-        assert_eq!(
-            raw_tensors(&folder.path().join("model.safetensors")),
-            raw_tensors(&golden(name).join("model.safetensors")),
-            "{name}"
-        );
+        assert_eq!(raw_tensors(&folder.path().join("model.safetensors")), as_in_files(name), "{name}");
         let again = HfModel::open(folder.path()).unwrap();
         assert_eq!(again.config(), model.config(), "{name}");
         assert_eq!(again.family(), model.family());
@@ -83,17 +89,196 @@ fn a_tensor_that_a_file_lacks_is_named_with_the_file() {
     let file = HfCheckpoint::open_file(&path).unwrap();
     let error = file.read_doubles("train_losses").unwrap_err().to_string();
     assert_eq!(error, format!("{}: there is no tensor `train_losses`", path.display()));
+}
 
-    let model = HfModel::open(&golden("gpt2")).unwrap();
+/// A golden model in several files, with their index, which `change` is given.
+fn in_shards(name: &str, change: impl Fn(&mut Map<String, Value>)) -> tempfile::TempDir {
+    let model = HfModel::open(&golden(name)).unwrap();
     let folder = export_to_temporary(&model, &ExportOptions { max_shard_bytes: 4096, ..ExportOptions::default() });
     let index = folder.path().join("model.safetensors.index.json");
     let mut text: Value = serde_json::from_str(&std::fs::read_to_string(&index).unwrap()).unwrap();
-    let file = text["weight_map"].as_object().unwrap().values().next().unwrap().clone();
-    text["weight_map"]["a.tensor"] = file.clone();
+    change(text["weight_map"].as_object_mut().unwrap());
     std::fs::write(&index, text.to_string()).unwrap();
+    folder
+}
+
+#[test]
+fn shards_are_read_whole_whatever_their_index_says_of_tensors() {
+    let folder = in_shards("llama_tied", |places| {
+        let file = places["model.norm.weight"].clone();
+        places.insert("lm_head.weight".into(), file);
+        let other = places.values().find(|file| **file != places["model.embed_tokens.weight"]).unwrap().clone();
+        places.insert("model.embed_tokens.weight".into(), other);
+        places.remove("model.layers.0.mlp.up_proj.weight");
+    });
+    let exported = export_to_temporary(&HfModel::open(folder.path()).unwrap(), &ExportOptions::default());
+    let bytes = |path: &Path| raw_tensors(&path.join("model.safetensors"));
+    assert_eq!(bytes(exported.path()), bytes(&golden("llama_tied")));
+}
+
+#[test]
+fn one_file_counts_before_an_index() {
+    let folder = in_shards("llama", |_| {});
+    let whole = changed_copy("llama", |tensors| tensors[0].bytes.rotate_left(4));
+    let single = folder.path().join("model.safetensors");
+    std::fs::copy(whole.path().join("model.safetensors"), &single).unwrap();
+    let exported = export_to_temporary(&HfModel::open(folder.path()).unwrap(), &ExportOptions::default());
+    assert_eq!(raw_tensors(&exported.path().join("model.safetensors")), raw_tensors(&single));
+    // Whether the shards are there still, or are gone.
+    for entry in std::fs::read_dir(folder.path()).unwrap().map(Result::unwrap) {
+        if entry.file_name().to_string_lossy().starts_with("model-") {
+            std::fs::remove_file(entry.path()).unwrap();
+        }
+    }
+    HfModel::open(folder.path()).unwrap();
+}
+
+#[test]
+fn a_tensor_in_two_shards_is_the_same_in_both() {
+    let folder = in_shards("llama", |_| {});
+    let index = folder.path().join("model.safetensors.index.json");
+    let mut text: Value = serde_json::from_str(&std::fs::read_to_string(&index).unwrap()).unwrap();
+    let norm = raw_tensors(&golden("llama").join("model.safetensors"));
+    let mut norm: Vec<Raw> = norm.into_iter().filter(|raw| raw.name == "model.norm.weight").collect();
+    text["weight_map"]["again"] = "again.safetensors".into();
+    std::fs::write(&index, text.to_string()).unwrap();
+    write_raw(&folder.path().join("again.safetensors"), &norm);
+    HfModel::open(folder.path()).unwrap();
+    norm[0].bytes.rotate_left(4);
+    write_raw(&folder.path().join("again.safetensors"), &norm);
+    let error = HfModel::open(folder.path()).unwrap_err();
+    assert!(matches!(&error, HfError::Twice { name, .. } if name == "model.norm.weight"), "{error}");
+}
+
+#[test]
+fn a_table_may_be_in_the_files_under_any_of_its_names() {
+    let cases = [
+        ("llama_tied", "model.embed_tokens.weight", "lm_head.weight"),
+        ("gpt2", "transformer.wte.weight", "lm_head.weight"),
+        ("t5", "shared.weight", "encoder.embed_tokens.weight"),
+        ("t5", "shared.weight", "decoder.embed_tokens.weight"),
+    ];
+    for (name, own, other) in cases {
+        let place = |tensors: &[Raw]| tensors.iter().position(|raw| raw.name == own).unwrap();
+        let alone = changed_copy(name, |tensors| {
+            let at = place(tensors);
+            tensors[at].name = other.into();
+        });
+        let exported = export_to_temporary(&HfModel::open(alone.path()).unwrap(), &ExportOptions::default());
+        let bytes = |path: &Path| raw_tensors(&path.join("model.safetensors"));
+        assert_eq!(bytes(exported.path()), bytes(&golden(name)), "{name}: {other}");
+        let with_copy = |turned: usize| {
+            changed_copy(name, |tensors| {
+                let mut copy = Raw { name: other.into(), ..tensors[place(tensors)].clone() };
+                copy.bytes.rotate_left(turned);
+                tensors.push(copy);
+            })
+        };
+        HfModel::open(with_copy(0).path()).unwrap();
+        let error = HfModel::open(with_copy(4).path()).unwrap_err().to_string();
+        assert!(error.contains(&format!("`{other}`: expected the values of `{own}`")), "{error}");
+    }
+}
+
+#[test]
+fn names_that_a_wrapper_has_changed_are_shown() {
+    for (before, after) in
+        [("", "_orig_mod."), ("", "module."), ("", "language_model."), ("model.", "model._orig_mod.")]
+    {
+        let folder = changed_copy("llama_tied", |tensors| {
+            tensors.iter_mut().for_each(|raw| raw.name = raw.name.replacen(before, after, 1).replace("..", "."));
+        });
+        let error = HfModel::open(folder.path()).unwrap_err();
+        assert!(matches!(&error, HfError::Wrapped { expected, .. } if expected.starts_with("model.")), "{error}");
+        assert!(error.to_string().contains(after.trim_start_matches("model.")), "{error}");
+    }
+}
+
+#[test]
+fn an_adapter_beside_a_base_is_refused() {
+    let folder = changed_copy("llama", |_| {});
+    std::fs::write(folder.path().join("adapter_config.json"), "{}").unwrap();
     let error = HfModel::open(folder.path()).unwrap_err().to_string();
-    let shard = folder.path().join(file.as_str().unwrap());
-    assert_eq!(error, format!("{}: there is no tensor `a.tensor`", shard.display()));
+    assert!(error.contains("adapter_config.json") && error.contains("--adapter"), "{error}");
+}
+
+#[test]
+fn weights_in_other_files_are_named_with_what_to_do() {
+    let cases = [
+        ("consolidated.safetensors", "of another program"),
+        ("consolidated.00.pth", "of another program"),
+        ("adapter_model.safetensors", "--adapter"),
+        ("model.fp16.safetensors", "call it model.safetensors"),
+        ("weights.pth", "save_pretrained"),
+    ];
+    for (file, words) in cases {
+        let folder = changed_copy("llama", |_| {});
+        std::fs::rename(folder.path().join("model.safetensors"), folder.path().join(file)).unwrap();
+        let error = HfModel::open(folder.path()).unwrap_err().to_string();
+        assert!(error.contains(file) && error.contains(words), "{error}");
+    }
+    let folder = changed_copy("llama", |_| {});
+    let mut settings = settings_of("llama");
+    settings.insert("transformers_weights".into(), "other.safetensors".into());
+    std::fs::write(folder.path().join("config.json"), Value::Object(settings).to_string()).unwrap();
+    let error = HfModel::open(folder.path()).unwrap_err().to_string();
+    assert!(error.contains("other.safetensors"), "{error}");
+    std::fs::rename(folder.path().join("model.safetensors"), folder.path().join("other.safetensors")).unwrap();
+    HfModel::open(folder.path()).unwrap();
+}
+
+#[test]
+fn an_export_names_no_file_that_it_lacks_and_no_token_beyond_its_vocabulary() {
+    let model = HfModel::open(&golden("phi3")).unwrap();
+    let more = serde_json::json!({
+        "auto_map": { "AutoConfig": "configuration_phi3.Phi3Config" }, "transformers_weights": "other.safetensors",
+        "pad_token_id": 32_000, "eos_token_id": -1,
+    });
+    let original = settings_of("phi3").into_iter().chain(more.as_object().unwrap().clone()).collect();
+    let options = ExportOptions { original: Some(original), ..ExportOptions::default() };
+    let folder = export_to_temporary(&model, &options);
+    let text = std::fs::read_to_string(folder.path().join("config.json")).unwrap();
+    let written: Map<String, Value> = serde_json::from_str(&text).unwrap();
+    assert!(!written.contains_key("auto_map") && !written.contains_key("transformers_weights"), "{text}");
+    assert_eq!((&written["pad_token_id"], &written["eos_token_id"]), (&Value::Null, &Value::Null));
+}
+
+#[test]
+fn keys_that_stand_for_others_are_read_as_these() {
+    let spellings = [("n_embd", "hidden_size"), ("n_layer", "num_hidden_layers"), ("n_head", "num_attention_heads")];
+    let folder = changed_copy("gpt2", |_| {});
+    let write = |settings: &Map<String, Value>| {
+        std::fs::write(folder.path().join("config.json"), Value::Object(settings.clone()).to_string()).unwrap();
+    };
+    let mut settings = settings_of("gpt2");
+    for (key, alias) in spellings {
+        let value = settings.remove(key).unwrap();
+        settings.insert(alias.into(), value);
+    }
+    write(&settings);
+    let model = HfModel::open(folder.path()).unwrap();
+    assert_eq!(model.config(), HfModel::open(&golden("gpt2")).unwrap().config());
+    assert_eq!(model.remark(), None);
+    settings.insert("n_layer".into(), 77.into());
+    write(&settings);
+    let error = HfModel::open(folder.path()).unwrap_err();
+    assert!(matches!(&error, HfError::Setting { key, .. } if key == "num_hidden_layers"), "{error}");
+}
+
+#[test]
+fn attention_to_later_tokens_is_refused_and_negative_tokens_are_none() {
+    for value in [Value::Null, false.into()] {
+        let settings = settings_of("llama").into_iter().chain([("is_causal".to_owned(), value)]).collect();
+        assert!(matches!(parse(&settings), Err(HfError::Setting { key, .. }) if key == "is_causal"));
+    }
+    let with = |eos: Value| {
+        let settings = settings_of("llama").into_iter().chain([("eos_token_id".to_owned(), eos)]).collect();
+        let architecture = described::Architecture::new(&fields::Fields::new(&settings));
+        architecture.map(|architecture| architecture.eos_token_ids)
+    };
+    assert_eq!(with((-1).into()).unwrap(), Vec::<i64>::new());
+    assert_eq!(with(vec![3, -1].into()).unwrap(), [3]);
+    assert!(with("a".into()).is_err());
 }
 
 #[test]
@@ -108,6 +293,8 @@ fn exported_settings_are_those_of_transformers() {
         for (key, value) in &written {
             match original.get(key) {
                 Some(Value::Null) | None => {}
+                // Tokens for padding are those of the tokenizer, which these have not.
+                Some(_) if key == "pad_token_id" => {}
                 Some(expected) if expected.is_number() => {
                     assert_eq!(value.as_f64(), expected.as_f64(), "{name}: {key}");
                 }
@@ -164,8 +351,7 @@ fn the_prefix_may_be_missing() {
         });
         let model = HfModel::open(folder.path()).unwrap();
         let exported = export_to_temporary(&model, &ExportOptions::default());
-        let bytes = |path: &Path| raw_tensors(&path.join("model.safetensors"));
-        assert_eq!(bytes(exported.path()), bytes(&golden(name)), "{name}");
+        assert_eq!(raw_tensors(&exported.path().join("model.safetensors")), as_in_files(name), "{name}");
     }
 }
 
@@ -328,8 +514,13 @@ fn a_chunk_of_another_model_is_refused() {
 #[test]
 fn names_of_earlier_versions_are_known() {
     let folder = changed_copy("gpt_neox", |tensors| {
-        let output = tensors.iter_mut().find(|raw| raw.name == "lm_head.weight").unwrap();
-        output.name = "embed_out.weight".to_owned();
+        for raw in tensors {
+            raw.name = match raw.name.as_str() {
+                "lm_head.weight" => "embed_out.weight".to_owned(),
+                "embed_out.weight" => "lm_head.weight".to_owned(),
+                name => name.to_owned(),
+            };
+        }
     });
     let output = |folder: &Path| {
         let chunk = HfModel::open(folder).unwrap().build(&device()).unwrap();
@@ -426,6 +617,23 @@ fn quantized_weights_without_their_scales_are_named() {
     };
     let folder = quantized_copy("llama", table.clone(), |tensors| to_f8(tensors, Some(vec![56, 1])));
     assert!(HfModel::open(folder.path()).unwrap().build(&device()).is_ok());
+    // A scale of any shape for the whole matrix, and what activations would be divided by.
+    let whole = serde_json::json!({ "quant_method": "fp8", "weight_block_size": null, "activation_scheme": "static" });
+    for (table, shape) in [(&whole, vec![]), (&whole, vec![1]), (&whole, vec![1, 1]), (&table, vec![1])] {
+        let folder = quantized_copy("llama", table.clone(), |tensors| {
+            to_f8(tensors, Some(shape.clone()));
+            let scale = tensors.iter().find(|raw| raw.name.ends_with("_scale_inv")).unwrap();
+            let name = name.replace("weight", "activation_scale");
+            tensors.push(Raw { name, ..scale.clone() });
+        });
+        HfModel::open(folder.path()).unwrap();
+        let quantization = described::Architecture::new(&fields::Fields::new(
+            &settings_of("llama").into_iter().chain([("quantization_config".to_owned(), table.clone())]).collect(),
+        ));
+        let source =
+            HfCheckpoint::open(folder.path()).unwrap().dequantized(quantization.unwrap().quantization).unwrap();
+        assert!(source.read(name).unwrap().values.iter().all(|value| *value == 2.0), "{shape:?}");
+    }
     for (scales, words) in
         [(None, "found no such tensor"), (Some(vec![1, 56]), "expected shape [56, 1], found [1, 56]")]
     {

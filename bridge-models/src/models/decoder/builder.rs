@@ -263,7 +263,6 @@ pub fn build_decoder(
     stage: &Stage,
 ) -> Result<Box<dyn ModelChunk>, ModelBuildError> {
     config.validate()?;
-    config.check_tables()?;
     check_divides(config, &context.parallel.place())?;
     check_last_layer(config, context.adapter.as_deref())?;
     let stacks = config.stacks();

@@ -3,7 +3,7 @@
 use bridge_core::model::ModelBuildError;
 use bridge_kernels::Activation;
 
-use super::choices::{BlockOrder, LayerPattern, NormKind, NormPlacement, QkNormScope, RopeScaling, ScoreFunction};
+use super::choices::{BlockOrder, LayerPattern, NormKind, NormPlacement, QkNormScope, RopeScaling};
 use super::config::{DecoderConfig, LatentConfig, MoeConfig, PositionEmbedding, RopeConfig};
 use super::hybrid::HybridBlock;
 use super::limits::{LARGEST_SIZE, invalid};
@@ -12,8 +12,6 @@ use super::limits::{LARGEST_SIZE, invalid};
 const MOST_LAYERS: usize = 1 << 16;
 /// As in no model for long: bytes of gradients and states of so many still fit 64 bits.
 const MOST_PARAMETERS: f64 = 1e16;
-/// Elements of the table of rotary embedding: two million positions of heads of 128.
-const MOST_TABLE_ELEMENTS: usize = 1 << 28;
 
 impl DecoderConfig {
     /// Checks that the fields fit each other.
@@ -285,25 +283,6 @@ impl DecoderConfig {
         }
         Ok(())
     }
-
-    /// Checks the tables that are made of positions, which no stored tensor vouches for.
-    ///
-    /// # Errors
-    /// If they would take more memory than any model's need.
-    pub(super) fn check_tables(&self) -> Result<(), ModelBuildError> {
-        let PositionEmbedding::Rope(rope) = &self.position_embedding else {
-            return Ok(());
-        };
-        let most = MOST_TABLE_ELEMENTS / rope.rotary_size(self.rotary_head()).max(1);
-        if self.max_position_embeddings > most {
-            let message = format!(
-                "expected at most {most} positions, for which there is a table in memory, found {}",
-                self.max_position_embeddings
-            );
-            return Err(invalid("model.seq_length", message));
-        }
-        Ok(())
-    }
 }
 
 impl MoeConfig {
@@ -340,11 +319,6 @@ impl MoeConfig {
                 );
                 return Err(invalid("model.moe_router_group_topk", message));
             }
-        }
-        if self.topk == 1 && !self.sinkhorn && !self.pre_softmax && self.score_function == ScoreFunction::Softmax {
-            let message =
-                "expected moe_router_pre_softmax = true with one expert a token: the softmax over one score is 1";
-            return Err(invalid("model.moe_router_topk", message.into()));
         }
         let factors = [
             ("model.moe_aux_loss_coeff", self.aux_loss_coeff),

@@ -137,7 +137,6 @@ fn settings_of_experts_are_checked_by_key() {
     let cases = [
         ("model.moe_router_group_topk", groups),
         ("model.moe_router_topk", MoeConfig { topk: 6, ..base.clone() }),
-        ("model.moe_router_topk", MoeConfig { topk: 1, ..base.clone() }),
         ("model.num_moe_experts", MoeConfig { num_experts: 0, ..base.clone() }),
         ("model.moe_z_loss_coeff", MoeConfig { z_loss_coeff: f64::NAN, ..base.clone() }),
         ("model.moe_layer_freq", MoeConfig { layers: LayerPattern::Listed(vec![true]), ..base }),
