@@ -12,7 +12,7 @@ use super::limits::charge;
 use super::methods::{capitalized, centered, lines, replace, soft_text, strip, subscript};
 use super::operators::math;
 use super::predicates::test;
-use super::text::{Json, escaped, is_space, printed, represent};
+use super::text::{Json, escaped, file_size, is_space, printed, represent, stripped_tags};
 use super::value::{Value, View, compare, equal};
 
 /// Largest width, count or precision of a filter.
@@ -339,27 +339,6 @@ fn numeric(name: &str, value: &Value, given: &Given) -> Result<Value, Error> {
     }
 }
 
-fn file_size(bytes: f64, binary: bool) -> String {
-    let (base, end): (f64, _) = if binary { (1024.0, "iB") } else { (1000.0, "B") };
-    if bytes == 1.0 {
-        return "1 Byte".to_owned();
-    }
-    if bytes < base {
-        return format!("{} Bytes", bytes.trunc());
-    }
-    let first = if binary { "K" } else { "k" };
-    let mut unit = base;
-    let mut made = String::new();
-    for prefix in [first, "M", "G", "T", "P", "E", "Z", "Y"] {
-        unit *= base;
-        made = format!("{:.1} {prefix}{end}", base * bytes / unit);
-        if bytes < unit {
-            break;
-        }
-    }
-    made
-}
-
 fn round(value: &Value, given: &Given) -> Result<Value, Error> {
     let [precision, method] = given.bind("round", ["precision", "method"])?;
     let precision = precision.map_or(Ok(0), |precision| bounded("round", &precision))?;
@@ -641,23 +620,6 @@ fn title(string: &str) -> String {
         is_first = is_border(character);
     }
     made
-}
-
-fn stripped_tags(string: &str) -> String {
-    let mut text = string.to_owned();
-    for (open, close) in [("<!--", "-->"), ("<", ">")] {
-        let mut made = String::with_capacity(text.len());
-        let mut rest = &*text;
-        while let Some((before, behind)) = rest.split_once(open) {
-            let Some((_, behind)) = behind.split_once(close) else { break };
-            made.push_str(before);
-            rest = behind;
-        }
-        made.push_str(rest);
-        text = made;
-    }
-    let joined = text.split(is_space).filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" ");
-    joined.replace("&lt;", "<").replace("&gt;", ">").replace("&#34;", "\"").replace("&#39;", "'").replace("&amp;", "&")
 }
 
 fn url_encoded(value: &Value) -> Result<String, Error> {

@@ -333,33 +333,17 @@ fn within<'s>(string: &'s str, start: Option<&Value>, stop: Option<&Value>) -> R
 
 fn text_method(string: &str, name: &str, given: &Given) -> Result<Value, Error> {
     charge(string.len() / 4)?;
-    let no_names = || match given.named.is_empty() {
-        true => Ok(()),
-        false => Err(Error::new(format!("str.{name}() takes no keyword arguments"))),
-    };
-    let takes = |least: usize, most: usize| {
-        no_names()?;
-        let count = given.positional.len();
-        if count < least || count > most {
-            return Err(Error::new(format!("str.{name}() takes {least} to {most} arguments, found {count}")));
-        }
-        Ok(())
-    };
     let argument = |at: usize| text(name, &given.positional[at]);
-    let made = |text: String| {
-        charge(text.len())?;
-        Ok(Value::from(text))
-    };
     match name {
         "format" => format(string, given),
         "format_map" => {
-            takes(1, 1)?;
+            takes(name, given, 1, 1)?;
             let Value::Dict(dict) = &given.positional[0] else { return Err(Error::new("format_map: expected a dict")) };
             let named = dict.entries().filter_map(|(key, value)| Some((key.as_text()?.into(), value.clone())));
             format(string, &Given { positional: Vec::new(), named: named.collect() })
         }
         "join" => {
-            takes(1, 1)?;
+            takes(name, given, 1, 1)?;
             let items = given.positional[0].items()?;
             let mut text = String::new();
             for (at, item) in items.iter().enumerate() {
@@ -385,7 +369,7 @@ fn text_method(string: &str, name: &str, given: &Given) -> Result<Value, Error> 
             Ok(Value::list(lines(string, keep).into_iter().map(Value::from).collect()))
         }
         "strip" | "lstrip" | "rstrip" => {
-            takes(0, 1)?;
+            takes(name, given, 0, 1)?;
             let stripped = match given.positional.first().filter(|value| !matches!(value, Value::None)) {
                 None => stripped(string, name, is_space),
                 Some(value) => {
@@ -396,7 +380,7 @@ fn text_method(string: &str, name: &str, given: &Given) -> Result<Value, Error> 
             made(stripped.to_owned())
         }
         "startswith" | "endswith" => {
-            takes(1, 3)?;
+            takes(name, given, 1, 3)?;
             let Some((part, _)) = within(string, given.positional.get(1), given.positional.get(2))? else {
                 return Ok(Value::Bool(false));
             };
@@ -415,7 +399,7 @@ fn text_method(string: &str, name: &str, given: &Given) -> Result<Value, Error> 
             has(&given.positional[0]).map(Value::Bool)
         }
         "find" | "rfind" | "index" | "rindex" | "count" => {
-            takes(1, 3)?;
+            takes(name, given, 1, 3)?;
             let wanted = argument(0)?;
             let part = within(string, given.positional.get(1), given.positional.get(2))?;
             if name == "count" {
@@ -442,7 +426,7 @@ fn text_method(string: &str, name: &str, given: &Given) -> Result<Value, Error> 
             replace(string, text(name, &old)?, text(name, &new)?, count)
         }
         "partition" | "rpartition" => {
-            takes(1, 1)?;
+            takes(name, given, 1, 1)?;
             let separator = argument(0)?;
             if separator.is_empty() {
                 return Err(Error::new("empty separator"));
@@ -456,13 +440,42 @@ fn text_method(string: &str, name: &str, given: &Given) -> Result<Value, Error> 
             Ok(Value::tuple(parts.into_iter().map(Value::from).collect()))
         }
         "removeprefix" | "removesuffix" => {
-            takes(1, 1)?;
+            takes(name, given, 1, 1)?;
             let affix = argument(0)?;
             let rest = if name == "removeprefix" { string.strip_prefix(affix) } else { string.strip_suffix(affix) };
             made(rest.unwrap_or(string).to_owned())
         }
+        "center" | "ljust" | "rjust" | "zfill" | "expandtabs" => filled(string, name, given),
+        _ => {
+            takes(name, given, 0, 0)?;
+            plain_text_method(string, name)
+        }
+    }
+}
+
+/// Checks the number of arguments of a method that takes them by place alone.
+fn takes(name: &str, given: &Given, least: usize, most: usize) -> Result<(), Error> {
+    if !given.named.is_empty() {
+        return Err(Error::new(format!("str.{name}() takes no keyword arguments")));
+    }
+    let count = given.positional.len();
+    if count < least || count > most {
+        return Err(Error::new(format!("str.{name}() takes {least} to {most} arguments, found {count}")));
+    }
+    Ok(())
+}
+
+/// A text that a method made.
+fn made(text: String) -> Result<Value, Error> {
+    charge(text.len())?;
+    Ok(Value::from(text))
+}
+
+/// Methods that fill a text up: `center`, `ljust`, `rjust`, `zfill` and `expandtabs`.
+fn filled(string: &str, name: &str, given: &Given) -> Result<Value, Error> {
+    match name {
         "center" | "ljust" | "rjust" => {
-            takes(1, 2)?;
+            takes(name, given, 1, 2)?;
             let width = usize::try_from(integer(name, &given.positional[0])?).unwrap_or(0);
             let fill = given.positional.get(1).map_or(Ok(" "), |fill| text(name, fill))?;
             if fill.chars().count() != 1 {
@@ -471,14 +484,14 @@ fn text_method(string: &str, name: &str, given: &Given) -> Result<Value, Error> 
             made(justified(string, name, width, fill)?)
         }
         "zfill" => {
-            takes(1, 1)?;
+            takes(name, given, 1, 1)?;
             let width = usize::try_from(integer(name, &given.positional[0])?).unwrap_or(0);
             let missing = width.saturating_sub(characters(string));
             charge(missing)?;
             let sign = usize::from(string.starts_with(['+', '-']));
             made(format!("{}{}{}", &string[..sign], "0".repeat(missing), &string[sign..]))
         }
-        "expandtabs" => {
+        _ => {
             let [size] = given.bind(name, ["tabsize"])?;
             let size = size.map_or(Ok(8), |size| integer(name, &size))?.max(0) as usize;
             charge(string.matches('\t').count().saturating_mul(size))?;
@@ -498,10 +511,6 @@ fn text_method(string: &str, name: &str, given: &Given) -> Result<Value, Error> 
                 }
             }
             made(text)
-        }
-        _ => {
-            takes(0, 0)?;
-            plain_text_method(string, name)
         }
     }
 }

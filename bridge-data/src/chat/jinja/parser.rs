@@ -14,7 +14,6 @@ const DEPTH: u32 = 100;
 /// Most filters, attributes, calls and signs of one operand.
 const CHAIN: u32 = 300;
 
-/// A parsed template.
 pub(super) struct Parsed {
     pub(super) body: Vec<Stmt>,
     pub(super) names: Vec<Arc<str>>,
@@ -380,7 +379,6 @@ impl Parser {
         Ok((args, defaults))
     }
 
-    /// Names that are assigned to.
     fn target(&mut self, with_attributes: bool, ends: &[&str]) -> Result<Target> {
         let (mut targets, mut is_tuple) = (Vec::new(), false);
         loop {

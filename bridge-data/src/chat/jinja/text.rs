@@ -332,3 +332,43 @@ pub(super) fn escaped(text: &str) -> String {
     }
     made
 }
+
+/// Size of a file in words, as Jinja2 writes it.
+pub(super) fn file_size(bytes: f64, binary: bool) -> String {
+    let (base, end): (f64, _) = if binary { (1024.0, "iB") } else { (1000.0, "B") };
+    if bytes == 1.0 {
+        return "1 Byte".to_owned();
+    }
+    if bytes < base {
+        return format!("{} Bytes", bytes.trunc());
+    }
+    let first = if binary { "K" } else { "k" };
+    let mut unit = base;
+    let mut made = String::new();
+    for prefix in [first, "M", "G", "T", "P", "E", "Z", "Y"] {
+        unit *= base;
+        made = format!("{:.1} {prefix}{end}", base * bytes / unit);
+        if bytes < unit {
+            break;
+        }
+    }
+    made
+}
+
+/// Text without tags and comments of HTML.
+pub(super) fn stripped_tags(string: &str) -> String {
+    let mut text = string.to_owned();
+    for (open, close) in [("<!--", "-->"), ("<", ">")] {
+        let mut made = String::with_capacity(text.len());
+        let mut rest = &*text;
+        while let Some((before, behind)) = rest.split_once(open) {
+            let Some((_, behind)) = behind.split_once(close) else { break };
+            made.push_str(before);
+            rest = behind;
+        }
+        made.push_str(rest);
+        text = made;
+    }
+    let joined = text.split(is_space).filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" ");
+    joined.replace("&lt;", "<").replace("&gt;", ">").replace("&#34;", "\"").replace("&#39;", "'").replace("&amp;", "&")
+}
