@@ -19,7 +19,7 @@ use bridge_models::DecoderConfig;
 use bridge_models::adapters::{LowRankAdapter, low_rank_adapter};
 use bridge_models::decoder::build_decoder;
 use bridge_models::decoder::{KIND, MAMBA_KIND, section_of_kind};
-use bridge_models::huggingface::{HfModel, companion_path, is_companion};
+use bridge_models::huggingface::{HfModel, is_companion};
 use bridge_models::registry;
 use burn::tensor::{Device, FloatDType};
 
@@ -473,7 +473,7 @@ pub fn copy_tokenizer(checkpoint: &Checkpoint, folder: &Path) -> Result<Vec<Path
     let names: Vec<&str> = checkpoint.file_names().filter(|name| is_companion(name)).collect();
     let mut written = Vec::new();
     for name in names {
-        let path = folder.join(companion_path(name));
+        let path = folder.join(name);
         path.parent().map_or(Ok(()), std::fs::create_dir_all).map_err(Failure::run)?;
         outside::replace(&path, &checkpoint.file(name).map_err(Failure::input)?)
             .map_err(|error| Failure::run(format!("{}: {error}", path.display())))?;

@@ -57,7 +57,7 @@ pub use gguf::{GgufDtype, GgufExporter};
 pub use import::{HfModel, import_hook};
 pub use runs::row_blocks;
 pub(crate) use snapshot::HUGGING_FACE;
-pub use snapshot::{EXPERTS, ORIGINAL_CONFIG, companion_path, is_companion, snapshot};
+pub use snapshot::{EXPERTS, ORIGINAL_CONFIG, is_companion, snapshot};
 pub use source::TensorSource;
 pub(crate) use staged::Staged;
 pub use stored::ReadRows;

@@ -2,7 +2,7 @@
 //! belongs to bridge-core.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use bridge_core::checkpoint::{
@@ -110,7 +110,7 @@ impl HfModel {
         let folder = self.source().path();
         let mut files = self.packed_files().clone();
         let templates = folder.join(NAMED_TEMPLATES);
-        for (folder, before) in [(folder, String::new()), (templates.as_path(), format!("{NAMED_TEMPLATES}."))] {
+        for (folder, before) in [(folder, String::new()), (templates.as_path(), format!("{NAMED_TEMPLATES}/"))] {
             if !folder.is_dir() {
                 continue;
             }
@@ -130,14 +130,8 @@ impl HfModel {
 }
 
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
-/// Folder of named chat templates. A companion from it is called `additional_chat_templates.NAME.jinja`.
+/// Folder of named chat templates. A companion from it is called `additional_chat_templates/NAME.jinja`.
 const NAMED_TEMPLATES: &str = "additional_chat_templates";
-
-/// Path of a companion within its folder.
-pub fn companion_path(name: &str) -> PathBuf {
-    let template = name.strip_prefix(NAMED_TEMPLATES).and_then(|name| name.strip_prefix('.'));
-    template.map_or_else(|| name.into(), |template| Path::new(NAMED_TEMPLATES).join(template))
-}
 
 /// Removes references to remote code from a tokenizer's settings, because that code is not copied. A class of remote code becomes
 /// that of `tokenizer.json`. Returns `None` if there are no references.

@@ -9,7 +9,6 @@ use bridge_data::outside;
 
 use super::checkpoint::io;
 use super::error::HfError;
-use super::snapshot::companion_path;
 
 /// The layout of a file.
 #[derive(Debug)]
@@ -114,7 +113,7 @@ impl Staged {
             remove(&self.folder.join(name))?;
         }
         for (name, _) in &self.files {
-            let path = self.folder.join(companion_path(name));
+            let path = self.folder.join(name);
             let renamed = path.parent().map_or(Ok(()), std::fs::create_dir_all);
             let renamed = renamed.and_then(|()| std::fs::rename(self.temporary(name), &path));
             renamed.map_err(|source| io(&path, source))?;
@@ -131,9 +130,9 @@ impl Staged {
         Ok(())
     }
 
-    /// Where a file is until it is published.
+    /// Path of a file until it is published; files of inner folders are beside the others until then.
     pub fn temporary(&self, name: &str) -> PathBuf {
-        self.folder.join(format!("{TEMPORARY}{name}"))
+        self.folder.join(format!("{TEMPORARY}{}", name.replace('/', "-")))
     }
 }
 

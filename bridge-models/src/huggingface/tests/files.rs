@@ -244,6 +244,26 @@ fn an_export_names_no_file_that_it_lacks_and_no_token_beyond_its_vocabulary() {
 }
 
 #[test]
+fn named_chat_templates_are_copied_and_remote_code_is_not() {
+    let folder = changed_copy("llama", |_| {});
+    let templates = folder.path().join("additional_chat_templates");
+    std::fs::create_dir(&templates).unwrap();
+    std::fs::write(templates.join("tool_use.jinja"), "tools").unwrap();
+    let tokenizer = serde_json::json!({
+        "tokenizer_class": "OwnTokenizer", "auto_map": { "AutoTokenizer": ["tokenization_own.OwnTokenizer", null] },
+    });
+    std::fs::write(folder.path().join("tokenizer_config.json"), tokenizer.to_string()).unwrap();
+    let model = HfModel::open(folder.path()).unwrap();
+    let options = ExportOptions { companions: model.companions().unwrap(), ..ExportOptions::default() };
+    let exported = export_to_temporary(&model, &options);
+    let read = |name: &str| std::fs::read_to_string(exported.path().join(name)).unwrap();
+    assert_eq!(read("additional_chat_templates/tool_use.jinja"), "tools");
+    let tokenizer: Map<String, Value> = serde_json::from_str(&read("tokenizer_config.json")).unwrap();
+    assert_eq!(tokenizer.len(), 1);
+    assert_eq!(tokenizer["tokenizer_class"], "PreTrainedTokenizerFast");
+}
+
+#[test]
 fn keys_that_stand_for_others_are_read_as_these() {
     let spellings = [("n_embd", "hidden_size"), ("n_layer", "num_hidden_layers"), ("n_head", "num_attention_heads")];
     let folder = changed_copy("gpt2", |_| {});
