@@ -269,7 +269,9 @@ impl DecoderConfig {
     /// # Errors
     /// If there are fewer tensors than the layers and experts need.
     pub fn check_against(&self, num_tensors: usize) -> Result<(), ModelBuildError> {
-        let experts = self.moe.as_ref().map_or(1, |moe| moe.num_experts);
+        // Experts that no layer has need no tensors.
+        let with_experts = self.moe.as_ref().filter(|moe| moe.layers != LayerPattern::None);
+        let experts = with_experts.map_or(1, |moe| moe.num_experts);
         let sizes = [
             ("model.num_moe_experts", experts),
             ("model.encoder_num_layers", self.encoder.map_or(1, |encoder| encoder.num_layers)),
