@@ -1,4 +1,5 @@
-//! Tells the program its commit and features: from git, or from `commit.txt` where git has made an archive of the sources.
+//! Tells the program its commit and features: from git, or from `commit.txt` where git has made an
+//! archive of the sources.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,4 +1,5 @@
-//! Adapters that are trained here, written in `peft`'s format and merged: all three compute the same.
+//! Adapters that are trained here, written in `peft`'s format and merged: all three compute the
+//! same.
 
 use std::io::Write;
 use std::path::Path;

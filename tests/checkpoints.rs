@@ -106,7 +106,8 @@ fn pruning_keeps_what_a_run_needs() {
     assert_eq!(checkpoint(folder.path(), &["prune", "saved"]).0, Some(2), "how many to keep must be said");
 }
 
-/// Bytes of the tensors of a safetensors file, by their names without `prefix`; others are left out.
+/// Bytes of the tensors of a safetensors file, by their names without `prefix`; others are left
+/// out.
 fn tensors(file: &Path, prefix: &str) -> BTreeMap<String, Vec<u8>> {
     let bytes = std::fs::read(file).unwrap();
     let (length, rest) = bytes.split_first_chunk().unwrap();

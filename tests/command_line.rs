@@ -1,4 +1,5 @@
-//! The command line as a user meets it: arguments that are checked, errors that name what is wrong, exit codes, names of data.
+//! The command line as a user meets it: arguments that are checked, errors that name what is wrong,
+//! exit codes, names of data.
 
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -211,7 +212,8 @@ fn eval_reads_text_in_one_pass() {
         assert!(output.status.success(), "{}", text(&output.stderr));
         serde_json::from_slice(&output.stdout).expect("one JSON object")
     };
-    // The tokenizer ends the document: 300 of 301 tokens are predicted, in sequences of the model's 64 positions.
+    // The tokenizer ends the document: 300 of 301 tokens are predicted, in sequences of the model's
+    // 64 positions.
     let whole = figures(&["--text", "a.txt"]);
     assert_eq!((&whole["tokens"], &whole["samples"]), (&Value::from(300), &Value::from(5)));
     assert_eq!((&whole["bits_per_byte"], &whole["bytes"]), (&Value::Null, &Value::Null));
@@ -389,7 +391,7 @@ fn a_folder_goes_through_gguf_and_comes_back_in_shards() {
     assert!(!folder.path().join("other").exists() && !folder.path().join("other.gguf").exists());
 }
 
-/// What `bridge bench` reports of a short run of a small model.
+/// Report of `bridge bench` on a short run of a small model.
 fn measured(arguments: &[&str]) -> Value {
     let folder = tempfile::tempdir().unwrap();
     let small = ["bench", "--preset", "nano-gpt2", "--micro-batch", "1", "--seq", "8", "--json", "--threads", "1"];
@@ -467,7 +469,8 @@ fn recipes_are_strict() {
     }
 }
 
-/// A folder with the exported model of the tiny recipe and a tokenizer whose vocabulary has an unused id.
+/// A folder with the exported model of the tiny recipe and a tokenizer whose vocabulary has an
+/// unused id.
 fn model_with_a_hole(folder: &Path) -> String {
     let export = bridge(folder, &["convert", "export", &checkpoint(), "model"]);
     assert!(export.status.success(), "{}", text(&export.stderr));

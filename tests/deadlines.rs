@@ -1,5 +1,6 @@
-//! A signal that stops a run, with a deadline (`train.exit_signal_deadline_s`): steps that take long, disks that are slow, ranks as threads and as
-//! processes, saves at once and in the background. What is saved in time is saved; what is not is told, and costs nothing but itself.
+//! Stops by a signal with a deadline (`train.exit_signal_deadline_s`): long steps, slow disks,
+//! ranks as threads and as processes, synchronous and background saves. A save in time is kept; a
+//! late one is reported, and costs only itself.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -25,7 +26,7 @@ const LONG_STEPS: [&str; 2] = ["train.global_batch_size=16000", "checkpoint.save
 
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// How ranks are run.
+/// Start method of ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Ranks {
     One,
@@ -74,7 +75,8 @@ fn newest(folder: &Path) -> Option<u64> {
     std::fs::read_to_string(folder.join("saved/latest_checkpointed_iteration.txt")).ok()?.trim().parse().ok()
 }
 
-/// Whether a run that saves every twenty steps has saved, and has gone some steps since: a state that no pointer names yet.
+/// True if a run that saves every twenty steps has saved, and has taken some steps since: a state
+/// that no pointer names yet.
 fn is_between_checkpoints(folder: &Path) -> bool {
     newest(folder) >= Some(20) && (1..12).contains(&(losses(folder).len() % 20))
 }
@@ -139,7 +141,8 @@ fn a_state_that_cannot_be_saved_in_time_is_told_of() {
     }
 }
 
-/// The save that the signal asks for takes too long, at once and in the background; the one before it is what the next run goes on from.
+/// The save that the signal asks for takes too long, synchronously and in the background; the next
+/// run resumes from the one before.
 #[test]
 fn a_slow_disk_costs_the_last_save_and_no_other() {
     for ranks in Ranks::ALL {
@@ -162,7 +165,8 @@ fn a_slow_disk_costs_the_last_save_and_no_other() {
     }
 }
 
-/// Within the deadline a save that is under way in the background is waited for, and the last state saved behind it.
+/// Within the deadline a background save in progress is waited for, and the last state is saved
+/// after it.
 #[test]
 fn a_save_in_the_background_and_the_last_one_are_both_waited_for() {
     for ranks in Ranks::ALL {

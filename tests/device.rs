@@ -1,5 +1,5 @@
-//! A short training run on the device that the build is for, against the same run on the CPU. `cargo xtask test --device wgpu` runs
-//! it; a build without a GPU feature has nothing here.
+//! A short training run on the device that the build is for, against the same run on the CPU.
+//! `cargo xtask test --device wgpu` runs it; a build without a GPU feature has nothing here.
 #![cfg(any(feature = "cuda", feature = "vulkan", feature = "wgpu"))]
 
 #[path = "device/graphs.rs"]
@@ -31,7 +31,8 @@ fn losses(device: &str, arguments: &[&str]) -> Vec<f64> {
     losses_of(folder.path(), "train")
 }
 
-/// Sums have another order on each device; six steps of Adam let a difference of 1e-7 grow to less than this.
+/// Sums have another order on each device; six steps of Adam let a difference of 1e-7 grow to less
+/// than this.
 const TOLERANCE: f64 = 2e-5;
 
 fn check(arguments: &[&str]) {
@@ -52,7 +53,7 @@ fn a_llama_trains_as_on_the_cpu() {
     check(&[]);
 }
 
-/// What makes a GPT-2 of the tiny recipe's Llama.
+/// Overrides that turn the tiny recipe's Llama into a GPT-2.
 const GPT_2: [&str; 7] = [
     "model.normalization=LayerNorm",
     "model.position_embedding_type=learned_absolute",
@@ -76,7 +77,8 @@ fn moved_bytes(arguments: &[&str]) -> Vec<f64> {
     figures_in(&folder.path().join("runs/tiny"), "train", "offloaded_activation_bytes")
 }
 
-/// Activations of modules on the host between forward and backward, on one stage and on two: the losses are those of a run that keeps them.
+/// Activations of modules on the host between forward and backward, on one stage and on two: the
+/// losses are those of a run that keeps them.
 #[test]
 fn activations_on_the_host_change_no_loss() {
     let moved = [
@@ -110,8 +112,8 @@ fn ranks_that_share_a_device_train_as_on_the_cpu() {
     check_on(&first, &[&two[..], &["ddp.use_distributed_optimizer=true", "ddp.overlap_grad_reduce=true"]].concat());
 }
 
-/// Weights of sharded parameters that travel as codes, from one rank's memory of the device to the other's: losses are those of weights that travel as they
-/// are, to the bit.
+/// Weights of sharded parameters that travel as codes, from one rank's memory of the device to the
+/// other's: losses are those of weights that travel as they are, to the bit.
 #[test]
 fn weights_that_travel_as_codes_on_a_device_change_no_bit() {
     let first = format!("{DEVICE}:0");
@@ -156,7 +158,7 @@ fn assert_near(what: &str, found: &[f64], expected: &[f64]) {
     }
 }
 
-/// What a run on the device holds in the end, and what its plan says of optimizer states.
+/// Memory of a run on the device at its end, and the optimizer states of its plan.
 fn held(more: &[&str]) -> (HeldBytes, [u64; 2]) {
     let folder = tempfile::tempdir().unwrap();
     let mut overrides: Vec<String> = more.iter().map(|text| (*text).to_owned()).collect();

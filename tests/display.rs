@@ -1,4 +1,5 @@
-//! What people see of a run: lines that fit their terminal, full ones in the log file and in pipes, the header, colours.
+//! Visible output of a run: lines that fit the terminal, full ones in the log file and in pipes,
+//! the header, colors.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -6,7 +7,8 @@ use std::process::{Command, Stdio};
 use bridge_tests::{program, root};
 use console::{measure_text_width, strip_ansi_codes};
 
-/// Runs `bridge train` with `arguments` on a terminal of `columns` columns; returns what appeared there.
+/// Runs `bridge train` with `arguments` on a terminal of `columns` columns; returns what appeared
+/// there.
 fn on_terminal(folder: &Path, columns: usize, arguments: &[&str]) -> String {
     let (text, succeeded) = seen_with(folder, columns, arguments, &[]);
     assert!(succeeded, "{text}");
@@ -144,7 +146,7 @@ fn errors_and_warnings_fit_and_have_colours_as_cargo_has_them() {
     }
 }
 
-/// What a run that trains nothing much says, in a pipe.
+/// Output of a short run in a pipe.
 fn said(arguments: &[&str]) -> String {
     let folder = tempfile::tempdir().unwrap();
     let output = Command::new(program())

@@ -1,4 +1,5 @@
-//! Training with products of 8-bit operands: near the run without them, the same on any ranks that cut no operand, exact to resume.
+//! Training with products of 8-bit operands: near the run without them, the same on any ranks that
+//! cut no operand, exact to resume.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -41,7 +42,8 @@ fn losses_are_near_those_of_32_bits_and_others() {
     }
 }
 
-/// The same losses until sums in another order tip a value over to the next one of 8 bits, and near ones from then on.
+/// The same losses until sums in another order tip a value over to the next one of 8 bits, and near
+/// ones from then on.
 fn assert_alike(found: &[f64], single: &[f64], what: &str) {
     assert_close(&found[..4], &single[..4], what);
     let distance = distance(found, single);

@@ -1,5 +1,6 @@
-//! Every family on every layout: each golden folder of the repository is imported and trained on two ranks in several layouts, saved at one and
-//! continued at another, with the losses of one rank. A new family takes part as soon as it has a golden folder.
+//! Every family on every layout: each golden folder of the repository is imported and trained on
+//! two ranks in several layouts, saved at one and continued at another, with the losses of one
+//! rank. A new family takes part as soon as it has a golden folder.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -95,7 +96,8 @@ const REFUSED: [(&str, &str, &str); 9] = [
     ("t5", "CP 2", "model.context_parallel_size: model.kind = \"t5\" does not have this setting"),
 ];
 
-/// Trains half of the steps at one layout, the rest at another, and compares with one rank. Returns what is wrong.
+/// Trains half of the steps at one layout, the rest at another, and compares with one rank. Returns
+/// what is wrong.
 fn check(golden: &Path, pairs: &[(&Layout, &Layout)]) -> Vec<String> {
     let folder = imported(golden);
     let name = golden.file_name().unwrap().to_string_lossy().into_owned();
@@ -132,7 +134,7 @@ fn check(golden: &Path, pairs: &[(&Layout, &Layout)]) -> Vec<String> {
     wrong
 }
 
-/// Whether the imported model has experts.
+/// True if the imported model has experts.
 fn has_experts(golden: &Path) -> bool {
     let recipe = std::fs::read_to_string(imported(golden).path().join("recipe.toml")).unwrap();
     recipe.contains("num_moe_experts")
@@ -169,7 +171,8 @@ fn a_run_starts_from_the_folder_itself() {
     let checked = bridge(folder.path(), &check);
     assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stderr));
     assert!(!folder.path().join("runs/new").exists(), "a check writes nothing");
-    // The imported weights are those of the folder as it is: changed ones are imported again, damaged ones refused.
+    // The imported weights are those of the folder as it is: changed ones are imported again,
+    // damaged ones refused.
     let weights = folder.path().join("base/model.safetensors");
     let mut bytes = std::fs::read(&weights).unwrap();
     let end = bytes.len();

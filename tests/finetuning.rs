@@ -1,4 +1,5 @@
-//! Fine-tuning on files of examples: the same loss for each token however they are packed, filled up and spread over ranks.
+//! Fine-tuning on files of examples: the same loss for each token however they are packed, filled
+//! up and spread over ranks.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -21,7 +22,8 @@ fn examples(lengths: &[usize]) -> String {
     text
 }
 
-/// A folder with data: in training pairs of examples fill sequences, in validation they end at the borders of chunks and elsewhere.
+/// A folder with data: in training pairs of examples fill sequences, in validation they end at the
+/// borders of chunks and elsewhere.
 fn data() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let pairs: Vec<usize> = (0..8).flat_map(|_| [41, 23]).collect();
@@ -81,7 +83,8 @@ fn packing_filling_and_ranks_change_no_loss() {
             assert_close(&losses(data.path(), &how), &expected, &format!("{how:?}"));
         }
     }
-    // Which examples follow one another in training depends on the epoch; all of them are validated.
+    // Which examples follow one another in training depends on the epoch; all of them are
+    // validated.
     let untrained = losses(data.path(), &["validation.skip_train=true"]);
     assert_close(&losses(data.path(), FOLLOWING), &untrained, "packed on the fly");
 }
@@ -138,7 +141,8 @@ fn losses_by_name(folder: &Path) -> Vec<BTreeMap<String, f64>> {
     evaluations.map(|record| serde_json::from_value(record["losses"].clone()).unwrap()).collect()
 }
 
-/// Files of a folder `validation` are sets of their own, and the loss of all is that of the files together.
+/// Files of a folder `validation` are sets of their own, and the loss of all is that of the files
+/// together.
 #[test]
 fn validation_files_are_evaluated_apart() {
     let data = data();

@@ -1,5 +1,6 @@
-//! The targets of `fuzz`, compiled by stable Rust and run on mutated seeds for a moment each, so that they stay what parsers take. cargo-fuzz runs
-//! them for long; `BRIDGE_HOSTILE_RUNS` says how many inputs each gets here.
+//! The targets of `fuzz`, compiled by stable Rust and run on mutated seeds for a moment each, so
+//! that they stay what parsers take. cargo-fuzz runs them for long; `BRIDGE_HOSTILE_RUNS` says how
+//! many inputs each gets here.
 
 extern crate self as bridge_fuzz;
 extern crate self as libfuzzer_sys;
@@ -29,7 +30,8 @@ mod targets {
     pub mod weights_index;
 }
 
-/// What libFuzzer makes an entry point of is a function here. Below the targets, which import it by its path.
+/// Turns libFuzzer's entry point into a function. Below are the targets, which import it by its
+/// path.
 #[macro_export]
 macro_rules! fuzz_target {
     (|$data:ident: &[u8]| $body:block) => {
@@ -107,7 +109,8 @@ fn mixed(state: &mut u64) -> usize {
     (z ^ (z >> 31)) as usize
 }
 
-/// The seed with some of its bytes changed, doubled, left out or replaced by what numbers end with; mostly near its beginning, where headers are.
+/// The seed with some of its bytes changed, doubled, left out or replaced by what numbers end with;
+/// mostly near its beginning, where headers are.
 fn mutated(seed: &[u8], state: &mut u64) -> Vec<u8> {
     const WORDS: [&[u8]; 8] =
         [b"18446744073709551615", b"-1", b"[[[[[[[[", b"null", b"1e999", &[0xff; 8], &[0; 8], b"/dev/zero"];

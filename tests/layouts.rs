@@ -1,4 +1,5 @@
-//! Checkpoints saved at one layout of ranks and continued at others: the losses are those that the first layout would have had.
+//! Checkpoints saved at one layout of ranks and continued at others: the losses are those that the
+//! first layout would have had.
 
 use std::path::Path;
 
@@ -25,7 +26,8 @@ const FULLY_SHARDED: &[&str] = &[
     "ddp.data_parallel_sharding_strategy=optim_grads_params",
 ];
 
-/// Trains half of the steps at `from`, the other half at each of `to`, and compares with an uninterrupted run at `from`.
+/// Trains half of the steps at `from`, the other half at each of `to`, and compares with an
+/// uninterrupted run at `from`.
 fn check(from: &[&str], to: &[&[&str]]) {
     let whole = tempfile::tempdir().unwrap();
     run_in(whole.path(), &[MODEL, from].concat());

@@ -1,5 +1,6 @@
-//! Runs that are killed at any moment of their saves, and saves of which a bit is flipped, of every kind: nothing that was saved is lost, nothing that
-//! was damaged is taken. The suite does a few of each; `BRIDGE_KILLS` and `BRIDGE_FLIPS` say how many, `BRIDGE_RANDOM_SEED` where to begin.
+//! Runs that are killed at any moment of their saves, and saves of which a bit is flipped, of every
+//! kind: nothing that was saved is lost, nothing that was damaged is taken. The suite does a few of
+//! each; `BRIDGE_KILLS` and `BRIDGE_FLIPS` say how many, `BRIDGE_RANDOM_SEED` where to begin.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -33,7 +34,7 @@ const RUN: [&str; 9] = [
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Where the base of adapters is, in the folder of a run.
+/// Base of adapters in the folder of a run.
 const BASE: &str = "base/saved";
 /// Says to [`a_process_with_a_manager`] that it is one, with its overrides.
 const CHILD: &str = "BRIDGE_LOST_SAVES_CHILD";
@@ -43,7 +44,7 @@ struct Kind {
     name: &'static str,
     ranks: usize,
     overrides: &'static [&'static str],
-    /// Whether a copy may take the place of what is damaged.
+    /// True if a copy may replace damaged files.
     has_copies: bool,
 }
 
@@ -163,7 +164,8 @@ impl Kind {
         (run.wait().unwrap().success(), said(folder))
     }
 
-    /// The folders where saves appear under their final names: those of each rank, if each has its own.
+    /// The folders where saves appear under their final names: those of each rank, if each has its
+    /// own.
     fn places(&self, folder: &Path) -> Vec<Vec<PathBuf>> {
         let identity = std::fs::read_to_string(folder.join("saved/run_identity.txt")).unwrap_or_default();
         let of_ranks = |root: PathBuf| (0..self.ranks).map(|rank| root.join(format!("rank-{rank:05}"))).collect();
@@ -202,7 +204,7 @@ fn losses(folder: &Path) -> BTreeMap<u64, u64> {
     losses.filter_map(|of| Some((of["iteration"].as_u64()?, of["loss"].as_f64()?.to_bits()))).collect()
 }
 
-/// The iteration that a run says it goes on from; 0 if it begins.
+/// Iteration that a run says it resumes from; 0 if it starts anew.
 fn resumed_from(said: &str) -> u64 {
     let line = said.lines().rev().find_map(|line| line.split_once("resuming from ")?.1.split_once("(iteration "));
     line.map_or(0, |(_, rest)| rest.split([')', ',']).next().unwrap().parse().unwrap())
@@ -222,7 +224,8 @@ fn undisturbed(kind: &Kind, last: u64) -> BTreeMap<u64, u64> {
     losses(folder.path())
 }
 
-/// Kills runs of a kind at random moments; each goes on from the newest save that was there, or a newer one.
+/// Kills runs of a kind at random moments; each resumes from the newest save that existed, or a
+/// newer one.
 fn kill(kind: &Kind, times: usize, random: &mut Random) {
     let folder = kind.folder();
     let at = folder.path();
@@ -263,7 +266,8 @@ fn kills_lose_nothing_that_was_saved() {
     }
 }
 
-/// A bit of a save is flipped: the run goes on from the one before, or from a copy, and comes to the same losses.
+/// Flips a bit of a save: the run resumes from the one before, or from a copy, and reaches the same
+/// losses.
 fn flip(kind: &Kind, times: usize, random: &mut Random) {
     let folder = kind.folder();
     let at = folder.path();

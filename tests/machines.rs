@@ -1,5 +1,6 @@
-//! Runs of several machines under `--max-restarts`, one of which is lost. The machines are names: mpirun reaches them by a stand-in for ssh, which runs
-//! its command here, and Slurm's programs are stand-ins too. Only builds with MPI have ranks that are processes.
+//! Runs of several machines under `--max-restarts`, one of which is lost. The machines are names:
+//! mpirun reaches them by a stand-in for ssh, which runs its command here, and Slurm's programs are
+//! stand-ins too. Only builds with MPI have ranks that are processes.
 
 #![cfg(feature = "mpi")]
 
@@ -30,8 +31,9 @@ const FIRST: &str = "198.51.100.1";
 const SECOND: &str = "198.51.100.2";
 const SPARE: &str = "198.51.100.3";
 
-/// A machine is lost while there is a file `dead-NAME` in the working folder. Each has a folder for temporary files, as machines do: the daemons of
-/// one job make files of the same names there, and one that loses the race ends without a word, after which mpirun waits for ever.
+/// A machine is lost while there is a file `dead-NAME` in the working folder. Each has a folder for
+/// temporary files, as machines do: the daemons of one job make files of the same names there, and
+/// one that loses the race ends without a word, after which mpirun waits for ever.
 const AGENT: &str = r#"#!/bin/sh
 machine=$1; shift
 [ -e "dead-$machine" ] && { echo "no route to $machine" >&2; exit 255; }
@@ -81,7 +83,8 @@ fn start(folder: &Path, more: &[&str]) -> Child {
     run.arg("train").arg(recipe()).args(RUN).args(more).env("PATH", path).current_dir(folder);
     run.env("OMPI_MCA_plm_rsh_agent", programs.join("agent")).env("OMPI_MCA_plm_rsh_no_tree_spawn", "1");
     run.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
-    // Over the network of this machine: names are not enough for Open MPI to see that processes share memory.
+    // Over the network of this machine: names are not enough for Open MPI to see that processes
+    // share memory.
     run.env("OMPI_MCA_btl", "self,tcp").env("OMPI_MCA_btl_tcp_if_include", "lo");
     run.env("SLURM_JOB_NODELIST", "node[1-3]").env("SLURM_NTASKS_PER_NODE", "2");
     run.stdout(Stdio::null()).stderr(error).spawn().expect("bridge starts")
@@ -115,7 +118,8 @@ fn undisturbed() -> Vec<f64> {
     losses(folder.path())
 }
 
-/// Loses the machine of ranks 2 and 3: all its processes die at once, and it does not answer any more.
+/// Loses the machine of ranks 2 and 3: all its processes die at once, and it does not answer any
+/// more.
 fn lose(folder: &Path, machine: &str) {
     std::fs::write(folder.join(format!("dead-{machine}")), "").unwrap();
     let [second, third] = [2, 3].map(|rank| process_of(folder, rank));

@@ -75,7 +75,7 @@ fn dry_runs_measure_and_leave_nothing() {
     }
 }
 
-/// What is wrong with the recipe is found although its data is not read.
+/// Errors of the recipe are found although its data is not read.
 #[test]
 fn dry_runs_check_the_recipe() {
     let folder = tempfile::tempdir().unwrap();

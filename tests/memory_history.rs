@@ -1,4 +1,5 @@
-//! The history of the allocator (`profiling.record_memory_history`): who holds memory when most is in use, and where it runs out.
+//! The history of the allocator (`profiling.record_memory_history`): who holds memory when most is
+//! in use, and where it runs out.
 
 use std::fs;
 use std::path::Path;
@@ -38,7 +39,8 @@ fn parameters_states_and_activations_have_owners() {
     run_in(folder.path(), &[&WIDE[..], &[RECORDED]].concat());
     let table = owners(folder.path(), "snapshot_0.txt");
     let bytes = |name: &str| table.iter().find(|(.., owner)| owner == name).map(|(bytes, ..)| *bytes);
-    // Gate and up projection of a layer, 2 * 384 * 128 floats, and the optimizer's two moments of it.
+    // Gate and up projection of a layer, 2 * 384 * 128 floats, and the optimizer's two moments of
+    // it.
     let weight = 2 * 384 * 128 * 4;
     let fc1 = "decoder.layers.1.mlp.linear_fc1.weight";
     assert_eq!(bytes(&format!("parameter {fc1}")), Some(weight), "{table:?}");

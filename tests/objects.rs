@@ -1,4 +1,5 @@
-//! Checkpoints in an object store, against an S3 server that is a process of its own and is killed while saves are under way.
+//! Checkpoints in an object store, against an S3 server that is a process of its own and is killed
+//! while saves are in progress.
 
 #[path = "../examples/examples/object_store.rs"]
 #[allow(dead_code, reason = "main is not called")]
@@ -37,7 +38,8 @@ fn server_binary() -> &'static Path {
     })
 }
 
-/// A server with one bucket in a folder, on a port that stays its own when it is killed and started again.
+/// A server with one bucket in a folder, on a port that stays its own when it is killed and started
+/// again.
 struct Server {
     folder: tempfile::TempDir,
     process: Mutex<Child>,
@@ -145,7 +147,8 @@ fn train(folder: &Path, manager: Option<ObjectStoreManager>, until: u64) -> Resu
     pretrain(config, options).map(drop).map_err(|error| error.to_string())
 }
 
-/// The run goes on in an empty folder, as on another machine, from the step behind `from`, to the numbers of one without a break.
+/// The run goes on in an empty folder, as on another machine, from the step behind `from`, to the
+/// numbers of one without a break.
 fn goes_on(server: &Server, from: u64) {
     static PLAIN: OnceLock<tempfile::TempDir> = OnceLock::new();
     let plain = PLAIN.get_or_init(|| {

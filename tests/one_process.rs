@@ -1,4 +1,4 @@
-//! What many ranks have saved, read by the commands that are one process: evaluation, generation, export.
+//! Saves of many ranks, read by the commands that are one process: evaluation, generation, export.
 
 use std::path::Path;
 use std::process::Command;
@@ -28,8 +28,8 @@ fn report(folder: &Path, arguments: &[&str]) -> Value {
     serde_json::from_str(&bridge(folder, &[arguments, &["--json"]].concat())).unwrap()
 }
 
-/// What one process makes of what was saved: the loss on the recipe's data, a continuation, and the loss of the exported model if
-/// there is a Hugging Face family for it.
+/// Results of one process on a save: the loss on the recipe's data, a continuation, and the loss of
+/// the exported model if there is a Hugging Face family for it.
 fn read_back(arguments: &[&str], exports: bool) -> (Vec<f64>, Value) {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();

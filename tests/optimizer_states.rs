@@ -1,4 +1,5 @@
-//! States of the optimizer in less than 32 bits, in whole runs: what is saved, resumed at the same layout and at others, and what changes no bit.
+//! States of the optimizer in less than 32 bits, in whole runs: what is saved, resumed at the same
+//! layout and at others, and what changes no bit.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,7 +20,8 @@ const FULL: &[&str] =
 const TENSOR_DISTRIBUTED: &[&str] =
     &["--ranks", "4", "model.tensor_model_parallel_size=2", "ddp.use_distributed_optimizer=true"];
 
-/// 8-bit and scaled 16-bit moments of float32 parameters; remainders with bfloat16 moments; float16 masters with 8-bit moments.
+/// 8-bit and scaled 16-bit moments of float32 parameters; remainders with bfloat16 moments; float16
+/// masters with 8-bit moments.
 const KEPT: [&[&str]; 3] = [
     &[AWARE, "optimizer.exp_avg_dtype=fp8", "optimizer.exp_avg_sq_dtype=float16"],
     &[AWARE, BF16, "optimizer.exp_avg_dtype=bfloat16", "optimizer.exp_avg_sq_dtype=bfloat16"],
@@ -70,7 +72,8 @@ fn what_is_resumed_has_the_bits_of_what_ran_through_and_goes_on_at_other_layouts
                 let folder = tempfile::tempdir().unwrap();
                 copy(&saved.path().join("checkpoints"), &folder.path().join("checkpoints"));
                 run_in(folder.path(), &[kept, other, &[SAVE]].concat());
-                // Sums in another order become other roundings of states; of bfloat16 activations, too.
+                // Sums in another order become other roundings of states; of bfloat16 activations,
+                // too.
                 for (a, b) in losses_of(folder.path(), "train").iter().zip(&expected) {
                     assert!((a - b).abs() < 2e-3 * b, "{what}, continued at {other:?}: {a}, expected {b}");
                 }

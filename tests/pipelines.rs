@@ -1,4 +1,5 @@
-//! Runs of `recipes/tiny.toml` on pipelines of ranks against the run on one: the same losses with any schedule and split.
+//! Runs of `recipes/tiny.toml` on pipelines of ranks against the run on one: the same losses with
+//! any schedule and split.
 
 use bridge_tests::{assert_close, bridge, run};
 

@@ -99,7 +99,8 @@ fn states_in_host_memory_are_told_apart() {
     assert!(text(&layouts).lines().any(|line| line.starts_with("host memory")));
 }
 
-/// Attention on matrix units has no scores; which form runs on a GPU that is not named is not known.
+/// Attention on matrix units has no scores; which form runs on a GPU that is not named is not
+/// known.
 #[test]
 fn matrix_units_of_a_named_gpu_need_no_scores() {
     let long = ["recipes/tiny.toml", "mixed_precision=bf16_mixed", "model.kv_channels=16", "model.seq_length=256"];
@@ -266,7 +267,8 @@ fn mistakes_are_bad_input() {
     assert!(failed(&["recipes/gpt2-124m.toml"]).contains("model.vocab_size: must be given for a plan"));
 }
 
-/// Each `console` block of docs/parallelism.md begins with a command and goes on with what it prints.
+/// Each `console` block of docs/parallelism.md begins with a command and goes on with what it
+/// prints.
 #[test]
 fn the_documentation_shows_what_is_printed() {
     let path = root().join("docs/parallelism.md");

@@ -1,7 +1,8 @@
-//! Runs with random faults: killed, stopped for a while or for good, slowed down, their saves damaged while they are dead, full disks, ranks that
-//! panic or hang; as threads and, where the suite was built with MPI, as processes, of which one alone is killed, stalls or is slow. Each must end
-//! trained, with the losses of an undisturbed run, bit for bit, or say why it did not. The suite makes a few; `BRIDGE_RANDOM_FAULTS` says how many,
-//! `BRIDGE_RANDOM_SEED` where to begin.
+//! Runs with random faults: killed, stopped for a while or for good, slowed down, their saves
+//! damaged while they are dead, full disks, ranks that panic or hang; as threads and, where the
+//! suite was built with MPI, as processes, of which one alone is killed, stalls or is slow. Each
+//! must end trained, with the losses of an undisturbed run, bit for bit, or say why it did not. The
+//! suite makes a few; `BRIDGE_RANDOM_FAULTS` says how many, `BRIDGE_RANDOM_SEED` where to begin.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -49,7 +50,7 @@ impl Random {
     }
 }
 
-/// What is done to a run.
+/// Fault of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fault {
     /// All of it is killed.
@@ -62,11 +63,11 @@ enum Fault {
     StopForGood,
     /// It gets a fifth of the time for two seconds.
     Slow,
-    /// Nothing can be saved for one and a half seconds.
+    /// No save succeeds for one and a half seconds.
     FullDisk,
     /// The process of one rank is killed.
     KillRank,
-    /// What has started the ranks is killed: mpirun, or the program that runs it.
+    /// The launcher of the ranks is killed: mpirun, or the program that runs it.
     KillLauncher,
     /// One rank does not answer for two seconds, and its peers wait.
     Stall,
@@ -89,7 +90,7 @@ struct Case {
     faults: Vec<Fault>,
 }
 
-/// How ranks are started.
+/// Start method of ranks.
 fn layout(ranks: usize, is_mpi: bool) -> Vec<String> {
     let mut layout = vec![format!("--ranks={ranks}")];
     layout.extend(is_mpi.then(|| "--launcher=mpi".to_owned()));
@@ -167,7 +168,7 @@ fn losses(folder: &Path) -> BTreeMap<u64, u64> {
     losses.filter_map(|of| Some((of["iteration"].as_u64()?, of["loss"].as_f64()?.to_bits()))).collect()
 }
 
-/// How many steps a folder's runs have logged, those that were repeated more than once.
+/// Number of steps that a folder's runs have logged; repeated steps count each time.
 fn logged(folder: &Path) -> usize {
     let step = std::fs::read_to_string(folder.join("runs/tiny/metrics.jsonl")).unwrap_or_default();
     step.lines().count()
@@ -202,7 +203,7 @@ fn processes_in(folder: &Path, supervisor: u32) -> Vec<Process> {
     found
 }
 
-/// Those that hold ranks.
+/// Processes that hold ranks.
 fn ranks_in(folder: &Path, supervisor: u32) -> Vec<String> {
     let mut found = processes_in(folder, supervisor);
     // Of an MPI run the launcher is `bridge` too, and has no number.
@@ -335,7 +336,8 @@ fn one(seed: u64, undisturbed: &mut BTreeMap<(usize, bool), BTreeMap<u64, u64>>)
         std::thread::sleep(Duration::from_millis(10));
     }
     let said = said();
-    // A disk that is full for longer than three starts take is beyond what a run outlives; it says so.
+    // A disk that is full for longer than three starts take is beyond what a run outlives; it says
+    // so.
     let is_full = case.faults.contains(&Fault::FullDisk) && said.contains("No space left on device");
     let is_given_up = is_full && said.contains("so it is not started again");
     assert!(status.unwrap().success() || is_given_up, "seed {seed}: {case:?}: {said}");

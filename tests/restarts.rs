@@ -42,7 +42,7 @@ fn undisturbed() -> BTreeMap<u64, u64> {
     losses(folder.path())
 }
 
-/// What a run with faults said.
+/// Output of a run with faults.
 fn survived(folder: &Path, more: &[&str]) -> String {
     let Output { status, stderr, .. } = run(folder, &[&RESTARTS[..], more].concat());
     let said = String::from_utf8(stderr).unwrap();
@@ -71,7 +71,8 @@ fn a_rank_that_fails_or_hangs_changes_no_loss() {
     }
 }
 
-/// The longest time between two records of rank 0, of a run with a fault that is watched for some seconds.
+/// The longest time between two records of rank 0, of a run with a fault that is watched for some
+/// seconds.
 fn longest_pause() -> Duration {
     let folder = tempfile::tempdir().unwrap();
     let fault = ["ft.simulate_fault=true", "ft.simulated_fault_type=rank_killed", "ft.simulated_fault_rank=1"];
@@ -110,7 +111,8 @@ fn longest_pause() -> Duration {
     longest
 }
 
-/// From the last step before the fault to the first after the restart. Other programs may hold up a try.
+/// From the last step before the fault to the first after the restart. Other programs may hold up a
+/// try.
 #[test]
 fn restarts_take_less_than_two_seconds() {
     let pauses: Vec<Duration> = (0..3).map(|_| longest_pause()).collect();

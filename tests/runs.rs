@@ -1,4 +1,5 @@
-//! What comes of runs besides their model: the best checkpoint, an early end, the learning-rate finder, and `bridge runs` over their files.
+//! Results of runs besides their model: the best checkpoint, an early end, the learning-rate
+//! finder, and `bridge runs` over their files.
 
 use std::path::Path;
 use std::process::{Command, Output};

@@ -1,5 +1,5 @@
-//! From a folder to a recipe and to a model that talks: `bridge init`, what it writes trained, evaluated, sampled and chatted with, by name and
-//! from other folders.
+//! From a folder to a recipe and to a model that talks: `bridge init`, what it writes trained,
+//! evaluated, sampled and chatted with, by name and from other folders.
 
 use std::fs;
 use std::io::Write;
@@ -116,7 +116,8 @@ fn what_cannot_be_trained_on_is_named() {
     refused(path, &["init", "text.txt", "--kind", "chat"], &["--kind chat", "lists of messages"]);
     write(&path.join("likes.jsonl"), "{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}\n");
     refused(path, &["init", "likes.jsonl"], &["likes.jsonl", "[dpo]"]);
-    // Where plain text outweighs examples, the folder is taken for text, and the error says how to have the examples.
+    // Where plain text outweighs examples, the folder is taken for text, and the error says how to
+    // have the examples.
     write(&path.join("both/notes.md"), prose(1).repeat(3));
     write(&path.join("both/a.jsonl"), "{\"a\": 1}\n");
     write(&path.join("both/talks.jsonl"), "{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}]}\n");

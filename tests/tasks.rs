@@ -1,4 +1,5 @@
-//! `bridge eval --tasks`, against the figures of lm-evaluation-harness on the same items (`fixtures/tasks/make_tasks.py` made them).
+//! `bridge eval --tasks`, against the figures of lm-evaluation-harness on the same items
+//! (`fixtures/tasks/make_tasks.py` made them).
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

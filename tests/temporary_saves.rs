@@ -1,4 +1,5 @@
-//! Saves between the persistent ones: a run that is killed goes on from the newest that is whole, and only from such a one.
+//! Saves between the persistent ones: a killed run resumes from the newest that is complete, and
+//! only from such a one.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -70,7 +71,8 @@ fn losses(folder: &Path) -> BTreeMap<u64, u64> {
     losses.map(|of| (of["iteration"].as_u64().unwrap(), of["loss"].as_f64().unwrap().to_bits())).collect()
 }
 
-/// A run in `folder` that is killed once all ranks have a piece of some iteration; returns the folder of the pieces.
+/// A run in `folder` that is killed once all ranks have a piece of some iteration; returns the
+/// folder of the pieces.
 fn killed_with_pieces(folder: &Path, more: &[&str]) -> PathBuf {
     let has_pieces = |place: &Path| (0..4).all(|rank| piece_in(&place.join(format!("rank-{rank:05}"))).is_some());
     let place = || only_folder(&folder.join("local"));

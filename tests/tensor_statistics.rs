@@ -1,4 +1,5 @@
-//! Statistics of tensors (`[tensor_inspect]`): the same whatever the layout of ranks, equal to other figures of the run, and without effect on it.
+//! Statistics of tensors (`[tensor_inspect]`): the same whatever the layout of ranks, equal to
+//! other figures of the run, and without effect on it.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -65,7 +66,8 @@ fn assert_close(one: &Rows, other: &Rows, what: &[&str]) {
     for (key, values) in one {
         for (name, value) in values.iter().filter(|(name, _)| !name.contains("underflows") && *name != "histogram") {
             let numbers: [f64; 2] = [value, &other[key][name]].map(|number| number.parse().unwrap());
-            // Means of gradients are differences of much larger numbers; the smallest number is one of a hundred thousand.
+            // Means of gradients are differences of much larger numbers; the smallest number is one
+            // of a hundred thousand.
             let scale: f64 = values.get("cur_amax").map_or(0.0, |amax| amax.parse().unwrap());
             let limit = match name.as_str() {
                 "mean" => 1e-6 * scale,

@@ -1,4 +1,5 @@
-//! Traces of steps (`profiling`) and `bridge trace`: what spans there are, that they cover the steps, and that nothing else changes.
+//! Traces of steps (`profiling`) and `bridge trace`: what spans there are, that they cover the
+//! steps, and that nothing else changes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -68,8 +69,9 @@ fn spans_cover_steps_and_name_layers_and_micro_batches() {
     }
 }
 
-/// What Perfetto's parser does with a file: times in nanoseconds, of which a span must not reach out of the one that it is in, by any; ends of what
-/// goes on beside others that find their beginnings; names of all processes that have events.
+/// Behavior of Perfetto's parser for a file: times in nanoseconds, where a span must not exceed its
+/// parent at all; ends of asynchronous spans that find their beginnings; names of all processes
+/// with events.
 fn assert_parses(path: &Path) {
     let text = std::fs::read_to_string(path).unwrap();
     let file: Value = serde_json::from_str(&text).unwrap();
@@ -118,7 +120,7 @@ fn assert_parses(path: &Path) {
     }
 }
 
-/// What viewers need: spans of a rank that lie in each other or apart, and names for all that is there.
+/// Needs of viewers: spans of a rank that are nested or apart, and names for all of them.
 fn assert_viewable(trace: &Trace) {
     let mut open: Vec<f64> = Vec::new();
     let mut spans: Vec<&Event> = trace.events.iter().filter(|event| event.ph == Phase::X && event.pid == 0).collect();

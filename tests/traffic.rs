@@ -1,4 +1,5 @@
-//! `bridge plan --measure`: ranks communicate exactly what is planned, and hold what is planned. Layouts and batches are odd on purpose.
+//! `bridge plan --measure`: ranks communicate exactly what is planned, and hold what is planned.
+//! Layouts and batches are odd on purpose.
 
 use std::process::Command;
 
@@ -23,7 +24,8 @@ const LATENT: [&str; 6] = [
     "model.v_head_dim=12",
 ];
 
-/// Plans and measures a recipe; `short` are sizes such as `tp=2`. Fails unless they agree, and returns the output.
+/// Plans and measures a recipe; `short` are sizes such as `tp=2`. Fails unless they agree, and
+/// returns the output.
 fn check(recipe: &str, ranks: &str, short: &str, more: &[&str]) -> Value {
     let sizes = short.split_whitespace().map(|item| {
         let (name, size) = item.split_once('=').expect("name=size");
@@ -84,7 +86,8 @@ fn measured(found: &Value, stage: usize, group: &str, operation: &str) -> u64 {
 #[test]
 fn replicas() {
     let found = tiny("2", "", &[]);
-    // All gradients in one bucket of float32, with one figure of one micro-batch, the loss and its divisor.
+    // All gradients in one bucket of float32, with one figure of one micro-batch, the loss and its
+    // divisor.
     assert_eq!(measured(&found, 0, "dp-cp", "all_reduce"), 4 * 164_160 + 3 * 8);
     tiny("4", "mbs=1 gbs=12", &[]);
     tiny("3", "mbs=1 gbs=6", &["ddp.overlap_grad_reduce=true", "ddp.bucket_size=9001"]);
@@ -199,7 +202,8 @@ fn tensors_and_sequences() {
         &["model.normalization=LayerNorm", "model.add_bias_linear=true", "model.gated_linear_unit=false"],
     );
     tiny("2", "tp=2", &["mixed_precision=bf16_mixed", SEQUENCE]);
-    // A stream in float32 between layers of 16 bits, which stages send and tensor-parallel ranks do not.
+    // A stream in float32 between layers of 16 bits, which stages send and tensor-parallel ranks do
+    // not.
     for precision in ["mixed_precision=bf16_mixed", "mixed_precision=fp16_mixed"] {
         let wide = [precision, SEQUENCE, "model.fp32_residual_connection=true"];
         let (found, narrow) = (tiny("4", "tp=2 pp=2", &wide), tiny("4", "tp=2 pp=2", &wide[..2]));
@@ -221,7 +225,8 @@ fn pipelines() {
     tiny("2", "pp=2 layers=5", &["model.num_layers_in_first_pipeline_stage=2", TIED]);
 }
 
-/// Every schedule with every way to divide, and with overlap as far as the schedule has it, on replicas that no size divides.
+/// Every schedule with every way to divide, and with overlap as far as the schedule has it, on
+/// replicas that no size divides.
 #[test]
 fn schedules_by_what_replicas_divide() {
     let shardings = [&[][..], &[OPTIMIZER], &GRADIENTS, &FULL];
@@ -329,7 +334,8 @@ fn several_kinds_at_once() {
     tiny("4", "tp=2", &[]);
     tiny("8", "tp=2 pp=2 mbs=1 gbs=6", &[SEQUENCE]);
     tiny("8", "tp=2 pp=2 mbs=1 gbs=6", &[SEQUENCE, OPTIMIZER, TIED]);
-    // Norms do not divide over three replicas, so parts of what tensor-parallel ranks share are padded.
+    // Norms do not divide over three replicas, so parts of what tensor-parallel ranks share are
+    // padded.
     tiny("6", "tp=2 mbs=1 gbs=3", &[SEQUENCE, OPTIMIZER]);
     tiny("6", "pp=2 mbs=1 gbs=6", &[&[TIED, OPTIMIZER], &OVERLAP[..]].concat());
 }
@@ -342,7 +348,8 @@ fn recompute_and_reruns() {
     tiny("2", "tp=2", &[&[SEQUENCE], &selective[..]].concat());
     moe("2", "ep=2", &full);
     tiny("2", "pp=2 layers=4", &full);
-    // What runs again inside a segment: keys and values are gathered once more, nothing is between experts.
+    // What runs again inside a segment: keys and values are gathered once more, nothing is between
+    // experts.
     let parts = [
         "model.moe_shared_expert_intermediate_size=48",
         "model.multi_latent_attention=true",
@@ -383,13 +390,14 @@ const LINK: [&str; 2] = ["--link-gbps", "8"];
 const SMALL: [&str; 4] =
     ["model.hidden_size=192", "model.ffn_hidden_size=512", "model.seq_length=128", "ddp.overlap_grad_reduce=true"];
 
-/// What part of its reduction a stage does not wait for.
+/// Share of its reduction that a stage does not wait for.
 fn hidden(found: &Value, stage: usize) -> f64 {
     let overlap = found["measured"]["gradient_overlap"].as_array().unwrap();
     overlap[stage]["hidden"].as_f64().unwrap()
 }
 
-/// The share of a stage that is most in three measurements: other programs on the machine may hold up one.
+/// The share of a stage that is most in three measurements: other programs on the machine may hold
+/// up one.
 fn most_hidden(stage: usize, ranks: &str, short: &str, more: &[&str]) -> f64 {
     let mut most = 0.0_f64;
     for _ in 0..3 {

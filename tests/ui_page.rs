@@ -1,4 +1,5 @@
-//! `bridge ui` over runs of the tiny recipe: what it serves, what it refuses, and that a run which trains shows without being asked for.
+//! `bridge ui` over runs of the tiny recipe: what it serves, what it refuses, and that a run which
+//! trains shows without being asked for.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;

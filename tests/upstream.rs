@@ -1,4 +1,5 @@
-//! A configuration that Megatron Bridge saved, at the command line: checked, shown and trained with.
+//! A configuration that Megatron Bridge saved, at the command line: checked, shown and trained
+//! with.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

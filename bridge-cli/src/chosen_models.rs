@@ -1,4 +1,5 @@
-//! The models of a command: one, or several adapters of one base, whose weights are in memory once, and which of them answers.
+//! The models of a command: one, or several adapters of one base, whose weights are in memory once,
+//! and which of them answers.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,17 +17,19 @@ use crate::model_source::{
     is_foreign, locate, open, open_checkpoint,
 };
 
-/// How the base of several adapters is called.
+/// Name of the base beside several adapters.
 const BASE: &str = "base";
 
-/// Which model a command uses.
+/// Model that a command uses.
 #[derive(Debug, Args)]
 pub struct ModelArguments {
-    /// A run by its name or folder, a checkpoint folder, one of its `iter_` folders, or a Hugging Face folder.
+    /// A run by its name or folder, a checkpoint folder, one of its `iter_` folders, or a Hugging
+    /// Face folder.
     pub model: PathBuf,
-    /// An adapter of the model: a folder in peft's format, of a Hugging Face folder, or a checkpoint of a run with `[peft]`, of the checkpoint
-    /// that it was trained on. A checkpoint of an adapter alone, given as the model, finds its base itself. Several adapters, each with a name,
-    /// share the memory of the model; --use says which of them answers.
+    /// An adapter of the model: a folder in peft's format, of a Hugging Face folder, or a
+    /// checkpoint of a run with `[peft]`, of the checkpoint that it was trained on. A checkpoint of
+    /// an adapter alone, given as the model, finds its base itself. Several adapters, each with a
+    /// name, share the memory of the model; --use says which of them answers.
     #[arg(long, value_name = "[NAME=]DIR")]
     adapter: Vec<String>,
 }
@@ -58,7 +61,7 @@ pub struct Models {
 /// A model that answers.
 #[derive(Clone, Copy)]
 pub struct Chosen<'a> {
-    /// Its name, where there are several.
+    /// Name of the model, if there are several.
     pub name: Option<&'a str>,
     /// The model.
     pub model: &'a LoadedModel,
@@ -68,7 +71,8 @@ impl Models {
     /// Opens what the command line names.
     ///
     /// # Errors
-    /// If something cannot be read, does not belong together, or has no name or the same one as another.
+    /// If something cannot be read, does not belong together, or has no name or the same one as
+    /// another.
     pub fn open(arguments: &ModelArguments, device: &Device) -> Result<Self, Failure> {
         let given: Vec<Given> = arguments.adapter.iter().map(|text| Given::new(text)).collect();
         let only = |model| Ok(Self { named: vec![(None, model)] });
@@ -99,10 +103,10 @@ impl Models {
         Ok(Self { named: models })
     }
 
-    /// Which model answers each of `count` texts: that of `uses`, or one for each; without any the only one that there is.
+    /// Model that answers each of `count` texts: that of `uses`, or one for each; without any, the
+    /// only one.
     ///
-    /// # Errors
-    /// If it is not said which, or there is none of a name.
+    /// # Errors If the choice is missing, or no model has a name.
     pub fn choose(&self, uses: &[String], count: usize) -> Result<Vec<Chosen<'_>>, Failure> {
         let of = |place: usize| Chosen { name: self.named[place].0.as_deref(), model: &self.named[place].1 };
         let names: Vec<&str> = self.named.iter().filter_map(|(name, _)| name.as_deref()).collect();

@@ -1,8 +1,10 @@
 //! `--ui tui`: burn-train's terminal dashboard, fed by the loop as a subsystem.
 //!
-//! Beside the curves stand lines about the ranks of the run: how many there are, which are slow, and how often they began again.
+//! Beside the curves stand lines about the ranks of the run: how many there are, which are slow,
+//! and how often they began again.
 //!
-//! The dashboard owns the terminal while it is open. Output of the run is kept and printed when it closes.
+//! The dashboard owns the terminal while it is open. Output of the run is kept and printed when it
+//! closes.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -71,15 +73,15 @@ const RANKS: &str = "Ranks";
 const STRAGGLERS: &str = "Stragglers";
 const RESTARTS: &str = "Restarts";
 
-/// How often the scores of ranks are read.
+/// Interval at which the scores of ranks are read.
 const SCORES_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What the lines about ranks are made of.
+/// State of the lines about ranks.
 struct Health {
     ranks: usize,
-    /// How often the ranks have begun again in this process.
+    /// Number of restarts of the ranks in this process.
     restarts: u32,
-    /// Where scores of ranks are written.
+    /// Folder of the scores of ranks.
     log_dir: PathBuf,
     scores: Option<RankScores>,
     read: Option<Instant>,
@@ -96,7 +98,8 @@ impl Health {
         }
     }
 
-    /// Reads the scores again if they are old. Those of an iteration that this run has not come to are an earlier run's.
+    /// Reads the scores again if they are old. Those of an iteration that this run has not come to
+    /// are an earlier run's.
     fn refresh(&mut self, iteration: u64) {
         if self.read.is_none_or(|read| read.elapsed() > SCORES_INTERVAL) {
             let scores = RankScores::read(&self.log_dir);
@@ -150,7 +153,8 @@ pub fn pretrain_with_dashboard(config: RunConfig, mut options: RunOptions) -> Re
     options.console = Console::Writer(Box::new(kept.clone()));
     let health = Health::new(&config, &options);
     options.subsystems.push(Box::new(Dashboard::new(options.cancel.clone(), health)));
-    // The menu's "stop immediately" arrives as a panic on this thread, after the terminal is restored.
+    // The menu's "stop immediately" arrives as a panic on this thread, after the terminal is
+    // restored.
     let outcome = catch_unwind(AssertUnwindSafe(|| pretrain(config, options)));
     kept.print();
     outcome.unwrap_or_else(|payload| match payload.downcast::<CommError>() {
@@ -161,8 +165,8 @@ pub fn pretrain_with_dashboard(config: RunConfig, mut options: RunOptions) -> Re
 
 /// The dashboard as a subsystem of the training loop.
 ///
-/// It opens when training starts and closes when it is dropped. Its menu (`q`) stops the run through `cancel`, which saves a
-/// checkpoint as any cancelled run does.
+/// It opens when training starts and closes when it is dropped. Its menu (`q`) stops the run
+/// through `cancel`, which saves a checkpoint as any cancelled run does.
 struct Dashboard {
     renderer: Option<TuiMetricsRendererWrapper>,
     interrupter: Interrupter,

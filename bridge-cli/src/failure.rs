@@ -1,4 +1,5 @@
-//! How a command fails: exit code 2 for bad input or configuration, 128 + n if signal n ended it, 1 for everything else.
+//! Failure of a command: exit code 2 for bad input or configuration, 128 + n if signal n ended it,
+//! 1 for everything else.
 
 use std::fmt::Display;
 use std::path::Path;
@@ -63,7 +64,7 @@ impl Failure {
         }
     }
 
-    /// What it says.
+    /// Message of the failure.
     pub fn text(&self) -> String {
         match self {
             Self::Config(errors) => errors.to_string(),
@@ -83,7 +84,8 @@ impl Failure {
 }
 
 impl Failure {
-    /// `ok`, the exit code, and a list of errors, each with the same keys: `key`, `message`, `found`, `expected`, `hint`, `file`, `line`.
+    /// `ok`, the exit code, and a list of errors, each with the same keys: `key`, `message`,
+    /// `found`, `expected`, `hint`, `file`, `line`.
     fn to_json(&self) -> Value {
         let errors = match self {
             Self::Config(errors) => errors.to_json(),
@@ -93,7 +95,8 @@ impl Failure {
     }
 }
 
-/// The error of a message, which begins with the option or file that it is about, if it is about one.
+/// The error of a message, which begins with the option or file that it is about, if it is about
+/// one.
 fn of_message(message: &str) -> Value {
     let (subject, _) = message.split_once(": ").unwrap_or_default();
     let option = subject.starts_with("--").then_some(subject);

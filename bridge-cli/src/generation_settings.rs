@@ -1,4 +1,5 @@
-//! A folder's `generation_config.json`: how its makers want texts to be generated. What is not heeded and would change the text is said.
+//! Settings of a folder's `generation_config.json`. Keys that are not supported and would change
+//! the text are reported.
 
 use std::path::Path;
 
@@ -10,10 +11,10 @@ use serde_json::{Map, Value};
 
 use crate::failure::Failure;
 
-/// What the file says; nothing of a folder without one.
+/// Settings of the file; defaults for a folder without one.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GenerationSettings {
-    /// Whether it asks for the most likely token.
+    /// True if it asks for the most likely token.
     pub is_greedy: bool,
     pub temperature: Option<f64>,
     pub top_k: Option<usize>,
@@ -24,9 +25,9 @@ pub struct GenerationSettings {
     pub eta_cutoff: Option<f64>,
     rules: TokenRules,
     max_new_tokens: Option<usize>,
-    /// Of the text with its prompt.
+    /// Largest length of the text with its prompt.
     max_length: Option<usize>,
-    /// Of the text with its prompt: before it nothing ends it.
+    /// Smallest length of the text with its prompt, before which no token ends it.
     min_length: usize,
     /// Tokens that end a text.
     pub stop_tokens: Vec<i64>,
@@ -34,7 +35,7 @@ pub struct GenerationSettings {
     pub stop_strings: Vec<String>,
 }
 
-/// Keys that change the text, are not heeded, and the values with which they do not.
+/// Keys that change the text and are not supported, with the values at which they do not.
 const UNHEEDED: [(&str, &[&str]); 10] = [
     ("num_beams", &["1"]),
     ("num_beam_groups", &["1"]),
@@ -48,16 +49,16 @@ const UNHEEDED: [(&str, &[&str]); 10] = [
     ("top_h", &[]),
 ];
 
-/// The tokens that end a text by a `config.json`; none if what it says is none.
+/// Tokens that end a text by a `config.json`; empty if its value is not a list of tokens.
 pub fn eos_tokens(config: &Map<String, Value>) -> Vec<i64> {
     Keys(config).ids("eos_token_id").unwrap_or_default()
 }
 
-/// The file `generation_config.json`, made of the one that there is, in which each of `stop_tokens` ends a text as well. `None` if they do already.
-/// `before` are those that do if the file names none.
+/// The file `generation_config.json`, made of the one that there is, in which each of `stop_tokens`
+/// ends a text as well. `None` if they do already. `before` are those that do if the file names
+/// none.
 ///
-/// # Errors
-/// If the file is none that can be read.
+/// # Errors If the file cannot be parsed.
 pub fn with_stop_tokens(file: Option<&[u8]>, before: &[i64], stop_tokens: &[i64]) -> Result<Option<Vec<u8>>, Failure> {
     let bad = |error: &dyn std::fmt::Display| Failure::input(format!("generation_config.json: {error}"));
     let mut table = match file {
@@ -79,10 +80,9 @@ pub fn with_stop_tokens(file: Option<&[u8]>, before: &[i64], stop_tokens: &[i64]
 }
 
 impl GenerationSettings {
-    /// Reads the file of a folder, and says what of it is not heeded.
+    /// Reads the file of a folder, and reports its unsupported keys.
     ///
-    /// # Errors
-    /// If it cannot be read, or a value is none that its key can have.
+    /// # Errors If the file cannot be read, or a key has an invalid value.
     pub fn load(folder: &Path) -> Result<Self, Failure> {
         let path = folder.join("generation_config.json");
         if !path.is_file() {
@@ -132,23 +132,23 @@ impl GenerationSettings {
         })
     }
 
-    /// What is asked of the tokens behind a prompt of so many.
+    /// Constraints on the tokens after a prompt of `prompt` tokens.
     pub fn rules(&self, prompt: usize) -> TokenRules {
         let min_new_tokens = self.rules.min_new_tokens.max(self.min_length.saturating_sub(prompt));
         TokenRules { min_new_tokens, ..self.rules.clone() }
     }
 
-    /// How many tokens at most follow a prompt of so many.
+    /// Largest number of tokens after a prompt of `prompt` tokens.
     pub fn max_new_tokens(&self, prompt: usize) -> Option<usize> {
         self.max_new_tokens.or(self.max_length.map(|length| length.saturating_sub(prompt).max(1)))
     }
 }
 
-/// The values of a table, of which null is none.
+/// Values of a table, in which null counts as absent.
 struct Keys<'a>(&'a Map<String, Value>);
 
 impl Keys<'_> {
-    /// What `read` makes of a value, which must be `expected`.
+    /// Value of a key, parsed by `read`, which must be `expected`.
     fn get<T>(&self, key: &str, expected: &str, read: impl Fn(&Value) -> Option<T>) -> Result<Option<T>, String> {
         let Some(value) = self.0.get(key).filter(|value| !value.is_null()) else {
             return Ok(None);
@@ -161,7 +161,7 @@ impl Keys<'_> {
         self.get(key, expected, |value| value.as_f64().filter(|number| fits(*number)))
     }
 
-    /// A number above 0; 0 is none.
+    /// Number above 0; 0 counts as absent.
     fn count(&self, key: &str) -> Result<Option<usize>, String> {
         let count = |value: &Value| value.as_u64().and_then(|count| usize::try_from(count).ok());
         Ok(self.get(key, "an integer of at least 0", count)?.filter(|count| *count > 0))
@@ -195,7 +195,7 @@ fn ids(value: &Value) -> Option<Vec<i64>> {
     }
 }
 
-/// What is not heeded though it would change the text, a sentence each.
+/// Unsupported keys that would change the text, a sentence each.
 fn unheeded(table: &Map<String, Value>) -> Vec<String> {
     let changes = |key: &str, neutral: &[&str]| {
         let value = table.get(key).filter(|value| !value.is_null())?;

@@ -1,4 +1,5 @@
-//! `bridge`: the command line. Only parsing and printing; the work of the commands is in the library crates.
+//! `bridge`: the command line. Only parsing and printing; the work of the commands is in the
+//! library crates.
 #![recursion_limit = "256"]
 
 mod chosen_models;
@@ -100,7 +101,7 @@ enum Command {
 }
 
 impl Command {
-    /// Which threads compute what the command needs computed.
+    /// Threads for the command's computations.
     fn pool(&self) -> Pool {
         match self {
             Self::Train(_) | Self::Config(_) | Self::Plan(_) | Self::Runs(_) | Self::Bench(_) => Pool::Own,
@@ -117,8 +118,8 @@ impl Command {
     }
 }
 
-/// A communication error that leaves a model as a panic is caught and reported, as is a panic over what came from outside, so the panic itself
-/// is not printed.
+/// A communication error that leaves a model as a panic is caught and reported, as is a panic over
+/// what came from outside, so the panic itself is not printed.
 fn silence_communication_panics() {
     let previous = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
@@ -128,7 +129,8 @@ fn silence_communication_panics() {
     }));
 }
 
-/// The message of a panic of a library that could not start a thread. Libraries start threads where nothing can return an error.
+/// The message of a panic of a library that could not start a thread. Libraries start threads where
+/// nothing can return an error.
 fn no_threads(panic: &(dyn Any + Send)) -> Option<String> {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     let text = text.or_else(|| panic.downcast_ref::<String>().cloned())?;
@@ -138,7 +140,8 @@ fn no_threads(panic: &(dyn Any + Send)) -> Option<String> {
     })
 }
 
-/// Settings are no options: what to write for an option that other programs have, such as `--num-layers`.
+/// Settings are no options: what to write for an option that other programs have, such as
+/// `--num-layers`.
 fn advice_on_option(error: &clap::Error) -> Option<String> {
     let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) else {
         return None;

@@ -35,22 +35,22 @@ const EMBEDDING: &str = "embedding.word_embeddings.weight";
 pub struct LoadedModel {
     /// The model, without autodiff.
     pub chunk: Box<dyn ModelChunk>,
-    /// Its architecture.
+    /// Architecture of the model.
     pub config: DecoderConfig,
-    /// Its tokenizer, if it has one.
+    /// Tokenizer of the model, if it has one.
     pub tokenizer: Option<Arc<dyn Tokenizer>>,
     /// Tokens that end a text.
     pub stop_tokens: Vec<i64>,
-    /// Its chat template, if it has one.
+    /// Chat template of the model, if it has one.
     pub chat_template: Option<ChatTemplate>,
-    /// How its makers want texts to be generated.
+    /// Generation settings of the model's folder.
     pub generation: GenerationSettings,
     /// The checkpoint it was loaded from, if any.
     pub checkpoint: Option<Checkpoint>,
 }
 
 impl LoadedModel {
-    /// Its tokenizer. `name` is how the user calls the model.
+    /// Tokenizer of the model. `name` is the user's name of the model.
     ///
     /// # Errors
     /// If it has none.
@@ -60,7 +60,8 @@ impl LoadedModel {
     }
 }
 
-/// A model that is found and whose tensors are those of its configuration, of which nothing is in memory yet.
+/// A model that is found and whose tensors are those of its configuration, of which nothing is in
+/// memory yet.
 pub enum Found {
     /// A Hugging Face folder, or a GGUF file.
     HuggingFace(Box<HfModel>),
@@ -70,13 +71,13 @@ pub enum Found {
 
 /// A checkpoint of an adapter, and the base that it was trained on.
 pub struct Adapted {
-    /// Of the adapter.
+    /// Checkpoint of the adapter.
     pub checkpoint: Checkpoint,
-    /// Of the base.
+    /// Checkpoint of the base.
     pub base: Checkpoint,
     /// The base's architecture.
     pub config: DecoderConfig,
-    /// What the base is built with.
+    /// Adapter that the base is built with.
     pub adapter: LowRankAdapter,
 }
 
@@ -128,7 +129,7 @@ impl Adapted {
         Ok(chunk.inference())
     }
 
-    /// What it has besides its weights, or else what its base has.
+    /// Companions of the checkpoint, or else those of its base.
     pub fn companions(&self) -> Result<Companions, Failure> {
         let own = companions_of(&self.checkpoint)?;
         if own.tokenizer.is_some() { Ok(own) } else { companions_of(&self.base) }
@@ -140,7 +141,8 @@ impl Adapted {
     }
 }
 
-/// Finds a model by the name or folder of its run, a checkpoint folder, one of its `iter_` folders, a Hugging Face folder, or a GGUF file.
+/// Finds a model by the name or folder of its run, a checkpoint folder, one of its `iter_` folders,
+/// a Hugging Face folder, or a GGUF file.
 pub fn find(name: &Path) -> Result<Found, Failure> {
     let path = &locate(name)?;
     if is_foreign(path) {
@@ -156,21 +158,21 @@ pub fn find(name: &Path) -> Result<Found, Failure> {
     Ok(Found::Checkpoint(Box::new(checkpoint), Box::new(config)))
 }
 
-/// Whether there is a Hugging Face folder or a GGUF file.
+/// True if there is a Hugging Face folder or a GGUF file.
 pub fn is_foreign(path: &Path) -> bool {
     let is_folder = path.join("config.json").is_file() && !path.join("metadata.json").is_file();
     is_folder || path.extension().is_some_and(|extension| extension == "gguf")
 }
 
-/// What a model has besides its weights.
+/// Companions of a model's weights.
 pub struct Companions {
-    /// Its tokenizer, if it has one.
+    /// Tokenizer of the model, if it has one.
     pub tokenizer: Option<Arc<dyn Tokenizer>>,
     /// Tokens that end a text.
     pub stop_tokens: Vec<i64>,
-    /// Its chat template, if it has one.
+    /// Chat template of the model, if it has one.
     pub chat_template: Option<ChatTemplate>,
-    /// How its makers want texts to be generated.
+    /// Generation settings of the model's folder.
     pub generation: GenerationSettings,
 }
 
@@ -186,7 +188,7 @@ impl Companions {
         LoadedModel { chunk, config, tokenizer, stop_tokens, chat_template, generation, checkpoint }
     }
 
-    /// Those in a folder as Hugging Face has them; `eos` end a text, too.
+    /// Companions in a Hugging Face folder; `eos` are further end tokens.
     fn in_folder(folder: &Path, eos: &[i64]) -> Result<Self, Failure> {
         let tokenizer: Option<Arc<dyn Tokenizer>> = match HuggingFaceTokenizer::is_in(folder) {
             true => Some(Arc::new(HuggingFaceTokenizer::load(folder).map_err(Failure::input)?)),
@@ -200,7 +202,7 @@ impl Companions {
 }
 
 impl Found {
-    /// Its architecture.
+    /// Architecture of the model.
     pub fn config(&self) -> &DecoderConfig {
         match self {
             Self::HuggingFace(model) => model.config(),
@@ -208,7 +210,7 @@ impl Found {
         }
     }
 
-    /// What it has besides its weights.
+    /// Companions of the model's weights.
     pub fn companions(&self) -> Result<Companions, Failure> {
         match self {
             Self::HuggingFace(model) => companions_of_foreign(model),
@@ -238,7 +240,7 @@ pub fn build_whole(
     Ok(chunk.inference())
 }
 
-/// What a Hugging Face folder, or a GGUF file, has besides its weights.
+/// Companions in a Hugging Face folder or a GGUF file.
 pub fn companions_of_foreign(model: &HfModel) -> Result<Companions, Failure> {
     let packed = unpack(model.packed_files())?;
     let path = model.source().path();
@@ -246,7 +248,7 @@ pub fn companions_of_foreign(model: &HfModel) -> Result<Companions, Failure> {
     Companions::in_folder(folder, model.eos_token_ids())
 }
 
-/// What a checkpoint has besides its weights.
+/// Companions in a checkpoint.
 pub fn companions_of(checkpoint: &Checkpoint) -> Result<Companions, Failure> {
     let tokenizer = checkpoint_tokenizer(checkpoint)?;
     let files = unpack_tokenizer(checkpoint)?;
@@ -270,7 +272,8 @@ pub fn open(name: &Path, device: &Device) -> Result<LoadedModel, Failure> {
     })
 }
 
-/// What a folder of `peft` has besides its weights, or else what its base has: training may have changed the tokenizer, or its chat template.
+/// Companions in a folder of `peft`, or else those of its base: training may have changed the
+/// tokenizer, or its chat template.
 pub fn companions_of_peft(folder: &Path, base: &HfModel) -> Result<Companions, Failure> {
     match HuggingFaceTokenizer::is_in(folder) {
         true => Companions::in_folder(folder, base.eos_token_ids()),
@@ -284,7 +287,7 @@ fn blank(config: &DecoderConfig, context: &BuildContext) -> Result<Box<dyn Model
     build_decoder(&blank, context, &Stage::whole(config.stacks())).map_err(Failure::input)
 }
 
-/// What a model on one rank is built with.
+/// Build context of a model on one rank.
 fn context(config: &DecoderConfig, device: &Device) -> BuildContext {
     BuildContext {
         device: device.clone().autodiff(),
@@ -297,8 +300,8 @@ fn context(config: &DecoderConfig, device: &Device) -> BuildContext {
     }
 }
 
-/// The folder of a model: an existing path, where that of a run stands for its checkpoints, or the name of a run in the folder `runs` of the
-/// working directory or of one above it.
+/// The folder of a model: an existing path, where that of a run stands for its checkpoints, or the
+/// name of a run in the folder `runs` of the working directory or of one above it.
 pub fn locate(name: &Path) -> Result<PathBuf, Failure> {
     let path = named(name.to_owned()).map_err(Failure::input)?;
     if path.exists() {
@@ -353,7 +356,8 @@ pub fn open_checkpoint(path: &Path) -> Result<Checkpoint, Failure> {
     }
 }
 
-/// A model is named by its folder: if the newest checkpoint cannot be used, another one can be named directly.
+/// A model is named by its folder: if the newest checkpoint cannot be used, another one can be
+/// named directly.
 fn name_a_folder(error: CheckpointError) -> Failure {
     let (root, intact) = match &error {
         CheckpointError::Root { root, intact, .. } => (Some(root.clone()), *intact),
@@ -383,8 +387,8 @@ fn architecture(raw: &RawConfig, shape: &[usize]) -> Result<DecoderConfig, Strin
         let expected = kinds.map(|kind| format!("`{kind}`")).join(" or ");
         return Err(format!("model.kind: expected {expected}, found `{}`", raw.model.kind));
     }
-    // Only checked: what is derived follows from the weights, too. By itself the section is refused what its kind alone has, and that is
-    // checked where the decoder is made of it.
+    // Only checked: what is derived follows from the weights, too. By itself the section is refused
+    // what its kind alone has, and that is checked where the decoder is made of it.
     if raw.model.kind != bridge_models::encoder_decoder::KIND {
         raw.model.config.finalize().map_err(|errors| errors.to_string())?;
     }
@@ -395,13 +399,15 @@ fn architecture(raw: &RawConfig, shape: &[usize]) -> Result<DecoderConfig, Strin
     if raw.model.kind == bridge_models::encoder_decoder::KIND {
         transformer.encoder_num_layers.get_or_insert(transformer.num_layers);
     }
-    // If the recipe has no vocabulary size, it was the tokenizer's, padded: read it from the embedding.
+    // If the recipe has no vocabulary size, it was the tokenizer's, padded: read it from the
+    // embedding.
     transformer.vocab_size.get_or_insert(rows);
     transformer.should_pad_vocab = false;
     DecoderConfig::from_transformer(&transformer, rows).map_err(|error| error.to_string())
 }
 
-/// Checks the recipe of a checkpoint in the making as [`decoder_config`] does that of one that is there: what is imported from `source` can be opened.
+/// Checks the recipe of a checkpoint in the making as [`decoder_config`] does that of one that is
+/// there: what is imported from `source` can be opened.
 pub fn check_recipe(snapshot: &Snapshot, source: &Path) -> Result<(), Failure> {
     let wrong = |error: String| {
         let source = source.display();
@@ -425,7 +431,7 @@ fn check_tensors(checkpoint: &Checkpoint, config: &DecoderConfig) -> Result<(), 
     Ok(())
 }
 
-/// What is wrong with the recipe that is saved with a checkpoint.
+/// Failure for the recipe that is saved with a checkpoint.
 fn in_run_config(checkpoint: &Checkpoint, error: impl Display) -> Failure {
     Failure::input(format!("{}: {error}", checkpoint.path().join(RUN_CONFIG_FILE).display()))
 }

@@ -11,7 +11,8 @@ use bridge_core::logging::terminal::{
     printable_in_colours,
 };
 
-/// Writes a line to stdout, with characters that control a terminal escaped. A closed pipe ends the process as other tools do; any other failure ends it with an error.
+/// Writes a line to stdout, with characters that control a terminal escaped. A closed pipe ends the
+/// process as other tools do; any other failure ends it with an error.
 pub fn line(text: &str) {
     print(&format!("{}\n", printable_in_colours(text)));
 }
@@ -32,12 +33,13 @@ fn print(text: &str) {
     }
 }
 
-/// Writes lines of text to stdout, folded to its width where that is a terminal.
+/// Writes lines of text to stdout, folded to the width of a terminal.
 pub fn text_lines(text: &str) {
     if output_is_terminal() { line(&folded(text, output_width())) } else { line(text) }
 }
 
-/// Prints rows whose columns are aligned; where the terminal has no room, those of the least weight are left out.
+/// Prints rows whose columns are aligned; where the terminal has no room, those of the least weight
+/// are left out.
 pub fn table(rows: &[Vec<String>], weights: &[u8]) {
     let widths: Vec<usize> = (0..rows[0].len())
         .map(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0))
@@ -62,8 +64,9 @@ fn write(text: &str) -> io::Result<()> {
     output_file()?.write_all(text.as_bytes())
 }
 
-/// Keeps standard output for the results of this program. What libraries print there goes to standard error from now on: the
-/// `tokenizers` library, for instance, prints a line about a vocabulary with unused ids.
+/// Keeps standard output for the results of this program. What libraries print there goes to
+/// standard error from now on: the `tokenizers` library, for instance, prints a line about a
+/// vocabulary with unused ids.
 ///
 /// # Errors
 /// If the descriptors cannot be duplicated.
@@ -71,8 +74,8 @@ pub fn keep_for_results() -> io::Result<()> {
     // It looks at standard output when it is first asked.
     let _ = dialoguer::console::colors_enabled();
     keep_output(File::from(io::stdout().as_fd().try_clone_to_owned()?));
-    // SAFETY: both numbers are open descriptors of this process, which the standard library opens before `main`; only the file
-    // behind one of them changes.
+    // SAFETY: both numbers are open descriptors of this process, which the standard library opens
+    // before `main`; only the file behind one of them changes.
     match unsafe { libc::dup2(libc::STDERR_FILENO, libc::STDOUT_FILENO) } {
         -1 => Err(io::Error::last_os_error()),
         _ => Ok(()),
@@ -84,7 +87,8 @@ pub fn for_child() -> Stdio {
     output_file().map_or_else(|_| Stdio::inherit(), Stdio::from)
 }
 
-/// Whether stdout was closed when the process started. The standard library opens `/dev/null` in its place before `main`.
+/// True if stdout was closed when the process started. The standard library opens `/dev/null` in
+/// its place before `main`.
 static WAS_CLOSED: AtomicBool = AtomicBool::new(false);
 
 extern "C" fn look_at_stdout() {
@@ -93,8 +97,8 @@ extern "C" fn look_at_stdout() {
     WAS_CLOSED.store(rustix::io::fcntl_getfd(stdout).is_err(), Ordering::Relaxed);
 }
 
-// SAFETY: the section has pointers to functions of this type, which the system calls once, before the standard library starts; this one uses
-// nothing of it.
+// SAFETY: the section has pointers to functions of this type, which the system calls once, before
+// the standard library starts; this one uses nothing of it.
 #[used]
 #[cfg_attr(target_os = "linux", unsafe(link_section = ".init_array"))]
 static LOOK: extern "C" fn() = look_at_stdout;

@@ -1,4 +1,5 @@
-//! What a command may write over: nothing of its source, and no file that it did not make, unless `--force` says so.
+//! Check of the files that a command may overwrite: no source of its own, and no file that it did
+//! not make, unless `--force` is given.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -7,7 +8,7 @@ use clap::Args;
 
 use crate::failure::Failure;
 
-/// The option of commands that write where they are told to.
+/// Option of commands that write to a given place.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct Force {
     /// Write into the source, and over files that this command did not make.
@@ -41,7 +42,7 @@ impl Force {
     }
 }
 
-/// A path without links, as far as it exists, and without `..`.
+/// Path without links, for the part that exists, and without `..`.
 fn resolved(path: &Path) -> PathBuf {
     let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let mut whole = PathBuf::new();

@@ -1,4 +1,4 @@
-//! What the process needs of the system before a command begins, and what its environment may ask for.
+//! Set-up of the process before a command begins, and its environment variables.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -11,15 +11,15 @@ use crate::output;
 pub enum Pool {
     /// The command starts its own, or computes nothing.
     Own,
-    /// Those of the process.
+    /// Threads of the process.
     OfTheProcess,
 }
 
 /// Most threads that the environment may ask for.
 const MOST_THREADS: usize = 4096;
 
-/// Prepares the process: limits that the system reports by a signal become errors, threads are there, and standard output is
-/// kept for results if `keeps_output`.
+/// Prepares the process: limits that the system reports by a signal become errors, threads are
+/// there, and standard output is kept for results if `keeps_output`.
 ///
 /// # Errors
 /// If the environment asks for what is no number of threads, or the system gives none.

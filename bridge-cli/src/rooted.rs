@@ -1,10 +1,12 @@
-//! The recipe of a checkpoint from another working directory: its relative paths mean what they meant where the run was started.
+//! The recipe of a checkpoint from another working directory: its relative paths mean what they
+//! meant where the run was started.
 
 use std::path::{Component, Path, PathBuf};
 
 use bridge_core::config::{Blend, OneOrMany, RawConfig};
 
-/// The folder that a run was started in, if where its checkpoint lies says so: the folder below which the recipe's `checkpoint.save` leads to it.
+/// The folder that a run was started in, if where its checkpoint lies says so: the folder below
+/// which the recipe's `checkpoint.save` leads to it.
 pub fn start_folder(recipe: &RawConfig, checkpoint: &Path) -> Option<PathBuf> {
     let save = recipe.checkpoint.save.as_ref().filter(|save| save.is_relative())?;
     let checkpoint = std::fs::canonicalize(checkpoint).ok()?;
@@ -19,7 +21,8 @@ pub fn start_folder(recipe: &RawConfig, checkpoint: &Path) -> Option<PathBuf> {
     Some(folder.to_owned())
 }
 
-/// Roots the relative paths of data and tokenizer in `folder`, the default of the packed text included.
+/// Roots the relative paths of data and tokenizer in `folder`, the default of the packed text
+/// included.
 pub fn root_paths(recipe: &mut RawConfig, folder: &Path) {
     let rooted = |text: &str| {
         // Patterns may begin with a variable, and lists of token files may have weights.

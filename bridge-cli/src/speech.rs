@@ -1,4 +1,4 @@
-//! How commands speak: how much (`-q`, `-v`), and how errors look (`--json`). What they say is the commands' own.
+//! Output style of commands: verbosity (`-q`, `-v`), and the form of errors (`--json`).
 
 use std::ffi::OsString;
 
@@ -22,7 +22,7 @@ pub struct Speech {
     json: bool,
 }
 
-/// What an error looks like.
+/// Form of an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorForm {
     /// Text on standard error.
@@ -32,7 +32,7 @@ pub enum ErrorForm {
 }
 
 impl Speech {
-    /// How much is said.
+    /// Verbosity of the command.
     pub fn verbosity(&self) -> Verbosity {
         match (self.quiet, self.verbose) {
             (true, _) => Verbosity::Quiet,
@@ -46,14 +46,14 @@ impl Speech {
         line(&if self.json { json().to_string() } else { text() });
     }
 
-    /// What errors look like.
+    /// Form of errors.
     pub fn error_form(&self) -> ErrorForm {
         if self.json { ErrorForm::Json } else { ErrorForm::Text }
     }
 }
 
 impl ErrorForm {
-    /// What errors look like for a command line that could not be parsed.
+    /// Form of errors for a command line that could not be parsed.
     pub fn of_arguments(mut arguments: impl Iterator<Item = OsString>) -> Self {
         if arguments.any(|argument| argument == "--json") { Self::Json } else { Self::Text }
     }

@@ -1,4 +1,5 @@
-//! What `--version` says: the release and its commit; in full also features and the machine's vector extension.
+//! Text of `--version`: the release and its commit; in full also features and the machine's vector
+//! extension.
 
 use std::sync::LazyLock;
 

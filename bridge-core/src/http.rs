@@ -1,5 +1,6 @@
-//! A small HTTP server on a thread of its own, for pages of a run. One thread polls all connections, so that no client delays another client
-//! or the end of the run. Each connection has a total deadline, a bounded request head and one answer.
+//! A small HTTP server on a thread of its own, for pages of a run. One thread polls all
+//! connections, so that no client delays another client or the end of the run. Each connection has
+//! a total deadline, a bounded request head and one answer.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -22,11 +23,11 @@ const MOST_CONNECTIONS: usize = 64;
 pub(crate) struct Request<'a> {
     /// `GET` and so on.
     pub method: &'a str,
-    /// What is asked for, without what follows a question mark.
+    /// Requested path, without the query string.
     pub path: &'a str,
 }
 
-/// What is answered.
+/// Answer to a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Answer {
     /// Number and words of the status.
@@ -76,7 +77,8 @@ impl Server {
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
             let mut connections: Vec<Connection> = Vec::new();
             while !ends.load(Ordering::Relaxed) {
-                // A client beyond the limit waits for the next poll, after the oldest connection is closed.
+                // A client beyond the limit waits for the next poll, after the oldest connection is
+                // closed.
                 for _ in 0..MOST_CONNECTIONS {
                     let Ok((client, _)) = listener.accept() else { break };
                     connections.extend(Connection::new(client));
@@ -90,7 +92,7 @@ impl Server {
         Ok(Self { is_over, thread: Some(thread), address })
     }
 
-    /// Where it listens.
+    /// Address that the server listens on.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -162,8 +164,9 @@ impl Connection {
             self.client.shutdown(std::net::Shutdown::Write)?;
             self.is_draining = true;
         }
-        // Closing with unread bytes would reset the connection before the client has read the answer. A client that sends
-        // without end is given up at the deadline; each poll reads a bounded part.
+        // Closing with unread bytes would reset the connection before the client has read the
+        // answer. A client that sends without end is given up at the deadline; each poll reads a
+        // bounded part.
         for _ in 0..64 {
             if self.client.read(&mut part)? == 0 {
                 return Ok(false);

@@ -1,4 +1,5 @@
-//! The core of Bridge: configuration, optimizer, training loop, checkpoints and logs. Data and tokenizers are the crate `bridge-data`.
+//! The core of Bridge: configuration, optimizer, training loop, checkpoints and logs. Data and
+//! tokenizers are the crate `bridge-data`.
 //!
 //! | module | what it is |
 //! | --- | --- |

@@ -1,4 +1,5 @@
-//! For authors of models: a test that segments read only the parameters that they declare, and an adapter to test with.
+//! For authors of models: a test that segments read only the parameters that they declare, and an
+//! adapter to test with.
 
 mod low_rank;
 
@@ -10,7 +11,8 @@ use crate::model::{Batch, Boundary, ForwardContext, Mode, ModelChunk, Replacemen
 use bridge_data::MicroBatch;
 pub use low_rank::LowRank;
 
-/// Runs each segment of a chunk while all parameters that only other segments declare are released, and compares with the chunk whole.
+/// Runs each segment of a chunk while all parameters that only other segments declare are released,
+/// and compares with the chunk whole.
 ///
 /// # Errors
 /// Names the first segment that reads what it does not declare, and the parameter.

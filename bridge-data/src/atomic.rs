@@ -1,4 +1,5 @@
-//! Files that appear under their name only when complete: written to a temporary name, synced, renamed. Dataset formats do not belong here.
+//! Files that appear under their name only when complete: written to a temporary name, synced,
+//! renamed. Dataset formats do not belong here.
 
 use std::fs::File;
 use std::io::Write;
@@ -74,7 +75,8 @@ pub(crate) fn write(target: &Path, content: &[u8]) -> Result<(), DataError> {
     file.publish()
 }
 
-/// Removes temporary files left by interrupted writers of `target`. The caller holds the target's lock.
+/// Removes temporary files left by interrupted writers of `target`. The caller holds the target's
+/// lock.
 pub(crate) fn remove_stale(target: &Path) -> Result<(), DataError> {
     let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty());
     let folder = folder.unwrap_or(Path::new("."));

@@ -1,5 +1,6 @@
-//! The contracts between data and training: samples, datasets, providers and their context. Concrete datasets are in the
-//! sibling modules, the registry of providers is with the configuration.
+//! The contracts between data and training: samples, datasets, providers and their context.
+//! Concrete datasets are in the sibling modules, the registry of providers is with the
+//! configuration.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,8 +23,8 @@ pub struct Sample {
     pub loss_mask: Vec<f32>,
     /// Position of each token, counted from 0 (from the document's start when positions are reset).
     pub position_ids: Vec<i64>,
-    /// If attention is reset at document ends: the number of each token's document within the sample. Tokens attend only to
-    /// earlier tokens of the same document.
+    /// If attention is reset at document ends: the number of each token's document within the
+    /// sample. Tokens attend only to earlier tokens of the same document.
     pub document_ids: Option<Vec<i32>>,
     /// Further inputs of models, by name. All samples have the same ones, of the same shapes.
     pub extras: Extras,
@@ -46,7 +47,8 @@ impl Sample {
         }
     }
 
-    /// Makes the sample `length` tokens long with `token`, which does not count for the loss. What is longer stays.
+    /// Makes the sample `length` tokens long with `token`, which does not count for the loss. What
+    /// is longer stays.
     pub(crate) fn fill(&mut self, length: usize, token: i64) {
         let length = length.max(self.tokens.len());
         let mut padding = self.take_padding();
@@ -67,10 +69,10 @@ impl Sample {
     }
 }
 
-/// How samples of different lengths become rows of a micro-batch: each is filled up to the longest of them.
+/// Padding of samples of different lengths to rows of a micro-batch: each is padded to the longest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Filling {
-    /// What is put behind a sample; it does not count for the loss.
+    /// Token that pads a sample; it does not count for the loss.
     pub token: i64,
     /// The length is a multiple of this, unless it is `longest`.
     pub multiple: usize,
@@ -92,7 +94,7 @@ pub trait Dataset: Send + Sync {
     /// Number of samples.
     fn len(&self) -> usize;
 
-    /// Whether there are no samples.
+    /// True if there are no samples.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -103,7 +105,8 @@ pub trait Dataset: Send + Sync {
     /// An index out of range, unreadable data.
     fn get(&self, index: usize) -> Result<Sample, DataError>;
 
-    /// A padding sample for incomplete batches, which does not count: the first sample with its loss masked.
+    /// A padding sample for incomplete batches, which does not count: the first sample with its
+    /// loss masked.
     ///
     /// # Errors
     /// As [`Dataset::get`].
@@ -117,27 +120,30 @@ pub trait Dataset: Send + Sync {
         Ok(sample)
     }
 
-    /// How samples of different lengths are filled up; `None` if all have one length.
+    /// Padding of samples of different lengths; `None` if all have one length.
     fn filling(&self) -> Option<Filling> {
         None
     }
 
-    /// Whether samples depend on the order in which they are fetched. A loader then uses one worker.
+    /// Dependence of samples on the order in which they are fetched. A loader uses one worker for
+    /// ordered datasets.
     fn fetch_order(&self) -> FetchOrder {
         FetchOrder::Any
     }
 
-    /// Lets a dataset of [`FetchOrder::Matters`] begin anew: what is fetched from now on is what a new dataset would give. No loader of it
-    /// may be at work. Datasets whose samples do not depend on the order have nothing to do.
+    /// Lets a dataset of [`FetchOrder::Matters`] begin anew: what is fetched from now on is what a
+    /// new dataset would give. No loader of it may be at work. Datasets whose samples do not depend
+    /// on the order have nothing to do.
     fn restart(&self) {}
 }
 
-/// Whether samples depend on the order of [`Dataset::get`] calls.
+/// Dependence of samples on the order of [`Dataset::get`] calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FetchOrder {
     /// A sample does not depend on when it is fetched.
     Any,
-    /// The dataset draws from one random stream as samples are fetched, which [`Dataset::restart`] begins anew.
+    /// The dataset draws from one random stream as samples are fetched, which [`Dataset::restart`]
+    /// begins anew.
     Matters,
 }
 
@@ -150,20 +156,22 @@ pub struct Datasets {
     pub valid: Option<Arc<dyn Dataset>>,
     /// Test samples.
     pub test: Option<Arc<dyn Dataset>>,
-    /// Sets that `valid` is made of, where each of them is evaluated apart. Without any, an evaluation reads `valid`.
+    /// Sets that `valid` is made of, where each of them is evaluated apart. Without any, an
+    /// evaluation reads `valid`.
     pub valid_sets: Vec<ValidSet>,
 }
 
-/// One of several validation sets.
+/// Validation set, if a run has several.
 #[derive(Clone)]
 pub struct ValidSet {
-    /// What its losses are called by; no other set of the run has this name.
+    /// Name of the set in figures; no other set of the run has this name.
     pub name: String,
-    /// Its samples.
+    /// Samples of the set.
     pub dataset: Arc<dyn Dataset>,
 }
 
-/// Names for what lies at `paths`: what `short` makes of a path, or the whole path where that is not its own.
+/// Names for the files at `paths`: the result of `short`, or the whole path if the short name is
+/// not unique.
 pub(crate) fn names_of(paths: &[PathBuf], short: impl Fn(&Path) -> String) -> Vec<String> {
     let names: Vec<String> = paths.iter().map(|path| short(path)).collect();
     let is_alone = |name: &String| names.iter().filter(|other| *other == name).count() == 1;
@@ -206,23 +214,23 @@ pub enum BuildEvent {
         samples: usize,
         /// Passes over the data.
         epochs: usize,
-        /// Whether they came from the cache.
+        /// True if the index came from the cache.
         from_cache: bool,
         /// Time taken.
         seconds: f64,
     },
     /// Files of examples have been tokenized.
     Examples {
-        /// What became of them.
+        /// Report on the records.
         report: Box<ExamplesReport>,
     },
     /// Examples that are held out have been trained on.
     Overlap {
         /// Split name.
         split: &'static str,
-        /// Its examples.
+        /// Examples of the held-out split.
         examples: usize,
-        /// Those that the training split has, too.
+        /// Examples that the training split has too.
         trained: usize,
     },
     /// Cached index arrays are unusable and are rebuilt.
@@ -289,8 +297,9 @@ pub struct DatasetBuildContext {
     pub valid_samples: usize,
     /// Samples that the test will use.
     pub test_samples: usize,
-    /// The only split that is read, and that once from start to end, however many samples a run would use: for tools that look at data.
-    /// What has no end by itself (data that is made up, a blend with weights) has the samples that the run would use.
+    /// The only split that is read, and that once from start to end, however many samples a run
+    /// would use: for tools that look at data. What has no end by itself (data that is made up, a
+    /// blend with weights) has the samples that the run would use.
     pub once: Option<Split>,
     /// The tokenizer, for kinds of data that need one.
     pub tokenizer: Option<Arc<dyn Tokenizer>>,
@@ -311,15 +320,15 @@ pub struct LoaderRequest {
 
 /// Builds the datasets of a run.
 pub trait DatasetProvider: Send + Sync {
-    /// Builds the splits. Deterministic: every rank gets the same samples. Rank 0 builds first and the others after it, so that they find
-    /// its files; ranks cannot wait for each other here.
+    /// Builds the splits. Deterministic: every rank gets the same samples. Rank 0 builds first and
+    /// the others after it, so that they find its files; ranks cannot wait for each other here.
     ///
     /// # Errors
     /// Unusable parameters, missing or damaged data, splits with too little text.
     fn build(&self, ctx: &DatasetBuildContext) -> Result<Datasets, DataError>;
 
-    /// The dataset's own loader (`dataset.dataloader_type = "external"`): this rank's micro-batches for training. Data that is read sample by
-    /// sample has none.
+    /// The dataset's own loader (`dataset.dataloader_type = "external"`): this rank's micro-batches
+    /// for training. Data that is read sample by sample has none.
     ///
     /// # Errors
     /// Missing or damaged data.
@@ -331,8 +340,8 @@ pub trait DatasetProvider: Send + Sync {
         Ok(None)
     }
 
-    /// The dataset's own tokenizer, if it has one. It replaces the recipe's, which must have none then: its vocabulary sizes the model, and
-    /// it is saved with checkpoints and decodes samples.
+    /// The dataset's own tokenizer, if it has one. It replaces the recipe's, which must have none
+    /// then: its vocabulary sizes the model, and it is saved with checkpoints and decodes samples.
     fn tokenizer(&self) -> Option<Arc<dyn Tokenizer>> {
         None
     }

@@ -11,7 +11,7 @@ pub enum DataError {
     /// The operating system reported an error of a file operation.
     #[error("{path}: cannot {action}: {source}", path = path.display())]
     Io {
-        /// What was attempted, as a verb phrase ("open", "write the index").
+        /// Attempted action as a verb phrase ("open", "write the index").
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
@@ -23,7 +23,7 @@ pub enum DataError {
     Malformed {
         /// The file.
         path: PathBuf,
-        /// What was expected and what was found, with the place in the file.
+        /// Expected and found content, with the place in the file.
         problem: String,
     },
     /// A file is shorter than its header or index promises.
@@ -54,7 +54,7 @@ pub enum DataError {
     /// An index out of range.
     #[error("{what}: index {index} is out of range, there are {len}")]
     OutOfRange {
-        /// What was indexed.
+        /// Name of the indexed thing.
         what: String,
         /// The requested index.
         index: usize,

@@ -1,11 +1,11 @@
-//! What became of the records of fine-tuning data, told while datasets are built.
+//! Report on the records of fine-tuning data, sent while datasets are built.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// What became of the records of a split.
+/// Report on the records of a split.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ExamplesReport {
     /// Files, by the name of the first.
@@ -14,7 +14,7 @@ pub struct ExamplesReport {
     pub split: String,
     /// Examples.
     pub examples: u64,
-    /// Their tokens.
+    /// Tokens of the examples.
     pub tokens: u64,
     /// Tokens that count for the loss.
     pub counted: u64,
@@ -30,7 +30,8 @@ pub struct ExamplesReport {
     pub blank: u64,
     /// Examples with tool calls that the chat template does not write.
     pub lost_calls: u64,
-    /// Examples whose last answer ends without a token that tells so, because the chat template writes none.
+    /// Examples whose last answer ends without a token that tells so, because the chat template
+    /// writes none.
     #[serde(default)]
     pub unended: u64,
     /// Preferences whose two answers are the same.
@@ -40,11 +41,11 @@ pub struct ExamplesReport {
     pub unused: BTreeMap<String, u64>,
     /// Lines that are no examples, left out as the recipe says.
     pub skipped: u64,
-    /// What is wrong with the first of those.
+    /// Problems of the first records that were left out.
     pub reasons: Vec<String>,
     /// Seconds it took.
     pub seconds: f64,
-    /// Whether an earlier result was used again.
+    /// True if an earlier result was reused.
     #[serde(skip)]
     pub reused: bool,
 }
@@ -77,7 +78,7 @@ impl ExamplesReport {
         }
     }
 
-    /// Whether something of the files is not in the examples, or teaches what nobody wants.
+    /// True if a part of the files is not in the examples, or if examples teach something unwanted.
     pub fn lacks(&self) -> bool {
         let counts =
             [self.truncated, self.without_loss, self.blank, self.lost_calls, self.unended, self.ties, self.skipped];

@@ -1,5 +1,5 @@
-//! Named tensors of a dataset besides tokens, labels and weights: an encoder's inputs, images, rewards. Only the model and the dataset know
-//! what they mean.
+//! Named tensors of a dataset besides tokens, labels and weights: an encoder's inputs, images,
+//! rewards. Only the model and the dataset know what they mean.
 
 use std::collections::BTreeMap;
 
@@ -11,8 +11,8 @@ pub const ENCODER_TOKENS: &str = "encoder_tokens";
 /// The name of the mask of these ids, floats `[s]` per sample: 1 for tokens, 0 for padding.
 pub const ENCODER_MASK: &str = "encoder_mask";
 
-/// The name of the mask of padding, integers `[t]` per sample: 1 for a token that fills the sample up, 0 for any other. Samples without
-/// padding may leave it out.
+/// The name of the mask of padding, integers `[t]` per sample: 1 for a token that fills the sample
+/// up, 0 for any other. Samples without padding may leave it out.
 pub const PADDING: &str = "padding";
 
 /// Extra tensors by name.
@@ -23,9 +23,9 @@ pub type Extras = BTreeMap<String, Extra>;
 pub struct Extra {
     /// The elements, row-major.
     pub values: ExtraValues,
-    /// Its shape; in a micro-batch the first dimension counts samples.
+    /// Shape; in a micro-batch the first dimension counts samples.
     pub shape: Vec<usize>,
-    /// How it is divided among context-parallel ranks.
+    /// Division among context-parallel ranks.
     pub cut: ExtraCut,
 }
 
@@ -38,12 +38,12 @@ pub enum ExtraValues {
     Floats(Vec<f32>),
 }
 
-/// How an [`Extra`] is divided among context-parallel ranks.
+/// Division of an [`Extra`] among context-parallel ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExtraCut {
     /// Replicated: each rank has all of it.
     Whole,
-    /// Its first dimension is the sample's sequence, sharded like the tokens.
+    /// The first dimension is the sample's sequence, sharded like the tokens.
     Sequence,
 }
 
@@ -53,7 +53,8 @@ impl Extra {
         Self { values: ExtraValues::Ints(values), shape: shape.to_vec(), cut: ExtraCut::Whole }
     }
 
-    /// Floating-point numbers of one sample, of shape `shape`, replicated on all context-parallel ranks.
+    /// Floating-point numbers of one sample, of shape `shape`, replicated on all context-parallel
+    /// ranks.
     pub fn floats(values: Vec<f32>, shape: &[usize]) -> Self {
         Self { values: ExtraValues::Floats(values), shape: shape.to_vec(), cut: ExtraCut::Whole }
     }
@@ -64,8 +65,8 @@ impl Extra {
         Self { cut: ExtraCut::Sequence, ..self }
     }
 
-    /// Whether the number of elements is that of the shape, and, in a micro-batch of `batch_size` samples of `seq_length` tokens, the shape
-    /// that of such a micro-batch.
+    /// True if the number of elements matches the shape, and, in a micro-batch of `batch_size`
+    /// samples of `seq_length` tokens, the shape matches the micro-batch.
     pub fn fits(&self, batch_size: usize, seq_length: usize) -> bool {
         let len = match &self.values {
             ExtraValues::Ints(values) => values.len(),
@@ -75,7 +76,8 @@ impl Extra {
         self.shape.first() == Some(&batch_size) && has_sequence && self.shape.iter().product::<usize>() == len
     }
 
-    /// Of a micro-batch the elements of the `chunk` tokens that begin at each of `starts`, of samples of `length` tokens.
+    /// Elements of a micro-batch's samples of `length` tokens: the `chunk` tokens from each of
+    /// `starts`.
     pub(crate) fn part(&self, length: usize, chunk: usize, starts: [usize; 2]) -> Self {
         if self.cut == ExtraCut::Whole {
             return self.clone();
@@ -117,8 +119,8 @@ impl Extra {
 /// Appends a sample's extra tensors to those of the `batch_size` samples before it.
 ///
 /// # Errors
-/// If names, shapes or types differ from those of the samples before, the number of elements does not match the shape, or the length of a
-/// sequence differs from the sample's.
+/// If names, shapes or types differ from those of the samples before, the number of elements does
+/// not match the shape, or the length of a sequence differs from the sample's.
 pub(crate) fn push(extras: &mut Extras, sample: Extras, batch_size: usize, seq_length: usize) -> Result<(), DataError> {
     let names = |extras: &Extras| extras.keys().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
     if batch_size == 0 {

@@ -1,5 +1,5 @@
-//! JSON text exactly as Python's `json.dumps(value, indent=4)` writes it, whose md5 names cache files. Not a general JSON library:
-//! parsing does not belong here.
+//! JSON text exactly as Python's `json.dumps(value, indent=4)` writes it, whose md5 names cache
+//! files. Not a general JSON library: parsing does not belong here.
 
 use std::fmt::Write;
 

@@ -1,5 +1,5 @@
-//! Data: from text and token files to micro-batches, in Megatron's formats and sample order. Tensors, models, losses and configuration
-//! types do not belong here.
+//! Data: from text and token files to micro-batches, in Megatron's formats and sample order.
+//! Tensors, models, losses and configuration types do not belong here.
 //!
 //! | step | module |
 //! |---|---|

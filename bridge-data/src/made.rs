@@ -1,5 +1,5 @@
-//! The record beside what Bridge made: from what, how many bytes, and their checksums, by which a file that was changed since is found where
-//! it is opened. What is made belongs to the callers.
+//! The record beside what Bridge made: from what, how many bytes, and their checksums, by which a
+//! file that was changed since is found where it is opened. What is made belongs to the callers.
 
 use std::fs::File;
 use std::hash::Hasher as _;
@@ -16,10 +16,11 @@ use crate::{DataError, atomic, outside};
 
 /// Bytes that are read at a time.
 const CHUNK: usize = 1 << 20;
-/// Chunks of a large file that are looked at when it is opened, evenly spread, the first and the last among them.
+/// Chunks of a large file that are looked at when it is opened, evenly spread, the first and the
+/// last among them.
 const SAMPLES: u64 = 64;
 
-/// How much of the files is compared with the record.
+/// Share of the files that is compared with the record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Depth {
     /// All of small files; of larger ones than 64 MiB as much, evenly spread.
@@ -28,12 +29,12 @@ pub enum Depth {
     Whole,
 }
 
-/// What a finished output was made from, its files, and its report.
+/// Inputs, files and report of a finished output.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Record<R> {
     pub(crate) made_from: Value,
     pub(crate) sizes: Vec<u64>,
-    /// Of each file; earlier releases wrote none.
+    /// Checksums of each file; earlier releases wrote none.
     #[serde(default)]
     checksums: Vec<Sums>,
     pub(crate) report: R,
@@ -51,7 +52,7 @@ fn record_path(output: &Path) -> PathBuf {
     with_suffix(output, ".fingerprint.json")
 }
 
-/// The record of an output; `None` if there is none that can be read.
+/// Reads the record of an output; `None` if there is no readable record.
 pub(crate) fn read<R: DeserializeOwned>(output: &Path) -> Result<Option<Record<R>>, DataError> {
     let path = record_path(output);
     match outside::read(&path, outside::SETTINGS_BYTES) {
@@ -83,17 +84,19 @@ pub(crate) fn store<R: Serialize>(
     atomic::write(&path, &text)
 }
 
-/// Whether there is a record: what Bridge made has one, from before its files appear.
+/// True if there is a record: Bridge writes one before the files of an output appear.
 pub(crate) fn is_recorded(output: &Path) -> bool {
     record_path(output).exists()
 }
 
-/// Says who makes an output, before its files appear or are replaced: a record that vouches for nothing.
+/// Says who makes an output, before its files appear or are replaced: a record that vouches for
+/// nothing.
 pub(crate) fn own(output: &Path) -> Result<(), DataError> {
     atomic::write(&record_path(output), b"{}")
 }
 
-/// Compares the files of an output with its record. Returns how many files the record vouches for: none without a record.
+/// Compares the files of an output with its record. Returns how many files the record vouches for:
+/// none without a record.
 ///
 /// # Errors
 /// If a file is missing, or has other bytes than Bridge wrote; a record that cannot be read.

@@ -1,4 +1,5 @@
-//! numpy's `.npy` files (version 1.0) for index arrays, read through memory maps; the meaning of the arrays belongs to the callers.
+//! numpy's `.npy` files (version 1.0) for index arrays, read through memory maps; the meaning of
+//! the arrays belongs to the callers.
 
 use std::hash::Hasher as _;
 use std::io::{BufWriter, Write};

@@ -1,5 +1,6 @@
-//! The one way to files that this process did not just make. What is read must be a regular file of a sane size: a pipe would wait for ever, a
-//! device has no end. What is written is made anew, never through a link. What the content means belongs to the callers.
+//! The one way to files that this process did not just make. What is read must be a regular file of
+//! a sane size: a pipe would wait for ever, a device has no end. What is written is made anew,
+//! never through a link. What the content means belongs to the callers.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -16,16 +17,19 @@ use rustix::fs::OFlags;
 pub const SETTINGS_BYTES: u64 = 64 << 20;
 /// Most bytes of a file that lists things: a tokenizer, the index of sharded weights.
 pub const TABLE_BYTES: u64 = 256 << 20;
-/// Most bytes of a file that grows with a run or a checkpoint and is read whole: metrics, events, metadata.
+/// Most bytes of a file that grows with a run or a checkpoint and is read whole: metrics, events,
+/// metadata.
 pub const RECORDS_BYTES: u64 = 1 << 30;
 
 /// Opens a regular file for reading, and returns it with its size. Links are followed.
 ///
 /// # Errors
-/// Those of the system; a folder, pipe, socket or device, by its name; a pointer of Git LFS in place of a file.
+/// Those of the system; a folder, pipe, socket or device, by its name; a pointer of Git LFS in
+/// place of a file.
 pub fn open(path: &Path) -> io::Result<(File, u64)> {
     regular(&std::fs::metadata(path)?)?;
-    // It may have been replaced since: a pipe that nobody writes to must not keep the caller waiting.
+    // It may have been replaced since: a pipe that nobody writes to must not keep the caller
+    // waiting.
     let file = OpenOptions::new().read(true).custom_flags(flags(OFlags::NONBLOCK)).open(path)?;
     let metadata = file.metadata()?;
     regular(&metadata)?;
@@ -37,7 +41,7 @@ pub fn open(path: &Path) -> io::Result<(File, u64)> {
     Ok((file, metadata.len()))
 }
 
-/// What a pointer of Git LFS begins with (git-lfs, docs/spec.md).
+/// First bytes of a pointer of Git LFS (git-lfs, docs/spec.md).
 const POINTER: &[u8; 40] = b"version https://git-lfs.github.com/spec/";
 /// A pointer is smaller.
 const POINTER_BYTES: u64 = 1024;
@@ -78,21 +82,24 @@ pub fn read_text(path: &Path, limit: u64) -> io::Result<String> {
 /// As [`open`]; a system that cannot map it.
 pub fn map(path: &Path) -> io::Result<Mmap> {
     let (file, _) = open(path)?;
-    // SAFETY: the map is only read. The files that Bridge maps are replaced by renaming a new file over the old name, never written in
-    // place, so that the mapped pages keep their content. If another program truncates the file, reads fault, as with every memory-mapped
-    // format.
+    // SAFETY: the map is only read. The files that Bridge maps are replaced by renaming a new file
+    // over the old name, never written in place, so that the mapped pages keep their content. If
+    // another program truncates the file, reads fault, as with every memory-mapped format.
     unsafe { Mmap::map(&file) }
 }
 
-/// Takes the pages of a mapped file out of this process's memory. They are read again, from the system's cache, where they are needed again.
+/// Takes the pages of a mapped file out of this process's memory. They are read again, from the
+/// system's cache, where they are needed again.
 pub fn hand_back(map: &Mmap) {
-    // SAFETY: the map is read-only and private, so no page has a content of its own: one that is dropped is read from the file again.
+    // SAFETY: the map is read-only and private, so no page has a content of its own: one that is
+    // dropped is read from the file again.
     let advised = unsafe { map.unchecked_advise(UncheckedAdvice::DontNeed) };
-    // A system that does not heed the advice keeps the pages, which is no error.
+    // A system that ignores the advice keeps the pages, which is not an error.
     drop(advised);
 }
 
-/// The file `name` of `folder`, where another file chose the name: it must be that of a file right there.
+/// The file `name` of `folder`, where another file chose the name: it must be that of a file right
+/// there.
 ///
 /// # Errors
 /// A path, `..`, or another text that is not the plain name of a file.
@@ -106,7 +113,8 @@ pub fn named(folder: &Path, name: &str) -> io::Result<PathBuf> {
     Err(io::Error::new(ErrorKind::InvalidInput, text))
 }
 
-/// Creates a file anew for writing. A file or link of this name is removed, and what a link points to stays as it is.
+/// Creates a file anew for writing. A file or link of this name is removed, and what a link points
+/// to stays as it is.
 ///
 /// # Errors
 /// Those of the system; a folder, pipe or device of this name.
@@ -151,12 +159,13 @@ pub fn replace_with(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>
         std::fs::rename(&temporary, path)
     });
     written.inspect_err(|_| {
-        // The error that is told is the one above.
+        // The error above is the one that is reported.
         let _ = std::fs::remove_file(&temporary);
     })
 }
 
-/// Opens a file to add to it, and creates it if it is missing. A link is refused, unless it leads to a device, which keeps nothing.
+/// Opens a file to add to it, and creates it if it is missing. A link is refused, unless it leads
+/// to a device, which keeps nothing.
 ///
 /// # Errors
 /// Those of the system; a link, folder or pipe of this name.
@@ -167,7 +176,8 @@ pub fn append(path: &Path) -> io::Result<File> {
     open_own(path, OpenOptions::new().append(true).create(true))
 }
 
-/// Opens a file whose lock counts, not its content, and creates it if it is missing. A link is refused.
+/// Opens a file whose lock counts, not its content, and creates it if it is missing. A link is
+/// refused.
 ///
 /// # Errors
 /// Those of the system; a link, folder, pipe or device of this name.
@@ -179,7 +189,8 @@ thread_local! {
     static CONTAINED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs code of a library on what came from outside. Should it panic, that is an error with its message.
+/// Runs code of a library on what came from outside. Should it panic, that is an error with its
+/// message.
 ///
 /// # Errors
 /// The panic's message.
@@ -190,14 +201,15 @@ pub fn contained<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     done.map_err(|panic| panic_message(panic.as_ref()))
 }
 
-/// What a panic says, by its payload.
+/// Message of a panic, from its payload.
 pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned())
         .unwrap_or_else(|| "it panicked without a message".to_owned())
 }
 
-/// Whether this thread is inside [`contained`], whose caller reports a panic: a hook has nothing to print.
+/// True if this thread is inside [`contained`], whose caller reports a panic: a panic hook prints
+/// nothing.
 #[must_use]
 pub fn is_contained() -> bool {
     CONTAINED.get()
@@ -212,7 +224,8 @@ fn open_own(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     Ok(file)
 }
 
-/// Whether a file was refused for what it is or holds, or for what a link at its place leads to: the input is at fault, not the machine.
+/// True if a file was refused for its type or content, or for the target of a link in its place:
+/// the input is at fault, not the machine.
 #[must_use]
 pub fn is_refused(error: &io::Error) -> bool {
     use ErrorKind::{FileTooLarge, InvalidData, InvalidInput, IsADirectory, NotADirectory};

@@ -1,9 +1,10 @@
-//! JSON as Python writes it: with `Infinity`, `-Infinity` and `NaN` as numbers, bare or as transformers 5 wraps them. What the keys mean
-//! belongs to the readers.
+//! JSON as Python writes it: with `Infinity`, `-Infinity` and `NaN` as numbers, bare or as
+//! transformers 5 wraps them. What the keys mean belongs to the readers.
 
 use serde_json::{Map, Value};
 
-/// What stands for a number that JSON does not have, in front of its name: no file has such a text, for it begins with a control character.
+/// Prefix of the name that encodes a number which JSON does not have. No file has such a text,
+/// because the prefix is a control character.
 const MARK: &str = "\u{1}";
 /// The key under which transformers 5 wraps such a number.
 const WRAPPER: &str = "__float__";

@@ -1,9 +1,10 @@
-//! What tells files of other programs from themselves before a change.
+//! Fingerprint of another program's files, which changes with them.
 
 use std::path::PathBuf;
 use std::time::UNIX_EPOCH;
 
-/// Name, size and time of the last change of each file, in the order of names; `None` if there is none.
+/// Name, size and time of the last change of each file, in the order of names; `None` without
+/// files.
 pub fn fingerprint_of(mut files: Vec<PathBuf>) -> Option<String> {
     files.sort();
     let line = |path: &PathBuf| {

@@ -1,4 +1,5 @@
-//! Models for Bridge: the decoder family, Hugging Face import and export, verification and generation.
+//! Models for Bridge: the decoder family, Hugging Face import and export, verification and
+//! generation.
 //!
 //! | module | what it has |
 //! | --- | --- |
@@ -15,7 +16,8 @@
 //! | [`score`] | log-likelihoods of given continuations |
 //! | `registry` | [`registry()`]: the built-in kinds, to which programs add theirs |
 //!
-//! Nothing here opens a socket, reads a recipe or writes a checkpoint directory; that is bridge-core's.
+//! This crate opens no socket, reads no recipe and writes no checkpoint directory; bridge-core
+//! does.
 #![deny(missing_docs)]
 
 pub mod adapters;

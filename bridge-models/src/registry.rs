@@ -10,7 +10,8 @@ use crate::huggingface::HUGGING_FACE;
 use crate::megatron::MEGATRON;
 use crate::register_builtin;
 
-/// The built-in kinds of models and datasets, and models of Hugging Face and Megatron as weights to start from. Register your own beside them.
+/// The built-in kinds of models and datasets, and models of Hugging Face and Megatron as weights to
+/// start from. Register your own beside them.
 pub fn registry() -> Registry {
     let mut models = ModelRegistry::default();
     register_builtin(&mut models);

@@ -1,4 +1,5 @@
-//! How likely a model finds given continuations: the log-likelihoods that tasks of multiple choice and of exact match are judged by.
+//! Log-likelihoods of given continuations, by which tasks of multiple choice and of exact match are
+//! judged.
 
 use std::ops::Range;
 
@@ -12,18 +13,20 @@ use crate::decoder::{DecoderConfig, PositionEmbedding};
 pub struct Continuation {
     /// Tokens before it, at least one; what the encoder reads, where the model has one.
     pub context: Vec<i64>,
-    /// Its own tokens, at least one.
+    /// Tokens of the continuation, at least one.
     pub tokens: Vec<i64>,
 }
 
-/// What a model says of a continuation.
+/// Score of a continuation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Score {
     /// Sum over its tokens of the natural logarithm of their probability.
     pub log_likelihood: f64,
-    /// Whether each token is the most likely one, so that greedy generation would have made the continuation.
+    /// True if each token is the most likely one, so that greedy generation would have made the
+    /// continuation.
     pub is_greedy: bool,
-    /// Tokens at the begin of the context that the model has no positions for: it has not seen them.
+    /// Tokens at the begin of the context that the model has no positions for: it has not seen
+    /// them.
     pub unseen: usize,
 }
 
@@ -50,7 +53,7 @@ pub enum ScoreError {
     /// A token is not in the vocabulary.
     #[error("expected token ids in 0..{vocab_size}, found {token}")]
     TokenOutOfRange {
-        /// Its id.
+        /// Id of the token.
         token: i64,
         /// Size of the vocabulary.
         vocab_size: usize,
@@ -88,18 +91,21 @@ impl<'a> Scorer<'a> {
         Self { model: model.inference(), device: device.clone().without_autodiff(), config, most_logits: MOST_LOGITS }
     }
 
-    /// With at most so many logits in memory at once.
+    /// Limits the logits that are in memory at once.
     #[cfg(test)]
     pub(crate) fn with_most_logits(self, most_logits: usize) -> Self {
         Self { most_logits, ..self }
     }
 
-    /// The scores of some continuations, which go through the model together. Those of a model with an encoder must have contexts of one length.
+    /// The scores of some continuations, which go through the model together. Those of a model with
+    /// an encoder must have contexts of one length.
     ///
-    /// What is not a padded row's own comes behind its end, where nothing reads it: a continuation has the score that it has alone.
+    /// Padding comes behind a row's end, where no token attends to it: a continuation has the score
+    /// that it has alone.
     ///
     /// # Errors
-    /// With the number of the continuation that is at fault; all are looked at before any is scored.
+    /// With the number of the continuation that is at fault; all are looked at before any is
+    /// scored.
     pub fn score(&self, continuations: &[Continuation]) -> Result<Vec<Score>, (usize, ScoreError)> {
         let tokens = self.token_scores(continuations)?;
         let score = |(continuation, tokens): (&Continuation, Vec<TokenScore>)| Score {
@@ -132,7 +138,8 @@ impl<'a> Scorer<'a> {
         Ok(scores)
     }
 
-    /// The length up to which sequences are rotated in one way and above which in another, where there is one.
+    /// The length up to which sequences are rotated in one way and above which in another, where
+    /// there is one.
     fn turn(&self) -> Option<usize> {
         match &self.config.position_embedding {
             PositionEmbedding::Rope(rope) => rope.short_length(),
@@ -213,7 +220,7 @@ impl<'a> Scorer<'a> {
         Ok(Row { inputs, targets: tokens.clone(), unseen })
     }
 
-    /// What layers remember before the first token, with what an encoder reads.
+    /// Generation state before the first token, with the encoder's input.
     fn begin(&self, contexts: &[&[i64]]) -> Result<GenerationState, ScoreError> {
         let mut state = self.model.new_state();
         if self.config.encoder.is_some() {
@@ -231,14 +238,15 @@ impl<'a> Scorer<'a> {
 
 /// A continuation as the decoder reads it.
 struct Row {
-    /// What it is given.
+    /// Input tokens.
     inputs: Vec<i64>,
-    /// What it should say at the last of these.
+    /// Target tokens of the last inputs.
     targets: Vec<i64>,
     unseen: usize,
 }
 
-/// The logarithm of a token's probability, and whether it is the first of the most likely ones; `None` if the logits are not numbers.
+/// The logarithm of a token's probability, and whether it is the first of the most likely ones;
+/// `None` if the logits are not numbers.
 fn judge(logits_v: &[f32], token: usize) -> Option<(f64, bool)> {
     let (best, highest) = logits_v.iter().enumerate().fold((0, f32::NEG_INFINITY), |(best, highest), (i, logit)| {
         // Not a number stays the highest, once it is there.

@@ -12,10 +12,12 @@ use crate::decoder::DecoderConfig;
 /// Takes a whole parameter: name, shape, values.
 pub type OnParameter<'a> = dyn FnMut(&str, &[usize], Vec<f32>) + 'a;
 
-/// Puts the parameters of a model that is spread over ranks together, one after the other, and hands each to `f` on every rank: name,
-/// shape and values, row-major. There is one whole parameter in memory at a time.
+/// Puts the parameters of a model that is spread over ranks together, one after the other, and
+/// hands each to `f` on every rank: name, shape and values, row-major. There is one whole parameter
+/// in memory at a time.
 ///
-/// All ranks of the world call this, each with its own chunks. Parameters come in the order of [`DecoderConfig::declarations`].
+/// All ranks of the world call this, each with its own chunks. Parameters come in the order of
+/// [`DecoderConfig::declarations`].
 ///
 /// # Errors
 /// If ranks fail or disagree.
@@ -34,7 +36,8 @@ pub fn gather_parameters(
         let (name, shape) = (&declaration.name, &declaration.shape);
         let first_use = whole_model.segments()[declaration.segments[0]];
         let mut whole = vec![0.0_f32; declaration.num_elements()];
-        // Of copies one counts. A tied table is in the last stage too: the one in the segment that uses it first counts.
+        // Of copies one counts. A tied table is in the last stage too: the one in the segment that
+        // uses it first counts.
         let owned = held.remove(name.as_str()).filter(|held| held.first_use == first_use && is_owner(held, groups));
         if let Some(Held { declaration, value, .. }) = owned {
             assert_eq!(&declaration.global_shape(), shape, "the whole shape of {name}");
@@ -47,7 +50,8 @@ pub fn gather_parameters(
                 rest = later;
             }
         }
-        // Every element is held by one owner and zero elsewhere, so that the sum is the value itself.
+        // Every element is held by one owner and zero elsewhere, so that the sum is the value
+        // itself.
         groups.world().all_reduce((&mut whole).into(), ReduceOp::Sum)?;
         f(name, shape, whole);
     }
@@ -76,7 +80,7 @@ fn held_by_name<'a>(chunks: &[&'a dyn ModelChunk]) -> HashMap<&'a str, Held<'a>>
     held
 }
 
-/// Whether this rank's copy of a parameter, or of its slice, is the one that counts.
+/// True if this rank's copy of a parameter, or of its slice, is the one that counts.
 fn is_owner(held: &Held, groups: &ProcessGroups) -> bool {
     let place = groups.coordinates();
     let placement = &held.declaration.placement;

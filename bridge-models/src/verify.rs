@@ -1,11 +1,15 @@
-//! Comparison of an imported folder with reference values: logits, loss, gradients and ten AdamW steps.
+//! Comparison of an imported folder with reference values: logits, loss, gradients and ten AdamW
+//! steps.
 //!
-//! The reference is a safetensors file with `input_ids` `[b, t]` and any of `logits` `[b, t, v]`, `ce_loss` `[1]`,
-//! `grad.<Hugging Face parameter name>`, and `train_ids` `[s, b, t]` with `train_losses` and `train_grad_norms` `[s]`. For a model with an
-//! encoder these ids are the encoder's, and `labels` `[b, t]` and `train_labels` `[s, b, t]` what the decoder predicts; -100 counts for nothing.
+//! The reference is a safetensors file with `input_ids` `[b, t]` and any of `logits` `[b, t, v]`,
+//! `ce_loss` `[1]`, `grad.<Hugging Face parameter name>`, and `train_ids` `[s, b, t]` with
+//! `train_losses` and `train_grad_norms` `[s]`. For a model with an encoder these ids are the
+//! encoder's, and `labels` `[b, t]` and `train_labels` `[s, b, t]` what the decoder predicts; -100
+//! counts for nothing.
 //!
-//! Layers of multi-token prediction, which transformers ignores, take part where the reference has gradients of them. These, and the steps, are then those of
-//! the loss and a tenth of the mean of the layers' losses (DeepSeek-V3, arXiv:2412.19437, equation 25).
+//! Layers of multi-token prediction, which transformers ignores, take part where the reference has
+//! gradients of them. These, and the steps, are then those of the loss and a tenth of the mean of
+//! the layers' losses (DeepSeek-V3, arXiv:2412.19437, equation 25).
 
 mod adamw;
 mod inputs;
@@ -31,8 +35,8 @@ mod tolerance {
     pub const STEP_NORMS: f64 = 5e-5;
 }
 
-/// A gradient of less than this share of the whole gradient's norm is compared with that share instead of with itself: it
-/// may be zero but for rounding.
+/// A gradient of less than this share of the whole gradient's norm is compared with that share
+/// instead of with itself: it may be zero but for rounding.
 const SMALLEST_GRADIENT: f64 = 1e-4;
 
 /// One compared quantity.
@@ -42,9 +46,9 @@ pub struct Figure {
     pub difference: Option<f64>,
     /// The largest difference that passes.
     pub tolerance: f64,
-    /// Whether it does.
+    /// True if the figure is within its tolerance.
     pub passed: bool,
-    /// Where the difference is largest, if there is a choice: a parameter's name or a step.
+    /// Place of the largest difference, if there are several: a parameter's name or a step.
     pub worst: Option<String>,
 }
 
@@ -55,12 +59,13 @@ impl Figure {
     }
 }
 
-/// What the comparison gave. Figures that the reference has no values for are `None`.
+/// Result of the comparison. Figures without reference values are `None`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct VerifyReport {
-    /// Whether every compared figure is within its tolerance, and there was one.
+    /// True if every compared figure is within its tolerance, and there was one.
     pub passed: bool,
-    /// Largest absolute difference of the logits; the tolerance grows with the largest logit above 1.
+    /// Largest absolute difference of the logits; the tolerance grows with the largest logit above
+    /// 1.
     pub logits: Option<Figure>,
     /// The same of the logits of a model whose weights have taken the adapter up.
     pub merged_logits: Option<Figure>,
@@ -94,9 +99,9 @@ pub enum VerifyError {
         path: PathBuf,
         /// The tensor.
         tensor: String,
-        /// What it should be.
+        /// Expected value.
         expected: String,
-        /// What it is.
+        /// Found value.
         found: String,
     },
 }
@@ -104,7 +109,8 @@ pub enum VerifyError {
 /// Runs the model of `folder` on the inputs of `reference` and compares.
 ///
 /// # Errors
-/// If the folder cannot be imported or the reference is not one for its model. Differences are no error.
+/// If the folder cannot be imported or the reference is not one for its model. Differences are no
+/// error.
 pub fn verify(folder: &Path, reference: &Path, device: &Device) -> Result<VerifyReport, VerifyError> {
     let reference = HfCheckpoint::open_file(reference)?;
     let mut model = HfModel::open(folder)?;
@@ -116,11 +122,12 @@ pub fn verify(folder: &Path, reference: &Path, device: &Device) -> Result<Verify
     compare((&model, None), chunk, reference, device)
 }
 
-/// What the names of gradients begin with.
+/// Prefix of the names of gradients.
 const GRADIENT: &str = "grad.";
 
-/// The same of the model with the adapter of the folder `adapter`, in `peft`'s format: gradients and steps are those of what it trains, and
-/// `merged_logits` the logits of weights that have taken it up.
+/// The same of the model with the adapter of the folder `adapter`, in `peft`'s format: gradients
+/// and steps are those of what it trains, and `merged_logits` the logits of weights that have taken
+/// it up.
 ///
 /// # Errors
 /// As [`verify`], and if the adapter cannot be read or is not one of the model.
@@ -207,7 +214,8 @@ impl Reference<'_> {
         self.file.shape(name).is_some()
     }
 
-    /// What the model is run on: ids, and labels for a model with an encoder. `rank` is the number of their dimensions.
+    /// Inputs of the model: ids, and labels for a model with an encoder. `rank` is the number of
+    /// their dimensions.
     fn inputs(&self, ids: &str, labels: &str, rank: usize) -> Result<Inputs, VerifyError> {
         let found = Inputs { ids: self.ids(ids, rank, 0)?, labels: None };
         let Some(encoder) = self.model.config().encoder else {
@@ -224,7 +232,8 @@ impl Reference<'_> {
         Ok(Inputs { labels: Some((of_decoder, encoder.start_token as i64)), ..found })
     }
 
-    /// Token ids with `rank` dimensions, each batch no longer than the model's positions. `least` may stand for no token.
+    /// Token ids with `rank` dimensions, each batch no longer than the model's positions. `least`
+    /// may stand for no token.
     fn ids(&self, name: &str, rank: usize, least: i64) -> Result<Ids, VerifyError> {
         let (shape, values) = self.file.read_ints(name)?;
         let config = self.model.config();
@@ -255,7 +264,8 @@ impl Reference<'_> {
         Ok(values)
     }
 
-    /// Compares the loss with plain cross-entropy, and with the reference's own loss unless that of experts' balance may be in it.
+    /// Compares the loss with plain cross-entropy, and with the reference's own loss unless that of
+    /// experts' balance may be in it.
     fn compare_loss(&self, loss: f64) -> Result<Option<Figure>, VerifyError> {
         let mut differences = Vec::new();
         for name in ["ce_loss", "loss"].into_iter().filter(|name| self.has(name)) {
@@ -304,7 +314,8 @@ impl Reference<'_> {
         Ok(Some(Figure::new(difference, tolerance::LOGITS * scale.max(1.0), None)))
     }
 
-    /// The map to the reference's tensors, of which these are the names: it may have experts stacked where the folder has them apart.
+    /// The map to the reference's tensors, of which these are the names: it may have experts
+    /// stacked where the folder has them apart.
     fn map_of(&self, names: &BTreeSet<&str>) -> Result<WeightMap, VerifyError> {
         let is_named = |map: &WeightMap| {
             let stored = map.entries().iter().flat_map(|entry| &entry.tensors);
@@ -378,8 +389,8 @@ impl Reference<'_> {
         Ok(compared)
     }
 
-    /// Takes the reference's AdamW steps: learning rate 1e-3, betas 0.9 and 0.95, epsilon 1e-8, weight decay 0.1 on
-    /// parameters of two or more dimensions, gradients clipped at norm 1.
+    /// Takes the reference's AdamW steps: learning rate 1e-3, betas 0.9 and 0.95, epsilon 1e-8,
+    /// weight decay 0.1 on parameters of two or more dimensions, gradients clipped at norm 1.
     fn compare_training(
         &self,
         chunk: &mut dyn ModelChunk,

@@ -1,5 +1,6 @@
-//! HTTP for the store's client by the blocking client that the workspace has, so that there is one of them, with one TLS library. Bodies are
-//! bounded: uploads go in parts and downloads in ranges, so an answer is read as a whole.
+//! HTTP for the store's client by the blocking client that the workspace has, so that there is one
+//! of them, with one TLS library. Bodies are bounded: uploads go in parts and downloads in ranges,
+//! so an answer is read as a whole.
 
 use std::future::Future;
 use std::io::ErrorKind;
@@ -39,7 +40,7 @@ impl HttpConnector for Connector {
 #[derive(Debug)]
 struct Service(Agent);
 
-/// What the trait's macro makes of an asynchronous method.
+/// Type that the trait's macro makes of an asynchronous method.
 type Answer<'a> = Pin<Box<dyn Future<Output = Result<HttpResponse, HttpError>> + Send + 'a>>;
 
 impl HttpService for Service {

@@ -1,5 +1,6 @@
-//! Checkpoints in an object store: Amazon's S3 and what speaks its protocol, Google Cloud Storage, Azure. [`ObjectStoreManager`] is a
-//! `CheckpointManager`, which a program hands to a run in `RunOptions::managers`:
+//! Checkpoints in an object store: Amazon's S3 and what speaks its protocol, Google Cloud Storage,
+//! Azure. [`ObjectStoreManager`] is a `CheckpointManager`, which a program hands to a run in
+//! `RunOptions::managers`:
 //!
 //! ```text
 //! PREFIX/iter_0000100/model-rank00000.safetensors
@@ -7,8 +8,9 @@
 //! PREFIX/iter_0000100/metadata.json      the manifest, stored last: without it there is no checkpoint
 //! ```
 //!
-//! It has the names and bytes of the folder `iter_0000100`, so a copy of all objects is a folder of checkpoints. The newest checkpoint is the newest
-//! manifest; there is no pointer that could disagree.
+//! It has the names and bytes of the folder `iter_0000100`, so a copy of all objects is a folder of
+//! checkpoints. The newest checkpoint is the newest manifest; there is no pointer that could
+//! disagree.
 
 mod connector;
 mod settings;
@@ -41,14 +43,14 @@ const LEAST_PART: usize = 5 << 20;
 /// An upload has at most 10 000 parts.
 const MOST_PARTS: u64 = 9_000;
 
-/// How far a file is.
+/// Progress of a file.
 #[derive(Clone, Copy, Debug)]
 pub struct Transfer<'a> {
     /// The checkpoint's iteration.
     pub iteration: u64,
     /// The file's name in the checkpoint.
     pub file: &'a str,
-    /// Whether it is stored, or fetched.
+    /// True if the file is stored, false if it is fetched.
     pub is_upload: bool,
     /// Bytes that have been handed over.
     pub done: u64,
@@ -56,7 +58,7 @@ pub struct Transfer<'a> {
     pub total: u64,
 }
 
-/// What is told of transfers.
+/// Callback for transfers.
 type OnTransfer = Box<dyn Fn(Transfer<'_>) + Send + Sync>;
 
 /// Keeps checkpoints in an object store.
@@ -199,7 +201,8 @@ impl ObjectStoreManager {
         };
         let result = work.await;
         if result.is_err() {
-            // The store keeps its parts otherwise. That it fails too says less than the first error.
+            // The store keeps its parts otherwise. That it fails too says less than the first
+            // error.
             let _ = upload.abort().await;
         }
         result

@@ -1,4 +1,4 @@
-//! Where the store is and how patient requests are.
+//! Address of the store and timing of requests.
 
 use std::time::Duration;
 
@@ -11,14 +11,16 @@ use object_store::{BackoffConfig, ClientOptions, ObjectStore, RetryConfig};
 
 use crate::connector::Connector;
 
-/// Where checkpoints are kept, and how.
+/// Place of checkpoints, and the options of requests.
 #[derive(Clone, Debug)]
 pub struct StoreSettings {
     /// `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX`.
     pub url: String,
-    /// Options of the store by the names of the variables that are read too, `aws_endpoint` for one; they come before those.
+    /// Options of the store by the names of the variables that are read too, `aws_endpoint` for
+    /// one; they come before those.
     pub options: Vec<(String, String)>,
-    /// Bytes of a part: files that are longer are stored in parts, and fetched in ranges. S3 wants 5 MiB at least.
+    /// Bytes of a part: files that are longer are stored in parts, and fetched in ranges. S3 wants
+    /// 5 MiB at least.
     pub part_bytes: usize,
     /// After so long a request is given up, and sent again.
     pub timeout: Duration,
@@ -27,7 +29,8 @@ pub struct StoreSettings {
 }
 
 impl StoreSettings {
-    /// The settings for `url`: parts of 8 MiB, a minute for a request, and three until it is given up.
+    /// The settings for `url`: parts of 8 MiB, a minute for a request, and three until it is given
+    /// up.
     #[must_use]
     pub fn new(url: &str) -> Self {
         Self {
@@ -82,5 +85,5 @@ impl StoreSettings {
     }
 }
 
-/// What a URL has to be.
+/// Expected form of a URL.
 const EXPECTED: &str = "expected s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX";

@@ -1,13 +1,15 @@
-//! A custom dataset: sums such as `12+7=19;`, generated on demand, as kind `arithmetic` with a recipe field
-//! `max_operand`, for the built-in `gpt` model. Only the characters of an answer count in the loss.
+//! A custom dataset: sums such as `12+7=19;`, generated on demand, as kind `arithmetic` with a
+//! recipe field `max_operand`, for the built-in `gpt` model. Only the characters of an answer count
+//! in the loss.
 //!
 //! ```text
 //! cargo run --release --example custom_dataset
 //! cargo run --release --example custom_dataset -- dataset.max_operand=9 train.train_iters=2000
 //! ```
 //!
-//! A provider builds the splits of a run, and a factory makes the provider from the recipe's `[dataset]` section. Both are
-//! registered, so that recipes may name the kind and runs can build it.
+//! A provider builds the splits of a run, and a factory makes the provider from the recipe's
+//! `[dataset]` section. Both are registered, so that recipes may name the kind and runs can build
+//! it.
 use std::fmt::Write as _;
 use std::sync::Arc;
 
@@ -17,7 +19,8 @@ use bridge_data::{DataError, Dataset, DatasetBuildContext, DatasetProvider, Data
 use bridge_kernels::Philox;
 use bridge_models::registry;
 
-/// The vocabulary; a character's position is its token id. `model.vocab_size` below has room for it.
+/// The vocabulary; a character's position is its token id. `model.vocab_size` below has room for
+/// it.
 const ALPHABET: &str = "0123456789+=;";
 
 const RECIPE: &str = r#"
@@ -67,7 +70,8 @@ pub struct Sums {
 }
 
 impl Sums {
-    /// Sums that fill `seq_length` + 1 characters, with the last one cut off. A function of `index` alone.
+    /// Sums that fill `seq_length` + 1 characters, with the last one cut off. A function of `index`
+    /// alone.
     pub fn text(&self, index: usize) -> String {
         let stream = self.stream.derive(index as u64);
         let mut text = String::new();
@@ -94,7 +98,8 @@ impl Dataset for Sums {
         }
         let text = self.text(index);
         let ids: Vec<i64> = text.chars().filter_map(|c| ALPHABET.find(c)).map(|id| id as i64).collect();
-        // The characters after `=`, up to and including `;`, can be computed; the others can only be guessed.
+        // The characters after `=`, up to and including `;`, can be computed; the others can only
+        // be guessed.
         let in_answer = text.chars().scan(false, |inside, c| {
             let counts = *inside;
             *inside = c == '=' || (*inside && c != ';');

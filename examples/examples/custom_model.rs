@@ -1,10 +1,11 @@
-//! A custom model: a causal variant of MLP-Mixer (Tolstikhin et al., arXiv:2105.01601) as kind `mixer`,
-//! with a recipe field `expansion`, trained on mock data.
-//! Run it with `cargo run --release --example custom_model -- model.expansion=8 logger.log_interval=10`.
+//! A custom model: a causal variant of MLP-Mixer (Tolstikhin et al., arXiv:2105.01601) as kind
+//! `mixer`, with a recipe field `expansion`, trained on mock data. Run it with `cargo run --release
+//! --example custom_model -- model.expansion=8 logger.log_interval=10`.
 //!
-//! The Burn module declares its parameters in a [`ChunkScope`] and implements [`Segments`]; the configuration implements
-//! [`ModelConfig`] and [`ModelBuilder`]. The registry is told of the kind, so that recipes may name it and runs can build it.
-//! Shape legend: `b` batch, `t` sequence, `c` hidden size, `f` feed-forward size, `v` vocabulary.
+//! The Burn module declares its parameters in a [`ChunkScope`] and implements [`Segments`]; the
+//! configuration implements [`ModelConfig`] and [`ModelBuilder`]. The kind is registered, so that
+//! recipes may name it and runs can build it. Shape legend: `b` batch, `t` sequence, `c` hidden
+//! size, `f` feed-forward size, `v` vocabulary.
 use std::sync::Arc;
 
 use bridge_core::config::{ExtraField, Format, Kind, RunConfig, TransformerConfig, TypeSpec, World, load_text};
@@ -39,7 +40,8 @@ struct Layer {
     down: Param<Tensor<2>>,
 }
 
-/// On one rank nothing is cut; what a rank of several would hold is all the same said for each parameter.
+/// On one rank nothing is cut; what a rank of several would hold is all the same said for each
+/// parameter.
 const WHOLE: Cut = Cut::Replicated(Meets::ResidualStream);
 
 impl Layer {
@@ -139,7 +141,7 @@ impl ModelConfig for MixerConfig {
 }
 
 impl MixerConfig {
-    /// What a segment costs. One rank has the whole model, so nothing is sent.
+    /// Cost of a segment. One rank has the whole model, so there is no communication.
     fn cost(&self, role: SegmentRole, work: &Workload) -> SegmentCost {
         const FLOAT32: u64 = 4;
         let (n, t, c) = (work.tokens(), work.seq_length as u64, self.transformer.hidden_size as u64);
@@ -161,7 +163,8 @@ impl MixerConfig {
             SegmentRole::Attention | SegmentRole::Mlp | SegmentRole::Moe | SegmentRole::Layer => SegmentCost {
                 flops: (6 * n * (t * c + 2 * c * f)) as f64,
                 input: n * c,
-                // Statistics and output of the norm, what was mixed over time, and the MLP's two inner tensors.
+                // Statistics and output of the norm, what was mixed over time, and the MLP's two
+                // inner tensors.
                 kept: n * FLOAT32 + 2 * stream + 2 * n * f * work.activation_bytes,
                 backward: 2 * n * f * work.activation_bytes,
                 ..SegmentCost::default()

@@ -1,5 +1,5 @@
-//! A dataset with its own tokenizer: the characters of a text, as kind `characters` with a recipe field
-//! `file`. Without `file` the model learns the source of this program.
+//! A dataset with its own tokenizer: the characters of a text, as kind `characters` with a recipe
+//! field `file`. Without `file` the model learns the source of this program.
 //!
 //! ```text
 //! cargo run --release --example custom_tokenizer

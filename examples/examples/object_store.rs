@@ -1,4 +1,5 @@
-//! Checkpoints in an object store: each save is stored there too, and a run whose folder is lost goes on from there.
+//! Checkpoints in an object store: each save is stored there too, and a run whose folder is lost
+//! resumes from there.
 //!
 //! ```text
 //! export AWS_ACCESS_KEY_ID=... AWS_SECRET_ACCESS_KEY=... AWS_REGION=eu-central-1
@@ -6,8 +7,9 @@
 //! cargo run --release --example object_store -- gs://BUCKET/PREFIX train.train_iters=200
 //! ```
 //!
-//! `AWS_ENDPOINT_URL=http://127.0.0.1:9000` is a server of one's own, such as MinIO's. Run it, delete the folder `runs/object_store`, and run it again with more
-//! iterations: it fetches the newest checkpoint and goes on.
+//! `AWS_ENDPOINT_URL=http://127.0.0.1:9000` is a server of one's own, such as MinIO's. Run it,
+//! delete the folder `runs/object_store`, and run it again with more iterations: it fetches the
+//! newest checkpoint and goes on.
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::sync::Arc;
@@ -31,7 +33,8 @@ checkpoint = { save = "runs/object_store/saved", save_interval = 20, most_recent
 logger = { log_interval = 20 }
 "#;
 
-/// Trains with checkpoints in a store. `managers` has what a recipe may name in `checkpoint.custom_manager_class`.
+/// Trains with checkpoints in a store. `managers` has what a recipe may name in
+/// `checkpoint.custom_manager_class`.
 pub fn train(store: &StoreSettings, overrides: &[String], console: Console) -> Result<RunReport, Box<dyn Error>> {
     let manager = ObjectStoreManager::open(store).map_err(|error| error.to_string())?.on_transfer(|transfer| {
         if transfer.done == transfer.total {

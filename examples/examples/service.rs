@@ -1,5 +1,6 @@
-//! Training runs inside a web service: any number in one process, each started, watched and cancelled over HTTP. The model that a run has trained
-//! answers there, too, and is fine-tuned on examples: any number of adapters share its weights.
+//! Training runs inside a web service: any number in one process, each started, watched and
+//! cancelled over HTTP. The model that a run has trained answers there, too, and is fine-tuned on
+//! examples: any number of adapters share its weights.
 //!
 //! ```text
 //! cargo run --release --example service
@@ -11,9 +12,10 @@
 //! curl localhost:3000/runs/0/generate --json '{"prompt": "...", "adapter": "law", "max_tokens": 32}'
 //! ```
 //!
-//! Progress is sent as server-sent events. A response has the events after `Last-Event-ID` and waits for one if there are none
-//! yet; 204 means that no more will come. A browser's `EventSource` reconnects automatically. An adapter is trained by a run of its own, whose
-//! number the answer has; it can be asked when that run has ended. Clients are trusted.
+//! Progress is sent as server-sent events. A response has the events after `Last-Event-ID` and
+//! waits for one if there are none yet; 204 means that no more will come. A browser's `EventSource`
+//! reconnects automatically. An adapter is trained by a run of its own, whose number is in the
+//! answer; it can be used when that run has ended. Clients are trusted.
 
 #[path = "service/adapters.rs"]
 mod adapters;
@@ -39,7 +41,7 @@ use tokio::{net::TcpListener, sync::Mutex, sync::watch};
 
 type Failure = (StatusCode, String);
 type Answer = Result<Response, Failure>;
-/// What happens when a run has ended well: what it says of it is the run's failure.
+/// Action after a run has ended well; an error fails the run.
 type Finish = Box<dyn FnOnce() -> Result<(), String> + Send>;
 
 /// The handlers' view of a run. Its events end when the training thread drops their sender.
@@ -175,7 +177,8 @@ async fn checkpoints(State(service): State<Service>, Path(id): Path<usize>) -> R
     Ok(Json(list.iter().map(|c| json!({ "iteration": c.iteration, "complete": c.is_complete() })).collect()))
 }
 
-/// Body of `POST /runs/{id}/adapters`: what the adapter is called, what it learns, and overrides of the run's recipe.
+/// Body of `POST /runs/{id}/adapters`: what the adapter is called, what it learns, and overrides of
+/// the run's recipe.
 #[derive(serde::Deserialize)]
 struct Lesson {
     name: String,
@@ -251,7 +254,8 @@ async fn forget(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Body of `POST /runs/{id}/generate`. Without an adapter the model answers as its run has trained it.
+/// Body of `POST /runs/{id}/generate`. Without an adapter the model answers as its run has trained
+/// it.
 #[derive(serde::Deserialize)]
 struct Question {
     prompt: String,

@@ -1,5 +1,6 @@
-//! Bridge as a library. This crate exports nothing; its programs are in `examples/`, and `tests/` runs each of them;
-//! `object_store` runs in `tests/objects.rs` of the workspace, where the S3 server is.
+//! Bridge as a library. This crate exports nothing; its programs are in `examples/`, and `tests/`
+//! runs each of them; `object_store` runs in `tests/objects.rs` of the workspace, where the S3
+//! server is.
 //!
 //! | program | what it shows |
 //! | --- | --- |

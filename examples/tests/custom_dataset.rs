@@ -51,7 +51,8 @@ fn answers_and_nothing_else_count() {
     assert_eq!(sample.tokens[1..], sample.labels[..39]);
     assert_eq!([sample.tokens.len(), sample.labels.len(), sample.loss_mask.len(), sample.position_ids.len()], [40; 4]);
     for (i, counted) in sample.loss_mask.iter().enumerate() {
-        // The label is character i + 1: it belongs to an answer if `=` is nearer to its left than `;`.
+        // The label is character i + 1: it belongs to an answer if `=` is nearer to its left than
+        // `;`.
         let before = &text[..=i];
         let expected = before.rfind('=').is_some_and(|equals| before.rfind(';').is_none_or(|end| equals > end));
         assert_eq!(*counted == 1.0, expected, "{i} in {text}");

@@ -1,4 +1,5 @@
-//! The model example: its recipe field, its parameters, that it learns, and that it resumes from a checkpoint.
+//! The model example: its recipe field, its parameters, that it learns, and that it resumes from a
+//! checkpoint.
 
 #[path = "../examples/custom_model.rs"]
 #[allow(dead_code, reason = "main is not called")]
@@ -55,7 +56,8 @@ fn it_is_planned_and_logged_with_its_own_costs() {
     let built: usize = report.run.chunks()[0].parameters().iter().map(|parameter| parameter.num_elements()).sum();
     assert_eq!(plan.parameters.total, built as u64);
     assert_eq!(plan.parameters.get(Component::Embedding), 512 * 64);
-    // 8 sequences of 64 tokens; two layers that mix 64 positions and have a feed-forward block of 256, and the output.
+    // 8 sequences of 64 tokens; two layers that mix 64 positions and have a feed-forward block of
+    // 256, and the output.
     let per_token = 6.0 * 64.0 * (2.0 * (64.0 + 2.0 * 256.0) + 512.0);
     assert_eq!(plan.flops.per_step, 8.0 * 64.0 * per_token);
     let text = std::fs::read_to_string(logs.join("metrics.jsonl")).unwrap();

@@ -84,7 +84,8 @@ impl Client {
         }
     }
 
-    /// Fine-tunes an adapter that answers `3 1 4` with these numbers, to the end. Returns the last event of its run.
+    /// Fine-tunes an adapter that answers `3 1 4` with these numbers, to the end. Returns the last
+    /// event of its run.
     fn teach(&self, id: u64, name: &str, output: &str) -> Value {
         let examples = [json!({ "input": "3 1 4", "output": output }), json!({ "input": "9 9", "output": output })];
         let overrides = ["train.train_iters=150", "optimizer.lr=2e-2", "checkpoint.save_interval=null", "peft.dim=8"];

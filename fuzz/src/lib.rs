@@ -1,4 +1,5 @@
-//! What fuzz targets share: files in a folder of their own, because parsers of files open them themselves.
+//! Code that fuzz targets share: files in a folder of their own, because parsers of files open them
+//! themselves.
 
 use std::path::Path;
 

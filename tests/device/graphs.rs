@@ -1,4 +1,5 @@
-//! Runs whose micro-batches are recorded and replayed: losses are those of runs that launch every kernel, to the bit.
+//! Runs whose micro-batches are recorded and replayed: losses are those of runs that launch every
+//! kernel, to the bit.
 
 use std::path::Path;
 
@@ -8,7 +9,7 @@ use super::{DEVICE, GPT_2};
 
 const GRAPHS: [&str; 2] = ["model.cuda_graph_impl=local", "model.cuda_graph_scope=full_iteration"];
 
-/// What graphs go with, and a run that tells each step's loss: eight micro-batches a step.
+/// Overrides for graphs, and a run that logs each step's loss: eight micro-batches a step.
 const USUAL: [&str; 5] = [
     "rerun_state_machine.check_for_nan_in_loss=false",
     "train.train_iters=8",
@@ -62,7 +63,8 @@ fn recomputed_layers_are_recorded_as_they_run() {
     check(&[&GPT_2[..], &["model.recompute_granularity=selective"]].concat());
 }
 
-/// Updates that come in new memory: of the host, and of narrower parameters with float32 masters. They are copied to where the graph reads.
+/// Updates that come in new memory: of the host, and of narrower parameters with float32 masters.
+/// They are copied to where the graph reads.
 #[test]
 fn parameters_that_move_are_copied_back() {
     let host = ["optimizer.optimizer_cpu_offload=true", "optimizer.optimizer_offload_fraction=1.0"];
@@ -71,8 +73,8 @@ fn parameters_that_move_are_copied_back() {
     check_on(DEVICE, &["mixed_precision=fp16_mixed", "optimizer.initial_loss_scale=256"]);
 }
 
-/// Documents of which borders and positions differ from row to row. Where a micro-batch has a document per row its positions count up, which is another
-/// form of it: that is launched.
+/// Documents of which borders and positions differ from row to row. Where a micro-batch has a
+/// document per row its positions count up, which is another form of it: that is launched.
 #[test]
 fn documents_are_read_anew_by_each_replay() {
     let documents = ["dataset.reset_attention_mask=true", "dataset.eod_mask_loss=true"];
@@ -121,8 +123,8 @@ fn a_run_goes_on_with_graphs_of_its_own() {
     assert_eq!(figures(parts.path(), "recorded_graphs").iter().filter(|count| **count > 0.0).count(), 2);
 }
 
-/// Gradients are reduced behind the graph, over ranks that share a device; ranks that are threads of one process are refused on CUDA, whose driver
-/// records for the process.
+/// Gradients are reduced behind the graph, over ranks that share a device; ranks that are threads
+/// of one process are refused on CUDA, whose driver records for the process.
 #[test]
 fn replicas_reduce_what_graphs_have_summed() {
     let first = format!("{DEVICE}:0");

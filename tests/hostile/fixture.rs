@@ -1,4 +1,5 @@
-//! What is mutated: a recipe, a run on text with its checkpoint and packed text, a Hugging Face folder with reference values. Made once.
+//! Inputs to mutate: a recipe, a run on text with its checkpoint and packed text, a Hugging Face
+//! folder with reference values. Made once.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,7 +9,8 @@ use bridge_core::checkpoint::{Checksum, METADATA_FILE};
 use bridge_tests::{program, recipe, root};
 use serde_json::{Value, json};
 
-/// A folder with `recipe.toml`, `text/`, `run/` (`checkpoints/`, `cache/`), `runs/` (its logs), `hf/`, `golden.safetensors` and `model.gguf`.
+/// A folder with `recipe.toml`, `text/`, `run/` (`checkpoints/`, `cache/`), `runs/` (its logs),
+/// `hf/`, `golden.safetensors` and `model.gguf`.
 pub struct Fixture {
     folder: tempfile::TempDir,
 }

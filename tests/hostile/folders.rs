@@ -1,5 +1,6 @@
-//! Cases of folders that have several files of different sorts: logs and caches of runs, conversations with their template, adapters, files of
-//! examples, and recipes and tokenizers in the formats of other programs.
+//! Cases of folders that have several files of different sorts: logs and caches of runs,
+//! conversations with their template, adapters, files of examples, and recipes and tokenizers in
+//! the formats of other programs.
 
 use std::path::{Path, PathBuf};
 

@@ -12,13 +12,13 @@ use crate::mutate::Case;
 
 /// Address space of a run, in KiB.
 const MEMORY: u64 = 8 << 20;
-/// How long it may take.
+/// Time limit of a case.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Bytes that a run may say.
 const MOST_SAID: u64 = 64 << 20;
 
-/// How a case ended.
+/// End of a case.
 pub enum Verdict {
     /// With code 2 and a name.
     Refused,
@@ -44,7 +44,8 @@ pub fn limited(folder: &Path, arguments: &[String]) -> Option<Output> {
     let drain = |mut pipe: Box<dyn Read + Send>| {
         std::thread::spawn(move || {
             let mut bytes = Vec::new();
-            // A killed process leaves what it wrote. One that writes without end meets a closed pipe.
+            // A killed process leaves what it wrote. One that writes without end meets a closed
+            // pipe.
             let _ = pipe.by_ref().take(MOST_SAID).read_to_end(&mut bytes);
             bytes
         })

@@ -1,4 +1,5 @@
-//! A case: a copy of the fixture in which one file or option is mutated, and the command that reads it. Drawn from a seed.
+//! A case: a copy of the fixture in which one file or option is mutated, and the command that reads
+//! it. Drawn from a seed.
 
 use std::path::{Path, PathBuf};
 
@@ -33,14 +34,14 @@ impl Draw {
     }
 }
 
-/// What is run on what.
+/// Command and its mutated input.
 pub struct Case {
     /// For messages.
     pub what: String,
     pub arguments: Vec<String>,
     /// Words of which a refusal names one.
     pub names: Vec<String>,
-    /// Whether checksums tell every change, so that it must be refused.
+    /// True if checksums detect every change, so that it must be refused.
     pub is_certified: bool,
     /// Folders that the command may not touch.
     pub kept: Vec<PathBuf>,

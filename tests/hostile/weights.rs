@@ -1,5 +1,6 @@
-//! Damaged Hugging Face folders and GGUF files, listed case by case: every way to damage one, at every size and place. The suite runs some of them, spread
-//! over the list; `BRIDGE_HOSTILE_RUNS` says how many.
+//! Damaged Hugging Face folders and GGUF files, listed case by case: every way to damage one, at
+//! every size and place. The suite runs some of them, spread over the list; `BRIDGE_HOSTILE_RUNS`
+//! says how many.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -17,7 +18,7 @@ use crate::tensors::Tensors;
 /// A way to damage the model in a folder.
 struct Damage {
     what: String,
-    /// What a refusal names.
+    /// Name in the refusal.
     name: String,
     apply: Box<dyn Fn(&Path)>,
 }
@@ -182,7 +183,7 @@ fn no_files() -> Vec<Damage> {
         })
     };
     let of = |file: &'static str| kinds.map(|kind| put(file, kind));
-    // Without an index the file of weights is read: a link to nothing is none.
+    // Without an index the file of weights is read: a dangling link does not count as one.
     let all = [CONFIG, WEIGHTS, INDEX, GGUF].into_iter().flat_map(of);
     all.filter(|damage| damage.what != format!("{INDEX}: nothing")).collect()
 }

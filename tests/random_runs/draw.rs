@@ -1,4 +1,4 @@
-//! What a run is drawn from: a recipe (model, data, batch), layouts of ranks, and what happens to the run.
+//! Draw of a run: a recipe (model, data, batch), layouts of ranks, and events of the run.
 
 /// The iterations of every run.
 pub const ITERATIONS: u64 = 10;
@@ -31,7 +31,7 @@ impl Draw {
     }
 }
 
-/// Where samples come from.
+/// Source of samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Data {
     Mock,
@@ -41,7 +41,8 @@ pub enum Data {
     Text,
 }
 
-/// What a run computes, however it is spread over ranks: the same overrides on one rank give the losses to compare with.
+/// Computation of a run, however it is distributed: the same overrides on one rank give the losses
+/// to compare with.
 #[derive(Clone, Debug)]
 pub struct Recipe {
     pub data: Data,
@@ -50,21 +51,21 @@ pub struct Recipe {
     num_layers: u64,
 }
 
-/// How a run is spread over ranks.
+/// Distribution of a run over ranks.
 #[derive(Clone, Debug)]
 pub struct Layout {
     pub ranks: u64,
     pub overrides: Vec<String>,
 }
 
-/// What happens to a run before it is started again.
+/// Event before a run is started again.
 #[derive(Clone, Copy, Debug)]
 pub enum Event {
     /// It stops after an iteration.
     Stop(u64),
-    /// A signal that it watches for arrives after so many milliseconds.
+    /// A watched signal arrives after this many milliseconds.
     Terminate(u64),
-    /// It is killed after so many milliseconds.
+    /// The run is killed after this many milliseconds.
     Kill(u64),
     /// The disk of its logs is full after some KiB, and it stops after an iteration.
     FullDisk { stop: u64, kib: u64 },
@@ -134,7 +135,8 @@ fn recipe(draw: &mut Draw) -> Recipe {
     set(&["model.num_attention_heads=12", "model.hidden_size=96", "model.ffn_hidden_size=120"]);
     // 528 rows can be cut by every number of tensor-parallel ranks drawn here.
     set(&["model.seq_length=48", "model.vocab_size=528", "train.global_batch_size=24"]);
-    // Shuffled together, in an order that depends on the size of micro-batches but not on the number of ranks.
+    // Shuffled together, in an order that depends on the size of micro-batches but not on the
+    // number of ranks.
     set(&["dataset.data_sharding=false", micro_batch_size]);
     set(&["dataset.dataloader_type=cyclic"]);
     set(match data {
@@ -152,10 +154,12 @@ fn recipe(draw: &mut Draw) -> Recipe {
     });
     if num_experts > 0 {
         set(&["model.num_moe_experts=4", "model.moe_router_topk=2", "model.moe_ffn_hidden_size=72"]);
-        // What balances the experts of a micro-batch depends on what is in it, and so on the layout.
+        // What balances the experts of a micro-batch depends on what is in it, and so on the
+        // layout.
         set(&["model.moe_router_load_balancing_type=none", "model.moe_token_dispatcher_type=alltoall"]);
     }
-    // Micro-batches with other numbers of tokens weigh the same unless losses are counted by token, so layouts would differ.
+    // Micro-batches with other numbers of tokens weigh the same unless losses are counted by token,
+    // so layouts would differ.
     if draw.one_in(2) {
         set(&["model.calculate_per_token_loss=true"]);
         for mask in ["reset_position_ids", "reset_attention_mask", "eod_mask_loss"] {
@@ -219,7 +223,7 @@ fn layout(draw: &mut Draw, recipe: &Recipe) -> Layout {
     Layout { ranks, overrides }
 }
 
-/// What the replicas of a model divide among themselves.
+/// State that the replicas of a model divide.
 fn replicas(draw: &mut Draw, set: &mut impl FnMut(String)) {
     match draw.below(5) {
         0 => {

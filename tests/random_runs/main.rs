@@ -1,8 +1,10 @@
-//! Runs drawn at random: kind of data, ranks, layout, batch, and stops, signals, kills and full disks on the way, resumed at other
-//! layouts. Each is refused at set-up, and then for a reason that the configuration alone gives, or ends trained with the losses that one
-//! rank has without any of this.
+//! Runs drawn at random: kind of data, ranks, layout, batch, and stops, signals, kills and full
+//! disks on the way, resumed at other layouts. Each is refused at set-up, and then for a reason
+//! that the configuration alone gives, or ends trained with the losses that one rank has without
+//! any of this.
 //!
-//! `BRIDGE_RANDOM_RUNS` is their number, `BRIDGE_RANDOM_SEED` the first seed; a failure names its seed.
+//! `BRIDGE_RANDOM_RUNS` is their number, `BRIDGE_RANDOM_SEED` the first seed; a failure names its
+//! seed.
 
 mod draw;
 
@@ -20,7 +22,7 @@ use draw::{Case, Data, Draw, Event, ITERATIONS, Layout, Recipe};
 /// Relative difference of losses that layouts may make in float32.
 const TOLERANCE: f64 = 1e-5;
 
-/// How long a part of a run may take.
+/// Time limit of a part of a run.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// Losses by kind (`train`, `valid`, `test`) and iteration.
@@ -49,7 +51,7 @@ fn runs_end_trained_or_are_refused_at_set_up() {
     assert!(refused <= num_runs / 2, "{refused} of {num_runs} runs were refused: they show nothing");
 }
 
-/// What every run of a recipe is told, wherever it runs.
+/// Overrides of every run of a recipe, wherever it runs.
 fn common(recipe: &Recipe) -> Vec<String> {
     let settings = [
         "train.num_threads=1",
@@ -66,7 +68,7 @@ fn common(recipe: &Recipe) -> Vec<String> {
     settings.into_iter().map(str::to_owned).chain([iterations]).chain(recipe.overrides.iter().cloned()).collect()
 }
 
-/// Whether the configuration alone says that a layout cannot run this recipe.
+/// True if the configuration alone tells that a layout cannot run this recipe.
 fn is_refused(recipe: &Recipe, layout: &Layout) -> bool {
     let overrides = [common(recipe), layout.overrides.clone()].concat();
     load(&tiny(), &overrides, &registry().kinds(), &World { size: layout.ranks as usize }).is_err()
@@ -146,7 +148,7 @@ fn word(draw: &mut Draw) -> String {
     (0..1 + draw.below(3)).map(|_| syllables[draw.below(8) as usize]).collect()
 }
 
-/// Whether this machine lets a test mount a file system of its own.
+/// True if this machine lets a test mount a file system of its own.
 fn disks_can_be_mounted() -> bool {
     static CAN: std::sync::LazyLock<bool> = std::sync::LazyLock::new(|| {
         let script = format!("mount -t tmpfs -o size=4k tmpfs {}", std::env::temp_dir().display());
@@ -156,7 +158,7 @@ fn disks_can_be_mounted() -> bool {
     *CAN
 }
 
-/// Where the disk is mounted that fills up.
+/// Mount point of the disk that fills up.
 const FULL_DISK: &str = "full";
 
 /// One start of `bridge train`.
@@ -167,7 +169,7 @@ struct Part<'a> {
     extra: Vec<String>,
     /// A signal as `kill` names it, and the milliseconds before it is sent.
     signal: Option<(&'static str, u64)>,
-    /// A file system of so many KiB at [`FULL_DISK`].
+    /// File system of this many KiB at [`FULL_DISK`].
     full_disk: Option<u64>,
 }
 
@@ -238,7 +240,8 @@ fn refuses(folder: &Path, recipe: &Recipe, layout: &Layout, has_run: bool) -> Re
     left.map_or(Ok(()), |name| Err(format!("a run that was refused left {name} behind")))
 }
 
-/// The losses that the runs of a folder logged; of an iteration that ran more than once those of the last time.
+/// The losses that the runs of a folder logged; of an iteration that ran more than once those of
+/// the last time.
 fn losses(folder: &Path, log_dir: &str) -> Losses {
     let text = std::fs::read_to_string(folder.join(log_dir).join("metrics.jsonl")).unwrap_or_default();
     let records =
@@ -250,7 +253,8 @@ fn losses(folder: &Path, log_dir: &str) -> Losses {
     records.filter_map(loss).collect()
 }
 
-/// Compares with what one rank found. What a full disk swallowed, up to iteration `unlogged`, may be missing.
+/// Compares with what one rank found. What a full disk swallowed, up to iteration `unlogged`, may
+/// be missing.
 fn compare(found: &Losses, expected: &Losses, unlogged: u64) -> Result<(), String> {
     for ((kind, iteration), loss) in expected {
         match found.get(&(kind.clone(), *iteration)) {

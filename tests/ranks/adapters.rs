@@ -1,4 +1,5 @@
-//! Runs of a model with an adapter: what is frozen stays as it is, on any layout, and a run goes on at another one.
+//! Runs of a model with an adapter: what is frozen stays as it is, on any layout, and a run goes on
+//! at another one.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -156,7 +157,8 @@ fn what_is_frozen_is_saved_unchanged_and_a_run_goes_on_at_another_layout() {
     }
 }
 
-/// Only the last layer is adapted: the first stage has nothing to train, and on one rank backward ends before its first layer.
+/// Only the last layer is adapted: the first stage has nothing to train, and on one rank backward
+/// ends before its first layer.
 #[test]
 fn a_first_stage_that_is_frozen_has_no_backward() {
     let run = |ranks, overrides: &[&str]| {
@@ -179,7 +181,8 @@ fn a_first_stage_that_is_frozen_has_no_backward() {
     assert_same(&run(2, &FULL), &expected, "sharded");
 }
 
-/// What is planned is measured: frozen parameters are held, and gathered where they are sharded; they have neither state nor reductions.
+/// Planned figures are measured: frozen parameters are held, and gathered if they are sharded; they
+/// have neither state nor reductions.
 #[test]
 fn a_plan_knows_what_is_frozen() {
     for (ranks, overrides) in [(1, vec![]), (2, SHARDED.to_vec()), (2, FULL.to_vec())] {

@@ -1,4 +1,5 @@
-//! The largest attention score of each layer, whatever ranks the model is spread over: those of one rank.
+//! The largest attention score of each layer, whatever ranks the model is spread over: those of one
+//! rank.
 
 use bridge_core::train::{pretrain, rank_timeout, run_on_threads};
 use bridge_tests::bridge;
@@ -101,7 +102,7 @@ fn only_layers_with_attention_have_scores() {
     assert!(error.contains("logger.log_max_attention_logit"), "{error}");
 }
 
-/// What the file, the console and the curves say is one number.
+/// The file, the console and the curves have the same number.
 #[test]
 fn all_places_say_the_same() {
     let folder = tempfile::tempdir().unwrap();

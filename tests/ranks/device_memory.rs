@@ -1,5 +1,6 @@
-//! Ranks that exchange the memory of a device that they share, here the CPU's, against ranks that exchange through copies in host memory: the
-//! same losses and norms to the bit, the same calls and bytes.
+//! Ranks that exchange the memory of a device that they share, here the CPU's, against ranks that
+//! exchange through copies in host memory: the same losses and norms to the bit, the same calls and
+//! bytes.
 
 use std::sync::Arc;
 
@@ -42,7 +43,8 @@ fn check_as(what: &str, make: &dyn Fn(&std::path::Path) -> RunConfig) {
     assert!(expected.0.len() == 5 && expected.1.len() == 3, "{what}: {expected:?}");
     assert_eq!(found.0, expected.0, "{what}: losses");
     assert_eq!(found.1, expected.1, "{what}: norms");
-    // Seconds between looks for a signal are not the same in two runs, so such figures of the world are left out.
+    // Seconds between looks for a signal are not the same in two runs, so such figures of the world
+    // are left out.
     let of_groups = |counts: Vec<Counts>| -> Vec<Counts> {
         let of_one = |counts: Counts| counts.into_iter().filter(|((group, _), _)| group != "world").collect();
         counts.into_iter().map(of_one).collect()

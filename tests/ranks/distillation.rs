@@ -1,4 +1,5 @@
-//! `[distillation]`: ten steps of PyTorch, on all layouts, stopped and resumed, from the cache, from damaged caches, and what is refused.
+//! `[distillation]`: ten steps of PyTorch, on all layouts, stopped and resumed, from the cache,
+//! from damaged caches, and what is refused.
 
 use std::path::{Path, PathBuf};
 
@@ -31,7 +32,7 @@ fn figures(folder: &Path) -> Vec<Vec<f64>> {
     [records_in(&logs, "train")].into_iter().chain(parts).collect()
 }
 
-/// What PyTorch has computed, in the order of [`figures`].
+/// Values computed by PyTorch, in the order of [`figures`].
 fn expected(name: &str, parts: &[&str]) -> Vec<Vec<f64>> {
     let made: Value = serde_json::from_slice(&std::fs::read(fixture("distillation.json")).unwrap()).unwrap();
     let of = |key: &&str| made[name].as_array().unwrap().iter().map(|step| step[*key].as_f64().unwrap()).collect();

@@ -1,4 +1,5 @@
-//! The doors of the loop: what a program's subsystems and sinks are told, what they may ask for, and how ranks agree on it.
+//! Interface of the loop: the events and requests of a program's subsystems and sinks, and the
+//! agreement of ranks on them.
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -16,7 +17,7 @@ use super::{config, options};
 
 type Events = Arc<Mutex<Vec<String>>>;
 
-/// Writes down what it is told, and does `judge` after each step.
+/// Records its events, and calls `judge` after each step.
 struct Watcher {
     name: &'static str,
     events: Events,
@@ -166,7 +167,8 @@ fn subsystems_are_called_in_the_order_of_registration_and_get_their_state_back()
     assert!(metrics.lines().all(|line| line.contains("\"watched\":")), "{metrics}");
 }
 
-/// Runs two ranks, of which only rank 1 has a subsystem, which does `judge`; what becomes of each, and what the console of rank 0 says.
+/// Runs two ranks, of which only rank 1 has a subsystem, which does `judge`; what becomes of each,
+/// and what the console of rank 0 says.
 fn two_ranks(
     folder: &Path,
     judge: impl Fn(u64) -> Result<Verdict, TrainError> + Clone + Send + Sync + 'static,
@@ -233,7 +235,7 @@ fn a_sink_that_fails_ends_no_run() {
     assert_eq!(*events.lock().unwrap(), ["train 1", "train 2", "train 3", "save 3", "end 3"]);
 }
 
-/// What the endpoint of Prometheus answers.
+/// Answer of the Prometheus endpoint.
 fn scrape(address: &str) -> std::io::Result<String> {
     let mut stream = std::net::TcpStream::connect(address)?;
     stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: bridge\r\n\r\n")?;

@@ -1,4 +1,4 @@
-//! What subsystems are told of the end of training, whatever ends it, and what a run evaluates at its end.
+//! Events of subsystems at the end of training, whatever ends it, and the evaluation at the end.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -15,7 +15,7 @@ use bridge_models::registry;
 use super::{config, options, token_files};
 use bridge_tests::{bridge, recipe};
 
-/// What a subsystem saw of training.
+/// Event of training that a subsystem saw.
 #[derive(Clone, Debug, PartialEq)]
 enum Event {
     Start,
@@ -25,7 +25,7 @@ enum Event {
 
 type Seen = Arc<Mutex<Vec<Event>>>;
 
-/// Writes down what it is told, and does `at_step_3` once.
+/// Records its events, and calls `at_step_3` once.
 struct Witness {
     seen: Seen,
     at_step_3: Box<dyn Fn() + Send>,
@@ -157,7 +157,8 @@ fn time_that_is_over_ends_the_last_evaluations() {
     assert!(report.validation.is_none() && report.test.is_none());
 }
 
-/// What comes before the first step is time of the run too; a run that has done everything has not run out of time.
+/// Time before the first step counts for the run too; a run that has done everything has not run
+/// out of time.
 #[test]
 fn time_counts_from_the_start_of_the_program() {
     let reason = |overrides: &[&str]| {
@@ -325,7 +326,8 @@ fn times_are_those_of_all_ranks() {
     assert!(single.contains("\ntime (ms):\n    forward-backward ...") && !single.contains("across ranks"), "{single}");
 }
 
-/// Fully sharded parameters stay sharded when training has ended, until all ranks ask for the whole.
+/// Fully sharded parameters stay sharded when training has ended, until all ranks ask for the
+/// whole.
 #[test]
 fn whole_parameters_come_back_when_all_ask() {
     let values = |setting: &[&str]| -> Vec<Vec<f32>> {
@@ -353,7 +355,8 @@ fn whole_parameters_come_back_when_all_ask() {
     assert_eq!(values(&codes), values(&eight_bits), "nor does it as codes");
 }
 
-/// Each rank has the whole model under data and context parallelism; where none has, the recipe is refused before anything is written.
+/// Each rank has the whole model under data and context parallelism; where none has, the recipe is
+/// refused before anything is written.
 #[test]
 fn a_sample_ends_the_run_or_is_refused_at_its_begin() {
     let short = ["generate.prompt=1 2 3", "generate.temperature=0", "generate.max_tokens=4", "train.train_iters=4"];

@@ -1,4 +1,5 @@
-//! What becomes of a run when one of its ranks fails: all end soon, say which rank it was, and the next run resumes.
+//! End of a run when one of its ranks fails: all ranks end soon and name it, and the next run
+//! resumes.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -13,13 +14,13 @@ use bridge_dist::mesh::ProcessGroups;
 use super::{config, options};
 use bridge_tests::losses_in;
 
-/// How long ranks wait for one that hangs. On a busy machine a save takes seconds.
+/// Time limit for a rank that hangs. On a busy machine a save takes seconds.
 const TIMEOUT: Duration = Duration::from_secs(8);
 
-/// How long they wait before the first step, or where none hangs: one that is gone is noticed at once.
+/// Time limit before the first step, or if no rank hangs: one that is gone is noticed at once.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// How one rank misbehaves after its third step.
+/// Misbehavior of one rank after its third step.
 #[derive(Clone, Copy, Debug)]
 enum Fault {
     Panic,

@@ -1,4 +1,5 @@
-//! Figures of the whole run, whatever ranks it is spread over: those of TensorBoard and `metrics.jsonl` against one rank's.
+//! Figures of the whole run, whatever ranks it is spread over: those of TensorBoard and
+//! `metrics.jsonl` against one rank's.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -1,4 +1,5 @@
-//! `model.freeze_parameters`: what is frozen keeps its bits, what is trained gets the gradients that it has without, on any layout.
+//! `model.freeze_parameters`: what is frozen keeps its bits, what is trained gets the gradients
+//! that it has without, on any layout.
 
 use std::path::Path;
 
@@ -60,7 +61,8 @@ fn what_is_trained_has_the_gradients_that_it_has_without() {
         assert_eq!(bytes[0] == bytes[1], !frozen, "{name}: the first step");
         assert_eq!(bytes[1] == bytes[2], frozen, "{name}: the second step");
     }
-    // Four products of the last layer and the output layer; the table, the first layer and three norms.
+    // Four products of the last layer and the output layer; the table, the first layer and three
+    // norms.
     assert_eq!(counts, [5, 1 + 4 + 5]);
     assert!(figures[1].iter().all(|norm| *norm > 0.0));
     // AdamW keeps no state of what is frozen.

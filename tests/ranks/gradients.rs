@@ -1,4 +1,5 @@
-//! Gradients on disk (`checkpoint.save_wgrads_interval`, `save_dgrads_interval`): what the optimizer applies, the same whatever the layout of ranks.
+//! Gradients on disk (`checkpoint.save_wgrads_interval`, `save_dgrads_interval`): what the
+//! optimizer applies, the same whatever the layout of ranks.
 
 use std::collections::BTreeMap;
 use std::path::Path;

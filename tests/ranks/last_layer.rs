@@ -1,5 +1,5 @@
-//! A value head in place of the output projection, trained by a loss of the program's: the same on all layouts, resumed bit for bit, from a base,
-//! and beside adapters.
+//! A value head in place of the output projection, trained by a loss of the program's: the same on
+//! all layouts, resumed bit for bit, from a base, and beside adapters.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,7 +15,8 @@ use burn::tensor::{Device, Tensor};
 use super::options;
 use super::peft::{FULL, STAGES, TENSOR, base, checkpoint, config, figures, of_base};
 
-/// Values of tokens are drawn to a function of the labels: the squared error, a sum over outputs and tokens.
+/// Values of tokens are drawn to a function of the labels: the squared error, a sum over outputs
+/// and tokens.
 #[derive(Clone, Copy, Debug)]
 struct Regression;
 
@@ -157,7 +158,8 @@ fn it_goes_on_bit_for_bit_and_on_another_layout() {
     assert_close(&records_in(&folder.path().join("logs"), "train"), &single.0[..4], "another layout");
 }
 
-/// The head begins anew on a base without one, and with its weights on one that has it; beside an adapter it is trained in full.
+/// The head begins anew on a base without one, and with its weights on one that has it; beside an
+/// adapter it is trained in full.
 #[test]
 fn it_begins_on_a_base_and_trains_beside_an_adapter() {
     let head = LinearForLastLayer::VALUE_HEAD;

@@ -1,4 +1,5 @@
-//! `dataset.dataloader_type`: whole global batches, and data that loads itself; data that is too short; shuffling.
+//! `dataset.dataloader_type`: whole global batches, and data that loads itself; data that is too
+//! short; shuffling.
 
 use std::path::Path;
 
@@ -172,7 +173,8 @@ fn data_that_is_long_enough_is_not_refused() {
     assert!(error.contains("40 of them consumed before"), "{error}");
 }
 
-/// Whether ranks shuffle a bucket each or all samples together changes what they train on.
+/// The choice between shuffling a bucket for each rank and shuffling all samples together changes
+/// what they train on.
 #[test]
 fn sharding_of_shuffled_data_is_seen() {
     let train = |arguments: &[&str]| run(&[&["--ranks", "2", "train.train_iters=3"], arguments].concat());

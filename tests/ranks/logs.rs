@@ -39,7 +39,8 @@ fn a_full_log_disk_keeps_no_checkpoint_from_being_saved() {
     }
 }
 
-/// A file that may not grow takes a part of a record, as a disk does that has room for a part of it.
+/// A file that may not grow takes a part of a record, as a disk does that has room for a part of
+/// it.
 #[test]
 fn what_fits_in_a_full_file_are_whole_records() {
     let folder = tempfile::tempdir().unwrap();

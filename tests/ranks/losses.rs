@@ -1,4 +1,5 @@
-//! Losses of many ranks against those of one: the same, whatever carries and divides gradients, state and parameters.
+//! Losses of many ranks against those of one: the same, whatever carries and divides gradients,
+//! state and parameters.
 
 use bridge_tests::{assert_close, bridge_on, figures_in, losses, recipe, records_in, run, run_in};
 
@@ -12,7 +13,7 @@ fn data_parallel_ranks_train_like_one() {
     assert_close(&averaged, &single, "averaged in the collective");
 }
 
-/// Of the residual stream and of routers: a function of seed, step and token.
+/// Random draws of the residual stream and of routers: a function of seed, step and token.
 #[test]
 fn what_is_drawn_is_the_same_on_every_layout() {
     let sequence = "model.sequence_parallel=true";
@@ -115,7 +116,8 @@ fn instances_of_optimizers_train_like_one() {
     }
 }
 
-/// Sums that are the same whatever is divided: a factor on some gradients only would show in the norm.
+/// Sums that are the same whatever is divided: a factor on some gradients only would show in the
+/// norm.
 #[test]
 fn experts_without_replicas_have_the_gradients_of_one_rank() {
     let norms = |arguments: &[&str]| {

@@ -1,4 +1,5 @@
-//! Runs of `recipes/tiny.toml` on many ranks: losses, loaders, steps, texts, ends, failures. What the files have in common is here and in `support`.
+//! Runs of `recipes/tiny.toml` on many ranks: losses, loaders, steps, texts, ends, failures. What
+//! the files have in common is here and in `support`.
 
 mod adapters;
 mod attention_scores;

@@ -1,4 +1,5 @@
-//! `checkpoint.custom_manager_class`: checkpoints that a program keeps in another place than the run's folder.
+//! `checkpoint.custom_manager_class`: checkpoints that a program keeps in another place than the
+//! run's folder.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! What tests of `[dpo]` and `[distillation]` train: the model of their fixtures, ten steps of AdamW.
+//! Model of the tests of `[dpo]` and `[distillation]`: that of their fixtures, ten steps of AdamW.
 
 use std::path::{Path, PathBuf};
 

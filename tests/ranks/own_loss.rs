@@ -1,4 +1,5 @@
-//! Losses of a program's own, computed from the outputs of a model: the same on all layouts, with the gradients of a plain reference.
+//! Losses of a program's own, computed from the outputs of a model: the same on all layouts, with
+//! the gradients of a plain reference.
 
 use std::sync::Arc;
 
@@ -15,7 +16,7 @@ use super::{config, options};
 #[derive(Clone, Copy, Debug)]
 struct Smoothed {
     smoothing: f64,
-    /// How strongly long hidden states are drawn to zero: a term that does not go through the logits.
+    /// Strength of a penalty on long hidden states: a term that does not go through the logits.
     pull: f64,
 }
 

@@ -1,5 +1,6 @@
-//! Ranks as processes under mpirun, with the binary that this suite was built with: the losses of one rank, and what becomes of a run
-//! when one of its processes is killed, stands still or was given another recipe.
+//! Ranks as processes under mpirun, with the binary that this suite was built with: the losses of
+//! one rank, and what becomes of a run when one of its processes is killed, stands still or was
+//! given another recipe.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -8,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use bridge_tests::{assert_close, losses_in, number_of, process_of, recipe, run};
 
-/// How long a test waits for what takes seconds.
+/// Time limit for events that take seconds.
 const LONG: Duration = Duration::from_secs(300);
 
 const RUN: [&str; 9] = [
@@ -58,7 +59,8 @@ fn processes_that_share_a_model_train_like_one() {
     assert_close(&run(&[&spread[..], &experts].concat()), &run(&experts), "experts");
 }
 
-/// mpirun with `--launcher mpi` ranks in `folder`: for each entry the number of ranks, and what they are given besides.
+/// mpirun with `--launcher mpi` ranks in `folder`: for each entry the number of ranks, and what
+/// they are given besides.
 fn start(folder: &Path, programs: &[(&str, &[&str])]) -> Child {
     let mut mpirun = Command::new("mpirun");
     mpirun.args(["--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]);
@@ -73,7 +75,8 @@ fn start(folder: &Path, programs: &[(&str, &[&str])]) -> Child {
     mpirun.current_dir(folder).stdout(file("out.txt")).stderr(file("err.txt")).spawn().expect("mpirun is installed")
 }
 
-/// Waits until the job has ended by itself; returns its exit code, what it said, and how long that took.
+/// Waits until the job has ended by itself; returns its exit code, what it said, and how long that
+/// took.
 fn end(folder: &Path, mut job: Child) -> (Option<i32>, String, Duration) {
     let started = Instant::now();
     while started.elapsed() < LONG {
@@ -88,7 +91,8 @@ fn end(folder: &Path, mut job: Child) -> (Option<i32>, String, Duration) {
     panic!("the job did not end in {LONG:?}");
 }
 
-/// Disturbs rank 1 of three after the first checkpoint; the job's end is returned, and that it can go on is checked.
+/// Disturbs rank 1 of three after the first checkpoint; the job's end is returned, and that it can
+/// go on is checked.
 fn disturb(signal: &str) -> (Option<i32>, String, Duration) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().canonicalize().unwrap();

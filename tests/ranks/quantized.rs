@@ -1,4 +1,5 @@
-//! `[peft]` on a base in 8 or 4 bits: every layout, stopped and resumed, what is refused, and what a plan makes of it.
+//! `[peft]` on a base in 8 or 4 bits: every layout, stopped and resumed, what is refused, and what
+//! a plan makes of it.
 
 use bridge_core::config::{RawConfig, RunConfig, World};
 use bridge_core::plan::{PlanOptions, plan};

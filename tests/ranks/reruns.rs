@@ -1,5 +1,5 @@
-//! What repeated steps say about faults, injected and real, on one rank and many, also after a restart elsewhere; and replicas that are
-//! no longer the same.
+//! Findings of repeated steps about faults, injected and real, on one rank and many, also after a
+//! restart elsewhere; and replicas that differ.
 
 use std::io::Write;
 use std::path::Path;
@@ -30,10 +30,11 @@ impl Write for Lines {
     }
 }
 
-/// How a run ended, and its console.
+/// End of a run, and its console.
 type Outcome = (Result<i32, TrainError>, String);
 
-/// Trains `ranks` ranks in `folder` for six iterations of two micro-batches a rank, with options that `change` changes for each rank.
+/// Trains `ranks` ranks in `folder` for six iterations of two micro-batches a rank, with options
+/// that `change` changes for each rank.
 fn train(folder: &Path, ranks: usize, overrides: &[&str], change: impl Fn(usize, &mut RunOptions) + Sync) -> Outcome {
     let save = format!("checkpoint.save={:?}", folder.join("saved"));
     let batch = format!("train.global_batch_size={}", 2 * ranks);
@@ -129,7 +130,8 @@ fn real_faults_are_told_apart_on_one_rank_and_many() {
         let folder = tempfile::tempdir().unwrap();
         let (code, console) = run(folder.path(), (4, 6), "first");
         assert!(code == 17 && names(&console, "first", "transient error"), "{console}");
-        // It goes wrong each time; on the same device again nothing is known; on another one it does not.
+        // It goes wrong each time; on the same device again nothing is known; on another one it
+        // does not.
         for (spoils, verdict) in [((0, 0), "persistent error"), ((0, usize::MAX), "the result is correct")] {
             let folder = tempfile::tempdir().unwrap();
             let (code, console) = run(folder.path(), (4, usize::MAX), "first");
@@ -214,7 +216,8 @@ fn differences_of_repeated_steps_are_reported_by_rank_and_change_nothing() {
     let (expected, _) = run("rerun_state_machine.rerun_mode=disabled", None);
     let (found, console) = run("rerun_state_machine.rerun_mode=report_determinism_stats", None);
     assert_eq!(found, expected);
-    // Four steps and two, of two micro-batches each, on three ranks; with a check for NaN and one for infinity.
+    // Four steps and two, of two micro-batches each, on three ranks; with a check for NaN and one
+    // for infinity.
     let count = |what: &str| console.matches(what).count();
     assert_eq!((count("of each of 4 steps:"), count("of each of 2 steps:")), (1, 1), "{console}");
     assert_eq!((count("8 of 8 results are identical"), count("found NaN in local forward loss")), (6, 2), "{console}");

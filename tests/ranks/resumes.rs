@@ -1,4 +1,4 @@
-//! What else must not be lost between two parts of a run.
+//! Other state that must survive between two parts of a run.
 
 use std::path::Path;
 
@@ -38,7 +38,8 @@ fn skipped_iterations_are_the_same_in_parts_and_in_one_piece() {
     }
 }
 
-/// A run may go on with another batch: it takes the samples that come next, none twice and none left out.
+/// A run may go on with another batch: it takes the samples that come next, none twice and none
+/// left out.
 #[test]
 fn a_changed_batch_goes_on_with_the_next_samples() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! Steps of many micro-batches: they are held a few at a time, and left between two of them when that is asked for.
+//! Steps of many micro-batches: they are held a few at a time, and left between two of them when
+//! that is asked for.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -37,7 +38,7 @@ fn a_step_that_is_read_in_parts_is_the_same_step() {
     let folder = tempfile::tempdir().unwrap();
     let spiky = ["rerun_state_machine.check_for_spiky_loss=true", "rerun_state_machine.spiky_loss_factor=0.01"];
     let common = [&LARGE[..], &spiky].concat();
-    // One step of so many small micro-batches that later losses can be spikes.
+    // One step with enough small micro-batches that later losses can be spikes.
     let small = ["train.micro_batch_size=64", "train.exit_interval=1", "checkpoint.save=saved"];
     run_in(folder.path(), &[&common[..], &small].concat());
     let go_on = |arguments: &[&str]| {
@@ -98,7 +99,7 @@ fn a_step_is_left_between_micro_batches() {
         let reasons = run_on_threads(&slow, rank_timeout(&slow), |groups| {
             let rank = groups.world().rank();
             let cancel = CancelHandle::default();
-            // Only the last rank is told.
+            // Only the last rank gets the request.
             let step = Slow { cancel: (rank + 1 == ranks).then(|| cancel.clone()), seen: Arc::clone(&seen[rank]) };
             let report =
                 pretrain(slow.clone(), RunOptions { cancel, forward_step: Box::new(step), ..options(groups) })?;

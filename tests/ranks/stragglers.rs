@@ -1,4 +1,5 @@
-//! Slow ranks: who is named, by what was slow, and what may follow; the port that switches the times of ranks on and off.
+//! Slow ranks: who is named, by what was slow, and what may follow; the port that switches the
+//! times of ranks on and off.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -108,7 +109,7 @@ fn cases() -> usize {
     std::env::var("BRIDGE_STRAGGLERS").map_or(4, |cases| cases.parse().expect("a number of cases"))
 }
 
-/// What the runs of a case are on: data-parallel ranks, or two stages of two.
+/// Layout of a case: data-parallel ranks, or two stages of two.
 fn layout(case: usize) -> &'static [&'static str] {
     let stages = &["model.pipeline_model_parallel_size=2", "model.num_layers=2", "train.global_batch_size=4"];
     if case % 4 < 2 { &[] } else { stages }

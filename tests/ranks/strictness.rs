@@ -1,4 +1,5 @@
-//! `checkpoint.dist_ckpt_strictness`: parameters that a checkpoint lacks, and those that a model has no use for, at each level.
+//! `checkpoint.dist_ckpt_strictness`: parameters that a checkpoint lacks, and those that a model
+//! has no use for, at each level.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -31,7 +32,7 @@ fn base() -> tempfile::TempDir {
     folder
 }
 
-/// A run of so many layers that begins with the weights of a checkpoint, or goes on from it.
+/// Run of `layers` layers that starts with the weights of a checkpoint, or resumes from it.
 fn from(base: &Path, ranks: usize, (key, layers, level): (&str, usize, &str), more: &[&str]) -> RunConfig {
     let source = format!("checkpoint.{key}={:?}", base.join("saved"));
     let (layers, level) = (format!("model.num_layers={layers}"), format!("checkpoint.dist_ckpt_strictness={level}"));

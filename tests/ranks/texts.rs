@@ -1,5 +1,5 @@
-//! Runs on text of their own: it is prepared once for all ranks and shared with other programs, given up when that is asked for, and its
-//! documents stay apart on any number of ranks.
+//! Runs on text of their own: it is prepared once for all ranks and shared with other programs,
+//! given up when that is asked for, and its documents stay apart on any number of ranks.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -151,7 +151,8 @@ fn any_rank_can_cancel_the_preparation_of_text() {
     assert_eq!(ended.unwrap(), [ExitReason::Cancelled, ExitReason::Cancelled, ExitReason::Cancelled]);
 }
 
-/// Documents of token ids that end where chunks of context-parallel ranks do, so that positions of some parts count up from 0.
+/// Documents of token ids that end where chunks of context-parallel ranks do, so that positions of
+/// some parts count up from 0.
 fn write_documents(path: &Path) {
     let mut text = String::new();
     for document in 0..120_u32 {

@@ -1,4 +1,4 @@
-//! What a run says of its time and memory: timers by level, throughput, memory over ranks.
+//! Output of a run about its time and memory: timers by level, throughput, memory over ranks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -13,7 +13,7 @@ use super::figures::{beginning, curves};
 use super::{config, options};
 use bridge_tests::bridge;
 
-/// What a run that succeeds prints.
+/// Output of a run that succeeds.
 fn printed(folder: &Path, arguments: &[&[&str]]) -> String {
     let output = bridge(folder, &arguments.concat());
     assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));

@@ -1,4 +1,5 @@
-//! What ranks find in their own losses and gradients: who is named, what a checkpoint keeps of it, and when a run gives up.
+//! Findings of ranks in their own losses and gradients: the named rank, the state in checkpoints,
+//! and the point at which a run gives up.
 
 use std::io::Write;
 use std::path::Path;
@@ -16,7 +17,8 @@ use serde_json::Value;
 use super::{config, options};
 use bridge_tests::{bridge, figures_in};
 
-/// Multiplies the losses of this rank by `factor`, from the micro-batch number `from` on, which counts from 0.
+/// Multiplies the losses of this rank by `factor`, from the micro-batch number `from` on, which
+/// counts from 0.
 struct Disturbed {
     factor: f64,
     from: usize,
@@ -46,13 +48,14 @@ impl Write for Lines {
     }
 }
 
-/// How a run of one layout went: its end and its console.
+/// Result of a run of one layout: its end and its console.
 struct Outcome {
     end: Result<i32, TrainError>,
     console: String,
 }
 
-/// Trains `ranks` ranks in `folder`; those of `disturbed` have their loss multiplied from a micro-batch on.
+/// Trains `ranks` ranks in `folder`; those of `disturbed` have their loss multiplied from a
+/// micro-batch on.
 fn train(
     folder: &Path,
     ranks: usize,
@@ -103,7 +106,8 @@ fn a_loss_that_is_no_number_names_the_rank_that_has_it() {
 #[test]
 fn a_spike_of_one_rank_is_told_by_the_first() {
     let folder = tempfile::tempdir().unwrap();
-    // A hundred losses to learn from on each of three ranks, then one that a sum over ranks would hide.
+    // A hundred losses to learn from on each of three ranks, then one that a sum over ranks would
+    // hide.
     let overrides = [
         "train.global_batch_size=60",
         "train.train_iters=6",
@@ -186,7 +190,8 @@ fn injected_faults_go_on_where_they_were() {
     };
     const EXIT: u64 = 20;
     let whole = tempfile::tempdir().unwrap();
-    // The first iteration of a process is not judged and draws nothing, so what comes after the exit comes one iteration later.
+    // The first iteration of a process is not judged and draws nothing, so what comes after the
+    // exit comes one iteration later.
     let later = |(rank, iteration)| (rank, if iteration > EXIT { iteration + 1 } else { iteration });
     let mut expected: Vec<_> = faults(whole.path(), "train.exit_interval=1000").into_iter().map(later).collect();
     expected.retain(|(_, iteration)| *iteration <= 40);

@@ -1,4 +1,5 @@
-//! Vocabularies that follow the tokenizer: one model at any layout, whose checkpoints go on at any other.
+//! Vocabularies that follow the tokenizer: one model at any layout, whose checkpoints go on at any
+//! other.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -59,7 +60,7 @@ fn train(folder: &Path, more: &[&str]) {
     run_in(folder, &[&TEXT[..], more].concat());
 }
 
-/// What of a layout is about the model: a run on one rank compares only with it.
+/// Part of a layout that is about the model: a run on one rank compares only with it.
 fn model_of<'a>(layout: &[&'a str]) -> Vec<&'a str> {
     let is_model = |setting: &&&str| setting.starts_with("model.") && !setting.contains("parallel");
     layout.iter().filter(is_model).copied().collect()
@@ -107,7 +108,8 @@ fn checkpoints_go_on_at_any_other_number_of_tensor_parallel_ranks() {
     }
 }
 
-/// Rewrites the newest checkpoint of `root` as an earlier release would have saved it, with `edit` applied to its recipe.
+/// Rewrites the newest checkpoint of `root` as an earlier release would have saved it, with `edit`
+/// applied to its recipe.
 fn age(root: &Path, edit: impl Fn(&str) -> String) {
     let Resolution::Found(found) = CheckpointStore::open(root).unwrap().resolve(&LoadRequest::default()).unwrap()
     else {
@@ -130,7 +132,8 @@ fn age(root: &Path, edit: impl Fn(&str) -> String) {
     CheckpointWriter::open(root, SaveOptions::default()).unwrap().save(&Snapshot { run, groups }).unwrap();
 }
 
-/// Earlier releases padded to a multiple of the tensor-parallel size as well. All rows had a part in the loss, so they are kept.
+/// Earlier releases padded to a multiple of the tensor-parallel size as well. All rows had a part
+/// in the loss, so they are kept.
 #[test]
 fn rows_of_earlier_releases_are_kept() {
     let save = ["checkpoint.save=saved", "model.num_query_groups=6"];

@@ -80,7 +80,7 @@ fn together(runs: &[Run]) {
     });
 }
 
-/// Whether a facet may move because one of those that were named does.
+/// True if a facet may move because one of the named facets does.
 fn may_follow(named: &BTreeSet<String>, facet: &str) -> bool {
     FOLLOW.iter().any(|(cause, effects)| named.contains(*cause) && (effects.contains(&facet) || effects.contains(&"*")))
 }
@@ -91,7 +91,7 @@ fn differences(a: &Facets, b: &Facets) -> BTreeSet<String> {
     names.into_iter().filter(|name| a.get(name) != b.get(name)).map(str::to_owned).collect()
 }
 
-/// Whether two texts are the same but for small differences of their numbers.
+/// True if two texts are equal except for small differences of their numbers.
 fn are_near(a: &str, b: &str) -> bool {
     let (a, b): (Vec<&str>, Vec<&str>) = (a.split_whitespace().collect(), b.split_whitespace().collect());
     a.len() == b.len()

@@ -1,4 +1,4 @@
-//! Where settings are tried: small runs that rows have in common.
+//! Contexts in which settings are tried: small runs that rows share.
 
 use super::run::{Meddling, Program, Run};
 

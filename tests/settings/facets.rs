@@ -1,4 +1,4 @@
-//! What can be seen of a run from outside, cut into named facets. Nothing here is an echo of the configuration.
+//! Visible results of a run, cut into named facets. No facet is an echo of the configuration.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -17,7 +17,7 @@ use super::run::{Program, Watched};
 #[derive(Debug, Default)]
 pub struct Facets {
     texts: BTreeMap<String, String>,
-    /// What no two runs have the same of: only large differences say something.
+    /// Measurements that differ between any two runs: only large differences are significant.
     measures: BTreeMap<&'static str, f64>,
 }
 
@@ -41,7 +41,7 @@ fn is_volatile(figure: &str) -> bool {
 }
 
 impl Facets {
-    /// What a run left in `folder`, and what was seen of it meanwhile.
+    /// Facets of a run from its `folder`, and from observations meanwhile.
     pub fn of(folder: &Path, status: ExitStatus, program: &Program, watched: Watched) -> Self {
         let mut facets = Self::default();
         let read = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap_or_default();
@@ -99,8 +99,9 @@ impl Facets {
         }
     }
 
-    /// The figures of `metrics.jsonl`: `loss` and so on of training, `valid` and `test` of evaluations. Of losses and
-    /// gradient norms the first stands apart, because it depends on neither optimizer nor schedule.
+    /// The figures of `metrics.jsonl`: `loss` and so on of training, `valid` and `test` of
+    /// evaluations. Of losses and gradient norms the first stands apart, because it depends on
+    /// neither optimizer nor schedule.
     fn metrics(&mut self, folder: &Path) {
         let text = std::fs::read_to_string(folder.join("logs/metrics.jsonl")).unwrap_or_default();
         let mut keys = BTreeSet::new();
@@ -163,7 +164,8 @@ impl Facets {
         self.add("trace", all.join("\n"));
     }
 
-    /// What the flight recorder wrote of each rank: how many calls, in which states, with stacks or without.
+    /// Facets of the flight recorder for each rank: number of calls, their states, with backtraces
+    /// or without.
     fn flight(&mut self, folder: &Path) {
         let records = names_of_paths(folder).into_iter().filter(|name| name.starts_with("flight/"));
         let mut all: Vec<String> = records
@@ -237,7 +239,7 @@ impl Facets {
     }
 }
 
-/// What stands under `name` of each stage: the figures called `figure`, each with what it is a figure of.
+/// Figures called `figure` under `name` of each stage, each with its subject.
 fn figures_in(measured: &Value, name: &str, figure: &str) -> Vec<String> {
     let stages = measured["stages"].as_array().expect("stages").iter().map(|stage| &stage[name]);
     let rows = stages.flat_map(|part| part.as_array().map_or_else(|| vec![part], |rows| rows.iter().collect()));
@@ -259,7 +261,8 @@ fn counted_lines(text: &str) -> String {
     counts.into_iter().map(|(line, count)| format!("{count} x {line}")).collect::<Vec<_>>().join("\n")
 }
 
-/// The lines of a run's output without the summary of its configuration, between its title and the rule that ends it.
+/// The lines of a run's output without the summary of its configuration, between its title and the
+/// rule that ends it.
 fn without_summary(text: &str) -> Vec<&str> {
     let mut rules_to_come = 0;
     let mut lines = Vec::new();
@@ -282,7 +285,8 @@ fn shapes_of_lines(text: &str) -> String {
     shapes.into_iter().collect::<Vec<_>>().join("\n")
 }
 
-/// A line with `#` for each number and one space for several. How often progress is told is a matter of time.
+/// Line with `#` for each number and one space for several. The number of progress lines depends on
+/// time.
 fn without_numbers(line: &str) -> String {
     if let Some(what) = line.split_once(": ").filter(|(_, rest)| rest.starts_with(|c: char| c.is_ascii_digit())) {
         return format!("{}: progress", what.0);
@@ -327,7 +331,7 @@ fn shared_name(part: &str) -> &str {
     }
 }
 
-/// Whether a folder is called by the name that a run gave itself.
+/// True if a folder's name is one that a run gave itself.
 fn is_name_of_run(part: &str) -> bool {
     part.len() == 16 && part.chars().all(|letter| letter.is_ascii_hexdigit())
 }

@@ -1,5 +1,5 @@
-//! Runs of a program that uses Bridge as a library and so watches no signal unless the recipe asks for it. The program
-//! is this test binary, started once more.
+//! Runs of a program that uses Bridge as a library and so watches no signal unless the recipe asks
+//! for it. The program is this test binary, started once more.
 
 use std::path::Path;
 use std::process::Command;
@@ -13,7 +13,7 @@ use super::contexts::tiny_with;
 use super::row::{AS_IT_IS, Row, row, switch};
 use super::run::{Meddling, Program};
 
-/// Where the recipe and its overrides are handed over, one a line.
+/// Environment variable with the recipe and its overrides, one a line.
 const HANDED_OVER: &str = "BRIDGE_SETTINGS_LIBRARY_RUN";
 
 /// The program with a recipe and overrides.

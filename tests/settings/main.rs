@@ -1,9 +1,9 @@
-//! Every accepted setting moves something that can be seen from outside a run. Rows say what; the tables of the
-//! configuration say which settings there are.
+//! Every accepted setting moves something that can be seen from outside a run. Rows say what; the
+//! tables of the configuration say which settings there are.
 //!
-//! A row names a setting, values and a run, and the facets of the run (losses, norms, tensors of the checkpoint, names
-//! of metrics, lines, files, exit code ...) that the value moves. All other facets must stay. A setting that nothing
-//! reads any more moves nothing, and its row fails.
+//! A row names a setting, values and a run, and the facets of the run (losses, norms, tensors of
+//! the checkpoint, names of metrics, lines, files, exit code ...) that the value moves. All other
+//! facets must stay. A setting that nothing reads any more moves nothing, and its row fails.
 
 mod check;
 mod contexts;

@@ -1,4 +1,5 @@
-//! What a row says: a setting, where it is tried, its values, and what they must and must not move.
+//! Row of the table: a setting, its context, its values, and the facets that they must and must not
+//! move.
 
 use super::run::Run;
 
@@ -49,15 +50,17 @@ pub const GLIMPSES: [&str; 3] = ["threads", "maps", "early"];
 pub struct Row {
     /// The setting, as recipes spell it.
     pub key: &'static str,
-    /// Values, of which the first is what the others are compared with. `a & x.y=b` overrides more than the setting.
+    /// Values, of which the first is what the others are compared with. `a & x.y=b` overrides more
+    /// than the setting.
     pub values: Vec<String>,
-    /// What is run.
+    /// Run of the row.
     pub run: Run,
-    /// The facets that move when the value does; all others stay, but for those that [`FOLLOW`] from these.
+    /// The facets that move when the value does; all others stay, but for those that [`FOLLOW`]
+    /// from these.
     pub moves: Vec<&'static str>,
     /// The ones whose numbers stay within a relative distance of 1e-4.
     pub nearly: Vec<&'static str>,
-    /// What a facet must hold: the value's place, the facet, a part of its text.
+    /// Required content of a facet: the value's place, the facet, a part of its text.
     pub holds: Vec<(usize, &'static str, &'static str)>,
     /// Measures that the second value makes smaller by a tenth at least, and no facet moves.
     pub lowers: Vec<&'static str>,
@@ -104,12 +107,12 @@ impl Row {
         self
     }
 
-    /// What is run, value by value.
+    /// Runs of the row, value by value.
     pub fn runs(&self) -> Vec<Run> {
         (0..self.values.len()).map(|place| self.run_of(place)).collect()
     }
 
-    /// What is run with the value of a place.
+    /// Run with the value of a place.
     pub fn run_of(&self, place: usize) -> Run {
         let value = &self.values[place];
         if value == AS_IT_IS {

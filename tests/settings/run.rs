@@ -15,16 +15,16 @@ use super::{files, library};
 /// A run that takes longer hangs.
 const LIMIT: Duration = Duration::from_secs(200);
 
-/// What `bridge` is asked to do.
+/// Program to run.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Program {
     /// `bridge train`.
     Train,
     /// A program that uses the library.
     Library,
-    /// `bridge plan`, and with `--measure` where that is set.
+    /// `bridge plan`, with `--measure` if that is set.
     Plan {
-        /// Whether steps are run and their traffic counted.
+        /// True if steps are run and their traffic counted.
         measure: bool,
     },
     /// `bridge plan --measure` with links of a given rate.
@@ -37,14 +37,15 @@ pub enum Program {
     Samples(&'static str),
 }
 
-/// What is done to a run from outside while it trains.
+/// Interference with a run while it trains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Meddling {
-    /// Nothing.
+    /// No interference.
     None,
-    /// Its threads, mapped files and memory are looked at.
+    /// Its threads, mapped files and memory are observed.
     Watch,
-    /// Nobody reads its output, so that rank 0 stands still when the pipe is full; it is ended after so many seconds.
+    /// Its output is not read, so that rank 0 blocks when the pipe is full; the run is ended after
+    /// this many seconds.
     Clog(u64),
     /// It runs on a terminal.
     Terminal,
@@ -52,7 +53,7 @@ pub enum Meddling {
     Signal(&'static str),
 }
 
-/// What is seen of a run: it is made once, by whoever asks first.
+/// Facets of a run, computed once at the first request.
 type Cell = Arc<OnceLock<Arc<Facets>>>;
 
 /// Everything that decides what a run does.
@@ -62,7 +63,8 @@ pub struct Run {
     recipe: &'static str,
     ranks: usize,
     overrides: Vec<String>,
-    /// Arguments of a run before this one, in the same folder. Settings that are laid over later do not reach it.
+    /// Arguments of a run before this one, in the same folder. Settings that are laid over later do
+    /// not reach it.
     before: Option<Vec<String>>,
     meddling: Meddling,
     /// Files to damage between the run before and this one.
@@ -93,7 +95,7 @@ impl Run {
         run
     }
 
-    /// The same on so many ranks.
+    /// The same run on `ranks` ranks.
     pub fn ranks(&self, ranks: usize) -> Self {
         Self { ranks, ..self.clone() }
     }
@@ -119,22 +121,22 @@ impl Run {
         Self { damaged: Some(file), ..self.clone() }
     }
 
-    /// Whether it waits more than it works.
+    /// True if it waits more than it works.
     pub fn waits(&self) -> bool {
         matches!(self.meddling, Meddling::Clog(_))
     }
 
-    /// Its recipe.
+    /// Recipe of the run.
     pub fn recipe(&self) -> PathBuf {
         root().join("recipes").join(self.recipe)
     }
 
-    /// Its overrides.
+    /// Overrides of the run.
     pub fn overrides(&self) -> &[String] {
         &self.overrides
     }
 
-    /// What can be seen of it.
+    /// Facets of the run.
     pub fn observe(&self) -> Arc<Facets> {
         static SEEN: LazyLock<Mutex<HashMap<Run, Cell>>> = LazyLock::new(Mutex::default);
         let cell = Arc::clone(SEEN.lock().unwrap().entry(self.clone()).or_default());
@@ -235,14 +237,16 @@ fn has_trained(folder: &Path) -> bool {
     std::fs::read_to_string(folder.join("logs/metrics.jsonl")).is_ok_and(|text| text.contains("\"train\""))
 }
 
-/// What was seen of a process while it ran.
+/// Observations of a process while it ran.
 #[derive(Debug, Default)]
 pub struct Watched {
-    /// Names of threads: one that has just begun may still have the name of the thread that began it.
+    /// Names of threads: one that has just begun may still have the name of the thread that began
+    /// it.
     pub threads: BTreeSet<String>,
-    /// Whether a token file was mapped.
+    /// True if a token file was mapped.
     pub maps_tokens: bool,
-    /// Whether curves were on disk before the fifth step, the last one of runs that are looked at for this: what it saves is on disk.
+    /// True if curves were on disk before the fifth step, the last one of observed runs: its save
+    /// is on disk.
     pub writes_early: bool,
     /// The most memory it held.
     pub peak_kilobytes: u64,

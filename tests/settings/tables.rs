@@ -1,5 +1,5 @@
-//! Compares the rows with the tables of the configuration: what is accepted has rows for all that it may be, what is
-//! refused has none, and what the tables call inert does nothing.
+//! Compares the rows with the tables of the configuration: what is accepted has rows for all that
+//! it may be, what is refused has none, and what the tables call inert does nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -38,7 +38,7 @@ fn walk(fields: Vec<FieldSpec>, path: &str, settings: &mut Vec<Setting>) {
     }
 }
 
-/// Whether a section can be written as a word as well.
+/// True if a section can be written as a word as well.
 fn has_word(spec: &TypeSpec) -> bool {
     match spec {
         TypeSpec::String => true,
@@ -49,17 +49,18 @@ fn has_word(spec: &TypeSpec) -> bool {
 }
 
 impl Setting {
-    /// Whether some value besides the default does something.
+    /// True if some value besides the default has an effect.
     fn is_accepted(&self) -> bool {
         self.field.refusal.as_ref().is_none_or(|refusal| !refusal.is_whole())
     }
 
-    /// Whether no value does anything and none is refused.
+    /// True if no value has an effect and none is refused.
     fn is_inert(&self) -> bool {
         self.field.refusal.as_ref().is_some_and(|refusal| refusal.is_inert(&self.field))
     }
 
-    /// What rows must try, as overrides write it: both values of a switch, every accepted choice.
+    /// Values that rows must try, as overrides write them: both values of a switch, every accepted
+    /// choice.
     fn values(&self) -> BTreeSet<String> {
         let names = names_of(&(self.field.spec)());
         match &self.field.refusal {
@@ -73,7 +74,8 @@ impl Setting {
     }
 }
 
-/// What the table of `[model]` refuses and a built-in kind of model has all the same: the kind and the key.
+/// Settings that the table of `[model]` refuses and that a built-in kind of model supports: the
+/// kind and the key.
 fn lifted(settings: &[Setting]) -> BTreeSet<(String, String)> {
     let kinds = registry().kinds().model;
     let mut lifted = BTreeSet::new();

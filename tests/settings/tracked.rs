@@ -1,10 +1,10 @@
-//! What a run says of itself in the files for trackers: project, owner, names and tags.
+//! Identity of a run in the files for trackers: project, owner, names and tags.
 
 use std::path::Path;
 
 use serde_json::Value;
 
-/// What the files among `paths`, which are below `folder`, say.
+/// Names in those files of `paths` that are below `folder`.
 pub fn names(paths: &[String], folder: &Path) -> Vec<String> {
     let mut names = Vec::new();
     for path in paths {
@@ -19,7 +19,8 @@ pub fn names(paths: &[String], folder: &Path) -> Vec<String> {
     names
 }
 
-/// Entity, project and name of the second record (`Record.run` of `wandb_internal.proto`), which is in the first block.
+/// Entity, project and name of the second record (`Record.run` of `wandb_internal.proto`), which is
+/// in the first block.
 fn of_wandb(log: &[u8]) -> Vec<String> {
     let second = 14 + usize::from(u16::from_le_bytes([log[11], log[12]]));
     let length = usize::from(u16::from_le_bytes([log[second + 4], log[second + 5]]));
@@ -50,7 +51,7 @@ fn number(bytes: &mut &[u8]) -> u64 {
     digits.iter().rev().fold(0, |sum, digit| sum << 7 | u64::from(digit & 0x7f))
 }
 
-/// What the archive, which is not compressed, says of the experiment, and its name.
+/// Names in the archive's experiment, which is not compressed.
 fn of_comet(archive: &[u8]) -> Vec<String> {
     let text = String::from_utf8_lossy(archive);
     let name = text.lines().find(|line| line.contains("\"key\":\"Name\"")).expect("the name");

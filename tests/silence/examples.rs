@@ -1,5 +1,5 @@
-//! What changes in examples, templates and other models between a run and the one that goes on from its checkpoint, and examples that teach what
-//! nobody wants.
+//! Changes in examples, templates and other models between a run and the one that resumes from its
+//! checkpoint, and examples that teach something unwanted.
 
 use super::*;
 
@@ -45,7 +45,8 @@ const DPO: [&str; 6] = [
     "name=preferred",
 ];
 
-/// A folder with the run on text, one on examples, one on preferences and one with a teacher, each stopped after four of eight iterations.
+/// A folder with the run on text, one on examples, one on preferences and one with a teacher, each
+/// stopped after four of eight iterations.
 fn runs_on_examples() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {

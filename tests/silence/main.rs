@@ -1,4 +1,5 @@
-//! What would ruin a run, a checkpoint or a file without a word: each row is what a user does, and what Bridge must say and return.
+//! Silent harm to a run, a checkpoint or a file: each row is a user's action, and the output and
+//! exit code that Bridge must give.
 
 mod endings;
 mod examples;
@@ -14,19 +15,19 @@ use bridge_tests::{copy, program};
 
 /// A thing that a user does in a folder with a run.
 struct Case {
-    /// What it is, for messages.
+    /// Description for messages.
     does: &'static str,
-    /// What happens to the folder before.
+    /// Preparation of the folder.
     before: fn(&Path),
     /// The arguments of `bridge`.
     arguments: &'static [&'static str],
     /// The exit code.
     code: i32,
-    /// What standard output and error must have between them.
+    /// Texts that standard output and error must contain.
     says: &'static [&'static str],
 }
 
-/// Nothing happens before.
+/// No preparation.
 fn as_it_is(_: &Path) {}
 
 fn bridge(folder: &Path, arguments: &[&str]) -> Output {

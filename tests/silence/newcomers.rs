@@ -1,4 +1,4 @@
-//! What newcomers do that trains something else than they think, or nothing.
+//! Mistakes of newcomers that train something else than they think, or nothing.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ fn packed_by_another(folder: &Path) {
     assert!(output.status.success(), "{}", said(&output));
 }
 
-/// What makes a run of its own in the folder.
+/// Arguments of a separate run in the folder.
 const ANEW: [&str; 4] = ["train", "notes.toml", "checkpoint.save=new", "name=new"];
 
 #[test]
@@ -119,7 +119,8 @@ fn ids_of_another_tokenizer_are_said_or_refused() {
     );
 }
 
-/// The text of a run may grow: what its model is evaluated with is still the model's tokenizer, not one trained on the new text.
+/// The text of a run may grow: what its model is evaluated with is still the model's tokenizer, not
+/// one trained on the new text.
 #[test]
 fn an_evaluation_reads_new_text_with_the_tokenizer_of_the_model() {
     let folder = tempfile::tempdir().unwrap();

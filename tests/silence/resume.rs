@@ -1,4 +1,4 @@
-//! What changes between a run and the one that goes on from its checkpoint.
+//! Changes between a run and the one that resumes from its checkpoint.
 
 use super::*;
 

@@ -1,4 +1,5 @@
-//! What suites share: the binary under test, its runs on `recipes/tiny.toml`, the figures that they logged.
+//! Code that suites share: the binary under test, its runs on `recipes/tiny.toml`, and their logged
+//! figures.
 
 mod faulty_disk;
 mod program;
@@ -15,8 +16,8 @@ pub use running::{last_losses, number_of, process_of, said, wait_for};
 /// Relative difference of losses that ranks may make in float32.
 const TOLERANCE: f64 = 1e-5;
 
-/// The workspace's folder: what `BRIDGE_SOURCES` names, for suites that run on another machine than the one that built them, else the one they were
-/// built in.
+/// The workspace's folder: what `BRIDGE_SOURCES` names, for suites that run on another machine than
+/// the one that built them, else the one they were built in.
 ///
 /// # Panics
 /// Never: this package lies in it.
@@ -50,7 +51,8 @@ pub fn bridge_on(recipe: &Path, folder: &Path, arguments: &[&str]) -> Output {
         .arg("train")
         .arg(recipe)
         .args(["train.global_batch_size=8", "train.micro_batch_size=1", "train.num_threads=1", "logger.progress=none"])
-        // Shuffled together, so that validation reads the same samples whatever the number of ranks. Without one it would have no effect.
+        // Shuffled together, so that validation reads the same samples whatever the number of
+        // ranks. Without one it would have no effect.
         .args((!arguments.contains(&"validation.eval_iters=0")).then_some("dataset.data_sharding=false"))
         .args(arguments)
         .current_dir(folder)

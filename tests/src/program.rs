@@ -1,17 +1,16 @@
-//! Where the `bridge` binary under test is, and whether it is that of the sources as they are.
+//! Path of the `bridge` binary under test, and the check that it is newer than its sources.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::SystemTime;
 
-/// What builds the binary that suites run.
+/// Command that builds the binary for suites.
 const BUILD: &str = "cargo build --release --workspace --bins";
 
-/// The binary under test: what `BRIDGE_UNDER_TEST` names (to see which tests an older release fails), else `bridge` of the target folder
-/// that the test itself was built in.
+/// The binary under test: what `BRIDGE_UNDER_TEST` names (to see which tests an older release
+/// fails), else `bridge` of the target folder that the test itself was built in.
 ///
-/// # Panics
-/// There is none, or it is older than one of the sources that it was built from.
+/// # Panics If the binary is missing, or older than one of its sources.
 #[must_use]
 pub fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
@@ -30,15 +29,17 @@ fn built() -> Result<PathBuf, String> {
     Ok(program)
 }
 
-/// What the binary in `folder` was made from: the sources in `bridge.d`, which `cargo build` writes, else the workspace's libraries.
-/// `cargo test`, which builds the binary for the tests of its package, writes no such list.
+/// Sources of the binary in `folder`: those in `bridge.d`, which `cargo build` writes, else the
+/// workspace's libraries. `cargo test`, which builds the binary for the tests of its package,
+/// writes no such list.
 fn made_from(folder: &Path) -> Result<Vec<PathBuf>, String> {
     if let Ok(list) = std::fs::read_to_string(folder.join("bridge.d")) {
         // `TARGET: SOURCE ...`, where spaces in names are written as `\ `.
         let (_, sources) = list.split_once(": ").ok_or("bridge.d lists no sources")?;
         let sources = sources.trim().replace("\\ ", "\0");
         let sources = sources.split(' ').map(|name| PathBuf::from(name.replace('\0', " ")));
-        // A commit changes no source; it only makes the version that the program names an older one.
+        // A commit changes no source; it only makes the version that the program names an older
+        // one.
         return Ok(sources.filter(|path| !path.components().any(|part| part.as_os_str() == ".git")).collect());
     }
     let files = std::fs::read_dir(folder.join("deps")).map_err(|error| format!("{}: {error}", folder.display()))?;
@@ -49,7 +50,8 @@ fn made_from(folder: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(files.flatten().map(|entry| entry.path()).filter(is_ours).collect())
 }
 
-/// Fails unless `program` is there and none of `sources` is newer. One that is gone does not count: what named it has changed too.
+/// Fails unless `program` is there and none of `sources` is newer. One that is gone does not count:
+/// what named it has changed too.
 fn check(program: &Path, sources: &[PathBuf]) -> Result<(), String> {
     let modified = |path: &Path| path.metadata().and_then(|file| file.modified());
     let built: SystemTime = modified(program).map_err(|error| format!("{}: {error}", program.display()))?;
@@ -66,7 +68,7 @@ mod tests {
 
     use super::*;
 
-    /// A folder with files, each so many seconds old.
+    /// Folder with files of these ages in seconds.
     fn folder(files: &[(&str, u64)]) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         std::fs::create_dir(folder.path().join("deps")).unwrap();

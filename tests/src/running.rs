@@ -1,4 +1,5 @@
-//! A run that is looked at while it runs: what it said, how far it is, which of its processes is which rank.
+//! A run that is looked at while it runs: what it said, how far it is, which of its processes is
+//! which rank.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -6,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-/// What a run in `folder`, whose standard error goes to `stderr.txt`, has said so far.
+/// Output so far of a run in `folder`, whose standard error goes to `stderr.txt`.
 #[must_use]
 pub fn said(folder: &Path) -> String {
     std::fs::read_to_string(folder.join("stderr.txt")).unwrap_or_default()
@@ -35,8 +36,7 @@ pub fn last_losses(folder: &Path) -> BTreeMap<u64, f64> {
 
 /// The folder in `/proc` of the process that is `rank` under mpirun, in `folder`.
 ///
-/// # Panics
-/// If there is none.
+/// # Panics If there is no such process.
 #[must_use]
 pub fn process_of(folder: &Path, rank: usize) -> PathBuf {
     let folder = folder.canonicalize().expect("the run's folder is there");

@@ -1,4 +1,5 @@
-//! Which file of a crate uses which other: `use` declarations and paths, followed through re-exports to the file that has the item.
+//! Uses between the files of a crate: `use` declarations and paths, followed through re-exports to
+//! the file that has the item.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -153,7 +154,8 @@ impl Crate {
         }
     }
 
-    /// The file that has what `path` names in `module`; `None` for other crates' and for a module as such.
+    /// The file that has what `path` names in `module`; `None` for other crates' and for a module
+    /// as such.
     fn resolve(&self, module: usize, path: &[String], fuel: usize) -> Option<usize> {
         let (mut at, mut rest) = (module, path);
         let mut is_relative = false;
@@ -220,7 +222,7 @@ fn reachable(edges: &[BTreeSet<usize>], from: usize) -> BTreeSet<usize> {
     seen
 }
 
-/// Where the item that begins at `i` ends: at its `;`, or behind its block.
+/// End of the item that begins at `i`: at its `;`, or after its block.
 fn skip_item(tokens: &[String], i: usize) -> usize {
     let mut depth = 0_usize;
     for (at, token) in tokens.iter().enumerate().skip(i) {

@@ -1,7 +1,7 @@
 //! House rules, held by reading sources and manifests: who may know whom, sizes, circles of files.
 //!
-//! What does not keep a rule yet is listed beside it with its number. A number that grows fails, and one that shrinks fails too: the list
-//! then takes the smaller one.
+//! Exceptions are listed beside each rule with their numbers. A number that grows fails, and one
+//! that shrinks fails too: the list then takes the smaller one.
 
 mod imports;
 mod source;
@@ -19,7 +19,7 @@ const FUNCTION_LINES: usize = 150;
 /// Files that use each other in a ring.
 const CIRCLE: usize = 3;
 
-/// Which packages and tensor libraries a package may depend on.
+/// Packages and tensor libraries that a package may depend on.
 const PACKAGES: [(&str, &[&str]); 11] = [
     (
         "bridge-cli",
@@ -55,7 +55,7 @@ const LONG_FUNCTIONS: [(&str, usize); 0] = [];
 /// Circles that are larger, by their package and first file, with the number of their files.
 const LARGE_CIRCLES: [(&str, usize); 0] = [];
 
-/// Who may use whom in bridge-core. `train` may use all, and none may use it.
+/// Modules of bridge-core that each module may use. `train` may use all, and no module may use it.
 const MODULES: [(&str, &[&str]); 13] = [
     ("checkpoint", &[]),
     ("config", &["inspect", "schedule"]),
@@ -87,14 +87,14 @@ const MODULES: [(&str, &[&str]); 13] = [
     ),
 ];
 
-/// What they use besides: names and settings of optimizers.
+/// Further allowed uses: names and settings of optimizers.
 const MORE_ARROWS: [(&str, &str); 1] = [("config", "optim")];
 
 /// Modules of bridge-core that know tensors.
 const TENSORS: [&str; 4] = ["model", "optim", "testing", "train"];
 
-/// Files of other modules that know them: a plan measures what kernels need, and how; figures of memory and timers
-/// ask or tell the allocator, which is beside kernels.
+/// Files of other modules that know them: a plan measures what kernels need, and how; figures of
+/// memory and timers ask or tell the allocator, which is beside kernels.
 const TENSOR_FILES: [&str; 5] = [
     "bridge-core/src/logging/memory.rs",
     "bridge-core/src/logging/memory_snapshot.rs",
@@ -114,7 +114,8 @@ const UPSTREAMS_NAMES: [&str; 4] = [
 /// A family that is the only one of its kind of model, and has its name: recipes say it.
 const KINDS_NAME: &str = "t5";
 
-/// Fails where something is found that is not listed, has a greater number than is listed, or is listed and not found.
+/// Fails where something is found that is not listed, has a greater number than is listed, or is
+/// listed and not found.
 fn assert_listed(rule: &str, found: &BTreeMap<String, usize>, listed: &[(&str, usize)]) {
     let number = |name: &str| listed.iter().find(|(listed, _)| *listed == name).map(|(_, number)| *number);
     let new = found.iter().filter(|(name, lines)| number(name).is_none_or(|listed| **lines > listed));
@@ -248,8 +249,8 @@ fn modules_of_the_core_know_each_other_as_drawn() {
     assert_eq!(more.into_iter().collect::<Vec<_>>(), MORE_ARROWS, "an arrow that is gone: take it from the list");
 }
 
-/// The core names no family: each is a folder of bridge-models, and nothing else knows its name. Upstream's classes and tokenizers have such
-/// names too, as what a recipe may say.
+/// The core names no family: each is a folder of bridge-models, and nothing else knows its name.
+/// Upstream's classes and tokenizers have such names too, as what a recipe may say.
 #[test]
 fn the_core_names_no_family() {
     let families = std::fs::read_dir(root().join("bridge-models/src/families")).expect("families");

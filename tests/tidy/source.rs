@@ -21,7 +21,7 @@ impl Source {
         tokens(&self.code)
     }
 
-    /// Whether it holds nothing but tests.
+    /// True if the file holds only tests.
     pub fn is_test(&self) -> bool {
         let name = self.path.rsplit('/').next().unwrap_or_default();
         self.path.contains("/tests/") || ["tests.rs", "testing.rs"].contains(&name) || name.ends_with("_tests.rs")
@@ -61,7 +61,7 @@ fn read(path: &Path) -> Source {
     Source { path, code: strip(&text), text }
 }
 
-/// Where a comment or literal that begins at `i` ends, if one does.
+/// End of a comment or literal that begins at `i`, if there is one.
 fn hidden(bytes: &[u8], i: usize) -> Option<usize> {
     let rest = &bytes[i..];
     let find = |pattern: &[u8], from: usize| {
@@ -84,7 +84,8 @@ fn hidden(bytes: &[u8], i: usize) -> Option<usize> {
         }
     }
     let quote = rest[0];
-    // A quote opens a character literal if a closing one follows one character or an escape; else it is a lifetime.
+    // A quote opens a character literal if a closing one follows one character or an escape; else
+    // it is a lifetime.
     let is_char = quote == b'\''
         && rest.len() > 2
         && (rest[1] == b'\\' || String::from_utf8_lossy(&rest[1..rest.len().min(6)]).chars().nth(1) == Some('\''));

@@ -6,8 +6,8 @@ use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-/// Cargo, as if called from a shell. What `cargo xtask` set for this program would be seen by build scripts, which then run again whenever one builds the
-/// other way.
+/// Cargo, as if called from a shell. What `cargo xtask` set for this program would be seen by build
+/// scripts, which then run again whenever one builds the other way.
 pub fn cargo() -> Command {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     let of_xtask = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
@@ -23,7 +23,8 @@ pub fn cargo() -> Command {
 pub fn build_bridge(features: &[&str]) -> Result<PathBuf> {
     let mut cargo = cargo();
     cargo
-        // The whole workspace, as the tests build it: another selection resolves other features and would compile Burn again.
+        // The whole workspace, as the tests build it: another selection resolves other features and
+        // would compile Burn again.
         .args(["build", "--release", "--workspace", "--bins", "--message-format", "json-render-diagnostics"])
         .stdout(Stdio::piped());
     if !features.is_empty() {
@@ -60,14 +61,16 @@ fn feature_hint(features: &[&str]) -> String {
     }
 }
 
-/// Builds `bridge` with `features` of its own, runs it with `arguments`, and passes its exit code on.
+/// Builds `bridge` with `features` of its own, runs it with `arguments`, and passes its exit code
+/// on.
 pub fn run_bridge(features: &[String], arguments: Vec<String>) -> Result<ExitCode> {
     let features: Vec<String> = features.iter().map(|feature| format!("bridge-cli/{feature}")).collect();
     let executable = build_bridge(&features.iter().map(String::as_str).collect::<Vec<_>>())?;
     run(Command::new(&executable).args(arguments))
 }
 
-/// Replaces this process by `command` if the system can (so that signals reach it directly), otherwise runs it.
+/// Replaces this process by `command` if the system can (so that signals reach it directly),
+/// otherwise runs it.
 fn run(command: &mut Command) -> Result<ExitCode> {
     #[cfg(unix)]
     {

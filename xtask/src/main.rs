@@ -1,4 +1,5 @@
-//! `cargo xtask`: commands that build what they need and run it. No functionality of Bridge belongs here.
+//! `cargo xtask`: commands that build what they need and run it. No functionality of Bridge belongs
+//! here.
 
 mod bench;
 mod build;
@@ -24,7 +25,8 @@ struct Cli {
 enum Command {
     /// Build the release binary and train a recipe.
     Train(Train),
-    /// Run every test: unit, integration, examples, and the suites under mpirun where it is installed.
+    /// Run every test: unit, integration, examples, and the suites under mpirun where it is
+    /// installed.
     Test(Test),
     /// Measure training steps, or single operations, against PyTorch in paired runs.
     Bench(bench::Bench),
@@ -38,7 +40,8 @@ enum Command {
 struct Train {
     /// The recipe: a TOML, YAML or JSON file.
     recipe: String,
-    /// Compute device: flex (CPU, the default), cuda, wgpu or vulkan. Builds with the matching feature.
+    /// Compute device: flex (CPU, the default), cuda, wgpu or vulkan. Builds with the matching
+    /// feature.
     #[arg(long)]
     device: Option<String>,
     /// Overrides (`train.train_iters=100`) and further options, passed on to `bridge train`.
@@ -48,12 +51,14 @@ struct Train {
 
 #[derive(Debug, Args)]
 struct Test {
-    /// Instead, run the tests that need this device: the fused GPU kernels, and a short training run compared with the CPU. Builds
-    /// with the matching feature; without such a device the tests fail.
+    /// Instead, run the tests that need this device: the fused GPU kernels, and a short training
+    /// run compared with the CPU. Builds with the matching feature; without such a device the tests
+    /// fail.
     #[arg(long, value_parser = GPU_FEATURES)]
     device: Option<String>,
-    /// Instead, run the kernel tests under the compiler's address sanitizer, which fails on out-of-bounds accesses, uses after free
-    /// and leaks. Compiles Burn once more, under `target/sanitizer`.
+    /// Instead, run the kernel tests under the compiler's address sanitizer, which fails on
+    /// out-of-bounds accesses, uses after free and leaks. Compiles Burn once more, under
+    /// `target/sanitizer`.
     #[arg(long, value_parser = ["address"], conflicts_with = "device")]
     sanitizer: Option<String>,
     /// Passed on to `cargo test` (a test name, for instance).
@@ -83,7 +88,8 @@ fn main() -> Result<ExitCode> {
 /// Exit code for bad input, the same as `bridge`'s.
 const BAD_INPUT: u8 = 2;
 
-/// The feature that a training run needs for its device, if any. Finds a wrong device before a build of several minutes does.
+/// The feature that a training run needs for its device, if any. Finds a wrong device before a
+/// build of several minutes does.
 fn device_feature(recipe: &str, device: Option<&str>) -> Result<Option<&'static str>, String> {
     if !Path::new(recipe).is_file() {
         return Err(format!("the recipe {recipe} is not a file"));

@@ -1,4 +1,4 @@
-//! Whether MPI programs can be built and started here, and what to install if not.
+//! Check that MPI programs can be built and started here, and advice on what to install.
 
 use std::process::Command;
 

@@ -7,7 +7,8 @@ use anyhow::{Context, Result};
 use crate::build::build_bridge;
 use crate::mpi;
 
-/// Features that are built where MPI is installed: the same programs then run the suites under `mpirun` too, and NCCL's tests that need no GPU.
+/// Features that are built where MPI is installed: the same programs then run the suites under
+/// `mpirun` too, and NCCL's tests that need no GPU.
 const WITH_MPI: [&str; 3] = ["bridge-cli/mpi", "bridge-tests/mpi", "bridge-dist/nccl"];
 
 /// Runs all tests. `rest` is passed on to `cargo test`.
@@ -15,7 +16,8 @@ pub fn run(rest: &[String]) -> Result<ExitCode> {
     let (mut failed, mut skipped) = (Vec::new(), Vec::new());
     let installed = mpi::installed();
     let mut features: &[&str] = if installed.is_ok() { &WITH_MPI } else { &[] };
-    // `cargo test` builds the binary as well, but does not write the list of its sources anew, which the suites compare it with.
+    // `cargo test` builds the binary as well, but does not write the list of its sources anew,
+    // which the suites compare it with.
     if let Err(why) = build_bridge(features) {
         if features.is_empty() {
             return Err(why);
@@ -28,7 +30,8 @@ pub fn run(rest: &[String]) -> Result<ExitCode> {
     if let Err(why) = installed {
         skipped.push(format!("ranks under mpirun: {why}"));
     }
-    // The release profile: Burn in debug is too slow for training tests, and one profile is built once.
+    // The release profile: Burn in debug is too slow for training tests, and one profile is built
+    // once.
     let mut workspace = vec!["test".to_owned(), "--release".into(), "--workspace".into()];
     if !features.is_empty() {
         workspace.extend(["--features".to_owned(), features.join(",")]);
@@ -82,7 +85,8 @@ fn transformers_round_trip(python: &std::ffi::OsStr, features: &[&str]) -> Resul
     Ok(status.success())
 }
 
-/// Runs the tests that need a GPU (or a software one) on `device`, the name of a feature. `rest` is passed on to `cargo test`.
+/// Runs the tests that need a GPU (or a software one) on `device`, the name of a feature. `rest` is
+/// passed on to `cargo test`.
 pub fn run_on_device(device: &str, rest: &[String]) -> Result<ExitCode> {
     let features = ["bridge-cli", "bridge-tests"].map(|package| format!("{package}/{device}"));
     build_bridge(&features.each_ref().map(String::as_str))?;
@@ -93,7 +97,8 @@ pub fn run_on_device(device: &str, rest: &[String]) -> Result<ExitCode> {
     Ok(if cargo(&arguments)? { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Runs the kernel tests, which cover nearly all `unsafe`, under one of the compiler's sanitizers. `rest` is passed on to `cargo test`.
+/// Runs the kernel tests, which cover nearly all `unsafe`, under one of the compiler's sanitizers.
+/// `rest` is passed on to `cargo test`.
 pub fn run_sanitized(sanitizer: &str, rest: &[String]) -> Result<ExitCode> {
     // A separate target, so that build scripts and macros are compiled without the sanitizer.
     let host = host()?;
@@ -101,7 +106,8 @@ pub fn run_sanitized(sanitizer: &str, rest: &[String]) -> Result<ExitCode> {
     arguments.extend(["--target", &host, "--target-dir", "target/sanitizer"]);
     arguments.extend(rest.iter().map(String::as_str));
     let arguments: Vec<String> = arguments.into_iter().map(str::to_owned).collect();
-    // Stable compilers have sanitizers too, behind an unstable flag that RUSTC_BOOTSTRAP makes them accept.
+    // Stable compilers have sanitizers too, behind an unstable flag that RUSTC_BOOTSTRAP makes them
+    // accept.
     let lenient = [("RUSTC_BOOTSTRAP", "1".to_owned()), ("RUSTFLAGS", format!("-Zsanitizer={sanitizer}"))];
     Ok(if cargo_with(&lenient, &arguments)? { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -22,8 +22,9 @@ use crate::model_source::{Adapted, copy_tokenizer, find, recipe};
 use crate::overwrite::Force;
 use crate::speech::Speech;
 
-/// By how much logits of a merged model may differ from those of base and adapter, relative to the largest, at the median of positions. A few positions
-/// of a deep model may be as ill-conditioned as to differ by more; a branch that is merged wrongly moves all.
+/// By how much logits of a merged model may differ from those of base and adapter, relative to the
+/// largest, at the median of positions. A few positions of a deep model may be as ill-conditioned
+/// as to differ by more; a branch that is merged wrongly moves all.
 const TOLERANCE: f64 = 1e-5;
 /// Tokens of the sequence that both are compared on.
 const TOKENS: usize = 48;
@@ -81,7 +82,8 @@ fn write_card(folder: &Path, card: &str) -> Result<(), Failure> {
     }
 }
 
-/// Writes the base of an adapter with its branches taken up as a checkpoint, and compares both on a sequence of tokens.
+/// Writes the base of an adapter with its branches taken up as a checkpoint, and compares both on a
+/// sequence of tokens.
 pub fn merge(source: &Path, output: &Path, speech: &Speech) -> Result<u8, Failure> {
     let missing = || Failure::input(format!("{}: expected a checkpoint of an adapter", source.display()));
     let adapted = Arc::new(Adapted::find(source)?.ok_or_else(missing)?);
@@ -109,9 +111,9 @@ pub fn merge(source: &Path, output: &Path, speech: &Speech) -> Result<u8, Failur
     Ok(0)
 }
 
-/// How far logits of a sequence are apart, relative to the largest.
+/// Difference between logits of a sequence, relative to the largest.
 struct Difference {
-    /// Of the positions' largest differences the median; infinite where a logit is not finite.
+    /// Median of the positions' largest differences; infinite if a logit is not finite.
     median: f64,
     worst: f64,
 }

@@ -24,13 +24,14 @@ use crate::speech::{ErrorForm, Speech};
 pub struct Arguments {
     #[command(flatten)]
     model: ModelArguments,
-    /// Which of several adapters answers at first, or `base` for none; `/adapter NAME` takes another.
+    /// Adapter that answers first, among several, or `base` for none; `/adapter NAME` switches.
     #[arg(long = "use", value_name = "NAME")]
     chosen: Option<String>,
-    /// What the model is told before the conversation.
+    /// System message before the conversation.
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
-    /// Maximum number of tokens of an answer; as many as the model has positions for, at most 512, by default.
+    /// Maximum number of tokens of an answer; as many as the model has positions for, at most 512,
+    /// by default.
     #[arg(long, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     max_tokens: Option<usize>,
     #[command(flatten)]
@@ -83,7 +84,8 @@ pub fn run(arguments: &Arguments, speech: &Speech) -> Result<u8, Failure> {
     chat.converse()
 }
 
-/// The model's own stop tokens, and what its template writes behind an answer if that begins with a special token.
+/// The model's own stop tokens, and what its template writes behind an answer if that begins with a
+/// special token.
 pub fn stop_tokens(model: &LoadedModel, tokenizer: &dyn Tokenizer) -> Vec<i64> {
     let mut stop = model.stop_tokens.clone();
     stop.extend(tokenizer.eod());
@@ -98,7 +100,7 @@ pub fn end_of_turn(template: &ChatTemplate, tokenizer: &dyn Tokenizer) -> Option
     first.filter(|id| tokenizer.id_to_bytes(*id).is_some_and(|bytes| bytes.is_empty()))
 }
 
-/// How what was said becomes text.
+/// Conversion of the conversation to text.
 enum Script<'a> {
     /// By the model's template.
     Template(&'a ChatTemplate),
@@ -106,7 +108,7 @@ enum Script<'a> {
     Plain,
 }
 
-/// Who answers.
+/// Model that answers.
 struct Speaker<'a> {
     model: &'a LoadedModel,
     tokenizer: &'a dyn Tokenizer,
@@ -242,7 +244,8 @@ impl Chat<'_> {
         Ok(continued.text)
     }
 
-    /// The conversation as a prompt that leaves room for an answer. Where it has become too long, the oldest exchanges are left out, and it is said.
+    /// The conversation as a prompt that leaves room for an answer. Where it has become too long,
+    /// the oldest exchanges are left out, and it is said.
     fn fitting_prompt(&mut self) -> Result<Prompt, Failure> {
         let positions = self.speaker.model.config.max_position_embeddings;
         // Room for half the positions, or less if fewer tokens are asked for.

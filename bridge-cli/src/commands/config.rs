@@ -17,10 +17,11 @@ use super::explain;
 use crate::failure::Failure;
 use crate::output::line;
 
-/// What to do with a recipe.
+/// Action on a recipe.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Print every problem of a recipe, and of the files that it names; exit code 2 if there are any.
+    /// Print every problem of a recipe, and of the files that it names; exit code 2 if there are
+    /// any.
     Check {
         #[command(flatten)]
         recipe: Recipe,
@@ -53,7 +54,8 @@ pub enum Command {
         #[arg(hide = true)]
         recipe: Option<PathBuf>,
     },
-    /// Print what a setting or section does, its default and range, what it needs, and where upstream has it.
+    /// Print what a setting or section does, its default and range, what it needs, and where
+    /// upstream has it.
     Explain(explain::Arguments),
     /// Print the learning rate, weight decay and batch size of each iteration.
     Schedule(Recipe),

@@ -1,4 +1,5 @@
-//! `bridge convert`: Hugging Face folders and GGUF files to checkpoints and back, and Megatron's checkpoints in.
+//! `bridge convert`: Hugging Face folders and GGUF files to checkpoints and back, and Megatron's
+//! checkpoints in.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -33,7 +34,8 @@ pub enum Dtype {
     F16,
     /// bfloat16.
     Bf16,
-    /// Linear layers in float8 (E4M3) with a scale for each block of 128 x 128, the rest in bfloat16.
+    /// Linear layers in float8 (E4M3) with a scale for each block of 128 x 128, the rest in
+    /// bfloat16.
     F8,
     /// GGUF only: 8-bit integers, 32 of them with a factor.
     #[value(name = "q8_0")]
@@ -66,12 +68,13 @@ impl Dtype {
     }
 }
 
-/// Which way to convert.
+/// Direction of the conversion.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Hugging Face folder, GGUF file or Megatron's checkpoint -> checkpoint.
     Import {
-        /// Folder with config.json and safetensors, a GGUF file, or a checkpoint of Megatron (`torch_dist`).
+        /// Folder with config.json and safetensors, a GGUF file, or a checkpoint of Megatron
+        /// (`torch_dist`).
         source: PathBuf,
         /// Checkpoint folder to write (`checkpoint.pretrained_checkpoint` of a recipe).
         #[arg(required_unless_present = "dry_run")]
@@ -79,13 +82,15 @@ pub enum Command {
         /// Write nothing: check the folder, and print which parameter is made of which tensors.
         #[arg(long)]
         dry_run: bool,
-        /// For a checkpoint of Megatron without run_config.yaml: the recipe that says which model it is of.
+        /// For a checkpoint of Megatron without run_config.yaml: the recipe that says which model
+        /// it is of.
         #[arg(long)]
         recipe: Option<PathBuf>,
         #[command(flatten)]
         force: Force,
     },
-    /// Checkpoint of an adapter -> checkpoint of a whole model: its base with the adapter taken up, in float32.
+    /// Checkpoint of an adapter -> checkpoint of a whole model: its base with the adapter taken up,
+    /// in float32.
     Merge {
         /// Checkpoint folder of the adapter, or one of its `iter_` folders.
         adapter: PathBuf,
@@ -94,7 +99,8 @@ pub enum Command {
         #[command(flatten)]
         force: Force,
     },
-    /// Checkpoint -> Hugging Face folder or GGUF file; checkpoint of an adapter -> folder of `peft`.
+    /// Checkpoint -> Hugging Face folder or GGUF file; checkpoint of an adapter -> folder of
+    /// `peft`.
     Export {
         /// Checkpoint folder, or one of its `iter_` folders.
         checkpoint: PathBuf,
@@ -103,10 +109,12 @@ pub enum Command {
         /// dtype of the weights.
         #[arg(long, value_enum, default_value = "f32")]
         dtype: Dtype,
-        /// A file of weights is started anew beyond this size, such as 500MB or 5GB (powers of 1000) or a number of bytes.
+        /// A file of weights is started anew beyond this size, such as 500MB or 5GB (powers of
+        /// 1000) or a number of bytes.
         #[arg(long, default_value = "5GB", value_parser = num_bytes)]
         max_shard_size: usize,
-        /// What an adapter's folder names as its base, a folder or a name on a hub; by default the Hugging Face folder that it was trained on.
+        /// Base that an adapter's folder names: a folder or a name on a hub; by default the Hugging
+        /// Face folder that it was trained on.
         #[arg(long)]
         base: Option<String>,
         #[command(flatten)]
@@ -258,11 +266,12 @@ fn show_map(folder: &Path, speech: &Speech) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// Writes the model of a Hugging Face folder as a checkpoint, a part of a tensor at a time. Returns the checkpoint's path and the model's number of
-/// parameters.
+/// Writes the model of a Hugging Face folder as a checkpoint, a part of a tensor at a time. Returns
+/// the checkpoint's path and the model's number of parameters.
 ///
 /// # Errors
-/// If the folder has no model that is understood, or the checkpoint cannot be written. Nothing is left of it then.
+/// If the folder has no model that is understood, or the checkpoint cannot be written. Nothing is
+/// left of it then.
 pub fn import(folder: &Path, output: &Path) -> Result<(PathBuf, u64), Failure> {
     let model = Arc::new(open_foreign(folder)?);
     let snapshot = snapshot(model.clone()).map_err(Failure::input)?;
@@ -277,7 +286,8 @@ fn write(snapshot: &Snapshot, output: &Path) -> Result<PathBuf, Failure> {
     let options = SaveOptions { producer: concat!("bridge ", env!("CARGO_PKG_VERSION")).into(), ..Default::default() };
     let saved = CheckpointWriter::open(output, options).and_then(|writer| writer.save(snapshot));
     let report = saved.map_err(|error| {
-        // What was made for it is empty again; another error than the one that is told does not matter.
+        // The folder that was made is removed again; a failure of this does not matter beside the
+        // reported error.
         missing.iter().for_each(|path| drop(std::fs::remove_dir(path)));
         match error {
             CheckpointError::InvalidTensor { reason } => Failure::input(reason),
@@ -312,7 +322,8 @@ fn export_folder(
     if let Some(checkpoint) = checkpoint {
         let card = model_card::of(checkpoint, family.model_type(), Exported::Model(num_parameters))?;
         files.insert("README.md".to_owned(), card.into_bytes());
-        // A base that learned to answer in a template ends its answers by it, which its first makers did not know.
+        // A base that learned to answer in a template ends its answers by it, which its first
+        // makers did not know.
         let learned = recipe(checkpoint)?.dataset.kind == "finetuning";
         let ends = besides.chat_template.as_ref().zip(besides.tokenizer.as_deref()).filter(|_| learned);
         let end: Vec<i64> =
@@ -340,7 +351,8 @@ fn export_folder(
 /// A family, and the `config.json` that a model came with.
 pub(super) type Origin = (&'static Family, Option<Map<String, Value>>);
 
-/// The family that a model is written as, its own if it came from one, and the settings that it came with.
+/// The family that a model is written as, its own if it came from one, and the settings that it
+/// came with.
 fn family_of(found: &Found) -> Result<Origin, Failure> {
     match found {
         Found::HuggingFace(model) => origin(Some(model.settings().clone()), model.config()),
@@ -409,14 +421,14 @@ fn wrote(path: &Path, num_parameters: u64, speech: &Speech) {
     );
 }
 
-/// How a model's texts are generated, in its folder.
+/// File of a model's generation settings in its folder.
 const GENERATION: &str = "generation_config.json";
 
-/// What an earlier import leaves in a folder.
+/// Files of an earlier import in a folder.
 const IMPORTED: [&str; 3] = ["checkpoint_journal.json", "iter_0000000", "latest_checkpointed_iteration.txt"];
 
-/// The first entry of a checkpoint folder that no import has made: a run's checkpoints, for instance, before which an import would be the
-/// latest.
+/// The first entry of a checkpoint folder that no import has made: a run's checkpoints, for
+/// instance, before which an import would be the latest.
 fn not_imported(output: &Path) -> Option<PathBuf> {
     let foreign =
         names_in(output).into_iter().find(|name| !IMPORTED.contains(&name.as_str()) && !name.starts_with('.'));
@@ -445,7 +457,7 @@ fn names_in(folder: &Path) -> Vec<String> {
     names
 }
 
-/// What a file says that the import has left in a checkpoint; nothing in other checkpoints.
+/// Content of a file that the import has left in a checkpoint; `None` in other checkpoints.
 fn kept<T>(
     checkpoint: &Checkpoint,
     name: &str,

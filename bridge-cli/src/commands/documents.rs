@@ -1,4 +1,5 @@
-//! `bridge completions` and `bridge man`: files made of the command line itself, for shells and for `man`.
+//! `bridge completions` and `bridge man`: files made of the command line itself, for shells and for
+//! `man`.
 
 use std::path::PathBuf;
 
@@ -16,7 +17,7 @@ pub struct Completions {
     shell: Shell,
 }
 
-/// Where man pages go.
+/// Folder of the man pages.
 #[derive(Debug, Args)]
 pub struct Man {
     /// Folder to write a page for each command to; it is made if it is missing.

@@ -8,10 +8,11 @@ use serde_json::json;
 use crate::failure::Failure;
 use crate::output::line;
 
-/// What to explain.
+/// Setting to explain.
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// A dotted key such as `model.num_layers`, a section such as `train`, or a name from another program.
+    /// A dotted key such as `model.num_layers`, a section such as `train`, or a name from another
+    /// program.
     key: String,
     /// Print JSON.
     #[arg(long)]

@@ -25,11 +25,13 @@ use crate::output::{self, line};
 pub struct Arguments {
     #[command(flatten)]
     model: ModelArguments,
-    /// Which of several adapters continues the prompts, or `base` for none: once, or for each prompt.
+    /// Adapter that continues the prompts, among several, or `base` for none: once, or for each
+    /// prompt.
     #[arg(long = "use", value_name = "NAME")]
     chosen: Vec<String>,
-    /// The text to continue, behind what the tokenizer puts before a text; may be repeated. `-` stands for the lines of standard input,
-    /// which is also read if it is a file or a pipe and there is no --prompt.
+    /// The text to continue, behind what the tokenizer puts before a text; may be repeated. `-`
+    /// stands for the lines of standard input, which is also read if it is a file or a pipe and
+    /// there is no --prompt.
     #[arg(long, value_name = "TEXT")]
     prompt: Vec<String>,
     /// Standard input is one prompt, not one a line.
@@ -38,7 +40,8 @@ pub struct Arguments {
     /// Continuations of each prompt. Number N, counted from 0, is drawn with the seed plus N.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     num_samples: u64,
-    /// Maximum number of new tokens; by default that of the model's generation_config.json, else 64, or as many as the model has positions for.
+    /// Maximum number of new tokens; by default that of the model's generation_config.json, else
+    /// 64, or as many as the model has positions for.
     #[arg(long, value_parser = RangedU64ValueParser::<usize>::new())]
     max_tokens: Option<usize>,
     #[command(flatten)]
@@ -52,7 +55,8 @@ pub struct Arguments {
     /// Continuations that are made at once. Each has the tokens that it has alone.
     #[arg(long, default_value_t = 8, value_parser = RangedU64ValueParser::<usize>::new().range(1..=4096))]
     batch_size: usize,
-    /// Run the whole text through the model for each token, instead of what layers do not remember of it: slow, to check that they do.
+    /// Run the whole text through the model for each token, instead of what layers do not remember
+    /// of it: slow, to check that they do.
     #[arg(long)]
     no_state: bool,
     /// Print one JSON object for each continuation.
@@ -154,7 +158,8 @@ impl Speaker<'_> {
         GenerateOptions { memory, ..options }
     }
 
-    /// Continues some prompts and prints them: JSON objects, or texts, of which one alone is printed as it comes.
+    /// Continues some prompts and prints them: JSON objects, or texts, of which one alone is
+    /// printed as it comes.
     fn answer(
         &self,
         (texts, total): (&[String], u64),
@@ -171,7 +176,8 @@ impl Speaker<'_> {
             }
         };
         if let ([job], [request], false) = (jobs, requests, is_json) {
-            // Title and prompt are printed with the first piece, so that a refused prompt prints nothing.
+            // Title and prompt are printed with the first piece, so that a refused prompt prints
+            // nothing.
             let mut is_begun = false;
             let mut begin = |piece: &str| {
                 if !std::mem::replace(&mut is_begun, true) {
@@ -206,7 +212,8 @@ impl Speaker<'_> {
     }
 }
 
-/// The prompts, in order: those of the command line, and the lines of standard input where they ask for it. One that is empty if there are none.
+/// Prompts in order: those of the command line, and the lines of standard input if requested. One
+/// empty prompt if there are none.
 fn prompts(arguments: &Arguments) -> Result<Vec<String>, Failure> {
     let is_asked_for = arguments.whole_input || arguments.prompt.iter().any(|prompt| prompt == "-");
     let given: Vec<&String> = arguments.prompt.iter().filter(|prompt| *prompt != "-").collect();
@@ -230,7 +237,7 @@ fn prompts(arguments: &Arguments) -> Result<Vec<String>, Failure> {
     Ok(prompts)
 }
 
-/// Whether standard input is a file or a pipe.
+/// True if standard input is a file or a pipe.
 fn input_is_given() -> bool {
     let stdin = std::io::stdin();
     if stdin.is_terminal() {

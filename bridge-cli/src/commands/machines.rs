@@ -1,4 +1,5 @@
-//! The machines that the processes of a run are spread over: which there are, which of them answer, and how many ranks a world of those can have.
+//! The machines that the processes of a run are spread over: which there are, which of them answer,
+//! and how many ranks a world of those can have.
 
 use std::fmt::Display;
 use std::process::{Command, Stdio};
@@ -7,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::failure::Failure;
 
-/// How long a machine may take to answer.
+/// Time limit for a machine's answer.
 const PATIENCE: Duration = Duration::from_secs(20);
 const INTERVAL: Duration = Duration::from_millis(20);
 
@@ -39,7 +40,7 @@ impl Display for Machine {
     }
 }
 
-/// Who starts processes on machines.
+/// Launcher of processes on machines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Starter {
     /// mpirun, over ssh.
@@ -48,7 +49,8 @@ pub enum Starter {
     Srun,
 }
 
-/// The machines of the Slurm job that this process is in, as `sbatch --ntasks-per-node` has divided them.
+/// The machines of the Slurm job that this process is in, as `sbatch --ntasks-per-node` has divided
+/// them.
 pub fn of_slurm_job() -> Result<Vec<Machine>, Failure> {
     let variable = |name: &str| {
         std::env::var(name)
@@ -93,7 +95,8 @@ fn ask(name: &str, starter: Starter) -> Result<(), String> {
     match starter {
         Starter::Mpirun if is_this_machine(name) => Ok(()),
         Starter::Mpirun => {
-            // What Open MPI is told to use, which may be several, the first that there is.
+            // Interfaces that Open MPI is configured to use; the first existing one of several
+            // counts.
             let agents = std::env::var("OMPI_MCA_plm_rsh_agent").unwrap_or_else(|_| "ssh".to_owned());
             let mut words = agents.split(':').next().unwrap_or_default().split_whitespace();
             let agent = words.next().unwrap_or("ssh");
@@ -112,7 +115,8 @@ fn ask(name: &str, starter: Starter) -> Result<(), String> {
     }
 }
 
-/// Whether Slurm's state of a machine of a running job says that steps can be started there. A `*` says that it does not answer.
+/// True if Slurm's state of a machine of a running job allows steps to be started there. A `*`
+/// marks a machine that does not respond.
 fn is_usable(state: &str) -> bool {
     let plain = state.trim_end_matches(|c: char| !c.is_ascii_alphabetic() && c != '*');
     ["allocated", "mixed", "completing", "idle", "draining", "reserved"].contains(&plain.to_ascii_lowercase().as_str())
@@ -149,7 +153,7 @@ pub fn world_on(machines: &[Machine], wanted: usize, allows: impl Fn(usize) -> b
     (1..=wanted.min(places)).rev().find(|ranks| allows(*ranks))
 }
 
-/// The first of `machines` that have places for so many ranks; the others are spare.
+/// First machines of `machines` that have places for `ranks` ranks; the others are spare.
 pub fn first_of(machines: &[Machine], ranks: usize) -> Vec<Machine> {
     let mut places = 0;
     let first = machines.iter().take_while(|machine| {

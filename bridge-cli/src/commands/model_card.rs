@@ -14,7 +14,7 @@ use crate::model_source::recipe;
 /// The key of what a merge was made of, in its state.
 const MERGED_KEY: &str = "merged";
 
-/// What the state of a merge keeps of that of the adapter's run: where it stood, and its losses.
+/// State of an adapter's run that a merge keeps: progress and losses.
 pub fn history(of_adapter: &TrainState) -> Map<String, Value> {
     let made = json!({ "iteration": of_adapter.step, "samples": of_adapter.consumed_train_samples });
     let losses = of_adapter.extra.get(LOSSES_KEY).map(|losses| (LOSSES_KEY.to_owned(), losses.clone()));
@@ -39,7 +39,8 @@ pub enum Exported {
     Adapter(usize),
 }
 
-/// The text of `README.md` for a checkpoint that is exported as a model of `family`, or as an adapter on one.
+/// The text of `README.md` for a checkpoint that is exported as a model of `family`, or as an
+/// adapter on one.
 pub fn of(checkpoint: &Checkpoint, family: &str, exported: Exported) -> Result<String, Failure> {
     let raw = recipe(checkpoint)?;
     let state = checkpoint.train_state().map_err(Failure::input)?;
@@ -64,7 +65,8 @@ pub fn of(checkpoint: &Checkpoint, family: &str, exported: Exported) -> Result<S
         Exported::Adapter(_) => ("peft", "- lora\n"),
     };
     let base_model = base.map(|base| format!("base_model: {}\n", json!(without_folders(&base.display().to_string()))));
-    // Without a licence the rights of a model's users are unknown: the field is there to be filled in.
+    // Without a licence the rights of a model's users are unknown: the field is there to be filled
+    // in.
     let license = base.and_then(license_of).unwrap_or_else(|| "unknown".to_owned());
     let mut card = format!(
         "---\nlibrary_name: {library}\npipeline_tag: text-generation\nlicense: {license}\n{}tags:\n- bridge\n- {family}\n{lora}---\n\n\
@@ -106,7 +108,8 @@ pub fn of(checkpoint: &Checkpoint, family: &str, exported: Exported) -> Result<S
     Ok(card)
 }
 
-/// True if every token of a sample is one of the data: samples of fine-tuning are examples, with padding behind them.
+/// True if every token of a sample is one of the data: samples of fine-tuning are examples, with
+/// padding behind them.
 fn has_full_sequences(kind: &str) -> bool {
     matches!(kind, "gpt" | "mock")
 }
@@ -134,7 +137,8 @@ fn shown_settings(text: &str) -> Result<String, Box<dyn std::error::Error>> {
     Ok(toml::to_string(&table)?)
 }
 
-/// Replaces each path in a setting by its last name. Texts such as chat templates have white space or braces.
+/// Replaces each path in a setting by its last name. Texts such as chat templates have white space
+/// or braces.
 fn shorten_paths(value: &mut toml::Value) {
     match value {
         toml::Value::String(text) if text.contains('/') && !text.contains(|c: char| c.is_whitespace() || c == '{') => {

@@ -1,5 +1,6 @@
-//! The monitor of a supervised run (`[ft]`): hears the heartbeats of its ranks over a Unix socket, and says which of them is late. A process that is
-//! stopped as a whole sends none; it is late when its last section has taken too long.
+//! Monitor of a supervised run (`[ft]`): receives the heartbeats of its ranks over a Unix socket,
+//! and finds ranks that are late. A process that is stopped as a whole sends none; it is late when
+//! its last section has taken too long.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
@@ -30,7 +31,7 @@ pub struct Monitor {
 
 /// A rank that is late.
 pub struct Late {
-    /// What is the matter.
+    /// Reason.
     pub why: String,
     /// The process of the rank, if it is known.
     pub process: Option<u32>,
@@ -52,7 +53,8 @@ impl Monitor {
             move || {
                 for stream in listener.incoming().flatten() {
                     let heard = Arc::clone(&heard);
-                    // A rank that nobody can hear is one that nobody watches: its run is not ended for that.
+                    // A rank whose heartbeats cannot be received is not watched: its run does not
+                    // end for that.
                     let _ = std::thread::Builder::new().spawn(move || listen(stream, &heard));
                 }
             }
@@ -102,7 +104,7 @@ impl Monitor {
     }
 }
 
-/// Hears one rank.
+/// Receives the heartbeats of one rank.
 fn listen(stream: UnixStream, heard: &Mutex<BTreeMap<usize, (Instant, Heartbeat)>>) {
     let lock = || heard.lock().unwrap_or_else(PoisonError::into_inner);
     let mut rank = None;

@@ -1,4 +1,5 @@
-//! Ranks as MPI processes: detecting that mpirun or srun started this program, starting mpirun, joining the world, and ending.
+//! Ranks as MPI processes: detecting that mpirun or srun started this program, starting mpirun,
+//! joining the world, and ending.
 //!
 //! Without the cargo feature `mpi`, the functions fail with the feature to build with.
 
@@ -16,7 +17,8 @@ use super::machines::{Machine, Starter};
 use crate::failure::Failure;
 use crate::speech::ErrorForm;
 
-/// Environment variables with the number of ranks that a launcher started: Open MPI, MPICH and PMI, srun.
+/// Environment variables with the number of ranks that a launcher started: Open MPI, MPICH and PMI,
+/// srun.
 const SIZE_VARIABLES: [&str; 3] = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"];
 
 /// Number of ranks that a launcher started, if one did.
@@ -24,7 +26,8 @@ pub fn started_ranks() -> Option<usize> {
     SIZE_VARIABLES.iter().find_map(|name| std::env::var(name).ok()?.parse().ok())
 }
 
-/// Runs this program again, with its arguments, on `ranks` ranks, on `machines` if there are any; returns the job's exit code.
+/// Runs this program again, with its arguments, on `ranks` ranks, on `machines` if there are any;
+/// returns the job's exit code.
 #[cfg(feature = "mpi")]
 pub fn start_this_program(ranks: usize, starter: Starter, machines: &[Machine]) -> Result<u8, Failure> {
     let program = std::env::current_exe().map_err(Failure::run)?;
@@ -58,8 +61,9 @@ fn by_mpirun(ranks: usize, machines: &[Machine]) -> Command {
     if !machines.is_empty() {
         mpirun.arg("--host").arg(list(machines, Machine::to_string)).args(["-x", "RAYON_NUM_THREADS"]);
     }
-    // Ranks share this machine: each gets its part of the cores as threads, not one core. With more ranks than cores, waiting ranks must
-    // yield, or collectives take milliseconds. These are Open MPI's names; other libraries do not read them.
+    // Ranks share this machine: each gets its part of the cores as threads, not one core. With more
+    // ranks than cores, waiting ranks must yield, or collectives take milliseconds. These are Open
+    // MPI's names; other libraries do not read them.
     let settings = [
         ("OMPI_MCA_hwloc_base_binding_policy", "none".to_owned()),
         ("OMPI_MCA_rmaps_base_oversubscribe", "1".to_owned()),
@@ -130,7 +134,8 @@ fn end_with_this_process(mpirun: &mut Command) -> &mut Command {
     mpirun
 }
 
-/// Waits for mpirun and hands signals on to the ranks: as SIGUSR1, because mpirun kills ranks within a second when it is told to end itself.
+/// Waits for mpirun and passes signals on to the ranks: as SIGUSR1, because mpirun kills ranks
+/// within a second of a signal to itself.
 #[cfg(feature = "mpi")]
 fn wait(mut mpirun: Child, signals: &SignalWatcher) -> Result<u8, Failure> {
     use std::os::unix::process::ExitStatusExt;
@@ -148,7 +153,8 @@ fn wait(mut mpirun: Child, signals: &SignalWatcher) -> Result<u8, Failure> {
         if let Some(signal) = signals.received().filter(|_| stopped_by.is_none()) {
             complain(&format!("{signal}: handed on to the ranks as {}", Signal::Usr1));
             let id = i32::try_from(mpirun.id()).map_err(Failure::run)?;
-            // SAFETY: `kill` reads its arguments only; mpirun was not waited for, so the number is still its own.
+            // SAFETY: `kill` reads its arguments only; mpirun was not waited for, so the number is
+            // still its own.
             if unsafe { libc::kill(id, Signal::Usr1.number()) } != 0 {
                 complain(&format!("{signal} cannot be handed on to mpirun"));
             }
@@ -158,7 +164,8 @@ fn wait(mut mpirun: Child, signals: &SignalWatcher) -> Result<u8, Failure> {
     }
 }
 
-/// Joins the MPI world as one of its ranks and runs `program`. `expected_size` is the requested number of ranks, if any.
+/// Joins the MPI world as one of its ranks and runs `program`. `expected_size` is the requested
+/// number of ranks, if any.
 ///
 /// A rank that fails ends its process without waiting for the others, and mpirun ends the job.
 #[cfg(feature = "mpi")]
@@ -182,8 +189,9 @@ pub fn as_rank(
     })
 }
 
-/// Prints what this rank is waiting for when it is told to end. After a rank was killed, mpirun signals all others, and kills them soon
-/// after, while they still wait for the killed rank.
+/// Prints the operation that this rank waits for when it receives the signal to end. After a rank
+/// was killed, mpirun signals all others, and kills them soon after, while they still wait for the
+/// killed rank.
 #[cfg(feature = "mpi")]
 fn tell_when_ended(rank: usize, watch: bridge_dist::comm::mpi::Watch) -> Result<(), Failure> {
     const INTERVAL: Duration = Duration::from_millis(50);

@@ -1,4 +1,5 @@
-//! Restarts inside the process: what `bridge train` is to a run that starts its ranks again (`[inprocess_restart]`).
+//! Restarts inside the process: what `bridge train` is to a run that starts its ranks again
+//! (`[inprocess_restart]`).
 
 use std::convert::Infallible;
 use std::os::unix::process::CommandExt;
@@ -21,7 +22,7 @@ pub const RESTARTS_VARIABLE: &str = "BRIDGE_RESTARTS";
 /// Environment variable with the faults of the run before this process began anew.
 const FAULTS_VARIABLE: &str = "BRIDGE_FAULTS_IN_PROCESS";
 
-/// What a supervisor, if there is one, has to say to ranks of this process.
+/// Environment of the ranks of this process, from the supervisor if there is one.
 pub fn seat() -> Seat {
     let monitor = std::env::var_os(MONITOR_VARIABLE).map(Into::into);
     Seat { faults: number(RESTARTS_VARIABLE), monitor, ..Seat::default() }
@@ -66,7 +67,8 @@ impl RestartHost<'_> {
         Ok(run_with_restarts(config, &host, program)?.swap_remove(0))
     }
 
-    /// A thread hangs, so the process ends here: it becomes a new one under its own number, or fails.
+    /// A thread hangs, so the process ends here: it becomes a new one under its own number, or
+    /// fails.
     fn leave(&self, leave: Leave) -> Infallible {
         let why = match leave {
             Leave::Fail(why) => why,

@@ -1,4 +1,5 @@
-//! `bridge runs`: what runs have done, from their files: a list, a comparison, one picture of several.
+//! `bridge runs`: what runs have done, from their files: a list, a comparison, one picture of
+//! several.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +14,7 @@ use serde_json::{Value, json};
 use crate::failure::Failure;
 use crate::output::{line, table};
 
-/// What to do with runs.
+/// Action on runs.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// List runs: state, iterations, losses, tokens, time.
@@ -33,7 +34,7 @@ pub enum Command {
     Plot {
         #[command(flatten)]
         folders: Folders,
-        /// Where to write it: PATH.svg and PATH.png.
+        /// Output files: PATH.svg and PATH.png.
         #[arg(long, short, default_value = "runs-loss")]
         output: PathBuf,
     },
@@ -42,7 +43,7 @@ pub enum Command {
 /// Folder in which runs are looked for by name.
 const RUNS: &str = "runs";
 
-/// Where runs are.
+/// Folders of runs.
 #[derive(Debug, Args)]
 pub struct Folders {
     /// Log folders of runs, folders with such folders in them, or names of runs below `runs`.
@@ -237,7 +238,7 @@ fn compare(folders: &Folders, runs: &[Run]) -> Result<(), Failure> {
 
 fn plot(folders: &Folders, runs: &[Run], output: &Path) -> Result<(), Failure> {
     let mut names: Vec<String> = runs.iter().map(|run| run.name.clone()).collect();
-    // Runs of one recipe are told apart by their folders.
+    // Runs of one recipe are distinguished by their folders.
     for (place, run) in runs.iter().enumerate() {
         if runs.iter().filter(|other| other.name == run.name).count() > 1 {
             names[place] = run.folder.display().to_string();

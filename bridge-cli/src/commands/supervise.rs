@@ -1,5 +1,6 @@
-//! `bridge train --max-restarts N`: runs the training in a process of its own, and starts it again after it crashed or was killed, for as long
-//! as it makes progress. What a run resumes from is the run's matter.
+//! `bridge train --max-restarts N`: runs the training in a process of its own, and starts it again
+//! after it crashed or was killed, for as long as it makes progress. What a run resumes from is the
+//! run's matter.
 
 use std::ffi::OsString;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -31,7 +32,7 @@ const INTERVAL: Duration = Duration::from_millis(20);
 /// Between two writes of what ranks are at.
 const TELLING: Duration = Duration::from_secs(2);
 
-/// How a run ended.
+/// End of a run.
 enum End {
     /// In order, or so that another start would end the same way: with this exit code.
     Final(u8),
@@ -63,8 +64,8 @@ fn exit_code(code: Option<i32>) -> u8 {
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
 }
 
-/// Supervises the starts of a run, whose checkpoints are where `settings` say; returns its last exit code. Once it has saved, it goes on from that,
-/// whatever it began from.
+/// Supervises the starts of a run, whose checkpoints are where `settings` say; returns its last
+/// exit code. Once the run has saved, it resumes from its own save, whatever it started from.
 ///
 /// # Errors
 /// If signals cannot be watched, or the process cannot be started.
@@ -120,7 +121,7 @@ pub fn supervise(
     }
 }
 
-/// What others may read of the run while it is supervised.
+/// State of a supervised run, for other programs.
 struct Told<'a> {
     log_dir: &'a Path,
     /// When it was last written.
@@ -140,7 +141,8 @@ impl Told<'_> {
     fn take_down(&mut self, monitor: Option<&Monitor>) {
         if let Some(monitor) = monitor {
             let ranks = monitor.ranks();
-            // A run that has just begun again is not heard yet: what the one before said last stands.
+            // A run that has just begun again is not heard yet: what the one before said last
+            // stands.
             if !ranks.is_empty() {
                 self.content.ranks = ranks;
             }
@@ -155,7 +157,8 @@ impl Told<'_> {
     }
 }
 
-/// Starts this program again with `arguments` and `overrides`, in a process group of its own, and hands signals on until it ends.
+/// Starts this program again with `arguments` and `overrides`, in a process group of its own, and
+/// hands signals on until it ends.
 fn run_once(
     signals: &SignalWatcher,
     monitor: Option<&Monitor>,
@@ -195,12 +198,14 @@ fn run_once(
     }
 }
 
-/// Ends a run that may be beyond hearing: all of its group, and the process of the rank that is late, which a launcher may have put elsewhere.
+/// Ends a run that may be beyond hearing: all of its group, and the process of the rank that is
+/// late, which a launcher may have put elsewhere.
 fn end(child: &mut Child, process: Option<u32>) {
     let group = i32::try_from(child.id()).map_or(0, |id| -id);
     let process = process.and_then(|id| i32::try_from(id).ok()).unwrap_or(0);
     for target in [process, group].into_iter().filter(|target| *target != 0) {
-        // SAFETY: `kill` reads its arguments only; the run was not waited for, so that its number is still its own.
+        // SAFETY: `kill` reads its arguments only; the run was not waited for, so that its number
+        // is still its own.
         let sent = unsafe { libc::kill(target, libc::SIGKILL) };
         if sent != 0 && target == group {
             // What remains is the process itself.
@@ -212,7 +217,8 @@ fn end(child: &mut Child, process: Option<u32>) {
 /// Sends a signal to the run.
 fn hand_on(child: &Child, signal: Signal) {
     let Ok(process) = i32::try_from(child.id()) else { return };
-    // SAFETY: `kill` reads its arguments only; the process was not waited for, so the number is still that of the run.
+    // SAFETY: `kill` reads its arguments only; the process was not waited for, so the number is
+    // still that of the run.
     let sent = unsafe { libc::kill(process, signal.number()) };
     if sent != 0 {
         complain(&format!("{signal} cannot be handed on to the run"));

@@ -8,7 +8,7 @@ use clap::Args;
 use crate::failure::Failure;
 use crate::overwrite::Force;
 
-/// Which text is read.
+/// Text to read.
 #[derive(Debug, Args)]
 pub struct TextInput {
     /// Text or JSON Lines files, globs, or `-` for standard input.
@@ -26,7 +26,8 @@ pub struct TextInput {
 }
 
 impl TextInput {
-    /// Refuses an output that the next run would read as text: one that an input names, or that lies in a folder which is one.
+    /// Refuses an output that the next run would read as text: one that an input names, or that
+    /// lies in a folder which is one.
     pub fn is_apart(&self, force: Force, output: &Path) -> Result<(), Failure> {
         let inputs = self.inputs.iter().map(Path::new);
         inputs.filter(|input| input.exists()).try_for_each(|input| force.outside(input, output))

@@ -9,13 +9,14 @@ use bridge_data::tokenizer::Tokenizer;
 
 use crate::failure::Failure;
 
-/// Sequences of `seq_length` tokens in which every token of the text except the first is predicted once. The last one is padded, unless it
-/// is the only one; padding does not count.
+/// Sequences of `seq_length` tokens in which every token of the text except the first is predicted
+/// once. The last one is padded, unless it is the only one; padding does not count.
 pub struct TextSequences {
     documents: Documents,
     tokenizer: Arc<dyn Tokenizer>,
     seq_length: usize,
-    /// Tokens that have been read but not all predicted yet: the next sequence begins with the first of them.
+    /// Tokens that have been read but not all predicted yet: the next sequence begins with the
+    /// first of them.
     tokens: VecDeque<i64>,
     is_first: bool,
 }
@@ -26,7 +27,7 @@ impl TextSequences {
         Self { documents, tokenizer, seq_length, tokens: VecDeque::new(), is_first: true }
     }
 
-    /// Whether there was another document.
+    /// Reads another document; false if there is none.
     fn read_document(&mut self) -> Result<bool, Failure> {
         let Some(document) = self.documents.next() else {
             return Ok(false);

@@ -16,7 +16,7 @@ use crate::overwrite::Force;
 use crate::progress;
 use crate::speech::Speech;
 
-/// What to do with tokenizers.
+/// Action on tokenizers.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Train a byte-level BPE tokenizer on text.

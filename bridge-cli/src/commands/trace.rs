@@ -1,4 +1,5 @@
-//! `bridge trace`: merges the traces of ranks, and says where the time of a step goes, beside what the plan has.
+//! `bridge trace`: merges the traces of ranks, and says where the time of a step goes, beside what
+//! the plan has.
 
 use std::path::{Path, PathBuf};
 
@@ -20,11 +21,11 @@ pub struct Arguments {
     /// Traces of ranks, or a folder that has them: a run's log folder, or its `trace`.
     #[arg(required = true)]
     files: Vec<PathBuf>,
-    /// Where to write the merged trace, which Perfetto and Chrome open.
+    /// File for the merged trace, which Perfetto and Chrome open.
     #[arg(long, short)]
     output: Option<PathBuf>,
-    /// The files are those of the flight recorder (`dist.flight_recorder_dump_path`): say which rank was in which operation, and which
-    /// did not come.
+    /// The files are those of the flight recorder (`dist.flight_recorder_dump_path`): say which
+    /// rank was in which operation, and which did not come.
     #[arg(long, conflicts_with = "output")]
     calls: bool,
     /// Print JSON.
@@ -110,7 +111,8 @@ fn in_folder(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
     }
 }
 
-/// The plan of the run that wrote a trace, by the configuration in its log folder, if that is there and its kind of model has plans.
+/// The plan of the run that wrote a trace, by the configuration in its log folder, if that is there
+/// and its kind of model has plans.
 fn planned(file: &Path, world_size: usize) -> Option<Plan> {
     let recipe = recipe_of(file.parent()?.parent()?)?;
     let registry = bridge_models::registry();
@@ -119,7 +121,7 @@ fn planned(file: &Path, world_size: usize) -> Option<Plan> {
     plan(&config, &registry.models, &PlanOptions::default()).ok()
 }
 
-/// What one rank communicated for one operation of one group, in a step.
+/// Traffic of one rank for one operation of one group, in a step.
 struct Traffic {
     rank: usize,
     group: String,

@@ -33,7 +33,7 @@ use crate::object_stores;
 use crate::output::{line, text_lines};
 use crate::speech::Speech;
 
-/// How ranks are started.
+/// Start method of ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Launcher {
     /// Threads of this process.
@@ -63,17 +63,20 @@ pub struct Arguments {
     /// Number of ranks; by default 1, or the number that mpirun or srun started.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
     ranks: Option<u32>,
-    /// How ranks are started; by default as threads, or by MPI if mpirun or srun started this program.
+    /// Start method of ranks; by default as threads, or by MPI if mpirun or srun started this
+    /// program.
     #[arg(long, value_enum)]
     launcher: Option<Launcher>,
-    /// The machines for ranks that are processes, each with the number of ranks that it may have: HOST:RANKS,... Those that are not needed are
-    /// spare. By default this machine, with `--launcher slurm` those of the job.
+    /// The machines for ranks that are processes, each with the number of ranks that it may have:
+    /// HOST:RANKS,... Those that are not needed are spare. By default this machine, with
+    /// `--launcher slurm` those of the job.
     #[arg(long, value_name = "HOST[:RANKS]", value_delimiter = ',')]
     hosts: Vec<Machine>,
     /// Compute device, instead of the recipe's: flex, cuda, wgpu or vulkan.
     #[arg(long)]
     device: Option<String>,
-    /// Instead of training, find a learning rate: a sweep over many, with the recipe's model and data. No checkpoint is written.
+    /// Instead of training, find a learning rate: a sweep over many, with the recipe's model and
+    /// data. No checkpoint is written.
     #[arg(long)]
     find_lr: bool,
     /// Display during training.
@@ -82,13 +85,15 @@ pub struct Arguments {
     /// Print each log record as a JSON line.
     #[arg(long)]
     json: bool,
-    /// Check the recipe, build everything, train two steps on mock data, and say how much memory and time the run takes. Leaves no files.
+    /// Check the recipe, build everything, train two steps on mock data, and say how much memory
+    /// and time the run takes. Leaves no files.
     #[arg(long, conflicts_with_all = ["ui", "find_lr"])]
     dry_run: bool,
     /// Refuse settings that have no effect because of others, instead of warning.
     #[arg(long)]
     strict: bool,
-    /// Train in a process of its own, and start that again, up to this many times, after it crashed or was killed, while it makes progress.
+    /// Train in a process of its own, and start that again, up to this many times, after it crashed
+    /// or was killed, while it makes progress.
     #[arg(long, value_name = "N", conflicts_with_all = ["dry_run", "find_lr"])]
     max_restarts: Option<u32>,
 }
@@ -133,16 +138,19 @@ pub fn run(arguments: &Arguments, started: Instant, speech: &Speech) -> Result<u
     arguments.after(&arguments.train_on_threads(&config, (started, speech))?)
 }
 
-/// Ranks that may be threads of this process: each has threads of its own, and the memory maps of a process are limited.
+/// Ranks that may be threads of this process: each has threads of its own, and the memory maps of a
+/// process are limited.
 const MOST_THREADS: usize = 2048;
 
 /// For ranks whose recipe cannot be read, so that they can report it to the others.
 const DEFAULT_TIMEOUT_MINUTES: u64 = 10;
 
-/// Environment variable with the name of the machine, where its host name does not last: in pods, say.
+/// Environment variable with the name of the machine, where its host name does not last: in pods,
+/// say.
 const NODE_VARIABLE: &str = "BRIDGE_NODE_NAME";
 
-/// How long the other ranks may take to end after one has failed. A rank that hangs outside an operation never notices the failure.
+/// Time limit for the other ranks to end after one has failed. A rank that hangs outside an
+/// operation never notices the failure.
 const GRACE: Duration = Duration::from_secs(10);
 
 impl Arguments {
@@ -160,7 +168,7 @@ impl Arguments {
         RawConfig::from_file(&self.recipe, &overrides, &registry().kinds())?.with_checkpoint_args()
     }
 
-    /// How many ranks are started.
+    /// Number of ranks to start.
     pub(super) fn ranks(&self) -> usize {
         self.ranks.unwrap_or(1) as usize
     }
@@ -191,7 +199,7 @@ impl Arguments {
         }
     }
 
-    /// Who starts ranks that are processes.
+    /// Launcher of ranks that are processes.
     fn starter(&self) -> Starter {
         if self.launcher == Some(Launcher::Slurm) { Starter::Srun } else { Starter::Mpirun }
     }
@@ -242,7 +250,8 @@ impl Arguments {
         Ok(DryRun::new(&self.read()?, world, &self.dry_folder()?)?)
     }
 
-    /// Folder in which a dry run may write: a new one, or for ranks that are processes one that all of them know.
+    /// Folder in which a dry run may write: a new one, or for ranks that are processes one that all
+    /// of them know.
     fn dry_folder(&self) -> Result<PathBuf, Failure> {
         static FOLDER: OnceLock<PathBuf> = OnceLock::new();
         if let Some(folder) = FOLDER.get() {
@@ -379,7 +388,8 @@ impl Arguments {
         Ok(dry.watch(planned.models, move |report| print_dry_run(&report, is_json)))
     }
 
-    /// Finishes the run on rank 0: prints a sample, if the recipe asks for one. Returns the exit code.
+    /// Finishes the run on rank 0: prints a sample, if the recipe asks for one. Returns the exit
+    /// code.
     fn after(&self, report: &RunReport) -> Result<u8, Failure> {
         let generate = &report.run.config.generate;
         if report.reason.is_end()

@@ -1,5 +1,5 @@
-//! The worlds of a run that is started again: with which arguments each start begins. After a machine was lost that is a world of others, or of
-//! fewer data-parallel ranks.
+//! The worlds of a run that is started again: with which arguments each start begins. After a
+//! machine was lost that is a world of others, or of fewer data-parallel ranks.
 
 use std::ffi::OsString;
 
@@ -12,9 +12,9 @@ use super::machines::{Machine, Starter, answering, first_of, world_on};
 pub const HOSTS: &str = "--hosts";
 const RANKS: &str = "--ranks";
 
-/// What the starts of one run are given.
+/// Worlds of the starts of one run.
 pub struct Worlds {
-    /// Of the first start.
+    /// Arguments of the first start.
     arguments: Vec<OsString>,
     spread: Option<Spread>,
 }
@@ -23,14 +23,14 @@ pub struct Worlds {
 pub struct Spread {
     pub starter: Starter,
     pub machines: Vec<Machine>,
-    /// How many ranks the run is to have.
+    /// Requested number of ranks.
     pub wanted: usize,
-    /// What says how many it may have.
+    /// Recipe that limits the number of ranks.
     pub recipe: RawConfig,
 }
 
 impl Worlds {
-    /// Those of a run with these arguments.
+    /// Worlds of a run with these arguments.
     pub fn new(arguments: Vec<OsString>, spread: Option<Spread>) -> Self {
         Self { arguments, spread }
     }
@@ -55,7 +55,7 @@ impl Worlds {
 }
 
 impl Spread {
-    /// How many ranks the next world has, and where.
+    /// Number of ranks of the next world, and its machines.
     fn choose(&self, machines: &[Machine]) -> Result<(usize, Vec<Machine>), String> {
         let allows = |size| self.recipe.finalize(&World { size }).is_ok();
         match world_on(machines, self.wanted, allows) {

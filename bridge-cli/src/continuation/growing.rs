@@ -1,4 +1,5 @@
-//! The text of a continuation that grows token by token: which of it can be shown, and where it ends.
+//! The text of a continuation that grows token by token: which of it can be shown, and where it
+//! ends.
 
 use std::ops::ControlFlow;
 
@@ -10,7 +11,7 @@ use super::{Continued, End, Prompt, Request};
 pub(super) struct Growing<'a> {
     request: &'a Request<'a>,
     tokenizer: &'a dyn Tokenizer,
-    /// What the text follows.
+    /// Context of the text.
     context: &'a [i64],
     ids: Vec<i64>,
     /// The text of the first [`Self::text_ids`] ids.
@@ -21,7 +22,7 @@ pub(super) struct Growing<'a> {
     settled_ids: usize,
     /// Bytes of the text that were handed on.
     shown: usize,
-    /// Whether a text that ends the continuation was found.
+    /// True if a text that ends the continuation was found.
     is_cut: bool,
     end: End,
 }
@@ -73,7 +74,8 @@ impl<'a> Growing<'a> {
     /// Takes over the text of all ids and hands on what is new of it.
     fn grow(&mut self, mut text: String, on_text: &mut dyn FnMut(&str)) -> ControlFlow<()> {
         if !text.starts_with(&self.text[..self.shown]) {
-            // Some tokenizers write bytes that were a character anew where broken ones follow: what was shown stays, and the ids behind it go on.
+            // Some tokenizers write bytes that were a character anew where broken ones follow: what
+            // was shown stays, and the ids behind it go on.
             self.settled.clone_from(&self.text);
             self.settled_ids = self.text_ids;
             text = self.latest().unwrap_or_else(|| self.text.clone());
@@ -95,7 +97,8 @@ impl<'a> Growing<'a> {
         if found.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 
-    /// The continuation, after what was held back of it is handed on: the text that the tokenizer has for all ids together.
+    /// The continuation, after what was held back of it is handed on: the text that the tokenizer
+    /// has for all ids together.
     pub fn finish(mut self, on_text: &mut dyn FnMut(&str)) -> Continued {
         if !self.is_cut
             && self.text_ids < self.ids.len()
@@ -120,8 +123,8 @@ fn held_back(text: &str, stop: &[String]) -> usize {
     stop.iter().map(longest).max().unwrap_or(0)
 }
 
-/// The text that `ids` add to that of `context`, including a separator such as the spaces between the Null tokenizer's
-/// numbers. `None` if some ids do not represent text.
+/// The text that `ids` add to that of `context`, including a separator such as the spaces between
+/// the Null tokenizer's numbers. `None` if some ids do not represent text.
 fn continuation(tokenizer: &dyn Tokenizer, context: &[i64], ids: &[i64]) -> Option<String> {
     let (before, all) = (tokenizer.decode(context), tokenizer.decode(&[context, ids].concat()));
     match (before, all) {
@@ -176,7 +179,7 @@ mod tests {
         HuggingFaceTokenizer::load(folder.path()).unwrap()
     }
 
-    /// What is shown of a continuation of these ids, piece by piece, and its text.
+    /// Shown pieces of a continuation of these ids, and its text.
     fn grown(ids: &[i64], stop: &[&str]) -> (Vec<String>, Continued) {
         let tokenizer = byte_fallback();
         let options = GenerateOptions {
@@ -210,7 +213,8 @@ mod tests {
         let smile: Vec<i64> = "🙂".bytes().map(byte).collect();
         let (pieces, continued) = grown(&[&smile[..], &[a, blank_a]].concat(), &[]);
         assert_eq!((pieces.concat().as_str(), continued.text.as_str()), ("🙂a a", "🙂a a"));
-        // A character that begins behind a whole one and is never ended: the tokenizer has no whole one then.
+        // A character that begins behind a whole one and is never ended: the tokenizer has no whole
+        // one then.
         let (pieces, continued) = grown(&[&smile[..], &[byte(0xf0), a, blank_a]].concat(), &[]);
         assert_eq!(pieces, ["🙂", "\u{fffd}a", " a"]);
         assert_eq!(continued.text, "\u{fffd}\u{fffd}\u{fffd}\u{fffd}\u{fffd}a a");

@@ -1,4 +1,5 @@
-//! Continuing texts with a model, several at once, piece by piece. What is continued, the commands know.
+//! Continuing texts with a model, several at once, piece by piece. What is continued, the commands
+//! know.
 
 mod growing;
 
@@ -14,10 +15,11 @@ use crate::failure::Failure;
 use crate::generation_settings::GenerationSettings;
 use crate::model_source::LoadedModel;
 
-/// How tokens are chosen, on the command line.
+/// Sampling options of the command line.
 #[derive(Clone, Debug, Args)]
 pub struct SamplingArguments {
-    /// Divides the logits; 0 takes the most likely token. By default that of the model's generation_config.json, else 0.8.
+    /// Divides the logits; 0 takes the most likely token. By default that of the model's
+    /// generation_config.json, else 0.8.
     #[arg(long, value_parser = temperature)]
     temperature: Option<f64>,
     /// Sample only from the K most likely tokens.
@@ -38,15 +40,15 @@ pub struct SamplingArguments {
     /// Always take the most likely token.
     #[arg(long)]
     greedy: bool,
-    /// Text that ends what is generated, and is not part of it; may be repeated. \n, \t and \r in it are a line break, a tab and a
-    /// carriage return, \\ is a backslash.
+    /// Text that ends what is generated, and is not part of it; may be repeated. \n, \t and \r in
+    /// it are a line break, a tab and a carriage return, \\ is a backslash.
     #[arg(long, value_name = "TEXT", value_parser = stop_text)]
     stop: Vec<String>,
 }
 
 impl SamplingArguments {
-    /// How sample `number` (from 0) of a prompt is drawn: with the seed plus its number, so that each can be drawn alone. What the command line leaves
-    /// out is as the model's folder says.
+    /// Sampling of sample `number` (from 0) of a prompt: with the seed plus its number, so that
+    /// each can be drawn alone. Options without a value follow the model's folder.
     fn sampling(&self, number: u64, given: &GenerationSettings) -> Sampling {
         let asks_for_chance =
             [self.temperature, self.top_p, self.min_p].iter().any(Option::is_some) || self.top_k.is_some();
@@ -65,7 +67,7 @@ impl SamplingArguments {
         })
     }
 
-    /// How a model continues a prompt as sample `number`, with the tokens that end it.
+    /// Generation options of sample `number`, with the tokens that end it.
     pub fn options(
         &self,
         (model, tokenizer): (&LoadedModel, &dyn Tokenizer),
@@ -93,10 +95,11 @@ impl SamplingArguments {
     }
 }
 
-/// Where neither the command line nor the model's folder says it.
+/// Temperature if neither the command line nor the model's folder gives one.
 const DEFAULT_TEMPERATURE: f64 = 0.8;
 
-/// A text with the usual escapes, because shells pass them on as they are; other backslashes are what they are.
+/// A text with the usual escapes, because shells pass them on as they are; other backslashes are
+/// what they are.
 fn stop_text(text: &str) -> Result<String, String> {
     if text.is_empty() {
         return Err("expected a text that is not empty".to_owned());
@@ -134,17 +137,18 @@ fn probability(text: &str) -> Result<f64, String> {
     value.ok_or_else(|| "expected a number above 0 and of at most 1".to_owned())
 }
 
-/// What is continued.
+/// Prompt to continue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prompt {
-    /// Its ids, at least one unless the tokenizer has no token to begin with.
+    /// Ids of the prompt, at least one unless the tokenizer has no first token.
     pub ids: Vec<i64>,
-    /// Whether they stand for text. A lone token that begins a document does not.
+    /// True if the ids stand for text. A lone token that begins a document does not.
     has_text: bool,
 }
 
 impl Prompt {
-    /// The tokens of a text. Documents begin after the token that ends the previous one, so an empty text is that token.
+    /// The tokens of a text. Documents begin after the token that ends the previous one, so an
+    /// empty text is that token.
     ///
     /// # Errors
     /// If the tokenizer has no ids for the text.
@@ -177,7 +181,8 @@ impl Prompt {
         if model.config.encoder.is_some() { 1 } else { self.ids.len() }
     }
 
-    /// How many tokens a model with `positions` can add, at least one: a prompt that leaves no position is refused later.
+    /// Number of tokens that a model with `positions` can add, at least one: a prompt that leaves
+    /// no position is refused later.
     pub fn room(&self, positions: usize) -> usize {
         // The last new token needs no position.
         (positions + 1).saturating_sub(self.ids.len()).max(1)
@@ -188,7 +193,7 @@ impl Prompt {
 pub struct Request<'a> {
     /// The prompt.
     pub prompt: &'a Prompt,
-    /// How.
+    /// Generation options.
     pub options: GenerateOptions,
     /// Texts that end the continuation.
     pub stop: &'a [String],
@@ -204,7 +209,7 @@ pub enum End {
 }
 
 impl End {
-    /// Its name in JSON.
+    /// Name in JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Stop => "stop",
@@ -216,14 +221,14 @@ impl End {
 /// A continuation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Continued {
-    /// Its text.
+    /// Text of the continuation.
     pub text: String,
     /// Why it ended.
     pub end: End,
 }
 
-/// Continues a prompt; `on_text` gets each piece as soon as it consists of whole characters and is not the beginning of a text that ends
-/// the continuation.
+/// Continues a prompt; `on_text` gets each piece as soon as it consists of whole characters and is
+/// not the beginning of a text that ends the continuation.
 ///
 /// # Errors
 /// If the model cannot continue the prompt.
@@ -239,7 +244,8 @@ pub fn continue_text(
     continued.map(|mut texts| texts.remove(0)).map_err(|(_, failure)| failure)
 }
 
-/// Continues several prompts at once, as [`continue_text`] does each. Pieces come with the number of their request.
+/// Continues several prompts at once, as [`continue_text`] does each. Pieces come with the number
+/// of their request.
 ///
 /// # Errors
 /// If the model cannot continue a prompt, with its number.

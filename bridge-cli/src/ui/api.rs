@@ -1,4 +1,4 @@
-//! What the page can ask for. Runs are named by the numbers that the list of runs has, never by a path.
+//! Requests of the page. Runs are named by the numbers of the list of runs, never by a path.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -19,7 +19,8 @@ const SCRIPT: &str = include_str!("page/app.js");
 
 /// Stretches of a curve.
 const POINTS: f64 = 4000.0;
-/// What a curve has beyond the range that is asked for, as a share of it on each side: to draw its edges, and to smooth it there.
+/// Margin of a curve beyond the requested range, as a share of it on each side: for drawing its
+/// edges and smoothing there.
 const MARGIN: f64 = 0.25;
 
 /// Answers what is asked.

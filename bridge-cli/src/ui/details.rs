@@ -1,5 +1,6 @@
-//! What one run has besides its figures: checkpoints, what its log says of its ranks, the flight recorder's files, traces. Only what lies in
-//! the folder of runs is looked at, whatever a run's files say.
+//! Details of one run besides its figures: checkpoints, its log's lines about ranks, the flight
+//! recorder's files, traces. Only files inside the folder of runs are read, whatever a run's files
+//! name.
 
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -51,7 +52,8 @@ pub fn of(root: &Path, entry: &Entry) -> Value {
     })
 }
 
-/// Where a path of a recipe lies in the folder of runs, if it does. It is relative to where the run was started: a folder above its logs.
+/// Place of a recipe's path inside the folder of runs, if it is there. The path is relative to the
+/// folder in which the run was started: a parent of its logs.
 fn inside(root: &Path, folder: &Path, path: &Path) -> Option<PathBuf> {
     let candidates = folder.ancestors().map(|above| above.join(path));
     let found = candidates.filter_map(|path| path.canonicalize().ok()).find(|path| path.starts_with(root));
@@ -136,7 +138,7 @@ fn steps(table: &Table) -> Value {
     json!({ "skipped": count("skipped", |value| value > 0.0), "not_finite": count("loss", |value| !value.is_finite()) })
 }
 
-/// What the files of the flight recorder say, which each rank has under the path with its number.
+/// Summary of the flight recorder's files, which each rank has under the path with its number.
 fn flight(root: &Path, folder: &Path, path: &Path, world_size: u64) -> Option<Value> {
     let place = inside(root, folder, path.parent()?)?;
     let stem = path.file_name()?.to_string_lossy().into_owned();
@@ -175,7 +177,7 @@ pub fn trace(entry: &Entry, name: &str) -> Answer {
     }
 }
 
-/// Where the time of the traced steps of each rank goes.
+/// Breakdown of the time of each rank's traced steps.
 pub fn times(entry: &Entry) -> Answer {
     let files = traces(&entry.folder);
     let size: u64 = files.iter().filter_map(|(_, path)| Some(std::fs::metadata(path).ok()?.len())).sum();

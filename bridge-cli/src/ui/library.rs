@@ -1,5 +1,6 @@
-//! The runs of a folder, and a reader that follows their files. A run has its last lines and a sample of its figures at once; the rest is
-//! read in the background, those runs first that somebody looks at.
+//! The runs of a folder, and a reader that follows their files. A run has its last lines and a
+//! sample of its figures at once; the rest is read in the background, those runs first that
+//! somebody looks at.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -21,7 +22,7 @@ const IN_USE: Duration = Duration::from_secs(20);
 /// Threads that read.
 const READERS: usize = 4;
 
-/// How much of a run's figures there is.
+/// Progress of reading a run's figures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reading {
     /// A sample; the file is being read.
@@ -32,7 +33,7 @@ pub enum Reading {
     NoRoom,
 }
 
-/// What is known of a run.
+/// State of a run.
 pub struct Known {
     pub head: Head,
     follower: Follower,
@@ -44,7 +45,7 @@ pub struct Known {
     stamp: Stamp,
     /// Counts what has changed of the figures.
     pub version: u64,
-    /// What of the figures cannot be read.
+    /// Problem with reading the figures.
     pub problem: Option<String>,
 }
 
@@ -67,7 +68,7 @@ impl Known {
 
 /// A run.
 pub struct Entry {
-    /// What requests call it.
+    /// Number of the run in requests.
     pub id: u32,
     pub folder: PathBuf,
     known: RwLock<Known>,
@@ -140,7 +141,7 @@ impl Library {
         self.runs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many runs there are, and what cannot be read.
+    /// Number of runs, and the problems.
     pub fn found(&self) -> (usize, Vec<String>) {
         let runs = self.lock();
         (runs.by_folder.len(), runs.problems.clone())
@@ -166,7 +167,8 @@ impl Library {
         u64::try_from(self.opened.elapsed().as_millis()).unwrap_or(u64::MAX) + 1
     }
 
-    /// A link in a run's folder that leads out of the folder of runs: files behind it are not the page's to show.
+    /// A link in a run's folder that leads out of the folder of runs: files behind it are not the
+    /// page's to show.
     fn leads_out(&self, folder: &Path) -> Option<PathBuf> {
         let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
         let links = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_symlink()));
@@ -227,7 +229,8 @@ impl Library {
             return;
         }
         if is_behind {
-            // What a file of figures needs, and rather more: else it would be read and forgotten again and again.
+            // What a file of figures needs, and rather more: else it would be read and forgotten
+            // again and again.
             let need = usize::try_from(now[0].map_or(0, |(size, _)| size / 3)).unwrap_or(usize::MAX);
             if !self.has_room(entry, need) {
                 return entry.write(|known| known.reading = Reading::NoRoom);
@@ -247,7 +250,8 @@ impl Library {
         }
     }
 
-    /// Whether there is memory for `need` bytes more of a run; runs that nobody looks at make room.
+    /// True if there is memory for `need` more bytes of a run; runs without viewers are dropped
+    /// first.
     fn has_room(&self, entry: &Entry, need: usize) -> bool {
         let mut others = self.entries();
         others.retain(|other| other.id != entry.id);

@@ -1,4 +1,5 @@
-//! The page of `bridge ui`: a server of three files and of what runs say, and a reader that follows their files in the background.
+//! The page of `bridge ui`: a server of three files and of what runs say, and a reader that follows
+//! their files in the background.
 
 mod api;
 mod details;
@@ -21,7 +22,8 @@ use tokio::sync::Semaphore;
 pub use library::Library;
 use request::{Answer, Ask, is_own_host};
 
-/// What all answers say: nothing but the page's own files may run or be loaded, and no other page may read or frame them.
+/// Security policy of all answers: only the page's own files may run or be loaded, and no other
+/// page may read or frame them.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; \
     base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
@@ -42,7 +44,7 @@ struct Server {
     address: SocketAddr,
 }
 
-/// Serves the page until the process is told to end.
+/// Serves the page until the process receives a signal.
 ///
 /// # Errors
 /// If the server cannot be set up.

@@ -1,4 +1,4 @@
-//! What the page asks, and what it is answered.
+//! Requests of the page and their answers.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -29,7 +29,8 @@ impl Ask {
     }
 }
 
-/// A text without the percent signs of addresses. Bytes that are no text become signs that stand for such.
+/// A text without the percent signs of addresses. Bytes that are no text become signs that stand
+/// for such.
 fn decoded(text: &str) -> String {
     let bytes = text.as_bytes();
     let (mut found, mut at) = (Vec::with_capacity(bytes.len()), 0);
@@ -47,8 +48,9 @@ fn decoded(text: &str) -> String {
     String::from_utf8_lossy(&found).into_owned()
 }
 
-/// Whether a request means this server: by an address, or as `localhost`. A name of the network that was made to point here is refused, since
-/// a page of that name could read the answers. What listens on this machine alone has only its own addresses.
+/// True if a request names this server: by an address, or as `localhost`. A name of the network
+/// that was made to point here is refused, since a page of that name could read the answers. A
+/// server on the loopback interface has only its own addresses.
 pub fn is_own_host(host: &str, own: SocketAddr) -> bool {
     let (name, port) = match host.rsplit_once(':') {
         Some((name, port)) if !port.ends_with(']') => (name, port.parse::<u16>().ok()),
@@ -64,13 +66,13 @@ pub fn is_own_host(host: &str, own: SocketAddr) -> bool {
     address.is_ok_and(|address| address.is_loopback() || address == own.ip() || own.ip().is_unspecified())
 }
 
-/// What is answered.
+/// Answer to a request.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Answer {
     pub status: u16,
     pub kind: &'static str,
     pub body: Vec<u8>,
-    /// What tells this content from others.
+    /// Entity tag of the content.
     pub tag: Option<String>,
     /// Name of the file that it becomes.
     pub download: Option<String>,

@@ -1,5 +1,6 @@
-//! Puts a checkpoint in pieces together again: finds on all machines which files of which checkpoints are intact, chooses the newest of which every
-//! file is, and makes a folder of it on each machine, like any other checkpoint. What a machine lost comes from one that has it.
+//! Puts a checkpoint in pieces together again: finds on all machines which files of which
+//! checkpoints are intact, chooses the newest of which every file is, and makes a folder of it on
+//! each machine, like any other checkpoint. What a machine lost comes from one that has it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -37,18 +38,19 @@ pub struct Machine {
 pub struct Assembled {
     /// The checkpoint, every byte of it verified.
     pub checkpoint: Checkpoint,
-    /// The folder that was made of it, to be deleted when it is loaded. Ranks of a machine share it.
+    /// The folder that was made of it, to be deleted when it is loaded. Ranks of a machine share
+    /// it.
     pub folder: PathBuf,
     /// Files that this machine got from another one.
     pub received: usize,
 }
 
-/// What was found.
+/// Checkpoint that was found, and its files.
 #[derive(Debug)]
 pub struct Assembly {
     /// The newest whole checkpoint.
     pub found: Option<Assembled>,
-    /// What to tell of newer ones that are not whole.
+    /// Messages about newer checkpoints that are incomplete.
     pub notes: Vec<String>,
 }
 
@@ -56,19 +58,20 @@ pub struct Assembly {
 #[derive(Clone, Serialize, Deserialize)]
 struct Candidate {
     iteration: u64,
-    /// Of its description, by which pieces know each other.
+    /// Checksum of the description, by which pieces of one checkpoint are recognized.
     checksum: String,
     /// All files that it should have.
     files: BTreeMap<String, FileRecord>,
-    /// Those that are intact here.
+    /// Files that are intact on this machine.
     here: BTreeSet<String>,
 }
 
-/// Where intact files of checkpoints lie on this machine, by iteration and checksum of the description.
+/// Paths of intact files of checkpoints on this machine, by iteration and checksum of the
+/// description.
 type Places = BTreeMap<(u64, String), BTreeMap<String, PathBuf>>;
 
-/// Finds the newest whole checkpoint in pieces below `root` that is newer than `above`, and makes it one folder on each machine. All ranks of
-/// `group` call this together.
+/// Finds the newest whole checkpoint in pieces below `root` that is newer than `above`, and makes
+/// it one folder on each machine. All ranks of `group` call this together.
 ///
 /// # Errors
 /// If ranks cannot communicate, or a machine cannot write the folder.
@@ -100,7 +103,7 @@ pub fn assemble(root: &Path, machine: Machine, group: &Group, above: Option<u64>
     Ok(Assembly { found: Some(Assembled { checkpoint, folder: root, received }), notes })
 }
 
-/// What lies below `root` on this machine, every byte verified.
+/// Candidates below `root` on this machine, every byte verified.
 fn scan(root: &Path) -> Result<(Vec<Candidate>, Places), CheckpointError> {
     let mut folders: BTreeMap<u64, Vec<PathBuf>> = BTreeMap::new();
     for entry in fs::read_dir(root).into_iter().flatten().flatten() {
@@ -178,7 +181,8 @@ fn make_folder(folder: &Path, root: &Path) -> Result<(), CheckpointError> {
     fs::create_dir_all(folder).map_err(CheckpointError::io("create folder", folder))
 }
 
-/// Fills the folder of this machine; returns how many files came from another one. The inner error is this rank's alone.
+/// Fills the folder of this machine; returns how many files came from another one. The inner error
+/// is this rank's alone.
 fn gather(
     folder: &Path,
     chosen: &Candidate,
@@ -227,7 +231,8 @@ fn send(group: &Group, to: usize, path: &Path) -> Result<Result<(), CheckpointEr
     Ok(source.end())
 }
 
-/// Writes a file that another rank sends; `None` for the description, whose own checksum is checked when it is opened.
+/// Writes a file that another rank sends; `None` for the description, whose own checksum is checked
+/// when it is opened.
 fn receive(
     group: &Group,
     from: usize,

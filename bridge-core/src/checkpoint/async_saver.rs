@@ -1,4 +1,5 @@
-//! Saving in the background, one checkpoint at a time. How a checkpoint is written belongs to the writer.
+//! Saving in the background, one checkpoint at a time. How a checkpoint is written belongs to the
+//! writer.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
@@ -14,11 +15,12 @@ use super::writer::SaveReport;
 type Outcome = Result<SaveReport, CheckpointError>;
 type Task = Box<dyn FnOnce(&ShardedWriter) -> Outcome + Send>;
 
-/// One long-lived thread that writes checkpoints while training continues. At most one save is in flight; submitting
-/// another waits for it. Dropping the saver waits as well, so that the process does not end in the middle of a save.
+/// One long-lived thread that writes checkpoints while training continues. At most one save is in
+/// flight; submitting another waits for it. Dropping the saver waits as well, so that the process
+/// does not end in the middle of a save.
 ///
-/// A background error is returned by the next call. Call [`finish`](Self::finish) before the saver goes out of scope:
-/// otherwise its error is only printed on stderr.
+/// A background error is returned by the next call. Call [`finish`](Self::finish) before the saver
+/// goes out of scope: otherwise its error is only printed on stderr.
 #[derive(Debug)]
 pub struct AsyncSaver {
     /// `None` once the thread has been told to end.
@@ -51,12 +53,12 @@ impl AsyncSaver {
         Ok(Self { tasks: Some(tasks), outcomes, in_flight: None, thread: Some(thread) })
     }
 
-    /// Submits a snapshot, after waiting for the save in flight. Returns the report of that save, if it was not collected
-    /// before.
+    /// Submits a snapshot, after waiting for the save in flight. Returns the report of that save,
+    /// if it was not collected before.
     ///
     /// # Errors
-    /// If the save in flight failed; `snapshot` is not saved then. Call [`finish`](Self::finish) first to handle the two
-    /// separately.
+    /// If the save in flight failed; `snapshot` is not saved then. Call [`finish`](Self::finish)
+    /// first to handle the two separately.
     pub fn submit(&mut self, snapshot: Snapshot) -> Result<Option<SaveReport>, CheckpointError> {
         let iteration = snapshot.run.train_state.step;
         self.submit_task(iteration, move |writer| writer.save(&snapshot))
@@ -81,7 +83,8 @@ impl AsyncSaver {
         Ok(earlier)
     }
 
-    /// Collects the outcome of a save that has ended; `None` if one is in progress, or if there is none.
+    /// Collects the outcome of a save that has ended; `None` if one is in progress, or if no save
+    /// was started.
     ///
     /// # Errors
     /// If the save failed.
@@ -98,7 +101,7 @@ impl AsyncSaver {
         outcome.map(Some)
     }
 
-    /// Waits for the save in flight and collects its outcome; `None` when there is none.
+    /// Waits for the save in flight and collects its outcome; `None` without one.
     ///
     /// # Errors
     /// If the save failed.

@@ -1,4 +1,5 @@
-//! The checksum of checkpoint files, and JSON files that carry their own. Knows nothing about what the files mean.
+//! The checksum of checkpoint files, and JSON files that carry their own. Knows nothing about what
+//! the files mean.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,7 +10,8 @@ use twox_hash::xxhash3_128::Hasher;
 
 const ALGORITHM: &str = "xxh3-128";
 
-/// XXH3-128 of a byte string: it detects accidental corruption (flipped, lost or foreign bytes), not forgery.
+/// XXH3-128 of a byte string: it detects accidental corruption (flipped, lost or foreign bytes),
+/// not forgery.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Checksum(u128);
 
@@ -36,8 +38,8 @@ impl fmt::Debug for Checksum {
 impl FromStr for Checksum {
     type Err = String;
 
-    /// Reads exactly what [`Display`](fmt::Display) writes: lower case, 32 digits. Nothing else is accepted, so that
-    /// no changed byte of a stored checksum goes unnoticed.
+    /// Reads exactly what [`Display`](fmt::Display) writes: lower case, 32 digits. Nothing else is
+    /// accepted, so that no changed byte of a stored checksum goes unnoticed.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let bad = || format!("expected `{ALGORITHM}:` and 32 lower-case hexadecimal digits, found `{text}`");
         let digits = text.strip_prefix(ALGORITHM).and_then(|rest| rest.strip_prefix(':')).ok_or_else(bad)?;
@@ -89,7 +91,7 @@ const SEAL_LEN: usize = ALGORITHM.len() + 1 + 32;
 pub(super) enum SealError {
     /// It is not in the form of a sealed file, or its content has an unexpected form.
     Malformed(String),
-    /// Its form is right, but the checksum or some byte after it has changed.
+    /// The form is right, but the checksum or some byte after it has changed.
     Mismatch { expected: Checksum, found: Checksum },
 }
 
@@ -100,8 +102,9 @@ struct Sealed<T> {
     content: T,
 }
 
-/// Serialises `content` as JSON whose first field is the checksum of everything that follows it. What precedes the
-/// checksum is constant and compared on reading, so no byte of the file is left uncovered.
+/// Serialises `content` as JSON whose first field is the checksum of everything that follows it.
+/// What precedes the checksum is constant and compared on reading, so no byte of the file is left
+/// uncovered.
 ///
 /// # Errors
 /// If `content` has no JSON form, such as a map whose keys are not strings.

@@ -63,7 +63,7 @@ pub enum Damage {
     Malformed {
         /// The file.
         file: String,
-        /// What is wrong with it.
+        /// Description of the fault.
         reason: String,
     },
     /// A newer version of Bridge wrote the checkpoint.
@@ -132,7 +132,7 @@ pub enum RootFault {
     /// The journal was modified or truncated.
     #[error("{JOURNAL_FILE}: {reason}")]
     JournalDamaged {
-        /// What is wrong with it.
+        /// Description of the fault.
         reason: String,
     },
 }
@@ -140,7 +140,7 @@ pub enum RootFault {
 /// A checkpoint that was verified and found damaged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SkippedCheckpoint {
-    /// Its folder.
+    /// Folder of the checkpoint.
     pub path: PathBuf,
     /// The iteration it is named after; `None` if the folder's name has none.
     pub iteration: Option<u64>,
@@ -216,7 +216,7 @@ pub enum CheckpointError {
     /// The operating system reported an error.
     #[error("cannot {action} {}: {source}", .path.display())]
     Io {
-        /// What was tried, as a verb: "write", "rename".
+        /// Attempted action, as a verb: "write", "rename".
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
@@ -226,7 +226,7 @@ pub enum CheckpointError {
     /// The disk is full, or a quota is exhausted. Earlier checkpoints are untouched.
     #[error("the disk is full: cannot {action} {} ({source}); earlier checkpoints are untouched", .path.display())]
     DiskFull {
-        /// What was tried.
+        /// Attempted action.
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
@@ -247,7 +247,7 @@ pub enum CheckpointError {
     Root {
         /// The checkpoint root.
         root: PathBuf,
-        /// What is wrong.
+        /// Description of the fault.
         fault: RootFault,
         /// The verified checkpoint that falling back would use.
         intact: Option<u64>,
@@ -266,10 +266,11 @@ pub enum CheckpointError {
         root: PathBuf,
         /// The checkpoints tried, newest first.
         skipped: Vec<SkippedCheckpoint>,
-        /// Checkpoints newer than the latest one, which may belong to an abandoned run and are only used on request.
+        /// Checkpoints newer than the latest one, which may belong to an abandoned run and are only
+        /// used on request.
         newer: Vec<u64>,
     },
-    /// Nothing says which checkpoint is the best.
+    /// No file names the best checkpoint.
     #[error("{}: {BEST_FILE} names no checkpoint; checkpoint.keep_best = true writes it while training", .root.display())]
     NoBest {
         /// The folder of checkpoints.
@@ -288,7 +289,7 @@ pub enum CheckpointError {
     /// A tensor's memory does not match its type and shape.
     #[error("invalid tensor: {reason}")]
     InvalidTensor {
-        /// What is wrong.
+        /// Description of the fault.
         reason: String,
     },
     /// A snapshot cannot be saved as a checkpoint.
@@ -296,7 +297,7 @@ pub enum CheckpointError {
     InvalidSnapshot {
         /// The tensor, group or file.
         name: String,
-        /// What is wrong.
+        /// Description of the fault.
         reason: String,
     },
     /// The checkpoint has no tensor of that name.
@@ -350,11 +351,11 @@ pub enum CheckpointError {
     InvalidSlice {
         /// The tensor.
         name: String,
-        /// Its shape.
+        /// Shape of the tensor.
         shape: Vec<usize>,
         /// The requested part.
         ranges: Vec<Range<usize>>,
-        /// What is wrong.
+        /// Description of the fault.
         reason: String,
     },
     /// A retention setting is invalid.
@@ -362,7 +363,7 @@ pub enum CheckpointError {
     InvalidRetention {
         /// The setting.
         key: &'static str,
-        /// Its value.
+        /// Found value.
         found: i64,
         /// The allowed values.
         expected: &'static str,
@@ -380,7 +381,7 @@ pub enum CheckpointError {
     OtherRank {
         /// The first rank that failed.
         rank: usize,
-        /// What all ranks were doing.
+        /// Action of all ranks.
         doing: &'static str,
         /// Message of that rank.
         why: String,
@@ -388,9 +389,9 @@ pub enum CheckpointError {
     /// The manager of checkpoints in another place failed.
     #[error("checkpoint.custom_manager_class = {manager}: cannot {doing}: {source}")]
     Manager {
-        /// Its name.
+        /// Name of the manager.
         manager: String,
-        /// What it was asked to do.
+        /// Action that the manager was asked for.
         doing: String,
         /// Why it did not.
         source: Box<dyn std::error::Error + Send + Sync>,
@@ -410,7 +411,8 @@ impl CheckpointError {
         }
     }
 
-    /// Whether the user's input is at fault (another model, a missing step or folder), not the machine.
+    /// True if the user's input is at fault (another model, a missing step or folder), not the
+    /// machine.
     pub fn is_bad_input(&self) -> bool {
         matches!(
             self,

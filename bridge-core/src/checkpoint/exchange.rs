@@ -42,7 +42,8 @@ pub(super) fn collect<T: DeserializeOwned>(
 /// Bytes of an error message that other ranks get.
 const MESSAGE: usize = 1024;
 
-/// The error messages of all ranks, cut to a length; empty for ranks without an error. All ranks call this together.
+/// The error messages of all ranks, cut to a length; empty for ranks without an error. All ranks
+/// call this together.
 pub(super) fn messages(group: &Group, own: Option<&str>) -> Result<Vec<String>, CommError> {
     let mut mine = vec![0_u8; MESSAGE];
     let text = own.unwrap_or_default().as_bytes();
@@ -58,7 +59,8 @@ pub(super) fn messages(group: &Group, own: Option<&str>) -> Result<Vec<String>, 
     Ok(all.chunks(MESSAGE).map(text).collect())
 }
 
-/// Hands the first rank's `value` to all ranks; the others have `None`. Every rank gets it as it is after the journey.
+/// Hands the first rank's `value` to all ranks; the others have `None`. Every rank gets it as it is
+/// after the journey.
 pub(super) fn share<T: Serialize + DeserializeOwned>(
     group: &Group,
     value: Option<&T>,

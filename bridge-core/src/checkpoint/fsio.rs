@@ -1,4 +1,5 @@
-//! Crash-safe file operations: everything is synced before it gets its final name. Knows nothing about checkpoints.
+//! Crash-safe file operations: everything is synced before it gets its final name. Knows nothing
+//! about checkpoints.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -12,7 +13,8 @@ use super::checksum::{Checksum, ChecksumBuilder};
 use super::error::CheckpointError;
 use super::names::STAGING_PREFIX;
 
-/// Bytes passed to the checksum and to the disk at a time: large enough for full speed, small enough to stay in cache.
+/// Bytes passed to the checksum and to the disk at a time: large enough for full speed, small
+/// enough to stay in cache.
 pub(super) const CHUNK_BYTES: usize = 1 << 20;
 
 /// Distinguishes a file or folder from another one that later took its name.
@@ -136,7 +138,7 @@ pub(super) fn rename_durably(from: &Path, to: &Path) -> Result<(), CheckpointErr
     sync_folder(parent_of(to))
 }
 
-/// Whether something has this name, be it a dangling link.
+/// True if a file or link has this name, even a dangling link.
 pub(super) fn exists(path: &Path) -> Result<bool, CheckpointError> {
     match fs::symlink_metadata(path) {
         Ok(_) => Ok(true),
@@ -148,7 +150,8 @@ pub(super) fn exists(path: &Path) -> Result<bool, CheckpointError> {
 /// Swaps two names of one folder atomically.
 ///
 /// # Errors
-/// Among others [`io::ErrorKind::Unsupported`] if the system or file system does not support it; nothing has changed then.
+/// Among others [`io::ErrorKind::Unsupported`] if the system or file system does not support it;
+/// nothing has changed then.
 #[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
 pub(super) fn swap(a: &Path, b: &Path) -> io::Result<()> {
     use rustix::fs::{CWD, RenameFlags, renameat_with};

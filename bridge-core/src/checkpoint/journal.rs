@@ -1,8 +1,10 @@
-//! The two small files of a checkpoint root that say which checkpoint is the latest. Verifies no checkpoint.
+//! The two small files of a checkpoint root that say which checkpoint is the latest. Verifies no
+//! checkpoint.
 //!
-//! The pointer is the file that Megatron's tools use: a decimal number. A flipped bit can turn it into another existing
-//! number, so the journal records, under a checksum, what the last save did. It is written before the checkpoint is
-//! published and again after the pointer is replaced; together the two distinguish an interrupted save from damage.
+//! The pointer is the file that Megatron's tools use: a decimal number. A flipped bit can turn it
+//! into another existing number, so the journal records, under a checksum, what the last save did.
+//! It is written before the checkpoint is published and again after the pointer is replaced;
+//! together the two distinguish an interrupted save from damage.
 
 use std::fs;
 use std::io;

@@ -1,5 +1,5 @@
-//! The part of a tensor that one rank holds, as rectangular pieces of the whole tensor, for saving and for loading in any other
-//! layout. No file access belongs here.
+//! The part of a tensor that one rank holds, as rectangular pieces of the whole tensor, for saving
+//! and for loading in any other layout. No file access belongs here.
 
 use std::ops::Range;
 
@@ -21,9 +21,9 @@ pub struct LocalShard {
 /// One dimension of a tensor, sharded over ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cut {
-    /// Its index.
+    /// Index of the dimension.
     pub dim: usize,
-    /// Its size in the whole tensor.
+    /// Size of the dimension in the whole tensor.
     pub size: usize,
     /// The indices of the whole tensor that the rank holds, in its order. Disjoint.
     pub parts: Vec<Range<usize>>,
@@ -34,18 +34,18 @@ pub struct Cut {
 struct Piece {
     /// Indices in the rank's part, for each dimension.
     local: Vec<Range<usize>>,
-    /// Where it begins in the whole tensor.
+    /// Start in the whole tensor.
     offset: Vec<usize>,
 }
 
 /// A rectangle of a whole tensor, of elements that a rank has.
 #[derive(Debug)]
 pub(crate) struct Rectangle {
-    /// Where it begins.
+    /// Start in the whole tensor.
     pub offset: Vec<usize>,
-    /// Its shape.
+    /// Shape of the rectangle.
     pub extent: Vec<usize>,
-    /// Its elements in the rank's part, in its order.
+    /// Elements of the rectangle in the rank's part, in its order.
     pub runs: Vec<Range<usize>>,
 }
 
@@ -59,8 +59,8 @@ impl Piece {
         self.offset.iter().zip(&self.local).map(|(start, range)| *start..start + range.len()).collect()
     }
 
-    /// The contiguous runs of the piece in the rank's part: `source` counts from the beginning of the part, `target` from that of the
-    /// piece.
+    /// The contiguous runs of the piece in the rank's part: `source` counts from the beginning of
+    /// the part, `target` from that of the piece.
     fn runs(&self, shape: &[usize]) -> impl Iterator<Item = Run> + use<> {
         common_runs(Slice { offset: &vec![0; shape.len()], extent: shape }, &self.local)
     }
@@ -145,7 +145,8 @@ impl LocalShard {
     }
 }
 
-/// The rectangles of a run of elements of a row-major tensor: the end of a row, whole rows, the beginning of a row.
+/// The rectangles of a run of elements of a row-major tensor: the end of a row, whole rows, the
+/// beginning of a row.
 fn boxes(shape: &[usize], flat: Range<usize>) -> Vec<Vec<Range<usize>>> {
     if flat.is_empty() {
         return Vec::new();
@@ -172,8 +173,9 @@ fn boxes(shape: &[usize], flat: Range<usize>) -> Vec<Vec<Range<usize>>> {
 }
 
 impl ShardTensor {
-    /// The slices of the tensor `name` that a rank saves: elements `flat` of its part (row-major). `values` has exactly these
-    /// elements; its shape does not matter. A contiguous slice shares its memory.
+    /// The slices of the tensor `name` that a rank saves: elements `flat` of its part (row-major).
+    /// `values` has exactly these elements; its shape does not matter. A contiguous slice shares
+    /// its memory.
     ///
     /// # Errors
     /// If `values` has another number of elements, or `shard` contradicts itself.
@@ -205,12 +207,14 @@ impl ShardTensor {
 }
 
 impl Checkpoint {
-    /// Reads elements `flat` of a rank's part of a tensor, saved in any layout. The result has one dimension.
+    /// Reads elements `flat` of a rank's part of a tensor, saved in any layout. The result has one
+    /// dimension.
     ///
     /// Besides the result, this needs memory for one non-contiguous piece of it, and a megabyte.
     ///
     /// # Errors
-    /// If there is no tensor of that name, the whole tensor has another shape, or a file cannot be read.
+    /// If there is no tensor of that name, the whole tensor has another shape, or a file cannot be
+    /// read.
     pub fn load_local(
         &self,
         name: &str,

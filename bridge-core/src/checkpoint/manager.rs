@@ -1,5 +1,6 @@
-//! Checkpoints that lie in another place as well: what keeps them there is a trait that programs implement. A checkpoint is there from the moment its
-//! manifest is, which is stored last; what is left of others is not seen. Which place it is belongs to the program.
+//! Checkpoints that lie in another place as well: what keeps them there is a trait that programs
+//! implement. A checkpoint is there from the moment its manifest is, which is stored last; what is
+//! left of others is not seen. Which place it is belongs to the program.
 
 use std::collections::BTreeSet;
 use std::error::Error;
@@ -18,16 +19,18 @@ use super::retention::RetentionPolicy;
 use super::store::CheckpointStore;
 use super::verify::{Verification, verify_folder};
 
-/// What a manager reports.
+/// Error of a manager.
 pub type ManagerError = Box<dyn Error + Send + Sync>;
 
-/// Keeps checkpoints in another place than a folder: an object store, another site. Its methods are called by the first rank alone, one after the
-/// other, where saves are in the background from another thread. Names of files have `/` between folders.
+/// Keeps checkpoints in another place than a folder: an object store, another site. Its methods are
+/// called by the first rank alone, one after the other, where saves are in the background from
+/// another thread. Names of files have `/` between folders.
 pub trait CheckpointManager: Send + Sync {
     /// The iterations of the checkpoints that have been committed, in any order.
     ///
     /// # Errors
-    /// If the place cannot be reached. A run does not begin then: it might begin anew, though there is a checkpoint.
+    /// If the place cannot be reached. A run does not begin then: it might begin anew, though there
+    /// is a checkpoint.
     fn list(&self) -> Result<Vec<u64>, ManagerError>;
 
     /// Stores a file of a checkpoint that is not committed yet, in the place of one of that name.
@@ -36,7 +39,8 @@ pub trait CheckpointManager: Send + Sync {
     /// If it is not stored.
     fn put(&self, iteration: u64, name: &str, file: &Path) -> Result<(), ManagerError>;
 
-    /// Stores the manifest, after which [`list`](Self::list) names the checkpoint, and all files of it can be fetched.
+    /// Stores the manifest, after which [`list`](Self::list) names the checkpoint, and all files of
+    /// it can be fetched.
     ///
     /// # Errors
     /// If it is not stored. The checkpoint must then not be listed.
@@ -48,7 +52,8 @@ pub trait CheckpointManager: Send + Sync {
     /// If it cannot be read.
     fn manifest(&self, iteration: u64) -> Result<Vec<u8>, ManagerError>;
 
-    /// Writes a file of a committed checkpoint to `file`, which is not there yet; false if it is lost.
+    /// Writes a file of a committed checkpoint to `file`, which is not there yet; false if it is
+    /// lost.
     ///
     /// # Errors
     /// If it cannot be fetched now.
@@ -60,7 +65,8 @@ pub trait CheckpointManager: Send + Sync {
     /// If something is left.
     fn delete(&self, iteration: u64) -> Result<(), ManagerError>;
 
-    /// Deletes what saves left that were cut short: files of checkpoints without a manifest. Called before a run begins to save.
+    /// Deletes what saves left that were cut short: files of checkpoints without a manifest. Called
+    /// before a run begins to save.
     ///
     /// # Errors
     /// If something is left.
@@ -74,7 +80,7 @@ pub trait CheckpointManager: Send + Sync {
 pub struct NamedManager {
     /// `checkpoint.custom_manager_class`.
     pub name: String,
-    /// What it is.
+    /// Manager of this name.
     pub manager: Arc<dyn CheckpointManager>,
 }
 
@@ -95,7 +101,8 @@ impl NamedManager {
         self.manager.clear_up().map_err(self.failed("clear up"))
     }
 
-    /// Stores a published checkpoint, its manifest last. One of the same iteration is deleted first, so that its manifest never stands for other files.
+    /// Stores a published checkpoint, its manifest last. One of the same iteration is deleted
+    /// first, so that its manifest never stands for other files.
     pub(super) fn store(&self, folder: &Path, iteration: u64) -> Result<(), CheckpointError> {
         let path = folder.join(METADATA_FILE);
         let manifest = fs::read(&path).map_err(CheckpointError::io("read", &path))?;
@@ -125,8 +132,9 @@ impl NamedManager {
         Ok(disposable)
     }
 
-    /// Brings the newest checkpoint that is intact, or that of a step, to the folder `root`, unless what is there is intact and as new. Returns what
-    /// to tell the user. One that is damaged is told of, and the one before it is taken.
+    /// Fetches the newest intact checkpoint, or that of a step, to the folder `root`, unless the
+    /// checkpoint there is intact and as new. Returns messages for the user. A damaged checkpoint
+    /// is reported, and the one before it is fetched.
     ///
     /// # Errors
     /// If the place cannot be reached, or the disk reports an error.

@@ -1,5 +1,5 @@
-//! The content of `metadata.json`: the files of a checkpoint, and which file holds which slice of which tensor. Opens no
-//! shard.
+//! The content of `metadata.json`: the files of a checkpoint, and which file holds which slice of
+//! which tensor. Opens no shard.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -36,9 +36,9 @@ pub struct Metadata {
 /// A file as it was written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileRecord {
-    /// Its bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Their checksum.
+    /// Checksum of the bytes.
     pub checksum: Checksum,
 }
 
@@ -62,9 +62,9 @@ pub struct SliceRecord {
     pub file: String,
     /// The name inside the shard file.
     pub key: String,
-    /// Where the slice begins in the whole tensor, per dimension.
+    /// Start of the slice in the whole tensor, per dimension.
     pub offset: Vec<usize>,
-    /// Its extent, per dimension.
+    /// Extent of the slice, per dimension.
     pub extent: Vec<usize>,
 }
 
@@ -126,7 +126,8 @@ impl TensorRecord {
 }
 
 impl Metadata {
-    /// Why this metadata is invalid, if it is: another program may have written it, with a correct checksum.
+    /// Why this metadata is invalid, if it is: another program may have written it, with a correct
+    /// checksum.
     pub(super) fn problem(&self) -> Option<String> {
         let bad_name = |name: &String| {
             if name == METADATA_FILE {

@@ -1,5 +1,5 @@
-//! Checkpoints on disk: writing, finding, verifying and reading them. No backend tensors, config types or model names
-//! belong here; callers pass host memory and plain numbers.
+//! Checkpoints on disk: writing, finding, verifying and reading them. No backend tensors, config
+//! types or model names belong here; callers pass host memory and plain numbers.
 //!
 //! # Files
 //!
@@ -23,19 +23,24 @@
 //!
 //! # Invariants
 //!
-//! 1. A folder named `iter_*` is complete from the moment it has that name: every byte was synced under another name first.
-//! 2. At every moment of a save the previously newest checkpoint can be found, even if the same iteration is saved again.
+//! 1. A folder named `iter_*` is complete from the moment it has that name: every byte was synced
+//!    under another name first.
+//! 2. At every moment of a save the previously newest checkpoint can be found, even if the same
+//!    iteration is saved again.
 //! 3. Every byte of every file of a checkpoint, `metadata.json` included, is covered by a checksum.
-//! 4. [`CheckpointStore::resolve`] returns [`Resolution::NothingFound`] only if no save was ever published. Damage is
-//!    an error, or with [`OnDamaged::Fallback`] an entry of the [`LoadReport`].
+//! 4. [`CheckpointStore::resolve`] returns [`Resolution::NothingFound`] only if no save was ever
+//!    published. Damage is an error, or with [`OnDamaged::Fallback`] an entry of the
+//!    [`LoadReport`].
 //!
 //! # Many ranks
 //!
-//! Every rank writes its part of each tensor as rectangular slices ([`LocalShard`]), through a [`ShardedWriter`] that fails on all
-//! ranks or on none. [`Checkpoint::load_local`] reads a rank's part in any other layout, and only its bytes. While the first rank searches
-//! for the checkpoint to load, all ranks verify their share of its files ([`look_together`]).
+//! Every rank writes its part of each tensor as rectangular slices ([`LocalShard`]), through a
+//! [`ShardedWriter`] that fails on all ranks or on none. [`Checkpoint::load_local`] reads a rank's
+//! part in any other layout, and only its bytes. While the first rank searches for the checkpoint
+//! to load, all ranks verify their share of its files ([`look_together`]).
 //!
-//! A checkpoint can also be written in pieces ([`PiecesWriter`]), a rank's in a folder of its own machine, and put together again ([`assemble`]).
+//! A checkpoint can also be written in pieces ([`PiecesWriter`]), a rank's in a folder of its own
+//! machine, and put together again ([`assemble`]).
 //!
 //! # Writing and reading
 //!

@@ -10,7 +10,8 @@ pub const TRAIN_STATE_FILE: &str = "train_state.json";
 pub const TOKENIZER_FILE: &str = "tokenizer.json";
 /// The file of a root that names, as a decimal number, the iteration to resume from.
 pub const LATEST_FILE: &str = "latest_checkpointed_iteration.txt";
-/// The file of a root that names, as a decimal number, the iteration with the lowest validation loss, which is never deleted.
+/// The file of a root that names, as a decimal number, the iteration with the lowest validation
+/// loss, which is never deleted.
 pub const BEST_FILE: &str = "best_checkpointed_iteration.txt";
 /// The file of a root that records the state of the last save.
 pub const JOURNAL_FILE: &str = "checkpoint_journal.json";
@@ -56,8 +57,8 @@ pub(super) enum RootName {
     Other,
 }
 
-/// Parses the name of an entry of a checkpoint root. Checkpoint folders may have any number of digits, so that one
-/// renamed by hand is still found; all other names must match exactly.
+/// Parses the name of an entry of a checkpoint root. Checkpoint folders may have any number of
+/// digits, so that one renamed by hand is still found; all other names must match exactly.
 pub(super) fn parse_root_name(name: &str) -> RootName {
     if let Some(iteration) = parse_iteration(name) {
         return RootName::Checkpoint(iteration);
@@ -78,14 +79,15 @@ pub(crate) fn parse_iteration(name: &str) -> Option<u64> {
     plain.then(|| digits.parse().ok()).flatten()
 }
 
-/// The file of one part of a rank's tensors of a group: `model-rank00000.safetensors`, then, if there are several parts,
-/// `model-rank00000-part00001.safetensors` and so on.
+/// The file of one part of a rank's tensors of a group: `model-rank00000.safetensors`, then, if
+/// there are several parts, `model-rank00000-part00001.safetensors` and so on.
 pub(super) fn shard_file_name(group: &str, rank: usize, part: usize) -> String {
     let part = if part == 0 { String::new() } else { format!("-part{part:05}") };
     format!("{group}-rank{rank:05}{part}{SHARD_EXTENSION}")
 }
 
-/// Why `name` cannot be a file of a checkpoint, if it cannot: it must stay inside the folder on every system.
+/// Why `name` cannot be a file of a checkpoint, if it cannot: it must stay inside the folder on
+/// every system.
 pub(super) fn file_name_problem(name: &str) -> Option<&'static str> {
     let part_problem = |part: &str| {
         if part.is_empty() {

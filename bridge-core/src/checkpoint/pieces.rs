@@ -1,5 +1,5 @@
-//! Checkpoints in pieces: each rank writes what it saves into a folder of its own, on its own machine, with copies of what its peers save. Putting
-//! pieces together is in `assembly`.
+//! Checkpoints in pieces: each rank writes what it saves into a folder of its own, on its own
+//! machine, with copies of what its peers save. Putting pieces together is in `assembly`.
 //!
 //! ```text
 //! <root>/rank-00003/iter_0000010/     metadata.json of the whole checkpoint, run_config.toml, train_state.json, ...: the same in each piece
@@ -31,12 +31,13 @@ use super::writer::{CheckpointWriter, SaveOptions, SaveReport, Staging};
 const BEGINNING: &str = "beginning a checkpoint in pieces";
 const DESCRIPTION: &str = "the description of a checkpoint in pieces";
 
-/// Which ranks keep copies of each other's pieces: `factor` of them, each `jump` ranks from the next.
+/// Ranks that keep copies of each other's pieces: `factor` ranks, each `jump` ranks from the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Replication {
-    /// The distance between two peers; the number of ranks of a machine puts copies on other machines.
+    /// The distance between two peers; the number of ranks of a machine puts copies on other
+    /// machines.
     pub jump: usize,
-    /// How many ranks have each piece, its own included.
+    /// Number of ranks that have each piece, its own rank included.
     pub factor: usize,
 }
 
@@ -55,17 +56,18 @@ pub(super) fn folder_of(root: &Path, rank: usize) -> PathBuf {
 /// The beginning of the names of these folders.
 pub(super) const RANK_PREFIX: &str = "rank-";
 
-/// Writes a rank's pieces. Only the newest checkpoint is kept, and the one before until all ranks have the newest.
+/// Writes a rank's pieces. Only the newest checkpoint is kept, and the one before until all ranks
+/// have the newest.
 #[derive(Debug)]
 pub struct PiecesWriter {
     writer: CheckpointWriter,
     /// All ranks of the run. Used only by this writer.
     group: Group,
-    /// Those that keep copies of this rank's pieces, and it of theirs.
+    /// Ranks that exchange copies of pieces with this rank.
     peers: Option<Group>,
 }
 
-/// What all ranks need to know of a checkpoint to describe it alike.
+/// Facts about a checkpoint that all ranks need to describe it alike.
 #[derive(Serialize, Deserialize)]
 struct Description {
     train_state: TrainState,
@@ -78,8 +80,8 @@ struct Description {
 }
 
 impl PiecesWriter {
-    /// Opens the folder of this rank in `root`, creating it if it is missing. All ranks of `group` call this together, and use it for nothing
-    /// else.
+    /// Opens the folder of this rank in `root`, creating it if it is missing. All ranks of `group`
+    /// call this together, and use it for nothing else.
     ///
     /// # Errors
     /// On every rank, if any cannot write its folder; errors of the group.
@@ -100,11 +102,12 @@ impl PiecesWriter {
         Ok(Self { writer, group, peers })
     }
 
-    /// Saves the snapshots of all ranks as one checkpoint in pieces. All ranks call this together, with the same step. Everything except
-    /// tensors is taken from the first rank's snapshot.
+    /// Saves the snapshots of all ranks as one checkpoint in pieces. All ranks call this together,
+    /// with the same step. Everything except tensors is taken from the first rank's snapshot.
     ///
     /// # Errors
-    /// On every rank, if any rank cannot write or the slices of all ranks do not form whole tensors. The checkpoint before is untouched.
+    /// On every rank, if any rank cannot write or the slices of all ranks do not form whole
+    /// tensors. The checkpoint before is untouched.
     pub fn save(&self, snapshot: &Snapshot) -> Result<SaveReport, CheckpointError> {
         let started = Instant::now();
         let iteration = snapshot.run.train_state.step;
@@ -198,8 +201,9 @@ impl PiecesWriter {
         Ok((RunFiles { train_state, run_config, files, ..RunFiles::default() }, description))
     }
 
-    /// Exchanges shards with the peers. Returns what is in this rank's folder then, or why something is not; errors of the group by
-    /// themselves, since ranks are not in step after these.
+    /// Exchanges shards with the peers. Returns what is in this rank's folder then, or why
+    /// something is not; errors of the group by themselves, since ranks are not in step after
+    /// these.
     fn replicate(
         &self,
         folder: &Path,
@@ -239,7 +243,8 @@ impl PiecesWriter {
     }
 }
 
-/// A file that is sent to other ranks. What cannot be read is sent as zeros, since they wait for it; they notice by its checksum.
+/// A file that is sent to other ranks. What cannot be read is sent as zeros, since they wait for
+/// it; they notice by its checksum.
 pub(super) struct Source {
     path: PathBuf,
     file: Option<File>,
@@ -295,8 +300,9 @@ fn receive_copy(
     }))
 }
 
-/// Writes `size` bytes that come in [`chunks`], each of which `next` fills. They are received to the end if the file cannot be written, too, since
-/// who sends them waits. Returns the size and the checksum of what was written.
+/// Writes `size` bytes that come in [`chunks`], each of which `next` fills. They are received to
+/// the end if the file cannot be written, too, since who sends them waits. Returns the size and the
+/// checksum of what was written.
 pub(super) fn receive_into(
     mut file: Result<FileWriter, CheckpointError>,
     size: u64,

@@ -1,8 +1,8 @@
-//! Reading an opened checkpoint: small files, whole tensors and any part of them, across shards, in bounded memory.
-//! Choosing and verifying checkpoints does not belong here.
+//! Reading an opened checkpoint: small files, whole tensors and any part of them, across shards, in
+//! bounded memory. Choosing and verifying checkpoints does not belong here.
 //!
-//! Shards are read with positioned reads, not mapped: a file truncated during reading is an error, not a signal, and
-//! pages of the file do not count as memory of the process.
+//! Shards are read with positioned reads, not mapped: a file truncated during reading is an error,
+//! not a signal, and pages of the file do not count as memory of the process.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -19,7 +19,8 @@ use super::tensor::{DType, HostTensor};
 use super::train_state::TrainState;
 use super::verify::VerifiedFile;
 
-/// Runs shorter than this are read through a window, so that a narrow column of a matrix does not cost a system call per row.
+/// Runs shorter than this are read through a window, so that a narrow column of a matrix does not
+/// cost a system call per row.
 const DIRECT_READ_BYTES: usize = 32 << 10;
 /// Bytes of that window: the only memory that reading needs besides the tensor.
 const WINDOW_BYTES: usize = 1 << 20;
@@ -51,7 +52,7 @@ impl Checkpoint {
         Self { path, metadata, files, slices }
     }
 
-    /// Its folder.
+    /// Folder of the checkpoint.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -92,7 +93,8 @@ impl Checkpoint {
         String::from_utf8(bytes).map_err(|e| self.malformed(RUN_CONFIG_FILE, e.to_string()))
     }
 
-    /// The names of all files except the metadata: shards, run config, train state, and other saved files.
+    /// The names of all files except the metadata: shards, run config, train state, and other saved
+    /// files.
     pub fn file_names(&self) -> impl Iterator<Item = &str> {
         self.files.keys().map(String::as_str)
     }
@@ -113,7 +115,8 @@ impl Checkpoint {
         Ok(bytes)
     }
 
-    /// The small files that are saved with a run and do not describe it, such as those of the tokenizer.
+    /// The small files that are saved with a run and do not describe it, such as those of the
+    /// tokenizer.
     ///
     /// # Errors
     /// If one cannot be read.
@@ -136,8 +139,7 @@ impl Checkpoint {
 
     /// The metadata of a tensor.
     ///
-    /// # Errors
-    /// If there is none of that name.
+    /// # Errors If there is no tensor of that name.
     pub fn tensor(&self, name: &str) -> Result<&TensorRecord, CheckpointError> {
         self.metadata.tensors.get(name).ok_or_else(|| CheckpointError::UnknownTensor {
             path: self.path.clone(),
@@ -148,8 +150,7 @@ impl Checkpoint {
 
     /// Checks type and shape of a tensor before any of it is read.
     ///
-    /// # Errors
-    /// If there is none of that name, or it has another type or shape.
+    /// # Errors If there is no tensor of that name, or it has another type or shape.
     pub fn expect(&self, name: &str, dtype: DType, shape: &[usize]) -> Result<&TensorRecord, CheckpointError> {
         let record = self.tensor(name)?;
         if record.dtype == dtype && record.shape == shape {
@@ -169,8 +170,7 @@ impl Checkpoint {
 
     /// Reads a whole tensor.
     ///
-    /// # Errors
-    /// If there is none of that name, or a file cannot be read.
+    /// # Errors If there is no tensor of that name, or a file cannot be read.
     pub fn load_tensor(&self, name: &str) -> Result<HostTensor, CheckpointError> {
         let whole: Vec<Range<usize>> = self.tensor(name)?.shape.iter().map(|&dim| 0..dim).collect();
         self.load_slice(name, &whole)
@@ -193,7 +193,8 @@ impl Checkpoint {
         }
     }
 
-    /// Reads part of a tensor, given by one range per dimension. The shape of the result is the lengths of `ranges`.
+    /// Reads part of a tensor, given by one range per dimension. The shape of the result is the
+    /// lengths of `ranges`.
     ///
     /// # Errors
     /// If there is no tensor of that name, `ranges` reach outside it, or a file cannot be read.
@@ -206,8 +207,8 @@ impl Checkpoint {
         HostTensor::new(record.dtype, shape, bytes)
     }
 
-    /// As [`load_slice`](Self::load_slice), into the caller's memory: little-endian, row-major. Needs one more megabyte,
-    /// whatever the size of the tensor and the part.
+    /// As [`load_slice`](Self::load_slice), into the caller's memory: little-endian, row-major.
+    /// Needs one more megabyte, whatever the size of the tensor and the part.
     ///
     /// # Errors
     /// As [`load_slice`](Self::load_slice), and if the length of `target` is not that of the part.
@@ -235,7 +236,8 @@ impl Checkpoint {
     }
 
     fn source(&self, slice: &SliceRecord, stored: &StoredSlice, dtype: DType) -> SliceSource<'_> {
-        // Both were checked when the checkpoint was opened: the file is listed, and the slice fits in memory.
+        // Both were checked when the checkpoint was opened: the file is listed, and the slice fits
+        // in memory.
         let len = dtype.byte_len(&slice.extent).unwrap_or(0);
         SliceSource { file: &self.files[&slice.file], start: stored.start, len, window: Vec::new(), window_start: 0 }
     }

@@ -1,5 +1,5 @@
-//! Chooses the checkpoint to continue from: the latest intact one, with a report of all anomalies. Writes nothing and never
-//! decides to start from scratch.
+//! Chooses the checkpoint to continue from: the latest intact one, with a report of all anomalies.
+//! Writes nothing and never decides to start from scratch.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,7 +19,7 @@ use super::store::{CheckpointStore, Place, RootEntry, RootState, iteration_of};
 use super::together::Verifier;
 use super::verify::Verification;
 
-/// What to do if the checkpoint to continue from is damaged.
+/// Reaction to damage of the checkpoint to resume from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnDamaged {
     /// Stop with an error that offers the intact one before it.
@@ -29,14 +29,15 @@ pub enum OnDamaged {
     Fallback,
 }
 
-/// What to load from a [`CheckpointStore`].
+/// Request to a [`CheckpointStore`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LoadRequest {
-    /// Exactly this iteration. If it is missing or damaged, that is an error under either setting of `on_damaged`.
+    /// Exactly this iteration. If it is missing or damaged, that is an error under either setting
+    /// of `on_damaged`.
     pub ckpt_step: Option<u64>,
-    /// What to do about damage.
+    /// Reaction to damage.
     pub on_damaged: OnDamaged,
-    /// How thoroughly to check for damage.
+    /// Thoroughness of the check for damage.
     pub verification: Verification,
 }
 
@@ -46,16 +47,17 @@ pub struct LoadRequest {
 pub enum Notice {
     /// The last save was cut short, before or after its checkpoint was published.
     InterruptedSave {
-        /// What was being saved.
+        /// Iteration of the interrupted save.
         iteration: u64,
         /// The iteration that is loaded; the same if the checkpoint was already published.
         loaded: u64,
     },
-    /// There are checkpoints newer than the latest, from a run that went back to an earlier iteration.
+    /// There are checkpoints newer than the latest, from a run that went back to an earlier
+    /// iteration.
     NewerIgnored {
         /// The iteration that the pointer names.
         latest: u64,
-        /// Their iterations.
+        /// Iterations of the newer checkpoints.
         newer: Vec<u64>,
     },
     /// The checkpoint saved last is missing, and the pointer names another one that exists.
@@ -99,7 +101,7 @@ pub struct LoadReport {
 }
 
 impl LoadReport {
-    /// Whether there is nothing to report.
+    /// True if there is nothing to report.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.skipped.is_empty() && self.notices.is_empty()
@@ -120,7 +122,7 @@ impl fmt::Display for LoadReport {
 pub struct Resolved {
     /// The checkpoint, verified.
     pub checkpoint: Checkpoint,
-    /// What to report to the user.
+    /// Report for the user.
     pub report: LoadReport,
 }
 
@@ -131,12 +133,12 @@ pub enum Resolution {
     Found(Box<Resolved>),
     /// No checkpoint was ever published here.
     NothingFound {
-        /// Where.
+        /// Folder that was searched.
         searched: PathBuf,
     },
 }
 
-/// What should be loaded according to all files of a root.
+/// Checkpoint to load according to all files of a root.
 #[derive(Debug, PartialEq, Eq)]
 struct Plan {
     target: Target,
@@ -146,7 +148,7 @@ struct Plan {
 
 #[derive(Debug, PartialEq, Eq)]
 enum Target {
-    /// Nothing was ever published.
+    /// No checkpoint was ever published.
     Nothing,
     /// This one, which the journal confirms or which exists; otherwise one before it.
     Iteration(u64),
@@ -155,14 +157,16 @@ enum Target {
 }
 
 impl CheckpointStore {
-    /// Finds, verifies and opens the checkpoint to continue from. May be called while a writer is at work.
+    /// Finds, verifies and opens the checkpoint to continue from. May be called while a writer is
+    /// at work.
     ///
-    /// If the store is a single folder, that one is loaded or an error is returned, under either setting of
-    /// [`OnDamaged`].
+    /// If the store is a single folder, that one is loaded or an error is returned, under either
+    /// setting of [`OnDamaged`].
     ///
     /// # Errors
-    /// If the requested checkpoint is missing or damaged; if, with [`OnDamaged::Error`], the latest is damaged or unknown; if
-    /// there are checkpoints, but none that may be used is intact; or if the disk reports an error.
+    /// If the requested checkpoint is missing or damaged; if, with [`OnDamaged::Error`], the latest
+    /// is damaged or unknown; if there are checkpoints, but none that may be used is intact; or if
+    /// the disk reports an error.
     pub fn resolve(&self, request: &LoadRequest) -> Result<Resolution, CheckpointError> {
         self.resolve_with(request, &Verifier::ALONE)
     }
@@ -349,8 +353,8 @@ fn plan_with_journal(state: &RootState, journal: &Journal) -> Plan {
     let (saved, allowed, best) = match journal {
         Journal::Saved { iteration } => (*iteration, [Some(*iteration); 2], Some(*iteration)),
         Journal::Saving { iteration, metadata_checksum, previous } => {
-            // The pointer moves only after the checkpoint was published. Before that, the checksum tells the new
-            // checkpoint from an older one of the same iteration.
+            // The pointer moves only after the checkpoint was published. Before that, the checksum
+            // tells the new checkpoint from an older one of the same iteration.
             let published = named == Some(*iteration) || is_published(state, *iteration, *metadata_checksum);
             let best = if published { Some(*iteration) } else { *previous };
             (*iteration, [Some(*iteration), *previous], best)
@@ -381,7 +385,7 @@ fn plan_with_journal(state: &RootState, journal: &Journal) -> Plan {
     Plan { target, fault, notices }
 }
 
-/// Whether the folder of `iteration` is the checkpoint whose metadata has this checksum.
+/// True if the folder of `iteration` is the checkpoint whose metadata has this checksum.
 fn is_published(state: &RootState, iteration: u64, checksum: Checksum) -> bool {
     /// Enough for the beginning of the file, which contains the checksum.
     const OPENING_BYTES: u64 = 256;

@@ -1,4 +1,4 @@
-//! Which checkpoints are kept. Deletes only in [`prune`] and [`move_to_trash`].
+//! Choice of the checkpoints that are kept. Deletes only in [`prune`] and [`move_to_trash`].
 
 use std::collections::BTreeMap;
 use std::num::{NonZeroU64, NonZeroUsize};
@@ -11,8 +11,9 @@ use super::names::trash_name;
 use super::store::RootState;
 use super::verify::{Verification, verify_folder};
 
-/// How many checkpoints are kept. The latest, the one with the lowest validation loss and the last intact one are always kept.
-/// Checkpoints newer than the latest, which a run that went back has abandoned, are neither counted nor deleted.
+/// Number of checkpoints that are kept. The latest, the one with the lowest validation loss and the
+/// last intact one are always kept. Checkpoints newer than the latest, which a run that resumed
+/// from an earlier one has abandoned, are neither counted nor deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RetentionPolicy {
     most_recent_k: Option<NonZeroUsize>,
@@ -20,8 +21,8 @@ pub struct RetentionPolicy {
 }
 
 impl RetentionPolicy {
-    /// Keeps the last `most_recent_k` checkpoints by iteration (all for -1), and every one whose iteration is a multiple
-    /// of `save_retain_interval`.
+    /// Keeps the last `most_recent_k` checkpoints by iteration (all for -1), and every one whose
+    /// iteration is a multiple of `save_retain_interval`.
     ///
     /// # Errors
     /// For a `most_recent_k` of 0 or below -1, and an interval of 0.
@@ -46,7 +47,7 @@ impl RetentionPolicy {
         Ok(Self { most_recent_k: k, save_retain_interval: interval })
     }
 
-    /// Those of `iterations` (ascending) that may be deleted, oldest first.
+    /// Iterations of `iterations` (ascending) that may be deleted, oldest first.
     pub(super) fn disposable(&self, iterations: &[u64], latest: u64, best: Option<u64>) -> Vec<u64> {
         let Some(k) = self.most_recent_k else {
             return Vec::new();
@@ -59,7 +60,8 @@ impl RetentionPolicy {
     }
 }
 
-/// Deletes what `policy` does not keep and returns the iterations deleted, oldest first. Further arguments are those of [`disposable`].
+/// Deletes what `policy` does not keep and returns the iterations deleted, oldest first. Further
+/// arguments are those of [`disposable`].
 pub(super) fn prune(
     root: &Path,
     policy: &RetentionPolicy,
@@ -73,8 +75,8 @@ pub(super) fn prune(
     Ok(disposable.into_keys().collect())
 }
 
-/// The folders that `policy` does not keep, by iteration. `known_intact` is a checkpoint that this process has just written, which spares
-/// verifying one; `keeps` is one that is not deleted.
+/// The folders that `policy` does not keep, by iteration. `known_intact` is a checkpoint that this
+/// process has just written, which spares verifying one; `keeps` is one that is not deleted.
 pub(super) fn disposable(
     root: &Path,
     policy: &RetentionPolicy,
@@ -110,7 +112,8 @@ pub(super) fn disposable(
         .collect())
 }
 
-/// Deletes a checkpoint. It is renamed first, so that an interrupted deletion is not taken for a damaged checkpoint.
+/// Deletes a checkpoint. It is renamed first, so that an interrupted deletion is not taken for a
+/// damaged checkpoint.
 pub(super) fn move_to_trash(root: &Path, folder: &Path, iteration: u64) -> Result<(), CheckpointError> {
     let trash = root.join(trash_name(iteration));
     remove_all(&trash)?;

@@ -1,4 +1,5 @@
-//! Shard files: safetensors, written once, front to back, with a running checksum. Publishes nothing.
+//! Shard files: safetensors, written once, front to back, with a running checksum. Publishes
+//! nothing.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -23,15 +24,15 @@ const RESERVED_KEY: &str = "__metadata__";
 /// A shard file as one rank wrote it. Ranks send these records to the rank that publishes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WrittenShard {
-    /// Its name in the folder.
+    /// Name in the folder.
     pub file: String,
-    /// Its bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Their checksum.
+    /// Checksum of the bytes.
     pub checksum: Checksum,
     /// The group its tensors belong to.
     pub group: String,
-    /// Its tensors.
+    /// Tensors of the shard.
     pub tensors: Vec<WrittenTensor>,
 }
 
@@ -48,7 +49,7 @@ pub struct WrittenTensor {
     pub key: String,
     /// Offset of the slice in the whole tensor, per dimension.
     pub offset: Vec<usize>,
-    /// Its extent, per dimension.
+    /// Extent of the slice, per dimension.
     pub extent: Vec<usize>,
 }
 
@@ -60,8 +61,8 @@ pub(super) struct ShardPlan<'s> {
     tensors: Vec<(String, &'s ShardTensor)>,
 }
 
-/// Divides the tensors of each of `groups` into files of at most `max_bytes`, and `writers` of about one size if there is enough; a larger
-/// tensor gets its own file.
+/// Divides the tensors of each of `groups` into files of at most `max_bytes`, and `writers` of
+/// about one size if there is enough; a larger tensor gets its own file.
 ///
 /// # Errors
 /// If a group's name is not a valid file name, or two tensors have the same key.
@@ -77,7 +78,8 @@ pub(super) fn plan_shards<'s>(
             return Err(CheckpointError::invalid_snapshot(&group.name, "a group's name must be a plain file name"));
         }
         let mut keyed: Vec<_> = unique_keys(&group.tensors)?.into_iter().collect();
-        // Wide elements first, so that every tensor is aligned for its type; the sort is stable, so names stay in order.
+        // Wide elements first, so that every tensor is aligned for its type; the sort is stable, so
+        // names stay in order.
         keyed.sort_by_key(|(_, tensor)| std::cmp::Reverse(tensor.source.dtype().size()));
         let mut parts: Vec<ShardPlan<'s>> = Vec::new();
         let mut filled = 0u64;
@@ -100,8 +102,8 @@ pub(super) fn plan_shards<'s>(
     Ok(plans)
 }
 
-/// The tensors of a group by their key in the file: the name, and for a slice also where it begins, because one rank may
-/// hold several slices of a tensor.
+/// The tensors of a group by their key in the file: the name, and for a slice also where it begins,
+/// because one rank may hold several slices of a tensor.
 fn unique_keys(tensors: &[ShardTensor]) -> Result<BTreeMap<String, &ShardTensor>, CheckpointError> {
     let mut keyed = BTreeMap::new();
     for tensor in tensors {
@@ -184,8 +186,8 @@ fn write_shard(folder: &Path, plan: &ShardPlan<'_>, meter: &ProgressMeter) -> Re
     Ok(WrittenShard { file: plan.file.clone(), size, checksum, group: plan.group.to_owned(), tensors })
 }
 
-/// The header of a safetensors file: the length of the JSON that follows, eight bytes little-endian, then the JSON,
-/// padded with spaces so that the data begins at a multiple of eight.
+/// The header of a safetensors file: the length of the JSON that follows, eight bytes
+/// little-endian, then the JSON, padded with spaces so that the data begins at a multiple of eight.
 fn header(plan: &ShardPlan<'_>) -> Result<Vec<u8>, CheckpointError> {
     let mut end = 0;
     let infos = plan.tensors.iter().map(|(key, tensor)| {

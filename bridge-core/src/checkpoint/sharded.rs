@@ -1,5 +1,5 @@
-//! One checkpoint written by all ranks of a run together: every rank writes its shards, the first rank all that exists once. What a rank
-//! holds belongs to the caller.
+//! One checkpoint written by all ranks of a run together: every rank writes its shards, the first
+//! rank all that exists once. What a rank holds belongs to the caller.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -17,20 +17,22 @@ const BEGINNING: &str = "beginning a checkpoint";
 /// The name of the ranks' reports to the first one.
 const SHARDS: &str = "the list of shards";
 
-/// Writes checkpoints together with the same writer on the other ranks. Alone it is a [`CheckpointWriter`].
+/// Writes checkpoints together with the same writer on the other ranks. Alone it is a
+/// [`CheckpointWriter`].
 #[derive(Debug)]
 pub struct ShardedWriter {
     root: PathBuf,
     options: SaveOptions,
     /// On the first rank, which publishes.
     writer: Option<CheckpointWriter>,
-    /// Ranks that save together. Used only by this writer, because a background save communicates concurrently with training.
+    /// Ranks that save together. Used only by this writer, because a background save communicates
+    /// concurrently with training.
     group: Group,
 }
 
 impl ShardedWriter {
-    /// Opens `root` on the ranks of `group`, as [`CheckpointWriter::open`] does on the first of them. All ranks call this together, and
-    /// use `group` for nothing else.
+    /// Opens `root` on the ranks of `group`, as [`CheckpointWriter::open`] does on the first of
+    /// them. All ranks call this together, and use `group` for nothing else.
     ///
     /// # Errors
     /// On every rank, if the first one cannot open `root`; errors of the group.
@@ -44,14 +46,15 @@ impl ShardedWriter {
         Ok(Self { root, options, writer, group })
     }
 
-    /// Saves the snapshots of all ranks as one checkpoint. All ranks call this together, with the same step. Everything except tensors is
-    /// taken from the first rank's snapshot.
+    /// Saves the snapshots of all ranks as one checkpoint. All ranks call this together, with the
+    /// same step. Everything except tensors is taken from the first rank's snapshot.
     ///
-    /// The report is complete on the first rank; the others know only the bytes that they wrote themselves.
+    /// The report is complete on the first rank; the others know only the bytes that they wrote
+    /// themselves.
     ///
     /// # Errors
-    /// On every rank, if any rank cannot write or the slices of all ranks do not form whole tensors. Nothing half-written is left,
-    /// and earlier checkpoints are untouched.
+    /// On every rank, if any rank cannot write or the slices of all ranks do not form whole
+    /// tensors. Nothing half-written is left, and earlier checkpoints are untouched.
     pub fn save(&self, snapshot: &Snapshot) -> Result<SaveReport, CheckpointError> {
         let Some(writer) = &self.writer else {
             return self.take_part(snapshot);

@@ -1,4 +1,5 @@
-//! Arithmetic of rectangular slices of row-major tensors: tiling, intersection, contiguous runs. Touches no bytes.
+//! Arithmetic of rectangular slices of row-major tensors: tiling, intersection, contiguous runs.
+//! Touches no bytes.
 
 use std::ops::Range;
 
@@ -21,13 +22,14 @@ impl Slice<'_> {
     }
 }
 
-/// Number of elements of a tensor whose size in bytes was checked. In an empty tensor, the zero may come after dimensions
-/// whose product overflows.
+/// Number of elements of a tensor whose size in bytes was checked. In an empty tensor, the zero may
+/// come after dimensions whose product overflows.
 fn count(dims: impl Iterator<Item = usize> + Clone) -> usize {
     if dims.clone().any(|dim| dim == 0) { 0 } else { dims.product() }
 }
 
-/// Why `slices` do not tile a tensor of `shape` exactly, if so. `shape` has been checked to fit in memory.
+/// Why `slices` do not tile a tensor of `shape` exactly, if so. `shape` has been checked to fit in
+/// memory.
 pub(super) fn tiling_problem(shape: &[usize], slices: &[Slice<'_>]) -> Option<String> {
     for Slice { offset, extent } in slices {
         let ranks_fit = offset.len() == shape.len() && extent.len() == shape.len();
@@ -48,8 +50,9 @@ pub(super) fn tiling_problem(shape: &[usize], slices: &[Slice<'_>]) -> Option<St
     (expected != found).then(|| format!("its slices hold {found} of {expected} elements"))
 }
 
-/// Two overlapping slices, if there are any. Sweeps along the first dimension, because a tensor sharded over thousands of ranks has
-/// thousands of them; each is compared only with those that begin before it ends.
+/// Two overlapping slices, if there are any. Sweeps along the first dimension, because a tensor
+/// sharded over thousands of ranks has thousands of them; each is compared only with those that
+/// begin before it ends.
 fn overlapping<'r, 'a>(slices: &'r [Slice<'a>]) -> Option<(&'r Slice<'a>, &'r Slice<'a>)> {
     let start = |slice: &Slice| slice.offset.first().copied().unwrap_or(0);
     let end = |slice: &Slice| start(slice) + slice.extent.first().copied().unwrap_or(1);

@@ -16,7 +16,8 @@ use super::train_state::TrainState;
 pub struct RunFiles {
     /// The train state of the run; its `step` names the checkpoint.
     pub train_state: TrainState,
-    /// The iteration with the lowest validation loss of those saved in this root, this one included; `None` where none is kept for that.
+    /// The iteration with the lowest validation loss of those saved in this root, this one
+    /// included; `None` where none is kept for that.
     pub best: Option<u64>,
     /// The resolved configuration, as TOML.
     pub run_config: String,
@@ -26,7 +27,8 @@ pub struct RunFiles {
     pub files: BTreeMap<String, Bytes>,
 }
 
-/// Everything that one process saves. It owns, shares or makes its values, so that it can be written in the background.
+/// Everything that one process saves. It owns, shares or makes its values, so that it can be
+/// written in the background.
 #[derive(Debug, Clone, Default)]
 pub struct Snapshot {
     /// All data except tensors.
@@ -40,20 +42,20 @@ pub struct Snapshot {
 pub struct TensorGroup {
     /// Prefix of its shard files: `model`, `optimizer`.
     pub name: String,
-    /// Its tensors.
+    /// Tensors of the group.
     pub tensors: Vec<ShardTensor>,
 }
 
 /// A tensor, or the slice of it that this rank stores.
 #[derive(Debug, Clone)]
 pub struct ShardTensor {
-    /// Its name, the same on all ranks and unique among all groups of the checkpoint.
+    /// Name of the tensor, the same on all ranks and unique among all groups of the checkpoint.
     pub name: String,
     /// The shape of the whole tensor.
     pub global_shape: Vec<usize>,
     /// Offset of the slice in the whole tensor, per dimension.
     pub offset: Vec<usize>,
-    /// Its values.
+    /// Values of the tensor.
     pub source: Content,
 }
 
@@ -71,7 +73,7 @@ pub trait TensorStream: Send + Sync {
     /// The type of its elements.
     fn dtype(&self) -> DType;
 
-    /// Its dimensions, slowest first.
+    /// Dimensions, slowest first.
     fn shape(&self) -> &[usize];
 
     /// Hands over its bytes, little-endian and row-major, piece by piece.
@@ -106,7 +108,7 @@ impl Content {
         }
     }
 
-    /// How many bytes there are.
+    /// Number of bytes.
     pub(super) fn num_bytes(&self) -> usize {
         match self {
             Self::Memory(tensor) => tensor.bytes().len(),
@@ -152,8 +154,8 @@ impl ShardTensor {
         Self { name, offset: vec![0; global_shape.len()], global_shape, source }
     }
 
-    /// The slice at `offset` of a tensor of `global_shape`. The save checks that it lies inside, and that the slices of all
-    /// ranks tile the tensor.
+    /// The slice at `offset` of a tensor of `global_shape`. The save checks that it lies inside,
+    /// and that the slices of all ranks tile the tensor.
     pub fn slice(
         name: impl Into<String>,
         global_shape: impl Into<Vec<usize>>,

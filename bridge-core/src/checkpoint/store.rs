@@ -1,4 +1,5 @@
-//! A checkpoint root, or one checkpoint folder, as it is on disk. Which checkpoint to use is not decided here.
+//! A checkpoint root, or one checkpoint folder, as it is on disk. Which checkpoint to use is not
+//! decided here.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,7 +19,8 @@ use super::verify::{Verification, verify_folder};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct RootEntry {
     pub(super) path: PathBuf,
-    /// Distinguishes it from one that later has the same name; `None` if it vanished while being inspected.
+    /// Distinguishes it from one that later has the same name; `None` if it vanished while being
+    /// inspected.
     id: Option<FileId>,
 }
 
@@ -32,10 +34,11 @@ pub(super) struct RootState {
 }
 
 impl RootState {
-    /// Reads it, possibly while a writer is at work: if the journal is the same before and after, everything read in
-    /// between is consistent.
+    /// Reads it, possibly while a writer is at work: if the journal is the same before and after,
+    /// everything read in between is consistent.
     pub(super) fn read(root: &Path) -> Result<Self, CheckpointError> {
-        /// Attempts; a writer takes only a few small steps per save, so it cannot stay ahead of a reader for longer.
+        /// Attempts; a writer takes only a few small steps per save, so it cannot stay ahead of a
+        /// reader for longer.
         const ATTEMPTS: usize = 100;
         let mut journal = read_journal(root)?;
         for _ in 0..ATTEMPTS {
@@ -90,7 +93,8 @@ pub(super) enum Place {
     Folder(PathBuf),
 }
 
-/// Where checkpoints are loaded from. Opening writes nothing; any number of processes may read while one writes.
+/// Root from which checkpoints are loaded. Opening writes nothing; any number of processes may read
+/// while one writes.
 #[derive(Debug, Clone)]
 pub struct CheckpointStore {
     pub(super) place: Place,
@@ -101,7 +105,7 @@ pub struct CheckpointStore {
 pub struct CheckpointSummary {
     /// The step; `None` for a damaged folder whose name does not contain it.
     pub iteration: Option<u64>,
-    /// Its folder.
+    /// Folder of the checkpoint.
     pub path: PathBuf,
     /// Bytes of its files, without the metadata. 0 when damaged.
     pub bytes: u64,
@@ -112,14 +116,15 @@ pub struct CheckpointSummary {
 }
 
 impl CheckpointSummary {
-    /// Whether all its files exist with their sizes. Their contents were not checked.
+    /// True if all files exist with their sizes. Their contents were not checked.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         self.damage.is_empty()
     }
 }
 
-/// Which iterations the files of a root name; `None` where there is no such file, or it names none.
+/// Iterations that the files of a root name; `None` without such a file, or if it names no
+/// checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Pointers {
     /// The checkpoint to resume from.
@@ -129,8 +134,8 @@ pub struct Pointers {
 }
 
 impl CheckpointStore {
-    /// Opens `path`: a root with `iter_` folders, or one such folder under any name, also as [`named`] has it. A path that does not exist
-    /// counts as an empty root.
+    /// Opens `path`: a root with `iter_` folders, or one such folder under any name, also as
+    /// [`named`] has it. A path that does not exist counts as an empty root.
     ///
     /// # Errors
     /// If `path` is not a folder, or is a dangling link.
@@ -157,7 +162,8 @@ impl CheckpointStore {
         }
     }
 
-    /// All checkpoints, oldest first, including damaged ones. Reads metadata and sizes, not contents.
+    /// All checkpoints, oldest first, including damaged ones. Reads metadata and sizes, not
+    /// contents.
     ///
     /// # Errors
     /// If the folder cannot be read.
@@ -168,7 +174,7 @@ impl CheckpointStore {
         })
     }
 
-    /// What the files of a root point to. A single folder has none.
+    /// Iterations that the files of a root name. A single folder has no such files.
     ///
     /// # Errors
     /// If a file cannot be read.
@@ -183,8 +189,8 @@ impl CheckpointStore {
         }
     }
 
-    /// What [`CheckpointWriter::prune`](super::CheckpointWriter::prune) would delete under `policy`, oldest first. Writes nothing. A single
-    /// folder has nothing to delete.
+    /// Checkpoints that [`CheckpointWriter::prune`](super::CheckpointWriter::prune) would delete
+    /// under `policy`, oldest first. Writes nothing. A single folder has nothing to delete.
     ///
     /// # Errors
     /// If the disk reports an error.
@@ -195,10 +201,10 @@ impl CheckpointStore {
         }
     }
 
-    /// Opens the checkpoint of one iteration, without resolving the latest and without falling back.
+    /// Opens the checkpoint of one iteration, without resolving the latest and without falling
+    /// back.
     ///
-    /// # Errors
-    /// If there is none, or it is damaged.
+    /// # Errors If there is no such checkpoint, or it is damaged.
     pub fn open_iteration(&self, step: u64, verification: Verification) -> Result<Checkpoint, CheckpointError> {
         let path = match &self.place {
             Place::Folder(path) => path.clone(),
@@ -223,8 +229,9 @@ impl CheckpointStore {
     }
 }
 
-/// What `ROOT/best` and `ROOT/latest` stand for where there is no such folder: the checkpoint with the lowest validation loss, and the root
-/// itself, of which the latest checkpoint is taken. All other paths stand for themselves.
+/// Resolves `ROOT/best` and `ROOT/latest` if there is no such folder: to the checkpoint with the
+/// lowest validation loss, and to the root itself, of which the latest checkpoint is loaded.
+/// Returns all other paths unchanged.
 ///
 /// # Errors
 /// If the root does not say which one is the best, or cannot be read.

@@ -1,5 +1,5 @@
-//! Tensors as plain host memory: an element type, a shape, little-endian bytes in row-major order. No arithmetic, files
-//! or backend tensors belong here.
+//! Tensors as plain host memory: an element type, a shape, little-endian bytes in row-major order.
+//! No arithmetic, files or backend tensors belong here.
 
 use std::fmt;
 
@@ -144,7 +144,8 @@ impl HostTensor {
         Ok(Self { dtype, shape, bytes })
     }
 
-    /// As [`new`](Self::new), around any owner of memory without copying, such as another tensor library's buffer.
+    /// As [`new`](Self::new), around any owner of memory without copying, such as another tensor
+    /// library's buffer.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -181,13 +182,13 @@ impl HostTensor {
         self.dtype
     }
 
-    /// Its dimensions, slowest first; empty for a scalar.
+    /// Dimensions, slowest first; empty for a scalar.
     #[must_use]
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// Its elements: little-endian, row-major.
+    /// Elements: little-endian, row-major.
     #[must_use]
     pub fn bytes(&self) -> &Bytes {
         &self.bytes
@@ -199,7 +200,8 @@ impl HostTensor {
         self.bytes
     }
 
-    /// The first element that is NaN or infinite, with its place (row-major). Other types than floats have none.
+    /// The first element that is NaN or infinite, with its place (row-major). Other types than
+    /// floats have none.
     #[must_use]
     pub fn first_not_finite(&self) -> Option<(usize, f64)> {
         fn first<const N: usize>(bytes: &[u8], value: impl Fn([u8; N]) -> f64) -> Option<(usize, f64)> {
@@ -215,7 +217,7 @@ impl HostTensor {
         }
     }
 
-    /// Its elements as numbers.
+    /// Elements as numbers.
     ///
     /// # Errors
     /// If `T` is not the stored type, or a stored boolean is neither 0 nor 1.

@@ -1,5 +1,5 @@
-//! Verifying with all ranks: the first one decides which folders to verify, and every rank reads its share of their files. One rank alone
-//! would take longer for a terabyte than the others wait.
+//! Verifying with all ranks: the first one decides which folders to verify, and every rank reads
+//! its share of their files. One rank alone would take longer for a terabyte than the others wait.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -17,7 +17,8 @@ const DAMAGE: &str = "the list of damage";
 /// The outcome for a folder.
 pub(super) type Verified = Result<Checkpoint, Vec<Damage>>;
 
-/// The ranks that read the files of the folders during the search for a checkpoint: one rank, or all.
+/// The ranks that read the files of the folders during the search for a checkpoint: one rank, or
+/// all.
 #[derive(Debug)]
 pub struct Verifier<'a> {
     others: Option<&'a Group>,
@@ -39,7 +40,8 @@ impl Verifier<'_> {
                 damage.sort_by(|a, b| a.file().cmp(b.file()));
                 // Every rank has found the damage that does not depend on contents.
                 damage.dedup();
-                // A single process does not check the form of files after it has found checksum errors.
+                // A single process does not check the form of files after it has found checksum
+                // errors.
                 let is_form = |damage: &Damage| matches!(damage, Damage::Malformed { .. });
                 if !damage.iter().all(is_form) {
                     damage.retain(|damage| !is_form(damage));
@@ -51,8 +53,8 @@ impl Verifier<'_> {
     }
 }
 
-/// Lets the first rank of `group` `look` for a checkpoint, while the others verify their shares of the folders that it visits. All ranks
-/// call this together; the result is the first rank's.
+/// Lets the first rank of `group` `look` for a checkpoint, while the others verify their shares of
+/// the folders that it visits. All ranks call this together; the result is the first rank's.
 ///
 /// # Errors
 /// If ranks cannot communicate.

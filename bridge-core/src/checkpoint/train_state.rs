@@ -1,4 +1,5 @@
-//! The progress of a run: counters and the state of everything that is not a tensor. Knows no scheduler or RNG type.
+//! The progress of a run: counters and the state of everything that is not a tensor. Knows no
+//! scheduler or RNG type.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -19,17 +20,19 @@ pub struct TrainState {
     /// Floating-point operations done since the first step.
     #[serde(with = "any_float")]
     pub floating_point_operations_so_far: f64,
-    /// Whether training is enabled.
+    /// True if training is enabled.
     pub do_train: bool,
-    /// Whether validation is enabled.
+    /// True if validation is enabled.
     pub do_valid: bool,
-    /// Whether testing is enabled.
+    /// True if testing is enabled.
     pub do_test: bool,
-    /// Whether the validation that was due at this step was stopped, so that a resumed run repeats it.
+    /// True if the validation that was due at this step was stopped, so that a resumed run repeats
+    /// it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub owes_validation: bool,
-    /// State of the scheduler, RNG, loss scaler, rerun state machine ... one key each. JSON has no NaN and no infinity:
-    /// `serde_json` turns them into null, so owners of such values store them as text or bits.
+    /// State of the scheduler, RNG, loss scaler, rerun state machine ... one key each. JSON has no
+    /// NaN and no infinity: `serde_json` turns them into null, so owners of such values store them
+    /// as text or bits.
     #[serde(default)]
     pub extra: Map<String, Value>,
 }

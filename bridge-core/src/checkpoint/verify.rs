@@ -1,5 +1,5 @@
-//! Verifying a checkpoint folder against its own metadata. Never panics on damage, never repairs, never chooses another
-//! checkpoint.
+//! Verifying a checkpoint folder against its own metadata. Never panics on damage, never repairs,
+//! never chooses another checkpoint.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -20,19 +20,19 @@ use super::metadata::{FORMAT_VERSION, FileRecord, Metadata};
 use super::names::{METADATA_FILE, RootName, SHARD_EXTENSION, parse_root_name};
 use super::reader::{Checkpoint, StoredSlice};
 
-/// How thoroughly a checkpoint is verified before it is used.
+/// Thoroughness of the verification of a checkpoint before it is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Verification {
     /// Every byte of every file is checked against its checksum.
     #[default]
     Contents,
-    /// The metadata is checked against its checksum, all other files for presence and size, and shards also for their
-    /// header. For ranks that open what the first rank has verified.
+    /// The metadata is checked against its checksum, all other files for presence and size, and
+    /// shards also for their header. For ranks that open what the first rank has verified.
     Sizes,
 }
 
-/// Files kept open, so that a checkpoint deleted while it is in use can still be read. Further files are opened when they
-/// are read, because processes may usually have only 1024 files open.
+/// Files kept open, so that a checkpoint deleted while it is in use can still be read. Further
+/// files are opened when they are read, because processes may usually have only 1024 files open.
 const MAX_OPEN_FILES: usize = 256;
 /// More threads than this do not read faster from a disk.
 const MAX_THREADS: usize = 8;
@@ -71,7 +71,8 @@ impl VerifiedFile {
     }
 }
 
-/// The files of a checkpoint that one of several ranks reads whole. It checks the others only for presence and size.
+/// The files of a checkpoint that one of several ranks reads whole. It checks the others only for
+/// presence and size.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Share {
     pub(super) rank: usize,
@@ -82,8 +83,9 @@ impl Share {
     /// All files.
     pub(super) const ALL: Self = Self { rank: 0, ranks: 1 };
 
-    /// The names of these files. The largest files are assigned first, each to the rank with the fewest bytes so far, so that all ranks
-    /// finish at about the same time. All ranks compute the same assignment.
+    /// The names of these files. The largest files are assigned first, each to the rank with the
+    /// fewest bytes so far, so that all ranks finish at about the same time. All ranks compute the
+    /// same assignment.
     fn files(self, records: &BTreeMap<String, FileRecord>) -> BTreeSet<&str> {
         let mut files: Vec<(&String, &FileRecord)> = records.iter().collect();
         files.sort_by_key(|(name, record)| (std::cmp::Reverse(record.size), *name));
@@ -108,7 +110,8 @@ pub(super) fn verify_folder(folder: &Path, verification: Verification) -> Result
     verify_share(folder, verification, Share::ALL)
 }
 
-/// As [`verify_folder`], but only the files of `share` are read whole, if whole files are to be read.
+/// As [`verify_folder`], but only the files of `share` are read whole, if whole files are to be
+/// read.
 ///
 /// # Errors
 /// All damage that was found, at least one.
@@ -168,7 +171,8 @@ fn unreadable(file: &str, error: &io::Error) -> Damage {
     }
 }
 
-/// Verifies all files, several at a time and the largest first, so that the threads finish together.
+/// Verifies all files, several at a time and the largest first, so that the threads finish
+/// together.
 fn verify_files(
     folder: &Path,
     records: &BTreeMap<String, FileRecord>,

@@ -1,4 +1,5 @@
-//! Saving: a folder filled under a temporary name, synced, and published by one rename. Loading does not belong here.
+//! Saving: a folder filled under a temporary name, synced, and published by one rename. Loading
+//! does not belong here.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -26,14 +27,14 @@ use super::retention::{RetentionPolicy, move_to_trash, prune};
 use super::shard::{WrittenShard, plan_shards, write_shards};
 use super::snapshot::{RunFiles, Snapshot, TensorGroup};
 
-/// How checkpoints are written.
+/// Options of writing checkpoints.
 #[derive(Clone)]
 pub struct SaveOptions {
     /// A shard file is closed before it would exceed this many bytes.
     pub max_shard_bytes: u64,
     /// Shard files written concurrently, into which each group of tensors is divided.
     pub storage_writers: NonZeroUsize,
-    /// Which checkpoints are deleted after a save.
+    /// Policy of deleting checkpoints after a save.
     pub retention: RetentionPolicy,
     /// The program and version named in the metadata.
     pub producer: String,
@@ -74,7 +75,7 @@ impl fmt::Debug for SaveOptions {
 pub struct SaveReport {
     /// The iteration saved.
     pub iteration: u64,
-    /// Its folder.
+    /// Folder of the saved checkpoint.
     pub path: PathBuf,
     /// Bytes of all its files.
     pub bytes: u64,
@@ -86,8 +87,9 @@ pub struct SaveReport {
     pub prune_error: Option<CheckpointError>,
 }
 
-/// Writes checkpoints into one root. A root may have only one writer at a time, among all processes: in a parallel run it
-/// belongs to the first rank, and the others write through [`Staging::join`].
+/// Writes checkpoints into one root. A root may have only one writer at a time, among all
+/// processes: in a parallel run it belongs to the first rank, and the others write through
+/// [`Staging::join`].
 #[derive(Debug, Clone)]
 pub struct CheckpointWriter {
     root: PathBuf,
@@ -95,8 +97,8 @@ pub struct CheckpointWriter {
 }
 
 impl CheckpointWriter {
-    /// Opens `root`, creating it if it is missing, and cleans up after a killed writer: its temporary folders are deleted,
-    /// and a checkpoint that it had moved aside gets its name back.
+    /// Opens `root`, creating it if it is missing, and cleans up after a killed writer: its
+    /// temporary folders are deleted, and a checkpoint that it had moved aside gets its name back.
     ///
     /// # Errors
     /// If `root` is not a folder or cannot be created or written.
@@ -117,18 +119,18 @@ impl CheckpointWriter {
         &self.root
     }
 
-    /// How checkpoints are written.
+    /// Options of writing checkpoints.
     #[must_use]
     pub fn options(&self) -> &SaveOptions {
         &self.options
     }
 
-    /// Saves a run of one rank. When this returns, the checkpoint survives a power failure. A checkpoint of the same
-    /// iteration is replaced atomically.
+    /// Saves a run of one rank. When this returns, the checkpoint survives a power failure. A
+    /// checkpoint of the same iteration is replaced atomically.
     ///
     /// # Errors
-    /// If the snapshot is invalid, or the disk is full or reports an error. What was written is removed, and earlier
-    /// checkpoints are untouched.
+    /// If the snapshot is invalid, or the disk is full or reports an error. What was written is
+    /// removed, and earlier checkpoints are untouched.
     pub fn save(&self, snapshot: &Snapshot) -> Result<SaveReport, CheckpointError> {
         let staging = self.begin(snapshot.run.train_state.step)?;
         match staging.write_shards(0, &snapshot.groups) {
@@ -140,8 +142,9 @@ impl CheckpointWriter {
         }
     }
 
-    /// Begins a save that several ranks take part in: the others [join](Staging::join) after this has returned, all
-    /// [write their shards](Staging::write_shards), and this writer [publishes](Self::publish) what they report.
+    /// Begins a save that several ranks take part in: the others [join](Staging::join) after this
+    /// has returned, all [write their shards](Staging::write_shards), and this writer
+    /// [publishes](Self::publish) what they report.
     ///
     /// # Errors
     /// If the temporary folder cannot be created.
@@ -155,8 +158,8 @@ impl CheckpointWriter {
     /// Completes a save with the shards that all ranks wrote.
     ///
     /// # Errors
-    /// If the shards do not form whole tensors, one of them is not in the folder, `run` is of another step, or the disk is
-    /// full or reports an error. The temporary folder is removed then.
+    /// If the shards do not form whole tensors, one of them is not in the folder, `run` is of
+    /// another step, or the disk is full or reports an error. The temporary folder is removed then.
     pub fn publish(
         &self,
         staging: Staging,
@@ -190,8 +193,9 @@ impl CheckpointWriter {
         Ok(SaveReport { iteration, path, bytes, seconds, pruned, prune_error })
     }
 
-    /// Deletes what the retention policy does not keep, and returns the deleted iterations. Every save does this as well;
-    /// this is for a changed policy. Verifies a checkpoint that is kept before it deletes one.
+    /// Deletes what the retention policy does not keep, and returns the deleted iterations. Every
+    /// save does this as well; this is for a changed policy. Verifies a checkpoint that is kept
+    /// before it deletes one.
     ///
     /// # Errors
     /// If the disk reports an error.
@@ -211,7 +215,8 @@ impl CheckpointWriter {
         Ok(())
     }
 
-    /// Points to the best checkpoint, if it is here: a run that goes on elsewhere has left it behind.
+    /// Points to the best checkpoint, if it is here: a run that goes on elsewhere has left it
+    /// behind.
     fn mark_best(&self, best: Option<u64>) -> Result<(), CheckpointError> {
         match best {
             Some(best)
@@ -224,8 +229,9 @@ impl CheckpointWriter {
         }
     }
 
-    /// Gives a complete folder its name and updates the pointer. Killed at any line, this leaves a state from which `resolve`
-    /// finds the new checkpoint or the previous one without reporting damage.
+    /// Gives a complete folder its name and updates the pointer. Killed at any line, this leaves a
+    /// state from which `resolve` finds the new checkpoint or the previous one without reporting
+    /// damage.
     fn make_latest(&self, staging: &Staging, metadata_checksum: Checksum) -> Result<(), CheckpointError> {
         let iteration = staging.iteration;
         let previous = match read_pointer(&self.root)? {
@@ -248,8 +254,8 @@ impl CheckpointWriter {
     }
 }
 
-/// Replaces a checkpoint where two names cannot be swapped atomically. Between the two renames, readers find the old one
-/// under the name to which it was moved.
+/// Replaces a checkpoint where two names cannot be swapped atomically. Between the two renames,
+/// readers find the old one under the name to which it was moved.
 pub(super) fn move_aside_and_publish(root: &Path, staging: &Staging) -> Result<(), CheckpointError> {
     let target = root.join(iteration_folder_name(staging.iteration));
     let displaced = root.join(displaced_name(staging.iteration));
@@ -293,10 +299,12 @@ impl Staging {
         Self { folder, iteration, options, started: Instant::now() }
     }
 
-    /// Takes part in a save that another rank has [begun](CheckpointWriter::begin) in the same root.
+    /// Takes part in a save that another rank has [begun](CheckpointWriter::begin) in the same
+    /// root.
     ///
     /// # Errors
-    /// If the temporary folder is missing: the save has not begun, or the ranks do not share a file system.
+    /// If the temporary folder is missing: the save has not begun, or the ranks do not share a file
+    /// system.
     pub fn join(root: &Path, iteration: u64, options: SaveOptions) -> Result<Self, CheckpointError> {
         let folder = root.join(staging_name(iteration));
         let metadata = fs::metadata(&folder).map_err(CheckpointError::io("join the save in", &folder))?;
@@ -323,8 +331,8 @@ impl Staging {
         write_shards(&self.folder, &plans, writers.get(), &meter)
     }
 
-    /// Removes the folder after an error. An error of the removal is ignored; the rest is removed at the next
-    /// start.
+    /// Removes the folder after an error. An error of the removal is ignored; the rest is removed
+    /// at the next start.
     pub fn discard(&self) {
         let _ = remove_all(&self.folder);
     }
@@ -334,8 +342,8 @@ impl Staging {
         &self.folder
     }
 
-    /// Writes all files except shards, of which those that are `held` must be here, and syncs the folder. Returns the checksum of the metadata
-    /// and the bytes of all files.
+    /// Writes all files except shards, of which those that are `held` must be here, and syncs the
+    /// folder. Returns the checksum of the metadata and the bytes of all files.
     pub(super) fn complete(
         &self,
         run: &RunFiles,

@@ -1,4 +1,5 @@
-//! Every setting of a recipe by its dotted key, from the tables of the sections, with what this release says to using it.
+//! Every setting of a recipe by its dotted key, from the tables of the sections, with what this
+//! release says to using it.
 
 use super::kinds::Kinds;
 use super::node::Node;
@@ -8,18 +9,19 @@ use super::spec::FieldSpec;
 
 /// One setting, or one section.
 pub(super) struct Setting {
-    /// Its dotted key.
+    /// Dotted key.
     pub key: String,
-    /// Its row.
+    /// Row of the section's table.
     pub field: FieldSpec,
-    /// Why it cannot be used with the chosen kinds, whatever its value; of a section, why none of its settings can.
+    /// Why it cannot be used with the chosen kinds, whatever its value; of a section, why none of
+    /// its settings can.
     pub refused: Option<String>,
     /// True if this is a table of settings.
     is_section: bool,
 }
 
 impl Setting {
-    /// Its last word.
+    /// Last component of the key.
     pub fn name(&self) -> &'static str {
         self.field.name
     }
@@ -29,13 +31,14 @@ impl Setting {
         self.key.rsplit_once('.').map_or("", |(section, _)| section)
     }
 
-    /// Whether it is a table of settings, and nothing else.
+    /// True if the setting is a table of settings, and nothing else.
     pub fn is_section(&self) -> bool {
         self.is_section
     }
 }
 
-/// All settings and sections in the order of their declaration, for a recipe that chose these kinds of model and dataset.
+/// All settings and sections in the order of their declaration, for a recipe that chose these kinds
+/// of model and dataset.
 pub(super) fn settings(kinds: &Kinds, root: &Node) -> Vec<Setting> {
     let chosen = |key: &str| root.get_path(key).map(|node| node.to_inline().trim_matches(['"', '\'']).to_owned());
     let model = chosen("model.kind").unwrap_or_else(|| "gpt".into());

@@ -1,5 +1,5 @@
-//! What differs between the recipe of a checkpoint and that of a run which goes on from it, and what that changes. What becomes of it, the run
-//! decides.
+//! Differences between the recipe of a checkpoint and that of a run that resumes from it, with
+//! their effect. The run decides what follows.
 
 use super::field::OneOrMany;
 use super::kinded::ModelConfig;
@@ -10,11 +10,11 @@ use super::section::Section;
 use super::sections::{RecipeConfig, TransformerConfig};
 use super::spec::{Concerns, FieldSpec};
 
-/// What keys of the section `[model]` begin with.
+/// Prefix of the keys of section `[model]`.
 pub(crate) const MODEL: &str = "model.";
 /// The section whose settings say which adapter there is, with the dot.
 pub(crate) const PEFT: &str = "peft.";
-/// The name in `checkpoint.allow_model_changes` that is none of `[model]`.
+/// Name in `checkpoint.allow_model_changes` that is not in `[model]`.
 pub(crate) const TOKENIZER: &str = "tokenizer";
 
 /// A setting whose value is not that of the checkpoint.
@@ -26,13 +26,14 @@ pub struct Change {
     pub before: Node,
     /// The value of the run.
     pub now: Node,
-    /// What the difference changes.
+    /// Effect of the difference.
     pub concerns: Concerns,
 }
 
-/// The settings in which the recipe `now` differs from the one of a checkpoint, in the order of the sections. Values of `[model]` are compared by what
-/// they mean: a size that is derived equals the same size written down, and numbers are equal that are in float32, in which files of other programs
-/// have them.
+/// The settings in which the recipe `now` differs from the one of a checkpoint, in the order of the
+/// sections. Values of `[model]` are compared by what they mean: a size that is derived equals the
+/// same size written down, and numbers are equal that are in float32, in which files of other
+/// programs have them.
 pub fn changes(before: &RecipeConfig, now: &RecipeConfig) -> Vec<Change> {
     let (mut before, mut now) = (before.clone(), now.clone());
     // A kind may give the settings another meaning, and need not have those that are derived.
@@ -51,13 +52,14 @@ pub fn changes(before: &RecipeConfig, now: &RecipeConfig) -> Vec<Change> {
             now: difference.right.unwrap_or_else(null),
             key: difference.key,
         })
-        // A section that only one of them has differs in what it sets, not in what it leaves at null.
+        // A section that only one of them has differs in what it sets, not in what it leaves at
+        // null.
         .filter(|change| change.before.data != change.now.data)
         .filter(|change| !change.key.starts_with(MODEL) || !are_same(&change.before, &change.now))
         .collect()
 }
 
-/// Whether two values, or all parts of two lists, are one in float32.
+/// True if two values, or all elements of two lists, are equal in float32.
 fn are_same(before: &Node, now: &Node) -> bool {
     match (&before.data, &now.data) {
         (Data::Float(before), Data::Float(now)) => *before as f32 == *now as f32,
@@ -68,8 +70,8 @@ fn are_same(before: &Node, now: &Node) -> bool {
     }
 }
 
-/// What a setting concerns: what its row says, or the row of its section. Outside `[model]` and `[peft]` nothing changes the function; settings of
-/// `[model]` that only a kind knows do.
+/// Effect of a setting, from its row or from the row of its section. Outside `[model]` and `[peft]`
+/// no setting changes the function; settings of `[model]` that only a kind knows do.
 pub(super) fn concerns(key: &str) -> Concerns {
     let (section, name) = key.split_once('.').unwrap_or((key, ""));
     let row = |rows: Vec<FieldSpec>, name: &str| rows.into_iter().find(|row| row.name == name);
@@ -86,7 +88,8 @@ pub(super) fn concerns(key: &str) -> Concerns {
     }
 }
 
-/// A model section with everything that is derived written down; `None` if it is not a model on its own.
+/// A model section with everything that is derived written down; `None` if it is not a model on its
+/// own.
 fn in_one_form(model: &ModelConfig) -> Option<TransformerConfig> {
     model.config.finalize().ok().map(|resolved| resolved.in_one_form())
 }

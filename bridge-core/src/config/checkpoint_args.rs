@@ -1,4 +1,5 @@
-//! Settings that a recipe takes from the checkpoint that its run would start from: `use_checkpoint_args`, `use_mp_args_from_checkpoint_args` and
+//! Settings that a recipe takes from the checkpoint that its run would start from:
+//! `use_checkpoint_args`, `use_mp_args_from_checkpoint_args` and
 //! `use_tokenizer_model_from_checkpoint_args`. Who finds the checkpoint is not known here.
 
 use super::changes::{MODEL, changes, concerns};
@@ -33,20 +34,25 @@ const OF_LAYOUT: [&str; 12] = [
     "pipeline_model_parallel_layout",
 ];
 
-/// The precision of a run is its own: presets choose it, and parameters are cast as they are loaded.
+/// The precision of a run is its own: presets choose it, and parameters are cast as they are
+/// loaded.
 const OF_PRECISION: [&str; 3] = ["fp16", "bf16", "params_dtype"];
 
 impl RawConfig {
-    /// The recipe with what it takes from the checkpoint that its run would start from; the same if it takes nothing, or has taken it before.
-    /// [`finalize`](Self::finalize) does this first. Whoever changes a recipe's checkpoints or layout before that calls it earlier.
+    /// The recipe with what it takes from the checkpoint that its run would start from; the same if
+    /// it takes nothing, or has taken it before. [`finalize`](Self::finalize) does this first.
+    /// Whoever changes a recipe's checkpoints or layout before that calls it earlier.
     ///
-    /// Settings of `[model]` that decide what is computed become the checkpoint's, and where the recipe says another value there is a warning,
-    /// unless `checkpoint.allow_model_changes` names the setting: then the recipe's stays. Those that only concern training become the
-    /// checkpoint's where the recipe says nothing. Parallel sizes and the tokenizer are taken as a whole, with a warning for each that the recipe
-    /// gives otherwise. Where there is no checkpoint yet, the recipe is enough.
+    /// Settings of `[model]` that decide what is computed become the checkpoint's, and where the
+    /// recipe says another value there is a warning, unless `checkpoint.allow_model_changes` names
+    /// the setting: then the recipe's stays. Those that only concern training become the
+    /// checkpoint's where the recipe says nothing. Parallel sizes and the tokenizer are taken as a
+    /// whole, with a warning for each that the recipe gives otherwise. Where there is no checkpoint
+    /// yet, the recipe is enough.
     ///
     /// # Errors
-    /// A checkpoint that cannot be read or understood; a program that reads recipes with kinds of its own, which cannot look for one.
+    /// A checkpoint that cannot be read or understood; a program that reads recipes with kinds of
+    /// its own, which cannot look for one.
     pub fn with_checkpoint_args(&self) -> Result<Self, ConfigErrors> {
         let mut taken = self.clone();
         let settings = &self.checkpoint;
@@ -100,10 +106,10 @@ struct Taking<'a> {
     recipe: &'a RawConfig,
     /// The recipe with what was taken.
     taken: RawConfig,
-    /// That of the checkpoint.
+    /// Recipe of the checkpoint.
     saved: &'a RecipeConfig,
     found: &'a SavedRecipe,
-    /// What the recipe says and is not used.
+    /// Settings of the recipe that are not used.
     overruled: Vec<String>,
 }
 

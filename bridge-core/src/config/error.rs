@@ -1,6 +1,7 @@
 //! Configuration errors: one record per problem, and the collection that every operation returns.
 //!
-//! Errors state key, place, what was found and expected, and the nearest name. Sections and rules do not belong here.
+//! Errors state key, place, what was found and expected, and the nearest name. Sections and rules
+//! do not belong here.
 
 use std::fmt;
 
@@ -36,24 +37,25 @@ pub enum ErrorKind {
 pub struct ConfigError {
     /// The kind of problem that this is.
     pub kind: ErrorKind,
-    /// Dotted path of the setting, such as `train.micro_batch_size`; empty for a problem of a whole file.
+    /// Dotted path of the setting, such as `train.micro_batch_size`; empty for a problem of a whole
+    /// file.
     pub key: String,
-    /// What is wrong, in one sentence.
+    /// Description of the problem in one sentence.
     pub message: String,
-    /// What was found, when it was a value.
+    /// Found value.
     pub found: Option<String>,
-    /// What would have been accepted.
+    /// Accepted values.
     pub expected: Option<String>,
     /// The file (or command-line argument), line and column.
     pub location: Option<Location>,
     /// The existing name closest to an unknown one.
     pub nearest: Option<String>,
-    /// What to do about it, when that is not obvious.
+    /// Remedy, if it is not obvious.
     pub hint: Option<String>,
     /// Dotted paths of the settings that an unknown name probably stands for.
     #[serde(skip)]
     pub(super) meant: Vec<String>,
-    /// What was written, until advice has been given on it.
+    /// Written value, until advice has been given on it.
     #[serde(skip)]
     pub(super) written: Option<Node>,
 }
@@ -120,7 +122,8 @@ impl ConfigError {
 }
 
 impl ConfigError {
-    /// An object with the fields of this type, `file` and `line` of the location, and in `hint` also what is offered for an unknown name.
+    /// An object with the fields of this type, `file` and `line` of the location, and in `hint`
+    /// also what is offered for an unknown name.
     pub fn to_json(&self) -> serde_json::Value {
         let mut value = serde_json::to_value(self).unwrap_or_default();
         value["file"] = serde_json::json!(self.location.as_ref().map(|at| at.source.as_ref()));
@@ -136,7 +139,7 @@ impl ConfigError {
         format!("{}{found}: {}{location}", self.key, self.message)
     }
 
-    /// What is offered for an unknown name.
+    /// Offer for an unknown name.
     fn offer(&self) -> Option<String> {
         let nearest = self.nearest.as_ref()?;
         match self.meant.as_slice() {
@@ -200,17 +203,17 @@ impl ConfigErrors {
         self.errors.iter()
     }
 
-    /// How many problems there are.
+    /// Number of problems.
     pub fn len(&self) -> usize {
         self.errors.len()
     }
 
-    /// Whether there is no problem.
+    /// True if there is no problem.
     pub fn is_empty(&self) -> bool {
         self.errors.is_empty()
     }
 
-    /// Whether some problem is about `key` itself.
+    /// True if some problem is about `key` itself.
     pub fn names(&self, key: &str) -> bool {
         self.errors.iter().any(|error| error.key == key)
     }
@@ -271,8 +274,8 @@ impl std::error::Error for ConfigErrors {}
 
 /// The candidate most like `name`, unless none is similar enough to be what was meant.
 pub(crate) fn nearest_name<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    // A name of several kilobytes is not a typing error, and comparing it would take quadratic time.
-    // One letter is the beginning of too many.
+    // A name of several kilobytes is not a typing error, and comparing it would take quadratic
+    // time. One letter is the beginning of too many.
     if name.len() > 100 || name.len() < 2 {
         return None;
     }

@@ -1,4 +1,5 @@
-//! What a setting or section is: from the tables that the schema is made of, and by asking the rules. No text of its own.
+//! Explanation of a setting or section: from the tables that the schema is made of, and by asking
+//! the rules. No text of its own.
 
 use std::collections::BTreeSet;
 
@@ -19,11 +20,11 @@ use super::upstream::classes_of;
 /// Everything known about one setting, or one section.
 #[derive(Debug, Clone, Serialize)]
 pub struct Explanation {
-    /// Its dotted key.
+    /// Dotted key.
     pub key: String,
-    /// What the name that was asked for is here, if it is another one.
+    /// Name in Bridge of the requested name, if it is another one.
     pub asked: Option<String>,
-    /// What it does.
+    /// Effect of the setting.
     pub doc: String,
     /// The values that it takes, in words.
     pub values: String,
@@ -31,9 +32,11 @@ pub struct Explanation {
     pub range: Option<String>,
     /// The default; null for a section.
     pub default: Node,
-    /// `accepted`, `partly` (only some values are implemented), `refused`, or `inert` (it has no effect).
+    /// `accepted`, `partly` (only some values are implemented), `refused`, or `inert` (it has no
+    /// effect).
     pub status: &'static str,
-    /// What another value changes: what the model computes, the course of training, or nothing but how a run is executed.
+    /// Effect of another value: on the function that the model computes, on the course of training,
+    /// or only on execution.
     pub changes: &'static str,
     /// Why values are refused.
     pub reason: Option<String>,
@@ -41,9 +44,10 @@ pub struct Explanation {
     pub accepted: Vec<Node>,
     /// Upstream's section and classes; empty for what only Bridge has.
     pub upstream: Vec<String>,
-    /// What it is called elsewhere.
+    /// Names in other programs.
     pub elsewhere: Vec<String>,
-    /// What rules say when it is set in a small recipe in which nothing else is: what it needs, and what it excludes.
+    /// Messages of the rules if the setting alone is set in a small recipe: its requirements and
+    /// exclusions.
     pub rules: Vec<String>,
     /// The settings of a section.
     pub settings: Vec<Explanation>,
@@ -114,7 +118,7 @@ fn of(setting: &Setting) -> Explanation {
     }
 }
 
-/// What other programs call it.
+/// Names in other programs.
 fn elsewhere(key: &str) -> Vec<String> {
     let rows = ALIASES.names.iter().filter(|row| row.targets().any(|(target, _)| target == key));
     rows.flat_map(|row| row.names()).map(str::to_owned).collect()
@@ -139,7 +143,8 @@ const SMALL: [&str; 12] = [
 /// No more is said about a setting.
 const MOST_RULES: usize = 12;
 
-/// What rules say when the setting has another value than its default; first alone, then beside each other setting of its section.
+/// Messages of the rules if the setting has another value than its default; first alone, then
+/// beside each other setting of its section.
 fn rules(setting: &Setting, all: &[Setting], kinds: &Kinds) -> Vec<String> {
     let mut said = BTreeSet::new();
     let mut rules = Vec::new();

@@ -1,5 +1,5 @@
-//! Reading and writing the value of one field, for every primitive and container type that sections use. Sections and file
-//! formats do not belong here.
+//! Reading and writing the value of one field, for every primitive and container type that sections
+//! use. Sections and file formats do not belong here.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -1,5 +1,5 @@
-//! A section with a `kind`: the flat settings that all kinds share, and the extra ones that a registered kind declares.
-//! The list of kinds belongs to `kinds`.
+//! A section with a `kind`: the flat settings that all kinds share, and the extra ones that a
+//! registered kind declares. The list of kinds belongs to `kinds`.
 
 use std::ops::{Deref, DerefMut};
 
@@ -23,7 +23,7 @@ pub type DatasetConfig = Kinded<GptDatasetConfig>;
 pub trait KindedConfig: Section {
     /// The default kind.
     const DEFAULT_KIND: &'static str;
-    /// What the kind chooses, for the schema.
+    /// Description of the choice of the kind, for the schema.
     const KIND_DOC: &'static str;
     /// The registered kinds of this section.
     fn registry(kinds: &Kinds) -> &KindRegistry;
@@ -47,7 +47,7 @@ impl KindedConfig for GptDatasetConfig {
 }
 
 impl GptDatasetConfig {
-    /// Whether the text of `dataset.source` becomes examples for fine-tuning.
+    /// True if the text of `dataset.source` becomes examples for fine-tuning.
     pub fn makes_examples(&self) -> bool {
         self.source_format == Some(SourceFormat::RustDocs) && self.source.is_some()
     }
@@ -57,7 +57,7 @@ impl GptDatasetConfig {
 /// `config.model.num_layers` reads and writes as if there were one flat struct.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Kinded<C> {
-    /// What is built.
+    /// Kind that is built.
     pub kind: String,
     /// The shared settings.
     pub config: C,

@@ -1,5 +1,6 @@
-//! The kinds of models and datasets that a configuration may choose, and the extra settings of each.
-//! A program registers its own kinds with their factories (`train::Registry`). Rules of a particular kind do not belong here.
+//! The kinds of models and datasets that a configuration may choose, and the extra settings of
+//! each. A program registers its own kinds with their factories (`train::Registry`). Rules of a
+//! particular kind do not belong here.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -11,7 +12,7 @@ use bridge_data::{ENCODER_MASK, ENCODER_TOKENS};
 use super::saved::FindRecipe;
 use super::spec::TypeSpec;
 
-/// What a model with an encoder reads.
+/// Inputs of a model with an encoder.
 pub const ENCODER_INPUTS: [&str; 2] = [ENCODER_TOKENS, ENCODER_MASK];
 
 /// An additional setting of a registered kind.
@@ -30,15 +31,17 @@ pub struct ExtraField {
 /// One kind. By default it supports what the section's table does not refuse.
 #[derive(Debug, Clone, Default)]
 pub struct Kind {
-    /// The settings of the section that it supports; `None` means all that the section's table does not refuse.
+    /// The settings of the section that it supports; `None` means all that the section's table does
+    /// not refuse.
     pub settings: Option<Vec<String>>,
-    /// Its additional settings.
+    /// Additional settings of the kind.
     pub extra: Vec<ExtraField>,
     /// Why it cannot be used yet, for names that exist upstream only.
     pub not_implemented: Option<String>,
-    /// Extra tensors that models of this kind read, or datasets of it bring; `None` if that is not said.
+    /// Extra tensors that models of this kind read, or datasets of it bring; `None` if that is not
+    /// said.
     pub inputs: Option<Vec<String>>,
-    /// What a kind of model says of a resolved section: what builds it is registered with it.
+    /// Question to a kind of model about a resolved section; its builder registers the answer.
     pub(crate) model: Option<AskModel>,
 }
 
@@ -48,7 +51,8 @@ pub(crate) type ModelAnswer = Result<Vec<usize>, (String, String)>;
 /// A question of a section whose type is not known here.
 type Question = dyn Fn(&dyn Any) -> ModelAnswer + Send + Sync;
 
-/// Asks a kind of model about a resolved section. Sections are made of what this file declares, so their type is not known here.
+/// Asks a kind of model about a resolved section. Sections are made of what this file declares, so
+/// their type is not known here.
 #[derive(Clone)]
 pub(crate) struct AskModel(Arc<Question>);
 
@@ -71,8 +75,9 @@ impl fmt::Debug for AskModel {
 }
 
 impl Kind {
-    /// A kind that supports exactly these settings of the section, even if the section's table refuses them, and those of every kind
-    /// ([`OF_EVERY_KIND`](super::sections::OF_EVERY_KIND) in `[model]`).
+    /// A kind that supports exactly these settings of the section, even if the section's table
+    /// refuses them, and those of every kind ([`OF_EVERY_KIND`](super::sections::OF_EVERY_KIND) in
+    /// `[model]`).
     pub fn supporting<'a>(settings: impl IntoIterator<Item = &'a str>) -> Self {
         Self { settings: Some(settings.into_iter().map(str::to_owned).collect()), ..Self::default() }
     }
@@ -84,7 +89,8 @@ impl Kind {
         self
     }
 
-    /// Says which extra tensors a model reads besides tokens, or a dataset brings: a recipe must not choose two kinds that do not fit.
+    /// Says which extra tensors a model reads besides tokens, or a dataset brings: a recipe must
+    /// not choose two kinds that do not fit.
     #[must_use]
     pub fn with_inputs<'a>(self, names: impl IntoIterator<Item = &'a str>) -> Self {
         Self { inputs: Some(names.into_iter().map(str::to_owned).collect()), ..self }
@@ -167,9 +173,11 @@ pub struct Kinds {
 }
 
 impl Kinds {
-    /// The built-in kinds: models `gpt`, `mamba`, `t5`; datasets `gpt`, `fim`, `mock`, `t5`, `mock_t5`, `finetuning`.
+    /// The built-in kinds: models `gpt`, `mamba`, `t5`; datasets `gpt`, `fim`, `mock`, `t5`,
+    /// `mock_t5`, `finetuning`.
     ///
-    /// These are only names; `bridge_models::registry()` has their factories, and more kinds are registered there.
+    /// These are only names; `bridge_models::registry()` has their factories, and more kinds are
+    /// registered there.
     pub fn builtin() -> Self {
         let mut model = KindRegistry::default();
         for name in ["gpt", "mamba"] {

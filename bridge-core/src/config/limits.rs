@@ -61,12 +61,12 @@ impl Limits {
         Self { min: Some(Bound::Exclusive(0.0)), max: Some(Bound::Inclusive(max)) }
     }
 
-    /// Whether it has an end.
+    /// True if the interval has an end.
     pub fn is_bounded(&self) -> bool {
         self.min.is_some() || self.max.is_some()
     }
 
-    /// Whether a number lies inside.
+    /// True if a number lies inside.
     pub fn contains(&self, value: f64) -> bool {
         let above = match self.min {
             None => true,
@@ -81,10 +81,11 @@ impl Limits {
         above && below
     }
 
-    /// The first number in `node` (itself, or an item of its lists) outside the interval, with what was expected.
+    /// The first number in `node` (itself, or an item of its lists) outside the interval, with what
+    /// was expected.
     ///
-    /// Besides, a float must keep its meaning when rounded to 32 bits, in which training computes, and an integer must fit the 64 bits of
-    /// TOML.
+    /// Besides, a float must keep its meaning when rounded to 32 bits, in which training computes,
+    /// and an integer must fit the 64 bits of TOML.
     pub fn violation<'n>(&self, node: &'n Node) -> Option<(&'n Node, String)> {
         match &node.data {
             Data::Int(value) if i64::try_from(*value).is_err() => Some((node, "an integer that fits 64 bits".into())),
@@ -97,8 +98,8 @@ impl Limits {
         }
     }
 
-    /// What was expected of a number inside the interval that changes its meaning as a 32-bit float: it becomes infinity, zero or subnormal, or
-    /// reaches an excluded bound.
+    /// Expected value for a number inside the interval that changes its meaning as a 32-bit float:
+    /// it becomes infinity, zero or subnormal, or reaches an excluded bound.
     fn rounding_violation(&self, value: f64) -> Option<String> {
         const SMALLEST: f32 = f32::MIN_POSITIVE;
         if value.abs() > f64::from(f32::MAX) {

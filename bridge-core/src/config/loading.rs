@@ -12,14 +12,15 @@ use super::unread::Unread;
 /// Reads and finalizes a recipe file in one go, reporting the problems of both steps together.
 ///
 /// # Errors
-/// Every problem of syntax, names and types, and every violated rule that reads none of these settings.
+/// Every problem of syntax, names and types, and every violated rule that reads none of these
+/// settings.
 pub fn load(path: &Path, overrides: &[String], kinds: &Kinds, world: &World) -> Result<RunConfig, ConfigErrors> {
     let (raw, errors) = RawConfig::read_file(path, overrides, kinds);
     finish(&raw, errors, world)
 }
 
-/// As [`load`], with further checks by the caller, of what only the program knows, such as which devices were compiled in.
-/// They see the configuration as far as it could be read.
+/// Loads like [`load`], with further checks by the caller for facts that only the program knows,
+/// such as the compiled devices. The checks see the configuration as far as it could be read.
 ///
 /// # Errors
 /// As [`load`], and what `further` finds.

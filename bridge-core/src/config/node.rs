@@ -1,5 +1,5 @@
-//! The located value tree into which TOML, YAML, JSON and command-line overrides are read, and to which sections are written.
-//! Sections and file formats do not belong here.
+//! The located value tree into which TOML, YAML, JSON and command-line overrides are read, and to
+//! which sections are written. Sections and file formats do not belong here.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::secrets::{redacted, redacted_argument};
 
-/// Where a value was written: a file with line and column, or a command-line argument.
+/// Place of a value: a file with line and column, or a command-line argument.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Location {
     /// File name, or `command line: key=value`.
@@ -40,7 +40,7 @@ impl Location {
         Self { source: path.display().to_string().into(), line: None, column: None }
     }
 
-    /// Whether this is a command-line argument.
+    /// True if this is a command-line argument.
     pub(crate) fn is_command_line(&self) -> bool {
         self.source.starts_with(COMMAND_LINE)
     }
@@ -64,14 +64,15 @@ impl fmt::Display for Location {
 pub struct Node {
     /// The value.
     pub data: Data,
-    /// Where it was written; `None` for values made by code.
+    /// Place of the value; `None` for values made by code.
     pub location: Option<Location>,
 }
 
 /// A value of the tree.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Data {
-    /// `null` on the command line: the setting returns to its default, or to null if it may be null.
+    /// `null` on the command line: the setting returns to its default, or to null if it may be
+    /// null.
     Unset,
     /// An explicit null.
     Null,
@@ -94,7 +95,7 @@ pub enum Data {
 pub struct Entry {
     /// The name.
     pub key: String,
-    /// Where the name was written.
+    /// Place of the name.
     pub key_location: Option<Location>,
     /// The value.
     pub node: Node,
@@ -137,7 +138,7 @@ impl Node {
         Data::String(text.into()).into()
     }
 
-    /// Whether this is null or unset.
+    /// True if the value is null or unset.
     pub fn is_null(&self) -> bool {
         matches!(self.data, Data::Null | Data::Unset)
     }
@@ -179,7 +180,8 @@ impl Node {
         }
     }
 
-    /// The value in one line, as it would be written in TOML (`null` for null), without the secrets of URLs.
+    /// The value in one line, as it would be written in TOML (`null` for null), without the secrets
+    /// of URLs.
     pub fn to_inline(&self) -> String {
         match &self.data {
             Data::Unset | Data::Null => "null".into(),

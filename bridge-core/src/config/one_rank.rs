@@ -1,4 +1,5 @@
-//! Converts a recipe for many ranks to one rank: removes the settings about ranks, keeps those about model and data.
+//! Converts a recipe for many ranks to one rank: removes the settings about ranks, keeps those
+//! about model and data.
 
 use super::raw::RawConfig;
 use super::sections::{
@@ -14,8 +15,8 @@ macro_rules! take {
 }
 
 impl RawConfig {
-    /// The same recipe for one rank: parallel sizes and all settings about the cooperation of ranks have their defaults. For commands that
-    /// only read the data of a recipe.
+    /// The same recipe for one rank: parallel sizes and all settings about the cooperation of ranks
+    /// have their defaults. For commands that only read the data of a recipe.
     #[must_use]
     pub fn for_one_rank(mut self) -> Self {
         self.dist = DistributedInitConfig::default();

@@ -13,7 +13,7 @@ pub(super) fn apply(root: &mut Node, arguments: &[String]) -> Vec<ConfigError> {
     laid.filter_map(Result::err).map(|error| *error).collect()
 }
 
-/// What overrides say of a key that several of them set: the last one counts, and people look at the first.
+/// Warnings about a key that several overrides set: the last one counts.
 pub(super) fn repeated(arguments: &[String]) -> Vec<String> {
     let arguments: Vec<_> = arguments.iter().map(|argument| redacted_argument(argument)).collect();
     let pairs: Vec<(&str, &str)> = arguments.iter().filter_map(|argument| argument.split_once('=')).collect();

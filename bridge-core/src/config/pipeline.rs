@@ -1,4 +1,5 @@
-//! The layers of each pipeline stage, and the pipeline schedule, according to the settings of `[model]`.
+//! The layers of each pipeline stage, and the pipeline schedule, according to the settings of
+//! `[model]`.
 
 use bridge_dist::schedule::ScheduleKind;
 use bridge_dist::schedule::placement::{Accounting, PipelineLayout, Placement, PlacementError, PlacementSpec, Split};
@@ -8,7 +9,8 @@ use super::run_config::RunConfig;
 use super::sections::TransformerConfig;
 use crate::schedule::MicroBatchWindows;
 
-/// The layers of each chunk of each pipeline rank, for a model with `num_layers` layers over all its stacks.
+/// The layers of each chunk of each pipeline rank, for a model with `num_layers` layers over all
+/// its stacks.
 ///
 /// # Errors
 /// If the layout cannot be parsed, or the layers cannot be placed according to the settings.
@@ -49,7 +51,8 @@ pub fn pipeline_schedule(model: &TransformerConfig, num_chunks: usize) -> Schedu
     }
 }
 
-/// The windows of a pass that trains. Where a teacher's logits of a whole vocabulary are kept for the model, a window is as short as schedules allow.
+/// The windows of a pass that trains. Where a teacher's logits of a whole vocabulary are kept for
+/// the model, a window is as short as schedules allow.
 pub fn train_windows(config: &RunConfig) -> MicroBatchWindows {
     let size = config.train.micro_batch_size;
     if config.distillation.as_ref().is_none_or(|settings| settings.top_k.is_some()) {
@@ -63,7 +66,7 @@ pub fn micro_batch_windows(config: &RunConfig, micro_batch_size: usize) -> Micro
     windows_of(config, micro_batch_size * config.model.seq_length / config.parallel.context)
 }
 
-/// Windows for micro-batches of so many tokens on each rank.
+/// Windows for micro-batches of `tokens` tokens on each rank.
 fn windows_of(config: &RunConfig, tokens: usize) -> MicroBatchWindows {
     let model = &config.model;
     let stages = model.pipeline_model_parallel_size;

@@ -20,20 +20,21 @@ use super::upstream;
 ///
 /// Dereferences to [`RecipeConfig`], so `raw.train.global_batch_size = Some(8)` sets a value.
 ///
-/// A setting counts as explicit if it was written in a file or on the command line (even with its default value), if it
-/// differs from its default, or after [`RawConfig::mark_explicit`].
-/// Presets never overwrite an explicit setting.
+/// A setting counts as explicit if it was written in a file or on the command line (even with its
+/// default value), if it differs from its default, or after [`RawConfig::mark_explicit`]. Presets
+/// never overwrite an explicit setting.
 #[derive(Debug, Clone, Default)]
 pub struct RawConfig {
     recipe: RecipeConfig,
     origins: Origins,
     kinds: Kinds,
     remarks: Vec<String>,
-    /// Whether it has what it takes from a checkpoint.
+    /// True if the recipe has taken its settings from a checkpoint.
     has_taken: bool,
 }
 
-/// Two raw configurations are equal if their settings are; where these were written does not matter.
+/// Two raw configurations are equal if their settings are; where these were written does not
+/// matter.
 impl PartialEq for RawConfig {
     fn eq(&self, other: &Self) -> bool {
         self.recipe == other.recipe
@@ -75,11 +76,13 @@ impl RawConfig {
         errors.into_result(raw)
     }
 
-    /// Reads what a file says of the function of a model: of a configuration that Megatron Bridge saved, the architecture
-    /// and the vocabulary in its `model`; of a recipe, all. The settings that are left out are listed.
+    /// Reads what a file says of the function of a model: of a configuration that Megatron Bridge
+    /// saved, the architecture and the vocabulary in its `model`; of a recipe, all. The settings
+    /// that are left out are listed.
     ///
     /// # Errors
-    /// Syntax, and every setting of the model that changes its function and has no counterpart here.
+    /// Syntax, and every setting of the model that changes its function and has no counterpart
+    /// here.
     pub fn model_from_file(path: &Path, kinds: &Kinds) -> Result<(Self, Vec<String>), ConfigErrors> {
         let mut root = source::parse_file(path)?;
         let left_out = upstream::keep_function(&mut root);
@@ -137,7 +140,7 @@ impl RawConfig {
         self.origins.entry(key.into()).or_insert(None);
     }
 
-    /// Whether the user chose the value of a setting; see [`RawConfig`].
+    /// True if the user chose the value of a setting; see [`RawConfig`].
     pub fn is_explicit(&self, key: &str) -> bool {
         if self.origins.contains_key(key) {
             return true;
@@ -149,7 +152,7 @@ impl RawConfig {
         recipe.get_path(key).is_some_and(|value| Some(value) != default)
     }
 
-    /// Where a setting, or the closest table around it, was given.
+    /// Place of a setting, or of the closest table around it.
     pub fn location(&self, key: &str) -> Option<Location> {
         locate(&self.origins, key)
     }
@@ -164,7 +167,7 @@ impl RawConfig {
         self.remarks.push(remark);
     }
 
-    /// Whether it has what it takes from a checkpoint.
+    /// True if the recipe has taken its settings from a checkpoint.
     pub(super) fn has_taken(&self) -> bool {
         self.has_taken
     }
@@ -174,7 +177,7 @@ impl RawConfig {
         self.has_taken = true;
     }
 
-    /// Where each explicit setting was given.
+    /// Place of each explicit setting.
     pub(super) fn origins(&self) -> &Origins {
         &self.origins
     }

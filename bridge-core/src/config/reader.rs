@@ -1,5 +1,5 @@
-//! The reader of a value tree, which collects every problem and where each setting was given. The values of one type belong
-//! to `field`, those of a table to `section`.
+//! The reader of a value tree, which collects every problem and where each setting was given. The
+//! values of one type belong to `field`, those of a table to `section`.
 
 use std::collections::BTreeMap;
 
@@ -9,10 +9,10 @@ use super::kinds::Kinds;
 use super::node::{Data, Entry, Location, Node};
 use super::spec::TypeSpec;
 
-/// Which settings were given explicitly, and where: dotted path to location.
+/// Explicit settings and their places: dotted path to location.
 pub type Origins = BTreeMap<String, Option<Location>>;
 
-/// Where a setting, or the closest table around it, was given.
+/// Place of a setting, or of the closest table around it.
 pub(crate) fn locate(origins: &Origins, key: &str) -> Option<Location> {
     let mut key = key;
     loop {
@@ -41,7 +41,7 @@ impl<'k> Reader<'k> {
         Self { kinds, path: Vec::new(), errors: ConfigErrors::default(), origins: Origins::new(), num_unknown: 0 }
     }
 
-    /// What was collected.
+    /// Collected origins and errors.
     pub(crate) fn finish(self) -> (Origins, ConfigErrors) {
         (self.origins, self.errors)
     }
@@ -104,7 +104,8 @@ impl<'k> Reader<'k> {
         self.errors.push(ConfigError { meant, ..error });
     }
 
-    /// The settings that an unknown name stands for: its nearest name, or the content of a misspelt table.
+    /// The settings that an unknown name stands for: its nearest name, or the content of a misspelt
+    /// table.
     fn meant(&self, error: &ConfigError, entry: &Entry) -> Vec<String> {
         let Some(nearest) = &error.nearest else {
             return Vec::new();

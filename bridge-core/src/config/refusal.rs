@@ -1,5 +1,6 @@
-//! Refusals: why a setting, or some of its values, is understood but not accepted. A refusal is part of the setting's row in
-//! the section's table; `finalize::refused` turns it into an error. So no setting is accepted and ignored.
+//! Refusals: why a setting, or some of its values, is understood but not accepted. A refusal is
+//! part of the setting's row in the section's table; `finalize::refused` turns it into an error. So
+//! no setting is accepted and ignored.
 
 use super::node::Node;
 use super::overrides;
@@ -8,19 +9,21 @@ use super::overrides;
 #[derive(Debug, Clone, Copy)]
 pub struct Refusal {
     cause: Cause,
-    /// What the setting asks for, and why Bridge does not do it or what to use instead.
+    /// Effect that the setting asks for, and the reason of the refusal or the replacement.
     pub reason: &'static str,
-    /// Values besides the default that ask for nothing or state what Bridge does, written as in an override.
+    /// Values besides the default that ask for nothing or state what Bridge does, written as in an
+    /// override.
     pub inert: &'static [&'static str],
     /// Values that are implemented: only the others are refused, and never the default.
     pub built: &'static [&'static str],
     /// A setting that this one repeats: its value is accepted here too.
     pub same_as: Option<&'static str>,
-    /// Values that upstream's classes set by themselves; they are left out when its saved files are read.
+    /// Values that upstream's classes set by themselves; they are left out when its saved files are
+    /// read.
     pub upstream: &'static [&'static str],
     /// True if every value only asks for speed or memory, never for another result.
     is_execution_only: bool,
-    /// Whether a plan supports values that no run of this release supports.
+    /// True if a plan supports values that no run of this release supports.
     pub(super) is_planned: bool,
     /// Settings that are implemented after all, by name.
     unless: Option<fn(&str) -> bool>,
@@ -48,7 +51,8 @@ pub const fn not_built(reason: &'static str) -> Refusal {
     }
 }
 
-/// Refuses what has no meaning in Bridge: it controls a library, language or device that Bridge does not use.
+/// Refuses what has no meaning in Bridge: it controls a library, language or device that Bridge
+/// does not use.
 pub const fn no_counterpart(reason: &'static str) -> Refusal {
     Refusal { cause: Cause::NoCounterpart, ..not_built(reason) }
 }
@@ -96,12 +100,12 @@ impl Refusal {
         Self { unless: Some(is_built), ..self }
     }
 
-    /// Whether the setting of this name is refused.
+    /// True if the setting of this name is refused.
     pub(super) fn holds(&self, name: &str) -> bool {
         !self.unless.is_some_and(|is_built| is_built(name))
     }
 
-    /// Whether it controls something that Bridge does not have.
+    /// True if the setting controls something that Bridge does not have.
     pub(super) const fn is_without_counterpart(&self) -> bool {
         matches!(self.cause, Cause::NoCounterpart)
     }
@@ -116,7 +120,7 @@ impl Refusal {
         self.is_execution_only || self.is_without_counterpart()
     }
 
-    /// Whether every value that would have an effect is refused.
+    /// True if every value that would have an effect is refused.
     pub const fn is_whole(&self) -> bool {
         self.built.is_empty()
     }

@@ -1,4 +1,5 @@
-//! `RunConfig`: the checked, resolved, immutable configuration, which alone can be trained. It is derived in `finalize`.
+//! `RunConfig`: the checked, resolved, immutable configuration, which alone can be trained. It is
+//! derived in `finalize`.
 
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
@@ -91,7 +92,7 @@ resolved! {
 
     /// The resolved `[model]`.
     pub struct FinalModel: FinalTransformer {
-        /// What is built.
+        /// Kind that is built.
         kind: String,
         /// The values of the settings that the kind registered, defaults filled in.
         extra: toml::Table,
@@ -143,7 +144,7 @@ resolved! {
 
     /// The resolved `[dataset]`.
     pub struct FinalDataset: GptDatasetConfig {
-        /// What is built.
+        /// Kind that is built.
         kind: String,
         /// Tokens per sample.
         seq_length: usize,
@@ -167,7 +168,7 @@ resolved! {
 /// The resolved `[tensor_inspect]`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FinalTensorInspect {
-    /// What is taken of which tensors, and when.
+    /// Statistics of tensors to compute, with their schedule.
     pub rules: Vec<inspect::Rule>,
     /// The folder of the table.
     pub log_dir: PathBuf,
@@ -210,7 +211,8 @@ pub struct ParallelSizes {
 }
 
 impl std::fmt::Display for ParallelSizes {
-    /// `1 rank`, or `8 ranks: tensor 2 x pipeline 2 x data 2`: the sizes above 1, of which experts have their own.
+    /// `1 rank`, or `8 ranks: tensor 2 x pipeline 2 x data 2`: the sizes above 1, of which experts
+    /// have their own.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         if self.world_size == 1 {
             return f.write_str("1 rank");
@@ -337,7 +339,7 @@ impl Deref for RunConfig {
 }
 
 impl FinalValidation {
-    /// Whether the validation split is evaluated after `iteration`, while the run trains.
+    /// True if the validation split is evaluated after `iteration` during training.
     pub fn is_due(&self, iteration: u64) -> bool {
         let iteration = iteration as usize;
         self.eval_interval.is_some_and(|interval| iteration.is_multiple_of(interval))
@@ -359,12 +361,13 @@ impl RunConfig {
     /// The same configuration, if each of its settings has an effect.
     ///
     /// # Errors
-    /// Every setting that has no effect because of others; [`warnings`](Self::warnings) names them otherwise.
+    /// Every setting that has no effect because of others; [`warnings`](Self::warnings) names them
+    /// otherwise.
     pub fn strict(self) -> Result<Self, ConfigErrors> {
         self.idle.clone().into_result(self)
     }
 
-    /// Whether the device is the CPU.
+    /// True if the device is the CPU.
     pub fn computes_on_cpu(&self) -> bool {
         matches!(self.device.as_str(), "flex" | "cpu")
     }
@@ -387,7 +390,8 @@ impl RunConfig {
         Mesh::new(parallel.world_size, sizes, order)
     }
 
-    /// Where a setting, or the closest table around it, was given: for problems that are found only when it is used.
+    /// Place of a setting, or of the closest table around it: for problems that are found only when
+    /// it is used.
     pub fn location(&self, key: &str) -> Option<Location> {
         locate(&self.origins, key)
     }
@@ -397,8 +401,9 @@ impl RunConfig {
         &self.recipe
     }
 
-    /// The configuration with as many iterations as its `train.num_epochs` take of `samples` in an epoch, rounded up to whole ones, and without
-    /// `num_epochs`; `None` where the recipe counts otherwise.
+    /// The configuration with as many iterations as its `train.num_epochs` take of `samples` in an
+    /// epoch, rounded up to whole ones, and without `num_epochs`; `None` where the recipe counts
+    /// otherwise.
     ///
     /// # Errors
     /// What is wrong with the recipe at this number of iterations, such as a warmup that is longer.
@@ -412,14 +417,16 @@ impl RunConfig {
         Some(counted.map(|counted| Self { origins: self.origins.clone(), ..counted }))
     }
 
-    /// Samples by which a step of `batch_size` samples advances the schedules. In a run whose length is given in iterations each step counts as
-    /// a full global batch, so that lengths in iterations mean iterations under a ramp-up of the batch, too.
+    /// Samples by which a step of `batch_size` samples advances the schedules. In a run whose
+    /// length is given in iterations each step counts as a full global batch, so that lengths in
+    /// iterations mean iterations under a ramp-up of the batch, too.
     pub fn schedule_steps(&self, batch_size: u64) -> u64 {
         if self.train.train_samples.is_some() { batch_size } else { self.train.global_batch_size as u64 }
     }
 
-    /// The same run, continued after `iterations` with `samples`: `train.train_samples` counts samples over all runs, of which earlier ones may have had
-    /// other batch sizes. `None` if the number of iterations is right as it is.
+    /// The same run, continued after `iterations` with `samples`: `train.train_samples` counts
+    /// samples over all runs, of which earlier ones may have had other batch sizes. `None` if the
+    /// number of iterations is right as it is.
     #[must_use]
     pub fn continued_after(&self, iterations: u64, samples: u64) -> Option<Self> {
         let left = (self.train.train_samples? as u64).saturating_sub(samples);
@@ -431,7 +438,7 @@ impl RunConfig {
         })
     }
 
-    /// Whether the number of iterations is not known before the data has been read.
+    /// True if the number of iterations is unknown before the data has been read.
     pub fn counts_epochs(&self) -> bool {
         self.train.num_epochs.is_some()
     }
@@ -451,8 +458,9 @@ impl RunConfig {
         self.train.micro_batch_size * self.parallel.data
     }
 
-    /// Problems with files that the configuration names but that do not exist. Separate from `finalize`, because a checkpoint's
-    /// own configuration must load even if its inputs no longer exist.
+    /// Problems with files that the configuration names but that do not exist. Separate from
+    /// `finalize`, because a checkpoint's own configuration must load even if its inputs no longer
+    /// exist.
     ///
     /// # Errors
     /// One entry per missing file.
@@ -472,8 +480,8 @@ impl RunConfig {
 }
 
 impl FinalTransformer {
-    /// Global numbers of the layers whose MLP has experts, in ascending order. Layers of multi-token prediction are behind the others, and of the sort
-    /// of the last one.
+    /// Global numbers of the layers whose MLP has experts, in ascending order. Layers of
+    /// multi-token prediction are behind the others, and of the sort of the last one.
     pub fn layers_with_experts(&self) -> Vec<usize> {
         let numbered = self.moe_layers.iter().enumerate();
         let mut layers: Vec<usize> =
@@ -487,9 +495,9 @@ impl FinalTransformer {
     /// Rows of the embedding, given the tokenizer's size.
     ///
     /// Without `vocab_size` it is the tokenizer's, padded to a multiple of
-    /// `make_vocab_size_divisible_by`. With it, padding happens only with `should_pad_vocab`. It does not
-    /// depend on the layout, so that all layouts train, save and load the same model; the rows need not
-    /// divide over tensor-parallel ranks.
+    /// `make_vocab_size_divisible_by`. With it, padding happens only with `should_pad_vocab`. It
+    /// does not depend on the layout, so that all layouts train, save and load the same model; the
+    /// rows need not divide over tensor-parallel ranks.
     ///
     /// # Errors
     /// If `vocab_size` is smaller than the tokenizer's.
@@ -509,7 +517,7 @@ impl FinalTransformer {
         }
     }
 
-    /// Whether rows of the embedding are added to the vocabulary.
+    /// True if rows of the embedding are added to the vocabulary.
     pub fn pads_vocabulary(&self) -> bool {
         self.vocab_size.is_none() || self.should_pad_vocab
     }

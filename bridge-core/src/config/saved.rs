@@ -1,4 +1,5 @@
-//! Recipes that checkpoints have: where one is looked for, and what was found. Who looks knows files, and is registered with the kinds of models.
+//! Recipes that checkpoints have: where one is looked for, and what was found. Who looks knows
+//! files, and is registered with the kinds of models.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -9,7 +10,7 @@ use std::sync::Arc;
 pub(crate) struct Places {
     /// Folder of the checkpoints to go on from.
     pub load: Option<PathBuf>,
-    /// Which of them; the newest intact one by default.
+    /// Step of the checkpoint; the newest intact one by default.
     pub step: Option<u64>,
     /// Folder or file of the weights to begin with, where `load` has nothing.
     pub pretrained: Option<PathBuf>,
@@ -18,11 +19,12 @@ pub(crate) struct Places {
 /// The recipe of the checkpoint that a run would start from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SavedRecipe {
-    /// Its text, as TOML.
+    /// Text of the recipe, as TOML.
     pub text: String,
     /// The checkpoint.
     pub path: PathBuf,
-    /// The folder of a tokenizer's files that stands for one which the text does not name, or whose file is gone.
+    /// The folder of a tokenizer's files that stands for one which the text does not name, or whose
+    /// file is gone.
     pub tokenizer: Option<PathBuf>,
 }
 
@@ -39,7 +41,7 @@ impl FindRecipe {
         Self(Arc::new(find))
     }
 
-    /// What is there.
+    /// Recipe at one of the places.
     pub fn at(&self, places: &Places) -> FoundRecipe {
         (self.0)(places)
     }

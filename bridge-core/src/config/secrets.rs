@@ -1,5 +1,6 @@
-//! Secrets in texts and settings: which they are, and texts without them. Recipes are written to checkpoints, logs and trackers without secrets; a
-//! reference `${NAME}` to an environment variable is not a secret and stays.
+//! Secrets in texts and settings: which they are, and texts without them. Recipes are written to
+//! checkpoints, logs and trackers without secrets; a reference `${NAME}` to an environment variable
+//! is not a secret and stays.
 
 use std::borrow::Cow;
 
@@ -92,7 +93,8 @@ pub(crate) fn split_credentials(place: &str) -> Option<(&str, &str)> {
     if let Some(at) = authority.rfind('@') {
         return Some((&place[..at], &place[at + 1..]));
     }
-    // A password may hold a slash that its user has not encoded. Then what stands before the slash is not a host and port.
+    // A password may hold a slash that its user has not encoded. Then what stands before the slash
+    // is not a host and port.
     let (_, port) = authority.rsplit_once(':')?;
     let is_port = port.is_empty() || port.bytes().all(|byte| byte.is_ascii_digit()) || authority.ends_with(']');
     let at = place.rfind('@').filter(|_| !is_port)?;
@@ -136,8 +138,8 @@ pub fn redacted_value<'v>(key: &str, value: &'v str) -> Cow<'v, str> {
 /// Table with free names, such as `token` or `key` for what a tracker should show.
 const FREE_TABLE: &str = "mlflow_tags";
 
-/// True if the value of a setting with this dotted key is a secret. In a free table any name with `token`, `key`, `secret`
-/// or `password` in it is the name of a secret.
+/// True if the value of a setting with this dotted key is a secret. In a free table any name with
+/// `token`, `key`, `secret` or `password` in it is the name of a secret.
 fn is_secret_key(key: &str) -> bool {
     let (table, name) = key.rsplit_once('.').unwrap_or(("", key));
     is_secret_name(name) || table.ends_with(FREE_TABLE) && is_secret_parameter(name)

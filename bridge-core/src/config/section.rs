@@ -1,5 +1,5 @@
-//! Sections: the trait of a table of settings, and the `section!` macro, which declares a struct together with its defaults,
-//! reading, writing and field table.
+//! Sections: the trait of a table of settings, and the `section!` macro, which declares a struct
+//! together with its defaults, reading, writing and field table.
 
 use std::collections::BTreeSet;
 
@@ -27,7 +27,7 @@ pub trait Section: Default + Clone + PartialEq {
         name
     }
 
-    /// Reads one field; false if there is none of this name.
+    /// Reads one field; false if there is no field of this name.
     fn assign(&mut self, name: &str, node: &Node, reader: &mut Reader<'_>) -> bool;
 
     /// The value of one field.
@@ -66,8 +66,9 @@ pub(crate) fn assign_entries<S: Section>(section: &mut S, entries: &[Entry], rea
 }
 
 /// Declares a section: struct, defaults, [`Section`], [`Field`](super::field::Field) and serde in
-/// one table of `/// doc`, `@mark name: type = default, limits => refusal;` rows; most have neither limits nor refusal. A row without a mark
-/// changes what is computed ([`Concerns`](super::spec::Concerns)).
+/// one table of `/// doc`, `@mark name: type = default, limits => refusal;` rows; most have neither
+/// limits nor refusal. A row without a mark changes what is computed
+/// ([`Concerns`](super::spec::Concerns)).
 macro_rules! section {
     (
         $(#[doc = $section_doc:literal])+

@@ -1,4 +1,5 @@
-//! What is known about a setting without its section: the rows of the sections' field tables, and the types of values.
+//! Description of a setting without its section: the rows of the sections' field tables, and the
+//! types of values.
 
 use std::fmt;
 
@@ -21,14 +22,16 @@ pub struct FieldSpec {
     pub default: Node,
     /// Why values other than those it names are refused; `None` accepts all values.
     pub refusal: Option<Refusal>,
-    /// What another value changes.
+    /// Effect of another value.
     pub concerns: Concerns,
 }
 
-/// What another value of a setting changes in a run that goes on from a checkpoint. Rows that do not say so change the function.
+/// Effect of another value of a setting on a run that resumes from a checkpoint. Unmarked rows
+/// change the function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Concerns {
-    /// In `[model]` what the model computes from its parameters; in other sections the course of training.
+    /// In `[model]` what the model computes from its parameters; in other sections the course of
+    /// training.
     Function,
     /// The course of training, but not what the trained model computes: marked `@training`.
     Training,
@@ -49,7 +52,7 @@ pub enum TypeSpec {
     Float,
     /// Text.
     String,
-    /// One of the names.
+    /// Choice of a name.
     Choice(&'static [&'static str]),
     /// A list of any length.
     List(Box<TypeSpec>),
@@ -101,7 +104,7 @@ impl TypeSpec {
         }
     }
 
-    /// Whether a value has this type; used for settings that code registers at run time.
+    /// True if a value has this type; used for settings that code registers at run time.
     pub fn accepts(&self, node: &Node) -> bool {
         match (self, &node.data) {
             (Self::Any, _) | (Self::Bool, Data::Bool(_)) | (Self::String, Data::String(_)) => true,
@@ -135,7 +138,7 @@ pub(super) fn is_null_word(node: &Node) -> bool {
 }
 
 impl Refusal {
-    /// Whether the setting has no effect and all values of its type are accepted.
+    /// True if the setting has no effect and all values of its type are accepted.
     pub fn is_inert(&self, field: &FieldSpec) -> bool {
         let has = |node: &Node| self.accepted(&field.default).contains(node);
         let (spec, is_nullable) = match (field.spec)() {

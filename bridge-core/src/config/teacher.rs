@@ -12,7 +12,7 @@ use super::{Kinds, RawConfig};
 
 const TEACHER: &str = "distillation.teacher";
 
-/// What a teacher has of the run's model: how ranks share it, its precision, and what it reads.
+/// Properties that a teacher takes from the run's model: its layout, precision and inputs.
 const OF_RUN: [&str; 7] = [
     "tensor_model_parallel_size",
     "pipeline_model_parallel_size",
@@ -24,7 +24,8 @@ const OF_RUN: [&str; 7] = [
 ];
 
 impl RunConfig {
-    /// The model of a saved recipe on this run's ranks, frozen: what computes is the same, the layout is the run's, and nothing is recomputed.
+    /// The model of a saved recipe on this run's ranks, frozen: what computes is the same, the
+    /// layout is the run's, and nothing is recomputed.
     ///
     /// # Errors
     /// A model that is no decoder without experts, or that these ranks cannot share.
@@ -54,7 +55,8 @@ impl RunConfig {
         Ok(FinalModel { config, kind: kind.clone(), extra: toml::Table::new() })
     }
 
-    /// The section of a recipe with the layout and the precision of this run, and with nothing else that only says how to run it.
+    /// The section of a recipe with the layout and the precision of this run, and with nothing else
+    /// that only says how to run it.
     fn on_ranks_of_run(&self, saved: &RecipeConfig) -> TransformerConfig {
         let kinds = Kinds::default();
         let mut reader = Reader::new(&kinds);

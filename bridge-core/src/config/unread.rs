@@ -1,8 +1,9 @@
-//! Settings that were given but could not be read, and the later problems that only follow from them.
+//! Settings that were given but could not be read, and the later problems that only follow from
+//! them.
 //!
-//! `finalize` sees the default of such a setting. A rule that reads it, or a setting filled in from it, would
-//! check a value that nobody chose. Rules name every setting that they read, as their key or in their messages,
-//! so such follow-up problems can be recognized and left out.
+//! `finalize` sees the default of such a setting. A rule that reads it, or a setting filled in from
+//! it, would check a value that nobody chose. Rules name every setting that they read, as their key
+//! or in their messages, so such follow-up problems can be recognized and left out.
 
 use std::collections::BTreeSet;
 
@@ -121,12 +122,13 @@ impl Unread {
         }
     }
 
-    /// Whether the value of `key` is unknown: itself, the table it is in, or something in it.
+    /// True if the value of `key` is unknown: the value itself, the table around it, or a value in
+    /// it.
     fn is_unknown(&self, key: &str) -> bool {
         self.keys.iter().any(|unread| is_inside(key, unread) || is_inside(unread, key))
     }
 
-    /// Whether a problem is about an unknown value, or from a rule that read one.
+    /// True if a problem is about an unknown value, or from a rule that read one.
     pub(super) fn concerns(&self, error: &ConfigError) -> bool {
         self.is_unknown(&error.key)
             || keys_in(&error.message).any(|key| self.is_unknown(key))
@@ -134,12 +136,13 @@ impl Unread {
     }
 }
 
-/// Whether `key` is `table` or below it.
+/// True if `key` is `table` or below it.
 fn is_inside(key: &str, table: &str) -> bool {
     key.strip_prefix(table).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
-/// The words of a message that can be keys: dotted names, or names of settings outside all sections.
+/// The words of a message that can be keys: dotted names, or names of settings outside all
+/// sections.
 fn keys_in(message: &str) -> impl Iterator<Item = &str> {
     let is_of_key = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '.';
     let words = message.split(move |c| !is_of_key(c)).map(|word| word.trim_matches('.'));

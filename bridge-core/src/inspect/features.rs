@@ -1,5 +1,5 @@
-//! The specification of `tensor_inspect.features`, in the form of NVIDIA's `nvdlfw_inspect`: named sections, each with the layers that it is about
-//! and what is wanted of them.
+//! The specification of `tensor_inspect.features`, in the form of NVIDIA's `nvdlfw_inspect`: named
+//! sections, each with the layers that it is about and what is wanted of them.
 
 use std::collections::BTreeSet;
 
@@ -33,12 +33,12 @@ impl TensorKind {
         ("dgrad", Self::InputGradient),
     ];
 
-    /// Its name in specifications and figures.
+    /// Name in specifications and figures.
     pub fn name(self) -> &'static str {
         name_of(&Self::NAMES, self)
     }
 
-    /// Whether its numbers are gradients.
+    /// True if the numbers are gradients.
     pub fn is_gradient(self) -> bool {
         matches!(self, Self::WeightGradient | Self::OutputGradient | Self::InputGradient)
     }
@@ -69,7 +69,8 @@ pub enum Statistic {
     NonFinite,
     /// Numbers other than zero that bfloat16 rounds to zero, in percent.
     Bf16Underflows,
-    /// As [`Self::Bf16Underflows`], of fp8 E4M3 with the scale that takes the largest magnitude to the largest number.
+    /// As [`Self::Bf16Underflows`], of fp8 E4M3 with the scale that takes the largest magnitude to
+    /// the largest number.
     E4m3Underflows,
     /// As [`Self::E4m3Underflows`], of fp8 E5M2.
     E5m2Underflows,
@@ -96,7 +97,7 @@ impl Statistic {
         ("histogram", Self::Histogram),
     ];
 
-    /// Its name in specifications and figures.
+    /// Name in specifications and figures.
     pub fn name(self) -> &'static str {
         name_of(&Self::NAMES, self)
     }
@@ -106,13 +107,13 @@ fn name_of<T: PartialEq + Copy>(names: &[(&'static str, T)], value: T) -> &'stat
     names.iter().find(|(_, other)| *other == value).map_or("", |(name, _)| name)
 }
 
-/// What is wrong with a specification, and where in it.
+/// Error in a specification, with its place.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{path}` {message}")]
 pub struct FeatureError {
     /// The keys that lead there, with dots.
     pub path: String,
-    /// What is wrong.
+    /// Description of the problem.
     pub message: String,
 }
 
@@ -120,9 +121,9 @@ pub struct FeatureError {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rule {
     layers: Layers,
-    /// Of what.
+    /// Kind of the tensors.
     pub kind: TensorKind,
-    /// Which.
+    /// Statistics to compute.
     pub statistics: BTreeSet<Statistic>,
     steps: Steps,
 }
@@ -146,7 +147,7 @@ struct Steps {
 }
 
 impl Rule {
-    /// All statistics but the histogram, of every tensor of a kind, every so many steps.
+    /// All statistics except the histogram, of every tensor of a kind, every `every` steps.
     fn of_all(kind: TensorKind, every: u64) -> Self {
         let statistics = Statistic::NAMES.iter().map(|(_, statistic)| *statistic);
         Self {
@@ -157,13 +158,15 @@ impl Rule {
         }
     }
 
-    /// Whether statistics are taken at `step`: every so many steps from the first one of a range on, up to its last.
+    /// True if statistics are computed at `step`: at a fixed interval from the first step of a
+    /// range to its last.
     pub fn is_due(&self, step: u64) -> bool {
         let Steps { every, ranges } = &self.steps;
         ranges.iter().any(|(first, last)| (*first..=*last).contains(&step) && (step - first).is_multiple_of(*every))
     }
 
-    /// Tells which names the rule is about. The pattern was compiled when it was read, and is compiled here once more.
+    /// Tells which names the rule is about. The pattern was compiled when it was read, and is
+    /// compiled here once more.
     pub(super) fn matcher(&self) -> impl Fn(&str) -> bool + Send + 'static {
         let (types, pattern) = match &self.layers {
             Layers::All => (None, None),
@@ -179,8 +182,8 @@ impl Rule {
     }
 }
 
-/// The rules of a specification; without one, all statistics but histograms of all parameters, their gradients, and what segments hand on with its
-/// gradient, every `interval` steps.
+/// The rules of a specification; without one, all statistics but histograms of all parameters,
+/// their gradients, and what segments hand on with its gradient, every `interval` steps.
 ///
 /// # Errors
 /// The first key or value that cannot be followed, with the nearest one that can.
@@ -202,7 +205,8 @@ pub fn rules(specification: Option<&Value>, interval: u64) -> Result<Vec<Rule>, 
 /// The one feature that takes statistics.
 const FEATURE: &str = "LogTensorStats";
 
-/// Features of the same framework that change how matrices are multiplied, or look at numbers in 8 or 4 bits.
+/// Features of the same framework that change how matrices are multiplied, or look at numbers in 8
+/// or 4 bits.
 const OF_NARROW_NUMBERS: [&str; 8] = [
     "LogFp8TensorStats",
     "LogNvfp4TensorStats",

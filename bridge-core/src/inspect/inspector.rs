@@ -10,20 +10,21 @@ use serde::{Deserialize, Serialize};
 use super::features::{Rule, Statistic, TensorKind};
 use super::statistics::Statistics;
 
-/// What is known of a tensor of a step.
+/// Statistics of a tensor of a step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Gathered {
     /// The parameter, or the segment.
     pub name: String,
-    /// What it is of it.
+    /// Kind of the tensor.
     pub kind: TensorKind,
     /// The figures that are wanted.
     pub wanted: BTreeSet<Statistic>,
-    /// What they come from.
+    /// Statistics of its numbers.
     pub statistics: Statistics,
 }
 
-/// The statistics of this rank, in steps whose tensors are looked at. Otherwise each tensor costs the look whether they are.
+/// The statistics of this rank, in steps whose tensors are looked at. Otherwise each tensor costs
+/// the look whether they are.
 #[derive(Default)]
 pub struct Inspector {
     is_on: AtomicBool,
@@ -47,8 +48,9 @@ struct Due {
 }
 
 impl Inspector {
-    /// Looks at tensors from now on, as the rules say that are due. Without any, nothing is looked at. The residual stream is left to another
-    /// rank that holds the same, unless this one `counts_streams`.
+    /// Looks at tensors from now on, as the rules say that are due. Without any, nothing is looked
+    /// at. The residual stream is left to another rank that holds the same, unless this one
+    /// `counts_streams`.
     pub fn begin<'r>(&self, due: impl IntoIterator<Item = &'r Rule>, counts_streams: bool) {
         let due = due.into_iter().map(|rule| Due {
             kind: rule.kind,
@@ -60,12 +62,12 @@ impl Inspector {
         *self.state() = state;
     }
 
-    /// Whether tensors are looked at.
+    /// True if tensors are inspected.
     pub fn is_on(&self) -> bool {
         self.is_on.load(Ordering::Relaxed)
     }
 
-    /// Whether tensors of this kind are.
+    /// True if tensors of this kind are inspected.
     pub fn wants(&self, kind: TensorKind) -> bool {
         self.is_on() && self.state().due.iter().any(|due| due.kind == kind)
     }
@@ -85,7 +87,7 @@ impl Inspector {
         *kept = std::mem::take(kept).joined(statistics);
     }
 
-    /// What gradients of parameters, and what those of streams are multiplied by.
+    /// Sets the factors of the gradients of parameters and of streams.
     pub fn scale_gradients(&self, of_parameters: f64, of_streams: f64) {
         self.state().factors = Some((of_parameters, of_streams));
     }
@@ -134,7 +136,7 @@ impl fmt::Debug for Inspector {
     }
 }
 
-/// What all ranks know together, in the order of names and kinds.
+/// Statistics of all ranks together, in the order of names and kinds.
 pub fn of_all(ranks: impl IntoIterator<Item = Vec<Gathered>>) -> Vec<Gathered> {
     let mut all: BTreeMap<(String, TensorKind), Gathered> = BTreeMap::new();
     for gathered in ranks.into_iter().flatten() {

@@ -1,4 +1,5 @@
-//! Statistics of tensors (`[tensor_inspect]`): which are taken of what and when, and what they are. Plain numbers: who has the tensors hands them in.
+//! Statistics of tensors (`[tensor_inspect]`): which are taken of what and when, and what they are.
+//! Plain numbers: who has the tensors hands them in.
 
 mod features;
 mod inspector;

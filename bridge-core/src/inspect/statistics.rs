@@ -5,13 +5,16 @@ use serde::{Deserialize, Serialize};
 
 use super::features::Statistic;
 
-/// Numbers that are looked at together; parts are put together in their order, so that results do not depend on who was faster.
+/// Numbers that are looked at together; parts are put together in their order, so that results do
+/// not depend on who was faster.
 const PART: usize = 1 << 15;
 
-/// Exponents of float32: those of subnormal numbers and of zero are 0, those of what is not finite 255.
+/// Exponents of float32: those of subnormal numbers and of zero are 0, those of what is not finite
+/// 255.
 const EXPONENTS: usize = 256;
 
-/// Formats in which underflows are counted: the largest magnitude that rounds to zero, and the largest number where tensors are scaled to it.
+/// Formats in which underflows are counted: the largest magnitude that rounds to zero, and the
+/// largest number where tensors are scaled to it.
 const FORMATS: [(f64, Option<f64>); 3] = [
     // Half of the smallest subnormal number, which rounds to even.
     (f64::from_bits((1023 - 134) << 52), None),
@@ -19,7 +22,8 @@ const FORMATS: [(f64, Option<f64>); 3] = [
     (f64::from_bits((1023 - 17) << 52), Some(57_344.0)),
 ];
 
-/// What is known of the numbers of a tensor. Numbers that are not finite are counted, and left out of all else.
+/// Statistics of the numbers of a tensor. Numbers that are not finite are counted, and left out of
+/// all other statistics.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Statistics {
     /// All numbers.
@@ -32,7 +36,7 @@ pub struct Statistics {
     /// The sum of squared differences from the mean.
     squares: f64,
     magnitudes: f64,
-    /// The smallest magnitude that is not zero; 0 if there is none.
+    /// Smallest magnitude that is not zero; 0 if all are zero.
     smallest: f64,
     /// Numbers that round to zero, by format.
     underflows: [u64; 3],
@@ -143,7 +147,8 @@ impl Statistics {
         }
     }
 
-    /// Statistics of the numbers times `factor`, which is above 0. Underflows and the histogram stay those of the numbers before.
+    /// Statistics of the numbers times `factor`, which is above 0. Underflows and the histogram
+    /// stay those of the numbers before.
     #[must_use]
     pub fn scaled(mut self, factor: f64) -> Self {
         for value in [&mut self.min, &mut self.max, &mut self.mean, &mut self.magnitudes, &mut self.smallest] {
@@ -177,8 +182,8 @@ impl Statistics {
         }
     }
 
-    /// The histogram: how many magnitudes are in `[2^e, 2^(e+1))`, as `e:count` with spaces between. Subnormal numbers of float32 are counted at
-    /// -127.
+    /// The histogram: how many magnitudes are in `[2^e, 2^(e+1))`, as `e:count` with spaces
+    /// between. Subnormal numbers of float32 are counted at -127.
     pub fn histogram(&self) -> String {
         let counts = (self.lowest..).zip(&self.histogram).filter(|(_, count)| **count > 0);
         let counts: Vec<String> = counts.map(|(exponent, count)| format!("{exponent}:{count}")).collect();
@@ -186,7 +191,7 @@ impl Statistics {
     }
 }
 
-/// How many numbers other than zero are not above each limit.
+/// Number of nonzero values that do not exceed each limit.
 fn underflows(values: &[f32], limits: [f64; 3]) -> [u64; 3] {
     let mut counts = [0; 3];
     for value in values {
@@ -236,7 +241,8 @@ mod tests {
 
     #[test]
     fn figures_are_those_of_a_plain_reckoning() {
-        // A longer tensor than a part, far from zero, so that squares cancel where they are summed plainly.
+        // A longer tensor than a part, far from zero, so that squares cancel where they are summed
+        // plainly.
         let values: Vec<f32> = (0..PART * 2 + 77).map(|i| 1000.0 + (i % 1013) as f32 * 0.25).collect();
         let statistics = Statistics::of(&values);
         let n = values.len() as f64;

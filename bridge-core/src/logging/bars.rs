@@ -11,7 +11,7 @@ use super::numbers::{duration, with_prefix};
 use super::progress::{ProgressHandle, ProgressSink, ProgressTask};
 use super::terminal::{Column, bar_width, colours_bars, in_columns, painted};
 
-/// How often bars are drawn, in Hz.
+/// Refresh rate of bars, in Hz.
 const RATE: u8 = 20;
 
 /// A terminal as wide as bars may be, since they are filled with spaces up to its width.
@@ -118,7 +118,7 @@ impl ProgressSink for TerminalProgress {
     }
 }
 
-/// How far a task is.
+/// Progress of a task.
 struct Moment {
     position: u64,
     total: Option<u64>,

@@ -1,5 +1,5 @@
-//! Curves in one picture, as SVG and PNG. No system fonts or C libraries are needed; the font comes with a crate. What the curves mean, the
-//! caller knows.
+//! Curves in one picture, as SVG and PNG. No system fonts or C libraries are needed; the font comes
+//! with a crate. What the curves mean, the caller knows.
 
 use std::fs;
 use std::io;
@@ -23,7 +23,7 @@ pub struct Series {
     pub name: String,
     /// Points that are not finite are left out.
     pub points: Curve,
-    /// Of line and dots.
+    /// Color of line and dots.
     pub colour: Colour,
     /// Width of the line in pixels; 0 draws none.
     pub line: u32,
@@ -36,11 +36,11 @@ pub struct Series {
 pub struct Chart {
     /// Shown above the curves.
     pub title: String,
-    /// What is on the horizontal axis.
+    /// Label of the horizontal axis.
     pub x: &'static str,
-    /// How the horizontal axis writes its numbers.
+    /// Formatter of the numbers of the horizontal axis.
     pub x_number: fn(f64) -> String,
-    /// What is on the vertical axis.
+    /// Label of the vertical axis.
     pub y: &'static str,
     /// The curves; later ones are drawn over earlier ones.
     pub series: Vec<Series>,
@@ -60,7 +60,7 @@ pub enum PlotError {
     Draw {
         /// The file.
         path: PathBuf,
-        /// What the drawing library says.
+        /// Message of the drawing library.
         reason: String,
     },
     /// The file system refused.
@@ -79,8 +79,8 @@ const HEIGHT: u32 = 560;
 const SUPERSAMPLING: u32 = 3;
 const FONT: &str = "sans-serif";
 
-/// Largest magnitude that is drawn; larger values are drawn there. The drawing library computes powers of ten and
-/// differences of the values, which must stay finite.
+/// Largest magnitude that is drawn; larger values are drawn there. The drawing library computes
+/// powers of ten and differences of the values, which must stay finite.
 const LARGEST: f64 = 1e100;
 /// Smallest size of an axis, as a share of the largest magnitude on it.
 const SMALLEST_SHARE: f64 = 1e-6;
@@ -182,7 +182,7 @@ fn encode_png(pixels: &[u8]) -> Result<Vec<u8>, png::EncodingError> {
     Ok(bytes)
 }
 
-/// What is drawn, and the part of the plane it lies in.
+/// Drawn curves, and the part of the plane that they cover.
 struct Drawn<'a> {
     chart: &'a Chart,
     /// The points of each series, as many as can be seen.

@@ -1,11 +1,14 @@
-//! Curves as they are drawn: smoothed, and thinned to what a picture can show. Drawing itself is in `chart`.
+//! Curves as they are drawn: smoothed, and thinned to what a picture can show. Drawing itself is in
+//! `chart`.
 
 /// Points in the order of their first coordinate.
 pub type Curve = Vec<(f64, f64)>;
 
-/// A moving fit of straight lines, applied twice so that it rolls off softly: a point becomes the value there of the line through the points
-/// around it. Where there are as many on both sides that is their mean. Towards the ends the window keeps its size and lies on one side, so
-/// that the curve neither lags behind a falling loss nor follows the last point: it ends where the losses end.
+/// A moving fit of straight lines, applied twice so that it rolls off softly: a point becomes the
+/// value there of the line through the points around it. Where there are as many on both sides that
+/// is their mean. Towards the ends the window keeps its size and lies on one side, so that the
+/// curve neither lags behind a falling loss nor follows the last point: it ends where the losses
+/// end.
 pub fn smooth(curve: &[(f64, f64)]) -> Curve {
     let half_width = (curve.len() / 60).clamp(2, 100);
     let pass = |curve: &[(f64, f64)]| -> Curve {
@@ -22,7 +25,8 @@ pub fn smooth(curve: &[(f64, f64)]) -> Curve {
             let n = size as f64;
             let middle = start as f64 + (n - 1.0) / 2.0;
             let mean = (after.0 - before.0) / n;
-            // The places of a window are as far apart as those of any other of its size: their variance is known.
+            // The places of a window are as far apart as those of any other of its size: their
+            // variance is known.
             let variance = (n * n - 1.0) / 12.0;
             let covariance = (after.1 - before.1) / n - middle * mean;
             let slope = if size > 1 { covariance / variance } else { 0.0 };
@@ -36,8 +40,8 @@ pub fn smooth(curve: &[(f64, f64)]) -> Curve {
 /// Points that a growing curve keeps at most.
 const KEPT_POINTS: usize = 1 << 17;
 
-/// A curve that grows point by point in bounded memory: beyond `KEPT_POINTS` points, the least and the largest value of each stretch are kept, in their
-/// order.
+/// A curve that grows point by point in bounded memory: beyond `KEPT_POINTS` points, the least and
+/// the largest value of each stretch are kept, in their order.
 #[derive(Clone, Debug, Default)]
 pub struct GrowingCurve {
     points: Curve,
@@ -84,7 +88,8 @@ fn ends(points: &[(f64, f64)]) -> Curve {
 /// Points that a curve is drawn with at most: more than the picture has columns show nothing more.
 const DRAWN_POINTS: usize = 2000;
 
-/// A curve of at most about `DRAWN_POINTS` points: of each stretch the least and the largest value, in their order.
+/// A curve of at most about `DRAWN_POINTS` points: of each stretch the least and the largest value,
+/// in their order.
 pub fn thinned(curve: &[(f64, f64)]) -> Curve {
     let stretch = curve.len().div_ceil(DRAWN_POINTS / 2);
     if stretch <= 2 {
@@ -118,13 +123,15 @@ mod tests {
             let smoothed = smooth(&curve);
             assert_eq!(smoothed.len(), curve.len(), "it ends where the losses end");
             let window = (2 * (curve.len() / 60).clamp(2, 100) + 1) as f64;
-            // A fit of straight lines through n points takes about 4 / n of the last one, twice applied no more.
+            // A fit of straight lines through n points takes about 4 / n of the last one, twice
+            // applied no more.
             let taken = 3.0 - smoothed[last].1;
             assert!(taken > 0.0 && taken < 4.5 / window, "{length}: {taken}");
         }
     }
 
-    /// Losses of training, with noise: the curve ends at the last step, at the height that the losses have there without their noise.
+    /// Losses of training, with noise: the curve ends at the last step, at the height that the
+    /// losses have there without their noise.
     #[test]
     fn the_smoothed_curve_ends_where_the_losses_end() {
         for (length, decay) in [(60_i32, 0.5), (600, 0.3), (6000, 0.3), (20_000, 0.1)] {
@@ -139,7 +146,8 @@ mod tests {
             let (found, raw) = (smooth(&curve)[curve.len() - 1], curve[curve.len() - 1]);
             assert_eq!(found.0, raw.0);
             let exact = loss(length - 1);
-            // The noise of one loss has a deviation of 0.058; the end of a line through n of them 2 / sqrt(n) of that.
+            // The noise of one loss has a deviation of 0.058; the end of a line through n of them 2
+            // / sqrt(n) of that.
             let window = (2 * (curve.len() / 60).clamp(2, 100) + 1) as f64;
             let bound = 3.0 * 0.058 * 2.0 / window.sqrt();
             assert!((found.1 - exact).abs() < bound, "{length}: {} and {exact}", found.1);

@@ -1,10 +1,11 @@
-//! Energy that the processors and memory of a machine have used, by the counters that Linux shows in its power capping framework (RAPL of Intel and
-//! AMD processors; kernel documentation, power/powercap).
+//! Energy that the processors and memory of a machine have used, by the counters that Linux shows
+//! in its power capping framework (RAPL of Intel and AMD processors; kernel documentation,
+//! power/powercap).
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Where Linux shows the counters.
+/// Folder of the counters on Linux.
 const FOLDER: &str = "/sys/class/powercap";
 
 /// The counters of this machine.
@@ -21,7 +22,8 @@ struct Counter {
 }
 
 impl EnergyCounters {
-    /// The counters of all processors, and of memory where that is counted apart. `None` where there is none that this process may read.
+    /// Opens the counters of all processors, and of memory if it is counted separately. `None` if
+    /// this process may read no counter.
     pub fn open() -> Option<Self> {
         Self::in_folder(Path::new(FOLDER))
     }
@@ -33,16 +35,17 @@ impl EnergyCounters {
         (!counters.is_empty()).then_some(Self(counters))
     }
 
-    /// Joules since the last call, or since the counters were opened. Counters of a hot processor begin again after some minutes at the earliest:
-    /// calls have to be closer.
+    /// Joules since the last call, or since the counters were opened. Counters of a hot processor
+    /// begin again after some minutes at the earliest: calls have to be closer.
     pub fn joules(&mut self) -> f64 {
         self.0.iter_mut().map(Counter::microjoules).sum::<u64>() as f64 * 1e-6
     }
 }
 
 impl Counter {
-    /// The counter of a zone, if it counts what no other zone does: cores and graphics are parts of their package, and a package seen through
-    /// another interface (`intel-rapl-mmio`) is the same one.
+    /// The counter of a zone, if it counts what no other zone does: cores and graphics are parts of
+    /// their package, and a package seen through another interface (`intel-rapl-mmio`) is the same
+    /// one.
     fn open(zone: &Path) -> Option<Self> {
         let is_rapl = zone.file_name()?.to_str()?.starts_with("intel-rapl:");
         let name = text(zone, "name")?;

@@ -1,5 +1,5 @@
-//! Files of the flight recorder: what a rank had called its communicators for when a run ended badly, and what those of several ranks say
-//! together. Who records is a subsystem of the run.
+//! Files of the flight recorder: what a rank had called its communicators for when a run ended
+//! badly, and what those of several ranks say together. Who records is a subsystem of the run.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -27,12 +27,12 @@ pub struct FlightRecord {
     pub entries: Vec<Entry>,
 }
 
-/// How far a rank is in a group.
+/// Progress of a rank in a group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GroupCalls {
     /// Name of the group.
     pub name: String,
-    /// Its ranks in the world.
+    /// Ranks of the group in the world.
     pub ranks: Vec<usize>,
     /// Calls that were begun.
     pub calls: u64,
@@ -41,13 +41,13 @@ pub struct GroupCalls {
 /// A call.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Entry {
-    /// Its number among the calls of the rank.
+    /// Number of the call among the calls of the rank.
     pub id: u64,
     /// Name of the group.
     pub group: String,
-    /// Its ranks in the world.
+    /// Ranks of the group in the world.
     pub ranks: Vec<usize>,
-    /// Its number among those of the group, from 0.
+    /// Number of the call among those of the group, from 0.
     pub sequence: u64,
     /// The operation.
     pub operation: String,
@@ -57,20 +57,20 @@ pub struct Entry {
     pub elements: u64,
     /// Bytes of these.
     pub bytes: u64,
-    /// How far it is.
+    /// Progress of the call.
     pub state: State,
-    /// Whether the rank goes on meanwhile.
+    /// True if the rank continues during the call.
     pub is_background: bool,
     /// Seconds from its beginning to this record.
     pub seconds_ago: f64,
     /// Seconds that it took, where it is over.
     pub seconds: Option<f64>,
-    /// Where in the program it began, if that was asked for.
+    /// Backtrace of the start of the call, if backtraces are recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stack: Option<String>,
 }
 
-/// How far a call is.
+/// Progress of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
@@ -117,15 +117,17 @@ pub struct Missing {
     pub group: String,
     /// The operation that others are in.
     pub operation: String,
-    /// Its number among those of the group.
+    /// Number of the call among those of the group.
     pub sequence: u64,
     /// The ranks that are in it.
     pub waiting: Vec<usize>,
-    /// Those that did not come, or came when others had given up; a rank without a record is one of them only if another waited for it.
+    /// Ranks that did not arrive, or arrived after others had given up; a rank without a record
+    /// counts only if another rank waited for it.
     pub missing: Vec<usize>,
 }
 
-/// Which ranks did not come where others wait. Messages between two ranks are numbered by each alone, and left out.
+/// Ranks that did not arrive at calls in which others wait. Messages between two ranks are numbered
+/// by each rank alone, and left out.
 pub fn missing(records: &[FlightRecord]) -> Vec<Missing> {
     let mut found: BTreeMap<(&str, &[usize], u64), Missing> = BTreeMap::new();
     for record in records {

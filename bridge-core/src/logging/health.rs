@@ -1,5 +1,5 @@
-//! How the ranks of a run are, in files of its log folder that others read while it runs: what its supervisor hears of them and how often it has
-//! started them again, and the scores of slow ranks.
+//! Health of the ranks of a run, in files of its log folder that others read while it runs:
+//! heartbeats and restarts from the supervisor, and the scores of slow ranks.
 
 use std::io;
 use std::path::Path;
@@ -15,14 +15,14 @@ const SCORES: &str = "rank_scores.json";
 /// Starts that are kept.
 const KEPT: usize = 100;
 
-/// What the supervisor of a run knows.
+/// State of a run as its supervisor knows it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Supervision {
     /// Seconds since 1970 when this was written.
     pub written: u64,
-    /// How often the run may be started again.
+    /// Largest number of restarts.
     pub max_restarts: u32,
-    /// How often it was, the last ones.
+    /// The last restarts.
     pub restarts: Vec<Restart>,
     /// The last that was heard of each rank, where ranks send heartbeats.
     pub ranks: Vec<RankSign>,
@@ -31,13 +31,13 @@ pub struct Supervision {
 /// A start after a failure.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Restart {
-    /// Its number, from 1.
+    /// Number of the restart, from 1.
     pub number: u32,
     /// Seconds since 1970.
     pub at: u64,
     /// Why the run before it ended.
     pub why: String,
-    /// What it goes on from.
+    /// Checkpoint that the restart resumes from.
     pub from: String,
 }
 
@@ -46,9 +46,9 @@ pub struct Restart {
 pub struct RankSign {
     /// The rank.
     pub rank: usize,
-    /// Its process.
+    /// Process of the rank.
     pub process: u32,
-    /// What it is at.
+    /// Section that the rank is in.
     pub section: String,
     /// For how many seconds it was at it then.
     pub seconds: f64,
@@ -73,7 +73,7 @@ impl Supervision {
         write(self, &log_dir.join(SUPERVISION))
     }
 
-    /// Of the run whose logs are in `log_dir`; `None` where there is none that can be understood.
+    /// Reads the state of the run whose logs are in `log_dir`; `None` without a readable file.
     pub fn read(log_dir: &Path) -> Option<Self> {
         read(&log_dir.join(SUPERVISION))
     }
@@ -88,12 +88,12 @@ pub struct RankScores {
     pub ranks: Vec<RankScore>,
 }
 
-/// How fast a rank was.
+/// Speed of a rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RankScore {
     /// The rank.
     pub rank: usize,
-    /// Its machine.
+    /// Machine of the rank.
     pub node: String,
     /// From 0 to 1, as against other ranks of its stage.
     pub relative: Option<f64>,
@@ -101,7 +101,7 @@ pub struct RankScore {
     pub individual: Option<f64>,
     /// Seconds of a step that it works, waits for data and is in calls.
     pub times: [f64; 3],
-    /// Whether it is slower than the thresholds allow.
+    /// True if the rank is slower than the thresholds allow.
     pub is_slow: bool,
 }
 
@@ -114,7 +114,7 @@ impl RankScores {
         write(self, &log_dir.join(SCORES))
     }
 
-    /// Of the run whose logs are in `log_dir`; `None` where there are none that can be understood.
+    /// Reads the scores of the run whose logs are in `log_dir`; `None` without a readable file.
     pub fn read(log_dir: &Path) -> Option<Self> {
         read(&log_dir.join(SCORES))
     }

@@ -1,5 +1,5 @@
-//! Numbers as log files write them. JSON has no NaN or infinity, so those become the strings `"NaN"`, `"Infinity"` and
-//! `"-Infinity"`, which most languages' float parsers read back.
+//! Numbers as log files write them. JSON has no NaN or infinity, so those become the strings
+//! `"NaN"`, `"Infinity"` and `"-Infinity"`, which most languages' float parsers read back.
 
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};

@@ -21,19 +21,20 @@ const RUNS: [Colour; 8] = [
     (90, 95, 100),
 ];
 
-/// Curves of so many points and more are smoothed; those of fewer have a dot for each.
+/// Smallest number of points of a smoothed curve; curves with fewer points have a dot for each.
 const MIN_SMOOTHED: usize = 10;
 
 /// Losses over iterations. Those that are not finite are left out.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Losses {
-    /// Of training.
+    /// Training losses.
     pub train: Curve,
-    /// Of the validation split.
+    /// Losses of the validation split.
     pub validation: Curve,
 }
 
-/// Collects losses from the records of `metrics.jsonl`, as they are read: `loss` of the kinds `train` and `valid`.
+/// Collects losses from the records of `metrics.jsonl`, as they are read: `loss` of the kinds
+/// `train` and `valid`.
 #[derive(Debug, Default)]
 pub struct CollectedLosses {
     train: GrowingCurve,
@@ -81,7 +82,8 @@ impl Losses {
         of_iterations(title, all)
     }
 
-    /// One picture of several runs: the smoothed losses of training as lines, those of validation as lines with dots.
+    /// One picture of several runs: the smoothed losses of training as lines, those of validation
+    /// as lines with dots.
     pub fn chart_of_runs(title: &str, runs: &[(String, Self)]) -> Chart {
         let of_run = |(place, (name, losses)): (usize, &(String, Self))| {
             let colour = RUNS[place % RUNS.len()];

@@ -1,4 +1,5 @@
-//! Memory of processes as the operating system counts it, and of devices as their allocators do; over all ranks of a run.
+//! Memory of processes as the operating system counts it, and of devices as their allocators do;
+//! over all ranks of a run.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -29,7 +30,8 @@ impl HostMemory {
     }
 }
 
-/// What the allocator of a device with memory of its own holds for this process. Highest values are not kept by it.
+/// Memory that the allocator of a device with its own memory holds for this process. The allocator
+/// keeps no peaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceMemory {
     /// In use by tensors.
@@ -40,21 +42,23 @@ pub struct DeviceMemory {
     pub num_allocations: u64,
 }
 
-/// What the allocator of the process holds in large blocks, which tensors of the CPU are.
+/// Memory that the allocator of the process holds in large blocks, which are the tensors of the
+/// CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AllocatorMemory {
     /// In use.
     pub allocated_bytes: u64,
     /// The most that was.
     pub peak_allocated_bytes: u64,
-    /// Taken from the system, in use or kept for reuse. None goes back, so this is the most as well.
+    /// Taken from the system, in use or kept for reuse. None goes back, so this is the most as
+    /// well.
     pub reserved_bytes: u64,
     /// Number of blocks in use.
     pub num_allocations: u64,
 }
 
 impl AllocatorMemory {
-    /// What it holds now; `None` in programs with another allocator.
+    /// Current memory; `None` in programs with another allocator.
     pub fn read() -> Option<Self> {
         let usage = memory::usage()?;
         Some(Self {
@@ -66,7 +70,8 @@ impl AllocatorMemory {
     }
 }
 
-/// Memory of the machine that is in use, by all processes: what Linux says could not be had without swapping.
+/// Memory of the machine that is in use, by all processes: what Linux says could not be had without
+/// swapping.
 pub fn used_on_machine() -> Option<u64> {
     used_of(&fs::read_to_string("/proc/meminfo").ok()?)
 }
@@ -84,23 +89,24 @@ fn kib(text: &str, field: &str) -> Option<u64> {
 /// Memory that one rank sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankMemory {
-    /// Which process of the run the rank is in, as a hash: ranks that are threads of one process share its memory.
+    /// Hash of the process that the rank is in: ranks that are threads of one process share its
+    /// memory.
     pub process: u64,
-    /// Whether the rank is the first of those that hold the same part of the model.
+    /// True if the rank is the first of those that hold the same part of the model.
     pub is_first_replica: bool,
-    /// Of the process, where the system says.
+    /// Memory of the process, if the system reports it.
     pub host: Option<HostMemory>,
-    /// Of the device, where it has memory of its own.
+    /// Memory of the device, if it has its own.
     pub device: Option<DeviceMemory>,
-    /// Of the process's allocator, where it keeps count.
+    /// Memory of the process's allocator, if it counts.
     pub allocator: Option<AllocatorMemory>,
     /// On the whole device, by all processes, if asked for.
     pub used_on_device: Option<u64>,
 }
 
 impl RankMemory {
-    /// The value of one of [`MEMORY_STATISTICS`]; `None` where nobody keeps it. A device with memory of its own is asked before the process's
-    /// allocator, which has no tensors there.
+    /// The value of one of [`MEMORY_STATISTICS`]; `None` where nobody keeps it. A device with
+    /// memory of its own is asked before the process's allocator, which has no tensors there.
     pub fn statistic(&self, name: &str) -> Option<u64> {
         let allocator = self.allocator.filter(|_| self.device.is_none());
         match name {
@@ -120,8 +126,9 @@ impl RankMemory {
         }
     }
 
-    /// The figures by name, bytes in gigabytes (10^9) to five significant digits: those of `keys`, or else what is known of the process and of
-    /// a device with memory of its own. What nobody keeps is left out.
+    /// The figures by name, bytes in gigabytes (10^9) to five significant digits: those of `keys`,
+    /// or else what is known of the process and of a device with memory of its own. What nobody
+    /// keeps is left out.
     pub fn metrics(&self, keys: Option<&BTreeMap<String, String>>) -> Vec<(String, f64)> {
         let figure = |(statistic, name): (&str, &str)| {
             let value = self.statistic(statistic)? as f64;
@@ -162,7 +169,7 @@ impl MemoryOfRanks {
         largest
     }
 
-    /// Of the process that has most now, with the highest peak of any.
+    /// Memory of the process that has most now, with the highest peak of any process.
     pub fn host(&self) -> Option<HostMemory> {
         let all = || self.0.iter().filter_map(|rank| rank.host);
         Some(HostMemory {
@@ -171,7 +178,7 @@ impl MemoryOfRanks {
         })
     }
 
-    /// Of the device on which most is in use.
+    /// Memory of the device with the most memory in use.
     pub fn device(&self) -> Option<DeviceMemory> {
         self.0
             .iter()
@@ -179,7 +186,8 @@ impl MemoryOfRanks {
             .max_by_key(|device| (device.allocated_bytes, device.reserved_bytes))
     }
 
-    /// The ranks whose figures are worth a line each: first replicas, of those that share a process and have no memory of their own the first.
+    /// The ranks whose figures are worth a line each: first replicas, of those that share a process
+    /// and have no memory of their own the first.
     pub fn speakers(&self) -> Vec<(usize, &RankMemory)> {
         let mut processes = BTreeSet::new();
         let first = self.0.iter().enumerate().filter(|(_, memory)| memory.is_first_replica);

@@ -1,5 +1,6 @@
-//! The history of an allocator as files: a table of who held memory when most was in use, and the pickle that PyTorch's viewer of memory
-//! snapshots (`torch.cuda.memory._snapshot`, pytorch.org/memory_viz) opens.
+//! The history of an allocator as files: a table of who held memory when most was in use, and the
+//! pickle that PyTorch's viewer of memory snapshots (`torch.cuda.memory._snapshot`,
+//! pytorch.org/memory_viz) opens.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -9,7 +10,7 @@ use bridge_kernels::memory::history::{OwnerTotal, Window, WindowBlock};
 /// Blocks that the table names.
 const NAMED: usize = 40;
 
-/// Who held what when most was in use.
+/// Table of the owners of memory at the peak.
 pub fn table(window: &Window) -> String {
     let mut text = format!(
         "The most in large blocks (64 KiB and more): {} bytes in {} blocks, {:.6} s after the window was opened.\n",
@@ -159,8 +160,8 @@ fn segment(block: &WindowBlock) -> Value {
 mod tests {
     use super::*;
 
-    /// What `pickletools.optimize(pickle.dumps(value, 2))` of Python 3.13 gives, but for the short form of lists and dictionaries of one
-    /// element.
+    /// Result of `pickletools.optimize(pickle.dumps(value, 2))` of Python 3.13, except for the
+    /// short form of lists and dictionaries of one element.
     #[test]
     fn values_are_pickled_as_python_does() {
         let value = Value::Dict(vec![

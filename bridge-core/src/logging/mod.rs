@@ -1,5 +1,6 @@
-//! What a run tells the outside: console lines, metrics files, TensorBoard events, progress, plots.
-//! Everything is a value that is passed around; there is no global logger. Nothing here decides what training does.
+//! Output of a run: console lines, metrics files, TensorBoard events, progress, plots. Everything
+//! is a value that is passed around; there is no global logger. Nothing here decides what training
+//! does.
 
 mod bars;
 pub mod chart;

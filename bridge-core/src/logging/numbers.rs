@@ -1,4 +1,5 @@
-//! How numbers are written for people, in few characters: times, rates, sizes, losses. Log lines and progress share these.
+//! Short formats of numbers for people: times, rates, sizes, losses. Log lines and progress share
+//! these.
 
 /// Longest time that is written out, in days.
 const MOST_DAYS: u64 = 9999;
@@ -19,7 +20,8 @@ pub fn duration(seconds: f64) -> String {
     }
 }
 
-/// A number with `digits` significant digits; very small and very large ones with an exponent: `5.5012`, `0.012346`, `1.00e30`.
+/// A number with `digits` significant digits; very small and very large ones with an exponent:
+/// `5.5012`, `0.012346`, `1.00e30`.
 pub fn significant(value: f64, digits: usize) -> String {
     if !value.is_finite() {
         return special(value).into();

@@ -1,4 +1,5 @@
-//! Progress of long work: a bar on a terminal, plain lines elsewhere, or nothing. Log lines pass a bar undisturbed.
+//! Progress of long work: a bar on a terminal, plain lines elsewhere, or nothing. Log lines pass a
+//! bar undisturbed.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::bars::TerminalProgress;
 use super::numbers::duration;
 
-/// How progress is shown.
+/// Display of progress.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ProgressMode {
     /// A bar if standard error is a terminal, plain lines otherwise.
@@ -17,7 +18,7 @@ pub enum ProgressMode {
     Bar,
     /// Plain lines.
     Plain,
-    /// Nothing.
+    /// No display.
     None,
 }
 
@@ -36,11 +37,11 @@ impl ProgressMode {
 /// Work whose progress is shown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProgressTask {
-    /// What is being done, such as `training` or `packing`.
+    /// Activity, such as `training` or `packing`.
     pub title: String,
-    /// How many steps there are; `None` if nobody knows.
+    /// Number of steps; `None` if it is unknown.
     pub total: Option<u64>,
-    /// What a step is, in the plural: `iterations`, `documents`.
+    /// Name of a step, in the plural: `iterations`, `documents`.
     pub unit: &'static str,
     /// Steps already done, as in a resumed run; they do not count into the pace.
     pub done: u64,
@@ -53,12 +54,13 @@ impl ProgressTask {
     }
 }
 
-/// Where progress is shown. Handed to everything that may take long.
+/// Display of progress. Passed to everything that may take long.
 pub trait ProgressSink: Send + Sync {
     /// Starts showing a task; it ends when the handle is dropped.
     fn start(&self, task: ProgressTask) -> Box<dyn ProgressHandle>;
 
-    /// Runs `print`, which writes to the terminal, with any bars out of the way. `print` runs exactly once.
+    /// Runs `print`, which writes to the terminal, with any bars out of the way. `print` runs
+    /// exactly once.
     fn suspend(&self, print: &mut dyn FnMut()) {
         print();
     }

@@ -1,4 +1,5 @@
-//! The wire format of protocol buffers (protobuf.dev/programming-guides/encoding), as far as the messages of logs need it.
+//! The wire format of protocol buffers (protobuf.dev/programming-guides/encoding), as far as the
+//! messages of logs need it.
 
 pub(super) const VARINT: u8 = 0;
 pub(super) const FIXED64: u8 = 1;
@@ -30,7 +31,8 @@ pub(super) fn put_text(out: &mut Vec<u8>, field: u32, text: &str) {
     }
 }
 
-/// A whole number; zero is the default, which is not written. Negative ones take ten bytes, as the format has it.
+/// A whole number; zero is the default, which is not written. Negative ones take ten bytes, as the
+/// format has it.
 pub(super) fn put_int(out: &mut Vec<u8>, field: u32, value: i64) {
     if value != 0 {
         put_key(out, field, VARINT);

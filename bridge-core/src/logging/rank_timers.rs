@@ -29,8 +29,8 @@ impl RankTimers {
         Self { ranks: reports.len(), times }
     }
 
-    /// The report as text, each time divided by the interval's `num_iterations`; `None` when no timer ran. With one rank there is nothing to
-    /// compare, and `option` changes nothing.
+    /// The report as text, each time divided by the interval's `num_iterations`; `None` when no
+    /// timer ran. With one rank there is nothing to compare, and `option` changes nothing.
     pub fn format(&self, option: TimingLogOption, num_iterations: u64) -> Option<String> {
         if self.times.is_empty() {
             return None;
@@ -64,8 +64,8 @@ impl RankTimers {
     }
 
     /// The times as metrics in seconds per iteration: `{name}-time` of the slowest rank, with
-    /// [`TimingLogOption::MinMax`] also `{name}-time/min`, with [`TimingLogOption::All`] also `{name}-time/rank{r}`, if there are more ranks
-    /// than one.
+    /// [`TimingLogOption::MinMax`] also `{name}-time/min`, with [`TimingLogOption::All`] also
+    /// `{name}-time/rank{r}`, if there are more ranks than one.
     pub fn metrics(&self, option: TimingLogOption, num_iterations: u64) -> Vec<(String, f64)> {
         let per_iteration = |seconds: f64| seconds / num_iterations.max(1) as f64;
         let mut metrics = Vec::new();

@@ -1,5 +1,6 @@
-//! What a run tells its sinks: figures of a step or an evaluation, and what becomes of checkpoints. A figure is written down once, with every
-//! place where it shows; sinks go over the figures. Nothing here knows how a sink writes them.
+//! Records for sinks: figures of a step or an evaluation, and events of checkpoints. A figure is
+//! declared once, with every place where it shows; sinks iterate over the figures. Nothing here
+//! knows how a sink writes them.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -7,7 +8,7 @@ use std::fmt;
 use super::json_value::MetricValue;
 use super::terminal::Column;
 
-/// Whether a figure can fall.
+/// Kind of a figure: one that can fall, or a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FigureKind {
     /// It goes up and down.
@@ -16,7 +17,7 @@ pub enum FigureKind {
     Counter,
 }
 
-/// What a figure belongs to.
+/// Object that a figure describes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// The step or evaluation itself.
@@ -30,7 +31,7 @@ pub enum Scope {
 pub struct Tag {
     /// Name of the curve.
     pub name: String,
-    /// Whether there is a second curve over the samples consumed so far.
+    /// True if there is a second curve over the samples consumed so far.
     pub has_twin: bool,
 }
 
@@ -39,24 +40,25 @@ pub struct Tag {
 pub struct Part<T> {
     /// Parts are printed in the order of this number.
     pub place: u8,
-    /// What is printed.
+    /// Printed content.
     pub content: T,
 }
 
-/// A number that a run tells, with the places where it shows. Sinks that show everything go by `name` and `labels`.
+/// A number that a run tells, with the places where it shows. Sinks that show everything go by
+/// `name` and `labels`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Figure {
     /// Name, in snake case.
     pub name: Cow<'static, str>,
-    /// Unit, such as `seconds`; empty where there is none.
+    /// Unit, such as `seconds`; empty for figures without one.
     pub unit: &'static str,
     /// One sentence about it, without a full stop.
     pub help: &'static str,
     /// The value.
     pub value: MetricValue,
-    /// Whether it can fall.
+    /// Kind of the figure.
     pub kind: FigureKind,
-    /// What it belongs to.
+    /// Object that the figure describes.
     pub scope: Scope,
     /// Tells figures of one name apart: names and values.
     pub labels: Vec<(&'static str, String)>,
@@ -166,7 +168,8 @@ impl Figure {
         self
     }
 
-    /// Shows `text` on the short line of a terminal. Where that has no room, columns of less `weight` give way first.
+    /// Shows `text` on the short line of a terminal. Where that has no room, columns of less
+    /// `weight` give way first.
     #[must_use]
     pub fn short(mut self, place: u8, weight: u8, text: String) -> Self {
         self.short = Some(Part { place, content: Column { text, weight } });
@@ -214,7 +217,7 @@ pub enum Occasion {
     AfterTraining,
 }
 
-/// What a record is about.
+/// Event that a record describes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecordKind {
     /// A training step.
@@ -224,7 +227,7 @@ pub enum RecordKind {
 }
 
 impl RecordKind {
-    /// Its name in `metrics.jsonl`.
+    /// Name in `metrics.jsonl`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Train => "train",
@@ -234,16 +237,17 @@ impl RecordKind {
     }
 }
 
-/// All figures of a step or an evaluation. Those that show in `metrics.jsonl` show there in this order.
+/// All figures of a step or an evaluation. Those that show in `metrics.jsonl` show there in this
+/// order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Record {
-    /// What it is about.
+    /// Event that the record describes.
     pub kind: RecordKind,
     /// Number of the step, from 1; of an evaluation that of the step before it.
     pub iteration: u64,
     /// Samples trained on so far.
     pub consumed_samples: u64,
-    /// Whether a console line about steps is due.
+    /// True if a console line about steps is due.
     pub ends_interval: bool,
     /// The figures.
     pub figures: Vec<Figure>,
@@ -265,7 +269,7 @@ impl Record {
     }
 }
 
-/// What training begins with.
+/// State at the start of training.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RunStart {
     /// Iterations done before.
@@ -276,7 +280,7 @@ pub struct RunStart {
     pub train_iters: Option<u64>,
 }
 
-/// How far a save is.
+/// Stage of a save.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SaveStage {
     /// On disk; training waited for it.
@@ -292,7 +296,7 @@ pub enum SaveStage {
 pub struct SaveRecord {
     /// Iterations completed in it.
     pub iteration: u64,
-    /// How far it is.
+    /// Stage of the save.
     pub stage: SaveStage,
     /// Floating-point operations of all jobs so far.
     pub flops: f64,
@@ -300,7 +304,7 @@ pub struct SaveRecord {
     pub tokens: u64,
 }
 
-/// How a run ended.
+/// End of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ending {
     /// With its last iteration, or because a subsystem said that training is over.
@@ -312,7 +316,7 @@ pub enum Ending {
 }
 
 impl Ending {
-    /// Its name in files and trackers, and why it came if there is a reason.
+    /// Name in files and trackers, and the reason if there is one.
     pub fn name(&self) -> (&'static str, Option<&str>) {
         match self {
             Self::Finished => ("finished", None),
@@ -325,17 +329,17 @@ impl Ending {
 /// The end of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunEnd {
-    /// How it ended.
+    /// End of the run.
     pub ending: Ending,
     /// Iterations done.
     pub iteration: u64,
-    /// What sinks before this one could not write.
+    /// Output that sinks before this one could not write.
     pub missing: Option<String>,
-    /// What a sink has to say of its end; the console prints it.
+    /// Warnings of a sink about its end; the console prints them.
     pub warnings: Vec<String>,
 }
 
-/// How much a message matters, with the numbers of `logger.logging_level`.
+/// Importance of a message, with the numbers of `logger.logging_level`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LogLevel {
     /// 10.

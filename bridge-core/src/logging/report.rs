@@ -1,5 +1,5 @@
-//! Derived figures for metrics: throughput, memory, gradient norms, run-time estimates. Each is right for the interval
-//! it names.
+//! Derived figures for metrics: throughput, memory, gradient norms, run-time estimates. Each is
+//! right for the interval it names.
 
 use std::collections::VecDeque;
 
@@ -7,7 +7,8 @@ use crate::config::TimeUnit;
 
 /// Rolling throughput over the most recent iterations.
 ///
-/// A window of `n` iterations has `n + 1` ends, so that time and work belong to the same `n` iterations.
+/// A window of `n` iterations has `n + 1` ends, so that time and work belong to the same `n`
+/// iterations.
 #[derive(Clone, Debug)]
 pub struct ThroughputWindow {
     window_size: usize,
@@ -22,8 +23,8 @@ impl ThroughputWindow {
         Self { window_size, ends: VecDeque::with_capacity(window_size + 1) }
     }
 
-    /// Notes an end of an iteration: `seconds` on any steady clock, all samples and tokens so far. Also called once
-    /// before the first iteration.
+    /// Notes an end of an iteration: `seconds` on any steady clock, all samples and tokens so far.
+    /// Also called once before the first iteration.
     pub fn push(&mut self, seconds: f64, (samples, tokens): (u64, u64)) {
         if self.ends.len() > self.window_size {
             self.ends.pop_front();
@@ -31,8 +32,8 @@ impl ThroughputWindow {
         self.ends.push_back((seconds, samples, tokens));
     }
 
-    /// `throughput/{batches,samples,tokens}_per_sec` and `throughput/device/...`; empty until the window is full, or
-    /// when the clock stood still.
+    /// `throughput/{batches,samples,tokens}_per_sec` and `throughput/device/...`; empty until the
+    /// window is full, or when the clock stood still.
     pub fn report(&self, world_size: u64) -> Vec<(String, f64)> {
         let (Some(first), Some(last)) = (self.ends.front(), self.ends.back()) else {
             return Vec::new();
@@ -84,7 +85,7 @@ fn seconds(unit: TimeUnit) -> f64 {
     }
 }
 
-/// What a run-time estimate is made from.
+/// Inputs of a run-time estimate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RuntimeReport {
     /// Iterations completed when this job started; their time is not part of `elapsed_seconds`.
@@ -102,8 +103,8 @@ pub struct RuntimeReport {
 }
 
 impl RuntimeReport {
-    /// `time/remaining_estimate` (from this job's pace, once it has one), `time/tokens`, `time/samples`, `time/batches`,
-    /// `time/total`.
+    /// `time/remaining_estimate` (from this job's pace, once it has one), `time/tokens`,
+    /// `time/samples`, `time/batches`, `time/total`.
     pub fn metrics(&self, unit: TimeUnit) -> Vec<(&'static str, f64)> {
         let done_here = self.iteration.saturating_sub(self.start_iteration);
         let remaining = self.train_iters.saturating_sub(self.iteration) as f64;

@@ -1,4 +1,5 @@
-//! What runs have left in their log folders: what they are, how far they came, how they did. From their files only; nothing is written.
+//! Summary of the runs that have left files in their log folders: state, progress, losses. From
+//! their files only; nothing is written.
 
 use std::collections::BTreeSet;
 use std::fs::TryLockError;
@@ -16,7 +17,7 @@ const DEPTH: usize = 4;
 /// Folders that are looked into at most: a search that was begun in a wrong place ends.
 const MOST_FOLDERS: usize = 20_000;
 
-/// What a run is doing.
+/// State of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RunState {
@@ -35,7 +36,7 @@ pub enum RunState {
 }
 
 impl RunState {
-    /// Its name.
+    /// Name of the state.
     pub fn name(self) -> &'static str {
         match self {
             Self::Training => "training",
@@ -53,11 +54,11 @@ impl RunState {
 pub struct Run {
     /// Name of its recipe.
     pub name: String,
-    /// Its identity; `None` for runs of releases that gave none.
+    /// Identity of the run; `None` for runs of releases that recorded none.
     pub id: Option<String>,
     /// The folder of its logs.
     pub folder: PathBuf,
-    /// What it is doing.
+    /// State of the run.
     pub state: RunState,
     /// Why it stopped or failed.
     pub why: Option<String>,
@@ -69,7 +70,7 @@ pub struct Run {
     pub last_loss: Option<Value>,
     /// The lowest loss of the validation split.
     pub best_valid_loss: Option<f64>,
-    /// Its iteration.
+    /// Iteration of the best validation loss.
     pub best_valid_iteration: Option<u64>,
     /// The last loss of the validation split.
     pub last_valid_loss: Option<f64>,
@@ -84,7 +85,7 @@ pub struct Run {
     /// The resolved configuration, as TOML.
     #[serde(skip)]
     pub config: Option<String>,
-    /// Its losses.
+    /// Losses of the run.
     #[serde(skip)]
     pub losses: Losses,
 }
@@ -117,7 +118,7 @@ pub fn find(folder: &Path) -> Found {
 pub struct Folders {
     /// In their order.
     pub folders: Vec<PathBuf>,
-    /// What is wrong with others.
+    /// Problems with other folders.
     pub problems: Vec<String>,
 }
 
@@ -184,7 +185,8 @@ pub fn read(folder: &Path) -> Result<Run, String> {
     Ok(summary(folder, record, metrics))
 }
 
-/// The resolved configuration, as TOML, of the run whose logs are in `folder`; `None` if that does not say.
+/// The resolved configuration, as TOML, of the run whose logs are in `folder`; `None` if that does
+/// not say.
 pub fn recipe_of(folder: &Path) -> Option<String> {
     read_record(folder).ok().map(|record| record.config)
 }
@@ -239,7 +241,7 @@ fn summary(folder: &Path, record: Option<RunRecord>, metrics: Metrics) -> Run {
     }
 }
 
-/// What the run of a folder with that record is doing.
+/// State of the run of a folder with that record.
 pub(super) fn state_of(folder: &Path, record: Option<&RunRecord>) -> RunState {
     match record.map(|record| record.state.as_str()) {
         _ if is_locked(folder) => RunState::Training,
@@ -251,7 +253,7 @@ pub(super) fn state_of(folder: &Path, record: Option<&RunRecord>) -> RunState {
     }
 }
 
-/// Whether a run holds the lock of its folder.
+/// True if a run holds the lock of its folder.
 fn is_locked(folder: &Path) -> bool {
     outside::open(&folder.join(".lock"))
         .is_ok_and(|(file, _)| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
@@ -266,7 +268,8 @@ pub struct Difference {
     pub values: Vec<Option<String>>,
 }
 
-/// The settings in which the configurations of `runs` differ. Runs without a known configuration have none of them.
+/// The settings in which the configurations of `runs` differ. Runs without a known configuration
+/// have none of them.
 pub fn differences(runs: &[Run]) -> Vec<Difference> {
     let configs: Vec<&str> = runs.iter().map(|run| run.config.as_deref().unwrap_or_default()).collect();
     differences_of_configs(&configs)
@@ -376,7 +379,8 @@ mod tests {
         lock.lock().unwrap();
         assert_eq!(read(root.path()).unwrap().state, RunState::Training);
         drop(lock);
-        // A process that another test is starting has a copy of the lock until it is another program.
+        // A process that another test is starting has a copy of the lock until it is another
+        // program.
         let end = Instant::now() + Duration::from_secs(20);
         while read(root.path()).unwrap().state != RunState::Killed {
             assert!(Instant::now() < end, "the lock is gone");

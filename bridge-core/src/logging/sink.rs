@@ -1,4 +1,5 @@
-//! Where the records of a run go: the contract of a sink. Which sinks there are, `sinks` lists; what becomes of their errors, the loop decides.
+//! Contract of a sink, to which the records of a run go. The module `sinks` lists the sinks; the
+//! loop decides what follows from their errors.
 
 use bridge_data::outside;
 
@@ -8,19 +9,21 @@ use crate::config::RunConfig;
 /// Why a sink could not write. It ends no run.
 pub type SinkError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Nothing is lost: the sink keeps what it was told, and writes it later. It is told, and not counted as missing; a sink returns it once for each
-/// trouble.
+/// Failure without loss: the sink keeps the records and writes them later. The failure is reported,
+/// and not counted as missing; a sink returns it once for each trouble.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Deferred(pub String);
 
-/// Takes what a run tells. Sinks are served on rank 0 only, on the training thread: those of the recipe in the order of their list, then those
-/// that the program hands in, the console last. Every method does nothing by default.
+/// Takes what a run tells. Sinks are served on rank 0 only, on the training thread: those of the
+/// recipe in the order of their list, then those that the program hands in, the console last. Every
+/// method does nothing by default.
 pub trait Sink: Send {
-    /// What it writes to, for messages about failures.
+    /// Name of the destination, for messages about failures.
     fn name(&self) -> &str;
 
-    /// A warning about records that the sink lacks: those of iterations before a resume, or all if it cannot serve them.
+    /// A warning about records that the sink lacks: those of iterations before a resume, or all if
+    /// it cannot serve them.
     fn lacks(&self) -> Option<String> {
         None
     }
@@ -76,7 +79,8 @@ pub trait Sink: Send {
         Ok(())
     }
 
-    /// A temporary save was made, from which a run that is killed goes on: what waits of the iterations before is written.
+    /// A temporary save was made, from which a run that is killed goes on: what waits of the
+    /// iterations before is written.
     ///
     /// # Errors
     /// Told and counted.
@@ -96,39 +100,45 @@ pub trait Sink: Send {
     }
 }
 
-/// What a sink is opened with.
+/// Context of opening a sink.
 #[derive(Clone, Copy, Debug)]
 pub struct SinkContext<'a> {
     /// The configuration.
     pub config: &'a RunConfig,
     /// Name of the run, which a run that resumes it has too.
     pub run: &'a str,
-    /// Iterations that the run has done before. What files hold beyond them, from a run that was interrupted, is dropped.
+    /// Iterations that the run has done before. What files hold beyond them, from a run that was
+    /// interrupted, is dropped.
     pub iteration: u64,
     /// Samples that it has trained on before.
     pub consumed_samples: u64,
-    /// What of its last iteration it makes again, where it has no further one to do.
+    /// Part of the last iteration that a finished run repeats when it is started again.
     pub again: Option<MadeAgain>,
 }
 
-/// The evaluations that a run makes after training, which one that has nothing left to train makes again. Records of them are dropped.
+/// The evaluations that a run makes after training, which one that has nothing left to train makes
+/// again. Records of them are dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MadeAgain {
-    /// Validations after the last iteration that were made during training, before the others: they stay.
+    /// Validations after the last iteration that were made during training, before the others: they
+    /// stay.
     pub kept_validations: usize,
 }
 
 impl MadeAgain {
-    /// Those of a run of `config` whose last iteration is `iteration`; `None` where it goes on training.
+    /// Part that a run of `config` repeats if its last iteration is `iteration`; `None` if it
+    /// continues training.
     pub fn of(config: &RunConfig, iteration: u64) -> Option<Self> {
         let validation = &config.validation;
         let is_over = validation.skip_train || iteration >= config.train.train_iters as u64;
-        // A whole split that was validated during training is not validated once more after it, but for a run that starts here.
+        // A whole split that was validated during training is not validated once more after it, but
+        // for a run that starts here.
         let stays = validation.is_due(iteration) && !validation.full_validation;
         is_over.then_some(Self { kept_validations: usize::from(stays) })
     }
 
-    /// Whether a record of an evaluation after the last iteration stays, before which `validations` have stayed.
+    /// True if a record of an evaluation after the last iteration stays, after `validations`
+    /// records that have stayed.
     pub fn keeps(self, split: Split, validations: usize) -> bool {
         split == Split::Valid && validations < self.kept_validations
     }
@@ -140,15 +150,15 @@ pub enum OpenError {
     /// A file cannot be written.
     #[error("{what}: {source}")]
     Log {
-        /// Which.
+        /// Name of the output.
         what: String,
         /// Why.
         source: SinkError,
     },
-    /// What an earlier run wrote is damaged, or no file.
+    /// An earlier run's output is damaged, or not a file.
     #[error("{what}: {source}")]
     Damaged {
-        /// Which.
+        /// Name of the output.
         what: String,
         /// Why.
         source: SinkError,
@@ -158,7 +168,7 @@ pub enum OpenError {
     Setting {
         /// The setting.
         key: &'static str,
-        /// What is wrong with it.
+        /// Description of the fault.
         message: String,
     },
 }
@@ -176,7 +186,7 @@ impl OpenError {
     }
 }
 
-/// Whether a file was refused for what it is.
+/// True if a file was refused for its type.
 fn is_refused(error: &(dyn std::error::Error + 'static)) -> bool {
     error.downcast_ref().is_some_and(outside::is_refused) || error.source().is_some_and(is_refused)
 }

@@ -1,5 +1,5 @@
-//! What fits a terminal: its width and colours, messages folded at words, columns of which the least important give way. What is shown, and
-//! when, others decide.
+//! Layout for terminals: width and colors, messages folded at words, columns of which the least
+//! important are dropped. The callers decide what is shown.
 
 use std::borrow::Cow;
 use std::fs::File;
@@ -15,11 +15,11 @@ use super::record::LogLevel;
 
 /// Width where the system does not say: that of terminals since there are any.
 const USUAL: usize = 80;
-/// What narrower terminals are taken for. Their lines wrap.
+/// Width that narrower terminals are treated as. Their lines wrap.
 const LEAST: usize = 20;
 
-/// Cells that a line may take on a terminal: `COLUMNS` if it is set, else what the system says of `term`. The last one stays free, because
-/// some terminals wrap when it is written.
+/// Cells that a line may take on a terminal: `COLUMNS` if it is set, else what the system says of
+/// `term`. The last one stays free, because some terminals wrap when it is written.
 fn usable(term: &Term) -> usize {
     let given = std::env::var("COLUMNS").ok().and_then(|columns| columns.trim().parse().ok()).filter(|n| *n > 0);
     let asked = || term.size_checked().map(|(_, columns)| usize::from(columns)).filter(|n| *n > 0);
@@ -29,8 +29,8 @@ fn usable(term: &Term) -> usize {
 /// The file for results, if the program keeps standard output for them.
 static OUTPUT: OnceLock<File> = OnceLock::new();
 
-/// Makes `file` the standard output of this program's own results, whatever libraries print to the descriptor. Only the first
-/// call counts.
+/// Makes `file` the standard output of this program's own results, whatever libraries print to the
+/// descriptor. Only the first call counts.
 pub fn keep_output(file: File) {
     // A second file would split the results.
     let _ = OUTPUT.set(file);
@@ -60,14 +60,15 @@ pub fn output_width() -> usize {
     }
 }
 
-/// Cells that a bar may take on standard error: it is drawn again and again, for which the terminal's own width counts too.
+/// Cells that a bar may take on standard error: it is drawn again and again, for which the
+/// terminal's own width counts too.
 pub(super) fn bar_width() -> usize {
     let term = Term::stderr();
     usable(&term).min(usize::from(term.size().1).max(LEAST) - 1)
 }
 
-/// When colours are used, as `cargo` has it: `CARGO_TERM_COLOR` if it is `always` or `never`, else on terminals, unless `NO_COLOR` or
-/// `CLICOLOR=0` say otherwise.
+/// When colours are used, as `cargo` has it: `CARGO_TERM_COLOR` if it is `always` or `never`, else
+/// on terminals, unless `NO_COLOR` or `CLICOLOR=0` say otherwise.
 pub fn colours() -> ColorChoice {
     match std::env::var("CARGO_TERM_COLOR").as_deref() {
         Ok("always") => ColorChoice::Always,
@@ -92,7 +93,7 @@ pub fn plain_output() -> Box<dyn Write + Send> {
     }
 }
 
-/// Whether bars on standard error have colours.
+/// True if bars on standard error have colors.
 pub(super) fn colours_bars() -> bool {
     match colours() {
         ColorChoice::Auto => AutoStream::choice(&io::stderr()) != ColorChoice::Never,
@@ -100,7 +101,7 @@ pub(super) fn colours_bars() -> bool {
     }
 }
 
-/// What words at the head of a line look like.
+/// Style of the words at the head of a line.
 fn style(level: LogLevel) -> Style {
     match level {
         LogLevel::Debug => Style::new().dimmed(),
@@ -115,14 +116,14 @@ pub(super) fn painted(style: Style, text: &str) -> String {
     format!("{style}{text}{style:#}")
 }
 
-/// True if a character controls a terminal or the order in which text is shown: C0 and C1 controls but for tab and newline, and the
-/// bidirectional overrides and isolates of Unicode.
+/// True if a character controls a terminal or the order in which text is shown: C0 and C1 controls
+/// but for tab and newline, and the bidirectional overrides and isolates of Unicode.
 fn is_control(c: char) -> bool {
     c.is_control() && !matches!(c, '\n' | '\t') || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// `text` with characters that control a terminal as escapes in the form of JSON, so that names from files and answers of
-/// servers do nothing to it, and JSON stays JSON.
+/// `text` with characters that control a terminal as escapes in the form of JSON, so that names
+/// from files and answers of servers do nothing to it, and JSON stays JSON.
 pub fn printable(text: &str) -> Cow<'_, str> {
     if !text.contains(is_control) {
         return Cow::Borrowed(text);
@@ -140,7 +141,8 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     Cow::Owned(safe)
 }
 
-/// `text` as [`printable`] has it, but for colours: escapes that only choose colours and weights of what follows.
+/// `text` as [`printable`] has it, but for colours: escapes that only choose colours and weights of
+/// what follows.
 pub fn printable_in_colours(text: &str) -> Cow<'_, str> {
     if !text.contains(is_control) {
         return Cow::Borrowed(text);
@@ -166,8 +168,8 @@ pub fn printable_in_colours(text: &str) -> Cow<'_, str> {
     Cow::Owned(safe)
 }
 
-/// Writes `text` and a newline to standard error: as it is, but on a terminal folded to its width, and with `error` and `warning` at the
-/// head of a line in colour.
+/// Writes `text` and a newline to standard error: as it is, but on a terminal folded to its width,
+/// and with `error` and `warning` at the head of a line in colour.
 pub fn complain(text: &str) {
     let stderr = io::stderr();
     let text = &printable(text);
@@ -191,8 +193,9 @@ pub(super) fn highlighted(text: &str) -> String {
     text.lines().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// A text whose lines take at most `width` cells: longer ones go on in lines that are indented by two cells more. Words longer than a line
-/// are cut, behind a `/` where there is one. Tabs become spaces, and other control characters are left out.
+/// A text whose lines take at most `width` cells: longer ones go on in lines that are indented by
+/// two cells more. Words longer than a line are cut, behind a `/` where there is one. Tabs become
+/// spaces, and other control characters are left out.
 pub fn folded(text: &str, width: usize) -> String {
     let lines: Vec<String> = text.lines().flat_map(|line| folded_line(line, width.max(2))).collect();
     lines.join("\n")
@@ -249,14 +252,15 @@ fn pieces(word: &str, width: usize) -> Vec<&str> {
 /// A part of a line that people see on a terminal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Column {
-    /// What is printed.
+    /// Printed text.
     pub text: String,
-    /// Of two columns the one with the smaller weight gives way where a line has no room for both.
+    /// Weight of the column: if a line has no room for two columns, the one with the smaller weight
+    /// is dropped.
     pub weight: u8,
 }
 
-/// The columns that fit into `width` cells behind `head`, which is cut only where it is alone: all of them with two spaces between them or with
-/// one, or else without those of the least weight.
+/// The columns that fit into `width` cells behind `head`, which is cut only where it is alone: all
+/// of them with two spaces between them or with one, or else without those of the least weight.
 pub fn in_columns(head: &str, columns: &[Column], width: usize) -> String {
     let mut kept: Vec<&Column> = columns.iter().filter(|column| !column.text.is_empty()).collect();
     let line = |kept: &[&Column], gap: &str| {

@@ -1,6 +1,7 @@
-//! Losses accumulated over a log interval, and how numbers are written for people. It measures nothing.
+//! Losses accumulated over a log interval, and how numbers are written for people. It measures
+//! nothing.
 
-/// Whether the optimizer stepped.
+/// Outcome of the optimizer step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StepOutcome {
     /// It did.
@@ -19,10 +20,11 @@ pub struct TrainingLog {
     nan_iterations: u64,
 }
 
-/// What [`TrainingLog`] has gathered over an interval.
+/// Sums that [`TrainingLog`] has gathered over an interval.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct IntervalLosses {
-    /// Mean of each loss over the advanced iterations; the last value seen where no iteration advanced.
+    /// Mean of each loss over the advanced iterations; the last value seen where no iteration
+    /// advanced.
     pub averages: Vec<(String, f64)>,
     /// Iterations whose optimizer step was taken.
     pub advanced_iterations: u64,

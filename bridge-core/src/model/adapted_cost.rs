@@ -1,15 +1,18 @@
-//! What a model costs whose weights are frozen, some of them beside branches of an adapter: known from what was declared and what a model costs
-//! that is trained in full.
+//! Cost of a model with frozen weights, some of them beside branches of an adapter: derived from
+//! the declarations and the cost of the model that is trained in full.
 
 use super::{
     Component, Declaration, Outline, ParameterRole, PassKind, ReplicaGroup, Segment, SegmentCost, SegmentRole, Workload,
 };
 
 impl Outline {
-    /// The same with the costs of what is declared: products of an adapter's matrices are added, gradients of frozen weights taken off, and before
-    /// the first segment of the model with a trained parameter there is no backward. `costs` are those of a model that is trained in full.
+    /// The same with the costs of what is declared: products of an adapter's matrices are added,
+    /// gradients of frozen weights taken off, and before the first segment of the model with a
+    /// trained parameter there is no backward. `costs` are those of a model that is trained in
+    /// full.
     ///
-    /// What backward keeps is counted as if all weights were trained, with the branches' inner values beside it: layers without a branch keep less.
+    /// Tensors that backward keeps are counted as if all weights were trained, plus the branches'
+    /// inner values: layers without a branch keep less.
     #[must_use]
     pub fn adapted(mut self, work: &Workload) -> Self {
         let parameters = self.declarations.parameters();
@@ -34,7 +37,7 @@ impl Outline {
     }
 }
 
-/// Whether a parameter is the matrix of a product, in `segment` if that is given.
+/// True if a parameter is the matrix of a product, in `segment` if that is given.
 fn is_product(parameter: &Declaration, segment: Option<Segment>) -> bool {
     let is_head = segment.is_some_and(|segment| segment.role == SegmentRole::Head);
     parameter.shape.len() == 2

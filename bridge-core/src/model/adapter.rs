@@ -1,7 +1,9 @@
-//! The door for adapters: what changes a model's declarations as blocks make them, and the products of its linear layers.
+//! The door for adapters: what changes a model's declarations as blocks make them, and the products
+//! of its linear layers.
 //!
-//! An adapter knows no kind of model: it sees each parameter and each linear layer where it is declared. It may freeze parameters, and give a
-//! linear layer parameters of its own. They are declared in the layer's scope, so ranks, stages, checkpoints and the optimizer treat them like
+//! An adapter knows no kind of model: it sees each parameter and each linear layer where it is
+//! declared. It may freeze parameters, and give a linear layer parameters of its own. They are
+//! declared in the layer's scope, so ranks, stages, checkpoints and the optimizer treat them like
 //! all others. A layer without an adapter is what it was, bit for bit.
 
 use std::fmt;
@@ -16,40 +18,44 @@ use super::{Cut, Declaration, EightBitLayer, Meets, ModelBuildError, PassStream,
 /// Gives whole weights of a base by name; `None` if one cannot be read, which its owner says why.
 pub type BaseRows<'a> = dyn FnMut(&str) -> Option<Vec<f32>> + 'a;
 
-/// Changes what blocks declare. Its answers must be functions of the names and whole shapes that it sees, so that they are the same on all
-/// ranks.
+/// Changes what blocks declare. Its answers must be functions of the names and whole shapes that it
+/// sees, so that they are the same on all ranks.
 pub trait Adapter: fmt::Debug + Send + Sync {
-    /// Whether a parameter that a block declares is trained. A frozen one has no gradient and no optimizer state; it is saved and exported
-    /// like the others. Parameters of adapters are trained, and not asked for here.
+    /// True if a parameter that a block declares is trained. A frozen one has no gradient and no
+    /// optimizer state; it is saved and exported like the others. Parameters of adapters are
+    /// trained, and not queried here.
     fn trains(&self, declaration: &Declaration) -> bool;
 
-    /// The adapter that this one stands around: what is not answered here, it is asked. None by default.
+    /// The adapter that this one stands around: what is not answered here, it is asked. None by
+    /// default.
     fn inner(&self) -> Option<&dyn Adapter> {
         None
     }
 
-    /// How the weight of a linear layer is held if it is not trained; `None` as the tensor that it is. A quantised weight has values that are those of
-    /// no other parameter: it is saved as what its codes stand for.
+    /// Quantization of a linear layer's weight if it is not trained; `None` keeps it as a tensor. A
+    /// quantized weight shares no values with another parameter: its dequantized values are saved.
     fn quantization(&self, layer: &LinearLayer) -> Option<Quantization> {
         self.inner()?.quantization(layer)
     }
 
-    /// How a table of the vocabulary (the word embedding, the head) is held if it is not trained, see [`Self::quantization`].
+    /// Quantization of a table of the vocabulary (the word embedding, the head) if it is not
+    /// trained, see [`Self::quantization`].
     fn table_quantization(&self, table: &str) -> Option<Quantization> {
         self.inner()?.table_quantization(table)
     }
 
-    /// How the linear layers of layer `number` (global; `None` outside of layers) compute in 8 bits; `None` as their parameters' dtype says.
+    /// 8-bit computation of the linear layers of layer `number` (global; `None` outside of layers);
+    /// `None` computes in the parameters' dtype.
     fn eight_bits(&self, number: Option<usize>) -> Option<EightBitLayer> {
         self.inner()?.eight_bits(number)
     }
 
-    /// What stands in place of the model's output projection; `None` leaves that as it is.
+    /// Layer that replaces the model's output projection; `None` keeps the projection.
     fn last_layer(&self) -> Option<LinearForLastLayer> {
         self.inner()?.last_layer()
     }
 
-    /// Whether all that the settings name was met in the outline of the whole model.
+    /// Checks that everything that the settings name was found in the outline of the whole model.
     ///
     /// # Errors
     /// The first name that nothing has.
@@ -57,30 +63,32 @@ pub trait Adapter: fmt::Debug + Send + Sync {
         self.inner().map_or(Ok(()), Adapter::check_met)
     }
 
-    /// The whole values that a parameter of the adapter begins with, if they follow from weights of the base, of which `weight` gives the
-    /// values by name, row-major.
+    /// The whole values that a parameter of the adapter begins with, if they follow from weights of
+    /// the base, of which `weight` gives the values by name, row-major.
     fn begins(&self, parameter: &str, weight: &mut BaseRows<'_>) -> Option<Vec<f32>> {
         self.inner()?.begins(parameter, weight)
     }
 
-    /// What changes the product of a linear layer; `None` leaves the layer as it is. `scope` is the layer's: parameters declared there have
-    /// names below its own.
+    /// Adaptation of a linear layer's product; `None` keeps the layer unchanged. `scope` is the
+    /// layer's: parameters declared there have names below its own.
     fn adapt(&self, layer: &LinearLayer, scope: &Scope) -> Option<LinearAdaptation> {
         self.inner()?.adapt(layer, scope)
     }
 }
 
-/// A head of a few outputs in place of the output projection, `[b, t, c]` -> `[b, t, output_size]` in float32 (`LinearForLastLayer` upstream).
-/// Each tensor-parallel rank has all of it. The model then has no loss of its own: the forward step must bring one
-/// ([`ForwardStep::own_loss`](crate::train::ForwardStep::own_loss)), which finds the outputs where logits are
-/// ([`ModelOutputs::logits`](super::ModelOutputs::logits)).
+/// A head of a few outputs in place of the output projection, `[b, t, c]` -> `[b, t, output_size]`
+/// in float32 (`LinearForLastLayer` upstream). Each tensor-parallel rank has all of it. The model
+/// then has no loss of its own: the forward step must bring one
+/// ([`ForwardStep::own_loss`](crate::train::ForwardStep::own_loss)), which finds the outputs where
+/// logits are ([`ModelOutputs::logits`](super::ModelOutputs::logits)).
 ///
-/// [`ModelRegistry::replace_last_layer`](super::ModelRegistry::replace_last_layer) gives it to all models that are built.
+/// [`ModelRegistry::replace_last_layer`](super::ModelRegistry::replace_last_layer) gives it to all
+/// models that are built.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinearForLastLayer {
     /// Outputs of the layer, at least 1.
     pub output_size: usize,
-    /// Whether it adds a bias.
+    /// True if the layer adds a bias.
     pub bias: bool,
     /// Rate of the dropout on what the layer reads, in `[0, 1)`.
     pub dropout: f64,
@@ -100,12 +108,13 @@ pub struct LinearLayer {
     pub inputs: usize,
     /// Size of the output: rows of the weight.
     pub outputs: usize,
-    /// How the weight is cut.
+    /// Sharding of the weight.
     pub cut: Cut,
 }
 
 impl LinearLayer {
-    /// How a matrix `[any, inputs]` that reads the layer's input is cut, so that it fits what a rank has of it.
+    /// Sharding of a matrix `[any, inputs]` that reads the layer's input, so that it matches the
+    /// rank's part of the input.
     pub fn cut_by_inputs(&self) -> Cut {
         match self.cut {
             Cut::Columns | Cut::Replicated(_) => self.cut,
@@ -118,7 +127,8 @@ impl LinearLayer {
         }
     }
 
-    /// How a matrix `[outputs, any]` or a vector `[outputs]` for the layer's output is cut, so that it fits what a rank has of it.
+    /// Sharding of a matrix `[outputs, any]` or a vector `[outputs]` for the layer's output, so
+    /// that it matches the rank's part of the output.
     pub fn cut_by_outputs(&self) -> Cut {
         match self.cut {
             Cut::Columns => Cut::Replicated(Meets::OwnPart),
@@ -133,44 +143,44 @@ impl LinearLayer {
     }
 }
 
-/// What a rule works on: the input of a linear layer, and what this rank has of its parameters.
+/// Operands of a rule: the input of a linear layer, and this rank's part of its parameters.
 #[derive(Clone, Debug)]
 pub struct LinearOperands<'a> {
     /// `[n, this rank's inputs]`.
     pub x_ni: Tensor<2>,
-    /// What this rank has of the layer's weight, `[o, this rank's inputs]`.
+    /// This rank's part of the layer's weight, `[o, this rank's inputs]`.
     pub weight: LinearWeight,
     /// The matrices of the [`LinearAdaptation`], in its order.
     pub matrices: &'a [Tensor<2>],
-    /// Its vectors, in its order.
+    /// Vectors of the adapter, in its order.
     pub vectors: &'a [Tensor<1>],
     /// The stream of this layer's dropout masks in this pass; `None` in evaluation.
     pub dropout: Option<Philox>,
 }
 
-/// What an adapter makes of a linear layer, on this rank.
+/// Computation of an adapted linear layer, on this rank.
 pub trait LinearRule: fmt::Debug + Send + Sync {
     /// The change of the product.
     fn change(&self, operands: LinearOperands<'_>) -> LinearChange;
 }
 
-/// The product becomes `factors * (x w^T + added) + bias`. Where a layer's inputs are sharded this is each rank's term of a sum, and the bias
-/// is added once.
+/// The product becomes `factors * (x w^T + added) + bias`. Where a layer's inputs are sharded this
+/// is each rank's term of a sum, and the bias is added once.
 #[derive(Clone, Debug)]
 pub struct LinearChange {
-    /// What is added.
+    /// Term that is added.
     pub added: Added,
     /// `[o]`: one for each output, if the sum is scaled.
     pub factors_o: Option<Tensor<1>>,
 }
 
-/// What is added to the product of a linear layer.
+/// Term that is added to the product of a linear layer.
 #[derive(Clone, Debug)]
 #[expect(clippy::large_enum_variant, reason = "passed on at once, never stored")]
 pub enum Added {
     /// These values, `[n, o]`.
     Made(Tensor<2>),
-    /// What low-rank branches make of the layer's input, which the product can take up as one operation.
+    /// Low-rank branches of the layer's input, which the product can include in one operation.
     LowRank(Vec<LowRank>),
 }
 
@@ -213,7 +223,8 @@ impl LinearAdaptation {
         Self { layer: layer.to_owned(), pass, ..self }
     }
 
-    /// The same in the pass that is under way now, whichever there is when it is asked: for what runs again in backward.
+    /// The same adaptation, bound to the current pass: for operations that run again in backward,
+    /// in whichever pass.
     pub fn in_this_pass(&self) -> Self {
         Self { pass: self.pass.detached(), ..self.clone() }
     }

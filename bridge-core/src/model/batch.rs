@@ -1,4 +1,4 @@
-//! What a forward pass is given besides the model: a micro-batch on the device, and whether it trains.
+//! Inputs of a forward pass besides the model: a micro-batch on the device, and the mode.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,18 +19,19 @@ pub struct Batch {
     pub labels: Tensor<2, Int>,
     /// Weight of each target in the loss, `[b, t]` float32.
     pub loss_mask: Tensor<2>,
-    /// Positions of the tokens. Those of a part of the sequence are explicit, even where they count from 0 without a gap, as they may where
-    /// documents begin.
+    /// Positions of the tokens. Those of a part of the sequence are explicit, even where they count
+    /// from 0 without a gap, as they may where documents begin.
     pub positions: Positions,
     /// Document of each token, `[b, t]`, when attention must stay inside documents.
     pub document_ids: Option<Tensor<2, Int>>,
-    /// True for tokens that fill samples up, `[b, t]`, on the host; `None` if no token does. Routers of experts leave them out.
+    /// True for tokens that fill samples up, `[b, t]`, on the host; `None` if no token does.
+    /// Routers of experts leave them out.
     pub padding: Option<Arc<[bool]>>,
-    /// What the dataset brings besides, by name.
+    /// Extra tensors of the dataset, by name.
     pub extras: BTreeMap<String, BatchExtra>,
     /// Sum of the loss mask: the number of tokens that count, where weights are 0 and 1.
     pub num_tokens: f64,
-    /// Which part of the sequence this rank has.
+    /// Part of the sequence that this rank has.
     pub part: SequencePart,
 }
 
@@ -90,7 +91,7 @@ impl BatchExtra {
         Self { values, shape: extra.shape.clone() }
     }
 
-    /// Its shape, `[b, ..]`.
+    /// Shape, `[b, ..]`.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
@@ -114,10 +115,11 @@ impl BatchExtra {
     }
 }
 
-/// Whether a forward pass trains (dropout on) or evaluates.
+/// Mode of a forward pass: training (dropout on) or evaluation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Mode {
-    /// Training: dropout masks come from this stream, which is unique to step and micro-batch, and the same on ranks that share its samples.
+    /// Training: dropout masks come from this stream, which is unique to step and micro-batch, and
+    /// the same on ranks that share its samples.
     Train(Philox),
     /// Evaluation: no dropout.
     Evaluate,
@@ -130,21 +132,24 @@ pub struct ForwardContext<'a> {
     pub batch: &'a Batch,
     /// Training or evaluation.
     pub mode: Mode,
-    /// Where linear layers leave the deferred gradients of their weights, if they should: schedules that split the backward pass compute
-    /// them later. A layer that cannot put its gradient off computes it in the backward pass as usual.
+    /// Store for the deferred gradients of linear layers' weights: schedules that split the
+    /// backward pass compute them later. A layer that cannot defer its gradient computes it in the
+    /// backward pass as usual.
     pub weight_gradients: Option<&'a WeightGradientStore>,
     /// Losses besides the one the model returns.
     pub auxiliary: Auxiliary<'a>,
-    /// What the head computes instead of its loss, if there is such a thing.
+    /// Loss that the head computes instead of its own.
     pub own_loss: Option<&'a OwnLoss>,
 }
 
-/// Losses besides the one the model returns, such as a router's: how much they count, and where their values go.
+/// Losses besides the one the model returns, such as a router's: how much they count, and where
+/// their values go.
 #[derive(Clone, Copy, Debug)]
 pub struct Auxiliary<'a> {
-    /// Factor on the gradients of losses that are means over the micro-batch: what the backward of the whole step gives the mean loss of
-    /// this micro-batch, that is the loss scale divided by the micro-batches of the step on all data-parallel ranks (or, where gradients
-    /// are divided by the step's tokens later, the loss scale times the tokens of the micro-batch).
+    /// Factor on the gradients of losses that are means over the micro-batch: what the backward of
+    /// the whole step gives the mean loss of this micro-batch, that is the loss scale divided by
+    /// the micro-batches of the step on all data-parallel ranks (or, where gradients are divided by
+    /// the step's tokens later, the loss scale times the tokens of the micro-batch).
     pub gradient_scale: f64,
     /// Takes values by layer; `None` to drop them.
     pub metrics: Option<&'a LayerMetrics>,
@@ -165,8 +170,8 @@ impl<'a> ForwardContext<'a> {
 
     /// The key of one dropout mask, or `None` in evaluation.
     ///
-    /// `layer` is the global layer number and `place` tells the masks of a layer apart; a recomputed segment asks with the
-    /// same numbers and gets the same mask.
+    /// `layer` is the global layer number and `place` tells the masks of a layer apart; a
+    /// recomputed segment asks with the same numbers and gets the same mask.
     pub fn dropout_key(&self, layer: usize, place: u64) -> Option<DropoutKey> {
         match self.mode {
             Mode::Train(stream) => Some(DropoutKey(stream.derive(layer as u64).derive(place))),

@@ -1,4 +1,4 @@
-//! Where ranks may divide quantised weights.
+//! Borders at which ranks may divide quantized weights.
 
 use super::{Declaration, ModelBuildError, ModelChunk};
 

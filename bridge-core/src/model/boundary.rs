@@ -1,4 +1,5 @@
-//! What passes between segments: a short list of named tensors, which a chunk declares and its segments give and take.
+//! Tensors that pass between segments: a short list of named tensors, which a chunk declares and
+//! its segments take and return.
 
 use std::fmt;
 use std::ops::Range;
@@ -13,11 +14,12 @@ pub const HIDDEN_STATES: &str = "hidden_states";
 /// A tensor of a boundary as a chunk declares it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BoundaryTensor {
-    /// Its name, unique in the boundary.
+    /// Name, unique in the boundary.
     pub name: &'static str,
-    /// Its shape on this rank, `[b, t, c]` as a rule: `t` is the rank's part of the sequence under sequence and context parallelism.
+    /// Shape on this rank, usually `[b, t, c]`: `t` is the rank's part of the sequence under
+    /// sequence and context parallelism.
     pub shape: [usize; 3],
-    /// Its dtype inside the model.
+    /// Dtype inside the model.
     pub dtype: FloatDType,
 }
 
@@ -36,7 +38,8 @@ pub struct Boundary(Vec<Entry>);
 struct Entry {
     name: &'static str,
     tensor: Tensor<3>,
-    /// Whether a segment made it since the graph was cut; otherwise it is the input of the region, passed on.
+    /// True if a segment made the tensor since the graph was cut; otherwise it is an input of the
+    /// region that is passed on.
     made: bool,
 }
 
@@ -93,12 +96,13 @@ impl Boundary {
         self.0.into_iter().map(|entry| entry.tensor)
     }
 
-    /// Whether it has no tensor.
+    /// True if there is no tensor.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The tensors as `f` makes them: the beginning of a region, none of whose segments has made one yet.
+    /// The tensors as `f` makes them: the beginning of a region, none of whose segments has made
+    /// one yet.
     #[must_use]
     pub(crate) fn map(self, mut f: impl FnMut(Tensor<3>) -> Tensor<3>) -> Self {
         let entries = self.0.into_iter();
@@ -155,9 +159,9 @@ fn listed(tensors: impl Iterator<Item = (&'static str, [usize; 3], DType)>) -> S
 pub struct BoundaryError {
     /// The segment that would read it; the number of segments at the end of a chunk.
     pub segment: usize,
-    /// What is declared.
+    /// Declared tensors.
     pub expected: String,
-    /// What is there.
+    /// Found tensors.
     pub found: String,
 }
 

@@ -10,21 +10,23 @@ use burn::tensor::{Device, FloatDType};
 use super::{Adapter, DeferredParameters, ModelBuildError, ModelChunk, Outline, Parallel, Workload};
 use crate::config::TransformerConfig;
 
-/// What a chunk has of one of the model's stacks of layers.
+/// Part of one of the model's stacks of layers that a chunk has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StackPart {
     /// Numbers of the layers, counted in the stack.
     pub layers: Range<usize>,
     /// With what comes before the first layer: an embedding (`pre_process` upstream).
     pub start: bool,
-    /// With what comes behind the last layer: in the model's last stack final norm, output projection and loss (`post_process` upstream).
+    /// With what comes behind the last layer: in the model's last stack final norm, output
+    /// projection and loss (`post_process` upstream).
     pub end: bool,
 }
 
-/// Which of a model's segments a chunk has: a range of them, over one stack of layers or several, such as an encoder and the decoder behind it.
+/// Segments of a model that a chunk has: a range of them, over one stack of layers or several, such
+/// as an encoder and the decoder behind it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stage {
-    /// What it has of each of the model's stacks, in their order; of some nothing.
+    /// Part of each of the model's stacks, in their order; it may be empty.
     pub stacks: Vec<StackPart>,
 }
 
@@ -36,14 +38,15 @@ impl From<StackPart> for Stage {
 }
 
 impl Stage {
-    /// A whole model, with so many layers in each stack.
+    /// Whole model, with these numbers of layers in its stacks.
     pub fn whole(num_layers: impl IntoIterator<Item = usize>) -> Self {
         let stack = |count| StackPart { layers: 0..count, start: true, end: true };
         Self { stacks: num_layers.into_iter().map(stack).collect() }
     }
 
-    /// What a chunk with this content has of stacks with so many layers each, at least one. The content numbers layers through all stacks; where
-    /// one stack ends and the next begins, each end is with the layer beside it.
+    /// Stage of a chunk with this content, for stacks with these numbers of layers, each at least
+    /// one. The content numbers layers through all stacks; the end of a stack belongs to its last
+    /// layer, and the start of the next stack to its first.
     pub fn of_content(num_layers: &[usize], content: &StageContent) -> Self {
         let mut next = 0;
         let stacks = num_layers.iter().enumerate().map(|(index, count)| {
@@ -70,12 +73,13 @@ impl Stage {
     }
 }
 
-/// What a builder is given.
+/// Arguments of a builder.
 #[derive(Clone, Debug)]
 pub struct BuildContext {
     /// Device with autodiff on; parameters are created there.
     pub device: Device,
-    /// Base seed: a parameter's initial values depend on it, on the parameter's name and on nothing else.
+    /// Base seed: a parameter's initial values depend on it, on the parameter's name and on nothing
+    /// else.
     pub seed: u64,
     /// dtype of the parameters.
     pub params_dtype: FloatDType,
@@ -83,9 +87,11 @@ pub struct BuildContext {
     pub padded_vocab_size: usize,
     /// The ranks the model is spread over.
     pub parallel: Parallel,
-    /// Set where this rank keeps a part of each parameter only: initial values are then left here until they are needed.
+    /// Set where this rank keeps a part of each parameter only: initial values are then left here
+    /// until they are needed.
     pub deferred: Option<DeferredParameters>,
-    /// What changes the declarations of blocks ([`ChunkScope::new`](super::ChunkScope::new) passes it on).
+    /// Adapter that changes the declarations of blocks ([`ChunkScope::new`](super::ChunkScope::new)
+    /// passes it on).
     pub adapter: Option<Arc<dyn Adapter>>,
 }
 
@@ -97,12 +103,14 @@ pub trait ModelConfig: fmt::Debug + Send + Sync {
     /// The fields all models share.
     fn transformer(&self) -> &TransformerConfig;
 
-    /// Layers of each of the model's stacks, in the order in which activations pass through them. One stack by default.
+    /// Layers of each of the model's stacks, in the order in which activations pass through them.
+    /// One stack by default.
     fn stacks(&self) -> Vec<usize> {
         vec![self.transformer().num_layers]
     }
 
-    /// Whether the settings can be built together, on ranks as `[model]` says: `bridge config check` asks. By default they can.
+    /// Checks that the settings can be built together, on ranks as `[model]` says; called by
+    /// `bridge config check`. The default accepts all settings.
     ///
     /// # Errors
     /// With the key of the first setting that cannot be, as the builder's would be.
@@ -113,7 +121,8 @@ pub trait ModelConfig: fmt::Debug + Send + Sync {
     /// The builder for this configuration.
     fn builder(&self) -> Box<dyn ModelBuilder>;
 
-    /// Runs, in order, on the chunks before they are prepared for training (PEFT, weight import). Empty by default.
+    /// Runs, in order, on the chunks before they are prepared for training (PEFT, weight import).
+    /// Empty by default.
     fn pre_wrap_hooks(&self) -> Vec<ModelHook> {
         Vec::new()
     }
@@ -132,8 +141,8 @@ pub trait ModelBuilder {
     /// If the configuration asks for what the model cannot do.
     fn build_model(&self, context: &BuildContext, stage: &Stage) -> Result<Box<dyn ModelChunk>, ModelBuildError>;
 
-    /// What [`Self::build_model`] would make of a stage on the rank of `work` with `adapter`, without making it, and what that costs on a
-    /// micro-batch of `work`.
+    /// Declarations that [`Self::build_model`] would make for a stage on the rank of `work` with
+    /// `adapter`, without tensors, and its cost on a micro-batch of `work`.
     ///
     /// # Errors
     /// Those of [`Self::build_model`].
@@ -160,9 +169,11 @@ pub trait ModelBuilder {
     }
 }
 
-/// A function from chunks to chunks. A hook that knows what module a chunk has may change it as a whole
-/// ([`ModuleChunk::downcast`](super::ModuleChunk::downcast), [`ModuleChunk::map_module`](super::ModuleChunk::map_module)). What has other parameters
-/// is not a hook's: outlines, plans and checkpoints know those that are declared ([`ModelRegistry::adapt`](super::ModelRegistry::adapt),
+/// A function from chunks to chunks. A hook that knows what module a chunk has may change it as a
+/// whole ([`ModuleChunk::downcast`](super::ModuleChunk::downcast),
+/// [`ModuleChunk::map_module`](super::ModuleChunk::map_module)). What has other parameters is not a
+/// hook's: outlines, plans and checkpoints know those that are declared
+/// ([`ModelRegistry::adapt`](super::ModelRegistry::adapt),
 /// [`ModelRegistry::replace_last_layer`](super::ModelRegistry::replace_last_layer)).
 pub type ModelHook =
     Arc<dyn Fn(Vec<Box<dyn ModelChunk>>) -> Result<Vec<Box<dyn ModelChunk>>, ModelBuildError> + Send + Sync>;

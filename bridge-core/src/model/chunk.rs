@@ -8,13 +8,15 @@ use burn::tensor::{Gradients, Int, Tensor};
 
 use super::{Batch, Boundary, BoundaryTensor, Declaration, ForwardContext, GenerationState, NotingLayer, Segment};
 
-/// What a segment returns.
+/// Output of a segment.
 #[derive(Clone, Debug)]
 #[expect(clippy::large_enum_variant, reason = "passed on at once, never stored")]
 pub enum SegmentOutput {
-    /// Tensors for the next segment. Those of the input that the segment has left in it are passed on unchanged, at no cost.
+    /// Tensors for the next segment. Those of the input that the segment has left in it are passed
+    /// on unchanged, at no cost.
     Boundary(Boundary),
-    /// Sum over tokens of the masked loss, `[1]` float32: what the last segment of the last stage returns.
+    /// Sum over tokens of the masked loss, `[1]` float32: what the last segment of the last stage
+    /// returns.
     LossSum(Tensor<1>),
 }
 
@@ -28,15 +30,17 @@ impl SegmentOutput {
     }
 }
 
-/// What a parameter becomes in [`ModelChunk::update_parameters`] and [`ModelChunk::replace_parameters`].
+/// New state of a parameter in [`ModelChunk::update_parameters`] and
+/// [`ModelChunk::replace_parameters`].
 #[derive(Clone, Debug)]
 #[expect(clippy::large_enum_variant, reason = "passed on at once, never stored")]
 pub enum Replacement {
     /// This value, flat, in the parameter's dtype.
     Value(Tensor<1>),
-    /// What it is: of a parameter that is not trained, or one that [`ModelChunk::replace_parameters`] would replace.
+    /// The parameter is unchanged: it is not trained, or [`ModelChunk::replace_parameters`] would
+    /// replace it.
     Kept,
-    /// Nothing: the shape stays, the memory is given back. The parameter must get a value before it is used.
+    /// The memory is released; the shape stays. The parameter must get a value before it is used.
     Released,
 }
 
@@ -53,30 +57,34 @@ pub trait ModelChunk: Any + fmt::Debug + Send {
     /// The segments in forward order.
     fn segments(&self) -> Vec<Segment>;
 
-    /// The tensors between segments `index - 1` and `index`, for a batch like this one. Boundary 0 is what the stage before sends, the last
-    /// one, behind all segments, what the stage after gets; where the model begins or ends with the chunk they have no tensor.
+    /// The tensors between segments `index - 1` and `index`, for a batch like this one. Boundary 0
+    /// is what the stage before sends, the last one, behind all segments, what the stage after
+    /// gets; where the model begins or ends with the chunk they have no tensor.
     fn boundary(&self, index: usize, batch: &Batch) -> Vec<BoundaryTensor>;
 
-    /// Runs segment `index`. `input` has the tensors of [boundary](Self::boundary) `index`, the output those of the next one.
+    /// Runs segment `index`. `input` has the tensors of [boundary](Self::boundary) `index`, the
+    /// output those of the next one.
     ///
     /// # Panics
     /// If `index` is out of range, or a tensor is missing.
     fn forward_segment(&self, index: usize, input: Boundary, context: &ForwardContext) -> SegmentOutput;
 
-    /// Next-token logits for `tokens_bt`, which follow those that `state` has seen. `None` if the model cannot generate.
+    /// Next-token logits for `tokens_bt`, which follow those that `state` has seen. `None` if the
+    /// model cannot generate.
     ///
     /// # Shapes
     /// `[b, t]` -> `[b, t, v]`.
     fn logits(&self, tokens_bt: Tensor<2, Int>, state: &mut GenerationState) -> Option<Tensor<3>>;
 
-    /// Reads the sequence that an encoder-decoder's decoder attends to, all of whose tokens count: what layers make of it is kept in `state`,
-    /// which has seen nothing yet. `None` if the model has no encoder.
+    /// Reads the sequence that an encoder-decoder's decoder attends to, all of whose tokens count:
+    /// what layers make of it is kept in `state`, which has seen nothing yet. `None` if the model
+    /// has no encoder.
     ///
     /// # Shapes
     /// `[b, s]`.
     fn read_source(&self, source_bs: Tensor<2, Int>, state: &mut GenerationState) -> Option<()>;
 
-    /// What the layers remember before the first token.
+    /// Generation state of the layers before the first token.
     fn new_state(&self) -> GenerationState;
 
     /// The declarations of all parameters, in a fixed order.
@@ -90,7 +98,8 @@ pub trait ModelChunk: Any + fmt::Debug + Send {
     /// Calls `f` with every parameter's name and value.
     fn visit_parameters(&self, f: &mut dyn FnMut(&str, Tensor<1>));
 
-    /// [`Self::visit_parameters`] of those whose names are `wanted`: the values of quantised ones are made for each visit.
+    /// [`Self::visit_parameters`] of those whose names are `wanted`: the values of quantised ones
+    /// are made for each visit.
     fn visit_wanted(&self, wanted: &dyn Fn(&str) -> bool, f: &mut dyn FnMut(&str, Tensor<1>)) {
         self.visit_parameters(&mut |name, value| {
             if wanted(name) {
@@ -101,20 +110,24 @@ pub trait ModelChunk: Any + fmt::Debug + Send {
 
     /// Replaces every parameter by what `f` makes of its name and value, one after the other.
     ///
-    /// The value is handed over, so that a backend can update it in place. The result keeps the parameter's dtype. Of a quantised parameter dtype
-    /// and device are handed over, with values that read as NaN: it stays by [`Replacement::Kept`], and another value is quantised.
+    /// The value is handed over, so that a backend can update it in place. The result keeps the
+    /// parameter's dtype. Of a quantised parameter dtype and device are handed over, with values
+    /// that read as NaN: it stays by [`Replacement::Kept`], and another value is quantised.
     ///
     /// # Panics
-    /// If a parameter that is trained is to be [kept](Replacement::Kept): its value was handed over.
+    /// If a parameter that is trained is to be [kept](Replacement::Kept): its value was handed
+    /// over.
     fn update_parameters(&mut self, f: &mut dyn FnMut(&str, Tensor<1>) -> Replacement);
 
-    /// Replaces some parameters, by name. The others are not touched: graphs they are part of stay valid.
+    /// Replaces some parameters, by name. The others are not touched: graphs they are part of stay
+    /// valid.
     ///
     /// # Panics
     /// If the chunk has no parameter of a name.
     fn replace_parameters(&mut self, replacements: BTreeMap<&str, Replacement>);
 
-    /// Moves the gradients of this chunk's parameters out of `gradients`. Parameters without one are not visited.
+    /// Moves the gradients of this chunk's parameters out of `gradients`. Parameters without one
+    /// are not visited.
     fn take_gradients(&self, gradients: &mut Gradients, f: &mut dyn FnMut(&str, Tensor<1>));
 
     /// A copy for inference: the same values (memory is shared), no autodiff.

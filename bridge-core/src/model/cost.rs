@@ -1,4 +1,4 @@
-//! What a model costs: answered by the blocks, beside their maths, and read by the plan, the log and MFU.
+//! Cost of a model: blocks compute it beside their maths, and the plan, the log and MFU read it.
 //!
 //! Shape legend: `n` tokens of a micro-batch on a context-parallel rank.
 
@@ -23,17 +23,19 @@ pub struct Workload {
     pub activation_bytes: u64,
     /// Bytes of an element of the residual stream between layers.
     pub stream_bytes: u64,
-    /// Bytes of an element of activations in collectives, which add up no float16: that travels as float32.
+    /// Bytes of an element of activations in collectives, which add up no float16: that travels as
+    /// float32.
     pub collective_bytes: u64,
-    /// Whether attention stays inside documents, so that ranks tell each other the document of each token.
+    /// True if attention stays inside documents, so that ranks exchange the document of each token.
     pub documents: bool,
-    /// Whether the kernels of the CPU run.
+    /// True if the kernels of the CPU run.
     pub on_cpu: bool,
-    /// Whether a GPU is known to have matrix units that attention in 16 bits runs on.
+    /// True if a GPU is known to have matrix units that attention in 16 bits runs on.
     pub matrix_units: bool,
     /// Rows of embedding and output tables, padding included.
     pub padded_vocab_size: usize,
-    /// How linear layers compute in 8 bits, of the layer that is asked about ([`Self::in_layer`]).
+    /// 8-bit computation of the linear layers, of the layer whose cost is computed
+    /// ([`Self::in_layer`]).
     pub eight_bits: Option<EightBitLayer>,
 }
 
@@ -66,14 +68,14 @@ impl Workload {
         (self.micro_batch_size * self.seq_length / self.context_size) as u64
     }
 
-    /// Of these, the ones a rank holds between tensor-parallel blocks.
+    /// Tokens that a rank holds between tensor-parallel blocks.
     pub fn tokens_between_blocks(&self) -> u64 {
         let parts = if self.place.sequence_parallel { self.place.tensor.size } else { 1 };
         self.tokens() / parts as u64
     }
 }
 
-/// What communication is for.
+/// Purpose of communication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TrafficKind {
@@ -114,7 +116,7 @@ impl TrafficKind {
         Self::Scalars,
     ];
 
-    /// Its name, for people.
+    /// Name for people.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Tensor => "tensor parallel",
@@ -143,7 +145,7 @@ pub enum PassKind {
 /// Operations on a group, in one pass of a micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exchange {
-    /// What it is for.
+    /// Purpose of the communication.
     pub kind: TrafficKind,
     /// The group. On a group of one nothing happens.
     pub group: GroupKind,
@@ -151,34 +153,39 @@ pub struct Exchange {
     pub operation: Operation,
     /// The pass.
     pub pass: PassKind,
-    /// How often.
+    /// Number of operations.
     pub operations: u64,
     /// Bytes of payload, all operations together.
     pub bytes: u64,
 }
 
-/// What one segment costs on one micro-batch: on one rank, but for the FLOPs.
+/// Cost of one segment on one micro-batch: on one rank, except for the FLOPs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SegmentCost {
     /// Floating-point operations, forward and backward, over all ranks that share it.
     pub flops: f64,
-    /// Those that it would have besides if all of its parameters were trained: gradients that nobody needs.
+    /// FLOPs of gradients that frozen parameters do not need, and that training all parameters
+    /// would add.
     pub skipped_flops: f64,
     /// Elements of its input, which recompute keeps and the pipeline sends.
     pub input: u64,
     /// Bytes that it keeps from forward to backward besides its input.
     pub kept: u64,
-    /// Of `kept` and the input, the bytes that modules keep which recipes can have moved to the host (`model.offload_modules`), by name.
+    /// Bytes of `kept` and the input that recipes can move to the host by module
+    /// (`model.offload_modules`), by the module's name.
     pub modules: Vec<(&'static str, u64)>,
-    /// Bytes of `kept` that stay on the device where layers are moved to the host: Burn's own operations hold them, or they are small.
+    /// Bytes of `kept` that stay on the device where layers are moved to the host: Burn's own
+    /// operations hold them, or they are small.
     pub unmoved: u64,
     /// Bytes that parts of it which run again in backward bring back, at once.
     pub brought_back: u64,
-    /// Floating-point operations of these parts, over all ranks that share the segment: a forward each.
+    /// Floating-point operations of these parts, over all ranks that share the segment: a forward
+    /// each.
     pub recomputed_flops: f64,
-    /// Bytes of gradients that its backward has in hand at once.
+    /// Bytes of gradients that are alive at once in backward.
     pub backward: u64,
-    /// Bytes that a split backward leaves for its weight part: inputs of linear layers and gradients of their outputs.
+    /// Bytes that a split backward leaves for its weight part: inputs of linear layers and
+    /// gradients of their outputs.
     pub put_off: u64,
     /// Bytes of logits that exist at once.
     pub cross_entropy: u64,
@@ -186,12 +193,12 @@ pub struct SegmentCost {
     pub attention: u64,
     /// Parameters of the whole model that a token does not meet here: experts it is not sent to.
     pub idle_parameters: u64,
-    /// What it communicates.
+    /// Communication of the segment.
     pub exchanges: Vec<Exchange>,
 }
 
 impl SegmentCost {
-    /// What `other` costs besides: another block of the segment.
+    /// Adds the cost of another block of the segment.
     #[must_use]
     pub fn and(mut self, other: Self) -> Self {
         self.exchanges.extend(other.exchanges);
@@ -220,12 +227,14 @@ impl SegmentCost {
 pub struct Outline {
     /// Segments and parameters.
     pub declarations: Declarations,
-    /// One a segment; `None` for a model that does not say. It trains all the same: no plan can be made for it, and logs have no TFLOP/s.
+    /// One a segment; `None` for a model that does not say. It trains all the same: no plan can be
+    /// made for it, and logs have no TFLOP/s.
     pub costs: Option<Vec<SegmentCost>>,
 }
 
 impl Outline {
-    /// Floating-point operations of a micro-batch, forward and backward, over all ranks that share it; `None` if the model does not say.
+    /// Floating-point operations of a micro-batch, forward and backward, over all ranks that share
+    /// it; `None` if the model does not say.
     pub fn flops(&self) -> Option<f64> {
         self.costs.as_ref().map(|costs| costs.iter().map(|cost| cost.flops).sum())
     }

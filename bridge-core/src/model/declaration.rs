@@ -1,4 +1,5 @@
-//! What a parameter is: said once, where the block that owns it is built (see [`Scope`](super::Scope)), and read by all others.
+//! Declaration of a parameter: made once, where the block that owns it is built (see
+//! [`Scope`](super::Scope)), and read by all others.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
@@ -12,7 +13,7 @@ use super::{
     SharedRows,
 };
 
-/// What a parameter is to the block that has it. Weight decay and learning rates of their own go by it.
+/// Role of a parameter in its block. It decides on weight decay and separate learning rates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ParameterRole {
     /// The matrix of a product, or any other value that is learned like one.
@@ -27,15 +28,17 @@ pub enum ParameterRole {
     Embedding,
     /// The output projection (`optimizer.decoupled_lr` applies).
     Output,
-    /// Added to a router's scores of experts for the choice: not trained, but moved by how many tokens each expert was given
-    /// (`model.moe_router_bias_update_rate`), in float32 ([`Declaration::is_float32`]).
+    /// Added to a router's scores of experts for the choice: not trained, but moved by how many
+    /// tokens each expert was given (`model.moe_router_bias_update_rate`), in float32
+    /// ([`Declaration::is_float32`]).
     ExpertBias,
-    /// What the scales of 8-bit operands are made of (`model.fp8_recipe = "delayed"`): not trained, moved after each step by the operands'
-    /// magnitudes, in float32 ([`Declaration::is_float32`]).
+    /// Scales of 8-bit operands and their history (`model.fp8_recipe = "delayed"`): not trained,
+    /// updated after each step from the operands' magnitudes, in float32
+    /// ([`Declaration::is_float32`]).
     CastState,
 }
 
-/// Which part of a model a parameter belongs to, for counts.
+/// Part of a model that a parameter belongs to, for counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Component {
@@ -70,7 +73,7 @@ impl Component {
         Self::Output,
     ];
 
-    /// Its name.
+    /// Name of the part.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Embedding => "embedding",
@@ -85,16 +88,20 @@ impl Component {
     }
 }
 
-/// Which tokens or heads a replicated parameter meets on a rank: whether the rank's gradient of it is whole.
+/// Tokens or heads that a replicated parameter is applied to on a rank, which decides whether the
+/// rank's gradient of it is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Meets {
-    /// The residual stream: all tokens, or under sequence parallelism those of this rank, so that gradients are then summed.
+    /// The residual stream: all tokens, or under sequence parallelism those of this rank, so that
+    /// gradients are then summed.
     ResidualStream,
-    /// What this rank alone computes, such as its heads: gradients are always summed over the tensor-parallel ranks.
+    /// Values of this rank alone, such as its heads: gradients are always summed over the
+    /// tensor-parallel ranks.
     OwnPart,
 }
 
-/// How a parameter is cut over the tensor-parallel ranks; inside an expert, over the expert-tensor-parallel ranks.
+/// Sharding of a parameter over the tensor-parallel ranks; inside an expert, over the
+/// expert-tensor-parallel ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
     /// Each rank holds all of it.
@@ -103,29 +110,33 @@ pub enum Cut {
     Rows,
     /// Equal runs of columns: the inputs of a row-parallel linear layer.
     Columns,
-    /// Equal runs of the rows of each of so many equal blocks: the halves of a gated unit.
+    /// Equal runs of the rows of each of this number of equal blocks: the halves of a gated unit.
     Blocks(usize),
-    /// Equal runs of the rows of each of these blocks, of so many rows: what one matrix makes for several uses. Those of no rows are none.
+    /// Equal runs of the rows of each of these blocks, with their numbers of rows: outputs of one
+    /// matrix for several uses. Empty sections are skipped.
     Sections([usize; 5]),
-    /// Rows of so many key/value groups, each its query heads, a key and a value head of `head_size` rows. With more ranks than groups
-    /// several ranks hold the same key and value heads ([`SharedRows`]).
+    /// Rows of this number of key/value groups, each with its query heads, a key and a value head
+    /// of `head_size` rows. With more ranks than groups several ranks hold the same key and value
+    /// heads ([`SharedRows`]).
     KeyValueGroups {
         /// Key/value heads.
         groups: usize,
         /// Rows of a head.
         head_size: usize,
     },
-    /// Rows of so many heads of keys. With more ranks than heads several ranks hold the same one ([`SharedRows`]).
+    /// Rows of this number of key heads. With more ranks than heads several ranks hold the same one
+    /// ([`SharedRows`]).
     KeyHeads {
         /// Key heads.
         heads: usize,
     },
-    /// Rows of a vocabulary, which need not divide: padding must not depend on the ranks, or a checkpoint would.
+    /// Rows of a vocabulary, which need not divide: padding must not depend on the ranks, or a
+    /// checkpoint would.
     VocabularyRows,
 }
 
 impl Cut {
-    /// Where a parameter of shape `shape` that is cut so lies.
+    /// Placement of a parameter of shape `shape` with this sharding.
     ///
     /// # Panics
     /// If a dimension that must divide over the ranks does not; builders refuse such sizes.
@@ -171,7 +182,8 @@ impl Cut {
     }
 }
 
-/// Of the rows of one of `groups` (its query heads, then key and value) the part of the first that `rank` holds, and `rows` of the others.
+/// Rows of one of `groups` that `rank` holds: its part of the query heads, and `rows` of key and
+/// value.
 fn part_of_group(size: usize, groups: usize, rank: usize, rows: SharedRows) -> Shard {
     let of_group = size / groups;
     let start = rank / rows.ranks * of_group;
@@ -181,8 +193,9 @@ fn part_of_group(size: usize, groups: usize, rank: usize, rows: SharedRows) -> S
     Shard { dim: 0, size, parts: vec![first..first + part, start + queries..start + of_group] }
 }
 
-/// What a parameter begins with: a function of seed and name alone, so that it depends neither on the order of creation nor on ranks or
-/// pipeline stages. A rank that holds a slice has that slice of the whole parameter's values.
+/// Initial value of a parameter: a function of seed and name alone, so that it depends neither on
+/// the order of creation nor on ranks or pipeline stages. A rank that holds a slice has that slice
+/// of the whole parameter's values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Initial {
     /// Normal draws around 0 with this standard deviation.
@@ -195,7 +208,7 @@ pub enum Initial {
     Uniform([f64; 2]),
     /// Logarithms of uniform draws from this range.
     LogOfUniform([f64; 2]),
-    /// What a softplus makes time steps of: their logarithms are drawn uniformly.
+    /// Values whose softplus is a time step: the logarithms of the time steps are drawn uniformly.
     TimeSteps {
         /// The range of the draws.
         range: [f64; 2],
@@ -228,11 +241,11 @@ pub struct Declaration {
     pub name: String,
     /// Shape of what this rank holds.
     pub shape: Vec<usize>,
-    /// How that lies in the whole parameter.
+    /// Placement in the whole parameter.
     pub placement: Placement,
-    /// Its role.
+    /// Role of the parameter.
     pub role: ParameterRole,
-    /// What it is counted as.
+    /// Component that it is counted in.
     pub component: Component,
     /// The segments that use it, in ascending order: a tied parameter has several.
     pub segments: Vec<usize>,
@@ -240,19 +253,20 @@ pub struct Declaration {
     pub layer: Option<usize>,
     /// False for frozen parameters: no gradient, no optimizer state.
     pub trainable: bool,
-    /// Whether it is an adapter's, and the model without that has no such parameter.
+    /// True if the parameter belongs to an adapter, so that the plain model lacks it.
     pub of_adapter: bool,
-    /// Whether it is of the layer in place of the output projection ([`LinearForLastLayer`](super::LinearForLastLayer)): weights of the model
-    /// without that have no such parameter.
+    /// True if the parameter belongs to the layer that replaces the output projection
+    /// ([`LinearForLastLayer`](super::LinearForLastLayer)): weights of the plain model lack it.
     pub of_last_layer: bool,
-    /// Whether it is the weight of a layer that casts it to 8 bits with one scale.
+    /// True if it is the weight of a layer that casts it to 8 bits with one scale.
     pub has_cast: bool,
-    /// How its values are held, if not as a tensor.
+    /// Quantization of the values, if they are not a tensor.
     pub quantization: Option<Quantization>,
 }
 
 impl Declaration {
-    /// Whether the model has it by an adapter or in place of its output projection: weights of the plain model have no such parameter.
+    /// True if the parameter comes from an adapter or the replaced output projection: weights of
+    /// the plain model lack it.
     pub fn is_added(&self) -> bool {
         self.of_adapter || self.of_last_layer
     }
@@ -262,8 +276,9 @@ impl Declaration {
         self.shape.iter().product()
     }
 
-    /// Whether its values are float32 whatever dtype the model's parameters have. Such a parameter is not trained, is in no bucket, and is whole on
-    /// each rank that has it, also where parameters are sharded.
+    /// True if the values are float32 whatever dtype the model's parameters have. Such a parameter
+    /// is not trained, is in no bucket, and is whole on each rank that has it, even if parameters
+    /// are sharded.
     pub fn is_float32(&self) -> bool {
         matches!(self.role, ParameterRole::ExpertBias | ParameterRole::CastState)
     }
@@ -276,7 +291,7 @@ impl Declaration {
         self.shape.as_slice().try_into().expect("a weight of a linear layer has two dimensions")
     }
 
-    /// Bytes of what this rank holds, where an element of a tensor has so many.
+    /// Bytes of this rank's part, with `of_element` bytes for each element of a tensor.
     pub fn bytes(&self, of_element: u64) -> u64 {
         match self.quantization {
             Some(quantization) => quantization.bytes(self.matrix()),
@@ -294,14 +309,16 @@ impl Declaration {
         shape
     }
 
-    /// The elements of this rank that other tensor-parallel ranks hold too ([`SharedRows`]): the last ones, or none.
+    /// The elements of this rank that other tensor-parallel ranks hold too ([`SharedRows`]): the
+    /// last ones, or none.
     pub fn shared_elements(&self) -> Range<usize> {
         let count = self.num_elements();
         let shared = self.placement.shared.map_or(0, |rows| rows.count * (count / self.shape[0].max(1)));
         count - shared..count
     }
 
-    /// The elements of this rank's slice that it counts and saves, of the ranks that hold the same ones the first.
+    /// The elements of this rank's slice that it counts and saves, of the ranks that hold the same
+    /// ones the first.
     pub fn counted_elements(&self) -> Range<usize> {
         match self.placement.shared {
             Some(rows) if rows.rank > 0 => 0..self.shared_elements().start,
@@ -309,7 +326,7 @@ impl Declaration {
         }
     }
 
-    /// Whether tensor-parallel ranks hold copies, so that only one of them counts in norms.
+    /// True if tensor-parallel ranks hold copies, so that only one of them counts in norms.
     pub fn is_replicated(&self) -> bool {
         self.placement.shard.is_none()
     }
@@ -327,7 +344,7 @@ pub struct Declarations {
     pub(super) deferred: BTreeSet<usize>,
     /// The values of parameters that are held quantised.
     pub(super) quantized: HashMap<ParamId, QuantizedValues>,
-    /// What adaptations are told of the pass under way.
+    /// Current pass, for adaptations.
     pub(super) pass: PassStream,
     /// The linear layers in 8 bits that note magnitudes.
     pub(super) noting: Vec<NotingLayer>,
@@ -357,7 +374,8 @@ impl Declarations {
         self.parameters.push(declaration);
     }
 
-    /// Says of the parameter called `name`, which was declared, that its layer casts it with one scale.
+    /// Says of the parameter called `name`, which was declared, that its layer casts it with one
+    /// scale.
     pub(super) fn add_cast(&mut self, name: &str) {
         let place = self.by_name[name];
         self.parameters[place].has_cast = true;
@@ -373,8 +391,8 @@ impl Declarations {
         }
     }
 
-    /// The table with its parameters in the order `ids` of a module, which are these and no others: for each id the path of its field and
-    /// the shape of its tensor.
+    /// The table with its parameters in the order `ids` of a module, which are these and no others:
+    /// for each id the path of its field and the shape of its tensor.
     pub(super) fn in_order(self, ids: &[(ParamId, String, Vec<usize>)]) -> Result<Self, ModelBuildError> {
         let refused = |name: &str, message: String| ModelBuildError::Parameter { name: name.to_owned(), message };
         let mut left: Vec<Option<Declaration>> = self.parameters.into_iter().map(Some).collect();

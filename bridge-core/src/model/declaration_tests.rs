@@ -1,4 +1,4 @@
-//! What is declared and what a module has must agree, and what was released is never read.
+//! Declarations and modules must agree, and released parameters are never read.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

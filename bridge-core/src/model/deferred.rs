@@ -6,8 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::tensor::Tensor;
 
-/// What parameters will begin with, by name: of a model of which a rank keeps a part of each parameter, one after the other can be made, cut
-/// and dropped, and all of them need never be there.
+/// Initial values of parameters by name, not yet computed: of a model of which a rank keeps a part
+/// of each parameter, they can be made, sharded and dropped one after the other, so that all of
+/// them never exist at once.
 ///
 /// Clones share the content.
 #[derive(Clone, Default)]
@@ -17,12 +18,14 @@ pub struct DeferredParameters(Arc<Mutex<BTreeMap<String, Make>>>);
 pub type Make = Box<dyn FnOnce() -> Tensor<1> + Send>;
 
 impl DeferredParameters {
-    /// Leaves the parameter called `name` for later: `make` returns its value, flat and without autodiff. The last one for a name counts.
+    /// Leaves the parameter called `name` for later: `make` returns its value, flat and without
+    /// autodiff. The last one for a name counts.
     pub fn defer(&self, name: &str, make: impl FnOnce() -> Tensor<1> + Send + 'static) {
         self.lock().insert(name.to_owned(), Box::new(make));
     }
 
-    /// What makes the value of a parameter; `None` for one that was not left for later, or was taken before.
+    /// Function that makes the value of a parameter; `None` for a parameter that was not deferred,
+    /// or was taken before.
     pub fn take(&self, name: &str) -> Option<Make> {
         self.lock().remove(name)
     }

@@ -1,4 +1,5 @@
-//! What layers with 8-bit products keep and have in hand. They cost as many FLOPs as others, and plans count them as emulated in float32.
+//! Memory that layers with 8-bit products keep and use in backward. They cost as many FLOPs as
+//! others, and plans count them as emulated in float32.
 
 use bridge_kernels::Fp8Scaling;
 
@@ -18,12 +19,14 @@ impl Workload {
         self.codes(elements).unwrap_or(elements * self.activation_bytes)
     }
 
-    /// Bytes that a linear layer keeps of `elements` of its input besides the tensor, which another operation keeps.
+    /// Bytes that a linear layer keeps of `elements` of its input besides the tensor, which another
+    /// operation keeps.
     pub fn input_besides(&self, elements: u64) -> u64 {
         self.codes(elements).unwrap_or(0)
     }
 
-    /// Codes and scales of an input, where it is kept so: on the CPU, for a weight gradient in 8 bits. A GPU keeps what it was given.
+    /// Codes and scales of an input, where it is kept so: on the CPU, for a weight gradient in 8
+    /// bits. A GPU keeps what it was given.
     fn codes(&self, elements: u64) -> Option<u64> {
         let rule = self.eight_bits.map(|layer| layer.rule)?;
         let scales = match rule.scaling {
@@ -34,8 +37,8 @@ impl Workload {
         (self.on_cpu && rule.weight_gradient).then_some(elements + scales)
     }
 
-    /// Bytes that the backward of an 8-bit layer over `rows` has in hand besides gradients: what codes of its operands stand for, in float32. Zero for
-    /// other layers. `inputs` and `outputs` are those of this rank.
+    /// Bytes that the backward of an 8-bit layer over `rows` uses besides gradients: its decoded
+    /// operands in float32. Zero for other layers. `inputs` and `outputs` are those of this rank.
     pub fn operands_in_hand(&self, rows: u64, [inputs, outputs]: [usize; 2]) -> u64 {
         if self.eight_bits.is_none() {
             return 0;

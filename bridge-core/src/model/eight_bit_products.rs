@@ -13,17 +13,17 @@ pub(crate) const SCALES: &str = "fp8_scale";
 /// Name of the largest magnitudes of the last steps, a row an operand, the newest first.
 pub(crate) const HISTORY: &str = "fp8_amax_history";
 
-/// How a linear layer computes in 8 bits.
+/// 8-bit computation of a linear layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EightBitLayer {
-    /// How operands are cast.
+    /// Rule by which operands are cast.
     pub rule: Fp8Rule,
     /// Steps whose largest magnitudes are kept, for scales that come from them.
     pub history: usize,
 }
 
 impl EightBitLayer {
-    /// Whether scales come from earlier steps, so that the layer has state.
+    /// True if scales come from earlier steps, so that the layer has state.
     pub fn has_state(&self) -> bool {
         self.rule.scaling == Fp8Scaling::Delayed
     }
@@ -32,18 +32,18 @@ impl EightBitLayer {
 /// A linear layer that notes the magnitudes of its operands, for scales of later steps.
 #[derive(Clone, Debug)]
 pub struct NotingLayer {
-    /// Its dotted name.
+    /// Dotted name of the layer.
     pub name: String,
-    /// Which ranks have replicas of it.
+    /// Ranks that have replicas of the layer.
     pub replicas: ReplicaGroup,
-    /// What it noted.
+    /// Magnitudes that the layer recorded.
     pub maxima: Arc<OperandMaxima>,
 }
 
 /// The 8-bit products of a linear layer: a part of its module.
 #[derive(Module, Debug)]
 pub struct EightBitProducts {
-    /// Of input, weight and gradient, where they come from earlier steps.
+    /// Scales of input, weight and gradient, if they come from earlier steps.
     scales: Option<Param<Tensor<1>>>,
     /// `[3, steps]`: what the scales are made of. Not read here.
     history: Option<Param<Tensor<2>>>,
@@ -56,13 +56,14 @@ pub struct EightBitProducts {
 }
 
 impl EightBitProducts {
-    /// Those of a layer in the passes that `pass` tells of; `state` are scales and history, of a layer that has them.
+    /// Products of a layer in the passes of `pass`; `state` has scales and history, of a layer with
+    /// state.
     pub(super) fn new(rule: Fp8Rule, state: Option<(Param<Tensor<1>>, Param<Tensor<2>>)>, pass: PassStream) -> Self {
         let (scales, history) = state.unzip();
         Self { scales, history, rule, maxima: Arc::default(), pass }
     }
 
-    /// Where the largest magnitudes of operands are noted, if scales are made of them.
+    /// Record of the largest magnitudes of operands, if scales are derived from them.
     pub(super) fn maxima(&self) -> Option<&Arc<OperandMaxima>> {
         self.scales.as_ref().map(|_| &self.maxima)
     }

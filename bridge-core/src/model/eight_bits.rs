@@ -1,4 +1,5 @@
-//! `model.fp8`: linear layers of transformer layers whose products are made of 8-bit floats, of any kind of model.
+//! `model.fp8`: linear layers of transformer layers whose products are made of 8-bit floats, of any
+//! kind of model.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,15 +18,15 @@ pub(super) struct EightBits {
     layers: Range<usize>,
     /// Layers of the model; those behind them, of multi-token prediction, have 8-bit products too.
     count: usize,
-    /// Whether a linear layer was declared that has them.
+    /// True if a linear layer in 8 bits was declared.
     is_met: AtomicBool,
-    /// Whether the other adapter changes one of these layers.
+    /// True if the other adapter changes one of these layers.
     is_adapted: AtomicBool,
     other: Option<Arc<dyn Adapter>>,
 }
 
 impl EightBits {
-    /// What a model section asks for; `None` without `model.fp8`.
+    /// 8-bit layers of a model section; `None` without `model.fp8`.
     pub fn of(section: &TransformerConfig, other: Option<&Arc<dyn Adapter>>) -> Option<Self> {
         let format = section.fp8?;
         let scaling = match section.fp8_recipe? {

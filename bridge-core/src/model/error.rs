@@ -16,7 +16,7 @@ pub enum ModelBuildError {
     Parameter {
         /// Name of the parameter, or path of the field without a declaration.
         name: String,
-        /// What was expected and found.
+        /// Expected and found values.
         message: String,
     },
     /// The configuration cannot be built.
@@ -24,7 +24,7 @@ pub enum ModelBuildError {
     Invalid {
         /// Key path of the offending field.
         key: String,
-        /// What is wrong, and what was expected.
+        /// Description of the problem, with the expected value.
         message: String,
     },
 }

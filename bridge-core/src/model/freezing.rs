@@ -8,8 +8,8 @@ use super::{Adapter, Declaration, ModelBuildError};
 /// The setting.
 const KEY: &str = "model.freeze_parameters";
 
-/// Freezes the parameters whose names match a pattern, and leaves all else to another adapter, if there is one. Parameters of that one are
-/// not asked for.
+/// Freezes the parameters whose names match a pattern, and leaves all else to another adapter, if
+/// there is one. Parameters of that one are not asked for.
 #[derive(Debug)]
 pub(super) struct Freezing {
     patterns: Vec<String>,
@@ -17,12 +17,12 @@ pub(super) struct Freezing {
     met: Mutex<Met>,
 }
 
-/// What was declared so far.
+/// Declarations so far.
 #[derive(Debug, Default)]
 struct Met {
     /// The patterns that a parameter was found for.
     patterns: BTreeSet<usize>,
-    /// Whether a parameter is trained.
+    /// True if a parameter is trained.
     trains: bool,
 }
 
@@ -58,7 +58,7 @@ impl Adapter for Freezing {
     }
 }
 
-/// Whether `pattern`, in which `*` is any run of characters, is all of `name`.
+/// True if `pattern`, in which `*` is any run of characters, matches all of `name`.
 pub fn matches_pattern(pattern: &str, name: &str) -> bool {
     let Some((first, rest)) = pattern.split_once('*') else {
         return pattern == name;

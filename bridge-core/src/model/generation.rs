@@ -1,12 +1,13 @@
-//! What layers remember of the tokens seen, in generation. Nothing here looks into it.
+//! State of the layers in generation (KV cache, SSM state). Nothing here reads its content.
 
 use std::any::{Any, type_name};
 use std::fmt;
 
-/// What one layer remembers, of a type of its own: keys and values, whole or windowed; the state of a convolution or a state space model.
+/// Generation state of one layer, of the layer's own type: a KV cache, whole or windowed; the state
+/// of a convolution or a state space model.
 pub type LayerState = Box<dyn Any + Send>;
 
-/// What the layers of a chunk remember.
+/// Generation state of the layers of a chunk.
 #[derive(Default)]
 pub struct GenerationState {
     layers: Vec<LayerState>,
@@ -15,7 +16,7 @@ pub struct GenerationState {
 }
 
 impl GenerationState {
-    /// Nothing seen yet; `layers` in order.
+    /// State before the first token; `layers` in order.
     pub fn new(layers: Vec<LayerState>) -> Self {
         Self { layers, length: 0 }
     }

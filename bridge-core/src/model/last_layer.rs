@@ -1,4 +1,5 @@
-//! A linear layer in place of a model's output projection: a value or reward head, which programs ask for.
+//! A linear layer in place of a model's output projection: a value or reward head, which programs
+//! ask for.
 
 use std::sync::Arc;
 
@@ -20,8 +21,9 @@ pub struct LastLayer {
 }
 
 impl LastLayer {
-    /// Declares the layer at the root of a head's scope, if the chunk's adapter has one: the head then declares no projection, and has no loss of
-    /// its own. It begins with uniform draws up to `1 / sqrt(hidden_size)`, as PyTorch's linear layers do.
+    /// Declares the layer at the root of a head's scope, if the chunk's adapter has one: the head
+    /// then declares no projection, and has no loss of its own. It begins with uniform draws up to
+    /// `1 / sqrt(hidden_size)`, as PyTorch's linear layers do.
     pub fn declare(head: &Scope, hidden_size: usize) -> Option<Self> {
         let (settings, scope) = head.last_layer()?;
         let scope = scope.child(NAME);
@@ -33,7 +35,8 @@ impl LastLayer {
         Some(Self { weight, bias: settings.bias.then(bias), dropout: settings.dropout })
     }
 
-    /// Outputs in float32 for the tokens that this rank has of the residual stream: `[b, t, c]` -> `[b, t, output_size]`.
+    /// Outputs in float32 for the tokens that this rank has of the residual stream: `[b, t, c]` ->
+    /// `[b, t, output_size]`.
     pub fn outputs(&self, x_btc: Tensor<3>) -> Tensor<3> {
         linear(x_btc, self.weight.val(), self.bias.as_ref().map(Param::val)).cast(FloatDType::F32)
     }

@@ -1,4 +1,5 @@
-//! Values that layers report besides their output: a collector that the caller of a forward pass owns.
+//! Values that layers report besides their output: a collector that the caller of a forward pass
+//! owns.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,34 +9,38 @@ use bridge_kernels::LargestScore;
 /// Name of a value and global number of the layer it comes from.
 pub type LayerMetric = (&'static str, usize);
 
-/// Losses that routers report, by their names on the console; a model that has none of a kind reports none.
+/// Losses that routers report, by their names on the console; a model that has none of a kind
+/// reports none.
 pub const ROUTER_LOSSES: [&str; 4] =
     ["load_balancing_loss", "z_loss", "seq_load_balancing_loss", "global_load_balancing_loss"];
 
-/// What a layer of multi-token prediction reports: the sum of its loss over the tokens of this rank, and their number.
+/// Figure of a layer of multi-token prediction: the sum of its loss over the tokens of this rank,
+/// and their number.
 pub const PREDICTION_LOSS: &str = "mtp_loss";
 
 /// What the head reports of its loss if it can: the tokens of this rank that the model gets right,
 /// and all that count.
 pub const TOKEN_ACCURACY: &str = "token accuracy";
 
-/// What a layer with attention reports, if it is asked to: its largest score.
+/// Figure of a layer with attention, if it is recorded: its largest score.
 pub const ATTENTION_LOGIT: &str = "max_attention_logit";
 
 /// Values by name and layer of one micro-batch.
 ///
-/// A layer that reports again, because it is recomputed, replaces what it reported. Values of routers are those of all ranks that share the
-/// micro-batch (tensor and context parallel ones): the caller averages over the others. A sum with its number of summands may be one rank's.
+/// A layer that reports again, because it is recomputed, replaces what it reported. Values of
+/// routers are those of all ranks that share the micro-batch (tensor and context parallel ones):
+/// the caller averages over the others. A sum with its number of summands may be one rank's.
 #[derive(Debug, Default)]
 pub struct LayerMetrics {
     values: Mutex<BTreeMap<LayerMetric, Vec<f64>>>,
     /// The step that the micro-batch is of, and its number there.
     step: Option<(Arc<StepValues>, usize)>,
-    /// The largest attention score by layer, if anybody asks for it.
+    /// Largest attention score by layer, if it is recorded.
     scores: Option<Mutex<BTreeMap<usize, Arc<LargestScore>>>>,
 }
 
-/// Values by name, layer and micro-batch of a step: what the layers of a micro-batch may know of those before it.
+/// Values by name, layer and micro-batch of a step: what the layers of a micro-batch may know of
+/// those before it.
 #[derive(Debug, Default)]
 pub struct StepValues(Mutex<BTreeMap<LayerMetric, BTreeMap<usize, Vec<f64>>>>);
 
@@ -51,14 +56,16 @@ impl LayerMetrics {
         Self { scores: Some(Mutex::default()), ..self }
     }
 
-    /// Where layer `layer` (global) notes its attention scores; `None` if nobody asks for them. They come back as [`ATTENTION_LOGIT`].
+    /// Record of the attention scores of layer `layer` (global); `None` if they are not recorded.
+    /// They are reported as [`ATTENTION_LOGIT`].
     pub fn attention_scores_of(&self, layer: usize) -> Option<Arc<LargestScore>> {
         let mut scores = self.scores.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
         Some(Arc::clone(scores.entry(layer).or_default()))
     }
 
-    /// The mean of a vector over the micro-batches of the step up to this one, whose own is what `own` makes. A layer that is recomputed finds
-    /// the one of its first time, and `own` is not called: whether it is, is the same on all ranks that run a layer together.
+    /// The mean of a vector over the micro-batches of the step up to this one, whose own is what
+    /// `own` makes. A layer that is recomputed finds the one of its first time, and `own` is not
+    /// called: whether it is, is the same on all ranks that run a layer together.
     pub fn mean_of_step(&self, name: &'static str, layer: usize, own: impl FnOnce() -> Vec<f64>) -> Vec<f64> {
         let Some((step, number)) = &self.step else {
             return own();

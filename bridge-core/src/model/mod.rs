@@ -1,8 +1,9 @@
-//! The contract between the loop and a model: configurations, builders, chunks of segments, parameters.
+//! The contract between the loop and a model: configurations, builders, chunks of segments,
+//! parameters.
 //!
-//! bridge-core never names a model. A model family implements [`ModelConfig`] and [`ModelBuilder`], registers itself in a
-//! [`ModelRegistry`], and hands the loop [`ModelChunk`]s. A chunk is most easily made from a Burn module that implements
-//! [`Segments`], wrapped in [`ModuleChunk`].
+//! bridge-core never names a model. A model family implements [`ModelConfig`] and [`ModelBuilder`],
+//! registers itself in a [`ModelRegistry`], and hands the loop [`ModelChunk`]s. A chunk is most
+//! easily made from a Burn module that implements [`Segments`], wrapped in [`ModuleChunk`].
 //!
 //! Shape legend: `b` batch, `t` sequence, `c` hidden size, `v` vocabulary.
 

@@ -12,8 +12,8 @@ use super::{
     ModelChunk, NotingLayer, Replacement, Segment, SegmentOutput,
 };
 
-/// What a Burn module adds to become a [`ModelChunk`]. Its segments and parameters are what its builder declared in a
-/// [`ChunkScope`](super::ChunkScope).
+/// Additions to a Burn module that make it a [`ModelChunk`]. Its segments and parameters are those
+/// that its builder declared in a [`ChunkScope`](super::ChunkScope).
 pub trait Segments: Module + 'static {
     /// See [`ModelChunk::boundary`].
     fn boundary(&self, index: usize, batch: &Batch) -> Vec<BoundaryTensor>;
@@ -21,8 +21,9 @@ pub trait Segments: Module + 'static {
     /// See [`ModelChunk::forward_segment`].
     fn forward_segment(&self, index: usize, input: Boundary, context: &ForwardContext) -> SegmentOutput;
 
-    /// Maps the parameters that these segments declared; others may be mapped too, and by default all are. Full sharding maps one segment after
-    /// the other: a model of many parameters need not walk all of them each time.
+    /// Maps the parameters that these segments declared; others may be mapped too, and by default
+    /// all are. Full sharding maps one segment after the other: a model of many parameters need not
+    /// walk all of them each time.
     fn map_segments<M: ModuleMapper>(self, _segments: &BTreeSet<usize>, mapper: &mut M) -> Self {
         self.map(mapper)
     }
@@ -46,18 +47,18 @@ pub trait Segments: Module + 'static {
 /// A Burn module as a [`ModelChunk`], with the declarations of its parameters.
 #[derive(Clone, Debug)]
 pub struct ModuleChunk<M> {
-    // `None` only while `update_parameters` has the module in hand.
+    // `None` only while `update_parameters` holds the module.
     module: Option<M>,
     declarations: Arc<Declarations>,
     released: Released,
 }
 
-/// The parameters whose memory was given back.
+/// Parameters whose memory was released.
 #[derive(Clone, Debug, Default)]
 struct Released {
-    /// Their places.
+    /// Indices of the parameters.
     places: BTreeSet<usize>,
-    /// How many of them each segment uses.
+    /// Number of released parameters that each segment uses.
     in_segments: Vec<usize>,
 }
 
@@ -77,7 +78,7 @@ impl Released {
         }
     }
 
-    /// Whether a segment, or any if that is `None`, uses one of them.
+    /// True if a segment, or any segment for `None`, uses one of them.
     fn is_used(&self, segment: Option<usize>) -> bool {
         segment.map_or(!self.places.is_empty(), |segment| self.in_segments[segment] > 0)
     }
@@ -87,7 +88,8 @@ impl<M: Segments> ModuleChunk<M> {
     /// Joins `module` to what was declared while it was built.
     ///
     /// # Errors
-    /// If a parameter of the module was not declared, or one that was declared is not there: the error names it.
+    /// If a parameter of the module was not declared, or one that was declared is not there: the
+    /// error names it.
     pub fn new(module: M, declarations: Declarations) -> Result<Self, ModelBuildError> {
         let mut fields = Fields::default();
         module.visit(&mut fields);
@@ -113,11 +115,12 @@ impl<M: Segments> ModuleChunk<M> {
         Ok(*(chunk as Box<dyn Any>).downcast().expect("it was looked at"))
     }
 
-    /// The chunk with what `f` makes of its module: the same parameters with any values, of which `f` may freeze some
-    /// (`Param::set_require_grad`).
+    /// The chunk with what `f` makes of its module: the same parameters with any values, of which
+    /// `f` may freeze some (`Param::set_require_grad`).
     ///
     /// # Errors
-    /// If the parameters are not those that were declared, by id and shape, or one that the chunk does not train would be.
+    /// If the parameters are not those that were declared, by id and shape, or one that the chunk
+    /// does not train would be.
     pub fn map_module(self, f: impl FnOnce(M) -> M) -> Result<Self, ModelBuildError> {
         let module = f(self.module.expect("the module is only absent inside update_parameters"));
         let mut trained = Trained::default();
@@ -137,7 +140,8 @@ impl<M: Segments> ModuleChunk<M> {
         Self::new(module, declarations)
     }
 
-    /// Panics if a released parameter that segment `index` uses, or any segment if that is `None`, would be read.
+    /// Panics if a released parameter that segment `index` uses, or any segment if that is `None`,
+    /// would be read.
     fn check_values(&self, index: Option<usize>) {
         if !self.released.is_used(index) {
             return;
@@ -261,7 +265,7 @@ impl ModuleVisitor for Fields {
     }
 }
 
-/// Which parameters have gradients, of a module on a device with autodiff.
+/// Parameters with true if they have gradients, of a module on a device with autodiff.
 #[derive(Default)]
 struct Trained(Vec<(ParamId, bool)>);
 
@@ -274,7 +278,7 @@ impl ModuleVisitor for Trained {
     }
 }
 
-/// What a visit brings along of each parameter.
+/// Values that a visit reads of each parameter.
 enum Want<'a> {
     /// The value, of those with these names.
     Value(&'a dyn Fn(&str) -> bool),
@@ -306,7 +310,7 @@ impl ModuleVisitor for Visitor<'_> {
     }
 }
 
-/// What becomes of parameters.
+/// Change of parameters.
 enum Change<'a, 'n> {
     Update(&'a mut dyn FnMut(&str, Tensor<1>) -> Replacement),
     Replace(&'a mut BTreeMap<&'n str, Replacement>),
@@ -376,7 +380,7 @@ impl ModuleMapper for Mapper<'_, '_, '_> {
     }
 }
 
-/// What a parameter stays, whatever its value becomes.
+/// Properties that a parameter keeps, whatever its value becomes.
 struct Form<const D: usize> {
     dims: [usize; D],
     dtype: DType,
@@ -405,8 +409,8 @@ impl<const D: usize> Form<D> {
     }
 }
 
-/// A parameter's shape without its memory: one element, seen as many, that reads as NaN, so that a use nobody declared is seen in the loss.
-/// Without autodiff.
+/// A parameter's shape without its memory: one element, seen as many, that reads as NaN, so that a
+/// use nobody declared is seen in the loss. Without autodiff.
 ///
 /// # Shapes
 /// `dims`.

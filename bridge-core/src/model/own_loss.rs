@@ -12,12 +12,15 @@ use super::{Batch, Mode};
 
 /// A loss computed from the outputs of a model.
 ///
-/// It is computed where the model ends, inside the graph of the head, so gradients flow from it through the whole model. It may be computed
-/// twice for a micro-batch, where activations are recomputed, and must then be the same: what it knows of a micro-batch is in the batch.
+/// It is computed where the model ends, inside the graph of the head, so gradients flow from it
+/// through the whole model. It may be computed twice for a micro-batch, where activations are
+/// recomputed, and must then be the same: what it knows of a micro-batch is in the batch.
 pub trait OutputLoss: fmt::Debug + Send + Sync {
-    /// The sum that is minimised, `[1]` float32. The loop divides it by [`Batch::num_tokens`], and by micro-batches.
+    /// The sum that is minimised, `[1]` float32. The loop divides it by [`Batch::num_tokens`], and
+    /// by micro-batches.
     ///
-    /// Tensor-parallel ranks all compute it, from the same values. A context-parallel rank computes the part of its tokens, and parts add up.
+    /// Tensor-parallel ranks all compute it, from the same values. A context-parallel rank computes
+    /// the part of its tokens, and parts add up.
     fn loss_sum(&self, outputs: &ModelOutputs<'_>) -> Tensor<1>;
 
     /// Name under which the loss is reported: on the console, in TensorBoard and at trackers. The
@@ -32,7 +35,7 @@ pub trait OutputLoss: fmt::Debug + Send + Sync {
     }
 }
 
-/// What a model makes of a micro-batch.
+/// Outputs of a model for a micro-batch.
 #[derive(Clone, Copy)]
 pub struct ModelOutputs<'a> {
     batch: &'a Batch,
@@ -41,7 +44,7 @@ pub struct ModelOutputs<'a> {
     figures: &'a Figures,
 }
 
-/// What a head can compute. Each call computes anew.
+/// Outputs that a head can compute. Each call computes them again.
 pub trait OutputParts {
     /// See [`ModelOutputs::hidden_states`].
     fn hidden_states(&self) -> Tensor<3>;
@@ -56,19 +59,22 @@ impl<'a> ModelOutputs<'a> {
         self.batch
     }
 
-    /// Whether the pass trains.
+    /// True if the pass trains.
     pub fn trains(&self) -> bool {
         matches!(self.mode, Mode::Train(_))
     }
 
-    /// What the output projection reads: hidden states behind the final norm, `[b, t, c]`, the same on all tensor-parallel ranks.
+    /// Input of the output projection: hidden states after the final norm, `[b, t, c]`, the same on
+    /// all tensor-parallel ranks.
     pub fn hidden_states(&self) -> Tensor<3> {
         self.parts.hidden_states()
     }
 
-    /// Logits of the whole vocabulary, rows of padding included, `[b, t, v]`, the same on all tensor-parallel ranks.
+    /// Logits of the whole vocabulary, rows of padding included, `[b, t, v]`, the same on all
+    /// tensor-parallel ranks.
     ///
-    /// Where a program has put another layer in place of the output projection ([`LinearForLastLayer`](super::LinearForLastLayer)), the outputs of that,
+    /// If a program has replaced the output projection
+    /// ([`LinearForLastLayer`](super::LinearForLastLayer)), these are the outputs of the new layer,
     /// `[b, t, n]` float32.
     ///
     /// They are computed by this call, and are the largest tensor of most models.
@@ -76,7 +82,8 @@ impl<'a> ModelOutputs<'a> {
         self.parts.logits()
     }
 
-    /// Adds a figure to the record of the step: sums over micro-batches of `numerator` and of `denominator`, and of these the quotient.
+    /// Adds a figure to the record of the step: sums over micro-batches of `numerator` and of
+    /// `denominator`, and of these the quotient.
     ///
     /// # Panics
     /// If [`OutputLoss::figures`] does not have the name.
@@ -124,7 +131,8 @@ impl OwnLoss {
         self.loss.loss_sum(&ModelOutputs { batch, mode, parts, figures: &self.figures })
     }
 
-    /// Whether a head has asked for it: a model that knows nothing of such losses would go on with its own.
+    /// True if a head has asked for the loss: a model that does not know such losses would compute
+    /// its own.
     pub fn is_used(&self) -> bool {
         self.is_used.load(Ordering::Relaxed)
     }
@@ -134,7 +142,7 @@ impl OwnLoss {
         self.loss.name()
     }
 
-    /// What it has recorded, all names of it.
+    /// All figures that the loss has recorded.
     pub fn recorded(&self) -> Vec<(&'static str, f64, f64)> {
         let figures = self.figures.lock().unwrap_or_else(PoisonError::into_inner);
         figures.iter().map(|(name, (numerator, denominator))| (*name, *numerator, *denominator)).collect()

@@ -3,12 +3,13 @@
 use bridge_dist::comm::Group;
 use bridge_dist::mesh::ProcessGroups;
 
-/// How a model is spread over ranks: an argument of every builder. A group of one rank costs nothing.
+/// Distribution of a model over ranks: an argument of every builder. A group of one rank costs
+/// nothing.
 #[derive(Clone, Debug)]
 pub struct Parallel {
     /// This rank's groups.
     pub groups: ProcessGroups,
-    /// Whether activations between tensor-parallel blocks are split along the sequence.
+    /// True if activations between tensor-parallel blocks are split along the sequence.
     pub sequence_parallel: bool,
 }
 
@@ -33,14 +34,14 @@ impl Parallel {
 /// A rank's place in a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// Its number in the group.
+    /// Number of the rank in the group.
     pub rank: usize,
     /// Ranks of the group.
     pub size: usize,
 }
 
-/// Where a rank is among those that share a model: what decides which part of each parameter it holds. Plain numbers, of a rank that is
-/// running or one that is only planned.
+/// Coordinates of a rank among those that share a model, which decide on its part of each
+/// parameter. Plain numbers, of a running or a planned rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RankPlace {
     /// Among the ranks that share weight matrices.
@@ -49,7 +50,7 @@ pub struct RankPlace {
     pub expert: Member,
     /// Among the ranks that share each expert's matrices.
     pub expert_tensor: Member,
-    /// Whether activations between tensor-parallel blocks are split along the sequence.
+    /// True if activations between tensor-parallel blocks are split along the sequence.
     pub sequence_parallel: bool,
 }
 

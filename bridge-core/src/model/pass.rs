@@ -1,4 +1,4 @@
-//! What segments are told of the pass that runs them, besides their input.
+//! Arguments of segments in a pass, besides their input.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -7,8 +7,8 @@ use bridge_kernels::Philox;
 
 use super::{ForwardContext, Mode};
 
-/// What the pass under way says to the adaptations of a chunk: the stream of its dropout masks, `None` in evaluation. The chunk says it before
-/// it runs a segment, again where a segment is recomputed.
+/// Current pass for the adaptations of a chunk: the stream of its dropout masks, `None` in
+/// evaluation. The chunk sets it before it runs a segment, and again where a segment is recomputed.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PassStream(Arc<Mutex<Option<Philox>>>);
 
@@ -22,7 +22,7 @@ impl PassStream {
         });
     }
 
-    /// What runs now is not trained.
+    /// Ends the pass: later segments run without training.
     pub fn end(&self) {
         self.set(None);
     }

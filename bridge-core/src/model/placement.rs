@@ -1,11 +1,13 @@
-//! How the part of a parameter that one rank holds lies in the whole, and over which ranks its gradient is summed.
+//! Placement of one rank's part of a parameter in the whole, and the ranks over which its gradient
+//! is summed.
 
 use std::ops::Range;
 
 /// The slice of a parameter that a tensor-parallel (or expert-parallel) rank holds.
 ///
-/// The local tensor is the concatenation, along `dim`, of the index ranges `parts` of the whole. Most slices have one part; a gated
-/// unit's first matrix has two (gate rows and up rows), so that each rank holds matching halves.
+/// The local tensor is the concatenation, along `dim`, of the index ranges `parts` of the whole.
+/// Most slices have one part; a gated unit's first matrix has two (gate rows and up rows), so that
+/// each rank holds matching halves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shard {
     /// The dimension that is cut.
@@ -17,7 +19,8 @@ pub struct Shard {
 }
 
 impl Shard {
-    /// The `rank`-th of `ranks` equal slices of a dimension made of `blocks` equal blocks, each block cut alike.
+    /// The `rank`-th of `ranks` equal slices of a dimension made of `blocks` equal blocks, each
+    /// block cut alike.
     ///
     /// `blocks` is 1 for most matrices and 2 for a gated unit's first one.
     ///
@@ -30,7 +33,8 @@ impl Shard {
         Self { dim, size, parts }
     }
 
-    /// The `rank`-th of `ranks` equal slices of each of several blocks of a dimension, of these sizes.
+    /// The `rank`-th of `ranks` equal slices of each of several blocks of a dimension, of these
+    /// sizes.
     ///
     /// # Panics
     /// If one of the sizes is not divisible by `ranks`.
@@ -46,7 +50,8 @@ impl Shard {
         Self { dim, size: end, parts }
     }
 
-    /// The `rank`-th of `ranks` slices of a dimension that need not divide: the first ranks hold one index more than the others.
+    /// The `rank`-th of `ranks` slices of a dimension that need not divide: the first ranks hold
+    /// one index more than the others.
     pub fn balanced(dim: usize, size: usize, rank: usize, ranks: usize) -> Self {
         let start = |rank: usize| rank * (size / ranks) + rank.min(size % ranks);
         Self { dim, size, parts: std::iter::once(start(rank)..start(rank + 1)).collect() }
@@ -58,46 +63,50 @@ impl Shard {
     }
 }
 
-/// The last indices of a slice along dimension 0, where consecutive tensor-parallel ranks hold the same ones besides indices of their own:
-/// keys and values, where there are more ranks than key/value heads.
+/// The last indices of a slice along dimension 0, where consecutive tensor-parallel ranks hold the
+/// same ones besides indices of their own: keys and values, where there are more ranks than
+/// key/value heads.
 ///
-/// Each rank has only its share of their gradient, so that it is summed over these ranks; the first of them counts and saves them.
+/// Each rank has only its share of their gradient, so that it is summed over these ranks; the first
+/// of them counts and saves them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SharedRows {
-    /// How many indices.
+    /// Number of indices.
     pub count: usize,
-    /// How many ranks hold them.
+    /// Number of ranks that hold them.
     pub ranks: usize,
     /// This rank's number among these.
     pub rank: usize,
 }
 
-/// Which data-parallel ranks hold copies of a parameter.
+/// Data-parallel ranks that hold copies of a parameter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ReplicaGroup {
     /// All ranks of the data and context parallel group (`ProcessGroups::data_context`).
     #[default]
     Dense,
-    /// Those that hold the same experts (`ProcessGroups::expert_data`).
+    /// Ranks that hold the same experts (`ProcessGroups::expert_data`).
     Expert,
 }
 
-/// Where a parameter lies among the ranks.
+/// Placement of a parameter among the ranks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Placement {
     /// The slice this rank holds; `None` for the whole parameter.
     pub shard: Option<Shard>,
     /// The ranks with the same slice: gradients are summed over them.
     pub replicas: ReplicaGroup,
-    /// Whether each tensor-parallel rank has only its share of the gradient of a replicated parameter (a norm's weight under sequence
-    /// parallelism), so that the gradient is also summed over the tensor-parallel group.
+    /// True if each tensor-parallel rank has only its share of the gradient of a replicated
+    /// parameter (a norm's weight under sequence parallelism), so that the gradient is also summed
+    /// over the tensor-parallel group.
     pub partial_gradient: bool,
     /// The part of the slice that other tensor-parallel ranks hold too.
     pub shared: Option<SharedRows>,
 }
 
 impl Placement {
-    /// Runs of elements of the whole row-major parameter of shape `global_shape` that the rank holds, in local order.
+    /// Runs of elements of the whole row-major parameter of shape `global_shape` that the rank
+    /// holds, in local order.
     pub fn held_runs(&self, global_shape: &[usize]) -> Vec<Range<usize>> {
         let Some(shard) = &self.shard else {
             return std::iter::once(0..global_shape.iter().product()).collect();

@@ -1,4 +1,5 @@
-//! Weights of frozen linear layers and tables that are held quantised: the parameter of the module keeps its shape and has no memory, its values are here.
+//! Weights of frozen linear layers and tables that are held quantised: the parameter of the module
+//! keeps its shape and has no memory, its values are here.
 
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -16,12 +17,12 @@ pub struct QuantizedValues {
 }
 
 impl QuantizedValues {
-    /// None yet.
+    /// Values that are not set yet.
     pub(super) fn new(quantization: Quantization) -> Self {
         Self { quantization, matrix: Arc::default() }
     }
 
-    /// How they are quantised.
+    /// Quantization of the values.
     pub fn quantization(&self) -> Quantization {
         self.quantization
     }
@@ -35,7 +36,7 @@ impl QuantizedValues {
         Arc::clone(matrix.as_ref().expect("a quantised parameter is read before it has values"))
     }
 
-    /// What a product is made with.
+    /// Weight for products.
     ///
     /// # Panics
     /// As [`Self::matrix`].
@@ -56,10 +57,11 @@ impl QuantizedValues {
 /// The weight of a linear layer, or a table, as its scope makes it.
 #[derive(Debug)]
 pub struct LinearParameter {
-    /// The parameter, `[outputs, inputs]`, or `[v, c]`. One that is held quantised has a shape, and no values here.
+    /// The parameter, `[outputs, inputs]`, or `[v, c]`. One that is held quantised has a shape, and
+    /// no values here.
     pub param: Param<Tensor<2>>,
-    /// Where the values of a quantised one are.
+    /// Values of a quantized weight.
     pub quantized: Option<QuantizedValues>,
-    /// What its products are made by, if they are of 8 bits.
+    /// 8-bit products of the weight, if it has any.
     pub eight_bits: Option<EightBitProducts>,
 }

@@ -14,7 +14,8 @@ use crate::config::{
 
 type Factory = Arc<dyn Fn(&FinalModel) -> Result<Box<dyn ModelConfig>, ModelBuildError> + Send + Sync>;
 
-/// Model kinds by name. A value, not a global: part of the [`Registry`](crate::train::Registry) that a run is given.
+/// Model kinds by name. A value, not a global: part of the [`Registry`](crate::train::Registry)
+/// that a run is given.
 #[derive(Clone)]
 pub struct ModelRegistry {
     kinds: KindRegistry,
@@ -77,14 +78,15 @@ impl ModelRegistry {
         self.adapter = Some(adapter);
     }
 
-    /// Builds all models with this layer in place of their output projection from now on, such as a value head. Runs that begin with weights which
-    /// lack it draw it; their recipes may have `[peft]`, beside which it is trained in full.
+    /// Builds all models with this layer in place of their output projection from now on, such as a
+    /// value head. Runs that begin with weights which lack it draw it; their recipes may have
+    /// `[peft]`, beside which it is trained in full.
     pub fn replace_last_layer(&mut self, layer: LinearForLastLayer) {
         self.last_layer = Some(layer);
     }
 
-    /// Builds all models with the adapter of `[peft]` from now on, for a run whose own recipe has none: one that measures, and draws its base.
-    /// Without `[peft]` nothing changes.
+    /// Builds all models with the adapter of `[peft]` from now on, for a run whose own recipe has
+    /// none: one that measures, and draws its base. Without `[peft]` nothing changes.
     ///
     /// # Errors
     /// As [`Self::adapter`].
@@ -104,11 +106,13 @@ impl ModelRegistry {
         self.adapt_by = Some(Arc::new(factory));
     }
 
-    /// What the model `section` is built with: the adapter of `[peft]`, or else that of [`Self::adapt`]; what stands in place
-    /// of the output projection; what `model.freeze_parameters` freezes; and the 8-bit products of `model.fp8`.
+    /// Adapter that the model `section` is built with: that of `[peft]`, or else that of
+    /// [`Self::adapt`]; the replacement of the output projection; the parameters that
+    /// `model.freeze_parameters` freezes; and the 8-bit products of `model.fp8`.
     ///
     /// # Errors
-    /// If there is `[peft]` and no factory for it, or that refuses it, or the layer of [`Self::replace_last_layer`] cannot be built.
+    /// If there is `[peft]` and no factory for it, or that refuses it, or the layer of
+    /// [`Self::replace_last_layer`] cannot be built.
     pub fn adapter(
         &self,
         peft: Option<&PeftConfig>,

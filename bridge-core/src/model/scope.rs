@@ -1,4 +1,4 @@
-//! Where blocks declare their parameters: a dotted path inside a segment, on one rank.
+//! Scope in which blocks declare their parameters: a dotted path inside a segment, on one rank.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -39,7 +39,8 @@ struct Values {
 }
 
 impl ChunkScope {
-    /// A chunk whose parameters are made, on the device of `context`, or left for later if it says so.
+    /// A chunk whose parameters are made, on the device of `context`, or left for later if it says
+    /// so.
     pub fn new(context: &BuildContext) -> Self {
         let values = Values {
             device: context.device.clone(),
@@ -51,7 +52,8 @@ impl ChunkScope {
         Self::with(context.parallel.place(), context.adapter.clone(), Some(values))
     }
 
-    /// A chunk on the rank at `place` that is declared and not made: its parameters have shapes, and no memory.
+    /// A chunk on the rank at `place` that is declared and not made: its parameters have shapes,
+    /// and no memory.
     pub fn outline(place: RankPlace, adapter: Option<Arc<dyn Adapter>>) -> Self {
         Self::with(place, adapter, None)
     }
@@ -60,8 +62,8 @@ impl ChunkScope {
         Self(Rc::new(Shared { place, adapter, values, table: RefCell::default() }))
     }
 
-    /// The next segment. What is declared in the scope returned is used by it, and counted as what a segment of this role mostly has
-    /// unless a block says otherwise ([`Scope::component`]).
+    /// The next segment. What is declared in the scope returned is used by it, and counted as what
+    /// a segment of this role mostly has unless a block says otherwise ([`Scope::component`]).
     pub fn segment(&self, role: SegmentRole, layer: Option<usize>) -> Scope {
         let mut table = self.0.table.borrow_mut();
         table.segments.push(Segment { role, layer });
@@ -102,11 +104,11 @@ pub struct Scope {
     path: String,
     component: Component,
     replicas: ReplicaGroup,
-    /// Whether what is declared here is an adapter's.
+    /// True if declarations here belong to an adapter.
     of_adapter: bool,
-    /// Whether what is declared here is of the layer in place of the output projection.
+    /// True if declarations here belong to the replacement of the output projection.
     of_last_layer: bool,
-    /// Whether what is declared here is not trained.
+    /// True if parameters declared here are not trained.
     is_frozen: bool,
 }
 
@@ -123,7 +125,8 @@ impl Scope {
         Self { component, ..self.clone() }
     }
 
-    /// The same place in layer number `layer` (global): where a segment has layers of its own besides what it is named for.
+    /// The same place in layer number `layer` (global): where a segment has layers of its own
+    /// besides what it is named for.
     #[must_use]
     pub fn of_layer(&self, layer: usize) -> Self {
         Self { layer: Some(layer), ..self.clone() }
@@ -135,7 +138,8 @@ impl Scope {
         Self { is_frozen: true, ..self.clone() }
     }
 
-    /// The scopes of this rank's experts, of `num_experts` in all, each called by its global number.
+    /// The scopes of this rank's experts, of `num_experts` in all, each called by its global
+    /// number.
     pub fn experts(&self, num_experts: usize) -> Vec<Self> {
         let group = self.place().expert;
         let each = num_experts / group.size;
@@ -159,12 +163,12 @@ impl Scope {
         &self.path
     }
 
-    /// Whether this is inside one of several experts.
+    /// True if this is inside one of several experts.
     pub fn is_of_expert(&self) -> bool {
         self.replicas == ReplicaGroup::Expert
     }
 
-    /// How many ranks weights are cut over here.
+    /// Number of ranks over which weights are sharded here.
     pub fn num_ranks(&self) -> usize {
         match self.replicas {
             ReplicaGroup::Dense => self.place().tensor.size,
@@ -181,15 +185,15 @@ impl Scope {
         })
     }
 
-    /// What the chunk's adapter makes of the linear layer at this scope, called [`LinearLayer::name`].
+    /// Adaptation of the linear layer [`LinearLayer::name`] at this scope by the chunk's adapter.
     pub fn adapt(&self, layer: &LinearLayer) -> Option<LinearAdaptation> {
         let adapter = self.shared.adapter.as_ref()?;
         let adaptation = adapter.adapt(layer, &Self { of_adapter: true, ..self.clone() })?;
         Some(adaptation.of_layer(&layer.name, self.shared.table.borrow().pass.clone()))
     }
 
-    /// What is to stand in place of this head's output projection, and where it is declared, if there is something
-    /// ([`LastLayer::declare`](super::LastLayer::declare)).
+    /// Replacement of this head's output projection and the scope of its declarations, if there is
+    /// one ([`LastLayer::declare`](super::LastLayer::declare)).
     pub(super) fn last_layer(&self) -> Option<(LinearForLastLayer, Self)> {
         let layer = self.shared.adapter.as_ref()?.last_layer()?;
         Some((layer, Self { of_last_layer: true, ..self.clone() }))
@@ -200,7 +204,8 @@ impl Scope {
         if self.path.is_empty() { name.to_owned() } else { format!("{}.{name}", self.path) }
     }
 
-    /// Declares that this segment uses the parameter with the dotted name `name`, which an earlier one declared.
+    /// Declares that this segment uses the parameter with the dotted name `name`, which an earlier
+    /// one declared.
     ///
     /// # Panics
     /// If none did.
@@ -208,7 +213,8 @@ impl Scope {
         self.shared.table.borrow_mut().add_use(name, self.segment);
     }
 
-    /// Declares the parameter called `name` here, whose whole shape is `shape`, and makes what this rank holds of it.
+    /// Declares the parameter called `name` here, whose whole shape is `shape`, and makes what this
+    /// rank holds of it.
     ///
     /// # Panics
     /// If it is declared already, or its shape does not divide as `cut` wants it.
@@ -223,8 +229,8 @@ impl Scope {
         self.declare(name, shape, (cut, initial, role), None).0
     }
 
-    /// Declares the weight of the linear layer at this scope, whose name it has, as [`Self::parameter`] does. The chunk's adapter may have a
-    /// frozen one quantised.
+    /// Declares the weight of the linear layer at this scope, whose name it has, as
+    /// [`Self::parameter`] does. The chunk's adapter may have a frozen one quantised.
     ///
     /// # Panics
     /// As [`Self::parameter`].
@@ -260,7 +266,8 @@ impl Scope {
         products
     }
 
-    /// Declares a table of the vocabulary here, `[v, c]`, as [`Self::parameter`] does. The chunk's adapter may have a frozen one quantised.
+    /// Declares a table of the vocabulary here, `[v, c]`, as [`Self::parameter`] does. The chunk's
+    /// adapter may have a frozen one quantised.
     ///
     /// # Panics
     /// As [`Self::parameter`].

@@ -1,6 +1,6 @@
 //! A segment of a chunk: its role and its layer.
 
-/// What a segment is, for recompute and for placing segments on pipeline stages.
+/// Role of a segment, for recompute and for placing segments on pipeline stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SegmentRole {
     /// Token (and position) embedding.
@@ -13,7 +13,7 @@ pub enum SegmentRole {
     Moe,
     /// A whole layer, where a model does not split it.
     Layer,
-    /// What ends a stack behind which another one comes, such as the norm of an encoder's output.
+    /// End of a stack that another stack follows, such as the norm of an encoder's output.
     StackEnd,
     /// Final norm, output projection and loss.
     Head,
@@ -22,7 +22,7 @@ pub enum SegmentRole {
 /// One segment of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// What it is.
+    /// Role of the segment.
     pub role: SegmentRole,
     /// Global layer number, for layers and their parts.
     pub layer: Option<usize>,

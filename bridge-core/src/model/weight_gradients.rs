@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::tensor::Tensor;
 
-/// The weight part of one backward pass: what a linear layer leaves undone while other pipeline stages wait for the gradient of its
-/// input (Qi et al. 2024, zero-bubble pipeline parallelism).
+/// The weight part of one backward pass: what a linear layer leaves undone while other pipeline
+/// stages wait for the gradient of its input (Qi et al. 2024, zero-bubble pipeline parallelism).
 ///
 /// Clones share the content: a layer keeps one in its backward closure.
 #[derive(Clone, Default)]
@@ -18,8 +18,8 @@ struct Deferred {
 }
 
 impl WeightGradientStore {
-    /// Defers a gradient of the parameter called `parameter`: `compute` returns it, flat and without a graph. Several for one
-    /// parameter add up.
+    /// Defers a gradient of the parameter called `parameter`: `compute` returns it, flat and
+    /// without a graph. Several for one parameter add up.
     pub fn defer(&self, parameter: &str, compute: impl FnOnce() -> Tensor<1> + Send + 'static) {
         self.lock().push(Deferred { parameter: parameter.to_owned(), compute: Box::new(compute) });
     }
@@ -37,7 +37,7 @@ impl WeightGradientStore {
         self.lock().len()
     }
 
-    /// Whether nothing is deferred.
+    /// True if nothing is deferred.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -1,21 +1,24 @@
-//! How parameters are put into buckets for data-parallel reductions, and which range of each parameter belongs to which rank. Pure layout;
-//! nothing is sent here.
+//! Assignment of parameters to buckets for data-parallel reductions, and of each parameter's ranges
+//! to ranks. Pure layout; nothing is sent here.
 //!
-//! A bucket's elements lie rank by rank: first, of every parameter in it, the range of rank 0, then those of rank 1, and so on, each rank's
-//! part padded to the same length. So a reduce-scatter of the bucket leaves each rank exactly with its ranges, and an all-gather of the
-//! ranges gives the bucket back.
+//! A bucket's elements lie rank by rank: first, of every parameter in it, the range of rank 0, then
+//! those of rank 1, and so on, each rank's part padded to the same length. So a reduce-scatter of
+//! the bucket leaves each rank exactly with its ranges, and an all-gather of the ranges gives the
+//! bucket back.
 
 use std::ops::Range;
 
 use crate::model::ReplicaGroup;
 
-/// The elements of a parameter that `rank` of `ranks` owns: cuts into consecutive ranges whose lengths differ by one at most.
+/// The elements of a parameter that `rank` of `ranks` owns: cuts into consecutive ranges whose
+/// lengths differ by one at most.
 pub fn owned_range(num_elements: usize, rank: usize, ranks: usize) -> Range<usize> {
     let cut = |rank: usize| (num_elements as u128 * rank as u128 / ranks as u128) as usize;
     cut(rank)..cut(rank + 1)
 }
 
-/// Elements of the largest of `ranks` parts where each parameter is cut as [`owned_range`] cuts it: what every part is padded to.
+/// Elements of the largest of `ranks` parts where each parameter is cut as [`owned_range`] cuts it:
+/// what every part is padded to.
 pub fn padded_part(parameters: impl Iterator<Item = usize>, ranks: usize) -> usize {
     let (mut even, mut uneven) = (0, Vec::new());
     for num_elements in parameters {
@@ -31,7 +34,8 @@ pub fn padded_part(parameters: impl Iterator<Item = usize>, ranks: usize) -> usi
     even + (0..ranks).map(load).max().unwrap_or(0)
 }
 
-/// Elements of the largest of `ranks` parts where only some elements of each parameter count: its number of elements, and those.
+/// Elements of the largest of `ranks` parts where only some elements of each parameter count: its
+/// number of elements, and those.
 pub fn padded_part_of(parameters: impl Iterator<Item = (usize, Range<usize>)> + Clone, ranks: usize) -> usize {
     let load = |rank: usize| {
         let of_rank = parameters.clone().map(|(count, some)| common(&owned_range(count, rank, ranks), &some).len());
@@ -40,7 +44,8 @@ pub fn padded_part_of(parameters: impl Iterator<Item = (usize, Range<usize>)> + 
     (0..ranks).map(load).max().unwrap_or(0)
 }
 
-/// The elements that two ranges have in common; an empty range inside the first where they have none.
+/// The elements that two ranges have in common; an empty range inside the first where they have
+/// none.
 pub fn common(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
     let start = b.start.clamp(a.start, a.end);
     start..b.end.clamp(start, a.end)
@@ -49,26 +54,27 @@ pub fn common(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
 /// A parameter to be put into a bucket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BucketParameter {
-    /// Its name.
+    /// Name of the parameter.
     pub name: String,
     /// Elements on this rank.
     pub num_elements: usize,
     /// Over which ranks its gradient is summed.
     pub replicas: ReplicaGroup,
-    /// The first segment that uses it: its gradient is complete when backward has left that segment.
+    /// The first segment that uses it: its gradient is complete when backward has left that
+    /// segment.
     pub first_segment: usize,
     /// False for a frozen parameter, which is gathered and has no gradient.
     pub is_trained: bool,
-    /// Whether it is gathered as codes of 8 bits.
+    /// True if the parameter is gathered as codes of 8 bits.
     pub is_cast: bool,
 }
 
-/// Where one parameter lies in a bucket.
+/// Position of one parameter in a bucket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BucketEntry {
-    /// Its name.
+    /// Name of the parameter.
     pub name: String,
-    /// Its elements.
+    /// Number of elements.
     pub num_elements: usize,
     /// For each rank: where its range of the parameter starts in the bucket.
     starts: Vec<usize>,
@@ -79,13 +85,13 @@ pub struct BucketEntry {
 pub struct Bucket {
     /// Over which ranks it is reduced.
     pub replicas: ReplicaGroup,
-    /// Its gradients are complete when backward has left this segment.
+    /// Segment after whose backward the gradients are complete.
     pub first_segment: usize,
-    /// Whether its parameters are trained: a bucket of frozen ones is never reduced.
+    /// True if the parameters are trained: a bucket of frozen ones is never reduced.
     pub is_trained: bool,
-    /// Whether its parameters are gathered as codes of 8 bits.
+    /// True if the parameters are gathered as codes of 8 bits.
     pub is_cast: bool,
-    /// Its parameters.
+    /// Parameters of the bucket.
     pub entries: Vec<BucketEntry>,
     ranks: usize,
     part: usize,
@@ -118,7 +124,7 @@ impl Bucket {
         self.part * self.ranks
     }
 
-    /// Whether the bucket has no elements.
+    /// True if the bucket has no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -138,7 +144,8 @@ impl Bucket {
         self.ranks
     }
 
-    /// Whether every rank owns as many elements of each parameter, so that parameters start at the same place in each rank's part.
+    /// True if every rank owns equally many elements of each parameter, so that parameters start at
+    /// the same offset in each rank's part.
     pub fn is_even(&self) -> bool {
         self.entries.iter().all(|entry| entry.num_elements.is_multiple_of(self.ranks))
     }
@@ -168,14 +175,14 @@ impl Bucket {
         values
     }
 
-    /// Where `rank`'s range of a parameter lies within that rank's part.
+    /// Position of `rank`'s range of a parameter within that rank's part.
     pub fn within_part(&self, entry: &BucketEntry, rank: usize) -> Range<usize> {
         let start = entry.starts[rank] - rank * self.part;
         start..start + owned_range(entry.num_elements, rank, self.ranks).len()
     }
 }
 
-/// Bytes of a part of so many elements as codes of 8 bits: whole words, as devices write them.
+/// Bytes of a part of `part_len` elements as codes of 8 bits: whole words, as devices write them.
 pub fn code_len(part_len: usize) -> usize {
     part_len.next_multiple_of(4)
 }
@@ -223,7 +230,8 @@ pub enum BucketPadding {
     /// To as many for each rank.
     #[default]
     EqualParts,
-    /// To a multiple of 2^16 as well, for which communication libraries choose their fastest algorithms.
+    /// To a multiple of 2^16 as well, for which communication libraries choose their fastest
+    /// algorithms.
     HighBandwidth,
 }
 
@@ -233,16 +241,17 @@ impl BucketPadding {
         let part = padded_part(parameters.iter().map(|parameter| parameter.num_elements), ranks);
         match self {
             Self::EqualParts => part,
-            // The bucket is `ranks` parts, so the powers of two in their number need not be in the part.
+            // The bucket is `ranks` parts, so the powers of two in their number need not be in the
+            // part.
             Self::HighBandwidth => part.next_multiple_of(UNIT >> ranks.trailing_zeros().min(UNIT.trailing_zeros())),
         }
     }
 }
 
-/// What [`BucketPadding::HighBandwidth`] makes a bucket a multiple of.
+/// Unit that [`BucketPadding::HighBandwidth`] pads a bucket to.
 const UNIT: usize = 1 << 16;
 
-/// How the parameters of a chunk are put into buckets.
+/// Layout of a chunk's parameters in buckets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BucketLayout {
     /// When a bucket is closed.
@@ -258,20 +267,21 @@ pub struct BucketLayout {
 pub struct BucketSize {
     /// Over which ranks it is reduced.
     pub replicas: ReplicaGroup,
-    /// Its gradients are complete when backward has left this segment.
+    /// Segment after whose backward the gradients are complete.
     pub first_segment: usize,
-    /// Whether its parameters are trained.
+    /// True if the parameters are trained.
     pub is_trained: bool,
-    /// Whether its parameters are gathered as codes of 8 bits.
+    /// True if the parameters are gathered as codes of 8 bits.
     pub is_cast: bool,
-    /// Its parameters.
+    /// Number of parameters.
     pub num_parameters: usize,
     /// Elements of one rank's part, padding included.
     pub part_len: usize,
 }
 
-/// Puts the parameters of one chunk into buckets, in the order in which backward completes them. Kinds do not mix, nor do trained and
-/// frozen parameters, nor those that are gathered as codes and others.
+/// Puts the parameters of one chunk into buckets, in the order in which backward completes them.
+/// Kinds do not mix, nor do trained and frozen parameters, nor those that are gathered as codes and
+/// others.
 pub fn buckets(parameters: &[BucketParameter], layout: BucketLayout) -> Vec<Bucket> {
     let groups = groups(parameters, layout.rule);
     groups.iter().map(|group| Bucket::new(group, layout.counts.of(replicas(group)), layout.padding)).collect()
@@ -306,7 +316,7 @@ fn first_segment(group: &[&BucketParameter]) -> usize {
     group.iter().map(|parameter| parameter.first_segment).min().unwrap_or(0)
 }
 
-/// Which parameters share a bucket.
+/// Groups of parameters that share a bucket.
 fn groups(parameters: &[BucketParameter], rule: BucketRule) -> Vec<Vec<&BucketParameter>> {
     let mut order: Vec<&BucketParameter> = parameters.iter().rev().collect();
     order.sort_by_key(|parameter| std::cmp::Reverse(parameter.first_segment));
@@ -319,7 +329,8 @@ fn groups(parameters: &[BucketParameter], rule: BucketRule) -> Vec<Vec<&BucketPa
         }
     };
     let mut groups = Vec::new();
-    // For each kind of replicas, frozen and trained, values and codes, what is in the open bucket, and how many elements.
+    // For each kind of replicas, frozen and trained, values and codes, what is in the open bucket,
+    // and how many elements.
     let mut open: [(Vec<&BucketParameter>, usize); 8] = Default::default();
     for parameter in order {
         let kind = 2 * parameter.replicas as usize + usize::from(parameter.is_trained);

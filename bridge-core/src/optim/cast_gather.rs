@@ -1,8 +1,11 @@
-//! Weights that are gathered as codes of 8 bits: what ranks know of their scales, codes of what a rank owns, and values of what arrives.
+//! Weights that are gathered as codes of 8 bits: what ranks know of their scales, codes of what a
+//! rank owns, and values of what arrives.
 //!
-//! A scale is that of the whole weight on the ranks that divide it: one of earlier steps, which all of them have, or that of the largest
-//! magnitude, on which they agree once for each update. Layers cast the values that arrive to the same codes with the same scale, so products are
-//! those of the weights themselves, to the bit. Ranks keep the values of what they own, so updates and checkpoints know nothing of codes.
+//! A scale is that of the whole weight on the ranks that divide it: one of earlier steps, which all
+//! of them have, or that of the largest magnitude, on which they agree once for each update. Layers
+//! cast the values that arrive to the same codes with the same scale, so products are those of the
+//! weights themselves, to the bit. Ranks keep the values of what they own, so updates and
+//! checkpoints know nothing of codes.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -16,7 +19,7 @@ use super::bucket::{Bucket, BucketEntry};
 use super::packing::Packing;
 use crate::model::{CAST_SCALES, ReplicaGroup};
 
-/// How the weights of a bucket that is on its way are cast, in their order.
+/// Casts of the weights of a bucket in flight, in their order.
 pub(super) type Casts = Vec<WeightCast>;
 
 /// The codes of what a rank owns of a bucket.
@@ -36,14 +39,14 @@ enum Noted {
     OnDevice(Tensor<1>),
 }
 
-/// What a rank knows of the weights that are gathered as codes, by name.
+/// State of the weights that are gathered as codes, by name.
 #[derive(Debug, Default)]
 pub(super) struct CastGather {
     /// Scales that come from earlier steps.
     given: BTreeMap<String, f32>,
     /// The largest magnitudes on all ranks, until weights change.
     agreed: Option<BTreeMap<String, f32>>,
-    /// Those of what this rank owns and has cast with given scales.
+    /// Magnitudes of weights that this rank owns and has cast with given scales.
     noted: BTreeMap<String, Noted>,
 }
 
@@ -66,7 +69,8 @@ impl CastGather {
         self.agreed = None;
     }
 
-    /// The largest magnitudes of what this rank owns of weights whose scales are given, as it sent them last. Layers see what codes stand for instead.
+    /// The largest magnitudes of what this rank owns of weights whose scales are given, as it sent
+    /// them last. Layers see what codes stand for instead.
     pub fn take_noted(&mut self) -> BTreeMap<String, f32> {
         let (mut largest, mut names, mut there) = (BTreeMap::new(), Vec::new(), Vec::new());
         for (name, noted) in std::mem::take(&mut self.noted) {
@@ -82,7 +86,8 @@ impl CastGather {
         largest
     }
 
-    /// Agrees on what is not agreed upon. All ranks that share weights call this together, with what they own.
+    /// Agrees on what is not agreed upon. All ranks that share weights call this together, with
+    /// what they own.
     fn agree(&mut self, distribution: &Distribution, owned: &BTreeMap<String, Tensor<1>>) -> Result<(), CommError> {
         if self.agreed.is_none() {
             let mut agreed = BTreeMap::new();
@@ -105,8 +110,8 @@ impl CastGather {
         Ok(())
     }
 
-    /// This rank's part of a bucket, on the device if the values are there and codes travel `on_device`, and how its weights are cast. All ranks
-    /// that share weights call this together.
+    /// This rank's part of a bucket, on the device if the values are there and codes travel
+    /// `on_device`, and how its weights are cast. All ranks that share weights call this together.
     ///
     /// # Errors
     /// If ranks cannot agree on largest magnitudes.
@@ -142,7 +147,8 @@ impl CastGather {
         Ok((Codes::OnHost(HostBuffer::U8(part)), casts))
     }
 
-    /// Notes largest magnitudes of the weights of a bucket whose scales are given; `largest` is asked by place in it.
+    /// Notes largest magnitudes of the weights of a bucket whose scales are given; `largest` is
+    /// asked by place in it.
     fn note(&mut self, bucket: &Bucket, largest: impl Fn(usize) -> Noted) {
         for (place, BucketEntry { name, .. }) in bucket.entries.iter().enumerate() {
             if self.given.contains_key(name) {
@@ -162,7 +168,7 @@ fn largest_magnitudes(tensors: Vec<Tensor<1>>) -> Vec<f32> {
     floats(tensors).iter().map(|part| WeightCast::largest_magnitude(part)).collect()
 }
 
-/// Where the weights of a bucket end in the parts of some ranks.
+/// Layout of the weights of a bucket in the parts of some ranks.
 fn places(bucket: &Bucket, ranks: Range<usize>) -> CodePlaces {
     let ends_in = |rank: usize| bucket.entries.iter().map(|entry| bucket.within_part(entry, rank).end).collect();
     CodePlaces { ends: ranks.map(ends_in).collect(), length: bucket.part_len() }

@@ -1,4 +1,5 @@
-//! How the parameters of a rank are spread over the ranks of a run: who reduces their gradients, who owns which range, who counts them.
+//! Distribution of a rank's parameters over the ranks of a run: who reduces their gradients, who
+//! owns which range, who counts them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -31,9 +32,11 @@ pub(super) struct Place {
     pub is_trained: bool,
     /// Whole on each rank, whatever is sharded.
     is_whole: bool,
-    /// The elements that this rank counts for the model; `None` on ranks that hold a copy which another one counts.
+    /// The elements that this rank counts for the model; `None` on ranks that hold a copy which
+    /// another one counts.
     counted: Option<Range<usize>>,
-    /// The elements that other tensor-parallel ranks hold too, each with its share of their gradient.
+    /// The elements that other tensor-parallel ranks hold too, each with its share of their
+    /// gradient.
     shared: Range<usize>,
     /// The gradient is also summed over the ranks that hold copies ([`copy_group`]).
     is_partial: bool,
@@ -44,9 +47,9 @@ pub(super) struct Place {
 /// Elements of all parameters of a model, each counted once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ModelSize {
-    /// Of all of them.
+    /// Number of all elements.
     pub parameters: u64,
-    /// Of those that are trained.
+    /// Number of trained elements.
     pub trained: u64,
 }
 
@@ -55,13 +58,13 @@ pub struct ModelSize {
 pub struct SavedGradient<'a> {
     /// The parameter.
     pub name: &'a str,
-    /// Which elements of what the rank holds of it.
+    /// Elements of the rank's part.
     pub elements: Range<usize>,
-    /// Their gradient; `None` if nothing depended on the parameter.
+    /// Gradient of the elements; `None` if nothing depended on the parameter.
     pub gradient: Option<Tensor<1>>,
 }
 
-/// How the parameters of this rank's chunks are spread.
+/// Distribution of the parameters of this rank's chunks.
 #[derive(Debug)]
 pub struct Distribution {
     groups: ProcessGroups,
@@ -79,7 +82,8 @@ impl Distribution {
     /// Lays out the parameters of `chunks`. All ranks call this together.
     ///
     /// # Errors
-    /// If first and last stage cannot exchange the names of what they share, or ranks cannot make a group of those that hold the same rows.
+    /// If first and last stage cannot exchange the names of what they share, or ranks cannot make a
+    /// group of those that hold the same rows.
     pub fn new(
         chunks: &[Box<dyn ModelChunk>],
         groups: ProcessGroups,
@@ -149,7 +153,7 @@ impl Distribution {
         &self.groups
     }
 
-    /// What is divided among data-parallel ranks.
+    /// State that is divided among data-parallel ranks.
     pub fn sharding(&self) -> Sharding {
         self.settings.sharding
     }
@@ -159,7 +163,7 @@ impl Distribution {
         self.settings.gather
     }
 
-    /// Whether backward goes on while gradients are reduced.
+    /// True if backward continues while gradients are reduced.
     pub fn reduction(&self) -> Reduction {
         self.settings.reduction
     }
@@ -179,23 +183,25 @@ impl Distribution {
         replica_group(&self.groups, replicas)
     }
 
-    /// The ranks that divide what they hold of a kind among themselves: all replicas, or those of one instance of a distributed optimizer.
-    /// Gradients are reduced here, and where there are several instances, over [`Self::instances`] after that.
+    /// The ranks that divide what they hold of a kind among themselves: all replicas, or those of
+    /// one instance of a distributed optimizer. Gradients are reduced here, and where there are
+    /// several instances, over [`Self::instances`] after that.
     pub fn shards(&self, replicas: ReplicaGroup) -> &Group {
         shard_group(&self.groups, self.settings.sharding, replicas)
     }
 
-    /// The ranks with the same shard in each instance of a distributed optimizer; `None` if there is one instance.
+    /// The ranks with the same shard in each instance of a distributed optimizer; `None` if there
+    /// is one instance.
     pub fn instances(&self, replicas: ReplicaGroup) -> Option<&Group> {
         instance_group(&self.groups, self.settings.sharding, replicas)
     }
 
-    /// Whether this rank is in the instance that saves and counts what all have.
+    /// True if this rank is in the instance that saves and counts replicated state.
     fn is_first_instance(&self, replicas: ReplicaGroup) -> bool {
         self.instances(replicas).is_none_or(|group| group.rank() == 0)
     }
 
-    /// How gradients are combined.
+    /// Reduction of gradients.
     pub(super) fn reduce_op(&self) -> ReduceOp {
         match self.settings.average {
             Averaging::InLoss => ReduceOp::Sum,
@@ -203,8 +209,8 @@ impl Distribution {
         }
     }
 
-    /// Factor on gradients of a kind before they are reduced: an average over fewer ranks than all replicas of the data divides by too
-    /// little.
+    /// Factor on gradients of a kind before they are reduced: an average over fewer ranks than all
+    /// replicas of the data divides by too little.
     pub(super) fn scale_before(&self, replicas: ReplicaGroup) -> f64 {
         match self.settings.average {
             Averaging::InLoss => 1.0,
@@ -212,7 +218,8 @@ impl Distribution {
         }
     }
 
-    /// Scales the gradients of parameters without replicas, which nothing was averaged over, as reductions scale the others.
+    /// Scales the gradients of parameters without replicas, which nothing was averaged over, as
+    /// reductions scale the others.
     pub(super) fn scale_unreduced(&self, gradients: &mut GradientBuffer) {
         for kind in [ReplicaGroup::Dense, ReplicaGroup::Expert] {
             let scale = self.scale_before(kind);
@@ -235,26 +242,29 @@ impl Distribution {
         }
     }
 
-    /// The elements of a parameter whose optimizer state is on this rank; `None` for parameters that are not trained.
+    /// The elements of a parameter whose optimizer state is on this rank; `None` for parameters
+    /// that are not trained.
     pub fn state_range(&self, name: &str) -> Option<Range<usize>> {
         self.places.get(name).filter(|place| place.is_trained).map(|place| self.range_of(place))
     }
 
-    /// The elements of a parameter that this rank keeps between steps where parameters are sharded; `None` where they are not, and for one that
-    /// is whole all the same.
+    /// The elements of a parameter that this rank keeps between steps where parameters are sharded;
+    /// `None` where they are not, and for one that is whole all the same.
     pub fn shard_range(&self, name: &str) -> Option<Range<usize>> {
         let is_sharded = |place: &&Place| self.settings.sharding == Sharding::Full && !place.is_whole;
         let place = self.places.get(name).filter(is_sharded)?;
         Some(place.owned.clone())
     }
 
-    /// The elements of its slice of a parameter that this rank saves: of all ranks that hold the same ones, one does.
+    /// The elements of its slice of a parameter that this rank saves: of all ranks that hold the
+    /// same ones, one does.
     pub fn saved_elements(&self, name: &str) -> Option<Range<usize>> {
         let place = self.places.get(name).filter(|place| self.replicas(place.replicas).rank() == 0)?;
         place.counted.clone()
     }
 
-    /// The elements of a parameter whose optimizer state this rank saves, of those that it has ([`Distribution::state_range`]).
+    /// The elements of a parameter whose optimizer state this rank saves, of those that it has
+    /// ([`Distribution::state_range`]).
     pub fn saved_state(&self, name: &str) -> Option<Range<usize>> {
         if !self.settings.sharding.divides_state() {
             return self.saved_elements(name);
@@ -263,9 +273,11 @@ impl Distribution {
         place.counted.as_ref().map(|counted| common(&place.owned, counted))
     }
 
-    /// The part of a parameter's reduced gradient that this rank counts in sums over all ranks; `None` if another rank counts it.
+    /// The part of a parameter's reduced gradient that this rank counts in sums over all ranks;
+    /// `None` if another rank counts it.
     ///
-    /// Each element of the model is counted by exactly one rank of the world, and in the same order whatever is sharded.
+    /// Each element of the model is counted by exactly one rank of the world, and in the same order
+    /// whatever is sharded.
     fn counted(&self, name: &str, gradient: &Tensor<1>) -> Option<Tensor<1>> {
         let Some(place) = self.places.get(name) else {
             return Some(gradient.clone());
@@ -277,15 +289,15 @@ impl Distribution {
         Some(part(gradient.clone(), &(counted.start - start..counted.end - start)))
     }
 
-    /// Squared norms of what this rank counts of the gradients of the model. A GPU is told to compute them, and not waited for.
+    /// Squared norms of the gradients that this rank counts. A GPU computes them asynchronously.
     pub fn squares(&self, gradients: &GradientBuffer) -> SquareSums {
         let mut sums = SquareSums::default();
         self.visit_counted(gradients, &mut |_, part| sums.add(&part));
         sums
     }
 
-    /// Euclidean norm of the gradient of each trained parameter of the whole model, in name order. All ranks call this together and find the
-    /// same.
+    /// Euclidean norm of the gradient of each trained parameter of the whole model, in name order.
+    /// All ranks call this together and find the same.
     ///
     /// # Errors
     /// If ranks cannot add up.
@@ -319,7 +331,8 @@ impl Distribution {
         Ok(self.trained.get_or_init(|| names))
     }
 
-    /// Hands on, of each gradient, the part that this rank counts: every element of the model's gradients is counted by one rank.
+    /// Hands on, of each gradient, the part that this rank counts: every element of the model's
+    /// gradients is counted by one rank.
     pub fn visit_counted(&self, gradients: &GradientBuffer, f: &mut dyn FnMut(&str, Tensor<1>)) {
         for (name, gradient) in gradients.iter() {
             if let Some(part) = self.counted(name, gradient).filter(|part| part.dims()[0] > 0) {
@@ -328,8 +341,8 @@ impl Distribution {
         }
     }
 
-    /// Hands on, of the reduced gradient of each trained parameter, the elements that this rank saves. Every element of the model's gradients is saved
-    /// by one rank.
+    /// Hands on, of the reduced gradient of each trained parameter, the elements that this rank
+    /// saves. Every element of the model's gradients is saved by one rank.
     pub fn visit_saved(&self, gradients: &GradientBuffer, f: &mut dyn FnMut(SavedGradient<'_>)) {
         for (name, place) in self.places.iter().filter(|(_, place)| place.is_trained) {
             let Some(elements) = self.saved_state(name) else { continue };
@@ -343,7 +356,8 @@ impl Distribution {
         }
     }
 
-    /// Names of the trained parameters of all ranks, in order: those of other stages, and of other ranks' experts, too.
+    /// Names of the trained parameters of all ranks, in order: those of other stages, and of other
+    /// ranks' experts, too.
     fn trained_of_all_ranks(&self) -> Result<Vec<String>, CommError> {
         let mine = self.places.iter().filter(|(_, place)| place.is_trained).map(|(name, _)| name.as_str());
         let mine = mine.collect::<Vec<_>>().join("\n");
@@ -354,7 +368,8 @@ impl Distribution {
         Ok(names.into_iter().collect())
     }
 
-    /// Elements of all parameters of the model, whatever ranks hold them. All ranks call this together.
+    /// Elements of all parameters of the model, whatever ranks hold them. All ranks call this
+    /// together.
     ///
     /// # Errors
     /// If ranks cannot add up.
@@ -393,8 +408,8 @@ impl Distribution {
         Ok(figures[0])
     }
 
-    /// Completes reduced gradients across the ranks that share a model: norms under sequence parallelism, keys and values that several ranks
-    /// use, tied embeddings.
+    /// Completes reduced gradients across the ranks that share a model: norms under sequence
+    /// parallelism, keys and values that several ranks use, tied embeddings.
     pub(super) fn complete(
         &self,
         gradients: &mut GradientBuffer,
@@ -417,7 +432,8 @@ impl Distribution {
         Ok(())
     }
 
-    /// What ranks that share a model add up of some parameters. Ranks with other shards of the same parameters send as much.
+    /// Elements that ranks which share a model sum for some parameters. Ranks with other shards of
+    /// the same parameters send as much.
     fn shared(&self, wanted: impl Fn(&Place) -> bool) -> SharedParameters<'_> {
         let places: Vec<_> = self.places.iter().filter(|(_, place)| place.is_trained && wanted(place)).collect();
         let divides = self.settings.sharding.divides_state();
@@ -432,7 +448,7 @@ impl Distribution {
         }
     }
 
-    /// What the ranks that hold the same rows add up of their gradients.
+    /// Elements whose gradients are summed by the ranks that hold the same rows.
     fn shared_rows(&self) -> SharedParameters<'_> {
         let places = self.places.iter().filter(|(_, place)| place.is_trained && !place.shared.is_empty());
         let parts = if self.settings.sharding.divides_state() { self.shards(ReplicaGroup::Dense).size() } else { 1 };

@@ -1,5 +1,5 @@
-//! Parameters that are not trained and change all the same, as biases of routers and scales of 8-bit operands do: reading and writing them wherever
-//! ranks have them.
+//! Parameters that are not trained and change all the same, as biases of routers and scales of
+//! 8-bit operands do: reading and writing them wherever ranks have them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,7 +12,8 @@ use super::sharded::{BucketState, ShardedParameters};
 use crate::model::{ModelChunk, Replacement};
 
 impl ShardedParameters {
-    /// Parameters of `chunk` that are not trained, whole, in the order of `names`. All ranks that share them call this together.
+    /// Parameters of `chunk` that are not trained, whole, in the order of `names`. All ranks that
+    /// share them call this together.
     ///
     /// # Errors
     /// If parts of one cannot be gathered.
@@ -47,7 +48,8 @@ impl ShardedParameters {
         names.iter().map(value).collect()
     }
 
-    /// Changes parameters of a chunk that are not trained, wherever this rank has them. All ranks that share one give it the same value.
+    /// Changes parameters of a chunk that are not trained, wherever this rank has them. All ranks
+    /// that share one give it the same value.
     ///
     /// # Errors
     /// If a parameter is on its way and does not arrive.

@@ -14,8 +14,9 @@ use super::packing::Packing;
 /// dtype in which gradients are summed over micro-batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AccumulationDType {
-    /// float32, whatever the parameters are. One gradient alone is no sum: on GPUs it stays as the backward pass produced it until a second one comes.
-    /// Its bits are those of its float32, so nothing that is made of it depends on that.
+    /// float32, whatever the parameters are. One gradient alone is no sum: on GPUs it stays as the
+    /// backward pass produced it until a second one comes. Its bits are those of its float32, so
+    /// nothing that is made of it depends on that.
     Float32,
     /// The dtype the backward pass produced.
     AsComputed,
@@ -26,18 +27,19 @@ pub enum AccumulationDType {
 pub(super) struct SharedElements<'a> {
     /// The parameter.
     pub name: &'a str,
-    /// How many elements of its gradient this rank has.
+    /// Number of elements of the gradient that this rank has.
     pub held: usize,
-    /// Those of them that are added up.
+    /// Range of these elements that is summed.
     pub elements: Range<usize>,
 }
 
 /// Parameters whose gradients ranks add up in one operation.
 #[derive(Debug)]
 pub(super) struct SharedParameters<'a> {
-    /// What of each.
+    /// Elements of each parameter.
     pub parameters: Vec<SharedElements<'a>>,
-    /// Elements that travel: at least those of the parameters, padded so that every rank of the world sends as many.
+    /// Elements that travel: at least those of the parameters, padded so that every rank of the
+    /// world sends as many.
     pub num_elements: usize,
 }
 
@@ -45,7 +47,7 @@ pub(super) struct SharedParameters<'a> {
 #[derive(Debug)]
 pub struct GradientBuffer {
     accumulation: AccumulationDType,
-    /// Whether a gradient of 16 bits that is no sum stays what it is.
+    /// Predicate of 16-bit gradients that keep their dtype if they are not sums.
     keeps: fn(&Tensor<1>) -> bool,
     gradients: BTreeMap<String, Tensor<1>>,
     /// Sums that wait for others, and of which parameters they are.
@@ -80,7 +82,8 @@ impl GradientBuffer {
         self.reduced.clear();
     }
 
-    /// Adds a micro-batch's gradient of the parameter `name`. Sums are there when the buffer is [settled](Self::settle).
+    /// Adds a micro-batch's gradient of the parameter `name`. Sums are there when the buffer is
+    /// [settled](Self::settle).
     pub fn add(&mut self, name: &str, gradient: Tensor<1>) {
         if self.waiting.contains(name) {
             self.settle();
@@ -97,7 +100,8 @@ impl GradientBuffer {
         self.gradients.insert(name.to_owned(), sum);
     }
 
-    /// Makes the sums that wait for others. Without it what they hold is not to be looked at; what takes gradients out settles the buffer itself.
+    /// Makes the sums that wait for others. Without it what they hold is not to be looked at; what
+    /// takes gradients out settles the buffer itself.
     pub fn settle(&mut self) {
         self.sums.launch();
         self.waiting.clear();
@@ -155,8 +159,8 @@ impl GradientBuffer {
         self.gradients.iter().map(|(name, gradient)| (name.as_str(), gradient))
     }
 
-    /// Adds the gradients of some parameters up over a group, in one operation. All ranks name the same parameters; one without gradient
-    /// counts as zero.
+    /// Adds the gradients of some parameters up over a group, in one operation. All ranks name the
+    /// same parameters; one without gradient counts as zero.
     pub(super) fn all_reduce(
         &mut self,
         SharedParameters { parameters, num_elements }: &SharedParameters<'_>,
@@ -298,7 +302,7 @@ mod tests {
         assert_eq!(narrow.take_scaled("a", 0.5).unwrap().dtype(), DType::BF16);
     }
 
-    /// What ranks add up takes the place of a gradient, or of elements of one, in float32.
+    /// Sums over ranks replace a gradient, or elements of one, in float32.
     #[test]
     fn what_ranks_share_is_put_back_in_float32() {
         let shared = |elements: Range<usize>| SharedElements { name: "a", held: 37, elements };

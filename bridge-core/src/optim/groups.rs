@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::model::{Declaration, ParameterRole};
 
-/// What a provider may change for one parameter; `None` keeps the optimizer's value.
+/// Values that a provider may change for one parameter; `None` keeps the optimizer's value.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ParameterOverride {
     /// Factor on the weight decay.
@@ -25,8 +25,8 @@ pub trait OverrideProvider: fmt::Debug + Send + Sync {
     fn override_for(&self, parameter: &Declaration) -> ParameterOverride;
 }
 
-/// The usual rules: no decay on biases and one-dimensional parameters, and, where set, a rate of their own for the
-/// embeddings and the output layer.
+/// The usual rules: no decay on biases and one-dimensional parameters, and, where set, a rate of
+/// their own for the embeddings and the output layer.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct StandardOverrides {
     /// `optimizer.decoupled_lr`.
@@ -39,18 +39,20 @@ pub struct StandardOverrides {
     pub hidden_matrices: Option<HiddenRates>,
 }
 
-/// What muP gives the matrices inside a model, which grow with its width on both sides, unlike embeddings, output layer, biases and norms.
+/// Rates that muP gives the matrices inside a model, which grow with its width on both sides,
+/// unlike embeddings, output layer, biases and norms.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HiddenRates {
     /// Peak of the learning rate.
     pub max_lr: f64,
     /// Floor of the learning rate.
     pub min_lr: f64,
-    /// Factor on epsilon: their gradients shrink with the width, and so do the roots that it is added to (Yang et al., arXiv:2203.03466, appendix B.3).
+    /// Factor on epsilon: their gradients shrink with the width, and so do the roots that it is
+    /// added to (Yang et al., arXiv:2203.03466, appendix B.3).
     pub eps_mult: f64,
 }
 
-/// Whether the norms of queries and keys are decayed.
+/// Weight decay of the norms of queries and keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DecayQkLayernorm {
     /// Like every one-dimensional parameter: no.
@@ -86,7 +88,7 @@ impl OverrideProvider for StandardOverrides {
     }
 }
 
-/// What the members of a group share.
+/// Settings that the members of a group share.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GroupSettings {
     /// Factor on the weight decay.
@@ -104,9 +106,9 @@ pub struct GroupSettings {
 /// Parameters that share settings.
 #[derive(Clone, Debug)]
 pub struct ParameterGroup {
-    /// What they share.
+    /// Shared settings.
     pub settings: GroupSettings,
-    /// Their names, in model order.
+    /// Names of the members, in model order.
     pub names: Vec<String>,
 }
 

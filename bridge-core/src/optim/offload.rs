@@ -1,5 +1,6 @@
-//! Optimizer states in host memory, of parameters that are on a device with memory of its own: which parameters, and how what their updates read comes
-//! down. The updates themselves are those of `slot`, on tensors of the host.
+//! Optimizer states in host memory, of parameters that are on a device with memory of its own:
+//! which parameters, and how what their updates read comes down. The updates themselves are those
+//! of `slot`, on tensors of the host.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
@@ -10,11 +11,12 @@ use bridge_kernels::optim::Stored;
 use burn::tensor::{DType, Device, Element, Tensor, TensorData};
 use half::{bf16, f16};
 
-/// Parameters whose gradients are in host memory already while another one is updated, or on their way. More would hide nothing: updates take longer
-/// than transfers or the other way round, and one parameter ahead keeps the faster of the two waiting; the second is there because sizes differ.
+/// Parameters whose gradients are in host memory already while another one is updated, or on their
+/// way. More would hide nothing: updates take longer than transfers or the other way round, and one
+/// parameter ahead keeps the faster of the two waiting; the second is there because sizes differ.
 const AHEAD: usize = 2;
 
-/// How states are kept in host memory (`optimizer.optimizer_cpu_offload`).
+/// Placement of states in host memory (`optimizer.optimizer_cpu_offload`).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OffloadSettings {
     /// Share of the trained elements of a rank whose states are there, `0..=1`: see [`offloaded`].
@@ -33,8 +35,10 @@ pub enum Transfers {
     Ahead,
 }
 
-/// Of parameters of these sizes, in the optimizer's order, those whose states are in host memory: from the first on, as long as fewer than `fraction` of all
-/// elements are there. A parameter, or the range of it that a rank owns, is moved as a whole, so more than the fraction are moved by less than the last one.
+/// True for each parameter of these sizes, in the optimizer's order, whose states are in host
+/// memory: from the first on, while fewer than `fraction` of all elements are there. A parameter,
+/// or the range of it that a rank owns, is moved as a whole, so the fraction is exceeded by less
+/// than the last one.
 pub fn offloaded(sizes: &[usize], fraction: f64) -> Vec<bool> {
     let wanted = fraction * sizes.iter().sum::<usize>() as f64;
     let mut moved = 0;
@@ -46,7 +50,7 @@ pub fn offloaded(sizes: &[usize], fraction: f64) -> Vec<bool> {
     sizes.iter().map(choose).collect()
 }
 
-/// Of the elements that a rank trains, those whose states are in host memory.
+/// Trained elements of a rank whose states are in host memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OffloadedElements {
     /// In host memory.
@@ -55,7 +59,7 @@ pub struct OffloadedElements {
     pub trained: usize,
 }
 
-/// What an optimizer keeps in host memory.
+/// State that an optimizer keeps in host memory.
 #[derive(Debug, Default)]
 pub(super) struct Offload {
     names: BTreeSet<String>,
@@ -64,7 +68,8 @@ pub(super) struct Offload {
 }
 
 impl Offload {
-    /// Chooses among the parameters of a rank: names in the optimizer's order, with the elements of each that the rank updates.
+    /// Chooses among the parameters of a rank: names in the optimizer's order, with the elements of
+    /// each that the rank updates.
     pub fn new<'a>(settings: Option<OffloadSettings>, parameters: impl Iterator<Item = (&'a str, usize)>) -> Self {
         let Some(OffloadSettings { fraction, transfers }) = settings else {
             return Self::default();
@@ -86,17 +91,17 @@ impl Offload {
         Self { names, elements, reader: reads_ahead.then(|| Arc::new(Reader::start())) }
     }
 
-    /// Whether there is nothing in host memory.
+    /// True if no state is in host memory.
     pub fn is_empty(&self) -> bool {
         self.names.is_empty()
     }
 
-    /// Whether the states of a parameter are there.
+    /// True if the states of a parameter are in host memory.
     pub fn has(&self, name: &str) -> bool {
         self.names.contains(name)
     }
 
-    /// How much is.
+    /// Number of elements in host memory.
     pub fn elements(&self) -> OffloadedElements {
         self.elements
     }
@@ -110,13 +115,13 @@ impl Offload {
     }
 }
 
-/// What an update reads of a parameter, where it is now.
+/// Tensors of a parameter that an update reads, at their current place.
 #[derive(Debug)]
 pub(super) struct Wanted {
     pub name: String,
-    /// Its gradient, if it has one.
+    /// Gradient, if the parameter has one.
     pub gradient: Option<Tensor<1>>,
-    /// Its value, where the update begins with that.
+    /// Value, if the update starts from it.
     pub value: Option<Tensor<1>>,
 }
 
@@ -128,7 +133,8 @@ pub(super) struct Arrived {
 }
 
 impl Arrived {
-    /// Value and gradient. The value that an update does not begin with, and only replaces, is memory of the size and dtype of `parameter`.
+    /// Value and gradient. The value that an update does not begin with, and only replaces, is
+    /// memory of the size and dtype of `parameter`.
     pub fn beside(self, parameter: &Tensor<1>) -> (Tensor<1>, Option<Tensor<1>>) {
         let blank = || Tensor::empty(parameter.shape(), (&host(), parameter.dtype()));
         (self.value.unwrap_or_else(blank), self.gradient)
@@ -142,7 +148,7 @@ impl Wanted {
     }
 }
 
-/// What is on its way to host memory.
+/// Transfers to host memory.
 #[derive(Debug)]
 pub(super) enum Arriving {
     /// Read when it is asked for.
@@ -150,9 +156,9 @@ pub(super) enum Arriving {
     /// Read by another thread.
     Ahead {
         reader: Arc<Reader>,
-        /// What has not arrived yet.
+        /// Number of tensors that have not arrived yet.
         missing: usize,
-        /// What arrived before it was asked for.
+        /// Tensors that arrived before they were requested.
         early: BTreeMap<String, Arrived>,
     },
 }
@@ -168,7 +174,7 @@ impl Arriving {
         Self::Ahead { reader, missing, early: BTreeMap::new() }
     }
 
-    /// What was read of a parameter; waits for it.
+    /// Takes the tensors of a parameter; waits for them.
     ///
     /// # Panics
     /// If nothing of it was wanted, or the thread that reads ended.
@@ -189,7 +195,7 @@ impl Arriving {
 }
 
 impl Drop for Arriving {
-    /// What nobody took is not left for the next step.
+    /// Drops tensors that were not taken, so that none are left for the next step.
     fn drop(&mut self) {
         if let Self::Ahead { reader, missing, .. } = self {
             (0..*missing).for_each(|_| drop(reader.next()));
@@ -197,8 +203,8 @@ impl Drop for Arriving {
     }
 }
 
-/// A thread that brings tensors down, in order. It is one for the life of the optimizer: a backend may give each thread a stream and pools of its own.
-/// It ends when this is dropped.
+/// A thread that brings tensors down, in order. It is one for the life of the optimizer: a backend
+/// may give each thread a stream and pools of its own. It ends when this is dropped.
 #[derive(Debug)]
 pub(super) struct Reader {
     wanted: Sender<Wanted>,
@@ -226,7 +232,7 @@ impl Reader {
         drop(self.wanted.send(wanted));
     }
 
-    /// What comes next; `None` if the thread has ended.
+    /// Next tensors; `None` if the thread has ended.
     fn next(&self) -> Option<(String, Arrived)> {
         self.arrived.lock().unwrap_or_else(PoisonError::into_inner).recv().ok()
     }
@@ -237,7 +243,8 @@ pub(super) fn host() -> Device {
     Device::flex()
 }
 
-/// A tensor in host memory. One that comes from a device owns its elements: bytes that the device hands out keep its memory as long as they live.
+/// A tensor in host memory. One that comes from a device owns its elements: bytes that the device
+/// hands out keep its memory as long as they live.
 pub(super) fn to_host(tensor: Tensor<1>) -> Tensor<1> {
     fn owned<E: Element>(data: TensorData) -> TensorData {
         let values: Vec<E> = data.try_into_vec().expect("the dtype was looked at");

@@ -1,5 +1,5 @@
-//! States in host memory against states beside the parameters: which are moved, and that the way changes no bit. Both memories are the host's here; on a
-//! GPU the suite `device` compares.
+//! States in host memory against states beside the parameters: which are moved, and that the way
+//! changes no bit. Both memories are the host's here; on a GPU the suite `device` compares.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -42,7 +42,8 @@ struct Found {
     norm: f64,
 }
 
-/// Four steps, the third without a gradient of the first parameter; behind the second the state goes through a save, and on with `then`.
+/// Four steps, the third without a gradient of the first parameter; behind the second the state
+/// goes through a save, and on with `then`.
 fn trained(
     (algorithm, dtype): &(Algorithm, FloatDType),
     first: Option<OffloadSettings>,

@@ -20,16 +20,17 @@ use super::{Distribution, GradientBuffer, GroupSettings, ShardedParameters};
 use crate::model::{Declaration, ModelChunk, Replacement};
 use crate::timers::{TimerLevel, Timers};
 
-/// What an optimizer is made of.
+/// Components of an optimizer.
 #[derive(Clone, Debug)]
 pub struct OptimizerSettings {
     /// The rule of its updates.
     pub algorithm: Algorithm,
     /// Limit on the global gradient norm; 0 is off.
     pub clip_grad: f64,
-    /// Whether to count zero gradient entries.
+    /// True if zero gradient entries are counted.
     pub count_zeros: bool,
-    /// What states are in host memory where parameters are on another device; `None` has all beside the parameters.
+    /// States in host memory if parameters are on another device; `None` keeps all states beside
+    /// the parameters.
     pub offload: Option<OffloadSettings>,
 }
 
@@ -51,7 +52,7 @@ pub struct StepScales {
     pub divisor: f64,
 }
 
-/// What one optimizer step did.
+/// Outcome of one optimizer step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepOutcome {
     /// False when the gradients were not finite and nothing was changed.
@@ -65,7 +66,7 @@ pub struct StepOutcome {
 /// A parameter that is trained.
 #[derive(Debug)]
 pub(super) struct Trained {
-    /// Its group.
+    /// Index of the parameter's group.
     group: usize,
     /// The shape of what this rank's model holds of it.
     shape: Vec<usize>,
@@ -96,15 +97,15 @@ pub struct Optimizer {
     pub(super) parameters: ShardedParameters,
     pub(super) step: u64,
     timers: Arc<Timers>,
-    /// Of the step under way.
+    /// Copy times of the current step.
     copies: CopyTimes,
-    /// That states get by the step under way.
+    /// Quantization scales of the states written by this step.
     scales: Scales,
-    /// The updates of the step under way, where the rule makes several at a time.
+    /// Updates of the current step, if the rule makes several at a time.
     batch: Option<Box<dyn UpdateBatch>>,
 }
 
-/// What looks at parameters.
+/// Callback that inspects parameters.
 type Look<'a> = dyn FnMut(&str, &Tensor<1>) + 'a;
 
 impl Optimizer {
@@ -157,17 +158,18 @@ impl Optimizer {
         self
     }
 
-    /// The parameters, as far as they or their state are sharded.
+    /// Sharded parameters, or parameters with sharded state.
     pub fn parameters(&mut self) -> &mut ShardedParameters {
         &mut self.parameters
     }
 
-    /// What this rank owns of parameters that are sharded, by name: empty where they are not.
+    /// Ranges of sharded parameters that this rank owns, by name: empty if parameters are not
+    /// sharded.
     pub fn shards(&self) -> &BTreeMap<String, Tensor<1>> {
         self.parameters.shards()
     }
 
-    /// How parameters are spread over ranks.
+    /// Distribution of parameters over ranks.
     pub fn distribution(&self) -> &Distribution {
         &self.distribution
     }
@@ -179,8 +181,8 @@ impl Optimizer {
 
     /// Updates all parameters from `gradients`, which are emptied.
     ///
-    /// `rates` holds one entry a group. Non-finite gradients change nothing and are reported as failure. Norm and zeros are those of the whole
-    /// model; every rank finds the same.
+    /// `rates` holds one entry a group. Non-finite gradients change nothing and are reported as
+    /// failure. Norm and zeros are those of the whole model; every rank finds the same.
     ///
     /// # Errors
     /// If ranks cannot add up the norm.
@@ -199,7 +201,8 @@ impl Optimizer {
         self.step_with_squares(squares, (chunks, gradients), rates, scales)
     }
 
-    /// [`step`](Self::step) where the sum of the [squares](Distribution::squares) of the gradients was read already.
+    /// [`step`](Self::step) where the sum of the [squares](Distribution::squares) of the gradients
+    /// was read already.
     ///
     /// # Errors
     /// If ranks cannot add up the norm.
@@ -278,9 +281,10 @@ impl Optimizer {
         }
     }
 
-    /// The scales that states get by a step, where they have any. `visit` hands on the parameters, or the ranges of them, that this rank updates.
+    /// The scales that states get by a step, where they have any. `visit` hands on the parameters,
+    /// or the ranges of them, that this rank updates.
     ///
-    /// What updates in host memory read comes down for it, and gradients stay there.
+    /// Tensors for updates in host memory are downloaded for this, and gradients stay there.
     fn next_scales(
         &self,
         gradients: &mut GradientBuffer,
@@ -332,7 +336,8 @@ impl Optimizer {
         UpdateStep { learning_rate, weight_decay, eps_mult, number, gradient_scale, shape }
     }
 
-    /// Updates one parameter, or the range of it that this rank owns: where it is, or in host memory.
+    /// Updates one parameter, or the range of it that this rank owns: where it is, or in host
+    /// memory.
     fn update(
         &mut self,
         name: &str,
@@ -355,7 +360,8 @@ impl Optimizer {
         updated
     }
 
-    /// Updates one parameter, or the range of it that this rank owns, on the device of `value`, gradient and states.
+    /// Updates one parameter, or the range of it that this rank owns, on the device of `value`,
+    /// gradient and states.
     fn update_here(&mut self, name: &str, value: Tensor<1>, gradient: Option<Tensor<1>>, step: &Step<'_>) -> Tensor<1> {
         let Some(Trained { group, shape }) = self.trained.get(name) else {
             return value;
@@ -390,7 +396,8 @@ impl Optimizer {
         rounded
     }
 
-    /// Euclidean norm of all parameters of the model (of their float32 masters, where there are any).
+    /// Euclidean norm of all parameters of the model (of their float32 masters, where there are
+    /// any).
     ///
     /// # Errors
     /// If ranks cannot add up.
@@ -400,8 +407,9 @@ impl Optimizer {
         Ok(self.distribution.over_world(sums.finish().into_iter().sum())?.sqrt())
     }
 
-    /// Hands on, of each parameter in float32 where there is such a copy, the part that this rank counts: every element of the model is counted by
-    /// one rank. Updates on their way have to be settled.
+    /// Hands on, of each parameter in float32 where there is such a copy, the part that this rank
+    /// counts: every element of the model is counted by one rank. Updates on their way have to be
+    /// settled.
     pub fn visit_counted(&self, chunks: &[Box<dyn ModelChunk>], f: &mut dyn FnMut(&str, Tensor<1>)) {
         self.parameters.visit_kept(chunks, &mut |name, value| {
             if let Some(part) = self.distribution.counted_part(name, self.master(name, value).as_ref().unwrap_or(value))
@@ -411,7 +419,8 @@ impl Optimizer {
         });
     }
 
-    /// The float32 value of a parameter in 16 bits, of which this rank keeps `value`. Where parameters are whole and state is divided, it is a range.
+    /// The float32 value of a parameter in 16 bits, of which this rank keeps `value`. Where
+    /// parameters are whole and state is divided, it is a range.
     fn master(&self, name: &str, value: &Tensor<1>) -> Option<Tensor<1>> {
         let slot = self.slots.get(name)?;
         match (&slot.master, self.distribution.state_range(name)) {
@@ -432,12 +441,12 @@ impl Optimizer {
         self.slots.values().map(Slot::bytes).sum()
     }
 
-    /// Of these, what is in the memory of this process.
+    /// Bytes of the state that is in the memory of this process.
     pub fn host_state_bytes(&self) -> u64 {
         self.slots.values().map(Slot::host_bytes).sum()
     }
 
-    /// Of the elements that this rank trains, those whose states are in host memory by choice.
+    /// Trained elements of this rank whose states are in host memory by choice.
     pub fn offloaded(&self) -> OffloadedElements {
         self.offload.elements()
     }
@@ -470,7 +479,7 @@ pub(super) fn refuse_cuts<'a>(
     })
 }
 
-/// `clip / (norm + 1e-6)` where that is below 1; 1 when clipping is off.
+/// `clip / (norm + 1e-6)` if that is below 1, else 1; 1 if clipping is off.
 fn clip_coefficient(clip_grad: f64, grad_norm: f64) -> f64 {
     if clip_grad > 0.0 { (clip_grad / (grad_norm + 1e-6)).min(1.0) } else { 1.0 }
 }
@@ -479,7 +488,7 @@ fn zeros_like(value: &Tensor<1>) -> Tensor<1> {
     Tensor::zeros(value.shape(), (&value.device(), DType::F32))
 }
 
-/// What all updates of one step share.
+/// Values that all updates of one step share.
 #[derive(Clone, Copy)]
 struct Step<'a> {
     /// One entry a group.

@@ -1,4 +1,5 @@
-//! Buckets that stay on the device: the tensors of parameters put together as they travel, and taken apart again. The layout is `bucket`'s.
+//! Buckets that stay on the device: the tensors of parameters put together as they travel, and
+//! taken apart again. The layout is `bucket`'s.
 
 use std::ops::Range;
 
@@ -8,7 +9,7 @@ use burn::tensor::{DType, Device, FloatDType, Tensor};
 use super::bucket::{Bucket, BucketEntry, owned_range};
 use super::flat::part;
 
-/// Where tensors that fill up a bucket lie, and in which dtype it travels.
+/// Positions of tensors that fill a bucket, and the dtype in which it travels.
 #[derive(Clone, Copy)]
 pub(super) struct Packing<'a> {
     pub device: &'a Device,
@@ -24,7 +25,7 @@ impl Packing<'_> {
         if x.dtype() == self.dtype { x } else { x.cast(FloatDType::from(self.dtype)) }
     }
 
-    /// What a parameter brings, zeros where it brings nothing.
+    /// Tensor of a parameter; zeros without one.
     fn of(self, value: Option<Tensor<1>>, len: usize) -> Tensor<1> {
         value.map_or_else(|| self.zeros([len]), |value| self.cast(value))
     }

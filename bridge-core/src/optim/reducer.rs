@@ -27,7 +27,7 @@ pub enum Wire {
     BFloat16,
 }
 
-/// Whether the norms of a rank's own gradients are taken before ranks add them up.
+/// Norms of a rank's own gradients, computed before ranks sum them, or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OwnGradients {
     /// They are not.
@@ -39,7 +39,7 @@ pub enum OwnGradients {
 /// A part of a rank's own gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum GradientPart {
-    /// What travels together: a bucket of a chunk, over all micro-batches.
+    /// Bucket of a chunk, over all micro-batches: tensors that travel together.
     Bucket {
         /// Index of the chunk.
         chunk: usize,
@@ -60,7 +60,7 @@ impl std::fmt::Display for GradientPart {
     }
 }
 
-/// Where a reduction takes place.
+/// Place of a reduction.
 enum Reducing {
     /// In host memory.
     OnHost(Request),
@@ -77,7 +77,7 @@ impl Reducing {
     }
 }
 
-/// A reduction under way.
+/// Reduction in flight.
 struct InFlight {
     chunk: usize,
     bucket: usize,
@@ -91,24 +91,26 @@ pub struct GradientReducer {
     wire: Wire,
     device: Device,
     in_flight: Vec<InFlight>,
-    /// For each chunk, how many of its buckets have been started, or passed because they are frozen.
+    /// For each chunk, how many of its buckets have been started, or passed because they are
+    /// frozen.
     started: Vec<usize>,
     times: ReductionTimes,
     timers: Arc<Timers>,
     own: OwnGradients,
     /// Sums of squares of this rank's own gradients of a step, where they are measured.
     own_squares: BTreeMap<GradientPart, f64>,
-    /// Those of parts on the device that have not been read, and which parts these are.
+    /// Squares of parts on the device that have not been read, and their parts.
     unread_squares: (Vec<GradientPart>, SquareSums),
 }
 
-/// How long reductions took, and how much of that the rank had to wait.
+/// Time of reductions, and the part of it that the rank had to wait.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReductionTimes {
     /// From the start of the first reduction to the moment the last result was taken.
     pub in_flight: Duration,
-    /// From the end of backward (or where backward waited, from that moment on) to the moment all had arrived: what did not hide behind it.
-    /// Gradients that come early are unpacked in that time.
+    /// From the end of backward (or where backward waited, from that moment on) to the moment all
+    /// had arrived: what did not hide behind it. Gradients that come early are unpacked in that
+    /// time.
     pub exposed: Duration,
 }
 
@@ -152,8 +154,9 @@ impl GradientReducer {
         self
     }
 
-    /// Starts the reduction of all buckets that are complete once backward of `chunk` has left segment `segment`, and waits for it unless
-    /// backward goes on meanwhile ([`Reduction`]). Called in the last micro-batch (in each, where gradients are sharded), and on all ranks in
+    /// Starts the reduction of all buckets that are complete once backward of `chunk` has left
+    /// segment `segment`, and waits for it unless backward goes on meanwhile ([`Reduction`]).
+    /// Called in the last micro-batch (in each, where gradients are sharded), and on all ranks in
     /// the same order.
     ///
     /// # Errors
@@ -240,7 +243,7 @@ impl GradientReducer {
         }
     }
 
-    /// How buckets travel on the device.
+    /// Packing of buckets on the device.
     fn packing(&self) -> Packing<'_> {
         let dtype = match self.wire {
             Wire::Float32 => DType::F32,
@@ -249,8 +252,8 @@ impl GradientReducer {
         Packing { device: &self.device, dtype }
     }
 
-    /// Ends a micro-batch of a chunk whose gradients are reduced by themselves ([`Sharding::divides_gradients`]); they are added to those of
-    /// the micro-batches before.
+    /// Ends a micro-batch of a chunk whose gradients are reduced by themselves
+    /// ([`Sharding::divides_gradients`]); they are added to those of the micro-batches before.
     ///
     /// [`Sharding::divides_gradients`]: super::Sharding::divides_gradients
     ///
@@ -265,8 +268,9 @@ impl GradientReducer {
         self.complete(of_chunk, gradients)
     }
 
-    /// Starts what has not been started, waits for all, and leaves the reduced gradients in `gradients`: whole ones, or where the optimizer
-    /// is sharded the ranges that this rank owns. Where gradients are sharded too, each micro-batch must have been
+    /// Starts what has not been started, waits for all, and leaves the reduced gradients in
+    /// `gradients`: whole ones, or where the optimizer is sharded the ranges that this rank owns.
+    /// Where gradients are sharded too, each micro-batch must have been
     /// [ended](Self::end_micro_batch).
     ///
     /// # Errors
@@ -275,7 +279,8 @@ impl GradientReducer {
         let timers = Arc::clone(&self.timers);
         let timer = timers.start("all-grads-sync", TimerLevel::Phase);
         gradients.settle();
-        // Where gradients are sharded every micro-batch has been ended by itself; ending another would reduce zeros.
+        // Where gradients are sharded every micro-batch has been ended by itself; ending another
+        // would reduce zeros.
         if !self.distribution.sharding().divides_gradients() {
             for chunk in 0..self.started.len() {
                 self.start(chunk, 0, gradients)?;
@@ -323,7 +328,8 @@ impl GradientReducer {
         Ok(())
     }
 
-    /// Reduces the shards that this rank has of reduced gradients over the other instances of the distributed optimizer.
+    /// Reduces the shards that this rank has of reduced gradients over the other instances of the
+    /// distributed optimizer.
     fn reduce_over_instances(&mut self, gradients: &mut GradientBuffer) -> Result<(), CommError> {
         let distribution = Arc::clone(&self.distribution);
         let mut reductions = Vec::new();
@@ -357,8 +363,8 @@ impl GradientReducer {
         self.unread_squares = Default::default();
     }
 
-    /// Norms of this rank's own gradients of the step, before ranks added them up; none unless they are
-    /// [measured](OwnGradients::Measured).
+    /// Norms of this rank's own gradients of the step, before ranks added them up; none unless they
+    /// are [measured](OwnGradients::Measured).
     pub fn take_own_norms(&mut self) -> Vec<(GradientPart, f64)> {
         let squares = std::mem::take(&mut self.own_squares).into_iter();
         squares.map(|(part, squares)| (part, squares.sqrt())).collect()
@@ -413,7 +419,7 @@ impl GradientReducer {
         }
     }
 
-    /// What this rank keeps of a parameter's reduced gradient.
+    /// Elements of a parameter's reduced gradient that this rank keeps.
     fn own<T: Copy>(&self, bucket: &Bucket, entry: &BucketEntry, values: &[T]) -> Vec<T> {
         if !self.distribution.sharding().divides_state() {
             return bucket.gather(entry, values);
@@ -428,7 +434,7 @@ impl GradientReducer {
     }
 }
 
-/// What a reduction brought.
+/// Result of a reduction.
 #[expect(clippy::large_enum_variant, reason = "there is one at a time")]
 enum Reduced {
     Host(HostBuffer),
@@ -446,7 +452,7 @@ fn scaled_gradient(
     gradients.take_scaled(name, distribution.scale_before(bucket.replicas))
 }
 
-/// What `take` gives for each parameter of a bucket, and its elements.
+/// Results of `take` for each parameter of a bucket, with its elements.
 fn with_sizes(
     bucket: &Bucket,
     mut take: impl FnMut(&str) -> Option<Tensor<1>>,
@@ -472,7 +478,8 @@ fn all_have_arrived(reductions: &mut [InFlight]) -> Result<bool, CommError> {
     Ok(true)
 }
 
-/// The values that `take` gives for the parameters of a bucket, each where `put` puts it among `length` elements; zero where there are none.
+/// Values that `take` returns for the parameters of a bucket, each at the position that `put` gives
+/// among `length` elements; zero elsewhere.
 fn packed<T: Element + Copy + Default>(
     bucket: &Bucket,
     length: usize,

@@ -17,23 +17,25 @@ pub(crate) const MASTER: &str = "master";
 
 /// Saved state of an optimizer: named tensors and the number of steps made.
 ///
-/// With a sharded optimizer each rank has only a range of each tensor; the ranks of `Distribution::shards` together have all of it. Ranks
-/// cut all tensors of a parameter alike, in rank order (see [`owned_range`](super::owned_range)).
+/// With a sharded optimizer each rank has only a range of each tensor; the ranks of
+/// `Distribution::shards` together have all of it. Ranks cut all tensors of a parameter alike, in
+/// rank order (see [`owned_range`](super::owned_range)).
 #[derive(Clone, Debug, Default)]
 pub struct OptimizerState {
-    /// `master.{parameter}` and `{state}.{parameter}` for each state of the rule, to its value, flat. Cloning shares memory.
+    /// `master.{parameter}` and `{state}.{parameter}` for each state of the rule, to its value,
+    /// flat. Cloning shares memory.
     pub tensors: BTreeMap<String, Stored>,
     /// `master.{parameter}` of masters that are kept as what their parameters have not.
     pub remainders: BTreeMap<String, Remainders>,
-    /// For each of these tensors, the elements it covers of what this rank's model holds of the parameter, flat and row-major. A tensor
-    /// without an entry covers all.
+    /// For each of these tensors, the elements it covers of what this rank's model holds of the
+    /// parameter, flat and row-major. A tensor without an entry covers all.
     pub ranges: BTreeMap<String, Range<usize>>,
     /// Number of successful steps.
     pub step: u64,
 }
 
 impl Optimizer {
-    /// The state to save, as far as it is on this rank.
+    /// State to save, of this rank.
     pub fn state(&self) -> OptimizerState {
         let mut state = OptimizerState { step: self.step, ..OptimizerState::default() };
         for (name, slot) in &self.slots {
@@ -58,7 +60,8 @@ impl Optimizer {
         state
     }
 
-    /// Of each parameter that is trained, what this rank updates, as it is now. Updates on their way have to be settled.
+    /// Elements of each trained parameter that this rank updates, with their current values.
+    /// Pending updates must be settled before.
     pub fn updated(&self, chunks: &[Box<dyn ModelChunk>]) -> BTreeMap<String, Tensor<1>> {
         let mut updated = BTreeMap::new();
         self.parameters.visit_kept(chunks, &mut |name, value| {
@@ -71,12 +74,13 @@ impl Optimizer {
         updated
     }
 
-    /// Whether this optimizer has such a kind of saved tensor.
+    /// True if this optimizer has this kind of saved tensor.
     pub fn has_state(&self, kind: &str) -> bool {
         kind == MASTER || self.settings.algorithm.rule.states.iter().any(|state| state.name == kind)
     }
 
-    /// The dtype that a kind of saved tensor must have; `None` for kinds that may come in any format.
+    /// The dtype that a kind of saved tensor must have; `None` for kinds that may come in any
+    /// format.
     pub fn required_dtype(&self, kind: &str) -> Option<FloatDType> {
         let rule = self.settings.algorithm.rule;
         let state = rule.states.iter().find(|state| state.name == kind && !rule.keeps_formats());
@@ -94,10 +98,12 @@ impl Optimizer {
         self.slots.clear();
     }
 
-    /// Restores saved state. Returns the names of saved tensors that belong to no parameter of this optimizer.
+    /// Restores saved state. Returns the names of saved tensors that belong to no parameter of this
+    /// optimizer.
     ///
-    /// A tensor may cover all that this rank's model holds of a parameter, or just the range whose state is on this rank. It may have another format than
-    /// that in which the optimizer keeps it, until the next step. Remainders cover the range, and go with the parameters as they are now.
+    /// A tensor may cover all that this rank's model holds of a parameter, or just the range whose
+    /// state is on this rank. It may have another format than that in which the optimizer keeps it,
+    /// until the next step. Remainders cover the range, and go with the parameters as they are now.
     pub fn load_state(&mut self, state: OptimizerState) -> Vec<String> {
         self.begin_loading(state.step);
         let tensors = state.tensors.into_iter();
@@ -116,8 +122,9 @@ impl Optimizer {
         unknown
     }
 
-    /// Restores one saved tensor, as [`load_state`](Self::load_state); false if it belongs to no parameter of this optimizer. A master becomes what the
-    /// optimizer keeps of it at once, where `parameter` is what this rank updates of its parameter.
+    /// Restores one saved tensor, as [`load_state`](Self::load_state); false if it belongs to no
+    /// parameter of this optimizer. A master becomes what the optimizer keeps of it at once, where
+    /// `parameter` is what this rank updates of its parameter.
     pub fn load_tensor(&mut self, key: &str, stored: Stored, parameter: Option<&Tensor<1>>) -> bool {
         let algorithm = &self.settings.algorithm;
         let Some((kind, name)) = self.parameter_of(key).filter(|(kind, _)| self.has_state(kind)) else {

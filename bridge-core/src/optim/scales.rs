@@ -1,4 +1,5 @@
-//! The scales of states that are kept as multiples of one: of the whole parameter, whatever ranks have parts of it.
+//! The scales of states that are kept as multiples of one: of the whole parameter, whatever ranks
+//! have parts of it.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +12,8 @@ use super::rules::StateFormats;
 /// For each parameter of this rank, the scales of its master and states.
 pub(super) type Scales = BTreeMap<String, Vec<f32>>;
 
-/// Largest magnitudes of masters and states after a step, by parameter, as far as this rank has them.
+/// Largest magnitudes of masters and states after a step, by parameter, as far as this rank has
+/// them.
 #[derive(Debug, Default)]
 pub(super) struct Magnitudes(BTreeMap<String, Vec<f32>>);
 

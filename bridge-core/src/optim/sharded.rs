@@ -1,5 +1,5 @@
-//! Parameters of which each data-parallel rank keeps or updates only the ranges it owns: gathering them, before a segment needs them, and
-//! giving them back.
+//! Parameters of which each data-parallel rank keeps or updates only the ranges it owns: gathering
+//! them, before a segment needs them, and giving them back.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -19,7 +19,7 @@ use super::packing::{Packing, parameter_of};
 use super::settings::{Gather, Sharding};
 use crate::model::{DeferredParameters, ModelChunk, Replacement};
 
-/// Where the parameters of a bucket are.
+/// State of the parameters of a bucket.
 pub(super) enum BucketState {
     /// In the chunk.
     Whole,
@@ -40,7 +40,7 @@ pub(super) struct Gathering {
     request: Arriving,
     device: Device,
     dtype: DType,
-    /// Of weights that travel as codes.
+    /// Casts of weights that travel as codes.
     casts: Casts,
 }
 
@@ -79,7 +79,7 @@ impl Gathered {
 /// The parameters of a rank's chunks, as far as their optimizer state is sharded.
 pub struct ShardedParameters {
     pub(super) distribution: Arc<Distribution>,
-    /// What this rank owns, where parameters themselves are sharded.
+    /// Ranges that this rank owns, if parameters themselves are sharded.
     pub(super) shards: BTreeMap<String, Tensor<1>>,
     /// For each chunk and bucket.
     pub(super) states: Vec<Vec<BucketState>>,
@@ -108,12 +108,13 @@ impl ShardedParameters {
         Self { distribution, shards, states, uses, waited: Duration::ZERO, casts }
     }
 
-    /// What is divided among data-parallel ranks.
+    /// State that is divided among data-parallel ranks.
     pub fn sharding(&self) -> Sharding {
         self.distribution.sharding()
     }
 
-    /// Whether parameters are dropped between uses, so that every segment is recomputed from its input.
+    /// True if parameters are dropped between uses, so that every segment is recomputed from its
+    /// input.
     fn is_full(&self) -> bool {
         self.sharding() == Sharding::Full
     }
@@ -126,7 +127,8 @@ impl ShardedParameters {
         self.need_buckets(index, chunk, &self.buckets_of(index, segments))
     }
 
-    /// Starts to gather the parameters of some segments, which will be needed soon, where that goes on beside computing.
+    /// Starts to gather the parameters of some segments, which will be needed soon, where that goes
+    /// on beside computing.
     ///
     /// # Errors
     /// If that cannot be started.
@@ -159,7 +161,8 @@ impl ShardedParameters {
         }
     }
 
-    /// Brings values that are on their way to where they belong. Parameters that are sharded stay so.
+    /// Brings values that are on their way to where they belong. Parameters that are sharded stay
+    /// so.
     ///
     /// # Errors
     /// If they cannot be gathered.
@@ -167,12 +170,14 @@ impl ShardedParameters {
         if self.is_full() { Ok(()) } else { self.make_whole(chunks) }
     }
 
-    /// What this rank owns of parameters that are sharded, by name: empty where they are not.
+    /// Ranges of sharded parameters that this rank owns, by name: empty if parameters are not
+    /// sharded.
     pub fn shards(&self) -> &BTreeMap<String, Tensor<1>> {
         &self.shards
     }
 
-    /// Makes all parameters whole, for what comes after training. The rank needs the memory for all.
+    /// Makes all parameters whole, for what comes after training. The rank needs the memory for
+    /// all.
     ///
     /// # Errors
     /// If they cannot be gathered.
@@ -186,7 +191,8 @@ impl ShardedParameters {
         Ok(())
     }
 
-    /// Starts to gather the values of weights that otherwise travel as codes, which only their layers may take for them.
+    /// Starts to gather the values of weights that otherwise travel as codes, which only their
+    /// layers may take for them.
     fn gather_values(&mut self, index: usize, chunk: &mut dyn ModelChunk, buckets: &[usize]) -> Result<(), CommError> {
         let distribution = Arc::clone(&self.distribution);
         for &number in buckets {
@@ -202,8 +208,9 @@ impl ShardedParameters {
         Ok(())
     }
 
-    /// Keeps what this rank owns of parameters that were just built, and gives the rest back, where parameters are sharded. One whole
-    /// parameter after the other is in memory; those of `deferred` are made for that.
+    /// Keeps what this rank owns of parameters that were just built, and gives the rest back, where
+    /// parameters are sharded. One whole parameter after the other is in memory; those of
+    /// `deferred` are made for that.
     pub fn shard(&mut self, chunks: &mut [Box<dyn ModelChunk>], deferred: &DeferredParameters) {
         if !self.is_full() {
             return;
@@ -230,7 +237,8 @@ impl ShardedParameters {
         }
     }
 
-    /// Bytes of the parameters that this rank keeps between steps: all of those of `chunks`, or where parameters are sharded what it owns.
+    /// Bytes of the parameters that this rank keeps between steps: all of those of `chunks`, or
+    /// where parameters are sharded what it owns.
     pub(super) fn kept_bytes(&self, chunks: &[Box<dyn ModelChunk>]) -> u64 {
         let parameters = || chunks.iter().flat_map(|chunk| chunk.parameters());
         let quantized: BTreeMap<&str, u64> = parameters()
@@ -248,7 +256,8 @@ impl ShardedParameters {
         bytes
     }
 
-    /// Calls `f` with every parameter of `chunks` as this rank keeps it: what it owns of those that are sharded, the others whole.
+    /// Calls `f` with every parameter of `chunks` as this rank keeps it: what it owns of those that
+    /// are sharded, the others whole.
     pub(super) fn visit_kept(&self, chunks: &[Box<dyn ModelChunk>], f: &mut dyn FnMut(&str, &Tensor<1>)) {
         for (name, value) in &self.shards {
             f(name, value);
@@ -258,7 +267,8 @@ impl ShardedParameters {
         }
     }
 
-    /// The largest magnitudes of what this rank owns of weights whose layers see what codes stand for, by name, since the last call.
+    /// The largest magnitudes of what this rank owns of weights whose layers see what codes stand
+    /// for, by name, since the last call.
     pub fn take_cast_maxima(&mut self) -> BTreeMap<String, f32> {
         self.casts.take_noted()
     }
@@ -268,7 +278,8 @@ impl ShardedParameters {
         std::mem::take(&mut self.waited)
     }
 
-    /// The ranges of parameters that this rank updates; where parameters are sharded also those of frozen ones, which stay as they are.
+    /// The ranges of parameters that this rank updates; where parameters are sharded also those of
+    /// frozen ones, which stay as they are.
     ///
     /// # Errors
     /// If values of the last step are still on their way and cannot be gathered.
@@ -292,7 +303,8 @@ impl ShardedParameters {
         Ok(owned)
     }
 
-    /// Takes updated (or loaded) ranges of all parameters that [`Self::owned`] gives: keeps them where parameters are sharded, else sends them to the other ranks.
+    /// Takes updated (or loaded) ranges of all parameters that [`Self::owned`] gives: keeps them
+    /// where parameters are sharded, else sends them to the other ranks.
     ///
     /// # Errors
     /// If they cannot be gathered.

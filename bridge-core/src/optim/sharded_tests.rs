@@ -1,4 +1,5 @@
-//! Data-parallel ranks that divide optimizer state or parameters among themselves, against ranks that each have all: the same bits.
+//! Data-parallel ranks that divide optimizer state or parameters among themselves, against ranks
+//! that each have all: the same bits.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,12 +20,12 @@ use crate::model::{DeferredParameters, ModelChunk, Replacement, ReplicaGroup};
 use crate::tests::toy;
 use crate::train::TrainError;
 
-/// What one rank has after some steps.
+/// State of one rank after some steps.
 pub(super) struct Trained {
     /// Bits of all parameters.
     pub values: BTreeMap<String, Vec<u64>>,
     norms: Vec<f64>,
-    /// Of the rank's own gradients, rounded: their squares may be added up in another order.
+    /// Norms of the rank's own gradients, rounded: their squares may be summed in another order.
     own_norms: Vec<(GradientPart, f32)>,
     /// Elements of moments and master weights on this rank, and on all.
     state: (usize, usize),
@@ -40,7 +41,8 @@ fn fill(buffer: &mut GradientBuffer, chunk: &dyn ModelChunk, seed: usize) {
     }
 }
 
-/// The state of the optimizer with each tensor whole, and masters in float32, from the ranges that the ranks own.
+/// The state of the optimizer with each tensor whole, and masters in float32, from the ranges that
+/// the ranks own.
 fn whole_state(optimizer: &mut Optimizer, chunks: &mut [Box<dyn ModelChunk>]) -> Result<OptimizerState, CommError> {
     // Masters go with parameters that have arrived.
     optimizer.parameters().settle(chunks)?;
@@ -226,7 +228,8 @@ fn sharding_changes_no_bit() {
                 }
                 if sharding != Sharding::None {
                     let (own, all) = trained.state;
-                    // Each tensor is cut for itself, so a rank may be off by less than one element of each.
+                    // Each tensor is cut for itself, so a rank may be off by less than one element
+                    // of each.
                     let off = (own as f64 - all as f64 / ranks as f64).abs();
                     let tensors = trained.whole_state.tensors.len() as f64;
                     assert!(off < tensors, "{what}: {own} of {all} elements of state");
@@ -236,7 +239,8 @@ fn sharding_changes_no_bit() {
     }
 }
 
-/// Without copies in host memory nothing changes: gradients of each wire, ranks that divide parameters evenly and not, instances, averages.
+/// Without copies in host memory nothing changes: gradients of each wire, ranks that divide
+/// parameters evenly and not, instances, averages.
 #[test]
 fn what_stays_on_the_device_has_the_same_bits() {
     let overlapped = DistributionSettings {
@@ -289,7 +293,8 @@ fn instances_of_an_optimizer_train_alike() {
             for (rank, trained) in found.iter().enumerate() {
                 let what = format!("{sharding:?}, {average:?}, rank {rank} of {ranks} in {instances} instances");
                 assert!(trained.values == found[0].values, "{what}: ranks differ");
-                // The same sums in another order. Moments follow gradients smoothly, as parameters do not where a sum is nearly zero.
+                // The same sums in another order. Moments follow gradients smoothly, as parameters
+                // do not where a sum is nearly zero.
                 for (found, expected) in trained.norms.iter().zip(&expected.norms) {
                     assert!((found - expected).abs() <= 1e-6 * expected, "{what}: norm {found}, expected {expected}");
                 }
@@ -308,8 +313,8 @@ fn instances_of_an_optimizer_train_alike() {
     }
 }
 
-/// Whether a rank starts to gather when it is told of the next region, and whether the gradients of the first bucket are there when backward
-/// has left its segment.
+/// For each region, true if a rank starts to gather when the next region is announced, and true if
+/// the gradients of the first bucket are complete when backward has left its segment.
 fn overlap_of(settings: DistributionSettings) -> Vec<(bool, bool)> {
     let program = |world: Group| -> Result<(bool, bool), TrainError> {
         let ledger = Ledger::default();

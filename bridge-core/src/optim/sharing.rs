@@ -1,4 +1,4 @@
-//! Which groups of ranks hold the same parameters, or the same parts of them.
+//! Groups of ranks that hold the same parameters, or the same parts of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -43,7 +43,8 @@ pub(super) fn instance_group(groups: &ProcessGroups, sharding: Sharding, replica
     (sharding.divides_state() && group.size() > 1).then_some(group)
 }
 
-/// The tensor-parallel ranks that hold the same rows as this one, where there are such. All ranks of the tensor-parallel group call this.
+/// The tensor-parallel ranks that hold the same rows as this one, where there are such. All ranks
+/// of the tensor-parallel group call this.
 pub(super) fn row_copies<'a>(
     groups: &ProcessGroups,
     mut parameters: impl Iterator<Item = &'a Declaration>,

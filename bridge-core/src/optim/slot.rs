@@ -1,4 +1,4 @@
-//! What an optimizer keeps of one parameter, and its update.
+//! State of one parameter in an optimizer, and its update.
 
 use bridge_kernels::optim::{Master, Stored};
 use burn::tensor::{DType, FloatDType, Tensor};
@@ -6,18 +6,19 @@ use burn::tensor::{DType, FloatDType, Tensor};
 use super::gradients::to_float32;
 use super::rules::{Algorithm, ReducedValues, State, StateFormats, UpdateBatch, UpdateStep, Values};
 
-/// What an optimizer keeps of one parameter, or of the range of it that this rank updates. What a checkpoint brought may have other formats until the
-/// next step.
+/// State of one parameter, or of the range of it that this rank updates. State from a checkpoint
+/// may have other formats until the next step.
 #[derive(Clone, Debug)]
 pub(super) struct Slot {
     /// The float32 value of a parameter kept in 16 bits.
     pub master: Option<Master>,
-    /// The states that the rule declares, in its order; those that are missing start with the next step.
+    /// The states that the rule declares, in its order; those that are missing start with the next
+    /// step.
     pub states: Vec<Option<Stored>>,
 }
 
 impl Slot {
-    /// Nothing yet.
+    /// Slot without state.
     pub fn empty(algorithm: &Algorithm) -> Self {
         Self { master: None, states: vec![None; algorithm.rule.states.len()] }
     }
@@ -28,7 +29,8 @@ impl Slot {
         states + self.master.as_ref().map_or(0, Master::bytes)
     }
 
-    /// Bytes of what is in the memory of this process: all on the CPU; with a GPU what is offloaded, and formats that are kept there always.
+    /// Bytes of what is in the memory of this process: all on the CPU; with a GPU what is
+    /// offloaded, and formats that are kept there always.
     pub fn host_bytes(&self) -> u64 {
         let of_stored = |stored: &Stored| if stored.address().is_some() { stored.bytes() } else { 0 };
         let of_master = |master: &Master| match master {
@@ -38,7 +40,8 @@ impl Slot {
         self.states.iter().flatten().map(of_stored).sum::<u64>() + self.master.as_ref().map_or(0, of_master)
     }
 
-    /// Whether an update begins with the value of the parameter: without a master, or with one that is nothing without it.
+    /// True if an update starts from the value of the parameter: without a master, or with one that
+    /// is only a remainder.
     pub fn reads_parameter(&self) -> bool {
         !matches!(self.master, Some(Master::Whole(_)))
     }
@@ -48,8 +51,9 @@ impl Slot {
         self.master.as_ref().map(|master| master.widen(parameter))
     }
 
-    /// Updates the states, which are kept as the rule declares them, by itself or as one of a batch. Returns the new value in float32, and of a parameter in
-    /// 16 bits in its dtype too, where a batch makes that. The gradient is float32, or of 16 bits where the parameter is.
+    /// Updates the states, which are kept as the rule declares them, by itself or as one of a
+    /// batch. Returns the new value in float32, and of a parameter in 16 bits in its dtype too,
+    /// where a batch makes that. The gradient is float32, or of 16 bits where the parameter is.
     pub fn update(
         &mut self,
         (algorithm, batch): (&Algorithm, Option<&mut Box<dyn UpdateBatch>>),
@@ -66,7 +70,7 @@ impl Slot {
         (self.put(values), rounded)
     }
 
-    /// What an update of states as the rule declares them is given.
+    /// Inputs of an update with states as the rule declares them.
     fn take(&mut self, algorithm: &Algorithm, value: Tensor<1>) -> Values {
         let parameter = match self.master.take() {
             Some(Master::Whole(master)) => master.into_plain(&value.device()),
@@ -85,7 +89,7 @@ impl Slot {
         parameter
     }
 
-    /// What an update of states in `formats` is given. Nothing is copied.
+    /// Inputs of an update with states in `formats`. Nothing is copied.
     pub fn values(&self, formats: &StateFormats, parameter: Tensor<1>) -> ReducedValues {
         let zeros = |format| Stored::zeros(parameter.dims()[0], format, &parameter.device());
         let states = self.states.iter().zip(&formats.states);
@@ -93,7 +97,8 @@ impl Slot {
         ReducedValues { master: self.master.clone(), states, parameter }
     }
 
-    /// Updates states that are kept in `formats`, and returns the new value in the dtype of the parameter.
+    /// Updates states that are kept in `formats`, and returns the new value in the dtype of the
+    /// parameter.
     pub fn update_reduced(
         &mut self,
         (algorithm, formats): (&Algorithm, &StateFormats),

@@ -1,4 +1,4 @@
-//! How long the updates of a step take, copies of gradients and parameters apart.
+//! Time of the updates of a step, without copies of gradients and parameters.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,5 @@
-//! How long a step takes at given rates of devices and links. A bound to compare layouts with: kernels reach their rate at any size, and
-//! links their bandwidth at any message length.
+//! Time of a step at given rates of devices and links. A bound for comparing layouts: kernels reach
+//! their rate at any size, and links their bandwidth at any message length.
 
 use bridge_dist::mesh::GroupKind;
 use serde::Serialize;
@@ -18,22 +18,23 @@ pub struct Rates {
     pub device_tflops: f64,
     /// Share of the peak that matrix products reach, `0..=1`.
     pub device_efficiency: f64,
-    /// What a rank can send to another node, in gigabits per second.
+    /// Rate to another node, in gigabits per second.
     pub link_gbps: f64,
-    /// What a rank can send inside its node, in gigabits per second.
+    /// Rate inside the node, in gigabits per second.
     pub intra_link_gbps: f64,
     /// Ranks of a node; consecutive ones share it.
     pub ranks_per_node: usize,
-    /// What a device reads and writes of its memory, in gigabytes per second; infinite leaves that time out.
+    /// Memory bandwidth of a device, in gigabytes per second; infinite leaves that time out.
     pub memory_gigabytes: f64,
     /// Until an operation between ranks begins to send, in seconds.
     pub message_seconds: f64,
-    /// What a device sends to host memory, and gets from there at the same time, in gigabytes per second; infinite leaves that time out.
+    /// Rate of a device to host memory, and from it at the same time, in gigabytes per second;
+    /// infinite leaves that time out.
     pub host_gigabytes: f64,
 }
 
-/// How often the activations that backward keeps are read or written: forward writes them and reads them again, backward reads them and
-/// does the same with their gradients.
+/// Number of times that the activations that backward keeps are read or written: forward writes
+/// them and reads them again, backward reads them and does the same with their gradients.
 const ACTIVATION_PASSES: f64 = 4.0;
 
 impl Rates {
@@ -43,7 +44,7 @@ impl Rates {
     }
 }
 
-/// Bytes a second of a link of so many gigabits a second.
+/// Bytes a second of a link of `gigabits` gigabits a second.
 pub(crate) fn bytes_per_second(gigabits: f64) -> f64 {
     gigabits * 1e9 / 8.0
 }
@@ -55,16 +56,20 @@ pub struct Estimate {
     pub step_seconds: f64,
     /// Computing.
     pub compute_seconds: f64,
-    /// Waiting for tensor-, context- and expert-parallel communication. Messages of a pipeline overlap with computing.
+    /// Waiting for tensor-, context- and expert-parallel communication. Messages of a pipeline
+    /// overlap with computing.
     pub exposed_seconds: f64,
     /// Waiting in the pipeline's bubble.
     pub bubble_seconds: f64,
-    /// Updating parameters: gradients and states are read, states written, and what `transfer_seconds` says.
+    /// Updating parameters: gradients and states are read, states written, and what
+    /// `transfer_seconds` says.
     pub update_seconds: f64,
-    /// What of the update is waiting for gradients and parameters on their way to host memory and back, where optimizer states are there
-    /// (`optimizer.optimizer_cpu_offload`). How long the host computes is not counted: the rate of its memory is none of a device's.
+    /// Time of the update that waits for transfers of gradients and parameters to host memory and
+    /// back, if optimizer states are there (`optimizer.optimizer_cpu_offload`). The host's
+    /// computation is not counted, because its memory bandwidth is not a property of the device.
     pub transfer_seconds: f64,
-    /// Waiting for gradients and parameters of replicas, less what `overlap_grad_reduce` and `overlap_param_gather` hide.
+    /// Waiting for gradients and parameters of replicas, less what `overlap_grad_reduce` and
+    /// `overlap_param_gather` hide.
     pub replica_seconds: f64,
     /// Tokens of all ranks in a second.
     pub tokens_per_second: f64,
@@ -135,7 +140,8 @@ fn of_stage(setup: &Setup<'_>, (rates, links): (&Rates, &Links), stage: &StagePl
             _ => seconds.exposed += time,
         }
     }
-    // What is reduced or gathered once hides behind one micro-batch; what moves with each, behind each.
+    // What is reduced or gathered once hides behind one micro-batch; what moves with each, behind
+    // each.
     let hidden = |time: f64, behind: f64, times: f64| (time - behind * times).max(0.0);
     let times = |is_each: bool| if is_each { microbatches } else { 1.0 };
     if setup.config.ddp.overlap_grad_reduce {
@@ -148,8 +154,8 @@ fn of_stage(setup: &Setup<'_>, (rates, links): (&Rates, &Links), stage: &StagePl
     seconds
 }
 
-/// How long gradients, and what else updates in host memory read, and the new parameters are on their way. Both directions go at once where reads are ahead
-/// of updates.
+/// Transfer time of gradients, other inputs of updates in host memory, and the new parameters. Both
+/// directions overlap if downloads run ahead of updates.
 fn transfer_seconds(setup: &Setup<'_>, rates: &Rates, stage: usize) -> f64 {
     let moved = offloaded(setup, stage).elements as f64;
     let bytes = setup.bytes;
@@ -161,7 +167,7 @@ fn transfer_seconds(setup: &Setup<'_>, rates: &Rates, stage: usize) -> f64 {
     }
 }
 
-/// What each group's links carry: the rate inside a node for groups that never leave theirs.
+/// Rate of each group's links: the rate inside a node for groups that never leave theirs.
 struct Links {
     world: f64,
     /// By [`GroupKind::ALL`].

@@ -8,11 +8,11 @@ use super::stage::StagePlan;
 /// Floating-point operations, forward and backward.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Flops {
-    /// Of a step, by the model alone (what MFU is measured against).
+    /// FLOPs of a step, by the model alone (the reference of MFU).
     pub per_step: f64,
-    /// Of a token.
+    /// FLOPs of a token.
     pub per_token: f64,
-    /// Of a step, with the forwards that recompute repeats.
+    /// FLOPs of a step, with the forwards that recompute repeats.
     pub per_step_with_recompute: f64,
 }
 

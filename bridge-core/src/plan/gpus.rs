@@ -1,11 +1,15 @@
-//! GPUs that plans know by name: what their makers' data sheets say, and what of it a training run gets. Data only.
+//! GPUs that plans know by name: what their makers' data sheets say, and what of it a training run
+//! gets. Data only.
 //!
-//! Peaks are dense, without sparsity. Memory is what the driver reports. A link's rate is that of one direction. Sources, by maker:
-//! - NVIDIA data sheets of H100 (DS-11151), H200, A100 (DS-10031), L40S, L4, B200 (HGX B200, 8 GPUs); whitepapers of the Ada and Blackwell
-//!   GeForce architectures, whose tensor cores add up in float32 at half their float16 rate.
-//! - AMD data sheets of MI300X and MI325X (CDNA 3): seven Infinity Fabric links of 64 GB/s each way.
-//! - Networks: one 400 Gb/s port for each GPU of an H100, H200, B200 or MI300X node, 200 Gb/s for A100, 100 Gb/s for L40S and L4; cards for
-//!   desktops share one port of 100 Gb/s among eight.
+//! Peaks are dense, without sparsity. Memory is what the driver reports. A link's rate is that of
+//! one direction. Sources, by maker:
+//! - NVIDIA data sheets of H100 (DS-11151), H200, A100 (DS-10031), L40S, L4, B200 (HGX B200, 8
+//!   GPUs); whitepapers of the Ada and Blackwell GeForce architectures, whose tensor cores add up
+//!   in float32 at half their float16 rate.
+//! - AMD data sheets of MI300X and MI325X (CDNA 3): seven Infinity Fabric links of 64 GB/s each
+//!   way.
+//! - Networks: one 400 Gb/s port for each GPU of an H100, H200, B200 or MI300X node, 200 Gb/s for
+//!   A100, 100 Gb/s for L40S and L4; cards for desktops share one port of 100 Gb/s among eight.
 //! - Host memory: 16 lanes of PCIe, of the generation that the data sheet names.
 
 use super::Rates;
@@ -13,7 +17,7 @@ use super::Rates;
 /// A GPU.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Gpu {
-    /// Its name on the command line.
+    /// Name on the command line.
     pub name: &'static str,
     /// Memory in MiB, as its driver reports it.
     pub memory_mib: u64,
@@ -23,20 +27,22 @@ pub struct Gpu {
     pub tflops_32: f64,
     /// Rate of its memory, in GB/s.
     pub memory_gigabytes: f64,
-    /// What it sends to the others of its node, in gigabits per second.
+    /// Rate to the others of its node, in gigabits per second.
     pub intra_link_gbps: f64,
-    /// What it sends to another node, in gigabits per second.
+    /// Rate to another node, in gigabits per second.
     pub link_gbps: f64,
-    /// What it sends to the host's memory, or gets from there, in GB/s.
+    /// Rate to the host's memory and from it, in GB/s.
     pub host_gigabytes: f64,
-    /// Whether attention in 16 bits runs on its matrix units, which needs no score matrix: those of NVIDIA from compute capability 8.0.
+    /// True if attention in 16 bits runs on matrix units, which needs no score matrix: NVIDIA GPUs
+    /// from compute capability 8.0.
     pub matrix_units: bool,
 }
 
 /// GPUs of a node.
 const RANKS_PER_NODE: usize = 8;
-/// Share of the peak that products and attention reach in a long run. With it the plan gives the layouts of Llama 3 405B (arXiv:2407.21783,
-/// table 4: 38% to 43% on up to 16,384 H100) within three points of what was published.
+/// Share of the peak that products and attention reach in a long run. With it the plan gives the
+/// layouts of Llama 3 405B (arXiv:2407.21783, table 4: 38% to 43% on up to 16,384 H100) within
+/// three points of what was published.
 const EFFICIENCY: f64 = 0.56;
 /// Share of a link's rate that collectives reach.
 const LINK_EFFICIENCY: f64 = 0.8;
@@ -45,7 +51,8 @@ const PCIE_4: f64 = 31.5;
 const PCIE_5: f64 = 63.0;
 /// Start of a collective.
 const MESSAGE_SECONDS: f64 = 15e-6;
-/// Share of the memory that a run can fill: the rest is the driver's context, buffers of the communicators, and gaps of the allocator.
+/// Share of the memory that a run can fill: the rest is the driver's context, buffers of the
+/// communicators, and gaps of the allocator.
 const USABLE: f64 = 0.94;
 
 /// Every GPU known by name.
@@ -101,7 +108,7 @@ pub const GPUS: [Gpu; 12] = [
     },
 ];
 
-/// What H100 and H200 have in common: SXM5, NVLink 4.
+/// Common properties of H100 and H200: SXM5, NVLink 4.
 const fn hopper(name: &'static str) -> Gpu {
     Gpu {
         name,
@@ -116,7 +123,7 @@ const fn hopper(name: &'static str) -> Gpu {
     }
 }
 
-/// What both A100 have in common: SXM4, NVLink 3.
+/// Common properties of both A100: SXM4, NVLink 3.
 const fn ampere(name: &'static str) -> Gpu {
     Gpu {
         name,
@@ -166,7 +173,7 @@ impl Gpu {
         GPUS.into_iter().find(|gpu| gpu.name == name)
     }
 
-    /// What runs get of its rates, in parameters of so many bytes.
+    /// Rates that runs reach, with parameters of this many bytes.
     pub fn rates(&self, parameter_bytes: u64) -> Rates {
         Rates {
             device_tflops: if parameter_bytes < 4 { self.tflops_16 } else { self.tflops_32 },
@@ -180,13 +187,13 @@ impl Gpu {
         }
     }
 
-    /// Its memory in bytes.
+    /// Memory in bytes.
     pub const fn memory_bytes(&self) -> u64 {
         self.memory_mib << 20
     }
 }
 
-/// Of a device's memory, what a run can fill.
+/// Part of a device's memory that a run can fill.
 pub fn usable_bytes(memory_bytes: u64) -> u64 {
     (memory_bytes as f64 * USABLE) as u64
 }

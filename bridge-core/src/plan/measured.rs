@@ -14,7 +14,7 @@ use crate::optim::ReductionTimes;
 /// Relative difference of memory that counts as none: parts of tensors that do not divide.
 const MEMORY_TOLERANCE: f64 = 0.02;
 
-/// What one rank was seen to do in a step, and what it holds.
+/// Measured communication of one rank in a step, and its memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RankMeasurement {
     /// Rank in the world.
@@ -35,14 +35,15 @@ pub struct RankMeasurement {
     pub reductions: Vec<ReductionTimes>,
 }
 
-/// How a plan and a measurement agree.
+/// Agreement of a plan and a measurement.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Comparison {
-    /// Whether all of it does, on every rank of the layout.
+    /// True if all figures agree, on every rank of the layout.
     pub matches: bool,
     /// By pipeline stage.
     pub stages: Vec<StageComparison>,
-    /// How much of the reduction of gradients hides behind backward, by pipeline stage; empty unless the ranks had links of a given rate.
+    /// Part of the reduction of gradients that backward hides, by pipeline stage; empty unless the
+    /// ranks had links of a given rate.
     pub gradient_overlap: Vec<GradientOverlap>,
 }
 
@@ -51,10 +52,12 @@ pub struct Comparison {
 pub struct GradientOverlap {
     /// Rank in the pipeline.
     pub stage: usize,
-    /// Seconds that the link of a rank is busy with gradients in a step: the plan's bytes at the link's rate.
+    /// Seconds that the link of a rank is busy with gradients in a step: the plan's bytes at the
+    /// link's rate.
     pub link_seconds: f64,
-    /// Seconds of a step from the end of backward to the moment the rank has all reduced gradients; the median over the steps. Of ranks that
-    /// reduce together the one with the least counts: it comes last, and the others wait for it with any link.
+    /// Seconds of a step from the end of backward to the moment the rank has all reduced gradients;
+    /// the median over the steps. Of ranks that reduce together the one with the least counts: it
+    /// comes last, and the others wait for it with any link.
     pub exposed_seconds: f64,
     /// Share of the time on the link that hides behind backward, `0..=1`.
     pub hidden: f64,
@@ -67,7 +70,7 @@ pub struct StageComparison {
     pub stage: usize,
     /// Ranks of the world that are in it. Lists of measurements are in this order.
     pub ranks: Vec<usize>,
-    /// What they communicate, by group and operation.
+    /// Traffic by group and operation.
     pub traffic: Vec<TrafficComparison>,
     /// Bytes of parameters.
     pub parameters: MemoryComparison,
@@ -100,27 +103,29 @@ pub struct TrafficComparison {
     /// The operation.
     #[serde(serialize_with = "operation_name")]
     pub operation: Operation,
-    /// What the plan has for each rank.
+    /// Planned amount of each rank.
     pub planned: Amount,
-    /// What each rank did.
+    /// Measured amount of each rank.
     pub measured: Vec<Amount>,
-    /// Whether they are equal. Tokens go where routers send them, so of all-to-all operations the sum over the ranks must be equal.
+    /// True if they are equal. Routers decide on the destination of tokens, so for all-to-all
+    /// operations the sums over the ranks must be equal.
     pub matches: bool,
 }
 
 /// Bytes that ranks hold.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct MemoryComparison {
-    /// What the plan has for each rank.
+    /// Planned elements of each rank.
     pub planned: u64,
-    /// What each rank holds.
+    /// Measured elements of each rank.
     pub measured: Vec<u64>,
-    /// Whether they are equal within 2%.
+    /// True if they are equal within 2%.
     pub matches: bool,
 }
 
 impl Plan {
-    /// Compares the plan with what all ranks of its layout were seen to do, behind links of `link_gbps` gigabits a second if they were.
+    /// Compares the plan with what all ranks of its layout were seen to do, behind links of
+    /// `link_gbps` gigabits a second if they were.
     pub fn compare(&self, ranks: &[RankMeasurement], link_gbps: Option<f64>) -> Comparison {
         let stages: Vec<StageComparison> = self.stages.iter().map(|stage| compare(stage, ranks)).collect();
         let ranks_of_stage = self.layout.world_size / self.layout.pipeline;
@@ -147,7 +152,8 @@ fn gradient_overlap(plan: &StagePlan, ranks: &[RankMeasurement], link_gbps: f64)
     Some(GradientOverlap { stage: plan.stage, link_seconds, exposed_seconds, hidden })
 }
 
-/// For each step, the least time among ranks that reduce together, and of several such groups the longest.
+/// For each step, the least time among ranks that reduce together, and of several such groups the
+/// longest.
 fn exposed_by_step(ranks: &[&RankMeasurement]) -> Vec<f64> {
     let steps = ranks.iter().map(|rank| rank.reductions.len()).min().unwrap_or(0);
     let exposed = |step: usize| {

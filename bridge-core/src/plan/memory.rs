@@ -1,7 +1,9 @@
-//! Bytes that a rank of a stage holds at the moment of a step when it holds most, by what they are for.
+//! Bytes that a rank of a stage holds at the moment of a step when it holds most, by what they are
+//! for.
 //!
-//! Backward goes through the segments from the last to the first: activations go, gradients come. A step of one micro-batch has no sums of
-//! gradients yet when its backward begins, so the most is anywhere between all activations and all gradients. Each moment is counted.
+//! Backward goes through the segments from the last to the first: activations go, gradients come. A
+//! step of one micro-batch has no sums of gradients yet when its backward begins, so the most is
+//! anywhere between all activations and all gradients. Each moment is counted.
 
 use std::collections::HashSet;
 
@@ -21,10 +23,10 @@ use crate::optim::{self, Gather, OffloadSettings, Sharding, owned_range};
 pub struct Memory {
     /// Parameters in the dtype they are used in.
     pub parameters: u64,
-    /// Gradients summed over micro-batches, as far as they are there. On a GPU a gradient of 16 bits that no other was added to takes fewer bytes than the
-    /// sum that is counted.
+    /// Gradients summed over micro-batches. On a GPU a 16-bit gradient without a second summand
+    /// takes fewer bytes than the sum that is counted.
     pub gradients: u64,
-    /// Moments, and what makes narrower parameters float32, as far as they are on the device.
+    /// Moments and master values that are on the device.
     pub optimizer: u64,
     /// Activations kept from forward to backward, of all micro-batches in flight.
     pub activations: u64,
@@ -32,9 +34,11 @@ pub struct Memory {
     pub recompute: u64,
     /// Activations that are back from the host.
     pub returned: u64,
-    /// What one backward has in hand: gradients of activations, and of parameters before they are added to the sums.
+    /// Gradients that are alive at once in one backward: of activations, and of parameters before
+    /// they are added to the sums.
     pub backward: u64,
-    /// Whole parameters gathered for one region, and for the next if `ddp.overlap_param_gather` is on, where parameters are sharded.
+    /// Whole parameters gathered for one region, and for the next if `ddp.overlap_param_gather` is
+    /// on, where parameters are sharded.
     pub gathered: u64,
     /// Logits of the loss.
     pub cross_entropy: u64,
@@ -44,8 +48,9 @@ pub struct Memory {
     pub reduction: u64,
     /// All of the above.
     pub total: u64,
-    /// Moments, and what makes narrower parameters float32, in host memory where the device is a GPU: what `optimizer.optimizer_cpu_offload` moves, and
-    /// states of 8 bits and remainders, which are always there. No part of `total`.
+    /// Moments, and what makes narrower parameters float32, in host memory where the device is a
+    /// GPU: what `optimizer.optimizer_cpu_offload` moves, and states of 8 bits and remainders,
+    /// which are always there. No part of `total`.
     pub host_optimizer: u64,
 }
 
@@ -119,7 +124,7 @@ struct States {
     on_host: u64,
 }
 
-/// Where the optimizer state of a rank is.
+/// Place of the optimizer state of a rank.
 fn states(setup: &Setup<'_>, stage: usize) -> States {
     let (bytes, is_divided) = (setup.bytes, setup.sharding().divides_state());
     let tensors = setup.parameters(stage).filter(|p| p.trainable).count() as u64;
@@ -135,7 +140,7 @@ fn states(setup: &Setup<'_>, stage: usize) -> States {
     }
 }
 
-/// What of a rank's parameters has its optimizer state in host memory by choice.
+/// Part of a rank's parameters with optimizer state in host memory by choice.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Offloaded {
     pub elements: u64,
@@ -162,13 +167,14 @@ pub(super) fn offloaded(setup: &Setup<'_>, stage: usize) -> Offloaded {
 
 /// A moment of a backward pass.
 struct Moment {
-    /// What comes and goes; states are left out.
+    /// Memory that changes within a step; without states.
     memory: Memory,
     /// Share of the chunk's gradients that are summed already, `0..=1`.
     summed: f64,
 }
 
-/// The moments of the backward of a chunk's micro-batch, one a segment, where activations have reached `most`.
+/// The moments of the backward of a chunk's micro-batch, one a segment, where activations have
+/// reached `most`.
 fn moments_of_backward(setup: &Setup<'_>, chunk: &Chunk, most: u64) -> Vec<Moment> {
     let bytes = setup.bytes;
     let on_cpu = setup.config.computes_on_cpu();
@@ -213,19 +219,21 @@ fn moments_of_backward(setup: &Setup<'_>, chunk: &Chunk, most: u64) -> Vec<Momen
     moments
 }
 
-/// Elements of the parameters that each segment of a chunk uses, and of those whose gradient is complete when backward has left it.
+/// Elements of the parameters that each segment of a chunk uses, and of those whose gradient is
+/// complete when backward has left it.
 fn gradients_by_segment(chunk: &Chunk) -> (Vec<u64>, Vec<u64>) {
     let (mut used, mut done) = (vec![0; chunk.costs.len()], vec![0; chunk.costs.len()]);
     for parameter in chunk.declarations.parameters().iter().filter(|parameter| parameter.trainable) {
         let elements = parameter.num_elements() as u64;
-        // The last use comes first in backward, and puts a sum into the buffer that the others are added to.
+        // The last use comes first in backward, and puts a sum into the buffer that the others are
+        // added to.
         done[parameter.segments[parameter.segments.len() - 1]] += elements;
         parameter.segments.iter().for_each(|segment| used[*segment] += elements);
     }
     (used, done)
 }
 
-/// Whether a parameter has its own bytes an element, and is whole on each rank.
+/// True if a parameter has its own bytes an element, and is whole on each rank.
 fn is_apart(parameter: &Declaration) -> bool {
     parameter.quantization.is_some() || parameter.is_float32()
 }
@@ -249,7 +257,7 @@ fn region_sizes(setup: &Setup<'_>, chunk: &Chunk) -> Vec<u64> {
     chunk_regions(setup, chunk).into_iter().map(|region| sizes[region.segments].iter().sum()).collect()
 }
 
-/// The largest region and, where that is gathered meanwhile, its neighbour.
+/// Largest region, with its neighbor if that is gathered meanwhile.
 fn gathered(setup: &Setup<'_>, stage: usize) -> u64 {
     let at_once = if setup.distribution.gather == Gather::DuringForward { 2 } else { 1 };
     let most = |sizes: Vec<u64>| {

@@ -1,19 +1,26 @@
-//! What a run would cost on any number of ranks, without running it: parameters, FLOPs, memory, traffic, pipeline bubble, and an estimate
-//! of the time. Pure arithmetic over a [`RunConfig`]: no tensors, no files, no ranks.
+//! Cost of a run on any number of ranks, without running it: parameters, FLOPs, memory, traffic,
+//! pipeline bubble, and an estimate of the time. Pure arithmetic over a [`RunConfig`]: no tensors,
+//! no files, no ranks.
 //!
-//! Every number is for one training step. All ranks of a pipeline stage do the same, so numbers "per rank" are given by stage.
+//! Every number is for one training step. All ranks of a pipeline stage do the same, so numbers
+//! "per rank" are given by stage.
 //!
 //! # What is counted
-//! - Parameters, gradients and optimizer state: exactly, by what the model declares ([`crate::model::ModelBuilder::outline`]).
-//! - Activations: what the model's blocks say that backward keeps, as the recompute setting cuts the segments. FLOPs are the blocks' too.
-//! - Traffic: the *payload*, what a rank hands to the communicator, as [`bridge_dist::comm::counting`] counts it; the bytes that ring
-//!   algorithms put on the wire stand beside it. Expert traffic assumes that the router spreads tokens evenly. [`crate::train::measure`] runs
-//!   a few steps with communicators that count, and [`Plan::compare`] compares.
-//! - Time: every byte and FLOP at the rates given, the slowest stage setting the pace. A lower bound to compare layouts with, not a
-//!   promise.
+//! - Parameters, gradients and optimizer state: exactly, by what the model declares
+//!   ([`crate::model::ModelBuilder::outline`]).
+//! - Activations: what the model's blocks say that backward keeps, as the recompute setting cuts
+//!   the segments. FLOPs are the blocks' too.
+//! - Traffic: the *payload*, what a rank hands to the communicator, as
+//!   [`bridge_dist::comm::counting`] counts it; the bytes that ring algorithms put on the wire
+//!   stand beside it. Expert traffic assumes that the router spreads tokens evenly.
+//!   [`crate::train::measure`] runs a few steps with communicators that count, and
+//!   [`Plan::compare`] compares.
+//! - Time: every byte and FLOP at the rates given, the slowest stage setting the pace. A lower
+//!   bound to compare layouts with, not a promise.
 //!
-//! Shape legend: `b` micro-batch, `t` sequence, `c` hidden, `h` heads, `g` key/value heads, `d` head size, `f` feed-forward, `v` vocabulary,
-//! `n` tokens of a micro-batch on a context-parallel rank (`b * t / cp`).
+//! Shape legend: `b` micro-batch, `t` sequence, `c` hidden, `h` heads, `g` key/value heads, `d`
+//! head size, `f` feed-forward, `v` vocabulary, `n` tokens of a micro-batch on a context-parallel
+//! rank (`b * t / cp`).
 
 mod estimate;
 mod flops;
@@ -53,21 +60,23 @@ pub use traffic::{Traffic, TrafficGroup};
 
 use setup::Setup;
 
-/// What a plan depends on besides the configuration.
+/// Inputs of a plan besides the configuration.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct PlanOptions {
     /// Rates of links and devices, for an estimate of the time.
     pub rates: Option<Rates>,
-    /// Rows of the embedding, where they are known already; `None` takes them from the configuration, which may not say.
+    /// Rows of the embedding, where they are known already; `None` takes them from the
+    /// configuration, which may not say.
     pub padded_vocab_size: Option<usize>,
-    /// Whether the device is known to have matrix units that attention in 16 bits runs on. Otherwise memory is counted for the form that needs most.
+    /// True if the device is known to have matrix units that attention in 16 bits runs on.
+    /// Otherwise memory is counted for the form that needs most.
     pub matrix_units: bool,
 }
 
-/// What a run costs.
+/// Cost of a run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Plan {
-    /// How the ranks are laid out.
+    /// Layout of the ranks.
     pub layout: Layout,
     /// Sequences and tokens of a step.
     pub batch: Batch,
@@ -103,7 +112,8 @@ impl Plan {
 /// Counts what `config` costs, by what its kind of model declares.
 ///
 /// # Errors
-/// If the sizes fit no mesh, pipeline or vocabulary, or the model has parts that the plan cannot count.
+/// If the sizes fit no mesh, pipeline or vocabulary, or the model has parts that the plan cannot
+/// count.
 pub fn plan(config: &RunConfig, models: &ModelRegistry, options: &PlanOptions) -> Result<Plan, PlanError> {
     let setup = Setup::new(config, models, (options.padded_vocab_size, options.matrix_units))?;
     let pipeline = pipeline::plan(&setup)?;

@@ -1,26 +1,29 @@
-//! Which activations are moved to the host between forward and backward: a pure plan, and what it frees.
+//! Activations that are moved to the host between forward and backward: a pure plan, and the memory
+//! that it frees.
 
 use super::recompute::Region;
 use super::setup::{Chunk, Setup};
 use crate::model::Segment;
 
-/// What is moved: Megatron's `cpu_offloading` and `fine_grained_activation_offloading`.
+/// Activations that are moved: Megatron's `cpu_offloading` and
+/// `fine_grained_activation_offloading`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Offload {
-    /// Nothing.
+    /// No activations.
     #[default]
     Nothing,
-    /// What the first layers keep, in tensors of 2^20 elements or more.
+    /// Tensors of 2^20 elements or more that the first layers keep.
     Layers(usize),
-    /// What the modules of these names keep in each layer.
+    /// Tensors that the modules of these names keep in each layer.
     Modules(Vec<String>),
 }
 
-/// Elements of the smallest tensor that moves with its layer: of a smaller one the transfer costs more than the memory is worth.
+/// Elements of the smallest tensor that moves with its layer: of a smaller one the transfer costs
+/// more than the memory is worth.
 pub const LEAST_ELEMENTS: usize = 1 << 20;
 
 impl Offload {
-    /// Whether it is about a segment.
+    /// True if the offload applies to a segment.
     pub fn includes(&self, segment: &Segment) -> bool {
         match self {
             Self::Nothing => false,
@@ -30,10 +33,11 @@ impl Offload {
     }
 }
 
-/// Bytes that segment `index` of a chunk keeps from forward to backward, with its input: on the device, and on the host.
+/// Bytes that segment `index` of a chunk keeps from forward to backward, with its input: on the
+/// device, and on the host.
 ///
-/// The input of the region that begins with the segment is a leaf of its graph, so it stays. With layers, the size of the residual stream stands
-/// for that of all tensors.
+/// The input of the region that begins with the segment is a leaf of its graph, so it stays. With
+/// layers, the size of the residual stream represents that of all tensors.
 pub(super) fn kept(setup: &Setup<'_>, chunk: &Chunk, (index, region): (usize, &Region)) -> (u64, u64) {
     let cost = &chunk.costs[index];
     let input = cost.input * setup.bytes.stream;

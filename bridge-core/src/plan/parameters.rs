@@ -13,13 +13,13 @@ use crate::model::{Component, Declaration, ParameterRole, ReplicaGroup};
 pub struct ParameterCounts {
     /// All of them.
     pub total: u64,
-    /// Those that are trained: all but frozen ones.
+    /// Number of trained parameters: all but frozen ones.
     pub trained: u64,
     by_component: [u64; Component::ALL.len()],
 }
 
 impl ParameterCounts {
-    /// Those of one component.
+    /// Number of parameters of one component.
     pub const fn get(&self, component: Component) -> u64 {
         self.by_component[component as usize]
     }
@@ -48,7 +48,7 @@ impl Serialize for ParameterCounts {
     }
 }
 
-/// What a rank of a stage holds.
+/// Parameters that a rank of a stage holds.
 pub(super) fn of_stage(setup: &Setup<'_>, stage: usize) -> ParameterCounts {
     let mut counts = ParameterCounts::default();
     let parameters = setup.parameters(stage);

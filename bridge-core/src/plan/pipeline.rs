@@ -1,4 +1,5 @@
-//! The pipeline's schedule: bubble, messages, and the micro-batches in flight. The action lists are those that a run executes.
+//! The pipeline's schedule: bubble, messages, and the micro-batches in flight. The action lists are
+//! those that a run executes.
 
 use bridge_dist::schedule::{Action, Costs, PipelineSchedule, PipelineShape, ScheduleKind, Sends, simulate};
 use serde::Serialize;
@@ -6,10 +7,11 @@ use serde::Serialize;
 use super::segments::{ChunkActivations, activations as of_chunk};
 use super::setup::{PlanError, Setup};
 
-/// Forwards beyond which a schedule is not simulated: formulas are exact enough there, and simulation takes its time.
+/// Forwards beyond which a schedule is not simulated: formulas are exact enough there, and
+/// simulation takes its time.
 const SIMULATED: usize = 1 << 15;
 
-/// Where a bubble fraction comes from.
+/// Source of a bubble fraction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BubbleSource {
@@ -24,9 +26,10 @@ pub enum BubbleSource {
 pub struct Pipeline {
     /// The schedule's name.
     pub schedule: String,
-    /// Share of the ranks' time that is not computing, `0..1`, if all stages take equally long and backward twice as long as forward.
+    /// Share of the ranks' time that is not computing, `0..1`, if all stages take equally long and
+    /// backward twice as long as forward.
     pub bubble_fraction: f64,
-    /// Where that comes from.
+    /// Source of the fraction.
     pub bubble_source: BubbleSource,
     /// Most micro-batch chunks in flight on each stage: forward done, backward not.
     pub max_in_flight: Vec<usize>,
@@ -55,7 +58,8 @@ pub(super) fn plan(setup: &Setup<'_>) -> Result<Pipeline, PlanError> {
     Ok(Pipeline { schedule: kind.to_string(), bubble_fraction, bubble_source, max_in_flight })
 }
 
-/// The bubble by formula, for many micro-batches (Narayanan et al. 2021; Qi et al. 2024 with equal parts of forward and backward).
+/// The bubble by formula, for many micro-batches (Narayanan et al. 2021; Qi et al. 2024 with equal
+/// parts of forward and backward).
 pub(super) fn bubble(kind: ScheduleKind, shape: PipelineShape) -> f64 {
     let stages = shape.num_stages as f64;
     let work = (shape.num_chunks * shape.num_microbatches) as f64;
@@ -68,7 +72,8 @@ pub(super) fn bubble(kind: ScheduleKind, shape: PipelineShape) -> f64 {
     idle / (work + idle)
 }
 
-/// A shape with so few micro-batches that its list is short, and so many that the steady state is reached.
+/// Shape with few enough micro-batches that its list is short, and enough that the steady state is
+/// reached.
 fn steady(kind: ScheduleKind, shape: PipelineShape) -> PipelineShape {
     let enough = 4 * shape.num_virtual_stages();
     let unit = match kind {

@@ -1,4 +1,4 @@
-//! Which segments are recomputed in the backward pass: a pure plan, cut into regions.
+//! Segments that are recomputed in the backward pass: a pure plan, cut into regions.
 
 use std::ops::Range;
 
@@ -28,19 +28,21 @@ pub enum Recompute {
 pub struct Region {
     /// Indices of its segments.
     pub segments: Range<usize>,
-    /// Whether the graph is dropped after forward and built again in backward.
+    /// True if the graph is dropped after forward and built again in backward.
     pub recomputed: bool,
 }
 
-/// Where the graph is cut besides the places where recompute cuts it.
+/// Cuts of the graph besides those of recompute.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Cuts {
     /// Nowhere.
     #[default]
     AsNeeded,
-    /// Between all segments, so that the gradients of one are complete while others still run backward.
+    /// Between all segments, so that the gradients of one are complete while others still run
+    /// backward.
     EachSegment,
-    /// Between all layers, and each (and the embedding) is recomputed, so that its parameters need not stay.
+    /// Between all layers, and each (and the embedding) is recomputed, so that its parameters need
+    /// not stay.
     EachLayerRecomputed,
 }
 
@@ -82,10 +84,10 @@ pub fn plan(segments: &[Segment], recompute: &Recompute, cuts: Cuts) -> Vec<Regi
     regions.into_iter().map(|(_, region)| region).collect()
 }
 
-/// What segments of one region have in common.
+/// Property that the segments of one region share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Key {
-    /// Their graph is kept; the segment, where each is cut off.
+    /// Regions with a kept graph; the segment, if each segment is cut off.
     Kept(Option<usize>),
     /// They are recomputed together.
     Recomputed(usize),

@@ -1,26 +1,30 @@
-//! The segments of chunks: the regions that recompute cuts them into, their FLOPs, and what backward keeps of them.
+//! The segments of chunks: the regions that recompute cuts them into, their FLOPs, and what
+//! backward keeps of them.
 
 use super::offload::kept;
 use super::recompute::{Region, plan as regions};
 use super::settings;
 use super::setup::{Chunk, Setup};
 
-/// What a chunk keeps of one micro-batch, in bytes.
+/// Bytes that a chunk keeps of one micro-batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct ChunkActivations {
     /// From forward to backward.
     pub kept: u64,
-    /// What running a region, or a part of a segment, again brings back for the time of its backward: the largest one.
+    /// Bytes that recomputing a region, or a part of a segment, brings back for the time of its
+    /// backward: the largest one.
     pub recomputed: u64,
     /// From the input part of a split backward to the weight part.
     pub put_off: u64,
     /// Kept on the host instead.
     pub moved: u64,
-    /// Of that, what is on the device again at once in backward: a segment's, and that of the one before it, which is brought back ahead.
+    /// Bytes of these that are on the device again at once in backward: a segment's, and those of
+    /// the one before it, which is brought back ahead.
     pub returned: u64,
 }
 
-/// The regions of a chunk. Where the model ends and backward comes next, the last region's graph stays whatever is recomputed.
+/// The regions of a chunk. Where the model ends and backward comes next, the last region's graph
+/// stays whatever is recomputed.
 pub(super) fn chunk_regions(setup: &Setup<'_>, chunk: &Chunk) -> Vec<Region> {
     let cut = regions(chunk.declarations.segments(), &setup.recompute, settings::cuts(setup.config));
     let kept = cut.len().checked_sub(1).filter(|_| chunk.content.loss && setup.schedule.backward_follows_loss());
@@ -28,7 +32,7 @@ pub(super) fn chunk_regions(setup: &Setup<'_>, chunk: &Chunk) -> Vec<Region> {
     numbered.map(|(index, region)| Region { recomputed: region.recomputed && Some(index) != kept, ..region }).collect()
 }
 
-/// What a chunk keeps.
+/// Activations that a chunk keeps.
 pub(super) fn activations(setup: &Setup<'_>, chunk: &Chunk) -> ChunkActivations {
     let mut activations = ChunkActivations::default();
     for region in chunk_regions(setup, chunk) {

@@ -1,4 +1,5 @@
-//! From the configuration: how replicas divide what they hold, and where the graphs of chunks are cut. A plan counts by it, and a run does it.
+//! From the configuration: how replicas divide what they hold, and where the graphs of chunks are
+//! cut. A plan counts by it, and a run does it.
 
 use super::offload::Offload;
 use super::recompute::{Cuts, Recompute};
@@ -10,15 +11,17 @@ use crate::optim::{
     Sharding, Transfers,
 };
 
-/// Where the recipe gives no bucket size: Megatron's default, in elements, but several buckets also for a model that is smaller than that.
+/// Bucket rule without a size in the recipe: Megatron's default, in elements, but several buckets
+/// also for a smaller model.
 fn default_bucket_rule(data_parallel_size: usize) -> BucketRule {
     BucketRule::Share { parts: DEFAULT_PARTS, max_elements: (1_000_000 * data_parallel_size).max(40_000_000) }
 }
 
-/// By default a bucket is closed when it has one part in so many of a chunk's elements. What the last bucket takes hides behind nothing.
+/// Divisor of a chunk's elements at which a bucket is closed by default. The last bucket's transfer
+/// hides behind nothing.
 const DEFAULT_PARTS: usize = 16;
 
-/// How gradients, state and parameters are spread over replicas.
+/// Distribution of gradients, state and parameters over replicas.
 pub(crate) fn distribution(config: &RunConfig) -> DistributionSettings {
     let (ddp, replicas) = (&config.ddp, config.parallel.data * config.parallel.context);
     // Small buckets only help to start early; without overlap there is one.
@@ -56,7 +59,7 @@ fn sharding(config: &RunConfig) -> Sharding {
     }
 }
 
-/// Where graphs are cut so that gradients and parameters are not all whole at once.
+/// Cuts of the graph, so that gradients and parameters are not all whole at once.
 pub(crate) fn cuts(config: &RunConfig) -> Cuts {
     // Experts may have replicas where the rest has none.
     let sizes = &config.parallel;
@@ -72,7 +75,7 @@ pub(crate) fn cuts(config: &RunConfig) -> Cuts {
     }
 }
 
-/// What is recomputed.
+/// Activations to recompute.
 pub(crate) fn recompute(config: &RunConfig) -> Recompute {
     let model = &config.model;
     let layers = model.recompute_num_layers.unwrap_or(1);
@@ -81,7 +84,8 @@ pub(crate) fn recompute(config: &RunConfig) -> Recompute {
         (Some(config::RecomputeGranularity::Full), Some(config::RecomputeMethod::Block)) => Recompute::Block { layers },
         (Some(config::RecomputeGranularity::Full), _) => Recompute::Uniform { layers },
         (Some(config::RecomputeGranularity::Selective), _) => {
-            // Segments are the grain: the norm of a part is recomputed with the part. What is smaller the model's own blocks run again.
+            // Segments are the grain: the norm of a part is recomputed with the part. What is
+            // smaller the model's own blocks run again.
             let mut roles = Vec::new();
             for module in &model.recompute_modules {
                 match module.as_str() {
@@ -98,7 +102,8 @@ pub(crate) fn recompute(config: &RunConfig) -> Recompute {
     }
 }
 
-/// Which states of the optimizer are in host memory, and how it gets there what their updates read; `None` on a CPU, which has no other memory.
+/// Optimizer states in host memory, and the transfer of their updates' inputs; `None` on a CPU,
+/// which has no other memory.
 pub(crate) fn optimizer_offload(config: &RunConfig) -> Option<OffloadSettings> {
     let optimizer = &config.optimizer;
     let is_on = optimizer.optimizer_cpu_offload && !config.computes_on_cpu();
@@ -106,7 +111,8 @@ pub(crate) fn optimizer_offload(config: &RunConfig) -> Option<OffloadSettings> {
     is_on.then_some(OffloadSettings { fraction: optimizer.optimizer_offload_fraction, transfers })
 }
 
-/// What is moved to the host between forward and backward. A CPU's activations are there anyway.
+/// Activations that are moved to the host between forward and backward. A CPU's activations are
+/// there anyway.
 pub(crate) fn activation_offload(config: &RunConfig) -> Offload {
     let model = &config.model;
     if config.computes_on_cpu() {
@@ -119,7 +125,7 @@ pub(crate) fn activation_offload(config: &RunConfig) -> Offload {
     }
 }
 
-/// How states of the optimizer and master weights are kept; `None` keeps all in float32.
+/// Formats of the optimizer's states and master weights; `None` keeps all in float32.
 pub(crate) fn state_formats(config: &RunConfig) -> Option<StateFormats> {
     let optimizer = &config.optimizer;
     if !optimizer.use_precision_aware_optimizer {

@@ -1,4 +1,5 @@
-//! What the rest of the plan reads: sizes, dtypes, placement and schedule, resolved from the configuration. No counting here.
+//! Inputs of the rest of the plan: sizes, dtypes, placement and schedule, resolved from the
+//! configuration. No counting here.
 
 use bridge_dist::mesh::{Mesh, MeshError};
 use bridge_dist::schedule::placement::{PlacementError, StageContent};
@@ -23,7 +24,7 @@ pub enum PlanError {
     Setting {
         /// Key path of the setting.
         key: &'static str,
-        /// What is wrong, what was found and expected.
+        /// Description of the problem, with found and expected values.
         message: String,
     },
     /// The configuration's vocabulary does not fit.
@@ -51,14 +52,14 @@ pub enum PlanError {
     },
 }
 
-/// How the ranks are laid out.
+/// Layout of the ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Layout {
     /// Ranks.
     pub world_size: usize,
     /// Tensor parallel.
     pub tensor: usize,
-    /// Whether activations between tensor-parallel blocks are split along the sequence.
+    /// True if activations between tensor-parallel blocks are split along the sequence.
     pub sequence_parallel: bool,
     /// Context parallel.
     pub context: usize,
@@ -109,11 +110,11 @@ pub(super) struct ElementBytes {
     pub gradient: u64,
     /// Gradients on their way between replicas.
     pub reduction: u64,
-    /// Optimizer state of one parameter, moments and what makes a narrower one float32, as far as it is beside the parameter.
+    /// Optimizer state of one element, moments and master value, that is beside the parameter.
     pub optimizer: u64,
     /// The rest of it: formats that are in host memory where the device is a GPU.
     pub host_optimizer: u64,
-    /// What an update in host memory reads of the parameter.
+    /// Bytes of the parameter that an update in host memory reads.
     pub update_reads: u64,
     /// Scales of the optimizer state of one tensor that is beside the parameter.
     pub scales: u64,
@@ -136,14 +137,14 @@ pub(super) struct Setup<'a> {
     pub layout: Layout,
     pub mesh: Mesh,
     pub padded_vocab: u64,
-    /// What each chunk of each stage holds.
+    /// Content of each chunk of each stage.
     pub stages: Vec<Vec<Chunk>>,
     pub schedule: ScheduleKind,
     pub shape: PipelineShape,
-    /// How gradients, state and parameters are spread over replicas.
+    /// Distribution of gradients, state and parameters over replicas.
     pub distribution: DistributionSettings,
     pub bytes: ElementBytes,
-    /// Which optimizer states are in host memory.
+    /// Optimizer states in host memory.
     pub optimizer_offload: Option<OffloadSettings>,
     pub recompute: Recompute,
     pub activation_offload: Offload,
@@ -232,18 +233,20 @@ impl<'a> Setup<'a> {
         }
     }
 
-    /// What replicas divide among themselves.
+    /// State that replicas divide.
     pub fn sharding(&self) -> Sharding {
         self.distribution.sharding
     }
 
-    /// Ranks over which the optimizer state of dense parameters and of experts is sharded, or their gradients are reduced where it is not.
+    /// Ranks over which the optimizer state of dense parameters and of experts is sharded, or their
+    /// gradients are reduced where it is not.
     pub fn shards(&self) -> ShardCounts {
         let (ShardCounts { dense, expert }, instances) = (self.replicas(), self.instances());
         ShardCounts { dense: dense / instances, expert: expert / instances }
     }
 
-    /// Into how many groups of ranks that each shard optimizer state by themselves the replicas are divided.
+    /// Into how many groups of ranks that each shard optimizer state by themselves the replicas are
+    /// divided.
     pub fn instances(&self) -> usize {
         if self.sharding().divides_state() { self.config.ddp.num_distributed_optimizer_instances } else { 1 }
     }

@@ -1,4 +1,4 @@
-//! What a plan says of one rank of a pipeline stage. Counted elsewhere.
+//! Plan of one rank of a pipeline stage. The counting is elsewhere.
 
 use serde::Serialize;
 
@@ -12,11 +12,12 @@ pub struct StagePlan {
     pub stage: usize,
     /// Layers on it, over all its chunks.
     pub num_layers: usize,
-    /// Whether it has the embedding.
+    /// True if the stage has the embedding.
     pub embedding: bool,
-    /// Whether it has the output head.
+    /// True if the stage has the output head.
     pub head: bool,
-    /// Parameters that the rank holds (its tensor- and expert-parallel slice, before any sharding over replicas).
+    /// Parameters that the rank holds (its tensor- and expert-parallel slice, before any sharding
+    /// over replicas).
     pub parameters: ParameterCounts,
     /// FLOPs of the rank in a step, repeated forwards included.
     pub flops: f64,
@@ -24,11 +25,12 @@ pub struct StagePlan {
     pub kept_activations: u64,
     /// Bytes of activations that recompute brings back: those of its largest region.
     pub recomputed_activations: u64,
-    /// Bytes of activations that are in host memory instead, at most, where the device has memory of its own.
+    /// Bytes of activations that are in host memory instead, at most, where the device has memory
+    /// of its own.
     pub host_activations: u64,
     /// Bytes of memory.
     pub memory: Memory,
-    /// What it communicates.
+    /// Traffic of the rank.
     pub traffic: Vec<Traffic>,
 }
 

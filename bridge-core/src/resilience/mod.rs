@@ -1,5 +1,6 @@
-//! Staying right and alive: results that are checked by running a step again, spiky losses, slow ranks, runs that stand still, signals.
-//! Decisions only; who restores random state, saves checkpoints and exits is the training loop.
+//! Staying right and alive: results that are checked by running a step again, spiky losses, slow
+//! ranks, runs that stand still, signals. Decisions only; who restores random state, saves
+//! checkpoints and exits is the training loop.
 
 mod pulse;
 pub mod rerun;

@@ -1,11 +1,12 @@
-//! Signs of life of a rank, which another thread may look at while the rank works. Who looks, and what follows, is not decided here.
+//! Signs of life of a rank, which another thread may look at while the rank works. Who looks, and
+//! what follows, is not decided here.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-/// What a rank is at.
+/// Section of a run that a rank is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Section {
@@ -17,12 +18,12 @@ pub enum Section {
     Checkpointing,
     /// Anything else, as evaluations.
     OutOfSection,
-    /// Nothing any more: its part of the run is over.
+    /// The rank's part of the run is over.
     Ended,
 }
 
 impl Section {
-    /// Those that take time.
+    /// Sections with a time limit.
     pub const TIMED: [Self; 4] = [Self::Setup, Self::Step, Self::Checkpointing, Self::OutOfSection];
 
     /// As settings and files have it.
@@ -57,7 +58,7 @@ pub struct Pulse {
 }
 
 impl Default for Pulse {
-    /// That of a rank that begins now.
+    /// Section of a rank that starts.
     fn default() -> Self {
         let zero = || AtomicU64::new(0);
         Self {
@@ -93,22 +94,23 @@ impl Pulse {
         }
     }
 
-    /// The longest time of each sort of section so far, in the order of [`Section::TIMED`]; of steps without the first.
+    /// The longest time of each sort of section so far, in the order of [`Section::TIMED`]; of
+    /// steps without the first.
     pub fn longest(&self) -> [Duration; 4] {
         std::array::from_fn(|place| Duration::from_millis(self.longest[place].load(Ordering::Relaxed)))
     }
 
-    /// What the rank is at.
+    /// Section that the rank is in.
     pub fn section(&self) -> Section {
         Section::of_number(self.section.load(Ordering::Relaxed))
     }
 
-    /// How long it has been at that.
+    /// Time since the rank entered the section.
     pub fn in_section(&self) -> Duration {
         Duration::from_millis(self.now().saturating_sub(self.entered.load(Ordering::Relaxed)))
     }
 
-    /// How long ago the last sign of life was.
+    /// Time since the last heartbeat.
     pub fn silence(&self) -> Duration {
         Duration::from_millis(self.now().saturating_sub(self.beat.load(Ordering::Relaxed)))
     }

@@ -1,5 +1,6 @@
-//! Limits of the time that a rank may be in a section: usual ones, or learned from how long sections took (`ft_state.json`), and what a rank tells the
-//! monitor that watches it. Who ends a rank that is late is not decided here.
+//! Limits of the time that a rank may be in a section: usual ones, or learned from how long
+//! sections took (`ft_state.json`), and what a rank tells the monitor that watches it. Who ends a
+//! rank that is late is not decided here.
 
 use std::path::{Path, PathBuf};
 
@@ -11,9 +12,10 @@ use super::Section;
 /// The file of learned limits, in the folder of checkpoints.
 pub const FT_STATE_FILE: &str = "ft_state.json";
 
-/// How many times longer than ever seen a section may take.
+/// Factor between the longest time seen and the limit of a section.
 const SAFETY: f64 = 5.0;
-/// Learned limits are not below this many seconds: a machine that does other things as well may hold up a rank that long.
+/// Learned limits are not below this many seconds: a machine that does other things as well may
+/// hold up a rank that long.
 const LEAST: f64 = 10.0;
 
 /// Seconds that a rank may be in each section.
@@ -37,7 +39,7 @@ impl Default for SectionLimits {
 }
 
 impl SectionLimits {
-    /// Those that runs which save to `root` have learned; the usual ones if they have not.
+    /// Limits that runs which save to `root` have learned; the defaults if they have not.
     ///
     /// # Errors
     /// A file that cannot be read, or has something else.
@@ -70,7 +72,8 @@ impl SectionLimits {
         outside::replace(&root.join(FT_STATE_FILE), &text)
     }
 
-    /// What follows from the longest time in each section, in the order of [`Section::TIMED`]. Of a section that was not seen yet the limit stays.
+    /// Limits from the longest time in each section, in the order of [`Section::TIMED`]. A section
+    /// that was not seen yet keeps its limit.
     #[must_use]
     pub fn learned(self, longest: [f64; 4]) -> Self {
         let limit = |longest: f64, now: f64| if longest > 0.0 { (longest * SAFETY).max(LEAST) } else { now };
@@ -94,14 +97,14 @@ impl SectionLimits {
     }
 }
 
-/// What a rank tells its monitor, about twice a second: a JSON object a line.
+/// Heartbeat of a rank to its monitor, about twice a second: a JSON object a line.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Heartbeat {
     /// The rank.
     pub rank: usize,
-    /// Its process.
+    /// Process of the rank.
     pub process: u32,
-    /// What it is at.
+    /// Section that the rank is in.
     pub section: Section,
     /// Seconds that it has been at that.
     pub seconds: f64,

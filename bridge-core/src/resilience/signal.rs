@@ -1,7 +1,7 @@
 //! Signals as flags that a loop can look at. What happens then (save, exit) is the loop's part.
 //!
-//! Which action a signal has belongs to the process, so the count of watchers per signal is process-wide as well; it is
-//! the one piece of shared state here, and it holds nothing but that.
+//! The action of a signal belongs to the process, so the count of watchers per signal is
+//! process-wide as well; it is the only shared state here.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -60,7 +60,8 @@ impl Signal {
         128 + self.number()
     }
 
-    /// Whether this process ignores it, as one that `nohup` started ignores [`Signal::Hup`]. Where the system does not say, it does not.
+    /// True if this process ignores the signal, as one that `nohup` started ignores
+    /// [`Signal::Hup`]. False if the system does not report it.
     pub fn is_ignored(self) -> bool {
         is_in_mask("SigIgn:", self.number())
     }
@@ -104,8 +105,9 @@ impl SignalFlag {
 
 /// Watches signals until it is dropped; then they do what they did before.
 ///
-/// A watched signal only sets the flag. The exception is SIGINT: when any watched signal has arrived before, Ctrl-C ends
-/// the process at once, so that nobody has to wait for a checkpoint they do not want.
+/// A watched signal only sets the flag. The exception is SIGINT: when any watched signal has
+/// arrived before, Ctrl-C ends the process at once, so that nobody has to wait for a checkpoint
+/// they do not want.
 #[derive(Debug)]
 pub struct SignalWatcher {
     flag: SignalFlag,
@@ -169,7 +171,8 @@ impl Drop for SignalWatcher {
             if let Some(slot) = table.get_mut(&number) {
                 slot.num_watchers -= 1;
                 if slot.num_watchers == 0 && slot.original == Action::Default && slot.parked.is_none() {
-                    // signal-hook keeps its handler installed, so the default action has to be an action of its own.
+                    // signal-hook keeps its handler installed, so the default action has to be an
+                    // action of its own.
                     slot.parked = flag::register_conditional_default(number, Arc::new(AtomicBool::new(true))).ok();
                 }
             }
@@ -180,12 +183,12 @@ impl Drop for SignalWatcher {
     }
 }
 
-/// What a signal did before anyone watched it.
+/// Action of a signal before anyone watched it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Action {
     /// Ends the process.
     Default,
-    /// Nothing, or the host program's own handler, which signal-hook keeps calling.
+    /// No action, or the host program's own handler, which signal-hook keeps calling.
     Other,
 }
 
@@ -193,7 +196,7 @@ enum Action {
 struct Slot {
     original: Action,
     num_watchers: usize,
-    /// Stands in for the default action while nobody watches.
+    /// Handler that performs the default action while the signal is not watched.
     parked: Option<SigId>,
 }
 
@@ -206,12 +209,13 @@ impl Dispositions {
     }
 }
 
-/// Reads from `/proc` whether a signal is ignored or caught. Where there is no `/proc` it is taken to be neither.
+/// Reads from `/proc` whether a signal is ignored or caught. Where there is no `/proc` it is taken
+/// to be neither.
 fn original_action(number: i32) -> Action {
     if is_in_mask("SigIgn:", number) || is_in_mask("SigCgt:", number) { Action::Other } else { Action::Default }
 }
 
-/// Whether a mask of signals in `/proc/self/status` has one. Where there is no `/proc` none has.
+/// True if a mask of signals in `/proc/self/status` has one. False without `/proc`.
 fn is_in_mask(mask: &str, number: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let bits = status.lines().find_map(|line| line.strip_prefix(mask)).map(str::trim);
@@ -227,7 +231,8 @@ mod tests {
 
     use super::*;
 
-    /// Signals end processes, so each test acts in a child: this test binary again, told to run the same test.
+    /// Signals end processes, so each test acts in a child: this test binary again, told to run the
+    /// same test.
     fn in_child(test: &str, act: fn()) -> Option<ExitStatus> {
         const MARK: &str = "BRIDGE_SIGNAL_TEST_CHILD";
         if std::env::var_os(MARK).is_some() {

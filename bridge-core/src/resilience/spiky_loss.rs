@@ -21,13 +21,15 @@ impl SpikyLossDetector {
         Self { factor, num_seen: 0, maximum: 0.0 }
     }
 
-    /// Goes on with what `other` has learned. The factor stays: it is a setting, and what was seen is state.
+    /// Goes on with what `other` has learned. The factor stays: it is a setting, and what was seen
+    /// is state.
     #[must_use]
     pub fn after(self, other: &Self) -> Self {
         Self { factor: self.factor, ..*other }
     }
 
-    /// What several detectors have learned together: of the largest value the largest, of the values seen the most.
+    /// Combined state of several detectors: the largest of the largest values, the most of the
+    /// values seen.
     pub fn together<'a>(all: impl IntoIterator<Item = &'a Self>) -> Option<Self> {
         all.into_iter().copied().reduce(|a, b| Self {
             factor: a.factor,
@@ -44,7 +46,7 @@ impl SpikyLossDetector {
         }
     }
 
-    /// Whether `value` is a spike. Never while learning lasts, and never for NaN or infinity.
+    /// True if `value` is a spike. Never while learning lasts, and never for NaN or infinity.
     pub fn is_spike(&self, value: f64) -> bool {
         self.num_seen >= NUM_LEARNED && value.is_finite() && value.abs() >= self.maximum * self.factor
     }
@@ -53,7 +55,7 @@ impl SpikyLossDetector {
 /// The loss checks of a training step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LossChecks {
-    /// Whether NaN and infinite losses are rejected.
+    /// True if NaN and infinite losses are rejected.
     pub check_for_nan_in_loss: bool,
     /// Rejects spikes, if set.
     pub spiky_loss: Option<SpikyLossDetector>,

@@ -1,21 +1,23 @@
-//! Counts the iterations in a row that a run has learned nothing from. A count only; who ends the run is the training loop.
+//! Counts the iterations in a row that a run has learned nothing from. A count only; who ends the
+//! run is the training loop.
 
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-/// What an iteration has to do with learning.
+/// Contribution of an iteration to learning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Learning {
-    /// Its loss was finite, and parameters were updated.
+    /// The loss was finite, and parameters were updated.
     Learned,
-    /// Its gradients overflowed while a dynamic loss scale was on its way down. It says nothing about the run.
+    /// The gradients overflowed while a dynamic loss scale was falling. The iteration is not
+    /// evidence about the run.
     FindingScale,
-    /// Its loss or its gradients were not finite.
+    /// The loss or the gradients were not finite.
     Failed,
 }
 
-/// How long a run has been standing still.
+/// Duration of a stall.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stall {
     /// Iterations in a row that failed.
@@ -47,7 +49,7 @@ impl Stall {
         }
     }
 
-    /// Whether the last iteration that said something failed.
+    /// True if the last iteration that was evidence failed.
     pub fn is_standing_still(&self) -> bool {
         self.iterations > 0
     }

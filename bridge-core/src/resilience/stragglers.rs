@@ -1,8 +1,8 @@
-//! Slow ranks, found by the time that each needs before the others can go on. Figures and words only; who measures, and what follows, is
-//! the loop's.
+//! Slow ranks, found by the time that each needs before the others can go on. Figures and words
+//! only; who measures, and what follows, is the loop's.
 //!
-//! A rank that waits for a slow one takes as long for a step as the slow one does. So ranks are compared by the time that is their own: all of a
-//! step but their calls of communicators.
+//! A rank that waits for a slow one takes as long for a step as the slow one does. So ranks are
+//! compared by the time that is their own: all of a step but their calls of communicators.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
@@ -14,7 +14,7 @@ use super::rerun::Placement;
 /// Windows that a rank's past has.
 const PAST: usize = 64;
 
-/// Where the time of a step went on one rank, in seconds.
+/// Breakdown of the time of a step on one rank, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RankTimes {
     /// Working.
@@ -31,8 +31,9 @@ impl RankTimes {
         self.compute + self.data
     }
 
-    /// Of several steps the one that a sixteenth of them undercut by their own time. A rank that is slow is so in nearly all steps; one that other
-    /// programs hold up, or other ranks on the same cores, has some steps without that.
+    /// The step whose own time a sixteenth of the steps undercut. A rank that is slow is so in
+    /// nearly all steps; a rank that other programs hold up, or other ranks on the same cores, has
+    /// some steps without that.
     pub fn undisturbed(steps: &[Self]) -> Option<Self> {
         let mut steps = steps.to_vec();
         steps.sort_by(|a, b| a.own().total_cmp(&b.own()));
@@ -48,16 +49,16 @@ impl fmt::Display for RankTimes {
     }
 }
 
-/// What one rank tells of the steps of a window.
+/// Report of one rank on the steps of a window.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RankWindow {
-    /// Where it runs.
+    /// Machine and device of the rank.
     pub place: Placement,
-    /// Its pipeline stage: ranks of one stage do the same work.
+    /// Pipeline stage of the rank: ranks of one stage do the same work.
     pub stage: usize,
-    /// Its times, [undisturbed](RankTimes::undisturbed).
+    /// Times of the rank, [undisturbed](RankTimes::undisturbed).
     pub times: RankTimes,
-    /// Its own time in windows before; `None` in the first one.
+    /// Own time of the rank in earlier windows; `None` in the first one.
     pub usual: Option<f64>,
 }
 
@@ -70,7 +71,8 @@ pub struct Past {
 }
 
 impl Past {
-    /// The time in the middle of those before, of steps with as many micro-batches; `own` joins them.
+    /// The time in the middle of those before, of steps with as many micro-batches; `own` joins
+    /// them.
     pub fn usual_before(&mut self, own: f64, num_microbatches: u64) -> Option<f64> {
         if self.num_microbatches != num_microbatches {
             self.windows.clear();
@@ -85,12 +87,14 @@ impl Past {
     }
 }
 
-/// How fast a rank is, from 0 to 1.
+/// Speed of a rank, from 0 to 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Scores {
-    /// As against the ranks of its stage: the time in the middle of theirs, by its own. `None` if it is alone there.
+    /// As against the ranks of its stage: the time in the middle of theirs, by its own. `None` if
+    /// it is alone there.
     pub relative: Option<f64>,
-    /// As against its past, and what became of the others meanwhile: a machine that is slower for all slows none. `None` in the first window.
+    /// As against its past, and what became of the others meanwhile: a machine that is slower for
+    /// all slows none. `None` in the first window.
     pub individual: Option<f64>,
 }
 
@@ -123,25 +127,25 @@ fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
     values
 }
 
-/// What scores are held against, and how many are told.
+/// Thresholds of scores, and the number of scores that are reported.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Thresholds {
     /// A relative score below it is a straggler's; `None` if there are no relative scores.
     pub relative: Option<f64>,
     /// The same for individual scores.
     pub individual: Option<f64>,
-    /// Best and worst scores that are told.
+    /// Number of best and worst scores that are reported.
     pub num_told: usize,
 }
 
-/// What a window has shown.
+/// Result of a window.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StragglerReport {
     /// Best and worst scores.
     pub lines: Vec<String>,
     /// A sentence for each rank that is too slow.
     pub stragglers: Vec<String>,
-    /// Their numbers, each once.
+    /// Numbers of the slow ranks, each once.
     pub slow: BTreeSet<usize>,
 }
 
@@ -150,8 +154,9 @@ pub struct StragglerReport {
 pub struct Suspects(BTreeSet<(&'static str, usize)>);
 
 impl Thresholds {
-    /// Judges all ranks of a window of `num_steps` steps. A score below the square of the threshold names a rank at once; one that is nearer has
-    /// to be below the threshold in two windows in a row, because other programs may hold up a rank for a while.
+    /// Judges all ranks of a window of `num_steps` steps. A score below the square of the threshold
+    /// names a rank at once; one that is nearer has to be below the threshold in two windows in a
+    /// row, because other programs may hold up a rank for a while.
     pub fn judge(&self, windows: &[RankWindow], num_steps: usize, suspects: &mut Suspects) -> StragglerReport {
         let scores = scores(windows);
         let before = std::mem::take(&mut suspects.0);
@@ -193,8 +198,8 @@ fn extremes(what: &str, scored: &[(usize, f64)], count: usize, num_steps: usize)
     format!("performance of ranks over {num_steps} steps, {what}: best: {best}; worst: {worst}")
 }
 
-/// The ranks with the least and the most time of their own in a step, `count` of each, and the range of each part of it. `flops` of a step
-/// and a rank make rates of it.
+/// The ranks with the least and the most time of their own in a step, `count` of each, and the
+/// range of each part of it. `flops` of a step and a rank make rates of it.
 pub fn list_times(windows: &[RankWindow], count: usize, num_steps: usize, flops: Option<f64>) -> String {
     let mut ranked: Vec<&RankWindow> = windows.iter().collect();
     ranked.sort_by(|a, b| a.times.own().total_cmp(&b.times.own()));
@@ -327,7 +332,7 @@ mod tests {
         let step = |compute| RankTimes { compute, ..RankTimes::default() };
         let of = |steps: &[f64]| RankTimes::undisturbed(&steps.iter().copied().map(step).collect::<Vec<_>>());
         assert_eq!(of(&[3.0, 900.0, 1.0]), Some(step(1.0)));
-        // One that was too short is none, either.
+        // A window that was too short does not count either.
         let steps: Vec<f64> = [2.0, 0.1].into_iter().chain([9.0; 15]).collect();
         assert_eq!(of(&steps), Some(step(2.0)));
         assert_eq!(of(&[]), None);

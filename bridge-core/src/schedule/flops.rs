@@ -1,4 +1,5 @@
-//! Rates of floating-point operations. How many there are, a model says itself ([`crate::model::SegmentCost`]).
+//! Rates of floating-point operations. How many there are, a model says itself
+//! ([`crate::model::SegmentCost`]).
 
 /// Model TFLOP/s per device: `flops` done by `num_devices` in `seconds`. 0 for no time at all.
 pub fn tflops_per_device(flops: f64, seconds: f64, num_devices: u64) -> f64 {

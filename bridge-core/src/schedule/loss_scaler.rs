@@ -1,12 +1,13 @@
-//! The loss scale of fp16 training: constant, or dynamic, growing until gradients overflow.
-//! Only arithmetic and state; scaling the loss and checking the gradients belong to the loop and the optimizer.
+//! The loss scale of fp16 training: constant, or dynamic, growing until gradients overflow. Only
+//! arithmetic and state; scaling the loss and checking the gradients belong to the loop and the
+//! optimizer.
 
 use serde::{Deserialize, Serialize};
 
 /// Largest scale in float32, in which losses are scaled: the largest power of two.
 const MAX_SCALE: f64 = 1.701_411_834_604_692_3e38; // 2^127
 
-/// Whether the unscaled gradients of a step were usable.
+/// Usability of the unscaled gradients of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GradientCheck {
     /// All finite: the optimizer stepped.
@@ -15,7 +16,7 @@ pub enum GradientCheck {
     Overflow,
 }
 
-/// How a dynamic loss scale changes.
+/// Changes of a dynamic loss scale.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DynamicLossScaleConfig {
@@ -41,7 +42,7 @@ impl Default for DynamicLossScaleConfig {
 pub struct LossScaleError {
     /// The offending setting.
     pub field: &'static str,
-    /// Its value.
+    /// Value of the field.
     pub found: f64,
     /// The allowed values.
     pub expected: &'static str,
@@ -55,7 +56,8 @@ pub struct LossScalerState {
     /// Steps without overflow since the last overflow or growth.
     #[serde(default)]
     pub growth_tracker: u64,
-    /// Overflows left before each further one halves the scale; stays at or below 0 until the scale grows.
+    /// Overflows left before each further one halves the scale; stays at or below 0 until the scale
+    /// grows.
     #[serde(default)]
     pub hysteresis_tracker: i64,
 }
@@ -90,7 +92,8 @@ impl LossScaler {
     /// A scale that halves after overflows and doubles after steps without them.
     ///
     /// # Errors
-    /// If a scale is not positive, the initial scale is below the floor, or the window or hysteresis is 0.
+    /// If a scale is not positive, the initial scale is below the floor, or the window or
+    /// hysteresis is 0.
     pub fn dynamic(config: DynamicLossScaleConfig) -> Result<Self, LossScaleError> {
         let scale = checked("initial_loss_scale", config.initial_loss_scale)?;
         checked("min_loss_scale", config.min_loss_scale)?;
@@ -112,12 +115,12 @@ impl LossScaler {
         self.state.scale
     }
 
-    /// Whether the scale is dynamic.
+    /// True if the scale is dynamic.
     pub fn is_dynamic(&self) -> bool {
         self.dynamic.is_some()
     }
 
-    /// Whether overflows can still lower the scale.
+    /// True if overflows can still lower the scale.
     pub fn can_fall(&self) -> bool {
         self.dynamic.is_some_and(|config| self.state.scale > config.min_loss_scale)
     }

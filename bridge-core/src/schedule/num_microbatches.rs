@@ -14,7 +14,7 @@ pub struct BatchRampup {
     pub samples: u64,
 }
 
-/// What to do with a global batch that is not a multiple of `micro_batch_size * data_parallel_size`.
+/// Treatment of a global batch that is not a multiple of `micro_batch_size * data_parallel_size`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Indivisible {
     /// Report an error.
@@ -35,7 +35,7 @@ pub struct BatchSizeConfig {
     pub data_parallel_size: u64,
     /// Ramp-up, if any.
     pub rampup_batch_size: Option<BatchRampup>,
-    /// What to do with a remainder.
+    /// Treatment of a remainder.
     pub indivisible: Indivisible,
 }
 
@@ -58,7 +58,7 @@ pub enum BatchSizeError {
     Indivisible {
         /// The name of the batch size.
         what: &'static str,
-        /// Its value.
+        /// Value of the batch size.
         batch_size: u64,
         /// Sequences per replica and micro-batch.
         micro_batch_size: u64,
@@ -70,7 +70,7 @@ pub enum BatchSizeError {
     TooSmall {
         /// The name of the batch size.
         what: &'static str,
-        /// Its value.
+        /// Value of the batch size.
         batch_size: u64,
         /// `micro_batch_size * data_parallel_size`.
         unit: u64,
@@ -92,7 +92,7 @@ pub enum BatchSizeError {
     RampupIncrement {
         /// Initial batch size of the ramp-up.
         start: u64,
-        /// Its increment.
+        /// Value of the increment.
         increment: u64,
         /// Required final batch size.
         global_batch_size: u64,
@@ -114,8 +114,8 @@ pub struct BatchSizeChange {
 
 /// The current batch size and its number of micro-batches.
 ///
-/// Every size of the ramp-up is checked at construction, so that [`Self::update`] cannot fail in the
-/// middle of a run.
+/// Every size of the ramp-up is checked at construction, so that [`Self::update`] cannot fail in
+/// the middle of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NumMicrobatchesCalculator {
     config: BatchSizeConfig,
@@ -130,8 +130,8 @@ impl NumMicrobatchesCalculator {
     /// A ramp-up that starts at the global batch size, or lasts for no samples, is a no-op.
     ///
     /// # Errors
-    /// If a size is zero, a batch leaves a remainder or is too small, or a ramp-up does not end at the global batch
-    /// size.
+    /// If a size is zero, a batch leaves a remainder or is too small, or a ramp-up does not end at
+    /// the global batch size.
     pub fn new(config: BatchSizeConfig) -> Result<Self, BatchSizeError> {
         for (field, size) in [
             ("micro_batch_size", config.micro_batch_size),

@@ -18,7 +18,7 @@ macro_rules! curve {
         impl $Name {
             /// All shapes.
             pub const ALL: &'static [Self] = &[$(Self::$Shape),+];
-            /// Their names.
+            /// Names of all shapes.
             pub const NAMES: &'static [&'static str] = &[$($text),+];
         }
 
@@ -74,8 +74,9 @@ curve! {
     }
 }
 
-/// Parameters of a schedule. All lengths count samples, like the step counter; in runs whose length is given in iterations, each iteration
-/// counts as many as the full global batch has, whatever batch a ramp-up gives it.
+/// Parameters of a schedule. All lengths count samples, like the step counter; in runs whose length
+/// is given in iterations, each iteration counts as many as the full global batch has, whatever
+/// batch a ramp-up gives it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OptimizerParamSchedulerConfig {
     /// Learning rate at step 0, if there is a warm-up.
@@ -114,7 +115,7 @@ pub enum SchedulerError {
     OutOfRange {
         /// The invalid field.
         field: &'static str,
-        /// Its value.
+        /// Value of the field.
         found: f64,
         /// The rule it breaks, with the other value involved.
         expected: String,
@@ -221,8 +222,8 @@ pub struct GroupValues {
 
 /// Learning rate and weight decay as functions of the samples trained on so far.
 ///
-/// The counter starts at 0, so the first optimizer step uses the values of step 0. It advances after
-/// *successful* optimizer steps only.
+/// The counter starts at 0, so the first optimizer step uses the values of step 0. It advances
+/// after *successful* optimizer steps only.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OptimizerParamScheduler {
     pub(super) config: OptimizerParamSchedulerConfig,
@@ -276,7 +277,8 @@ impl OptimizerParamScheduler {
         }
     }
 
-    /// Holds the learning rate at `learning_rate`, whatever the schedule says; that of groups with a peak of their own in proportion.
+    /// Holds the learning rate at `learning_rate`, whatever the schedule says; that of groups with
+    /// a peak of their own in proportion.
     pub fn hold(&mut self, learning_rate: f64) {
         self.held = Some(learning_rate);
     }

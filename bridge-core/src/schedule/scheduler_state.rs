@@ -1,5 +1,5 @@
-//! The state of a schedule in a checkpoint, and how it is merged with the schedule of the run that loads it.
-//! The curves are in `optimizer_param_scheduler`.
+//! The state of a schedule in a checkpoint, and how it is merged with the schedule of the run that
+//! loads it. The curves are in `optimizer_param_scheduler`.
 
 use std::fmt;
 
@@ -42,7 +42,8 @@ pub struct SchedulerState {
     /// Length of the weight-decay ramp in samples.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wd_incr_steps: Option<u64>,
-    /// Learning rate at the start of the warm-up; absent in checkpoints of Megatron and of earlier releases, as are the fields below.
+    /// Learning rate at the start of the warm-up; absent in checkpoints of Megatron and of earlier
+    /// releases, as are the fields below.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub init_lr: Option<f64>,
     /// Length of the annealing part of WSD.
@@ -54,7 +55,8 @@ pub struct SchedulerState {
 }
 
 impl SchedulerState {
-    /// Converts a schedule that counts iterations of `from` samples to one whose iterations have `to` samples.
+    /// Converts a schedule that counts iterations of `from` samples to one whose iterations have
+    /// `to` samples.
     #[must_use]
     pub fn rescaled(self, from: u64, to: u64) -> Self {
         if from == to || from == 0 {
@@ -72,7 +74,7 @@ impl SchedulerState {
     }
 }
 
-/// Which schedule is used if the checkpoint's differs from the run's.
+/// Schedule that is used if the checkpoint's differs from the run's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnStateMismatch {
@@ -171,8 +173,8 @@ impl OptimizerParamScheduler {
     /// Continues from `state`; the step counter always comes from the checkpoint.
     ///
     /// # Errors
-    /// Every differing value under [`OnStateMismatch::Refuse`], or that the merged schedule is invalid. The
-    /// scheduler is unchanged then.
+    /// Every differing value under [`OnStateMismatch::Refuse`], or that the merged schedule is
+    /// invalid. The scheduler is unchanged then.
     pub fn load_state(&mut self, state: &SchedulerState, policy: OnStateMismatch) -> Result<(), SchedulerStateError> {
         let run = &self.config;
         let takes_checkpoint = policy == OnStateMismatch::TakeCheckpoint;

@@ -1,14 +1,14 @@
-//! How many micro-batches of a step are in memory at a time.
+//! Number of micro-batches of a step that are in memory at a time.
 
 /// Tokens of the micro-batches that one rank holds at a time.
 const TOKENS: usize = 1 << 18;
 
-/// Minimum number of units per window of a pipeline, because the pipeline drains between two windows: at most a thirty-second of the time
-/// is lost.
+/// Minimum number of units per window of a pipeline, because the pipeline drains between two
+/// windows: at most a thirty-second of the time is lost.
 const UNITS: usize = 32;
 
-/// Divides the micro-batches of a step into windows. The data of a window is read, used and dropped before that of the next one. Most steps
-/// are one window.
+/// Divides the micro-batches of a step into windows. The data of a window is read, used and dropped
+/// before that of the next one. Most steps are one window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MicroBatchWindows {
     size: usize,
@@ -17,16 +17,17 @@ pub struct MicroBatchWindows {
 }
 
 impl MicroBatchWindows {
-    /// Windows for micro-batches of `tokens` tokens on each rank. `pipeline` is the number of micro-batches that a pipeline schedule moves
-    /// together; `None` for a model on one stage, which may stop after each.
+    /// Windows for micro-batches of `tokens` tokens on each rank. `pipeline` is the number of
+    /// micro-batches that a pipeline schedule moves together; `None` for a model on one stage,
+    /// which may stop after each.
     pub fn new(tokens: usize, pipeline: Option<usize>) -> Self {
         let unit = pipeline.map_or(1, |unit| UNITS * unit.max(1));
         let size = (TOKENS / tokens.max(1)).max(1).next_multiple_of(unit);
         Self { size, unit }
     }
 
-    /// Micro-batches of the next window, if `left` remain. The last window may be up to twice as long as the others, never shorter, because
-    /// schedules have a minimum length.
+    /// Micro-batches of the next window, if `left` remain. The last window may be up to twice as
+    /// long as the others, never shorter, because schedules have a minimum length.
     pub fn next(&self, left: usize) -> usize {
         if left >= 2 * self.size { self.size } else { left }
     }
@@ -36,8 +37,8 @@ impl MicroBatchWindows {
         (total / self.size).max(1)
     }
 
-    /// Number of micro-batches after which a pass over `left` should pause to poll for stop requests: at least `wanted`, and as the schedule
-    /// allows.
+    /// Number of micro-batches after which a pass over `left` should pause to poll for stop
+    /// requests: at least `wanted`, and as the schedule allows.
     pub fn pause(&self, wanted: usize, left: usize) -> usize {
         let pause = wanted.max(1).next_multiple_of(self.unit);
         if left >= pause + self.unit { pause } else { left }

@@ -1,19 +1,20 @@
-//! An adapter for tests: it freezes a model, and adds a product of two thin matrices to linear layers (Hu et al., arXiv:2106.09685).
+//! An adapter for tests: it freezes a model, and adds a product of two thin matrices to linear
+//! layers (Hu et al., arXiv:2106.09685).
 
 use crate::model::{
     Adapter, Added, Declaration, Initial, LinearAdaptation, LinearChange, LinearLayer, LinearOperands, LinearRule,
     ParameterRole, Scope,
 };
 
-/// Adds `scale * (x a^T) b^T` to the product of linear layers. `a`, `[rank, inputs]`, and `b`, `[outputs, rank]`, are called `adapter.a` and
-/// `adapter.b` below the layer.
+/// Adds `scale * (x a^T) b^T` to the product of linear layers. `a`, `[rank, inputs]`, and `b`,
+/// `[outputs, rank]`, are called `adapter.a` and `adapter.b` below the layer.
 #[derive(Clone, Copy, Debug)]
 pub struct LowRank {
     /// Rows of `a`.
     pub rank: usize,
     /// Factor on what is added.
     pub scale: f64,
-    /// What `b` begins with: with zeros the model computes what it did.
+    /// Initial value of `b`: with zeros the model's function is unchanged.
     pub start: Initial,
     /// The linear layers that are adapted, by their names.
     pub adapts: fn(&str) -> bool,

@@ -1,4 +1,5 @@
-//! Forward and backward of one micro-batch through a whole model, with closures for what the loop does around it.
+//! Forward and backward of one micro-batch through a whole model, with closures for what the loop
+//! does around it.
 
 use burn::tensor::Tensor;
 

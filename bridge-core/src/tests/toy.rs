@@ -1,4 +1,5 @@
-//! A language model small enough for unit tests of the loop: embedding, residual feed-forward layers, head.
+//! A language model small enough for unit tests of the loop: embedding, residual feed-forward
+//! layers, head.
 
 use bridge_data::MicroBatch;
 use bridge_kernels::{
@@ -27,7 +28,8 @@ pub struct ToyLayer {
     down: Param<Tensor<2>>,
 }
 
-/// The model, or a stage of it. Its head shares the embedding; a stage with only the head has a copy.
+/// The model, or a stage of it. Its head shares the embedding; a stage with only the head has a
+/// copy.
 #[derive(Module, Debug)]
 pub struct Toy {
     embedding: Option<Param<Tensor<2>>>,
@@ -103,7 +105,8 @@ impl Toy {
     }
 }
 
-/// A linear layer as models write it: the gradient of the weight called `name` comes later where the schedule asks for it.
+/// A linear layer as models write it: the gradient of the weight called `name` comes later where
+/// the schedule asks for it.
 pub(super) fn linear_of(
     x: Tensor<3>,
     weight: &Param<Tensor<2>>,

@@ -1,7 +1,9 @@
-//! An encoder and a decoder for tests of boundaries with several tensors, of different shapes and dtypes.
+//! An encoder and a decoder for tests of boundaries with several tensors, of different shapes and
+//! dtypes.
 //!
-//! Between decoder layers pass `encoder`, which every layer reads and passes on, and two streams: `hidden_states`, which every layer changes,
-//! and `second`, which layers of even number change and the others pass on. Both streams reach the loss.
+//! Between decoder layers pass `encoder`, which every layer reads and passes on, and two streams:
+//! `hidden_states`, which every layer changes, and `second`, which layers of even number change and
+//! the others pass on. Both streams reach the loss.
 
 use std::ops::Range;
 
@@ -35,7 +37,7 @@ struct DecoderLayer {
     mix: Option<Param<Tensor<2>>>,
 }
 
-/// Where the decoder begins: a table for each stream.
+/// Start of the decoder: a table for each stream.
 #[derive(Module, Debug)]
 struct DecoderStart {
     table: Param<Tensor<2>>,
@@ -61,7 +63,8 @@ pub struct TwoStacks {
     parts: [StackPart; 2],
 }
 
-/// The stage with these layers, numbered through both stacks; the embedding is with the first layer, the loss with the last.
+/// The stage with these layers, numbered through both stacks; the embedding is with the first
+/// layer, the loss with the last.
 pub fn two_stacks(layers: Range<usize>) -> Box<dyn ModelChunk> {
     let total: usize = STACKS.iter().sum();
     let (embedding, loss) = (layers.start == 0, layers.end == total);
@@ -123,7 +126,7 @@ pub fn source_and_target(b: usize, t: usize, seed: u64) -> MicroBatch {
     MicroBatch { extras: [("source".to_owned(), source)].into(), ..micro_batch(b, t, seed) }
 }
 
-/// What a segment is.
+/// Part of the model that a segment is.
 #[derive(Clone, Copy)]
 enum Part {
     EncoderStart,
@@ -184,7 +187,8 @@ impl Segments for TwoStacks {
             stream(SECOND, [b, t, WIDTH]),
         ];
         let parts = self.parts();
-        // What a segment reads, or behind the last one what that has made; a stage without any is between two layers of the decoder.
+        // What a segment reads, or behind the last one what that has made; a stage without any is
+        // between two layers of the decoder.
         match (parts.get(index), parts.last()) {
             (Some(Part::EncoderStart), _) | (None, Some(Part::Head)) => Vec::new(),
             (Some(Part::Encoder(_) | Part::EncoderEnd | Part::DecoderStart), _) => in_encoder,

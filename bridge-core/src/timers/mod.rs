@@ -1,5 +1,5 @@
-//! Named timers by level of detail, drained per log interval; while a step is traced, each is a span as well. Who gathers the ranks' times,
-//! and who puts up barriers, is the loop.
+//! Named timers by level of detail, drained per log interval; while a step is traced, each is a
+//! span as well. Who gathers the ranks' times, and who puts up barriers, is the loop.
 
 mod spans;
 
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 pub use spans::{Labels, Mark, Marks, Shapes, Span, Spans};
 
-/// How much detail a timer belongs to.
+/// Level of detail of a timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum TimerLevel {
     /// Level 0: whole iterations, evaluation, saving.
@@ -26,7 +26,7 @@ pub enum TimerLevel {
 
 /// Accumulates the time spent under each name. Shared by reference: all methods take `&self`.
 pub struct Timers {
-    /// None run without.
+    /// Level of the timers that run; `None` runs no timer.
     level: Option<TimerLevel>,
     /// Waits for work that was handed to a device.
     wait: Option<Box<dyn Fn() + Send + Sync>>,
@@ -41,15 +41,16 @@ impl Timers {
         Self { level, wait: None, totals: Mutex::new(Vec::new()), spans: Spans::default() }
     }
 
-    /// Calls `wait` when a timer starts and when it stops: for devices that work beside the program, so that a time is that of the work and
-    /// not of handing it over.
+    /// Calls `wait` when a timer starts and when it stops: for devices that work beside the
+    /// program, so that a time is that of the work and not of handing it over.
     #[must_use]
     pub fn waiting(mut self, wait: impl Fn() + Send + Sync + 'static) -> Self {
         self.wait = Some(Box::new(wait));
         self
     }
 
-    /// The moment, once the device has done what it was given before; where no parts of steps are timed nobody waits.
+    /// The moment, once the device has done what it was given before; where no parts of steps are
+    /// timed nobody waits.
     pub(crate) fn now_at(&self, level: TimerLevel) -> Instant {
         if let Some(wait) = self.wait.as_ref().filter(|_| self.run_at(level)) {
             wait();
@@ -57,7 +58,7 @@ impl Timers {
         Instant::now()
     }
 
-    /// Whether timers of `level` run.
+    /// True if timers of `level` run.
     pub fn run_at(&self, level: TimerLevel) -> bool {
         self.level >= Some(level)
     }
@@ -67,7 +68,8 @@ impl Timers {
         &self.spans
     }
 
-    /// Times from now until the guard is dropped. Costs nothing when `level` is too detailed and no step is traced.
+    /// Times from now until the guard is dropped. Costs nothing when `level` is too detailed and no
+    /// step is traced.
     pub fn start<'a>(&'a self, name: &'static str, level: TimerLevel) -> TimerGuard<'a> {
         self.start_of(name, level, Labels::default())
     }
@@ -145,17 +147,17 @@ pub struct TimerGuard<'a> {
     timers: &'a Timers,
     name: &'static str,
     labels: Labels,
-    /// Where the timer runs.
+    /// Level and start, if the timer runs.
     timed: Option<(TimerLevel, Instant)>,
-    /// Where the step is traced.
+    /// Start, if the step is traced.
     span: Option<Instant>,
-    /// Where the history of the allocator is recorded.
+    /// Owner of allocations, while the history of the allocator is recorded.
     _doing: Doing,
-    /// Where ranges are made for another tool.
+    /// Range for another tool, if ranges are made.
     _mark: Mark,
 }
 
-/// What is allocated from now on is for this.
+/// Sets the owner of allocations from now on.
 fn doing(name: &'static str) -> Doing {
     Seat::owner(|| name.to_owned())
 }

@@ -1,11 +1,11 @@
-//! What happened when on a rank, in steps that are traced. Files of it are `logging::trace`.
+//! Times of events on a rank in traced steps. Files of them are written by `logging::trace`.
 
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// What a span is about, where there is such a thing.
+/// Labels of a span.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Labels {
     /// Number of the iteration, from 1.
@@ -21,9 +21,9 @@ pub struct Labels {
 /// Something that took time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Span {
-    /// What it is.
+    /// Name of the span.
     pub name: Cow<'static, str>,
-    /// What it is about.
+    /// Labels of the span.
     pub labels: Labels,
     /// Names and shapes of the tensors that go in, where they are wanted.
     pub shapes: Option<String>,
@@ -70,7 +70,7 @@ impl Drop for Mark {
     }
 }
 
-/// Whether spans have the shapes of what goes in.
+/// Recording of the shapes of inputs with spans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shapes {
     /// They have.
@@ -92,12 +92,12 @@ impl Spans {
         std::mem::take(&mut *lock(&self.kept))
     }
 
-    /// Whether spans are recorded.
+    /// True if spans are recorded.
     pub fn are_on(&self) -> bool {
         self.is_on.load(Ordering::Relaxed)
     }
 
-    /// Whether they have shapes.
+    /// True if spans have shapes.
     pub fn take_shapes(&self) -> bool {
         self.takes_shapes.load(Ordering::Relaxed)
     }
@@ -124,13 +124,13 @@ impl Spans {
         self.microbatch.load(Ordering::Relaxed).checked_sub(1)
     }
 
-    /// Makes ranges of what is timed, in `marks`, until it is told otherwise: between two steps.
+    /// Makes ranges of timed sections in `marks` from now on; called between two steps.
     pub fn mark_with(&self, marks: Option<Arc<dyn Marks>>) {
         self.has_marks.store(marks.is_some(), Ordering::Relaxed);
         *lock(&self.marks) = marks;
     }
 
-    /// Whether ranges are made.
+    /// True if ranges are made.
     pub fn have_marks(&self) -> bool {
         self.has_marks.load(Ordering::Relaxed)
     }
@@ -166,7 +166,7 @@ impl Spans {
         lock(&self.reached).push((segment, Instant::now()));
     }
 
-    /// What backward has come to since the last call, in that order.
+    /// Segments that backward has reached since the last call, in that order.
     pub fn take_reached(&self) -> Vec<(usize, Instant)> {
         std::mem::take(&mut *lock(&self.reached))
     }

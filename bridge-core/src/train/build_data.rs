@@ -1,4 +1,5 @@
-//! The data of a run on all of its ranks: prepared, built, compared with what the run began with, and, where epochs are counted, counted.
+//! The data of a run on all of its ranks: prepared, built, compared with what the run began with,
+//! and, where epochs are counted, counted.
 
 use std::sync::Arc;
 
@@ -17,7 +18,8 @@ use crate::config::RunConfig;
 /// Kind of datasets that read files of examples.
 pub(super) const FINETUNING: &str = "finetuning";
 
-/// The data of a run that starts from `begun`. Another process that needs the same text may have it when all ranks have opened it.
+/// The data of a run that starts from `begun`. Another process that needs the same text may have it
+/// when all ranks have opened it.
 pub(super) fn build_data(
     preparation: &Preparation,
     registry: &Registry,
@@ -54,7 +56,7 @@ pub(super) fn build_data(
     Ok((config, data, known))
 }
 
-/// What is to be said of a run that is to be evaluated on files of examples, and has none to validate with.
+/// Warning for a run that is to be evaluated on files of examples, and has no validation data.
 fn unevaluated(config: &RunConfig, has_valid: bool) -> Option<String> {
     let validation = &config.validation;
     let interval = validation.eval_interval.filter(|_| validation.full_validation || validation.eval_iters > 0)?;

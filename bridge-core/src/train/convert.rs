@@ -1,5 +1,5 @@
-//! From the configuration's types to the parameter structs of schedules, optimizer, resilience and logging. One small
-//! function for each; no rule lives here.
+//! From the configuration's types to the parameter structs of schedules, optimizer, resilience and
+//! logging. One small function for each; no rule lives here.
 
 use burn::tensor::FloatDType;
 
@@ -115,7 +115,8 @@ pub(super) fn loss_scaler(config: &RunConfig) -> Result<LossScaler, TrainError> 
     })
 }
 
-/// Where a rank runs, as faults are told with it; `node` is the name of its machine, where the program gives it one.
+/// Location of a rank for fault messages; `node` is the name of its machine, if the program sets
+/// one.
 pub(super) fn placement(config: &RunConfig, rank: usize, place: LocalRank, node: Option<String>) -> Placement {
     Placement { rank, node: node.unwrap_or_else(ranks::host_name), device: device_index(config, place) }
 }
@@ -141,7 +142,8 @@ pub(super) fn rerun(config: &RunConfig, placement: Placement) -> RerunConfig {
     }
 }
 
-/// Number of a rank's device on its machine: that of its name, else the rank's. The CPU is one device.
+/// Number of a rank's device on its machine: that of its name, else the rank's. The CPU is one
+/// device.
 fn device_index(config: &RunConfig, place: LocalRank) -> usize {
     if config.computes_on_cpu() {
         return 0;
@@ -158,7 +160,7 @@ pub(super) fn loss_checks(config: &RunConfig) -> LossChecks {
     }
 }
 
-/// Whether each rank looks at its own gradients before ranks add them up.
+/// True if each rank checks its own gradients before ranks sum them.
 pub(super) fn own_gradients(config: &RunConfig) -> OwnGradients {
     if config.ddp.check_for_nan_in_grad { OwnGradients::Measured } else { OwnGradients::Unseen }
 }

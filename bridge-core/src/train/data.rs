@@ -27,20 +27,21 @@ pub struct RunData {
     tokenizer: Option<Arc<dyn Tokenizer>>,
     datasets: Datasets,
     train: TrainLoader,
-    /// Of each validation set. Kept between evaluations, so that each goes on where the last one stopped.
+    /// Loaders of each validation set. Kept between evaluations, so that each continues where the
+    /// last one stopped.
     valid: Vec<DataLoader>,
     token_bytes: Option<TokenBytes>,
     /// This rank's place among those that read different samples.
     place: DataParallel,
-    /// What is said while splits are built.
+    /// Messages while splits are built.
     told: Arc<Mutex<Told>>,
 }
 
-/// What an evaluation reads at once.
+/// Samples that an evaluation reads at once.
 pub(super) struct EvaluatedSet {
-    /// Of a set that is evaluated apart from others.
+    /// Name of a set that is evaluated apart from others.
     pub name: Option<String>,
-    /// Its samples.
+    /// Samples of the set.
     pub dataset: Arc<dyn Dataset>,
 }
 
@@ -53,7 +54,7 @@ struct TrainLoader {
 }
 
 impl TrainLoader {
-    /// Whether the data loads itself.
+    /// True if the data loads itself.
     fn is_external(&self) -> bool {
         self.config.dataset.dataloader_type == Some(DataloaderType::External)
     }
@@ -121,7 +122,8 @@ fn every_token_has_all(batch: MicroBatch, kind: &str) -> Result<MicroBatch, Data
 }
 
 impl RunData {
-    /// Builds the splits that one data-parallel rank reads, or only the one that is read `once`, from text that has been prepared.
+    /// Builds the splits that one data-parallel rank reads, or only the one that is read `once`,
+    /// from text that has been prepared.
     pub(super) fn build(
         config: &Arc<RunConfig>,
         registry: &DatasetRegistry,
@@ -157,11 +159,14 @@ impl RunData {
         })
     }
 
-    /// As in a run that goes on from a model whose tokenizer is `tokenizer`, but one split, read once from start to end: for tools that
-    /// only look at data ([`DatasetBuildContext::once`]). Where the recipe trains a tokenizer, text is read with the model's.
+    /// Data as in a run that resumes from a model with the tokenizer `tokenizer`, but one split,
+    /// read once from start to end: for tools that only inspect data
+    /// ([`DatasetBuildContext::once`]). If the recipe trains a tokenizer, text is read with the
+    /// model's.
     ///
     /// # Errors
-    /// Missing or damaged files, too little text, a tokenizer that cannot be made, or that gives text other ids than the model's.
+    /// Missing or damaged files, too little text, a tokenizer that cannot be made, or that gives
+    /// text other ids than the model's.
     pub fn of_model(
         config: &Arc<RunConfig>,
         registry: &DatasetRegistry,
@@ -198,7 +203,7 @@ impl RunData {
         self.tokenizer.as_ref()
     }
 
-    /// What the user has to know of splits that are read again and again, in the order of their names.
+    /// Warnings about splits that are read repeatedly, in the order of their names.
     pub(super) fn repeats(&self) -> Vec<String> {
         let mut repeats = self.told.lock().unwrap_or_else(PoisonError::into_inner).repeats.clone();
         // Splits are built by several threads.
@@ -250,7 +255,8 @@ impl RunData {
         self.datasets.test.is_some()
     }
 
-    /// Lets the next micro-batches be those after the samples that were consumed before the step, again.
+    /// Lets the next micro-batches be those after the samples that were consumed before the step,
+    /// again.
     pub(super) fn rewind_train(&mut self) {
         self.train.loader = None;
     }
@@ -273,7 +279,7 @@ impl RunData {
         Ok(batches)
     }
 
-    /// What an evaluation reads: a split, or each of its sets; nothing without such a split.
+    /// Samples of an evaluation: a split, or each of its sets; empty without such a split.
     pub(super) fn evaluated(&self, split: Split) -> Vec<EvaluatedSet> {
         let whole = match split {
             Split::Valid if !self.datasets.valid_sets.is_empty() => {
@@ -287,7 +293,8 @@ impl RunData {
         whole.iter().map(|dataset| EvaluatedSet { name: None, dataset: Arc::clone(dataset) }).collect()
     }
 
-    /// A loader for each of `sets`, of an evaluation that comes after `consumed` samples of all of them.
+    /// A loader for each of `sets`, of an evaluation that comes after `consumed` samples of all of
+    /// them.
     pub(super) fn evaluation(
         &mut self,
         config: &RunConfig,
@@ -311,7 +318,8 @@ impl RunData {
         self.place
     }
 
-    /// How many samples of a set all ranks together have read after `passes` micro-batches of an evaluation on each.
+    /// Number of samples of a set that all ranks together have read after `passes` micro-batches of
+    /// an evaluation on each.
     pub(super) fn samples_in_passes(
         &self,
         config: &RunConfig,
@@ -352,7 +360,7 @@ fn check_sets(config: &RunConfig, datasets: &Datasets) -> Result<(), TrainError>
     Err(DataError::Parameter(message).into())
 }
 
-/// Prepares text where nobody asks to stop, and nothing is said.
+/// Prepares text without cancellation and messages.
 fn prepare(
     config: &RunConfig,
     base: Option<&Arc<HuggingFaceTokenizer>>,
@@ -362,14 +370,16 @@ fn prepare(
     prepare_text(config, base, &watch).map_err(|error| name_setting(config, error))
 }
 
-/// `consumed` validation samples, down to a whole number of today's batches: a resumed run may evaluate with another batch size.
+/// `consumed` validation samples, down to a whole number of today's batches: a resumed run may
+/// evaluate with another batch size.
 fn whole_batches(consumed: u64, total: usize, config: &RunConfig, place: DataParallel) -> u64 {
     let unit = config.validation.eval_micro_batch_size * place.size;
     let epoch = (total - total % unit.max(1)) as u64;
     if epoch == 0 { 0 } else { consumed - consumed % epoch % unit as u64 }
 }
 
-/// The splits, what they were built by, and what that was told: the tokenizer of the recipe or of the data among it.
+/// The splits, what they were built by, and what that was told: the tokenizer of the recipe or of
+/// the data among it.
 struct Built {
     datasets: Datasets,
     provider: Box<dyn DatasetProvider>,
@@ -422,12 +432,13 @@ fn sharding(config: &RunConfig) -> Sharding {
     if config.dataset.data_sharding { Sharding::Buckets } else { Sharding::Interleaved }
 }
 
-/// Whether a split is read from start to end.
+/// True if a split is read from start to end.
 fn is_read_once(config: &RunConfig, split: Split) -> bool {
     split == Split::Test || config.validation.full_validation
 }
 
-/// What becomes of a last batch that is not full. Several ranks all get one of the same size, for they do the same work together.
+/// Treatment of an incomplete last batch. Several ranks all get one of the same size, because they
+/// do the same work together.
 fn last_batch(place: DataParallel) -> Incomplete {
     if place.size > 1 { Incomplete::Pad } else { Incomplete::Keep }
 }
@@ -442,13 +453,14 @@ fn train_loader(
     loader(config, dataset, params)
 }
 
-/// How `total` training samples are read, of which `consumed` were read before.
+/// Sampler parameters of `total` training samples, of which `consumed` were read before.
 pub(super) fn train_params(config: &RunConfig, (total, consumed): (usize, u64), place: DataParallel) -> SamplerParams {
     let drop_last = config.dataset.drop_last;
     let kind = match config.dataset.dataloader_type {
         Some(DataloaderType::Cyclic) => SamplerKind::Cyclic { sharding: sharding(config) },
         Some(DataloaderType::Batch) => {
-            // A step takes a whole global batch, so the last one of a pass is filled up or left out.
+            // A step takes a whole global batch, so the last one of a pass is filled up or left
+            // out.
             let incomplete = if drop_last { Incomplete::Drop } else { Incomplete::Pad };
             SamplerKind::Batch { incomplete, passes: Passes::Endless }
         }
@@ -464,7 +476,7 @@ pub(super) fn train_params(config: &RunConfig, (total, consumed): (usize, u64), 
     }
 }
 
-/// How `total` samples of a split are read by an evaluation that comes after `consumed` ones.
+/// Sampler parameters of an evaluation on `total` samples of a split, after `consumed` ones.
 pub(super) fn evaluation_params(
     config: &RunConfig,
     split: Split,
@@ -490,8 +502,9 @@ fn loader(config: &RunConfig, dataset: Arc<dyn Dataset>, mut params: SamplerPara
     let workers = LoaderParams { num_workers: config.dataset.num_workers, ..LoaderParams::default() };
     let mut replayed = 0;
     if dataset.fetch_order() == FetchOrder::Matters {
-        // Samples depend on those fetched before: go through them again from the start, so that a resumed run, or a repeated step, draws what
-        // an uninterrupted one would have drawn, and each evaluation of a whole split the same.
+        // Samples depend on those fetched before: go through them again from the start, so that a
+        // resumed run, or a repeated step, draws what an uninterrupted one would have drawn, and
+        // each evaluation of a whole split the same.
         dataset.restart();
         replayed = params.consumed_samples / (params.micro_batch_size * params.data_parallel.size) as u64;
         params.consumed_samples = 0;

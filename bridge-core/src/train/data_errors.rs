@@ -1,5 +1,5 @@
-//! Which setting of a recipe a problem of its data is about, so that the message can say so. What a setting means is not
-//! known here.
+//! Setting of a recipe that a problem of its data is about, for messages. The meaning of a setting
+//! is not known here.
 
 use std::path::Path;
 
@@ -10,7 +10,8 @@ use super::TrainError;
 use super::gpt_data::dataset_prefix;
 use crate::config::{ConfigError, ErrorKind, RunConfig};
 
-/// The same problem under the setting that leads to it, with the place in the recipe; problems of no setting as they are.
+/// The same problem under the setting that leads to it, with the place in the recipe; problems of
+/// no setting as they are.
 pub(super) fn name_setting(config: &RunConfig, error: TrainError) -> TrainError {
     let TrainError::Data(error) = error else {
         return error;

@@ -1,4 +1,4 @@
-//! What is said of datasets while they are built, and of those that are read again and again.
+//! Messages about datasets while they are built, and about those that are read repeatedly.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,7 +17,7 @@ pub(super) struct Narrator {
     pub validation: u64,
 }
 
-/// What is kept of what was said.
+/// Record of the messages.
 #[derive(Default)]
 pub(super) struct Told {
     /// Splits that are read again and again.
@@ -28,11 +28,12 @@ pub(super) struct Told {
     pub passes: Vec<u64>,
 }
 
-/// Text that is read more often than this in training is mostly learned by heart (Muennighoff et al., 2023, arXiv 2305.16264).
+/// Text that is read more often than this in training is mostly learned by heart (Muennighoff et
+/// al., 2023, arXiv 2305.16264).
 const MOST_PASSES: usize = 4;
 
 impl Narrator {
-    /// What to say of text that is read again and again: in training, or in a single validation.
+    /// Warning about text that is read repeatedly: in training, or in a single validation.
     fn repeated(&self, event: &BuildEvent) -> Option<String> {
         let BuildEvent::Ready { path, split, samples, epochs, .. } = event else { return None };
         let once = (samples / epochs.max(&1)) as u64;

@@ -1,4 +1,5 @@
-//! What token files a run reads, so that a resumed run can tell whether they are the same. Where they lie does not matter.
+//! Identity of the token files that a run reads, so that a resumed run can compare them. Their
+//! place does not matter.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -33,7 +34,8 @@ impl TokenFile {
     }
 }
 
-/// The token files that a recipe names, in its order; `text` is the prefix of those made of its text.
+/// The token files that a recipe names, in its order; `text` is the prefix of those made of its
+/// text.
 ///
 /// # Errors
 /// Files that cannot be read.
@@ -49,7 +51,8 @@ fn named(config: &RunConfig) -> Vec<PathBuf> {
     blends.iter().flat_map(|blend| &blend.paths).map(|path| member_prefix(Path::new(path))).collect()
 }
 
-/// What is to be said of token files that Bridge packed with another tokenizer than the run's. A tokenizer without text says nothing of ids.
+/// Warning about token files that Bridge packed with another tokenizer than the run's. A tokenizer
+/// without text is not compared.
 ///
 /// # Errors
 /// Records that cannot be read.

@@ -1,4 +1,5 @@
-//! Whether the splits are long enough for what a run will ask of them, found out before it starts. How they are read, `data` knows.
+//! Check before the start that the splits are long enough for the run. The module `data` knows how
+//! they are read.
 
 use bridge_data::sampler::{Incomplete, Sampler, SamplerKind, SamplerParams};
 
@@ -10,7 +11,8 @@ use crate::config::{ConfigError, DataloaderType, ErrorKind, RunConfig};
 use crate::logging::Split;
 use crate::schedule::NumMicrobatchesCalculator;
 
-/// Refuses a run that would come to the end of its data, or could not read it at all, after `start`.
+/// Refuses a run that would come to the end of its data, or could not read it at all, after
+/// `start`.
 ///
 /// # Errors
 /// An error that names the setting, what is needed and what there is.

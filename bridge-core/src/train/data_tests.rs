@@ -1,4 +1,5 @@
-//! Loaders of data that depends on the order in which it is fetched: what is opened again gives the same.
+//! Loaders of data that depends on the order in which it is fetched: what is opened again gives the
+//! same.
 
 use bridge_data::Sample;
 

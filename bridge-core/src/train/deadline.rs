@@ -1,5 +1,6 @@
-//! The time that a run has to save and end once it was told to stop (`train.exit_signal_deadline_s`; while a run is set up, a few
-//! seconds). A thread of its own ends the process when it is over, because the run may be kept by a write that does not return, a rank
+//! The time that a run has to save and end once it was told to stop
+//! (`train.exit_signal_deadline_s`; while a run is set up, a few seconds). A thread of its own ends
+//! the process when it is over, because the run may be kept by a write that does not return, a rank
 //! that does not come, or a long computation such as an index of a data set.
 
 use std::path::PathBuf;
@@ -20,16 +21,17 @@ use crate::resilience::{EXIT_CODE_NOT_SAVED_IN_TIME, Pulse, Section, Signal, Sig
 
 const KEY: &str = "train.exit_signal_deadline_s";
 
-/// How often the thread looks.
+/// Polling interval of the thread.
 const INTERVAL: Duration = Duration::from_millis(5);
 
 /// How often the thread looks if it waits for the end of setting up alone.
 const SELDOM: Duration = Duration::from_millis(100);
 
-/// Time to end for a run that is being set up, unless the recipe sets another one. Files are published whole, so nothing is lost.
+/// Time to end for a run that is being set up, unless the recipe sets another one. Files are
+/// published whole, so nothing is lost.
 const SETUP_LIMIT: Duration = Duration::from_secs(3);
 
-/// How long the disk may take to say what is there.
+/// Time limit for reading the disk's state.
 const LOOK: Duration = Duration::from_millis(300);
 
 /// Seconds that are as good as for ever, and fit into a duration.
@@ -45,7 +47,7 @@ pub(super) struct Deadline {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Where a run stands, as the thread sees it.
+/// State of a run, as the thread sees it.
 #[derive(Debug)]
 pub(super) struct Standing {
     /// The signal that another rank had, by its number; 0 before.
@@ -58,7 +60,7 @@ pub(super) struct Standing {
     is_over: AtomicBool,
 }
 
-/// What the thread waits with.
+/// State that the thread waits on.
 struct Watch {
     /// The deadline of the recipe, if it sets one.
     limit: Option<Duration>,
@@ -71,7 +73,8 @@ struct Watch {
 }
 
 impl Deadline {
-    /// Begins to wait for a signal, if the recipe sets a deadline or the process is the run's: on one rank of each process.
+    /// Begins to wait for a signal, if the recipe sets a deadline or the process is the run's: on
+    /// one rank of each process.
     ///
     /// # Errors
     /// If the process is not the run's to end, or there can be no thread.
@@ -105,18 +108,18 @@ impl Deadline {
 }
 
 impl Standing {
-    /// That of a run that begins now.
+    /// State of a run that starts.
     pub fn new(pulse: Arc<Pulse>) -> Arc<Self> {
         let (told, done, saved) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(NONE));
         Arc::new(Self { told, done, saved, pulse, is_over: AtomicBool::new(false) })
     }
 
-    /// So many steps are done.
+    /// Records that `step` steps are done.
     pub fn done(&self, step: u64) {
         self.done.store(step, Ordering::SeqCst);
     }
 
-    /// The checkpoint of this step is complete. There is none of step 0.
+    /// Records that the checkpoint of this step is complete. Step 0 has no checkpoint.
     pub fn saved(&self, step: u64) {
         self.saved.store(if step == 0 { NONE } else { step }, Ordering::SeqCst);
     }
@@ -165,8 +168,8 @@ impl Watch {
         }
     }
 
-    /// The checkpoint that the folder's pointer names, if that is one of this run's and can be read at once: a save may be there before its last note
-    /// is written.
+    /// The checkpoint that the folder's pointer names, if that is one of this run's and can be read
+    /// at once: a save may be there before its last note is written.
     fn published(&self, done: u64) -> Option<u64> {
         let root = self.root.clone()?;
         let (sender, latest) = std::sync::mpsc::channel();
@@ -179,7 +182,7 @@ impl Watch {
         latest.recv_timeout(LOOK).ok().flatten().filter(|step| *step <= done)
     }
 
-    /// What is said when time is over, and the exit code.
+    /// Message at the deadline, and the exit code.
     fn end(&self, signal: Signal) -> (String, i32) {
         let done = self.standing.done.load(Ordering::SeqCst);
         let saved = self.published(done).unwrap_or_else(|| self.standing.saved.load(Ordering::SeqCst));

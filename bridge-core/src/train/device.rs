@@ -12,7 +12,7 @@ pub enum DeviceError {
     /// The name is not one of ours.
     #[error("device: expected one of flex, cuda, wgpu, vulkan (`:N` chooses the N-th), found `{found}`{hint}")]
     Unknown {
-        /// What the recipe says.
+        /// Value in the recipe.
         found: String,
         /// The nearest valid name.
         hint: String,
@@ -23,7 +23,7 @@ pub enum DeviceError {
          (build with `--features {feature}`; `cargo xtask train RECIPE --device {feature}` does it)"
     )]
     NotCompiledIn {
-        /// What the recipe says.
+        /// Value in the recipe.
         found: String,
         /// The feature to build with.
         feature: String,
@@ -34,7 +34,7 @@ pub enum DeviceError {
         match count { 0 => "none of that kind".to_owned(), _ => format!("{count} of that kind, numbered from 0") }
     )]
     Absent {
-        /// What the recipe says.
+        /// Value in the recipe.
         found: String,
         /// Devices of that kind.
         count: usize,
@@ -46,7 +46,7 @@ pub enum DeviceError {
         place.size, place.rank
     )]
     TooFew {
-        /// What the recipe says.
+        /// Value in the recipe.
         found: String,
         /// The rank that has none.
         place: LocalRank,
@@ -58,9 +58,9 @@ pub enum DeviceError {
 /// A rank among those of its machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LocalRank {
-    /// Its number, from 0.
+    /// Number of the rank, from 0.
     pub rank: usize,
-    /// How many there are.
+    /// Number of ranks.
     pub size: usize,
 }
 
@@ -78,13 +78,15 @@ impl LocalRank {
 /// The device called `name`, without autodiff.
 ///
 /// # Errors
-/// If the name is unknown, its backend is not part of this build, or this machine has no such device.
+/// If the name is unknown, its backend is not part of this build, or this machine has no such
+/// device.
 pub fn select_device(name: &str) -> Result<Device, DeviceError> {
     select_device_of_rank(name, LocalRank::ALONE)
 }
 
-/// The device called `name`, without autodiff, for one of the ranks of a machine. Without a number in the name each rank has a device of
-/// its own, the one of its number; with a number all ranks share that one.
+/// The device called `name`, without autodiff, for one of the ranks of a machine. Without a number
+/// in the name each rank has a device of its own, the one of its number; with a number all ranks
+/// share that one.
 ///
 /// # Errors
 /// As [`select_device`], or if there are fewer devices than ranks.
@@ -104,20 +106,21 @@ pub fn select_device_of_rank(name: &str, place: LocalRank) -> Result<Device, Dev
     })
 }
 
-/// The number of the CUDA device that a rank has to itself, where each rank of its machine has one; none of other devices, of devices that
-/// ranks share by their number, and of names that [`select_device_of_rank`] refuses.
+/// The number of the CUDA device that a rank has to itself, where each rank of its machine has one;
+/// none of other devices, of devices that ranks share by their number, and of names that
+/// [`select_device_of_rank`] refuses.
 pub(super) fn own_cuda_device(name: &str, place: LocalRank) -> Option<usize> {
     let choice = Choice::parse(name).ok().filter(|choice| choice.kind == Kind::Cuda)?;
     let index = choice.own_index(place)?;
     (index.max(place.size - 1) < devices(choice.kind).len()).then_some(index)
 }
 
-/// Whether all ranks of a machine have their tensors on one device that is not the CPU.
+/// True if all ranks of a machine have their tensors on one device that is not the CPU.
 pub(super) fn is_shared_device(name: &str) -> bool {
     Choice::parse(name).is_ok_and(|choice| choice.kind != Kind::Cpu && choice.index.is_some())
 }
 
-/// What CUDA calls the device of a rank; none where it is another sort.
+/// CUDA's number of the device of a rank; `None` for another type of device.
 pub(super) fn cuda_number(name: &str, place: LocalRank) -> Option<usize> {
     match name.split_once(':') {
         Some(("cuda", number)) => number.parse().ok(),
@@ -126,7 +129,8 @@ pub(super) fn cuda_number(name: &str, place: LocalRank) -> Option<usize> {
     }
 }
 
-/// Checks that `name` is one of ours and that this build has its backend. Which devices this machine has is not asked.
+/// Checks that `name` is one of ours and that this build has its backend. Which devices this
+/// machine has is not asked.
 ///
 /// # Errors
 /// If not.
@@ -134,7 +138,7 @@ pub fn check_device_name(name: &str) -> Result<(), DeviceError> {
     Choice::parse(name).map(drop)
 }
 
-/// What a name of a device says.
+/// Parsed name of a device.
 #[derive(Clone, Copy)]
 struct Choice {
     kind: Kind,
@@ -197,7 +201,8 @@ impl Choice {
         }
     }
 
-    /// Number of the device that a rank takes; `None` leaves the choice to the backend, where nobody else is there.
+    /// Number of the device that a rank takes; `None` leaves the choice to the backend, where
+    /// nobody else is there.
     fn index_of_rank(self, place: LocalRank) -> Option<usize> {
         self.index.or((place.size > 1).then_some(place.rank))
     }
@@ -216,7 +221,8 @@ fn devices(kind: Kind) -> Vec<Device> {
     }
 }
 
-/// Graphics adapters by number: discrete GPUs, integrated ones, virtual ones. What computes in software counts only where there is no GPU.
+/// Graphics adapters by number: discrete GPUs, integrated ones, virtual ones. What computes in
+/// software counts only where there is no GPU.
 #[cfg(any(feature = "wgpu", feature = "vulkan"))]
 fn adapters(found: Vec<Device>, of_kind: impl Fn(DeviceKind) -> Device) -> Vec<Device> {
     let numbered = [DeviceKind::DiscreteGpu, DeviceKind::IntegratedGpu, DeviceKind::VirtualGpu];

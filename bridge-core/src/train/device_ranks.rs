@@ -1,4 +1,5 @@
-//! How ranks on CUDA devices exchange data: by NCCL, or through host memory as their launcher connects them.
+//! Communication of ranks on CUDA devices: by NCCL, or through host memory over their launcher's
+//! communicator.
 
 use bridge_dist::comm::Group;
 
@@ -6,8 +7,9 @@ use super::device::own_cuda_device;
 use super::{LocalRank, TrainError, ranks};
 use crate::config::{DistributedBackend, RunConfig};
 
-/// The communicator for the ranks of a run, which `world` connects: NCCL's, where each rank has a CUDA device of its own and
-/// `dist.distributed_backend` is `nccl`, otherwise `world` itself. Collective.
+/// The communicator for the ranks of a run, which `world` connects: NCCL's, where each rank has a
+/// CUDA device of its own and `dist.distributed_backend` is `nccl`, otherwise `world` itself.
+/// Collective.
 ///
 /// # Errors
 /// If this build has no NCCL, or it cannot be started on some rank.
@@ -46,7 +48,8 @@ mod tests {
 
     use super::*;
 
-    /// A device that no machine has: with the feature or without, every rank gets an error that says what to do.
+    /// A device that no machine has: with the feature or without, every rank gets an error that
+    /// says what to do.
     #[test]
     fn nccl_that_cannot_start_is_an_error_on_every_rank() {
         let errors = run_ranks(2, Duration::from_secs(120), |world| {

@@ -1,4 +1,5 @@
-//! Direct preference optimization (Rafailov et al., 2023): the loss of pairs of answers, against the model as it began.
+//! Direct preference optimization (Rafailov et al., 2023): the loss of pairs of answers, against
+//! the model as it began.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -34,7 +35,7 @@ pub(super) fn step_of(config: &RunConfig, own: Box<dyn ForwardStep>) -> Box<dyn 
 pub(super) struct DpoStep {
     beta: f64,
     label_smoothing: f64,
-    /// What the reference says of the next micro-batches.
+    /// Likelihoods of the next micro-batches under the reference.
     references: VecDeque<Arc<Likelihoods>>,
 }
 
@@ -63,7 +64,7 @@ impl ForwardStep for DpoStep {
     }
 }
 
-/// Whether both answers of a pair have tokens that count; padding has none.
+/// True if both answers of a pair have tokens that count; padding has none.
 fn counts(mask: &[f32]) -> bool {
     let (chosen, rejected) = mask.split_at(mask.len() / 2);
     [chosen, rejected].iter().all(|answer| answer.iter().any(|weight| *weight > 0.0))
@@ -103,7 +104,7 @@ fn likelihoods(outputs: &ModelOutputs<'_>) -> Tensor<1> {
     (labels_bt * outputs.batch().loss_mask.clone()).sum_dim(1).reshape([b])
 }
 
-/// What a model says of the rows of a micro-batch.
+/// Likelihoods of the rows of a micro-batch under a model.
 #[derive(Debug, Default)]
 struct Likelihoods(Mutex<Vec<f32>>);
 

@@ -1,5 +1,5 @@
-//! A run of two steps on mock data that shows what the real one needs: memory, time for a step, time for all of it. The first step is not
-//! timed, because allocators and thread pools fill in it.
+//! A run of two steps on mock data that shows what the real one needs: memory, time for a step,
+//! time for all of it. The first step is not timed, because allocators and thread pools fill in it.
 
 use std::path::{Path, PathBuf};
 
@@ -17,10 +17,10 @@ use crate::plan::{self, PlanOptions};
 
 /// Steps of a dry run.
 const STEPS: usize = 2;
-/// What the program itself takes of a process.
+/// Memory of a process without a run.
 const OF_A_PROCESS: u64 = 64 << 20;
 
-/// What a dry run has shown.
+/// Result of a dry run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DryRunReport {
     /// Ranks.
@@ -31,29 +31,32 @@ pub struct DryRunReport {
     pub step_seconds: f64,
     /// Tokens of all ranks in a second.
     pub tokens_per_second: f64,
-    /// Steps of the real run; `None` where it counts epochs, whose length is known when the data has been read.
+    /// Steps of the real run; `None` where it counts epochs, whose length is known when the data
+    /// has been read.
     pub train_iters: Option<usize>,
     /// Time of all of them, in seconds; without evaluations and checkpoints.
     pub total_seconds: Option<f64>,
-    /// The highest resident memory of all processes together, in bytes; `None` on systems that do not say.
+    /// The highest resident memory of all processes together, in bytes; `None` on systems that do
+    /// not say.
     pub peak_bytes: Option<u64>,
-    /// What the plan says, in bytes; `None` for kinds of model that do not say what they cost.
+    /// Planned bytes; `None` for kinds of model without costs.
     pub planned_bytes: Option<u64>,
 }
 
 /// A dry run of a recipe.
 #[derive(Clone, Debug)]
 pub struct DryRun {
-    /// What runs: the recipe's model, layout and batch on mock data. Its logs go to [`folder`](Self::folder).
+    /// Configuration of the short run: the recipe's model, layout and batch on mock data. Its logs
+    /// go to [`folder`](Self::folder).
     pub config: RunConfig,
-    /// Where the short run may leave something. The caller removes it.
+    /// Folder for output of the short run. The caller removes it.
     pub folder: PathBuf,
     train_iters: Option<usize>,
 }
 
 impl DryRun {
-    /// The dry run of `recipe` in a world of this size. The recipe itself is checked as for a run, its data is not read. On all ranks `folder`
-    /// has the same name.
+    /// The dry run of `recipe` in a world of this size. The recipe itself is checked as for a run,
+    /// its data is not read. On all ranks `folder` has the same name.
     ///
     /// # Errors
     /// What is wrong with the recipe, its paths or its tokenizer.
@@ -71,7 +74,7 @@ impl DryRun {
         Ok(Self { config, folder: folder.to_owned(), train_iters })
     }
 
-    /// What watches the run on each rank, and hands the report to `tell` on rank 0.
+    /// Subsystem that watches the run on each rank, and passes the report to `tell` on rank 0.
     pub fn watch(&self, models: ModelRegistry, tell: impl FnOnce(DryRunReport) + Send + 'static) -> Box<dyn Subsystem> {
         Box::new(Watch { train_iters: self.train_iters, models, tell: Some(Box::new(tell)) })
     }
@@ -117,7 +120,7 @@ impl Subsystem for Watch {
 }
 
 impl Watch {
-    /// What all ranks need by the plan, if there is one.
+    /// Planned memory of all ranks, if there is a plan.
     fn planned(&self, config: &RunConfig) -> Option<u64> {
         let plan = plan::plan(config, &self.models, &PlanOptions::default()).ok()?;
         let of_stages: u64 = plan.stages.iter().map(|stage| needed_by_rank(config, stage)).sum();

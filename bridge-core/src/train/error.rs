@@ -70,7 +70,7 @@ pub enum TrainError {
          documents alone"
     )]
     ExtraTensors {
-        /// Their names.
+        /// Names that were found.
         found: String,
     },
     /// Data.
@@ -95,12 +95,12 @@ pub enum TrainError {
     /// A checkpoint.
     #[error(transparent)]
     Checkpoint(Box<CheckpointError>),
-    /// A checkpoint was asked for and there is none.
+    /// A checkpoint was requested and none exists.
     #[error("{key}: there is no checkpoint in {}", path.display())]
     NoCheckpoint {
         /// The setting that asks.
         key: &'static str,
-        /// Where was looked.
+        /// Folder that was searched.
         path: PathBuf,
     },
     /// Weights of another program cannot be started from.
@@ -118,7 +118,7 @@ pub enum TrainError {
         base: PathBuf,
         /// The checksum that the checkpoint names.
         expected: String,
-        /// That of the base.
+        /// Base that was found.
         found: String,
     },
     /// A field of `train_state.json` cannot be understood.
@@ -128,7 +128,7 @@ pub enum TrainError {
         path: PathBuf,
         /// The field.
         field: String,
-        /// What is wrong with it.
+        /// Description of the fault.
         message: String,
     },
     /// The parameters of a checkpoint are not those of the model.
@@ -166,9 +166,9 @@ pub enum TrainError {
     ForeignOptimizerState {
         /// The checkpoint.
         path: PathBuf,
-        /// One of them.
+        /// Name of one of them.
         name: String,
-        /// How many there are.
+        /// Number of them.
         count: usize,
         /// Settings of the optimizer that differ from the checkpoint's, with both values.
         settings: Vec<String>,
@@ -188,7 +188,7 @@ pub enum TrainError {
     /// A loss did not pass validation.
     #[error("{result} ({setting} = false goes on instead)")]
     UnexpectedResult {
-        /// What was found, and where.
+        /// Found result, and its place.
         result: Box<UnexpectedResult>,
         /// The setting that asked to look.
         setting: &'static str,
@@ -204,7 +204,8 @@ pub enum TrainError {
         /// The norm.
         norm: f64,
     },
-    /// Data-parallel replicas have other parameters (`train.check_weight_hash_across_dp_replicas_interval`).
+    /// Data-parallel replicas have other parameters
+    /// (`train.check_weight_hash_across_dp_replicas_interval`).
     #[error("iteration {iteration}: replicas of the model do not have the same parameters; {since}; {found}")]
     ReplicasDiffer {
         /// The last iteration before they were compared.
@@ -214,7 +215,8 @@ pub enum TrainError {
         /// When they were equal.
         since: String,
     },
-    /// `train.max_consecutive_skipped_iterations` iterations in a row had gradients or losses that are not finite.
+    /// `train.max_consecutive_skipped_iterations` iterations in a row had gradients or losses that
+    /// are not finite.
     #[error(
         "iteration {iteration}: the last {count} iterations taught the model nothing, their gradients or losses were not finite \
          (train.max_consecutive_skipped_iterations); {}",
@@ -226,7 +228,7 @@ pub enum TrainError {
     NothingLearned {
         /// The last of them.
         iteration: u64,
-        /// How many there were.
+        /// Number of iterations.
         count: u64,
         /// The checkpoint saved last before the first of them.
         last_good: Option<PathBuf>,
@@ -234,7 +236,7 @@ pub enum TrainError {
     /// A subsystem of the program failed.
     #[error("{name}: {source}")]
     Subsystem {
-        /// Its name.
+        /// Name of the subsystem.
         name: String,
         /// Why.
         source: Box<dyn std::error::Error + Send + Sync>,
@@ -245,7 +247,7 @@ pub enum TrainError {
     /// A log file cannot be written.
     #[error("{what}: {message}")]
     Log {
-        /// Which.
+        /// Name of the input.
         what: String,
         /// Why.
         message: String,
@@ -253,7 +255,7 @@ pub enum TrainError {
     /// The records that a run would go on with are damaged, or no files.
     #[error("{what}: {message}")]
     DamagedLog {
-        /// Which.
+        /// Name of the input.
         what: String,
         /// Why.
         message: String,
@@ -263,7 +265,7 @@ pub enum TrainError {
     Sink {
         /// The setting.
         key: &'static str,
-        /// What is wrong with it.
+        /// Description of the fault.
         message: String,
     },
     /// A folder cannot be written to.
@@ -283,7 +285,7 @@ pub enum TrainError {
         key: &'static str,
         /// The folder.
         path: PathBuf,
-        /// What the system says.
+        /// Message of the system.
         message: String,
     },
     /// Another run writes to a folder of this one.
@@ -325,14 +327,15 @@ pub enum TrainError {
     OtherRank {
         /// The first rank that failed.
         rank: usize,
-        /// What all ranks were doing.
+        /// Activity of all ranks.
         doing: String,
-        /// Whether the input is at fault.
+        /// True if the input is at fault.
         is_bad_input: bool,
         /// The same as a communication error.
         source: CommError,
     },
-    /// The run was asked to stop before it had begun to train. That is no failure; there is nothing to save.
+    /// The run was asked to stop before it had begun to train. That is no failure; there is nothing
+    /// to save.
     #[error("{0}; training had not begun")]
     Stopped(ExitReason),
     /// A rank panicked.
@@ -340,9 +343,9 @@ pub enum TrainError {
     RankPanicked {
         /// The rank.
         rank: usize,
-        /// What it said.
+        /// Message of the panic.
         message: String,
-        /// What it was last seen doing with other ranks.
+        /// Last known operation with other ranks.
         operation: String,
     },
     /// Section timeouts are asked for, and nobody looks at them.
@@ -420,7 +423,7 @@ impl TrainError {
         Self::Log { what: what.into(), message: error.to_string() }
     }
 
-    /// Whether the user's input is at fault (exit code 2) rather than the run (exit code 1).
+    /// True if the user's input is at fault (exit code 2) rather than the run (exit code 1).
     pub fn is_bad_input(&self) -> bool {
         if let Self::Checkpoint(error) = self {
             return error.is_bad_input();

@@ -16,12 +16,14 @@ use crate::logging::{Occasion, Split};
 use crate::model::Batch;
 use crate::timers::TimerLevel;
 
-/// Evaluates the model on `validation.eval_iters` batches of a split (all of it with `validation.full_validation`),
-/// logs the result and tells the subsystems. `None` when the run has no such data.
+/// Evaluates the model on `validation.eval_iters` batches of a split (all of it with
+/// `validation.full_validation`), logs the result and tells the subsystems. `None` when the run has
+/// no such data.
 ///
 /// The model's values are untouched: inference copies that share its memory are evaluated.
 ///
-/// A signal, the cancel handle or `train.exit_duration_in_mins` stops it: `None` too, and the loop exits at its next look.
+/// A signal, the cancel handle or `train.exit_duration_in_mins` stops it: `None` too, and the loop
+/// exits at its next look.
 ///
 /// # Errors
 /// Data that cannot be read; ranks that cannot communicate.
@@ -29,7 +31,7 @@ pub fn evaluate(run: &mut TrainingRun, split: Split) -> Result<Option<Evaluation
     Ok(evaluate_at(run, split, Occasion::DuringTraining)?.report())
 }
 
-/// How an evaluation ended.
+/// End of an evaluation.
 #[derive(Debug)]
 pub(super) enum Evaluation {
     /// The run has no such data.
@@ -103,14 +105,14 @@ pub(super) fn evaluate_at(run: &mut TrainingRun, split: Split, occasion: Occasio
     Ok(Evaluation::Done(report))
 }
 
-/// What the batches of an evaluation add up to on this rank.
+/// Sums over the batches of an evaluation on this rank.
 struct Totals {
     losses: Losses,
     /// Name of the loss that the model is judged by.
     objective: &'static str,
     /// Micro-batches.
     num_passes: u64,
-    /// Of the text, if each sample knows its own.
+    /// Bytes of the text, if each sample knows its own.
     num_bytes: Option<u64>,
 }
 
@@ -182,7 +184,8 @@ fn evaluate_window(
     Ok(batches.len())
 }
 
-/// Bytes of the samples of all ranks, if each knows its own. Context-parallel ranks count the same samples.
+/// Bytes of the samples of all ranks, if each knows its own. Context-parallel ranks count the same
+/// samples.
 fn bytes_of_all_ranks(run: &TrainingRun, mine: Option<u64>) -> Result<Option<u64>, TrainError> {
     let mut figures = [mine.unwrap_or(0) as f64, f64::from(u8::from(mine.is_none()))];
     ranks::sum(run.groups.data(), &mut figures)?;

@@ -1,5 +1,5 @@
-//! Runs the forward and backward pass of one micro-batch over a chunk's segments, cutting the graph where activations
-//! are recomputed. A chunk may be a whole model or a pipeline stage of one.
+//! Runs the forward and backward pass of one micro-batch over a chunk's segments, cutting the graph
+//! where activations are recomputed. A chunk may be a whole model or a pipeline stage of one.
 
 use std::ops::Range;
 
@@ -35,17 +35,19 @@ pub enum ExecutorError {
 #[derive(Clone, Debug)]
 pub struct Executor {
     regions: Vec<Region>,
-    /// Whether the graph of the last region stays even if the region is recomputed.
+    /// True if the graph of the last region is kept even if the region is recomputed.
     keeps_last_graph: bool,
-    /// The first segment that uses a parameter which is trained; none before it needs a backward, unless the stage before does.
+    /// The first segment that uses a parameter which is trained; none before it needs a backward,
+    /// unless the stage before does.
     first_trained: usize,
     observers: Observers,
     offload: Option<SegmentOffload>,
 }
 
-/// What happens around the regions of a pass. Errors are those of ranks that communicate there.
+/// Callbacks around the regions of a pass. Errors are those of ranks that communicate there.
 pub trait RegionHooks {
-    /// A region is about to run, forward or, where it is recomputed, again for its backward: the last chance to give its parameters values.
+    /// A region is about to run, forward or, where it is recomputed, again for its backward: the
+    /// last chance to give its parameters values.
     ///
     /// # Errors
     /// If they cannot be gathered.
@@ -59,10 +61,12 @@ pub trait RegionHooks {
     /// Turns the loss sum into the scalar to differentiate.
     fn objective(&mut self, loss_sum: Tensor<1>) -> Tensor<1>;
 
-    /// Takes a parameter's gradient, possibly one of several parts (a tied weight has one for each region that uses it), which add up.
+    /// Takes a parameter's gradient, possibly one of several parts (a tied weight has one for each
+    /// region that uses it), which add up.
     fn gradient(&mut self, name: &str, gradient: Tensor<1>);
 
-    /// Backward has left these segments: gradients of parameters that no earlier segment uses are complete.
+    /// Backward has left these segments: gradients of parameters that no earlier segment uses are
+    /// complete.
     ///
     /// # Errors
     /// If they cannot be sent.
@@ -74,9 +78,9 @@ pub trait RegionHooks {
 /// A region about to run, and the one that comes next.
 #[derive(Clone, Copy, Debug)]
 pub struct Around<'a> {
-    /// Its segments.
+    /// Segments of the region.
     pub segments: &'a Range<usize>,
-    /// Those of the region that runs after it, if there is one.
+    /// Segments of the region that runs after it, if there is one.
     pub next: Option<&'a Range<usize>>,
     index: usize,
     regions: &'a [Region],
@@ -90,8 +94,8 @@ impl<'a> Around<'a> {
     }
 }
 
-/// A micro-batch between its forward and its backward pass through a chunk: the graphs and boundary activations that backward
-/// needs. Dropping it frees them.
+/// A micro-batch between its forward and its backward pass through a chunk: the graphs and boundary
+/// activations that backward needs. Dropping it frees them.
 #[derive(Debug)]
 pub struct InFlight {
     regions: Vec<Pending>,
@@ -100,7 +104,7 @@ pub struct InFlight {
 /// One region after its forward pass.
 #[derive(Debug)]
 struct Pending {
-    /// Which.
+    /// Index of the segment.
     index: usize,
     /// The region's input, each tensor a leaf of its graph.
     input: Boundary,
@@ -138,14 +142,15 @@ impl Executor {
         Self { observers: observers.clone(), ..self }
     }
 
-    /// Recomputes the last region too, where it is to be recomputed: for schedules with other work between its forward and its backward.
-    /// Otherwise its graph stays where the model ends, because dropping it would save nothing.
+    /// Recomputes the last region too, where it is to be recomputed: for schedules with other work
+    /// between its forward and its backward. Otherwise its graph stays where the model ends,
+    /// because dropping it would save nothing.
     pub fn recomputing_last(self) -> Self {
         Self { keeps_last_graph: false, ..self }
     }
 
-    /// The output of a chunk, region by region, without gradients or dropout. `input` is what the stage before sent, without tensors where
-    /// the model begins.
+    /// The output of a chunk, region by region, without gradients or dropout. `input` is what the
+    /// stage before sent, without tensors where the model begins.
     ///
     /// # Errors
     /// Those of `hooks`, and other tensors than the model declares.
@@ -168,8 +173,8 @@ impl Executor {
         Ok(SegmentOutput::Boundary(input))
     }
 
-    /// The forward pass of a chunk that is trained. `input` is what the stage before sent, without a graph, and without tensors where the
-    /// model begins.
+    /// The forward pass of a chunk that is trained. `input` is what the stage before sent, without
+    /// a graph, and without tensors where the model begins.
     ///
     /// Returns what backward needs and the chunk's output, without its graph.
     ///
@@ -218,10 +223,12 @@ impl Executor {
         Ok((InFlight { regions }, SegmentOutput::Boundary(input.map(Tensor::without_autodiff))))
     }
 
-    /// The backward pass of a micro-batch, with the chunk and context of its forward pass. The second of the pair has the gradients of the
-    /// chunk's output from the stage that comes after; none where the chunk ends with the loss.
+    /// The backward pass of a micro-batch, with the chunk and context of its forward pass. The
+    /// second of the pair has the gradients of the chunk's output from the stage that comes after;
+    /// none where the chunk ends with the loss.
     ///
-    /// Returns the gradients of the chunk's input, without a graph: a tensor that nothing read has one of zeros.
+    /// Returns the gradients of the chunk's input, without a graph: a tensor that nothing read has
+    /// one of zeros.
     ///
     /// # Errors
     /// Those of `hooks`, and other tensors than the model declares.
@@ -270,7 +277,8 @@ impl Executor {
         Ok(checked(chunk, 0, gradients, context.batch)?)
     }
 
-    /// Looks at the gradients of the boundary before a segment, in steps whose tensors are looked at.
+    /// Looks at the gradients of the boundary before a segment, in steps whose tensors are looked
+    /// at.
     fn look_at_gradients(&self, (chunk, segment): (&dyn ModelChunk, usize), gradients: &Boundary) {
         if self.observers.looks_at_gradients()
             && let Some(gradient) = gradients.get(HIDDEN_STATES)
@@ -303,8 +311,9 @@ fn without_autodiff(output: &SegmentOutput) -> SegmentOutput {
     }
 }
 
-/// Backward of one region from the gradients of its output. Returns those of its input: of a tensor that the region passes on, the gradient
-/// behind it and that of what read it in the region; none of a tensor that nothing reads.
+/// Backward of one region from the gradients of its output. Returns those of its input: of a tensor
+/// that the region passes on, the gradient behind it and that of what read it in the region; none
+/// of a tensor that nothing reads.
 fn region_backward(
     chunk: &dyn ModelChunk,
     input: Boundary,
@@ -338,8 +347,8 @@ fn region_backward(
     input_gradients
 }
 
-/// What to differentiate so that each tensor which a region made gets its gradient, which is taken out of `gradients`:
-/// `d(sum(tensor * gradient)) / d(tensor)` is exactly `gradient`.
+/// Scalar to differentiate so that each tensor which a region made gets its gradient, which is
+/// taken out of `gradients`: `d(sum(tensor * gradient)) / d(tensor)` is exactly `gradient`.
 fn seed(boundary: &Boundary, gradients: &mut Boundary) -> Option<Tensor<1>> {
     let term = |(name, tensor): (&str, &Tensor<3>)| {
         let gradient = gradients.remove(name)?;

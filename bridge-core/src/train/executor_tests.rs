@@ -49,7 +49,8 @@ fn recomputing_changes_nothing() {
     let models: [(Build, usize); 3] = [
         (|| toy(5, FloatDType::F32), 21),
         (|| toy(5, FloatDType::BF16), 21),
-        // Seven layers of four parameters, four products with the encoder's output, two mixes of streams, five tables, a norm.
+        // Seven layers of four parameters, four products with the encoder's output, two mixes of
+        // streams, five tables, a norm.
         (|| two_stacks(0..7), 40),
     ];
     for (build, parameters) in models {
@@ -74,8 +75,8 @@ fn recomputing_changes_nothing() {
             for (name, gradient) in &expected {
                 let norm = gradient.iter().map(|v| v * v).sum::<f32>().sqrt();
                 let pairs = || gradient.iter().zip(&found[name]);
-                // The gradients of a shared embedding, and of a tensor that more than its successor reads, are summed in another order
-                // when the graph is cut.
+                // The gradients of a shared embedding, and of a tensor that more than its successor
+                // reads, are summed in another order when the graph is cut.
                 let same = match (name.as_str(), parameters) {
                     ("embedding", _) => pairs().all(|(a, b)| (a - b).abs() <= 0.02 * a.abs().max(1e-3)),
                     (_, 21) => pairs().all(|(a, b)| a.to_bits() == b.to_bits()),

@@ -6,7 +6,8 @@ use super::exit_reason::ExitReason;
 use super::run::TrainingRun;
 use super::subsystem::Verdict;
 
-/// Saves a checkpoint where one is due, or `verdict` or an evaluation asks for it, and says whether to stop. Saves at most once.
+/// Saves a checkpoint where one is due, or `verdict` or an evaluation asks for it, and says whether
+/// to stop. Saves at most once.
 pub(super) fn checkpoint_and_decide_exit(
     run: &mut TrainingRun,
     mut verdict: Verdict,

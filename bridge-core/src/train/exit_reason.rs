@@ -24,12 +24,13 @@ pub enum ExitReason {
 }
 
 impl ExitReason {
-    /// Whether training has come to its end, rather than stopped on the way.
+    /// True if training has ended, rather than stopped early.
     pub fn is_end(&self) -> bool {
         matches!(self, Self::Completed | Self::Over(_))
     }
 
-    /// Exit code of the process: 0, 16 or 17 from the rerun state machine, what a subsystem asks for, 128 + n after signal n.
+    /// Exit code of the process: 0, 16 or 17 from the rerun state machine, what a subsystem asks
+    /// for, 128 + n after signal n.
     pub fn exit_code(&self) -> i32 {
         match self {
             Self::Completed | Self::Over(_) | Self::Cancelled | Self::Duration(_) | Self::Interval(_) => 0,

@@ -1,4 +1,5 @@
-//! How a run hears that it should stop: signals, the cancel handle, the clock. What any rank hears, all ranks heed together.
+//! Stop requests of a run: signals, the cancel handle, the clock. Stop requests are agreed across
+//! ranks.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,23 +22,24 @@ use crate::resilience::{Pulse, Signal, SignalWatcher};
 pub struct CancelHandle(Arc<AtomicBool>);
 
 impl CancelHandle {
-    /// Asks the run to save a checkpoint (if it saves any) and stop. A step that is not complete then counts for nothing.
+    /// Asks the run to save a checkpoint (if it saves any) and stop. A step that is not complete
+    /// then counts for nothing.
     pub fn cancel(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Whether that was asked.
+    /// True if cancellation was requested.
     pub fn is_cancelled(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Whether anyone else has it.
+    /// True if another handle to it exists.
     pub(super) fn is_shared(&self) -> bool {
         Arc::strong_count(&self.0) > 1
     }
 }
 
-/// Where one rank hears that it should stop.
+/// Stop requests on one rank.
 #[derive(Clone, Copy)]
 pub(super) struct Requests<'a> {
     pub signals: Option<&'a SignalWatcher>,
@@ -47,19 +49,20 @@ pub(super) struct Requests<'a> {
 }
 
 impl Requests<'_> {
-    /// The number of the signal that arrived, and whether the run was cancelled: figures of which the largest over all ranks decide.
+    /// The number of the signal that arrived, and whether the run was cancelled: figures of which
+    /// the largest over all ranks decide.
     pub fn figures(&self) -> [f64; 2] {
         self.pulse.beat();
         let signal = self.signals.and_then(SignalWatcher::received);
         [f64::from(signal.map_or(0, Signal::number)), f64::from(u8::from(self.cancel.is_cancelled()))]
     }
 
-    /// Whether anything could ask.
+    /// True if a stop request is possible.
     pub fn can_come(&self) -> bool {
         self.signals.is_some() || self.cancel.is_shared()
     }
 
-    /// What the largest figures say.
+    /// Exit reason of the largest figures over all ranks.
     pub fn reason([signal, cancelled]: [f64; 2]) -> Option<ExitReason> {
         let signal = Signal::ALL.into_iter().find(|known| f64::from(known.number()) == signal);
         signal.map(ExitReason::Signal).or_else(|| (cancelled > 0.0).then_some(ExitReason::Cancelled))
@@ -113,7 +116,7 @@ impl Exits {
         Ok(())
     }
 
-    /// Where the run stands, for whom ends it at its deadline.
+    /// State of the run, for the thread that ends it at its deadline.
     pub fn standing(&self) -> &Arc<Standing> {
         &self.standing
     }
@@ -130,13 +133,14 @@ impl Exits {
         }
     }
 
-    /// What this rank hears.
+    /// Stop requests on this rank.
     pub fn requests(&self) -> Requests<'_> {
         Requests { signals: self.signals.as_ref(), cancel: &self.cancel, pulse: &self.pulse }
     }
 
-    /// What asks for an exit from outside, on any rank, so that all ranks decide alike: a watched signal that arrived, of several the one
-    /// with the largest number, or cancellation. With it comes the largest `figure` of all ranks.
+    /// Stop request from outside, on any rank, so that all ranks decide alike: a watched signal
+    /// that arrived (the one with the largest number), or cancellation. Returns the largest
+    /// `figure` of all ranks too.
     fn on_all_ranks(&self, groups: &ProcessGroups, figure: f64) -> Result<(Option<ExitReason>, f64), TrainError> {
         let [signal, cancelled] = self.requests().figures();
         let mut figures = [signal, cancelled, figure];
@@ -153,7 +157,8 @@ impl Exits {
         self.started.elapsed().as_secs_f64() / 60.0
     }
 
-    /// The signal, cancellation or clock of any rank that asks for an exit. All ranks call this together.
+    /// The signal, cancellation or clock of any rank that asks for an exit. All ranks call this
+    /// together.
     pub fn requested(&self, config: &RunConfig, groups: &ProcessGroups) -> Result<Option<ExitReason>, TrainError> {
         // Of several clocks the one that is ahead.
         let (reason, minutes) = self.on_all_ranks(groups, self.minutes())?;
@@ -164,8 +169,8 @@ impl Exits {
         Ok(reason.or_else(|| is_over.then_some(ExitReason::Duration(minutes))))
     }
 
-    /// The signal or cancellation that has asked for an exit on any rank, where nothing is left to do that could take time. All ranks call
-    /// this together.
+    /// The signal or cancellation that has asked for an exit on any rank, where nothing is left to
+    /// do that could take time. All ranks call this together.
     pub fn asked_for(&self, groups: &ProcessGroups) -> Result<Option<ExitReason>, TrainError> {
         Ok(self.on_all_ranks(groups, self.minutes())?.0)
     }
@@ -181,7 +186,8 @@ impl Exits {
         self.looks.wanted(most)
     }
 
-    /// Says that `count` more micro-batches of a step are done, of which there are more, and looks whether to stop if it is time to.
+    /// Says that `count` more micro-batches of a step are done, of which there are more, and looks
+    /// whether to stop if it is time to.
     pub fn look_within_step(&mut self, groups: &ProcessGroups, count: usize) -> Result<Option<ExitReason>, TrainError> {
         self.looks.since += count;
         if self.looks.since < self.looks.interval() {
@@ -200,11 +206,12 @@ const INTERVAL: Duration = Duration::from_secs(1);
 
 /// When ranks look, within a step, whether one of them was asked to stop.
 ///
-/// All must look after the same micro-batch, or some would wait for others that have left. So they agree on how long a micro-batch takes
-/// each time they look, and work out from that after how many they look again. Steps that take no longer than [`INTERVAL`] cost nothing.
+/// All must look after the same micro-batch, or some would wait for others that have left. So they
+/// agree on how long a micro-batch takes each time they look, and work out from that after how many
+/// they look again. Steps that take no longer than [`INTERVAL`] cost nothing.
 #[derive(Debug)]
 struct StopLooks {
-    /// Whether anything could ask.
+    /// True if a stop request is possible.
     is_possible: bool,
     /// Seconds that a micro-batch takes on the slowest rank, once that is known.
     pace: Option<f64>,

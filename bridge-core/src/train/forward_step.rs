@@ -1,4 +1,4 @@
-//! How a micro-batch becomes a loss: the step users may replace.
+//! Computation of a loss from a micro-batch: the step that users may replace.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -43,8 +43,9 @@ pub trait ForwardStep: Send {
     /// Moves a micro-batch to the device; the place for custom masks or positions.
     fn prepare(&mut self, micro_batch: &MicroBatch, device: &Device) -> Batch;
 
-    /// A loss of the program's own, computed where the model ends from its outputs (hidden states, logits), instead of the model's. It is
-    /// asked for before each pass of a micro-batch, on all ranks, in training and in evaluation. By default there is none.
+    /// Custom loss, computed at the end of the model from its outputs (hidden states, logits),
+    /// instead of the model's loss. It is requested before each pass of a micro-batch, on all
+    /// ranks, in training and in evaluation. The default is `None`.
     ///
     /// It is reported by its own name ([`OutputLoss::name`]), with what it records, beside what
     /// [`report`](Self::report) adds.
@@ -52,27 +53,29 @@ pub trait ForwardStep: Send {
         None
     }
 
-    /// What the head of the reference computes: the model as the run began it, frozen, which runs with `[dpo]` have. It is asked for before
-    /// [`own_loss`](Self::own_loss) of the same micro-batch, and computed before that.
+    /// Loss of the reference's head: the frozen model from the start of the run, which runs with
+    /// `[dpo]` have. It is requested before [`own_loss`](Self::own_loss) of the same micro-batch,
+    /// and computed before that.
     fn reference_loss(&mut self, _batch: &Batch) -> Option<Arc<dyn OutputLoss>> {
         None
     }
 
-    /// The quantity to minimise, as a sum over tokens, from the model's loss sum. The loop divides by tokens and
-    /// micro-batches. By default the model's own.
+    /// The quantity to minimise, as a sum over tokens, from the model's loss sum. The loop divides
+    /// by tokens and micro-batches. By default the model's own.
     fn objective(&mut self, loss_sum: Tensor<1>, _batch: &Batch) -> Tensor<1> {
         loss_sum
     }
 
-    /// Whether the kernels that [`objective`](Self::objective) launches are the same for all micro-batches of one shape, and read all that differs
-    /// from the batch: only then may a micro-batch be recorded once and replayed for the others (`model.cuda_graph_impl`). A step that has a
-    /// [loss of its own](Self::own_loss) is not.
+    /// True if the kernels that [`objective`](Self::objective) launches are the same for all
+    /// micro-batches of one shape, and read all differences from the batch: only then may a
+    /// micro-batch be recorded once and replayed for the others (`model.cuda_graph_impl`). A step
+    /// with a [custom loss](Self::own_loss) is not recordable.
     fn is_recordable(&self) -> bool {
         false
     }
 
-    /// Names of all losses that an evaluation reports, so that a `validation.metric` that is none of them is refused before training. By
-    /// default they are not known.
+    /// Names of all losses that an evaluation reports, so that a `validation.metric` that is none
+    /// of them is refused before training. By default they are not known.
     fn loss_names(&self) -> Option<Vec<&'static str>> {
         None
     }

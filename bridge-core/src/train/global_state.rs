@@ -1,11 +1,11 @@
-//! What a run is and how far it is. Plain data.
+//! Identity and progress of a run. Plain data.
 
 use std::sync::Arc;
 
 use crate::checkpoint::TrainState;
 use crate::config::RunConfig;
 
-/// What a run is and how far it is.
+/// Identity and progress of a run.
 #[derive(Clone, Debug)]
 pub struct GlobalState {
     /// The configuration.

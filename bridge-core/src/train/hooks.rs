@@ -1,4 +1,5 @@
-//! What the loop does around the regions of a pass: parameters before, gradients after, reductions under way.
+//! Work of the loop around the regions of a pass: parameters before, gradients after, reductions in
+//! flight.
 
 use std::ops::Range;
 
@@ -10,7 +11,7 @@ use super::forward_step::ForwardStep;
 use crate::model::{Batch, ModelChunk};
 use crate::optim::{GradientBuffer, GradientReducer, ShardedParameters};
 
-/// Which micro-batch of a step a pass is over, as far as reductions care.
+/// Position of a micro-batch in a step, for reductions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reduce {
     /// Gradients are only accumulated.

@@ -1,4 +1,4 @@
-//! What steps read: data, and what is known of its tokens.
+//! Inputs of steps: data, and facts about its tokens.
 
 use std::collections::BTreeMap;
 
@@ -15,14 +15,15 @@ pub(super) struct Inputs {
     pub data: RunData,
     /// The tokenizer's files, as they are saved with each checkpoint.
     pub tokenizer_files: BTreeMap<String, Bytes>,
-    /// What checkpoints say of the run and its data.
+    /// Record of the run and its data in checkpoints.
     pub lineage: serde_json::Value,
     /// Rows of the model's embedding.
     pub padded_vocab_size: usize,
 }
 
 impl Inputs {
-    /// The next `count` micro-batches of a step, in order, of a run that has consumed `consumed` samples. All ranks call this together.
+    /// The next `count` micro-batches of a step, in order, of a run that has consumed `consumed`
+    /// samples. All ranks call this together.
     pub fn next_micro_batches(
         &mut self,
         (groups, timers): (&ProcessGroups, &Timers),

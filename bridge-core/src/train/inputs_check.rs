@@ -1,5 +1,6 @@
-//! What a run would refuse before its first step for what lies on this machine: text, token files, tokenizer, model section, checkpoint to
-//! start from. Folders that it writes to are checked, too. Nothing is written, and each problem is the one that the run itself would report.
+//! What a run would refuse before its first step for what lies on this machine: text, token files,
+//! tokenizer, model section, checkpoint to start from. Folders that it writes to are checked, too.
+//! Nothing is written, and each problem is the one that the run itself would report.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -64,7 +65,8 @@ pub fn check_inputs(config: &RunConfig, registry: &Registry) -> Result<(), Confi
     errors.into_result(())
 }
 
-/// Whether all that `[peft]` or `model.freeze_parameters` names is in the model. A model that cannot be built is another problem.
+/// Checks that everything that `[peft]` or `model.freeze_parameters` names is in the model. A model
+/// that cannot be built is another problem.
 fn check_adapter(config: &RunConfig, registry: &Registry) -> Result<(), ModelBuildError> {
     let Ok(model) = registry.models.config(&config.model) else {
         return Ok(());

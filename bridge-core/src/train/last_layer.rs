@@ -1,10 +1,11 @@
-//! What a run refuses where a program has put a layer in place of the model's output projection.
+//! Refusals of a run whose program has replaced the model's output projection.
 
 use super::TrainError;
 use crate::config::RunConfig;
 use crate::model::{Adapter, Declarations, ModelBuildError};
 
-/// Refuses a layer in place of the output projection where the model has not taken it, or what the recipe asks for needs the projection.
+/// Refuses a layer in place of the output projection where the model has not taken it, or what the
+/// recipe asks for needs the projection.
 pub(super) fn check(
     config: &RunConfig,
     adapter: Option<&dyn Adapter>,

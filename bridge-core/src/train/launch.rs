@@ -13,15 +13,17 @@ use super::device_ranks::over_devices;
 use super::ranks::process_groups;
 use crate::config::RunConfig;
 
-/// How long ranks wait for each other, as `dist.distributed_timeout_minutes` says.
+/// Time limit for other ranks, from `dist.distributed_timeout_minutes`.
 pub fn rank_timeout(config: &RunConfig) -> Duration {
     Duration::from_secs((config.dist.distributed_timeout_minutes as u64).saturating_mul(60))
 }
 
-/// Runs `program` on `config.parallel.world_size` ranks, each a thread with a thread pool of its own, and returns their results in rank order.
+/// Runs `program` on `config.parallel.world_size` ranks, each a thread with a thread pool of its
+/// own, and returns their results in rank order.
 ///
-/// A rank's pool has `train.num_threads` threads, by default its share of the CPU's cores. `program` usually makes options and calls
-/// [`pretrain`](super::pretrain); options are made once for each rank.
+/// A rank's pool has `train.num_threads` threads, by default its share of the CPU's cores.
+/// `program` usually makes options and calls [`pretrain`](super::pretrain); options are made once
+/// for each rank.
 ///
 /// ```ignore
 /// let reports = run_on_threads(&config, rank_timeout(&config), |groups| {
@@ -39,8 +41,9 @@ pub fn run_on_threads<T: Send>(
     run_on_wrapped_threads(config, timeout, |world| world, program)
 }
 
-/// As [`run_on_threads`], but each rank first wraps its communicator of the world, and with it all its groups: in one that counts, or in one
-/// that is slow. A run of one rank has no communicator to wrap.
+/// As [`run_on_threads`], but each rank first wraps its communicator of the world, and with it all
+/// its groups: in one that counts, or in one that is slow. A run of one rank has no communicator to
+/// wrap.
 ///
 /// # Errors
 /// As [`run_on_threads`].
@@ -54,8 +57,9 @@ pub fn run_on_wrapped_threads<T: Send>(
     run_on_threads_with(devices, config, timeout, wrap, program)
 }
 
-/// As [`run_on_wrapped_threads`], but whether ranks exchange the memory of a device that they share is said, rather than found in
-/// `config.device`: on the CPU, where tensors are in host memory already, they do not unless it is said.
+/// As [`run_on_wrapped_threads`], but whether ranks exchange the memory of a device that they share
+/// is said, rather than found in `config.device`: on the CPU, where tensors are in host memory
+/// already, they do not unless it is said.
 ///
 /// # Errors
 /// As [`run_on_threads`].
@@ -79,7 +83,8 @@ pub fn run_on_threads_with<T: Send>(
             .build()
             .map_err(|error| TrainError::RankNotStarted { rank, message: error.to_string() })?;
         let (program, wrap) = (&program, &wrap);
-        // The group is handed in by value: when the rank ends, its last communicator goes, and the others notice.
+        // The group is handed in by value: when the rank ends, its last communicator goes, and the
+        // others notice.
         catch_comm_error(|| pool.install(move || program(process_groups(config, wrap(over_devices(config, world)?))?)))
     });
     outcome.map_err(first_failure)
@@ -91,10 +96,11 @@ fn share_of_cpu(ranks: usize) -> usize {
     (cores / ranks).max(1)
 }
 
-/// Runs `work`; a communication error that had to leave a forward or backward pass as a panic becomes an ordinary error.
+/// Runs `work`; a communication error that had to leave a forward or backward pass as a panic
+/// becomes an ordinary error.
 ///
-/// Burn's operations cannot return errors, so regions that communicate inside a model panic with the [`CommError`] as payload. Other panics
-/// go on.
+/// Burn's operations cannot return errors, so regions that communicate inside a model panic with
+/// the [`CommError`] as payload. Other panics go on.
 pub(super) fn catch_comm_error<T>(work: impl FnOnce() -> Result<T, TrainError>) -> Result<T, TrainError> {
     // What `work` holds is dropped or only read for its report afterwards.
     match catch_unwind(AssertUnwindSafe(work)) {

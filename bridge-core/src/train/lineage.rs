@@ -1,4 +1,5 @@
-//! What a run goes on from, compared with what it is: settings, tokenizer, data. What would ruin it without a word is an error or a warning here.
+//! Comparison of a run with the checkpoint that it resumes from: settings, tokenizer, data.
+//! Differences that would ruin the run are errors or warnings.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,21 +23,21 @@ use crate::config::{
 
 /// The key of [`Record`] in `train_state.json`.
 const KEY: &str = "lineage";
-/// That of [`Reads`] in it.
+/// Key of [`Reads`] in the record.
 const READS: &str = "reads";
 
-/// What a checkpoint says of its run, so that the next one can be compared with it.
+/// Record of a run in its checkpoints, for comparison with the next run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Record {
     /// The run, in every line of its `metrics.jsonl`.
     run: String,
-    /// What it read text with.
+    /// Tokenizer of the run.
     tokenizer: Option<TokenizerRecord>,
     /// The token files that it read.
     data: Vec<TokenFile>,
     /// Ranks that read different samples.
     data_parallel_size: usize,
-    /// What else it read; `None` in checkpoints of earlier releases.
+    /// Other inputs of the run; `None` in checkpoints of earlier releases.
     #[serde(default)]
     reads: Option<Reads>,
 }
@@ -47,22 +48,22 @@ struct TokenizerRecord {
     vocab_size: usize,
 }
 
-/// A run and the checkpoint that it goes on from.
+/// Run and the checkpoint that it resumes from.
 pub(super) struct Lineage {
     /// Name of the run in its records: that of the run it resumes, else a new one.
     pub run: String,
     base: Option<Base>,
 }
 
-/// What is known of the checkpoint.
+/// Facts about the parent checkpoint.
 struct Base {
     path: PathBuf,
     iteration: u64,
     consumed: u64,
     weights_only: bool,
-    /// Whether it is `checkpoint.pretrained_checkpoint`.
+    /// True if it is `checkpoint.pretrained_checkpoint`.
     is_pretrained: bool,
-    /// Whether it is one of an adapter.
+    /// True if it is a checkpoint of an adapter.
     has_adapter: bool,
     /// Settings that differ.
     changes: Vec<Change>,
@@ -74,8 +75,8 @@ impl Lineage {
     /// Compares the recipe of a run with that of the checkpoint `start`.
     ///
     /// # Errors
-    /// All settings that change what the model computes and that `checkpoint.allow_model_changes` does not name; a checkpoint that cannot be
-    /// understood.
+    /// All settings that change what the model computes and that `checkpoint.allow_model_changes`
+    /// does not name; a checkpoint that cannot be understood.
     pub fn of(config: &RunConfig, kinds: &Kinds, start: Option<&Start>) -> Result<Self, TrainError> {
         let Some(start) = start else {
             return Ok(Self { run: new_name(), base: None });
@@ -88,12 +89,14 @@ impl Lineage {
         Ok(lineage)
     }
 
-    /// The tokenizer of the checkpoint, if it has one: what a run that trained its own reads text with.
+    /// The tokenizer of the checkpoint, if it has one: what a run that trained its own reads text
+    /// with.
     pub fn tokenizer(&self) -> Option<&Arc<HuggingFaceTokenizer>> {
         self.base.as_ref()?.tokenizer.as_ref()
     }
 
-    /// Settings that ask for another model, or for another tokenizer where the run trained its own: it goes on with the checkpoint's.
+    /// Settings that ask for another model, or for another tokenizer where the run trained its own:
+    /// it goes on with the checkpoint's.
     fn check_settings(&self, config: &RunConfig) -> Result<(), ConfigErrors> {
         let Some(base) = &self.base else { return Ok(()) };
         let refused = base.changes_of(Concerns::Function).filter(|change| change.key.starts_with(MODEL));
@@ -134,8 +137,8 @@ impl Lineage {
         Ok(Known { record: saved(&record)?, warnings })
     }
 
-    /// Notes the models that a run reads besides its own in `record`, which is empty on all ranks but the first. Returns what is to be said of
-    /// them.
+    /// Notes the models that a run reads besides its own in `record`, which is empty on all ranks
+    /// but the first. Returns what is to be said of them.
     ///
     /// # Errors
     /// None that a run can meet: what was written is read back.
@@ -177,12 +180,12 @@ impl Lineage {
     }
 }
 
-/// What [`Lineage::check_data`] found.
+/// Result of [`Lineage::check_data`].
 #[derive(Default)]
 pub(super) struct Known {
-    /// What checkpoints of the run say of it.
+    /// Record of the run for its checkpoints.
     pub record: Value,
-    /// What the user has to know.
+    /// Warnings for the user.
     pub warnings: Vec<String>,
 }
 
@@ -230,7 +233,8 @@ impl Base {
         })
     }
 
-    /// An adapter where there was none, another than that of the checkpoint, or none where there was one.
+    /// An adapter where there was none, another than that of the checkpoint, or none where there
+    /// was one.
     fn refused_of_adapter(&self, config: &RunConfig) -> Vec<ConfigError> {
         let refusal = |key: &str, found: &str, expected: &str, hint: &str| {
             let Self { path, iteration, .. } = self;
@@ -395,7 +399,8 @@ impl Base {
         now.changed(before, base, tokenizer)
     }
 
-    /// Compares the tokenizer of a run with that of the checkpoint. Runs without one read ids, which say nothing of where they come from.
+    /// Compares the tokenizer of a run with that of the checkpoint. Runs without one read ids,
+    /// which say nothing of where they come from.
     fn check_tokenizer(
         &self,
         config: &RunConfig,

@@ -10,10 +10,11 @@ use bridge_data::outside;
 use super::TrainError;
 use crate::config::RunConfig;
 
-/// The locked file of a folder. It stays behind; only the lock on it counts, and the system drops that with the process.
+/// The locked file of a folder. It stays behind; only the lock on it counts, and the system drops
+/// that with the process.
 const FILE: &str = ".lock";
 
-/// How long a run that is started again waits for what is left of the start before.
+/// Time limit for a restarted run to wait for the remains of the earlier start.
 const PATIENCE: Duration = Duration::from_secs(30);
 const INTERVAL: Duration = Duration::from_millis(50);
 
@@ -24,8 +25,9 @@ pub(super) struct RunLock {
 }
 
 impl RunLock {
-    /// Locks `checkpoint.save` and `logger.log_dir`, which are made if they do not exist. A run that is started again after a fault waits for
-    /// processes of the start before, which may live on for a moment.
+    /// Locks `checkpoint.save` and `logger.log_dir`, which are made if they do not exist. A run
+    /// that is started again after a fault waits for processes of the start before, which may live
+    /// on for a moment.
     ///
     /// # Errors
     /// If another run holds one of them, or a folder cannot be made.
@@ -50,7 +52,8 @@ impl RunLock {
     }
 }
 
-/// The lock on a folder of checkpoints that a run holds while it saves there, for programs that delete some.
+/// The lock on a folder of checkpoints that a run holds while it saves there, for programs that
+/// delete some.
 #[derive(Debug)]
 pub struct CheckpointsLock {
     _file: File,
@@ -119,7 +122,8 @@ mod tests {
         assert!(error.is_bad_input(), "{text}");
         assert!(text.contains("checkpoint.save") && text.contains(&std::process::id().to_string()), "{text}");
         drop(held);
-        // A process that another test is starting has a copy of the lock until it is another program.
+        // A process that another test is starting has a copy of the lock until it is another
+        // program.
         let end = Instant::now() + Duration::from_secs(20);
         while let Err(error) = lock("checkpoint.save", folder.path()) {
             assert!(Instant::now() < end, "{error}");

@@ -1,5 +1,6 @@
-//! The learning-rate finder: a short run whose learning rate grows from step to step, from so little that nothing happens to so much that the
-//! loss rises. What it shows becomes a table, a picture and a suggestion. The model that it trains is thrown away.
+//! The learning-rate finder: a short run whose learning rate grows from step to step, from so
+//! little that nothing happens to so much that the loss rises. What it shows becomes a table, a
+//! picture and a suggestion. The model that it trains is thrown away.
 //!
 //! After L. Smith, "Cyclical Learning Rates for Training Neural Networks" (2017), section 3.3.
 
@@ -24,16 +25,17 @@ use crate::logging::numbers::significant;
 const STEPS: usize = 100;
 /// The learning rates of its first and its last step.
 const RANGE: [f64; 2] = [1e-7, 10.0];
-/// A loss of so many times the lowest ends the sweep: there is nothing to learn from larger rates.
+/// Factor over the lowest loss at which the sweep ends, because larger rates are useless.
 const HOPELESS: f64 = 1.5;
 /// Lines of the table.
 const LINES: usize = 20;
 /// The loss has to fall by this part of itself, or nothing is suggested.
 const LEAST_FALL: f64 = 0.01;
 
-/// The recipe of a sweep with the model, data, layout, batch and optimizer of `recipe`, which `config` was made of: no evaluation, no
-/// checkpoint, logs in a folder of their own. It begins with the weights that `recipe` names in `checkpoint.load` or
-/// `checkpoint.pretrained_checkpoint`, if it names any.
+/// The recipe of a sweep with the model, data, layout, batch and optimizer of `recipe`, which
+/// `config` was made of: no evaluation, no checkpoint, logs in a folder of their own. It begins
+/// with the weights that `recipe` names in `checkpoint.load` or `checkpoint.pretrained_checkpoint`,
+/// if it names any.
 pub fn sweeping_recipe(recipe: &RawConfig, config: &RunConfig) -> RawConfig {
     let mut short = recipe.clone();
     let (train, logger, checkpoint) = (&recipe.train, &recipe.logger, &recipe.checkpoint);
@@ -63,7 +65,7 @@ pub fn sweeping_recipe(recipe: &RawConfig, config: &RunConfig) -> RawConfig {
         ..CheckpointConfig::default()
     };
     short.generate = GenerateConfig::default();
-    // It says how evaluations read, of which there are none.
+    // The setting is about evaluations, and a sweep has none.
     short.dataset.config.data_sharding = GptDatasetConfig::default().data_sharding;
     // That a loss is not finite is what the sweep wants to see.
     short.rerun_state_machine.check_for_nan_in_loss = false;
@@ -79,7 +81,7 @@ struct Point {
     loss: f64,
 }
 
-/// What a sweep says.
+/// Result of a sweep.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct Finding {
     /// The learning rate to begin with; `None` where the loss never fell.
@@ -130,7 +132,7 @@ impl LearningRateSweep {
         self.points.iter().map(|point| (point.learning_rate.log10(), point.loss)).collect()
     }
 
-    /// What the sweep says: the learning rate at which the smoothed loss falls fastest.
+    /// Finding of the sweep: the learning rate at which the smoothed loss falls fastest.
     fn finding(&self) -> Finding {
         let curve = smooth(&self.curve());
         let lowest = (0..curve.len()).min_by(|a, b| curve[*a].1.total_cmp(&curve[*b].1)).unwrap_or(0);
@@ -243,7 +245,8 @@ impl Subsystem for LearningRateSweep {
 mod tests {
     use super::*;
 
-    /// The sweep of a loss that falls where the learning rate passes `good` and rises where it passes a hundred times that.
+    /// The sweep of a loss that falls where the learning rate passes `good` and rises where it
+    /// passes a hundred times that.
     fn sweep(good: f64, noise: f64) -> LearningRateSweep {
         let mut sweep = LearningRateSweep::default();
         for index in 0..STEPS {

@@ -1,5 +1,5 @@
-//! What ranks really communicate in a step and hold: a short run on threads, with communicators that count. The other side of
-//! [`crate::plan`].
+//! Measurement of the ranks' communication in a step and of their memory: a short run on threads,
+//! with communicators that count. The counterpart of [`crate::plan`].
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,15 +23,17 @@ use crate::config::{
 use crate::optim::ReductionTimes;
 use crate::plan::{RankMeasurement, bytes_per_second};
 
-/// Steps of a measuring run: the first differs (groups are made, nothing was gathered ahead), of the last, operations are counted.
+/// Steps of a measuring run: the first differs (groups are made, nothing was gathered ahead), of
+/// the last, operations are counted.
 const STEPS: usize = 3;
 /// Steps where times are measured too.
 const TIMED_STEPS: usize = 11;
 
-/// The recipe of a short run with the model, layout and batch of `recipe`, and nothing else that costs time or leaves traces: mock data,
-/// no evaluation, no checkpoints, logs in `folder`.
+/// The recipe of a short run with the model, layout and batch of `recipe`, and nothing else that
+/// costs time or leaves traces: mock data, no evaluation, no checkpoints, logs in `folder`.
 ///
-/// `padded_vocab_size` is that of the plan, which may know it without a tokenizer. With a link, [`measure`] takes times, of more steps.
+/// `padded_vocab_size` is that of the plan, which may know it without a tokenizer. With a link,
+/// [`measure`] takes times, of more steps.
 pub fn measuring_recipe(
     recipe: &RawConfig,
     padded_vocab_size: usize,
@@ -66,7 +68,8 @@ pub fn measuring_recipe(
         vocab_size: Some(padded_vocab_size.saturating_sub(1)),
         ..TokenizerConfig::default()
     };
-    // The rows are there already, so nothing is padded. Plans count the ranks with most rows, and measure where all have as many.
+    // The rows are there already, so nothing is padded. Plans count the ranks with most rows, and
+    // measure where all have as many.
     short.model.vocab_size = Some(padded_vocab_size);
     short.model.should_pad_vocab = false;
     short.model.make_vocab_size_divisible_by = TransformerConfig::default().make_vocab_size_divisible_by;
@@ -88,7 +91,8 @@ pub fn measuring_recipe(
     short
 }
 
-/// A dynamic loss scale begins so high that the first steps are skipped, and what is skipped cannot be measured.
+/// A dynamic loss scale begins so high that the first steps are skipped, and what is skipped cannot
+/// be measured.
 fn scale_losses_by_one(recipe: &mut RawConfig) {
     let is_float16 = match &recipe.mixed_precision {
         Some(Precision::Named(name)) => name.starts_with("fp16"),
@@ -116,8 +120,9 @@ fn scale_losses_by_one(recipe: &mut RawConfig) {
     }
 }
 
-/// Trains a [`measuring_recipe`] on ranks that are threads, and returns for each rank what it communicated in the last step, what it
-/// holds, and how long it waited for gradients. With `link_gbps`, each rank can send that many gigabits a second and no more
+/// Trains a [`measuring_recipe`] on ranks that are threads, and returns for each rank what it
+/// communicated in the last step, what it holds, and how long it waited for gradients. With
+/// `link_gbps`, each rank can send that many gigabits a second and no more
 /// ([`ThrottledCommunicator`]). `options` makes the options of one rank.
 ///
 /// # Errors
@@ -186,7 +191,7 @@ impl Subsystem for Steps {
         "measurement"
     }
 
-    /// What ranks would exchange here would be counted.
+    /// No comparison: communication between subsystems would be counted.
     fn agreement(&self) -> Agreement {
         Agreement::Given
     }

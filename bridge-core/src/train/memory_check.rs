@@ -1,5 +1,6 @@
-//! Before a model is built: whether what a run needs, as a plan counts it, is there. Only memory of the host is known; devices with memory of
-//! their own refuse by themselves, and of their runs only activations and optimizer states in host memory are checked.
+//! Before a model is built: whether what a run needs, as a plan counts it, is there. Only memory of
+//! the host is known; devices with memory of their own refuse by themselves, and of their runs only
+//! activations and optimizer states in host memory are checked.
 
 use std::fmt::Write;
 use std::fs;
@@ -16,13 +17,14 @@ use crate::model::ModelRegistry;
 use crate::plan::offload::Offload;
 use crate::plan::{self, Plan, PlanError, PlanOptions, StagePlan};
 
-/// What a rank needs besides what a plan counts: stacks and pools of its threads, batches that wait.
+/// Memory of a rank besides the plan: stacks and pools of its threads, waiting batches.
 const OF_A_RANK: u64 = 8 << 20;
 /// Parts of the memory that are named where it does not suffice.
 const NAMED_PARTS: usize = 3;
 const SAVED_IN_BACKGROUND: &str = "the checkpoint that is saved in the background";
 
-/// Compares what the run needs on this machine with what can be had there. A teacher's parameters are in no plan.
+/// Compares what the run needs on this machine with what can be had there. A teacher's parameters
+/// are in no plan.
 ///
 /// All ranks call this together.
 ///
@@ -93,13 +95,15 @@ pub(super) fn check(
 
 /// Bytes that a rank of a stage needs at its peak.
 pub(super) fn needed_by_rank(config: &RunConfig, stage: &StagePlan) -> u64 {
-    // An update in place of values that a save still holds makes new ones. Activations are gone then, all gradients are there.
+    // An update in place of values that a save still holds makes new ones. Activations are gone
+    // then, all gradients are there.
     let memory = stage.memory;
     let updating = 2 * memory.parameters + memory.optimizer + background_save(config, stage);
     memory.total.max(if background_save(config, stage) > 0 { updating } else { 0 }) + OF_A_RANK
 }
 
-/// Bytes of host memory that a rank of a stage with a GPU needs for activations and for optimizer states; in a background save these are there twice.
+/// Bytes of host memory that a rank of a stage with a GPU needs for activations and for optimizer
+/// states; in a background save these are there twice.
 fn needed_on_host(config: &RunConfig, stage: &StagePlan) -> u64 {
     stage.host_activations + stage.memory.host_optimizer + background_states(config, stage) + OF_A_RANK
 }
@@ -112,14 +116,15 @@ fn neediest_stage<'a>(config: &RunConfig, plan: &'a Plan) -> &'a StagePlan {
     }
 }
 
-/// What a save in the background holds of optimizer states in host memory.
+/// Bytes of optimizer states in host memory that a save in the background holds.
 fn background_states(config: &RunConfig, stage: &StagePlan) -> u64 {
     let settings = &config.checkpoint;
     let is_held = settings.save.is_some() && settings.async_save && settings.save_optim;
     if is_held { stage.memory.host_optimizer } else { 0 }
 }
 
-/// What a save in the background holds while training goes on: the values of its step, which the next update replaces.
+/// Bytes that a save in the background holds while training continues: the values of its step,
+/// which the next update replaces.
 fn background_save(config: &RunConfig, stage: &StagePlan) -> u64 {
     let settings = &config.checkpoint;
     if settings.save.is_none() || !settings.async_save {
@@ -148,7 +153,7 @@ fn parts(config: &RunConfig, plan: &Plan, of_teacher: u64) -> String {
     named.join(", ")
 }
 
-/// What to change, the most effective first.
+/// Changes that would help, the most effective first.
 fn advice(config: &RunConfig, plan: &Plan) -> String {
     let stage = neediest_stage(config, plan);
     let memory = stage.memory;
@@ -201,12 +206,14 @@ fn advice(config: &RunConfig, plan: &Plan) -> String {
     advice
 }
 
-/// Bytes that the machine and the limits of this process leave it now; `None` on systems that do not say.
+/// Bytes that the machine and the limits of this process leave it now; `None` on systems that do
+/// not say.
 pub fn available_memory() -> Option<u64> {
     available().into_iter().map(|(_, bytes)| bytes).min()
 }
 
-/// What sets a limit to this process's memory, and how much more it leaves. Empty on systems that do not say.
+/// Limits of this process's memory, with the bytes that each leaves. Empty on systems that report
+/// none.
 fn available() -> Vec<(String, u64)> {
     let resident = HostMemory::read().map_or(0, |memory| memory.resident_bytes);
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
@@ -217,14 +224,14 @@ fn available() -> Vec<(String, u64)> {
     limits
 }
 
-/// What `/proc/meminfo` says that new work can have without swapping.
+/// Memory from `/proc/meminfo` that new work can have without swapping.
 fn of_machine(meminfo: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
 }
 
-/// What `/proc/self/limits` leaves beside the resident memory. Addresses that are reserved and not used count against the limit of addresses
-/// too, but the allocator reserves less where there are fewer.
+/// Memory that `/proc/self/limits` leaves beside the resident memory. Reserved addresses count
+/// against the limit of addresses too, but the allocator reserves less if there are fewer.
 fn of_process(limits: &str, resident: u64) -> Vec<(String, u64)> {
     let names =
         [("Max address space", "the limit of addresses, ulimit -v"), ("Max data size", "the limit of data, ulimit -d")];
@@ -236,8 +243,8 @@ fn of_process(limits: &str, resident: u64) -> Vec<(String, u64)> {
     names.into_iter().filter_map(of).collect()
 }
 
-/// What the control groups of a process (`/proc/self/cgroup`) leave, those around them included. Files that were read or written and can be
-/// dropped do not count as used.
+/// Memory that the control groups of a process (`/proc/self/cgroup`) leave, including their
+/// parents. File pages that can be dropped do not count as used.
 fn of_control_groups(groups: &str, root: &Path) -> Vec<(String, u64)> {
     let mut limits = Vec::new();
     for line in groups.lines() {
@@ -251,7 +258,8 @@ fn of_control_groups(groups: &str, root: &Path) -> Vec<(String, u64)> {
             _ => continue,
         };
         let top = if controllers.is_empty() { root.to_owned() } else { root.join("memory") };
-        // In a container the path may be that of the host; the container's own group is at the top then.
+        // In a container the path may be that of the host; the container's own group is at the top
+        // then.
         let own = top.join(path.trim_start_matches('/'));
         let folders = own.ancestors().take_while(|folder| folder.starts_with(&top)).map(PathBuf::from);
         limits.extend(folders.filter_map(|folder| of_control_group(&folder, names)));
@@ -259,7 +267,8 @@ fn of_control_groups(groups: &str, root: &Path) -> Vec<(String, u64)> {
     limits
 }
 
-/// What is left of the limit in the file `limit`. Names in `memory.stat` that count the groups below too begin with `prefix`.
+/// Rest of the limit in the file `limit`. Names in `memory.stat` that include the child groups
+/// begin with `prefix`.
 fn of_control_group(folder: &Path, [limit, used, prefix]: [&str; 3]) -> Option<(String, u64)> {
     let number = |name: &str| fs::read_to_string(folder.join(name)).ok()?.trim().parse::<u64>().ok();
     let limit_bytes = number(limit)?;

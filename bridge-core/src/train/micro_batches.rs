@@ -1,5 +1,6 @@
-//! The micro-batches of a step as they are needed: read window by window, so that a step of any size fits into memory, with looks between
-//! them whether the run was asked to stop. What is done with them is the step's business.
+//! The micro-batches of a step as they are needed: read window by window, so that a step of any
+//! size fits into memory, with looks between them whether the run was asked to stop. What is done
+//! with them is the step's business.
 
 use std::time::{Duration, Instant};
 
@@ -47,12 +48,13 @@ impl StepData {
         self.total
     }
 
-    /// Where a pass over `left` micro-batches of a window pauses.
+    /// Position at which a pass over `left` micro-batches of a window pauses.
     pub fn pause(&self, wanted: usize, left: usize) -> usize {
         self.windows.pause(wanted, left)
     }
 
-    /// The window that begins with micro-batch `start`, which is 0 or follows the one before. All ranks call this together.
+    /// The window that begins with micro-batch `start`, which is 0 or follows the one before. All
+    /// ranks call this together.
     pub fn window(&mut self, run: &mut TrainingRun, start: usize) -> Result<&[MicroBatch], TrainError> {
         if self.held.as_ref().is_none_or(|(held, _)| *held != start) {
             if start == 0 {

@@ -12,8 +12,8 @@
 //!   evaluate         validation and test, at the end
 //! ```
 //!
-//! The loop knows models as chunks of segments, data as micro-batches, and checkpoints as snapshots; nothing in it names a
-//! model family or a backend.
+//! The loop knows models as chunks of segments, data as micro-batches, and checkpoints as
+//! snapshots; nothing in it names a model family or a backend.
 
 mod build_data;
 mod checkpointing;

@@ -1,4 +1,5 @@
-//! Whether what is read has the ids of a model: tokenizers as what their files say, compared with the model's.
+//! Check that inputs have the ids of a model: tokenizers are compared with the model's by the
+//! content of their files.
 
 use bridge_data::tokenizer::{Comparison, HuggingFaceTokenizer, Tokenizer, compare};
 

@@ -1,4 +1,4 @@
-//! What a run is refused with that does not fit into the memory of its machine.
+//! Refusal of a run that does not fit into the memory of its machine.
 
 /// A run that does not fit into the memory of a machine.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -13,13 +13,13 @@ pub struct NotEnoughMemory {
     pub needed: u64,
     /// Bytes that can be had.
     pub available: u64,
-    /// What sets the limit.
+    /// Name of the limit.
     pub limit: String,
     /// The ranks, in words.
     pub(super) ranks: String,
     /// The largest parts of a rank, in words.
     pub(super) parts: String,
-    /// What to change, in words.
+    /// Advice in words.
     pub(super) advice: String,
 }
 

@@ -7,7 +7,7 @@ use crate::model::Segment;
 use crate::plan;
 use crate::plan::offload::{LEAST_ELEMENTS, Offload};
 
-/// Who moves what of which segments. Clones share their threads and counts.
+/// Offload of the tensors of some segments. Clones share their threads and counts.
 #[derive(Clone, Debug)]
 pub struct SegmentOffload {
     what: Offload,
@@ -28,17 +28,18 @@ impl SegmentOffload {
         Some(Self::with((what, moves), devices))
     }
 
-    /// Moves other tensors of the segments than [`Self::new`]: to measure, and to test with small ones.
+    /// Moves other tensors of the segments than [`Self::new`]: to measure, and to test with small
+    /// ones.
     pub fn with((what, moves): (Offload, Moves), devices: Devices) -> Self {
         Self { what, offloader: Offloader::new(moves, devices) }
     }
 
-    /// What a run moves.
+    /// Offload of a run.
     pub(super) fn of_run(config: &RunConfig) -> Option<Self> {
         Self::new(plan::settings::activation_offload(config), Devices::Accelerators)
     }
 
-    /// What was moved so far.
+    /// Tensors moved so far.
     pub fn moved(&self) -> Moved {
         self.offloader.moved()
     }

@@ -1,4 +1,4 @@
-//! What a run leaves behind: its reports, its checkpoints, and the locks on their folders.
+//! Outputs of a run: its reports, its checkpoints, and the locks on their folders.
 
 use std::sync::Arc;
 
@@ -13,22 +13,23 @@ use super::{TrainError, ranks};
 use crate::checkpoint::SaveReport;
 use crate::logging::{Ending, SaveStage};
 
-/// Where this rank writes.
+/// Outputs of this rank.
 pub(super) struct Outputs {
     pub reporter: Reporter,
     /// `None` without `checkpoint.save`.
     pub saver: Option<Saver>,
     /// `None` without `checkpoint.non_persistent_save_interval`.
     pub temporary: Option<Temporary>,
-    /// Where gradients are written.
+    /// Dumps of gradients.
     pub dumps: GradientDumps,
     /// Locks on the run's folders, on rank 0 until the run ends.
     pub lock: Option<RunLock>,
     /// The step of the last persistent checkpoint.
     pub last_saved_step: Option<u64>,
-    /// Whether the run goes on from a temporary save: where it does no further step, nothing else has its state.
+    /// True if the run resumes from a temporary save: if it takes no further step, no other save
+    /// has its state.
     pub from_temporary: bool,
-    /// Where the run stands, for whom ends it at its deadline.
+    /// State of the run, for the thread that ends it at its deadline.
     pub standing: Arc<Standing>,
 }
 
@@ -56,7 +57,8 @@ impl Outputs {
         }
     }
 
-    /// Waits for saves and writes what is left to write. The run's folders are free for others then.
+    /// Waits for saves and writes what is left to write. The run's folders are free for others
+    /// then.
     pub fn finish(&mut self, state: &GlobalState, groups: &ProcessGroups, ending: Ending) -> Result<(), TrainError> {
         let saved = self.saver.as_mut().map_or(Ok(None), Saver::finish);
         if let Ok(report) = &saved {

@@ -1,4 +1,5 @@
-//! Folders that a run writes to, checked before it trains: each exists and can be written, or can be created. Nothing is created here.
+//! Folders that a run writes to, checked before it trains: each exists and can be written, or can
+//! be created. Nothing is created here.
 
 use std::io::{Error, ErrorKind};
 use std::path::{Path, PathBuf};

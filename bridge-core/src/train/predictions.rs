@@ -1,4 +1,4 @@
-//! What the layers of multi-token prediction report of a step: a loss for each depth.
+//! Losses of the layers of multi-token prediction in a step, one for each depth.
 
 use bridge_dist::comm::CommError;
 use bridge_dist::mesh::ProcessGroups;

@@ -1,4 +1,5 @@
-//! Preparing a run's text for all of its ranks: one does the work, the others wait for it and then read. What the work is, `text` knows.
+//! Preparing a run's text for all of its ranks: one does the work, the others wait for it and then
+//! read. What the work is, `text` knows.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,30 +18,33 @@ use super::threads::in_own_pool;
 use super::{TrainError, ranks};
 use crate::config::RunConfig;
 
-/// What all ranks do here, for messages.
+/// Activity of all ranks here, for messages.
 const DOING: &str = "preparing text";
 
-/// The longest time between two looks at what other ranks, and those who may stop the run, have to say.
+/// The longest time between two looks at what other ranks, and those who may stop the run, have to
+/// say.
 const INTERVAL: Duration = Duration::from_millis(100);
 
-/// What preparing text needs of a run that is being set up.
+/// Inputs of the preparation of text for a run.
 pub(super) struct Preparation<'a> {
     pub config: &'a Arc<RunConfig>,
     pub groups: &'a ProcessGroups,
     /// This rank among those of its machine.
     pub place: LocalRank,
-    /// The tokenizer of the checkpoint that the run goes on from.
+    /// Tokenizer of the checkpoint that the run resumes from.
     pub base: Option<&'a Arc<HuggingFaceTokenizer>>,
     pub requests: Requests<'a>,
     pub reporter: &'a Reporter,
 }
 
-/// Makes the tokenizer and packs the text: on rank 0, then on one rank of each other machine, which may have other files, and which finds
-/// its work done if it has the same. The other ranks load what there is. All ranks call this together; they may have to wait for hours, so
-/// they keep in touch all the time.
+/// Makes the tokenizer and packs the text: on rank 0, then on one rank of each other machine, which
+/// may have other files, and which finds its work done if it has the same. The other ranks load
+/// what there is. All ranks call this together; they may have to wait for hours, so they keep in
+/// touch all the time.
 ///
 /// # Errors
-/// Text that cannot be prepared; [`TrainError::Stopped`] on every rank as soon as a signal or the cancel handle asks one of them to stop.
+/// Text that cannot be prepared; [`TrainError::Stopped`] on every rank as soon as a signal or the
+/// cancel handle asks one of them to stop.
 pub(super) fn prepare_text_of_ranks(preparation: &Preparation) -> Result<PreparedText, TrainError> {
     let Preparation { config, groups, place, base, .. } = *preparation;
     let named = |error| name_setting(config, error);
@@ -56,7 +60,8 @@ pub(super) fn prepare_text_of_ranks(preparation: &Preparation) -> Result<Prepare
 }
 
 impl Preparation<'_> {
-    /// Prepares the text on the ranks whose turn it is, in a thread beside the one that keeps in touch with the others.
+    /// Prepares the text on the ranks whose turn it is, in a thread beside the one that keeps in
+    /// touch with the others.
     fn in_turn(&self, is_mine: bool) -> Result<Option<PreparedText>, TrainError> {
         let is_stopping = AtomicBool::new(false);
         let threads = rayon::current_num_threads();
@@ -89,7 +94,8 @@ impl Preparation<'_> {
         ranks::agree(self.groups, DOING, done)
     }
 
-    /// Waits until no rank works any more. Tells the work to stop when that is asked for on any rank, and returns the reason.
+    /// Waits until no rank works any more. Tells the work to stop when that is asked for on any
+    /// rank, and returns the reason.
     fn keep_in_touch(
         &self,
         is_working: &dyn Fn() -> bool,

@@ -16,28 +16,29 @@ use crate::config::RunConfig;
 use crate::logging::{Ending, Occasion, Split};
 use crate::resilience::Section;
 
-/// What became of a run.
+/// Result of a run.
 #[derive(Debug)]
 pub struct RunReport {
     /// Why it ended.
     pub reason: ExitReason,
-    /// Where it stands.
+    /// Progress of the run.
     pub train_state: TrainState,
     /// The last evaluation of the validation split, if there was one at the end.
     pub validation: Option<EvaluationReport>,
     /// The evaluation of the test split, if there was one.
     pub test: Option<EvaluationReport>,
-    /// The run, for what comes after it: sampling, for instance. Fully sharded parameters stay sharded: its chunks hold zeros in their place
-    /// until all ranks call [`make_parameters_whole`](TrainingRun::make_parameters_whole).
+    /// The run, for what comes after it: sampling, for instance. Fully sharded parameters stay
+    /// sharded: its chunks hold zeros in their place until all ranks call
+    /// [`make_parameters_whole`](TrainingRun::make_parameters_whole).
     pub run: TrainingRun,
 }
 
-/// Sets a run up, trains it, and evaluates it on the validation and test splits, in a thread pool of its own unless the caller is in one.
-/// All ranks of `options.groups` call this together.
+/// Sets a run up, trains it, and evaluates it on the validation and test splits, in a thread pool
+/// of its own unless the caller is in one. All ranks of `options.groups` call this together.
 ///
 /// # Errors
-/// Those of [`setup`], [`train`] and [`evaluate`](super::evaluate); a communication error of any of them. What was logged and saved
-/// before stays.
+/// Those of [`setup`], [`train`] and [`evaluate`](super::evaluate); a communication error of any of
+/// them. What was logged and saved before stays.
 pub fn pretrain(config: RunConfig, options: RunOptions) -> Result<RunReport, TrainError> {
     let threads = config.train.num_threads;
     in_own_pool(threads, || pretrain_here(config, options))?
@@ -116,8 +117,9 @@ fn split_end(evaluation: Evaluation) -> (Option<EvaluationReport>, Option<ExitRe
     }
 }
 
-/// The validation at the end. It reads the batches after those of the validation before, so it says something new even where the last step
-/// has been evaluated; only a whole split evaluated again would give the same figures, and is not.
+/// The validation at the end. It reads the batches after those of the validation before, so it says
+/// something new even where the last step has been evaluated; only a whole split evaluated again
+/// would give the same figures, and is not.
 fn last_validation(run: &mut TrainingRun) -> Result<Evaluation, TrainError> {
     let step = run.state.train_state.step;
     let last = run.last_validation.take().filter(|report| report.iteration == step);

@@ -1,4 +1,4 @@
-//! What each iteration of a run will use, without running it.
+//! Values that each iteration of a run will use, without running it.
 
 use serde::Serialize;
 
@@ -6,7 +6,7 @@ use super::{TrainError, convert};
 use crate::config::{ConfigError, ErrorKind, RunConfig};
 use crate::schedule::{GroupOverrides, NumMicrobatchesCalculator, OptimizerParamScheduler};
 
-/// What one iteration uses.
+/// Values of one iteration.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct ScheduleRow {
     /// Number of the iteration, from 1.
@@ -24,7 +24,8 @@ pub struct ScheduleRow {
 /// The schedule of a run in which no step is skipped.
 ///
 /// # Errors
-/// If the schedule or the batch sizes contradict each other, or the run counts epochs, whose length it does not know.
+/// If the schedule or the batch sizes contradict each other, or the run counts epochs, whose length
+/// it does not know.
 pub fn schedule_of(config: &RunConfig) -> Result<Vec<ScheduleRow>, TrainError> {
     if config.counts_epochs() {
         let message = "is known in iterations when the data has been read; give train.train_iters to see the schedule";

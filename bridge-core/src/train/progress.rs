@@ -1,4 +1,4 @@
-//! What the starts of a run come to, and what a run that is started again needs to be told.
+//! Progress over the starts of a run, and the overrides of a restarted run.
 
 use super::checkpointing::newest_save;
 use crate::config::CheckpointConfig;
@@ -6,7 +6,7 @@ use crate::config::CheckpointConfig;
 /// Starts in a row that may come to no newer save.
 const FRUITLESS: u32 = 3;
 
-/// How far the starts of a run have come, by what they saved. What the saves are read from is the run's matter.
+/// Progress over the starts of a run, by their saves. The run knows where saves are read from.
 #[derive(Clone, Debug)]
 pub struct Progress {
     settings: CheckpointConfig,
@@ -19,14 +19,15 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// That of a run before its first start. `settings` are those of its recipe, without the [overrides](Self::overrides) of later starts.
+    /// Progress of a run before its first start. `settings` are those of its recipe, without the
+    /// [overrides](Self::overrides) of later starts.
     #[must_use]
     pub fn new(settings: CheckpointConfig) -> Self {
         let newest = newest_save(&settings);
         Self { settings, begun: newest, newest, fruitless: 0 }
     }
 
-    /// That after one more start has failed.
+    /// Progress after one more start has failed.
     #[must_use]
     pub fn after_a_start(&self) -> Self {
         let newest = newest_save(&self.settings);
@@ -34,14 +35,14 @@ impl Progress {
         Self { newest, fruitless, ..self.clone() }
     }
 
-    /// Overrides with which the next start goes on where the run was: a run that has saved may have begun from another run's checkpoint, or
-    /// without some of the state of one.
+    /// Overrides with which the next start goes on where the run was: a run that has saved may have
+    /// begun from another run's checkpoint, or without some of the state of one.
     #[must_use]
     pub fn overrides(&self) -> Vec<String> {
         if self.newest > self.begun { overrides_of_restart(&self.settings) } else { Vec::new() }
     }
 
-    /// Where the next start goes on, in words.
+    /// Place from which the next start resumes, in words.
     #[must_use]
     pub fn place(&self) -> String {
         self.newest.map_or_else(|| "the beginning".to_owned(), |step| format!("iteration {step}"))
@@ -53,7 +54,7 @@ impl Progress {
         self.fruitless
     }
 
-    /// Whether another start may come further.
+    /// Checks that another start may make progress.
     ///
     /// # Errors
     /// If the last starts came no further than those before; it says so in words.

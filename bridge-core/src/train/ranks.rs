@@ -1,4 +1,5 @@
-//! What the ranks of a run do together besides moving tensors: making their groups, agreeing on success, adding up figures.
+//! Collective work of the ranks of a run besides moving tensors: creating their groups, agreeing on
+//! success, summing figures.
 
 use bridge_dist::comm::{BufferMut, CommError, CommErrorKind, Communicator, Group, ReduceOp, all_gather_bytes};
 use bridge_dist::mesh::ProcessGroups;
@@ -18,7 +19,8 @@ use crate::logging::{AllocatorMemory, DeviceMemory, HostMemory, RankMemory};
 /// All ranks call this at the same time, each with its own configuration; they must be equal.
 ///
 /// # Errors
-/// If the world has another size than the configuration was finalized for, if ranks have different configurations, or if a rank is gone.
+/// If the world has another size than the configuration was finalized for, if ranks have different
+/// configurations, or if a rank is gone.
 pub fn process_groups(config: &RunConfig, world: Group) -> Result<ProcessGroups, TrainError> {
     if world.size() == 1 && config.parallel.world_size == 1 {
         return Ok(ProcessGroups::single());
@@ -35,7 +37,8 @@ fn same_recipe(config: &RunConfig, world: &dyn Communicator) -> Result<(), Train
     let mut all = vec![0_i64; world.size()];
     world.all_gather((&[mine]).into(), (&mut all).into())?;
     let votes = |hash: &i64| all.iter().filter(|other| *other == hash).count();
-    // The recipe of most ranks, of several such the one of the lowest rank, is taken to be the right one.
+    // The recipe of most ranks, of several such the one of the lowest rank, is taken to be the
+    // right one.
     let usual = all.iter().rev().max_by_key(|hash| votes(hash)).copied().unwrap_or(mine);
     let others: Vec<usize> = (0..all.len()).filter(|rank| all[*rank] != usual).collect();
     if others.is_empty() {
@@ -68,7 +71,8 @@ pub(super) fn agree<T>(groups: &ProcessGroups, doing: &str, result: Result<T, Tr
     }
 }
 
-/// Ends the run on all ranks: with `error` on rank `rank`, and with one that names that rank on the others.
+/// Ends the run on all ranks: with `error` on rank `rank`, and with one that names that rank on the
+/// others.
 pub(super) fn fail_on(world: &Group, rank: usize, doing: &str, error: Option<TrainError>) -> TrainError {
     error.filter(|_| world.rank() == rank).unwrap_or_else(|| failed_on(world, rank, doing, FAILED))
 }
@@ -109,7 +113,7 @@ pub(super) fn first_alone<T>(
     agree(groups, doing, value)
 }
 
-/// Whether this is rank 0, the one that talks and writes logs.
+/// True for rank 0, which prints and writes logs.
 pub(super) fn is_first(groups: &ProcessGroups) -> bool {
     groups.world().rank() == 0
 }
@@ -181,8 +185,8 @@ fn reduce(group: &Group, figures: &mut [f64], op: ReduceOp) -> Result<(), CommEr
     group.all_reduce(BufferMut::from(figures), op)
 }
 
-/// Adds up losses over the data and context parallel ranks and hands those of the last pipeline stage to all stages. All ranks have the
-/// same names.
+/// Adds up losses over the data and context parallel ranks and hands those of the last pipeline
+/// stage to all stages. All ranks have the same names.
 pub(super) fn share_losses(groups: &ProcessGroups, losses: &mut Losses) -> Result<(), CommError> {
     let mut figures: Vec<f64> = losses.values().flat_map(|ratio| [ratio.numerator, ratio.denominator]).collect();
     share_from_last_stage(groups, &mut figures)?;
@@ -192,7 +196,8 @@ pub(super) fn share_losses(groups: &ProcessGroups, losses: &mut Losses) -> Resul
     Ok(())
 }
 
-/// Adds up figures over the data and context parallel ranks and hands those of the last pipeline stage to all stages.
+/// Adds up figures over the data and context parallel ranks and hands those of the last pipeline
+/// stage to all stages.
 pub(super) fn share_from_last_stage(groups: &ProcessGroups, figures: &mut [f64]) -> Result<(), CommError> {
     sum(groups.data_context(), figures)?;
     let pipeline = groups.pipeline();
@@ -202,7 +207,8 @@ pub(super) fn share_from_last_stage(groups: &ProcessGroups, figures: &mut [f64])
     Ok(())
 }
 
-/// What each rank has to tell, in rank order; no number of it may be infinite. All ranks call this together.
+/// Value of each rank, in rank order; no number in it may be infinite. All ranks call this
+/// together.
 pub(super) fn gather<T: Serialize + DeserializeOwned + Clone>(world: &Group, mine: &T) -> Result<Vec<T>, CommError> {
     if world.size() == 1 {
         return Ok(vec![mine.clone()]);
@@ -212,14 +218,14 @@ pub(super) fn gather<T: Serialize + DeserializeOwned + Clone>(world: &Group, min
     Ok(all_gather_bytes(world.as_ref(), &mine)?.into_iter().map(read).collect())
 }
 
-/// Whether any rank says yes. All ranks call this together.
+/// True if any rank votes true. All ranks call this together.
 pub(super) fn any(world: &Group, vote: bool) -> Result<bool, CommError> {
     let mut figures = [f64::from(u8::from(vote))];
     max(world, &mut figures)?;
     Ok(figures[0] > 0.0)
 }
 
-/// What this rank sees of memory.
+/// Memory as this rank sees it.
 pub(super) fn memory(groups: &ProcessGroups, device: &Device) -> RankMemory {
     let process = format!("{}\n{}", host_name(), std::process::id());
     let device = device.memory_pool_usage().map(|usage| DeviceMemory {

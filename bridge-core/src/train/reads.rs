@@ -1,5 +1,6 @@
-//! What a run reads besides token files, so that a resumed run can say what is another: examples, the chat template and the special tokens of its
-//! tokenizer, the model that an objective compares with. Where it lies does not matter.
+//! Inputs of a run besides token files, so that a resumed run can report changes: examples, the
+//! chat template and the special tokens of its tokenizer, the model that an objective compares
+//! with. Their place does not matter.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,7 +14,7 @@ use twox_hash::XxHash3_64;
 use super::checkpointing::AdapterBase;
 use crate::config::RunConfig;
 
-/// What a checkpoint says of this.
+/// Record of the inputs in a checkpoint.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Reads {
     /// The examples of each split.
@@ -40,7 +41,7 @@ pub(super) struct Examples {
 }
 
 impl Examples {
-    /// What a report says.
+    /// Record of a report.
     pub fn of(report: &ExamplesReport) -> Self {
         Self { examples: report.examples, bytes: report.bytes, digest: report.digest.clone() }
     }
@@ -50,19 +51,19 @@ impl Examples {
     }
 }
 
-/// The checkpoint that a run goes on from.
+/// Checkpoint that a run resumes from.
 #[derive(Clone, Copy)]
 pub(super) struct Resumed<'a> {
-    /// Its iteration.
+    /// Iteration of the checkpoint.
     pub iteration: u64,
     /// Samples that it has consumed.
     pub consumed: u64,
-    /// Its tokenizer.
+    /// Tokenizer of the checkpoint.
     pub tokenizer: Option<&'a HuggingFaceTokenizer>,
 }
 
 impl Reads {
-    /// Of a run with these examples and this tokenizer.
+    /// Record of a run with these examples and this tokenizer.
     pub fn of(examples: BTreeMap<String, Examples>, tokenizer: Option<&dyn Tokenizer>) -> Self {
         let special = |tokenizer: &dyn Tokenizer| {
             let ids = [("bos_token", tokenizer.bos()), ("eos_token", tokenizer.eod()), ("pad_token", tokenizer.pad())];
@@ -82,7 +83,7 @@ impl Reads {
         self
     }
 
-    /// What is to be said of examples and tokenizer, if the run resumed one that read `before`.
+    /// Warnings about examples and tokenizer, if the run resumed one that read `before`.
     pub fn changed(&self, before: &Self, base: Resumed<'_>, tokenizer: Option<&dyn Tokenizer>) -> Vec<String> {
         let Resumed { iteration, consumed, .. } = base;
         let mut said = Vec::new();
@@ -143,7 +144,7 @@ impl Reads {
         }
     }
 
-    /// What is to be said of other models, if the run resumed one that read `before`.
+    /// Warnings about other models, if the run resumed one that read `before`.
     pub fn changed_models(&self, before: &Self, iteration: u64) -> Vec<String> {
         let said = |AdapterBase { path, iteration, checksum }: &AdapterBase| {
             format!("{} (iteration {iteration}, checksum {checksum})", path.display())
@@ -160,7 +161,7 @@ impl Reads {
     }
 }
 
-/// What is to be said of a teacher that the run itself writes.
+/// Warning about a teacher that the run itself writes.
 pub(super) fn own_teacher(config: &RunConfig) -> Option<String> {
     let teacher = config.distillation.as_ref()?.teacher.as_deref()?;
     let save = config.checkpoint.save.as_deref()?;

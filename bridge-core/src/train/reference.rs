@@ -9,7 +9,7 @@ use crate::model::{Batch, Mode, OwnLoss};
 /// Micro-batches for the reference, whose parameters are all there.
 pub(super) struct ReferenceBatches<'a> {
     pub batches: &'a [Batch],
-    /// What its head computes of each.
+    /// Loss of the head for each micro-batch.
     pub losses: &'a [Option<OwnLoss>],
 }
 
@@ -28,7 +28,7 @@ impl MicroBatches for ReferenceBatches<'_> {
     }
 }
 
-/// Nothing happens around the regions of a reference.
+/// Hooks of a reference, which do nothing.
 struct Nothing;
 
 impl RegionHooks for Nothing {

@@ -1,5 +1,6 @@
-//! Spans of the segments of a chunk, in steps that are traced, and statistics of the residual stream between them, in steps whose tensors are
-//! looked at; otherwise segments run as they are. Graphs are not cut for it: backward says where it is, by operations that hand gradients on as
+//! Spans of the segments of a chunk, in steps that are traced, and statistics of the residual
+//! stream between them, in steps whose tensors are looked at; otherwise segments run as they are.
+//! Graphs are not cut for it: backward says where it is, by operations that hand gradients on as
 //! they are, so that no number changes.
 
 use std::borrow::Cow;
@@ -20,7 +21,7 @@ use crate::model::{
 };
 use crate::timers::{Labels, Span, Timers};
 
-/// Who looks at segments while they run.
+/// Observers of segments while they run.
 #[derive(Clone, Debug)]
 pub(super) struct Observers {
     /// Records spans.
@@ -44,7 +45,7 @@ impl Observers {
             || self.looks_at_gradients()
     }
 
-    /// Whether somebody looks at gradients of the residual stream.
+    /// True if an observer inspects gradients of the residual stream.
     pub(super) fn looks_at_gradients(&self) -> bool {
         self.inspector.is_on() || self.gradients.are_on()
     }
@@ -58,7 +59,7 @@ impl Observers {
     }
 }
 
-/// What segments are run for.
+/// Purpose of running segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Run {
     /// Forward, with a graph or without.
@@ -76,17 +77,18 @@ impl Run {
     }
 }
 
-/// What is run: segments of a chunk, and who moves what they keep.
+/// Segments of a chunk to run, and the offload of the tensors that they keep.
 pub(super) struct Work<'a> {
     /// The chunk.
     pub chunk: &'a dyn ModelChunk,
-    /// Its segments.
+    /// Segments to run.
     pub segments: Range<usize>,
-    /// Where there is a graph.
+    /// Offload, if there is a graph.
     pub offload: Option<&'a SegmentOffload>,
 }
 
-/// Runs segments as [`run_segments`], each with a span, and in a scope in which what it keeps is moved.
+/// Runs segments as [`run_segments`], each with a span, and in a scope in which what it keeps is
+/// moved.
 pub(super) fn forward(
     observers: &Observers,
     run: Run,
@@ -168,7 +170,8 @@ pub(super) fn backward<T>(
     result
 }
 
-/// The tensor, in whose backward is noted that it has come to the output of `segment`, and what its gradient is.
+/// The tensor, in whose backward is noted that it has come to the output of `segment`, and what its
+/// gradient is.
 fn marked(
     (name, tensor): (&'static str, Tensor<3>),
     observers: &Observers,
@@ -196,7 +199,7 @@ fn labels(segment: &Segment, microbatch: Option<usize>) -> Labels {
     Labels { layer: segment.layer, microbatch, ..Labels::default() }
 }
 
-/// What owns the memory that a segment takes.
+/// Owner of the memory that a segment takes.
 fn owner(segment: &Segment, what: &str) -> String {
     match segment.layer {
         Some(layer) => format!("{} of layer {layer}", name(segment, what)),

@@ -1,4 +1,5 @@
-//! What a program adds to Bridge: kinds of model and of dataset, each registered in one place with its name, its settings and its factory.
+//! Registry of a program's additions to Bridge: kinds of model and of dataset, each registered in
+//! one place with its name, its settings and its factory.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -19,26 +20,28 @@ use crate::model::ModelRegistry;
 
 /// The kinds of model and of dataset that recipes may choose. A value, not a global.
 ///
-/// `bridge_models::registry()` has the built-in ones. What is registered here is known both to whoever reads recipes (by
-/// [`Registry::kinds`]) and to the runs that are given it.
+/// `bridge_models::registry()` has the built-in ones. What is registered here is known both to
+/// whoever reads recipes (by [`Registry::kinds`]) and to the runs that are given it.
 #[derive(Clone, Debug)]
 pub struct Registry {
     /// Kinds of model.
     pub models: ModelRegistry,
     /// Kinds of dataset.
     pub datasets: DatasetRegistry,
-    /// Sorts of weights, besides Bridge's own checkpoints, that `checkpoint.pretrained_checkpoint` may name.
+    /// Sorts of weights, besides Bridge's own checkpoints, that `checkpoint.pretrained_checkpoint`
+    /// may name.
     pub weights: Vec<Weights>,
 }
 
 /// A sort of folder or file of another program with the weights of a model.
 #[derive(Clone, Copy, Debug)]
 pub struct Weights {
-    /// What tells a folder or file of this sort from others, and from itself before a change; nothing of another sort.
+    /// Fingerprint of a folder or file of this format, which distinguishes it from others, and from
+    /// itself before a change; `None` for other formats.
     pub fingerprint: fn(&Path) -> Option<String>,
     /// Opens it as a checkpoint that is yet to be written.
     pub open: fn(&Path) -> Result<Snapshot, Box<dyn std::error::Error + Send + Sync>>,
-    /// What the user has to know of it, if anything.
+    /// Message for the user about it, if any.
     pub remark: fn(&Path) -> Option<String>,
 }
 
@@ -56,7 +59,8 @@ impl Registry {
     }
 }
 
-/// The recipe of the checkpoint that a run of these places would start from. Weights of other programs bring their model's.
+/// The recipe of the checkpoint that a run of these places would start from. Weights of other
+/// programs bring their model's.
 fn find_recipe(places: &Places, sorts: &[Weights]) -> FoundRecipe {
     const LOAD: &str = "checkpoint.load";
     const PRETRAINED: &str = "checkpoint.pretrained_checkpoint";
@@ -77,7 +81,8 @@ fn find_recipe(places: &Places, sorts: &[Weights]) -> FoundRecipe {
     }
 }
 
-/// The recipe of the newest checkpoint of a folder whose files are all there, or of the one of a step.
+/// The recipe of the newest checkpoint of a folder whose files are all there, or of the one of a
+/// step.
 fn recipe_in(folder: &Path, step: Option<u64>) -> Result<Option<SavedRecipe>, CheckpointError> {
     // The run verifies what it loads.
     let request = LoadRequest { ckpt_step: step, on_damaged: OnDamaged::Fallback, verification: Verification::Sizes };
@@ -89,7 +94,8 @@ fn recipe_in(folder: &Path, step: Option<u64>) -> Result<Option<SavedRecipe>, Ch
     Ok(Some(SavedRecipe { text, path, tokenizer }))
 }
 
-/// The folder of a tokenizer's files, if the recipe beside them does not say which tokenizer it is, or that is gone.
+/// The folder of a tokenizer's files, if the recipe beside them does not say which tokenizer it is,
+/// or that is gone.
 fn tokenizer_beside(recipe: &str, folder: &Path) -> Option<PathBuf> {
     let recipe = recipe.parse::<toml::Table>().ok()?;
     let setting = |name: &str| recipe.get("tokenizer")?.get(name)?.as_str().filter(|value| *value != "null");
@@ -100,7 +106,7 @@ fn tokenizer_beside(recipe: &str, folder: &Path) -> Option<PathBuf> {
     stands.then(|| folder.to_owned())
 }
 
-/// What a dataset factory is given.
+/// Arguments of a dataset factory.
 #[derive(Clone)]
 pub struct DatasetFactoryContext<'a> {
     /// The `dataset` section. `source` has been packed already; `text_prefix` says where.
@@ -117,7 +123,7 @@ pub struct DatasetFactoryContext<'a> {
     pub start_token: i64,
     /// Tokens of a sequence are divisible by this: the ranks that share one each have a part.
     pub sequence_parts: usize,
-    /// Whether samples are pairs of a preferred answer and another one: their tokens in turn.
+    /// True if samples are pairs of a preferred answer and another one: their tokens in turn.
     pub preferences: bool,
     /// The `validation` section: how much of the validation split is read.
     pub validation: &'a FinalValidation,

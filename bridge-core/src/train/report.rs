@@ -1,4 +1,4 @@
-//! What a run knows of itself and tells others: its state, and what steps, evaluations and its end gave. Plain data.
+//! Reports of a run: its state, and the results of steps, evaluations and its end. Plain data.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::logging::{Figure, Occasion, Split, perplexity};
 use crate::optim::ReductionTimes;
 use crate::resilience::Learning;
 
-/// What one training step did.
+/// Report of one training step.
 #[derive(Clone, Debug)]
 pub struct StepReport {
     /// Number of the step, from 1.
@@ -44,11 +44,12 @@ pub struct StepReport {
     pub routers: Vec<RouterReport>,
     /// Mean losses of multi-token prediction, that of the token after the next one first.
     pub predictions: Vec<Ratio>,
-    /// The largest attention score of each layer (global number) in this rank's micro-batches, if asked for.
+    /// The largest attention score of each layer (global number) in this rank's micro-batches, if
+    /// asked for.
     pub own_attention_logits: BTreeMap<usize, f64>,
     /// True when the gradients were not finite and nothing was updated.
     pub skipped: bool,
-    /// What the step says about whether the run still learns.
+    /// Contribution of the step to learning.
     pub learning: Learning,
     /// Sequences in the step.
     pub batch_size: u64,
@@ -68,7 +69,8 @@ pub struct StepReport {
     pub params_norm: Option<f64>,
     /// Figures that subsystems add to the record of the step.
     pub figures: Vec<Figure>,
-    /// How long gradients were on their way between data-parallel ranks, and how much of that was waited for.
+    /// Time of the reduction of gradients between data-parallel ranks, and the part that was waited
+    /// for.
     pub grads_reduction: ReductionTimes,
 }
 
@@ -84,7 +86,7 @@ impl StepReport {
     }
 }
 
-/// What an evaluation found.
+/// Report of an evaluation.
 #[derive(Clone, Debug)]
 pub struct EvaluationReport {
     /// The split.
@@ -121,10 +123,11 @@ fn cross_entropy(losses: &Losses) -> Option<Ratio> {
     losses.get(LM_LOSS).or_else(|| losses.get(CE_LOSS)).copied()
 }
 
-/// How training ended: in order, for a reason, or with an error.
+/// End of training: in order, for a reason, or with an error.
 pub type TrainEnd<'a> = Result<&'a ExitReason, &'a TrainError>;
 
-/// Whether the report of a step has what comes every `interval` steps: what the settings say, the same on all ranks.
+/// True if the report of a step has the figures of every `interval` steps: by the settings, the
+/// same on all ranks.
 pub(super) fn is_reported_every(config: &RunConfig, interval: usize, iteration: u64) -> bool {
     !config.logger.skip_train_metrics_log && iteration.is_multiple_of(interval as u64)
 }

@@ -1,5 +1,7 @@
-//! Starting a run again after a fault, inside the process, for ranks that are its threads (`[inprocess_restart]`). A rank that failed has ended, and so have the others: the ranks begin again as new threads. A thread that hangs can
-//! neither be ended nor left alone, since it holds what the run needs; then the process begins anew, under its own number.
+//! Starting a run again after a fault, inside the process, for ranks that are its threads
+//! (`[inprocess_restart]`). A rank that failed has ended, and so have the others: the ranks begin
+//! again as new threads. A thread that hangs can neither be ended nor left alone, since it holds
+//! what the run needs; then the process begins anew, under its own number.
 
 use std::any::Any;
 use std::collections::BTreeSet;
@@ -24,35 +26,35 @@ use crate::resilience::{Pulse, Section};
 /// Seconds that are as good as for ever, and fit into a duration.
 const LONGEST: f64 = 1e9;
 
-/// What a rank does.
+/// Program of a rank.
 type Program<'a, T> = dyn Fn(&RunConfig, ProcessGroups, Seat) -> Result<T, TrainError> + Sync + 'a;
 
 /// The process that restarts happen in.
 pub struct Host<'a> {
     /// The recipe, with `overrides` over it.
     pub recipe: &'a dyn Fn(&[String]) -> Result<RawConfig, TrainError>,
-    /// How many ranks there are, spare ones included.
+    /// Number of ranks, spare ones included.
     pub ranks: usize,
     /// Faults of this run so far, where the process has begun anew.
     pub faults: u32,
     /// Says a line on what happens.
     pub tell: &'a (dyn Fn(&str) + Sync),
-    /// Whether somebody asked the run to stop.
+    /// True if a stop was requested.
     pub is_stopped: &'a dyn Fn() -> bool,
     /// Leaves the process, of which a thread hangs.
     pub leave: &'a dyn Fn(Leave) -> Infallible,
 }
 
-/// How a process is left.
+/// End of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Leave {
-    /// It begins anew after so many faults, with these overrides.
+    /// The process restarts after this number of faults, with these overrides.
     BeginAnew(u32, Vec<String>),
     /// It fails, for this reason.
     Fail(String),
 }
 
-/// What a rank is.
+/// Unit that a rank runs in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RankUnit {
     /// A thread among others of the process.
@@ -62,14 +64,15 @@ pub enum RankUnit {
     Process,
 }
 
-/// What a rank of one start is given.
+/// Environment of a rank of one start.
 #[derive(Clone, Debug, Default)]
 pub struct Seat {
-    /// What the rank is.
+    /// Unit that the rank runs in.
     pub unit: RankUnit,
-    /// Where it shows that it is alive.
+    /// Heartbeat of the rank.
     pub pulse: Arc<Pulse>,
-    /// Its place among all that were started, by which it finds its device; `None` for that of its number.
+    /// Place among all ranks that were started, which gives its device; `None` for the place of its
+    /// number.
     pub place: Option<LocalRank>,
     /// Faults of the run before this start.
     pub faults: u32,
@@ -77,7 +80,8 @@ pub struct Seat {
     pub monitor: Option<PathBuf>,
 }
 
-/// Runs `program` on the ranks of `config`, as [`run_on_threads`] does, and again after a fault, as `[inprocess_restart]` says.
+/// Runs `program` on the ranks of `config`, as [`run_on_threads`] does, and again after a fault, as
+/// `[inprocess_restart]` says.
 ///
 /// # Errors
 /// The last fault, when another start is not allowed or would end the same way.
@@ -125,7 +129,7 @@ pub fn run_with_restarts<T: Send>(
     }
 }
 
-/// Whether there may be another start after so many faults; otherwise why not.
+/// Checks that another start is allowed after this number of faults; the error is the reason.
 fn allows(settings: &InProcessRestartConfig, faults: u32, progress: &Progress) -> Result<(), String> {
     let faults = faults as usize;
     if settings.max_iterations.is_some_and(|most| faults >= most) {
@@ -137,7 +141,7 @@ fn allows(settings: &InProcessRestartConfig, faults: u32, progress: &Progress) -
     progress.check()
 }
 
-/// Which of the ranks that were started does the work of which rank of the run.
+/// Assignment of started ranks to ranks of the run.
 struct Places {
     places: Vec<usize>,
     spares: Vec<usize>,
@@ -154,7 +158,7 @@ impl Places {
         Self { places: (0..active).collect(), spares, started }
     }
 
-    /// Lets spare ranks do the work of `ranks`, as far as there are some. Returns what to tell.
+    /// Replaces `ranks` by spare ranks, while there are any. Returns messages.
     fn replace(&mut self, ranks: &[usize]) -> Vec<String> {
         let mut lines = Vec::new();
         for rank in ranks {
@@ -180,7 +184,8 @@ type OnHung<'a> = dyn Fn(&[usize]) -> Infallible + 'a;
 /// Starts the ranks, and watches over them until they have ended or are found to hang.
 ///
 /// # Errors
-/// What the first rank that failed says, and which ranks failed by themselves, as far as that is known.
+/// What the first rank that failed says, and which ranks failed by themselves, as far as that is
+/// known.
 fn start<T: Send>(
     config: &RunConfig,
     settings: &InProcessRestartConfig,
@@ -248,7 +253,7 @@ fn of_panic(panic: &(dyn Any + Send)) -> TrainError {
     }
 }
 
-/// Whether a rank failed only because another one did.
+/// True if a rank failed only because another one did.
 fn follows_from_another(error: &TrainError) -> bool {
     match error {
         TrainError::OtherRank { .. } => true,
@@ -257,7 +262,8 @@ fn follows_from_another(error: &TrainError) -> bool {
     }
 }
 
-/// The ranks at fault: those that failed by themselves, or did not come where others waited for them.
+/// The ranks at fault: those that failed by themselves, or did not come where others waited for
+/// them.
 fn culprits(error: &TrainError, failed: BTreeSet<usize>) -> Vec<usize> {
     let mut ranks = failed;
     match error {

@@ -1,4 +1,4 @@
-//! What the routers of a mixture of experts report of a step: losses, and how many tokens each expert was given.
+//! Figures of the routers of a mixture of experts in a step: losses, and the tokens of each expert.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,8 @@ pub struct RouterReport {
     pub layer: usize,
     /// Means over the micro-batches, by name; whatever their coefficients are.
     pub losses: Vec<(&'static str, f64)>,
-    /// Tokens that each expert was given, counted once for each of a token's choices, over all ranks and micro-batches.
+    /// Tokens that each expert was given, counted once for each of a token's choices, over all
+    /// ranks and micro-batches.
     pub tokens_per_expert: Vec<u64>,
 }
 
@@ -33,7 +34,7 @@ pub(super) struct Routers {
     pub layers: Vec<RouterReport>,
 }
 
-/// What this rank's micro-batches have reported so far.
+/// Sums over this rank's micro-batches so far.
 pub(super) struct RouterSums {
     /// `None` for a model without experts.
     sums: Option<Sums>,
@@ -55,8 +56,8 @@ impl RouterSums {
         }
     }
 
-    /// Adds up what the micro-batches of all ranks have reported; nothing for a model without experts. All ranks call this together, those
-    /// without such layers too.
+    /// Adds up what the micro-batches of all ranks have reported; nothing for a model without
+    /// experts. All ranks call this together, those without such layers too.
     pub(super) fn of_all_ranks(self, groups: &ProcessGroups) -> Result<Routers, CommError> {
         let Some(mut sums) = self.sums else {
             return Ok(Routers::default());
@@ -74,7 +75,7 @@ struct Sums {
     /// Places of layers in `by_layer`.
     places: BTreeMap<usize, usize>,
     num_experts: usize,
-    /// Of each loss the sum and the number of its summands.
+    /// Sum and number of summands of each loss.
     means: [f64; 2 * ROUTER_LOSSES.len()],
     /// For each layer the same, then the tokens of its experts.
     by_layer: Vec<f64>,

@@ -24,7 +24,7 @@ use crate::timers::{TimerLevel, Timers};
 pub struct TrainingRun {
     /// The configuration.
     pub config: Arc<RunConfig>,
-    /// What subsystems see.
+    /// State that subsystems see.
     pub state: GlobalState,
     /// The ranks of the run, as this one sees them.
     pub(super) groups: ProcessGroups,
@@ -34,9 +34,9 @@ pub struct TrainingRun {
     pub(super) doors: Doors,
     pub(super) exits: Exits,
     pub(super) timers: Arc<Timers>,
-    /// Where this rank shows that it is alive.
+    /// Heartbeat of this rank.
     pub(super) pulse: Arc<Pulse>,
-    /// What subsystems asked for at evaluations since the last look at exits.
+    /// Requests of subsystems at evaluations since the last check for exits.
     pub(super) asked: Verdict,
     /// In what the model and the checkpoint that was loaded differ.
     pub(super) unmatched: Unmatched,
@@ -76,18 +76,19 @@ impl TrainingRun {
         &self.groups
     }
 
-    /// What this rank keeps between steps.
+    /// Bytes that this rank keeps between steps.
     pub fn held_bytes(&self) -> HeldBytes {
         self.training.held_bytes()
     }
 
-    /// The names in which the model and the checkpoint that was loaded differ, where `checkpoint.dist_ckpt_strictness` compares and allows them.
+    /// The names in which the model and the checkpoint that was loaded differ, where
+    /// `checkpoint.dist_ckpt_strictness` compares and allows them.
     pub fn unmatched(&self) -> &Unmatched {
         &self.unmatched
     }
 
-    /// Gives every parameter of [`TrainingRun::chunks`] its value, where ranks keep only parts of them or updates are still on their way. All
-    /// ranks call this together.
+    /// Gives every parameter of [`TrainingRun::chunks`] its value, where ranks keep only parts of
+    /// them or updates are still on their way. All ranks call this together.
     ///
     /// # Errors
     /// If ranks cannot communicate.
@@ -124,8 +125,9 @@ impl TrainingRun {
         state.floating_point_operations_so_far += step.flops.unwrap_or(0.0);
     }
 
-    /// Lets all ranks begin a phase together, where phases are timed and `logger.barrier_with_L1_time` asks for it: a rank's time is then
-    /// that of its own work, and not of waiting for the others.
+    /// Lets all ranks begin a phase together, where phases are timed and
+    /// `logger.barrier_with_L1_time` asks for it: a rank's time is then that of its own work, and
+    /// not of waiting for the others.
     pub(super) fn begin_phase(&self) -> Result<(), TrainError> {
         let world = self.groups.world();
         if self.config.logger.barrier_with_L1_time && self.timers.run_at(TimerLevel::Phase) && world.size() > 1 {

@@ -1,4 +1,4 @@
-//! What a program hands to a run besides its configuration.
+//! Options that a program passes to a run besides its configuration.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,12 +17,12 @@ use crate::checkpoint::CheckpointManager;
 use crate::logging::{Sink, Verbosity};
 use crate::optim::OverrideProvider;
 
-/// What a run needs besides its configuration. All of it is passed in; nothing is global.
+/// Options of a run besides its configuration. All of them are passed in; nothing is global.
 pub struct RunOptions {
     /// Kinds of model and of dataset.
     pub registry: Registry,
-    /// How micro-batches become losses. A recipe with `[dpo]` has a step of its own, which is taken instead; one with
-    /// `[distillation]` has a loss of its own in training.
+    /// Computation of losses from micro-batches. A recipe with `[dpo]` has its own step, which is
+    /// used instead; one with `[distillation]` has its own loss in training.
     pub forward_step: Box<dyn ForwardStep>,
     /// Subsystems of the program, called in this order.
     pub subsystems: Vec<Box<dyn Subsystem>>,
@@ -34,20 +34,22 @@ pub struct RunOptions {
     pub cancel: CancelHandle,
     /// Signals to watch.
     pub signals: WatchSignals,
-    /// Where console lines go. Only rank 0 has any.
+    /// Destination of console lines. Only rank 0 has any.
     pub console: Console,
-    /// How much is said there.
+    /// Verbosity of the console.
     pub verbosity: Verbosity,
     /// Sinks besides those of the recipe. Only those of rank 0 are served.
     pub sinks: Vec<Box<dyn Sink>>,
     /// The ranks of the run, as this one sees them.
     pub groups: ProcessGroups,
-    /// Name of this machine, by which faults are told and a step that is repeated after a restart knows whether it is elsewhere; by default
-    /// the host's. For machines whose host name changes with each start, as those of pods.
+    /// Name of this machine, for fault messages, and for a step that is repeated after a restart to
+    /// know if it runs elsewhere; the default is the host's name. For machines whose host name
+    /// changes with each start, such as pods.
     pub node: Option<String>,
-    /// What those who start ranks again know of this one.
+    /// Environment of this rank, from the launcher that restarts ranks.
     pub seat: Seat,
-    /// When the program began: `train.exit_duration_in_mins` counts from here, so that set-up counts too.
+    /// When the program began: `train.exit_duration_in_mins` counts from here, so that set-up
+    /// counts too.
     pub started: Instant,
 }
 

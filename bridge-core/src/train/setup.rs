@@ -61,18 +61,20 @@ use crate::resilience::rerun::{Placement, RerunStateMachine};
 use crate::schedule::{NumMicrobatchesCalculator, OptimizerParamScheduler};
 use crate::timers::Timers;
 
-/// What has to be known of weights of another program that a run begins with, on rank 0.
+/// Messages about another program's weights that a run starts from, on rank 0.
 fn remarks((config, groups): (&RunConfig, &ProcessGroups), sorts: &[Weights], start: Option<&Start>) -> Vec<String> {
     let begins = start.is_some_and(|start| start.is_pretrained) && ranks::is_first(groups);
     begins.then(|| remark_on_foreign(config, sorts)).flatten().into_iter().collect()
 }
 
-/// Sets a run up: logs, tokenizer and data, model, optimizer, schedules, and the checkpoint to continue from.
+/// Sets a run up: logs, tokenizer and data, model, optimizer, schedules, and the checkpoint to
+/// continue from.
 ///
 /// All ranks call this together, each with options of its own.
 ///
 /// # Errors
-/// Anything that keeps the run from starting, on any rank. Nothing but logs, caches and the checkpoint folder has been written then.
+/// Anything that keeps the run from starting, on any rank. Nothing but logs, caches and the
+/// checkpoint folder has been written then.
 pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, TrainError> {
     let config = Arc::new(config);
     let (registry, groups) = (&options.registry, &options.groups);
@@ -161,12 +163,13 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     begin(&mut run).map(|()| run)
 }
 
-/// What judges losses, for the rank of `placement`.
+/// Loss checks, for the rank of `placement`.
 fn loss_watch(config: &RunConfig, placement: Placement) -> LossWatch {
     LossWatch::new(RerunStateMachine::new(convert::rerun(config, placement)), convert::loss_checks(config))
 }
 
-/// Watches what can ask this rank to stop: signals, the program's handle, the clock. All ranks call this together.
+/// Watches what can ask this rank to stop: signals, the program's handle, the clock. All ranks call
+/// this together.
 fn watch(
     (config, groups): (&RunConfig, &ProcessGroups),
     process: (WatchSignals, RankUnit),
@@ -183,7 +186,8 @@ fn watch(
     Ok(exits)
 }
 
-/// Loads the checkpoint that the run begins with, and builds its teacher. All ranks call this together.
+/// Loads the checkpoint that the run begins with, and builds its teacher. All ranks call this
+/// together.
 fn restore(
     run: &mut TrainingRun,
     start: Option<&Start>,
@@ -235,7 +239,7 @@ fn begin(run: &mut TrainingRun) -> Result<(), TrainError> {
     run.outputs.reporter.run_starts(&run.state, size)
 }
 
-/// What `optimizer.optimizer_cpu_offload` does in this run.
+/// Message about the effect of `optimizer.optimizer_cpu_offload` in this run.
 fn where_states_are(config: &RunConfig, elements: OffloadedElements) -> Option<String> {
     const SWITCH: &str = "optimizer.optimizer_cpu_offload";
     let OffloadedElements { moved, trained } = elements;
@@ -248,7 +252,7 @@ fn where_states_are(config: &RunConfig, elements: OffloadedElements) -> Option<S
     })
 }
 
-/// What the state of training is built of.
+/// Components of the training state.
 struct Parts {
     checked: Checked,
     forward_step: Box<dyn ForwardStep>,
@@ -256,7 +260,8 @@ struct Parts {
     padded_vocab_size: usize,
 }
 
-/// Builds the model of this rank, its optimizer and schedules; with it what the builder has left for later.
+/// Builds the model of this rank, its optimizer and schedules; with it what the builder has left
+/// for later.
 fn build_training(
     config: &RunConfig,
     groups: &ProcessGroups,
@@ -319,13 +324,15 @@ fn build_training(
     Ok((training, context.deferred))
 }
 
-/// Whether a model has parameters that weights may be without, and that are drawn then: an adapter's, or a new last layer's.
+/// True if a model has parameters that weights may lack, and that are then drawn: an adapter's, or
+/// a new last layer's.
 fn adds_parameters(chunks: &[Box<dyn ModelChunk>]) -> bool {
     chunks.iter().any(|chunk| chunk.parameters().iter().any(Declaration::is_added))
 }
 
-/// Leaves this rank what it owns of each parameter, or makes those that the base, which is loaded, does not have.
-/// Where nothing may be absent from what is loaded, only what that is without is drawn.
+/// Leaves this rank what it owns of each parameter, or makes those that the base, which is loaded,
+/// does not have. Where nothing may be absent from what is loaded, only what that is without is
+/// drawn.
 fn shard(training: &mut Training, deferred: Option<DeferredParameters>, may_be_absent: bool) -> Result<(), TrainError> {
     let draws = may_be_absent || adds_parameters(&training.chunks);
     let deferred = deferred.filter(|_| draws).unwrap_or_default();
@@ -360,7 +367,7 @@ fn timers(config: &RunConfig, device: &Device) -> Timers {
     })
 }
 
-/// What a run is known to be able to start with.
+/// Result of the checks before a run starts.
 struct Checked {
     /// With autodiff.
     device: Device,
@@ -385,14 +392,15 @@ fn check(config: &RunConfig, registry: &Registry, place: LocalRank) -> Result<Ch
     Ok(Checked { device, model_config: registry.models.config(&config.model)?, adapter })
 }
 
-/// Whether the ranks of a run can record graphs: the driver of CUDA refuses calls of all threads of a process while one records.
+/// Checks that the ranks of a run can record graphs: the CUDA driver refuses calls of all threads
+/// of a process while one records.
 fn graphs_can_be(config: &RunConfig, unit: RankUnit) -> Result<(), TrainError> {
     let records = config.model.cuda_graph_impl != CudaGraphImpl::None && config.device.starts_with("cuda");
     let are_threads = unit == RankUnit::Thread && config.parallel.world_size > 1;
     if records && are_threads { Err(TrainError::GraphsOfThreads) } else { Ok(()) }
 }
 
-/// What a run opens its logs with.
+/// Inputs of opening a run's logs.
 struct Opening<'a> {
     config: &'a Arc<RunConfig>,
     start: Option<&'a Start>,
@@ -400,7 +408,7 @@ struct Opening<'a> {
     lineage: &'a Lineage,
     /// Faults of the run before this start.
     faults: u32,
-    /// How the run differs from the checkpoint that it goes on from.
+    /// Differences of the run from the checkpoint that it resumes from.
     warnings: &'a [String],
 }
 
@@ -430,13 +438,13 @@ fn open(
     Ok(lock)
 }
 
-/// Whether the validation split is evaluated: some batches of it, or all of it.
+/// True if the validation split is evaluated: some batches of it, or all of it.
 fn evaluates(config: &RunConfig) -> bool {
     config.validation.full_validation || config.validation.eval_iters > 0
 }
 
-/// Whether initial values may wait: until they are cut into what each rank owns, or for ever, of the base of an adapter, which is loaded. Hooks may
-/// look at them before.
+/// True if initial values may be deferred: until they are sharded, or for ever, for the base of an
+/// adapter, which is loaded. Hooks may need them before.
 fn defers(config: &RunConfig, model: &dyn ModelConfig) -> bool {
     let has_hooks = !model.pre_wrap_hooks().is_empty() || !model.post_wrap_hooks().is_empty();
     let has_base = config.peft.is_some() && convert::params_dtype(config) == FloatDType::F32;
@@ -452,8 +460,9 @@ fn accumulation(config: &RunConfig) -> AccumulationDType {
     }
 }
 
-/// The tokenizer's files, as they are saved with each checkpoint. With them go what the checkpoint brought that the run starts from: chat
-/// template, settings of generation, the `config.json` that it was imported with.
+/// The tokenizer's files, as they are saved with each checkpoint. With them go what the checkpoint
+/// brought that the run starts from: chat template, settings of generation, the `config.json` that
+/// it was imported with.
 fn tokenizer_files(data: &RunData, start: Option<&Start>) -> Result<BTreeMap<String, Bytes>, TrainError> {
     let mut files = match start {
         Some(start) => start.checkpoint.companions()?,

@@ -29,7 +29,7 @@ use crate::resilience::rerun::{ExitDecision, NextPass};
 use crate::schedule::{GradientCheck, GroupOverrides};
 use crate::timers::{Labels, Span, TimerLevel};
 
-/// How a step ended.
+/// End of a step.
 pub(super) enum StepEnd {
     /// Go on.
     Done(Box<StepReport>),
@@ -52,7 +52,8 @@ pub(super) fn train_step(run: &mut TrainingRun) -> Result<StepEnd, TrainError> {
         end = Instant::now();
         computed
     });
-    // Threads that looked for work notice the end when they run again, which takes a while on a machine that does other things too.
+    // Threads that looked for work notice the end when they run again, which takes a while on a
+    // machine that does other things too.
     let (name, labels) = ("release-threads".into(), Labels::default());
     timers.spans().add(Span { name, labels, shapes: None, start: end, end: Instant::now() });
     computed
@@ -66,7 +67,8 @@ fn compute_step(run: &mut TrainingRun, mut data: StepData, started: Instant) -> 
     let mut pass_result = Pass::default();
     loop {
         match run.doors.losses.next_pass(&run.groups)? {
-            // Steps draw from counter-based streams, and the data is rewound where it is not all in memory.
+            // Steps draw from counter-based streams, and the data is rewound where it is not all in
+            // memory.
             NextPass::Run => match forward_backward(run, &mut data)? {
                 PassEnd::Done(result) => pass_result = result,
                 PassEnd::Stopped(reason) => {
@@ -130,7 +132,8 @@ fn compute_step(run: &mut TrainingRun, mut data: StepData, started: Instant) -> 
     })))
 }
 
-/// Model FLOPs and tokens of a step of `batch_size` samples over all ranks, from the lengths of this rank's sequences.
+/// Model FLOPs and tokens of a step of `batch_size` samples over all ranks, from the lengths of
+/// this rank's sequences.
 fn flops_and_tokens(
     run: &mut TrainingRun,
     lengths: &SequenceLengths,
@@ -148,7 +151,8 @@ fn flops_and_tokens(
     Ok((own.map(|_| sums[0]), sums[1] as u64))
 }
 
-/// What a loss of the forward step's own has recorded, in `metrics.jsonl`; elsewhere it is among the losses.
+/// Figures that a custom loss has recorded, for `metrics.jsonl`; elsewhere they are among the
+/// losses.
 fn own_figures(names: &BTreeSet<&'static str>, losses: &Losses) -> Vec<Figure> {
     let figure = |name: &&'static str| {
         let value = losses.get(*name)?.value();
@@ -164,8 +168,8 @@ fn wants_grad_norms(run: &TrainingRun) -> bool {
     logger.log_l2_norm_grad_to_tensorboard && (run.state.train_state.step + 1).is_multiple_of(interval)
 }
 
-/// What a step says about whether the run still learns. A loss scale that `can_fall` may be all that was wrong with gradients; a loss is computed
-/// without it.
+/// Contribution of a step to learning. A loss scale that `can_fall` may be the only fault of the
+/// gradients; a loss is computed without it.
 fn learning(outcome: &StepOutcome, losses: &Losses, can_fall: bool) -> Learning {
     let is_not_finite = |loss: &Ratio| loss.denominator > 0.0 && !loss.value().is_finite();
     match outcome.success {
@@ -176,7 +180,7 @@ fn learning(outcome: &StepOutcome, losses: &Losses, can_fall: bool) -> Learning 
     }
 }
 
-/// What the passes over the micro-batches gave.
+/// Result of the passes over the micro-batches.
 #[derive(Default)]
 struct Pass {
     losses: Losses,
@@ -185,11 +189,11 @@ struct Pass {
     /// Share of the counted tokens that the model gets right.
     accuracy: Option<Ratio>,
     routers: Vec<RouterReport>,
-    /// Of multi-token prediction, by depth.
+    /// Losses of multi-token prediction, by depth.
     predictions: Vec<Ratio>,
     /// The largest of each layer here.
     attention_logits: BTreeMap<usize, f64>,
-    /// What the accumulated gradients still have to be divided by.
+    /// Divisor of the accumulated gradients.
     divisor: f64,
     /// Sum of the squares of what this rank counts of these gradients.
     squares: f64,
@@ -197,21 +201,21 @@ struct Pass {
     reduction: ReductionTimes,
 }
 
-/// How a pass ended.
+/// End of a pass.
 enum PassEnd {
     Done(Pass),
     /// Before its end, because that was asked for.
     Stopped(ExitReason),
 }
 
-/// What a pass has gathered of its micro-batches so far.
+/// Sums of a pass over its micro-batches so far.
 struct Gathered {
     /// Micro-batches that are done.
     done: usize,
     losses: Losses,
     /// Name of the loss that is minimised.
     objective: &'static str,
-    /// Loss of this rank's part of each micro-batch, where the model ends, as far as they were read.
+    /// Losses of this rank's part of each micro-batch, on the last stage, that were read.
     loss_sums: Vec<f64>,
     /// The losses of the last micro-batches, which the device may still compute, and these.
     unread: Option<(LossSums, Vec<Batch>)>,
@@ -224,7 +228,7 @@ struct Gathered {
     /// Tokens that the model gets right.
     accuracy: Ratio,
     attention_logits: BTreeMap<usize, f64>,
-    /// What layers tell those of later micro-batches.
+    /// Values that layers pass to those of later micro-batches.
     layers: Arc<StepValues>,
 }
 
@@ -334,8 +338,8 @@ fn forward_backward(run: &mut TrainingRun, data: &mut StepData) -> Result<PassEn
     }))
 }
 
-/// Reads the losses that were not read and the sum of the squares of what this rank counts of the gradients. A device that computes both is waited for
-/// once.
+/// Reads the losses that were not read and the sum of the squares of what this rank counts of the
+/// gradients. A device that computes both is waited for once.
 fn read_results(run: &mut TrainingRun, gathered: &mut Gathered) -> f64 {
     let _reading = run.timers.span("read-losses-and-norm", Labels::default());
     let training = &mut run.training;
@@ -346,7 +350,8 @@ fn read_results(run: &mut TrainingRun, gathered: &mut Gathered) -> f64 {
     squares.into_iter().sum()
 }
 
-/// Forward and backward of the next window of micro-batches, with looks whether to stop; the reason if so.
+/// Forward and backward of the next window of micro-batches, with looks whether to stop; the reason
+/// if so.
 fn window_pass(
     run: &mut TrainingRun,
     data: &mut StepData,
@@ -360,8 +365,9 @@ fn window_pass(
     let batches: Vec<Batch> = micro_batches.iter().map(|m| run.training.prepare(&run.groups, m)).collect();
     let own_losses = run.training.losses_of_training(&run.state, &run.groups, &batches)?;
     gathered.objective = objective_of(&own_losses);
-    // Tokens of each micro-batch over all ranks, by which gradients are divided in the end if tokens count alike; and of the ranks that share
-    // a sequence, by which its loss is divided if micro-batches do: whichever replica has it, as upstream.
+    // Tokens of each micro-batch over all ranks, by which gradients are divided in the end if
+    // tokens count alike; and of the ranks that share a sequence, by which its loss is divided if
+    // micro-batches do: whichever replica has it, as upstream.
     let own_tokens: Vec<f64> = batches.iter().map(|batch| batch.num_tokens).collect();
     let (mut num_tokens, mut tokens_here) = (own_tokens.clone(), own_tokens.clone());
     ranks::sum(run.groups.data_context(), &mut num_tokens)?;
@@ -426,8 +432,8 @@ fn window_pass(
     Ok(None)
 }
 
-/// Takes the losses of a pass. Those of the step's last are left to be read with its norm, unless a timer runs: one that nobody waits in would not see the
-/// device at work.
+/// Takes the losses of a pass. Those of the step's last are left to be read with its norm, unless a
+/// timer runs: one that nobody waits in would not see the device at work.
 fn take_losses(run: &mut TrainingRun, gathered: &mut Gathered, (losses, batches): (LossSums, &[Batch]), is_last: bool) {
     if is_last && !run.timers.run_at(TimerLevel::Phase) {
         gathered.unread = Some((losses, batches.to_vec()));
@@ -481,7 +487,7 @@ fn rates(run: &TrainingRun) -> Rates {
     Rates { base: of(&GroupOverrides::default()), decoupled, groups }
 }
 
-/// What a parameter group changes of the schedule.
+/// Changes of the schedule by a parameter group.
 pub(super) fn schedule_overrides(settings: &GroupSettings) -> GroupOverrides {
     GroupOverrides { max_lr: settings.max_lr, min_lr: settings.min_lr, wd_mult: settings.wd_mult }
 }

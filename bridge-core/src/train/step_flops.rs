@@ -1,4 +1,5 @@
-//! Model FLOPs and tokens of a step whose sequences have lengths of their own, as those of fine-tuning have.
+//! Model FLOPs and tokens of a step whose sequences have lengths of their own, as those of
+//! fine-tuning have.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -29,7 +30,8 @@ impl SequenceFlops {
         Self { model, adapter, padded_vocab_size, has_reference, by_length }
     }
 
-    /// FLOPs of forward and backward over one sequence of `length` tokens; `None` if the model does not count them.
+    /// FLOPs of forward and backward over one sequence of `length` tokens; `None` if the model does
+    /// not count them.
     pub fn of(&mut self, length: usize) -> Option<f64> {
         if let Some(known) = self.by_length.get(&length) {
             return *known;

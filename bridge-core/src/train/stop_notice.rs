@@ -1,5 +1,5 @@
-//! Says at once that a signal has arrived and what follows: the run itself looks only between steps and micro-batches. A run whose look comes first
-//! says it itself.
+//! Says at once that a signal has arrived and what follows: the run itself looks only between steps
+//! and micro-batches. A run whose look comes first says it itself.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,7 +10,7 @@ use crate::config::RunConfig;
 use crate::logging::ProgressSink;
 use crate::resilience::{Signal, SignalFlag};
 
-/// How often it looks.
+/// Polling interval.
 const INTERVAL: Duration = Duration::from_millis(50);
 
 /// Steps that take longer are left in their middle, about a second after a signal at the latest.
@@ -26,7 +26,7 @@ pub(super) struct StopNotice {
 #[derive(Debug)]
 struct Shared {
     is_over: AtomicBool,
-    /// Whether it is said.
+    /// True if the notice is printed.
     is_told: AtomicBool,
     /// Milliseconds that the last step took; 0 before the first one.
     step: AtomicU64,

@@ -13,12 +13,12 @@ use super::streams::numbers;
 pub(super) struct StreamPart {
     /// Samples, tokens, hidden size.
     pub shape: [usize; 3],
-    /// Its numbers.
+    /// Values of the gradient.
     pub values: Vec<f32>,
 }
 
-/// The gradients of a step with respect to what segments read, by the segment's name, a part for each micro-batch in order. Otherwise each costs
-/// the look whether they are kept.
+/// The gradients of a step with respect to what segments read, by the segment's name, a part for
+/// each micro-batch in order. Otherwise each costs the look whether they are kept.
 #[derive(Debug, Default)]
 pub(super) struct StreamGradients {
     is_on: AtomicBool,
@@ -32,12 +32,13 @@ impl StreamGradients {
         self.kept().clear();
     }
 
-    /// Whether gradients are kept.
+    /// True if gradients are kept.
     pub fn are_on(&self) -> bool {
         self.is_on.load(Ordering::Relaxed)
     }
 
-    /// Keeps the gradient of what a segment reads. Those of a segment come micro-batch by micro-batch.
+    /// Keeps the gradient of what a segment reads. Those of a segment come micro-batch by
+    /// micro-batch.
     pub fn add(&self, segment: impl FnOnce() -> String, gradient: &Tensor<3>) {
         if self.are_on() {
             let part = StreamPart { shape: gradient.dims(), values: numbers(gradient.clone()) };

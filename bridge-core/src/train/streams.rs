@@ -5,17 +5,17 @@ use burn::tensor::Tensor;
 use crate::inspect::{Inspector, TensorKind};
 use crate::model::{Boundary, HIDDEN_STATES, Segment, SegmentRole};
 
-/// What passes between segments.
+/// Type of tensors that pass between segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sort {
-    /// What one hands to the next.
+    /// Values that one segment passes to the next.
     Values,
     /// The gradient of the loss with respect to it, times what the loss is scaled by.
     Gradients,
 }
 
 impl Sort {
-    /// What it is of the segment before, and of the one after.
+    /// Kinds of the tensor for the segment before, and for the one after.
     fn kinds(self) -> (TensorKind, TensorKind) {
         match self {
             Self::Values => (TensorKind::Output, TensorKind::Activation),

@@ -1,4 +1,5 @@
-//! The doors of the loop: what a subsystem is told, what it may look at, and what it may ask for. Subsystems themselves are in `doors`.
+//! Interface between loop and subsystems: the events, the accessible state, and the requests.
+//! Subsystems themselves are in `doors`.
 
 use std::path::{Path, PathBuf};
 
@@ -14,16 +15,17 @@ use super::training::Training;
 use crate::model::ModelChunk;
 use crate::timers::Timers;
 
-/// Something that accompanies training, called by the loop at fixed places, on the training thread of every rank that has it. Every method
-/// does nothing by default.
+/// Something that accompanies training, called by the loop at fixed places, on the training thread
+/// of every rank that has it. Every method does nothing by default.
 ///
-/// At each place subsystems are called in one order: those that measure, the program's own in the order of registration, those that judge
-/// (`Doors::new` has the list). An error ends the run, after the sinks have been served.
+/// At each place subsystems are called in one order: those that measure, the program's own in the
+/// order of registration, those that judge (`Doors::new` has the list). An error ends the run,
+/// after the sinks have been served.
 pub trait Subsystem: Send {
-    /// Its name, for messages.
+    /// Name for messages.
     fn name(&self) -> &str;
 
-    /// Whether ranks compare what its methods return.
+    /// Comparison of the methods' results across ranks.
     fn agreement(&self) -> Agreement {
         Agreement::Compared
     }
@@ -44,7 +46,8 @@ pub trait Subsystem: Send {
         Ok(())
     }
 
-    /// A step is done and counted; its record is about to be written. What is added to `step.figures` is written with it.
+    /// A step is done and counted; its record is about to be written. What is added to
+    /// `step.figures` is written with it.
     ///
     /// # Errors
     /// The step is not reported.
@@ -60,7 +63,8 @@ pub trait Subsystem: Send {
         Ok(Verdict::default())
     }
 
-    /// An evaluation is done and reported. What the verdict asks for is done when the step before it is over; after training, nothing is.
+    /// An evaluation is done and reported. What the verdict asks for is done when the step before
+    /// it is over; after training, nothing is.
     ///
     /// # Errors
     /// They end the run.
@@ -68,13 +72,15 @@ pub trait Subsystem: Send {
         Ok(Verdict::default())
     }
 
-    /// Why training is over, though iterations are left; asked before each of them. Then comes what comes after the last iteration.
+    /// Why training is over, though iterations are left; asked before each of them. Then comes what
+    /// comes after the last iteration.
     fn is_over(&self, _state: &GlobalState) -> Option<String> {
         None
     }
 
-    /// A checkpoint is about to be made. What is put into `state`, under a key of the subsystem's own, comes back in
-    /// [`Subsystem::on_load`]. That of rank 0 is saved: what differs between ranks has to be gathered.
+    /// A checkpoint is about to be made. What is put into `state`, under a key of the subsystem's
+    /// own, comes back in [`Subsystem::on_load`]. That of rank 0 is saved: what differs between
+    /// ranks has to be gathered.
     ///
     /// # Errors
     /// Nothing is saved then.
@@ -103,8 +109,9 @@ pub trait Subsystem: Send {
         Ok(())
     }
 
-    /// Training is over, and `end` says why: every `on_run_start` is followed by one of these, also when a step failed. Evaluations at the
-    /// end of a run come after it. A panic that is no communication error ends the thread without it.
+    /// Training is over, and `end` says why: every `on_run_start` is followed by one of these, also
+    /// when a step failed. Evaluations at the end of a run come after it. A panic that is no
+    /// communication error ends the thread without it.
     ///
     /// # Errors
     /// Where training ended in order, the run fails instead.
@@ -113,23 +120,25 @@ pub trait Subsystem: Send {
     }
 }
 
-/// Whether what a subsystem returns may differ between ranks.
+/// Agreement of a subsystem's results across ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Agreement {
-    /// It may, or ranks have other subsystems: they compare after each call, which costs an exchange of a few bytes, and heed each other.
+    /// Results may differ, or ranks have other subsystems: ranks compare after each call, which
+    /// costs an exchange of a few bytes, and follow each other's requests.
     Compared,
     /// It never does, on ranks that all have it: nothing is exchanged.
     Given,
 }
 
-/// What a subsystem asks for after a step. Ranks agree on it: what one asks for, all do.
+/// Request of a subsystem after a step. Ranks agree on it: if one rank requests something, all
+/// ranks do it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdict {
     /// Lines for the console.
     pub notes: Vec<String>,
     /// Lines for the log file, and for a console that shows everything.
     pub details: Vec<String>,
-    /// Whether to save a checkpoint, where the run saves any.
+    /// True to save a checkpoint, if the run saves any.
     pub saves: bool,
     /// The code to end the process with, and why. A checkpoint is saved before.
     pub exit: Option<(i32, String)>,
@@ -173,7 +182,7 @@ impl Verdict {
     }
 }
 
-/// What a subsystem sees of a run.
+/// State of a run that a subsystem sees.
 pub struct RunContext<'a> {
     /// The configuration, and how far the run is.
     pub state: &'a GlobalState,
@@ -195,7 +204,8 @@ impl RunContext<'_> {
         &self.training.device
     }
 
-    /// Holds the learning rate of the next steps at `learning_rate`, whatever the schedule says. All ranks hold the same one.
+    /// Holds the learning rate of the next steps at `learning_rate`, whatever the schedule says.
+    /// All ranks hold the same one.
     pub fn hold_learning_rate(&mut self, learning_rate: f64) {
         self.training.scheduler.hold(learning_rate);
     }
@@ -220,14 +230,14 @@ impl RunContext<'_> {
 /// A checkpoint that a run continues from.
 #[derive(Clone, Copy, Debug)]
 pub struct Loaded<'a> {
-    /// Its folder.
+    /// Folder of the checkpoint.
     pub folder: &'a Path,
-    /// What subsystems saved; `None` where only weights are taken.
+    /// State that subsystems saved; `None` if only weights are loaded.
     pub state: Option<&'a Map<String, Value>>,
 }
 
 impl Loaded<'_> {
-    /// What was saved under `key`.
+    /// Value that was saved under `key`.
     ///
     /// # Errors
     /// If it cannot be understood.

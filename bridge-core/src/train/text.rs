@@ -26,22 +26,24 @@ pub(super) struct PreparedText {
     pub(super) prefix: Option<PathBuf>,
     /// Folder of the examples made from it.
     pub(super) examples: Option<PathBuf>,
-    /// Where these files were made or checked: keep other processes from replacing them before all ranks have opened them.
+    /// Locks on files that were made or checked, which keep other processes from replacing them
+    /// before all ranks have opened them.
     _locks: Vec<OutputLock>,
 }
 
-/// Who watches the preparation of text, and may stop it.
+/// Observer of the preparation of text, which may stop it.
 pub(super) struct TextWatch<'a> {
     pub(super) progress: &'a Arc<dyn ProgressSink>,
     /// Gets lines to print.
     pub(super) note: &'a dyn Fn(&str),
-    /// Whether to stop.
+    /// True to stop.
     pub(super) cancelled: &'a (dyn Fn() -> bool + Sync),
 }
 
-/// Loads or trains the tokenizer and packs `dataset.source`, or makes examples of it. What an earlier run made of the same text is used again. Where another process
-/// is at work on the same files, this waits for it.
-/// A tokenizer that would be trained is `base`, that of the checkpoint which the run goes on from, where there is one.
+/// Loads or trains the tokenizer and packs `dataset.source`, or makes examples of it. An earlier
+/// run's results of the same text are reused. If another process works on the same files, this
+/// waits for it. A tokenizer that would be trained is `base` instead, that of the checkpoint that
+/// the run resumes from, if there is one.
 pub(super) fn prepare_text(
     config: &RunConfig,
     base: Option<&Arc<HuggingFaceTokenizer>>,
@@ -110,7 +112,7 @@ pub(super) fn prepared_text(
     Ok(PreparedText { tokenizer, prefix, examples, _locks: locks })
 }
 
-/// Whether the text can be read by one rank only: standard input.
+/// True if only one rank can read the text: standard input.
 pub(super) fn is_read_by_one(config: &RunConfig) -> bool {
     config.dataset.source.as_ref().is_some_and(|source| source.as_slice().iter().any(|input| input == "-"))
 }
@@ -120,9 +122,9 @@ const PREFIX: &str = "text";
 /// Name of the folder of examples there.
 const EXAMPLES: &str = "examples";
 
-/// How often a run looks whether the files that another process is at work on are free.
+/// Polling interval of a run that waits for files of another process.
 const INTERVAL: Duration = Duration::from_millis(50);
-/// How long it waits before it says so.
+/// Time before a waiting run prints a message.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Does `work` as soon as no other process is in its way.
@@ -153,7 +155,8 @@ pub(super) fn check_source(config: &RunConfig) -> Result<(), TrainError> {
     Ok(())
 }
 
-/// Ids of the recipe's tokenizer, or of the model where there is none. A tokenizer that would be trained has as many as are asked for.
+/// Number of ids of the recipe's tokenizer, or of the model without one. A tokenizer that would be
+/// trained has as many as are asked for.
 pub(super) fn tokenizer_rows(config: &RunConfig) -> Result<usize, TrainError> {
     if config.tokenizer.tokenizer_type == Some(TokenizerType::ByteLevelBpe)
         && let Some(size) = config.tokenizer.bpe_vocab_size
@@ -227,9 +230,10 @@ fn trained_tokenizer(
     Ok((trained.tokenizer, lock))
 }
 
-/// The text with its documents cut into pieces: as the recipe says, or if a split that is read would have none of the files.
+/// The text with its documents cut into pieces: as the recipe says, or if a split that is read
+/// would have none of the files.
 fn in_pieces(config: &RunConfig, source: TextSource) -> TextSource {
-    /// The text is cut into so many pieces, so that splits come near to their shares.
+    /// Number of pieces that the text is cut into, so that splits come near to their shares.
     const PIECES: u64 = 1000;
     const SMALLEST: u64 = 2 << 10;
     const LARGEST: u64 = 256 << 10;

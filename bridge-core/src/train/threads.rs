@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::TrainError;
 use crate::config::RunConfig;
 
-/// Makes the CPU backend use `count` threads. Outside a pool that is the process's (rayon's global one), so this works once, before
-/// anything computes; asking again for the same number is fine. In a pool, a rank's or a run's ([`in_own_pool`]), its size is checked.
+/// Makes the CPU backend use `count` threads. Outside a pool that is the process's (rayon's global
+/// one), so this works once, before anything computes; asking again for the same number is fine. In
+/// a pool, a rank's or a run's ([`in_own_pool`]), its size is checked.
 ///
 /// # Errors
 /// If the pool exists already with another size.
@@ -22,7 +23,7 @@ pub fn set_num_threads(count: usize) -> Result<(), TrainError> {
     Err(TrainError::Device(format!("train.num_threads = {count}: this process already computes with {found} threads")))
 }
 
-/// What a thread that computes is called.
+/// Name of a compute thread.
 fn name(thread: usize) -> String {
     format!("compute-{thread}")
 }
@@ -30,10 +31,11 @@ fn name(thread: usize) -> String {
 /// Stack of a pool's thread in bytes: as much as a program's main thread usually has.
 const STACK: usize = 8 << 20;
 
-/// Runs `work` in a thread pool of its own, with `threads` threads or by default all there are. A caller that is in a pool already, as
-/// ranks that are threads are, stays there.
+/// Runs `work` in a thread pool of its own, with `threads` threads or by default all there are. A
+/// caller that is in a pool already, as ranks that are threads are, stays there.
 ///
-/// Ranks must not share a pool: a rank that waits for another one would hold a thread which that one needs.
+/// Ranks must not share a pool: a rank that waits for another one would hold a thread which that
+/// one needs.
 ///
 /// # Errors
 /// If threads cannot be started.
@@ -52,15 +54,17 @@ pub fn in_own_pool<T: Send>(threads: Option<usize>, work: impl FnOnce() -> T + S
 
 /// Pauses of a thread that found nothing to do, before it looks again: one to two microseconds.
 const PAUSES: usize = 50;
-/// Looks without success after which a thread lets others run between its looks: where threads outnumber the CPU's cores.
+/// Looks without success after which a thread lets others run between its looks: where threads
+/// outnumber the CPU's cores.
 const PATIENCE: usize = 1000;
 
-/// Runs `work` and keeps the other threads of the caller's pool ([`in_own_pool`]) looking for work until it ends; outside a pool it just
-/// runs.
+/// Runs `work` and keeps the other threads of the caller's pool ([`in_own_pool`]) looking for work
+/// until it ends; outside a pool it just runs.
 ///
-/// A training step on the CPU is thousands of parallel regions, with a few microseconds between them in which one thread is busy.
-/// Rayon puts threads that find nothing to sleep in that time, and to wake one takes longer than many a region: without this, a step of a
-/// 135M model takes a fifth longer. The price is CPU time where the step itself waits, for other ranks for instance.
+/// A training step on the CPU is thousands of parallel regions, with a few microseconds between
+/// them in which one thread is busy. Rayon puts threads that find nothing to sleep in that time,
+/// and to wake one takes longer than many a region: without this, a step of a 135M model takes a
+/// fifth longer. The price is CPU time where the step itself waits, for other ranks for instance.
 pub fn with_awake_threads<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     if rayon::current_thread_index().is_none() {
         return work();

@@ -1,4 +1,4 @@
-//! How many bytes of text tokens stand for: what bits per byte are counted with.
+//! Bytes of text of each token, for bits per byte.
 
 use bridge_data::MicroBatch;
 use bridge_data::tokenizer::Tokenizer;
@@ -17,7 +17,8 @@ impl TokenBytes {
         Self { lengths: (0..tokenizer.vocab_size()).map(length).collect() }
     }
 
-    /// Bytes that the counted labels of a micro-batch stand for; `None` if one of them stands for nothing that is known.
+    /// Bytes that the counted labels of a micro-batch stand for; `None` if one of them stands for
+    /// nothing that is known.
     pub fn of_labels(&self, micro_batch: &MicroBatch) -> Option<u64> {
         let counted = micro_batch.labels.iter().zip(&micro_batch.loss_mask).filter(|(_, mask)| **mask > 0.0);
         counted.map(|(label, _)| self.lengths.get(usize::try_from(*label).ok()?).copied()?.map(u64::from)).sum()

@@ -11,7 +11,8 @@ use crate::config::{
     self, AnyValue, ConfigError, ErrorKind, NO_TEMPLATE, TokenizerConfig, TokenizerType, has_marks, names_file,
 };
 
-/// Tokens that upstream adds to those of `SentencePieceTokenizer`, besides the ones that its model names.
+/// Tokens that upstream adds to those of `SentencePieceTokenizer`, besides the ones that its model
+/// names.
 const SENTENCEPIECE_TOKENS: [&str; 4] = ["<CLS>", "<SEP>", "<EOD>", "<MASK>"];
 
 /// Loads the tokenizer of a type that is a file.

@@ -20,11 +20,11 @@ use crate::resilience::Section;
 use crate::resilience::rerun::ExitDecision;
 use crate::timers::Labels;
 
-/// Trains until the configured number of steps, or until something asks to exit. Subsystems learn of the end, whatever it is.
+/// Trains until the configured number of steps, or until something asks to exit. Subsystems learn
+/// of the end, whatever it is.
 ///
-/// # Errors
-/// Data that cannot be read, losses that are not finite (where that is checked), checkpoints that cannot be written, ranks that cannot
-/// communicate.
+/// # Errors Data that cannot be read, losses that are not finite (if that is checked), checkpoints
+/// that cannot be written, ranks that cannot communicate.
 pub fn train(run: &mut TrainingRun) -> Result<ExitReason, TrainError> {
     let end = catch_comm_error(|| {
         let (doors, mut context) = run.doors();
@@ -77,7 +77,8 @@ fn train_steps(run: &mut TrainingRun) -> Result<ExitReason, TrainError> {
         let verdict = tell_step(run, &mut step)?;
         run.pulse.enter(Section::OutOfSection);
         if std::mem::take(&mut is_first) {
-            // The first step makes what later ones find: states of the optimizer, buffers of the ranks.
+            // The first step makes what later ones find: states of the optimizer, buffers of the
+            // ranks.
             let _span = timers.span("give-back", Labels::default());
             give_back_unneeded();
         }
@@ -93,7 +94,8 @@ fn train_steps(run: &mut TrainingRun) -> Result<ExitReason, TrainError> {
     Ok(end)
 }
 
-/// Saves the step at which training ends, if the run saves and that step has no persistent checkpoint.
+/// Saves the step at which training ends, if the run saves and that step has no persistent
+/// checkpoint.
 pub(super) fn save_end(run: &mut TrainingRun) -> Result<(), TrainError> {
     let step = run.state.train_state.step;
     if run.saves() && step > 0 && run.outputs.last_saved_step != Some(step) {
@@ -102,7 +104,7 @@ pub(super) fn save_end(run: &mut TrainingRun) -> Result<(), TrainError> {
     Ok(())
 }
 
-/// Reports a step that is counted, with the figures of subsystems, and hears what they ask for.
+/// Reports a step that is counted, with the figures of subsystems, and returns their requests.
 fn tell_step(run: &mut TrainingRun, step: &mut StepReport) -> Result<Verdict, TrainError> {
     let timers = Arc::clone(&run.timers);
     let spanned = |name| timers.span(name, Labels::default());
@@ -118,8 +120,8 @@ fn tell_step(run: &mut TrainingRun, step: &mut StepReport) -> Result<Verdict, Tr
     doors.after_step(&mut context, step)
 }
 
-/// Moves the batch ramp-up on. A change of batch size after the first step is preceded by a checkpoint, so that every
-/// checkpoint is followed by steps of one size for a while.
+/// Moves the batch ramp-up on. A change of batch size after the first step is preceded by a
+/// checkpoint, so that every checkpoint is followed by steps of one size for a while.
 fn update_batch_size(run: &mut TrainingRun) -> Result<(), TrainError> {
     let consumed = run.state.train_state.consumed_train_samples;
     if let Some(change) = run.training.num_microbatches.update(consumed) {
@@ -136,7 +138,7 @@ fn update_batch_size(run: &mut TrainingRun) -> Result<(), TrainError> {
     Ok(())
 }
 
-/// What became of an iteration that may be skipped.
+/// Result of an iteration that may be skipped.
 enum Skip {
     /// It is to be trained.
     Nothing,
@@ -166,7 +168,8 @@ fn skip_iteration(run: &mut TrainingRun) -> Result<Skip, TrainError> {
     Ok(Skip::Iteration)
 }
 
-/// Ends training in the middle of a step, of which nothing stays: what is saved is the state before it.
+/// Ends training in the middle of a step, of which nothing stays: what is saved is the state before
+/// it.
 fn stop_within_step(run: &mut TrainingRun, reason: ExitReason) -> Result<ExitReason, TrainError> {
     let step = run.state.train_state.step;
     run.note(&format!("iteration {} is left unfinished", step + 1));
@@ -200,8 +203,8 @@ fn validate(run: &mut TrainingRun) -> Result<(), TrainError> {
     Ok(())
 }
 
-/// Does what the run before was stopped in, so that later evaluations read the samples that they would have read; the reason to exit if it
-/// is stopped again.
+/// Does what the run before was stopped in, so that later evaluations read the samples that they
+/// would have read; the reason to exit if it is stopped again.
 pub(super) fn make_up_for_validation(run: &mut TrainingRun) -> Result<Option<ExitReason>, TrainError> {
     if !std::mem::take(&mut run.state.train_state.owes_validation) || !validation_is_due(run) {
         return Ok(None);

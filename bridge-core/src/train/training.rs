@@ -1,4 +1,5 @@
-//! What steps change on this rank: the model, its gradients, optimizer and schedules, with what runs them.
+//! State that steps change on this rank: the model, its gradients, optimizer and schedules, with
+//! their executors.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -34,7 +35,7 @@ pub(super) struct Training {
     pub scheduler: OptimizerParamScheduler,
     pub num_microbatches: NumMicrobatchesCalculator,
     pub loss_scaler: LossScaler,
-    /// Where micro-batches are recorded and replayed.
+    /// Graphs of micro-batches, if they are recorded.
     pub graphs: Option<MicroBatchGraphs>,
     /// Model FLOPs of sequences by their length.
     pub flops: SequenceFlops,
@@ -52,7 +53,7 @@ pub(super) struct Training {
     pub reference: Option<Vec<Box<dyn ModelChunk>>>,
     /// The teacher, where the model learns from one.
     pub distillation: Option<Distillation>,
-    /// What the model was built with.
+    /// Adapter that the model was built with.
     pub adapter: Option<Arc<dyn Adapter>>,
     /// Seed of dropout (and of initial weights, before a checkpoint said otherwise).
     pub seed: u64,
@@ -65,13 +66,14 @@ pub struct HeldBytes {
     pub parameters: u64,
     /// Moments, momentum and float32 copies of narrower parameters that are on the device.
     pub optimizer: u64,
-    /// Those that are in host memory though the device is a GPU: what `optimizer.optimizer_cpu_offload` moved, and states of 8 bits and remainders, which
-    /// are always there. On a CPU there are none.
+    /// Bytes in host memory although the device is a GPU: states that
+    /// `optimizer.optimizer_cpu_offload` moved, and states of 8 bits and remainders, which are
+    /// always there. Zero on a CPU.
     pub host_optimizer: u64,
 }
 
 impl Training {
-    /// What this rank keeps between steps.
+    /// Bytes that this rank keeps between steps.
     pub fn held_bytes(&self) -> HeldBytes {
         let is_cpu = self.device.clone().without_autodiff() == Device::flex();
         let host_optimizer = if is_cpu { 0 } else { self.optimizer.host_state_bytes() };
@@ -89,8 +91,9 @@ impl Training {
         self.forward_step.prepare(&part, &self.device)
     }
 
-    /// What the head computes of each micro-batch of training instead of its loss: with a teacher, when that has seen them, or else what
-    /// [`own_losses`](Self::own_losses) are. All ranks of a pipeline call this together.
+    /// Losses that the head computes for micro-batches of training instead of its own: with a
+    /// teacher, after the teacher has run, or else those of [`own_losses`](Self::own_losses). All
+    /// ranks of a pipeline call this together.
     pub fn losses_of_training(
         &mut self,
         state: &GlobalState,
@@ -105,8 +108,9 @@ impl Training {
         Ok(losses)
     }
 
-    /// What the head computes of each micro-batch instead of its loss, when the reference has seen them. A model with a teacher is evaluated
-    /// by its own loss. All ranks of a pipeline call this together.
+    /// Losses that the head computes for micro-batches instead of its own, after the reference has
+    /// run. A model with a teacher is evaluated by its own loss. All ranks of a pipeline call this
+    /// together.
     pub fn own_losses(&mut self, state: &GlobalState, batches: &[Batch]) -> Result<Vec<Option<OwnLoss>>, TrainError> {
         if self.distillation.is_some() {
             return Ok(batches.iter().map(|_| None).collect());
@@ -131,15 +135,16 @@ impl Training {
         Ok(losses)
     }
 
-    /// Where the dropout masks of this replica's micro-batch `micro_batch` come from: that of the same samples on one rank alone, which reads
-    /// the micro-batches of all replicas one after the other. Ranks that share a sequence have the same.
+    /// Random stream of the dropout masks of this replica's micro-batch `micro_batch`: that of the
+    /// same samples on a single rank, which reads the micro-batches of all replicas one after the
+    /// other. Ranks that share a sequence have the same stream.
     pub fn dropout_stream(&self, groups: &ProcessGroups, step: &Philox, micro_batch: usize) -> Philox {
         let replicas = groups.data();
         step.derive((micro_batch * replicas.size() + replicas.rank()) as u64)
     }
 
-    /// Takes statistics of the reduced gradients of parameters, in steps whose tensors are looked at. They are still scaled as the loss was, and
-    /// not yet divided by `divisor`.
+    /// Takes statistics of the reduced gradients of parameters, in steps whose tensors are looked
+    /// at. They are still scaled as the loss was, and not yet divided by `divisor`.
     pub fn inspect_gradients(&self, loss_scale: f64, divisor: f64) {
         if !self.inspector.is_on() {
             return;
@@ -158,7 +163,8 @@ impl Training {
         Ok(self.optimizer.parameter_norm(&self.chunks)?)
     }
 
-    /// Brings updates that are still on their way to the chunks. Where ranks keep only parts of parameters, they still do.
+    /// Brings updates that are still on their way to the chunks. Where ranks keep only parts of
+    /// parameters, they still do.
     pub fn settle_parameters(&mut self) -> Result<(), TrainError> {
         Ok(self.optimizer.parameters().settle(&mut self.chunks)?)
     }

@@ -7,12 +7,13 @@ use std::path::Path;
 pub struct Unmatched {
     /// Parameters of the model that the checkpoint lacks: they keep their initial values.
     pub absent: Vec<String>,
-    /// Parameters of the checkpoint that the model has no use for, and optimizer state that its optimizer has none for.
+    /// Parameters of the checkpoint that the model has no use for, and optimizer state that its
+    /// optimizer has none for.
     pub unused: Vec<String>,
 }
 
 impl Unmatched {
-    /// What to tell the user; nothing where all is matched.
+    /// Warnings; empty if everything is matched.
     pub(super) fn warnings(&self, checkpoint: &Path) -> Vec<String> {
         let path = checkpoint.display();
         let absent = (!self.absent.is_empty()).then(|| {

@@ -1,4 +1,5 @@
-//! How many rows the model's embedding has: those of the recipe, or of the checkpoint that a run goes on from.
+//! Number of rows of the model's embedding: those of the recipe, or of the checkpoint that a run
+//! resumes from.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -18,16 +19,18 @@ const KEY: &str = "vocabulary";
 struct Vocabulary {
     /// Ids.
     size: usize,
-    /// What rows were added for.
+    /// Multiple that rows were added for.
     make_vocab_size_divisible_by: usize,
     /// Rows of the embedding.
     rows: usize,
 }
 
-/// Rows of the model's embedding. A prompt that has no tokens is found out now rather than after hours of training.
+/// Rows of the model's embedding. A prompt that has no tokens is found out now rather than after
+/// hours of training.
 ///
-/// A run that goes on from a checkpoint has its rows. Releases that padded to a multiple of the tensor-parallel size saved more than a new
-/// run has; every row takes part in the loss, so none is cut off.
+/// A run that resumes from a checkpoint has its rows. Releases that padded to a multiple of the
+/// tensor-parallel size saved more than a new run has; every row takes part in the loss, so none is
+/// removed.
 pub(super) fn rows(
     config: &RunConfig,
     data: &RunData,
@@ -96,8 +99,9 @@ impl Vocabulary {
     }
 }
 
-/// The vocabulary of a checkpoint, if it was padded. `size` is that of the run: checkpoints of earlier releases have only their recipe, by
-/// which vocabularies were padded to a multiple of the tensor-parallel size.
+/// The vocabulary of a checkpoint, if it was padded. `size` is that of the run: checkpoints of
+/// earlier releases have only their recipe, by which vocabularies were padded to a multiple of the
+/// tensor-parallel size.
 fn saved_vocabulary(checkpoint: &Checkpoint, size: usize) -> Result<Option<Vocabulary>, TrainError> {
     let bad = |field: &str, message: String| TrainError::BadState {
         path: checkpoint.path().to_owned(),

@@ -1,18 +1,18 @@
-//! Which signals a run watches.
+//! Signals that a run watches.
 
 use super::restart::RankUnit;
 use super::{TrainError, convert};
 use crate::config::RunConfig;
 use crate::resilience::{Signal, SignalWatcher};
 
-/// Which signals a run watches. A watched signal saves a checkpoint and stops.
+/// Signals that a run watches. A watched signal saves a checkpoint and stops.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WatchSignals {
-    /// SIGINT, SIGTERM, SIGHUP (unless it is ignored) and `train.exit_signal`: for programs that are the run. With a process for each
-    /// rank SIGUSR1 too.
+    /// SIGINT, SIGTERM, SIGHUP (unless it is ignored) and `train.exit_signal`: for programs that
+    /// are the run. With a process for each rank SIGUSR1 too.
     Process,
-    /// Only what `train.exit_signal_handler` and `exit_signal_handler_for_training` ask for: for services that have
-    /// signal handlers of their own.
+    /// Only what `train.exit_signal_handler` and `exit_signal_handler_for_training` ask for: for
+    /// services that have signal handlers of their own.
     #[default]
     AsConfigured,
 }
@@ -31,7 +31,8 @@ pub(super) fn watch_signals(
     if config.train.exit_signal_handler_for_training || watch == WatchSignals::Process {
         signals.extend([Signal::Int, Signal::Term]);
     }
-    // A terminal that goes away ends a run in order too, unless `nohup` has said that it should not.
+    // A terminal that goes away ends a run in order too, unless `nohup` has said that it should
+    // not.
     if watch == WatchSignals::Process && !Signal::Hup.is_ignored() {
         signals.push(Signal::Hup);
     }

@@ -1,5 +1,6 @@
-//! Tokens that the assistant generates. A template marks them with `{% generation %}`. Of one that does not, the evaluation tells which bytes were
-//! written for which message; the generation prompt before a message, which the model is given, is taken off its beginning.
+//! Tokens that the assistant generates. A template marks them with `{% generation %}`. Of one that
+//! does not, the evaluation tells which bytes were written for which message; the generation prompt
+//! before a message, which the model is given, is taken off its beginning.
 
 use std::ops::Range;
 
@@ -129,7 +130,8 @@ impl<'a> Blocks<'a> {
         Self { template, reading, text, owned, places }
     }
 
-    /// What the model generates of a message: its bytes behind the generation prompt, with the end of its turn.
+    /// What the model generates of a message: its bytes behind the generation prompt, with the end
+    /// of its turn.
     fn spans(&self, message: usize) -> Result<Result<Vec<Span>, String>, ChatError> {
         let Some(first) = self.places[message].first() else {
             // A loop wrote other messages, and nothing for this one.
@@ -154,8 +156,8 @@ impl<'a> Blocks<'a> {
         Ok(Ok(spans.map(|bytes| Span { bytes, message: Some(message) }).collect()))
     }
 
-    /// Where the model begins to generate a message whose first bytes are `first`, behind bytes of another message (`before`).
-    /// `None` if that cannot be told.
+    /// Where the model begins to generate a message whose first bytes are `first`, behind bytes of
+    /// another message (`before`). `None` if that cannot be told.
     fn start(&self, message: usize, before: Option<&Owned>, first: Range<usize>) -> Option<usize> {
         let own = self.reading.prompt(message, self.text, before);
         let end_before = before.map_or(0, |before| before.bytes.end);
@@ -201,8 +203,9 @@ impl<'a> Blocks<'a> {
         (goes_on && !self.text[first.clone()].contains(tag)).then_some(first.start)
     }
 
-    /// The end of a turn whose last bytes are `owned`: where a conversation would end with it. Where the template writes nothing that ends a
-    /// turn, the role that comes next tells that it is over, and belongs to it.
+    /// The end of a turn whose last bytes are `owned`: where a conversation would end with it.
+    /// Where the template writes nothing that ends a turn, the role that comes next tells that it
+    /// is over, and belongs to it.
     fn end(&self, owned: &Owned) -> usize {
         let Range { start, end } = owned.bytes;
         let ending = self.template.end_of_turn();
@@ -220,7 +223,8 @@ impl<'a> Blocks<'a> {
         }
     }
 
-    /// The bytes of a message by comparing the text with that of the messages before; a sentence if these do not agree.
+    /// The bytes of a message by comparing the text with that of the messages before; a sentence if
+    /// these do not agree.
     fn by_prefixes(&self, message: usize) -> Result<Result<Vec<Span>, String>, ChatError> {
         let render = |count: usize, ending: Ending| {
             self.reading.render(&self.reading.all()[..count], ending).map(|rendered| rendered.text)
@@ -241,7 +245,8 @@ impl<'a> Blocks<'a> {
     }
 }
 
-/// Length of what a text has in common with a generation prompt, if only tags of thinking follow in the prompt.
+/// Length of what a text has in common with a generation prompt, if only tags of thinking follow in
+/// the prompt.
 fn common_header(prompt: &str, text: &str) -> Option<usize> {
     let pairs = prompt.char_indices().zip(text.chars());
     let common = pairs.take_while(|((_, a), b)| a == b).last().map_or(0, |((at, c), _)| at + c.len_utf8());

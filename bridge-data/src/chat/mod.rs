@@ -1,5 +1,6 @@
-//! Chat templates: conversations as the text and the token ids that a model was tuned on, as Hugging Face's `apply_chat_template` makes them.
-//! Reading conversations from files and training on them do not belong here.
+//! Chat templates: conversations as the text and the token ids that a model was tuned on, as
+//! Hugging Face's `apply_chat_template` makes them. Reading conversations from files and training
+//! on them do not belong here.
 
 pub(crate) mod arguments;
 mod jinja;
@@ -23,7 +24,8 @@ pub(crate) use jinja::limits::computed;
 pub use mask::EncodedChat;
 use reading::Reading;
 
-/// Files that have templates and what these name, in the order in which a template is looked for; the last has names alone.
+/// Files that have templates and what these name, in the order in which a template is looked for;
+/// the last has names alone.
 const FILES: [&str; 4] =
     ["chat_template.jinja", "chat_template.json", "tokenizer_config.json", "special_tokens_map.json"];
 /// Most bytes of a template.
@@ -46,13 +48,13 @@ pub enum ChatError {
     Malformed {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// Description of the problem.
         problem: String,
     },
     /// The template refuses the conversation.
     #[error("the chat template refuses this conversation: {0}")]
     Refused(String),
-    /// What the assistant says cannot be told apart.
+    /// The assistant's text cannot be separated from the rest.
     #[error("what the assistant says cannot be told from the rest: {0}")]
     NoMask(String),
     /// The text has no token ids.
@@ -72,7 +74,8 @@ pub struct Conversation {
 }
 
 impl Conversation {
-    /// The conversation of a JSON object with `messages`, and perhaps `tools` and other arguments of the template.
+    /// The conversation of a JSON object with `messages`, and perhaps `tools` and other arguments
+    /// of the template.
     ///
     /// # Errors
     /// What is missing or of another type, as a sentence.
@@ -91,9 +94,9 @@ impl Conversation {
 /// Text behind the last message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ending {
-    /// Nothing: the conversation is complete.
+    /// Complete conversation, with nothing after the last message.
     Complete,
-    /// What introduces the assistant's next message.
+    /// Header of the assistant's next message.
     GenerationPrompt,
 }
 
@@ -138,8 +141,8 @@ impl std::fmt::Debug for ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// The template of a folder: `chat_template.jinja` and `additional_chat_templates`, else `chat_template.json`, else that of
-    /// `tokenizer_config.json`. `None` if there is none.
+    /// The template of a folder: `chat_template.jinja` and `additional_chat_templates`, else
+    /// `chat_template.json`, else that of `tokenizer_config.json`. `None` if there is none.
     ///
     /// # Errors
     /// If a file cannot be read or parsed.
@@ -290,12 +293,12 @@ impl ChatTemplate {
         Ok(tokenizer.encode(&self.render(conversation, Ending::Complete)?)?)
     }
 
-    /// The token ids of a complete conversation, and the weight of each in the loss: what the assistant says has that of its message in
-    /// `weights`, all else 0.
+    /// The token ids of a complete conversation, and the weight of each in the loss: what the
+    /// assistant says has that of its message in `weights`, all else 0.
     ///
     /// # Errors
-    /// As [`ChatTemplate::encode`]; [`ChatError::NoMask`] if what the assistant says cannot be told apart, or not by messages where their weights
-    /// differ.
+    /// As [`ChatTemplate::encode`]; [`ChatError::NoMask`] if what the assistant says cannot be told
+    /// apart, or not by messages where their weights differ.
     pub fn encode_weighted(
         &self,
         conversation: &Conversation,
@@ -305,8 +308,8 @@ impl ChatTemplate {
         mask::encode_weighted(self, conversation, weights, tokenizer)
     }
 
-    /// The text behind a message of the assistant that ends a conversation: how a model says that it has finished.
-    /// Empty where the template leaves that to the reader.
+    /// The text behind a message of the assistant that ends a conversation: how a model says that
+    /// it has finished. Empty where the template leaves that to the reader.
     pub fn end_of_turn(&self) -> &str {
         self.ending().unwrap_or_default()
     }

@@ -7,7 +7,8 @@ use serde_json::{Map, Value as Json};
 use super::jinja::{Owned, Rendered, Value, limits};
 use super::{ChatError, Conversation, Ending, Variant};
 
-/// Names under which the reasoning of a message is passed; the first is the one that today's templates read.
+/// Names under which the reasoning of a message is passed; the first is the one that today's
+/// templates read.
 const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 /// Most messages of a turn that are rendered for a generation prompt.
 const WINDOW: usize = 6;
@@ -63,7 +64,8 @@ impl<'t> Reading<'t> {
         (0..self.count()).collect()
     }
 
-    /// The text of the messages at these places, with the bytes of each. Messages are numbered in the order of the places.
+    /// The text of the messages at these places, with the bytes of each. Messages are numbered in
+    /// the order of the places.
     pub(super) fn render(&self, places: &[usize], ending: Ending) -> Result<Rendered, ChatError> {
         let messages: Vec<Value> = places.iter().map(|at| self.messages[*at].clone()).collect();
         let is_prompt = ending == Ending::GenerationPrompt;
@@ -83,8 +85,9 @@ impl<'t> Reading<'t> {
         self.special_tokens.get("bos_token").and_then(Json::as_str).unwrap_or_default()
     }
 
-    /// The generation prompt before a message: the end of the text of the messages before it, behind the last bytes of `text` that were written
-    /// for one of them. `None` if the template refuses these messages, or writes them otherwise.
+    /// The generation prompt before a message: the end of the text of the messages before it,
+    /// behind the last bytes of `text` that were written for one of them. `None` if the template
+    /// refuses these messages, or writes them otherwise.
     pub(super) fn prompt(&self, message: usize, text: &str, last: Option<&Owned>) -> Option<String> {
         let places = self.turn(message);
         let mut rendered = self.render(&places, Ending::GenerationPrompt).ok()?;
@@ -102,7 +105,8 @@ impl<'t> Reading<'t> {
         Some(rendered.text.split_off(end))
     }
 
-    /// The last bytes of a message that ends a conversation, with what the template writes behind them.
+    /// The last bytes of a message that ends a conversation, with what the template writes behind
+    /// them.
     pub(super) fn ending_with(&self, message: usize) -> Option<String> {
         let mut places = self.turn(message);
         places.push(message);
@@ -115,7 +119,8 @@ impl<'t> Reading<'t> {
         self.conversation.messages[message]["role"].as_str().unwrap_or_default()
     }
 
-    /// Places of instructions, of the first turn, and of the turn of a message before it: what a template may look at to write the message.
+    /// Places of instructions, of the first turn, and of the turn of a message before it: what a
+    /// template may look at to write the message.
     fn turn(&self, message: usize) -> Vec<usize> {
         if message <= WINDOW {
             return (0..message).collect();
@@ -162,7 +167,8 @@ fn value_of(json: &Json) -> Value {
     }
 }
 
-/// A message as transformers hands it to templates: without keys whose value is null, and with its reasoning under the names that templates read.
+/// A message as transformers hands it to templates: without keys whose value is null, and with its
+/// reasoning under the names that templates read.
 fn message_of(message: &Json) -> Value {
     let Json::Object(fields) = message else { return value_of(message) };
     let given = fields.iter().filter(|(_, value)| !value.is_null());

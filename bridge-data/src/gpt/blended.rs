@@ -1,4 +1,5 @@
-//! Several datasets read as one, in fixed proportions. The arithmetic of blends is in `blending`; members are built by `provider`.
+//! Several datasets read as one, in fixed proportions. The arithmetic of blends is in `blending`;
+//! members are built by `provider`.
 
 use std::sync::Arc;
 
@@ -46,7 +47,7 @@ impl Member {
     }
 }
 
-/// How members are mixed.
+/// Mixture of members.
 pub(crate) enum Mix {
     /// By weight, this many samples in total.
     Weighted { weights: Vec<f64>, size: usize },
@@ -66,7 +67,8 @@ const DATASET_INDEX: &str = "dataset_index.npy";
 const SAMPLE_INDEX: &str = "dataset_sample_index.npy";
 
 impl BlendedDataset {
-    /// Blends members of one split. The arrays are cached only in a user-named folder, because they belong to no single dataset.
+    /// Blends members of one split. The arrays are cached only in a user-named folder, because they
+    /// belong to no single dataset.
     pub(crate) fn build(
         members: Vec<Member>,
         mix: &Mix,
@@ -167,7 +169,8 @@ fn check_demand(members: &[Member], sizes: &[usize], dataset_index: &[i16]) -> R
 
 type Arrays = (IndexArray<i16>, IndexArray<i64>);
 
-/// The cached arrays, after checking that they are a blend: members in range, and each member's samples numbered from 0.
+/// The cached arrays, after checking that they are a blend: members in range, and each member's
+/// samples numbered from 0.
 fn load(key: &CacheKey, members: usize, size: usize) -> Result<Option<Arrays>, DataError> {
     let (Some((dataset, dataset_sum)), Some((sample, sample_sum))) =
         (typed_array::<i16>(key.open(DATASET_INDEX)?)?, typed_array::<i64>(key.open(SAMPLE_INDEX)?)?)

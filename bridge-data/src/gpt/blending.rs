@@ -12,7 +12,8 @@ pub struct BlendingIndices {
     pub sample: Vec<i64>,
 }
 
-/// Assigns samples one by one to the member that is furthest behind its weight; on a tie, to the first of them.
+/// Assigns samples one by one to the member that is furthest behind its weight; on a tie, to the
+/// first of them.
 struct Dealer {
     weights: Vec<f64>,
     counts: Vec<i64>,
@@ -25,7 +26,8 @@ impl Dealer {
         Self { counts: vec![0; weights.len()], weights, indices }
     }
 
-    /// Assigns the next sample to one of `members` and returns that member; `None` if there are no members.
+    /// Assigns the next sample to one of `members` and returns that member; `None` if there are no
+    /// members.
     fn deal(&mut self, members: impl Iterator<Item = usize>) -> Option<usize> {
         let drawn = self.indices.dataset.len().max(1) as f64;
         let mut furthest: Option<(f64, usize)> = None;
@@ -43,7 +45,8 @@ impl Dealer {
     }
 }
 
-/// Picks `size` samples so that after each the proportions are as close as possible to `weights` (which sum to 1).
+/// Picks `size` samples so that after each the proportions are as close as possible to `weights`
+/// (which sum to 1).
 ///
 /// # Panics
 /// With 32767 members or more.
@@ -74,7 +77,8 @@ pub fn exhaustive_blending_indices(sizes: &[usize]) -> BlendingIndices {
     dealer.indices
 }
 
-/// Divides by the sum, computed in numpy's order so that ties in a blend are broken in the same way.
+/// Divides by the sum, computed in numpy's order so that ties in a blend are broken in the same
+/// way.
 pub(crate) fn normalize(weights: &[f64]) -> Vec<f64> {
     let sum = numpy_sum(weights);
     weights.iter().map(|weight| weight / sum).collect()

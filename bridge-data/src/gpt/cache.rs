@@ -1,4 +1,5 @@
-//! Index arrays on disk: their names, writing, and loading with checks. The meaning of the arrays belongs to `index`.
+//! Index arrays on disk: their names, writing, and loading with checks. The meaning of the arrays
+//! belongs to `index`.
 
 use std::path::{Path, PathBuf};
 
@@ -68,8 +69,8 @@ const DOCUMENT: &str = "document_index.npy";
 const SAMPLE: &str = "sample_index.npy";
 const SHUFFLE: &str = "shuffle_index.npy";
 
-/// The inputs of a cache and checksums of its arrays, to detect damage and changed data. Kept beside the arrays, whose names and
-/// content are Megatron's.
+/// The inputs of a cache and checksums of its arrays, to detect damage and changed data. Kept
+/// beside the arrays, whose names and content are Megatron's.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Fingerprint {
     /// Settings that change the arrays but not the file name.
@@ -89,7 +90,8 @@ pub(crate) fn options_of(request: &IndexRequest<'_>) -> String {
     format!("extra {} partial {partial}", request.extra)
 }
 
-/// Loads the arrays of `request`. `Ok(None)`: there is no complete cache. An error says why an existing cache is unusable.
+/// Loads the arrays of `request`. `Ok(None)`: there is no complete cache. An error says why an
+/// existing cache is unusable.
 pub(crate) fn load(
     key: &CacheKey,
     request: &IndexRequest<'_>,
@@ -152,8 +154,9 @@ fn typed(
     })
 }
 
-/// Checks the numbers of arrays, which a fingerprint does not vouch for: whoever writes arrays can write a fingerprint too. The
-/// boundaries are recomputed from the document order, the rest must be in range.
+/// Checks the numbers of arrays, which a fingerprint does not vouch for: whoever writes arrays can
+/// write a fingerprint too. The boundaries are recomputed from the document order, the rest must be
+/// in range.
 fn check_arrays(
     indices: &SampleIndices,
     request: &IndexRequest<'_>,

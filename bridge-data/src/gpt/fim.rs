@@ -1,5 +1,5 @@
-//! Fill-in-the-middle: documents of a sample are cut into three parts and reordered, so that a model learns to infill. Cutting samples from
-//! the data belongs to the parent module.
+//! Fill-in-the-middle: documents of a sample are cut into three parts and reordered, so that a
+//! model learns to infill. Cutting samples from the data belongs to the parent module.
 //!
 //! Source: Bavarian et al., "Efficient Training of Language Models to Fill in the Middle" (2022).
 
@@ -52,7 +52,7 @@ impl FimTokens {
     }
 }
 
-/// How samples are permuted.
+/// Parameters of the permutation of samples.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FimParams {
     /// Probability that a document of a sample is permuted, 0..=1.
@@ -85,8 +85,9 @@ impl FimParams {
 
 /// A [`GptDataset`] whose samples are permuted.
 ///
-/// The random choices are one stream, used up in the order samples are fetched, as in Megatron Bridge. Loaders fetch with one worker, and a
-/// run that resumes, or goes back, has to restart the stream and fetch what it has consumed once more to draw the same choices again.
+/// The random choices are one stream, used up in the order samples are fetched, as in Megatron
+/// Bridge. Loaders fetch with one worker, and a run that resumes, or goes back, has to restart the
+/// stream and fetch what it has consumed once more to draw the same choices again.
 pub struct FimDataset {
     inner: GptDataset,
     params: FimParams,
@@ -164,7 +165,8 @@ impl Permuter<'_> {
         }
     }
 
-    /// Maps the pieces between separators. An empty piece disappears together with its separator; the tail is always mapped.
+    /// Maps the pieces between separators. An empty piece disappears together with its separator;
+    /// the tail is always mapped.
     fn pieces(
         &self,
         tokens: &[i64],

@@ -1,5 +1,5 @@
-//! Fill-in-the-middle against samples made by Megatron Bridge's own dataset (`fim.json`), which read `a.bin` with every id but
-//! end-of-document taken modulo 50 and fetched the samples in order.
+//! Fill-in-the-middle against samples made by Megatron Bridge's own dataset (`fim.json`), which
+//! read `a.bin` with every id but end-of-document taken modulo 50 and fetched the samples in order.
 
 use std::path::Path;
 

@@ -1,15 +1,16 @@
-//! The three index arrays that determine a GPT dataset's sample order: document, sample and shuffle index. Caching is in `cache`,
-//! cutting samples in the parent module.
+//! The three index arrays that determine a GPT dataset's sample order: document, sample and shuffle
+//! index. Caching is in `cache`, cutting samples in the parent module.
 
 use super::split::Split;
 use crate::DataError;
 use crate::npy::IndexArray;
 use crate::random::RandomState;
 
-/// A last pass over the data that yields less than this fraction of a pass's samples is shuffled separately.
+/// A last pass over the data that yields less than this fraction of a pass's samples is shuffled
+/// separately.
 const SEPARATE_EPOCH_THRESHOLD: f64 = 0.80;
 
-/// What happens to the tokens after the last whole sample.
+/// Treatment of the tokens after the last whole sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PartialSample {
     Drop,
@@ -35,7 +36,7 @@ pub(crate) struct IndexRequest<'a> {
     pub(crate) seed: i64,
 }
 
-/// How many passes are needed and how they are shuffled.
+/// Number of passes over the data and their shuffling.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct EpochPlan {
     pub(crate) epochs: usize,
@@ -147,7 +148,8 @@ impl IndexRequest<'_> {
         Ok(index)
     }
 
-    /// Where each sample begins: a position in the document index and a token offset. Linear in documents and samples.
+    /// Start of each sample: a position in the document index and a token offset. Linear in
+    /// documents and samples.
     pub(crate) fn sample_index(&self, plan: EpochPlan, document: &[i32]) -> SampleIndex {
         let longest = self.lengths.iter().copied().max().unwrap_or(0) as usize;
         if document.len().max(longest) < i32::MAX as usize {
@@ -188,7 +190,8 @@ impl IndexRequest<'_> {
                     break;
                 }
                 if position + 1 == document.len() {
-                    // Only a kept partial sample gets here; empty documents at the end contain no part of it.
+                    // Only a kept partial sample gets here; empty documents at the end contain no
+                    // part of it.
                     while length_of(position) < self.extra {
                         position -= 1;
                     }
@@ -274,7 +277,7 @@ impl ShuffleIndex {
         }
     }
 
-    /// Whether every entry names a sample.
+    /// True if every entry names a sample.
     pub(crate) fn in_range(&self) -> bool {
         let len = self.len();
         match self {

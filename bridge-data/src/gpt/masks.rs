@@ -1,11 +1,11 @@
-//! From raw tokens to a sample: labels, loss mask, positions, document numbers and padding. Fetching the tokens belongs to the parent
-//! module.
+//! From raw tokens to a sample: labels, loss mask, positions, document numbers and padding.
+//! Fetching the tokens belongs to the parent module.
 
 use crate::DataError;
 use crate::dataset::Sample;
 use crate::extra::Extras;
 
-/// How samples are made from tokens.
+/// Construction of samples from tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SampleOptions {
     /// Positions restart after each end-of-document token.
@@ -41,7 +41,7 @@ impl SampleOptions {
         usize::from(self.add_extra_token_to_sequence)
     }
 
-    /// Whether end-of-document tokens matter.
+    /// True if end-of-document tokens matter.
     pub(crate) fn needs_eod(&self) -> bool {
         self.reset_position_ids || self.reset_attention_mask || self.eod_mask_loss
     }
@@ -58,7 +58,8 @@ impl SpecialTokens {
     /// Id that no data contains.
     const NO_PAD: i64 = -1;
 
-    /// The pad id is the tokenizer's if it differs from end-of-document, otherwise one that no data contains.
+    /// The pad id is the tokenizer's if it differs from end-of-document, otherwise one that no data
+    /// contains.
     pub(crate) fn new(eod: Option<i64>, pad: Option<i64>, options: &SampleOptions) -> Self {
         let usable = pad.filter(|pad| options.allow_ambiguous_pad_tokens || Some(*pad) != eod);
         Self { eod, pad: usable.unwrap_or(Self::NO_PAD) }

@@ -1,5 +1,6 @@
-//! Megatron's GPT dataset: fixed-length samples cut from a shuffled stream of documents. Index arrays are built in `index` and cached in
-//! `cache`, blends are in `blended`, runs use it through `provider`.
+//! Megatron's GPT dataset: fixed-length samples cut from a shuffled stream of documents. Index
+//! arrays are built in `index` and cached in `cache`, blends are in `blended`, runs use it through
+//! `provider`.
 
 mod blended;
 mod blending;
@@ -32,7 +33,7 @@ use cache::CacheKey;
 use index::{IndexRequest, PartialSample, SampleIndices};
 use masks::SpecialTokens;
 
-/// Where index arrays are kept.
+/// Place of the index arrays.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum IndexCache {
     /// In `{prefix}/cache/{class}_indices` beside the dataset; generated data is not cached.
@@ -44,7 +45,7 @@ pub enum IndexCache {
     Off,
 }
 
-/// What a [`GptDataset`] is made from.
+/// Inputs of a [`GptDataset`].
 pub(crate) struct GptDatasetSpec<'a> {
     pub(crate) class: &'static str,
     pub(crate) store: Arc<dyn SequenceStore>,
@@ -135,8 +136,8 @@ impl GptDataset {
         &self.identity
     }
 
-    /// The tokens of sample `index`, one more than the inputs when an extra token is fetched; shorter at the end of a
-    /// validation split that keeps its partial sample.
+    /// The tokens of sample `index`, one more than the inputs when an extra token is fetched;
+    /// shorter at the end of a validation split that keeps its partial sample.
     pub(crate) fn raw_tokens(&self, index: usize) -> Result<Vec<i64>, DataError> {
         let len = self.len();
         if index >= len {

@@ -1,5 +1,5 @@
-//! From parameters to the three splits: blends, single datasets, mock data and fill-in-the-middle. Index arrays and samples are made
-//! elsewhere; configuration types do not belong here.
+//! From parameters to the three splits: blends, single datasets, mock data and fill-in-the-middle.
+//! Index arrays and samples are made elsewhere; configuration types do not belong here.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -25,11 +25,11 @@ use crate::tokenizer::Tokenizer;
 pub struct Blend {
     /// Path prefixes of indexed datasets.
     pub paths: Vec<PathBuf>,
-    /// Their weights, in any unit; without them, each is weighted by its size and read once.
+    /// Weights in any unit; without weights, each member is weighted by its size and read once.
     pub weights: Option<Vec<f64>>,
 }
 
-/// One blend per split, `None` where there is none.
+/// One blend per split, `None` for a split without data.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct SplitBlends {
     /// For training.
@@ -50,7 +50,7 @@ impl SplitBlends {
     }
 }
 
-/// Where samples come from.
+/// Source of samples.
 #[derive(Debug, Clone, PartialEq)]
 pub enum GptSource {
     /// One blend, cut into splits.
@@ -66,7 +66,7 @@ pub enum GptSource {
     Mock,
 }
 
-/// What is done to the tokens of a sample.
+/// Change of the tokens of a sample.
 #[derive(Debug, Clone, PartialEq)]
 pub enum SampleChange {
     /// Documents are reordered: fill-in-the-middle.
@@ -75,7 +75,7 @@ pub enum SampleChange {
     Spans(SpanParams),
 }
 
-/// How many validation samples are built.
+/// Number of validation samples that are built.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ValidationSize {
     /// As many as the run will use.
@@ -92,23 +92,24 @@ pub struct GptDatasetParams {
     pub sequence_length: usize,
     /// Seed of all shuffles, 0..=4294967295.
     pub random_seed: i64,
-    /// Where samples come from.
+    /// Source of samples.
     pub source: GptSource,
-    /// Where index arrays are kept.
+    /// Place of the index arrays.
     pub cache: IndexCache,
-    /// How token files are read.
+    /// Access to token files.
     pub bin_access: BinAccess,
     /// Threads that build index arrays of a blend's members.
     pub num_dataset_builder_threads: usize,
     /// Fraction of extra samples built for each member of a blend.
     pub mid_level_dataset_surplus: f64,
-    /// How validation is sized.
+    /// Number of validation samples.
     pub validation: ValidationSize,
-    /// Whether each member of a validation blend is a set of its own, too. Such a blend must not have weights.
+    /// True if each member of a validation blend is evaluated as a set of its own too. Such a blend
+    /// must not have weights.
     pub validates_members: bool,
-    /// How samples are made of tokens.
+    /// Construction of samples from tokens.
     pub sample: SampleOptions,
-    /// What is done to the tokens of a sample, if anything.
+    /// Change of the tokens of a sample.
     pub change: Option<SampleChange>,
 }
 
@@ -130,7 +131,7 @@ impl GptDatasetParams {
         }
     }
 
-    /// Whether a split has as many samples as are asked for: made up, or drawn by the weights of a blend.
+    /// True if a split has any number of samples: generated, or drawn by the weights of a blend.
     fn has_no_end(&self, split: Split) -> bool {
         match &self.source {
             GptSource::Mock => true,
@@ -270,7 +271,8 @@ struct Builder<'a> {
 }
 
 impl Builder<'_> {
-    /// One split with `target` samples (`None`: the whole split once). A split that nobody reads is not built.
+    /// One split with `target` samples (`None`: the whole split once). A split that nobody reads is
+    /// not built.
     fn split(&self, split: Split, target: Option<usize>) -> Result<Option<Arc<dyn Dataset>>, DataError> {
         if target == Some(0) {
             return Ok(None);
@@ -337,7 +339,8 @@ impl Builder<'_> {
         };
         let mix = match (weights, request.target) {
             (Some(weights), Some(target)) => {
-                // Sizes of members are rounded up, so the blend can be a little longer than requested.
+                // Sizes of members are rounded up, so the blend can be a little longer than
+                // requested.
                 let size = weights.iter().map(|weight| share(target, *weight)).sum();
                 Mix::Weighted { weights, size }
             }
@@ -477,7 +480,7 @@ impl Builder<'_> {
     }
 }
 
-/// How a split is requested.
+/// Request for a split.
 struct Request {
     target: Option<usize>,
     /// A single dataset that needs no blend.

@@ -1,8 +1,10 @@
-//! Span corruption: spans of a sample's tokens are masked; an encoder reads the rest, with a sentinel for each span, and a decoder predicts the
-//! spans. Cutting samples from the data belongs to the parent module.
+//! Span corruption: spans of a sample's tokens are masked; an encoder reads the rest, with a
+//! sentinel for each span, and a decoder predicts the spans. Cutting samples from the data belongs
+//! to the parent module.
 //!
-//! Source: Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer" (arXiv:1910.10683), section
-//! 3.1.4; names and padding are those of Megatron's T5 dataset.
+//! Source: Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text
+//! Transformer" (arXiv:1910.10683), section 3.1.4; names and padding are those of Megatron's T5
+//! dataset.
 
 use super::GptDataset;
 use crate::DataError;
@@ -11,7 +13,7 @@ use crate::extra::{ENCODER_MASK, ENCODER_TOKENS, Extra, Extras};
 use crate::random::RandomState;
 use crate::tokenizer::Tokenizer;
 
-/// Ids that stand for what is no text.
+/// Ids of tokens that are not text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SpanTokens {
     /// One a span, in their order. A sample has no more spans.
@@ -25,8 +27,8 @@ pub struct SpanTokens {
 }
 
 impl SpanTokens {
-    /// The ids of a tokenizer: sentinels are `<extra_id_0>`, `<extra_id_1>` and so on, or where `count` is given so many ids from the top of the
-    /// vocabulary down, which no text has then.
+    /// Ids of a tokenizer: sentinels are `<extra_id_0>`, `<extra_id_1>` and so on; with `count`,
+    /// that many ids from the top of the vocabulary down, which must not occur in texts.
     ///
     /// # Errors
     /// If the tokenizer has no end-of-document id, or no such sentinels.
@@ -52,7 +54,7 @@ impl SpanTokens {
     }
 }
 
-/// What is masked.
+/// Parameters of the masking.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SpanParams {
     /// Share of a sample's tokens that are masked, in (0, 1).
@@ -91,7 +93,8 @@ impl SpanParams {
     }
 }
 
-/// A [`GptDataset`] whose samples are masked. What is masked in a sample depends on the seed and its number alone.
+/// A [`GptDataset`] whose samples are masked. What is masked in a sample depends on the seed and
+/// its number alone.
 pub struct SpanDataset {
     inner: GptDataset,
     params: SpanParams,
@@ -160,8 +163,8 @@ impl SpanParams {
         }
     }
 
-    /// Lengths of what is kept and what is masked in turn, for a sample of `length` tokens: each pair has at least one of either, but that the
-    /// first tokens may be masked.
+    /// Lengths of what is kept and what is masked in turn, for a sample of `length` tokens: each
+    /// pair has at least one of either, but that the first tokens may be masked.
     fn spans(&self, length: usize, rng: &mut RandomState) -> Vec<[usize; 2]> {
         if length < 2 {
             return Vec::new();
@@ -169,7 +172,8 @@ impl SpanParams {
         let wanted = (length as f64 * self.masked_lm_prob).round() as usize;
         let masked = wanted.clamp(1, length - 1);
         let count = (masked as f64 / self.mean_span_length).round() as usize;
-        // As many spans as there are sentinels, and targets that fit: a sentinel for each span, its tokens, the end.
+        // As many spans as there are sentinels, and targets that fit: a sentinel for each span, its
+        // tokens, the end.
         let room = self.target_length - 1;
         let count = count.clamp(1, self.tokens.sentinels.len()).min(masked).min(length - masked).min(room / 2);
         let masked = masked.min(room - count);

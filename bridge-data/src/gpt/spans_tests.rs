@@ -1,4 +1,5 @@
-//! Samples of span corruption: what encoder and decoder get, how much is masked, and what does not fit.
+//! Samples of span corruption: what encoder and decoder get, how much is masked, and what does not
+//! fit.
 
 use super::*;
 use crate::extra::ExtraValues;

@@ -1,4 +1,5 @@
-//! Train, valid and test: the split string and its ranges of the data. Index arrays are built in `index`.
+//! Train, valid and test: the split string and its ranges of the data. Index arrays are built in
+//! `index`.
 
 use std::ops::Range;
 
@@ -19,7 +20,7 @@ impl Split {
     /// In the order of split strings.
     pub const ALL: [Self; 3] = [Self::Train, Self::Valid, Self::Test];
 
-    /// Its name in messages and cache files.
+    /// Name in messages and cache files.
     pub fn name(self) -> &'static str {
         match self {
             Self::Train => "train",

@@ -1,5 +1,5 @@
-//! The source of a GPT dataset's tokens: an indexed dataset or generated sequences. Cutting samples from them belongs to the parent
-//! module.
+//! The source of a GPT dataset's tokens: an indexed dataset or generated sequences. Cutting samples
+//! from them belongs to the parent module.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use crate::random::Pcg64;
 
 /// Numbered token sequences.
 pub trait SequenceStore: Send + Sync {
-    /// Its name in messages.
+    /// Name in messages.
     fn name(&self) -> String;
 
     /// The path prefix, if it is on disk. Caches go there by default.
@@ -71,8 +71,8 @@ impl SequenceStore for IndexedDataset {
     }
 }
 
-/// Generated sequences for runs without data: 100000 documents 1, 2, 3, ... of random length, each closed by the end-of-document
-/// token.
+/// Generated sequences for runs without data: 100000 documents 1, 2, 3, ... of random length, each
+/// closed by the end-of-document token.
 #[derive(Debug, Clone)]
 pub struct MockStore {
     lengths: Vec<u32>,

@@ -1,4 +1,5 @@
-//! Checks when an indexed dataset is opened: header, sizes, document boundaries, offsets of sequences.
+//! Checks when an indexed dataset is opened: header, sizes, document boundaries, offsets of
+//! sequences.
 
 use std::path::Path;
 

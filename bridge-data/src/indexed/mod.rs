@@ -1,5 +1,6 @@
-//! Megatron's indexed dataset, `{prefix}.bin` + `{prefix}.idx`, byte for byte: its header, token types and paths. Reading
-//! is in `reader`, writing in `writer`; splits and samples do not belong here.
+//! Megatron's indexed dataset, `{prefix}.bin` + `{prefix}.idx`, byte for byte: its header, token
+//! types and paths. Reading is in `reader`, writing in `writer`; splits and samples do not belong
+//! here.
 //!
 //! `{prefix}.idx`, little endian:
 //!
@@ -112,7 +113,8 @@ pub fn idx_path(prefix: &Path) -> PathBuf {
     with_suffix(prefix, ".idx")
 }
 
-/// Appends to the file name; `Path::with_extension` would replace the part after a dot in the prefix.
+/// Appends to the file name; `Path::with_extension` would replace the part after a dot in the
+/// prefix.
 pub(crate) fn with_suffix(prefix: &Path, suffix: &str) -> PathBuf {
     let mut name = prefix.as_os_str().to_owned();
     name.push(suffix);

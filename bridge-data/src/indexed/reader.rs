@@ -1,5 +1,5 @@
-//! Opening and reading an indexed dataset. The format is described in the parent module; checks are in `checks`, writing is in
-//! `writer`.
+//! Opening and reading an indexed dataset. The format is described in the parent module; checks are
+//! in `checks`, writing is in `writer`.
 
 use std::fs::File;
 use std::ops::Range;
@@ -14,7 +14,7 @@ use super::{HEADER_BYTES, TokenDtype, bin_path, idx_path};
 use crate::made::{self, Depth};
 use crate::{DataError, outside};
 
-/// How `.bin` is read.
+/// Access to `.bin`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum BinAccess {
     /// Through a memory map.
@@ -24,7 +24,7 @@ pub enum BinAccess {
     Pread,
 }
 
-/// Whether `.idx` has a mode byte for each sequence.
+/// Presence of a mode byte for each sequence in `.idx`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ModeColumn {
     /// Text datasets.
@@ -39,7 +39,8 @@ enum Bin {
     File(File),
 }
 
-/// An open `.bin`/`.idx` pair. Opening takes time in the size of the index, not in the number of tokens; any thread may read.
+/// An open `.bin`/`.idx` pair. Opening takes time in the size of the index, not in the number of
+/// tokens; any thread may read.
 ///
 /// ```ignore
 /// let dataset = IndexedDataset::open("corpus/shakespeare", BinAccess::Mmap)?;
@@ -72,8 +73,9 @@ impl IndexedDataset {
     /// Opens `{prefix}.bin` and `{prefix}.idx` of a text dataset and checks that they match.
     ///
     /// # Errors
-    /// Missing files, a wrong magic, version or type code, an index or `.bin` that is too short, offsets outside `.bin`,
-    /// document boundaries that do not run from 0 to the number of sequences; files that were changed since Bridge made them.
+    /// Missing files, a wrong magic, version or type code, an index or `.bin` that is too short,
+    /// offsets outside `.bin`, document boundaries that do not run from 0 to the number of
+    /// sequences; files that were changed since Bridge made them.
     pub fn open(prefix: impl AsRef<Path>, access: BinAccess) -> Result<Self, DataError> {
         Self::open_with_modes(prefix, access, ModeColumn::Absent)
     }
@@ -129,7 +131,7 @@ impl IndexedDataset {
         self.sequences
     }
 
-    /// Whether there are no sequences.
+    /// True if there are no sequences.
     pub fn is_empty(&self) -> bool {
         self.sequences == 0
     }
@@ -219,7 +221,8 @@ impl IndexedDataset {
     /// [`IndexedDataset::get`], appended to `out`.
     ///
     /// # Errors
-    /// If the index, offset or length is out of range, a read fails, or a float dataset has a value that is not an integer.
+    /// If the index, offset or length is out of range, a read fails, or a float dataset has a value
+    /// that is not an integer.
     pub fn read_into(
         &self,
         i: usize,

@@ -1,4 +1,5 @@
-//! Writing an indexed dataset. The format is described in the parent module; reading is in `reader`.
+//! Writing an indexed dataset. The format is described in the parent module; reading is in
+//! `reader`.
 
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -17,8 +18,8 @@ pub enum SequenceTokens<'a> {
     Floats(&'a [f64]),
 }
 
-/// Builds `{prefix}.bin` and `{prefix}.idx`. The files get these names in [`IndexedDatasetBuilder::finalize`]; a builder that is
-/// dropped instead removes what it wrote.
+/// Builds `{prefix}.bin` and `{prefix}.idx`. The files get these names in
+/// [`IndexedDatasetBuilder::finalize`]; a builder that is dropped instead removes what it wrote.
 ///
 /// ```ignore
 /// let mut builder = IndexedDatasetBuilder::create("corpus", TokenDtype::U16)?;
@@ -71,7 +72,8 @@ impl IndexedDatasetBuilder {
         self.lengths.len()
     }
 
-    /// Appends one sequence with mode 0. The document stays open until [`IndexedDatasetBuilder::end_document`].
+    /// Appends one sequence with mode 0. The document stays open until
+    /// [`IndexedDatasetBuilder::end_document`].
     ///
     /// # Errors
     /// If the type cannot hold a token, a sequence has 2^31 tokens or more, or a write fails.
@@ -120,7 +122,8 @@ impl IndexedDatasetBuilder {
     /// Appends the sequences of one document, concatenated in `tokens`, and closes the document.
     ///
     /// # Errors
-    /// If the lengths do not sum to the number of tokens; otherwise as [`IndexedDatasetBuilder::add_item`].
+    /// If the lengths do not sum to the number of tokens; otherwise as
+    /// [`IndexedDatasetBuilder::add_item`].
     pub fn add_document(&mut self, tokens: &[i64], lengths: &[usize]) -> Result<(), DataError> {
         let total = lengths.iter().try_fold(0usize, |total, &length| total.checked_add(length));
         if total != Some(tokens.len()) {

@@ -1,4 +1,5 @@
-//! Micro-batches in the sampler's order, prefetched by worker threads. The choice of samples belongs to the sampler.
+//! Micro-batches in the sampler's order, prefetched by worker threads. The choice of samples
+//! belongs to the sampler.
 //!
 //! Shapes: `b` samples of a micro-batch, `t` sequence length; all vectors are row-major `[b, t]`.
 
@@ -47,7 +48,8 @@ pub struct MicroBatch {
     pub loss_mask: Vec<f32>,
     /// Position of each token, `[b, t]`.
     pub position_ids: Vec<i64>,
-    /// Number of each token's document within its sample, `[b, t]`, if attention stays within documents.
+    /// Number of each token's document within its sample, `[b, t]`, if attention stays within
+    /// documents.
     pub document_ids: Option<Vec<i32>>,
     /// Further tensors of the dataset, by name; the first dimension counts samples.
     pub extras: Extras,
@@ -60,7 +62,8 @@ pub struct MicroBatch {
 }
 
 impl MicroBatch {
-    /// Stacks samples, filled up to one length where their dataset has different ones ([`Dataset::filling`]).
+    /// Stacks samples, filled up to one length where their dataset has different ones
+    /// ([`Dataset::filling`]).
     ///
     /// # Errors
     /// As [`stack`](Self::stack).
@@ -74,7 +77,8 @@ impl MicroBatch {
     /// Stacks samples.
     ///
     /// # Errors
-    /// Samples of different lengths, only some of them with document numbers, or with other extra tensors than the first.
+    /// Samples of different lengths, only some of them with document numbers, or with other extra
+    /// tensors than the first.
     pub fn stack(samples: impl IntoIterator<Item = Sample>) -> Result<Self, DataError> {
         let mut batch = Self::default();
         let mut padding = Vec::new();
@@ -131,8 +135,9 @@ impl MicroBatch {
 }
 
 impl MicroBatch {
-    /// The part of each sample for context-parallel rank `rank` of `ranks`: chunks `rank` and `2 * ranks - 1 - rank` of `2 * ranks` equal
-    /// ones, which balances causal attention over the ranks. Positions and document numbers remain those of the whole sample.
+    /// The part of each sample for context-parallel rank `rank` of `ranks`: chunks `rank` and `2 *
+    /// ranks - 1 - rank` of `2 * ranks` equal ones, which balances causal attention over the ranks.
+    /// Positions and document numbers remain those of the whole sample.
     ///
     /// # Shapes
     /// `[b, t]` -> `[b, t / ranks]`.
@@ -183,8 +188,8 @@ impl Default for LoaderParams {
 pub type MicroBatches = Box<dyn Iterator<Item = Result<MicroBatch, DataError>> + Send>;
 type Order = Box<dyn Iterator<Item = SampleIndices> + Send>;
 
-/// Yields micro-batches in the sampler's order, whatever the number of workers. Ends after an error. Dropping it waits until each worker
-/// has finished its current sample.
+/// Yields micro-batches in the sampler's order, whatever the number of workers. Ends after an
+/// error. Dropping it waits until each worker has finished its current sample.
 ///
 /// ```ignore
 /// let loader = DataLoader::new(dataset, sampler, LoaderParams::default());
@@ -204,7 +209,8 @@ enum Mode {
 }
 
 impl DataLoader {
-    /// A loader over `dataset`. Datasets whose samples depend on the order of fetching get one worker.
+    /// A loader over `dataset`. Datasets whose samples depend on the order of fetching get one
+    /// worker.
     pub fn new(
         dataset: Arc<dyn Dataset>,
         order: impl Iterator<Item = SampleIndices> + Send + 'static,

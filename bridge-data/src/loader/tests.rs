@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use super::*;
 use crate::{DataError, Extra};
 
-/// Sample i is [i, i, ..]; fetching takes a time that depends on i, so that workers overtake each other.
+/// Sample i is [i, i, ..]; fetching takes a time that depends on i, so that workers overtake each
+/// other.
 struct Numbers {
     len: usize,
     broken: Option<usize>,

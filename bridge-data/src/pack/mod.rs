@@ -1,5 +1,6 @@
-//! Tokenizing text into an indexed dataset, and training tokenizers on it: in parallel, in order, with bounded memory, reusing earlier
-//! results. Finding text belongs to `source`, the file format to `indexed`.
+//! Tokenizing text into an indexed dataset, and training tokenizers on it: in parallel, in order,
+//! with bounded memory, reusing earlier results. Finding text belongs to `source`, the file format
+//! to `indexed`.
 
 mod pieces;
 pub(crate) mod reuse;
@@ -28,13 +29,13 @@ const PIECE_BYTES: usize = 256 << 10;
 /// Maximum number of names of skipped documents in a report.
 const NAMED_DOCUMENTS: usize = 20;
 
-/// What ends a document.
+/// End of a document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DocumentEnd {
     /// The tokenizer's end-of-document token.
     #[default]
     EndOfDocument,
-    /// Nothing.
+    /// No token.
     Nothing,
 }
 
@@ -56,7 +57,7 @@ pub trait WorkProgress: Send + Sync {
     /// Called every few megabytes and at the end, from a working thread.
     fn update(&self, counts: &WorkCounts);
 
-    /// Whether to stop; called between pieces of text, from any thread.
+    /// True if packing must stop; called between pieces of text, from any thread.
     fn cancelled(&self) -> bool {
         false
     }
@@ -67,7 +68,7 @@ impl WorkProgress for super::Silent {
     fn update(&self, _counts: &WorkCounts) {}
 }
 
-/// What to pack, and where to.
+/// Text to pack and the destination.
 pub struct PackParams<'a> {
     /// The text.
     pub source: &'a TextSource,
@@ -75,9 +76,9 @@ pub struct PackParams<'a> {
     pub tokenizer: &'a dyn Tokenizer,
     /// Path of the dataset without `.bin` and `.idx`.
     pub output_prefix: &'a Path,
-    /// What may be replaced.
+    /// Files that may be replaced.
     pub overwrite: Overwrite,
-    /// What ends each document.
+    /// End of each document.
     pub document_end: DocumentEnd,
     /// Threads; `None` means one per core.
     pub num_threads: Option<usize>,
@@ -107,7 +108,7 @@ pub struct PackReport {
     pub pieces: u64,
     /// Seconds it took.
     pub seconds: f64,
-    /// Whether an earlier result was reused.
+    /// True if an earlier result was reused.
     #[serde(skip)]
     pub reused: bool,
 }
@@ -144,17 +145,19 @@ impl std::fmt::Display for PackReport {
     }
 }
 
-/// Tokenizes the source into `{output_prefix}.bin` and `.idx`. The files appear when they are complete; running it again with the
-/// same text, tokenizer and options does nothing.
+/// Tokenizes the source into `{output_prefix}.bin` and `.idx`. The files appear when they are
+/// complete; running it again with the same text, tokenizer and options does nothing.
 ///
 /// # Errors
-/// If text is unreadable or malformed, there is no end-of-document token or no text, another process writes the same output, a file in its place may not be replaced, or the work is
+/// If text is unreadable or malformed, there is no end-of-document token or no text, another
+/// process writes the same output, a file in its place may not be replaced, or the work is
 /// cancelled.
 pub fn pack(params: &PackParams<'_>) -> Result<PackReport, DataError> {
     pack_locked(params).map(|(report, _)| report)
 }
 
-/// The identifier of the tokenizer that token files were packed with ([`Tokenizer::unique_identifier`]), if Bridge packed them and says so.
+/// The identifier of the tokenizer that token files were packed with
+/// ([`Tokenizer::unique_identifier`]), if Bridge packed them and says so.
 ///
 /// # Errors
 /// A record that cannot be read.
@@ -213,7 +216,7 @@ struct Piece<'t> {
     ends: Ends,
 }
 
-/// What ends behind a piece of text.
+/// Unit that ends behind a piece of text.
 #[derive(Clone, Copy)]
 enum Ends {
     Nothing,

@@ -1,7 +1,9 @@
-//! Cutting a long document into pieces that splits can divide: at blank lines, else at ends of lines, else between characters. The pieces are
-//! sequences of one document: they are read one after the other only where the order is not shuffled, and nothing stands between them.
+//! Cutting a long document into pieces that splits can divide: at blank lines, else at ends of
+//! lines, else between characters. The pieces are sequences of one document: they are read one
+//! after the other only where the order is not shuffled, and nothing stands between them.
 
-/// Pieces of `text` of about `size` bytes, none longer than three times that; their concatenation is the text.
+/// Pieces of `text` of about `size` bytes, none longer than three times that; their concatenation
+/// is the text.
 pub(super) fn at_blank_lines(text: &str, size: usize) -> Vec<&str> {
     let size = size.max(1);
     let (mut pieces, mut rest) = (Vec::new(), text);
@@ -17,7 +19,7 @@ pub(super) fn at_blank_lines(text: &str, size: usize) -> Vec<&str> {
     pieces
 }
 
-/// Where the first piece of `text`, which is longer than `size`, ends.
+/// End of the first piece of `text`, which is longer than `size`.
 fn cut_at(text: &str, size: usize) -> usize {
     let boundary = |mut at: usize| {
         while !text.is_char_boundary(at) {
@@ -28,7 +30,8 @@ fn cut_at(text: &str, size: usize) -> usize {
     // A piece is never empty.
     let (from, until) = (boundary((size / 2).max(1)), boundary(text.len().min(2 * size)));
     let middle = boundary(size);
-    // Ends of lines, with whether a blank line follows. Among them the nearest to the wanted size counts.
+    // Ends of lines, with whether a blank line follows. Among them the nearest to the wanted size
+    // counts.
     let ends = || text[from..until].match_indices('\n').map(|(at, _)| from + at + 1).filter(|end| *end < text.len());
     let is_blank = |end: &usize| text[*end..].starts_with('\n') || text[*end..].starts_with("\r\n");
     let distance = |end: &usize| end.abs_diff(size);

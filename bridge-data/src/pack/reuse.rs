@@ -1,4 +1,5 @@
-//! Reuse of earlier results, and the lock against concurrent writers. What is produced belongs to the callers.
+//! Reuse of earlier results, and the lock against concurrent writers. What is produced belongs to
+//! the callers.
 
 use std::fs::{File, TryLockError};
 use std::os::unix::fs::MetadataExt;
@@ -11,13 +12,15 @@ use serde_json::Value;
 use crate::indexed::with_suffix;
 use crate::{DataError, made, outside};
 
-/// Longest time that a writer waits for readers, which hold the lock only while they open the output.
+/// Longest time that a writer waits for readers, which hold the lock only while they open the
+/// output.
 const WRITER_PATIENCE: Duration = Duration::from_millis(500);
-/// Longest time that a reader of a complete output waits for an exclusive holder, which is about to leave.
+/// Longest time that a reader of a complete output waits for an exclusive holder, which is about to
+/// leave.
 const READER_PATIENCE: Duration = Duration::from_secs(5);
 
-/// A lock that is held while an output is written, or while an existing one is opened: one writer, or any number of readers. The last
-/// holder deletes the file, so that no attempt leaves it behind.
+/// A lock that is held while an output is written, or while an existing one is opened: one writer,
+/// or any number of readers. The last holder deletes the file, so that no attempt leaves it behind.
 pub struct OutputLock {
     path: PathBuf,
     /// Locked until it is closed.
@@ -35,11 +38,13 @@ impl OutputLock {
         lock.ok_or_else(|| DataError::Locked { path: lock_path(output) })
     }
 
-    /// Locks `{output}.lock` for a reader, even if a reader that leaves holds it exclusively for a moment (see [`Drop`]). A writer is
-    /// told from such a reader by the output: `is_complete` is false as soon as the writer has begun, and the result is `None`.
+    /// Locks `{output}.lock` for a reader, even if a reader that leaves holds it exclusively for a
+    /// moment (see [`Drop`]). A writer is told from such a reader by the output: `is_complete` is
+    /// false as soon as the writer has begun, and the result is `None`.
     ///
     /// # Errors
-    /// Those of `is_complete`; [`DataError::Locked`] if a holder stands still for [`READER_PATIENCE`].
+    /// Those of `is_complete`; [`DataError::Locked`] if a holder stands still for
+    /// [`READER_PATIENCE`].
     fn share_complete(
         output: &Path,
         mut is_complete: impl FnMut() -> Result<bool, DataError>,
@@ -76,8 +81,8 @@ impl OutputLock {
                 }
                 Err(TryLockError::Error(error)) => return Err(DataError::io("lock", &path)(error)),
             }
-            // Between opening and locking, its holder may have deleted the file: then this lock has no effect, and
-            // another process may hold the lock on a new file.
+            // Between opening and locking, its holder may have deleted the file: then this lock has
+            // no effect, and another process may hold the lock on a new file.
             if is_named(&file, &path).map_err(DataError::io("inspect the lock file", &path))? {
                 return Ok(Some(Self { path, file }));
             }
@@ -91,18 +96,18 @@ fn lock_path(output: &Path) -> PathBuf {
 
 impl Drop for OutputLock {
     fn drop(&mut self) {
-        // An exclusive holder may delete it, because nobody else deletes or replaces it then. Of several readers the last one does. A file that
-        // cannot be deleted is harmless.
+        // An exclusive holder may delete it, because nobody else deletes or replaces it then. Of
+        // several readers the last one does. A file that cannot be deleted is harmless.
         if self.file.try_lock().is_ok() {
             let _ = std::fs::remove_file(&self.path);
         }
     }
 }
 
-/// What a writer may replace.
+/// Files that a writer may replace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Overwrite {
-    /// What it, or a call before it, has made.
+    /// Files of this writer, or of an earlier call.
     #[default]
     Own,
     /// Any file.
@@ -111,16 +116,19 @@ pub enum Overwrite {
 
 /// An output that is locked.
 pub(crate) enum Claim<R> {
-    /// It is complete and was made from the same key; with its report. The lock is at least a reader's.
+    /// It is complete and was made from the same key; with its report. The lock is at least a
+    /// reader's.
     Whole(R, OutputLock),
     /// It must be written. The lock is a writer's.
     ToWrite(OutputLock),
 }
 
-/// Locks an output; readers share it if an earlier result can be reused. Without a key it is always rewritten.
+/// Locks an output; readers share it if an earlier result can be reused. Without a key it is always
+/// rewritten.
 ///
 /// # Errors
-/// [`DataError::Locked`] if another process is using it; [`DataError::NotMade`] if one of its files is another's.
+/// [`DataError::Locked`] if another process is using it; [`DataError::NotMade`] if one of its files
+/// is another's.
 pub(crate) fn claim<R: DeserializeOwned>(
     output: &Path,
     key: Option<&Value>,
@@ -153,7 +161,7 @@ pub(crate) fn claim<R: DeserializeOwned>(
     })
 }
 
-/// Whether an open file still has this name.
+/// True if an open file still has this name.
 fn is_named(file: &File, path: &Path) -> std::io::Result<bool> {
     let open = file.metadata()?;
     match std::fs::symlink_metadata(path) {
@@ -167,7 +175,8 @@ fn sizes_of(files: &[&Path]) -> Option<Vec<u64>> {
     files.iter().map(|file| std::fs::metadata(file).ok().map(|metadata| metadata.len())).collect()
 }
 
-/// The report of an earlier result that was made from the same `key` and whose files are complete. Their bytes are compared where they are opened.
+/// The report of an earlier result that was made from the same `key` and whose files are complete.
+/// Their bytes are compared where they are opened.
 pub(crate) fn load<R: DeserializeOwned>(output: &Path, key: &Value, files: &[&Path]) -> Result<Option<R>, DataError> {
     // A record that does not parse counts as missing.
     let record = made::read::<R>(output)?;

@@ -234,7 +234,8 @@ fn readers_share_what_a_writer_has_left() {
     assert!(!with_suffix(&output, ".lock").exists());
 }
 
-/// A reader that leaves holds the lock exclusively for a moment, to delete its file: readers that arrive wait for it.
+/// A reader that leaves holds the lock exclusively for a moment, to delete its file: readers that
+/// arrive wait for it.
 #[test]
 fn readers_that_leave_lock_out_none_that_arrive() {
     let folder = tempfile::tempdir().expect("temporary folder");

@@ -1,5 +1,5 @@
-//! Training a tokenizer on a text source, once: a second call with the same text and parameters loads the first one's result. The training
-//! itself belongs to the tokenizer module.
+//! Training a tokenizer on a text source, once: a second call with the same text and parameters
+//! loads the first one's result. The training itself belongs to the tokenizer module.
 
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
@@ -17,15 +17,16 @@ use crate::{DataError, atomic, made};
 pub struct TokenizerTraining {
     /// The tokenizer.
     pub tokenizer: HuggingFaceTokenizer,
-    /// Whether an earlier result was reused.
+    /// True if an earlier result was reused.
     pub reused: bool,
 }
 
-/// Trains a byte-level BPE tokenizer on the source and saves it in `folder` (`tokenizer.json` and its companions).
+/// Trains a byte-level BPE tokenizer on the source and saves it in `folder` (`tokenizer.json` and
+/// its companions).
 ///
 /// # Errors
-/// If text is unreadable or malformed, there is no text, the vocabulary is too small, another process trains into the same folder, a file there
-/// may not be replaced, or the work is cancelled.
+/// If text is unreadable or malformed, there is no text, the vocabulary is too small, another
+/// process trains into the same folder, a file there may not be replaced, or the work is cancelled.
 pub fn train_tokenizer(
     source: &TextSource,
     params: &BpeTrainParams,
@@ -137,7 +138,8 @@ impl<'a> Feed<'a> {
     }
 }
 
-/// Documents joined or split into pieces of a suitable size for parallel training. Ends at the first failure, which it stores in its slot.
+/// Documents joined or split into pieces of a suitable size for parallel training. Ends at the
+/// first failure, which it stores in its slot.
 struct Pieces<'a> {
     feed: Feed<'a>,
     /// Pieces of the last document, last first.

@@ -1,5 +1,5 @@
-//! The Mersenne Twister and the two libraries' conventions on top of it: numpy's legacy `RandomState` and
-//! PyTorch's CPU `randperm`. Datasets do not belong here.
+//! The Mersenne Twister and the two libraries' conventions on top of it: numpy's legacy
+//! `RandomState` and PyTorch's CPU `randperm`. Datasets do not belong here.
 //!
 //! Source: Matsumoto and Nishimura, "Mersenne Twister: a 623-dimensionally equidistributed uniform
 //! pseudo-random number generator" (1998).
@@ -142,7 +142,8 @@ impl RandomState {
         if probability <= 0.5 { self.invert_one_trial(probability) } else { !self.invert_one_trial(1.0 - probability) }
     }
 
-    /// Inversion for one trial: walks the probability mass of 0, then 1, and starts over when rounding leaves a rest.
+    /// Inversion for one trial: walks the probability mass of 0, then 1, and starts over when
+    /// rounding leaves a rest.
     fn invert_one_trial(&mut self, probability: f64) -> bool {
         let failure = 1.0 - probability;
         let mass_of_zero = failure.ln().exp();
@@ -162,7 +163,8 @@ impl RandomState {
 /// Above this length PyTorch draws 64 bits per step and builds the permutation inside out.
 const TORCH_WIDE_THRESHOLD: usize = (u32::MAX / 20) as usize;
 
-/// `torch.randperm(n)` on the CPU with a generator seeded by `seed` (of which PyTorch's engine keeps the low 32 bits).
+/// `torch.randperm(n)` on the CPU with a generator seeded by `seed` (of which PyTorch's engine
+/// keeps the low 32 bits).
 pub fn torch_randperm(n: usize, seed: u64) -> Vec<u64> {
     let mut generator = Mt19937::new(seed as u32);
     if n < TORCH_WIDE_THRESHOLD {

@@ -1,8 +1,9 @@
-//! numpy's `default_rng`: PCG64 seeded through `SeedSequence`, with bounded integers only. Legacy streams are in
-//! `mt19937`.
+//! numpy's `default_rng`: PCG64 seeded through `SeedSequence`, with bounded integers only. Legacy
+//! streams are in `mt19937`.
 //!
-//! Source: O'Neill, "PCG: A Family of Simple Fast Space-Efficient Statistically Good Algorithms for Random Number
-//! Generation" (2014); bounded integers after Lemire, "Fast Random Integer Generation in an Interval" (2019).
+//! Source: O'Neill, "PCG: A Family of Simple Fast Space-Efficient Statistically Good Algorithms for
+//! Random Number Generation" (2014); bounded integers after Lemire, "Fast Random Integer Generation
+//! in an Interval" (2019).
 
 const MULTIPLIER: u128 = 0x2360_ed05_1fc6_5da4_4385_df64_9fcc_f645;
 const POOL_WORDS: usize = 4;
@@ -92,7 +93,8 @@ impl Pcg64 {
         word as u32
     }
 
-    /// A uniform integer in `low..high`, as `integers(low, high)` draws it for ranges below 2^32 - 1.
+    /// A uniform integer in `low..high`, as `integers(low, high)` draws it for ranges below 2^32 -
+    /// 1.
     ///
     /// # Panics
     /// If `low >= high`.

@@ -1,5 +1,5 @@
-//! Which samples a data-parallel rank reads next, resumable from a number of consumed samples. Fetching them belongs to the loader,
-//! counting consumed samples to the caller.
+//! Samples that a data-parallel rank reads next, resumable from a number of consumed samples.
+//! Fetching them belongs to the loader, counting consumed samples to the caller.
 
 use super::DataError;
 use super::dataset::DataParallel;
@@ -8,7 +8,7 @@ use super::random::torch_randperm;
 /// One micro-batch of sample numbers; `None` is padding that must not count in the loss.
 pub type SampleIndices = Vec<Option<usize>>;
 
-/// What happens to samples that do not fill a whole batch across all ranks.
+/// Treatment of samples that do not fill a whole batch across all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Incomplete {
     /// They are left out.
@@ -20,7 +20,7 @@ pub enum Incomplete {
     Pad,
 }
 
-/// How a cyclic sampler divides an epoch among ranks.
+/// Division of an epoch among ranks by a cyclic sampler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Sharding {
     /// Each rank shuffles its own contiguous bucket (`data_sharding = true`).
@@ -30,7 +30,7 @@ pub enum Sharding {
     Interleaved,
 }
 
-/// How often the data is read.
+/// Number of passes over the data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Passes {
     /// Once; the sampler ends.
@@ -53,11 +53,12 @@ pub enum SamplerKind {
         /// Division among ranks.
         sharding: Sharding,
     },
-    /// In sequence, a global batch at a time, of which rank r takes every dp-th sample from the r-th on.
+    /// In sequence, a global batch at a time, of which rank r takes every dp-th sample from the
+    /// r-th on.
     Batch {
         /// The last global batch of a pass.
         incomplete: Incomplete,
-        /// How often.
+        /// Number of passes.
         passes: Passes,
     },
 }
@@ -79,8 +80,8 @@ pub struct SamplerParams {
     pub data_parallel: DataParallel,
 }
 
-/// Yields the micro-batches of one rank. Starting from any number of consumed samples, it yields the rest of what an uninterrupted
-/// sampler yields.
+/// Yields the micro-batches of one rank. Starting from any number of consumed samples, it yields
+/// the rest of what an uninterrupted sampler yields.
 #[derive(Debug, Clone)]
 pub struct Sampler {
     params: SamplerParams,
@@ -94,8 +95,9 @@ impl Sampler {
     /// Checks the parameters and positions the sampler.
     ///
     /// # Errors
-    /// If there are no samples, a size is 0, the rank is outside its group, the consumed samples exceed a single pass or are not a multiple of
-    /// the batch, or the global batch does not divide among the ranks.
+    /// If there are no samples, a size is 0, the rank is outside its group, the consumed samples
+    /// exceed a single pass or are not a multiple of the batch, or the global batch does not divide
+    /// among the ranks.
     pub fn new(params: SamplerParams) -> Result<Self, DataError> {
         check_sizes(&params)?;
         match params.kind {
@@ -151,7 +153,8 @@ impl Sampler {
                 order[offset..].iter().skip(rank).step_by(ranks).map(|&i| i as usize).collect()
             }
         };
-        // Some ranks may have one micro-batch more than others; all must agree where the epoch ends.
+        // Some ranks may have one micro-batch more than others; all must agree where the epoch
+        // ends.
         let batches = (active as usize - offset) / unit;
         self.pending =
             order.chunks_exact(size).take(batches).map(|batch| batch.iter().copied().map(Some).collect()).collect();

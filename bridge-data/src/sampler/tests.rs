@@ -1,4 +1,5 @@
-//! Orders against worked examples, and the property that a resumed sampler continues an uninterrupted one.
+//! Orders against worked examples, and the property that a resumed sampler continues an
+//! uninterrupted one.
 
 use proptest::prelude::*;
 
@@ -70,7 +71,8 @@ fn interleaved_cyclic_deals_one_permutation() {
 #[test]
 fn interleaved_ranks_agree_on_the_epochs_end() {
     let kind = SamplerKind::Cyclic { sharding: Sharding::Interleaved };
-    // One unit of four fits into seven samples; dealt out naively, three of four ranks would get a second sample.
+    // One unit of four fits into seven samples; dealt out naively, three of four ranks would get a
+    // second sample.
     let params = params(kind, 7, 1, 4);
     let second: Vec<u64> = torch_randperm(7, 1)[..4].to_vec();
     let dealt: Vec<u64> = (0..4).map(|r| plain(rank(params, r).take(2))[1][0] as u64).collect();
@@ -139,7 +141,8 @@ proptest! {
     ) {
         let unit = micro * ranks;
         let base = params(kind, units * unit + rest % unit, micro, ranks);
-        // Only whole steps are ever resumed from: a global batch for the batch sampler, a unit for the others.
+        // Only whole steps are ever resumed from: a global batch for the batch sampler, a unit for
+        // the others.
         let (step, per_step) = match kind {
             SamplerKind::Batch { .. } => (base.global_batch_size, 2),
             _ => (unit, 1),

@@ -10,13 +10,14 @@ use crate::extra::Extras;
 use crate::random::torch_randperm;
 use crate::{DataError, Dataset, Sample};
 
-/// Which examples share a sequence.
+/// Grouping of examples into sequences.
 pub(super) enum Grouping {
-    /// None.
+    /// One example for each sequence.
     Alone,
-    /// Each with the one after it: the tokens of the two in turn, so that both are filled up behind their ends.
+    /// Each with the one after it: the tokens of the two in turn, so that both are filled up behind
+    /// their ends.
     Pairs,
-    /// Those of a pack.
+    /// Examples of a pack share a sequence.
     Packed {
         packs: Packs,
         /// The tokens of each are a multiple of this.
@@ -43,13 +44,14 @@ pub(super) struct SftDataset {
 
 #[derive(Default)]
 struct State {
-    /// How many samples there are up to the end of each epoch.
+    /// Number of samples up to the end of each epoch.
     ends: Vec<usize>,
     orders: BTreeMap<usize, Arc<Packs>>,
 }
 
 impl SftDataset {
-    /// Of the first `num_examples` of a store. `samples` says how many samples a run takes: as many epochs as that needs; `None` is one epoch.
+    /// Dataset of the first `num_examples` of a store. `samples` is the number of samples that a
+    /// run takes, over as many epochs as needed; `None` is one epoch.
     pub(super) fn new(
         store: Store,
         num_examples: usize,
@@ -78,7 +80,8 @@ impl SftDataset {
         let order = |count: usize| -> Vec<u32> {
             match self.seed {
                 Some(seed) => {
-                    // One stream for all epochs would have to be drawn up to the one that is asked for.
+                    // One stream for all epochs would have to be drawn up to the one that is asked
+                    // for.
                     let seed = seed.wrapping_add((epoch as u64).wrapping_mul(0x9e37_79b9));
                     torch_randperm(count, seed).into_iter().map(|at| at as u32).collect()
                 }

@@ -15,7 +15,8 @@ use crate::DataError;
 use crate::chat::ChatTemplate;
 use crate::tokenizer::{Tokenizer, require_eod};
 
-/// Number of the rules by which a record becomes tokens: another one makes what was stored of the same files anew.
+/// Number of the rules by which a record becomes tokens: another one makes what was stored of the
+/// same files anew.
 const RULES: u32 = 4;
 
 /// Token ids and their weights in the loss; both have the same length.
@@ -24,18 +25,20 @@ pub(super) struct Example {
     pub(super) ids: Vec<i64>,
     /// The weight of each id as one that is predicted.
     pub(super) weights: Vec<f32>,
-    /// Whether something was cut off.
+    /// True if a part was cut off.
     pub(super) is_truncated: bool,
-    /// Whether an answer in it is empty or blank.
+    /// True if an answer in it is empty or blank.
     pub(super) is_blank: bool,
-    /// Whether it has tool calls that the chat template does not write.
+    /// True if it has tool calls that the chat template does not write.
     pub(super) loses_calls: bool,
-    /// True if it ends with an answer that counts, behind which the chat template writes nothing that ends a turn.
+    /// True if it ends with an answer that counts, behind which the chat template writes nothing
+    /// that ends a turn.
     pub(super) is_unended: bool,
 }
 
 impl Example {
-    /// Whether anything in it counts for the loss: the first id is predicted by nothing.
+    /// True if an id in it counts for the loss. The first id is not predicted, so it does not
+    /// count.
     pub(super) fn counts(&self) -> bool {
         self.weights.iter().skip(1).any(|weight| *weight > 0.0)
     }
@@ -59,7 +62,7 @@ pub(super) struct ExampleBuilder {
     eod: i64,
     /// Ids that prompts begin with.
     prefix: Vec<i64>,
-    /// Whether the tokenizer puts a blank before each text by itself.
+    /// True if the tokenizer itself prepends a blank to each text.
     makes_blanks: bool,
 }
 
@@ -86,7 +89,7 @@ impl ExampleBuilder {
         Ok(Self { tokenizer, template, words, options, eod, prefix, makes_blanks })
     }
 
-    /// What everything that decides on the tokens is.
+    /// Identity of all inputs that determine the tokens.
     pub(super) fn identity(&self) -> Value {
         json!({
             "rules": RULES,
@@ -109,8 +112,7 @@ impl ExampleBuilder {
 
     /// The examples of a record.
     ///
-    /// # Errors
-    /// Why it is none, as a sentence.
+    /// # Errors The reason, as a sentence, if the record is not an example.
     pub(super) fn read(&self, record: &Value) -> Result<Read, String> {
         let mut fields = Fields::of(record)?;
         refuse_media(fields.all())?;
@@ -258,7 +260,8 @@ impl ExampleBuilder {
         })
     }
 
-    /// The ids of a template's parts, of which the last is the answer, and which of them may be shortened.
+    /// The ids of a template's parts, of which the last is the answer, and which of them may be
+    /// shortened.
     fn pieces_of(&self, fields: &mut Fields<'_>, template: &str) -> Result<(Vec<Vec<i64>>, Vec<usize>), String> {
         let (mut pieces, mut shortened) = (Vec::new(), Vec::new());
         for (at, part) in parts(template).into_iter().enumerate() {
@@ -320,7 +323,7 @@ impl ExampleBuilder {
         Ok(Example { is_blank, loses_calls, is_unended, ..self.cut(ids, counted) })
     }
 
-    /// What fits of a sequence.
+    /// Truncates ids and weights to the length of a sequence.
     fn cut(&self, mut ids: Vec<i64>, mut weights: Vec<f32>) -> Example {
         let excess = ids.len().saturating_sub(self.options.seq_length);
         match self.options.truncation_method {

@@ -1,4 +1,5 @@
-//! The files of a split and their records, one after the other: memory does not grow with the files.
+//! The files of a split and their records, one after the other: memory does not grow with the
+//! files.
 
 use std::borrow::Cow;
 use std::io::{BufRead, BufReader, Read};
@@ -15,7 +16,7 @@ use crate::{DataError, outside};
 /// Most bytes of a line.
 const LONGEST_LINE: u64 = json_values::LONGEST as u64;
 const BUFFER: usize = 1 << 20;
-/// What the files of a split are called, upstream's name first.
+/// Names of the files of a split, upstream's name first.
 const NAMES: [(Split, &[&str]); 3] =
     [(Split::Train, &["training", "train"]), (Split::Valid, &["validation", "valid", "val"]), (Split::Test, &["test"])];
 
@@ -64,7 +65,7 @@ impl Format {
     }
 }
 
-/// Whether a file's name is that of a file of records.
+/// True if a file's name is that of a file of records.
 pub(super) fn is_read(path: &Path) -> bool {
     Format::of(path).is_some()
 }
@@ -103,7 +104,8 @@ pub(super) fn of_split(root: &Path, split: Split) -> Result<Vec<PathBuf>, DataEr
     }
 }
 
-/// The files of a folder, in the order of their names; of one that `datasets` has saved, those of its list, in that order.
+/// The files of a folder, in the order of their names; of one that `datasets` has saved, those of
+/// its list, in that order.
 fn of_folder(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
     let state = folder.join("state.json");
     if state.exists() {
@@ -131,7 +133,7 @@ fn of_folder(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
     Ok(files)
 }
 
-/// Whether a file is what `datasets` keeps of a computation: a second copy of the rows, or their numbers.
+/// True if a file is a cache of `datasets`: a second copy of the rows, or their numbers.
 fn is_cache(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     name.starts_with("cache-") && name.ends_with(".arrow")
@@ -205,8 +207,8 @@ impl std::fmt::Display for Place {
     }
 }
 
-/// The records of a file, each with its line or row; a record that is not JSON is a sentence. A file whose name says no format
-/// holds JSON Lines.
+/// The records of a file, each with its line or row; a record that is not JSON is a sentence. A
+/// file whose name says no format holds JSON Lines.
 ///
 /// # Errors
 /// A file that cannot be read.

@@ -1,4 +1,5 @@
-//! Mutated lines, templates and tables: an example or an error, soon and without a panic. `BRIDGE_HOSTILE_RUNS` says how many of each.
+//! Mutated lines, templates and tables: an example or an error, soon and without a panic.
+//! `BRIDGE_HOSTILE_RUNS` says how many of each.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -11,11 +11,13 @@ const ATTENTION: &str = "attention_mask";
 /// The label of an id that does not count.
 const IGNORED: f64 = -100.0;
 
-/// The ids of `input_ids` below `vocab_size`, and the weight of each in the loss. Labels are the ids themselves where they count, as `transformers`
-/// has them, and -100 where they do not. What `attention_mask` leaves out at both ends is padding, and goes.
+/// The ids of `input_ids` below `vocab_size`, and the weight of each in the loss. Labels are the
+/// ids themselves where they count, as `transformers` has them, and -100 where they do not. What
+/// `attention_mask` leaves out at both ends is padding, and goes.
 ///
 /// # Errors
-/// Ids that are unknown; lists of other lengths or with other values; labels that are other ids; a hole in the attention mask. As a sentence.
+/// Ids that are unknown; lists of other lengths or with other values; labels that are other ids; a
+/// hole in the attention mask. As a sentence.
 pub(super) fn of_ids(fields: &mut Fields<'_>, vocab_size: usize) -> Result<(Vec<i64>, Vec<f32>), String> {
     let known = |id: &Value| id.as_i64().filter(|id| usize::try_from(*id).is_ok_and(|id| id < vocab_size));
     let ids = fields.take("input_ids").as_array().into_iter().flatten();
@@ -67,7 +69,7 @@ fn weight(key: &str, value: &Value) -> Result<f32, String> {
     Ok(number as f32)
 }
 
-/// Whether an id counts by its label.
+/// True if an id counts by its label.
 fn counts(at: usize, label: &Value, id: i64) -> Result<bool, String> {
     match label.as_f64() {
         Some(IGNORED) => Ok(false),

@@ -1,5 +1,6 @@
-//! Fine-tuning on examples: prompts with their answers, and conversations. Lines of files become tokens with a weight for each, once, in a store
-//! that samples are read from. What the loop does with samples does not belong here.
+//! Fine-tuning on examples: prompts with their answers, and conversations. Lines of files become
+//! tokens with a weight for each, once, in a store that samples are read from. What the loop does
+//! with samples does not belong here.
 //!
 //! | step | file |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! Which examples share a sequence: first fit, over the lengths of all examples.
+//! Assignment of examples to sequences: first fit, over the lengths of all examples.
 
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -21,11 +21,11 @@ pub(super) fn length_in_pack(ids: usize, multiple: usize) -> usize {
 pub(super) struct Packs {
     /// Numbers of examples, sequence after sequence.
     pub(super) members: Vec<u32>,
-    /// Where each sequence begins, and the end of the last.
+    /// Start of each sequence, and the end of the last.
     pub(super) starts: Vec<u32>,
 }
 
-/// What a choice of sequences is like.
+/// Statistics of a packing.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct PackReport {
     sequences: usize,
@@ -162,7 +162,7 @@ impl Packs {
         Some(Self { members: members.to_vec(), starts: starts.to_vec() })
     }
 
-    /// Whether each of `examples` is in one sequence.
+    /// True if each of `examples` is in exactly one sequence.
     fn covers(&self, examples: usize) -> bool {
         let mut seen = vec![false; examples];
         let is_new = |at: &u32| seen.get_mut(*at as usize).is_some_and(|seen| !std::mem::replace(seen, true));
@@ -174,7 +174,8 @@ impl Packs {
     }
 }
 
-/// The room that is left in each sequence, as a tree of maxima, so that the first with enough is found in few steps.
+/// The room that is left in each sequence, as a tree of maxima, so that the first with enough is
+/// found in few steps.
 struct Room {
     tree: Vec<usize>,
     leaves: usize,

@@ -1,16 +1,16 @@
-//! What a recipe says about fine-tuning data.
+//! Settings of fine-tuning data.
 
 use std::path::PathBuf;
 
 /// The field that is shortened if a recipe names none, as upstream.
 pub const TRUNCATED_FIELD: &str = "input";
 
-/// Which end of a text is cut off.
+/// End of a text that is cut off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TruncationMethod {
-    /// Its end.
+    /// The end of the text.
     Right,
-    /// Its beginning.
+    /// The beginning of the text.
     Left,
 }
 
@@ -23,7 +23,7 @@ pub enum PackingAlgorithm {
     FirstFitShuffle,
 }
 
-/// What a record is.
+/// Content of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RecordKind {
     /// A conversation, if it has one, else a prompt with its answer.
@@ -45,7 +45,7 @@ impl RecordKind {
     }
 }
 
-/// What happens to a line that is no example.
+/// Treatment of a line that is not an example.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BadLine {
     /// It ends the run.
@@ -54,22 +54,24 @@ pub enum BadLine {
     Skip,
 }
 
-/// How records become examples.
+/// Conversion of records to examples.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ExampleOptions {
     /// Longest example, in tokens.
     pub seq_length: usize,
-    /// What a record is.
+    /// Content of a record.
     pub kind: RecordKind,
-    /// Text with the fields of a record in braces, of which the label is the last; `None` takes the fields that a record has.
+    /// Text with the fields of a record in braces, of which the label is the last; `None` takes the
+    /// fields that a record has.
     pub prompt_template: Option<String>,
     /// The field that holds the answer.
     pub label_key: String,
     /// The fields that are shortened, separated by commas.
     pub truncation_field: String,
-    /// Which end is cut off.
+    /// End that is cut off.
     pub truncation_method: TruncationMethod,
-    /// Begin prompts with the beginning-of-sequence token; `None` begins them as the tokenizer begins a text that stands alone.
+    /// Begin prompts with the beginning-of-sequence token; `None` begins them as the tokenizer
+    /// begins a text that stands alone.
     pub add_bos: Option<bool>,
     /// End answers with the end-of-document token.
     pub add_eos: bool,
@@ -81,10 +83,10 @@ pub struct ExampleOptions {
     pub tokens_to_generate: usize,
 }
 
-/// Which examples share a sequence.
+/// Grouping of examples into sequences.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Packing {
-    /// None: each is a sequence, filled up.
+    /// No packing: each example is a sequence, padded.
     Off,
     /// Chosen once for all epochs.
     Offline {
@@ -92,7 +94,7 @@ pub enum Packing {
         size: usize,
         /// Tokens of each example are filled up to a multiple of this.
         multiple: usize,
-        /// How they are chosen.
+        /// Algorithm of the assignment.
         algorithm: PackingAlgorithm,
     },
     /// In the order of each epoch, as many as follow one another.
@@ -104,7 +106,7 @@ pub enum Packing {
 pub enum EpochOrder {
     /// Drawn anew for each epoch; there are as many epochs as a run needs.
     Shuffled,
-    /// That of the files, once: the sampler draws an order.
+    /// Order of the files, once: the sampler draws an order.
     AsStored,
 }
 
@@ -115,13 +117,13 @@ pub struct SftParams {
     pub root: PathBuf,
     /// Folder of what is made of them; `None` is one within `root`.
     pub cache: Option<PathBuf>,
-    /// How records become examples.
+    /// Conversion of records to examples.
     pub example: ExampleOptions,
-    /// What happens to a line that is no example.
+    /// Treatment of a line that is not an example.
     pub bad_line: BadLine,
     /// Examples of the training split that are used, from the first on.
     pub max_train_samples: Option<usize>,
-    /// Which examples share a sequence.
+    /// Grouping of examples into sequences.
     pub packing: Packing,
     /// The length of a sequence is a multiple of this, unless it is the longest.
     pub pad_multiple: usize,
@@ -131,9 +133,9 @@ pub struct SftParams {
     pub seed: u64,
     /// The order of the training split.
     pub order: EpochOrder,
-    /// Whether training, validation and test data are read.
+    /// True for each of training, validation and test data that is read.
     pub splits: [bool; 3],
-    /// Whether each validation file is a set of its own, too.
+    /// True if each validation file is evaluated as a set of its own too.
     pub validates_files: bool,
     /// Threads that tokenize; `None` for all cores.
     pub num_threads: Option<usize>,

@@ -1,5 +1,6 @@
-//! All records of a split as a store, in constant memory: a thread reads, others tokenize, and examples are written in the order of the records.
-//! What an earlier run made of the same files, tokenizer and options is used again.
+//! All records of a split as a store, in constant memory: a thread reads, others tokenize, and
+//! examples are written in the order of the records. What an earlier run made of the same files,
+//! tokenizer and options is used again.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -29,13 +30,13 @@ const BATCH_BYTES: usize = 4 << 20;
 /// Lines of which a report says what is wrong with them.
 const NAMED_LINES: usize = 5;
 
-/// What a store and its report hold; another number makes those of earlier releases anew.
+/// Version of the store and its report; another version rebuilds the stores of earlier releases.
 const FORMAT: u32 = 3;
 
-/// Files whose records stand in one store.
+/// Files whose records share one store.
 pub(super) struct Part<'a> {
     pub split: Split,
-    /// What the store is called.
+    /// Name of the store.
     pub name: String,
     pub files: &'a [PathBuf],
 }
@@ -43,7 +44,8 @@ pub(super) struct Part<'a> {
 /// The store of a part.
 ///
 /// # Errors
-/// Files that cannot be read; a line that is no example, unless such lines are skipped; no examples at all; a folder that cannot be written.
+/// Files that cannot be read; a line that is no example, unless such lines are skipped; no examples
+/// at all; a folder that cannot be written.
 pub(super) fn prepare(
     params: &SftParams,
     builder: &Arc<ExampleBuilder>,
@@ -78,7 +80,7 @@ pub(super) fn prepare(
     Ok((Store::open(&prefix, builder.vocab_size())?, report))
 }
 
-/// What tells a file from another one.
+/// Fingerprint that distinguishes a file from another one.
 fn fingerprint(path: &std::path::Path) -> Result<serde_json::Value, DataError> {
     let (file, size) = outside::open(path).map_err(DataError::io("open", path))?;
     let metadata = file.metadata().map_err(DataError::io("inspect", path))?;
@@ -144,7 +146,7 @@ struct Work<'a> {
     builder: &'a ExampleBuilder,
     writer: StoreWriter,
     report: ExamplesReport,
-    /// Of the records so far.
+    /// Digest of the records so far.
     digest: XxHash3_64,
 }
 

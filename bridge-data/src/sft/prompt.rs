@@ -1,8 +1,9 @@
-//! Prompts with their answers: the template that joins the fields of a record, and what is cut off of what is too long.
+//! Prompts with their answers: the template that joins the fields of a record, and what is cut off
+//! of what is too long.
 
 use super::params::{ExampleOptions, TruncationMethod};
 
-/// What prompts are called in lines that are read without a template.
+/// Names of prompts in lines that are read without a template.
 const PROMPTS: [&str; 4] = ["input", "prompt", "question", "instruction"];
 
 /// A part of a prompt: text of the template, or a field of a record with the blanks before it.
@@ -12,7 +13,8 @@ pub(super) enum Part<'t> {
     Field { blanks: &'t str, name: &'t str },
 }
 
-/// The parts of a template. A field takes the blanks before it, as upstream, so that they are tokenized with its text.
+/// The parts of a template. A field takes the blanks before it, as upstream, so that they are
+/// tokenized with its text.
 pub(super) fn parts(template: &str) -> Vec<Part<'_>> {
     let (mut parts, mut rest) = (Vec::new(), template);
     while let Some((before, name, after)) = next_field(rest) {
@@ -74,7 +76,7 @@ pub(super) fn fields_to_shorten(options: &ExampleOptions) -> impl Iterator<Item 
     options.truncation_field.split(',').map(str::trim).filter(|field| !field.is_empty())
 }
 
-/// What is too long of an example.
+/// Excess length of an example.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Excess {
     /// Tokens that have to go.
@@ -84,8 +86,9 @@ pub(super) struct Excess {
     pub(super) method: TruncationMethod,
 }
 
-/// Shortens the pieces of an example, of which the last is its answer, as upstream's `_multiple_truncation`: those at `places` by equal shares, of
-/// which the first ones are larger by one; then, where these have too few, all pieces one after the other from the side that is cut.
+/// Shortens the pieces of an example, of which the last is its answer, as upstream's
+/// `_multiple_truncation`: those at `places` by equal shares, of which the first ones are larger by
+/// one; then, where these have too few, all pieces one after the other from the side that is cut.
 pub(super) fn shorten(pieces: &mut [Vec<i64>], places: &[usize], excess: Excess) {
     let Excess { tokens: mut left, kept_free, method } = excess;
     if left == 0 {
@@ -157,7 +160,8 @@ mod tests {
         assert_eq!(shortened(&[1], 4, 0, Left), [vec![4], vec![], vec![5, 6, 7], vec![10, 11]]);
         assert_eq!(shortened(&[], 1, 0, Right), [vec![1, 2, 3, 4], vec![9], vec![5, 6, 7], vec![10]]);
         assert_eq!(shortened(&[0, 2], 9, 0, Left), [vec![], vec![], vec![], vec![11]]);
-        // Room for an answer that is shorter than that: upstream cuts as much of what is there besides.
+        // Room for an answer that is shorter than that: upstream cuts as much of what is there
+        // besides.
         assert_eq!(shortened(&[], 1, 5, Right), [vec![1, 2, 3, 4], vec![9], vec![5, 6], vec![]]);
         assert_eq!(shortened(&[], 99, 5, Right), vec![Vec::<i64>::new(); 4]);
         assert_eq!(shortened(&[0], 0, 5, Right)[0], [1, 2, 3, 4]);

@@ -1,4 +1,5 @@
-//! Public shapes of records: each is read whole, or its fields are named, or it is refused with a reason.
+//! Public shapes of records: each is read whole, or its fields are named, or it is refused with a
+//! reason.
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! What is said of records that teach what nobody wants, and of examples that are held out in vain.
+//! Warnings about records that teach something unwanted, and about held-out examples that are also
+//! trained on.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -20,7 +21,7 @@ impl BuildObserver for Heard {
     }
 }
 
-/// What is said while the data of a folder is built.
+/// Events while the data of a folder is built.
 fn said(params: SftParams, template: Option<&str>) -> Vec<BuildEvent> {
     let heard = Arc::new(Heard::default());
     let context = context(2);

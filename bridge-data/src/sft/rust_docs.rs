@@ -1,4 +1,5 @@
-//! Conversations from documented Rust functions: the signature is asked, the first paragraph of its documentation is the answer.
+//! Conversations from documented Rust functions: the signature is asked, the first paragraph of its
+//! documentation is the answer.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -25,13 +26,13 @@ const SHORTEST: usize = 12;
 /// A function and what its documentation says first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Documented {
-    /// Its signature in one line, without a `where` clause.
+    /// Signature in one line, without a `where` clause.
     pub signature: String,
     /// The first paragraph, in one line.
     pub summary: String,
 }
 
-/// What was made of a text.
+/// Report on the functions of a text.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DocsReport {
     /// Folder with `training.jsonl` and the files of the other splits.
@@ -42,7 +43,7 @@ pub struct DocsReport {
     pub documents: u64,
     /// Seconds that it took.
     pub seconds: f64,
-    /// Whether an earlier run had made it.
+    /// True if an earlier run had made it.
     #[serde(skip)]
     pub reused: bool,
 }
@@ -96,17 +97,17 @@ pub fn documented_functions(text: &str) -> Vec<Documented> {
     found
 }
 
-/// What stands behind `///`.
+/// Text after `///`.
 fn doc_line(line: &str) -> Option<&str> {
     line.strip_prefix("///").filter(|rest| !rest.starts_with('/'))
 }
 
-/// Whether a line is an attribute, whole.
+/// True if a line is a whole attribute.
 fn is_attribute(line: &str) -> bool {
     line.starts_with("#[") && line.trim_end().ends_with(']')
 }
 
-/// Whether a function begins here.
+/// True if a function begins here.
 fn is_function(line: &str) -> bool {
     let mut words = line.split_whitespace().peekable();
     if words.next_if(|word| *word == "pub" || word.starts_with("pub(")).is_some() {
@@ -117,7 +118,8 @@ fn is_function(line: &str) -> bool {
     words.next() == Some("fn")
 }
 
-/// Adds what of a line comes before the body of a function, or the end of its declaration. Returns whether that is in the line.
+/// Adds what of a line comes before the body of a function, or the end of its declaration. Returns
+/// whether that is in the line.
 fn add_until_body(signature: &mut String, line: &str) -> bool {
     let code = line.split("//").next().unwrap_or(line);
     let depth_of = |text: &str| {
@@ -141,11 +143,13 @@ fn add_until_body(signature: &mut String, line: &str) -> bool {
     false
 }
 
-/// Writes the documented functions of a text as files of examples, each file of the text to one split by its name: equal examples are written once.
-/// What an earlier run made of the same text is used again. While the lock is held, no other process replaces the files.
+/// Writes the documented functions of a text as files of examples, each file of the text to one
+/// split by its name: equal examples are written once. What an earlier run made of the same text is
+/// used again. While the lock is held, no other process replaces the files.
 ///
 /// # Errors
-/// A text that cannot be read, or has no such functions; a folder that cannot be written, or holds another's files.
+/// A text that cannot be read, or has no such functions; a folder that cannot be written, or holds
+/// another's files.
 pub fn make_examples(
     source: &TextSource,
     split: &SplitMatrix,

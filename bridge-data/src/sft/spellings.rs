@@ -9,7 +9,7 @@ use super::fields::{Fields, is_nothing};
 use super::messages::{Message, Words, is_list, list_of, messages_of};
 use crate::chat::{Conversation, arguments};
 
-/// Where a record has its messages.
+/// Fields that hold a record's messages.
 const LISTS: [&str; 3] = ["messages", "conversations", "conversation"];
 /// Fields that hold a prompt and its answer, in the order in which they are looked for.
 const PAIRS: [(&str, &str); 13] = [

@@ -1,4 +1,5 @@
-//! Examples on disk: one file of 32-bit words with the ids of each and the runs of its weights, one that says where each begins, and one of checksums.
+//! Examples on disk: one file of 32-bit words with the ids of each and the runs of its weights, one
+//! that says where each begins, and one of checksums.
 //!
 //! | file | content, little-endian |
 //! |---|---|

@@ -1,4 +1,5 @@
-//! Which files hold examples, before there is a recipe, and how they are divided into splits. What becomes of examples does not belong here.
+//! Survey of files with examples before a recipe exists, and their division into splits. Conversion
+//! of examples does not belong here.
 
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -12,7 +13,7 @@ use crate::{DataError, atomic};
 /// Records by which a file is judged.
 const LOOKED_AT: usize = 50;
 
-/// What the examples of a file are.
+/// Kind of the examples of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExampleKind {
     /// Lists of messages.
@@ -23,16 +24,17 @@ pub enum ExampleKind {
     Preference,
 }
 
-/// How many examples the splits have.
+/// Number of examples of each split.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SplitCounts {
-    /// Those to train on.
+    /// Training examples.
     pub training: u64,
-    /// Those held out.
+    /// Held-out examples.
     pub validation: u64,
 }
 
-/// What the examples of a file are; `None` if its first records are not all examples of one kind, or it is no file of records.
+/// Kind of the examples of a file; `None` if its first records are not all examples of one kind, or
+/// it is not a file of records.
 ///
 /// # Errors
 /// If it cannot be read.
@@ -58,12 +60,13 @@ pub fn examples_of(path: &Path) -> Result<Option<ExampleKind>, DataError> {
     Ok(found)
 }
 
-/// Whether fields of this name are those of prompts with their answers.
+/// True if a field of this name is a part of prompts with answers.
 pub fn is_part_of_example(field: &str) -> bool {
     spellings::is_part(field)
 }
 
-/// The numbers of examples of a folder whose files are named after splits; `None` if it has no training split.
+/// The numbers of examples of a folder whose files are named after splits; `None` if it has no
+/// training split.
 ///
 /// # Errors
 /// If the folder or a file cannot be read, or several files could be a split.
@@ -78,11 +81,13 @@ pub fn splits_of(root: &Path) -> Result<Option<SplitCounts>, DataError> {
     Ok(Some(SplitCounts { training: count(Split::Train)?, validation: count(Split::Valid)? }))
 }
 
-/// Writes the records of `files` to `folder`, as its training split and, each that is number `every` in a row, its validation split, so that
-/// files in any order give similar splits. With fewer records there is no validation split.
+/// Writes the records of `files` to `folder`, as its training split and, each that is number
+/// `every` in a row, its validation split, so that files in any order give similar splits. With
+/// fewer records there is no validation split.
 ///
 /// # Errors
-/// If a file cannot be read, a record is not JSON, or the folder cannot be written. It has no new file then.
+/// If a file cannot be read, a record is not JSON, or the folder cannot be written. It has no new
+/// file then.
 pub fn divide(files: &[PathBuf], every: u64, folder: &Path) -> Result<SplitCounts, DataError> {
     let paths = [Split::Train, Split::Valid].map(|split| folder.join(lines_of(split)));
     let [mut training, mut validation] =

@@ -1,6 +1,6 @@
-//! What tables have that JSON has not: the same for all formats.
+//! Message for table values that JSON lacks: the same for all formats.
 
-/// What is said of a number that is infinite or none at all: it would be read as a value that is missing.
+/// Message for a number that is infinite or NaN: it would be read as a missing value.
 pub(super) const NOT_FINITE: &str = "has a number that is not finite (NaN or infinity)";
 
 /// The text of a value of bytes, which programs write where a column has no type of its own.

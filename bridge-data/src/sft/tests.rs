@@ -83,7 +83,7 @@ fn texts(sample: &Sample) -> (String, String) {
     (tokenizer.decode(&counted).unwrap(), tokenizer.decode(&sample.tokens).unwrap())
 }
 
-/// What counts in each sample of a file of these records.
+/// Text that counts in each sample of a file of these records.
 fn counted(records: &[Value], change: impl Fn(&mut SftParams)) -> Vec<String> {
     let folder = tempfile::tempdir().unwrap();
     lines(folder.path(), "training.jsonl", records);
@@ -175,7 +175,8 @@ fn compressed_files_and_folders_of_files_are_read() {
     assert!(built(params, 0).err().unwrap().to_string().contains("keep one of them"));
 }
 
-/// A table of conversations, in three row groups, compressed with Snappy and with Zstandard (tests/fixtures/sft, made with pyarrow).
+/// A table of conversations, in three row groups, compressed with Snappy and with Zstandard
+/// (tests/fixtures/sft, made with pyarrow).
 #[test]
 fn tables_are_read_row_by_row() {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/sft");
@@ -224,7 +225,7 @@ fn arrow_files_are_read_row_by_row() {
     std::fs::write(&path, &whole[..whole.len() - 40]).unwrap();
     let error = built(params(folder.path()), 2).err().unwrap().to_string();
     assert!(error.contains("training.arrow") && error.contains("behind row 6") && error.contains("cut off"), "{error}");
-    // A text whose bytes are none, in the fifth row.
+    // A text with invalid bytes, in the fifth row.
     let mut damaged = whole;
     let place = damaged.windows(10).position(|bytes| bytes == b"question 4").unwrap();
     damaged[place] = 0xff;

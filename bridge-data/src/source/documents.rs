@@ -1,4 +1,5 @@
-//! Reading documents one after the other. Finding files belongs to the parent module, tokenizing to `pack`.
+//! Reading documents one after the other. Finding files belongs to the parent module, tokenizing to
+//! `pack`.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
@@ -13,7 +14,7 @@ use crate::{DataError, outside};
 /// A document as it was read, not yet decoded.
 #[derive(Debug, Clone)]
 pub struct RawDocument {
-    /// Its file.
+    /// File of the document.
     pub path: Arc<Path>,
     /// Position in its file.
     pub at: At,
@@ -34,7 +35,8 @@ pub enum At {
 }
 
 impl At {
-    /// True if the document may begin as its file does: with a byte order mark, or as a compressed file.
+    /// True if the document may begin as its file does: with a byte order mark, or as a compressed
+    /// file.
     fn is_first(self) -> bool {
         matches!(self, Self::File | Self::Line(1) | Self::Byte(0))
     }
@@ -50,9 +52,9 @@ impl std::fmt::Display for At {
     }
 }
 
-/// What a document with a byte 0 is.
+/// Description of a document with a byte 0.
 const BINARY: &str = "binary: it has a byte 0";
-/// What a compressed file is, whose lines are not read.
+/// Description of a compressed file, whose lines are not read.
 const COMPRESSED: &str = "compressed: unpack it first";
 
 /// The decoded content of a raw document.
@@ -72,7 +74,7 @@ impl RawDocument {
         self.bytes.len()
     }
 
-    /// Where it comes from, for messages.
+    /// Origin for messages.
     pub fn name(&self) -> String {
         match self.at {
             At::File => self.path.display().to_string(),
@@ -81,7 +83,7 @@ impl RawDocument {
         }
     }
 
-    /// What bytes are that are not UTF-8.
+    /// Description of bytes that are not UTF-8.
     fn what_it_is(&self) -> &'static str {
         if self.at.is_first() && is_compressed(&self.bytes) { COMPRESSED } else { "not UTF-8" }
     }
@@ -164,7 +166,8 @@ pub(super) enum Layout {
     Unpacked,
     /// Lines with the text under this key, or under the key that the first line shows.
     Lines(Option<Arc<str>>),
-    /// Records of a list, a table or compressed lines, with the text under this key, or under the key that the first record shows.
+    /// Records of a list, a table or compressed lines, with the text under this key, or under the
+    /// key that the first record shows.
     Records(Option<Arc<str>>),
 }
 
@@ -284,7 +287,8 @@ fn unpacked(path: &Path, _limit: u64) -> Result<Vec<u8>, DataError> {
 enum Plan {
     /// File after file, document after document.
     Sequential { next: usize, open: Option<Open> },
-    /// In the order of the given places. The last file stays open. Behind them come shares of files without places.
+    /// In the order of the given places. The last file stays open. Behind them come shares of files
+    /// without places.
     Placed { places: std::vec::IntoIter<Place>, open: Option<(usize, File)>, shares: Shares },
     /// Standard input.
     Stdin,
@@ -454,7 +458,8 @@ impl Lines {
     }
 }
 
-/// The key of the text of a line; that of a line that is no record is an error where the line is decoded.
+/// The key of the text of a line; that of a line that is no record is an error where the line is
+/// decoded.
 fn key_in_line(line: &[u8]) -> Result<Arc<str>, String> {
     let line = line.strip_prefix("\u{feff}".as_bytes()).unwrap_or(line);
     serde_json::from_slice(line).map_or_else(|_| Ok("text".into()), |value| text_key(&value))

@@ -1,4 +1,5 @@
-//! `~`, `$VAR`, `${VAR}` and `${VAR:-default}` in paths, expanded as by a shell. Wildcards belong to the caller.
+//! `~`, `$VAR`, `${VAR}` and `${VAR:-default}` in paths, expanded as by a shell. Wildcards belong
+//! to the caller.
 
 use crate::DataError;
 

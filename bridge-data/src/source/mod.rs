@@ -1,4 +1,5 @@
-//! Text to tokenize: files by glob pattern, JSON Lines, standard input. Tokenizing belongs to `pack`.
+//! Text to tokenize: files by glob pattern, JSON Lines, standard input. Tokenizing belongs to
+//! `pack`.
 
 mod documents;
 mod expand;
@@ -20,24 +21,26 @@ use expand::expand;
 /// The format of a file.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum TextFormat {
-    /// Records in files ending in `.jsonl`, `.ndjson`, `.parquet`, `.arrow` or `.feather`, and in lists in `.json`, also of `.gz` and `.zst`;
-    /// otherwise one document. The text is under the key `text`, another usual name, or the only key with text.
+    /// Records in files ending in `.jsonl`, `.ndjson`, `.parquet`, `.arrow` or `.feather`, and in
+    /// lists in `.json`, also of `.gz` and `.zst`; otherwise one document. The text is under the
+    /// key `text`, another usual name, or the only key with text.
     #[default]
     Auto,
     /// One document.
     Document,
-    /// Records: one JSON object per line, items of a list in a `.json` file, rows of a table. The document is the string under this key.
+    /// Records: one JSON object per line, items of a list in a `.json` file, rows of a table. The
+    /// document is the string under this key.
     JsonLines {
         /// The key.
         key: String,
     },
 }
 
-/// Which text to read, and in which order.
+/// Text to read, and its order.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct SourceParams {
-    /// Paths and glob patterns (`~`, `$VAR` and `${VAR}` are expanded), read in the order given and sorted within a pattern; `-` is standard
-    /// input.
+    /// Paths and glob patterns (`~`, `$VAR` and `${VAR}` are expanded), read in the order given and
+    /// sorted within a pattern; `-` is standard input.
     pub inputs: Vec<String>,
     /// Glob patterns of files to leave out.
     pub exclude: Vec<String>,
@@ -52,7 +55,7 @@ pub struct SourceParams {
 /// A file that was found.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct SourceFile {
-    /// Its path.
+    /// Path of the file.
     pub path: PathBuf,
     /// Bytes.
     pub size: u64,
@@ -60,7 +63,7 @@ pub struct SourceFile {
     pub modified: u128,
 }
 
-/// Where documents come from, once patterns are resolved.
+/// Source of documents, after patterns are resolved.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Origin {
     Files(Vec<SourceFile>),
@@ -83,8 +86,9 @@ impl TextSource {
     /// Finds the files.
     ///
     /// # Errors
-    /// If a pattern is malformed or matches nothing, a variable is not set, an input is a folder, standard input is combined with files or
-    /// with shuffling, or `max_bytes` is below the size of the first file.
+    /// If a pattern is malformed or matches nothing, a variable is not set, an input is a folder,
+    /// standard input is combined with files or with shuffling, or `max_bytes` is below the size of
+    /// the first file.
     pub fn resolve(params: &SourceParams) -> Result<Self, DataError> {
         let bad = |text: String| Err(DataError::Source(text));
         let build = |origin| Self {
@@ -131,7 +135,7 @@ impl TextSource {
         files_of(&self.origin)
     }
 
-    /// Its first files, for messages.
+    /// Name of the source for messages: its first files.
     pub fn name(&self) -> String {
         const SHOWN: usize = 3;
         let Origin::Files(files) = &self.origin else {
@@ -144,7 +148,8 @@ impl TextSource {
         names.join(", ")
     }
 
-    /// The same text with documents cut into pieces of about `bytes` bytes, which splits of the data can divide.
+    /// The same text with documents cut into pieces of about `bytes` bytes, which splits of the
+    /// data can divide.
     #[must_use]
     pub fn in_pieces(self, bytes: usize) -> Self {
         Self { piece_bytes: Some(bytes), ..self }
@@ -155,7 +160,7 @@ impl TextSource {
         self.piece_bytes
     }
 
-    /// The number of documents, where that is known before they are read: if each file is one.
+    /// Number of documents, if it is known before they are read: if each file is one.
     pub fn num_whole_files(&self) -> Option<usize> {
         let is_whole = |path: &Path| matches!(self.layout_of(path), Layout::Whole | Layout::Unpacked);
         match &self.origin {
@@ -164,7 +169,8 @@ impl TextSource {
         }
     }
 
-    /// Bytes of the text, or of its sample; `None` for standard input, compressed files and tables, whose text has to be read for that.
+    /// Bytes of the text, or of its sample; `None` for standard input, compressed files and tables,
+    /// whose text has to be read for that.
     pub fn total_bytes(&self) -> Option<u64> {
         match &self.origin {
             Origin::Files(_) if self.sample_bytes.is_some() => self.sample_bytes,
@@ -176,8 +182,9 @@ impl TextSource {
         }
     }
 
-    /// This text if it has at most `max_bytes`, or else windows of about that many bytes together, spread evenly over all files: each file has a
-    /// share by its size, whatever the order of the files. Standard input is read as a whole.
+    /// This text if it has at most `max_bytes`, or else windows of about that many bytes together,
+    /// spread evenly over all files: each file has a share by its size, whatever the order of the
+    /// files. Standard input is read as a whole.
     #[must_use]
     pub fn sampled(&self, max_bytes: u64) -> Self {
         let total = self.files().iter().fold(0_u64, |sum, file| sum.saturating_add(self.text_bytes(file)));
@@ -248,7 +255,8 @@ impl TextSource {
         file.size.saturating_mul(if self.layout_of(&file.path).has_places() { 1 } else { TIMES })
     }
 
-    /// The documents in windows of a sample: lines that begin in one, or the text in it up to the ends of lines.
+    /// The documents in windows of a sample: lines that begin in one, or the text in it up to the
+    /// ends of lines.
     fn windows(&self, files: &[SourceFile], bytes: u64) -> Result<Documents, DataError> {
         let (mut places, mut shares) = (Vec::new(), documents::Shares::default());
         let layouts = files.iter().map(|file| self.keyed_layout_of(&file.path)).collect::<Result<Vec<_>, _>>()?;
@@ -333,7 +341,8 @@ fn layout_in(format: &TextFormat, path: &Path) -> Layout {
     }
 }
 
-/// True if documents of a file are read one after the other, so that they cannot be shuffled: compressed files, lists and tables.
+/// True if documents of a file are read one after the other, so that they cannot be shuffled:
+/// compressed files, lists and tables.
 pub fn is_read_in_order(path: &Path) -> bool {
     !layout_in(&TextFormat::Auto, path).has_places()
 }

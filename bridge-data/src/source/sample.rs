@@ -22,9 +22,11 @@ pub(super) struct Window {
     size: u64,
 }
 
-/// Windows of about `bytes` bytes together over files of these `sizes`, which have more. All bytes stand in one row, which is divided into equal
-/// cells with a window each. The window begins with the cell, or where the largest file begins that begins in the cell: so the first
-/// line of a file that is one long line is not missed. A window that ends behind its file goes on in the next file.
+/// Windows of about `bytes` bytes together over files of these `sizes`, which have more. All bytes
+/// stand in one row, which is divided into equal cells with a window each. The window begins with
+/// the cell, or where the largest file begins that begins in the cell: so the first line of a file
+/// that is one long line is not missed. A window that ends behind its file goes on in the next
+/// file.
 pub(super) fn windows(sizes: &[u64], bytes: u64) -> Vec<Window> {
     let total = sizes.iter().fold(0_u64, |sum, size| sum.saturating_add(*size));
     let width = WINDOW.min((bytes / 1000).max(256)).min(bytes.max(1));
@@ -70,7 +72,8 @@ fn open_at(path: &Path, start: u64) -> Result<File, DataError> {
 
 /// Calls `on` with start and length of each line that begins in the window.
 pub(super) fn lines_from(path: &Path, window: &Window, mut on: impl FnMut(u64, usize)) -> Result<(), DataError> {
-    // A line begins behind the end of another: the byte before the window decides about its first line.
+    // A line begins behind the end of another: the byte before the window decides about its first
+    // line.
     let before = u64::from(window.start > 0);
     let mut reader = BufReader::new(open_at(path, window.start - before)?);
     let mut start = window.start - before;
@@ -91,8 +94,8 @@ pub(super) fn lines_from(path: &Path, window: &Window, mut on: impl FnMut(u64, u
     Ok(())
 }
 
-/// Start and length of the text of a window. Where the window cuts a file, its text begins and ends with a line, or, if the window has too few
-/// lines, with a character.
+/// Start and length of the text of a window. Where the window cuts a file, its text begins and ends
+/// with a line, or, if the window has too few lines, with a character.
 pub(super) fn text_in(path: &Path, window: &Window) -> Result<(u64, usize), DataError> {
     let mut bytes = Vec::new();
     let file = open_at(path, window.start)?;

@@ -1,4 +1,5 @@
-//! What text a file or folder has, found out by looking into it: which patterns name it, in which format. Reading it belongs to the parent module.
+//! Survey of the text in a file or folder: patterns that name it and its format. Reading it belongs
+//! to the parent module.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read};
@@ -34,7 +35,7 @@ pub enum FileKind {
 }
 
 impl FileKind {
-    /// What it is, in words, for several files.
+    /// Description for several files.
     pub const fn words(self) -> &'static str {
         match self {
             Self::Text => "plain text",
@@ -51,7 +52,7 @@ impl FileKind {
     }
 }
 
-/// What a JSON Lines file has in its lines.
+/// Content of the lines of a JSON Lines file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Lines {
     /// Text under this key.
@@ -65,19 +66,19 @@ pub enum Lines {
 /// A file with its kind.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Surveyed {
-    /// Its path, as it was reached from the input.
+    /// Path of the file, as it was reached from the input.
     pub path: PathBuf,
-    /// Its bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Its kind.
+    /// Kind of the file.
     pub kind: FileKind,
 }
 
-/// At most so many files are looked at.
+/// Largest number of files that are examined.
 const MOST_FILES: usize = 200_000;
-/// Bytes from which the kind is told.
+/// Number of bytes from which the kind is determined.
 const LOOKED_AT: usize = 16 << 10;
-/// Lines from which the key is told.
+/// Number of lines from which the key is determined.
 const LINES: usize = 200;
 /// Bytes of these lines.
 const LINE_BYTES: u64 = 8 << 20;
@@ -97,12 +98,13 @@ const MODEL_FILES: [&str; 11] = [
     "preprocessor_config.json",
 ];
 
-/// Whether a folder is left out of a survey: hidden ones, and those of tools.
+/// True if a folder is left out of a survey: hidden folders, and those of tools.
 pub fn is_left_out(folder: &str) -> bool {
     folder.starts_with('.') || LEFT_OUT.contains(&folder)
 }
 
-/// The files of `input`, a file or a folder with all below it, sorted by path. Links to folders are not followed, hidden folders are left out.
+/// The files of `input`, a file or a folder with all below it, sorted by path. Links to folders are
+/// not followed, hidden folders are left out.
 ///
 /// # Errors
 /// If a folder cannot be read, or has more files than anyone would survey.
@@ -177,13 +179,13 @@ fn kind_of(path: &Path) -> Result<FileKind, DataError> {
     })
 }
 
-/// Whether a file that begins so is compressed: by gzip, Zstandard, zip, bzip2 or xz.
+/// True if a file with these first bytes is compressed: by gzip, Zstandard, zip, bzip2 or xz.
 pub(super) fn is_compressed(start: &[u8]) -> bool {
     let magic = [&[0x1f, 0x8b][..], &[0x28, 0xb5, 0x2f, 0xfd], b"PK\x03\x04", b"BZh", &[0xfd, b'7', b'z', b'X', b'Z']];
     magic.iter().any(|magic| start.starts_with(magic))
 }
 
-/// Whether bytes are UTF-8, but for a character that the end cuts.
+/// True if bytes are UTF-8, except for a character that the end cuts.
 fn is_utf8(bytes: &[u8]) -> bool {
     match std::str::from_utf8(bytes) {
         Ok(_) => true,
@@ -196,7 +198,8 @@ pub fn extension(path: &Path) -> String {
     path.extension().map(|extension| extension.to_string_lossy().to_lowercase()).unwrap_or_default()
 }
 
-/// True if a file has records that only the readers of fine-tuning data read: compressed JSON, and tables.
+/// True if a file has records that only the readers of fine-tuning data read: compressed JSON, and
+/// tables.
 fn is_table_or_packed(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
     let is_packed_json = [".gz", ".zst"].iter().any(|packed| {
@@ -277,7 +280,8 @@ pub fn lines_of(path: &Path) -> Result<Option<Lines>, DataError> {
     Ok(Some(text.map_or(Lines::Unknown(keys), |(key, _)| Lines::Text(key.clone()))))
 }
 
-/// True if a `.json` file has a list of objects, or an object with text on each of several lines: other JSON is a document.
+/// True if a `.json` file has a list of objects, or an object with text on each of several lines:
+/// other JSON is a document.
 pub(super) fn has_records(path: &Path) -> bool {
     begins_list(path)
         || first_records(path).is_ok_and(|records| records.len() > 1 && records.iter().all(Value::is_object))

@@ -1,5 +1,5 @@
-//! Tokens that stand only in files beside a Hugging Face tokenizer: they are registered as `transformers` 5 does (`TokenizersBackend`). Which of
-//! them end, begin and pad, `special` says.
+//! Tokens that stand only in files beside a Hugging Face tokenizer: they are registered as
+//! `transformers` 5 does (`TokenizersBackend`). Which of them end, begin and pad, `special` says.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -21,8 +21,8 @@ const NAMED: [&str; 7] = ["bos_token", "eos_token", "unk_token", "sep_token", "p
 /// Keys that name several, the one that counts first.
 const SEVERAL: [&str; 2] = ["extra_special_tokens", "additional_special_tokens"];
 
-/// Registers the tokens that the files beside a tokenizer name. One that the vocabulary lacks gets the next free id, if a file says that it is
-/// this, or the model's vocabulary has it.
+/// Registers the tokens that the files beside a tokenizer name. One that the vocabulary lacks gets
+/// the next free id, if a file says that it is this, or the model's vocabulary has it.
 ///
 /// # Errors
 /// Files that are no JSON objects; tokens that have no id, or another than the file says.
@@ -157,7 +157,8 @@ impl Beside {
     }
 }
 
-/// A token as a file writes it: its text, or a table with its flags. `is_special` is what it is if that is not said.
+/// A token as a file writes it: its text, or a table with its flags. `is_special` is what it is if
+/// that is not said.
 fn token_of(value: &Value, is_special: bool) -> Option<AddedToken> {
     if let Some(content) = value.as_str() {
         // A text alone names a special token.

@@ -1,7 +1,8 @@
-//! GPT-2's byte-level scheme: bytes as printable characters, and the pattern that splits text into words. Merging words into tokens
-//! does not belong here.
+//! GPT-2's byte-level scheme: bytes as printable characters, and the pattern that splits text into
+//! words. Merging words into tokens does not belong here.
 //!
-//! Source: Radford et al., "Language Models are Unsupervised Multitask Learners" (2019), section 2.2.
+//! Source: Radford et al., "Language Models are Unsupervised Multitask Learners" (2019), section
+//! 2.2.
 
 use std::sync::LazyLock;
 
@@ -86,7 +87,8 @@ pub(crate) struct Words<'a> {
     classes: &'static Classes,
 }
 
-/// A longer word is cut: merging one takes a hundred times its bytes of memory. No text of people or programs has any.
+/// A longer word is cut: merging one takes a hundred times its bytes of memory. No text of people
+/// or programs has any.
 const LONGEST_WORD: usize = 1 << 20;
 
 /// Splits `text` into words.
@@ -159,8 +161,8 @@ fn contraction(text: &[u8]) -> Option<usize> {
     }
 }
 
-/// A position at or after `from` between a non-space character and a space: no word of the pattern spans it, and the pattern does not look
-/// behind.
+/// A position at or after `from` between a non-space character and a space: no word of the pattern
+/// spans it, and the pattern does not look behind.
 pub(crate) fn split_point(text: &str, from: usize) -> Option<usize> {
     let mut at = (from..text.len()).find(|&at| text.is_char_boundary(at))?;
     let mut before = text[..at].chars().next_back();
@@ -175,8 +177,8 @@ pub(crate) fn split_point(text: &str, from: usize) -> Option<usize> {
     None
 }
 
-/// Pieces of a text without a run of more than [`LONGEST_WORD`] bytes that has no beginning of a word, so that a tokenizer of a library can take
-/// them; the text itself, if it has none.
+/// Pieces of a text without a run of more than [`LONGEST_WORD`] bytes that has no beginning of a
+/// word, so that a tokenizer of a library can take them; the text itself, if it has none.
 pub(crate) fn bounded(text: &str) -> Vec<&str> {
     let (mut pieces, mut start, mut run) = (Vec::new(), 0, 0);
     let mut was_space = true;

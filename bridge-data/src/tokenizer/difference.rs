@@ -1,4 +1,5 @@
-//! What differs between two tokenizers, so that ids of one are not taken for ids of the other. What becomes of it, the caller decides.
+//! Differences between two tokenizers, so that ids of one are not taken for ids of the other. The
+//! caller decides what follows.
 
 use std::fmt;
 
@@ -6,7 +7,7 @@ use serde_json::{Map, Value};
 
 use super::HuggingFaceTokenizer;
 
-/// How a tokenizer stands to another, which is the first of the two.
+/// Relation of a tokenizer to another, which is the first of the two.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Comparison {
     /// Every text has the same ids.
@@ -20,11 +21,11 @@ pub enum Comparison {
 /// The first thing in which two tokenizers differ.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Difference {
-    /// What it is.
+    /// Name of the property.
     pub what: String,
-    /// What it is in the first.
+    /// Value in the first.
     pub first: String,
-    /// What it is in the second.
+    /// Value in the second.
     pub second: String,
 }
 
@@ -34,10 +35,12 @@ impl fmt::Display for Difference {
     }
 }
 
-/// Parts of a `tokenizer.json` that training text never meets, besides the tokens, which are compared one by one.
+/// Parts of a `tokenizer.json` that training text never meets, besides the tokens, which are
+/// compared one by one.
 const OTHER_PARTS: [&str; 6] = ["version", "truncation", "padding", "added_tokens", "model", "post_processor"];
 
-/// Compares `second` with `first`: tokens by id, merges in their order, then every other part that decides about ids.
+/// Compares `second` with `first`: tokens by id, merges in their order, then every other part that
+/// decides about ids.
 pub fn compare(first: &HuggingFaceTokenizer, second: &HuggingFaceTokenizer) -> Comparison {
     if first.json() == second.json() {
         return Comparison::Same;

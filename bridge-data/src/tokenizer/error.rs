@@ -16,7 +16,7 @@ pub enum TokenizerError {
     /// The operating system reported an error of a file operation.
     #[error("{path}: cannot {action}: {source}", path = path.display())]
     Io {
-        /// What was attempted, as a verb phrase.
+        /// Attempted action, as a verb phrase.
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
@@ -28,7 +28,7 @@ pub enum TokenizerError {
     Malformed {
         /// The file.
         path: PathBuf,
-        /// What is wrong, with the place.
+        /// Description of the problem, with the place.
         problem: String,
     },
     /// A library panicked over what was asked of it.
@@ -43,13 +43,14 @@ pub enum TokenizerError {
          tokenizer with <|endoftext|>"
     )]
     NoEndOfDocument {
-        /// Its identity.
+        /// Identity of the tokenizer.
         tokenizer: String,
     },
     /// A token name that is not in the vocabulary.
     #[error("{place}the tokenizer has no token {token:?}{hint}")]
     UnknownToken {
-        /// The files that name it, as the beginning of the sentence; empty if it was named in memory.
+        /// The files that name it, as the beginning of the sentence; empty if it was named in
+        /// memory.
         place: String,
         /// The name.
         token: String,

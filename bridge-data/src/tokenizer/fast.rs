@@ -1,5 +1,5 @@
-//! A faster way to the same ids for GPT-2-style byte-level BPE tokenizers: words are split without a regular expression, and each
-//! distinct word is merged once. Other tokenizers use their library.
+//! A faster way to the same ids for GPT-2-style byte-level BPE tokenizers: words are split without
+//! a regular expression, and each distinct word is merged once. Other tokenizers use their library.
 
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
@@ -62,7 +62,8 @@ struct WordCache {
 
 /// The fast path of one tokenizer.
 pub(crate) struct FastByteLevel {
-    /// Added tokens that are matched in the raw text, then those that are matched in the rest, as in the library.
+    /// Added tokens that are matched in the raw text, then those that are matched in the rest, as
+    /// in the library.
     added: [AddedTokens; 2],
     /// One cache per concurrently encoding thread.
     caches: Mutex<Vec<WordCache>>,
@@ -71,8 +72,8 @@ pub(crate) struct FastByteLevel {
 }
 
 impl FastByteLevel {
-    /// `None` for tokenizers that are not plain byte-level BPE: those with a normalizer, another pattern, dropout, truncation or padding, or
-    /// added tokens that match beyond their own text.
+    /// `None` for tokenizers that are not plain byte-level BPE: those with a normalizer, another
+    /// pattern, dropout, truncation or padding, or added tokens that match beyond their own text.
     pub(crate) fn for_tokenizer(tokenizer: &Inner) -> Option<Self> {
         let Some(PreTokenizerWrapper::ByteLevel(byte_level)) = tokenizer.get_pre_tokenizer() else {
             return None;
@@ -99,7 +100,8 @@ impl FastByteLevel {
         Some(Self { added, caches: Mutex::default(), lengths: lengths_of(tokenizer) })
     }
 
-    /// The bytes of `text` that each of its ids stands for, in whole characters. `None` if its ids do not make up the text.
+    /// The bytes of `text` that each of its ids stands for, in whole characters. `None` if its ids
+    /// do not make up the text.
     pub(crate) fn offsets(&self, text: &str, ids: &[i64]) -> Option<Vec<Range<usize>>> {
         let mut end = 0;
         let ends = ids.iter().map(|id| {

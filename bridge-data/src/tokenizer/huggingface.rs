@@ -1,4 +1,5 @@
-//! Hugging Face tokenizers: `tokenizer.json`, or GPT-2's `vocab.json` and `merges.txt`. Training belongs to `train`.
+//! Hugging Face tokenizers: `tokenizer.json`, or GPT-2's `vocab.json` and `merges.txt`. Training
+//! belongs to `train`.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -25,7 +26,7 @@ const VOCAB_FILE: &str = "vocab.json";
 const MERGES_FILE: &str = "merges.txt";
 const SENTENCEPIECE_FILES: [&str; 2] = ["tokenizer.model", "spiece.model"];
 
-/// How the strings of the vocabulary represent bytes.
+/// Encoding of bytes in the strings of the vocabulary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Alphabet {
     /// GPT-2's printable bytes.
@@ -61,8 +62,9 @@ impl std::fmt::Debug for HuggingFaceTokenizer {
 }
 
 impl HuggingFaceTokenizer {
-    /// Loads a `tokenizer.json`, a folder with one, a folder with `vocab.json` and `merges.txt`, or a folder with a SentencePiece
-    /// `tokenizer.model`. The files beside it name the special tokens; without such files, `<|endoftext|>` ends documents if it is a special token.
+    /// Loads a `tokenizer.json`, a folder with one, a folder with `vocab.json` and `merges.txt`, or
+    /// a folder with a SentencePiece `tokenizer.model`. The files beside it name the special
+    /// tokens; without such files, `<|endoftext|>` ends documents if it is a special token.
     ///
     /// # Errors
     /// Missing or malformed files, special tokens that the vocabulary does not have.
@@ -134,8 +136,9 @@ impl HuggingFaceTokenizer {
         names.any(|name| folder.join(name).is_file())
     }
 
-    /// A SentencePiece model with the files beside it. What these do not name, the model names. A configuration that does not say
-    /// whether texts begin with the beginning-of-sequence token lets them begin so, as the classes of transformers for such models.
+    /// A SentencePiece model with the files beside it. What these do not name, the model names. A
+    /// configuration that does not say whether texts begin with the beginning-of-sequence token
+    /// lets them begin so, as the classes of transformers for such models.
     fn from_sentencepiece_folder(path: &Path, folder: &Path) -> Result<Self, TokenizerError> {
         let (tokenizer, names) = sentencepiece::load(path)?;
         let parse = || tokenizer.to_string().parse::<Inner>().map_err(|error| error.to_string());
@@ -163,7 +166,8 @@ impl HuggingFaceTokenizer {
         Self::assembled(inner, folder, companions)
     }
 
-    /// Loads tiktoken's ranks: JSON objects with `rank` and `token_bytes`, or lines of base64 and rank.
+    /// Loads tiktoken's ranks: JSON objects with `rank` and `token_bytes`, or lines of base64 and
+    /// rank.
     ///
     /// # Errors
     /// A file that cannot be read, or has no ranks; more names than special ids.
@@ -179,7 +183,8 @@ impl HuggingFaceTokenizer {
         Self::of_json(path, &wordpiece::load(path, case)?)
     }
 
-    /// A tokenizer that was made of another program's file `path`, with the names of its special tokens.
+    /// A tokenizer that was made of another program's file `path`, with the names of its special
+    /// tokens.
     fn of_json(path: &Path, (tokenizer, names): &(Value, Value)) -> Result<Self, TokenizerError> {
         let parse = || tokenizer.to_string().parse::<Inner>().map_err(|error| error.to_string());
         let inner = outside::contained(parse).and_then(|parsed| parsed);
@@ -188,8 +193,8 @@ impl HuggingFaceTokenizer {
         Self::from_parts(inner, vec![(CONFIG_FILE, names.to_string())])
     }
 
-    /// Changes what `tokenizer_config.json` says, as `transformers` does by keyword arguments. Tokens that it names and the vocabulary lacks are
-    /// added.
+    /// Changes what `tokenizer_config.json` says, as `transformers` does by keyword arguments.
+    /// Tokens that it names and the vocabulary lacks are added.
     ///
     /// # Errors
     /// A configuration that is no JSON object, or names what is no token.

@@ -1,5 +1,5 @@
-//! Tokenizers: the trait, Hugging Face's `tokenizer.json` and the files of others that become one, the Null tokenizer, training of byte-level BPE. Token
-//! files and datasets do not belong here.
+//! Tokenizers: the trait, Hugging Face's `tokenizer.json` and the files of others that become one,
+//! the Null tokenizer, training of byte-level BPE. Token files and datasets do not belong here.
 
 mod added;
 mod byte_level;
@@ -28,9 +28,11 @@ pub use tiktoken::{TiktokenParams, TiktokenPattern};
 pub use train::{BpeTrainParams, END_OF_TEXT, train_byte_level_bpe, train_byte_level_bpe_until};
 pub use wordpiece::Case;
 
-/// Text to token ids and back. Ids are what models and datasets use: non-negative, below [`Tokenizer::vocab_size`].
+/// Text to token ids and back. Ids are what models and datasets use: non-negative, below
+/// [`Tokenizer::vocab_size`].
 pub trait Tokenizer: Send + Sync {
-    /// The ids of `text`, without ids that a template would add. Special tokens written out in the text are recognized.
+    /// The ids of `text`, without ids that a template would add. Special tokens written out in the
+    /// text are recognized.
     ///
     /// # Errors
     /// If the tokenizer has no ids for the text.
@@ -54,7 +56,8 @@ pub trait Tokenizer: Send + Sync {
     /// The padding id.
     fn pad(&self) -> Option<i64>;
 
-    /// The ids that the tokenizer puts before a text that stands alone, such as the beginning-of-sequence id; [`Self::encode`] leaves them out.
+    /// The ids that the tokenizer puts before a text that stands alone, such as the
+    /// beginning-of-sequence id; [`Self::encode`] leaves them out.
     fn prefix(&self) -> &[i64] {
         &[]
     }
@@ -62,8 +65,8 @@ pub trait Tokenizer: Send + Sync {
     /// The id of a token by its name.
     fn token_to_id(&self, token: &str) -> Option<i64>;
 
-    /// The number of bytes of a token, 0 for a special token; summed over a text they give its length, for bits per byte.
-    /// `None` outside the vocabulary, and if ids do not represent text.
+    /// The number of bytes of a token, 0 for a special token; summed over a text they give its
+    /// length, for bits per byte. `None` outside the vocabulary, and if ids do not represent text.
     fn id_to_bytes(&self, id: i64) -> Option<Vec<u8>>;
 
     /// Identifies this tokenizer; part of cache names.
@@ -75,7 +78,8 @@ pub trait Tokenizer: Send + Sync {
     /// The folder cannot be made or written.
     fn save_assets(&self, folder: &Path) -> Result<(), TokenizerError>;
 
-    /// The ids of `text`, each with the bytes of the text that it stands for. A character of several ids belongs to each of them.
+    /// The ids of `text`, each with the bytes of the text that it stands for. A character of
+    /// several ids belongs to each of them.
     ///
     /// # Errors
     /// If the tokenizer has no ids for the text, or does not know where they come from.
@@ -88,7 +92,8 @@ pub trait Tokenizer: Send + Sync {
         None
     }
 
-    /// A byte position at or after `from` where the text can be split without changing its ids, if the tokenizer knows one before the end.
+    /// A byte position at or after `from` where the text can be split without changing its ids, if
+    /// the tokenizer knows one before the end.
     fn split_point(&self, _text: &str, _from: usize) -> Option<usize> {
         None
     }

@@ -1,10 +1,12 @@
-//! The Null tokenizer: text that already consists of token ids. Real vocabularies are in `huggingface`.
+//! The Null tokenizer: text that already consists of token ids. Real vocabularies are in
+//! `huggingface`.
 
 use std::path::Path;
 
 use super::{Tokenizer, TokenizerError};
 
-/// Text is integers separated by spaces; the id `vocab_size` ends documents, so there are `vocab_size + 1` ids.
+/// Text is integers separated by spaces; the id `vocab_size` ends documents, so there are
+/// `vocab_size + 1` ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NullTokenizer {
     vocab_size: usize,
@@ -58,7 +60,7 @@ impl Tokenizer for NullTokenizer {
         token.parse().ok().filter(|&id| self.check(id).is_ok())
     }
 
-    /// None: the ids do not represent text.
+    /// Always `None`: the ids do not represent text.
     fn id_to_bytes(&self, _id: i64) -> Option<Vec<u8>> {
         None
     }

@@ -1,4 +1,5 @@
-//! SentencePiece models (`tokenizer.model`) as tokenizers of the `tokenizers` library, so that all else works with them as with a `tokenizer.json`.
+//! SentencePiece models (`tokenizer.model`) as tokenizers of the `tokenizers` library, so that all
+//! else works with them as with a `tokenizer.json`.
 
 use std::path::Path;
 
@@ -9,7 +10,7 @@ use serde_json::{Value, json};
 use super::TokenizerError;
 use crate::outside;
 
-/// What SentencePiece writes for a blank.
+/// Character that SentencePiece writes for a blank.
 const BLANK: char = '\u{2581}';
 
 /// Types of pieces.
@@ -19,7 +20,7 @@ const USER_DEFINED: u64 = 4;
 const UNUSED: u64 = 5;
 const BYTE: u64 = 6;
 
-/// What a model is as `tokenizer.json` and `tokenizer_config.json`.
+/// Model as `tokenizer.json` and `tokenizer_config.json`.
 ///
 /// # Errors
 /// A file that cannot be read, or is no model; a model that puts blanks behind words.
@@ -88,7 +89,7 @@ struct Piece {
     kind: u64,
 }
 
-/// How pieces are chosen.
+/// Algorithm that chooses pieces.
 #[derive(Clone, Copy, PartialEq, Default)]
 enum Algorithm {
     #[default]
@@ -184,8 +185,9 @@ impl Model {
         let unknown = unknown.ok_or("it has no piece for what is unknown")?;
         let added =
             self.pieces.iter().enumerate().filter(|(_, piece)| [UNKNOWN, CONTROL, USER_DEFINED].contains(&piece.kind));
-        // A piece of the user's is found in what is normalized, as by SentencePiece. Where text begins with a blank that was put there, such a
-        // piece would begin with one too, and is found before.
+        // A piece of the user's is found in what is normalized, as by SentencePiece. Where text
+        // begins with a blank that was put there, such a piece would begin with one too, and is
+        // found before.
         let added: Vec<Value> = added
             .map(|(id, piece)| {
                 json!({ "id": id, "content": piece.text, "single_word": false, "lstrip": false, "rstrip": false, "normalized": piece.kind == USER_DEFINED && !self.dummy_prefix,

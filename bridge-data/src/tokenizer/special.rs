@@ -1,5 +1,5 @@
-//! Which tokens end documents, begin sequences and pad, according to the files beside a Hugging Face tokenizer. Loading the tokenizer
-//! itself belongs to `huggingface`.
+//! Tokens that end documents, begin sequences and pad, according to the files beside a Hugging Face
+//! tokenizer. Loading the tokenizer itself belongs to `huggingface`.
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ pub(crate) const TOOL_USE_FILE: &str = "additional_chat_templates/tool_use.jinja
 /// Files beside a tokenizer that name no special tokens.
 const OTHERS: [&str; 4] = ["chat_template.jinja", TOOL_USE_FILE, "chat_template.json", ADDED_FILE];
 
-/// How a special token is named.
+/// Name of a special token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Named {
     Token(String),
@@ -62,8 +62,9 @@ pub(crate) fn names(folder: &Path, companions: &[(&'static str, String)]) -> Res
     Ok(names)
 }
 
-/// The ids before a text that stands alone: those of the post-processor, unless `tokenizer_config.json` says whether the token that begins a
-/// sequence is put there, as in transformers 5.
+/// The ids before a text that stands alone: those of the post-processor, unless
+/// `tokenizer_config.json` says whether the token that begins a sequence is put there, as in
+/// transformers 5.
 pub(crate) fn prefix(inner: &Inner, companions: &[(&'static str, String)], bos: Option<i64>) -> Vec<i64> {
     let config = companions.iter().find(|(file, _)| *file == COMPANIONS[0]);
     let config = config.and_then(|(_, text)| python_json::parse(text).ok()).unwrap_or_default();

@@ -1,4 +1,5 @@
-//! Loading, special tokens, bytes, the Null tokenizer, and the identity of the fast path with the library's own.
+//! Loading, special tokens, bytes, the Null tokenizer, and the identity of the fast path with the
+//! library's own.
 
 use proptest::prelude::*;
 
@@ -296,7 +297,7 @@ fn trained_once() -> &'static HuggingFaceTokenizer {
     &TOKENIZER
 }
 
-/// What Python's libraries make of the same files and texts (tests/fixtures/tokenizers).
+/// Ids that Python's libraries make of the same files and texts (tests/fixtures/tokenizers).
 #[test]
 fn files_of_other_programs_give_their_ids() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tokenizers");

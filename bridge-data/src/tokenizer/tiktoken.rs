@@ -11,7 +11,7 @@ use super::TokenizerError;
 use super::byte_level;
 use crate::outside;
 
-/// How text is cut into words, by upstream's names.
+/// Pattern that splits text into words, by upstream's names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TiktokenPattern {
     /// Letters of any case together.
@@ -34,7 +34,7 @@ impl TiktokenPattern {
 /// The parameters of a tokenizer of ranks.
 #[derive(Debug, Clone)]
 pub struct TiktokenParams<'a> {
-    /// How text is cut into words.
+    /// Pattern that splits text into words.
     pub pattern: TiktokenPattern,
     /// Ids that come before the ranks.
     pub num_special_tokens: usize,
@@ -47,7 +47,8 @@ pub struct TiktokenParams<'a> {
 /// Upstream's names.
 const SPECIAL: [&str; 7] = ["<unk>", "<s>", "</s>", "<mask>", "<pad>", "<cls>", "<sep>"];
 
-/// What a file of ranks is as `tokenizer.json` and `tokenizer_config.json`: JSON objects with `rank` and `token_bytes` in base64, or lines of base64 and rank.
+/// File of ranks as `tokenizer.json` and `tokenizer_config.json`: JSON objects with `rank` and
+/// `token_bytes` in base64, or lines of base64 and rank.
 ///
 /// # Errors
 /// A file that cannot be read, or has no ranks; more names than special ids.

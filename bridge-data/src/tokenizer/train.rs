@@ -1,4 +1,5 @@
-//! Training of byte-level BPE vocabularies. The source of the text, and the reuse of earlier results, belong to the caller.
+//! Training of byte-level BPE vocabularies. The source of the text, and the reuse of earlier
+//! results, belong to the caller.
 
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
@@ -17,10 +18,11 @@ pub const END_OF_TEXT: &str = "<|endoftext|>";
 /// Every byte is a token, and documents need an end.
 const SMALLEST_VOCAB: usize = 257;
 
-/// How a vocabulary is trained.
+/// Parameters of the training of a vocabulary.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BpeTrainParams {
-    /// Requested number of tokens, including the 256 bytes and special tokens. A short text may give fewer.
+    /// Requested number of tokens, including the 256 bytes and special tokens. A short text may
+    /// give fewer.
     pub vocab_size: usize,
     /// Pairs seen less often than this are not merged.
     pub min_frequency: u64,
@@ -34,8 +36,8 @@ impl Default for BpeTrainParams {
     }
 }
 
-/// Trains a byte-level BPE tokenizer. The same text and parameters give the same vocabulary. Pieces of text should have a few hundred
-/// kilobytes, and end between documents or before white space.
+/// Trains a byte-level BPE tokenizer. The same text and parameters give the same vocabulary. Pieces
+/// of text should have a few hundred kilobytes, and end between documents or before white space.
 ///
 /// # Errors
 /// If the vocabulary is smaller than its bytes and special tokens.
@@ -100,11 +102,11 @@ pub fn train_byte_level_bpe_until(
     HuggingFaceTokenizer::from_parts(inner, vec![("tokenizer_config.json", format!("{config:#}\n"))])
 }
 
-/// How often the search for merges checks for cancellation.
+/// Interval at which the search for merges checks for cancellation.
 const INTERVAL: Duration = Duration::from_millis(50);
 
-/// Finds the merges. The library cannot be told to stop, so it works beside the caller, who may leave it behind: it has what it needs and
-/// writes nothing.
+/// Finds the merges. The library cannot be told to stop, so it works beside the caller, who may
+/// leave it behind: it has what it needs and writes nothing.
 fn merge(trainer: BpeTrainer, cancelled: &dyn Fn() -> bool) -> Result<(BPE, Vec<AddedToken>), TokenizerError> {
     let failed = |error: &dyn std::fmt::Display| TokenizerError::Train(error.to_string());
     let threads = rayon::current_num_threads();

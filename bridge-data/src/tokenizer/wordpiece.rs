@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use super::TokenizerError;
 use crate::outside;
 
-/// Whether a vocabulary tells capital letters apart.
+/// Treatment of capital letters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Case {
     /// Text is made lower case, and loses its accents.
@@ -21,7 +21,7 @@ const SPECIAL: [&str; 5] = ["[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]"];
 /// Tokens that upstream adds.
 const ADDED: [&str; 2] = ["[BOS]", "[EOS]"];
 
-/// What a vocabulary, one token a line, is as `tokenizer.json` and `tokenizer_config.json`.
+/// Vocabulary, one token a line, as `tokenizer.json` and `tokenizer_config.json`.
 ///
 /// # Errors
 /// A file that cannot be read, or lacks one of BERT's tokens.

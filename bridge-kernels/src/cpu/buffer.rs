@@ -28,9 +28,9 @@ fn arbitrary(len: usize) -> Vec<f32> {
     values
 }
 
-/// Initialises memory with the bits that it has. The empty assembly block takes a pointer to the memory and is opaque: the
-/// compiler has to assume that it stores to all of it. So the memory is not uninitialised afterwards, and no pass over it is
-/// made. Any bits are a valid `f32`.
+/// Initialises memory with the bits that it has. The empty assembly block takes a pointer to the
+/// memory and is opaque: the compiler has to assume that it stores to all of it. So the memory is
+/// not uninitialised afterwards, and no pass over it is made. Any bits are a valid `f32`.
 #[cfg(not(miri))]
 fn freeze(memory: &mut [MaybeUninit<f32>]) {
     // SAFETY: the block has no instruction, so it changes no register, flag or memory.

@@ -1,4 +1,4 @@
-//! What can be wrong with an adapter.
+//! Errors of adapters.
 
 use std::path::PathBuf;
 
@@ -23,7 +23,8 @@ pub enum AdapterError {
         /// The layer.
         layer: String,
     },
-    /// An adapter was trained on a base that is held quantised, and others on the same base are not.
+    /// An adapter was trained on a base that is held quantised, and others on the same base are
+    /// not.
     #[error(
         "`{parameter}`: the adapter was trained on a quantised base, which it cannot share with other adapters: load it alone"
     )]
@@ -52,9 +53,9 @@ pub enum AdapterError {
         path: PathBuf,
         /// The key.
         key: String,
-        /// What would do.
+        /// Accepted values.
         expected: String,
-        /// What is there.
+        /// Found value.
         found: String,
     },
 }

@@ -1,4 +1,5 @@
-//! Low-rank branches (Hu et al., arXiv:2106.09685): `y = w x + scale * b a x`, of whole layers or of parts of fused ones.
+//! Low-rank branches (Hu et al., arXiv:2106.09685): `y = w x + scale * b a x`, of whole layers or
+//! of parts of fused ones.
 //!
 //! Shape legend: `n` rows of input, `i` a rank's inputs, `o` its outputs, `r` the rank of a branch.
 
@@ -24,7 +25,8 @@ use super::parts::Parts;
 /// A branch of a linear layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Branch {
-    /// Which part of a fused layer it is added to: 0 queries, 1 keys, 2 values; or 0 the gate, 1 the other half. `None` for the whole layer.
+    /// Part of a fused layer that the branch is added to: 0 queries, 1 keys, 2 values; or 0 the
+    /// gate, 1 the other half. `None` for the whole layer.
     pub part: Option<usize>,
     /// Rows of `a`.
     pub rank: usize,
@@ -32,7 +34,7 @@ pub struct Branch {
     pub scale: f64,
 }
 
-/// What branches do to a weight.
+/// Effect of branches on a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
     /// They are added.
@@ -41,15 +43,16 @@ pub enum Method {
     Dora,
 }
 
-/// Which layers have branches. The answers must be functions of names and whole shapes.
+/// Layers with branches. The answers must be functions of names and whole shapes.
 pub trait Targets: fmt::Debug + Send + Sync {
-    /// The branches of a layer: one for the whole, or one each for some of its parts. `place` is where the layer is declared.
+    /// The branches of a layer: one for the whole, or one each for some of its parts. `place` is
+    /// where the layer is declared.
     fn branches(&self, layer: &LinearLayer, place: &Scope) -> Vec<Branch>;
 
-    /// Whether a parameter of the base is trained in full.
+    /// True if a parameter of the base is trained in full.
     fn trains(&self, declaration: &Declaration) -> bool;
 
-    /// What names nothing, in words; see [`Adapter::check_met`].
+    /// Names that match nothing, in words; see [`Adapter::check_met`].
     fn unmatched(&self) -> Option<String> {
         None
     }
@@ -66,14 +69,16 @@ pub struct LowRankAdapter {
     initial: [fn(usize, usize) -> Initial; 2],
     dropout: Dropout,
     quantization: Option<Quantization>,
-    /// Of the word embedding and the head.
+    /// Quantization of the word embedding and the head.
     table_quantization: Option<Quantization>,
-    /// By the names of magnitudes, the layers, and the parts of them, whose rows they are the lengths of.
+    /// By the names of magnitudes, the layers, and the parts of them, whose rows they are the
+    /// lengths of.
     magnitudes: Arc<Mutex<BTreeMap<String, Rows>>>,
 }
 
 impl LowRankAdapter {
-    /// Branches at these layers. `a` and `b` begin with `initial`, by their numbers of inputs and outputs.
+    /// Branches at these layers. `a` and `b` begin with `initial`, by their numbers of inputs and
+    /// outputs.
     pub fn new(
         targets: Arc<dyn Targets>,
         method: Method,
@@ -91,13 +96,14 @@ impl LowRankAdapter {
         }
     }
 
-    /// The same on a base whose frozen weights of linear layers, and whose frozen tables, are held so.
+    /// The same on a base whose frozen weights of linear layers, and whose frozen tables, are held
+    /// so.
     #[must_use]
     pub fn quantized(self, quantization: Option<Quantization>, of_tables: Option<Quantization>) -> Self {
         Self { quantization, table_quantization: of_tables, ..self }
     }
 
-    /// What branches do to a weight.
+    /// Effect of branches on a weight.
     pub(super) fn method(&self) -> Method {
         self.method
     }
@@ -119,17 +125,17 @@ pub(super) fn row_lengths(values: &[f32], inputs: usize) -> Vec<f32> {
 pub struct Dropout {
     /// The share that is dropped.
     pub rate: f64,
-    /// Where.
+    /// Place of the dropout.
     pub place: DropoutPlace,
 }
 
-/// What dropout acts on.
+/// Tensor that dropout acts on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DropoutPlace {
     /// The input of the branch.
     #[default]
     Input,
-    /// Its output.
+    /// Output of the branch.
     Output,
 }
 
@@ -237,7 +243,7 @@ impl Adapter for LowRankAdapter {
     }
 }
 
-/// What is made of the branches of one layer, on this rank.
+/// Computation with the branches of one layer, on this rank.
 #[derive(Clone, Debug)]
 pub(super) struct LowRankRule {
     pub branches: Vec<Branch>,
@@ -259,7 +265,7 @@ impl LowRankRule {
         if branch.part.is_some() { self.parts } else { Parts::One }
     }
 
-    /// What branches give, part by part, as one.
+    /// Joins the outputs of branches, part by part.
     pub fn join(&self, of_branches: Vec<Tensor<2>>, outputs: usize, fill: f64) -> Tensor<2> {
         let mut parts = [None, None, None];
         let count = if self.branches[0].part.is_none() { 1 } else { self.parts.names("").len() };
@@ -286,7 +292,7 @@ impl LowRankRule {
         branches.collect()
     }
 
-    /// Of each branch, the factors of the rows that it belongs to.
+    /// Factors of the rows that each branch belongs to.
     pub fn factors(&self, weight: &LinearWeight, (matrices, vectors): Parameters<'_>) -> Vec<Tensor<1>> {
         let [outputs, _] = weight.dims();
         let squares_o = low_rank_row_squares(weight.clone(), &self.low_rank(matrices, outputs));
@@ -299,7 +305,7 @@ impl LowRankRule {
         self.branches.iter().zip(vectors).map(of_branch).collect()
     }
 
-    /// What the rows of the weight that a branch belongs to make of its input.
+    /// Product of a branch's input with the weight rows that the branch belongs to.
     fn part_of_base(&self, branch: &Branch, x_ni: Tensor<2>, weight: &LinearWeight) -> Tensor<2> {
         let select = |rows| self.parts_of(branch).select(Self::place(branch), rows);
         match weight {
@@ -308,7 +314,7 @@ impl LowRankRule {
         }
     }
 
-    /// What a branch makes of its input.
+    /// Output of a branch for its input.
     fn branch(&self, index: usize, x_ni: Tensor<2>, matrices: &[Tensor<2>], key: Option<DropoutKey>) -> Tensor<2> {
         let [a_ri, b_or] = [0, 1].map(|i| matrices[2 * index + i].clone());
         let y_no = linear(linear(x_ni, a_ri, None) * self.branches[index].scale, b_or, None);
@@ -350,7 +356,8 @@ impl LinearRule for LowRankRule {
                 added: Added::LowRank(self.low_rank(matrices, outputs)),
                 factors_o: Some(self.join(factors(), outputs, 1.0).reshape([outputs])),
             },
-            // With dropout `w x + (f - 1) w drop(x) + f b a drop(x)`: the length of a row changes only what the branch sees.
+            // With dropout `w x + (f - 1) w drop(x) + f b a drop(x)`: the length of a row changes
+            // only what the branch sees.
             Method::Dora => {
                 let of_branch = |(index, factors_1o): (usize, Tensor<2>)| {
                     let branch = &self.branches[index];

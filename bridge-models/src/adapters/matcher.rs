@@ -1,5 +1,6 @@
-//! `[peft]`: which layers have a branch, by name. A pattern is a short name or a full dotted one, in which `*` stands for any characters; names are
-//! Megatron's (of layers, and of parts of fused ones such as `linear_q`), or those that any Hugging Face family here has.
+//! `[peft]`: which layers have a branch, by name. A pattern is a short name or a full dotted one,
+//! in which `*` stands for any characters; names are Megatron's (of layers, and of parts of fused
+//! ones such as `linear_q`), or those that any Hugging Face family here has.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -85,7 +86,7 @@ pub fn low_rank_adapter(peft: &PeftConfig, model: &FinalTransformer) -> Result<L
     ))
 }
 
-/// How values of the base are held.
+/// Quantization of the base's values.
 fn quantization(choice: BaseQuantization, block_size: usize) -> Option<Quantization> {
     let format = match choice {
         BaseQuantization::None => return None,
@@ -126,16 +127,16 @@ struct Matcher {
     saved: Vec<String>,
     rank: usize,
     alpha: f64,
-    /// What the rank is divided by inside experts.
+    /// Divisor of the rank inside experts.
     divisor: usize,
     /// The patterns that a layer was found for.
     met: Mutex<BTreeSet<String>>,
-    /// Those of `saved` that a parameter was found for.
+    /// Patterns of `saved` that matched a parameter.
     met_in_full: Mutex<BTreeSet<String>>,
 }
 
 impl Matcher {
-    /// Whether a pattern matches one of these names; then it is remembered.
+    /// True if a pattern matches one of these names; then it is recorded.
     fn matches(&self, pattern: &str, names: &[String]) -> bool {
         let matches = names.iter().any(|name| short_name(name) == pattern || matches_pattern(pattern, name));
         if matches {
@@ -144,7 +145,7 @@ impl Matcher {
         matches
     }
 
-    /// Whether a parameter is in a module that is trained in full; then the pattern is remembered.
+    /// True if a parameter is in a module that is trained in full; then the pattern is recorded.
     fn is_in_full(&self, parameter: &str) -> bool {
         if self.saved.is_empty() {
             return false;
@@ -212,8 +213,8 @@ impl Targets for Matcher {
     }
 }
 
-/// The modules that a parameter is in, from the outermost: by our names and, outside layers, by those of the Hugging Face families, which call things
-/// inside layers alike that are none.
+/// Modules that a parameter is in, from the outermost: by our names and, outside layers, by those
+/// of the Hugging Face families, whose names inside layers are ambiguous.
 fn modules_around(parameter: &str) -> Vec<String> {
     let around = |name: &str| -> Vec<String> {
         name.match_indices('.').map(|(place, _)| name[..place].to_owned()).filter(|module| module != "model").collect()

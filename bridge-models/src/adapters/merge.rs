@@ -6,7 +6,8 @@ use burn::tensor::Tensor;
 use super::lora::{Branch, Dropout, LowRankRule, Method, Parameters};
 use super::parts::Parts;
 
-/// The weight `[o, i]` of a whole layer with its branches, whose parameters are in the order of [`LowRankAdapter`](super::LowRankAdapter).
+/// The weight `[o, i]` of a whole layer with its branches, whose parameters are in the order of
+/// [`LowRankAdapter`](super::LowRankAdapter).
 pub(crate) fn merged(
     weight_oi: Tensor<2>,
     layer: &LinearLayer,

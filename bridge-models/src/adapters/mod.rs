@@ -1,4 +1,5 @@
-//! Adapters: low-rank branches (LoRA) at linear layers, with learned lengths of the rows (DoRA), and the same in `peft`'s format.
+//! Adapters: low-rank branches (LoRA) at linear layers, with learned lengths of the rows (DoRA),
+//! and the same in `peft`'s format.
 //!
 //! | file | what it has |
 //! | --- | --- |
@@ -11,7 +12,8 @@
 //! | `several` | [`AdapterSet`]: adapters by name on one base |
 //! | `peft_format` | [`PeftAdapter`]: folders of the `peft` library |
 //!
-//! The door that adapters stand in is `bridge_core::model::Adapter`. No kind of model and no rank layout belongs here.
+//! Adapters implement `bridge_core::model::Adapter`. No kind of model and no rank layout belongs
+//! here.
 
 mod dora;
 mod error;

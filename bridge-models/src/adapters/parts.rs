@@ -1,4 +1,5 @@
-//! The parts of a linear layer that makes several things at once: which rows they are, in the whole layer and on a rank.
+//! The parts of a linear layer that makes several things at once: which rows they are, in the whole
+//! layer and on a rank.
 //!
 //! Shape legend: `n` rows of input, `o` a rank's rows of a weight, `g` a rank's key/value groups.
 
@@ -7,12 +8,13 @@ use std::ops::Range;
 use bridge_core::model::{Cut, LinearLayer};
 use burn::tensor::Tensor;
 
-/// How the rows of a layer are divided into parts.
+/// Division of a layer's rows into parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Parts {
     /// The layer makes one thing.
     One,
-    /// Queries, keys and values: the rows of so many groups, each its query heads, a key and a value head of `head_size` rows.
+    /// Queries, keys and values: the rows of `groups` groups, each its query heads, a key and a
+    /// value head of `head_size` rows.
     Heads { groups: usize, head_size: usize },
     /// A gate and what it multiplies, one behind the other.
     Gated,
@@ -33,7 +35,8 @@ impl Parts {
         }
     }
 
-    /// The names of the parts, as Megatron calls layers that make one each. `layer` is the short name of the layer.
+    /// The names of the parts, as Megatron calls layers that make one each. `layer` is the short
+    /// name of the layer.
     pub fn names(self, layer: &str) -> Vec<String> {
         match self {
             Self::One => Vec::new(),
@@ -52,7 +55,7 @@ impl Parts {
         }
     }
 
-    /// How a part is cut where the layer is cut as its own rule says.
+    /// Sharding of a part, if the layer is sharded by its own rule.
     pub fn cut(self, part: usize, layer: &LinearLayer) -> Cut {
         match self {
             Self::One => layer.cut_by_outputs(),
@@ -85,9 +88,10 @@ impl Parts {
         }
     }
 
-    /// Where the rows of a part are among `outputs`, in their order.
+    /// Positions of a part's rows among `outputs`, in their order.
     pub fn places(self, part: usize, outputs: usize) -> Vec<Range<usize>> {
-        // Where the first begins, how many rows each has, how far they are apart, how many there are.
+        // Where the first begins, how many rows each has, how far they are apart, how many there
+        // are.
         let (first, count, apart, times) = match self {
             Self::One => (0, outputs, outputs, 1),
             Self::Gated => (part * (outputs / 2), outputs / 2, outputs, 1),
@@ -101,7 +105,8 @@ impl Parts {
         (0..times).map(|group| group * apart + first).map(|begin| begin..begin + count).collect()
     }
 
-    /// The columns of all parts, `[n, rows of the part]` each, in the order of a layer's `outputs`; `fill` where a part has none.
+    /// The columns of all parts, `[n, rows of the part]` each, in the order of a layer's `outputs`;
+    /// `fill` where a part has none.
     ///
     /// # Panics
     /// If no part has any.

@@ -1,4 +1,5 @@
-//! Several adapters on one base, whose weights are in memory once: which of them computes is chosen by text.
+//! Several adapters on one base, whose weights are in memory once: which of them computes is chosen
+//! by text.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -12,10 +13,11 @@ use crate::decoder::{DecoderConfig, build_decoder};
 use crate::generate::{GenerateError, GenerateRequest, generate_batch};
 use crate::huggingface::HfError;
 
-/// A base on one rank, in float32, and adapters of it by name. One of them may be active, as after `peft`'s `set_adapter`.
+/// A base on one rank, in float32, and adapters of it by name. One of them may be active, as after
+/// `peft`'s `set_adapter`.
 ///
-/// Each adapter is a chunk of its own, whose frozen parameters share the memory of the base's; what an adapter has in full
-/// (`modules_to_save`) it has itself.
+/// Each adapter is a chunk of its own, whose frozen parameters share the memory of the base's; what
+/// an adapter has in full (`modules_to_save`) it has itself.
 #[derive(Debug)]
 pub struct AdapterSet {
     config: DecoderConfig,
@@ -35,7 +37,8 @@ pub struct AdapterRequest<'a> {
 }
 
 impl AdapterSet {
-    /// The base `config`, whose weights `base` has, on `device`. It has no adapter yet, and none is active.
+    /// The base `config`, whose weights `base` has, on `device`. It has no adapter yet, and none is
+    /// active.
     pub fn new(config: DecoderConfig, base: &dyn ModelChunk, device: &Device) -> Self {
         let device = device.clone().without_autodiff();
         Self { config, device, base: base.inference(), adapters: BTreeMap::new(), active: None }
@@ -51,8 +54,8 @@ impl AdapterSet {
         self.adapters.keys().map(String::as_str)
     }
 
-    /// The base with `adapter`, whose own parameters have no values yet: they must be loaded before the chunk is used. Those of the base share its
-    /// memory.
+    /// The base with `adapter`, whose own parameters have no values yet: they must be loaded before
+    /// the chunk is used. Those of the base share its memory.
     ///
     /// # Errors
     /// If the adapter wants a base that is held quantised, or the base cannot be built with it.
@@ -104,8 +107,7 @@ impl AdapterSet {
 
     /// Drops an adapter. If it was active, none is.
     ///
-    /// # Errors
-    /// If there is none of this name.
+    /// # Errors If there is no adapter of this name.
     pub fn remove(&mut self, name: &str) -> Result<(), AdapterError> {
         self.model(Some(name))?;
         self.adapters.remove(name);
@@ -115,8 +117,7 @@ impl AdapterSet {
 
     /// Makes an adapter the active one, or with `None` the base alone.
     ///
-    /// # Errors
-    /// If there is none of this name.
+    /// # Errors If there is no adapter of this name.
     pub fn set_adapter(&mut self, name: Option<&str>) -> Result<(), AdapterError> {
         self.model(name)?;
         self.active = name.map(str::to_owned);
@@ -138,8 +139,7 @@ impl AdapterSet {
 
     /// The base with an adapter, or with `None` alone. Without autodiff.
     ///
-    /// # Errors
-    /// If there is none of this name.
+    /// # Errors If there is no adapter of this name.
     pub fn model(&self, name: Option<&str>) -> Result<&dyn ModelChunk, AdapterError> {
         let Some(name) = name else { return Ok(self.base.as_ref()) };
         match self.adapters.get(name) {
@@ -151,14 +151,15 @@ impl AdapterSet {
         }
     }
 
-    /// Continues several prompts, each with its adapter, as [`generate_batch`] does; those with the same one together. `on_token` sees each new
-    /// token with the number of its request, and may stop that one.
+    /// Continues several prompts, each with its adapter, as [`generate_batch`] does; those with the
+    /// same one together. `on_token` sees each new token with the number of its request, and may
+    /// stop that one.
     ///
     /// Returns the new tokens of each request.
     ///
     /// # Errors
-    /// If there is no adapter of a name, or as [`generate_batch`], with the number of the request. Names are looked at before anything is
-    /// continued.
+    /// If there is no adapter of a name, or as [`generate_batch`], with the number of the request.
+    /// Names are looked at before anything is continued.
     pub fn generate(
         &self,
         requests: &[AdapterRequest],

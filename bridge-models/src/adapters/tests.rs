@@ -41,7 +41,7 @@ fn every_golden_adapter_agrees_with_peft() {
     }
 }
 
-/// What is said of an adapter whose settings went through `change`.
+/// Error of an adapter whose settings went through `change`.
 fn opened(name: &str, change: impl Fn(&mut Value)) -> Result<PeftAdapter, String> {
     let folder = tempfile::tempdir().unwrap();
     let adapter = fixtures().join(name).join("adapter");

@@ -1,4 +1,5 @@
-//! What training has made of an adapter: the branches of a decoder, whose values a checkpoint has, and the base's weights with them.
+//! Trained adapter: the branches of a decoder, whose values a checkpoint has, and the base's
+//! weights with them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,21 +21,22 @@ pub type ReadValues<'a> = dyn Fn(&str) -> Result<Vec<f32>, CheckpointError> + 'a
 pub(super) struct AdaptedLayer {
     /// The layer.
     pub layer: LinearLayer,
-    /// Its branches: one of the whole, or some of parts.
+    /// Branches of the layer: one of the whole, or some of parts.
     pub branches: Vec<Branch>,
-    /// Whether it is inside one of several experts.
+    /// True if the layer is inside one of several experts.
     pub is_of_expert: bool,
 }
 
 /// The parameters of a layer's branches.
 pub(super) struct Values {
-    /// Of each branch `a`, `[r, i]`, and `b`, `[o, r]`.
+    /// Matrices `a`, `[r, i]`, and `b`, `[o, r]`, of each branch.
     pub matrices: Vec<Tensor<2>>,
     /// With DoRA, of each branch the lengths of rows, `[o]`.
     pub vectors: Vec<Tensor<1>>,
 }
 
-/// The branches of a decoder. Their values stay where they are, and are read when they are asked for.
+/// The branches of a decoder. Their values stay where they are, and are read when they are asked
+/// for.
 #[derive(Clone, Debug)]
 pub struct TrainedAdapter {
     pub(super) method: Method,
@@ -45,7 +47,7 @@ pub struct TrainedAdapter {
 }
 
 impl TrainedAdapter {
-    /// What `adapter` does to the decoder `config`.
+    /// Effect of `adapter` on the decoder `config`.
     pub fn new(adapter: &LowRankAdapter, config: &DecoderConfig) -> Self {
         let recorder = Arc::new(Recorder { adapter: adapter.clone(), found: Mutex::default() });
         config.ask(Arc::<Recorder>::clone(&recorder));
@@ -53,8 +55,8 @@ impl TrainedAdapter {
         Self { method: adapter.method(), layers, in_full }
     }
 
-    /// The values of a parameter of the whole model, row-major: those of `base`, with the branches in `own` taken up, in float32; those of `own`
-    /// where they are trained in full.
+    /// The values of a parameter of the whole model, row-major: those of `base`, with the branches
+    /// in `own` taken up, in float32; those of `own` where they are trained in full.
     ///
     /// # Errors
     /// Those of reading.

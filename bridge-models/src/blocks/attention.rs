@@ -56,14 +56,16 @@ struct Settings {
     normed_heads: Option<[usize; 2]>,
 }
 
-/// The heads of one of `ranks`: whole groups, or of one group a part of the query heads with the key/value head that they use.
+/// The heads of one of `ranks`: whole groups, or of one group a part of the query heads with the
+/// key/value head that they use.
 fn heads_of_a_rank(config: &DecoderConfig, ranks: usize) -> PackedHeads {
     let groups = (config.num_query_groups / ranks).max(1);
     let queries = config.num_attention_heads / ranks;
     PackedHeads { groups, queries_per_group: queries / groups, head_size: config.kv_channels }
 }
 
-/// What ranks that share sequences send: keys and values, of so many bytes, and the document of each token.
+/// Messages of ranks that share sequences: keys and values, with their bytes, and the document of
+/// each token.
 pub(super) fn context_exchanges(keys_and_values: [u64; 2], work: &Workload) -> Vec<Exchange> {
     let way = (TrafficKind::Context, GroupKind::Context);
     let of = |bytes: u64| {
@@ -79,7 +81,7 @@ pub(super) fn context_exchanges(keys_and_values: [u64; 2], work: &Workload) -> V
     exchanges
 }
 
-/// What attention reads besides the residual stream.
+/// Inputs of attention besides the residual stream.
 pub(crate) struct AttentionInput<'a> {
     /// The ranks that share this attention.
     pub regions: &'a Regions,
@@ -91,16 +93,17 @@ pub(crate) struct AttentionInput<'a> {
     pub document_ids: Option<Tensor<2, Int>>,
     /// Key of the dropout mask of the probabilities.
     pub dropout_key: Option<DropoutKey>,
-    /// Where the projections leave deferred gradients.
+    /// Store for the deferred gradients of the projections.
     pub weight_gradients: Option<&'a WeightGradientStore>,
     /// Keys and values of earlier tokens, in generation.
     pub state: Option<&'a mut KeyValues>,
-    /// Where the largest score is noted, if anybody asks for it.
+    /// Record of the largest score, if it is taken.
     pub largest_score: Option<Arc<LargestScore>>,
 }
 
-/// FLOPs of the block in layer `index` over all ranks: projections, and the products of queries, keys and values, as far as the window lets
-/// them see. A causal product counts half of what the whole square would.
+/// FLOPs of the block in layer `index` over all ranks: projections, and the products of queries,
+/// keys and values, as far as the window lets them see. A causal product counts half of what the
+/// whole square would.
 fn flops(config: &DecoderConfig, index: usize, work: &Workload) -> f64 {
     let (tokens, t) = (work.all_tokens(), work.seq_length as f64);
     let h = config.hidden_size as f64;
@@ -115,8 +118,8 @@ fn flops(config: &DecoderConfig, index: usize, work: &Workload) -> f64 {
     6.0 * (projections * tokens + queries * seen)
 }
 
-/// Rate and key of the dropout of probabilities. Ranks with different heads draw different masks, so that heads do: not those that one rank
-/// would have drawn.
+/// Rate and key of the dropout of probabilities. Ranks with different heads draw different masks,
+/// so that heads do: not those that one rank would have drawn.
 pub(super) fn dropout(rate: f64, key: Option<DropoutKey>, regions: &Regions) -> Option<(f64, DropoutKey)> {
     regions.own_key(key.filter(|_| rate > 0.0)).map(|key| (rate, key))
 }
@@ -140,16 +143,18 @@ pub(crate) fn scores_bytes(
     bytes as u64
 }
 
-/// Bytes of what attention keeps of each query of `heads` for backward, in float32: the logarithm of its softmax's sum, on a GPU the largest score beside it.
+/// Bytes of what attention keeps of each query of `heads` for backward, in float32: the logarithm
+/// of its softmax's sum, on a GPU the largest score beside it.
 pub(crate) fn statistics_bytes(heads: u64, work: &Workload) -> u64 {
     let numbers = if work.on_cpu { 1 } else { 2 };
     work.tokens() * heads * numbers * size_of::<f32>() as u64
 }
 
 impl SelfAttention {
-    /// What the block costs in layer `index` (global).
+    /// Cost of the block in layer `index` (global).
     ///
-    /// Each term of `kept` is a tensor that an operation's backward captures; attention's output is the input of the projection after it.
+    /// Each term of `kept` is a tensor that an operation's backward captures; attention's output is
+    /// the input of the projection after it.
     pub fn cost(config: &DecoderConfig, index: usize, work: &Workload) -> SegmentCost {
         const FLOAT32: u64 = 4;
         let (a, n, ranks) = (work.activation_bytes, work.tokens(), work.context_size as u64);
@@ -262,7 +267,7 @@ impl SelfAttention {
         }
     }
 
-    /// What the block remembers before the first token of a generation.
+    /// KV cache before the first token of a generation.
     pub fn new_state(&self) -> KeyValues {
         KeyValues::new(self.settings.window)
     }
@@ -321,7 +326,8 @@ impl SelfAttention {
     }
 }
 
-/// Queries and keys, `[b, t, heads, d]`, each divided by the root mean square over all `heads` of all ranks, and weighted.
+/// Queries and keys, `[b, t, heads, d]`, each divided by the root mean square over all `heads` of
+/// all ranks, and weighted.
 fn normalized_over_ranks(parts: [(&Norm, Tensor<4>); 2], heads: [usize; 2], regions: &Regions) -> [Tensor<4>; 2] {
     let ranks = regions.tensor().size();
     if ranks == 1 {
@@ -348,7 +354,8 @@ fn normalized_over_ranks(parts: [(&Norm, Tensor<4>); 2], heads: [usize; 2], regi
     })
 }
 
-/// Heads divided by their root mean square, `[b, t, h, d]` -> the same: an RMSNorm whose weights are one and are not learned.
+/// Heads divided by their root mean square, `[b, t, h, d]` -> the same: an RMSNorm whose weights
+/// are one and are not learned.
 fn l2_normalized(x_bthd: Tensor<4>, epsilon: f64) -> Tensor<4> {
     let ones_d = Tensor::ones([x_bthd.dims()[3]], (&x_bthd.device(), x_bthd.dtype()));
     rms_norm(x_bthd, ones_d, epsilon)

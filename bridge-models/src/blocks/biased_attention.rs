@@ -1,6 +1,8 @@
-//! Attention whose scores are made whole: with a bias for each head and distance, in both directions or causal, and across sequences.
+//! Attention whose scores are made whole: with a bias for each head and distance, in both
+//! directions or causal, and across sequences.
 //!
-//! Scores are `[b, h, t, s]` in memory, so that a bias can be added to them and has a gradient; the tiled kernel of `attention` has neither.
+//! Scores are `[b, h, t, s]` in memory, so that a bias can be added to them and has a gradient; the
+//! tiled kernel of `attention` has neither.
 
 use bridge_core::model::{Component, Cut, Initial, ParameterRole, Scope, WeightGradientStore};
 use bridge_kernels::{DropoutKey, LargestScore, Remakeable, dropout, embedding};
@@ -15,16 +17,17 @@ use super::regions::Regions;
 use super::residual::BlockOutput;
 use crate::models::decoder::config::{DecoderConfig, RelativeConfig};
 
-/// Which keys a query sees besides those behind it in its own sequence.
+/// Keys that a query attends to besides earlier ones of its own sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     /// All: an encoder.
     Both,
-    /// None: a decoder.
+    /// Only earlier keys: a decoder.
     Causal,
 }
 
-/// A learned number for each head and distance between a query and a key, shared by the layers of a stack.
+/// A learned number for each head and distance between a query and a key, shared by the layers of a
+/// stack.
 #[derive(Module, Debug)]
 pub(crate) struct RelativeBias {
     weight: Param<Tensor<2>>,
@@ -44,7 +47,8 @@ impl RelativeBias {
         Self { weight, config: relative, direction }
     }
 
-    /// The bias of the `t` last of `s` positions as queries and all of them as keys, `[h, t, s]` of this rank's heads.
+    /// The bias of the `t` last of `s` positions as queries and all of them as keys, `[h, t, s]` of
+    /// this rank's heads.
     pub fn forward(&self, t: usize, s: usize) -> Tensor<3> {
         let bucket = |query: usize, key: usize| bucket(key as i64 - query as i64, self.direction, self.config) as i64;
         let buckets: Vec<i64> = (s - t..s).flat_map(|query| (0..s).map(move |key| bucket(query, key))).collect();
@@ -55,8 +59,9 @@ impl RelativeBias {
     }
 }
 
-/// The bucket of a distance, from query to key: one each for small distances, then ever wider ones (Raffel et al., arXiv:1910.10683, section
-/// 2.1). In float32, as in the models that were trained with it: elsewhere some distances would be in the next bucket.
+/// The bucket of a distance, from query to key: one each for small distances, then ever wider ones
+/// (Raffel et al., arXiv:1910.10683, section 2.1). In float32, as in the models that were trained
+/// with it: elsewhere some distances would be in the next bucket.
 fn bucket(distance: i64, direction: Direction, config: RelativeConfig) -> usize {
     let (buckets, offset) = match direction {
         Direction::Causal => (config.num_buckets, 0),
@@ -76,7 +81,7 @@ fn bucket(distance: i64, direction: Direction, config: RelativeConfig) -> usize 
     offset + (exact + wide as usize).min(buckets - 1)
 }
 
-/// What scores are besides products, and which of them count.
+/// Terms of the scores besides products, and the mask.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Scores {
     /// Added to them, `[h, t, s]` of this rank's heads.
@@ -88,7 +93,7 @@ pub(crate) struct Scores {
 /// Settings of one attention.
 #[derive(Clone, Copy, Debug)]
 struct Settings {
-    /// Of this rank.
+    /// Heads of this rank.
     num_heads: usize,
     head_size: usize,
     scale: f64,
@@ -112,7 +117,8 @@ impl Settings {
         std::array::from_fn(|index| part(index).reshape([b, t, self.num_heads, self.head_size]))
     }
 
-    /// Attention of `heads`, whose keys may be those of another sequence: `[b, t, h * d]`. Scores are in float32 whatever the dtype.
+    /// Attention of `heads`, whose keys may be those of another sequence: `[b, t, h * d]`. Scores
+    /// are in float32 whatever the dtype.
     fn attend(&self, heads: Heads, input: &BiasedInput) -> Tensor<3> {
         let BiasedInput { scores, dropout_key, .. } = input;
         let Heads { q_bthd, k_btgd, v_btgd } = heads;
@@ -130,7 +136,8 @@ impl Settings {
         if let Some(largest) = input.largest_score {
             largest.note_largest(weights_bhts.clone());
         }
-        // Written out: backends fuse Burn's own where there is no graph, and a recomputed segment would round differently.
+        // Written out: backends fuse Burn's own where there is no graph, and a recomputed segment
+        // would round differently.
         let exponentials = (weights_bhts.clone() - weights_bhts.detach().max_dim(3)).exp();
         let sums = exponentials.clone().sum_dim(3);
         let mut weights_bhts = exponentials / sums;
@@ -146,14 +153,14 @@ fn in_float32<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     if x.dtype() == DType::F32 { x } else { x.cast(FloatDType::F32) }
 }
 
-/// What attention reads besides the residual stream.
+/// Inputs of attention besides the residual stream.
 pub(crate) struct BiasedInput<'a> {
     pub regions: &'a Regions,
     pub scores: Scores,
     /// Key of the dropout mask of the probabilities, of this rank's heads.
     pub dropout_key: Option<DropoutKey>,
     pub weight_gradients: Option<&'a WeightGradientStore>,
-    /// Where the largest score is noted, if anybody asks for it.
+    /// Record of the largest score, if it is taken.
     pub largest_score: Option<&'a LargestScore>,
 }
 
@@ -180,7 +187,8 @@ impl BiasedAttention {
         }
     }
 
-    /// The block's output, `[b, t, c]` -> the same. `state` has the keys and values of earlier tokens, in generation.
+    /// The block's output, `[b, t, c]` -> the same. `state` has the keys and values of earlier
+    /// tokens, in generation.
     pub fn forward<'a>(
         &'a self,
         x_btc: Remakeable<3>,

@@ -1,8 +1,10 @@
 //! Attention over a sequence that context-parallel ranks share.
 //!
-//! Each rank has the queries of two chunks of the sequence, an early and a late one ([`Cut::Zigzag`]), so that under the causal mask all
-//! ranks do the same amount of work. Keys and values, which with grouped heads are small, are gathered from all ranks (as in Llama 3's
-//! training, arXiv:2407.21783, section 3.3.2); their gradients are summed over the ranks and cut again.
+//! Each rank has the queries of two chunks of the sequence, an early and a late one
+//! ([`Cut::Zigzag`]), so that under the causal mask all ranks do the same amount of work. Keys and
+//! values, which with grouped heads are small, are gathered from all ranks (as in Llama 3's
+//! training, arXiv:2407.21783, section 3.3.2); their gradients are summed over the ranks and cut
+//! again.
 
 use bridge_dist::region::{Cut, all_gather, all_gather_int};
 use bridge_kernels::{AttentionOptions, DropoutKey, attention};
@@ -13,7 +15,8 @@ use super::regions::Regions;
 /// The dimension of the sequence.
 const SEQUENCE: usize = 1;
 
-/// Queries, keys and values of the tokens a rank has: `[b, t, h, d]`, `[b, t, g, d]` and `[b, t, g, w]`.
+/// Queries, keys and values of the tokens a rank has: `[b, t, h, d]`, `[b, t, g, d]` and `[b, t, g,
+/// w]`.
 pub(crate) struct Heads {
     pub q_bthd: Tensor<4>,
     pub k_btgd: Tensor<4>,
@@ -22,8 +25,9 @@ pub(crate) struct Heads {
 
 /// Causal attention of this rank's queries to the keys of the whole sequence, `[b, t, h, w]`.
 ///
-/// A mask of attention dropout belongs to a chunk: it is another one than a rank alone would draw. With document boundaries the kernel
-/// wants as many queries as keys, so that queries of tokens before the chunk, of zeros, are computed and dropped.
+/// A mask of attention dropout belongs to a chunk: it is another one than a rank alone would draw.
+/// With document boundaries the kernel wants as many queries as keys, so that queries of tokens
+/// before the chunk, of zeros, are computed and dropped.
 pub(crate) fn attend(heads: Heads, options: AttentionOptions, regions: &Regions) -> Tensor<4> {
     let group = regions.context();
     if group.size() == 1 {
@@ -71,7 +75,8 @@ mod tests {
 
     use super::*;
 
-    /// All scores are negative, so that queries of zeros, which only fill a shape, would have the largest.
+    /// All scores are negative, so that queries of zeros, which only fill a shape, would have the
+    /// largest.
     #[test]
     fn queries_that_fill_a_shape_have_no_scores() {
         const SHAPE: [usize; 4] = [1, 8, 3, 5];

@@ -53,7 +53,7 @@ impl Table {
         }
     }
 
-    /// Its rows, `[b, t]` -> `[b, t, columns]`.
+    /// Rows of the table, `[b, t]` -> `[b, t, columns]`.
     fn rows(&self, ids_bt: Tensor<2, Int>) -> Tensor<3> {
         let rows_btc = embedding(self.weight(), ids_bt);
         // Those of a quantised table are made outside of any graph.
@@ -72,7 +72,7 @@ pub(crate) struct Embedding {
     /// Factor on the words' rows.
     multiplier: f64,
     dropout: f64,
-    /// Whether the stream is in float32 whatever the tables' dtype.
+    /// True if the stream is in float32 whatever the tables' dtype.
     is_wide: bool,
 }
 
@@ -94,7 +94,7 @@ impl Embedding {
         }
     }
 
-    /// What the segment costs: it keeps the ids.
+    /// Cost of the segment, which keeps the ids.
     pub fn cost(config: &DecoderConfig, work: &Workload) -> SegmentCost {
         let c = config.hidden_size as u64;
         SegmentCost {
@@ -105,7 +105,8 @@ impl Embedding {
         }
     }
 
-    /// The word embedding of the embedding at `scope`: the embedding's own, or the copy of a tied head on another stage.
+    /// The word embedding of the embedding at `scope`: the embedding's own, or the copy of a tied
+    /// head on another stage.
     pub fn words_at(config: &DecoderConfig, scope: &Scope) -> Table {
         let shape = [config.padded_vocab_size, config.hidden_size];
         let initial = InitialValues::new(config).embedding;
@@ -138,8 +139,9 @@ impl Embedding {
     }
 }
 
-/// Rows of the word embedding, of which `table` is this rank's part of `size`: `[b, t]` -> `[b, t, c]` of the residual stream. Each
-/// tensor-parallel rank looks up the ids it holds; the others' rows are zero, and the sum is whole.
+/// Rows of the word embedding, of which `table` is this rank's part of `size`: `[b, t]` -> `[b, t,
+/// c]` of the residual stream. Each tensor-parallel rank looks up the ids it holds; the others'
+/// rows are zero, and the sum is whole.
 pub(crate) fn rows_of_words(table: &Table, size: usize, ids_bt: Tensor<2, Int>, regions: &Regions) -> Tensor<3> {
     let group = regions.tensor();
     if group.size() == 1 {
@@ -162,7 +164,8 @@ pub(crate) fn rows_of_words(table: &Table, size: usize, ids_bt: Tensor<2, Int>, 
     regions.leave(table.rows(row_ids_bt) * held_bt1)
 }
 
-/// Rows of the table `[p, c]` of learned positions for the tokens `own` of the sequence: `[b or 1, own tokens, c]`.
+/// Rows of the table `[p, c]` of learned positions for the tokens `own` of the sequence: `[b or 1,
+/// own tokens, c]`.
 fn rows_of_positions(table_pc: Tensor<2>, positions: &Positions, own: Range<usize>) -> Tensor<3> {
     match positions {
         Positions::From(offset) => {

@@ -35,11 +35,11 @@ pub(crate) struct HeadOutputs<'a> {
     pub regions: &'a Regions,
 }
 
-/// What makes the outputs of a model.
+/// Layer that makes the outputs of a model.
 #[expect(clippy::large_enum_variant, reason = "passed on at once, never stored")]
 pub(crate) enum LastOutputs<'a> {
     Vocabulary(Projection),
-    /// What stands in place of the projection, with the key of its dropout.
+    /// Replacement of the projection, with the key of its dropout.
     Replaced(&'a LastLayer, Option<DropoutKey>),
 }
 
@@ -52,7 +52,8 @@ impl OutputParts for HeadOutputs<'_> {
         let x_btc = self.x_btc.clone();
         match &self.last {
             LastOutputs::Vocabulary(projection) => logits(x_btc, projection.clone(), self.regions),
-            // Each rank computes the outputs of the tokens that it has, which are few numbers to gather.
+            // Each rank computes the outputs of the tokens that it has, which are few numbers to
+            // gather.
             LastOutputs::Replaced(layer, key) => {
                 let outputs_btn = layer.outputs(self.regions.dropout(x_btc, layer.dropout(), *key));
                 self.regions.replicated(outputs_btn)
@@ -74,10 +75,11 @@ pub(crate) struct Projection {
     pub softcap: Option<f64>,
 }
 
-/// What projection and loss cost: besides its input the fused kernel keeps both of its gradients, which it makes in the forward, in float32.
+/// Cost of projection and loss: besides its input the fused kernel keeps both of its gradients,
+/// which it makes in the forward, in float32.
 ///
-/// Ranks exchange three numbers for each token: the largest logit; then, in one operation, the sum of exponentials and the target's logit. The
-/// CPU's float32 kernel goes through tokens in chunks.
+/// Ranks exchange three numbers for each token: the largest logit; then, in one operation, the sum
+/// of exponentials and the target's logit. The CPU's float32 kernel goes through tokens in chunks.
 pub(crate) fn cost(config: &DecoderConfig, work: &Workload) -> SegmentCost {
     const FLOAT32: u64 = 4;
     let (n, c, v) = (work.tokens(), config.hidden_size as u64, config.padded_vocab_size);
@@ -108,7 +110,8 @@ pub(crate) fn cost(config: &DecoderConfig, work: &Workload) -> SegmentCost {
     }
 }
 
-/// What a layer in place of the projection costs, which keeps its input. The loss is the program's, and so is what that costs.
+/// Cost of a layer that replaces the projection, which keeps its input. The loss is the program's,
+/// and so is its cost.
 pub(crate) fn cost_replaced(outputs: usize, hidden_size: usize, work: &Workload) -> SegmentCost {
     let c = hidden_size as u64;
     SegmentCost {
@@ -148,8 +151,8 @@ pub(crate) fn loss_sum(
         let targets = vocab_parallel::Targets { ids_n, mask_n };
         return vocab_parallel_cross_entropy(x_nc, projection.weight_vc, targets, &shard, &options);
     }
-    // The operation exchanges figures chunk by chunk, and the more rows a rank has the shorter are its chunks. What is one chunk with the most
-    // rows is one on every rank.
+    // The operation exchanges figures chunk by chunk, and the more rows a rank has the shorter are
+    // its chunks. What is one chunk with the most rows is one on every rank.
     let loss_of = |first: usize, count: usize| {
         let targets = vocab_parallel::Targets {
             ids_n: ids_n.clone().narrow(0, first, count),
@@ -170,7 +173,8 @@ pub(crate) fn logits(x_btc: Tensor<3>, projection: Projection, regions: &Regions
     cap(gather_vocabulary(own, projection.vocab_size, regions.tensor()), projection.softcap)
 }
 
-/// This rank's columns of the vocabulary, `[b, t, v]` -> all, on every rank. Ranks with fewer columns send some that nobody keeps.
+/// This rank's columns of the vocabulary, `[b, t, v]` -> all, on every rank. Ranks with fewer
+/// columns send some that nobody keeps.
 fn gather_vocabulary(own_btv: Tensor<3>, size: usize, group: &Group) -> Tensor<3> {
     let ranks = group.size();
     if size.is_multiple_of(ranks) {
@@ -191,7 +195,8 @@ fn gather_vocabulary(own_btv: Tensor<3>, size: usize, group: &Group) -> Tensor<3
 
 /// The ranks of a group that share a vocabulary.
 ///
-/// Errors of the group leave as the panics that region operations use (see [`bridge_dist::region`]).
+/// Errors of the group leave as the panics that region operations use (see
+/// [`bridge_dist::region`]).
 struct OverGroup<'a>(&'a Group);
 
 impl OverGroup<'_> {

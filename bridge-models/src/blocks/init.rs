@@ -1,4 +1,4 @@
-//! What the parameters of blocks begin with.
+//! Initial values of the parameters of blocks.
 
 use bridge_core::model::Initial;
 
@@ -7,15 +7,15 @@ use crate::models::decoder::config::DecoderConfig;
 /// Initial values of a decoder's matrices.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct InitialValues {
-    /// Of projections into a block.
+    /// Projections into a block.
     pub weight: Initial,
-    /// Of projections back into the residual stream: smaller by `sqrt(2 num_layers)`, the root of
-    /// the number of blocks, so that the stream's variance does
-    /// not grow with depth (Radford et al. 2019, section 2.3).
+    /// Projections back into the residual stream: smaller by `sqrt(2 num_layers)`, the root of the
+    /// number of blocks, so that the stream's variance does not grow with depth (Radford et al.
+    /// 2019, section 2.3).
     pub output: Initial,
-    /// Of the output table, where it is not the word embedding.
+    /// Output table, if it is not the word embedding.
     pub output_table: Initial,
-    /// Of the embedding tables.
+    /// Embedding tables.
     pub embedding: Initial,
 }
 

@@ -1,4 +1,4 @@
-//! What attention remembers in generation: keys and values, all or those inside the window.
+//! KV cache: keys and values of a generation, all or those inside the window.
 
 use burn::tensor::{Int, Tensor};
 
@@ -15,15 +15,17 @@ pub(crate) struct KeyValues {
 }
 
 impl KeyValues {
-    /// Nothing yet, for a layer with this window.
+    /// Empty cache of a layer with this window.
     pub fn new(window: Option<usize>) -> Self {
         Self { window, kept: None }
     }
 
-    /// Appends keys and values of new tokens and returns those that the new tokens may attend to, the newest last.
+    /// Appends keys and values of new tokens and returns those that the new tokens may attend to,
+    /// the newest last.
     ///
     /// # Shapes
-    /// `[b, t, g, d]` each -> `[b, s, g, d]` each, where `s` counts the tokens kept and the new ones.
+    /// `[b, t, g, d]` each -> `[b, s, g, d]` each, where `s` counts the tokens kept and the new
+    /// ones.
     pub fn append(&mut self, new: [Tensor<4>; 2]) -> [Tensor<4>; 2] {
         let all = match self.kept.take() {
             Some([k, v]) => {

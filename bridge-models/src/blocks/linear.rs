@@ -22,19 +22,20 @@ pub(crate) struct Linear {
     /// The values of a weight that is held quantised.
     #[module(skip)]
     quantized: Option<QuantizedValues>,
-    /// What products are made by, if they are of 8 bits.
+    /// 8-bit products, if the layer has them.
     eight_bits: Option<EightBitProducts>,
     bias: Option<Param<Tensor<1>>>,
-    /// What an adapter makes of the layer.
+    /// Adaptation of the layer.
     adaptation: Option<LinearAdaptation>,
-    /// What a product adds of the bias: less than all where it is a term of a sum over ranks that each add theirs.
+    /// Share of the bias that a product adds: less than one if the product is a term of a sum over
+    /// ranks that each add theirs.
     bias_share: f64,
     /// Name of the weight outside this module.
     #[module(skip)]
     weight_name: String,
 }
 
-/// What a linear layer is made from; sizes are those of the whole layer.
+/// Configuration of a linear layer; sizes are those of the whole layer.
 #[derive(Clone, Debug)]
 pub(crate) struct LinearConfig {
     /// Size of the input.
@@ -43,13 +44,14 @@ pub(crate) struct LinearConfig {
     pub outputs: usize,
     /// With a bias.
     pub bias: bool,
-    /// How the weight is cut: its rows, for a column-parallel layer, or its columns, for a row-parallel one.
+    /// Sharding of the weight: its rows, for a column-parallel layer, or its columns, for a
+    /// row-parallel one.
     pub cut: Cut,
-    /// What the weight begins with.
+    /// Initial value of the weight.
     pub initial: Initial,
 }
 
-/// What a unit makes of the first product of a feed-forward block, `[b, t, ..]`.
+/// Output of a unit for the first product of a feed-forward block, `[b, t, ..]`.
 fn activated(x: Tensor<3>, unit: FeedForwardUnit) -> Remakeable<3> {
     match unit {
         FeedForwardUnit::Plain(kind) => activation_remakeable(x, kind),
@@ -57,18 +59,21 @@ fn activated(x: Tensor<3>, unit: FeedForwardUnit) -> Remakeable<3> {
     }
 }
 
-/// FLOPs of a linear layer over `tokens`, forward and backward: two products backward for one forward.
+/// FLOPs of a linear layer over `tokens`, forward and backward: two products backward for one
+/// forward.
 pub(crate) fn flops(tokens: f64, inputs: usize, outputs: usize) -> f64 {
     6.0 * tokens * inputs as f64 * outputs as f64
 }
 
 impl Linear {
-    /// The layer called `name`. If it is row-parallel, the bias is added to the sum of all ranks' terms.
+    /// The layer called `name`. If it is row-parallel, the bias is added to the sum of all ranks'
+    /// terms.
     pub fn new(config: &LinearConfig, scope: &Scope, name: &str) -> Self {
         Self::with_bias_of((config, Meets::ResidualStream), scope, name)
     }
 
-    /// The row-parallel layer called `name` of which each of `ranks` computes a term of a sum, the bias included, of which each has a share.
+    /// The row-parallel layer called `name` of which each of `ranks` computes a term of a sum, the
+    /// bias included, of which each has a share.
     pub fn of_terms(config: &LinearConfig, scope: &Scope, name: &str, ranks: usize) -> Self {
         let layer = Self::with_bias_of((config, Meets::OwnPart), scope, name);
         Self { bias_share: 1.0 / ranks as f64, ..layer }
@@ -92,7 +97,8 @@ impl Linear {
         }
     }
 
-    /// The product without communication, `[.., inputs]` -> `[.., outputs]`: of a whole layer, or of one whose outputs are cut.
+    /// The product without communication, `[.., inputs]` -> `[.., outputs]`: of a whole layer, or
+    /// of one whose outputs are cut.
     ///
     /// With a store, backward leaves the gradient of the weight there.
     pub fn forward<const D: usize>(
@@ -105,7 +111,8 @@ impl Linear {
         self.changed_product(x, (self.bias(), None), change, store)
     }
 
-    /// [`Self::forward`] and what follows in a feed-forward block, of which this is the first layer.
+    /// [`Self::forward`] and what follows in a feed-forward block, of which this is the first
+    /// layer.
     pub fn forward_and_activate(
         &self,
         x: Remakeable<3>,
@@ -125,7 +132,8 @@ impl Linear {
         }
     }
 
-    /// The product of what `unit` makes of `x`, which is made again in backward: `[b, t, ..]` -> `[b, t, outputs]`.
+    /// The product of what `unit` makes of `x`, which is made again in backward: `[b, t, ..]` ->
+    /// `[b, t, outputs]`.
     pub fn forward_of_unit(&self, x: Tensor<3>, unit: FeedForwardUnit) -> Tensor<3> {
         match (self.is_plain(), unit) {
             (true, FeedForwardUnit::Gated(unit)) => linear_of_glu(x, unit, self.weight.val(), self.bias()),
@@ -136,7 +144,8 @@ impl Linear {
         }
     }
 
-    /// The layer as it is in the pass under way: for what runs again in backward, when another one may be.
+    /// The layer, bound to the current pass: for operations that run again in backward, possibly
+    /// during another pass.
     pub fn in_this_pass(&self) -> Self {
         let adaptation = self.adaptation.as_ref().map(LinearAdaptation::in_this_pass);
         Self { adaptation, ..self.clone() }
@@ -148,7 +157,8 @@ impl Linear {
         self.changed_product(x, (self.bias(), Some(stream_btc)), change, None)
     }
 
-    /// The product of a layer whose inputs are cut over tensor-parallel ranks: terms are summed, then the bias is added, once.
+    /// The product of a layer whose inputs are cut over tensor-parallel ranks: terms are summed,
+    /// then the bias is added, once.
     pub fn forward_and_leave(
         &self,
         x: Remakeable<3>,
@@ -162,8 +172,8 @@ impl Linear {
         with_bias(regions.leave(self.changed_product(x, (None, None), change, store)), self.bias())
     }
 
-    /// Whether the layer is no more than its weight and bias: no adapter changes the product, the weight is not quantised, and products are not of 8
-    /// bits.
+    /// True if the layer is only weight and bias: no adapter changes the product, the weight is not
+    /// quantized, and products are not of 8 bits.
     pub fn is_plain(&self) -> bool {
         self.adaptation.is_none() && self.quantized.is_none() && self.eight_bits.is_none()
     }
@@ -178,7 +188,7 @@ impl Linear {
         self.bias.as_ref().map(|bias| share(bias.val()))
     }
 
-    /// What a product is made with.
+    /// Weight for products.
     fn weight(&self) -> LinearWeight {
         match &self.quantized {
             Some(quantized) => quantized.weight(),
@@ -186,12 +196,13 @@ impl Linear {
         }
     }
 
-    /// What the adapter makes of the product.
+    /// Change of the product by the adapter.
     fn change<const D: usize>(&self, x: &Tensor<D>) -> Option<LinearChange> {
         self.adaptation.as_ref().map(|adaptation| adaptation.change(flat(x.clone()), self.weight()))
     }
 
-    /// The product as the adapter changes it, with a bias and added to a residual stream, if they are given.
+    /// The product as the adapter changes it, with a bias and added to a residual stream, if they
+    /// are given.
     fn changed_product<const D: usize>(
         &self,
         x: Remakeable<D>,

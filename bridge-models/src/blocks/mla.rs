@@ -1,10 +1,12 @@
-//! Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1): keys and values are projected from one small latent vector a
-//! token, and a part of each key that is rotated is the same for all heads. In generation only the latent vector and that part are kept.
+//! Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1): keys and values are
+//! projected from one small latent vector a token, and a part of each key that is rotated is the
+//! same for all heads. In generation only the latent vector and that part are kept.
 //!
-//! The projections into latent vectors are replicated over tensor-parallel ranks and work on the tokens of the residual stream; those out of
-//! them are cut by heads.
+//! The projections into latent vectors are replicated over tensor-parallel ranks and work on the
+//! tokens of the residual stream; those out of them are cut by heads.
 //!
-//! Further shape letters: `r` latent size, `n` and `p` elements of a head that are not and that are rotated, `v` elements of a value.
+//! Further shape letters: `r` latent size, `n` and `p` elements of a head that are not and that are
+//! rotated, `v` elements of a value.
 
 use bridge_core::model::{Cut, Exchange, Meets, PassKind, Scope, SegmentCost, WeightGradientStore, Workload};
 use bridge_kernels::offload::{Module as OffloadModule, in_module};
@@ -42,14 +44,14 @@ pub(crate) struct LatentAttention {
     linear_proj: Linear,
     #[module(skip)]
     settings: Settings,
-    /// Whether what is made of latent vectors is made again in backward.
+    /// True if tensors derived from latent vectors are recomputed in backward.
     #[module(skip)]
     remakes: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Settings {
-    /// Of this rank.
+    /// Heads of this rank.
     heads: usize,
     latent: usize,
     unrotated: usize,
@@ -63,7 +65,7 @@ struct Settings {
 }
 
 impl LatentAttention {
-    /// What the block costs in layer `index` (global).
+    /// Cost of the block in layer `index` (global).
     pub fn cost(config: &DecoderConfig, latent: &LatentConfig, index: usize, work: &Workload) -> SegmentCost {
         let (a, n, ranks) = (work.activation_bytes, work.tokens(), work.context_size as u64);
         let heads = (config.num_attention_heads / work.place.tensor.size) as u64;
@@ -74,7 +76,8 @@ impl LatentAttention {
         let latents = n * small as u64 * a;
         let stream = n * config.hidden_size as u64 * a;
         let row = config.hidden_size as u64 * work.collective_bytes;
-        // What queries are made of, latent vectors of keys and values, and the rotated elements of keys.
+        // What queries are made of, latent vectors of keys and values, and the rotated elements of
+        // keys.
         let q = latent.q_lora_rank.unwrap_or(config.hidden_size);
         let entered = [q, latent.kv_lora_rank, latent.qk_pos_emb_head_dim].into_iter();
         let enter = entered.flat_map(|size| enter_exchanges(size as u64 * work.collective_bytes, work));
@@ -100,8 +103,8 @@ impl LatentAttention {
         let in_hand = layers.map(|layer| work.operands_in_hand(n, layer)).into_iter().max().unwrap_or(0);
         SegmentCost {
             flops: flops(config, latent, index, work),
-            // The stream, which projections of queries and of keys and values read, latent vectors before and after their norms, and what is made of
-            // them.
+            // The stream, which projections of queries and of keys and values read, latent vectors
+            // before and after their norms, and what is made of them.
             kept: work.input_alone(n * config.hidden_size as u64)
                 + work.input_besides(n * config.hidden_size as u64)
                 + latents
@@ -175,7 +178,7 @@ impl LatentAttention {
         }
     }
 
-    /// What the block remembers before the first token of a generation: latent vectors, and the rotated part of keys.
+    /// Generation state before the first token: latent vectors, and the rotated part of keys.
     pub fn new_state(&self) -> KeyValues {
         KeyValues::new(self.settings.window)
     }
@@ -239,7 +242,7 @@ impl LatentAttention {
     }
 }
 
-/// What attention needs besides the layers out of latent vectors and their inputs.
+/// Inputs of attention besides the layers that read latent vectors and their inputs.
 struct Around {
     settings: Settings,
     regions: Regions,
@@ -251,7 +254,8 @@ struct Around {
 }
 
 impl Around {
-    /// What queries are made of, latent vectors and rotated elements of keys: `[b, t, ..]`, `[b, s, r]` and `[b, s, p]` -> `[b, t, h * v]`.
+    /// Attention from the inputs of queries, latent vectors and rotated elements of keys: `[b, t,
+    /// ..]`, `[b, s, r]` and `[b, s, p]` -> `[b, t, h * v]`.
     fn attend(
         &self,
         (queries, values): (&Linear, &Linear),
@@ -283,7 +287,7 @@ fn flops(config: &DecoderConfig, latent: &LatentConfig, index: usize, work: &Wor
     6.0 * (config.hidden_size * (down + out)) as f64 * work.all_tokens() + remade_flops(config, latent, index, work)
 }
 
-/// Of these, the ones of what recompute of `mla_up_proj` runs again: projections out of latent vectors, and attention.
+/// FLOPs that recompute of `mla_up_proj` repeats: projections out of latent vectors, and attention.
 fn remade_flops(config: &DecoderConfig, latent: &LatentConfig, index: usize, work: &Workload) -> f64 {
     let (tokens, t) = (work.all_tokens(), work.seq_length as f64);
     let size = |value: usize| value as f64;

@@ -15,7 +15,8 @@ use crate::models::decoder::config::DecoderConfig;
 /// An expert's first layer and non-linearity.
 const EXPERT: [OffloadModule; 2] = [OffloadModule::ExpertFc1, OffloadModule::MoeAct];
 
-/// Two linear layers with a non-linearity between them. A gated unit's first layer has the gate's rows, then the others.
+/// Two linear layers with a non-linearity between them. A gated unit's first layer has the gate's
+/// rows, then the others.
 #[derive(Module, Debug)]
 pub(crate) struct Mlp {
     linear_fc1: Linear,
@@ -24,17 +25,19 @@ pub(crate) struct Mlp {
     unit: FeedForwardUnit,
 }
 
-/// The two inner tensors of a feed-forward block of width `f` on a rank, over `rows` rows, in bytes; their gradients are as large.
+/// The two inner tensors of a feed-forward block of width `f` on a rank, over `rows` rows, in
+/// bytes; their gradients are as large.
 pub(crate) fn inner_bytes(config: &DecoderConfig, rows: u64, f: usize, work: &Workload) -> u64 {
     rows * ((config.fc1_blocks() + 1) * f) as u64 * work.activation_bytes
 }
 
-/// What backward keeps of the two, of which the second is the input of a linear layer.
+/// Bytes that backward keeps of the two, of which the second is the input of a linear layer.
 pub(crate) fn kept_inner_bytes(config: &DecoderConfig, rows: u64, f: usize, work: &Workload) -> u64 {
     inner_bytes(config, rows, f, work) - unit_bytes(rows, f, work) + work.input_alone(rows * f as u64)
 }
 
-/// What the backward of a block of width `f` on a rank has in hand of operands in 8 bits; `c` elements a token are read and written.
+/// Bytes of 8-bit operands that the backward of a block of width `f` on a rank uses; `c` elements a
+/// token are read and written.
 pub(crate) fn block_operands(config: &DecoderConfig, rows: u64, [c, f]: [usize; 2], work: &Workload) -> u64 {
     let first = work.operands_in_hand(rows, [c, config.fc1_blocks() * f]);
     first.max(work.operands_in_hand(rows, [f, c]))
@@ -51,7 +54,7 @@ pub(crate) fn block_flops(config: &DecoderConfig, tokens: f64, f: usize) -> f64 
 }
 
 impl Mlp {
-    /// What a dense block costs.
+    /// Cost of a dense block.
     pub fn cost(config: &DecoderConfig, work: &Workload) -> SegmentCost {
         let (f, c) = (config.ffn_hidden_size, config.hidden_size as u64);
         let (rows, width) = (work.tokens(), f / work.place.tensor.size);
@@ -73,8 +76,8 @@ impl Mlp {
         Self::with_second(config, (config.hidden_size, f), scope, Linear::new)
     }
 
-    /// The block that reads and writes `c` elements a token, and of which each of `ranks` computes a term of a sum
-    /// ([`Self::forward_term`]).
+    /// The block that reads and writes `c` elements a token, and of which each of `ranks` computes
+    /// a term of a sum ([`Self::forward_term`]).
     pub fn of_terms(config: &DecoderConfig, (c, f): (usize, usize), scope: &Scope, ranks: usize) -> Self {
         Self::with_second(config, (c, f), scope, |config, scope, name| Linear::of_terms(config, scope, name, ranks))
     }
@@ -108,7 +111,8 @@ impl Mlp {
         BlockOutput::Product { x: h_btf, linear: &self.linear_fc2, store, module: None }
     }
 
-    /// [`Self::forward`] with dropout at `rate` of the inner activations, of which each rank has its own: the key is the rank's.
+    /// [`Self::forward`] with dropout at `rate` of the inner activations, of which each rank has
+    /// its own: the key is the rank's.
     pub fn forward_with_dropout<'a>(
         &'a self,
         x_btc: Remakeable<3>,
@@ -124,20 +128,22 @@ impl Mlp {
         BlockOutput::Product { x: h_btf, linear: &self.linear_fc2, store, module: None }
     }
 
-    /// [`Self::forward_term`] that does not keep what the non-linearity makes: it is made again in backward.
+    /// [`Self::forward_term`] that does not keep what the non-linearity makes: it is made again in
+    /// backward.
     pub fn forward_term_remaking(&self, x_nc: Tensor<2>) -> Tensor<2> {
         let [n, c] = x_nc.dims();
         let before = in_module(OffloadModule::ExpertFc1, || self.linear_fc1.forward(x_nc.reshape([1, n, c]), None));
         self.linear_fc2.forward_of_unit(before, self.unit).reshape([n, c])
     }
 
-    /// The block as it is in the pass under way: for what runs again in backward.
+    /// The block, bound to the current pass: for operations that run again in backward.
     pub fn in_this_pass(&self) -> Self {
         let (linear_fc1, linear_fc2) = (self.linear_fc1.in_this_pass(), self.linear_fc2.in_this_pass());
         Self { linear_fc1, linear_fc2, unit: self.unit }
     }
 
-    /// This rank's term of a sum over the tensor-parallel ranks, without communication; with one such rank, the whole.
+    /// This rank's term of a sum over the tensor-parallel ranks, without communication; with one
+    /// such rank, the whole.
     ///
     /// `[n, c]` -> `[n, c]`. The block is one [of terms](Self::of_terms).
     pub fn forward_term(&self, x_nc: Tensor<2>) -> Tensor<2> {
@@ -154,12 +160,14 @@ impl Mlp {
         self.linear_fc2.forward(hidden(x_nc.reshape([1, n, c]).into()), None).reshape([n, c])
     }
 
-    /// Whether the layers are no more than weights and biases: no adapter changes them, and no weight is quantised.
+    /// True if the layers are only weights and biases: no adapter changes them, and no weight is
+    /// quantized.
     pub fn is_plain(&self) -> bool {
         [&self.linear_fc1, &self.linear_fc2].into_iter().all(Linear::is_plain)
     }
 
-    /// [`Self::forward_term`] of several blocks as one operation: `[m, c]`, rows of the first block first and `counts` of each, -> the same.
+    /// [`Self::forward_term`] of several blocks as one operation: `[m, c]`, rows of the first block
+    /// first and `counts` of each, -> the same.
     ///
     /// # Panics
     /// If a block is not [plain](Self::is_plain).

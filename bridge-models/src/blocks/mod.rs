@@ -14,8 +14,8 @@
 //! | `context_parallel` | attention over sequences that ranks share |
 //! | `regions` | where activations are gathered, summed and cut between ranks |
 //!
-//! Shape legend: `b` batch, `t` sequence, `n` tokens (`b * t`), `c` hidden size, `h` query heads, `g` key/value groups, `d`
-//! head size, `f` feed-forward size, `v` vocabulary.
+//! Shape legend: `b` batch, `t` sequence, `n` tokens (`b * t`), `c` hidden size, `h` query heads,
+//! `g` key/value groups, `d` head size, `f` feed-forward size, `v` vocabulary.
 
 pub(crate) mod attention;
 pub(crate) mod biased_attention;

@@ -17,7 +17,8 @@ pub(crate) struct Norm {
     config: NormConfig,
 }
 
-/// What a norm costs besides the input that it keeps: bytes of statistics over `rows` rows, in float32.
+/// Cost of a norm besides the input that it keeps: bytes of statistics over `rows` rows, in
+/// float32.
 pub(crate) fn statistics(config: NormConfig, rows: u64) -> SegmentCost {
     let numbers = match config.kind {
         NormKind::LayerNorm | NormKind::LayerNormNoBias => 2,
@@ -28,7 +29,8 @@ pub(crate) fn statistics(config: NormConfig, rows: u64) -> SegmentCost {
 }
 
 impl Norm {
-    /// The norm of the residual stream called `name`: the identity's parameters, weight one and bias zero.
+    /// The norm of the residual stream called `name`: the identity's parameters, weight one and
+    /// bias zero.
     pub fn new(config: NormConfig, size: usize, scope: &Scope, name: &str) -> Self {
         let cut = Cut::Replicated(Meets::ResidualStream);
         Self::with((config, size), (cut, ParameterRole::Norm), &scope.child(name))
@@ -39,7 +41,8 @@ impl Norm {
         Self::of_projection((config, size), Cut::Replicated(Meets::OwnPart), scope, name)
     }
 
-    /// The norm of queries or keys called `name`, with weights for all heads, of which each rank has those of its own: `size` in all.
+    /// The norm of queries or keys called `name`, with weights for all heads, of which each rank
+    /// has those of its own: `size` in all.
     pub fn of_projection((config, size): (NormConfig, usize), cut: Cut, scope: &Scope, name: &str) -> Self {
         Self::with((config, size), (cut, ParameterRole::QueryKeyNorm), &scope.child(name))
     }
@@ -64,12 +67,14 @@ impl Norm {
         }
     }
 
-    /// [`Self::forward`] in the dtype of the parameters, which is that of the layers: `x` may be a wider stream.
+    /// [`Self::forward`] in the dtype of the parameters, which is that of the layers: `x` may be a
+    /// wider stream.
     pub fn forward_into_layers<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         self.forward(x).cast(self.dtype())
     }
 
-    /// The norm of a residual stream, in the dtype of the parameters, and the stream: `[b, t, size]` -> twice the same.
+    /// The norm of a residual stream, in the dtype of the parameters, and the stream: `[b, t,
+    /// size]` -> twice the same.
     pub fn forward_residual(&self, x: Tensor<3>) -> (Remakeable<3>, Tensor<3>) {
         let (weight, bias) = self.parameters_for(&x);
         let (normed, x) = match self.config.kind {
@@ -97,8 +102,8 @@ impl Norm {
         }
     }
 
-    /// `[b, t, heads, d]` -> the same, of heads that are part of a root-mean-square norm over more: `mean_square_bt1` is that of them all, in
-    /// float32.
+    /// `[b, t, heads, d]` -> the same, for heads that are part of a root-mean-square norm over more
+    /// heads: `mean_square_bt1` is that of all heads, in float32.
     pub fn forward_part(&self, x_bthd: Tensor<4>, mean_square_bt1: Tensor<3>) -> Tensor<4> {
         let [b, t, h, d] = x_bthd.dims();
         let dtype = FloatDType::from(x_bthd.dtype());

@@ -1,6 +1,8 @@
-//! Parts of a segment that run again in backward: which of them a recipe names, and how a module is run so.
+//! Parts of a segment that run again in backward: which of them a recipe names, and how a module is
+//! run so.
 //!
-//! Graphs are cut between segments, so what is smaller is one operation of the segment's graph that keeps its inputs alone.
+//! Graphs are cut between segments, so what is smaller is one operation of the segment's graph that
+//! keeps its inputs alone.
 
 use std::collections::VecDeque;
 
@@ -17,16 +19,17 @@ const MLA_UP_PROJ: &str = "mla_up_proj";
 /// The parts of segments that are recomputed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RecomputedParts {
-    /// What the non-linearity of routed experts makes.
+    /// Outputs of the activation of routed experts.
     pub moe_act: bool,
     /// Shared experts.
     pub shared_experts: bool,
-    /// What latent attention makes of its latent vectors: queries, keys, values, and attention over them.
+    /// Tensors that latent attention derives from its latent vectors: queries, keys, values, and
+    /// attention over them.
     pub mla_up_proj: bool,
 }
 
 impl RecomputedParts {
-    /// Those that a section names.
+    /// Parts that a section names.
     pub fn read(section: &TransformerConfig) -> Self {
         let is_selective = section.recompute_granularity == Some(RecomputeGranularity::Selective);
         let modules = section.recompute_modules.as_deref().filter(|_| is_selective).unwrap_or_default();
@@ -48,7 +51,8 @@ impl RecomputedParts {
 
 /// `f(module, inputs)`, of which only the inputs are kept for backward.
 ///
-/// `f` runs again there, with the same values of the module's parameters. What it uses besides these and its inputs has no gradient.
+/// `f` runs again there, with the same values of the module's parameters. What it uses besides
+/// these and its inputs has no gradient.
 pub(crate) fn recomputed<M: Module + 'static, const N: usize, const I: usize, const D: usize>(
     module: M,
     inputs: [Tensor<I>; N],

@@ -1,7 +1,9 @@
-//! The borders of the regions that ranks compute together: where activations are gathered, summed and cut.
+//! The borders of the regions that ranks compute together: where activations are gathered, summed
+//! and cut.
 //!
-//! Inside a tensor-parallel region each rank has some heads, feed-forward columns or vocabulary rows. Outside, all ranks hold the same
-//! residual stream, or under sequence parallelism each has a contiguous part of the sequence, `[b, t / tp, c]`.
+//! Inside a tensor-parallel region each rank has some heads, feed-forward columns or vocabulary
+//! rows. Outside, all ranks hold the same residual stream, or under sequence parallelism each has a
+//! contiguous part of the sequence, `[b, t / tp, c]`.
 
 use std::sync::Arc;
 
@@ -65,19 +67,21 @@ impl Regions {
         &self.data
     }
 
-    /// Whether experts are cut over the same ranks as all else.
+    /// True if experts are sharded over the same ranks as all other weights.
     pub fn cuts_experts_alike(&self) -> bool {
         self.expert_tensor.size() == self.tensor.size()
     }
 
-    /// The same with whole sequences on every rank: for generation, whose sequences need not divide.
+    /// The same with whole sequences on every rank: for generation, whose sequences need not
+    /// divide.
     #[must_use]
     pub fn with_whole_sequences(&self) -> Self {
         let context = Arc::new(SingleCommunicator::new(self.context.name()));
         Self { context, sequence_parallel: false, ..self.clone() }
     }
 
-    /// Into a tensor-parallel region: `[b, t, c]`, or `[b, t / tp, c]` under sequence parallelism, -> `[b, t, c]`.
+    /// Into a tensor-parallel region: `[b, t, c]`, or `[b, t / tp, c]` under sequence parallelism,
+    /// -> `[b, t, c]`.
     pub fn enter<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         if self.sequence_parallel { gather_sequence(x, SEQUENCE, &self.tensor) } else { copy_to_group(x, &self.tensor) }
     }
@@ -87,7 +91,8 @@ impl Regions {
         if self.tensor.size() == 1 { x } else { self.enter(x.tensor).into() }
     }
 
-    /// The residual stream of all of this context-parallel rank's tokens, for tensor-parallel ranks that all compute the same from it.
+    /// The residual stream of all of this context-parallel rank's tokens, for tensor-parallel ranks
+    /// that all compute the same from it.
     pub fn replicated(&self, x_btc: Tensor<3>) -> Tensor<3> {
         match self.sequence_parallel {
             true => gather_replicated(x_btc, SEQUENCE, Cut::Contiguous, &self.tensor),
@@ -110,12 +115,13 @@ impl Regions {
         }
     }
 
-    /// The sum of each rank's term, `[b, t, n]`, on every rank, inside a tensor-parallel region where each goes on with it in its own way.
+    /// The sum of each rank's term, `[b, t, n]`, on every rank, inside a tensor-parallel region
+    /// where each goes on with it in its own way.
     pub fn total(&self, term_btn: Tensor<3>) -> Tensor<3> {
         copy_to_group(reduce_from_group(term_btn, &self.tensor), &self.tensor)
     }
 
-    /// Which of the `rows` tokens that a tensor-parallel region has are in this rank's residual stream.
+    /// Range of this rank's residual stream among the `rows` tokens of a tensor-parallel region.
     pub fn own_rows(&self, rows: usize) -> std::ops::Range<usize> {
         if self.sequence_parallel {
             let [own] =
@@ -126,7 +132,8 @@ impl Regions {
         }
     }
 
-    /// The dropout key of what each rank has a part of its own of: heads, or columns of a feed-forward block, and chunks of a sequence.
+    /// The dropout key of what each rank has a part of its own of: heads, or columns of a
+    /// feed-forward block, and chunks of a sequence.
     pub fn own_key(&self, key: Option<DropoutKey>) -> Option<DropoutKey> {
         let own = |stream: Philox, group: &Group| match group.size() {
             1 => stream,
@@ -135,7 +142,8 @@ impl Regions {
         key.map(|DropoutKey(stream)| DropoutKey(own(own(stream, &self.tensor), &self.context)))
     }
 
-    /// Dropout of the residual stream with the mask that one rank alone would have drawn for these tokens.
+    /// Dropout of the residual stream with the mask that one rank alone would have drawn for these
+    /// tokens.
     ///
     /// `x_btc` `[b, this rank's tokens, c]` -> the same.
     pub fn dropout(&self, x_btc: Tensor<3>, rate: f64, key: Option<DropoutKey>) -> Tensor<3> {
@@ -155,8 +163,9 @@ impl Regions {
         x_btc * mask
     }
 
-    /// Numbers drawn for each element of `[b, this rank's tokens, n]` of the residual stream: those that one rank alone would draw for these
-    /// tokens. `draw` makes a run of the elements of whole sequences.
+    /// Numbers drawn for each element of `[b, this rank's tokens, n]` of the residual stream: those
+    /// that one rank alone would draw for these tokens. `draw` makes a run of the elements of whole
+    /// sequences.
     pub fn drawn(
         &self,
         [b, t, n]: [usize; 3],
@@ -170,8 +179,9 @@ impl Regions {
         Tensor::from_data(TensorData::new(values, [b, t, n]).convert_dtype(dtype), (&device, dtype))
     }
 
-    /// The numbers, in whole sequences one after the other, of `b` times `t` tokens that a router has: those of a tensor-parallel region, or
-    /// where experts are cut otherwise those of this rank's residual stream.
+    /// The numbers, in whole sequences one after the other, of `b` times `t` tokens that a router
+    /// has: those of a tensor-parallel region, or where experts are cut otherwise those of this
+    /// rank's residual stream.
     pub fn token_numbers(&self, b: usize, t: usize) -> Vec<usize> {
         let places = if self.cuts_experts_alike() { self.region_places(t) } else { self.token_places(t) };
         let length = if self.cuts_experts_alike() { t * self.context.size() } else { self.whole_sequence(t) };
@@ -184,14 +194,14 @@ impl Regions {
         t * tensor * self.context.size()
     }
 
-    /// Where in the whole sequence this rank's `t` tokens lie.
+    /// Positions in the whole sequence of this rank's `t` tokens.
     fn token_places(&self, t: usize) -> Vec<usize> {
         let tensor = if self.sequence_parallel { self.tensor.size() } else { 1 };
         let in_context = self.region_places(t * tensor);
         in_context[self.own_rows(in_context.len())].to_vec()
     }
 
-    /// Where in the whole sequence the `t` tokens of this rank's tensor-parallel region lie.
+    /// Positions in the whole sequence of the `t` tokens of this rank's tensor-parallel region.
     fn region_places(&self, t: usize) -> Vec<usize> {
         let context = self.context.size();
         match context {
@@ -211,7 +221,7 @@ pub(crate) fn exchange(
     Exchange { kind, group, operation, pass, operations, bytes: operations * bytes }
 }
 
-/// What [`Regions::enter`] sends of tokens with `row` bytes each.
+/// Messages of [`Regions::enter`] for tokens with `row` bytes each.
 pub(crate) fn enter_exchanges(row: u64, work: &Workload) -> Vec<Exchange> {
     let of = |operation, pass, tokens: u64| {
         exchange((TrafficKind::Tensor, GroupKind::Tensor), operation, pass, (1, tokens * row))
@@ -225,7 +235,7 @@ pub(crate) fn enter_exchanges(row: u64, work: &Workload) -> Vec<Exchange> {
     ]
 }
 
-/// What [`Regions::leave`] sends of tokens with `row` bytes each.
+/// Messages of [`Regions::leave`] for tokens with `row` bytes each.
 pub(crate) fn leave_exchanges(row: u64, work: &Workload) -> Vec<Exchange> {
     let of = |operation, pass, tokens: u64| {
         exchange((TrafficKind::Tensor, GroupKind::Tensor), operation, pass, (1, tokens * row))
@@ -239,7 +249,7 @@ pub(crate) fn leave_exchanges(row: u64, work: &Workload) -> Vec<Exchange> {
     ]
 }
 
-/// What [`Regions::total`] sends of `numbers` a token, in float32.
+/// Messages of [`Regions::total`] for `numbers` a token, in float32.
 pub(crate) fn total_exchanges(numbers: u64, work: &Workload) -> Vec<Exchange> {
     let of = |pass| {
         let bytes = work.tokens() * numbers * 4;

@@ -1,4 +1,5 @@
-//! The residual stream: what the blocks of a layer read of it, and how their outputs are added to it.
+//! The residual stream: what the blocks of a layer read of it, and how their outputs are added to
+//! it.
 //!
 //! With `x` the stream, one step of a layer is
 //!
@@ -6,9 +7,10 @@
 //! x <- norm(stream_multiplier * x + sum over branches of dropout(branch_multiplier * after(block(before(x)))))
 //! ```
 //!
-//! where each norm, each factor and the dropout may be absent. The stream may be in float32 between blocks of 16 bits: what they read is
-//! rounded, and what they make is widened before it is added. Which of these operations run as one (a norm with the stream that it reads, a
-//! product with the addition) is decided here and nowhere else.
+//! where each norm, each factor and the dropout may be absent. The stream may be in float32 between
+//! blocks of 16 bits: what they read is rounded, and what they make is widened before it is added.
+//! Which of these operations run as one (a norm with the stream that it reads, a product with the
+//! addition) is decided here and nowhere else.
 
 use bridge_core::model::WeightGradientStore;
 use bridge_kernels::offload::{Module, in_module};
@@ -19,14 +21,14 @@ use super::linear::Linear;
 use super::norm::Norm;
 use super::regions::Regions;
 
-/// What a block reads.
+/// Input of a block.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Reads<'a> {
     /// The stream.
     Stream,
     /// A norm of the stream, which is a module by itself where recipes have a name for it.
     Norm(&'a Norm, Option<Module>),
-    /// What the branch before it reads.
+    /// Input of the branch before it.
     Shared,
 }
 
@@ -41,18 +43,19 @@ pub(crate) struct Branch<'a> {
     pub key: Option<DropoutKey>,
 }
 
-/// What a block returns: `[b, this rank's tokens, c]`.
+/// Output of a block: `[b, this rank's tokens, c]`.
 pub(crate) enum BlockOutput<'a> {
     /// The output.
     Made(Tensor<3>),
-    /// The product of a row-parallel layer that is not made yet, so that the addition to the stream can be part of it.
+    /// The product of a row-parallel layer that is not made yet, so that the addition to the stream
+    /// can be part of it.
     Product {
         /// `[b, t, this rank's inputs]`.
         x: Remakeable<3>,
         linear: &'a Linear,
-        /// Where the layer leaves the deferred gradient of its weight.
+        /// Store for the deferred gradient of the layer's weight.
         store: Option<&'a WeightGradientStore>,
-        /// What the layer is by itself in recipes.
+        /// Name of the layer as a module in recipes.
         module: Option<Module>,
     },
 }
@@ -68,7 +71,7 @@ impl BlockOutput<'_> {
     }
 }
 
-/// How branches are added to the stream.
+/// Addition of branches to the stream.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Residual<'a> {
     pub regions: &'a Regions,
@@ -76,7 +79,8 @@ pub(crate) struct Residual<'a> {
     pub dropout: f64,
     pub branch_multiplier: f64,
     pub stream_multiplier: f64,
-    /// What is added to is the norm that the one branch reads, in the stream's place.
+    /// True if the branch's output is added to the norm that the branch reads, instead of the
+    /// stream.
     pub adds_to_norm: bool,
     /// Norm of the sum.
     pub norm: Option<&'a Norm>,
@@ -85,7 +89,8 @@ pub(crate) struct Residual<'a> {
 }
 
 impl Residual<'_> {
-    /// One step of the stream, `[b, this rank's tokens, c]` -> the same. All branches read the stream as it is before the step.
+    /// One step of the stream, `[b, this rank's tokens, c]` -> the same. All branches read the
+    /// stream as it is before the step.
     pub fn step<const N: usize>(&self, x_btc: Tensor<3>, branches: [Branch; N]) -> Tensor<3> {
         let mut stream_btc = x_btc;
         let mut shared: Option<Remakeable<3>> = None;

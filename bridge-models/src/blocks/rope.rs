@@ -1,4 +1,5 @@
-//! Rotary position embedding: inverse frequencies, their scaling for longer contexts, and the tables that layers rotate by.
+//! Rotary position embedding: inverse frequencies, their scaling for longer contexts, and the
+//! tables that layers rotate by.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -12,7 +13,8 @@ use crate::models::decoder::config::{DecoderConfig, PositionEmbedding, RopeConfi
 #[derive(Clone, Debug)]
 pub(crate) struct Rotary {
     table: GrowingTable,
-    /// The table of longer sequences, and the length of the longest sequence that is not one, in tokens.
+    /// The table of longer sequences, and the length of the longest sequence that is not one, in
+    /// tokens.
     long: Option<(usize, GrowingTable)>,
     /// The table of windowed layers, where it is another one.
     windowed: Option<GrowingTable>,
@@ -21,8 +23,8 @@ pub(crate) struct Rotary {
 /// Initial number of positions of a table; fewer if the model has fewer.
 const FIRST_POSITIONS: usize = 1 << 14;
 
-/// Rotary table that is extended when a sequence exceeds it. Each row depends on its position only, so results do not depend on the
-/// table's length.
+/// Rotary table that is extended when a sequence exceeds it. Each row depends on its position only,
+/// so results do not depend on the table's length.
 #[derive(Clone, Debug)]
 struct GrowingTable {
     frequencies: Vec<f32>,
@@ -78,8 +80,8 @@ impl Rotary {
         }
     }
 
-    /// Tables for heads of `head_size` elements and positions `0..length`, of which those behind the first [`FIRST_POSITIONS`] are made when a
-    /// sequence has them.
+    /// Tables for heads of `head_size` elements and positions `0..length`, of which those behind
+    /// the first [`FIRST_POSITIONS`] are made when a sequence has them.
     pub fn new(rope: &RopeConfig, head_size: usize, length: usize, device: &Device) -> Self {
         let device = device.clone().without_autodiff();
         let pairing = if rope.interleaved { RotaryPairing::Interleaved } else { RotaryPairing::Halves };
@@ -101,7 +103,8 @@ impl Rotary {
         }
     }
 
-    /// The tables of sequences of `length` tokens, those before the first one of a batch counted too.
+    /// The tables of sequences of `length` tokens, those before the first one of a batch counted
+    /// too.
     pub fn tables(&self, length: usize) -> LayerTables {
         LayerTables { usual: self.table(length), windowed: self.windowed.as_ref().map(|table| table.of_length(length)) }
     }
@@ -113,28 +116,29 @@ impl Rotary {
         }
     }
 
-    /// Whether tokens that were rotated when a sequence had `before` tokens are rotated otherwise when it has `now`.
+    /// True if tokens that were rotated when a sequence had `before` tokens are rotated otherwise
+    /// when it has `now`.
     pub fn changes(&self, before: usize, now: usize) -> bool {
         self.long.as_ref().is_some_and(|(short, _)| before > 0 && before <= *short && now > *short)
     }
 
-    /// Whether there are lengths between which tokens are rotated otherwise.
+    /// True if the rotation of tokens depends on the sequence's length.
     pub fn depends_on_length(&self) -> bool {
         self.long.is_some()
     }
 }
 
-/// Which sequences frequencies are for, where scaling tells them apart.
+/// Sequences that frequencies are for, if scaling distinguishes them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Sequences {
-    /// Those of up to [`RopeConfig::short_length`] tokens.
+    /// Sequences of up to [`RopeConfig::short_length`] tokens.
     Short,
     /// Longer ones.
     Long,
 }
 
-/// `1 / base^(2i / r)` for each of the `r / 2` pairs, scaled (Su et al., arXiv:2104.09864, section 3.2.2), in radians a
-/// position.
+/// `1 / base^(2i / r)` for each of the `r / 2` pairs, scaled (Su et al., arXiv:2104.09864, section
+/// 3.2.2), in radians a position.
 ///
 /// Every step is rounded to float32, because the released models' frequencies are.
 pub(crate) fn inverse_frequencies(rope: &RopeConfig, head_size: usize, sequences: Sequences) -> Vec<f32> {
@@ -200,7 +204,7 @@ impl Ramp {
     /// The ramp over the pairs of `rotated` elements (Peng et al., arXiv:2309.00071, section 3.2).
     fn new(yarn: &YarnConfig, base: f64, rotated: usize) -> Self {
         let (size, length) = (rotated as f64, yarn.original_max_position_embeddings as f64);
-        // The pair whose frequency makes so many turns in the original context.
+        // The pair whose frequency makes this number of turns in the original context.
         let pair = |turns: f64| size * (length / (turns * std::f64::consts::TAU)).ln() / (2.0 * base.ln());
         let (low, high) = (pair(yarn.beta_fast), pair(yarn.beta_slow));
         let (low, high) = if yarn.truncate { (low.floor(), high.ceil()) } else { (low, high) };
@@ -216,12 +220,13 @@ impl Ramp {
 }
 
 impl YarnConfig {
-    /// What [`beta_fast`](Self::beta_fast) is where nobody names it.
+    /// Default of [`beta_fast`](Self::beta_fast).
     pub const BETA_FAST: f64 = 32.0;
-    /// What [`beta_slow`](Self::beta_slow) is where nobody names it.
+    /// Default of [`beta_slow`](Self::beta_slow).
     pub const BETA_SLOW: f64 = 1.0;
 
-    /// `0.1 m ln(factor) + 1`: how much scores' inputs grow with the context (arXiv:2309.00071, equation 22); 1 where it does not grow.
+    /// `0.1 m ln(factor) + 1`: how much scores' inputs grow with the context (arXiv:2309.00071,
+    /// equation 22); 1 where it does not grow.
     pub fn growth(&self, m: f64) -> f64 {
         if self.factor <= 1.0 { 1.0 } else { 0.1 * m * self.factor.ln() + 1.0 }
     }
@@ -241,7 +246,8 @@ impl RopeConfig {
         }
     }
 
-    /// The longest sequence that the frequencies of short ones are for, where scaling tells sequences apart, in tokens.
+    /// The longest sequence that the frequencies of short ones are for, where scaling tells
+    /// sequences apart, in tokens.
     pub(crate) fn short_length(&self) -> Option<usize> {
         match &self.scaling {
             Some(RopeScaling::LongRope { original_max_position_embeddings, .. }) => {
@@ -373,7 +379,8 @@ mod tests {
         let size = 38_u8;
         for truncate in [true, false] {
             let scaled = inverse_frequencies(&with_yarn(yarn(truncate)), size.into(), Sequences::Short);
-            // The pair of a number of turns within 32 tokens, solved for where the frequency is turns * tau / 32.
+            // The pair of a number of turns within 32 tokens, solved for where the frequency is
+            // turns * tau / 32.
             let pair = |turns: f64| {
                 let frequency = turns * std::f64::consts::TAU / 32.0;
                 -frequency.ln() / 10_000_f64.ln() * f64::from(size) / 2.0

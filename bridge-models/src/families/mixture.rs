@@ -1,4 +1,4 @@
-//! What families with experts share: rows of settings, and where experts are.
+//! Rows of settings and positions of experts that families with experts share.
 
 use serde_json::{Map, Value, json};
 
@@ -13,7 +13,8 @@ pub(super) fn experts(config: &mut DecoderConfig) -> &mut MoeConfig {
     config.moe.get_or_insert_with(MoeConfig::neutral)
 }
 
-/// Whether the weights of a token's experts sum to one: then they are the softmax over the chosen experts alone.
+/// True if the weights of a token's experts sum to one: then they are the softmax over the chosen
+/// experts alone.
 pub(super) const NORM_TOPK_PROB: Setting = Setting::Keys {
     read: |fields, c| {
         experts(c).pre_softmax = !fields.bool("norm_topk_prob")?.unwrap_or(false);
@@ -25,7 +26,7 @@ pub(super) const NORM_TOPK_PROB: Setting = Setting::Keys {
     },
 };
 
-/// What absent settings of a router with sigmoids mean.
+/// Defaults of absent settings of a router with sigmoids.
 pub(super) struct SigmoidRouter {
     /// `n_group`.
     pub groups: usize,
@@ -36,7 +37,8 @@ pub(super) struct SigmoidRouter {
 }
 
 impl SigmoidRouter {
-    /// A router as DeepSeek-V3's: groups of experts, of which one has no meaning, a bias in the choice, and the weights of the chosen experts.
+    /// A router as DeepSeek-V3's: groups of experts, of which one has no meaning, a bias in the
+    /// choice, and the weights of the chosen experts.
     pub fn read(&self, fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
         let groups = fields.size("n_group")?.unwrap_or(self.groups);
         let chosen = fields.size("topk_group")?.unwrap_or(self.chosen);

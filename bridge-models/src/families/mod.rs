@@ -1,5 +1,6 @@
-//! Families of Hugging Face models: a folder each, and a line in [`FAMILIES`]. A folder has `config.rs`, which keys of `config.json` are
-//! which fields of the decoder, and `weights.rs`, where each parameter is. What these tables mean is said in [`crate::huggingface`].
+//! Families of Hugging Face models: a folder each, and a line in [`FAMILIES`]. A folder has
+//! `config.rs`, which keys of `config.json` are which fields of the decoder, and `weights.rs`,
+//! where each parameter is. What these tables mean is said in [`crate::huggingface`].
 
 mod cohere2;
 mod deepseek_v3;
@@ -32,7 +33,8 @@ use crate::decoder::DecoderConfig;
 use crate::huggingface::gguf::GgufFamily;
 use crate::huggingface::{Family, HfError};
 
-/// All families. A decoder that several can hold, and that came from no folder, is written as the first of them.
+/// All families. A decoder that several can hold, and that came from no folder, is written as the
+/// first of them.
 pub const FAMILIES: &[&Family] = &[
     &gpt2::FAMILY,
     &llama::FAMILY,
@@ -59,7 +61,8 @@ pub const FAMILIES: &[&Family] = &[
     &gpt_oss::FAMILY,
 ];
 
-/// The families that llama.cpp has too: `gguf.rs` of the folder, and a line here. A file is read as the first with its architecture.
+/// The families that llama.cpp has too: `gguf.rs` of the folder, and a line here. A file is read as
+/// the first with its architecture.
 pub(crate) const GGUF_FAMILIES: &[&GgufFamily] =
     &[&gpt2::gguf::GGUF, &llama::gguf::GGUF, &mistral::gguf::GGUF, &qwen2::gguf::GGUF, &qwen3::gguf::GGUF];
 
@@ -68,10 +71,10 @@ pub fn with_model_type(model_type: &str) -> Option<&'static Family> {
     FAMILIES.iter().copied().find(|family| family.model_type() == model_type)
 }
 
-/// The family that can hold this decoder: that of the folder it came from, by its `model_type`, or else the first that can.
+/// The family that can hold this decoder: that of the folder it came from, by its `model_type`, or
+/// else the first that can.
 ///
-/// # Errors
-/// If there is none: says of each family why not.
+/// # Errors If no family fits: gives the reason of each family.
 pub fn of(config: &DecoderConfig, origin: Option<&str>) -> Result<&'static Family, HfError> {
     let mut reasons = Vec::new();
     for family in origin.and_then(with_model_type).iter().chain(FAMILIES) {

@@ -1,4 +1,4 @@
-//! What the tests of several families share: small `config.json`s.
+//! Code that the tests of several families share: small `config.json`s.
 
 use serde_json::{Map, Value, json};
 
@@ -6,7 +6,8 @@ use crate::decoder::DecoderConfig;
 use crate::huggingface::fields::Fields;
 use crate::huggingface::{Family, HfError};
 
-/// The decoder of a small `config.json` of `family`: four layers of width 24, six heads in three groups.
+/// The decoder of a small `config.json` of `family`: four layers of width 24, six heads in three
+/// groups.
 pub(super) fn parse(family: &Family, more: Value) -> Result<DecoderConfig, HfError> {
     let sizes = json!({
         "vocab_size": 50, "hidden_size": 24, "intermediate_size": 36, "num_hidden_layers": 4, "num_attention_heads": 6,

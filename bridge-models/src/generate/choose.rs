@@ -2,7 +2,7 @@
 
 use bridge_kernels::Philox;
 
-/// How the next token is chosen.
+/// Choice of the next token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Sampling {
     /// The most likely token; of several, the one with the lowest id.
@@ -11,19 +11,22 @@ pub enum Sampling {
     Random(Draw),
 }
 
-/// A random draw: among which tokens, and how. What is cut off is cut off in the order of the fields.
+/// A random draw: among which tokens, and how. What is cut off is cut off in the order of the
+/// fields.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Draw {
     /// Divides the logits: below 1 sharpens, above 1 flattens.
     pub temperature: f64,
     /// Only the `k` most likely tokens.
     pub top_k: Option<usize>,
-    /// Only the most likely tokens whose probabilities add up to `p`, at least one (nucleus sampling,
-    /// arXiv:1904.09751).
+    /// Only the most likely tokens whose probabilities add up to `p`, at least one (nucleus
+    /// sampling, arXiv:1904.09751).
     pub top_p: Option<f64>,
-    /// Only tokens with at least this share of the probability of the most likely one (arXiv:2407.01082).
+    /// Only tokens with at least this share of the probability of the most likely one
+    /// (arXiv:2407.01082).
     pub min_p: Option<f64>,
-    /// Only the tokens whose information is nearest to that which is expected, whose probabilities add up to this (arXiv:2202.00666).
+    /// Only the tokens whose information is nearest to that which is expected, whose probabilities
+    /// add up to this (arXiv:2202.00666).
     pub typical_p: Option<f64>,
     /// Only tokens of at least this probability, or the most likely one (arXiv:2210.15191).
     pub epsilon_cutoff: Option<f64>,
@@ -107,7 +110,8 @@ fn entropy(tokens: &[(usize, f64)]) -> f64 {
     -shares.map(|share| share * share.ln()).sum::<f64>()
 }
 
-/// Keeps the tokens whose information is nearest to the entropy, until their probabilities add up to `p`.
+/// Keeps the tokens whose information is nearest to the entropy, until their probabilities add up
+/// to `p`.
 fn typical(tokens: &mut Vec<(usize, f64)>, p: f64) {
     let (total, expected) = (total(tokens), entropy(tokens));
     let distance = |weight: f64| (-(weight / total).ln() - expected).abs();
@@ -197,7 +201,8 @@ mod tests {
             draw.cut(&mut tokens);
             tokens.into_iter().map(|(id, _)| id).collect::<Vec<_>>()
         };
-        // Shares of 1/2, 1/4, 1/8, 1/8: the entropy is 1.75 ln 2, so the second is nearest, then the first.
+        // Shares of 1/2, 1/4, 1/8, 1/8: the entropy is 1.75 ln 2, so the second is nearest, then
+        // the first.
         let shares = [4.0, 2.0, 1.0, 1.0];
         assert_eq!(kept(|draw| draw.min_p = Some(0.5), &shares), [0, 1]);
         assert_eq!(kept(|draw| draw.typical_p = Some(0.2), &shares), [1]);

@@ -1,4 +1,5 @@
-//! Sampling from a model, token by token, with what layers remember of earlier tokens. Several texts go through the model as one batch.
+//! Sampling from a model, token by token, with what layers remember of earlier tokens. Several
+//! texts go through the model as one batch.
 //!
 //! | file | what it has |
 //! | --- | --- |
@@ -19,14 +20,14 @@ use self::rules::Text;
 pub use self::rules::TokenRules;
 use crate::decoder::DecoderConfig;
 
-/// What to generate.
+/// Options of a generation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GenerateOptions {
-    /// At most so many new tokens.
+    /// Largest number of new tokens.
     pub max_new_tokens: usize,
-    /// How they are chosen.
+    /// Sampling of the tokens.
     pub sampling: Sampling,
-    /// What is asked of them besides.
+    /// Constraints on the tokens.
     pub rules: TokenRules,
     /// Tokens that end the text; one that was drawn is returned as the last token.
     pub stop_tokens: Vec<i64>,
@@ -34,19 +35,20 @@ pub struct GenerateOptions {
     pub vocab_size: usize,
     /// Longest text, prompt included, that the model's positions cover.
     pub max_positions: usize,
-    /// Of a model with an encoder, the token that its decoder begins with: the prompt is what the encoder reads, once.
+    /// First token of the decoder of a model with an encoder: the prompt is the encoder's input,
+    /// read once.
     pub decoder_start: Option<i64>,
-    /// What runs through the model for each new token.
+    /// Tokens that run through the model for each new token.
     pub memory: Memory,
 }
 
-/// What layers remember from token to token.
+/// State that layers keep from token to token.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Memory {
-    /// What they need: only the newest token runs through the model.
+    /// KV cache and SSM state: only the newest token runs through the model.
     #[default]
     State,
-    /// Nothing: all of the text runs through the model again. Slow; a check of the other.
+    /// No state: the whole text runs through the model again. Slow; a check of the other variant.
     Nothing,
 }
 
@@ -75,9 +77,9 @@ pub enum GenerateError {
     /// A prompt token is not in the vocabulary.
     #[error("prompt: expected token ids in 0..{vocab_size}, found {token} at position {position}")]
     TokenOutOfRange {
-        /// Its place in the prompt.
+        /// Position in the prompt.
         position: usize,
-        /// Its id.
+        /// Id of the token.
         token: i64,
         /// Size of the vocabulary.
         vocab_size: usize,
@@ -101,9 +103,9 @@ pub enum GenerateError {
     Sampling {
         /// The setting.
         key: &'static str,
-        /// Its range.
+        /// Accepted range.
         expected: &'static str,
-        /// Its value.
+        /// Found value.
         found: String,
     },
     /// The model cannot generate, for example because it is one stage of several.
@@ -120,9 +122,9 @@ pub enum GenerateError {
 /// A prompt, and how to continue it.
 #[derive(Clone, Copy, Debug)]
 pub struct GenerateRequest<'a> {
-    /// What is continued, or what an encoder reads.
+    /// Text to continue, or the input of an encoder.
     pub prompt: &'a [i64],
-    /// How.
+    /// Options of the generation.
     pub options: &'a GenerateOptions,
 }
 
@@ -131,7 +133,8 @@ pub struct GenerateRequest<'a> {
 /// Returns the new tokens.
 ///
 /// # Errors
-/// If the prompt is empty or too long for the model, a setting is out of range, or the model has no logits.
+/// If the prompt is empty or too long for the model, a setting is out of range, or the model has no
+/// logits.
 pub fn generate(
     model: &dyn ModelChunk,
     device: &Device,
@@ -144,11 +147,13 @@ pub fn generate(
     texts.map(|texts| texts.into_iter().flatten().collect()).map_err(|(_, error)| error)
 }
 
-/// Continues several prompts together, each as [`generate`] does. `on_token` sees each new token with the number of its request, and may stop that one.
+/// Continues several prompts together, each as [`generate`] does. `on_token` sees each new token
+/// with the number of its request, and may stop that one.
 ///
-/// Texts go through the model in step, from position to position: where a shorter prompt has ended its new tokens come, beside the given ones of a
-/// longer prompt. So all rows of a batch are at one position, whatever their layers remember, and none needs padding. Prompts that differ too
-/// much in length, and prompts of different lengths that an encoder reads, go one after the other.
+/// Texts go through the model in step, from position to position: where a shorter prompt has ended
+/// its new tokens come, beside the given ones of a longer prompt. So all rows of a batch are at one
+/// position, whatever their layers remember, and none needs padding. Prompts that differ too much
+/// in length, and prompts of different lengths that an encoder reads, go one after the other.
 ///
 /// Returns the new tokens of each request.
 ///
@@ -175,7 +180,8 @@ pub fn generate_batch(
     Ok(texts)
 }
 
-/// How many tokens the longest prompt of those that go in step has more than the shortest: these go through the model one by one.
+/// Largest difference between the lengths of the longest and the shortest prompt of a batch; the
+/// surplus tokens run one by one.
 const MOST_APART: usize = 32;
 
 /// The numbers of the requests that go in step, by the lengths of their prompts.
@@ -202,9 +208,9 @@ fn in_step(requests: &[GenerateRequest]) -> Vec<Vec<usize>> {
 struct Row<'a> {
     number: usize,
     request: GenerateRequest<'a>,
-    /// What a decoder reads: the prompt, or the token that it begins with, and behind it the new tokens.
+    /// Input of the decoder: the prompt, or its first token, and then the new tokens.
     tokens: Vec<i64>,
-    /// How many of them are not new.
+    /// Number of tokens that are not new.
     given: usize,
     is_done: bool,
 }
@@ -271,7 +277,7 @@ impl<'a> Batch<'a> {
         Ok(self.rows)
     }
 
-    /// What layers remember before the first token, with what an encoder reads.
+    /// Generation state before the first token, with the encoder's input.
     fn begin(&self) -> Result<GenerationState, GenerateError> {
         let mut state = self.model.new_state();
         if self.rows[0].request.options.decoder_start.is_some() && self.rows.iter().any(|row| !row.is_done) {
@@ -282,7 +288,8 @@ impl<'a> Batch<'a> {
         Ok(state)
     }
 
-    /// The tokens of all rows at these positions. Behind the end of a text its last token stands there: nothing reads what comes of it.
+    /// Tokens of all rows at these positions. Behind the end of a text its last token is repeated;
+    /// its outputs are not read.
     fn tokens(&self, positions: Range<usize>) -> Tensor<2, Int> {
         let at = |row: &Row, position: usize| row.tokens.get(position).or(row.tokens.last()).copied().unwrap_or(0);
         let ids = self.rows.iter().flat_map(|row| positions.clone().map(move |position| at(row, position)));

@@ -1,23 +1,26 @@
-//! Rules that change what is likely before a token is chosen: those of `generation_config.json` that look at the text. How a token is then drawn, `choose`
-//! says.
+//! Rules that change what is likely before a token is chosen: those of `generation_config.json`
+//! that look at the text. How a token is then drawn, `choose` says.
 
 use std::collections::BTreeSet;
 
-/// What is asked of the tokens of a text. The neutral value asks for nothing.
+/// Constraints on the tokens of a text. The default constrains nothing.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenRules {
-    /// Divides the positive logits of tokens that are in the text already, and multiplies their negative ones (arXiv:1909.05858, section 4.1): above
-    /// 1 they become less likely; 1 changes nothing.
+    /// Divides the positive logits of tokens that are in the text already, and multiplies their
+    /// negative ones (arXiv:1909.05858, section 4.1): above 1 they become less likely; 1 changes
+    /// nothing.
     pub repetition_penalty: f64,
-    /// The same for the tokens of the prompt, the other way round: above 1 they become more likely (`encoder_repetition_penalty` in transformers).
+    /// The same for the tokens of the prompt, the other way round: above 1 they become more likely
+    /// (`encoder_repetition_penalty` in transformers).
     pub encoder_repetition_penalty: f64,
-    /// No run of so many tokens comes twice in the text; 0 allows all.
+    /// Length of runs of tokens that must not repeat in the text; 0 allows all.
     pub no_repeat_ngram_size: usize,
-    /// No run of so many tokens of the prompt comes in what is generated; 0 allows all.
+    /// Length of runs of the prompt's tokens that must not occur in the generated text; 0 allows
+    /// all.
     pub encoder_no_repeat_ngram_size: usize,
     /// Runs of tokens that are never generated.
     pub bad_words: Vec<Vec<i64>>,
-    /// No token ends the text before there are so many new ones.
+    /// Smallest number of new tokens before an end token.
     pub min_new_tokens: usize,
     /// Tokens that are never generated.
     pub suppressed: Vec<i64>,
@@ -48,11 +51,12 @@ impl Default for TokenRules {
 
 /// A text in the making.
 pub(super) struct Text<'a> {
-    /// What was given to the model.
+    /// Input of the model.
     pub prompt: &'a [i64],
-    /// What the model has before the token that is chosen now: prompt and new tokens, or what an encoder-decoder's decoder has.
+    /// Tokens before the next one: prompt and new tokens, or the tokens of an encoder-decoder's
+    /// decoder.
     pub before: &'a [i64],
-    /// How many of those are new.
+    /// Number of new tokens among them.
     pub new: usize,
     /// Tokens that end it.
     pub ends: &'a [i64],
@@ -134,7 +138,7 @@ fn only(logits_v: &mut [f32], tokens: &[i64]) {
 mod tests {
     use super::*;
 
-    /// Which of eight equal tokens are left.
+    /// Tokens of eight equal ones that remain.
     fn left(rules: &TokenRules, before: &[i64], new: usize) -> Vec<usize> {
         let mut logits = [1.0; 8];
         let text = Text { prompt: &before[..before.len() - new], before, new, ends: &[7], most: 4 };

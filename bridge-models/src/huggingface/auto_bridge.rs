@@ -1,4 +1,5 @@
-//! The bridge to Hugging Face as one value: opened from a folder or a GGUF file, whatever its family, and written as a folder again.
+//! The bridge to Hugging Face as one value: opened from a folder or a GGUF file, whatever its
+//! family, and written as a folder again.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,8 +21,8 @@ pub struct AutoBridge {
 }
 
 impl AutoBridge {
-    /// Opens a folder with `config.json` and safetensors, or a GGUF file. The family is found, and every tensor's name and shape is looked at; none is
-    /// read.
+    /// Opens a folder with `config.json` and safetensors, or a GGUF file. The family is found, and
+    /// every tensor's name and shape is looked at; none is read.
     ///
     /// # Errors
     /// As [`HfModel::open`].
@@ -34,7 +35,7 @@ impl AutoBridge {
         &self.model
     }
 
-    /// Its architecture.
+    /// Architecture of the model.
     pub fn config(&self) -> &DecoderConfig {
         self.model.config()
     }
@@ -47,12 +48,13 @@ impl AutoBridge {
         self.model.build(device)
     }
 
-    /// Loads its weights into the chunks of a model of any layout, of which each rank reads its part.
+    /// Loads its weights into the chunks of a model of any layout, of which each rank reads its
+    /// part.
     pub fn hook(&self) -> ModelHook {
         import_hook(self.model.source().path().to_owned())
     }
 
-    /// What a checkpoint of it has, for [`bridge_core::checkpoint::CheckpointWriter`].
+    /// Snapshot of the model for [`bridge_core::checkpoint::CheckpointWriter`].
     ///
     /// # Errors
     /// As [`snapshot`].
@@ -60,8 +62,9 @@ impl AutoBridge {
         snapshot(self.model.clone())
     }
 
-    /// Writes `chunks`, which are the stages of this model after training, say, as a folder of its family: with its settings, its tokenizer's files and
-    /// its way of having experts. What `options` says besides counts.
+    /// Writes `chunks`, which are the stages of this model after training, say, as a folder of its
+    /// family: with its settings, its tokenizer's files and its way of having experts. What
+    /// `options` says besides counts.
     ///
     /// # Errors
     /// As [`to_hf`](fn@to_hf), and if one of those files cannot be read.

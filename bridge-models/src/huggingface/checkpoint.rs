@@ -17,9 +17,9 @@ use super::source::TensorSource;
 /// A tensor in host memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HostTensor {
-    /// Its shape.
+    /// Shape of the tensor.
     pub shape: Vec<usize>,
-    /// Its elements, row-major.
+    /// Elements, row-major.
     pub values: Vec<f32>,
 }
 
@@ -28,14 +28,15 @@ pub struct HostTensor {
 pub struct HfCheckpoint {
     folder: PathBuf,
     files: Vec<Mmap>,
-    /// Of each file.
+    /// Path of each file.
     paths: Vec<PathBuf>,
     resident: Resident,
     tensors: BTreeMap<String, Entry>,
 }
 
-/// How much of mapped files is in the process's memory: pages that were read are handed back from time to time, or a model of any size would be in it
-/// after all of its tensors have passed. The system still has them in its cache.
+/// Resident pages of mapped files: pages that were read are released from time to time, or a model
+/// of any size would be in memory after all of its tensors have passed. The system still has them
+/// in its cache.
 #[derive(Debug, Default)]
 pub(super) struct Resident {
     bytes: AtomicUsize,
@@ -45,7 +46,7 @@ impl Resident {
     /// Bytes that are read before what is in memory is handed back.
     const MOST: usize = 16 << 20;
 
-    /// Notes that so many bytes of the files are about to be read.
+    /// Records that `bytes` bytes of the files are about to be read.
     pub fn read(&self, bytes: usize, files: &[Mmap]) {
         if self.bytes.fetch_add(bytes, Ordering::Relaxed) >= Self::MOST {
             self.bytes.store(bytes, Ordering::Relaxed);
@@ -63,29 +64,32 @@ struct Entry {
     encoding: Encoding,
 }
 
-/// What the elements of a tensor stand for.
+/// Encoding of the elements of a tensor.
 #[derive(Clone, Debug)]
 enum Encoding {
     /// Themselves.
     Plain,
-    /// Themselves times the scale of their block of so many rows and columns.
+    /// Elements times the scale of their block of rows and columns.
     Scaled { scales: Box<Entry>, block: [usize; 2] },
-    /// Pairs of 4-bit floats in rows of blocks, which have a scale each; the tensor is the transpose of the stored matrices.
+    /// Pairs of 4-bit floats in rows of blocks, which have a scale each; the tensor is the
+    /// transpose of the stored matrices.
     Mxfp4 { scales: Box<Entry> },
 }
 
-/// How the weights of a folder are quantized, as `quantization_config` of its `config.json` says.
+/// Quantization of a folder's weights, from `quantization_config` of its `config.json`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Quantization {
     /// Not at all.
     #[default]
     None,
-    /// Floats of 8 bits, with a tensor `NAME_scale_inv` beside each: a factor for each block of so many rows and columns (as DeepSeek-V3 has them).
+    /// Floats of 8 bits, with a tensor `NAME_scale_inv` beside each: a factor for each block of
+    /// rows and columns (as DeepSeek-V3 has them).
     Fp8 {
         /// Rows and columns of a block.
         block: [usize; 2],
     },
-    /// Blocks of 32 floats of 4 bits in `NAME_blocks`, a scale each in `NAME_scales`; `NAME` is made of both (as GPT-OSS has them).
+    /// Blocks of 32 floats of 4 bits in `NAME_blocks`, a scale each in `NAME_scales`; `NAME` is
+    /// made of both (as GPT-OSS has them).
     Mxfp4,
 }
 
@@ -122,8 +126,9 @@ const RESAVE: &str =
 const PICKLED: [&str; 2] = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
 
 impl HfCheckpoint {
-    /// Maps the files of `folder` as transformers chooses them: `model.safetensors`, or else the files that `model.safetensors.index.json` names,
-    /// each as a whole, whatever the index says of its tensors.
+    /// Maps the files of `folder` as transformers chooses them: `model.safetensors`, or else the
+    /// files that `model.safetensors.index.json` names, each as a whole, whatever the index says of
+    /// its tensors.
     ///
     /// # Errors
     /// If a file is missing or damaged.
@@ -208,7 +213,8 @@ impl HfCheckpoint {
         Ok(checkpoint)
     }
 
-    /// The same tensors with the values that quantized ones stand for, by their own names; what belongs to these is no tensor of its own any more.
+    /// The same tensors with the values that quantized ones stand for, by their own names; what
+    /// belongs to these is no tensor of its own any more.
     ///
     /// # Errors
     /// If a quantized tensor lacks its scales, or they have another shape or dtype.
@@ -450,7 +456,8 @@ fn elements<const N: usize, T>(bytes: &[u8], convert: impl Fn([u8; N]) -> T) -> 
     bytes.as_chunks::<N>().0.iter().map(|chunk| convert(*chunk)).collect()
 }
 
-/// The error about weights of `folder` that are in other files than those that are read, if there are any.
+/// The error about weights of `folder` that are in other files than those that are read, if there
+/// are any.
 fn not_read(folder: &Path) -> Option<HfError> {
     if PICKLED.iter().any(|name| folder.join(name).exists()) {
         return Some(HfError::Pickled { path: folder.to_owned() });

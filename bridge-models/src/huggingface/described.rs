@@ -1,4 +1,4 @@
-//! What `config.json` of a folder says, before any weight is opened.
+//! Description of a folder by its `config.json`, before any weight is opened.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use super::unread::unread;
 use crate::decoder::DecoderConfig;
 use crate::families::{FAMILIES, with_model_type};
 
-/// What `config.json` of a folder says.
+/// Description of a folder by its `config.json`.
 pub(super) struct Described {
     pub settings: Map<String, Value>,
     pub architecture: Architecture,
@@ -38,7 +38,7 @@ pub(super) fn read_folder(folder: &Path) -> Result<Described, HfError> {
     Ok(Described { settings, architecture, unread })
 }
 
-/// What a user should know of a folder whose weights need not be opened; nothing of what is none.
+/// Message for the user about a folder whose weights need not be opened; `None` for other folders.
 pub(super) fn remark_on(folder: &Path) -> Option<String> {
     told(folder, &read_folder(folder).ok()?.unread)
 }
@@ -57,7 +57,7 @@ fn read_settings(folder: &Path) -> Result<Map<String, Value>, HfError> {
     json::parse_table(&text).map_err(|source| HfError::Json { path, source })
 }
 
-/// What a `config.json` says of the model.
+/// Architecture in a `config.json`.
 #[derive(Debug)]
 pub(super) struct Architecture {
     pub family: &'static Family,
@@ -86,7 +86,8 @@ impl Architecture {
     }
 }
 
-/// The family of a `config.json`, by `model_type` and `architectures`, which must not contradict each other.
+/// The family of a `config.json`, by `model_type` and `architectures`, which must not contradict
+/// each other.
 fn family(fields: &Fields) -> Result<&'static Family, HfError> {
     let names = match fields.get("architectures") {
         None => Vec::new(),
@@ -120,7 +121,7 @@ fn family(fields: &Fields) -> Result<&'static Family, HfError> {
     Err(fields.error("architectures", &quoted(&names), &expected))
 }
 
-/// How `quantization_config` says that the weights are stored.
+/// Quantization of the weights from `quantization_config`.
 fn quantization(fields: &Fields) -> Result<Quantization, HfError> {
     let Some(table) = fields.table("quantization_config", "quantization_config.")? else {
         return Ok(Quantization::None);
@@ -150,8 +151,8 @@ fn quantization(fields: &Fields) -> Result<Quantization, HfError> {
     }
 }
 
-/// A token that ends a text. It may be outside the vocabulary, as that of small models often is: no text ends with it then. A negative number is
-/// none.
+/// A token that ends a text. It may be outside the vocabulary, as that of small models often is: no
+/// text ends with it then. A negative number is none.
 fn token_id(fields: &Fields, id: &Value) -> Result<Option<i64>, HfError> {
     let known = id.as_i64().filter(|id| *id <= i64::from(u32::MAX));
     let known = known.ok_or_else(|| fields.error("eos_token_id", &id.to_string(), "a token id, or a list of them"))?;

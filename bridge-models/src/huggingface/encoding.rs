@@ -1,5 +1,5 @@
-//! How elements are stored, and their values in float32: floats of 8 to 64 bits, scaled by blocks, and blocks of 4 bits with a scale each. Files
-//! and names belong to `checkpoint`.
+//! Storage of elements, and their values in float32: floats of 8 to 64 bits, scaled by blocks, and
+//! blocks of 4 bits with a scale each. Files and names belong to `checkpoint`.
 
 use bridge_kernels::Fp8Format;
 use half::{bf16, f16};
@@ -19,15 +19,14 @@ pub(super) fn float_size(dtype: Dtype) -> Option<usize> {
     }
 }
 
-/// Whether values of a dtype are read with a scale beside them.
+/// True if values of a dtype are read with a scale beside them.
 pub(super) fn is_f8(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::F8_E4M3 | Dtype::F8_E5M2)
 }
 
 /// The floats in `bytes`, one for each place of `target`.
 ///
-/// # Panics
-/// If the dtype is none of [`FLOATS`].
+/// # Panics If the dtype is not in [`FLOATS`].
 pub(super) fn decode(dtype: Dtype, bytes: &[u8], target: &mut [f32]) {
     match dtype {
         Dtype::F64 => fill(bytes, target, |b| f64::from_le_bytes(b) as f32),
@@ -46,8 +45,9 @@ fn fill<const N: usize>(bytes: &[u8], target: &mut [f32], convert: impl Fn([u8; 
     }
 }
 
-/// A matrix of `columns` columns in E4M3 with a scale for each block of `block` rows and columns: what to multiply its values by. Returns values and
-/// scales, both row-major. NaN stays NaN, and a block with an infinite value becomes NaN.
+/// A matrix of `columns` columns in E4M3 with a scale for each block of `block` rows and columns:
+/// what to multiply its values by. Returns values and scales, both row-major. NaN stays NaN, and a
+/// block with an infinite value becomes NaN.
 pub(super) fn to_scaled_e4m3(values: &[f32], columns: usize, block: [usize; 2]) -> (Vec<u8>, Vec<f32>) {
     let grid = columns.div_ceil(block[1]);
     let rows = values.len() / columns.max(1);
@@ -70,8 +70,9 @@ const E2M1: [f32; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.
 /// Values that share a scale in MXFP4.
 pub(super) const MXFP4_BLOCK: usize = 32;
 
-/// Value number `index` of blocks of 32 floats of 4 bits, two in a byte, the lower half first; `scales` has an exponent with bias 127 for each block
-/// (OCP Microscaling Formats 1.0, section 5.2).
+/// Value number `index` of blocks of 32 floats of 4 bits, two in a byte, the lower half first;
+/// `scales` has an exponent with bias 127 for each block (OCP Microscaling Formats 1.0, section
+/// 5.2).
 pub(super) fn mxfp4(blocks: &[u8], scales: &[u8], index: usize) -> f32 {
     let byte = blocks[index / 2];
     let bits = if index.is_multiple_of(2) { byte & 0xf } else { byte >> 4 };

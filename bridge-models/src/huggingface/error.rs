@@ -1,4 +1,4 @@
-//! What can be wrong with a Hugging Face folder.
+//! Errors of a Hugging Face folder.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ pub enum HfError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// Error of the system.
         source: std::io::Error,
     },
     /// A JSON file is not what it should be.
@@ -21,7 +21,7 @@ pub enum HfError {
     Json {
         /// The file.
         path: PathBuf,
-        /// Where and why.
+        /// Place and reason.
         source: serde_json::Error,
     },
     /// A safetensors file is not what it should be.
@@ -37,9 +37,9 @@ pub enum HfError {
     Setting {
         /// The key.
         key: String,
-        /// What is there.
+        /// Found value.
         found: String,
-        /// What would do.
+        /// Accepted values.
         expected: String,
     },
     /// The tensors are not those of the model.
@@ -71,7 +71,8 @@ pub enum HfError {
         /// What to do.
         remedy: &'static str,
     },
-    /// An adapter lies beside the weights of a base: transformers applies it to the base that its settings name.
+    /// An adapter lies beside the weights of a base: transformers applies it to the base that its
+    /// settings name.
     #[error(
         "{path}: an adapter beside the weights of a model: transformers loads the adapter with the base that base_model_name_or_path names, \
          Bridge one of the two: move adapter_config.json and adapter_model.* to a folder of their own, and name that by --adapter"
@@ -88,7 +89,8 @@ pub enum HfError {
         /// Why not, by the setting of a recipe.
         source: ModelBuildError,
     },
-    /// The names of the tensors have something before or in them that a wrapper of the model has left.
+    /// The names of the tensors have something before or in them that a wrapper of the model has
+    /// left.
     #[error(
         "{path}: the names of {count} tensors have `{inserted}`, such as `{example}`, expected `{expected}`: {remedy}"
     )]
@@ -134,7 +136,7 @@ pub enum HfError {
         path: PathBuf,
         /// The tensor.
         name: String,
-        /// Where in the tensor, row-major.
+        /// Index in the tensor, row-major.
         index: usize,
         /// The value.
         value: f64,
@@ -146,9 +148,9 @@ pub enum HfError {
         path: PathBuf,
         /// The key, the tensor, or the place in the file.
         name: String,
-        /// What would do.
+        /// Accepted values.
         expected: String,
-        /// What is there.
+        /// Found value.
         found: String,
     },
     /// A tensor is stored in a way that cannot be read.
@@ -158,9 +160,9 @@ pub enum HfError {
         path: PathBuf,
         /// The tensor.
         name: String,
-        /// What would do.
+        /// Accepted values.
         expected: &'static str,
-        /// What is there.
+        /// Found value.
         found: String,
     },
     /// A tensor's dtype is not one of those that can be read.
@@ -170,9 +172,9 @@ pub enum HfError {
         path: PathBuf,
         /// The tensor.
         name: String,
-        /// Those that can be read.
+        /// Supported dtypes.
         expected: &'static str,
-        /// Its dtype.
+        /// Dtype of the tensor.
         found: String,
     },
     /// The decoder has something the family has no place for.
@@ -182,9 +184,9 @@ pub enum HfError {
         family: &'static str,
         /// The decoder's field, or the family's key.
         key: String,
-        /// What is there.
+        /// Found value.
         found: String,
-        /// What the family has.
+        /// Value of the family.
         expected: String,
     },
     /// No family can hold the decoder.
@@ -196,17 +198,17 @@ pub enum HfError {
     /// The chunks lack a parameter of the model.
     #[error("parameter `{name}` is in none of the chunks")]
     MissingParameter {
-        /// Its name.
+        /// Name of the tensor.
         name: String,
     },
     /// A chunk has a parameter the model does not have, or of another shape.
     #[error("parameter `{name}` has shape {found:?}, expected {expected}")]
     Parameter {
-        /// Its name.
+        /// Name of the tensor.
         name: String,
         /// The chunk's shape.
         found: Vec<usize>,
-        /// What the configuration says.
+        /// Value of the configuration.
         expected: String,
     },
     /// The rows of a parameter that is written could not be read where they come from.
@@ -217,26 +219,26 @@ pub enum HfError {
     Model(#[from] ModelBuildError),
 }
 
-/// What is wrong with one tensor.
+/// Problem of one tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TensorProblem {
     /// The model needs it and the files lack it.
     Missing {
-        /// Its name.
+        /// Name of the tensor.
         name: String,
-        /// Its shape.
+        /// Expected shape.
         expected: Vec<usize>,
     },
     /// The files have it and the model does not.
     Unexpected {
-        /// Its name.
+        /// Name of the tensor.
         name: String,
-        /// Its shape.
+        /// Found shape.
         found: Vec<usize>,
     },
     /// It has another shape.
     Shape {
-        /// Its name.
+        /// Name of the tensor.
         name: String,
         /// The model's shape.
         expected: Vec<usize>,
@@ -278,7 +280,8 @@ fn lines(items: &[impl fmt::Display]) -> String {
     items.iter().map(|item| format!("\n  {item}")).collect()
 }
 
-/// The first problems, one a line: of tensors that are missing at most half where there are others, which say what is there instead.
+/// The first problems, one a line: of tensors that are missing at most half where there are others,
+/// which say what is there instead.
 fn list(problems: &[TensorProblem]) -> String {
     const SHOWN: usize = 20;
     let (missing, others): (Vec<_>, Vec<_>) =

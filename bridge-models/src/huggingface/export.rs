@@ -1,4 +1,5 @@
-//! Parameters to a Hugging Face folder: `config.json` and safetensors, single or sharded. A part of a parameter is in memory at a time.
+//! Parameters to a Hugging Face folder: `config.json` and safetensors, single or sharded. A part of
+//! a parameter is in memory at a time.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::Read;
@@ -37,27 +38,29 @@ pub enum StorageDtype {
     F16,
     /// 16-bit brain float.
     Bf16,
-    /// 8-bit float (E4M3) with a scale for each block of 128 x 128, or of fewer rows or columns where these do not divide the matrices, for those of
-    /// linear layers; the rest is written as [`Self::Bf16`].
+    /// 8-bit float (E4M3) with a scale for each block of 128 x 128, or of fewer rows or columns
+    /// where these do not divide the matrices, for those of linear layers; the rest is written as
+    /// [`Self::Bf16`].
     F8,
 }
 
-/// What an exported folder says besides the model.
+/// Content of an exported folder besides the model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExportOptions {
     /// The dtype of the weights.
     pub dtype: StorageDtype,
-    /// A file is started anew beyond so many bytes.
+    /// Size in bytes beyond which a new file begins.
     pub max_shard_bytes: usize,
     /// The token that begins a text.
     pub bos_token_id: Option<i64>,
     /// Tokens that end a text.
     pub eos_token_ids: Vec<i64>,
-    /// The `config.json` of the folder that the model was imported from: what it says beside the model, and the positions that it allows, stays.
+    /// The `config.json` of the folder that the model was imported from: what it says beside the
+    /// model, and the positions that it allows, stays.
     pub original: Option<Map<String, Value>>,
-    /// How the files have the experts of a layer, where the family has both ways.
+    /// Layout of the experts of a layer in files, if the family has both.
     pub experts: ExpertLayout,
-    /// What the folder has besides the model, by name: files of the tokenizer, a model card.
+    /// Other files of the folder, by name: files of the tokenizer, a model card.
     pub companions: BTreeMap<String, Vec<u8>>,
 }
 
@@ -75,7 +78,8 @@ impl Default for ExportOptions {
     }
 }
 
-/// Writes the model whose stages are `chunks`, on one rank, to `folder`, which is created if it does not exist.
+/// Writes the model whose stages are `chunks`, on one rank, to `folder`, which is created if it
+/// does not exist.
 ///
 /// # Errors
 /// If the family cannot hold the decoder, the chunks lack a parameter, or a file cannot be written.
@@ -98,14 +102,15 @@ pub fn to_hf(
     exporter.finish()
 }
 
-/// A Hugging Face folder in the making: takes parameters, one after the other, and writes each to its place. The folder has a model when it is finished,
-/// and not before: `config.json` comes last.
+/// A Hugging Face folder in the making: takes parameters, one after the other, and writes each to
+/// its place. The folder has a model when it is finished, and not before: `config.json` comes last.
 ///
-/// For a model that is spread over ranks, every rank calls [`crate::gather_parameters`] and one of them hands what it gets to an exporter.
+/// For a model that is spread over ranks, every rank calls [`crate::gather_parameters`] and one of
+/// them hands what it gets to an exporter.
 #[derive(Debug)]
 pub struct Exporter {
     map: WeightMap,
-    /// How each tensor is stored.
+    /// Storage dtype of each tensor.
     storages: HashMap<String, StorageDtype>,
     /// Rows and columns that share a scale in 8 bits.
     block: [usize; 2],
@@ -116,7 +121,8 @@ pub struct Exporter {
 }
 
 impl Exporter {
-    /// A folder for a model of `family` that `config` describes, which is created if it does not exist.
+    /// A folder for a model of `family` that `config` describes, which is created if it does not
+    /// exist.
     ///
     /// # Errors
     /// If the family cannot hold the decoder, or files cannot be made.
@@ -154,7 +160,8 @@ impl Exporter {
         self.stream(name, shape, &mut |rows| Ok(values[rows.start * width..rows.end * width].to_vec()));
     }
 
-    /// Adds a parameter of which `read` gives any rows: it is never in memory as a whole. What is wrong with it is an error of [`Self::finish`].
+    /// Adds a parameter of which `read` gives any rows: it is never in memory as a whole. What is
+    /// wrong with it is an error of [`Self::finish`].
     pub fn stream(&mut self, name: &str, shape: &[usize], read: &mut ReadRows<'_>) {
         if self.failure.is_none() {
             self.failure = self.store(name, shape, read).err();
@@ -186,8 +193,9 @@ impl Exporter {
     /// Gives the files their names.
     ///
     /// # Errors
-    /// If a parameter was unknown, of another shape or is missing, or a file cannot be written: nothing of the folder has changed then. If a file
-    /// cannot be given its name: the folder has no model then.
+    /// If a parameter was unknown, of another shape or is missing, or a file cannot be written:
+    /// nothing of the folder has changed then. If a file cannot be given its name: the folder has
+    /// no model then.
     pub fn finish(self) -> Result<(), HfError> {
         let Self { map, staged, added, failure, .. } = self;
         if let Some(failure) = failure {
@@ -230,7 +238,8 @@ fn config_json(
         settings.insert("dtype".into(), json!(dtype));
     }
     let known = |key: &str| original.and_then(|original| original.get(key)).filter(|value: &&Value| !value.is_null());
-    // If the key is absent, transformers uses the default of the class, which may lie beyond the vocabulary and then fails.
+    // If the key is absent, transformers uses the default of the class, which may lie beyond the
+    // vocabulary and then fails.
     let padding = known("pad_token_id").and_then(Value::as_u64).filter(|id| (*id as usize) < config.vocab_size);
     let padding = padding.or_else(|| config.encoder.map(|encoder| encoder.start_token as u64));
     settings.insert("pad_token_id".into(), json!(padding));
@@ -243,8 +252,8 @@ fn config_json(
     Ok(settings)
 }
 
-/// The family's settings, over those of the folder that the model came from. A run on shorter samples leaves a model without learned positions
-/// all that it had.
+/// The family's settings, over those of the folder that the model came from. A run on shorter
+/// samples leaves a model without learned positions all that it had.
 fn settings_over(
     family: &Family,
     config: &DecoderConfig,
@@ -266,7 +275,8 @@ fn settings_over(
     Ok(if reads(&whole) == reads(&settings) { whole } else { settings })
 }
 
-/// True if an export has made a folder's weights, or was killed while it gave its files their names.
+/// True if an export has made a folder's weights, or was killed while it gave its files their
+/// names.
 pub fn is_exported(folder: &Path) -> bool {
     if is_unfinished(folder) {
         return true;
@@ -292,13 +302,14 @@ fn has_mark(path: &Path) -> bool {
     metadata.is_ok_and(|metadata| metadata.metadata().as_ref().is_some_and(|values| values.contains_key(MARK)))
 }
 
-/// Whether a file of a folder belongs to its weights.
+/// True if a file of a folder belongs to its weights.
 fn is_of_weights(path: &Path) -> bool {
     let name = path.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
     name == INDEX || name == SINGLE || (name.starts_with("model-") && name.ends_with(".safetensors"))
 }
 
-/// How each tensor is stored: all alike, but in 8 bits only the matrices of linear layers are, and what is float32 in every run stays so.
+/// Storage dtype of each tensor: the same for all, but in 8 bits only the matrices of linear layers
+/// are quantized, and tensors that are float32 in every run stay so.
 fn storages(config: &DecoderConfig, map: &WeightMap, dtype: StorageDtype) -> HashMap<String, StorageDtype> {
     let table = config.declarations();
     let infos = table.parameters().iter().map(|info| (info.name.as_str(), info));
@@ -355,7 +366,8 @@ fn quantization_config(map: &WeightMap, storages: &HashMap<String, StorageDtype>
     })
 }
 
-/// Rows of a tensor, of `width` elements each, as they are stored: the bytes for each of the tensors that [`stored_as`] says.
+/// Rows of a tensor, of `width` elements each, as they are stored: the bytes for each of the
+/// tensors that [`stored_as`] says.
 fn encode(values: &[f32], width: usize, (dtype, block): (StorageDtype, [usize; 2])) -> Vec<Vec<u8>> {
     match dtype {
         StorageDtype::F32 => vec![values.iter().flat_map(|v| v.to_le_bytes()).collect()],
@@ -444,7 +456,8 @@ fn layouts(
     Ok((layouts, (count > 1).then_some(index)))
 }
 
-/// What a safetensors file begins with: the length of the JSON that follows, eight bytes little-endian, then the JSON, padded with spaces.
+/// Header of a safetensors file: the length of the JSON that follows, eight bytes little-endian,
+/// then the JSON, padded with spaces.
 fn header(tensors: &[(String, Dtype, Vec<usize>)]) -> Result<Vec<u8>, safetensors::SafeTensorError> {
     let producer = concat!("bridge ", env!("CARGO_PKG_VERSION"));
     let metadata = [("format", "pt"), (MARK, producer)].map(|(key, value)| (key.to_owned(), value.to_owned()));

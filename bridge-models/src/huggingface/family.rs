@@ -1,4 +1,5 @@
-//! A family of Hugging Face models as data, and what follows from its tables: a decoder from `config.json`, and the other way round.
+//! A family of Hugging Face models as data, and what follows from its tables: a decoder from
+//! `config.json`, and the other way round.
 
 use std::fmt;
 
@@ -10,7 +11,7 @@ use super::settings::Setting;
 use super::weight_map::WeightRule;
 use crate::decoder::{DecoderConfig, EncoderConfig, MoeConfig};
 
-/// A family of Hugging Face models. The families there are stand in [`crate::families`].
+/// Family of Hugging Face models. The list of families is in [`crate::families`].
 pub struct Family {
     /// `model_type` in `config.json`.
     pub(crate) model_type: &'static str,
@@ -18,17 +19,19 @@ pub struct Family {
     pub(crate) architecture: &'static str,
     /// Keys of `config.json` and fields of the decoder.
     pub(crate) settings: &'static [Setting],
-    /// Where each parameter is: lists of rules, of which the first that knows a name counts.
+    /// Names of the parameters: lists of rules, of which the first that matches a name counts.
     pub(crate) weights: &'static [&'static [WeightRule]],
     /// The prefix of the tensors of the model without its head; files may leave it out.
     pub(crate) prefix: &'static str,
     /// Ends of the names of tensors that files may have and that are not parameters.
     pub(crate) buffers: &'static [&'static str],
-    /// Parts of names in files, and what the modules of transformers 5 have for them (its `conversion_mapping.py`).
+    /// Parts of names in files, and what the modules of transformers 5 have for them (its
+    /// `conversion_mapping.py`).
     pub(crate) module_names: &'static [(&'static str, &'static str)],
     /// Prefixes of tensor names that transformers ignores in this family.
     pub(crate) dropped: &'static [&'static str],
-    /// Alternative spellings of keys (`attribute_map` of the configuration's class), each with the family's own key.
+    /// Alternative spellings of keys (`attribute_map` of the configuration's class), each with the
+    /// family's own key.
     pub(crate) aliases: &'static [(&'static str, &'static str)],
 }
 
@@ -87,7 +90,8 @@ impl Family {
     /// The family's keys of `config.json` for this decoder.
     ///
     /// # Errors
-    /// If they would not read back as this decoder, with the first field that the family cannot express.
+    /// If they would not read back as this decoder, with the first field that the family cannot
+    /// express.
     pub(crate) fn settings(&self, config: &DecoderConfig) -> Result<Map<String, Value>, HfError> {
         let config = as_in_a_file(config.clone());
         let mut settings = Map::new();
@@ -110,8 +114,8 @@ impl Family {
     }
 }
 
-/// The decoder without what no `config.json` says: the padding of the vocabulary, how a new model is initialised, and how the use of experts is
-/// balanced and computed.
+/// The decoder without what no `config.json` says: the padding of the vocabulary, how a new model
+/// is initialised, and how the use of experts is balanced and computed.
 pub(super) fn as_in_a_file(config: DecoderConfig) -> DecoderConfig {
     let neutral = MoeConfig::neutral();
     let moe = config.moe.map(|moe| MoeConfig {

@@ -1,5 +1,5 @@
-//! Typed reading of `config.json`: errors name key, what was found and what was expected. `null` counts as absent, but where it stands for true or
-//! false: it is false there, as in Python.
+//! Typed reading of `config.json`: errors name key, what was found and what was expected. `null`
+//! counts as absent, but where it stands for true or false: it is false there, as in Python.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -15,7 +15,7 @@ pub(crate) struct Fields<'a> {
     /// Path of the table, with a trailing dot; empty at the top.
     prefix: &'a str,
     values: &'a Map<String, Value>,
-    /// Where keys are written down that are asked for.
+    /// Record of the requested keys.
     asked: Option<&'a Asked>,
 }
 
@@ -53,7 +53,8 @@ impl<'a> Fields<'a> {
         self.values.get(key)
     }
 
-    /// Whether `key` is there, null or not: families whose key is something else without it than with null ask this.
+    /// True if `key` is present, null or not: for families in which an absent key differs from
+    /// null.
     pub fn has(&self, key: &str) -> bool {
         self.ask(key);
         self.values.contains_key(key)
@@ -71,7 +72,8 @@ impl<'a> Fields<'a> {
         self.typed(key, "a table", Value::as_object).map(|values| values.map(|values| Fields::of_table(prefix, values)))
     }
 
-    /// [`Self::table`], but `None` where it is empty: transformers takes tables whose truth value is false for absent.
+    /// [`Self::table`], but `None` where it is empty: transformers takes tables whose truth value
+    /// is false for absent.
     pub fn filled_table(&self, key: &str, prefix: &'a str) -> Result<Option<Fields<'a>>, HfError> {
         self.table(key, prefix).map(|table| table.filter(|table| !table.values.is_empty()))
     }
@@ -149,7 +151,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// What null is to a switch.
+/// Value of null for a switch.
 static OFF: Value = Value::Bool(false);
 
 /// The activations with their names in `config.json`; the first name of each is the one written.
@@ -194,8 +196,7 @@ pub(crate) fn activation_called(fields: &Fields, key: &str, name: &str) -> Resul
 
 /// The activation that `config.json` calls so.
 ///
-/// # Panics
-/// If there is none.
+/// # Panics If there is no activation of this name.
 pub(crate) fn named_activation(name: &str) -> bridge_kernels::Activation {
     let known = ACTIVATIONS.iter().find(|(known, _)| *known == name);
     known.map(|(_, activation)| *activation).expect("a family's usual activation has a known name")

@@ -1,4 +1,5 @@
-//! A Hugging Face folder as a model: its configuration, its checked tensors, and loading them into chunks.
+//! A Hugging Face folder as a model: its configuration, its checked tensors, and loading them into
+//! chunks.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
@@ -43,11 +44,12 @@ pub struct HfModel {
 }
 
 impl HfModel {
-    /// Opens a folder with `config.json` and safetensors, or a GGUF file, and checks every tensor's name and shape.
+    /// Opens a folder with `config.json` and safetensors, or a GGUF file, and checks every tensor's
+    /// name and shape.
     ///
     /// # Errors
-    /// If a file is missing or damaged, a setting is not supported, or tensors are missing, unexpected or of other shapes:
-    /// all of them are listed.
+    /// If a file is missing or damaged, a setting is not supported, or tensors are missing,
+    /// unexpected or of other shapes: all of them are listed.
     pub fn open(folder: &Path) -> Result<Self, HfError> {
         if !folder.is_dir() {
             let GgufModel { settings, source, companions, unread } = GgufModel::open(folder)?;
@@ -111,7 +113,8 @@ impl HfModel {
         Ok(model)
     }
 
-    /// Whether files have a tensor of the layers of multi-token prediction. Transformers drops them and leaves the setting that says how many there were.
+    /// True if files have a tensor of the layers of multi-token prediction. Transformers drops them
+    /// and leaves the setting with their number.
     fn has_predictions(&self) -> bool {
         self.predictions().any(|stored| self.source.shape(self.name_in_file(&stored.name)).is_some())
     }
@@ -139,8 +142,8 @@ impl HfModel {
         self.family
     }
 
-    /// What to tell whoever uses the model: keys of `config.json` that are set and that nothing here follows from. A model that is made in a way of its
-    /// own may compute something else then.
+    /// Warning for users of the model: keys of `config.json` that are set and that have no effect
+    /// here. A model with code of its own may compute something else then.
     pub fn remark(&self) -> Option<String> {
         let dropped: Vec<&str> =
             self.source.tensors().map(|(name, _)| name).filter(|name| self.is_dropped(name)).collect();
@@ -162,7 +165,7 @@ impl HfModel {
         &self.config
     }
 
-    /// How the files have the experts of a layer.
+    /// Layout of the experts of a layer in the files.
     pub fn experts(&self) -> ExpertLayout {
         self.experts
     }
@@ -187,7 +190,8 @@ impl HfModel {
         &self.map
     }
 
-    /// Builds the whole model in float32 on `device` (with autodiff on, for training) with the folder's weights.
+    /// Builds the whole model in float32 on `device` (with autodiff on, for training) with the
+    /// folder's weights.
     ///
     /// # Errors
     /// Those of [`build_decoder`] and [`HfModel::load_into`].
@@ -219,11 +223,13 @@ impl HfModel {
         Ok(chunk)
     }
 
-    /// Replaces the parameters of a chunk but those of its adapter. It may be a stage of the model, the slice of one of several ranks, and have a padded
-    /// vocabulary. Only that part is read, one parameter after the other.
+    /// Replaces the parameters of a chunk but those of its adapter. It may be a stage of the model,
+    /// the slice of one of several ranks, and have a padded vocabulary. Only that part is read, one
+    /// parameter after the other.
     ///
     /// # Errors
-    /// If the chunk has a parameter the folder does not, or one of another shape. The chunk is then partly loaded.
+    /// If the chunk has a parameter the folder does not, or one of another shape. The chunk is then
+    /// partly loaded.
     pub fn load_into(&self, chunk: &mut dyn ModelChunk) -> Result<(), HfError> {
         let mut entries = self.entries_for(chunk)?.into_iter().zip(chunk.parameters().to_vec());
         let mut failure = None;
@@ -246,7 +252,8 @@ impl HfModel {
         failure.map_or(Ok(()), Err)
     }
 
-    /// An entry for each of the chunk's parameters that a plain model has: for the whole of it, with the chunk's padded vocabulary.
+    /// An entry for each of the chunk's parameters that a plain model has: for the whole of it,
+    /// with the chunk's padded vocabulary.
     fn entries_for(&self, chunk: &dyn ModelChunk) -> Result<Vec<Option<WeightEntry>>, HfError> {
         let for_parameter = |info: &Declaration| {
             let mismatch =
@@ -297,12 +304,12 @@ impl HfModel {
         entry.read_part((rows, columns), self.source.as_ref(), &|name| self.name_in_file(name).to_owned())
     }
 
-    /// Where the tensors are.
+    /// Source of the tensors.
     pub fn source(&self) -> &dyn TensorSource {
         self.source.as_ref()
     }
 
-    /// What the files call a tensor.
+    /// Name of a tensor in the files.
     pub fn name_in_file<'a>(&'a self, name: &'a str) -> &'a str {
         if let Some(other) = self.stand_ins.get(name) {
             return other;
@@ -348,8 +355,9 @@ impl HfModel {
         Ok(problems)
     }
 
-    /// Tensors that files may repeat, by the names that they have then: the embedding of a tied model as the output's weight, the one of several
-    /// stacks as each of theirs, embedding and output in layers of multi-token prediction.
+    /// Tensors that files may repeat, by the names that they have then: the embedding of a tied
+    /// model as the output's weight, the one of several stacks as each of theirs, embedding and
+    /// output in layers of multi-token prediction.
     fn copies(&self) -> HashMap<&str, &str> {
         let entries = self.map.entries().iter();
         let copied = entries.flat_map(|entry| entry.copies.iter().map(move |copy| (copy.as_str(), entry)));
@@ -381,7 +389,8 @@ impl HfModel {
         found
     }
 
-    /// Diagnoses names that a wrapper has changed: returns an error if most match the model's without its prefix.
+    /// Diagnoses names that a wrapper has changed: returns an error if most match the model's
+    /// without its prefix.
     fn wrapper(&self) -> Option<HfError> {
         const WRAPPERS: [(&str, &str); 4] = [
             (
@@ -423,7 +432,7 @@ impl HfModel {
         })
     }
 
-    /// What is repeated must be the same.
+    /// Repeated tensors must be equal.
     fn tie_problem(
         &self,
         (copy, original): (&str, &str),
@@ -438,7 +447,7 @@ impl HfModel {
         Ok(Some(TensorProblem::NotTied { name: copy.to_owned(), expected: original.to_owned() }))
     }
 
-    /// Whether two tensors have the same shape and values.
+    /// True if two tensors have the same shape and values.
     fn are_equal(&self, one: &str, other: &str) -> Result<bool, HfError> {
         let [Some(shape), Some(same)] = [one, other].map(|name| self.source.shape(name)) else {
             return Ok(false);
@@ -459,7 +468,8 @@ impl HfModel {
     }
 }
 
-/// How many matrices a tensor of this shape can have: as many as its first of three dimensions says, if there is anything in them.
+/// Largest number of matrices in a tensor of this shape: the first of its three dimensions, if it
+/// is not empty.
 fn most_matrices(shape: &[usize]) -> usize {
     match *shape {
         [count, rows, columns] if rows > 0 && columns > 0 => count.max(1),
@@ -467,7 +477,8 @@ fn most_matrices(shape: &[usize]) -> usize {
     }
 }
 
-/// A hook that loads the weights of a folder into the chunks of a model, for [`crate::GptModelConfig`].
+/// A hook that loads the weights of a folder into the chunks of a model, for
+/// [`crate::GptModelConfig`].
 pub fn import_hook(folder: PathBuf) -> ModelHook {
     Arc::new(move |mut chunks| {
         let failed = |error: HfError| match error {

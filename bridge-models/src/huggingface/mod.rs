@@ -1,4 +1,5 @@
-//! Hugging Face folders in and out: `config.json` to a decoder's configuration, safetensors to its parameters, and back.
+//! Hugging Face folders in and out: `config.json` to a decoder's configuration, safetensors to its
+//! parameters, and back.
 //!
 //! | file | what it has |
 //! | --- | --- |

@@ -1,5 +1,5 @@
-//! Rotary settings of `config.json`, in the forms of all versions of transformers: a table `rope_parameters`, or `rope_theta` and
-//! `partial_rotary_factor` beside a table `rope_scaling`.
+//! Rotary settings of `config.json`, in the forms of all versions of transformers: a table
+//! `rope_parameters`, or `rope_theta` and `partial_rotary_factor` beside a table `rope_scaling`.
 
 use serde_json::{Map, Value, json};
 
@@ -8,16 +8,18 @@ use super::fields::Fields;
 use super::windows::LAYER_TYPES;
 use crate::decoder::{DecoderConfig, PositionEmbedding, RopeConfig, RopeScaling, YarnConfig};
 
-/// What a family's rotary settings are where no key says so.
+/// Defaults of a family's rotary settings.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RopeForm {
     /// Base of the frequencies.
     pub theta: f64,
-    /// What keys beside the table are called that say the base and the share of the head.
+    /// Names of the keys beside the table for the base and the share of the head.
     pub beside: [&'static str; 2],
-    /// Share of the head that is rotated; `None` where the family rotates whole heads, whatever keys say.
+    /// Share of the head that is rotated; `None` where the family rotates whole heads, whatever
+    /// keys say.
     pub percent: Option<f64>,
-    /// Context that the unscaled model was trained at, in tokens; `None` where it is `max_position_embeddings`.
+    /// Context that the unscaled model was trained at, in tokens; `None` where it is
+    /// `max_position_embeddings`.
     pub original_length: Option<usize>,
 }
 
@@ -27,7 +29,8 @@ impl RopeForm {
         Self { theta: 10_000.0, beside: ["rope_theta", "partial_rotary_factor"], percent: None, original_length: None };
 }
 
-/// Sets the positions of a model whose layers all rotate alike. Head size and longest sequence are set before.
+/// Sets the positions of a model whose layers all rotate alike. Head size and longest sequence are
+/// set before.
 pub(crate) fn read(fields: &Fields, config: &mut DecoderConfig, form: RopeForm) -> Result<(), HfError> {
     let rope = of_all_layers(fields, config.max_position_embeddings, form)?;
     check_pairs(fields, config, &rope)?;
@@ -73,7 +76,8 @@ pub(crate) fn read_table(
 ) -> Result<RopeConfig, HfError> {
     let number = |key, beside| match table.map_or(Ok(None), |table| table.number(key))? {
         Some(number) => {
-            // What stands twice is read once; another value beside the table stays unread, and is told.
+            // A key that occurs twice is read once; a different value beside the table stays
+            // unread, and is reported.
             if fields.peek(beside).and_then(Value::as_f64) == Some(number) {
                 fields.ask(beside);
             }
@@ -187,7 +191,8 @@ pub(crate) fn parameters(rope: &RopeConfig) -> Value {
     table
 }
 
-/// The scaling that a table asks for. `original_length` is what stands beside the table, which transformers heeds first.
+/// Scaling of a table. `original_length` is the value beside the table, to which transformers gives
+/// precedence.
 fn scaling(
     table: &Fields,
     original_length: Option<usize>,
@@ -245,12 +250,14 @@ fn yarn(table: &Fields, length: usize, max_positions: usize) -> Result<RopeScali
     }))
 }
 
-/// Default attention factor of LongRoPE for a context extended from `length` to `max_positions` tokens.
+/// Default attention factor of LongRoPE for a context extended from `length` to `max_positions`
+/// tokens.
 pub(crate) fn usual_longrope_factor(length: usize, max_positions: usize) -> f64 {
     longrope_growth(max_positions as f64 / length as f64, length)
 }
 
-/// Attention factor of LongRoPE for a context that is `factor` times as long (Ding et al., arXiv:2402.13753, section 3.3).
+/// Attention factor of LongRoPE for a context that is `factor` times as long (Ding et al.,
+/// arXiv:2402.13753, section 3.3).
 fn longrope_growth(factor: f64, length: usize) -> f64 {
     if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / (length as f64).ln()).sqrt() }
 }

@@ -1,4 +1,5 @@
-//! Where the rows of a parameter lie in a tensor, gathering them from there, and bringing them there. Which rows these are says `weight_map`.
+//! Positions of a parameter's rows in a tensor, and their gathering and scattering. The module
+//! `weight_map` chooses the rows.
 
 use std::ops::Range;
 
@@ -7,7 +8,8 @@ use super::error::HfError;
 /// Elements that are read and written at a time where a tensor need not be in memory.
 pub(super) const BLOCK: usize = 1 << 20;
 
-/// Rows of `width` elements in runs of at most a mebi of elements, or of one row: what need not be in memory together.
+/// Rows of `width` elements in runs of at most a mebi of elements, or of one row: what need not be
+/// in memory together.
 pub fn row_blocks(rows: Range<usize>, width: usize) -> impl Iterator<Item = Range<usize>> {
     let each = (BLOCK / width.max(1)).max(1);
     rows.clone().step_by(each).map(move |start| start..rows.end.min(start + each))
@@ -15,11 +17,11 @@ pub fn row_blocks(rows: Range<usize>, width: usize) -> impl Iterator<Item = Rang
 
 /// Rows of a parameter that lie in one tensor at equal distances.
 pub(super) struct Run {
-    /// Of the parameter.
+    /// Rows of the parameter.
     pub rows: Range<usize>,
     /// The number of the tensor.
     pub tensor: usize,
-    /// Where the first of the rows begins in it.
+    /// Start of the first row in the tensor.
     pub first: usize,
     /// From the beginning of a row to that of the next.
     pub row_stride: usize,
@@ -28,7 +30,7 @@ pub(super) struct Run {
 }
 
 impl Run {
-    /// Where a row begins in the tensor.
+    /// Start of a row in the tensor.
     pub fn place(&self, row: usize) -> usize {
         self.first + (row - self.rows.start) * self.row_stride
     }
@@ -79,7 +81,8 @@ pub(super) struct Strides {
 }
 
 impl Strides {
-    /// Fills `target` with rows of `width` elements, of which the first begins at `first`. `read` gives elements that lie one behind the other.
+    /// Fills `target` with rows of `width` elements, of which the first begins at `first`. `read`
+    /// gives elements that lie one behind the other.
     pub fn gather(
         &self,
         (first, width): (usize, usize),

@@ -1,5 +1,5 @@
-//! What a family's table of settings means: a row says once which key of `config.json` is which field of the decoder, and the same row
-//! reads and writes it.
+//! Meaning of a family's table of settings: a row maps a key of `config.json` to a field of the
+//! decoder, and is used for reading and writing.
 
 use bridge_kernels::Activation;
 use serde_json::{Map, Value, json};
@@ -18,8 +18,8 @@ type Absent<T> = fn(&Fields, &DecoderConfig) -> Result<T, HfError>;
 pub(crate) enum Setting {
     /// A count or a length. It must be there if nothing stands for its absence.
     Size(&'static str, Field<usize>, Option<Absent<usize>>),
-    /// So many groups of keys and values, where `num_key_value_heads` is absent: after the row of that key, for which both absence and null mean as
-    /// many as there are heads.
+    /// Number of key/value groups if `num_key_value_heads` is absent: after the row of that key,
+    /// for which both absence and null mean one group a head.
     KeyValueHeads(usize),
     /// A number.
     Number(&'static str, Field<f64>, Absent<f64>),
@@ -27,11 +27,13 @@ pub(crate) enum Setting {
     Switch(&'static str, Field<bool>, bool),
     /// The name of a non-linearity.
     Activation(&'static str, Field<Activation>, Activation),
-    /// The same where the family has a name of its own for its usual one, which is what absence means.
+    /// The same where the family has a name of its own for its usual one, which is what absence
+    /// means.
     NamedActivation(&'static str, Field<Activation>, &'static str),
-    /// What every model of the family has: no key says it.
+    /// Value of every model of the family, without a key.
     Always(fn(&mut DecoderConfig)),
-    /// A key with which the family's models may ask for what is not built: all values but one are refused, and it is not written.
+    /// A key with which the family's models may ask for what is not built: all values but one are
+    /// refused, and it is not written.
     Only(&'static str, fn() -> Value),
     /// Keys that follow from others, or that models of the family do not read.
     Unused(&'static [&'static str]),

@@ -1,5 +1,5 @@
-//! A Hugging Face model as a checkpoint in the making: its parameters as streams, its recipe, and the files that go along. Who writes it, and where,
-//! belongs to bridge-core.
+//! A Hugging Face model as a checkpoint in the making: its parameters as streams, its recipe, and
+//! the files that go along. Who writes it, and where, belongs to bridge-core.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -30,7 +30,7 @@ pub const EXPERTS: &str = "hf_experts.json";
 /// A parameter on its way from a folder to a checkpoint: some rows at a time.
 struct Parameter {
     model: Arc<HfModel>,
-    /// Its place in the model's map.
+    /// Index in the model's map.
     index: usize,
 }
 
@@ -59,8 +59,8 @@ impl TensorStream for Parameter {
     }
 }
 
-/// What a checkpoint of this model has: its parameters, of which a part at a time is in memory when they are written, a recipe with its architecture, and
-/// its [companions](HfModel::companions).
+/// Snapshot of this model: its parameters, of which a part at a time is in memory when they are
+/// written, a recipe with its architecture, and its [companions](HfModel::companions).
 ///
 /// # Errors
 /// If its kind cannot be written as a recipe, or a file cannot be read.
@@ -102,7 +102,8 @@ fn json_error(name: &str, source: serde_json::Error) -> HfError {
 }
 
 impl HfModel {
-    /// The files of the tokenizer, the chat template and the settings of generation that are with the model, by name.
+    /// The files of the tokenizer, the chat template and the settings of generation that are with
+    /// the model, by name.
     ///
     /// # Errors
     /// If one cannot be read.
@@ -130,11 +131,13 @@ impl HfModel {
 }
 
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
-/// Folder of named chat templates. A companion from it is called `additional_chat_templates/NAME.jinja`.
+/// Folder of named chat templates. A companion from it is called
+/// `additional_chat_templates/NAME.jinja`.
 const NAMED_TEMPLATES: &str = "additional_chat_templates";
 
-/// Removes references to remote code from a tokenizer's settings, because that code is not copied. A class of remote code becomes
-/// that of `tokenizer.json`. Returns `None` if there are no references.
+/// Removes references to remote code from a tokenizer's settings, because that code is not copied.
+/// A class of remote code becomes that of `tokenizer.json`. Returns `None` if there are no
+/// references.
 fn without_programs(content: &[u8]) -> Option<Vec<u8>> {
     let mut table = serde_json::from_slice::<Map<String, Value>>(content).ok()?;
     let programs = table.remove("auto_map")?.to_string();
@@ -145,7 +148,7 @@ fn without_programs(content: &[u8]) -> Option<Vec<u8>> {
     serde_json::to_vec_pretty(&table).ok()
 }
 
-/// Whether a file of a folder goes along with its model.
+/// True if a file of a folder is copied along with its model.
 pub fn is_companion(name: &str) -> bool {
     matches!(
         name,
@@ -176,7 +179,8 @@ fn remark(path: &Path) -> Option<String> {
     remark_on(path)
 }
 
-/// The place, and name, size and time of the last change of each file with settings or weights; nothing of what is neither folder nor file of a model.
+/// The place, and name, size and time of the last change of each file with settings or weights;
+/// nothing of what is neither folder nor file of a model.
 fn fingerprint(path: &Path) -> Option<String> {
     let is_ours = |path: &Path| {
         let name = path.file_name().unwrap_or_default().to_string_lossy();

@@ -1,4 +1,5 @@
-//! Where tensors come from: something that has them by name and gives any run of their elements as float32. No parameter or layout belongs here.
+//! Source of tensors: has them by name and returns any run of their elements as float32. No
+//! parameter or layout belongs here.
 
 use std::fmt::Debug;
 use std::path::Path;
@@ -16,13 +17,14 @@ pub trait TensorSource: Debug + Send + Sync {
     /// The shape of a tensor, if there is one of this name.
     fn shape(&self, name: &str) -> Option<&[usize]>;
 
-    /// What a tensor's elements are stored as, if there is one of this name.
+    /// Storage dtype of a tensor's elements; `None` if there is no tensor of this name.
     fn storage(&self, name: &str) -> Option<String>;
 
     /// Reads the elements of a tensor from number `start` on, row-major, until `target` is full.
     ///
     /// # Errors
-    /// If there is no such tensor, its elements are no floats that can be read, or one of them is NaN or infinite in float32.
+    /// If there is no such tensor, its elements are no floats that can be read, or one of them is
+    /// NaN or infinite in float32.
     ///
     /// # Panics
     /// If the tensor has not as many elements.

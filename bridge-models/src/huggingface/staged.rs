@@ -1,4 +1,5 @@
-//! Files of tensors in the making: laid out beforehand, filled in any order, published together. What is in them belongs to the callers.
+//! Files of tensors in the making: laid out beforehand, filled in any order, published together.
+//! What is in them belongs to the callers.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -13,13 +14,13 @@ use super::error::HfError;
 /// The layout of a file.
 #[derive(Debug)]
 pub(crate) struct FileLayout {
-    /// Its name in the folder.
+    /// Name in the folder.
     pub name: String,
-    /// What it begins with.
+    /// First bytes of the file.
     pub header: Vec<u8>,
     /// Name and number of bytes of each tensor, in order.
     pub tensors: Vec<(String, usize)>,
-    /// Each tensor begins at a multiple of so many bytes.
+    /// Alignment of each tensor in bytes.
     pub alignment: usize,
 }
 
@@ -89,7 +90,8 @@ impl Staged {
         file.write_all_at(bytes, first + start as u64).map_err(|source| io(&self.temporary(file_name), source))
     }
 
-    /// Gives the files their names, in the order in which they were laid out and added, after all are on the disk.
+    /// Gives the files their names, in the order in which they were laid out and added, after all
+    /// are on the disk.
     ///
     /// # Errors
     /// If the system does not let it.
@@ -97,8 +99,9 @@ impl Staged {
         self.publish_over(&[], &|_| false)
     }
 
-    /// [`Self::publish`] over what an earlier writer has left: the files named in `before` are removed before the first gets its name, and those
-    /// for which `is_stale` holds and that have no new content, after it.
+    /// [`Self::publish`] over what an earlier writer has left: the files named in `before` are
+    /// removed before the first gets its name, and those for which `is_stale` holds and that have
+    /// no new content, after it.
     ///
     /// # Errors
     /// If the system does not let it.
@@ -130,19 +133,22 @@ impl Staged {
         Ok(())
     }
 
-    /// Path of a file until it is published; files of inner folders are beside the others until then.
+    /// Path of a file until it is published; files of inner folders are beside the others until
+    /// then.
     pub fn temporary(&self, name: &str) -> PathBuf {
         self.folder.join(format!("{TEMPORARY}{}", name.replace('/', "-")))
     }
 }
 
-/// What the names of files begin with until they are published.
+/// Prefix of the names of files until they are published.
 const TEMPORARY: &str = ".tmp-";
 
-/// Name of a file that is in a folder while files get their names there. A writer that was killed leaves it.
+/// Name of a file that is in a folder while files get their names there. A writer that was killed
+/// leaves it.
 const UNFINISHED: &str = ".bridge-unfinished";
 
-/// True if a writer was killed while it gave files their names in `folder`, so that another one may replace them.
+/// True if a writer was killed while it gave files their names in `folder`, so that another one may
+/// replace them.
 pub(crate) fn is_unfinished(folder: &Path) -> bool {
     folder.join(UNFINISHED).exists()
 }
@@ -174,7 +180,7 @@ fn remove(path: &Path) -> Result<(), HfError> {
 
 impl Drop for Staged {
     fn drop(&mut self) {
-        // What could not be made is told by the error that led here.
+        // The error that led here is reported instead.
         for (name, _) in &self.files {
             let _ = std::fs::remove_file(self.temporary(name));
         }

@@ -1,4 +1,5 @@
-//! Tensors as files have them, made of the rows of a parameter: whole, or block by block. Where each row lies says `weight_map`.
+//! Tensors as files have them, made of the rows of a parameter: whole, or block by block. Where
+//! each row lies says `weight_map`.
 
 use std::ops::Range;
 
@@ -26,7 +27,8 @@ impl WeightEntry {
         self.tensors.iter().enumerate().map(tensor).collect()
     }
 
-    /// Elements of tensor number `tensor`, of which the parameter's rows are there. Padding is dropped.
+    /// Elements of tensor number `tensor`, of which the parameter's rows are there. Padding is
+    /// dropped.
     ///
     /// # Errors
     /// Those of `read`.
@@ -46,8 +48,9 @@ impl WeightEntry {
         Ok(target)
     }
 
-    /// The elements of tensor number `tensor` in blocks of whole rows, as many as a multiple of `multiple` but at the end. A tensor whose rows are the
-    /// parameter's columns is one block: each of its rows is made of all of the parameter.
+    /// The elements of tensor number `tensor` in blocks of whole rows, as many as a multiple of
+    /// `multiple` but at the end. A tensor whose rows are the parameter's columns is one block:
+    /// each of its rows is made of all of the parameter.
     pub(super) fn stored_blocks(&self, tensor: usize, multiple: usize) -> impl Iterator<Item = Range<usize>> + use<> {
         let shape = &self.tensors[tensor].shape;
         let width = shape[1..].iter().product::<usize>().max(1);

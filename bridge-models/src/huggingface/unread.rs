@@ -1,11 +1,13 @@
-//! Keys of `config.json` that nothing here follows from: a user is told of those that may change what a model computes.
+//! Keys of `config.json` that have no effect here: a user is warned of those that may change the
+//! function of a model.
 
 use std::collections::BTreeSet;
 
 use serde_json::{Map, Value};
 
-/// Keys that say nothing of what a causal language model computes: of files and programs, of generation, of other tasks, of how training draws its
-/// initial weights, of losses that are the recipe's, and of speed.
+/// Keys that say nothing of what a causal language model computes: of files and programs, of
+/// generation, of other tasks, of how training draws its initial weights, of losses that are the
+/// recipe's, and of speed.
 const HARMLESS: &[&str] = &[
     "_attn_implementation",
     "_attn_implementation_autoset",
@@ -111,13 +113,14 @@ const HARMLESS: &[&str] = &[
     "use_mamba_kernels",
 ];
 
-/// The keys that are set, that nothing asked for, and that are not known to be harmless, with their values.
+/// The keys that are set, that nothing asked for, and that are not known to be harmless, with their
+/// values.
 pub(super) fn unread(settings: &Map<String, Value>, asked: &BTreeSet<String>) -> Vec<String> {
     let matters = |key: &str, value: &Value| !asked.contains(key) && !HARMLESS.contains(&key) && is_on(value);
     settings.iter().filter(|(key, value)| matters(key, value)).map(|(key, value)| shown(key, value)).collect()
 }
 
-/// Whether a value asks for something: not nothing, no, zero or an empty list.
+/// True if a value asks for something: not null, false, zero or an empty list.
 fn is_on(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => false,

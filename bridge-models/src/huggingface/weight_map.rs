@@ -1,4 +1,5 @@
-//! What a family's table of weights means: one parameter is one or more tensors, fused, transposed or padded.
+//! Meaning of a family's table of weights: one parameter is one or more tensors, fused, transposed
+//! or padded.
 //!
 //! The same table reads weights, writes them, and renames gradients.
 
@@ -15,38 +16,41 @@ use super::runs::{Run, Strides};
 use super::source::TensorSource;
 use crate::decoder::{DecoderConfig, name_behind_layers};
 
-/// One line of a family's table: a pattern of names. `{}` stands for a number (of a layer, of an expert), in the same order on both sides.
+/// One line of a family's table: a pattern of names. `{}` stands for a number (of a layer, of an
+/// expert), in the same order on both sides.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WeightRule {
     /// Our (Megatron's) names.
     megatron: &'static str,
     /// Hugging Face's names.
     hugging_face: &'static [&'static str],
-    /// How the tensors make up the parameter.
+    /// Composition of the parameter from tensors.
     fusion: Fusion,
     /// Orientation of the tensors if they are matrices.
     storage: Storage,
-    /// How the tensors have the experts of a layer.
+    /// Layout of the experts of a layer in tensors.
     experts: ExpertLayout,
-    /// What files of earlier versions of transformers call the tensor.
+    /// Name of the tensor in files of earlier versions of transformers.
     former: Option<&'static str>,
-    /// What layers of multi-token prediction call copies of the tensor; `{}` stands for the number of such a layer behind all others.
+    /// Names of copies of the tensor in layers of multi-token prediction; `{}` is the number of
+    /// such a layer behind all others.
     copies: &'static [&'static str],
-    /// Alternative names. Files may contain the tensor under these as well, or under one of these alone; exports do not write them.
+    /// Alternative names. Files may contain the tensor under these as well, or under one of these
+    /// alone; exports do not write them.
     repeats: &'static [&'static str],
     /// The models whose parameter is stored so; `None` for all.
     of: Option<fn(&DecoderConfig) -> bool>,
 }
 
-/// How files have the experts of a layer.
+/// Layout of the experts of a layer in files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ExpertLayout {
     /// Each expert has tensors of its own: what folders on disk have, and their names.
     #[default]
     Apart,
-    /// One tensor has all experts, one after the other along its first dimension: the state of a module of transformers 5,
-    /// and its names.
+    /// One tensor has all experts, one after the other along its first dimension: the state of a
+    /// module of transformers 5, and its names.
     Stacked,
 }
 
@@ -76,7 +80,7 @@ impl WeightRule {
         Self { former: Some(name), ..self }
     }
 
-    /// What such files call `name`, if that is the rule's tensor.
+    /// Former name of `name`, if that is the rule's tensor.
     pub fn former_name(&self, name: &str) -> Option<&'static str> {
         self.former.filter(|_| self.hugging_face == [name])
     }
@@ -108,8 +112,8 @@ impl WeightRule {
         Self { storage: Storage::RowsAreInputs, ..self }
     }
 
-    /// The rule of files that have all experts in one tensor. Where a name has a number less than ours, the last number of ours (the expert) is
-    /// a place in the first dimension.
+    /// The rule of files that have all experts in one tensor. Where a name has a number less than
+    /// ours, the last number of ours (the expert) is a place in the first dimension.
     pub const fn stacked(self) -> Self {
         Self { experts: ExpertLayout::Stacked, ..self }
     }
@@ -125,7 +129,7 @@ pub(crate) const fn stacked<const N: usize>(mut rules: [WeightRule; N]) -> [Weig
     rules
 }
 
-/// How tensors make up a parameter.
+/// Composition of a parameter from tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fusion {
     /// One tensor, as it is.
@@ -136,7 +140,8 @@ pub(crate) enum Fusion {
     Convolution,
     /// Rows of query, key and value from a tensor each.
     Qkv,
-    /// Rows of query, key and value from one tensor that has all queries first, then keys, then values.
+    /// Rows of query, key and value from one tensor that has all queries first, then keys, then
+    /// values.
     PackedQkv,
     /// Rows of the gate, then of the other half, from a tensor each.
     GateUp,
@@ -172,7 +177,8 @@ pub struct WeightEntry {
     pub tensors: Vec<StoredTensor>,
     /// Further names of its only tensor. Files may have it under these too, and exports do.
     pub copies: Vec<String>,
-    /// Alternative names of its only tensor. Files may contain it under these as well, or under one of these alone; exports do not write them.
+    /// Alternative names of its only tensor. Files may contain it under these as well, or under one
+    /// of these alone; exports do not write them.
     pub repeats: &'static [&'static str],
     fusion: Fusion,
     storage: Storage,
@@ -182,20 +188,20 @@ pub struct WeightEntry {
 /// A tensor of a file that a parameter is made of, whole or a part of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredTensor {
-    /// Its name.
+    /// Name of the tensor.
     pub name: String,
     /// The shape of what the parameter has of it.
     pub shape: Vec<usize>,
-    /// Which part of the tensor that is; `None` for all of it.
+    /// Part of the tensor; `None` for all of it.
     pub part: Option<Part>,
 }
 
 /// One of equal parts of a tensor along its first dimension, which the part itself lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// Which part, from 0.
+    /// Index of the part, from 0.
     pub index: usize,
-    /// How many there are.
+    /// Number of parts.
     pub count: usize,
 }
 
@@ -354,7 +360,8 @@ impl WeightRule {
 }
 
 impl WeightEntry {
-    /// The same entry for a parameter of shape `shape`, which may have more rows where a vocabulary is padded.
+    /// The same entry for a parameter of shape `shape`, which may have more rows where a vocabulary
+    /// is padded.
     pub(crate) fn padded_to(&self, shape: &[usize]) -> Option<Self> {
         let more_rows = self.fusion == Fusion::Vocabulary
             && shape.len() == self.shape.len()
@@ -363,8 +370,9 @@ impl WeightEntry {
         (more_rows || shape == self.shape).then(|| Self { shape: shape.to_vec(), ..self.clone() })
     }
 
-    /// Reads the part of the parameter in these rows and columns (of a parameter with more dimensions, all but the first count as columns), row-major.
-    /// Padding is zero. No more is read than that part. `name_of` says what the source calls a tensor.
+    /// Reads the part of the parameter in these rows and columns (of a parameter with more
+    /// dimensions, all but the first count as columns), row-major. Padding is zero. No more is read
+    /// than that part. `name_of` says what the source calls a tensor.
     ///
     /// # Errors
     /// As [`TensorSource::read_into`].
@@ -396,7 +404,7 @@ impl WeightEntry {
         Ok(part)
     }
 
-    /// Whether the stored matrices are `[outputs, inputs]`.
+    /// True if the stored matrices are `[outputs, inputs]`.
     pub(super) fn rows_are_outputs(&self) -> bool {
         self.storage == Storage::RowsAreOutputs
     }
@@ -406,7 +414,7 @@ impl WeightEntry {
         self.shape[1..].iter().product()
     }
 
-    /// Where the rows of the parameter lie. Rows of padding lie nowhere.
+    /// Positions of the parameter's rows. Rows of padding have none.
     pub(super) fn runs(&self) -> Vec<Run> {
         let width = self.row_length();
         let stored: Vec<usize> =
@@ -434,8 +442,9 @@ impl WeightEntry {
         runs
     }
 
-    /// The parameter's rows in order, as ranges of the rows of its tensors one after the other, of which there are `stored`, and the step from row to
-    /// row in each. Only ranges within one tensor have another step than 1.
+    /// The parameter's rows in order, as ranges of the rows of its tensors one after the other, of
+    /// which there are `stored`, and the step from row to row in each. Only ranges within one
+    /// tensor have another step than 1.
     fn order(&self, stored: usize) -> Vec<(Range<usize>, usize)> {
         match self.fusion {
             Fusion::Single | Fusion::Convolution | Fusion::Vocabulary | Fusion::GateUp => vec![(0..stored, 1)],
@@ -446,8 +455,8 @@ impl WeightEntry {
 }
 
 impl Heads {
-    /// Row ranges of `[queries, keys, values]` in the order of the fused projection: for each group its queries, its key and
-    /// its value.
+    /// Row ranges of `[queries, keys, values]` in the order of the fused projection: for each group
+    /// its queries, its key and its value.
     fn stored_rows(self) -> impl Iterator<Item = Range<usize>> {
         let Self { groups, queries_per_group, head_size } = self;
         let keys = groups * queries_per_group * head_size;

@@ -122,7 +122,8 @@ fn any_part_is_read_alone() {
     }
 }
 
-/// Splits a matrix of 60 x 7 into tensors, or into parts of larger ones, and reads it back piece by piece.
+/// Splits a matrix of 60 x 7 into tensors, or into parts of larger ones, and reads it back piece by
+/// piece.
 fn reads_every_part(fusion: Fusion, storage: Storage, heads: Heads, part: Option<Part>) {
     let (rows, columns) = (60, 7);
     let rule = WeightRule { fusion, storage, ..rule("p", &["a", "b", "c"]) };

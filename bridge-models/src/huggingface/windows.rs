@@ -1,4 +1,5 @@
-//! Sliding windows of `config.json`: `sliding_window` tokens, that of the query counted, in all layers or in those that `layer_types` names.
+//! Sliding windows of `config.json`: `sliding_window` tokens, that of the query counted, in all
+//! layers or in those that `layer_types` names.
 
 use serde_json::{Map, Value, json};
 
@@ -6,10 +7,11 @@ use super::error::HfError;
 use super::fields::Fields;
 use crate::decoder::{DecoderConfig, LayerPattern};
 
-/// What `layer_types` calls a layer without and one with a window.
+/// Names in `layer_types` of a layer without a window and of one with a window.
 pub(crate) const LAYER_TYPES: [&str; 2] = ["full_attention", "sliding_attention"];
 
-/// Gives the layers marked true a window of `size` tokens, that of the query counted; `None` is no window.
+/// Gives the layers marked true a window of `size` tokens, that of the query counted; `None` is no
+/// window.
 pub(crate) fn set(config: &mut DecoderConfig, size: Option<usize>, layers: Vec<bool>) {
     if layers.contains(&true) {
         config.window_size = size.map(|size| size - 1);
@@ -17,7 +19,7 @@ pub(crate) fn set(config: &mut DecoderConfig, size: Option<usize>, layers: Vec<b
     }
 }
 
-/// Whether each layer has a window, if `layer_types` says so.
+/// True for each layer with a window, if `layer_types` is present.
 pub(crate) fn layer_types(fields: &Fields, num_layers: usize) -> Result<Option<Vec<bool>>, HfError> {
     let Some(types) = fields.get("layer_types") else {
         return Ok(None);
@@ -29,7 +31,7 @@ pub(crate) fn layer_types(fields: &Fields, num_layers: usize) -> Result<Option<V
     layers.map(Some).ok_or_else(|| fields.error("layer_types", &types.to_string(), &expected()))
 }
 
-/// Whether each layer has a window.
+/// True for each layer with a window.
 pub(crate) fn windowed_layers(config: &DecoderConfig) -> Vec<bool> {
     let has_window = |layer| config.window_size.is_some() && config.window_layers.includes(layer);
     (0..config.num_layers).map(has_window).collect()
@@ -40,7 +42,8 @@ pub(crate) fn type_names(layers: &[bool]) -> Value {
     json!(layers.iter().map(|has_window| LAYER_TYPES[usize::from(*has_window)]).collect::<Vec<_>>())
 }
 
-/// The window of a family whose layers all have the same: null is none, and `absent` what it is where no key says so.
+/// Window of a family whose layers all have the same: null means no window, and `absent` is the
+/// value without a key.
 pub(crate) fn read_of_all(fields: &Fields, config: &mut DecoderConfig, absent: Option<usize>) -> Result<(), HfError> {
     let size = if fields.has("sliding_window") { fields.size("sliding_window")? } else { absent };
     set(config, size, vec![size.is_some(); config.num_layers]);
@@ -52,8 +55,8 @@ pub(crate) fn write_of_all(config: &DecoderConfig, settings: &mut Map<String, Va
     settings.insert("sliding_window".into(), json!(config.window_size.map(|left| left + 1)));
 }
 
-/// The window of a family that names the layers with one: without `layer_types` it is every one but each `pattern`-th. Its size is `size` where no
-/// key says so, and null is none.
+/// Windows of a family that names the windowed layers: without `layer_types`, all layers except
+/// each `pattern`-th. The default size is `size`, and null means no window.
 pub(crate) fn read_pattern(
     fields: &Fields,
     config: &mut DecoderConfig,
@@ -81,7 +84,8 @@ pub(crate) fn switched_size(fields: &Fields) -> Result<Option<usize>, HfError> {
     }
 }
 
-/// Sets the window of a family with a switch. Layers that have none cannot be named as such with one.
+/// Sets the window of a family with a switch. Layers that have none cannot be named as such with
+/// one.
 pub(crate) fn set_switched(
     fields: &Fields,
     config: &mut DecoderConfig,

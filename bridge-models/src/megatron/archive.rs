@@ -1,5 +1,6 @@
-//! A tensor as `torch.save` writes it: a ZIP archive whose files are stored as they are, with a pickle that says what the bytes are
-//! (PyTorch, caffe2/serialize/inline_container.h; PKWARE, APPNOTE 4.3).
+//! A tensor as `torch.save` writes it: a ZIP archive whose files are stored as they are, with a
+//! pickle that says what the bytes are (PyTorch, caffe2/serialize/inline_container.h; PKWARE,
+//! APPNOTE 4.3).
 
 use half::{bf16, f16};
 
@@ -48,7 +49,7 @@ pub fn tensor(archive: &[u8]) -> Result<(Vec<usize>, Vec<f32>), String> {
     Ok((parts.shape, values))
 }
 
-/// What `torch._utils._rebuild_tensor_v2` is called with.
+/// Arguments of `torch._utils._rebuild_tensor_v2`.
 struct Parts<'a> {
     storage: &'a str,
     key: &'a str,
@@ -126,7 +127,8 @@ fn files(archive: &[u8]) -> Option<Vec<(&str, &[u8])>> {
     Some(files)
 }
 
-/// Takes numbers that have no room in 32 bits from the field of 64-bit numbers, in which they follow each other.
+/// Takes numbers that have no room in 32 bits from the field of 64-bit numbers, in which they
+/// follow each other.
 fn widen(mut extra: &[u8], numbers: [&mut u64; 3]) {
     while let (Some(id), Some(length)) = (number(extra, 0, 2), number(extra, 2, 2)) {
         let Some(field) = extra.get(4..4 + length as usize) else { return };

@@ -1,4 +1,5 @@
-//! A checkpoint of `torch.distributed.checkpoint`: `.metadata`, a pickle that says where the parts of each tensor are, and files with the parts.
+//! A checkpoint of `torch.distributed.checkpoint`: `.metadata`, a pickle that says where the parts
+//! of each tensor are, and files with the parts.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -17,7 +18,7 @@ pub const METADATA: &str = ".metadata";
 /// A tensor as it is on disk.
 #[derive(Debug)]
 pub struct StoredTensor {
-    /// Its whole shape.
+    /// Whole shape of the tensor.
     pub shape: Vec<usize>,
     chunks: Vec<Chunk>,
 }
@@ -166,7 +167,7 @@ fn copy(part: &[f32], (offsets, sizes): (&[usize], &[usize]), (values, shape): (
     }
 }
 
-/// Where a part is.
+/// Position of a part.
 struct Place {
     file: String,
     offset: usize,

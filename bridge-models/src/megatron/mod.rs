@@ -1,4 +1,5 @@
-//! Checkpoints of Megatron-LM and Megatron Bridge (`ckpt_format = "torch_dist"`) as weights to start from. Optimizer states stay behind.
+//! Checkpoints of Megatron-LM and Megatron Bridge (`ckpt_format = "torch_dist"`) as weights to
+//! start from. Optimizer states stay behind.
 
 mod archive;
 mod folder;
@@ -35,7 +36,7 @@ pub enum MegatronError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// Error of the system.
         source: std::io::Error,
     },
     /// A file is not what it should be.
@@ -46,7 +47,7 @@ pub enum MegatronError {
         /// Why.
         reason: String,
     },
-    /// Nothing says which model it is.
+    /// No file describes the model.
     #[error(
         "{path}: there is no run_config.yaml, so nothing says which model the weights are of: `bridge convert import {path} OUTPUT --recipe \
          RECIPE` takes that from the [model] of a recipe"
@@ -75,7 +76,8 @@ fn open(path: &Path) -> Result<Snapshot, Error> {
     Ok(snapshot(path, None)?)
 }
 
-/// The folder of one checkpoint: `path` itself, or the newest in it. `None` if this is no such folder.
+/// The folder of one checkpoint: `path` itself, or the newest in it. `None` if this is no such
+/// folder.
 pub fn find(path: &Path) -> Option<PathBuf> {
     let is_one = |folder: &Path| folder.join(METADATA).is_file() && has_parts(folder);
     if is_one(path) {
@@ -125,8 +127,9 @@ impl TensorStream for Parameter {
     }
 }
 
-/// The weights of a folder as a checkpoint in the making: its parameters in float32, of which one at a time is in memory when they are written, and
-/// a recipe with the model that they are of: that of `recipe`, or of the folder's `run_config.yaml`.
+/// The weights of a folder as a checkpoint in the making: its parameters in float32, of which one
+/// at a time is in memory when they are written, and a recipe with the model that they are of: that
+/// of `recipe`, or of the folder's `run_config.yaml`.
 ///
 /// # Errors
 /// If a file cannot be read or is damaged, or nothing says which model it is.
@@ -162,7 +165,8 @@ pub fn snapshot(path: &Path, recipe: Option<&Path>) -> Result<Snapshot, Megatron
     Ok(Snapshot { run, groups: vec![TensorGroup { name: "model".into(), tensors: tensors.into_values().collect() }] })
 }
 
-/// One line about the settings of the saved configuration that an import does not take; `None` if it takes all.
+/// One line about the settings of the saved configuration that an import does not take; `None` if
+/// it takes all.
 pub fn left_out(folder: &Path, recipe: Option<&Path>) -> Option<String> {
     let (raw, mut left) = model_of(folder, recipe).ok()?;
     left.extend(raw.remarks().iter().cloned());
@@ -170,8 +174,8 @@ pub fn left_out(folder: &Path, recipe: Option<&Path>) -> Option<String> {
     (!left.is_empty()).then(|| format!("{head} {}", left.join(", ")))
 }
 
-/// Makes the vocabulary that the configuration states agree with the rows of the stored embedding, which tensor-parallel
-/// ranks may have padded.
+/// Makes the vocabulary that the configuration states agree with the rows of the stored embedding,
+/// which tensor-parallel ranks may have padded.
 fn fit_vocabulary(raw: &mut RawConfig, rows: usize) -> Result<(), String> {
     let stated = raw.model.vocab_size.unwrap_or(rows);
     if stated > rows {
@@ -189,7 +193,8 @@ fn fit_vocabulary(raw: &mut RawConfig, rows: usize) -> Result<(), String> {
     Ok(())
 }
 
-/// The recipe whose model the weights are of, and the settings of it that say nothing of the model's function.
+/// The recipe whose model the weights are of, and the settings of it that say nothing of the
+/// model's function.
 fn model_of(folder: &Path, recipe: Option<&Path>) -> Result<(RawConfig, Vec<String>), MegatronError> {
     let path = match recipe {
         Some(recipe) => recipe.to_owned(),

@@ -1,7 +1,9 @@
-//! Which parameters a stored tensor has. Names are those of Megatron's modules on both sides; on disk the layers of a stack are one tensor, and so are
-//! the experts of a layer (megatron-core, transformer_block.py and moe/experts.py, `sharded_state_dict`).
+//! Parameters of a stored tensor. Names are those of Megatron's modules on both sides; on disk the
+//! layers of a stack are one tensor, and so are the experts of a layer (megatron-core,
+//! transformer_block.py and moe/experts.py, `sharded_state_dict`).
 
-/// Parts of a tensor's name that are other here: Transformer Engine has the norm in front of a product inside the module of the product.
+/// Parts of a tensor's name that are other here: Transformer Engine has the norm in front of a
+/// product inside the module of the product.
 const RENAMED: [(&str, &str); 10] = [
     ("self_attention.linear_qkv.layer_norm_weight", "input_layernorm.weight"),
     ("self_attention.linear_qkv.layer_norm_bias", "input_layernorm.bias"),
@@ -25,11 +27,12 @@ const EXPERT: &str = "mlp.experts.local_experts.";
 pub struct Part {
     /// Name of the parameter.
     pub parameter: String,
-    /// Its places in the tensor's first dimensions.
+    /// Indices in the tensor's first dimensions.
     pub places: Vec<usize>,
 }
 
-/// Whether a stored tensor is the model's: not the optimizer's, and not what modules save besides parameters.
+/// True if a stored tensor is a parameter of the model: not of the optimizer, and not other state
+/// of modules.
 pub fn is_of_model(name: &str) -> bool {
     !name.starts_with("optimizer.") && !name.starts_with("chained_") && !name.contains("_extra_state")
 }

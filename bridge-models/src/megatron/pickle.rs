@@ -1,5 +1,6 @@
-//! Python's pickles as data. A pickle is a program for a stack machine that may call any function of Python; here calls are kept as what they are, a
-//! function's name and arguments, and nothing is run. Opcodes are those of protocols 2 to 5 that PyTorch writes (CPython, Lib/pickletools.py).
+//! Python's pickles as data. A pickle is a program for a stack machine that may call any function
+//! of Python; here calls are kept as what they are, a function's name and arguments, and nothing is
+//! run. Opcodes are those of protocols 2 to 5 that PyTorch writes (CPython, Lib/pickletools.py).
 
 use std::collections::HashMap;
 
@@ -27,7 +28,7 @@ pub enum Value {
     Dict(Vec<(Id, Id)>),
     /// A class or function by module and name.
     Global(String, String),
-    /// What a class or function makes of arguments, and the state that it is given then.
+    /// Result of calling a class or function with arguments, and the state that is set afterwards.
     Made {
         /// The class or function.
         class: Id,
@@ -36,7 +37,7 @@ pub enum Value {
         /// The state, if it was set.
         state: Option<Id>,
     },
-    /// What stands outside the pickle, by a tuple that names it.
+    /// Object outside the pickle, named by a tuple.
     Persistent(Id),
 }
 
@@ -68,8 +69,7 @@ struct Machine<'a> {
 impl Pickle {
     /// Reads the pickle that `bytes` begin with.
     ///
-    /// # Errors
-    /// If they are none, or have an opcode that no such file needs.
+    /// # Errors If the bytes are not a pickle, or have an opcode that no such file needs.
     pub fn read(bytes: &[u8]) -> Result<Self, PickleError> {
         let mut machine =
             Machine { bytes, at: 0, values: Vec::new(), stack: Vec::new(), marks: Vec::new(), memo: HashMap::new() };
@@ -85,7 +85,7 @@ impl Pickle {
         &self.values[id]
     }
 
-    /// Its text, if it is one.
+    /// Text of the object, if it is one.
     pub fn text(&self, id: Id) -> Option<&str> {
         match self.get(id) {
             Value::Text(text) => Some(text),
@@ -93,7 +93,7 @@ impl Pickle {
         }
     }
 
-    /// Its value as a size, if it is one.
+    /// Value of the object as a size, if it is one.
     pub fn size(&self, id: Id) -> Option<usize> {
         match self.get(id) {
             Value::Int(number) => usize::try_from(*number).ok(),
@@ -101,7 +101,7 @@ impl Pickle {
         }
     }
 
-    /// Its parts, if it is a tuple or list.
+    /// Elements of the object, if it is a tuple or list.
     pub fn parts(&self, id: Id) -> Option<&[Id]> {
         match self.get(id) {
             Value::Tuple(parts) | Value::List(parts) => Some(parts),

@@ -1,4 +1,5 @@
-//! Checkpoints that megatron-core has written (`tests/fixtures/megatron/make.py`): the model of each computes what it computed there.
+//! Checkpoints that megatron-core has written (`tests/fixtures/megatron/make.py`): the model of
+//! each computes what it computed there.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! What a model is run on to be compared with reference values.
+//! Inputs of a model for a comparison with reference values.
 
 use bridge_core::model::Batch;
 use bridge_data::{ENCODER_MASK, ENCODER_TOKENS, Extra, ExtraCut, ExtraValues, Extras, MicroBatch};
@@ -11,7 +11,7 @@ pub(super) struct Ids {
     pub values: Vec<i64>,
 }
 
-/// What a model is run on.
+/// Inputs of a model.
 pub(super) struct Inputs {
     pub ids: Ids,
     /// For a model with an encoder, what its decoder predicts, and the token that this begins with.
@@ -45,7 +45,8 @@ impl Inputs {
         Batch::new(&micro_batch, device)
     }
 
-    /// What next-token logits are asked of: the ids, or the decoder's inputs, which are its labels one later.
+    /// Tokens whose next-token logits are compared: the ids, or the decoder's inputs, which are its
+    /// labels shifted by one.
     pub fn decoder_tokens(&self) -> Ids {
         let Some((labels, start)) = &self.labels else {
             return self.ids.clone();
@@ -53,7 +54,8 @@ impl Inputs {
         let length = labels.shape[1];
         let shifted =
             labels.values.chunks(length).flat_map(|row| [*start].into_iter().chain(row[..length - 1].to_vec()));
-        // What is ignored is read as the token that a decoder begins with, which is the padding of these models.
+        // What is ignored is read as the token that a decoder begins with, which is the padding of
+        // these models.
         let values = shifted.map(|id| if id == IGNORED { *start } else { id }).collect();
         Ids { shape: labels.shape, values }
     }

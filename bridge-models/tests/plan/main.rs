@@ -12,7 +12,8 @@ use bridge_core::model::ModelRegistry;
 use bridge_core::plan::{Plan, PlanError, PlanOptions};
 use bridge_models::registry;
 
-/// Two layers: hidden 64, 8 heads of 8, 4 key/value heads, feed-forward 192 gated, vocabulary 512, 64 tokens; 2 sequences of 4.
+/// Two layers: hidden 64, 8 heads of 8, 4 key/value heads, feed-forward 192 gated, vocabulary 512,
+/// 64 tokens; 2 sequences of 4.
 const TINY: &str = include_str!("../../../recipes/tiny.toml");
 const LLAMA_405B: &str = include_str!("../../../recipes/llama3-405b.toml");
 

@@ -95,12 +95,14 @@ fn activations_are_what_backward_keeps() {
     assert_eq!(selective, (ids + 2 * (layer - mlp) + stream + head, mlp));
 }
 
-/// On the CPU inputs of linear layers are codes, of which attention keeps one as it is besides; a GPU keeps what it was given.
+/// On the CPU inputs of linear layers are codes, of which attention keeps one as it is besides; a
+/// GPU keeps what it was given.
 #[test]
 fn inputs_of_products_in_eight_bits_are_kept_as_codes() {
     let kept = |more: &[&str]| tiny(1, &[&["model.num_layers=4"], more].concat()).stages[0].kept_activations;
     let eight_bits = |more: &[&str]| kept(&[&["model.fp8=hybrid"], more].concat());
-    // Inputs of the projections of queries, keys and values, and of both of the feed-forward block; the other projection's.
+    // Inputs of the projections of queries, keys and values, and of both of the feed-forward block;
+    // the other projection's.
     let (alone, besides) = (128 * (64 + 64 + 192), 128 * 64);
     let plain = kept(&[]);
     let saved = |bits: u64| 4 * alone - (alone + besides) * bits / 8;
@@ -119,7 +121,8 @@ fn inputs_of_products_in_eight_bits_are_kept_as_codes() {
     assert_eq!(delayed.parameters - without.parameters, 2 * 4 * 4 * (3 + 3 * 5));
 }
 
-/// A GPU keeps two numbers of each query. In 16 bits and with 256 keys, scores exist, but not on matrix units, which take heads of a multiple of 16.
+/// A GPU keeps two numbers of each query. In 16 bits and with 256 keys, scores exist, but not on
+/// matrix units, which take heads of a multiple of 16.
 #[test]
 fn attention_on_a_gpu_keeps_statistics_and_may_have_scores() {
     let of = |matrix_units: bool, overrides: &[&str]| {
@@ -143,7 +146,8 @@ fn attention_on_a_gpu_keeps_statistics_and_may_have_scores() {
     }
 }
 
-/// What runs again inside a segment is brought back for its backward, and is not kept.
+/// Tensors that are recomputed inside a segment are brought back for its backward, and are not
+/// kept.
 #[test]
 fn parts_of_segments_that_run_again_are_not_kept() {
     let latent = [
@@ -164,11 +168,12 @@ fn parts_of_segments_that_run_again_are_not_kept() {
     };
     let plain = of(1, &[]);
     assert_eq!((plain.1, plain.2), (0, 0.0));
-    // Of two micro-batches and two layers, 2 FLOPs a product: all of shared experts; queries from 12, keys and values from 10, and scores and sums over
-    // the keys that are seen.
+    // Of two micro-batches and two layers, 2 FLOPs a product: all of shared experts; queries from
+    // 12, keys and values from 10, and scores and sums over the keys that are seen.
     let shared_flops = 4.0 * 2.0 * 128.0 * 64.0 * 120.0;
     let latent_flops = 4.0 * (2.0 * 128.0 * 8.0 * (12.0 * 10.0 + 10.0 * 13.0) + 128.0 * 8.0 * 17.0 * 64.0);
-    // Two experts a token; gate, other half and their product; queries and keys, values and output, and log-sum-exp.
+    // Two experts a token; gate, other half and their product; queries and keys, values and output,
+    // and log-sum-exp.
     let activated = 256 * 96 * 4;
     let shared = 128 * 120 * 4;
     let heads = 2 * 128 * 8 * (10 + 7) * 4 + 128 * 8 * 4;
@@ -211,7 +216,7 @@ fn tensor_parallel_ranks_share_what_is_inside_blocks() {
     assert_eq!(plain - kept(&["model.sequence_parallel=true"]), 5 * (stream + 128 * 4) / 2);
 }
 
-/// What waits for the weight part of backward is there whatever is recomputed.
+/// Inputs for the weight part of backward are kept whatever is recomputed.
 #[test]
 fn a_split_backward_keeps_what_linear_layers_read() {
     let stages = ["model.pipeline_model_parallel_size=2", "train.global_batch_size=32"];
@@ -222,7 +227,8 @@ fn a_split_backward_keeps_what_linear_layers_read() {
     let stream = 128 * 64 * 4;
     // Ids and the layer's input, of two micro-batches.
     assert_eq!(first(&stages), 2 * (128 * 8 + stream));
-    // Beside the inputs of one more micro-batch: inputs and gradients of the projections and of both feed-forward layers.
+    // Beside the inputs of one more micro-batch: inputs and gradients of the projections and of
+    // both feed-forward layers.
     let attention = 2 * stream + 128 * 128 * 4 + stream;
     let mlp = 2 * stream + 128 * 576 * 4;
     assert_eq!(first(&zero_bubble), 128 * 8 + stream + attention + mlp);
@@ -232,8 +238,9 @@ fn a_split_backward_keeps_what_linear_layers_read() {
 fn context_parallel_ranks_hold_all_keys() {
     let alone = tiny(1, &["train.micro_batch_size=1"]).stages[0].kept_activations;
     let shared = tiny(2, &["model.context_parallel_size=2"]).stages[0].kept_activations;
-    // Two sequences of half the length are as many tokens as one whole; gathered keys and values of both come on top, and in both layers
-    // rotated queries and keys beside the projection, on which alone the kernel works where nothing is gathered.
+    // Two sequences of half the length are as many tokens as one whole; gathered keys and values of
+    // both come on top, and in both layers rotated queries and keys beside the projection, on which
+    // alone the kernel works where nothing is gathered.
     assert_eq!(shared - alone, 2 * 2 * 128 * 32 * 4 + 2 * 64 * 96 * 4);
 }
 
@@ -246,7 +253,8 @@ fn working_memory_is_that_of_the_moment_with_most() {
     // A block's scores and their gradients, and the gradients of one head's keys and values.
     assert_eq!(memory.attention, 1000 * 2 * (64 + 8) * 64 * 4);
     assert_eq!((memory.gathered, memory.cross_entropy, memory.reduction), (0, 0, 0));
-    // Gradients of queries and output, of keys and values, and those of the keys before heads add up; of the parameters from here on.
+    // Gradients of queries and output, of keys and values, and those of the keys before heads add
+    // up; of the parameters from here on.
     let heads = 2 * 128 * 64 * 4 + 2 * 128 * 32 * 4 + 2 * 128 * 64 * 4;
     assert_eq!(memory.backward, heads + 4 * (32_768 + 64 + 49_280));
     // Long batches: the loss, before anything is freed.
@@ -286,6 +294,7 @@ fn experts_keep_the_tokens_they_get() {
     let dense = tiny(1, &[]).stages[0].kept_activations;
     let moe = tiny(1, &MOE).stages[0].kept_activations;
     let stream = 128 * 64 * 4;
-    // Two experts of half the width keep what the dense block does; routed rows, weighted rows, logits and probabilities come on top.
+    // Two experts of half the width keep what the dense block does; routed rows, weighted rows,
+    // logits and probabilities come on top.
     assert_eq!(moe - dense, 2 * (2 * stream + 2 * stream + 2 * 128 * 4 * 4));
 }

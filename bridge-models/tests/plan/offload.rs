@@ -36,7 +36,8 @@ fn modules_leave_the_device() {
         // Two layers.
         assert_eq!(found.host_activations, 2 * in_layer, "{named}");
         assert_eq!(all.kept_activations - found.kept_activations, 2 * in_layer, "{named}");
-        // A segment and the one before it, which are a layer; unless most is held when backward is over.
+        // A segment and the one before it, which are a layer; unless most is held when backward is
+        // over.
         assert!([0, in_layer].contains(&found.memory.returned), "{named}");
         assert!(found.memory.total <= all.memory.total, "{named}");
     }
@@ -46,7 +47,8 @@ fn modules_leave_the_device() {
     assert_eq!(experts("\"moe_act\""), 2 * 2 * 128 * 2 * 96 * 4);
 }
 
-/// Where graphs are cut, a segment's input is a leaf of its graph, and moving what the norm keeps of it frees nothing.
+/// If graphs are cut, a segment's input is a leaf of its graph, and moving the norm's copy of it
+/// frees nothing.
 #[test]
 fn inputs_of_regions_stay() {
     let norms =
@@ -67,7 +69,8 @@ fn layers_leave_the_device_where_they_are_large() {
     assert!(found.host_activations > 0);
     assert_eq!(found.memory.returned, found.host_activations, "one layer is a segment and the one before it");
     assert_eq!(all.kept_activations - found.kept_activations, found.host_activations);
-    // Two norms, and two numbers for each query, stay; of half of the layers all else is away, but the other layer keeps the same.
+    // Two norms, and two numbers for each query, stay; of half of the layers all else is away, but
+    // the other layer keeps the same.
     let rows = 2 * 8192;
     let layer =
         (all.kept_activations - stage(1, &[&large[..], &["model.num_layers=1"]].concat()).kept_activations) as i64;

@@ -91,7 +91,8 @@ fn llama_405b_is_the_published_one_and_planned_at_once() {
     assert!(took < Duration::from_secs(20), "took {took:?}");
     // 405.85 billion (arXiv:2407.21783, table 3 and its released weights).
     assert_eq!(plan.parameters.total, 405_853_388_800);
-    // 6 operations a parameter but those of the input embedding, and causal attention: 6 x layers x sequence x hidden.
+    // 6 operations a parameter but those of the input embedding, and causal attention: 6 x layers x
+    // sequence x hidden.
     let weights = 6.0 * (405_853_388_800_u64 - 128_256 * 16_384 - 253 * 16_384) as f64;
     assert_eq!(plan.flops.per_token, weights + 6.0 * 126.0 * 8_192.0 * 16_384.0);
     // Published: 3.8e25 for 15.6 T tokens, 6 operations a parameter.
@@ -126,7 +127,8 @@ fn ranks_beyond_the_key_value_heads_hold_copies_of_them() {
     let of = |size, more: &[&str]| plan(&config(TINY, size, more), &PlanOptions::default()).unwrap();
     let (one, eight) = (of(1, &[]), of(8, &["model.tensor_model_parallel_size=8"]));
     assert_eq!(eight.parameters, one.parameters, "of the model, each counts once");
-    // Two layers, heads of 8 channels, 64 inputs: a rank has one query head of eight, and a key and a value head that another has too.
+    // Two layers, heads of 8 channels, 64 inputs: a rank has one query head of eight, and a key and
+    // a value head that another has too.
     let (projection, output) = (3 * 8 * 64, 64 * 64 / 8);
     assert_eq!(eight.stages[0].parameters.get(Component::Attention), 2 * (projection + output));
 }
@@ -148,7 +150,7 @@ fn a_plan_needs_no_data_and_runs_need_what_they_needed() {
     assert!(try_config(TINY, 3, &["model.tensor_model_parallel_size=2"]).is_err());
 }
 
-/// What a run does not hide, a plan does not hide either.
+/// Communication that a run does not hide is not hidden in a plan either.
 #[test]
 fn replicas_cost_what_they_do_not_overlap() {
     let estimate = |more: &[&str]| {
@@ -177,7 +179,8 @@ fn replicas_cost_what_they_do_not_overlap() {
     // Gradients of weights come last: there is nothing to hide behind, and the wish is refused.
     let zero_bubble = ["model.pipeline_model_parallel_size=2", "model.pipeline_schedule=zb_h1"];
     assert!(seconds(&zero_bubble) > 0.0);
-    // Stages send 32 KiB in each of four micro-batches, a millisecond in all; only figures of a few bytes are waited for.
+    // Stages send 32 KiB in each of four micro-batches, a millisecond in all; only figures of a few
+    // bytes are waited for.
     assert!(estimate(&zero_bubble).exposed_seconds < 1e-5);
     let errors = try_config(TINY, 4, &[&zero_bubble[..], &[reduce]].concat()).expect_err("no effect");
     assert!(errors.names("ddp.overlap_grad_reduce"), "{errors}");
@@ -211,7 +214,8 @@ fn flops_are_megatrons() {
     assert_eq!(per_sequence(&["model.window_size=[4096, 0]"]), 138_412_032.0);
 }
 
-/// Gradients go down, parameters up: in 16 bits with a whole master that is all, in float32 the value is read too.
+/// Gradients go down, parameters up: in 16 bits with a whole master that is all, in float32 the
+/// value is read too.
 #[test]
 fn states_in_host_memory_cost_transfers() {
     let estimate = |more: &[&str]| {

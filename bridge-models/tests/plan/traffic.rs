@@ -136,7 +136,8 @@ fn full_shards_travel_for_each_micro_batch() {
 fn overlapped_reductions_go_by_buckets() {
     let overlap = ["ddp.overlap_grad_reduce=true", "ddp.bucket_size=40000"];
     let plan = tiny(2, &overlap);
-    // Backward fills them: head and last matrix of the second layer; what is left of it and a matrix of the first; the rest.
+    // Backward fills them: head and last matrix of the second layer; what is left of it and a
+    // matrix of the first; the rest.
     assert_eq!(entries(&plan, 0, TrafficKind::Gradients), [("dp-cp", AllReduce, 3, 4 * PARAMETERS)]);
     let three = tiny(3, &[&overlap[..], &["train.global_batch_size=6"]].concat());
     // Each bucket is padded by itself.
@@ -202,7 +203,8 @@ fn context_parallel_ranks_gather_keys_and_values() {
 fn experts_exchange_the_tokens_they_are_sent() {
     let all_to_all = "model.moe_token_dispatcher_type=alltoall";
     let plan = tiny(2, &[&MOE[..], &["model.expert_model_parallel_size=2", all_to_all]].concat());
-    // One micro-batch, two layers: there and back, forward and backward. Two experts a token. And how many go to each of four.
+    // One micro-batch, two layers: there and back, forward and backward. Two experts a token. And
+    // how many go to each of four.
     let rows = 2 * 4 * 2 * STREAM;
     assert_eq!(entries(&plan, 0, TrafficKind::Expert), [("ep", AllToAll, 2 * (4 + 1), rows + 2 * 4 * 8)]);
     let experts = 2 * 4 * 3 * 64 * 96;
@@ -224,10 +226,12 @@ fn experts_are_cut_in_the_region_of_their_block() {
     let plan = tiny(2, &[&MOE[..], &split].concat());
     assert_eq!(entries(&plan, 0, TrafficKind::Expert), []);
     let bytes = |plan: &Plan| plan.stages[0].traffic_bytes(TrafficKind::Tensor);
-    // Two micro-batches and two layers of scores of four experts: half gathered in forward, the whole scattered in backward.
+    // Two micro-batches and two layers of scores of four experts: half gathered in forward, the
+    // whole scattered in backward.
     let scores = 128 * 4 * 4;
     assert_eq!(bytes(&plan) - bytes(&tiny(2, &split)), 2 * 2 * (scores / 2 + scores));
-    // Whole experts: each rank sends its half of the tokens, and takes the weights of nobody. The router's statistics are of all tokens.
+    // Whole experts: each rank sends its half of the tokens, and takes the weights of nobody. The
+    // router's statistics are of all tokens.
     let whole = ["model.expert_tensor_parallel_size=1", "model.expert_model_parallel_size=2"];
     let plan = tiny(2, &[&MOE[..], &split, &whole, &["model.moe_token_dispatcher_type=alltoall"]].concat());
     let rows = 2 * 2 * 4 * 2 * STREAM / 2;

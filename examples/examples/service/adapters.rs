@@ -1,4 +1,5 @@
-//! The model of a run with adapters: loaded once, taught by examples, and asked with one adapter or another.
+//! The model of a run with adapters: loaded once, taught by examples, and asked with one adapter or
+//! another.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -41,7 +42,7 @@ impl Speaker {
         Ok(self.set.insert(name, chunk.as_ref())?)
     }
 
-    /// Whether there is an adapter of this name.
+    /// True if there is an adapter of this name.
     pub fn has(&self, name: &str) -> bool {
         self.set.names().any(|known| known == name)
     }

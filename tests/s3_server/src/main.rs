@@ -1,4 +1,5 @@
-//! An S3 server on a folder: `bridge-s3-server FOLDER ACCESS_KEY SECRET_KEY [PORT]`. It prints its address, and serves until it is killed.
+//! An S3 server on a folder: `bridge-s3-server FOLDER ACCESS_KEY SECRET_KEY [PORT]`. It prints its
+//! address, and serves until it is killed.
 
 use std::error::Error;
 use std::io::Write as _;

@@ -8,7 +8,7 @@ pub fn rows() -> Vec<Row> {
     [saves(), loads(), taken(), temporary()].concat()
 }
 
-/// A run that goes on from step 2 to step 4, where it has what it needs.
+/// Run that resumes from step 2 to step 4, with the checkpoint that it needs.
 fn resumed(overrides: &[&str]) -> Run {
     tiny_with(&["train.train_iters=4"]).after(&["train.exit_interval=2"]).with(overrides)
 }

@@ -70,7 +70,8 @@ fn stages() -> Vec<Row> {
     ]
 }
 
-/// The order of work changes no bit of a result; it decides how many micro-batches a rank holds at once.
+/// The order of work changes no bit of a result; it decides how many micro-batches a rank holds at
+/// once.
 fn schedules() -> Vec<Row> {
     let wide = two_stages(&[
         "model.num_layers=8",

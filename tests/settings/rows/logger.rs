@@ -101,7 +101,8 @@ fn traces() -> Vec<Row> {
         row("profiling.profile_step_end", &traced, &[AS_IT_IS, "2"]).moves("trace"),
         row("profiling.profile_ranks", &on(2, &window), &[AS_IT_IS, "[0]"]).moves("files trace"),
         switch("profiling.pytorch_profiler_collect_shapes", &traced).moves("trace"),
-        // What they mark, stand-ins of the libraries tell (`logging/nvidia`); where there are none, that is said.
+        // Marks are reported by stand-ins of the libraries (`logging/nvidia`); without libraries
+        // the run says so.
         row("profiling.nvtx_ranges", &tiny_with(&["train.train_iters=12"]), &[AS_IT_IS, "true"]).moves("exit").holds(
             1,
             "stderr",

@@ -147,7 +147,8 @@ fn sharding() -> Vec<Row> {
     ]
 }
 
-/// States in host memory. What that is beside a GPU the suite `device` shows; here plans for one do.
+/// States in host memory. What that is beside a GPU the suite `device` shows; here plans for one
+/// do.
 fn offload() -> Vec<Row> {
     const ALL: &str = "optimizer.optimizer_offload_fraction=1.0";
     let planned = tiny().by(Program::OnGpu("h100-80gb"));

@@ -40,7 +40,8 @@ fn results() -> Vec<Row> {
         row("rerun_state_machine.error_injection_rate", &validating, &[AS_IT_IS, "3"]).moves("exit"),
         row("rerun_state_machine.error_injection_type", &injecting, &["transient_error", "correct_result"])
             .moves("exit"),
-        // A fault of one device looks like a correct result until the run goes on on another machine.
+        // A fault of one device looks like a correct result until the run goes on on another
+        // machine.
         row("rerun_state_machine.error_injection_type", &injecting, &["transient_error", "persistent_error"])
             .moves("exit")
             .holds(0, "exit", "17")

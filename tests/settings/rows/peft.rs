@@ -1,4 +1,5 @@
-//! `[peft]`, `[dpo]` and `[distillation]`: adapters, preferences and teachers, on what another run has trained.
+//! `[peft]`, `[dpo]` and `[distillation]`: adapters, preferences and teachers, on what another run
+//! has trained.
 
 use super::super::contexts::{examples, moe, tiny};
 use super::super::row::{AS_IT_IS, Row, row, switch};
@@ -19,7 +20,7 @@ fn adapted(overrides: &[&str]) -> Run {
     tiny().after(&["train.train_iters=1"]).with(&ADAPTED).with(overrides)
 }
 
-/// What the objective of preferences moves.
+/// Facets that the objective of preferences moves.
 const REWARDS: &str = "grad_norm_1 rewards_chosen rewards_margins rewards_rejected";
 
 /// A model that learns from one that another seed made.

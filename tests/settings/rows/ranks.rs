@@ -29,7 +29,7 @@ fn replicas() -> Vec<Row> {
     ]
 }
 
-/// What ranks do while they compute, and the preset of it.
+/// Work of ranks during computation, and its preset.
 fn overlaps() -> Vec<Row> {
     let distributed = counted(2, &["ddp.use_distributed_optimizer=true", "comm_overlap.bucket_size=1000"]);
     let stages = on(4, &["model.pipeline_model_parallel_size=2", "model.num_layers=8", "ddp.overlap_grad_reduce=true"]);
@@ -96,8 +96,8 @@ fn world() -> Vec<Row> {
     ]
 }
 
-/// What ranks wait for a rank that stands still.
-/// The flight recorder of two ranks whose losses grow beyond all numbers.
+/// Time that ranks wait for a rank that stalls. The flight recorder of two ranks whose losses
+/// overflow.
 fn recorder() -> Vec<Row> {
     let failing = on(
         2,

@@ -3,7 +3,8 @@
 use super::super::row::{AS_IT_IS, Row, row, switch};
 use super::super::run::{Program, Run};
 
-/// Three steps of an encoder and a decoder of few thousand parameters on generated spans, with a checkpoint at the end.
+/// Three steps of an encoder and a decoder of few thousand parameters on generated spans, with a
+/// checkpoint at the end.
 fn small() -> Run {
     Run::new(
         Program::Train,
@@ -32,7 +33,8 @@ pub fn rows() -> Vec<Row> {
     let tied = small().with(&["model.share_embeddings_and_output_weights=true"]);
     vec![
         row("model.encoder_num_layers", &small(), &[AS_IT_IS, "3"]).moves("loss_1 flops shapes slices"),
-        // Spans of so few tokens fill neither: what is behind them counts for nothing, but is summed with the rest.
+        // Spans of so few tokens fill neither: what is behind them counts for nothing, but is
+        // summed with the rest.
         row("model.seq_length_dec", &small(), &[AS_IT_IS, "24"]).moves("flops params"),
         row("model.relative_attention_num_buckets", &small(), &[AS_IT_IS, "16"]).moves("loss_1 shapes slices"),
         row("model.relative_attention_max_distance", &large, &[AS_IT_IS, "20"]).moves("loss_1"),

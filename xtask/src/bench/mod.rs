@@ -1,7 +1,9 @@
-//! `cargo xtask bench`: training steps and single operations against PyTorch on the same machine and device, in paired runs.
+//! `cargo xtask bench`: training steps and single operations against PyTorch on the same machine
+//! and device, in paired runs.
 //!
-//! Rounds alternate: Bridge, PyTorch, `torch.compile` if requested, Bridge again. A busy machine slows all of them, so the
-//! report has the median of the rounds' ratios, never the time of one side alone.
+//! Rounds alternate: Bridge, PyTorch, `torch.compile` if requested, Bridge again. A busy machine
+//! slows all of them, so the report has the median of the rounds' ratios, never the time of one
+//! side alone.
 
 mod peer;
 mod report;
@@ -18,19 +20,21 @@ use crate::feature_of;
 use peer::{Peer, Program};
 use report::{OpRow, Report, Setting, StepRow, median};
 
-/// The presets that both sides support, with benchmarks/peer_torch.py; all are measured if none is named.
+/// The presets that both sides support, with benchmarks/peer_torch.py; all are measured if none is
+/// named.
 const PRESETS: [&str; 4] = ["nano-gpt2", "nano-llama", "smol-135m", "gpt2-124m"];
-/// Those that are too large for a CPU, and measured only if named.
+/// Presets that are too large for a CPU, and measured only if named.
 const LARGE_PRESETS: [&str; 2] = ["llama-1b", "llama-8b-4l"];
 /// The presets of Bridge that it does not have: for another peer.
 const OF_OTHER_PEERS: [&str; 6] =
     ["nano-gemma", "moe-8x", "mamba2-20m", "smol-135m-full", "smol-135m-lora", "smol-135m-dora"];
 
-/// What to measure, and with which PyTorch.
+/// Measurement, and the PyTorch to compare with.
 #[derive(Debug, Args)]
 pub struct Bench {
-    /// A preset to train: nano-gpt2, nano-llama, smol-135m or gpt2-124m, for a GPU llama-1b or llama-8b-4l, or with --peer any other one that it
-    /// has. May be repeated; the first four by default. With --ops, the one whose shapes operations have.
+    /// A preset to train: nano-gpt2, nano-llama, smol-135m or gpt2-124m, for a GPU llama-1b or
+    /// llama-8b-4l, or with --peer any other one that it has. May be repeated; the first four by
+    /// default. With --ops, the one whose shapes operations have.
     #[arg(long = "preset", value_parser = PRESETS.into_iter().chain(LARGE_PRESETS).chain(OF_OTHER_PEERS).collect::<Vec<_>>())]
     presets: Vec<String>,
     /// Paired runs of each preset.
@@ -42,8 +46,8 @@ pub struct Bench {
     /// Threads of each side; all cores by default.
     #[arg(long)]
     threads: Option<usize>,
-    /// Compute device of both sides: flex (the CPU, the default), or cuda, with :N for the N-th; with --alone also wgpu and vulkan. Builds with the
-    /// matching feature.
+    /// Compute device of both sides: flex (the CPU, the default), or cuda, with :N for the N-th;
+    /// with --alone also wgpu and vulkan. Builds with the matching feature.
     #[arg(long)]
     device: Option<String>,
     /// Dtype of both sides: fp32 (the default), bf16 or fp16.
@@ -64,7 +68,8 @@ pub struct Bench {
     /// Measure Bridge only; needs no PyTorch.
     #[arg(long, conflicts_with_all = ["compile", "install_peer", "peer", "python"])]
     alone: bool,
-    /// A Python program that prints the figures of a step as benchmarks/peer_torch.py does (the default).
+    /// A Python program that prints the figures of a step as benchmarks/peer_torch.py does (the
+    /// default).
     #[arg(long)]
     peer: Option<PathBuf>,
     /// A Python interpreter with PyTorch; the one in target/bench-venv by default.
@@ -114,7 +119,7 @@ pub fn run(bench: &Bench) -> Result<ExitCode> {
 }
 
 impl Bench {
-    /// What both sides compute on and in.
+    /// Device and precision of both sides.
     fn setting(&self) -> Setting {
         Setting {
             device: self.device.clone().unwrap_or_else(|| "flex".to_owned()),

@@ -10,11 +10,11 @@ use serde_json::Value;
 pub struct Peer {
     python: PathBuf,
     script: PathBuf,
-    /// Whether the program is benchmarks/peer_torch.py, which takes a sub-command.
+    /// True if the program is benchmarks/peer_torch.py, which takes a sub-command.
     own: bool,
 }
 
-/// What the peer measures.
+/// Program that the peer runs.
 pub enum Program<'a> {
     /// Training steps of a preset.
     Step(&'a str),
@@ -50,7 +50,8 @@ impl Peer {
     /// Runs the program once and reads the JSON it prints last.
     ///
     /// # Errors
-    /// If it fails, if its last line is not JSON, or if operations are requested from another program than ours.
+    /// If it fails, if its last line is not JSON, or if operations are requested from another
+    /// program than ours.
     pub fn run(&self, program: Program<'_>, options: &[String]) -> Result<Value> {
         let mut command = Command::new(&self.python);
         command.arg(&self.script);

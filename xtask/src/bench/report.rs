@@ -9,15 +9,16 @@ use serde_json::{Value, json};
 
 use super::peer::root;
 
-/// What a side's allocator took from a GPU at most. There `peak_mib` is the same figure of Bridge, and of PyTorch the most in tensors.
+/// Key of the memory that a side's allocator reserved on a GPU at most. `peak_mib` is the same
+/// figure of Bridge, and of PyTorch the most in tensors.
 const RESERVED: &str = "device_reserved_mib";
 
 /// Runs of one preset, one per round.
 pub struct StepRow {
     preset: String,
-    /// What `bridge bench` printed.
+    /// Output of `bridge bench`.
     pub ours: Vec<Value>,
-    /// What the peer printed; empty if it was not run.
+    /// Output of the peer; empty if it was not run.
     pub eager: Vec<Value>,
     /// The same under `torch.compile`.
     pub compiled: Vec<Value>,
@@ -25,7 +26,7 @@ pub struct StepRow {
 
 /// One operation.
 pub struct OpRow {
-    /// Its name, the same on both sides.
+    /// Name, the same on both sides.
     pub name: String,
     /// Median of Bridge's times.
     pub ours_ms: Option<f64>,
@@ -35,7 +36,7 @@ pub struct OpRow {
     pub ratio: Option<f64>,
 }
 
-/// What both sides compute on and in.
+/// Device and precision of both sides.
 pub struct Setting {
     /// Bridge's name of the device.
     pub device: String,
@@ -106,7 +107,7 @@ fn hundredths(x: f64) -> f64 {
     (x * 100.0).round() / 100.0
 }
 
-/// A number for a table; a dash where there is none.
+/// Number for a table; a dash without one.
 fn cell(value: Option<f64>, decimals: usize) -> String {
     value.map_or_else(|| "-".to_owned(), |value| format!("{value:.decimals$}"))
 }
@@ -155,7 +156,8 @@ impl Report {
         let mut text = String::new();
         match &self.rows {
             Rows::Steps(rows) => {
-                // Of a GPU also what each side's allocator took, which is more than what was in use.
+                // Of a GPU also what each side's allocator took, which is more than what was in
+                // use.
                 let is_gpu = rows.iter().any(|row| medians(&row.ours, RESERVED).is_some());
                 text += "| preset | tokens/s | PyTorch eager | torch.compile | speed / eager | speed / compile | memory / eager | memory / compile |";
                 text += if is_gpu { " reserved / eager | reserved / compile |\n" } else { "\n" };

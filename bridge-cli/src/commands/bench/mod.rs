@@ -1,4 +1,5 @@
-//! `bridge bench`: training steps of a preset, by the training loop, with the same work and output keys as the PyTorch peer.
+//! `bridge bench`: training steps of a preset, by the training loop, with the same work and output
+//! keys as the PyTorch peer.
 
 mod ops;
 mod watch;
@@ -27,8 +28,8 @@ use crate::output::line;
 /// Most steps of a measurement.
 const MOST_STEPS: i64 = 1_000_000;
 
-/// Loss scale of a float16 run. It is constant: a dynamic one begins so high that the first steps are skipped. Gradients of the presets neither
-/// overflow nor vanish with it.
+/// Loss scale of a float16 run. It is constant: a dynamic one begins so high that the first steps
+/// are skipped. Gradients of the presets neither overflow nor vanish with it.
 const LOSS_SCALE: f64 = 4096.0;
 
 /// Numbers from 1 to `most`.
@@ -52,7 +53,7 @@ fn short(dtype: DType) -> &'static str {
     }
 }
 
-/// What to measure.
+/// Measurement.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// The model and batch to train.
@@ -76,11 +77,12 @@ pub struct Arguments {
     /// Compute device.
     #[arg(long, default_value = "flex")]
     device: String,
-    /// Dtype of parameters and products: fp32, bf16 or fp16. With 16 bits the optimizer keeps float32 copies, as the recipes
-    /// `bf16_mixed` and `fp16_mixed` do.
+    /// Dtype of parameters and products: fp32, bf16 or fp16. With 16 bits the optimizer keeps
+    /// float32 copies, as the recipes `bf16_mixed` and `fp16_mixed` do.
     #[arg(long, default_value = "fp32", value_parser = dtype)]
     dtype: DType,
-    /// Time single operations of the preset's layers instead of steps: forward and backward of each, repeated `--steps` times.
+    /// Time single operations of the preset's layers instead of steps: forward and backward of
+    /// each, repeated `--steps` times.
     #[arg(long)]
     ops: bool,
     /// Print one JSON line (with the peer's keys) instead of text.
@@ -175,7 +177,8 @@ fn tenth(x: f64) -> f64 {
     (x * 10.0).round() / 10.0
 }
 
-/// Figures of time: those of the middle one of the measured steps, and how long the first step took to be there.
+/// Figures of time: those of the middle one of the measured steps, and how long the first step took
+/// to be there.
 fn times(seen: &Seen, tokens: usize, steps: u32) -> Result<Map<String, Value>, Failure> {
     if seen.skipped > 0 {
         return Err(Failure::run(format!(
@@ -199,8 +202,8 @@ fn times(seen: &Seen, tokens: usize, steps: u32) -> Result<Map<String, Value>, F
     Ok(figures)
 }
 
-/// Figures of memory in MiB. On a device with memory of its own, `peak_mib` is what its pool took: that has no count of the most in use, and
-/// gives nothing back.
+/// Figures of memory in MiB. On a device with memory of its own, `peak_mib` is what its pool took:
+/// that has no count of the most in use, and gives nothing back.
 fn memory(seen: &Seen) -> Map<String, Value> {
     let mib = |bytes: u64| bytes / (1 << 20);
     let host = HostMemory::read().map(|memory| mib(memory.peak_resident_bytes));

@@ -1,4 +1,5 @@
-//! `bridge bench --ops`: forward and backward of single operations, with the shapes of the PyTorch peer's `ops`.
+//! `bridge bench --ops`: forward and backward of single operations, with the shapes of the PyTorch
+//! peer's `ops`.
 
 use std::time::{Duration, Instant};
 
@@ -41,12 +42,12 @@ pub struct Shapes {
     wide_f: usize,
     /// Rows of the embedding.
     v: usize,
-    /// Whether linear layers have biases.
+    /// True if linear layers have biases.
     has_bias: bool,
 }
 
 impl Shapes {
-    /// Those of a preset; `None` of a model whose layers are others.
+    /// Sizes of a preset; `None` for a model with other layers.
     pub fn of(preset: &Preset) -> Option<Self> {
         let model = &preset.transformer;
         if preset.kind != KIND || model.num_moe_experts.is_some() {
@@ -68,7 +69,7 @@ impl Shapes {
         })
     }
 
-    /// Whether each tensor has a size that can be asked for.
+    /// True if each tensor has a size that can be allocated.
     fn is_possible(&self) -> bool {
         let widest = (4 * self.c).max(2 * self.f).max(self.h * self.d);
         self.b.checked_mul(self.t).and_then(|n| n.checked_mul(widest)).is_some_and(|count| count <= MOST_ELEMENTS)
@@ -136,8 +137,8 @@ impl Bench {
         Ok(times.into())
     }
 
-    /// Float32 inputs, as small as real activations and weights: with a standard deviation of 1, a softmax over the vocabulary underflows, and
-    /// PyTorch spends its time on denormal numbers.
+    /// Float32 inputs, as small as real activations and weights: with a standard deviation of 1, a
+    /// softmax over the vocabulary underflows, and PyTorch spends its time on denormal numbers.
     fn normal(&self, seed: u64, count: usize) -> Tensor<1> {
         let drawn = count.min(MOST_DRAWN);
         let numbers = Tensor::from_data(TensorData::new(Philox::new(seed).normal(drawn, 0.1), [drawn]), &self.device);

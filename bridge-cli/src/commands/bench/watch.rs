@@ -1,4 +1,4 @@
-//! What a measurement sees of a run: times of its steps, losses, memory of the device.
+//! Observations of a measured run: times of its steps, losses, memory of the device.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -9,19 +9,20 @@ use burn::tensor::Device;
 
 /// Records time and loss of each step.
 ///
-/// A GPU computes behind the thread that asks it to, so there a step's time is from a moment at which the device has nothing to do to the next
-/// such moment, behind the update. On the CPU it is the loop's own figure.
+/// A GPU computes behind the thread that asks it to, so there a step's time is from a moment at
+/// which the device has nothing to do to the next such moment, behind the update. On the CPU it is
+/// the loop's own figure.
 #[derive(Clone)]
 pub struct Watch {
     warmup: u64,
     /// When setting up began.
     started: Instant,
-    /// When the step under way did; `None` on the CPU.
+    /// Device memory at the start of the current step; `None` on the CPU.
     step_started: Option<Instant>,
     seen: Arc<Mutex<Seen>>,
 }
 
-/// What there was to see.
+/// Observations of the run.
 #[derive(Clone, Default)]
 pub struct Seen {
     /// Wall time of the measured steps.
@@ -44,12 +45,13 @@ pub struct Seen {
 }
 
 impl Watch {
-    /// For a run whose first `warmup` steps are not measured, and which is set up from `started` on.
+    /// For a run whose first `warmup` steps are not measured, and which is set up from `started`
+    /// on.
     pub fn new(warmup: u64, started: Instant) -> Self {
         Self { warmup, started, step_started: None, seen: Arc::default() }
     }
 
-    /// What has been seen so far.
+    /// Observations so far.
     pub fn seen(&self) -> Seen {
         self.lock().clone()
     }
@@ -88,7 +90,7 @@ fn most(one: Option<DeviceMemory>, other: Option<DeviceMemory>) -> Option<Device
     })
 }
 
-/// Whether the device computes behind the thread that asks it to.
+/// True if the device computes asynchronously.
 pub fn computes_behind(device: &Device) -> bool {
     device.clone().without_autodiff() != Device::flex()
 }
@@ -101,7 +103,7 @@ pub fn wait_for(device: &Device) -> Result<(), String> {
     device.sync().map_err(|error| format!("the device failed: {error:?}"))
 }
 
-/// What the device's pool holds, if it has one.
+/// Memory in the device's pool, if it has one.
 fn memory_of(device: &Device) -> Option<DeviceMemory> {
     device.memory_pool_usage().map(|usage| DeviceMemory {
         allocated_bytes: usage.bytes_in_use,
@@ -149,11 +151,12 @@ impl Subsystem for Watch {
     }
 }
 
-/// CPU time of this process so far, over all threads, in hundredths of a second, if the system reports it: the cost of a step on a machine
-/// with other users.
+/// CPU time of this process so far, over all threads, in hundredths of a second, if the system
+/// reports it: the cost of a step on a machine with other users.
 fn cpu_seconds() -> Option<f64> {
     let text = std::fs::read_to_string("/proc/self/stat").ok()?;
-    // The name in parentheses may contain anything; times in user and kernel mode are fields 14 and 15.
+    // The name in parentheses may contain anything; times in user and kernel mode are fields 14 and
+    // 15.
     let (_, fields) = text.rsplit_once(')')?;
     let ticks = fields.split_whitespace().skip(11).take(2).map(|field| field.parse::<f64>().ok());
     Some(ticks.sum::<Option<f64>>()? / 100.0)

@@ -16,13 +16,13 @@ use crate::output::{line, table};
 /// Elements of a tensor that are compared at a time.
 const AT_ONCE: usize = 1 << 22;
 
-/// How a tensor differs.
+/// Difference of a tensor.
 enum TensorDifference {
     /// It is in one of the two only.
     Only(&'static str),
     /// In type or shape.
     Form(String, String),
-    /// In some elements, which are apart by this much at most; NaN where a difference is none.
+    /// Some elements differ, by this much at most; NaN if a difference is not a number.
     Values { count: usize, of: usize, largest: f64 },
 }
 
@@ -80,7 +80,7 @@ fn tensors_apart(a: &Checkpoint, b: &Checkpoint) -> Result<Vec<(String, TensorDi
     Ok(found)
 }
 
-/// How elements differ, bit for bit; a few rows at a time.
+/// Differences of elements, bit for bit; a few rows at a time.
 fn values_apart(
     a: &Checkpoint,
     b: &Checkpoint,

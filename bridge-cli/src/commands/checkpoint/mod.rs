@@ -1,4 +1,5 @@
-//! `bridge checkpoint`: what is in a folder of checkpoints, whether it is intact, how two differ, and making room.
+//! `bridge checkpoint`: what is in a folder of checkpoints, whether it is intact, how two differ,
+//! and making room.
 
 mod compare;
 
@@ -20,16 +21,19 @@ use super::plan::{bytes, number};
 use crate::failure::Failure;
 use crate::output::{line, table};
 
-/// What to do with checkpoints.
+/// Action on checkpoints.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// List the checkpoints of a folder: iteration, size, age, damage that shows without reading whole files.
+    /// List the checkpoints of a folder: iteration, size, age, damage that shows without reading
+    /// whole files.
     List(Place),
     /// Show what a checkpoint holds: the state of its run, its tensors and files.
     Inspect(Place),
-    /// Compare every byte of a checkpoint, or of all in a folder, with its checksum. Exits with 1 if any is damaged.
+    /// Compare every byte of a checkpoint, or of all in a folder, with its checksum. Exits with 1
+    /// if any is damaged.
     Verify(Place),
-    /// Compare two checkpoints: settings, counters, tensors and their values. Exits with 1 if they differ.
+    /// Compare two checkpoints: settings, counters, tensors and their values. Exits with 1 if they
+    /// differ.
     Diff {
         /// A checkpoint, or a folder of checkpoints, of which the latest is taken.
         first: PathBuf,
@@ -39,11 +43,12 @@ pub enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Delete old checkpoints, as `checkpoint.most_recent_k` does. The latest, the best and the last intact one stay.
+    /// Delete old checkpoints, as `checkpoint.most_recent_k` does. The latest, the best and the
+    /// last intact one stay.
     Prune(Prune),
 }
 
-/// Where checkpoints are.
+/// Place of checkpoints.
 #[derive(Debug, Args)]
 pub struct Place {
     /// A folder of checkpoints, or one checkpoint: `ROOT`, `ROOT/iter_0000100`, `ROOT/best`.
@@ -53,12 +58,12 @@ pub struct Place {
     json: bool,
 }
 
-/// What stays.
+/// Checkpoints to keep.
 #[derive(Debug, Args)]
 pub struct Prune {
     /// The folder of checkpoints.
     root: PathBuf,
-    /// How many of the newest to keep.
+    /// Number of the newest checkpoints to keep.
     #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(1..))]
     keep: u32,
     /// Keep those whose iteration is a multiple of this too.
@@ -124,7 +129,7 @@ fn texts(damage: &[Damage]) -> Vec<String> {
     damage.iter().map(Damage::to_string).collect()
 }
 
-/// What a summary is called.
+/// Name of a summary.
 fn name(summary: &CheckpointSummary) -> String {
     summary.iteration.map_or_else(|| summary.path.display().to_string(), |iteration| iteration.to_string())
 }
@@ -251,7 +256,7 @@ fn verify(place: &Place) -> Result<u8, Failure> {
             damage.iter().for_each(|damage| line(&format!("  {damage}")));
         }
     }
-    // What a run that goes on from here would say; of a single checkpoint all is said.
+    // Warnings of a run that would resume from here; of a single checkpoint all are printed.
     if !place.json && store.path() == place.path {
         let request = LoadRequest { on_damaged: OnDamaged::Fallback, ..LoadRequest::default() };
         match store.resolve(&request) {

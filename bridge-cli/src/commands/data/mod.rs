@@ -1,4 +1,5 @@
-//! `bridge data`: build, inspect; samples and conversations as people read them are in files of their own.
+//! `bridge data`: build, inspect; samples and conversations as people read them are in files of
+//! their own.
 
 mod paint;
 mod render;
@@ -26,7 +27,7 @@ use crate::output::line;
 use crate::overwrite::Force;
 use crate::progress;
 
-/// What to do with data.
+/// Action on data.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Tokenize text into a `.bin`/`.idx` pair.
@@ -39,7 +40,8 @@ pub enum Command {
     Samples(Samples),
     /// Print samples of a recipe's dataset as text, with the tokens that count for the loss marked.
     Show(Samples),
-    /// Print conversations as a chat template writes them: token ids, and which of them the assistant says.
+    /// Print conversations as a chat template writes them: token ids, and which of them the
+    /// assistant says.
     Render(Render),
 }
 

@@ -4,17 +4,18 @@ use bridge_core::logging::terminal::printable;
 use bridge_data::tokenizer::Tokenizer;
 use dialoguer::console::{Style, colors_enabled};
 
-/// What a token is to the loss.
+/// Role of a token in the loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// Its prediction counts.
+    /// The token's prediction counts.
     Counted,
     /// Nobody predicts it, or the data leaves it out.
     LeftOut,
 }
 
-/// The text of `ids`. On a terminal, adjacent tokens have two colours, and those that do not count are dim; elsewhere these stand between `⟦` and
-/// `⟧`. Ids that the tokenizer does not know are shown as numbers.
+/// The text of `ids`. On a terminal, adjacent tokens have two colours, and those that do not count
+/// are dim; elsewhere these stand between `⟦` and `⟧`. Ids that the tokenizer does not know are
+/// shown as numbers.
 pub fn paint(tokenizer: &dyn Tokenizer, ids: &[i64], part: impl Fn(usize) -> Part) -> String {
     if colors_enabled() { coloured(tokenizer, ids, part) } else { bracketed(tokenizer, ids, part) }
 }
@@ -53,7 +54,8 @@ fn bracketed(tokenizer: &dyn Tokenizer, ids: &[i64], part: impl Fn(usize) -> Par
     painted
 }
 
-/// Runs of tokens that are whole characters together, each with the place of its first token. None goes from tokens that count to others.
+/// Runs of tokens that are whole characters together, each with the place of its first token. None
+/// goes from tokens that count to others.
 fn pieces(tokenizer: &dyn Tokenizer, ids: &[i64], part: &impl Fn(usize) -> Part) -> Vec<(usize, String)> {
     // A character has at most four bytes, and a token at least one of them.
     const LONGEST: usize = 4;

@@ -17,10 +17,11 @@ use crate::output::line;
 pub struct Render {
     /// Folder with a tokenizer and its chat template.
     tokenizer: PathBuf,
-    /// Conversations: JSON Lines, a JSON list or a table, of objects with `messages` and perhaps `tools` and other arguments of the template.
+    /// Conversations: JSON Lines, a JSON list or a table, of objects with `messages` and perhaps
+    /// `tools` and other arguments of the template.
     file: PathBuf,
-    /// Print a JSON object for each conversation: its ids, and 1 for each that the assistant says; or why the template refuses it,
-    /// or what the assistant says cannot be told apart.
+    /// Print a JSON object for each conversation: its ids, and 1 for each that the assistant says;
+    /// or why the template refuses it, or what the assistant says cannot be told apart.
     #[arg(long)]
     json: bool,
 }

@@ -45,7 +45,7 @@ pub struct Samples {
     /// Samples requested from each split: TRAIN,VALID,TEST; the recipe's numbers by default.
     #[arg(long, value_delimiter = ',', num_args = 1)]
     num_samples: Vec<usize>,
-    /// How many to print.
+    /// Number of samples to print.
     #[arg(long, default_value_t = 10)]
     count: usize,
     /// Print one JSON line per sample.
@@ -129,7 +129,8 @@ struct Shown {
     weights: Vec<f32>,
 }
 
-/// The sequences of a sample: one, or those of the two answers of a preference, whose tokens stand in turn.
+/// The sequences of a sample: one, or those of the two answers of a preference, whose tokens stand
+/// in turn.
 fn shown(sample: &Sample) -> Vec<Shown> {
     let is_pair = sample.document_ids.is_none() && matches!(sample.position_ids.as_slice(), [0, 0, ..]);
     if !is_pair {
@@ -153,8 +154,9 @@ fn shown(sample: &Sample) -> Vec<Shown> {
     ["chosen", "rejected"].into_iter().enumerate().map(answer).collect()
 }
 
-/// The tokens of a sample, each with the weight of its prediction: its inputs, and what has to be predicted and is none of them, such as the last
-/// token of an example before padding. Such a token stands in place of the padding, or before the next document of the sample.
+/// Tokens of a sample, each with the weight of its prediction: its inputs, and labels that are not
+/// inputs, such as the last token of an example before padding. Such a token takes the place of the
+/// padding, or precedes the next document of the sample.
 fn with_labels(sample: &Sample) -> (Vec<i64>, Vec<f32>) {
     let Sample { tokens, labels, loss_mask, document_ids, .. } = sample;
     let (mut ids, mut weights) = (Vec::with_capacity(tokens.len() + 1), Vec::with_capacity(tokens.len() + 1));
@@ -178,7 +180,7 @@ fn with_labels(sample: &Sample) -> (Vec<i64>, Vec<f32>) {
     (ids, weights)
 }
 
-/// What an encoder reads of a sample, without padding, if the sample has that.
+/// Encoder input of a sample, without padding, if the sample has one.
 fn encoder_ids(sample: &Sample) -> Option<Vec<i64>> {
     let ExtraValues::Ints(ids) = &sample.extras.get(ENCODER_TOKENS)?.values else { return None };
     let ExtraValues::Floats(mask) = &sample.extras.get(ENCODER_MASK)?.values else { return None };

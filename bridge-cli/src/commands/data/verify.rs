@@ -1,4 +1,5 @@
-//! `bridge data verify`: every byte of what Bridge made, against the checksums in the record beside it.
+//! `bridge data verify`: every byte of what Bridge made, against the checksums in the record beside
+//! it.
 
 use std::path::PathBuf;
 
@@ -12,7 +13,7 @@ use serde_json::json;
 use crate::failure::Failure;
 use crate::output::line;
 
-/// What to verify.
+/// Files to verify.
 #[derive(Debug, Args)]
 pub struct Verify {
     /// Prefix of a `.bin`/`.idx` pair, one of the two files, or the folder of a tokenizer.

@@ -1,4 +1,5 @@
-//! `bridge eval --data`: held-out conversations, or prompts with their answers, by the tokens that count for the loss.
+//! `bridge eval --data`: held-out conversations, or prompts with their answers, by the tokens that
+//! count for the loss.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -65,7 +66,8 @@ impl Evaluation<'_> {
     /// Evaluates the examples of all files and prints the figures.
     ///
     /// # Errors
-    /// A file without examples; a conversation that the chat template cannot write; a model that cannot score.
+    /// A file without examples; a conversation that the chat template cannot write; a model that
+    /// cannot score.
     pub fn run(&self, files: &[PathBuf], progress: &dyn ProgressSink) -> Result<(), Failure> {
         if self.model.config.encoder.is_some() {
             return Err(Failure::input("--data: expected a decoder, found a model with an encoder"));
@@ -159,7 +161,8 @@ impl Evaluation<'_> {
         Ok(())
     }
 
-    /// The examples of a file as a training split below `folder`, by the reader that fine-tunes, and the name of the file there.
+    /// The examples of a file as a training split below `folder`, by the reader that fine-tunes,
+    /// and the name of the file there.
     fn dataset(
         &self,
         file: &Path,

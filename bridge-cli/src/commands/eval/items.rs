@@ -1,4 +1,5 @@
-//! Items of tasks: JSON lines, each a question with choices or with one right continuation, in the spellings that people have.
+//! Items of tasks: JSON lines, each a question with choices or with one right continuation, in the
+//! spellings that people have.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,7 +15,8 @@ use crate::failure::Failure;
 /// Most bytes of a file of items.
 const MOST_BYTES: u64 = 4 << 30;
 
-/// Names of the text before the answer. Of several, `query` counts, which is finished text; otherwise there is one.
+/// Names of the text before the answer. Of several, `query` counts, which is finished text;
+/// otherwise there is one.
 const CONTEXT: [&str; 7] = ["query", "context", "prompt", "question", "ctx", "text", "sentence"];
 /// Names of the list of choices.
 const CHOICES: [&str; 3] = ["choices", "endings", "options"];
@@ -28,20 +30,20 @@ const TARGET: [&str; 6] = ["target", "completion", "continuation", "answer", "re
 pub struct Item {
     /// The task that it belongs to.
     pub task: String,
-    /// Its file and line.
+    /// File and line of the item.
     pub place: Place,
     /// The text before the answer.
     pub context: String,
-    /// What may follow.
+    /// Answers of the item.
     pub answer: Answer,
 }
 
-/// Where an item is.
+/// Place of an item.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Its file.
+    /// File of the item.
     pub file: String,
-    /// Its line, from 1.
+    /// Line of the item, from 1.
     pub line: usize,
 }
 
@@ -51,7 +53,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// What may follow the context of an item.
+/// Answers that may follow the context of an item.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Answer {
     /// One of several texts.
@@ -159,7 +161,8 @@ fn filled(text: &str, name: &str) -> Result<String, String> {
     if text.is_empty() { Err(format!("{name}: expected a text, found an empty one")) } else { Ok(text.to_owned()) }
 }
 
-/// The texts under the letters from A on: choices as MMLU's files have them. A letter without a value is no key.
+/// The texts under the letters from A on: choices as MMLU's files have them. A letter without a
+/// value is no key.
 ///
 /// # Errors
 /// If a letter is left out, or one has no text.
@@ -174,7 +177,7 @@ fn by_letter(table: &Map<String, Value>) -> Result<Vec<String>, String> {
     letters.iter().map(|letter| text(table, letter).map(str::to_owned)).collect()
 }
 
-/// Whether an item has a list of choices.
+/// True if an item has a list of choices.
 fn has_list(fields: &Map<String, Value>) -> bool {
     CHOICES.iter().any(|name| fields.contains_key(*name))
 }
@@ -183,7 +186,8 @@ fn has_letter(table: &Map<String, Value>, letter: &str) -> bool {
     table.get(letter).is_some_and(|value| !value.is_null())
 }
 
-/// Whether an item without a list of choices has them under letters of its own: it names no text as the right continuation.
+/// True if an item without a list of choices has them under single letters: it names no text as the
+/// right continuation.
 fn is_lettered(fields: &Map<String, Value>) -> bool {
     let is_text_of = |letter: char, text: &str| fields.get(&letter.to_string()).and_then(Value::as_str) == Some(text);
     let is_choice = |text: &str| text.len() == 1 || ('A'..='Z').any(|letter| is_text_of(letter, text));
@@ -192,7 +196,8 @@ fn is_lettered(fields: &Map<String, Value>) -> bool {
     ["A", "B"].iter().all(|letter| has_letter(fields, letter)) && !TARGET.iter().any(is_target)
 }
 
-/// The choices of an item: a list of texts, lists `text` and `label` as ARC has them, or a text by each letter, in a table or in the item itself.
+/// The choices of an item: a list of texts, lists `text` and `label` as ARC has them, or a text by
+/// each letter, in a table or in the item itself.
 fn choice(fields: &Map<String, Value>) -> Result<Answer, String> {
     let has_list = has_list(fields);
     let name = if has_list { only(fields, &CHOICES, "the choices")? } else { "A" };
@@ -240,7 +245,8 @@ fn choice(fields: &Map<String, Value>) -> Result<Answer, String> {
     Ok(Answer::Choice { texts, gold })
 }
 
-/// Which choice is meant: by label where there are labels; else by number from 0, by text, by letter.
+/// Index of the right choice: by label if there are labels; else by number from 0, by text, by
+/// letter.
 fn gold(value: &Value, texts: &[String], labels: Option<&[String]>) -> Option<usize> {
     if let Some(number) = value.as_u64() {
         let label = number.to_string();
@@ -263,7 +269,7 @@ fn gold(value: &Value, texts: &[String], labels: Option<&[String]>) -> Option<us
     texts.iter().position(|text| text == name).or_else(number).or_else(letter)
 }
 
-/// What a JSON value is.
+/// Name of a JSON value's type.
 fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",

@@ -36,13 +36,14 @@ use crate::rooted::{root_paths, start_folder};
 pub struct Arguments {
     #[command(flatten)]
     model: ModelArguments,
-    /// Which of several adapters is evaluated, or `base` for none.
+    /// Adapter that is evaluated, among several, or `base` for none.
     #[arg(long = "use", value_name = "NAME")]
     chosen: Option<String>,
     /// Text files or globs to evaluate on instead of the recipe's data.
     #[arg(long, num_args = 1..)]
     text: Vec<String>,
-    /// Files of held-out conversations, or of prompts with their answers: the loss is that of the answers.
+    /// Files of held-out conversations, or of prompts with their answers: the loss is that of the
+    /// answers.
     #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with_all = ["text", "tasks", "recipe", "split"])]
     data: Vec<PathBuf>,
     #[command(flatten)]
@@ -152,7 +153,8 @@ pub fn run(arguments: &Arguments, verbosity: Verbosity) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// Overrides change the recipe's data, which `--text` and `--tasks` replace. Overrides written after these look like their files.
+/// Overrides change the recipe's data, which `--text` and `--tasks` replace. Overrides written
+/// after these look like their files.
 fn overrides_have_a_recipe(arguments: &Arguments) -> Result<(), Failure> {
     let tasks: Vec<String> = arguments.tasks.tasks.iter().map(|path| path.to_string_lossy().into_owned()).collect();
     let data: Vec<String> = arguments.data.iter().map(|path| path.to_string_lossy().into_owned()).collect();
@@ -174,12 +176,12 @@ fn overrides_have_a_recipe(arguments: &Arguments) -> Result<(), Failure> {
 
 /// The sequences to evaluate, read lazily.
 struct Sequences {
-    /// Their number, if it is known before they are read.
+    /// Number of samples, if it is known before they are read.
     count: Option<usize>,
     samples: Box<dyn Iterator<Item = Result<Sample, Failure>>>,
-    /// How those of different lengths are filled up.
+    /// Padding of samples of different lengths.
     filling: Option<Filling>,
-    /// How many are evaluated unless the user says otherwise, of data that is made up and has no end.
+    /// Default number of samples to evaluate, for generated data without an end.
     bound: Option<usize>,
 }
 
@@ -250,7 +252,8 @@ fn split_sequences(
             if let Some(folder) = start_folder(&saved, checkpoint.path()) {
                 root_paths(&mut saved, &folder);
             }
-            // What is made of the checkpoint's data stays nowhere: no file says where this command writes.
+            // What is made of the checkpoint's data stays nowhere: no file says where this command
+            // writes.
             let kept = || Some(scratch.path().to_owned());
             saved.dataset.path_to_cache = kept();
             saved.dataset.source_cache_dir = saved.dataset.source.as_ref().and_then(|_| kept());
@@ -304,7 +307,7 @@ fn split_sequences(
     })
 }
 
-/// Whether a split is drawn by the weights of a blend.
+/// True if a split is drawn by the weights of a blend.
 fn has_weights(dataset: &FinalDataset, split: Split) -> bool {
     let of_split = dataset.blend_per_split.as_ref().and_then(|blends| blends.get(split as usize)?.as_ref());
     match (&dataset.blend, of_split) {

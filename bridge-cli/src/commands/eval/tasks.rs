@@ -1,7 +1,8 @@
-//! `bridge eval --tasks`: questions with choices, and questions with one right continuation, judged by log-likelihood.
+//! `bridge eval --tasks`: questions with choices, and questions with one right continuation, judged
+//! by log-likelihood.
 //!
-//! Tokens, scores and figures are those of lm-evaluation-harness (its `loglikelihood` requests and `multiple_choice` tasks), so that results on
-//! the same items can be compared.
+//! Tokens, scores and figures are those of lm-evaluation-harness (its `loglikelihood` requests and
+//! `multiple_choice` tasks), so that results on the same items can be compared.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -26,16 +27,19 @@ use crate::output::line;
 /// The tasks, and how their texts become tokens.
 #[derive(Debug, Args)]
 pub struct TaskArguments {
-    /// Tasks to evaluate on instead of text: JSON lines with `query`, `choices` and `gold`, or with `query` and `target`.
+    /// Tasks to evaluate on instead of text: JSON lines with `query`, `choices` and `gold`, or with
+    /// `query` and `target`.
     #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with_all = ["text", "recipe", "split"])]
     pub tasks: Vec<PathBuf>,
-    /// Text before each answer that does not begin with white space: a blank by default, nothing with --chat.
+    /// Text before each answer that does not begin with white space: a blank by default, nothing
+    /// with --chat.
     #[arg(long, value_name = "TEXT", requires = "tasks")]
     target_delimiter: Option<String>,
     /// Ask each query as a user's message, by the model's chat template.
     #[arg(long, requires = "tasks", conflicts_with = "add_bos")]
     chat: bool,
-    /// Begin each query with the token that begins a document. Models of the Gemma family always do, as in lm-evaluation-harness.
+    /// Begin each query with the token that begins a document. Models of the Gemma family always
+    /// do, as in lm-evaluation-harness.
     #[arg(long, requires = "tasks")]
     add_bos: bool,
     /// Write the log-likelihoods of each item to this file, as JSON lines.
@@ -44,23 +48,23 @@ pub struct TaskArguments {
 }
 
 impl TaskArguments {
-    /// Whether there are tasks.
+    /// True if there are tasks.
     pub fn are_given(&self) -> bool {
         !self.tasks.is_empty()
     }
 }
 
-/// How tasks are evaluated.
+/// Evaluation of tasks.
 pub struct Evaluation<'a> {
     /// The model.
     pub model: &'a LoadedModel,
-    /// Its tokenizer.
+    /// Tokenizer of the model.
     pub tokenizer: &'a dyn Tokenizer,
-    /// Where it computes.
+    /// Device of the model.
     pub device: &'a Device,
     /// Texts that go through it at once.
     pub batch_size: usize,
-    /// At most so many items of each file.
+    /// Largest number of items of each file.
     pub max_items: Option<usize>,
     /// Prints one JSON object.
     pub is_json: bool,
@@ -70,7 +74,8 @@ impl Evaluation<'_> {
     /// Evaluates all tasks and prints the figures.
     ///
     /// # Errors
-    /// If a file or an item is not as it should be, before anything is computed; if the model cannot score.
+    /// If a file or an item is not as it should be, before anything is computed; if the model
+    /// cannot score.
     pub fn run(&self, arguments: &TaskArguments, progress: &dyn ProgressSink) -> Result<(), Failure> {
         let mut items = Vec::new();
         for path in &arguments.tasks {
@@ -132,7 +137,8 @@ impl Evaluation<'_> {
         Ok(())
     }
 
-    /// The tokens of a query and an answer: those of both together, cut where those of the query end.
+    /// The tokens of a query and an answer: those of both together, cut where those of the query
+    /// end.
     fn continuation(
         &self,
         (arguments, adds_bos): (&TaskArguments, bool),
@@ -180,8 +186,8 @@ impl Evaluation<'_> {
         Ok(continuation)
     }
 
-    /// The score of each request. They go through the model by length, the longest first, so that the time left is known early and a batch that
-    /// does not fit into memory is the first.
+    /// The score of each request. They go through the model by length, the longest first, so that
+    /// the time left is known early and a batch that does not fit into memory is the first.
     fn scores(
         &self,
         items: &[Item],
@@ -245,8 +251,8 @@ impl Evaluation<'_> {
     }
 }
 
-/// True if lm-evaluation-harness begins every text with the beginning-of-sequence token for models of this family, whatever is asked:
-/// those whose `model_type` has the name Gemma.
+/// True if lm-evaluation-harness begins every text with the beginning-of-sequence token for models
+/// of this family, whatever is asked: those whose `model_type` has the name Gemma.
 fn forces_bos(model: &LoadedModel) -> bool {
     let origin = model.checkpoint.as_ref().map(|checkpoint| origin_of(checkpoint, &model.config));
     let family = match origin {
@@ -271,11 +277,12 @@ fn tasks_are_uniform(items: &[Item]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// How an item was answered.
+/// Result of an item.
 enum Verdict {
-    /// Whether the right choice, number `gold`, is the likeliest, as a whole and per character.
+    /// Choice question: true if the right choice, number `gold`, is the likeliest, by sum and per
+    /// character.
     Choice { gold: usize, by_sum: bool, by_length: bool },
-    /// Whether greedy generation gives the text, and how likely it is.
+    /// Exact match: true if greedy generation gives the text, and its log-likelihood.
     Exact { is_greedy: bool, log_likelihood: f64 },
 }
 

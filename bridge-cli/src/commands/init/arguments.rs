@@ -11,16 +11,18 @@ use super::model::Size;
 pub struct Arguments {
     /// Text to train on: files or folders with text, JSON Lines, or Megatron's token files.
     pub data: Vec<PathBuf>,
-    /// What the data is; found out by default.
+    /// Kind of the data; detected by default.
     #[arg(long, value_enum)]
     pub kind: Option<Kind>,
     /// Continue to train the model of this Hugging Face folder.
     #[arg(long, value_name = "FOLDER", conflicts_with = "size")]
     pub model: Option<PathBuf>,
-    /// Train a new model of this size: nano, tiny, small, medium, 135m, 350m, 1b. By default, what this machine trains in the given time.
+    /// Train a new model of this size: nano, tiny, small, medium, 135m, 350m, 1b. By default, what
+    /// this machine trains in the given time.
     #[arg(long, value_parser = Size::named)]
     pub size: Option<Size>,
-    /// How long training may take here, such as 30m, 1h or 2d; an hour by default, if no size is given.
+    /// Time for training on this machine, such as 30m, 1h or 2d; an hour by default, if no size is
+    /// given.
     #[arg(long, value_parser = seconds)]
     pub time: Option<f64>,
     /// Name of the run and of its folders; that of the data by default.
@@ -37,7 +39,7 @@ pub struct Arguments {
     pub force: bool,
 }
 
-/// What text is.
+/// Kind of text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Kind {
     /// Documents.

@@ -1,5 +1,6 @@
-//! `bridge init`: from text to a recipe that runs here. What text there is, `text` finds; models are in `model`, examples to fine-tune on in `tuning`, the
-//! file in `recipe`, its trial in `trial`; this file chooses.
+//! `bridge init`: from text to a recipe that runs here. What text there is, `text` finds; models
+//! are in `model`, examples to fine-tune on in `tuning`, the file in `recipe`, its trial in
+//! `trial`; this file chooses.
 
 mod arguments;
 mod ask;
@@ -115,7 +116,7 @@ impl Names {
         Ok(Self { recipe: file(&name), name })
     }
 
-    /// Where examples go that are divided into splits, and what is cached of them.
+    /// Folder of examples that are divided into splits, and of their cache.
     fn data(&self) -> Result<PathBuf, Failure> {
         std::path::absolute(Path::new("data").join(&self.name)).map_err(Failure::run)
     }
@@ -138,7 +139,7 @@ fn usable(character: char) -> char {
     if character.is_alphanumeric() || "-_".contains(character) { character } else { '-' }
 }
 
-/// What a recipe costs here.
+/// Cost of a recipe on this machine.
 struct Told {
     seconds: f64,
     memory: u64,

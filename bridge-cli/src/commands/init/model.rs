@@ -15,7 +15,7 @@ use crate::failure::Failure;
 /// A Llama-style model by its shape.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Size {
-    /// What it is called.
+    /// Name of the size.
     pub name: &'static str,
     layers: usize,
     hidden: usize,
@@ -73,13 +73,13 @@ impl Size {
 
 /// A model with its weights.
 pub struct Pretrained {
-    /// Its folder.
+    /// Folder of the model.
     pub folder: PathBuf,
     /// Parameters.
     pub parameters: usize,
     /// Positions it was trained on.
     pub positions: usize,
-    /// Whether it has no positions behind these: they are learned.
+    /// True if positions are learned, so that the model has none beyond these.
     pub has_learned_positions: bool,
     /// Lines of the section `[model]`, without `seq_length`.
     pub section: String,
@@ -91,7 +91,8 @@ impl Pretrained {
     /// Opens the Hugging Face folder.
     ///
     /// # Errors
-    /// If there is no such model, it is of a family that cannot be trained here, or there is no tokenizer.
+    /// If there is no such model, it is of a family that cannot be trained here, or there is no
+    /// tokenizer.
     pub fn open(folder: &Path) -> Result<Self, Failure> {
         if !folder.join("config.json").is_file() {
             let message = "expected a Hugging Face folder (with config.json), or a size";
@@ -121,7 +122,8 @@ impl Pretrained {
         })
     }
 
-    /// A learning rate that improves a trained model and does not undo it: small, and smaller for larger models.
+    /// A learning rate that improves a trained model and does not undo it: small, and smaller for
+    /// larger models.
     pub const fn learning_rate(&self) -> f64 {
         match self.parameters {
             0..500_000_000 => 5e-5,
@@ -131,7 +133,8 @@ impl Pretrained {
     }
 }
 
-/// FLOPs a second that training on the device reaches, roughly: what matrix products reach, and that they are half of a step.
+/// FLOPs a second that training on the device reaches, roughly: what matrix products reach, and
+/// that they are half of a step.
 pub fn training_rate(device: &Device) -> f64 {
     const WIDTH: usize = 512;
     const SHARE: f64 = 0.5;

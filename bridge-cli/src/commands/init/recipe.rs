@@ -6,9 +6,9 @@ use super::model::{Pretrained, Size};
 use super::text::Text;
 use super::tuning::{self, Tuning};
 
-/// What a run begins with.
+/// Start of a run.
 pub enum Beginning {
-    /// Random weights, and a tokenizer of so many tokens trained on the text.
+    /// Random weights, and a tokenizer of this many tokens trained on the text.
     Scratch(Size, usize),
     /// A trained model, read from its folder.
     Pretrained(Pretrained),
@@ -22,11 +22,11 @@ pub struct Recipe {
     pub device: String,
     /// The data.
     pub text: Text,
-    /// What it is fine-tuned on, if the data are examples.
+    /// Fine-tuning settings, if the data are examples.
     pub tuning: Option<Tuning>,
     /// The largest id of token files that come without a tokenizer.
     pub largest_id: Option<i64>,
-    /// Where it begins.
+    /// Start of the run.
     pub beginning: Beginning,
     /// Tokens of a sample.
     pub seq_length: usize,
@@ -42,7 +42,7 @@ pub struct Recipe {
     pub piece_bytes: Option<u64>,
     /// Recompute activations in backward, for want of memory.
     pub recompute: bool,
-    /// What is known of time and memory, a line each.
+    /// Remarks on time and memory, a line each.
     pub remarks: Vec<String>,
 }
 

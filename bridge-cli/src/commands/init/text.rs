@@ -1,4 +1,5 @@
-//! The text of a new recipe: which patterns name what was found, and what is left out. How it is read, the data crate knows.
+//! The text of a new recipe: which patterns name what was found, and what is left out. How it is
+//! read, the data crate knows.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -25,19 +26,19 @@ pub struct Text {
     pub tokens: Vec<String>,
     /// Files.
     pub files: usize,
-    /// Their bytes.
+    /// Bytes of the files.
     pub bytes: u64,
     /// The examples to fine-tune on: there is neither text nor tokens then.
     pub examples: Option<ExampleFiles>,
     /// A folder with a Hugging Face model among what was given.
     pub model: Option<PathBuf>,
-    /// What to tell the user.
+    /// Notes for the user.
     pub notes: Vec<String>,
 }
 
 /// Files of examples.
 pub struct ExampleFiles {
-    /// What they are.
+    /// Kind of the examples.
     pub kind: ExampleKind,
     /// The folder, if its files are named after splits, and how many examples these have.
     pub root: Option<(PathBuf, SplitCounts)>,
@@ -45,15 +46,14 @@ pub struct ExampleFiles {
     pub files: Vec<PathBuf>,
 }
 
-/// At most so many files are named one by one.
+/// Largest number of files that are named one by one.
 const NAMED: usize = 200;
 /// Least bytes of text to learn anything from.
 const LEAST: u64 = 256;
 
 /// Finds the text of `inputs`, or the examples, of which `kind` there is more if it is not given.
 ///
-/// # Errors
-/// If there is none, with what there is instead.
+/// # Errors If there is no text, with a list of what was found instead.
 pub fn find(inputs: &[PathBuf], kind: Option<Kind>) -> Result<Text, Failure> {
     let (surveyed, roots) = look_into(inputs)?;
     let of = |kind: FileKind| surveyed.iter().filter(move |file| file.kind == kind);
@@ -125,7 +125,8 @@ fn look_into(inputs: &[PathBuf]) -> Result<(Vec<Surveyed>, Vec<PathBuf>), Failur
     Ok((surveyed, roots))
 }
 
-/// Which kinds of files a recipe reads as text, and the key of JSON Lines if it is not the usual one.
+/// Kinds of files that a recipe reads as text, and the key of JSON Lines if it is not the usual
+/// one.
 fn text_kinds(
     (surveyed, asked): (&[Surveyed], Option<Kind>),
     notes: &mut Vec<String>,
@@ -160,7 +161,8 @@ fn named_by(input: &Path) -> Vec<PathBuf> {
     if pair.iter().all(|file| file.is_file()) { pair.to_vec() } else { vec![input.to_owned()] }
 }
 
-/// The files of examples and their bytes, if there are any, and as much of them as of other text unless they are asked for.
+/// The files of examples and their bytes, if there are any, and as much of them as of other text
+/// unless they are asked for.
 fn find_examples(
     roots: &[PathBuf],
     surveyed: &[Surveyed],
@@ -260,7 +262,8 @@ fn choose_lines(
     Ok(key)
 }
 
-/// Examples that text outweighs, so that the folder is taken for text, or that are asked for as text.
+/// Examples that text outweighs, so that the folder is taken for text, or that are asked for as
+/// text.
 fn examples_beside_text(path: &Path, kind: ExampleKind) -> Failure {
     let path = path.display();
     Failure::input(match kind {
@@ -277,7 +280,7 @@ fn examples_beside_text(path: &Path, kind: ExampleKind) -> Failure {
     })
 }
 
-/// What is not of the `used` kinds, a note for each kind.
+/// Notes on files that are not of the `used` kinds, one for each kind.
 fn left_out<'a>(surveyed: impl Iterator<Item = &'a Surveyed>, used: &[FileKind]) -> Vec<String> {
     let mut kinds = BTreeMap::<FileKind, Vec<&Surveyed>>::new();
     for file in surveyed {
@@ -306,7 +309,8 @@ fn with_suffix(prefix: &Path, extension: &str) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// Patterns that name the files in use: one for each extension below a folder, with exceptions, or the files themselves where that is shorter.
+/// Patterns that name the files in use: one for each extension below a folder, with exceptions, or
+/// the files themselves if that is shorter.
 fn patterns(roots: &[PathBuf], surveyed: &[Surveyed], used: &[&Surveyed]) -> (Vec<String>, Vec<String>) {
     let name = |path: &Path| literal_pattern(&path.display().to_string());
     let (mut source, mut exclude) = (Vec::new(), BTreeSet::new());

@@ -1,4 +1,4 @@
-//! Whether a new recipe runs here: its memory by the plan, and its first steps.
+//! Trial of a new recipe on this machine: its memory by the plan, and its first steps.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,7 +18,7 @@ const TRIED_BYTES: u64 = 32 << 20;
 /// Steps that are tried: the first is slower.
 const STEPS: usize = 2;
 
-/// What a trial has shown.
+/// Result of a trial.
 pub enum Outcome {
     /// It runs; seconds of a micro-batch.
     Runs(f64),
@@ -42,7 +42,8 @@ pub fn memory(recipe: &Recipe, vocab_size: usize) -> Result<u64, Failure> {
     Ok(plan.stages.iter().map(|stage| stage.memory.total).max().unwrap_or(0))
 }
 
-/// Trains the first steps of a recipe, of one micro-batch each, and evaluates once, without a trace but the packed text.
+/// Trains the first steps of a recipe, of one micro-batch each, and evaluates once, without a trace
+/// but the packed text.
 ///
 /// # Errors
 /// Whatever keeps it from running.
@@ -76,7 +77,8 @@ pub fn first_steps(recipe: &Recipe, vocab_size: usize) -> Result<Outcome, Failur
     }
 }
 
-/// The recipe with two steps of one micro-batch, one evaluation, no checkpoints, and its logs elsewhere.
+/// The recipe with two steps of one micro-batch, one evaluation, no checkpoints, and its logs
+/// elsewhere.
 fn shortened(raw: &RawConfig, folder: &Path) -> RawConfig {
     let mut short = raw.clone();
     (short.train.train_iters, short.train.num_epochs) = (Some(STEPS), None);

@@ -1,4 +1,5 @@
-//! A recipe that fine-tunes a model on examples: their splits, LoRA, the chat template. How examples are read, the data crate knows.
+//! A recipe that fine-tunes a model on examples: their splits, LoRA, the chat template. How
+//! examples are read, the data crate knows.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -19,7 +20,7 @@ use super::text::ExampleFiles;
 use super::trial;
 use crate::failure::Failure;
 
-/// Of so many examples one is held out.
+/// Number of examples of which one is held out.
 const HELD_OUT_OF: u64 = 20;
 /// Fewest passes over the examples, and the most that a small set gets so that there are [`STEPS`].
 const EPOCHS: [usize; 2] = [3, 10];
@@ -34,14 +35,14 @@ const SHORTEST_PACK: usize = 512;
 /// Turns between the marks that models of several families know.
 const CHAT_ML: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n{% if message.role == 'assistant' %}{% generation %}{{ message.content }}<|im_end|>{% endgeneration %}{% else %}{{ message.content }}<|im_end|>{% endif %}\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
-/// What a model is fine-tuned on.
+/// Fine-tuning settings of a model.
 pub struct Tuning {
     root: PathBuf,
     cache: PathBuf,
     counts: SplitCounts,
     /// The template of conversations, where the tokenizer has none.
     template: Option<String>,
-    /// How examples are written.
+    /// Form of the examples.
     form: Form,
     /// Tokens of the training examples, ascending.
     lengths: Vec<usize>,
@@ -51,7 +52,7 @@ pub struct Tuning {
     pack_length: usize,
 }
 
-/// How examples become text.
+/// Conversion of examples to text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
     /// Conversations, by a template.
@@ -63,14 +64,16 @@ enum Form {
 }
 
 impl Tuning {
-    /// What `[model]` needs.
+    /// Settings for `[model]`.
     pub const MODEL: &'static str = "calculate_per_token_loss = true    # each token of an answer counts the same\n";
 
-    /// Divides the examples into splits below `data`, unless their folder has splits. A conversation needs a template: that of the model, or one
-    /// that its tokenizer has the marks of.
+    /// Divides the examples into splits below `data`, unless their folder has splits. A
+    /// conversation needs a template: that of the model, or one that its tokenizer has the marks
+    /// of.
     ///
     /// # Errors
-    /// Files that cannot be read; splits that exist, without `force`; a tokenizer without a template.
+    /// Files that cannot be read; splits that exist, without `force`; a tokenizer without a
+    /// template.
     pub fn prepare(examples: &ExampleFiles, model: &Pretrained, data: &Path, force: bool) -> Result<Self, Failure> {
         let has_template = ChatTemplate::load(&model.folder).map_err(Failure::input)?.is_some();
         let (form, template) = match (examples.kind, has_template) {
@@ -203,7 +206,7 @@ impl Tuning {
         )
     }
 
-    /// What is done with the trained model of a run.
+    /// Commands that use the trained model of a run.
     pub fn use_of(&self, name: &str) -> String {
         match self.form {
             Form::Prompts => format!("bridge generate {name} --prompt \"...\""),
@@ -211,7 +214,7 @@ impl Tuning {
         }
     }
 
-    /// What `[tokenizer]` needs.
+    /// Settings for `[tokenizer]`.
     pub fn template(&self) -> String {
         let mut text = String::new();
         if let Some(template) = &self.template {
@@ -234,7 +237,8 @@ fn lengths(recipe: &Recipe) -> Result<Vec<usize>, Failure> {
     Ok(lengths)
 }
 
-/// Adds the number of examples that do not fit into the sequences of a finished recipe, and the number of passes.
+/// Adds the number of examples that do not fit into the sequences of a finished recipe, and the
+/// number of passes.
 pub fn remark(recipe: &mut Recipe) {
     let Some(tuning) = &recipe.tuning else { return };
     let Beginning::Pretrained(model) = &recipe.beginning else { return };
@@ -261,7 +265,8 @@ pub fn remark(recipe: &mut Recipe) {
     recipe.remarks.extend(remarks);
 }
 
-/// Learning rate of LoRA branches: they begin at zero, so it is larger than that of weights, and the larger the smaller the model is.
+/// Learning rate of LoRA branches: they begin at zero, so it is larger than that of weights, and
+/// the larger the smaller the model is.
 pub const fn learning_rate(parameters: usize) -> f64 {
     match parameters {
         0..50_000_000 => 1e-3,

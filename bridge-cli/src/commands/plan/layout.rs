@@ -1,4 +1,5 @@
-//! `--layout tp=8,pp=16`: parallel sizes and batch sizes by their short names, as overrides of a recipe.
+//! `--layout tp=8,pp=16`: parallel sizes and batch sizes by their short names, as overrides of a
+//! recipe.
 
 use std::fmt;
 use std::str::FromStr;
@@ -24,12 +25,12 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Its sizes as overrides.
+    /// Sizes of the layout as overrides.
     pub fn overrides(&self) -> impl Iterator<Item = String> + '_ {
         self.settings.iter().map(|(key, value)| format!("{key}={value}"))
     }
 
-    /// Its number of ranks, if it has one.
+    /// Number of ranks of the layout, if it is given.
     pub fn world_size(&self) -> Option<usize> {
         self.world_size
     }

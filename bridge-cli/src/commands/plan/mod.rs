@@ -1,5 +1,5 @@
-//! `bridge plan`: the cost of a recipe on any number of ranks. Parsing is here, printing in `text` and `measured`, computation in the
-//! library.
+//! `bridge plan`: the cost of a recipe on any number of ranks. Parsing is here, printing in `text`
+//! and `measured`, computation in the library.
 
 mod layout;
 mod measured;
@@ -39,35 +39,39 @@ pub struct Arguments {
     recipe: Option<String>,
     /// Overrides, such as `model.tensor_model_parallel_size=8`.
     overrides: Vec<String>,
-    /// A built-in recipe instead of a file: a known model with the batch and length that it was trained with.
+    /// A built-in recipe instead of a file: a known model with the batch and length that it was
+    /// trained with.
     #[arg(long, value_parser = PRESETS.map(|(name, _)| name))]
     preset: Option<String>,
-    /// Say whether it fits on this GPU, and how long a step takes: h100-80gb, h200, a100-80gb, a100-40gb, b200, mi300x, mi325x, l40s, l4,
-    /// 5090, 4090 or 3090, in nodes of 8.
+    /// Say whether it fits on this GPU, and how long a step takes: h100-80gb, h200, a100-80gb,
+    /// a100-40gb, b200, mi300x, mi325x, l40s, l4, 5090, 4090 or 3090, in nodes of 8.
     #[arg(long)]
     gpu: Option<String>,
     /// Memory of a device in GiB, for GPUs that `--gpu` does not know.
     #[arg(long, value_name = "GIB", value_parser = rate)]
     gpu_memory: Option<f64>,
-    /// Search the fastest layouts that fit on `--world-size` devices, and say where those of `--layout` and the recipe's own stand.
-    /// Needs `--gpu`, or `--gpu-memory` with `--device-tflops` and `--link-gbps`.
+    /// Search the fastest layouts that fit on `--world-size` devices, and say where those of
+    /// `--layout` and the recipe's own stand. Needs `--gpu`, or `--gpu-memory` with
+    /// `--device-tflops` and `--link-gbps`.
     #[arg(long, requires = "world_size", conflicts_with = "measure")]
     search: bool,
-    /// How many layouts `--search` shows.
+    /// Number of layouts that `--search` shows.
     #[arg(long, value_parser = positive, default_value_t = 10, requires = "search")]
     count: usize,
     /// Number of ranks; by default the fewest that the parallel sizes allow: data-parallel size 1.
     #[arg(long, value_parser = positive)]
     world_size: Option<usize>,
-    /// Compare layouts: `tp=8,pp=16,vp=2,cp=1,ep=1,etp=1,sp=true,mbs=1,gbs=2048,world=1024`, any of them; may be repeated.
+    /// Compare layouts: `tp=8,pp=16,vp=2,cp=1,ep=1,etp=1,sp=true,mbs=1,gbs=2048,world=1024`, any of
+    /// them; may be repeated.
     #[arg(long, value_name = "SIZES")]
     layout: Vec<Layout>,
     /// Pipeline schedule, instead of the recipe's `model.pipeline_schedule`.
     #[arg(long, value_enum)]
     schedule: Option<Schedule>,
-    /// Train the recipe's model for a few steps on mock data, with threads as ranks, count what they communicate and hold, and compare
-    /// with the plan. Exits with 1 if they differ. With `--link-gbps`, ranks send at most that much, and the output shows how much of the
-    /// gradient reduction is hidden behind backward.
+    /// Train the recipe's model for a few steps on mock data, with threads as ranks, count what
+    /// they communicate and hold, and compare with the plan. Exits with 1 if they differ. With
+    /// `--link-gbps`, ranks send at most that much, and the output shows how much of the gradient
+    /// reduction is hidden behind backward.
     #[arg(long, conflicts_with = "layout")]
     measure: bool,
     /// Print JSON.
@@ -136,7 +140,8 @@ fn share(text: &str) -> Result<f64, String> {
 }
 
 impl Arguments {
-    /// The rates of the arguments, or those of the GPU in the dtype of the recipe's parameters; products of 8-bit operands count as emulated in float32.
+    /// The rates of the arguments, or those of the GPU in the dtype of the recipe's parameters;
+    /// products of 8-bit operands count as emulated in float32.
     fn rates(&self, config: &RunConfig, room: Option<&Room>) -> Option<Rates> {
         let RateArguments { device_tflops, device_efficiency, link_gbps, intra_link_gbps, intra_node } = self.rates;
         let given = device_tflops.zip(link_gbps).map(|(device_tflops, link_gbps)| Rates {
@@ -220,7 +225,7 @@ impl Arguments {
     }
 }
 
-/// Whether the device is known to have those that attention runs on.
+/// True if the device is known to have matrix units that attention runs on.
 fn has_matrix_units(room: Option<&Room>) -> bool {
     room.and_then(|room| room.gpu).is_some_and(|gpu| gpu.matrix_units)
 }

@@ -15,7 +15,7 @@ pub struct Room {
     name: String,
     /// The GPU, if it is a known one.
     pub gpu: Option<Gpu>,
-    /// Its memory, in bytes.
+    /// Memory in bytes.
     pub memory: u64,
 }
 
@@ -40,12 +40,12 @@ impl Room {
         Ok(Some(Self { name, gpu: known, memory }))
     }
 
-    /// Whether every rank of a plan fits.
+    /// True if every rank of a plan fits.
     pub fn fits(&self, plan: &Plan) -> bool {
         plan.most_memory() <= usable_bytes(self.memory)
     }
 
-    /// Whether it fits, in words, and what it needs besides.
+    /// Verdict in words, with further needs.
     pub fn verdict(&self, plan: &Plan) -> String {
         match most_on_host(plan) {
             0 => self.verdict_of_device(plan),
@@ -82,7 +82,7 @@ impl Room {
     }
 }
 
-/// What a rank needs of the host's memory, on the stage where that is most.
+/// Host memory that a rank needs, on the stage that needs most.
 pub fn most_on_host(plan: &Plan) -> u64 {
     plan.stages.iter().map(|stage| stage.memory.host_optimizer + stage.host_activations).max().unwrap_or(0)
 }

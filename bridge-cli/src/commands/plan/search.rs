@@ -1,4 +1,5 @@
-//! `bridge plan --search`: the fastest layouts that fit, and where those that the user has named stand among them.
+//! `bridge plan --search`: the fastest layouts that fit, and where those that the user has named
+//! stand among them.
 
 use std::time::Instant;
 
@@ -12,9 +13,10 @@ use super::text::{Table, bytes, number, seconds, time_parts};
 use crate::failure::Failure;
 use crate::output::line;
 
-/// A layout that the user has named, or the recipe's own: its plan, or why a run with it is refused.
+/// A layout that the user has named, or the recipe's own: its plan, or why a run with it is
+/// refused.
 pub struct Named {
-    /// Its name.
+    /// Name of the layout.
     pub name: String,
     /// The recipe with it, and the plan.
     pub plan: Result<(RawConfig, Plan), Failure>,
@@ -48,7 +50,7 @@ pub fn run(
     Ok(0)
 }
 
-/// Where a named layout stands.
+/// Result for a named layout.
 enum Standing {
     /// It is, or would be, the so-manieth.
     Place { place: usize, is_found: bool, plan: Box<Plan> },
@@ -226,7 +228,7 @@ fn why_none(recipe: &RawConfig, (options, room): (&SearchOptions, &Room), search
     }
 }
 
-/// What sets the fastest layout apart, and the settings that make it.
+/// Difference of the fastest layout from others, and its settings.
 fn why(recipe: &RawConfig, search: &Search) {
     let fastest = &search.found[0];
     if let (Some(first), Some(other)) =
@@ -245,7 +247,7 @@ fn why(recipe: &RawConfig, search: &Search) {
     line("");
 }
 
-/// What to set in `recipe` for a layout.
+/// Settings of `recipe` for a layout.
 fn settings(recipe: &RawConfig, found: &Found) -> Vec<String> {
     let changed = found.sizes.apply(recipe);
     let mut differences = diff(recipe.recipe(), changed.recipe());

@@ -96,7 +96,8 @@ fn stages(plan: &Plan) {
     }
 }
 
-/// Weights, gradients, optimizer state, activations, and what a backward works with: together all memory.
+/// Weights, gradients, optimizer state, activations, and what a backward works with: together all
+/// memory.
 fn columns(memory: &Memory) -> [f64; 5] {
     let kept = memory.parameters + memory.gradients + memory.optimizer + memory.activations;
     let columns = [memory.parameters, memory.gradients, memory.optimizer, memory.activations, memory.total - kept];
@@ -118,7 +119,7 @@ fn traffic(stage: &StagePlan) {
     table.print();
 }
 
-/// What the time of a step is made of.
+/// Parts of the time of a step.
 pub fn time_parts(estimate: &Estimate) -> [(&'static str, f64); 5] {
     [
         ("computing", estimate.compute_seconds),
@@ -172,7 +173,8 @@ fn busiest(plan: &Plan) -> &StagePlan {
     plan.stages.iter().max_by_key(bytes).unwrap_or_else(|| plan.largest_stage())
 }
 
-/// Prints plans side by side. Memory is that of the stage with most, communication that of the stage with most, so that parts add up.
+/// Prints plans side by side. Memory is that of the stage with most, communication that of the
+/// stage with most, so that parts add up.
 pub fn compare(plans: &[(&str, &Plan)], room: Option<&Room>) {
     let titles: Vec<&str> = [""].into_iter().chain(plans.iter().map(|(name, _)| *name)).collect();
     let mut table = Table::new(&titles);
@@ -266,7 +268,8 @@ impl<const N: usize> Units<N> {
         }
     }
 
-    /// The parts of a sum in the unit of the sum, rounded so that they add up to what the sum is rounded to.
+    /// The parts of a sum in the unit of the sum, rounded so that they add up to what the sum is
+    /// rounded to.
     fn adding(&self, parts: &[f64]) -> Vec<String> {
         let sum = parts.iter().sum::<f64>();
         let Some((size, unit)) = self.of(sum) else {

@@ -86,7 +86,8 @@ fn a_kill_at_any_moment_leaves_a_whole_checkpoint() {
     let mut random = Random(4);
     let mut last = None;
     let mut cut_short = 0;
-    // Kills fall anywhere into a save, however fast the disk is: the time of a save is measured as we go.
+    // Kills fall anywhere into a save, however fast the disk is: the time of a save is measured as
+    // we go.
     let mut one_save = Duration::from_millis(20);
     for kill in 0..KILLS {
         let mut saver = Saver::start(dir.path());

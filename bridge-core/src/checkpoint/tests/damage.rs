@@ -3,7 +3,7 @@
 use super::super::checksum::{seal, unseal};
 use super::*;
 
-/// What is done to a file.
+/// Damage to a file.
 #[derive(Debug, Clone, Copy)]
 enum Harm {
     FlipBit,

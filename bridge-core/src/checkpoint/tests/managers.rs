@@ -1,4 +1,5 @@
-//! Checkpoints that a manager keeps in another place: what is there after a save, after one that was cut short at any operation, and what comes back.
+//! Checkpoints that a manager keeps in another place: what is there after a save, after one that
+//! was cut short at any operation, and what comes back.
 
 use std::sync::{Arc, Mutex};
 
@@ -7,7 +8,8 @@ use bridge_dist::comm::single::SingleCommunicator;
 
 use super::*;
 
-/// A store of objects by iteration and name. After some operations nothing works any more, as for a process that is killed.
+/// A store of objects by iteration and name. After some operations nothing works any more, as for a
+/// process that is killed.
 #[derive(Default)]
 struct Objects {
     stored: Mutex<Stored>,
@@ -35,7 +37,7 @@ impl Objects {
         stored.keys().filter(|(of, _)| *of == iteration).map(|(_, name)| name.clone()).collect()
     }
 
-    /// Works from now on, or stops after so many operations.
+    /// Works from now on, or stops after this number of operations.
     fn stop_after(&self, operations: Option<usize>) {
         *self.left.lock().unwrap() = operations;
     }

@@ -89,7 +89,8 @@ pub(super) fn bytes_of(content: &Content) -> Vec<u8> {
     bytes
 }
 
-/// Panics unless `checkpoint` is, byte for byte, [`snapshot_of`] its step and some flavour; returns the flavour.
+/// Panics unless `checkpoint` is, byte for byte, [`snapshot_of`] its step and some flavour; returns
+/// the flavour.
 fn assert_whole(checkpoint: &Checkpoint) -> f32 {
     let big = checkpoint.load_tensor("model.big").unwrap().to_vec::<f32>().unwrap();
     let expected = snapshot_of(checkpoint.iteration(), big[0]);

@@ -1,4 +1,4 @@
-//! Which checkpoint is found in every state that saves, kills and people can leave a root in.
+//! Checkpoint that is found in every state that saves, kills and people can leave a root in.
 
 use super::super::journal::{Journal, write_journal, write_pointer};
 use super::*;
@@ -89,7 +89,8 @@ fn a_later_save_cut_short_at_any_line_is_no_damage() {
     assert_eq!(iteration(root), 5);
 }
 
-/// A run went back from 9 to 5, came to 9 again, and was killed before it published: the 9 that is there is another run's.
+/// A run went back from 9 to 5, came to 9 again, and was killed before it published: the 9 that is
+/// there is another run's.
 #[test]
 fn an_abandoned_checkpoint_is_not_taken_for_an_interrupted_save_of_the_same_iteration() {
     let dir = root_with(&[5, 9]);

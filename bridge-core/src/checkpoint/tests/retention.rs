@@ -1,4 +1,4 @@
-//! What is deleted after a save, and what never is.
+//! Checkpoints that are deleted after a save, and those that never are.
 
 use super::*;
 

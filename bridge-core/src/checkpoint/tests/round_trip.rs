@@ -1,4 +1,4 @@
-//! What is saved is what is loaded, whole and in parts, from one rank and from several.
+//! Saved state equals loaded state, whole and in parts, from one rank and from several.
 
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex};
@@ -163,7 +163,8 @@ fn wrong_expectations_name_both_sides_and_a_neighbour() {
     assert!(checkpoint.file("tokeniser.json").is_err());
 }
 
-/// A matrix cut into tiles that four ranks hold, and columns so wide apart that the window moves on.
+/// A matrix cut into tiles that four ranks hold, and columns so wide apart that the window moves
+/// on.
 #[test]
 fn slices_of_several_ranks_are_one_tensor() {
     const ROWS: usize = 6;
@@ -288,7 +289,8 @@ proptest! {
                 ShardTensor::slice("w", shape.clone(), offset, HostTensor::from_vec(extent, elements.to_vec()).unwrap())
             }).into()
         };
-        // Both in one group would have the same key when one of them is empty and begins where the other does.
+        // Both in one group would have the same key when one of them is empty and begins where the
+        // other does.
         let groups = tensors.into_iter().enumerate()
             .map(|(rank, tensor)| (rank, [TensorGroup { name: "model".into(), tensors: vec![tensor] }]));
         let dir = tempfile::tempdir().unwrap();

@@ -10,7 +10,8 @@ use super::*;
 
 const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Tensors of a small model: name, shape, dimension that tensor parallelism cuts, and in how many blocks.
+/// Tensors of a small model: name, shape, dimension that tensor parallelism cuts, and in how many
+/// blocks.
 type Case = (&'static str, &'static [usize], Option<(usize, usize)>);
 
 const TENSORS: &[Case] = &[
@@ -21,7 +22,8 @@ const TENSORS: &[Case] = &[
     ("norm", &[5], None),
 ];
 
-/// How a checkpoint is spread: tensor-parallel ranks, and among them owners of flat ranges (a distributed optimizer).
+/// Distribution of a checkpoint: tensor-parallel ranks, and among them owners of flat ranges (a
+/// distributed optimizer).
 #[derive(Clone, Copy, Debug)]
 struct Spread {
     tensor: usize,
@@ -242,7 +244,7 @@ fn ranks_save_together_in_the_background() {
     assert!(store.list().unwrap().iter().all(|summary| summary.damage.is_empty()));
 }
 
-/// What three ranks find together in a root of checkpoints 1 and 2.
+/// Checkpoint that three ranks find together in a root of checkpoints 1 and 2.
 fn resolve_on_three_ranks(root: &Path, on_damaged: OnDamaged) -> Result<(u64, String), String> {
     let request = LoadRequest { on_damaged, ..LoadRequest::default() };
     let look = |verifier: &Verifier<'_>| CheckpointStore::open(root)?.resolve_with(&request, verifier);

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use serde::Deserialize;
 
-/// What something is called here.
+/// Name of a thing in Bridge.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub(in super::super) struct Row {
     /// Names or values, separated by spaces.
@@ -16,16 +16,17 @@ pub(in super::super) struct Row {
     /// Settings, or assignments in the form of overrides; none if there is nothing like it.
     #[serde(default)]
     pub keys: Vec<String>,
-    /// Whether the names say the opposite of the setting.
+    /// True if the names say the opposite of the setting.
     #[serde(default, rename = "opposite")]
     pub is_opposite: bool,
-    /// Where meaning or unit differ, or why there is nothing like it.
+    /// Difference in meaning or unit, or the reason that there is no counterpart.
     #[serde(default)]
     pub note: String,
-    /// What to say of false, null and other values that turn it off, where leaving it out does not.
+    /// Advice on false, null and other values that turn it off, if leaving it out does not.
     #[serde(default)]
     pub off: String,
-    /// Whether the names are those of tables of which no setting has a counterpart by itself.
+    /// True if the names are those of tables without settings that have a counterpart by
+    /// themselves.
     #[serde(default, rename = "table")]
     pub is_table: bool,
 }
@@ -87,7 +88,8 @@ impl Aliases {
         self.names.iter().find(|row| row.names().any(|form| has_form(name, form)))
     }
 
-    /// The row of a setting's value: by the value itself, by a form that it has, or the row of all values.
+    /// The row of a setting's value: by the value itself, by a form that it has, or the row of all
+    /// values.
     pub fn value(&self, key: &str, value: &str) -> Option<&Row> {
         let lowered = value.trim().to_lowercase();
         let underscored = lowered.replace('-', "_");
@@ -106,7 +108,8 @@ impl Aliases {
     }
 }
 
-/// Whether a text has a form such as `hub_*`, `*_8bit` or `*adam*`, where `*` is any text; a form without one is no form.
+/// True if a text has a form such as `hub_*`, `*_8bit` or `*adam*`, where `*` is any text; a form
+/// without `*` never matches.
 fn has_form(text: &str, form: &str) -> bool {
     match (form.strip_prefix('*'), form.strip_suffix('*')) {
         _ if form == "*" => false,
@@ -118,12 +121,12 @@ fn has_form(text: &str, form: &str) -> bool {
 }
 
 impl Row {
-    /// What it lists.
+    /// Names of the row.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.of.split(' ')
     }
 
-    /// What to write, split into setting and value.
+    /// Replacements, split into setting and value.
     pub fn targets(&self) -> impl Iterator<Item = (&str, Option<&str>)> {
         self.keys.iter().map(|target| target.split_once('=').map_or((target.as_str(), None), |(k, v)| (k, Some(v))))
     }

@@ -1,4 +1,5 @@
-//! Lists as Megatron-LM takes them on its command line, in Python: `[0]*3+[1]*58` and `([1]*2+[0])*4`.
+//! Lists as Megatron-LM takes them on its command line, in Python: `[0]*3+[1]*58` and
+//! `([1]*2+[0])*4`.
 
 use super::super::node::{Data, Node};
 
@@ -7,7 +8,7 @@ const LONGEST_TEXT: usize = 200;
 /// No longer list is written out: no model has more layers.
 const LONGEST_LIST: usize = 512;
 
-/// The list that a sum of repeated lists of integers is; `None` if a text is none.
+/// List that a sum of repeated lists of integers denotes; `None` if a text is not such a sum.
 pub(super) fn as_in_python(text: &str) -> Option<Node> {
     let text: String = text.chars().filter(|c| !c.is_whitespace()).collect();
     // A single list without `*` and `+` is a list in TOML too.
@@ -18,7 +19,7 @@ pub(super) fn as_in_python(text: &str) -> Option<Node> {
     rest.is_empty().then(|| Data::List(items.into_iter().map(|item| Data::Int(item).into()).collect()).into())
 }
 
-/// What `a+b+...` at the beginning of a text is, and what stands behind it.
+/// Value of `a+b+...` at the beginning of a text, and the rest of the text.
 fn sum(text: &str) -> Option<(Vec<i128>, &str)> {
     let (mut items, mut rest) = product(text)?;
     while let Some(behind) = rest.strip_prefix('+') {
@@ -29,7 +30,7 @@ fn sum(text: &str) -> Option<(Vec<i128>, &str)> {
     (items.len() <= LONGEST_LIST).then_some((items, rest))
 }
 
-/// What `[1,0]`, `[0]*3` or `(...)*4` at the beginning of a text is, and what stands behind it.
+/// Value of `[1,0]`, `[0]*3` or `(...)*4` at the beginning of a text, and the rest of the text.
 fn product(text: &str) -> Option<(Vec<i128>, &str)> {
     let (items, rest) = match text.strip_prefix('(') {
         Some(inner) => {

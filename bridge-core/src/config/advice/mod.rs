@@ -1,5 +1,6 @@
-//! What to write instead of names and values that a recipe cannot have. By meaning first, from the table of what other programs call things;
-//! then by the setting of that name in another section; then by letters. What this release refuses is never offered.
+//! Replacements for names and values that a recipe cannot have. By meaning first, from the table of
+//! other programs' names; then by the setting of that name in another section; then by letters.
+//! Refused settings are never offered.
 
 mod aliases;
 mod lists;
@@ -54,7 +55,8 @@ pub(super) fn advise(errors: ConfigErrors, kinds: &Kinds, root: &Node) -> Config
     advised.collect()
 }
 
-/// What to write for a name that a program of another kind would take, such as `num-layers`; `None` if nothing is like it.
+/// Replacement for a name that a program of another kind would take, such as `num-layers`; `None`
+/// if nothing is similar.
 pub fn advice_for(name: &str, kinds: &Kinds) -> Option<String> {
     meant_by(name, kinds).map(|(text, _)| text)
 }
@@ -66,14 +68,14 @@ pub(super) fn meant_by(name: &str, kinds: &Kinds) -> Option<(String, Vec<String>
     advisor.find(name, None, None).map(|advice| (advice.text, advice.meant))
 }
 
-/// What to write for a value that its setting does not know.
+/// Replacement for a value that its setting does not know.
 pub(super) fn advice_on_value(key: &str, value: &str, kinds: &Kinds) -> Option<String> {
     let nothing = Node::null();
     let advisor = Advisor::new(kinds, &nothing);
     ALIASES.value(key, value).map(|row| advisor.offer(row, None).text)
 }
 
-/// What to write for a number outside the range of its setting, if it says what has another word here.
+/// Replacement for a number outside the range of its setting, if its meaning has another name here.
 pub(super) fn advice_on_number(key: &str, value: &Node, kinds: &Kinds) -> Option<String> {
     let nothing = Node::null();
     let advisor = Advisor::new(kinds, &nothing);
@@ -89,12 +91,13 @@ struct Advice {
 
 struct Advisor<'k> {
     kinds: &'k Kinds,
-    /// The recipe as it is written; null where there is none.
+    /// Written recipe; null without one.
     root: &'k Node,
     settings: Vec<Setting>,
     /// Places in `settings` by key.
     by_key: HashMap<String, usize>,
-    /// Forms of the names of `settings` that names of a recipe are compared with, in the same order.
+    /// Forms of the names of `settings` that names of a recipe are compared with, in the same
+    /// order.
     forms: Vec<NameForms>,
 }
 
@@ -159,7 +162,7 @@ impl Advisor<'_> {
         if found.iter().all(Option::is_none) {
             return vec![match of_table {
                 Some(advice) => with(error, advice),
-                // Its settings are none of the section that its name resembles.
+                // Settings of the table are not in the section that its name resembles.
                 None if !is_like(&error) => ConfigError { nearest: None, meant: Vec::new(), ..error },
                 None => error,
             }];
@@ -185,7 +188,7 @@ impl Advisor<'_> {
         errors
     }
 
-    /// What a leaf of an unknown table stands for, or else the innermost table around it that stands for something.
+    /// Meaning of a leaf of an unknown table, or of the innermost table around it that has one.
     fn leaf(&self, leaf: &Leaf<'_>, table: &str) -> Option<Advice> {
         if let Some(advice) = self.whole_table(&leaf.key) {
             return Some(advice);
@@ -205,7 +208,7 @@ impl Advisor<'_> {
         })
     }
 
-    /// Whether a table has the settings of the section that its name resembles.
+    /// True if a table has settings of the section that its name resembles.
     fn is_misspelt_table(&self, error: &ConfigError, entries: &[Entry]) -> bool {
         let Some(nearest) = &error.nearest else {
             return false;
@@ -252,7 +255,8 @@ impl Advisor<'_> {
     }
 }
 
-/// The name in its own section that advice is about, if it says no more than that name and the value that was written.
+/// The name in its own section that advice is about, if it says no more than that name and the
+/// value that was written.
 fn misspelt_key<'a>(advice: &'a Advice, parent: &str, written: Option<&Node>) -> Option<&'a str> {
     let [key] = advice.meant.as_slice() else {
         return None;
@@ -263,7 +267,8 @@ fn misspelt_key<'a>(advice: &'a Advice, parent: &str, written: Option<&Node>) ->
     says_no_more.then_some(name)
 }
 
-/// Whether the last word of a key may be meant as the name that resembles it most: by letters, by words, or as its beginning.
+/// True if the last component of a key may be a misspelling of the name that resembles it most: by
+/// letters, by words, or as its beginning.
 fn may_be(key: &str, nearest: &str) -> bool {
     let (name, nearest) = (key.rsplit('.').next().unwrap_or_default().to_lowercase(), nearest.to_lowercase());
     let words = names::likeness(&names::words(&name, &ALIASES.words), &names::words(&nearest, &ALIASES.words));
@@ -271,7 +276,7 @@ fn may_be(key: &str, nearest: &str) -> bool {
     letters >= LIKE.0 || words >= LIKE.1 || name.starts_with(&nearest) || nearest.starts_with(&name)
 }
 
-/// Whether the name of a table may be a misspelt one of the section that it resembles.
+/// True if the name of a table may be a misspelling of the section that it resembles.
 fn is_like(error: &ConfigError) -> bool {
     let likeness = |name| strsim::normalized_damerau_levenshtein(&error.key.to_lowercase(), name);
     error.nearest.as_deref().is_some_and(|nearest| likeness(nearest) >= TYPING_ERROR)
@@ -281,7 +286,7 @@ fn with(error: ConfigError, advice: Advice) -> ConfigError {
     ConfigError { nearest: None, meant: advice.meant, ..error }.with_hint(advice.text)
 }
 
-/// What stands in a table, or in the first table of a list, if anything does.
+/// Entries of a table, or of the first table of a list.
 fn entries_of(node: &Node) -> Option<&[Entry]> {
     let table = match &node.data {
         Data::List(items) => items.first()?,

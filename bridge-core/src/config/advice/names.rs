@@ -1,8 +1,9 @@
-//! How names are compared: without case and separators, and by the words that they are made of.
+//! Comparison of names: without case and separators, and by their words.
 
 use std::collections::BTreeSet;
 
-/// `learningRate`, `--learning-rate` and `Learning_Rate` as `learning_rate`; the parts of a path stay apart.
+/// `learningRate`, `--learning-rate` and `Learning_Rate` as `learning_rate`; the parts of a path
+/// stay apart.
 pub(super) fn normal(path: &str) -> Vec<String> {
     path.split(['.', '/', ':']).filter(|part| !part.is_empty()).map(normal_part).collect()
 }
@@ -40,7 +41,7 @@ pub(super) fn words<'w>(name: &'w str, groups: &'w [String]) -> BTreeSet<&'w str
     name.split('_').filter(|word| !word.is_empty() && !is_filler(word)).map(representative).collect()
 }
 
-/// How many of the words of two names they have in common: 0 to 1.
+/// Share of the words of two names that both have: 0 to 1.
 pub(super) fn likeness(a: &BTreeSet<&str>, b: &BTreeSet<&str>) -> f64 {
     let both = a.intersection(b).count();
     both as f64 / (a.len() + b.len() - both).max(1) as f64

@@ -1,4 +1,5 @@
-//! Rows of the table of names as sentences: what to write, what to leave out, and why there is nothing like it.
+//! Rows of the table of names as sentences: what to write, what to leave out, and why there is
+//! nothing like it.
 
 use super::super::node::{Data, Node};
 use super::super::overrides::value_of;
@@ -6,7 +7,7 @@ use super::super::spec::TypeSpec;
 use super::aliases::{ALIASES, Row};
 use super::{Advice, Advisor, readings, units, values};
 
-/// What is to be written: a setting, and its value where that is known.
+/// Replacement: a setting, and its value if that is known.
 type Target<'r> = (&'r str, Option<&'r str>);
 
 impl Row {
@@ -17,7 +18,8 @@ impl Row {
 }
 
 impl Advisor<'_> {
-    /// A row as a sentence. A target that is refused is not offered: the reason is told. What is off already is to be left out.
+    /// A row as a sentence. A refused target is not offered: the message gives the reason. For a
+    /// value that is off already, the advice is to leave the name out.
     pub(super) fn offer(&self, row: &Row, written: Option<&Node>) -> Advice {
         let targets: Vec<Target<'_>> = row.targets().collect();
         let opposite = row.is_opposite.then(|| readings::opposite_of(written));
@@ -50,7 +52,8 @@ impl Advisor<'_> {
         Advice { text, meant }
     }
 
-    /// What to say of a value that turns off what a row is about: to leave it out, unless that turns it on.
+    /// Advice on a value that turns off the row's feature: to leave it out, unless that turns the
+    /// feature on.
     fn left_out(&self, row: &Row, targets: &[Target<'_>], written: &Node) -> Option<String> {
         if !row.off.is_empty() {
             return Some(row.off.clone());
@@ -74,7 +77,8 @@ impl Advisor<'_> {
         Some(if row.note.is_empty() { format!("{start} {shown}") } else { format!("{start} {shown}: {}", row.note) })
     }
 
-    /// The targets of a row, each with its value where the row has one, or where what was written is one.
+    /// The targets of a row, each with its value where the row has one, or where what was written
+    /// is one.
     fn shown(&self, row: &Row, targets: &[Target<'_>], written: Option<&Node>) -> String {
         let items = match written.map(|node| &node.data) {
             Some(Data::List(items)) if targets.len() > 1 && items.len() == targets.len() => Some(items),
@@ -84,7 +88,8 @@ impl Advisor<'_> {
         let shown = targets.iter().enumerate().map(|(index, (key, value))| {
             let copied = || match (items, whole) {
                 (Some(items), _) => self.taken(key, &items[index]),
-                // A note is about a unit or a meaning that differs; a name and a turned switch have neither.
+                // A note is about a unit or a meaning that differs; a name and a turned switch have
+                // neither.
                 (None, Some(node)) if row.note.is_empty() || row.is_opposite => self.taken(key, node),
                 (None, _) => None,
             };
@@ -97,7 +102,7 @@ impl Advisor<'_> {
         shown.collect::<Vec<_>>().join(", ")
     }
 
-    /// What to know besides: that of the row, or what the unit of the value makes of it.
+    /// Additional note: that of the row, or the conversion of the value's unit.
     fn note(&self, row: &Row, targets: &[Target<'_>], written: Option<&Node>) -> String {
         let of_unit = match (targets, written) {
             ([(key, None)], Some(written)) => self.meaning(key, written, None),
@@ -130,14 +135,15 @@ impl Advisor<'_> {
         self.taken(key, &value)
     }
 
-    /// What a value is in the unit of the setting.
+    /// Value in the unit of the setting.
     pub(super) fn meaning(&self, key: &str, written: &Node, train_iters: Option<i128>) -> Option<units::Meaning> {
         let setting = self.setting(key).filter(|setting| !setting.is_section())?;
         let takes = |data: Data| (setting.field.spec)().accepts(&Node::from(data));
         units::meaning(setting.name(), takes(Data::Int(1)) && !takes(Data::Float(0.5)), written, train_iters)
     }
 
-    /// The row of a value that other programs write and that the setting does not accept; of a list, those of its items together.
+    /// The row of a value that other programs write and that the setting does not accept; of a
+    /// list, those of its items together.
     fn row_of_value(&self, key: &str, written: &Node) -> Option<Row> {
         let spec = (self.setting(key)?.field.spec)();
         if let Data::List(items) = &written.data

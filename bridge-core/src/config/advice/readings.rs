@@ -1,4 +1,5 @@
-//! Other ways to read a name: with its table before it, without the name of a program, and as the opposite of what it says.
+//! Other ways to read a name: with its table before it, without the name of a program, and as the
+//! opposite of what it says.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +7,7 @@ use super::super::node::{Data, Node};
 
 /// Words before a name that say the opposite of it.
 const OPPOSITES: [&str; 5] = ["no", "not", "disable", "skip", "without"];
-/// What is behind the name of a table of settings.
+/// Words that may surround the name of a table of settings.
 const WRAPPERS: [&str; 14] = [
     "_arguments",
     "_parameters",
@@ -33,11 +34,12 @@ const GENERAL: [&str; 6] = ["name", "type", "path", "config", "id", "device"];
 /// A path, read in another way.
 pub(super) struct Reading {
     pub parts: Vec<String>,
-    /// Whether it says the opposite.
+    /// True if the name says the opposite.
     pub is_opposite: bool,
 }
 
-/// The ways to read a path, the likeliest first. `tables` are the sections that foreign tables stand for, by name.
+/// The ways to read a path, the likeliest first. `tables` are the sections that foreign tables
+/// stand for, by name.
 pub(super) fn readings(parts: &[String], tables: &BTreeMap<String, String>, programs: &str) -> Vec<Reading> {
     let Some((name, outer)) = parts.split_last() else {
         return Vec::new();
@@ -81,7 +83,8 @@ fn switched(name: &str) -> Option<&str> {
     (SWITCHES.contains(&first) && !GENERAL.contains(&rest)).then_some(rest)
 }
 
-/// The name of a table without what says that it is one: `fsdp_config` and `TrainingArguments` as `fsdp` and `training`.
+/// The name of a table without what says that it is one: `fsdp_config` and `TrainingArguments` as
+/// `fsdp` and `training`.
 pub(super) fn trunk(table: &str) -> &str {
     let stripped = WRAPPERS.iter().find_map(|wrapper| table.strip_suffix(wrapper));
     match stripped.filter(|rest| !rest.is_empty()) {

@@ -1,5 +1,6 @@
-//! What a name of another program stands for: by the table of names, by the setting of that name or of its table's section, by other readings
-//! of it, by the family that it belongs to, and at last by words and letters.
+//! Search for the meaning of another program's name: by the table of names, by the setting of that
+//! name or of its table's section, by other readings of it, by the family that it belongs to, and
+//! at last by words and letters.
 
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
@@ -15,7 +16,7 @@ const SAME_LETTERS: f64 = 0.9;
 const SAME_WORDS: f64 = 0.66;
 /// A section with no more settings is about one thing.
 const SMALL_SECTION: usize = 24;
-/// What says of which type a table is, beside its settings.
+/// Names of a setting that gives the type of a table.
 const TYPES: [&str; 5] = ["type", "rope_type", "name", "kind", "optimizer"];
 
 /// Names of aliases that stand for one setting each, with their words.
@@ -31,7 +32,7 @@ fn minmax(a: usize, b: usize) -> (usize, usize) {
 }
 
 impl Advisor<'_> {
-    /// What a path stands for. `misspelt` is the key that it resembles most in its own section.
+    /// Meaning of a path. `misspelt` is the key that it resembles most in its own section.
     pub(super) fn find(&self, path: &str, misspelt: Option<&str>, written: Option<&Node>) -> Option<Advice> {
         // A name of several kilobytes is neither known elsewhere nor a typing error.
         if path.len() > 200 {
@@ -69,7 +70,8 @@ impl Advisor<'_> {
         Some(self.offer(&Row::of_setting(&setting.key), written))
     }
 
-    /// What is said of a table in a path of which no setting has a counterpart by itself, unless the end of the path is in the table of names.
+    /// Advice on a path's table without settings that have a counterpart by themselves, unless the
+    /// end of the path is in the table of names.
     pub(super) fn whole_table(&self, path: &str) -> Option<Advice> {
         let parts = names::normal(path);
         let (_, tables) = parts.split_last()?;
@@ -79,7 +81,8 @@ impl Advisor<'_> {
         ALIASES.path(&parts).is_none().then(|| self.offer(row, None))
     }
 
-    /// The only setting whose name has all words of a name and more: two words in the section that is meant, or three anywhere.
+    /// The only setting whose name has all words of a name and more: two words in the section that
+    /// is meant, or three anywhere.
     fn with_words_of(&self, parts: &[String]) -> Option<&Setting> {
         let wanted = names::words(parts.last()?, &ALIASES.words);
         let table = parts.iter().rev().nth(1).map_or("", |table| readings::trunk(table));
@@ -93,8 +96,8 @@ impl Advisor<'_> {
         only(2, &|setting| setting.section() == section).or_else(|| only(3, &|_| true))
     }
 
-    /// What a name stands for in a table of the type that is written beside it, or beside its table: `yarn.factor` for `rope_scaling.factor`
-    /// where `rope_scaling.type` is yarn.
+    /// Meaning of a name in a table of the type that is written beside it, or beside its table:
+    /// `yarn.factor` for `rope_scaling.factor` if `rope_scaling.type` is yarn.
     fn of_type(&self, path: &str, name: &str) -> Option<Row> {
         let mut table = path;
         for _ in 0..2 {
@@ -112,7 +115,8 @@ impl Advisor<'_> {
         None
     }
 
-    /// What a name stands for in a table about evaluation, where other tables have the same: `eval_batch_size` for `validation_ds.batch_size`.
+    /// Meaning of a name in a table about evaluation, if other tables have the same name:
+    /// `eval_batch_size` for `validation_ds.batch_size`.
     fn of_evaluation(&self, parts: &[String]) -> Option<Row> {
         let [.., table, name] = parts else {
             return None;
@@ -126,7 +130,8 @@ impl Advisor<'_> {
         ALIASES.name(&name).cloned().or_else(setting)
     }
 
-    /// What the end of a path stands for: by the table of names, in its own section, or in the section that its table stands for.
+    /// Meaning of the end of a path: by the table of names, in its own section, or in the section
+    /// that its table denotes.
     fn in_place(&self, path: &str, parts: &[String]) -> Option<Row> {
         let name = parts.last()?;
         // The tables are shortened, the name is not: `optim_args` is not `optim`.
@@ -139,7 +144,7 @@ impl Advisor<'_> {
         setting.map(|setting| Row::of_setting(&setting.key))
     }
 
-    /// What a name stands for wherever it is.
+    /// Meaning of a name in any table.
     fn by_name(&self, parts: &[String]) -> Option<Row> {
         let name = parts.last()?;
         if let Some(row) = ALIASES.name(name) {
@@ -155,7 +160,8 @@ impl Advisor<'_> {
         setting.map(|setting| Row::of_setting(&setting.key))
     }
 
-    /// The setting of the section that a foreign table stands for, by its letters or, in small sections, by words that all are in its name.
+    /// The setting of the section that a foreign table stands for, by its letters or, in small
+    /// sections, by words that all are in its name.
     fn in_section_of(&self, parts: &[String]) -> Option<&Setting> {
         let [.., table, name] = parts else {
             return None;
@@ -176,7 +182,8 @@ impl Advisor<'_> {
         fits.min_by_key(|(_, forms)| forms.words.len()).map(|(setting, _)| *setting)
     }
 
-    /// The setting of the section in which a name stands that has the same letters, or, for a name that only switches something on, its switch.
+    /// The setting of the section in which a name stands that has the same letters, or, for a name
+    /// that only switches something on, its switch.
     fn in_own_section(&self, path: &str, name: &str) -> Option<&Setting> {
         let (section, _) = path.rsplit_once('.')?;
         let mut own =
@@ -187,7 +194,8 @@ impl Advisor<'_> {
         found.map(|(setting, _)| setting)
     }
 
-    /// Of the settings that fit, one of the section that the path names, else one that can be used, else the first.
+    /// Best of the settings that fit: one of the section that the path names, else one that can be
+    /// used, else the first.
     fn best(&self, parts: &[String], fits: &dyn Fn(&NameForms) -> bool) -> Option<&Setting> {
         let fitting = self.named_settings().filter(|(setting, forms)| !setting.is_section() && fits(forms));
         let all: Vec<_> = fitting.map(|(setting, _)| setting).collect();
@@ -197,7 +205,8 @@ impl Advisor<'_> {
         named.or_else(|| all.iter().find(is_usable)).or_else(|| all.first()).copied()
     }
 
-    /// The alias or setting whose words, or else letters, are most like those of a name; of several alike one of the section that the path names.
+    /// The alias or setting whose words, or else letters, are most like those of a name; of several
+    /// alike one of the section that the path names.
     fn row_like(&self, name: &str, parts: &[String]) -> Option<Row> {
         let aliases = WORDS_OF_ALIASES.iter().map(|(name, words, row)| ((*name, Some(*row), None), words));
         let settings = self.named_settings().filter(|(setting, _)| !setting.is_section());
@@ -207,7 +216,8 @@ impl Advisor<'_> {
         let mut best = None;
         for (candidate, words) in aliases.chain(settings) {
             let words = names::likeness(&wanted, words);
-            // The distance is at least the difference of lengths, so most candidates need no comparison.
+            // The distance is at least the difference of lengths, so most candidates need no
+            // comparison.
             let (short, long) = minmax(length, candidate.0.chars().count());
             let letters = match short as f64 >= TYPING_ERROR * long as f64 {
                 true => strsim::normalized_damerau_levenshtein(name, candidate.0),

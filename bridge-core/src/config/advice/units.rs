@@ -1,5 +1,5 @@
-//! Values in other units than their setting's: steps, epochs and hours with their names behind the number, times as on a clock, and shares of
-//! a run.
+//! Values in other units than their setting's: steps, epochs and hours with their names behind the
+//! number, times as on a clock, and shares of a run.
 
 use super::super::node::{Data, Node};
 
@@ -20,11 +20,11 @@ const TIMES: [(&[&str], f64); 4] = [
     (&["d", "day", "days"], 86_400.0),
 ];
 
-/// What a value in another unit is.
+/// Value in another unit.
 pub(super) struct Meaning {
     /// The value in the setting's own unit, where it is known.
     pub value: Option<Node>,
-    /// What to know besides.
+    /// Additional note.
     pub note: &'static str,
 }
 
@@ -34,13 +34,13 @@ impl Meaning {
     }
 }
 
-/// What the setting called `name` counts.
+/// Unit of the setting called `name`.
 #[derive(Clone, Copy)]
 enum Unit {
     Steps,
     Epochs,
     Samples,
-    /// Times of so many seconds.
+    /// Time in units of this many seconds.
     Time(f64),
 }
 
@@ -61,8 +61,8 @@ impl Unit {
     }
 }
 
-/// What a value of the setting called `name` is in the setting's unit. `is_count` says whether it takes whole numbers alone, `train_iters` how
-/// many steps the run has, where that is known.
+/// Value in the unit of the setting called `name`. `is_count` is true for whole numbers;
+/// `train_iters` is the number of steps of the run, if it is known.
 pub(super) fn meaning(name: &str, is_count: bool, written: &Node, train_iters: Option<i128>) -> Option<Meaning> {
     let unit = Unit::of(name, is_count)?;
     match (&written.data, unit) {

@@ -1,4 +1,5 @@
-//! Values of the wrong type that are right but for their form: `"1000"` for 1000, 1e5 for 100000, `"yes"` for true.
+//! Values of the wrong type that are right but for their form: `"1000"` for 1000, 1e5 for 100000,
+//! `"yes"` for true.
 
 use super::super::node::{Data, Node};
 use super::super::overrides::value_of;
@@ -10,7 +11,7 @@ const LEAST_PART: usize = 3;
 /// Words that say that something is off.
 const OFF: [&str; 7] = ["", "none", "no", "false", "off", "disabled", "null"];
 
-/// Whether a value says that something is off.
+/// True if a value says that a feature is off.
 pub(super) fn is_off(value: &Node) -> bool {
     match &value.data {
         Data::Unset | Data::Null | Data::Bool(false) => true,
@@ -21,7 +22,7 @@ pub(super) fn is_off(value: &Node) -> bool {
     }
 }
 
-/// Whether a default says that nothing is done.
+/// True if a default says that nothing is done.
 pub(super) fn is_nothing(default: &Node) -> bool {
     match &default.data {
         Data::Int(number) => *number == 0,
@@ -31,7 +32,7 @@ pub(super) fn is_nothing(default: &Node) -> bool {
     }
 }
 
-/// Whether a value is one of the names of its setting, as that writes it.
+/// True if a value is one of the names of its setting, as the setting writes it.
 pub(super) fn is_name(node: &Node, spec: &TypeSpec) -> bool {
     matches!(&node.data, Data::String(text) if name_of(node, spec) == Some(text.as_str()))
 }
@@ -109,7 +110,7 @@ fn items(text: &str) -> Option<Node> {
     (items.len() > 1).then(|| Data::List(items).into())
 }
 
-/// Of the names that a setting understands, the longest that is in a text or that the text is in: `SIGUSR1` for `USR1`.
+/// Longest name of the setting that is in a text or that contains the text: `SIGUSR1` for `USR1`.
 pub(super) fn name_within(text: &str, spec: &TypeSpec) -> Option<&'static str> {
     let names = match spec {
         TypeSpec::Choice(names) => *names,

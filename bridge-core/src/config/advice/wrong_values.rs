@@ -1,4 +1,4 @@
-//! What to write instead of a value that its setting cannot have.
+//! Replacements for values that a setting cannot have.
 
 use super::super::catalogue::Setting;
 use super::super::error::{ConfigError, ErrorKind};
@@ -11,7 +11,8 @@ use super::{Advisor, leaves, values, with};
 const BY_ITSELF: [&str; 2] = ["auto", "default"];
 
 impl Advisor<'_> {
-    /// The problem of a value that its setting cannot have, or, where it is a table, those of what stands in it.
+    /// Problem of a value that its setting cannot have, or, for a table, the problems of its
+    /// entries.
     pub(super) fn wrong(&self, error: ConfigError, written: &Node) -> Vec<ConfigError> {
         let is_value = self.setting(&error.key).is_some_and(|setting| !setting.is_section());
         let leaves = written.entries().filter(|_| is_value).map(|entries| leaves(&error.key, entries));
@@ -67,7 +68,8 @@ impl Advisor<'_> {
         usable_names(ConfigError { nearest, ..error }, setting)
     }
 
-    /// What to say of a value that is right in another unit or form, or that leaves the value to the program.
+    /// Advice on a value that is right in another unit or form, or that leaves the value to the
+    /// program.
     fn in_another_form(&self, setting: &Setting, written: &Node) -> Option<String> {
         let (key, doc) = (&setting.key, setting.field.doc);
         let train_iters = match self.root.get_path("train.train_iters").map(|node| &node.data) {
@@ -102,7 +104,8 @@ impl Advisor<'_> {
         }
     }
 
-    /// The hint on a number outside the range of its setting: what other programs mean by it, or null, where 0 and -1 say what null says.
+    /// The hint on a number outside the range of its setting: what other programs mean by it, or
+    /// null, where 0 and -1 say what null says.
     pub(super) fn on_number(&self, key: &str, written: &Node) -> Option<String> {
         let setting = self.setting(key).filter(|setting| setting.refused.is_none())?;
         if let Some(row) = ALIASES.exact_value(key, &written.to_inline()) {
@@ -120,7 +123,7 @@ impl Advisor<'_> {
     }
 }
 
-/// Of the names that a setting understands, only those that this release implements are offered.
+/// Only names that this release implements are offered.
 fn usable_names(error: ConfigError, setting: &Setting) -> ConfigError {
     let (TypeSpec::Choice(_), Some(refusal)) = ((setting.field.spec)(), &setting.field.refusal) else {
         return error;

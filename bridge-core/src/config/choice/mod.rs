@@ -1,4 +1,5 @@
-//! The `choices!` macro; the folder has every enumeration of the configuration. Rules do not belong here.
+//! The `choices!` macro; the folder has every enumeration of the configuration. Rules do not belong
+//! here.
 
 /// Declares an enum whose variants are written as names; names after `|` are accepted too.
 macro_rules! choices {

@@ -13,7 +13,7 @@ choices! {
         UInt8 = "uint8" | "fp8" | "torch.uint8",
     }
 
-    /// How positions reach attention.
+    /// Form in which positions reach attention.
     pub enum PositionEmbeddingType {
         /// A learned vector per position, added to the token embedding.
         LearnedAbsolute = "learned_absolute",
@@ -27,7 +27,7 @@ choices! {
         Mrope = "mrope",
         /// A learned number for each head and distance, added to attention scores.
         Relative = "relative",
-        /// None at all.
+        /// No position embedding.
         None = "none",
     }
 
@@ -41,15 +41,15 @@ choices! {
         LayerNormNoBias = "LayerNormNoBias",
     }
 
-    /// Where a layer has norms (ours).
+    /// Place of the norms in a layer (ours).
     pub enum NormPlacement {
         /// Before each block: pre-norm.
         Before = "before",
-        /// Of each block's output.
+        /// On each block's output.
         Output = "output",
         /// Both.
         Sandwich = "sandwich",
-        /// Of the sum of residual stream and output: post-norm.
+        /// On the sum of residual stream and output: post-norm.
         Sum = "sum",
     }
 
@@ -63,7 +63,7 @@ choices! {
         ParallelSharedNorm = "parallel_shared_norm",
     }
 
-    /// What one norm of queries, or of keys, covers (ours).
+    /// Scope of one norm of queries, or of keys (ours).
     pub enum QkNormScope {
         /// Each head by itself, all with the same weights.
         Head = "head",
@@ -71,7 +71,8 @@ choices! {
         Projection = "projection",
     }
 
-    /// The MLP's non-linearity. Upstream takes a function; the names are ours, with Hugging Face's spellings.
+    /// The MLP's non-linearity. Upstream takes a function; the names are ours, with Hugging Face's
+    /// spellings.
     pub enum Activation {
         /// Exact GELU, by the error function.
         Gelu = "gelu",
@@ -119,7 +120,7 @@ choices! {
         Hybrid = "hybrid",
     }
 
-    /// How 8-bit scales are chosen.
+    /// Choice of 8-bit scales.
     pub enum Fp8Recipe {
         /// Current tensor-wise scaling.
         Tensorwise = "tensorwise",
@@ -133,7 +134,7 @@ choices! {
         Custom = "custom",
     }
 
-    /// How a history of maxima becomes one.
+    /// Reduction of a history of maxima to one value.
     pub enum AmaxAlgo {
         /// The last.
         MostRecent = "most_recent",
@@ -147,7 +148,7 @@ choices! {
         E2m1 = "e2m1",
     }
 
-    /// How 4-bit scales are chosen.
+    /// Choice of 4-bit scales.
     pub enum Fp4Recipe {
         /// NVFP4.
         Nvfp4 = "nvfp4",
@@ -163,7 +164,7 @@ choices! {
         Te = "te",
     }
 
-    /// What activation recompute covers.
+    /// Scope of activation recompute.
     pub enum RecomputeGranularity {
         /// Whole layers.
         Full = "full",
@@ -181,7 +182,7 @@ choices! {
         ZeroBubbleH1 = "zb_h1" | "zb-h1",
     }
 
-    /// How full recompute chooses layers.
+    /// Choice of layers by full recompute.
     pub enum RecomputeMethod {
         /// Chunks of `recompute_num_layers` layers.
         Uniform = "uniform",
@@ -191,7 +192,7 @@ choices! {
 
     /// Graph capture.
     pub enum CudaGraphImpl {
-        /// None.
+        /// No recompute.
         None = "none",
         /// Our own capture.
         Local = "local",
@@ -207,7 +208,7 @@ choices! {
         Sigmoid = "sigmoid",
     }
 
-    /// What keeps the use of experts even.
+    /// Balancing of the load of experts.
     pub enum LoadBalancing {
         /// A loss of each micro-batch.
         AuxLoss = "aux_loss",
@@ -217,7 +218,7 @@ choices! {
         GlobalAuxLoss = "global_aux_loss",
         /// Scores that are evened out before the choice.
         Sinkhorn = "sinkhorn",
-        /// Nothing.
+        /// No balancing.
         None = "none",
     }
 
@@ -229,7 +230,7 @@ choices! {
         Fp64 = "fp64",
     }
 
-    /// How tokens reach their experts.
+    /// Dispatch of tokens to their experts.
     pub enum TokenDispatcher {
         /// Gather all tokens everywhere.
         AllGather = "allgather",
@@ -247,7 +248,7 @@ choices! {
         HybridEp = "hybridep",
     }
 
-    /// Which tokens are dropped over capacity.
+    /// Choice of the tokens that are dropped over capacity.
     pub enum TokenDropPolicy {
         /// The least probable.
         Probs = "probs",
@@ -255,7 +256,7 @@ choices! {
         Position = "position",
     }
 
-    /// Where adapter dropout acts.
+    /// Place of adapter dropout.
     pub enum DropoutPosition {
         /// Before the adapter.
         Pre = "pre",
@@ -277,7 +278,7 @@ choices! {
         Zero = "zero",
     }
 
-    /// How the base of an adapter is held.
+    /// Storage of the base of an adapter.
     pub enum BaseQuantization {
         /// In the model's dtype.
         None = "none",
@@ -289,7 +290,7 @@ choices! {
         Int4 = "int4",
     }
 
-    /// How hidden states of a model and its teacher are compared.
+    /// Comparison of hidden states of a model and its teacher.
     pub enum HiddenLoss {
         /// The mean of squared differences.
         Mse = "mse",

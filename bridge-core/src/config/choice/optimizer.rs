@@ -1,4 +1,5 @@
-//! The choice of an optimizer: of the rules of [`crate::optim`], which are a list that grows by files.
+//! The choice of an optimizer: of the rules of [`crate::optim`], which are a list that grows by
+//! files.
 
 use std::fmt;
 use std::sync::LazyLock;

@@ -11,7 +11,7 @@ choices! {
         Gloo = "gloo",
     }
 
-    /// What to do with a damaged checkpoint. Ours.
+    /// Reaction to a damaged checkpoint. Ours.
     pub enum OnDamaged {
         /// Stop.
         Error = "error",
@@ -51,7 +51,7 @@ choices! {
         Atomic = "atomic",
     }
 
-    /// How loaded pieces are exchanged.
+    /// Exchange of loaded shards.
     pub enum ExchangeAlgo {
         /// Broadcast.
         Broadcast = "broadcast",
@@ -77,7 +77,7 @@ choices! {
         Mcore = "mcore",
     }
 
-    /// How background writers start.
+    /// Start method of background writers.
     pub enum AsyncMpMode {
         /// Fork.
         Fork = "fork",
@@ -87,7 +87,7 @@ choices! {
         ForkServer = "forkserver",
     }
 
-    /// What unexpected or missing checkpoint keys do.
+    /// Reaction to unexpected or missing checkpoint keys.
     pub enum DistCkptStrictness {
         /// Assume none.
         AssumeOkUnexpected = "assume_ok_unexpected",
@@ -107,9 +107,9 @@ choices! {
         IgnoreAll = "ignore_all",
     }
 
-    /// What fully sharded data parallelism shards.
+    /// State that fully sharded data parallelism shards.
     pub enum ShardingStrategy {
-        /// Nothing.
+        /// Nothing is sharded.
         NoShard = "no_shard",
         /// Optimizer states.
         Optim = "optim",

@@ -47,15 +47,15 @@ choices! {
         External = "external",
     }
 
-    /// Which end of a text is cut off.
+    /// End of a text that is cut off.
     pub enum TruncationMethod {
-        /// Its end.
+        /// The end of the text.
         Right = "right",
-        /// Its beginning.
+        /// The beginning of the text.
         Left = "left",
     }
 
-    /// What becomes of a line that is no example.
+    /// Reaction to a line that is not an example.
     pub enum BadLine {
         /// It ends the run.
         Error = "error",
@@ -141,7 +141,7 @@ choices! {
         Days = "days",
     }
 
-    /// How progress is shown on the terminal. Ours.
+    /// Display of progress on the terminal. Ours.
     pub enum Progress {
         /// A bar on a terminal, lines elsewhere.
         Auto = "auto",
@@ -149,7 +149,7 @@ choices! {
         Bar = "bar",
         /// Lines.
         Plain = "plain",
-        /// Nothing.
+        /// No progress.
         None = "none",
     }
 

@@ -73,8 +73,8 @@ fn loading_needs_a_folder(draft: &mut Draft<'_>) {
     }
 }
 
-/// Settings about a checkpoint's state other than its weights need a run to resume: that of `checkpoint.load`, or an
-/// earlier one of `checkpoint.save`.
+/// Settings about a checkpoint's state other than its weights need a run to resume: that of
+/// `checkpoint.load`, or an earlier one of `checkpoint.save`.
 fn state_is_loaded(draft: &mut Draft<'_>) {
     let checkpoint = draft.recipe.checkpoint.clone();
     let scheduler = draft.recipe.scheduler.clone();
@@ -114,7 +114,7 @@ fn state_is_loaded(draft: &mut Draft<'_>) {
     );
 }
 
-/// What is allowed to change must be something that would be refused otherwise.
+/// Settings in `allow_model_changes` must be ones that would be refused otherwise.
 fn changes_are_of_the_model(draft: &mut Draft<'_>) {
     let key = "checkpoint.allow_model_changes";
     let names = draft.recipe.model.known_names(draft.raw.kinds());
@@ -135,7 +135,7 @@ fn changes_are_of_the_model(draft: &mut Draft<'_>) {
     }
 }
 
-/// What is taken from a checkpoint needs one to load.
+/// Settings that are taken from a checkpoint need one to load.
 fn settings_are_taken(draft: &mut Draft<'_>) {
     let checkpoint = draft.recipe.checkpoint.clone();
     let has_place =

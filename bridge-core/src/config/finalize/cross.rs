@@ -219,7 +219,7 @@ fn skip_train_evaluates(draft: &mut Draft<'_>) {
     );
 }
 
-/// What compares evaluations needs some between steps.
+/// Settings that compare evaluations need evaluations between steps.
 fn evaluations_are_compared(draft: &mut Draft<'_>) {
     let (train, validation) = (draft.recipe.train.clone(), draft.recipe.validation.clone());
     let keeps_best = draft.recipe.checkpoint.keep_best;
@@ -294,7 +294,8 @@ pub(super) fn sample_counts(
     SampleCounts { train: train_samples.unwrap_or(0), valid: valid.unwrap_or(0), test: per_evaluation.unwrap_or(0) }
 }
 
-/// What the model reads besides tokens, the dataset must bring, and the other way round. Kinds that do not say what they bring are believed.
+/// The dataset must bring exactly the inputs that the model reads besides tokens. Kinds that do not
+/// declare their inputs are not checked.
 fn model_and_dataset_fit(draft: &mut Draft<'_>) {
     let (model, dataset) = (draft.recipe.model.kind.clone(), draft.recipe.dataset.kind.clone());
     let read = draft.model_kind().and_then(|kind| kind.inputs.clone()).unwrap_or_default();

@@ -1,5 +1,5 @@
-//! Stage 2, second part: what data-parallel ranks shard. The same setting exists in several sections; afterwards all of them have the same
-//! value.
+//! Stage 2, second part: what data-parallel ranks shard. The same setting exists in several
+//! sections; afterwards all of them have the same value.
 
 use super::super::choice::{PipelineSchedule, ShardingStrategy};
 use super::super::run_config::ParallelSizes;
@@ -70,7 +70,7 @@ pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &ParallelSizes) {
     );
 }
 
-/// What replicas shard.
+/// State that replicas shard.
 #[derive(Clone, Copy)]
 struct Shards {
     /// Optimizer state.
@@ -79,7 +79,7 @@ struct Shards {
     gradients: bool,
 }
 
-/// Whether replicas shard optimizer state.
+/// True if replicas shard optimizer state.
 pub(super) fn divides_state(draft: &Draft<'_>) -> bool {
     let ddp = &draft.recipe.ddp;
     ddp.use_distributed_optimizer || ddp.data_parallel_sharding_strategy != ShardingStrategy::NoShard
@@ -157,7 +157,7 @@ fn instances(draft: &mut Draft<'_>, parallel: &ParallelSizes, is_sharded: bool) 
     }
 }
 
-/// What the strategies can be combined with.
+/// Combinations of the sharding strategies.
 fn strategy(draft: &mut Draft<'_>, is_fsdp: bool) {
     let key = "ddp.data_parallel_sharding_strategy";
     let strategy = draft.recipe.ddp.data_parallel_sharding_strategy;

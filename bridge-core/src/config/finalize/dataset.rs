@@ -48,17 +48,18 @@ pub(super) fn resolve(draft: &mut Draft<'_>) -> FinalDataset {
     }
 }
 
-/// Whether datasets of the kind are made of token files.
+/// True if datasets of the kind are made of token files.
 pub(in super::super) fn reads_token_files(kind: &str) -> bool {
     matches!(kind, "gpt" | "fim" | "t5")
 }
 
-/// Whether datasets of the kind are generated.
+/// True if datasets of the kind are generated.
 pub(in super::super) fn is_generated(kind: &str) -> bool {
     matches!(kind, "mock" | "mock_t5")
 }
 
-/// Samples of span corruption have an encoder's and a decoder's sequence, and no options of running text.
+/// Samples of span corruption have an encoder's and a decoder's sequence, and no options of running
+/// text.
 fn span_corruption(draft: &mut Draft<'_>, kind: &str) {
     if !matches!(kind, "t5" | "mock_t5") {
         return;
@@ -183,7 +184,8 @@ fn mock_has_no_files(draft: &mut Draft<'_>) {
     }
 }
 
-/// An external loader needs a dataset that has one, and whole global batches need a constant batch size.
+/// An external loader needs a dataset that has one, and whole global batches need a constant batch
+/// size.
 fn dataloader_fits(draft: &mut Draft<'_>, kind: &str) {
     let key = "dataset.dataloader_type";
     match draft.recipe.dataset.dataloader_type {

@@ -9,24 +9,25 @@ use super::super::run_config::{Resolved, RunConfig, World};
 use super::super::section::Section;
 use super::super::sections::{OF_EVERY_KIND, RecipeConfig};
 
-/// What a configuration is resolved for.
+/// Purpose of resolving a configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Purpose {
     /// Training.
     Train,
-    /// [`crate::plan`]: data and tokenizer may be missing, and settings that only the plan supports are accepted.
+    /// [`crate::plan`]: data and tokenizer may be missing, and settings that only the plan supports
+    /// are accepted.
     Plan,
 }
 
 /// A copy of the recipe that is being resolved, with everything collected so far.
 pub(super) struct Draft<'r> {
-    /// What the user gave.
+    /// Configuration that the user wrote.
     pub raw: &'r RawConfig,
     /// The copy into which defaults and presets are filled.
     pub recipe: RecipeConfig,
     /// The ranks of the run.
     pub world: World,
-    /// What it is resolved for.
+    /// Purpose of resolving it.
     pub purpose: Purpose,
     /// Problems so far.
     pub errors: ConfigErrors,
@@ -84,12 +85,14 @@ impl<'r> Draft<'r> {
         }
     }
 
-    /// Reports a condition that must not hold; comparisons with NaN, which the range checks report, do not hold.
+    /// Reports a condition that must not hold; comparisons with NaN, which the range checks report,
+    /// do not hold.
     pub fn forbid(&mut self, is_violated: bool, key: &str, message: impl Into<String>) {
         self.require(!is_violated, key, message);
     }
 
-    /// Reports a setting that has no effect because of others, unless `is_used`: a warning that says why, or with `--strict` an error.
+    /// Reports a setting that has no effect because of others, unless `is_used`: a warning that
+    /// says why, or with `--strict` an error.
     pub fn idle_unless(&mut self, is_used: bool, key: &str, reason: impl Into<String>) {
         self.idle_if(!is_used, key, reason);
     }
@@ -115,17 +118,18 @@ impl<'r> Draft<'r> {
         }
     }
 
-    /// Whether the user chose this setting; see [`RawConfig`].
+    /// True if the user chose this setting; see [`RawConfig`].
     pub fn is_explicit(&self, key: &str) -> bool {
         self.raw.is_explicit(key)
     }
 
-    /// Of settings that are copied onto each other, the one that the user chose; the first one if none was chosen.
+    /// Setting that the user chose among settings that are copied onto each other; the first one if
+    /// none was chosen.
     pub fn chosen<'k>(&self, keys: &[&'k str]) -> &'k str {
         keys.iter().find(|key| self.is_explicit(key)).unwrap_or(&keys[0])
     }
 
-    /// Whether a setting now differs from its default, whoever changed it.
+    /// True if a setting now differs from its default, whatever changed it.
     pub fn recipe_differs(&self, key: &str) -> bool {
         let value = match key.split_once('.') {
             Some((section, field)) => {
@@ -147,7 +151,7 @@ impl<'r> Draft<'r> {
         self.raw.kinds().dataset.get(&self.recipe.dataset.kind)
     }
 
-    /// Whether the kind of model supports a setting of `[model]`.
+    /// True if the kind of model supports a setting of `[model]`.
     pub fn supports(&self, setting: &str) -> bool {
         let listed = self.model_kind().and_then(|kind| kind.settings.as_ref());
         OF_EVERY_KIND.contains(&setting) || listed.is_none_or(|listed| listed.iter().any(|name| name == setting))

@@ -1,4 +1,5 @@
-//! Stage 4: `[ft]` and `[inprocess_restart]`. What they need, and what has no effect without something else.
+//! Stage 4: `[ft]` and `[inprocess_restart]`. What they need, and what has no effect without
+//! something else.
 
 use super::super::choice::RestartGranularity;
 use super::super::raw::RawConfig;

@@ -62,12 +62,12 @@ pub(super) fn check_gather(draft: &mut Draft<'_>) {
     draft.require(is_full, key, message);
 }
 
-/// Whether the preset is refused, so that nobody knows what it would have set.
+/// True if the preset is refused, so that the values it would have set are unknown.
 fn is_preset_refused(draft: &Draft<'_>) -> bool {
     ["mixed_precision", "mixed_precision.params_dtype"].iter().any(|key| draft.errors.names(key))
 }
 
-/// What is set must be read.
+/// Settings must be read by the recipe's features.
 fn have_effect(draft: &mut Draft<'_>, model: &TransformerConfig) {
     if is_preset_refused(draft) {
         return;

@@ -61,7 +61,7 @@ pub(super) fn check(draft: &mut Draft<'_>) {
     window(draft);
 }
 
-/// What is reported of memory needs a report, and names that are known.
+/// Memory statistics need a report, and known names.
 fn memory(draft: &mut Draft<'_>) {
     let logger = draft.recipe.logger.clone();
     let is_reported = logger.log_memory_to_tensorboard || logger.log_memory_interval.is_some();

@@ -1,5 +1,6 @@
-//! From the user's settings to the resolved configuration: the stages, in order. Each rule is a small function in
-//! one of the files beside this one; none of them changes the user's configuration.
+//! From the user's settings to the resolved configuration: the stages, in order. Each rule is a
+//! small function in one of the files beside this one; none of them changes the user's
+//! configuration.
 
 mod checkpoint;
 mod cross;
@@ -124,8 +125,9 @@ impl RawConfig {
         run(&self.with_checkpoint_args()?, world, Purpose::Train)
     }
 
-    /// As [`finalize`](Self::finalize), for [`crate::plan`] only: data and tokenizer may be missing, and a few settings that no run of
-    /// this release supports are accepted (those whose refusal is `planned`).
+    /// As [`finalize`](Self::finalize), for [`crate::plan`] only: data and tokenizer may be
+    /// missing, and a few settings that no run of this release supports are accepted (those whose
+    /// refusal is `planned`).
     ///
     /// # Errors
     /// Every other violated rule.

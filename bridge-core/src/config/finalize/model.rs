@@ -51,7 +51,8 @@ pub(super) fn resolve(draft: &mut Draft<'_>) -> FinalTransformer {
     }
 }
 
-/// Layers of each of the model's stacks, as its kind says. Reports what the kind cannot build, where the section's own rules hold.
+/// Layers of each of the model's stacks, as its kind says. Reports what the kind cannot build,
+/// where the section's own rules hold.
 pub(super) fn stacks(draft: &mut Draft<'_>, model: &FinalModel) -> Vec<usize> {
     let one = vec![model.num_layers];
     let is_wrong = draft.errors.iter().any(|error| error.key.starts_with("model."));
@@ -83,7 +84,8 @@ fn sizes_are_given(draft: &mut Draft<'_>) {
     }
 }
 
-/// Only what the kind of model has: what is filled in is part of the recipe that a checkpoint keeps.
+/// Only what the kind of model has: what is filled in is part of the recipe that a checkpoint
+/// keeps.
 fn fill_sizes(draft: &mut Draft<'_>) {
     let names = ["ffn_hidden_size", "kv_channels", "num_query_groups", "embedding_init_method_std"];
     let [has_ffn, has_kv, has_groups, has_std] = names.map(|name| draft.supports(name));
@@ -182,7 +184,8 @@ fn activation_fits(draft: &mut Draft<'_>) {
     }
 }
 
-/// Expands "every N-th layer" or a list of 0 and 1 to one flag per layer; `nth` is the flag of the N-th.
+/// Expands "every N-th layer" or a list of 0 and 1 to one flag per layer; `nth` is the flag of the
+/// N-th.
 fn per_layer(draft: &mut Draft<'_>, key: &str, freq: &OneOrMany<usize>, nth: bool) -> Vec<bool> {
     let num_layers = draft.recipe.model.num_layers;
     match freq {
@@ -348,7 +351,8 @@ fn fits_float16(draft: &mut Draft<'_>) {
     }
 }
 
-/// Sizes that are valid by themselves can multiply to tensors that are too large for any machine or index type.
+/// Sizes that are valid by themselves can multiply to tensors that are too large for any machine or
+/// index type.
 fn tensors_are_bounded(draft: &mut Draft<'_>) {
     let model = draft.recipe.model.config.clone();
     let hidden = model.hidden_size as f64;

@@ -111,7 +111,7 @@ fn scores_fit(draft: &mut Draft<'_>, model: &TransformerConfig) {
     );
 }
 
-/// Whether experts are chosen by scores that Sinkhorn's algorithm has evened out.
+/// True if experts are chosen by scores that Sinkhorn's algorithm has balanced.
 fn is_sinkhorn(model: &TransformerConfig) -> bool {
     model.moe_router_load_balancing_type == OneOrMany::One(LoadBalancing::Sinkhorn)
 }
@@ -127,7 +127,7 @@ fn sinkhorn_stands_alone(draft: &mut Draft<'_>, model: &TransformerConfig) {
     }
 }
 
-/// Where the biases of experts move, nothing else may say that they stay.
+/// If the biases of experts move, no other setting may say that they stay.
 fn biases_fit(draft: &mut Draft<'_>, model: &TransformerConfig) {
     let (key, rate) = ("model.moe_router_bias_update_rate", model.moe_router_bias_update_rate);
     if !model.moe_router_enable_expert_bias {

@@ -1,4 +1,5 @@
-//! Activations on the host between forward and backward: whole layers (`cpu_offloading`), or modules (`fine_grained_activation_offloading`).
+//! Activations on the host between forward and backward: whole layers (`cpu_offloading`), or
+//! modules (`fine_grained_activation_offloading`).
 
 use super::super::choice::{RecomputeGranularity, ShardingStrategy};
 use super::super::error::ErrorKind;
@@ -14,7 +15,8 @@ const MODULES: &str = "model.offload_modules";
 pub(crate) const NAMES: [&str; 7] =
     ["attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act"];
 
-/// Checks both settings, where the layers of which `moe_layers` says so have experts, and `recomputed` are the modules of selective recompute.
+/// Checks both settings, where the layers of which `moe_layers` says so have experts, and
+/// `recomputed` are the modules of selective recompute.
 pub(super) fn check(draft: &mut Draft<'_>, moe_layers: &[bool], recomputed: &[String]) {
     let model = draft.recipe.model.config.clone();
     layers(draft, &model);
@@ -102,7 +104,7 @@ fn existing(draft: &Draft<'_>, model: &TransformerConfig, moe_layers: &[bool]) -
     NAMES.into_iter().filter(is_there).collect()
 }
 
-/// What selective recompute runs again keeps nothing that could be moved.
+/// Selective recompute keeps nothing that could be moved.
 fn not_recomputed(draft: &mut Draft<'_>, model: &TransformerConfig, recomputed: &[String]) {
     let covered = |by: &str, module: &str| match module {
         "mlp_norm" => matches!(by, "mlp" | "moe" | "layernorm"),

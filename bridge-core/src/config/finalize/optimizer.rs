@@ -42,7 +42,7 @@ fn foreign_settings_are_not_set(draft: &mut Draft<'_>, chosen: OptimizerName) {
     }
 }
 
-/// What is moved to the host must be said, and only where something is.
+/// An offload to the host must be requested explicitly, and only with a fraction above zero.
 fn offload_fits(draft: &mut Draft<'_>) {
     const SWITCH: &str = "optimizer.optimizer_cpu_offload";
     const FRACTION: &str = "optimizer.optimizer_offload_fraction";
@@ -59,10 +59,11 @@ fn offload_fits(draft: &mut Draft<'_>) {
     draft.idle_if(!is_on && overlaps, OVERLAP, format!("has no effect without {SWITCH} = true"));
 }
 
-/// Half of the last bit of a bfloat16 between 1 and 2, relative to 1: a change below that is rounded away.
+/// Half of the last bit of a bfloat16 between 1 and 2, relative to 1: a change below that is
+/// rounded away.
 const BF16_HALF_UNIT: f64 = 1.0 / 256.0;
 
-/// What states, masters and gradients are kept in.
+/// Precisions of states, masters and gradients.
 fn precisions_fit(draft: &mut Draft<'_>, parallel: &ParallelSizes) {
     const SWITCH: &str = "optimizer.use_precision_aware_optimizer";
     let config = draft.recipe.optimizer.clone();
@@ -168,7 +169,8 @@ fn decoupled_rates_fit(draft: &mut Draft<'_>) {
     }
 }
 
-/// muP divides the learning rates of hidden matrices, which is right where updates are as large as the rate.
+/// muP divides the learning rates of hidden matrices, which is right where updates are as large as
+/// the rate.
 fn width_transfer_fits(draft: &mut Draft<'_>, lr: f64) {
     let model = draft.recipe.model.config.clone();
     if !model.use_mup {

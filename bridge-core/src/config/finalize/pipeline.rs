@@ -7,8 +7,8 @@ use super::super::pipeline::{pipeline_placement, pipeline_schedule};
 use super::super::run_config::{FinalTraining, ParallelSizes};
 use super::Draft;
 
-/// Checks the placement of the layers, of which there are `num_layers` over all stacks, on stages, and sets the number of chunks per rank, which a
-/// layout may determine.
+/// Checks the placement of the layers, of which there are `num_layers` over all stacks, on stages,
+/// and sets the number of chunks per rank, which a layout may determine.
 pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &mut ParallelSizes, num_layers: usize) {
     let model = draft.recipe.model.clone();
     let layout = "model.pipeline_model_parallel_layout";

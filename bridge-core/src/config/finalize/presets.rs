@@ -1,7 +1,9 @@
-//! Stage 1: precision recipes and `[comm_overlap]` become ordinary settings of model, optimizer and ddp.
+//! Stage 1: precision recipes and `[comm_overlap]` become ordinary settings of model, optimizer and
+//! ddp.
 //!
-//! A value that a precision recipe states must agree with what the user set: equal is fine, different is an error.
-//! A value that it leaves at its default only fills in what the user did not set.
+//! A value that a precision recipe states must agree with what the user set: equal is fine,
+//! different is an error. A value that it leaves at its default only fills in what the user did not
+//! set.
 
 use super::super::advice::advice_on_value;
 use super::super::choice::{AmaxAlgo, DType, Fp8Format, Fp8Recipe, PipelineSchedule, ShardingStrategy};
@@ -10,7 +12,7 @@ use super::super::field::Field;
 use super::super::sections::{MixedPrecisionConfig, Precision, RecipeConfig};
 use super::Draft;
 
-/// What to say of parameters of 8 bits.
+/// Advice on parameters of 8 bits.
 const INSTEAD_OF_BYTES: &str = "; model.fp8 gives linear layers products of 8-bit operands, whatever parameters are";
 
 /// Recipes of 4 bits, understood but not implemented.
@@ -32,7 +34,7 @@ const RECIPES: [(&str, Mode, Option<EightBitRecipe>); 12] = [
     ("fp16_with_fp8_subchannel_scaling_mixed", Mode::Float16, Some(EightBitRecipe::blockwise(false))),
 ];
 
-/// What a named recipe says of 8-bit products; what is `None` stays at its default.
+/// Settings of 8-bit products in a named recipe; `None` stays at its default.
 #[derive(Clone, Copy)]
 struct EightBitRecipe {
     format: Fp8Format,
@@ -41,7 +43,7 @@ struct EightBitRecipe {
     history: Option<usize>,
     /// Layers at the start, and as many at the end, outside of it.
     edges: Option<usize>,
-    /// Whether upstream gathers weights in 8 bits.
+    /// True if upstream gathers weights in 8 bits.
     gathers: bool,
 }
 
@@ -165,8 +167,8 @@ fn custom(draft: &mut Draft<'_>, config: &MixedPrecisionConfig) {
     agree_with_sections(&mut draft.recipe);
 }
 
-/// Where the table had only suggested a value, the resolved table gets the final value of the section, so that the
-/// resolved recipe is consistent when it is read again.
+/// If the table had only suggested a value, the resolved table gets the final value of the section,
+/// so that the resolved recipe is consistent when it is read again.
 fn agree_with_sections(recipe: &mut RecipeConfig) {
     if let Some(Precision::Custom(config)) = &mut recipe.mixed_precision {
         config.fp16 = recipe.model.fp16;
@@ -195,13 +197,14 @@ fn agree_with_sections(recipe: &mut RecipeConfig) {
 /// Default bucket size of `[comm_overlap]`, in elements.
 const OVERLAPPED_BUCKET: usize = 134_217_728;
 
-/// Whether replicas shard optimizer state or more.
+/// True if replicas shard optimizer state or more.
 fn has_shards(recipe: &RecipeConfig) -> bool {
     let is_distributed = recipe.optimizer.use_distributed_optimizer || recipe.ddp.use_distributed_optimizer;
     is_distributed || recipe.ddp.data_parallel_sharding_strategy != ShardingStrategy::NoShard
 }
 
-/// Copies `[comm_overlap]` onto ddp: its values, and overlap with a distributed optimizer unless it sets that.
+/// Copies `[comm_overlap]` onto ddp: its values, and overlap with a distributed optimizer unless it
+/// sets that.
 fn overlaps(draft: &mut Draft<'_>) {
     let Some(config) = draft.recipe.comm_overlap.clone() else {
         return;
@@ -318,7 +321,7 @@ impl<'d, 'r> Preset<'d, 'r> {
         self.state(|r| &mut r.model.enable_autocast, false, "model.enable_autocast");
     }
 
-    /// What a named recipe says of 8-bit products.
+    /// Settings of 8-bit products in a named recipe.
     fn eight_bits(&mut self, recipe: &EightBitRecipe) {
         self.state(|r| &mut r.model.fp8, Some(recipe.format), "model.fp8");
         self.state(|r| &mut r.model.fp8_recipe, Some(recipe.recipe), "model.fp8_recipe");
@@ -335,8 +338,8 @@ impl<'d, 'r> Preset<'d, 'r> {
         }
     }
 
-    /// The table's settings of 8-bit products: those that were written there; with a format, the table's defaults for the others, of which the
-    /// numbers of layers are those of its own switch.
+    /// The table's settings of 8-bit products: those that were written there; with a format, the
+    /// table's defaults for the others, of which the numbers of layers are those of its own switch.
     fn eight_bit_table(&mut self, config: &MixedPrecisionConfig) {
         let has_format = config.fp8.is_some();
         let has_edges = has_format && config.first_last_layers_bf16;
@@ -364,7 +367,8 @@ impl<'d, 'r> Preset<'d, 'r> {
         self.state(|r| &mut r.optimizer.params_dtype, dtype, "optimizer.params_dtype");
     }
 
-    /// The table's loss scale settings: those that were written there, even with their default value.
+    /// The table's loss scale settings: those that were written there, even with their default
+    /// value.
     fn loss_scaling(&mut self, config: &MixedPrecisionConfig) {
         let raw = self.draft.raw;
         let stated = |field: &str| raw.is_explicit(&format!("mixed_precision.{field}"));
@@ -412,7 +416,8 @@ fn follow_model(draft: &mut Draft<'_>) {
     preset.state(|r| &mut r.optimizer.params_dtype, dtype, "optimizer.params_dtype");
     preset.state(|r| &mut r.optimizer.fp16, fp16, "optimizer.fp16");
     preset.state(|r| &mut r.optimizer.bf16, bf16, "optimizer.bf16");
-    // bfloat16's 8 bits of precision cannot accumulate many micro-batches. A table sets the reduction dtype itself.
+    // bfloat16's 8 bits of precision cannot accumulate many micro-batches. A table sets the
+    // reduction dtype itself.
     if bf16 && is_alone {
         preset.state(|r| &mut r.ddp.grad_reduce_in_fp32, true, "ddp.grad_reduce_in_fp32");
     }

@@ -1,4 +1,5 @@
-//! Stage 0: every refusal of the sections' tables, and the settings that a recipe gives refused values.
+//! Stage 0: every refusal of the sections' tables, and the settings that a recipe gives refused
+//! values.
 
 use super::super::error::{ConfigError, ErrorKind};
 use super::super::node::Node;
@@ -9,7 +10,8 @@ use super::super::spec::FieldSpec;
 use super::draft::{Draft, Purpose};
 
 impl TransformerConfig {
-    /// The key of the first setting that asks for something not implemented, and the message about it.
+    /// The key of the first setting that asks for something not implemented, and the message about
+    /// it.
     pub fn not_built(&self) -> Option<(String, String)> {
         Self::fields().into_iter().find_map(|field| {
             let refusal = field.refusal.filter(|refusal| !refusal.is_without_counterpart())?;
@@ -27,7 +29,8 @@ pub(in super::super) struct Refused {
     pub default: Node,
 }
 
-/// Every refusal, with the setting's dotted key. A section that is refused as a whole has one entry.
+/// Every refusal, with the setting's dotted key. A section that is refused as a whole has one
+/// entry.
 pub(in super::super) fn table() -> Vec<Refused> {
     let mut rows = Vec::new();
     walk(&RecipeConfig::fields(), "", &mut rows);
@@ -45,7 +48,8 @@ fn walk(fields: &[FieldSpec], path: &str, rows: &mut Vec<Refused>) {
     }
 }
 
-/// Reports every setting under `prefix` with a refused value: refused by the tables, or by a kind of model that lists what it supports.
+/// Reports every setting under `prefix` with a refused value: refused by the tables, or by a kind
+/// of model that lists what it supports.
 pub(super) fn check(draft: &mut Draft<'_>, prefix: &str) {
     let values = draft.recipe.to_node();
     let kind_lists = draft.model_kind().is_some_and(|kind| kind.settings.is_some());
@@ -66,7 +70,8 @@ pub(super) fn check(draft: &mut Draft<'_>, prefix: &str) {
     }
 }
 
-/// Reports every setting of the model that its kind does not list. A value that asks for nothing is fine.
+/// Reports every setting of the model that its kind does not list. A value that asks for nothing is
+/// fine.
 fn check_kind(draft: &mut Draft<'_>, values: &Node) {
     let message = format!("model.kind = {:?} does not have this setting", draft.recipe.model.kind);
     for field in TransformerConfig::fields() {

@@ -77,7 +77,8 @@ fn warmup_has_a_length(draft: &mut Draft<'_>) {
     );
 }
 
-/// A constant rate stays at its peak, even beyond the schedule's length, which matters only for a warm-up fraction.
+/// A constant rate stays at its peak, even beyond the schedule's length, which matters only for a
+/// warm-up fraction.
 fn constant_rate_has_no_end(draft: &mut Draft<'_>) {
     let (optimizer, scheduler) = (draft.recipe.optimizer.clone(), draft.recipe.scheduler.clone());
     let is_constant = scheduler.lr_decay_style == LrDecayStyle::Constant;

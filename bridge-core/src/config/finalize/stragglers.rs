@@ -1,4 +1,5 @@
-//! Stage 4: `[straggler]` and `[nvrx_straggler]`. What they need, and what has no effect without something else.
+//! Stage 4: `[straggler]` and `[nvrx_straggler]`. What they need, and what has no effect without
+//! something else.
 
 use super::super::section::Section;
 use super::super::sections::RecipeConfig;

@@ -13,7 +13,7 @@ use crate::inspect;
 
 const FEATURES: &str = "tensor_inspect.features";
 
-/// What is taken of tensors; `None` where nothing is.
+/// Statistics of tensors; `None` without any.
 pub(super) fn resolve(draft: &mut Draft<'_>, logger: &FinalLogger) -> Option<FinalTensorInspect> {
     let settings: TensorInspectConfig = draft.recipe.tensor_inspect.clone()?;
     if !settings.enabled {

@@ -6,7 +6,8 @@ use super::super::kinds::Kinds;
 use super::super::templates::{NO_TEMPLATE, has_marks, names_file};
 use super::Draft;
 
-/// Checks that the tokenizer has the settings that its type needs, and none that only another type uses.
+/// Checks that the tokenizer has the settings that its type needs, and none that only another type
+/// uses.
 pub(super) fn check(draft: &mut Draft<'_>) {
     let config = draft.recipe.tokenizer.clone();
     match config.tokenizer_type {
@@ -44,12 +45,14 @@ fn none(draft: &mut Draft<'_>) {
     }
 }
 
-/// A kind that a program registered may have its own tokenizer. Whether it does is known only when its data is built.
+/// A kind that a program registered may have its own tokenizer. Whether it does is known only when
+/// its data is built.
 fn may_bring_a_tokenizer(draft: &Draft<'_>) -> bool {
     Kinds::builtin().dataset.get(&draft.recipe.dataset.kind).is_none()
 }
 
-/// Mock data takes its vocabulary from the tokenizer, and the other kinds the end-of-document token.
+/// Mock data takes its vocabulary from the tokenizer, and the other kinds the end-of-document
+/// token.
 fn data_needs_a_tokenizer(draft: &mut Draft<'_>) {
     let key = "tokenizer.tokenizer_type";
     let kind = draft.recipe.dataset.kind.clone();

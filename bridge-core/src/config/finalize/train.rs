@@ -7,7 +7,8 @@ use super::super::sections::TrainingConfig;
 use super::data_parallel::computes_on_cpu;
 use super::{Draft, finetuning};
 
-/// Devices that a recipe may request; the runner checks whether one was compiled in. `cpu` is `flex`.
+/// Devices that a recipe may request; the runner checks whether one was compiled in. `cpu` is
+/// `flex`.
 const DEVICES: [&str; 5] = ["flex", "cpu", "cuda", "wgpu", "vulkan"];
 
 /// The name of the run, filled in.
@@ -117,7 +118,8 @@ fn train_iters(draft: &mut Draft<'_>) -> usize {
     }
 }
 
-/// More iterations than any run has: how many there are is known when the data has been read (`RunConfig::with_epoch`).
+/// More iterations than any run has: how many there are is known when the data has been read
+/// (`RunConfig::with_epoch`).
 const NOT_KNOWN: usize = 1_000_000_000;
 
 fn epochs(draft: &mut Draft<'_>, train: &TrainingConfig) -> usize {
@@ -247,7 +249,7 @@ fn deprecated_names(draft: &mut Draft<'_>) {
     (train.eval_iters, train.eval_interval, train.skip_train) = (None, None, None);
 }
 
-/// Whether the value of the old name may be used.
+/// True if the value of the old name may be used.
 fn renamed(draft: &mut Draft<'_>, field: &str) -> bool {
     let (old, new) = (format!("train.{field}"), format!("validation.{field}"));
     if draft.is_explicit(&new) {

@@ -1,10 +1,11 @@
-//! Settings of `[model]` that have no effect because of others: each is a warning that names the condition.
+//! Settings of `[model]` that have no effect because of others: each is a warning that names the
+//! condition.
 
 use super::super::choice::PositionEmbeddingType;
 use super::super::sections::TransformerConfig;
 use super::Draft;
 
-/// Whether layers rotate queries and keys.
+/// True if layers rotate queries and keys.
 pub(super) fn uses_rope(model: &TransformerConfig) -> bool {
     matches!(
         model.position_embedding_type,
@@ -15,7 +16,8 @@ pub(super) fn uses_rope(model: &TransformerConfig) -> bool {
     )
 }
 
-/// Checks the model settings that depend on each other; `windowed` and `without_rope` have one flag per layer.
+/// Checks the model settings that depend on each other; `windowed` and `without_rope` have one flag
+/// per layer.
 pub(super) fn check(draft: &mut Draft<'_>, windowed: &[bool], without_rope: &[bool]) {
     rope(draft);
     rope_scaling(draft);
@@ -44,7 +46,8 @@ fn rope(draft: &mut Draft<'_>) {
     }
 }
 
-/// The settings of yarn and longrope, and those that either excludes because it changes the frequencies itself.
+/// The settings of yarn and longrope, and those that either excludes because it changes the
+/// frequencies itself.
 fn extended_rope(draft: &mut Draft<'_>) {
     let model = draft.recipe.model.config.clone();
     let positions = model.position_embedding_type;
@@ -175,7 +178,7 @@ fn predictions(draft: &mut Draft<'_>) {
     draft.require(layers == 0 || weight.is_some(), key, "must be a number with model.mtp_num_layers");
 }
 
-/// What is said of norms and rotations that are not there.
+/// Settings of norms and rotations that the model lacks.
 fn details(draft: &mut Draft<'_>) {
     let model = draft.recipe.model.config.clone();
     let is_changed = draft.recipe_differs("model.qk_layernorm_scope");
@@ -186,7 +189,7 @@ fn details(draft: &mut Draft<'_>) {
     draft.idle_unless(!is_local || model.window_size.is_some(), "model.rotary_base_local", message);
 }
 
-/// What muP's settings need, and what makes them void.
+/// Requirements of muP's settings, and settings that disable them.
 fn width_transfer(draft: &mut Draft<'_>) {
     let model = draft.recipe.model.config.clone();
     let names = ["mup_base_hidden_size", "mup_base_head_dim", "mup_attn_scale_power"];

@@ -1,4 +1,4 @@
-//! Which settings differ between two recipes.
+//! Settings that differ between two recipes.
 
 use std::collections::BTreeSet;
 

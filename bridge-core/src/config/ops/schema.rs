@@ -60,8 +60,9 @@ fn section(fields: &[FieldSpec]) -> Value {
     json!({"type": "object", "properties": properties, "additionalProperties": false})
 }
 
-/// Whether the setting can be used: `accepted`, `refused` (only the values in `x-accepted`, which have no effect, are accepted),
-/// `partly` (the values in `x-accepted` are implemented), or `inert` (no value has an effect). `x-reason` is the message of a refusal.
+/// Status of the setting: `accepted`, `refused` (only the values in `x-accepted`, which have no
+/// effect, are accepted), `partly` (the values in `x-accepted` are implemented), or `inert` (no
+/// value has an effect). `x-reason` is the message of a refusal.
 fn add_status(property: &mut Value, field: &FieldSpec) {
     let Some(refusal) = &field.refusal else {
         property["x-status"] = json!("accepted");

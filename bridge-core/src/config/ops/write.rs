@@ -7,7 +7,7 @@ use super::super::section::Section;
 use super::super::sections::RecipeConfig;
 use super::super::source::Format;
 
-/// How much is written.
+/// Amount of detail that is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Detail {
     /// Every setting that is not null.
@@ -32,7 +32,8 @@ impl RecipeConfig {
 }
 
 impl RunConfig {
-    /// The resolved configuration as TOML without secrets; reading and finalizing it gives a `RunConfig` that is equal but for those.
+    /// The resolved configuration as TOML without secrets; reading and finalizing it gives a
+    /// `RunConfig` that is equal but for those.
     pub fn to_toml(&self) -> String {
         self.to_text(Format::Toml, Detail::All)
     }
@@ -44,14 +45,14 @@ impl RunConfig {
 }
 
 impl RawConfig {
-    /// What the user set, as TOML: everything that differs from the defaults.
+    /// Settings of the user, as TOML: everything that differs from the defaults.
     pub fn to_toml(&self) -> String {
         self.recipe().to_text(Format::Toml, Detail::NonDefault)
     }
 }
 
-/// Leaves out what reading would fill in again: null if null is the default, and with [`Detail::NonDefault`] every
-/// default.
+/// Leaves out what reading would fill in again: null if null is the default, and with
+/// [`Detail::NonDefault`] every default.
 fn reduce(node: &Node, default: &Node, detail: Detail) -> Node {
     let (Data::Table(entries), Some(_)) = (&node.data, default.entries()) else {
         return node.clone();

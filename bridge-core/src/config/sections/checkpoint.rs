@@ -21,13 +21,15 @@ section! {
         save_interval: Option<usize> = None, Limits::POSITIVE;
         /// Steps between saves of the gradients of parameters, in `wgrads` in `save`.
         save_wgrads_interval: Option<usize> = None, Limits::POSITIVE;
-        /// Steps between saves of the gradients of what segments read of the residual stream, in `dgrads` in `save`.
+        /// Steps between saves of the gradients of what segments read of the residual stream, in
+        /// `dgrads` in `save`.
         save_dgrads_interval: Option<usize> = None, Limits::POSITIVE;
         /// Checkpoints at multiples of this are never deleted.
         save_retain_interval: Option<usize> = None, Limits::POSITIVE;
         /// Number of recent checkpoints to keep; -1 keeps all.
         most_recent_k: Option<i64> = Some(-1), Limits::at_least(-1.0);
-        /// Save a checkpoint after each evaluation with the lowest loss so far, and never delete the best one (ours).
+        /// Save a checkpoint after each evaluation with the lowest loss so far, and never delete
+        /// the best one (ours).
         keep_best: bool = false;
         /// Save optimizer state.
         save_optim: bool = true;
@@ -37,12 +39,13 @@ section! {
         load_optim: bool = true;
         /// Restore random states.
         load_rng: bool = true;
-        /// With load_optim = false: float32 masters of parameters in 16 bits begin with the checkpoint's masters, or its parameters if they are
-        /// float32; else with the rounded parameters.
+        /// With load_optim = false: float32 masters of parameters in 16 bits begin with the
+        /// checkpoint's masters, or its parameters if they are float32; else with the rounded
+        /// parameters.
         load_main_params_from_ckpt: bool = false;
         /// Steps between temporary saves.
         non_persistent_save_interval: Option<usize> = None, Limits::POSITIVE;
-        /// Where temporary saves lie: in one folder for all ranks, on each machine's disk, or in its memory.
+        /// Place of temporary saves: one folder for all ranks, each machine's disk, or its memory.
         non_persistent_ckpt_type: Option<NonPersistentType> = None;
         /// Folder of global temporary saves; by default `non_persistent` in `save`.
         non_persistent_global_ckpt_dir: Option<PathBuf> = None;
@@ -55,13 +58,13 @@ section! {
         finetune: bool = false;
         /// Base weights: a checkpoint folder, a Hugging Face folder, or a GGUF file.
         pretrained_checkpoint: Option<PathBuf> = None;
-        /// Settings of `[model]` that may differ from those of the checkpoint, though they change what the model computes (ours); `tokenizer`
-        /// lets another tokenizer pass.
+        /// Settings of `[model]` that may differ from those of the checkpoint, though they change
+        /// what the model computes (ours); `tokenizer` lets another tokenizer pass.
         allow_model_changes: Vec<String> = Vec::new();
         /// A particular step to load.
         ckpt_step: Option<usize> = None;
-        /// Take the settings of `[model]` from the checkpoint that is loaded: those that decide what is computed, and of those of training what the recipe
-        /// does not say.
+        /// Take the settings of `[model]` from the checkpoint that is loaded: those that decide
+        /// what is computed, and of those of training what the recipe does not say.
         use_checkpoint_args: bool = false;
         /// Take the parallel sizes from the checkpoint that is loaded.
         use_mp_args_from_checkpoint_args: bool = false;
@@ -113,10 +116,11 @@ section! {
         /// Worker I/O priority.
         async_ckpt_io_priority: Option<i64> = Some(3)
             => no_counterpart("the I/O priority of the process of async_save; it writes from a thread");
-        /// How workers start.
+        /// Start method of the workers.
         async_write_results_mp_mode: AsyncMpMode = AsyncMpMode::Fork
             => no_counterpart("how the process of async_save is started; it writes from a thread");
-        /// Files of parameters, and as many of optimizer state, that a rank divides a checkpoint into and writes at the same time.
+        /// Files of parameters, and as many of optimizer state, that a rank divides a checkpoint
+        /// into and writes at the same time.
         storage_writers_per_rank: usize = 1, Limits::between(1.0, 256.0);
         /// Cache the save plan.
         ckpt_assume_constant_structure: bool = false
@@ -124,7 +128,8 @@ section! {
         /// Strict keys of fully sharded loads.
         strict_fsdp_dtensor_load: bool = false
             => no_counterpart("the strictness of the format fsdp_dtensor; missing keys are always an error");
-        /// What becomes of parameters that the checkpoint lacks, and of those that the model has no use for.
+        /// Treatment of parameters that the checkpoint lacks, and of parameters that the model does
+        /// not use.
         dist_ckpt_strictness: DistCkptStrictness = DistCkptStrictness::AssumeOkUnexpected
             => no_counterpart("parameters left at random values without a word; log_unexpected and log_all say which, and programs find them in `TrainingRun::unmatched`")
                 .built(&["log_unexpected", "log_all", "raise_unexpected", "raise_all"]);
@@ -144,10 +149,10 @@ section! {
         replication_jump: Option<usize> = None, Limits::POSITIVE;
         /// Number of ranks that have each part of a temporary save.
         replication_factor: usize = 2, Limits::at_least(2.0);
-        /// What keeps each checkpoint in another place too: the address of an object store (`s3://BUCKET/PREFIX`) in `bridge train`, a name that
-        /// it has registered in a program.
+        /// Manager that keeps each checkpoint in a second place: the address of an object store
+        /// (`s3://BUCKET/PREFIX`) in `bridge train`, a registered name in a program.
         custom_manager_class: Option<String> = None;
-        /// What to do with a damaged checkpoint (ours).
+        /// Reaction to a damaged checkpoint (ours).
         on_damaged: OnDamaged = OnDamaged::Fallback;
     }
 }

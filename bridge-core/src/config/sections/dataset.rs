@@ -59,7 +59,8 @@ section! {
         dataloader_type: Option<DataloaderType> = None;
         /// Loader workers.
         @execution num_workers: usize = 2, Limits::between(0.0, 65_536.0);
-        /// Where samples are shuffled (cyclic training, validation), each data-parallel rank shuffles its own contiguous part.
+        /// True if each data-parallel rank shuffles its own contiguous part when samples are
+        /// shuffled (cyclic training, validation).
         data_sharding: bool = true;
         /// Page-locked batches.
         @execution pin_memory: bool = true
@@ -163,9 +164,9 @@ section! {
             => no_counterpart("workers that index lines; lines are tokenized once, by packed_sequence_specs.num_tokenizer_workers threads");
         /// Examples of the training split that are used, from the first on (kind finetuning).
         max_train_samples: Option<usize> = None, Limits::POSITIVE;
-        /// Which examples share a sequence (kind finetuning).
+        /// Grouping of examples into sequences before the run (kind finetuning).
         packed_sequence_specs: Option<PackedSequenceSpecs> = None;
-        /// How lines become examples (kind finetuning).
+        /// Conversion of lines to examples (kind finetuning).
         dataset_kwargs: FinetuningKwargs = FinetuningKwargs::default();
         /// Read the validation split (kind finetuning).
         do_validation: bool = true;
@@ -184,10 +185,11 @@ section! {
         source_max_bytes: Option<ByteSize> = None, Limits::POSITIVE;
         /// Seed of the shuffle of documents (ours); null keeps the order of the files.
         source_shuffle_seed: Option<u64> = None, Limits::SEED;
-        /// Cut documents of the source into pieces of about this size, at blank lines, so that splits can divide them (ours); null cuts only if the
-        /// files are fewer than the splits need.
+        /// Cut documents of the source into pieces of about this size, at blank lines, so that
+        /// splits can divide them (ours); null cuts only if the files are fewer than the splits
+        /// need.
         source_piece_bytes: Option<ByteSize> = None, Limits::POSITIVE;
-        /// Where the tokenized source is kept (ours); null is `data/<name>`.
+        /// Folder of the tokenized source (ours); null is `data/<name>`.
         @execution source_cache_dir: Option<PathBuf> = None;
         /// End each document of the source with the end-of-document token (ours).
         append_eod: bool = true;

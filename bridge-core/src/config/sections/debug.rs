@@ -9,9 +9,11 @@ use super::super::section::section;
 section! {
     /// Profiler windows.
     pub struct ProfilingConfig {
-        /// Tell NVIDIA's profiler where the window begins and ends: `nsys profile --capture-range=cudaProfilerApi bridge train`.
+        /// Tell NVIDIA's profiler where the window begins and ends: `nsys profile
+        /// --capture-range=cudaProfilerApi bridge train`.
         use_nsys_profiler: bool = false;
-        /// The built-in profiler: a trace of some steps for each rank, `trace/rank_00000.json` in `logger.log_dir`.
+        /// The built-in profiler: a trace of some steps for each rank, `trace/rank_00000.json` in
+        /// `logger.log_dir`.
         use_pytorch_profiler: bool = false;
         /// Iterations before the first profiled one.
         profile_step_start: usize = 10;
@@ -30,9 +32,11 @@ section! {
         record_shapes: bool = false => no_counterpart("shapes in the marks for NVIDIA's profiler");
         /// Ranges for NVIDIA's profiler in the window: timers and segments, by NVTX.
         nvtx_ranges: bool = false;
-        /// History of the CPU's allocator: who holds how much when most is in use, in the window of steps, and where memory runs out.
+        /// History of the CPU's allocator: who holds how much when most is in use, in the window of
+        /// steps, and where memory runs out.
         record_memory_history: bool = false;
-        /// The file of it, in the folder `trace` of `logger.log_dir`: the rank is put behind its stem, a table is beside it.
+        /// The file of it, in the folder `trace` of `logger.log_dir`: the rank is put behind its
+        /// stem, a table is beside it.
         memory_snapshot_path: String = "snapshot.pickle".into();
     }
 }
@@ -42,7 +46,8 @@ section! {
     pub struct TensorInspectConfig {
         /// Enable it.
         enabled: bool = false;
-        /// What is taken of which tensors: a table in the form of NVIDIA's DL framework inspect, or a file of one (YAML, TOML or JSON).
+        /// Tensor statistics to compute: a table in the form of NVIDIA's DL framework inspect, or a
+        /// file of one (YAML, TOML or JSON).
         features: Option<AnyValue> = None;
         /// Feature code folders.
         feature_dirs: Option<Vec<PathBuf>> = None => no_counterpart("folders of Python code for further statistics");

@@ -11,17 +11,19 @@ use super::super::section::section;
 section! {
     /// Process-group start-up.
     pub struct DistributedInitConfig {
-        /// How ranks with one CUDA device each communicate: nccl (in builds with the cargo feature nccl), or gloo, which means through host
-        /// memory. Threads that share a GPU hand each other its memory; all other ranks communicate through host memory.
+        /// Communication between ranks with one CUDA device each: nccl (in builds with the cargo
+        /// feature nccl), or gloo, which means through host memory. Threads that share a GPU
+        /// exchange its memory directly; all other ranks communicate through host memory.
         distributed_backend: DistributedBackend = DistributedBackend::Nccl
             => no_counterpart("no choice without CUDA devices; the launcher (threads or mpi) connects the ranks")
             .inert(&["gloo"]);
         /// Timeout of a collective, in minutes.
         distributed_timeout_minutes: usize = 10, Limits::POSITIVE;
-        /// Timeout after the first step, in seconds. Saves and evaluations must not delay a rank for longer.
+        /// Timeout after the first step, in seconds. Saves and evaluations must not delay a rank
+        /// for longer.
         distributed_timeout_seconds_after_init: Option<usize> = None, Limits::POSITIVE;
-        /// All stages start overlapped reductions when the first stage does, which finishes last; with false each starts when its own gradients
-        /// are complete.
+        /// All stages start overlapped reductions when the first stage does, which finishes last;
+        /// with false each starts when its own gradients are complete.
         align_grad_reduce: bool = true;
         /// Device index on this node; the launcher sets it.
         local_rank: usize = 0 => no_counterpart("the device number of a rank; the launcher counts the ranks of a node");
@@ -37,7 +39,7 @@ section! {
             => no_counterpart("a file of NCCL's options for each group");
         /// Rank order tp-cp-ep-pp-dp: stages are neighbours instead of replicas.
         use_tp_pp_dp_mapping: bool = false;
-        /// Create a second, gloo group for each group; there are none here, which false states.
+        /// Creates a second, gloo group for each group. Bridge has none, as false states.
         use_gloo_process_groups: bool = true
             => no_counterpart("a second set of groups for host memory; collectives work on host memory")
             .inert(&["false"]);
@@ -48,19 +50,21 @@ section! {
         /// Prioritized groups.
         high_priority_stream_groups: Vec<String> = Vec::new()
             => no_counterpart("high-priority CUDA streams");
-        /// Where the flight recorder writes the last calls of each rank when a run ends badly: a prefix, behind which comes the rank.
+        /// Prefix of the files to which the flight recorder writes the last calls of each rank when
+        /// a run fails; the rank's number follows it.
         flight_recorder_dump_path: Option<PathBuf> = None;
-        /// How many calls of a rank it holds.
+        /// Number of calls of a rank that the flight recorder keeps.
         flight_recorder_trace_buffer_size: usize = 2000, Limits::POSITIVE;
-        /// Whether it writes when ranks waited for another one too long.
+        /// True if the flight recorder writes when ranks waited too long for another one.
         flight_recorder_dump_on_timeout: bool = true;
-        /// Whether each call is held with the stack of the program, which takes longer than most calls.
+        /// True if the flight recorder keeps a backtrace with each call, which takes longer than
+        /// most calls.
         flight_recorder_include_stack_trace: bool = false;
-        /// Whether it leaves out calls that are done.
+        /// True if the flight recorder leaves out completed calls.
         flight_recorder_include_only_active: bool = true;
-        /// Whether it writes at other errors, panics and signals too.
+        /// True if the flight recorder writes at other errors, panics and signals too.
         flight_recorder_extra_dump_on_exec: bool = true;
-        /// No fusion by a compiler; there is none here, which true states.
+        /// Disables fusion by PyTorch's compiler. Bridge has none, as true states.
         disable_jit_fuser: bool = false => no_counterpart("PyTorch's compiler of fused operations").inert(&["true"]);
         /// Each rank sees only its own device, which the launcher has chosen.
         external_gpu_device_mapping: bool = false;
@@ -75,7 +79,8 @@ section! {
 }
 
 section! {
-    /// Gradient buffers and reductions. On one rank, settings about how replicas reduce have no effect.
+    /// Gradient buffers and reductions. On one rank, settings about how replicas reduce have no
+    /// effect.
     pub struct DistributedDataParallelConfig {
         /// Gradient buffers and reduction in 32 bits.
         grad_reduce_in_fp32: bool = false;
@@ -106,7 +111,8 @@ section! {
             => not_built("some parameters accumulated in 32 bits; grad_reduce_in_fp32 does it for all");
         /// Average in the collective instead of scaling first; no effect on one rank.
         average_in_collective: bool = false;
-        /// Gather weights of 8-bit layers as codes of 8 bits, where parameters are sharded and `model.fp8_recipe` is "tensorwise" or "delayed".
+        /// Gather weights of 8-bit layers as codes of 8 bits, where parameters are sharded and
+        /// `model.fp8_recipe` is "tensorwise" or "delayed".
         fp8_param_gather: bool = false;
         /// Share gradient buffers with the mxfp8 gather.
         reuse_grad_buf_for_mxfp8_param_ag: bool = false
@@ -115,9 +121,9 @@ section! {
         use_megatron_fsdp: bool = false;
         /// Deprecated alias of the above.
         use_custom_fsdp: bool = false;
-        /// What replicas shard; needs `use_megatron_fsdp`.
+        /// State that replicas shard; needs `use_megatron_fsdp`.
         data_parallel_sharding_strategy: ShardingStrategy = ShardingStrategy::NoShard;
-        /// What is sharded between groups.
+        /// State that is sharded between groups.
         outer_dp_sharding_strategy: ShardingStrategy = ShardingStrategy::NoShard
             => not_built("a second level of sharding; num_distributed_optimizer_instances replicates one level");
         /// No pass over gradients to divide them.

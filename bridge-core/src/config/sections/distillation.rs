@@ -7,21 +7,24 @@ use super::super::limits::Limits;
 use super::super::section::section;
 
 section! {
-    /// Knowledge distillation (ours): a frozen teacher says which tokens it expects, and the model learns that beside the text.
+    /// Knowledge distillation (ours): a frozen teacher says which tokens it expects, and the model
+    /// learns that beside the text.
     pub struct DistillationConfig {
-        /// The teacher: a folder of checkpoints, or weights that checkpoint.pretrained_checkpoint could name.
+        /// The teacher: a folder of checkpoints, or weights that checkpoint.pretrained_checkpoint
+        /// could name.
         @training teacher: Option<PathBuf> = None;
-        /// What the logits of both are divided by.
+        /// Temperature that divides the logits of model and teacher.
         @training temperature: f64 = 1.0, Limits::between(0.01, 1000.0);
         /// Weight of the divergence from the teacher; the rest is that of the cross-entropy.
         @training alpha: f64 = 0.5, Limits::FRACTION;
         /// Weight of the difference from the teacher's hidden states behind the last norm.
         @training hidden_weight: f64 = 0.0, Limits::between(0.0, 1e6);
-        /// How hidden states are compared.
+        /// Comparison of hidden states.
         @training hidden_loss: HiddenLoss = HiddenLoss::Mse;
-        /// How many of the teacher's tokens are told apart; null is all.
+        /// Number of the teacher's best tokens that are compared one by one; null is all.
         @training top_k: Option<usize> = None, Limits::between(1.0, 65_536.0);
-        /// Folder where the teacher's best tokens of each sample are kept, for later epochs and runs.
+        /// Folder where the teacher's best tokens of each sample are kept, for later epochs and
+        /// runs.
         @execution cache: Option<PathBuf> = None;
     }
 }

@@ -1,4 +1,5 @@
-//! `[dataset.dataset_kwargs]` and `[dataset.packed_sequence_specs]`: how files of examples become samples.
+//! `[dataset.dataset_kwargs]` and `[dataset.packed_sequence_specs]`: how files of examples become
+//! samples.
 
 use std::path::PathBuf;
 
@@ -8,9 +9,10 @@ use super::super::refusal::{no_counterpart, not_built};
 use super::super::section::section;
 
 section! {
-    /// How lines become examples (kind finetuning).
+    /// Conversion of lines to examples (kind finetuning).
     pub struct FinetuningKwargs {
-        /// Begin prompts with the beginning-of-sequence token; null begins them as `bridge generate` does: with what the tokenizer puts before a text.
+        /// Begin prompts with the beginning-of-sequence token; null begins them as `bridge
+        /// generate` does: with what the tokenizer puts before a text.
         add_bos: Option<bool> = None;
         /// End answers to prompts with the end-of-document token.
         add_eos: bool = true;
@@ -20,11 +22,14 @@ section! {
         label_key: String = "output".into();
         /// Count only answers, and what the assistant says, for the loss.
         answer_only_loss: bool = true;
-        /// The fields of a prompt that are shortened where an example is too long, separated by commas.
+        /// The fields of a prompt that are shortened where an example is too long, separated by
+        /// commas.
         truncation_field: String = "input".into();
-        /// Which end is cut off.
+        /// End of a text that is cut off.
         truncation_method: TruncationMethod = TruncationMethod::Right;
-        /// Fields in braces, the answer last; null is "{input} {output}", or the fields of another spelling, one directly behind the other: `prompt` and `completion`, `instruction` and `response`.
+        /// Fields in braces, the answer last; null is "{input} {output}", or the fields of another
+        /// spelling, one directly behind the other: `prompt` and `completion`, `instruction` and
+        /// `response`.
         prompt_template: Option<String> = None;
         /// Make every sequence `seq_length` long.
         pad_to_max_length: bool = false;
@@ -37,7 +42,7 @@ section! {
         /// Conversations are written by the chat template of the tokenizer.
         use_hf_tokenizer_chat_template: bool = true
             => no_counterpart("NeMo's own way to write conversations; the tokenizer's template writes them, or tokenizer.chat_template");
-        /// What becomes of a line that is no example (ours).
+        /// Reaction to a line that is not an example (ours).
         on_bad_line: BadLine = BadLine::Error;
         /// Put as many examples into a sequence as follow one another in each epoch (ours).
         pack_on_the_fly: bool = false;
@@ -45,7 +50,7 @@ section! {
 }
 
 section! {
-    /// Which examples share a sequence, chosen before the run (kind finetuning).
+    /// Grouping of examples into sequences before the run (kind finetuning).
     pub struct PackedSequenceSpecs {
         /// Most tokens of examples in a sequence; at most `seq_length`.
         packed_sequence_size: i64 = -1;

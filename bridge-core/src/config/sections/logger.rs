@@ -43,12 +43,13 @@ section! {
         log_validation_ppl_to_tensorboard: bool = false;
         /// Memory as metrics.
         log_memory_to_tensorboard: bool = false;
-        /// Which memory is reported, under which names: statistics by PyTorch's names, each with its own; null
-        /// reports the process's and the device's.
+        /// Memory statistics to report, with their names: statistics by PyTorch's names, each with
+        /// its own; null reports the process's and the device's.
         memory_keys: Option<BTreeMap<String, String>> = None;
         /// Steps between console lines about the memory of the process; null prints none.
         log_memory_interval: Option<usize> = None, Limits::POSITIVE;
-        /// Also report the memory in use on the whole device, by all processes: by the driver of a GPU, of the machine on a CPU.
+        /// Also report the memory in use on the whole device, by all processes: by the driver of a
+        /// GPU, of the machine on a CPU.
         log_device_memory_used: bool = false;
         /// Gradient norm of each parameter.
         log_l2_norm_grad_to_tensorboard: bool = false;
@@ -58,7 +59,7 @@ section! {
         log_max_attention_logit: bool = false;
         /// Runtime estimates.
         log_runtime_to_tensorboard: bool = false;
-        /// Their unit.
+        /// Unit of the run times.
         runtime_time_unit: TimeUnit = TimeUnit::Hours;
         /// Barrier for level-1 timers; no effect on one rank.
         barrier_with_L1_time: bool = true;
@@ -95,7 +96,8 @@ section! {
         @execution comet_tags: Option<Vec<String>> = None;
         /// Log level: 10 debug, 20 info, 30 warning, 40 error, 50 critical.
         logging_level: usize = 20, Limits::between(0.0, 50.0);
-        /// Drop Python's warnings, of which there are none; Bridge's own follow `logging_level`.
+        /// Drops Python's warnings, of which Bridge has none; its own warnings follow
+        /// `logging_level`.
         filter_warnings: bool = true
             => no_counterpart("Python's warnings, of which there are none; Bridge's own follow logging_level").inert(&["false"]);
         /// Muted prefixes of Python's loggers.
@@ -104,19 +106,21 @@ section! {
         /// Apply the level to every one of Python's loggers.
         set_level_for_all_loggers: bool = false
             => no_counterpart("Python's other loggers; Bridge has one, which follows logging_level").inert(&["true"]);
-        /// Where to write the resolved configuration.
+        /// File for the resolved configuration.
         save_config_filepath: Option<PathBuf> = None;
         /// Folder of logs and plots (ours); null is `runs/<name>`.
         log_dir: Option<PathBuf> = None;
-        /// Address, such as `127.0.0.1:9090`, of an HTTP endpoint where Prometheus finds every figure under `/metrics` (ours).
+        /// Address, such as `127.0.0.1:9090`, of an HTTP endpoint where Prometheus finds every
+        /// figure under `/metrics` (ours).
         prometheus_addr: Option<String> = None;
-        /// Address of an OpenTelemetry collector, such as `http://127.0.0.1:4318`, that is sent every figure and a span for each step (ours).
+        /// Address of an OpenTelemetry collector, such as `http://127.0.0.1:4318`, that is sent
+        /// every figure and a span for each step (ours).
         @execution otlp_endpoint: Option<String> = None;
         /// Write metrics.jsonl (ours).
         metrics_jsonl: bool = true;
         /// Draw plots from `metrics.jsonl`, if it is written (ours).
         plot: bool = true;
-        /// How progress is shown on the terminal (ours).
+        /// Display of progress on the terminal (ours).
         progress: Progress = Progress::Auto;
     }
 }

@@ -1,4 +1,5 @@
-//! The shared settings of `[model]`: names, defaults, ranges. Derived values are in `finalize::model`.
+//! The shared settings of `[model]`: names, defaults, ranges. Derived values are in
+//! `finalize::model`.
 
 use super::super::choice::{
     Activation, AmaxAlgo, AttentionBackend, BlockOrder, BootstrapBackend, CrossEntropyImpl, CudaGraphImpl, DType,
@@ -46,7 +47,8 @@ section! {
             => not_built("mrope, three positions a token for images and video, which no kind of model reads (on text alone mrope is rope), and relative, of models with an encoder").built(&["rope", "none", "yarn", "longrope"]);
         /// Base of the rotary frequencies.
         rotary_base: f64 = 10_000.0, Limits::between(1.0, 1e12);
-        /// Base of the rotary frequencies in windowed layers, which are not scaled; null is as in other layers (upstream: in its Gemma 3 provider).
+        /// Base of the rotary frequencies in windowed layers, which are not scaled; null is as in
+        /// other layers (upstream: in its Gemma 3 provider).
         rotary_base_local: Option<f64> = None, Limits::between(1.0, 1e12);
         /// Fraction of the head that is rotated.
         rotary_percent: f64 = 1.0, Limits::SHARE;
@@ -54,11 +56,11 @@ section! {
         rotary_interleaved: bool = false;
         /// Llama 3 frequency scaling.
         rope_scaling: bool = false;
-        /// Its factor.
+        /// Factor of Llama 3's RoPE scaling.
         rope_scaling_factor: f64 = 1.0, Limits::at_least(1.0);
-        /// Its low-frequency factor (ours; upstream hard-codes it).
+        /// Low-frequency factor of Llama 3's RoPE scaling (ours; upstream hard-codes it).
         rope_scaling_low_freq_factor: f64 = 1.0, Limits::ABOVE_ZERO;
-        /// Its high-frequency factor (ours; upstream hard-codes it).
+        /// High-frequency factor of Llama 3's RoPE scaling (ours; upstream hard-codes it).
         rope_scaling_high_freq_factor: f64 = 4.0, Limits::ABOVE_ZERO;
         /// Sequence length at which the unscaled model was trained (ours; upstream hard-codes it).
         rope_scaling_original_max_position_embeddings: usize = 8192, Limits::SIZE;
@@ -68,11 +70,13 @@ section! {
         yarn_rotary_scaling_factor: Option<f64> = None, Limits::ABOVE_ZERO;
         /// Sequence length at which the model was trained before yarn.
         yarn_original_max_position_embeddings: Option<usize> = None, Limits::SIZE;
-        /// Frequencies that turn more often than this within the original length are kept; null is 32.
+        /// Frequencies that turn more often than this within the original length are kept; null is
+        /// 32.
         yarn_beta_fast: Option<f64> = None, Limits::ABOVE_ZERO;
         /// Frequencies that turn less often than this are divided by the factor; null is 1.
         yarn_beta_slow: Option<f64> = None, Limits::ABOVE_ZERO;
-        /// Growth of cosines and sines with the factor's logarithm; only together with `yarn_mscale_all_dim`.
+        /// Growth of cosines and sines with the factor's logarithm; only together with
+        /// `yarn_mscale_all_dim`.
         yarn_mscale: Option<f64> = None, Limits::ABOVE_ZERO;
         /// The growth that is divided out again.
         yarn_mscale_all_dim: Option<f64> = None, Limits::ABOVE_ZERO;
@@ -80,7 +84,8 @@ section! {
         yarn_correction_range_round_to_int: Option<bool> = None;
         /// Factor on yarn's cosines and sines; null is what follows from the other settings (ours).
         yarn_attention_factor: Option<f64> = None, Limits::ABOVE_ZERO;
-        /// Divisors of longrope's frequencies, one a rotated pair, in sequences up to the original length (ours).
+        /// Divisors of longrope's frequencies, one a rotated pair, in sequences up to the original
+        /// length (ours).
         longrope_short_factor: Option<Vec<f64>> = None, Limits::ABOVE_ZERO;
         /// The divisors in longer sequences (ours).
         longrope_long_factor: Option<Vec<f64>> = None, Limits::ABOVE_ZERO;
@@ -94,7 +99,7 @@ section! {
         layernorm_epsilon: f64 = 1e-5, Limits::above_zero_to(1.0);
         /// Store norm weights minus one.
         layernorm_zero_centered_gamma: bool = false;
-        /// Where layers have norms (ours).
+        /// Place of the norms in a layer (ours).
         norm_placement: NormPlacement = NormPlacement::Before;
         /// The order of a layer's blocks (ours).
         block_order: BlockOrder = BlockOrder::Sequential;
@@ -106,11 +111,12 @@ section! {
         logit_multiplier: f64 = 1.0, Limits::ABOVE_ZERO;
         /// Normalize query and key.
         qk_layernorm: bool = false;
-        /// What one of these norms covers (ours).
+        /// Scope of one norm of queries or keys (ours).
         qk_layernorm_scope: QkNormScope = QkNormScope::Head;
         /// Normalize query and key by their root mean square, without weights.
         qk_l2_norm: bool = false;
-        /// One more score in the softmax of each head, learned and without a value (ours; upstream `softmax_type = "learnable"`).
+        /// One more score in the softmax of each head, learned and without a value (ours; upstream
+        /// `softmax_type = "learnable"`).
         attention_sinks: bool = false;
         /// Biases in all linear layers.
         add_bias_linear: bool = true;
@@ -124,7 +130,8 @@ section! {
         gated_linear_unit: bool = false;
         /// The MLP's non-linearity.
         activation_func: Activation = Activation::Gelu;
-        /// Bound of the gated unit's two halves: of the gate from above, of the linear half on both sides; for quick_gelu.
+        /// Bound of the gated unit's two halves: of the gate from above, of the linear half on both
+        /// sides; for quick_gelu.
         activation_func_clamp_value: Option<f64> = None, Limits::ABOVE_ZERO;
         /// Added to the linear half of the gated unit; for quick_gelu.
         glu_linear_offset: f64 = 0.0;
@@ -138,7 +145,8 @@ section! {
         attn_logit_softcapping: Option<f64> = None, Limits::ABOVE_ZERO;
         /// Soft cap on the logits (upstream: in its Gemma 2 provider).
         final_logit_softcapping: Option<f64> = None, Limits::ABOVE_ZERO;
-        /// Sliding window: tokens to the left (-1 for all) and to the right (0 or -1, since attention is causal).
+        /// Sliding window: tokens to the left (-1 for all) and to the right (0 or -1, since
+        /// attention is causal).
         window_size: Option<[i64; 2]> = None, Limits::at_least(-1.0);
         /// N: every N-th layer has full attention; list: 1 means windowed.
         window_attn_skip_freq: Option<OneOrMany<usize>> = None;
@@ -150,19 +158,22 @@ section! {
         apply_residual_connection_post_layernorm: bool = false;
         /// Multi-latent attention.
         multi_latent_attention: bool = false;
-        /// Size of the latent vector of queries; null projects queries from the residual stream (upstream: in its MLA configuration).
+        /// Size of the latent vector of queries; null projects queries from the residual stream
+        /// (upstream: in its MLA configuration).
         q_lora_rank: Option<usize> = Some(512), Limits::SIZE;
         /// Size of the latent vector of keys and values (upstream: in its MLA configuration).
         kv_lora_rank: usize = 512, Limits::SIZE;
         /// Elements of a head that are not rotated (upstream: in its MLA configuration).
         qk_head_dim: usize = 128, Limits::SIZE;
-        /// Elements of a head that are rotated; those of keys are the same for all heads (upstream: in its MLA configuration).
+        /// Elements of a head that are rotated; those of keys are the same for all heads (upstream:
+        /// in its MLA configuration).
         qk_pos_emb_head_dim: usize = 64, Limits::SIZE;
         /// Elements of a head's values (upstream: in its MLA configuration).
         v_head_dim: usize = 128, Limits::SIZE;
         /// Multi-token-prediction depth.
         mtp_num_layers: Option<usize> = None, COUNT_OR_ZERO;
-        /// Layers of the encoder (kind t5), where `num_layers` counts the decoder's; null means as many.
+        /// Layers of the encoder (kind t5), where `num_layers` counts the decoder's; null means as
+        /// many.
         encoder_num_layers: Option<usize> = None, COUNT => not_built("an encoder, which only kinds of model with two stacks have");
         /// Tokens of the decoder's sequences (kind t5), where `seq_length` counts the encoder's.
         @training seq_length_dec: usize = 128, Limits::SIZE => not_built("the length of a decoder's own sequences, behind an encoder");
@@ -172,7 +183,8 @@ section! {
         relative_attention_max_distance: usize = 128, Limits::SIZE => not_built("the longest distance of relative positions, which only kinds of model with an encoder have");
         /// Token that a decoder behind an encoder begins with (ours).
         @training decoder_start_token_id: usize = 0, Limits::SIZE_OR_ZERO => not_built("the first token of a decoder behind an encoder");
-        /// Divide the decoder's output by the square root of `hidden_size` before the tied output projection (ours).
+        /// Divide the decoder's output by the square root of `hidden_size` before the tied output
+        /// projection (ours).
         scale_decoder_outputs: bool = false => not_built("the scale of T5's tied output projection");
         /// Weight of the multi-token loss.
         @training mtp_loss_scaling_factor: Option<f64> = Some(0.1), Limits::NON_NEGATIVE;
@@ -180,7 +192,8 @@ section! {
         @training calculate_per_token_loss: bool = false;
         /// Attention implementation.
         @execution attention_backend: AttentionBackend = AttentionBackend::Auto => no_counterpart("a choice of CUDA libraries; each device has one attention implementation here").inert(&["local"]);
-        /// Layer implementation. Upstream's default is transformer_engine, which does not exist here.
+        /// Layer implementation. Upstream's default is transformer_engine, which does not exist
+        /// here.
         transformer_impl: TransformerImpl = TransformerImpl::Local => no_counterpart("Transformer Engine's layers and Megatron's inference layers; Bridge's own are \"local\"");
         /// Loss in 16 bits.
         fp16_lm_cross_entropy: bool = false => not_built("a loss in 16 bits; it is computed in 32 bits");
@@ -277,9 +290,11 @@ section! {
         apply_query_key_layer_scaling: bool = false
             => no_counterpart("scores divided by the number of the layer before the softmax and multiplied by it inside, which 16 bits need; scores have 32")
                 .inert(&["true"]);
-        /// 8-bit format of the operands of linear layers' products: "e4m3", or "hybrid" with e5m2 for gradients.
+        /// 8-bit format of the operands of linear layers' products: "e4m3", or "hybrid" with e5m2
+        /// for gradients.
         @training fp8: Option<Fp8Format> = None;
-        /// Where the scales of fp8 come from: of the tensor ("tensorwise"), of earlier steps ("delayed"), of 32 elements ("mxfp8"), of 128 ("blockwise").
+        /// Source of the fp8 scales: the tensor ("tensorwise"), earlier steps ("delayed"), blocks
+        /// of 32 elements ("mxfp8"), blocks of 128 ("blockwise").
         @training fp8_recipe: Option<Fp8Recipe> = Some(Fp8Recipe::Delayed)
             => not_built("scales of fp8 from a factory in code")
                 .built(&["tensorwise", "delayed", "mxfp8", "blockwise"]).inert(&["null"]);
@@ -289,7 +304,8 @@ section! {
         @training fp8_margin: i64 = 0, Limits::between(-64.0, 64.0);
         /// Steps whose largest magnitudes scales of `fp8_recipe = "delayed"` are made of.
         @training fp8_amax_history_len: usize = 1, Limits::between(1.0, 65_536.0);
-        /// Whether scales of `fp8_recipe = "delayed"` follow the newest magnitude of their history or the largest.
+        /// Value of the magnitude history that sets the scales of `fp8_recipe = "delayed"`: the
+        /// newest or the largest.
         @training fp8_amax_compute_algo: AmaxAlgo = AmaxAlgo::MostRecent;
         /// Make weight gradients in fp8 too.
         @training fp8_wgrad: bool = true;
@@ -338,13 +354,16 @@ section! {
         /// Shard saved inputs over tensor-parallel ranks.
         distribute_saved_activations: bool = false
             => not_built("the saved inputs of full recompute sharded over tensor-parallel ranks; sequence_parallel shards them").execution_only();
-        /// Move what the first `cpu_offloading_num_layers` layers keep for backward to the host, where the device has memory of its own.
+        /// Move what the first `cpu_offloading_num_layers` layers keep for backward to the host,
+        /// where the device has memory of its own.
         @execution cpu_offloading: bool = false;
         /// Layers that `cpu_offloading` moves: fewer than there are.
         @execution cpu_offloading_num_layers: usize = 0;
-        /// Move what `offload_modules` keep for backward to the host, where the device has memory of its own.
+        /// Move what `offload_modules` keep for backward to the host, where the device has memory
+        /// of its own.
         @execution fine_grained_activation_offloading: bool = false;
-        /// Modules that are moved: attn_norm, qkv_linear, core_attn, attn_proj, mlp_norm, expert_fc1, moe_act.
+        /// Modules that are moved: attn_norm, qkv_linear, core_attn, attn_proj, mlp_norm,
+        /// expert_fc1, moe_act.
         @execution offload_modules: Vec<String> = Vec::new();
         /// Standard deviation of initial weights.
         @training init_method_std: f64 = 0.02, Limits::above_zero_to(1000.0);
@@ -362,7 +381,8 @@ section! {
         use_mup: bool = false;
         /// Width that learning rate and initial values were found at; null is `hidden_size`.
         mup_base_hidden_size: Option<usize> = None, Limits::SIZE;
-        /// Size of a head at that width, whose root the attention scale is multiplied by; null multiplies by 1.
+        /// Size of a head at that width, whose root the attention scale is multiplied by; null
+        /// multiplies by 1.
         mup_base_head_dim: Option<usize> = None, Limits::SIZE;
         /// Power of `kv_channels` that the attention scale is divided by.
         mup_attn_scale_power: f64 = 1.0, Limits::between(0.0, 8.0);
@@ -372,17 +392,20 @@ section! {
         /// Transformer Engine's RNG tracker.
         use_te_rng_tracker: bool = false
             => no_counterpart("Transformer Engine's random states; random numbers are functions of seed and position");
-        /// Record forward and backward of a micro-batch once, and replay its kernels: on GPUs, one launch instead of many.
+        /// Record forward and backward of a micro-batch once, and replay its kernels: on GPUs, one
+        /// launch instead of many.
         @execution cuda_graph_impl: CudaGraphImpl = CudaGraphImpl::None
             => not_built("graphs by Transformer Engine; \"local\" records CubeCL's kernels").built(&["local"]).execution_only();
-        /// What is recorded: full_iteration, which is forward and backward of a micro-batch.
+        /// Scope of a recorded graph: full_iteration, which is forward and backward of a
+        /// micro-batch.
         @execution cuda_graph_scope: OneOrMany<String> = OneOrMany::One("full".into());
         /// Steps of a run before it records.
         @execution cuda_graph_warmup_steps: usize = 3;
         /// Restore quantization state.
         restore_modelopt_state: bool = false => not_built("a model quantized by NVIDIA's ModelOpt");
 
-        /// The block of each layer of model.kind = "mamba": M (Mamba), * (attention), - (MLP), E (experts); null means M throughout.
+        /// The block of each layer of model.kind = "mamba": M (Mamba), * (attention), - (MLP), E
+        /// (experts); null means M throughout.
         hybrid_override_pattern: Option<String> = None;
         /// Numbers of a Mamba layer's state for each channel.
         mamba_state_dim: usize = 128, Limits::between(1.0, 65_536.0);
@@ -398,11 +421,13 @@ section! {
         mamba_conv_bias: bool = true;
         /// Biases of a Mamba layer's projections (ours; upstream: an argument of its layer).
         mamba_proj_bias: bool = false;
-        /// Tokens that the scan of a Mamba layer works on at once (ours; upstream: an argument of its layer).
+        /// Tokens that the scan of a Mamba layer works on at once (ours; upstream: an argument of
+        /// its layer).
         @execution mamba_chunk_size: usize = 128, Limits::between(1.0, 65_536.0);
         /// Least time step of a Mamba layer (ours; Hugging Face: time_step_limit).
         mamba_time_step_min: f64 = 0.0, Limits::NON_NEGATIVE;
-        /// Largest time step of a Mamba layer; null means unlimited (ours; Hugging Face: time_step_limit).
+        /// Largest time step of a Mamba layer; null means unlimited (ours; Hugging Face:
+        /// time_step_limit).
         mamba_time_step_max: Option<f64> = None, Limits::ABOVE_ZERO;
 
         /// Experts per layer; null means a dense model.
@@ -413,19 +438,22 @@ section! {
         moe_ffn_hidden_size: Option<usize> = None, Limits::SIZE;
         /// Experts per token.
         moe_router_topk: usize = 2, COUNT;
-        /// What keeps the use of experts even: `aux_loss`, `seq_aux_loss`, `global_aux_loss`, `sinkhorn`, `none`; or a list of losses.
+        /// Balancing of the load of experts: `aux_loss`, `seq_aux_loss`, `global_aux_loss`,
+        /// `sinkhorn`, `none`; or a list of losses.
         @training moe_router_load_balancing_type: OneOrMany<LoadBalancing> = OneOrMany::One(LoadBalancing::AuxLoss);
         /// Weight of the balancing loss; a list of them for a list of losses.
         @training moe_aux_loss_coeff: OneOrMany<f64> = OneOrMany::One(0.0);
         /// Weight of the router z-loss.
         @training moe_z_loss_coeff: Option<f64> = None;
-        /// Noise on the router's input in training: each element is multiplied by a number between one minus and one plus this.
+        /// Noise on the router's input in training: each element is multiplied by a number between
+        /// one minus and one plus this.
         @training moe_input_jitter_eps: Option<f64> = None, Limits::between(0.0, 1.0);
         /// Gate.
         moe_router_score_function: RouterScoreFunction = RouterScoreFunction::Softmax;
         /// Bias of the router (ours; upstream with `add_bias_linear`).
         moe_router_bias: bool = false;
-        /// With sigmoid scores: weights are the scores themselves, not their shares of the chosen scores' sum (ours).
+        /// With sigmoid scores: weights are the scores themselves, not their shares of the chosen
+        /// scores' sum (ours).
         moe_router_raw_scores: bool = false;
         /// Score before choosing experts.
         moe_router_pre_softmax: bool = false;
@@ -437,11 +465,13 @@ section! {
         moe_router_num_groups: Option<usize> = None, COUNT;
         /// Groups per token.
         moe_router_group_topk: Option<usize> = None, COUNT;
-        /// Experts whose scores add up to a group's; null is `moe_router_topk` / `moe_router_group_topk`, as upstream (ours).
+        /// Experts whose scores add up to a group's; null is `moe_router_topk` /
+        /// `moe_router_group_topk`, as upstream (ours).
         moe_router_group_score_topk: Option<usize> = None, COUNT;
-        /// Load balancing without a loss: a bias of each expert counts in the choice, and moves after each step.
+        /// Load balancing without a loss: a bias of each expert counts in the choice, and moves
+        /// after each step.
         moe_router_enable_expert_bias: bool = false;
-        /// How far such a bias moves in a step, up or down; 0 keeps biases as they are.
+        /// Step size of the expert biases, up or down; 0 keeps the biases unchanged.
         @training moe_router_bias_update_rate: f64 = 1e-3, Limits::NON_NEGATIVE;
         /// Keep the router's parameters as they are.
         @training freeze_moe_router: bool = false;
@@ -463,15 +493,17 @@ section! {
         /// Library of flex dispatch.
         moe_flex_dispatcher_backend: FlexBackend = FlexBackend::DeepEp
             => no_counterpart("the GPU library of the flex dispatcher");
-        /// Tokens that an expert takes of a micro-batch in training, as a multiple of the mean over experts; null drops none.
+        /// Tokens that an expert takes of a micro-batch in training, as a multiple of the mean over
+        /// experts; null drops none.
         @training moe_expert_capacity_factor: Option<f64> = None, Limits::ABOVE_ZERO;
         /// Pad to capacity.
         moe_pad_expert_input_to_capacity: bool = false
             => no_counterpart("shapes that stay the same for captured graphs; experts compute the rows that they have, with the same result");
-        /// Which tokens an expert without room drops: those with the smallest weights, or the last.
+        /// Tokens that an expert over capacity drops: those with the smallest weights, or the last.
         @training moe_token_drop_policy: TokenDropPolicy = TokenDropPolicy::Probs;
-        /// Grouped GEMM of the experts: those of a rank are one operation, which keeps less for backward, with the same result. Experts that
-        /// an adapter changes are computed one after the other all the same.
+        /// Grouped GEMM of the experts: those of a rank are one operation, which keeps less for
+        /// backward, with the same result. Experts that an adapter changes are computed one after
+        /// the other all the same.
         @execution moe_grouped_gemm: bool = false;
         /// Fused permutation.
         @execution moe_permute_fusion: bool = false => no_counterpart("a GPU library's kernel; rows are gathered in one pass, with the same result").upstream(&["true"]);
@@ -479,7 +511,8 @@ section! {
         moe_router_fusion: bool = false => no_counterpart("a GPU library's kernel; scores, choice and losses are one pass");
         /// Report the router of each layer: its losses, and the tokens of each expert.
         @execution moe_per_layer_logging: bool = false;
-        /// Width that routed experts read and write, with linear layers from and to the residual stream around them; null is its width.
+        /// Width that routed experts read and write, with linear layers from and to the residual
+        /// stream around them; null is its width.
         moe_latent_size: Option<usize> = None, Limits::SIZE;
         /// Overlap of the expert exchange.
         overlap_moe_expert_parallel_comm: bool = false

@@ -1,12 +1,13 @@
-//! What a model of another width than that which its settings were found at makes of them: muP, the parametrization in which they carry over
-//! (Yang et al., arXiv:2203.03466, table 8).
+//! Scaling with the model's width: muP, the parametrization in which settings found at one width
+//! carry over to another (Yang et al., arXiv:2203.03466, table 8).
 
 use super::super::choice::PositionEmbeddingType;
 use super::TransformerConfig;
 
 impl TransformerConfig {
-    /// How many times as wide the model is as the base of `use_mup`: initial hidden matrices are divided by its root, logits and the
-    /// learning rates of hidden matrices by itself. 1 without muP.
+    /// Ratio of the model's width to that of the base of `use_mup`: initial hidden matrices are
+    /// divided by its square root, logits and the learning rates of hidden matrices by the ratio
+    /// itself. 1 without muP.
     pub fn width_multiplier(&self) -> f64 {
         match self.mup_base_hidden_size.filter(|_| self.use_mup) {
             Some(base) => self.hidden_size as f64 / base as f64,
@@ -24,8 +25,10 @@ impl TransformerConfig {
         of_size * self.latent_growth().powi(2)
     }
 
-    /// How much queries and keys of latent attention grow with YaRN's `yarn_mscale_all_dim` (DeepSeek-V2, arXiv:2405.04434, section 3.1.4, after
-    /// arXiv:2309.00071, equation 22): only a part of a head is rotated, so that cosines and sines cannot stand for it. 1 for all other attention.
+    /// Growth of queries and keys of latent attention with YaRN's `yarn_mscale_all_dim`
+    /// (DeepSeek-V2, arXiv:2405.04434, section 3.1.4, after arXiv:2309.00071, equation 22): only a
+    /// part of a head is rotated, so cosines and sines cannot carry the factor. 1 for all other
+    /// attention.
     fn latent_growth(&self) -> f64 {
         let is_latent = self.multi_latent_attention && self.position_embedding_type == PositionEmbeddingType::Yarn;
         match (self.yarn_rotary_scaling_factor, self.yarn_mscale_all_dim) {

@@ -12,7 +12,7 @@ const LEARNING_RATE: Limits = Limits::between(0.0, 1000.0);
 section! {
     /// Optimizer hyper-parameters.
     pub struct OptimizerConfig {
-        /// Which optimizer.
+        /// Optimizer.
         optimizer: OptimizerName = OptimizerName::default() => not_built("an optimizer that has no rule").built(NAMES);
         /// Peak learning rate. Required.
         lr: Option<f64> = None, LEARNING_RATE;
@@ -38,20 +38,23 @@ section! {
             => not_built("one buffer for gradients and gathered 8-bit weights; there are no 8-bit weights");
         /// Mirror of `model.params_dtype`.
         params_dtype: DType = DType::Float32;
-        /// Keep states and master weights in the dtypes that `main_params_dtype`, `exp_avg_dtype` and `exp_avg_sq_dtype` say.
+        /// Keep states and master weights in the dtypes that `main_params_dtype`, `exp_avg_dtype`
+        /// and `exp_avg_sq_dtype` say.
         use_precision_aware_optimizer: bool = false;
-        /// With `use_precision_aware_optimizer`, bfloat16 parameters and float32 masters: keep only the low 16 bits of masters, to which parameters have the
-        /// others. No bit of training changes.
+        /// With `use_precision_aware_optimizer`, bfloat16 parameters and float32 masters: keep only
+        /// the low 16 bits of masters, to which parameters have the others. No bit of training
+        /// changes.
         @execution store_param_remainders: bool = true;
-        /// With `use_precision_aware_optimizer` and bfloat16 parameters: the dtype in which gradients are summed and handed to the update; bfloat16 goes
-        /// with `ddp.grad_reduce_in_fp32 = false`.
+        /// With `use_precision_aware_optimizer` and bfloat16 parameters: the dtype in which
+        /// gradients are summed and handed to the update; bfloat16 goes with
+        /// `ddp.grad_reduce_in_fp32 = false`.
         main_grads_dtype: DType = DType::Float32
             => not_built("gradients for the update in another dtype than float32 or bfloat16").built(&["bfloat16"]);
         /// Master weight dtype; float16 has one scale a tensor.
         main_params_dtype: DType = DType::Float32
             => not_built("master weights in another dtype than float32 or float16").built(&["float16"]);
-        /// First moment dtype; float16 and uint8 (8-bit floats E4M3) have one scale a tensor; others than float32 need `use_precision_aware_optimizer`;
-        /// "fp8" is uint8.
+        /// First moment dtype; float16 and uint8 (8-bit floats E4M3) have one scale a tensor;
+        /// others than float32 need `use_precision_aware_optimizer`; "fp8" is uint8.
         exp_avg_dtype: DType = DType::Float32;
         /// Second moment dtype, as `exp_avg_dtype`.
         exp_avg_sq_dtype: DType = DType::Float32;
@@ -109,9 +112,9 @@ section! {
         soap_use_kl_shampoo: bool = true => not_built("the preconditioner that SOAP takes").unless(have_setting);
         /// Second moment of adaptive Muon.
         adaptive_muon_moment2_method: String = "adamuon".into() => not_built("the second moment of adaptive Muon").unless(have_setting);
-        /// Its decay.
+        /// Decay of adaptive Muon's second moment.
         adaptive_muon_beta2: f64 = 0.95, Limits::BELOW_ONE => not_built("the decay of adaptive Muon's second moment").unless(have_setting);
-        /// Its epsilon.
+        /// Epsilon of adaptive Muon.
         adaptive_muon_eps: f64 = 1e-8, Limits::above_zero_to(1.0) => not_built("the epsilon of adaptive Muon").unless(have_setting);
         /// Shard optimizer state over data parallelism.
         @execution use_distributed_optimizer: bool = false;
@@ -123,15 +126,17 @@ section! {
         /// Gather while stepping.
         overlap_param_gather_with_optimizer_step: bool = false
             => not_built("gathering parameters while others are updated; ddp.overlap_param_gather gathers in the next forward");
-        /// Keep states and master weights in host memory and update them there, with the model on a GPU: of `optimizer_offload_fraction`.
+        /// Keep states and master weights in host memory and update them there, with the model on a
+        /// GPU: of `optimizer_offload_fraction`.
         @execution optimizer_cpu_offload: bool = false;
-        /// With `optimizer_cpu_offload`: the share of the trained elements of a rank whose states are in host memory, 1 for all; whole parameters, from the
-        /// first on.
+        /// With `optimizer_cpu_offload`: the share of the trained elements of a rank whose states
+        /// are in host memory, 1 for all; whole parameters, from the first on.
         @execution optimizer_offload_fraction: f64 = 0.0, Limits::FRACTION;
         /// Plain implementation on the host.
         use_torch_optimizer_for_cpu_offload: bool = false
             => no_counterpart("PyTorch's optimizer for optimizer_cpu_offload");
-        /// With `optimizer_cpu_offload`: bring the gradients of the next two parameters to the host while one is updated.
+        /// With `optimizer_cpu_offload`: bring the gradients of the next two parameters to the host
+        /// while one is updated.
         @execution overlap_cpu_optimizer_d2h_h2d: bool = false;
         /// Page-locked gradients.
         @execution pin_cpu_grads: bool = true

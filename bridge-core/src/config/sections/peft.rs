@@ -18,9 +18,11 @@ section! {
             .to_vec();
         /// Modules left out; only without targets.
         exclude_modules: Vec<String> = Vec::new();
-        /// Fused layers with the parts that have a branch each, as in linear_qkv = "linear_q, linear_v"; instead of targets.
+        /// Fused layers with the parts that have a branch each, as in linear_qkv = "linear_q,
+        /// linear_v"; instead of targets.
         canonical_mapping: BTreeMap<String, String> = BTreeMap::new();
-        /// Modules of the base that are trained in full, as the embedding and the head; they have no branches.
+        /// Modules of the base that are trained in full, as the embedding and the head; they have
+        /// no branches.
         modules_to_save: Vec<String> = Vec::new();
         /// Rank.
         dim: usize = 32, Limits::SIZE;
@@ -28,7 +30,7 @@ section! {
         alpha: Option<usize> = None, Limits::SIZE;
         /// Adapter dropout.
         @training dropout: f64 = 0.0, Limits::BELOW_ONE;
-        /// Where dropout acts.
+        /// Place of adapter dropout.
         @training dropout_position: DropoutPosition = DropoutPosition::Pre;
         /// Initialization of A.
         @training lora_A_init_method: AdapterInit = AdapterInit::Xavier
@@ -43,9 +45,9 @@ section! {
         lora_dtype: Option<DType> = None => not_built("a dtype of the adapter's own: all parameters of a model have one");
         /// Expert adapters of rank dim / topk.
         normalize_moe_lora: bool = false;
-        /// How frozen weights of linear layers are held; norms and the router stay as they are.
+        /// Storage of the frozen weights of linear layers; norms and the router keep their dtype.
         base_quantization: BaseQuantization = BaseQuantization::None;
-        /// How the frozen word embedding and head are held.
+        /// Storage of the frozen word embedding and head.
         base_quantization_embedding: BaseQuantization = BaseQuantization::None;
         /// Adjacent inputs of a row that share a scale.
         base_quantization_block_size: usize = 64, Limits::between(2.0, 65536.0);

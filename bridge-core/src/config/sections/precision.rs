@@ -1,4 +1,5 @@
-//! `[mixed_precision]`: a recipe's name or its settings. The named recipes are in `finalize::presets`.
+//! `[mixed_precision]`: a recipe's name or its settings. The named recipes are in
+//! `finalize::presets`.
 
 use super::super::choice::{AmaxAlgo, DType, Fp4Format, Fp4Recipe, Fp8Format, Fp8Recipe};
 use super::super::field::Field;

@@ -46,15 +46,16 @@ section! {
 section! {
     /// Section-timeout fault tolerance.
     pub struct FaultToleranceConfig {
-        /// Let the supervisor of `bridge train --max-restarts` end a run of which a rank is too long in a section, and start it again.
+        /// Let the supervisor of `bridge train --max-restarts` end a run of which a rank is too
+        /// long in a section, and start it again.
         enable_ft_package: bool = false;
         /// Learn how long sections may take from how long they took.
         calc_ft_timeouts: bool = false;
         /// Let a rank fail on purpose, in the first start of a run, to see what follows.
         simulate_fault: bool = false;
-        /// How it fails.
+        /// Kind of the simulated fault.
         simulated_fault_type: SimulatedFault = SimulatedFault::Random;
-        /// Which one fails; null is random.
+        /// Rank with the simulated fault; null is random.
         simulated_fault_rank: Option<usize> = None;
         /// Seconds before it, plus up to a fifth.
         simulated_fault_base_delay: usize = 0;
@@ -72,7 +73,8 @@ section! {
         disable_straggler_on_startup: bool = false;
         /// Port of rank 0's machine at which a request switches it on and off; 0 takes a free one.
         straggler_ctrlr_port: usize = 65_535, Limits::between(0.0, 65_535.0);
-        /// Address of rank 0's machine on which that port listens; `0.0.0.0` is every address of the machine (ours).
+        /// Address of rank 0's machine on which that port listens; `0.0.0.0` is every address of
+        /// the machine (ours).
         @execution straggler_ctrlr_host: String = "127.0.0.1".into();
         /// Ranks told at each end.
         straggler_minmax_count: usize = 1, Limits::POSITIVE;
@@ -100,7 +102,7 @@ section! {
         stop_if_detected: bool = false;
         /// Print scores and stragglers.
         enable_logging: bool = true;
-        /// Measure every so many steps.
+        /// Steps between measurements.
         profiling_interval: usize = 1, Limits::POSITIVE;
         /// Name of its logger.
         logger_name: String = "megatron.bridge.NVRxStragglerDetection".into()
@@ -147,7 +149,7 @@ section! {
         /// Seconds between termination and killing.
         termination_grace_time: f64 = 1.0, Limits::NON_NEGATIVE
             => no_counterpart("the time between two signals to a process; a thread that hangs is ended with its process");
-        /// What a spare rank takes the place of.
+        /// Unit that a spare rank replaces.
         granularity: RestartGranularity = RestartGranularity::Node;
         /// Working ranks; the rest are spare.
         active_world_size: Option<usize> = None, Limits::POSITIVE;

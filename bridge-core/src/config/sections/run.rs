@@ -47,7 +47,8 @@ section! {
     pub struct RecipeConfig {
         /// Name of the run (ours); null means the recipe's file name without its extension.
         @execution name: Option<String> = None;
-        /// Device of all tensors (ours): flex, cuda, wgpu, vulkan, ... with `:N` for the N-th device.
+        /// Device of all tensors (ours): flex, cuda, wgpu, vulkan, ... with `:N` for the N-th
+        /// device.
         @execution device: String = "flex".into();
         /// Architecture and parallel layout.
         model: ModelConfig = ModelConfig::default();

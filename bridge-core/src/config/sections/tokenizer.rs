@@ -19,7 +19,8 @@ section! {
         /// Tokenizer metadata.
         metadata_path: Option<AnyValue> = None
             => no_counterpart("a file that describes tokenizer_model; tokenizer_type does that");
-        /// Size of the null tokenizer, which reports one more for its end-of-document token; for TikTokenizer the number of ids that are used.
+        /// Size of the null tokenizer, which reports one more for its end-of-document token; for
+        /// TikTokenizer the number of ids that are used.
         vocab_size: Option<usize> = None, Limits::SIZE;
         /// BPE or WordPiece vocabulary.
         vocab_file: Option<PathBuf> = None;
@@ -29,7 +30,8 @@ section! {
         vocab_extra_ids: usize = 0, Limits::between(0.0, 1_000_000.0);
         /// Special tokens added to those of the vocabulary.
         special_tokens: Option<Vec<String>> = None;
-        /// How conversations are written: a template, or the file of one; null is that of the tokenizer.
+        /// Chat template of conversations: a template, or the file of one; null is that of the
+        /// tokenizer.
         chat_template: Option<String> = None;
         /// TikToken pre-tokenizer.
         tiktoken_pattern: Option<TiktokenPattern> = None;
@@ -37,19 +39,23 @@ section! {
         tiktoken_num_special_tokens: usize = 1000, Limits::between(0.0, 1_000_000.0);
         /// Names of those ids.
         tiktoken_special_tokens: Option<Vec<String>> = None;
-        /// How SFTTokenizer writes conversations: `default`, `identity`, `nemotron-h-aligned` or `nemotron-nano-v2`.
+        /// Format of SFTTokenizer's conversations: `default`, `identity`, `nemotron-h-aligned` or
+        /// `nemotron-nano-v2`.
         tokenizer_prompt_format: Option<String> = None;
         /// Multimodal image tag.
         image_tag_type: Option<String> = None => not_built("image tags of MultimodalTokenizer, for images");
         /// Begin every conversation without a system message with an empty one.
         force_system_message: bool = false;
-        /// Names of special tokens: bos_token, eos_token, pad_token, additional_special_tokens (HuggingFaceTokenizer and SFTTokenizer).
+        /// Names of special tokens: bos_token, eos_token, pad_token, additional_special_tokens
+        /// (HuggingFaceTokenizer and SFTTokenizer).
         hf_tokenizer_kwargs: BTreeMap<String, AnyValue> = BTreeMap::new();
         /// The same for SentencePiece's tokenizers.
         sp_tokenizer_kwargs: BTreeMap<String, AnyValue> = BTreeMap::new();
-        /// Vocabulary size to which `ByteLevelBPE` is trained (ours); null means `model.vocab_size`.
+        /// Vocabulary size to which `ByteLevelBPE` is trained (ours); null means
+        /// `model.vocab_size`.
         bpe_vocab_size: Option<usize> = None, Limits::between(257.0, 2_147_483_647.0);
-        /// Size of the sample of the dataset's source that `ByteLevelBPE` is trained on, from all files by their sizes (ours).
+        /// Size of the sample of the dataset's source that `ByteLevelBPE` is trained on, from all
+        /// files by their sizes (ours).
         bpe_train_max_bytes: ByteSize = ByteSize(16_000_000), Limits::POSITIVE;
     }
 }

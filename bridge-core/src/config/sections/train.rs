@@ -19,7 +19,8 @@ section! {
         /// When to empty allocator caches: 1 after forward-backward, 2 also after the step.
         empty_unused_memory_level: usize = 0, Limits::between(0.0, 2.0)
             => no_counterpart("PyTorch's cache of device memory, emptied between steps");
-        /// Steps between comparisons of the weights of data-parallel replicas, which must have the same bits; no effect on one rank.
+        /// Steps between comparisons of the weights of data-parallel replicas, which must have the
+        /// same bits; no effect on one rank.
         @execution check_weight_hash_across_dp_replicas_interval: Option<usize> = None, Limits::POSITIVE;
         /// Steps between device synchronizations.
         @execution train_sync_interval: Option<usize> = None, Limits::POSITIVE;
@@ -27,8 +28,8 @@ section! {
         train_iters: Option<usize> = None, Limits::POSITIVE;
         /// Samples over all runs; excludes `train_iters`.
         train_samples: Option<usize> = None, Limits::POSITIVE;
-        /// Times that fine-tuning data is read over all runs; excludes `train_iters` and `train_samples`. The last step may read on into
-        /// the epoch that follows.
+        /// Times that fine-tuning data is read over all runs; excludes `train_iters` and
+        /// `train_samples`. The last step may read on into the epoch that follows.
         num_epochs: Option<f64> = None, Limits::ABOVE_ZERO;
         /// Exit when the step is a multiple of this.
         @execution exit_interval: Option<usize> = None, Limits::POSITIVE;
@@ -38,8 +39,8 @@ section! {
         @execution exit_signal_handler: bool = false;
         /// The signal to watch.
         @execution exit_signal: Signal = Signal::Sigterm;
-        /// Seconds from a signal that stops the run to its end (ours): what is not saved by then is given up, and the log and exit code 18
-        /// say so; null waits as long as a save takes.
+        /// Seconds from a signal that stops the run to its end (ours): what is not saved by then is
+        /// given up, and the log and exit code 18 say so; null waits as long as a save takes.
         @execution exit_signal_deadline_s: Option<f64> = None, Limits::ABOVE_ZERO;
         /// Install the handler inside loader workers.
         @execution exit_signal_handler_for_dataloader: bool = false
@@ -56,16 +57,19 @@ section! {
             => no_counterpart("runs of Python's garbage collector around evaluations; Rust has none").inert(&["false"]);
         /// 1-based iterations whose data is read but not used.
         iterations_to_skip: Vec<usize> = Vec::new(), Limits::POSITIVE;
-        /// AND the success flag over model-parallel ranks. Here all ranks share one flag, from the norm over all of them.
+        /// AND the success flag over model-parallel ranks. Here all ranks share one flag, from the
+        /// norm over all of them.
         check_optimizer_step_success: bool = true
             => no_counterpart("success flags that differ from rank to rank; one norm over all ranks decides");
-        /// Leave the gradient norm of each model-parallel rank as it is. Here all ranks have one norm.
+        /// Leave the gradient norm of each model-parallel rank as it is. Here all ranks have one
+        /// norm.
         skip_sync_grad_norm_across_mp: bool = false
             => no_counterpart("gradient norms that differ from rank to rank; the norm is one sum over all ranks");
-        /// Consecutive iterations with non-finite gradients or losses after which the run fails (ours). Overflows that lower a
-        /// dynamic loss scale do not count.
+        /// Consecutive iterations with non-finite gradients or losses after which the run fails
+        /// (ours). Overflows that lower a dynamic loss scale do not count.
         @execution max_consecutive_skipped_iterations: usize = 20, Limits::POSITIVE;
-        /// Evaluations in a row without a lower validation loss after which training ends (ours); null trains to the last iteration.
+        /// Evaluations in a row without a lower validation loss after which training ends (ours);
+        /// null trains to the last iteration.
         @execution early_stopping_patience: Option<usize> = None, Limits::POSITIVE;
         /// By how much a validation loss must be lower to count as such (ours).
         @execution early_stopping_min_delta: f64 = 0.0, Limits::at_least(0.0);
@@ -101,10 +105,12 @@ section! {
         test_mode: bool = false => no_counterpart("upstream's real-time tests during a run");
         /// Use the whole validation split once at each evaluation, whatever `eval_iters` is.
         full_validation: bool = false;
-        /// The loss by which evaluations are compared, for early stopping and the best checkpoint (ours); null is the language model's.
+        /// The loss by which evaluations are compared, for early stopping and the best checkpoint
+        /// (ours); null is the language model's.
         metric: Option<String> = None;
-        /// Evaluate each validation set apart, with `eval_iters` batches of each: the members of the validation blend of
-        /// `dataset.blend_per_split`, or the validation files of fine-tuning data. Losses are logged for each and for all.
+        /// Evaluate each validation set apart, with `eval_iters` batches of each: the members of
+        /// the validation blend of `dataset.blend_per_split`, or the validation files of
+        /// fine-tuning data. Losses are logged for each and for all.
         multiple_validation_sets: bool = false;
     }
 }

@@ -1,4 +1,5 @@
-//! JSON to the value tree. `serde_json` checks the syntax; `jsonc-parser`, configured to be as strict, gives the positions.
+//! JSON to the value tree. `serde_json` checks the syntax; `jsonc-parser`, configured to be as
+//! strict, gives the positions.
 
 use jsonc_parser::ast::{ObjectPropName, Value};
 use jsonc_parser::common::Ranged;

@@ -1,4 +1,4 @@
-//! What the parsers of all formats share: the locations of a text, and the limit of nesting.
+//! Code that the parsers of all formats share: the locations of a text, and the limit of nesting.
 
 use std::sync::Arc;
 

@@ -46,8 +46,8 @@ pub(in super::super) fn parse_value(text: &str) -> Result<Node, String> {
     }
 }
 
-/// Where a text nests deeper than recipes do, if it does. The parts of a dotted key count like brackets: the parser, which bounds brackets only,
-/// makes a table of each.
+/// Offset at which a text nests deeper than recipes do. The parts of a dotted key count like
+/// brackets: the parser, which bounds brackets only, makes a table of each.
 fn too_deep(text: &str) -> Option<usize> {
     let (mut open, mut around, mut dots) = (Vec::new(), 0, 0_usize);
     for token in Source::new(text).lex() {

@@ -1,5 +1,5 @@
-//! YAML to the value tree, from the parser's events, so that the depth and the size of expanded aliases can be limited. Plain
-//! scalars follow the YAML 1.2 core schema.
+//! YAML to the value tree, from the parser's events, so that the depth and the size of expanded
+//! aliases can be limited. Plain scalars follow the YAML 1.2 core schema.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! What is offered for names and values of other programs: the right setting, and never one that is refused.
+//! Offers for names and values of other programs: the right setting, and never a refused one.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ fn all() -> Vec<Setting> {
     settings(&Kinds::builtin(), &Node::null())
 }
 
-/// What is said besides the key and the place.
+/// Message besides the key and the place.
 fn said(errors: &ConfigErrors) -> String {
     let of_error = |error: &super::super::ConfigError| {
         let value = error.to_json();
@@ -99,7 +99,8 @@ fn nothing_that_is_refused_is_offered() {
         let refused = |key: &str| setting(key).unwrap_or_else(|| panic!("{key} of {}", row.of)).refused.is_some();
         for (key, value) in row.targets() {
             assert!(!refused(key) || value.is_none(), "{key} of {}", row.of);
-            // Whether the recipe is otherwise right does not matter here: the name and the value are.
+            // Whether the recipe is otherwise right does not matter here: the name and the value
+            // are.
             let Some(value) = value.filter(|_| key != "dataset.kind" || value != Some("sft")) else { continue };
             if let Err(errors) = tiny(&[&format!("{key}={value}")]) {
                 let is_refused = |error: &super::super::ConfigError| {

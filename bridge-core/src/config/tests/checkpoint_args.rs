@@ -1,4 +1,4 @@
-//! What a recipe takes from the checkpoint that its run would start from.
+//! Settings that a recipe takes from the checkpoint that its run would start from.
 
 use super::super::choice::TokenizerType;
 use super::super::saved::{FindRecipe, FoundRecipe, SavedRecipe};

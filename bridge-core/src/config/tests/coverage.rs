@@ -1,4 +1,5 @@
-//! Every row of the tables is accepted, or says why it is refused; what it says is what `finalize` does.
+//! Every row of the tables is accepted, or says why it is refused; what it says is what `finalize`
+//! does.
 
 use std::collections::BTreeSet;
 
@@ -64,7 +65,7 @@ fn setting(key: &str, value: &Node) -> String {
     format!("{key}={}", value.to_inline())
 }
 
-/// Whether the tiny recipe with `value` is refused for what the row says.
+/// True if the tiny recipe with `value` is refused for the row's reason.
 fn is_refused(row: &Refused, value: &Node) -> bool {
     let Err(errors) = super::tiny(&[&setting(&row.key, value)]) else {
         return false;

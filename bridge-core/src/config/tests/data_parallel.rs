@@ -1,4 +1,5 @@
-//! What replicas do together: names of one wish, presets of overlap, and values that state what is done anyway.
+//! Settings of replicas together: names of one feature, presets of overlap, and values that state
+//! what is done anyway.
 
 use super::super::{DType, Format, Kinds, World, load_text};
 use super::{TINY, tiny, tiny_errors};

@@ -1,4 +1,5 @@
-//! Settings of experts on a model that has none, from the field table; and those that do not fit each other.
+//! Settings of experts on a model that has none, from the field table; and those that do not fit
+//! each other.
 
 use super::super::{DType, Section, TransformerConfig, TypeSpec};
 use super::{assert_refused, tiny, tiny_errors};

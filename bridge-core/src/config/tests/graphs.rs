@@ -7,7 +7,7 @@ const LOCAL: &str = "model.cuda_graph_impl=local";
 const WHOLE: &str = "model.cuda_graph_scope=full_iteration";
 const GPU: &str = "device=cuda";
 const UNCHECKED: &str = "rerun_state_machine.check_for_nan_in_loss=false";
-/// What every recipe with graphs says.
+/// Settings of every recipe with graphs.
 const GRAPHS: [&str; 4] = [LOCAL, WHOLE, GPU, UNCHECKED];
 
 const IMPL: &str = "model.cuda_graph_impl";
@@ -35,7 +35,7 @@ fn each_rule_refuses_and_names_its_key() {
     }
 }
 
-/// What a graph is refused with, on so many ranks, and what the error names besides.
+/// Settings that exclude a graph, on a number of ranks, and the names in the error.
 const EXCLUDED: [(usize, &[&str], &str); 18] = [
     (2, &["model.tensor_model_parallel_size=2"], "model.tensor_model_parallel_size = 2"),
     (2, &["model.pipeline_model_parallel_size=2"], "model.pipeline_model_parallel_size = 2"),
@@ -69,7 +69,7 @@ const EXCLUDED: [(usize, &[&str], &str); 18] = [
     (1, &["distillation.teacher=x"], "[distillation]"),
 ];
 
-/// The tiny recipe on so many ranks.
+/// Tiny recipe on `size` ranks.
 fn tiny_on(size: usize, overrides: &[&str]) -> Result<RunConfig, ConfigErrors> {
     let overrides: Vec<String> = overrides.iter().map(|text| (*text).to_owned()).collect();
     load_text((TINY, Format::Toml), &overrides, &Kinds::builtin(), &World { size })

@@ -6,7 +6,7 @@ use super::super::{
 };
 use crate::model::{ModelBuildError, ModelBuilder, ModelConfig, ModelRegistry};
 
-/// What all kinds need, and no more.
+/// Settings that all kinds need, and no more.
 const PLAIN: &str = r#"
 name = "plain"
 model = { kind = "latent", num_layers = 2, hidden_size = 8, seq_length = 16, vocab_size = 32 }

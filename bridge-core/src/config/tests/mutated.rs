@@ -1,4 +1,5 @@
-//! Hundreds of damaged copies of a recipe: every problem names its key, or its line where there is no key yet.
+//! Hundreds of damaged copies of a recipe: every problem names its key, or its line where there is
+//! no key yet.
 
 use super::super::node::{Data, Node};
 use super::super::section::Section;
@@ -59,7 +60,7 @@ fn unknown_keys_are_named_with_their_neighbour() {
         let errors = assert_named(&text, &key, line);
         let error = errors.iter().find(|error| error.key == key).expect("named");
         assert_eq!(error.kind, ErrorKind::UnknownKey);
-        // What is refused is not offered; the reason is told.
+        // Refused settings are not offered; the message gives the reason.
         match field.refusal.filter(super::super::Refusal::is_whole) {
             None => assert_eq!(error.nearest.as_deref(), Some(field.name), "{error:?}"),
             Some(refusal) => assert!(error.to_string().contains(refusal.reason), "{error:?}"),

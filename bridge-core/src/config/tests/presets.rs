@@ -147,7 +147,8 @@ fn a_gather_of_16_bits_is_told_where_weights_are_gathered() {
     assert!(!on(1, &["ddp.use_distributed_optimizer=true"]) && !on(1, &sharded) && !on(2, &[]));
 }
 
-/// Settings of 8-bit products that exclude each other: overrides, the key of the only problem of that key, and how its message ends.
+/// Settings of 8-bit products that exclude each other: overrides, the key of the only problem of
+/// that key, and how its message ends.
 const REFUSED: &[(&[&str], &str, &str)] = &[
     (
         &["mixed_precision=bf16_with_fp8_current_scaling_mixed"],

@@ -1,4 +1,5 @@
-//! What each rule of `finalize` refuses, as a table, and the key it names. Those on models and their data are in `refused_models`.
+//! Refusals of each rule of `finalize`, as a table, and the key that each names. Rules on models
+//! and their data are in `refused_models`.
 
 use super::assert_refused;
 

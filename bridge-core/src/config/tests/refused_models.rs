@@ -1,4 +1,5 @@
-//! What the rules on models, their data and tokenizers refuse, as a table, and the key that each names.
+//! Refusals of the rules on models, their data and tokenizers, as a table, and the key that each
+//! names.
 
 use super::assert_refused;
 

@@ -1,4 +1,4 @@
-//! What is written reads back as the same configuration.
+//! Written recipes read back as the same configuration.
 
 use super::super::{Detail, Format, Kinds, RawConfig, RunConfig, World, diff, load_text};
 use super::{TEXT, TINY, run_toml, tiny};

@@ -1,4 +1,4 @@
-//! What `[straggler]` and `[nvrx_straggler]` refuse, and the key that is named.
+//! Refusals of `[straggler]` and `[nvrx_straggler]`, and the key that each names.
 
 use super::assert_refused;
 

@@ -5,7 +5,8 @@ use super::super::section::Section;
 use super::super::{Detail, Format, Kinds, RawConfig};
 use super::{TEXT, TINY, run_toml, tiny_errors};
 
-/// Recipes without a problem: text, and what is laid over it. Together they read as many rules as possible.
+/// Recipes without a problem: text, and what is laid over it. Together they read as many rules as
+/// possible.
 const RECIPES: &[(&str, &[&str])] = &[
     (TINY, &[]),
     (TEXT, &[]),

@@ -1,4 +1,4 @@
-//! What recipes may ask of trackers.
+//! Settings of trackers.
 
 use super::assert_refused;
 

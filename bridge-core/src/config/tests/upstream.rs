@@ -1,4 +1,5 @@
-//! Configurations that Megatron Bridge saves: what is mapped, what is left out and listed, what is refused and where.
+//! Configurations that Megatron Bridge saves: what is mapped, what is left out and listed, what is
+//! refused and where.
 
 use super::super::{
     Activation, AttentionBackend, ConfigErrors, DType, ErrorKind, Format, Kinds, PeftKind, RunConfig, World,
@@ -221,7 +222,8 @@ fn overlap_is_copied_where_the_file_is_open_and_past_where_it_is_not() {
                    tp_comm_overlap: true\n  overlap_grad_reduce: true\n  bucket_size: 1000\n";
     // The outcome in the model's section says that there was nothing to overlap.
     let run = with("  tp_comm_overlap: false\n", overlap).map(|run| run.recipe().ddp.overlap_grad_reduce);
-    // On one rank the reduction may have nothing to do, which is then said of the setting that it became.
+    // On one rank the reduction may have nothing to do, which is then said of the setting that it
+    // became.
     match run {
         Ok(is_overlapped) => assert!(is_overlapped),
         Err(errors) => assert!(errors.iter().all(|error| error.key.starts_with("ddp.")), "{errors}"),

@@ -1,4 +1,5 @@
-//! Upstream's `CanonicalLoRA`, whose targets are parts of fused layers, as `peft.canonical_mapping`.
+//! Upstream's `CanonicalLoRA`, whose targets are parts of fused layers, as
+//! `peft.canonical_mapping`.
 
 use super::super::node::{Data, Entry, Node};
 use super::entries::{set, take};

@@ -1,4 +1,5 @@
-//! Upstream's classes: the section that each belongs to, the kind that it stands for, and the defaults that it sets.
+//! Upstream's classes: the section that each belongs to, the kind that it stands for, and the
+//! defaults that it sets.
 
 use super::super::node::{Data, Entry, Location, Node};
 use super::super::overrides;
@@ -51,8 +52,8 @@ const KINDS: &[(&str, &str, &str)] = &[
     ("model", "T5ModelProvider", "t5"),
 ];
 
-/// Model classes that only set fields of the previous class, and those fields. A class for one size, such as
-/// `Llama3ModelProvider8B`, begins with the name of its family.
+/// Model classes that only set fields of the previous class, and those fields. A class for one
+/// size, such as `Llama3ModelProvider8B`, begins with the name of its family.
 const MODELS: &[(&str, Defaults)] = &[
     ("GPTModelProvider", &[]),
     ("GPTProvider", &[]),
@@ -92,7 +93,8 @@ const MODELS: &[(&str, Defaults)] = &[
     ("Starcoder2ModelProvider", &[]),
 ];
 
-/// Model classes of `kind = "mamba"`, by the beginning of their name: a size may come before or after `Provider`.
+/// Model classes of `kind = "mamba"`, by the beginning of their name: a size may come before or
+/// after `Provider`.
 const HYBRIDS: [&str; 4] = ["NemotronHModel", "NemotronNano", "Nemotron3NanoProvider", "Nemotron3SuperProvider"];
 
 /// Model classes by a part of their name that have no counterpart, and the reason.
@@ -155,7 +157,7 @@ pub(super) struct Class {
     pub name: String,
     kind: Option<&'static str>,
     defaults: Defaults,
-    /// Whether it sets more than `defaults`.
+    /// True if the class sets more than `defaults`.
     is_of_a_size: bool,
 }
 
@@ -191,7 +193,8 @@ fn is_size(rest: &str) -> bool {
     rest.is_empty() || (rest.starts_with(|c: char| c.is_ascii_digit()) && (rest.ends_with(['B', 'M']) || active(rest)))
 }
 
-/// Adds the kind, and the values that the class sets and the file leaves out; returns a remark about them.
+/// Adds the kind, and the values that the class sets and the file leaves out; returns a remark
+/// about them.
 pub(super) fn fill(class: &Class, entries: &mut Vec<Entry>, at: Option<&Location>) -> String {
     let mut put = |key: &str, data: Data| {
         if entries.iter().any(|entry| entry.key == key) {

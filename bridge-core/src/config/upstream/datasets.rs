@@ -1,4 +1,5 @@
-//! Upstream's classes of fine-tuning data: today's and older names of packing, preprocessing and sources.
+//! Upstream's classes of fine-tuning data: today's and older names of packing, preprocessing and
+//! sources.
 
 use super::super::error::{ConfigError, ErrorKind};
 use super::super::node::{Data, Entry, Node};
@@ -28,7 +29,8 @@ const HUB: [&str; 19] = [
     "hf_rewrite",
 ];
 
-/// Settings of every kind of dataset: all that stays if the command line chooses another kind than the class.
+/// Settings of every kind of dataset: all that stays if the command line chooses another kind than
+/// the class.
 const SHARED: [&str; 6] = ["kind", "seq_length", "sequence_length", "random_seed", "seed", "num_workers"];
 
 /// Options of a chat or of prompts with answers, and the settings in `dataset_kwargs`.
@@ -39,7 +41,8 @@ const PREPROCESSING: [(&str, &str); 4] = [
     ("truncation_method", "truncation_method"),
 ];
 
-/// Replaces fields of `[dataset]` by the settings that they mean; returns remarks about what is left out.
+/// Replaces fields of `[dataset]` by the settings that they mean; returns remarks about what is
+/// left out.
 ///
 /// # Errors
 /// Data of the Hugging Face hub without a folder of files, and preprocessing that Bridge cannot do.

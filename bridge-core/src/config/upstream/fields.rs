@@ -1,5 +1,6 @@
-//! Upstream's fields that need special treatment: those without a setting here, those of older versions, and those that
-//! upstream derives and saves. First the data, then the functions that apply it.
+//! Upstream's fields that need special treatment: those without a setting here, those of older
+//! versions, and those that upstream derives and saves. First the data, then the functions that
+//! apply it.
 
 use super::super::kinded::DatasetConfig;
 use super::super::node::{Data, Entry, Node};
@@ -21,7 +22,8 @@ const HANDLES: &[(&str, &str)] = &[
     ("scheduler", "lr_warmup_steps lr_decay_steps wd_incr_steps wsd_decay_steps"),
 ];
 
-/// Functions that make layers and initial values, and the modules whose functions follow the settings. Others are user code.
+/// Functions that make layers and initial values, and the modules whose functions follow the
+/// settings. Others are user code.
 const FUNCTIONS: &[(&str, &[&str])] = &[
     (
         "transformer_layer_spec",
@@ -50,8 +52,8 @@ const FUNCTIONS: &[(&str, &[&str])] = &[
     ("embedding_init_method", &["torch.nn.init.normal_", "megatron.core.utils."]),
 ];
 
-/// Fields without a setting here, and their defaults, of all classes and versions. Those that are null, false, zero or empty by
-/// default need no row.
+/// Fields without a setting here, and their defaults, of all classes and versions. Those that are
+/// null, false, zero or empty by default need no row.
 const DEFAULTS: &[(&str, &[(&str, &str)])] = &[
     (
         "model",
@@ -179,7 +181,8 @@ const OLD_ROPE_SCALING: &[(&str, &str)] = &[
     ("old_context_len", "rope_scaling_original_max_position_embeddings"),
 ];
 
-/// Settings that upstream, like Bridge, fills in from others if they are not set: the same value is redundant.
+/// Settings that upstream, like Bridge, fills in from others if they are not set: the same value is
+/// redundant.
 const DERIVED: &[(&str, &str)] = &[
     ("model.expert_tensor_parallel_size", "model.tensor_model_parallel_size"),
     ("model.microbatch_group_size_per_vp_stage", "model.pipeline_model_parallel_size"),
@@ -203,7 +206,7 @@ const REPLACED: &[(&str, &str)] = &[
 /// The targets of `[comm_overlap]` settings; upstream copies each onto the sections that have it.
 const OVERLAP_TARGETS: [&str; 3] = ["model", "ddp", "optimizer"];
 
-/// What to do with a field that is not a setting.
+/// Treatment of a field that is not a setting.
 pub(super) enum Fate {
     /// It belongs to a running program, or follows from settings.
     Handle,
@@ -215,7 +218,7 @@ pub(super) enum Fate {
     Asks(Option<String>),
 }
 
-/// What to do with a field of `section` that is not a setting.
+/// Treatment of a field of `section` that is not a setting.
 pub(super) fn fate(section: &str, entry: &Entry) -> Fate {
     let (key, node) = (entry.key.as_str(), &entry.node);
     if HANDLES.iter().any(|(of, names)| *of == section && names.split_whitespace().any(|name| name == key)) {
@@ -264,7 +267,8 @@ fn is_empty(node: &Node) -> bool {
     }
 }
 
-/// Whether two values are equal; Python writes whole floats as integers, and dtypes with the name of their library.
+/// True if two values are equal; Python writes whole floats as integers, and dtypes with the name
+/// of their library.
 pub(super) fn is_same(left: &Node, right: &Node) -> bool {
     let number = |node: &Node| match node.data {
         Data::Int(value) => Some(value as f64),
@@ -304,8 +308,8 @@ pub(super) fn rename(section: &str, entries: &mut Vec<Entry>) {
     entries.push(Entry::new("rope_scaling", Data::Bool(true).into()));
 }
 
-/// Moves the settings of `[comm_overlap]` to the sections that upstream copies them onto. In a saved file this has already
-/// happened: its values in those sections are the result.
+/// Moves the settings of `[comm_overlap]` to the sections that upstream copies them onto. In a
+/// saved file this has already happened: its values in those sections are the result.
 pub(super) fn move_overlap(sections: &mut Vec<Entry>) {
     let names = CommOverlapConfig::names();
     let Some(index) = sections.iter().position(|entry| entry.key == "comm_overlap" && !is_given(&entry.node)) else {

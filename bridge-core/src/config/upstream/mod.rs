@@ -1,6 +1,7 @@
-//! Configurations that Megatron Bridge saves (`run_config.yaml`): every field of every class, each class with a `_target_`.
-//! They are converted to a recipe before it is read: objects become values, classes become kinds, derived values are left out,
-//! and values without a counterpart here are left out and listed. Everything else is read and checked as in a recipe.
+//! Configurations that Megatron Bridge saves (`run_config.yaml`): every field of every class, each
+//! class with a `_target_`. They are converted to a recipe before it is read: objects become
+//! values, classes become kinds, derived values are left out, and values without a counterpart here
+//! are left out and listed. Everything else is read and checked as in a recipe.
 
 mod adapters;
 mod classes;
@@ -33,11 +34,13 @@ pub(super) struct Translated {
     pub remarks: Vec<String>,
 }
 
-/// Settings of training that a model without a run needs too: its vocabulary and the length of its sequences.
+/// Settings of training that a model without a run needs too: its vocabulary and the length of its
+/// sequences.
 const OF_MODEL: [&str; 4] = ["vocab_size", "make_vocab_size_divisible_by", "should_pad_vocab", "seq_length"];
 
-/// Leaves out what does not decide the function of the model in an upstream configuration; a recipe stays as it is.
-/// Returns `key = value` of settings that were left out and differ from their default.
+/// Leaves out what does not decide the function of the model in an upstream configuration; a recipe
+/// stays as it is. Returns `key = value` of settings that were left out and differ from their
+/// default.
 pub(super) fn keep_function(root: &mut Node) -> Vec<String> {
     let is_target = root.get(TARGET).is_some() || root.get("model").is_some_and(|model| model.get(TARGET).is_some());
     let Data::Table(sections) = &mut root.data else {
@@ -77,7 +80,8 @@ pub(super) fn keep_function(root: &mut Node) -> Vec<String> {
     left_out
 }
 
-/// Converts an upstream configuration to a recipe, in place; a recipe stays as it is. Command-line values are settings of a recipe.
+/// Converts an upstream configuration to a recipe, in place; a recipe stays as it is. Command-line
+/// values are settings of a recipe.
 pub(super) fn translate(root: &mut Node) -> Translated {
     let sections = root.entries().unwrap_or_default();
     let is_upstream = root.get(TARGET).is_some() || sections.iter().any(|section| section.node.get(TARGET).is_some());
@@ -106,7 +110,7 @@ pub(super) fn translate(root: &mut Node) -> Translated {
     translation.finish()
 }
 
-/// Whether a value was given on the command line, and so is a setting of Bridge.
+/// True if a value was given on the command line, and so is a setting of Bridge.
 fn is_given(node: &Node) -> bool {
     node.location.as_ref().is_some_and(Location::is_command_line)
 }
@@ -228,7 +232,7 @@ impl Translation {
         !node.is_null() || (field.spec)().accepts(node)
     }
 
-    /// Whether a field that is not a setting stays and becomes an unknown name.
+    /// True if a field that is not a setting stays and becomes an unknown name.
     fn keeps_unknown(&mut self, section: &str, entry: &Entry) -> bool {
         let key = if section.is_empty() { entry.key.clone() } else { format!("{section}.{}", entry.key) };
         if is_given(&entry.node) {
@@ -251,7 +255,8 @@ impl Translation {
         false
     }
 
-    /// Leaves out settings with their default, and values that control something that Bridge does not have.
+    /// Leaves out settings with their default, and values that control something that Bridge does
+    /// not have.
     fn drop_defaults(&mut self, sections: &mut [Entry]) {
         for field in RecipeConfig::fields() {
             let Some(inner) = (field.spec)().section_fields() else {
@@ -311,7 +316,8 @@ impl Translation {
     }
 }
 
-/// Whether a refused value may be left out: it controls something that Bridge does not have, or nobody asked for it.
+/// True if a refused value may be left out: it controls something that Bridge does not have, or it
+/// is a default.
 fn is_dropped(refusal: &Refusal, value: &Node) -> bool {
     let is_upstreams = refusal.upstream.iter().any(|text| fields::is_same(value, &overrides::value_of(text)));
     refusal.is_optional() || is_upstreams

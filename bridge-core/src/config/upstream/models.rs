@@ -1,5 +1,5 @@
-//! Rules of upstream's model classes that their code applies: settings that follow from the class or from fields with
-//! another name here.
+//! Rules of upstream's model classes that their code applies: settings that follow from the class
+//! or from fields with another name here.
 
 use super::super::error::{ConfigError, ErrorKind};
 use super::super::node::{Data, Entry, Node};
@@ -53,7 +53,8 @@ pub(super) fn settings_of(class: &str, entries: &mut Vec<Entry>) -> Result<Vec<S
     Ok(remarks)
 }
 
-/// Latent attention has its own names for YaRN and its own scale of scores, and rotates pairs of adjacent elements.
+/// Latent attention has its own names for YaRN and its own scale of scores, and rotates pairs of
+/// adjacent elements.
 fn latent(entries: &mut Vec<Entry>) {
     // Derived from sizes that latent attention does not use.
     take(entries, "kv_channels");
@@ -110,7 +111,8 @@ fn gemma(class: &str, entries: &mut Vec<Entry>) -> Result<(), Box<ConfigError>> 
             set(entries, "rotary_base_local", local.data.clone());
             set(entries, "rotary_base", global.data.clone());
         }
-        // Linear interpolation of layers without a window, although the field's name is that of Llama 3's scaling.
+        // Linear interpolation of layers without a window, although the field's name is that of
+        // Llama 3's scaling.
         if let Some(factor) = take(entries, "rope_scaling_factor").and_then(|entry| number_of(&entry.node))
             && factor != 1.0
         {

@@ -1,5 +1,5 @@
-//! Python objects as upstream writes them, and the values they stand for: functions and dtypes (`_call_: false`), enums
-//! (`_args_`, newer versions with `_name_`) and partial functions.
+//! Python objects as upstream writes them, and the values they stand for: functions and dtypes
+//! (`_call_: false`), enums (`_args_`, newer versions with `_name_`) and partial functions.
 
 use super::super::node::{Data, Entry, Node};
 use super::TARGET;
@@ -107,7 +107,8 @@ fn enum_name(target: &str, argument: &Data) -> Option<String> {
     }
 }
 
-/// Moves the fields of an inner table up; newer model classes keep the transformer's fields in a table of its own.
+/// Moves the fields of an inner table up; newer model classes keep the transformer's fields in a
+/// table of its own.
 pub(super) fn flatten(entries: &mut Vec<Entry>, name: &str) {
     let Some(index) = entries.iter().position(|entry| entry.key == name) else {
         return;

@@ -1,5 +1,5 @@
-//! A ZIP file (PKWARE's APPNOTE.TXT) that is whole after every write: what grows is followed by the directory, and both
-//! are written at once.
+//! A ZIP file (PKWARE's APPNOTE.TXT) that is whole after every write: what grows is followed by the
+//! directory, and both are written at once.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read};
@@ -43,9 +43,9 @@ struct Entry {
 /// A file to be added.
 #[derive(Clone, Debug)]
 pub(in crate::logging) struct Asset {
-    /// Its name in the archive.
+    /// Name in the archive.
     pub name: String,
-    /// Its content.
+    /// Content of the file.
     pub content: Vec<u8>,
 }
 
@@ -55,12 +55,12 @@ pub(in crate::logging) struct Archive {
     file: File,
     /// Files before the messages.
     entries: Vec<Entry>,
-    /// Where messages begin and end.
+    /// Start and end of the messages.
     messages: u64,
     end: u64,
     /// Over the messages.
     checksum: Hasher,
-    /// What is behind the messages.
+    /// Bytes behind the messages.
     tail: Vec<u8>,
 }
 
@@ -78,7 +78,7 @@ impl Archive {
         put_local(&mut bytes, &header);
         let (end, checksum) = (bytes.len() as u64, Hasher::new());
         let mut archive = Self { file, entries, messages, end: 0, checksum, tail: Vec::new() };
-        // A write that fails leaves an empty file, which is none.
+        // A write that fails leaves an empty file, which is not an archive.
         let tail = archive.tail_of(end, &archive.checksum.clone(), &[], experiment)?;
         bytes.extend_from_slice(&tail);
         archive.file.write_all_at(&bytes, 0)?;
@@ -86,7 +86,8 @@ impl Archive {
         Ok(archive)
     }
 
-    /// Adds whole lines of messages, and files, which only the last messages may have: all or nothing.
+    /// Adds whole lines of messages, and files, which only the last messages may have: all or
+    /// nothing.
     pub fn add(&mut self, lines: &[u8], assets: &[Asset], experiment: &str) -> io::Result<()> {
         let mut checksum = self.checksum.clone();
         checksum.update(lines);
@@ -107,7 +108,7 @@ impl Archive {
         }
     }
 
-    /// What is behind messages that end at `end`.
+    /// Bytes behind messages that end at `end`.
     fn tail_of(&self, end: u64, checksum: &Hasher, assets: &[Asset], experiment: &str) -> io::Result<Vec<u8>> {
         let (mut tail, mut entries) = (Vec::new(), self.entries.clone());
         let size = end - self.messages - LOCAL_BYTES - MESSAGES.len() as u64;
@@ -131,7 +132,8 @@ impl Archive {
         Ok(tail)
     }
 
-    /// Cuts the messages of an earlier job's archive from the first line on that is not to be kept, with the files behind them.
+    /// Cuts the messages of an earlier job's archive from the first line on that is not to be kept,
+    /// with the files behind them.
     pub fn cut(path: &Path, is_kept: impl Fn(&str) -> bool) -> io::Result<()> {
         let (input, length) = outside::open(path)?;
         let entries = directory(&input, length)?;

@@ -1,4 +1,4 @@
-//! What messages say, as Comet's own client writes them: a JSON object a line, with its type and a number.
+//! Messages in the format of Comet's own client: a JSON object a line, with its type and a number.
 
 use serde_json::{Value, json};
 use twox_hash::XxHash3_128;
@@ -14,16 +14,16 @@ fn identifier(parts: &[&str]) -> String {
     format!("{:032x}", XxHash3_128::oneshot(parts.join("\n").as_bytes()))
 }
 
-/// What `experiment.json` says.
+/// Content of `experiment.json`.
 #[derive(Clone, Debug, Default)]
 pub(in crate::logging) struct Experiment {
-    /// Its key, which a run that resumes it has too.
+    /// Key of the experiment, which a resumed run keeps.
     pub key: String,
     /// The project.
     pub project: String,
     /// The workspace; the default one where it is not given.
     pub workspace: Option<String>,
-    /// Its tags.
+    /// Tags of the experiment.
     pub tags: Vec<String>,
     /// When it began: milliseconds since 1970.
     pub start: u64,
@@ -57,7 +57,7 @@ impl Experiment {
 pub(in crate::logging) struct Messages {
     /// The lines.
     pub lines: Vec<u8>,
-    /// How many messages there were so far.
+    /// Number of messages so far.
     number: u64,
 }
 

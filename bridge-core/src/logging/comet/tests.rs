@@ -153,7 +153,8 @@ fn what_is_no_archive_is_an_error() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// After each write the archive has all that was written; one that is cut has the lines before the cut, and what was there before them.
+    /// After each write the archive has all that was written; one that is cut has the lines before
+    /// the cut, and what was there before them.
     #[test]
     fn an_archive_is_whole_at_any_time(parts in prop::collection::vec(prop::collection::vec(0_u64..100, 0..5), 1..8), cut in 0_u64..120) {
         let folder = tempfile::tempdir().unwrap();

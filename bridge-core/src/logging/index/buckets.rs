@@ -1,10 +1,11 @@
-//! Curves of as many points as can be drawn: stretches of a figure with their least, largest and mean value, so that no spike is lost.
+//! Curves of as many points as can be drawn: stretches of a figure with their least, largest and
+//! mean value, so that no spike is lost.
 
 use serde::Serialize;
 
 use super::table::Table;
 
-/// What a curve is drawn over.
+/// Horizontal axis of a curve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Axis {
     /// Iterations.
@@ -26,7 +27,8 @@ impl Axis {
         }
     }
 
-    /// Where iterations lie on it, in their order; nothing if the number itself is the place.
+    /// Places of iterations on the axis, in their order; empty if the iteration number is the
+    /// place.
     fn places(self, table: &Table) -> Vec<(u32, f64)> {
         let seconds = table.series("train", "seconds");
         let rate = table.series("train", "tokens_per_second");
@@ -62,7 +64,8 @@ pub struct Buckets {
     pub ends: Option<(f64, f64)>,
 }
 
-/// The curve of a figure between two places of an axis, in at most `count` stretches of the same width. `None` if there is no such figure.
+/// The curve of a figure between two places of an axis, in at most `count` stretches of the same
+/// width. `None` if there is no such figure.
 pub fn buckets(
     table: &Table,
     (kind, name): (&str, &str),

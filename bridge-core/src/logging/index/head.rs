@@ -1,4 +1,5 @@
-//! What a run is and how far it came, from its `run.json` and the last lines of its metrics: a few reads, whatever the sizes of its files.
+//! State and progress of a run, from its `run.json` and the last lines of its metrics: a few reads,
+//! whatever the sizes of its files.
 
 use std::path::Path;
 use std::time::UNIX_EPOCH;
@@ -20,9 +21,9 @@ const END: u64 = 64 << 10;
 pub struct Head {
     /// Name of its recipe.
     pub name: String,
-    /// Its identity.
+    /// Identity of the run.
     pub run: Option<String>,
-    /// What it is doing.
+    /// State of the run.
     pub state: RunState,
     /// Why it stopped or failed.
     pub why: Option<String>,
@@ -44,7 +45,7 @@ pub struct Head {
     pub ended: Option<String>,
     /// When the metrics were last written, in seconds since 1970.
     pub written: Option<u64>,
-    /// What of its files cannot be read.
+    /// Problem with reading its files.
     pub problem: Option<String>,
     /// The resolved configuration, as TOML.
     #[serde(skip)]

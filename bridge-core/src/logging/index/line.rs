@@ -1,11 +1,12 @@
-//! One line of a metrics file: its kind, its iteration, and the numbers in it. What lines of a file have in common is no concern of this.
+//! One line of a metrics file: its kind, its iteration, and the numbers in it. What lines of a file
+//! have in common is no concern of this.
 
 use serde_json::{Map, Value};
 
 /// The numbers of a line.
 #[derive(Debug, Default)]
 pub(super) struct Line<'a> {
-    /// What the line is about: `train`, `valid` and so on.
+    /// Record kind of the line: `train`, `valid` and so on.
     pub kind: &'a str,
     /// The iteration.
     pub iteration: Option<u64>,
@@ -14,7 +15,8 @@ pub(super) struct Line<'a> {
 }
 
 impl<'a> Line<'a> {
-    /// Reads a line as the run writes it: flat, or with objects of numbers. `None` if it is anything else, which [`slowly`] may understand.
+    /// Reads a line as the run writes it: flat, or with objects of numbers. `None` if it is
+    /// anything else, which [`slowly`] may understand.
     pub fn read(&mut self, text: &'a [u8]) -> Option<()> {
         (self.kind, self.iteration) = ("", None);
         self.numbers.clear();
@@ -24,7 +26,7 @@ impl<'a> Line<'a> {
         (cursor.at == text.len()).then_some(())
     }
 
-    /// What follows the brace of an object, with its end.
+    /// Parses the rest of an object after its brace, to its end.
     fn object(&mut self, cursor: &mut Cursor<'a>, within: &'a str) -> Option<()> {
         if cursor.peek()? == b'}' {
             return cursor.expect(b'}');
@@ -65,7 +67,7 @@ impl<'a> Line<'a> {
     }
 }
 
-/// The numbers that JSON has no words for.
+/// Parses numbers that JSON cannot express.
 fn not_finite(text: &str) -> Option<f64> {
     match text {
         "NaN" => Some(f64::NAN),
@@ -110,7 +112,7 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// A line as any JSON; `None` if it is none.
+/// Parses a line as any JSON; `None` if it is not JSON.
 pub(super) fn slowly(text: &[u8]) -> Option<Map<String, Value>> {
     serde_json::from_slice(text).ok()
 }

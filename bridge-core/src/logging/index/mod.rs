@@ -1,5 +1,5 @@
-//! Metrics files of any size, read as they grow: their figures as columns, curves of them with as many points as are asked for, and what their
-//! last lines say. A file is only ever read.
+//! Metrics files of any size, read as they grow: their figures as columns, curves of them with as
+//! many points as are asked for, and what their last lines say. A file is only ever read.
 
 mod buckets;
 mod head;
@@ -17,7 +17,8 @@ pub use buckets::{Axis, Buckets, buckets};
 pub use head::{Head, head};
 pub use table::{Series, Table};
 
-/// Bytes before the place that a file was read to which must stay what they were: else another file has its name.
+/// Bytes before the place that a file was read to which must stay what they were: else another file
+/// has its name.
 const KNOWN: usize = 128;
 /// Places of a file that a sample of it has lines from.
 const PLACES: u64 = 200;
@@ -26,7 +27,7 @@ const PIECE: usize = 8192;
 /// A longer line is passed over in pieces of this size.
 const LONGEST_LINE: usize = 16 << 20;
 
-/// Which file was read, and how far.
+/// File that was read, and the position.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Known {
     file: (u64, u64),
@@ -43,18 +44,18 @@ pub struct Follower {
     too_long: usize,
 }
 
-/// What a look at a file brought.
+/// Result of reading a file further.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Whether the table is another one than before.
+    /// True if the table has changed.
     pub is_changed: bool,
-    /// Whether it is another file, and all earlier lines were forgotten.
+    /// True if the file is another one, and all earlier lines were dropped.
     pub is_new: bool,
     /// Bytes read so far.
     pub read: u64,
     /// Bytes of the file.
     pub size: u64,
-    /// Whether there is more to read now; a last line without its end is not.
+    /// True if there is more to read now; an incomplete last line does not count.
     pub has_more: bool,
 }
 
@@ -64,7 +65,7 @@ impl Follower {
         Self { path: path.into(), ..Self::default() }
     }
 
-    /// What was read so far.
+    /// Table of the lines read so far.
     pub fn table(&self) -> &Table {
         &self.table
     }
@@ -79,7 +80,8 @@ impl Follower {
         (self.known, self.table, self.too_long) = (Known::default(), Table::default(), 0);
     }
 
-    /// Reads on, at most about `most` bytes. A file that was replaced or cut is read from its beginning.
+    /// Reads on, at most about `most` bytes. A file that was replaced or cut is read from its
+    /// beginning.
     ///
     /// # Errors
     /// Those of the system.
@@ -117,7 +119,7 @@ impl Follower {
         Ok(Progress { is_changed: taken > 0 || is_new, is_new, read, size, has_more: taken > 0 && bytes.len() < left })
     }
 
-    /// Whether the bytes before the place that the file was read to are what they were.
+    /// True if the bytes before the read position are unchanged.
     fn is_where_it_was(&self, file: &File) -> io::Result<bool> {
         let mut found = vec![0; self.known.before.len()];
         read_at(file, &mut found, self.known.offset - self.known.before.len() as u64)?;
@@ -125,7 +127,8 @@ impl Follower {
     }
 }
 
-/// Fills `bytes` from a place on; what shrinks meanwhile is filled up with zeros, which are no line.
+/// Fills `bytes` from a place on; what shrinks meanwhile is filled up with zeros, which are no
+/// line.
 fn read_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
     let mut done = 0;
     while done < bytes.len() {
@@ -142,7 +145,8 @@ fn read_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Lines from places all over a file, for a first impression before it is read: a few milliseconds, whatever its size. The last lines are in it.
+/// Lines from places all over a file, for a first impression before it is read: a few milliseconds,
+/// whatever its size. The last lines are in it.
 ///
 /// # Errors
 /// Those of the system.

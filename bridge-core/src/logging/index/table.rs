@@ -1,13 +1,15 @@
-//! The numbers of a metrics file as columns: for each kind of line the iterations, for each figure its values. Files are no concern of this.
+//! The numbers of a metrics file as columns: for each kind of line the iterations, for each figure
+//! its values. Files are no concern of this.
 
 use std::collections::{BTreeMap, HashMap};
 
 use super::line::{Line, numbers_of, slowly};
 
-/// Figures of a kind of line that are kept at most, and kinds of lines: a file with more has no figures but something else.
+/// Figures of a kind of line that are kept at most, and kinds of lines: a file with more has no
+/// figures but something else.
 const MOST: usize = 4096;
 
-/// What a file says.
+/// Columns of a file.
 #[derive(Debug, Default)]
 pub struct Table {
     kinds: BTreeMap<String, Lines>,
@@ -43,14 +45,14 @@ enum Rows {
 
 #[derive(Debug)]
 enum Values {
-    /// The same so many times.
+    /// One value, repeated.
     Same(f64, usize),
     /// Each, to seven digits.
     Short(Vec<f32>),
     Each(Vec<f64>),
 }
 
-/// Whether float32 has a value to seven digits, and a count exactly.
+/// True if float32 represents a value to seven digits, and a count exactly.
 fn is_short(value: f64) -> bool {
     !value.is_finite() || value == 0.0 || (1e-37..16_777_216.0).contains(&value.abs())
 }
@@ -172,12 +174,12 @@ pub struct Series<'a> {
 }
 
 impl Series<'_> {
-    /// How many there are.
+    /// Number of values.
     pub fn len(&self) -> usize {
         self.column.values.len()
     }
 
-    /// Whether there is none.
+    /// True if there are no values.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

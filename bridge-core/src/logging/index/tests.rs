@@ -1,4 +1,5 @@
-//! Metrics files that grow, end in the middle of a line, are cut or replaced; curves beside a plain reference.
+//! Metrics files that grow, end in the middle of a line, are cut or replaced; curves beside a plain
+//! reference.
 
 use std::io::Write;
 

@@ -1,4 +1,5 @@
-//! NVIDIA's libraries, loaded when a recipe asks for what they do: the management library (energy, memory), and marks for its profiler.
+//! NVIDIA's libraries, loaded when a recipe asks for what they do: the management library (energy,
+//! memory), and marks for its profiler.
 
 mod nvml;
 mod nvtx;

@@ -1,5 +1,6 @@
-//! What NVIDIA's management library (NVML) says of a GPU: energy since the driver was loaded, and memory in use by all processes. The library comes
-//! with the driver and is loaded when it is asked for, so that builds without CUDA can ask as well.
+//! Readings of NVIDIA's management library (NVML) for a GPU: energy since the driver was loaded,
+//! and memory in use by all processes. The library comes with the driver and is loaded at the first
+//! request, so that builds without CUDA can use it too.
 
 use std::ffi::{CString, c_char, c_int, c_uint, c_ulonglong, c_void};
 
@@ -26,7 +27,8 @@ pub struct Gpu {
     device: Device,
 }
 
-// SAFETY: the library may be called from any thread (NVML's manual, "Thread safety"), and the handle is a number to us.
+// SAFETY: the library may be called from any thread (NVML's manual, "Thread safety"), and the
+// handle is a number to us.
 unsafe impl Send for Gpu {}
 
 impl Gpu {
@@ -107,7 +109,7 @@ impl Gpu {
     }
 }
 
-/// How the library calls a device: it does not heed `CUDA_VISIBLE_DEVICES`.
+/// Name of a device for the library, which ignores `CUDA_VISIBLE_DEVICES`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Name {
     Index(c_uint),

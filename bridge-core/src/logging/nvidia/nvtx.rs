@@ -1,4 +1,5 @@
-//! Marks for NVIDIA's profiler (`nsys`): ranges by NVTX, and the switch between which it records. Both libraries are loaded at run time.
+//! Marks for NVIDIA's profiler (`nsys`): ranges by NVTX, and the switch between which it records.
+//! Both libraries are loaded at run time.
 
 use std::ffi::{CString, c_char, c_int};
 
@@ -59,7 +60,7 @@ impl Marks for Nvtx {
     }
 }
 
-/// What tells `nsys profile --capture-range=cudaProfilerApi` where to begin and to end.
+/// Start and stop signal for `nsys profile --capture-range=cudaProfilerApi`.
 #[derive(Debug)]
 pub struct ProfilerSwitch(Library, &'static str);
 

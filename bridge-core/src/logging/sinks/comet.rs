@@ -1,5 +1,6 @@
-//! Comet: the run's figures, settings, recipe, loss curve and tokenizer, in an archive that `comet upload` sends
-//! (`logger.comet_*`). An archive that cannot be written costs the run nothing but what would be in it.
+//! Comet: the run's figures, settings, recipe, loss curve and tokenizer, in an archive that `comet
+//! upload` sends (`logger.comet_*`). An archive that cannot be written costs the run nothing but
+//! what would be in it.
 
 use std::fs;
 use std::io;
@@ -20,7 +21,7 @@ const NAME: &str = "Comet";
 const LARGEST_FILE: u64 = 64 << 20;
 
 struct CometSink {
-    /// Where archives are.
+    /// Folder of the archives.
     place: PathBuf,
     name: String,
     experiment: Experiment,
@@ -29,9 +30,9 @@ struct CometSink {
     iteration: u64,
     /// Steps between figures.
     interval: u64,
-    /// What is added at the end, where it is there: names there and here.
+    /// Files that are added at the end if they exist: names there and here.
     files: Vec<(String, PathBuf)>,
-    /// Where checkpoints are.
+    /// Folder of the checkpoints.
     saved: Option<PathBuf>,
     archive: Lazily<Archive>,
     messages: Messages,
@@ -65,7 +66,7 @@ pub(super) fn open(context: &SinkContext) -> Opened {
 }
 
 impl CometSink {
-    /// Begins the archive where there is none yet.
+    /// Begins the archive if there is no archive yet.
     fn begin(&mut self) -> Result<&mut Archive, SinkError> {
         let Self { place, name, experiment, recipe, iteration, archive, messages, .. } = self;
         archive.get(place, || {
@@ -112,7 +113,8 @@ fn parameters(messages: &mut Messages, time: u64, prefix: &str, table: &toml::Ta
     }
 }
 
-/// The archive of a job: the first free name. Steps that the run does again are cut from those of earlier jobs.
+/// The archive of a job: the first free name. Steps that the run does again are cut from those of
+/// earlier jobs.
 fn new_archive(place: &Path, experiment: &Experiment, iteration: u64, recipe: &str) -> io::Result<Archive> {
     fs::create_dir_all(place)?;
     let assets = [Asset { name: "recipe.toml".into(), content: recipe.as_bytes().to_vec() }];
@@ -143,7 +145,7 @@ impl Sink for CometSink {
     }
 
     fn on_run_start(&mut self, _start: &RunStart) -> Result<(), SinkError> {
-        // What fails is told with the first record, and ends no run.
+        // A failure is reported with the first record, and ends no run.
         let _ = self.begin();
         Ok(())
     }

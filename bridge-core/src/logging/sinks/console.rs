@@ -1,4 +1,5 @@
-//! The console: people read text and a progress bar, programs read one JSON object a line. Lines do not disturb bars.
+//! The console: people read text and a progress bar, programs read one JSON object a line. Lines do
+//! not disturb bars.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use crate::logging::record::{LogLevel, Record, RecordKind, RunEnd, RunStart};
 use crate::logging::sink::{Sink, SinkError};
 use crate::logging::terminal::output_width;
 
-/// What console output looks like.
+/// Format of console output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogFormat {
     /// Text for people, with every figure: long lines.
@@ -24,10 +25,11 @@ pub enum LogFormat {
     Json,
 }
 
-/// How much a program says on its console. Log files have everything.
+/// Amount of a program's console output. Log files have everything.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Verbosity {
-    /// Warnings and errors: no notes, no figures, no progress. Programs that read JSON get figures all the same.
+    /// Warnings and errors: no notes, no figures, no progress. Programs that read JSON get figures
+    /// all the same.
     Quiet,
     /// Also notes, figures and progress; on a terminal in lines that fit it.
     #[default]
@@ -47,7 +49,8 @@ pub struct ConsoleSink {
     output: Box<dyn Write + Send>,
     /// Cells of a line; it may change while the run goes on.
     width: fn() -> usize,
-    /// Lines that could not be printed: the reader may be gone. A run that still saves checkpoints goes on without.
+    /// Lines that could not be printed: the reader may be gone. A run that still saves checkpoints
+    /// goes on without.
     lost_lines: u64,
 }
 
@@ -67,7 +70,7 @@ impl ConsoleSink {
         Self { format, verbosity, least, train_iters, progress, bar: None, output, width, lost_lines: 0 }
     }
 
-    /// Whether figures are printed: programs that ask for JSON want them however little is said to people.
+    /// True if figures are printed: programs that ask for JSON want them at every verbosity.
     fn prints_figures(&self) -> bool {
         self.format == LogFormat::Json || self.verbosity != Verbosity::Quiet
     }

@@ -1,4 +1,5 @@
-//! The words of log lines: records and messages in full, as log files and pipes have them, and short, as they fit a terminal.
+//! The words of log lines: records and messages in full, as log files and pipes have them, and
+//! short, as they fit a terminal.
 
 use anstyle::{AnsiColor, Style};
 
@@ -63,7 +64,7 @@ pub(super) fn in_order<'a, T>(
     parts.into_iter().map(|(figure, part)| (figure, &part.content)).collect()
 }
 
-/// How fast the steps of an interval were, where that is known; it comes before [`step`], as a message.
+/// Speed of the steps of an interval, if it is known; it precedes [`step`], as a message.
 pub(super) fn pace(record: &Record) -> Option<String> {
     let (tflops, milliseconds) = record.number(TFLOPS).zip(record.number(MILLISECONDS))?;
     let seconds = milliseconds / 1000.0;

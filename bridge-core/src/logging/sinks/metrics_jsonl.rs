@@ -1,5 +1,5 @@
-//! `metrics.jsonl`: one JSON object a line, each iteration once, also after a crash and a resume. The file is of one run, whose name is in every
-//! line; that of another run is kept beside it.
+//! `metrics.jsonl`: one JSON object a line, each iteration once, also after a crash and a resume.
+//! The file belongs to one run, whose name is in every line; another run's file is kept beside it.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -73,7 +73,7 @@ pub enum MetricsFileError {
         path: PathBuf,
         /// Line number, counted from 1.
         line: usize,
-        /// What is wrong with it.
+        /// Description of the fault.
         reason: String,
     },
 }
@@ -101,12 +101,13 @@ pub struct MetricsFile {
 impl MetricsFile {
     /// Opens the file of `run` to continue after `completed_iterations`, 0 for a new run.
     ///
-    /// A file with records of another run is renamed to `metrics-NAME.jsonl`, with that run's name. Lines without a name, from earlier releases, are
-    /// those of a run that is continued.
+    /// A file with records of another run is renamed to `metrics-NAME.jsonl`, with that run's name.
+    /// Lines without a name, from earlier releases, are those of a run that is continued.
     ///
-    /// Lines about later iterations are dropped, because those iterations will run again; so is a last line that an
-    /// interrupted run left torn. Evaluations after the last iteration that the run makes `again` are dropped too. The file is replaced in one
-    /// step, so nothing is lost if this is interrupted too.
+    /// Lines about later iterations are dropped, because those iterations will run again; so is a
+    /// last line that an interrupted run left torn. Evaluations after the last iteration that the
+    /// run makes `again` are dropped too. The file is replaced in one step, so nothing is lost if
+    /// this is interrupted too.
     ///
     /// # Errors
     /// File errors, or a damaged line before the last.
@@ -164,7 +165,8 @@ impl MetricsFile {
         Self::resume(path, run, (completed_iterations, None))
     }
 
-    /// Appends a record. Whole lines reach the operating system, so another process can follow the file.
+    /// Appends a record. Whole lines reach the operating system, so another process can follow the
+    /// file.
     ///
     /// # Errors
     /// File errors. The file has no part of the record then, and further ones can be tried.
@@ -209,7 +211,8 @@ impl Kept {
     }
 }
 
-/// Name of the run that wrote the last record of a file, if it says; `None` for a file without records.
+/// Name of the run that wrote the last record of a file, if it says; `None` for a file without
+/// records.
 fn last_owner(path: &Path) -> Result<Option<Option<String>>, MetricsFileError> {
     let mut owner = None;
     each_record(path, |record| {
@@ -271,7 +274,8 @@ pub fn read_metrics(path: &Path) -> Result<Vec<Map<String, Value>>, MetricsFileE
     Ok(records)
 }
 
-/// Hands over the records of a metrics file one by one; a torn last line is left out. A file that does not exist has none.
+/// Hands over the records of a metrics file one by one; a torn last line is left out. A file that
+/// does not exist has none.
 ///
 /// # Errors
 /// File errors, a damaged line before the last, and those of `take`.
@@ -285,8 +289,8 @@ pub fn each_record(
 /// Longest line that a record can have.
 const LONGEST_LINE: u64 = 16 << 20;
 
-/// Hands over the lines of a metrics file one by one, with their newlines, and their records: none for a torn last line. One line is in memory at
-/// a time.
+/// Hands over the lines of a metrics file one by one, with their newlines, and their records: none
+/// for a torn last line. One line is in memory at a time.
 fn each_line(
     path: &Path,
     mut take: impl FnMut(&[u8], Option<Map<String, Value>>) -> Result<(), MetricsFileError>,
@@ -325,7 +329,8 @@ fn whole(line: &[u8]) -> &[u8] {
     line.strip_suffix(b"\n").unwrap_or(line)
 }
 
-/// Appends `bytes` to a file that is open for appending, or nothing: a disk may have room for a part of them.
+/// Appends `bytes` to a file that is open for appending, or nothing: a disk may have room for a
+/// part of them.
 pub(super) fn append_whole(file: &mut File, bytes: &[u8]) -> io::Result<()> {
     let length = file.metadata()?.len();
     let written = file.write_all(bytes).and_then(|()| file.flush());

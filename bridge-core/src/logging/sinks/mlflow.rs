@@ -1,4 +1,5 @@
-//! MLflow: every figure that TensorBoard shows, the settings, the recipe and, at the end, the loss curve and the tokenizer (`logger.mlflow_*`).
+//! MLflow: every figure that TensorBoard shows, the settings, the recipe and, at the end, the loss
+//! curve and the tokenizer (`logger.mlflow_*`).
 
 use std::path::PathBuf;
 
@@ -20,9 +21,9 @@ struct MlFlowSink {
     interval: u64,
     settings: Vec<(String, String)>,
     recipe: String,
-    /// What is sent at the end, where it is there: names there and here.
+    /// Files that are sent at the end if they exist: names there and here.
     files: Vec<(String, PathBuf)>,
-    /// Where checkpoints are.
+    /// Folder of the checkpoints.
     saved: Option<PathBuf>,
 }
 
@@ -108,7 +109,7 @@ impl Sink for MlFlowSink {
         let files = self.files.drain(..).filter(|(_, path)| path.is_file());
         let files = files.map(|(name, path)| Item::File { name, path });
         let last = files.chain([Item::End { time: now(), state: state.into() }]);
-        // All are tried; the first that fails is told.
+        // All files are tried; the first failure is reported.
         let added: Vec<Result<(), SinkError>> = last.map(|item| self.tracker.add(&item)).collect();
         end.warnings.extend(self.tracker.close());
         added.into_iter().collect()

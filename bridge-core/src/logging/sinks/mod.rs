@@ -1,4 +1,5 @@
-//! The sinks that recipes can ask for, a file each. A new one is a file with `open`, and its line in `RECIPE`.
+//! The sinks that recipes can ask for, a file each. A new one is a file with `open`, and its line
+//! in `RECIPE`.
 
 mod comet;
 mod console;

@@ -1,4 +1,5 @@
-//! OpenTelemetry: every figure that TensorBoard shows as a gauge, and a span for each step, at a collector (`logger.otlp_endpoint`).
+//! OpenTelemetry: every figure that TensorBoard shows as a gauge, and a span for each step, at a
+//! collector (`logger.otlp_endpoint`).
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,5 @@
-//! The loss curve as a picture: training (raw and smoothed) and validation, as `loss.svg` and `loss.png`.
+//! The loss curve as a picture: training (raw and smoothed) and validation, as `loss.svg` and
+//! `loss.png`.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -19,7 +20,7 @@ struct Pictures {
 
 /// The least time between two pictures of a run that trains.
 const PAUSE: Duration = Duration::from_secs(10);
-/// Of the time of a run, one part in so many may go into its pictures.
+/// Largest share of a run's time that drawing may take, as a divisor.
 const SHARE: u32 = 100;
 
 pub(super) fn open(context: &SinkContext) -> Opened {
@@ -41,7 +42,7 @@ impl Pictures {
     }
 }
 
-/// How long to wait after a picture that took `cost`.
+/// Pause after a picture that took `cost`.
 fn pause_after(cost: Duration) -> Duration {
     PAUSE.max(cost * SHARE)
 }

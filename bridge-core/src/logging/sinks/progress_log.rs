@@ -1,4 +1,5 @@
-//! `progress.txt`: when jobs started and checkpoints were saved, and how fast training went in between.
+//! `progress.txt`: when jobs started and checkpoints were saved, and how fast training went in
+//! between.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -40,19 +41,19 @@ pub enum ProgressLogError {
         /// Ranks looked for.
         world_size: u64,
     },
-    /// A line that is none of this log's.
+    /// Line that does not belong to this log.
     #[error("{}, line {line}: {reason}", path.display())]
     Line {
         /// The file.
         path: PathBuf,
         /// Line number, counted from 1.
         line: usize,
-        /// What is wrong with it.
+        /// Description of the fault.
         reason: String,
     },
 }
 
-/// Where a job, or the first of several jobs of the same size, started.
+/// Start of a job, or of the first of several jobs of the same size.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct JobStart {
     /// Local time.
@@ -90,8 +91,8 @@ impl ProgressLog {
         Self { path: path.to_owned(), job_id, world_size }
     }
 
-    /// Notes that this job starts, with `flops` done by earlier ones, and returns the start its throughput is counted
-    /// from.
+    /// Notes that this job starts, with `flops` done by earlier ones, and returns the start its
+    /// throughput is counted from.
     ///
     /// # Errors
     /// File errors.
@@ -101,7 +102,8 @@ impl ProgressLog {
         Ok(start)
     }
 
-    /// Notes how far a checkpoint is, with throughput since `job`'s start and since the first job of this size.
+    /// Notes how far a checkpoint is, with throughput since `job`'s start and since the first job
+    /// of this size.
     ///
     /// # Errors
     /// File errors, a damaged log, or one without the line of [`Self::job_started`].

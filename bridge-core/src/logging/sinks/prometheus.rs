@@ -1,5 +1,6 @@
-//! Prometheus: every figure of the last records, with its labels, at an HTTP endpoint of rank 0 (`logger.prometheus_addr`). The text is
-//! OpenMetrics. Ranks other than 0 have no endpoint: figures are of the whole run. The port is free again when the run is over.
+//! Prometheus: every figure of the last records, with its labels, at an HTTP endpoint of rank 0
+//! (`logger.prometheus_addr`). The text is OpenMetrics. Ranks other than 0 have no endpoint:
+//! figures are of the whole run. The port is free again when the run is over.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -57,7 +58,8 @@ fn encode(figure: &Figure, encoder: &mut MetricEncoder) -> fmt::Result {
     }
 }
 
-/// A metric's name without its unit, and that: the encoder joins them. Units that are no words stay out of names.
+/// A metric's name without its unit, and that: the encoder joins them. Units that are no words stay
+/// out of names.
 fn with_unit<'a>(name: &'a str, unit: &'static str) -> (&'a str, Option<Unit>) {
     if unit.is_empty() || !unit.bytes().all(|byte| byte.is_ascii_lowercase()) {
         return (name, None);

@@ -1,4 +1,5 @@
-//! `run.json`: what a run is and how it ended, so that other programs need not guess from its other files.
+//! `run.json`: what a run is and how it ended, so that other programs need not guess from its other
+//! files.
 
 use std::path::{Path, PathBuf};
 
@@ -40,7 +41,7 @@ pub(in crate::logging) struct RunRecord {
 struct Recorder {
     path: PathBuf,
     record: RunRecord,
-    /// Whether the file says that the run trains.
+    /// True if the file says that the run trains.
     is_begun: bool,
 }
 
@@ -63,8 +64,7 @@ pub(super) fn open(context: &SinkContext) -> Opened {
 
 /// The record in the folder of a run's logs.
 ///
-/// # Errors
-/// If there is none, or it cannot be understood.
+/// # Errors If there is no such file, or it cannot be parsed.
 pub(in crate::logging) fn read_record(folder: &Path) -> Result<RunRecord, String> {
     let path = folder.join(NAME);
     let text = outside::read_text(&path, outside::SETTINGS_BYTES).map_err(|error| error.to_string());

@@ -1,5 +1,6 @@
-//! `tensor_statistics.csv`: the statistics of tensors (`[tensor_inspect]`), a line for each tensor and step. As in `metrics.jsonl`, what an
-//! interrupted run wrote of steps that run again is dropped, and the table of another run is kept beside it.
+//! `tensor_statistics.csv`: the statistics of tensors (`[tensor_inspect]`), a line for each tensor
+//! and step. As in `metrics.jsonl`, what an interrupted run wrote of steps that run again is
+//! dropped, and the table of another run is kept beside it.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -16,7 +17,7 @@ use crate::logging::sink::{OpenError, Opened, Sink, SinkContext, SinkError};
 
 const NAME: &str = "tensor_statistics.csv";
 
-/// What figures of tensors are called, before the name of the statistic.
+/// Prefix of the names of tensor figures, before the name of the statistic.
 const PREFIX: &str = "tensor_";
 
 pub(super) fn open(context: &SinkContext) -> Opened {

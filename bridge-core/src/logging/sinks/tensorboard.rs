@@ -47,7 +47,7 @@ impl Sink for TensorBoard {
     }
 
     fn on_save(&mut self, _save: &SaveRecord) -> Result<(), SinkError> {
-        // A run that is killed goes on from here, and does not write the points before again.
+        // A killed run resumes from here, and does not write the points before again.
         Ok(self.writer.flush()?)
     }
 

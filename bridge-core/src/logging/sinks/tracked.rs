@@ -1,4 +1,5 @@
-//! What all trackers are told: which figures, by which names, and which files at the end; and how their files are made.
+//! Content that all trackers share: figures with their names, and files at the end; and the
+//! creation of their files.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,7 +10,7 @@ use crate::logging::MetricValue;
 use crate::logging::record::{Figure, Record, RecordKind, SaveRecord, SaveStage, Scope};
 use crate::logging::sink::SinkError;
 
-/// How long to wait before a file that could not be made is tried again.
+/// Pause before another attempt to make a file.
 const PAUSE: Duration = Duration::from_secs(10);
 
 /// A file that is made when it is needed, and tried again now and then where that fails.
@@ -26,7 +27,7 @@ impl<T> Default for Lazily<T> {
 }
 
 impl<T> Lazily<T> {
-    /// What is made by `make` in the folder `place`.
+    /// Returns the value that `make` creates in the folder `place`.
     ///
     /// # Errors
     /// Why it cannot be made.
@@ -56,7 +57,8 @@ impl<T> Lazily<T> {
     }
 }
 
-/// What a tracker is told of a checkpoint in the folder `saved`: its name there, and the value; nothing of one that only begins.
+/// Name and value that a tracker gets about a checkpoint in the folder `saved`; `None` for a save
+/// that only begins.
 pub(super) fn last_checkpoint(saved: Option<&Path>, save: &SaveRecord) -> Option<(&'static str, String)> {
     let folder = saved.filter(|_| save.stage != SaveStage::Begun)?;
     Some(("last_checkpoint", format!("{} (iteration {})", folder.display(), save.iteration)))
@@ -79,7 +81,8 @@ pub(super) fn values(record: &Record, interval: u64) -> Vec<(String, MetricValue
     values
 }
 
-/// A number that is not in `metrics.jsonl`, as TensorBoard has it: losses are float32 in the one and in the other.
+/// A number that is not in `metrics.jsonl`, as TensorBoard has it: losses are float32 in the one
+/// and in the other.
 fn as_shown(value: &MetricValue) -> Option<MetricValue> {
     value.number()?;
     Some(match value {

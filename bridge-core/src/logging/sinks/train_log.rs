@@ -1,4 +1,5 @@
-//! `train.log`: what the console says in full, each line with its time, whatever the terminal shows. Runs in the same folder add to it.
+//! `train.log`: what the console says in full, each line with its time, whatever the terminal
+//! shows. Runs in the same folder add to it.
 
 use std::fs::File;
 

@@ -1,6 +1,6 @@
-//! Weights & Biases: the run's figures, recipe, loss curve, tokenizer and the places of its checkpoints, in a folder
-//! that `wandb sync` sends (`logger.wandb_*`). A folder that cannot be written costs the run nothing but what would be
-//! in it.
+//! Weights & Biases: the run's figures, recipe, loss curve, tokenizer and the places of its
+//! checkpoints, in a folder that `wandb sync` sends (`logger.wandb_*`). A folder that cannot be
+//! written costs the run nothing but what would be in it.
 
 use std::fs;
 use std::io;
@@ -25,7 +25,7 @@ const NAME: &str = "Weights & Biases";
 const LONGEST_TAG: usize = 64;
 
 struct WandbSink {
-    /// Where the folders of runs are.
+    /// Parent of the runs' folders.
     place: PathBuf,
     head: RunHead,
     recipe: String,
@@ -33,9 +33,9 @@ struct WandbSink {
     interval: u64,
     /// The last step, unless the run ends before it.
     train_iters: u64,
-    /// What is copied at the end, where it is there: names there and here.
+    /// Files that are copied at the end if they exist: names there and here.
     files: Vec<(String, PathBuf)>,
-    /// Where checkpoints are.
+    /// Folder of the checkpoints.
     saved: Option<PathBuf>,
     log: Lazily<Log>,
     /// The figures of the last step, to which an evaluation may add.
@@ -106,7 +106,7 @@ impl WandbSink {
         }
     }
 
-    /// The log, which is begun where there is none yet.
+    /// Log of the run, begun at the first call.
     fn log(&mut self) -> Result<&mut Log, SinkError> {
         let Self { place, head, recipe, log, .. } = self;
         log.get(place, || begin(place, head, recipe))
@@ -126,7 +126,8 @@ impl WandbSink {
         log.add(&[history(number, &row), summary(number + 1, &row)])
     }
 
-    /// Copies what is there, and says so. All are tried; the first that fails is told.
+    /// Copies files that exist, and records them. All files are tried; the first failure is
+    /// reported.
     fn copy(&mut self) -> Result<(), SinkError> {
         let there: Vec<(String, PathBuf)> = self.files.drain(..).filter(|(_, path)| path.is_file()).collect();
         let log = self.log()?;
@@ -172,7 +173,7 @@ fn begin(place: &Path, run_head: &mut RunHead, recipe: &str) -> io::Result<Log> 
         Ok(store)
     };
     let store = written().inspect_err(|_| {
-        // A folder without a log is none.
+        // Remove the folder if its log could not be created.
         let _ = fs::remove_dir_all(&folder);
     })?;
     Ok(Log { folder, store, number: 4, earlier, begun: Instant::now() })
@@ -198,7 +199,7 @@ fn copy(from: &Path, to: &Path) -> io::Result<()> {
     let (mut input, _) = outside::open(from)?;
     let copied = io::copy(&mut input, &mut outside::create(to)?).map(drop);
     copied.inspect_err(|_| {
-        // A part of a file is none.
+        // Remove an incomplete copy.
         let _ = fs::remove_file(to);
     })
 }
@@ -209,7 +210,7 @@ impl Sink for WandbSink {
     }
 
     fn on_run_start(&mut self, _start: &RunStart) -> Result<(), SinkError> {
-        // What fails is told with the first record, and ends no run.
+        // A failure is reported with the first record, and ends no run.
         let _ = self.log();
         Ok(())
     }
@@ -231,7 +232,8 @@ impl Sink for WandbSink {
     }
 
     fn on_save(&mut self, save: &SaveRecord) -> Result<(), SinkError> {
-        // A run that goes on from here does this step no more. Evaluations at the end add to the last one.
+        // A run that resumes from here does not repeat this step. Evaluations at the end are added
+        // to the last step.
         let flushed = if save.iteration < self.train_iters { self.flush() } else { Ok(()) };
         let Some(folder) = self.saved.as_ref().filter(|_| save.stage != SaveStage::Begun) else {
             return flushed;
@@ -249,7 +251,7 @@ impl Sink for WandbSink {
     }
 
     fn on_run_end(&mut self, end: &mut RunEnd) -> Result<(), SinkError> {
-        // All are tried; the first that fails is told.
+        // All files are tried; the first failure is reported.
         let written = [self.flush(), self.copy()];
         let code = i64::from(matches!(end.ending, Ending::Failed(_)));
         let log = self.log()?;

@@ -1,11 +1,11 @@
 //! The `Event` message of TensorFlow's `event.proto`, as far as scalars need it.
 //!
-//! Fields: `wall_time` 1 double, `step` 2 int64, `file_version` 3 string, `summary` 5 message with repeated `value` 1:
-//! `tag` 1 string, `simple_value` 2 float.
+//! Fields: `wall_time` 1 double, `step` 2 int64, `file_version` 3 string, `summary` 5 message with
+//! repeated `value` 1: `tag` 1 string, `simple_value` 2 float.
 
 use crate::logging::protobuf::{FIXED32, FIXED64, Field, Fields, VARINT, put_bytes, put_key, put_varint};
 
-/// What an event says.
+/// Content of an event.
 #[derive(Clone, Debug, PartialEq)]
 pub enum EventKind {
     /// The first event of a file.
@@ -14,7 +14,7 @@ pub enum EventKind {
     Scalar {
         /// Name of the curve.
         tag: String,
-        /// Its value.
+        /// Value of the scalar.
         value: f32,
     },
     /// Anything else, which other programs may have written.
@@ -28,7 +28,7 @@ pub struct Event {
     pub wall_time: f64,
     /// Iteration, or samples for curves against samples.
     pub step: i64,
-    /// What happened.
+    /// Content of the event.
     pub kind: EventKind,
 }
 
@@ -58,7 +58,7 @@ impl Event {
         out
     }
 
-    /// Reads a message; `None` if the bytes are none.
+    /// Decodes a message; `None` if the bytes are not a message.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let mut event = Self { wall_time: 0.0, step: 0, kind: EventKind::Other };
         let mut fields = Fields(bytes);
@@ -77,7 +77,7 @@ impl Event {
     }
 }
 
-/// A summary of exactly one simple value is a scalar; all others are none of our business.
+/// Decodes a summary of exactly one simple value as a scalar; ignores all others.
 fn decode_summary(bytes: &[u8]) -> Option<EventKind> {
     let mut summary = Fields(bytes);
     let Some((1, Field::Bytes(value))) = summary.next() else {

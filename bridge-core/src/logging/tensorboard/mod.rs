@@ -1,5 +1,6 @@
-//! TensorBoard event files with scalars: writing them, reading them back, and cutting them where a run resumes.
-//! The protocol buffers are small enough to encode by hand; nothing here knows what the scalars mean.
+//! TensorBoard event files with scalars: writing them, reading them back, and cutting them where a
+//! run resumes. The protocol buffers are small enough to encode by hand; nothing here knows what
+//! the scalars mean.
 //!
 //! Why not a crate: those on the registry are stale or need `protoc` to build.
 

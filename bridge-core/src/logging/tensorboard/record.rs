@@ -1,4 +1,5 @@
-//! The record framing of event files: length, masked CRC-32C of the length, payload, masked CRC-32C of the payload.
+//! The record framing of event files: length, masked CRC-32C of the length, payload, masked CRC-32C
+//! of the payload.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -23,14 +24,15 @@ pub enum EventFileError {
     Damaged {
         /// The file.
         path: PathBuf,
-        /// Where the record starts.
+        /// Start of the record.
         offset: usize,
-        /// What is wrong with it.
+        /// Description of the fault.
         reason: &'static str,
     },
 }
 
-/// The checksum as event files store it: rotated and offset, so that checksums of checksums stay strong.
+/// The checksum as event files store it: rotated and offset, so that checksums of checksums stay
+/// strong.
 pub(super) fn masked_crc32c(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
 }
@@ -91,7 +93,8 @@ mod tests {
         // RFC 3720, B.4: 32 zero bytes.
         assert_eq!(crc32c::crc32c(&[0; 32]), 0x8a91_36aa);
         assert_eq!(masked_crc32c(&[0; 32]), 0x8a91_36aa_u32.rotate_right(15).wrapping_add(0xa282_ead8));
-        // The header of the version event that every TensorFlow event file starts with, 24 bytes long.
+        // The header of the version event that every TensorFlow event file starts with, 24 bytes
+        // long.
         assert_eq!(frame(&[0; 24])[..12], [0x18, 0, 0, 0, 0, 0, 0, 0, 0xa3, 0x7f, 0x4b, 0x22]);
     }
 

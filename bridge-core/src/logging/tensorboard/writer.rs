@@ -1,4 +1,5 @@
-//! Writing an event file, and cutting what earlier runs wrote beyond the point where this one resumes.
+//! Writing an event file, and cutting what earlier runs wrote beyond the point where this one
+//! resumes.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -14,32 +15,33 @@ use super::record::{EventFileError, frame, split};
 use crate::logging::record::Split;
 use crate::logging::sink::MadeAgain;
 
-/// What the twins of curves that count samples instead of iterations end with.
+/// Suffix of the curves that count samples instead of iterations.
 pub const SAMPLES_SUFFIX: &str = " vs samples";
 
-/// What curves of perplexities end with.
+/// Suffix of the curves of perplexities.
 pub const PERPLEXITY_SUFFIX: &str = " ppl";
 
-/// How long an event may wait, as `flush_secs` of PyTorch's `SummaryWriter`.
+/// Longest delay of an event, as `flush_secs` of PyTorch's `SummaryWriter`.
 const LONGEST_WAIT: Duration = Duration::from_secs(120);
 
 const FILE_PREFIX: &str = "events.out.tfevents.";
 
-/// How far the checkpoint was that a run continues from; zeros for a new run.
+/// Progress of the checkpoint that a run resumes from; zeros for a new run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResumePoint {
     /// Iterations completed.
     pub iteration: u64,
     /// Samples trained on.
     pub consumed_samples: u64,
-    /// What is made again of the last iteration.
+    /// Part of the last iteration that is repeated.
     pub again: Option<MadeAgain>,
 }
 
 impl ResumePoint {
-    /// Whether a run that continues here will not write the event again.
+    /// True if a run that resumes here will not write the event again.
     ///
-    /// `validations` has how many points of each curve of the validation split have stayed at the last iteration.
+    /// `validations` has how many points of each curve of the validation split have stayed at the
+    /// last iteration.
     fn keeps(&self, event: &Event, validations: &mut BTreeMap<String, usize>) -> bool {
         let EventKind::Scalar { tag, .. } = &event.kind else { return true };
         let (name, last) = match tag.strip_suffix(SAMPLES_SUFFIX) {
@@ -85,8 +87,10 @@ pub struct EventWriter {
 }
 
 impl EventWriter {
-    /// Starts a new file of the run named `run` in `folder`, after cutting earlier files of this run at `resume`, so that each point of
-    /// a curve is there once. The file's name ends with that of the run; files of other runs and programs stay as they are. Up to `queue_size` events wait in memory, for two minutes at most while there are further ones.
+    /// Starts a new file of the run named `run` in `folder`, after cutting earlier files of this
+    /// run at `resume`, so that each point of a curve is there once. The file's name ends with that
+    /// of the run; files of other runs and programs stay as they are. Up to `queue_size` events
+    /// wait in memory, for two minutes at most while there are further ones.
     ///
     /// # Errors
     /// File errors, or a damaged event file in `folder`.
@@ -156,7 +160,8 @@ fn seconds_since_1970() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |elapsed| elapsed.as_secs_f64())
 }
 
-/// Creates a file under the first free name; runs that start within a second of each other must not share one.
+/// Creates a file under the first free name; runs that start within a second of each other must not
+/// share one.
 fn create_file(folder: &Path, run: &str) -> Result<(PathBuf, File), EventFileError> {
     let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let host = if host.trim().is_empty() { "localhost" } else { host.trim() };

@@ -1,5 +1,6 @@
-//! Traces of steps, in the format of Chrome's trace viewer, which Perfetto opens: what an event is, files of a rank, several merged. Where
-//! time goes is in `summary`; who records is a subsystem of the run.
+//! Traces of steps, in the format of Chrome's trace viewer, which Perfetto opens: what an event is,
+//! files of a rank, several merged. Where time goes is in `summary`; who records is a subsystem of
+//! the run.
 
 mod summary;
 
@@ -18,7 +19,7 @@ pub const FOLDER: &str = "trace";
 /// Larger files are no traces.
 const LARGEST: u64 = 4 << 30;
 
-/// What part of a step a span belongs to.
+/// Part of a step that a span belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Part {
@@ -85,7 +86,7 @@ impl Part {
         known.or_else(of_segment).or_else(of_optimizer).unwrap_or(Self::Loop)
     }
 
-    /// Its name.
+    /// Name of the part.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Step => "step",
@@ -108,7 +109,7 @@ impl Part {
 /// An event, with the names of the format.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Event {
-    /// What it is.
+    /// Name of the event.
     pub name: String,
     /// The part of a step; absent in events that name ranks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -126,15 +127,16 @@ pub struct Event {
     /// 0: a rank works on one thing at a time.
     #[serde(default)]
     pub tid: u64,
-    /// What joins `b` and `e`.
+    /// Identifier that joins `b` and `e`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
-    /// `iteration`, `layer`, `microbatch`, `chunk`, `shapes`; of collectives `group`, `ranks`, `dtype`, `elements`, `bytes`, `root`.
+    /// `iteration`, `layer`, `microbatch`, `chunk`, `shapes`; of collectives `group`, `ranks`,
+    /// `dtype`, `elements`, `bytes`, `root`.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub args: Map<String, Value>,
 }
 
-/// What sort an event is.
+/// Type of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Phase {
     /// A span.
@@ -142,7 +144,7 @@ pub enum Phase {
     /// The beginning of what goes on beside others.
     #[serde(rename = "b")]
     Begins,
-    /// Its end.
+    /// End of a span.
     #[serde(rename = "e")]
     Ends,
     /// The name of a rank.
@@ -178,12 +180,12 @@ impl Event {
         self.ts + self.dur.unwrap_or_default()
     }
 
-    /// Its argument of that name, as a number.
+    /// Argument of that name, as a number.
     pub fn number(&self, name: &str) -> Option<u64> {
         self.args.get(name)?.as_u64()
     }
 
-    /// Its argument of that name, as text.
+    /// Argument of that name, as text.
     pub fn text(&self, name: &str) -> Option<&str> {
         self.args.get(name)?.as_str()
     }
@@ -194,33 +196,33 @@ impl Event {
 pub struct TracedRank {
     /// Rank in the world.
     pub rank: usize,
-    /// Its stage of the pipeline.
+    /// Pipeline stage of the rank.
     pub stage: usize,
     /// The machine.
     pub node: String,
 }
 
-/// What a file says of itself.
+/// Metadata of a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Header {
     /// Name of the run.
     pub run: String,
     /// Ranks of the run.
     pub world_size: usize,
-    /// Those whose events these are.
+    /// Ranks with events in this file.
     pub ranks: Vec<TracedRank>,
 }
 
 /// A trace of one rank or several.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Trace {
-    /// What happened.
+    /// Events of the ranks.
     #[serde(rename = "traceEvents")]
     pub events: Vec<Event>,
-    /// How viewers show times.
+    /// Unit of times in viewers.
     #[serde(rename = "displayTimeUnit")]
     unit: String,
-    /// Of what it is.
+    /// Metadata of the trace.
     #[serde(rename = "otherData")]
     pub header: Header,
 }
@@ -231,7 +233,7 @@ pub struct Trace {
 pub struct TraceError {
     /// The file.
     pub path: PathBuf,
-    /// What is wrong with it.
+    /// Description of the fault.
     pub message: String,
 }
 
@@ -271,8 +273,8 @@ impl Trace {
 
     /// The events of all, in the order of their beginnings.
     ///
-    /// # Errors
-    /// If they are of different runs, a rank is in two of them, or there is none.
+    /// # Errors If the traces are of different runs, a rank is in two of them, or there is no
+    /// trace.
     pub fn merge(traces: Vec<Self>) -> Result<Self, String> {
         let mut traces = traces.into_iter();
         let mut all = traces.next().ok_or("there is no trace")?;

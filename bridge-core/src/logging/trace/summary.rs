@@ -1,4 +1,4 @@
-//! Where the time of traced steps goes, and what ranks sent each other.
+//! Breakdown of the time of traced steps, and the traffic between ranks.
 
 use std::collections::BTreeMap;
 
@@ -7,11 +7,11 @@ use super::{Event, Part, Phase, Trace, TracedRank};
 /// The time of a rank's steps.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RankSummary {
-    /// Which.
+    /// Rank of the times.
     pub rank: TracedRank,
-    /// Its steps, in order.
+    /// Steps of the rank, in order.
     pub steps: Vec<StepTimes>,
-    /// What it communicated in all of them, by group and operation.
+    /// Traffic of the rank in all steps, by group and operation.
     pub moved: BTreeMap<(String, String), Moved>,
 }
 
@@ -22,13 +22,14 @@ pub struct StepTimes {
     pub iteration: u64,
     /// Seconds in all.
     pub seconds: f64,
-    /// Seconds of each part, of which those of the parts inside it are no part: they add up to the whole, with what no span covers.
+    /// Seconds of each part, of which those of the parts inside it are no part: they add up to the
+    /// whole, with what no span covers.
     pub parts: BTreeMap<Part, f64>,
     /// Seconds that no span covers.
     pub uncovered: f64,
 }
 
-/// What was communicated.
+/// Traffic of an operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
     /// Calls.

@@ -29,9 +29,9 @@ pub(super) struct Client {
     headers: Vec<(String, String)>,
 }
 
-/// What a request sends.
+/// Body of a request.
 pub(super) enum Body<'a> {
-    /// Nothing, with what follows the question mark.
+    /// No body; a query string follows the question mark.
     Query(&'a str, &'a str),
     /// JSON.
     Json(&'a Value),
@@ -40,8 +40,9 @@ pub(super) enum Body<'a> {
 }
 
 impl Client {
-    /// A client of the server at `address`, in which `${NAME}` is an environment variable. Credentials in it, `user:password@`,
-    /// count if no `authorization` is given. None of it is in messages.
+    /// A client of the server at `address`, in which `${NAME}` is an environment variable.
+    /// Credentials in it, `user:password@`, count if no `authorization` is given. None of it is in
+    /// messages.
     pub fn new(address: &str, authorization: Option<String>) -> Self {
         let config = Agent::config_builder().timeout_global(Some(PATIENCE)).http_status_as_error(false).build();
         let agent = config.into();
@@ -103,7 +104,8 @@ impl Client {
         let said = json.ok().and_then(|json| json["message"].as_str().map(|said| said.chars().take(1000).collect()));
         let said: String = said.map_or_else(start, |said: String| printable(&said).into_owned());
         let message = format!("{shown} answers {status}: {said}");
-        // A server that is busy or broken may be whole again; one that understands and refuses will refuse again.
+        // A server that is busy or broken may be whole again; one that understands and refuses will
+        // refuse again.
         let is_passing = status.is_server_error()
             || [StatusCode::TOO_MANY_REQUESTS, StatusCode::REQUEST_TIMEOUT, StatusCode::UNAUTHORIZED].contains(&status);
         Err(if is_passing { SendError::Later(message) } else { SendError::Never(message) })

@@ -1,4 +1,5 @@
-//! MLflow, by its REST interface (mlflow.org/docs/latest/rest-api.html, version 2.0) and the artifact proxy of its server.
+//! MLflow, by its REST interface (mlflow.org/docs/latest/rest-api.html, version 2.0) and the
+//! artifact proxy of its server.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,10 +12,10 @@ use serde_json::{Value, json};
 use super::http::{Body, Client};
 use super::service::{Item, Known, SendError, Service};
 
-/// Its name, for messages and the spool's folder.
+/// Name for messages and the spool's folder.
 pub(in crate::logging) const NAME: &str = "mlflow";
 
-/// What a request may hold.
+/// Largest number of metrics in a request.
 const METRICS: usize = 1000;
 const PARAMETERS: usize = 100;
 
@@ -24,7 +25,7 @@ const LONGEST_VALUE: usize = 6000;
 /// Bytes of an artifact: a request is given up after some seconds.
 const LARGEST_FILE: u64 = 64 << 20;
 
-/// Where a run is sent to.
+/// Destination of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(in crate::logging) struct Target {
     /// Address of the server.
@@ -44,8 +45,9 @@ pub(in crate::logging) struct MlFlow {
 }
 
 impl MlFlow {
-    /// A client; the server is not asked before there is something to send. Who asks is said by the environment, as MLflow's own client has it:
-    /// `MLFLOW_TRACKING_TOKEN`, or `MLFLOW_TRACKING_USERNAME` and `MLFLOW_TRACKING_PASSWORD`.
+    /// A client; the server is not asked before there is something to send. Who asks is said by the
+    /// environment, as MLflow's own client has it: `MLFLOW_TRACKING_TOKEN`, or
+    /// `MLFLOW_TRACKING_USERNAME` and `MLFLOW_TRACKING_PASSWORD`.
     pub fn new(target: Target) -> Self {
         let of = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let token = of("MLFLOW_TRACKING_TOKEN").map(|token| format!("Bearer {token}"));
@@ -61,7 +63,7 @@ impl MlFlow {
         self.client.ask(&format!("api/2.0/mlflow/{call}"), Body::Json(content))
     }
 
-    /// The identifier of the experiment, which is made if there is none.
+    /// Identifier of the experiment, which is created if it does not exist.
     fn experiment(&self) -> Result<String, SendError> {
         let name = self.target.experiment.as_str();
         let get = || self.client.ask("api/2.0/mlflow/experiments/get-by-name", Body::Query("experiment_name", name));
@@ -186,7 +188,8 @@ fn unexpected(what: &str, answer: &Value) -> SendError {
     SendError::Later(format!("expected {what}, the server answers {answer}"))
 }
 
-/// A name as MLflow takes it: `@` as `_at_`, one slash at the most, and letters, digits, `_ . - : ` and space besides.
+/// A name as MLflow takes it: `@` as `_at_`, one slash at the most, and letters, digits, `_ . - : `
+/// and space besides.
 pub(in crate::logging) fn name(name: &str) -> String {
     let mut has_slash = false;
     let mut last = ' ';

@@ -1,5 +1,6 @@
-//! Trackers: servers that a run tells its figures. Everything goes to a spool on disk first, from where a thread sends it: a server that is down,
-//! slow or refuses costs the run nothing, and what is left can be sent later.
+//! Trackers: servers that a run tells its figures. Everything goes to a spool on disk first, from
+//! where a thread sends it: a server that is down, slow or refuses costs the run nothing, and what
+//! is left can be sent later.
 
 mod http;
 mod mlflow;
@@ -19,7 +20,8 @@ pub(super) use service::Item;
 pub use service::Sent;
 use spool::Spool;
 
-/// Sends what the run in the log folder `folder` has left for its trackers; nothing where it has none.
+/// Sends what the run in the log folder `folder` has left for its trackers; nothing where it has
+/// none.
 ///
 /// # Errors
 /// A spool, or what is known of it, that cannot be read.

@@ -1,5 +1,6 @@
-//! OpenTelemetry, by OTLP over HTTP with JSON (opentelemetry.io/docs/specs/otlp, version 1.5): figures as gauges, and a trace of the run with a span
-//! for each step. By hand, because the ecosystem's exporter brings an HTTP client of its own.
+//! OpenTelemetry, by OTLP over HTTP with JSON (opentelemetry.io/docs/specs/otlp, version 1.5):
+//! figures as gauges, and a trace of the run with a span for each step. By hand, because the
+//! ecosystem's exporter brings an HTTP client of its own.
 
 use std::collections::BTreeMap;
 
@@ -10,16 +11,16 @@ use twox_hash::XxHash3_128;
 use super::http::{Body, Client};
 use super::service::{Item, Known, SendError, Service};
 
-/// Its name, for messages and the spool's folder.
+/// Name for messages and the spool's folder.
 pub(in crate::logging) const NAME: &str = "otlp";
 
 /// Points or spans of a request.
 const AT_ONCE: usize = 2000;
 
-/// What runs are as a service.
+/// Service name of runs.
 const SERVICE: &str = "bridge";
 
-/// Where a run is sent to.
+/// Destination of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(in crate::logging) struct OtlpTarget {
     /// Address of the collector, to which `/v1/metrics` and `/v1/traces` are added.
@@ -35,8 +36,9 @@ pub(in crate::logging) struct Otlp {
 }
 
 impl Otlp {
-    /// A client; the collector is not asked before there is something to send. Headers, such as a key, are those of
-    /// `OTEL_EXPORTER_OTLP_HEADERS`, as the specification has it: `name=value,name=value`.
+    /// A client; the collector is not asked before there is something to send. Headers, such as a
+    /// key, are those of `OTEL_EXPORTER_OTLP_HEADERS`, as the specification has it:
+    /// `name=value,name=value`.
     pub fn new(target: OtlpTarget) -> Self {
         let headers = std::env::var("OTEL_EXPORTER_OTLP_HEADERS").unwrap_or_default();
         let pair =
@@ -45,7 +47,7 @@ impl Otlp {
         Self { client: Client::new(&target.endpoint, None).with_headers(headers), target }
     }
 
-    /// Who sends.
+    /// Resource attributes of the sender.
     fn resource(&self, run: &str) -> Value {
         let of = |(key, value): (&str, &str)| json!({ "key": key, "value": { "stringValue": value } });
         let attributes =
@@ -133,7 +135,7 @@ fn span(run: &str, item: &Item) -> Option<Value> {
     }))
 }
 
-/// The leading items that go into one request: those of a sort, up to so many points or spans.
+/// Leading items that fit into one request: items of one type, up to a limit of points or spans.
 fn leading(items: &[Item]) -> Vec<&Item> {
     let are_figures = matches!(items[0], Item::Figures { .. });
     let size = |item: &Item| match item {

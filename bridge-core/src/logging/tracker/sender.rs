@@ -13,7 +13,7 @@ use crate::logging::sink::{Deferred, SinkError};
 /// Pauses after failures, from the first to the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(60));
 
-/// How long the end of a run waits for what is not sent yet.
+/// Time limit at the end of a run for items that are not sent yet.
 const AT_THE_END: Duration = Duration::from_secs(10);
 
 /// A run's connection to a tracker.
@@ -36,13 +36,13 @@ struct State {
     has_more: bool,
     /// When to give up; the run is over.
     until: Option<Instant>,
-    /// Whether the end is not waited for.
+    /// True if the end does not wait.
     gives_up: bool,
-    /// What the run should say, once.
+    /// Message that the run should print once.
     trouble: Option<String>,
     /// Items that the server refused, and lines that were damaged.
     refused: usize,
-    /// Whether all is sent.
+    /// True if everything is sent.
     is_empty: bool,
 }
 
@@ -53,7 +53,8 @@ impl Shared {
 }
 
 impl Tracker {
-    /// Opens the spool of `run` in `log_dir` and begins to send what it has. `target` is kept for sending later.
+    /// Opens the spool of `run` in `log_dir` and begins to send what it has. `target` is kept for
+    /// sending later.
     pub fn open(
         name: &'static str,
         (log_dir, run): (&Path, &str),
@@ -107,7 +108,8 @@ impl Tracker {
         })
     }
 
-    /// Waits some seconds for what is not sent yet. What is left, or was refused, is what the run has to say.
+    /// Waits some seconds for what is not sent yet. What is left, or was refused, is what the run
+    /// has to say.
     pub fn close(&mut self) -> Option<String> {
         let thread = self.thread.take()?;
         let mut state = self.shared.state();
@@ -150,9 +152,10 @@ struct Sender {
     shared: Arc<Shared>,
 }
 
-/// What one look at the spool came to.
+/// Result of one pass over the spool.
 enum Look {
-    /// So many items are dealt with; so many of them were refused, the first one for this reason.
+    /// Number of items that were handled, number of those that were refused, and the reason of the
+    /// first refusal.
     Done(usize, usize, Option<String>),
     /// There is nothing to send.
     Empty,

@@ -1,9 +1,9 @@
-//! What a tracker is told, and what sends it.
+//! Items for a tracker, and the contract of its client.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// What is to be sent.
+/// Item to send.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "item", rename_all = "snake_case")]
 pub enum Item {
@@ -25,55 +25,55 @@ pub enum Item {
     },
     /// Something that took time.
     Span {
-        /// What it is.
+        /// Name of the span.
         name: String,
         /// Nanoseconds since 1970 at its beginning.
         start: u64,
         /// The same at its end.
         end: u64,
-        /// What is known of it. What is not finite is a text.
+        /// Attributes of the span. Values that are not finite are texts.
         attributes: Vec<(String, Value)>,
     },
     /// Something that can be said of the run.
     Tag {
-        /// Its name.
+        /// Name of the parameter.
         name: String,
-        /// What is said.
+        /// Value of the parameter.
         value: String,
     },
     /// A text as a file.
     Text {
         /// The file's name there.
         name: String,
-        /// Its content.
+        /// Content of the file.
         content: String,
     },
     /// A file, as it is when it is sent.
     File {
-        /// Its name there, which may have folders.
+        /// Name on the server, which may have folders.
         name: String,
-        /// Where it is here.
+        /// Path on this machine.
         path: std::path::PathBuf,
     },
     /// The run is over.
     End {
         /// Milliseconds since 1970.
         time: u64,
-        /// How: `finished`, `stopped` or `failed`.
+        /// End state: `finished`, `stopped` or `failed`.
         state: String,
     },
 }
 
-/// What a tracker knows of a run, in a file beside the spool.
+/// State of a run at a tracker, in a file beside the spool.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Known {
     /// Name of the run, which a run that resumes it has too.
     pub run: String,
-    /// How much of the spool is sent.
+    /// Bytes of the spool that are sent.
     pub sent: u64,
-    /// What the server calls the run and its parts.
+    /// Identifiers that the server gave to the run and its parts.
     pub ids: std::collections::BTreeMap<String, String>,
-    /// Where it is sent to, for sending later.
+    /// Destination, for sending later.
     pub target: Value,
 }
 
@@ -90,14 +90,15 @@ pub enum SendError {
 
 /// A server that takes what runs tell.
 pub trait Service: Send {
-    /// Sends items from the first on, and says how many are sent: at least one, and more where they fit into a request.
+    /// Sends items from the first on, and says how many are sent: at least one, and more where they
+    /// fit into a request.
     ///
     /// # Errors
     /// Why the first one is not sent.
     fn send(&mut self, known: &mut Known, items: &[Item]) -> Result<usize, SendError>;
 }
 
-/// What came of sending what a run had left.
+/// Result of sending the rest of a run's spool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Sent {
     /// The tracker.

@@ -1,4 +1,5 @@
-//! The spool: a file of what is to be sent, a line an item with a checksum, and a file of what is known of the run at the tracker.
+//! The spool: a file of what is to be sent, a line an item with a checksum, and a file of what is
+//! known of the run at the tracker.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -9,7 +10,7 @@ use bridge_data::outside;
 
 use super::service::{Item, Known};
 
-/// What is read at once.
+/// Bytes that are read at once.
 const AT_ONCE: u64 = 1 << 20;
 
 /// The longest line that is read: a configuration, or a recipe.
@@ -22,7 +23,8 @@ pub(super) struct Spool {
     file: Mutex<File>,
 }
 
-/// The lines of a part of a spool: an item, or nothing where the line is damaged, and where the spool goes on behind it.
+/// The lines of a part of a spool: an item, or nothing where the line is damaged, and where the
+/// spool goes on behind it.
 pub(super) type Part = Vec<(Option<Item>, u64)>;
 
 /// The folder of a tracker's spool.
@@ -50,7 +52,7 @@ pub(super) fn set_aside(place: &Path) -> io::Result<()> {
     free.map_or(Ok(()), |kept| fs::rename(place, kept))
 }
 
-/// What is known of the run; nothing where nothing is written.
+/// State of the run; the default if no file exists.
 pub(super) fn read_known(place: &Path) -> io::Result<Known> {
     match outside::read_text(&place.join("known.json"), outside::SETTINGS_BYTES) {
         Ok(text) => serde_json::from_str(&text).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error)),
@@ -133,7 +135,7 @@ impl Spool {
         self.write_known(known)
     }
 
-    /// Where to go on: at the beginning, if the spool is shorter than what is sent.
+    /// Position to continue from: the beginning, if the spool is shorter than the sent part.
     pub fn start(&self, known: &Known) -> io::Result<u64> {
         let length = fs::metadata(self.place.join("items"))?.len();
         Ok(if known.sent > length { 0 } else { known.sent })

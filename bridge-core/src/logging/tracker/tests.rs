@@ -16,7 +16,7 @@ use serde_json::json;
 use super::mlflow::{NAME, name};
 use super::*;
 
-/// What a server was told.
+/// Requests that a server received.
 #[derive(Debug, Default)]
 struct Told {
     /// By name and step.
@@ -25,11 +25,11 @@ struct Told {
     files: BTreeMap<String, Vec<u8>>,
     statuses: Vec<String>,
     runs: usize,
-    /// What came by OTLP: the signal and its content.
+    /// OTLP requests: signal and content.
     signals: Vec<(String, Value)>,
 }
 
-/// How a server treats requests.
+/// Behavior of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mood {
     Well,
@@ -108,7 +108,7 @@ fn answer(stream: TcpStream, mood: Mood, told: &Mutex<Told>) -> std::io::Result<
     write!(reader.get_mut(), "HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{content}")
 }
 
-/// What MLflow answers.
+/// Answer of MLflow.
 fn take(call: &str, body: &[u8], told: &mut Told) -> (&'static str, Value) {
     if let Some(file) = call.strip_prefix("/api/2.0/mlflow-artifacts/artifacts/7/run-1/artifacts/") {
         told.files.insert(file.to_owned(), body.to_vec());

@@ -1,5 +1,6 @@
-//! The log of records: a header, and records in blocks of 32 KiB as LevelDB has them (github.com/google/leveldb,
-//! doc/log_format.md), but with plain checksums (CRC-32 of the type and the data, not masked).
+//! The log of records: a header, and records in blocks of 32 KiB as LevelDB has them
+//! (github.com/google/leveldb, doc/log_format.md), but with plain checksums (CRC-32 of the type and
+//! the data, not masked).
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
@@ -36,7 +37,8 @@ impl DataStore {
         Ok(store)
     }
 
-    /// Adds records, all or none. They are the system's when this returns: the end of the process does not lose them.
+    /// Adds records, all or none. They are the system's when this returns: the end of the process
+    /// does not lose them.
     pub fn add(&mut self, records: &[Vec<u8>]) -> io::Result<()> {
         let mut bytes = Vec::new();
         for record in records {
@@ -68,7 +70,7 @@ impl DataStore {
         Self { file, length }
     }
 
-    /// How long it is.
+    /// Length of the log in bytes.
     pub fn length(&self) -> u64 {
         self.length
     }
@@ -112,12 +114,12 @@ fn checksum(kind: u8, data: &[u8]) -> u32 {
 /// Reads the records of a log up to the first that is not whole.
 pub(super) struct Records {
     input: BufReader<File>,
-    /// Where the last record that was read ends.
+    /// End of the last record that was read.
     pub end: u64,
 }
 
 impl Records {
-    /// Opens a log; `None` if the file is none.
+    /// Opens a log; `None` if the file is not a log.
     pub fn open(path: &Path) -> io::Result<Option<Self>> {
         let mut input = BufReader::with_capacity(BLOCK as usize, outside::open(path)?.0);
         let mut header = [0; HEADER.len()];

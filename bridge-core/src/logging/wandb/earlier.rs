@@ -1,4 +1,4 @@
-//! What earlier jobs of a run have left: their folders, from which the steps are cut that the run does again.
+//! Folders of earlier jobs of a run, from which the steps that the run repeats are cut.
 
 use std::fs::{self, OpenOptions};
 use std::io;
@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use super::datastore::Records;
 use super::records::{StepOf, step_of};
 
-/// What earlier jobs of a run came to.
+/// Progress of earlier jobs of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(in crate::logging) struct Earlier {
-    /// How many there were.
+    /// Number of earlier jobs.
     pub jobs: usize,
     /// Seconds that they took.
     pub runtime: f64,
@@ -18,7 +18,8 @@ pub(in crate::logging) struct Earlier {
     pub sent: Option<u64>,
 }
 
-/// Looks at the folders of the run `id` in `place`, and cuts what they say of steps behind `iteration`, unless it was sent.
+/// Looks at the folders of the run `id` in `place`, and cuts what they say of steps behind
+/// `iteration`, unless it was sent.
 pub(in crate::logging) fn look_at_earlier(place: &Path, id: &str, iteration: u64) -> io::Result<Earlier> {
     let mut found = Earlier::default();
     for path in logs(place, id)? {

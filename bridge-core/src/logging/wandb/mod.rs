@@ -1,4 +1,5 @@
-//! Runs in Weights & Biases' own files, which `wandb sync` sends: the log of a run, and what its records say. Nothing here asks a server.
+//! Runs in Weights & Biases' own files, which `wandb sync` sends: the log of a run, and what its
+//! records say. Nothing here asks a server.
 
 mod datastore;
 mod earlier;
@@ -8,7 +9,8 @@ pub(super) use datastore::DataStore;
 pub(super) use earlier::{Earlier, look_at_earlier};
 pub(super) use records::{Checkpoint, Row, RunHead, exit, files, head, history, run, summary};
 
-/// What a field of a record holds as JSON; numbers that are not finite as Python writes them, which is how W&B reads them.
+/// Field of a record as JSON; numbers that are not finite are written as Python writes them, which
+/// is how W&B reads them.
 pub(super) fn json_of(value: &super::MetricValue) -> String {
     use super::MetricValue::{F32, F64};
     let token = |value: f64| match value {

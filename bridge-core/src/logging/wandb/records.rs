@@ -1,4 +1,5 @@
-//! What the records of a log say: the messages of W&B's `wandb_internal.proto`, as far as a run needs them, by the numbers of their fields.
+//! Records of a log: the messages of W&B's `wandb_internal.proto` that a run needs, by the numbers
+//! of their fields.
 
 use base64::prelude::{BASE64_URL_SAFE_NO_PAD, Engine};
 use md5::{Digest, Md5};
@@ -20,30 +21,30 @@ const HEADER: u32 = 21;
 /// The least version of W&B's client that reads the log, as its own logs have it.
 const MIN_CONSUMER: &str = "0.70.0";
 
-/// What a run is.
+/// Metadata of a run.
 #[derive(Clone, Debug, Default)]
 pub(in crate::logging) struct RunHead {
-    /// Its identifier, which a run that resumes it has too.
+    /// Identifier, which a resumed run keeps.
     pub id: String,
-    /// Whose project it is in; empty where that is who sends it.
+    /// Owner of the project; empty for the account that uploads.
     pub entity: String,
     /// The project.
     pub project: String,
-    /// Its name.
+    /// Name of the run.
     pub name: String,
     /// The group of runs that it is in.
     pub group: String,
-    /// What kind of job it is.
+    /// Job type of the run.
     pub job_type: String,
-    /// What somebody wants to say of it.
+    /// Notes of the user.
     pub notes: String,
-    /// Its tags.
+    /// Tags of the run.
     pub tags: Vec<String>,
     /// Settings, by section: names and JSON.
     pub config: Vec<(String, String)>,
     /// Iterations that it has done before.
     pub starting_step: u64,
-    /// Whether there was a job of it before.
+    /// True if there was an earlier job of the run.
     pub is_resumed: bool,
     /// Milliseconds since 1970.
     pub time: u64,
@@ -182,7 +183,8 @@ impl Checkpoint<'_> {
     pub fn record(&self, number: u64) -> Vec<u8> {
         let (mut out, mut manifest, mut entry) = (Vec::new(), Vec::new(), Vec::new());
         put_text(&mut entry, 1, self.name);
-        // As W&B's own client does it where it is not to compute checksums: the reference stands for its content.
+        // As W&B's own client does it where it is not to compute checksums: the reference stands
+        // for its content.
         put_text(&mut entry, 2, self.uri);
         put_text(&mut entry, 3, self.uri);
         put_int(&mut manifest, 1, 1);
@@ -224,7 +226,7 @@ pub(super) struct StepOf {
     pub runtime: f64,
 }
 
-/// Which step a record of history is about; `None` for all others.
+/// Step of a record of history; `None` for all other records.
 pub(super) fn step_of(record: &[u8]) -> Option<StepOf> {
     let mut fields = Fields(record);
     let history = std::iter::from_fn(|| fields.next()).find_map(|field| match field {

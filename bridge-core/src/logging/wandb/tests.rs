@@ -1,4 +1,5 @@
-//! The log against one of W&B's own client, and against a decoder of its own that shares nothing with the code above.
+//! The log against one of W&B's own client, and against a decoder of its own that shares nothing
+//! with the code above.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,7 +11,8 @@ use super::earlier::logs;
 use super::*;
 use crate::logging::MetricValue;
 
-/// A log of three steps that W&B's client wrote (version 0.31.0, offline), with a setting that is longer than a block.
+/// A log of three steps that W&B's client wrote (version 0.31.0, offline), with a setting that is
+/// longer than a block.
 const REAL: &[u8] = include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/wandb/run.wandb"));
 
 /// A message as it is read: values of fields by number, in their order.
@@ -275,7 +277,8 @@ fn a_disk_that_is_full_is_an_error_and_changes_nothing() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Records of any lengths, at block ends too, are read by both decoders; a log that is cut gives those that are whole.
+    /// Records of any lengths, at block ends too, are read by both decoders; a log that is cut
+    /// gives those that are whole.
     #[test]
     fn records_are_framed(lengths in prop::collection::vec(prop_oneof![0_usize..40, 32_700_usize..32_780, 0_usize..100_000], 1..8), cut in 0.0..1.0_f64) {
         let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! Lion (Chen et al. 2023, arXiv:2302.06675, algorithm 2): the sign of an interpolation between momentum and gradient, with decoupled weight
-//! decay.
+//! Lion (Chen et al. 2023, arXiv:2302.06675, algorithm 2): the sign of an interpolation between
+//! momentum and gradient, with decoupled weight decay.
 
 use burn::tensor::Tensor;
 use serde::Deserialize;

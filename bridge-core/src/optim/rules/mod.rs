@@ -1,5 +1,6 @@
-//! Optimizer rules: the list of all, and what a rule declares (`rule`). A rule is a file of this folder and a line of the list; nothing outside
-//! its file knows its name, its settings or its states.
+//! Optimizer rules: the list of all, and what a rule declares (`rule`). A rule is a file of this
+//! folder and a line of the list; nothing outside its file knows its name, its settings or its
+//! states.
 
 mod rule;
 #[cfg(test)]
@@ -43,7 +44,7 @@ pub fn named(name: &str) -> Option<&'static Rule> {
     RULES.iter().find(|rule| rule.name == name)
 }
 
-/// Whether a setting of `[optimizer]` is the own one of some rule.
+/// True if a setting of `[optimizer]` belongs to some rule alone.
 pub fn have_setting(setting: &str) -> bool {
     RULES.iter().any(|rule| rule.settings.contains(&setting))
 }

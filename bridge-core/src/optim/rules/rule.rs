@@ -1,4 +1,4 @@
-//! What a rule declares, and the contract of its update.
+//! Declaration of a rule, and the contract of its update.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,33 +8,37 @@ use burn::tensor::{FloatDType, Tensor};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-/// What an optimizer is, apart from the values of its settings.
+/// Optimizer, apart from the values of its settings.
 #[derive(Debug)]
 pub struct Rule {
     /// The value of `optimizer.optimizer` that chooses it.
     pub name: &'static str,
-    /// The settings of `[optimizer]` that it reads besides learning rate and weight decay. Beside another rule they are void, and refused.
+    /// The settings of `[optimizer]` that it reads besides learning rate and weight decay. Beside
+    /// another rule they are void, and refused.
     pub settings: &'static [&'static str],
-    /// What it keeps of each parameter from step to step.
+    /// States of each parameter that are kept from step to step.
     pub states: &'static [State],
-    /// What an update must have at once.
+    /// Range of a parameter that an update needs at once.
     pub unit: Unit,
-    /// What the size of an update follows.
+    /// Quantity that the size of an update follows.
     pub size: UpdateSize,
     /// Makes the update of a table of its own settings, and no others.
     pub read: fn(Value) -> serde_json::Result<Arc<dyn Update>>,
 }
 
-/// What the update of a rule must have at once.
+/// Range of a parameter that an update needs at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
-    /// An element with its states: parameters may be cut into flat ranges of which each rank updates one.
+    /// An element with its states: parameters may be cut into flat ranges of which each rank
+    /// updates one.
     Element,
-    /// A whole parameter with its states. Nothing gathers them yet, so parameters that are cut are refused.
+    /// A whole parameter with its states. Nothing gathers them yet, so parameters that are cut are
+    /// refused.
     Parameter,
 }
 
-/// What the size of a rule's update follows: with muP, learning rates of hidden matrices go by it.
+/// Quantity that the size of a rule's update follows: with muP, learning rates of hidden matrices
+/// depend on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UpdateSize {
     /// The learning rate, however large gradients are.
@@ -46,16 +50,17 @@ pub enum UpdateSize {
 /// A tensor that a rule keeps of each parameter.
 #[derive(Debug)]
 pub struct State {
-    /// Its name in checkpoints, before the parameter's: without a dot, and not `master`.
+    /// Name in checkpoints, before the parameter's: without a dot, and not `master`.
     pub name: &'static str,
     /// The dtype in which it is kept and saved.
     pub dtype: FloatDType,
-    /// Its shape.
+    /// Shape of the state.
     pub shape: StateShape,
-    /// What it is before the first step.
+    /// Value before the first step.
     pub start: Start,
-    /// The setting of `[optimizer]` that says in which format it is kept, with `use_precision_aware_optimizer`. All states of a rule have one, or none
-    /// has, and the rule's update is [`ReducedUpdate`] too.
+    /// The setting of `[optimizer]` that says in which format it is kept, with
+    /// `use_precision_aware_optimizer`. All states of a rule have one, or none has, and the rule's
+    /// update is [`ReducedUpdate`] too.
     pub format_setting: Option<&'static str>,
 }
 
@@ -66,7 +71,7 @@ pub enum StateShape {
     OfParameter,
 }
 
-/// What a state is before the first step.
+/// Value of a state before the first step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
     /// Zeros.
@@ -106,7 +111,7 @@ impl Rule {
         Ok(Algorithm { rule: self, update: (self.read)(Value::Object(own.collect()))?, formats: None })
     }
 
-    /// Whether its states can be kept in other formats than float32.
+    /// True if its states can be kept in other formats than float32.
     pub fn keeps_formats(&self) -> bool {
         !self.states.is_empty() && self.states.iter().all(|state| state.format_setting.is_some())
     }
@@ -130,16 +135,17 @@ pub(super) fn read<U: Update + DeserializeOwned + 'static>(own: Value) -> serde_
 pub struct Algorithm {
     pub(in crate::optim) rule: &'static Rule,
     pub(in crate::optim) update: Arc<dyn Update>,
-    /// How states are kept; `None` keeps them as the rule declares them, and float32 masters.
+    /// Formats of the states; `None` keeps them as the rule declares them, and float32 masters.
     pub(in crate::optim) formats: Option<Arc<StateFormats>>,
 }
 
-/// The formats in which states and masters are kept between steps (`optimizer.use_precision_aware_optimizer`).
+/// The formats in which states and masters are kept between steps
+/// (`optimizer.use_precision_aware_optimizer`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateFormats {
-    /// Of the float32 values of parameters in 16 bits.
+    /// Format of the float32 values of 16-bit parameters.
     pub master: MasterFormat,
-    /// Of the states that the rule declares, in its order.
+    /// Formats of the states that the rule declares, in its order.
     pub states: Vec<Format>,
 }
 
@@ -150,7 +156,8 @@ impl StateFormats {
         master + self.states.iter().map(|format| format.bytes()).sum::<u64>()
     }
 
-    /// Of these, the bytes that are in host memory whatever the device: 8-bit floats and remainders.
+    /// Bytes of an element that are in host memory whatever the device: 8-bit floats and
+    /// remainders.
     pub fn host_bytes_per_element(&self, has_master: bool) -> u64 {
         let master = if has_master && self.master == MasterFormat::Remainders { self.master.bytes() } else { 0 };
         let codes = self.states.iter().filter(|format| **format == Format::Float8);
@@ -168,7 +175,7 @@ impl StateFormats {
         self.are_scaled().into_iter().filter(|is_scaled| *is_scaled).count()
     }
 
-    /// Of these, those of states that are in host memory whatever the device.
+    /// Number of scales of states that are in host memory whatever the device.
     pub fn num_host_scales(&self) -> usize {
         self.states.iter().filter(|format| **format == Format::Float8).count()
     }
@@ -199,27 +206,32 @@ pub trait Update: fmt::Debug + Send + Sync {
     /// Makes one step. The values are handed over so that their memory can be used again.
     ///
     /// # Shapes
-    /// Parameter, gradient and states are flat and of one length: a whole parameter, or of rules by [`Unit::Element`] a range of one. Parameter
-    /// and gradient are float32, states have their declared dtypes.
+    /// Parameter, gradient and states are flat and of one length: a whole parameter, or of rules by
+    /// [`Unit::Element`] a range of one. Parameter and gradient are float32, states have their
+    /// declared dtypes.
     fn update(&self, values: Values, gradient: Tensor<1>, step: &UpdateStep<'_>) -> Values;
 
-    /// Updates of many parameters at a time, where the rule makes such; without them each is made by itself.
+    /// Updates of many parameters at a time, where the rule makes such; without them each is made
+    /// by itself.
     fn batch(&self) -> Option<Box<dyn UpdateBatch>> {
         None
     }
 
-    /// The update of states in less than 32 bits, where the rule has one ([`State::format_setting`]).
+    /// The update of states in less than 32 bits, where the rule has one
+    /// ([`State::format_setting`]).
     fn reduced(&self) -> Option<&dyn ReducedUpdate> {
         None
     }
 }
 
-/// Updates of many parameters of a step, each with the result that [`Update::update`] has, to the bit. On a GPU a launch has several of them.
+/// Updates of many parameters of a step, each with the result that [`Update::update`] has, to the
+/// bit. On a GPU a launch has several of them.
 pub trait UpdateBatch: fmt::Debug + Send + Sync {
-    /// Adds the update of a parameter. `previous` is its value in the 16 bits of the model, if it has them: then the new value comes in that dtype too, and
-    /// the gradient may have 16 bits.
+    /// Adds the update of a parameter. `previous` is its value in the 16 bits of the model, if it
+    /// has them: then the new value comes in that dtype too, and the gradient may have 16 bits.
     ///
-    /// Tensors that are returned may be kept, but neither read nor given to an operation before [`finish`](Self::finish).
+    /// Tensors that are returned may be kept, but neither read nor given to an operation before
+    /// [`finish`](Self::finish).
     fn add(
         &mut self,
         values: Values,
@@ -232,14 +244,17 @@ pub trait UpdateBatch: fmt::Debug + Send + Sync {
     fn finish(self: Box<Self>);
 }
 
-/// The maths of a rule whose states may be kept in less than 32 bits. Of tensors with a scale, that is the largest magnitude over the largest number of
-/// the format: of the whole parameter, whatever ranks have parts of it, so magnitudes come first, ranks agree on them, and the update follows.
+/// The maths of a rule whose states may be kept in less than 32 bits. Of tensors with a scale, that
+/// is the largest magnitude over the largest number of the format: of the whole parameter, whatever
+/// ranks have parts of it, so magnitudes come first, ranks agree on them, and the update follows.
 pub trait ReducedUpdate {
-    /// The largest magnitudes that the float32 parameter and each state would have after a step that is not made.
+    /// The largest magnitudes that the float32 parameter and each state would have after a step
+    /// that is not made.
     fn magnitudes(&self, values: &ReducedValues, gradient: &Tensor<1>, step: &UpdateStep<'_>) -> Vec<f32>;
 
-    /// Makes one step in float32 and keeps the states in `formats`, with `scales` (of master and states; 1 for those without). The gradient is float32 or
-    /// bfloat16; states may have other formats than they get, as a checkpoint had them.
+    /// Makes one step in float32 and keeps the states in `formats`, with `scales` (of master and
+    /// states; 1 for those without). The gradient is float32 or bfloat16; states may have other
+    /// formats than they get, as a checkpoint had them.
     fn update(
         &self,
         values: ReducedValues,
@@ -255,9 +270,9 @@ pub trait ReducedUpdate {
 pub struct ReducedValues {
     /// The parameter, flat, in the dtype of the model.
     pub parameter: Tensor<1>,
-    /// Its float32 value, if it is of 16 bits and was updated before.
+    /// Float32 value of a 16-bit parameter that was updated before.
     pub master: Option<Master>,
-    /// Its states, in the order in which the rule declares them.
+    /// States, in the order in which the rule declares them.
     pub states: Vec<Stored>,
 }
 
@@ -266,7 +281,7 @@ pub struct ReducedValues {
 pub struct Values {
     /// The parameter, flat, float32.
     pub parameter: Tensor<1>,
-    /// Its states, in the order in which the rule declares them.
+    /// States, in the order in which the rule declares them.
     pub states: Vec<Tensor<1>>,
 }
 

@@ -1,4 +1,5 @@
-//! What rules declare fits together; a rule that needs whole parameters, which no built-in one does, shows the rest of what can be declared.
+//! Declarations of rules are consistent; a rule that needs whole parameters, which no built-in one
+//! does, covers the rest of the declarations.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -137,8 +138,8 @@ impl UpdateBatch for CountedBatch {
     }
 }
 
-/// Each parameter of a step is in its batch once, and batches end with their steps. Values, masters and states are those of float64 elsewhere; here
-/// those of the parameters one by one.
+/// Each parameter of a step is in its batch once, and batches end with their steps. Values, masters
+/// and states are those of float64 elsewhere; here those of the parameters one by one.
 #[test]
 fn a_step_makes_the_updates_of_one_batch() {
     for dtype in [FloatDType::F32, FloatDType::BF16] {

@@ -1,10 +1,12 @@
 //! The fastest layouts of a model that fit on a number of devices.
 //!
-//! 1. Every tensor-, context- and expert-parallel size with every kind of recompute and sharding is planned on one pipeline stage.
-//! 2. From that follow estimates of time and memory for all pipelines, chunks and micro-batches: layers divide over stages, the bubble has a
-//!    formula. What needs more memory by far is left out; the rest is put in order of the estimate.
-//! 3. In this order layouts are planned in full, until enough fit and those to come are estimated slower. Of layouts with the same parallel
-//!    sizes the fastest is kept.
+//! 1. Every tensor-, context- and expert-parallel size with every kind of recompute and sharding is
+//!    planned on one pipeline stage.
+//! 2. From that follow estimates of time and memory for all pipelines, chunks and micro-batches:
+//!    layers divide over stages, the bubble has a formula. What needs more memory by far is left
+//!    out; the rest is put in order of the estimate.
+//! 3. In this order layouts are planned in full, until enough fit and those to come are estimated
+//!    slower. Of layouts with the same parallel sizes the fastest is kept.
 //!
 //! If no layout fits, the search says why: which sizes divide nothing, what a run refuses, how much
 //! memory the smallest layout needs.
@@ -27,12 +29,12 @@ pub use sizes::{Divided, Recomputed, Sizes};
 /// Layouts planned in full, at most, and at once.
 const MOST_PLANS: usize = 256;
 const AT_ONCE: usize = 8;
-/// What an estimate of memory may be above the truth.
+/// Factor by which an estimate of memory may exceed the truth.
 const MEMORY_SLACK: f64 = 1.1;
-/// What an estimate of time may be above the truth.
+/// Factor by which an estimate of time may exceed the truth.
 const TIME_SLACK: f64 = 1.1;
 
-/// What a search is for.
+/// Options of a search.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SearchOptions {
     /// Ranks.
@@ -43,25 +45,25 @@ pub struct SearchOptions {
     pub memory_bytes: u64,
     /// As [`PlanOptions::matrix_units`].
     pub matrix_units: bool,
-    /// How many layouts to find.
+    /// Number of layouts to find.
     pub count: usize,
 }
 
 /// A layout that fits.
 #[derive(Clone, Debug)]
 pub struct Found {
-    /// Its sizes.
+    /// Sizes of the layout.
     pub sizes: Sizes,
-    /// Its plan, with an estimate of the time.
+    /// Plan of the layout, with an estimate of the time.
     pub plan: Plan,
 }
 
-/// What a search found.
+/// Result of a search.
 #[derive(Clone, Debug)]
 pub struct Search {
     /// Layouts that fit, the fastest first.
     pub found: Vec<Found>,
-    /// How many there are.
+    /// Counts of layouts.
     pub counts: SearchCounts,
     /// Numbers of replicas that the sizes leave ranks for; the global batch size has to be a
     /// multiple of one of them.
@@ -72,7 +74,7 @@ pub struct Search {
     pub smallest: Option<Found>,
 }
 
-/// What became of the layouts that were looked at.
+/// Counts of the layouts that were examined.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct SearchCounts {
     /// All of them.
@@ -81,13 +83,14 @@ pub struct SearchCounts {
     pub too_large: usize,
     /// Planned in full.
     pub planned: usize,
-    /// Of those, the ones that do not fit.
+    /// Number of these that do not fit.
     pub without_room: usize,
-    /// Of those, the ones that a run would refuse.
+    /// Number of these that a run would refuse.
     pub refused: usize,
 }
 
-/// The layout of `plan`, a plan of `recipe`, with the least recompute with which it fits; `None` if it does not fit with any.
+/// The layout of `plan`, a plan of `recipe`, with the least recompute with which it fits; `None` if
+/// it does not fit with any.
 pub fn with_room(plan: &Plan, recipe: &RawConfig, models: &ModelRegistry, options: &SearchOptions) -> Option<Found> {
     let usable = usable_bytes(options.memory_bytes);
     let modes = [Recomputed::Nothing, Recomputed::FeedForward, Recomputed::Layers];
@@ -97,7 +100,8 @@ pub fn with_room(plan: &Plan, recipe: &RawConfig, models: &ModelRegistry, option
     found.find(|found| found.plan.most_memory() <= usable)
 }
 
-/// Searches the layouts of `recipe`, whose own parallel sizes, micro-batch, recompute and sharding do not matter.
+/// Searches the layouts of `recipe`, whose own parallel sizes, micro-batch, recompute and sharding
+/// do not matter.
 pub fn search(recipe: &RawConfig, models: &ModelRegistry, options: &SearchOptions) -> Search {
     let usable = usable_bytes(options.memory_bytes);
     let bases = sizes::of_one_stage(recipe, options);
@@ -186,7 +190,7 @@ fn keep_smaller(kept: &mut Option<Found>, other: Found) {
     }
 }
 
-/// Whether the parallel sizes are the same.
+/// True if the parallel sizes are the same.
 fn is_same(a: &Sizes, b: &Sizes) -> bool {
     let of =
         |sizes: &Sizes| (sizes.tensor, sizes.context, sizes.pipeline, sizes.expert, sizes.expert_tensor, sizes.divided);

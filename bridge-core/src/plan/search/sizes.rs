@@ -1,4 +1,5 @@
-//! The sizes that a search varies: which there are for a model and a world, and what they are as settings.
+//! The sizes that a search varies: which there are for a model and a world, and what they are as
+//! settings.
 
 use std::fmt;
 
@@ -13,16 +14,17 @@ use crate::config::{
 /// The most chunks a stage, and sequences a micro-batch, that are tried.
 const MOST_CHUNKS: usize = 16;
 const MOST_SEQUENCES: usize = 8;
-/// Pipelines of more stages and sequences over more ranks are not tried, nor parts of a sequence with fewer tokens.
+/// Pipelines of more stages and sequences over more ranks are not tried, nor parts of a sequence
+/// with fewer tokens.
 const MOST_STAGES: usize = 64;
 const MOST_CONTEXT: usize = 32;
 const FEWEST_TOKENS: usize = 1024;
 
-/// Which activations are computed again in backward.
+/// Activations that are recomputed in backward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Recomputed {
-    /// None.
+    /// No activations.
     Nothing,
     /// Feed-forward blocks, dense or of experts.
     FeedForward,
@@ -30,7 +32,7 @@ pub enum Recomputed {
     Layers,
 }
 
-/// What replicas divide among themselves.
+/// State that replicas divide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Divided {
@@ -57,9 +59,9 @@ pub struct Sizes {
     pub expert_tensor: usize,
     /// Sequences of a micro-batch.
     pub micro_batch: usize,
-    /// What is recomputed.
+    /// Activations that are recomputed.
     pub recomputed: Recomputed,
-    /// What replicas divide.
+    /// State that replicas divide.
     pub divided: Divided,
 }
 
@@ -146,7 +148,8 @@ impl Sizes {
     }
 }
 
-/// Of the embedding and the output layer, how many count as a layer so that `parts` get as many layers each.
+/// Number of the embedding and the output layer that count as a layer so that `parts` get equally
+/// many layers.
 fn ends_counted(num_layers: usize, parts: usize) -> Option<usize> {
     let ends = if parts > 1 { 0..=2 } else { 0..=0 };
     ends.into_iter().find(|ends| (num_layers + ends).is_multiple_of(parts) && num_layers + ends >= parts)
@@ -201,7 +204,8 @@ impl fmt::Display for Sizes {
     }
 }
 
-/// All sizes of one stage that are tried: tensor, context and expert parallelism, recompute, sharding.
+/// All sizes of one stage that are tried: tensor, context and expert parallelism, recompute,
+/// sharding.
 pub(super) fn of_one_stage(recipe: &RawConfig, options: &SearchOptions) -> Vec<Sizes> {
     let model = &recipe.model;
     let node = options.rates.ranks_per_node;
@@ -254,8 +258,8 @@ pub(super) fn pipelines(one: Sizes, layers: usize, options: &SearchOptions) -> i
     stages.filter(is_possible).map(move |stages| (stages, world / (ranks * stages)))
 }
 
-/// The pipelines and micro-batches that go with the sizes of one stage. Fully sharded parameters would be gathered for every micro-batch of a
-/// pipeline, so they are only tried without one.
+/// The pipelines and micro-batches that go with the sizes of one stage. Fully sharded parameters
+/// would be gathered for every micro-batch of a pipeline, so they are only tried without one.
 pub(super) fn with_stages(one: Sizes, recipe: &RawConfig, options: &SearchOptions) -> Vec<Sizes> {
     let (layers, batch) = (recipe.model.num_layers, recipe.train.global_batch_size.unwrap_or(1));
     let mut all = Vec::new();

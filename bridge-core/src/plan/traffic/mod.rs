@@ -1,5 +1,6 @@
-//! What a rank communicates in a step: operations, and bytes of payload as [`bridge_dist::comm::counting`] counts them. What happens
-//! inside forward and backward is the model's own account ([`SegmentCost::exchanges`]); `replicas` has what comes after.
+//! Communication of a rank in a step: operations, and bytes of payload as
+//! [`bridge_dist::comm::counting`] counts them. Communication inside forward and backward is the
+//! model's own account ([`SegmentCost::exchanges`]); `replicas` has the rest.
 //!
 //! The contract with the model and the loop that these numbers describe:
 //!
@@ -15,9 +16,11 @@
 //! | experts, all-to-all | numbers of tokens; tokens to the experts and back | gradients there and back |
 //! | experts, all-gather | tokens, choices and weights to all; sums back | reduce-scatters, and an all-gather |
 //!
-//! After the micro-batches: gradients over replicas, bucket by bucket; of parameters that tensor-parallel ranks share, and of an embedding
-//! tied over two stages, in float32, what the rank keeps after that (its part, where optimizer state is sharded); token counts, losses, the
-//! norm, and what ranks ask each other: whether data could be read, whether to stop. Recompute repeats the forward's communication.
+//! After the micro-batches: gradients over replicas, bucket by bucket; of parameters that
+//! tensor-parallel ranks share, and of an embedding tied over two stages, in float32, what the rank
+//! keeps after that (its part, where optimizer state is sharded); token counts, losses, the norm,
+//! and what ranks ask each other: whether data could be read, whether to stop. Recompute repeats
+//! the forward's communication.
 //!
 //! A step that evaluates, saves, or logs norms of parameters does more.
 
@@ -34,12 +37,12 @@ use crate::optim::ROW_COPIES;
 
 pub(super) use replicas::largest_bucket;
 
-/// What tensor-parallel ranks share is reduced in float32.
+/// Bytes of an element that tensor-parallel ranks reduce: float32.
 const FLOAT32: u64 = 4;
 /// Norms, losses and token counts are in float64.
 const FLOAT64: u64 = 8;
 
-/// Who communicates.
+/// Group that communicates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TrafficGroup {
     /// All ranks.
@@ -70,7 +73,7 @@ impl Serialize for TrafficGroup {
 /// One operation on one group, over a step.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Traffic {
-    /// What it is for.
+    /// Purpose of the communication.
     pub kind: TrafficKind,
     /// The group.
     pub group: TrafficGroup,
@@ -79,7 +82,7 @@ pub struct Traffic {
     /// The operation.
     #[serde(serialize_with = "operation_name")]
     pub operation: Operation,
-    /// How often.
+    /// Number of operations.
     pub operations: u64,
     /// Bytes of payload in all.
     pub bytes: u64,
@@ -132,7 +135,8 @@ impl Tally<'_, '_> {
         }
     }
 
-    /// Each chunk sends its output on and the gradient of its input back, unless it is at an end of the chain.
+    /// Each chunk sends its output on and the gradient of its input back, unless it is at an end of
+    /// the chain.
     fn pipeline(&mut self, stage: usize, microbatches: u64) {
         let (setup, shape) = (self.setup, self.setup.shape);
         let num_places = shape.num_virtual_stages();
@@ -208,7 +212,7 @@ impl Setup<'_> {
     }
 }
 
-/// What a rank of a stage communicates in a step.
+/// Communication of a rank of a stage in a step.
 pub(super) fn of_stage(setup: &Setup<'_>, stage: usize) -> Vec<Traffic> {
     let mut tally = Tally { setup, traffic: Vec::new() };
     let microbatches = setup.shape.num_microbatches as u64;

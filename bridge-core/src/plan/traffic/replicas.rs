@@ -1,4 +1,5 @@
-//! Communication after the micro-batches: gradients and parameters over replicas, gradients of what ranks share, figures.
+//! Communication after the micro-batches: gradients and parameters over replicas, gradients of what
+//! ranks share, figures.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ops::Range;
@@ -15,8 +16,8 @@ use crate::plan::segments::chunk_regions;
 use crate::plan::setup::{Chunk, Setup};
 
 impl Setup<'_> {
-    /// The ranks over which gradients of a kind are reduced, and where optimizer state is sharded in several instances, the ranks with
-    /// the same shard in the others.
+    /// The ranks over which gradients of a kind are reduced, and where optimizer state is sharded
+    /// in several instances, the ranks with the same shard in the others.
     fn replica_groups(&self, replicas: ReplicaGroup) -> (GroupKind, Option<GroupKind>) {
         match (replicas, self.instances() > 1) {
             (ReplicaGroup::Dense, false) => (GroupKind::DataContext, None),
@@ -49,8 +50,8 @@ fn buckets_of_chunk(setup: &Setup<'_>, chunk: &Chunk) -> Vec<BucketSize> {
     bucket_sizes(&parameters.collect::<Vec<_>>(), setup.distribution.layout(setup.shards()))
 }
 
-/// How often each bucket of a chunk is gathered for a micro-batch where parameters are whole only while a region runs: each bucket then has
-/// parameters of one segment.
+/// Number of times that each bucket of a chunk is gathered for a micro-batch if parameters are
+/// whole only while a region runs: each bucket then has parameters of one segment.
 fn gathers(setup: &Setup<'_>, chunk: &Chunk, buckets: &[BucketSize]) -> Vec<u64> {
     let mut uses: BTreeMap<(usize, ReplicaGroup), BTreeSet<usize>> = BTreeMap::new();
     for parameter in chunk.declarations.parameters() {
@@ -81,7 +82,8 @@ fn gathers(setup: &Setup<'_>, chunk: &Chunk, buckets: &[BucketSize]) -> Vec<u64>
     gathered
 }
 
-/// Bytes of the buffers in which the largest bucket of a stage travels: its gradients, and twice a rank's part of them as it is added up.
+/// Bytes of the buffers in which the largest bucket of a stage travels: its gradients, and twice a
+/// rank's part of them as it is added up.
 pub(in crate::plan) fn largest_bucket(setup: &Setup<'_>, stage: usize) -> u64 {
     let bytes = |bucket: BucketSize| {
         let ranks = setup.group_size(setup.replica_groups(bucket.replicas).0) as u64;
@@ -115,7 +117,8 @@ impl Tally<'_, '_> {
         self.magnitudes(stage);
     }
 
-    /// Largest magnitudes of weights that are gathered as codes with scales of their own: once a step, when they have changed.
+    /// Largest magnitudes of weights that are gathered as codes with scales of their own: once a
+    /// step, when they have changed.
     fn magnitudes(&mut self, stage: usize) {
         let setup = self.setup;
         if setup.config.model.fp8_recipe != Some(Fp8Recipe::Tensorwise) {
@@ -199,7 +202,8 @@ impl Tally<'_, '_> {
         let told = if is_root { 2 * FLOAT64 } else { 0 };
         self.add_uneven(on(GroupKind::Pipeline, Operation::Broadcast), 1, told);
         if let Some(experts) = setup.model.num_moe_experts {
-            // The losses of the routers, with their divisors: of all layers, and of each with the tokens of its experts.
+            // The losses of the routers, with their divisors: of all layers, and of each with the
+            // tokens of its experts.
             let losses = 2 * ROUTER_LOSSES.len() as u64;
             let layers = setup.model.layers_with_experts().len() as u64;
             for figures in [losses, layers * (losses + experts as u64)] {
@@ -216,8 +220,8 @@ impl Tally<'_, '_> {
         let world = |operation| Way(TrafficKind::Scalars, TrafficGroup::World, operation);
         // Whether all ranks could read their data.
         self.add(world(Operation::AllGather), windows, 1);
-        // Whether a rank found fault with its losses; the norm and, where they are counted, the zeros; where results are validated, the vote
-        // on repeating the step.
+        // Whether a rank found fault with its losses; the norm and, where they are counted, the
+        // zeros; where results are validated, the vote on repeating the step.
         let votes = u64::from(setup.config.rerun_state_machine.rerun_mode == RerunMode::ValidateResults);
         let config = setup.config;
         let zeros = u64::from(config.optimizer.log_num_zeros_in_grad || config.logger.log_num_zeros_in_grad);
@@ -232,7 +236,8 @@ impl Tally<'_, '_> {
         self.add(world(Operation::AllReduce), 1, 3 * FLOAT64);
     }
 
-    /// The largest magnitudes of 8-bit operands, three of each layer whose scales come from earlier steps.
+    /// The largest magnitudes of 8-bit operands, three of each layer whose scales come from earlier
+    /// steps.
     fn cast_maxima(&mut self, stage: usize) {
         let of_layers =
             self.setup.parameters(stage).filter(|p| p.role == ParameterRole::CastState && p.shape.len() == 1);

@@ -1,4 +1,5 @@
-//! How far the results of repeated passes are apart from those of the first. Figures only; nothing is judged.
+//! Distance of the results of repeated passes from those of the first. Figures only; nothing is
+//! judged.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::relative_difference;
 use super::state::Call;
 
-/// What the results of one rank's passes were, check by check.
+/// Results of one rank's passes, check by check.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Differences {
     /// Results of the first pass of this step.
@@ -30,7 +31,7 @@ impl Differences {
         differences.extend(Some(relative_difference(&expected, &result)).filter(|difference| *difference != 0.0));
     }
 
-    /// What was found since the last call.
+    /// Takes the differences since the last call.
     pub(super) fn take(&mut self) -> Vec<CheckDifferences> {
         let found = std::mem::take(&mut self.found).into_iter();
         found
@@ -44,14 +45,14 @@ impl Differences {
     }
 }
 
-/// How far the results of one check were apart on one rank.
+/// Differences between the results of one check on one rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CheckDifferences {
-    /// What was checked.
+    /// Name of the check.
     pub message: String,
     /// Results that were computed twice.
     pub compared: u64,
-    /// Those that differed.
+    /// Number of results that differed.
     pub different: u64,
     /// The relative differences of these; `None` if there were none.
     pub spread: Option<Spread>,

@@ -1,10 +1,10 @@
-//! What a validation found, in words for logs and errors. Finding it is the machine's part.
+//! Findings of a validation, in words for logs and errors. The machine makes them.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Where a rank runs.
+/// Location of a rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placement {
     /// Global rank.
@@ -32,11 +32,11 @@ pub struct UnexpectedResult {
     pub iteration: u64,
     /// The result, formatted.
     pub result: String,
-    /// What was checked.
+    /// Name of the check.
     pub message: String,
 }
 
-/// What a validation concluded.
+/// Conclusion of a validation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FindingKind {
     /// Rejected, not fatal, and reruns are disabled.
@@ -62,17 +62,17 @@ pub struct Finding {
     pub kind: FindingKind,
     /// The result it is about.
     pub result: UnexpectedResult,
-    /// Whether the fault was injected.
+    /// Cause of the fault: real or injected.
     pub cause: FaultCause,
 }
 
-/// Where a fault comes from.
+/// Cause of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultCause {
     /// The computation, or what it was given.
     Found,
-    /// It was injected. The device that the step is repeated on after a restart is then taken to be another one, so that all verdicts can be
-    /// seen on one machine.
+    /// It was injected. The device that the step is repeated on after a restart is then taken to be
+    /// another one, so that all verdicts can be seen on one machine.
     Injected,
 }
 

@@ -1,10 +1,11 @@
-//! Faults put in on purpose, to see the state machine at work. Nothing here runs unless a rate is set.
+//! Faults put in on purpose, to see the state machine at work. Nothing here runs unless a rate is
+//! set.
 
 use serde::{Deserialize, Serialize};
 
 use super::state::{Call, RerunState};
 
-/// What an injected fault pretends to be.
+/// Type of an injected fault.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ErrorInjectionType {
@@ -17,14 +18,15 @@ pub enum ErrorInjectionType {
     PersistentError,
 }
 
-/// How often which fault is injected.
+/// Rate and type of injected faults.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorInjection {
     /// One fault per this many validations, on average; 0 for none.
     pub rate: u64,
-    /// What the fault pretends to be.
+    /// Type of the fault.
     pub kind: ErrorInjectionType,
-    /// Seed of the draws. With the same seed on all ranks at most one of any `rate` ranks is hit by a draw.
+    /// Seed of the draws. With the same seed on all ranks at most one of any `rate` ranks is hit by
+    /// a draw.
     pub seed: u64,
 }
 
@@ -42,7 +44,7 @@ pub(super) struct Injector {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Fault {
     pub(super) call: Call,
-    /// What it pretends to be.
+    /// Type of the fault.
     pub(super) kind: ErrorInjectionType,
 }
 
@@ -51,7 +53,7 @@ impl Injector {
         Self { config, rank: rank as u64, random_state: config.seed, pending: None }
     }
 
-    /// Whether `call` of an initial run is hit.
+    /// True if a fault is injected into `call` of an initial run.
     pub(super) fn hits(&mut self, call: &Call) -> bool {
         if self.config.rate == 0 || self.pending.is_some() {
             return false;
@@ -69,12 +71,12 @@ impl Injector {
         self.pending.as_ref().filter(|fault| fault.call == *call)
     }
 
-    /// Whether the pending fault is in `call`.
+    /// True if the pending fault is in `call`.
     pub(super) fn has_hit(&self, call: &Call) -> bool {
         self.fault_of(call).is_some()
     }
 
-    /// Whether the pending fault makes a rerun of `call` come out differently.
+    /// True if the pending fault changes the result of a rerun of `call`.
     pub(super) fn distorts(&self, call: &Call, state: RerunState) -> bool {
         self.fault_of(call).is_some_and(|fault| match fault.kind {
             ErrorInjectionType::CorrectResult => false,

@@ -11,7 +11,7 @@ use super::injection::{ErrorInjection, Fault, Injector};
 use super::relative_difference;
 use super::state::{Call, ExitDecision, Failure, NextPass, RerunCheckpoint, RerunCheckpointError, RerunState};
 
-/// What rejected results lead to.
+/// Reaction to rejected results.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RerunMode {
@@ -27,15 +27,15 @@ pub enum RerunMode {
 /// Parameters of a [`RerunStateMachine`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RerunConfig {
-    /// What rejected results lead to.
+    /// Reaction to rejected results.
     pub mode: RerunMode,
     /// Faults put in on purpose.
     pub injection: ErrorInjection,
-    /// Where this rank runs.
+    /// Location of this rank.
     pub placement: Placement,
 }
 
-/// What a rejected result does when reruns have not explained it away.
+/// Severity of a rejected result that reruns have not explained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Severity {
     /// It ends the run.
@@ -49,18 +49,18 @@ pub enum Severity {
 pub struct Validation<'a> {
     /// The result.
     pub result: f64,
-    /// Whether the caller finds it unacceptable.
+    /// True if the caller rejects the result.
     pub rejected: bool,
-    /// What was checked. With the number of earlier calls in the pass it identifies the call, so it must not contain
-    /// anything that varies from pass to pass.
+    /// Name of the check. With the number of earlier calls in the pass it identifies the call, so
+    /// it must not contain anything that varies from pass to pass.
     pub message: &'a str,
     /// Largest difference at which two results count as the same.
     pub tolerance: f64,
-    /// What a rejection does.
+    /// Severity of a rejection.
     pub severity: Severity,
 }
 
-/// What ranks ask for within a pass.
+/// Requests of ranks within a pass.
 #[derive(Clone, Copy, Debug, Default)]
 struct Requests {
     rerun: bool,
@@ -102,22 +102,23 @@ impl RerunStateMachine {
         }
     }
 
-    /// Where the machine stands.
+    /// State of the machine.
     pub fn state(&self) -> RerunState {
         self.state
     }
 
-    /// Where this rank runs.
+    /// Location of this rank.
     pub fn placement(&self) -> &Placement {
         &self.config.placement
     }
 
-    /// What rejected results lead to at present.
+    /// Current reaction to rejected results.
     pub fn mode(&self) -> RerunMode {
         self.config.mode
     }
 
-    /// Tells the machine how many iterations are complete; called before the loop, after a checkpoint is loaded.
+    /// Tells the machine how many iterations are complete; called before the loop, after a
+    /// checkpoint is loaded.
     pub fn align_iteration(&mut self, completed_iterations: u64) {
         self.iteration = completed_iterations;
     }
@@ -127,14 +128,16 @@ impl RerunStateMachine {
         self.iteration
     }
 
-    /// Whether the pass in progress repeats an earlier one.
+    /// True if the pass in progress repeats an earlier one.
     pub fn is_rerunning(&self) -> bool {
         matches!(self.state, RerunState::RerunningInPlace | RerunState::RerunningFromCheckpoint)
     }
 
-    /// Moves to the next pass of the step, or to its end. `any` says whether any rank votes yes; one call is one collective.
+    /// Moves to the next pass of the step, or to its end. `any` says whether any rank votes yes;
+    /// one call is one collective.
     ///
-    /// Where ranks disagree the graver request wins: a checkpoint or restart before an exit before going on.
+    /// If ranks disagree, the graver request wins: a checkpoint or restart before an exit before
+    /// continuing.
     ///
     /// # Errors
     /// Whatever `any` reports.
@@ -186,7 +189,8 @@ impl RerunStateMachine {
         self.go_on_or_stop(any)
     }
 
-    /// Ends the step if some rank says to go on and none says to exit; otherwise stays, which means exit.
+    /// Ends the step if some rank says to go on and none says to exit; otherwise stays, which means
+    /// exit.
     fn go_on_or_stop<E>(&mut self, any: &mut dyn FnMut(bool) -> Result<bool, E>) -> Result<NextPass, E> {
         let exit = any(self.requests.exit)?;
         let carry_on = any(self.requests.carry_on)?;
@@ -206,7 +210,7 @@ impl RerunStateMachine {
         NextPass::Done
     }
 
-    /// What to do after the passes of a step.
+    /// Decision after the passes of a step.
     pub fn exit_decision(&self) -> ExitDecision {
         match self.config.mode {
             RerunMode::ValidateResults => ExitDecision::of(self.state),
@@ -315,12 +319,13 @@ impl RerunStateMachine {
         }
     }
 
-    /// How far the results of repeated passes were apart since the last call, check by check.
+    /// Takes the differences between the results of repeated passes since the last call, check by
+    /// check.
     pub fn take_differences(&mut self) -> Vec<CheckDifferences> {
         self.differences.take()
     }
 
-    /// What a checkpoint must hold, which is nothing unless a rerun from it is due. Differs from rank to rank.
+    /// State for a checkpoint; `None` unless a rerun from it is due. It differs from rank to rank.
     pub fn checkpoint(&self) -> Option<RerunCheckpoint> {
         (self.state == RerunState::WillRerunFromCheckpoint).then(|| RerunCheckpoint {
             state: self.state,
@@ -331,7 +336,7 @@ impl RerunStateMachine {
         })
     }
 
-    /// Where the draws of injected faults stand; nothing unless faults are injected.
+    /// Position of the draws of injected faults; `None` unless faults are injected.
     pub fn injection_draws(&self) -> Option<u64> {
         self.injector.draws()
     }
@@ -341,7 +346,8 @@ impl RerunStateMachine {
         self.injector.continue_at(draws);
     }
 
-    /// Takes over what a checkpoint holds. With reruns disabled it is dropped: the step simply runs.
+    /// Takes over what a checkpoint holds. With reruns disabled it is dropped: the step simply
+    /// runs.
     ///
     /// # Errors
     /// A state that no checkpoint should hold.

@@ -1,5 +1,6 @@
-//! The rerun state machine: a rejected result is computed again, in place and then from a checkpoint on another
-//! device, to tell a bad input from a bad device. Pure decisions: no tensors, no I/O, no process exit.
+//! The rerun state machine: a rejected result is computed again, in place and then from a
+//! checkpoint on another device, to tell a bad input from a bad device. Pure decisions: no tensors,
+//! no I/O, no process exit.
 //!
 //! One step looks like this:
 //! ```text
@@ -9,7 +10,8 @@
 //! match machine.exit_decision() { .. }                        // go on, or save and exit with 16 or 17
 //! ```
 //!
-//! With [`RerunMode::ReportDeterminismStats`] every step runs twice, and how far its results are apart is counted instead.
+//! With [`RerunMode::ReportDeterminismStats`] every step runs twice, and how far its results are
+//! apart is counted instead.
 
 mod determinism;
 mod finding;
@@ -31,8 +33,8 @@ pub const EXIT_CODE_RESUME_TO_DISAMBIGUATE: i32 = 16;
 /// Exit code that says a result failed validation.
 pub const EXIT_CODE_FAILED_ON_RESULT_VALIDATION: i32 = 17;
 
-/// How far two results are apart: 0 when equal or both NaN, infinite when only one is NaN or infinite, otherwise
-/// `2 |a - b| / |a + b|`.
+/// Relative difference of two results: 0 if equal or both NaN, infinite if only one is NaN or
+/// infinite, otherwise `2 |a - b| / |a + b|`.
 pub fn relative_difference(a: &f64, b: &f64) -> f64 {
     let (a, b) = (*a, *b);
     if a == b || (a.is_nan() && b.is_nan()) {

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::injection::ErrorInjectionType;
 use super::{EXIT_CODE_FAILED_ON_RESULT_VALIDATION, EXIT_CODE_RESUME_TO_DISAMBIGUATE};
 
-/// Where the machine stands within a step.
+/// State of the machine within a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum RerunState {
@@ -24,7 +24,7 @@ pub enum RerunState {
     RerunningAgainFromCheckpoint,
 }
 
-/// What the loop does next.
+/// Next action of the loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NextPass {
     /// Run forward and backward, perhaps again, on the same data with the same random numbers.
@@ -35,7 +35,7 @@ pub enum NextPass {
     Exit,
 }
 
-/// What the loop does after a step's passes.
+/// Action of the loop after a step's passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExitDecision {
     /// Take the optimizer step.
@@ -72,12 +72,12 @@ pub(super) struct Failure {
     pub(super) call: Call,
     #[serde(with = "as_text")]
     pub(super) result: f64,
-    /// Where the initial run took place.
+    /// Machine of the initial run.
     pub(super) node: String,
     pub(super) device: usize,
 }
 
-/// What a checkpoint holds of one rank's machine; there is something to hold only while a rerun is due.
+/// State of one rank's machine in a checkpoint, present only while a rerun is due.
 ///
 /// Results are stored as text, because the NaN that is so often in question has no number in JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -86,9 +86,9 @@ pub struct RerunCheckpoint {
     /// Iterations completed before the one in doubt.
     pub(super) completed_iterations: u64,
     pub(super) failure: Option<Failure>,
-    /// What an injected fault hit.
+    /// Call that an injected fault hit.
     pub(super) pending_injection: Option<Call>,
-    /// What it pretends to be; older checkpoints leave that to the configuration.
+    /// Type of the injected fault; older checkpoints leave it to the configuration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) pending_injection_type: Option<ErrorInjectionType>,
 }

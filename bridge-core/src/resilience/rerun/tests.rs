@@ -20,7 +20,8 @@ fn alone(machine: &mut RerunStateMachine) -> NextPass {
     machine.next_pass(&mut Ok::<_, ()>).unwrap()
 }
 
-/// Runs one step in which pass `i` yields `results[i]`; NaN is rejected. Returns the conclusions of all passes.
+/// Runs one step in which pass `i` yields `results[i]`; NaN is rejected. Returns the conclusions of
+/// all passes.
 fn step(machine: &mut RerunStateMachine, severity: Severity, results: &[f64]) -> Vec<FindingKind> {
     let mut findings = Vec::new();
     let mut results = results.iter();

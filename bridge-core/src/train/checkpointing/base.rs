@@ -15,19 +15,19 @@ use crate::train::{TrainError, ranks};
 /// The key of [`AdapterBase`] in `train_state.json`.
 const KEY: &str = "adapter_base";
 
-/// What a checkpoint of an adapter says of its base.
+/// Reference of an adapter's checkpoint to its base.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AdapterBase {
     /// The folder of the base's checkpoint, where the run had it.
     pub path: PathBuf,
     /// The number of that.
     pub iteration: u64,
-    /// Of its parameters' files.
+    /// Checksum of the parameters' files.
     pub checksum: String,
 }
 
 impl AdapterBase {
-    /// What `base` is named by.
+    /// Reference to `base`.
     pub(in crate::train) fn of(base: &Checkpoint) -> Self {
         let metadata = base.metadata();
         let of_model = metadata.tensors.values().filter(|tensor| tensor.group == "model");
@@ -40,7 +40,7 @@ impl AdapterBase {
         Self { path, iteration: base.iteration(), checksum: Checksum::of(listed.as_bytes()).to_string() }
     }
 
-    /// What `checkpoint` says; `None` if it is one of a whole model.
+    /// Reference in `checkpoint`; `None` if it is a checkpoint of a whole model.
     ///
     /// # Errors
     /// If it cannot be read.
@@ -60,8 +60,8 @@ impl AdapterBase {
     }
 }
 
-/// Opens the base at `root`, which `checkpoint`, one of an adapter, must have been trained on. Of several checkpoints there, the one that it names is
-/// taken.
+/// Opens the base at `root`, which `checkpoint`, one of an adapter, must have been trained on. Of
+/// several checkpoints there, the one that it names is taken.
 ///
 /// # Errors
 /// If there is no checkpoint, it is damaged, or it is another one.
@@ -69,7 +69,8 @@ pub fn open_base(root: &Path, checkpoint: &Checkpoint) -> Result<Checkpoint, Tra
     find_base(root, checkpoint, &Verifier::ALONE)
 }
 
-/// [`open_base`] by all ranks, which call this together: the first one looks, each verifies its share.
+/// [`open_base`] by all ranks, which call this together: the first one looks, each verifies its
+/// share.
 pub(super) fn open_base_together(
     root: &Path,
     checkpoint: &Checkpoint,
@@ -78,7 +79,8 @@ pub(super) fn open_base_together(
     open_together(root, "looking for the base of an adapter", groups, |verifier| find_base(root, checkpoint, verifier))
 }
 
-/// Opens the checkpoint of the store at `root` that the first rank finds. All ranks call this together, and each verifies its share.
+/// Opens the checkpoint of the store at `root` that the first rank finds. All ranks call this
+/// together, and each verifies its share.
 pub(super) fn open_together(
     root: &Path,
     doing: &str,

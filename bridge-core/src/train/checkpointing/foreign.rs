@@ -1,4 +1,5 @@
-//! Weights of other programs that `checkpoint.pretrained_checkpoint` names: they become a checkpoint once, in the run's folder, and the run starts from it.
+//! Weights of other programs that `checkpoint.pretrained_checkpoint` names: they become a
+//! checkpoint once, in the run's folder, and the run starts from it.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +15,8 @@ const FOLDER: &str = "imported";
 /// Name under which the imported checkpoint keeps what it was made of.
 const MADE_OF: &str = "imported_from.txt";
 
-/// The folder of checkpoints that stands for `checkpoint.pretrained_checkpoint`: itself, or what is made of it.
+/// The folder of checkpoints that stands for `checkpoint.pretrained_checkpoint`: itself, or what is
+/// made of it.
 pub(super) fn pretrained_root(config: &RunConfig, sorts: &[Weights]) -> Option<PathBuf> {
     let path = config.checkpoint.pretrained_checkpoint.as_ref()?;
     Some(root_of(path, sorts, &config.logger.log_dir.join(FOLDER)))
@@ -25,12 +27,13 @@ pub(super) fn root_of(path: &Path, sorts: &[Weights], imported: &Path) -> PathBu
     if sort_of(path, sorts).is_some() { imported.to_owned() } else { path.to_owned() }
 }
 
-/// Which sort of weights of other programs a path has, and its fingerprint.
+/// Format of the other program's weights at a path, and their fingerprint.
 fn sort_of<'a>(path: &Path, sorts: &'a [Weights]) -> Option<(&'a Weights, String)> {
     sorts.iter().find_map(|sort| Some((sort, (sort.fingerprint)(path)?)))
 }
 
-/// Looks at weights of another program that the recipe names, and writes nothing. Says whether there are some.
+/// Looks at weights of another program that the recipe names, and writes nothing. Says whether
+/// there are some.
 pub(in crate::train) fn check_foreign(config: &RunConfig, sorts: &[Weights]) -> Result<bool, TrainError> {
     let path = config.checkpoint.pretrained_checkpoint.as_deref();
     let Some((sort, _)) = path.and_then(|path| sort_of(path, sorts)) else { return Ok(false) };
@@ -38,14 +41,15 @@ pub(in crate::train) fn check_foreign(config: &RunConfig, sorts: &[Weights]) -> 
     Ok(true)
 }
 
-/// What the user has to know of weights of another program that the recipe names.
+/// Message about another program's weights that the recipe names.
 pub(in crate::train) fn remark_on_foreign(config: &RunConfig, sorts: &[Weights]) -> Option<String> {
     let path = config.checkpoint.pretrained_checkpoint.as_deref()?;
     let (sort, _) = sort_of(path, sorts)?;
     (sort.remark)(path)
 }
 
-/// Makes the checkpoint that [`pretrained_root`] names, unless it is there and the weights have not changed since. Returns what to tell the user.
+/// Makes the checkpoint that [`pretrained_root`] names, unless it is there and the weights have not
+/// changed since. Returns what to tell the user.
 pub(super) fn import(config: &RunConfig, sorts: &[Weights]) -> Result<Option<String>, TrainError> {
     let Some(path) = &config.checkpoint.pretrained_checkpoint else { return Ok(None) };
     import_to(path, sorts, &config.logger.log_dir.join(FOLDER))
@@ -69,7 +73,7 @@ pub(super) fn import_to(path: &Path, sorts: &[Weights], root: &Path) -> Result<O
     Ok(Some(format!("imported {} to {}", path.display(), report.path.display())))
 }
 
-/// What an imported checkpoint was made of.
+/// Source that an imported checkpoint was made of.
 fn made_of(root: &Path) -> Option<String> {
     // The run that starts from it verifies every byte.
     let checkpoint = CheckpointStore::open(root).and_then(|store| store.open_iteration(0, Verification::Sizes)).ok()?;

@@ -1,4 +1,4 @@
-//! Where gradients are written, and at which steps.
+//! Destination of gradients, and the steps at which they are written.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,10 +11,11 @@ use crate::config::RunConfig;
 use crate::resilience::Pulse;
 use crate::train::TrainError;
 
-/// What `train_state.json` says of a folder that holds gradients, so that no run takes them for weights.
+/// Key in `train_state.json` that marks a folder of gradients, so that no run takes them for
+/// weights.
 pub(in crate::train) const GRADIENTS: &str = "gradients";
 
-/// Where the gradients of some steps are written.
+/// Destination of the gradients of some steps.
 #[derive(Debug)]
 pub(super) struct Dump {
     every: u64,
@@ -22,7 +23,7 @@ pub(super) struct Dump {
     pub writer: ShardedWriter,
 }
 
-/// What a run writes of its gradients.
+/// Gradient dumps of a run.
 #[derive(Debug)]
 pub(in crate::train) struct GradientDumps {
     pub(super) weights: Option<Dump>,
@@ -53,7 +54,7 @@ impl Dump {
 }
 
 impl GradientDumps {
-    /// Those that a configuration asks for. All ranks call this together.
+    /// Dumps that a configuration asks for. All ranks call this together.
     pub(in crate::train) fn open(
         config: &RunConfig,
         groups: &ProcessGroups,
@@ -66,7 +67,7 @@ impl GradientDumps {
         })
     }
 
-    /// Whether the gradients of the residual stream of a step are wanted.
+    /// True if the gradients of the residual stream of a step are needed.
     pub(in crate::train) fn wants_streams(&self, step: u64) -> bool {
         self.streams.as_ref().is_some_and(|dump| dump.is_due(step))
     }

@@ -1,5 +1,6 @@
-//! Gradients on disk: `checkpoint.save_wgrads_interval` and `checkpoint.save_dgrads_interval`. They are written as checkpoints are, by all ranks
-//! together and published by one rename, in folders of their own.
+//! Gradients on disk: `checkpoint.save_wgrads_interval` and `checkpoint.save_dgrads_interval`. They
+//! are written as checkpoints are, by all ranks together and published by one rename, in folders of
+//! their own.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -16,9 +17,10 @@ use crate::train::run::TrainingRun;
 use crate::train::stream_gradients::StreamPart;
 use crate::train::{TrainError, ranks};
 
-/// Writes the gradients of the step that the optimizer is about to make, where that is due. They are still scaled as the loss was, and not yet
-/// divided by `divisor`; what is written is the gradient of the loss. All ranks call this together. Gradients that cannot be written are told of, and
-/// the run goes on.
+/// Writes the gradients of the step that the optimizer is about to take, if they are due. They
+/// still have the loss scale, and are not yet divided by `divisor`; the written values are the
+/// gradient of the loss. All ranks call this together. A failed write is reported, and the run
+/// continues.
 pub(in crate::train) fn save_gradients(run: &mut TrainingRun, loss_scale: f64, divisor: f64) -> Result<(), TrainError> {
     let step = run.state.train_state.step + 1;
     let is_due = |dump: &Option<Dump>| dump.as_ref().is_some_and(|dump| dump.is_due(step));
@@ -73,7 +75,8 @@ fn folder_name(root: &Path) -> &str {
     root.file_name().and_then(|name| name.to_str()).unwrap_or_default()
 }
 
-/// What this rank saves of the gradients of parameters, by the parameters' names. One that nothing depended on in this step has zeros.
+/// Gradients of parameters that this rank saves, by the parameters' names. A parameter that no loss
+/// of this step depended on has zeros.
 fn weight_gradients(run: &TrainingRun, unscale: f64) -> Result<Vec<ShardTensor>, CheckpointError> {
     let training = &run.training;
     let device = training.device.clone().without_autodiff();
@@ -95,8 +98,9 @@ fn weight_gradients(run: &TrainingRun, unscale: f64) -> Result<Vec<ShardTensor>,
     failure.map_or(Ok(tensors), Err)
 }
 
-/// What this rank saves of the gradients of the residual stream: for each segment a tensor `[micro-batches, samples, tokens, hidden size]` of what it
-/// reads, with the samples of all data-parallel ranks in rank order.
+/// Gradients of the residual stream that this rank saves: for each segment a tensor
+/// `[micro-batches, samples, tokens, hidden size]` of its input, with the samples of all
+/// data-parallel ranks in rank order.
 fn stream_gradients(
     run: &TrainingRun,
     kept: BTreeMap<String, Vec<StreamPart>>,
@@ -133,7 +137,8 @@ fn stream_gradients(
     Ok(tensors)
 }
 
-/// The tokens of the whole sequence that a context-parallel rank has of it, in its order: `tokens` of them.
+/// The tokens of the whole sequence that a context-parallel rank has of it, in its order: `tokens`
+/// of them.
 fn context_ranges(tokens: usize, rank: usize, ranks: usize) -> Vec<Range<usize>> {
     if ranks == 1 {
         return std::iter::once(0..tokens).collect();
@@ -142,7 +147,7 @@ fn context_ranges(tokens: usize, rank: usize, ranks: usize) -> Vec<Range<usize>>
     [rank, 2 * ranks - 1 - rank].map(|place| place * chunk..(place + 1) * chunk).to_vec()
 }
 
-/// What lies at the places `wanted` of ranges that follow each other.
+/// Parts of consecutive ranges that lie at the places `wanted`.
 fn common(ranges: &[Range<usize>], wanted: Range<usize>) -> Vec<Range<usize>> {
     let mut begin = 0;
     let mut found = Vec::new();

@@ -1,4 +1,5 @@
-//! Between the run and the checkpoint store: what each rank saves, and how a run continues from a checkpoint at its own layout.
+//! Between the run and the checkpoint store: what each rank saves, and how a run continues from a
+//! checkpoint at its own layout.
 
 mod base;
 mod foreign;
@@ -43,7 +44,7 @@ pub(super) use temporary::newest_save;
 /// Prefix of the optimizer's tensors in a checkpoint.
 const OPTIMIZER_PREFIX: &str = "optimizer.";
 
-/// How what this rank holds of a chunk's parameters lies in the whole parameters, by name.
+/// Slices of this rank's part of a chunk's parameters in the whole parameters, by name.
 fn local_shards(chunk: &dyn ModelChunk) -> BTreeMap<String, LocalShard> {
     let local = |parameter: &Declaration| {
         let shard = parameter.placement.shard.clone();

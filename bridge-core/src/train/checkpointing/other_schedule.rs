@@ -1,5 +1,5 @@
-//! How a schedule differs from that of the checkpoint, in the words of the recipes of both: lengths in the unit that a recipe counts in, and under
-//! the setting that says them.
+//! Differences between a schedule and that of the checkpoint, in the units of both recipes, and
+//! under the setting that gives each value.
 
 use toml::{Table, Value};
 
@@ -11,7 +11,7 @@ const BATCH: &str = "train.global_batch_size";
 const SAMPLES: &str = "train.train_samples";
 const FRACTION: &str = "scheduler.lr_warmup_fraction";
 
-/// What `error` says of values of the schedule, as settings of this run and of the checkpoint's.
+/// Schedule values of `error`, as settings of this run and of the checkpoint's.
 pub(super) fn in_words_of_recipes(
     config: &RunConfig,
     checkpoint: &Checkpoint,
@@ -24,8 +24,9 @@ pub(super) fn in_words_of_recipes(
     SchedulerStateError::Mismatch(told(&here, &there, mismatches))
 }
 
-/// Samples that an iteration of the checkpoint's schedule counts, and one of this run's. They are the same unless both schedules count iterations: an
-/// iteration of another batch size is one iteration all the same.
+/// Samples that an iteration of the checkpoint's schedule counts, and one of this run's. They are
+/// the same unless both schedules count iterations: an iteration of another batch size is one
+/// iteration all the same.
 pub(super) fn iteration_samples(config: &RunConfig, checkpoint: &Checkpoint) -> [u64; 2] {
     let [here, there] = recipes(config, checkpoint);
     let batch = |recipe: &Recipe| recipe.number(BATCH).map_or(1, |batch| batch as u64);
@@ -35,7 +36,8 @@ pub(super) fn iteration_samples(config: &RunConfig, checkpoint: &Checkpoint) -> 
 /// The recipes of this run and of the checkpoint.
 fn recipes(config: &RunConfig, checkpoint: &Checkpoint) -> [Recipe; 2] {
     let here = Recipe(config.to_toml().parse().unwrap_or_default());
-    // A checkpoint of weights of another program may not say how it was trained: then it is taken for one of the same recipe.
+    // A checkpoint of weights of another program may not say how it was trained: then it is taken
+    // for one of the same recipe.
     let there = checkpoint.run_config().ok().and_then(|text| text.parse().ok()).map(Recipe);
     let there = there.filter(|recipe| recipe.get(BATCH).is_some()).unwrap_or_else(|| here.clone());
     [here, there]
@@ -75,7 +77,8 @@ fn told(here: &Recipe, there: &Recipe, mismatches: Vec<StateMismatch>) -> Vec<St
     let is_decay_given = [here, there].iter().any(|recipe| recipe.get(decay).is_some());
     let unit = |recipe: &Recipe| if recipe.counts_samples() { "samples" } else { "iterations" };
     let of_all = |field, run: &str, checkpoint: &str| {
-        // Where both count iterations, the checkpoint's lengths have been converted to iterations of this run's batch.
+        // Where both count iterations, the checkpoint's lengths have been converted to iterations
+        // of this run's batch.
         let unit_of_checkpoint = if here.counts_samples() || there.counts_samples() { there } else { here };
         let (run, checkpoint) = (here.length(run), unit_of_checkpoint.length(checkpoint));
         match unit(here) == unit(there) {
@@ -97,7 +100,7 @@ fn told(here: &Recipe, there: &Recipe, mismatches: Vec<StateMismatch>) -> Vec<St
             "end_wd" => StateMismatch { field: "scheduler.end_weight_decay", run, checkpoint },
             "wd_incr_style" => StateMismatch { field: "scheduler.weight_decay_incr_style", run, checkpoint },
             "lr_warmup_steps" => match (here.number(FRACTION), there.number(FRACTION)) {
-                // A fraction of another length, which is told by itself.
+                // A fraction of another length, which is reported by itself.
                 (Some(run), Some(checkpoint)) => {
                     StateMismatch { field: FRACTION, run: run.to_string(), checkpoint: checkpoint.to_string() }
                 }
@@ -108,7 +111,8 @@ fn told(here: &Recipe, there: &Recipe, mismatches: Vec<StateMismatch>) -> Vec<St
             other => StateMismatch { field: other, run, checkpoint },
         });
     }
-    // Settings that are the same are others' lengths: without a decay of its own, for instance, two lengths of the schedule are one setting.
+    // Settings that are the same are others' lengths: without a decay of its own, for instance, two
+    // lengths of the schedule are one setting.
     told.retain(|mismatch| mismatch.run != mismatch.checkpoint);
     told.dedup();
     told
@@ -122,7 +126,7 @@ mod tests {
         Recipe(text.parse().expect("a table"))
     }
 
-    /// What is told of lengths in samples: warm-up, decay, all.
+    /// Messages about lengths in samples: warm-up, decay, total.
     fn lengths(here: &str, there: &str, samples: [[u64; 2]; 3]) -> Vec<String> {
         let fields = ["lr_warmup_steps", "lr_decay_steps", "wd_incr_steps"];
         let differing = fields.into_iter().zip(samples).filter(|(_, [run, checkpoint])| run != checkpoint);

@@ -1,4 +1,4 @@
-//! The model as a run began it, also where the run goes on from a later checkpoint.
+//! Model at the start of a run, even if the run resumes from a later checkpoint.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -20,8 +20,8 @@ use crate::train::{TrainError, ranks};
 /// The folder of an imported teacher in that of the run's logs.
 const TEACHER_FOLDER: &str = "imported-teacher";
 
-/// Restores a run from `start`, if there is one, and makes the model that its objective compares with, if it has one, whose checkpoint is returned. All ranks call
-/// this together.
+/// Restores a run from `start`, if there is one, and makes the model that its objective compares
+/// with, if it has one, whose checkpoint is returned. All ranks call this together.
 pub(in crate::train) fn restore_all(
     run: &mut TrainingRun,
     start: Option<&Start>,
@@ -55,8 +55,9 @@ fn beginnings(chunks: &[Box<dyn ModelChunk>]) -> BTreeMap<String, Tensor<1>> {
     values
 }
 
-/// The model that `start` or its base has, with an adapter that does nothing yet. What is frozen shares the memory of the run's model. All ranks call
-/// this together, when the run has loaded `start`.
+/// The model that `start` or its base has, with an adapter that does nothing yet. What is frozen
+/// shares the memory of the run's model. All ranks call this together, when the run has loaded
+/// `start`.
 ///
 /// # Errors
 /// If there is no such checkpoint, or it is not of this model.

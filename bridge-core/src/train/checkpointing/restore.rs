@@ -1,4 +1,5 @@
-//! Loading: what each rank reads of the checkpoint that its run starts from, whatever the layout it was saved at.
+//! Loading: what each rank reads of the checkpoint that its run starts from, whatever the layout it
+//! was saved at.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -52,11 +53,13 @@ pub(in crate::train) fn restore(run: &mut TrainingRun, start: &Start) -> Result<
     doors.on_load(&mut context, &Loaded { folder: start.checkpoint.path(), state: state.as_ref() })
 }
 
-/// What a checkpoint brought to a rank: for each optimizer tensor whether it is known, and what subsystems saved.
+/// State that a checkpoint brought to a rank: for each optimizer tensor true if it is known, and
+/// the state of subsystems.
 type Restored = (Vec<u8>, Option<Map<String, Value>>);
 
-/// Restores what this rank holds. Returns for each optimizer tensor of the checkpoint whether it belongs to a parameter of this rank;
-/// nothing when no optimizer was loaded. With it comes what subsystems saved, unless only weights are taken.
+/// Restores what this rank holds. Returns for each optimizer tensor of the checkpoint whether it
+/// belongs to a parameter of this rank; nothing when no optimizer was loaded. With it comes what
+/// subsystems saved, unless only weights are taken.
 fn restore_rank(run: &mut TrainingRun, start: &Start, sources: &Sources<'_>) -> Result<Restored, TrainError> {
     let checkpoint = &start.checkpoint;
     let settings = run.config.checkpoint.clone();
@@ -111,7 +114,8 @@ fn restore_rank(run: &mut TrainingRun, start: &Start, sources: &Sources<'_>) -> 
     Ok((known, Some(extra)))
 }
 
-/// The place in the schedule, and the loss scale. They belong to the run, and are there without an optimizer too.
+/// The place in the schedule, and the loss scale. They belong to the run, and are there without an
+/// optimizer too.
 fn restore_schedule(
     run: &mut TrainingRun,
     checkpoint: &Checkpoint,
@@ -147,8 +151,8 @@ fn restore_schedule(
     Ok(())
 }
 
-/// Reads the optimizer state that this rank owns. Returns for each optimizer tensor of the checkpoint whether it is of a parameter of
-/// this rank, and of a kind that its optimizer has.
+/// Reads the optimizer state that this rank owns. Returns for each optimizer tensor of the
+/// checkpoint whether it is of a parameter of this rank, and of a kind that its optimizer has.
 fn load_optimizer(run: &mut TrainingRun, checkpoint: &Checkpoint, step: u64) -> Result<Vec<u8>, TrainError> {
     let plain = run.training.device.clone().without_autodiff();
     let local_shards: BTreeMap<_, _> =
@@ -178,8 +182,8 @@ fn load_optimizer(run: &mut TrainingRun, checkpoint: &Checkpoint, step: u64) -> 
     Ok(names.iter().map(is_known).collect())
 }
 
-/// Begins the masters of parameters in 16 bits with the exact values that the checkpoint has, as far as it has any: its own masters, or parameters in
-/// float32. Parameters in float32 have no masters.
+/// Initializes the masters of 16-bit parameters with the exact values of the checkpoint, if it has
+/// any: its own masters, or parameters in float32. Parameters in float32 have no masters.
 fn load_masters(run: &mut TrainingRun, sources: &Sources<'_>) -> Result<(), TrainError> {
     if convert::params_dtype(&run.config) == FloatDType::F32 {
         return Ok(());
@@ -211,7 +215,7 @@ fn load_masters(run: &mut TrainingRun, sources: &Sources<'_>) -> Result<(), Trai
     Ok(())
 }
 
-/// How a checkpoint stores a state of this dtype.
+/// Dtype in which a checkpoint stores a state.
 fn saved_dtype(dtype: FloatDType) -> DType {
     match dtype {
         FloatDType::F64 => DType::F64,
@@ -221,7 +225,8 @@ fn saved_dtype(dtype: FloatDType) -> DType {
     }
 }
 
-/// The optimizer tensors of a checkpoint that no rank has a use for: they are another optimizer's or another model's.
+/// The optimizer tensors of a checkpoint that no rank has a use for: they are another optimizer's
+/// or another model's.
 fn foreign_state(
     groups: &ProcessGroups,
     checkpoint: &Checkpoint,
@@ -276,7 +281,8 @@ fn load_shards(run: &mut TrainingRun, sources: &Sources<'_>) -> Result<(), Train
     Ok(run.training.optimizer.parameters().publish(&mut run.training.chunks, owned)?)
 }
 
-/// What this rank holds of a parameter that begins with what follows from the base; `None` if it begins with draws.
+/// Initial value of this rank's part of a parameter that is derived from the base; `None` for one
+/// that is drawn.
 fn beginning(
     declaration: &Declaration,
     adapter: Option<&dyn Adapter>,
@@ -326,15 +332,18 @@ pub(super) fn begin(
     Ok(())
 }
 
-/// Replaces all parameters of `chunk`, as far as this rank holds them, by those of a checkpoint, cast to the chunk's dtype.
+/// Replaces all parameters of `chunk`, as far as this rank holds them, by those of a checkpoint,
+/// cast to the chunk's dtype.
 ///
 /// # Errors
-/// If a parameter is missing, or has another shape; the chunk may then be half loaded and must not be used.
+/// If a parameter is missing, or has another shape; the chunk may then be half loaded and must not
+/// be used.
 pub fn load_parameters(chunk: &mut dyn ModelChunk, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
     load_from(chunk, &|_| Some(checkpoint))
 }
 
-/// [`load_parameters`] from the checkpoint that `source` names for each; a parameter without one keeps its value.
+/// [`load_parameters`] from the checkpoint that `source` names for each; a parameter without one
+/// keeps its value.
 pub(super) fn load_from<'a>(
     chunk: &mut dyn ModelChunk,
     source: &dyn Fn(&Declaration) -> Option<&'a Checkpoint>,

@@ -19,12 +19,13 @@ use crate::train::run::TrainingRun;
 use crate::train::subsystem::saved;
 use crate::train::{TrainError, lineage, ranks, vocabulary};
 
-/// Saves a checkpoint of the run as it is now; all ranks call this together. With `async_save` this returns once the state is copied.
+/// Saves a checkpoint of the run as it is now; all ranks call this together. With `async_save` this
+/// returns once the state is copied.
 pub(in crate::train) fn save_checkpoint(run: &mut TrainingRun) -> Result<(), TrainError> {
     let step = run.state.train_state.step;
     let snapshot = prepare(run)?;
     let timer = run.timers.start("save-checkpoint", TimerLevel::Iteration);
-    // One at a time; what became of the one before is told first.
+    // One save at a time; the outcome of the one before is reported first.
     run.outputs.await_save(&run.state, &run.groups)?;
     let (Some(saver), Some(root)) = (&mut run.outputs.saver, &run.config.checkpoint.save) else {
         return Ok(());
@@ -44,8 +45,8 @@ pub(in crate::train) fn save_checkpoint(run: &mut TrainingRun) -> Result<(), Tra
     doors.after_save(&mut context, &folder)
 }
 
-/// Makes a temporary save of the run as it is now; all ranks call this together. One that cannot be written is told of, and the run goes on:
-/// the save before is still there.
+/// Makes a temporary save of the current run; all ranks call this together. A failed write is
+/// reported, and the run continues: the save before still exists.
 pub(in crate::train) fn save_temporarily(run: &mut TrainingRun) -> Result<(), TrainError> {
     let step = run.state.train_state.step;
     let snapshot = prepare(run)?;
@@ -74,7 +75,7 @@ pub(in crate::train) fn save_temporarily(run: &mut TrainingRun) -> Result<(), Tr
     Ok(())
 }
 
-/// What this rank saves of the run as it is now.
+/// State that this rank saves of the current run.
 fn prepare(run: &mut TrainingRun) -> Result<Snapshot, TrainError> {
     run.pulse.enter(Section::Checkpointing);
     run.training.settle_parameters()?;
@@ -84,7 +85,8 @@ fn prepare(run: &mut TrainingRun) -> Result<Snapshot, TrainError> {
     ranks::agree(&run.groups, "preparing a checkpoint", snapshot(run, state))
 }
 
-/// What this rank saves. Of the ranks that hold the same slice of a parameter one saves it; of what is sharded each its ranges.
+/// State that this rank saves. Among the ranks that hold the same slice of a parameter, one saves
+/// it; each rank saves its ranges of sharded state.
 fn snapshot(run: &TrainingRun, state: Map<String, Value>) -> Result<Snapshot, TrainError> {
     let (distribution, shards) = (run.training.optimizer.distribution(), run.training.optimizer.shards());
     let mut model = Vec::new();
@@ -127,7 +129,8 @@ fn snapshot(run: &TrainingRun, state: Map<String, Value>) -> Result<Snapshot, Tr
     Ok(Snapshot { run, groups })
 }
 
-/// The elements `saved` of a rank's part of a tensor, of which `held` are at hand, as slices of the whole.
+/// The elements `saved` of a rank's part of a tensor, of which `held` are at hand, as slices of the
+/// whole.
 fn slices(
     name: &str,
     shard: &LocalShard,
@@ -138,12 +141,12 @@ fn slices(
     ShardTensor::of_local(name, shard, saved, &host(value)?)
 }
 
-/// What every rank but the first saves besides tensors: nothing. The step says which checkpoint it is.
+/// Files of every rank but the first: none. The step identifies the checkpoint.
 fn step_only(step: u64) -> RunFiles {
     RunFiles { train_state: TrainState { step, ..TrainState::default() }, ..RunFiles::default() }
 }
 
-/// What exists once in a run.
+/// Files that exist once in a run.
 fn run_files(run: &TrainingRun, state: Map<String, Value>) -> Result<RunFiles, TrainError> {
     let settings = &run.config.checkpoint;
     let mut train_state = run.state.train_state.clone();

@@ -24,7 +24,7 @@ pub(in crate::train) enum Saver {
     Async(AsyncSaver),
 }
 
-/// How a run writes. Who writes is alive.
+/// Save options of a run. A writing rank gives heartbeats.
 pub(super) fn options(settings: &CheckpointConfig, pulse: &Arc<Pulse>) -> SaveOptions {
     let pulse = Arc::clone(pulse);
     SaveOptions {
@@ -61,7 +61,8 @@ pub(in crate::train) fn named_manager(
 }
 
 impl Saver {
-    /// The saver a configuration asks for; `None` without `checkpoint.save`. All ranks call this together.
+    /// The saver a configuration asks for; `None` without `checkpoint.save`. All ranks call this
+    /// together.
     pub(in crate::train) fn open(
         config: &RunConfig,
         groups: &ProcessGroups,

@@ -1,4 +1,5 @@
-//! Where the parameters of a run come from. Checkpoints of a run with `[peft]` hold what is trained; all else comes from the base.
+//! Source of each parameter of a run. Checkpoints of a run with `[peft]` hold trained parameters;
+//! all others come from the base.
 
 use std::collections::BTreeSet;
 
@@ -12,21 +13,21 @@ use crate::config::RunConfig;
 use crate::model::{Declaration, ModelChunk, ParameterRole};
 use crate::train::TrainError;
 
-/// Which checkpoint has which parameter.
+/// Checkpoints by parameter.
 pub(super) struct Sources<'a> {
     checkpoint: &'a Checkpoint,
     /// The base of the adapter that `checkpoint` is of.
     base: Option<Checkpoint>,
-    /// Whether `checkpoint` is the base of an adapter that begins.
+    /// True if `checkpoint` is the base of a new adapter.
     begins: bool,
-    /// Whether a run begins with the weights of `checkpoint`, rather than going on from it.
+    /// True if a run starts with the weights of `checkpoint`, rather than resuming from it.
     weights_only: bool,
     /// Parameters that are nowhere, and keep their initial values.
     absent: BTreeSet<String>,
 }
 
 impl<'a> Sources<'a> {
-    /// Those of a run that begins with `start`. All ranks call this together.
+    /// Sources of a run that starts with `start`. All ranks call this together.
     pub fn new(config: &RunConfig, start: &'a Start, groups: &ProcessGroups) -> Result<Self, TrainError> {
         let checkpoint = &start.checkpoint;
         let begins = config.peft.is_some() && start.is_pretrained;
@@ -40,12 +41,12 @@ impl<'a> Sources<'a> {
         self.absent.extend(names.into_iter().cloned());
     }
 
-    /// Where a parameter is; `None` for one that begins.
+    /// Checkpoint of a parameter; `None` for one with an initial value.
     pub fn of(&self, declaration: &Declaration) -> Option<&Checkpoint> {
         if self.absent.contains(&declaration.name) {
             return None;
         }
-        // What 8-bit scales are made of begins anew where there is none, or of another length.
+        // The history of 8-bit scales starts anew if it is missing, or has another length.
         if declaration.role == ParameterRole::CastState {
             let found = self.checkpoint.tensor(&declaration.name);
             let fits = found.is_ok_and(|tensor| tensor.shape == declaration.global_shape());
@@ -54,7 +55,8 @@ impl<'a> Sources<'a> {
         match &self.base {
             Some(base) if !declaration.trainable => Some(base),
             Some(_) | None if self.begins && declaration.of_adapter => None,
-            // A head that a program has put in place of the projection of these weights; those of a model that had it bring it.
+            // A head that a program has put in place of the projection of these weights; those of a
+            // model that had it bring it.
             Some(_) | None if self.weights_only && declaration.of_last_layer => {
                 self.checkpoint.tensor(&declaration.name).is_ok().then_some(self.checkpoint)
             }
@@ -67,7 +69,7 @@ impl<'a> Sources<'a> {
         self.begins.then_some(self.checkpoint)
     }
 
-    /// What checkpoints say of the base, if there is one.
+    /// Reference to the base in checkpoints, if there is one.
     pub fn adapter_base(&self) -> Option<AdapterBase> {
         self.base.as_ref().or(self.beginning()).map(AdapterBase::of)
     }
@@ -82,7 +84,8 @@ pub fn load_adapted(chunk: &mut dyn ModelChunk, checkpoint: &Checkpoint, base: &
     Ok(load_from(chunk, &of)?)
 }
 
-/// Loads what is trained of a model with an adapter on one rank from a checkpoint of the adapter; the rest keeps its values.
+/// Loads what is trained of a model with an adapter on one rank from a checkpoint of the adapter;
+/// the rest keeps its values.
 ///
 /// # Errors
 /// As [`load_adapted`].

@@ -1,4 +1,5 @@
-//! Which checkpoint a run starts from: what the recipe names, what the run saved before, or a temporary save that is newer.
+//! Checkpoint that a run starts from: the one that the recipe names, the run's own, or a temporary
+//! save that is newer.
 
 use std::path::{Path, PathBuf};
 
@@ -14,19 +15,19 @@ use crate::config::{self, RunConfig};
 use crate::train::registry::Weights;
 use crate::train::{TrainError, ranks};
 
-/// Which checkpoint a run starts from.
+/// Checkpoint that a run starts from.
 pub(in crate::train) struct Start {
     /// The checkpoint, verified.
     pub(in crate::train) checkpoint: Checkpoint,
-    /// Whether only the weights are taken and the run starts at step 0.
+    /// True if only the weights are loaded and the run starts at step 0.
     pub(in crate::train) weights_only: bool,
-    /// Whether it is `checkpoint.pretrained_checkpoint`.
+    /// True if it is `checkpoint.pretrained_checkpoint`.
     pub(in crate::train) is_pretrained: bool,
-    /// Whether it is a temporary save, which is deleted when the run ends well.
+    /// True if it is a temporary save, which is deleted when the run ends well.
     pub(in crate::train) is_temporary: bool,
-    /// Where `checkpoint.pretrained_checkpoint` has its checkpoints, if it is given.
+    /// Root of `checkpoint.pretrained_checkpoint`, if it is set.
     pub(super) pretrained_root: Option<PathBuf>,
-    /// What to tell the user; empty on all ranks but the first.
+    /// Message for the user; empty on all ranks but the first.
     pub(in crate::train) message: String,
     /// A folder that is only there until the checkpoint is loaded, on the rank that deletes it.
     pub(super) assembled: Option<PathBuf>,
@@ -47,8 +48,8 @@ impl Start {
     }
 }
 
-/// Finds the checkpoint that the run starts from: the newest intact one of what [`find_persistent`] finds and temporary saves of this run. All
-/// ranks call this together.
+/// Finds the checkpoint that the run starts from: the newest intact one of what [`find_persistent`]
+/// finds and temporary saves of this run. All ranks call this together.
 pub(in crate::train) fn find_start(
     config: &RunConfig,
     sorts: &[Weights],
@@ -60,7 +61,8 @@ pub(in crate::train) fn find_start(
     Ok(start.map(|start| Start { message: format!("{fetched}{}", start.message), ..start }))
 }
 
-/// Brings a newer checkpoint that a manager keeps to the run's folder. Returns what to tell the user.
+/// Brings a newer checkpoint that a manager keeps to the run's folder. Returns what to tell the
+/// user.
 fn fetch(config: &RunConfig, manager: Option<&NamedManager>) -> Result<String, TrainError> {
     let settings = &config.checkpoint;
     let (Some(manager), Some(save)) = (manager, &settings.save) else { return Ok(String::new()) };
@@ -109,8 +111,9 @@ fn find_here(config: &RunConfig, sorts: &[Weights], groups: &ProcessGroups) -> R
     }
 }
 
-/// Finds what `checkpoint.load` (by default `checkpoint.save`), `ckpt_step` and `pretrained_checkpoint` ask for. All ranks call this
-/// together: the first one looks, all verify their shares of what it comes by, and the others open what it has found.
+/// Finds what `checkpoint.load` (by default `checkpoint.save`), `ckpt_step` and
+/// `pretrained_checkpoint` ask for. All ranks call this together: the first one looks, all verify
+/// their shares of what it comes by, and the others open what it has found.
 fn find_persistent(config: &RunConfig, sorts: &[Weights], groups: &ProcessGroups) -> Result<Option<Start>, TrainError> {
     let looked = look_together(groups.world(), |verifier| look(config, sorts, verifier))?;
     let found = ranks::agree(groups, "looking for a checkpoint", looked.unwrap_or(Ok(None)))?;
@@ -127,7 +130,7 @@ fn find_persistent(config: &RunConfig, sorts: &[Weights], groups: &ProcessGroups
     ranks::agree(groups, "opening a checkpoint", opened)
 }
 
-/// Where the first rank found a checkpoint.
+/// Code for the place at which the first rank found a checkpoint.
 const NONE: i64 = 0;
 const LOADED: i64 = 1;
 const PRETRAINED: i64 = 2;

@@ -1,5 +1,6 @@
-//! States of the optimizer in checkpoints: elements in the dtype in which they are kept (codes of 8 bits as `U8`), a scale beside them where they have
-//! one, and masters in float32 whatever is kept of them.
+//! States of the optimizer in checkpoints: elements in the dtype in which they are kept (codes of 8
+//! bits as `U8`), a scale beside them where they have one, and masters in float32 whatever is kept
+//! of them.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -14,14 +15,14 @@ use crate::checkpoint::{
 };
 use crate::optim::{Distribution, OptimizerState};
 
-/// What the kind of a state ends with where a tensor is its scale.
+/// Suffix of a state's kind for a tensor of scales.
 const SCALE: &str = "_scale";
 
 /// The elements of a saved tensor that are made float32 at once.
 const BLOCK: usize = 1 << 14;
 
-/// What this rank saves of the optimizer's state. `shards` says how what it holds of parameters lies in the whole ones, `parameters` has what it updates
-/// of those whose masters are remainders.
+/// Optimizer state that this rank saves. `shards` has the slices of its parts of parameters,
+/// `parameters` the values of those whose masters are remainders.
 pub(super) fn saved_states(
     state: OptimizerState,
     distribution: &Distribution,
@@ -49,7 +50,7 @@ pub(super) fn saved_states(
     Ok(tensors)
 }
 
-/// Where a state lies: `range` of a rank's part of a parameter is there, and `saved` of it is saved.
+/// Position of a state: `range` of a rank's part of a parameter exists, and `saved` of it is saved.
 struct Place<'a> {
     kind: String,
     parameter: String,
@@ -131,7 +132,8 @@ impl TensorStream for Masters {
     }
 }
 
-/// The kind of a saved tensor of the optimizer and its parameter, and whether it is the scale of that.
+/// The kind of a saved tensor of the optimizer and its parameter, and whether it is the scale of
+/// that.
 pub(super) fn kind_of(name: &str) -> (&str, &str, bool) {
     let key = name.strip_prefix(OPTIMIZER_PREFIX).unwrap_or(name);
     let (kind, parameter) = key.split_once('.').unwrap_or((key, ""));
@@ -151,7 +153,7 @@ pub(super) fn load_stored(
     let name = format!("{OPTIMIZER_PREFIX}{kind}.{parameter}");
     let scale_name = format!("{OPTIMIZER_PREFIX}{kind}{SCALE}.{parameter}");
     let dtype = checkpoint.tensor(&name)?.dtype;
-    // What is no format of a state is told as what would have been expected.
+    // An unknown format of a state is reported as the expected one.
     let is_state = matches!(dtype, DType::F32 | DType::BF16 | DType::F16 | DType::U8);
     checkpoint.expect(&name, if is_state { dtype } else { DType::F32 }, &shard.global_shape())?;
     let has_scale = checkpoint.names_in("optimizer").any(|name| name == scale_name);

@@ -1,4 +1,5 @@
-//! What becomes of parameters that the model has and the checkpoint lacks, and of those that only the checkpoint has: `checkpoint.dist_ckpt_strictness`.
+//! Treatment of parameters that the model has and the checkpoint lacks, and of those that only the
+//! checkpoint has: `checkpoint.dist_ckpt_strictness`.
 
 use std::collections::BTreeSet;
 
@@ -12,19 +13,19 @@ use crate::model::{Declaration, ModelChunk};
 use crate::train::unmatched::Unmatched;
 use crate::train::{TrainError, ranks};
 
-/// What a level asks for.
+/// Checks of a level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::train) struct Strictness {
     /// Parameters that the checkpoint lacks keep their initial values.
     allows_absent: bool,
-    /// What the checkpoint has besides is looked at too.
+    /// True if tensors that only the checkpoint has are compared too.
     compares_unused: bool,
-    /// Whether names are compared before anything is loaded.
+    /// True if names are compared before anything is loaded.
     compares: bool,
 }
 
 impl Strictness {
-    /// That of a recipe.
+    /// Strictness of a recipe.
     pub fn of(config: &RunConfig) -> Self {
         let (allows_absent, compares_unused, compares) = match config.checkpoint.dist_ckpt_strictness {
             DistCkptStrictness::AssumeOkUnexpected => (false, false, false),
@@ -40,17 +41,18 @@ impl Strictness {
         Self { allows_absent, compares_unused, compares }
     }
 
-    /// Whether some parameters may keep their initial values.
+    /// True if some parameters may keep their initial values.
     pub fn allows_absent(self) -> bool {
         self.allows_absent
     }
 
-    /// Whether optimizer state may be left that no parameter has a use for.
+    /// True if optimizer state without a parameter may be left.
     pub fn allows_unused_state(self) -> bool {
         self.allows_absent && self.compares_unused
     }
 
-    /// Compares the names of the model with those of what it is loaded from. All ranks call this together.
+    /// Compares the names of the model with those of what it is loaded from. All ranks call this
+    /// together.
     ///
     /// # Errors
     /// All names that differ, where the level does not allow them to.

@@ -1,5 +1,6 @@
-//! Temporary saves, between the persistent ones (`checkpoint.non_persistent_*`): where they lie, how they are made, and which of them a run starts
-//! from. They belong to one run, which the folder of its persistent checkpoints names.
+//! Temporary saves, between the persistent ones (`checkpoint.non_persistent_*`): where they lie,
+//! how they are made, and which of them a run starts from. They belong to one run, which the folder
+//! of its persistent checkpoints names.
 
 use std::hash::{BuildHasher, RandomState};
 use std::path::{Path, PathBuf};
@@ -24,7 +25,7 @@ const FOLDER: &str = "non_persistent";
 /// The file system of a machine's memory.
 const MEMORY: &str = "/dev/shm";
 
-/// Where temporary saves lie.
+/// Place of temporary saves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Place {
     /// One folder for all ranks.
@@ -34,7 +35,7 @@ enum Place {
 }
 
 impl Place {
-    /// Those of the run that is called `identity`; `None` where the recipe asks for none.
+    /// Place of the saves of the run `identity`; `None` if the recipe asks for no temporary saves.
     fn of(settings: &CheckpointConfig, identity: &str) -> Option<Self> {
         let save = settings.save.as_deref()?;
         Some(match settings.non_persistent_ckpt_type? {
@@ -59,7 +60,7 @@ impl Place {
 pub(in crate::train) struct Temporary {
     writer: Writer,
     place: Place,
-    /// What people call the place.
+    /// Name of the place for people.
     told: String,
     is_first: bool,
 }
@@ -71,8 +72,9 @@ enum Writer {
 }
 
 impl Temporary {
-    /// What a configuration asks for; `None` where it asks for no temporary saves. Those that are newer than `start`, where the run goes on,
-    /// are of steps that it did not go: they are deleted. All ranks call this together.
+    /// Temporary saves of a configuration; `None` if it asks for none. Saves that are newer than
+    /// `start`, where the run resumes, are of abandoned steps: they are deleted. All ranks call
+    /// this together.
     pub(in crate::train) fn open(
         config: &RunConfig,
         groups: &ProcessGroups,
@@ -115,7 +117,7 @@ impl Temporary {
         Ok(Some(Self { writer, place, told, is_first }))
     }
 
-    /// Where they lie, in words.
+    /// Place in words.
     pub(in crate::train) fn told(&self) -> &str {
         &self.told
     }
@@ -193,7 +195,8 @@ fn newest_in(root: &Path) -> Option<u64> {
     entries.filter_map(|entry| parse_iteration(entry.file_name().to_str()?)).max()
 }
 
-/// The iteration of the newest save of a run on this machine, persistent or temporary; that it is whole is not looked at.
+/// The iteration of the newest save of a run on this machine, persistent or temporary; that it is
+/// whole is not looked at.
 pub(in crate::train) fn newest_save(settings: &CheckpointConfig) -> Option<u64> {
     let save = settings.save.as_deref()?;
     let temporary = identity(save).ok().flatten().and_then(|identity| Place::of(settings, &identity));
@@ -214,8 +217,8 @@ pub(super) struct Newer {
     pub message: String,
 }
 
-/// Looks for an intact temporary save of this run that is newer than `above`. Returns it, and what to tell of others; nothing is told on
-/// ranks other than the first. All ranks call this together.
+/// Finds an intact temporary save of this run that is newer than `above`. Returns it with messages
+/// about others; ranks other than the first have no messages. All ranks call this together.
 pub(super) fn find_newer(
     config: &RunConfig,
     groups: &ProcessGroups,
@@ -247,7 +250,8 @@ fn find_global(
         match found {
             Ok(Resolution::Found(found)) => (Some(found.checkpoint.iteration()), Vec::new()),
             Ok(Resolution::NothingFound { .. }) => (None, Vec::new()),
-            // They only save steps: without them the run goes on from what is persistent.
+            // Temporary saves only save steps: without them the run resumes from the persistent
+            // ones.
             Err(error) => (None, vec![format!("temporary saves: {error}")]),
         }
     })?;

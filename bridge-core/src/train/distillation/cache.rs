@@ -1,4 +1,5 @@
-//! What a teacher has said of samples, on disk: a file a sample, found by what the teacher read. A file that is not whole is as none.
+//! Teacher's outputs for samples, on disk: a file a sample, found by the teacher's input. An
+//! incomplete file counts as missing.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +12,7 @@ use super::top::Best;
 use crate::model::Batch;
 use crate::train::TrainError;
 
-/// What a file begins with.
+/// First bytes of a file.
 const MAGIC: &[u8; 8] = b"BRIDGKD1";
 /// Bytes of key and checksum.
 const HASH: usize = 16;
@@ -22,7 +23,7 @@ const HEAD: usize = MAGIC.len() + HASH + 8;
 #[derive(Debug)]
 pub(super) struct Cache {
     folder: PathBuf,
-    /// Of the teacher and of what else decides what is kept.
+    /// Key of the teacher and of the other inputs that determine the content.
     of: u128,
     k: usize,
     /// Tokens that there are.
@@ -36,7 +37,7 @@ impl Cache {
         Self { folder: root.join(format!("{of:032x}")), of, k, rows }
     }
 
-    /// What is kept of a micro-batch, if that of all its samples is there and whole.
+    /// Cached outputs of a micro-batch, if those of all its samples exist and are complete.
     pub fn read(&self, batch: &Batch) -> Option<Best> {
         let [_, length] = batch.tokens.dims();
         let parts: Option<Vec<Best>> = self.keys(batch).into_iter().map(|key| self.read_sample(key, length)).collect();
@@ -100,7 +101,7 @@ fn encode(key: u128, best: &Best) -> Vec<u8> {
     bytes
 }
 
-/// What `bytes` hold, if they are those of this sample and not one of them has changed.
+/// Content of `bytes`, if they belong to this sample and are unchanged.
 fn decode(bytes: &[u8], key: u128, (length, k): (usize, usize)) -> Option<Best> {
     let (content, checksum) = bytes.split_last_chunk::<HASH>()?;
     if content.len() != HEAD + length * (k * 8 + 4) || XxHash3_128::oneshot(content) != u128::from_le_bytes(*checksum) {

@@ -1,4 +1,4 @@
-//! What a teacher says of a micro-batch, and the loss of a model that has heard it.
+//! Outputs of a teacher for a micro-batch, and the loss of a model against them.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -17,7 +17,7 @@ pub(in crate::train) const CE_LOSS: &str = "ce loss";
 const HIDDEN_LOSS: &str = "hidden loss";
 const CACHED: &str = "kd cached";
 
-/// What a teacher says of a micro-batch, as far as the loss asks.
+/// Outputs of a teacher for a micro-batch that the loss needs.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Said {
     tokens: Option<Tokens>,
@@ -26,7 +26,7 @@ pub(super) struct Said {
     is_cached: bool,
 }
 
-/// What it expects.
+/// Tokens that the teacher expects.
 #[derive(Clone, Debug)]
 enum Tokens {
     /// Log-probabilities at the temperature, `[b, t, v]`.
@@ -64,7 +64,7 @@ impl Listener {
         Self { objective, said: Mutex::default() }
     }
 
-    /// What it has taken down; nothing where the teacher does not end.
+    /// Takes the recorded outputs; empty on stages without the teacher's end.
     pub fn take(&self) -> Said {
         std::mem::take(&mut *self.said.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -90,7 +90,8 @@ impl OutputLoss for Listener {
     }
 }
 
-/// The loss of one micro-batch: `(1 - alpha) CE + alpha T^2 KL(teacher || model) + hidden_weight H`, summed over the tokens that count.
+/// The loss of one micro-batch: `(1 - alpha) CE + alpha T^2 KL(teacher || model) + hidden_weight
+/// H`, summed over the tokens that count.
 #[derive(Debug)]
 pub(super) struct DistillationLoss {
     objective: Arc<Objective>,
@@ -162,7 +163,7 @@ impl OutputLoss for DistillationLoss {
     }
 }
 
-/// How far hidden states are from those of the teacher, `[b, t, c]` -> `[b, t]`.
+/// Distance of hidden states from those of the teacher, `[b, t, c]` -> `[b, t]`.
 fn difference(own_btc: Tensor<3>, of_teacher_btc: Tensor<3>, by: HiddenLoss) -> Tensor<2> {
     let [b, t, c] = own_btc.dims();
     let total = |x: Tensor<3>| x.sum_dim(2).reshape([b, t]);

@@ -1,4 +1,5 @@
-//! Knowledge distillation: a frozen teacher runs before each pass, and the model learns what it says beside the text.
+//! Knowledge distillation: a frozen teacher runs before each pass, and the model learns what it
+//! says beside the text.
 
 mod cache;
 mod loss;
@@ -20,7 +21,7 @@ use loss::{DistillationLoss, Listener, Said};
 pub(super) use loss::CE_LOSS;
 pub(super) use teacher::{Teacher, check_recipe, find};
 
-/// What a run learns by.
+/// Objective of a run.
 #[derive(Clone, Debug)]
 struct Objective {
     settings: DistillationConfig,
@@ -37,7 +38,8 @@ pub(super) struct Distillation {
 }
 
 impl Distillation {
-    /// The losses of micro-batches, when the teacher has seen them. All ranks that share a model call this together.
+    /// The losses of micro-batches, when the teacher has seen them. All ranks that share a model
+    /// call this together.
     pub fn losses(&mut self, groups: &ProcessGroups, batches: &[Batch]) -> Result<Vec<Option<OwnLoss>>, TrainError> {
         let mut known = self.read(groups, batches)?;
         let missing: Vec<usize> = (0..batches.len()).filter(|index| known[*index].is_none()).collect();
@@ -62,7 +64,8 @@ impl Distillation {
         Ok(known.into_iter().map(loss).collect())
     }
 
-    /// What the cache has of micro-batches: of each on all ranks that share the model, or on none.
+    /// Cached outputs of micro-batches: all ranks that share the model have those of a micro-batch,
+    /// or none has.
     fn read(&self, groups: &ProcessGroups, batches: &[Batch]) -> Result<Vec<Option<Said>>, TrainError> {
         let Some(cache) = &self.cache else {
             return Ok(batches.iter().map(|_| None).collect());

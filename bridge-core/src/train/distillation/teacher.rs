@@ -31,14 +31,13 @@ pub(in crate::train) struct Teacher {
     model_config: Box<dyn ModelConfig>,
     /// Rows of its embedding.
     rows: usize,
-    /// Those that the run's model has too; known when both are compared.
+    /// Rows that the run's model has too; known when both are compared.
     shared_rows: usize,
 }
 
 /// Finds the teacher that a recipe names. All ranks call this together.
 ///
-/// # Errors
-/// If there is none, or it cannot be run on these ranks.
+/// # Errors If there is no teacher, or it cannot run on these ranks.
 pub(in crate::train) fn find(
     config: &RunConfig,
     registry: &Registry,
@@ -56,8 +55,7 @@ pub(in crate::train) fn find(
 
 /// Looks at the recipe of the teacher, and writes nothing.
 ///
-/// # Errors
-/// If it is none that can be run on the ranks of this run.
+/// # Errors If the recipe names no teacher that can run on the ranks of this run.
 pub(in crate::train) fn check_recipe(config: &RunConfig, registry: &Registry) -> Result<(), TrainError> {
     let pretrained = config.distillation.as_ref().and_then(|settings| settings.teacher.clone());
     let (Some(path), Some(finder)) = (pretrained, registry.kinds().saved) else {
@@ -101,7 +99,8 @@ fn refused(config: &RunConfig, message: impl Display) -> TrainError {
 }
 
 impl Teacher {
-    /// Compares it with the run's data, and with its model, whose embedding has so many rows.
+    /// Compares the teacher with the run's data, and with its model, whose embedding has `rows`
+    /// rows.
     ///
     /// # Errors
     /// If it knows other ids, or hidden states of another width, where these are compared.
@@ -170,7 +169,7 @@ impl Teacher {
         TrainError::Config(error.into())
     }
 
-    /// What it is known by.
+    /// Identity of the teacher.
     pub fn identity(&self) -> AdapterBase {
         AdapterBase::of(&self.checkpoint)
     }
@@ -215,7 +214,8 @@ impl Teacher {
         Ok(Distillation { chunks, pipeline, objective: Arc::new(Objective { settings: self.settings, rows }), cache })
     }
 
-    /// What decides what it says of a sample: its weights, settings and tokenizer, the precision, and what is kept.
+    /// Fingerprint of the inputs that determine its outputs: its weights, settings and tokenizer,
+    /// the precision, and the stored part.
     fn fingerprint(&self, config: &RunConfig) -> String {
         let metadata = self.checkpoint.metadata();
         let files: BTreeMap<&str, String> = [RUN_CONFIG_FILE, TOKENIZER_FILE]

@@ -3,21 +3,22 @@
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use rayon::prelude::*;
 
-/// What a teacher says of the tokens of some sequences, at the temperature.
+/// Teacher's best tokens of some sequences, at the temperature.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Best {
     /// Tokens told apart.
     pub k: usize,
-    /// Their ids, `[tokens, k]`, the likeliest first.
+    /// Ids, `[tokens, k]`, the likeliest first.
     pub ids: Vec<u32>,
-    /// Their log-probabilities, `[tokens, k]`.
+    /// Log-probabilities, `[tokens, k]`.
     pub log_probabilities: Vec<f32>,
     /// Log-probability of all others, `[tokens]`.
     pub rest: Vec<f32>,
 }
 
 impl Best {
-    /// Of `logits`, `rows` a token, which are divided by `temperature`. `k` is below `rows`. Of equal logits the one with the lower id comes first.
+    /// Best tokens of `logits`, `rows` a token, which are divided by `temperature`. `k` is below
+    /// `rows`. Among equal logits the one with the lower id comes first.
     pub fn of(logits: &[f32], (rows, k): (usize, usize), temperature: f64) -> Self {
         let of_token = |logits: &[f32]| {
             let mut order: Vec<u32> = (0..rows as u32).collect();
@@ -61,8 +62,8 @@ impl Best {
         })
     }
 
-    /// The divergence of a model with these logits (already divided by the temperature), `[b, t, v]` -> `[b, t]`: over the best tokens, each by
-    /// itself, and all others as one.
+    /// The divergence of a model with these logits (already divided by the temperature), `[b, t,
+    /// v]` -> `[b, t]`: over the best tokens, each by itself, and all others as one.
     pub fn divergence(&self, logits_btv: Tensor<3>) -> Tensor<2> {
         let [b, t, v] = logits_btv.dims();
         let device = logits_btv.device().without_autodiff();
@@ -78,7 +79,7 @@ impl Best {
         (of_teacher.clone().exp() * (of_teacher - of_model)).sum_dim(2).reshape([b, t])
     }
 
-    /// What takes the best tokens out of a sum of exponentials when it is added.
+    /// Mask that removes the best tokens from a sum of exponentials when it is added.
     fn without_best(&self, [b, t, v]: [usize; 3], device: &Device) -> Tensor<3> {
         const NOTHING: f32 = -1e30;
         let mut values = vec![0.0_f32; b * t * v];

@@ -1,4 +1,5 @@
-//! The largest attention score of the model and of each layer (`logger.log_max_attention_logit`), over all ranks and micro-batches of a step.
+//! The largest attention score of the model and of each layer (`logger.log_max_attention_logit`),
+//! over all ranks and micro-batches of a step.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,6 @@
-//! Keeps the checkpoint with the lowest validation loss (`checkpoint.keep_best`): one is saved after each evaluation that is better than all before,
-//! and the pointer to it keeps retention from deleting it. Which loss counts is said here for all that compare evaluations.
+//! Keeps the checkpoint with the lowest validation loss (`checkpoint.keep_best`): one is saved
+//! after each evaluation that is better than all before, and the pointer to it keeps retention from
+//! deleting it. Which loss counts is said here for all that compare evaluations.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -12,10 +13,11 @@ use crate::train::forward_step::{ForwardStep, LM_LOSS};
 use crate::train::report::EvaluationReport;
 use crate::train::subsystem::{Loaded, RunContext, Subsystem, Verdict, saved};
 
-/// Its state in `train_state.json`.
+/// Key of the state in `train_state.json`.
 const KEY: &str = "best_checkpoint";
 
-/// Whether an evaluation is one of those that are compared: that at the end reads other samples than those before it.
+/// True if an evaluation is compared with others: the one at the end reads other samples than those
+/// before it.
 pub(super) fn is_compared(report: &EvaluationReport) -> bool {
     (report.split, report.occasion) == (Split::Valid, Occasion::DuringTraining)
 }
@@ -34,8 +36,8 @@ pub(super) fn metric(config: &RunConfig, report: &EvaluationReport) -> Result<f6
     })
 }
 
-/// Refuses a `validation.metric` that no evaluation of the run will have, as far as the names of losses are known: each may be of one of several
-/// validation sets.
+/// Refuses a `validation.metric` that no evaluation of the run will have, as far as the names of
+/// losses are known: each may be of one of several validation sets.
 ///
 /// # Errors
 /// The setting, with the names that there are.
@@ -64,7 +66,7 @@ pub fn check_metric(config: &RunConfig, forward_step: &dyn ForwardStep) -> Resul
 /// The best evaluation so far.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct KeepBest {
-    /// Its loss and its iteration.
+    /// Best loss and its iteration.
     best: Option<(f64, u64)>,
 }
 

@@ -1,5 +1,5 @@
-//! Moves the scales of 8-bit operands (`model.fp8_recipe = "delayed"`) after each step: by the largest magnitudes of the last steps, of all ranks
-//! that share a layer.
+//! Moves the scales of 8-bit operands (`model.fp8_recipe = "delayed"`) after each step: by the
+//! largest magnitudes of the last steps, of all ranks that share a layer.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ const GRADIENT: usize = 2;
 const WEIGHT: usize = 1;
 
 pub(super) struct CastScales {
-    /// What gradients are cast to.
+    /// Format of the gradients.
     gradient: Fp8Format,
     algo: AmaxAlgo,
     /// Powers of two that scales stay below what would fit.
@@ -60,7 +60,8 @@ impl CastScales {
         (history, next)
     }
 
-    /// The next histories of a layer's operands, one after the other, and their next scales. `history` has a row an operand.
+    /// The next histories of a layer's operands, one after the other, and their next scales.
+    /// `history` has a row an operand.
     fn next_of(&self, maxima: [f64; 3], scales: &[f32], history: &[f32]) -> (Vec<f64>, Vec<f64>) {
         let rows = history.chunks_exact((history.len() / 3).max(1)).zip(maxima).zip(scales).enumerate();
         let (histories, next): (Vec<Vec<f32>>, Vec<f32>) =
@@ -70,12 +71,13 @@ impl CastScales {
     }
 }
 
-/// A magnitude as it counts. One that is not finite is 0: a step that overflowed says nothing of the next one.
+/// A magnitude as it counts. One that is not finite is 0: a step that overflowed says nothing of
+/// the next one.
 fn usable(largest: f32) -> f64 {
     if largest.is_finite() { f64::from(largest) } else { 0.0 }
 }
 
-/// What was noted in this step on this rank, read at once.
+/// Magnitudes of this step on this rank, read at once.
 fn noted(run: &RunContext) -> Vec<Layer> {
     let mut layers: Vec<(usize, NotingLayer)> = Vec::new();
     for (chunk, model) in run.chunks().iter().enumerate() {
@@ -91,7 +93,8 @@ fn noted(run: &RunContext) -> Vec<Layer> {
     layers.into_iter().zip(maxima).map(of_layer).collect()
 }
 
-/// Where weights travel as codes, layers see what these stand for: the magnitudes that count are those of what each rank owns.
+/// If weights travel as codes, layers see the decoded values: the magnitudes that count are those
+/// of each rank's own part.
 fn own_weights(run: &mut RunContext, layers: &mut [Layer]) {
     let own = run.training.optimizer.parameters().take_cast_maxima();
     for layer in layers {

@@ -1,4 +1,5 @@
-//! Warns of a loss that is finite, worse than guessing, and no longer falls: the weights have run away, and the run would train them to its end.
+//! Warns of a loss that is finite, worse than guessing, and no longer falls: the weights have run
+//! away, and the run would train them to its end.
 
 use std::collections::VecDeque;
 
@@ -9,15 +10,16 @@ use crate::train::subsystem::{Agreement, RunContext, Subsystem, Verdict};
 
 /// Steps in a row that must be so.
 const STEPS: usize = 20;
-/// Loss, as a multiple of that of a model which finds all tokens equally likely, above which a model has learned worse than nothing. A model that was
-/// just drawn may begin there.
+/// Loss, as a multiple of that of a model which finds all tokens equally likely, above which a
+/// model has learned worse than nothing. A model that was just drawn may begin there.
 const WORSE: f64 = 1.2;
 /// The later half of the losses, as a multiple of the earlier, from which on they do not fall.
 const FALLING: f64 = 0.98;
 
 #[derive(Default)]
 pub(super) struct DivergenceWatch {
-    /// Loss of a model which finds all tokens equally likely; `None` where the size of the vocabulary is not known.
+    /// Loss of a model which finds all tokens equally likely; `None` where the size of the
+    /// vocabulary is not known.
     guess: Option<f64>,
     /// The last losses, all worse than the guess.
     recent: VecDeque<f64>,

@@ -1,5 +1,6 @@
-//! Ends training when evaluations no longer improve (`train.early_stopping_patience`). What it has seen goes with the checkpoints: a run that has
-//! ended and is started again has nothing left to train.
+//! Ends training when evaluations no longer improve (`train.early_stopping_patience`). What it has
+//! seen goes with the checkpoints: a run that has ended and is started again has nothing left to
+//! train.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -9,10 +10,10 @@ use crate::train::TrainError;
 use crate::train::report::{EvaluationReport, GlobalState};
 use crate::train::subsystem::{Loaded, RunContext, Subsystem, Verdict, saved};
 
-/// Its state in `train_state.json`.
+/// Key of the state in `train_state.json`.
 const KEY: &str = "early_stopping";
 
-/// What evaluations have found so far.
+/// Record of the evaluations so far.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct EarlyStopping {
     /// The lowest loss, and in which iteration.
@@ -22,7 +23,8 @@ pub(super) struct EarlyStopping {
 }
 
 impl EarlyStopping {
-    /// Counts an evaluation: one whose loss is below the lowest by more than `min_delta` begins the count again.
+    /// Counts an evaluation: one whose loss is below the lowest by more than `min_delta` begins the
+    /// count again.
     fn count(&mut self, loss: f64, iteration: u64, min_delta: f64) {
         if loss.is_finite() && self.best.is_none_or(|(best, _)| loss < best - min_delta) {
             (self.best, self.since) = (Some((loss, iteration)), 0);

@@ -9,7 +9,8 @@ use crate::train::subsystem::{RunContext, Subsystem};
 use crate::train::{TrainError, ranks};
 
 pub(super) struct Energy {
-    /// The machine of this rank, with the number of its GPU if it has one: one rank of each is counted.
+    /// The machine of this rank, with the number of its GPU if it has one: one rank of each is
+    /// counted.
     place: String,
     counters: Option<Counters>,
     /// Since the last report.
@@ -45,7 +46,7 @@ impl Energy {
     }
 }
 
-/// What counts energy.
+/// Energy counters.
 enum Counters {
     Machine(EnergyCounters),
     Gpu { gpu: Gpu, last: u64 },
@@ -79,7 +80,7 @@ impl Subsystem for Energy {
     }
 
     fn before_step(&mut self, _run: &mut RunContext) -> Result<(), TrainError> {
-        // What was used between steps belongs to none.
+        // Energy between steps is not attributed to a step.
         self.counters.as_mut().map(Counters::joules);
         Ok(())
     }

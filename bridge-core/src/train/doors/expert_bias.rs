@@ -1,5 +1,6 @@
-//! Moves the biases by which routers choose experts, so that all are used alike: after each step up where an expert was given fewer tokens than
-//! the mean, down where more, by a fixed rate (Wang et al., arXiv:2408.15664). Loads are those of the whole step on all ranks.
+//! Moves the biases by which routers choose experts, so that all are used alike: after each step up
+//! where an expert was given fewer tokens than the mean, down where more, by a fixed rate (Wang et
+//! al., arXiv:2408.15664). Loads are those of the whole step on all ranks.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +15,8 @@ use bridge_dist::comm::ReduceOp;
 pub(super) struct ExpertBiases {
     /// Per step; zero where biases stay as they are.
     rate: f32,
-    /// Of all layers that have them, on whatever rank, by global number: what the parameters are, which are float32 in every run.
+    /// Biases of all layers that have them, on any rank, by global number. The parameters are
+    /// float32 in every run.
     by_layer: BTreeMap<usize, Vec<f64>>,
 }
 

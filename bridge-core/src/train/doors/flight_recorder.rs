@@ -1,5 +1,6 @@
-//! The flight recorder (`dist.flight_recorder_dump_path`): the last calls of each rank on its groups, written where a run ends with an
-//! error, a panic or a signal, so that it can be said which rank was in which operation, and which one did not come.
+//! The flight recorder (`dist.flight_recorder_dump_path`): the last calls of each rank on its
+//! groups, written where a run ends with an error, a panic or a signal, so that it can be said
+//! which rank was in which operation, and which one did not come.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use crate::train::subsystem::{RunContext, Subsystem};
 use crate::train::{ExitReason, TrainError};
 
 pub(super) struct FlightRecorder {
-    /// Where the file of this rank goes: the recipe's prefix and the rank.
+    /// File of this rank: the recipe's prefix and the rank.
     path: PathBuf,
     calls: Arc<CallLog>,
     rank: usize,

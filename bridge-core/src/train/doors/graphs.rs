@@ -1,4 +1,4 @@
-//! What graphs did in a step (`model.cuda_graph_impl`), on the first rank.
+//! Figures of graphs in a step (`model.cuda_graph_impl`), on the first rank.
 
 use crate::logging::Figure;
 use crate::train::TrainError;

@@ -1,5 +1,5 @@
-//! `[ft] enable_ft_package`: tells the monitor that watches the run what each rank is at, and learns how long sections may take. The monitor ends what
-//! is late.
+//! `[ft] enable_ft_package`: tells the monitor that watches the run what each rank is at, and
+//! learns how long sections may take. The monitor ends what is late.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -19,7 +19,7 @@ const INTERVAL: Duration = Duration::from_millis(500);
 /// Steps that are seen before limits are learned.
 const STEPS: u64 = 16;
 
-/// What the thread that sends heartbeats looks at.
+/// State that the heartbeat thread reads.
 struct Sign {
     pulse: Arc<Pulse>,
     limits: Mutex<SectionLimits>,
@@ -34,7 +34,7 @@ pub(super) struct Heartbeats {
 }
 
 impl Heartbeats {
-    /// Those that a configuration asks for.
+    /// Heartbeats of a configuration, if it asks for them.
     pub fn new(config: &RunConfig, seat: &Seat) -> Result<Option<Self>, TrainError> {
         let Some(settings) = config.ft.as_ref().filter(|settings| settings.enable_ft_package) else {
             return Ok(None);

@@ -1,7 +1,9 @@
-//! Looks at each rank's own losses and gradients before they are added up, so that what is found names the rank, and decides with the rerun
-//! state machine whether a pass is repeated. What follows, all ranks do together.
+//! Looks at each rank's own losses and gradients before they are added up, so that what is found
+//! names the rank, and decides with the rerun state machine whether a pass is repeated. What
+//! follows, all ranks do together.
 //!
-//! It has a door of its own besides those of a subsystem: what it finds changes the step while it is made.
+//! It has a door of its own besides those of a subsystem: what it finds changes the step while it
+//! is made.
 
 use bridge_dist::comm::CommError;
 use bridge_dist::mesh::ProcessGroups;
@@ -30,7 +32,7 @@ pub(in crate::train) struct LossWatch {
     lines: Option<String>,
 }
 
-/// What one rank has of a pass by itself, before ranks add anything up.
+/// Results of one rank in a pass, before ranks sum anything.
 pub(in crate::train) struct OwnResults {
     /// Loss of its part of each micro-batch, where the model ends.
     pub loss_sums: Vec<f64>,
@@ -40,15 +42,16 @@ pub(in crate::train) struct OwnResults {
     pub gradients: Vec<(GradientPart, f64)>,
 }
 
-/// Largest relative difference at which two norms of gradients count as the same: not all devices add up in one order.
+/// Largest relative difference at which two norms of gradients count as the same: not all devices
+/// add up in one order.
 const GRADIENT_TOLERANCE: f64 = 1e-3;
 
-/// What one rank found among its losses of a pass.
+/// Findings of one rank among its losses of a pass.
 #[derive(Clone, Serialize, Deserialize)]
 struct Findings {
     /// Lines for the log.
     notes: Vec<String>,
-    /// Whether one of them ends the run.
+    /// True if one of them ends the run.
     is_fatal: bool,
 }
 
@@ -57,27 +60,30 @@ impl LossWatch {
         Self { rerun, checks, compared_steps: 0, lines: None }
     }
 
-    /// Whether a pass comes next. All ranks call this together.
+    /// True if another pass follows. All ranks call this together.
     pub fn next_pass(&mut self, groups: &ProcessGroups) -> Result<NextPass, CommError> {
         self.rerun.next_pass(&mut |vote| ranks::any(groups.world(), vote))
     }
 
-    /// What to do where no pass comes next, and the step is not done.
+    /// Decision if no pass follows, and the step is not done.
     pub fn exit_decision(&self) -> ExitDecision {
         self.rerun.exit_decision()
     }
 
-    /// Whether this pass repeats another.
+    /// True if this pass repeats another.
     pub fn is_rerunning(&self) -> bool {
         self.rerun.is_rerunning()
     }
 
-    /// Validates what this rank has of the micro-batches, before ranks add it up. All ranks call this together.
+    /// Validates what this rank has of the micro-batches, before ranks add it up. All ranks call
+    /// this together.
     ///
-    /// Ranks of a tensor-parallel group have one loss, so the first of each group speaks for it; ranks where the model does not end have none.
+    /// Ranks of a tensor-parallel group have one loss, so the first of each group speaks for it;
+    /// ranks where the model does not end have none.
     ///
     /// # Errors
-    /// On the first rank that has one: a NaN or infinite result, where steps are not repeated for it. On the others one that names that rank.
+    /// On the first rank that has one: a NaN or infinite result, where steps are not repeated for
+    /// it. On the others one that names that rank.
     pub fn judge(
         &mut self,
         (groups, reporter): (&ProcessGroups, &Reporter),
@@ -135,7 +141,8 @@ impl LossWatch {
         Ok(())
     }
 
-    /// What repeated passes of all ranks have shown since the last call, as lines. All ranks call this together.
+    /// Differences between repeated passes of all ranks since the last call, as lines. All ranks
+    /// call this together.
     fn differences(&mut self, run: &RunContext) -> Result<Option<String>, TrainError> {
         let mine = RankDifferences { place: self.rerun.placement().clone(), checks: self.rerun.take_differences() };
         let all = ranks::gather(run.groups.world(), &mine)?;
@@ -156,7 +163,7 @@ impl LossWatch {
     }
 }
 
-/// How far the repeated passes of a rank were apart.
+/// Differences between the repeated passes of a rank.
 #[derive(Clone, Serialize, Deserialize)]
 struct RankDifferences {
     place: Placement,
@@ -167,7 +174,7 @@ fn unexpected(result: UnexpectedResult, setting: &'static str) -> TrainError {
     TrainError::UnexpectedResult { result: Box::new(result), setting }
 }
 
-/// What one rank has that no other rank has.
+/// State of one rank that no other rank has.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct RankState {
     loss_checks: LossChecks,
@@ -177,7 +184,8 @@ struct RankState {
     injection_draws: Option<u64>,
 }
 
-/// What decides which losses a rank sees: with all of it equal, rank n of one run is rank n of the other.
+/// Inputs that determine which losses a rank sees: if all of them are equal, rank n of one run is
+/// rank n of the other.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Seats {
     world_size: usize,
@@ -227,7 +235,7 @@ impl Subsystem for LossWatch {
         "loss watch"
     }
 
-    /// Iterations that are skipped are none of the machine's, but count.
+    /// Skipped iterations do not involve the machine, but they count.
     fn before_step(&mut self, run: &mut RunContext) -> Result<(), TrainError> {
         self.rerun.align_iteration(run.state.train_state.step);
         Ok(())

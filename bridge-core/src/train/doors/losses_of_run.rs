@@ -1,4 +1,5 @@
-//! Keeps the last losses in the checkpoint, for those who later want to know what a model was worth.
+//! Keeps the last losses in the checkpoint, for those who later want to know what a model was
+//! worth.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +11,8 @@ use crate::train::forward_step::Ratio;
 use crate::train::report::{EvaluationReport, StepReport};
 use crate::train::subsystem::{Agreement, Loaded, RunContext, Subsystem, Verdict, saved};
 
-/// Its state in `train_state.json`: for `train` and `valid` the last `loss`, and its `iteration`.
+/// Key of the state in `train_state.json`: for `train` and `valid` the last `loss`, and its
+/// `iteration`.
 pub const LOSSES_KEY: &str = "losses";
 
 #[derive(Debug, Serialize, Deserialize)]

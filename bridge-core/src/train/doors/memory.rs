@@ -1,5 +1,6 @@
-//! The memory of all ranks: figures with each console line and where TensorBoard shows them, and the lines that `logger.log_memory_interval` asks
-//! for. After the first report of a run, each rank has a line of its own.
+//! The memory of all ranks: figures with each console line and where TensorBoard shows them, and
+//! the lines that `logger.log_memory_interval` asks for. After the first report of a run, each rank
+//! has a line of its own.
 
 use crate::logging::numbers::gibibytes;
 use crate::logging::{Figure, GIB, Gpu, MemoryOfRanks, RankMemory, format_memory_report, used_on_machine};
@@ -10,16 +11,16 @@ use crate::train::{TrainError, ranks};
 
 #[derive(Default)]
 pub(super) struct MemoryOfRun {
-    /// Whether the console has lines of this run about memory.
+    /// True if the console has lines of this run about memory.
     has_told: bool,
-    /// What was measured after the step.
+    /// Memory after the step.
     memory: Option<MemoryOfRanks>,
     /// The device, where its driver is asked.
     gpu: Option<Gpu>,
 }
 
 impl MemoryOfRun {
-    /// What this rank sees of memory, with what the recipe asks for.
+    /// Memory as this rank sees it, with the statistics that the recipe asks for.
     fn measured(&self, run: &RunContext) -> RankMemory {
         let memory = ranks::memory(run.groups, run.device());
         if !run.state.config.logger.log_device_memory_used {

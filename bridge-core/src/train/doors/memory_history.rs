@@ -1,5 +1,6 @@
-//! The history of the process's allocator (`profiling.record_memory_history`): from the start of a run each large block has an owner, what the rank
-//! was doing or the parameter that it is; in the window of steps all that happens is kept, and written behind it.
+//! The history of the process's allocator (`profiling.record_memory_history`): from the start of a
+//! run each large block has an owner, what the rank was doing or the parameter that it is; in the
+//! window of steps all that happens is kept, and written behind it.
 
 use std::path::{Path, PathBuf};
 
@@ -18,13 +19,13 @@ use crate::train::subsystem::{RunContext, Subsystem};
 /// The setting.
 const KEY: &str = "profiling.record_memory_history";
 
-/// Whether the history of `rank` is recorded.
+/// True if the history of `rank` is recorded.
 fn records(config: &RunConfig, rank: usize) -> bool {
     let settings = &config.profiling;
     settings.record_memory_history && (settings.profile_ranks.is_empty() || settings.profile_ranks.contains(&rank))
 }
 
-/// The file of a rank, with what tells it from others behind its stem.
+/// File of a rank, with a suffix of the stem that distinguishes it from others.
 fn file(config: &RunConfig, what: &str, extension: Option<&str>) -> PathBuf {
     let path = Path::new(&config.profiling.memory_snapshot_path);
     let stem = path.file_stem().unwrap_or_default().to_string_lossy();
@@ -36,7 +37,8 @@ fn file(config: &RunConfig, what: &str, extension: Option<&str>) -> PathBuf {
     config.logger.log_dir.join(FOLDER).join(path.with_file_name(name))
 }
 
-/// Begins to record, if this rank does, before anything is built. What the rank is doing is being set up until it says otherwise.
+/// Begins to record, if this rank does, before anything is built. What the rank is doing is being
+/// set up until it says otherwise.
 pub(in crate::train) fn begin(config: &RunConfig, rank: usize) {
     if records(config, rank) {
         history::start(Some(file(config, &format!("oom_rank-{rank}"), Some("txt"))));

@@ -1,4 +1,5 @@
-//! The subsystems of a run, in their order, and how ranks agree on what they say. A new one is a file here and its line in [`Doors::new`].
+//! The subsystems of a run, in their order, and how ranks agree on what they say. A new one is a
+//! file here and its line in [`Doors::new`].
 
 mod attention_logits;
 mod best;
@@ -50,17 +51,18 @@ use crate::resilience::rerun::Placement;
 
 /// All subsystems of a run.
 pub(super) struct Doors {
-    /// The one that has a door of its own: it decides whether a pass over the micro-batches is repeated, in the middle of a step.
+    /// The one that has a door of its own: it decides whether a pass over the micro-batches is
+    /// repeated, in the middle of a step.
     pub losses: LossWatch,
     /// In the order in which they are called.
     subsystems: Vec<Box<dyn Subsystem>>,
-    /// Whether ranks compare what subsystems return, of any rank.
+    /// True if the results of some rank's subsystem are compared.
     compares: bool,
 }
 
 impl Doors {
-    /// The subsystems that every run has, with the program's `own` between those that measure and those that judge. All ranks call this
-    /// together.
+    /// The subsystems that every run has, with the program's `own` between those that measure and
+    /// those that judge. All ranks call this together.
     pub fn new(
         config: &RunConfig,
         groups: &ProcessGroups,
@@ -69,7 +71,7 @@ impl Doors {
     ) -> Result<Self, TrainError> {
         let compares = own.iter().any(|subsystem| subsystem.agreement() == Agreement::Compared);
         let compares = ranks::any(groups.world(), compares)?;
-        // What slow ranks are told by counts from here to here, so it comes first.
+        // Time of slow ranks is counted between calls of this subsystem, so it comes first.
         let mut subsystems: Vec<Box<dyn Subsystem>> = Vec::new();
         if let Some(recorder) = flight_recorder::FlightRecorder::new(config, groups, &placement.node) {
             subsystems.push(Box::new(recorder));
@@ -151,7 +153,7 @@ impl Doors {
         self.each(run, |subsystem, run| subsystem.measure(run, step))
     }
 
-    /// What all subsystems of all ranks ask for.
+    /// Combined request of all subsystems of all ranks.
     pub fn after_step(&mut self, run: &mut RunContext, step: &StepReport) -> Result<Verdict, TrainError> {
         let mut verdict = Verdict::default();
         self.each(run, |subsystem, run| {
@@ -161,13 +163,13 @@ impl Doors {
         self.agreed(run, verdict)
     }
 
-    /// What all ranks ask for, which is told.
+    /// Combined request of all ranks, with its lines printed.
     fn agreed(&self, run: &RunContext, mut verdict: Verdict) -> Result<Verdict, TrainError> {
         let world = run.groups.world();
         if self.compares && world.size() > 1 && ranks::any(world, verdict != Verdict::default())? {
             let verdicts = ranks::gather(world, &verdict)?;
             verdict = Verdict::default();
-            // What ranks say alike is told once.
+            // Equal lines of several ranks are printed once.
             for mut other in verdicts {
                 other.notes.retain(|note| !verdict.notes.contains(note));
                 other.details.retain(|detail| !verdict.details.contains(detail));
@@ -182,7 +184,7 @@ impl Doors {
         self.each(run, |subsystem, run| subsystem.on_run_start(run))
     }
 
-    /// What all subsystems of all ranks ask for.
+    /// Combined request of all subsystems of all ranks.
     pub fn on_evaluation(&mut self, run: &mut RunContext, report: &EvaluationReport) -> Result<Verdict, TrainError> {
         let mut verdict = Verdict::default();
         self.each(run, |subsystem, run| {
@@ -218,7 +220,8 @@ impl Doors {
         self.each(run, |subsystem, run| subsystem.on_load(run, loaded))
     }
 
-    /// Tells every subsystem how training ended, and returns that; their errors count where it ended in order.
+    /// Tells every subsystem how training ended, and returns that; their errors count where it
+    /// ended in order.
     pub fn on_run_end(
         &mut self,
         run: &mut RunContext,

@@ -1,4 +1,5 @@
-//! Marks for NVIDIA's profiler in a window of steps (`profiling.nvtx_ranges`, `profiling.use_nsys_profiler`).
+//! Marks for NVIDIA's profiler in a window of steps (`profiling.nvtx_ranges`,
+//! `profiling.use_nsys_profiler`).
 
 use std::sync::Arc;
 
@@ -14,7 +15,7 @@ const SWITCH: &str = "profiling.use_nsys_profiler";
 pub(super) struct NvidiaMarks {
     /// The first and the last iteration of the window.
     window: (u64, u64),
-    /// Whether this rank is marked.
+    /// True if this rank is marked.
     is_marked: bool,
     ranges: Option<Arc<Nvtx>>,
     switch: Option<ProfilerSwitch>,

@@ -1,4 +1,5 @@
-//! Bytes of activations that went to the host in a step (`model.cpu_offloading`, `model.fine_grained_activation_offloading`), on the first rank.
+//! Bytes of activations that went to the host in a step (`model.cpu_offloading`,
+//! `model.fine_grained_activation_offloading`), on the first rank.
 
 use bridge_kernels::offload::Moved;
 

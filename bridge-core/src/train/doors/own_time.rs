@@ -1,5 +1,6 @@
-//! How long a rank works for an iteration without waiting for others: what both reports about slow ranks measure. It counts from one report of a
-//! step to the next, saves left out: there rank 0 has more to do than the others.
+//! Own time of a rank in an iteration, without waiting for others: the measure of both straggler
+//! reports. It counts from one report of a step to the next, without saves, because rank 0 has more
+//! to do there than the others.
 
 use std::time::{Duration, Instant};
 
@@ -31,7 +32,8 @@ impl OwnTime {
         }
     }
 
-    /// Goes on if it has counted: it stands still until the first step is over, which takes longer than others.
+    /// Goes on if it has counted: it stands still until the first step is over, which takes longer
+    /// than others.
     pub fn resume(&mut self, groups: &ProcessGroups) {
         if self.elapsed > Duration::ZERO {
             self.start(groups);

@@ -1,4 +1,5 @@
-//! Traces of some steps (`profiling.use_pytorch_profiler`): what each rank did when, in a file a rank.
+//! Traces of some steps (`profiling.use_pytorch_profiler`): what each rank did when, in a file a
+//! rank.
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -47,7 +48,8 @@ impl Profiling {
         settings.use_pytorch_profiler.then(|| Self { window, clock: None, node: node.to_owned() })
     }
 
-    /// All ranks begin together, so that their clocks can be compared: those of a machine are one, those of others may be apart.
+    /// All ranks begin together, so that their clocks can be compared: those of a machine are one,
+    /// those of others may be apart.
     fn begin(&mut self, run: &RunContext) -> Result<(), TrainError> {
         let world = run.groups.world();
         world.barrier()?;
@@ -113,7 +115,8 @@ impl Subsystem for Profiling {
     }
 }
 
-/// What was recorded as events, in the order of their beginnings. Calls are about what the spans around them are about.
+/// Recorded spans as events, in the order of their beginnings. Calls get the labels of the spans
+/// around them.
 fn events<'a>(clock: &Clock, rank: usize, spans: Vec<Span>, calls: impl Iterator<Item = &'a CallRecord>) -> Vec<Event> {
     let mut events: Vec<Event> = spans.into_iter().map(|span| of_span(clock, rank, span)).collect();
     events.extend(calls.flat_map(|call| of_call(clock, rank, call)));
@@ -146,7 +149,8 @@ fn of_span(clock: &Clock, rank: usize, span: Span) -> Event {
     event
 }
 
-/// The call as a span where the rank is in it, and where it goes on beside others as what begins and ends.
+/// The call as a span where the rank is in it, and where it goes on beside others as what begins
+/// and ends.
 fn of_call(clock: &Clock, rank: usize, call: &CallRecord) -> Vec<Event> {
     let name = call.operation.name();
     let mut args: Map<String, Value> = [

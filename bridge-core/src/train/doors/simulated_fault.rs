@@ -1,4 +1,5 @@
-//! `[ft] simulate_fault`: a rank that fails on purpose, to see what follows. Only in the first start of a run.
+//! `[ft] simulate_fault`: a rank that fails on purpose, to see what follows. Only in the first
+//! start of a run.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,6 @@
-//! Ends a run that has learned nothing for `train.max_consecutive_skipped_iterations` iterations: it would go on like that for ever. Nothing is
-//! saved then, so that no good checkpoint has to make room.
+//! Ends a run that has learned nothing for `train.max_consecutive_skipped_iterations` iterations:
+//! it would go on like that for ever. Nothing is saved then, so that no good checkpoint has to make
+//! room.
 
 use std::path::{Path, PathBuf};
 
@@ -10,16 +11,16 @@ use crate::train::report::{StepReport, TrainEnd};
 use crate::train::subsystem::{Loaded, RunContext, Subsystem, Verdict, saved};
 use crate::train::{ExitReason, TrainError};
 
-/// Its state in `train_state.json`.
+/// Key of the state in `train_state.json`.
 const KEY: &str = "skipped_iterations";
 
 #[derive(Default)]
 pub(super) struct StallWatch {
     /// Iterations in a row that the run has learned nothing from.
     stall: Stall,
-    /// Iterations of this run, of any run that it resumes not.
+    /// Iterations of this process; iterations before a resume are not counted.
     iterations: u64,
-    /// Those of them that failed.
+    /// Iterations of these that failed.
     failed: u64,
 }
 

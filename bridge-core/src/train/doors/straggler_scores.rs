@@ -1,4 +1,5 @@
-//! Scores of ranks by the time that they need for a step, and what follows where one is too slow (`[nvrx_straggler]`).
+//! Scores of ranks by the time that they need for a step, and what follows where one is too slow
+//! (`[nvrx_straggler]`).
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -31,7 +32,7 @@ pub(super) struct StragglerScores {
     until_look: u64,
     /// Micro-batches of the last step.
     num_microbatches: u64,
-    /// What the step has to say.
+    /// Request of the step.
     verdict: Verdict,
 }
 
@@ -52,7 +53,8 @@ impl StragglerScores {
         }
     }
 
-    /// Counts an iteration, and looks whether the window is over. All ranks call this together and find the same.
+    /// Counts an iteration, and looks whether the window is over. All ranks call this together and
+    /// find the same.
     fn is_over(&mut self, run: &RunContext) -> Result<bool, TrainError> {
         self.iterations += 1;
         self.until_look = self.until_look.saturating_sub(1);
@@ -109,7 +111,7 @@ impl StragglerScores {
     }
 }
 
-/// What other programs are told of the ranks, in a file.
+/// Scores of the ranks in a file for other programs.
 fn scores_of(iteration: u64, windows: &[RankWindow], slow: &BTreeSet<usize>) -> RankScores {
     let of_rank = |(rank, (window, scores)): (usize, (&RankWindow, Scores))| RankScore {
         rank,

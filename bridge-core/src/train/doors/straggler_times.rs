@@ -1,4 +1,5 @@
-//! The times of ranks in each log interval, fastest and slowest, with a port that switches it (`[straggler]`).
+//! The times of ranks in each log interval, fastest and slowest, with a port that switches it
+//! (`[straggler]`).
 
 use std::net::{IpAddr, Ipv4Addr, TcpListener};
 use std::sync::Arc;
@@ -18,13 +19,13 @@ pub(super) struct StragglerTimes {
     placement: Placement,
     clock: OwnTime,
     steps: Vec<RankTimes>,
-    /// Whether ranks measure.
+    /// True if ranks measure.
     is_on: bool,
-    /// What rank 0 was told last.
+    /// Last request to rank 0.
     wish: Arc<AtomicBool>,
     /// On rank 0, where the port can be had.
     server: Option<Server>,
-    /// What the step has to say.
+    /// Line of the step.
     line: Option<String>,
 }
 
@@ -43,7 +44,8 @@ impl StragglerTimes {
         }
     }
 
-    /// Listens for clients that switch it on and off. A port that cannot be had is no reason to stop a run.
+    /// Listens for clients that switch it on and off. A port that cannot be had is no reason to
+    /// stop a run.
     fn listen(&mut self, run: &RunContext) {
         let port = self.settings.straggler_ctrlr_port as u16;
         let wish = Arc::clone(&self.wish);

@@ -1,4 +1,5 @@
-//! Statistics of tensors (`[tensor_inspect]`) as figures of the steps at which they are due. All ranks put theirs together.
+//! Statistics of tensors (`[tensor_inspect]`) as figures of the steps at which they are due. All
+//! ranks put theirs together.
 
 use crate::config::{FinalTensorInspect, RunConfig};
 use crate::inspect::{Gathered, Statistic, TensorKind, of_all};

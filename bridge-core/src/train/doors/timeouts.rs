@@ -1,5 +1,6 @@
-//! How long ranks wait for each other: `dist.distributed_timeout_seconds_after_init`, if that is given, once they have made a step; and not longer than
-//! `inprocess_restart.soft_timeout` once all is set up, so that a rank that does not come is found in time.
+//! Time limits for other ranks: `dist.distributed_timeout_seconds_after_init`, if it is set, after
+//! the first step; and at most `inprocess_restart.soft_timeout` after set-up, so that a rank that
+//! does not arrive is found in time.
 
 use std::time::Duration;
 

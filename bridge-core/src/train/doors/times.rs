@@ -1,4 +1,5 @@
-//! The timers of all ranks: figures and lines about each log interval, and about what came after the last one.
+//! The timers of all ranks: figures and lines about each log interval, and about what came after
+//! the last one.
 
 use crate::config::{RunConfig, TimingLogOption};
 use crate::logging::{Figure, RankTimers};
@@ -25,7 +26,8 @@ impl Times {
     }
 }
 
-/// Times that the recipe asks for are told; those of saves and evaluations, which come unasked, are details.
+/// Request with timer lines: times that the recipe asks for are printed; those of saves and
+/// evaluations are details.
 fn told(run: &RunContext, lines: &str) -> Verdict {
     let is_asked = run.state.config.logger.timing_log_level > 0;
     let (verdict, lines) = (Verdict::default(), lines.trim_end());

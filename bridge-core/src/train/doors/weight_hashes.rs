@@ -29,7 +29,8 @@ impl WeightHashes {
         Self { interval: interval.map(|interval| interval as u64), placement, last_equal: None }
     }
 
-    /// Fails on all ranks if any replica has other bits than another one. All ranks call this together.
+    /// Fails on all ranks if any replica has other bits than another one. All ranks call this
+    /// together.
     fn compare(&mut self, run: &mut RunContext) -> Result<(), TrainError> {
         let iteration = run.state.train_state.step;
         run.training.settle_parameters()?;
@@ -69,7 +70,8 @@ fn hashes(run: &RunContext) -> BTreeMap<ReplicaGroup, Hashes> {
     hashes
 }
 
-/// What this rank has other than most of its replicas, or, where no values are those of most, than the others.
+/// Tensors of this rank that differ from most of its replicas, or, if no values have a majority,
+/// from the others.
 fn differing(replicas: &Group, hashes: &Hashes) -> Result<Option<String>, CommError> {
     if replicas.size() == 1 {
         return Ok(None);
@@ -95,7 +97,7 @@ fn differing(replicas: &Group, hashes: &Hashes) -> Result<Option<String>, CommEr
     }))
 }
 
-/// Whether rank `rank` has a hash at `index` that is not that of more ranks than any other is.
+/// True if rank `rank` has a hash at `index` that fewer ranks share than another one.
 fn is_odd(rank: usize, by_rank: &[&[i64]], index: usize) -> bool {
     let votes = |hash: i64| by_rank.iter().filter(|hashes| hashes[index] == hash).count();
     let mine = votes(by_rank[rank][index]);

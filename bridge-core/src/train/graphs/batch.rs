@@ -6,7 +6,7 @@ use bridge_kernels::rotary::Positions;
 
 use crate::model::Batch;
 
-/// What of a micro-batch decides which kernels run.
+/// Properties of a micro-batch that decide which kernels run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Form {
     /// `[b, t]`.
@@ -18,7 +18,7 @@ pub(super) struct Form {
 }
 
 impl Form {
-    /// That of a micro-batch; `None` if it brings tensors besides.
+    /// Form of a micro-batch; `None` if it has extra tensors.
     pub fn of(batch: &Batch) -> Option<Self> {
         let counts_from = match &batch.positions {
             Positions::From(first) => Some(*first),
@@ -48,7 +48,8 @@ impl HeldBatch {
         })
     }
 
-    /// The micro-batch held; its number of tokens is that of the one it was made [like](Self::like).
+    /// Micro-batch in the held memory; its number of tokens is that of the one it was made
+    /// [like](Self::like).
     pub fn batch(&self) -> &Batch {
         &self.0
     }

@@ -1,5 +1,6 @@
-//! Forward and backward of micro-batches as a recorded graph (`model.cuda_graph_impl = "local"`): the kernels of one micro-batch are recorded
-//! once and replayed for the others, for which the host launches next to nothing.
+//! Forward and backward of micro-batches as a recorded graph (`model.cuda_graph_impl = "local"`):
+//! the kernels of one micro-batch are recorded once and replayed for the others, for which the host
+//! launches next to nothing.
 //!
 //! ```text
 //! the first steps          launched as ever; what shapes micro-batches have is counted
@@ -10,7 +11,8 @@
 //! each step                parameters that the optimizer has put elsewhere are copied to where the graph reads them
 //! ```
 //!
-//! Sums are those of steps without graphs, in the same order: losses and parameters have the same bits.
+//! Sums are those of steps without graphs, in the same order: losses and parameters have the same
+//! bits.
 
 mod batch;
 mod parameters;
@@ -47,7 +49,7 @@ pub(super) struct MicroBatchGraphs {
     counts: GraphCounts,
 }
 
-/// What was done with graphs.
+/// Counts of graphs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct GraphCounts {
     /// Graphs recorded.
@@ -70,9 +72,9 @@ struct Recorded {
 /// Numbers that change from micro-batch to micro-batch, on the device.
 struct Scalars {
     device: Device,
-    /// What the loss sum is multiplied by.
+    /// Factor of the loss sum.
     factor: Scalar,
-    /// Whether gradients are added to those of micro-batches before.
+    /// Flag that gradients are added to those of earlier micro-batches.
     keeps: Scalar,
 }
 
@@ -94,7 +96,8 @@ impl Scalar {
     }
 }
 
-/// Forward and backward of the micro-batches of `work`, by graphs where there are any. Returns the loss sum of each, not yet read.
+/// Forward and backward of the micro-batches of `work`, by graphs where there are any. Returns the
+/// loss sum of each, not yet read.
 ///
 /// # Errors
 /// Those of [`Pipeline::train_ahead`], and of devices that record or replay.
@@ -111,7 +114,7 @@ pub(super) fn train(
 }
 
 impl MicroBatchGraphs {
-    /// Those of a run, if it asks for graphs.
+    /// Graphs of a run, if it asks for them.
     ///
     /// # Errors
     /// If `forward_step` cannot be recorded.
@@ -137,7 +140,7 @@ impl MicroBatchGraphs {
         }))
     }
 
-    /// What was done since the last call.
+    /// Takes the counts since the last call.
     pub fn take_counts(&mut self) -> GraphCounts {
         mem::take(&mut self.counts)
     }
@@ -193,7 +196,7 @@ impl MicroBatchGraphs {
         Ok(())
     }
 
-    /// Whether a micro-batch has the form that is recorded: that of most before, or else its own.
+    /// True if a micro-batch has the recorded form: that of most before, or else its own.
     fn takes(&mut self, batch: &Batch) -> Result<bool, TrainError> {
         if self.seen.is_empty() {
             self.see(batch)?;
@@ -202,7 +205,8 @@ impl MicroBatchGraphs {
         Ok(Form::of(batch).as_ref() == usual)
     }
 
-    /// Has the parameters where the graph reads them; one that was updated in place so far and is elsewhere ends the graph.
+    /// Has the parameters where the graph reads them; one that was updated in place so far and is
+    /// elsewhere ends the graph.
     fn settle(&mut self, chunk: &mut dyn ModelChunk) {
         let Some(recorded) = &self.recorded else { return };
         if let Settled::Elsewhere(names) = recorded.parameters.settle(chunk) {
@@ -246,7 +250,8 @@ impl MicroBatchGraphs {
 }
 
 impl Recorded {
-    /// Puts a micro-batch through the graph. Its gradients are added to what is in the sums, or take its place. Returns its loss sum.
+    /// Puts a micro-batch through the graph. Its gradients are added to what is in the sums, or
+    /// take its place. Returns its loss sum.
     fn replay(&mut self, batch: &Batch, factor: f64, adds: bool) -> Result<Tensor<1>, TrainError> {
         self.batch.hold(batch);
         let Scalars { device, factor: held_factor, keeps } = &mut self.scalars;

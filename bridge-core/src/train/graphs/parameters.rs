@@ -1,4 +1,4 @@
-//! Where a graph reads parameters, and that they are there.
+//! Parameters that a graph reads, and the check that their memory is unchanged.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,11 +10,12 @@ use crate::model::{ModelChunk, Replacement};
 /// The parameters of a chunk that are trained, as they were recorded.
 pub(super) struct Parameters {
     places: BTreeMap<String, Place>,
-    /// Those whose updates come in other memory: to write them to. Of the others nobody has a share, so that they can be updated in place.
+    /// Parameters whose updates come in other memory, and are copied here. No other handle to the
+    /// remaining parameters exists, so that they can be updated in place.
     held: BTreeMap<String, Tensor<1>>,
 }
 
-/// How parameters were found.
+/// State in which parameters were found.
 pub(super) enum Settled {
     /// In their places.
     InPlace,
@@ -23,7 +24,8 @@ pub(super) enum Settled {
 }
 
 impl Parameters {
-    /// Those of `chunk`, of which `moving` are updated elsewhere. Parameters that another thread made are made again by this one.
+    /// Parameters of `chunk`, of which `moving` are updated elsewhere. Parameters that another
+    /// thread allocated are copied by this one.
     pub fn of(chunk: &mut dyn ModelChunk, moving: &BTreeSet<String>) -> Result<Self, GraphError> {
         make_here(chunk);
         let trained = chunk.parameters().iter().filter(|parameter| parameter.trainable);
@@ -70,8 +72,9 @@ impl Parameters {
     }
 }
 
-/// Gives each parameter memory with its elements side by side that this thread took: that which it has, or a copy. CUDA puts blanks between the rows of a
-/// parameter that was uploaded, whose flat form is then new memory each time; and those of a checkpoint may be another thread's.
+/// Gives each parameter memory with its elements side by side that this thread took: that which it
+/// has, or a copy. CUDA puts blanks between the rows of a parameter that was uploaded, whose flat
+/// form is then new memory each time; and those of a checkpoint may be another thread's.
 fn make_here(chunk: &mut dyn ModelChunk) {
     let mut values = BTreeMap::new();
     chunk.visit_parameters(&mut |name, value| {

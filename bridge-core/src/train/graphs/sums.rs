@@ -39,7 +39,8 @@ impl Sums {
         add_into(sum, gradient, keeps);
     }
 
-    /// Takes the sums of earlier micro-batches of the step, wherever they are. Returns whether there are any.
+    /// Takes the sums of earlier micro-batches of the step, wherever they are. Returns whether
+    /// there are any.
     pub fn take_up(&self, gradients: &GradientBuffer) -> bool {
         if self.tensors.keys().all(|name| gradients.get(name).is_none()) {
             return false;
@@ -62,7 +63,7 @@ impl Sums {
     }
 }
 
-/// What happens around the regions of a micro-batch that is recorded.
+/// Hooks around the regions of a micro-batch that is recorded.
 pub(super) struct GraphHooks<'a> {
     step: (&'a mut dyn ForwardStep, &'a Batch),
     sums: &'a mut Sums,
@@ -75,8 +76,8 @@ pub(super) struct GraphHooks<'a> {
 }
 
 impl<'a> GraphHooks<'a> {
-    /// A micro-batch whose loss is multiplied by the first of the scalars, and added to what is in the sums where the second is not zero; the third is
-    /// one.
+    /// A micro-batch whose loss is multiplied by the first of the scalars, and added to what is in
+    /// the sums where the second is not zero; the third is one.
     pub fn new(
         step: (&'a mut dyn ForwardStep, &'a Batch),
         sums: &'a mut Sums,

@@ -1,4 +1,4 @@
-//! What keeps a pass from being completed.
+//! Errors that keep a pass from being completed.
 
 use bridge_dist::comm::CommError;
 use bridge_dist::schedule::ScheduleError;

@@ -1,5 +1,6 @@
-//! Runs one rank's share of a pipeline: the actions of a [`bridge_dist::schedule`] on this rank's chunks, by segments. One executor for
-//! every schedule, and for one rank without a pipeline; which schedule, and which layers a stage has, is decided in `stages`.
+//! Runs one rank's share of a pipeline: the actions of a [`bridge_dist::schedule`] on this rank's
+//! chunks, by segments. One executor for every schedule, and for one rank without a pipeline; which
+//! schedule, and which layers a stage has, is decided in `stages`.
 //!
 //! ```text
 //! actions of this rank          what happens here
@@ -40,24 +41,28 @@ pub use pass::LossSums;
 pub(super) use settings::{build_chunks, forward_pipeline, pipeline};
 pub(super) use work::{EvaluationBatches, Reductions, StepWork};
 
-/// What the executor asks about the micro-batches of a pass. Every rank of the pipeline answers for the same micro-batches.
+/// Micro-batches of a pass. Every rank of the pipeline has the same micro-batches.
 pub trait MicroBatches {
     /// The micro-batch on the device: what the stages exchange of it follows from its shape.
     fn batch(&self, microbatch: usize) -> Batch;
 
-    /// A micro-batch on the device, and how it passes through the model. Called once for each chunk of the rank.
+    /// A micro-batch on the device, and how it passes through the model. Called once for each chunk
+    /// of the rank.
     fn prepare(&mut self, microbatch: usize) -> MicroBatchInput;
 
-    /// What happens around the regions of a chunk while a micro-batch passes through it, forward or backward.
+    /// Hooks around the regions of a chunk while a micro-batch passes through it, forward or
+    /// backward.
     fn hooks<'h>(&'h mut self, microbatch: usize, chunk: usize, batch: &'h Batch) -> Box<dyn RegionHooks + 'h>;
 }
 
-/// What the executor tells besides, in a pass that trains.
+/// Callbacks of the executor in a pass that trains.
 pub trait TrainWork: MicroBatches {
-    /// A gradient of the parameter `name`, flat, that was deferred: one of several parts that add up, as those the hooks get.
+    /// A gradient of the parameter `name`, flat, that was deferred: one of several parts that add
+    /// up, as those the hooks get.
     fn gradient(&mut self, name: &str, gradient: Tensor<1>);
 
-    /// The backward pass of a micro-batch through a chunk is done: no more parts of its gradients will come.
+    /// The backward pass of a micro-batch through a chunk is done: no more parts of its gradients
+    /// will come.
     ///
     /// # Errors
     /// If the gradients cannot be sent on.
@@ -77,7 +82,7 @@ pub struct MicroBatchInput {
     pub auxiliary_scale: f64,
     /// Takes what layers report; `None` to drop it.
     pub metrics: Option<Arc<LayerMetrics>>,
-    /// What the head computes instead of its loss.
+    /// Loss that the head computes instead of its own.
     pub own_loss: Option<OwnLoss>,
 }
 
@@ -88,37 +93,39 @@ impl MicroBatchInput {
     }
 }
 
-/// How a pipeline is run.
+/// Settings of a pipeline.
 #[derive(Clone, Debug)]
 pub struct PipelineSettings {
     /// The order of work in training.
     pub schedule: ScheduleKind,
-    /// What is recomputed, within each chunk.
+    /// Recompute within each chunk.
     pub recompute: Recompute,
-    /// Where graphs are cut besides.
+    /// Other cuts of graphs.
     pub cuts: Cuts,
-    /// Who moves what chunks keep from forward to backward to the host.
+    /// Offload of tensors that chunks keep from forward to backward to the host.
     pub offload: Option<SegmentOffload>,
-    /// dtype of activations and gradients between stages (`pipeline_dtype`), if not that inside the model.
+    /// dtype of activations and gradients between stages (`pipeline_dtype`), if not that inside the
+    /// model.
     pub wire_dtype: Option<FloatDType>,
 }
 
-/// What a pass did.
+/// Report of a pass.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PassReport {
     /// Sum of the masked loss of each micro-batch on the last stage; zeros on the others.
     pub loss_sums: Vec<f64>,
-    /// Largest number of micro-batches, counted for each chunk, that were in flight on this rank at once: forward done, backward
-    /// (weight part included) not.
+    /// Largest number of micro-batches, counted for each chunk, that were in flight on this rank at
+    /// once: forward done, backward (weight part included) not.
     pub max_in_flight: usize,
 }
 
-/// Runs passes of one rank's chunks. Every rank of the pipeline calls the same methods with the same number of micro-batches.
+/// Runs passes of one rank's chunks. Every rank of the pipeline calls the same methods with the
+/// same number of micro-batches.
 #[derive(Clone, Debug)]
 pub struct Pipeline {
     /// The ranks of the pipeline; `rank()` is the stage.
     group: Group,
-    /// One for each chunk.
+    /// Executor of each chunk.
     executors: Vec<Executor>,
     schedule: ScheduleKind,
     format: TransferFormat,
@@ -144,7 +151,8 @@ impl Pipeline {
         }
     }
 
-    /// Times the work of passes that train, and what they send and wait for, and shows their segments to `observers`.
+    /// Times the work of passes that train, and what they send and wait for, and shows their
+    /// segments to `observers`.
     #[must_use]
     pub(super) fn with_observers(mut self, observers: &Observers) -> Self {
         self.timers = Arc::clone(&observers.timers);
@@ -152,7 +160,7 @@ impl Pipeline {
         self
     }
 
-    /// What was moved to the host so far, if anything may be.
+    /// Tensors moved to the host so far, if an offload exists.
     pub(super) fn moved(&self) -> Option<Moved> {
         self.offload.as_ref().map(SegmentOffload::moved)
     }
@@ -189,8 +197,8 @@ impl Pipeline {
         Ok(self.run(self.schedule, chunks, num_microbatches, work)?.0)
     }
 
-    /// Forward of `num_microbatches` micro-batches, without gradients or dropout. Returns the sum of the masked loss of each
-    /// on the last stage, and zeros on the others.
+    /// Forward of `num_microbatches` micro-batches, without gradients or dropout. Returns the sum
+    /// of the masked loss of each on the last stage, and zeros on the others.
     ///
     /// # Errors
     /// If ranks fail or disagree.
@@ -204,8 +212,9 @@ impl Pipeline {
         Ok(self.run(ScheduleKind::ForwardOnly, chunks, num_microbatches, &mut work)?.0.read())
     }
 
-    /// Forward and backward of one micro-batch, by a rank that has the whole model in `chunk`. Returns the sum of the masked loss, which is not
-    /// read: all that happens are launches of kernels.
+    /// Forward and backward of one micro-batch, by a rank that has the whole model in `chunk`.
+    /// Returns the sum of the masked loss, which is not read: all that happens are launches of
+    /// kernels.
     ///
     /// # Errors
     /// Those of `hooks`, and other tensors than the model declares.

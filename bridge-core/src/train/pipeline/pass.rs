@@ -1,4 +1,5 @@
-//! One pass of a rank through its actions: what is in flight, what waits to be used or sent, and what each action does.
+//! One pass of a rank through its actions: what is in flight, what waits to be used or sent, and
+//! what each action does.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +24,7 @@ struct Flight {
     input: MicroBatchInput,
     /// `None` once the gradient of the input is known.
     graphs: Option<InFlight>,
-    /// What the weight part of backward will compute, in schedules that split backward.
+    /// Deferred weight gradients, in schedules that split backward.
     weight_gradients: Option<WeightGradientStore>,
 }
 
@@ -142,7 +143,7 @@ impl<'a> PipelinePass<'a> {
         Ok(())
     }
 
-    /// Runs in passes that train: nobody asks how long the parts of an evaluation take.
+    /// Timer of a part; `None` in evaluations, whose parts are not timed.
     fn timer(&self, name: &'static str, (microbatch, chunk): Unit) -> Option<TimerGuard<'a>> {
         let pipeline = self.pipeline;
         (self.kind != ScheduleKind::ForwardOnly).then(|| {
@@ -212,7 +213,8 @@ impl<'a> PipelinePass<'a> {
         Ok(())
     }
 
-    /// The gradients of the weights that were deferred; after it nothing of the micro-batch is left.
+    /// The gradients of the weights that were deferred; after it nothing of the micro-batch is
+    /// left.
     fn backward_weight(&mut self, unit: Unit) -> Result<(), CommError> {
         let flight = self.in_flight.remove(&unit).expect("forward comes before backward");
         if let Some(store) = flight.weight_gradients {
@@ -230,7 +232,8 @@ impl<'a> PipelinePass<'a> {
     }
 }
 
-/// The loss sum of each micro-batch of a pass, where it was computed: values are there when the device is done.
+/// The loss sum of each micro-batch of a pass, where it was computed: values are there when the
+/// device is done.
 #[derive(Debug, Default)]
 pub struct LossSums {
     /// By micro-batch; none on ranks where the model does not end.
@@ -245,7 +248,7 @@ impl LossSums {
         self.num_microbatches += 1;
     }
 
-    /// Those of the next micro-batches.
+    /// Appends the work of the next micro-batches.
     pub fn append(&mut self, others: Self) {
         let first = self.num_microbatches;
         self.sums.extend(others.sums.into_iter().map(|(microbatch, loss)| (first + microbatch, loss)));

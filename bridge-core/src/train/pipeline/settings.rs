@@ -14,7 +14,8 @@ use crate::train::offload::SegmentOffload;
 /// Builds what this pipeline rank holds of a model.
 ///
 /// # Errors
-/// If the layers cannot be spread as configured (`finalize` has checked that they can), or the model cannot be built.
+/// If the layers cannot be spread as configured (`finalize` has checked that they can), or the
+/// model cannot be built.
 pub(in crate::train) fn build_chunks(
     model: &TransformerConfig,
     model_config: &dyn ModelConfig,

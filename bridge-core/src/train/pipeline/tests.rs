@@ -1,4 +1,5 @@
-//! Toy models cut into stages, on ranks that are threads, against the uncut model: losses, gradients, memory.
+//! Toy models cut into stages, on ranks that are threads, against the uncut model: losses,
+//! gradients, memory.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -17,7 +18,7 @@ use crate::tests::{Closures, STACKS, forward_backward, micro_batch, source_and_t
 use crate::train::executor::RegionHooks;
 use crate::train::{Cuts, Executor, Recompute};
 
-/// What is cut into stages.
+/// Model that is cut into stages.
 #[derive(Clone, Copy)]
 struct Subject {
     layers: usize,
@@ -172,7 +173,7 @@ fn pipeline(group: Group, chunks: &[Box<dyn ModelChunk>], schedule: ScheduleKind
     Pipeline::new(group, chunks, &Device::flex().autodiff(), &settings)
 }
 
-/// What each rank of the cut model reports, with its gradients.
+/// Reports of each rank of the cut model, with its gradients.
 fn cut(
     subject: Subject,
     shape: PipelineShape,
@@ -213,8 +214,8 @@ fn interleaved(group: usize) -> ScheduleKind {
     ScheduleKind::Interleaved { microbatch_group_size: group }
 }
 
-/// Fails unless a schedule gives the losses of the uncut model to the bit, its gradients to `1e-6`, and holds as many micro-batches as
-/// the schedule promises.
+/// Fails unless a schedule gives the losses of the uncut model to the bit, its gradients to `1e-6`,
+/// and holds as many micro-batches as the schedule promises.
 fn check(subject: Subject, shape: PipelineShape, schedule: ScheduleKind, recompute: &Recompute) {
     let name = format!("{schedule}, {shape:?}, {recompute:?}");
     let (losses, expected) = whole(subject, shape.num_microbatches);
@@ -231,7 +232,8 @@ fn check(subject: Subject, shape: PipelineShape, schedule: ScheduleKind, recompu
         assert_eq!(report.loss_sums, of_rank, "{name}: losses on rank {rank}");
         assert_eq!(report.max_in_flight, promised.as_ref().unwrap().max_in_flight[rank], "{name}: rank {rank}");
         for (parameter, gradient) in gradients {
-            // The embedding is on the first and on the last stage, each with its part of the gradient.
+            // The embedding is on the first and on the last stage, each with its part of the
+            // gradient.
             let sum = found.entry(parameter).or_insert_with(|| vec![0.0; gradient.len()]);
             sum.iter_mut().zip(gradient).for_each(|(sum, part)| *sum += part);
         }

@@ -1,5 +1,5 @@
-//! Activations and gradients on their way between stages: tensors to host buffers and back, or on their device, sends under way, receives
-//! posted ahead. Which transfer comes when is the schedule's affair.
+//! Transfers of activations and gradients between stages: tensors to host buffers and back, or on
+//! their device, sends in flight, receives posted ahead. The schedule decides on their order.
 
 use std::collections::VecDeque;
 
@@ -11,10 +11,11 @@ use half::bf16;
 
 use crate::model::{Boundary, BoundaryTensor};
 
-/// Receives posted before their data is needed. Two let the next transfer run while this rank waits for, or uses, the one before.
+/// Receives posted before their data is needed. Two let the next transfer run while this rank waits
+/// for, or uses, the one before.
 const RECEIVES_AHEAD: usize = 2;
 
-/// What tensors are on the wire and on this rank.
+/// Format of tensors on the wire and on this rank.
 #[derive(Clone, Debug)]
 pub(super) struct TransferFormat {
     /// Without autodiff.
@@ -62,7 +63,8 @@ impl TransferFormat {
     }
 }
 
-/// The elements of messages of tensors of this dtype; float16, which collectives have not, is sent as bytes.
+/// The elements of messages of tensors of this dtype; float16, which collectives have not, is sent
+/// as bytes.
 fn element_type(dtype: FloatDType) -> DType {
     match dtype {
         FloatDType::F64 => DType::F64,

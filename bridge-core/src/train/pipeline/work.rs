@@ -32,7 +32,8 @@ impl Reductions {
     pub fn of_stage(config: &RunConfig, stage: usize, schedule: ScheduleKind) -> Self {
         // Gradients of weights come after the backward pass of their segment.
         let puts_weights_off = schedule == ScheduleKind::ZeroBubbleH1;
-        // The first stage ends last: while it works on the last micro-batch the others have done theirs, and all stages reduce together.
+        // The first stage ends last: while it works on the last micro-batch the others have done
+        // theirs, and all stages reduce together.
         let waits_for_first = config.dist.align_grad_reduce && stage > 0;
         let settings = settings::distribution(config);
         if puts_weights_off {
@@ -50,17 +51,17 @@ impl Reductions {
 /// Micro-batches of a training step on this rank: all, or those of one pass of several.
 pub(in crate::train) struct StepWork<'a> {
     pub batches: &'a [Batch],
-    /// Whether the step ends with them.
+    /// True if the step ends with them.
     pub ends_step: bool,
-    /// Where the dropout masks of each micro-batch come from.
+    /// Random stream of the dropout masks of each micro-batch.
     pub streams: &'a [Philox],
-    /// What the loss sum of each micro-batch is multiplied by before backward.
+    /// Factor of each micro-batch's loss sum before backward.
     pub factors: &'a [f64],
     /// Tokens of each micro-batch that count, those of other context-parallel ranks included.
     pub num_tokens: &'a [f64],
-    /// What the layers report of each micro-batch.
+    /// Figures of the layers for each micro-batch.
     pub metrics: &'a [Arc<LayerMetrics>],
-    /// What the head computes of each micro-batch instead of its loss.
+    /// Loss that the head computes for each micro-batch instead of its own.
     pub own_losses: &'a [Option<OwnLoss>],
     pub forward_step: &'a mut dyn ForwardStep,
     pub gradients: &'a mut GradientBuffer,
@@ -145,7 +146,7 @@ impl TrainWork for StepWork<'_> {
 /// Micro-batches to be evaluated.
 pub(in crate::train) struct EvaluationBatches<'a> {
     pub batches: &'a [Batch],
-    /// What the head computes of each instead of its loss.
+    /// Loss that the head computes for each instead of its own.
     pub own_losses: &'a [Option<OwnLoss>],
     pub parameters: &'a mut ShardedParameters,
 }

@@ -12,15 +12,15 @@ struct Failures {
     first: (u64, String),
 }
 
-/// What could not be written, by file.
+/// Failed writes, by file.
 #[derive(Debug, Default)]
 pub(super) struct LogFailures {
     files: BTreeMap<String, Failures>,
 }
 
 impl LogFailures {
-    /// Counts the failure `error` of the file `what` in `iteration`. Returns what there is to say of it: at the first failure of a file, the tenth, the hundredth,
-    /// and so on.
+    /// Counts the failure `error` of the file `what` in `iteration`. Returns what there is to say
+    /// of it: at the first failure of a file, the tenth, the hundredth, and so on.
     pub(super) fn count(&mut self, iteration: u64, what: &str, error: &SinkError) -> Option<String> {
         let (what, message) = (what.to_owned(), error.to_string());
         if error.is::<Deferred>() {
@@ -36,7 +36,7 @@ impl LogFailures {
         })
     }
 
-    /// What is missing in the logs of the whole run.
+    /// Summary of the missing parts of the whole run's logs.
     pub(super) fn summary(&self) -> Option<String> {
         let of_file = |(what, failures): (&String, &Failures)| {
             let (iteration, message) = &failures.first;

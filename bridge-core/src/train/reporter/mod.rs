@@ -1,4 +1,4 @@
-//! What a run says: makes records of it and serves the sinks, whose failures end no run.
+//! Records of a run for its sinks, whose failures end no run.
 
 mod failures;
 mod perplexity;
@@ -23,9 +23,9 @@ use crate::logging::{
 };
 use crate::optim::ModelSize;
 
-/// Where console lines go.
+/// Destination of console lines.
 pub enum Console {
-    /// Text on standard output: lines that fit where that is a terminal, and full lines elsewhere.
+    /// Text on standard output: lines that fit a terminal, and full lines elsewhere.
     Human,
     /// One JSON object a line on standard output.
     Json,
@@ -35,7 +35,7 @@ pub enum Console {
     Writer(Box<dyn std::io::Write + Send>),
 }
 
-/// What a run says, and where.
+/// Reporter of a run: its records and their sinks.
 pub(super) struct Reporter {
     outputs: Mutex<Outputs>,
     recorder: Recorder,
@@ -58,7 +58,7 @@ impl Outputs {
         let text = printable(&safe);
         for sink in &mut self.sinks {
             if let Err(error) = sink.on_line(level, &text) {
-                // To tell it would be one more line that cannot be written.
+                // A message about it would be one more line that cannot be written.
                 let _ = self.failures.count(0, sink.name(), &error);
             }
         }
@@ -72,7 +72,8 @@ impl Outputs {
         }
     }
 
-    /// Serves each sink. One that cannot write is told of, and the run goes on: checkpoints matter more, and come later in the step.
+    /// Serves each sink. A sink that cannot write is reported, and the run continues: checkpoints
+    /// matter more, and come later in the step.
     fn serve(&mut self, iteration: u64, mut write: impl FnMut(&mut dyn Sink) -> Result<(), SinkError>) {
         let mut warnings = Vec::new();
         for sink in &mut self.sinks {
@@ -85,8 +86,8 @@ impl Outputs {
 }
 
 impl Reporter {
-    /// A reporter that has no files yet, so that a run that is refused leaves those of earlier runs as they are. Ranks other than 0 only
-    /// keep warnings and errors, in a file of their own.
+    /// A reporter that has no files yet, so that a run that is refused leaves those of earlier runs
+    /// as they are. Ranks other than 0 only keep warnings and errors, in a file of their own.
     pub(super) fn new(config: &Arc<RunConfig>, (console, verbosity): (Console, Verbosity), rank: usize) -> Self {
         let is_first = rank == 0;
         let (progress, sink) = match is_first {
@@ -110,8 +111,8 @@ impl Reporter {
         self.config = Arc::clone(config);
     }
 
-    /// Opens the sinks of the run named `run`, which starts from `start`; those that the program hands in come after those of the recipe. Ranks other than 0
-    /// have none.
+    /// Opens the sinks of the run named `run`, which starts from `start`; those that the program
+    /// hands in come after those of the recipe. Ranks other than 0 have none.
     pub(super) fn open_sinks(
         &mut self,
         (run, start): (&str, &TrainState),
@@ -133,14 +134,15 @@ impl Reporter {
         self.outputs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps the error that ends the run, in this rank's own file: the caller of the run tells that of rank 0.
+    /// Keeps the error that ends the run, in this rank's own file: the caller of the run tells that
+    /// of rank 0.
     pub(super) fn fail(&self, error: &TrainError) {
         if !self.is_first {
             self.lock().line(LogLevel::Error, &format!("{} {error}", timestamp()));
         }
     }
 
-    /// Where long work shows how far it has come.
+    /// Progress display for long work.
     pub(super) fn progress(&self) -> Arc<dyn ProgressSink> {
         Arc::clone(&self.progress)
     }
@@ -202,7 +204,8 @@ impl Reporter {
         let mut warnings = Vec::new();
         for sink in &mut self.lock().sinks {
             match sink.on_run_start(&start) {
-                // The sink keeps what it was told: a tracker that is away is no reason not to train.
+                // The sink keeps what it was told: a tracker that is away is no reason not to
+                // train.
                 Err(error) if error.is::<Deferred>() => warnings.push(format!("{}: {error}", sink.name())),
                 started => started.map_err(|error| TrainError::log(sink.name(), error))?,
             }
@@ -238,7 +241,8 @@ impl Reporter {
         }
     }
 
-    /// Reports a save that was made, or has begun or ended in the background; `report` is that of one that is on disk.
+    /// Reports a save that was made, or has begun or ended in the background; `report` is that of
+    /// one that is on disk.
     pub(super) fn save(
         &mut self,
         state: &GlobalState,

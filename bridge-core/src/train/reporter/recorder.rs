@@ -1,4 +1,5 @@
-//! The records of a run: each figure with its name, its unit and every place where it shows. A new figure is added here, and nowhere else.
+//! The records of a run: each figure with its name, its unit and every place where it shows. A new
+//! figure is added here, and nowhere else.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -27,7 +28,8 @@ struct Interval {
     flops_at_start: f64,
 }
 
-/// Makes records of what steps and evaluations report, and keeps what figures need from one step to another.
+/// Makes records of what steps and evaluations report, and keeps what figures need from one step to
+/// another.
 pub(super) struct Recorder {
     config: Arc<RunConfig>,
     log: TrainingLog,
@@ -70,8 +72,8 @@ impl Recorder {
         self.started = Instant::now();
     }
 
-    /// How long the run will take, once that is known: after the second step of a run that has more, because the first one makes ready what
-    /// later ones find ready.
+    /// Expected time of the run, once it is known: after the second step of a run that has more,
+    /// because the first one warms up.
     pub(super) fn time_expected(&mut self, step: &StepReport) -> Option<String> {
         self.steps += 1;
         let left = (self.config.train.train_iters as u64).saturating_sub(step.iteration);
@@ -233,7 +235,8 @@ impl Recorder {
         figures
     }
 
-    /// Throughput of the step, and over the window, once that is full, with the sizes of the batches that it is of.
+    /// Throughput of the step, and over the window, once that is full, with the sizes of the
+    /// batches that it is of.
     fn pace(&self, step: &StepReport) -> Vec<Figure> {
         let (config, logger) = (&self.config, &self.config.logger);
         let world_size = config.parallel.world_size as u64;
@@ -457,7 +460,7 @@ fn predictions(step: &StepReport) -> Vec<Figure> {
     counted.map(figure).collect()
 }
 
-/// What the routers of a mixture of experts did; in `each_layer` where that is asked for.
+/// Figures of the routers of a mixture of experts; `each_layer` adds those of each layer.
 fn routers(step: &StepReport, each_layer: bool) -> Vec<Figure> {
     let tokens = || step.routers.iter().flat_map(|router| &router.tokens_per_expert).copied();
     let mut figures = Vec::new();

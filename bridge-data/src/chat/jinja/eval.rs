@@ -30,7 +30,8 @@ pub(in crate::chat) struct Rendered {
     pub(in crate::chat) text: String,
     /// Bytes within `{% generation %}`, in the order in which the blocks ended.
     pub(in crate::chat) generated: Vec<Range<usize>>,
-    /// Bytes that were written while a loop was at a message, in order. Bytes outside of such loops are in none.
+    /// Bytes that were written while a loop was at a message, in order. Bytes outside of such loops
+    /// are in none.
     pub(in crate::chat) owned: Vec<Owned>,
 }
 
@@ -84,13 +85,15 @@ enum Flow {
 struct Engine<'t> {
     template: &'t Template,
     root: Rc<Scope>,
-    /// Numbers of the names `loop`, `caller`, `varargs` and `kwargs`, if the template mentions them.
+    /// Numbers of the names `loop`, `caller`, `varargs` and `kwargs`, if the template mentions
+    /// them.
     special: [Option<Name>; 4],
     depth: Cell<u32>,
     autoescape: Cell<bool>,
     /// Places of messages, by their addresses.
     messages: AHashMap<*const Dict, usize>,
-    /// Number of captures around the current statement; text is captured for variables, filters and macros.
+    /// Number of captures around the current statement; text is captured for variables, filters and
+    /// macros.
     captures: Cell<u32>,
     owner: Cell<Option<usize>>,
     /// Where the bytes of the current owner begin.

@@ -473,7 +473,8 @@ fn grouped_float(text: &str, separator: Option<char>) -> String {
     grouped(&text[..end], separator, 3) + &text[end..]
 }
 
-/// The form of a format specification: `[[fill]align][sign][#][0][width][grouping][.precision][type]`.
+/// The form of a format specification:
+/// `[[fill]align][sign][#][0][width][grouping][.precision][type]`.
 fn parsed(text: &str) -> Result<Form, Error> {
     let mut form = Form::default();
     let mut characters: Vec<char> = text.chars().collect();

@@ -125,7 +125,8 @@ impl<'s> Lexer<'s> {
         Ok(())
     }
 
-    /// The text up to `end`, stripped as the sign of the tag behind it says. `None`: nothing is stripped.
+    /// The text up to `end`, stripped as the sign of the tag behind it says. `None`: nothing is
+    /// stripped.
     fn data(&mut self, end: usize, sign: Option<Option<u8>>) {
         let line = self.line;
         let text = &self.text[self.at..end];

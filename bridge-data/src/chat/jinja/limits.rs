@@ -1,4 +1,5 @@
-//! Limits on the work of a template: steps, bytes that it makes or reads, and time. Each thread renders one template at a time.
+//! Limits on the work of a template: steps, bytes that it makes or reads, and time. Each thread
+//! renders one template at a time.
 
 use std::cell::Cell;
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! Attributes and methods of Python's texts, lists, dictionaries and numbers, as far as the sandbox of transformers allows them.
+//! Attributes and methods of Python's texts, lists, dictionaries and numbers, as far as the sandbox
+//! of transformers allows them.
 
 use std::rc::Rc;
 
@@ -318,7 +319,8 @@ fn characters(string: &str) -> usize {
     if string.is_ascii() { string.len() } else { string.chars().count() }
 }
 
-/// The part of a string between two bounds in characters, and the characters before it. `None`: the start is behind the end.
+/// The part of a string between two bounds in characters, and the characters before it. `None`: the
+/// start is behind the end.
 fn within<'s>(string: &'s str, start: Option<&Value>, stop: Option<&Value>) -> Result<Option<(&'s str, usize)>, Error> {
     if start.is_none() && stop.is_none() {
         return Ok(Some((string, 0)));

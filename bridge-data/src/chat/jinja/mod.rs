@@ -1,4 +1,5 @@
-//! Templates as Jinja2 runs them in the sandbox of transformers: syntax, values and filters with Python's meaning.
+//! Templates as Jinja2 runs them in the sandbox of transformers: syntax, values and filters with
+//! Python's meaning.
 //!
 //! | part | file |
 //! |---|---|

@@ -1,4 +1,5 @@
-//! Templates to syntax trees, by Jinja2's grammar with the extensions that transformers loads: `break`, `continue` and `generation`.
+//! Templates to syntax trees, by Jinja2's grammar with the extensions that transformers loads:
+//! `break`, `continue` and `generation`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -157,7 +158,8 @@ impl Parser {
         made
     }
 
-    /// Statements up to a tag that begins with one of `ends`, which is the next token then; without `ends`, all.
+    /// Statements up to a tag that begins with one of `ends`, which is the next token then; without
+    /// `ends`, all.
     fn statements(&mut self, ends: &[&str]) -> Result<Vec<Stmt>> {
         let mut body = Vec::new();
         loop {
@@ -186,7 +188,8 @@ impl Parser {
         }
     }
 
-    /// The body of a statement, with the tag's end before it; the end tag's first word is the next token.
+    /// The body of a statement, with the tag's end before it; the end tag's first word is the next
+    /// token.
     fn body(&mut self, ends: &[&str]) -> Result<Vec<Stmt>> {
         self.skip_operator(":");
         self.expect(&Token::BlockEnd)?;

@@ -167,7 +167,8 @@ pub(super) fn is_printable(character: char) -> bool {
     pair.escape_debug().eq(pair.chars())
 }
 
-/// `repr` of a floating-point number: the shortest digits, with an exponent below -4 and from 16 on.
+/// `repr` of a floating-point number: the shortest digits, with an exponent below -4 and from 16
+/// on.
 pub(super) fn float(number: f64) -> String {
     if !number.is_finite() {
         // `inf` and `-inf` are written alike.

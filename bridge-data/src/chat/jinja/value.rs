@@ -386,7 +386,8 @@ impl Value {
         Ok(Rc::new(made))
     }
 
-    /// Refuses values that are nested too deep to be dropped: what grows from step to step of a loop passes through a variable.
+    /// Refuses values that are nested too deep to be dropped: what grows from step to step of a
+    /// loop passes through a variable.
     ///
     /// # Errors
     /// A value that is nested deeper than [`NESTED`], or too large to be looked through.

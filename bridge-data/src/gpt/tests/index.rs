@@ -102,7 +102,8 @@ fn a_partial_sample_ends_before_empty_documents() {
 }
 
 proptest! {
-    /// In the order of the sample index, samples cover the token stream without a gap, overlapping by one token.
+    /// In the order of the sample index, samples cover the token stream without a gap, overlapping
+    /// by one token.
     #[test]
     fn samples_cover_the_token_stream(
         lengths in prop::collection::vec(0u32..40, 1..60),

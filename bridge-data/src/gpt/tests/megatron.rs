@@ -1,5 +1,5 @@
-//! The sample order against Megatron's own: `samples.json` (made by Megatron-LM, one seed), `cases.json` (blends, options and mock data,
-//! likewise), and descriptions of caches.
+//! The sample order against Megatron's own: `samples.json` (made by Megatron-LM, one seed),
+//! `cases.json` (blends, options and mock data, likewise), and descriptions of caches.
 
 use serde::Deserialize;
 
@@ -85,7 +85,7 @@ struct OptionSample {
     position_ids: Vec<i64>,
 }
 
-/// The parameters that the generator used for each case, as far as they differ from the default.
+/// Parameters that the generator used for each case, where they differ from the default.
 fn option_params(name: &str) -> GptDatasetParams {
     let blend = |names: &[&str], weights| Blend { paths: names.iter().map(|name| fixture(name)).collect(), weights };
     let base = |names| params(names, None, "80,15,5");

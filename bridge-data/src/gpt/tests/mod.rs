@@ -1,4 +1,5 @@
-//! What the tests of the GPT datasets share: a tokenizer, an observer, builders over the fixtures.
+//! Code that the tests of the GPT datasets share: a tokenizer, an observer, builders over the
+//! fixtures.
 
 mod cache;
 mod index;
@@ -17,7 +18,8 @@ const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/mega
 pub(in crate::gpt) struct FixtureTokenizer;
 
 impl Tokenizer for FixtureTokenizer {
-    /// One character an id from U+4E00 on; an id divisible by 10 swallows one before it that ends in 1.
+    /// One character an id from U+4E00 on; an id divisible by 10 swallows one before it that ends
+    /// in 1.
     fn encode(&self, text: &str) -> Result<Vec<i64>, TokenizerError> {
         let mut ids: Vec<i64> = Vec::new();
         for id in text.chars().map(|c| c as i64 - 0x4e00) {
@@ -68,7 +70,7 @@ impl Tokenizer for FixtureTokenizer {
     }
 }
 
-/// Remembers what it is told.
+/// Records events.
 #[derive(Default)]
 struct Recorder(Mutex<Vec<BuildEvent>>);
 
@@ -79,7 +81,8 @@ impl BuildObserver for Recorder {
 }
 
 impl Recorder {
-    /// Whether each index came from the cache, and how many caches were rejected; forgets it all.
+    /// For each index, true if it came from the cache; and the caches that were rejected. Clears
+    /// the record.
     fn take(&self) -> (Vec<bool>, Vec<String>) {
         let mut ready = Vec::new();
         let mut rejected = Vec::new();

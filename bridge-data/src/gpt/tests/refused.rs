@@ -1,4 +1,4 @@
-//! What cannot be built or read, and splits that are read whole.
+//! Datasets that cannot be built or read, and splits that are read whole.
 
 use super::*;
 use crate::indexed::{BinAccess, IndexedDataset};
@@ -55,7 +55,8 @@ fn unusable_parameters_are_errors() {
 
 #[test]
 fn a_blend_that_asks_for_too_much_says_so() {
-    // Four documents of 5 tokens make 4 samples an epoch; the weights ask the second for nearly all.
+    // Four documents of 5 tokens make 4 samples an epoch; the weights ask the second for nearly
+    // all.
     let params = GptDatasetParams { mid_level_dataset_surplus: 0.0, ..params(&["a", "b"], Some(vec![0.5, 0.5]), "1") };
     let built = build(params, [64, 0, 0]);
     assert_eq!(built.train.expect("has a share").len(), 64);

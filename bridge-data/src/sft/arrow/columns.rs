@@ -1,4 +1,5 @@
-//! The columns of a batch, and their values as JSON. Every position is looked at before it is followed, and a row has an end.
+//! The columns of a batch, and their values as JSON. Every position is looked at before it is
+//! followed, and a row has an end.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -84,7 +85,7 @@ pub struct Reading<'a> {
     body: Arc<Vec<u8>>,
     nodes: &'a [u8],
     buffers: &'a [u8],
-    /// How many buffers each view has, in turn.
+    /// Number of buffers of each view, in turn.
     variadic: &'a [u8],
     compression: Option<u8>,
     dictionaries: &'a Dictionaries,
@@ -92,7 +93,7 @@ pub struct Reading<'a> {
 }
 
 impl<'a> Reading<'a> {
-    /// Of a batch with this table and body.
+    /// Columns of a batch with this table and body.
     pub fn new(batch: Table<'a>, body: Vec<u8>, dictionaries: &'a Dictionaries) -> Result<Self, String> {
         let compression = match batch.table(3).map_err(broken)? {
             Some(compression) => Some(compression.byte(0).map_err(broken)?),
@@ -116,7 +117,8 @@ impl<'a> Reading<'a> {
         Ok(std::array::from_fn(number))
     }
 
-    /// The number of values of the next column. Nothing is made room for by it, and a row takes room for each value: a number without data ends there.
+    /// The number of values of the next column. Nothing is made room for by it, and a row takes
+    /// room for each value: a number without data ends there.
     fn length(&mut self) -> Result<usize, String> {
         let [length, _nulls] = Self::numbers(&mut self.nodes)?;
         usize::try_from(length).map_err(|_| broken(Broken))
@@ -133,7 +135,8 @@ impl<'a> Reading<'a> {
         }
     }
 
-    /// A compressed buffer: its length, and behind it what was compressed, or what was not if the length is -1.
+    /// A compressed buffer: its length, and behind it what was compressed, or what was not if the
+    /// length is -1.
     fn unpack(&mut self, codec: u8, stored: Buffer) -> Result<Buffer, String> {
         let length = i64::from_le_bytes(stored.array(0)?);
         let packed = &stored.bytes()[8..];
@@ -309,7 +312,7 @@ fn text(bytes: &[u8], room: &mut usize) -> Result<Value, String> {
     Ok(Value::String(table::text(bytes)?.to_owned()))
 }
 
-/// What a view shows: up to twelve bytes of its own, or a part of a buffer.
+/// Content of a view: up to twelve inline bytes, or a part of a buffer.
 fn viewed<'a>(view: &'a [u8; 16], buffers: &'a [Buffer]) -> Result<&'a [u8], String> {
     let number = |at: usize| u32::from_le_bytes(view[at..at + 4].try_into().expect("4 bytes")) as usize;
     let length = number(0);

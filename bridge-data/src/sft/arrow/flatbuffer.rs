@@ -1,8 +1,10 @@
-//! Tables of FlatBuffers, read where they lie: positions are looked at before they are followed. What the tables mean is not known here.
+//! Tables of FlatBuffers, read where they lie: positions are looked at before they are followed.
+//! What the tables mean is not known here.
 //!
-//! A table begins with the distance back to its list of places, which has for each field where it lies in the table, or 0 if it has its default.
+//! A table begins with the distance back to its list of places, which has for each field where it
+//! lies in the table, or 0 if it has its default.
 
-/// A position that is outside, or a text that is none.
+/// Position outside the data, or invalid text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Broken;
 
@@ -11,7 +13,7 @@ pub struct Broken;
 pub struct Table<'a> {
     bytes: &'a [u8],
     at: usize,
-    /// Where its list of places lies, and how many bytes that has.
+    /// Offset and length in bytes of the table's list of fields.
     places: (usize, usize),
 }
 
@@ -32,7 +34,7 @@ impl<'a> Table<'a> {
         Ok(Self { bytes, at, places: (list, size) })
     }
 
-    /// Where field number `field` lies.
+    /// Offset of field number `field`.
     fn place(&self, field: usize) -> Result<Option<usize>, Broken> {
         let (list, size) = self.places;
         let entry = 4 + 2 * field;
@@ -72,7 +74,7 @@ impl<'a> Table<'a> {
         Ok(self.scalar(field)?.map_or(0, i64::from_le_bytes))
     }
 
-    /// What a field points to.
+    /// Target of a field's offset.
     fn target(&self, field: usize) -> Result<Option<usize>, Broken> {
         let Some(place) = self.place(field)? else { return Ok(None) };
         follow(self.bytes, place).map(Some)

@@ -1,4 +1,5 @@
-//! Rows of Arrow files: streams of messages, as `datasets` writes them, and the same in a file with a list of contents (Feather 2). One batch is in memory.
+//! Rows of Arrow files: streams of messages, as `datasets` writes them, and the same in a file with
+//! a list of contents (Feather 2). One batch is in memory.
 //!
 //! | file | what it has |
 //! | --- | --- |
@@ -6,8 +7,8 @@
 //! | `schema` | names and types of columns |
 //! | `columns` | the values of a batch as JSON |
 //!
-//! The format is Apache Arrow's, columnar format 1.5 ("Serialization and Interprocess Communication"). `arrow-ipc` would change the features of what
-//! Burn is built with.
+//! The format is Apache Arrow's, columnar format 1.5 ("Serialization and Interprocess
+//! Communication"). `arrow-ipc` would change the features of what Burn is built with.
 
 mod columns;
 mod flatbuffer;
@@ -26,17 +27,17 @@ use self::columns::{Column, Dictionaries, MOST_BYTES, Reading, object};
 use self::flatbuffer::{Broken, Table};
 use self::schema::{Field, broken};
 
-/// What a file begins and ends with.
+/// First and last bytes of a file.
 const MAGIC: &[u8; 6] = b"ARROW1";
-/// What a file of the first Feather format begins with.
+/// First bytes of a file of the first Feather format.
 const FEATHER_1: &[u8; 4] = b"FEA1";
-/// What a message begins with, unless an old program wrote it.
+/// First bytes of a message, unless an old program wrote it.
 const CONTINUATION: u32 = u32::MAX;
 /// Most bytes of the description of a message.
 const LONGEST_DESCRIPTION: usize = 64 << 20;
 /// Bytes of a row, about: as many as a line of JSON may have.
 const LONGEST_ROW: usize = 64 << 20;
-/// How often the rows of a batch may have its bytes: a dictionary is written once, and used often.
+/// Largest ratio of a batch's rows to its bytes: a dictionary is written once and used often.
 const MOST_TIMES: usize = 4096;
 
 /// The rows of a file.
@@ -45,7 +46,7 @@ pub struct Rows {
     /// Bytes of the file that are not read yet.
     left: u64,
     fields: Vec<Field>,
-    /// Of the columns' dictionaries, by number, what their values are.
+    /// Types of the values of the columns' dictionaries, by number.
     kinds: BTreeMap<i64, Field>,
     dictionaries: Dictionaries,
     /// Bytes that compressed dictionaries had.
@@ -60,7 +61,7 @@ struct Batch {
     columns: Vec<(String, Column)>,
     length: usize,
     next: usize,
-    /// How many bytes its rows may still have.
+    /// Bytes that the remaining rows may have.
     room: usize,
 }
 
@@ -70,7 +71,7 @@ struct Message {
     body: Vec<u8>,
 }
 
-/// What a message is.
+/// Type of a message.
 enum Header {
     Schema,
     Dictionary,
@@ -78,7 +79,7 @@ enum Header {
 }
 
 impl Rows {
-    /// Of a file with so many bytes.
+    /// Opens a file of `size` bytes.
     ///
     /// # Errors
     /// What is wrong with its begin or, of a file with contents, its end.
@@ -230,7 +231,7 @@ impl Rows {
     }
 }
 
-/// What a message says, and the table of it.
+/// Type of a message, and its table.
 fn header(description: &[u8]) -> Result<(Header, Table<'_>), String> {
     let message = Table::root(description).map_err(broken)?;
     let table = message.table(2).map_err(broken)?.ok_or_else(|| broken(Broken))?;

@@ -1,4 +1,5 @@
-//! The columns of an Arrow file: names and types, as its schema has them (Schema.fbs of the Arrow format).
+//! The columns of an Arrow file: names and types, as its schema has them (Schema.fbs of the Arrow
+//! format).
 
 use super::flatbuffer::{Broken, Table};
 
@@ -17,7 +18,7 @@ pub struct Field {
     pub children: Vec<Field>,
 }
 
-/// What a column's values are.
+/// Type of a column's values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     Null,
@@ -33,14 +34,14 @@ pub enum Kind {
     Map,
 }
 
-/// How a list of positions is written.
+/// Width of the offsets of a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Offsets {
     Short,
     Long,
 }
 
-/// A number of so many bytes. Dates and times are what they count.
+/// Number of a given width. Dates and times are numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Number {
     Signed(usize),
@@ -57,7 +58,7 @@ pub fn fields(schema: Table<'_>) -> Result<Vec<Field>, String> {
     schema.tables(1).map_err(broken)?.into_iter().map(|field| read(field, 0, &mut count)).collect()
 }
 
-/// What is said of tables that are broken.
+/// Error text of broken tables.
 pub fn broken(_: Broken) -> String {
     "its description is damaged".to_owned()
 }
@@ -148,7 +149,7 @@ fn kind(field: Table<'_>) -> Result<Kind, String> {
     })
 }
 
-/// Whether the 16-bit field of a table, whose default is `default`, has that value.
+/// True if the 16-bit field of a table, whose default is `default`, has that value.
 fn is_default(table: Table<'_>, field: usize, default: i16) -> Result<bool, String> {
     let value = table.short_or(field, default).map_err(broken)?;
     Ok(value == default)

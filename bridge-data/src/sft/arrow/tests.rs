@@ -1,4 +1,5 @@
-//! Files that pyarrow has written (tests/fixtures/sft/make_arrow.py): their rows as JSON, what is cut off, what is mutated.
+//! Files that pyarrow has written (tests/fixtures/sft/make_arrow.py): their rows as JSON, what is
+//! cut off, what is mutated.
 
 use std::path::{Path, PathBuf};
 
@@ -34,7 +35,8 @@ fn rows_of(bytes: &[u8]) -> Result<Vec<Value>, String> {
 fn every_type_is_read_as_pyarrow_wrote_it() {
     let lines = std::fs::read_to_string(fixture("types.jsonl")).unwrap();
     let expected: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    // A stream in several batches, with dictionaries that grow; a file in one batch, compressed by LZ4.
+    // A stream in several batches, with dictionaries that grow; a file in one batch, compressed by
+    // LZ4.
     for name in ["types.arrow", "types_file.arrow"] {
         let found = rows(&fixture(name)).unwrap();
         assert_eq!(found.len(), expected.len());
@@ -57,7 +59,8 @@ fn streams_files_and_feather_have_the_same_rows() {
     assert!(stream == file && stream == feather);
 }
 
-/// A stream may end behind any message; everywhere else something is missing. A file says where it ends.
+/// A stream may end behind any message; everywhere else something is missing. A file says where it
+/// ends.
 #[test]
 fn what_is_cut_off_is_an_error() {
     let whole = std::fs::read(fixture("stream.arrow")).unwrap();
@@ -71,7 +74,8 @@ fn what_is_cut_off_is_an_error() {
             Err(problem) => assert!(problem.contains("cut off") || problem.contains("is empty"), "{end}: {problem}"),
         }
     }
-    // Behind the schema and behind each of three batches, and within the eight bytes of the end, four of them.
+    // Behind the schema and behind each of three batches, and within the eight bytes of the end,
+    // four of them.
     assert!((4..=8).contains(&complete), "{complete}");
     let whole = std::fs::read(fixture("file.arrow")).unwrap();
     for end in 8..whole.len() {

@@ -35,9 +35,9 @@
 //!   added up on the device in rank order, so results have the bits of host memory. An operation is
 //!   put on a stream of the communicator and ordered with those of the tensors by events; the host
 //!   waits for none. Ranks compare signatures before, as they do for host memory. A thread watches
-//!   the operations in flight: where data does not move for the time limit, or NCCL or another operation
-//!   has failed, it ends the communicator, so that the device is free and the next call of the rank
-//!   reports the failure.
+//!   the operations in flight: where data does not move for the time limit, or NCCL or another
+//!   operation has failed, it ends the communicator, so that the device is free and the next call
+//!   of the rank reports the failure.
 //! - Messages of tensors, with the same features, stay on the device too: each direction between
 //!   two ranks is a communicator and a stream of its own, made with its first message, with a
 //!   thread at either end. The threads tell each other by the bootstrap group what comes, and call

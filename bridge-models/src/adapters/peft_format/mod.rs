@@ -1,4 +1,5 @@
-//! Folders of the `peft` library: `adapter_config.json` and `adapter_model.safetensors`, for a base that is a Hugging Face model.
+//! Folders of the `peft` library: `adapter_config.json` and `adapter_model.safetensors`, for a base
+//! that is a Hugging Face model.
 //!
 //! | file | what it has |
 //! | --- | --- |
@@ -31,7 +32,7 @@ use crate::huggingface::{HfCheckpoint, HfError, HfModel, HostTensor, TensorProbl
 const SETTINGS: &str = "adapter_config.json";
 /// The file with the tensors.
 const TENSORS: &str = "adapter_model.safetensors";
-/// What `peft` puts before the names of a base's tensors.
+/// Prefix that `peft` adds to the names of a base's tensors.
 const PREFIX: &str = "base_model.model.";
 
 /// A folder of `peft` for a base, checked: its tensors are those of its settings.
@@ -71,7 +72,7 @@ impl Targets for Listed {
 }
 
 impl PeftAdapter {
-    /// Whether `folder` has an adapter in this format.
+    /// True if `folder` has an adapter in this format.
     pub fn is_in(folder: &Path) -> bool {
         folder.join(SETTINGS).is_file()
     }
@@ -79,7 +80,8 @@ impl PeftAdapter {
     /// Opens `folder`, an adapter of `base`.
     ///
     /// # Errors
-    /// If a file is missing or damaged, a setting is one that cannot be computed here, or tensors are missing, unexpected or of other shapes.
+    /// If a file is missing or damaged, a setting is one that cannot be computed here, or tensors
+    /// are missing, unexpected or of other shapes.
     pub fn open(folder: &Path, base: &HfModel) -> Result<Self, AdapterError> {
         let path = folder.join(SETTINGS);
         let text = outside::read_text(&path, outside::SETTINGS_BYTES);
@@ -115,7 +117,7 @@ impl PeftAdapter {
         Ok(adapter)
     }
 
-    /// What changes the base's declarations.
+    /// Adapter that changes the base's declarations.
     pub fn adapter(&self) -> LowRankAdapter {
         let trained = self.saved.iter().map(|saved| saved.entry.parameter.clone()).collect();
         let zeros = |_: usize, _: usize| Initial::Zeros;
@@ -133,7 +135,8 @@ impl PeftAdapter {
         Ok(chunk)
     }
 
-    /// Gives the parameters that this adapter has their values, in a chunk that was built with it on one rank.
+    /// Gives the parameters that this adapter has their values, in a chunk that was built with it
+    /// on one rank.
     ///
     /// # Errors
     /// If tensors cannot be read.
@@ -206,7 +209,8 @@ impl PeftAdapter {
         Ok(values)
     }
 
-    /// Gradients of what is trained, of a model on one rank, under `peft`'s names and in its order of rows.
+    /// Gradients of what is trained, of a model on one rank, under `peft`'s names and in its order
+    /// of rows.
     ///
     /// # Panics
     /// If one is missing.
@@ -242,12 +246,13 @@ impl PeftAdapter {
         all
     }
 
-    /// What the file calls a tensor of a module that is trained in full, by its name in a base's files.
+    /// Name in the adapter's file of a tensor of a module that is trained in full, from its name in
+    /// a base's files.
     fn saved_name(&self, stored: &str) -> String {
         format!("{PREFIX}{}", self.names.of(stored))
     }
 
-    /// Whether two tensors of modules that are trained in full have the same elements.
+    /// True if two tensors of modules that are trained in full have the same elements.
     fn is_same(&self, one: &str, other: &str) -> Result<bool, AdapterError> {
         const ELEMENTS: usize = 1 << 20;
         let names = [one, other].map(|name| self.saved_name(name));
@@ -302,7 +307,7 @@ const A: &str = "lora_A.weight";
 const B: &str = "lora_B.weight";
 const MAGNITUDES: &str = "lora_magnitude_vector";
 
-/// What the file calls a tensor of a module's branch.
+/// Name in the adapter's file of a tensor of a module's branch.
 fn tensor_name(module: &str, tensor: &str) -> String {
     format!("{PREFIX}{module}.{tensor}")
 }

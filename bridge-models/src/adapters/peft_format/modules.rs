@@ -1,4 +1,4 @@
-//! What the modules of a Hugging Face base are here: linear layers, or parts of fused ones.
+//! Modules of a Hugging Face base as linear layers, or parts of fused ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,11 +12,12 @@ use crate::adapters::parts::Parts;
 use crate::decoder::DecoderConfig;
 use crate::huggingface::{ExpertLayout, Family, HfError, HfModel, StoredTensor, WeightEntry, WeightMap};
 
-/// What an adapter's folder calls the modules of a family: as transformers does, or as the files of its bases do.
+/// Names of a family's modules in an adapter's folder: those of transformers, or those of the files
+/// of its bases.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ModuleNames {
     pairs: &'static [(&'static str, &'static str)],
-    /// Whether the names are those of files: so older versions of transformers have them.
+    /// True if the names are those of files, as in older versions of transformers.
     as_in_files: bool,
 }
 
@@ -48,7 +49,7 @@ impl ModuleNames {
     }
 }
 
-/// Where `part` is in a name: between dots wherever it begins with one, else at the beginning.
+/// Position of `part` in a name: between dots if it begins with one, else at the beginning.
 fn place(name: &str, part: &str) -> Option<usize> {
     name.find(part).filter(|at| *at == 0 || part.starts_with('.'))
 }
@@ -56,17 +57,17 @@ fn place(name: &str, part: &str) -> Option<usize> {
 /// A linear layer of a Hugging Face model.
 #[derive(Clone, Debug)]
 pub(crate) struct Module {
-    /// Its name there.
+    /// Name of the module.
     pub name: String,
     /// The layer here that it is, or is a part of.
     pub layer: LinearLayer,
-    /// Which part.
+    /// Part of the layer.
     pub part: Option<usize>,
     /// For each row here, which row of the module's weight it is.
     pub rows: Vec<usize>,
-    /// Whether its weight is stored as `[inputs, outputs]`.
+    /// True if its weight is stored as `[inputs, outputs]`.
     pub rows_are_inputs: bool,
-    /// Whether it is inside one of several experts.
+    /// True if it is inside one of several experts.
     is_of_expert: bool,
 }
 
@@ -93,7 +94,7 @@ pub(crate) struct AdaptedModule {
 /// A parameter of the base that is trained in full.
 #[derive(Clone, Debug)]
 pub(crate) struct SavedParameter {
-    /// Its tensors.
+    /// Tensors of the weight.
     pub entry: WeightEntry,
     /// For each of these, the module that is trained in full and has it.
     pub modules: Vec<String>,
@@ -101,7 +102,8 @@ pub(crate) struct SavedParameter {
     pub tied: Option<StoredTensor>,
 }
 
-/// The linear layers of a model under Hugging Face's names. Experts that a file has all in one tensor are none.
+/// Linear layers of a model under Hugging Face's names. Experts that a file has all in one tensor
+/// are not linear layers.
 pub(super) fn modules(config: &DecoderConfig, map: &WeightMap, names: ModuleNames) -> Vec<Module> {
     let mut modules = Vec::new();
     for listed in config.linear_layers() {
@@ -128,8 +130,9 @@ pub(super) fn modules(config: &DecoderConfig, map: &WeightMap, names: ModuleName
     modules
 }
 
-/// Those that have a branch. `has` says whether the adapter's file has a module's tensors: newer versions of transformers have all experts of a
-/// layer in one tensor, which has no branch, and older ones a module each, of the same names.
+/// Modules with a branch. `has` is true if the adapter's file has a module's tensors: newer
+/// versions of transformers have all experts of a layer in one tensor, which has no branch, and
+/// older ones a module each, of the same names.
 pub(super) fn adapted(
     settings: &Settings,
     all: Vec<Module>,
@@ -205,8 +208,8 @@ pub(super) fn saved(
     }
 }
 
-/// Where the head of a decoder would be if it were not tied to the embedding; `None` if it is that of an encoder's decoder, or the family has no
-/// place for one.
+/// Name that the head of a decoder would have if it were not tied to the embedding; `None` if it is
+/// that of an encoder's decoder, or the family has no name for one.
 pub(super) fn tied_head(family: &Family, config: &DecoderConfig) -> Result<Option<WeightEntry>, HfError> {
     if config.encoder.is_some() {
         return Ok(None);

@@ -1,4 +1,5 @@
-//! `adapter_config.json`: which modules have a branch, of which rank and factor. Names are matched as `peft` matches them.
+//! `adapter_config.json`: which modules have a branch, of which rank and factor. Names are matched
+//! as `peft` matches them.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +8,7 @@ use serde_json::{Map, Value};
 
 use crate::adapters::AdapterError;
 
-/// What the settings mean.
+/// Meaning of the settings.
 #[derive(Debug)]
 pub(super) struct Settings {
     path: PathBuf,
@@ -15,7 +16,7 @@ pub(super) struct Settings {
     alpha: f64,
     rank_of: Vec<(Regex, f64)>,
     alpha_of: Vec<(Regex, f64)>,
-    /// Whether the factor is divided by the root of the rank instead of by the rank.
+    /// True if the factor is divided by the root of the rank instead of by the rank.
     by_root: bool,
     pub is_dora: bool,
     targets: Names,
@@ -25,14 +26,14 @@ pub(super) struct Settings {
     /// Modules that are trained in full.
     pub saved: Vec<String>,
     saved_patterns: Vec<Regex>,
-    /// Whether what is tied to a module that is trained in full is trained with it, named or not.
+    /// True if modules that are tied to a module trained in full are trained with it, named or not.
     pub ties: bool,
 }
 
-/// How modules are named.
+/// Selection of modules by name.
 #[derive(Debug)]
 enum Names {
-    /// Their names, or ends of these behind a dot.
+    /// Names of modules, or suffixes of these behind a dot.
     Ends(Vec<String>),
     /// A pattern of whole names.
     Pattern(Regex),
@@ -60,7 +61,8 @@ const ONLY: &[(&str, &[&str], &str)] = &[
     ("megatron_config", &[], "layers of Megatron have other names"),
 ];
 
-/// Settings that are read, or say nothing of what the model computes: those of ways to begin only count with their name in `init_lora_weights`.
+/// Settings that are read, or say nothing of what the model computes: those of ways to begin only
+/// count with their name in `init_lora_weights`.
 const KNOWN: &[&str] = &[
     "corda_config",
     "eva_config",
@@ -129,7 +131,7 @@ impl Settings {
         })
     }
 
-    /// Whether a linear layer has a branch.
+    /// True if a linear layer has a branch.
     pub fn is_target(&self, module: &str) -> Result<bool, AdapterError> {
         if let Some(excluded) = &self.excluded
             && self.is_named(excluded, module)?

@@ -16,10 +16,10 @@ use crate::adapters::trained::{AdaptedLayer, ReadValues, TrainedAdapter, Values,
 use crate::decoder::DecoderConfig;
 use crate::huggingface::{ExpertLayout, Family, HfError, HostTensor, Staged, WeightMap};
 
-/// What a folder says besides the branches.
+/// Content of a folder besides the branches.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PeftOptions {
-    /// Where the base is: a folder, or a name.
+    /// Base: a folder, or a name.
     pub base: Option<String>,
     /// The share of a branch's input that was dropped in training.
     pub dropout: f64,
@@ -35,9 +35,10 @@ struct ModuleBranch {
 }
 
 impl TrainedAdapter {
-    /// Writes the branches, and what is trained in full, to `folder`, which is created if it does not exist, for a base that the family `family` holds. A branch of a layer that is
-    /// several modules there becomes one of each; branches of parts of what is one module there become one, of their ranks together. Returns the number
-    /// of modules.
+    /// Writes the branches, and what is trained in full, to `folder`, which is created if it does
+    /// not exist, for a base that the family `family` holds. A branch of a layer that is several
+    /// modules there becomes one of each; branches of parts of what is one module there become one,
+    /// of their ranks together. Returns the number of modules.
     ///
     /// # Errors
     /// If an adapted layer is no module there, values cannot be read, or files cannot be written.
@@ -80,7 +81,8 @@ impl TrainedAdapter {
         Ok(branches.len() + saved_modules)
     }
 
-    /// What is trained in full as the family stores it. A head that is tied to the embedding is one of its own there: `peft` trains a copy of each.
+    /// Tensors that are trained in full, as the family stores them. A head that is tied to the
+    /// embedding is a tensor of its own there: `peft` trains a copy of each.
     fn tensors_in_full(
         &self,
         (family, config): (&Family, &DecoderConfig),
@@ -107,7 +109,7 @@ impl TrainedAdapter {
         Ok(tensors)
     }
 
-    /// What the branches of a layer are for a module of it; `None` if they are of other parts.
+    /// Branch of a layer as one of its modules; `None` if the branches belong to other parts.
     fn branch(
         &self,
         adapted: &AdaptedLayer,
@@ -155,7 +157,8 @@ impl TrainedAdapter {
         Ok(Some(ModuleBranch { module: module.name.clone(), scale, a_ri, b_or, magnitudes_o }))
     }
 
-    /// The lengths of all rows of a layer: those that were learned, and where a part has no branch those of the base's `weight`.
+    /// The lengths of all rows of a layer: those that were learned, and where a part has no branch
+    /// those of the base's `weight`.
     fn whole_lengths(&self, adapted: &AdaptedLayer, vectors: &[Tensor<1>], weight: &[f32]) -> Tensor<1> {
         let AdaptedLayer { layer, branches, .. } = adapted;
         let parts = Parts::of(layer);
@@ -207,7 +210,8 @@ fn number(value: f64) -> Value {
     if (value - whole).abs() < 1e-9 * value.abs() { json!(whole as i64) } else { json!(value) }
 }
 
-/// The ends of names that mean the modules with branches and no others: the last part of a name where all modules of that name have one.
+/// The ends of names that mean the modules with branches and no others: the last part of a name
+/// where all modules of that name have one.
 fn targets(branches: &[ModuleBranch], all: &[&str]) -> BTreeSet<String> {
     let short = |name: &str| name.rsplit('.').next().unwrap_or(name).to_owned();
     let adapted: BTreeSet<&str> = branches.iter().map(|branch| branch.module.as_str()).collect();

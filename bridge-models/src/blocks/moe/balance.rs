@@ -1,4 +1,4 @@
-//! What keeps the use of experts even: auxiliary losses, and Sinkhorn's normalization of scores.
+//! Balancing of the load of experts: auxiliary losses, and Sinkhorn's normalization of scores.
 
 use bridge_dist::comm::{Group, ReduceOp};
 
@@ -41,8 +41,8 @@ struct Sharing<'a> {
 }
 
 impl<'a> Sharing<'a> {
-    /// Tensor-parallel ranks have the same tokens here, or each its own; gradients of the scores of the same tokens are summed over the ranks,
-    /// which all inject the same.
+    /// Tensor-parallel ranks have the same tokens here, or each its own; gradients of the scores of
+    /// the same tokens are summed over the ranks, which all inject the same.
     fn of(input: &MoeInput<'a>) -> Self {
         let (context, tensor) = (input.regions.context(), input.regions.tensor());
         match input.regions.cuts_experts_alike() {
@@ -76,7 +76,8 @@ impl Coefficients {
         [self.micro_batch, self.sequence, self.global_batch, self.z].iter().all(|coefficient| *coefficient == 0.0)
     }
 
-    /// Values of the auxiliary losses of `batch` sequences, to the collector, and what their gradients need.
+    /// Values of the auxiliary losses of `batch` sequences, to the collector, and what their
+    /// gradients need.
     pub fn losses(&self, choice: &Choice, batch: usize, input: &MoeInput) -> Injected {
         let e = choice.num_experts();
         let length = choice.num_tokens() / batch;
@@ -85,13 +86,15 @@ impl Coefficients {
             return injected;
         }
         let sharing = Sharing::of(input);
-        // Tokens of each expert by score alone, sums of probabilities, sum of squared log-partitions, tokens that it was given.
+        // Tokens of each expert by score alone, sums of probabilities, sum of squared
+        // log-partitions, tokens that it was given.
         let mut totals = choice.totals(0..choice.num_tokens());
         totals.push(choice.squared_log_z());
         totals.extend(choice.loads());
         sharing.sum(&mut totals);
         let k = choice.experts_nk.len() as f64 / choice.num_tokens() as f64;
-        // Each token that is no padding is counted for `k` experts. All are padding in a batch that was filled up with whole samples.
+        // Each token that is no padding is counted for `k` experts. All are padding in a batch that
+        // was filled up with whole samples.
         let counted = |tokens: &[f64]| (tokens.iter().sum::<f64>() / k).max(1.0);
         let n = counted(&totals[..e]);
         let scale = e as f64 / (k * n * n);
@@ -156,7 +159,8 @@ fn sequence_totals(choice: &Choice, batch: usize, sharing: &Sharing) -> Vec<f64>
     all
 }
 
-/// Tokens of each expert by score over all data-parallel ranks: the mean over the micro-batches of the step so far.
+/// Tokens of each expert by score over all data-parallel ranks: the mean over the micro-batches of
+/// the step so far.
 fn tokens_of_global_batch(tokens: &[f64], input: &MoeInput) -> Vec<f64> {
     let of_all_ranks = || {
         let mut tokens = tokens.to_vec();
@@ -176,8 +180,8 @@ const SMALLEST: f64 = 1e-8;
 /// Far above what it takes.
 const MOST_ROUNDS: usize = 10_000;
 
-/// Exponentials of the scores `[n, e]`, with rows and columns scaled in turn until all tokens count alike and all experts too (Clark et al.,
-/// arXiv:2202.01169, appendix B.2.1).
+/// Exponentials of the scores `[n, e]`, with rows and columns scaled in turn until all tokens count
+/// alike and all experts too (Clark et al., arXiv:2202.01169, appendix B.2.1).
 pub(super) fn sinkhorn(scores_ne: &[f64], e: usize) -> Vec<f64> {
     let n = scores_ne.len() / e;
     let mut cost: Vec<f64> = Vec::with_capacity(scores_ne.len());
@@ -206,7 +210,8 @@ pub(super) fn sinkhorn(scores_ne: &[f64], e: usize) -> Vec<f64> {
     cost
 }
 
-/// Rows `[n, width]` of every rank that shares the micro-batch, by the numbers of their tokens in it, and the numbers of those here.
+/// Rows `[n, width]` of every rank that shares the micro-batch, by the numbers of their tokens in
+/// it, and the numbers of those here.
 pub(super) struct WholeBatch {
     pub rows: Vec<f64>,
     pub own: Vec<usize>,
@@ -236,7 +241,7 @@ impl WholeBatch {
         Self { rows, own }
     }
 
-    /// Of rows `[all tokens, width]` those of the tokens here.
+    /// Rows of the tokens here, from rows `[all tokens, width]`.
     pub fn own_rows(&self, rows: &[f64], width: usize) -> Vec<f64> {
         self.own.iter().flat_map(|number| rows[number * width..][..width].iter().copied()).collect()
     }

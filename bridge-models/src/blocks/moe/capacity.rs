@@ -1,5 +1,5 @@
-//! Experts of limited capacity: choices above it are dropped, and such a token goes on with what its other experts make of it (Lepikhin et al.,
-//! arXiv:2006.16668, section 2.2).
+//! Experts of limited capacity: choices above it are dropped, and such a token goes on with what
+//! its other experts make of it (Lepikhin et al., arXiv:2006.16668, section 2.2).
 
 use super::balance::WholeBatch;
 use super::choice::Choice;
@@ -7,7 +7,7 @@ use super::input::MoeInput;
 use crate::models::decoder::choices::DropPolicy;
 use crate::models::decoder::config::MoeConfig;
 
-/// How many tokens an expert takes, and which.
+/// Capacity of an expert, and the rule for dropping tokens.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Capacity {
     /// Tokens an expert takes, as a multiple of the mean over experts.
@@ -21,7 +21,8 @@ impl Capacity {
         moe.capacity_factor.map(|factor| Self { factor, policy: moe.drop_policy })
     }
 
-    /// Which choices of `batch` sequences' tokens here are dropped, `[n, k]`. What counts is the whole micro-batch, on all ranks that share it.
+    /// Choices of the tokens of `batch` sequences here that are dropped, `[n, k]`. The capacity is
+    /// counted over the whole micro-batch, on all ranks that share it.
     pub fn dropped(self, choice: &Choice, batch: usize, input: &MoeInput) -> Vec<bool> {
         let n = choice.num_tokens();
         let k = choice.experts_nk.len() / n;
@@ -43,7 +44,8 @@ impl Capacity {
         whole.own.iter().flat_map(|number| dropped[number * k..][..k].iter().copied()).collect()
     }
 
-    /// Which of all choices, token by token, are above the capacity of their expert. Choices of no expert (`num_experts`) do not count.
+    /// Which of all choices, token by token, are above the capacity of their expert. Choices of no
+    /// expert (`num_experts`) do not count.
     fn above_capacity(self, weights: &[f64], experts: &[usize], num_experts: usize) -> Vec<bool> {
         let choices = experts.iter().enumerate().filter(|(_, expert)| **expert < num_experts);
         let capacity = (choices.clone().count() as f64 / num_experts as f64 * self.factor).ceil() as usize;

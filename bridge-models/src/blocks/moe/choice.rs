@@ -4,7 +4,7 @@ use super::balance::Injected;
 use crate::models::decoder::choices::{RouterPrecision, ScoreFunction};
 use crate::models::decoder::config::MoeConfig;
 
-/// What decides a choice.
+/// Settings of a choice.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Settings {
     pub topk: usize,
@@ -17,7 +17,8 @@ pub(super) struct Settings {
 }
 
 impl Settings {
-    /// The settings of a mixture. With Sinkhorn balancing scores are those over all experts, or of one expert on its own (arXiv:2202.01169).
+    /// The settings of a mixture. With Sinkhorn balancing scores are those over all experts, or of
+    /// one expert on its own (arXiv:2202.01169).
     pub fn new(moe: &MoeConfig) -> Self {
         let (score_function, raw_scores, pre_softmax) = match (moe.sinkhorn, moe.topk) {
             (false, _) => (moe.score_function, moe.raw_scores, moe.pre_softmax),
@@ -73,14 +74,15 @@ impl Groups {
     }
 }
 
-/// The `count` of the candidates with the largest scores, the best first; of equal scores the one with the lower number.
+/// The `count` of the candidates with the largest scores, the best first; of equal scores the one
+/// with the lower number.
 pub(super) fn best(scores: &[f64], mut candidates: Vec<usize>, count: usize) -> Vec<usize> {
     candidates.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
     candidates.truncate(count);
     candidates
 }
 
-/// What the router chose, and what backward needs of how.
+/// Choice of the router, with the values that backward needs.
 pub(super) struct Choice {
     num_experts: usize,
     topk: usize,
@@ -91,16 +93,18 @@ pub(super) struct Choice {
     /// `log(sum exp score)` of each token.
     pub log_z_n: Vec<f64>,
     pub experts_nk: Vec<usize>,
-    /// Those with the largest scores, whatever else decided: no bias, no groups, no balancing. Losses count these.
+    /// Experts with the largest scores, without bias, groups and balancing. Losses count these.
     by_score_nk: Vec<usize>,
     /// With the scaling factor.
     pub weights_nk: Vec<f64>,
-    /// True for tokens that are padding, `[n]`; empty if no token is. Padding counts for no loss and no load.
+    /// True for tokens that are padding, `[n]`; empty if no token is. Padding counts for no loss
+    /// and no load.
     padding_n: Vec<bool>,
 }
 
 impl Choice {
-    /// Chooses by scores `[n, e]`, or by `preferred_ne` where something else than the scores decides.
+    /// Chooses by scores `[n, e]`, or by `preferred_ne` where something else than the scores
+    /// decides.
     pub fn of(scores_ne: &[f64], bias_e: &[f32], preferred_ne: Option<&[f64]>, settings: &Settings) -> Self {
         let num_experts = bias_e.len();
         let n = scores_ne.len() / num_experts;
@@ -189,7 +193,7 @@ impl Choice {
         self.num_experts
     }
 
-    /// How many tokens chose each expert.
+    /// Number of tokens that chose each expert.
     pub fn loads(&self) -> Vec<f64> {
         let mut loads = vec![0.0; self.num_experts];
         for (token, experts) in self.experts_nk.chunks_exact(self.topk).enumerate() {
@@ -200,7 +204,8 @@ impl Choice {
         loads
     }
 
-    /// Of consecutive tokens: for how many each expert is among the best by score, then for each expert the sum of its probabilities.
+    /// For consecutive tokens: the number for which each expert is among the best by score, then
+    /// for each expert the sum of its probabilities.
     pub fn totals(&self, tokens: std::ops::Range<usize>) -> Vec<f64> {
         let (e, k) = (self.num_experts, self.topk);
         let mut totals = vec![0.0; 2 * e];
@@ -256,7 +261,8 @@ impl Choice {
         gradients
     }
 
-    /// Gradients of a token's scores through their sigmoids, from those of the weights without the scaling factor.
+    /// Gradients of a token's scores through their sigmoids, from those of the weights without the
+    /// scaling factor.
     fn sigmoid_gradients(&self, token: usize, d_weights: &[f64], injected: &Injected, settings: &Settings) -> Vec<f64> {
         let (e, k) = (self.num_experts, self.topk);
         let sigmoids = &self.sigmoids_ne[token * e..][..e];

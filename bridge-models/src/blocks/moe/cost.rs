@@ -1,4 +1,4 @@
-//! What a mixture of experts costs, if the router sends every expert the same number of tokens.
+//! Cost of a mixture of experts, if the router sends every expert the same number of tokens.
 
 use bridge_core::model::{Exchange, PassKind, SegmentCost, TrafficKind, Workload};
 use bridge_dist::comm::Operation::{AllGather, AllReduce, AllToAll, ReduceScatter};
@@ -15,7 +15,7 @@ const FLOAT32: u64 = 4;
 const FLOAT64: u64 = 8;
 const INT64: u64 = 8;
 
-/// What the block costs.
+/// Cost of the block.
 pub(super) fn cost(config: &DecoderConfig, moe: &MoeConfig, work: &Workload) -> SegmentCost {
     let (c, a) = (config.hidden_size as u64, work.activation_bytes);
     // Elements of a token between the residual stream and the experts.
@@ -34,7 +34,8 @@ pub(super) fn cost(config: &DecoderConfig, moe: &MoeConfig, work: &Workload) -> 
     kept += work.input_alone(local * latent) + if latent > 0 { work.input_besides(local * c) } else { 0 };
     let width = moe.ffn_hidden_size / work.place.expert_tensor.size;
     let hidden = inner_bytes(config, routed * expert_ranks, width, work);
-    // One operation of all forms the units' outputs again, and so does one of each that recomputes them.
+    // One operation of all forms the units' outputs again, and so does one of each that recomputes
+    // them.
     let unit = unit_bytes(routed * expert_ranks, width, work);
     // Products of 8 bits are made expert by expert.
     let is_grouped = moe.grouped_gemm && work.eight_bits.is_none();
@@ -43,7 +44,7 @@ pub(super) fn cost(config: &DecoderConfig, moe: &MoeConfig, work: &Workload) -> 
         0 => kept_inner_bytes(config, routed * expert_ranks, width, work),
         remade => hidden - remade,
     };
-    // The operation of all has them in hand where backward counts them already.
+    // The operation over all experts holds them already where backward counts them.
     let brought_back_by_parts = if is_grouped { 0 } else { remade };
     let each = (routed * expert_ranks).div_ceil((moe.num_experts / work.place.expert.size).max(1) as u64);
     let in_hand = block_operands(config, each, [w as usize, width], work);
@@ -89,14 +90,16 @@ fn expert_parameters(config: &DecoderConfig, moe: &MoeConfig) -> u64 {
     (first * c + c * f + biases) as u64
 }
 
-/// Where experts are cut over the same ranks as the rest, tokens enter one tensor-parallel region that spans router, experts and shared
-/// experts. Where they are not, each rank routes the tokens of its residual stream, and the ranks of an expert show each other theirs.
+/// If experts are sharded over the same ranks as the rest, tokens enter one tensor-parallel region
+/// that spans router, experts and shared experts. If not, each rank routes the tokens of its
+/// residual stream, and the ranks of an expert exchange theirs.
 fn exchanges(config: &DecoderConfig, moe: &MoeConfig, work: &Workload) -> Vec<Exchange> {
     let row = config.hidden_size as u64 * work.collective_bytes;
     let routed_row = moe.expert_width(config) as u64 * work.collective_bytes;
     // With layers around the experts these are in a region of their own.
     let shares_region = moe.latent_size.is_none();
-    // Tokens by score, probabilities and tokens of each expert, and the sum of squared log-partitions.
+    // Tokens by score, probabilities and tokens of each expert, and the sum of squared
+    // log-partitions.
     let statistics = (3 * moe.num_experts as u64 + 1) * FLOAT64;
     let told = |group| exchange((TrafficKind::Expert, group), AllReduce, PassKind::Forward, (1, statistics));
     let mut all = vec![told(GroupKind::Context)];
@@ -129,7 +132,8 @@ fn dispatch(moe: &MoeConfig, tokens: u64, row: u64, work: &Workload) -> Vec<Exch
         Dispatcher::AllToAll => {
             let way = (TrafficKind::Expert, GroupKind::Expert);
             let choices = tokens * moe.topk as u64 * row;
-            // How many tokens go to each expert; the tokens, to their experts and back, in forward and in backward.
+            // How many tokens go to each expert; the tokens, to their experts and back, in forward
+            // and in backward.
             vec![
                 exchange(way, AllToAll, PassKind::Forward, (1, moe.num_experts as u64 * INT64)),
                 exchange(way, AllToAll, PassKind::Forward, (2, choices)),
@@ -139,7 +143,8 @@ fn dispatch(moe: &MoeConfig, tokens: u64, row: u64, work: &Workload) -> Vec<Exch
     }
 }
 
-/// Choices, `tokens` and weights of each rank to all of a group; what each rank's experts make of them is summed.
+/// Choices, `tokens` and weights of each rank to all of a group; what each rank's experts make of
+/// them is summed.
 fn share(moe: &MoeConfig, tokens: u64, row: u64, (group, ranks): (GroupKind, u64)) -> Vec<Exchange> {
     let (choices, rows) = (tokens * moe.topk as u64, tokens * row);
     let of = |operation, pass, bytes| exchange((TrafficKind::Expert, group), operation, pass, (1, bytes));

@@ -1,4 +1,5 @@
-//! Tokens to the ranks that hold their experts, and results back. A choice that was dropped has no row.
+//! Tokens to the ranks that hold their experts, and results back. A choice that was dropped has no
+//! row.
 //!
 //! Rank `r` of an expert-parallel group has the `r`-th of equal runs of experts.
 
@@ -12,7 +13,8 @@ use super::Experts;
 use super::router::Routing;
 use super::rows::{ExpertRows, gather_rows, with_zero_row};
 
-/// Numbers `0..keys.len()` in the order of their keys, and how many there are of each of `num_keys` keys. Stable.
+/// Numbers `0..keys.len()` in the order of their keys, and how many there are of each of `num_keys`
+/// keys. Stable.
 fn sorted_by_key(keys: &[usize], num_keys: usize) -> (Vec<usize>, Vec<usize>) {
     let mut counts = vec![0; num_keys];
     keys.iter().for_each(|key| counts[*key] += 1);
@@ -28,7 +30,8 @@ fn inverse(order: &[usize]) -> Vec<usize> {
     inverse
 }
 
-/// Weighted sums of the chosen experts' results, `[n, c]` -> the same: each row travels to the rank of its expert.
+/// Weighted sums of the chosen experts' results, `[n, c]` -> the same: each row travels to the rank
+/// of its expert.
 pub(super) fn all_to_all(x_nc: Tensor<2>, routing: Routing, group: &Group, experts: &Experts) -> Tensor<2> {
     let Routing { weights_nk, experts_nk, num_experts } = routing;
     let ([n, c], [_, k]) = (x_nc.dims(), weights_nk.dims());
@@ -52,7 +55,8 @@ pub(super) fn all_to_all(x_nc: Tensor<2>, routing: Routing, group: &Group, exper
     (y_nkc * weights).sum_dim(1).reshape([n, c])
 }
 
-/// The result of each choice; zeros for those that were dropped, which are not among the first `kept` by expert.
+/// The result of each choice; zeros for those that were dropped, which are not among the first
+/// `kept` by expert.
 fn results_of_choices(
     results: Tensor<2>,
     (place_of, kept): (&[usize], usize),
@@ -103,7 +107,8 @@ pub(super) fn gather_routing(routing: Routing, group: &Group) -> Routing {
     }
 }
 
-/// As [`all_to_all`], with all ranks' tokens on every rank: each adds what its experts have to say, and sums are cut again.
+/// As [`all_to_all`], with all ranks' tokens on every rank: each adds what its experts have to say,
+/// and sums are cut again.
 pub(super) fn all_gather(x_nc: Tensor<2>, routing: Routing, group: &Group, experts: &Experts) -> Tensor<2> {
     if group.size() == 1 {
         return all_to_all(x_nc, routing, group, experts);

@@ -1,28 +1,31 @@
-//! What a mixture of experts reads besides the residual stream.
+//! Inputs of a mixture of experts besides the residual stream.
 
 use bridge_core::model::{Auxiliary, WeightGradientStore};
 use bridge_kernels::DropoutKey;
 
 use crate::blocks::regions::Regions;
 
-/// What the block reads besides the residual stream.
+/// Inputs of the block besides the residual stream.
 pub(crate) struct MoeInput<'a> {
     /// The ranks that compute it together.
     pub regions: &'a Regions,
     /// Global layer number.
     pub layer: usize,
-    /// Where losses besides the model's go.
+    /// Destination of the auxiliary losses.
     pub auxiliary: Auxiliary<'a>,
-    /// What the router draws random numbers from in training; `None` outside.
+    /// Key of the router's random numbers in training; `None` otherwise.
     pub key: Option<DropoutKey>,
-    /// True for tokens that are padding, `[b, t]` of this context-parallel rank's part of the sequence; `None` if no token is.
+    /// True for tokens that are padding, `[b, t]` of this context-parallel rank's part of the
+    /// sequence; `None` if no token is.
     pub padding: Option<&'a [bool]>,
-    /// Where a dense block in a layer's place puts the gradients of its weights off to; experts compute theirs at once.
+    /// Store for the deferred gradients of a dense block in the layer's place; experts compute
+    /// theirs at once.
     pub weight_gradients: Option<&'a WeightGradientStore>,
 }
 
 impl MoeInput<'_> {
-    /// True for padding among the `b` times `t` tokens that a router has, `[b * t]`; empty if no token is padding.
+    /// True for padding among the `b` times `t` tokens that a router has, `[b * t]`; empty if no
+    /// token is padding.
     pub fn padding_of_router(&self, b: usize, t: usize) -> Vec<bool> {
         let Some(padding) = self.padding else {
             return Vec::new();

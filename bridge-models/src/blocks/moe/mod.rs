@@ -1,4 +1,5 @@
-//! Mixture of experts: a router sends each token to a few of many feed-forward blocks (Shazeer et al., arXiv:1701.06538).
+//! Mixture of experts: a router sends each token to a few of many feed-forward blocks (Shazeer et
+//! al., arXiv:1701.06538).
 //!
 //! | file | what it has |
 //! | --- | --- |
@@ -48,7 +49,7 @@ pub(crate) struct Moe {
     latent: Option<Latent>,
     experts: Experts,
     shared_experts: Option<Mlp>,
-    /// Its product with a token is the gate of the shared experts' output, `[1, c]`.
+    /// Weight whose product with a token is the gate of the shared experts' output, `[1, c]`.
     shared_gate: Option<Param<Tensor<2>>>,
     #[module(skip)]
     dispatcher: Dispatcher,
@@ -83,7 +84,8 @@ struct Experts {
     /// All are one operation, rather than some for each.
     #[module(skip)]
     is_grouped: bool,
-    /// Whether what their non-linearity makes is made again in backward, as the one operation of all does anyway.
+    /// True if outputs of the activation are recomputed in backward, as the single operation over
+    /// all experts does anyway.
     #[module(skip)]
     remakes: bool,
 }
@@ -114,7 +116,7 @@ impl Moe {
         }
     }
 
-    /// What the block costs.
+    /// Cost of the block.
     pub fn cost(config: &DecoderConfig, moe: &MoeConfig, work: &Workload) -> SegmentCost {
         cost::cost(config, moe, work)
     }
@@ -131,7 +133,8 @@ impl Moe {
     /// Experts, shared or not, are cut over the tensor-parallel ranks: one region has them all.
     fn forward_in_region(&self, x_btc: Tensor<3>, input: &MoeInput) -> Tensor<3> {
         let regions = input.regions;
-        // Each tensor-parallel rank has a part of every expert it shares, so its gradients of scores are terms of a sum.
+        // Each tensor-parallel rank has a part of every expert it shares, so its gradients of
+        // scores are terms of a sum.
         let logits_bte = regions.enter(self.router.logits(x_btc.clone(), input));
         let Some(latent) = &self.latent else {
             let x_btc = regions.enter(x_btc);
@@ -151,8 +154,8 @@ impl Moe {
         self.with_shared(latent.fc2_latent_proj.forward(y_btl, None), x_btc, regions)
     }
 
-    /// Experts are cut over other ranks than all else, or not at all: each rank routes the tokens of its residual stream, and the ranks
-    /// that share experts show each other theirs.
+    /// Experts are cut over other ranks than all else, or not at all: each rank routes the tokens
+    /// of its residual stream, and the ranks that share experts show each other theirs.
     fn forward_on_own_tokens(&self, x_btc: Tensor<3>, input: &MoeInput) -> Tensor<3> {
         let (regions, group) = (input.regions, input.regions.expert_tensor());
         let routing = self.router.route(self.router.logits(x_btc.clone(), input), input);
@@ -182,7 +185,8 @@ impl Moe {
         }
     }
 
-    /// This rank's term of what the shared experts add, gated if there is a gate: `[n, c]` -> the same.
+    /// This rank's term of what the shared experts add, gated if there is a gate: `[n, c]` -> the
+    /// same.
     fn shared_term(&self, x_nc: Tensor<2>) -> Option<Tensor<2>> {
         let (shared, gate) = (self.shared_experts.as_ref()?, &self.shared_gate);
         if !self.recomputed.shared_experts {
@@ -220,7 +224,7 @@ fn flat(x_btc: Tensor<3>) -> Tensor<2> {
 }
 
 impl Experts {
-    /// What an adapter makes of an expert's layer is an operation of its own, and so are the experts then.
+    /// An adapted layer of an expert is an operation of its own, and so are the experts then.
     fn new(local_experts: Vec<Mlp>, config: &DecoderConfig, moe: &MoeConfig) -> Self {
         let is_grouped = moe.grouped_gemm && local_experts.iter().all(Mlp::is_plain);
         Self { local_experts, is_grouped, remakes: config.recomputed.moe_act }
@@ -231,7 +235,8 @@ impl Experts {
         usize::from(!self.is_grouped)
     }
 
-    /// `[m, c]`, rows of the first expert first and `counts` of each, [`Self::fewest_rows`] at least, -> the same.
+    /// `[m, c]`, rows of the first expert first and `counts` of each, [`Self::fewest_rows`] at
+    /// least, -> the same.
     fn forward(&self, rows_mc: Tensor<2>, counts: &[usize]) -> Tensor<2> {
         assert_eq!(counts.len(), self.local_experts.len(), "one count for each expert of the rank");
         if self.is_grouped {

@@ -1,20 +1,28 @@
-//! The router: scores of experts, the choice of the best, and the losses that keep the choice balanced.
+//! The router: scores of experts, the choice of the best, and the losses that keep the choice
+//! balanced.
 //!
-//! Let `p` be the softmax of a token's scores over all `e` experts. A token goes to the `k` experts with the largest scores, weighted by
-//! the softmax over those alone, or by `p` itself (`moe_router_pre_softmax`).
+//! Let `p` be the softmax of a token's scores over all `e` experts. A token goes to the `k` experts
+//! with the largest scores, weighted by the softmax over those alone, or by `p` itself
+//! (`moe_router_pre_softmax`).
 //!
-//! With sigmoid scores (DeepSeek-V3, arXiv:2412.19437, equations 12 to 16) each expert has a score of its own; weights are their shares of the sum
-//! of the chosen ones, and `p` below is a score's share of the sum of all. A bias may be added to the scores for the choice alone. With groups of
+//! With sigmoid scores (DeepSeek-V3, arXiv:2412.19437, equations 12 to 16) each expert has a score
+//! of its own; weights are their shares of the sum of the chosen ones, and `p` below is a score's
+//! share of the sum of all. A bias may be added to the scores for the choice alone. With groups of
 //! experts a token uses those of the best few groups, by the sum of the best scores in each.
 //!
-//! - Load balancing (Fedus et al., arXiv:2101.03961, equations 4 to 6, for `k` choices): `e / (k n^2) sum_i tokens_i sum_n p_ni` over the `n`
-//!   tokens of a micro-batch; or of each sequence by itself (DeepSeek-V3, equations 17 to 20), a mean over sequences; or with the tokens of
-//!   the global batch so far in place of `tokens_i` (Qiu et al., arXiv:2501.11873, section 3). `tokens_i` counts the `k` largest scores of each token,
-//!   without the bias, groups or balancing that decide where it goes, as upstream does.
-//! - z-loss (Zoph et al., arXiv:2202.08906, equation 5): the mean over tokens of `log(sum_i exp score_i)^2`.
+//! - Load balancing (Fedus et al., arXiv:2101.03961, equations 4 to 6, for `k` choices): `e / (k
+//!   n^2) sum_i tokens_i sum_n p_ni` over the `n` tokens of a micro-batch; or of each sequence by
+//!   itself (DeepSeek-V3, equations 17 to 20), a mean over sequences; or with the tokens of the
+//!   global batch so far in place of `tokens_i` (Qiu et al., arXiv:2501.11873, section 3).
+//!   `tokens_i` counts the `k` largest scores of each token, without the bias, groups or balancing
+//!   that decide where it goes, as upstream does.
+//! - z-loss (Zoph et al., arXiv:2202.08906, equation 5): the mean over tokens of `log(sum_i exp
+//!   score_i)^2`.
 //!
-//! Padding is not routed, and counts for none of these: `n` is the number of other tokens. All are means over a micro-batch, whatever ranks have it. They are no part of the loss that the model returns: their gradients join
-//! those of the scores in backward, and their values go to the collector of the forward context.
+//! Padding is not routed, and counts for none of these: `n` is the number of other tokens. All are
+//! means over a micro-batch, whatever ranks have it. They are no part of the loss that the model
+//! returns: their gradients join those of the scores in backward, and their values go to the
+//! collector of the forward context.
 
 use bridge_core::model::{Component, Cut, Initial, Meets, ParameterRole, Scope};
 use bridge_kernels::linear;
@@ -46,11 +54,12 @@ pub(super) struct Router {
     training: TrainingSettings,
 }
 
-/// Where each token goes.
+/// Destination of each token.
 pub(super) struct Routing {
     /// Weight of each chosen expert, `[n, k]` float32.
     pub weights_nk: Tensor<2>,
-    /// The chosen experts, `[n, k]`, global numbers, the best first; the number of experts for a choice that was dropped.
+    /// The chosen experts, `[n, k]`, global numbers, the best first; the number of experts for a
+    /// choice that was dropped.
     pub experts_nk: Vec<usize>,
     /// Number of experts.
     pub num_experts: usize,
@@ -134,10 +143,11 @@ impl Router {
     }
 }
 
-/// What routing does in training alone.
+/// Settings of routing that apply in training only.
 #[derive(Clone, Copy, Debug)]
 struct TrainingSettings {
-    /// Each element of the input is multiplied by a number drawn from between one minus this and one plus this.
+    /// Each element of the input is multiplied by a number drawn from between one minus this and
+    /// one plus this.
     jitter: f64,
     /// Scores are drawn, whatever the input is.
     forced: bool,
@@ -177,7 +187,8 @@ impl TrainingSettings {
         attach(drawn_bte, vec![logits_bte.into_dispatch()], |gradient: Tensor<3>| vec![gradient.into_dispatch()])
     }
 
-    /// By what experts are chosen, `[n, e]`, where it is not the scores of `batch` sequences themselves.
+    /// By what experts are chosen, `[n, e]`, where it is not the scores of `batch` sequences
+    /// themselves.
     fn preferred(
         self,
         scores_ne: &[f64],

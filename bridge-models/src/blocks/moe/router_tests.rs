@@ -65,7 +65,7 @@ fn by_score(scores: &Tensor<3>) -> Vec<usize> {
     values.chunks_exact(E).flat_map(|row| best(row, (0..E).collect(), K)).collect()
 }
 
-/// How many of the tokens chose each expert, `[1, e]`.
+/// Number of the tokens that chose each expert, `[1, e]`.
 fn loads(experts_nk: &[usize], device: &Device) -> Tensor<2> {
     let count = |e| experts_nk.iter().filter(|expert| **expert == e).count() as f32;
     Tensor::from_data(TensorData::new((0..E).map(count).collect::<Vec<f32>>(), [1, E]), device)
@@ -320,7 +320,8 @@ fn noise_is_on_the_input_of_the_router_and_only_in_training() {
     let logits = router.logits(x.clone(), &training);
     let again = router.logits(x.clone(), &training);
     assert_eq!(logits.clone().into_data(), again.into_data(), "a recomputed layer draws the same");
-    // The gradient with respect to the input is the product's times the factors: which are what was drawn.
+    // The gradient with respect to the input is the product's times the factors: which are what was
+    // drawn.
     let factors: Vec<f32> = gradient(&x, logits.clone().sum());
     let sums: Vec<f32> = weight.val().sum_dim(0).into_data().try_into_vec().unwrap();
     let factors: Vec<f32> = factors.iter().enumerate().map(|(place, g)| g / sums[place % 2]).collect();

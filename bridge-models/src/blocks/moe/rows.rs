@@ -6,12 +6,14 @@ use bridge_kernels::embedding;
 use bridge_kernels::vjp::attach;
 use burn::tensor::{Int, Tensor, TensorData};
 
-/// Rows `ids` of `x_nc`: `[ids.len(), c]`. A row may be taken more than once, and there may be none.
+/// Rows `ids` of `x_nc`: `[ids.len(), c]`. A row may be taken more than once, and there may be
+/// none.
 pub(super) fn gather_rows(x_nc: Tensor<2>, ids: &[usize]) -> Tensor<2> {
     let [n, c] = x_nc.dims();
     let device = x_nc.device().without_autodiff();
     if ids.is_empty() {
-        // Not just an empty tensor: the result keeps its place in the graph, so that all ranks' graphs look alike.
+        // Not just an empty tensor: the result keeps its place in the graph, so that all ranks'
+        // graphs look alike.
         let dtype = x_nc.dtype();
         let zeros = move |rows: usize| Tensor::<2>::zeros([rows, c], (&device, dtype));
         return attach(zeros(0), vec![x_nc.into_dispatch()], move |_: Tensor<2>| vec![zeros(n).into_dispatch()]);
@@ -36,19 +38,20 @@ pub(super) fn with_zero_row(x_nc: Tensor<2>) -> Tensor<2> {
 
 /// The rows that each expert of a rank works on, so that none has too little to do.
 ///
-/// Where each expert is an operation of its own, one to which no token goes gets a row of zeros: it then has its place in the graph and
-/// gradients of zero, and ranks whose experts are idle still take part in the exchanges of backward.
+/// If each expert is an operation of its own, an expert without tokens gets a row of zeros: it then
+/// has its place in the graph and gradients of zero, and ranks whose experts are idle still take
+/// part in the exchanges of backward.
 pub(super) struct ExpertRows {
     ids: Vec<usize>,
     counts: Vec<usize>,
-    /// Where in the results each of the rows asked for is.
+    /// Index in the results of each requested row.
     places: Vec<usize>,
     needs_zero_row: bool,
 }
 
 impl ExpertRows {
-    /// `ids` are rows of a table of `table_rows`, those of the first expert first; `counts` says how many each expert has, which works on
-    /// `fewest` at least.
+    /// `ids` are rows of a table of `table_rows`, those of the first expert first; `counts` says
+    /// how many each expert has, which works on `fewest` at least.
     pub fn new(ids: &[usize], counts: &[usize], table_rows: usize, fewest: usize) -> Self {
         let mut rows = Self { ids: Vec::new(), counts: Vec::new(), places: Vec::new(), needs_zero_row: false };
         let mut start = 0;
@@ -75,7 +78,7 @@ impl ExpertRows {
         &self.counts
     }
 
-    /// Where in the results the `index`-th of the rows asked for is.
+    /// Index in the results of the `index`-th requested row.
     pub fn place(&self, index: usize) -> usize {
         self.places[index]
     }

@@ -1,4 +1,4 @@
-//! What a state space block costs: FLOPs, bytes and messages.
+//! Cost of a state space block: FLOPs, bytes and messages.
 
 use bridge_core::model::{SegmentCost, Workload};
 
@@ -8,9 +8,11 @@ use crate::blocks::regions::{enter_exchanges, leave_exchanges};
 use crate::models::decoder::{DecoderConfig, MambaConfig};
 
 impl Mamba {
-    /// What the block costs. The scan counts seven operations for each number of the state and token, as upstream counts it.
+    /// Cost of the block. The scan counts seven operations for each number of the state and token,
+    /// as upstream counts it.
     ///
-    /// Each term of `kept` is a tensor that an operation's backward captures; the norm's output is the input of the projection after it.
+    /// Each term of `kept` is a tensor that an operation's backward captures; the norm's output is
+    /// the input of the projection after it.
     pub fn cost(config: &DecoderConfig, mamba: &MambaConfig, work: &Workload) -> SegmentCost {
         const FLOAT32: u64 = 4;
         let ranks = work.place.tensor.size;
@@ -28,7 +30,8 @@ impl Mamba {
         let in_hand = layers.map(|layer| work.operands_in_hand(n, layer)).into_iter().max().unwrap_or(0);
         SegmentCost {
             flops: flops(tokens, c, projected) + scan + flops(tokens, i, c),
-            // The projection's parts, what the convolution, the scan and the norm make of them, and the states between chunks.
+            // The projection's parts, what the convolution, the scan and the norm make of them, and
+            // the states between chunks.
             kept: work.input_alone(n * c as u64)
                 + of(projected)
                 + of(i + 2 * g)

@@ -1,5 +1,5 @@
-//! Mamba-2's block (Dao and Gu, arXiv:2405.21060, section 7): a projection, a short causal convolution, the scan of a state space model, a
-//! gated norm, and the projection back.
+//! Mamba-2's block (Dao and Gu, arXiv:2405.21060, section 7): a projection, a short causal
+//! convolution, the scan of a state space model, a gated norm, and the projection back.
 //!
 //! | file | what it has |
 //! | --- | --- |
@@ -23,9 +23,9 @@ use super::linear::{Linear, LinearConfig};
 use super::residual::BlockOutput;
 use crate::models::decoder::{DecoderConfig, MambaConfig};
 
-/// What the decay rates of heads are drawn from.
+/// Range from which the decay rates of heads are drawn.
 const DECAY_RATES: [f64; 2] = [1.0, 16.0];
-/// What the time steps that the biases stand for are drawn from, and the least of them.
+/// Range from which the time steps of the biases are drawn, and their lower bound.
 const TIME_STEPS: ([f64; 2], f64) = ([1e-3, 1e-1], 1e-4);
 
 /// The block, or the groups of heads of it that this rank has.
@@ -81,7 +81,7 @@ impl Mamba {
             LinearConfig { inputs: i, outputs: c, bias: mamba.proj_bias, cut: Cut::Columns, initial: matrices.output };
         let convolution = scope.child("conv1d");
         let channels = Cut::Sections([i, g, g, 0, 0]);
-        // As PyTorch begins a convolution that has so many inputs an output.
+        // PyTorch's initialization of a convolution with this number of inputs an output.
         let bound = 1.0 / (mamba.conv_kernel as f64).sqrt();
         let taps = drawn(Initial::Uniform([-bound, bound]));
         let bias = || convolution.parameter("bias", [i + 2 * g], channels, taps, ParameterRole::Bias);
@@ -123,7 +123,8 @@ impl Mamba {
         }
     }
 
-    /// The block's output, `[b, t, c]` -> the same; with a state, that of tokens behind those that it has seen.
+    /// The block's output, `[b, t, c]` -> the same; with a state, that of tokens behind those that
+    /// it has seen.
     pub fn forward<'a>(
         &'a self,
         x_btc: Remakeable<3>,

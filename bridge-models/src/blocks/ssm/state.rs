@@ -1,4 +1,5 @@
-//! What a state space block remembers of the tokens seen: the inputs that the convolution still reaches, and the state.
+//! Generation state of a state space block (SSM state): the inputs that the convolution still
+//! reaches, and the state.
 
 use bridge_kernels::{ScanInputs, ScanOptions, causal_conv, ssd_scan_from};
 use burn::tensor::{Int, Tensor};

@@ -1,4 +1,5 @@
-//! Cohere 2 (Command R7B, Command A): blocks side by side that read one norm, no biases in norms, and rotation in windowed layers only.
+//! Cohere 2 (Command R7B, Command A): blocks side by side that read one norm, no biases in norms,
+//! and rotation in windowed layers only.
 
 mod config;
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! What Cohere 2 has besides Llama. Import, export and reference values are tested for all families in `huggingface/tests`.
+//! Features of Cohere 2 beyond Llama. Import, export and reference values are tested for all
+//! families in `huggingface/tests`.
 
 use serde_json::json;
 

@@ -106,8 +106,8 @@ fn write_predictions(config: &DecoderConfig, settings: &mut Map<String, Value>) 
 
 const PREDICTIONS: &str = "num_nextn_predict_layers";
 
-/// The rotated part of a head, whose pairs are even and odd elements, or the two halves. With YaRN scores grow as cosines and sines would for
-/// `mscale_all_dim`, which these then do not.
+/// The rotated part of a head, whose pairs are even and odd elements, or the two halves. With YaRN
+/// scores grow as cosines and sines would for `mscale_all_dim`, which these then do not.
 fn read_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
     let rope = rope::of_all_layers(fields, config.max_position_embeddings, RopeForm::USUAL)?;
     if let Some(RopeScaling::Yarn(yarn)) = &rope.scaling
@@ -115,7 +115,8 @@ fn read_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError>
     {
         config.softmax_scale *= yarn.growth(mscale).powi(2);
     }
-    // transformers lets scores grow with any scaling; the decoder has a place for the key in YaRN's alone.
+    // transformers lets scores grow with any scaling; the decoder has a place for the key in YaRN's
+    // alone.
     if !matches!(rope.scaling, None | Some(RopeScaling::Yarn(_))) {
         let table = fields.filled_table("rope_scaling", "rope_scaling.")?;
         let table =

@@ -1,5 +1,6 @@
-//! DeepSeek-V3: latent attention, a few dense layers, then experts in groups behind a sigmoid router, and a block that every token goes through.
-//! Layers of multi-token prediction, which files may have behind the others, are trained; nothing else runs them. Transformers ignores them.
+//! DeepSeek-V3: latent attention, a few dense layers, then experts in groups behind a sigmoid
+//! router, and a block that every token goes through. Layers of multi-token prediction, which files
+//! may have behind the others, are trained; nothing else runs them. Transformers ignores them.
 
 mod config;
 #[cfg(test)]

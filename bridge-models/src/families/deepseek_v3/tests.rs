@@ -1,4 +1,5 @@
-//! What DeepSeek-V3 has besides Llama. Import, export and reference values are tested for all families in `huggingface/tests`.
+//! Features of DeepSeek-V3 beyond Llama. Import, export and reference values are tested for all
+//! families in `huggingface/tests`.
 
 use serde_json::{Map, Value, json};
 

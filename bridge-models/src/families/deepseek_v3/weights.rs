@@ -1,8 +1,9 @@
-//! Where the parameters of latent attention are, the router's bias and the shared experts.
+//! Names of the parameters of latent attention, the router's bias and the shared experts.
 
 use crate::huggingface::weight_map::{Fusion, WeightRule, rule};
 
-/// The model's embedding and output projection, of which layers of multi-token prediction have copies.
+/// The model's embedding and output projection, of which layers of multi-token prediction have
+/// copies.
 const EMBEDDING: WeightRule =
     rule("embedding.word_embeddings.weight", &["model.embed_tokens.weight"]).fused(Fusion::Vocabulary);
 

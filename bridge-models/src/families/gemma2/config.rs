@@ -27,7 +27,7 @@ pub(super) const SETTINGS: &[Setting] = &[
     },
 ];
 
-/// What both generations have.
+/// Settings of both generations.
 pub(crate) const LAYERS: &[Setting] = &[
     Setting::KeyValueHeads(4),
     size_or("head_dim", |c| &mut c.kv_channels, |_, _| Ok(256)),
@@ -74,7 +74,7 @@ const SCORES_CAP: &str = "attn_logit_softcapping";
 
 const LOGITS_CAP: &str = "final_logit_softcapping";
 
-/// A cap, of which null is none, and `absent` what it is where no key says so.
+/// A soft cap; null means no cap, and `absent` is the value without a key.
 fn cap(fields: &Fields, key: &str, absent: Option<f64>) -> Result<Option<f64>, HfError> {
     if fields.has(key) { fields.number(key) } else { Ok(absent) }
 }

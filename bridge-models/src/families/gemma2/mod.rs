@@ -1,4 +1,5 @@
-//! Gemma 2: norms before and behind blocks, capped scores and logits, and a window in every other layer.
+//! Gemma 2: norms before and behind blocks, capped scores and logits, and a window in every other
+//! layer.
 
 pub(super) mod config;
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Where the norms of Gemma's layers are.
+//! Names of the norms of Gemma's layers.
 
 use crate::huggingface::weight_map::{WeightRule, rule};
 

@@ -34,7 +34,8 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting::Unused(&["_sliding_window_pattern"]),
 ];
 
-/// A table for each type of layer in `rope_parameters`, or `rope_theta`, `rope_scaling` and `rope_local_base_freq`.
+/// A table for each type of layer in `rope_parameters`, or `rope_theta`, `rope_scaling` and
+/// `rope_local_base_freq`.
 fn read_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
     let tables = fields.filled_table("rope_parameters", "rope_parameters.")?;
     let of_type = |index: usize, prefix| tables.map_or(Ok(None), |tables| tables.table(LAYER_TYPES[index], prefix));
@@ -43,7 +44,8 @@ fn read_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError>
     let is_known = tables.is_none() || full.is_some() || windowed.is_some();
     let expected = format!("a table {} and a table {}", LAYER_TYPES[0], LAYER_TYPES[1]);
     fields.require(is_known, "rope_parameters", "another table", &expected)?;
-    // transformers puts the old table over the new one, which has a `rope_type` of its own: a `type` there says nothing.
+    // transformers puts the old table over the new one, which has a `rope_type` of its own: a
+    // `type` there says nothing.
     let mut merged = Map::from_iter([("rope_type".to_owned(), json!("default"))]);
     merged.extend(full.iter().flat_map(Fields::entries));
     let scaling = fields.filled_table("rope_scaling", "rope_scaling.")?;

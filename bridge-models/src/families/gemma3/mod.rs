@@ -1,4 +1,5 @@
-//! Gemma 3, the language model: Gemma 2 with norms of queries and keys, and with a rotary base of its own in windowed layers.
+//! Gemma 3, the language model: Gemma 2 with norms of queries and keys, and with a rotary base of
+//! its own in windowed layers.
 
 mod config;
 #[cfg(test)]

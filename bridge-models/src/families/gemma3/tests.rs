@@ -1,4 +1,5 @@
-//! What Gemma 3 has besides Gemma 2. Import, export and reference values are tested for all families in `huggingface/tests`.
+//! Features of Gemma 3 beyond Gemma 2. Import, export and reference values are tested for all
+//! families in `huggingface/tests`.
 
 use serde_json::{Value, json};
 

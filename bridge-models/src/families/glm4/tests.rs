@@ -1,4 +1,5 @@
-//! What GLM-4 has besides Llama. Import, export and reference values are tested for all families in `huggingface/tests`.
+//! Features of GLM-4 beyond Llama. Import, export and reference values are tested for all families
+//! in `huggingface/tests`.
 
 use serde_json::json;
 

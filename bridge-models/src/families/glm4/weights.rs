@@ -1,4 +1,5 @@
-//! Where the parameters are that Llama does not have. One matrix has the rows of the gate, then those of the other half, as ours.
+//! Names of the parameters that Llama does not have. One matrix has the rows of the gate, then
+//! those of the other half, as ours.
 
 use crate::huggingface::weight_map::{WeightRule, rule};
 

@@ -1,4 +1,4 @@
-//! Where GPT-2's parameters are.
+//! Names of GPT-2's parameters.
 
 use crate::huggingface::weight_map::{Fusion, WeightRule, rule};
 

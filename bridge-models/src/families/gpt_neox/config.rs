@@ -53,7 +53,8 @@ fn write_blocks(config: &DecoderConfig, settings: &mut Map<String, Value>) {
     settings.insert("use_parallel_residual".into(), json!(config.residual.blocks == BlockOrder::Parallel));
 }
 
-/// The usual tables, beside which the keys have names of the family's own: the usual ones there say nothing.
+/// The usual tables, beside which the keys have names of the family's own: the usual ones there say
+/// nothing.
 const FORM: RopeForm = RopeForm { beside: ["rotary_emb_base", "rotary_pct"], percent: Some(0.25), ..RopeForm::USUAL };
 
 fn write_rope(config: &DecoderConfig, settings: &mut Map<String, Value>) {

@@ -1,4 +1,5 @@
-//! GPT-NeoX and Pythia: LayerNorm, biases everywhere, heads of which a part is rotated, blocks side by side.
+//! GPT-NeoX and Pythia: LayerNorm, biases everywhere, heads of which a part is rotated, blocks side
+//! by side.
 
 mod config;
 #[cfg(test)]

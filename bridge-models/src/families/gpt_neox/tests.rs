@@ -1,4 +1,5 @@
-//! What GPT-NeoX has of its own. Import, export and reference values are tested for all families in `huggingface/tests`.
+//! Features of GPT-NeoX. Import, export and reference values are tested for all families in
+//! `huggingface/tests`.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,5 @@
-//! Where GPT-NeoX's parameters are. Its rows of queries, keys and values are those of one head after the other, as ours are.
+//! Names of GPT-NeoX's parameters. Its rows of queries, keys and values are those of one head after
+//! the other, as ours are.
 
 use crate::huggingface::weight_map::{Fusion, WeightRule, rule};
 

@@ -1,4 +1,5 @@
-//! GPT-OSS: experts with biases and a clamped gate in every layer, attention with sinks, and a window in every other layer.
+//! GPT-OSS: experts with biases and a clamped gate in every layer, attention with sinks, and a
+//! window in every other layer.
 
 mod config;
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! What GPT-OSS has besides Llama. Import, export and reference values are tested for all families in `huggingface/tests`.
+//! Features of GPT-OSS beyond Llama. Import, export and reference values are tested for all
+//! families in `huggingface/tests`.
 
 use bridge_kernels::Activation;
 use serde_json::json;

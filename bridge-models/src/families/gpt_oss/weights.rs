@@ -1,5 +1,5 @@
-//! Where the sinks, the router and the experts are. All experts of a layer are in one tensor, their matrices `[inputs, outputs]`, and the
-//! gate's outputs take turns with the others.
+//! Names of the sinks, the router and the experts. All experts of a layer are in one tensor, their
+//! matrices `[inputs, outputs]`, and the gate's outputs alternate with the others.
 
 use crate::huggingface::weight_map::{Fusion, WeightRule, rule};
 

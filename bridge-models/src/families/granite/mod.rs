@@ -1,4 +1,5 @@
-//! Granite: a Llama with factors on the embedding, on the outputs of blocks, on scores and on logits.
+//! Granite: a Llama with factors on the embedding, on the outputs of blocks, on scores and on
+//! logits.
 
 mod config;
 #[cfg(test)]

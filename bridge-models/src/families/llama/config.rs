@@ -1,4 +1,5 @@
-//! Settings of Llama; absent ones have the values of `LlamaConfig`. Families that descend from it share most rows.
+//! Settings of Llama; absent ones have the values of `LlamaConfig`. Families that descend from it
+//! share most rows.
 
 use bridge_kernels::Activation;
 
@@ -38,7 +39,8 @@ pub(crate) const HEAD_SIZE: Setting = size_or(
     },
 );
 
-/// RMSNorm, rotary positions, attention with one switch for all its biases, a gated unit. Head size and positions are set before.
+/// RMSNorm, rotary positions, attention with one switch for all its biases, a gated unit. Head size
+/// and positions are set before.
 pub(crate) const LAYERS: &[Setting] = &[
     Setting::Rows(BLOCKS),
     Setting::Rows(ATTENTION_BIAS),
@@ -47,7 +49,8 @@ pub(crate) const LAYERS: &[Setting] = &[
     ROPE,
 ];
 
-/// RMSNorm, attention with the usual factor, a gated unit: what has no other default in any family of the line.
+/// RMSNorm, attention with the usual factor, a gated unit: what has no other default in any family
+/// of the line.
 pub(crate) const BLOCKS: &[Setting] = &[
     USUAL_SOFTMAX_SCALE,
     Setting::Always(|c| {

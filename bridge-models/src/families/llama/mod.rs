@@ -1,4 +1,5 @@
-//! Llama 1 to 3, SmolLM2, TinyLlama and others. Query, key and value are three matrices there, gate and up two.
+//! Llama 1 to 3, SmolLM2, TinyLlama and others. Query, key and value are three matrices there, gate
+//! and up two.
 
 pub(super) mod config;
 pub(super) mod gguf;

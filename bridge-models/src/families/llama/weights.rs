@@ -1,4 +1,4 @@
-//! Where Llama's parameters are.
+//! Names of Llama's parameters.
 
 use crate::huggingface::weight_map::{Fusion, WeightRule, rule};
 

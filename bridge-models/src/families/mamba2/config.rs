@@ -1,4 +1,5 @@
-//! Settings of Mamba-2; absent ones have the values of `Mamba2Config`. Hybrids share the rows of the state space block.
+//! Settings of Mamba-2; absent ones have the values of `Mamba2Config`. Hybrids share the rows of
+//! the state space block.
 
 use serde_json::{Map, Value, json};
 
@@ -22,7 +23,8 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting::Keys { read: read_expand, write: write_expand },
     size_or("chunk_size", |c| &mut mamba(c).chunk_size, |_, _| Ok(256)),
     Setting::Rule(|fields, _| silu(fields, "hidden_act")),
-    // transformers ignores these keys of the original implementation: it always has the gated norm, and gates before it.
+    // transformers ignores these keys of the original implementation: it always has the gated norm,
+    // and gates before it.
     Setting::Unused(&["norm_before_gate", "rms_norm"]),
     Setting::Rows(BLOCK),
     Setting::Switch("tie_word_embeddings", |c| &mut c.share_embeddings_and_output_weights, false),
@@ -30,7 +32,7 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting::Number("initializer_range", |c| &mut c.init_method_std, |_, _| Ok(0.1)),
 ];
 
-/// What is called the same in all families with state space blocks.
+/// Settings with the same names in all families with state space blocks.
 pub(crate) const BLOCK: &[Setting] = &[
     size_or("n_groups", |c| &mut mamba(c).num_groups, |_, _| Ok(8)),
     size_or("conv_kernel", |c| &mut mamba(c).conv_kernel, |_, _| Ok(4)),
@@ -86,7 +88,7 @@ fn read_time_steps(fields: &Fields, config: &mut DecoderConfig) -> Result<(), Hf
     Ok(())
 }
 
-/// Nothing for the usual range.
+/// Writes nothing for the default range.
 fn write_time_steps(config: &DecoderConfig, settings: &mut Map<String, Value>) {
     let Some(mamba) = config.hybrid.as_ref().map(|hybrid| hybrid.mamba) else {
         return;

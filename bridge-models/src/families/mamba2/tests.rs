@@ -1,4 +1,4 @@
-//! What `config.json` of Mamba-2 says, and what of it is refused.
+//! Settings of Mamba-2's `config.json`, and refusals.
 
 use serde_json::{Map, Value, json};
 

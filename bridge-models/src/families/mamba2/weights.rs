@@ -1,4 +1,4 @@
-//! Where Mamba-2's parameters are.
+//! Names of Mamba-2's parameters.
 
 use crate::huggingface::weight_map::{Fusion, WeightRule, rule};
 

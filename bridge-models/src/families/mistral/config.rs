@@ -1,4 +1,5 @@
-//! Settings of Mistral; absent ones have the values of `MistralConfig`. With `layer_types` it is what transformers then takes it for, `ministral`.
+//! Settings of Mistral; absent ones have the values of `MistralConfig`. With `layer_types` it is
+//! what transformers then takes it for, `ministral`.
 
 use serde_json::{Map, Value};
 

@@ -1,4 +1,5 @@
-//! Mistral as llama.cpp has it: it is written as a Llama, and read as one. A window has no place there.
+//! Mistral as llama.cpp has it: it is written as a Llama, and read as one. A window has no place
+//! there.
 
 use crate::families::llama::gguf::{SETTINGS, TENSORS};
 use crate::huggingface::gguf::GgufFamily;

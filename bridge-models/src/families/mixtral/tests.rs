@@ -1,4 +1,5 @@
-//! What Mixtral has besides Llama. Import, export and reference values are tested for all families in `huggingface/tests`.
+//! Features of Mixtral beyond Llama. Import, export and reference values are tested for all
+//! families in `huggingface/tests`.
 
 use serde_json::json;
 

@@ -1,4 +1,4 @@
-//! Where the experts are in files that have each by itself.
+//! Names of the experts in files that have each expert by itself.
 
 use crate::huggingface::weight_map::{Fusion, WeightRule, rule};
 

@@ -40,7 +40,7 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(BLOCK),
     // `tie_word_embeddings` ties nothing in this family: its folders have both tensors.
     Setting::Always(|c| c.share_embeddings_and_output_weights = false),
-    // The bound of a new model's time steps is that of all, whatever `time_step_limit` says.
+    // The lower bound of a new model's time steps is the default, whatever `time_step_limit` says.
     Setting::Number("time_step_min", |c| &mut mamba(c).least_time_step, |_, _| Ok(1e-3)),
     Setting::Number("initializer_range", |c| &mut c.init_method_std, |_, _| Ok(0.02)),
     // transformers has no multi-token prediction in this family and ignores its tensors.
@@ -73,7 +73,7 @@ pub(super) const SETTINGS: &[Setting] = &[
     ]),
 ];
 
-/// What absent settings of the router mean.
+/// Defaults of absent settings of the router.
 const ROUTER: SigmoidRouter = SigmoidRouter { groups: 1, chosen: 1, factor: 1.0 };
 
 /// Experts, which have no biases, whatever feed-forward blocks and the shared experts have.
@@ -108,7 +108,8 @@ fn write_experts(config: &DecoderConfig, settings: &mut Map<String, Value>) {
     SigmoidRouter::write(moe, settings);
 }
 
-/// The blocks by letter and by the names that they have in lists; the first name is the one written.
+/// The blocks by letter and by the names that they have in lists; the first name is the one
+/// written.
 const BLOCKS: [(HybridBlock, char, [&str; 2]); 4] = [
     (HybridBlock::Mamba, 'M', ["linear_attention", "mamba"]),
     (HybridBlock::Attention, '*', ["full_attention", "attention"]),

@@ -1,4 +1,5 @@
-//! Nemotron-H: layers of one block each, state space, attention without positions, a feed-forward block, or experts.
+//! Nemotron-H: layers of one block each, state space, attention without positions, a feed-forward
+//! block, or experts.
 
 mod config;
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What `config.json` of Nemotron-H says of the layers.
+//! Layers of a Nemotron-H `config.json`.
 
 use serde_json::{Map, Value, json};
 

@@ -1,9 +1,10 @@
-//! Where Nemotron-H's parameters are. Each layer has one norm and one block, whatever it is. Folders on disk call the model `backbone` and have
-//! the experts of a layer apart; the state of a module calls it `model` and has them in one tensor.
+//! Names of Nemotron-H's parameters. Each layer has one norm and one block, whatever its type.
+//! Folders on disk call the model `backbone` and have the experts of a layer apart; the state of a
+//! module calls it `model` and has them in one tensor.
 
 use crate::huggingface::weight_map::{Fusion, WeightRule, rule, stacked};
 
-/// What both have, under a prefix.
+/// Weights of both layouts, under a prefix.
 macro_rules! weights {
     ($prefix:literal) => {
         [

@@ -1,4 +1,5 @@
-//! OLMo 2: a Llama whose norms are behind its blocks, and whose queries and keys have one norm each over all heads.
+//! OLMo 2: a Llama whose norms are behind its blocks, and whose queries and keys have one norm each
+//! over all heads.
 
 mod config;
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! What OLMo 2 has besides Llama. Import, export and reference values are tested for all families in `huggingface/tests`.
+//! Features of OLMo 2 beyond Llama. Import, export and reference values are tested for all families
+//! in `huggingface/tests`.
 
 use serde_json::json;
 

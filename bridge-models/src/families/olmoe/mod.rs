@@ -1,4 +1,5 @@
-//! OLMoE: a Llama with experts in every layer, whose queries and keys have one norm each over all heads.
+//! OLMoE: a Llama with experts in every layer, whose queries and keys have one norm each over all
+//! heads.
 
 mod config;
 #[cfg(test)]

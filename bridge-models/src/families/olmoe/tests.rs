@@ -1,4 +1,5 @@
-//! What OLMoE has besides Llama. Import, export and reference values are tested for all families in `huggingface/tests`.
+//! Features of OLMoE beyond Llama. Import, export and reference values are tested for all families
+//! in `huggingface/tests`.
 
 use serde_json::json;
 

@@ -23,7 +23,8 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting::Keys { read: |fields, c| windows::read_of_all(fields, c, None), write: windows::write_of_all },
 ];
 
-/// The original length stands beside the table; where it does not, `Phi3Config` has 4096, whatever the table says.
+/// The original length stands beside the table; where it does not, `Phi3Config` has 4096, whatever
+/// the table says.
 const FORM: RopeForm = RopeForm { percent: Some(1.0), original_length: Some(4096), ..RopeForm::USUAL };
 const ORIGINAL_LENGTH: &str = "original_max_position_embeddings";
 
@@ -48,7 +49,8 @@ fn write_rope(config: &DecoderConfig, settings: &mut Map<String, Value>) {
         }) = &rope.scaling
     {
         settings.insert(ORIGINAL_LENGTH.into(), json!(original_max_position_embeddings));
-        // Phi3Config of transformers 4 takes three fields and no other, and has the usual factor. Another one only transformers 5 can read.
+        // Phi3Config of transformers 4 takes three fields and no other, and has the usual factor.
+        // Another one only transformers 5 can read.
         let table = json!({ "type": "longrope", "short_factor": short_factor, "long_factor": long_factor });
         let usual = rope::usual_longrope_factor(*original_max_position_embeddings, config.max_position_embeddings);
         if *attention_factor == usual {

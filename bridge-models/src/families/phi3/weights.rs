@@ -1,4 +1,4 @@
-//! Where the parameters are that Llama has in parts.
+//! Names of the parameters that Llama has in parts.
 
 use crate::huggingface::weight_map::{Fusion, WeightRule, rule};
 

@@ -1,4 +1,5 @@
-//! Qwen 2 and 2.5 without experts: a Llama with biases of queries, keys and values, whose upper layers may have a sliding window.
+//! Qwen 2 and 2.5 without experts: a Llama with biases of queries, keys and values, whose upper
+//! layers may have a sliding window.
 
 mod config;
 pub(super) mod gguf;

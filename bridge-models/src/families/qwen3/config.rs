@@ -22,7 +22,8 @@ pub(super) const SETTINGS: &[Setting] = &[
 /// A window that only the upper layers may have.
 pub(crate) const UPPER_WINDOW: Setting = Setting::Keys { read: read_window, write: write_window };
 
-/// A window of `sliding_window` tokens in the layers that `layer_types` names, or from number `max_window_layers` on.
+/// A window of `sliding_window` tokens in the layers that `layer_types` names, or from number
+/// `max_window_layers` on.
 fn read_window(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
     let size = windows::switched_size(fields)?;
     let first = fields.get("max_window_layers");

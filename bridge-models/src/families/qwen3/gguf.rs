@@ -1,4 +1,4 @@
-//! Qwen 3 as llama.cpp has it: rotated halves stand there as they do in Hugging Face's files.
+//! Qwen 3 in llama.cpp's format: rotated halves are stored as in Hugging Face's files.
 
 use crate::families::llama::gguf::SETTINGS;
 use crate::huggingface::gguf::{GgufFamily, Rearrangement};
@@ -11,7 +11,7 @@ pub(in crate::families) static GGUF: GgufFamily = GgufFamily {
     tensors: TENSORS,
 };
 
-/// Also of the families of this line that have no norms of queries and keys.
+/// Tensors of this family and of related ones without norms of queries and keys.
 pub(in crate::families) const TENSORS: &[(&str, &str, Rearrangement)] = &[
     ("token_embd.weight", "model.embed_tokens.weight", Rearrangement::None),
     ("output_norm.weight", "model.norm.weight", Rearrangement::None),

@@ -1,4 +1,5 @@
-//! Qwen 3 without experts: a Llama whose queries and keys are normalized per head, and whose upper layers may have a sliding window.
+//! Qwen 3 without experts: a Llama whose queries and keys are normalized per head, and whose upper
+//! layers may have a sliding window.
 
 pub(super) mod config;
 pub(super) mod gguf;

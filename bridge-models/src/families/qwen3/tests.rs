@@ -1,4 +1,5 @@
-//! What Qwen 3 has besides Llama. Import, export and reference values are tested for all families in `huggingface/tests`.
+//! Features of Qwen 3 beyond Llama. Import, export and reference values are tested for all families
+//! in `huggingface/tests`.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,5 @@
-//! What Qwen 3 has with experts. Import, export and reference values are tested for all families in `huggingface/tests`.
+//! Features of Qwen 3 with experts. Import, export and reference values are tested for all families
+//! in `huggingface/tests`.
 
 use serde_json::{Value, json};
 

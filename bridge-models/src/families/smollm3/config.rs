@@ -28,7 +28,8 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting::Unused(&["no_rope_layer_interval"]),
 ];
 
-/// `no_rope_layers` has 1 for layers with rotary embedding; without it every `no_rope_layer_interval`-th layer has none.
+/// `no_rope_layers` has 1 for layers with rotary embedding; without it every
+/// `no_rope_layer_interval`-th layer has none.
 fn read_no_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
     let rotated: Vec<bool> = match fields.get("no_rope_layers") {
         Some(marks) => {

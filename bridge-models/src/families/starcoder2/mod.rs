@@ -1,4 +1,5 @@
-//! StarCoder 2: LayerNorm, biases everywhere, a plain feed-forward block, rotary positions and a sliding window.
+//! StarCoder 2: LayerNorm, biases everywhere, a plain feed-forward block, rotary positions and a
+//! sliding window.
 
 mod config;
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! What StarCoder 2 has besides Llama. Import, export and reference values are tested for all families in `huggingface/tests`.
+//! Features of StarCoder 2 beyond Llama. Import, export and reference values are tested for all
+//! families in `huggingface/tests`.
 
 use bridge_kernels::Activation;
 use serde_json::json;

@@ -1,4 +1,4 @@
-//! Where the parameters are that Llama does not have.
+//! Names of the parameters that Llama does not have.
 
 use crate::huggingface::weight_map::{WeightRule, rule};
 

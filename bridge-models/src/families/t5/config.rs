@@ -53,7 +53,8 @@ fn relative(config: &mut DecoderConfig) -> &mut RelativeConfig {
 
 const FEED_FORWARD: &str = "feed_forward_proj";
 
-/// `NAME` or `gated-NAME`, where `gated-gelu` stands for the approximation by tanh. What a file says of its two parts by keys of their own counts.
+/// `NAME` or `gated-NAME`, where `gated-gelu` stands for the approximation by tanh. What a file
+/// says of its two parts by keys of their own counts.
 fn read_feed_forward(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
     let name = fields.string(FEED_FORWARD)?.unwrap_or("relu");
     let (gated, inner) = match name.strip_prefix("gated-") {
@@ -79,8 +80,8 @@ fn write_feed_forward(config: &DecoderConfig, settings: &mut Map<String, Value>)
     settings.insert(FEED_FORWARD.into(), json!(name));
 }
 
-/// How the decoder begins and ends. T5 v1.0 scales what goes to the tied projection; which later models are tied and not scaled, files of
-/// transformers 5 say by a key of its own.
+/// Start and end of the decoder. T5 v1.0 scales the input of the tied projection; files of
+/// transformers 5 have a key for later models that are tied and not scaled.
 fn read_output(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
     let tied = config.share_embeddings_and_output_weights;
     let is_encoder_decoder = fields.bool("is_encoder_decoder")?.unwrap_or(true);

@@ -1,4 +1,5 @@
-//! T5, v1.0 and v1.1, Flan-T5: an encoder and a decoder with relative positions. Query, key and value are three matrices there.
+//! T5, v1.0 and v1.1, Flan-T5: an encoder and a decoder with relative positions. Query, key and
+//! value are three matrices there.
 
 mod config;
 mod weights;

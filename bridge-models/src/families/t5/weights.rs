@@ -1,4 +1,4 @@
-//! Where T5's parameters are. The first layer of each stack has the bias that all its layers use.
+//! Names of T5's parameters. The first layer of each stack has the bias that all its layers use.
 
 use crate::huggingface::weight_map::{Fusion, WeightRule, rule};
 

@@ -1,5 +1,6 @@
-//! How GGUF stores elements: floats, and blocks of integers with scales, as ggml has them. The names of the fields are ggml's: `d` is a block's
-//! factor, `m` or `dmin` what is added or taken away. Files and names do not belong here.
+//! GGUF's storage of elements: floats, and blocks of integers with scales, as in ggml. The names of
+//! the fields are ggml's: `d` is a block's factor, `m` or `dmin` the offset. Files and names do not
+//! belong here.
 
 use half::{bf16, f16};
 
@@ -50,12 +51,12 @@ impl BlockType {
         TYPES.iter().find(|row| row.0 == self).expect("the table has every type")
     }
 
-    /// Its number in files.
+    /// Number in files.
     pub fn number(self) -> u32 {
         self.row().1
     }
 
-    /// Its name.
+    /// Name of the type.
     pub fn name(self) -> &'static str {
         self.row().2
     }
@@ -121,7 +122,8 @@ fn bit(bytes: &[u8], index: usize) -> u8 {
     bytes[index / 8] >> (index % 8) & 1
 }
 
-/// Fills 32 places from 16 bytes: first the lower halves, then the upper ones. `value` gets the half and its place.
+/// Fills 32 places from 16 bytes: first the lower halves, then the upper ones. `value` gets the
+/// half and its place.
 fn nibbles(bytes: &[u8], target: &mut [f32], value: impl Fn(u8, usize) -> f32) {
     for (index, byte) in bytes.iter().enumerate() {
         target[index] = value(byte & 0xf, index);
@@ -129,7 +131,8 @@ fn nibbles(bytes: &[u8], target: &mut [f32], value: impl Fn(u8, usize) -> f32) {
     }
 }
 
-/// Two bits of element `index` of 256: each 32 bytes have the pairs of 128 elements, those of 32 in a row from the same bits.
+/// Two bits of element `index` of 256: each 32 bytes have the pairs of 128 elements, those of 32 in
+/// a row from the same bits.
 fn pair(bytes: &[u8], index: usize) -> u8 {
     bytes[index / 128 * 32 + index % 32] >> (index % 128 / 32 * 2) & 3
 }
@@ -143,7 +146,8 @@ fn q2_k(block: &[u8], target: &mut [f32]) {
     }
 }
 
-/// 16 groups of 16 elements of three bits, whose highest stands elsewhere, with signed scales of six bits.
+/// 16 groups of 16 elements of three bits, whose highest stands elsewhere, with signed scales of
+/// six bits.
 fn q3_k(block: &[u8], target: &mut [f32]) {
     let (high, quants, packed, d) = (&block[..32], &block[32..96], &block[96..108], half_at(block, 108));
     let scale = |group: usize| {

@@ -19,7 +19,7 @@ use super::model::{GgufModel, of_family, rearranged};
 use super::tokenizer;
 use crate::decoder::DecoderConfig;
 
-/// What the matrices of a GGUF file are stored as. Vectors are float32.
+/// Storage type of the matrices of a GGUF file. Vectors are float32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GgufDtype {
     /// 32-bit IEEE float.
@@ -29,7 +29,8 @@ pub enum GgufDtype {
     F16,
     /// 16-bit brain float.
     Bf16,
-    /// 8-bit integers, 32 of them with a factor; rows that are no multiple of 32 are written as [`Self::F16`].
+    /// 8-bit integers, 32 of them with a factor; rows that are no multiple of 32 are written as
+    /// [`Self::F16`].
     Q8_0,
 }
 
@@ -47,10 +48,12 @@ pub struct GgufExporter {
 }
 
 impl GgufExporter {
-    /// A file for a model of `family` that `config` describes; `companions` are the tokenizer's files of a folder, by name.
+    /// A file for a model of `family` that `config` describes; `companions` are the tokenizer's
+    /// files of a folder, by name.
     ///
     /// # Errors
-    /// If llama.cpp has no form of the family, of a setting or of the tokenizer, or the file cannot be made.
+    /// If llama.cpp has no form of the family, of a setting or of the tokenizer, or the file cannot
+    /// be made.
     pub fn new(
         path: &Path,
         (family, config): (&'static Family, &DecoderConfig),
@@ -112,7 +115,8 @@ impl GgufExporter {
         Ok(Self { map, head_size, tensors, staged, added: HashSet::new(), failure: None })
     }
 
-    /// Adds a parameter of which `read` gives any rows: it is never in memory as a whole. What is wrong with it is an error of [`Self::finish`].
+    /// Adds a parameter of which `read` gives any rows: it is never in memory as a whole. What is
+    /// wrong with it is an error of [`Self::finish`].
     pub fn stream(&mut self, name: &str, shape: &[usize], read: &mut ReadRows<'_>) {
         if self.failure.is_none() {
             self.failure = self.store(name, shape, read).err();
@@ -147,7 +151,8 @@ impl GgufExporter {
     /// Gives the file its name.
     ///
     /// # Errors
-    /// If a parameter was unknown, of another shape or is missing, or the file cannot be written. There is no file then.
+    /// If a parameter was unknown, of another shape or is missing, or the file cannot be written.
+    /// There is no file then.
     pub fn finish(self) -> Result<(), HfError> {
         if let Some(failure) = self.failure {
             return Err(failure);
@@ -157,7 +162,8 @@ impl GgufExporter {
     }
 }
 
-/// Refuses a model of which the file says something else than its configuration, or nothing: what has no key there cannot be lost.
+/// Refuses a model of which the file says something else than its configuration, or nothing: what
+/// has no key there cannot be lost.
 fn says_the_same(file: &Path, family: &Family, config: &DecoderConfig) -> Result<(), HfError> {
     let GgufModel { settings, .. } = GgufModel::open(file)?;
     let Architecture { config: found, .. } = Architecture::new(&Fields::new(&settings))?;
@@ -207,7 +213,7 @@ impl GgufDtype {
         }
     }
 
-    /// What a tensor of this shape is stored as.
+    /// Storage type of a tensor of this shape.
     fn of_shape(self, shape: &[usize]) -> BlockType {
         match (self, shape) {
             (Self::F32, _) | (_, [] | [_]) => BlockType::F32,

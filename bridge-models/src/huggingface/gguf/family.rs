@@ -1,5 +1,5 @@
-//! A family's GGUF form as data: which key of the file is which key of `config.json`, and which tensor is which. The tables are in
-//! [`crate::families`].
+//! A family's GGUF form as data: which key of the file is which key of `config.json`, and which
+//! tensor is which. The tables are in [`crate::families`].
 
 use super::super::family::Family;
 
@@ -11,13 +11,14 @@ pub(crate) struct GgufFamily {
     pub architecture: &'static str,
     /// Keys, without the architecture before them, and the keys of `config.json`.
     pub settings: &'static [(&'static str, &'static str, GgufNumber)],
-    /// Keys of `config.json` that say whether a tensor is there, by the name of that of the first layer.
+    /// Keys of `config.json` that say whether a tensor is there, by the name of that of the first
+    /// layer.
     pub switches: &'static [(&'static str, &'static str)],
     /// Names of tensors here and there; `{}` stands for the number of the layer.
     pub tensors: &'static [(&'static str, &'static str, Rearrangement)],
 }
 
-/// What a number of the table is written as.
+/// GGUF type of a number of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GgufNumber {
     /// 32-bit unsigned integer.
@@ -26,12 +27,13 @@ pub(crate) enum GgufNumber {
     Float,
 }
 
-/// How the elements of a tensor differ between GGUF and Hugging Face.
+/// Difference in the order of a tensor's elements between GGUF and Hugging Face.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rearrangement {
     /// Not at all.
     None,
-    /// In the order of the rows of each head: pairs that are rotated stand side by side here, and half a head apart there.
+    /// In the order of the rows of each head: pairs that are rotated stand side by side here, and
+    /// half a head apart there.
     PairedHeads,
     /// The matrix is the transpose.
     Transposed,

@@ -1,5 +1,6 @@
-//! A GGUF file, mapped into memory: its table of values, and its tensors as they are stored. Every count and size is compared with the file before it
-//! is used. What the names mean belongs to the families.
+//! A GGUF file, mapped into memory: its table of values, and its tensors as they are stored. Every
+//! count and size is compared with the file before it is used. What the names mean belongs to the
+//! families.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -16,7 +17,7 @@ use crate::huggingface::error::HfError;
 const MOST_DIMENSIONS: u32 = 4;
 /// Multiple of bytes at which tensors begin, where the file says nothing else.
 pub(super) const ALIGNMENT: usize = 32;
-/// What a file begins with.
+/// First bytes of a file.
 pub(super) const MAGIC: &[u8; 4] = b"GGUF";
 
 /// A value of the table.
@@ -54,7 +55,8 @@ impl GgufFile {
     /// Maps a file and reads its tables.
     ///
     /// # Errors
-    /// If it cannot be opened, or is no GGUF file of version 2 or 3 whose tables and tensors lie within it.
+    /// If it cannot be opened, or is no GGUF file of version 2 or 3 whose tables and tensors lie
+    /// within it.
     pub fn open(path: &Path) -> Result<Self, HfError> {
         let map = outside::map(path).map_err(|source| io(path, source))?;
         let mut cursor = Cursor { path, bytes: &map, at: 0 };
@@ -142,7 +144,7 @@ impl GgufFile {
     }
 }
 
-/// What the table of tensors says of one.
+/// Entry of the table of tensors.
 struct TensorHeader {
     name: String,
     shape: Vec<usize>,
@@ -250,7 +252,8 @@ impl<'a> Cursor<'a> {
 
     fn list(&mut self, key: &str) -> Result<GgufValue, HfError> {
         let (kind, count) = (self.u32()?, self.u64()?);
-        // An element has a byte at least, a text eight: what is made of them is no more than a few times the file.
+        // An element has a byte at least, a text eight: what is made of them is no more than a few
+        // times the file.
         let least = if kind == 8 { 8 } else { 1 };
         if count > ((self.bytes.len() - self.at) / least) as u64 {
             return Err(self.wrong(key, "a list that the file has room for", &format!("{count} elements")));

@@ -9,8 +9,8 @@
 //! | `tokenizer` | byte-level tokenizers from and to the files of a folder |
 //! | `export` | parameters to a file |
 //!
-//! The reader is our own: what comes from outside is judged here, size by size, and a crate that reads the tables would leave us the blocks,
-//! the names and the tokenizer all the same.
+//! The reader is our own: what comes from outside is judged here, size by size, and a crate that
+//! reads the tables would leave us the blocks, the names and the tokenizer all the same.
 
 mod blocks;
 mod export;

@@ -1,4 +1,5 @@
-//! A GGUF file as if it were a Hugging Face folder: the settings of a `config.json`, and the tensors by Hugging Face's names.
+//! A GGUF file as if it were a Hugging Face folder: the settings of a `config.json`, and the
+//! tensors by Hugging Face's names.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -35,7 +36,8 @@ impl GgufModel {
     /// Opens a file.
     ///
     /// # Errors
-    /// If it is damaged, of a family that is not known, lacks a setting, or has a tensor that the family does not.
+    /// If it is damaged, of a family that is not known, lacks a setting, or has a tensor that the
+    /// family does not.
     pub fn open(path: &Path) -> Result<Self, HfError> {
         let file = GgufFile::open(path)?;
         let known = || {
@@ -125,10 +127,11 @@ fn unread(file: &GgufFile, family: &GgufFamily) -> Vec<String> {
     of_model.collect()
 }
 
-/// How rotary positions are scaled: the only forms that llama.cpp has words for here.
+/// Scaling of rotary positions: only the forms that llama.cpp has keys for.
 fn scaling(file: &GgufFile, family: &GgufFamily) -> Result<Option<Value>, HfError> {
     let key = format!("{}.rope.scaling.type", family.architecture);
-    // A factor without a type divides positions, also under the key of the first files. Zero is none.
+    // A factor without a type divides positions, also under the key of the first files. Zero is
+    // none.
     let factors = ["rope.scaling.factor", "rope.scale_linear"].map(|name| format!("{}.{name}", family.architecture));
     let factor = factors.iter().find_map(|name| Some((name, file.values.get(name)?)));
     let factor = match factor {
@@ -174,7 +177,8 @@ impl GgufSource {
     fn new(file: GgufFile, family: &GgufFamily, settings: &Map<String, Value>) -> Result<Self, HfError> {
         let mut tensors = BTreeMap::new();
         for (name, tensor) in &file.tensors {
-            // A tensor that is not known keeps its name, so that it is listed with all others that are wrong.
+            // A tensor that is not known keeps its name, so that it is listed with all others that
+            // are wrong.
             let (renamed, how) = family.hugging_face(name).unwrap_or((name.clone(), Rearrangement::None));
             let mut shape = tensor.shape.clone();
             if how == Rearrangement::Transposed {

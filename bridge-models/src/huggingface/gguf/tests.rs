@@ -1,4 +1,5 @@
-//! Files out and in again, against the values and files of the `gguf` package of Python, and damaged ones.
+//! Files out and in again, against the values and files of the `gguf` package of Python, and
+//! damaged ones.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -55,7 +56,8 @@ fn numbers_that_were_of_32_bits_once_are_no_loss() {
     let folder = tempfile::tempdir().unwrap();
     let text = std::fs::read_to_string(golden("llama").join("config.json")).unwrap();
     let mut settings: serde_json::Value = serde_json::from_str(&text).unwrap();
-    // What a float32 of 1e-5 is as a double, and a deviation that no float32 is: real folders have both.
+    // What a float32 of 1e-5 is as a double, and a deviation that no float32 is: real folders have
+    // both.
     settings["rms_norm_eps"] = 9.999_999_747_378_752e-6.into();
     settings["initializer_range"] = 0.041_666_666_666_666_664.into();
     std::fs::write(folder.path().join("config.json"), settings.to_string()).unwrap();

@@ -1,4 +1,5 @@
-//! A byte-level tokenizer as GGUF has it, from and to the files of a Hugging Face folder. Other tokenizers are refused.
+//! A byte-level tokenizer as GGUF has it, from and to the files of a Hugging Face folder. Other
+//! tokenizers are refused.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +8,7 @@ use serde_json::{Map, Value, json};
 use super::super::error::HfError;
 use super::file::{GgufFile, GgufValue};
 
-/// How text is cut before it is merged: the name in `tokenizer.ggml.pre`, and the steps.
+/// Splitting of text before merges: the name in `tokenizer.ggml.pre`, and the steps.
 const PRE: [(&str, &[Step]); 5] = [
     ("gpt-2", &[Step::Bytes { by_word: true }]),
     ("smollm", &[Step::Digits, Step::Bytes { by_word: true }]),
@@ -52,7 +53,7 @@ impl Step {
         }
     }
 
-    /// Whether a step of a `tokenizer.json` does this.
+    /// True if a step of a `tokenizer.json` does this.
     fn is(self, value: &Value) -> bool {
         match self {
             Self::Split(pattern) => value["type"] == "Split" && value["pattern"]["Regex"] == pattern,
@@ -93,7 +94,8 @@ pub(super) fn files(file: &GgufFile) -> Result<BTreeMap<String, Vec<u8>>, HfErro
             json!({ "id": id, "content": token, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": is_special })
         })
         .collect();
-    // Rows that fill the vocabulary up stand behind its tokens: a tokenizer that knew them would let them be generated.
+    // Rows that fill the vocabulary up stand behind its tokens: a tokenizer that knew them would
+    // let them be generated.
     let known = kinds.iter().rposition(|kind| *kind != kind::UNUSED).map_or(0, |last| last + 1);
     let vocab: Map<String, Value> =
         tokens[..known].iter().enumerate().map(|(id, token)| (token.clone(), json!(id))).collect();
@@ -132,7 +134,7 @@ pub(super) fn files(file: &GgufFile) -> Result<BTreeMap<String, Vec<u8>>, HfErro
     ]))
 }
 
-/// What a file says of the tokenizer of a folder, for a model with `rows` rows of vocabulary.
+/// Values of a file for the tokenizer of a folder, for a model with `rows` rows of vocabulary.
 ///
 /// # Errors
 /// Why the tokenizer has no form there.

@@ -1,4 +1,5 @@
-//! Keys that a `config.json` leaves out, has as null, or has beside others that count: what transformers makes of them.
+//! Keys that a `config.json` leaves out, has as null, or has beside others that count: what
+//! transformers makes of them.
 
 use serde_json::{Map, Value, json};
 

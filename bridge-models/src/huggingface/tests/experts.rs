@@ -47,7 +47,7 @@ fn experts_may_be_stacked_or_apart() {
         let files = |folder: &Path| raw_tensors(&folder.join("model.safetensors"));
         let same = export_to_temporary(&apart, &ExportOptions::default());
         assert!(files(same.path()) == files(folder.path()), "{name}");
-        // What was stacked goes out apart where nobody asks for more.
+        // Stacked experts are exported one by one by default.
         let chunk = stacked.build(&device()).unwrap();
         let other = tempfile::tempdir().unwrap();
         let options = ExportOptions::default();

@@ -593,7 +593,8 @@ fn quantized_copy(name: &str, table: Value, change: impl Fn(&mut Vec<Raw>)) -> t
 
 #[test]
 fn blocks_of_four_bits_are_the_transpose_of_what_they_stand_for() {
-    // 64 inputs in two blocks for each of 160 outputs; all ones, but the second input of each output.
+    // 64 inputs in two blocks for each of 160 outputs; all ones, but the second input of each
+    // output.
     let folder = quantized_copy("llama", serde_json::json!({ "quant_method": "mxfp4" }), |tensors| {
         let at = tensors.iter().position(|raw| raw.name == "model.embed_tokens.weight").unwrap();
         let blocks = [vec![0x42], vec![0x22; 15], vec![0x22; 16]].concat().repeat(160);

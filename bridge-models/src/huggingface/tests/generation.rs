@@ -1,11 +1,13 @@
-//! Generation in every family: with what layers remember and without, one text alone and several in step.
+//! Generation in every family: with what layers remember and without, one text alone and several in
+//! step.
 
 use std::ops::ControlFlow;
 
 use super::*;
 use crate::generate::{GenerateOptions, GenerateRequest, Memory, TokenRules, generate_batch};
 
-/// Tokens that are generated: more than the windows and the convolutions of the golden models reach.
+/// Tokens that are generated: more than the windows and the convolutions of the golden models
+/// reach.
 const NEW: usize = 24;
 
 /// Prompts of several lengths, two of the same.

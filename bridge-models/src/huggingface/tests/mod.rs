@@ -1,4 +1,5 @@
-//! Tests of import, export and verification on the golden models: tiny random ones made by Hugging Face transformers.
+//! Tests of import, export and verification on the golden models: tiny random ones made by Hugging
+//! Face transformers.
 
 mod absent;
 mod atomic;

@@ -1,4 +1,5 @@
-//! Layers of multi-token prediction in files: what is there, what may be missing, and what they compute.
+//! Layers of multi-token prediction in files: what is there, what may be missing, and what they
+//! compute.
 
 use bridge_core::model::{Auxiliary, Batch, ForwardContext, LayerMetrics, Mode, loss_sum};
 use bridge_data::MicroBatch;

@@ -3,7 +3,7 @@
 use super::*;
 use crate::score::{Continuation, ScoreError, Scorer};
 
-/// What stands for no token in the labels of an encoder-decoder.
+/// Label without a token in an encoder-decoder.
 const IGNORED: i64 = -100;
 
 /// Elements of a golden tensor of 8-byte integers, with its shape.
@@ -12,7 +12,8 @@ fn ints(tensors: &[Raw], name: &str) -> (Vec<i64>, Vec<usize>) {
     (raw.bytes.chunks_exact(8).map(|bytes| i64::from_le_bytes(bytes.try_into().unwrap())).collect(), raw.shape.clone())
 }
 
-/// Continuations of a golden model, each with its log-likelihood and whether it is greedy, by the logits of its reference.
+/// Continuations of a golden model, each with its log-likelihood and whether it is greedy, by the
+/// logits of its reference.
 fn references(name: &str, config: &DecoderConfig) -> Vec<(Continuation, f64, bool)> {
     let tensors = raw_tensors(&golden(name).join("golden.safetensors"));
     let logits = tensors.iter().find(|raw| raw.name == "logits").unwrap();

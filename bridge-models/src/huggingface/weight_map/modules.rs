@@ -1,9 +1,10 @@
-//! What a map says of the modules that tensors belong to: which rows of a layer they make, and under which names.
+//! Modules of the tensors of a map: their rows of a layer, and their names.
 
 use super::{ExpertLayout, Storage, WeightEntry, WeightRule, pattern, with_numbers};
 
 impl WeightEntry {
-    /// For each tensor, which of its rows (of a matrix stored as `[inputs, outputs]`, its columns) are the parameter's, in the parameter's order.
+    /// For each tensor, which of its rows (of a matrix stored as `[inputs, outputs]`, its columns)
+    /// are the parameter's, in the parameter's order.
     pub(crate) fn stored_rows(&self) -> Vec<Vec<usize>> {
         let width = self.row_length().max(1);
         let counts: Vec<usize> =
@@ -24,14 +25,15 @@ impl WeightEntry {
 }
 
 impl WeightEntry {
-    /// Whether its tensors are stored as `[inputs, outputs]`.
+    /// True if the tensors are stored as `[inputs, outputs]`.
     pub(crate) fn rows_are_inputs(&self) -> bool {
         self.storage == Storage::RowsAreInputs
     }
 }
 
 impl WeightRule {
-    /// The names of the tensors that a parameter is made of, if the rule is its own and the tensors are not those of other parameters too.
+    /// The names of the tensors that a parameter is made of, if the rule is its own and the tensors
+    /// are not those of other parameters too.
     pub fn names_of(&self, parameter: &str) -> Option<Vec<String>> {
         let (pattern, numbers) = pattern(parameter);
         let is_own = self.megatron == pattern && self.experts == ExpertLayout::Apart;

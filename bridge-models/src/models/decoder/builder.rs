@@ -20,7 +20,8 @@ use crate::models::encoder_decoder::{self, EncoderDecoder};
 /// The kind under which decoders are registered.
 pub const KIND: &str = "gpt";
 
-/// The kind under which decoders are registered whose layers have one block each, Mamba's among them.
+/// The kind under which decoders are registered whose layers have one block each, Mamba's among
+/// them.
 pub const MAMBA_KIND: &str = "mamba";
 
 impl DecoderConfig {
@@ -112,7 +113,8 @@ impl GptModelConfig {
         Ok(())
     }
 
-    /// Adds a hook that runs on the chunks before they are prepared for training, after those added before.
+    /// Adds a hook that runs on the chunks before they are prepared for training, after those added
+    /// before.
     #[must_use]
     pub fn with_pre_wrap_hook(mut self, hook: ModelHook) -> Self {
         self.pre_wrap_hooks.push(hook);
@@ -238,7 +240,7 @@ fn check_moved_norms(section: &TransformerConfig, config: &DecoderConfig) -> Res
     Ok(())
 }
 
-/// Refuses models that have a use for the output projection besides the loss, where something stands in its place.
+/// Refuses models that use the output projection besides the loss, if it is replaced.
 fn check_last_layer(config: &DecoderConfig, adapter: Option<&dyn Adapter>) -> Result<(), ModelBuildError> {
     if adapter.and_then(Adapter::last_layer).is_none() {
         return Ok(());
@@ -255,8 +257,8 @@ fn check_last_layer(config: &DecoderConfig, adapter: Option<&dyn Adapter>) -> Re
 /// Builds one stage of a resolved decoder.
 ///
 /// # Errors
-/// If the configuration's fields do not fit each other or the ranks, the stage's layers are not the model's, or the context's padded
-/// vocabulary is not the configuration's.
+/// If the configuration's fields do not fit each other or the ranks, the stage's layers are not the
+/// model's, or the context's padded vocabulary is not the configuration's.
 pub fn build_decoder(
     config: &DecoderConfig,
     context: &BuildContext,

@@ -1,4 +1,4 @@
-//! What fields of a decoder's configuration choose from. Plain data; which field has which is in `config`.
+//! Choices of the fields of a decoder's configuration. Plain data; `config` has the fields.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,23 +11,29 @@ pub enum RopeScaling {
         /// The divisor.
         factor: f64,
     },
-    /// Llama 3.1's: long wavelengths are divided by `factor`, short ones kept, those between interpolated.
+    /// Llama 3.1's: long wavelengths are divided by `factor`, short ones kept, those between
+    /// interpolated.
     Llama3 {
         /// Divisor of the low frequencies.
         factor: f64,
-        /// Wavelengths above `original_max_position_embeddings / low_freq_factor` are low frequencies.
+        /// Wavelengths above `original_max_position_embeddings / low_freq_factor` are low
+        /// frequencies.
         low_freq_factor: f64,
-        /// Wavelengths below `original_max_position_embeddings / high_freq_factor` are high frequencies.
+        /// Wavelengths below `original_max_position_embeddings / high_freq_factor` are high
+        /// frequencies.
         high_freq_factor: f64,
         /// Context the unscaled model was trained at, in tokens.
         original_max_position_embeddings: usize,
     },
-    /// YaRN: frequencies that turn seldom in the original context are divided by `factor`, fast ones kept, those between interpolated by a
-    /// ramp over the pairs; queries and keys grow (Peng et al., arXiv:2309.00071, section 3).
+    /// YaRN: frequencies that turn seldom in the original context are divided by `factor`, fast
+    /// ones kept, those between interpolated by a ramp over the pairs; queries and keys grow (Peng
+    /// et al., arXiv:2309.00071, section 3).
     Yarn(YarnConfig),
-    /// LongRoPE: each frequency has divisors of its own, for short and for long sequences (Ding et al., arXiv:2402.13753).
+    /// LongRoPE: each frequency has divisors of its own, for short and for long sequences (Ding et
+    /// al., arXiv:2402.13753).
     LongRope {
-        /// Divisors in sequences of up to `original_max_position_embeddings` tokens, one a rotated pair.
+        /// Divisors in sequences of up to `original_max_position_embeddings` tokens, one a rotated
+        /// pair.
         short_factor: Vec<f64>,
         /// Divisors in longer sequences.
         long_factor: Vec<f64>,
@@ -50,7 +56,8 @@ pub struct YarnConfig {
     pub beta_fast: f64,
     /// Frequencies with fewer turns in the original context are divided.
     pub beta_slow: f64,
-    /// Growth of cosines and sines with the factor's logarithm; heeded where `mscale_all_dim` is there too.
+    /// Growth of cosines and sines with the factor's logarithm; used only together with
+    /// `mscale_all_dim`.
     pub mscale: Option<f64>,
     /// The growth that is divided out again.
     pub mscale_all_dim: Option<f64>,
@@ -60,18 +67,18 @@ pub struct YarnConfig {
     pub truncate: bool,
 }
 
-/// What one norm of queries, or of keys, covers.
+/// Scope of one norm of queries, or of keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum QkNormScope {
     /// Each head by itself, all with the same weights.
     Head,
-    /// All heads together, as in OLMo 2 (arXiv:2501.00656, section 3.2): a root mean square over the whole projection, and a weight for each
-    /// of its elements.
+    /// All heads together, as in OLMo 2 (arXiv:2501.00656, section 3.2): a root mean square over
+    /// the whole projection, and a weight for each of its elements.
     Projection,
 }
 
-/// Where the norms around a block are.
+/// Place of the norms around a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NormPlacement {
@@ -109,7 +116,7 @@ pub enum NormKind {
     LayerNormNoBias,
 }
 
-/// Which layers a setting applies to.
+/// Layers that a setting applies to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LayerPattern {
@@ -122,7 +129,7 @@ pub enum LayerPattern {
 }
 
 impl LayerPattern {
-    /// Whether the pattern includes layer `index` (global, from 0).
+    /// True if the pattern includes layer `index` (global, from 0).
     pub fn includes(&self, index: usize) -> bool {
         match self {
             Self::All => true,
@@ -141,7 +148,7 @@ impl LayerPattern {
     }
 }
 
-/// What makes scores of experts of the router's product.
+/// Function that turns the router's product into scores of experts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ScoreFunction {
@@ -165,18 +172,18 @@ pub enum RouterPrecision {
     Float64,
 }
 
-/// Which tokens an expert drops that has no room for all.
+/// Tokens that an expert over capacity drops.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DropPolicy {
-    /// Those with the smallest weights.
+    /// Tokens with the smallest weights.
     #[default]
     Probs,
     /// The last.
     Position,
 }
 
-/// How tokens reach the ranks of their experts. The result is the same.
+/// Dispatch of tokens to the ranks of their experts. The result is the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Dispatcher {

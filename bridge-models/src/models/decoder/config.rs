@@ -1,5 +1,6 @@
-//! The resolved architecture of a decoder: plain data without defaults to fill in. A row says all of a field: its type, its neutral value,
-//! and how the config tree's `[model]` section says it (what the words mean is in `section`). No parsing of `config.json` here.
+//! The resolved architecture of a decoder: plain data without defaults to fill in. A row says all
+//! of a field: its type, its neutral value, and how the config tree's `[model]` section says it
+//! (what the words mean is in `section`). No parsing of `config.json` here.
 
 use bridge_core::config::LoadBalancing;
 use bridge_kernels::Activation;
@@ -51,7 +52,7 @@ described! {
                 }
             },
         };
-        /// How positions reach attention.
+        /// Form in which positions reach attention.
         position_embedding: PositionEmbedding = PositionEmbedding::None => words::POSITIONS;
         /// Layers without rotary embedding.
         no_rope_layers: LayerPattern = LayerPattern::None => words::NO_ROPE_LAYERS;
@@ -60,13 +61,14 @@ described! {
             read: |section, _| NormConfig::read(section),
             write: |norm, _, section| norm.write(section),
         };
-        /// How blocks are joined to the residual stream.
+        /// Connection of blocks to the residual stream.
         #[serde(default)]
         residual: ResidualConfig = ResidualConfig::neutral() => Words {
             read: |section, _| ResidualConfig::read(section),
             write: |residual, _, section| residual.write(section),
         };
-        /// The residual stream is in float32 whatever the layers' dtype; no file of a model says it.
+        /// The residual stream is in float32 whatever the layers' dtype; no file of a model says
+        /// it.
         #[serde(skip)]
         fp32_residual: bool = false => same!(fp32_residual_connection);
         /// Factor on the word embedding's output.
@@ -75,7 +77,7 @@ described! {
         logit_multiplier: f64 = 1.0 => same!(logit_multiplier);
         /// Normalize query and key.
         qk_layernorm: bool = false => same!(qk_layernorm);
-        /// What one of these norms covers.
+        /// Scope of one of these norms.
         qk_layernorm_scope: QkNormScope = QkNormScope::Head => one_of!(qk_layernorm_scope, words::QK_NORM_SCOPES);
         /// Normalize query and key per head by their root mean square, without weights.
         #[serde(default)]
@@ -118,7 +120,7 @@ described! {
             read: |section, _| section.num_moe_experts.map(|_| MoeConfig::read(section)).transpose(),
             write: |moe, _, section| moe.iter().for_each(|moe| moe.write(section)),
         };
-        /// Its non-linearity.
+        /// Activation of the unit.
         #[serde(with = "ActivationName")]
         activation: Activation = Activation::Gelu => one_of!(activation_func, words::ACTIVATIONS);
         /// Bound of a gated unit's gate from above and of its linear half on both sides.
@@ -133,7 +135,8 @@ described! {
         hidden_dropout: f64 = 0.0 => same!(hidden_dropout);
         /// Dropout of attention probabilities.
         attention_dropout: f64 = 0.0 => same!(attention_dropout);
-        /// How many times as wide the model is as the one that its learning rate and initial values were found at: muP.
+        /// Ratio of the model's width to that of the model at which its learning rate and initial
+        /// values were found: muP.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         width_multiplier: Option<f64> = None => words::WIDTH_MULTIPLIER;
         /// Factor on attention scores.
@@ -188,13 +191,15 @@ described! {
     /// An encoder before the decoder. Its layers are as wide as the decoder's.
     #[derive(Copy)]
     pub struct EncoderConfig {
-        /// Its number of layers.
+        /// Number of layers.
         num_layers: usize = 0 => or!(encoder_num_layers, |_| 0);
-        /// Tokens of the decoder's sequences in training; those of the encoder's have the model's sequence length.
+        /// Tokens of the decoder's sequences in training; those of the encoder's have the model's
+        /// sequence length.
         target_length: usize = 128 => same!(seq_length_dec);
         /// The token that the decoder begins with.
         start_token: usize = 0 => same!(decoder_start_token_id);
-        /// The decoder's output is divided by the square root of the hidden size before the output projection.
+        /// The decoder's output is divided by the square root of the hidden size before the output
+        /// projection.
         scale_outputs: bool = false => same!(scale_decoder_outputs);
     }
 }
@@ -222,14 +227,15 @@ described! {
             read: |section, _| Ok(moe_words::expert_size(section)),
             write: |size, _, section| section.moe_ffn_hidden_size = Some(*size),
         };
-        /// Width that experts read and write, with linear layers from and to the residual stream; `None` is that of the stream.
+        /// Width that experts read and write, with linear layers from and to the residual stream;
+        /// `None` is that of the stream.
         #[serde(default)]
         latent_size: Option<usize> = None => same!(moe_latent_size);
         /// Width of a block that every token goes through beside its experts.
         shared_expert_intermediate_size: Option<usize> = None => same!(moe_shared_expert_intermediate_size);
         /// Experts a token goes to.
         topk: usize = 0 => same!(moe_router_topk);
-        /// What makes scores of the router's product.
+        /// Function that turns the router's product into scores.
         #[serde(default)]
         score_function: ScoreFunction = ScoreFunction::Softmax => one_of!(moe_router_score_function, moe_words::SCORES);
         /// Biases of the experts that tokens are sent to.
@@ -253,7 +259,8 @@ described! {
         /// Groups that a token uses.
         #[serde(default)]
         group_topk: Option<usize> = None => same!(moe_router_group_topk);
-        /// Experts whose scores add up to that of their group; without it as many as a token would use of each.
+        /// Experts whose scores add up to that of their group; without it as many as a token would
+        /// use of each.
         #[serde(default)]
         group_score_topk: Option<usize> = None => same!(moe_router_group_score_topk);
         /// A bias of each expert that counts in the choice only and is not trained.
@@ -275,16 +282,18 @@ described! {
         /// In what the router computes.
         #[serde(default)]
         router_precision: RouterPrecision = RouterPrecision::Parameters => one_of!(moe_router_dtype, moe_words::ROUTER_DTYPES);
-        /// In training each element of the router's input is multiplied by a number from within so much of one.
+        /// In training each element of the router's input is multiplied by a number from within so
+        /// much of one.
         #[serde(default)]
         input_jitter: f64 = 0.0 => unless!(moe_input_jitter_eps, |_| 0.0);
         /// In training scores are random numbers: for measuring speed.
         #[serde(default)]
         force_balancing: bool = false => same!(moe_router_force_load_balancing);
-        /// Tokens that an expert takes in training, as a multiple of the mean over experts; `None` drops none.
+        /// Tokens that an expert takes in training, as a multiple of the mean over experts; `None`
+        /// drops none.
         #[serde(default)]
         capacity_factor: Option<f64> = None => same!(moe_expert_capacity_factor);
-        /// Which ones it drops.
+        /// Tokens that an expert drops.
         #[serde(default)]
         drop_policy: DropPolicy = DropPolicy::Probs => one_of!(moe_token_drop_policy, moe_words::DROP_POLICIES);
         /// In training experts are chosen by scores that Sinkhorn's algorithm has evened out.
@@ -312,7 +321,7 @@ described! {
         };
         /// Weight of the router's z-loss.
         z_loss_coeff: f64 = 0.0 => unless!(moe_z_loss_coeff, |_| 0.0);
-        /// How tokens reach the ranks of their experts.
+        /// Dispatch of tokens to the ranks of their experts.
         dispatcher: Dispatcher = Dispatcher::AllGather => one_of!(moe_token_dispatcher_type, moe_words::DISPATCHERS);
         /// The experts of a rank are one operation. The result is the same.
         #[serde(default)]
@@ -327,7 +336,7 @@ impl MoeConfig {
     }
 }
 
-/// How positions reach attention.
+/// Form in which positions reach attention.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PositionEmbedding {
@@ -337,7 +346,7 @@ pub enum PositionEmbedding {
     Rope(RopeConfig),
     /// A bias of attention scores by distance.
     Relative(RelativeConfig),
-    /// None at all.
+    /// No position embedding.
     None,
 }
 
@@ -346,7 +355,8 @@ described! {
     pub struct RopeConfig {
         /// Base of the frequencies.
         base: f64 = 10_000.0 => same!(rotary_base);
-        /// Base of the frequencies in windowed layers, which are not scaled; `None` is as in other layers.
+        /// Base of the frequencies in windowed layers, which are not scaled; `None` is as in other
+        /// layers.
         windowed_base: Option<f64> = None => same!(rotary_base_local);
         /// Share of the head that is rotated, in `(0, 1]`.
         percent: f64 = 1.0 => same!(rotary_percent);
@@ -358,18 +368,20 @@ described! {
 }
 
 described! {
-    /// How the blocks of a layer are joined to the residual stream: `x + block(norm(x))`, one block after the other, if nothing else is said.
+    /// Connection of the blocks of a layer to the residual stream: by default `x + block(norm(x))`,
+    /// one block after the other.
     #[derive(Copy)]
     pub struct ResidualConfig {
-        /// Where a layer has norms.
+        /// Place of the norms of a layer.
         norms: NormPlacement = NormPlacement::Before => one_of!(norm_placement, words::NORM_PLACEMENTS);
-        /// Whether attention and the feed-forward block follow each other.
+        /// Order of attention and the feed-forward block.
         blocks: BlockOrder = BlockOrder::Sequential => one_of!(block_order, words::BLOCK_ORDERS);
         /// Factor on the output of a block before it is added.
         branch_multiplier: f64 = 1.0 => same!(residual_multiplier);
         /// Factor on the stream before outputs are added to it.
         stream_multiplier: f64 = 1.0;
-        /// What a block's output is added to is the norm that the block reads, not the stream before that norm.
+        /// True if a block's output is added to the norm that the block reads, not to the stream
+        /// before that norm.
         #[serde(default)]
         adds_to_norm: bool = false => same!(apply_residual_connection_post_layernorm);
     }

@@ -1,4 +1,4 @@
-//! What follows from the fields of a [`DecoderConfig`]: sizes, factors, which layers have what.
+//! Values derived from the fields of a [`DecoderConfig`]: sizes, factors, features by layer.
 
 use bridge_kernels::{FeedForwardUnit, GatedUnit};
 
@@ -31,12 +31,13 @@ impl DecoderConfig {
         self.latent.as_ref().map_or(self.kv_channels, |latent| latent.qk_pos_emb_head_dim)
     }
 
-    /// Equal blocks of rows of a first feed-forward projection: two halves of a gated unit, or just one.
+    /// Equal blocks of rows of a first feed-forward projection: two halves of a gated unit, or just
+    /// one.
     pub fn fc1_blocks(&self) -> usize {
         if self.gated_linear_unit { 2 } else { 1 }
     }
 
-    /// What stands between the products of a feed-forward block.
+    /// Unit between the products of a feed-forward block.
     pub(crate) fn feed_forward_unit(&self) -> FeedForwardUnit {
         if !self.gated_linear_unit {
             return FeedForwardUnit::Plain(self.activation);
@@ -48,7 +49,8 @@ impl DecoderConfig {
         })
     }
 
-    /// What initial hidden matrices are divided by: with muP the root of the width multiplier (Yang et al., arXiv:2203.03466, table 8).
+    /// Divisor of initial hidden matrices: with muP the root of the width multiplier (Yang et al.,
+    /// arXiv:2203.03466, table 8).
     pub(crate) fn initial_divisor(&self) -> f64 {
         self.width_multiplier.unwrap_or(1.0).sqrt()
     }
@@ -58,7 +60,7 @@ impl DecoderConfig {
         self.logit_multiplier / self.width_multiplier.unwrap_or(1.0)
     }
 
-    /// Whether every linear layer has a bias.
+    /// True if every linear layer has a bias.
     pub(super) fn has_all_biases(&self) -> bool {
         self.qkv_bias && self.proj_bias && self.mlp_bias
     }

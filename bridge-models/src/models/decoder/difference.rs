@@ -1,4 +1,5 @@
-//! Which field of a decoder an export or a `[model]` section would lose: both are read back and compared.
+//! Fields of a decoder that an export or a `[model]` section would lose: both are read back and
+//! compared.
 
 use serde_json::Value;
 
@@ -7,11 +8,11 @@ use super::config::DecoderConfig;
 /// A field in which two decoders differ.
 #[derive(Debug)]
 pub(crate) struct Difference {
-    /// Its dotted name.
+    /// Dotted name.
     pub field: String,
-    /// Its value in the first.
+    /// Value in the first.
     pub ours: String,
-    /// Its value in the second.
+    /// Value in the second.
     pub theirs: String,
 }
 
@@ -20,7 +21,7 @@ impl DecoderConfig {
     pub(crate) fn difference(&self, other: &Self) -> Option<Difference> {
         let value = |config: &Self| serde_json::to_value(config).expect("a configuration is plain data");
         let found = difference("", &value(self), &value(other));
-        // Numbers that are none are written alike and equal nothing.
+        // NaNs are written alike and equal nothing.
         let not_a_number = || Difference { field: "a number".into(), ours: "NaN".into(), theirs: "a number".into() };
         found.or_else(|| (self != other).then(not_a_number))
     }

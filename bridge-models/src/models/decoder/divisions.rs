@@ -17,7 +17,8 @@ pub(crate) fn check_divides(config: &DecoderConfig, place: &RankPlace) -> Result
         sizes.push(("model.ffn_hidden_size", config.ffn_hidden_size));
     }
     if let Some(hybrid) = config.hybrid.as_ref().filter(|_| config.has_block(HybridBlock::Mamba)) {
-        // Each rank has whole groups, with all heads that share a state's inputs, over which the gated norm is taken.
+        // Each rank has whole groups, with all heads that share a state's inputs, over which the
+        // gated norm is taken.
         sizes.push(("model.mamba_num_groups", hybrid.mamba.num_groups));
     }
     if let Some(moe) = &config.moe {

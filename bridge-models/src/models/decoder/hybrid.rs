@@ -1,4 +1,5 @@
-//! Models whose layers have one block each: which block, and the settings of the blocks of kind `mamba`.
+//! Models whose layers have one block each: which block, and the settings of the blocks of kind
+//! `mamba`.
 
 use bridge_core::config::TransformerConfig;
 use bridge_core::model::ModelBuildError;
@@ -172,7 +173,7 @@ pub(super) const WORDS: Words<Option<HybridConfig>, DecoderConfig> = Words {
 };
 
 impl DecoderConfig {
-    /// Whether any layer has this block.
+    /// True if any layer has this block.
     pub fn has_block(&self, block: HybridBlock) -> bool {
         match &self.hybrid {
             Some(hybrid) => hybrid.layers.contains(&block),
@@ -185,7 +186,7 @@ impl DecoderConfig {
         }
     }
 
-    /// Whether nothing bounds the length of a text.
+    /// True if the length of a text is unbounded.
     pub(super) fn has_unlimited_positions(&self) -> bool {
         !self.has_block(HybridBlock::Attention) && self.position_embedding == PositionEmbedding::None
     }

@@ -29,7 +29,7 @@ pub(crate) struct HybridLayer {
     residual: ResidualConfig,
     #[module(skip)]
     block: HybridBlock,
-    /// Of what the block reads and makes.
+    /// Dtype of the block's input and output.
     #[module(skip)]
     dtype: FloatDType,
 }
@@ -44,7 +44,7 @@ fn parts(block: HybridBlock) -> &'static [SegmentRole] {
     }
 }
 
-/// What the norm in front of a block is by itself in recipes.
+/// Name of the norm in front of a block as a module in recipes.
 fn module_of_norm(block: HybridBlock) -> Option<OffloadModule> {
     match block {
         HybridBlock::Mamba => None,
@@ -82,7 +82,7 @@ impl HybridLayer {
         }
     }
 
-    /// What layer `index` (global) costs: its norm and its block.
+    /// Cost of layer `index` (global): its norm and its block.
     pub fn cost(config: &DecoderConfig, hybrid: &HybridConfig, index: usize, work: &Workload) -> SegmentCost {
         let block = match hybrid.layers[index] {
             HybridBlock::Mamba => Mamba::cost(config, &hybrid.mamba, work),
@@ -109,7 +109,7 @@ impl HybridLayer {
         self.block
     }
 
-    /// What the layer remembers before the first token of a generation: a state, keys and values, or nothing.
+    /// Generation state of the layer before the first token: an SSM state, a KV cache, or none.
     pub fn new_state(&self) -> LayerState {
         match (&self.mixer, &self.self_attention) {
             (Some(_), _) => Box::new(MambaState::default()),

@@ -21,29 +21,29 @@ use crate::blocks::residual::{BlockOutput, Branch, Reads, Residual};
 #[derive(Module, Debug)]
 pub(crate) struct Layer {
     input_layernorm: Option<Norm>,
-    /// One of the two.
+    /// Attention; one of the two is present.
     self_attention: Option<SelfAttention>,
     latent_attention: Option<LatentAttention>,
     post_self_attention_layernorm: Option<Norm>,
     pre_mlp_layernorm: Option<Norm>,
-    /// One of the two.
+    /// Feed-forward block; one of the two is present.
     mlp: Option<Mlp>,
     moe: Option<Moe>,
     post_mlp_layernorm: Option<Norm>,
     dropout: f64,
     #[module(skip)]
     residual: ResidualConfig,
-    /// Of what the blocks read and make.
+    /// Dtype of the blocks' inputs and outputs.
     #[module(skip)]
     dtype: FloatDType,
 }
 
-/// What a block behind a norm reads.
+/// Input of a block behind a norm.
 fn read(norm: &Option<Norm>, module: OffloadModule) -> Option<Reads<'_>> {
     norm.as_ref().map(|norm| Reads::Norm(norm, Some(module)))
 }
 
-/// What a layer reads besides the residual stream.
+/// Inputs of a layer besides the residual stream.
 pub(crate) struct LayerInput<'a> {
     pub attention: AttentionInput<'a>,
     /// Key of the dropout of attention's output.
@@ -71,7 +71,8 @@ impl Layer {
         Self::at(config, index, [&segments[0], &segments[segments.len() - 1]])
     }
 
-    /// A layer of the sort of layer `index` (global): attention at the first scope, the feed-forward block at the last.
+    /// A layer of the sort of layer `index` (global): attention at the first scope, the
+    /// feed-forward block at the last.
     pub fn at(config: &DecoderConfig, index: usize, [first, last]: [&Scope; 2]) -> Self {
         let (moe, residual) = (config.moe_layer(index), config.residual);
         let norm =
@@ -97,11 +98,12 @@ impl Layer {
         }
     }
 
-    /// What a part of layer `index` (global) costs: its norms and its blocks.
+    /// Cost of a part of layer `index` (global): its norms and its blocks.
     pub fn cost(config: &DecoderConfig, index: usize, part: SegmentRole, work: &Workload) -> SegmentCost {
         let norms = config.residual.layer_norms();
         let stream = work.tokens_between_blocks() * config.hidden_size as u64;
-        // A norm before a block reads the stream, which is the segment's input; one behind it keeps what it reads.
+        // A norm before a block reads the stream, which is the segment's input; one behind it keeps
+        // what it reads.
         let with_norms = |block: SegmentCost, before: Option<OffloadModule>, after: bool| {
             let statistics = || statistics(config.norm, work.tokens_between_blocks());
             let read = |module: OffloadModule| SegmentCost {
@@ -143,7 +145,7 @@ impl Layer {
         parts(self.residual.blocks, self.moe.is_some())
     }
 
-    /// What the layer remembers before the first token of a generation.
+    /// KV cache of the layer before the first token of a generation.
     pub fn new_state(&self) -> KeyValues {
         match (&self.self_attention, &self.latent_attention) {
             (Some(attention), _) => attention.new_state(),
@@ -152,7 +154,7 @@ impl Layer {
         }
     }
 
-    /// One of the [parts](Self::parts), `[b, t, c]` -> the same.
+    /// Runs one of the [parts](Self::parts), `[b, t, c]` -> the same.
     pub fn forward(&self, part: SegmentRole, x_btc: Tensor<3>, input: LayerInput) -> Tensor<3> {
         let LayerInput { attention, attention_key, mlp, mlp_key } = input;
         let regions = mlp.regions;

@@ -1,4 +1,5 @@
-//! A layer of a decoder, of either sort: attention with a feed-forward block, or one block of a hybrid.
+//! A layer of a decoder, of either sort: attention with a feed-forward block, or one block of a
+//! hybrid.
 
 use bridge_core::model::{ChunkScope, GenerationState, LayerState, SegmentCost, SegmentRole, Workload};
 use burn::module::Module;
@@ -26,7 +27,7 @@ impl DecoderLayer {
         }
     }
 
-    /// What a part of layer `index` (global) costs.
+    /// Cost of a part of layer `index` (global).
     pub fn cost(config: &DecoderConfig, index: usize, part: SegmentRole, work: &Workload) -> SegmentCost {
         match &config.hybrid {
             Some(hybrid) => HybridLayer::cost(config, hybrid, index, work),
@@ -42,7 +43,7 @@ impl DecoderLayer {
         }
     }
 
-    /// What the layer remembers before the first token of a generation.
+    /// Generation state of the layer before the first token.
     pub fn new_state(&self) -> LayerState {
         match self {
             Self::Transformer(layer) => Box::new(layer.new_state()),
@@ -50,7 +51,7 @@ impl DecoderLayer {
         }
     }
 
-    /// One of the [parts](Self::parts), `[b, t, c]` -> the same.
+    /// Runs one of the [parts](Self::parts), `[b, t, c]` -> the same.
     pub fn forward(&self, part: SegmentRole, x_btc: Tensor<3>, input: LayerInput) -> Tensor<3> {
         match self {
             Self::Transformer(layer) => layer.forward(part, x_btc, input),
@@ -58,7 +59,8 @@ impl DecoderLayer {
         }
     }
 
-    /// [`Self::forward`] of tokens behind those that `state`, of which this is layer `local`, has seen.
+    /// [`Self::forward`] of tokens behind those that `state`, of which this is layer `local`, has
+    /// seen.
     pub fn generate<'a>(
         &'a self,
         part: SegmentRole,

@@ -12,7 +12,7 @@ use super::model::outline;
 pub(crate) struct ListedLayer {
     /// The layer.
     pub layer: LinearLayer,
-    /// Whether it is inside one of several experts.
+    /// True if it is inside one of several experts.
     pub is_of_expert: bool,
 }
 
@@ -39,7 +39,8 @@ impl DecoderConfig {
         outline(self, &work, &Stage::whole(self.stacks()), Some(adapter));
     }
 
-    /// The linear layers of the whole model, in the order in which they are declared. Nothing is made.
+    /// The linear layers of the whole model, in the order in which they are declared. Nothing is
+    /// made.
     pub(crate) fn linear_layers(&self) -> Vec<ListedLayer> {
         let listing = Arc::new(Listing::default());
         self.ask(Arc::<Listing>::clone(&listing));

@@ -1,4 +1,5 @@
-//! A decoder-only transformer: one set of layers that covers GPT-2 and the Llama line by configuration.
+//! A decoder-only transformer: one set of layers that covers GPT-2 and the Llama line by
+//! configuration.
 //!
 //! | file | what it has |
 //! | --- | --- |
@@ -20,7 +21,8 @@
 //! | `divisions` | sizes that must divide over the ranks |
 //! | `presets` | the benchmark's shapes |
 //!
-//! The maths of the layers is in `crate::blocks`. Nothing here knows Hugging Face's names; those are in [`crate::huggingface`].
+//! The maths of the layers is in `crate::blocks`. Nothing here knows Hugging Face's names; those
+//! are in [`crate::huggingface`].
 
 mod builder;
 pub(crate) mod choices;

@@ -1,4 +1,5 @@
-//! The decoder: embedding, layers, head, each optional or partial so that a pipeline stage is the same type as the whole.
+//! The decoder: embedding, layers, head, each optional or partial so that a pipeline stage is the
+//! same type as the whole.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -31,7 +32,7 @@ use crate::blocks::residual::scaled;
 use crate::blocks::rope::Rotary;
 use crate::models::encoder_decoder;
 
-/// Which dropout mask of a layer: the second half of a mask's name.
+/// Numbers of a layer's dropout masks: the second half of a mask's name.
 mod place {
     pub const EMBEDDING: u64 = 0;
     pub const ATTENTION_PROBABILITIES: u64 = 1;
@@ -48,7 +49,7 @@ pub struct Decoder {
     decoder: Block,
     /// The output table, unless it is the word embedding held by this very stage.
     output_layer: Option<Table>,
-    /// What a program has in place of the output projection; there is no output table then.
+    /// Replacement of the output projection; there is no output table then.
     last_layer: Option<LastLayer>,
     /// Layers that predict further tokens, on a stage with the head.
     prediction: Option<MultiToken>,
@@ -70,13 +71,13 @@ struct Block {
 struct Settings {
     first_layer: usize,
     hidden_size: usize,
-    /// Of the residual stream.
+    /// Dtype of the residual stream.
     dtype: FloatDType,
     logit_multiplier: f64,
     logit_softcap: Option<f64>,
     /// Rows of the whole vocabulary.
     vocab_size: usize,
-    /// Of the whole model.
+    /// Layers of the whole model.
     num_layers: usize,
     embedding_multiplier: f64,
     embedding_dropout: f64,
@@ -86,7 +87,8 @@ struct Settings {
 #[derive(Debug, Default)]
 struct SeenTokens(Option<Tensor<2, Int>>);
 
-/// What has parameters. Their names, which are Megatron's, come from the scopes that they are declared in.
+/// Modules that own parameters. Their names, which are Megatron's, come from the scopes that they
+/// are declared in.
 struct Parts {
     embedding: Option<Embedding>,
     decoder: Block,
@@ -98,8 +100,8 @@ struct Parts {
 impl Parts {
     /// Declares and makes the parts of `stage`, segment by segment.
     ///
-    /// Where embedding and output are tied and the stage has only the head, it gets its own copy of the word embedding, with
-    /// the same name and the same initial values as the first stage's.
+    /// If embedding and output are tied and the stage has only the head, it gets its own copy of
+    /// the word embedding, with the same name and the same initial values as the first stage's.
     fn new(config: &DecoderConfig, stage: &Stage, scope: &ChunkScope) -> Self {
         let embedding = || Embedding::new(config, &scope.segment(SegmentRole::Embedding, None).child("embedding"));
         let part = stage.only_stack();
@@ -132,13 +134,14 @@ impl Parts {
     }
 }
 
-/// What a stage of the model `config` describes declares on the rank that `scope` is of. Nothing is made.
+/// Declarations of a stage of the model `config` on the rank of `scope`. No tensors are made.
 fn declare(config: &DecoderConfig, scope: ChunkScope, stage: &Stage) -> Declarations {
     Parts::new(config, stage, &scope);
     scope.finish()
 }
 
-/// What a stage of the model `config` describes declares on the rank of `work`, and costs. Nothing is made.
+/// Declarations and cost of a stage of the model `config` on the rank of `work`. No tensors are
+/// made.
 pub(super) fn outline(
     config: &DecoderConfig,
     work: &Workload,
@@ -158,8 +161,8 @@ pub(super) fn outline(
     Outline { declarations, costs: Some(costs) }.adapted(work)
 }
 
-/// What a segment costs, the head of one with so many outputs in place of the vocabulary; `predicting` is the workload of layers of multi-token
-/// prediction.
+/// Cost of a segment, with this number of outputs of the head instead of the vocabulary;
+/// `predicting` is the workload of layers of multi-token prediction.
 fn cost(
     config: &DecoderConfig,
     (segment, outputs): (Segment, Option<usize>),
@@ -232,7 +235,7 @@ impl Decoder {
         block.forward(block.parts()[part], x_btc, input)
     }
 
-    /// What layer number `layer` (global) reads besides the residual stream.
+    /// Inputs of layer number `layer` (global) besides the residual stream.
     fn layer_input<'a>(&'a self, layer: usize, context: &'a ForwardContext) -> LayerInput<'a> {
         let ranks = self.regions.context();
         assert_eq!(
@@ -266,7 +269,8 @@ impl Decoder {
         }
     }
 
-    /// The layer (counted in this stage) and the part of it that is segment `in_layers` behind the embedding. All layers have as many parts.
+    /// The layer (counted in this stage) and the part of it that is segment `in_layers` behind the
+    /// embedding. All layers have as many parts.
     fn part(&self, in_layers: usize) -> (usize, usize) {
         let parts = self.part_count();
         (in_layers / parts, in_layers % parts)
@@ -332,7 +336,8 @@ impl Decoder {
         prediction.with_losses(loss, x_btc, &parts)
     }
 
-    /// The embedding of words further on in the sequences: by `table`, or else the one that this stage has.
+    /// The embedding of words further on in the sequences: by `table`, or else the one that this
+    /// stage has.
     fn words_further_on(
         &self,
         table: Option<&Table>,
@@ -350,16 +355,16 @@ impl Decoder {
         self.regions.dropout(scaled(x_btc, embedding_multiplier), embedding_dropout, key)
     }
 
-    /// What a layer that predicts further tokens reads besides the stream. It is numbered behind the last layer, and computes the gradients of its
-    /// weights at once, as the head does.
+    /// Inputs besides the stream of a layer that predicts further tokens. It is numbered behind the
+    /// last layer, and computes the gradients of its weights at once, as the head does.
     fn layer_input_further_on<'a>(&'a self, depth: usize, context: &'a ForwardContext) -> LayerInput<'a> {
         let mut input = self.layer_input(self.settings.num_layers + depth, context);
         (input.attention.weight_gradients, input.mlp.weight_gradients) = (None, None);
         input
     }
 
-    /// The new tokens, behind all earlier ones where those are rotated otherwise in a sequence that is now this long: what layers
-    /// remember of them is forgotten then.
+    /// The new tokens, behind all earlier ones where those are rotated otherwise in a sequence that
+    /// is now this long: what layers remember of them is forgotten then.
     fn with_tokens_to_see_again(&self, tokens_bt: Tensor<2, Int>, state: &mut GenerationState) -> Tensor<2, Int> {
         let Some(rotary) = self.rotary.as_ref().filter(|rotary| rotary.depends_on_length()) else {
             return tokens_bt;

@@ -1,4 +1,4 @@
-//! What the `[model]` section says of a mixture of experts.
+//! Settings of a mixture of experts in the `[model]` section.
 
 use bridge_core::config::{
     LoadBalancing, OneOrMany, RouterDType, RouterScoreFunction, TokenDispatcher, TokenDropPolicy, TransformerConfig,
@@ -37,12 +37,13 @@ pub fn write_expert_bias(has_bias: bool, section: &mut TransformerConfig) {
     }
 }
 
-/// Whether experts are chosen by scores that Sinkhorn's algorithm has evened out.
+/// True if experts are chosen by scores that Sinkhorn's algorithm has balanced.
 pub fn is_sinkhorn(section: &TransformerConfig) -> bool {
     section.moe_router_load_balancing_type == OneOrMany::One(LoadBalancing::Sinkhorn)
 }
 
-/// Sets the kinds of balancing: the weights of the losses by micro-batch, by sequence and over the global batch, or Sinkhorn's algorithm.
+/// Sets the kinds of balancing: the weights of the losses by micro-batch, by sequence and over the
+/// global batch, or Sinkhorn's algorithm.
 pub fn write_balancing(weights: [f64; 3], sinkhorn: bool, section: &mut TransformerConfig) {
     let kinds = [LoadBalancing::AuxLoss, LoadBalancing::SeqAuxLoss, LoadBalancing::GlobalAuxLoss];
     let losses: Vec<(LoadBalancing, f64)> =

@@ -1,7 +1,9 @@
-//! Multi-token prediction (DeepSeek-V3, arXiv:2412.19437, section 2.2): layers behind the last one that predict the tokens after the next one.
+//! Multi-token prediction (DeepSeek-V3, arXiv:2412.19437, section 2.2): layers behind the last one
+//! that predict the tokens after the next one.
 //!
-//! Layer `k` (from 0) reads, of each token, what the layers before made of it, and the embedding of the token `k + 1` places on; it predicts the
-//! token after that. Embedding and output table are the model's. The layers are part of the head's segment: they need its norm's output and its
+//! Layer `k` (from 0) reads, of each token, what the layers before made of it, and the embedding of
+//! the token `k + 1` places on; it predicts the token after that. Embedding and output table are
+//! the model's. The layers are part of the head's segment: they need its norm's output and its
 //! table, and nothing reads what they make but their losses (equations 21 to 25).
 
 use bridge_core::model::{
@@ -27,7 +29,8 @@ use crate::blocks::regions::{Regions, exchange};
 /// The layers, and the word embedding that they need.
 #[derive(Module, Debug)]
 pub(super) struct MultiToken {
-    /// A copy of the word embedding, on a stage that has it neither before the first layer nor as the output's table.
+    /// A copy of the word embedding, on a stage that has it neither before the first layer nor as
+    /// the output's table.
     words: Option<Table>,
     layers: Vec<PredictionLayer>,
     /// Global number of the first.
@@ -46,17 +49,18 @@ struct PredictionLayer {
     eh_proj: Linear,
     transformer_layer: Layer,
     final_layernorm: Norm,
-    /// Whether the stream of the transformer layer is in float32 whatever the parameters' dtype.
+    /// True if the stream of the transformer layer is in float32 whatever the parameters' dtype.
     is_wide: bool,
 }
 
-/// What the names of their parameters begin with, before the depth.
+/// Prefix of the names of their parameters, before the depth.
 const LAYERS: &str = "mtp.layers.";
-/// What the parameters of a transformer layer begin with behind that.
+/// Next component of the names of a transformer layer's parameters.
 const TRANSFORMER: &str = "transformer_layer";
 
-/// What the parameter `name` of one of these layers is called if they are counted behind the `num_layers` layers of the decoder, as files have them: a
-/// parameter of the transformer layer as in one of the decoder's. `None` for parameters of no such layer.
+/// Name of the parameter `name` of one of these layers if they are counted behind the `num_layers`
+/// layers of the decoder, as in files: a parameter of the transformer layer is named like one of
+/// the decoder's. `None` for other parameters.
 pub(crate) fn name_behind_layers(name: &str, num_layers: usize) -> Option<String> {
     let (depth, rest) = name.strip_prefix(LAYERS)?.split_once('.')?;
     let layer = num_layers + depth.parse::<usize>().ok()?;
@@ -66,7 +70,7 @@ pub(crate) fn name_behind_layers(name: &str, num_layers: usize) -> Option<String
     })
 }
 
-/// Where a stage that has the head has the word embedding besides.
+/// Word embedding of a stage with the head.
 pub(super) enum Words {
     /// In front of its first layer, or as the output's table.
     Here,
@@ -99,7 +103,7 @@ impl MultiToken {
         })
     }
 
-    /// What the layers cost, with the embedding and the output projection of each.
+    /// Cost of the layers, with the embedding and the output projection of each.
     pub fn cost(config: &DecoderConfig, work: &Workload) -> SegmentCost {
         let c = config.hidden_size;
         let stream = work.tokens_between_blocks() * c as u64 * work.activation_bytes;
@@ -126,7 +130,8 @@ impl MultiToken {
         whole
     }
 
-    /// The loss of the model with the gradients of the layers' losses: its value is that of `loss` alone. Without gradients nothing is computed.
+    /// The loss of the model with the gradients of the layers' losses: its value is that of `loss`
+    /// alone. Without gradients nothing is computed.
     pub fn with_losses(&self, loss: Tensor<1>, x_btc: Tensor<3>, parts: &Parts) -> Tensor<1> {
         if !loss.device().is_autodiff() {
             return loss;
@@ -158,15 +163,16 @@ impl MultiToken {
 /// By a table, or the stage's own, from ids `[b, t]` to `[b, t, c]` at a depth.
 pub(super) type EmbedWords<'a> = dyn Fn(Option<&Table>, Tensor<2, Int>, usize) -> Tensor<3> + 'a;
 
-/// What the layers need of the model that they are part of.
+/// Parts of the model that the layers need.
 pub(super) struct Parts<'a> {
     pub regions: &'a Regions,
     pub batch: &'a Batch,
     /// Takes the layers' losses.
     pub metrics: Option<&'a LayerMetrics>,
-    /// Embeds ids, by the table that is given or else the stage's own; the depth names the dropout mask.
+    /// Embeds ids, by the table that is given or else the stage's own; the depth names the dropout
+    /// mask.
     pub words: &'a EmbedWords<'a>,
-    /// What the transformer layer of a depth reads besides the stream.
+    /// Inputs of the transformer layer of a depth besides the stream.
     pub input: &'a dyn Fn(usize) -> LayerInput<'a>,
     /// Output projection and sum of the loss.
     pub loss: &'a dyn Fn(Tensor<3>, Targets) -> Tensor<1>,
@@ -217,7 +223,7 @@ const SEQUENCE: usize = 1;
 /// Labels and their weights further on in the sequence.
 struct Ahead<'a> {
     regions: &'a Regions,
-    /// Of whole sequences.
+    /// Labels of whole sequences.
     labels_bs: Tensor<2, Int>,
     mask_bs: Tensor<2>,
     documents_bs: Option<Tensor<2, Int>>,
@@ -236,7 +242,7 @@ impl<'a> Ahead<'a> {
         Self { regions, labels_bs: whole(batch.labels.clone()), mask_bs, documents_bs }
     }
 
-    /// Of each of this rank's tokens the label so many places on; 0 beyond the end.
+    /// Label `places` positions after each of this rank's tokens; 0 beyond the end.
     fn labels(&self, places: usize) -> Tensor<2, Int> {
         self.own(shifted(self.labels_bs.clone(), places))
     }
@@ -264,7 +270,7 @@ impl<'a> Ahead<'a> {
     }
 }
 
-/// Each sequence so many places on, zeros at its end.
+/// Each sequence shifted by `places` positions, zeros at its end.
 fn shifted<K: Numeric>(x_bs: Tensor<2, K>, places: usize) -> Tensor<2, K> {
     let [b, s] = x_bs.dims();
     let places = places.min(s);

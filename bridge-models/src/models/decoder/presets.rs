@@ -8,7 +8,7 @@ use bridge_core::config::{
 /// A named model with the batch it is measured at.
 #[derive(Clone, Debug)]
 pub struct Preset {
-    /// Its name.
+    /// Name of the preset.
     pub name: &'static str,
     /// The kind of model.
     pub kind: &'static str,
@@ -89,7 +89,8 @@ pub fn preset(name: &str) -> Option<Preset> {
     Some(Preset { name: known, kind: KIND, transformer, micro_batch_size, peft })
 }
 
-/// A branch of rank 16 at each linear layer of a Llama but the head, as the peer has it: queries, keys, values, gate and its other half apart.
+/// A branch of rank 16 at each linear layer of a Llama but the head, as the peer has it: queries,
+/// keys, values, gate and its other half apart.
 fn all_linear(kind: PeftKind) -> PeftConfig {
     let targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
     let target_modules = targets.map(str::to_owned).to_vec();

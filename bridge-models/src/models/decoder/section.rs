@@ -1,5 +1,6 @@
-//! [`DecoderConfig`] from and to the config tree's `[model]` section. What the section says of a field is a [`Words`] in the field's row,
-//! for both directions; here is what the words mean. What the section can say and the decoder cannot do is refused, by key.
+//! [`DecoderConfig`] from and to the config tree's `[model]` section. What the section says of a
+//! field is a [`Words`] in the field's row, for both directions; here is what the words mean. What
+//! the section can say and the decoder cannot do is refused, by key.
 
 use bridge_core::config::{OneOrMany, TransformerConfig};
 use bridge_core::model::ModelBuildError;
@@ -8,7 +9,8 @@ use super::choices::LayerPattern;
 use super::config::DecoderConfig;
 use super::limits::invalid;
 
-/// How the `[model]` section says a field of type `T` of the table `O`. Rows are read and written in their order.
+/// Correspondence between the `[model]` section and a field of type `T` of the table `O`. Rows are
+/// read and written in their order.
 pub(super) struct Words<T, O> {
     /// The field's value, from the section and from the rows before.
     pub read: fn(&TransformerConfig, &O) -> Result<T, ModelBuildError>,
@@ -16,8 +18,8 @@ pub(super) struct Words<T, O> {
     pub write: fn(&T, &O, &mut TransformerConfig),
 }
 
-/// Declares a table of a decoder's settings: rows of `/// doc`, `name: type = neutral value => words;`. A field without words has its
-/// neutral value in every `[model]` section.
+/// Declares a table of a decoder's settings: rows of `/// doc`, `name: type = neutral value =>
+/// words;`. A field without words has its neutral value in every `[model]` section.
 macro_rules! described {
     (
         $(#[$meta:meta])*
@@ -118,7 +120,8 @@ macro_rules! one_of {
 pub(super) use {as_read, described, one_of, or, same, unless};
 
 impl DecoderConfig {
-    /// Resolves a `[model]` section: fills in the derived sizes and refuses what this decoder does not do.
+    /// Resolves a `[model]` section: fills in the derived sizes and refuses what this decoder does
+    /// not do.
     ///
     /// # Errors
     /// With the first key that cannot be built, what it is and what was expected.
@@ -136,9 +139,8 @@ impl DecoderConfig {
 
     /// The `[model]` section that resolves to this decoder.
     ///
-    /// # Errors
-    /// If the section has no words for it, with the first field that it cannot say: a factor on the residual stream, a dropout of its own for the
-    /// embedding.
+    /// # Errors If the section cannot express a field, with the first such field: a factor on the
+    /// residual stream, a separate dropout for the embedding.
     pub fn to_transformer(&self) -> Result<TransformerConfig, ModelBuildError> {
         let mut section = TransformerConfig::default();
         self.write(&mut section);
@@ -463,7 +465,8 @@ pub(super) mod words {
         },
     };
 
-    /// The layers that a setting means: those that it lists with 1, or those for which `includes` says so of their number (from 0) and N.
+    /// The layers that a setting means: those that it lists with 1, or those for which `includes`
+    /// says so of their number (from 0) and N.
     fn pattern(
         section: &TransformerConfig,
         key: &str,

@@ -1,4 +1,5 @@
-//! Whether the fields of a decoder's configuration fit each other. Each error has the key of the `[model]` section.
+//! Consistency of the fields of a decoder's configuration. Each error has the key of the `[model]`
+//! section.
 
 use bridge_core::model::ModelBuildError;
 use bridge_kernels::Activation;
@@ -10,7 +11,7 @@ use super::limits::{LARGEST_SIZE, invalid};
 
 /// Far above any model.
 const MOST_LAYERS: usize = 1 << 16;
-/// As in no model for long: bytes of gradients and states of so many still fit 64 bits.
+/// Larger than any model for long: bytes of gradients and states of this number still fit 64 bits.
 const MOST_PARAMETERS: f64 = 1e16;
 
 impl DecoderConfig {
@@ -246,7 +247,8 @@ impl DecoderConfig {
 }
 
 impl DecoderConfig {
-    /// About the number of parameters: enough to know that sizes computed from it are numbers of 64 bits.
+    /// About the number of parameters: enough to know that sizes computed from it are numbers of 64
+    /// bits.
     fn rough_parameters(&self) -> f64 {
         let size = |value: usize| value as f64;
         let heads = size(self.num_attention_heads) + 2.0 * size(self.num_query_groups);

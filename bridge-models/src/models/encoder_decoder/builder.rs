@@ -51,7 +51,8 @@ pub struct T5ModelConfig {
 }
 
 impl T5ModelConfig {
-    /// A model of this shape; without `encoder_num_layers` the encoder has as many layers as the decoder.
+    /// A model of this shape; without `encoder_num_layers` the encoder has as many layers as the
+    /// decoder.
     pub fn new(mut transformer: TransformerConfig) -> Self {
         transformer.encoder_num_layers.get_or_insert(transformer.num_layers);
         Self { inner: GptModelConfig::new(transformer) }

@@ -1,4 +1,5 @@
-//! What the segments of an encoder and a decoder cost. Shape legend: `s` tokens of the encoder's sequences, `t` of the decoder's.
+//! Cost of the segments of an encoder and a decoder. Shape legend: `s` tokens of the encoder's
+//! sequences, `t` of the decoder's.
 
 use std::sync::Arc;
 
@@ -15,7 +16,8 @@ use crate::models::decoder::config::{DecoderConfig, EncoderConfig};
 
 const FLOAT32: u64 = 4;
 
-/// What a stage of the model `config` describes declares on the rank of `work`, and costs. Nothing is made.
+/// Declarations and cost of a stage of the model `config` on the rank of `work`. No tensors are
+/// made.
 pub(crate) fn outline(
     config: &DecoderConfig,
     work: &Workload,
@@ -38,7 +40,7 @@ struct Costs<'a> {
     encoder: EncoderConfig,
     /// A micro-batch of the encoder's sequences.
     source: Workload,
-    /// One of the decoder's.
+    /// Workload of the decoder.
     target: Workload,
 }
 
@@ -80,7 +82,8 @@ impl Costs<'_> {
         streams * self.config.hidden_size as u64 + heads * length * length
     }
 
-    /// A norm and attention of `queries` to `keys`, which are the queries' own sequences or the encoder's.
+    /// A norm and attention of `queries` to `keys`, which are the queries' own sequences or the
+    /// encoder's.
     fn attention(&self, queries: &Workload, keys: &Workload) -> SegmentCost {
         let config = self.config;
         let (a, c) = (queries.activation_bytes, config.hidden_size);

@@ -1,4 +1,5 @@
-//! Generation: the encoder once, then the decoder, which remembers keys and values of its own tokens and of the encoder's output.
+//! Generation: the encoder once, then the decoder, which remembers keys and values of its own
+//! tokens and of the encoder's output.
 
 use bridge_core::model::{GenerationState, LayerState};
 use bridge_kernels::rotary::Positions;
@@ -10,7 +11,7 @@ use crate::blocks::biased_attention::Scores;
 use crate::blocks::head::logits;
 use crate::blocks::key_values::KeyValues;
 
-/// What a layer of the decoder remembers.
+/// Generation state of a layer of the decoder.
 struct DecoderState {
     own: KeyValues,
     /// Keys and values of the encoder's output, `[b, s, h, d]` each, once it has been read.
@@ -23,7 +24,8 @@ impl EncoderDecoder {
         GenerationState::new(self.decoder.iter().map(|_| Box::new(state()) as LayerState).collect())
     }
 
-    /// Runs the encoder on `[b, s]`, all of it tokens, and keeps what the decoder's layers read of its output.
+    /// Runs the encoder on `[b, s]`, all of it tokens, and keeps what the decoder's layers read of
+    /// its output.
     pub(super) fn encode(&self, source_bs: Tensor<2, Int>, state: &mut GenerationState) -> Option<()> {
         let (start, middle) = (self.start.as_ref()?, self.middle.as_ref()?);
         let regions = self.regions.with_whole_sequences();

@@ -1,5 +1,5 @@
-//! One layer of an encoder or of the decoder behind it: attention, in the decoder attention to the encoder's output, and a feed-forward block,
-//! each on a norm of the residual stream.
+//! One layer of an encoder or of the decoder behind it: attention, in the decoder attention to the
+//! encoder's output, and a feed-forward block, each on a norm of the residual stream.
 
 use bridge_core::model::{ChunkScope, Component, SegmentRole, WeightGradientStore};
 use bridge_kernels::{DropoutKey, LargestScore, Remakeable};
@@ -14,10 +14,11 @@ use crate::blocks::regions::Regions;
 use crate::blocks::residual::{BlockOutput, Branch, Reads, Residual};
 use crate::models::decoder::config::DecoderConfig;
 
-/// The parts of a layer that run, and are recomputed, by themselves. A decoder's attention to the encoder belongs to the first.
+/// The parts of a layer that run, and are recomputed, by themselves. A decoder's attention to the
+/// encoder belongs to the first.
 pub(super) const PARTS: [SegmentRole; 2] = [SegmentRole::Attention, SegmentRole::Mlp];
 
-/// Which dropout mask of a layer: the second half of a mask's name.
+/// Numbers of a layer's dropout masks: the second half of a mask's name.
 pub(super) mod place {
     pub const ATTENTION_PROBABILITIES: u64 = 1;
     pub const ATTENTION_OUTPUT: u64 = 2;
@@ -27,7 +28,7 @@ pub(super) mod place {
     pub const MLP_INNER: u64 = 6;
 }
 
-/// Which stack a layer is of.
+/// Stack of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stack {
     Encoder,
@@ -56,18 +57,18 @@ struct Cross {
 pub(super) struct Source {
     /// Keys and values, `[b, s, h, d]` each.
     pub keys_and_values: [Tensor<4>; 2],
-    /// Which of them count.
+    /// Mask of the scores.
     pub scores: Scores,
 }
 
-/// What both parts of a layer read besides the stream.
+/// Inputs of both parts of a layer besides the stream.
 #[derive(Clone, Copy)]
 pub(super) struct LayerInput<'a> {
     pub regions: &'a Regions,
     pub weight_gradients: Option<&'a WeightGradientStore>,
     /// The key of the mask at a place of this layer.
     pub key: &'a dyn Fn(u64) -> Option<DropoutKey>,
-    /// Where the largest attention score is noted, if anybody asks for it.
+    /// Record of the largest attention score, if it is taken.
     pub largest_score: Option<&'a LargestScore>,
 }
 

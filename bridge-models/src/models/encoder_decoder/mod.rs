@@ -1,4 +1,5 @@
-//! An encoder and a decoder that attends to the encoder's output, as in T5 (Raffel et al., arXiv:1910.10683).
+//! An encoder and a decoder that attends to the encoder's output, as in T5 (Raffel et al.,
+//! arXiv:1910.10683).
 //!
 //! | file | what it has |
 //! | --- | --- |
@@ -9,7 +10,8 @@
 //! | `builder` | kind `t5` for the model registry |
 //! | `validate` | whether the fields of a configuration fit an encoder |
 //!
-//! The architecture is a [`DecoderConfig`](crate::DecoderConfig) with an encoder; the maths of the layers is in `crate::blocks`.
+//! The architecture is a [`DecoderConfig`](crate::DecoderConfig) with an encoder; the maths of the
+//! layers is in `crate::blocks`.
 
 mod builder;
 mod cost;

@@ -1,7 +1,9 @@
-//! An encoder and a decoder, each optional or partial so that a pipeline stage is the same type as the whole.
+//! An encoder and a decoder, each optional or partial so that a pipeline stage is the same type as
+//! the whole.
 //!
-//! Between the layers of a stack passes what all of them read: the bias of relative positions, which the segment before the stack makes. The
-//! encoder's carry the embedded input of the decoder, so that the word embedding is on the first stage alone; the decoder's carry the encoder's
+//! Between the layers of a stack passes what all of them read: the bias of relative positions,
+//! which the segment before the stack makes. The encoder's carry the embedded input of the decoder,
+//! so that the word embedding is on the first stage alone; the decoder's carry the encoder's
 //! output. Shape legend: `s` tokens of the encoder's sequences, `t` of the decoder's.
 
 use bridge_core::model::{
@@ -38,7 +40,8 @@ mod place {
     pub const DECODER_OUTPUT: u64 = 19;
 }
 
-/// An encoder and a decoder, or one pipeline stage of them, and of that the slice that one rank holds.
+/// An encoder and a decoder, or one pipeline stage of them, and of that the slice that one rank
+/// holds.
 #[derive(Module, Debug)]
 pub struct EncoderDecoder {
     pub(super) start: Option<Start>,
@@ -54,14 +57,14 @@ pub struct EncoderDecoder {
     pub(super) regions: Regions,
 }
 
-/// What stands before the encoder.
+/// Modules before the encoder.
 #[derive(Module, Debug)]
 pub(super) struct Start {
     pub embedding: Embedding,
     pub bias: RelativeBias,
 }
 
-/// What stands between encoder and decoder.
+/// Modules between encoder and decoder.
 #[derive(Module, Debug)]
 pub(super) struct Middle {
     pub final_layernorm: Norm,
@@ -71,12 +74,12 @@ pub(super) struct Middle {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Settings {
     encoder: EncoderConfig,
-    /// Of each stack, the first layer of the stage.
+    /// First layer of the stage in each stack.
     first_layers: [usize; 2],
     hidden_size: usize,
-    /// Of this rank.
+    /// Heads of this rank.
     num_heads: usize,
-    /// Of the residual stream.
+    /// Dtype of the residual stream.
     dtype: FloatDType,
     dropout: f64,
     logit_softcap: Option<f64>,
@@ -84,7 +87,7 @@ pub(super) struct Settings {
     vocab_size: usize,
 }
 
-/// What a segment is.
+/// Part of the model that a segment is.
 #[derive(Clone, Copy)]
 enum Part {
     Start,
@@ -95,13 +98,13 @@ enum Part {
     Head,
 }
 
-/// What a stage of the model declares on the rank that `scope` is of. Nothing is made.
+/// Declarations of a stage of the model on the rank of `scope`. No tensors are made.
 pub(crate) fn declare(config: &DecoderConfig, scope: ChunkScope, stage: &Stage) -> Declarations {
     Parts::new(config, stage, &scope);
     scope.finish()
 }
 
-/// What has parameters.
+/// Modules that own parameters.
 struct Parts {
     start: Option<Start>,
     encoder: Vec<Layer>,
@@ -276,7 +279,7 @@ impl EncoderDecoder {
         loss_sum(x_btc, projection, targets, &self.regions, None)
     }
 
-    /// What the output projection reads, and the projection, on stages that have the head.
+    /// Input of the output projection, and the projection, on stages that have the head.
     pub(super) fn output(&self, x_btc: Tensor<3>, key: Option<DropoutKey>) -> Option<(Tensor<3>, Projection)> {
         let norm = self.final_layernorm.as_ref()?;
         let weight_vc = match (&self.output_layer, &self.start) {

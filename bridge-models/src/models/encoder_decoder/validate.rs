@@ -1,4 +1,5 @@
-//! Whether the fields of a configuration fit an encoder. Each error has the key of the `[model]` section.
+//! Consistency of the fields of a configuration with an encoder. Each error has the key of the
+//! `[model]` section.
 
 use bridge_core::model::ModelBuildError;
 

@@ -1,8 +1,9 @@
-//! OTLP against a collector that takes what it is sent, is busy, breaks off, refuses all or a part, or is not there.
+//! OTLP against a collector that takes what it is sent, is busy, breaks off, refuses all or a part,
+//! or is not there.
 
 use super::*;
 
-/// What a collector answers: it rejects points that are named `rejected`.
+/// Answer of a collector: it rejects points that are named `rejected`.
 pub(super) fn take(signal: &str, json: Value, told: &mut Told) -> (&'static str, Value) {
     let metrics = json["resourceMetrics"][0]["scopeMetrics"][0]["metrics"].as_array().cloned().unwrap_or_default();
     let rejects = metrics.iter().any(|metric| metric["name"] == "rejected");

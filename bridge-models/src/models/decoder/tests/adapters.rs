@@ -1,4 +1,5 @@
-//! Adapters: against a plain model with the weights merged, gradients included, on one rank and on many.
+//! Adapters: against a plain model with the weights merged, gradients included, on one rank and on
+//! many.
 
 use std::sync::Arc;
 
@@ -15,8 +16,9 @@ use super::spread::{Model, ONE, Spread, check_model, families, mixtures};
 use super::*;
 use crate::adapters::{Branch, Dropout, LowRankAdapter, Method, Targets};
 
-/// A sketch of DoRA (Liu et al., arXiv:2402.09353, equation 5): each output's row of the merged weight has the norm of the row before, times a
-/// ratio that is learned. The norm counts as a constant in backward (section 4.3).
+/// A sketch of DoRA (Liu et al., arXiv:2402.09353, equation 5): each output's row of the merged
+/// weight has the norm of the row before, times a ratio that is learned. The norm counts as a
+/// constant in backward (section 4.3).
 #[derive(Clone, Debug)]
 struct Decomposed {
     low_rank: LowRank,
@@ -268,7 +270,8 @@ fn many_ranks_compute_with_adapters_what_one_does() {
     }
 }
 
-/// Branches of ranks that differ at parts of fused layers, but the second: at whole layers elsewhere.
+/// Branches of ranks that differ at parts of fused layers, but the second: at whole layers
+/// elsewhere.
 #[derive(Debug)]
 struct InParts;
 

@@ -1,4 +1,5 @@
-//! Models whose layers have one block each, with Mamba's among them: ranks, stages, generation, documents, initial values.
+//! Models whose layers have one block each, with Mamba's among them: ranks, stages, generation,
+//! documents, initial values.
 
 use super::spread::{ONE, Spread, check, run, sequences};
 use super::*;

@@ -1,4 +1,5 @@
-//! A layer in place of the output projection: outputs and gradients in float64, and what is refused.
+//! A layer in place of the output projection: outputs and gradients in float64, and what is
+//! refused.
 
 use std::sync::{Arc, Mutex};
 

@@ -101,8 +101,9 @@ pub fn everything() -> DecoderConfig {
     }
 }
 
-/// What the dense families have besides: one norm over all heads, factors on what goes in and comes out, norms without biases,
-/// windowed layers with a rotary base of their own, a gated unit with a clamp and an offset.
+/// Other features of the dense families: one norm over all heads, factors on inputs and outputs,
+/// norms without biases, windowed layers with a rotary base of their own, a gated unit with a clamp
+/// and an offset.
 pub fn factors() -> [DecoderConfig; 4] {
     let of_outputs = ResidualConfig { norms: NormPlacement::Output, ..ResidualConfig::default() };
     let whole = DecoderConfig {
@@ -172,7 +173,8 @@ pub fn build(config: &DecoderConfig) -> Box<dyn ModelChunk> {
     build_stage(config, &Stage::whole([config.num_layers]))
 }
 
-/// A stage whose one-dimensional parameters are moved off their initial ones and zeros, so that a swapped one shows.
+/// A stage whose one-dimensional parameters are moved off their initial ones and zeros, so that a
+/// swapped one shows.
 pub fn build_stage(config: &DecoderConfig, stage: &Stage) -> Box<dyn ModelChunk> {
     let mut chunk = build_decoder(config, &context(config), stage).unwrap();
     let shapes: BTreeMap<_, _> =

@@ -23,7 +23,7 @@ pub fn mixture(num_experts: usize, topk: usize) -> DecoderConfig {
     DecoderConfig { moe: Some(moe), ..llama() }
 }
 
-/// The dense parameter whose values the parameter `name` of a mixture gets: that of all experts alike.
+/// Dense parameter whose values the parameter `name` of a mixture gets: the same for all experts.
 fn dense_name(name: &str) -> String {
     match name.split_once("experts.local_experts.") {
         Some((before, rest)) => format!("{before}{}", rest.split_once('.').unwrap().1),
@@ -98,7 +98,8 @@ fn layers_report_to_the_collector_of_the_caller() {
     for layer in [0, 2] {
         let tokens = &reported[&("tokens_per_expert", layer)];
         assert_eq!((tokens.len(), tokens.iter().sum::<f64>()), (5, 28.0), "two choices of fourteen tokens");
-        // The least the balancing loss can be is 1, when all experts have equal shares (and it is at most the number of experts).
+        // The least the balancing loss can be is 1, when all experts have equal shares (and it is
+        // at most the number of experts).
         let balance = reported[&("load_balancing_loss", layer)][0];
         assert!((0.9..5.0).contains(&balance), "{balance}");
         assert!(reported[&("z_loss", layer)][0] > 0.0);

@@ -1,5 +1,5 @@
-//! Layers that predict further tokens: which targets reach them, and what they add to gradients. That ranks compute what one does is tested with
-//! the other families in `sharded`.
+//! Layers that predict further tokens: which targets reach them, and what they add to gradients.
+//! That ranks compute what one does is tested with the other families in `sharded`.
 
 use super::spread::sequences;
 use super::*;

@@ -1,5 +1,5 @@
-//! Parts of segments that run again in backward change no bit of loss or gradients: in 32 and 16 bits, with dropout, beside adapters, on many
-//! ranks.
+//! Parts of segments that run again in backward change no bit of loss or gradients: in 32 and 16
+//! bits, with dropout, beside adapters, on many ranks.
 
 use std::sync::Arc;
 
@@ -16,7 +16,8 @@ const SHARED_EXPERTS: RecomputedParts = RecomputedParts { shared_experts: true, 
 const MLA_UP_PROJ: RecomputedParts = RecomputedParts { mla_up_proj: true, moe_act: false, shared_experts: false };
 const ALL: RecomputedParts = RecomputedParts { moe_act: true, shared_experts: true, mla_up_proj: true };
 
-/// Latent attention of odd sizes, with queries from a latent vector of this size or from the stream.
+/// Latent attention of odd sizes, with queries from a latent vector of this size or from the
+/// stream.
 fn latent(config: DecoderConfig, q_lora_rank: Option<usize>) -> DecoderConfig {
     let latent = LatentConfig {
         q_lora_rank,
@@ -145,8 +146,9 @@ fn distance(found: &[u32], expected: &[u32]) -> f64 {
     difference / norm(&mut expected.iter().copied()).max(1e-12)
 }
 
-/// Backward of a micro-batch whose forward is not the last one: a pipeline has several in flight. A branch reads its layer's input as another input of
-/// the sum, so that gradients of what a recomputed part reads are summed in another order.
+/// Backward of a micro-batch whose forward is not the last one: a pipeline has several in flight. A
+/// branch reads its layer's input as another input of the sum, so that gradients of what a
+/// recomputed part reads are summed in another order.
 #[test]
 fn branches_drop_again_what_they_dropped() {
     let batch = Batch::new(&micro_batch(37), &device());

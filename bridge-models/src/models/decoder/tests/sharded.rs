@@ -1,4 +1,5 @@
-//! Decoders spread over thread ranks against the same decoder on one rank: initial values, loss, all gradients, logits.
+//! Decoders spread over thread ranks against the same decoder on one rank: initial values, loss,
+//! all gradients, logits.
 
 use std::time::Duration;
 
@@ -23,7 +24,8 @@ fn sequence_parallel_ranks_compute_what_one_does() {
     check_families(&[Spread { tensor: 2, ..sequence_parallel }, Spread { tensor: 4, ..sequence_parallel }]);
 }
 
-/// A configuration with so many heads and groups that the matrices divide over so many ranks.
+/// Configuration with these numbers of heads and groups, whose matrices divide over this number of
+/// ranks.
 pub fn with_heads(config: DecoderConfig, [heads, groups, ranks]: [usize; 3]) -> DecoderConfig {
     DecoderConfig {
         num_attention_heads: heads,
@@ -144,7 +146,8 @@ fn routers_of_every_kind_do_on_many_ranks_what_they_do_on_one() {
     let own_tokens = Spread { expert_tensor: Some(1), expert: 2, context: 2, ..sequence };
     let shared = [tensor, sequence, Spread { context: 2, ..ONE }, own_tokens];
     for (name, config) in super::spread::routers() {
-        // The loss of the global batch looks at other replicas too, which one rank has as micro-batches before or after.
+        // The loss of the global batch looks at other replicas too, which one rank has as
+        // micro-batches before or after.
         let replicas = config.moe.as_ref().is_some_and(|moe| moe.global_aux_loss_coeff == 0.0);
         let replicas = replicas.then_some(Spread { expert: 2, data: 2, ..ONE });
         let spreads: Vec<Spread> = shared.into_iter().chain(replicas).collect();
@@ -248,7 +251,8 @@ fn tensor_parallel_logits_are_whole_on_every_rank() {
     }
 }
 
-/// So many tokens that the loss goes through them in several chunks, whose length depends on the rows of a rank.
+/// Enough tokens that the loss processes them in several chunks, whose length depends on the rows
+/// of a rank.
 #[test]
 fn ranks_with_fewer_rows_take_chunks_of_the_same_length() {
     const ROWS: usize = 65_537;

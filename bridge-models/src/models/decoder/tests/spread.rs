@@ -13,7 +13,7 @@ use bridge_kernels::Philox;
 
 use super::*;
 
-/// How a model is spread.
+/// Distribution of a model.
 #[derive(Clone, Copy, Debug)]
 pub struct Spread {
     pub tensor: usize,
@@ -41,7 +41,7 @@ impl Spread {
     }
 }
 
-/// What one rank has after a step.
+/// Result of one rank after a step.
 pub struct RankResult {
     coordinates: Coordinates,
     loss: f32,
@@ -168,7 +168,8 @@ pub fn run_model(model: &Model, spread: Spread, batches: &BatchOf, mode: Mode) -
     assemble(&results.unwrap_or_else(|error| panic!("{spread:?}: {error}")), spread)
 }
 
-/// The whole model from every rank's part, by the rules of the contract (`bridge_core::model::placement`).
+/// The whole model from every rank's part, by the rules of the contract
+/// (`bridge_core::model::placement`).
 pub fn assemble(results: &[RankResult], spread: Spread) -> Whole {
     let by_tensor = |rank: usize| results.iter().filter(move |result| result.coordinates.tp == rank);
     let loss_of = |rank: usize| by_tensor(rank).map(|result| f64::from(result.loss)).sum::<f64>();
@@ -327,7 +328,8 @@ pub fn mixtures() -> Vec<(&'static str, DecoderConfig)> {
     all.chain([("mixture with biases", biased), further]).collect()
 }
 
-/// Mixtures whose routers do in training what they do not do otherwise, or look at more than a token.
+/// Mixtures whose routers do in training what they do not do otherwise, or look at more than a
+/// token.
 pub fn routers() -> Vec<(&'static str, DecoderConfig)> {
     let (_, mixture) = mixtures().remove(0);
     let moe = mixture.moe.clone().unwrap();
@@ -353,7 +355,7 @@ pub fn routers() -> Vec<(&'static str, DecoderConfig)> {
     all.into_iter().map(|(name, moe)| (name, DecoderConfig { moe: Some(moe), ..mixture.clone() })).collect()
 }
 
-/// What one rank computes from the sequences of all data-parallel ranks.
+/// Result of one rank alone on the sequences of all data-parallel ranks.
 pub fn on_one_rank(model: &Model, data: usize, mode: Mode) -> Whole {
     let batch = |rank| sequences(model.config.vocab_size, rank);
     let runs = (0..data).map(|rank| run_model(model, ONE, &|_| batch(rank), mode));
@@ -373,7 +375,8 @@ pub fn check(families: Vec<(&str, DecoderConfig)>, spreads: &[Spread]) {
     }
 }
 
-/// Whether the model spread so has the loss, the initial values and the gradients of one rank.
+/// Checks that the distributed model has the loss, the initial values and the gradients of one
+/// rank.
 pub fn check_model(name: &str, model: &Model, spreads: &[Spread]) {
     check_mode(name, model, spreads, Mode::Evaluate);
 }

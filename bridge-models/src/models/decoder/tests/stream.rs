@@ -109,7 +109,8 @@ fn with_parameters_of_32_bits_nothing_changes() {
     }
 }
 
-/// Against the same model in float32 with the rounded weights: what is left are errors of blocks, not those of many additions.
+/// Against the same model in float32 with the rounded weights: what is left are errors of blocks,
+/// not those of many additions.
 #[test]
 fn a_float32_stream_is_nearer_to_float32() {
     for (name, config) in [("llama", deep(llama())), ("gpt2", deep(gpt2()))] {

@@ -1,4 +1,5 @@
-//! muP: what changes with the width, and a coordinate check, that activations stay as large however wide the model is.
+//! muP: what changes with the width, and a coordinate check, that activations stay as large however
+//! wide the model is.
 
 use bridge_core::config::{
     Activation as ActivationChoice, Normalization, PositionEmbeddingType, TransformerConfig as Section,
