@@ -184,7 +184,7 @@ fn plans_say_whether_they_fit() {
     assert_eq!(parts.iter().map(|part| hundredths(part)).sum::<u64>(), hundredths(total), "{row}");
 }
 
-/// What is named was tried: with it the plan fits.
+/// Each named change was tried: with it the plan fits.
 #[test]
 fn a_plan_that_does_not_fit_names_what_would() {
     for (more, expected) in [

@@ -106,7 +106,8 @@ impl Models {
     /// Model that answers each of `count` texts: that of `uses`, or one for each; without any, the
     /// only one.
     ///
-    /// # Errors If the choice is missing, or no model has a name.
+    /// # Errors
+    /// If the choice is missing, or no model has a name.
     pub fn choose(&self, uses: &[String], count: usize) -> Result<Vec<Chosen<'_>>, Failure> {
         let of = |place: usize| Chosen { name: self.named[place].0.as_deref(), model: &self.named[place].1 };
         let names: Vec<&str> = self.named.iter().filter_map(|(name, _)| name.as_deref()).collect();

@@ -20,8 +20,8 @@ pub struct LineEditor {
 }
 
 impl LineEditor {
-    /// An editor on the terminal, or `None` if input or standard error is none, or one that cannot
-    /// move its cursor.
+    /// Editor on the terminal; `None` if input or standard error is not a terminal, or is one that
+    /// cannot move its cursor.
     pub fn new() -> Option<Self> {
         use std::io::IsTerminal;
 

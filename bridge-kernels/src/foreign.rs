@@ -10,8 +10,8 @@
 //! threads meanwhile. Until the library's event has passed, whoever called it holds the
 //! [memory](Pinned): then it is neither used again, nor moved, nor written in place.
 //!
-//! What the library writes is to be read by kernels of the calling thread that make new memory.
-//! CubeCL notes the age of memory when it is reserved, so another thread that read what was
+//! The library's output must be read by kernels of the calling thread that allocate new memory.
+//! CubeCL records the age of memory when it is reserved, so another thread that read memory
 //! reserved before the library's work might not wait for that work.
 
 use std::any::TypeId;

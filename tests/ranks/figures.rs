@@ -200,7 +200,7 @@ fn tokens_of_experts_reach_console_and_records() {
     assert!(said.contains(&format!(" | tokens per expert: {least} to {most} | ")), "{said}");
 }
 
-/// What a run says at its start: the size of the whole model, and if asked the settings that differ
+/// Output of a run at its start: the size of the whole model, and with -v the settings that differ
 /// from the defaults, once.
 #[test]
 fn a_run_that_is_asked_begins_with_a_summary_of_its_settings() {

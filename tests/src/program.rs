@@ -10,7 +10,8 @@ const BUILD: &str = "cargo build --release --workspace --bins";
 /// The binary under test: what `BRIDGE_UNDER_TEST` names (to see which tests an older release
 /// fails), else `bridge` of the target folder that the test itself was built in.
 ///
-/// # Panics If the binary is missing, or older than one of its sources.
+/// # Panics
+/// If the binary is missing, or older than one of its sources.
 #[must_use]
 pub fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();

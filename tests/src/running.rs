@@ -36,7 +36,8 @@ pub fn last_losses(folder: &Path) -> BTreeMap<u64, f64> {
 
 /// The folder in `/proc` of the process that is `rank` under mpirun, in `folder`.
 ///
-/// # Panics If there is no such process.
+/// # Panics
+/// If there is no such process.
 #[must_use]
 pub fn process_of(folder: &Path, rank: usize) -> PathBuf {
     let folder = folder.canonicalize().expect("the run's folder is there");

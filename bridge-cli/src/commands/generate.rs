@@ -213,7 +213,7 @@ impl Speaker<'_> {
 }
 
 /// Prompts in order: those of the command line, and the lines of standard input if requested. One
-/// empty prompt if there are none.
+/// empty prompt without any.
 fn prompts(arguments: &Arguments) -> Result<Vec<String>, Failure> {
     let is_asked_for = arguments.whole_input || arguments.prompt.iter().any(|prompt| prompt == "-");
     let given: Vec<&String> = arguments.prompt.iter().filter(|prompt| *prompt != "-").collect();

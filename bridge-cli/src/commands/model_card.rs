@@ -33,9 +33,9 @@ pub fn is_own(path: &Path) -> bool {
 /// Contents of an exported folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exported {
-    /// A model of so many parameters.
+    /// Model with this number of parameters.
     Model(u64),
-    /// An adapter of so many modules, without its base.
+    /// Adapter with this number of modules, without its base.
     Adapter(usize),
 }
 

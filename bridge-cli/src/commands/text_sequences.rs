@@ -27,7 +27,7 @@ impl TextSequences {
         Self { documents, tokenizer, seq_length, tokens: VecDeque::new(), is_first: true }
     }
 
-    /// Reads another document; false if there is none.
+    /// Reads another document; false at the end.
     fn read_document(&mut self) -> Result<bool, Failure> {
         let Some(document) = self.documents.next() else {
             return Ok(false);

@@ -139,7 +139,8 @@ impl Checkpoint {
 
     /// The metadata of a tensor.
     ///
-    /// # Errors If there is no tensor of that name.
+    /// # Errors
+    /// If there is no tensor of that name.
     pub fn tensor(&self, name: &str) -> Result<&TensorRecord, CheckpointError> {
         self.metadata.tensors.get(name).ok_or_else(|| CheckpointError::UnknownTensor {
             path: self.path.clone(),
@@ -150,7 +151,8 @@ impl Checkpoint {
 
     /// Checks type and shape of a tensor before any of it is read.
     ///
-    /// # Errors If there is no tensor of that name, or it has another type or shape.
+    /// # Errors
+    /// If there is no tensor of that name, or it has another type or shape.
     pub fn expect(&self, name: &str, dtype: DType, shape: &[usize]) -> Result<&TensorRecord, CheckpointError> {
         let record = self.tensor(name)?;
         if record.dtype == dtype && record.shape == shape {
@@ -170,7 +172,8 @@ impl Checkpoint {
 
     /// Reads a whole tensor.
     ///
-    /// # Errors If there is no tensor of that name, or a file cannot be read.
+    /// # Errors
+    /// If there is no tensor of that name, or a file cannot be read.
     pub fn load_tensor(&self, name: &str) -> Result<HostTensor, CheckpointError> {
         let whole: Vec<Range<usize>> = self.tensor(name)?.shape.iter().map(|&dim| 0..dim).collect();
         self.load_slice(name, &whole)

@@ -204,7 +204,8 @@ impl CheckpointStore {
     /// Opens the checkpoint of one iteration, without resolving the latest and without falling
     /// back.
     ///
-    /// # Errors If there is no such checkpoint, or it is damaged.
+    /// # Errors
+    /// If there is no such checkpoint, or it is damaged.
     pub fn open_iteration(&self, step: u64, verification: Verification) -> Result<Checkpoint, CheckpointError> {
         let path = match &self.place {
             Place::Folder(path) => path.clone(),

@@ -18,8 +18,8 @@ pub const ROUTER_LOSSES: [&str; 4] =
 /// and their number.
 pub const PREDICTION_LOSS: &str = "mtp_loss";
 
-/// What the head reports of its loss if it can: the tokens of this rank that the model gets right,
-/// and all that count.
+/// Figure of the head's loss, if it can be computed: the tokens of this rank that the model
+/// predicts correctly, and all that count.
 pub const TOKEN_ACCURACY: &str = "token accuracy";
 
 /// Figure of a layer with attention, if it is recorded: its largest score.

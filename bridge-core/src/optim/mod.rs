@@ -1,14 +1,13 @@
 //! The optimizer: parameter groups, float32 master weights, clipping, and one update of all
 //! parameters by a rule of `rules`.
 //!
-//! With many ranks: `bucket` has the layout of gradients and parameters that travel together,
-//! `settings` says what is divided and when, `distribution` who reduces, owns and counts which
-//! parameter, `sharing` which ranks hold the same, `reducer` adds gradients up while backward goes
-//! on, `sharded` gathers parameters of which each rank updates a part, `packing` puts buckets
-//! together on a device, `cast_gather` gathers weights as codes of 8 bits; `frozen` reads and
-//! writes what is not trained. `slot` is what is kept of a parameter, `scales` what ranks agree on
-//! where that is in units of a scale, `offload` what of it is in host memory though the parameter
-//! is on a GPU.
+//! Modules for many ranks: `bucket` has the layout of gradients and parameters that travel
+//! together, `settings` the sharded state and its timing, `distribution` the reduction, ownership
+//! and counting of parameters, `sharing` the ranks that hold the same values, `reducer` the sums of
+//! gradients during backward, `sharded` the gathering of parameters, `packing` buckets on a device,
+//! `cast_gather` weights as codes of 8 bits; `frozen` reads and writes parameters that are not
+//! trained. `slot` has the state of a parameter, `scales` the scales that ranks agree on, `offload`
+//! state in host memory of parameters on a GPU.
 //!
 //! The fused arithmetic of updates is in bridge-kernels; which learning rate and decay hold at a
 //! step is in [`crate::schedule`].

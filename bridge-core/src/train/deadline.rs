@@ -24,7 +24,7 @@ const KEY: &str = "train.exit_signal_deadline_s";
 /// Polling interval of the thread.
 const INTERVAL: Duration = Duration::from_millis(5);
 
-/// How often the thread looks if it waits for the end of setting up alone.
+/// Polling interval of a thread that only waits for the end of setting up.
 const SELDOM: Duration = Duration::from_millis(100);
 
 /// Time to end for a run that is being set up, unless the recipe sets another one. Files are

@@ -74,8 +74,8 @@ pub trait ForwardStep: Send {
         false
     }
 
-    /// Names of all losses that an evaluation reports, so that a `validation.metric` that is none
-    /// of them is refused before training. By default they are not known.
+    /// Names of all losses that an evaluation reports, so that an unknown `validation.metric` is
+    /// refused before training. The default is `None`: the names are unknown.
     fn loss_names(&self) -> Option<Vec<&'static str>> {
         None
     }

@@ -1,5 +1,5 @@
-//! What a run would refuse before its first step for what lies on this machine: text, token files,
-//! tokenizer, model section, checkpoint to start from. Folders that it writes to are checked, too.
+//! Checks before the first step of everything that lies on this machine: text, token files,
+//! tokenizer, model section, checkpoint to start from, and the folders that the run writes to.
 //! Nothing is written, and each problem is the one that the run itself would report.
 
 use std::path::Path;

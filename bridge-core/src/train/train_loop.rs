@@ -23,7 +23,8 @@ use crate::timers::Labels;
 /// Trains until the configured number of steps, or until something asks to exit. Subsystems learn
 /// of the end, whatever it is.
 ///
-/// # Errors Data that cannot be read, losses that are not finite (if that is checked), checkpoints
+/// # Errors
+/// Data that cannot be read, losses that are not finite (if that is checked), checkpoints
 /// that cannot be written, ranks that cannot communicate.
 pub fn train(run: &mut TrainingRun) -> Result<ExitReason, TrainError> {
     let end = catch_comm_error(|| {

@@ -1,5 +1,5 @@
-//! Arguments of a chat template that stand in a record beside its messages: tools, documents,
-//! switches such as `enable_thinking`.
+//! Arguments of a chat template that a record has beside its messages: tools, documents, switches
+//! such as `enable_thinking`.
 
 use serde_json::{Map, Value};
 

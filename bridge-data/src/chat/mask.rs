@@ -82,7 +82,7 @@ fn span_of(spans: &[Span], token: &Range<usize>, is_marked: bool) -> Option<usiz
 /// A rendered conversation.
 struct Spoken {
     text: String,
-    /// What the assistant generates, in order, or why that is not known.
+    /// Spans that the assistant generates, in order, or the reason that they are unknown.
     spans: Result<Vec<Span>, String>,
     is_marked: bool,
 }
@@ -130,8 +130,8 @@ impl<'a> Blocks<'a> {
         Self { template, reading, text, owned, places }
     }
 
-    /// What the model generates of a message: its bytes behind the generation prompt, with the end
-    /// of its turn.
+    /// Spans that the model generates for a message: its bytes after the generation prompt, with
+    /// the end of its turn.
     fn spans(&self, message: usize) -> Result<Result<Vec<Span>, String>, ChatError> {
         let Some(first) = self.places[message].first() else {
             // A loop wrote other messages, and nothing for this one.
@@ -156,8 +156,8 @@ impl<'a> Blocks<'a> {
         Ok(Ok(spans.map(|bytes| Span { bytes, message: Some(message) }).collect()))
     }
 
-    /// Where the model begins to generate a message whose first bytes are `first`, behind bytes of
-    /// another message (`before`). `None` if that cannot be told.
+    /// Position at which the model begins to generate a message whose first bytes are `first`,
+    /// after bytes of another message (`before`). `None` if it cannot be determined.
     fn start(&self, message: usize, before: Option<&Owned>, first: Range<usize>) -> Option<usize> {
         let own = self.reading.prompt(message, self.text, before);
         let end_before = before.map_or(0, |before| before.bytes.end);

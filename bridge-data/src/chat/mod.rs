@@ -141,8 +141,8 @@ impl std::fmt::Debug for ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// The template of a folder: `chat_template.jinja` and `additional_chat_templates`, else
-    /// `chat_template.json`, else that of `tokenizer_config.json`. `None` if there is none.
+    /// Loads the template of a folder: `chat_template.jinja` and `additional_chat_templates`, else
+    /// `chat_template.json`, else that of `tokenizer_config.json`. `None` without one.
     ///
     /// # Errors
     /// If a file cannot be read or parsed.

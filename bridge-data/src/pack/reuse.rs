@@ -38,9 +38,9 @@ impl OutputLock {
         lock.ok_or_else(|| DataError::Locked { path: lock_path(output) })
     }
 
-    /// Locks `{output}.lock` for a reader, even if a reader that leaves holds it exclusively for a
-    /// moment (see [`Drop`]). A writer is told from such a reader by the output: `is_complete` is
-    /// false as soon as the writer has begun, and the result is `None`.
+    /// Locks `{output}.lock` for a reader, even if a leaving reader holds it exclusively for a
+    /// moment (see [`Drop`]). The output distinguishes a writer from such a reader: `is_complete`
+    /// is false as soon as the writer has begun, and the result is `None`.
     ///
     /// # Errors
     /// Those of `is_complete`; [`DataError::Locked`] if a holder stands still for

@@ -14,8 +14,8 @@ use crate::{DataError, Dataset, Sample};
 pub(super) enum Grouping {
     /// One example for each sequence.
     Alone,
-    /// Each with the one after it: the tokens of the two in turn, so that both are filled up behind
-    /// their ends.
+    /// Each sample with the one after it: the tokens of the two alternate, so that both are padded
+    /// at their ends.
     Pairs,
     /// Examples of a pack share a sequence.
     Packed {

@@ -112,7 +112,8 @@ impl ExampleBuilder {
 
     /// The examples of a record.
     ///
-    /// # Errors The reason, as a sentence, if the record is not an example.
+    /// # Errors
+    /// The reason, as a sentence, if the record is not an example.
     pub(super) fn read(&self, record: &Value) -> Result<Read, String> {
         let mut fields = Fields::of(record)?;
         refuse_media(fields.all())?;

@@ -188,7 +188,7 @@ pub(super) struct Record {
 }
 
 impl Record {
-    /// Its position in its file, in words.
+    /// Position in its file, in words.
     pub(super) fn place(&self) -> Place {
         Place { is_row: matches!(self.raw, Raw::Row(..)), number: self.number }
     }

@@ -121,8 +121,7 @@ impl Message {
     }
 }
 
-/// The messages of a list. Calls that stand in messages of their own join the assistant's message
-/// before them.
+/// Messages of a list. Calls in messages of their own join the assistant's message before them.
 ///
 /// # Errors
 /// The place of a message that cannot be read, and why, as a sentence.
@@ -346,7 +345,7 @@ pub(super) fn is_list(value: &Value) -> bool {
 /// of roles and one of texts.
 ///
 /// # Errors
-/// Text that begins like a list and is none, as a sentence.
+/// The reason, as a sentence, if text begins like a list and is not a list.
 pub(super) fn list_of<'v>(key: &str, value: &'v Value) -> Result<Option<Cow<'v, [Value]>>, String> {
     Ok(match value {
         Value::Array(list) => Some(Cow::Borrowed(list.as_slice())),

@@ -27,7 +27,7 @@ const PAIRS: [(&str, &str); 13] = [
     ("query", "answers"),
     ("question", "answers"),
 ];
-/// Fields that hold a prompt, and fields that hold an answer, if they are none of these pairs.
+/// Fields that hold a prompt, and fields that hold an answer, outside of these pairs.
 const QUESTIONS: [&str; 7] = ["instruction", "input", "prompt", "question", "query", "problem", "inputs"];
 const ANSWERS: [&str; 8] = ["output", "completion", "response", "answer", "answers", "solution", "target", "targets"];
 /// Text that an answer is found in.

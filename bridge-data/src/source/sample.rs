@@ -23,9 +23,9 @@ pub(super) struct Window {
 }
 
 /// Windows of about `bytes` bytes together over files of these `sizes`, which have more. All bytes
-/// stand in one row, which is divided into equal cells with a window each. The window begins with
-/// the cell, or where the largest file begins that begins in the cell: so the first line of a file
-/// that is one long line is not missed. A window that ends behind its file goes on in the next
+/// form one row, which is divided into equal cells with a window each. The window begins with the
+/// cell, or at the start of the largest file that begins in the cell, so that the first line of a
+/// file with one long line is not missed. A window that ends beyond its file continues in the next
 /// file.
 pub(super) fn windows(sizes: &[u64], bytes: u64) -> Vec<Window> {
     let total = sizes.iter().fold(0_u64, |sum, size| sum.saturating_add(*size));

@@ -154,7 +154,7 @@ impl HuggingFaceTokenizer {
         for (name, is_known) in [("bos_token", &known.bos), ("eos_token", &known.eos), ("pad_token", &known.pad)]
             .map(|(name, known)| (name, known.is_some()))
         {
-            // Null in the configuration says that there is none.
+            // Null in the configuration means no token.
             if !is_known && !names[name].is_null() {
                 config.entry(name).or_insert_with(|| names[name].clone());
             }

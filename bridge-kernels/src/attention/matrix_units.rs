@@ -370,9 +370,9 @@ fn has_matrix_units(x: &Tensor<4>) -> bool {
     properties.features.matmul.mma.contains(&wanted) && properties.hardware.plane_size_min == LANES as u32
 }
 
-/// See [`crate::attention()`] and [`super::cube::attention`], whose conditions it has. Where there
-/// are no matrix units for the elements it does not apply, unless they are `emulated`, which is for
-/// tests, in 32 bits too: with so many columns of a tile of scores in backward, 32 or 64.
+/// See [`crate::attention()`] and [`super::cube::attention`], whose conditions apply too. It
+/// requires matrix units for the elements, unless they are `emulated`, which is for tests, in 32
+/// bits too: with this number of columns of a tile of scores in backward, 32 or 64.
 pub fn attention(
     q_bthd: &Tensor<4>,
     k_bsgd: &Tensor<4>,

@@ -36,7 +36,7 @@ fn look_up<X: Float, I: Int>(
     }
 }
 
-/// Links each token to the next one with the same id (the number of tokens if there is none), and
+/// Links each token to the next one with the same id (to the number of tokens without one), and
 /// writes 1 for tokens that have one before them, over zeros.
 #[cube(launch)]
 fn link<I: Int>(ids: &[I], next: &mut [u32], has_before: &mut [f32], #[define(I)] _storage: ElemType) {

@@ -122,7 +122,7 @@ impl Matrix {
     /// Batch of `batches` such matrices, each `apart` elements behind the last.
     ///
     /// # Panics
-    /// If there are none.
+    /// If `batches` is 0.
     pub fn batched(self, batches: usize, apart: usize) -> Self {
         assert!(batches > 0, "a batch of a product has matrices");
         Self { batches, apart: if batches == 1 { 0 } else { apart }, ..self }

@@ -27,9 +27,9 @@ impl QuantizedMatrix {
     /// The nearest codes for `values`, row-major. A block with a value that is not finite reads as
     /// NaN.
     ///
-    /// What has been quantised before stays the same bits, as do values of files with float16
-    /// scales (GGUF's `Q4_1` with [`CodeFormat::Int4`], `Q8_0` with [`CodeFormat::Int8`]), if
-    /// blocks are the same and reach the ends of what codes can say.
+    /// Values that were quantized before keep their bits, as do values of files with float16 scales
+    /// (GGUF's `Q4_1` with [`CodeFormat::Int4`], `Q8_0` with [`CodeFormat::Int8`]), if blocks are
+    /// the same and reach the ends of the codes' range.
     ///
     /// # Panics
     /// If there are other than `rows * cols` values, or the block size is not an even number.

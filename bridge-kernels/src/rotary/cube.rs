@@ -111,7 +111,7 @@ fn count_up(positions: &mut [i32], first: i32) {
     }
 }
 
-/// `length` positions from `first`, on the device of `near`; `None` if there are none, or too many
+/// `length` positions from `first`, on the device of `near`; `None` for no positions, or too many
 /// to index. They are counted on the device: an upload for each layer would take longer than the
 /// rotation, and is not recorded ([`crate::graph`]).
 fn counting(near: &Buffer, first: usize, length: usize) -> Option<Buffer> {

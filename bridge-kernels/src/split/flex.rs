@@ -48,8 +48,7 @@ fn with_columns<const D: usize>(dims: [usize; D], columns: usize) -> [usize; D] 
     dims
 }
 
-/// Copies `size` columns of each row, between matrices of so many columns, from and to the column
-/// given.
+/// Copies `size` columns of each row between matrices, from and to the given columns.
 fn copy((to, to_columns, at): (&mut [f32], usize, usize), (from, columns, first): (&[f32], usize, usize), size: usize) {
     let rows = (CHUNK / columns.max(to_columns)).max(1);
     to.par_chunks_mut(rows * to_columns).zip(from.par_chunks(rows * columns)).for_each(|(to, from)| {

@@ -107,7 +107,8 @@ impl AdapterSet {
 
     /// Drops an adapter. If it was active, none is.
     ///
-    /// # Errors If there is no adapter of this name.
+    /// # Errors
+    /// If there is no adapter of this name.
     pub fn remove(&mut self, name: &str) -> Result<(), AdapterError> {
         self.model(Some(name))?;
         self.adapters.remove(name);
@@ -117,7 +118,8 @@ impl AdapterSet {
 
     /// Makes an adapter the active one, or with `None` the base alone.
     ///
-    /// # Errors If there is no adapter of this name.
+    /// # Errors
+    /// If there is no adapter of this name.
     pub fn set_adapter(&mut self, name: Option<&str>) -> Result<(), AdapterError> {
         self.model(name)?;
         self.active = name.map(str::to_owned);
@@ -139,7 +141,8 @@ impl AdapterSet {
 
     /// The base with an adapter, or with `None` alone. Without autodiff.
     ///
-    /// # Errors If there is no adapter of this name.
+    /// # Errors
+    /// If there is no adapter of this name.
     pub fn model(&self, name: Option<&str>) -> Result<&dyn ModelChunk, AdapterError> {
         let Some(name) = name else { return Ok(self.base.as_ref()) };
         match self.adapters.get(name) {

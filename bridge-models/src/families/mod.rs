@@ -74,7 +74,8 @@ pub fn with_model_type(model_type: &str) -> Option<&'static Family> {
 /// The family that can hold this decoder: that of the folder it came from, by its `model_type`, or
 /// else the first that can.
 ///
-/// # Errors If no family fits: gives the reason of each family.
+/// # Errors
+/// If no family fits: gives the reason of each family.
 pub fn of(config: &DecoderConfig, origin: Option<&str>) -> Result<&'static Family, HfError> {
     let mut reasons = Vec::new();
     for family in origin.and_then(with_model_type).iter().chain(FAMILIES) {

@@ -126,9 +126,9 @@ const RESAVE: &str =
 const PICKLED: [&str; 2] = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
 
 impl HfCheckpoint {
-    /// Maps the files of `folder` as transformers chooses them: `model.safetensors`, or else the
-    /// files that `model.safetensors.index.json` names, each as a whole, whatever the index says of
-    /// its tensors.
+    /// Maps the files of `folder` by transformers' rule: `model.safetensors`, or else the files
+    /// that `model.safetensors.index.json` names, each as a whole, whatever the index says of its
+    /// tensors.
     ///
     /// # Errors
     /// If a file is missing or damaged.

@@ -151,8 +151,8 @@ fn quantization(fields: &Fields) -> Result<Quantization, HfError> {
     }
 }
 
-/// A token that ends a text. It may be outside the vocabulary, as that of small models often is: no
-/// text ends with it then. A negative number is none.
+/// Token that ends a text. It may be outside the vocabulary, as that of small models often is: no
+/// text ends with it then. A negative number means no token.
 fn token_id(fields: &Fields, id: &Value) -> Result<Option<i64>, HfError> {
     let known = id.as_i64().filter(|id| *id <= i64::from(u32::MAX));
     let known = known.ok_or_else(|| fields.error("eos_token_id", &id.to_string(), "a token id, or a list of them"))?;

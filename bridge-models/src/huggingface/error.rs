@@ -68,7 +68,7 @@ pub enum HfError {
         expected: &'static str,
         /// The file that is there.
         found: String,
-        /// What to do.
+        /// Remedy.
         remedy: &'static str,
     },
     /// An adapter lies beside the weights of a base: transformers applies it to the base that its
@@ -97,15 +97,15 @@ pub enum HfError {
     Wrapped {
         /// The folder.
         path: PathBuf,
-        /// How many have it.
+        /// Number of tensors with this name.
         count: usize,
-        /// What the names have too much.
+        /// Surplus part of the names.
         inserted: String,
-        /// One of the names.
+        /// Example of such a name.
         example: String,
         /// The name that is meant.
         expected: String,
-        /// What to do.
+        /// Remedy.
         remedy: &'static str,
     },
     /// A tensor is in none of the files that should have it.

@@ -196,7 +196,8 @@ pub(crate) fn activation_called(fields: &Fields, key: &str, name: &str) -> Resul
 
 /// The activation that `config.json` calls so.
 ///
-/// # Panics If there is no activation of this name.
+/// # Panics
+/// If there is no activation of this name.
 pub(crate) fn named_activation(name: &str) -> bridge_kernels::Activation {
     let known = ACTIVATIONS.iter().find(|(known, _)| *known == name);
     known.map(|(_, activation)| *activation).expect("a family's usual activation has a known name")

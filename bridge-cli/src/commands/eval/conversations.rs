@@ -26,7 +26,7 @@ use crate::output::line;
 pub struct Evaluation<'a> {
     /// The model.
     pub model: &'a LoadedModel,
-    /// Its tokenizer.
+    /// Tokenizer of the model.
     pub tokenizer: Arc<dyn Tokenizer>,
     /// Compute device.
     pub device: &'a Device,

@@ -53,7 +53,8 @@ const LEAST: u64 = 256;
 
 /// Finds the text of `inputs`, or the examples, of which `kind` there is more if it is not given.
 ///
-/// # Errors If there is no text, with a list of what was found instead.
+/// # Errors
+/// If there is no text, with a list of what was found instead.
 pub fn find(inputs: &[PathBuf], kind: Option<Kind>) -> Result<Text, Failure> {
     let (surveyed, roots) = look_into(inputs)?;
     let of = |kind: FileKind| surveyed.iter().filter(move |file| file.kind == kind);

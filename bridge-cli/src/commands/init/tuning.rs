@@ -153,7 +153,7 @@ impl Tuning {
         Ok(())
     }
 
-    /// Sequences of so many passes over the examples, about.
+    /// Sequences of about `epochs` passes over the examples.
     fn samples_of(&self, epochs: usize) -> usize {
         let total: usize = self.lengths.iter().sum();
         let each = if self.is_packed { total.div_ceil(self.pack_length.max(1)) } else { self.lengths.len() };
@@ -170,7 +170,7 @@ impl Tuning {
         self.samples_of(MOST_EPOCHS).div_ceil(batch).max(50)
     }
 
-    /// Tokens of so many sequences, about.
+    /// Tokens of about `samples` sequences.
     pub fn tokens(&self, samples: usize) -> usize {
         let total: usize = self.lengths.iter().sum();
         (total as f64 * samples as f64 / self.samples_of(1) as f64) as usize

@@ -50,8 +50,8 @@ pub(super) fn tiny_raw() -> RawConfig {
     RawConfig::from_text(TINY, Format::Toml, &[], &Kinds::builtin()).expect("the fixture reads")
 }
 
-/// The problems of the tiny recipe with overrides, of which there must be some: errors, or if there
-/// are none, settings without effect, each of which is a warning, too.
+/// Problems of the tiny recipe with overrides, of which there must be some: errors, or otherwise
+/// settings without effect, each of which is a warning too.
 pub(super) fn tiny_errors(overrides: &[&str]) -> ConfigErrors {
     match tiny(overrides).and_then(strict_as_warned) {
         Ok(_) => panic!("{overrides:?} was accepted"),

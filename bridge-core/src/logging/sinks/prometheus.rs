@@ -98,7 +98,7 @@ impl Figures {
 /// The endpoint, until it is dropped.
 struct Prometheus {
     figures: Figures,
-    /// The server, or why there is none.
+    /// Server, or the reason that it could not start.
     server: Result<Server, String>,
 }
 

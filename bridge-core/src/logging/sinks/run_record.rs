@@ -64,7 +64,8 @@ pub(super) fn open(context: &SinkContext) -> Opened {
 
 /// The record in the folder of a run's logs.
 ///
-/// # Errors If there is no such file, or it cannot be parsed.
+/// # Errors
+/// If there is no such file, or it cannot be parsed.
 pub(in crate::logging) fn read_record(folder: &Path) -> Result<RunRecord, String> {
     let path = folder.join(NAME);
     let text = outside::read_text(&path, outside::SETTINGS_BYTES).map_err(|error| error.to_string());

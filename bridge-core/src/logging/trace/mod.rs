@@ -273,7 +273,8 @@ impl Trace {
 
     /// The events of all, in the order of their beginnings.
     ///
-    /// # Errors If the traces are of different runs, a rank is in two of them, or there is no
+    /// # Errors
+    /// If the traces are of different runs, a rank is in two of them, or there is no
     /// trace.
     pub fn merge(traces: Vec<Self>) -> Result<Self, String> {
         let mut traces = traces.into_iter();

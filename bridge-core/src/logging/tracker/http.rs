@@ -21,7 +21,7 @@ const LONGEST_ANSWER: u64 = 1 << 20;
 #[derive(Debug)]
 pub(super) struct Client {
     agent: Agent,
-    /// The address without credentials and query, or why there is none.
+    /// Address without credentials and query, or the reason that there is no address.
     base: Result<String, String>,
     /// The query of the address, which every request has.
     query: String,

@@ -1,5 +1,5 @@
 //! Gradients on disk: `checkpoint.save_wgrads_interval` and `checkpoint.save_dgrads_interval`. They
-//! are written as checkpoints are, by all ranks together and published by one rename, in folders of
+//! are written like checkpoints, by all ranks together and published by one rename, in folders of
 //! their own.
 
 use std::collections::BTreeMap;

@@ -37,7 +37,8 @@ pub(in crate::train) struct Teacher {
 
 /// Finds the teacher that a recipe names. All ranks call this together.
 ///
-/// # Errors If there is no teacher, or it cannot run on these ranks.
+/// # Errors
+/// If there is no teacher, or it cannot run on these ranks.
 pub(in crate::train) fn find(
     config: &RunConfig,
     registry: &Registry,
@@ -55,7 +56,8 @@ pub(in crate::train) fn find(
 
 /// Looks at the recipe of the teacher, and writes nothing.
 ///
-/// # Errors If the recipe names no teacher that can run on the ranks of this run.
+/// # Errors
+/// If the recipe names no teacher that can run on the ranks of this run.
 pub(in crate::train) fn check_recipe(config: &RunConfig, registry: &Registry) -> Result<(), TrainError> {
     let pretrained = config.distillation.as_ref().and_then(|settings| settings.teacher.clone());
     let (Some(path), Some(finder)) = (pretrained, registry.kinds().saved) else {

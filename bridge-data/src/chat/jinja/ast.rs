@@ -27,7 +27,7 @@ pub(super) enum Stmt {
     Block(Vec<Stmt>),
     Break,
     Continue,
-    /// A statement that needs other templates, of which there are none.
+    /// Statement that needs other templates, which are not available.
     NoLoader(u32),
 }
 

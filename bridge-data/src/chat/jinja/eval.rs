@@ -74,7 +74,7 @@ impl Scope {
     }
 }
 
-/// How a body ended.
+/// End of a body.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Flow {
     Next,
@@ -96,7 +96,7 @@ struct Engine<'t> {
     /// macros.
     captures: Cell<u32>,
     owner: Cell<Option<usize>>,
-    /// Where the bytes of the current owner begin.
+    /// Start of the current owner's bytes.
     owned_from: Cell<usize>,
     owned: RefCell<Vec<Owned>>,
     /// True within an iteration that is at no message.
@@ -109,7 +109,7 @@ struct Engine<'t> {
     held_namespaces: RefCell<Vec<Rc<RefCell<Dict>>>>,
 }
 
-/// Runs a template. `messages` are the dictionaries whose text is told apart.
+/// Runs a template. `messages` are the dictionaries whose text is attributed to them.
 ///
 /// # Errors
 /// What the template refuses; a limit that is exceeded.
@@ -165,7 +165,7 @@ impl Engine<'_> {
         }
     }
 
-    /// The place of a message among those that are told apart.
+    /// Index of a message among those whose text is attributed.
     fn place_of(&self, value: &Value) -> Option<usize> {
         match value {
             Value::Dict(dict) => self.messages.get(&Rc::as_ptr(dict)).copied(),

@@ -52,7 +52,7 @@ struct Parser {
     /// Loops around the statement within one function: `break` is an error outside.
     loops: u32,
     has_generation: bool,
-    /// Which of [`SPECIAL`] were seen.
+    /// True for each of [`SPECIAL`] that was seen.
     special: [bool; 3],
 }
 

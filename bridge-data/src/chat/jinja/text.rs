@@ -162,7 +162,7 @@ pub(super) fn is_printable(character: char) -> bool {
     if character.is_ascii() {
         return matches!(character, ' '..='~');
     }
-    // Behind another character, so that a combining one is told by its class alone.
+    // Behind another character, so that a combining one is classified by its class alone.
     let pair: String = ['a', character].into_iter().collect();
     pair.escape_debug().eq(pair.chars())
 }

@@ -263,8 +263,8 @@ impl Transfer {
         let [send, send_at, recv, recv_at] = &*self.tables;
         let handle = comm.handle;
         // SAFETY: the pointers are to heap memory owned by `self`, which `Drop` keeps until the
-        // request is complete; the byte counts are those of that memory (callers give matching
-        // lengths on all ranks after agreeing on them); the datatype is a constant.
+        // request is complete; the byte counts match that memory (callers give matching lengths on
+        // all ranks after agreeing on them); the datatype is a constant.
         unsafe {
             let byte = ffi::RSMPI_UINT8_T;
             match *kind {

@@ -44,7 +44,7 @@ impl Capacity {
         whole.own.iter().flat_map(|number| dropped[number * k..][..k].iter().copied()).collect()
     }
 
-    /// Which of all choices, token by token, are above the capacity of their expert. Choices of no
+    /// True for each choice, token by token, that exceeds the capacity of its expert. Choices of no
     /// expert (`num_experts`) do not count.
     fn above_capacity(self, weights: &[f64], experts: &[usize], num_experts: usize) -> Vec<bool> {
         let choices = experts.iter().enumerate().filter(|(_, expert)| **expert < num_experts);

@@ -92,7 +92,7 @@ fn read_output(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfErro
         let id = value.as_u64().and_then(|id| usize::try_from(id).ok());
         id.map(Some).ok_or_else(|| fields.error(key, &value.to_string(), "a token id"))
     };
-    // A negative token for padding is none.
+    // A negative token for padding means no padding.
     let has_padding = fields.get("pad_token_id").and_then(Value::as_i64).is_none_or(|id| id >= 0);
     let start_token = match token("decoder_start_token_id")? {
         Some(token) => token,

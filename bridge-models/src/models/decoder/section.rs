@@ -139,7 +139,8 @@ impl DecoderConfig {
 
     /// The `[model]` section that resolves to this decoder.
     ///
-    /// # Errors If the section cannot express a field, with the first such field: a factor on the
+    /// # Errors
+    /// If the section cannot express a field, with the first such field: a factor on the
     /// residual stream, a separate dropout for the embedding.
     pub fn to_transformer(&self) -> Result<TransformerConfig, ModelBuildError> {
         let mut section = TransformerConfig::default();
