@@ -34,7 +34,7 @@ impl LineEditor {
     /// The next line; `None` at the end of the input (Control-D on an empty line).
     ///
     /// # Errors
-    /// Those of the terminal.
+    /// Errors of the terminal.
     pub fn read_line(&mut self, prompt: &str) -> io::Result<Option<String>> {
         let mut line = Line::new(&self.history);
         loop {

@@ -24,7 +24,7 @@ pub const RECORDS_BYTES: u64 = 1 << 30;
 /// Opens a regular file for reading, and returns it with its size. Links are followed.
 ///
 /// # Errors
-/// Those of the system; a folder, pipe, socket or device, by its name; a pointer of Git LFS in
+/// Errors of the system; a folder, pipe, socket or device, by its name; a pointer of Git LFS in
 /// place of a file.
 pub fn open(path: &Path) -> io::Result<(File, u64)> {
     regular(&std::fs::metadata(path)?)?;
@@ -117,7 +117,7 @@ pub fn named(folder: &Path, name: &str) -> io::Result<PathBuf> {
 /// to stays as it is.
 ///
 /// # Errors
-/// Those of the system; a folder, pipe or device of this name.
+/// Errors of the system; a folder, pipe or device of this name.
 pub fn create(path: &Path) -> io::Result<File> {
     match std::fs::symlink_metadata(path) {
         Ok(found) => {
@@ -135,7 +135,7 @@ pub fn create(path: &Path) -> io::Result<File> {
 /// Gives `path` this content in one step: written to a new file beside it, which is renamed.
 ///
 /// # Errors
-/// Those of the system; a folder, pipe or device of this name.
+/// Errors of the system; a folder, pipe or device of this name.
 pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     replace_with(path, |file| file.write_all(content))
 }
@@ -168,7 +168,7 @@ pub fn replace_with(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>
 /// to a device, which keeps nothing.
 ///
 /// # Errors
-/// Those of the system; a link, folder or pipe of this name.
+/// Errors of the system; a link, folder or pipe of this name.
 pub fn append(path: &Path) -> io::Result<File> {
     if is_link(path) && std::fs::metadata(path).is_ok_and(|target| target.file_type().is_char_device()) {
         return OpenOptions::new().append(true).open(path);
@@ -180,7 +180,7 @@ pub fn append(path: &Path) -> io::Result<File> {
 /// refused.
 ///
 /// # Errors
-/// Those of the system; a link, folder, pipe or device of this name.
+/// Errors of the system; a link, folder, pipe or device of this name.
 pub fn lockable(path: &Path) -> io::Result<File> {
     open_own(path, OpenOptions::new().read(true).write(true).create(true).truncate(false))
 }

@@ -14,7 +14,7 @@ const NUMBERS: [(&str, f64); 3] = [("-Infinity", f64::NEG_INFINITY), ("Infinity"
 /// The value of a text.
 ///
 /// # Errors
-/// What is wrong with the text, and where.
+/// A fault of the text, and where.
 pub fn parse(text: &str) -> Result<Value, serde_json::Error> {
     Ok(unwrapped(serde_json::from_str(&marked(text))?))
 }
@@ -22,7 +22,7 @@ pub fn parse(text: &str) -> Result<Value, serde_json::Error> {
 /// The table of a text.
 ///
 /// # Errors
-/// What is wrong with the text, and where; a value that is no table.
+/// A fault of the text, and where; a value that is no table.
 pub fn parse_table(text: &str) -> Result<Map<String, Value>, serde_json::Error> {
     serde_json::from_value(parse(text)?)
 }
@@ -30,7 +30,7 @@ pub fn parse_table(text: &str) -> Result<Map<String, Value>, serde_json::Error> 
 /// A value as indented text that Python reads.
 ///
 /// # Errors
-/// None is known.
+/// No error is known.
 pub fn to_text(value: &Value) -> Result<String, serde_json::Error> {
     let mut text = serde_json::to_string_pretty(value)?;
     for (name, _) in NUMBERS {
@@ -42,7 +42,7 @@ pub fn to_text(value: &Value) -> Result<String, serde_json::Error> {
 /// A table as indented text that Python reads.
 ///
 /// # Errors
-/// None is known.
+/// No error is known.
 pub fn table_to_text(table: &Map<String, Value>) -> Result<String, serde_json::Error> {
     to_text(&Value::Object(table.clone()))
 }

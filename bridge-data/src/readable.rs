@@ -8,7 +8,7 @@ use std::fmt;
 /// out.
 ///
 /// # Errors
-/// Those of the formatter.
+/// Errors of the formatter.
 pub fn write_with_causes(error: &dyn Error, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let mut last = error.to_string();
     f.write_str(&last)?;

@@ -13,7 +13,7 @@
 //! ```
 //!
 //! Progress is sent as server-sent events. A response has the events after `Last-Event-ID` and
-//! waits for one if there are none yet; 204 means that no more will come. A browser's `EventSource`
+//! waits for the next one if needed; 204 means that no more will come. A browser's `EventSource`
 //! reconnects automatically. An adapter is trained by a run of its own, whose number is in the
 //! answer; it can be used when that run has ended. Clients are trusted.
 

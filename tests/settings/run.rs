@@ -42,10 +42,10 @@ pub enum Program {
 pub enum Meddling {
     /// No interference.
     None,
-    /// Its threads, mapped files and memory are observed.
+    /// The run's threads, mapped files and memory are observed.
     Watch,
-    /// Its output is not read, so that rank 0 blocks when the pipe is full; the run is ended after
-    /// this many seconds.
+    /// The run's output is not read, so that rank 0 blocks when the pipe is full; the run is ended
+    /// after this many seconds.
     Clog(u64),
     /// It runs on a terminal.
     Terminal,

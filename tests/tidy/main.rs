@@ -4,6 +4,7 @@
 //! that shrinks fails too: the list then takes the smaller one.
 
 mod imports;
+mod language;
 mod source;
 
 use std::collections::{BTreeMap, BTreeSet};

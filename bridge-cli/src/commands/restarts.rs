@@ -42,7 +42,7 @@ impl RestartHost<'_> {
     /// Runs `start` on the ranks of `config`, and again after faults; returns the report of rank 0.
     ///
     /// # Errors
-    /// Those of [`run_with_restarts`].
+    /// Errors of [`run_with_restarts`].
     pub fn run(
         &self,
         config: RunConfig,

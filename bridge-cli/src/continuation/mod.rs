@@ -164,7 +164,7 @@ impl Prompt {
     /// [`Self::new`], behind what the tokenizer puts before a text that stands alone.
     ///
     /// # Errors
-    /// Those of [`Self::new`].
+    /// Errors of [`Self::new`].
     pub fn alone(tokenizer: &dyn Tokenizer, text: &str) -> Result<Self, Failure> {
         let mut prompt = Self::new(tokenizer, text)?;
         let prefix = tokenizer.prefix();

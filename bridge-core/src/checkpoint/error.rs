@@ -433,7 +433,7 @@ impl CheckpointError {
     /// A [`CheckpointError::NotFinite`], if `tensor` has such a value.
     ///
     /// # Errors
-    /// That.
+    /// The tensor has values that are not finite.
     pub(crate) fn unless_finite(path: &Path, name: &str, tensor: &HostTensor) -> Result<(), Self> {
         match tensor.first_not_finite() {
             None => Ok(()),

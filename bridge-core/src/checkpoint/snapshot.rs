@@ -79,7 +79,7 @@ pub trait TensorStream: Send + Sync {
     /// Hands over its bytes, little-endian and row-major, piece by piece.
     ///
     /// # Errors
-    /// Those of `write`, and [`CheckpointError::InvalidTensor`] if the values cannot be made.
+    /// Errors of `write`, and [`CheckpointError::InvalidTensor`] if the values cannot be made.
     fn write(&self, write: &mut dyn FnMut(&[u8]) -> Result<(), CheckpointError>) -> Result<(), CheckpointError>;
 }
 

@@ -56,7 +56,7 @@ pub struct Explanation {
 /// The explanation of a key.
 ///
 /// # Errors
-/// What to ask for instead, if there is no such setting.
+/// The nearest setting, if there is no such setting.
 pub fn explain(key: &str, kinds: &Kinds) -> Result<Explanation, String> {
     let all = settings(kinds, &Node::null());
     let of_key = |key: &str| all.iter().find(|setting| setting.key == key);

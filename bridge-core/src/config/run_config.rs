@@ -406,7 +406,7 @@ impl RunConfig {
     /// otherwise.
     ///
     /// # Errors
-    /// What is wrong with the recipe at this number of iterations, such as a warmup that is longer.
+    /// A fault of the recipe at this number of iterations, such as a warmup that is longer.
     pub fn with_epoch(&self, samples: usize, kinds: &Kinds) -> Option<Result<Self, ConfigErrors>> {
         let epochs = self.train.num_epochs?;
         let iterations = (epochs * samples as f64 / self.train.global_batch_size as f64).ceil().max(1.0);

@@ -145,7 +145,7 @@ pub trait ModelBuilder {
     /// `adapter`, without tensors, and its cost on a micro-batch of `work`.
     ///
     /// # Errors
-    /// Those of [`Self::build_model`].
+    /// Errors of [`Self::build_model`].
     fn outline(
         &self,
         work: &Workload,
@@ -156,7 +156,7 @@ pub trait ModelBuilder {
     /// Builds the stages of this rank and runs the hooks around them.
     ///
     /// # Errors
-    /// Those of [`ModelBuilder::build_model`] and of the hooks.
+    /// Errors of [`ModelBuilder::build_model`] and of the hooks.
     fn build_models(
         &self,
         config: &dyn ModelConfig,

@@ -5,7 +5,7 @@ use super::bucket::{BucketLayout, BucketPadding, BucketRule, ShardCounts};
 /// State that the ranks of a data-parallel group divide.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sharding {
-    /// Nothing: each rank has all gradients and optimizer state.
+    /// No sharding: each rank has all gradients and optimizer state.
     #[default]
     None,
     /// Gradients of the whole step, master weights and moments (the distributed optimizer).

@@ -59,7 +59,7 @@ impl DryRun {
     /// its data is not read. On all ranks `folder` has the same name.
     ///
     /// # Errors
-    /// What is wrong with the recipe, its paths or its tokenizer.
+    /// A fault of the recipe, its paths or its tokenizer.
     pub fn new(recipe: &RawConfig, world: &World, folder: &Path) -> Result<Self, TrainError> {
         let recipe = &recipe.with_checkpoint_args()?;
         let real = recipe.finalize(world)?;

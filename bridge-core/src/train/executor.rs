@@ -153,7 +153,7 @@ impl Executor {
     /// stage before sent, without tensors where the model begins.
     ///
     /// # Errors
-    /// Those of `hooks`, and other tensors than the model declares.
+    /// Errors of `hooks`, and other tensors than the model declares.
     pub fn forward_chunk(
         &self,
         chunk: &mut dyn ModelChunk,
@@ -179,7 +179,7 @@ impl Executor {
     /// Returns what backward needs and the chunk's output, without its graph.
     ///
     /// # Errors
-    /// Those of `hooks`, and other tensors than the model declares.
+    /// Errors of `hooks`, and other tensors than the model declares.
     pub fn begin(
         &self,
         chunk: &mut dyn ModelChunk,
@@ -231,7 +231,7 @@ impl Executor {
     /// one of zeros.
     ///
     /// # Errors
-    /// Those of `hooks`, and other tensors than the model declares.
+    /// Errors of `hooks`, and other tensors than the model declares.
     ///
     /// # Panics
     /// If there are gradients of the output of a chunk that ends with the loss.

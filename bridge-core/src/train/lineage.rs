@@ -141,7 +141,7 @@ impl Lineage {
     /// but the first. Returns what is to be said of them.
     ///
     /// # Errors
-    /// None that a run can meet: what was written is read back.
+    /// No error in practice: the written record is read back.
     pub fn note_models(
         &self,
         models: [(&'static str, Option<AdapterBase>); 2],

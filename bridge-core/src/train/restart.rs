@@ -184,8 +184,8 @@ type OnHung<'a> = dyn Fn(&[usize]) -> Infallible + 'a;
 /// Starts the ranks, and watches over them until they have ended or are found to hang.
 ///
 /// # Errors
-/// What the first rank that failed says, and which ranks failed by themselves, as far as that is
-/// known.
+/// The message of the first rank that failed, and which ranks failed by themselves, as far as that
+/// is known.
 fn start<T: Send>(
     config: &RunConfig,
     settings: &InProcessRestartConfig,

@@ -33,7 +33,7 @@ pub trait Subsystem: Send {
     /// All is set up (and a checkpoint loaded, if there was one); the first step comes next.
     ///
     /// # Errors
-    /// Nothing is trained then.
+    /// An error prevents training.
     fn on_run_start(&mut self, _run: &mut RunContext) -> Result<(), TrainError> {
         Ok(())
     }
@@ -83,7 +83,7 @@ pub trait Subsystem: Send {
     /// ranks has to be gathered.
     ///
     /// # Errors
-    /// Nothing is saved then.
+    /// An error prevents the save.
     fn on_save(&mut self, _run: &mut RunContext, _state: &mut Map<String, Value>) -> Result<(), TrainError> {
         Ok(())
     }
@@ -114,7 +114,7 @@ pub trait Subsystem: Send {
     /// communication error ends the thread without it.
     ///
     /// # Errors
-    /// Where training ended in order, the run fails instead.
+    /// An error fails a run whose training ended in order.
     fn on_run_end(&mut self, _run: &mut RunContext, _end: TrainEnd<'_>) -> Result<(), TrainError> {
         Ok(())
     }
@@ -256,7 +256,7 @@ impl Loaded<'_> {
 /// State of a subsystem as it is saved.
 ///
 /// # Errors
-/// What JSON cannot hold.
+/// A value that JSON cannot express.
 pub fn saved<T: Serialize>(state: &T) -> Result<Value, TrainError> {
     serde_json::to_value(state).map_err(|error| TrainError::Internal(format!("state that cannot be saved: {error}")))
 }

@@ -78,7 +78,7 @@ impl Conversation {
     /// of the template.
     ///
     /// # Errors
-    /// What is missing or of another type, as a sentence.
+    /// A missing field or another type, as a sentence.
     pub fn of_json(value: &Value) -> Result<Self, String> {
         let messages = value.get("messages").ok_or("expected an object with the key \"messages\"")?;
         let messages = messages.as_array().ok_or("messages: expected a list")?;
@@ -234,7 +234,7 @@ impl ChatTemplate {
     /// A template from its text, with the special tokens that it may name.
     ///
     /// # Errors
-    /// Where it does not parse.
+    /// A syntax error.
     fn new(
         default: Option<String>,
         tool_use: Option<String>,

@@ -43,7 +43,7 @@ impl OutputLock {
     /// is false as soon as the writer has begun, and the result is `None`.
     ///
     /// # Errors
-    /// Those of `is_complete`; [`DataError::Locked`] if a holder stands still for
+    /// Errors of `is_complete`; [`DataError::Locked`] if a holder stands still for
     /// [`READER_PATIENCE`].
     fn share_complete(
         output: &Path,

@@ -26,7 +26,7 @@ pub(super) const ANSWERS: [&str; 2] = ["chosen", "rejected"];
 /// The pair of a record. `is_chat`: text becomes messages.
 ///
 /// # Errors
-/// What is missing or of another type, as a sentence.
+/// A missing field or another type, as a sentence.
 pub(super) fn pair(fields: &mut Fields<'_>, words: &Words, is_chat: bool) -> Result<Pair, String> {
     let [first, others @ ..] = REJECTED;
     if fields.look_at(CHOSEN).is_null()

@@ -125,7 +125,7 @@ pub(super) fn take_messages<'r>(fields: &mut Fields<'r>) -> Result<Option<NamedL
 /// The conversation of a record.
 ///
 /// # Errors
-/// What is missing or of another type, as a sentence.
+/// A missing field or another type, as a sentence.
 pub(super) fn conversation(fields: &mut Fields<'_>, words: &Words, label_key: &str) -> Result<Spoken, String> {
     refuse_judged(fields, label_key)?;
     let messages = match take_messages(fields)? {

@@ -144,20 +144,20 @@ pub trait DeviceExchange: Debug + Send + Sync {
     /// Starts an operation of all ranks, which a thread of the communicator runs.
     ///
     /// # Errors
-    /// Those found before anything is sent; others come from the request.
+    /// Errors found before anything is sent; others come from the request.
     fn start(&self, call: &DeviceCall, work: DeviceWork) -> Result<Request<DevicePart>, CommError>;
 
     /// Starts to send a message; the request is complete when the memory has been handed over. It
     /// must not be written any more.
     ///
     /// # Errors
-    /// Those found before anything is sent; others come from the request.
+    /// Errors found before anything is sent; others come from the request.
     fn start_send(&self, part: DevicePart, to: usize, tag: u32) -> Result<Request<()>, CommError>;
 
     /// Starts to receive a message; the request returns memory that is only read. `like` says type
     /// and length, and where it is to lie.
     ///
     /// # Errors
-    /// Those found before anything is received; others come from the request.
+    /// Errors found before anything is received; others come from the request.
     fn start_recv(&self, like: DevicePart, from: usize, tag: u32) -> Result<Request<DevicePart>, CommError>;
 }

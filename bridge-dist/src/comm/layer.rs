@@ -88,7 +88,7 @@ pub trait Layer: fmt::Debug + Send + Sync {
     /// Runs a blocking operation.
     ///
     /// # Errors
-    /// Those of `run`.
+    /// Errors of `run`.
     fn blocking<T>(&self, _call: &Call, run: impl FnOnce() -> Result<T, CommError>) -> Result<T, CommError> {
         run()
     }
@@ -96,7 +96,7 @@ pub trait Layer: fmt::Debug + Send + Sync {
     /// Starts a non-blocking operation.
     ///
     /// # Errors
-    /// Those of `start`.
+    /// Errors of `start`.
     fn started<T: Send + 'static>(
         &self,
         _call: &Call,

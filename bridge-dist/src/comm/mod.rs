@@ -157,31 +157,31 @@ pub trait Communicator: Debug + Send + Sync {
     /// Starts an [`all_reduce`](Self::all_reduce) of `data`; the request returns the result.
     ///
     /// # Errors
-    /// Those found before anything is sent; others come from the request.
+    /// Errors found before anything is sent; others come from the request.
     fn start_all_reduce(&self, data: HostBuffer, op: ReduceOp) -> Result<Request, CommError>;
 
     /// Starts a [`reduce_scatter`](Self::reduce_scatter); the request returns this rank's part.
     ///
     /// # Errors
-    /// Those found before anything is sent; others come from the request.
+    /// Errors found before anything is sent; others come from the request.
     fn start_reduce_scatter(&self, input: HostBuffer, op: ReduceOp) -> Result<Request, CommError>;
 
     /// Starts an [`all_gather`](Self::all_gather); the request returns the concatenation.
     ///
     /// # Errors
-    /// Those found before anything is sent; others come from the request.
+    /// Errors found before anything is sent; others come from the request.
     fn start_all_gather(&self, input: HostBuffer) -> Result<Request, CommError>;
 
     /// Starts a [`send`](Self::send); the request returns `data` when it may be used again.
     ///
     /// # Errors
-    /// Those found before anything is sent; others come from the request.
+    /// Errors found before anything is sent; others come from the request.
     fn start_send(&self, data: HostBuffer, to: usize, tag: u32) -> Result<Request, CommError>;
 
     /// Starts a [`recv`](Self::recv) of `len` elements; the request returns them.
     ///
     /// # Errors
-    /// Those found before anything is received; others come from the request.
+    /// Errors found before anything is received; others come from the request.
     fn start_recv(&self, dtype: DType, len: usize, from: usize, tag: u32) -> Result<Request, CommError>;
 
     /// The same operations on memory that stays on its device, where ranks have such a way.

@@ -44,7 +44,7 @@ impl<T: Send + 'static> Request<T> {
     /// that was sent, for the others the output of the blocking form.
     ///
     /// # Errors
-    /// What the blocking form would have returned.
+    /// Errors of the blocking form.
     pub fn wait(self) -> Result<T, CommError> {
         self.pending.wait()
     }

@@ -114,7 +114,7 @@ impl<'a> TensorExchange<'a> {
     /// Starts an [`all_reduce`](Self::all_reduce).
     ///
     /// # Errors
-    /// Those found before anything is sent; others come from the request.
+    /// Errors found before anything is sent; others come from the request.
     pub fn start_all_reduce(&self, x: Tensor<1>, op: ReduceOp) -> Result<TensorRequest, CommError> {
         let extent = TensorMemory::extent(&x);
         let call = self.speaking(|speaker| DeviceCall::all_reduce(speaker, extent, op))?;
@@ -135,7 +135,7 @@ impl<'a> TensorExchange<'a> {
     /// Starts a [`reduce_scatter`](Self::reduce_scatter).
     ///
     /// # Errors
-    /// Those found before anything is sent; others come from the request.
+    /// Errors found before anything is sent; others come from the request.
     pub fn start_reduce_scatter(&self, x: Tensor<1>, op: ReduceOp) -> Result<TensorRequest, CommError> {
         let call = self.reduce_scatter_call(&x, op)?;
         let parts = self.equal_parts(&x);
@@ -171,7 +171,7 @@ impl<'a> TensorExchange<'a> {
     /// Starts an [`all_gather`](Self::all_gather).
     ///
     /// # Errors
-    /// Those found before anything is sent; others come from the request.
+    /// Errors found before anything is sent; others come from the request.
     pub fn start_all_gather(&self, x: Tensor<1>) -> Result<TensorRequest, CommError> {
         let call = DeviceCall::all_gather(TensorMemory::extent(&x));
         self.start(&call, move |line| line.all_gather(x, joined))
@@ -234,7 +234,7 @@ impl<'a> TensorExchange<'a> {
     /// Starts to send a tensor to another rank.
     ///
     /// # Errors
-    /// Those found before anything is sent; others come from the request.
+    /// Errors found before anything is sent; others come from the request.
     pub fn start_send(&self, x: Tensor<1>, to: usize, tag: u32) -> Result<Request<()>, CommError> {
         let part = match self.exchange.shares_memory() {
             true => TensorMemory::marked(copied(x)),
@@ -246,7 +246,7 @@ impl<'a> TensorExchange<'a> {
     /// Starts to receive `len` elements of type `dtype`.
     ///
     /// # Errors
-    /// Those found before anything is received; others come from the request.
+    /// Errors found before anything is received; others come from the request.
     pub fn start_recv(&self, dtype: FloatDType, len: usize, from: usize, tag: u32) -> Result<TensorRequest, CommError> {
         let like = TensorMemory::part(Tensor::empty([0], (&self.device, dtype.into())), None);
         let like = message(DevicePart { len, ..like });
@@ -303,7 +303,7 @@ impl TensorRequest {
     /// operation that reads a part of it.
     ///
     /// # Errors
-    /// What the blocking form would have returned.
+    /// Errors of the blocking form.
     pub fn wait(self) -> Result<Tensor<1>, CommError> {
         let part = self.0.wait()?;
         Ok(copied(arrived(&part)))

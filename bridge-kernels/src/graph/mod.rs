@@ -57,7 +57,7 @@ impl KernelGraph {
     /// gave back is not given to others, so a graph keeps what one run of the sequence needs.
     ///
     /// # Errors
-    /// Those of `sequence`, and of the device: if it does not record, or if the sequence does what
+    /// Errors of `sequence`, and of the device: if it does not record, or if the sequence does what
     /// cannot be recorded.
     pub fn record<E: From<GraphError>>(
         near: &Tensor<1>,

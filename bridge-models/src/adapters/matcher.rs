@@ -43,7 +43,7 @@ pub fn usual_targets(config: &DecoderConfig) -> Vec<&'static str> {
 /// The adapter that a recipe's `[peft]` asks for, in a decoder whose section is `model`.
 ///
 /// # Errors
-/// Those of settings that are refused for this model.
+/// Errors of settings that are refused for this model.
 pub fn low_rank_adapter(peft: &PeftConfig, model: &FinalTransformer) -> Result<LowRankAdapter, ModelBuildError> {
     let experts = model.num_moe_experts.map(|_| model.moe_router_topk);
     let method = match peft.kind {

@@ -59,7 +59,7 @@ impl TrainedAdapter {
     /// in `own` taken up, in float32; those of `own` where they are trained in full.
     ///
     /// # Errors
-    /// Those of reading.
+    /// Errors of reading.
     pub fn merged(
         &self,
         parameter: &str,

@@ -194,7 +194,7 @@ impl HfModel {
     /// folder's weights.
     ///
     /// # Errors
-    /// Those of [`build_decoder`] and [`HfModel::load_into`].
+    /// Errors of [`build_decoder`] and [`HfModel::load_into`].
     pub fn build(&self, device: &Device) -> Result<Box<dyn ModelChunk>, HfError> {
         self.build_with(device, None)
     }
@@ -202,7 +202,7 @@ impl HfModel {
     /// [`Self::build`] with an adapter, whose parameters have their initial values.
     ///
     /// # Errors
-    /// Those of [`Self::build`].
+    /// Errors of [`Self::build`].
     pub fn build_with(
         &self,
         device: &Device,

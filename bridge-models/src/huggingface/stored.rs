@@ -31,7 +31,7 @@ impl WeightEntry {
     /// dropped.
     ///
     /// # Errors
-    /// Those of `read`.
+    /// Errors of `read`.
     pub(super) fn stored(
         &self,
         tensor: usize,

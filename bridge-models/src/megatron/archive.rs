@@ -15,7 +15,7 @@ const NONE_16: u64 = 0xffff;
 /// The values of a tensor of floating-point numbers, row-major, and its shape.
 ///
 /// # Errors
-/// What is wrong with the archive, or another sort of tensor.
+/// A fault of the archive, or another sort of tensor.
 pub fn tensor(archive: &[u8]) -> Result<(Vec<usize>, Vec<f32>), String> {
     let files = files(archive).ok_or("it is no ZIP archive")?;
     let file = |end: &str| files.iter().find(|(name, _)| name.ends_with(end)).map(|(_, content)| *content);

@@ -98,7 +98,7 @@ pub fn computes_behind(device: &Device) -> bool {
 /// Waits for all that the calling thread has asked of `device`.
 ///
 /// # Errors
-/// What failed there, in words.
+/// The failure in words.
 pub fn wait_for(device: &Device) -> Result<(), String> {
     device.sync().map_err(|error| format!("the device failed: {error:?}"))
 }

@@ -109,7 +109,7 @@ choices! {
 
     /// State that fully sharded data parallelism shards.
     pub enum ShardingStrategy {
-        /// Nothing is sharded.
+        /// No sharding.
         NoShard = "no_shard",
         /// Optimizer states.
         Optim = "optim",

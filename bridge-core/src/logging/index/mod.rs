@@ -84,7 +84,7 @@ impl Follower {
     /// beginning.
     ///
     /// # Errors
-    /// Those of the system.
+    /// Errors of the system.
     pub fn read_on(&mut self, most: usize) -> io::Result<Progress> {
         let (file, size) = outside::open(&self.path)?;
         let metadata = file.metadata()?;
@@ -149,7 +149,7 @@ fn read_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
 /// whatever its size. The last lines are in it.
 ///
 /// # Errors
-/// Those of the system.
+/// Errors of the system.
 pub fn sample(path: &Path) -> io::Result<Table> {
     let (file, size) = outside::open(path)?;
     let mut table = Table::default();

@@ -76,7 +76,7 @@ impl ProfilerSwitch {
     /// Begins to record.
     ///
     /// # Errors
-    /// What the driver answers, in words.
+    /// The driver's answer in words.
     pub fn start(&self) -> Result<(), String> {
         self.call("cuProfilerStart")
     }
@@ -84,7 +84,7 @@ impl ProfilerSwitch {
     /// Records no more.
     ///
     /// # Errors
-    /// What the driver answers, in words.
+    /// The driver's answer in words.
     pub fn stop(&self) -> Result<(), String> {
         self.call("cuProfilerStop")
     }

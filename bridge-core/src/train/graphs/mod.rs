@@ -100,7 +100,7 @@ impl Scalar {
 /// loss sum of each, not yet read.
 ///
 /// # Errors
-/// Those of [`Pipeline::train_ahead`], and of devices that record or replay.
+/// Errors of [`Pipeline::train_ahead`], and of devices that record or replay.
 pub(super) fn train(
     graphs: &mut Option<MicroBatchGraphs>,
     pipeline: &Pipeline,

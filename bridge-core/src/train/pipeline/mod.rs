@@ -217,7 +217,7 @@ impl Pipeline {
     /// kernels.
     ///
     /// # Errors
-    /// Those of `hooks`, and other tensors than the model declares.
+    /// Errors of `hooks`, and other tensors than the model declares.
     ///
     /// # Panics
     /// If there are several chunks.

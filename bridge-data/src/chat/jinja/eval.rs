@@ -112,7 +112,7 @@ struct Engine<'t> {
 /// Runs a template. `messages` are the dictionaries whose text is attributed to them.
 ///
 /// # Errors
-/// What the template refuses; a limit that is exceeded.
+/// A refusal of the template; a limit that is exceeded.
 pub(super) fn render(
     template: &Template,
     variables: Vec<(&str, Value)>,

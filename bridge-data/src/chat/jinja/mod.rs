@@ -42,7 +42,7 @@ impl Template {
     /// Parses a template.
     ///
     /// # Errors
-    /// Where it does not parse, with the line.
+    /// A syntax error, with the line.
     pub(super) fn parse(source: &str) -> Result<Self, Error> {
         let parser::Parsed { body, names, has_generation } = parser::parse(source)?;
         Ok(Self { body, names, has_generation })

@@ -24,7 +24,7 @@ pub(super) struct Parsed {
 /// Parses a template.
 ///
 /// # Errors
-/// Where it does not parse, with the line.
+/// A syntax error, with the line.
 pub(super) fn parse(source: &str) -> Result<Parsed, Error> {
     let mut parser = Parser {
         tokens: tokens(source)?,

@@ -82,7 +82,7 @@ impl Rows {
     /// Opens a file of `size` bytes.
     ///
     /// # Errors
-    /// What is wrong with its begin or, of a file with contents, its end.
+    /// A fault of its begin or, of a file with contents, its end.
     pub fn open(mut file: File, size: u64) -> Result<Self, String> {
         let mut head = [0; 8];
         let cannot = |error: std::io::Error| format!("cannot be read: {error}");

@@ -90,7 +90,7 @@ impl DeviceBufferMut<'_> {
 /// The collectives of an [`NcclCommunicator`](super::NcclCommunicator) on device memory.
 ///
 /// # Contract
-/// That of [`Communicator`](crate::comm::Communicator), with these differences:
+/// The contract of [`Communicator`](crate::comm::Communicator), with these differences:
 /// - NCCL combines elements in an order that depends on the number of ranks, the length and the
 ///   nodes. Results are the same on all ranks, and usually from run to run on the same nodes, but
 ///   **not bit-identical to those of the other communicators**: float sums may differ in the last

@@ -128,7 +128,7 @@ impl PeftAdapter {
     /// The base with this adapter, in float32 on `device`, on one rank.
     ///
     /// # Errors
-    /// Those of the base, and of tensors that cannot be read.
+    /// Errors of the base, and of tensors that cannot be read.
     pub fn build(&self, base: &HfModel, device: &Device) -> Result<Box<dyn ModelChunk>, AdapterError> {
         let mut chunk = base.build_with(device, Some(Arc::new(self.adapter())))?;
         self.load_into(chunk.as_mut())?;
