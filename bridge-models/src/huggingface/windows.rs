@@ -71,7 +71,8 @@ pub(crate) fn read_pattern(
 
 /// The other way round.
 pub(crate) fn write_pattern(config: &DecoderConfig, settings: &mut Map<String, Value>) {
-    // Cohere2 and Gemma of transformers need a size even if no layer has a window: that of the original folder, or the default, stays.
+    // Cohere2 and Gemma of transformers need a size even if no layer has a window: that of the
+    // original folder, or the default, stays.
     if config.window_size.is_some() {
         write_of_all(config, settings);
     }

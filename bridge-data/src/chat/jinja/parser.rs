@@ -1,5 +1,4 @@
-//! Templates to syntax trees, by Jinja2's grammar with the extensions that transformers loads:
-//! `break`, `continue` and `generation`.
+//! Parser of templates: Jinja2's grammar with `break`, `continue` and `generation`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,10 +20,7 @@ pub(super) struct Parsed {
     pub(super) has_generation: bool,
 }
 
-/// Parses a template.
-///
-/// # Errors
-/// A syntax error, with the line.
+/// Parses a template. An error is a syntax error with its line.
 pub(super) fn parse(source: &str) -> Result<Parsed, Error> {
     let mut parser = Parser {
         tokens: tokens(source)?,
