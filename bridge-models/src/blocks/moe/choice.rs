@@ -29,7 +29,7 @@ impl Settings {
             topk: moe.topk,
             score_function,
             raw_scores,
-            groups: Groups::new(moe),
+            groups: Groups::new(moe).filter(|_| !moe.sinkhorn),
             pre_softmax,
             scaling_factor: moe.topk_scaling_factor.unwrap_or(1.0),
             precision: moe.router_precision,
