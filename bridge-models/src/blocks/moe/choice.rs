@@ -172,11 +172,6 @@ impl Choice {
         self.padding_n.get(token).is_some_and(|is_padding| *is_padding)
     }
 
-    /// True if some tokens may be padding.
-    pub fn may_have_padding(&self) -> bool {
-        !self.padding_n.is_empty()
-    }
-
     /// Sum of the squares of the log-partitions.
     pub fn squared_log_z(&self) -> f64 {
         let counted = self.log_z_n.iter().enumerate().filter(|(token, _)| !self.is_padding(*token));
