@@ -178,11 +178,14 @@ impl OptimizerParamScheduler {
     pub fn load_state(&mut self, state: &SchedulerState, policy: OnStateMismatch) -> Result<(), SchedulerStateError> {
         let run = &self.config;
         let takes_checkpoint = policy == OnStateMismatch::TakeCheckpoint;
+        // A fraction of the schedule that was rescaled to another batch differs by rounding.
+        let is_rounding = (run.lr_warmup_steps - state.lr_warmup_steps).abs() <= 1e-9 * run.lr_warmup_steps;
+        let lr_warmup_steps = if is_rounding { run.lr_warmup_steps } else { state.lr_warmup_steps };
         let mut merge = Merge { policy, mismatches: Vec::new() };
         let merged = OptimizerParamSchedulerConfig {
             max_lr: merge.value("max_lr", run.max_lr, state.max_lr),
             min_lr: merge.value("min_lr", run.min_lr, state.min_lr),
-            lr_warmup_steps: merge.value("lr_warmup_steps", run.lr_warmup_steps, state.lr_warmup_steps),
+            lr_warmup_steps: merge.value("lr_warmup_steps", run.lr_warmup_steps, lr_warmup_steps),
             lr_decay_steps: merge.value("lr_decay_steps", run.lr_decay_steps, state.lr_decay_steps),
             lr_decay_style: merge.value("lr_decay_style", run.lr_decay_style, state.lr_decay_style),
             start_wd: merge.optional("start_wd", run.start_wd, state.start_wd),

@@ -193,6 +193,11 @@ fn what_a_class_sets_is_filled_in_and_said() {
     let remark = &run.warnings()[0];
     assert!(remark.contains("activation_func = silu") && !remark.contains("hidden_dropout"), "{remark}");
     assert!(remark.contains("further defaults of Llama31ModelProvider8B"), "{remark}");
+
+    let qwen = "model:\n  _target_: megatron.bridge.models.qwen.qwen_provider.Qwen3ModelProvider\n";
+    let run = yaml(&format!("{LEAST}{qwen}{MODEL}{DATA}"), &[]).expect("accepted");
+    let remark = run.warnings().join("\n");
+    assert!(remark.contains("further defaults of Qwen3ModelProvider are not known here"), "{remark}");
 }
 
 #[test]

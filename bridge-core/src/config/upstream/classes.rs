@@ -152,6 +152,9 @@ const LLAMA31: &[(&str, &str)] = &[("rope_scaling", "true"), ("rope_scaling_fact
 /// Fields that every file of a class for one size has, unless it was written by hand.
 const SIZES: [&str; 3] = ["num_layers", "hidden_size", "num_attention_heads"];
 
+/// Fields that every family of models sets in its own way.
+const FORM: [&str; 4] = ["normalization", "activation_func", "gated_linear_unit", "position_embedding_type"];
+
 /// A known class.
 pub(super) struct Class {
     pub name: String,
@@ -193,6 +196,12 @@ fn is_size(rest: &str) -> bool {
     rest.is_empty() || (rest.starts_with(|c: char| c.is_ascii_digit()) && (rest.ends_with(['B', 'M']) || active(rest)))
 }
 
+/// True if a model class stands for a family, whose defaults differ from those of the kind.
+fn is_of_family(class: &Class) -> bool {
+    let is_general = ["GPT", "BridgeGPT", "Mamba", "Hybrid"].iter().any(|name| class.name.starts_with(name));
+    matches!(class.kind, Some("gpt" | "mamba")) && (!is_general || class.name == "GPTOSSProvider")
+}
+
 /// Adds the kind, and the values that the class sets and the file leaves out; returns a remark
 /// about them.
 pub(super) fn fill(class: &Class, entries: &mut Vec<Entry>, at: Option<&Location>) -> String {
@@ -216,12 +225,13 @@ pub(super) fn fill(class: &Class, entries: &mut Vec<Entry>, at: Option<&Location
             filled.push(format!("{key} = {text}"));
         }
     }
-    let lacks_size = SIZES.iter().any(|size| entries.iter().all(|entry| entry.key != *size));
+    let lacks = |fields: &[&str]| fields.iter().any(|field| entries.iter().all(|entry| entry.key != *field));
+    let (lacks_size, lacks_form) = (lacks(&SIZES), is_of_family(class) && lacks(&FORM));
     let mut remark = Vec::new();
     if !filled.is_empty() {
         remark.push(format!("set by the class, since the file leaves them out: {}", filled.join(", ")));
     }
-    if class.is_of_a_size && (lacks_size || !filled.is_empty()) {
+    if lacks_form || class.is_of_a_size && (lacks_size || !filled.is_empty()) {
         remark.push(format!("further defaults of {} are not known here; add them to the file", class.name));
     }
     remark.join("; ")

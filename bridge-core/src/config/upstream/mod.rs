@@ -38,6 +38,11 @@ pub(super) struct Translated {
 /// sequences.
 const OF_MODEL: [&str; 4] = ["vocab_size", "make_vocab_size_divisible_by", "should_pad_vocab", "seq_length"];
 
+/// True for Sinkhorn balancing of experts, which also decides the weights of experts.
+fn is_sinkhorn(entry: &Entry) -> bool {
+    entry.key == "moe_router_load_balancing_type" && entry.node == Node::string("sinkhorn")
+}
+
 /// Leaves out what does not decide the function of the model in an upstream configuration; a recipe
 /// stays as it is. Returns `key = value` of settings that were left out and differ from their
 /// default.
@@ -69,7 +74,7 @@ pub(super) fn keep_function(root: &mut Node) -> Vec<String> {
             None | Some(Concerns::Function) => {
                 row.is_none_or(|row| !row.refusal.as_ref().is_some_and(Refusal::is_optional))
             }
-            Some(Concerns::Training) => OF_MODEL.contains(&entry.key.as_str()),
+            Some(Concerns::Training) => OF_MODEL.contains(&entry.key.as_str()) || is_sinkhorn(entry),
             Some(Concerns::Execution) => false,
         };
         if !is_kept && row.is_some_and(|row| !fields::is_same(&entry.node, &row.default)) && !entry.node.is_null() {

@@ -63,7 +63,9 @@ impl Client {
             format!("Basic {}", BASE64_STANDARD.encode(decoded))
         });
         let base = Ok(format!("{scheme}://{}", place.trim_end_matches('/')));
-        Self { agent, base, query: query.to_owned(), authorization: authorization.or(credentials), headers: Vec::new() }
+        let is_known = |parameter: &&str| parameter.split_once('=').is_none_or(|(_, value)| value != REDACTED);
+        let query = query.split('&').filter(is_known).collect::<Vec<_>>().join("&");
+        Self { agent, base, query, authorization: authorization.or(credentials), headers: Vec::new() }
     }
 
     /// The same, which sends these headers too.

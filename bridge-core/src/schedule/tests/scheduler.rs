@@ -228,6 +228,11 @@ fn iterations_stay_iterations_when_the_batch_changes() {
     assert_eq!((state.num_steps, state.lr_decay_steps, state.lr_warmup_steps), (800, 2000, 200.0));
     assert_eq!(state.clone().rescaled(8, 4), saved.state());
     assert_eq!(state.clone().rescaled(1, 1), state);
+    let fraction = OptimizerParamSchedulerConfig { lr_warmup_steps: 0.6, ..config(LrDecayStyle::Linear) };
+    let mut run = OptimizerParamScheduler::new(fraction).unwrap();
+    let rounded = SchedulerState { lr_warmup_steps: 0.4 * 6.0 / 4.0, ..run.state() };
+    assert_ne!(rounded, run.state());
+    run.load_state(&rounded, OnStateMismatch::Refuse).unwrap();
 }
 
 #[test]

@@ -131,8 +131,10 @@ impl Coefficients {
         if self.global_batch != 0.0 {
             let replicas = input.regions.data().size() as f64;
             let tokens = tokens_of_global_batch(tokens, input);
-            // With padding, replicas and micro-batches have different numbers of tokens.
-            let all = if choice.may_have_padding() { counted(&tokens) } else { n * replicas };
+            // Where samples have lengths of their own, replicas and micro-batches have different
+            // numbers of tokens; elsewhere the exact number avoids the rounding of the mean.
+            let (all, alike) = (counted(&tokens), n * replicas);
+            let all = if (all - alike).abs() <= 1e-9 * alike { alike } else { all };
             let scale = e as f64 / (k * n * all);
             record("global_load_balancing_loss", vec![scale * product(&tokens, probabilities)]);
             for row in injected.per_expert_be.chunks_exact_mut(e) {

@@ -29,7 +29,7 @@ impl Settings {
             topk: moe.topk,
             score_function,
             raw_scores,
-            groups: Groups::new(moe),
+            groups: Groups::new(moe).filter(|_| !moe.sinkhorn),
             pre_softmax,
             scaling_factor: moe.topk_scaling_factor.unwrap_or(1.0),
             precision: moe.router_precision,
@@ -170,11 +170,6 @@ impl Choice {
     /// True if `token` is padding.
     pub fn is_padding(&self, token: usize) -> bool {
         self.padding_n.get(token).is_some_and(|is_padding| *is_padding)
-    }
-
-    /// True if some tokens may be padding.
-    pub fn may_have_padding(&self) -> bool {
-        !self.padding_n.is_empty()
     }
 
     /// Sum of the squares of the log-partitions.

@@ -166,7 +166,7 @@ impl TrainingSettings {
     }
 
     fn with_noise(self, x_btc: Tensor<3>, input: &MoeInput) -> Tensor<3> {
-        let Some(key) = input.key.filter(|_| self.jitter > 0.0) else {
+        let Some(key) = input.key.filter(|_| self.jitter > 0.0 && !self.forced) else {
             return x_btc;
         };
         let stream = key.0.derive(noise::JITTER);
