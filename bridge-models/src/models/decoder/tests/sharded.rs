@@ -272,7 +272,7 @@ fn ranks_with_fewer_rows_take_chunks_of_the_same_length() {
         let labels_bt = Tensor::<2, Int>::from_data(TensorData::new(labels, [1, tokens]), &device);
         let targets = Targets { labels_bt, mask_bt: Tensor::ones([1, tokens], &device) };
         let projection = Projection { weight_vc: weight_vc.into(), vocab_size: ROWS, multiplier: 1.0, softcap: None };
-        let sum = loss_sum(x, projection, targets, &regions);
+        let sum = loss_sum(x, projection, targets, &regions, None);
         Ok::<_, bridge_dist::mesh::MeshSetupError>(sum.into_data().iter::<f32>().next().expect("a sum"))
     };
     let on = |ranks| run_ranks(ranks, Duration::from_secs(60), |world| loss(world, ranks)).unwrap();
