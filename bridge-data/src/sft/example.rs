@@ -17,7 +17,7 @@ use crate::tokenizer::{Tokenizer, require_eod};
 
 /// Number of the rules by which a record becomes tokens: another one makes what was stored of the
 /// same files anew.
-const RULES: u32 = 4;
+const RULES: u32 = 5;
 
 /// Token ids and their weights in the loss; both have the same length.
 #[derive(Debug, Clone, PartialEq)]

@@ -155,6 +155,9 @@ fn conversations_are_read_whole() {
     // trl's prompt and completion.
     chat(json!({ "prompt": [said("user", "Q")], "completion": [said("assistant", "A")] }), turns, "");
     chat(json!({ "prompt": [said("user", "Q")], "completion": "A" }), turns, "");
+    // An answer that is a JSON list as text stays text.
+    let answer = "[\"a\", \"b\"]";
+    chat(json!({ "prompt": [said("user", "Q")], "completion": answer }), "<u>u:Q<a>⟦[\"a\", \"b\"]⟧", "");
     // Arguments of the template.
     let asked = [said("user", "Q"), said("assistant", "A")];
     chat(json!({ "messages": asked, "enable_thinking": true }), "!<u>u:Q<a>⟦A⟧", "");
