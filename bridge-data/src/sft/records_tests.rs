@@ -168,6 +168,9 @@ fn conversations_are_read_whole() {
     // trl's prompt and completion.
     chat(json!({ "prompt": [said("user", "Q")], "completion": [said("assistant", "A")] }), turns, "");
     chat(json!({ "prompt": [said("user", "Q")], "completion": "A" }), turns, "");
+    // Parts of a content that are strings.
+    let parts = json!({ "role": "user", "content": ["Q", "q"] });
+    chat(json!({ "messages": [parts, said("assistant", "A")] }), "<u>u:Qq<a>⟦A⟧", "");
     // An answer that is a JSON list as text stays text.
     let answer = "[\"a\", \"b\"]";
     chat(json!({ "prompt": [said("user", "Q")], "completion": answer }), "<u>u:Q<a>⟦[\"a\", \"b\"]⟧", "");
