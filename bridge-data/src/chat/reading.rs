@@ -138,7 +138,8 @@ impl<'t> Reading<'t> {
                 std::iter::once(turn.start).chain(calls..turn.end).collect()
             }
         };
-        let first = if second <= turn { (0..first).chain(cut(first..second)).collect() } else { Vec::new() };
+        let first =
+            if second <= turn { cut(0..first).into_iter().chain(cut(first..second)).collect() } else { Vec::new() };
         first.into_iter().chain(cut(turn..message)).collect()
     }
 }

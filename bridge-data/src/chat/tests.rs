@@ -357,8 +357,13 @@ fn the_time_of_a_mask_grows_with_the_conversation() {
     let source = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}";
     let turn =
         [json!({ "role": "user", "content": "a question" }), json!({ "role": "assistant", "content": "an answer" })];
-    let messages: Vec<Value> = turn.into_iter().cycle().take(4000).collect();
-    let started = computed();
-    bracketed(source, &messages.into());
-    assert!((computed() - started).as_secs() < 5, "{:?}", computed() - started);
+    let messages: Vec<Value> = turn.iter().cloned().cycle().take(4000).collect();
+    // Many messages before the first one of the user.
+    let late = std::iter::repeat_n(turn[1].clone(), 2000).chain(messages.iter().take(2000).cloned());
+    let late: Vec<Value> = late.collect();
+    for messages in [messages, late] {
+        let started = computed();
+        bracketed(source, &messages.into());
+        assert!((computed() - started).as_secs() < 5, "{:?}", computed() - started);
+    }
 }

@@ -12,12 +12,12 @@ use super::preferences::{self, Pair, pair};
 use super::prompt::{Excess, Part, fields_to_shorten, parts, shorten};
 use super::spellings::{Answer, Asked, Spoken, asked, conversation, has_messages, is_conversation, refuse_judged};
 use crate::DataError;
-use crate::chat::ChatTemplate;
+use crate::chat::{ChatTemplate, Conversation, Ending};
 use crate::tokenizer::{Tokenizer, require_eod};
 
 /// Number of the rules by which a record becomes tokens: another one makes what was stored of the
 /// same files anew.
-const RULES: u32 = 4;
+const RULES: u32 = 5;
 
 /// Token ids and their weights in the loss; both have the same length.
 #[derive(Debug, Clone, PartialEq)]
@@ -133,6 +133,7 @@ impl ExampleBuilder {
                 answers.iter().map(example).collect::<Result<Vec<_>, _>>()?
             }
             Pair::Chat(pair) => {
+                pair.iter().for_each(|spoken| self.name_unwritten(fields, &spoken.conversation));
                 (*pair).map(|spoken| self.of_chat(spoken)).into_iter().collect::<Result<Vec<_>, _>>()?
             }
         };
@@ -164,11 +165,38 @@ impl ExampleBuilder {
             RecordKind::AsWritten if !is_conversation(fields) => self.of_prompt(fields)?,
             _ => {
                 self.template()?;
-                self.of_chat(conversation(fields, &self.words, &self.options.label_key)?)?
+                let spoken = conversation(fields, &self.words, &self.options.label_key)?;
+                self.name_unwritten(fields, &spoken.conversation);
+                self.of_chat(spoken)?
             }
         };
         example.weights.iter_mut().for_each(|weight| *weight *= factor);
         Ok(example)
+    }
+
+    /// Notes roles whose text the chat template does not write, such as one that it does not know.
+    /// The text of users and assistants is written, and that of tools may be written as JSON.
+    fn name_unwritten(&self, fields: &mut Fields<'_>, conversation: &Conversation) {
+        const WRITTEN: [&str; 3] = ["user", "assistant", "tool"];
+        let mut others: Vec<(&str, &str)> = Vec::new();
+        for message in &conversation.messages {
+            let (role, text) = (message["role"].as_str(), message["content"].as_str());
+            let (role, text) = (role.unwrap_or_default(), text.unwrap_or_default().trim());
+            if !WRITTEN.contains(&role) && !text.is_empty() {
+                others.push((role, text));
+            }
+        }
+        if others.is_empty() {
+            return;
+        }
+        let Some(template) = &self.template else { return };
+        // A refusal is an error where the conversation is encoded.
+        let Ok(written) = template.render(conversation, Ending::Complete) else { return };
+        for (role, text) in others {
+            if !written.contains(text) {
+                fields.leave(format!("messages[].content of role {role}"));
+            }
+        }
     }
 
     /// A prompt with its answer, as text.

@@ -66,6 +66,10 @@ impl Items {
                 (b'[', Place::Start) => self.place = Place::First,
                 (b']', Place::First | Place::Behind) => self.place = Place::End,
                 (b',', Place::Behind) => self.place = Place::Next,
+                // These bytes begin no value: reading one would return empty items without end.
+                (b',' | b']' | b'}', Place::Start | Place::Loose) => {
+                    return expected("a list, or objects one after the other");
+                }
                 (_, Place::Start | Place::Loose) => {
                     self.place = Place::Loose;
                     return self.value().map(Some);
@@ -168,6 +172,9 @@ mod tests {
             ("[1]\n[2]", "line 2: expected nothing behind the list"),
             ("[1,\n", "line 2: the list has no end"),
             ("[", "line 1: the list has no end"),
+            ("}", "line 1: expected a list, or objects"),
+            ("{\"a\": 1},\n{\"a\": 2}", "line 1: expected a list, or objects"),
+            ("{\"a\": 1}\n]", "line 2: expected a list, or objects"),
         ] {
             let error = items(text).unwrap_err();
             assert!(error.starts_with(reason), "{text:?}: {error}");

@@ -253,7 +253,9 @@ fn text_of(content: &Value, words: &Words) -> Result<Value, String> {
         }
     };
     let texts = parts.iter().enumerate().map(text).collect::<Result<Vec<_>, _>>()?;
-    Ok(if words.reads_parts() { content.clone() } else { texts.concat().into() })
+    // Templates take objects apart, and leave out a part that is a string.
+    let are_objects = parts.iter().all(Value::is_object);
+    Ok(if are_objects && words.reads_parts() { content.clone() } else { texts.concat().into() })
 }
 
 /// Refuses images, sound and films.

@@ -125,6 +125,19 @@ fn prompts_with_answers_are_read_whole() {
 }
 
 #[test]
+fn roles_that_the_template_does_not_write_are_named() {
+    const TWO_ROLES: &str = "{% for m in messages %}{% if m.role == 'user' %}<u>{{ m.content }}\
+        {% elif m.role == 'assistant' %}<a>{{ m.content }}{% endif %}{% endfor %}\
+        {% if add_generation_prompt %}<a>{% endif %}";
+    let said = |role: &str, content: &str| json!({ "role": role, "content": content });
+    let messages = [said("system", "S"), said("user", "Q"), said("narrator", "N"), said("assistant", "A")];
+    let two_roles = builder(RecordKind::AsWritten, TWO_ROLES, |_| {});
+    let (text, unused) = read_by(&two_roles, &json!({ "messages": messages })).unwrap();
+    assert_eq!(text, ["<u>Q<a>⟦A⟧"]);
+    assert_eq!(unused, "messages[].content of role system messages[].content of role narrator");
+}
+
+#[test]
 fn conversations_are_read_whole() {
     let chat = |record: Value, text: &str, unused: &str| is_read(RecordKind::AsWritten, record, text, unused);
     let said = |role: &str, text: &str| json!({ "role": role, "content": text });
@@ -155,6 +168,12 @@ fn conversations_are_read_whole() {
     // trl's prompt and completion.
     chat(json!({ "prompt": [said("user", "Q")], "completion": [said("assistant", "A")] }), turns, "");
     chat(json!({ "prompt": [said("user", "Q")], "completion": "A" }), turns, "");
+    // Parts of a content that are strings.
+    let parts = json!({ "role": "user", "content": ["Q", "q"] });
+    chat(json!({ "messages": [parts, said("assistant", "A")] }), "<u>u:Qq<a>⟦A⟧", "");
+    // An answer that is a JSON list as text stays text.
+    let answer = "[\"a\", \"b\"]";
+    chat(json!({ "prompt": [said("user", "Q")], "completion": answer }), "<u>u:Q<a>⟦[\"a\", \"b\"]⟧", "");
     // Arguments of the template.
     let asked = [said("user", "Q"), said("assistant", "A")];
     chat(json!({ "messages": asked, "enable_thinking": true }), "!<u>u:Q<a>⟦A⟧", "");

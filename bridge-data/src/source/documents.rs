@@ -185,19 +185,53 @@ type Record = Result<(u64, Result<Value, String>), DataError>;
 /// Names that text has, if it is not called `text`.
 const NAMES: [&str; 4] = ["content", "body", "document", "raw_content"];
 
-/// The key of a record's text: `text`, another usual name, or that of its only string.
+/// Names of strings that describe a record and are not its text.
+const LABELS: [&str; 20] = [
+    "_id",
+    "category",
+    "date",
+    "hash",
+    "id",
+    "label",
+    "lang",
+    "language",
+    "license",
+    "link",
+    "model",
+    "path",
+    "role",
+    "source",
+    "split",
+    "timestamp",
+    "type",
+    "uri",
+    "url",
+    "uuid",
+];
+
+/// The key of a record's text: `text`, another usual name, or that of its only string. The only
+/// string is not the text if it describes the record, or if it stands beside a list, such as one of
+/// messages.
 ///
 /// # Errors
-/// Several strings or none, as a sentence.
+/// Several strings or none, or one that may not be the text, as a sentence.
 fn text_key(record: &Value) -> Result<Arc<str>, String> {
     const TEXT: &str = "text";
     let Some(fields) = record.as_object() else { return Ok(TEXT.into()) };
     let strings: Vec<&str> =
         fields.iter().filter(|(_, value)| value.is_string()).map(|(key, _)| key.as_str()).collect();
     let named: Vec<&str> = NAMES.into_iter().filter(|name| strings.contains(name)).collect();
+    let has_list = fields.values().any(|value| value.as_array().is_some_and(|items| !items.is_empty()));
+    let is_label = |key: &str| LABELS.contains(&key.to_lowercase().as_str()) || key.ends_with("_id");
     match (fields.contains_key(TEXT), named.as_slice(), strings.as_slice()) {
         (true, ..) => Ok(TEXT.into()),
-        (_, [one], _) | (_, [], [one]) => Ok((*one).into()),
+        (_, [one], _) => Ok((*one).into()),
+        (_, [], [one]) if !has_list && !is_label(one) => Ok((*one).into()),
+        (_, [], [one]) => Err(format!(
+            "there is no key \"text\", and {one:?} may not be the text; the keys are {:?}: name the key of the text \
+             (dataset.source_jsonl_key in a recipe, --jsonl-key)",
+            fields.keys().collect::<Vec<_>>()
+        )),
         (.., []) => Err(format!("there is no key \"text\"; the keys are {:?}", fields.keys().collect::<Vec<_>>())),
         _ => Err(format!(
             "there is no key \"text\", and several others have text: name one of {strings:?} (dataset.source_jsonl_key in a recipe, \

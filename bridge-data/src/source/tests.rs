@@ -175,6 +175,8 @@ fn packed_lists_and_lines_are_read() {
         ("f.jsonl", b"\n{\"body\": \"six\", \"n\": 1}"),
         ("x.jsonl.gz", &cut[..cut.len() - 9]),
         ("y.jsonl", b"{\"title\": \"a\", \"abstract\": \"b\"}"),
+        ("z.jsonl", b"{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}], \"note\": \"a\"}"),
+        ("w.jsonl", b"{\"url\": \"u\", \"n\": 1}\n{\"url\": \"v\", \"text\": \"one\"}"),
     ]);
     assert_eq!(texts(&params(&files, &["a.json.gz"])), [valid("one"), Text::Empty]);
     let all = ["b.jsonl.zst", "c.json", "d.txt.gz", "e.json"];
@@ -188,6 +190,9 @@ fn packed_lists_and_lines_are_read() {
     };
     assert!(failure(&params(&files, &["x.jsonl.gz"])).contains("x.jsonl.gz"));
     assert!(failure(&params(&files, &["y.jsonl"])).contains("name one of"));
+    // The only string of a record may be its name and not its text.
+    assert!(failure(&params(&files, &["z.jsonl"])).contains("\"note\" may not be the text"));
+    assert!(failure(&params(&files, &["w.jsonl"])).contains("\"url\" may not be the text"));
     let shuffled = SourceParams { shuffle_seed: Some(1), ..params(&files, &["a.json.gz"]) };
     assert!(failure(&shuffled).contains("cannot be shuffled"));
     let sample = TextSource::resolve(&params(&files, &["*.gz", "c.json"])).expect("resolvable").sampled(40);

@@ -12,6 +12,7 @@ use bridge_data::chat::ChatTemplate;
 use bridge_data::gpt::Split;
 use bridge_data::sft::{ExampleKind, SplitCounts, divide};
 use bridge_data::tokenizer::{HuggingFaceTokenizer, Tokenizer};
+use bridge_data::{ExtraValues, PADDING};
 use bridge_models::registry;
 
 use super::model::Pretrained;
@@ -231,7 +232,15 @@ fn lengths(recipe: &Recipe) -> Result<Vec<usize>, Failure> {
     let data = RunData::of_model(&Arc::new(config), &registry().datasets, &progress, (None, Split::Train))?;
     let dataset = data.datasets().train.clone();
     let dataset = dataset.ok_or_else(|| Failure::input("the examples have no training split"))?;
-    let length = |at| dataset.get(at).map(|sample| sample.tokens.len() + 1).map_err(Failure::input);
+    let length = |at| {
+        let sample = dataset.get(at).map_err(Failure::input)?;
+        // Samples are padded to a multiple of some tokens.
+        let padding = match sample.extras.get(PADDING).map(|extra| &extra.values) {
+            Some(ExtraValues::Ints(padding)) => padding.iter().filter(|pads| **pads != 0).count(),
+            _ => 0,
+        };
+        Ok::<usize, Failure>(sample.tokens.len() + 1 - padding)
+    };
     let mut lengths = (0..dataset.len()).map(length).collect::<Result<Vec<_>, _>>()?;
     lengths.sort_unstable();
     Ok(lengths)
