@@ -375,7 +375,7 @@ fn examples_of_sources_need_what_makes_them() {
         (&["dataset.kind=gpt", "dataset.data_sharding=false"][..], "dataset.source_format"),
         (&["dataset.dataset_root=src"], "dataset.dataset_root"),
         (&["dataset.split=null"], "dataset.split"),
-        (&["dataset.source_jsonl_key=other"], "dataset.source_jsonl_key"),
+        (&["dataset.source_jsonl_key=other", "--strict"], "dataset.source_jsonl_key"),
         (&["dataset.source='src/of_1.rs'"], "no documented Rust functions for the"),
     ] {
         let output = bridge(folder.path(), &[&RUST_DOCS[..], change].concat());

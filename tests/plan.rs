@@ -189,11 +189,11 @@ fn plans_say_whether_they_fit() {
 fn a_plan_that_does_not_fit_names_what_would() {
     for (more, expected) in [
         (
-            &["--world-size", "8", "--gpu", "h100-80gb", "model.context_parallel_size=1", "train.micro_batch_size=4"][..],
+            &["--world-size", "8", "--gpu", "h200", "model.context_parallel_size=1", "train.micro_batch_size=4"][..],
             "train.micro_batch_size=1",
         ),
         (&["--world-size", "8", "--gpu", "4090"], "model.tensor_model_parallel_size"),
-        (&["--world-size", "1", "--gpu", "l40s"], "ranks"),
+        (&["--world-size", "1", "--gpu", "l40s", "model.context_parallel_size=1"], "ranks"),
     ] {
         let arguments = [&["--preset", "llama3-8b"], more].concat();
         let said = text(&arguments);

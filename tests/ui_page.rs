@@ -254,7 +254,7 @@ fn what_cannot_be_served_is_an_error() {
 #[test]
 fn health_shows_warnings_and_errors_whatever_their_words() {
     let folder = tempfile::tempdir().unwrap();
-    train(folder.path(), "a", &["train.train_iters=2", "logger.log_interval=1"]);
+    train(folder.path(), "a", &["train.train_iters=2", "logger.log_interval=1", "scheduler.lr_warmup_iters=0"]);
     let logs = folder.path().join("runs/a");
     let said = std::fs::read_to_string(logs.join("train.log")).unwrap();
     let line = |text: &str| format!(" [2026-01-01 00:00:00] {text}\n");

@@ -217,7 +217,8 @@ fn answering(fields: &mut Fields<'_>, words: &Words) -> Result<Vec<Message>, Str
 pub(super) fn answer_messages(name: &str, value: &Value, words: &Words) -> Result<Vec<Message>, String> {
     let is_message = |item: &Value| item["role"].is_string() || item["from"].is_string();
     let list = match list_of(name, value) {
-        // An answer may be a JSON list as text, such as `["a", "b"]`, that is not a list of messages.
+        // An answer may be a JSON list as text, such as `["a", "b"]`, that is not a list of
+        // messages.
         Ok(Some(list)) if !value.is_string() || (!list.is_empty() && list.iter().all(is_message)) => list,
         Ok(None) if value.is_object() => Cow::Owned(vec![value.clone()]),
         _ if value.is_string() => Cow::Owned(vec![json!({ "role": "assistant", "content": value })]),
