@@ -59,7 +59,15 @@ fn what_is_no_regular_file_is_named() {
         let whole = fs::read(at(name)).ok();
         let _ = fs::remove_file(at(name));
         symlink("/dev/zero", at(name)).unwrap();
+        // A single file of weights would count before an index.
+        let (weights, elsewhere) = (at("hf/model.safetensors"), at("weights"));
+        if name.ends_with("index.json") {
+            fs::rename(&weights, &elsewhere).unwrap();
+        }
         refused(folder.path(), &VERIFY, &[name, "a device"]);
+        if elsewhere.exists() {
+            fs::rename(&elsewhere, &weights).unwrap();
+        }
         fs::remove_file(at(name)).unwrap();
         whole.iter().for_each(|whole| fs::write(at(name), whole).unwrap());
     }
@@ -135,6 +143,12 @@ fn a_tensor_is_in_one_shard() {
     }
     let map = serde_json::json!({ "weight_map": { "model.norm.weight": "a.safetensors", "lm_head.weight": "b.safetensors" } });
     fs::write(hf.join("model.safetensors.index.json"), map.to_string()).unwrap();
+    // A single file would count before the index.
+    fs::remove_file(hf.join("model.safetensors")).unwrap();
+    // The last byte is a part of the last tensor's value.
+    let mut other = fs::read(hf.join("b.safetensors")).unwrap();
+    *other.last_mut().unwrap() ^= 1;
+    fs::write(hf.join("b.safetensors"), other).unwrap();
     refused(folder.path(), &VERIFY, &["b.safetensors", "a.safetensors", "expected it once"]);
 }
 

@@ -133,7 +133,11 @@ impl Facets {
     /// Tags of TensorBoard events and the steps they have; their values where these are no times.
     fn events(&mut self, folder: &Path) {
         let (mut tags, mut values) = (BTreeMap::<String, Vec<i64>>::new(), Vec::new());
-        for name in names_of_paths(folder).iter().filter(|name| name.contains("tfevents")) {
+        let mut names: Vec<String> =
+            names_of_paths(folder).into_iter().filter(|name| name.contains("tfevents")).collect();
+        // A run that starts again in its process has several files, whose names do not tell their order.
+        names.sort_by_key(|name| std::fs::metadata(folder.join(name)).and_then(|file| file.modified()).ok());
+        for name in &names {
             for event in read_events(&folder.join(name)).expect("whole events") {
                 let EventKind::Scalar { tag, value } = event.kind else { continue };
                 let is_known = CURVES.iter().any(|curve| tag.starts_with(curve));

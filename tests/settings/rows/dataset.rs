@@ -233,7 +233,7 @@ fn finetuning() -> Vec<Row> {
         row("dataset.packed_sequence_specs.pad_seq_to_mult", &packed, &[AS_IT_IS, "4"]).moves("output"),
         row("dataset.packed_sequence_specs.packing_algorithm", &packed, &["first_fit_decreasing", "first_fit_shuffle"])
             .moves("output"),
-        kwargs(switch("dataset.dataset_kwargs.add_bos", &samples)),
+        kwargs(row("dataset.dataset_kwargs.add_bos", &samples, &["false", "true"])),
         // Padding is the same token: that it is predicted makes the difference.
         switch_off("dataset.dataset_kwargs.add_eos", &examples()).moves("loss_1"),
         kwargs(switch("dataset.dataset_kwargs.add_sep", &samples)),

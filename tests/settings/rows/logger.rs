@@ -36,9 +36,9 @@ fn timers() -> Vec<Row> {
         row("logger.timing_log_option", &ranks, &["minmax", "max", "all"]).moves("console"),
         switch("logger.log_timers_to_tensorboard", &timed).moves("events"),
         // What it does is a matter of time; that it is asked for shows where nothing is timed.
-        row("logger.barrier_with_L1_time", &tiny(), &[AS_IT_IS, "false"]).moves("exit").holds(
+        row("logger.barrier_with_L1_time", &tiny(), &[AS_IT_IS, "false"]).moves("console").holds(
             1,
-            "stderr",
+            "console",
             "are not timed",
         ),
     ]
@@ -143,7 +143,7 @@ fn trackers() -> Vec<Row> {
             .moves("console files"),
         row("logger.mlflow_run_name", &tracked, &[AS_IT_IS, "null"]).moves("exit"),
         row("logger.mlflow_tracking_uri", &tracked, &[AS_IT_IS, "ftp://there"]).moves("exit"),
-        row("logger.mlflow_tags", &tiny(), &[AS_IT_IS, "{a='b'}"]).moves("exit"),
+        row("logger.mlflow_tags", &tiny(), &[AS_IT_IS, "{a='b'}"]).moves("console"),
         row("logger.otlp_endpoint", &tiny(), &[AS_IT_IS, "http://127.0.0.1:9"]).moves("console files"),
         row("logger.otlp_endpoint", &tiny(), &[AS_IT_IS, "there"]).moves("exit").holds(1, "stderr", "is no collector"),
         row("logger.wandb_project", &tiny(), &[AS_IT_IS, "p"]).moves("files tracked"),

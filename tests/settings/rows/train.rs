@@ -16,7 +16,7 @@ fn batches() -> Vec<Row> {
             .moves("test.consumed_samples test.num_samples valid.consumed_samples valid.num_samples")
             .holds(1, "batch_size", "8 8 8"),
         row("train.rampup_batch_size", &tiny(), &[AS_IT_IS, "[2, 2, 4]"])
-            .moves("loss_1 batch_size consumed_samples counts events flops learning_rate console files")
+            .moves("loss_1 batch_size consumed_samples counts events flops console files")
             .moves("test.consumed_samples valid.consumed_samples")
             .holds(1, "batch_size", "2 2 4"),
         switch("train.decrease_batch_size_if_needed", &on(3, &["train.global_batch_size=7"])).moves("exit").holds(
@@ -27,9 +27,9 @@ fn batches() -> Vec<Row> {
         row("train.iterations_to_skip", &tiny(), &[AS_IT_IS, "[2]"])
             .moves("params moments batch_size console consumed_samples counts events flops learning_rate loss_scale")
             .moves("skipped weight_decay"),
-        row("train.train_sync_interval", &tiny(), &[AS_IT_IS, "1"]).moves("exit").holds(
+        row("train.train_sync_interval", &tiny(), &[AS_IT_IS, "1"]).moves("console").holds(
             1,
-            "stderr",
+            "console",
             "computes synchronously",
         ),
         row("train.check_memory", &tiny(), &[AS_IT_IS, "false"]).moves("console").holds(1, "console", "not checked"),
