@@ -51,6 +51,7 @@ fn problems_of(row: &Row) -> Vec<String> {
         moved
             .difference(&named)
             .filter(|name| !may_follow(&named, name) && !GLIMPSES.contains(&name.as_str()))
+            .filter(|name| !row.nearly.contains(&name.as_str()))
             .collect(),
     );
     if !missing.is_empty() {
