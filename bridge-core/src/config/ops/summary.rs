@@ -18,7 +18,7 @@ impl RunConfig {
     /// Upstream's summary of settings, line by line: for optimizer, ddp and model what differs
     /// from the defaults, for the other sections everything that is not null.
     pub fn log_non_default_values(&self) -> String {
-        let root = self.recipe().to_node();
+        let root = self.recipe().to_node().redacted();
         let defaults = RecipeConfig::default().to_node();
         let (thick, thin) = ("=".repeat(WIDTH), "-".repeat(WIDTH));
         let title = "Configuration Summary (Non-Default Values vs Defaults)";
