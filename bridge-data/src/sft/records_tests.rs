@@ -118,7 +118,7 @@ fn prompts_with_answers_are_read_whole() {
     is_read(Chat, json!({ "question": "Q", "reasoning": "R", "answer": "A" }), "<u>u:Q<a>⟦(R)A⟧", "");
     // Earlier turns.
     let history = json!({ "instruction": "Q", "input": "", "output": "A", "history": [["q", "a"]], "system": "S" });
-    pair(history, "<u>s:S<u>u:q<a>⟦a⟧<u>u:Q<a>⟦A⟧", "");
+    pair(history, "<u>s:S<u>u:q<a>⟦a<u>⟧u:Q<a>⟦A⟧", "");
     is_refused(RecordKind::Prompt, json!({ "query": "Q", "response": "A", "history": [["q", "a"]] }), "chat = true");
     is_refused(AsWritten, json!({ "query": "Q", "response": "A", "history": "q" }), "`history`: expected a list");
     is_refused(AsWritten, json!({ "query": "Q", "response": "A", "context": { "a": 1 } }), "`context`: expected text");
@@ -225,7 +225,7 @@ fn factors_of_messages_are_heeded() {
 fn tools_and_calls_are_read_in_every_spelling() {
     let function = json!({ "name": "w", "arguments": { "c": 1 } });
     let tools = json!([{ "name": "w" }]);
-    let expected = "[w]<u>u:Q<a>⟦w{\"c\": 1};⟧<u>t:-3<a>⟦A⟧";
+    let expected = "[w]<u>u:Q<a>⟦w{\"c\": 1};<u>⟧t:-3<a>⟦A⟧";
     let chat = |record: Value| is_read(RecordKind::AsWritten, record, expected, "");
     let around = |call: Value, reply: &str| json!([{ "role": "user", "content": "Q" }, call, { "role": reply, "content": "-3" }, { "role": "assistant", "content": "A" }]);
     let call =
