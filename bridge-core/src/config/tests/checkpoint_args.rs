@@ -98,7 +98,8 @@ fn the_tokenizer_is_taken_with_the_architecture_unless_it_is_not_wanted() {
     let own = "checkpoint.use_tokenizer_model_from_checkpoint_args=false";
     let with = taken(&["checkpoint.use_checkpoint_args=true", own]);
     assert_eq!((with.tokenizer.vocab_size, with.model.num_layers), (Some(511), 3));
-    let errors = finalized(&["checkpoint.load=ckpt", own], Ok(None)).unwrap_err();
+    let run = finalized(&["checkpoint.load=ckpt", own], Ok(None)).unwrap();
+    let errors = run.strict().unwrap_err();
     assert!(errors.names("checkpoint.use_tokenizer_model_from_checkpoint_args"), "{errors}");
     // Files that are gone, or not named, are those of the checkpoint.
     for named in [

@@ -7,7 +7,15 @@ const REFUSED: &[(&[&str], &str)] = &[
     (&["distillation.alpha=0.2"], "distillation.teacher"),
     (&["distillation.teacher=x", "dpo.beta=0.2"], "dpo"),
     (&["distillation.teacher=x", "distillation.alpha=0"], "distillation.alpha"),
-    (&["distillation.teacher=x", "distillation.alpha=0", "distillation.temperature=2"], "distillation.temperature"),
+    (
+        &[
+            "distillation.teacher=x",
+            "distillation.alpha=0",
+            "distillation.hidden_weight=1",
+            "distillation.temperature=2",
+        ],
+        "distillation.temperature",
+    ),
     (&["distillation.teacher=x", "distillation.alpha=0", "distillation.top_k=2"], "distillation.top_k"),
     (&["distillation.teacher=x", "distillation.alpha=1.5"], "distillation.alpha"),
     (&["distillation.teacher=x", "distillation.temperature=0"], "distillation.temperature"),

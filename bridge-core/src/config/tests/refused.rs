@@ -269,7 +269,7 @@ const REFUSED: &[(&[&str], &str)] = &[
     ),
     (&["peft={kind = 'lora'}"], "checkpoint.pretrained_checkpoint"),
     (&["dpo.beta=0.2"], "checkpoint.pretrained_checkpoint"),
-    (&["dpo.beta=0.2", "dataset.dataset_kwargs.chat=false"], "dataset.dataset_kwargs.chat"),
+    (&["dpo.beta=0.2", "dataset.dataset_kwargs.chat=false"], "dataset.dataset_kwargs"),
     (&["dpo.label_smoothing=0.5"], "dpo.label_smoothing"),
     (&["checkpoint.pretrained_checkpoint=x", "peft={a2a_experimental = true}"], "peft.a2a_experimental"),
     (&["checkpoint.pretrained_checkpoint=x", "peft={lora_dtype = 'bf16'}"], "peft.lora_dtype"),

@@ -113,7 +113,6 @@ const REFUSED: &[(&[&str], &str)] = &[
     ),
     (&["model.attention_backend=flash"], "model.attention_backend"),
     (&["model.num_moe_experts=4", "model.moe_router_topk=5"], "model.moe_router_topk"),
-    (&["model.num_moe_experts=4", "model.moe_router_topk=1"], "model.moe_router_topk"),
     (&["model.moe_ffn_hidden_size=4"], "model.moe_ffn_hidden_size"),
     (&["model.sequence_parallel=true"], "model.sequence_parallel"),
     (&["model.pipeline_model_parallel_size=2"], "model.pipeline_model_parallel_size"),

@@ -239,8 +239,8 @@ fn what_follows_from_nothing_unread_is_reported_too() {
             ["model.seq_lenth", "model.num_query_groups", "optimizer.min_lr"],
         ),
         (
-            ["dataset.blend=[['a'], ['b']]", "model.rope_scaling_factor=8.0", "tokenizer.bpe_vocab_size=300"],
-            ["dataset.blend", "model.rope_scaling_factor", "tokenizer.bpe_vocab_size"],
+            ["dataset.blend=[['a'], ['b']]", "model.num_query_groups=3", "optimizer.min_lr=1.0"],
+            ["dataset.blend", "model.num_query_groups", "optimizer.min_lr"],
         ),
         (
             ["mixed_precision=7", "train.rampup_batch_size=[8, 2, 10]", "validation.eval_global_batch_size=3"],

@@ -82,7 +82,7 @@ fn a_configuration_at_its_defaults_runs_and_lists_only_what_differs() {
     // A setting that is built one day is listed no more.
     assert!(found.iter().all(|key| expected.contains(key)), "{found:?}");
     assert!(found.contains(&"checkpoint.ckpt_format") && found.contains(&"model.transformer_impl"), "{found:?}");
-    let listed = &run.warnings()[1];
+    let listed = run.warnings().join("\n");
     for field in ["model.softmax_type", "model.linear_conv_kernel_dim", "ddp.num_buckets", "env_vars"] {
         assert!(listed.contains(field), "{field} in {listed}");
     }
@@ -141,8 +141,9 @@ fn what_stands_for_nothing_is_refused_where_it_stands() {
     let of = |key: &str, kind| vec![(format!("model.{key}"), kind, Some(first + 1))];
     let activation = "  activation_func:\n    _call_: false\n    _target_: mine.swoosh\n";
     assert_eq!(problems(with(activation, "")), of("activation_func", ErrorKind::WrongType));
+    // A backend changes no result, so it is left out.
     let backend = "  attention_backend:\n    _target_: mine.Backends\n    _args_: [3]\n";
-    assert_eq!(problems(with(backend, "")), of("attention_backend", ErrorKind::WrongType));
+    assert!(with(backend, "").is_ok());
     let layers = "  transformer_layer_spec:\n    _target_: mine.layers\n    _call_: false\n";
     assert_eq!(problems(with(layers, "")), of("transformer_layer_spec", ErrorKind::UnknownKey));
     let initial = "  init_method:\n    _target_: torch.nn.init.xavier_uniform_\n    _partial_: true\n";
