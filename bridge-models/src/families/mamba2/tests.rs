@@ -61,8 +61,6 @@ fn what_is_not_built_is_refused_by_key() {
     for (more, key) in [
         (json!({ "expand": 3 }), "expand"),
         (json!({ "hidden_act": "gelu" }), "hidden_act"),
-        (json!({ "rms_norm": false }), "rms_norm"),
-        (json!({ "norm_before_gate": true }), "norm_before_gate"),
         (json!({ "n_groups": 0 }), "n_groups"),
     ] {
         let error = read(more).unwrap_err();

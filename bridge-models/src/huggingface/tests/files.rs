@@ -28,7 +28,7 @@ pub(super) fn export_to_temporary(model: &HfModel, options: &ExportOptions) -> t
 }
 
 /// The tensors of a golden model as files of its family have them.
-fn as_in_files(name: &str) -> Vec<Raw> {
+pub(super) fn as_in_files(name: &str) -> Vec<Raw> {
     let mut tensors = raw_tensors(&golden(name).join("model.safetensors"));
     for raw in tensors.iter_mut().filter(|raw| name == "gpt_neox" && raw.name == "lm_head.weight") {
         raw.name = "embed_out.weight".to_owned();
@@ -107,6 +107,11 @@ fn shards_are_read_whole_whatever_their_index_says_of_tensors() {
     let folder = in_shards("llama_tied", |places| {
         let file = places["model.norm.weight"].clone();
         places.insert("lm_head.weight".into(), file);
+        // Names without a tensor, so that the index still names each file.
+        for name in ["model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight"] {
+            let file = places[name].clone();
+            places.insert(format!("{name}.other"), file);
+        }
         let other = places.values().find(|file| **file != places["model.embed_tokens.weight"]).unwrap().clone();
         places.insert("model.embed_tokens.weight".into(), other);
         places.remove("model.layers.0.mlp.up_proj.weight");
