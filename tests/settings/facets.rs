@@ -135,7 +135,8 @@ impl Facets {
         let (mut tags, mut values) = (BTreeMap::<String, Vec<i64>>::new(), Vec::new());
         let mut names: Vec<String> =
             names_of_paths(folder).into_iter().filter(|name| name.contains("tfevents")).collect();
-        // A run that starts again in its process has several files, whose names do not tell their order.
+        // A run that starts again in its process has several files, whose names do not tell their
+        // order.
         names.sort_by_key(|name| std::fs::metadata(folder.join(name)).and_then(|file| file.modified()).ok());
         for name in &names {
             for event in read_events(&folder.join(name)).expect("whole events") {

@@ -230,8 +230,8 @@ impl ExampleBuilder {
             }
             false => {
                 let asked = self.encode(prompt)?;
-                // Behind a prompt some tokenizers write a text in other ids than at the beginning. Texts of
-                // numbers have no meaning side by side: "4" and "2" would become 42.
+                // Behind a prompt some tokenizers write a text in other ids than at the beginning.
+                // Texts of numbers have no meaning side by side: "4" and "2" would become 42.
                 let both = self.encode(&format!("{prompt}{answer}")).unwrap_or_default();
                 let answered = match both.strip_prefix(asked.as_slice()) {
                     Some(answered) => answered.to_vec(),

@@ -121,7 +121,8 @@ fn every_spelling_is_understood() {
     assert_eq!(&found[6..10], ["A"; 4]);
     assert_eq!(found[10], tokenizer().decode(&[66]).unwrap());
     assert_eq!(found[11], tokenizer().decode(&[65]).unwrap());
-    // The template writes no calls, and nothing behind an answer: the next role's mark ends the turn.
+    // The template writes no calls, and nothing behind an answer: the next role's mark ends the
+    // turn.
     assert_eq!(&found[12..], ["A", "<u>A"]);
 }
 
