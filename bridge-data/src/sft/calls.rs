@@ -52,7 +52,7 @@ fn normal(call: Value) -> Result<Value, String> {
     }
     let function = arguments::json(&call["function"])?;
     let Value::Object(mut function) = function else { return Err(expected(&function)) };
-    if !function.get("name").is_some_and(|name| name.as_str().is_some_and(|name| !name.trim().is_empty())) {
+    if function.get("name").and_then(Value::as_str).is_none_or(|name| name.trim().is_empty()) {
         return Err(expected(&Value::Object(function)));
     }
     if let Some(parameters) = function.remove("parameters") {

@@ -159,7 +159,9 @@ fn preprocessing(entries: &mut Vec<Entry>, fields: &[Entry], whole: &Entry) -> R
         }
     }
     if let Some(Data::Table(old)) = take(entries, "dataset_kwargs").map(|entry| entry.node.data) {
-        kwargs.extend(old.into_iter().filter(|entry| !is_true(&[entry.clone()], "use_hf_tokenizer_chat_template")));
+        kwargs.extend(
+            old.into_iter().filter(|entry| !is_true(std::slice::from_ref(entry), "use_hf_tokenizer_chat_template")),
+        );
     }
     set(entries, "dataset_kwargs", Data::Table(kwargs));
     Ok(())
