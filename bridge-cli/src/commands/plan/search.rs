@@ -255,7 +255,7 @@ fn settings(recipe: &RawConfig, found: &Found) -> Vec<String> {
     // Of settings with the same meaning the first is named, and those that the recipe contradicts
     // it with.
     let repeats = |key: &str| {
-        let same = SAME_SETTINGS.iter().find(|same| same.iter().any(|other| *other == key));
+        let same = SAME_SETTINGS.iter().find(|same| same.contains(&key));
         same.is_some_and(|same| !recipe.is_explicit(key) && same[0] != key && keys.iter().any(|other| other == same[0]))
     };
     differences.retain(|difference| !repeats(&difference.key));
