@@ -1,6 +1,8 @@
 //! Arguments of a chat template that a record has beside its messages: tools, documents, switches
 //! such as `enable_thinking`.
 
+use std::borrow::Cow;
+
 use serde_json::{Map, Value};
 
 /// Fields of a record that are arguments of chat templates under the same name.
@@ -55,12 +57,12 @@ pub(crate) fn arguments_of(record: &Map<String, Value>) -> Result<Map<String, Va
     let mut arguments: Map<String, Value> = named.map(|(name, value)| (name.clone(), value.clone())).collect();
     for group in GROUPS {
         let expected = || format!("{group}: expected an object with arguments of the chat template");
-        let entries =
-            match json(record.get(group).unwrap_or(&Value::Null)).map_err(|error| format!("{group}: {error}"))? {
-                Value::Null => continue,
-                Value::Object(entries) => entries,
-                _ => return Err(expected()),
-            };
+        let value = json(record.get(group).unwrap_or(&Value::Null)).map_err(|error| format!("{group}: {error}"))?;
+        let entries = match value.into_owned() {
+            Value::Null => continue,
+            Value::Object(entries) => entries,
+            _ => return Err(expected()),
+        };
         for (name, value) in entries.into_iter().filter(|(_, value)| !value.is_null()) {
             if OWN.contains(&name.as_str()) {
                 return Err(format!(
@@ -71,7 +73,7 @@ pub(crate) fn arguments_of(record: &Map<String, Value>) -> Result<Map<String, Va
         }
     }
     if let Some(documents) = arguments.get_mut("documents") {
-        *documents = json(documents).map_err(|error| format!("documents: {error}"))?;
+        *documents = json(documents).map_err(|error| format!("documents: {error}"))?.into_owned();
         let list = documents.as_array().ok_or("documents: expected a list of objects with `title` and `text`")?;
         if let Some(at) = list.iter().position(|document| !document.is_object()) {
             return Err(format!("documents[{at}]: expected an object with `title` and `text`"));
@@ -86,31 +88,34 @@ pub(crate) fn arguments_of(record: &Map<String, Value>) -> Result<Map<String, Va
 /// # Errors
 /// Text that is not JSON; a tool that is no object, with its place. As a sentence.
 pub(crate) fn tools_of(field: &str, value: &Value) -> Result<Value, String> {
-    let tools = match json(value).map_err(|error| format!("{field}: {error}"))? {
+    let value = json(value).map_err(|error| format!("{field}: {error}"))?;
+    let tools = match &*value {
         Value::Null => return Ok(Value::Null),
-        Value::Array(tools) => tools,
-        tool @ Value::Object(_) => vec![tool],
+        Value::Array(tools) => tools.as_slice(),
+        tool @ Value::Object(_) => std::slice::from_ref(tool),
         other => return Err(format!("{field}: expected a list of tools, found {other}")),
     };
-    let tool = |(at, tool): (usize, Value)| {
-        let tool = json(&tool).map_err(|error| format!("{field}[{at}]: {error}"))?;
+    let tool = |(at, tool): (usize, &Value)| {
+        let tool = json(tool).map_err(|error| format!("{field}[{at}]: {error}"))?;
         match tool.as_object().is_some_and(|fields| !fields.is_empty()) {
-            true => Ok(tool),
+            true => Ok(tool.into_owned()),
             false => Err(format!("{field}[{at}]: expected the description of a tool, an object, found {tool}")),
         }
     };
-    tools.into_iter().enumerate().map(tool).collect::<Result<_, _>>().map(Value::Array)
+    tools.iter().enumerate().map(tool).collect::<Result<_, _>>().map(Value::Array)
 }
 
 /// A value that may be written as JSON text, as tables keep nested values. Empty text is null.
 ///
 /// # Errors
 /// Text that is not JSON, as a sentence.
-pub(crate) fn json(value: &Value) -> Result<Value, String> {
+pub(crate) fn json(value: &Value) -> Result<Cow<'_, Value>, String> {
     match value.as_str().map(str::trim) {
-        Some("") => Ok(Value::Null),
-        Some(text) => serde_json::from_str(text).map_err(|error| format!("text that is not JSON: {error}")),
-        None => Ok(value.clone()),
+        Some("") => Ok(Cow::Owned(Value::Null)),
+        Some(text) => {
+            serde_json::from_str(text).map(Cow::Owned).map_err(|error| format!("text that is not JSON: {error}"))
+        }
+        None => Ok(Cow::Borrowed(value)),
     }
 }
 

@@ -16,7 +16,7 @@ pub(super) fn calls_of(message: &Map<String, Value>) -> Result<Option<Vec<Value>
         let value = message.get(field).unwrap_or(&Value::Null);
         // Tables that hold no calls may have the word.
         let value = arguments::json(value).map_err(|error| format!("{field}: {error}"))?;
-        if is_nothing(&value) { Ok(None) } else { listed(field, value).map(Some) }
+        if is_nothing(&value) { Ok(None) } else { listed(field, &value).map(Some) }
     });
     match (calls?, call?) {
         (Some(_), Some(_)) => Err("tool_calls and function_call: expected calls in one of the two".to_owned()),
@@ -28,20 +28,20 @@ pub(super) fn calls_of(message: &Map<String, Value>) -> Result<Option<Vec<Value>
 ///
 /// # Errors
 /// As [`calls_of`]; a value that holds no call.
-pub(super) fn listed(field: &str, value: Value) -> Result<Vec<Value>, String> {
-    let value = arguments::json(&value).map_err(|error| format!("{field}: {error}"))?;
-    let calls = match value {
+pub(super) fn listed(field: &str, value: &Value) -> Result<Vec<Value>, String> {
+    let value = arguments::json(value).map_err(|error| format!("{field}: {error}"))?;
+    let calls = match &*value {
         Value::Array(calls) => calls,
         call => return Ok(vec![normal(call).map_err(|problem| format!("{field}: {problem}"))?]),
     };
     let call = |(at, call)| normal(call).map_err(|problem| format!("{field}[{at}]: {problem}"));
-    calls.into_iter().enumerate().map(call).collect()
+    calls.iter().enumerate().map(call).collect()
 }
 
 /// A call as templates read it: an object whose `function` has a name and arguments.
-fn normal(call: Value) -> Result<Value, String> {
+fn normal(call: &Value) -> Result<Value, String> {
     let expected = |found: &Value| format!("expected a call with `name` and `arguments`, found {found}");
-    let Value::Object(mut call) = arguments::json(&call)? else { return Err(expected(&call)) };
+    let Value::Object(mut call) = arguments::json(call)?.into_owned() else { return Err(expected(call)) };
     if !call.contains_key("function") {
         // Without an id or a type of its own a call is the function alone.
         let named = |name: &str| ["name", "arguments", "parameters"].contains(&name);
@@ -50,7 +50,7 @@ fn normal(call: Value) -> Result<Value, String> {
         others.insert("function".to_owned(), Value::Object(function));
         call = others;
     }
-    let function = arguments::json(&call["function"])?;
+    let function = arguments::json(&call["function"])?.into_owned();
     let Value::Object(mut function) = function else { return Err(expected(&function)) };
     if function.get("name").and_then(Value::as_str).is_none_or(|name| name.trim().is_empty()) {
         return Err(expected(&Value::Object(function)));

@@ -195,7 +195,7 @@ fn normal(message: &Value, words: &Words) -> Result<Message, String> {
         true => {
             let call = content.ok_or("expected a \"value\" (or \"content\"): the call")?;
             let key = present.copied().unwrap_or("value");
-            let calls = calls::listed(key, call.clone())?;
+            let calls = calls::listed(key, call)?;
             if calls.is_empty() {
                 return Err(format!("{key}: expected a call, found an empty list"));
             }
@@ -352,7 +352,7 @@ pub(super) fn list_of<'v>(key: &str, value: &'v Value) -> Result<Option<Cow<'v, 
     Ok(match value {
         Value::Array(list) => Some(Cow::Borrowed(list.as_slice())),
         Value::String(_) if is_list(value) => match arguments::json(value) {
-            Ok(Value::Array(list)) => Some(Cow::Owned(list)),
+            Ok(Cow::Owned(Value::Array(list))) => Some(Cow::Owned(list)),
             Ok(_) => None,
             // A text that begins with a bracket may be a prompt, or an answer.
             Err(_) if !["messages", "conversations", "conversation", "history"].contains(&key) => None,

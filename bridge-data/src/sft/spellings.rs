@@ -365,7 +365,7 @@ pub(super) fn asked(fields: &mut Fields<'_>, label_key: &str) -> Result<Asked, S
     let has_tools = TOOLS.iter().any(|field| !is_nothing(fields.look_at(field)));
     let calls = || arguments::json(value).ok().filter(|calls| calls.is_array() && !is_nothing(calls));
     let answer = match (answer == "answers" && has_tools).then(calls).flatten() {
-        Some(calls) => Answer::Calls(calls::listed("answers", calls)?),
+        Some(calls) => Answer::Calls(calls::listed("answers", &calls)?),
         None => Answer::Text(answer_of(answer, value).unwrap_or_default()),
     };
     let system = take_system(fields)?;

@@ -379,20 +379,7 @@ impl Parser {
     }
 
     fn target(&mut self, with_attributes: bool, ends: &[&str]) -> Result<Target> {
-        let (mut targets, mut is_tuple) = (Vec::new(), false);
-        loop {
-            if !targets.is_empty() {
-                self.expect_operator(",")?;
-            }
-            if self.is_tuple_end(ends) {
-                break;
-            }
-            targets.push(self.single_target(with_attributes)?);
-            if !self.is_operator(",") {
-                break;
-            }
-            is_tuple = true;
-        }
+        let (mut targets, is_tuple) = self.separated(ends, |parser| parser.single_target(with_attributes))?;
         match targets.pop() {
             Some(target) if !is_tuple => Ok(target),
             Some(target) => {
@@ -421,6 +408,19 @@ impl Parser {
         Ok(Target::Name(number))
     }
 
+    /// Items with commas between them, and whether there is a comma, which makes a tuple.
+    fn separated<T>(&mut self, ends: &[&str], mut item: impl FnMut(&mut Self) -> Result<T>) -> Result<(Vec<T>, bool)> {
+        let (mut items, mut is_tuple) = (Vec::new(), false);
+        while !self.is_tuple_end(ends) {
+            items.push(item(self)?);
+            if !self.skip_operator(",") {
+                break;
+            }
+            is_tuple = true;
+        }
+        Ok((items, is_tuple))
+    }
+
     fn is_tuple_end(&self, ends: &[&str]) -> bool {
         matches!(self.token(), Token::PrintEnd | Token::BlockEnd | Token::Operator(")"))
             || ends.iter().any(|end| self.is_name(end))
@@ -432,20 +432,7 @@ impl Parser {
     }
 
     fn tuple_within(&mut self, with_condition: bool, ends: &[&str], in_parentheses: bool) -> Result<Expr> {
-        let (mut items, mut is_tuple) = (Vec::new(), false);
-        loop {
-            if !items.is_empty() {
-                self.expect_operator(",")?;
-            }
-            if self.is_tuple_end(ends) {
-                break;
-            }
-            items.push(self.expression(with_condition)?);
-            if !self.is_operator(",") {
-                break;
-            }
-            is_tuple = true;
-        }
+        let (mut items, is_tuple) = self.separated(ends, |parser| parser.expression(with_condition))?;
         if !is_tuple {
             match items.pop() {
                 Some(item) => return Ok(item),
