@@ -247,7 +247,7 @@ fn tools_and_calls_are_read_in_every_spelling() {
     chat(sharegpt(function.to_string()));
     chat(sharegpt(json!([function]).to_string()));
     let (found, _) = read(RecordKind::AsWritten, &sharegpt(json!([function, function]).to_string())).unwrap();
-    assert!(found[0].contains("⟦w{\"c\": 1};w{\"c\": 1};⟧"), "{found:?}");
+    assert_eq!(found, ["[w]<u>u:Q<a>⟦w{\"c\": 1};w{\"c\": 1};<u>⟧t:-3<a>⟦A⟧"]);
     // Calls in messages of their own belong to one turn.
     let twice = json!([{ "role": "user", "content": "Q" }, { "role": "tool_call", "content": function }, { "role": "tool_call", "content": function }]);
     is_read(RecordKind::AsWritten, json!({ "messages": twice }), "<u>u:Q<a>⟦w{\"c\": 1};w{\"c\": 1};⟧", "");
