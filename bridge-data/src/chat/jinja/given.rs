@@ -65,3 +65,19 @@ pub(super) fn integer(what: &str, value: &Value) -> Result<i64, Error> {
 pub(super) fn text<'v>(what: &str, value: &'v Value) -> Result<&'v str, Error> {
     value.as_text().ok_or_else(|| Error::new(format!("{what}: expected text, found '{}'", value.type_name())))
 }
+
+/// Start and stop of a search, as Python clamps them.
+///
+/// # Errors
+/// A bound that is no integer.
+pub(super) fn bounds(length: usize, start: Option<&Value>, stop: Option<&Value>) -> Result<(usize, usize), Error> {
+    let place = |value: Option<&Value>, usual: usize| match value {
+        None | Some(Value::None) => Ok(usual),
+        Some(value) => {
+            let at = integer("index", value)?;
+            let at = if at < 0 { at.saturating_add(length as i64).max(0) } else { at };
+            Ok(usize::try_from(at).unwrap_or(usize::MAX))
+        }
+    };
+    Ok((place(start, 0)?, place(stop, length)?.min(length)))
+}

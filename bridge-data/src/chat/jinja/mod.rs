@@ -5,7 +5,7 @@
 //! |---|---|
 //! | text to tokens, tokens to a syntax tree | `lexer`, `parser`, `ast` |
 //! | running the tree | `eval` |
-//! | values, their operators, attributes and methods | `value`, `operators`, `methods` |
+//! | values, their operators, attributes and methods | `value`, `operators`, `methods`, `strings` (methods of text) |
 //! | filters and tests | `filters`, `predicates`, `given` (arguments) |
 //! | values as text | `text`, `format` |
 //! | bounds on the work of hostile templates | `limits` |
@@ -22,6 +22,7 @@ mod methods;
 mod operators;
 mod parser;
 mod predicates;
+mod strings;
 mod text;
 mod value;
 

@@ -4,8 +4,8 @@ use super::ast::Comparison;
 use super::error::Error;
 use super::filters::is_filter;
 use super::given::Given;
-use super::methods::is_cased;
 use super::operators::{compared, contains, is_same, math};
+use super::strings::is_cased;
 use super::text::printed;
 use super::value::{Value, equal};
 

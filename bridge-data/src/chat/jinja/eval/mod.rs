@@ -1,7 +1,8 @@
 //! Runs the syntax tree of a template.
 
+mod calls;
+
 use std::cell::{Cell, RefCell};
-use std::fmt::Write;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -9,21 +10,20 @@ use std::sync::Arc;
 use ahash::AHashMap;
 
 use super::Template;
-use super::ast::{Args, Expr, Filter, For, Macro, Name, Stmt, Target};
+use super::ast::{Expr, Filter, For, Macro, Name, Stmt, Target};
 use super::error::Error;
 use super::filters::filter;
-use super::given::{Given, integer, required};
+use super::given::Given;
 use super::limits::{charge, step};
-use super::methods::{attribute, call as call_method, has_method, subscript};
+use super::methods::{attribute, subscript};
 use super::operators::{compared, concat, math, signed, slice};
 use super::predicates::test;
 use super::text::{escaped, print, printed};
-use super::value::{Closure, Dict, Function, Loop, Value, range_length};
+use super::value::{Closure, Dict, Function, Loop, Value};
+use calls::refuse_private;
 
 /// Deepest recursion of the evaluation.
 const DEPTH: u32 = 800;
-/// Most numbers of a range, as in the sandbox of Jinja2.
-const LONGEST_RANGE: usize = 100_000;
 
 /// Text that a template made.
 pub(in crate::chat) struct Rendered {
@@ -584,196 +584,4 @@ impl Engine<'_> {
             _ => Ok(Value::None),
         }
     }
-
-    fn given(&self, args: &Args, scope: &Rc<Scope>) -> Result<Given, Error> {
-        let mut given = Given::default();
-        for arg in &args.positional {
-            given.positional.push(self.eval(arg, scope)?);
-        }
-        for (name, arg) in &args.named {
-            given.named.push((name.clone(), self.eval(arg, scope)?));
-        }
-        if let Some(more) = &args.more {
-            let more = self.eval(more, scope)?.items()?;
-            charge(more.len() * 16)?;
-            given.positional.extend(more.iter().cloned());
-        }
-        if let Some(more) = &args.more_named {
-            let Value::Dict(dict) = self.eval(more, scope)? else {
-                return Err(Error::new("argument after ** must be a mapping"));
-            };
-            for (key, value) in dict.entries() {
-                let key = key.as_text().ok_or_else(|| Error::new("keywords must be strings"))?;
-                given.named.push((key.into(), value.clone()));
-            }
-        }
-        Ok(given)
-    }
-
-    fn call_expr(&self, call: &(Expr, Args), scope: &Rc<Scope>) -> Result<Value, Error> {
-        if let Expr::Attribute(value, name) = &call.0 {
-            let value = self.eval(value, scope)?;
-            if has_method(&value, name) {
-                return call_method(&value, name, &self.given(&call.1, scope)?);
-            }
-            let callee = attribute(&value, name)?;
-            return self.call(callee, self.given(&call.1, scope)?, self.root_length.get());
-        }
-        let callee = self.eval(&call.0, scope)?;
-        let given = self.given(&call.1, scope)?;
-        self.call(callee, given, self.root_length.get())
-    }
-
-    /// Calls a value. `length`: bytes of the text so far.
-    fn call(&self, callee: Value, given: Given, length: usize) -> Result<Value, Error> {
-        match callee {
-            Value::Function(function) => self.call_function(function, &given),
-            Value::Method(method) => call_method(&method.0, &method.1, &given),
-            Value::Macro(closure) => self.captured(length, |text| self.call_macro(&closure, given, text)),
-            Value::Loop(looped) => {
-                let [items] = given.bind("loop", ["iterable"])?;
-                let Some((each, scope)) = &looped.repeat else {
-                    return Err(Error::new("the loop must have the 'recursive' marker"));
-                };
-                let items = required("loop", items)?;
-                self.captured(length, |text| self.deeper(|| self.each(each, items, scope, looped.depth + 1, text)))
-            }
-            Value::Joiner(joiner) => Ok(if joiner.1.replace(true) { joiner.0.clone() } else { "".into() }),
-            Value::Undefined(message) => Err(Error::new(&*message)),
-            other => Err(Error::new(format!("'{}' object is not callable", other.type_name()))),
-        }
-    }
-
-    #[inline(never)]
-    fn call_macro(&self, closure: &Closure, mut given: Given, out: &mut String) -> Result<(), Error> {
-        let (code, name) = (&closure.code, &closure.name);
-        let mut bound: Vec<Option<Value>> = given.positional.iter().take(code.args.len()).cloned().map(Some).collect();
-        bound.resize(code.args.len(), None);
-        let more = given.positional.split_off(given.positional.len().min(code.args.len()));
-        let (mut others, mut caller) = (Dict::default(), None);
-        for (key, value) in given.named {
-            match closure.args.iter().position(|arg| *arg == key) {
-                Some(at) if bound[at].is_some() => {
-                    return Err(Error::new(format!("macro '{name}' got several values for argument '{key}'")));
-                }
-                Some(at) => bound[at] = Some(value),
-                None if *key == *"caller" && code.uses_caller => caller = Some(value),
-                None if code.uses_kwargs && *key != *"caller" => others.insert(Value::Text(key), value),
-                None => return Err(Error::new(format!("macro '{name}' takes no keyword argument '{key}'"))),
-            }
-        }
-        if !more.is_empty() && !code.uses_varargs {
-            let most = code.args.len();
-            return Err(Error::new(format!("macro '{name}' takes not more than {most} argument(s)")));
-        }
-        let scope = Scope::new(Some(closure.scope.clone()), Vec::new());
-        let [_, caller_name, varargs, kwargs] = self.special;
-        if let Some(number) =
-            caller_name.filter(|_| code.uses_caller && !closure.args.iter().any(|arg| **arg == *"caller"))
-        {
-            scope.set(number, caller.unwrap_or_else(|| Value::Undefined("no caller defined".into())));
-        }
-        if let Some(number) = varargs.filter(|_| code.uses_varargs) {
-            scope.set(number, Value::tuple(more));
-        }
-        if let Some(number) = kwargs.filter(|_| code.uses_kwargs) {
-            scope.set(number, Value::Dict(Rc::new(others)));
-        }
-        let without = code.args.len() - code.defaults.len();
-        for (at, (number, value)) in code.args.iter().zip(bound).enumerate() {
-            let value = match (value, at.checked_sub(without)) {
-                (Some(value), _) => value,
-                (None, Some(default)) => self.eval(&code.defaults[default], &scope)?,
-                (None, None) => Value::Undefined(format!("parameter '{}' was not provided", closure.args[at]).into()),
-            };
-            scope.set(*number, value);
-        }
-        let unowned = self.is_unowned.replace(false);
-        let made = self.run(&code.body, &scope, out);
-        self.is_unowned.set(unowned);
-        made.map(|_| ())
-    }
-
-    #[inline(never)]
-    fn call_function(&self, function: Function, given: &Given) -> Result<Value, Error> {
-        match function {
-            Function::Range => {
-                let numbers = given.positional.iter().map(|value| integer("range", value));
-                let numbers = numbers.collect::<Result<Vec<_>, _>>()?;
-                let (start, stop, by) = match (&numbers[..], given.named.is_empty()) {
-                    ([stop], true) => (0, *stop, 1),
-                    ([start, stop], true) => (*start, *stop, 1),
-                    ([start, stop, by], true) if *by != 0 => (*start, *stop, *by),
-                    _ => {
-                        return Err(Error::new("range: expected one to three integers, of which the step is not zero"));
-                    }
-                };
-                if range_length(start, stop, by) > LONGEST_RANGE {
-                    return Err(Error::new(format!("range: more than {LONGEST_RANGE} numbers")));
-                }
-                Ok(Value::Range(start, stop, by))
-            }
-            Function::Dict => Ok(Value::Dict(Rc::new(dict_of(given)?))),
-            Function::Namespace => {
-                let fields = dict_of(given)?;
-                fields.entries().filter_map(|(key, _)| key.as_text()).try_for_each(refuse_private)?;
-                let namespace = Rc::new(RefCell::new(fields));
-                self.held_namespaces.borrow_mut().push(namespace.clone());
-                Ok(Value::Namespace(namespace))
-            }
-            Function::Cycler if given.positional.is_empty() => Err(Error::new("at least one item has to be provided")),
-            Function::Cycler => Ok(Value::Cycler(Rc::new((given.positional.clone(), Cell::new(0))))),
-            Function::Joiner => {
-                let [separator] = given.bind("joiner", ["sep"])?;
-                Ok(Value::Joiner(Rc::new((separator.unwrap_or_else(|| ", ".into()), Cell::new(false)))))
-            }
-            Function::Lipsum => Err(Error::new("'lipsum' is not supported in chat templates")),
-            Function::RaiseException => {
-                let [message] = given.bind("raise_exception", ["message"])?;
-                Err(Error::raised(&*printed(&required("raise_exception", message)?)?))
-            }
-            Function::StrftimeNow => {
-                let [format] = given.bind("strftime_now", ["format"])?;
-                let format = required("strftime_now", format)?;
-                let format = super::given::text("strftime_now", &format)?;
-                charge(format.len() * 64)?;
-                let mut text = String::new();
-                // A format that chrono does not know is an error of its own, not a panic.
-                write!(text, "{}", chrono::Local::now().format(format))
-                    .map_err(|_| Error::new(format!("strftime_now: {format:?} is not a format")))?;
-                Ok(text.into())
-            }
-        }
-    }
-}
-
-fn refuse_private(name: &str) -> Result<(), Error> {
-    if name.starts_with('_') {
-        return Err(Error::new(format!("a namespace cannot store the underscore-prefixed attribute '{name}'")));
-    }
-    Ok(())
-}
-
-/// `dict(...)`.
-fn dict_of(given: &Given) -> Result<Dict, Error> {
-    let mut dict = match &given.positional[..] {
-        [] => Dict::default(),
-        [Value::Dict(dict)] => (**dict).clone(),
-        [pairs] => {
-            let mut dict = Dict::default();
-            for pair in pairs.items()?.iter() {
-                match &pair.items()?[..] {
-                    [key, value] if key.is_hashable() => dict.insert(key.clone(), value.clone()),
-                    _ => return Err(Error::new("dict: expected pairs of a key and a value")),
-                }
-            }
-            dict
-        }
-        _ => return Err(Error::new("dict: expected at most one positional argument")),
-    };
-    charge(dict.entries().len() * 32)?;
-    for (name, value) in &given.named {
-        dict.insert(Value::Text(name.clone()), value.clone());
-    }
-    Ok(dict)
 }
