@@ -7,6 +7,7 @@ use super::super::node::{Data, Entry, Node};
 use super::super::overrides;
 use super::super::section::Section;
 use super::super::sections::{CommOverlapConfig, DistributedInitConfig, RecipeConfig};
+use super::entries::number_of;
 use super::{TARGET, is_given};
 
 /// Objects of a running program, and figures that follow from settings: not part of a recipe.
@@ -270,18 +271,13 @@ fn is_empty(node: &Node) -> bool {
 /// True if two values are equal; Python writes whole floats as integers, and dtypes with the name
 /// of their library.
 pub(super) fn is_same(left: &Node, right: &Node) -> bool {
-    let number = |node: &Node| match node.data {
-        Data::Int(value) => Some(value as f64),
-        Data::Float(value) => Some(value),
-        _ => None,
-    };
     let text = |node: &Node| match &node.data {
         Data::String(text) => Some(text.strip_prefix("torch.").unwrap_or(text).to_owned()),
         _ => None,
     };
     left == right
         || (left.is_null() && right.is_null())
-        || number(left).is_some_and(|value| Some(value) == number(right))
+        || number_of(left).is_some_and(|value| Some(value) == number_of(right))
         || text(left).is_some_and(|value| Some(value) == text(right))
 }
 
@@ -322,11 +318,9 @@ pub(super) fn move_overlap(sections: &mut Vec<Entry>) {
     if entries.is_empty() {
         sections.remove(index);
     }
+    let default = RecipeConfig::with_every_section().to_node();
     for entry in moved.into_iter().filter(|entry| !entry.node.is_null()) {
-        let has = |section: &str| {
-            let default = RecipeConfig::with_every_section().to_node();
-            default.get(section).is_some_and(|section| section.get(&entry.key).is_some())
-        };
+        let has = |section: &str| default.get(section).is_some_and(|section| section.get(&entry.key).is_some());
         let Some(target) = OVERLAP_TARGETS.iter().find(|section| has(section)) else {
             continue;
         };
