@@ -174,8 +174,8 @@ fn boxes(shape: &[usize], flat: Range<usize>) -> Vec<Vec<Range<usize>>> {
 
 impl ShardTensor {
     /// The slices of the tensor `name` that a rank saves: elements `flat` of its part (row-major).
-    /// `values` has exactly these elements; its shape does not matter. A contiguous slice shares
-    /// its memory.
+    /// `values` has exactly these elements; its shape does not matter. The memory of
+    /// a contiguous slice is shared.
     ///
     /// # Errors
     /// If `values` has another number of elements, or `shard` contradicts itself.

@@ -6,18 +6,18 @@
 //! ```text
 //! <root>/
 //!   iter_0000100/                        one complete checkpoint, published by a single rename
-//!     metadata.json                      tensor index, sizes and checksums of every other file, and its own checksum
+//!     metadata.json                      tensor index; sizes and checksums of all files, its own too
 //!     model-rank00000.safetensors        shards, one or more per group and rank
 //!     optimizer-rank00000.safetensors
 //!     run_config.toml                    the resolved configuration of the run
 //!     train_state.json                   counters and the state of scheduler, RNG, loss scaler ...
 //!     ...                                tokenizer files and other small files, all checksummed
 //!   latest_checkpointed_iteration.txt    decimal step of the checkpoint to resume from
-//!   best_checkpointed_iteration.txt      decimal step of the checkpoint with the lowest validation loss, which is never deleted
-//!   checkpoint_journal.json              state of the last save; distinguishes an interrupted save from a damaged pointer
+//!   best_checkpointed_iteration.txt      step of the lowest validation loss; it is never deleted
+//!   checkpoint_journal.json              state of the last save, such as interrupted
 //!   run_identity.txt                     names the run to its temporary saves, which lie elsewhere
 //!   .tmp-iter_0000200/                   a save in progress, or the remains of a killed one; never read
-//!   .old-iter_0000100/                   the checkpoint being replaced, on file systems that cannot swap two folders
+//!   .old-iter_0000100/                   the checkpoint being replaced, where folders cannot be swapped
 //!   .trash-iter_0000050/                 a deletion in progress; never read
 //! ```
 //!

@@ -2,8 +2,8 @@
 //! machine, with copies of what its peers save. Putting pieces together is in `assembly`.
 //!
 //! ```text
-//! <root>/rank-00003/iter_0000010/     metadata.json of the whole checkpoint, run_config.toml, train_state.json, ...: the same in each piece
-//!                                     model-rank00003.safetensors, and model-rank00002.safetensors where rank 2 is a peer
+//! <root>/rank-00003/iter_0000010/     metadata.json, run_config.toml, ...: the same in each piece
+//!                                     model-rank00003.safetensors; that of rank 2 if it is a peer
 //! ```
 
 use std::fs::File;

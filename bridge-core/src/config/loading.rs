@@ -20,7 +20,7 @@ pub fn load(path: &Path, overrides: &[String], kinds: &Kinds, world: &World) -> 
 }
 
 /// Loads like [`load`], with further checks by the caller for facts that only the program knows,
-/// such as the compiled devices. The checks see the configuration as far as it could be read.
+/// such as the compiled devices. The checks run on what could be read.
 ///
 /// # Errors
 /// As [`load`], and what `further` finds.

@@ -9,8 +9,8 @@ use super::run_config::RunConfig;
 use super::sections::TransformerConfig;
 use crate::schedule::MicroBatchWindows;
 
-/// The layers of each chunk of each pipeline rank, for a model with `num_layers` layers over all
-/// its stacks.
+/// The layers of each chunk of each pipeline rank, for a model whose stacks have `num_layers`
+/// layers together.
 ///
 /// # Errors
 /// If the layout cannot be parsed, or the layers cannot be placed according to the settings.

@@ -131,8 +131,8 @@ impl OwnLoss {
         self.loss.loss_sum(&ModelOutputs { batch, mode, parts, figures: &self.figures })
     }
 
-    /// True if a head has asked for the loss: a model that does not know such losses would compute
-    /// its own.
+    /// True if a head has asked for the loss. A model that does not know such losses never asks, and
+    /// computes the built-in loss instead.
     pub fn is_used(&self) -> bool {
         self.is_used.load(Ordering::Relaxed)
     }

@@ -37,7 +37,7 @@ impl Offload {
 /// device, and on the host.
 ///
 /// The input of the region that begins with the segment is a leaf of its graph, so it stays. With
-/// layers, the size of the residual stream represents that of all tensors.
+/// layers, each tensor counts with the size of the residual stream.
 pub(super) fn kept(setup: &Setup<'_>, chunk: &Chunk, (index, region): (usize, &Region)) -> (u64, u64) {
     let cost = &chunk.costs[index];
     let input = cost.input * setup.bytes.stream;

@@ -1,5 +1,4 @@
-//! `bridge data`: build, inspect; samples and conversations as people read them are in files of
-//! their own.
+//! `bridge data build` and `bridge data inspect`. The submodules print samples and conversations.
 
 mod paint;
 mod render;

@@ -56,7 +56,7 @@ impl fmt::Display for Place {
 /// Answers that may follow the context of an item.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Answer {
-    /// One of several texts.
+    /// A choice among several texts.
     Choice {
         /// The texts, two or more.
         texts: Vec<String>,
