@@ -131,7 +131,7 @@ impl OwnLoss {
         self.loss.loss_sum(&ModelOutputs { batch, mode, parts, figures: &self.figures })
     }
 
-    /// True if a head has asked for the loss. A model that does not know such losses never asks, and
+    /// True if a head has asked for the loss. A model that does not know such losses never asks; it
     /// computes the built-in loss instead.
     pub fn is_used(&self) -> bool {
         self.is_used.load(Ordering::Relaxed)

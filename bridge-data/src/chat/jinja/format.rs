@@ -6,8 +6,7 @@ use num_traits::{Signed, ToPrimitive};
 use super::error::Error;
 use super::given::Given;
 use super::limits::charge;
-use super::methods::attribute;
-use super::operators::item;
+use super::methods::{attribute, item};
 use super::text::{float as float_text, print, represent};
 use super::value::Value;
 

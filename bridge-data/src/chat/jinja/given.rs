@@ -5,6 +5,9 @@ use std::sync::Arc;
 use super::error::Error;
 use super::value::Value;
 
+/// Largest width, count or precision of a filter.
+const COUNT: i64 = 100_000;
+
 /// Arguments that a filter, test, method, function or macro was given.
 #[derive(Default, Clone)]
 pub(super) struct Given {
@@ -56,6 +59,18 @@ pub(super) fn integer(what: &str, value: &Value) -> Result<i64, Error> {
         Value::Undefined(message) => Error::new(&**message),
         other => Error::new(format!("{what}: expected an integer, found '{}'", other.type_name())),
     })
+}
+
+/// A width, count or precision of a filter.
+///
+/// # Errors
+/// A value that is no integer, or more than 100,000.
+pub(super) fn bounded(name: &str, value: &Value) -> Result<i64, Error> {
+    let count = integer(name, value)?;
+    if count > COUNT {
+        return Err(Error::too_much(&format!("{count} is too large a number for '{name}'")));
+    }
+    Ok(count)
 }
 
 /// A text argument.

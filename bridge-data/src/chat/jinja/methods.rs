@@ -5,9 +5,9 @@ use std::rc::Rc;
 
 use super::error::Error;
 use super::given::{Given, bounds, required};
-use super::operators::item;
+use super::limits::charge;
 use super::strings::text_method;
-use super::value::{Value, View, equal};
+use super::value::{Value, View, equal, range_length};
 
 const TEXT: [&str; 41] = [
     "capitalize",
@@ -186,6 +186,42 @@ pub(super) fn attribute(value: &Value, name: &str) -> Result<Value, Error> {
     Ok(nothing(value, name))
 }
 
+/// `container[key]`, if there is such an item.
+///
+/// # Errors
+/// An undefined container.
+pub(super) fn item(container: &Value, key: &Value) -> Result<Option<Value>, Error> {
+    let place = |length: usize| {
+        let at = key.as_int()?;
+        let at = if at < 0 { at.checked_add(length as i64)? } else { at };
+        usize::try_from(at).ok().filter(|at| *at < length)
+    };
+    Ok(match container {
+        Value::Undefined(message) => return Err(Error::new(&**message)),
+        Value::Dict(dict) => {
+            if key.is_hashable() {
+                dict.get(key).cloned()
+            } else {
+                None
+            }
+        }
+        Value::List(items) | Value::Tuple(items) => place(items.len()).map(|at| items[at].clone()),
+        Value::Text(text) | Value::Markup(text) if key.as_int().is_some() => {
+            charge(text.len() / 16)?;
+            let found = match place(text.chars().count()) {
+                Some(at) if text.is_ascii() => text.get(at..=at).map(str::to_owned),
+                Some(at) => text.chars().nth(at).map(String::from),
+                None => None,
+            };
+            found.map(Value::from)
+        }
+        Value::Range(start, stop, step) => {
+            place(range_length(*start, *stop, *step)).map(|at| Value::Int(start + at as i64 * step))
+        }
+        _ => None,
+    })
+}
+
 /// `value[key]`: the item, else the attribute.
 ///
 /// # Errors
@@ -198,6 +234,33 @@ pub(super) fn subscript(value: &Value, key: &Value) -> Result<Value, Error> {
         return Ok(Value::Undefined(format!("'{} object' has no such item", value.type_name()).into()));
     };
     Ok(own(value, name).unwrap_or_else(|| nothing(value, name)))
+}
+
+/// The item of a value at a path such as `a.b.0`; `default` stands for what is undefined.
+///
+/// # Errors
+/// As [`subscript`].
+pub(super) fn at_path(item: &Value, path: &Value, default: Option<&Value>) -> Result<Value, Error> {
+    let mut found = item.clone();
+    let mut enter = |key: &Value| {
+        found = subscript(&found, key)?;
+        if let Some(default) = default.filter(|_| found.is_undefined()) {
+            found = default.clone();
+        }
+        Ok::<_, Error>(())
+    };
+    match path.as_text() {
+        Some(path) => {
+            for part in path.split('.') {
+                let number = part.bytes().all(|byte| byte.is_ascii_digit()) && !part.is_empty();
+                let key = part.parse().ok().filter(|_| number).map_or_else(|| Value::from(part), Value::Int);
+                enter(&key)?;
+            }
+        }
+        None if matches!(path, Value::None) => {}
+        None => enter(path)?,
+    }
+    Ok(found)
 }
 
 /// Calls a method of a text, list, dictionary or number.

@@ -4,7 +4,7 @@
 //! | part | file |
 //! |---|---|
 //! | text to tokens, tokens to a syntax tree | `lexer`, `parser`, `ast` |
-//! | running the tree | `eval` |
+//! | running the tree, variables | `eval`, `scope` |
 //! | values, their operators, attributes and methods | `value`, `operators`, `methods`, `strings` (methods of text) |
 //! | filters and tests | `filters`, `predicates`, `given` (arguments) |
 //! | values as text | `text`, `format` |
@@ -22,6 +22,7 @@ mod methods;
 mod operators;
 mod parser;
 mod predicates;
+mod scope;
 mod strings;
 mod text;
 mod value;

@@ -274,42 +274,6 @@ fn in_range(start: i64, stop: i64, step: i64, number: i64) -> bool {
     inside && (i128::from(number) - i128::from(start)) % i128::from(step) == 0
 }
 
-/// `container[key]`, if there is such an item.
-///
-/// # Errors
-/// An undefined container.
-pub(super) fn item(container: &Value, key: &Value) -> Result<Option<Value>, Error> {
-    let place = |length: usize| {
-        let at = key.as_int()?;
-        let at = if at < 0 { at.checked_add(length as i64)? } else { at };
-        usize::try_from(at).ok().filter(|at| *at < length)
-    };
-    Ok(match container {
-        Value::Undefined(message) => return Err(Error::new(&**message)),
-        Value::Dict(dict) => {
-            if key.is_hashable() {
-                dict.get(key).cloned()
-            } else {
-                None
-            }
-        }
-        Value::List(items) | Value::Tuple(items) => place(items.len()).map(|at| items[at].clone()),
-        Value::Text(text) | Value::Markup(text) if key.as_int().is_some() => {
-            charge(text.len() / 16)?;
-            let found = match place(text.chars().count()) {
-                Some(at) if text.is_ascii() => text.get(at..=at).map(str::to_owned),
-                Some(at) => text.chars().nth(at).map(String::from),
-                None => None,
-            };
-            found.map(Value::from)
-        }
-        Value::Range(start, stop, step) => {
-            place(range_length(*start, *stop, *step)).map(|at| Value::Int(start + at as i64 * step))
-        }
-        _ => None,
-    })
-}
-
 /// `container[start:stop:step]`.
 ///
 /// # Errors

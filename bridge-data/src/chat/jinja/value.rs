@@ -13,8 +13,8 @@ use num_traits::ToPrimitive;
 
 use super::ast::Macro;
 use super::error::Error;
-use super::eval::Scope;
 use super::limits::{self, DEPTH, charge};
+use super::scope::Scope;
 
 /// Deepest nesting of values in variables.
 const NESTED: usize = 200;

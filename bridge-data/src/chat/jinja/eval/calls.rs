@@ -9,9 +9,10 @@ use super::super::error::Error;
 use super::super::given::{Given, integer, required, text};
 use super::super::limits::charge;
 use super::super::methods::{attribute, call as call_method, has_method};
+use super::super::scope::Scope;
 use super::super::text::printed;
 use super::super::value::{Closure, Dict, Function, Value, range_length};
-use super::{Engine, Scope};
+use super::Engine;
 
 /// Most numbers of a range, as in the sandbox of Jinja2.
 const LONGEST_RANGE: usize = 100_000;

@@ -18,6 +18,7 @@ use super::limits::{charge, step};
 use super::methods::{attribute, subscript};
 use super::operators::{compared, concat, math, signed, slice};
 use super::predicates::test;
+use super::scope::Scope;
 use super::text::{escaped, print, printed};
 use super::value::{Closure, Dict, Function, Loop, Value};
 use calls::refuse_private;
@@ -40,38 +41,6 @@ pub(in crate::chat) struct Rendered {
 pub(in crate::chat) struct Owned {
     pub(in crate::chat) bytes: Range<usize>,
     pub(in crate::chat) message: usize,
-}
-
-/// Variables of a frame, and those around it.
-pub(in crate::chat) struct Scope {
-    variables: RefCell<Vec<(Name, Value)>>,
-    parent: Option<Rc<Scope>>,
-}
-
-impl Scope {
-    fn new(parent: Option<Rc<Self>>, variables: Vec<(Name, Value)>) -> Rc<Self> {
-        Rc::new(Self { variables: RefCell::new(variables), parent })
-    }
-
-    fn get(&self, name: Name) -> Option<Value> {
-        let mut scope = Some(self);
-        while let Some(current) = scope {
-            let variables = current.variables.borrow();
-            if let Some((_, value)) = variables.iter().find(|(known, _)| *known == name) {
-                return Some(value.clone());
-            }
-            scope = current.parent.as_deref();
-        }
-        None
-    }
-
-    fn set(&self, name: Name, value: Value) {
-        let mut variables = self.variables.borrow_mut();
-        match variables.iter_mut().find(|(known, _)| *known == name) {
-            Some(entry) => entry.1 = value,
-            None => variables.push((name, value)),
-        }
-    }
 }
 
 /// End of a body.
@@ -145,7 +114,7 @@ pub(super) fn render(
     let mut text = String::new();
     let made = engine.run(&template.body, &engine.root, &mut text);
     engine.own(None, text.len());
-    engine.held_scopes.take().iter().for_each(|scope| scope.variables.borrow_mut().clear());
+    engine.held_scopes.take().iter().for_each(|scope| scope.clear());
     engine.held_namespaces.take().iter().for_each(|namespace| namespace.borrow_mut().clear());
     made?;
     Ok(Rendered { text, generated: engine.generated.take(), owned: engine.owned.take() })

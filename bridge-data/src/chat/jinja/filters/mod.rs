@@ -6,16 +6,13 @@ mod sequences;
 mod texts;
 
 use super::error::Error;
-use super::given::{Given, integer, required, text};
+use super::given::{Given, bounded, integer, required, text};
 use super::limits::charge;
-use super::methods::subscript;
+use super::methods::at_path;
 use super::predicates::test;
 use super::strings::{replace, strip};
 use super::text::{Json, printed};
 use super::value::Value;
-
-/// Largest width, count or precision of a filter.
-const COUNT: i64 = 100_000;
 
 const NAMES: [&str; 53] = [
     "abs",
@@ -123,14 +120,6 @@ pub(super) fn filter(name: &str, value: &Value, given: &Given) -> Result<Value, 
     }
 }
 
-fn bounded(name: &str, value: &Value) -> Result<i64, Error> {
-    let count = integer(name, value)?;
-    if count > COUNT {
-        return Err(Error::too_much(&format!("{count} is too large a number for '{name}'")));
-    }
-    Ok(count)
-}
-
 fn to_json(value: &Value, given: &Given) -> Result<Value, Error> {
     let [ensure_ascii, indent, separators, sort_keys] =
         given.bind("tojson", ["ensure_ascii", "indent", "separators", "sort_keys"])?;
@@ -151,30 +140,6 @@ fn to_json(value: &Value, given: &Given) -> Result<Value, Error> {
     let mut text = String::new();
     style.write(value, 0, &mut text)?;
     Ok(text.into())
-}
-
-/// The item of a value at a path such as `a.b.0`.
-fn at_path(item: &Value, path: &Value, default: Option<&Value>) -> Result<Value, Error> {
-    let mut found = item.clone();
-    let mut enter = |key: &Value| {
-        found = subscript(&found, key)?;
-        if let Some(default) = default.filter(|_| found.is_undefined()) {
-            found = default.clone();
-        }
-        Ok::<_, Error>(())
-    };
-    match path.as_text() {
-        Some(path) => {
-            for part in path.split('.') {
-                let number = part.bytes().all(|byte| byte.is_ascii_digit()) && !part.is_empty();
-                let key = part.parse().ok().filter(|_| number).map_or_else(|| Value::from(part), Value::Int);
-                enter(&key)?;
-            }
-        }
-        None if matches!(path, Value::None) => {}
-        None => enter(path)?,
-    }
-    Ok(found)
 }
 
 fn map(value: &Value, given: &Given) -> Result<Value, Error> {

@@ -4,11 +4,11 @@ use num_bigint::BigInt;
 use num_traits::FromPrimitive;
 
 use super::super::error::Error;
-use super::super::given::{Given, integer};
+use super::super::given::{Given, bounded, integer};
+use super::super::methods::at_path;
 use super::super::operators::math;
 use super::super::text::{file_size, is_space, printed};
 use super::super::value::Value;
-use super::{at_path, bounded};
 
 /// `int(text, base)` of Python.
 fn parse_integer(text: &str, base: u32) -> Option<BigInt> {

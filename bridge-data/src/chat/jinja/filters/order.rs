@@ -5,8 +5,8 @@ use std::cmp::Ordering;
 use super::super::error::Error;
 use super::super::given::{Given, required, text};
 use super::super::limits::charge;
+use super::super::methods::at_path;
 use super::super::value::{Value, compare, equal};
-use super::at_path;
 
 /// Text in lower case, unless case matters.
 fn folded(value: Value, is_case_sensitive: bool) -> Value {

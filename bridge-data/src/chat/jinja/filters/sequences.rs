@@ -1,10 +1,9 @@
 //! Filters of sequences: `first`, `last`, `list`, `reverse`, `items`, `batch`, `slice` and `attr`.
 
 use super::super::error::Error;
-use super::super::given::{Given, required, text};
+use super::super::given::{Given, bounded, required, text};
 use super::super::limits::charge;
 use super::super::value::{Value, View};
-use super::bounded;
 
 pub(super) fn sequence(name: &str, value: &Value, given: &Given) -> Result<Value, Error> {
     match name {

@@ -2,12 +2,11 @@
 
 use super::super::error::Error;
 use super::super::format::percent;
-use super::super::given::{Given, integer, text};
+use super::super::given::{Given, bounded, integer, text};
 use super::super::limits::charge;
 use super::super::strings::{capitalized, centered, lines, soft_text};
 use super::super::text::{escaped, is_space, printed, represent, stripped_tags};
 use super::super::value::{Value, View};
-use super::bounded;
 
 pub(super) fn textual(name: &str, value: &Value, given: &Given) -> Result<Value, Error> {
     let string = printed(value)?;
