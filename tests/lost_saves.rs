@@ -231,10 +231,12 @@ fn kill(kind: &Kind, times: usize, random: &mut Random) {
     let at = folder.path();
     let mut before = 0;
     for turn in 0..times {
+        // The run before may have saved again between the look at its saves and its kill.
+        let at_start = kind.newest(at).map_or(0, |(iteration, _)| iteration);
         let mut run = kind.start(at, 1_000_000, &["checkpoint.save=saved"]);
         let began = Instant::now();
         // Somewhere in the saves that come next.
-        while kind.newest(at).is_none_or(|(iteration, _)| iteration <= before) {
+        while kind.newest(at).is_none_or(|(iteration, _)| iteration <= at_start) {
             assert!(began.elapsed() < PATIENCE, "{}, kill {turn}: no save: {}", kind.name, said(at));
             assert!(run.try_wait().unwrap().is_none(), "{}, kill {turn}: {}", kind.name, said(at));
             std::thread::sleep(Duration::from_millis(1));

@@ -35,30 +35,25 @@
 //! # }
 //! ```
 
-pub mod checkpoint;
-pub mod config;
-mod http;
-pub mod inspect;
-pub mod logging;
 pub mod model;
 pub mod optim;
 pub mod plan;
 pub mod resilience;
-pub mod schedule;
 pub mod testing;
 #[cfg(test)]
 mod tests;
-pub mod timers;
 pub mod train;
+
+pub use bridge_checkpoint as checkpoint;
+pub use bridge_config as config;
+pub use bridge_config::schedule;
+pub use bridge_telemetry::{inspect, logging, timers};
 
 /// Burn as Bridge uses it: programs that take it from here have the same version and features, and
 /// compile it once.
 pub use burn;
 
 bridge_data::readable_errors!(
-    checkpoint::CheckpointError,
-    config::ConfigError,
-    config::ConfigErrors,
     model::ModelBuildError,
     plan::PlanError,
     train::TrainError,

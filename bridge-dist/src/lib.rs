@@ -1,7 +1,7 @@
 //! Ranks, process groups, collectives and pipeline schedules for distributed training in Rust.
 //!
 //! Other projects can use this crate without the rest of Bridge. It works on host memory and plain
-//! data, and depends on a tensor library only with the feature `burn`:
+//! data, without a tensor library:
 //!
 //! - [`comm`] has the [`Communicator`](comm::Communicator) trait (all_reduce, reduce_scatter,
 //!   all_gather, broadcast, all_to_all, messages, sub-groups, and non-blocking forms) with four
@@ -15,10 +15,8 @@
 //! - [`schedule`] makes pipeline schedules (GPipe, 1F1B, interleaved, zero-bubble) as lists of
 //!   actions, places layers on stages, and simulates schedules to find deadlocks, memory use and
 //!   bubbles.
-//! - `exchange` (cargo feature `burn`) has the collectives of Burn tensors that stay on their
-//!   device, where a communicator has such a way ([`comm::device`]).
-//! - `region` (cargo feature `burn`) has collectives on Burn tensors with gradients, for tensor-,
-//!   sequence-, context- and expert-parallel layers.
+//!
+//! Collectives of Burn tensors are in the crate `bridge-regions`.
 //!
 //! # Two ranks
 //!
@@ -79,9 +77,5 @@
 extern crate self as bridge_dist;
 
 pub mod comm;
-#[cfg(feature = "burn")]
-pub mod exchange;
 pub mod mesh;
-#[cfg(feature = "burn")]
-pub mod region;
 pub mod schedule;

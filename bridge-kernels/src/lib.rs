@@ -41,7 +41,6 @@ pub mod linear;
 pub mod low_rank;
 #[cfg(any(test, feature = "cube"))]
 pub mod lt;
-pub mod memory;
 pub mod norm;
 pub mod offload;
 pub mod optim;
@@ -56,6 +55,8 @@ pub mod split;
 pub mod ssd_scan;
 pub mod vjp;
 pub mod vocab_parallel_cross_entropy;
+
+pub use bridge_memory as memory;
 
 pub use activation::{Activation, FeedForwardUnit, GatedUnit, activation, activation_remakeable, glu, glu_remakeable};
 pub use again::{Again, Remakeable};

@@ -127,7 +127,7 @@ fn a_signal_stops_the_preparation_of_text() {
     let trained = ["tokenizer.fingerprint.json", "tokenizer.json", "tokenizer_config.json"];
     let packing = ["--ranks", "3", "dataset.source=['small.jsonl', 'big.jsonl']"];
     assert_eq!(stop_while("text.lock", &packing), trained);
-    let training = ["dataset.source=['big.jsonl', 'small.jsonl']"];
+    let training = ["dataset.source=['big.jsonl', 'small.jsonl']", "tokenizer.bpe_train_max_bytes=100000000"];
     assert_eq!(stop_while("tokenizer.lock", &training), [""; 0]);
 }
 

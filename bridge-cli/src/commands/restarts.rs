@@ -8,7 +8,7 @@ use std::process::Command;
 use bridge_core::config::RunConfig;
 use bridge_core::logging::terminal::complain;
 use bridge_core::resilience::{Signal, SignalWatcher};
-use bridge_core::train::{Host, Leave, RunReport, Seat, TrainError, run_with_restarts};
+use bridge_core::train::{Host, Leave, RunReport, Seat, TrainError, new_run_name, run_with_restarts};
 use bridge_dist::mesh::ProcessGroups;
 
 use super::monitor::MONITOR_VARIABLE;
@@ -21,11 +21,13 @@ use crate::speech::Speech;
 pub const RESTARTS_VARIABLE: &str = "BRIDGE_RESTARTS";
 /// Environment variable with the faults of the run before this process began anew.
 const FAULTS_VARIABLE: &str = "BRIDGE_FAULTS_IN_PROCESS";
+/// Environment variable with the name of a run that may be started several times.
+pub const RUN_VARIABLE: &str = "BRIDGE_RUN";
 
 /// Environment of the ranks of this process, from the supervisor if there is one.
 pub fn seat() -> Seat {
     let monitor = std::env::var_os(MONITOR_VARIABLE).map(Into::into);
-    Seat { faults: number(RESTARTS_VARIABLE), monitor, ..Seat::default() }
+    Seat { faults: number(RESTARTS_VARIABLE), monitor, run: std::env::var(RUN_VARIABLE).ok(), ..Seat::default() }
 }
 
 fn number(name: &str) -> u32 {
@@ -51,17 +53,18 @@ impl RestartHost<'_> {
         // What `nohup` has said to ignore stays ignored.
         let heeded: Vec<Signal> = Signal::ALL.into_iter().filter(|signal| !signal.is_ignored()).collect();
         let signals = SignalWatcher::install(&heeded)?;
+        let name = self::seat().run.unwrap_or_else(new_run_name);
         let host = Host {
             recipe: &|overrides| Ok(self.arguments.read_with(overrides)?),
             ranks: self.arguments.ranks(),
             faults: number(FAULTS_VARIABLE),
             tell: &|text| complain(text),
             is_stopped: &|| signals.received().is_some(),
-            leave: &|leave| self.leave(leave),
+            leave: &|leave| self.leave(leave, &name),
         };
         let program = |config: &RunConfig, groups: ProcessGroups, mut seat: Seat| {
             let Seat { faults, monitor, .. } = self::seat();
-            (seat.faults, seat.monitor) = (seat.faults + faults, monitor);
+            (seat.faults, seat.monitor, seat.run) = (seat.faults + faults, monitor, Some(name.clone()));
             start(config, groups, seat)
         };
         Ok(run_with_restarts(config, &host, program)?.swap_remove(0))
@@ -69,15 +72,15 @@ impl RestartHost<'_> {
 
     /// A thread hangs, so the process ends here: it becomes a new one under its own number, or
     /// fails.
-    fn leave(&self, leave: Leave) -> Infallible {
+    fn leave(&self, leave: Leave, run: &str) -> Infallible {
         let why = match leave {
             Leave::Fail(why) => why,
             Leave::BeginAnew(faults, overrides) => match std::env::current_exe() {
                 Err(error) => error.to_string(),
                 Ok(program) => {
                     let mut anew = Command::new(program);
-                    anew.args(std::env::args_os().skip(1)).args(overrides).env(FAULTS_VARIABLE, faults.to_string());
-                    anew.stdout(for_child());
+                    anew.args(std::env::args_os().skip(1)).args(overrides).stdout(for_child());
+                    anew.env(FAULTS_VARIABLE, faults.to_string()).env(RUN_VARIABLE, run);
                     format!("the process cannot begin anew: {}", anew.exec())
                 }
             },

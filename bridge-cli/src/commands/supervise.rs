@@ -13,10 +13,10 @@ use bridge_core::logging::health::{Restart, Supervision};
 use bridge_core::logging::terminal::complain;
 use bridge_core::resilience::rerun::{EXIT_CODE_FAILED_ON_RESULT_VALIDATION, EXIT_CODE_RESUME_TO_DISAMBIGUATE};
 use bridge_core::resilience::{EXIT_CODE_NOT_SAVED_IN_TIME, Signal, SignalWatcher};
-use bridge_core::train::Progress;
+use bridge_core::train::{Progress, new_run_name};
 
 use super::monitor::{MONITOR_VARIABLE, Monitor, unix_time};
-use super::restarts::RESTARTS_VARIABLE;
+use super::restarts::{RESTARTS_VARIABLE, RUN_VARIABLE};
 use super::worlds::Worlds;
 use crate::failure::Failure;
 use crate::output::for_child;
@@ -80,7 +80,7 @@ pub fn supervise(
     let signals = SignalWatcher::install(&heeded).map_err(Failure::run)?;
     let (mut restarts, mut progress) = (0, Progress::new(settings.clone()));
     let mut told =
-        Told { log_dir, last: Instant::now(), content: Supervision { max_restarts, ..Supervision::default() } };
+        Told { log_dir, run: new_run_name(), last: Instant::now(), content: Supervision { max_restarts, ..Supervision::default() } };
     let mut arguments = worlds.next().map_err(Failure::run)?;
     loop {
         let monitor = monitored.map(Monitor::open).transpose()?;
@@ -124,6 +124,8 @@ pub fn supervise(
 /// State of a supervised run, for other programs.
 struct Told<'a> {
     log_dir: &'a Path,
+    /// Name of the run in all its starts.
+    run: String,
     /// When it was last written.
     last: Instant,
     content: Supervision,
@@ -174,6 +176,7 @@ fn run_once(
         .args(arguments)
         .args(overrides)
         .env(RESTARTS_VARIABLE, restarts.to_string())
+        .env(RUN_VARIABLE, &told.run)
         .process_group(0)
         .stdout(for_child())
         .spawn()

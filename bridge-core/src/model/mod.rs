@@ -18,6 +18,8 @@ mod cost;
 mod declaration;
 #[cfg(test)]
 mod declaration_tests;
+#[cfg(test)]
+mod registered_kinds_tests;
 mod deferred;
 mod eight_bit_cost;
 mod eight_bit_products;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use bridge_dist::exchange::copied;
+use bridge_regions::exchange::copied;
 use burn::tensor::Tensor;
 
 /// Bytes of a flat tensor's elements.

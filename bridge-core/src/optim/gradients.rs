@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use bridge_dist::comm::{CommError, Group, ReduceOp};
-use bridge_dist::exchange::TensorExchange;
+use bridge_regions::exchange::TensorExchange;
 use bridge_kernels::optim::{GradientSums, accumulate, reads_16_bits};
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 

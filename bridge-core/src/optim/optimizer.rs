@@ -469,9 +469,9 @@ pub(super) fn refuse_cuts<'a>(
     let divides_state = distribution.sharding().divides_state();
     let cut = |parameter: &&Declaration| parameter.trainable && (divides_state || parameter.placement.shard.is_some());
     parameters.find(cut).map_or(Ok(()), |parameter| {
-        let others = rules::RULES.iter().filter(|rule| rule.unit == Unit::Element).map(|rule| rule.name);
+        let others = rules::RULES.iter().filter(|rule| rule.unit == Unit::Element).map(|rule| rule.declared.name);
         Err(CutParameter {
-            rule: algorithm.rule.name,
+            rule: algorithm.rule.declared.name,
             parameter: parameter.name.clone(),
             ranks: if divides_state { "data-parallel" } else { "tensor-parallel" },
             others: others.collect::<Vec<_>>().join(", "),

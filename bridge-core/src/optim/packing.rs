@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use bridge_dist::exchange::copied;
+use bridge_regions::exchange::copied;
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 
 use super::bucket::{Bucket, BucketEntry, owned_range};

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bridge_dist::comm::{CommError, HostBuffer, Request};
-use bridge_dist::exchange::{TensorExchange, TensorRequest};
+use bridge_regions::exchange::{TensorExchange, TensorRequest};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use half::{bf16, f16};
 

@@ -5,7 +5,7 @@ use super::offload::Offload;
 use super::recompute::{Cuts, Recompute};
 use crate::config::{self, DType, RunConfig};
 use crate::model::SegmentRole;
-use crate::optim::rules::{Format, MasterFormat, State, StateFormats};
+use crate::optim::rules::{Format, MasterFormat, StateFormats};
 use crate::optim::{
     Averaging, BucketPadding, BucketRule, CastWeights, DistributionSettings, Gather, OffloadSettings, Reduction,
     Sharding, Transfers,
@@ -144,9 +144,8 @@ pub(crate) fn state_formats(config: &RunConfig) -> Option<StateFormats> {
         _ => MasterFormat::Float16,
     };
     let settings = serde_json::to_value(&**optimizer).expect("settings are plain data");
-    let chosen = |state: &State| {
-        let name = state.format_setting.expect("finalize refuses rules whose states have no formats");
-        format(DType::from_name(settings[name].as_str().unwrap_or_default()).expect("a dtype is written as its name"))
+    let chosen = |name: &&str| {
+        format(DType::from_name(settings[*name].as_str().unwrap_or_default()).expect("a dtype is written as its name"))
     };
-    Some(StateFormats { master, states: optimizer.rule().states.iter().map(chosen).collect() })
+    Some(StateFormats { master, states: optimizer.rule().state_formats.iter().map(chosen).collect() })
 }

@@ -67,7 +67,7 @@ mod tests {
     use super::*;
     use crate::config::{Format, Kinds, World, load_text};
 
-    const TINY: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/config/tiny.toml"));
+    const TINY: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/config/tests/fixtures/config/tiny.toml"));
 
     fn missing(path: &str) -> TrainError {
         let source = std::io::Error::from(std::io::ErrorKind::NotFound);

@@ -6,7 +6,7 @@ use bridge_data::Sample;
 use super::*;
 use crate::config::{Format, Kinds, World, load_text};
 
-const TINY: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/config/tiny.toml"));
+const TINY: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/config/tests/fixtures/config/tiny.toml"));
 
 /// Samples that say how many were fetched before.
 #[derive(Default)]

@@ -72,12 +72,14 @@ struct Base {
 }
 
 impl Lineage {
-    /// Compares the recipe of a run with that of the checkpoint `start`.
+    /// Compares the recipe of a run with that of the checkpoint `start`. A run that resumes nothing
+    /// is called `run`, or gets a new name.
     ///
     /// # Errors
     /// All settings that change what the model computes and that `checkpoint.allow_model_changes`
     /// does not name; a checkpoint that cannot be understood.
-    pub fn of(config: &RunConfig, kinds: &Kinds, start: Option<&Start>) -> Result<Self, TrainError> {
+    pub fn of(config: &RunConfig, kinds: &Kinds, start: Option<&Start>, run: Option<String>) -> Result<Self, TrainError> {
+        let new_name = || run.unwrap_or_else(new_run_name);
         let Some(start) = start else {
             return Ok(Self { run: new_name(), base: None });
         };
@@ -473,7 +475,7 @@ pub fn tokenizer_of(checkpoint: &Checkpoint) -> Result<Option<HuggingFaceTokeniz
 }
 
 /// A name that no other run has: the time it begins, and a number.
-fn new_name() -> String {
+pub fn new_run_name() -> String {
     let now = chrono::Utc::now();
     let number = now.timestamp_subsec_nanos().wrapping_mul(0x9E37_79B9) ^ std::process::id().rotate_left(16);
     format!("{}-{number:08x}", now.format("%Y%m%d-%H%M%S"))

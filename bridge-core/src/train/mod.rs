@@ -111,7 +111,7 @@ pub use forward_step::{ForwardStep, LM_LOSS, LanguageModelStep, Losses, Ratio};
 pub use gpt_data::dataset_prefix;
 pub use inputs_check::check_inputs;
 pub use launch::{rank_timeout, run_on_threads, run_on_threads_with, run_on_wrapped_threads};
-pub use lineage::tokenizer_of;
+pub use lineage::{new_run_name, tokenizer_of};
 pub use lock::CheckpointsLock;
 pub use lr_sweep::{LearningRateSweep, sweeping_recipe};
 pub use measure::{measure, measuring_recipe};

@@ -78,6 +78,9 @@ pub struct Seat {
     pub faults: u32,
     /// The socket of the monitor that watches the run (`[ft]`).
     pub monitor: Option<PathBuf>,
+    /// Name of the run, if this is one of several starts of it: logs of an earlier start are the
+    /// run's own, even if no checkpoint names the run.
+    pub run: Option<String>,
 }
 
 /// Runs `program` on the ranks of `config`, as [`run_on_threads`] does, and again after a fault, as
@@ -204,7 +207,7 @@ fn start<T: Send>(
                     let rank = groups.world().rank();
                     let _ending = Ending(&pulses[rank]);
                     let (pulse, place) = (Arc::clone(&pulses[rank]), places.of(rank));
-                    let seat = Seat { unit: RankUnit::Thread, pulse, place, faults, monitor: None };
+                    let seat = Seat { unit: RankUnit::Thread, pulse, place, faults, ..Seat::default() };
                     program(config, groups, seat).inspect_err(|error| {
                         if !follows_from_another(error) {
                             failed.lock().unwrap_or_else(PoisonError::into_inner).insert(rank);

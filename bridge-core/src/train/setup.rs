@@ -92,7 +92,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let teacher = distillation::find(&config, registry, groups)?;
     let begun = start.as_ref().map_or_else(|| Ok(TrainState::default()), Start::train_state)?;
     let config = config.continued_after(begun.step, begun.consumed_train_samples).map_or(config, Arc::new);
-    let lineage = Lineage::of(&config, &registry.kinds(), start.as_ref());
+    let lineage = Lineage::of(&config, &registry.kinds(), start.as_ref(), options.seat.run.clone());
     let lineage = ranks::agree(groups, "comparing the run with its checkpoint", lineage)?;
     let mut reporter = Reporter::new(&config, (options.console, options.verbosity), groups.world().rank());
     let process = (options.signals, options.seat.unit);

@@ -1,6 +1,6 @@
 //! Exchanges of memory that stays on its device: the contract between communicators, which move
 //! such memory, and a tensor library, which computes with it. No tensor library is known here; the
-//! arithmetic is in `crate::exchange` (feature `burn`).
+//! arithmetic is in the crate `bridge-regions`.
 //!
 //! An operation is a [`DeviceCall`], which layers see as they see the same operation of host
 //! memory, and a [`DeviceWork`], which a rank runs at its end of a [`DeviceLine`]. Lines only move
@@ -10,11 +10,13 @@ use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Arc;
 
+use super::Communicator;
 use super::buffer::{DType, ReduceOp};
 use super::error::CommError;
 use super::layer::{Call, Operation};
 use super::request::Request;
-use super::signature::{Extent, OpKind, Signature, Speaker};
+pub use super::signature::Extent;
+use super::signature::{OpKind, Signature, Speaker};
 
 /// Memory of a device as a tensor library has it.
 pub trait DeviceMemory: Any + Debug + Send + Sync {
@@ -81,7 +83,6 @@ pub struct DeviceCall {
     pub(crate) signature: Signature,
 }
 
-#[cfg_attr(not(feature = "burn"), allow(dead_code, reason = "who computes makes them"))]
 impl DeviceCall {
     /// `elements` are those that count as payload.
     fn new(operation: Operation, elements: usize, signature: Signature) -> Self {
@@ -89,40 +90,64 @@ impl DeviceCall {
         Self { call: Call::new(operation, (dtype, elements)), signature: signature.on_device() }
     }
 
-    pub(crate) fn all_reduce(speaker: &Speaker<'_>, data: Extent, op: ReduceOp) -> Result<Self, CommError> {
+    /// Sum or average over the ranks of `group`.
+    ///
+    /// # Errors
+    /// If devices do not have the reduction.
+    pub fn all_reduce(group: &dyn Communicator, data: Extent, op: ReduceOp) -> Result<Self, CommError> {
         let signature = Signature::reducing(OpKind::AllReduce, data.dtype, data.len, op).on_device();
-        speaker.check_device_reduce(&signature)?;
+        speaking(group, |speaker| speaker.check_device_reduce(&signature))?;
         Ok(Self::new(Operation::AllReduce, data.len, signature))
     }
 
-    pub(crate) fn reduce_scatter(speaker: &Speaker<'_>, input: Extent, op: ReduceOp) -> Result<Self, CommError> {
-        let output = Extent { len: input.len / speaker.world_ranks.len(), ..input };
-        let signature = speaker.reduce_scatter(input, output, op)?.on_device();
-        speaker.check_device_reduce(&signature)?;
+    /// Sum or average over the ranks of `group`, of which each rank gets one of as many equal parts
+    /// as there are ranks.
+    ///
+    /// # Errors
+    /// If devices do not have the reduction, or the elements do not divide.
+    pub fn reduce_scatter(group: &dyn Communicator, input: Extent, op: ReduceOp) -> Result<Self, CommError> {
+        let output = Extent { len: input.len / group.size(), ..input };
+        let signature = speaking(group, |speaker| {
+            let signature = speaker.reduce_scatter(input, output, op)?.on_device();
+            speaker.check_device_reduce(&signature).map(|()| signature)
+        })?;
         Ok(Self::new(Operation::ReduceScatter, input.len, signature))
     }
 
-    pub(crate) fn all_gather(part: Extent) -> Self {
+    /// The parts of all ranks, which are equally long.
+    pub fn all_gather(part: Extent) -> Self {
         Self::new(Operation::AllGather, part.len, Signature::data(OpKind::AllGather, part.dtype, part.len))
     }
 
-    pub(crate) fn broadcast(speaker: &Speaker<'_>, data: Extent, root: usize) -> Result<Self, CommError> {
-        let mut made = Self::new(Operation::Broadcast, data.len, speaker.broadcast(data, root)?);
+    /// The data of rank `root` on all ranks.
+    ///
+    /// # Errors
+    /// If there is no such rank.
+    pub fn broadcast(group: &dyn Communicator, data: Extent, root: usize) -> Result<Self, CommError> {
+        let mut made = Self::new(Operation::Broadcast, data.len, speaking(group, |it| it.broadcast(data, root))?);
         made.call.root = Some(root);
         Ok(made)
     }
 
-    /// With a length for each pair of ranks.
-    pub(crate) fn all_to_all_uneven(
-        speaker: &Speaker<'_>,
+    /// An exchange with a length for each pair of ranks.
+    ///
+    /// # Errors
+    /// If counts do not fit the buffers.
+    pub fn all_to_all_uneven(
+        group: &dyn Communicator,
         (input, send): (Extent, &[usize]),
         (output, receive): (Extent, &[usize]),
     ) -> Result<Self, CommError> {
-        let signature = speaker.uneven((input, send), (output, receive))?;
+        let signature = speaking(group, |speaker| speaker.uneven((input, send), (output, receive)))?;
         let mut made = Self::new(Operation::AllToAll, input.len, signature);
         made.call.is_even = false;
         Ok(made)
     }
+}
+
+/// Calls `check` with the rank and group that its errors name.
+fn speaking<R>(group: &dyn Communicator, check: impl FnOnce(&Speaker<'_>) -> R) -> R {
+    check(&Speaker { rank: group.rank(), world_ranks: &group.world_ranks(), group: group.name() })
 }
 
 /// Operations of device memory, which a [`Communicator`](super::Communicator) may offer. The

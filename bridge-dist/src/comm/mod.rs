@@ -37,11 +37,8 @@ pub use buffer::{Buffer, BufferError, BufferMut, DType, Element, HostBuffer, Red
 pub use error::{CommError, CommErrorKind};
 pub use gather::all_gather_bytes;
 pub use layer::{Call, Layer, Operation};
-#[cfg(feature = "burn")]
-pub(crate) use reduce::slice_of;
+pub use reduce::slice_of;
 pub use request::Request;
-#[cfg(feature = "burn")]
-pub(crate) use signature::{Extent, Speaker};
 pub use signature::{MAX_TAG, UnevenExchange};
 
 /// A shared handle to a communicator, for several places of one rank's program.

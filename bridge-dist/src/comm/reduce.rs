@@ -28,7 +28,7 @@ pub(crate) fn reduce_ordered(op: ReduceOp, inputs: &[Buffer<'_>], output: Buffer
 }
 
 /// Splits `len` elements into `parts` consecutive slices whose lengths differ by at most one.
-pub(crate) fn slice_of(len: usize, parts: usize, index: usize) -> std::ops::Range<usize> {
+pub fn slice_of(len: usize, parts: usize, index: usize) -> std::ops::Range<usize> {
     let (base, longer) = (len / parts, len % parts);
     let start = index * base + index.min(longer);
     start..start + base + usize::from(index < longer)

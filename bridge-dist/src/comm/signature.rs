@@ -164,8 +164,10 @@ impl fmt::Display for Signature {
 
 /// Element type and number of elements of a buffer, wherever its memory is.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Extent {
+pub struct Extent {
+    /// Element type.
     pub dtype: DType,
+    /// Number of elements.
     pub len: usize,
 }
 
@@ -236,7 +238,6 @@ impl Speaker<'_> {
     }
 
     /// Devices add up and average, and nothing else.
-    #[cfg_attr(not(feature = "burn"), allow(dead_code))]
     pub fn check_device_reduce(&self, signature: &Signature) -> Result<(), CommError> {
         match signature.reduce {
             Some(op @ (ReduceOp::Max | ReduceOp::Min)) => {

@@ -3,7 +3,7 @@
 //! multiplies it by one that is learned.
 
 use bridge_dist::comm::Group;
-use bridge_dist::region::reduce_from_group;
+use bridge_regions::reduce_from_group;
 use burn::tensor::Tensor;
 
 /// The lengths of rows whose squares are `squares_o`, as constants. With ranks, these have the

@@ -4,7 +4,7 @@ use bridge_core::model::{Exchange, LastLayer, OutputParts, PassKind, SegmentCost
 use bridge_dist::comm::Operation;
 use bridge_dist::comm::{Group, ReduceOp};
 use bridge_dist::mesh::GroupKind;
-use bridge_dist::region::{Cut, gather_replicated};
+use bridge_regions::{Cut, gather_replicated};
 use bridge_kernels::cross_entropy::{cap, chunk_rows, workspace_bytes, workspace_bytes_on_gpu};
 use bridge_kernels::vocab_parallel_cross_entropy::{self as vocab_parallel, VocabularyExchange, VocabularyShard};
 use bridge_kernels::{
@@ -196,7 +196,7 @@ fn gather_vocabulary(own_btv: Tensor<3>, size: usize, group: &Group) -> Tensor<3
 /// The ranks of a group that share a vocabulary.
 ///
 /// Errors of the group leave as the panics that region operations use (see
-/// [`bridge_dist::region`]).
+/// [`bridge_regions`]).
 struct OverGroup<'a>(&'a Group);
 
 impl OverGroup<'_> {

@@ -146,7 +146,7 @@ impl HfCheckpoint {
             None => [SINGLE, INDEX]
                 .map(|name| folder.join(name))
                 .into_iter()
-                .find(|path| path.is_file())
+                .find(|path| path.exists())
                 .map_or_else(|| not_read(folder).map_or(Ok(folder.join(SINGLE)), Err), Ok)?,
         };
         if path.extension().is_none_or(|extension| extension != "json") {

@@ -127,7 +127,7 @@ fn evaluations() -> Vec<Row> {
         row("validation.metric", &evaluated, &[AS_IT_IS, "\"no loss\""]).moves("exit").holds(
             1,
             "stderr",
-            "no loss `no loss`",
+            "expected: one of \"lm loss\"",
         ),
         switch("validation.multiple_validation_sets", &several)
             .moves("valid.loss valid.losses valid.num_samples console events keys"),

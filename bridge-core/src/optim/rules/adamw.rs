@@ -6,17 +6,17 @@ use bridge_kernels::optim::{
 use burn::tensor::Tensor;
 use serde::Deserialize;
 
+use crate::config::optimizer_rules;
+
 use super::rule::{
-    ReducedUpdate, ReducedValues, Rule, State, StateFormats, Unit, Update, UpdateBatch, UpdateSize, UpdateStep, Values,
+    ReducedUpdate, ReducedValues, Rule, State, StateFormats, Unit, Update, UpdateBatch, UpdateStep, Values,
     read,
 };
 
 pub(super) const RULE: Rule = Rule {
-    name: "adam",
-    settings: &["adam_beta1", "adam_beta2", "adam_eps", "decoupled_weight_decay"],
-    states: &[State::zeros("exp_avg").kept_by("exp_avg_dtype"), State::zeros("exp_avg_sq").kept_by("exp_avg_sq_dtype")],
+    declared: &optimizer_rules::ADAM,
+    states: &[State::zeros("exp_avg"), State::zeros("exp_avg_sq")],
     unit: Unit::Element,
-    size: UpdateSize::LearningRate,
     read: read::<Adam>,
 };
 

@@ -4,14 +4,14 @@
 use burn::tensor::Tensor;
 use serde::Deserialize;
 
-use super::rule::{Rule, State, Unit, Update, UpdateSize, UpdateStep, Values, read};
+use crate::config::optimizer_rules;
+
+use super::rule::{Rule, State, Unit, Update, UpdateStep, Values, read};
 
 pub(super) const RULE: Rule = Rule {
-    name: "lion",
-    settings: &["lion_beta1", "lion_beta2"],
+    declared: &optimizer_rules::LION,
     states: &[State::zeros("exp_avg")],
     unit: Unit::Element,
-    size: UpdateSize::LearningRate,
     read: read::<Lion>,
 };
 

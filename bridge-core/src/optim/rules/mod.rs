@@ -1,15 +1,16 @@
 //! Optimizer rules: the list of all, and what a rule declares (`rule`). A rule is a file of this
-//! folder and a line of the list; nothing outside its file knows its name, its settings or its
-//! states.
+//! folder and a line of the list, and names its settings in
+//! [`optimizer_rules`](crate::config::optimizer_rules); nothing else knows its states.
 
 mod rule;
 #[cfg(test)]
 pub(super) mod tests;
 
+use crate::config::OptimizerName;
 pub use bridge_kernels::optim::{Format, MasterFormat};
 pub use rule::{
     Algorithm, ReducedUpdate, ReducedValues, Rule, Start, State, StateFormats, StateShape, Unit, Update, UpdateBatch,
-    UpdateSize, UpdateStep, Values,
+    UpdateStep, Values,
 };
 
 /// Each name is a file of this folder, with its declaration as `RULE`.
@@ -28,23 +29,15 @@ rules! {
     lion,
 }
 
-/// The names of all rules, in their order.
-pub const NAMES: &[&str] = &{
-    let mut names = [""; RULES.len()];
-    let mut index = 0;
-    while index < names.len() {
-        names[index] = RULES[index].name;
-        index += 1;
-    }
-    names
-};
-
 /// The rule of a name.
 pub fn named(name: &str) -> Option<&'static Rule> {
-    RULES.iter().find(|rule| rule.name == name)
+    RULES.iter().find(|rule| rule.declared.name == name)
 }
 
-/// True if a setting of `[optimizer]` belongs to some rule alone.
-pub fn have_setting(setting: &str) -> bool {
-    RULES.iter().any(|rule| rule.settings.contains(&setting))
+/// The rule of a name that a finalized configuration has.
+///
+/// # Panics
+/// Never: each rule that recipes can name has its file, as a test says.
+pub fn of(name: OptimizerName) -> &'static Rule {
+    named(name.as_str()).expect("a finalized optimizer has a rule")
 }

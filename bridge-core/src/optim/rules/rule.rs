@@ -8,21 +8,19 @@ use burn::tensor::{FloatDType, Tensor};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use crate::config::optimizer_rules::OptimizerRule;
+
 /// Optimizer, apart from the values of its settings.
 #[derive(Debug)]
 pub struct Rule {
-    /// The value of `optimizer.optimizer` that chooses it.
-    pub name: &'static str,
-    /// The settings of `[optimizer]` that it reads besides learning rate and weight decay. Beside
-    /// another rule they are void, and refused.
-    pub settings: &'static [&'static str],
+    /// Name and settings, as recipes see them.
+    pub declared: &'static OptimizerRule,
     /// States of each parameter that are kept from step to step.
     pub states: &'static [State],
     /// Range of a parameter that an update needs at once.
     pub unit: Unit,
-    /// Quantity that the size of an update follows.
-    pub size: UpdateSize,
-    /// Makes the update of a table of its own settings, and no others.
+    /// Makes the update of a table of its own settings, and no others. Updates of rules with
+    /// [`OptimizerRule::state_formats`] are [`ReducedUpdate`]s too.
     pub read: fn(Value) -> serde_json::Result<Arc<dyn Update>>,
 }
 
@@ -37,16 +35,6 @@ pub enum Unit {
     Parameter,
 }
 
-/// Quantity that the size of a rule's update follows: with muP, learning rates of hidden matrices
-/// depend on it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum UpdateSize {
-    /// The learning rate, however large gradients are.
-    LearningRate,
-    /// The gradient.
-    Gradient,
-}
-
 /// A tensor that a rule keeps of each parameter.
 #[derive(Debug)]
 pub struct State {
@@ -58,10 +46,6 @@ pub struct State {
     pub shape: StateShape,
     /// Value before the first step.
     pub start: Start,
-    /// The setting of `[optimizer]` that says in which format it is kept, with
-    /// `use_precision_aware_optimizer`. All states of a rule have one, or none has, and the rule's
-    /// update is [`ReducedUpdate`] too.
-    pub format_setting: Option<&'static str>,
 }
 
 /// The shape of a state. Another one needs its layout in checkpoints and its bytes in plans.
@@ -83,12 +67,7 @@ pub enum Start {
 impl State {
     /// A float32 state in the parameter's shape that starts from zeros.
     pub const fn zeros(name: &'static str) -> Self {
-        Self { name, dtype: FloatDType::F32, shape: StateShape::OfParameter, start: Start::Zeros, format_setting: None }
-    }
-
-    /// The same, kept in the format that a setting says.
-    pub const fn kept_by(self, setting: &'static str) -> Self {
-        Self { format_setting: Some(setting), ..self }
+        Self { name, dtype: FloatDType::F32, shape: StateShape::OfParameter, start: Start::Zeros }
     }
 
     /// The state before the first step of a parameter, or of a range of it.
@@ -107,13 +86,8 @@ impl Rule {
     /// # Errors
     /// If one is missing, or is not of the type that the rule reads.
     pub fn with(&'static self, settings: &Value) -> serde_json::Result<Algorithm> {
-        let own = self.settings.iter().filter_map(|name| Some(((*name).to_owned(), settings.get(*name)?.clone())));
+        let own = self.declared.settings.iter().filter_map(|name| Some(((*name).to_owned(), settings.get(*name)?.clone())));
         Ok(Algorithm { rule: self, update: (self.read)(Value::Object(own.collect()))?, formats: None })
-    }
-
-    /// True if its states can be kept in other formats than float32.
-    pub fn keeps_formats(&self) -> bool {
-        !self.states.is_empty() && self.states.iter().all(|state| state.format_setting.is_some())
     }
 
     /// Bytes of the states of one element.
@@ -195,8 +169,8 @@ impl Algorithm {
     /// If the rule does not keep formats, or there is not one for each state.
     #[must_use]
     pub fn keeping(self, formats: StateFormats) -> Self {
-        assert!(self.rule.keeps_formats() && self.update.reduced().is_some(), "{} keeps no formats", self.rule.name);
-        assert_eq!(formats.states.len(), self.rule.states.len(), "a format for each state of {}", self.rule.name);
+        assert!(self.rule.declared.keeps_formats() && self.update.reduced().is_some(), "{} keeps no formats", self.rule.declared.name);
+        assert_eq!(formats.states.len(), self.rule.states.len(), "a format for each state of {}", self.rule.declared.name);
         Self { formats: Some(Arc::new(formats)), ..self }
     }
 }
@@ -218,7 +192,7 @@ pub trait Update: fmt::Debug + Send + Sync {
     }
 
     /// The update of states in less than 32 bits, where the rule has one
-    /// ([`State::format_setting`]).
+    /// ([`OptimizerRule::state_formats`]).
     fn reduced(&self) -> Option<&dyn ReducedUpdate> {
         None
     }

@@ -4,14 +4,14 @@ use bridge_kernels::optim::{SgdStep, sgd};
 use burn::tensor::Tensor;
 use serde::Deserialize;
 
-use super::rule::{Rule, State, Unit, Update, UpdateSize, UpdateStep, Values, read};
+use crate::config::optimizer_rules;
+
+use super::rule::{Rule, State, Unit, Update, UpdateStep, Values, read};
 
 pub(super) const RULE: Rule = Rule {
-    name: "sgd",
-    settings: &["sgd_momentum"],
+    declared: &optimizer_rules::SGD,
     states: &[State::zeros("momentum")],
     unit: Unit::Element,
-    size: UpdateSize::Gradient,
     read: read::<Sgd>,
 };
 

@@ -14,6 +14,7 @@ use serde_json::json;
 use super::rule::read;
 use super::*;
 use crate::config::OptimizerConfig;
+use crate::config::optimizer_rules::{self, OptimizerRule, UpdateSize, have_setting};
 use crate::model::{ModelChunk, Shard};
 use crate::optim::optimizer::refuse_cuts;
 use crate::optim::{
@@ -36,20 +37,20 @@ pub(in crate::optim) fn adam() -> Algorithm {
 
 #[test]
 fn rules_declare_what_they_read_and_keep() {
-    assert_eq!(RULES.iter().map(|rule| rule.name).collect::<BTreeSet<_>>().len(), RULES.len(), "names are unique");
+    assert!(RULES.iter().map(|rule| rule.declared).eq(optimizer_rules::RULES), "each rule of recipes has its file, in this order");
     let defaults = serde_json::to_value(OptimizerConfig::default()).unwrap();
     for rule in RULES {
         // A setting that does not exist, or that the rule does not read, is an error.
-        rule.with(&defaults).unwrap_or_else(|error| panic!("{}: {error}", rule.name));
-        for setting in rule.settings {
+        rule.with(&defaults).unwrap_or_else(|error| panic!("{}: {error}", rule.declared.name));
+        for setting in rule.declared.settings {
             let mut without = defaults.clone();
             without.as_object_mut().unwrap().remove(*setting).unwrap_or_else(|| panic!("{setting} does not exist"));
-            assert!(rule.with(&without).is_err(), "{}: {setting} is not read", rule.name);
+            assert!(rule.with(&without).is_err(), "{}: {setting} is not read", rule.declared.name);
             assert!(have_setting(setting));
         }
         let names: BTreeSet<_> = rule.states.iter().map(|state| state.name).collect();
-        assert_eq!(names.len(), rule.states.len(), "{}: names of states are unique", rule.name);
-        assert!(names.iter().all(|name| !name.contains('.') && *name != "master"), "{}: {names:?}", rule.name);
+        assert_eq!(names.len(), rule.states.len(), "{}: names of states are unique", rule.declared.name);
+        assert!(names.iter().all(|name| !name.contains('.') && *name != "master"), "{}: {names:?}", rule.declared.name);
     }
     assert_eq!(named("adam").map(Rule::bytes_per_element), Some(8));
     assert_eq!(named("sgd").map(Rule::bytes_per_element), Some(4));
@@ -74,14 +75,12 @@ fn epsilon_is_that_of_the_group() {
 
 /// Steps of fixed length from where training began, by matrices.
 static EXAMPLE: Rule = Rule {
-    name: "example",
-    settings: &["lr"],
+    declared: &OptimizerRule { name: "example", settings: &["lr"], size: UpdateSize::LearningRate, state_formats: &[] },
     states: &[
         State { name: "origin", start: Start::Parameter, ..State::zeros("") },
         State { name: "moved", dtype: FloatDType::BF16, ..State::zeros("") },
     ],
     unit: Unit::Parameter,
-    size: UpdateSize::LearningRate,
     read: read::<Example>,
 };
 

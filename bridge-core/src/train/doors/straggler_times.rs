@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::own_time::OwnTime;
 use crate::config::StragglerDetectionConfig;
-use crate::http::{Answer, Server};
+use bridge_telemetry::http::{Answer, Server};
 use crate::resilience::rerun::Placement;
 use crate::resilience::stragglers::{RankTimes, RankWindow, list_times};
 use crate::train::report::{StepReport, is_reported_every};

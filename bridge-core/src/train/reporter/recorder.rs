@@ -228,7 +228,6 @@ impl Recorder {
             figures.push(
                 Figure::new("epoch", "", "Passes over the training data", epoch)
                     .line(5, format!("epoch: {epoch:.2}"))
-                    .short(15, 5, format!("epoch {epoch:.2}"))
                     .json(5, "epoch"),
             );
         }

@@ -24,7 +24,7 @@ mod router;
 mod rows;
 
 use bridge_core::model::{Cut, Meets, ParameterRole, Scope, SegmentCost, Workload};
-use bridge_dist::region::{gather_sequence, reduce_scatter_sequence};
+use bridge_regions::{gather_sequence, reduce_scatter_sequence};
 use bridge_kernels::linear;
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;

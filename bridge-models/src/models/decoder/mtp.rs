@@ -12,7 +12,7 @@ use bridge_core::model::{
 };
 use bridge_dist::comm::Operation;
 use bridge_dist::mesh::GroupKind;
-use bridge_dist::region::{Cut as RegionCut, all_gather, all_gather_int};
+use bridge_regions::{Cut as RegionCut, all_gather, all_gather_int};
 use burn::module::Module;
 use burn::tensor::kind::Numeric;
 use burn::tensor::{FloatDType, Int, Tensor};

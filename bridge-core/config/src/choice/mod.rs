@@ -1,0 +1,74 @@
+//! The `choices!` macro; the folder has every enumeration of the configuration. Rules do not belong
+//! here.
+
+/// Declares an enum whose variants are written as names; names after `|` are accepted too.
+macro_rules! choices {
+    ($(
+        $(#[doc = $doc:literal])+
+        pub enum $Name:ident {
+            $( $(#[doc = $variant_doc:literal])+ $Variant:ident = $text:literal $(| $other:literal)* , )+
+        }
+    )+) => {$(
+        $(#[doc = $doc])+
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum $Name {
+            $( $(#[doc = $variant_doc])+ $Variant, )+
+        }
+
+        impl $Name {
+            /// Every canonical name.
+            pub const NAMES: &'static [&'static str] = &[$($text),+];
+
+            /// The canonical name.
+            pub const fn as_str(self) -> &'static str {
+                match self { $( Self::$Variant => $text, )+ }
+            }
+
+            /// The variant of a name, canonical or alternative.
+            pub fn from_name(name: &str) -> Option<Self> {
+                match name {
+                    $( $text $(| $other)* => Some(Self::$Variant), )+
+                    _ => None,
+                }
+            }
+        }
+
+        impl std::fmt::Display for $Name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(self.as_str())
+            }
+        }
+
+        impl $crate::field::Field for $Name {
+            fn read(
+                node: &$crate::node::Node,
+                reader: &mut $crate::reader::Reader<'_>,
+            ) -> Option<Self> {
+                let named = match &node.data {
+                    $crate::node::Data::String(text) => Self::from_name(text),
+                    _ => None,
+                };
+                match named {
+                    Some(choice) => Some(choice),
+                    None => reader.wrong_type(node, &Self::spec()),
+                }
+            }
+            fn write(&self) -> $crate::node::Node {
+                $crate::node::Node::string(self.as_str())
+            }
+            fn spec() -> $crate::spec::TypeSpec {
+                $crate::spec::TypeSpec::Choice(Self::NAMES)
+            }
+        }
+    )+};
+}
+
+mod model;
+mod optimizer;
+mod running;
+mod training;
+
+pub use model::*;
+pub use optimizer::OptimizerName;
+pub use running::*;
+pub use training::*;

@@ -1,0 +1,155 @@
+//! From the user's settings to the resolved configuration: the stages, in order. Each rule is a
+//! small function in one of the files beside this one; none of them changes the user's
+//! configuration.
+
+mod checkpoint;
+mod cross;
+mod data_parallel;
+mod dataset;
+mod distillation;
+mod dpo;
+mod draft;
+mod faults;
+mod finetuning;
+mod fp8;
+mod graphs;
+mod logger;
+mod model;
+mod moe;
+mod offload;
+mod optimizer;
+mod parallel;
+mod peft;
+mod pipeline;
+mod presets;
+mod ranges;
+pub(super) mod refused;
+mod scheduler;
+mod stragglers;
+mod tensor_inspect;
+mod tokenizer;
+mod train;
+mod unused;
+
+pub use data_parallel::SAME_SETTINGS;
+pub use offload::NAMES as OFFLOAD_MODULES;
+
+use super::error::ConfigErrors;
+use super::kinded::Kinded;
+use super::raw::RawConfig;
+use super::run_config::{FinalModel, FinalTransformer, Resolved, RunConfig, World};
+use super::sections::{RecipeConfig, TransformerConfig};
+use draft::{Draft, Purpose};
+
+/// Checks and resolves a configuration.
+fn run(raw: &RawConfig, world: &World, purpose: Purpose) -> Result<RunConfig, ConfigErrors> {
+    let mut draft = Draft::new(raw, &faults::active(raw, world), purpose);
+    // 0. Every setting by itself: its range, and whether this release implements it.
+    ranges::check(&mut draft, "");
+    refused::check(&mut draft, "");
+    // 1. Presets become ordinary settings.
+    presets::resolve(&mut draft);
+    // 2. Parallel sizes; the data-parallel size follows from the others.
+    let mut parallel = parallel::resolve(&mut draft);
+    // Stages divide the layers that the kind of model has.
+    let config = model::resolve(&mut draft);
+    let (kind, extra) = (draft.recipe.model.kind.clone(), draft.recipe.model.extra.clone());
+    let model = FinalModel { config, kind, extra };
+    let stacks = model::stacks(&mut draft, &model);
+    fp8::check(&mut draft, stacks.len());
+    pipeline::resolve(&mut draft, &mut parallel, stacks.iter().sum());
+    data_parallel::resolve(&mut draft, &parallel);
+    fp8::check_gather(&mut draft);
+    // 3. Each section.
+    let name = train::name(&mut draft);
+    train::device(&mut draft);
+    let train = train::resolve(&mut draft, &parallel);
+    let validation = train::resolve_validation(&mut draft, &parallel, &train);
+    let optimizer = optimizer::resolve(&mut draft, &parallel);
+    let scheduler = scheduler::resolve(&mut draft, &train);
+    let dataset = dataset::resolve(&mut draft);
+    let logger = logger::resolve(&mut draft, &name);
+    let tensor_inspect = tensor_inspect::resolve(&mut draft, &logger);
+    tokenizer::check(&mut draft);
+    checkpoint::check(&mut draft);
+    // 4. Rules between sections.
+    cross::check(&mut draft);
+    peft::check(&mut draft);
+    dpo::check(&mut draft, &parallel);
+    distillation::check(&mut draft, &parallel);
+    logger::check(&mut draft);
+    stragglers::check(&mut draft);
+    graphs::check(&mut draft, &parallel);
+    faults::check(&mut draft, world);
+    pipeline::check_schedule(&mut draft, &parallel, &train);
+    let samples = cross::sample_counts(&mut draft, &train, &validation);
+    // 5. Freeze.
+    draft.finish(|recipe| Resolved {
+        name,
+        device: recipe.device.clone(),
+        model,
+        train,
+        validation,
+        optimizer,
+        scheduler,
+        dataset,
+        tokenizer: recipe.tokenizer.clone(),
+        logger,
+        tensor_inspect,
+        checkpoint: recipe.checkpoint.clone(),
+        dist: recipe.dist.clone(),
+        ddp: recipe.ddp.clone(),
+        rng: recipe.rng.clone(),
+        profiling: recipe.profiling.clone(),
+        rerun_state_machine: recipe.rerun_state_machine.clone(),
+        ft: recipe.ft.clone(),
+        inprocess_restart: recipe.inprocess_restart.clone(),
+        straggler: recipe.straggler.clone(),
+        nvrx_straggler: recipe.nvrx_straggler.clone(),
+        generate: recipe.generate.clone(),
+        peft: recipe.peft.clone(),
+        dpo: recipe.dpo.clone(),
+        distillation: recipe.distillation.clone(),
+        parallel,
+        samples,
+    })
+}
+
+impl RawConfig {
+    /// Checks everything and derives values; `self` does not change, and this can be repeated.
+    ///
+    /// # Errors
+    /// Every violated rule.
+    pub fn finalize(&self, world: &World) -> Result<RunConfig, ConfigErrors> {
+        run(&self.with_checkpoint_args()?, world, Purpose::Train)
+    }
+
+    /// As [`finalize`](Self::finalize), for [`crate::plan`] only: data and tokenizer may be
+    /// missing, and a few settings that no run of this release supports are accepted (those whose
+    /// refusal is `planned`).
+    ///
+    /// # Errors
+    /// Every other violated rule.
+    pub fn finalize_for_plan(&self, world: &World) -> Result<RunConfig, ConfigErrors> {
+        run(&self.with_checkpoint_args()?, world, Purpose::Plan)
+    }
+}
+
+impl TransformerConfig {
+    /// Checks and resolves a transformer outside a recipe; `self` does not change.
+    ///
+    /// # Errors
+    /// Every violated rule of the `[model]` section; keys begin with `model.`.
+    pub fn finalize(&self) -> Result<FinalTransformer, ConfigErrors> {
+        let recipe =
+            RecipeConfig { model: Kinded { config: self.clone(), ..Kinded::default() }, ..RecipeConfig::default() };
+        let raw = RawConfig::from(recipe);
+        let mut draft = Draft::new(&raw, &World::SINGLE, Purpose::Train);
+        ranges::check(&mut draft, "model.");
+        refused::check(&mut draft, "model.");
+        let transformer = model::resolve(&mut draft);
+        // Nobody is warned here.
+        draft.errors.extend(draft.idle);
+        draft.errors.into_result(transformer)
+    }
+}

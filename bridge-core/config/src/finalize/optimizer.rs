@@ -1,0 +1,223 @@
+//! The rules of `[optimizer]`.
+
+use super::super::choice::{DType, OptimizerName};
+use super::super::run_config::{FinalOptimizer, ParallelSizes};
+use super::{Draft, data_parallel};
+use crate::optimizer_rules::{NAMES, OptimizerRule, RULES, UpdateSize};
+
+/// Checks the optimizer and fills in the floor of its learning rate.
+pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &ParallelSizes) -> FinalOptimizer {
+    let min_lr = *draft.recipe.optimizer.min_lr.get_or_insert(0.0);
+    zeros_are_counted(draft);
+    precisions_fit(draft, parallel);
+    offload_fits(draft);
+    let config = draft.recipe.optimizer.clone();
+    if config.lr.is_none() {
+        draft.missing("optimizer.lr", "must be given");
+    }
+    let lr = config.lr.unwrap_or(min_lr);
+    draft.forbid(min_lr > lr, "optimizer.min_lr", format!("is above optimizer.lr = {lr}"));
+    decoupled_rates_fit(draft);
+    loss_scale_fits(draft);
+    foreign_settings_are_not_set(draft, config.optimizer);
+    width_transfer_fits(draft, lr);
+    FinalOptimizer { lr, min_lr, config }
+}
+
+/// The chosen rule must exist; what only other rules read would be void beside it.
+fn foreign_settings_are_not_set(draft: &mut Draft<'_>, chosen: OptimizerName) {
+    let Some(rule) = chosen.rule() else {
+        // The refusal of the name has said so already.
+        let is_refused = draft.errors.names("optimizer.optimizer");
+        let message = format!("expected one of {}, found {chosen}", NAMES.join(", "));
+        return draft.require(is_refused, "optimizer.optimizer", message);
+    };
+    for other in RULES {
+        for setting in other.settings.iter().filter(|setting| !rule.settings.contains(setting)) {
+            let key = format!("optimizer.{setting}");
+            let message = format!("is a setting of {}, but optimizer.optimizer is {chosen}", other.name);
+            let is_changed = draft.recipe_differs(&key);
+            draft.require(!is_changed, &key, message);
+        }
+    }
+}
+
+/// An offload to the host must be requested explicitly, and only with a fraction above zero.
+fn offload_fits(draft: &mut Draft<'_>) {
+    const SWITCH: &str = "optimizer.optimizer_cpu_offload";
+    const FRACTION: &str = "optimizer.optimizer_offload_fraction";
+    const OVERLAP: &str = "optimizer.overlap_cpu_optimizer_d2h_h2d";
+    let config = &draft.recipe.optimizer;
+    let (is_on, fraction, overlaps) =
+        (config.optimizer_cpu_offload, config.optimizer_offload_fraction, config.overlap_cpu_optimizer_d2h_h2d);
+    // Upstream moves nothing then, so a run that was to save memory would run out of it.
+    let message = format!(
+        "0 moves nothing to the host: with {SWITCH} give the fraction of the trained elements whose states go there (1.0 for all), or leave {SWITCH} out"
+    );
+    draft.forbid(is_on && fraction == 0.0, FRACTION, message);
+    draft.idle_if(!is_on && fraction > 0.0, FRACTION, format!("has no effect without {SWITCH} = true"));
+    draft.idle_if(!is_on && overlaps, OVERLAP, format!("has no effect without {SWITCH} = true"));
+}
+
+/// Half of the last bit of a bfloat16 between 1 and 2, relative to 1: a change below that is
+/// rounded away.
+const BF16_HALF_UNIT: f64 = 1.0 / 256.0;
+
+/// Precisions of states, masters and gradients.
+fn precisions_fit(draft: &mut Draft<'_>, parallel: &ParallelSizes) {
+    const SWITCH: &str = "optimizer.use_precision_aware_optimizer";
+    let config = draft.recipe.optimizer.clone();
+    let is_on = config.use_precision_aware_optimizer;
+    for (key, dtype) in [
+        ("optimizer.main_grads_dtype", config.main_grads_dtype),
+        ("optimizer.main_params_dtype", config.main_params_dtype),
+        ("optimizer.exp_avg_dtype", config.exp_avg_dtype),
+        ("optimizer.exp_avg_sq_dtype", config.exp_avg_sq_dtype),
+    ] {
+        let name = if dtype == DType::UInt8 { " (fp8 is another name of uint8)" } else { "" };
+        let message = format!("{dtype} needs {SWITCH} = true: without it this is float32{name}");
+        draft.require(is_on || dtype == DType::Float32, key, message);
+    }
+    if !is_on {
+        return;
+    }
+    if config.exp_avg_sq_dtype == DType::BFloat16 && 1.0 - config.adam_beta2 < BF16_HALF_UNIT {
+        draft.warnings.push(format!(
+            "optimizer.exp_avg_sq_dtype: with adam_beta2 = {} a second moment in bfloat16 hardly decays: each step takes off less than its \
+             last bit; float32, or adam_beta2 up to {}",
+            config.adam_beta2,
+            1.0 - BF16_HALF_UNIT
+        ));
+    }
+    let keepers = RULES.iter().filter(|rule| rule.keeps_formats()).map(|rule| rule.name).collect::<Vec<_>>().join(", ");
+    let message = format!("needs optimizer.optimizer = {keepers}: states of {} are float32", config.optimizer);
+    draft.require(config.optimizer.rule().is_none_or(OptimizerRule::keeps_formats), SWITCH, message);
+    let divides_state = data_parallel::divides_state(draft);
+    let message = format!(
+        "needs ddp.use_distributed_optimizer on {} data-parallel ranks: each would keep the states of all parameters",
+        parallel.data
+    );
+    draft.require(divides_state || parallel.data <= 1, SWITCH, message);
+    let model = &draft.recipe.model;
+    let params = model.params_dtype;
+    let has_halves = matches!(params, DType::BFloat16 | DType::Float16);
+    let message =
+        format!("is the dtype of master weights, which parameters of model.params_dtype = {params} do not have");
+    draft.require(has_halves || config.main_params_dtype == DType::Float32, "optimizer.main_params_dtype", message);
+    main_grads_follow(draft, params);
+    remainders_fit(draft, params);
+}
+
+/// Remainders are the low halves of float32 masters of bfloat16 parameters; there are no others.
+fn remainders_fit(draft: &mut Draft<'_>, params: DType) {
+    const KEY: &str = "optimizer.store_param_remainders";
+    let masters = draft.recipe.optimizer.main_params_dtype;
+    if params == DType::BFloat16 && masters == DType::Float32 {
+        return;
+    }
+    let is_wanted = draft.is_explicit(KEY) && draft.recipe.optimizer.store_param_remainders;
+    let message = format!(
+        "has no effect with model.params_dtype = {params} and optimizer.main_params_dtype = {masters}: remainders are of \
+         float32 masters of bfloat16 parameters"
+    );
+    draft.idle_if(is_wanted, KEY, message);
+    draft.recipe.optimizer.store_param_remainders = false;
+}
+
+/// Gradients are summed in one dtype, which two settings name.
+fn main_grads_follow(draft: &mut Draft<'_>, params: DType) {
+    const KEY: &str = "optimizer.main_grads_dtype";
+    let sums_halves = params == DType::BFloat16 && !draft.recipe.ddp.grad_reduce_in_fp32;
+    match draft.recipe.optimizer.main_grads_dtype {
+        DType::BFloat16 => {
+            let message = format!(
+                "bfloat16 needs bfloat16 parameters and ddp.grad_reduce_in_fp32 = false (for instance mixed_precision = {{bf16 = true, \
+                 grad_reduce_in_fp32 = false}}): gradients of model.params_dtype = {params} are summed in {} here",
+                if params == DType::Float16 && !draft.recipe.ddp.grad_reduce_in_fp32 { params } else { DType::Float32 }
+            );
+            draft.require(sums_halves, KEY, message);
+        }
+        DType::Float32 if sums_halves && draft.is_explicit(KEY) => {
+            let message = "float32 contradicts ddp.grad_reduce_in_fp32 = false, with which bfloat16 gradients are summed in bfloat16";
+            draft.conflict(KEY, message);
+        }
+        DType::Float32 if sums_halves => draft.recipe.optimizer.main_grads_dtype = DType::BFloat16,
+        _ => {}
+    }
+}
+
+fn decoupled_rates_fit(draft: &mut Draft<'_>) {
+    let config = draft.recipe.optimizer.clone();
+    match (config.decoupled_lr, config.decoupled_min_lr) {
+        (None, None) => {}
+        (None, Some(_)) => draft.conflict("optimizer.decoupled_min_lr", "needs optimizer.decoupled_lr"),
+        (Some(lr), Some(min_lr)) => {
+            draft.forbid(min_lr > lr, "optimizer.decoupled_min_lr", format!("is above optimizer.decoupled_lr = {lr}"));
+        }
+        (Some(lr), None) => {
+            let min_lr = config.min_lr.unwrap_or(0.0);
+            let message = format!(
+                "is below optimizer.min_lr = {min_lr}, which it would rise to; set optimizer.decoupled_min_lr too"
+            );
+            draft.forbid(min_lr > lr, "optimizer.decoupled_lr", message);
+        }
+    }
+    if let Some(lr) = config.decoupled_lr {
+        let start = draft.recipe.scheduler.lr_warmup_init;
+        let message = format!("is below scheduler.lr_warmup_init = {start}, which its warm-up starts from");
+        draft.forbid(start > lr, "optimizer.decoupled_lr", message);
+    }
+}
+
+/// muP divides the learning rates of hidden matrices, which is right where updates are as large as
+/// the rate.
+fn width_transfer_fits(draft: &mut Draft<'_>, lr: f64) {
+    let model = draft.recipe.model.config.clone();
+    if !model.use_mup {
+        return;
+    }
+    let chosen = draft.recipe.optimizer.optimizer;
+    let follows_gradient = chosen.rule().is_some_and(|rule| rule.size == UpdateSize::Gradient);
+    let message = format!(
+        "expected an optimizer whose updates are as large as its learning rate, such as adam: how rates of {chosen} go with the width is \
+         not implemented"
+    );
+    draft.forbid(follows_gradient, "model.use_mup", message);
+    let (start, lowest) = (draft.recipe.scheduler.lr_warmup_init, lr / model.width_multiplier());
+    let message = format!("is above {lowest}, the learning rate of hidden matrices with model.use_mup");
+    draft.forbid(start > lowest, "scheduler.lr_warmup_init", message);
+}
+
+fn loss_scale_fits(draft: &mut Draft<'_>) {
+    let config = draft.recipe.optimizer.clone();
+    draft.forbid(
+        config.initial_loss_scale < config.min_loss_scale,
+        "optimizer.initial_loss_scale",
+        format!("is below optimizer.min_loss_scale = {}", config.min_loss_scale),
+    );
+    draft.require(
+        config.loss_scale.is_none() || draft.recipe.model.fp16,
+        draft.chosen(&["optimizer.loss_scale", "mixed_precision.loss_scale"]),
+        "has an effect only with model.fp16",
+    );
+    draft.require(
+        config.loss_scale_window.fract() == 0.0,
+        "optimizer.loss_scale_window",
+        "counts steps, so it must be a whole number",
+    );
+    let is_dynamic = draft.recipe.model.fp16 && config.loss_scale.is_none();
+    for field in ["initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis"] {
+        let (key, copied) = (format!("optimizer.{field}"), format!("mixed_precision.{field}"));
+        let is_changed = draft.recipe_differs(&key);
+        let message = "concerns the dynamic loss scale: model.fp16 without optimizer.loss_scale";
+        draft.require(is_dynamic || !is_changed, draft.chosen(&[&key, &copied]), message);
+    }
+}
+
+/// The same setting exists in two sections; afterwards both have the same value.
+fn zeros_are_counted(draft: &mut Draft<'_>) {
+    draft.refuse_contradictions(&["optimizer.log_num_zeros_in_grad", "logger.log_num_zeros_in_grad"]);
+    let (optimizer, logger) = (&mut draft.recipe.optimizer, &mut draft.recipe.logger);
+    let is_counted = optimizer.log_num_zeros_in_grad || logger.log_num_zeros_in_grad;
+    (optimizer.log_num_zeros_in_grad, logger.log_num_zeros_in_grad) = (is_counted, is_counted);
+}

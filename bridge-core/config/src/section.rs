@@ -1,0 +1,208 @@
+//! Sections: the trait of a table of settings, and the `section!` macro, which declares a struct
+//! together with its defaults, reading, writing and field table.
+
+use std::collections::BTreeSet;
+
+use super::error::ConfigErrors;
+use super::kinds::Kinds;
+use super::node::{Data, Entry, Node};
+use super::reader::Reader;
+use super::spec::{FieldSpec, TypeSpec};
+
+/// A struct whose fields are settings.
+pub trait Section: Default + Clone + PartialEq {
+    /// The field table, in declaration order.
+    fn fields() -> Vec<FieldSpec>;
+
+    /// The names a user may write, aliases included.
+    fn names() -> Vec<&'static str>;
+
+    /// The names a user may write in this particular section, for the nearest one to a wrong name.
+    fn known_names(&self, _kinds: &Kinds) -> Vec<String> {
+        Self::names().into_iter().map(str::to_owned).collect()
+    }
+
+    /// The field that `name` means, for alternative spellings.
+    fn canonical(name: &str) -> &str {
+        name
+    }
+
+    /// Reads one field; false if there is no field of this name.
+    fn assign(&mut self, name: &str, node: &Node, reader: &mut Reader<'_>) -> bool;
+
+    /// The value of one field.
+    fn value(&self, name: &str) -> Option<Node>;
+
+    /// All fields as a table, in declaration order.
+    fn to_node(&self) -> Node;
+
+    /// Reads a table over the current values, reporting unknown and repeated names.
+    fn assign_all(&mut self, node: &Node, reader: &mut Reader<'_>) {
+        let Data::Table(entries) = &node.data else {
+            if !matches!(node.data, Data::Unset) {
+                reader.wrong_type::<()>(node, &TypeSpec::Section(Self::fields));
+            }
+            return;
+        };
+        assign_entries(self, entries, reader);
+    }
+}
+
+/// The loop of [`Section::assign_all`].
+pub(crate) fn assign_entries<S: Section>(section: &mut S, entries: &[Entry], reader: &mut Reader<'_>) {
+    let mut seen = BTreeSet::new();
+    for entry in entries {
+        let name = S::canonical(&entry.key);
+        if !seen.insert(name) {
+            reader.repeated(entry);
+            continue;
+        }
+        let is_known = reader.field(entry, name, |reader| section.assign(name, &entry.node, reader));
+        if !is_known {
+            let names = section.known_names(reader.kinds);
+            reader.unknown(entry, names.iter().map(String::as_str));
+        }
+    }
+}
+
+/// Declares a section: struct, defaults, [`Section`], [`Field`](super::field::Field) and serde in
+/// one table of `/// doc`, `@mark name: type = default, limits => refusal;` rows; most have neither
+/// limits nor refusal. A row without a mark changes what is computed
+/// ([`Concerns`](super::spec::Concerns)).
+macro_rules! section {
+    (
+        $(#[doc = $section_doc:literal])+
+        $vis:vis struct $Name:ident {
+            $( $(#[doc = $doc:literal])+ $(@ $mark:ident)? $field:ident : $ty:ty = $default:expr $(, $limits:expr)? $(=> $refusal:expr)? ; )+
+            $( alias $alias:literal = $target:ident ; )*
+        }
+    ) => {
+        $(#[doc = $section_doc])+
+        #[derive(Debug, Clone, PartialEq)]
+        #[allow(non_snake_case, reason = "a few of upstream's names are not snake case")]
+        $vis struct $Name {
+            $( $(#[doc = $doc])+ pub $field: $ty, )+
+        }
+
+        impl Default for $Name {
+            fn default() -> Self {
+                Self { $( $field: $default, )+ }
+            }
+        }
+
+        impl $crate::section::Section for $Name {
+            fn fields() -> Vec<$crate::spec::FieldSpec> {
+                let defaults = Self::default();
+                vec![ $( $crate::spec::FieldSpec {
+                    name: stringify!($field),
+                    doc: concat!($($doc),+).trim(),
+                    limits: section!(@limits $($limits)?),
+                    spec: <$ty as $crate::field::Field>::spec,
+                    default: $crate::field::Field::write(&defaults.$field),
+                    refusal: section!(@refusal stringify!($field) $(, $refusal)?),
+                    concerns: section!(@concerns $($mark)?),
+                }, )+ ]
+            }
+
+            fn names() -> Vec<&'static str> {
+                vec![ $( stringify!($field), )+ $( $alias, )* ]
+            }
+
+            fn canonical(name: &str) -> &str {
+                match name {
+                    $( $alias => stringify!($target), )*
+                    _ => name,
+                }
+            }
+
+            fn assign(
+                &mut self,
+                name: &str,
+                node: &$crate::node::Node,
+                reader: &mut $crate::reader::Reader<'_>,
+            ) -> bool {
+                match name {
+                    $( stringify!($field) => {
+                        if let Some(value) = $crate::field::Field::read(node, reader) {
+                            self.$field = value;
+                        }
+                    } )+
+                    _ => return false,
+                }
+                true
+            }
+
+            fn value(&self, name: &str) -> Option<$crate::node::Node> {
+                match name {
+                    $( stringify!($field) => Some($crate::field::Field::write(&self.$field)), )+
+                    _ => None,
+                }
+            }
+
+            fn to_node(&self) -> $crate::node::Node {
+                $crate::node::Data::Table(vec![ $(
+                    $crate::node::Entry::new(
+                        stringify!($field),
+                        $crate::field::Field::write(&self.$field),
+                    ),
+                )+ ]).into()
+            }
+        }
+
+        $crate::section::section_field!($Name);
+    };
+    (@concerns) => { $crate::spec::Concerns::Function };
+    (@concerns training) => { $crate::spec::Concerns::Training };
+    (@concerns execution) => { $crate::spec::Concerns::Execution };
+    (@limits) => { $crate::limits::Limits::NONE };
+    (@limits $limits:expr) => { $limits };
+    (@refusal $name:expr) => { None };
+    (@refusal $name:expr, $refusal:expr) => { Some($refusal).filter(|refusal| refusal.holds($name)) };
+}
+
+/// Makes a [`Section`] usable as a field of another one, and serde-serialisable on its own.
+macro_rules! section_field {
+    ($Name:ty) => {
+        impl $crate::field::Field for $Name {
+            fn read(
+                node: &$crate::node::Node,
+                reader: &mut $crate::reader::Reader<'_>,
+            ) -> Option<Self> {
+                let mut section = Self::default();
+                $crate::section::Section::assign_all(&mut section, node, reader);
+                Some(section)
+            }
+            fn write(&self) -> $crate::node::Node {
+                $crate::section::Section::to_node(self)
+            }
+            fn spec() -> $crate::spec::TypeSpec {
+                $crate::spec::TypeSpec::Section(<Self as $crate::section::Section>::fields)
+            }
+        }
+
+        impl serde::Serialize for $Name {
+            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                $crate::section::Section::to_node(self).serialize(serializer)
+            }
+        }
+
+        impl<'de> serde::Deserialize<'de> for $Name {
+            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                let node = $crate::node::Node::deserialize(deserializer)?;
+                $crate::section::read_alone(&node).map_err(serde::de::Error::custom)
+            }
+        }
+    };
+}
+
+pub(crate) use {section, section_field};
+
+/// Reads one section outside a whole configuration, with the built-in kinds.
+pub(crate) fn read_alone<S: Section>(node: &Node) -> Result<S, ConfigErrors> {
+    let kinds = Kinds::builtin();
+    let mut reader = Reader::new(&kinds);
+    let mut section = S::default();
+    section.assign_all(node, &mut reader);
+    let (_, errors) = reader.finish();
+    errors.into_result(section)
+}

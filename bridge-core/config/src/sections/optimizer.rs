@@ -1,0 +1,194 @@
+//! `[optimizer]` and `[optimizer_config_override_provider]`: names, defaults, ranges.
+
+use super::super::choice::{DType, Fp8Recipe, OptimizerName};
+use super::super::limits::Limits;
+use super::super::refusal::{no_counterpart, not_built};
+use super::super::section::section;
+use crate::optimizer_rules::{NAMES, have_setting};
+
+/// Learning rates above this overflow every parameter in a few steps.
+const LEARNING_RATE: Limits = Limits::between(0.0, 1000.0);
+
+section! {
+    /// Optimizer hyper-parameters.
+    pub struct OptimizerConfig {
+        /// Optimizer.
+        optimizer: OptimizerName = OptimizerName::default() => not_built("an optimizer that has no rule").built(NAMES);
+        /// Peak learning rate. Required.
+        lr: Option<f64> = None, LEARNING_RATE;
+        /// Floor of the learning rate; null is 0.
+        min_lr: Option<f64> = None, LEARNING_RATE;
+        /// Separate peak rate of embedding and output layers.
+        decoupled_lr: Option<f64> = None, LEARNING_RATE;
+        /// Separate floor of embedding and output layers.
+        decoupled_min_lr: Option<f64> = None, LEARNING_RATE;
+        /// Weight decay.
+        weight_decay: f64 = 0.01, Limits::between(0.0, 1000.0);
+        /// Keep decay on query and key norms (`model.qk_layernorm`).
+        apply_wd_to_qk_layernorm: bool = false;
+        /// Mirror of `model.fp16`.
+        fp16: bool = false;
+        /// Mirror of `model.bf16`.
+        bf16: bool = false;
+        /// Mirror of the precision recipe.
+        fp8_recipe: Option<Fp8Recipe> = None => no_counterpart("the optimizer's copy of model.fp8_recipe, which it does not read")
+            .same_as("model.fp8_recipe").upstream(&["tensorwise", "delayed"]);
+        /// Share the gradient buffer with the mxfp8 gather.
+        reuse_grad_buf_for_mxfp8_param_ag: bool = false
+            => not_built("one buffer for gradients and gathered 8-bit weights; there are no 8-bit weights");
+        /// Mirror of `model.params_dtype`.
+        params_dtype: DType = DType::Float32;
+        /// Keep states and master weights in the dtypes that `main_params_dtype`, `exp_avg_dtype`
+        /// and `exp_avg_sq_dtype` say.
+        use_precision_aware_optimizer: bool = false;
+        /// With `use_precision_aware_optimizer`, bfloat16 parameters and float32 masters: keep only
+        /// the low 16 bits of masters, to which parameters have the others. No bit of training
+        /// changes.
+        @execution store_param_remainders: bool = true;
+        /// With `use_precision_aware_optimizer` and bfloat16 parameters: the dtype in which
+        /// gradients are summed and handed to the update; bfloat16 goes with
+        /// `ddp.grad_reduce_in_fp32 = false`.
+        main_grads_dtype: DType = DType::Float32
+            => not_built("gradients for the update in another dtype than float32 or bfloat16").built(&["bfloat16"]);
+        /// Master weight dtype; float16 has one scale a tensor.
+        main_params_dtype: DType = DType::Float32
+            => not_built("master weights in another dtype than float32 or float16").built(&["float16"]);
+        /// First moment dtype; float16 and uint8 (8-bit floats E4M3) have one scale a tensor;
+        /// others than float32 need `use_precision_aware_optimizer`; "fp8" is uint8.
+        exp_avg_dtype: DType = DType::Float32;
+        /// Second moment dtype, as `exp_avg_dtype`.
+        exp_avg_sq_dtype: DType = DType::Float32;
+        /// Constant loss scale in fp16; null scales dynamically.
+        loss_scale: Option<f64> = None, Limits::LOSS_SCALE;
+        /// First dynamic scale.
+        initial_loss_scale: f64 = 4_294_967_296.0, Limits::LOSS_SCALE;
+        /// Smallest dynamic scale.
+        min_loss_scale: f64 = 1.0, Limits::LOSS_SCALE;
+        /// Steps without overflow before the scale grows.
+        loss_scale_window: f64 = 1000.0, Limits::POSITIVE;
+        /// Overflows tolerated before the scale shrinks.
+        hysteresis: usize = 2, Limits::SIZE;
+        /// Decay of the first moment.
+        adam_beta1: f64 = 0.9, Limits::BELOW_ONE;
+        /// Decay of the second moment.
+        adam_beta2: f64 = 0.999, Limits::BELOW_ONE;
+        /// Added to the root of the second moment.
+        adam_eps: f64 = 1e-8, Limits::above_zero_to(1.0);
+        /// Weight decay decoupled from the gradient (AdamW) instead of L2.
+        decoupled_weight_decay: bool = true;
+        /// Momentum of SGD.
+        sgd_momentum: f64 = 0.9, Limits::BELOW_ONE;
+        /// Momentum of Muon.
+        muon_momentum: f64 = 0.95, Limits::BELOW_ONE => not_built("the momentum of Muon").unless(have_setting);
+        /// Treat query, key and value separately.
+        muon_split_qkv: bool = true => not_built("query, key and value orthogonalized together by Muon").unless(have_setting);
+        /// Nesterov momentum.
+        muon_nesterov: bool = false => not_built("Nesterov's momentum in Muon").unless(have_setting);
+        /// Update scaling rule.
+        muon_scale_mode: String = "spectral".into() => not_built("how Muon scales its update").unless(have_setting);
+        /// Newton-Schulz precision.
+        muon_fp32_matmul_prec: String = "medium".into() => not_built("the precision of Muon's matrix multiplications").unless(have_setting);
+        /// Newton-Schulz coefficients.
+        muon_coefficient_type: String = "quintic".into() => not_built("the polynomial of Muon's iteration").unless(have_setting);
+        /// Newton-Schulz steps.
+        muon_num_ns_steps: usize = 5, Limits::POSITIVE => not_built("the steps of Muon's iteration").unless(have_setting);
+        /// Orthogonalization under tensor parallelism.
+        muon_tp_mode: String = "blockwise".into()
+            => not_built("how Muon treats matrices sharded by tensor parallelism").unless(have_setting).upstream(&["duplicated"]);
+        /// Extra update scale.
+        muon_extra_scale_factor: f64 = 1.0, Limits::ABOVE_ZERO => not_built("a factor of Muon's update").unless(have_setting);
+        /// Optimizer of all parameters that are not matrices.
+        muon_scalar_optimizer: String = "adam".into() => not_built("the optimizer of parameters that are not matrices, beside Muon").unless(have_setting);
+        /// Lion's first constant.
+        lion_beta1: f64 = 0.95, Limits::BELOW_ONE => not_built("Lion's first decay").unless(have_setting);
+        /// Lion's second constant.
+        lion_beta2: f64 = 0.98, Limits::BELOW_ONE => not_built("Lion's second decay").unless(have_setting);
+        /// SOAP's preconditioner decay.
+        soap_shampoo_beta: f64 = 0.95, Limits::BELOW_ONE => not_built("the decay of SOAP's preconditioner").unless(have_setting);
+        /// Steps between SOAP's preconditioner updates.
+        soap_precondition_frequency: usize = 1, Limits::POSITIVE
+            => not_built("steps between updates of SOAP's preconditioner").unless(have_setting);
+        /// SOAP's KL variant.
+        soap_use_kl_shampoo: bool = true => not_built("the preconditioner that SOAP takes").unless(have_setting);
+        /// Second moment of adaptive Muon.
+        adaptive_muon_moment2_method: String = "adamuon".into() => not_built("the second moment of adaptive Muon").unless(have_setting);
+        /// Decay of adaptive Muon's second moment.
+        adaptive_muon_beta2: f64 = 0.95, Limits::BELOW_ONE => not_built("the decay of adaptive Muon's second moment").unless(have_setting);
+        /// Epsilon of adaptive Muon.
+        adaptive_muon_eps: f64 = 1e-8, Limits::above_zero_to(1.0) => not_built("the epsilon of adaptive Muon").unless(have_setting);
+        /// Shard optimizer state over data parallelism.
+        @execution use_distributed_optimizer: bool = false;
+        /// Shard by whole layers.
+        use_layer_wise_distributed_optimizer: bool = false
+            => not_built("state sharded by layers; use_distributed_optimizer shards it by elements");
+        /// Mirror of the ddp setting.
+        @execution overlap_param_gather: bool = false;
+        /// Gather while stepping.
+        overlap_param_gather_with_optimizer_step: bool = false
+            => not_built("gathering parameters while others are updated; ddp.overlap_param_gather gathers in the next forward");
+        /// Keep states and master weights in host memory and update them there, with the model on a
+        /// GPU: of `optimizer_offload_fraction`.
+        @execution optimizer_cpu_offload: bool = false;
+        /// With `optimizer_cpu_offload`: the share of the trained elements of a rank whose states
+        /// are in host memory, 1 for all; whole parameters, from the first on.
+        @execution optimizer_offload_fraction: f64 = 0.0, Limits::FRACTION;
+        /// Plain implementation on the host.
+        use_torch_optimizer_for_cpu_offload: bool = false
+            => no_counterpart("PyTorch's optimizer for optimizer_cpu_offload");
+        /// With `optimizer_cpu_offload`: bring the gradients of the next two parameters to the host
+        /// while one is updated.
+        @execution overlap_cpu_optimizer_d2h_h2d: bool = false;
+        /// Page-locked gradients.
+        @execution pin_cpu_grads: bool = true
+            => no_counterpart("page-locked gradients of optimizer_cpu_offload").inert(&["false"]);
+        /// Page-locked parameters.
+        @execution pin_cpu_params: bool = true
+            => no_counterpart("page-locked parameters of optimizer_cpu_offload").inert(&["false"]);
+        /// Limit of the global L2 norm of gradients; 0 disables clipping.
+        clip_grad: f64 = 1.0, Limits::NON_NEGATIVE;
+        /// Count zero gradient entries.
+        @execution log_num_zeros_in_grad: bool = false;
+        /// Barrier around level-1 timers.
+        @execution barrier_with_L1_time: bool = false
+            => no_counterpart("the optimizer's copy of logger.barrier_with_L1_time, which applies to all timers")
+            .same_as("logger.barrier_with_L1_time");
+        /// Debug dump folder.
+        config_logger_dir: String = String::new()
+            => no_counterpart("a folder for dumps of constructor arguments; logger.save_config_filepath writes the resolved configuration");
+        /// Capture the optimizer step.
+        optimizer_cuda_graph: bool = false => not_built("the optimizer step captured as a CUDA graph");
+    }
+}
+
+/// Per-parameter optimizer overrides; the standard rules have no settings, code replaces them.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct OptimizerConfigOverrideProvider {}
+
+mod empty_section {
+    //! The macro wants at least one row, and this section has none.
+    use super::OptimizerConfigOverrideProvider;
+    use crate::node::{Data, Node};
+    use crate::reader::Reader;
+    use crate::section::{Section, section_field};
+    use crate::spec::FieldSpec;
+
+    impl Section for OptimizerConfigOverrideProvider {
+        fn fields() -> Vec<FieldSpec> {
+            Vec::new()
+        }
+        fn names() -> Vec<&'static str> {
+            Vec::new()
+        }
+        fn assign(&mut self, _: &str, _: &Node, _: &mut Reader<'_>) -> bool {
+            false
+        }
+        fn value(&self, _: &str) -> Option<Node> {
+            None
+        }
+        fn to_node(&self) -> Node {
+            Data::Table(Vec::new()).into()
+        }
+    }
+
+    section_field!(OptimizerConfigOverrideProvider);
+}

@@ -1,0 +1,7 @@
+//! What a run tells the outside: records of steps and the sinks that take them, trackers, traces,
+//! timers, and statistics of tensors.
+
+pub mod http;
+pub mod inspect;
+pub mod logging;
+pub mod timers;

@@ -1,0 +1,195 @@
+//! Contract of a sink, to which the records of a run go. The module `sinks` lists the sinks; the
+//! loop decides what follows from their errors.
+
+use bridge_data::outside;
+
+use super::record::{LogLevel, Record, RunEnd, RunStart, SaveRecord, Split};
+use bridge_config::RunConfig;
+
+/// Why a sink could not write. It ends no run.
+pub type SinkError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Failure without loss: the sink keeps the records and writes them later. The failure is reported,
+/// and not counted as missing; a sink returns it once for each trouble.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Deferred(pub String);
+
+/// Takes what a run tells. Sinks are served on rank 0 only, on the training thread: those of the
+/// recipe in the order of their list, then those that the program hands in, the console last. Every
+/// method does nothing by default.
+pub trait Sink: Send {
+    /// Name of the destination, for messages about failures.
+    fn name(&self) -> &str;
+
+    /// A warning about records that the sink lacks: those of iterations before a resume, or all if
+    /// it cannot serve them.
+    fn lacks(&self) -> Option<String> {
+        None
+    }
+
+    /// Training is about to begin.
+    ///
+    /// # Errors
+    /// The run does not begin, unless the error is [`Deferred`], which is a warning.
+    fn on_run_start(&mut self, _start: &RunStart) -> Result<(), SinkError> {
+        Ok(())
+    }
+
+    /// A line of text.
+    ///
+    /// # Errors
+    /// Counted; the run goes on, as after all errors of the methods below.
+    fn on_line(&mut self, _level: LogLevel, _text: &str) -> Result<(), SinkError> {
+        Ok(())
+    }
+
+    /// A text that people rarely read, such as the times of a save.
+    ///
+    /// # Errors
+    /// As of lines, which it is taken for where nothing else is said.
+    fn on_details(&mut self, text: &str) -> Result<(), SinkError> {
+        self.on_line(LogLevel::Info, text)
+    }
+
+    /// The settings that differ from the defaults, before training.
+    ///
+    /// # Errors
+    /// As of details, which it is taken for where nothing else is said.
+    fn on_configuration(&mut self, text: &str) -> Result<(), SinkError> {
+        self.on_details(text)
+    }
+
+    /// A step or an evaluation is done.
+    ///
+    /// # Errors
+    /// Told and counted.
+    fn on_record(&mut self, _record: &Record) -> Result<(), SinkError> {
+        Ok(())
+    }
+
+    /// An evaluation has come as far as `text` says.
+    fn on_evaluating(&mut self, _text: &str) {}
+
+    /// A checkpoint was saved, or begun to be.
+    ///
+    /// # Errors
+    /// Told and counted.
+    fn on_save(&mut self, _save: &SaveRecord) -> Result<(), SinkError> {
+        Ok(())
+    }
+
+    /// A temporary save was made, from which a run that is killed goes on: what waits of the
+    /// iterations before is written.
+    ///
+    /// # Errors
+    /// Told and counted.
+    fn on_temporary_save(&mut self) -> Result<(), SinkError> {
+        Ok(())
+    }
+
+    /// Training is over; evaluations may follow.
+    fn on_train_end(&mut self) {}
+
+    /// The run is over: what is left is written.
+    ///
+    /// # Errors
+    /// Told and counted.
+    fn on_run_end(&mut self, _end: &mut RunEnd) -> Result<(), SinkError> {
+        Ok(())
+    }
+}
+
+/// Context of opening a sink.
+#[derive(Clone, Copy, Debug)]
+pub struct SinkContext<'a> {
+    /// The configuration.
+    pub config: &'a RunConfig,
+    /// Name of the run, which a run that resumes it has too.
+    pub run: &'a str,
+    /// Iterations that the run has done before. What files hold beyond them, from a run that was
+    /// interrupted, is dropped.
+    pub iteration: u64,
+    /// Samples that it has trained on before.
+    pub consumed_samples: u64,
+    /// Part of the last iteration that a finished run repeats when it is started again.
+    pub again: Option<MadeAgain>,
+}
+
+/// The evaluations that a run makes after training, which one that has nothing left to train makes
+/// again. Records of them are dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MadeAgain {
+    /// Validations after the last iteration that were made during training, before the others: they
+    /// stay.
+    pub kept_validations: usize,
+}
+
+impl MadeAgain {
+    /// Part that a run of `config` repeats if its last iteration is `iteration`; `None` if it
+    /// continues training.
+    pub fn of(config: &RunConfig, iteration: u64) -> Option<Self> {
+        let validation = &config.validation;
+        let is_over = validation.skip_train || iteration >= config.train.train_iters as u64;
+        // A whole split that was validated during training is not validated once more after it, but
+        // for a run that starts here.
+        let stays = validation.is_due(iteration) && !validation.full_validation;
+        is_over.then_some(Self { kept_validations: usize::from(stays) })
+    }
+
+    /// True if a record of an evaluation after the last iteration stays, after `validations`
+    /// records that have stayed.
+    pub fn keeps(self, split: Split, validations: usize) -> bool {
+        split == Split::Valid && validations < self.kept_validations
+    }
+}
+
+/// Why a sink could not be opened. The run does not begin.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// A file cannot be written.
+    #[error("{what}: {source}")]
+    Log {
+        /// Name of the output.
+        what: String,
+        /// Why.
+        source: SinkError,
+    },
+    /// An earlier run's output is damaged, or not a file.
+    #[error("{what}: {source}")]
+    Damaged {
+        /// Name of the output.
+        what: String,
+        /// Why.
+        source: SinkError,
+    },
+    /// A setting cannot be followed.
+    #[error("{key}: {message}")]
+    Setting {
+        /// The setting.
+        key: &'static str,
+        /// Description of the fault.
+        message: String,
+    },
+}
+
+impl OpenError {
+    /// `what` cannot be written: the machine is at fault, or what is in its place.
+    pub fn log(what: impl Into<String>, error: impl Into<SinkError>) -> Self {
+        let (what, source) = (what.into(), error.into());
+        if is_refused(source.as_ref()) { Self::Damaged { what, source } } else { Self::Log { what, source } }
+    }
+
+    /// The records of an earlier run in `what` are damaged.
+    pub fn damaged(what: impl Into<String>, error: impl Into<SinkError>) -> Self {
+        Self::Damaged { what: what.into(), source: error.into() }
+    }
+}
+
+/// True if a file was refused for its type.
+fn is_refused(error: &(dyn std::error::Error + 'static)) -> bool {
+    error.downcast_ref().is_some_and(outside::is_refused) || error.source().is_some_and(is_refused)
+}
+
+/// An opened sink; `None` where the recipe asks for none.
+pub type Opened = Result<Option<Box<dyn Sink>>, OpenError>;

@@ -1,0 +1,117 @@
+//! Tensors as parts that communicators move, marks that order the streams of threads, and copies.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use burn::tensor::{DType as TensorDType, Device, Tensor};
+
+use super::wire;
+use bridge_dist::comm::device::{DeviceMemory, DevicePart, Extent};
+use bridge_dist::comm::DType;
+
+/// A flat tensor that travels.
+#[derive(Clone, Debug)]
+pub(crate) struct TensorMemory {
+    tensor: Tensor<1>,
+    named: DType,
+    /// Set if another thread will use the memory: an allocation that was reserved after every
+    /// launch that fills the tensor.
+    mark: Option<Tensor<1>>,
+}
+
+impl DeviceMemory for TensorMemory {
+    fn empty(&self, elements: usize) -> Arc<dyn DeviceMemory> {
+        let dtype = self.tensor.dtype();
+        let len = elements * self.named.size() / dtype.size();
+        Arc::new(Self::new(Tensor::empty([len], (&self.tensor.device(), dtype)), self.named, None))
+    }
+}
+
+impl TensorMemory {
+    /// A tensor whose elements travel under the type `named`.
+    pub fn new(tensor: Tensor<1>, named: DType, mark: Option<Tensor<1>>) -> Self {
+        Self { tensor, named, mark }
+    }
+
+    /// A tensor as a part.
+    pub fn part(tensor: Tensor<1>, mark: Option<Tensor<1>>) -> DevicePart {
+        let Extent { dtype, len } = Self::extent(&tensor);
+        DevicePart { dtype, len, memory: Arc::new(Self::new(tensor, dtype, mark)) }
+    }
+
+    /// A tensor as a part that another thread is to use.
+    pub fn marked(tensor: Tensor<1>) -> DevicePart {
+        let mark = mark(&tensor.device());
+        Self::part(tensor, Some(mark))
+    }
+
+    /// Type and number of the elements of a tensor that travels.
+    pub fn extent(tensor: &Tensor<1>) -> Extent {
+        Extent { dtype: wire(tensor.dtype()), len: tensor.dims()[0] }
+    }
+
+    /// Memory for a message of another rank, by what it [says](super::message) of its elements, on
+    /// the device of `like`.
+    #[cfg(all(feature = "nccl", feature = "cuda"))]
+    pub fn place_of((dtype, len): (DType, usize), like: &DevicePart) -> Tensor<1> {
+        let (dtype, len) = match dtype {
+            DType::U8 => (TensorDType::F16, len / 2),
+            DType::Bf16 => (TensorDType::BF16, len),
+            DType::F64 => (TensorDType::F64, len),
+            _ => (TensorDType::F32, len),
+        };
+        Tensor::empty([len], (&Self::behind(like).tensor.device(), dtype))
+    }
+
+    /// The same under another type.
+    pub fn named(self, named: DType) -> Self {
+        Self { named, ..self }
+    }
+
+    /// The tensor.
+    pub fn tensor(&self) -> &Tensor<1> {
+        &self.tensor
+    }
+
+    /// The memory of a part.
+    ///
+    /// # Panics
+    /// If it was not made here.
+    pub fn behind(part: &DevicePart) -> &Self {
+        let memory: &dyn Any = part.memory.as_ref();
+        memory.downcast_ref().expect("parts are made of tensors")
+    }
+}
+
+/// Memory of a device, reserved behind all that this thread has launched.
+pub(super) fn mark(device: &Device) -> Tensor<1> {
+    Tensor::empty([1], (device, TensorDType::F32))
+}
+
+/// Makes what this thread launches from now on come behind what had been launched when `mark` was
+/// made.
+pub(super) fn follow(mark: &Tensor<1>) {
+    // Reading it is what matters.
+    drop(mark.clone() + 1.0);
+}
+
+/// The tensor of a part that this thread has made.
+pub(super) fn read(part: &DevicePart) -> Tensor<1> {
+    TensorMemory::behind(part).tensor.clone()
+}
+
+/// The tensor of a part, ready to be read by this thread.
+pub(super) fn arrived(part: &DevicePart) -> Tensor<1> {
+    if let Some(mark) = &TensorMemory::behind(part).mark {
+        follow(mark);
+    }
+    read(part)
+}
+
+/// The same elements in memory of this thread's own, on the same device.
+pub fn copied<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    let shape = x.dims();
+    let empty = Tensor::empty(shape, (&x.device(), x.dtype()));
+    // No kernel is launched for nothing.
+    if shape.contains(&0) { empty } else { empty.slice_assign(shape.map(|size| 0..size), x) }
+}
