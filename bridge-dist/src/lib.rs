@@ -73,9 +73,6 @@
 
 #![deny(missing_docs)]
 
-#[cfg(all(test, feature = "nccl"))]
-extern crate self as bridge_dist;
-
 pub mod comm;
 pub mod mesh;
 pub mod schedule;

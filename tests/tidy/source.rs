@@ -28,12 +28,24 @@ impl Source {
     }
 }
 
-/// The packages: each folder of the workspace with a manifest.
+/// The packages: each folder of the workspace with a manifest, and those within one. They are
+/// named by their paths.
 pub fn packages() -> Vec<String> {
-    let folders = std::fs::read_dir(root()).expect("the workspace can be read");
-    let names = folders.flatten().filter(|folder| folder.path().join("Cargo.toml").is_file());
-    let names: BTreeSet<String> = names.map(|folder| folder.file_name().to_string_lossy().into_owned()).collect();
-    names.into_iter().collect()
+    let folders_in = |folder: &str| {
+        let entries = std::fs::read_dir(root().join(folder)).expect("the workspace can be read");
+        let folders = entries.flatten().filter(|entry| entry.path().join("Cargo.toml").is_file());
+        let names = folders.map(|entry| entry.file_name().to_string_lossy().into_owned());
+        let paths = names.map(|name| if folder.is_empty() { name } else { format!("{folder}/{name}") });
+        paths.collect::<BTreeSet<String>>()
+    };
+    folders_in("")
+        .into_iter()
+        .flat_map(|package| {
+            // A crate of its own workspace, beside others, is not drawn.
+            let inner = if package.starts_with("bridge-") { folders_in(&package) } else { BTreeSet::new() };
+            std::iter::once(package).chain(inner)
+        })
+        .collect()
 }
 
 /// All Rust files below a folder, in order.

@@ -9,7 +9,7 @@ use crate::mpi;
 
 /// Features that are built where MPI is installed: the same programs then run the suites under
 /// `mpirun` too, and NCCL's tests that need no GPU.
-const WITH_MPI: [&str; 3] = ["bridge-cli/mpi", "bridge-tests/mpi", "bridge-dist/nccl"];
+const WITH_MPI: [&str; 3] = ["bridge-cli/mpi", "bridge-tests/mpi", "bridge-cuda/nccl"];
 
 /// Runs all tests. `rest` is passed on to `cargo test`.
 pub fn run(rest: &[String]) -> Result<ExitCode> {
@@ -43,7 +43,7 @@ pub fn run(rest: &[String]) -> Result<ExitCode> {
     if features.is_empty() {
         // The crate by itself: with it alone no other crate is built again.
         let nccl =
-            ["test", "--release", "--package", "bridge-dist", "--features", "nccl", "--lib", "nccl"].map(str::to_owned);
+            ["test", "--release", "--package", "bridge-cuda", "--features", "nccl", "--lib", "nccl"].map(str::to_owned);
         if !cargo(&nccl)? {
             failed.push("NCCL without a GPU");
         }

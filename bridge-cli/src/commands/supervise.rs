@@ -79,8 +79,12 @@ pub fn supervise(
     let heeded: Vec<Signal> = Signal::ALL.into_iter().filter(|signal| !signal.is_ignored()).collect();
     let signals = SignalWatcher::install(&heeded).map_err(Failure::run)?;
     let (mut restarts, mut progress) = (0, Progress::new(settings.clone()));
-    let mut told =
-        Told { log_dir, run: new_run_name(), last: Instant::now(), content: Supervision { max_restarts, ..Supervision::default() } };
+    let mut told = Told {
+        log_dir,
+        run: new_run_name(),
+        last: Instant::now(),
+        content: Supervision { max_restarts, ..Supervision::default() },
+    };
     let mut arguments = worlds.next().map_err(Failure::run)?;
     loop {
         let monitor = monitored.map(Monitor::open).transpose()?;

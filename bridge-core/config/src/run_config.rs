@@ -18,8 +18,8 @@ use super::sections::{
     RngConfig, SchedulerConfig, StragglerDetectionConfig, TokenizerConfig, TrainingConfig, TransformerConfig,
     ValidationConfig,
 };
-use crate::tensor_features;
 use crate::optimizer_rules::OptimizerRule;
+use crate::tensor_features;
 
 /// The ranks of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -164,10 +164,7 @@ macro_rules! section {
 macro_rules! section_field {
     ($Name:ty) => {
         impl $crate::field::Field for $Name {
-            fn read(
-                node: &$crate::node::Node,
-                reader: &mut $crate::reader::Reader<'_>,
-            ) -> Option<Self> {
+            fn read(node: &$crate::node::Node, reader: &mut $crate::reader::Reader<'_>) -> Option<Self> {
                 let mut section = Self::default();
                 $crate::section::Section::assign_all(&mut section, node, reader);
                 Some(section)

@@ -18,8 +18,6 @@ mod cost;
 mod declaration;
 #[cfg(test)]
 mod declaration_tests;
-#[cfg(test)]
-mod registered_kinds_tests;
 mod deferred;
 mod eight_bit_cost;
 mod eight_bit_products;
@@ -35,6 +33,8 @@ mod parallel;
 mod pass;
 mod placement;
 mod quantized;
+#[cfg(test)]
+mod registered_kinds_tests;
 mod registry;
 mod scope;
 mod segment;

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use bridge_dist::comm::{CommError, Group, ReduceOp};
-use bridge_regions::exchange::TensorExchange;
 use bridge_kernels::optim::{GradientSums, accumulate, reads_16_bits};
+use bridge_regions::exchange::TensorExchange;
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 
 use super::flat::{detached_part, part};

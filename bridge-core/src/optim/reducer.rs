@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bridge_dist::comm::{CommError, Group, HostBuffer, Request};
-use bridge_regions::exchange::{TensorExchange, TensorRequest};
 use bridge_kernels::optim::SquareSums;
+use bridge_regions::exchange::{TensorExchange, TensorRequest};
 use burn::tensor::{DType, Device, Element, Tensor, TensorData};
 use half::bf16;
 

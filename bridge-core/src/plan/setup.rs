@@ -328,7 +328,9 @@ fn element_bytes(config: &RunConfig) -> ElementBytes {
     let has_master = parameter < 4;
     let optimizer = match &formats {
         Some(formats) => formats.bytes_per_element(has_master),
-        None => crate::optim::rules::of(config.optimizer.optimizer).bytes_per_element() + if has_master { 4 } else { 0 },
+        None => {
+            crate::optim::rules::of(config.optimizer.optimizer).bytes_per_element() + if has_master { 4 } else { 0 }
+        }
     };
     let of_host = formats.as_ref().filter(|_| !config.computes_on_cpu());
     let host_optimizer = of_host.map_or(0, |formats| formats.host_bytes_per_element(has_master));

@@ -35,7 +35,9 @@ pub(super) fn wire(config: &RunConfig) -> Wire {
 pub(super) fn optimizer_settings(config: &RunConfig) -> OptimizerSettings {
     let optimizer = &config.optimizer;
     let settings = serde_json::to_value(&**optimizer).expect("settings are plain data");
-    let algorithm = crate::optim::rules::of(optimizer.optimizer).with(&settings).expect("a rule reads settings that [optimizer] has");
+    let algorithm = crate::optim::rules::of(optimizer.optimizer)
+        .with(&settings)
+        .expect("a rule reads settings that [optimizer] has");
     OptimizerSettings {
         algorithm: match plan::settings::state_formats(config) {
             Some(formats) => algorithm.keeping(formats),

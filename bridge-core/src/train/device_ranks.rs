@@ -27,7 +27,7 @@ pub fn over_devices(config: &RunConfig, world: Group) -> Result<Group, TrainErro
 
 #[cfg(feature = "nccl")]
 fn connect(world: &Group, index: usize) -> Result<Group, String> {
-    use bridge_dist::comm::nccl::NcclCommunicator;
+    use bridge_cuda::nccl::NcclCommunicator;
 
     match NcclCommunicator::connect(world, index) {
         Ok(joined) => Ok(std::sync::Arc::new(joined)),

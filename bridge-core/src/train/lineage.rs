@@ -78,7 +78,12 @@ impl Lineage {
     /// # Errors
     /// All settings that change what the model computes and that `checkpoint.allow_model_changes`
     /// does not name; a checkpoint that cannot be understood.
-    pub fn of(config: &RunConfig, kinds: &Kinds, start: Option<&Start>, run: Option<String>) -> Result<Self, TrainError> {
+    pub fn of(
+        config: &RunConfig,
+        kinds: &Kinds,
+        start: Option<&Start>,
+        run: Option<String>,
+    ) -> Result<Self, TrainError> {
         let new_name = || run.unwrap_or_else(new_run_name);
         let Some(start) = start else {
             return Ok(Self { run: new_name(), base: None });

@@ -7,8 +7,8 @@ use burn::tensor::{DType, FloatDType, Tensor};
 use super::cut::{Cut, part_of_whole, parts_from_whole, whole_from_parts};
 use super::host::{Like, to_host, unwrap};
 use super::{RowCounts, Sharing};
-use bridge_dist::comm::{Group, HostBuffer, ReduceOp, UnevenExchange};
 use crate::exchange::{TensorExchange, copied};
+use bridge_dist::comm::{Group, HostBuffer, ReduceOp, UnevenExchange};
 
 impl<const D: usize> Like<D> {
     /// The group's way on the device.

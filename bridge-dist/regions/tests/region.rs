@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use bridge_dist::comm::thread::{Devices, run_ranks, run_ranks_on};
 use bridge_dist::comm::{CommError, Group};
+use bridge_kernels::Philox;
 use bridge_regions::{
     Cut, RowCounts, all_gather, all_gather_int, all_to_all, all_to_all_uneven, copy_to_group, gather_replicated,
     gather_sequence, reduce_from_group, reduce_scatter, reduce_scatter_sequence, scatter,
 };
-use bridge_kernels::Philox;
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 
 /// Outputs and gradients of one rank's program, or of all ranks' programs in one graph.

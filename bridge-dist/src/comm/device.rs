@@ -79,8 +79,10 @@ pub type DeviceWork = Box<dyn FnOnce(&mut dyn DeviceLine) -> Result<DevicePart, 
 /// An operation with what ranks agree on.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceCall {
-    pub(crate) call: Call,
-    pub(crate) signature: Signature,
+    /// The call, as layers see it.
+    pub call: Call,
+    /// What ranks compare before data moves.
+    pub signature: Signature,
 }
 
 impl DeviceCall {

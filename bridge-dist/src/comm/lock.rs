@@ -4,6 +4,6 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Locks even after a panic elsewhere: the guarded state is valid between any two statements that
 /// can panic.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

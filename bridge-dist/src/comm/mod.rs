@@ -17,11 +17,7 @@ mod layer;
 mod lock;
 #[cfg(feature = "mpi")]
 pub mod mpi;
-#[cfg(feature = "nccl")]
-pub mod nccl;
-#[cfg(any(feature = "mpi", feature = "nccl"))]
 mod pace;
-#[cfg_attr(not(any(feature = "mpi", feature = "nccl")), allow(dead_code, reason = "threads need one of them"))]
 mod pieces;
 mod reduce;
 mod request;
@@ -31,6 +27,7 @@ pub mod thread;
 pub mod throttled;
 mod time_limit;
 pub mod timed;
+pub mod transport;
 mod worker;
 
 pub use buffer::{Buffer, BufferError, BufferMut, DType, Element, HostBuffer, ReduceOp};
@@ -52,8 +49,8 @@ pub type Group = Arc<dyn Communicator>;
 ///   moves, and a difference is a [`Mismatch`](CommErrorKind::Mismatch) on every rank.
 /// - Results are bit-identical on all ranks, from run to run, and with every implementation:
 ///   elements are combined in rank order; bf16 accumulates in float32 and is rounded once. (NCCL's
-///   collectives on device memory, which are not part of this trait, guarantee less: see
-///   `nccl::DeviceCollectives`.)
+///   collectives on device memory, which are not part of this trait, guarantee less: see the crate
+///   `bridge-cuda`.)
 /// - An operation that waits for other ranks for [`timeout`](Self::timeout) (on MPI up to a quarter
 ///   longer) fails. While data is moving, the limit starts again with each piece that arrives.
 /// - Messages between two ranks with the same tag arrive in the order of their `send`s and match

@@ -5,11 +5,12 @@ use std::time::Duration;
 
 /// At first only yields, since most operations are short, then sleeps.
 #[derive(Default)]
-pub(crate) struct Pace {
+pub struct Pace {
     polls: u32,
 }
 
 impl Pace {
+    /// Waits before the next poll.
     pub fn pause(&mut self) {
         self.polls = self.polls.saturating_add(1);
         if self.polls < 2000 {

@@ -4,7 +4,7 @@ use super::buffer::HostBuffer;
 use super::error::CommError;
 
 /// An implementation's handle to an operation that it has started, with a result `T`.
-pub(crate) trait Pending<T = HostBuffer>: Send {
+pub trait Pending<T = HostBuffer>: Send {
     /// True if [`Pending::wait`] would return at once.
     fn test(&mut self) -> Result<bool, CommError>;
     /// Blocks until the operation is complete.
@@ -22,12 +22,13 @@ pub struct Request<T = HostBuffer> {
 }
 
 impl<T: Send + 'static> Request<T> {
-    pub(crate) fn new(pending: impl Pending<T> + 'static) -> Self {
+    /// A request of an operation that has started.
+    pub fn new(pending: impl Pending<T> + 'static) -> Self {
         Self { pending: Box::new(pending) }
     }
 
     /// A request that is complete already.
-    pub(crate) fn ready(result: T) -> Self {
+    pub fn ready(result: T) -> Self {
         Self::new(Ready(result))
     }
 

@@ -14,16 +14,26 @@ pub const MAX_TAG: u32 = 16_379;
 /// The operations, for comparison and for error texts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum OpKind {
+pub enum OpKind {
+    /// `all_reduce`.
     AllReduce = 1,
+    /// `reduce_scatter`.
     ReduceScatter,
+    /// `all_gather`.
     AllGather,
+    /// `broadcast`.
     Broadcast,
+    /// `all_to_all` with equal parts.
     AllToAll,
+    /// `all_to_all_uneven`.
     AllToAllUneven,
+    /// `barrier`.
     Barrier,
+    /// `split`.
     Split,
+    /// `send`.
     Send,
+    /// `recv`.
     Recv,
 }
 
@@ -59,9 +69,12 @@ impl OpKind {
 
 /// One operation with everything that must agree between ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Signature {
+pub struct Signature {
+    /// Operation.
     pub kind: OpKind,
+    /// Reduction, if the operation has one.
     pub reduce: Option<ReduceOp>,
+    /// Element type, if data moves.
     pub dtype: Option<DType>,
     /// Elements: of the whole vector for all_reduce, of one rank's part for the others.
     pub len: Option<u64>,
@@ -74,18 +87,22 @@ pub(crate) struct Signature {
 }
 
 impl Signature {
+    /// An operation without data.
     pub const fn bare(kind: OpKind) -> Self {
         Self { kind, reduce: None, dtype: None, len: None, peer: None, tag: None, on_device: false }
     }
 
+    /// An operation that moves `len` elements of each rank.
     pub const fn data(kind: OpKind, dtype: DType, len: usize) -> Self {
         Self { dtype: Some(dtype), len: Some(len as u64), ..Self::bare(kind) }
     }
 
+    /// An operation that reduces `len` elements of each rank.
     pub const fn reducing(kind: OpKind, dtype: DType, len: usize, op: ReduceOp) -> Self {
         Self { reduce: Some(op), ..Self::data(kind, dtype, len) }
     }
 
+    /// A message of a buffer, given by its type and length, to or from rank `peer`.
     pub const fn message(kind: OpKind, buffer: (DType, usize), peer: usize, tag: u32) -> Self {
         Self { peer: Some(peer as u32), tag: Some(tag), ..Self::data(kind, buffer.0, buffer.1) }
     }
@@ -101,7 +118,6 @@ impl Signature {
 
     /// A fixed-size form for transports that move bytes. Absent values are zero; present ones are
     /// shifted by one.
-    #[cfg_attr(not(any(feature = "mpi", feature = "nccl")), allow(dead_code))]
     pub fn encode(&self) -> [u8; Self::ENCODED] {
         let mut bytes = [0; Self::ENCODED];
         bytes[0] = self.kind as u8;
@@ -115,7 +131,6 @@ impl Signature {
     }
 
     /// The inverse of [`Self::encode`]; `None` for bytes it never makes.
-    #[cfg_attr(not(any(feature = "mpi", feature = "nccl")), allow(dead_code))]
     pub fn decode(bytes: &[u8; Self::ENCODED]) -> Option<Self> {
         let word =
             |start: usize| u32::from_le_bytes([bytes[start], bytes[start + 1], bytes[start + 2], bytes[start + 3]]);
@@ -185,10 +200,12 @@ impl From<&BufferMut<'_>> for Extent {
 
 /// The rank and group that every error of a rank names.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Speaker<'a> {
+pub struct Speaker<'a> {
+    /// Rank in the group.
     pub rank: usize,
     /// The group's ranks as ranks of the world.
     pub world_ranks: &'a Arc<[usize]>,
+    /// Name of the group.
     pub group: &'a str,
 }
 
@@ -197,6 +214,7 @@ impl Speaker<'_> {
         self.world_ranks.len()
     }
 
+    /// An error of this rank in an operation.
     pub fn error(&self, signature: &Signature, kind: CommErrorKind) -> CommError {
         CommError {
             rank: self.rank,
@@ -228,6 +246,10 @@ impl Speaker<'_> {
         Err(self.error(mine, kind))
     }
 
+    /// Refuses averages of integers.
+    ///
+    /// # Errors
+    /// If elements of the type have no such reduction.
     pub fn check_reduce(&self, signature: &Signature) -> Result<(), CommError> {
         match (signature.reduce, signature.dtype) {
             (Some(ReduceOp::Avg), Some(dtype)) if !dtype.is_float() => {
@@ -264,6 +286,10 @@ impl Speaker<'_> {
         Ok(())
     }
 
+    /// Signature of a reduce-scatter of these buffers.
+    ///
+    /// # Errors
+    /// If types or lengths do not fit.
     pub fn reduce_scatter(
         &self,
         input: impl Into<Extent>,
@@ -281,6 +307,10 @@ impl Speaker<'_> {
         Ok(signature)
     }
 
+    /// Signature of an all-gather of these buffers.
+    ///
+    /// # Errors
+    /// If types or lengths do not fit.
     pub fn all_gather(&self, input: impl Into<Extent>, output: impl Into<Extent>) -> Result<Signature, CommError> {
         let (input, output) = (input.into(), output.into());
         let signature = Signature::data(OpKind::AllGather, input.dtype, input.len);
@@ -288,6 +318,10 @@ impl Speaker<'_> {
         Ok(signature)
     }
 
+    /// Signature of an all-to-all of these buffers.
+    ///
+    /// # Errors
+    /// If types or lengths do not fit.
     pub fn all_to_all(&self, input: impl Into<Extent>, output: impl Into<Extent>) -> Result<Signature, CommError> {
         let (input, output) = (input.into(), output.into());
         let signature = Signature::data(OpKind::AllToAll, input.dtype, input.len / self.size());
@@ -299,6 +333,10 @@ impl Speaker<'_> {
         Ok(signature)
     }
 
+    /// Signature of an uneven all-to-all.
+    ///
+    /// # Errors
+    /// If types or counts do not fit.
     pub fn all_to_all_uneven(&self, exchange: &UnevenExchange<'_>) -> Result<Signature, CommError> {
         let (input, output) = ((&exchange.input).into(), (&exchange.output).into());
         self.uneven((input, exchange.send_counts), (output, exchange.recv_counts))
@@ -333,6 +371,10 @@ impl Speaker<'_> {
         Ok(signature)
     }
 
+    /// Signature of a broadcast from rank `root`.
+    ///
+    /// # Errors
+    /// If there is no such rank.
     pub fn broadcast(&self, data: impl Into<Extent>, root: usize) -> Result<Signature, CommError> {
         let data = data.into();
         let signature =
@@ -343,6 +385,10 @@ impl Speaker<'_> {
         Ok(signature)
     }
 
+    /// Signature of a message to or from rank `peer`.
+    ///
+    /// # Errors
+    /// If there is no such rank, it is this one, or the tag is too large.
     pub fn message(&self, kind: OpKind, buffer: (DType, usize), peer: usize, tag: u32) -> Result<Signature, CommError> {
         let signature = Signature::message(kind, buffer, peer, tag);
         if peer >= self.size() || peer == self.rank {
@@ -383,7 +429,7 @@ impl Speaker<'_> {
 /// The first rank whose signature differs from the majority's, and the majority's signature; `None`
 /// if all are equal. Among equally frequent signatures the first counts, so that all ranks name the
 /// same rank.
-pub(crate) fn odd_one_out(all: &[Signature]) -> Option<(usize, Signature)> {
+pub fn odd_one_out(all: &[Signature]) -> Option<(usize, Signature)> {
     if all.windows(2).all(|pair| pair[0] == pair[1]) {
         return None;
     }

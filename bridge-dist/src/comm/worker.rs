@@ -19,14 +19,27 @@ type Outcome<T = HostBuffer> = Result<T, CommError>;
 type Job<S> = Box<dyn FnOnce(&mut S) + Send>;
 
 /// The blocking collectives that have a non-blocking form.
-pub(crate) trait Collectives: Send + 'static {
+pub trait Collectives: Send + 'static {
+    /// Reduces `data` in place.
+    ///
+    /// # Errors
+    /// Errors of the implementation.
     fn all_reduce(&mut self, data: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError>;
+    /// Reduces `input` and returns this rank's part.
+    ///
+    /// # Errors
+    /// Errors of the implementation.
     fn reduce_scatter(&mut self, input: Buffer<'_>, output: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError>;
+    /// Gathers the parts of all ranks.
+    ///
+    /// # Errors
+    /// Errors of the implementation.
     fn all_gather(&mut self, input: Buffer<'_>, output: BufferMut<'_>) -> Result<(), CommError>;
 }
 
 /// A rank's place in a group of an implementation.
-pub(crate) trait Place {
+pub trait Place {
+    /// Rank and group, for errors.
     fn speaker(&self) -> Speaker<'_>;
     /// Error that failed the world, if it has failed.
     fn failure(&self) -> Option<Arc<CommError>>;
@@ -44,6 +57,7 @@ pub(crate) trait Place {
 
 /// The methods of a [`Communicator`](super::Communicator) that has a place in a group, a lane for
 /// blocking collectives behind a lock, and another one in the background.
+#[macro_export]
 macro_rules! through_lanes {
     ($place:ident: $Place:ty) => {
         fn rank(&self) -> usize {
@@ -104,11 +118,11 @@ macro_rules! through_lanes {
     };
 }
 
-pub(super) use through_lanes;
+pub use crate::through_lanes;
 
 /// The non-blocking collectives of one rank of a group. The thread starts with the first of them;
 /// many groups never use any.
-pub(crate) struct Background<L> {
+pub struct Background<L> {
     /// The lane, until the thread takes it. The lock serializes the start and so the order of the
     /// first operations.
     idle: Mutex<Option<L>>,
@@ -116,10 +130,15 @@ pub(crate) struct Background<L> {
 }
 
 impl<L: Collectives> Background<L> {
+    /// A worker that will run on `lane`, once it has an operation.
     pub fn new(lane: L) -> Self {
         Self { idle: Mutex::new(Some(lane)), worker: OnceLock::new() }
     }
 
+    /// Starts an all-reduce.
+    ///
+    /// # Errors
+    /// Errors found before anything is sent; others come from the request.
     pub fn all_reduce<P: Place>(&self, place: &P, mut data: HostBuffer, op: ReduceOp) -> Result<Request, CommError> {
         let signature = Signature::reducing(OpKind::AllReduce, data.dtype(), data.len(), op);
         place.speaker().check_reduce(&signature)?;
@@ -129,6 +148,10 @@ impl<L: Collectives> Background<L> {
         })
     }
 
+    /// Starts a reduce-scatter.
+    ///
+    /// # Errors
+    /// Errors found before anything is sent; others come from the request.
     pub fn reduce_scatter<P: Place>(&self, place: &P, input: HostBuffer, op: ReduceOp) -> Result<Request, CommError> {
         let speaker = place.speaker();
         let mut output = HostBuffer::zeros(input.dtype(), input.len() / speaker.world_ranks.len());
@@ -139,6 +162,10 @@ impl<L: Collectives> Background<L> {
         })
     }
 
+    /// Starts an all-gather.
+    ///
+    /// # Errors
+    /// Errors found before anything is sent; others come from the request.
     pub fn all_gather<P: Place>(&self, place: &P, input: HostBuffer) -> Result<Request, CommError> {
         let signature = Signature::data(OpKind::AllGather, input.dtype(), input.len());
         let size = place.speaker().world_ranks.len();
@@ -179,7 +206,6 @@ impl<L: Collectives> Background<L> {
     }
 
     /// Waits until everything that was started is done, and the thread has ended.
-    #[cfg_attr(not(any(feature = "mpi", feature = "nccl")), allow(dead_code))]
     pub fn finish(&mut self) {
         if let Some(worker) = self.worker.take() {
             worker.finish();
@@ -188,10 +214,9 @@ impl<L: Collectives> Background<L> {
 }
 
 /// The thread, and the queue to it. Dropping it lets the thread finish its queue and end.
-pub(crate) struct Worker<S> {
+pub struct Worker<S> {
     queue: mpsc::Sender<Job<S>>,
     /// Joined by implementations whose resources must not outlive their owner.
-    #[cfg_attr(not(any(feature = "mpi", feature = "nccl")), allow(dead_code))]
     thread: thread::JoinHandle<()>,
 }
 
@@ -230,7 +255,6 @@ impl<S: Send + 'static> Worker<S> {
     }
 
     /// Waits until all jobs are done and the thread has ended.
-    #[cfg_attr(not(any(feature = "mpi", feature = "nccl")), allow(dead_code))]
     pub fn finish(self) {
         drop(self.queue);
         // A panic of the thread has been reported by the request it was working on.

@@ -6,8 +6,8 @@
 //! training, arXiv:2407.21783, section 3.3.2); their gradients are summed over the ranks and cut
 //! again.
 
-use bridge_regions::{Cut, all_gather, all_gather_int};
 use bridge_kernels::{AttentionOptions, DropoutKey, attention};
+use bridge_regions::{Cut, all_gather, all_gather_int};
 use burn::tensor::Tensor;
 
 use super::regions::Regions;

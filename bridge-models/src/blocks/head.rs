@@ -4,13 +4,13 @@ use bridge_core::model::{Exchange, LastLayer, OutputParts, PassKind, SegmentCost
 use bridge_dist::comm::Operation;
 use bridge_dist::comm::{Group, ReduceOp};
 use bridge_dist::mesh::GroupKind;
-use bridge_regions::{Cut, gather_replicated};
 use bridge_kernels::cross_entropy::{cap, chunk_rows, workspace_bytes, workspace_bytes_on_gpu};
 use bridge_kernels::vocab_parallel_cross_entropy::{self as vocab_parallel, VocabularyExchange, VocabularyShard};
 use bridge_kernels::{
     CrossEntropyOptions, DropoutKey, LinearWeight, TokenAccuracy, linear_cross_entropy_counting, linear_weighted,
     vocab_parallel_cross_entropy,
 };
+use bridge_regions::{Cut, gather_replicated};
 use burn::tensor::{Int, Tensor};
 
 use super::embedding::vocabulary_rows;

@@ -12,10 +12,10 @@ use bridge_dist::comm::Group;
 use bridge_dist::comm::Operation;
 use bridge_dist::comm::single::SingleCommunicator;
 use bridge_dist::mesh::GroupKind;
+use bridge_kernels::{DropoutKey, Philox, Remakeable, dropout};
 use bridge_regions::{
     Cut, copy_to_group, gather_replicated, gather_sequence, reduce_from_group, reduce_scatter_sequence,
 };
-use bridge_kernels::{DropoutKey, Philox, Remakeable, dropout};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
 /// The dimension of the sequence in `[b, t, ..]`.

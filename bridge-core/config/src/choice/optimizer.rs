@@ -5,9 +5,9 @@ use std::sync::LazyLock;
 
 use crate::field::Field;
 use crate::node::{Data, Node};
+use crate::optimizer_rules::{self as rules, OptimizerRule};
 use crate::reader::Reader;
 use crate::spec::TypeSpec;
-use crate::optimizer_rules::{self as rules, OptimizerRule};
 
 /// Upstream's optimizers: one that has no rule is understood, and refused.
 const UPSTREAM: [&str; 7] = ["adam", "sgd", "muon", "dist_muon", "adaptive_muon", "lion", "soap"];

@@ -3,8 +3,8 @@
 use crate::field::Field;
 use crate::node::{Data, Node};
 use crate::reader::Reader;
-use crate::spec::TypeSpec;
 pub use crate::schedule::{LrDecayStyle, WeightDecayIncrStyle, WsdDecayStyle};
+use crate::spec::TypeSpec;
 
 /// Makes the curves of [`crate::schedule`] settings.
 macro_rules! curves {

@@ -12,8 +12,7 @@ const FINE_GRAINED: &str = "model.fine_grained_activation_offloading";
 const MODULES: &str = "model.offload_modules";
 
 /// The modules that may be moved: `bridge_kernels::offload::Module`.
-pub const NAMES: [&str; 7] =
-    ["attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act"];
+pub const NAMES: [&str; 7] = ["attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act"];
 
 /// Checks both settings, where the layers of which `moe_layers` says so have experts, and
 /// `recomputed` are the modules of selective recompute.

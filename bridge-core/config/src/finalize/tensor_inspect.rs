@@ -32,8 +32,9 @@ pub(super) fn resolve(draft: &mut Draft<'_>, logger: &FinalLogger) -> Option<Fin
         "tensor_inspect.enabled",
         "has no effect with logger.skip_train_metrics_log: steps are not logged",
     );
-    let rules = specification(settings.features.as_ref())
-        .and_then(|value| tensor_features::rules(value.as_ref(), logger.log_interval.max(1) as u64).map_err(|e| e.to_string()));
+    let rules = specification(settings.features.as_ref()).and_then(|value| {
+        tensor_features::rules(value.as_ref(), logger.log_interval.max(1) as u64).map_err(|e| e.to_string())
+    });
     let rules = match rules {
         Ok(rules) => rules,
         Err(message) => {

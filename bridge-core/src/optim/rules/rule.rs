@@ -86,7 +86,8 @@ impl Rule {
     /// # Errors
     /// If one is missing, or is not of the type that the rule reads.
     pub fn with(&'static self, settings: &Value) -> serde_json::Result<Algorithm> {
-        let own = self.declared.settings.iter().filter_map(|name| Some(((*name).to_owned(), settings.get(*name)?.clone())));
+        let own =
+            self.declared.settings.iter().filter_map(|name| Some(((*name).to_owned(), settings.get(*name)?.clone())));
         Ok(Algorithm { rule: self, update: (self.read)(Value::Object(own.collect()))?, formats: None })
     }
 
@@ -169,8 +170,17 @@ impl Algorithm {
     /// If the rule does not keep formats, or there is not one for each state.
     #[must_use]
     pub fn keeping(self, formats: StateFormats) -> Self {
-        assert!(self.rule.declared.keeps_formats() && self.update.reduced().is_some(), "{} keeps no formats", self.rule.declared.name);
-        assert_eq!(formats.states.len(), self.rule.states.len(), "a format for each state of {}", self.rule.declared.name);
+        assert!(
+            self.rule.declared.keeps_formats() && self.update.reduced().is_some(),
+            "{} keeps no formats",
+            self.rule.declared.name
+        );
+        assert_eq!(
+            formats.states.len(),
+            self.rule.states.len(),
+            "a format for each state of {}",
+            self.rule.declared.name
+        );
         Self { formats: Some(Arc::new(formats)), ..self }
     }
 }

@@ -37,7 +37,10 @@ pub(in crate::optim) fn adam() -> Algorithm {
 
 #[test]
 fn rules_declare_what_they_read_and_keep() {
-    assert!(RULES.iter().map(|rule| rule.declared).eq(optimizer_rules::RULES), "each rule of recipes has its file, in this order");
+    assert!(
+        RULES.iter().map(|rule| rule.declared).eq(optimizer_rules::RULES),
+        "each rule of recipes has its file, in this order"
+    );
     let defaults = serde_json::to_value(OptimizerConfig::default()).unwrap();
     for rule in RULES {
         // A setting that does not exist, or that the rule does not read, is an error.

@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::own_time::OwnTime;
 use crate::config::StragglerDetectionConfig;
-use bridge_telemetry::http::{Answer, Server};
 use crate::resilience::rerun::Placement;
 use crate::resilience::stragglers::{RankTimes, RankWindow, list_times};
 use crate::train::report::{StepReport, is_reported_every};
 use crate::train::subsystem::{RunContext, Subsystem, Verdict};
 use crate::train::{TrainError, ranks};
+use bridge_telemetry::http::{Answer, Server};
 
 pub(super) struct StragglerTimes {
     settings: StragglerDetectionConfig,

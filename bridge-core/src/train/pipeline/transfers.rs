@@ -4,8 +4,8 @@
 use std::collections::VecDeque;
 
 use bridge_dist::comm::{CommError, DType, Element, Group, HostBuffer, Request};
-use bridge_regions::exchange::{TensorExchange, TensorRequest};
 use bridge_dist::schedule::{Action, Direction, Message};
+use bridge_regions::exchange::{TensorExchange, TensorRequest};
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use half::bf16;
 

@@ -7,8 +7,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
-use bridge_config::tensor_features::{Rule, Statistic, TensorKind};
 use super::statistics::Statistics;
+use bridge_config::tensor_features::{Rule, Statistic, TensorKind};
 
 /// Statistics of a tensor of a step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -154,8 +154,8 @@ pub fn of_all(ranks: impl IntoIterator<Item = Vec<Gathered>>) -> Vec<Gathered> {
 
 #[cfg(test)]
 mod tests {
-    use bridge_config::tensor_features::rules;
     use super::*;
+    use bridge_config::tensor_features::rules;
 
     #[test]
     fn what_is_due_is_added_up_and_scaled() {

@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
-use bridge_config::TimingLogOption;
 use crate::timers::TimerReport;
+use bridge_config::TimingLogOption;
 
 /// All ranks' times of an interval.
 #[derive(Clone, Debug, Default, PartialEq)]

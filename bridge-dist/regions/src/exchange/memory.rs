@@ -6,12 +6,12 @@ use std::sync::Arc;
 use burn::tensor::{DType as TensorDType, Device, Tensor};
 
 use super::wire;
-use bridge_dist::comm::device::{DeviceMemory, DevicePart, Extent};
 use bridge_dist::comm::DType;
+use bridge_dist::comm::device::{DeviceMemory, DevicePart, Extent};
 
 /// A flat tensor that travels.
 #[derive(Clone, Debug)]
-pub(crate) struct TensorMemory {
+pub struct TensorMemory {
     tensor: Tensor<1>,
     named: DType,
     /// Set if another thread will use the memory: an allocation that was reserved after every
@@ -50,9 +50,8 @@ impl TensorMemory {
         Extent { dtype: wire(tensor.dtype()), len: tensor.dims()[0] }
     }
 
-    /// Memory for a message of another rank, by what it [says](super::message) of its elements, on
+    /// Memory for a message of another rank, by what it says of its elements, on
     /// the device of `like`.
-    #[cfg(all(feature = "nccl", feature = "cuda"))]
     pub fn place_of((dtype, len): (DType, usize), like: &DevicePart) -> Tensor<1> {
         let (dtype, len) = match dtype {
             DType::U8 => (TensorDType::F16, len / 2),

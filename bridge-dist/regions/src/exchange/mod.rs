@@ -31,7 +31,7 @@ mod memory;
 mod tests;
 mod work;
 
-pub(crate) use memory::TensorMemory;
+pub use memory::TensorMemory;
 pub use memory::copied;
 use memory::{arrived, mark, read};
 use work::Line;

@@ -4,9 +4,7 @@
 //! Rank `r` of an expert-parallel group has the `r`-th of equal runs of experts.
 
 use bridge_dist::comm::Group;
-use bridge_regions::{
-    Cut, RowCounts, all_gather_int, all_to_all_uneven, gather_sequence, reduce_scatter_sequence,
-};
+use bridge_regions::{Cut, RowCounts, all_gather_int, all_to_all_uneven, gather_sequence, reduce_scatter_sequence};
 use burn::tensor::{FloatDType, IndexingUpdateOp, Int, Tensor, TensorData};
 
 use super::Experts;

@@ -24,8 +24,8 @@ mod router;
 mod rows;
 
 use bridge_core::model::{Cut, Meets, ParameterRole, Scope, SegmentCost, Workload};
-use bridge_regions::{gather_sequence, reduce_scatter_sequence};
 use bridge_kernels::linear;
+use bridge_regions::{gather_sequence, reduce_scatter_sequence};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use burn::tensor::activation::sigmoid;

@@ -5,13 +5,13 @@ use std::io::{self, Write};
 use std::sync::Arc;
 
 use super::lines::{evaluation, in_order, message, pace, short, short_message, step, timestamp};
-use bridge_config::RunConfig;
 use crate::logging::json_value::{MetricValue, fields_to_json};
 use crate::logging::numbers::{significant, with_prefix};
 use crate::logging::progress::{ProgressHandle, ProgressSink, ProgressTask};
 use crate::logging::record::{LogLevel, Record, RecordKind, RunEnd, RunStart};
 use crate::logging::sink::{Sink, SinkError};
 use crate::logging::terminal::output_width;
+use bridge_config::RunConfig;
 
 /// Format of console output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

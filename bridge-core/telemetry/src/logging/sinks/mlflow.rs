@@ -6,11 +6,11 @@ use std::path::PathBuf;
 use serde_json::{Value, json};
 
 use super::tracked;
-use bridge_config::{diff_from_defaults, redacted, redacted_value};
 use crate::logging::MetricValue;
 use crate::logging::record::{Record, RunEnd, RunStart, SaveRecord};
 use crate::logging::sink::{OpenError, Opened, Sink, SinkContext, SinkError};
 use crate::logging::tracker::{Item, MlFlow, Target, Tracker, now, number};
+use bridge_config::{diff_from_defaults, redacted, redacted_value};
 
 const NAME: &str = "mlflow";
 const KEY: &str = "logger.mlflow_tracking_uri";

@@ -13,10 +13,10 @@ use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 
-use bridge_config::redacted;
 use crate::http::{Answer, Request, Server};
 use crate::logging::record::{Figure, FigureKind, Record, RunEnd};
 use crate::logging::sink::{OpenError, Opened, Sink, SinkContext, SinkError};
+use bridge_config::redacted;
 
 const KEY: &str = "logger.prometheus_addr";
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";

@@ -7,9 +7,9 @@ use std::path::PathBuf;
 use bridge_data::outside;
 
 use super::lines::message;
-use bridge_config::RunConfig;
 use crate::logging::record::LogLevel;
 use crate::logging::sink::{Sink, SinkError};
+use bridge_config::RunConfig;
 
 /// The log file of one rank; it appears with the first line.
 pub struct RankLog {

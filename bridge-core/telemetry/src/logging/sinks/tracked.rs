@@ -5,10 +5,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use bridge_config::{RunConfig, TokenizerType};
 use crate::logging::MetricValue;
 use crate::logging::record::{Figure, Record, RecordKind, SaveRecord, SaveStage, Scope};
 use crate::logging::sink::SinkError;
+use bridge_config::{RunConfig, TokenizerType};
 
 /// Pause before another attempt to make a file.
 const PAUSE: Duration = Duration::from_secs(10);
@@ -120,8 +120,8 @@ pub(super) fn files(config: &RunConfig) -> Vec<(String, PathBuf)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bridge_config::{Format, Kinds, World, load_text};
     use crate::logging::record::{Occasion, Split};
+    use bridge_config::{Format, Kinds, World, load_text};
 
     #[test]
     fn figures_have_the_values_of_the_metrics_file() {
@@ -154,7 +154,8 @@ mod tests {
 
     #[test]
     fn trackers_get_the_tokenizer_that_a_run_trains() {
-        const TINY: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../config/tests/fixtures/config/tiny.toml"));
+        const TINY: &str =
+            include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../config/tests/fixtures/config/tiny.toml"));
         let files = |overrides: &[&str]| {
             let overrides: Vec<String> = overrides.iter().map(|o| (*o).to_owned()).collect();
             let config =

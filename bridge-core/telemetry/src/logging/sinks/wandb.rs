@@ -10,7 +10,6 @@ use std::time::Instant;
 use bridge_data::outside;
 
 use super::tracked::{self, Lazily};
-use bridge_config::RunConfig;
 use crate::logging::record::{Ending, Record, RunEnd, RunStart, SaveRecord, SaveStage};
 use crate::logging::sink::{OpenError, Opened, Sink, SinkContext, SinkError};
 use crate::logging::tracker::now;
@@ -18,6 +17,7 @@ use crate::logging::wandb::{
     Checkpoint, DataStore, Earlier, Row, RunHead, exit, files, head, history, json_of_setting, look_at_earlier, run,
     summary,
 };
+use bridge_config::RunConfig;
 
 const NAME: &str = "Weights & Biases";
 

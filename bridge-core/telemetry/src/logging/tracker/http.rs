@@ -8,8 +8,8 @@ use ureq::Agent;
 use ureq::http::StatusCode;
 
 use super::service::SendError;
-use bridge_config::{REDACTED, redacted, split_credentials, with_variables};
 use crate::logging::terminal::printable;
+use bridge_config::{REDACTED, redacted, split_credentials, with_variables};
 
 /// The longest time that a request may take.
 const PATIENCE: Duration = Duration::from_secs(10);

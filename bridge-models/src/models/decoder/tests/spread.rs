@@ -8,8 +8,8 @@ use bridge_core::model::{Adapter, Declaration, Placement, ReplicaGroup};
 use bridge_data::SequencePart;
 use bridge_dist::comm::thread::run_ranks;
 use bridge_dist::mesh::{Coordinates, Mesh, ParallelSizes, ProcessGroups, RankOrder};
-use bridge_regions::Cut;
 use bridge_kernels::Philox;
+use bridge_regions::Cut;
 
 use super::*;
 

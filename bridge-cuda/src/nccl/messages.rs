@@ -11,10 +11,10 @@ use super::cuda::{CudaFabric, Wire, driver};
 use super::links::{CONNECT, Channel, End, Way};
 use super::raw::{GroupedCalls, ID_BYTES, Span, unique_id};
 use super::tensors::{foreign_error, span, to_read};
-use crate::comm::device::DevicePart;
-use crate::comm::error::CommError;
-use crate::comm::signature::Signature;
-use crate::exchange::TensorMemory;
+use bridge_dist::comm::CommError;
+use bridge_dist::comm::device::DevicePart;
+use bridge_dist::comm::transport::Signature;
+use bridge_regions::exchange::TensorMemory;
 
 /// Ranks in a link's communicator.
 const SENDER: usize = 0;

@@ -10,7 +10,7 @@
 //! ```no_run
 //! use std::time::Duration;
 //!
-//! use bridge_dist::comm::nccl::{NcclCommunicator, device_count};
+//! use bridge_cuda::nccl::{NcclCommunicator, device_count};
 //! use bridge_dist::comm::thread::{BoxError, run_ranks};
 //! use bridge_dist::comm::{Communicator, ReduceOp};
 //!
@@ -60,10 +60,8 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaStream};
 
-use super::error::CommError;
-use super::layer::Layer;
-use super::lock::lock;
-use super::{Communicator, Group};
+use bridge_dist::comm::transport::lock;
+use bridge_dist::comm::{CommError, Communicator, Group, Layer};
 
 mod agree;
 mod carrier;

@@ -8,15 +8,17 @@ use super::agree::Agreement;
 use super::carrier::{Carrier, CarrierError, Fabric};
 use super::lane::Lane;
 use super::seat::{Seat, World};
-use crate::comm::buffer::{Buffer, BufferMut, DType, HostBuffer, ReduceOp};
-use crate::comm::device::DeviceExchange;
-use crate::comm::error::CommError;
-use crate::comm::lock::lock;
-use crate::comm::request::{Pending, Request};
-use crate::comm::signature::{OpKind, Signature, UnevenExchange};
-use crate::comm::single::SingleCommunicator;
-use crate::comm::worker::{Background, Collectives, Place, through_lanes};
-use crate::comm::{Communicator, Group};
+use bridge_dist::comm::CommError;
+use bridge_dist::comm::Request;
+use bridge_dist::comm::UnevenExchange;
+use bridge_dist::comm::device::DeviceExchange;
+use bridge_dist::comm::single::SingleCommunicator;
+use bridge_dist::comm::transport::Pending;
+use bridge_dist::comm::transport::lock;
+use bridge_dist::comm::transport::{Background, Collectives, Place, through_lanes};
+use bridge_dist::comm::transport::{OpKind, Signature};
+use bridge_dist::comm::{Buffer, BufferMut, DType, HostBuffer, ReduceOp};
+use bridge_dist::comm::{Communicator, Group};
 
 /// The bootstrap groups of one group: one per lane, because the lanes run concurrently.
 #[derive(Debug)]

@@ -13,8 +13,8 @@ use cudarc::nccl::sys::{
 };
 
 use super::carrier::CarrierError;
-use crate::comm::buffer::{DType, ReduceOp};
-use crate::comm::pace::Pace;
+use bridge_dist::comm::transport::Pace;
+use bridge_dist::comm::{DType, ReduceOp};
 
 /// Bytes of a unique id.
 pub(super) const ID_BYTES: usize = 128;

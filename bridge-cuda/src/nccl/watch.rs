@@ -15,10 +15,10 @@ use super::cuda::HEALTH_CHECK;
 use super::patience::wait_for;
 use super::raw::{GOODBYE, RawComm};
 use super::seat::Seat;
-use crate::comm::error::CommErrorKind;
-use crate::comm::lock::lock;
-use crate::comm::signature::Signature;
-use crate::comm::worker::Place;
+use bridge_dist::comm::CommErrorKind;
+use bridge_dist::comm::transport::Place;
+use bridge_dist::comm::transport::Signature;
+use bridge_dist::comm::transport::lock;
 
 /// An operation on the device.
 pub(super) struct InFlight {

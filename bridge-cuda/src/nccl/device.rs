@@ -11,11 +11,12 @@ use super::cuda::CudaFabric;
 use super::handshake::{Message, shake_hands};
 use super::raw::{GroupedCalls, Span};
 use super::staged::Staged;
-use crate::comm::buffer::{DType, Element, ReduceOp};
-use crate::comm::error::{CommError, CommErrorKind};
-use crate::comm::lock::lock;
-use crate::comm::signature::{Extent, OpKind, Signature};
-use crate::comm::worker::Place;
+use bridge_dist::comm::device::Extent;
+use bridge_dist::comm::transport::Place;
+use bridge_dist::comm::transport::lock;
+use bridge_dist::comm::transport::{OpKind, Signature};
+use bridge_dist::comm::{CommError, CommErrorKind};
+use bridge_dist::comm::{DType, Element, ReduceOp};
 
 /// Device memory that an operation reads. Made by [`DeviceCollectives::read`] and its relatives.
 #[derive(Debug)]
@@ -90,7 +91,7 @@ impl DeviceBufferMut<'_> {
 /// The collectives of an [`NcclCommunicator`](super::NcclCommunicator) on device memory.
 ///
 /// # Contract
-/// The contract of [`Communicator`](crate::comm::Communicator), with these differences:
+/// The contract of [`Communicator`](bridge_dist::comm::Communicator), with these differences:
 /// - NCCL combines elements in an order that depends on the number of ranks, the length and the
 ///   nodes. Results are the same on all ranks, and usually from run to run on the same nodes, but
 ///   **not bit-identical to those of the other communicators**: float sums may differ in the last

@@ -6,16 +6,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Channel, End, Links, Way};
-use crate::comm::Group;
-use crate::comm::buffer::DType;
-use crate::comm::device::{DeviceMemory, DevicePart};
-use crate::comm::error::{CommError, CommErrorKind};
-use crate::comm::nccl::carrier::CarrierError;
-use crate::comm::nccl::seat::{Seat, World};
-use crate::comm::signature::Signature;
-use crate::comm::thread::{BoxError, run_ranks};
-use crate::comm::worker::Place;
-use crate::schedule::{Action, Direction, Message, PipelineShape, ScheduleKind, rank_actions};
+use crate::nccl::carrier::CarrierError;
+use crate::nccl::seat::{Seat, World};
+use bridge_dist::comm::DType;
+use bridge_dist::comm::Group;
+use bridge_dist::comm::device::{DeviceMemory, DevicePart};
+use bridge_dist::comm::thread::{BoxError, run_ranks};
+use bridge_dist::comm::transport::Place;
+use bridge_dist::comm::transport::Signature;
+use bridge_dist::comm::{CommError, CommErrorKind};
+use bridge_dist::schedule::{Action, Direction, Message, PipelineShape, ScheduleKind, rank_actions};
 
 const LONG: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(400);
@@ -133,7 +133,7 @@ fn messages_come_by_tag_whatever_was_started_first() {
                 assert_eq!(bytes(&request.wait()?), content(from, number), "{number} of {from} to {rank}");
             }
         }
-        sent.into_iter().try_for_each(crate::comm::Request::wait)?;
+        sent.into_iter().try_for_each(bridge_dist::comm::Request::wait)?;
         Ok::<_, BoxError>(group)
     })
     .unwrap_or_else(|error| panic!("{error}"));
@@ -166,7 +166,7 @@ fn run_schedule(links: &Links<HostWay>, rank: usize, actions: &[Action]) -> Resu
             posted.extend(post()?);
         }
     }
-    sent.into_iter().try_for_each(crate::comm::Request::wait)
+    sent.into_iter().try_for_each(bridge_dist::comm::Request::wait)
 }
 
 /// The order in which ranks send each other activations and gradients is another one than that in
@@ -209,7 +209,7 @@ fn errors(
         let seat = seat(&group);
         let links = Links::new(&seat, &group, HostWay { stalls });
         let error = wrong(&links, group.rank()).expect_err("the ranks do not fit");
-        let again = seat.check_world(&Signature::bare(crate::comm::signature::OpKind::Barrier));
+        let again = seat.check_world(&Signature::bare(bridge_dist::comm::transport::OpKind::Barrier));
         assert!(matches!(*again.expect_err("the world has failed").kind, CommErrorKind::Aborted { .. }));
         assert!(matches!(
             *links.start_recv(part(vec![0]), 1 - group.rank(), 0).unwrap_err().kind,

@@ -5,15 +5,15 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
 use std::thread;
 
 use super::{Port, Way, timed_out};
-use crate::comm::Group;
-use crate::comm::buffer::DType;
-use crate::comm::device::DevicePart;
-use crate::comm::error::{CommError, CommErrorKind};
-use crate::comm::lock::lock;
-use crate::comm::nccl::seat::Seat;
-use crate::comm::request::Pending;
-use crate::comm::signature::Signature;
-use crate::comm::worker::Place;
+use crate::nccl::seat::Seat;
+use bridge_dist::comm::DType;
+use bridge_dist::comm::Group;
+use bridge_dist::comm::device::DevicePart;
+use bridge_dist::comm::transport::Pending;
+use bridge_dist::comm::transport::Place;
+use bridge_dist::comm::transport::Signature;
+use bridge_dist::comm::transport::lock;
+use bridge_dist::comm::{CommError, CommErrorKind};
 
 /// A message that has come.
 pub(super) struct Message {

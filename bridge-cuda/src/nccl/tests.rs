@@ -8,13 +8,14 @@ use super::handshake::{Message, shake_hands};
 use super::seat::{Seat, World};
 use super::staged::{Controls, Staged};
 use super::{NcclCommunicator, NcclInitError, everyone};
-use crate::comm::Group;
-use crate::comm::buffer::{DType, ReduceOp};
-use crate::comm::error::{CommError, CommErrorKind};
-use crate::comm::signature::{OpKind, UnevenExchange};
-use crate::comm::thread::{BoxError, run_ranks};
+use bridge_dist::comm::Group;
+use bridge_dist::comm::UnevenExchange;
+use bridge_dist::comm::thread::{BoxError, run_ranks};
+use bridge_dist::comm::transport::OpKind;
+use bridge_dist::comm::{CommError, CommErrorKind};
+use bridge_dist::comm::{DType, ReduceOp};
 
-#[path = "../../../tests/suite/mod.rs"]
+#[path = "../../../bridge-dist/tests/suite/mod.rs"]
 mod suite;
 
 use suite::{LONG, SHORT};

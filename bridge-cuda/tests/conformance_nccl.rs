@@ -5,13 +5,14 @@ use std::io::Write;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use bridge_dist::comm::nccl::{NcclCommunicator, NcclInitError, device_count};
+use bridge_cuda::nccl::{NcclCommunicator, NcclInitError, device_count};
 use bridge_dist::comm::single::SingleCommunicator;
 use bridge_dist::comm::thread::{BoxError, run_ranks};
 use bridge_dist::comm::{Buffer, CommErrorKind, Communicator, DType, Element, Group, HostBuffer, ReduceOp};
 use cudarc::driver::CudaSlice;
 use half::bf16;
 
+#[path = "../../bridge-dist/tests/suite/mod.rs"]
 mod suite;
 
 use suite::{LONG, Outcome};

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use super::seat::Seat;
 use super::staged::Staged;
-use crate::comm::Group;
-use crate::comm::device::DeviceExchange;
-use crate::comm::error::CommErrorKind;
+use bridge_dist::comm::CommErrorKind;
+use bridge_dist::comm::Group;
+use bridge_dist::comm::device::DeviceExchange;
 
 /// Why a transfer failed.
 #[derive(Debug)]

@@ -17,15 +17,15 @@ use super::raw::{GroupedCalls, Span};
 use super::seat::Seat;
 use super::staged::{LateLane, Staged};
 use super::watch::{InFlight, Watch};
-use crate::comm::buffer::DType;
-use crate::comm::device::{DeviceCall, DeviceExchange, DeviceLine, DeviceMemory, DevicePart, DeviceWork};
-use crate::comm::error::{CommError, CommErrorKind};
-use crate::comm::lock::lock;
-use crate::comm::request::Request;
-use crate::comm::signature::{OpKind, Signature};
-use crate::comm::thread::panic_message;
-use crate::comm::worker::Place;
-use crate::exchange::TensorMemory;
+use bridge_dist::comm::DType;
+use bridge_dist::comm::Request;
+use bridge_dist::comm::device::{DeviceCall, DeviceExchange, DeviceLine, DeviceMemory, DevicePart, DeviceWork};
+use bridge_dist::comm::thread::panic_message;
+use bridge_dist::comm::transport::Place;
+use bridge_dist::comm::transport::lock;
+use bridge_dist::comm::transport::{OpKind, Signature};
+use bridge_dist::comm::{CommError, CommErrorKind};
+use bridge_regions::exchange::TensorMemory;
 
 impl DeviceExchange for Staged<CudaFabric> {
     fn accepts(&self, memory: &dyn DeviceMemory) -> bool {

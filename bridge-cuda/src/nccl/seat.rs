@@ -3,10 +3,10 @@
 
 use std::sync::{Arc, Mutex};
 
-use crate::comm::error::{CommError, CommErrorKind};
-use crate::comm::lock::lock;
-use crate::comm::signature::{Signature, Speaker};
-use crate::comm::worker::Place;
+use bridge_dist::comm::transport::Place;
+use bridge_dist::comm::transport::lock;
+use bridge_dist::comm::transport::{Signature, Speaker};
+use bridge_dist::comm::{CommError, CommErrorKind};
 
 /// State that all groups of one rank share.
 #[derive(Debug, Default)]

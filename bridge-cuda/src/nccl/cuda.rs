@@ -16,12 +16,12 @@ use super::seat::Seat;
 #[cfg(feature = "cuda")]
 use super::staged::Staged;
 use super::staging::{Parts, capacity};
-use crate::comm::Group;
-use crate::comm::buffer::DType;
+use bridge_dist::comm::DType;
+use bridge_dist::comm::Group;
 #[cfg(feature = "cuda")]
-use crate::comm::device::DeviceExchange;
-use crate::comm::lock::lock;
-use crate::comm::pace::Pace;
+use bridge_dist::comm::device::DeviceExchange;
+use bridge_dist::comm::transport::Pace;
+use bridge_dist::comm::transport::lock;
 
 /// Bounds the staging memory of a lane to twice this, and makes transfers long enough for the
 /// link's full rate.

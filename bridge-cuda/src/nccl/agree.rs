@@ -8,10 +8,10 @@
 use std::time::Duration;
 
 use super::seat::Seat;
-use crate::comm::Group;
-use crate::comm::error::{CommError, CommErrorKind};
-use crate::comm::signature::Signature;
-use crate::comm::worker::Place;
+use bridge_dist::comm::Group;
+use bridge_dist::comm::transport::Place;
+use bridge_dist::comm::transport::Signature;
+use bridge_dist::comm::{CommError, CommErrorKind};
 
 /// The rank is ready to begin the operation.
 const BEGIN: u8 = 0;

@@ -17,16 +17,16 @@ use std::time::{Duration, Instant};
 use super::agree::{decode, garbled};
 use super::carrier::CarrierError;
 use super::seat::Seat;
-use crate::comm::Group;
-use crate::comm::buffer::{DType, HostBuffer};
-use crate::comm::device::DevicePart;
-use crate::comm::error::{CommError, CommErrorKind};
-use crate::comm::lock::lock;
-use crate::comm::pace::Pace;
-use crate::comm::request::Request;
-use crate::comm::signature::{OpKind, Signature};
-use crate::comm::thread::panic_message;
-use crate::comm::worker::{Place, Worker};
+use bridge_dist::comm::Group;
+use bridge_dist::comm::Request;
+use bridge_dist::comm::device::DevicePart;
+use bridge_dist::comm::thread::panic_message;
+use bridge_dist::comm::transport::Pace;
+use bridge_dist::comm::transport::lock;
+use bridge_dist::comm::transport::{OpKind, Signature};
+use bridge_dist::comm::transport::{Place, Worker};
+use bridge_dist::comm::{CommError, CommErrorKind};
+use bridge_dist::comm::{DType, HostBuffer};
 
 mod inbox;
 #[cfg(test)]

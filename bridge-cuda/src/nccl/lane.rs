@@ -10,11 +10,12 @@ use std::ops::Range;
 
 use super::agree::Agreement;
 use super::carrier::{Carrier, CarrierError};
-use crate::comm::buffer::{Buffer, BufferMut, DType, HostBuffer, ReduceOp};
-use crate::comm::error::CommError;
-use crate::comm::pieces::{chunks, reduce_parts, spread};
-use crate::comm::signature::{OpKind, Signature, UnevenExchange};
-use crate::comm::worker::{Collectives, Place};
+use bridge_dist::comm::CommError;
+use bridge_dist::comm::UnevenExchange;
+use bridge_dist::comm::transport::{Collectives, Place};
+use bridge_dist::comm::transport::{OpKind, Signature};
+use bridge_dist::comm::transport::{chunks, reduce_parts, spread};
+use bridge_dist::comm::{Buffer, BufferMut, DType, HostBuffer, ReduceOp};
 
 /// Up to this many bytes every rank gathers and reduces everything: a second transfer would cost
 /// more than the arithmetic.

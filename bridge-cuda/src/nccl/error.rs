@@ -1,6 +1,6 @@
 //! Why NCCL could not be started. Errors of operations are [`CommError`]s, as everywhere else.
 
-use crate::comm::error::CommError;
+use bridge_dist::comm::CommError;
 
 /// NCCL could not be started. Every rank of the bootstrap group gets an error when one rank has
 /// one.

@@ -3,11 +3,11 @@
 
 use super::agree::{decode, garbled};
 use super::seat::Seat;
-use crate::comm::buffer::{DType, HostBuffer};
-use crate::comm::error::{CommError, CommErrorKind};
-use crate::comm::signature::{OpKind, Signature};
-use crate::comm::worker::Place;
-use crate::comm::{Group, Request};
+use bridge_dist::comm::transport::Place;
+use bridge_dist::comm::transport::{OpKind, Signature};
+use bridge_dist::comm::{CommError, CommErrorKind};
+use bridge_dist::comm::{DType, HostBuffer};
+use bridge_dist::comm::{Group, Request};
 
 /// Tags of headers: in the direction of the data, and against it. Each direction between two ranks
 /// keeps its own order.
