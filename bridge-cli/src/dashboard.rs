@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use bridge_core::config::RunConfig;
 use bridge_core::logging::health::{RankScore, RankScores};
 use bridge_core::train::{
-    CancelHandle, Console, EvaluationReport, GlobalState, RunContext, RunOptions, RunReport, StepReport, Subsystem,
-    TrainEnd, TrainError, Verdict, pretrain,
+    CancelHandle, Console, EvaluationReport, GlobalState, LoopRequest, RunContext, RunOptions, RunReport, StepReport,
+    Subsystem, TrainEnd, TrainError, pretrain,
 };
 use bridge_dist::comm::CommError;
 use burn_train::Interrupter;
@@ -91,7 +91,7 @@ impl Health {
     fn new(config: &RunConfig, options: &RunOptions) -> Self {
         Self {
             ranks: options.groups.world().size(),
-            restarts: options.seat.faults,
+            restarts: options.rank_env.faults,
             log_dir: config.logger.log_dir.clone(),
             scores: None,
             read: None,
@@ -213,8 +213,8 @@ impl Subsystem for Dashboard {
         Ok(())
     }
 
-    fn after_step(&mut self, _run: &mut RunContext, step: &StepReport) -> Result<Verdict, TrainError> {
-        let Some(renderer) = &mut self.renderer else { return Ok(Verdict::default()) };
+    fn after_step(&mut self, _run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, TrainError> {
+        let Some(renderer) = &mut self.renderer else { return Ok(LoopRequest::default()) };
         if let Some(loss) = step.loss() {
             renderer.update_train(LOSS.point(f64::from(loss)));
         }
@@ -231,18 +231,18 @@ impl Subsystem for Dashboard {
         if self.interrupter.should_stop() {
             self.cancel.cancel();
         }
-        Ok(Verdict::default())
+        Ok(LoopRequest::default())
     }
 
-    fn on_evaluation(&mut self, _run: &mut RunContext, report: &EvaluationReport) -> Result<Verdict, TrainError> {
-        let Some(renderer) = &mut self.renderer else { return Ok(Verdict::default()) };
+    fn on_evaluation(&mut self, _run: &mut RunContext, report: &EvaluationReport) -> Result<LoopRequest, TrainError> {
+        let Some(renderer) = &mut self.renderer else { return Ok(LoopRequest::default()) };
         if let Some(loss) = report.loss() {
             renderer.update_valid(LOSS.point(f64::from(loss)));
         }
         if let Some(bits) = report.bits_per_byte {
             renderer.update_valid(BITS_PER_BYTE.point(bits));
         }
-        Ok(Verdict::default())
+        Ok(LoopRequest::default())
     }
 
     fn after_save(&mut self, _run: &mut RunContext, _folder: &Path) -> Result<(), TrainError> {

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use bridge_core::logging::terminal::complain;
-use bridge_data::{outside, python_json};
+use bridge_data::{python_json, untrusted_io};
 use bridge_models::generate::TokenRules;
 use bridge_models::huggingface::parse_settings;
 use serde_json::{Map, Value};
@@ -91,7 +91,7 @@ impl GenerationSettings {
             return Ok(Self::default());
         }
         let bad = |error: &dyn std::fmt::Display| Failure::input(format!("{}: {error}", path.display()));
-        let text = outside::read_text(&path, outside::SETTINGS_BYTES).map_err(|error| bad(&error))?;
+        let text = untrusted_io::read_text(&path, untrusted_io::SETTINGS_BYTES).map_err(|error| bad(&error))?;
         let table = parse_settings(&text).map_err(|error| bad(&error))?;
         for note in unheeded(&table) {
             complain(&format!("{}: {note}", path.display()));

@@ -27,7 +27,7 @@ use std::panic::AssertUnwindSafe;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use bridge_data::outside::is_contained;
+use bridge_data::untrusted_io::is_contained;
 use bridge_dist::comm::CommError;
 use clap::error::{ContextKind, ContextValue};
 use clap::{CommandFactory, Parser, Subcommand};

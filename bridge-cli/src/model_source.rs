@@ -13,8 +13,8 @@ use bridge_core::logging::terminal::complain;
 use bridge_core::model::{BuildContext, ModelChunk, Parallel, Stage};
 use bridge_core::train::{AdapterBase, load_adapted, load_parameters, open_base};
 use bridge_data::chat::ChatTemplate;
-use bridge_data::outside;
 use bridge_data::tokenizer::{HuggingFaceTokenizer, NullTokenizer, Tokenizer};
+use bridge_data::untrusted_io;
 use bridge_models::DecoderConfig;
 use bridge_models::adapters::{LowRankAdapter, low_rank_adapter};
 use bridge_models::decoder::build_decoder;
@@ -469,7 +469,7 @@ fn unpack_tokenizer(checkpoint: &Checkpoint) -> Result<tempfile::TempDir, Failur
 fn unpack(files: &BTreeMap<String, Vec<u8>>) -> Result<tempfile::TempDir, Failure> {
     let folder = tempfile::tempdir().map_err(Failure::run)?;
     for (name, content) in files {
-        outside::replace(&folder.path().join(name), content).map_err(Failure::run)?;
+        untrusted_io::replace(&folder.path().join(name), content).map_err(Failure::run)?;
     }
     Ok(folder)
 }
@@ -481,7 +481,7 @@ pub fn copy_tokenizer(checkpoint: &Checkpoint, folder: &Path) -> Result<Vec<Path
     for name in names {
         let path = folder.join(name);
         path.parent().map_or(Ok(()), std::fs::create_dir_all).map_err(Failure::run)?;
-        outside::replace(&path, &checkpoint.file(name).map_err(Failure::input)?)
+        untrusted_io::replace(&path, &checkpoint.file(name).map_err(Failure::input)?)
             .map_err(|error| Failure::run(format!("{}: {error}", path.display())))?;
         written.push(path);
     }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::indexed::with_suffix;
-use super::{DataError, outside};
+use super::{DataError, untrusted_io};
 
 /// Suffix of a temporary name, before the process id and a number.
 const MARK: &str = ".partial-";
@@ -28,7 +28,7 @@ impl TempFile {
         }
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let temporary = with_suffix(target, &format!("{MARK}{}-{number}", std::process::id()));
-        let file = outside::create(&temporary).map_err(DataError::io("create", &temporary))?;
+        let file = untrusted_io::create(&temporary).map_err(DataError::io("create", &temporary))?;
         Ok(Self { file: Some(file), temporary, target: target.to_owned() })
     }
 

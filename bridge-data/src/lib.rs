@@ -6,7 +6,7 @@
 //! | text files, JSON Lines, standard input | [`source`] |
 //! | text to ids and back | [`tokenizer`] |
 //! | tokenized into `.bin`/`.idx` | [`pack`], [`indexed`] |
-//! | files from outside, opened, sized and made anew | [`outside`] |
+//! | files from outside, opened, sized and made anew | [`untrusted_io`] |
 //! | JSON as Python writes it | [`python_json`] |
 //! | samples of a fixed length, blends, mock data | [`gpt`] |
 //! | conversations to text and ids (feature `finetuning`) | `chat` |
@@ -25,9 +25,8 @@ pub mod gpt;
 pub mod indexed;
 mod json_text;
 pub mod loader;
-pub mod made;
+pub mod manifest;
 mod npy;
-pub mod outside;
 pub mod pack;
 pub mod python_json;
 pub mod random;
@@ -37,6 +36,7 @@ pub mod sampler;
 pub mod sft;
 pub mod source;
 pub mod tokenizer;
+pub mod untrusted_io;
 
 pub use dataset::{
     BuildEvent, BuildObserver, DataParallel, Dataset, DatasetBuildContext, DatasetProvider, Datasets, FetchOrder,

@@ -11,7 +11,7 @@ use twox_hash::XxHash3_64;
 
 use super::DataError;
 use super::atomic::TempFile;
-use super::outside;
+use super::untrusted_io;
 
 const _: () = assert!(cfg!(target_endian = "little"), "index files are little endian and are used in place");
 
@@ -67,7 +67,7 @@ pub(crate) struct Npy {
 impl Npy {
     /// Opens a file and checks that header and size agree.
     pub(crate) fn open(path: &Path) -> Result<Self, DataError> {
-        let map = outside::map(path).map_err(DataError::io("open", path))?;
+        let map = untrusted_io::map(path).map_err(DataError::io("open", path))?;
         let bad = |problem: &str| DataError::malformed(path, problem);
         if !map.starts_with(MAGIC) || map.len() < 10 {
             return Err(bad("not a version 1.0 .npy file"));

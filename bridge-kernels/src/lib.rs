@@ -21,13 +21,14 @@
 compile_error!("the feature `cube` is turned on by `cuda`, `vulkan` or `wgpu`; alone it has no runtime");
 
 pub mod activation;
-pub mod again;
 pub mod attention;
 pub mod causal_conv;
 mod cpu;
 pub mod cross_entropy;
 #[cfg(feature = "cube")]
 mod cube;
+#[cfg(any(test, feature = "cube"))]
+pub mod cublaslt;
 pub mod dropout;
 pub mod embedding;
 mod flex;
@@ -39,8 +40,6 @@ pub mod graph;
 pub mod grouped;
 pub mod linear;
 pub mod low_rank;
-#[cfg(any(test, feature = "cube"))]
-pub mod lt;
 pub mod norm;
 pub mod offload;
 pub mod optim;
@@ -49,6 +48,7 @@ mod precision;
 pub mod quantized;
 pub mod random;
 mod reads;
+pub mod recomputable;
 pub mod recompute;
 pub mod rotary;
 pub mod split;
@@ -58,8 +58,9 @@ pub mod vocab_parallel_cross_entropy;
 
 pub use bridge_memory as memory;
 
-pub use activation::{Activation, FeedForwardUnit, GatedUnit, activation, activation_remakeable, glu, glu_remakeable};
-pub use again::{Again, Remakeable};
+pub use activation::{
+    Activation, FeedForwardUnit, GatedUnit, activation, activation_recomputable, glu, glu_recomputable,
+};
 pub use attention::{AttentionOptions, LargestScore, ScoreWatch, attention};
 pub use causal_conv::causal_conv;
 pub use cross_entropy::{CrossEntropyOptions, TokenAccuracy, linear_cross_entropy, linear_cross_entropy_counting};
@@ -77,6 +78,7 @@ pub use packed_attention::{PackedHeads, packed_attention};
 pub use quantized::{CodeFormat, LinearWeight, Quantization, QuantizedMatrix, linear_weighted};
 pub use random::Philox;
 pub use reads::read_together;
+pub use recomputable::{Recomputable, Recompute};
 pub use recompute::recomputed;
 pub use rotary::{RotaryTable, apply_rotary};
 pub use split::split;

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use bridge_core::burn::tensor::activation::log_softmax;
 use bridge_core::burn::tensor::{Device, Tensor};
 use bridge_core::config::{Format, World, load_text};
-use bridge_core::model::{Batch, ModelOutputs, OutputLoss};
+use bridge_core::model::{Batch, CustomLoss, ModelOutputs};
 use bridge_core::train::{Console, ForwardStep, GlobalState, LanguageModelStep, RunOptions, RunReport, pretrain};
 use bridge_data::MicroBatch;
 use bridge_models::registry;
@@ -37,7 +37,7 @@ pub struct FocalLoss {
     pub gamma: f64,
 }
 
-impl OutputLoss for FocalLoss {
+impl CustomLoss for FocalLoss {
     fn loss_sum(&self, outputs: &ModelOutputs<'_>) -> Tensor<1> {
         let batch = outputs.batch();
         let [b, t] = batch.labels.dims();
@@ -66,7 +66,7 @@ impl ForwardStep for FocalLoss {
         LanguageModelStep.prepare(micro_batch, device)
     }
 
-    fn own_loss(&mut self, _state: &GlobalState, _batch: &Batch) -> Option<Arc<dyn OutputLoss>> {
+    fn custom_loss(&mut self, _state: &GlobalState, _batch: &Batch) -> Option<Arc<dyn CustomLoss>> {
         Some(Arc::new(*self))
     }
 }

@@ -10,9 +10,9 @@ use std::sync::Arc;
 
 use bridge_core::config::{ExtraField, Format, Kind, RunConfig, TransformerConfig, TypeSpec, World, load_text};
 use bridge_core::model::{
-    Adapter, Batch, Boundary, BoundaryTensor, BuildContext, ChunkScope, Cut, ForwardContext, Initial, Meets,
+    Adapter, Batch, Boundary, BoundaryTensor, BuildContext, ChunkScope, ForwardContext, GradientScope, Initial,
     ModelBuildError, ModelBuilder, ModelChunk, ModelConfig, ModuleChunk, Outline, ParameterRole, Scope, SegmentCost,
-    SegmentOutput, SegmentRole, Segments, Stage, Workload,
+    SegmentOutput, SegmentRole, Segments, Stage, TensorPartition, Workload,
 };
 use bridge_core::train::{Console, Registry, RunOptions, RunReport, pretrain};
 use bridge_kernels::cross_entropy::workspace_bytes;
@@ -42,7 +42,7 @@ struct Layer {
 
 /// On one rank nothing is cut; what a rank of several would hold is all the same said for each
 /// parameter.
-const WHOLE: Cut = Cut::Replicated(Meets::ResidualStream);
+const WHOLE: TensorPartition = TensorPartition::Replicated(GradientScope::ResidualStream);
 
 impl Layer {
     fn new(sizes: &TransformerConfig, expansion: usize, scope: &Scope) -> Self {

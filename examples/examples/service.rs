@@ -33,7 +33,7 @@ use axum::{Json, Router};
 use bridge_core::checkpoint::CheckpointStore;
 use bridge_core::config::{ConfigErrors, Format, RawConfig, RunConfig, World};
 use bridge_core::train::{
-    CancelHandle, Console, RunContext, RunOptions, StepReport, Subsystem, TrainError, Verdict, pretrain,
+    CancelHandle, Console, LoopRequest, RunContext, RunOptions, StepReport, Subsystem, TrainError, pretrain,
 };
 use bridge_models::registry;
 use serde_json::{Value, json};
@@ -120,10 +120,10 @@ impl Subsystem for Recorder {
         "recorder"
     }
 
-    fn after_step(&mut self, _run: &mut RunContext, step: &StepReport) -> Result<Verdict, TrainError> {
+    fn after_step(&mut self, _run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, TrainError> {
         let event = json!({ "event": "step", "iteration": step.iteration, "loss": step.loss() });
         self.0.send_modify(|events| events.push(event));
-        Ok(Verdict::default())
+        Ok(LoopRequest::default())
     }
 }
 

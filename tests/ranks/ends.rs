@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use bridge_core::config::{World, load};
 use bridge_core::resilience::Signal;
 use bridge_core::train::{
-    CancelHandle, ExitReason, Registry, RunContext, RunOptions, StepReport, Subsystem, TrainEnd, TrainError, Verdict,
+    CancelHandle, ExitReason, Registry, RunContext, RunOptions, StepReport, Subsystem, TrainEnd, TrainError, LoopRequest,
     pretrain, rank_timeout, run_on_threads,
 };
 use bridge_data::{DataError, Dataset, DatasetBuildContext, DatasetProvider, Datasets, Sample};
@@ -41,11 +41,11 @@ impl Subsystem for Witness {
         Ok(())
     }
 
-    fn after_step(&mut self, _run: &mut RunContext, step: &StepReport) -> Result<Verdict, TrainError> {
+    fn after_step(&mut self, _run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, TrainError> {
         if step.iteration == 3 {
             (self.at_step_3)();
         }
-        Ok(Verdict::default())
+        Ok(LoopRequest::default())
     }
 
     fn on_run_end(&mut self, _run: &mut RunContext, end: TrainEnd<'_>) -> Result<(), TrainError> {

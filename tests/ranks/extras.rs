@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bridge_core::config::{Format, Kind, TransformerConfig, World, load_text};
 use bridge_core::model::{
-    Adapter, Batch, Boundary, BoundaryTensor, BuildContext, ChunkScope, Cut, ForwardContext, Initial, Meets,
+    Adapter, Batch, Boundary, BoundaryTensor, BuildContext, ChunkScope, TensorPartition, ForwardContext, Initial, GradientScope,
     ModelBuildError, ModelBuilder, ModelChunk, ModelConfig, ModuleChunk, Outline, ParameterRole, SegmentOutput,
     SegmentRole, Segments, Stage, Workload,
 };
@@ -119,7 +119,7 @@ impl ModelConfig for ProbeConfig {
 impl Probe {
     fn new(vocab_size: usize, hidden_size: usize, scope: &ChunkScope) -> Self {
         let (shape, normal) = ([vocab_size, hidden_size], Initial::Normal(0.3));
-        let whole = Cut::Replicated(Meets::ResidualStream);
+        let whole = TensorPartition::Replicated(GradientScope::ResidualStream);
         let matrix = |segment, name, role| scope.segment(segment, None).parameter(name, shape, whole, normal, role);
         let table = matrix(SegmentRole::Embedding, "table", ParameterRole::Embedding);
         Self { table, output: matrix(SegmentRole::Head, "output", ParameterRole::Output) }

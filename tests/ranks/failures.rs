@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use bridge_core::logging::flight::{FlightRecord, Missing, missing};
 use bridge_core::train::{
-    RunContext, RunOptions, StepReport, Subsystem, TrainError, Verdict, pretrain, run_on_threads,
+    RunContext, RunOptions, StepReport, Subsystem, TrainError, LoopRequest, pretrain, run_on_threads,
 };
 use bridge_dist::comm::CommError;
 use bridge_dist::mesh::ProcessGroups;
@@ -37,9 +37,9 @@ impl Subsystem for Misbehave {
         "misbehaviour"
     }
 
-    fn after_step(&mut self, _run: &mut RunContext, step: &StepReport) -> Result<Verdict, TrainError> {
+    fn after_step(&mut self, _run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, TrainError> {
         if step.iteration != 3 {
-            return Ok(Verdict::default());
+            return Ok(LoopRequest::default());
         }
         match self.0 {
             Fault::Panic => panic!("out of luck"),
@@ -50,7 +50,7 @@ impl Subsystem for Misbehave {
                 std::panic::panic_any(wrong.expect_err("there is no rank 7"));
             }
         }
-        Ok(Verdict::default())
+        Ok(LoopRequest::default())
     }
 }
 

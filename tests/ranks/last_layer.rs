@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use bridge_core::model::{Batch, LinearForLastLayer, ModelOutputs, OutputLoss};
+use bridge_core::model::{Batch, LinearForLastLayer, ModelOutputs, CustomLoss};
 use bridge_core::train::{ForwardStep, GlobalState, LanguageModelStep, Registry, pretrain, run_on_threads};
 use bridge_core::train::{RunOptions, rank_timeout};
 use bridge_data::MicroBatch;
@@ -20,7 +20,7 @@ use super::peft::{FULL, STAGES, TENSOR, base, checkpoint, config, figures, of_ba
 #[derive(Clone, Copy, Debug)]
 struct Regression;
 
-impl OutputLoss for Regression {
+impl CustomLoss for Regression {
     fn loss_sum(&self, outputs: &ModelOutputs<'_>) -> Tensor<1> {
         let values_btn = outputs.logits();
         let [b, t, n] = values_btn.dims();
@@ -47,7 +47,7 @@ impl ForwardStep for Regression {
         LanguageModelStep.prepare(micro_batch, device)
     }
 
-    fn own_loss(&mut self, _state: &GlobalState, _batch: &Batch) -> Option<Arc<dyn OutputLoss>> {
+    fn custom_loss(&mut self, _state: &GlobalState, _batch: &Batch) -> Option<Arc<dyn CustomLoss>> {
         Some(Arc::new(*self))
     }
 }
@@ -200,7 +200,7 @@ fn what_needs_the_projection_is_refused() {
     };
     let head = || with_head(LinearForLastLayer::VALUE_HEAD);
     let no_loss = refusal(&[STAGES], &|options| RunOptions { registry: head(), ..options });
-    assert!(no_loss.contains("ForwardStep::own_loss"), "{no_loss}");
+    assert!(no_loss.contains("ForwardStep::custom_loss"), "{no_loss}");
     let with_loss = |options| RunOptions { registry: head(), forward_step: Box::new(Regression), ..options };
     let predicting = refusal(&["model.mtp_num_layers=1"], &with_loss);
     assert!(predicting.contains("model.mtp_num_layers"), "{predicting}");

@@ -5,7 +5,7 @@ mod adapters;
 mod attention_scores;
 mod device_memory;
 mod distillation;
-mod doors;
+mod subsystems;
 mod dpo;
 mod elsewhere;
 mod ends;
@@ -20,7 +20,7 @@ mod logs;
 mod losses;
 mod managers;
 mod objectives;
-mod own_loss;
+mod custom_loss;
 mod peft;
 #[cfg(feature = "mpi")]
 mod processes;
@@ -33,7 +33,7 @@ mod stragglers;
 mod strictness;
 mod texts;
 mod times;
-mod verdicts;
+mod requests;
 mod vocabulary;
 
 use std::path::{Path, PathBuf};

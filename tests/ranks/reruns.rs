@@ -68,13 +68,13 @@ fn cases() -> usize {
 
 #[test]
 fn every_injected_fault_is_told_for_what_it_is() {
-    let verdicts = [
+    let requests = [
         ("transient_error", "transient error: ", None),
         ("persistent_error", "running the step again", Some("persistent error: ")),
         ("correct_result", "running the step again", Some("the result is correct")),
     ];
     for (case, ranks) in (0..cases()).flat_map(|case| [(case, 1), (case, 4)]) {
-        for (kind, at_once, after_restart) in verdicts {
+        for (kind, at_once, after_restart) in requests {
             let folder = tempfile::tempdir().unwrap();
             let seed = format!("rng.seed={}", 1000 + 77 * case);
             let kind = format!("rerun_state_machine.error_injection_type={kind}");
@@ -84,11 +84,11 @@ fn every_injected_fault_is_told_for_what_it_is() {
             let asked = ranks_in(&console, "running the step again");
             assert!(!asked.is_empty() && console.contains("(injected)"), "{overrides:?}: {console}");
             assert_eq!(ranks_in(&console, at_once), asked, "{overrides:?}: {console}");
-            let Some(verdict) = after_restart else { continue };
+            let Some(request) = after_restart else { continue };
             // Nobody injects any more; what is in doubt is judged all the same.
             let (end, console) = train(folder.path(), ranks, &[VALIDATING, &seed], |_, _| {});
             assert_eq!(end.unwrap(), 17, "{overrides:?}: {console}");
-            assert_eq!(ranks_in(&console, verdict), asked, "{overrides:?}: {console}");
+            assert_eq!(ranks_in(&console, request), asked, "{overrides:?}: {console}");
         }
     }
 }
@@ -132,14 +132,14 @@ fn real_faults_are_told_apart_on_one_rank_and_many() {
         assert!(code == 17 && names(&console, "first", "transient error"), "{console}");
         // It goes wrong each time; on the same device again nothing is known; on another one it
         // does not.
-        for (spoils, verdict) in [((0, 0), "persistent error"), ((0, usize::MAX), "the result is correct")] {
+        for (spoils, request) in [((0, 0), "persistent error"), ((0, usize::MAX), "the result is correct")] {
             let folder = tempfile::tempdir().unwrap();
             let (code, console) = run(folder.path(), (4, usize::MAX), "first");
             assert!(code == 16 && names(&console, "first", "agrees"), "{console}");
             let (code, console) = run(folder.path(), (0, usize::MAX), "first");
             assert!(code == 16 && names(&console, "first", "same device"), "{console}");
             let (code, console) = run(folder.path(), spoils, "second");
-            assert!(code == 17 && names(&console, "second", verdict), "{verdict}: {console}");
+            assert!(code == 17 && names(&console, "second", request), "{request}: {console}");
         }
     }
 }

@@ -9,7 +9,7 @@ use bridge_core::checkpoint::{
 };
 use bridge_core::logging::terminal::complain;
 use bridge_core::model::ModelChunk;
-use bridge_data::outside;
+use bridge_data::untrusted_io;
 use bridge_models::adapters::{PeftOptions, TrainedAdapter};
 use bridge_models::huggingface::is_companion;
 use burn::tensor::{Device, Int, Tensor, TensorData};
@@ -75,10 +75,10 @@ fn write_card(folder: &Path, card: &str) -> Result<(), Failure> {
     let path = folder.join("README.md");
     let failed = |error: std::io::Error| Failure::run(format!("{}: {error}", path.display()));
     let is_own = |text: &str| text.contains("Exported by Bridge");
-    match outside::read_text(&path, outside::SETTINGS_BYTES) {
+    match untrusted_io::read_text(&path, untrusted_io::SETTINGS_BYTES) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(failed(error)),
         Ok(text) if !is_own(&text) => Ok(()),
-        _ => outside::replace(&path, card.as_bytes()).map_err(failed),
+        _ => untrusted_io::replace(&path, card.as_bytes()).map_err(failed),
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use bridge_core::checkpoint::{Checkpoint, TrainState};
 use bridge_core::train::LOSSES_KEY;
-use bridge_data::outside;
+use bridge_data::untrusted_io;
 use serde_json::{Map, Value, json};
 
 use crate::failure::Failure;
@@ -26,7 +26,7 @@ const EXPORTED: &str = "Exported by Bridge ";
 
 /// True if an export has written the card at `path`.
 pub fn is_own(path: &Path) -> bool {
-    outside::read_text(path, outside::SETTINGS_BYTES)
+    untrusted_io::read_text(path, untrusted_io::SETTINGS_BYTES)
         .is_ok_and(|text| text.lines().any(|line| line.starts_with(EXPORTED)))
 }
 
@@ -122,7 +122,7 @@ fn without_folders(path: &str) -> String {
 
 /// Licence that the card of a folder names.
 fn license_of(folder: &Path) -> Option<String> {
-    let text = outside::read_text(&folder.join("README.md"), outside::SETTINGS_BYTES).ok()?;
+    let text = untrusted_io::read_text(&folder.join("README.md"), untrusted_io::SETTINGS_BYTES).ok()?;
     let head = text.strip_prefix("---\n")?.split("\n---").next()?;
     let name = head.lines().find_map(|line| line.strip_prefix("license:"))?.trim();
     let is_name = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);

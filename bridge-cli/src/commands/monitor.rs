@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use bridge_core::logging::health::RankSign;
-use bridge_core::resilience::{Heartbeat, SectionLimits};
+use bridge_core::resilience::{HeartbeatMessage, SectionLimits};
 
 use crate::failure::Failure;
 
@@ -18,7 +18,7 @@ use crate::failure::Failure;
 pub const MONITOR_VARIABLE: &str = "BRIDGE_MONITOR";
 
 /// The last heartbeat of each rank, and when it came.
-type Heard = Arc<Mutex<BTreeMap<usize, (Instant, Heartbeat)>>>;
+type Heard = Arc<Mutex<BTreeMap<usize, (Instant, HeartbeatMessage)>>>;
 
 /// The socket of one run's ranks.
 pub struct Monitor {
@@ -73,7 +73,7 @@ impl Monitor {
     pub fn ranks(&self) -> Vec<RankSign> {
         let heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
         let since = |at: &Instant| unix_time().saturating_sub(at.elapsed().as_secs());
-        let sign = |(at, of): &(Instant, Heartbeat)| RankSign {
+        let sign = |(at, of): &(Instant, HeartbeatMessage)| RankSign {
             rank: of.rank,
             process: of.process,
             section: of.section.name().to_owned(),
@@ -97,7 +97,7 @@ impl Monitor {
             let limit = of.limit.map(seconds);
             limit.is_some_and(|limit| at.elapsed() + seconds(of.seconds) > limit)
         });
-        late.map(|(_, Heartbeat { rank, process, section, limit, .. })| Late {
+        late.map(|(_, HeartbeatMessage { rank, process, section, limit, .. })| Late {
             why: format!("rank {rank} was in section {} for more than {} s", section.name(), limit.unwrap_or(0.0)),
             process: Some(*process),
         })
@@ -105,11 +105,11 @@ impl Monitor {
 }
 
 /// Receives the heartbeats of one rank.
-fn listen(stream: UnixStream, heard: &Mutex<BTreeMap<usize, (Instant, Heartbeat)>>) {
+fn listen(stream: UnixStream, heard: &Mutex<BTreeMap<usize, (Instant, HeartbeatMessage)>>) {
     let lock = || heard.lock().unwrap_or_else(PoisonError::into_inner);
     let mut rank = None;
     for line in BufReader::new(stream).lines().map_while(Result::ok) {
-        if let Ok(heartbeat) = serde_json::from_str::<Heartbeat>(&line) {
+        if let Ok(heartbeat) = serde_json::from_str::<HeartbeatMessage>(&line) {
             rank = Some(heartbeat.rank);
             lock().insert(heartbeat.rank, (Instant::now(), heartbeat));
         }

@@ -8,7 +8,7 @@ use std::process::Command;
 use bridge_core::config::RunConfig;
 use bridge_core::logging::terminal::complain;
 use bridge_core::resilience::{Signal, SignalWatcher};
-use bridge_core::train::{Host, Leave, RunReport, Seat, TrainError, new_run_name, run_with_restarts};
+use bridge_core::train::{Host, Leave, RankEnv, RunReport, TrainError, new_run_name, run_with_restarts};
 use bridge_dist::mesh::ProcessGroups;
 
 use super::monitor::MONITOR_VARIABLE;
@@ -25,9 +25,9 @@ const FAULTS_VARIABLE: &str = "BRIDGE_FAULTS_IN_PROCESS";
 pub const RUN_VARIABLE: &str = "BRIDGE_RUN";
 
 /// Environment of the ranks of this process, from the supervisor if there is one.
-pub fn seat() -> Seat {
+pub fn rank_env() -> RankEnv {
     let monitor = std::env::var_os(MONITOR_VARIABLE).map(Into::into);
-    Seat { faults: number(RESTARTS_VARIABLE), monitor, run: std::env::var(RUN_VARIABLE).ok(), ..Seat::default() }
+    RankEnv { faults: number(RESTARTS_VARIABLE), monitor, run: std::env::var(RUN_VARIABLE).ok(), ..RankEnv::default() }
 }
 
 fn number(name: &str) -> u32 {
@@ -48,12 +48,12 @@ impl RestartHost<'_> {
     pub fn run(
         &self,
         config: RunConfig,
-        start: impl Fn(&RunConfig, ProcessGroups, Seat) -> Result<RunReport, TrainError> + Sync,
+        start: impl Fn(&RunConfig, ProcessGroups, RankEnv) -> Result<RunReport, TrainError> + Sync,
     ) -> Result<RunReport, TrainError> {
         // What `nohup` has said to ignore stays ignored.
         let heeded: Vec<Signal> = Signal::ALL.into_iter().filter(|signal| !signal.is_ignored()).collect();
         let signals = SignalWatcher::install(&heeded)?;
-        let name = self::seat().run.unwrap_or_else(new_run_name);
+        let name = self::rank_env().run.unwrap_or_else(new_run_name);
         let host = Host {
             recipe: &|overrides| Ok(self.arguments.read_with(overrides)?),
             ranks: self.arguments.ranks(),
@@ -62,10 +62,10 @@ impl RestartHost<'_> {
             is_stopped: &|| signals.received().is_some(),
             leave: &|leave| self.leave(leave, &name),
         };
-        let program = |config: &RunConfig, groups: ProcessGroups, mut seat: Seat| {
-            let Seat { faults, monitor, .. } = self::seat();
-            (seat.faults, seat.monitor, seat.run) = (seat.faults + faults, monitor, Some(name.clone()));
-            start(config, groups, seat)
+        let program = |config: &RunConfig, groups: ProcessGroups, mut rank_env: RankEnv| {
+            let RankEnv { faults, monitor, .. } = self::rank_env();
+            (rank_env.faults, rank_env.monitor, rank_env.run) = (rank_env.faults + faults, monitor, Some(name.clone()));
+            start(config, groups, rank_env)
         };
         Ok(run_with_restarts(config, &host, program)?.swap_remove(0))
     }

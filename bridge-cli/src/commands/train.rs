@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use bridge_core::config::{ConfigErrors, RawConfig, RunConfig, World};
 use bridge_core::logging::terminal::output_is_terminal;
 use bridge_core::train::{
-    Console, DryRun, DryRunReport, ExitReason, LearningRateSweep, RankUnit, Registry, RunOptions, RunReport, Seat,
+    Console, DryRun, DryRunReport, ExitReason, LearningRateSweep, RankEnv, RankUnit, Registry, RunOptions, RunReport,
     Subsystem, TrainError, WatchSignals, over_devices, pretrain, process_groups, rank_timeout, run_on_threads,
     sweeping_recipe,
 };
@@ -24,7 +24,7 @@ use serde_json::json;
 use super::machines::{Machine, Starter, of_slurm_job};
 use super::mpi;
 use super::plan::{bytes, number, seconds};
-use super::restarts::{RestartHost, seat};
+use super::restarts::{RestartHost, rank_env};
 use super::supervise::{OPTION, supervise};
 use super::worlds::{Spread, Worlds, without_options};
 use crate::continuation::{Prompt, Request, continue_text};
@@ -285,8 +285,8 @@ impl Arguments {
                  --max-restarts M` starts all of them again",
             ));
         }
-        let seat = Seat { unit: RankUnit::Process, ..seat() };
-        let report = match self.train(config, groups, (started, speech), seat) {
+        let rank_env = RankEnv { unit: RankUnit::Process, ..rank_env() };
+        let report = match self.train(config, groups, (started, speech), rank_env) {
             // All ranks end together and in order, so that none has to be killed.
             Err(TrainError::Stopped(reason)) => {
                 if is_first {
@@ -307,11 +307,12 @@ impl Arguments {
     ) -> Result<RunReport, TrainError> {
         if config.inprocess_restart.as_ref().is_some_and(|settings| settings.enabled) {
             let host = RestartHost { arguments: self, speech };
-            let start = |config: &RunConfig, groups, seat| self.train(config.clone(), groups, (started, speech), seat);
+            let start =
+                |config: &RunConfig, groups, rank_env| self.train(config.clone(), groups, (started, speech), rank_env);
             return host.run(config.clone(), start);
         }
         if config.parallel.world_size == 1 {
-            return self.train(config.clone(), ProcessGroups::single(), (started, speech), seat());
+            return self.train(config.clone(), ProcessGroups::single(), (started, speech), rank_env());
         }
         let (failures, failed) = std::sync::mpsc::channel();
         std::thread::scope(|scope| {
@@ -319,7 +320,7 @@ impl Arguments {
                 let failures = failures;
                 run_on_threads(config, rank_timeout(config), |groups| {
                     let rank = groups.world().rank();
-                    self.train(config.clone(), groups, (started, speech), seat()).inspect_err(|error| {
+                    self.train(config.clone(), groups, (started, speech), rank_env()).inspect_err(|error| {
                         // The receiver may be gone at the end.
                         let _ = failures.send(format!("rank {rank}: {error}"));
                     })
@@ -347,11 +348,11 @@ impl Arguments {
         config: RunConfig,
         groups: ProcessGroups,
         (started, speech): (Instant, &Speech),
-        seat: Seat,
+        rank_env: RankEnv,
     ) -> Result<RunReport, TrainError> {
         let mut options = RunOptions::new(registry());
         options.groups = groups;
-        options.seat = seat;
+        options.rank_env = rank_env;
         options.started = started;
         options.node = std::env::var(NODE_VARIABLE).ok();
         options.verbosity = speech.verbosity();

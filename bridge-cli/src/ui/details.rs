@@ -12,7 +12,7 @@ use bridge_core::logging::flight::{FlightRecord, missing};
 use bridge_core::logging::health::{RankScores, Supervision};
 use bridge_core::logging::index::Table;
 use bridge_core::logging::trace::{FOLDER, Part, Trace, summarize};
-use bridge_data::outside;
+use bridge_data::untrusted_io;
 use serde_json::{Value, json};
 
 use super::library::Entry;
@@ -120,7 +120,7 @@ fn rank_logs(folder: &Path) -> Vec<(u64, PathBuf)> {
 
 /// The whole lines at the end of a log.
 fn last_lines(path: &Path) -> std::io::Result<Vec<String>> {
-    let (mut file, size) = outside::open(path)?;
+    let (mut file, size) = untrusted_io::open(path)?;
     let start = size.saturating_sub(LOG);
     file.seek(SeekFrom::Start(start))?;
     let mut bytes = Vec::new();
@@ -171,7 +171,7 @@ pub fn trace(entry: &Entry, name: &str) -> Answer {
     let Some((name, path)) = traces(&entry.folder).into_iter().find(|(of, _)| of == name) else {
         return Answer::refused(404, "file: there is no such trace");
     };
-    match outside::read(&path, TRACE) {
+    match untrusted_io::read(&path, TRACE) {
         Ok(bytes) => Answer { tag: None, download: Some(name), ..Answer::content("application/json", bytes) },
         Err(error) => Answer::refused(500, &format!("{name}: {error}")),
     }

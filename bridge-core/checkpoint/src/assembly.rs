@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use bridge_data::outside;
+use bridge_data::untrusted_io;
 use bridge_dist::comm::Group;
 use serde::{Deserialize, Serialize};
 
@@ -139,12 +139,12 @@ fn scan(root: &Path) -> Result<(Vec<Candidate>, Places), CheckpointError> {
 
 /// An intact description of a checkpoint.
 fn description(path: &Path) -> Option<(Metadata, Checksum)> {
-    let bytes = outside::read(path, outside::RECORDS_BYTES).ok()?;
+    let bytes = untrusted_io::read(path, untrusted_io::RECORDS_BYTES).ok()?;
     unseal::<Metadata>(&bytes).ok().filter(|(metadata, _)| metadata.problem().is_none())
 }
 
 fn is_intact(path: &Path, record: &FileRecord) -> bool {
-    let Ok((file, _)) = outside::open(path) else { return false };
+    let Ok((file, _)) = untrusted_io::open(path) else { return false };
     let has_size = file.metadata().is_ok_and(|found| found.len() == record.size);
     has_size && checksum_file(&file).is_ok_and(|found| found == (record.size, record.checksum))
 }

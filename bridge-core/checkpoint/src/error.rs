@@ -5,7 +5,7 @@ use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use bridge_data::outside;
+use bridge_data::untrusted_io;
 use bridge_dist::comm::CommError;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -427,7 +427,7 @@ impl CheckpointError {
                 | Self::NotFinite { .. }
                 | Self::InvalidTensor { .. }
                 | Self::InvalidRetention { .. }
-        ) || matches!(self, Self::Io { source, .. } if outside::is_refused(source))
+        ) || matches!(self, Self::Io { source, .. } if untrusted_io::is_refused(source))
     }
 
     /// A [`CheckpointError::NotFinite`], if `tensor` has such a value.

@@ -7,7 +7,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use bridge_data::outside;
+use bridge_data::untrusted_io;
 
 use super::checksum::{Checksum, ChecksumBuilder};
 use super::error::CheckpointError;
@@ -83,7 +83,7 @@ pub(super) struct FileWriter {
 
 impl FileWriter {
     pub(super) fn create(path: &Path) -> Result<Self, CheckpointError> {
-        let file = outside::create(path).map_err(CheckpointError::io("create", path))?;
+        let file = untrusted_io::create(path).map_err(CheckpointError::io("create", path))?;
         Ok(Self { path: path.to_owned(), file, checksum: ChecksumBuilder::new(), size: 0 })
     }
 

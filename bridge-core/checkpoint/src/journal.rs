@@ -10,7 +10,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use bridge_data::outside;
+use bridge_data::untrusted_io;
 use serde::{Deserialize, Serialize};
 
 use super::checksum::{Checksum, SealError, seal, unseal};
@@ -107,7 +107,7 @@ pub(super) fn write_journal(root: &Path, journal: &Journal) -> Result<(), Checkp
 }
 
 fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>, CheckpointError> {
-    match outside::read(path, outside::SETTINGS_BYTES) {
+    match untrusted_io::read(path, untrusted_io::SETTINGS_BYTES) {
         Ok(bytes) => Ok(Some(bytes)),
         // A dangling link is not a missing file: the target was meant to exist.
         Err(e) if e.kind() == io::ErrorKind::NotFound && fs::symlink_metadata(path).is_err() => Ok(None),

@@ -89,7 +89,7 @@ pub use async_saver::AsyncSaver;
 pub use checksum::Checksum;
 pub use error::{CheckpointError, Damage, DamagedCheckpoint, RootFault, SkippedCheckpoint};
 pub use local::Rectangle;
-pub use local::{Cut, LocalShard};
+pub use local::{LocalShard, Shard};
 pub use manager::{CheckpointManager, ManagerError, NamedManager};
 pub use metadata::{FORMAT_VERSION, FileRecord, Metadata, SliceRecord, TensorRecord};
 pub use names::parse_iteration;

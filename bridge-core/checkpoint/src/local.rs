@@ -15,18 +15,67 @@ pub struct LocalShard {
     /// Shape of the part.
     pub shape: Vec<usize>,
     /// The sharded dimension; `None` if the part is the whole tensor.
-    pub cut: Option<Cut>,
+    pub shard: Option<Shard>,
 }
 
-/// One dimension of a tensor, sharded over ranks.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Cut {
-    /// Index of the dimension.
+/// The slice of a tensor that one rank holds, along one dimension.
+///
+/// The local tensor is the concatenation, along `dim`, of the index ranges `parts` of the whole.
+/// Most slices have one part; a gated unit's first matrix has two (gate rows and up rows), so that
+/// each rank holds matching halves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shard {
+    /// The dimension that is cut.
     pub dim: usize,
-    /// Size of the dimension in the whole tensor.
+    /// Size of the whole along `dim`.
     pub size: usize,
-    /// The indices of the whole tensor that the rank holds, in its order. Disjoint.
+    /// Index ranges along `dim` of the whole, in local order. Disjoint.
     pub parts: Vec<Range<usize>>,
+}
+
+impl Shard {
+    /// The `rank`-th of `ranks` equal slices of a dimension made of `blocks` equal blocks, each
+    /// block cut alike.
+    ///
+    /// `blocks` is 1 for most matrices and 2 for a gated unit's first one.
+    ///
+    /// # Panics
+    /// If `size` is not divisible by `blocks * ranks`.
+    pub fn even(dim: usize, size: usize, blocks: usize, rank: usize, ranks: usize) -> Self {
+        assert_eq!(size % (blocks * ranks), 0, "{size} is not divisible into {blocks} blocks over {ranks} ranks");
+        let (block, part) = (size / blocks, size / blocks / ranks);
+        let parts = (0..blocks).map(|i| i * block + rank * part..i * block + (rank + 1) * part).collect();
+        Self { dim, size, parts }
+    }
+
+    /// The `rank`-th of `ranks` equal slices of each of several blocks of a dimension, of these
+    /// sizes.
+    ///
+    /// # Panics
+    /// If one of the sizes is not divisible by `ranks`.
+    pub fn sections(dim: usize, sizes: &[usize], rank: usize, ranks: usize) -> Self {
+        let mut end = 0;
+        let mut parts = Vec::new();
+        for size in sizes.iter().filter(|size| **size > 0) {
+            assert_eq!(size % ranks, 0, "{size} is not divisible over {ranks} ranks");
+            let (start, part) = (end, size / ranks);
+            end += size;
+            parts.push(start + rank * part..start + (rank + 1) * part);
+        }
+        Self { dim, size: end, parts }
+    }
+
+    /// The `rank`-th of `ranks` slices of a dimension that need not divide: the first ranks hold
+    /// one index more than the others.
+    pub fn balanced(dim: usize, size: usize, rank: usize, ranks: usize) -> Self {
+        let start = |rank: usize| rank * (size / ranks) + rank.min(size % ranks);
+        Self { dim, size, parts: std::iter::once(start(rank)..start(rank + 1)).collect() }
+    }
+
+    /// Size of the local tensor along `dim`.
+    pub fn local_size(&self) -> usize {
+        self.parts.iter().map(Range::len).sum()
+    }
 }
 
 /// A rectangle of a rank's part that is also a rectangle of the whole tensor.
@@ -69,13 +118,13 @@ impl Piece {
 impl LocalShard {
     /// A part that is the whole.
     pub fn whole(shape: impl Into<Vec<usize>>) -> Self {
-        Self { shape: shape.into(), cut: None }
+        Self { shape: shape.into(), shard: None }
     }
 
     /// Shape of the whole.
     pub fn global_shape(&self) -> Vec<usize> {
         let mut shape = self.shape.clone();
-        if let Some(cut) = &self.cut {
+        if let Some(cut) = &self.shard {
             shape[cut.dim] = cut.size;
         }
         shape
@@ -99,7 +148,7 @@ impl LocalShard {
     /// Splits a rectangle where the indices of the rank's part are not contiguous.
     fn split_at_parts(&self, local: Vec<Range<usize>>) -> Vec<Piece> {
         let offset: Vec<usize> = local.iter().map(|range| range.start).collect();
-        let Some(Cut { dim, parts, .. }) = &self.cut else {
+        let Some(Shard { dim, parts, .. }) = &self.shard else {
             return vec![Piece { local, offset }];
         };
         let mut begin = 0;
@@ -130,7 +179,7 @@ impl LocalShard {
 
     fn check(&self, name: &str, flat: &Range<usize>, values: &HostTensor) -> Result<(), CheckpointError> {
         let held: usize = values.shape().iter().product();
-        if let Some(Cut { dim, parts, .. }) = &self.cut {
+        if let Some(Shard { dim, parts, .. }) = &self.shard {
             let rows: usize = parts.iter().map(ExactSizeIterator::len).sum();
             if self.shape.get(*dim) != Some(&rows) {
                 let reason = format!("its parts hold {rows} indices of dimension {dim}, its shape is {:?}", self.shape);
@@ -261,7 +310,7 @@ mod tests {
                     at[d] = index % shard.shape[d];
                     index /= shard.shape[d];
                 }
-                if let Some(cut) = &shard.cut {
+                if let Some(cut) = &shard.shard {
                     at[cut.dim] = cut.parts.iter().cloned().flatten().nth(at[cut.dim]).unwrap();
                 }
                 at.iter().zip(&global).fold(0, |sum, (i, size)| sum * size + i)
@@ -276,9 +325,9 @@ mod tests {
                 let part = shape[dim];
                 let block = ranks * part;
                 let parts = (0..blocks).map(|b| b * block + (rank % ranks) * part).map(|start| start..start + part);
-                let cut = Cut { dim, size: blocks * block, parts: parts.collect() };
+                let shard = Shard { dim, size: blocks * block, parts: parts.collect() };
                 shape[dim] = blocks * part;
-                LocalShard { shape, cut: (ranks * blocks > 1).then_some(cut) }
+                LocalShard { shape, shard: (ranks * blocks > 1).then_some(shard) }
             })
     }
 
@@ -337,7 +386,7 @@ mod tests {
     #[test]
     fn contradictions_are_errors() {
         let values = HostTensor::from_vec([6], vec![0_f32; 6]).unwrap();
-        let shard = LocalShard { shape: vec![3, 2], cut: Some(Cut { dim: 0, size: 9, parts: vec![0..1, 4..5] }) };
+        let shard = LocalShard { shape: vec![3, 2], shard: Some(Shard { dim: 0, size: 9, parts: vec![0..1, 4..5] }) };
         let error = ShardTensor::of_local("w", &shard, 0..6, &values).unwrap_err().to_string();
         assert!(error.contains("`w`") && error.contains("hold 2 indices"), "{error}");
         let error = ShardTensor::of_local("w", &LocalShard::whole([3, 2]), 0..5, &values).unwrap_err().to_string();

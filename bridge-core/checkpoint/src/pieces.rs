@@ -11,7 +11,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use bridge_data::outside;
+use bridge_data::untrusted_io;
 use bridge_dist::comm::{CommError, Group};
 use serde::{Deserialize, Serialize};
 
@@ -254,7 +254,7 @@ pub(super) struct Source {
 
 impl Source {
     pub(super) fn open(path: &Path) -> Self {
-        let opened = outside::open(path).and_then(|(file, _)| Ok((file.metadata()?.len(), file)));
+        let opened = untrusted_io::open(path).and_then(|(file, _)| Ok((file.metadata()?.len(), file)));
         let path = path.to_owned();
         match opened.map_err(CheckpointError::io("open", &path)) {
             Ok((size, file)) => Self { path, file: Some(file), size, failure: None },

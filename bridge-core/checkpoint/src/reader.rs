@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use bridge_data::outside;
+use bridge_data::untrusted_io;
 use bytes::Bytes;
 
 use super::error::{CheckpointError, Damage, DamagedCheckpoint, SkippedCheckpoint};
@@ -107,7 +107,7 @@ impl Checkpoint {
         let Some(file) = self.files.get(name) else {
             return Err(self.damaged(Damage::FileMissing { file: name.to_owned() }));
         };
-        let limit = outside::RECORDS_BYTES;
+        let limit = untrusted_io::RECORDS_BYTES;
         let size = usize::try_from(file.size()).ok().filter(|_| file.size() <= limit);
         let too_large = || self.malformed(name, format!("it has {} bytes, which is more than {limit}", file.size()));
         let mut bytes = vec![0; size.ok_or_else(too_large)?];

@@ -7,7 +7,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use bridge_data::outside;
+use bridge_data::untrusted_io;
 
 use super::checksum::{Checksum, stated_checksum};
 use super::error::{CheckpointError, DamagedCheckpoint, RootFault, SkippedCheckpoint};
@@ -393,7 +393,7 @@ fn is_published(state: &RootState, iteration: u64, checksum: Checksum) -> bool {
         return false;
     };
     let mut opening = Vec::new();
-    let file = outside::open(&entry.path.join(METADATA_FILE));
+    let file = untrusted_io::open(&entry.path.join(METADATA_FILE));
     let read = file.and_then(|(file, _)| file.take(OPENING_BYTES).read_to_end(&mut opening));
     read.is_ok() && stated_checksum(&opening) == Ok(checksum)
 }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use bridge_data::outside;
+use bridge_data::untrusted_io;
 use safetensors::tensor::Metadata as Header;
 use serde::Deserialize;
 
@@ -56,7 +56,7 @@ impl VerifiedFile {
         if let Some(file) = &self.open {
             return read(file);
         }
-        let opened = outside::open(&self.path).and_then(|(file, _)| Ok((FileId::of(&file.metadata()?), file)));
+        let opened = untrusted_io::open(&self.path).and_then(|(file, _)| Ok((FileId::of(&file.metadata()?), file)));
         match opened.map_err(CheckpointError::io("open", &self.path))? {
             (id, file) if id == self.id => read(&file),
             _ => {
@@ -141,7 +141,7 @@ fn read_metadata(folder: &Path) -> Result<Metadata, Damage> {
         Err(e) => return Err(unreadable(METADATA_FILE, &e)),
     }
     let path = folder.join(METADATA_FILE);
-    let bytes = outside::read(&path, outside::RECORDS_BYTES).map_err(|e| unreadable(METADATA_FILE, &e))?;
+    let bytes = untrusted_io::read(&path, untrusted_io::RECORDS_BYTES).map_err(|e| unreadable(METADATA_FILE, &e))?;
 
     /// Read first: other versions may have a different form.
     #[derive(Deserialize)]
@@ -221,7 +221,7 @@ fn verify_file(
 ) -> Result<VerifiedFile, Damage> {
     let path = folder.join(name);
     let failed = |e: io::Error| unreadable(name, &e);
-    let (file, size) = outside::open(&path).map_err(failed)?;
+    let (file, size) = untrusted_io::open(&path).map_err(failed)?;
     let size_mismatch = |found| Damage::SizeMismatch { file: name.to_owned(), expected: record.size, found };
     if size != record.size {
         return Err(size_mismatch(size));

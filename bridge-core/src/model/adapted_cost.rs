@@ -80,7 +80,7 @@ fn adapt(cost: &mut SegmentCost, parameters: &[&Declaration], work: &Workload) {
 fn cut_backward(cost: &mut SegmentCost) {
     let all = cost.flops + cost.skipped_flops;
     (cost.flops, cost.skipped_flops) = (all / 3.0, all / 3.0 * 2.0);
-    (cost.kept, cost.backward, cost.put_off) = (0, 0, 0);
+    (cost.kept, cost.backward, cost.deferred) = (0, 0, 0);
     (cost.brought_back, cost.recomputed_flops) = (0, 0.0);
     (cost.modules, cost.unmoved) = (Vec::new(), 0);
     cost.exchanges.retain(|exchange| exchange.pass == PassKind::Forward);

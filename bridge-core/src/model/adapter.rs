@@ -13,7 +13,7 @@ use bridge_kernels::{LinearWeight, LowRank, Philox, Quantization, low_rank_sum};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
-use super::{Cut, Declaration, EightBitLayer, Meets, ModelBuildError, PassStream, Scope};
+use super::{Declaration, EightBitLayer, GradientScope, ModelBuildError, PassStream, Scope, TensorPartition};
 
 /// Gives whole weights of a base by name; `None` if one cannot be read, which its owner says why.
 pub type BaseRows<'a> = dyn FnMut(&str) -> Option<Vec<f32>> + 'a;
@@ -79,7 +79,7 @@ pub trait Adapter: fmt::Debug + Send + Sync {
 /// A head of a few outputs in place of the output projection, `[b, t, c]` -> `[b, t, output_size]`
 /// in float32 (`LinearForLastLayer` upstream). Each tensor-parallel rank has all of it. The model
 /// then has no loss of its own: the forward step must bring one
-/// ([`ForwardStep::own_loss`](crate::train::ForwardStep::own_loss)), which finds the outputs where
+/// ([`ForwardStep::custom_loss`](crate::train::ForwardStep::custom_loss)), which finds the outputs where
 /// logits are ([`ModelOutputs::logits`](super::ModelOutputs::logits)).
 ///
 /// [`ModelRegistry::replace_last_layer`](super::ModelRegistry::replace_last_layer) gives it to all
@@ -109,36 +109,36 @@ pub struct LinearLayer {
     /// Size of the output: rows of the weight.
     pub outputs: usize,
     /// Sharding of the weight.
-    pub cut: Cut,
+    pub cut: TensorPartition,
 }
 
 impl LinearLayer {
     /// Sharding of a matrix `[any, inputs]` that reads the layer's input, so that it matches the
     /// rank's part of the input.
-    pub fn cut_by_inputs(&self) -> Cut {
+    pub fn cut_by_inputs(&self) -> TensorPartition {
         match self.cut {
-            Cut::Columns | Cut::Replicated(_) => self.cut,
-            Cut::Rows
-            | Cut::Blocks(_)
-            | Cut::Sections(_)
-            | Cut::KeyValueGroups { .. }
-            | Cut::KeyHeads { .. }
-            | Cut::VocabularyRows => Cut::Replicated(Meets::OwnPart),
+            TensorPartition::Columns | TensorPartition::Replicated(_) => self.cut,
+            TensorPartition::Rows
+            | TensorPartition::Blocks(_)
+            | TensorPartition::Sections(_)
+            | TensorPartition::KeyValueGroups { .. }
+            | TensorPartition::KeyHeads { .. }
+            | TensorPartition::VocabularyRows => TensorPartition::Replicated(GradientScope::OwnPart),
         }
     }
 
     /// Sharding of a matrix `[outputs, any]` or a vector `[outputs]` for the layer's output, so
     /// that it matches the rank's part of the output.
-    pub fn cut_by_outputs(&self) -> Cut {
+    pub fn cut_by_outputs(&self) -> TensorPartition {
         match self.cut {
-            Cut::Columns => Cut::Replicated(Meets::OwnPart),
-            Cut::Replicated(_)
-            | Cut::Rows
-            | Cut::Blocks(_)
-            | Cut::Sections(_)
-            | Cut::KeyValueGroups { .. }
-            | Cut::KeyHeads { .. }
-            | Cut::VocabularyRows => self.cut,
+            TensorPartition::Columns => TensorPartition::Replicated(GradientScope::OwnPart),
+            TensorPartition::Replicated(_)
+            | TensorPartition::Rows
+            | TensorPartition::Blocks(_)
+            | TensorPartition::Sections(_)
+            | TensorPartition::KeyValueGroups { .. }
+            | TensorPartition::KeyHeads { .. }
+            | TensorPartition::VocabularyRows => self.cut,
         }
     }
 }

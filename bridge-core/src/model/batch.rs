@@ -8,7 +8,7 @@ use bridge_kernels::rotary::Positions;
 use bridge_kernels::{DropoutKey, Philox};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
-use super::{LayerMetrics, OwnLoss, WeightGradientStore};
+use super::{CustomLossCall, LayerMetrics, WeightGradientStore};
 
 /// One micro-batch on the device.
 #[derive(Clone, Debug)]
@@ -139,7 +139,7 @@ pub struct ForwardContext<'a> {
     /// Losses besides the one the model returns.
     pub auxiliary: Auxiliary<'a>,
     /// Loss that the head computes instead of its own.
-    pub own_loss: Option<&'a OwnLoss>,
+    pub custom_loss: Option<&'a CustomLossCall>,
 }
 
 /// Losses besides the one the model returns, such as a router's: how much they count, and where
@@ -165,7 +165,7 @@ impl Default for Auxiliary<'_> {
 impl<'a> ForwardContext<'a> {
     /// A context whose gradients all come in the backward pass.
     pub fn new(batch: &'a Batch, mode: Mode) -> Self {
-        Self { batch, mode, weight_gradients: None, auxiliary: Auxiliary::default(), own_loss: None }
+        Self { batch, mode, weight_gradients: None, auxiliary: Auxiliary::default(), custom_loss: None }
     }
 
     /// The key of one dropout mask, or `None` in evaluation.

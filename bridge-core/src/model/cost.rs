@@ -186,7 +186,7 @@ pub struct SegmentCost {
     pub backward: u64,
     /// Bytes that a split backward leaves for its weight part: inputs of linear layers and
     /// gradients of their outputs.
-    pub put_off: u64,
+    pub deferred: u64,
     /// Bytes of logits that exist at once.
     pub cross_entropy: u64,
     /// Bytes of attention scores that exist at once, for each thread.
@@ -213,7 +213,7 @@ impl SegmentCost {
             brought_back: self.brought_back.max(other.brought_back),
             recomputed_flops: self.recomputed_flops + other.recomputed_flops,
             backward: self.backward.max(other.backward),
-            put_off: self.put_off + other.put_off,
+            deferred: self.deferred + other.deferred,
             cross_entropy: self.cross_entropy.max(other.cross_entropy),
             attention: self.attention.max(other.attention),
             idle_parameters: self.idle_parameters + other.idle_parameters,

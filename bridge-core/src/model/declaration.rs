@@ -91,7 +91,7 @@ impl Component {
 /// Tokens or heads that a replicated parameter is applied to on a rank, which decides whether the
 /// rank's gradient of it is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Meets {
+pub enum GradientScope {
     /// The residual stream: all tokens, or under sequence parallelism those of this rank, so that
     /// gradients are then summed.
     ResidualStream,
@@ -103,9 +103,9 @@ pub enum Meets {
 /// Sharding of a parameter over the tensor-parallel ranks; inside an expert, over the
 /// expert-tensor-parallel ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cut {
+pub enum TensorPartition {
     /// Each rank holds all of it.
-    Replicated(Meets),
+    Replicated(GradientScope),
     /// Equal runs of rows: the outputs of a column-parallel linear layer.
     Rows,
     /// Equal runs of columns: the inputs of a row-parallel linear layer.
@@ -135,7 +135,7 @@ pub enum Cut {
     VocabularyRows,
 }
 
-impl Cut {
+impl TensorPartition {
     /// Placement of a parameter of shape `shape` with this sharding.
     ///
     /// # Panics
@@ -153,7 +153,7 @@ impl Cut {
         let even = |dim: usize, blocks: usize| cut(Shard::even(dim, shape[dim], blocks, group.rank, group.size));
         match self {
             Self::Replicated(meets) => {
-                Placement { partial_gradient: place.sequence_parallel || meets == Meets::OwnPart, ..whole }
+                Placement { partial_gradient: place.sequence_parallel || meets == GradientScope::OwnPart, ..whole }
             }
             Self::Rows => even(0, 1),
             Self::Columns => even(1, 1),

@@ -30,7 +30,7 @@ impl Segments for Two {
     }
 }
 
-const WHOLE: Cut = Cut::Replicated(Meets::ResidualStream);
+const WHOLE: TensorPartition = TensorPartition::Replicated(GradientScope::ResidualStream);
 
 fn scope() -> (ChunkScope, Scope) {
     let chunk = ChunkScope::new(&BuildContext {
@@ -84,10 +84,11 @@ fn values_follow_from_seed_and_name_and_slices_are_those_of_the_whole() {
     assert_eq!(drawn, Philox::new(3).derive_name("part.drawn").normal(35, 0.5));
     // Six rows of two blocks over three ranks: the last has rows 2 and 5.
     let place = RankPlace { tensor: Member { rank: 2, size: 3 }, ..RankPlace::SINGLE };
-    let runs = |cut: Cut, shape: &[usize]| cut.placement(shape, &place, ReplicaGroup::Dense).held_runs(shape);
-    assert_eq!(runs(Cut::Blocks(2), &[6, 5]), [10..15, 25..30]);
-    assert_eq!(runs(Cut::Columns, &[2, 9]), [6..9, 15..18]);
-    assert_eq!(runs(Cut::VocabularyRows, &[7, 2]), std::iter::once(10..14).collect::<Vec<_>>());
+    let runs =
+        |cut: TensorPartition, shape: &[usize]| cut.placement(shape, &place, ReplicaGroup::Dense).held_runs(shape);
+    assert_eq!(runs(TensorPartition::Blocks(2), &[6, 5]), [10..15, 25..30]);
+    assert_eq!(runs(TensorPartition::Columns, &[2, 9]), [6..9, 15..18]);
+    assert_eq!(runs(TensorPartition::VocabularyRows, &[7, 2]), std::iter::once(10..14).collect::<Vec<_>>());
     assert_eq!(runs(WHOLE, &[2, 3]), std::iter::once(0..6).collect::<Vec<_>>());
 }
 

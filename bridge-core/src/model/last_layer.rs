@@ -7,7 +7,10 @@ use bridge_kernels::linear;
 use burn::module::{Module, Param};
 use burn::tensor::{FloatDType, Tensor};
 
-use super::{Adapter, Cut, Declaration, Initial, LinearForLastLayer, Meets, ModelBuildError, ParameterRole, Scope};
+use super::{
+    Adapter, Declaration, GradientScope, Initial, LinearForLastLayer, ModelBuildError, ParameterRole, Scope,
+    TensorPartition,
+};
 
 /// Name of the layer's place in a model: `last_layer.weight`, and `last_layer.bias` if it has one.
 const NAME: &str = "last_layer";
@@ -28,7 +31,8 @@ impl LastLayer {
         let (settings, scope) = head.last_layer()?;
         let scope = scope.child(NAME);
         let bound = (hidden_size as f64).sqrt().recip();
-        let (cut, initial) = (Cut::Replicated(Meets::ResidualStream), Initial::Uniform([-bound, bound]));
+        let (cut, initial) =
+            (TensorPartition::Replicated(GradientScope::ResidualStream), Initial::Uniform([-bound, bound]));
         let weight =
             scope.parameter("weight", [settings.output_size, hidden_size], cut, initial, ParameterRole::Weight);
         let bias = || scope.parameter("bias", [settings.output_size], cut, initial, ParameterRole::Bias);

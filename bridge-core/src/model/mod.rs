@@ -15,6 +15,7 @@ mod boundary;
 mod builder;
 mod chunk;
 mod cost;
+mod custom_loss;
 mod declaration;
 #[cfg(test)]
 mod declaration_tests;
@@ -28,7 +29,6 @@ mod generation;
 mod last_layer;
 mod layer_metrics;
 mod module_chunk;
-mod own_loss;
 mod parallel;
 mod pass;
 mod placement;
@@ -51,7 +51,9 @@ pub use boundary::{Boundary, BoundaryError, BoundaryTensor, HIDDEN_STATES, loss_
 pub use builder::{BuildContext, ModelBuilder, ModelConfig, ModelHook, StackPart, Stage, compose_hooks};
 pub use chunk::{ModelChunk, Replacement, SegmentOutput};
 pub use cost::{Exchange, Outline, PassKind, SegmentCost, TrafficKind, Workload};
-pub use declaration::{Component, Cut, Declaration, Declarations, Initial, Meets, ParameterRole};
+pub(crate) use custom_loss::label_log_probabilities;
+pub use custom_loss::{CustomLoss, CustomLossCall, ModelOutputs, OutputParts};
+pub use declaration::{Component, Declaration, Declarations, GradientScope, Initial, ParameterRole, TensorPartition};
 pub use deferred::DeferredParameters;
 pub use eight_bit_products::{EightBitLayer, EightBitProducts, NotingLayer};
 pub(crate) use eight_bit_products::{HISTORY as CAST_HISTORY, SCALES as CAST_SCALES};
@@ -64,8 +66,6 @@ pub use layer_metrics::{
 };
 use module_chunk::released;
 pub use module_chunk::{ModuleChunk, Segments};
-pub(crate) use own_loss::label_log_probabilities;
-pub use own_loss::{ModelOutputs, OutputLoss, OutputParts, OwnLoss};
 pub use parallel::{Member, Parallel, RankPlace};
 use pass::PassStream;
 pub use placement::{Placement, ReplicaGroup, Shard, SharedRows};

@@ -3,65 +3,7 @@
 
 use std::ops::Range;
 
-/// The slice of a parameter that a tensor-parallel (or expert-parallel) rank holds.
-///
-/// The local tensor is the concatenation, along `dim`, of the index ranges `parts` of the whole.
-/// Most slices have one part; a gated unit's first matrix has two (gate rows and up rows), so that
-/// each rank holds matching halves.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Shard {
-    /// The dimension that is cut.
-    pub dim: usize,
-    /// Size of the whole along `dim`.
-    pub size: usize,
-    /// Index ranges along `dim` of the whole, in local order. Disjoint.
-    pub parts: Vec<Range<usize>>,
-}
-
-impl Shard {
-    /// The `rank`-th of `ranks` equal slices of a dimension made of `blocks` equal blocks, each
-    /// block cut alike.
-    ///
-    /// `blocks` is 1 for most matrices and 2 for a gated unit's first one.
-    ///
-    /// # Panics
-    /// If `size` is not divisible by `blocks * ranks`.
-    pub fn even(dim: usize, size: usize, blocks: usize, rank: usize, ranks: usize) -> Self {
-        assert_eq!(size % (blocks * ranks), 0, "{size} is not divisible into {blocks} blocks over {ranks} ranks");
-        let (block, part) = (size / blocks, size / blocks / ranks);
-        let parts = (0..blocks).map(|i| i * block + rank * part..i * block + (rank + 1) * part).collect();
-        Self { dim, size, parts }
-    }
-
-    /// The `rank`-th of `ranks` equal slices of each of several blocks of a dimension, of these
-    /// sizes.
-    ///
-    /// # Panics
-    /// If one of the sizes is not divisible by `ranks`.
-    pub fn sections(dim: usize, sizes: &[usize], rank: usize, ranks: usize) -> Self {
-        let mut end = 0;
-        let mut parts = Vec::new();
-        for size in sizes.iter().filter(|size| **size > 0) {
-            assert_eq!(size % ranks, 0, "{size} is not divisible over {ranks} ranks");
-            let (start, part) = (end, size / ranks);
-            end += size;
-            parts.push(start + rank * part..start + (rank + 1) * part);
-        }
-        Self { dim, size: end, parts }
-    }
-
-    /// The `rank`-th of `ranks` slices of a dimension that need not divide: the first ranks hold
-    /// one index more than the others.
-    pub fn balanced(dim: usize, size: usize, rank: usize, ranks: usize) -> Self {
-        let start = |rank: usize| rank * (size / ranks) + rank.min(size % ranks);
-        Self { dim, size, parts: std::iter::once(start(rank)..start(rank + 1)).collect() }
-    }
-
-    /// Size of the local tensor along `dim`.
-    pub fn local_size(&self) -> usize {
-        self.parts.iter().map(Range::len).sum()
-    }
-}
+pub use crate::checkpoint::Shard;
 
 /// The last indices of a slice along dimension 0, where consecutive tensor-parallel ranks hold the
 /// same ones besides indices of their own: keys and values, where there are more ranks than

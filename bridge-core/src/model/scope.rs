@@ -10,10 +10,10 @@ use burn::module::{Param, ParamId};
 use burn::tensor::{DType, Device, FloatDType, Shape, Tensor, TensorData};
 
 use super::{
-    Adapter, BuildContext, CAST_HISTORY, CAST_SCALES, Component, Cut, Declaration, Declarations, DeferredParameters,
-    EightBitLayer, EightBitProducts, Initial, LinearAdaptation, LinearForLastLayer, LinearLayer, LinearParameter,
-    Meets, NotingLayer, Parallel, ParameterRole, QuantizedValues, RankPlace, ReplicaGroup, Segment, SegmentRole,
-    released,
+    Adapter, BuildContext, CAST_HISTORY, CAST_SCALES, Component, Declaration, Declarations, DeferredParameters,
+    EightBitLayer, EightBitProducts, GradientScope, Initial, LinearAdaptation, LinearForLastLayer, LinearLayer,
+    LinearParameter, NotingLayer, Parallel, ParameterRole, QuantizedValues, RankPlace, ReplicaGroup, Segment,
+    SegmentRole, TensorPartition, released,
 };
 
 /// The declarations of a chunk that is being built, segment by segment.
@@ -222,7 +222,7 @@ impl Scope {
         &self,
         name: &str,
         shape: [usize; D],
-        cut: Cut,
+        cut: TensorPartition,
         initial: Initial,
         role: ParameterRole,
     ) -> Param<Tensor<D>> {
@@ -249,7 +249,7 @@ impl Scope {
 
     /// The 8-bit products of the layer at this scope, whose state is declared here.
     fn eight_bit_products(&self, layer: EightBitLayer) -> EightBitProducts {
-        let (scope, cut) = (self.frozen(), Cut::Replicated(Meets::ResidualStream));
+        let (scope, cut) = (self.frozen(), TensorPartition::Replicated(GradientScope::ResidualStream));
         let state = layer.has_state().then(|| {
             let role = ParameterRole::CastState;
             let history = scope.parameter(CAST_HISTORY, [3, layer.history], cut, Initial::Zeros, role);
@@ -274,7 +274,8 @@ impl Scope {
     pub fn table(&self, name: &str, shape: [usize; 2], initial: Initial, role: ParameterRole) -> LinearParameter {
         let adapter = self.shared.adapter.as_ref();
         let quantization = adapter.and_then(|adapter| adapter.table_quantization(&self.name(name)));
-        let (param, quantized) = self.declare(name, shape, (Cut::VocabularyRows, initial, role), quantization);
+        let (param, quantized) =
+            self.declare(name, shape, (TensorPartition::VocabularyRows, initial, role), quantization);
         LinearParameter { param, quantized, eight_bits: None }
     }
 
@@ -283,7 +284,7 @@ impl Scope {
         &self,
         name: &str,
         shape: [usize; D],
-        (cut, initial, role): (Cut, Initial, ParameterRole),
+        (cut, initial, role): (TensorPartition, Initial, ParameterRole),
         quantization: Option<Quantization>,
     ) -> (Param<Tensor<D>>, Option<QuantizedValues>) {
         let placement = cut.placement(&shape, self.place(), self.replicas);

@@ -198,7 +198,7 @@ impl Optimizer {
     ) -> Result<StepOutcome, CommError> {
         gradients.settle();
         let squares = self.distribution.squares(gradients).finish().into_iter().sum();
-        self.step_with_squares(squares, (chunks, gradients), rates, scales)
+        self.step_with_grad_norm_sq(squares, (chunks, gradients), rates, scales)
     }
 
     /// [`step`](Self::step) where the sum of the [squares](Distribution::squares) of the gradients
@@ -209,7 +209,7 @@ impl Optimizer {
     ///
     /// # Panics
     /// If `rates` has not one entry for each group.
-    pub fn step_with_squares(
+    pub fn step_with_grad_norm_sq(
         &mut self,
         squares: f64,
         (chunks, gradients): (&mut [Box<dyn ModelChunk>], &mut GradientBuffer),

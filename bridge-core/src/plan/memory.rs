@@ -89,12 +89,12 @@ pub(super) fn of_stage(setup: &Setup<'_>, stage: usize, activations: u64) -> Mem
     let is_full = sharding == Sharding::Full;
     // Put-off gradients of weights come at once, and are reduced after that.
     let comes_at_once = sharding.divides_gradients() && setup.schedule == ScheduleKind::ZeroBubbleH1;
-    let put_off = if comes_at_once { share(false, bytes.gradient) } else { 0 };
+    let deferred = if comes_at_once { share(false, bytes.gradient) } else { 0 };
     let states = states(setup, stage);
     let held = Memory {
         parameters: sharded(setup, stage, is_full, |p| !is_apart(p)) * bytes.parameter
             + setup.parameters(stage).filter(|p| is_apart(p)).map(|p| p.bytes(0)).sum::<u64>(),
-        gradients: share(sharding.divides_gradients(), bytes.gradient) + put_off,
+        gradients: share(sharding.divides_gradients(), bytes.gradient) + deferred,
         optimizer: states.on_device,
         host_optimizer: states.on_host,
         ..Memory::default()
@@ -103,7 +103,7 @@ pub(super) fn of_stage(setup: &Setup<'_>, stage: usize, activations: u64) -> Mem
     let bucket = largest_bucket(setup, stage);
     let reducing = Memory { reduction: bucket, ..held }.summed();
     // Before the first micro-batch's backward there are no sums.
-    let is_first = setup.shape.num_microbatches == 1 && put_off == 0;
+    let is_first = setup.shape.num_microbatches == 1 && deferred == 0;
     let moments = setup.stages[stage].iter().flat_map(|chunk| {
         let moments = moments_of_backward(setup, chunk, activations);
         moments.into_iter().map(|Moment { mut memory, summed }| {

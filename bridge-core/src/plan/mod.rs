@@ -120,7 +120,7 @@ pub fn plan(config: &RunConfig, models: &ModelRegistry, options: &PlanOptions) -
     let peaks = pipeline::activation_peaks(&setup, |activations| activations)?;
     let on_host = |activations: segments::ChunkActivations| segments::ChunkActivations {
         kept: activations.moved,
-        put_off: 0,
+        deferred: 0,
         ..activations
     };
     let host_peaks = pipeline::activation_peaks(&setup, on_host)?;

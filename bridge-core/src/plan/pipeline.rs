@@ -109,8 +109,8 @@ fn peak(actions: &[Action], chunks: &[ChunkActivations]) -> u64 {
         match action {
             Action::Forward { chunk, .. } => held += chunks[*chunk].kept,
             Action::Backward { chunk, .. } => held -= chunks[*chunk].kept,
-            Action::BackwardInput { chunk, .. } => held = held + chunks[*chunk].put_off - chunks[*chunk].kept,
-            Action::BackwardWeight { chunk, .. } => held -= chunks[*chunk].put_off,
+            Action::BackwardInput { chunk, .. } => held = held + chunks[*chunk].deferred - chunks[*chunk].kept,
+            Action::BackwardWeight { chunk, .. } => held -= chunks[*chunk].deferred,
             _ => {}
         }
         most = most.max(held);
@@ -159,7 +159,7 @@ mod tests {
         ];
         for (kind, num_stages, num_chunks, num_microbatches) in cases {
             let shape = PipelineShape { num_stages, num_chunks, num_microbatches };
-            let chunk = |i: u64| ChunkActivations { kept: 7 + 4 * i, put_off: 3 + i, ..ChunkActivations::default() };
+            let chunk = |i: u64| ChunkActivations { kept: 7 + 4 * i, deferred: 3 + i, ..ChunkActivations::default() };
             let chunks: Vec<ChunkActivations> = (0..num_chunks as u64).map(chunk).collect();
             let short = PipelineSchedule::new(kind, steady(kind, shape)).unwrap();
             let whole = PipelineSchedule::new(kind, shape).unwrap();

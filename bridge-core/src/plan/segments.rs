@@ -15,7 +15,7 @@ pub(super) struct ChunkActivations {
     /// backward: the largest one.
     pub recomputed: u64,
     /// From the input part of a split backward to the weight part.
-    pub put_off: u64,
+    pub deferred: u64,
     /// Kept on the host instead.
     pub moved: u64,
     /// Bytes of these that are on the device again at once in backward: a segment's, and those of
@@ -43,7 +43,7 @@ pub(super) fn activations(setup: &Setup<'_>, chunk: &Chunk) -> ChunkActivations 
         let moved: Vec<u64> = region.segments.clone().map(|index| kept(setup, chunk, (index, &region)).1).collect();
         activations.moved += moved.iter().sum::<u64>();
         activations.returned = activations.returned.max(largest_pair(&moved));
-        activations.put_off += costs.iter().map(|cost| cost.put_off).sum::<u64>();
+        activations.deferred += costs.iter().map(|cost| cost.deferred).sum::<u64>();
         let in_segments = costs.iter().map(|cost| cost.brought_back).max().unwrap_or(0);
         let again = if region.recomputed { all - input } else { 0 };
         activations.kept += all - again - moved.iter().sum::<u64>();

@@ -2,7 +2,7 @@
 //! ranks, runs that stand still, signals. Decisions only; who restores random state, saves
 //! checkpoints and exits is the training loop.
 
-mod pulse;
+mod heartbeat;
 pub mod rerun;
 mod section_times;
 mod signal;
@@ -13,8 +13,8 @@ pub mod stragglers;
 /// Exit code of a run that was told to stop and whose last state could not be saved in time.
 pub const EXIT_CODE_NOT_SAVED_IN_TIME: i32 = 18;
 
-pub use pulse::{Pulse, Section};
-pub use section_times::{FT_STATE_FILE, Heartbeat, SectionLimits};
+pub use heartbeat::{Heartbeat, Section};
+pub use section_times::{FT_STATE_FILE, HeartbeatMessage, SectionLimits};
 pub use signal::{Signal, SignalError, SignalFlag, SignalWatcher};
 pub use spiky_loss::{LossChecks, SpikyLossDetector};
 pub use stall::{Learning, Stall};

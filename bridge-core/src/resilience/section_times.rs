@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
-use bridge_data::outside;
+use bridge_data::untrusted_io;
 use serde::{Deserialize, Serialize};
 
 use super::Section;
@@ -45,7 +45,7 @@ impl SectionLimits {
     /// A file that cannot be read, or has something else.
     pub fn read(root: &Path) -> Result<Self, (PathBuf, String)> {
         let path = root.join(FT_STATE_FILE);
-        match outside::read(&path, outside::TABLE_BYTES) {
+        match untrusted_io::read(&path, untrusted_io::TABLE_BYTES) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Self::default()),
             Err(error) => Err((path, error.to_string())),
             Ok(bytes) => {
@@ -69,7 +69,7 @@ impl SectionLimits {
     /// If the file cannot be written.
     pub fn write(&self, root: &Path) -> std::io::Result<()> {
         let text = serde_json::to_vec_pretty(self).map_err(std::io::Error::other)?;
-        outside::replace(&root.join(FT_STATE_FILE), &text)
+        untrusted_io::replace(&root.join(FT_STATE_FILE), &text)
     }
 
     /// Limits from the longest time in each section, in the order of [`Section::TIMED`]. A section
@@ -97,9 +97,9 @@ impl SectionLimits {
     }
 }
 
-/// Heartbeat of a rank to its monitor, about twice a second: a JSON object a line.
+/// Message of a rank to its monitor, about twice a second: a JSON object a line.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Heartbeat {
+pub struct HeartbeatMessage {
     /// The rank.
     pub rank: usize,
     /// Process of the rank.

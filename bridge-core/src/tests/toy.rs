@@ -10,8 +10,9 @@ use burn::module::{Module, Param};
 use burn::tensor::{Device, FloatDType, Int, Tensor};
 
 use crate::model::{
-    Batch, Boundary, BoundaryTensor, BuildContext, ChunkScope, Cut, ForwardContext, Initial, Meets, ModelChunk,
+    Batch, Boundary, BoundaryTensor, BuildContext, ChunkScope, ForwardContext, GradientScope, Initial, ModelChunk,
     ModuleChunk, Parallel, ParameterRole, Scope, SegmentOutput, SegmentRole, Segments, StackPart, Stage,
+    TensorPartition,
 };
 
 /// Vocabulary of the toy model.
@@ -79,7 +80,7 @@ pub fn parameter<const D: usize>(
     shape: [usize; D],
     role: ParameterRole,
 ) -> Param<Tensor<D>> {
-    scope.parameter(name, shape, Cut::Replicated(Meets::ResidualStream), Initial::Normal(0.3), role)
+    scope.parameter(name, shape, TensorPartition::Replicated(GradientScope::ResidualStream), Initial::Normal(0.3), role)
 }
 
 impl Toy {

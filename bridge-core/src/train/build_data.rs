@@ -8,7 +8,7 @@ use bridge_dist::mesh::ProcessGroups;
 
 use super::data::RunData;
 use super::data_lengths::check_lengths;
-use super::lineage::{Known, Lineage};
+use super::lineage::{Lineage, ResumeReport};
 use super::preparation::{Preparation, prepare_text_of_ranks};
 use super::registry::Registry;
 use super::{TrainError, ranks};
@@ -24,7 +24,7 @@ pub(super) fn build_data(
     preparation: &Preparation,
     registry: &Registry,
     (lineage, begun): (&Lineage, &TrainState),
-) -> Result<(Arc<RunConfig>, RunData, Known), TrainError> {
+) -> Result<(Arc<RunConfig>, RunData, ResumeReport), TrainError> {
     let Preparation { config, groups, reporter, .. } = *preparation;
     let text = prepare_text_of_ranks(preparation)?;
     let build = |config: &Arc<RunConfig>| {
@@ -48,7 +48,7 @@ pub(super) fn build_data(
             let unevaluated = unevaluated(config_of_run, data.has_valid());
             known.map(|known| known.with(data.repeats()).with(unevaluated.into_iter().collect()))
         }
-        false => Ok(Known::default()),
+        false => Ok(ResumeReport::default()),
     };
     let known = ranks::agree(groups, "comparing the data with the checkpoint's", known)?;
     drop(text);

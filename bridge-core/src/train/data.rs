@@ -14,8 +14,8 @@ use bridge_data::{
 use super::TrainError;
 use super::data_errors::name_setting;
 use super::data_events::{Narrator, Told};
+use super::input_fingerprints::Examples;
 use super::model_tokenizer::{check_tokenizer_of_model, loaded_again};
-use super::reads::Examples;
 use super::registry::{DatasetFactoryContext, DatasetRegistry};
 use super::text::{PreparedText, TextWatch, prepare_text};
 use super::token_bytes::TokenBytes;

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bridge_data::{BuildEvent, BuildObserver};
 
-use super::reads::Examples;
+use super::input_fingerprints::Examples;
 use crate::logging::ProgressSink;
 use crate::logging::terminal::complain;
 

@@ -17,7 +17,7 @@ use super::{TrainError, ranks};
 use crate::checkpoint::CheckpointStore;
 use crate::config::{ConfigError, ErrorKind, RunConfig};
 use crate::logging::ProgressSink;
-use crate::resilience::{EXIT_CODE_NOT_SAVED_IN_TIME, Pulse, Section, Signal, SignalFlag};
+use crate::resilience::{EXIT_CODE_NOT_SAVED_IN_TIME, Heartbeat, Section, Signal, SignalFlag};
 
 const KEY: &str = "train.exit_signal_deadline_s";
 
@@ -43,20 +43,20 @@ const NONE: u64 = u64::MAX;
 /// A thread that ends the process when the deadline is over, until this is dropped.
 #[derive(Debug)]
 pub(super) struct Deadline {
-    standing: Arc<Standing>,
+    stop_deadline: Arc<StopDeadline>,
     thread: Option<JoinHandle<()>>,
 }
 
 /// State of a run, as the thread sees it.
 #[derive(Debug)]
-pub(super) struct Standing {
+pub(super) struct StopDeadline {
     /// The signal that another rank had, by its number; 0 before.
     told: AtomicU64,
     /// Steps that are done.
     done: AtomicU64,
     /// The step of the newest checkpoint that is complete, or that the run began with.
     saved: AtomicU64,
-    pulse: Arc<Pulse>,
+    heartbeat: Arc<Heartbeat>,
     is_over: AtomicBool,
 }
 
@@ -67,7 +67,7 @@ struct Watch {
     /// The rank, where each has a process of its own.
     rank: Option<usize>,
     flag: SignalFlag,
-    standing: Arc<Standing>,
+    stop_deadline: Arc<StopDeadline>,
     /// The folder whose pointer says what is saved; `None` where a manager has to have it too.
     root: Option<PathBuf>,
 }
@@ -82,7 +82,7 @@ impl Deadline {
         config: &RunConfig,
         groups: &ProcessGroups,
         (watch, unit): (WatchSignals, RankUnit),
-        (flag, standing): (Option<SignalFlag>, &Arc<Standing>),
+        (flag, stop_deadline): (Option<SignalFlag>, &Arc<StopDeadline>),
         progress: Arc<dyn ProgressSink>,
     ) -> Result<Option<Self>, TrainError> {
         let seconds = config.train.exit_signal_deadline_s;
@@ -100,18 +100,18 @@ impl Deadline {
         let settings = &config.checkpoint;
         let root = settings.save.clone().filter(|_| settings.custom_manager_class.is_none());
         let limit = seconds.map(|seconds| Duration::from_secs_f64(seconds.min(LONGEST)));
-        let watch = Watch { limit, rank, flag, standing: Arc::clone(standing), root };
+        let watch = Watch { limit, rank, flag, stop_deadline: Arc::clone(stop_deadline), root };
         let thread = std::thread::Builder::new().name("deadline".into()).spawn(move || watch.wait(progress.as_ref()));
         let thread = thread.map_err(|error| TrainError::log(format!("the thread of {KEY}"), error))?;
-        Ok(Some(Self { standing: Arc::clone(standing), thread: Some(thread) }))
+        Ok(Some(Self { stop_deadline: Arc::clone(stop_deadline), thread: Some(thread) }))
     }
 }
 
-impl Standing {
+impl StopDeadline {
     /// State of a run that starts.
-    pub fn new(pulse: Arc<Pulse>) -> Arc<Self> {
+    pub fn new(heartbeat: Arc<Heartbeat>) -> Arc<Self> {
         let (told, done, saved) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(NONE));
-        Arc::new(Self { told, done, saved, pulse, is_over: AtomicBool::new(false) })
+        Arc::new(Self { told, done, saved, heartbeat, is_over: AtomicBool::new(false) })
     }
 
     /// Records that `step` steps are done.
@@ -139,7 +139,7 @@ impl Standing {
 
 impl Drop for Deadline {
     fn drop(&mut self) {
-        self.standing.is_over.store(true, Ordering::SeqCst);
+        self.stop_deadline.is_over.store(true, Ordering::SeqCst);
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
             // It does not panic, and nothing is lost if it did.
@@ -152,9 +152,9 @@ impl Watch {
     /// Ends the process when the time since the first signal is over.
     fn wait(&self, progress: &dyn ProgressSink) {
         let mut since = None;
-        while !self.standing.is_over.load(Ordering::SeqCst) {
-            let signal = self.flag.received().or_else(|| self.standing.told_signal());
-            let in_setup = self.standing.pulse.section() == Section::Setup;
+        while !self.stop_deadline.is_over.load(Ordering::SeqCst) {
+            let signal = self.flag.received().or_else(|| self.stop_deadline.told_signal());
+            let in_setup = self.stop_deadline.heartbeat.section() == Section::Setup;
             let limit = self.limit.or(in_setup.then_some(SETUP_LIMIT));
             if let (Some(signal), Some(limit)) = (signal, limit)
                 && since.get_or_insert_with(Instant::now).elapsed() >= limit
@@ -184,14 +184,14 @@ impl Watch {
 
     /// Message at the deadline, and the exit code.
     fn end(&self, signal: Signal) -> (String, i32) {
-        let done = self.standing.done.load(Ordering::SeqCst);
-        let saved = self.published(done).unwrap_or_else(|| self.standing.saved.load(Ordering::SeqCst));
+        let done = self.stop_deadline.done.load(Ordering::SeqCst);
+        let saved = self.published(done).unwrap_or_else(|| self.stop_deadline.saved.load(Ordering::SeqCst));
         let rank = self.rank.map_or_else(String::new, |rank| format!("rank {rank}: "));
         let Some(limit) = self.limit else {
             return (format!("{rank}{signal}: the run ends while it is set up"), signal.exit_code());
         };
         let over = format!("{rank}{signal}: the {} s of {KEY} are over", limit.as_secs_f64());
-        let at = match self.standing.pulse.section() {
+        let at = match self.stop_deadline.heartbeat.section() {
             Section::Setup => "being set up",
             Section::Step => "in a step",
             Section::Checkpointing => "saving",
@@ -217,12 +217,12 @@ mod tests {
     #[test]
     fn what_is_lost_decides_what_is_said_and_the_exit_code() {
         let end = |rank, done: u64, saved: u64, section| {
-            let standing = Standing::new(Arc::default());
-            standing.done(done);
-            standing.saved(saved);
-            standing.pulse.enter(section);
+            let stop_deadline = StopDeadline::new(Arc::default());
+            stop_deadline.done(done);
+            stop_deadline.saved(saved);
+            stop_deadline.heartbeat.enter(section);
             let limit = Some(Duration::from_secs_f64(2.5));
-            Watch { limit, rank, flag: SignalFlag::default(), standing, root: None }.end(Signal::Term)
+            Watch { limit, rank, flag: SignalFlag::default(), stop_deadline, root: None }.end(Signal::Term)
         };
         let (text, code) = end(None, 12, 10, Section::Checkpointing);
         let over = "SIGTERM: the 2.5 s of train.exit_signal_deadline_s are over";
@@ -240,8 +240,8 @@ mod tests {
 
     #[test]
     fn a_run_that_is_set_up_ends_without_a_deadline() {
-        let standing = Standing::new(Arc::default());
-        let watch = Watch { limit: None, rank: Some(1), flag: SignalFlag::default(), standing, root: None };
+        let stop_deadline = StopDeadline::new(Arc::default());
+        let watch = Watch { limit: None, rank: Some(1), flag: SignalFlag::default(), stop_deadline, root: None };
         assert_eq!(watch.end(Signal::Int), ("rank 1: SIGINT: the run ends while it is set up".to_owned(), 130));
     }
 
@@ -251,12 +251,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let end = |pointer: &str| {
             std::fs::write(folder.path().join("latest_checkpointed_iteration.txt"), pointer).unwrap();
-            let standing = Standing::new(Arc::default());
-            standing.done(12);
-            standing.saved(8);
+            let stop_deadline = StopDeadline::new(Arc::default());
+            stop_deadline.done(12);
+            stop_deadline.saved(8);
             let root = Some(folder.path().to_owned());
             let limit = Some(Duration::from_secs(1));
-            Watch { limit, rank: None, flag: SignalFlag::default(), standing, root }.end(Signal::Term)
+            Watch { limit, rank: None, flag: SignalFlag::default(), stop_deadline, root }.end(Signal::Term)
         };
         assert_eq!(end("12").1, 143);
         let (text, code) = end("10");
@@ -270,10 +270,10 @@ mod tests {
 
     #[test]
     fn a_signal_that_another_rank_had_counts_from_when_it_is_told() {
-        let standing = Standing::new(Arc::default());
-        assert_eq!(standing.told_signal(), None);
-        standing.told(Signal::Usr1);
-        standing.told(Signal::Term);
-        assert_eq!(standing.told_signal(), Some(Signal::Usr1));
+        let stop_deadline = StopDeadline::new(Arc::default());
+        assert_eq!(stop_deadline.told_signal(), None);
+        stop_deadline.told(Signal::Usr1);
+        stop_deadline.told(Signal::Term);
+        assert_eq!(stop_deadline.told_signal(), Some(Signal::Usr1));
     }
 }

@@ -11,7 +11,7 @@ use burn::tensor::{Device, Tensor};
 use super::forward_step::ForwardStep;
 use super::global_state::GlobalState;
 use crate::config::{DpoConfig, RunConfig};
-use crate::model::{Batch, ModelOutputs, OutputLoss, label_log_probabilities};
+use crate::model::{Batch, CustomLoss, ModelOutputs, label_log_probabilities};
 
 const DPO_LOSS: &str = "dpo loss";
 const CHOSEN: &str = "rewards/chosen";
@@ -52,13 +52,13 @@ impl ForwardStep for DpoStep {
         Batch { num_tokens: counted as f64, ..Batch::new(&rows, device) }
     }
 
-    fn reference_loss(&mut self, _batch: &Batch) -> Option<Arc<dyn OutputLoss>> {
+    fn reference_loss(&mut self, _batch: &Batch) -> Option<Arc<dyn CustomLoss>> {
         let likelihoods = Arc::new(Likelihoods::default());
         self.references.push_back(Arc::clone(&likelihoods));
         Some(likelihoods)
     }
 
-    fn own_loss(&mut self, _state: &GlobalState, _batch: &Batch) -> Option<Arc<dyn OutputLoss>> {
+    fn custom_loss(&mut self, _state: &GlobalState, _batch: &Batch) -> Option<Arc<dyn CustomLoss>> {
         let reference = self.references.pop_front().unwrap_or_default();
         Some(Arc::new(DpoLoss { beta: self.beta, label_smoothing: self.label_smoothing, reference }))
     }
@@ -108,7 +108,7 @@ fn likelihoods(outputs: &ModelOutputs<'_>) -> Tensor<1> {
 #[derive(Debug, Default)]
 struct Likelihoods(Mutex<Vec<f32>>);
 
-impl OutputLoss for Likelihoods {
+impl CustomLoss for Likelihoods {
     fn loss_sum(&self, outputs: &ModelOutputs<'_>) -> Tensor<1> {
         let likelihoods = likelihoods(outputs);
         let values: Vec<f32> = likelihoods.clone().into_data().iter::<f32>().collect();
@@ -124,7 +124,7 @@ struct DpoLoss {
     reference: Arc<Likelihoods>,
 }
 
-impl OutputLoss for DpoLoss {
+impl CustomLoss for DpoLoss {
     fn loss_sum(&self, outputs: &ModelOutputs<'_>) -> Tensor<1> {
         let mask: Vec<f32> = outputs.batch().loss_mask.clone().into_data().iter::<f32>().collect();
         let own = likelihoods(outputs);

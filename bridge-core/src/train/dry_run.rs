@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::memory_check::needed_by_rank;
 use super::report::StepReport;
-use super::subsystem::{Agreement, RunContext, Subsystem, Verdict};
+use super::subsystem::{Agreement, LoopRequest, RunContext, Subsystem};
 use super::text::{check_source, tokenizer_rows};
 use super::{TrainError, measuring_recipe, ranks};
 use crate::config::{RawConfig, RunConfig, World};
@@ -95,9 +95,9 @@ impl Subsystem for Watch {
         Agreement::Given
     }
 
-    fn after_step(&mut self, run: &mut RunContext, step: &StepReport) -> Result<Verdict, TrainError> {
+    fn after_step(&mut self, run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, TrainError> {
         if step.iteration < STEPS as u64 {
-            return Ok(Verdict::default());
+            return Ok(LoopRequest::default());
         }
         let mine = ranks::memory(run.groups, run.device());
         let all = ranks::gather(run.groups.world(), &mine)?;
@@ -115,7 +115,7 @@ impl Subsystem for Watch {
                 planned_bytes: self.planned(config).map(|bytes| bytes + peaks.len() as u64 * OF_A_PROCESS),
             });
         }
-        Ok(Verdict::default())
+        Ok(LoopRequest::default())
     }
 }
 

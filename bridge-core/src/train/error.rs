@@ -351,7 +351,7 @@ pub enum TrainError {
     /// Section timeouts are asked for, and nobody looks at them.
     #[error(
         "ft.enable_ft_package: nobody watches this run; `bridge train RECIPE --max-restarts N` does (a program names a monitor's socket in \
-         `RunOptions.seat`)"
+         `RunOptions.rank_env`)"
     )]
     NoMonitor,
     /// A rank could not be started.
@@ -371,7 +371,7 @@ pub enum TrainError {
     /// The program has replaced the output projection, and the forward step brings no loss.
     #[error(
         "the model has a layer of the program's in place of its output projection, and so no loss of its own: expected a loss of the forward \
-         step's (`ForwardStep::own_loss`) for each micro-batch"
+         step's (`ForwardStep::custom_loss`) for each micro-batch"
     )]
     NoLoss,
     /// A broken invariant of Bridge itself.

@@ -96,8 +96,8 @@ pub(super) fn evaluate_at(run: &mut TrainingRun, split: Split, occasion: Occasio
     let iteration = run.state.train_state.step;
     let report = EvaluationReport { split, occasion, iteration, losses, objective, num_samples, bits_per_byte };
     run.outputs.reporter.evaluation(&run.state, &report);
-    let (doors, mut context) = run.doors();
-    let asked = doors.on_evaluation(&mut context, &report)?;
+    let (subsystems, mut context) = run.subsystems();
+    let asked = subsystems.on_evaluation(&mut context, &report)?;
     run.asked.join(asked);
     if split == Split::Valid {
         run.last_validation = Some(report.clone());

@@ -26,7 +26,7 @@ pub enum ExecutorError {
     /// The head of the model did not ask for the loss that the run brings.
     #[error(
         "the forward step has a loss of its own, and the model's head has computed the model's loss instead: \
-         expected a head that hands over its outputs where `ForwardContext::own_loss` is given"
+         expected a head that hands over its outputs where `ForwardContext::custom_loss` is given"
     )]
     NoOutputs,
 }

@@ -4,23 +4,23 @@ use super::TrainError;
 use super::checkpointing::{save_checkpoint, save_temporarily};
 use super::exit_reason::ExitReason;
 use super::run::TrainingRun;
-use super::subsystem::Verdict;
+use super::subsystem::LoopRequest;
 
-/// Saves a checkpoint where one is due, or `verdict` or an evaluation asks for it, and says whether
+/// Saves a checkpoint where one is due, or `request` or an evaluation asks for it, and says whether
 /// to stop. Saves at most once.
 pub(super) fn checkpoint_and_decide_exit(
     run: &mut TrainingRun,
-    mut verdict: Verdict,
+    mut request: LoopRequest,
 ) -> Result<Option<ExitReason>, TrainError> {
-    verdict.join(std::mem::take(&mut run.asked));
+    request.join(std::mem::take(&mut run.asked));
     let step = run.state.train_state.step;
     let due = |interval: Option<usize>| interval.is_some_and(|n| step.is_multiple_of(n as u64));
     let reason = run.exits.requested(&run.config, &run.groups)?;
-    let reason = reason.or_else(|| verdict.exit.map(|(code, why)| ExitReason::Subsystem(code, why)));
+    let reason = reason.or_else(|| request.exit.map(|(code, why)| ExitReason::Subsystem(code, why)));
     let reason = reason.or_else(|| due(run.config.train.exit_interval).then_some(ExitReason::Interval(step)));
     let interval_save = due(run.config.checkpoint.save_interval) || due(run.config.checkpoint.save_retain_interval);
     if run.saves() && run.outputs.last_saved_step != Some(step) {
-        if interval_save || verdict.saves || reason.is_some() {
+        if interval_save || request.saves || reason.is_some() {
             save_checkpoint(run)?;
         } else if step < run.config.train.train_iters as u64 && due(run.config.checkpoint.non_persistent_save_interval)
         {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use bridge_dist::mesh::ProcessGroups;
 
-use super::deadline::{Deadline, Standing};
+use super::deadline::{Deadline, StopDeadline};
 use super::exit_reason::ExitReason;
 use super::restart::RankUnit;
 use super::stop_notice::StopNotice;
@@ -15,7 +15,7 @@ use super::watched_signals::WatchSignals;
 use super::{TrainError, ranks};
 use crate::config::RunConfig;
 use crate::logging::ProgressSink;
-use crate::resilience::{Pulse, Signal, SignalWatcher};
+use crate::resilience::{Heartbeat, Signal, SignalWatcher};
 
 /// Asks a run to stop, between two micro-batches. Clones ask the same run.
 #[derive(Clone, Debug, Default)]
@@ -45,14 +45,14 @@ pub(super) struct Requests<'a> {
     pub signals: Option<&'a SignalWatcher>,
     pub cancel: &'a CancelHandle,
     /// Whoever asks is alive.
-    pub pulse: &'a Pulse,
+    pub heartbeat: &'a Heartbeat,
 }
 
 impl Requests<'_> {
     /// The number of the signal that arrived, and whether the run was cancelled: figures of which
     /// the largest over all ranks decide.
     pub fn figures(&self) -> [f64; 2] {
-        self.pulse.beat();
+        self.heartbeat.beat();
         let signal = self.signals.and_then(SignalWatcher::received);
         [f64::from(signal.map_or(0, Signal::number)), f64::from(u8::from(self.cancel.is_cancelled()))]
     }
@@ -78,8 +78,8 @@ pub(super) struct Exits {
     looks: StopLooks,
     notice: Option<StopNotice>,
     deadline: Option<Deadline>,
-    standing: Arc<Standing>,
-    pulse: Arc<Pulse>,
+    stop_deadline: Arc<StopDeadline>,
+    heartbeat: Arc<Heartbeat>,
 }
 
 impl Exits {
@@ -88,13 +88,13 @@ impl Exits {
         groups: &ProcessGroups,
         signals: Option<SignalWatcher>,
         (cancel, started): (CancelHandle, Instant),
-        pulse: Arc<Pulse>,
+        heartbeat: Arc<Heartbeat>,
     ) -> Result<Self, TrainError> {
-        let can_come = Requests { signals: signals.as_ref(), cancel: &cancel, pulse: &pulse }.can_come();
+        let can_come = Requests { signals: signals.as_ref(), cancel: &cancel, heartbeat: &heartbeat }.can_come();
         let is_possible = ranks::any(groups.world(), can_come)?;
         let looks = StopLooks { is_possible, pace: None, since: 0, last: Instant::now() };
-        let standing = Standing::new(Arc::clone(&pulse));
-        Ok(Self { signals, cancel, started, looks, notice: None, deadline: None, standing, pulse })
+        let stop_deadline = StopDeadline::new(Arc::clone(&heartbeat));
+        Ok(Self { signals, cancel, started, looks, notice: None, deadline: None, stop_deadline, heartbeat })
     }
 
     /// Says on this rank at once when a signal arrives.
@@ -112,13 +112,13 @@ impl Exits {
         progress: Arc<dyn ProgressSink>,
     ) -> Result<(), TrainError> {
         let flag = self.signals.as_ref().map(SignalWatcher::flag);
-        self.deadline = Deadline::begin(config, groups, process, (flag, &self.standing), progress)?;
+        self.deadline = Deadline::begin(config, groups, process, (flag, &self.stop_deadline), progress)?;
         Ok(())
     }
 
     /// State of the run, for the thread that ends it at its deadline.
-    pub fn standing(&self) -> &Arc<Standing> {
-        &self.standing
+    pub fn stop_deadline(&self) -> &Arc<StopDeadline> {
+        &self.stop_deadline
     }
 
     /// The run has ended: no deadline is left to keep.
@@ -135,7 +135,7 @@ impl Exits {
 
     /// Stop requests on this rank.
     pub fn requests(&self) -> Requests<'_> {
-        Requests { signals: self.signals.as_ref(), cancel: &self.cancel, pulse: &self.pulse }
+        Requests { signals: self.signals.as_ref(), cancel: &self.cancel, heartbeat: &self.heartbeat }
     }
 
     /// Stop request from outside, on any rank, so that all ranks decide alike: a watched signal
@@ -147,7 +147,7 @@ impl Exits {
         ranks::max(groups.world(), &mut figures)?;
         let reason = Requests::reason([figures[0], figures[1]]);
         if let Some(ExitReason::Signal(signal)) = reason {
-            self.standing.told(signal);
+            self.stop_deadline.told(signal);
         }
         Ok((reason, figures[2]))
     }
@@ -182,7 +182,7 @@ impl Exits {
 
     /// After how many more micro-batches of a step to look; at most `most`.
     pub fn wanted(&self, most: usize) -> usize {
-        self.pulse.beat();
+        self.heartbeat.beat();
         self.looks.wanted(most)
     }
 

@@ -7,7 +7,7 @@ use bridge_data::MicroBatch;
 use burn::tensor::{Device, Tensor};
 
 use super::global_state::GlobalState;
-use crate::model::{Batch, OutputLoss, OwnLoss};
+use crate::model::{Batch, CustomLoss, CustomLossCall};
 
 /// A reported quantity: the sum of `numerator` over micro-batches divided by that of `denominator`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -47,16 +47,16 @@ pub trait ForwardStep: Send {
     /// instead of the model's loss. It is requested before each pass of a micro-batch, on all
     /// ranks, in training and in evaluation. The default is `None`.
     ///
-    /// It is reported by its own name ([`OutputLoss::name`]), with what it records, beside what
+    /// It is reported by its own name ([`CustomLoss::name`]), with what it records, beside what
     /// [`report`](Self::report) adds.
-    fn own_loss(&mut self, _state: &GlobalState, _batch: &Batch) -> Option<Arc<dyn OutputLoss>> {
+    fn custom_loss(&mut self, _state: &GlobalState, _batch: &Batch) -> Option<Arc<dyn CustomLoss>> {
         None
     }
 
     /// Loss of the reference's head: the frozen model from the start of the run, which runs with
-    /// `[dpo]` have. It is requested before [`own_loss`](Self::own_loss) of the same micro-batch,
+    /// `[dpo]` have. It is requested before [`custom_loss`](Self::custom_loss) of the same micro-batch,
     /// and computed before that.
-    fn reference_loss(&mut self, _batch: &Batch) -> Option<Arc<dyn OutputLoss>> {
+    fn reference_loss(&mut self, _batch: &Batch) -> Option<Arc<dyn CustomLoss>> {
         None
     }
 
@@ -69,7 +69,7 @@ pub trait ForwardStep: Send {
     /// True if the kernels that [`objective`](Self::objective) launches are the same for all
     /// micro-batches of one shape, and read all differences from the batch: only then may a
     /// micro-batch be recorded once and replayed for the others (`model.cuda_graph_impl`). A step
-    /// with a [custom loss](Self::own_loss) is not recordable.
+    /// with a [custom loss](Self::custom_loss) is not recordable.
     fn is_recordable(&self) -> bool {
         false
     }
@@ -81,7 +81,7 @@ pub trait ForwardStep: Send {
     }
 
     /// Losses that are reported of a micro-batch, given the value of its loss sum. With a [loss of
-    /// the program's own](Self::own_loss), the entry [`LM_LOSS`] gets the name of that loss.
+    /// the program's own](Self::custom_loss), the entry [`LM_LOSS`] gets the name of that loss.
     fn report(&mut self, loss_sum: f64, batch: &Batch) -> Losses {
         let ratio = Ratio { numerator: loss_sum, denominator: batch.num_tokens };
         Losses::from([(LM_LOSS.to_owned(), ratio)])
@@ -106,13 +106,13 @@ pub(super) fn add_reported(
 
 /// Name of the loss that the model's head computes: that of the losses in place of its own, which
 /// all micro-batches have.
-pub(super) fn objective_of(own_losses: &[Option<OwnLoss>]) -> &'static str {
-    own_losses.iter().flatten().map(OwnLoss::name).next().unwrap_or(LM_LOSS)
+pub(super) fn objective_of(own_losses: &[Option<CustomLossCall>]) -> &'static str {
+    own_losses.iter().flatten().map(CustomLossCall::name).next().unwrap_or(LM_LOSS)
 }
 
 /// Adds what a loss has recorded of a micro-batch.
-pub(super) fn add_recorded(losses: &mut Losses, own_loss: &OwnLoss) {
-    for (name, numerator, denominator) in own_loss.recorded() {
+pub(super) fn add_recorded(losses: &mut Losses, custom_loss: &CustomLossCall) {
+    for (name, numerator, denominator) in custom_loss.recorded() {
         *losses.entry(name.to_owned()).or_default() += Ratio { numerator, denominator };
     }
 }

@@ -12,8 +12,8 @@ use super::TrainError;
 use super::checkpointing::{AdapterBase, GRADIENTS, Start};
 use super::data::RunData;
 use super::data_identity::{TokenFile, packed_otherwise, token_files};
+use super::input_fingerprints::{InputFingerprints, Resumed, own_teacher};
 use super::model_tokenizer::{key_of_tokenizer, loaded_again};
-use super::reads::{Reads, Resumed, own_teacher};
 use super::subsystem::saved;
 use crate::checkpoint::{Checkpoint, CheckpointError, TOKENIZER_FILE};
 use crate::config::{
@@ -23,7 +23,7 @@ use crate::config::{
 
 /// The key of [`Record`] in `train_state.json`.
 const KEY: &str = "lineage";
-/// Key of [`Reads`] in the record.
+/// Key of [`InputFingerprints`] in the record.
 const READS: &str = "reads";
 
 /// Record of a run in its checkpoints, for comparison with the next run.
@@ -39,7 +39,7 @@ struct Record {
     data_parallel_size: usize,
     /// Other inputs of the run; `None` in checkpoints of earlier releases.
     #[serde(default)]
-    reads: Option<Reads>,
+    reads: Option<InputFingerprints>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -52,11 +52,11 @@ struct TokenizerRecord {
 pub(super) struct Lineage {
     /// Name of the run in its records: that of the run it resumes, else a new one.
     pub run: String,
-    base: Option<Base>,
+    base: Option<ParentCheckpoint>,
 }
 
 /// Facts about the parent checkpoint.
-struct Base {
+struct ParentCheckpoint {
     path: PathBuf,
     iteration: u64,
     consumed: u64,
@@ -88,7 +88,7 @@ impl Lineage {
         let Some(start) = start else {
             return Ok(Self { run: new_name(), base: None });
         };
-        let base = Base::of(config, kinds, start)?;
+        let base = ParentCheckpoint::of(config, kinds, start)?;
         let resumed = base.record.as_ref().filter(|_| !base.weights_only);
         let run = resumed.map_or_else(new_name, |record| record.run.clone());
         let lineage = Self { run, base: Some(base) };
@@ -117,7 +117,12 @@ impl Lineage {
     ///
     /// # Errors
     /// A tokenizer that gives text other ids; token files that cannot be read.
-    pub fn check_data(&self, config: &RunConfig, data: &RunData, text: Option<&Path>) -> Result<Known, TrainError> {
+    pub fn check_data(
+        &self,
+        config: &RunConfig,
+        data: &RunData,
+        text: Option<&Path>,
+    ) -> Result<ResumeReport, TrainError> {
         let tokenizer = data.tokenizer();
         let record = Record {
             run: self.run.clone(),
@@ -127,7 +132,7 @@ impl Lineage {
             }),
             data: token_files(config, text)?,
             data_parallel_size: config.parallel.data,
-            reads: Some(Reads::of(data.examples(), tokenizer.map(Arc::as_ref))),
+            reads: Some(InputFingerprints::of(data.examples(), tokenizer.map(Arc::as_ref))),
         };
         let mut warnings = match tokenizer {
             Some(tokenizer) => packed_otherwise(config, tokenizer.as_ref())?,
@@ -141,7 +146,7 @@ impl Lineage {
             warnings.extend(base.changed_reads(&record, tokenizer.map(Arc::as_ref)));
         }
         warnings.extend(own_teacher(config));
-        Ok(Known { record: saved(&record)?, warnings })
+        Ok(ResumeReport { record: saved(&record)?, warnings })
     }
 
     /// Notes the models that a run reads besides its own in `record`, which is empty on all ranks
@@ -155,7 +160,7 @@ impl Lineage {
         record: &mut Value,
     ) -> Result<Vec<String>, TrainError> {
         let Some(noted) = record.get_mut(READS) else { return Ok(Vec::new()) };
-        let reads: Reads = serde_json::from_value(noted.take()).unwrap_or_default();
+        let reads: InputFingerprints = serde_json::from_value(noted.take()).unwrap_or_default();
         let reads = reads.with_models(models);
         *noted = saved(&reads)?;
         let before = self.base.as_ref().filter(|base| !base.weights_only);
@@ -189,14 +194,14 @@ impl Lineage {
 
 /// Result of [`Lineage::check_data`].
 #[derive(Default)]
-pub(super) struct Known {
+pub(super) struct ResumeReport {
     /// Record of the run for its checkpoints.
     pub record: Value,
     /// Warnings for the user.
     pub warnings: Vec<String>,
 }
 
-impl Known {
+impl ResumeReport {
     /// With more warnings.
     pub fn with(mut self, more: Vec<String>) -> Self {
         self.warnings.extend(more);
@@ -209,7 +214,7 @@ pub(super) fn put(record: &Value, extra: &mut Map<String, Value>) {
     extra.insert(KEY.into(), record.clone());
 }
 
-impl Base {
+impl ParentCheckpoint {
     fn of(config: &RunConfig, kinds: &Kinds, start: &Start) -> Result<Self, TrainError> {
         let checkpoint = &start.checkpoint;
         let bad = |field: &str, message: String| TrainError::BadState {

@@ -5,7 +5,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use bridge_data::outside;
+use bridge_data::untrusted_io;
 
 use super::TrainError;
 use crate::config::RunConfig;
@@ -73,7 +73,7 @@ fn lock(key: &'static str, folder: &Path) -> Result<File, TrainError> {
     let cannot = |error: std::io::Error| cannot_use(key, folder, &error);
     std::fs::create_dir_all(folder).map_err(cannot)?;
     let path = folder.join(FILE);
-    let mut file = outside::lockable(&path).map_err(cannot)?;
+    let mut file = untrusted_io::lockable(&path).map_err(cannot)?;
     match file.try_lock() {
         Ok(()) => {
             // For the message of a run that finds the folder locked.

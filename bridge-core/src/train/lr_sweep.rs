@@ -7,12 +7,12 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use bridge_data::outside;
+use bridge_data::untrusted_io;
 use serde::Serialize;
 
 use super::TrainError;
 use super::report::{GlobalState, StepReport, TrainEnd};
-use super::subsystem::{Agreement, RunContext, Subsystem, Verdict};
+use super::subsystem::{Agreement, LoopRequest, RunContext, Subsystem};
 use crate::config::{
     CheckpointConfig, GenerateConfig, GptDatasetConfig, LoggerConfig, RawConfig, RunConfig, SchedulerConfig,
     TrainingConfig, ValidationConfig,
@@ -181,7 +181,7 @@ impl LearningRateSweep {
         let finding = self.finding();
         let stem: PathBuf = run.state.config.logger.log_dir.join("find-lr");
         let json = serde_json::to_vec_pretty(&finding).map_err(|error| TrainError::log("find-lr.json", error))?;
-        outside::replace(&stem.with_extension("json"), &json)
+        untrusted_io::replace(&stem.with_extension("json"), &json)
             .map_err(|error| TrainError::log("find-lr.json", error))?;
         self.chart(&finding).write(&stem).map_err(|error| TrainError::log("find-lr.svg", error))?;
         run.note(&Self::table(&finding));
@@ -225,14 +225,14 @@ impl Subsystem for LearningRateSweep {
         Ok(())
     }
 
-    fn after_step(&mut self, _run: &mut RunContext, step: &StepReport) -> Result<Verdict, TrainError> {
+    fn after_step(&mut self, _run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, TrainError> {
         if let Some(loss) = step.loss() {
             self.note(step.learning_rate, f64::from(loss));
         }
-        Ok(Verdict::default())
+        Ok(LoopRequest::default())
     }
 
-    fn is_over(&self, _state: &GlobalState) -> Option<String> {
+    fn stop_reason(&self, _state: &GlobalState) -> Option<String> {
         self.end.clone()
     }
 

@@ -13,7 +13,7 @@ use super::launch::{rank_timeout, run_on_wrapped_threads};
 use super::pretrain::pretrain;
 use super::report::StepReport;
 use super::run_options::RunOptions;
-use super::subsystem::{Agreement, RunContext, Subsystem, Verdict};
+use super::subsystem::{Agreement, LoopRequest, RunContext, Subsystem};
 use super::{HeldBytes, TrainError};
 use crate::config::{
     CheckpointConfig, DatasetConfig, GenerateConfig, GptDatasetConfig, LoggerConfig, MixedPrecisionConfig,
@@ -196,10 +196,10 @@ impl Subsystem for Steps {
         Agreement::Given
     }
 
-    fn after_step(&mut self, _run: &mut RunContext, step: &StepReport) -> Result<Verdict, TrainError> {
+    fn after_step(&mut self, _run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, TrainError> {
         let mut seen = self.lock();
         seen.traffic = self.ledger.take();
         seen.reductions.push(step.grads_reduction);
-        Ok(Verdict::default())
+        Ok(LoopRequest::default())
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bridge_dist::mesh::ProcessGroups;
 
 use super::checkpointing::{GradientDumps, Saver, Temporary};
-use super::deadline::Standing;
+use super::deadline::StopDeadline;
 use super::lock::RunLock;
 use super::report::GlobalState;
 use super::reporter::Reporter;
@@ -30,7 +30,7 @@ pub(super) struct Outputs {
     /// has its state.
     pub from_temporary: bool,
     /// State of the run, for the thread that ends it at its deadline.
-    pub standing: Arc<Standing>,
+    pub stop_deadline: Arc<StopDeadline>,
 }
 
 impl Outputs {
@@ -50,7 +50,7 @@ impl Outputs {
 
     fn saved_in_background(&mut self, state: &GlobalState, groups: &ProcessGroups, report: Option<&SaveReport>) {
         if let Some(report) = report {
-            self.standing.saved(report.iteration);
+            self.stop_deadline.saved(report.iteration);
         }
         if let Some(report) = report.filter(|_| ranks::is_first(groups)) {
             self.reporter.save(state, (SaveStage::Ended, report.iteration), Some(report));

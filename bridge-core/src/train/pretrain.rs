@@ -1,7 +1,6 @@
 //! A whole run: set up, train, evaluate, finish.
 
 use super::TrainError;
-use super::doors::begin_memory_history;
 use super::evaluate::{Evaluation, evaluate_at};
 use super::exit_reason::ExitReason;
 use super::launch::catch_comm_error;
@@ -9,6 +8,7 @@ use super::report::EvaluationReport;
 use super::run::TrainingRun;
 use super::run_options::RunOptions;
 use super::setup::setup;
+use super::subsystems::begin_memory_history;
 use super::threads::in_own_pool;
 use super::train_loop::{make_up_for_validation, save_end, train};
 use crate::checkpoint::TrainState;
@@ -56,7 +56,7 @@ fn pretrain_here(config: RunConfig, options: RunOptions) -> Result<RunReport, Tr
         run.outputs.reporter.fail(error);
     }
     // Plots may take a while.
-    run.pulse.enter(Section::Ended);
+    run.heartbeat.enter(Section::Ended);
     // Logs and saves are brought to an end whatever happened; the first error is the one to tell.
     let ending = match &outcome {
         Ok((reason, ..)) if reason.is_end() => Ending::Finished,

@@ -4,13 +4,13 @@ use burn::tensor::Tensor;
 
 use super::executor::RegionHooks;
 use super::pipeline::{MicroBatchInput, MicroBatches};
-use crate::model::{Batch, Mode, OwnLoss};
+use crate::model::{Batch, CustomLossCall, Mode};
 
 /// Micro-batches for the reference, whose parameters are all there.
 pub(super) struct ReferenceBatches<'a> {
     pub batches: &'a [Batch],
     /// Loss of the head for each micro-batch.
-    pub losses: &'a [Option<OwnLoss>],
+    pub losses: &'a [Option<CustomLossCall>],
 }
 
 impl MicroBatches for ReferenceBatches<'_> {
@@ -20,7 +20,7 @@ impl MicroBatches for ReferenceBatches<'_> {
 
     fn prepare(&mut self, microbatch: usize) -> MicroBatchInput {
         let input = MicroBatchInput::new(self.batches[microbatch].clone(), Mode::Evaluate);
-        MicroBatchInput { own_loss: self.losses[microbatch].clone(), ..input }
+        MicroBatchInput { custom_loss: self.losses[microbatch].clone(), ..input }
     }
 
     fn hooks<'h>(&'h mut self, _microbatch: usize, _chunk: usize, _batch: &'h Batch) -> Box<dyn RegionHooks + 'h> {

@@ -53,15 +53,15 @@ impl Registry {
 
     /// Names and settings of all kinds, for reading recipes.
     pub fn kinds(&self) -> Kinds {
-        let sorts = self.weights.clone();
-        let saved = Some(FindRecipe::new(move |places| find_recipe(places, &sorts)));
+        let formats = self.weights.clone();
+        let saved = Some(FindRecipe::new(move |places| find_recipe(places, &formats)));
         Kinds { model: self.models.kinds().clone(), dataset: self.datasets.kinds().clone(), saved }
     }
 }
 
 /// The recipe of the checkpoint that a run of these places would start from. Weights of other
 /// programs bring their model's.
-fn find_recipe(places: &Places, sorts: &[Weights]) -> FoundRecipe {
+fn find_recipe(places: &Places, formats: &[Weights]) -> FoundRecipe {
     const LOAD: &str = "checkpoint.load";
     const PRETRAINED: &str = "checkpoint.pretrained_checkpoint";
     if let Some(load) = &places.load
@@ -70,9 +70,9 @@ fn find_recipe(places: &Places, sorts: &[Weights]) -> FoundRecipe {
         return Ok(Some(found));
     }
     let Some(path) = places.pretrained.as_deref() else { return Ok(None) };
-    match sorts.iter().find(|sort| (sort.fingerprint)(path).is_some()) {
-        Some(sort) => {
-            let run = (sort.open)(path).map_err(|error| (PRETRAINED, error.to_string()))?.run;
+    match formats.iter().find(|format| (format.fingerprint)(path).is_some()) {
+        Some(format) => {
+            let run = (format.open)(path).map_err(|error| (PRETRAINED, error.to_string()))?.run;
             let has_files = run.files.contains_key(TOKENIZER_FILE) && path.is_dir();
             let tokenizer = has_files.then(|| tokenizer_beside(&run.run_config, path)).flatten();
             Ok(Some(SavedRecipe { text: run.run_config, path: path.to_owned(), tokenizer }))

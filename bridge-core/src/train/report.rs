@@ -21,7 +21,7 @@ pub struct StepReport {
     /// Losses by name, averaged as [`super::Ratio`] says.
     pub losses: Losses,
     /// Name of the loss that was minimised, [`LM_LOSS`] unless the step has a [loss of its
-    /// own](super::ForwardStep::own_loss).
+    /// own](super::ForwardStep::custom_loss).
     pub objective: &'static str,
     /// In fine-tuning the share of the counted tokens whose label the model finds likeliest, where
     /// the loss is computed by a kernel that counts.
@@ -98,7 +98,7 @@ pub struct EvaluationReport {
     /// Losses by name.
     pub losses: Losses,
     /// Name of the loss that the model is judged by, [`LM_LOSS`] unless the step has a [loss of its
-    /// own](super::ForwardStep::own_loss).
+    /// own](super::ForwardStep::custom_loss).
     pub objective: &'static str,
     /// Sequences evaluated.
     pub num_samples: u64,

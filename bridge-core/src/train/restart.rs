@@ -21,13 +21,13 @@ use super::device::LocalRank;
 use super::launch::{rank_timeout, run_on_threads};
 use super::progress::Progress;
 use crate::config::{InProcessRestartConfig, RawConfig, RestartGranularity, RunConfig, World};
-use crate::resilience::{Pulse, Section};
+use crate::resilience::{Heartbeat, Section};
 
 /// Seconds that are as good as for ever, and fit into a duration.
 const LONGEST: f64 = 1e9;
 
 /// Program of a rank.
-type Program<'a, T> = dyn Fn(&RunConfig, ProcessGroups, Seat) -> Result<T, TrainError> + Sync + 'a;
+type Program<'a, T> = dyn Fn(&RunConfig, ProcessGroups, RankEnv) -> Result<T, TrainError> + Sync + 'a;
 
 /// The process that restarts happen in.
 pub struct Host<'a> {
@@ -66,11 +66,11 @@ pub enum RankUnit {
 
 /// Environment of a rank of one start.
 #[derive(Clone, Debug, Default)]
-pub struct Seat {
+pub struct RankEnv {
     /// Unit that the rank runs in.
     pub unit: RankUnit,
     /// Heartbeat of the rank.
-    pub pulse: Arc<Pulse>,
+    pub heartbeat: Arc<Heartbeat>,
     /// Place among all ranks that were started, which gives its device; `None` for the place of its
     /// number.
     pub place: Option<LocalRank>,
@@ -91,7 +91,7 @@ pub struct Seat {
 pub fn run_with_restarts<T: Send>(
     mut config: RunConfig,
     host: &Host<'_>,
-    program: impl Fn(&RunConfig, ProcessGroups, Seat) -> Result<T, TrainError> + Sync,
+    program: impl Fn(&RunConfig, ProcessGroups, RankEnv) -> Result<T, TrainError> + Sync,
 ) -> Result<Vec<T>, TrainError> {
     let settings = config.inprocess_restart.clone().unwrap_or_default();
     let (mut progress, mut faults) = (Progress::new(config.checkpoint.clone()), host.faults);
@@ -195,20 +195,20 @@ fn start<T: Send>(
     (places, faults): (&Places, u32),
     (program, on_hung): (&Program<'_, T>, &OnHung<'_>),
 ) -> Result<Vec<T>, (TrainError, Vec<usize>)> {
-    let pulses: Vec<Arc<Pulse>> = (0..config.parallel.world_size).map(|_| Arc::default()).collect();
+    let heartbeats: Vec<Arc<Heartbeat>> = (0..config.parallel.world_size).map(|_| Arc::default()).collect();
     let failed: Mutex<BTreeSet<usize>> = Mutex::default();
     let interval = Duration::from_secs_f64(settings.progress_watchdog_interval.min(LONGEST));
     let (ended, end) = channel();
     std::thread::scope(|scope| {
-        let (pulses, failed) = (&pulses, &failed);
+        let (heartbeats, failed) = (&heartbeats, &failed);
         scope.spawn(move || {
             let outcome = catch_unwind(AssertUnwindSafe(|| {
                 run_on_threads(config, rank_timeout(config), |groups| {
                     let rank = groups.world().rank();
-                    let _ending = Ending(&pulses[rank]);
-                    let (pulse, place) = (Arc::clone(&pulses[rank]), places.of(rank));
-                    let seat = Seat { unit: RankUnit::Thread, pulse, place, faults, ..Seat::default() };
-                    program(config, groups, seat).inspect_err(|error| {
+                    let _ending = Ending(&heartbeats[rank]);
+                    let (heartbeat, place) = (Arc::clone(&heartbeats[rank]), places.of(rank));
+                    let rank_env = RankEnv { unit: RankUnit::Thread, heartbeat, place, faults, ..RankEnv::default() };
+                    program(config, groups, rank_env).inspect_err(|error| {
                         if !follows_from_another(error) {
                             failed.lock().unwrap_or_else(PoisonError::into_inner).insert(rank);
                         }
@@ -228,7 +228,7 @@ fn start<T: Send>(
                     return Err((error, ranks));
                 }
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
-                    let hung = hung(pulses, Duration::from_secs_f64(settings.hard_timeout.min(LONGEST)));
+                    let hung = hung(heartbeats, Duration::from_secs_f64(settings.hard_timeout.min(LONGEST)));
                     // A second look sees all of those that fell silent at about the same time.
                     if !hung.is_empty() && std::mem::replace(&mut is_seen, true) {
                         match on_hung(&hung) {}
@@ -241,10 +241,11 @@ fn start<T: Send>(
 }
 
 /// Ranks whose last sign of life is longer ago than `limit`. Getting ready may take any time.
-fn hung(pulses: &[Arc<Pulse>], limit: Duration) -> Vec<usize> {
-    let is_hung =
-        |pulse: &Pulse| !matches!(pulse.section(), Section::Setup | Section::Ended) && pulse.silence() > limit;
-    (0..pulses.len()).filter(|rank| is_hung(&pulses[*rank])).collect()
+fn hung(heartbeats: &[Arc<Heartbeat>], limit: Duration) -> Vec<usize> {
+    let is_hung = |heartbeat: &Heartbeat| {
+        !matches!(heartbeat.section(), Section::Setup | Section::Ended) && heartbeat.silence() > limit
+    };
+    (0..heartbeats.len()).filter(|rank| is_hung(&heartbeats[*rank])).collect()
 }
 
 /// The error of a world of one rank that panicked.
@@ -280,7 +281,7 @@ fn culprits(error: &TrainError, failed: BTreeSet<usize>) -> Vec<usize> {
 }
 
 /// Notes that a rank has ended, however it did.
-struct Ending<'a>(&'a Pulse);
+struct Ending<'a>(&'a Heartbeat);
 
 impl Drop for Ending<'_> {
     fn drop(&mut self) {

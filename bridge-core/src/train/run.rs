@@ -7,17 +7,17 @@ use burn::tensor::Device;
 
 use super::TrainError;
 use super::data::RunData;
-use super::doors::Doors;
 use super::exits::Exits;
 use super::inputs::Inputs;
 use super::outputs::Outputs;
 use super::report::{EvaluationReport, GlobalState, StepReport};
-use super::subsystem::{RunContext, Verdict};
+use super::subsystem::{LoopRequest, RunContext};
+use super::subsystems::Subsystems;
 use super::training::{HeldBytes, Training};
 use super::unmatched::Unmatched;
 use crate::config::RunConfig;
 use crate::model::ModelChunk;
-use crate::resilience::Pulse;
+use crate::resilience::Heartbeat;
 use crate::timers::{TimerLevel, Timers};
 
 /// A run, set up and ready to train. Made by [`super::setup`].
@@ -31,13 +31,13 @@ pub struct TrainingRun {
     pub(super) training: Training,
     pub(super) inputs: Inputs,
     pub(super) outputs: Outputs,
-    pub(super) doors: Doors,
+    pub(super) subsystems: Subsystems,
     pub(super) exits: Exits,
     pub(super) timers: Arc<Timers>,
     /// Heartbeat of this rank.
-    pub(super) pulse: Arc<Pulse>,
+    pub(super) heartbeat: Arc<Heartbeat>,
     /// Requests of subsystems at evaluations since the last check for exits.
-    pub(super) asked: Verdict,
+    pub(super) asked: LoopRequest,
     /// In what the model and the checkpoint that was loaded differ.
     pub(super) unmatched: Unmatched,
     /// The last evaluation of the validation split.
@@ -97,7 +97,7 @@ impl TrainingRun {
     }
 
     /// The subsystems, and what they see.
-    pub(super) fn doors(&mut self) -> (&mut Doors, RunContext<'_>) {
+    pub(super) fn subsystems(&mut self) -> (&mut Subsystems, RunContext<'_>) {
         let context = RunContext {
             state: &self.state,
             groups: &self.groups,
@@ -105,7 +105,7 @@ impl TrainingRun {
             timers: &self.timers,
             reporter: &self.outputs.reporter,
         };
-        (&mut self.doors, context)
+        (&mut self.subsystems, context)
     }
 
     pub(super) fn saves(&self) -> bool {
@@ -118,7 +118,7 @@ impl TrainingRun {
         let batches = &self.training.num_microbatches;
         self.exits.step_took(step.seconds);
         state.step += 1;
-        self.exits.standing().done(state.step);
+        self.exits.stop_deadline().done(state.step);
         state.consumed_train_samples += step.batch_size;
         state.skipped_train_samples +=
             batches.current_global_batch_size() - batches.current_running_global_batch_size();

@@ -10,7 +10,7 @@ use super::exits::CancelHandle;
 use super::forward_step::{ForwardStep, LanguageModelStep};
 use super::registry::Registry;
 use super::reporter::Console;
-use super::restart::Seat;
+use super::restart::RankEnv;
 use super::subsystem::Subsystem;
 use super::watched_signals::WatchSignals;
 use crate::checkpoint::CheckpointManager;
@@ -47,7 +47,7 @@ pub struct RunOptions {
     /// changes with each start, such as pods.
     pub node: Option<String>,
     /// Environment of this rank, from the launcher that restarts ranks.
-    pub seat: Seat,
+    pub rank_env: RankEnv,
     /// When the program began: `train.exit_duration_in_mins` counts from here, so that set-up
     /// counts too.
     pub started: Instant,
@@ -69,7 +69,7 @@ impl RunOptions {
             sinks: Vec::new(),
             groups: ProcessGroups::single(),
             node: None,
-            seat: Seat::default(),
+            rank_env: RankEnv::default(),
             started: Instant::now(),
         }
     }

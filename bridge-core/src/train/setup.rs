@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bridge_dist::mesh::ProcessGroups;
-use bridge_kernels::memory::give_back_unneeded;
+use bridge_kernels::memory::release_unused_memory;
 use burn::tensor::{Device, FloatDType};
 use bytes::Bytes;
 
@@ -19,7 +19,6 @@ use super::data::RunData;
 use super::data_errors::name_setting;
 use super::device::{LocalRank, select_device_of_rank};
 use super::distillation::Teacher;
-use super::doors::{Doors, LossWatch, check_metric};
 use super::exits::{CancelHandle, Exits};
 use super::forward_step::ForwardStep;
 use super::graphs::MicroBatchGraphs;
@@ -39,7 +38,8 @@ use super::run::TrainingRun;
 use super::run_options::RunOptions;
 use super::step::schedule_overrides;
 use super::step_flops::SequenceFlops;
-use super::subsystem::Verdict;
+use super::subsystem::LoopRequest;
+use super::subsystems::{LossWatch, Subsystems, check_metric};
 use super::text::check_source;
 use super::training::Training;
 use super::watched_signals::{WatchSignals, watch_signals};
@@ -56,15 +56,15 @@ use crate::optim::{
     Sharding,
 };
 use crate::plan;
-use crate::resilience::Pulse;
+use crate::resilience::Heartbeat;
 use crate::resilience::rerun::{Placement, RerunStateMachine};
 use crate::schedule::{NumMicrobatchesCalculator, OptimizerParamScheduler};
 use crate::timers::Timers;
 
 /// Messages about another program's weights that a run starts from, on rank 0.
-fn remarks((config, groups): (&RunConfig, &ProcessGroups), sorts: &[Weights], start: Option<&Start>) -> Vec<String> {
+fn remarks((config, groups): (&RunConfig, &ProcessGroups), formats: &[Weights], start: Option<&Start>) -> Vec<String> {
     let begins = start.is_some_and(|start| start.is_pretrained) && ranks::is_first(groups);
-    begins.then(|| remark_on_foreign(config, sorts)).flatten().into_iter().collect()
+    begins.then(|| remark_on_foreign(config, formats)).flatten().into_iter().collect()
 }
 
 /// Sets a run up: logs, tokenizer and data, model, optimizer, schedules, and the checkpoint to
@@ -78,10 +78,10 @@ fn remarks((config, groups): (&RunConfig, &ProcessGroups), sorts: &[Weights], st
 pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, TrainError> {
     let config = Arc::new(config);
     let (registry, groups) = (&options.registry, &options.groups);
-    let place = options.seat.place.unwrap_or(ranks::local_rank(groups.world())?);
-    let pulse = Arc::clone(&options.seat.pulse);
+    let place = options.rank_env.place.unwrap_or(ranks::local_rank(groups.world())?);
+    let heartbeat = Arc::clone(&options.rank_env.heartbeat);
     // What can be refused is refused before anything is written.
-    let checked = graphs_can_be(&config, options.seat.unit).and_then(|()| check(&config, registry, place));
+    let checked = graphs_can_be(&config, options.rank_env.unit).and_then(|()| check(&config, registry, place));
     let checked = ranks::agree(groups, "checking the run", checked)?;
     let outputs = if ranks::is_first(groups) { check_outputs(&config) } else { Ok(()) };
     ranks::agree(groups, "checking the run", outputs)?;
@@ -92,11 +92,11 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let teacher = distillation::find(&config, registry, groups)?;
     let begun = start.as_ref().map_or_else(|| Ok(TrainState::default()), Start::train_state)?;
     let config = config.continued_after(begun.step, begun.consumed_train_samples).map_or(config, Arc::new);
-    let lineage = Lineage::of(&config, &registry.kinds(), start.as_ref(), options.seat.run.clone());
+    let lineage = Lineage::of(&config, &registry.kinds(), start.as_ref(), options.rank_env.run.clone());
     let lineage = ranks::agree(groups, "comparing the run with its checkpoint", lineage)?;
     let mut reporter = Reporter::new(&config, (options.console, options.verbosity), groups.world().rank());
-    let process = (options.signals, options.seat.unit);
-    let exits = watch((&config, groups), process, (options.cancel, options.started), (&reporter, &pulse))?;
+    let process = (options.signals, options.rank_env.unit);
+    let exits = watch((&config, groups), process, (options.cancel, options.started), (&reporter, &heartbeat))?;
     let requests = exits.requests();
     let base = lineage.tokenizer();
     let preparation = Preparation { config: &config, groups, place, base, requests, reporter: &reporter };
@@ -113,15 +113,15 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
             start: start.as_ref(),
             begun: &begun,
             lineage: &lineage,
-            faults: options.seat.faults,
+            faults: options.rank_env.faults,
             warnings: &known.warnings,
         },
         options.sinks,
     );
     let lock = ranks::agree(groups, "opening logs", opened)?;
-    let saver = Saver::open(&config, groups, (&pulse, manager))?;
-    let dumps = GradientDumps::open(&config, groups, &pulse)?;
-    let temporary = Temporary::open(&config, groups, (begun.step, &pulse))?;
+    let saver = Saver::open(&config, groups, (&heartbeat, manager))?;
+    let dumps = GradientDumps::open(&config, groups, &heartbeat)?;
+    let temporary = Temporary::open(&config, groups, (begun.step, &heartbeat))?;
     let timers = Arc::new(timers(&config, &checked.device.clone().without_autodiff()));
     let forward_step = dpo::step_of(&config, options.forward_step);
     let provider = options.overrides.unwrap_or_else(|| Box::new(convert::standard_overrides(&config)));
@@ -131,7 +131,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let placement = convert::placement(&config, groups.world().rank(), place, options.node);
     let losses = loss_watch(&config, placement.clone());
     let mut run = TrainingRun {
-        doors: Doors::new(&config, groups, (losses, placement, &options.seat), options.subsystems)?,
+        subsystems: Subsystems::new(&config, groups, (losses, placement, &options.rank_env), options.subsystems)?,
         inputs: Inputs {
             tokenizer_files: tokenizer_files(&data, start.as_ref())?,
             data,
@@ -146,17 +146,17 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
             lock,
             last_saved_step: None,
             from_temporary: false,
-            standing: Arc::clone(exits.standing()),
+            stop_deadline: Arc::clone(exits.stop_deadline()),
         },
         state: GlobalState { config: Arc::clone(&config), train_state: TrainState::default() },
         groups: options.groups,
         last_validation: None,
         unmatched: super::Unmatched::default(),
-        asked: Verdict::default(),
+        asked: LoopRequest::default(),
         training,
         exits,
         timers,
-        pulse,
+        heartbeat,
         config,
     };
     restore(&mut run, start.as_ref(), &lineage, teacher)?;
@@ -174,10 +174,10 @@ fn watch(
     (config, groups): (&RunConfig, &ProcessGroups),
     process: (WatchSignals, RankUnit),
     from_outside: (CancelHandle, Instant),
-    (reporter, pulse): (&Reporter, &Arc<Pulse>),
+    (reporter, heartbeat): (&Reporter, &Arc<Heartbeat>),
 ) -> Result<Exits, TrainError> {
     let signals = watch_signals(config, process.0, process.1)?;
-    let mut exits = Exits::new(groups, signals, from_outside, Arc::clone(pulse))?;
+    let mut exits = Exits::new(groups, signals, from_outside, Arc::clone(heartbeat))?;
     if ranks::is_first(groups) && process.0 == WatchSignals::Process {
         exits.announce(reporter.progress(), config);
     }
@@ -198,11 +198,11 @@ fn restore(
     let models = [("teacher", teacher.as_ref().map(Teacher::identity)), ("reference", reference)];
     lineage.note_models(models, &mut run.inputs.lineage)?.iter().for_each(|text| run.outputs.reporter.warn(text));
     let step = run.state.train_state.step;
-    run.exits.standing().done(step);
-    run.exits.standing().saved(step);
+    run.exits.stop_deadline().done(step);
+    run.exits.stop_deadline().saved(step);
     run.training.distillation = teacher.map(|teacher| teacher.build(run)).transpose()?;
     // What was read with the weights is not needed again.
-    give_back_unneeded();
+    release_unused_memory();
     Ok(())
 }
 
@@ -214,7 +214,7 @@ fn fitting(
     models: &ModelRegistry,
 ) -> Result<Option<Teacher>, TrainError> {
     // What reading the data left is not needed again.
-    give_back_unneeded();
+    release_unused_memory();
     let teacher = teacher.map(|teacher| teacher.check(config, data, rows)).transpose();
     let teacher = ranks::agree(groups, "comparing the model with its teacher", teacher)?;
     let of_teacher = teacher.as_ref().map_or(0, |teacher| teacher.bytes(config));

@@ -8,7 +8,6 @@ use bridge_kernels::Philox;
 
 use super::build_data::FINETUNING;
 use super::checkpointing::save_gradients;
-use super::doors::OwnResults;
 use super::exit_reason::ExitReason;
 use super::forward_step::{ForwardStep, LM_LOSS, Losses, Ratio, add_recorded, add_reported, objective_of};
 use super::graphs;
@@ -19,6 +18,7 @@ use super::report::StepReport;
 use super::routers::{RouterReport, RouterSums};
 use super::run::TrainingRun;
 use super::step_flops::SequenceLengths;
+use super::subsystems::OwnResults;
 use super::threads::compute;
 use super::{TrainError, ranks};
 use crate::logging::Figure;
@@ -66,7 +66,7 @@ fn compute_step(run: &mut TrainingRun, mut data: StepData, started: Instant) -> 
     run.training.stream_gradients.begin(wants_streams);
     let mut pass_result = Pass::default();
     loop {
-        match run.doors.losses.next_pass(&run.groups)? {
+        match run.subsystems.losses.next_pass(&run.groups)? {
             // Steps draw from counter-based streams, and the data is rewound where it is not all in
             // memory.
             NextPass::Run => match forward_backward(run, &mut data)? {
@@ -78,7 +78,7 @@ fn compute_step(run: &mut TrainingRun, mut data: StepData, started: Instant) -> 
                 }
             },
             NextPass::Done => break,
-            NextPass::Exit => return Ok(StepEnd::Exit(run.doors.losses.exit_decision())),
+            NextPass::Exit => return Ok(StepEnd::Exit(run.subsystems.losses.exit_decision())),
         }
     }
     let rates = rates(run);
@@ -309,7 +309,7 @@ fn forward_backward(run: &mut TrainingRun, data: &mut StepData) -> Result<PassEn
     let timers = Arc::clone(&run.timers);
     let _sharing = timers.span("share-losses", Labels::default());
     let own = OwnResults { loss_sums, num_tokens: own_tokens, gradients: run.training.reducer.take_own_norms() };
-    run.doors.losses.judge((&run.groups, &run.outputs.reporter), &own)?;
+    run.subsystems.losses.judge((&run.groups, &run.outputs.reporter), &own)?;
     // Shared with the losses, which costs no message.
     let is_counted = run.config.dataset.kind == FINETUNING && objective == LM_LOSS;
     if is_counted {
@@ -388,7 +388,7 @@ fn window_pass(
     while done < batches.len() {
         let left = batches.len() - done;
         // A repeated pass is not left: its outcome is what the step was repeated for.
-        let count = if run.doors.losses.is_rerunning() { left } else { data.pause(run.exits.wanted(left), left) };
+        let count = if run.subsystems.losses.is_rerunning() { left } else { data.pause(run.exits.wanted(left), left) };
         let pass = done..done + count;
         let timer = timers.start("forward-backward", TimerLevel::Phase);
         run.timers.spans().begin_pass(start + pass.start);
@@ -423,7 +423,7 @@ fn window_pass(
         gathered.done += count;
         done += count;
         if start + done < total
-            && !run.doors.losses.is_rerunning()
+            && !run.subsystems.losses.is_rerunning()
             && let Some(reason) = run.exits.look_within_step(&run.groups, count)?
         {
             return Ok(Some(reason));
@@ -447,7 +447,7 @@ fn optimizer_step(run: &mut TrainingRun, rates: &Rates, pass: &Pass) -> Result<S
     let timer = run.timers.start("optimizer", TimerLevel::Phase);
     let scales = StepScales { loss_scale: run.training.loss_scaler.scale(), divisor: pass.divisor };
     let held = (run.training.chunks.as_mut_slice(), &mut run.training.gradients);
-    let outcome = run.training.optimizer.step_with_squares(pass.squares, held, &rates.groups, scales)?;
+    let outcome = run.training.optimizer.step_with_grad_norm_sq(pass.squares, held, &rates.groups, scales)?;
     drop(timer);
     if !outcome.success && run.config.ddp.check_for_nan_in_grad {
         return Err(TrainError::GradientNotFinite {

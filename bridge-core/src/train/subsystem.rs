@@ -1,5 +1,5 @@
 //! Interface between loop and subsystems: the events, the accessible state, and the requests.
-//! Subsystems themselves are in `doors`.
+//! Subsystems themselves are in `subsystems`.
 
 use std::path::{Path, PathBuf};
 
@@ -19,7 +19,7 @@ use crate::timers::Timers;
 /// of every rank that has it. Every method does nothing by default.
 ///
 /// At each place subsystems are called in one order: those that measure, the program's own in the
-/// order of registration, those that judge (`Doors::new` has the list). An error ends the run,
+/// order of registration, those that judge (`Subsystems::new` has the list). An error ends the run,
 /// after the sinks have been served.
 pub trait Subsystem: Send {
     /// Name for messages.
@@ -59,22 +59,22 @@ pub trait Subsystem: Send {
     ///
     /// # Errors
     /// The step fails, and the run with it.
-    fn after_step(&mut self, _run: &mut RunContext, _step: &StepReport) -> Result<Verdict, TrainError> {
-        Ok(Verdict::default())
+    fn after_step(&mut self, _run: &mut RunContext, _step: &StepReport) -> Result<LoopRequest, TrainError> {
+        Ok(LoopRequest::default())
     }
 
-    /// An evaluation is done and reported. What the verdict asks for is done when the step before
+    /// An evaluation is done and reported. What the request asks for is done when the step before
     /// it is over; after training, nothing is.
     ///
     /// # Errors
     /// They end the run.
-    fn on_evaluation(&mut self, _run: &mut RunContext, _report: &EvaluationReport) -> Result<Verdict, TrainError> {
-        Ok(Verdict::default())
+    fn on_evaluation(&mut self, _run: &mut RunContext, _report: &EvaluationReport) -> Result<LoopRequest, TrainError> {
+        Ok(LoopRequest::default())
     }
 
     /// Why training is over, though iterations are left; asked before each of them. Then comes what
     /// comes after the last iteration.
-    fn is_over(&self, _state: &GlobalState) -> Option<String> {
+    fn stop_reason(&self, _state: &GlobalState) -> Option<String> {
         None
     }
 
@@ -89,7 +89,7 @@ pub trait Subsystem: Send {
     }
 
     /// A checkpoint that must not be deleted to make room for others.
-    fn keeps(&self) -> Option<PathBuf> {
+    fn protected_checkpoint(&self) -> Option<PathBuf> {
         None
     }
 
@@ -133,7 +133,7 @@ pub enum Agreement {
 /// Request of a subsystem after a step. Ranks agree on it: if one rank requests something, all
 /// ranks do it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Verdict {
+pub struct LoopRequest {
     /// Lines for the console.
     pub notes: Vec<String>,
     /// Lines for the log file, and for a console that shows everything.
@@ -144,7 +144,7 @@ pub struct Verdict {
     pub exit: Option<(i32, String)>,
 }
 
-impl Verdict {
+impl LoopRequest {
     /// Asks for a line on the console.
     #[must_use]
     pub fn note(mut self, text: impl Into<String>) -> Self {
@@ -220,10 +220,10 @@ impl RunContext<'_> {
         self.reporter.note(text);
     }
 
-    /// Says what the verdict of a step has to say.
-    pub(super) fn tell(&self, verdict: &Verdict) {
-        verdict.notes.iter().for_each(|note| self.reporter.note(note));
-        verdict.details.iter().for_each(|detail| self.reporter.details(detail));
+    /// Says what the request of a step has to say.
+    pub(super) fn tell(&self, request: &LoopRequest) {
+        request.notes.iter().for_each(|note| self.reporter.note(note));
+        request.details.iter().for_each(|detail| self.reporter.details(detail));
     }
 }
 

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use bridge_data::tokenizer::{Case, HuggingFaceTokenizer, TiktokenParams, TiktokenPattern};
-use bridge_data::{chat, outside};
+use bridge_data::{chat, untrusted_io};
 use serde_json::{Map, Value};
 
 use super::TrainError;
@@ -129,7 +129,7 @@ pub(super) fn with_template(
 ) -> Result<HuggingFaceTokenizer, TrainError> {
     let path = Path::new(template);
     let mut text = match names_file(template) {
-        true => outside::read_text(path, outside::SETTINGS_BYTES)
+        true => untrusted_io::read_text(path, untrusted_io::SETTINGS_BYTES)
             .map_err(|error| wrong("tokenizer.chat_template", &format!("{}: cannot read: {error}", path.display())))?,
         false => template.to_owned(),
     };

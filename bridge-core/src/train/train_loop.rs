@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use bridge_kernels::memory::give_back_unneeded;
+use bridge_kernels::memory::release_unused_memory;
 
 use super::TrainError;
 use super::checkpointing::save_checkpoint;
@@ -14,7 +14,7 @@ use super::micro_batches::skip_micro_batches;
 use super::report::StepReport;
 use super::run::TrainingRun;
 use super::step::{StepEnd, train_step};
-use super::subsystem::Verdict;
+use super::subsystem::LoopRequest;
 use crate::logging::{Occasion, Split};
 use crate::resilience::Section;
 use crate::resilience::rerun::ExitDecision;
@@ -28,12 +28,12 @@ use crate::timers::Labels;
 /// that cannot be written, ranks that cannot communicate.
 pub fn train(run: &mut TrainingRun) -> Result<ExitReason, TrainError> {
     let end = catch_comm_error(|| {
-        let (doors, mut context) = run.doors();
-        doors.on_run_start(&mut context)?;
+        let (subsystems, mut context) = run.subsystems();
+        subsystems.on_run_start(&mut context)?;
         train_steps(run)
     });
-    let (doors, mut context) = run.doors();
-    let end = catch_comm_error(|| doors.on_run_end(&mut context, end));
+    let (subsystems, mut context) = run.subsystems();
+    let end = catch_comm_error(|| subsystems.on_run_end(&mut context, end));
     run.outputs.reporter.training_ends();
     if let Ok(reason) = &end {
         run.note(&reason.to_string());
@@ -49,7 +49,7 @@ fn train_steps(run: &mut TrainingRun) -> Result<ExitReason, TrainError> {
     let timers = Arc::clone(&run.timers);
     let mut is_first = true;
     while run.state.train_state.step < run.config.train.train_iters as u64 {
-        if let Some(why) = run.doors.is_over(&run.groups, &run.state)? {
+        if let Some(why) = run.subsystems.stop_reason(&run.groups, &run.state)? {
             end = ExitReason::Over(why);
             break;
         }
@@ -58,15 +58,15 @@ fn train_steps(run: &mut TrainingRun) -> Result<ExitReason, TrainError> {
         match skip_iteration(run)? {
             Skip::Nothing => {}
             // What is due in an iteration is due whether it trains or not, and so is an exit.
-            Skip::Iteration => match checkpoint_and_decide_exit(run, Verdict::default())? {
+            Skip::Iteration => match checkpoint_and_decide_exit(run, LoopRequest::default())? {
                 Some(reason) => return Ok(reason),
                 None => continue,
             },
             Skip::Stopped(reason) => return stop_within_step(run, reason),
         }
-        run.pulse.enter(Section::Step);
-        let (doors, mut context) = run.doors();
-        doors.before_step(&mut context)?;
+        run.heartbeat.enter(Section::Step);
+        let (subsystems, mut context) = run.subsystems();
+        subsystems.before_step(&mut context)?;
         let iteration = Some(run.state.train_state.step + 1);
         let _span = timers.span("step", Labels { iteration, ..Labels::default() });
         let mut step = match train_step(run)? {
@@ -75,19 +75,19 @@ fn train_steps(run: &mut TrainingRun) -> Result<ExitReason, TrainError> {
             StepEnd::Stopped(reason) => return stop_within_step(run, reason),
         };
         run.advance(&step);
-        let verdict = tell_step(run, &mut step)?;
-        run.pulse.enter(Section::OutOfSection);
+        let request = tell_step(run, &mut step)?;
+        run.heartbeat.enter(Section::OutOfSection);
         if std::mem::take(&mut is_first) {
             // The first step makes what later ones find: states of the optimizer, buffers of the
             // ranks.
             let _span = timers.span("give-back", Labels::default());
-            give_back_unneeded();
+            release_unused_memory();
         }
         if validation_is_due(run) {
             validate(run)?;
         }
         let _ending = timers.span("checkpoint-and-exit", Labels::default());
-        if let Some(reason) = checkpoint_and_decide_exit(run, verdict)? {
+        if let Some(reason) = checkpoint_and_decide_exit(run, request)? {
             return Ok(reason);
         }
     }
@@ -106,19 +106,19 @@ pub(super) fn save_end(run: &mut TrainingRun) -> Result<(), TrainError> {
 }
 
 /// Reports a step that is counted, with the figures of subsystems, and returns their requests.
-fn tell_step(run: &mut TrainingRun, step: &mut StepReport) -> Result<Verdict, TrainError> {
+fn tell_step(run: &mut TrainingRun, step: &mut StepReport) -> Result<LoopRequest, TrainError> {
     let timers = Arc::clone(&run.timers);
     let spanned = |name| timers.span(name, Labels::default());
     let span = spanned("measure");
-    let (doors, mut context) = run.doors();
-    doors.measure(&mut context, step)?;
+    let (subsystems, mut context) = run.subsystems();
+    subsystems.measure(&mut context, step)?;
     drop(span);
     let span = spanned("report");
     run.outputs.reporter.step(&run.state, step);
     drop(span);
     let _span = spanned("judge");
-    let (doors, mut context) = run.doors();
-    doors.after_step(&mut context, step)
+    let (subsystems, mut context) = run.subsystems();
+    subsystems.after_step(&mut context, step)
 }
 
 /// Moves the batch ramp-up on. A change of batch size after the first step is preceded by a
@@ -162,7 +162,7 @@ fn skip_iteration(run: &mut TrainingRun) -> Result<Skip, TrainError> {
     let batch = num_microbatches * run.config.samples_per_microstep() as u64;
     let state = &mut run.state.train_state;
     state.step += 1;
-    run.exits.standing().done(state.step);
+    run.exits.stop_deadline().done(state.step);
     state.consumed_train_samples += batch;
     state.skipped_train_samples += batch;
     run.outputs.reporter.note(&format!("iteration {next} skipped, as train.iterations_to_skip asks"));
@@ -211,5 +211,9 @@ pub(super) fn make_up_for_validation(run: &mut TrainingRun) -> Result<Option<Exi
         return Ok(None);
     }
     validate(run)?;
-    if run.state.train_state.owes_validation { checkpoint_and_decide_exit(run, Verdict::default()) } else { Ok(None) }
+    if run.state.train_state.owes_validation {
+        checkpoint_and_decide_exit(run, LoopRequest::default())
+    } else {
+        Ok(None)
+    }
 }

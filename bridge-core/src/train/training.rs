@@ -21,7 +21,7 @@ use super::step_flops::SequenceFlops;
 use super::stream_gradients::StreamGradients;
 use super::streams::numbers;
 use crate::inspect::{Inspector, TensorKind};
-use crate::model::{Adapter, Batch, ModelChunk, OwnLoss};
+use crate::model::{Adapter, Batch, CustomLossCall, ModelChunk};
 use crate::optim::{GradientBuffer, GradientReducer, Optimizer};
 use crate::schedule::{LossScaler, NumMicrobatchesCalculator, OptimizerParamScheduler};
 
@@ -99,19 +99,23 @@ impl Training {
         state: &GlobalState,
         groups: &ProcessGroups,
         batches: &[Batch],
-    ) -> Result<Vec<Option<OwnLoss>>, TrainError> {
+    ) -> Result<Vec<Option<CustomLossCall>>, TrainError> {
         let Some(distillation) = &mut self.distillation else {
             return self.own_losses(state, batches);
         };
         let losses = distillation.losses(groups, batches)?;
-        self.own_figures.extend(losses.iter().flatten().flat_map(OwnLoss::recorded).map(|(name, ..)| name));
+        self.own_figures.extend(losses.iter().flatten().flat_map(CustomLossCall::recorded).map(|(name, ..)| name));
         Ok(losses)
     }
 
     /// Losses that the head computes for micro-batches instead of its own, after the reference has
     /// run. A model with a teacher is evaluated by its own loss. All ranks of a pipeline call this
     /// together.
-    pub fn own_losses(&mut self, state: &GlobalState, batches: &[Batch]) -> Result<Vec<Option<OwnLoss>>, TrainError> {
+    pub fn own_losses(
+        &mut self,
+        state: &GlobalState,
+        batches: &[Batch],
+    ) -> Result<Vec<Option<CustomLossCall>>, TrainError> {
         if self.distillation.is_some() {
             return Ok(batches.iter().map(|_| None).collect());
         }
@@ -119,13 +123,13 @@ impl Training {
         // Kept apart from the pass: what the reference says of a micro-batch is small.
         if let Some(chunks) = &mut self.reference {
             let of_reference: Vec<_> =
-                batches.iter().map(|batch| self.forward_step.reference_loss(batch).map(OwnLoss::new)).collect();
+                batches.iter().map(|batch| self.forward_step.reference_loss(batch).map(CustomLossCall::new)).collect();
             let mut work = ReferenceBatches { batches, losses: &of_reference };
             self.pipeline.evaluate(chunks, batches.len(), &mut work)?;
         }
         for batch in batches {
-            let own = self.forward_step.own_loss(state, batch).map(OwnLoss::new);
-            self.own_figures.extend(own.iter().flat_map(OwnLoss::recorded).map(|(name, ..)| name));
+            let own = self.forward_step.custom_loss(state, batch).map(CustomLossCall::new);
+            self.own_figures.extend(own.iter().flat_map(CustomLossCall::recorded).map(|(name, ..)| name));
             losses.push(own);
         }
         let needs_one = self.adapter.as_ref().is_some_and(|adapter| adapter.last_layer().is_some());

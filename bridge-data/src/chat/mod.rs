@@ -16,8 +16,8 @@ use std::sync::OnceLock;
 use serde_json::{Map, Value, json};
 use twox_hash::XxHash3_64;
 
-use crate::outside;
 use crate::tokenizer::{TOOL_USE_FILE, Tokenizer, TokenizerError};
+use crate::untrusted_io;
 
 #[cfg(test)]
 pub(crate) use jinja::limits::computed;
@@ -345,7 +345,7 @@ fn malformed(path: &Path, problem: String) -> ChatError {
 
 /// The text of a file, if it exists.
 fn read(path: &Path) -> Result<Option<String>, ChatError> {
-    match outside::read_text(path, outside::SETTINGS_BYTES) {
+    match untrusted_io::read_text(path, untrusted_io::SETTINGS_BYTES) {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(source) => Err(ChatError::Io { path: path.to_owned(), source }),

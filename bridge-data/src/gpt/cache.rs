@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::index::{EpochPlan, IndexRequest, PartialSample, SampleIndex, SampleIndices, ShuffleIndex};
 use crate::npy::{self, IndexArray, Npy};
-use crate::{DataError, atomic, outside};
+use crate::{DataError, atomic, untrusted_io};
 
 /// Names the files of one dataset in one cache folder.
 pub(crate) struct CacheKey {
@@ -38,7 +38,7 @@ impl CacheKey {
     /// Loads the fingerprint; `None` when another program wrote the cache.
     pub(crate) fn read_fingerprint(&self) -> Result<Option<Fingerprint>, DataError> {
         let path = self.file(FINGERPRINT);
-        match outside::read(&path, outside::SETTINGS_BYTES) {
+        match untrusted_io::read(&path, untrusted_io::SETTINGS_BYTES) {
             Ok(text) => serde_json::from_slice(&text)
                 .map(Some)
                 .map_err(|error| DataError::malformed(&path, format!("damaged fingerprint: {error}"))),

@@ -11,8 +11,8 @@ use twox_hash::XxHash3_64;
 
 use super::checks::Header;
 use super::{HEADER_BYTES, TokenDtype, bin_path, idx_path};
-use crate::made::{self, Depth};
-use crate::{DataError, outside};
+use crate::manifest::{self, Depth};
+use crate::{DataError, untrusted_io};
 
 /// Access to `.bin`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -87,16 +87,16 @@ impl IndexedDataset {
     pub fn open_with_modes(prefix: impl AsRef<Path>, access: BinAccess, modes: ModeColumn) -> Result<Self, DataError> {
         let prefix = prefix.as_ref().to_owned();
         let index_path = idx_path(&prefix);
-        made::check(&prefix, Depth::Sampled)?;
-        let index = outside::map(&index_path).map_err(DataError::io("open the index", &index_path))?;
+        manifest::check(&prefix, Depth::Sampled)?;
+        let index = untrusted_io::map(&index_path).map_err(DataError::io("open the index", &index_path))?;
         let header = Header::parse(&index, &index_path)?;
         header.check_size(index.len(), modes, &index_path)?;
 
         let data_path = bin_path(&prefix);
         let opening = || DataError::io("open the tokens", &data_path);
         let (bin, bin_bytes) = match access {
-            BinAccess::Mmap => outside::map(&data_path).map(|map| (map.len() as u64, Bin::Map(map))),
-            BinAccess::Pread => outside::open(&data_path).map(|(file, size)| (size, Bin::File(file))),
+            BinAccess::Mmap => untrusted_io::map(&data_path).map(|map| (map.len() as u64, Bin::Map(map))),
+            BinAccess::Pread => untrusted_io::open(&data_path).map(|(file, size)| (size, Bin::File(file))),
         }
         .map(|(size, bin)| (bin, size))
         .map_err(opening())?;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::reader::{BinAccess, IndexedDataset, ModeColumn};
 use super::{MAGIC, TokenDtype, VERSION, bin_path, idx_path};
 use crate::atomic::TempFile;
-use crate::{DataError, made};
+use crate::{DataError, manifest};
 
 /// The values of one sequence for the builder.
 #[derive(Debug, Clone, Copy)]
@@ -195,8 +195,8 @@ impl IndexedDatasetBuilder {
         let bin =
             self.bin.into_inner().map_err(|error| DataError::io("write tokens to", &data_path)(error.into_error()))?;
         // What vouched for the files of this name does not vouch for these.
-        if made::is_recorded(&self.prefix) {
-            made::own(&self.prefix)?;
+        if manifest::is_recorded(&self.prefix) {
+            manifest::own(&self.prefix)?;
         }
         // An old index must not be seen beside new tokens, not even for a moment.
         match std::fs::remove_file(&index_path) {

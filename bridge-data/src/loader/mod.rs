@@ -13,7 +13,7 @@ use super::DataError;
 use super::dataset::{Dataset, FetchOrder, Filling, Sample};
 use super::extra::{self, Extra, ExtraCut, ExtraValues, Extras, PADDING, chunks_of};
 use super::sampler::SampleIndices;
-use crate::outside::panic_message;
+use crate::untrusted_io::panic_message;
 
 /// The part of its samples that a micro-batch has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -19,7 +19,7 @@ pub use train::{TokenizerTraining, train_tokenizer, train_tokenizer_locked};
 
 use super::indexed::{IndexedDatasetBuilder, TokenDtype, bin_path, idx_path};
 use super::source::{Documents, RawDocument, Text, TextSource};
-use super::{DataError, atomic, made};
+use super::{DataError, atomic, manifest};
 use crate::tokenizer::{Tokenizer, require_eod};
 
 /// Bytes of text that are tokenized together; the reader is ahead by the same amount.
@@ -162,7 +162,7 @@ pub fn pack(params: &PackParams<'_>) -> Result<PackReport, DataError> {
 /// # Errors
 /// A record that cannot be read.
 pub fn packed_with(prefix: &Path) -> Result<Option<serde_json::Value>, DataError> {
-    let record = made::read::<serde_json::Value>(prefix)?;
+    let record = manifest::read::<serde_json::Value>(prefix)?;
     Ok(record.and_then(|mut record| record.made_from.get_mut("tokenizer").map(serde_json::Value::take)))
 }
 
@@ -202,11 +202,11 @@ pub fn pack_locked(params: &PackParams<'_>) -> Result<(PackReport, OutputLock), 
     let builder = IndexedDatasetBuilder::create(params.output_prefix, dtype)?;
     let mut packer = Packer::new(params, builder, eod);
     packer.run()?;
-    made::own(params.output_prefix)?;
+    manifest::own(params.output_prefix)?;
     let mut report = packer.finish()?;
     report.seconds = started.elapsed().as_secs_f64();
     // A stream cannot be known again, so what was made from it is not reused.
-    made::store(params.output_prefix, key.unwrap_or_default(), &[&data_path, &index_path], &report)?;
+    manifest::store(params.output_prefix, key.unwrap_or_default(), &[&data_path, &index_path], &report)?;
     Ok((report, lock))
 }
 

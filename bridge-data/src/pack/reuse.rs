@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::indexed::with_suffix;
-use crate::{DataError, made, outside};
+use crate::{DataError, manifest, untrusted_io};
 
 /// Longest time that a writer waits for readers, which hold the lock only while they open the
 /// output.
@@ -68,7 +68,7 @@ impl OutputLock {
         }
         let mut pause = Duration::from_micros(100);
         loop {
-            let file = outside::lockable(&path).map_err(DataError::io("open the lock file", &path))?;
+            let file = untrusted_io::lockable(&path).map_err(DataError::io("open the lock file", &path))?;
             match attempt(&file) {
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => {
@@ -149,12 +149,12 @@ pub(crate) fn claim<R: DeserializeOwned>(
         Some(report) => Claim::Whole(report, lock),
         None => {
             // What was made has a record beside it, from before its files appear.
-            let foreign = files.iter().find(|file| file.exists()).filter(|_| !made::is_recorded(output));
+            let foreign = files.iter().find(|file| file.exists()).filter(|_| !manifest::is_recorded(output));
             if let (Some(path), Overwrite::Own) = (foreign, overwrite) {
                 return Err(DataError::NotMade { path: path.to_path_buf() });
             }
-            if made::is_recorded(output) {
-                made::own(output)?;
+            if manifest::is_recorded(output) {
+                manifest::own(output)?;
             }
             Claim::ToWrite(lock)
         }
@@ -179,9 +179,9 @@ fn sizes_of(files: &[&Path]) -> Option<Vec<u64>> {
 /// Their bytes are compared where they are opened.
 pub(crate) fn load<R: DeserializeOwned>(output: &Path, key: &Value, files: &[&Path]) -> Result<Option<R>, DataError> {
     // A record that does not parse counts as missing.
-    let record = made::read::<R>(output)?;
+    let record = manifest::read::<R>(output)?;
     // The record vouches for the first of the files; the others may be edited.
-    let same = |record: &made::Record<R>| {
+    let same = |record: &manifest::Record<R>| {
         let vouched = files.get(..record.sizes.len()).and_then(sizes_of);
         record.made_from == *key && Some(&record.sizes) == vouched.as_ref()
     };

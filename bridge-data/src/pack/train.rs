@@ -10,7 +10,7 @@ use crate::source::{Documents, Text, TextSource};
 use crate::tokenizer::{
     BpeTrainParams, HuggingFaceTokenizer, Tokenizer, TokenizerError, safe_cut, train_byte_level_bpe_until,
 };
-use crate::{DataError, atomic, made};
+use crate::{DataError, atomic, manifest};
 
 /// A trained tokenizer.
 #[derive(Debug)]
@@ -74,11 +74,11 @@ pub fn train_tokenizer_locked(
         Err(TokenizerError::Interrupted) => return Err(DataError::Interrupted),
         tokenizer => tokenizer?,
     };
-    made::own(&output)?;
+    manifest::own(&output)?;
     tokenizer.save_assets(folder)?;
     atomic::write(&file, tokenizer.json().as_bytes())?;
     // Names of special tokens are people's to edit.
-    made::store(&output, key.unwrap_or_default(), &[&file], ())?;
+    manifest::store(&output, key.unwrap_or_default(), &[&file], ())?;
     Ok((TokenizerTraining { tokenizer, reused: false }, lock))
 }
 

@@ -63,7 +63,7 @@ pub(super) struct ExampleBuilder {
     /// Ids that prompts begin with.
     prefix: Vec<i64>,
     /// True if the tokenizer itself prepends a blank to each text.
-    makes_blanks: bool,
+    adds_prefix_space: bool,
 }
 
 impl ExampleBuilder {
@@ -85,8 +85,8 @@ impl ExampleBuilder {
         };
         let words = Words::of(template.as_ref());
         let ids = |text: &str| tokenizer.encode(text).unwrap_or_default();
-        let makes_blanks = ids("x y") == [ids("x"), ids("y")].concat();
-        Ok(Self { tokenizer, template, words, options, eod, prefix, makes_blanks })
+        let adds_prefix_space = ids("x y") == [ids("x"), ids("y")].concat();
+        Ok(Self { tokenizer, template, words, options, eod, prefix, adds_prefix_space })
     }
 
     /// Identity of all inputs that determine the tokens.
@@ -314,7 +314,7 @@ impl ExampleBuilder {
     /// Text of a part, without its first blank where the tokenizer makes one itself, as upstream.
     fn with_blanks(&self, blanks: &str, text: &str) -> String {
         let joined = format!("{blanks}{text}");
-        match joined.strip_prefix(' ').filter(|_| self.makes_blanks) {
+        match joined.strip_prefix(' ').filter(|_| self.adds_prefix_space) {
             Some(rest) => rest.to_owned(),
             None => joined,
         }

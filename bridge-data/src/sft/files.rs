@@ -11,7 +11,7 @@ use twox_hash::XxHash3_64;
 use super::json_values::{self, Items};
 use super::{arrow, parquet_rows};
 use crate::gpt::Split;
-use crate::{DataError, outside};
+use crate::{DataError, untrusted_io};
 
 /// Most bytes of a line.
 const LONGEST_LINE: u64 = json_values::LONGEST as u64;
@@ -110,7 +110,8 @@ fn of_folder(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
     let state = folder.join("state.json");
     if state.exists() {
         let bad = |problem: String| DataError::malformed(&state, problem);
-        let text = outside::read_text(&state, outside::SETTINGS_BYTES).map_err(DataError::io("read", &state))?;
+        let text =
+            untrusted_io::read_text(&state, untrusted_io::SETTINGS_BYTES).map_err(DataError::io("read", &state))?;
         let json: Value = serde_json::from_str(&text).map_err(|error| bad(format!("not JSON: {error}")))?;
         if let Some(files) = json["_data_files"].as_array() {
             let file = |entry: &Value| {
@@ -234,7 +235,7 @@ enum Opened {
 
 impl Opened {
     fn of(path: &Path) -> Result<Self, DataError> {
-        let (file, size) = outside::open(path).map_err(DataError::io("open", path))?;
+        let (file, size) = untrusted_io::open(path).map_err(DataError::io("open", path))?;
         match Format::of(path).unwrap_or(Format::Lines(Compression::None)) {
             Format::Lines(compression) => {
                 Ok(Self::Lines(Lines { reader: unpacked(file, compression, path)?, number: 0 }))
@@ -246,7 +247,7 @@ impl Opened {
                     .map_err(|error| DataError::malformed(path, format!("not a Parquet file: {error}")))
             }
             Format::Arrow => {
-                let rows = outside::contained(|| arrow::Rows::open(file, size)).and_then(|rows| rows);
+                let rows = untrusted_io::contained(|| arrow::Rows::open(file, size)).and_then(|rows| rows);
                 let rows = rows.map_err(|error| DataError::malformed(path, format!("not an Arrow file: {error}")))?;
                 Ok(Self::Arrow(Box::new(rows)))
             }
@@ -259,7 +260,7 @@ impl Opened {
             Self::Lines(lines) => Ok(lines.next_line()?.map(|(number, line)| (number, Raw::Line(line)))),
             Self::Json(items) => Ok(items.next_item()?.map(|(number, item)| (number, Raw::Line(item)))),
             Self::Parquet(rows) => Ok(rows.next_row()?.map(Raw::row)),
-            Self::Arrow(rows) => Ok(outside::contained(|| rows.next_row()).and_then(|row| row)?.map(Raw::row)),
+            Self::Arrow(rows) => Ok(untrusted_io::contained(|| rows.next_row()).and_then(|row| row)?.map(Raw::row)),
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::indexed::with_suffix;
 use crate::pack::Overwrite;
 use crate::pack::reuse::{Claim, claim};
 use crate::random::torch_randperm;
-use crate::{DataError, atomic, made, outside};
+use crate::{DataError, atomic, manifest, untrusted_io};
 
 /// Tokens that an example takes of a sequence: its last id is only predicted.
 pub(super) fn length_in_pack(ids: usize, multiple: usize) -> usize {
@@ -68,8 +68,8 @@ impl Packs {
         });
         let claimed = claim::<PackReport>(&output, Some(&key), &[&path], Overwrite::Own)?;
         if let Claim::Whole(..) = claimed {
-            made::check(&output, made::Depth::Whole)?;
-            let bytes = outside::read(&path, u64::MAX - 1).map_err(DataError::io("read", &path))?;
+            manifest::check(&output, manifest::Depth::Whole)?;
+            let bytes = untrusted_io::read(&path, u64::MAX - 1).map_err(DataError::io("read", &path))?;
             let packs = Self::of_bytes(&bytes).filter(|packs| packs.covers(lengths.len()));
             return packs.ok_or_else(|| DataError::malformed(&path, "is not a list of packed sequences"));
         }
@@ -85,7 +85,7 @@ impl Packs {
             filled: filled as f64 / (packs.len() * size).max(1) as f64,
             histogram,
         };
-        made::store(&output, key, &[&path], report)?;
+        manifest::store(&output, key, &[&path], report)?;
         drop(claimed);
         Ok(packs)
     }

@@ -8,7 +8,7 @@ use parquet::record::{Field, Row};
 use serde_json::{Map, Value};
 
 use super::table;
-use crate::outside;
+use crate::untrusted_io;
 
 /// The rows of a file.
 pub(super) struct Rows {
@@ -24,7 +24,7 @@ impl Rows {
             let reader = SerializedFileReader::new(file).map_err(|error| error.to_string())?;
             Ok(RowIter::from_file_into(Box::new(reader)))
         };
-        let rows = outside::contained(open).and_then(|rows| rows)?;
+        let rows = untrusted_io::contained(open).and_then(|rows| rows)?;
         Ok(Self { rows, number: 0 })
     }
 
@@ -37,9 +37,10 @@ impl Rows {
         let number = self.number;
         let rows = &mut self.rows;
         let next = || rows.next().transpose().map_err(|error| error.to_string());
-        let row = outside::contained(next).and_then(|row| row).map_err(|error| format!("row {number}: {error}"))?;
+        let row =
+            untrusted_io::contained(next).and_then(|row| row).map_err(|error| format!("row {number}: {error}"))?;
         let value = |row: Row| {
-            let value = outside::contained(|| object(&row)).and_then(|value| value);
+            let value = untrusted_io::contained(|| object(&row)).and_then(|value| value);
             value.map_err(|error| format!("row {number}: {error}"))
         };
         Ok(row.map(value).transpose()?.map(|value| (number, value)))

@@ -23,7 +23,7 @@ use crate::examples_report::ExamplesReport;
 use crate::gpt::Split;
 use crate::pack::Overwrite;
 use crate::pack::reuse::{Claim, claim};
-use crate::{DataError, atomic, made, outside};
+use crate::{DataError, atomic, manifest, untrusted_io};
 
 /// Bytes of records that are tokenized at once.
 const BATCH_BYTES: usize = 4 << 20;
@@ -64,16 +64,16 @@ pub(super) fn prepare(
     let files_of_store = files_of_store.each_ref().map(PathBuf::as_path);
     let report = match claim::<ExamplesReport>(&prefix, Some(&key), &files_of_store, Overwrite::Own)? {
         Claim::Whole(report, _lock) => {
-            made::check(&prefix, made::Depth::Sampled)?;
+            manifest::check(&prefix, manifest::Depth::Sampled)?;
             ExamplesReport { reused: true, ..report }
         }
         Claim::ToWrite(_lock) => {
             files_of_store.into_iter().try_for_each(atomic::remove_stale)?;
             let report = write(params, builder, split, files, StoreWriter::create(&prefix)?)?;
-            made::own(&prefix)?;
+            manifest::own(&prefix)?;
             let (writer, report) = report;
             writer.finish()?;
-            made::store(&prefix, key, &files_of_store, report.clone())?;
+            manifest::store(&prefix, key, &files_of_store, report.clone())?;
             report
         }
     };
@@ -82,7 +82,7 @@ pub(super) fn prepare(
 
 /// Fingerprint that distinguishes a file from another one.
 fn fingerprint(path: &std::path::Path) -> Result<serde_json::Value, DataError> {
-    let (file, size) = outside::open(path).map_err(DataError::io("open", path))?;
+    let (file, size) = untrusted_io::open(path).map_err(DataError::io("open", path))?;
     let metadata = file.metadata().map_err(DataError::io("inspect", path))?;
     Ok(json!([path.display().to_string(), size, metadata.mtime(), metadata.mtime_nsec()]))
 }
@@ -163,7 +163,7 @@ impl Work<'_> {
             let make = |record: Record| {
                 let (file, place) = (record.file, record.place());
                 let (bytes, digest) = (record.raw.num_bytes(), record.raw.digest());
-                let made = outside::contained(|| record.raw.value().and_then(|value| builder.read(&value)));
+                let made = untrusted_io::contained(|| record.raw.value().and_then(|value| builder.read(&value)));
                 (file, place, (bytes, digest), made.and_then(|made| made))
             };
             let made: Vec<_> = pool.install(|| batch.into_par_iter().map(make).collect());

@@ -16,7 +16,7 @@ use crate::gpt::{Split, SplitMatrix};
 use crate::pack::reuse::{Claim, claim};
 use crate::pack::{OutputLock, Overwrite};
 use crate::source::{Text, TextSource};
-use crate::{DataError, atomic, made};
+use crate::{DataError, atomic, manifest};
 
 /// Most bytes of a signature, and of an answer.
 const LONGEST: usize = 240;
@@ -165,7 +165,7 @@ pub fn make_examples(
     });
     let lock = match claim::<DocsReport>(&output, key.as_ref(), &paths, Overwrite::Own)? {
         Claim::Whole(report, lock) => {
-            made::check(&output, made::Depth::Sampled)?;
+            manifest::check(&output, manifest::Depth::Sampled)?;
             return Ok((DocsReport { folder: folder.to_owned(), reused: true, ..report }, lock));
         }
         Claim::ToWrite(lock) => lock,
@@ -202,7 +202,7 @@ pub fn make_examples(
         let problem = format!("{}: no documented Rust functions for the {} split", source.name(), splits[empty].name());
         return Err(DataError::Source(problem));
     }
-    made::own(&output)?;
+    manifest::own(&output)?;
     for (writer, path) in writers.into_iter().zip(&paths) {
         let file = writer.into_inner().map_err(|error| DataError::io("write", path)(error.into_error()))?;
         file.publish()?;
@@ -210,7 +210,7 @@ pub fn make_examples(
     let examples = splits.iter().map(|split| split.name().to_owned()).zip(counts).collect();
     let seconds = started.elapsed().as_secs_f64();
     let report = DocsReport { folder: folder.to_owned(), examples, documents, seconds, reused: false };
-    made::store(&output, key.unwrap_or_default(), &paths, report.clone())?;
+    manifest::store(&output, key.unwrap_or_default(), &paths, report.clone())?;
     Ok((report, lock))
 }
 

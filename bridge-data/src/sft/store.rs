@@ -15,7 +15,7 @@ use memmap2::Mmap;
 use super::example::Example;
 use crate::atomic::TempFile;
 use crate::indexed::with_suffix;
-use crate::{DataError, outside};
+use crate::{DataError, untrusted_io};
 
 const MAGIC: &[u8; 8] = b"BRDGSFT\0";
 const HEADER: usize = 24;
@@ -34,12 +34,12 @@ pub(super) fn paths(prefix: &Path) -> [PathBuf; 3] {
 /// A file that is missing or cannot be read.
 pub(super) fn sums(prefix: &Path) -> Result<Vec<u64>, DataError> {
     let [_, _, path] = paths(prefix);
-    let (_, size) = outside::open(&path).map_err(DataError::io("open", &path))?;
+    let (_, size) = untrusted_io::open(&path).map_err(DataError::io("open", &path))?;
     // An empty file cannot be mapped.
     if size == 0 {
         return Ok(Vec::new());
     }
-    let bytes = outside::map(&path).map_err(DataError::io("open", &path))?;
+    let bytes = untrusted_io::map(&path).map_err(DataError::io("open", &path))?;
     let sum = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
     Ok(bytes.chunks_exact(8).map(sum).collect())
 }
@@ -117,12 +117,12 @@ impl Store {
     /// Files that are missing, or not what [`StoreWriter`] writes.
     pub(super) fn open(prefix: &Path, vocab_size: usize) -> Result<Self, DataError> {
         let [words_path, index_path, _] = paths(prefix);
-        let index = outside::map(&index_path).map_err(DataError::io("open", &index_path))?;
-        let (_, size) = outside::open(&words_path).map_err(DataError::io("open", &words_path))?;
+        let index = untrusted_io::map(&index_path).map_err(DataError::io("open", &index_path))?;
+        let (_, size) = untrusted_io::open(&words_path).map_err(DataError::io("open", &words_path))?;
         // An empty file cannot be mapped.
         let words = match size {
             0 => None,
-            _ => Some(outside::map(&words_path).map_err(DataError::io("open", &words_path))?),
+            _ => Some(untrusted_io::map(&words_path).map_err(DataError::io("open", &words_path))?),
         };
         let malformed = || DataError::malformed(&index_path, "is not an index of examples");
         let entries = index.len().checked_sub(HEADER).ok_or_else(malformed)?;

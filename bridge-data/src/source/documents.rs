@@ -9,7 +9,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::survey::is_compressed;
-use crate::{DataError, outside};
+use crate::{DataError, untrusted_io};
 
 /// A document as it was read, not yet decoded.
 #[derive(Debug, Clone)]
@@ -297,7 +297,7 @@ fn not_built(path: &Path) -> DataError {
 /// The text of a compressed file, at most `limit` bytes.
 #[cfg(feature = "finetuning")]
 fn unpacked(path: &Path, limit: u64) -> Result<Vec<u8>, DataError> {
-    let (file, _) = outside::open(path).map_err(DataError::io("open", path))?;
+    let (file, _) = untrusted_io::open(path).map_err(DataError::io("open", path))?;
     let is_gzip = path.extension().is_some_and(|extension| extension == "gz");
     let mut reader: Box<dyn Read> = match is_gzip {
         true => Box::new(flate2::read::MultiGzDecoder::new(file)),
@@ -431,7 +431,7 @@ impl Documents {
                 *next += 1;
                 let bytes = match layout {
                     Layout::Lines(key) => {
-                        let (file, _) = outside::open(path).map_err(DataError::io("open", path))?;
+                        let (file, _) = untrusted_io::open(path).map_err(DataError::io("open", path))?;
                         let reader = Box::new(BufReader::with_capacity(1 << 20, file));
                         let (key, is_found) = (key.clone(), key.is_some());
                         *open = Some(Open::Lines(Lines { reader, path: Arc::clone(path), key, is_found, line: 0 }));
@@ -441,7 +441,7 @@ impl Documents {
                         *open = Some(Open::Rows(Rows::open(path, key.clone())?));
                         continue;
                     }
-                    Layout::Whole => outside::read(path, u64::MAX).map_err(DataError::io("read", path))?,
+                    Layout::Whole => untrusted_io::read(path, u64::MAX).map_err(DataError::io("read", path))?,
                     Layout::Unpacked => unpacked(path, u64::MAX)?,
                 };
                 return Ok(Some(RawDocument { path: Arc::clone(path), at: At::File, key: None, bytes }));
@@ -501,7 +501,7 @@ fn key_in_line(line: &[u8]) -> Result<Arc<str>, String> {
 
 /// The key of the text of a file of lines by its first record.
 pub(super) fn key_of_lines(path: &Path) -> Result<Arc<str>, DataError> {
-    let (file, _) = outside::open(path).map_err(DataError::io("open", path))?;
+    let (file, _) = untrusted_io::open(path).map_err(DataError::io("open", path))?;
     let (mut reader, mut line, mut number) = (BufReader::new(file), Vec::new(), 0);
     loop {
         line.clear();
@@ -523,7 +523,7 @@ fn read_place(
 ) -> Result<RawDocument, DataError> {
     let mut file = match open.take() {
         Some((number, file)) if number == place.file => file,
-        _ => outside::open(path).map_err(DataError::io("open", path))?.0,
+        _ => untrusted_io::open(path).map_err(DataError::io("open", path))?.0,
     };
     let mut bytes = vec![0; place.length];
     file.seek(SeekFrom::Start(place.start))

@@ -14,7 +14,7 @@ use std::time::UNIX_EPOCH;
 pub use documents::{At, Documents, RawDocument, Text};
 
 use super::random::RandomState;
-use super::{DataError, outside};
+use super::{DataError, untrusted_io};
 use documents::Layout;
 use expand::expand;
 
@@ -349,7 +349,7 @@ pub fn is_read_in_order(path: &Path) -> bool {
 
 /// Calls `on` with number (from 1), start and length of each line.
 fn find_lines(path: &Path, mut on: impl FnMut(usize, u64, usize)) -> Result<(), DataError> {
-    let (file, _) = outside::open(path).map_err(DataError::io("open", path))?;
+    let (file, _) = untrusted_io::open(path).map_err(DataError::io("open", path))?;
     let mut reader = BufReader::with_capacity(1 << 20, file);
     let (mut start, mut number) = (0u64, 1);
     let mut line = Vec::new();
@@ -417,7 +417,7 @@ fn matches_of(input: &str) -> Result<Vec<PathBuf>, DataError> {
     }
     if literal.exists() && !literal.is_dir() {
         // Says what else it is.
-        outside::open(&literal).map_err(DataError::io("read", &literal))?;
+        untrusted_io::open(&literal).map_err(DataError::io("read", &literal))?;
     }
     if literal.is_dir() {
         return Err(DataError::Source(format!(

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
 
-use crate::{DataError, outside};
+use crate::{DataError, untrusted_io};
 
 /// Bytes of a window, if the sample has room for a thousand of them.
 const WINDOW: u64 = 16 << 10;
@@ -65,7 +65,7 @@ pub(super) fn windows(sizes: &[u64], bytes: u64) -> Vec<Window> {
 }
 
 fn open_at(path: &Path, start: u64) -> Result<File, DataError> {
-    let (mut file, _) = outside::open(path).map_err(DataError::io("open", path))?;
+    let (mut file, _) = untrusted_io::open(path).map_err(DataError::io("open", path))?;
     file.seek(SeekFrom::Start(start)).map_err(DataError::io("read", path))?;
     Ok(file)
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::{DataError, outside};
+use crate::{DataError, untrusted_io};
 
 /// The kind of a file, by its content more than by its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -148,7 +148,7 @@ fn look_at(path: PathBuf) -> Result<Surveyed, DataError> {
 
 fn kind_of(path: &Path) -> Result<FileKind, DataError> {
     let mut start = Vec::new();
-    let (file, _) = outside::open(path).map_err(DataError::io("open", path))?;
+    let (file, _) = untrusted_io::open(path).map_err(DataError::io("open", path))?;
     file.take(LOOKED_AT as u64).read_to_end(&mut start).map_err(DataError::io("read", path))?;
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let extension = extension(path);
@@ -220,7 +220,7 @@ fn first_records(path: &Path) -> Result<Vec<Value>, DataError> {
         }
         return Ok(records);
     }
-    let (file, _) = outside::open(path).map_err(DataError::io("open", path))?;
+    let (file, _) = untrusted_io::open(path).map_err(DataError::io("open", path))?;
     let mut records = Vec::new();
     for line in BufReader::new(file.take(LINE_BYTES)).lines().take(LINES) {
         let Ok(line) = line else { break };
@@ -238,7 +238,7 @@ fn first_records(path: &Path) -> Result<Vec<Value>, DataError> {
 /// True if a file begins with a list of objects.
 fn begins_list(path: &Path) -> bool {
     let mut start = Vec::new();
-    let Ok((file, _)) = outside::open(path) else { return false };
+    let Ok((file, _)) = untrusted_io::open(path) else { return false };
     if file.take(LOOKED_AT as u64).read_to_end(&mut start).is_err() {
         return false;
     }

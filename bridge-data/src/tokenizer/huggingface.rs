@@ -16,8 +16,8 @@ use super::fast::FastByteLevel;
 use super::special::{self, Named, SpecialNames};
 use super::train::END_OF_TEXT;
 use super::{Case, TiktokenParams, Tokenizer, TokenizerError, sentencepiece, tiktoken, wordpiece};
-use crate::made::{self, Depth};
-use crate::outside;
+use crate::manifest::{self, Depth};
+use crate::untrusted_io;
 
 const TOKENIZER_FILE: &str = "tokenizer.json";
 const CONFIG_FILE: &str = "tokenizer_config.json";
@@ -76,11 +76,12 @@ impl HuggingFaceTokenizer {
             (path.to_owned(), path.parent().map_or_else(PathBuf::new, Path::to_owned))
         };
         if file.is_file() {
-            made::check(&file.with_extension(""), Depth::Sampled)
+            manifest::check(&file.with_extension(""), Depth::Sampled)
                 .map_err(|error| TokenizerError::malformed(&file, error))?;
-            let content = outside::read_text(&file, outside::TABLE_BYTES).map_err(TokenizerError::io("read", &file))?;
+            let content =
+                untrusted_io::read_text(&file, untrusted_io::TABLE_BYTES).map_err(TokenizerError::io("read", &file))?;
             let parse = || content.parse::<Inner>().map_err(|error| error.to_string());
-            let inner = outside::contained(parse).and_then(|parsed| parsed);
+            let inner = untrusted_io::contained(parse).and_then(|parsed| parsed);
             let inner = inner.map_err(|error| TokenizerError::malformed(&file, format!("not a tokenizer: {error}")))?;
             check_ids(&inner).map_err(|problem| TokenizerError::malformed(&file, problem))?;
             return Self::assemble(inner, &folder);
@@ -102,8 +103,8 @@ impl HuggingFaceTokenizer {
     /// Missing or malformed files.
     pub fn from_vocab_and_merges(vocab: &Path, merges: &Path) -> Result<Self, TokenizerError> {
         for path in [vocab, merges] {
-            let (_, size) = outside::open(path).map_err(TokenizerError::io("open", path))?;
-            if size > outside::TABLE_BYTES {
+            let (_, size) = untrusted_io::open(path).map_err(TokenizerError::io("open", path))?;
+            if size > untrusted_io::TABLE_BYTES {
                 return Err(TokenizerError::malformed(path, format!("it has {size} bytes: no vocabulary has so many")));
             }
         }
@@ -111,7 +112,7 @@ impl HuggingFaceTokenizer {
             let builder = BPE::from_file(&vocab.to_string_lossy(), &merges.to_string_lossy());
             builder.build().map_err(|error| error.to_string())
         };
-        let model = outside::contained(build).and_then(|built| built).map_err(|error| {
+        let model = untrusted_io::contained(build).and_then(|built| built).map_err(|error| {
             TokenizerError::malformed(vocab, format!("unusable with {}: {error}", merges.display()))
         })?;
         let mut inner = byte_level_tokenizer(model);
@@ -142,7 +143,7 @@ impl HuggingFaceTokenizer {
     fn from_sentencepiece_folder(path: &Path, folder: &Path) -> Result<Self, TokenizerError> {
         let (tokenizer, names) = sentencepiece::load(path)?;
         let parse = || tokenizer.to_string().parse::<Inner>().map_err(|error| error.to_string());
-        let inner = outside::contained(parse).and_then(|parsed| parsed);
+        let inner = untrusted_io::contained(parse).and_then(|parsed| parsed);
         let inner = inner.map_err(|error| TokenizerError::malformed(path, error))?;
         check_ids(&inner).map_err(|problem| TokenizerError::malformed(path, problem))?;
         let mut companions = special::read_companions(folder)?;
@@ -187,7 +188,7 @@ impl HuggingFaceTokenizer {
     /// tokens.
     fn of_json(path: &Path, (tokenizer, names): &(Value, Value)) -> Result<Self, TokenizerError> {
         let parse = || tokenizer.to_string().parse::<Inner>().map_err(|error| error.to_string());
-        let inner = outside::contained(parse).and_then(|parsed| parsed);
+        let inner = untrusted_io::contained(parse).and_then(|parsed| parsed);
         let inner = inner.map_err(|error| TokenizerError::malformed(path, error))?;
         check_ids(&inner).map_err(|problem| TokenizerError::malformed(path, problem))?;
         Self::from_parts(inner, vec![(CONFIG_FILE, names.to_string())])
@@ -331,7 +332,7 @@ impl HuggingFaceTokenizer {
         for piece in byte_level::bounded(text) {
             let encode =
                 || self.inner.encode_fast(piece, false).map_err(|error| TokenizerError::Encode(error.to_string()));
-            let encoding = outside::contained(encode).map_err(TokenizerError::Panicked)??;
+            let encoding = untrusted_io::contained(encode).map_err(TokenizerError::Panicked)??;
             ids.extend(encoding.get_ids().iter().map(|&id| i64::from(id)));
         }
         Ok(ids)
@@ -354,7 +355,7 @@ impl Tokenizer for HuggingFaceTokenizer {
             }
         }
         let encode = || self.inner.encode(text, false).map_err(|error| TokenizerError::Encode(error.to_string()));
-        let encoding = outside::contained(encode).map_err(TokenizerError::Panicked)??;
+        let encoding = untrusted_io::contained(encode).map_err(TokenizerError::Panicked)??;
         let offsets = encoding.get_offsets().iter().map(|(start, end)| *start..*end);
         Ok(encoding.get_ids().iter().map(|id| i64::from(*id)).zip(offsets).collect())
     }
@@ -366,7 +367,7 @@ impl Tokenizer for HuggingFaceTokenizer {
     fn decode(&self, ids: &[i64]) -> Result<String, TokenizerError> {
         let ids = ids.iter().map(|&id| self.known(id)).collect::<Result<Vec<u32>, _>>()?;
         let decode = || self.inner.decode(&ids, false).map_err(|error| TokenizerError::Decode(error.to_string()));
-        outside::contained(decode).map_err(TokenizerError::Panicked)?
+        untrusted_io::contained(decode).map_err(TokenizerError::Panicked)?
     }
 
     fn vocab_size(&self) -> usize {
@@ -433,7 +434,7 @@ impl Tokenizer for HuggingFaceTokenizer {
             if let Some(parent) = path.parent() {
                 std::fs::create_dir_all(parent).map_err(TokenizerError::io("create the folder", parent))?;
             }
-            outside::replace(&path, text.as_bytes()).map_err(TokenizerError::io("write", &path))?;
+            untrusted_io::replace(&path, text.as_bytes()).map_err(TokenizerError::io("write", &path))?;
         }
         Ok(())
     }

@@ -8,7 +8,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
 use super::TokenizerError;
-use crate::outside;
+use crate::untrusted_io;
 
 /// Character that SentencePiece writes for a blank.
 const BLANK: char = '\u{2581}';
@@ -25,7 +25,7 @@ const BYTE: u64 = 6;
 /// # Errors
 /// A file that cannot be read, or is no model; a model that puts blanks behind words.
 pub(super) fn load(path: &Path) -> Result<(Value, Value), TokenizerError> {
-    let bytes = outside::read(path, outside::TABLE_BYTES).map_err(TokenizerError::io("read", path))?;
+    let bytes = untrusted_io::read(path, untrusted_io::TABLE_BYTES).map_err(TokenizerError::io("read", path))?;
     let malformed = |problem: String| TokenizerError::malformed(path, format!("not a SentencePiece model: {problem}"));
     let model = Model::of_bytes(&bytes).ok_or_else(|| malformed("its fields cannot be read".to_owned()))?;
     model.convert().map_err(malformed)

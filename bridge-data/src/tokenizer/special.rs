@@ -8,7 +8,7 @@ use tokenizers::Tokenizer as Inner;
 
 use super::TokenizerError;
 use super::added::ADDED_FILE;
-use crate::{outside, python_json};
+use crate::{python_json, untrusted_io};
 
 /// Files beside a tokenizer, in the order in which they are read.
 pub(crate) const COMPANIONS: [&str; 4] =
@@ -38,7 +38,7 @@ pub(crate) fn read_companions(folder: &Path) -> Result<Vec<(&'static str, String
     let mut found = Vec::new();
     for name in COMPANIONS.into_iter().chain(OTHERS) {
         let path = folder.join(name);
-        match outside::read_text(&path, outside::SETTINGS_BYTES) {
+        match untrusted_io::read_text(&path, untrusted_io::SETTINGS_BYTES) {
             Ok(text) => found.push((name, text)),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             Err(error) => return Err(TokenizerError::io("read", &path)(error)),
@@ -73,7 +73,7 @@ pub(crate) fn prefix(inner: &Inner, companions: &[(&'static str, String)], bos: 
     }
     // Any text will do, as long as it has tokens: what is put before them does not depend on it.
     let encode = || inner.encode("a", true).map_err(|error| error.to_string());
-    let Ok(Ok(encoding)) = outside::contained(encode) else {
+    let Ok(Ok(encoding)) = untrusted_io::contained(encode) else {
         return Vec::new();
     };
     let is_put = encoding.get_special_tokens_mask().iter().map(|mask| *mask == 1);

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::TokenizerError;
 use super::byte_level;
-use crate::outside;
+use crate::untrusted_io;
 
 /// Pattern that splits text into words, by upstream's names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,7 +53,7 @@ const SPECIAL: [&str; 7] = ["<unk>", "<s>", "</s>", "<mask>", "<pad>", "<cls>", 
 /// # Errors
 /// A file that cannot be read, or has no ranks; more names than special ids.
 pub(super) fn load(path: &Path, params: &TiktokenParams) -> Result<(Value, Value), TokenizerError> {
-    let text = outside::read_text(path, outside::TABLE_BYTES).map_err(TokenizerError::io("read", path))?;
+    let text = untrusted_io::read_text(path, untrusted_io::TABLE_BYTES).map_err(TokenizerError::io("read", path))?;
     let malformed =
         |problem: String| TokenizerError::malformed(path, format!("not a file of tiktoken ranks: {problem}"));
     let mut ranks = if text.trim_start().starts_with('[') { ranks_of_json(&text) } else { ranks_of_lines(&text) }

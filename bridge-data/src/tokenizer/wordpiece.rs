@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use super::TokenizerError;
-use crate::outside;
+use crate::untrusted_io;
 
 /// Treatment of capital letters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,7 +26,7 @@ const ADDED: [&str; 2] = ["[BOS]", "[EOS]"];
 /// # Errors
 /// A file that cannot be read, or lacks one of BERT's tokens.
 pub(super) fn load(path: &Path, case: Case) -> Result<(Value, Value), TokenizerError> {
-    let text = outside::read_text(path, outside::TABLE_BYTES).map_err(TokenizerError::io("read", path))?;
+    let text = untrusted_io::read_text(path, untrusted_io::TABLE_BYTES).map_err(TokenizerError::io("read", path))?;
     let mut vocab: Map<String, Value> =
         text.lines().enumerate().map(|(id, line)| (line.to_owned(), id.into())).collect();
     if let Some(missing) = SPECIAL.iter().find(|token| !vocab.contains_key(**token)) {

@@ -28,7 +28,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 
 #[cfg(target_os = "linux")]
 use region::Region;
-pub use trim::give_back_unneeded;
+pub use trim::release_unused_memory;
 pub use usage::{Usage, usage};
 
 /// Bytes from which on a block comes from the region.

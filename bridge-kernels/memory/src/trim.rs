@@ -7,7 +7,7 @@
 /// Two kinds: what was freed (the allocator of the C library keeps what small blocks had, page by
 /// page between others, for small blocks to come), and the program's code (what runs again is
 /// mapped again from the system's cache of the file, or read again; what only set up is not).
-pub fn give_back_unneeded() {
+pub fn release_unused_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu", not(miri)))]
     {
         static ONE: std::sync::Mutex<()> = std::sync::Mutex::new(());

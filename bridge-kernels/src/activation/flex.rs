@@ -4,23 +4,23 @@ use burn::tensor::Tensor;
 
 use super::cpu as kernel;
 use super::kind::{Activation, GatedUnit};
-use crate::again::{Again, Remakeable};
 use crate::flex::{Values, attach_one, gradient, tensor};
+use crate::recomputable::{Recomputable, Recompute};
 
-/// See [`crate::activation_remakeable`].
-pub(crate) fn activation<const D: usize>(x: &Tensor<D>, kind: Activation) -> Option<Remakeable<D>> {
+/// See [`crate::activation_recomputable`].
+pub(crate) fn activation<const D: usize>(x: &Tensor<D>, kind: Activation) -> Option<Recomputable<D>> {
     let dims = x.dims();
     let values = Values::contiguous_of(x)?;
     let y = tensor(kernel::forward(values.slice(), kind), dims);
     let kept = values.clone();
-    let again = Again::new(move || Values::from_vec(kernel::forward(kept.slice(), kind), dims));
+    let again = Recompute::new(move || Values::from_vec(kernel::forward(kept.slice(), kind), dims));
     let values = values.kept();
     let tensor = attach_one(y, x.clone(), move |dy| {
         let mut dx = dy.into_vec();
         kernel::backward(&mut dx, values.values().slice(), kind);
         gradient(dx, dims)
     });
-    Some(Remakeable { tensor, again: Some(again) })
+    Some(Recomputable { tensor, again: Some(again) })
 }
 
 /// See [`super::activation_gradient`].
@@ -32,17 +32,17 @@ pub(crate) fn activation_gradient<const D: usize>(dy: Tensor<D>, x: &Tensor<D>, 
     Some(tensor(dx, dims))
 }
 
-/// See [`crate::glu_remakeable`].
-pub(crate) fn glu(x_bt2f: &Tensor<3>, unit: GatedUnit) -> Option<Remakeable<3>> {
+/// See [`crate::glu_recomputable`].
+pub(crate) fn glu(x_bt2f: &Tensor<3>, unit: GatedUnit) -> Option<Recomputable<3>> {
     let dims = x_bt2f.dims();
     let [b, t, width] = [dims[0], dims[1], dims[2] / 2];
     let values = Values::contiguous_of(x_bt2f)?;
     let y = tensor(kernel::glu(values.slice(), width, unit), [b, t, width]);
     let kept = values.clone();
-    let again = Again::new(move || Values::from_vec(kernel::glu(kept.slice(), width, unit), [b, t, width]));
+    let again = Recompute::new(move || Values::from_vec(kernel::glu(kept.slice(), width, unit), [b, t, width]));
     let values = values.kept();
     let tensor = attach_one(y, x_bt2f.clone(), move |dy| {
         gradient(kernel::glu_backward(dy.slice(), values.values().slice(), width, unit), dims)
     });
-    Some(Remakeable { tensor, again: Some(again) })
+    Some(Recomputable { tensor, again: Some(again) })
 }

@@ -10,19 +10,19 @@ use burn::tensor::{Tensor, activation as burn_activation};
 
 pub use kind::{Activation, FeedForwardUnit, GatedUnit};
 
-use crate::again::Remakeable;
 use crate::precision::{narrow, widen};
+use crate::recomputable::Recomputable;
 
 /// `activation(x)`, element by element.
 ///
 /// # Shapes
 /// any -> the same.
 pub fn activation<const D: usize>(x: Tensor<D>, kind: Activation) -> Tensor<D> {
-    activation_remakeable(x, kind).tensor
+    activation_recomputable(x, kind).tensor
 }
 
 /// [`activation`], which can be made again from its input: backward keeps that.
-pub fn activation_remakeable<const D: usize>(x: Tensor<D>, kind: Activation) -> Remakeable<D> {
+pub fn activation_recomputable<const D: usize>(x: Tensor<D>, kind: Activation) -> Recomputable<D> {
     #[cfg(feature = "cube")]
     if let Some(y) = cube::activation(&x, kind) {
         return y.into();
@@ -51,14 +51,14 @@ pub(crate) fn activation_gradient<const D: usize>(dy: Tensor<D>, x: Tensor<D>, k
 /// # Panics
 /// If the last dimension is odd.
 pub fn glu(x_bt2f: Tensor<3>, unit: impl Into<GatedUnit>) -> Tensor<3> {
-    glu_remakeable(x_bt2f, unit).tensor
+    glu_recomputable(x_bt2f, unit).tensor
 }
 
 /// [`glu`](glu()), which can be made again from its input: backward keeps that.
 ///
 /// # Panics
 /// If the last dimension is odd.
-pub fn glu_remakeable(x_bt2f: Tensor<3>, unit: impl Into<GatedUnit>) -> Remakeable<3> {
+pub fn glu_recomputable(x_bt2f: Tensor<3>, unit: impl Into<GatedUnit>) -> Recomputable<3> {
     let [_, _, width] = x_bt2f.dims();
     assert!(width % 2 == 0, "a gated activation needs an even last dimension, got {width}");
     let unit = unit.into();

@@ -20,10 +20,10 @@ use super::parts::{BYTES, Part, SCORE_BYTES, parts};
 use super::products::{Products, Sums};
 use crate::cube::Buffer;
 use crate::cube::reduce::{cube_max, cube_sum};
-use crate::dropout::cube::{Mask, factor, mask};
-use crate::lt::Table;
+use crate::cublaslt::Table;
 #[cfg(feature = "cuda")]
-use crate::lt::cuda::CublasLt;
+use crate::cublaslt::cuda::CublasLt;
+use crate::dropout::cube::{Mask, factor, mask};
 
 impl Part {
     fn launch(&self) -> PlaceLaunch {

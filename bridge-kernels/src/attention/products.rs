@@ -4,7 +4,7 @@
 use burn::tensor::{DType, Tensor};
 
 use super::parts::Part;
-use crate::lt::{Element, Table, add_product, multiply};
+use crate::cublaslt::{Element, Table, add_product, multiply};
 use crate::precision::{narrow, widen};
 
 /// Matrix products by a table, and by Burn for products that the table does not have.

@@ -9,7 +9,7 @@ use super::format::Fp8Format;
 use crate::cpu::small::{self, Small};
 use crate::cube::Buffer;
 use crate::cube::reduce::cube_max;
-use crate::lt::{CODES_MULTIPLE, Element, Matrix};
+use crate::cublaslt::{CODES_MULTIPLE, Element, Matrix};
 
 /// The bits of infinity; those of what is no number are above, those of finite magnitudes below.
 const INFINITE: u32 = 0x7f80_0000;

@@ -12,10 +12,10 @@
 mod cpu;
 #[cfg(feature = "cube")]
 mod cube;
+#[cfg(feature = "cube")]
+mod cublaslt;
 mod flex;
 mod format;
-#[cfg(feature = "cube")]
-mod lt;
 mod pass;
 mod reference;
 mod rule;
@@ -27,11 +27,11 @@ mod weight_cast;
 
 use burn::tensor::Tensor;
 
-use crate::linear::check;
 #[cfg(feature = "cube")]
-use crate::lt::Table;
+use crate::cublaslt::Table;
 #[cfg(feature = "cuda")]
-use crate::lt::cuda::CublasLt;
+use crate::cublaslt::cuda::CublasLt;
+use crate::linear::check;
 use crate::precision::{float32, narrow};
 
 pub use format::Fp8Format;
@@ -58,7 +58,7 @@ pub fn fp8_linear<const D: usize>(
     check(&x, &weight_oi, bias_o.as_ref());
     #[cfg(feature = "cuda")]
     if let Some(table) = CublasLt::of(&x)
-        && let Some(y) = lt::fp8_linear(&table, &x, &weight_oi, bias_o.as_ref(), pass)
+        && let Some(y) = cublaslt::fp8_linear(&table, &x, &weight_oi, bias_o.as_ref(), pass)
     {
         return y;
     }
@@ -85,5 +85,5 @@ pub fn fp8_linear_by_table<T: Table, const D: usize>(
     pass: &Fp8Pass,
 ) -> Option<Tensor<D>> {
     check(x, weight_oi, bias_o);
-    lt::fp8_linear(table, x, weight_oi, bias_o, pass)
+    cublaslt::fp8_linear(table, x, weight_oi, bias_o, pass)
 }

@@ -1,17 +1,17 @@
 //! Linear layer.
 
 pub(crate) mod cpu;
+#[cfg(any(test, feature = "cuda"))]
+mod cublaslt;
 pub(crate) mod deferred;
 pub(crate) mod flex;
 mod kept;
-#[cfg(any(test, feature = "cuda"))]
-mod lt;
 
 use burn::tensor::{DType, Tensor};
 
 use crate::activation::{Activation, GatedUnit, activation, glu};
 #[cfg(feature = "cuda")]
-use crate::lt::cuda::CublasLt;
+use crate::cublaslt::cuda::CublasLt;
 use crate::offload::in_unit;
 use crate::precision::widen;
 use crate::recompute::recomputed;
@@ -27,7 +27,7 @@ use crate::recompute::recomputed;
 pub fn linear<const D: usize>(x: Tensor<D>, weight_oi: Tensor<2>, bias_o: Option<Tensor<1>>) -> Tensor<D> {
     check(&x, &weight_oi, bias_o.as_ref());
     #[cfg(feature = "cuda")]
-    if let Some(y) = CublasLt::of(&x).and_then(|table| lt::linear(&table, &x, &weight_oi, bias_o.as_ref())) {
+    if let Some(y) = CublasLt::of(&x).and_then(|table| cublaslt::linear(&table, &x, &weight_oi, bias_o.as_ref())) {
         return y;
     }
     flex::linear(&x, &weight_oi, bias_o.as_ref()).unwrap_or_else(|| kept::linear(&x, &weight_oi, bias_o.as_ref()))
@@ -52,7 +52,7 @@ pub fn linear_residual<const D: usize>(
     assert_eq!(residual.dims(), expected, "linear: the residual stream does not fit the product");
     #[cfg(feature = "cuda")]
     if let Some(table) = CublasLt::of(&x)
-        && let Some(y) = lt::linear_residual(&table, &x, &weight_oi, bias_o.as_ref(), &residual)
+        && let Some(y) = cublaslt::linear_residual(&table, &x, &weight_oi, bias_o.as_ref(), &residual)
     {
         return y;
     }
@@ -76,7 +76,7 @@ pub fn linear_activation<const D: usize>(
     check(&x, &weight_oi, bias_o.as_ref());
     #[cfg(feature = "cuda")]
     if let Some(table) = CublasLt::of(&x)
-        && let Some(y) = lt::linear_activation(&table, &x, &weight_oi, bias_o.as_ref(), kind)
+        && let Some(y) = cublaslt::linear_activation(&table, &x, &weight_oi, bias_o.as_ref(), kind)
     {
         return y;
     }
@@ -190,7 +190,7 @@ pub fn add_weight_gradient(into_oi: Option<Tensor<2>>, dy_no: &Tensor<2>, x_ni: 
     let into_oi = {
         let mut into_oi = into_oi;
         if let Some(table) = CublasLt::of(x_ni)
-            && let Some(sum) = lt::add_weight_gradient(&table, &mut into_oi, dy_no, x_ni)
+            && let Some(sum) = cublaslt::add_weight_gradient(&table, &mut into_oi, dy_no, x_ni)
         {
             return sum;
         }

@@ -8,18 +8,18 @@ use burn::tensor::Tensor;
 
 use super::cpu::{self as kernel, Branches};
 use super::{LowRank, LowRankSum, Run, runs};
-use crate::again::{Again, Source};
 use crate::cpu::gemm::Matrix;
 use crate::flex::{Values, gradient, tensor};
 use crate::linear::cpu as linear;
 use crate::linear::flex::bias_gradient;
 use crate::quantized::LinearWeight;
 use crate::quantized::flex::Held as HeldWeight;
+use crate::recomputable::{Recompute, Source};
 use crate::vjp::{self, Lift};
 
 /// See [`crate::linear_low_rank`].
 pub(crate) fn linear_low_rank<const D: usize>(
-    (x, again): (&Tensor<D>, Option<&Again>),
+    (x, again): (&Tensor<D>, Option<&Recompute>),
     linear_weight: &LinearWeight,
     bias_o: Option<&Tensor<1>>,
     sum: &LowRankSum,

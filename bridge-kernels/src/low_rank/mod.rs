@@ -11,9 +11,9 @@ use std::ops::Range;
 
 use burn::tensor::Tensor;
 
-use crate::again::Remakeable;
 use crate::linear::linear;
 use crate::quantized::{LinearWeight, linear_weighted};
+use crate::recomputable::Recomputable;
 
 /// Branch that is added to some outputs of a linear layer: `scale * (x a^T) b^T`.
 #[derive(Clone, Debug)]
@@ -47,13 +47,13 @@ pub struct LowRankSum {
 /// # Panics
 /// If the sizes do not fit each other.
 pub fn linear_low_rank<const D: usize>(
-    x: impl Into<Remakeable<D>>,
+    x: impl Into<Recomputable<D>>,
     weight: impl Into<LinearWeight>,
     bias_o: Option<Tensor<1>>,
     sum: LowRankSum,
     residual: Option<Tensor<D>>,
 ) -> Tensor<D> {
-    let (Remakeable { tensor: x, again }, weight) = (x.into(), weight.into());
+    let (Recomputable { tensor: x, again }, weight) = (x.into(), weight.into());
     let [outputs, inputs] = weight.dims();
     check(&sum.branches, [outputs, inputs]);
     assert_eq!(x.dims()[D - 1], inputs, "linear: an input of {:?} does not fit {inputs} inputs", x.dims());

@@ -6,8 +6,8 @@ use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
 
 use super::cpu::{self as kernel, NormGradients, Normed, Saved, Statistics};
-use crate::again::{Again, Remakeable};
 use crate::flex::{Values, gradient, inputs, tensor};
+use crate::recomputable::{Recomputable, Recompute};
 use crate::vjp;
 
 /// See [`crate::rms_norm`].
@@ -20,7 +20,7 @@ pub(crate) fn residual_rms_norm<const D: usize>(
     x: &Tensor<D>,
     weight_c: &Tensor<1>,
     epsilon: f64,
-) -> Option<(Remakeable<D>, Tensor<D>)> {
+) -> Option<(Recomputable<D>, Tensor<D>)> {
     Some(Operands::new(x, weight_c, None)?.rms_norm(epsilon).attach_with(x))
 }
 
@@ -40,7 +40,7 @@ pub(crate) fn residual_layer_norm<const D: usize>(
     weight_c: &Tensor<1>,
     bias_c: Option<&Tensor<1>>,
     epsilon: f64,
-) -> Option<(Remakeable<D>, Tensor<D>)> {
+) -> Option<(Recomputable<D>, Tensor<D>)> {
     Some(Operands::new(x, weight_c, bias_c)?.layer_norm(epsilon).attach_with(x))
 }
 
@@ -101,11 +101,11 @@ impl<const D: usize> Operation<D> {
     }
 
     /// Closure that recomputes the output.
-    fn again(&self) -> Again {
+    fn again(&self) -> Recompute {
         let Operands { dims, x, weight, bias, .. } = &self.operands;
         let (dims, x, weight, bias) = (*dims, x.clone(), weight.clone(), bias.clone());
         let (statistics, remake) = (Arc::clone(&self.statistics), self.remake);
-        Again::new(move || {
+        Recompute::new(move || {
             let bias = bias.as_ref().map(Values::slice);
             Values::from_vec(remake(x.slice(), weight.slice(), bias, &statistics), dims)
         })
@@ -137,10 +137,10 @@ impl<const D: usize> Operation<D> {
     }
 
     /// Output and the stream `x`, whose gradient is added to the norm's in the same pass.
-    fn attach_with(self, x: &Tensor<D>) -> (Remakeable<D>, Tensor<D>) {
+    fn attach_with(self, x: &Tensor<D>) -> (Recomputable<D>, Tensor<D>) {
         let again = Some(self.again());
         if !x.is_tracked() {
-            return (Remakeable { tensor: self.attach(), again }, x.clone());
+            return (Recomputable { tensor: self.attach(), again }, x.clone());
         }
         let dims = x.dims();
         let (y, inputs, gradients) = self.parts();
@@ -152,6 +152,6 @@ impl<const D: usize> Operation<D> {
             gradients(dy, stream)
         });
         let [y, stream] = <[_; 2]>::try_from(outputs).expect("as many as were given").map(Tensor::from_dispatch);
-        (Remakeable { tensor: y, again }, stream)
+        (Recomputable { tensor: y, again }, stream)
     }
 }

@@ -7,8 +7,8 @@ mod flex;
 
 use burn::tensor::Tensor;
 
-use crate::again::Remakeable;
 use crate::precision::{narrow, widen};
+use crate::recomputable::Recomputable;
 
 /// Root-mean-square norm (Zhang and Sennrich, arXiv:1910.07467): `x / sqrt(mean(x^2) + epsilon) *
 /// weight`.
@@ -72,7 +72,7 @@ pub fn residual_rms_norm<const D: usize>(
     x: Tensor<D>,
     weight_c: Tensor<1>,
     epsilon: f64,
-) -> (Remakeable<D>, Tensor<D>) {
+) -> (Recomputable<D>, Tensor<D>) {
     check(&x, &weight_c, None);
     #[cfg(feature = "cube")]
     if let Some((y, x)) = cube::residual_rms_norm(&x, &weight_c, epsilon) {
@@ -94,7 +94,7 @@ pub fn residual_layer_norm<const D: usize>(
     weight_c: Tensor<1>,
     bias_c: Option<Tensor<1>>,
     epsilon: f64,
-) -> (Remakeable<D>, Tensor<D>) {
+) -> (Recomputable<D>, Tensor<D>) {
     check(&x, &weight_c, bias_c.as_ref());
     #[cfg(feature = "cube")]
     if let Some((y, x)) = cube::residual_layer_norm(&x, &weight_c, bias_c.as_ref(), epsilon) {

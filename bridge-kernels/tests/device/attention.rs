@@ -10,7 +10,7 @@ use bridge_kernels::{PackedHeads, Philox, packed_attention};
 use burn::tensor::{Device, Tensor};
 
 use crate::common::{Case, assert_close, device, ints, read, tensor, values};
-use crate::lt::{ColumnMajor, Element, StandIn};
+use crate::cublaslt::{ColumnMajor, Element, StandIn};
 use crate::operands::attention::{Shapes, inputs, width};
 
 /// Everything that may vary, from shapes and the names of options.

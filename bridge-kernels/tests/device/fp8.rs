@@ -10,7 +10,7 @@ use burn::tensor::{Device, FloatDType, Tensor};
 
 use crate::common::{Case, assert_close, device, read, tensor, values};
 use crate::half::dtypes;
-use crate::lt::{ColumnMajor, StandIn};
+use crate::cublaslt::{ColumnMajor, StandIn};
 
 /// Rules with one scale for each operand.
 const RULES: [Fp8Rule; 4] = [

@@ -10,7 +10,7 @@ use bridge_kernels::{
 use burn::tensor::{DType, FloatDType, Tensor};
 
 use crate::common::{assert_close, device, ints, read, tensor, values};
-use crate::lt::{Element, StandIn};
+use crate::cublaslt::{Element, StandIn};
 
 /// The 16-bit dtypes that the device has, each with half a unit in its last place, relative.
 pub fn dtypes() -> Vec<(FloatDType, f32)> {

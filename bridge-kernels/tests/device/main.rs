@@ -16,7 +16,7 @@ mod graph;
 mod grouped;
 mod half;
 mod linear;
-mod lt;
+mod cublaslt;
 mod norm;
 mod offload;
 #[path = "../operands/mod.rs"]

@@ -33,9 +33,9 @@ fn the_weight_gradient_is_left_out_of_backward_and_given_later() {
     let expected = expected.map(|gradient| wide(&gradient.expect("all are tracked")));
 
     let Operands { x, weight, bias } = operands();
-    let (put_off, later) = channel::<WeightGradient>();
+    let (deferred, later) = channel::<WeightGradient>();
     let y = linear_deferred(x.clone(), weight.clone(), Some(bias.clone()), move |gradient| {
-        put_off.send(gradient).expect("the test waits for it");
+        deferred.send(gradient).expect("the test waits for it");
     });
     assert_eq!(read(y.clone()), output);
     assert!(later.try_recv().is_err(), "nothing is put off before backward");
@@ -50,10 +50,10 @@ fn the_weight_gradient_is_left_out_of_backward_and_given_later() {
 #[test]
 fn a_frozen_weight_puts_nothing_off() {
     let Operands { x, weight, .. } = operands();
-    let (put_off, later) = channel::<WeightGradient>();
+    let (deferred, later) = channel::<WeightGradient>();
     let frozen = weight.without_autodiff();
     let y = linear_deferred(x.clone(), frozen.autodiff(), None, move |gradient| {
-        put_off.send(gradient).expect("the test waits for it");
+        deferred.send(gradient).expect("the test waits for it");
     });
     let gradients = y.sum().backward();
     assert!(x.grad(&gradients).is_some());

@@ -8,7 +8,8 @@ use bridge_kernels::low_rank::{
     LowRank, LowRankSum, linear_low_rank, low_rank_row_squares, low_rank_sum, reference, reference_row_squares,
 };
 use bridge_kernels::{
-    Activation, GatedUnit, Remakeable, activation_remakeable, glu_remakeable, residual_layer_norm, residual_rms_norm,
+    Activation, GatedUnit, Recomputable, activation_recomputable, glu_recomputable, residual_layer_norm,
+    residual_rms_norm,
 };
 use burn::tensor::{Device, Tensor};
 
@@ -145,7 +146,7 @@ fn through_a_layer(
     given: &[Vec<f32>],
     [n, i]: [usize; 2],
     is_kept: bool,
-    made: &dyn Fn(&[Tensor<1>]) -> Remakeable<2>,
+    made: &dyn Fn(&[Tensor<1>]) -> Recomputable<2>,
 ) -> Vec<Vec<f32>> {
     let (rank, outputs) = (3, 17);
     let of_layer = [values(11, outputs * i), values(12, rank * i), values(13, outputs * rank)];
@@ -168,10 +169,10 @@ fn inputs_that_are_made_again_give_the_bits_of_those_that_are_kept() {
     let of_norm = [values(1, n * i), values(2, i), values(3, i)];
     let x_of = |t: &[Tensor<1>]| t[0].clone().reshape([n, i]);
     let glu_of = |t: &[Tensor<1>], unit: GatedUnit| {
-        let gated = glu_remakeable(t[0].clone().reshape([1, n, 2 * i]), unit);
+        let gated = glu_recomputable(t[0].clone().reshape([1, n, 2 * i]), unit);
         gated.reshaped(|y_bti| y_bti.reshape([n, i]))
     };
-    type Made<'a> = (&'a str, Vec<Vec<f32>>, Box<dyn Fn(&[Tensor<1>]) -> Remakeable<2> + 'a>);
+    type Made<'a> = (&'a str, Vec<Vec<f32>>, Box<dyn Fn(&[Tensor<1>]) -> Recomputable<2> + 'a>);
     let limited = GatedUnit { activation: Activation::QuickGelu, clamp: Some(1.5), linear_offset: 1.0 };
     let cases: Vec<Made<'_>> = vec![
         ("rms", of_norm[..2].to_vec(), Box::new(|t| residual_rms_norm(x_of(t), t[1].clone(), 1e-5).0)),
@@ -183,7 +184,7 @@ fn inputs_that_are_made_again_give_the_bits_of_those_that_are_kept() {
         ),
         ("silu", vec![values(4, n * 2 * i)], Box::new(|t| glu_of(t, Activation::Silu.into()))),
         ("limited", vec![values(5, n * 2 * i)], Box::new(|t| glu_of(t, limited))),
-        ("gelu", vec![values(6, n * i)], Box::new(|t| activation_remakeable(x_of(t), Activation::Gelu))),
+        ("gelu", vec![values(6, n * i)], Box::new(|t| activation_recomputable(x_of(t), Activation::Gelu))),
     ];
     for (name, given, made) in cases {
         let [kept, again] = [true, false].map(|is_kept| through_a_layer(&given, [n, i], is_kept, &*made));

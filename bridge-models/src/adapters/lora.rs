@@ -8,8 +8,8 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bridge_core::model::{
-    Adapter, Added, BaseRows, Cut, Declaration, Initial, LinearAdaptation, LinearChange, LinearLayer, LinearOperands,
-    LinearRule, ModelBuildError, ParameterRole, Scope,
+    Adapter, Added, BaseRows, Declaration, Initial, LinearAdaptation, LinearChange, LinearLayer, LinearOperands,
+    LinearRule, ModelBuildError, ParameterRole, Scope, TensorPartition,
 };
 use bridge_dist::comm::Group;
 use bridge_kernels::{
@@ -236,7 +236,7 @@ impl Adapter for LowRankAdapter {
                 magnitudes.insert(place.name("weight_magnitude"), (layer.clone(), *part));
             }
         }
-        let ranks = scope.group().filter(|group| layer.cut == Cut::Columns && group.size() > 1).cloned();
+        let ranks = scope.group().filter(|group| layer.cut == TensorPartition::Columns && group.size() > 1).cloned();
         let parts = parts.on_rank(scope.num_ranks());
         let rule = LowRankRule { branches, parts, method: self.method, dropout: self.dropout, ranks };
         Some(LinearAdaptation::new(matrices, vectors, rule))

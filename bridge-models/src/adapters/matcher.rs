@@ -259,7 +259,7 @@ impl Names {
 
 #[cfg(test)]
 mod tests {
-    use bridge_core::model::Cut;
+    use bridge_core::model::TensorPartition;
 
     use super::*;
 
@@ -278,14 +278,17 @@ mod tests {
         }
     }
 
-    fn layer(name: &str, cut: Cut) -> LinearLayer {
+    fn layer(name: &str, cut: TensorPartition) -> LinearLayer {
         LinearLayer { name: name.into(), inputs: 8, outputs: 8, cut }
     }
 
     #[test]
     fn patterns_match_short_names_full_ones_and_parts() {
-        let qkv = layer("decoder.layers.1.self_attention.linear_qkv", Cut::KeyValueGroups { groups: 2, head_size: 1 });
-        let fc1 = layer("decoder.layers.1.mlp.linear_fc1", Cut::Blocks(2));
+        let qkv = layer(
+            "decoder.layers.1.self_attention.linear_qkv",
+            TensorPartition::KeyValueGroups { groups: 2, head_size: 1 },
+        );
+        let fc1 = layer("decoder.layers.1.mlp.linear_fc1", TensorPartition::Blocks(2));
         let (whole, none): (Vec<Option<usize>>, Vec<Option<usize>>) = (vec![None], Vec::new());
         let of = |targets: &[&str], layer: &LinearLayer| matcher(targets, &[], &[]).parts(layer);
         assert_eq!(of(&["linear_qkv"], &qkv), whole);

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use bridge_core::model::{Cut, LinearLayer};
+use bridge_core::model::{LinearLayer, TensorPartition};
 use burn::tensor::Tensor;
 
 /// Division of a layer's rows into parts.
@@ -23,15 +23,15 @@ pub(crate) enum Parts {
 impl Parts {
     pub fn of(layer: &LinearLayer) -> Self {
         match layer.cut {
-            Cut::KeyValueGroups { groups, head_size } => Self::Heads { groups, head_size },
-            Cut::Blocks(2) => Self::Gated,
-            Cut::Replicated(_)
-            | Cut::Rows
-            | Cut::Columns
-            | Cut::Blocks(_)
-            | Cut::Sections(_)
-            | Cut::KeyHeads { .. }
-            | Cut::VocabularyRows => Self::One,
+            TensorPartition::KeyValueGroups { groups, head_size } => Self::Heads { groups, head_size },
+            TensorPartition::Blocks(2) => Self::Gated,
+            TensorPartition::Replicated(_)
+            | TensorPartition::Rows
+            | TensorPartition::Columns
+            | TensorPartition::Blocks(_)
+            | TensorPartition::Sections(_)
+            | TensorPartition::KeyHeads { .. }
+            | TensorPartition::VocabularyRows => Self::One,
         }
     }
 
@@ -56,11 +56,11 @@ impl Parts {
     }
 
     /// Sharding of a part, if the layer is sharded by its own rule.
-    pub fn cut(self, part: usize, layer: &LinearLayer) -> Cut {
+    pub fn cut(self, part: usize, layer: &LinearLayer) -> TensorPartition {
         match self {
             Self::One => layer.cut_by_outputs(),
-            Self::Heads { groups, .. } if part > 0 => Cut::KeyHeads { heads: groups },
-            Self::Heads { .. } | Self::Gated => Cut::Rows,
+            Self::Heads { groups, .. } if part > 0 => TensorPartition::KeyHeads { heads: groups },
+            Self::Heads { .. } | Self::Gated => TensorPartition::Rows,
         }
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bridge_core::model::{
-    Cut, Exchange, ParameterRole, PassKind, Scope, SegmentCost, TrafficKind, WeightGradientStore, Workload,
+    Exchange, ParameterRole, PassKind, Scope, SegmentCost, TensorPartition, TrafficKind, WeightGradientStore, Workload,
 };
 use bridge_dist::comm::Operation;
 use bridge_dist::mesh::GroupKind;
@@ -11,7 +11,7 @@ use bridge_kernels::attention::{workspace_bytes, workspace_bytes_on_gpu};
 use bridge_kernels::offload::{Module as OffloadModule, in_module};
 use bridge_kernels::rotary::Positions;
 use bridge_kernels::{
-    AttentionOptions, DropoutKey, LargestScore, PackedHeads, Remakeable, RotaryTable, ScoreWatch, apply_rotary,
+    AttentionOptions, DropoutKey, LargestScore, PackedHeads, Recomputable, RotaryTable, ScoreWatch, apply_rotary,
     packed_attention, rms_norm,
 };
 use burn::module::{Module, Param};
@@ -196,7 +196,7 @@ impl SelfAttention {
             // Gradients of the output, and of queries, keys and values.
             backward: 2 * queries + 2 * keys * ranks + terms + in_hand,
             // Of the projection of queries, keys and values, and of the output's.
-            put_off: 2 * (stream + queries) + 2 * keys,
+            deferred: 2 * (stream + queries) + 2 * keys,
             attention: scores_bytes(
                 [groups * queries_per_group, groups],
                 [head_size; 2],
@@ -232,26 +232,26 @@ impl SelfAttention {
         let covers_all = config.qk_layernorm_scope == QkNormScope::Projection;
         let sinks = || {
             let scope = scope.child("core_attention");
-            scope.parameter("softmax_offset", [heads], Cut::Rows, initial.weight, ParameterRole::Bias)
+            scope.parameter("softmax_offset", [heads], TensorPartition::Rows, initial.weight, ParameterRole::Bias)
         };
         let linear_qkv = LinearConfig {
             inputs: c,
             outputs: config.qkv_size(),
             bias: config.qkv_bias,
-            cut: Cut::KeyValueGroups { groups, head_size: d },
+            cut: TensorPartition::KeyValueGroups { groups, head_size: d },
             initial: initial.weight,
         };
         let linear_proj = LinearConfig {
             inputs: heads * d,
             outputs: c,
             bias: config.proj_bias,
-            cut: Cut::Columns,
+            cut: TensorPartition::Columns,
             initial: initial.output,
         };
         Self {
             linear_qkv: Linear::new(&linear_qkv, scope, "linear_qkv"),
-            q_layernorm: qk_norm("q_layernorm", heads, Cut::Rows),
-            k_layernorm: qk_norm("k_layernorm", groups, Cut::KeyHeads { heads: groups }),
+            q_layernorm: qk_norm("q_layernorm", heads, TensorPartition::Rows),
+            k_layernorm: qk_norm("k_layernorm", groups, TensorPartition::KeyHeads { heads: groups }),
             softmax_offset: config.attention_sinks.then(sinks),
             linear_proj: Linear::new(&linear_proj, scope, "linear_proj"),
             settings: Settings {
@@ -273,9 +273,9 @@ impl SelfAttention {
     }
 
     /// The block's output, `[b, t, c]` -> the same.
-    pub fn forward<'a>(&'a self, x_btc: Remakeable<3>, input: AttentionInput<'a>) -> BlockOutput<'a> {
+    pub fn forward<'a>(&'a self, x_btc: Recomputable<3>, input: AttentionInput<'a>) -> BlockOutput<'a> {
         let (regions, store) = (input.regions, input.weight_gradients);
-        let x_btc = regions.enter_remakeable(x_btc);
+        let x_btc = regions.enter_recomputable(x_btc);
         let [b, t, _] = x_btc.tensor.dims();
         let options = AttentionOptions {
             scale: self.settings.scale,

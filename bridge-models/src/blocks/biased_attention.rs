@@ -4,8 +4,8 @@
 //! Scores are `[b, h, t, s]` in memory, so that a bias can be added to them and has a gradient; the
 //! tiled kernel of `attention` has neither.
 
-use bridge_core::model::{Component, Cut, Initial, ParameterRole, Scope, WeightGradientStore};
-use bridge_kernels::{DropoutKey, LargestScore, Remakeable, dropout, embedding};
+use bridge_core::model::{Component, Initial, ParameterRole, Scope, TensorPartition, WeightGradientStore};
+use bridge_kernels::{DropoutKey, LargestScore, Recomputable, dropout, embedding};
 use burn::module::{Module, Param};
 use burn::tensor::{Bool, DType, FloatDType, Int, Tensor, TensorData};
 
@@ -43,7 +43,7 @@ impl RelativeBias {
         let scope = scope.component(Component::Attention).child("relative_attention_bias");
         let shape = [relative.num_buckets, config.num_attention_heads];
         let initial = InitialValues::new(config).weight;
-        let weight = scope.parameter("weight", shape, Cut::Columns, initial, ParameterRole::Weight);
+        let weight = scope.parameter("weight", shape, TensorPartition::Columns, initial, ParameterRole::Weight);
         Self { weight, config: relative, direction }
     }
 
@@ -179,10 +179,10 @@ impl BiasedAttention {
         let initial = InitialValues::new(config);
         let (c, d) = (config.hidden_size, config.kv_channels);
         let groups = config.num_attention_heads;
-        let cut = Cut::KeyValueGroups { groups, head_size: d };
+        let cut = TensorPartition::KeyValueGroups { groups, head_size: d };
         Self {
             linear_qkv: linear(scope, "linear_qkv", [c, config.qkv_size()], cut, initial.weight),
-            linear_proj: linear(scope, "linear_proj", [groups * d, c], Cut::Columns, initial.output),
+            linear_proj: linear(scope, "linear_proj", [groups * d, c], TensorPartition::Columns, initial.output),
             settings: Settings::new(config, scope),
         }
     }
@@ -191,12 +191,12 @@ impl BiasedAttention {
     /// tokens, in generation.
     pub fn forward<'a>(
         &'a self,
-        x_btc: Remakeable<3>,
+        x_btc: Recomputable<3>,
         input: BiasedInput<'a>,
         state: Option<&mut KeyValues>,
     ) -> BlockOutput<'a> {
         let store = input.weight_gradients;
-        let qkv_btf = self.linear_qkv.forward(input.regions.enter_remakeable(x_btc), store);
+        let qkv_btf = self.linear_qkv.forward(input.regions.enter_recomputable(x_btc), store);
         let Settings { num_heads, head_size, .. } = self.settings;
         let [b, t, _] = qkv_btf.dims();
         // A head's rows of queries, keys and values are beside each other.
@@ -227,9 +227,9 @@ impl CrossAttention {
         let initial = InitialValues::new(config);
         let (c, width) = (config.hidden_size, config.num_attention_heads * config.kv_channels);
         Self {
-            linear_q: linear(scope, "linear_q", [c, width], Cut::Rows, initial.weight),
-            linear_kv: linear(scope, "linear_kv", [c, 2 * width], Cut::Blocks(2), initial.weight),
-            linear_proj: linear(scope, "linear_proj", [width, c], Cut::Columns, initial.output),
+            linear_q: linear(scope, "linear_q", [c, width], TensorPartition::Rows, initial.weight),
+            linear_kv: linear(scope, "linear_kv", [c, 2 * width], TensorPartition::Blocks(2), initial.weight),
+            linear_proj: linear(scope, "linear_proj", [width, c], TensorPartition::Columns, initial.output),
             settings: Settings::new(config, scope),
         }
     }
@@ -247,18 +247,18 @@ impl CrossAttention {
     /// The block's output, `[b, t, c]` -> the same.
     pub fn forward<'a>(
         &'a self,
-        x_btc: Remakeable<3>,
+        x_btc: Recomputable<3>,
         [k_btgd, v_btgd]: [Tensor<4>; 2],
         input: BiasedInput<'a>,
     ) -> BlockOutput<'a> {
         let store = input.weight_gradients;
-        let [q_bthd] = self.settings.heads(&self.linear_q.forward(input.regions.enter_remakeable(x_btc), store));
+        let [q_bthd] = self.settings.heads(&self.linear_q.forward(input.regions.enter_recomputable(x_btc), store));
         let x = self.settings.attend(Heads { q_bthd, k_btgd, v_btgd }, &input);
         BlockOutput::Product { x: x.into(), linear: &self.linear_proj, store, module: None }
     }
 }
 
-fn linear(scope: &Scope, name: &str, [inputs, outputs]: [usize; 2], cut: Cut, initial: Initial) -> Linear {
+fn linear(scope: &Scope, name: &str, [inputs, outputs]: [usize; 2], cut: TensorPartition, initial: Initial) -> Linear {
     Linear::new(&LinearConfig { inputs, outputs, bias: false, cut, initial }, scope, name)
 }
 

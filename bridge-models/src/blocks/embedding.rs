@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use bridge_core::model::{
-    Cut, Initial, LinearParameter, Meets, ParameterRole, QuantizedValues, Scope, SegmentCost, Shard, Workload,
+    GradientScope, Initial, LinearParameter, ParameterRole, QuantizedValues, Scope, SegmentCost, Shard,
+    TensorPartition, Workload,
 };
 use bridge_kernels::rotary::Positions;
 use bridge_kernels::{DropoutKey, LinearWeight, embedding};
@@ -40,7 +41,7 @@ impl Table {
     }
 
     fn of_positions(shape: [usize; 2], initial: Initial, scope: &Scope) -> Self {
-        let cut = Cut::Replicated(Meets::ResidualStream);
+        let cut = TensorPartition::Replicated(GradientScope::ResidualStream);
         let weight = scope.parameter("weight", shape, cut, initial, ParameterRole::Embedding);
         Self { weight, quantized: None }
     }

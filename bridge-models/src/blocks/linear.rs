@@ -1,13 +1,14 @@
 //! A linear layer with its parameters.
 
 use bridge_core::model::{
-    Added, Cut, EightBitProducts, Initial, LinearAdaptation, LinearChange, LinearLayer, LinearParameter, Meets,
-    ParameterRole, QuantizedValues, Scope, WeightGradientStore,
+    Added, EightBitProducts, GradientScope, Initial, LinearAdaptation, LinearChange, LinearLayer, LinearParameter,
+    ParameterRole, QuantizedValues, Scope, TensorPartition, WeightGradientStore,
 };
 use bridge_kernels::offload::in_unit;
 use bridge_kernels::{
-    FeedForwardUnit, LinearWeight, LowRankSum, Remakeable, activation_remakeable, glu_remakeable, linear_activation,
-    linear_deferred, linear_glu, linear_low_rank, linear_of_activation, linear_of_glu, linear_weighted,
+    FeedForwardUnit, LinearWeight, LowRankSum, Recomputable, activation_recomputable, glu_recomputable,
+    linear_activation, linear_deferred, linear_glu, linear_low_rank, linear_of_activation, linear_of_glu,
+    linear_weighted,
 };
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
@@ -46,16 +47,16 @@ pub(crate) struct LinearConfig {
     pub bias: bool,
     /// Sharding of the weight: its rows, for a column-parallel layer, or its columns, for a
     /// row-parallel one.
-    pub cut: Cut,
+    pub cut: TensorPartition,
     /// Initial value of the weight.
     pub initial: Initial,
 }
 
 /// Output of a unit for the first product of a feed-forward block, `[b, t, ..]`.
-fn activated(x: Tensor<3>, unit: FeedForwardUnit) -> Remakeable<3> {
+fn activated(x: Tensor<3>, unit: FeedForwardUnit) -> Recomputable<3> {
     match unit {
-        FeedForwardUnit::Plain(kind) => activation_remakeable(x, kind),
-        FeedForwardUnit::Gated(unit) => glu_remakeable(x, unit),
+        FeedForwardUnit::Plain(kind) => activation_recomputable(x, kind),
+        FeedForwardUnit::Gated(unit) => glu_recomputable(x, unit),
     }
 }
 
@@ -69,20 +70,20 @@ impl Linear {
     /// The layer called `name`. If it is row-parallel, the bias is added to the sum of all ranks'
     /// terms.
     pub fn new(config: &LinearConfig, scope: &Scope, name: &str) -> Self {
-        Self::with_bias_of((config, Meets::ResidualStream), scope, name)
+        Self::with_bias_of((config, GradientScope::ResidualStream), scope, name)
     }
 
     /// The row-parallel layer called `name` of which each of `ranks` computes a term of a sum, the
     /// bias included, of which each has a share.
     pub fn of_terms(config: &LinearConfig, scope: &Scope, name: &str, ranks: usize) -> Self {
-        let layer = Self::with_bias_of((config, Meets::OwnPart), scope, name);
+        let layer = Self::with_bias_of((config, GradientScope::OwnPart), scope, name);
         Self { bias_share: 1.0 / ranks as f64, ..layer }
     }
 
-    fn with_bias_of((config, meets): (&LinearConfig, Meets), scope: &Scope, name: &str) -> Self {
+    fn with_bias_of((config, meets): (&LinearConfig, GradientScope), scope: &Scope, name: &str) -> Self {
         let scope = scope.child(name);
         let LinearConfig { inputs, outputs, cut, initial, .. } = *config;
-        let bias_cut = if cut == Cut::Columns { Cut::Replicated(meets) } else { cut };
+        let bias_cut = if cut == TensorPartition::Columns { TensorPartition::Replicated(meets) } else { cut };
         let bias = || scope.parameter("bias", [outputs], bias_cut, Initial::Zeros, ParameterRole::Bias);
         let layer = LinearLayer { name: scope.path().to_owned(), inputs, outputs, cut };
         let LinearParameter { param, quantized, eight_bits } = scope.linear_weight(&layer, initial);
@@ -103,7 +104,7 @@ impl Linear {
     /// With a store, backward leaves the gradient of the weight there.
     pub fn forward<const D: usize>(
         &self,
-        x: impl Into<Remakeable<D>>,
+        x: impl Into<Recomputable<D>>,
         store: Option<&WeightGradientStore>,
     ) -> Tensor<D> {
         let x = x.into();
@@ -115,10 +116,10 @@ impl Linear {
     /// layer.
     pub fn forward_and_activate(
         &self,
-        x: Remakeable<3>,
+        x: Recomputable<3>,
         unit: FeedForwardUnit,
         store: Option<&WeightGradientStore>,
-    ) -> Remakeable<3> {
+    ) -> Recomputable<3> {
         let is_fused = store.is_none() && self.is_plain();
         match (is_fused, unit) {
             (true, FeedForwardUnit::Gated(unit)) => linear_glu(x.tensor, self.weight.val(), self.bias(), unit).into(),
@@ -152,7 +153,7 @@ impl Linear {
     }
 
     /// [`Self::forward`] added to the residual stream `[b, t, outputs]`, as one operation.
-    pub fn forward_and_add(&self, x: Remakeable<3>, stream_btc: Tensor<3>) -> Tensor<3> {
+    pub fn forward_and_add(&self, x: Recomputable<3>, stream_btc: Tensor<3>) -> Tensor<3> {
         let change = self.change(&x.tensor);
         self.changed_product(x, (self.bias(), Some(stream_btc)), change, None)
     }
@@ -161,7 +162,7 @@ impl Linear {
     /// then the bias is added, once.
     pub fn forward_and_leave(
         &self,
-        x: Remakeable<3>,
+        x: Recomputable<3>,
         regions: &Regions,
         store: Option<&WeightGradientStore>,
     ) -> Tensor<3> {
@@ -205,7 +206,7 @@ impl Linear {
     /// are given.
     fn changed_product<const D: usize>(
         &self,
-        x: Remakeable<D>,
+        x: Recomputable<D>,
         (bias, residual): (Option<Tensor<1>>, Option<Tensor<D>>),
         change: Option<LinearChange>,
         store: Option<&WeightGradientStore>,

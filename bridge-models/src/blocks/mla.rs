@@ -8,10 +8,12 @@
 //! Further shape letters: `r` latent size, `n` and `p` elements of a head that are not and that are
 //! rotated, `v` elements of a value.
 
-use bridge_core::model::{Cut, Exchange, Meets, PassKind, Scope, SegmentCost, WeightGradientStore, Workload};
+use bridge_core::model::{
+    Exchange, GradientScope, PassKind, Scope, SegmentCost, TensorPartition, WeightGradientStore, Workload,
+};
 use bridge_kernels::offload::{Module as OffloadModule, in_module};
 use bridge_kernels::rotary::Positions;
-use bridge_kernels::{AttentionOptions, DropoutKey, Remakeable, RotaryTable, ScoreWatch, apply_rotary};
+use bridge_kernels::{AttentionOptions, DropoutKey, Recomputable, RotaryTable, ScoreWatch, apply_rotary};
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 
@@ -119,7 +121,7 @@ impl LatentAttention {
             brought_back: if is_remade { heads_of_all } else { 0 },
             recomputed_flops: if is_remade { remade_flops(config, latent, index, work) / 3.0 } else { 0.0 },
             backward: (keys + values) * (1 + ranks) + in_hand,
-            put_off: 2 * stream + latents + 2 * keys + values,
+            deferred: 2 * stream + latents + 2 * keys + values,
             attention: scores_bytes([heads as usize; 2], [scored, latent.v_head_dim], window, work),
             exchanges: enter.chain(context).chain(leave_exchanges(row, work)).collect(),
             ..SegmentCost::default()
@@ -132,20 +134,20 @@ impl LatentAttention {
         let (c, h) = (config.hidden_size, config.num_attention_heads);
         let (r, scored) = (latent.kv_lora_rank, latent.qk_head_dim + latent.qk_pos_emb_head_dim);
         let linear = |name, inputs, outputs, cut, bias| {
-            let initial = if cut == Cut::Columns { initial.output } else { initial.weight };
+            let initial = if cut == TensorPartition::Columns { initial.output } else { initial.weight };
             Linear::new(&LinearConfig { inputs, outputs, bias, cut, initial }, scope, name)
         };
-        let whole = Cut::Replicated(Meets::ResidualStream);
+        let whole = TensorPartition::Replicated(GradientScope::ResidualStream);
         let norm = |name, size| {
             let norm = NormConfig { epsilon: latent.norm_epsilon, ..config.norm };
             config.qk_layernorm.then(|| Norm::new(norm, size, scope, name))
         };
         let q = latent.q_lora_rank;
         Self {
-            linear_q_proj: q.is_none().then(|| linear("linear_q_proj", c, h * scored, Cut::Rows, false)),
+            linear_q_proj: q.is_none().then(|| linear("linear_q_proj", c, h * scored, TensorPartition::Rows, false)),
             linear_q_down_proj: q.map(|q| linear("linear_q_down_proj", c, q, whole, config.qkv_bias)),
             q_layernorm: q.and_then(|q| norm("q_layernorm", q)),
-            linear_q_up_proj: q.map(|q| linear("linear_q_up_proj", q, h * scored, Cut::Rows, false)),
+            linear_q_up_proj: q.map(|q| linear("linear_q_up_proj", q, h * scored, TensorPartition::Rows, false)),
             linear_kv_down_proj: linear(
                 "linear_kv_down_proj",
                 c,
@@ -158,10 +160,10 @@ impl LatentAttention {
                 "linear_kv_up_proj",
                 r,
                 h * (latent.qk_head_dim + latent.v_head_dim),
-                Cut::Rows,
+                TensorPartition::Rows,
                 false,
             ),
-            linear_proj: linear("linear_proj", h * latent.v_head_dim, c, Cut::Columns, config.proj_bias),
+            linear_proj: linear("linear_proj", h * latent.v_head_dim, c, TensorPartition::Columns, config.proj_bias),
             settings: Settings {
                 heads: h / scope.place().tensor.size,
                 latent: r,
@@ -184,7 +186,7 @@ impl LatentAttention {
     }
 
     /// The block's output, `[b, t, c]` -> the same.
-    pub fn forward<'a>(&'a self, x_btc: Remakeable<3>, input: AttentionInput<'a>) -> BlockOutput<'a> {
+    pub fn forward<'a>(&'a self, x_btc: Recomputable<3>, input: AttentionInput<'a>) -> BlockOutput<'a> {
         let (regions, store) = (input.regions, input.weight_gradients);
         let Settings { heads: h, latent: r, rotated: p, value: v, .. } = self.settings;
         let rotary = input.rotary.as_ref().filter(|_| self.settings.use_rope);
@@ -194,7 +196,7 @@ impl LatentAttention {
         let latent_btr = down_btf.clone().narrow(FEATURES, 0, r);
         let latent_btr = regions.enter(in_module(of_linear, || normed(&self.kv_layernorm, latent_btr)));
         let rotated_btp = regions.enter(down_btf.narrow(FEATURES, r, p));
-        let (queries, x_btf): (_, Remakeable<3>) =
+        let (queries, x_btf): (_, Recomputable<3>) =
             match (&self.linear_q_down_proj, &self.linear_q_up_proj, &self.linear_q_proj) {
                 (Some(down), Some(up), _) => {
                     let normed = in_module(of_linear, || normed(&self.q_layernorm, down.forward(x_btc, store)));
@@ -203,7 +205,7 @@ impl LatentAttention {
                 (_, _, Some(linear)) => (linear, x_btc),
                 _ => unreachable!("queries come from the stream or from a latent vector"),
             };
-        let x_btf = regions.enter_remakeable(x_btf);
+        let x_btf = regions.enter_recomputable(x_btf);
         let [b, t, _] = latent_btr.dims();
         let rotated_bt1p = rotate(rotated_btp.reshape([b, t, 1, p]), rotary.as_ref());
         let mut kept = [latent_btr.reshape([b, t, 1, r]), rotated_bt1p];
@@ -259,7 +261,7 @@ impl Around {
     fn attend(
         &self,
         (queries, values): (&Linear, &Linear),
-        x_btf: impl Into<Remakeable<3>>,
+        x_btf: impl Into<Recomputable<3>>,
         [latent_bsr, k_bsp]: [Tensor<3>; 2],
     ) -> Tensor<3> {
         let Settings { heads: h, rotated: p, unrotated: n, value: v, scale, window, softcap, .. } = self.settings;

@@ -1,8 +1,8 @@
 //! The feed-forward block, plain or gated.
 
-use bridge_core::model::{Cut, Scope, SegmentCost, WeightGradientStore, Workload};
+use bridge_core::model::{Scope, SegmentCost, TensorPartition, WeightGradientStore, Workload};
 use bridge_kernels::offload::{Module as OffloadModule, in_module, in_modules};
-use bridge_kernels::{DropoutKey, FeedForwardUnit, GroupedLinear, GroupedMlp, Remakeable, dropout, grouped_mlp};
+use bridge_kernels::{DropoutKey, FeedForwardUnit, GroupedLinear, GroupedMlp, Recomputable, dropout, grouped_mlp};
 use burn::module::Module;
 use burn::tensor::Tensor;
 
@@ -65,7 +65,7 @@ impl Mlp {
             flops: block_flops(config, work.all_tokens(), f),
             kept: work.input_alone(rows * c) + kept_inner_bytes(config, rows, width, work),
             backward: inside + block_operands(config, rows, [config.hidden_size, width], work),
-            put_off: 2 * stream + inside,
+            deferred: 2 * stream + inside,
             exchanges: [enter_exchanges(row, work), leave_exchanges(row, work)].concat(),
             ..SegmentCost::default()
         }
@@ -90,9 +90,15 @@ impl Mlp {
     ) -> Self {
         let initial = InitialValues::new(config);
         let (blocks, bias) = (config.fc1_blocks(), config.mlp_bias);
-        let linear_fc1 =
-            LinearConfig { inputs: c, outputs: blocks * f, bias, cut: Cut::Blocks(blocks), initial: initial.weight };
-        let linear_fc2 = LinearConfig { inputs: f, outputs: c, bias, cut: Cut::Columns, initial: initial.output };
+        let linear_fc1 = LinearConfig {
+            inputs: c,
+            outputs: blocks * f,
+            bias,
+            cut: TensorPartition::Blocks(blocks),
+            initial: initial.weight,
+        };
+        let linear_fc2 =
+            LinearConfig { inputs: f, outputs: c, bias, cut: TensorPartition::Columns, initial: initial.output };
         Self {
             linear_fc1: Linear::new(&linear_fc1, scope, "linear_fc1"),
             linear_fc2: second(&linear_fc2, scope, "linear_fc2"),
@@ -103,11 +109,11 @@ impl Mlp {
     /// The block's output, `[b, t, c]` -> the same.
     pub fn forward<'a>(
         &'a self,
-        x_btc: Remakeable<3>,
+        x_btc: Recomputable<3>,
         regions: &Regions,
         store: Option<&'a WeightGradientStore>,
     ) -> BlockOutput<'a> {
-        let h_btf = self.hidden(regions.enter_remakeable(x_btc), store);
+        let h_btf = self.hidden(regions.enter_recomputable(x_btc), store);
         BlockOutput::Product { x: h_btf, linear: &self.linear_fc2, store, module: None }
     }
 
@@ -115,12 +121,12 @@ impl Mlp {
     /// its own: the key is the rank's.
     pub fn forward_with_dropout<'a>(
         &'a self,
-        x_btc: Remakeable<3>,
+        x_btc: Recomputable<3>,
         regions: &Regions,
         store: Option<&'a WeightGradientStore>,
         (rate, key): (f64, Option<DropoutKey>),
     ) -> BlockOutput<'a> {
-        let h_btf = self.hidden(regions.enter_remakeable(x_btc), store);
+        let h_btf = self.hidden(regions.enter_recomputable(x_btc), store);
         let h_btf = match key.filter(|_| rate > 0.0) {
             Some(key) => dropout(h_btf.tensor, rate, key).into(),
             None => h_btf,
@@ -155,7 +161,7 @@ impl Mlp {
         self.term(x_nc, |x| in_modules(EXPERT, || self.hidden(x, None)))
     }
 
-    fn term(&self, x_nc: Tensor<2>, hidden: impl FnOnce(Remakeable<3>) -> Remakeable<3>) -> Tensor<2> {
+    fn term(&self, x_nc: Tensor<2>, hidden: impl FnOnce(Recomputable<3>) -> Recomputable<3>) -> Tensor<2> {
         let [n, c] = x_nc.dims();
         self.linear_fc2.forward(hidden(x_nc.reshape([1, n, c]).into()), None).reshape([n, c])
     }
@@ -182,7 +188,7 @@ impl Mlp {
     }
 
     /// `[b, t, c]` -> `[b, t, f]`, of this rank's columns.
-    fn hidden(&self, x_btc: Remakeable<3>, store: Option<&WeightGradientStore>) -> Remakeable<3> {
+    fn hidden(&self, x_btc: Recomputable<3>, store: Option<&WeightGradientStore>) -> Recomputable<3> {
         self.linear_fc1.forward_and_activate(x_btc, self.unit, store)
     }
 }

@@ -1,7 +1,7 @@
 //! LayerNorm or RMSNorm with its parameters.
 
-use bridge_core::model::{Component, Cut, Initial, Meets, ParameterRole, Scope, SegmentCost};
-use bridge_kernels::{Remakeable, layer_norm, residual_layer_norm, residual_rms_norm, rms_norm};
+use bridge_core::model::{Component, GradientScope, Initial, ParameterRole, Scope, SegmentCost, TensorPartition};
+use bridge_kernels::{Recomputable, layer_norm, residual_layer_norm, residual_rms_norm, rms_norm};
 use burn::module::{Module, Param};
 use burn::tensor::{DType, FloatDType, Tensor};
 
@@ -32,22 +32,22 @@ impl Norm {
     /// The norm of the residual stream called `name`: the identity's parameters, weight one and
     /// bias zero.
     pub fn new(config: NormConfig, size: usize, scope: &Scope, name: &str) -> Self {
-        let cut = Cut::Replicated(Meets::ResidualStream);
+        let cut = TensorPartition::Replicated(GradientScope::ResidualStream);
         Self::with((config, size), (cut, ParameterRole::Norm), &scope.child(name))
     }
 
     /// The norm of queries or keys called `name`, of which each rank sees its own heads.
     pub fn of_heads(config: NormConfig, size: usize, scope: &Scope, name: &str) -> Self {
-        Self::of_projection((config, size), Cut::Replicated(Meets::OwnPart), scope, name)
+        Self::of_projection((config, size), TensorPartition::Replicated(GradientScope::OwnPart), scope, name)
     }
 
     /// The norm of queries or keys called `name`, with weights for all heads, of which each rank
     /// has those of its own: `size` in all.
-    pub fn of_projection((config, size): (NormConfig, usize), cut: Cut, scope: &Scope, name: &str) -> Self {
+    pub fn of_projection((config, size): (NormConfig, usize), cut: TensorPartition, scope: &Scope, name: &str) -> Self {
         Self::with((config, size), (cut, ParameterRole::QueryKeyNorm), &scope.child(name))
     }
 
-    fn with((config, size): (NormConfig, usize), (cut, role): (Cut, ParameterRole), scope: &Scope) -> Self {
+    fn with((config, size): (NormConfig, usize), (cut, role): (TensorPartition, ParameterRole), scope: &Scope) -> Self {
         let scope = scope.component(Component::Norm);
         let initial = if config.zero_centered_gamma { Initial::Zeros } else { Initial::Ones };
         let vector = |name, initial, role| scope.parameter(name, [size], cut, initial, role);
@@ -75,7 +75,7 @@ impl Norm {
 
     /// The norm of a residual stream, in the dtype of the parameters, and the stream: `[b, t,
     /// size]` -> twice the same.
-    pub fn forward_residual(&self, x: Tensor<3>) -> (Remakeable<3>, Tensor<3>) {
+    pub fn forward_residual(&self, x: Tensor<3>) -> (Recomputable<3>, Tensor<3>) {
         let (weight, bias) = self.parameters_for(&x);
         let (normed, x) = match self.config.kind {
             NormKind::LayerNorm | NormKind::LayerNormNoBias => {

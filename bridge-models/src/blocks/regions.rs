@@ -12,7 +12,7 @@ use bridge_dist::comm::Group;
 use bridge_dist::comm::Operation;
 use bridge_dist::comm::single::SingleCommunicator;
 use bridge_dist::mesh::GroupKind;
-use bridge_kernels::{DropoutKey, Philox, Remakeable, dropout};
+use bridge_kernels::{DropoutKey, Philox, Recomputable, dropout};
 use bridge_regions::{
     Cut, copy_to_group, gather_replicated, gather_sequence, reduce_from_group, reduce_scatter_sequence,
 };
@@ -87,7 +87,7 @@ impl Regions {
     }
 
     /// [`Self::enter`] of what can be made again: as long as nothing is exchanged.
-    pub fn enter_remakeable<const D: usize>(&self, x: Remakeable<D>) -> Remakeable<D> {
+    pub fn enter_recomputable<const D: usize>(&self, x: Recomputable<D>) -> Recomputable<D> {
         if self.tensor.size() == 1 { x } else { self.enter(x.tensor).into() }
     }
 

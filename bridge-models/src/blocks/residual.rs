@@ -14,7 +14,7 @@
 
 use bridge_core::model::WeightGradientStore;
 use bridge_kernels::offload::{Module, in_module};
-use bridge_kernels::{DropoutKey, Remakeable};
+use bridge_kernels::{DropoutKey, Recomputable};
 use burn::tensor::{FloatDType, Tensor};
 
 use super::linear::Linear;
@@ -36,7 +36,7 @@ pub(crate) enum Reads<'a> {
 pub(crate) struct Branch<'a> {
     pub reads: Reads<'a>,
     /// From what the branch reads, `[b, this rank's tokens, c]`, to its output.
-    pub block: Box<dyn FnOnce(Remakeable<3>) -> BlockOutput<'a> + 'a>,
+    pub block: Box<dyn FnOnce(Recomputable<3>) -> BlockOutput<'a> + 'a>,
     /// Norm of the block's output, before it is added.
     pub after: Option<&'a Norm>,
     /// Key of the dropout mask of the output.
@@ -51,7 +51,7 @@ pub(crate) enum BlockOutput<'a> {
     /// can be part of it.
     Product {
         /// `[b, t, this rank's inputs]`.
-        x: Remakeable<3>,
+        x: Recomputable<3>,
         linear: &'a Linear,
         /// Store for the deferred gradient of the layer's weight.
         store: Option<&'a WeightGradientStore>,
@@ -93,7 +93,7 @@ impl Residual<'_> {
     /// stream as it is before the step.
     pub fn step<const N: usize>(&self, x_btc: Tensor<3>, branches: [Branch; N]) -> Tensor<3> {
         let mut stream_btc = x_btc;
-        let mut shared: Option<Remakeable<3>> = None;
+        let mut shared: Option<Recomputable<3>> = None;
         let inputs = branches.each_ref().map(|branch| {
             let input_btc = match branch.reads {
                 Reads::Stream => stream_btc.clone().cast(self.block_dtype).into(),

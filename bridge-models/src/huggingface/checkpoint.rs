@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use bridge_data::outside;
+use bridge_data::untrusted_io;
 use memmap2::Mmap;
 use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
@@ -50,7 +50,7 @@ impl Resident {
     pub fn read(&self, bytes: usize, files: &[Mmap]) {
         if self.bytes.fetch_add(bytes, Ordering::Relaxed) >= Self::MOST {
             self.bytes.store(bytes, Ordering::Relaxed);
-            files.iter().for_each(outside::hand_back);
+            files.iter().for_each(untrusted_io::hand_back);
         }
     }
 }
@@ -142,7 +142,9 @@ impl HfCheckpoint {
     /// If a file is missing or damaged.
     pub(super) fn open_named(folder: &Path, name: Option<&str>) -> Result<Self, HfError> {
         let path = match name {
-            Some(name) => outside::named(folder, name).map_err(|source| io(&folder.join("config.json"), source))?,
+            Some(name) => {
+                untrusted_io::named(folder, name).map_err(|source| io(&folder.join("config.json"), source))?
+            }
             None => [SINGLE, INDEX]
                 .map(|name| folder.join(name))
                 .into_iter()
@@ -152,11 +154,11 @@ impl HfCheckpoint {
         if path.extension().is_none_or(|extension| extension != "json") {
             return Self::open_files(folder, &[path]);
         }
-        let text = outside::read_text(&path, outside::TABLE_BYTES).map_err(|source| io(&path, source))?;
+        let text = untrusted_io::read_text(&path, untrusted_io::TABLE_BYTES).map_err(|source| io(&path, source))?;
         let index: Index =
             serde_json::from_str(&text).map_err(|source| HfError::Json { path: path.clone(), source })?;
         let names: BTreeSet<&String> = index.weight_map.values().collect();
-        let paths = names.iter().map(|name| outside::named(folder, name)).collect::<Result<Vec<_>, _>>();
+        let paths = names.iter().map(|name| untrusted_io::named(folder, name)).collect::<Result<Vec<_>, _>>();
         Self::open_files(folder, &paths.map_err(|source| io(&path, source))?)
     }
 
@@ -177,7 +179,7 @@ impl HfCheckpoint {
             tensors: BTreeMap::new(),
         };
         for path in paths {
-            let map = outside::map(path).map_err(|source| io(path, source))?;
+            let map = untrusted_io::map(path).map_err(|source| io(path, source))?;
             let damaged = |source| HfError::Safetensors { path: path.clone(), source };
             let (header, metadata) = SafeTensors::read_metadata(&map).map_err(damaged)?;
             let start = size_of::<u64>() + header;

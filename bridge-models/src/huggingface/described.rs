@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use bridge_data::outside;
+use bridge_data::untrusted_io;
 use serde_json::{Map, Value};
 
 use super::checkpoint::{Quantization, io};
@@ -53,7 +53,7 @@ pub(super) fn told(folder: &Path, unread: &[String]) -> Option<String> {
 /// The table of a folder's `config.json`.
 fn read_settings(folder: &Path) -> Result<Map<String, Value>, HfError> {
     let path = folder.join("config.json");
-    let text = outside::read_text(&path, outside::SETTINGS_BYTES).map_err(|source| io(&path, source))?;
+    let text = untrusted_io::read_text(&path, untrusted_io::SETTINGS_BYTES).map_err(|source| io(&path, source))?;
     json::parse_table(&text).map_err(|source| HfError::Json { path, source })
 }
 

@@ -10,7 +10,7 @@ use bridge_core::checkpoint::{
 };
 use bridge_core::config::RawConfig;
 use bridge_core::train::Weights;
-use bridge_data::outside;
+use bridge_data::untrusted_io;
 use serde_json::{Map, Value};
 
 use super::checkpoint::io;
@@ -94,7 +94,7 @@ fn original_config(model: &HfModel) -> Result<Vec<u8>, HfError> {
         return Ok(text.into_bytes());
     }
     let path = folder.join("config.json");
-    outside::read(&path, outside::SETTINGS_BYTES).map_err(|source| io(&path, source))
+    untrusted_io::read(&path, untrusted_io::SETTINGS_BYTES).map_err(|source| io(&path, source))
 }
 
 fn json_error(name: &str, source: serde_json::Error) -> HfError {
@@ -119,7 +119,10 @@ impl HfModel {
                 let path = entry.map_err(|source| io(folder, source))?.path();
                 let name = format!("{before}{}", path.file_name().unwrap_or_default().to_string_lossy());
                 if is_companion(&name) {
-                    files.insert(name, outside::read(&path, outside::TABLE_BYTES).map_err(|source| io(&path, source))?);
+                    files.insert(
+                        name,
+                        untrusted_io::read(&path, untrusted_io::TABLE_BYTES).map_err(|source| io(&path, source))?,
+                    );
                 }
             }
         }

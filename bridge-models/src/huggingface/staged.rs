@@ -6,7 +6,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use bridge_data::outside;
+use bridge_data::untrusted_io;
 
 use super::checkpoint::io;
 use super::error::HfError;
@@ -49,7 +49,7 @@ impl Staged {
         let mut staged = Self { folder: folder.to_owned(), created, files: Vec::new(), places: BTreeMap::new() };
         for layout in layouts {
             let path = staged.temporary(&layout.name);
-            let file = outside::create(&path).map_err(|source| io(&path, source))?;
+            let file = untrusted_io::create(&path).map_err(|source| io(&path, source))?;
             let mut end = layout.header.len();
             for (name, bytes) in layout.tensors {
                 let start = end.next_multiple_of(layout.alignment);
@@ -70,7 +70,7 @@ impl Staged {
     /// If the system does not let it.
     pub fn add(&mut self, name: &str, content: &[u8]) -> Result<(), HfError> {
         let path = self.temporary(name);
-        let file = outside::create(&path).map_err(|source| io(&path, source))?;
+        let file = untrusted_io::create(&path).map_err(|source| io(&path, source))?;
         let written = file.write_all_at(content, 0);
         self.files.push((name.to_owned(), file));
         written.map_err(|source| io(&path, source))
@@ -111,7 +111,7 @@ impl Staged {
         }
         // From here to the end the folder has files of two writers, or some of one.
         let mark = self.folder.join(UNFINISHED);
-        outside::replace(&mark, b"").map_err(|source| io(&mark, source))?;
+        untrusted_io::replace(&mark, b"").map_err(|source| io(&mark, source))?;
         for name in before {
             remove(&self.folder.join(name))?;
         }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use bridge_data::outside;
+use bridge_data::untrusted_io;
 use memmap2::Mmap;
 
 use super::MegatronError;
@@ -54,7 +54,7 @@ impl Folder {
         let metadata = path.join(METADATA);
         let io = |path: &Path, source| MegatronError::Io { path: path.to_owned(), source };
         let damaged = |reason: String| MegatronError::Damaged { path: metadata.clone(), reason };
-        let bytes = outside::read(&metadata, outside::RECORDS_BYTES).map_err(|error| io(&metadata, error))?;
+        let bytes = untrusted_io::read(&metadata, untrusted_io::RECORDS_BYTES).map_err(|error| io(&metadata, error))?;
         let pickle = Pickle::read(&bytes).map_err(|error| damaged(error.to_string()))?;
         let (mut tensors, mut found) = tables(&pickle).map_err(|what| damaged(what.to_owned()))?;
         let mut files: Vec<(PathBuf, Mmap)> = Vec::new();
@@ -68,8 +68,8 @@ impl Folder {
                 chunk.file = match numbers.get(&place.file) {
                     Some(number) => *number,
                     None => {
-                        let file = outside::named(path, &place.file).map_err(|error| io(&metadata, error))?;
-                        let map = outside::map(&file).map_err(|error| io(&file, error))?;
+                        let file = untrusted_io::named(path, &place.file).map_err(|error| io(&metadata, error))?;
+                        let map = untrusted_io::map(&file).map_err(|error| io(&file, error))?;
                         files.push((file, map));
                         numbers.insert(place.file, files.len() - 1);
                         files.len() - 1

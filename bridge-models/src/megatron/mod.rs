@@ -15,7 +15,7 @@ use bridge_core::checkpoint::{
 };
 use bridge_core::config::{RawConfig, TransformerConfig};
 use bridge_core::train::Weights;
-use bridge_data::outside;
+use bridge_data::untrusted_io;
 
 use folder::{Folder, METADATA};
 
@@ -83,7 +83,7 @@ pub fn find(path: &Path) -> Option<PathBuf> {
     if is_one(path) {
         return Some(path.to_owned());
     }
-    let newest = outside::read_text(&path.join(TRACKER), 64).ok()?;
+    let newest = untrusted_io::read_text(&path.join(TRACKER), 64).ok()?;
     let newest = match newest.trim() {
         "release" => "release".to_owned(),
         step => format!("iter_{:07}", step.parse::<u64>().ok()?),

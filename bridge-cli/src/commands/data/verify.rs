@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use bridge_core::train::dataset_prefix;
 use bridge_data::indexed::{BinAccess, IndexedDataset};
-use bridge_data::made::{self, Depth};
+use bridge_data::manifest::{self, Depth};
 use bridge_data::tokenizer::{HuggingFaceTokenizer, Tokenizer};
 use clap::Args;
 use serde_json::json;
@@ -27,7 +27,7 @@ pub struct Verify {
 pub fn run(verify: &Verify) -> Result<u8, Failure> {
     let is_tokenizer = verify.path.join("tokenizer.json").exists();
     let output = if is_tokenizer { verify.path.join("tokenizer") } else { dataset_prefix(&verify.path) };
-    let files = made::check(&output, Depth::Whole).map_err(Failure::input)?;
+    let files = manifest::check(&output, Depth::Whole).map_err(Failure::input)?;
     let content = if is_tokenizer {
         format!("{} tokens", HuggingFaceTokenizer::load(&verify.path).map_err(Failure::input)?.vocab_size())
     } else {

@@ -6,8 +6,8 @@ use std::fmt;
 use std::path::Path;
 
 use bridge_core::logging::terminal::complain;
-use bridge_data::outside;
 use bridge_data::sft::records;
+use bridge_data::untrusted_io;
 use serde_json::{Map, Value};
 
 use crate::failure::Failure;
@@ -83,7 +83,7 @@ impl Answer {
 /// With the line, what was expected and what is there.
 pub fn load(path: &Path) -> Result<Vec<Item>, Failure> {
     let file = path.display().to_string();
-    let (_, size) = outside::open(path).map_err(|error| Failure::input(format!("{file}: {error}")))?;
+    let (_, size) = untrusted_io::open(path).map_err(|error| Failure::input(format!("{file}: {error}")))?;
     if size > MOST_BYTES {
         return Err(Failure::input(format!("{file}: expected at most {MOST_BYTES} bytes, found {size}")));
     }

@@ -10,8 +10,8 @@ use std::path::PathBuf;
 
 use bridge_core::logging::{ProgressSink, ProgressTask};
 use bridge_data::chat::{Conversation, Ending};
-use bridge_data::outside;
 use bridge_data::tokenizer::Tokenizer;
+use bridge_data::untrusted_io;
 use bridge_models::families;
 use bridge_models::score::{Continuation, Score, ScoreError, Scorer};
 use burn::tensor::Device;
@@ -104,7 +104,7 @@ impl Evaluation<'_> {
         }
         let mut log = match &arguments.log_samples {
             Some(path) => {
-                let created = outside::create(path);
+                let created = untrusted_io::create(path);
                 Some(created.map_err(|error| Failure::input(format!("{}: {error}", path.display())))?)
             }
             None => None,

@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use bridge_core::config::{CheckpointConfig, Format, GenerateConfig, LoggerConfig, RawConfig, World};
 use bridge_core::plan::{PlanOptions, plan};
 use bridge_core::train::{
-    Agreement, Console, RunContext, RunOptions, StepReport, Subsystem, TrainError, Verdict, measuring_recipe, pretrain,
+    Agreement, Console, LoopRequest, RunContext, RunOptions, StepReport, Subsystem, TrainError, measuring_recipe,
+    pretrain,
 };
 use bridge_models::registry;
 
@@ -108,9 +109,9 @@ impl Subsystem for Seconds {
         Agreement::Given
     }
 
-    fn after_step(&mut self, _run: &mut RunContext, step: &StepReport) -> Result<Verdict, TrainError> {
+    fn after_step(&mut self, _run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, TrainError> {
         let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         *seen = (seen.0 + 1, step.seconds);
-        Ok(Verdict::default())
+        Ok(LoopRequest::default())
     }
 }

@@ -45,11 +45,11 @@ impl Spread {
             let part = block / self.tensor;
             let starts = (0..blocks).map(|b| b * block + tensor_rank * part);
             shard.shape[dim] = size / self.tensor;
-            shard.cut = Some(Cut { dim, size, parts: starts.map(|start| start..start + part).collect() });
+            shard.shard = Some(Shard { dim, size, parts: starts.map(|start| start..start + part).collect() });
         }
         let count = shard.num_elements();
         let owned = count * owner / self.owners..count * (owner + 1) / self.owners;
-        let is_copy = shard.cut.is_none() && tensor_rank > 0;
+        let is_copy = shard.shard.is_none() && tensor_rank > 0;
         (shard, if is_copy { 0..0 } else { owned })
     }
 }
@@ -70,7 +70,7 @@ fn cut_out(index: usize, shard: &LocalShard, flat: Range<usize>) -> Vec<f32> {
             at[d] = i % shard.shape[d];
             i /= shard.shape[d];
         }
-        if let Some(cut) = &shard.cut {
+        if let Some(cut) = &shard.shard {
             at[cut.dim] = cut.parts.iter().cloned().flatten().nth(at[cut.dim]).unwrap();
         }
         whole[at.iter().zip(&shape).fold(0, |sum, (i, size)| sum * size + i)]

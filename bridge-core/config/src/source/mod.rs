@@ -11,7 +11,7 @@ use std::path::Path;
 pub(super) use lines::MAX_DEPTH;
 pub(super) use toml::parse_value as parse_toml_value;
 
-use bridge_data::outside;
+use bridge_data::untrusted_io;
 
 use super::error::{ConfigError, ConfigErrors, ErrorKind};
 use super::node::{Data, Location, Node};
@@ -70,8 +70,8 @@ pub(super) fn parse_file(path: &Path) -> Result<Node, ConfigErrors> {
     };
     let format = Format::of_path(path)
         .ok_or_else(|| unreadable("a recipe's name ends in .toml, .yaml, .yml or .json".into()))?;
-    let bytes =
-        outside::read(path, outside::SETTINGS_BYTES).map_err(|error| unreadable(format!("cannot be read: {error}")))?;
+    let bytes = untrusted_io::read(path, untrusted_io::SETTINGS_BYTES)
+        .map_err(|error| unreadable(format!("cannot be read: {error}")))?;
     let text = String::from_utf8(bytes).map_err(|error| {
         let offset = error.utf8_error().valid_up_to();
         unreadable(format!("is not text: byte {offset} is not UTF-8"))

@@ -17,51 +17,51 @@ const MADE_OF: &str = "imported_from.txt";
 
 /// The folder of checkpoints that stands for `checkpoint.pretrained_checkpoint`: itself, or what is
 /// made of it.
-pub(super) fn pretrained_root(config: &RunConfig, sorts: &[Weights]) -> Option<PathBuf> {
+pub(super) fn pretrained_root(config: &RunConfig, formats: &[Weights]) -> Option<PathBuf> {
     let path = config.checkpoint.pretrained_checkpoint.as_ref()?;
-    Some(root_of(path, sorts, &config.logger.log_dir.join(FOLDER)))
+    Some(root_of(path, formats, &config.logger.log_dir.join(FOLDER)))
 }
 
 /// The folder of checkpoints that stands for `path`: itself, or `imported`, if it is made of that.
-pub(super) fn root_of(path: &Path, sorts: &[Weights], imported: &Path) -> PathBuf {
-    if sort_of(path, sorts).is_some() { imported.to_owned() } else { path.to_owned() }
+pub(super) fn root_of(path: &Path, formats: &[Weights], imported: &Path) -> PathBuf {
+    if format_of(path, formats).is_some() { imported.to_owned() } else { path.to_owned() }
 }
 
 /// Format of the other program's weights at a path, and their fingerprint.
-fn sort_of<'a>(path: &Path, sorts: &'a [Weights]) -> Option<(&'a Weights, String)> {
-    sorts.iter().find_map(|sort| Some((sort, (sort.fingerprint)(path)?)))
+fn format_of<'a>(path: &Path, formats: &'a [Weights]) -> Option<(&'a Weights, String)> {
+    formats.iter().find_map(|format| Some((format, (format.fingerprint)(path)?)))
 }
 
 /// Looks at weights of another program that the recipe names, and writes nothing. Says whether
 /// there are some.
-pub(in crate::train) fn check_foreign(config: &RunConfig, sorts: &[Weights]) -> Result<bool, TrainError> {
+pub(in crate::train) fn check_foreign(config: &RunConfig, formats: &[Weights]) -> Result<bool, TrainError> {
     let path = config.checkpoint.pretrained_checkpoint.as_deref();
-    let Some((sort, _)) = path.and_then(|path| sort_of(path, sorts)) else { return Ok(false) };
-    (sort.open)(path.unwrap_or(Path::new(""))).map(drop).map_err(TrainError::ForeignWeights)?;
+    let Some((format, _)) = path.and_then(|path| format_of(path, formats)) else { return Ok(false) };
+    (format.open)(path.unwrap_or(Path::new(""))).map(drop).map_err(TrainError::ForeignWeights)?;
     Ok(true)
 }
 
 /// Message about another program's weights that the recipe names.
-pub(in crate::train) fn remark_on_foreign(config: &RunConfig, sorts: &[Weights]) -> Option<String> {
+pub(in crate::train) fn remark_on_foreign(config: &RunConfig, formats: &[Weights]) -> Option<String> {
     let path = config.checkpoint.pretrained_checkpoint.as_deref()?;
-    let (sort, _) = sort_of(path, sorts)?;
-    (sort.remark)(path)
+    let (format, _) = format_of(path, formats)?;
+    (format.remark)(path)
 }
 
 /// Makes the checkpoint that [`pretrained_root`] names, unless it is there and the weights have not
 /// changed since. Returns what to tell the user.
-pub(super) fn import(config: &RunConfig, sorts: &[Weights]) -> Result<Option<String>, TrainError> {
+pub(super) fn import(config: &RunConfig, formats: &[Weights]) -> Result<Option<String>, TrainError> {
     let Some(path) = &config.checkpoint.pretrained_checkpoint else { return Ok(None) };
-    import_to(path, sorts, &config.logger.log_dir.join(FOLDER))
+    import_to(path, formats, &config.logger.log_dir.join(FOLDER))
 }
 
 /// Makes the checkpoint that [`root_of`] names, in the same way.
-pub(super) fn import_to(path: &Path, sorts: &[Weights], root: &Path) -> Result<Option<String>, TrainError> {
-    let Some((sort, fingerprint)) = sort_of(path, sorts) else { return Ok(None) };
+pub(super) fn import_to(path: &Path, formats: &[Weights], root: &Path) -> Result<Option<String>, TrainError> {
+    let Some((format, fingerprint)) = format_of(path, formats) else { return Ok(None) };
     if made_of(root).is_some_and(|earlier| earlier == fingerprint) {
         return Ok(None);
     }
-    let mut snapshot = (sort.open)(path).map_err(TrainError::ForeignWeights)?;
+    let mut snapshot = (format.open)(path).map_err(TrainError::ForeignWeights)?;
     snapshot.run.files.insert(MADE_OF.to_owned(), Bytes::from(fingerprint));
     let producer = concat!("bridge ", env!("CARGO_PKG_VERSION")).to_owned();
     let report = CheckpointWriter::open(root, SaveOptions { producer, ..SaveOptions::default() })

@@ -8,7 +8,7 @@ use bridge_dist::mesh::ProcessGroups;
 use super::saver::options;
 use crate::checkpoint::ShardedWriter;
 use crate::config::RunConfig;
-use crate::resilience::Pulse;
+use crate::resilience::Heartbeat;
 use crate::train::TrainError;
 
 /// Key in `train_state.json` that marks a folder of gradients, so that no run takes them for
@@ -36,7 +36,7 @@ impl Dump {
         (folder, every): (&str, Option<usize>),
         config: &RunConfig,
         groups: &ProcessGroups,
-        pulse: &Arc<Pulse>,
+        heartbeat: &Arc<Heartbeat>,
     ) -> Result<Option<Self>, TrainError> {
         let settings = &config.checkpoint;
         let (Some(every), Some(save)) = (every, &settings.save) else { return Ok(None) };
@@ -44,7 +44,7 @@ impl Dump {
         let world = groups.world();
         // A group of its own: a checkpoint may be written in the background meanwhile.
         let group = world.split(Some(0), world.rank(), folder)?.unwrap_or_else(|| world.clone());
-        let writer = ShardedWriter::open(&root, options(settings, pulse), group)?;
+        let writer = ShardedWriter::open(&root, options(settings, heartbeat), group)?;
         Ok(Some(Self { every: every as u64, root, writer }))
     }
 
@@ -58,12 +58,12 @@ impl GradientDumps {
     pub(in crate::train) fn open(
         config: &RunConfig,
         groups: &ProcessGroups,
-        pulse: &Arc<Pulse>,
+        heartbeat: &Arc<Heartbeat>,
     ) -> Result<Self, TrainError> {
         let settings = &config.checkpoint;
         Ok(Self {
-            weights: Dump::open(("wgrads", settings.save_wgrads_interval), config, groups, pulse)?,
-            streams: Dump::open(("dgrads", settings.save_dgrads_interval), config, groups, pulse)?,
+            weights: Dump::open(("wgrads", settings.save_wgrads_interval), config, groups, heartbeat)?,
+            streams: Dump::open(("dgrads", settings.save_dgrads_interval), config, groups, heartbeat)?,
         })
     }
 

@@ -20,11 +20,11 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 
-use bridge_data::outside;
+use bridge_data::untrusted_io;
 use burn::tensor::{DType as BurnDType, Device, Tensor, TensorData};
 use bytes::Bytes;
 
-use crate::checkpoint::{Checkpoint, CheckpointError, Cut, DType, HostTensor, LocalShard};
+use crate::checkpoint::{Checkpoint, CheckpointError, DType, HostTensor, LocalShard};
 use crate::model::{Declaration, ModelChunk};
 
 pub use base::{AdapterBase, open_base};
@@ -48,8 +48,7 @@ const OPTIMIZER_PREFIX: &str = "optimizer.";
 fn local_shards(chunk: &dyn ModelChunk) -> BTreeMap<String, LocalShard> {
     let local = |parameter: &Declaration| {
         let shard = parameter.placement.shard.clone();
-        let cut = shard.map(|shard| Cut { dim: shard.dim, size: shard.size, parts: shard.parts });
-        (parameter.name.clone(), LocalShard { shape: parameter.shape.clone(), cut })
+        (parameter.name.clone(), LocalShard { shape: parameter.shape.clone(), shard })
     };
     chunk.parameters().iter().map(local).collect()
 }
@@ -106,7 +105,7 @@ pub(super) fn read_files(folder: &Path) -> std::io::Result<BTreeMap<String, Byte
         if entry.file_type()?.is_file() {
             files.insert(
                 entry.file_name().to_string_lossy().into_owned(),
-                Bytes::from(outside::read(&entry.path(), outside::TABLE_BYTES)?),
+                Bytes::from(untrusted_io::read(&entry.path(), untrusted_io::TABLE_BYTES)?),
             );
         }
     }

@@ -94,13 +94,13 @@ fn open_pretrained(run: &TrainingRun, start: &Start) -> Result<Checkpoint, Train
 /// Opens the teacher of a run; weights of another program become a checkpoint first.
 pub(in crate::train) fn find_teacher(
     config: &RunConfig,
-    (path, sorts): (&Path, &[Weights]),
+    (path, formats): (&Path, &[Weights]),
     groups: &ProcessGroups,
 ) -> Result<Checkpoint, TrainError> {
     let imported = config.logger.log_dir.join(TEACHER_FOLDER);
-    let made = if ranks::is_first(groups) { import_to(path, sorts, &imported).map(drop) } else { Ok(()) };
+    let made = if ranks::is_first(groups) { import_to(path, formats, &imported).map(drop) } else { Ok(()) };
     ranks::agree(groups, "importing the teacher", made)?;
-    open_newest(&root_of(path, sorts, &imported), "distillation.teacher", groups)
+    open_newest(&root_of(path, formats, &imported), "distillation.teacher", groups)
 }
 
 /// Opens the newest checkpoint of a folder. All ranks call this together.

@@ -49,8 +49,8 @@ pub(in crate::train) fn restore(run: &mut TrainingRun, start: &Start) -> Result<
         unmatched.warnings(start.checkpoint.path()).iter().for_each(|warning| run.outputs.reporter.warn(warning));
     }
     run.unmatched = unmatched;
-    let (doors, mut context) = run.doors();
-    doors.on_load(&mut context, &Loaded { folder: start.checkpoint.path(), state: state.as_ref() })
+    let (subsystems, mut context) = run.subsystems();
+    subsystems.on_load(&mut context, &Loaded { folder: start.checkpoint.path(), state: state.as_ref() })
 }
 
 /// State that a checkpoint brought to a rank: for each optimizer tensor true if it is known, and

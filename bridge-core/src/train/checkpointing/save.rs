@@ -14,9 +14,9 @@ use crate::checkpoint::{
 };
 use crate::resilience::Section;
 use crate::timers::TimerLevel;
-use crate::train::doors::best_of;
 use crate::train::run::TrainingRun;
 use crate::train::subsystem::saved;
+use crate::train::subsystems::best_of;
 use crate::train::{TrainError, lineage, ranks, vocabulary};
 
 /// Saves a checkpoint of the run as it is now; all ranks call this together. With `async_save` this
@@ -33,16 +33,16 @@ pub(in crate::train) fn save_checkpoint(run: &mut TrainingRun) -> Result<(), Tra
     let folder = root.join(iteration_folder_name(step));
     let (stage, report) = saver.save(snapshot)?;
     if report.is_some() {
-        run.outputs.standing.saved(step);
+        run.outputs.stop_deadline.saved(step);
     }
     drop(timer);
     run.outputs.last_saved_step = Some(step);
     if ranks::is_first(&run.groups) {
         run.outputs.reporter.save(&run.state, (stage, step), report.as_ref());
     }
-    run.pulse.enter(Section::OutOfSection);
-    let (doors, mut context) = run.doors();
-    doors.after_save(&mut context, &folder)
+    run.heartbeat.enter(Section::OutOfSection);
+    let (subsystems, mut context) = run.subsystems();
+    subsystems.after_save(&mut context, &folder)
 }
 
 /// Makes a temporary save of the current run; all ranks call this together. A failed write is
@@ -56,7 +56,7 @@ pub(in crate::train) fn save_temporarily(run: &mut TrainingRun) -> Result<(), Tr
     let timer = run.timers.start("save-checkpoint-non-persistent", TimerLevel::Iteration);
     let saved = temporary.save(&snapshot);
     drop(timer);
-    run.pulse.enter(Section::OutOfSection);
+    run.heartbeat.enter(Section::OutOfSection);
     match saved {
         Ok(report) => {
             run.outputs.reporter.save_temporarily(step);
@@ -77,11 +77,11 @@ pub(in crate::train) fn save_temporarily(run: &mut TrainingRun) -> Result<(), Tr
 
 /// State that this rank saves of the current run.
 fn prepare(run: &mut TrainingRun) -> Result<Snapshot, TrainError> {
-    run.pulse.enter(Section::Checkpointing);
+    run.heartbeat.enter(Section::Checkpointing);
     run.training.settle_parameters()?;
     let mut state = Map::new();
-    let (doors, mut context) = run.doors();
-    doors.on_save(&mut context, &mut state)?;
+    let (subsystems, mut context) = run.subsystems();
+    subsystems.on_save(&mut context, &mut state)?;
     ranks::agree(&run.groups, "preparing a checkpoint", snapshot(run, state))
 }
 
@@ -168,7 +168,7 @@ fn run_files(run: &TrainingRun, state: Map<String, Value>) -> Result<RunFiles, T
     vocabulary::put(&run.config, &run.inputs.data, run.inputs.padded_vocab_size, extra);
     extra.extend(state);
     let files = if settings.save_tokenizer_assets { run.inputs.tokenizer_files.clone() } else { BTreeMap::new() };
-    let keeps = run.doors.keeps().filter(|folder| folder.parent() == settings.save.as_deref());
-    let keeps = keeps.and_then(|folder| parse_iteration(folder.file_name()?.to_str()?));
-    Ok(RunFiles { train_state, best, run_config: run.config.to_toml(), keeps, files })
+    let protected = run.subsystems.protected_checkpoint().filter(|folder| folder.parent() == settings.save.as_deref());
+    let protected = protected.and_then(|folder| parse_iteration(folder.file_name()?.to_str()?));
+    Ok(RunFiles { train_state, best, run_config: run.config.to_toml(), keeps: protected, files })
 }

@@ -12,7 +12,7 @@ use crate::checkpoint::{
 };
 use crate::config::{CheckpointConfig, ConfigError, ErrorKind, RunConfig};
 use crate::logging::SaveStage;
-use crate::resilience::Pulse;
+use crate::resilience::Heartbeat;
 use crate::train::TrainError;
 
 /// Writes checkpoints with all ranks, on the training thread or behind its back.
@@ -25,12 +25,12 @@ pub(in crate::train) enum Saver {
 }
 
 /// Save options of a run. A writing rank gives heartbeats.
-pub(super) fn options(settings: &CheckpointConfig, pulse: &Arc<Pulse>) -> SaveOptions {
-    let pulse = Arc::clone(pulse);
+pub(super) fn options(settings: &CheckpointConfig, heartbeat: &Arc<Heartbeat>) -> SaveOptions {
+    let heartbeat = Arc::clone(heartbeat);
     SaveOptions {
         storage_writers: NonZeroUsize::new(settings.storage_writers_per_rank).unwrap_or(NonZeroUsize::MIN),
         producer: concat!("bridge ", env!("CARGO_PKG_VERSION")).to_owned(),
-        progress: Some(Arc::new(move |_| pulse.beat())),
+        progress: Some(Arc::new(move |_| heartbeat.beat())),
         ..SaveOptions::default()
     }
 }
@@ -66,7 +66,7 @@ impl Saver {
     pub(in crate::train) fn open(
         config: &RunConfig,
         groups: &ProcessGroups,
-        (pulse, manager): (&Arc<Pulse>, Option<NamedManager>),
+        (heartbeat, manager): (&Arc<Heartbeat>, Option<NamedManager>),
     ) -> Result<Option<Self>, TrainError> {
         let settings = &config.checkpoint;
         let Some(root) = &settings.save else {
@@ -76,7 +76,7 @@ impl Saver {
         let options = SaveOptions {
             retention: RetentionPolicy::new(settings.most_recent_k.unwrap_or(-1), retain)?,
             manager,
-            ..options(settings, pulse)
+            ..options(settings, heartbeat)
         };
         // A group of its own: a save in the background communicates while training does.
         let world = groups.world();

@@ -52,12 +52,12 @@ impl Start {
 /// finds and temporary saves of this run. All ranks call this together.
 pub(in crate::train) fn find_start(
     config: &RunConfig,
-    sorts: &[Weights],
+    formats: &[Weights],
     (groups, manager): (&ProcessGroups, Option<&NamedManager>),
 ) -> Result<Option<Start>, TrainError> {
     let fetched = if ranks::is_first(groups) { fetch(config, manager) } else { Ok(String::new()) };
     let fetched = ranks::agree(groups, "fetching a checkpoint", fetched)?;
-    let start = find_here(config, sorts, groups)?;
+    let start = find_here(config, formats, groups)?;
     Ok(start.map(|start| Start { message: format!("{fetched}{}", start.message), ..start }))
 }
 
@@ -74,8 +74,8 @@ fn fetch(config: &RunConfig, manager: Option<&NamedManager>) -> Result<String, T
 }
 
 /// As [`find_start`], of what is in folders.
-fn find_here(config: &RunConfig, sorts: &[Weights], groups: &ProcessGroups) -> Result<Option<Start>, TrainError> {
-    let persistent = find_persistent(config, sorts, groups);
+fn find_here(config: &RunConfig, formats: &[Weights], groups: &ProcessGroups) -> Result<Option<Start>, TrainError> {
+    let persistent = find_persistent(config, formats, groups);
     let above = match &persistent {
         Ok(Some(start)) if !start.is_pretrained => Some(start.checkpoint.iteration()),
         Ok(_) => None,
@@ -95,7 +95,7 @@ fn find_here(config: &RunConfig, sorts: &[Weights], groups: &ProcessGroups) -> R
             let damage = persistent.err().filter(|_| ranks::is_first(groups));
             let damage = damage.map(|error| format!("{error}\n")).unwrap_or_default();
             let message = if ranks::is_first(groups) { format!("{damage}{notes}{message}") } else { String::new() };
-            let pretrained_root = pretrained_root(config, sorts);
+            let pretrained_root = pretrained_root(config, formats);
             Ok(Some(Start {
                 checkpoint,
                 weights_only: false,
@@ -114,8 +114,12 @@ fn find_here(config: &RunConfig, sorts: &[Weights], groups: &ProcessGroups) -> R
 /// Finds what `checkpoint.load` (by default `checkpoint.save`), `ckpt_step` and
 /// `pretrained_checkpoint` ask for. All ranks call this together: the first one looks, all verify
 /// their shares of what it comes by, and the others open what it has found.
-fn find_persistent(config: &RunConfig, sorts: &[Weights], groups: &ProcessGroups) -> Result<Option<Start>, TrainError> {
-    let looked = look_together(groups.world(), |verifier| look(config, sorts, verifier))?;
+fn find_persistent(
+    config: &RunConfig,
+    formats: &[Weights],
+    groups: &ProcessGroups,
+) -> Result<Option<Start>, TrainError> {
+    let looked = look_together(groups.world(), |verifier| look(config, formats, verifier))?;
     let found = ranks::agree(groups, "looking for a checkpoint", looked.unwrap_or(Ok(None)))?;
     if groups.world().size() == 1 {
         return Ok(found);
@@ -126,7 +130,7 @@ fn find_persistent(config: &RunConfig, sorts: &[Weights], groups: &ProcessGroups
         shared = [place, start.checkpoint.iteration() as i64];
     }
     groups.world().broadcast((&mut shared).into(), 0)?;
-    let opened = if ranks::is_first(groups) { Ok(found) } else { open_found(config, sorts, shared) };
+    let opened = if ranks::is_first(groups) { Ok(found) } else { open_found(config, formats, shared) };
     ranks::agree(groups, "opening a checkpoint", opened)
 }
 
@@ -138,20 +142,20 @@ const PRETRAINED: i64 = 2;
 /// Opens what the first rank has verified.
 fn open_found(
     config: &RunConfig,
-    sorts: &[Weights],
+    formats: &[Weights],
     [place, iteration]: [i64; 2],
 ) -> Result<Option<Start>, TrainError> {
     let settings = &config.checkpoint;
     let is_pretrained = place == PRETRAINED;
     let root = match place {
         NONE => return Ok(None),
-        PRETRAINED => pretrained_root(config, sorts),
+        PRETRAINED => pretrained_root(config, formats),
         _ => load_root(config).map(Path::to_owned),
     };
     let root = root.ok_or_else(|| TrainError::Internal("the ranks load from different places".into()))?;
     let checkpoint = CheckpointStore::open(root)?.open_iteration(iteration as u64, Verification::Sizes)?;
     let weights_only = is_pretrained || settings.finetune;
-    let pretrained_root = pretrained_root(config, sorts);
+    let pretrained_root = pretrained_root(config, formats);
     Ok(Some(Start {
         checkpoint,
         weights_only,
@@ -167,7 +171,7 @@ fn load_root(config: &RunConfig) -> Option<&Path> {
     config.checkpoint.load.as_deref().or(config.checkpoint.save.as_deref())
 }
 
-fn look(config: &RunConfig, sorts: &[Weights], verifier: &Verifier<'_>) -> Result<Option<Start>, TrainError> {
+fn look(config: &RunConfig, formats: &[Weights], verifier: &Verifier<'_>) -> Result<Option<Start>, TrainError> {
     let settings = &config.checkpoint;
     let on_damaged = match settings.on_damaged {
         config::OnDamaged::Error => OnDamaged::Error,
@@ -191,20 +195,20 @@ fn look(config: &RunConfig, sorts: &[Weights], verifier: &Verifier<'_>) -> Resul
         );
         // An adapter goes on with its base, and preferences with their reference.
         if config.peft.is_some() || config.dpo.is_some() {
-            message.extend(import(config, sorts)?.map(|imported| format!("\n{imported}")));
+            message.extend(import(config, formats)?.map(|imported| format!("\n{imported}")));
         }
         return Ok(Some(Start {
             checkpoint: found.checkpoint,
             weights_only: settings.finetune,
             is_pretrained: false,
             is_temporary: false,
-            pretrained_root: pretrained_root(config, sorts),
+            pretrained_root: pretrained_root(config, formats),
             message,
             assembled: None,
         }));
     }
-    if let Some(pretrained) = pretrained_root(config, sorts) {
-        let imported = import(config, sorts)?;
+    if let Some(pretrained) = pretrained_root(config, formats) {
+        let imported = import(config, formats)?;
         let request = LoadRequest { on_damaged, ..LoadRequest::default() };
         return match CheckpointStore::open(&pretrained)?.resolve_with(&request, verifier)? {
             Resolution::Found(found) => {

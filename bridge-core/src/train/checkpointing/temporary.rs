@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use bridge_data::outside;
+use bridge_data::untrusted_io;
 use bridge_dist::mesh::ProcessGroups;
 
 use super::saver::options;
@@ -17,7 +17,7 @@ use crate::checkpoint::{
     look_together, parse_iteration,
 };
 use crate::config::{CheckpointConfig, NonPersistentType, RunConfig};
-use crate::resilience::Pulse;
+use crate::resilience::Heartbeat;
 use crate::train::{TrainError, ranks};
 
 /// The folder of global saves, where the recipe names none.
@@ -78,7 +78,7 @@ impl Temporary {
     pub(in crate::train) fn open(
         config: &RunConfig,
         groups: &ProcessGroups,
-        (start, pulse): (u64, &Arc<Pulse>),
+        (start, heartbeat): (u64, &Arc<Heartbeat>),
     ) -> Result<Option<Self>, TrainError> {
         let settings = &config.checkpoint;
         let Some(save) = settings.save.as_deref().filter(|_| settings.non_persistent_ckpt_type.is_some()) else {
@@ -95,7 +95,7 @@ impl Temporary {
             Place::Global(root) => {
                 let is_newer = is_first && newest_in(root).is_some_and(|newest| newest > start);
                 ranks::agree(groups, "deleting temporary saves", if is_newer { remove(root) } else { Ok(()) })?;
-                let options = SaveOptions { retention: RetentionPolicy::new(1, None)?, ..options(settings, pulse) };
+                let options = SaveOptions { retention: RetentionPolicy::new(1, None)?, ..options(settings, heartbeat) };
                 Writer::Global(ShardedWriter::open(root, options, group)?)
             }
             Place::Pieces(root) => {
@@ -103,7 +103,7 @@ impl Temporary {
                     jump: settings.replication_jump.unwrap_or(1),
                     factor: settings.replication_factor,
                 });
-                let writer = PiecesWriter::open(root, options(settings, pulse), group, replication)?;
+                let writer = PiecesWriter::open(root, options(settings, heartbeat), group, replication)?;
                 let forgotten = writer.forget(|iteration| iteration > start).map_err(TrainError::from);
                 ranks::agree(groups, "deleting temporary saves", forgotten)?;
                 Writer::Pieces(writer)
@@ -171,7 +171,7 @@ fn cannot(folder: &Path, error: &std::io::Error) -> TrainError {
 /// The name of the run that saves to `save`, if it has one.
 fn identity(save: &Path) -> Result<Option<String>, TrainError> {
     let path = save.join(IDENTITY_FILE);
-    let text = match outside::read(&path, outside::TABLE_BYTES) {
+    let text = match untrusted_io::read(&path, untrusted_io::TABLE_BYTES) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         read => String::from_utf8_lossy(&read.map_err(|error| cannot(&path, &error))?).trim().to_owned(),
     };
@@ -186,7 +186,7 @@ fn name_run(save: &Path) -> Result<(), TrainError> {
     }
     let name = RandomState::new().hash_one((SystemTime::now(), std::process::id()));
     let path = save.join(IDENTITY_FILE);
-    outside::replace(&path, format!("{name:016x}\n").as_bytes()).map_err(|error| cannot(&path, &error))
+    untrusted_io::replace(&path, format!("{name:016x}\n").as_bytes()).map_err(|error| cannot(&path, &error))
 }
 
 /// The iteration of the newest folder of a checkpoint, which may not be whole.

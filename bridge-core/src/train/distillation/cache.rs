@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use bridge_data::outside;
+use bridge_data::untrusted_io;
 use bridge_kernels::rotary::Positions;
 use burn::tensor::{Int, Tensor};
 use twox_hash::XxHash3_128;
@@ -51,7 +51,7 @@ impl Cache {
             let path = self.path(key);
             let folder = path.parent().unwrap_or(&self.folder);
             std::fs::create_dir_all(folder)
-                .and_then(|()| outside::replace(&path, &encode(key, &sample)))
+                .and_then(|()| untrusted_io::replace(&path, &encode(key, &sample)))
                 .map_err(|error| TrainError::log(format!("distillation.cache: {}", path.display()), error))?;
         }
         Ok(())
@@ -59,7 +59,7 @@ impl Cache {
 
     fn read_sample(&self, key: u128, length: usize) -> Option<Best> {
         let size = HEAD + length * (self.k * 8 + 4) + HASH;
-        let bytes = outside::read(&self.path(key), size as u64).ok()?;
+        let bytes = untrusted_io::read(&self.path(key), size as u64).ok()?;
         decode(&bytes, key, (length, self.k)).filter(|best| best.ids.iter().all(|id| (*id as usize) < self.rows))
     }
 

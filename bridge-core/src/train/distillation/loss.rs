@@ -8,7 +8,7 @@ use burn::tensor::{FloatDType, Tensor};
 use super::Objective;
 use super::top::Best;
 use crate::config::HiddenLoss;
-use crate::model::{ModelOutputs, OutputLoss, label_log_probabilities};
+use crate::model::{CustomLoss, ModelOutputs, label_log_probabilities};
 
 const DISTILLATION_LOSS: &str = "distillation loss";
 const KD_LOSS: &str = "kd loss";
@@ -70,7 +70,7 @@ impl Listener {
     }
 }
 
-impl OutputLoss for Listener {
+impl CustomLoss for Listener {
     fn loss_sum(&self, outputs: &ModelOutputs<'_>) -> Tensor<1> {
         let settings = &self.objective.settings;
         let logits = || outputs.logits().without_autodiff().cast(FloatDType::F32);
@@ -114,7 +114,7 @@ impl DistillationLoss {
     }
 }
 
-impl OutputLoss for DistillationLoss {
+impl CustomLoss for DistillationLoss {
     fn loss_sum(&self, outputs: &ModelOutputs<'_>) -> Tensor<1> {
         let (settings, batch) = (&self.objective.settings, outputs.batch());
         let logits_btv = outputs.logits().cast(FloatDType::F32);

@@ -14,7 +14,7 @@ use super::pipeline::Pipeline;
 use super::reference::ReferenceBatches;
 use super::{TrainError, ranks};
 use crate::config::DistillationConfig;
-use crate::model::{Batch, ModelChunk, OwnLoss};
+use crate::model::{Batch, CustomLossCall, ModelChunk};
 use cache::Cache;
 use loss::{DistillationLoss, Listener, Said};
 
@@ -40,7 +40,11 @@ pub(super) struct Distillation {
 impl Distillation {
     /// The losses of micro-batches, when the teacher has seen them. All ranks that share a model
     /// call this together.
-    pub fn losses(&mut self, groups: &ProcessGroups, batches: &[Batch]) -> Result<Vec<Option<OwnLoss>>, TrainError> {
+    pub fn losses(
+        &mut self,
+        groups: &ProcessGroups,
+        batches: &[Batch],
+    ) -> Result<Vec<Option<CustomLossCall>>, TrainError> {
         let mut known = self.read(groups, batches)?;
         let missing: Vec<usize> = (0..batches.len()).filter(|index| known[*index].is_none()).collect();
         if !missing.is_empty() {
@@ -48,7 +52,7 @@ impl Distillation {
             let listeners: Vec<Arc<Listener>> =
                 missing.iter().map(|_| Arc::new(Listener::new(Arc::clone(&self.objective)))).collect();
             let losses: Vec<_> =
-                listeners.iter().map(|listener| Some(OwnLoss::new(Arc::clone(listener) as _))).collect();
+                listeners.iter().map(|listener| Some(CustomLossCall::new(Arc::clone(listener) as _))).collect();
             let mut work = ReferenceBatches { batches: &of_teacher, losses: &losses };
             self.pipeline.evaluate(&mut self.chunks, of_teacher.len(), &mut work)?;
             for (index, listener) in missing.into_iter().zip(listeners) {
@@ -59,7 +63,7 @@ impl Distillation {
         }
         let loss = |said: Option<Said>| {
             let said = said.unwrap_or_default();
-            Some(OwnLoss::new(Arc::new(DistillationLoss::new(Arc::clone(&self.objective), said))))
+            Some(CustomLossCall::new(Arc::new(DistillationLoss::new(Arc::clone(&self.objective), said))))
         };
         Ok(known.into_iter().map(loss).collect())
     }

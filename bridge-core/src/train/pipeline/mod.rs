@@ -30,7 +30,7 @@ use super::executor::{Executor, RegionHooks};
 use super::offload::SegmentOffload;
 use super::region_spans::Observers;
 use crate::config::RunConfig;
-use crate::model::{Batch, Boundary, ForwardContext, LayerMetrics, Mode, ModelChunk, OwnLoss};
+use crate::model::{Batch, Boundary, CustomLossCall, ForwardContext, LayerMetrics, Mode, ModelChunk};
 use crate::plan::recompute::{Cuts, Recompute};
 use crate::timers::Timers;
 use pass::PipelinePass;
@@ -83,13 +83,13 @@ pub struct MicroBatchInput {
     /// Takes what layers report; `None` to drop it.
     pub metrics: Option<Arc<LayerMetrics>>,
     /// Loss that the head computes instead of its own.
-    pub own_loss: Option<OwnLoss>,
+    pub custom_loss: Option<CustomLossCall>,
 }
 
 impl MicroBatchInput {
     /// A micro-batch whose auxiliary losses count as they are, and whose layers report to nobody.
     pub fn new(batch: Batch, mode: Mode) -> Self {
-        Self { batch, mode, auxiliary_scale: 1.0, metrics: None, own_loss: None }
+        Self { batch, mode, auxiliary_scale: 1.0, metrics: None, custom_loss: None }
     }
 }
 

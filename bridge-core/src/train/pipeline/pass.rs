@@ -159,7 +159,7 @@ impl<'a> PipelinePass<'a> {
         // Where the model begins nothing has arrived.
         let boundary = self.inputs.remove(&unit).unwrap_or_default();
         let (executor, model) = (&self.pipeline.executors[chunk], self.chunks[chunk].as_mut());
-        let own_loss = input.own_loss.clone();
+        let custom_loss = input.custom_loss.clone();
         let output = if self.kind == ScheduleKind::ForwardOnly {
             let mut hooks = self.work.hooks(microbatch, chunk, &input.batch);
             executor.forward_chunk(model, boundary, &context(&input, None), hooks.as_mut())?
@@ -175,7 +175,7 @@ impl<'a> PipelinePass<'a> {
             output
         };
         match output {
-            SegmentOutput::LossSum(_) if own_loss.is_some_and(|loss| !loss.is_used()) => {
+            SegmentOutput::LossSum(_) if custom_loss.is_some_and(|loss| !loss.is_used()) => {
                 return Err(ExecutorError::NoOutputs);
             }
             SegmentOutput::LossSum(sum) => {
@@ -279,6 +279,6 @@ fn unit(message: Message) -> Unit {
 
 fn context<'a>(input: &'a MicroBatchInput, weight_gradients: Option<&'a WeightGradientStore>) -> ForwardContext<'a> {
     let auxiliary = Auxiliary { gradient_scale: input.auxiliary_scale, metrics: input.metrics.as_deref() };
-    let own_loss = input.own_loss.as_ref();
-    ForwardContext { batch: &input.batch, mode: input.mode, weight_gradients, auxiliary, own_loss }
+    let custom_loss = input.custom_loss.as_ref();
+    ForwardContext { batch: &input.batch, mode: input.mode, weight_gradients, auxiliary, custom_loss }
 }

@@ -7,7 +7,7 @@ mod recorder;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use bridge_data::outside;
+use bridge_data::untrusted_io;
 use failures::LogFailures;
 use recorder::Recorder;
 
@@ -124,7 +124,7 @@ impl Reporter {
         let (iteration, consumed_samples) = (start.step, start.consumed_train_samples);
         let again = MadeAgain::of(&self.config, iteration);
         let opened = open_sinks(&SinkContext { config: &self.config, run, iteration, consumed_samples, again })?;
-        let lacking: Vec<String> = opened.iter().chain(&handed_in).filter_map(|sink| sink.lacks()).collect();
+        let lacking: Vec<String> = opened.iter().chain(&handed_in).filter_map(|sink| sink.missing_history()).collect();
         self.lock().sinks.splice(0..0, opened.into_iter().chain(handed_in));
         lacking.iter().for_each(|text| self.warn(text));
         Ok(())
@@ -325,5 +325,5 @@ fn write_file(path: &Path, bytes: &[u8]) -> Result<(), TrainError> {
     if let Some(parent) = path.parent() {
         std::fs::create_dir_all(parent).map_err(error)?;
     }
-    outside::replace(path, bytes).map_err(error)
+    untrusted_io::replace(path, bytes).map_err(error)
 }

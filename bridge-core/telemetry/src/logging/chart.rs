@@ -6,7 +6,7 @@ use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use bridge_data::outside;
+use bridge_data::untrusted_io;
 use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 use plotters::style::{RGBColor, register_font};
@@ -146,7 +146,7 @@ fn replace(path: &Path, bytes: &[u8]) -> Result<(), PlotError> {
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder)?;
         }
-        outside::replace(path, bytes)
+        untrusted_io::replace(path, bytes)
     };
     write().map_err(|source| PlotError::Io { path: path.to_owned(), source })
 }

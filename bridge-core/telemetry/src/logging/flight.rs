@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 
-use bridge_data::outside;
+use bridge_data::untrusted_io;
 use serde::{Deserialize, Serialize};
 
 /// The file of a rank.
@@ -91,7 +91,7 @@ impl FlightRecord {
         if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
             std::fs::create_dir_all(folder)?;
         }
-        outside::replace(path, &serde_json::to_vec_pretty(self)?)
+        untrusted_io::replace(path, &serde_json::to_vec_pretty(self)?)
     }
 
     /// Reads a file.
@@ -100,7 +100,7 @@ impl FlightRecord {
     /// If it is not there, or no such record.
     pub fn read(path: &Path) -> Result<Self, String> {
         let failed = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
-        let bytes = outside::read(path, outside::RECORDS_BYTES).map_err(|error| failed(&error))?;
+        let bytes = untrusted_io::read(path, untrusted_io::RECORDS_BYTES).map_err(|error| failed(&error))?;
         serde_json::from_slice(&bytes).map_err(|error| failed(&format!("no record of calls: {error}")))
     }
 

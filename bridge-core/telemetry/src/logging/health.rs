@@ -4,7 +4,7 @@
 use std::io;
 use std::path::Path;
 
-use bridge_data::outside;
+use bridge_data::untrusted_io;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -126,11 +126,11 @@ fn write<T: Serialize>(content: &T, path: &Path) -> io::Result<()> {
     }
     let mut json = serde_json::to_vec_pretty(content)?;
     json.push(b'\n');
-    outside::replace(path, &json)
+    untrusted_io::replace(path, &json)
 }
 
 fn read<T: DeserializeOwned>(path: &Path) -> Option<T> {
-    serde_json::from_str(&outside::read_text(path, outside::SETTINGS_BYTES).ok()?).ok()
+    serde_json::from_str(&untrusted_io::read_text(path, untrusted_io::SETTINGS_BYTES).ok()?).ok()
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::fs::TryLockError;
 use std::path::{Path, PathBuf};
 
-use bridge_data::outside;
+use bridge_data::untrusted_io;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -174,7 +174,7 @@ fn look(folder: &Path, depth: usize, left: &mut usize, found: &mut Folders) {
 pub fn read(folder: &Path) -> Result<Run, String> {
     let mut metrics = Metrics::default();
     let path = folder.join("metrics.jsonl");
-    let file = outside::open(&path).map_err(|error| format!("{}: {error}", path.display()));
+    let file = untrusted_io::open(&path).map_err(|error| format!("{}: {error}", path.display()));
     drop(file?);
     each_record(&path, |record| {
         metrics.add(record);
@@ -255,7 +255,7 @@ pub(super) fn state_of(folder: &Path, record: Option<&RunRecord>) -> RunState {
 
 /// True if a run holds the lock of its folder.
 fn is_locked(folder: &Path) -> bool {
-    outside::open(&folder.join(".lock"))
+    untrusted_io::open(&folder.join(".lock"))
         .is_ok_and(|(file, _)| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
 }
 

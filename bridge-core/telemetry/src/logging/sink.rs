@@ -1,7 +1,7 @@
 //! Contract of a sink, to which the records of a run go. The module `sinks` lists the sinks; the
 //! loop decides what follows from their errors.
 
-use bridge_data::outside;
+use bridge_data::untrusted_io;
 
 use super::record::{LogLevel, Record, RunEnd, RunStart, SaveRecord, Split};
 use bridge_config::RunConfig;
@@ -24,7 +24,7 @@ pub trait Sink: Send {
 
     /// A warning about records that the sink lacks: those of iterations before a resume, or all if
     /// it cannot serve them.
-    fn lacks(&self) -> Option<String> {
+    fn missing_history(&self) -> Option<String> {
         None
     }
 
@@ -188,7 +188,7 @@ impl OpenError {
 
 /// True if a file was refused for its type.
 fn is_refused(error: &(dyn std::error::Error + 'static)) -> bool {
-    error.downcast_ref().is_some_and(outside::is_refused) || error.source().is_some_and(is_refused)
+    error.downcast_ref().is_some_and(untrusted_io::is_refused) || error.source().is_some_and(is_refused)
 }
 
 /// An opened sink; `None` where the recipe asks for none.

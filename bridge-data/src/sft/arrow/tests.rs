@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::Rows;
-use crate::outside;
+use crate::untrusted_io;
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/sft").join(name)
@@ -14,7 +14,7 @@ fn fixture(name: &str) -> PathBuf {
 
 /// All rows, or the first error.
 fn rows(path: &Path) -> Result<Vec<Value>, String> {
-    let (file, size) = outside::open(path).unwrap();
+    let (file, size) = untrusted_io::open(path).unwrap();
     let mut rows = Rows::open(file, size)?;
     let mut found = Vec::new();
     while let Some((number, row)) = rows.next_row()? {

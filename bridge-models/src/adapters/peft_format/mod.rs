@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bridge_core::model::{Declaration, Initial, LinearLayer, ModelChunk, Scope};
-use bridge_data::outside;
+use bridge_data::untrusted_io;
 use burn::tensor::{Device, Tensor, TensorData};
 
 pub(super) use self::modules::ModuleNames;
@@ -84,7 +84,7 @@ impl PeftAdapter {
     /// are missing, unexpected or of other shapes.
     pub fn open(folder: &Path, base: &HfModel) -> Result<Self, AdapterError> {
         let path = folder.join(SETTINGS);
-        let text = outside::read_text(&path, outside::SETTINGS_BYTES);
+        let text = untrusted_io::read_text(&path, untrusted_io::SETTINGS_BYTES);
         let text = text.map_err(|source| HfError::Io { path: path.clone(), source })?;
         let table = parse_settings(&text).map_err(|source| HfError::Json { path: path.clone(), source })?;
         let settings = Settings::new(&path, &table)?;

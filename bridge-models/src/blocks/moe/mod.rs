@@ -23,7 +23,7 @@ mod input;
 mod router;
 mod rows;
 
-use bridge_core::model::{Cut, Meets, ParameterRole, Scope, SegmentCost, Workload};
+use bridge_core::model::{GradientScope, ParameterRole, Scope, SegmentCost, TensorPartition, Workload};
 use bridge_kernels::linear;
 use bridge_regions::{gather_sequence, reduce_scatter_sequence};
 use burn::module::{Module, Param};
@@ -66,7 +66,7 @@ struct Latent {
 
 impl Latent {
     fn new(config: &DecoderConfig, width: usize, scope: &Scope) -> Self {
-        let (initial, cut) = (InitialValues::new(config), Cut::Replicated(Meets::ResidualStream));
+        let (initial, cut) = (InitialValues::new(config), TensorPartition::Replicated(GradientScope::ResidualStream));
         let (c, bias) = (config.hidden_size, config.mlp_bias);
         let down = LinearConfig { inputs: c, outputs: width, bias, cut, initial: initial.weight };
         let up = LinearConfig { inputs: width, outputs: c, bias, cut, initial: initial.output };
@@ -102,7 +102,7 @@ impl Moe {
         let shared_scope = scope.child("shared_experts");
         let shared = |size: usize| Mlp::of_terms(config, (config.hidden_size, size), &shared_scope, place.tensor.size);
         let gate = || {
-            let (shape, cut) = ([1, config.hidden_size], Cut::Replicated(Meets::OwnPart));
+            let (shape, cut) = ([1, config.hidden_size], TensorPartition::Replicated(GradientScope::OwnPart));
             shared_scope.parameter("gate_weight", shape, cut, InitialValues::new(config).weight, ParameterRole::Weight)
         };
         Self {

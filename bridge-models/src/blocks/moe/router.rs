@@ -24,7 +24,7 @@
 //! returns: their gradients join those of the scores in backward, and their values go to the
 //! collector of the forward context.
 
-use bridge_core::model::{Component, Cut, Initial, Meets, ParameterRole, Scope};
+use bridge_core::model::{Component, GradientScope, Initial, ParameterRole, Scope, TensorPartition};
 use bridge_kernels::linear;
 use bridge_kernels::vjp::attach;
 use burn::module::{Module, Param};
@@ -68,7 +68,8 @@ pub(super) struct Routing {
 impl Router {
     /// The router at `scope`.
     pub fn new(config: &DecoderConfig, moe: &MoeConfig, scope: &Scope) -> Self {
-        let (shape, cut) = ([moe.num_experts, config.hidden_size], Cut::Replicated(Meets::ResidualStream));
+        let (shape, cut) =
+            ([moe.num_experts, config.hidden_size], TensorPartition::Replicated(GradientScope::ResidualStream));
         let initial = InitialValues::new(config).weight;
         let scope = scope.component(Component::Router);
         let frozen = scope.frozen();

@@ -39,7 +39,7 @@ impl Mamba {
                 + work.input_alone(n * (i / ranks) as u64)
                 + states,
             backward: 2 * of(projected) + in_hand,
-            put_off: 2 * stream + of(projected) + of(i),
+            deferred: 2 * stream + of(projected) + of(i),
             exchanges: [enter_exchanges(row, work), leave_exchanges(row, work)].concat(),
             ..SegmentCost::default()
         }

@@ -11,8 +11,8 @@
 mod cost;
 mod state;
 
-use bridge_core::model::{Component, Cut, Initial, ParameterRole, Scope};
-use bridge_kernels::{Remakeable, ScanInputs, ScanOptions, causal_conv, gated_rms_norm, split, ssd_scan};
+use bridge_core::model::{Component, Initial, ParameterRole, Scope, TensorPartition};
+use bridge_kernels::{Recomputable, ScanInputs, ScanOptions, causal_conv, gated_rms_norm, split, ssd_scan};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
@@ -74,18 +74,23 @@ impl Mamba {
             inputs: c,
             outputs: 2 * i + 2 * g + h,
             bias: mamba.proj_bias,
-            cut: Cut::Sections([i, i, g, g, h]),
+            cut: TensorPartition::Sections([i, i, g, g, h]),
             initial: matrices.weight,
         };
-        let out_proj =
-            LinearConfig { inputs: i, outputs: c, bias: mamba.proj_bias, cut: Cut::Columns, initial: matrices.output };
+        let out_proj = LinearConfig {
+            inputs: i,
+            outputs: c,
+            bias: mamba.proj_bias,
+            cut: TensorPartition::Columns,
+            initial: matrices.output,
+        };
         let convolution = scope.child("conv1d");
-        let channels = Cut::Sections([i, g, g, 0, 0]);
+        let channels = TensorPartition::Sections([i, g, g, 0, 0]);
         // PyTorch's initialization of a convolution with this number of inputs an output.
         let bound = 1.0 / (mamba.conv_kernel as f64).sqrt();
         let taps = drawn(Initial::Uniform([-bound, bound]));
         let bias = || convolution.parameter("bias", [i + 2 * g], channels, taps, ParameterRole::Bias);
-        let vector = |name, initial, role| scope.parameter(name, [h], Cut::Rows, drawn(initial), role);
+        let vector = |name, initial, role| scope.parameter(name, [h], TensorPartition::Rows, drawn(initial), role);
         let (range, least) = TIME_STEPS;
         let norm = scope.child("norm").component(Component::Norm);
         let ranks = scope.place().tensor.size;
@@ -104,7 +109,9 @@ impl Mamba {
             a_log: vector("A_log", Initial::LogOfUniform(DECAY_RATES), ParameterRole::Weight),
             d: vector("D", Initial::Ones, ParameterRole::Weight),
             dt_bias: vector("dt_bias", Initial::TimeSteps { range, least }, ParameterRole::Bias),
-            norm: GatedNorm { weight: norm.parameter("weight", [i], Cut::Rows, Initial::Ones, ParameterRole::Norm) },
+            norm: GatedNorm {
+                weight: norm.parameter("weight", [i], TensorPartition::Rows, Initial::Ones, ParameterRole::Norm),
+            },
             out_proj: Linear::new(&out_proj, scope, "out_proj"),
             settings: Settings {
                 scan: ScanOptions {
@@ -127,14 +134,14 @@ impl Mamba {
     /// it has seen.
     pub fn forward<'a>(
         &'a self,
-        x_btc: Remakeable<3>,
+        x_btc: Recomputable<3>,
         input: AttentionInput<'a>,
         state: Option<&mut MambaState>,
     ) -> BlockOutput<'a> {
         let store = input.weight_gradients;
         let Settings { scan, heads, epsilon } = self.settings;
         let (i, g) = (heads * scan.head_size, scan.groups * scan.state_size);
-        let projected = self.in_proj.forward(input.regions.enter_remakeable(x_btc), store);
+        let projected = self.in_proj.forward(input.regions.enter_recomputable(x_btc), store);
         let [z_bti, xbc_btf, dt_bth] = split(projected, [i, i + 2 * g, heads]);
         let (taps, bias) = (self.conv1d.weight.val(), self.conv1d.bias.as_ref().map(|bias| bias.val()));
         let scan_of = |xbc_btf| ScanInputs {

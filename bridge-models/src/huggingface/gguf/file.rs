@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use bridge_data::outside;
+use bridge_data::untrusted_io;
 use memmap2::Mmap;
 
 use super::blocks::BlockType;
@@ -58,7 +58,7 @@ impl GgufFile {
     /// If it cannot be opened, or is no GGUF file of version 2 or 3 whose tables and tensors lie
     /// within it.
     pub fn open(path: &Path) -> Result<Self, HfError> {
-        let map = outside::map(path).map_err(|source| io(path, source))?;
+        let map = untrusted_io::map(path).map_err(|source| io(path, source))?;
         let mut cursor = Cursor { path, bytes: &map, at: 0 };
         if cursor.take(4)? != MAGIC {
             return Err(cursor.wrong("the first four bytes", "GGUF", "others"));

@@ -12,7 +12,7 @@ use super::choices::{
 };
 use super::hybrid::HybridConfig;
 use super::moe_words;
-use super::section::{Words, as_read, described, one_of, or, same, unless, words};
+use super::section::{SettingCodec, as_read, described, one_of, or, same, unless, words};
 use crate::blocks::recompute::RecomputedParts;
 
 described! {
@@ -32,7 +32,7 @@ described! {
         kv_channels: usize = 0 => words::HEAD_SIZE;
         /// Keys and values from a latent vector; `kv_channels` is then the size of a key.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        latent: Option<LatentConfig> = None => Words {
+        latent: Option<LatentConfig> = None => SettingCodec {
             read: |section, _| section.multi_latent_attention.then(|| LatentConfig::read(section)).transpose(),
             write: |latent, _, section| {
                 section.multi_latent_attention = latent.is_some();
@@ -44,7 +44,7 @@ described! {
         /// Rows of the embedding and output tables, padding included.
         padded_vocab_size: usize = 0;
         /// Longest sequence the position table covers, in tokens.
-        max_position_embeddings: usize = 0 => Words {
+        max_position_embeddings: usize = 0 => SettingCodec {
             read: |section, _| Ok(section.seq_length),
             write: |positions, decoder, section| {
                 if !decoder.has_unlimited_positions() {
@@ -57,13 +57,13 @@ described! {
         /// Layers without rotary embedding.
         no_rope_layers: LayerPattern = LayerPattern::None => words::NO_ROPE_LAYERS;
         /// The norms in a layer and at the end.
-        norm: NormConfig = NormConfig::neutral() => Words {
+        norm: NormConfig = NormConfig::neutral() => SettingCodec {
             read: |section, _| NormConfig::read(section),
             write: |norm, _, section| norm.write(section),
         };
         /// Connection of blocks to the residual stream.
         #[serde(default)]
-        residual: ResidualConfig = ResidualConfig::neutral() => Words {
+        residual: ResidualConfig = ResidualConfig::neutral() => SettingCodec {
             read: |section, _| ResidualConfig::read(section),
             write: |residual, _, section| residual.write(section),
         };
@@ -86,7 +86,7 @@ described! {
         #[serde(default)]
         attention_sinks: bool = false => same!(attention_sinks);
         /// Bias in the query-key-value projection.
-        qkv_bias: bool = false => Words {
+        qkv_bias: bool = false => SettingCodec {
             read: |section, _| Ok(section.add_bias_linear || section.add_qkv_bias),
             write: |bias, decoder, section| {
                 section.add_bias_linear = decoder.has_all_biases();
@@ -94,12 +94,12 @@ described! {
             },
         };
         /// Bias in attention's output projection.
-        proj_bias: bool = false => Words {
+        proj_bias: bool = false => SettingCodec {
             read: |section, _| Ok(section.add_bias_linear || section.add_proj_bias),
             write: |bias, decoder, section| section.add_proj_bias = *bias && !decoder.has_all_biases(),
         };
         /// Biases in the feed-forward block.
-        mlp_bias: bool = false => Words {
+        mlp_bias: bool = false => SettingCodec {
             read: |section, _| Ok(section.add_bias_linear || section.add_mlp_bias),
             write: |bias, decoder, section| section.add_mlp_bias = *bias && !decoder.has_all_biases(),
         };
@@ -110,13 +110,13 @@ described! {
         hybrid: Option<HybridConfig> = None => super::hybrid::WORDS;
         /// An encoder, to whose output each layer attends.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        encoder: Option<EncoderConfig> = None => Words {
+        encoder: Option<EncoderConfig> = None => SettingCodec {
             read: |section, _| section.encoder_num_layers.map(|_| EncoderConfig::read(section)).transpose(),
             write: |encoder, _, section| encoder.iter().for_each(|encoder| encoder.write(section)),
         };
         /// Experts instead of one feed-forward block, in some or all layers.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        moe: Option<MoeConfig> = None => Words {
+        moe: Option<MoeConfig> = None => SettingCodec {
             read: |section, _| section.num_moe_experts.map(|_| MoeConfig::read(section)).transpose(),
             write: |moe, _, section| moe.iter().for_each(|moe| moe.write(section)),
         };
@@ -223,7 +223,7 @@ described! {
         /// The layers that have them.
         layers: LayerPattern = LayerPattern::All => words::MOE_LAYERS;
         /// Width of one expert; with a gated unit, of each half.
-        ffn_hidden_size: usize = 0 => Words {
+        ffn_hidden_size: usize = 0 => SettingCodec {
             read: |section, _| Ok(moe_words::expert_size(section)),
             write: |size, _, section| section.moe_ffn_hidden_size = Some(*size),
         };
@@ -240,7 +240,7 @@ described! {
         score_function: ScoreFunction = ScoreFunction::Softmax => one_of!(moe_router_score_function, moe_words::SCORES);
         /// Biases of the experts that tokens are sent to.
         #[serde(default)]
-        linear_bias: bool = false => Words {
+        linear_bias: bool = false => SettingCodec {
             read: |section, _| Ok(section.moe_linear_bias.unwrap_or(section.add_bias_linear || section.add_mlp_bias)),
             write: |bias, _, section| {
                 let usual = section.add_bias_linear || section.add_mlp_bias;
@@ -265,7 +265,7 @@ described! {
         group_score_topk: Option<usize> = None => same!(moe_router_group_score_topk);
         /// A bias of each expert that counts in the choice only and is not trained.
         #[serde(default)]
-        expert_bias: bool = false => Words {
+        expert_bias: bool = false => SettingCodec {
             read: |section, _| Ok(section.moe_router_enable_expert_bias),
             write: |has_bias, _, section| moe_words::write_expert_bias(*has_bias, section),
         };
@@ -298,21 +298,21 @@ described! {
         drop_policy: DropPolicy = DropPolicy::Probs => one_of!(moe_token_drop_policy, moe_words::DROP_POLICIES);
         /// In training experts are chosen by scores that Sinkhorn's algorithm has evened out.
         #[serde(default)]
-        sinkhorn: bool = false => Words { read: |section, _| Ok(moe_words::is_sinkhorn(section)), write: |_, _, _| {} };
+        sinkhorn: bool = false => SettingCodec { read: |section, _| Ok(moe_words::is_sinkhorn(section)), write: |_, _, _| {} };
         /// Weight of the load-balancing loss of a micro-batch.
-        aux_loss_coeff: f64 = 0.0 => Words {
+        aux_loss_coeff: f64 = 0.0 => SettingCodec {
             read: |section, _| moe_words::balancing_weight(section, LoadBalancing::AuxLoss),
             write: |_, _, _| {},
         };
         /// Weight of the load-balancing loss of each sequence.
         #[serde(default)]
-        seq_aux_loss_coeff: f64 = 0.0 => Words {
+        seq_aux_loss_coeff: f64 = 0.0 => SettingCodec {
             read: |section, _| moe_words::balancing_weight(section, LoadBalancing::SeqAuxLoss),
             write: |_, _, _| {},
         };
         /// Weight of the load-balancing loss of the global batch.
         #[serde(default)]
-        global_aux_loss_coeff: f64 = 0.0 => Words {
+        global_aux_loss_coeff: f64 = 0.0 => SettingCodec {
             read: |section, _| moe_words::balancing_weight(section, LoadBalancing::GlobalAuxLoss),
             write: |_, moe, section| {
                 let weights = [moe.aux_loss_coeff, moe.seq_aux_loss_coeff, moe.global_aux_loss_coeff];

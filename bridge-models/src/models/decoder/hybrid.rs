@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::choices::{LayerPattern, NormPlacement};
 use super::config::{DecoderConfig, PositionEmbedding};
 use super::limits::{LARGEST_SIZE, invalid};
-use super::section::{Words, described, same};
+use super::section::{SettingCodec, described, same};
 
 /// The key of the `[model]` section that says which block each layer has.
 const PATTERN: &str = "model.hybrid_override_pattern";
@@ -62,7 +62,7 @@ described! {
         /// Channels of a head.
         head_size: usize = 64 => same!(mamba_head_dim);
         /// Heads.
-        num_heads: usize = 0 => Words {
+        num_heads: usize = 0 => SettingCodec {
             read: |section, mamba| {
                 let derived = 2 * section.hidden_size / mamba.head_size.max(1);
                 Ok(section.mamba_num_heads.unwrap_or(derived))
@@ -157,7 +157,7 @@ pub(super) fn layers_with_experts(section: &TransformerConfig) -> Result<Option<
     Ok(layers.map(|layers| LayerPattern::from_list(layers.iter().map(|block| *block == HybridBlock::Moe).collect())))
 }
 
-pub(super) const WORDS: Words<Option<HybridConfig>, DecoderConfig> = Words {
+pub(super) const WORDS: SettingCodec<Option<HybridConfig>, DecoderConfig> = SettingCodec {
     read: |section, _| match pattern(section)? {
         Some(layers) => Ok(Some(HybridConfig { layers, mamba: MambaConfig::read(section)? })),
         None => Ok(None),

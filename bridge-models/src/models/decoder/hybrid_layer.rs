@@ -1,7 +1,7 @@
 //! A layer of a hybrid model: one norm and one block on the residual stream.
 
 use bridge_core::model::{ChunkScope, Component, LayerState, SegmentCost, SegmentRole, Workload};
-use bridge_kernels::Remakeable;
+use bridge_kernels::Recomputable;
 use bridge_kernels::offload::Module as OffloadModule;
 use burn::module::Module;
 use burn::tensor::{FloatDType, Tensor};
@@ -126,7 +126,7 @@ impl HybridLayer {
             HybridBlock::Mamba | HybridBlock::Attention => attention_key,
             HybridBlock::Mlp | HybridBlock::Moe => mlp_key,
         };
-        let block = move |x_btc: Remakeable<3>| match (&self.mixer, &self.self_attention, &self.mlp, &self.moe) {
+        let block = move |x_btc: Recomputable<3>| match (&self.mixer, &self.self_attention, &self.mlp, &self.moe) {
             (Some(mixer), ..) => mixer.forward(x_btc, attention, state),
             (_, Some(block), ..) => block.forward(x_btc, attention),
             (_, _, Some(block), _) => block.forward(x_btc, mlp.regions, mlp.weight_gradients),

@@ -2,7 +2,7 @@
 
 use bridge_core::model::{ChunkScope, Component, Scope, SegmentCost, SegmentRole, Workload};
 use bridge_kernels::offload::Module as OffloadModule;
-use bridge_kernels::{DropoutKey, Remakeable};
+use bridge_kernels::{DropoutKey, Recomputable};
 use burn::module::Module;
 use burn::tensor::{FloatDType, Tensor};
 
@@ -185,7 +185,7 @@ impl Layer {
     }
 
     fn feed_forward<'a>(&'a self, input: MoeInput<'a>, key: Option<DropoutKey>) -> Branch<'a> {
-        let block = move |x_btc: Remakeable<3>| match (&self.mlp, &self.moe) {
+        let block = move |x_btc: Recomputable<3>| match (&self.mlp, &self.moe) {
             (Some(mlp), _) => mlp.forward(x_btc, input.regions, input.weight_gradients),
             (None, Some(moe)) => BlockOutput::Made(moe.forward(x_btc.tensor, &input)),
             (None, None) => unreachable!("a layer has a feed-forward block"),

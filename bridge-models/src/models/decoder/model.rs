@@ -289,7 +289,8 @@ impl Decoder {
     /// The program's loss of the outputs of the layer that it has in place of the projection.
     fn replaced_head(&self, layer: &LastLayer, x_btc: Tensor<3>, context: &ForwardContext) -> Tensor<1> {
         let norm = self.decoder.final_layernorm.as_ref().expect("the head segment exists on stages with a head only");
-        let own = context.own_loss.expect("a model without an output projection is run with a loss of the program's");
+        let own =
+            context.custom_loss.expect("a model without an output projection is run with a loss of the program's");
         let last = LastOutputs::Replaced(layer, context.dropout_key(0, place::LAST_LAYER));
         let parts = HeadOutputs { x_btc: norm.forward(x_btc), last, regions: &self.regions };
         own.loss_sum((context.batch, context.mode), &parts)
@@ -303,7 +304,7 @@ impl Decoder {
         let targets = Targets { labels_bt: context.batch.labels.clone(), mask_bt: context.batch.loss_mask.clone() };
         let x_btc = norm.forward_into_layers(x_btc);
         let accuracy = TokenAccuracy::default();
-        let loss = |x_btc| match context.own_loss {
+        let loss = |x_btc| match context.custom_loss {
             Some(own) => {
                 let parts = HeadOutputs { x_btc, last: LastOutputs::Vocabulary(projection), regions: &self.regions };
                 own.loss_sum((context.batch, context.mode), &parts)

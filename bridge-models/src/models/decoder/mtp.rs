@@ -7,12 +7,12 @@
 //! table, and nothing reads what they make but their losses (equations 21 to 25).
 
 use bridge_core::model::{
-    Batch, Component, Cut, LayerMetrics, Meets, PREDICTION_LOSS, PassKind, Scope, SegmentCost, SegmentRole,
-    TrafficKind, Workload,
+    Batch, Component, GradientScope, LayerMetrics, PREDICTION_LOSS, PassKind, Scope, SegmentCost, SegmentRole,
+    TensorPartition, TrafficKind, Workload,
 };
 use bridge_dist::comm::Operation;
 use bridge_dist::mesh::GroupKind;
-use bridge_regions::{Cut as RegionCut, all_gather, all_gather_int};
+use bridge_regions::{Cut, all_gather, all_gather_int};
 use burn::module::Module;
 use burn::tensor::kind::Numeric;
 use burn::tensor::{FloatDType, Int, Tensor};
@@ -186,7 +186,7 @@ impl PredictionLayer {
             inputs: 2 * c,
             outputs: c,
             bias: false,
-            cut: Cut::Replicated(Meets::ResidualStream),
+            cut: TensorPartition::Replicated(GradientScope::ResidualStream),
             initial: InitialValues::new(config).weight,
         };
         let layer = scope.child(TRANSFORMER);
@@ -233,10 +233,10 @@ impl<'a> Ahead<'a> {
     /// All ranks that share the sequences of `batch` call this together.
     fn new(batch: &Batch, regions: &'a Regions) -> Self {
         let group = regions.context();
-        let whole = |ids_bt: Tensor<2, Int>| all_gather_int(ids_bt, SEQUENCE, RegionCut::Zigzag, group);
+        let whole = |ids_bt: Tensor<2, Int>| all_gather_int(ids_bt, SEQUENCE, Cut::Zigzag, group);
         let mask_bs = match group.size() {
             1 => batch.loss_mask.clone(),
-            _ => all_gather(batch.loss_mask.clone(), SEQUENCE, RegionCut::Zigzag, group),
+            _ => all_gather(batch.loss_mask.clone(), SEQUENCE, Cut::Zigzag, group),
         };
         let documents_bs = batch.document_ids.clone().map(whole);
         Self { regions, labels_bs: whole(batch.labels.clone()), mask_bs, documents_bs }
@@ -265,7 +265,7 @@ impl<'a> Ahead<'a> {
             return x_bs;
         }
         let [_, s] = x_bs.dims();
-        let parts = RegionCut::Zigzag.parts(s, group.rank(), group.size()).into_iter();
+        let parts = Cut::Zigzag.parts(s, group.rank(), group.size()).into_iter();
         Tensor::cat(parts.map(|part| x_bs.clone().narrow(SEQUENCE, part.start, part.len())).collect(), SEQUENCE)
     }
 }

@@ -1,5 +1,5 @@
 //! [`DecoderConfig`] from and to the config tree's `[model]` section. What the section says of a
-//! field is a [`Words`] in the field's row, for both directions; here is what the words mean. What
+//! field is a [`SettingCodec`] in the field's row, for both directions; here is what the words mean. What
 //! the section can say and the decoder cannot do is refused, by key.
 
 use bridge_core::config::{OneOrMany, TransformerConfig};
@@ -11,7 +11,7 @@ use super::limits::invalid;
 
 /// Correspondence between the `[model]` section and a field of type `T` of the table `O`. Rows are
 /// read and written in their order.
-pub(super) struct Words<T, O> {
+pub(super) struct SettingCodec<T, O> {
     /// The field's value, from the section and from the rows before.
     pub read: fn(&TransformerConfig, &O) -> Result<T, ModelBuildError>,
     /// Sets the section to the field's value; the whole table is there to look at.
@@ -44,7 +44,7 @@ macro_rules! described {
             pub(super) fn read(section: &::bridge_core::config::TransformerConfig) -> Result<Self, ::bridge_core::model::ModelBuildError> {
                 let mut table = Self::neutral();
                 $( $(
-                    let words: Words<$ty, Self> = $words;
+                    let words: SettingCodec<$ty, Self> = $words;
                     table.$field = (words.read)(section, &table)?;
                 )? )+
                 Ok(table)
@@ -53,7 +53,7 @@ macro_rules! described {
             /// Sets a section to what the table says, where there are words for it.
             pub(super) fn write(&self, section: &mut ::bridge_core::config::TransformerConfig) {
                 $( $(
-                    let words: Words<$ty, Self> = $words;
+                    let words: SettingCodec<$ty, Self> = $words;
                     (words.write)(&self.$field, self, section);
                 )? )+
             }
@@ -64,7 +64,7 @@ macro_rules! described {
 /// A setting of the same type and meaning.
 macro_rules! same {
     ($setting:ident) => {
-        Words {
+        SettingCodec {
             read: |section, _| Ok(section.$setting.clone()),
             write: |value, _, section| section.$setting = value.clone(),
         }
@@ -74,14 +74,14 @@ macro_rules! same {
 /// A setting that another field writes.
 macro_rules! as_read {
     ($setting:ident) => {
-        Words { read: |section, _| Ok(section.$setting), write: |_, _, _| {} }
+        SettingCodec { read: |section, _| Ok(section.$setting), write: |_, _, _| {} }
     };
 }
 
 /// A setting whose absence has a meaning; it is always written.
 macro_rules! or {
     ($setting:ident, $absent:expr) => {
-        Words {
+        SettingCodec {
             read: |section, table| {
                 let absent: fn(&Self) -> _ = $absent;
                 Ok(section.$setting.unwrap_or_else(|| absent(table)))
@@ -94,7 +94,7 @@ macro_rules! or {
 /// As [`or!`], but written only where it differs from what its absence means.
 macro_rules! unless {
     ($setting:ident, $absent:expr) => {
-        Words {
+        SettingCodec {
             read: |section, table| {
                 let absent: fn(&Self) -> _ = $absent;
                 Ok(section.$setting.unwrap_or_else(|| absent(table)))
@@ -110,7 +110,7 @@ macro_rules! unless {
 /// A choice, from pairs of ours and the section's.
 macro_rules! one_of {
     ($setting:ident, $pairs:expr) => {
-        Words {
+        SettingCodec {
             read: |section, _| words::ours(&$pairs, &section.$setting, concat!("model.", stringify!($setting))),
             write: |value, _, section| section.$setting = words::theirs(&$pairs, value),
         }
@@ -159,7 +159,7 @@ impl DecoderConfig {
     }
 }
 
-/// Words that are not one setting of the same type.
+/// SettingCodec that are not one setting of the same type.
 pub(super) mod words {
     use bridge_core::config::{
         Activation as ActivationChoice, BlockOrder as BlockOrderChoice, NormPlacement as NormPlacementChoice,
@@ -204,7 +204,7 @@ pub(super) mod words {
     ];
 
     /// The width as a multiple of muP's base.
-    pub const WIDTH_MULTIPLIER: Words<Option<f64>, DecoderConfig> = Words {
+    pub const WIDTH_MULTIPLIER: SettingCodec<Option<f64>, DecoderConfig> = SettingCodec {
         read: |section, _| Ok(section.use_mup.then(|| section.width_multiplier())),
         write: |multiplier, decoder, section| {
             section.use_mup = multiplier.is_some();
@@ -214,7 +214,7 @@ pub(super) mod words {
     };
 
     /// The scale of scores; where none is given, muP has one of its own.
-    pub const SOFTMAX_SCALE: Words<f64, DecoderConfig> = Words {
+    pub const SOFTMAX_SCALE: SettingCodec<f64, DecoderConfig> = SettingCodec {
         read: |section, decoder| {
             Ok(section.softmax_scale.unwrap_or_else(|| section.usual_softmax_scale(decoder.kv_channels)))
         },
@@ -225,7 +225,7 @@ pub(super) mod words {
     };
 
     /// The size of a head; with latent attention that of a key, which other settings say.
-    pub const HEAD_SIZE: Words<usize, DecoderConfig> = Words {
+    pub const HEAD_SIZE: SettingCodec<usize, DecoderConfig> = SettingCodec {
         read: |section, decoder| {
             if !section.multi_latent_attention {
                 let usual = || decoder.hidden_size.checked_div(decoder.num_attention_heads).unwrap_or(0);
@@ -261,7 +261,7 @@ pub(super) mod words {
         pair.expect("there is a pair for each of our values").1.clone()
     }
 
-    pub const QK_L2_NORM: Words<bool, DecoderConfig> = Words {
+    pub const QK_L2_NORM: SettingCodec<bool, DecoderConfig> = SettingCodec {
         read: |section, table| match section.qk_l2_norm && table.qk_layernorm {
             true => Err(invalid("model.qk_l2_norm", "cannot be combined with qk_layernorm = true".into())),
             false => Ok(section.qk_l2_norm),
@@ -269,12 +269,12 @@ pub(super) mod words {
         write: |is_on, _, section| section.qk_l2_norm = *is_on,
     };
 
-    pub const RECOMPUTED: Words<RecomputedParts, DecoderConfig> = Words {
+    pub const RECOMPUTED: SettingCodec<RecomputedParts, DecoderConfig> = SettingCodec {
         read: |section, _| Ok(RecomputedParts::read(section)),
         write: |parts, _, section| parts.write(section),
     };
 
-    pub const POSITIONS: Words<PositionEmbedding, DecoderConfig> = Words {
+    pub const POSITIONS: SettingCodec<PositionEmbedding, DecoderConfig> = SettingCodec {
         read: |section, _| match section.position_embedding_type {
             PositionEmbeddingType::LearnedAbsolute => Ok(PositionEmbedding::LearnedAbsolute),
             PositionEmbeddingType::None => Ok(PositionEmbedding::None),
@@ -311,7 +311,7 @@ pub(super) mod words {
         },
     };
 
-    pub const ROPE_SCALING: Words<Option<RopeScaling>, RopeConfig> = Words {
+    pub const ROPE_SCALING: SettingCodec<Option<RopeScaling>, RopeConfig> = SettingCodec {
         read: |section, _| match section.position_embedding_type {
             PositionEmbeddingType::Yarn => yarn(section).map(Some),
             PositionEmbeddingType::LongRope => longrope(section).map(Some),
@@ -409,7 +409,7 @@ pub(super) mod words {
         })
     }
 
-    pub const WINDOW_SIZE: Words<Option<usize>, DecoderConfig> = Words {
+    pub const WINDOW_SIZE: SettingCodec<Option<usize>, DecoderConfig> = SettingCodec {
         read: |section, _| {
             let key = "model.window_size";
             let Some([left, right]) = section.window_size else {
@@ -432,7 +432,7 @@ pub(super) mod words {
     };
 
     /// N: every N-th layer attends fully; a list: 1 is windowed; nothing: all layers are.
-    pub const WINDOW_LAYERS: Words<LayerPattern, DecoderConfig> = Words {
+    pub const WINDOW_LAYERS: SettingCodec<LayerPattern, DecoderConfig> = SettingCodec {
         read: |section, _| match &section.window_attn_skip_freq {
             None => Ok(LayerPattern::All),
             Some(layers) => pattern(section, "model.window_attn_skip_freq", layers, |layer, n| (layer + 1) % n != 0),
@@ -443,7 +443,7 @@ pub(super) mod words {
     };
 
     /// N: every N-th layer has no rotary embedding; a list: 1 is without; nothing: no layer is.
-    pub const NO_ROPE_LAYERS: Words<LayerPattern, DecoderConfig> = Words {
+    pub const NO_ROPE_LAYERS: SettingCodec<LayerPattern, DecoderConfig> = SettingCodec {
         read: |section, _| match &section.no_rope_freq {
             None => Ok(LayerPattern::None),
             Some(layers) => pattern(section, "model.no_rope_freq", layers, |layer, n| (layer + 1) % n == 0),
@@ -452,7 +452,7 @@ pub(super) mod words {
     };
 
     /// N: layers 0, N, 2 N and so on have experts; a list: 1 has.
-    pub const MOE_LAYERS: Words<LayerPattern, MoeConfig> = Words {
+    pub const MOE_LAYERS: SettingCodec<LayerPattern, MoeConfig> = SettingCodec {
         read: |section, _| match super::super::hybrid::layers_with_experts(section)? {
             Some(layers) => Ok(layers),
             None => pattern(section, "model.moe_layer_freq", &section.moe_layer_freq, |layer, n| layer % n == 0),

@@ -111,7 +111,7 @@ impl Costs<'_> {
             // The input of each product; of the softmax, scores, exponentials and weights.
             kept: queries.input_alone(t * c as u64 + source + t * rank as u64) + t * part + 2 * s * part + 3 * scores,
             backward: 2 * t * part + 2 * s * part + 2 * scores + in_hand,
-            put_off: 2 * (t * c as u64 * a + t * part) + source * a + 2 * s * part,
+            deferred: 2 * (t * c as u64 * a + t * part) + source * a + 2 * s * part,
             exchanges,
             ..SegmentCost::default()
         };

@@ -2,7 +2,7 @@
 //! encoder's output, and a feed-forward block, each on a norm of the residual stream.
 
 use bridge_core::model::{ChunkScope, Component, SegmentRole, WeightGradientStore};
-use bridge_kernels::{DropoutKey, LargestScore, Remakeable};
+use bridge_kernels::{DropoutKey, LargestScore, Recomputable};
 use burn::module::Module;
 use burn::tensor::{FloatDType, Tensor};
 
@@ -145,7 +145,7 @@ impl Layer {
         &self,
         x_btc: Tensor<3>,
         norm: &'a Norm,
-        block: impl FnOnce(Remakeable<3>) -> BlockOutput<'a> + 'a,
+        block: impl FnOnce(Recomputable<3>) -> BlockOutput<'a> + 'a,
         (place, input): (u64, LayerInput),
     ) -> Tensor<3> {
         let residual = Residual {

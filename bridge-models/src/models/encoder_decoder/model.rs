@@ -271,7 +271,7 @@ impl EncoderDecoder {
     fn head(&self, x_btc: Tensor<3>, context: &ForwardContext) -> Tensor<1> {
         let (x_btc, projection) =
             self.output(x_btc, context.dropout_key(0, place::DECODER_OUTPUT)).expect("the stage has the head");
-        if let Some(own) = context.own_loss {
+        if let Some(own) = context.custom_loss {
             let parts = HeadOutputs { x_btc, last: LastOutputs::Vocabulary(projection), regions: &self.regions };
             return own.loss_sum((context.batch, context.mode), &parts);
         }

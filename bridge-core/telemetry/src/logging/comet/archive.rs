@@ -6,7 +6,7 @@ use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use bridge_data::outside;
+use bridge_data::untrusted_io;
 use crc32fast::Hasher;
 
 /// The file of messages, and that about the run.
@@ -135,7 +135,7 @@ impl Archive {
     /// Cuts the messages of an earlier job's archive from the first line on that is not to be kept,
     /// with the files behind them.
     pub fn cut(path: &Path, is_kept: impl Fn(&str) -> bool) -> io::Result<()> {
-        let (input, length) = outside::open(path)?;
+        let (input, length) = untrusted_io::open(path)?;
         let entries = directory(&input, length)?;
         let find = |name: &str| entries.iter().find(|entry| entry.name == name).ok_or_else(|| damaged(name));
         let (messages, experiment) = (find(MESSAGES)?, find(EXPERIMENT)?);

@@ -11,7 +11,7 @@ use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use bridge_data::outside;
+use bridge_data::untrusted_io;
 
 pub use buckets::{Axis, Buckets, buckets};
 pub use head::{Head, head};
@@ -86,7 +86,7 @@ impl Follower {
     /// # Errors
     /// Errors of the system.
     pub fn read_on(&mut self, most: usize) -> io::Result<Progress> {
-        let (file, size) = outside::open(&self.path)?;
+        let (file, size) = untrusted_io::open(&self.path)?;
         let metadata = file.metadata()?;
         let identity = (metadata.dev(), metadata.ino());
         let is_same = identity == self.known.file && size >= self.known.offset && self.is_where_it_was(&file)?;
@@ -151,7 +151,7 @@ fn read_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
 /// # Errors
 /// Errors of the system.
 pub fn sample(path: &Path) -> io::Result<Table> {
-    let (file, size) = outside::open(path)?;
+    let (file, size) = untrusted_io::open(path)?;
     let mut table = Table::default();
     if size <= PLACES * PIECE as u64 {
         let mut bytes = vec![0; usize::try_from(size).unwrap_or(0)];

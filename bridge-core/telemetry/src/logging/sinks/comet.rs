@@ -6,7 +6,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use bridge_data::outside;
+use bridge_data::untrusted_io;
 use serde_json::Value;
 
 use super::tracked::{self, Lazily};
@@ -181,7 +181,7 @@ impl Sink for CometSink {
         self.messages.other("state", state);
         let (mut assets, mut failed) = (Vec::new(), Ok(()));
         for (name, path) in self.files.drain(..).filter(|(_, path)| path.is_file()) {
-            match outside::read(&path, LARGEST_FILE) {
+            match untrusted_io::read(&path, LARGEST_FILE) {
                 Ok(content) => {
                     let place = name.replace('/', "-");
                     self.messages.file((now(), end.iteration), &self.experiment.key, &name, &place);

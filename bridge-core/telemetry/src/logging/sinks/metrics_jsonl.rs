@@ -7,7 +7,7 @@ use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
-use bridge_data::outside;
+use bridge_data::untrusted_io;
 use serde_json::{Map, Value};
 
 use crate::logging::json_value::{MetricValue, fields_to_json};
@@ -35,7 +35,7 @@ impl Sink for MetricsFile {
         NAME
     }
 
-    fn lacks(&self) -> Option<String> {
+    fn missing_history(&self) -> Option<String> {
         let done = self.completed_iterations;
         let what = match self.earlier {
             _ if done == 0 => return None,
@@ -142,7 +142,7 @@ impl MetricsFile {
         })?;
         let earlier = counted.earlier;
         if bytes != size {
-            let written = outside::replace_with(path, |file| {
+            let written = untrusted_io::replace_with(path, |file| {
                 let mut out = BufWriter::new(file);
                 each_line(path, |line, record| {
                     if record.is_some_and(|record| kept.keeps(&record)) {
@@ -155,7 +155,7 @@ impl MetricsFile {
             });
             written.map_err(io_error(path))?;
         }
-        let file = outside::append(path).map_err(io_error(path))?;
+        let file = untrusted_io::append(path).map_err(io_error(path))?;
         Ok(Self { path: path.to_owned(), run: run.to_owned(), file, completed_iterations, earlier })
     }
 
@@ -297,7 +297,7 @@ fn each_line(
 ) -> Result<(), MetricsFileError> {
     // Nothing that was written to a device without an end can be read back.
     let is_device = |path: &Path| fs::metadata(path).is_ok_and(|file| file.file_type().is_char_device());
-    let file = match outside::open(path) {
+    let file = match untrusted_io::open(path) {
         Ok((file, _)) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound || is_device(path) => return Ok(()),
         Err(error) => return Err(io_error(path)(error)),
@@ -435,7 +435,7 @@ pub(super) mod tests {
     fn records_that_a_resumed_run_lacks_are_told() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
-        let lacks = |completed| MetricsFile::open(&path, "a", completed).unwrap().lacks();
+        let lacks = |completed| MetricsFile::open(&path, "a", completed).unwrap().missing_history();
         assert_eq!(lacks(0), None, "a new run has nothing to lack");
         assert!(lacks(4).unwrap().contains("metrics.jsonl has no record of the 4 iterations"));
         run(&path, 4, 6);

@@ -6,7 +6,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use bridge_data::outside;
+use bridge_data::untrusted_io;
 use chrono::NaiveDateTime;
 
 use super::metrics_jsonl::append_whole;
@@ -134,7 +134,7 @@ impl ProgressLog {
             if let Some(folder) = self.path.parent() {
                 fs::create_dir_all(folder)?;
             }
-            let mut file = outside::append(&self.path)?;
+            let mut file = untrusted_io::append(&self.path)?;
             append_whole(&mut file, line.as_bytes())
         };
         write().map_err(|source| ProgressLogError::Io { path: self.path.clone(), source })
@@ -154,7 +154,7 @@ fn short_scientific(value: f64) -> String {
 /// # Errors
 /// File errors, a line that is not this log's, no such start.
 pub fn read_job_start(path: &Path, world_size: u64) -> Result<JobStart, ProgressLogError> {
-    let text = outside::read_text(path, outside::RECORDS_BYTES)
+    let text = untrusted_io::read_text(path, untrusted_io::RECORDS_BYTES)
         .map_err(|source| ProgressLogError::Io { path: path.to_owned(), source })?;
     let mut start = None;
     let mut saved_flops = 0.0;

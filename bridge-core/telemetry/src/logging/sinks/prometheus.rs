@@ -143,7 +143,7 @@ impl Sink for Prometheus {
         "the page for Prometheus"
     }
 
-    fn lacks(&self) -> Option<String> {
+    fn missing_history(&self) -> Option<String> {
         self.server.as_ref().err().cloned()
     }
 
@@ -258,10 +258,10 @@ mod tests {
         let taken = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = taken.local_addr().unwrap().to_string();
         let mut sink = listen(&address).unwrap();
-        let lacks = sink.lacks().unwrap();
+        let lacks = sink.missing_history().unwrap();
         assert!(lacks.starts_with(&format!("{KEY}: cannot listen on {address}: ")), "{lacks}");
         sink.on_record(&record(1, Vec::new())).unwrap();
-        assert_eq!(listening().0.lacks(), None);
+        assert_eq!(listening().0.missing_history(), None);
         let message = listen("nowhere").err().unwrap().to_string();
         assert!(message.starts_with("logger.prometheus_addr: `nowhere` is not an address ("), "{message}");
     }

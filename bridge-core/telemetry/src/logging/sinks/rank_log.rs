@@ -4,7 +4,7 @@ use std::fs;
 use std::io::Write;
 use std::path::PathBuf;
 
-use bridge_data::outside;
+use bridge_data::untrusted_io;
 
 use super::lines::message;
 use crate::logging::record::LogLevel;
@@ -37,7 +37,7 @@ impl Sink for RankLog {
         if let Some(folder) = self.path.parent() {
             fs::create_dir_all(folder)?;
         }
-        let mut file = outside::append(&self.path)?;
+        let mut file = untrusted_io::append(&self.path)?;
         Ok(file.write_all((message(level, text) + "\n").as_bytes())?)
     }
 }

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use bridge_data::outside;
+use bridge_data::untrusted_io;
 use serde::{Deserialize, Serialize};
 
 use super::lines::timestamp;
@@ -68,7 +68,7 @@ pub(super) fn open(context: &SinkContext) -> Opened {
 /// If there is no such file, or it cannot be parsed.
 pub(in crate::logging) fn read_record(folder: &Path) -> Result<RunRecord, String> {
     let path = folder.join(NAME);
-    let text = outside::read_text(&path, outside::SETTINGS_BYTES).map_err(|error| error.to_string());
+    let text = untrusted_io::read_text(&path, untrusted_io::SETTINGS_BYTES).map_err(|error| error.to_string());
     let read = text.and_then(|text| serde_json::from_str(&text).map_err(|error| error.to_string()));
     read.map_err(|problem| format!("{}: {problem}", path.display()))
 }
@@ -81,7 +81,7 @@ impl Recorder {
         }
         let mut json = serde_json::to_vec_pretty(&self.record)?;
         json.push(b'\n');
-        Ok(outside::replace(&self.path, &json)?)
+        Ok(untrusted_io::replace(&self.path, &json)?)
     }
 }
 

@@ -7,7 +7,7 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use bridge_data::outside;
+use bridge_data::untrusted_io;
 
 use super::metrics_jsonl::{append_whole, set_aside};
 use crate::inspect::Statistic;
@@ -45,7 +45,7 @@ impl Table {
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder)?;
         }
-        let old = match outside::read_text(path, outside::RECORDS_BYTES) {
+        let old = match untrusted_io::read_text(path, untrusted_io::RECORDS_BYTES) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
             Err(error) => return Err(error),
@@ -73,9 +73,9 @@ impl Table {
             kept = self::header() + "\n";
         }
         if kept != old || !path.exists() {
-            outside::replace(path, kept.as_bytes())?;
+            untrusted_io::replace(path, kept.as_bytes())?;
         }
-        Ok(Self { path: path.to_owned(), run: field, file: outside::append(path)? })
+        Ok(Self { path: path.to_owned(), run: field, file: untrusted_io::append(path)? })
     }
 }
 

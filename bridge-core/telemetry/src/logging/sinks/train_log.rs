@@ -3,7 +3,7 @@
 
 use std::fs::File;
 
-use bridge_data::outside;
+use bridge_data::untrusted_io;
 
 use super::lines::{evaluation, message, pace, step, timestamp};
 use super::metrics_jsonl::append_whole;
@@ -23,7 +23,7 @@ pub(super) fn open(context: &SinkContext) -> Opened {
     let logger = &context.config.logger;
     let open = || {
         std::fs::create_dir_all(&logger.log_dir)?;
-        outside::append(&logger.log_dir.join(NAME))
+        untrusted_io::append(&logger.log_dir.join(NAME))
     };
     let file = open().map_err(|error| OpenError::log(NAME, error))?;
     let (train_iters, least) = (context.config.train.train_iters as u64, logger.logging_level as u32);

@@ -7,7 +7,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use bridge_data::outside;
+use bridge_data::untrusted_io;
 
 use super::tracked::{self, Lazily};
 use crate::logging::record::{Ending, Record, RunEnd, RunStart, SaveRecord, SaveStage};
@@ -196,8 +196,8 @@ fn copy(from: &Path, to: &Path) -> io::Result<()> {
     if let Some(folder) = to.parent() {
         fs::create_dir_all(folder)?;
     }
-    let (mut input, _) = outside::open(from)?;
-    let copied = io::copy(&mut input, &mut outside::create(to)?).map(drop);
+    let (mut input, _) = untrusted_io::open(from)?;
+    let copied = io::copy(&mut input, &mut untrusted_io::create(to)?).map(drop);
     copied.inspect_err(|_| {
         // Remove an incomplete copy.
         let _ = fs::remove_file(to);

@@ -4,7 +4,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use bridge_data::outside;
+use bridge_data::untrusted_io;
 
 use super::event::Event;
 
@@ -79,7 +79,7 @@ pub(super) fn split<'a>(path: &Path, bytes: &'a [u8]) -> Result<Vec<(Event, &'a 
 /// # Errors
 /// File errors and damage.
 pub fn read_events(path: &Path) -> Result<Vec<Event>, EventFileError> {
-    let bytes = outside::read(path, outside::RECORDS_BYTES)
+    let bytes = untrusted_io::read(path, untrusted_io::RECORDS_BYTES)
         .map_err(|source| EventFileError::Io { path: path.to_owned(), source })?;
     Ok(split(path, &bytes)?.into_iter().map(|(event, _)| event).collect())
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use bridge_data::outside;
+use bridge_data::untrusted_io;
 
 use super::event::{Event, EventKind};
 use super::record::{EventFileError, frame, split};
@@ -180,14 +180,14 @@ fn create_file(folder: &Path, run: &str) -> Result<(PathBuf, File), EventFileErr
 
 /// Removes what a run that continues at `resume` will write again, and any torn record at the end.
 fn cut(path: &Path, resume: ResumePoint, validations: &mut BTreeMap<String, usize>) -> Result<(), EventFileError> {
-    let bytes = outside::read(path, outside::RECORDS_BYTES).map_err(io_error(path))?;
+    let bytes = untrusted_io::read(path, untrusted_io::RECORDS_BYTES).map_err(io_error(path))?;
     let events = split(path, &bytes)?;
     let kept = events.iter().filter(|(event, _)| resume.keeps(event, validations));
     let kept: Vec<u8> = kept.flat_map(|(_, record)| *record).copied().collect();
     if kept == bytes {
         return Ok(());
     }
-    outside::replace(path, &kept).map_err(io_error(path))
+    untrusted_io::replace(path, &kept).map_err(io_error(path))
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ mod summary;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use bridge_data::outside;
+use bridge_data::untrusted_io;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -251,7 +251,7 @@ impl Trace {
         if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
             std::fs::create_dir_all(folder)?;
         }
-        outside::replace(path, &serde_json::to_vec(self)?)
+        untrusted_io::replace(path, &serde_json::to_vec(self)?)
     }
 
     /// Reads a file.
@@ -260,7 +260,7 @@ impl Trace {
     /// If it is not there, or not one that a run or `bridge trace` wrote.
     pub fn read(path: &Path) -> Result<Self, TraceError> {
         let failed = |message: String| TraceError { path: path.to_owned(), message };
-        let bytes = outside::read(path, LARGEST).map_err(|error| failed(error.to_string()))?;
+        let bytes = untrusted_io::read(path, LARGEST).map_err(|error| failed(error.to_string()))?;
         let trace: Self =
             serde_json::from_slice(&bytes).map_err(|error| failed(format!("not a trace of a run: {error}")))?;
         let is_number =

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use base64::prelude::{BASE64_STANDARD, Engine};
-use bridge_data::outside;
+use bridge_data::untrusted_io;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -180,7 +180,7 @@ impl Service for MlFlow {
 
 fn read(path: &Path) -> Result<Vec<u8>, SendError> {
     let refused = |error: std::io::Error| SendError::Never(format!("{}: {error}", path.display()));
-    outside::read(path, LARGEST_FILE).map_err(refused)
+    untrusted_io::read(path, LARGEST_FILE).map_err(refused)
 }
 
 fn unexpected(what: &str, answer: &Value) -> SendError {

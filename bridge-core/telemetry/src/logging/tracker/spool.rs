@@ -6,7 +6,7 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use bridge_data::outside;
+use bridge_data::untrusted_io;
 
 use super::service::{Item, Known};
 
@@ -54,7 +54,7 @@ pub(super) fn set_aside(place: &Path) -> io::Result<()> {
 
 /// State of the run; the default if no file exists.
 pub(super) fn read_known(place: &Path) -> io::Result<Known> {
-    match outside::read_text(&place.join("known.json"), outside::SETTINGS_BYTES) {
+    match untrusted_io::read_text(&place.join("known.json"), untrusted_io::SETTINGS_BYTES) {
         Ok(text) => serde_json::from_str(&text).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Known::default()),
         Err(error) => Err(error),
@@ -66,7 +66,7 @@ impl Spool {
     pub fn open(place: &Path) -> io::Result<Self> {
         fs::create_dir_all(place)?;
         let path = place.join("items");
-        let mut file = outside::append(&path)?;
+        let mut file = untrusted_io::append(&path)?;
         let length = file.metadata()?.len();
         if length > 0 {
             let mut last = [0];
@@ -123,7 +123,7 @@ impl Spool {
 
     /// Writes down what is known.
     pub fn write_known(&self, known: &Known) -> io::Result<()> {
-        outside::replace(&self.place.join("known.json"), &serde_json::to_vec(known)?)
+        untrusted_io::replace(&self.place.join("known.json"), &serde_json::to_vec(known)?)
     }
 
     /// Forgets all items, which are sent.

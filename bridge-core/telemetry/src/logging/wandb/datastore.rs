@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
 use std::path::Path;
 
-use bridge_data::outside;
+use bridge_data::untrusted_io;
 
 /// Name, magic number and version.
 const HEADER: [u8; 7] = [b':', b'W', b'&', b'B', 0xe1, 0xbe, 0];
@@ -32,7 +32,7 @@ pub(in crate::logging) struct DataStore {
 impl DataStore {
     /// Begins the file `path`.
     pub fn create(path: &Path) -> io::Result<Self> {
-        let mut store = Self { file: outside::create(path)?, length: 0 };
+        let mut store = Self { file: untrusted_io::create(path)?, length: 0 };
         store.put(&HEADER)?;
         Ok(store)
     }
@@ -121,7 +121,7 @@ pub(super) struct Records {
 impl Records {
     /// Opens a log; `None` if the file is not a log.
     pub fn open(path: &Path) -> io::Result<Option<Self>> {
-        let mut input = BufReader::with_capacity(BLOCK as usize, outside::open(path)?.0);
+        let mut input = BufReader::with_capacity(BLOCK as usize, untrusted_io::open(path)?.0);
         let mut header = [0; HEADER.len()];
         match input.read_exact(&mut header) {
             Ok(()) if header == HEADER => Ok(Some(Self { input, end: HEADER.len() as u64 })),

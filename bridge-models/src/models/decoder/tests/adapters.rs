@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use bridge_core::model::{
-    Adapter, Cut, Declaration, Initial, LinearAdaptation, LinearChange, LinearLayer, LinearOperands, LinearRule,
-    ParameterRole, Scope, Workload,
+    Adapter, Declaration, Initial, LinearAdaptation, LinearChange, LinearLayer, LinearOperands, LinearRule,
+    ParameterRole, Scope, TensorPartition, Workload,
 };
 use bridge_core::testing::LowRank;
 use bridge_dist::comm::{Group, ReduceOp};
@@ -53,7 +53,7 @@ impl Adapter for Decomposed {
         let b = matrix("b", [layer.outputs, self.low_rank.rank], layer.cut_by_outputs());
         let (cut, ones, role) = (layer.cut_by_outputs(), Initial::Ones, ParameterRole::Norm);
         let ratio = scope_of_adapter.parameter("ratio", [layer.outputs], cut, ones, role);
-        let ranks = scope.group().filter(|_| layer.cut == bridge_core::model::Cut::Columns).cloned();
+        let ranks = scope.group().filter(|_| layer.cut == bridge_core::model::TensorPartition::Columns).cloned();
         Some(LinearAdaptation::new(vec![a, b], vec![ratio], Self { ranks, ..self.clone() }))
     }
 }
@@ -278,8 +278,8 @@ struct InParts;
 impl Targets for InParts {
     fn branches(&self, layer: &LinearLayer, _: &Scope) -> Vec<Branch> {
         let parts: &[usize] = match layer.cut {
-            Cut::KeyValueGroups { .. } => &[0, 2],
-            Cut::Blocks(2) => &[1],
+            TensorPartition::KeyValueGroups { .. } => &[0, 2],
+            TensorPartition::Blocks(2) => &[1],
             _ => return vec![Branch { part: None, rank: 2, scale: 0.4 }],
         };
         parts.iter().map(|part| Branch { part: Some(*part), rank: 3 + part, scale: 0.7 }).collect()

@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex};
 
 use bridge_core::model::{
-    Adapter, LinearForLastLayer, ModelBuildError, ModelOutputs, ModelRegistry, OutputLoss, OwnLoss,
+    Adapter, CustomLoss, CustomLossCall, LinearForLastLayer, ModelBuildError, ModelOutputs, ModelRegistry,
 };
 use bridge_kernels::Philox;
 
@@ -37,7 +37,7 @@ struct Squares {
     seen: Mutex<Option<[Vec<f32>; 2]>>,
 }
 
-impl OutputLoss for Squares {
+impl CustomLoss for Squares {
     fn loss_sum(&self, outputs: &ModelOutputs<'_>) -> Tensor<1> {
         let (values, hidden) = (outputs.logits(), outputs.hidden_states());
         *self.seen.lock().unwrap() =
@@ -49,9 +49,9 @@ impl OutputLoss for Squares {
 /// Loss, gradients, outputs and hidden states.
 fn run(chunk: &dyn ModelChunk, mode: Mode) -> (f32, Values, [Vec<f32>; 2]) {
     let loss = Arc::new(Squares::default());
-    let own = OwnLoss::new(Arc::clone(&loss) as Arc<dyn OutputLoss>);
+    let own = CustomLossCall::new(Arc::clone(&loss) as Arc<dyn CustomLoss>);
     let batch = Batch::new(&micro_batch(37), &device());
-    let context = ForwardContext { own_loss: Some(&own), ..ForwardContext::new(&batch, mode) };
+    let context = ForwardContext { custom_loss: Some(&own), ..ForwardContext::new(&batch, mode) };
     let sum = bridge_core::model::loss_sum(chunk, &context).unwrap();
     assert!(own.is_used());
     let value = sum.clone().into_scalar::<f32>();

@@ -1,0 +1,146 @@
+//! Signs of life of a rank, which another thread may look at while the rank works. Who looks, and
+//! what follows, is not decided here.
+
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+/// Section of a run that a rank is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Section {
+    /// Getting ready, up to the first step.
+    Setup,
+    /// A step of training.
+    Step,
+    /// A save.
+    Checkpointing,
+    /// Anything else, as evaluations.
+    OutOfSection,
+    /// The rank's part of the run is over.
+    Ended,
+}
+
+impl Section {
+    /// Sections with a time limit.
+    pub const TIMED: [Self; 4] = [Self::Setup, Self::Step, Self::Checkpointing, Self::OutOfSection];
+
+    /// As settings and files have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Setup => "setup",
+            Self::Step => "step",
+            Self::Checkpointing => "checkpointing",
+            Self::OutOfSection => "out_of_section",
+            Self::Ended => "ended",
+        }
+    }
+
+    fn of_number(number: u8) -> Self {
+        Self::TIMED.get(usize::from(number)).copied().unwrap_or(Self::Ended)
+    }
+}
+
+/// The heartbeat of one rank.
+#[derive(Debug)]
+pub struct Heartbeat {
+    origin: Instant,
+    /// Milliseconds from the origin to the last sign of life.
+    beat: AtomicU64,
+    section: AtomicU8,
+    /// Milliseconds from the origin to the moment when it began.
+    entered: AtomicU64,
+    /// Milliseconds of the longest section of each sort, in the order of [`Section::TIMED`].
+    longest: [AtomicU64; 4],
+    /// The first step, which takes longer than others, is over.
+    is_warm: AtomicBool,
+}
+
+impl Default for Heartbeat {
+    /// Section of a rank that starts.
+    fn default() -> Self {
+        let zero = || AtomicU64::new(0);
+        Self {
+            origin: Instant::now(),
+            beat: zero(),
+            section: AtomicU8::new(0),
+            entered: zero(),
+            longest: std::array::from_fn(|_| zero()),
+            is_warm: AtomicBool::new(false),
+        }
+    }
+}
+
+impl Heartbeat {
+    fn now(&self) -> u64 {
+        u64::try_from(self.origin.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// The rank is alive.
+    pub fn beat(&self) {
+        self.beat.store(self.now(), Ordering::Relaxed);
+    }
+
+    /// The rank begins a section.
+    pub fn enter(&self, section: Section) {
+        let now = self.now();
+        let left = Section::of_number(self.section.swap(section as u8, Ordering::Relaxed));
+        let entered = self.entered.swap(now, Ordering::Relaxed);
+        self.beat.store(now, Ordering::Relaxed);
+        let counts = left != Section::Step || self.is_warm.swap(true, Ordering::Relaxed);
+        if let Some(longest) = self.longest.get(left as usize).filter(|_| counts) {
+            longest.fetch_max(now.saturating_sub(entered), Ordering::Relaxed);
+        }
+    }
+
+    /// The longest time of each sort of section so far, in the order of [`Section::TIMED`]; of
+    /// steps without the first.
+    pub fn longest(&self) -> [Duration; 4] {
+        std::array::from_fn(|place| Duration::from_millis(self.longest[place].load(Ordering::Relaxed)))
+    }
+
+    /// Section that the rank is in.
+    pub fn section(&self) -> Section {
+        Section::of_number(self.section.load(Ordering::Relaxed))
+    }
+
+    /// Time since the rank entered the section.
+    pub fn in_section(&self) -> Duration {
+        Duration::from_millis(self.now().saturating_sub(self.entered.load(Ordering::Relaxed)))
+    }
+
+    /// Time since the last heartbeat.
+    pub fn silence(&self) -> Duration {
+        Duration::from_millis(self.now().saturating_sub(self.beat.load(Ordering::Relaxed)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pulse_says_what_a_rank_is_at_and_since_when() {
+        let heartbeat = Heartbeat::default();
+        assert_eq!(heartbeat.section(), Section::Setup);
+        std::thread::sleep(Duration::from_millis(30));
+        assert!(heartbeat.silence() >= Duration::from_millis(29));
+        let since = Instant::now();
+        heartbeat.enter(Section::Step);
+        assert!(heartbeat.longest()[0] >= Duration::from_millis(29));
+        assert_eq!(heartbeat.section(), Section::Step);
+        let is_fresh = |since: Instant| heartbeat.silence() <= since.elapsed() + Duration::from_millis(1);
+        assert!(is_fresh(since));
+        std::thread::sleep(Duration::from_millis(30));
+        let since = Instant::now();
+        heartbeat.beat();
+        assert!(heartbeat.in_section() >= Duration::from_millis(29) && is_fresh(since));
+        heartbeat.enter(Section::OutOfSection);
+        assert_eq!(heartbeat.longest()[1], Duration::ZERO, "the first step does not count");
+        for section in Section::TIMED.into_iter().chain([Section::Ended]) {
+            heartbeat.enter(section);
+            assert_eq!(heartbeat.section(), section);
+        }
+    }
+}

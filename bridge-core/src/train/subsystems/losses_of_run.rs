@@ -1,0 +1,67 @@
+//! Keeps the last losses in the checkpoint, for those who later want to know what a model was
+//! worth.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::train::TrainError;
+use crate::train::forward_step::Ratio;
+use crate::train::report::{EvaluationReport, StepReport};
+use crate::train::subsystem::{Agreement, Loaded, LoopRequest, RunContext, Subsystem, saved};
+
+/// Key of the state in `train_state.json`: for `train` and `valid` the last `loss`, and its
+/// `iteration`.
+pub const LOSSES_KEY: &str = "losses";
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Loss {
+    loss: f64,
+    iteration: u64,
+}
+
+#[derive(Default)]
+pub(super) struct LossesOfRun {
+    by_split: BTreeMap<String, Loss>,
+}
+
+impl LossesOfRun {
+    /// JSON has no loss that is not finite, and nobody wants it.
+    fn keep(&mut self, split: &str, loss: Option<&Ratio>, iteration: u64) {
+        let loss = loss.map(|loss| loss.value()).filter(|loss| loss.is_finite());
+        if let Some(loss) = loss {
+            self.by_split.insert(split.to_owned(), Loss { loss, iteration });
+        }
+    }
+}
+
+impl Subsystem for LossesOfRun {
+    fn name(&self) -> &str {
+        "losses"
+    }
+
+    fn agreement(&self) -> Agreement {
+        Agreement::Given
+    }
+
+    fn after_step(&mut self, _run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, TrainError> {
+        self.keep("train", step.losses.get(step.objective), step.iteration);
+        Ok(LoopRequest::default())
+    }
+
+    fn on_evaluation(&mut self, _run: &mut RunContext, report: &EvaluationReport) -> Result<LoopRequest, TrainError> {
+        self.keep(report.split.name(), report.losses.get(report.objective), report.iteration);
+        Ok(LoopRequest::default())
+    }
+
+    fn on_save(&mut self, _run: &mut RunContext, state: &mut Map<String, Value>) -> Result<(), TrainError> {
+        state.insert(LOSSES_KEY.to_owned(), saved(&self.by_split)?);
+        Ok(())
+    }
+
+    fn on_load(&mut self, _run: &mut RunContext, loaded: &Loaded) -> Result<(), TrainError> {
+        self.by_split = loaded.field(LOSSES_KEY)?.unwrap_or_default();
+        Ok(())
+    }
+}

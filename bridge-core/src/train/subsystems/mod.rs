@@ -1,0 +1,242 @@
+//! The subsystems of a run, in their order, and how ranks agree on what they say. A new one is a
+//! file here and its line in [`Subsystems::new`].
+
+mod attention_logits;
+mod best;
+mod cast_scales;
+mod divergence;
+mod early_stopping;
+mod energy;
+mod expert_bias;
+mod flight_recorder;
+mod graphs;
+mod heartbeats;
+mod loss_watch;
+mod losses_of_run;
+mod memory;
+mod memory_history;
+mod norms;
+mod nvidia_marks;
+mod offload;
+mod own_time;
+mod profiling;
+mod simulated_fault;
+mod stall;
+mod straggler_scores;
+mod straggler_times;
+mod synchronize;
+mod tensor_inspect;
+mod timeouts;
+mod times;
+mod weight_hashes;
+
+use std::path::{Path, PathBuf};
+
+use bridge_dist::mesh::ProcessGroups;
+use serde_json::{Map, Value};
+
+pub(super) use best::best_of;
+pub use best::check_metric;
+pub(super) use loss_watch::{LossWatch, OwnResults};
+pub use losses_of_run::LOSSES_KEY;
+pub(super) use memory_history::begin as begin_memory_history;
+
+use super::report::{EvaluationReport, GlobalState, StepReport};
+use super::restart::RankEnv;
+use super::subsystem::{Agreement, Loaded, LoopRequest, RunContext, Subsystem};
+use super::{ExitReason, TrainError, ranks};
+use crate::config::{CudaGraphImpl, RunConfig};
+use crate::plan;
+use crate::resilience::rerun::Placement;
+
+/// All subsystems of a run.
+pub(super) struct Subsystems {
+    /// The one that has a door of its own: it decides whether a pass over the micro-batches is
+    /// repeated, in the middle of a step.
+    pub losses: LossWatch,
+    /// In the order in which they are called.
+    subsystems: Vec<Box<dyn Subsystem>>,
+    /// True if the results of some rank's subsystem are compared.
+    compares: bool,
+}
+
+impl Subsystems {
+    /// The subsystems that every run has, with the program's `own` between those that measure and
+    /// those that judge. All ranks call this together.
+    pub fn new(
+        config: &RunConfig,
+        groups: &ProcessGroups,
+        (losses, placement, rank_env): (LossWatch, Placement, &RankEnv),
+        own: Vec<Box<dyn Subsystem>>,
+    ) -> Result<Self, TrainError> {
+        let compares = own.iter().any(|subsystem| subsystem.agreement() == Agreement::Compared);
+        let compares = ranks::any(groups.world(), compares)?;
+        // Time of slow ranks is counted between calls of this subsystem, so it comes first.
+        let mut subsystems: Vec<Box<dyn Subsystem>> = Vec::new();
+        if let Some(recorder) = flight_recorder::FlightRecorder::new(config, groups, &placement.node) {
+            subsystems.push(Box::new(recorder));
+        }
+        if let Some(profiling) = profiling::Profiling::new(config, &placement.node) {
+            subsystems.push(Box::new(profiling));
+        }
+        if let Some(marks) = nvidia_marks::NvidiaMarks::new(config, groups.world().rank()) {
+            subsystems.push(Box::new(marks));
+        }
+        if let Some(history) = memory_history::MemoryHistory::new(config, groups.world().rank()) {
+            subsystems.push(Box::new(history));
+        }
+        if let Some(settings) = config.nvrx_straggler.as_ref().filter(|settings| settings.enabled) {
+            subsystems.push(Box::new(straggler_scores::StragglerScores::new(settings, placement.clone())));
+        }
+        if let Some(settings) = config.straggler.as_ref().filter(|settings| settings.log_straggler) {
+            subsystems.push(Box::new(straggler_times::StragglerTimes::new(settings, placement.clone())));
+        }
+        if config.logger.log_energy {
+            subsystems.push(Box::new(energy::Energy::new(&placement.node)));
+        }
+        if config.logger.log_max_attention_logit {
+            subsystems.push(Box::new(attention_logits::AttentionLogits::default()));
+        }
+        if let Some(inspect) = tensor_inspect::TensorInspect::new(config) {
+            subsystems.push(Box::new(inspect));
+        }
+        let measuring: [Box<dyn Subsystem>; 6] = [
+            Box::new(timeouts::Timeouts),
+            Box::new(norms::ParameterNorm),
+            Box::new(times::Times::new(config)),
+            Box::new(memory::MemoryOfRun::default()),
+            Box::new(losses_of_run::LossesOfRun::default()),
+            Box::new(expert_bias::ExpertBiases::new(config)),
+        ];
+        subsystems.extend(measuring);
+        if let Some(scales) = cast_scales::CastScales::new(config) {
+            subsystems.push(Box::new(scales));
+        }
+        if config.model.cuda_graph_impl != CudaGraphImpl::None {
+            subsystems.push(Box::new(graphs::Replays));
+        }
+        if plan::settings::activation_offload(config) != plan::offload::Offload::Nothing {
+            subsystems.push(Box::new(offload::MovedActivations::default()));
+        }
+        subsystems.extend(own);
+        if let Some(heartbeats) = heartbeats::Heartbeats::new(config, rank_env)? {
+            subsystems.push(Box::new(heartbeats));
+        }
+        if let Some(fault) = simulated_fault::SimulatedFault::of(config, groups.world().rank(), rank_env) {
+            subsystems.push(Box::new(fault));
+        }
+        subsystems.push(Box::new(weight_hashes::WeightHashes::new(config, placement)));
+        subsystems.push(Box::new(stall::StallWatch::default()));
+        subsystems.push(Box::new(divergence::DivergenceWatch::default()));
+        subsystems.push(Box::new(best::KeepBest::default()));
+        subsystems.push(Box::new(early_stopping::EarlyStopping::default()));
+        subsystems.push(Box::new(synchronize::Synchronize));
+        Ok(Self { losses, subsystems, compares })
+    }
+
+    /// Calls `f` for each subsystem, until one fails on any rank.
+    fn each(
+        &mut self,
+        run: &mut RunContext,
+        mut f: impl FnMut(&mut dyn Subsystem, &mut RunContext) -> Result<(), TrainError>,
+    ) -> Result<(), TrainError> {
+        f(&mut self.losses, run)?;
+        let called = self.subsystems.iter_mut().try_for_each(|subsystem| f(subsystem.as_mut(), run));
+        if self.compares { ranks::agree(run.groups, "calling its subsystems", called) } else { called }
+    }
+
+    pub fn before_step(&mut self, run: &mut RunContext) -> Result<(), TrainError> {
+        self.each(run, |subsystem, run| subsystem.before_step(run))
+    }
+
+    pub fn measure(&mut self, run: &mut RunContext, step: &mut StepReport) -> Result<(), TrainError> {
+        self.each(run, |subsystem, run| subsystem.measure(run, step))
+    }
+
+    /// Combined request of all subsystems of all ranks.
+    pub fn after_step(&mut self, run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, TrainError> {
+        let mut request = LoopRequest::default();
+        self.each(run, |subsystem, run| {
+            request.join(subsystem.after_step(run, step)?);
+            Ok(())
+        })?;
+        self.agreed(run, request)
+    }
+
+    /// Combined request of all ranks, with its lines printed.
+    fn agreed(&self, run: &RunContext, mut request: LoopRequest) -> Result<LoopRequest, TrainError> {
+        let world = run.groups.world();
+        if self.compares && world.size() > 1 && ranks::any(world, request != LoopRequest::default())? {
+            let requests = ranks::gather(world, &request)?;
+            request = LoopRequest::default();
+            // Equal lines of several ranks are printed once.
+            for mut other in requests {
+                other.notes.retain(|note| !request.notes.contains(note));
+                other.details.retain(|detail| !request.details.contains(detail));
+                request.join(other);
+            }
+        }
+        run.tell(&request);
+        Ok(request)
+    }
+
+    pub fn on_run_start(&mut self, run: &mut RunContext) -> Result<(), TrainError> {
+        self.each(run, |subsystem, run| subsystem.on_run_start(run))
+    }
+
+    /// Combined request of all subsystems of all ranks.
+    pub fn on_evaluation(
+        &mut self,
+        run: &mut RunContext,
+        report: &EvaluationReport,
+    ) -> Result<LoopRequest, TrainError> {
+        let mut request = LoopRequest::default();
+        self.each(run, |subsystem, run| {
+            request.join(subsystem.on_evaluation(run, report)?);
+            Ok(())
+        })?;
+        self.agreed(run, request)
+    }
+
+    /// Why training is over before its last iteration, if a subsystem of any rank says so.
+    pub fn stop_reason(&self, groups: &ProcessGroups, state: &GlobalState) -> Result<Option<String>, TrainError> {
+        let mine = self.subsystems.iter().find_map(|subsystem| subsystem.stop_reason(state));
+        if !self.compares || groups.world().size() == 1 || !ranks::any(groups.world(), mine.is_some())? {
+            return Ok(mine);
+        }
+        Ok(ranks::gather(groups.world(), &mine)?.into_iter().flatten().next())
+    }
+
+    pub fn on_save(&mut self, run: &mut RunContext, state: &mut Map<String, Value>) -> Result<(), TrainError> {
+        self.each(run, |subsystem, run| subsystem.on_save(run, state))
+    }
+
+    pub fn after_save(&mut self, run: &mut RunContext, folder: &Path) -> Result<(), TrainError> {
+        self.each(run, |subsystem, run| subsystem.after_save(run, folder))
+    }
+
+    /// A checkpoint that must not make room for others.
+    pub fn protected_checkpoint(&self) -> Option<PathBuf> {
+        self.subsystems.iter().find_map(|subsystem| subsystem.protected_checkpoint())
+    }
+
+    pub fn on_load(&mut self, run: &mut RunContext, loaded: &Loaded) -> Result<(), TrainError> {
+        self.each(run, |subsystem, run| subsystem.on_load(run, loaded))
+    }
+
+    /// Tells every subsystem how training ended, and returns that; their errors count where it
+    /// ended in order.
+    pub fn on_run_end(
+        &mut self,
+        run: &mut RunContext,
+        mut end: Result<ExitReason, TrainError>,
+    ) -> Result<ExitReason, TrainError> {
+        let losses = std::iter::once(&mut self.losses as &mut dyn Subsystem);
+        for subsystem in losses.chain(self.subsystems.iter_mut().map(|subsystem| subsystem.as_mut() as _)) {
+            if let (Err(error), true) = (subsystem.on_run_end(run, end.as_ref()), end.is_ok()) {
+                end = Err(error);
+            }
+        }
+        end
+    }
+}

@@ -1,0 +1,21 @@
+//! Waits for the device every `train.train_sync_interval` steps.
+
+use crate::train::TrainError;
+use crate::train::report::StepReport;
+use crate::train::subsystem::{LoopRequest, RunContext, Subsystem};
+
+pub(super) struct Synchronize;
+
+impl Subsystem for Synchronize {
+    fn name(&self) -> &str {
+        "device synchronization"
+    }
+
+    fn after_step(&mut self, run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, TrainError> {
+        let interval = run.state.config.train.train_sync_interval;
+        if interval.is_some_and(|interval| step.iteration.is_multiple_of(interval as u64)) {
+            run.device().sync().map_err(|error| TrainError::Device(format!("{error:?}")))?;
+        }
+        Ok(LoopRequest::default())
+    }
+}

@@ -1,0 +1,75 @@
+//! The timers of all ranks: figures and lines about each log interval, and about what came after
+//! the last one.
+
+use crate::config::{RunConfig, TimingLogOption};
+use crate::logging::{Figure, RankTimers};
+use crate::train::report::{StepReport, TrainEnd, is_reported_every};
+use crate::train::subsystem::{LoopRequest, RunContext, Subsystem};
+use crate::train::{TrainError, ranks};
+
+pub(super) struct Times {
+    option: TimingLogOption,
+    /// Steps since the last report.
+    iterations: u64,
+    /// Lines of the interval that the step ends.
+    lines: Option<String>,
+}
+
+impl Times {
+    pub fn new(config: &RunConfig) -> Self {
+        Self { option: config.logger.timing_log_option, iterations: 0, lines: None }
+    }
+
+    /// The times of all ranks since the last call.
+    fn take(run: &RunContext) -> Result<RankTimers, TrainError> {
+        Ok(RankTimers::new(&ranks::gather(run.groups.world(), &run.timers.drain())?))
+    }
+}
+
+/// Request with timer lines: times that the recipe asks for are printed; those of saves and
+/// evaluations are details.
+fn told(run: &RunContext, lines: &str) -> LoopRequest {
+    let is_asked = run.state.config.logger.timing_log_level > 0;
+    let (request, lines) = (LoopRequest::default(), lines.trim_end());
+    if is_asked { request.note(lines) } else { request.detail(lines) }
+}
+
+impl Subsystem for Times {
+    fn name(&self) -> &str {
+        "timers"
+    }
+
+    fn measure(&mut self, run: &mut RunContext, step: &mut StepReport) -> Result<(), TrainError> {
+        self.iterations += 1;
+        let logger = &run.state.config.logger;
+        if !is_reported_every(&run.state.config, logger.log_interval, step.iteration) {
+            return Ok(());
+        }
+        let timers = Self::take(run)?;
+        let iterations = std::mem::take(&mut self.iterations);
+        if logger.log_timers_to_tensorboard {
+            let figure = |(name, seconds): (String, f64)| {
+                let figure = Figure::new("timer", "seconds", "Time of a part of a step", seconds);
+                figure.label("name", name.clone()).board(name).of_interval()
+            };
+            step.figures.extend(timers.metrics(self.option, iterations).into_iter().map(figure));
+        }
+        self.lines = timers.format(self.option, iterations);
+        Ok(())
+    }
+
+    fn after_step(&mut self, run: &mut RunContext, _step: &StepReport) -> Result<LoopRequest, TrainError> {
+        Ok(self.lines.take().map_or_else(LoopRequest::default, |lines| told(run, &lines)))
+    }
+
+    /// Tells the times since the last report: those of what came after it, such as the last save.
+    fn on_run_end(&mut self, run: &mut RunContext, end: TrainEnd<'_>) -> Result<(), TrainError> {
+        if end.is_ok()
+            && !run.state.config.logger.skip_train_metrics_log
+            && let Some(lines) = Self::take(run)?.format(self.option, self.iterations)
+        {
+            run.tell(&told(run, &lines));
+        }
+        Ok(())
+    }
+}
