@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use bridge_dist::mesh::ProcessGroups;
 
-use super::restart::RankUnit;
+use super::rank_env::RankUnit;
 use super::watched_signals::WatchSignals;
 use super::{TrainError, ranks};
 use crate::checkpoint::CheckpointStore;

@@ -9,7 +9,7 @@ use bridge_dist::mesh::ProcessGroups;
 
 use super::deadline::{Deadline, StopDeadline};
 use super::exit_reason::ExitReason;
-use super::restart::RankUnit;
+use super::rank_env::RankUnit;
 use super::stop_notice::StopNotice;
 use super::watched_signals::WatchSignals;
 use super::{TrainError, ranks};

@@ -7,7 +7,6 @@ use std::any::Any;
 use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -19,6 +18,7 @@ use bridge_dist::mesh::ProcessGroups;
 use super::TrainError;
 use super::device::LocalRank;
 use super::launch::{rank_timeout, run_on_threads};
+use super::rank_env::{RankEnv, RankUnit};
 use super::progress::Progress;
 use crate::config::{InProcessRestartConfig, RawConfig, RestartGranularity, RunConfig, World};
 use crate::resilience::{Heartbeat, Section};
@@ -52,35 +52,6 @@ pub enum Leave {
     BeginAnew(u32, Vec<String>),
     /// It fails, for this reason.
     Fail(String),
-}
-
-/// Unit that a rank runs in.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum RankUnit {
-    /// A thread among others of the process.
-    #[default]
-    Thread,
-    /// A process.
-    Process,
-}
-
-/// Environment of a rank of one start.
-#[derive(Clone, Debug, Default)]
-pub struct RankEnv {
-    /// Unit that the rank runs in.
-    pub unit: RankUnit,
-    /// Heartbeat of the rank.
-    pub heartbeat: Arc<Heartbeat>,
-    /// Place among all ranks that were started, which gives its device; `None` for the place of its
-    /// number.
-    pub place: Option<LocalRank>,
-    /// Faults of the run before this start.
-    pub faults: u32,
-    /// The socket of the monitor that watches the run (`[ft]`).
-    pub monitor: Option<PathBuf>,
-    /// Name of the run, if this is one of several starts of it: logs of an earlier start are the
-    /// run's own, even if no checkpoint names the run.
-    pub run: Option<String>,
 }
 
 /// Runs `program` on the ranks of `config`, as [`run_on_threads`] does, and again after a fault, as

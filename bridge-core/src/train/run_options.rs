@@ -10,7 +10,7 @@ use super::exits::CancelHandle;
 use super::forward_step::{ForwardStep, LanguageModelStep};
 use super::registry::Registry;
 use super::reporter::Console;
-use super::restart::RankEnv;
+use super::rank_env::RankEnv;
 use super::subsystem::Subsystem;
 use super::watched_signals::WatchSignals;
 use crate::checkpoint::CheckpointManager;

@@ -33,7 +33,7 @@ use super::region_spans::Observers;
 use super::registry::{Registry, Weights};
 use super::report::GlobalState;
 use super::reporter::Reporter;
-use super::restart::RankUnit;
+use super::rank_env::RankUnit;
 use super::run::TrainingRun;
 use super::run_options::RunOptions;
 use super::step::schedule_overrides;

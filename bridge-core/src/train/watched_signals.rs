@@ -1,6 +1,6 @@
 //! Signals that a run watches.
 
-use super::restart::RankUnit;
+use super::rank_env::RankUnit;
 use super::{TrainError, convert};
 use crate::config::RunConfig;
 use crate::resilience::{Signal, SignalWatcher};

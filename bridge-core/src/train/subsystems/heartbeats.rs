@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::config::RunConfig;
 use crate::resilience::{Heartbeat, HeartbeatMessage, Section, SectionLimits};
 use crate::train::report::{StepReport, TrainEnd};
-use crate::train::restart::RankEnv;
+use crate::train::rank_env::RankEnv;
 use crate::train::subsystem::{RunContext, Subsystem};
 use crate::train::{TrainError, ranks};
 

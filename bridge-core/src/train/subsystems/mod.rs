@@ -42,7 +42,7 @@ pub use losses_of_run::LOSSES_KEY;
 pub(super) use memory_history::begin as begin_memory_history;
 
 use super::report::{EvaluationReport, GlobalState, StepReport};
-use super::restart::RankEnv;
+use super::rank_env::RankEnv;
 use super::subsystem::{Agreement, Loaded, LoopRequest, RunContext, Subsystem};
 use super::{ExitReason, TrainError, ranks};
 use crate::config::{CudaGraphImpl, RunConfig};

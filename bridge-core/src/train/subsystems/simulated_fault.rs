@@ -10,7 +10,7 @@ use twox_hash::XxHash3_64;
 use crate::config::{FaultToleranceConfig, RunConfig, SimulatedFault as Fault};
 use crate::train::TrainError;
 use crate::train::report::StepReport;
-use crate::train::restart::{RankEnv, RankUnit};
+use crate::train::rank_env::{RankEnv, RankUnit};
 use crate::train::subsystem::{LoopRequest, RunContext, Subsystem};
 
 /// The delay is longer than `simulated_fault_base_delay` by at most this part of it.
