@@ -87,7 +87,7 @@ fn targets() -> Vec<Target> {
         (
             "recipe in YAML",
             targets::recipe::run,
-            [&[1], &file("bridge-core/tests/fixtures/config/tiny.yaml")[..]].concat(),
+            [&[1], &file("bridge-core/config/tests/fixtures/config/tiny.yaml")[..]].concat(),
         ),
         ("reference", targets::reference::run, file(&format!("{GOLDEN}/golden.safetensors"))),
         ("safetensors", targets::safetensors::run, file(&format!("{GOLDEN}/model.safetensors"))),

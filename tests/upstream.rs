@@ -8,7 +8,7 @@ use bridge_tests::{program, root};
 use serde_json::Value;
 
 fn fixture() -> PathBuf {
-    root().join("bridge-core/tests/fixtures/config/upstream_defaults.yaml")
+    root().join("bridge-core/config/tests/fixtures/config/upstream_defaults.yaml")
 }
 
 /// Exit code, and everything that was said.

@@ -166,7 +166,7 @@ pub fn other_tokenizers(fixture: &Fixture, draw: &mut Draw, folder: &Path) -> Ca
 /// Recipes in YAML, and what Megatron Bridge saved.
 pub fn other_recipes(_: &Fixture, draw: &mut Draw, folder: &Path) -> Case {
     let of = *draw.of(&["tiny.yaml", "upstream_defaults.yaml"]);
-    let path = take(&format!("bridge-core/tests/fixtures/config/{of}"), folder, of);
+    let path = take(&format!("bridge-core/config/tests/fixtures/config/{of}"), folder, of);
     let how = change(&path, draw);
     let command = *draw.of(&[&["config", "check"][..], &["plan"]]);
     Case {

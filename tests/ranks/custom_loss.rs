@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use bridge_core::model::{Batch, ModelOutputs, CustomLoss};
+use bridge_core::model::{Batch, CustomLoss, ModelOutputs};
 use bridge_core::train::{ForwardStep, GlobalState, LanguageModelStep, pretrain, rank_timeout, run_on_threads};
 use bridge_data::MicroBatch;
 use bridge_tests::{assert_close, figures_in, records_in};

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 use bridge_core::config::{World, load};
 use bridge_core::resilience::Signal;
 use bridge_core::train::{
-    CancelHandle, ExitReason, Registry, RunContext, RunOptions, StepReport, Subsystem, TrainEnd, TrainError, LoopRequest,
-    pretrain, rank_timeout, run_on_threads,
+    CancelHandle, ExitReason, LoopRequest, Registry, RunContext, RunOptions, StepReport, Subsystem, TrainEnd,
+    TrainError, pretrain, rank_timeout, run_on_threads,
 };
 use bridge_data::{DataError, Dataset, DatasetBuildContext, DatasetProvider, Datasets, Sample};
 use bridge_models::registry;

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use bridge_core::config::{Format, Kind, TransformerConfig, World, load_text};
 use bridge_core::model::{
-    Adapter, Batch, Boundary, BoundaryTensor, BuildContext, ChunkScope, TensorPartition, ForwardContext, Initial, GradientScope,
+    Adapter, Batch, Boundary, BoundaryTensor, BuildContext, ChunkScope, ForwardContext, GradientScope, Initial,
     ModelBuildError, ModelBuilder, ModelChunk, ModelConfig, ModuleChunk, Outline, ParameterRole, SegmentOutput,
-    SegmentRole, Segments, Stage, Workload,
+    SegmentRole, Segments, Stage, TensorPartition, Workload,
 };
 use bridge_core::plan::{PlanOptions, plan};
 use bridge_core::train::{Registry, RunOptions, pretrain, rank_timeout, run_on_threads};

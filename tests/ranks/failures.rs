@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use bridge_core::logging::flight::{FlightRecord, Missing, missing};
 use bridge_core::train::{
-    RunContext, RunOptions, StepReport, Subsystem, TrainError, LoopRequest, pretrain, run_on_threads,
+    LoopRequest, RunContext, RunOptions, StepReport, Subsystem, TrainError, pretrain, run_on_threads,
 };
 use bridge_dist::comm::CommError;
 use bridge_dist::mesh::ProcessGroups;

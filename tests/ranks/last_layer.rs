@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use bridge_core::model::{Batch, LinearForLastLayer, ModelOutputs, CustomLoss};
+use bridge_core::model::{Batch, CustomLoss, LinearForLastLayer, ModelOutputs};
 use bridge_core::train::{ForwardStep, GlobalState, LanguageModelStep, Registry, pretrain, run_on_threads};
 use bridge_core::train::{RunOptions, rank_timeout};
 use bridge_data::MicroBatch;

@@ -3,9 +3,9 @@
 
 mod adapters;
 mod attention_scores;
+mod custom_loss;
 mod device_memory;
 mod distillation;
-mod subsystems;
 mod dpo;
 mod elsewhere;
 mod ends;
@@ -20,20 +20,20 @@ mod logs;
 mod losses;
 mod managers;
 mod objectives;
-mod custom_loss;
 mod peft;
 #[cfg(feature = "mpi")]
 mod processes;
 mod quantized;
+mod requests;
 mod reruns;
 mod resumes;
 mod routers;
 mod steps;
 mod stragglers;
 mod strictness;
+mod subsystems;
 mod texts;
 mod times;
-mod requests;
 mod vocabulary;
 
 use std::path::{Path, PathBuf};

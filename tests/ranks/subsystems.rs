@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use bridge_core::logging::{Figure, Record, RunEnd, SaveRecord, Sink, SinkError};
 use bridge_core::train::{
-    ExitReason, Loaded, RunContext, RunOptions, StepReport, Subsystem, TrainError, LoopRequest, pretrain, rank_timeout,
+    ExitReason, Loaded, LoopRequest, RunContext, RunOptions, StepReport, Subsystem, TrainError, pretrain, rank_timeout,
     run_on_threads,
 };
 use bridge_dist::mesh::ProcessGroups;

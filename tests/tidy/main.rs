@@ -88,6 +88,13 @@ const MODULES: [(&str, &[&str]); 6] = [
     ("train", &["model", "optim", "plan", "resilience"]),
 ];
 
+/// Rooms of `train`: each knows those below it.
+const ROOMS: [&str; 11] =
+    ["tools", "run", "step", "resume", "subsystems", "reporting", "objectives", "engine", "data", "stop", "ranks"];
+
+/// Uses of a room above, by the files that use and are used.
+const USES_OF_ROOMS_ABOVE: usize = 20;
+
 /// Modules of bridge-core that know tensors.
 const TENSORS: [&str; 4] = ["model", "optim", "testing", "train"];
 
@@ -99,7 +106,7 @@ const UPSTREAMS_NAMES: [&str; 4] = [
     "bridge-core/config/src/choice/training.rs",
     "bridge-core/config/src/finalize/tokenizer.rs",
     "bridge-core/config/src/upstream/classes.rs",
-    "bridge-core/src/train/tokenizers.rs",
+    "bridge-core/src/train/data/tokenizers.rs",
 ];
 
 /// A family that is the only one of its kind of model, and has its name: recipes say it.
@@ -224,6 +231,33 @@ fn modules_of_the_core_know_each_other_as_drawn() {
         let may = TENSORS.contains(&module(from)) || TENSOR_FILES.contains(&core.files[from].path.as_str());
         assert!(may || !knows_tensors, "{} knows tensors", core.files[from].path);
     }
+}
+
+#[test]
+fn rooms_of_the_loop_know_those_below() {
+    let core = Crate::read("bridge-core");
+    let room = |file: usize| {
+        let inner = core.files[file].path.strip_prefix("bridge-core/src/train/")?;
+        let name = inner.split_once('/')?.0;
+        Some(
+            ROOMS
+                .iter()
+                .position(|room| *room == name)
+                .unwrap_or_else(|| panic!("{name} has no place among the rooms")),
+        )
+    };
+    let mut above = Vec::new();
+    for (from, edges) in core.edges().iter().enumerate() {
+        let Some(own) = room(from) else { continue };
+        let uses = edges.iter().filter(|to| room(**to).is_some_and(|other| other < own));
+        above.extend(uses.map(|to| format!("{} -> {}", core.files[from].path, core.files[*to].path)));
+    }
+    assert!(
+        above.len() <= USES_OF_ROOMS_ABOVE,
+        "{} uses of rooms above, at most {USES_OF_ROOMS_ABOVE}:\n{}",
+        above.len(),
+        above.join("\n")
+    );
 }
 
 /// The core names no family: each is a folder of bridge-models, and nothing else knows its name.

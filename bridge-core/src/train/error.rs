@@ -9,11 +9,6 @@ use bridge_dist::mesh::MeshSetupError;
 use bridge_dist::schedule::ScheduleError;
 use bridge_kernels::graph::GraphError;
 
-use super::device::DeviceError;
-use super::exit_reason::ExitReason;
-use super::not_enough_memory::NotEnoughMemory;
-use super::pipeline::PipelineError;
-use super::unmatched::Unmatched;
 use crate::checkpoint::CheckpointError;
 use crate::config::ConfigErrors;
 use crate::logging::OpenError;
@@ -22,6 +17,11 @@ use crate::optim::CutParameter;
 use crate::resilience::SignalError;
 use crate::resilience::rerun::{RerunCheckpointError, UnexpectedResult};
 use crate::schedule::{BatchSizeError, LossScaleError, SchedulerError, SchedulerStateError};
+use crate::train::engine::pipeline::PipelineError;
+use crate::train::exit_reason::ExitReason;
+use crate::train::not_enough_memory::NotEnoughMemory;
+use crate::train::ranks::device::DeviceError;
+use crate::train::unmatched::Unmatched;
 
 /// Why a run could not start or go on.
 #[derive(thiserror::Error)]
@@ -419,7 +419,7 @@ impl From<OpenError> for TrainError {
 
 impl TrainError {
     /// A log file that cannot be written.
-    pub(super) fn log(what: impl Into<String>, error: impl std::fmt::Display) -> Self {
+    pub(in crate::train) fn log(what: impl Into<String>, error: impl std::fmt::Display) -> Self {
         Self::Log { what: what.into(), message: error.to_string() }
     }
 

@@ -16,15 +16,15 @@ pub struct NotEnoughMemory {
     /// Name of the limit.
     pub limit: String,
     /// The ranks, in words.
-    pub(super) ranks: String,
+    pub(in crate::train) ranks: String,
     /// The largest parts of a rank, in words.
-    pub(super) parts: String,
+    pub(in crate::train) parts: String,
     /// Advice in words.
-    pub(super) advice: String,
+    pub(in crate::train) advice: String,
 }
 
 /// Bytes in binary units.
-pub(super) fn bytes(count: u64) -> String {
+pub(in crate::train) fn bytes(count: u64) -> String {
     let (unit, size) = if count >= 1 << 30 { ("GiB", 1 << 30) } else { ("MiB", 1 << 20) };
     format!("{:.1} {unit}", count as f64 / f64::from(size))
 }

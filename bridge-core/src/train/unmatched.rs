@@ -14,7 +14,7 @@ pub struct Unmatched {
 
 impl Unmatched {
     /// Warnings; empty if everything is matched.
-    pub(super) fn warnings(&self, checkpoint: &Path) -> Vec<String> {
+    pub(in crate::train) fn warnings(&self, checkpoint: &Path) -> Vec<String> {
         let path = checkpoint.display();
         let absent = (!self.absent.is_empty()).then(|| {
             format!(

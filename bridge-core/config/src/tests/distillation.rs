@@ -1,7 +1,7 @@
 //! `[distillation]`: settings that contradict each other, or have no effect.
 
 use super::super::{DType, Format, Kinds, RawConfig};
-use super::{TINY, assert_refused, tiny};
+use super::{TINY, assert_all_refused, tiny};
 
 const REFUSED: &[(&[&str], &str)] = &[
     (&["distillation.alpha=0.2"], "distillation.teacher"),
@@ -38,9 +38,7 @@ const REFUSED: &[(&[&str], &str)] = &[
 
 #[test]
 fn what_has_no_effect_or_no_teacher_is_refused() {
-    for (overrides, key) in REFUSED {
-        assert_refused(overrides, key);
-    }
+    assert_all_refused(REFUSED);
 }
 
 fn saved(overrides: &[&str]) -> RawConfig {

@@ -1,6 +1,6 @@
 //! Graphs of micro-batches: what must be said, and what they do not go with.
 
-use super::{Format, Kinds, RunConfig, TINY, World, assert_refused, load_text};
+use super::{Format, Kinds, RunConfig, TINY, World, assert_all_refused, load_text};
 use crate::ConfigErrors;
 
 const LOCAL: &str = "model.cuda_graph_impl=local";
@@ -30,9 +30,7 @@ const REFUSED: [(&[&str], &str); 11] = [
 
 #[test]
 fn each_rule_refuses_and_names_its_key() {
-    for (overrides, key) in REFUSED {
-        assert_refused(overrides, key);
-    }
+    assert_all_refused(&REFUSED);
 }
 
 /// Settings that exclude a graph, on a number of ranks, and the names in the error.

@@ -72,8 +72,17 @@ pub(super) fn strict_as_warned(config: RunConfig) -> Result<RunConfig, ConfigErr
     })
 }
 
+/// Asserts that the overrides of each row are refused with a problem of exactly the row's key.
+pub(super) fn assert_all_refused(rows: &[(&[&str], &str)]) {
+    let wrong = rows.iter().filter_map(|(overrides, key)| {
+        let errors = tiny_errors(overrides);
+        (!errors.names(key)).then(|| format!("{overrides:?} should name {key}:\n{errors}"))
+    });
+    let wrong: Vec<String> = wrong.collect();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
 /// Asserts that the overrides are refused with a problem of exactly `key`.
 pub(super) fn assert_refused(overrides: &[&str], key: &str) {
-    let errors = tiny_errors(overrides);
-    assert!(errors.names(key), "{overrides:?} should name {key}:\n{errors}");
+    assert_all_refused(&[(overrides, key)]);
 }

@@ -1,6 +1,6 @@
 //! Refusals of `[straggler]` and `[nvrx_straggler]`, and the key that each names.
 
-use super::assert_refused;
+use super::assert_all_refused;
 
 const REFUSED: &[(&[&str], &str)] = &[
     (&["straggler.straggler_ctrlr_port=0"], "straggler.straggler_ctrlr_port"),
@@ -43,7 +43,5 @@ const REFUSED: &[(&[&str], &str)] = &[
 
 #[test]
 fn settings_of_slow_ranks_that_do_nothing_are_refused() {
-    for (overrides, key) in REFUSED {
-        assert_refused(overrides, key);
-    }
+    assert_all_refused(REFUSED);
 }

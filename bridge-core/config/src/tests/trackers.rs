@@ -1,6 +1,6 @@
 //! Settings of trackers.
 
-use super::assert_refused;
+use super::assert_all_refused;
 
 const REFUSED: &[(&[&str], &str)] = &[
     (&["logger.wandb_project=a/b"], "logger.wandb_project"),
@@ -19,7 +19,5 @@ const REFUSED: &[(&[&str], &str)] = &[
 
 #[test]
 fn settings_of_trackers_need_each_other() {
-    for (overrides, key) in REFUSED {
-        assert_refused(overrides, key);
-    }
+    assert_all_refused(REFUSED);
 }

@@ -4,9 +4,10 @@
 use std::collections::BTreeMap;
 
 use crate::logging::{Figure, MetricValue};
-use crate::train::report::{StepReport, is_reported_every};
-use crate::train::subsystem::{RunContext, Subsystem};
-use crate::train::{TrainError, ranks};
+use crate::train::error::TrainError;
+use crate::train::ranks::agreement;
+use crate::train::reporting::report::{StepReport, is_reported_every};
+use crate::train::subsystems::contract::{RunContext, Subsystem};
 
 /// The setting.
 const KEY: &str = "logger.log_max_attention_logit";
@@ -25,7 +26,7 @@ impl Subsystem for AttentionLogits {
     fn on_run_start(&mut self, run: &mut RunContext) -> Result<(), TrainError> {
         let numbers = run.chunks().iter().flat_map(|chunk| chunk.segments()).filter_map(|segment| segment.layer);
         let mut count = [numbers.max().map_or(0.0, |last| (last + 1) as f64)];
-        ranks::max(run.groups.world(), &mut count)?;
+        agreement::max(run.groups.world(), &mut count)?;
         // Those that predict further tokens are numbered behind the others, in the head's segment.
         self.num_layers = count[0] as usize + run.state.config.model.mtp_num_layers.unwrap_or(0);
         Ok(())
@@ -39,7 +40,7 @@ impl Subsystem for AttentionLogits {
         for (layer, score) in &step.own_attention_logits {
             by_layer[*layer] = *score;
         }
-        ranks::max(run.groups.world(), &mut by_layer)?;
+        agreement::max(run.groups.world(), &mut by_layer)?;
         let by_layer: BTreeMap<usize, f64> =
             by_layer.into_iter().enumerate().filter(|(_, score)| *score > f64::NEG_INFINITY).collect();
         let Some(largest) = by_layer.values().copied().reduce(f64::max) else {

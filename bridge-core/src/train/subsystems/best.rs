@@ -7,11 +7,11 @@ use serde_json::{Map, Value};
 
 use crate::config::{ConfigError, ConfigErrors, ErrorKind, RunConfig};
 use crate::logging::{Occasion, Split};
-use crate::train::TrainError;
-use crate::train::dpo::DPO_LOSSES;
-use crate::train::forward_step::{ForwardStep, LM_LOSS};
-use crate::train::report::EvaluationReport;
-use crate::train::subsystem::{Loaded, LoopRequest, RunContext, Subsystem, saved};
+use crate::train::engine::forward_step::{ForwardStep, LM_LOSS};
+use crate::train::error::TrainError;
+use crate::train::objectives::dpo::DPO_LOSSES;
+use crate::train::reporting::report::EvaluationReport;
+use crate::train::subsystems::contract::{Loaded, LoopRequest, RunContext, Subsystem, saved};
 
 /// Key of the state in `train_state.json`.
 const KEY: &str = "best_checkpoint";

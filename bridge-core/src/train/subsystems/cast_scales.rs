@@ -8,9 +8,9 @@ use bridge_kernels::{Fp8Format, OperandMaxima};
 
 use crate::config::{AmaxAlgo, Fp8Format as FormatName, Fp8Recipe, RunConfig};
 use crate::model::{CAST_HISTORY, CAST_SCALES, NotingLayer, ReplicaGroup};
-use crate::train::TrainError;
-use crate::train::report::StepReport;
-use crate::train::subsystem::{Agreement, LoopRequest, RunContext, Subsystem};
+use crate::train::error::TrainError;
+use crate::train::reporting::report::StepReport;
+use crate::train::subsystems::contract::{Agreement, LoopRequest, RunContext, Subsystem};
 
 /// The place of gradients among the operands: input, weight, gradient.
 const GRADIENT: usize = 2;

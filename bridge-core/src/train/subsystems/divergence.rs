@@ -4,9 +4,9 @@
 use std::collections::VecDeque;
 
 use crate::model::ParameterRole;
-use crate::train::TrainError;
-use crate::train::report::StepReport;
-use crate::train::subsystem::{Agreement, LoopRequest, RunContext, Subsystem};
+use crate::train::error::TrainError;
+use crate::train::reporting::report::StepReport;
+use crate::train::subsystems::contract::{Agreement, LoopRequest, RunContext, Subsystem};
 
 /// Steps in a row that must be so.
 const STEPS: usize = 20;

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use crate::logging::{EnergyCounters, Figure, Gpu};
-use crate::train::device::cuda_number;
-use crate::train::report::{StepReport, is_reported_every};
-use crate::train::subsystem::{RunContext, Subsystem};
-use crate::train::{TrainError, ranks};
+use crate::train::error::TrainError;
+use crate::train::ranks::agreement;
+use crate::train::ranks::device::cuda_number;
+use crate::train::reporting::report::{StepReport, is_reported_every};
+use crate::train::subsystems::contract::{RunContext, Subsystem};
 
 pub(super) struct Energy {
     /// The machine of this rank, with the number of its GPU if it has one: one rank of each is
@@ -26,7 +27,7 @@ impl Energy {
 
     /// Opens the counters of what the rank computes with.
     fn open(&mut self, run: &RunContext) -> Result<(), String> {
-        let place = ranks::local_rank(run.groups.world()).map_err(|error| error.to_string())?;
+        let place = agreement::local_rank(run.groups.world()).map_err(|error| error.to_string())?;
         self.counters = Some(match cuda_number(&run.state.config.device, place) {
             None => Counters::Machine(EnergyCounters::open().ok_or_else(|| {
                 format!(
@@ -72,7 +73,7 @@ impl Subsystem for Energy {
     }
 
     fn on_run_start(&mut self, run: &mut RunContext) -> Result<(), TrainError> {
-        let trouble = ranks::gather(run.groups.world(), &self.open(run).err())?;
+        let trouble = agreement::gather(run.groups.world(), &self.open(run).err())?;
         match trouble.into_iter().flatten().next() {
             Some(message) => Err(TrainError::Sink { key: "logger.log_energy", message }),
             None => Ok(()),
@@ -92,7 +93,7 @@ impl Subsystem for Energy {
         if !is_reported_every(&run.state.config, run.state.config.logger.log_interval, step.iteration) {
             return Ok(());
         }
-        let all = ranks::gather(run.groups.world(), &(self.place.clone(), self.joules))?;
+        let all = agreement::gather(run.groups.world(), &(self.place.clone(), self.joules))?;
         let joules = of_machines(all) / run.groups.world().size() as f64;
         step.figures.extend(figures(joules / self.iterations as f64, joules / self.seconds));
         (self.joules, self.seconds, self.iterations) = (0.0, 0.0, 0);

@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 
 use crate::config::RunConfig;
 use crate::model::{ModelChunk, ParameterRole};
-use crate::train::TrainError;
-use crate::train::report::StepReport;
-use crate::train::subsystem::{Agreement, LoopRequest, RunContext, Subsystem};
+use crate::train::error::TrainError;
+use crate::train::reporting::report::StepReport;
+use crate::train::subsystems::contract::{Agreement, LoopRequest, RunContext, Subsystem};
 use bridge_dist::comm::ReduceOp;
 
 #[derive(Default)]

@@ -10,9 +10,10 @@ use bridge_dist::comm::call_log::{CallLog, CallRecord, CallState, Stacks};
 
 use crate::config::RunConfig;
 use crate::logging::flight::{Entry, FlightRecord, GroupCalls, State};
-use crate::train::report::TrainEnd;
-use crate::train::subsystem::{RunContext, Subsystem};
-use crate::train::{ExitReason, TrainError};
+use crate::train::error::TrainError;
+use crate::train::exit_reason::ExitReason;
+use crate::train::reporting::report::TrainEnd;
+use crate::train::subsystems::contract::{RunContext, Subsystem};
 
 pub(super) struct FlightRecorder {
     /// File of this rank: the recipe's prefix and the rank.

@@ -1,9 +1,9 @@
 //! Figures of graphs in a step (`model.cuda_graph_impl`), on the first rank.
 
 use crate::logging::Figure;
-use crate::train::TrainError;
-use crate::train::report::StepReport;
-use crate::train::subsystem::{RunContext, Subsystem};
+use crate::train::error::TrainError;
+use crate::train::reporting::report::StepReport;
+use crate::train::subsystems::contract::{RunContext, Subsystem};
 
 /// Counts of each step.
 pub(super) struct Replays;

@@ -9,10 +9,11 @@ use std::time::Duration;
 
 use crate::config::RunConfig;
 use crate::resilience::{Heartbeat, HeartbeatMessage, Section, SectionLimits};
-use crate::train::report::{StepReport, TrainEnd};
-use crate::train::rank_env::RankEnv;
-use crate::train::subsystem::{RunContext, Subsystem};
-use crate::train::{TrainError, ranks};
+use crate::train::error::TrainError;
+use crate::train::ranks::agreement;
+use crate::train::ranks::rank_env::RankEnv;
+use crate::train::reporting::report::{StepReport, TrainEnd};
+use crate::train::subsystems::contract::{RunContext, Subsystem};
 
 /// Between two heartbeats.
 const INTERVAL: Duration = Duration::from_millis(500);
@@ -59,7 +60,7 @@ impl Subsystem for Heartbeats {
     fn on_run_start(&mut self, run: &mut RunContext) -> Result<(), TrainError> {
         let stream = UnixStream::connect(&self.monitor);
         let stream = stream.map_err(|error| bad_limits(self.monitor.clone(), error.to_string()));
-        let mut stream = ranks::agree(run.groups, "connecting to the monitor", stream)?;
+        let mut stream = agreement::agree(run.groups, "connecting to the monitor", stream)?;
         let (rank, sign) = (run.groups.world().rank(), Arc::downgrade(&self.sign));
         let sending = move || {
             // A monitor that is gone can end nobody.
@@ -85,10 +86,10 @@ impl Subsystem for Heartbeats {
             return Ok(());
         }
         let mut longest = self.sign.heartbeat.longest().map(|time| time.as_secs_f64());
-        ranks::max(run.groups.world(), &mut longest)?;
+        agreement::max(run.groups.world(), &mut longest)?;
         let mut limits = self.sign.limits.lock().unwrap_or_else(PoisonError::into_inner);
         *limits = limits.learned(longest);
-        if ranks::is_first(run.groups)
+        if agreement::is_first(run.groups)
             && let Err(error) = limits.write(&self.root)
         {
             run.warn(&format!("limits of sections were not kept: {error}"));

@@ -17,10 +17,11 @@ use crate::resilience::rerun::{
     Severity, UnexpectedResult, Validation,
 };
 use crate::resilience::{LossChecks, SpikyLossDetector};
-use crate::train::report::{StepReport, TrainEnd, is_reported_every};
-use crate::train::reporter::Reporter;
-use crate::train::subsystem::{Loaded, LoopRequest, RunContext, Subsystem, saved};
-use crate::train::{TrainError, ranks};
+use crate::train::error::TrainError;
+use crate::train::ranks::agreement;
+use crate::train::reporting::report::{StepReport, TrainEnd, is_reported_every};
+use crate::train::reporting::reporter::Reporter;
+use crate::train::subsystems::contract::{Loaded, LoopRequest, RunContext, Subsystem, saved};
 
 /// The rerun state machine and the checks that feed it.
 pub(in crate::train) struct LossWatch {
@@ -62,7 +63,7 @@ impl LossWatch {
 
     /// True if another pass follows. All ranks call this together.
     pub fn next_pass(&mut self, groups: &ProcessGroups) -> Result<NextPass, CommError> {
-        self.rerun.next_pass(&mut |vote| ranks::any(groups.world(), vote))
+        self.rerun.next_pass(&mut |vote| agreement::any(groups.world(), vote))
     }
 
     /// Decision if no pass follows, and the step is not done.
@@ -101,14 +102,14 @@ impl LossWatch {
             return outcome;
         }
         let mine = Findings { notes, is_fatal: outcome.is_err() };
-        if !ranks::any(world, mine.is_fatal || !mine.notes.is_empty())? {
+        if !agreement::any(world, mine.is_fatal || !mine.notes.is_empty())? {
             return Ok(());
         }
-        let all = ranks::gather(world, &mine)?;
+        let all = agreement::gather(world, &mine)?;
         all.iter().flat_map(|findings| &findings.notes).for_each(|note| reporter.note(note));
         match all.iter().position(|findings| findings.is_fatal) {
             None => Ok(()),
-            Some(rank) => Err(ranks::fail_on(world, rank, "looking at its losses and gradients", outcome.err())),
+            Some(rank) => Err(agreement::fail_on(world, rank, "looking at its losses and gradients", outcome.err())),
         }
     }
 
@@ -145,7 +146,7 @@ impl LossWatch {
     /// call this together.
     fn differences(&mut self, run: &RunContext) -> Result<Option<String>, TrainError> {
         let mine = RankDifferences { place: self.rerun.placement().clone(), checks: self.rerun.take_differences() };
-        let all = ranks::gather(run.groups.world(), &mine)?;
+        let all = agreement::gather(run.groups.world(), &mine)?;
         let steps = std::mem::take(&mut self.compared_steps);
         let mut checks: Vec<&String> = all.iter().flat_map(|rank| &rank.checks).map(|check| &check.message).collect();
         checks.sort();
@@ -273,7 +274,7 @@ impl Subsystem for LossWatch {
             rerun_state_machine: self.rerun.checkpoint(),
             injection_draws: self.rerun.injection_draws(),
         };
-        let ranks = ranks::gather(run.groups.world(), &mine)?;
+        let ranks = agreement::gather(run.groups.world(), &mine)?;
         state.insert("loss_checks".into(), saved(&together(&ranks, &self.checks))?);
         let is_plain = |state: &RankState| {
             state.rerun_state_machine.is_none() && state.injection_draws.is_none() && ranks.len() == 1

@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::train::TrainError;
-use crate::train::forward_step::Ratio;
-use crate::train::report::{EvaluationReport, StepReport};
-use crate::train::subsystem::{Agreement, Loaded, LoopRequest, RunContext, Subsystem, saved};
+use crate::train::engine::forward_step::Ratio;
+use crate::train::error::TrainError;
+use crate::train::reporting::report::{EvaluationReport, StepReport};
+use crate::train::subsystems::contract::{Agreement, Loaded, LoopRequest, RunContext, Subsystem, saved};
 
 /// Key of the state in `train_state.json`: for `train` and `valid` the last `loss`, and its
 /// `iteration`.

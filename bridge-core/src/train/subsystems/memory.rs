@@ -4,10 +4,11 @@
 
 use crate::logging::numbers::gibibytes;
 use crate::logging::{Figure, GIB, Gpu, MemoryOfRanks, RankMemory, format_memory_report, used_on_machine};
-use crate::train::device::cuda_number;
-use crate::train::report::{StepReport, is_reported_every};
-use crate::train::subsystem::{LoopRequest, RunContext, Subsystem};
-use crate::train::{TrainError, ranks};
+use crate::train::error::TrainError;
+use crate::train::ranks::agreement;
+use crate::train::ranks::device::cuda_number;
+use crate::train::reporting::report::{StepReport, is_reported_every};
+use crate::train::subsystems::contract::{LoopRequest, RunContext, Subsystem};
 
 #[derive(Default)]
 pub(super) struct MemoryOfRun {
@@ -22,7 +23,7 @@ pub(super) struct MemoryOfRun {
 impl MemoryOfRun {
     /// Memory as this rank sees it, with the statistics that the recipe asks for.
     fn measured(&self, run: &RunContext) -> RankMemory {
-        let memory = ranks::memory(run.groups, run.device());
+        let memory = agreement::memory(run.groups, run.device());
         if !run.state.config.logger.log_device_memory_used {
             return memory;
         }
@@ -34,7 +35,7 @@ impl MemoryOfRun {
     fn prepare(&mut self, run: &RunContext) -> Result<(), TrainError> {
         let (config, logger) = (&run.state.config, &run.state.config.logger);
         let of_device = "logger.log_device_memory_used";
-        let number = cuda_number(&config.device, ranks::local_rank(run.groups.world())?);
+        let number = cuda_number(&config.device, agreement::local_rank(run.groups.world())?);
         if let Some(number) = number.filter(|_| logger.log_device_memory_used) {
             self.gpu = Some(Gpu::open(number).map_err(|message| TrainError::Sink { key: of_device, message })?);
         }
@@ -60,7 +61,7 @@ impl Subsystem for MemoryOfRun {
             return Ok(());
         }
         let prepared = self.prepare(run);
-        ranks::agree(run.groups, "asking for memory statistics", prepared)
+        agreement::agree(run.groups, "asking for memory statistics", prepared)
     }
 
     fn measure(&mut self, run: &mut RunContext, step: &mut StepReport) -> Result<(), TrainError> {
@@ -73,7 +74,7 @@ impl Subsystem for MemoryOfRun {
             return Ok(());
         }
         let mine = self.measured(run);
-        let memory = MemoryOfRanks(ranks::gather(run.groups.world(), &mine)?);
+        let memory = MemoryOfRanks(agreement::gather(run.groups.world(), &mine)?);
         step.figures.extend(figures(&memory));
         if shows {
             let help = "Memory in GB, the largest of any rank";

@@ -12,9 +12,9 @@ use bridge_kernels::optim::Remainders;
 use crate::config::RunConfig;
 use crate::logging::trace::FOLDER;
 use crate::logging::{memory_pickle, memory_table};
-use crate::train::TrainError;
-use crate::train::report::TrainEnd;
-use crate::train::subsystem::{RunContext, Subsystem};
+use crate::train::error::TrainError;
+use crate::train::reporting::report::TrainEnd;
+use crate::train::subsystems::contract::{RunContext, Subsystem};
 
 /// The setting.
 const KEY: &str = "profiling.record_memory_history";

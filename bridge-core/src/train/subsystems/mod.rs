@@ -4,6 +4,7 @@
 mod attention_logits;
 mod best;
 mod cast_scales;
+pub(in crate::train) mod contract;
 mod divergence;
 mod early_stopping;
 mod energy;
@@ -35,22 +36,24 @@ use std::path::{Path, PathBuf};
 use bridge_dist::mesh::ProcessGroups;
 use serde_json::{Map, Value};
 
-pub(super) use best::best_of;
+pub(in crate::train) use best::best_of;
 pub use best::check_metric;
-pub(super) use loss_watch::{LossWatch, OwnResults};
+pub(in crate::train) use loss_watch::{LossWatch, OwnResults};
 pub use losses_of_run::LOSSES_KEY;
-pub(super) use memory_history::begin as begin_memory_history;
+pub(in crate::train) use memory_history::begin as begin_memory_history;
 
-use super::report::{EvaluationReport, GlobalState, StepReport};
-use super::rank_env::RankEnv;
-use super::subsystem::{Agreement, Loaded, LoopRequest, RunContext, Subsystem};
-use super::{ExitReason, TrainError, ranks};
 use crate::config::{CudaGraphImpl, RunConfig};
 use crate::plan;
 use crate::resilience::rerun::Placement;
+use crate::train::error::TrainError;
+use crate::train::exit_reason::ExitReason;
+use crate::train::ranks::agreement;
+use crate::train::ranks::rank_env::RankEnv;
+use crate::train::reporting::report::{EvaluationReport, GlobalState, StepReport};
+use crate::train::subsystems::contract::{Agreement, Loaded, LoopRequest, RunContext, Subsystem};
 
 /// All subsystems of a run.
-pub(super) struct Subsystems {
+pub(in crate::train) struct Subsystems {
     /// The one that has a door of its own: it decides whether a pass over the micro-batches is
     /// repeated, in the middle of a step.
     pub losses: LossWatch,
@@ -70,7 +73,7 @@ impl Subsystems {
         own: Vec<Box<dyn Subsystem>>,
     ) -> Result<Self, TrainError> {
         let compares = own.iter().any(|subsystem| subsystem.agreement() == Agreement::Compared);
-        let compares = ranks::any(groups.world(), compares)?;
+        let compares = agreement::any(groups.world(), compares)?;
         // Time of slow ranks is counted between calls of this subsystem, so it comes first.
         let mut subsystems: Vec<Box<dyn Subsystem>> = Vec::new();
         if let Some(recorder) = flight_recorder::FlightRecorder::new(config, groups, &placement.node) {
@@ -142,7 +145,7 @@ impl Subsystems {
     ) -> Result<(), TrainError> {
         f(&mut self.losses, run)?;
         let called = self.subsystems.iter_mut().try_for_each(|subsystem| f(subsystem.as_mut(), run));
-        if self.compares { ranks::agree(run.groups, "calling its subsystems", called) } else { called }
+        if self.compares { agreement::agree(run.groups, "calling its subsystems", called) } else { called }
     }
 
     pub fn before_step(&mut self, run: &mut RunContext) -> Result<(), TrainError> {
@@ -166,8 +169,8 @@ impl Subsystems {
     /// Combined request of all ranks, with its lines printed.
     fn agreed(&self, run: &RunContext, mut request: LoopRequest) -> Result<LoopRequest, TrainError> {
         let world = run.groups.world();
-        if self.compares && world.size() > 1 && ranks::any(world, request != LoopRequest::default())? {
-            let requests = ranks::gather(world, &request)?;
+        if self.compares && world.size() > 1 && agreement::any(world, request != LoopRequest::default())? {
+            let requests = agreement::gather(world, &request)?;
             request = LoopRequest::default();
             // Equal lines of several ranks are printed once.
             for mut other in requests {
@@ -201,10 +204,10 @@ impl Subsystems {
     /// Why training is over before its last iteration, if a subsystem of any rank says so.
     pub fn stop_reason(&self, groups: &ProcessGroups, state: &GlobalState) -> Result<Option<String>, TrainError> {
         let mine = self.subsystems.iter().find_map(|subsystem| subsystem.stop_reason(state));
-        if !self.compares || groups.world().size() == 1 || !ranks::any(groups.world(), mine.is_some())? {
+        if !self.compares || groups.world().size() == 1 || !agreement::any(groups.world(), mine.is_some())? {
             return Ok(mine);
         }
-        Ok(ranks::gather(groups.world(), &mine)?.into_iter().flatten().next())
+        Ok(agreement::gather(groups.world(), &mine)?.into_iter().flatten().next())
     }
 
     pub fn on_save(&mut self, run: &mut RunContext, state: &mut Map<String, Value>) -> Result<(), TrainError> {

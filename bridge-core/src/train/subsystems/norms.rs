@@ -1,8 +1,8 @@
 //! The norm of all parameters (`logger.log_params_norm`), where the record of a step shows it.
 
-use crate::train::TrainError;
-use crate::train::report::{StepReport, is_reported_every};
-use crate::train::subsystem::{RunContext, Subsystem};
+use crate::train::error::TrainError;
+use crate::train::reporting::report::{StepReport, is_reported_every};
+use crate::train::subsystems::contract::{RunContext, Subsystem};
 
 pub(super) struct ParameterNorm;
 

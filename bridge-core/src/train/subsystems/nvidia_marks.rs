@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use crate::config::RunConfig;
 use crate::logging::{Nvtx, ProfilerSwitch};
-use crate::train::report::TrainEnd;
-use crate::train::subsystem::{RunContext, Subsystem};
-use crate::train::{TrainError, ranks};
+use crate::train::error::TrainError;
+use crate::train::ranks::agreement;
+use crate::train::reporting::report::TrainEnd;
+use crate::train::subsystems::contract::{RunContext, Subsystem};
 
 const RANGES: &str = "profiling.nvtx_ranges";
 const SWITCH: &str = "profiling.use_nsys_profiler";
@@ -63,7 +64,7 @@ impl Subsystem for NvidiaMarks {
 
     fn on_run_start(&mut self, run: &mut RunContext) -> Result<(), TrainError> {
         let loaded = if self.is_marked { self.load(&run.state.config) } else { Ok(()) };
-        ranks::agree(run.groups, "loading NVIDIA's libraries", loaded)
+        agreement::agree(run.groups, "loading NVIDIA's libraries", loaded)
     }
 
     fn before_step(&mut self, run: &mut RunContext) -> Result<(), TrainError> {

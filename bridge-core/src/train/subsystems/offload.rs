@@ -4,9 +4,9 @@
 use bridge_kernels::offload::Moved;
 
 use crate::logging::Figure;
-use crate::train::TrainError;
-use crate::train::report::StepReport;
-use crate::train::subsystem::{RunContext, Subsystem};
+use crate::train::error::TrainError;
+use crate::train::reporting::report::StepReport;
+use crate::train::subsystems::contract::{RunContext, Subsystem};
 
 /// Counts from one step to the next.
 #[derive(Default)]

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use bridge_dist::mesh::ProcessGroups;
 
 use crate::resilience::stragglers::RankTimes;
-use crate::train::report::StepReport;
+use crate::train::reporting::report::StepReport;
 
 /// A clock of one rank's iterations.
 #[derive(Debug, Default)]

@@ -9,9 +9,10 @@ use serde_json::{Map, Value};
 use crate::config::RunConfig;
 use crate::logging::trace::{Event, FOLDER, Header, Part, Phase, Trace, TracedRank};
 use crate::timers::{Labels, Shapes, Span};
-use crate::train::report::TrainEnd;
-use crate::train::subsystem::{RunContext, Subsystem};
-use crate::train::{TrainError, ranks};
+use crate::train::error::TrainError;
+use crate::train::ranks::agreement;
+use crate::train::reporting::report::TrainEnd;
+use crate::train::subsystems::contract::{RunContext, Subsystem};
 
 pub(super) struct Profiling {
     /// The first iteration that is traced, and the last.
@@ -55,7 +56,7 @@ impl Profiling {
         world.barrier()?;
         let began = Instant::now();
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as u64;
-        let all = ranks::gather(world, &(self.node.clone(), wall))?;
+        let all = agreement::gather(world, &(self.node.clone(), wall))?;
         let of_machine = all.iter().find(|(node, _)| *node == self.node).map_or(wall, |(_, wall)| *wall);
         self.clock = Some(Clock { began, offset: (wall as i128 - of_machine as i128) as f64 * 1e-3 });
         let settings = &run.state.config.profiling;

@@ -8,10 +8,10 @@ use signal_hook::low_level::raise;
 use twox_hash::XxHash3_64;
 
 use crate::config::{FaultToleranceConfig, RunConfig, SimulatedFault as Fault};
-use crate::train::TrainError;
-use crate::train::report::StepReport;
-use crate::train::rank_env::{RankEnv, RankUnit};
-use crate::train::subsystem::{LoopRequest, RunContext, Subsystem};
+use crate::train::error::TrainError;
+use crate::train::ranks::rank_env::{RankEnv, RankUnit};
+use crate::train::reporting::report::StepReport;
+use crate::train::subsystems::contract::{LoopRequest, RunContext, Subsystem};
 
 /// The delay is longer than `simulated_fault_base_delay` by at most this part of it.
 const LATER: f64 = 0.2;

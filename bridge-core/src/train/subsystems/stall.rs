@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 use crate::resilience::{Learning, Stall};
-use crate::train::report::{StepReport, TrainEnd};
-use crate::train::subsystem::{Loaded, LoopRequest, RunContext, Subsystem, saved};
-use crate::train::{ExitReason, TrainError};
+use crate::train::error::TrainError;
+use crate::train::exit_reason::ExitReason;
+use crate::train::reporting::report::{StepReport, TrainEnd};
+use crate::train::subsystems::contract::{Loaded, LoopRequest, RunContext, Subsystem, saved};
 
 /// Key of the state in `train_state.json`.
 const KEY: &str = "skipped_iterations";

@@ -9,9 +9,10 @@ use crate::config::NvrxStragglerDetectionConfig;
 use crate::logging::health::{RankScore, RankScores};
 use crate::resilience::rerun::Placement;
 use crate::resilience::stragglers::{Past, RankTimes, RankWindow, Scores, Suspects, Thresholds, scores};
-use crate::train::report::{StepReport, TrainEnd};
-use crate::train::subsystem::{LoopRequest, RunContext, Subsystem};
-use crate::train::{TrainError, ranks};
+use crate::train::error::TrainError;
+use crate::train::ranks::agreement;
+use crate::train::reporting::report::{StepReport, TrainEnd};
+use crate::train::subsystems::contract::{LoopRequest, RunContext, Subsystem};
 
 /// Steps that a window has at least: single ones may take long for many reasons.
 const FEWEST_STEPS: usize = 16;
@@ -62,7 +63,7 @@ impl StragglerScores {
             return Ok(false);
         }
         let mut elapsed = [self.began.elapsed().as_secs_f64()];
-        ranks::max(run.groups.world(), &mut elapsed)?;
+        agreement::max(run.groups.world(), &mut elapsed)?;
         let left = self.settings.report_time_interval - elapsed[0];
         if left <= 0.0 && self.steps.len() >= FEWEST_STEPS {
             return Ok(true);
@@ -88,7 +89,7 @@ impl StragglerScores {
         let times = RankTimes::undisturbed(&steps).unwrap_or_default();
         let usual = self.past.usual_before(times.own(), self.num_microbatches);
         let mine = RankWindow { place: self.placement.clone(), stage: run.groups.pipeline().rank(), times, usual };
-        let windows = ranks::gather(run.groups.world(), &mine)?;
+        let windows = agreement::gather(run.groups.world(), &mine)?;
         let settings = &self.settings;
         let thresholds = Thresholds {
             relative: settings.calc_relative_gpu_perf.then_some(settings.gpu_relative_perf_threshold),
@@ -96,7 +97,7 @@ impl StragglerScores {
             num_told: settings.num_gpu_perf_scores_to_print,
         };
         let report = thresholds.judge(&windows, steps.len(), &mut self.suspects);
-        if ranks::is_first(run.groups) {
+        if agreement::is_first(run.groups) {
             self.tell(run, &windows, &report.slow);
         }
         if settings.stop_if_detected

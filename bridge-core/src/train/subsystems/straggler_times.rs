@@ -9,9 +9,10 @@ use super::own_time::OwnTime;
 use crate::config::StragglerDetectionConfig;
 use crate::resilience::rerun::Placement;
 use crate::resilience::stragglers::{RankTimes, RankWindow, list_times};
-use crate::train::report::{StepReport, is_reported_every};
-use crate::train::subsystem::{LoopRequest, RunContext, Subsystem};
-use crate::train::{TrainError, ranks};
+use crate::train::error::TrainError;
+use crate::train::ranks::agreement;
+use crate::train::reporting::report::{StepReport, is_reported_every};
+use crate::train::subsystems::contract::{LoopRequest, RunContext, Subsystem};
 use bridge_telemetry::http::{Answer, Server};
 
 pub(super) struct StragglerTimes {
@@ -81,7 +82,7 @@ impl StragglerTimes {
         let Some(times) = RankTimes::undisturbed(&steps) else { return Ok(()) };
         let stage = run.groups.pipeline().rank();
         let mine = RankWindow { place: self.placement.clone(), stage, times, usual: None };
-        let windows = ranks::gather(run.groups.world(), &mine)?;
+        let windows = agreement::gather(run.groups.world(), &mine)?;
         let flops = step.flops.map(|flops| flops / windows.len() as f64);
         self.line = Some(list_times(&windows, self.settings.straggler_minmax_count, steps.len(), flops));
         Ok(())
@@ -94,7 +95,7 @@ impl Subsystem for StragglerTimes {
     }
 
     fn on_run_start(&mut self, run: &mut RunContext) -> Result<(), TrainError> {
-        if ranks::is_first(run.groups) {
+        if agreement::is_first(run.groups) {
             self.listen(run);
         }
         Ok(())
@@ -109,8 +110,8 @@ impl Subsystem for StragglerTimes {
         }
         self.report(run, step)?;
         // Only rank 0 has a port.
-        let wish = ranks::is_first(run.groups) && self.wish.load(Ordering::Relaxed);
-        self.is_on = ranks::any(run.groups.world(), wish)?;
+        let wish = agreement::is_first(run.groups) && self.wish.load(Ordering::Relaxed);
+        self.is_on = agreement::any(run.groups.world(), wish)?;
         Ok(())
     }
 

@@ -1,8 +1,8 @@
 //! Waits for the device every `train.train_sync_interval` steps.
 
-use crate::train::TrainError;
-use crate::train::report::StepReport;
-use crate::train::subsystem::{LoopRequest, RunContext, Subsystem};
+use crate::train::error::TrainError;
+use crate::train::reporting::report::StepReport;
+use crate::train::subsystems::contract::{LoopRequest, RunContext, Subsystem};
 
 pub(super) struct Synchronize;
 

@@ -4,10 +4,11 @@
 use crate::config::{FinalTensorInspect, RunConfig};
 use crate::inspect::{Gathered, Statistic, TensorKind, of_all};
 use crate::logging::Figure;
-use crate::train::report::StepReport;
-use crate::train::streams::numbers;
-use crate::train::subsystem::{RunContext, Subsystem};
-use crate::train::{TrainError, ranks};
+use crate::train::engine::streams::numbers;
+use crate::train::error::TrainError;
+use crate::train::ranks::agreement;
+use crate::train::reporting::report::StepReport;
+use crate::train::subsystems::contract::{RunContext, Subsystem};
 
 pub(super) struct TensorInspect(FinalTensorInspect);
 
@@ -43,7 +44,7 @@ impl Subsystem for TensorInspect {
             });
         }
         let mine = run.training.inspector.end();
-        let all = of_all(ranks::gather(run.groups.world(), &mine)?);
+        let all = of_all(agreement::gather(run.groups.world(), &mine)?);
         step.figures.extend(all.iter().flat_map(figures));
         Ok(())
     }

@@ -4,9 +4,9 @@
 
 use std::time::Duration;
 
-use crate::train::TrainError;
-use crate::train::report::StepReport;
-use crate::train::subsystem::{RunContext, Subsystem};
+use crate::train::error::TrainError;
+use crate::train::reporting::report::StepReport;
+use crate::train::subsystems::contract::{RunContext, Subsystem};
 
 pub(super) struct Timeouts;
 

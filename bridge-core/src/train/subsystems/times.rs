@@ -3,9 +3,10 @@
 
 use crate::config::{RunConfig, TimingLogOption};
 use crate::logging::{Figure, RankTimers};
-use crate::train::report::{StepReport, TrainEnd, is_reported_every};
-use crate::train::subsystem::{LoopRequest, RunContext, Subsystem};
-use crate::train::{TrainError, ranks};
+use crate::train::error::TrainError;
+use crate::train::ranks::agreement;
+use crate::train::reporting::report::{StepReport, TrainEnd, is_reported_every};
+use crate::train::subsystems::contract::{LoopRequest, RunContext, Subsystem};
 
 pub(super) struct Times {
     option: TimingLogOption,
@@ -22,7 +23,7 @@ impl Times {
 
     /// The times of all ranks since the last call.
     fn take(run: &RunContext) -> Result<RankTimers, TrainError> {
-        Ok(RankTimers::new(&ranks::gather(run.groups.world(), &run.timers.drain())?))
+        Ok(RankTimers::new(&agreement::gather(run.groups.world(), &run.timers.drain())?))
     }
 }
 

@@ -9,9 +9,10 @@ use twox_hash::XxHash3_64;
 use crate::config::RunConfig;
 use crate::model::ReplicaGroup;
 use crate::resilience::rerun::Placement;
-use crate::train::report::StepReport;
-use crate::train::subsystem::{LoopRequest, RunContext, Subsystem};
-use crate::train::{TrainError, ranks};
+use crate::train::error::TrainError;
+use crate::train::ranks::agreement;
+use crate::train::reporting::report::StepReport;
+use crate::train::subsystems::contract::{LoopRequest, RunContext, Subsystem};
 
 pub(super) struct WeightHashes {
     interval: Option<u64>,
@@ -41,7 +42,7 @@ impl WeightHashes {
             found.extend(differing(replicas, hashes)?);
         }
         let world = run.groups.world();
-        if !ranks::any(world, !found.is_empty())? {
+        if !agreement::any(world, !found.is_empty())? {
             self.last_equal = Some(iteration);
             return Ok(());
         }
@@ -50,7 +51,7 @@ impl WeightHashes {
             || "they were not compared before".to_owned(),
             |last| format!("they were equal after iteration {last}"),
         );
-        let found = ranks::gather(world, &mine)?.concat().join("; ");
+        let found = agreement::gather(world, &mine)?.concat().join("; ");
         Err(TrainError::ReplicasDiffer { iteration, found, since })
     }
 }

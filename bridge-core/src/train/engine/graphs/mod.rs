@@ -1,0 +1,263 @@
+//! Forward and backward of micro-batches as a recorded graph (`model.cuda_graph_impl = "local"`):
+//! the kernels of one micro-batch are recorded once and replayed for the others, for which the host
+//! launches next to nothing.
+//!
+//! ```text
+//! the first steps          launched as ever; what shapes micro-batches have is counted
+//! the next micro-batch     run twice for the memory it needs, then recorded: nothing of that counts
+//! each micro-batch         tokens, labels, masks, factor -> where the graph reads them; replay; its loss is copied out
+//!   of the usual shape     gradients add up where the graph writes them, and are the step's
+//!   of another shape       launched as ever, its gradients added to those
+//! each step                parameters that the optimizer has put elsewhere are copied to where the graph reads them
+//! ```
+//!
+//! Sums are those of steps without graphs, in the same order: losses and parameters have the same
+//! bits.
+
+mod batch;
+mod parameters;
+mod sums;
+
+use std::collections::BTreeSet;
+use std::mem;
+
+use bridge_kernels::Philox;
+use bridge_kernels::graph::{KernelGraph, write_into};
+use burn::tensor::{DType, Device, Tensor};
+
+use self::batch::{Form, HeldBatch};
+use self::parameters::{Parameters, Settled};
+use self::sums::{GraphHooks, Sums};
+use crate::config::{CudaGraphImpl, RunConfig};
+use crate::model::{Batch, ForwardContext, Mode, ModelChunk};
+use crate::train::engine::forward_step::ForwardStep;
+use crate::train::engine::pipeline::{LossSums, Pipeline, StepWork};
+use crate::train::error::TrainError;
+
+/// The graph of a run's micro-batches, and when it is recorded.
+pub(in crate::train) struct MicroBatchGraphs {
+    device: Device,
+    /// Steps to go before a micro-batch is recorded.
+    steps_before: usize,
+    /// Micro-batches seen until then, by form.
+    seen: Vec<(Form, usize)>,
+    recorded: Option<Recorded>,
+    sums: Sums,
+    /// Parameters that the optimizer does not update where they are.
+    moving: BTreeSet<String>,
+    /// Micro-batches recorded and replayed since somebody asked.
+    counts: GraphCounts,
+}
+
+/// Counts of graphs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::train) struct GraphCounts {
+    /// Graphs recorded.
+    pub recorded: usize,
+    /// Micro-batches replayed.
+    pub replayed: usize,
+    /// Micro-batches launched.
+    pub launched: usize,
+}
+
+/// A recorded micro-batch.
+struct Recorded {
+    graph: KernelGraph,
+    batch: HeldBatch,
+    scalars: Scalars,
+    loss: Tensor<1>,
+    parameters: Parameters,
+}
+
+/// Numbers that change from micro-batch to micro-batch, on the device.
+struct Scalars {
+    device: Device,
+    /// Factor of the loss sum.
+    factor: Scalar,
+    /// Flag that gradients are added to those of earlier micro-batches.
+    keeps: Scalar,
+}
+
+struct Scalar {
+    tensor: Tensor<1>,
+    value: f32,
+}
+
+impl Scalar {
+    fn new(value: f32, device: &Device) -> Self {
+        Self { tensor: Tensor::from_data([value], (device, DType::F32)), value }
+    }
+
+    fn set(&mut self, value: f32, device: &Device) {
+        if self.value.to_bits() != value.to_bits() {
+            write_into(&self.tensor, &Self::new(value, device).tensor);
+            self.value = value;
+        }
+    }
+}
+
+/// Forward and backward of the micro-batches of `work`, by graphs where there are any. Returns the
+/// loss sum of each, not yet read.
+///
+/// # Errors
+/// Errors of [`Pipeline::train_ahead`], and of devices that record or replay.
+pub(in crate::train) fn train(
+    graphs: &mut Option<MicroBatchGraphs>,
+    pipeline: &Pipeline,
+    chunks: &mut [Box<dyn ModelChunk>],
+    work: &mut StepWork<'_>,
+) -> Result<LossSums, TrainError> {
+    match graphs {
+        Some(graphs) => graphs.train(pipeline, chunks, work),
+        None => Ok(pipeline.train_ahead(chunks, work.batches.len(), work)?),
+    }
+}
+
+impl MicroBatchGraphs {
+    /// Graphs of a run, if it asks for them.
+    ///
+    /// # Errors
+    /// If `forward_step` cannot be recorded.
+    pub fn of_run(
+        config: &RunConfig,
+        forward_step: &dyn ForwardStep,
+        device: &Device,
+    ) -> Result<Option<Self>, TrainError> {
+        if config.model.cuda_graph_impl == CudaGraphImpl::None {
+            return Ok(None);
+        }
+        if !forward_step.is_recordable() {
+            return Err(TrainError::NotRecordable);
+        }
+        Ok(Some(Self {
+            device: device.clone().without_autodiff(),
+            steps_before: config.model.cuda_graph_warmup_steps,
+            seen: Vec::new(),
+            recorded: None,
+            sums: Sums::default(),
+            moving: BTreeSet::new(),
+            counts: GraphCounts::default(),
+        }))
+    }
+
+    /// Takes the counts since the last call.
+    pub fn take_counts(&mut self) -> GraphCounts {
+        mem::take(&mut self.counts)
+    }
+
+    /// [`train`] on the one chunk of a model.
+    fn train(
+        &mut self,
+        pipeline: &Pipeline,
+        chunks: &mut [Box<dyn ModelChunk>],
+        work: &mut StepWork<'_>,
+    ) -> Result<LossSums, TrainError> {
+        if self.steps_before > 0 {
+            work.batches.iter().try_for_each(|batch| self.see(batch))?;
+            self.steps_before -= usize::from(work.ends_step);
+            self.counts.launched += work.batches.len();
+            return Ok(pipeline.train_ahead(chunks, work.batches.len(), work)?);
+        }
+        work.parameters.settle(chunks)?;
+        self.settle(chunks[0].as_mut());
+        let mut losses = LossSums::default();
+        let mut are_ours = false;
+        for index in 0..work.batches.len() {
+            if !self.takes(&work.batches[index])? {
+                self.counts.launched += 1;
+                losses.append(pipeline.train_ahead(chunks, 1, &mut work.only(index))?);
+                are_ours = false;
+                continue;
+            }
+            if self.recorded.is_none() {
+                self.recorded = Some(self.record(pipeline, chunks[0].as_mut(), &mut work.only(index))?);
+                self.counts.recorded += 1;
+            }
+            let recorded = self.recorded.as_mut().expect("it was recorded");
+            let adds = are_ours || self.sums.take_up(work.gradients);
+            losses.push(recorded.replay(&work.batches[index], work.factors[index], adds)?);
+            if !are_ours {
+                self.sums.hand_over(work.gradients);
+                are_ours = true;
+            }
+            self.counts.replayed += 1;
+        }
+        Ok(losses)
+    }
+
+    /// Counts the form of a micro-batch.
+    fn see(&mut self, batch: &Batch) -> Result<(), TrainError> {
+        let extras = || batch.extras.keys().map(|name| name.to_string()).collect::<Vec<_>>().join(", ");
+        let form = Form::of(batch).ok_or_else(|| TrainError::ExtraTensors { found: extras() })?;
+        match self.seen.iter_mut().find(|(seen, _)| *seen == form) {
+            Some((_, count)) => *count += 1,
+            None => self.seen.push((form, 1)),
+        }
+        Ok(())
+    }
+
+    /// True if a micro-batch has the recorded form: that of most before, or else its own.
+    fn takes(&mut self, batch: &Batch) -> Result<bool, TrainError> {
+        if self.seen.is_empty() {
+            self.see(batch)?;
+        }
+        let usual = self.seen.iter().max_by_key(|(_, count)| count).map(|(form, _)| form);
+        Ok(Form::of(batch).as_ref() == usual)
+    }
+
+    /// Has the parameters where the graph reads them; one that was updated in place so far and is
+    /// elsewhere ends the graph.
+    fn settle(&mut self, chunk: &mut dyn ModelChunk) {
+        let Some(recorded) = &self.recorded else { return };
+        if let Settled::Elsewhere(names) = recorded.parameters.settle(chunk) {
+            self.moving.extend(names);
+            self.recorded = None;
+        }
+    }
+
+    /// Records the one micro-batch of `work`.
+    fn record(
+        &mut self,
+        pipeline: &Pipeline,
+        chunk: &mut dyn ModelChunk,
+        work: &mut StepWork<'_>,
+    ) -> Result<Recorded, TrainError> {
+        let batch = HeldBatch::like(&work.batches[0]);
+        let scalars = Scalars {
+            factor: Scalar::new(work.factors[0] as f32, &self.device),
+            keeps: Scalar::new(0.0, &self.device),
+            device: self.device.clone(),
+        };
+        let always = Scalar::new(1.0, &self.device).tensor;
+        let loss = Scalar::new(0.0, &self.device).tensor;
+        let parameters = Parameters::of(chunk, &self.moving)?;
+        self.sums.restart(work.gradients.accumulation());
+        // There is no dropout.
+        let context = ForwardContext::new(batch.batch(), Mode::Train(Philox::new(0)));
+        let graph = KernelGraph::record(&loss, &mut || {
+            let mut hooks = GraphHooks::new(
+                (&mut *work.forward_step, batch.batch()),
+                &mut self.sums,
+                (&scalars.factor.tensor, &scalars.keeps.tensor, &always),
+            );
+            let sum = pipeline.micro_batch(chunk, &context, &mut hooks)?;
+            write_into(&loss, &sum);
+            Ok::<_, TrainError>(())
+        })?;
+        // What the kernels read besides is kept in place by the graph.
+        Ok(Recorded { graph, batch, scalars, loss, parameters })
+    }
+}
+
+impl Recorded {
+    /// Puts a micro-batch through the graph. Its gradients are added to what is in the sums, or
+    /// take its place. Returns its loss sum.
+    fn replay(&mut self, batch: &Batch, factor: f64, adds: bool) -> Result<Tensor<1>, TrainError> {
+        self.batch.hold(batch);
+        let Scalars { device, factor: held_factor, keeps } = &mut self.scalars;
+        held_factor.set(factor as f32, device);
+        keeps.set(f32::from(adds), device);
+        self.graph.replay()?;
+        Ok(bridge_kernels::graph::copy_of(&self.loss))
+    }
+}

@@ -1,0 +1,100 @@
+//! Gradients of a graph's micro-batches, summed where the graph writes them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bridge_kernels::graph::{Place, add_into, write_into};
+use burn::tensor::{DType, FloatDType, Tensor};
+
+use crate::model::Batch;
+use crate::optim::{AccumulationDType, GradientBuffer};
+use crate::train::engine::executor::RegionHooks;
+use crate::train::engine::forward_step::ForwardStep;
+
+/// The sum of each parameter's gradients, flat, at a fixed place.
+#[derive(Default)]
+pub(super) struct Sums {
+    tensors: BTreeMap<String, Tensor<1>>,
+    dtype: Option<DType>,
+}
+
+impl Sums {
+    /// Forgets all, before a micro-batch is recorded.
+    pub fn restart(&mut self, accumulation: AccumulationDType) {
+        self.tensors.clear();
+        self.dtype = match accumulation {
+            AccumulationDType::Float32 => Some(DType::F32),
+            AccumulationDType::AsComputed => None,
+        };
+    }
+
+    fn add(&mut self, name: &str, gradient: &Tensor<1>, keeps: &Tensor<1>) {
+        let sum = match self.tensors.get(name) {
+            Some(sum) => sum,
+            None => {
+                let dtype = self.dtype.unwrap_or_else(|| gradient.dtype());
+                let zeros = Tensor::zeros(gradient.dims(), (&gradient.device().without_autodiff(), dtype));
+                self.tensors.entry(name.to_owned()).or_insert(zeros)
+            }
+        };
+        add_into(sum, gradient, keeps);
+    }
+
+    /// Takes the sums of earlier micro-batches of the step, wherever they are. Returns whether
+    /// there are any.
+    pub fn take_up(&self, gradients: &GradientBuffer) -> bool {
+        if self.tensors.keys().all(|name| gradients.get(name).is_none()) {
+            return false;
+        }
+        for (name, sum) in &self.tensors {
+            match gradients.get(name) {
+                Some(earlier) if Place::of(earlier) == Place::of(sum) => {}
+                Some(earlier) => write_into(sum, &earlier.clone().cast(FloatDType::from(sum.dtype()))),
+                None => write_into(sum, &sum.zeros_like()),
+            }
+        }
+        true
+    }
+
+    /// Makes the sums those of the step.
+    pub fn hand_over(&self, gradients: &mut GradientBuffer) {
+        for (name, sum) in &self.tensors {
+            gradients.set(name, sum.clone());
+        }
+    }
+}
+
+/// Hooks around the regions of a micro-batch that is recorded.
+pub(super) struct GraphHooks<'a> {
+    step: (&'a mut dyn ForwardStep, &'a Batch),
+    sums: &'a mut Sums,
+    factor: &'a Tensor<1>,
+    keeps: &'a Tensor<1>,
+    /// One.
+    always: &'a Tensor<1>,
+    /// Parameters with a part of this micro-batch's gradient.
+    begun: BTreeSet<String>,
+}
+
+impl<'a> GraphHooks<'a> {
+    /// A micro-batch whose loss is multiplied by the first of the scalars, and added to what is in
+    /// the sums where the second is not zero; the third is one.
+    pub fn new(
+        step: (&'a mut dyn ForwardStep, &'a Batch),
+        sums: &'a mut Sums,
+        (factor, keeps, always): (&'a Tensor<1>, &'a Tensor<1>, &'a Tensor<1>),
+    ) -> Self {
+        Self { step, sums, factor, keeps, always, begun: BTreeSet::new() }
+    }
+}
+
+impl RegionHooks for GraphHooks<'_> {
+    fn objective(&mut self, loss_sum: Tensor<1>) -> Tensor<1> {
+        let (step, batch) = &mut self.step;
+        step.objective(loss_sum, batch) * self.factor.clone().autodiff()
+    }
+
+    fn gradient(&mut self, name: &str, gradient: Tensor<1>) {
+        let is_first = self.begun.insert(name.to_owned());
+        self.sums.add(name, &gradient, if is_first { self.keeps } else { self.always });
+    }
+}

@@ -1,0 +1,167 @@
+//! The micro-batches of a training step and of an evaluation, as the executor asks for them.
+
+use std::sync::Arc;
+
+use bridge_dist::comm::CommError;
+use bridge_dist::schedule::ScheduleKind;
+use bridge_kernels::Philox;
+use burn::tensor::Tensor;
+
+use super::{MicroBatchInput, MicroBatches, TrainWork};
+use crate::config::RunConfig;
+use crate::model::{Batch, CustomLossCall, LayerMetrics, Mode};
+use crate::optim::{GradientBuffer, GradientReducer, Reduction, ShardedParameters};
+use crate::plan::settings;
+use crate::train::engine::executor::RegionHooks;
+use crate::train::engine::forward_step::ForwardStep;
+use crate::train::engine::hooks::{EvaluationHooks, Reduce, TrainHooks};
+
+/// When the reductions of a rank start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::train) enum Reductions {
+    /// When all is done: of a step, or where gradients are sharded of a micro-batch.
+    Deferred,
+    /// As backward of the last micro-batch goes.
+    InLastMicroBatch,
+    /// As backward of each micro-batch goes.
+    InEachMicroBatch,
+}
+
+impl Reductions {
+    /// When those of stage `stage` start.
+    pub fn of_stage(config: &RunConfig, stage: usize, schedule: ScheduleKind) -> Self {
+        // Gradients of weights come after the backward pass of their segment.
+        let puts_weights_off = schedule == ScheduleKind::ZeroBubbleH1;
+        // The first stage ends last: while it works on the last micro-batch the others have done
+        // theirs, and all stages reduce together.
+        let waits_for_first = config.dist.align_grad_reduce && stage > 0;
+        let settings = settings::distribution(config);
+        if puts_weights_off {
+            Self::Deferred
+        } else if settings.sharding.divides_gradients() {
+            Self::InEachMicroBatch
+        } else if settings.reduction == Reduction::DuringBackward && !waits_for_first {
+            Self::InLastMicroBatch
+        } else {
+            Self::Deferred
+        }
+    }
+}
+
+/// Micro-batches of a training step on this rank: all, or those of one pass of several.
+pub(in crate::train) struct StepWork<'a> {
+    pub batches: &'a [Batch],
+    /// True if the step ends with them.
+    pub ends_step: bool,
+    /// Random stream of the dropout masks of each micro-batch.
+    pub streams: &'a [Philox],
+    /// Factor of each micro-batch's loss sum before backward.
+    pub factors: &'a [f64],
+    /// Tokens of each micro-batch that count, those of other context-parallel ranks included.
+    pub num_tokens: &'a [f64],
+    /// Figures of the layers for each micro-batch.
+    pub metrics: &'a [Arc<LayerMetrics>],
+    /// Loss that the head computes for each micro-batch instead of its own.
+    pub own_losses: &'a [Option<CustomLossCall>],
+    pub forward_step: &'a mut dyn ForwardStep,
+    pub gradients: &'a mut GradientBuffer,
+    pub reducer: &'a mut GradientReducer,
+    pub parameters: &'a mut ShardedParameters,
+    /// When reductions start.
+    pub reductions: Reductions,
+}
+
+impl StepWork<'_> {
+    /// One micro-batch by itself, whose gradients nobody reduces while backward goes on.
+    pub fn only(&mut self, microbatch: usize) -> StepWork<'_> {
+        let one = microbatch..microbatch + 1;
+        StepWork {
+            batches: &self.batches[one.clone()],
+            ends_step: false,
+            streams: &self.streams[one.clone()],
+            factors: &self.factors[one.clone()],
+            num_tokens: &self.num_tokens[one.clone()],
+            metrics: &self.metrics[one.clone()],
+            own_losses: &self.own_losses[one],
+            forward_step: self.forward_step,
+            gradients: self.gradients,
+            reducer: self.reducer,
+            parameters: self.parameters,
+            reductions: Reductions::Deferred,
+        }
+    }
+}
+
+impl MicroBatches for StepWork<'_> {
+    fn batch(&self, microbatch: usize) -> Batch {
+        self.batches[microbatch].clone()
+    }
+
+    fn prepare(&mut self, microbatch: usize) -> MicroBatchInput {
+        let batch = self.batches[microbatch].clone();
+        MicroBatchInput {
+            // A loss that is a mean counts like the mean of the micro-batch's token losses.
+            auxiliary_scale: self.factors[microbatch] * self.num_tokens[microbatch],
+            metrics: Some(Arc::clone(&self.metrics[microbatch])),
+            custom_loss: self.own_losses[microbatch].clone(),
+            ..MicroBatchInput::new(batch, Mode::Train(self.streams[microbatch]))
+        }
+    }
+
+    fn hooks<'h>(&'h mut self, microbatch: usize, chunk: usize, batch: &'h Batch) -> Box<dyn RegionHooks + 'h> {
+        // Every schedule takes the micro-batches of a chunk in order.
+        let is_last = self.ends_step && microbatch + 1 == self.batches.len();
+        let reduce = match self.reductions {
+            Reductions::InEachMicroBatch => Reduce::Now,
+            Reductions::InLastMicroBatch if is_last => Reduce::Now,
+            Reductions::InLastMicroBatch | Reductions::Deferred => Reduce::Later,
+        };
+        Box::new(TrainHooks {
+            forward_step: self.forward_step,
+            batch,
+            factor: self.factors[microbatch],
+            gradients: self.gradients,
+            reducer: self.reducer,
+            parameters: self.parameters,
+            chunk,
+            reduce,
+        })
+    }
+}
+
+impl TrainWork for StepWork<'_> {
+    fn gradient(&mut self, name: &str, gradient: Tensor<1>) {
+        self.gradients.add(name, gradient);
+    }
+
+    fn backward_done(&mut self, _microbatch: usize, chunk: usize) -> Result<(), CommError> {
+        self.gradients.settle();
+        if !self.parameters.sharding().divides_gradients() {
+            return Ok(());
+        }
+        self.reducer.end_micro_batch(chunk, self.gradients)
+    }
+}
+
+/// Micro-batches to be evaluated.
+pub(in crate::train) struct EvaluationBatches<'a> {
+    pub batches: &'a [Batch],
+    /// Loss that the head computes for each instead of its own.
+    pub own_losses: &'a [Option<CustomLossCall>],
+    pub parameters: &'a mut ShardedParameters,
+}
+
+impl MicroBatches for EvaluationBatches<'_> {
+    fn batch(&self, microbatch: usize) -> Batch {
+        self.batches[microbatch].clone()
+    }
+
+    fn prepare(&mut self, microbatch: usize) -> MicroBatchInput {
+        let input = MicroBatchInput::new(self.batches[microbatch].clone(), Mode::Evaluate);
+        MicroBatchInput { custom_loss: self.own_losses[microbatch].clone(), ..input }
+    }
+
+    fn hooks<'h>(&'h mut self, _microbatch: usize, chunk: usize, _batch: &'h Batch) -> Box<dyn RegionHooks + 'h> {
+        Box::new(EvaluationHooks { parameters: self.parameters, chunk })
+    }
+}

@@ -1,0 +1,95 @@
+//! Knowledge distillation: a frozen teacher runs before each pass, and the model learns what it
+//! says beside the text.
+
+mod cache;
+mod loss;
+mod teacher;
+mod top;
+
+use std::sync::Arc;
+
+use bridge_dist::mesh::{GroupKind, ProcessGroups};
+
+use crate::config::DistillationConfig;
+use crate::model::{Batch, CustomLossCall, ModelChunk};
+use crate::train::engine::pipeline::Pipeline;
+use crate::train::error::TrainError;
+use crate::train::objectives::reference::ReferenceBatches;
+use crate::train::ranks::agreement;
+use cache::Cache;
+use loss::{DistillationLoss, Listener, Said};
+
+pub(in crate::train) use loss::CE_LOSS;
+pub(in crate::train) use teacher::{Teacher, check_recipe, find};
+
+/// Objective of a run.
+#[derive(Clone, Debug)]
+struct Objective {
+    settings: DistillationConfig,
+    /// The rows of the vocabulary that the model and its teacher both have.
+    rows: usize,
+}
+
+/// A teacher on this rank.
+pub(in crate::train) struct Distillation {
+    chunks: Vec<Box<dyn ModelChunk>>,
+    pipeline: Pipeline,
+    objective: Arc<Objective>,
+    cache: Option<Cache>,
+}
+
+impl Distillation {
+    /// The losses of micro-batches, when the teacher has seen them. All ranks that share a model
+    /// call this together.
+    pub fn losses(
+        &mut self,
+        groups: &ProcessGroups,
+        batches: &[Batch],
+    ) -> Result<Vec<Option<CustomLossCall>>, TrainError> {
+        let mut known = self.read(groups, batches)?;
+        let missing: Vec<usize> = (0..batches.len()).filter(|index| known[*index].is_none()).collect();
+        if !missing.is_empty() {
+            let of_teacher: Vec<Batch> = missing.iter().map(|index| batches[*index].clone()).collect();
+            let listeners: Vec<Arc<Listener>> =
+                missing.iter().map(|_| Arc::new(Listener::new(Arc::clone(&self.objective)))).collect();
+            let losses: Vec<_> =
+                listeners.iter().map(|listener| Some(CustomLossCall::new(Arc::clone(listener) as _))).collect();
+            let mut work = ReferenceBatches { batches: &of_teacher, losses: &losses };
+            self.pipeline.evaluate(&mut self.chunks, of_teacher.len(), &mut work)?;
+            for (index, listener) in missing.into_iter().zip(listeners) {
+                let said = listener.take();
+                self.write(groups, &batches[index], &said)?;
+                known[index] = Some(said);
+            }
+        }
+        let loss = |said: Option<Said>| {
+            let said = said.unwrap_or_default();
+            Some(CustomLossCall::new(Arc::new(DistillationLoss::new(Arc::clone(&self.objective), said))))
+        };
+        Ok(known.into_iter().map(loss).collect())
+    }
+
+    /// Cached outputs of micro-batches: all ranks that share the model have those of a micro-batch,
+    /// or none has.
+    fn read(&self, groups: &ProcessGroups, batches: &[Batch]) -> Result<Vec<Option<Said>>, TrainError> {
+        let Some(cache) = &self.cache else {
+            return Ok(batches.iter().map(|_| None).collect());
+        };
+        let mut known: Vec<Option<Said>> =
+            batches.iter().map(|batch| cache.read(batch).map(Said::from_cache)).collect();
+        let mut missing: Vec<f64> = known.iter().map(|said| f64::from(u8::from(said.is_none()))).collect();
+        if let Some(group) = groups.get(GroupKind::Model) {
+            agreement::max(group, &mut missing)?;
+        }
+        known.iter_mut().zip(missing).filter(|(_, missing)| *missing > 0.0).for_each(|(said, _)| *said = None);
+        Ok(known)
+    }
+
+    /// Keeps what the teacher has said, on one of the ranks that know it.
+    fn write(&self, groups: &ProcessGroups, batch: &Batch, said: &Said) -> Result<(), TrainError> {
+        match (&self.cache, said.best()) {
+            (Some(cache), Some(best)) if groups.tensor().rank() == 0 => cache.write(batch, best),
+            _ => Ok(()),
+        }
+    }
+}

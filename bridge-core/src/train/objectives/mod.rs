@@ -1,0 +1,5 @@
+//! Losses other than the next token: preferences (DPO) and distillation.
+
+pub(in crate::train) mod distillation;
+pub(in crate::train) mod dpo;
+pub(in crate::train) mod reference;

@@ -1,0 +1,190 @@
+//! From the configuration's types to the parameter structs of schedules, optimizer, resilience and
+//! logging. One small function for each; no rule lives here.
+
+use burn::tensor::FloatDType;
+
+use crate::config::{self, RunConfig};
+use crate::optim::{DecayQkLayernorm, HiddenRates, OptimizerSettings, OwnGradients, StandardOverrides, Wire};
+use crate::plan;
+use crate::resilience::rerun::{ErrorInjection, ErrorInjectionType, Placement, RerunConfig, RerunMode};
+use crate::resilience::{LossChecks, Signal, SpikyLossDetector};
+use crate::schedule::{
+    BatchRampup, BatchSizeConfig, DynamicLossScaleConfig, Indivisible, LossScaler, OptimizerParamSchedulerConfig,
+};
+use crate::timers::TimerLevel;
+use crate::train::error::TrainError;
+use crate::train::ranks::agreement;
+use crate::train::ranks::device::LocalRank;
+
+pub(in crate::train) fn params_dtype(config: &RunConfig) -> FloatDType {
+    match config.model.params_dtype {
+        config::DType::Float16 => FloatDType::F16,
+        config::DType::BFloat16 => FloatDType::BF16,
+        _ => FloatDType::F32,
+    }
+}
+
+pub(in crate::train) fn grad_reduce_in_fp32(config: &RunConfig) -> bool {
+    config.ddp.grad_reduce_in_fp32
+}
+
+pub(in crate::train) fn wire(config: &RunConfig) -> Wire {
+    let is_bfloat16 = params_dtype(config) == FloatDType::BF16;
+    if is_bfloat16 && !grad_reduce_in_fp32(config) { Wire::BFloat16 } else { Wire::Float32 }
+}
+
+pub(in crate::train) fn optimizer_settings(config: &RunConfig) -> OptimizerSettings {
+    let optimizer = &config.optimizer;
+    let settings = serde_json::to_value(&**optimizer).expect("settings are plain data");
+    let algorithm = crate::optim::rules::of(optimizer.optimizer)
+        .with(&settings)
+        .expect("a rule reads settings that [optimizer] has");
+    OptimizerSettings {
+        algorithm: match plan::settings::state_formats(config) {
+            Some(formats) => algorithm.keeping(formats),
+            None => algorithm,
+        },
+        clip_grad: optimizer.clip_grad,
+        count_zeros: optimizer.log_num_zeros_in_grad || config.logger.log_num_zeros_in_grad,
+        offload: plan::settings::optimizer_offload(config),
+    }
+}
+
+pub(in crate::train) fn standard_overrides(config: &RunConfig) -> StandardOverrides {
+    StandardOverrides {
+        decoupled_lr: config.optimizer.decoupled_lr,
+        decoupled_min_lr: config.optimizer.decoupled_min_lr,
+        decay_qk_layernorm: if config.optimizer.apply_wd_to_qk_layernorm {
+            DecayQkLayernorm::Yes
+        } else {
+            DecayQkLayernorm::No
+        },
+        hidden_matrices: config.model.use_mup.then(|| HiddenRates {
+            max_lr: config.optimizer.lr / config.model.width_multiplier(),
+            min_lr: config.optimizer.min_lr / config.model.width_multiplier(),
+            eps_mult: 1.0 / config.model.width_multiplier(),
+        }),
+    }
+}
+
+pub(in crate::train) fn scheduler(config: &RunConfig) -> OptimizerParamSchedulerConfig {
+    let (optimizer, scheduler, steps) = (&config.optimizer, &config.scheduler, &config.scheduler.steps);
+    OptimizerParamSchedulerConfig {
+        init_lr: scheduler.lr_warmup_init,
+        max_lr: optimizer.lr,
+        min_lr: optimizer.min_lr,
+        lr_warmup_steps: steps.lr_warmup_steps,
+        lr_decay_steps: steps.lr_decay_steps,
+        lr_decay_style: scheduler.lr_decay_style,
+        start_wd: scheduler.start_weight_decay,
+        end_wd: scheduler.end_weight_decay,
+        wd_incr_steps: steps.wd_incr_steps,
+        wd_incr_style: scheduler.weight_decay_incr_style,
+        wsd_decay_steps: steps.wsd_decay_steps,
+        lr_wsd_decay_style: scheduler.lr_wsd_decay_style,
+    }
+}
+
+pub(in crate::train) fn batch_size(config: &RunConfig) -> BatchSizeConfig {
+    let rampup = config.train.rampup_batch_size.map(|[start, increment, samples]| BatchRampup {
+        start: start as u64,
+        increment: increment as u64,
+        samples: samples as u64,
+    });
+    BatchSizeConfig {
+        micro_batch_size: config.train.micro_batch_size as u64,
+        global_batch_size: config.train.global_batch_size as u64,
+        data_parallel_size: config.parallel.data as u64,
+        rampup_batch_size: rampup,
+        indivisible: if config.train.decrease_batch_size_if_needed {
+            Indivisible::RoundDown
+        } else {
+            Indivisible::Refuse
+        },
+    }
+}
+
+pub(in crate::train) fn loss_scaler(config: &RunConfig) -> Result<LossScaler, TrainError> {
+    let optimizer = &config.optimizer;
+    Ok(match optimizer.loss_scale {
+        Some(scale) => LossScaler::constant(scale)?,
+        None if params_dtype(config) == FloatDType::F16 => LossScaler::dynamic(DynamicLossScaleConfig {
+            initial_loss_scale: optimizer.initial_loss_scale,
+            min_loss_scale: optimizer.min_loss_scale,
+            loss_scale_window: optimizer.loss_scale_window as u64,
+            hysteresis: optimizer.hysteresis as u32,
+        })?,
+        None => LossScaler::constant(1.0)?,
+    })
+}
+
+/// Location of a rank for fault messages; `node` is the name of its machine, if the program sets
+/// one.
+pub(in crate::train) fn placement(
+    config: &RunConfig,
+    rank: usize,
+    place: LocalRank,
+    node: Option<String>,
+) -> Placement {
+    Placement { rank, node: node.unwrap_or_else(agreement::host_name), device: device_index(config, place) }
+}
+
+pub(in crate::train) fn rerun(config: &RunConfig, placement: Placement) -> RerunConfig {
+    let settings = &config.rerun_state_machine;
+    RerunConfig {
+        mode: match settings.rerun_mode {
+            config::RerunMode::Disabled => RerunMode::Disabled,
+            config::RerunMode::ValidateResults => RerunMode::ValidateResults,
+            config::RerunMode::ReportDeterminismStats => RerunMode::ReportDeterminismStats,
+        },
+        injection: ErrorInjection {
+            rate: settings.error_injection_rate as u64,
+            kind: match settings.error_injection_type {
+                config::ErrorInjectionType::CorrectResult => ErrorInjectionType::CorrectResult,
+                config::ErrorInjectionType::TransientError => ErrorInjectionType::TransientError,
+                config::ErrorInjectionType::PersistentError => ErrorInjectionType::PersistentError,
+            },
+            seed: config.rng.seed,
+        },
+        placement,
+    }
+}
+
+/// Number of a rank's device on its machine: that of its name, else the rank's. The CPU is one
+/// device.
+fn device_index(config: &RunConfig, place: LocalRank) -> usize {
+    if config.computes_on_cpu() {
+        return 0;
+    }
+    let index = config.device.split_once(':').and_then(|(_, index)| index.parse().ok());
+    index.unwrap_or(place.rank)
+}
+
+pub(in crate::train) fn loss_checks(config: &RunConfig) -> LossChecks {
+    let settings = &config.rerun_state_machine;
+    LossChecks {
+        check_for_nan_in_loss: settings.check_for_nan_in_loss,
+        spiky_loss: settings.check_for_spiky_loss.then(|| SpikyLossDetector::new(settings.spiky_loss_factor)),
+    }
+}
+
+/// True if each rank checks its own gradients before ranks sum them.
+pub(in crate::train) fn own_gradients(config: &RunConfig) -> OwnGradients {
+    if config.ddp.check_for_nan_in_grad { OwnGradients::Measured } else { OwnGradients::Unseen }
+}
+
+/// The most detailed timers that run; `None` below 0.
+pub(in crate::train) fn timing_level(config: &RunConfig) -> Option<TimerLevel> {
+    let levels = [TimerLevel::Iteration, TimerLevel::Phase, TimerLevel::MicroBatch];
+    levels.into_iter().rfind(|level| *level as i64 <= config.logger.timing_log_level)
+}
+
+pub(in crate::train) fn signal(signal: config::Signal) -> Signal {
+    match signal {
+        config::Signal::Sigint => Signal::Int,
+        config::Signal::Sigterm => Signal::Term,
+        config::Signal::Sighup => Signal::Hup,
+        config::Signal::Sigusr1 => Signal::Usr1,
+        config::Signal::Sigusr2 => Signal::Usr2,
+    }
+}

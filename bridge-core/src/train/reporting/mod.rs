@@ -1,0 +1,6 @@
+//! Reports of steps and evaluations, and the reporter that hands them to the sinks.
+
+pub(in crate::train) mod memory_check;
+pub(in crate::train) mod report;
+pub(in crate::train) mod reporter;
+pub(in crate::train) mod routers;

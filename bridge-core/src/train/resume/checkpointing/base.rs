@@ -1,0 +1,131 @@
+//! The base of an adapter, which checkpoints of a run with `[peft]` name by a checksum.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use bridge_dist::mesh::ProcessGroups;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use crate::checkpoint::{
+    Checkpoint, CheckpointStore, Checksum, LoadRequest, Resolution, Verification, Verifier, look_together,
+};
+use crate::train::error::TrainError;
+use crate::train::ranks::agreement;
+
+/// The key of [`AdapterBase`] in `train_state.json`.
+const KEY: &str = "adapter_base";
+
+/// Reference of an adapter's checkpoint to its base.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AdapterBase {
+    /// The folder of the base's checkpoint, where the run had it.
+    pub path: PathBuf,
+    /// The number of that.
+    pub iteration: u64,
+    /// Checksum of the parameters' files.
+    pub checksum: String,
+}
+
+impl AdapterBase {
+    /// Reference to `base`.
+    pub(in crate::train) fn of(base: &Checkpoint) -> Self {
+        let metadata = base.metadata();
+        let of_model = metadata.tensors.values().filter(|tensor| tensor.group == "model");
+        let files: BTreeMap<&str, String> = of_model
+            .flat_map(|tensor| &tensor.slices)
+            .filter_map(|slice| Some((slice.file.as_str(), metadata.files.get(&slice.file)?.checksum.to_string())))
+            .collect();
+        let listed: String = files.iter().map(|(file, checksum)| format!("{file} {checksum}\n")).collect();
+        let path = std::path::absolute(base.path()).unwrap_or_else(|_| base.path().to_owned());
+        Self { path, iteration: base.iteration(), checksum: Checksum::of(listed.as_bytes()).to_string() }
+    }
+
+    /// Reference in `checkpoint`; `None` if it is a checkpoint of a whole model.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub fn named_by(checkpoint: &Checkpoint) -> Result<Option<Self>, TrainError> {
+        let value = checkpoint.train_state()?.extra.remove(KEY);
+        value.map(serde_json::from_value).transpose().map_err(|error| TrainError::BadState {
+            path: checkpoint.path().to_owned(),
+            field: KEY.to_owned(),
+            message: error.to_string(),
+        })
+    }
+
+    /// Puts it into what a checkpoint says of its run.
+    pub(super) fn put(&self, extra: &mut Map<String, Value>) {
+        let Self { path, iteration, checksum } = self;
+        extra.insert(KEY.to_owned(), json!({ "path": path, "iteration": iteration, "checksum": checksum }));
+    }
+}
+
+/// Opens the base at `root`, which `checkpoint`, one of an adapter, must have been trained on. Of
+/// several checkpoints there, the one that it names is taken.
+///
+/// # Errors
+/// If there is no checkpoint, it is damaged, or it is another one.
+pub fn open_base(root: &Path, checkpoint: &Checkpoint) -> Result<Checkpoint, TrainError> {
+    find_base(root, checkpoint, &Verifier::ALONE)
+}
+
+/// [`open_base`] by all ranks, which call this together: the first one looks, each verifies its
+/// share.
+pub(super) fn open_base_together(
+    root: &Path,
+    checkpoint: &Checkpoint,
+    groups: &ProcessGroups,
+) -> Result<Checkpoint, TrainError> {
+    open_together(root, "looking for the base of an adapter", groups, |verifier| find_base(root, checkpoint, verifier))
+}
+
+/// Opens the checkpoint of the store at `root` that the first rank finds. All ranks call this
+/// together, and each verifies its share.
+pub(super) fn open_together(
+    root: &Path,
+    doing: &str,
+    groups: &ProcessGroups,
+    find: impl Fn(&Verifier<'_>) -> Result<Checkpoint, TrainError>,
+) -> Result<Checkpoint, TrainError> {
+    let looked = look_together(groups.world(), find)?;
+    let found = agreement::agree(groups, doing, looked.transpose())?;
+    let mut iteration = [found.as_ref().map_or(0, |found| found.iteration() as i64)];
+    groups.world().broadcast((&mut iteration).into(), 0)?;
+    let opened = match found {
+        Some(found) => Ok(found),
+        None => CheckpointStore::open(root)
+            .and_then(|store| store.open_iteration(iteration[0] as u64, Verification::Sizes))
+            .map_err(TrainError::from),
+    };
+    agreement::agree(groups, doing, opened)
+}
+
+fn find_base(root: &Path, checkpoint: &Checkpoint, verifier: &Verifier<'_>) -> Result<Checkpoint, TrainError> {
+    let named = AdapterBase::named_by(checkpoint)?;
+    let store = CheckpointStore::open(root)?;
+    let of_name = |named: &AdapterBase| LoadRequest { ckpt_step: Some(named.iteration), ..LoadRequest::default() };
+    let named_one = named.as_ref().map(|named| store.resolve_with(&of_name(named), verifier));
+    let base = match named_one {
+        Some(Ok(Resolution::Found(found))) => found.checkpoint,
+        None | Some(Ok(Resolution::NothingFound { .. }) | Err(_)) => {
+            match store.resolve_with(&LoadRequest::default(), verifier)? {
+                Resolution::Found(found) => found.checkpoint,
+                Resolution::NothingFound { searched } => {
+                    return Err(TrainError::NoCheckpoint { key: "checkpoint.pretrained_checkpoint", path: searched });
+                }
+            }
+        }
+    };
+    let found = AdapterBase::of(&base);
+    let expected = named.map_or_else(|| "no adapter".to_owned(), |named| named.checksum);
+    if expected == found.checksum {
+        return Ok(base);
+    }
+    Err(TrainError::AnotherBase {
+        checkpoint: checkpoint.path().to_owned(),
+        base: base.path().to_owned(),
+        expected,
+        found: found.checksum,
+    })
+}

@@ -1,0 +1,7 @@
+//! Checkpoints of a run: saving, finding, restoring, and comparing a run with what it resumes.
+
+pub(in crate::train) mod checkpointing;
+pub(in crate::train) mod lineage;
+pub(in crate::train) mod lock;
+pub(in crate::train) mod progress;
+pub(in crate::train) mod vocabulary;

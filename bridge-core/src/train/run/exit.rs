@@ -1,0 +1,32 @@
+//! When to save, and when to stop.
+
+use crate::train::error::TrainError;
+use crate::train::exit_reason::ExitReason;
+use crate::train::resume::checkpointing::{save_checkpoint, save_temporarily};
+use crate::train::step::training_run::TrainingRun;
+use crate::train::subsystems::contract::LoopRequest;
+
+/// Saves a checkpoint where one is due, or `request` or an evaluation asks for it, and says whether
+/// to stop. Saves at most once.
+pub(in crate::train) fn checkpoint_and_decide_exit(
+    run: &mut TrainingRun,
+    mut request: LoopRequest,
+) -> Result<Option<ExitReason>, TrainError> {
+    request.join(std::mem::take(&mut run.asked));
+    let step = run.state.train_state.step;
+    let due = |interval: Option<usize>| interval.is_some_and(|n| step.is_multiple_of(n as u64));
+    let reason = run.exits.requested(&run.config, &run.groups)?;
+    let reason = reason.or_else(|| request.exit.map(|(code, why)| ExitReason::Subsystem(code, why)));
+    let reason = reason.or_else(|| due(run.config.train.exit_interval).then_some(ExitReason::Interval(step)));
+    let interval_save = due(run.config.checkpoint.save_interval) || due(run.config.checkpoint.save_retain_interval);
+    if run.saves() && run.outputs.last_saved_step != Some(step) {
+        if interval_save || request.saves || reason.is_some() {
+            save_checkpoint(run)?;
+        } else if step < run.config.train.train_iters as u64 && due(run.config.checkpoint.non_persistent_save_interval)
+        {
+            // The last step has a persistent checkpoint right after this.
+            save_temporarily(run)?;
+        }
+    }
+    Ok(reason)
+}

@@ -1,0 +1,511 @@
+//! From a checked configuration to a run that is ready to train.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Instant;
+
+use bridge_dist::mesh::ProcessGroups;
+use bridge_kernels::memory::release_unused_memory;
+use burn::tensor::{Device, FloatDType};
+use bytes::Bytes;
+
+use crate::checkpoint::TrainState;
+use crate::config::{CudaGraphImpl, RunConfig};
+use crate::logging::Sink;
+use crate::model::{
+    Adapter, BuildContext, Declaration, DeferredParameters, ModelChunk, ModelConfig, ModelRegistry, Parallel, Stage,
+    Workload,
+};
+use crate::optim::{
+    AccumulationDType, Distribution, GradientBuffer, GradientReducer, OffloadedElements, Optimizer, OverrideProvider,
+    Sharding,
+};
+use crate::plan;
+use crate::resilience::Heartbeat;
+use crate::resilience::rerun::{Placement, RerunStateMachine};
+use crate::schedule::{NumMicrobatchesCalculator, OptimizerParamScheduler};
+use crate::timers::Timers;
+use crate::train::data::data_errors::name_setting;
+use crate::train::data::inputs::Inputs;
+use crate::train::data::registry::{Registry, Weights};
+use crate::train::data::run_data::RunData;
+use crate::train::data::text::check_source;
+use crate::train::engine::forward_step::ForwardStep;
+use crate::train::engine::graphs::MicroBatchGraphs;
+use crate::train::engine::offload;
+use crate::train::engine::pipeline;
+use crate::train::engine::region_spans::Observers;
+use crate::train::error::TrainError;
+use crate::train::objectives::distillation::Teacher;
+use crate::train::objectives::{distillation, dpo};
+use crate::train::ranks::agreement;
+use crate::train::ranks::convert;
+use crate::train::ranks::device::{LocalRank, select_device_of_rank};
+use crate::train::ranks::rank_env::RankUnit;
+use crate::train::ranks::threads::set_num_threads;
+use crate::train::reporting::memory_check;
+use crate::train::reporting::report::GlobalState;
+use crate::train::reporting::reporter::Reporter;
+use crate::train::resume::checkpointing::{
+    GradientDumps, Saver, Start, Strictness, Temporary, find_start, named_manager, read_files, remark_on_foreign,
+    restore_all,
+};
+use crate::train::resume::lineage::Lineage;
+use crate::train::resume::lock::RunLock;
+use crate::train::resume::vocabulary;
+use crate::train::run::build_data::build_data;
+use crate::train::run::last_layer;
+use crate::train::run::outputs_check::check_outputs;
+use crate::train::run::preparation::Preparation;
+use crate::train::run::run_options::RunOptions;
+use crate::train::step::outputs::Outputs;
+use crate::train::step::step_flops::SequenceFlops;
+use crate::train::step::train_step::schedule_overrides;
+use crate::train::step::training::Training;
+use crate::train::step::training_run::TrainingRun;
+use crate::train::stop::exits::{CancelHandle, Exits};
+use crate::train::stop::watched_signals::{WatchSignals, watch_signals};
+use crate::train::subsystems::contract::LoopRequest;
+use crate::train::subsystems::{LossWatch, Subsystems, check_metric};
+
+/// Messages about another program's weights that a run starts from, on rank 0.
+fn remarks((config, groups): (&RunConfig, &ProcessGroups), formats: &[Weights], start: Option<&Start>) -> Vec<String> {
+    let begins = start.is_some_and(|start| start.is_pretrained) && agreement::is_first(groups);
+    begins.then(|| remark_on_foreign(config, formats)).flatten().into_iter().collect()
+}
+
+/// Sets a run up: logs, tokenizer and data, model, optimizer, schedules, and the checkpoint to
+/// continue from.
+///
+/// All ranks call this together, each with options of its own.
+///
+/// # Errors
+/// Anything that keeps the run from starting, on any rank. Nothing but logs, caches and the
+/// checkpoint folder has been written then.
+pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, TrainError> {
+    let config = Arc::new(config);
+    let (registry, groups) = (&options.registry, &options.groups);
+    let place = options.rank_env.place.unwrap_or(agreement::local_rank(groups.world())?);
+    let heartbeat = Arc::clone(&options.rank_env.heartbeat);
+    // What can be refused is refused before anything is written.
+    let checked = graphs_can_be(&config, options.rank_env.unit).and_then(|()| check(&config, registry, place));
+    let checked = agreement::agree(groups, "checking the run", checked)?;
+    let outputs = if agreement::is_first(groups) { check_outputs(&config) } else { Ok(()) };
+    agreement::agree(groups, "checking the run", outputs)?;
+    let metric = check_metric(&config, options.forward_step.as_ref()).map_err(TrainError::Config);
+    agreement::agree(groups, "checking the run", metric)?;
+    let manager = agreement::agree(groups, "checking the run", named_manager(&config, &options.managers))?;
+    let start = find_start(&config, &registry.weights, (groups, manager.as_ref()))?;
+    let teacher = distillation::find(&config, registry, groups)?;
+    let begun = start.as_ref().map_or_else(|| Ok(TrainState::default()), Start::train_state)?;
+    let config = config.continued_after(begun.step, begun.consumed_train_samples).map_or(config, Arc::new);
+    let lineage = Lineage::of(&config, &registry.kinds(), start.as_ref(), options.rank_env.run.clone());
+    let lineage = agreement::agree(groups, "comparing the run with its checkpoint", lineage)?;
+    let mut reporter = Reporter::new(&config, (options.console, options.verbosity), groups.world().rank());
+    let process = (options.signals, options.rank_env.unit);
+    let exits = watch((&config, groups), process, (options.cancel, options.started), (&reporter, &heartbeat))?;
+    let requests = exits.requests();
+    let base = lineage.tokenizer();
+    let preparation = Preparation { config: &config, groups, place, base, requests, reporter: &reporter };
+    let (config, data, known) = build_data(&preparation, registry, (&lineage, &begun))?;
+    let known = known.with(remarks((&config, groups), &registry.weights, start.as_ref()));
+    let padded_vocab_size = vocabulary::rows(&config, &data, start.as_ref(), &reporter)?;
+    let teacher = fitting(teacher, &preparation, (&data, padded_vocab_size), &registry.models)?;
+    reporter.count_epochs(data.epoch_samples());
+    let opened = open(
+        &mut reporter,
+        groups,
+        &Opening {
+            config: &config,
+            start: start.as_ref(),
+            begun: &begun,
+            lineage: &lineage,
+            faults: options.rank_env.faults,
+            warnings: &known.warnings,
+        },
+        options.sinks,
+    );
+    let lock = agreement::agree(groups, "opening logs", opened)?;
+    let saver = Saver::open(&config, groups, (&heartbeat, manager))?;
+    let dumps = GradientDumps::open(&config, groups, &heartbeat)?;
+    let temporary = Temporary::open(&config, groups, (begun.step, &heartbeat))?;
+    let timers = Arc::new(timers(&config, &checked.device.clone().without_autodiff()));
+    let forward_step = dpo::step_of(&config, options.forward_step);
+    let provider = options.overrides.unwrap_or_else(|| Box::new(convert::standard_overrides(&config)));
+    let parts = Parts { checked, forward_step, provider, padded_vocab_size };
+    let (mut training, deferred) = build_training(&config, groups, parts, &timers)?;
+    shard(&mut training, deferred, start.is_none() || Strictness::of(&config).allows_absent())?;
+    let placement = convert::placement(&config, groups.world().rank(), place, options.node);
+    let losses = loss_watch(&config, placement.clone());
+    let mut run = TrainingRun {
+        subsystems: Subsystems::new(&config, groups, (losses, placement, &options.rank_env), options.subsystems)?,
+        inputs: Inputs {
+            tokenizer_files: tokenizer_files(&data, start.as_ref())?,
+            data,
+            lineage: known.record,
+            padded_vocab_size,
+        },
+        outputs: Outputs {
+            reporter,
+            saver,
+            temporary,
+            dumps,
+            lock,
+            last_saved_step: None,
+            from_temporary: false,
+            stop_deadline: Arc::clone(exits.stop_deadline()),
+        },
+        state: GlobalState { config: Arc::clone(&config), train_state: TrainState::default() },
+        groups: options.groups,
+        last_validation: None,
+        unmatched: crate::train::unmatched::Unmatched::default(),
+        asked: LoopRequest::default(),
+        training,
+        exits,
+        timers,
+        heartbeat,
+        config,
+    };
+    restore(&mut run, start.as_ref(), &lineage, teacher)?;
+    begin(&mut run).map(|()| run)
+}
+
+/// Loss checks, for the rank of `placement`.
+fn loss_watch(config: &RunConfig, placement: Placement) -> LossWatch {
+    LossWatch::new(RerunStateMachine::new(convert::rerun(config, placement)), convert::loss_checks(config))
+}
+
+/// Watches what can ask this rank to stop: signals, the program's handle, the clock. All ranks call
+/// this together.
+fn watch(
+    (config, groups): (&RunConfig, &ProcessGroups),
+    process: (WatchSignals, RankUnit),
+    from_outside: (CancelHandle, Instant),
+    (reporter, heartbeat): (&Reporter, &Arc<Heartbeat>),
+) -> Result<Exits, TrainError> {
+    let signals = watch_signals(config, process.0, process.1)?;
+    let mut exits = Exits::new(groups, signals, from_outside, Arc::clone(heartbeat))?;
+    if agreement::is_first(groups) && process.0 == WatchSignals::Process {
+        exits.announce(reporter.progress(), config);
+    }
+    let limited = exits.limit(config, groups, process, reporter.progress());
+    agreement::agree(groups, "watching signals", limited)?;
+    Ok(exits)
+}
+
+/// Loads the checkpoint that the run begins with, and builds its teacher. All ranks call this
+/// together.
+fn restore(
+    run: &mut TrainingRun,
+    start: Option<&Start>,
+    lineage: &Lineage,
+    teacher: Option<Teacher>,
+) -> Result<(), TrainError> {
+    let reference = restore_all(run, start).map_err(|error| lineage.explain(error))?;
+    let models = [("teacher", teacher.as_ref().map(Teacher::identity)), ("reference", reference)];
+    lineage.note_models(models, &mut run.inputs.lineage)?.iter().for_each(|text| run.outputs.reporter.warn(text));
+    let step = run.state.train_state.step;
+    run.exits.stop_deadline().done(step);
+    run.exits.stop_deadline().saved(step);
+    run.training.distillation = teacher.map(|teacher| teacher.build(run)).transpose()?;
+    // What was read with the weights is not needed again.
+    release_unused_memory();
+    Ok(())
+}
+
+/// The teacher, if model and data go with it and there is memory for the run.
+fn fitting(
+    teacher: Option<Teacher>,
+    &Preparation { config, groups, reporter, .. }: &Preparation<'_>,
+    (data, rows): (&RunData, usize),
+    models: &ModelRegistry,
+) -> Result<Option<Teacher>, TrainError> {
+    // What reading the data left is not needed again.
+    release_unused_memory();
+    let teacher = teacher.map(|teacher| teacher.check(config, data, rows)).transpose();
+    let teacher = agreement::agree(groups, "comparing the model with its teacher", teacher)?;
+    let of_teacher = teacher.as_ref().map_or(0, |teacher| teacher.bytes(config));
+    memory_check::check(config, models, groups, (rows, of_teacher), reporter)?;
+    if let Some(why) = offload::nothing_moves(config) {
+        reporter.note(&why);
+    }
+    Ok(teacher)
+}
+
+/// Says what begins.
+fn begin(run: &mut TrainingRun) -> Result<(), TrainError> {
+    // What the data holds is this run's business, not the checkpoint's.
+    let (state, data) = (&mut run.state.train_state, &run.inputs.data);
+    state.do_train = !run.config.validation.skip_train && data.has_train();
+    state.do_valid = data.has_valid() && evaluates(&run.config);
+    state.do_test = data.has_test() && run.config.validation.eval_iters > 0;
+    let size = run.training.optimizer.distribution().model_size()?;
+    if let Some(text) = where_states_are(&run.config, run.training.optimizer.offloaded()) {
+        run.outputs.reporter.note(&text);
+    }
+    run.outputs.reporter.run_starts(&run.state, size)
+}
+
+/// Message about the effect of `optimizer.optimizer_cpu_offload` in this run.
+fn where_states_are(config: &RunConfig, elements: OffloadedElements) -> Option<String> {
+    const SWITCH: &str = "optimizer.optimizer_cpu_offload";
+    let OffloadedElements { moved, trained } = elements;
+    if !config.optimizer.optimizer_cpu_offload {
+        return None;
+    }
+    Some(match config.computes_on_cpu() {
+        true => format!("{SWITCH} changes nothing on device = {}: all states are in host memory", config.device),
+        false => format!("{SWITCH}: states of {moved} of the {trained} elements that a rank trains are in host memory"),
+    })
+}
+
+/// Components of the training state.
+struct Parts {
+    checked: Checked,
+    forward_step: Box<dyn ForwardStep>,
+    provider: Box<dyn OverrideProvider>,
+    padded_vocab_size: usize,
+}
+
+/// Builds the model of this rank, its optimizer and schedules; with it what the builder has left
+/// for later.
+fn build_training(
+    config: &RunConfig,
+    groups: &ProcessGroups,
+    parts: Parts,
+    timers: &Arc<Timers>,
+) -> Result<(Training, Option<DeferredParameters>), TrainError> {
+    let Parts { checked: Checked { device, model_config, adapter }, forward_step, provider, padded_vocab_size } = parts;
+    let seed = config.rng.seed;
+    let context = BuildContext {
+        device: device.clone(),
+        seed,
+        params_dtype: convert::params_dtype(config),
+        padded_vocab_size,
+        parallel: Parallel { groups: groups.clone(), sequence_parallel: config.model.sequence_parallel },
+        deferred: defers(config, model_config.as_ref()).then(DeferredParameters::default),
+        adapter: adapter.clone(),
+    };
+    let built = pipeline::build_chunks(&config.model, model_config.as_ref(), &context);
+    let chunks = agreement::agree(groups, "building the model", built)?;
+    let work = Workload::sequence(config.model.seq_length, padded_vocab_size);
+    let outline = model_config.builder().outline(&work, &Stage::whole(model_config.stacks()), adapter.clone())?;
+    adapter.iter().try_for_each(|adapter| adapter.check_met())?;
+    last_layer::check(config, adapter.as_deref(), &outline.declarations)?;
+    let sizes = (padded_vocab_size, config.dpo.is_some());
+    let flops = SequenceFlops::new(model_config, adapter.clone(), sizes, (config.model.seq_length, &outline));
+
+    let distribution = Arc::new(Distribution::new(&chunks, groups.clone(), plan::settings::distribution(config))?);
+    let settings = convert::optimizer_settings(config);
+    let optimizer = Optimizer::new(settings, &chunks, provider.as_ref(), Arc::clone(&distribution))?;
+    let plain = device.clone().without_autodiff();
+    let scheduler = OptimizerParamScheduler::new(convert::scheduler(config))?;
+    for group in optimizer.groups() {
+        scheduler.check_group(&schedule_overrides(group))?;
+    }
+    let observers = Observers { timers: Arc::clone(timers), ..Observers::none() };
+    let training = Training {
+        pipeline: pipeline::pipeline(config, &context.parallel, &chunks, &device).with_observers(&observers),
+        inspector: observers.inspector,
+        stream_gradients: observers.gradients,
+        optimizer: optimizer.with_timers(timers),
+        gradients: GradientBuffer::new(accumulation(config)),
+        reducer: GradientReducer::new(distribution, convert::wire(config), plain)
+            .with_timers(timers)
+            .checking(convert::own_gradients(config)),
+        scheduler,
+        num_microbatches: NumMicrobatchesCalculator::new(convert::batch_size(config))?,
+        loss_scaler: convert::loss_scaler(config)?,
+        flops,
+        graphs: MicroBatchGraphs::of_run(config, forward_step.as_ref(), &device)?,
+        forward_step,
+        chunks,
+        device,
+        seed,
+        adapter,
+        base: None,
+        reference: None,
+        distillation: None,
+        own_figures: BTreeSet::new(),
+    };
+    Ok((training, context.deferred))
+}
+
+/// True if a model has parameters that weights may lack, and that are then drawn: an adapter's, or
+/// a new last layer's.
+fn adds_parameters(chunks: &[Box<dyn ModelChunk>]) -> bool {
+    chunks.iter().any(|chunk| chunk.parameters().iter().any(Declaration::is_added))
+}
+
+/// Leaves this rank what it owns of each parameter, or makes those that the base, which is loaded,
+/// does not have. Where nothing may be absent from what is loaded, only what that is without is
+/// drawn.
+fn shard(training: &mut Training, deferred: Option<DeferredParameters>, may_be_absent: bool) -> Result<(), TrainError> {
+    let draws = may_be_absent || adds_parameters(&training.chunks);
+    let deferred = deferred.filter(|_| draws).unwrap_or_default();
+    if training.optimizer.distribution().sharding() != Sharding::Full {
+        for chunk in &mut training.chunks {
+            let added = chunk.parameters().iter().filter(|parameter| parameter.is_added());
+            let made = added.filter_map(|parameter| Some((parameter.name.clone(), deferred.take(&parameter.name)?())));
+            let made: BTreeMap<String, _> = made.collect();
+            chunk.replace_parameters(made.iter().map(|(name, value)| (name.as_str(), value.clone().into())).collect());
+        }
+        return Ok(());
+    }
+    training.optimizer.parameters().shard(&mut training.chunks, &deferred);
+    match deferred.first() {
+        None => Ok(()),
+        Some(name) => {
+            Err(TrainError::Internal(format!("the builder left `{name}` for later, and no parameter is called so")))
+        }
+    }
+}
+
+/// The timers of a run on `device`. Work is only handed to a GPU, which does it later.
+fn timers(config: &RunConfig, device: &Device) -> Timers {
+    let timers = Timers::new(convert::timing_level(config));
+    if *device == Device::flex() {
+        return timers;
+    }
+    let device = device.clone();
+    timers.waiting(move || {
+        // An error of the device is found where its results are read.
+        let _ = device.sync();
+    })
+}
+
+/// Result of the checks before a run starts.
+struct Checked {
+    /// With autodiff.
+    device: Device,
+    model_config: Box<dyn ModelConfig>,
+    adapter: Option<Arc<dyn Adapter>>,
+}
+
+fn check(config: &RunConfig, registry: &Registry, place: LocalRank) -> Result<Checked, TrainError> {
+    config.check_paths()?;
+    if let Some(threads) = config.train.num_threads {
+        set_num_threads(threads)?;
+    }
+    let sees_only_its_own = config.dist.external_gpu_device_mapping;
+    let place = if sees_only_its_own { LocalRank::ALONE } else { place };
+    let device = select_device_of_rank(&config.device, place)?.autodiff();
+    let params_dtype = convert::params_dtype(config);
+    if !device.supports_dtype(burn::tensor::DType::from(params_dtype)) {
+        return Err(TrainError::Device(format!("`{}` does not compute in {params_dtype:?}", config.device)));
+    }
+    check_source(config).map_err(|error| name_setting(config, error))?;
+    let adapter = registry.models.adapter(config.peft.as_ref(), &config.model)?;
+    Ok(Checked { device, model_config: registry.models.config(&config.model)?, adapter })
+}
+
+/// Checks that the ranks of a run can record graphs: the CUDA driver refuses calls of all threads
+/// of a process while one records.
+fn graphs_can_be(config: &RunConfig, unit: RankUnit) -> Result<(), TrainError> {
+    let records = config.model.cuda_graph_impl != CudaGraphImpl::None && config.device.starts_with("cuda");
+    let are_threads = unit == RankUnit::Thread && config.parallel.world_size > 1;
+    if records && are_threads { Err(TrainError::GraphsOfThreads) } else { Ok(()) }
+}
+
+/// Inputs of opening a run's logs.
+struct Opening<'a> {
+    config: &'a Arc<RunConfig>,
+    start: Option<&'a Start>,
+    begun: &'a TrainState,
+    lineage: &'a Lineage,
+    /// Faults of the run before this start.
+    faults: u32,
+    /// Differences of the run from the checkpoint that it resumes from.
+    warnings: &'a [String],
+}
+
+/// Opens what the run writes to. Only rank 0 locks it.
+fn open(
+    reporter: &mut Reporter,
+    groups: &ProcessGroups,
+    opening: &Opening,
+    sinks: Vec<Box<dyn Sink>>,
+) -> Result<Option<RunLock>, TrainError> {
+    let Opening { config, start, begun, lineage, faults, warnings } = *opening;
+    reporter.go_by(config);
+    let lock = if agreement::is_first(groups) { Some(RunLock::acquire(config, faults)?) } else { None };
+    reporter.open_sinks((&lineage.run, begun), sinks)?;
+    if agreement::is_first(groups) {
+        for warning in config.warnings() {
+            reporter.warn(warning);
+        }
+        reporter.configuration(&config.log_non_default_values());
+    }
+    if let Some(start) = start {
+        reporter.note(&start.message);
+    } else if let Some(load) = &config.checkpoint.load {
+        reporter.note(&format!("no checkpoint in {}: starting from scratch", load.display()));
+    }
+    warnings.iter().for_each(|warning| reporter.warn(warning));
+    Ok(lock)
+}
+
+/// True if the validation split is evaluated: some batches of it, or all of it.
+fn evaluates(config: &RunConfig) -> bool {
+    config.validation.full_validation || config.validation.eval_iters > 0
+}
+
+/// True if initial values may be deferred: until they are sharded, or for ever, for the base of an
+/// adapter, which is loaded. Hooks may need them before.
+fn defers(config: &RunConfig, model: &dyn ModelConfig) -> bool {
+    let has_hooks = !model.pre_wrap_hooks().is_empty() || !model.post_wrap_hooks().is_empty();
+    let has_base = config.peft.is_some() && convert::params_dtype(config) == FloatDType::F32;
+    (has_base || plan::settings::distribution(config).sharding == Sharding::Full) && !has_hooks
+}
+
+fn accumulation(config: &RunConfig) -> AccumulationDType {
+    let is_float32 = convert::params_dtype(config) == FloatDType::F32;
+    if is_float32 || convert::grad_reduce_in_fp32(config) {
+        AccumulationDType::Float32
+    } else {
+        AccumulationDType::AsComputed
+    }
+}
+
+/// The tokenizer's files, as they are saved with each checkpoint. With them go what the checkpoint
+/// brought that the run starts from: chat template, settings of generation, the `config.json` that
+/// it was imported with.
+fn tokenizer_files(data: &RunData, start: Option<&Start>) -> Result<BTreeMap<String, Bytes>, TrainError> {
+    let mut files = match start {
+        Some(start) => start.checkpoint.companions()?,
+        None => BTreeMap::new(),
+    };
+    let Some(tokenizer) = data.tokenizer() else {
+        return Ok(files);
+    };
+    let error = |e: &dyn std::fmt::Display| TrainError::log("tokenizer files", e);
+    let folder = tempfile::tempdir().map_err(|e| error(&e))?;
+    tokenizer.save_assets(folder.path())?;
+    files.extend(read_files(folder.path()).map_err(|e| error(&e))?);
+    Ok(files)
+}
+
+/// Builds the model of a configuration without anything else of a run.
+///
+/// # Errors
+/// If the kind is unknown or the model cannot be built.
+pub fn build_model(
+    config: &RunConfig,
+    models: &ModelRegistry,
+    device: &Device,
+    tokenizer_vocab_size: usize,
+) -> Result<Box<dyn ModelChunk>, TrainError> {
+    let model_config = models.config(&config.model)?;
+    let context = BuildContext {
+        device: device.clone(),
+        seed: config.rng.seed,
+        params_dtype: convert::params_dtype(config),
+        padded_vocab_size: config.model.padded_vocab_size(tokenizer_vocab_size)?,
+        parallel: Parallel::single(),
+        deferred: None,
+        adapter: models.adapter(config.peft.as_ref(), &config.model)?,
+    };
+    let stage = Stage::whole(model_config.stacks());
+    let mut chunks = model_config.builder().build_models(model_config.as_ref(), &context, &[stage])?;
+    chunks.pop().ok_or_else(|| TrainError::Internal("a builder returned no chunk".into()))
+}

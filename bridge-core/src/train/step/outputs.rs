@@ -1,0 +1,79 @@
+//! Outputs of a run: its reports, its checkpoints, and the locks on their folders.
+
+use std::sync::Arc;
+
+use bridge_dist::mesh::ProcessGroups;
+
+use crate::checkpoint::SaveReport;
+use crate::logging::{Ending, SaveStage};
+use crate::train::error::TrainError;
+use crate::train::ranks::agreement;
+use crate::train::reporting::report::GlobalState;
+use crate::train::reporting::reporter::Reporter;
+use crate::train::resume::checkpointing::{GradientDumps, Saver, Temporary};
+use crate::train::resume::lock::RunLock;
+use crate::train::stop::deadline::StopDeadline;
+
+/// Outputs of this rank.
+pub(in crate::train) struct Outputs {
+    pub reporter: Reporter,
+    /// `None` without `checkpoint.save`.
+    pub saver: Option<Saver>,
+    /// `None` without `checkpoint.non_persistent_save_interval`.
+    pub temporary: Option<Temporary>,
+    /// Dumps of gradients.
+    pub dumps: GradientDumps,
+    /// Locks on the run's folders, on rank 0 until the run ends.
+    pub lock: Option<RunLock>,
+    /// The step of the last persistent checkpoint.
+    pub last_saved_step: Option<u64>,
+    /// True if the run resumes from a temporary save: if it takes no further step, no other save
+    /// has its state.
+    pub from_temporary: bool,
+    /// State of the run, for the thread that ends it at its deadline.
+    pub stop_deadline: Arc<StopDeadline>,
+}
+
+impl Outputs {
+    /// Collects the outcome of a save in the background, if one has ended.
+    pub fn poll_saves(&mut self, state: &GlobalState, groups: &ProcessGroups) -> Result<(), TrainError> {
+        let ended = self.saver.as_mut().map_or(Ok(None), Saver::poll)?;
+        self.saved_in_background(state, groups, ended.as_ref());
+        Ok(())
+    }
+
+    /// Waits for the save in the background, if there is one.
+    pub fn await_save(&mut self, state: &GlobalState, groups: &ProcessGroups) -> Result<(), TrainError> {
+        let ended = self.saver.as_mut().map_or(Ok(None), Saver::finish)?;
+        self.saved_in_background(state, groups, ended.as_ref());
+        Ok(())
+    }
+
+    fn saved_in_background(&mut self, state: &GlobalState, groups: &ProcessGroups, report: Option<&SaveReport>) {
+        if let Some(report) = report {
+            self.stop_deadline.saved(report.iteration);
+        }
+        if let Some(report) = report.filter(|_| agreement::is_first(groups)) {
+            self.reporter.save(state, (SaveStage::Ended, report.iteration), Some(report));
+        }
+    }
+
+    /// Waits for saves and writes what is left to write. The run's folders are free for others
+    /// then.
+    pub fn finish(&mut self, state: &GlobalState, groups: &ProcessGroups, ending: Ending) -> Result<(), TrainError> {
+        let saved = self.saver.as_mut().map_or(Ok(None), Saver::finish);
+        if let Ok(report) = &saved {
+            self.saved_in_background(state, groups, report.as_ref());
+        }
+        // What temporary saves hold is on disk for good.
+        if saved.is_ok()
+            && self.last_saved_step == Some(state.train_state.step)
+            && let Some(Err(error)) = self.temporary.as_ref().map(Temporary::remove)
+        {
+            self.reporter.warn(&format!("temporary saves were not deleted: {error}"));
+        }
+        self.reporter.finish(state, ending);
+        self.lock = None;
+        Ok(saved.map(drop)?)
+    }
+}

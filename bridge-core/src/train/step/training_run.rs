@@ -1,0 +1,138 @@
+//! A run that is set up: the parts of it, each of which owns its things.
+
+use std::sync::Arc;
+
+use bridge_dist::mesh::ProcessGroups;
+use burn::tensor::Device;
+
+use crate::config::RunConfig;
+use crate::model::ModelChunk;
+use crate::resilience::Heartbeat;
+use crate::timers::{TimerLevel, Timers};
+use crate::train::data::inputs::Inputs;
+use crate::train::data::run_data::RunData;
+use crate::train::error::TrainError;
+use crate::train::reporting::report::{EvaluationReport, GlobalState, StepReport};
+use crate::train::step::outputs::Outputs;
+use crate::train::step::training::{HeldBytes, Training};
+use crate::train::stop::exits::Exits;
+use crate::train::subsystems::Subsystems;
+use crate::train::subsystems::contract::{LoopRequest, RunContext};
+use crate::train::unmatched::Unmatched;
+
+/// A run, set up and ready to train. Made by [`crate::train::run::setup`].
+pub struct TrainingRun {
+    /// The configuration.
+    pub config: Arc<RunConfig>,
+    /// State that subsystems see.
+    pub state: GlobalState,
+    /// The ranks of the run, as this one sees them.
+    pub(in crate::train) groups: ProcessGroups,
+    pub(in crate::train) training: Training,
+    pub(in crate::train) inputs: Inputs,
+    pub(in crate::train) outputs: Outputs,
+    pub(in crate::train) subsystems: Subsystems,
+    pub(in crate::train) exits: Exits,
+    pub(in crate::train) timers: Arc<Timers>,
+    /// Heartbeat of this rank.
+    pub(in crate::train) heartbeat: Arc<Heartbeat>,
+    /// Requests of subsystems at evaluations since the last check for exits.
+    pub(in crate::train) asked: LoopRequest,
+    /// In what the model and the checkpoint that was loaded differ.
+    pub(in crate::train) unmatched: Unmatched,
+    /// The last evaluation of the validation split.
+    pub(in crate::train) last_validation: Option<EvaluationReport>,
+}
+
+impl std::fmt::Debug for TrainingRun {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TrainingRun").field("state", &self.state.train_state).finish_non_exhaustive()
+    }
+}
+
+impl TrainingRun {
+    /// The model's chunks on this rank.
+    pub fn chunks(&self) -> &[Box<dyn ModelChunk>] {
+        &self.training.chunks
+    }
+
+    /// The device of this rank, with autodiff.
+    pub fn device(&self) -> &Device {
+        &self.training.device
+    }
+
+    /// The data of the run, with its tokenizer.
+    pub fn data(&self) -> &RunData {
+        &self.inputs.data
+    }
+
+    /// Prints a line above the progress bar.
+    pub fn note(&self, text: &str) {
+        self.outputs.reporter.note(text);
+    }
+
+    /// The process groups of this rank.
+    pub fn groups(&self) -> &ProcessGroups {
+        &self.groups
+    }
+
+    /// Bytes that this rank keeps between steps.
+    pub fn held_bytes(&self) -> HeldBytes {
+        self.training.held_bytes()
+    }
+
+    /// The names in which the model and the checkpoint that was loaded differ, where
+    /// `checkpoint.dist_ckpt_strictness` compares and allows them.
+    pub fn unmatched(&self) -> &Unmatched {
+        &self.unmatched
+    }
+
+    /// Gives every parameter of [`TrainingRun::chunks`] its value, where ranks keep only parts of
+    /// them or updates are still on their way. All ranks call this together.
+    ///
+    /// # Errors
+    /// If ranks cannot communicate.
+    pub fn make_parameters_whole(&mut self) -> Result<(), TrainError> {
+        self.training.make_parameters_whole()
+    }
+
+    /// The subsystems, and what they see.
+    pub(in crate::train) fn subsystems(&mut self) -> (&mut Subsystems, RunContext<'_>) {
+        let context = RunContext {
+            state: &self.state,
+            groups: &self.groups,
+            training: &mut self.training,
+            timers: &self.timers,
+            reporter: &self.outputs.reporter,
+        };
+        (&mut self.subsystems, context)
+    }
+
+    pub(in crate::train) fn saves(&self) -> bool {
+        self.config.checkpoint.save.is_some()
+    }
+
+    /// Counts a finished step.
+    pub(in crate::train) fn advance(&mut self, step: &StepReport) {
+        let state = &mut self.state.train_state;
+        let batches = &self.training.num_microbatches;
+        self.exits.step_took(step.seconds);
+        state.step += 1;
+        self.exits.stop_deadline().done(state.step);
+        state.consumed_train_samples += step.batch_size;
+        state.skipped_train_samples +=
+            batches.current_global_batch_size() - batches.current_running_global_batch_size();
+        state.floating_point_operations_so_far += step.flops.unwrap_or(0.0);
+    }
+
+    /// Lets all ranks begin a phase together, where phases are timed and
+    /// `logger.barrier_with_L1_time` asks for it: a rank's time is then that of its own work, and
+    /// not of waiting for the others.
+    pub(in crate::train) fn begin_phase(&self) -> Result<(), TrainError> {
+        let world = self.groups.world();
+        if self.config.logger.barrier_with_L1_time && self.timers.run_at(TimerLevel::Phase) && world.size() > 1 {
+            world.barrier()?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,262 @@
+//! Interface between loop and subsystems: the events, the accessible state, and the requests.
+//! Subsystems themselves are in `subsystems`.
+
+use std::path::{Path, PathBuf};
+
+use bridge_dist::mesh::ProcessGroups;
+use burn::tensor::Device;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::model::ModelChunk;
+use crate::timers::Timers;
+use crate::train::error::TrainError;
+use crate::train::reporting::report::{EvaluationReport, GlobalState, StepReport, TrainEnd};
+use crate::train::reporting::reporter::Reporter;
+use crate::train::step::training::Training;
+
+/// Something that accompanies training, called by the loop at fixed places, on the training thread
+/// of every rank that has it. Every method does nothing by default.
+///
+/// At each place subsystems are called in one order: those that measure, the program's own in the
+/// order of registration, those that judge (`Subsystems::new` has the list). An error ends the run,
+/// after the sinks have been served.
+pub trait Subsystem: Send {
+    /// Name for messages.
+    fn name(&self) -> &str;
+
+    /// Comparison of the methods' results across ranks.
+    fn agreement(&self) -> Agreement {
+        Agreement::Compared
+    }
+
+    /// All is set up (and a checkpoint loaded, if there was one); the first step comes next.
+    ///
+    /// # Errors
+    /// An error prevents training.
+    fn on_run_start(&mut self, _run: &mut RunContext) -> Result<(), TrainError> {
+        Ok(())
+    }
+
+    /// A step comes next.
+    ///
+    /// # Errors
+    /// The step is not made.
+    fn before_step(&mut self, _run: &mut RunContext) -> Result<(), TrainError> {
+        Ok(())
+    }
+
+    /// A step is done and counted; its record is about to be written. What is added to
+    /// `step.figures` is written with it.
+    ///
+    /// # Errors
+    /// The step is not reported.
+    fn measure(&mut self, _run: &mut RunContext, _step: &mut StepReport) -> Result<(), TrainError> {
+        Ok(())
+    }
+
+    /// A step is done, counted and reported.
+    ///
+    /// # Errors
+    /// The step fails, and the run with it.
+    fn after_step(&mut self, _run: &mut RunContext, _step: &StepReport) -> Result<LoopRequest, TrainError> {
+        Ok(LoopRequest::default())
+    }
+
+    /// An evaluation is done and reported. What the request asks for is done when the step before
+    /// it is over; after training, nothing is.
+    ///
+    /// # Errors
+    /// They end the run.
+    fn on_evaluation(&mut self, _run: &mut RunContext, _report: &EvaluationReport) -> Result<LoopRequest, TrainError> {
+        Ok(LoopRequest::default())
+    }
+
+    /// Why training is over, though iterations are left; asked before each of them. Then comes what
+    /// comes after the last iteration.
+    fn stop_reason(&self, _state: &GlobalState) -> Option<String> {
+        None
+    }
+
+    /// A checkpoint is about to be made. What is put into `state`, under a key of the subsystem's
+    /// own, comes back in [`Subsystem::on_load`]. That of rank 0 is saved: what differs between
+    /// ranks has to be gathered.
+    ///
+    /// # Errors
+    /// An error prevents the save.
+    fn on_save(&mut self, _run: &mut RunContext, _state: &mut Map<String, Value>) -> Result<(), TrainError> {
+        Ok(())
+    }
+
+    /// A checkpoint that must not be deleted to make room for others.
+    fn protected_checkpoint(&self) -> Option<PathBuf> {
+        None
+    }
+
+    /// A checkpoint was handed to the writer (which may still be writing, with `async_save`).
+    ///
+    /// # Errors
+    /// They end the run.
+    fn after_save(&mut self, _run: &mut RunContext, _folder: &Path) -> Result<(), TrainError> {
+        Ok(())
+    }
+
+    /// The run continues from a checkpoint.
+    ///
+    /// # Errors
+    /// State that cannot be understood.
+    fn on_load(&mut self, _run: &mut RunContext, _loaded: &Loaded) -> Result<(), TrainError> {
+        Ok(())
+    }
+
+    /// Training is over, and `end` says why: every `on_run_start` is followed by one of these, also
+    /// when a step failed. Evaluations at the end of a run come after it. A panic that is no
+    /// communication error ends the thread without it.
+    ///
+    /// # Errors
+    /// An error fails a run whose training ended in order.
+    fn on_run_end(&mut self, _run: &mut RunContext, _end: TrainEnd<'_>) -> Result<(), TrainError> {
+        Ok(())
+    }
+}
+
+/// Agreement of a subsystem's results across ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Agreement {
+    /// Results may differ, or ranks have other subsystems: ranks compare after each call, which
+    /// costs an exchange of a few bytes, and follow each other's requests.
+    Compared,
+    /// It never does, on ranks that all have it: nothing is exchanged.
+    Given,
+}
+
+/// Request of a subsystem after a step. Ranks agree on it: if one rank requests something, all
+/// ranks do it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LoopRequest {
+    /// Lines for the console.
+    pub notes: Vec<String>,
+    /// Lines for the log file, and for a console that shows everything.
+    pub details: Vec<String>,
+    /// True to save a checkpoint, if the run saves any.
+    pub saves: bool,
+    /// The code to end the process with, and why. A checkpoint is saved before.
+    pub exit: Option<(i32, String)>,
+}
+
+impl LoopRequest {
+    /// Asks for a line on the console.
+    #[must_use]
+    pub fn note(mut self, text: impl Into<String>) -> Self {
+        self.notes.push(text.into());
+        self
+    }
+
+    /// Asks for a line in the log file, and on a console that shows everything.
+    #[must_use]
+    pub fn detail(mut self, text: impl Into<String>) -> Self {
+        self.details.push(text.into());
+        self
+    }
+
+    /// Asks for a checkpoint.
+    #[must_use]
+    pub fn save(mut self) -> Self {
+        self.saves = true;
+        self
+    }
+
+    /// Asks to end the process with `code`.
+    #[must_use]
+    pub fn exit(mut self, code: i32, why: impl Into<String>) -> Self {
+        self.exit = Some((code, why.into()));
+        self
+    }
+
+    /// Adds what another asks for; of two exits the first counts.
+    pub(in crate::train) fn join(&mut self, other: Self) {
+        self.notes.extend(other.notes);
+        self.details.extend(other.details);
+        self.saves |= other.saves;
+        self.exit = self.exit.take().or(other.exit);
+    }
+}
+
+/// State of a run that a subsystem sees.
+pub struct RunContext<'a> {
+    /// The configuration, and how far the run is.
+    pub state: &'a GlobalState,
+    /// The ranks of the run, as this one sees them.
+    pub groups: &'a ProcessGroups,
+    pub(in crate::train) training: &'a mut Training,
+    pub(in crate::train) timers: &'a Timers,
+    pub(in crate::train) reporter: &'a Reporter,
+}
+
+impl RunContext<'_> {
+    /// The model's chunks on this rank.
+    pub fn chunks(&self) -> &[Box<dyn ModelChunk>] {
+        &self.training.chunks
+    }
+
+    /// The device of this rank, with autodiff.
+    pub fn device(&self) -> &Device {
+        &self.training.device
+    }
+
+    /// Holds the learning rate of the next steps at `learning_rate`, whatever the schedule says.
+    /// All ranks hold the same one.
+    pub fn hold_learning_rate(&mut self, learning_rate: f64) {
+        self.training.scheduler.hold(learning_rate);
+    }
+
+    /// Prints a warning; on rank 0 to the console, on others to their own file.
+    pub fn warn(&self, text: &str) {
+        self.reporter.warn(text);
+    }
+
+    /// Prints a line; on rank 0 only.
+    pub fn note(&self, text: &str) {
+        self.reporter.note(text);
+    }
+
+    /// Says what the request of a step has to say.
+    pub(in crate::train) fn tell(&self, request: &LoopRequest) {
+        request.notes.iter().for_each(|note| self.reporter.note(note));
+        request.details.iter().for_each(|detail| self.reporter.details(detail));
+    }
+}
+
+/// A checkpoint that a run continues from.
+#[derive(Clone, Copy, Debug)]
+pub struct Loaded<'a> {
+    /// Folder of the checkpoint.
+    pub folder: &'a Path,
+    /// State that subsystems saved; `None` if only weights are loaded.
+    pub state: Option<&'a Map<String, Value>>,
+}
+
+impl Loaded<'_> {
+    /// Value that was saved under `key`.
+    ///
+    /// # Errors
+    /// If it cannot be understood.
+    pub fn field<T: serde::de::DeserializeOwned>(&self, key: &str) -> Result<Option<T>, TrainError> {
+        let Some(value) = self.state.and_then(|state| state.get(key)) else {
+            return Ok(None);
+        };
+        serde_json::from_value(value.clone()).map(Some).map_err(|error| TrainError::BadState {
+            path: self.folder.to_owned(),
+            field: key.to_owned(),
+            message: error.to_string(),
+        })
+    }
+}
+
+/// State of a subsystem as it is saved.
+///
+/// # Errors
+/// A value that JSON cannot express.
+pub fn saved<T: Serialize>(state: &T) -> Result<Value, TrainError> {
+    serde_json::to_value(state).map_err(|error| TrainError::Internal(format!("state that cannot be saved: {error}")))
+}

@@ -1,0 +1,102 @@
+//! Checks before the first step of everything that lies on this machine: text, token files,
+//! tokenizer, model section, checkpoint to start from, and the folders that the run writes to.
+//! Nothing is written, and each problem is the one that the run itself would report.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use bridge_data::indexed::{BinAccess, IndexedDataset};
+use bridge_dist::mesh::ProcessGroups;
+
+use crate::config::{ConfigError, ConfigErrors, ErrorKind, RunConfig};
+use crate::model::{ModelBuildError, Stage, Workload};
+use crate::train::data::data_errors::name_setting;
+use crate::train::data::gpt_data::dataset_prefix;
+use crate::train::data::registry::Registry;
+use crate::train::data::text::{check_source, tokenizer_rows};
+use crate::train::error::TrainError;
+use crate::train::objectives::distillation;
+use crate::train::resume::checkpointing::{check_foreign, find_start};
+use crate::train::run::outputs_check::check_outputs;
+
+/// Tokens of a vocabulary where the recipe does not say how many there are.
+const ANY_VOCABULARY: usize = 1024;
+
+/// All problems that there are.
+///
+/// # Errors
+/// One for each thing that is missing or cannot be used, under the setting that names it.
+pub fn check_inputs(config: &RunConfig, registry: &Registry) -> Result<(), ConfigErrors> {
+    let mut errors = ConfigErrors::default();
+    let mut found = |checked: Result<(), TrainError>, key: &str| match checked {
+        Ok(()) => {}
+        Err(TrainError::Config(problems)) => errors.extend(problems),
+        Err(error) => errors
+            .push(ConfigError::new(ErrorKind::Unreadable, key, error.to_string()).with_location(config.location(key))),
+    };
+    let paths = config.check_paths();
+    let has_tokenizer = paths.as_ref().err().is_none_or(|errors| !errors.names("tokenizer.tokenizer_model"));
+    let has_pretrained = paths.as_ref().err().is_none_or(|errors| !errors.names("checkpoint.pretrained_checkpoint"));
+    let has_teacher = paths.as_ref().err().is_none_or(|errors| !errors.names("distillation.teacher"));
+    found(paths.map_err(TrainError::Config), "");
+    found(check_outputs(config), "");
+    found(registry.models.config(&config.model).map(drop).map_err(TrainError::from), "model");
+    found(check_adapter(config, registry).map_err(|error| of_setting(config, error)), "peft");
+    found(check_source(config).map_err(|error| name_setting(config, error)), "dataset.source");
+    for prefix in token_files(config) {
+        let opened = IndexedDataset::open(dataset_prefix(Path::new(&prefix)), BinAccess::Mmap);
+        let opened = opened.map(drop).map_err(|error| name_setting(config, TrainError::from(error)));
+        found(opened, "dataset.data_path");
+    }
+    if has_tokenizer {
+        found(tokenizer_rows(config).map(drop), "tokenizer.tokenizer_model");
+    }
+    if has_pretrained {
+        let key = if config.checkpoint.load.is_some() { "checkpoint.load" } else { "checkpoint.pretrained_checkpoint" };
+        // What is not Bridge's own is looked at, and imported by the run that starts from it.
+        let checked = check_foreign(config, &registry.weights).and_then(|is_foreign| match is_foreign {
+            true => Ok(()),
+            false => find_start(config, &registry.weights, (&ProcessGroups::single(), None)).map(drop),
+        });
+        found(checked, key);
+    }
+    if has_teacher {
+        found(distillation::check_recipe(config, registry), "distillation.teacher");
+    }
+    errors.into_result(())
+}
+
+/// Checks that everything that `[peft]` or `model.freeze_parameters` names is in the model. A model
+/// that cannot be built is another problem.
+fn check_adapter(config: &RunConfig, registry: &Registry) -> Result<(), ModelBuildError> {
+    let Ok(model) = registry.models.config(&config.model) else {
+        return Ok(());
+    };
+    let Some(adapter) = registry.models.adapter(config.peft.as_ref(), &config.model)? else {
+        return Ok(());
+    };
+    // Names of layers are the same with any vocabulary.
+    let work = Workload::sequence(config.model.seq_length, config.model.vocab_size.unwrap_or(ANY_VOCABULARY));
+    model.builder().outline(&work, &Stage::whole(model.stacks()), Some(Arc::clone(&adapter)))?;
+    adapter.check_met()
+}
+
+/// A problem of a model under its setting.
+fn of_setting(config: &RunConfig, error: ModelBuildError) -> TrainError {
+    match error {
+        ModelBuildError::Invalid { key, message } => {
+            let location = config.location(&key);
+            TrainError::Config(ConfigError::new(ErrorKind::Conflict, key, message).with_location(location).into())
+        }
+        error => TrainError::from(error),
+    }
+}
+
+/// The token files of the built-in kinds.
+fn token_files(config: &RunConfig) -> Vec<String> {
+    let dataset = &config.dataset;
+    let blends = dataset.blend.iter().chain(dataset.blend_per_split.iter().flatten().flatten());
+    let is_read = matches!(dataset.kind.as_str(), "gpt" | "fim" | "t5");
+    let paths: Vec<String> = blends.flat_map(|blend| blend.paths.iter().cloned()).collect();
+    if is_read { paths } else { Vec::new() }
+}
