@@ -150,7 +150,7 @@ fn each(comm: &NcclCommunicator, case: impl Fn(DType, usize) -> Outcome) -> Outc
     Ok(())
 }
 
-fn check_reduced(found: &HostBuffer, (size, start): (usize, usize), op: ReduceOp) {
+fn check_reduced(found: &HostBuffer, size: usize, start: usize, op: ReduceOp) {
     for (index, value) in as_f64(found).into_iter().enumerate() {
         let values = (0..size).map(|rank| small(rank, start + index) as f64);
         let expected = match op {
@@ -181,7 +181,7 @@ fn device_reductions() {
                     continue;
                 }
                 reduced?;
-                check_reduced(&data.values(comm)?, (size, 0), op);
+                check_reduced(&data.values(comm)?, size, 0, op);
 
                 let input = Memory::of(comm, &host(dtype, (0..len * size).map(|index| small(rank, index))))?;
                 let mut output = Memory::of(comm, &HostBuffer::zeros(dtype, len))?;
@@ -190,7 +190,7 @@ fn device_reductions() {
                     &mut device.write_bytes(dtype, &mut output.bytes.slice_mut(0..output.len))?,
                     op,
                 )?;
-                check_reduced(&output.values(comm)?, (size, rank * len), op);
+                check_reduced(&output.values(comm)?, size, rank * len, op);
             }
             Ok(())
         })

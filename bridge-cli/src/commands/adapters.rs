@@ -52,7 +52,7 @@ pub fn export(
     let trained = TrainedAdapter::new(&adapted.adapter, &adapted.config);
     let values = |checkpoint: &Checkpoint, name: &str| values_of(checkpoint, name);
     let (base, own) = (|name: &str| values(&adapted.base, name), |name: &str| values(&adapted.checkpoint, name));
-    let written = trained.to_peft(output, (family, &adapted.config), &options, (&base, &own));
+    let written = trained.to_peft(output, family, &adapted.config, &options, &base, &own);
     let modules = written.map_err(Failure::input)?;
     if copy_tokenizer(&adapted.checkpoint, output)?.is_empty() {
         copy_tokenizer(&adapted.base, output)?;

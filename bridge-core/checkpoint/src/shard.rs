@@ -69,7 +69,8 @@ pub(super) struct ShardPlan<'s> {
 pub(super) fn plan_shards<'s>(
     groups: &'s [TensorGroup],
     rank: usize,
-    (max_bytes, writers): (u64, NonZeroUsize),
+    max_bytes: u64,
+    writers: NonZeroUsize,
 ) -> Result<Vec<ShardPlan<'s>>, CheckpointError> {
     let mut plans: Vec<ShardPlan<'s>> = Vec::new();
     for group in groups {
@@ -223,7 +224,7 @@ mod tests {
     }
 
     fn files(groups: &[TensorGroup], max_bytes: u64) -> Vec<(String, usize)> {
-        let plans = plan_shards(groups, 3, (max_bytes, writers(1))).unwrap();
+        let plans = plan_shards(groups, 3, max_bytes, writers(1)).unwrap();
         plans.into_iter().map(|plan| (plan.file, plan.tensors.len())).collect()
     }
 
@@ -244,18 +245,17 @@ mod tests {
     fn every_writer_has_a_file_if_there_are_tensors_enough() {
         let groups = group((0..12).map(|number| bytes(&format!("{number:02}"), 4)).collect());
         for count in [1, 2, 3, 5, 12] {
-            let plans = plan_shards(&groups, 3, (u64::MAX, writers(count))).unwrap();
+            let plans = plan_shards(&groups, 3, u64::MAX, writers(count)).unwrap();
             assert!((count..count + 2).contains(&plans.len()), "{count}: {} files", plans.len());
             assert_eq!(plans.iter().map(|plan| plan.tensors.len()).sum::<usize>(), 12);
         }
-        assert_eq!(plan_shards(&groups, 3, (u64::MAX, writers(100))).unwrap().len(), 12);
-        assert_eq!(plan_shards(&groups, 3, (u64::MAX, writers(5))).unwrap().len(), 6, "files of two tensors each");
+        assert_eq!(plan_shards(&groups, 3, u64::MAX, writers(100)).unwrap().len(), 12);
+        assert_eq!(plan_shards(&groups, 3, u64::MAX, writers(5)).unwrap().len(), 6, "files of two tensors each");
     }
 
     #[test]
     fn unusable_names_are_errors() {
-        let plan =
-            |groups: &[TensorGroup]| plan_shards(groups, 0, (8, writers(1))).map(|_| ()).unwrap_err().to_string();
+        let plan = |groups: &[TensorGroup]| plan_shards(groups, 0, 8, writers(1)).map(|_| ()).unwrap_err().to_string();
         assert!(plan(&group(vec![bytes("a", 1), bytes("a", 1)])).contains("`a`: the group holds it twice"));
         assert!(plan(&group(vec![bytes(RESERVED_KEY, 1)])).contains(RESERVED_KEY));
         assert!(plan(&group(vec![bytes("", 1)])).contains("safetensors"));

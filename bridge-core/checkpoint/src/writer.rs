@@ -327,7 +327,7 @@ impl Staging {
             total: tensors.map(|tensor| tensor.source.num_bytes() as u64).sum(),
         };
         let writers = self.options.storage_writers;
-        let plans = plan_shards(groups, rank, (self.options.max_shard_bytes, writers))?;
+        let plans = plan_shards(groups, rank, self.options.max_shard_bytes, writers)?;
         write_shards(&self.folder, &plans, writers.get(), &meter)
     }
 

@@ -58,7 +58,8 @@ impl ShardedParameters {
     /// If a name is not one of the chunk's.
     pub fn set_frozen(
         &mut self,
-        (index, chunk): (usize, &mut dyn ModelChunk),
+        index: usize,
+        chunk: &mut dyn ModelChunk,
         values: &BTreeMap<String, Vec<f64>>,
     ) -> Result<(), CommError> {
         let tensor = |like: &Tensor<1>, values: &[f64]| {

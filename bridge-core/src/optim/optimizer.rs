@@ -382,7 +382,7 @@ impl Optimizer {
         if let Some(formats) = &algorithm.formats {
             let none = vec![1.0; 1 + formats.states.len()];
             let scales = self.scales.get(name).unwrap_or(&none);
-            return slot.update_reduced((algorithm, formats), value, gradient, &step, scales);
+            return slot.update_reduced(algorithm, formats, value, gradient, &step, scales);
         }
         let dtype = value.dtype();
         let (updated, rounded) = slot.update((algorithm, self.batch.as_mut()), value, gradient, &step);

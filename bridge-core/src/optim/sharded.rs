@@ -70,7 +70,7 @@ impl Gathered {
             Self::OnHost { values: HostBuffer::U8(codes), device, dtype, casts } => {
                 decoded((bucket, entry), codes, casts[place], (device, *dtype))
             }
-            Self::OnHost { values, device, dtype, .. } => one_of(bucket, entry, values, (device, *dtype)),
+            Self::OnHost { values, device, dtype, .. } => one_of(bucket, entry, values, device, *dtype),
             Self::OnDevice(values) => parameter_of(bucket, entry, values),
         }
     }
@@ -429,7 +429,7 @@ impl ShardedParameters {
 }
 
 /// One parameter out of a gathered bucket.
-fn one_of(bucket: &Bucket, entry: &BucketEntry, values: &HostBuffer, (device, dtype): (&Device, DType)) -> Tensor<1> {
+fn one_of(bucket: &Bucket, entry: &BucketEntry, values: &HostBuffer, device: &Device, dtype: DType) -> Tensor<1> {
     let shape = [entry.num_elements];
     let data = match values {
         HostBuffer::F32(values) => TensorData::new(bucket.gather(entry, values), shape),

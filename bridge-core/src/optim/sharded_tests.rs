@@ -88,7 +88,8 @@ const BY_HOST: Travel = (Devices::Apart, Wire::Float32);
 /// With several instances of the distributed optimizer.
 fn train_instances(
     algorithm: &Algorithm,
-    (ranks, instances): (usize, usize),
+    ranks: usize,
+    instances: usize,
     dtype: FloatDType,
     settings: DistributionSettings,
 ) -> Vec<Trained> {
@@ -103,15 +104,17 @@ pub(super) fn train_with(
     settings: DistributionSettings,
     offload: Option<OffloadSettings>,
 ) -> Vec<Trained> {
-    train_by(BY_HOST, algorithm, (ranks, instances), dtype, (settings, offload))
+    train_by(BY_HOST, algorithm, ranks, instances, dtype, settings, offload)
 }
 
 fn train_by(
     (devices, wire): Travel,
     algorithm: &Algorithm,
-    (ranks, instances): (usize, usize),
+    ranks: usize,
+    instances: usize,
     dtype: FloatDType,
-    (settings, offload): (DistributionSettings, Option<OffloadSettings>),
+    settings: DistributionSettings,
+    offload: Option<OffloadSettings>,
 ) -> Vec<Trained> {
     let program = |world| -> Result<Trained, TrainError> {
         let sizes = ParallelSizes { num_distributed_optimizer_instances: instances, ..ParallelSizes::default() };
@@ -265,7 +268,7 @@ fn what_stays_on_the_device_has_the_same_bits() {
                     continue;
                 }
                 let settings = DistributionSettings { sharding, ..settings };
-                let by = |devices| train_by((devices, wire), &adam(), (ranks, instances), dtype, (settings, None));
+                let by = |devices| train_by((devices, wire), &adam(), ranks, instances, dtype, settings, None);
                 for (found, expected) in by(Devices::Shared).iter().zip(&by(Devices::Apart)) {
                     let what = format!("{settings:?}, {dtype:?}, {wire:?}, {ranks} ranks");
                     assert_eq!(found.norms, expected.norms, "{what}");
@@ -289,7 +292,7 @@ fn instances_of_an_optimizer_train_alike() {
         let expected = &train(&adam(), ranks, FloatDType::F32, plain)[0];
         for sharding in [Sharding::Optimizer, Sharding::Gradients, Sharding::Full] {
             let settings = DistributionSettings { sharding, ..plain };
-            let found = train_instances(&adam(), (ranks, instances), FloatDType::F32, settings);
+            let found = train_instances(&adam(), ranks, instances, FloatDType::F32, settings);
             for (rank, trained) in found.iter().enumerate() {
                 let what = format!("{sharding:?}, {average:?}, rank {rank} of {ranks} in {instances} instances");
                 assert!(trained.values == found[0].values, "{what}: ranks differ");

@@ -101,7 +101,8 @@ impl Slot {
     /// parameter.
     pub fn update_reduced(
         &mut self,
-        (algorithm, formats): (&Algorithm, &StateFormats),
+        algorithm: &Algorithm,
+        formats: &StateFormats,
         parameter: Tensor<1>,
         gradient: Tensor<1>,
         step: &UpdateStep<'_>,

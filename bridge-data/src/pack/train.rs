@@ -33,7 +33,7 @@ pub fn train_tokenizer(
     (folder, overwrite): (&Path, Overwrite),
     progress: &dyn WorkProgress,
 ) -> Result<TokenizerTraining, DataError> {
-    train_tokenizer_locked(source, params, (folder, overwrite), progress).map(|(training, _)| training)
+    train_tokenizer_locked(source, params, folder, overwrite, progress).map(|(training, _)| training)
 }
 
 /// As [`train_tokenizer`]. While the lock is held, no other process replaces the files.
@@ -43,7 +43,8 @@ pub fn train_tokenizer(
 pub fn train_tokenizer_locked(
     source: &TextSource,
     params: &BpeTrainParams,
-    (folder, overwrite): (&Path, Overwrite),
+    folder: &Path,
+    overwrite: Overwrite,
     progress: &dyn WorkProgress,
 ) -> Result<(TokenizerTraining, OutputLock), DataError> {
     let output = folder.join("tokenizer");

@@ -243,7 +243,7 @@ fn gated_backward<G: Gate>(dy: &[f32], x: &[f32], width: usize, unit: G) -> Vec<
                 let rows = dx.chunks_exact_mut(2 * width).zip(x.chunks_exact(2 * width));
                 for ((dx, x), dy) in rows.zip(dy.chunks_exact(width)) {
                     let ((dgate, dup), (gate, up)) = (dx.split_at_mut(width), x.split_at(width));
-                    gradients_of_row(&unit, (dgate, dup), (gate, up), dy);
+                    gradients_of_row(&unit, dgate, dup, gate, up, dy);
                 }
             });
         });
@@ -257,12 +257,7 @@ const BLOCK: usize = 16;
 
 /// The gradients of the halves of a row, all of one length.
 #[inline(always)]
-fn gradients_of_row<G: Gate>(
-    unit: &G,
-    (dgate, dup): (&mut [f32], &mut [f32]),
-    (gate, up): (&[f32], &[f32]),
-    dy: &[f32],
-) {
+fn gradients_of_row<G: Gate>(unit: &G, dgate: &mut [f32], dup: &mut [f32], gate: &[f32], up: &[f32], dy: &[f32]) {
     let ((dgates, dgate_rest), (dups, dup_rest)) = (dgate.as_chunks_mut::<BLOCK>(), dup.as_chunks_mut::<BLOCK>());
     let ((gates, gate_rest), (ups, up_rest), (dys, dy_rest)) =
         (gate.as_chunks::<BLOCK>(), up.as_chunks::<BLOCK>(), dy.as_chunks::<BLOCK>());

@@ -133,7 +133,7 @@ pub fn forward(q: Heads<'_>, k: Heads<'_>, v: Heads<'_>, attention: Attention<'_
                 gemm(matrix, Output::Set, attention.scale, q, k.t(), Threads::One);
                 // SAFETY: the rows of this block and head belong to this task alone.
                 let log_sum_exp = unsafe { log_sum_exp.part((batch * h + head) * t + start, queries.len()) };
-                vectorised!(softmax_block(scores, log_sum_exp, attention, (batch, head), (&queries, &keys)));
+                vectorised!(softmax_block(scores, log_sum_exp, attention, batch, head, &queries, &keys));
                 let probabilities = Matrix::new(scores, queries.len(), keys.len());
                 let first = ((batch * t + start) * h + head) * width;
                 // SAFETY: as above.
@@ -152,8 +152,10 @@ fn softmax_block(
     scores: &mut [f32],
     log_sum_exp: &mut [f32],
     attention: Attention<'_>,
-    (batch, head): (usize, usize),
-    (queries, keys): (&Range<usize>, &Range<usize>),
+    batch: usize,
+    head: usize,
+    queries: &Range<usize>,
+    keys: &Range<usize>,
 ) {
     let mut factors = Vec::new();
     if attention.dropout.is_some() {

@@ -85,7 +85,7 @@ impl Convolution {
             sequences.zip(partial.par_chunks_mut(tasks * width)).for_each(|((((dx, x), dy), starts), partial)| {
                 let blocks = dx.par_chunks_mut(ROWS * c).zip(partial.par_chunks_mut(width)).enumerate();
                 blocks.for_each_init(Vec::new, |slopes, (task, (dx, partial))| {
-                    vectorised!(self.backward_rows(dx, partial, (x, starts, dy), (task * ROWS, slopes)));
+                    vectorised!(self.backward_rows(dx, partial, x, starts, dy, task * ROWS, slopes));
                 });
             });
         });
@@ -101,8 +101,11 @@ impl Convolution {
         &self,
         dx: &mut [f32],
         partial: &mut [f32],
-        (x, starts, dy): (&[f32], &[usize], &[f32]),
-        (first, slopes): (usize, &mut Vec<f32>),
+        x: &[f32],
+        starts: &[usize],
+        dy: &[f32],
+        first: usize,
+        slopes: &mut Vec<f32>,
     ) {
         let (t, c, k) = (self.t, self.c, self.k());
         let own = dx.len() / c;

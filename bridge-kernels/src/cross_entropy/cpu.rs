@@ -155,7 +155,7 @@ fn row_loss(logits: &mut [f32], target: usize, mask: f32, options: CrossEntropyO
     }
     match options.softcap {
         None => plain_row(logits, target, mask, options.z_loss),
-        Some(cap) => capped_row(logits, target, mask, (cap as f32, options.z_loss)),
+        Some(cap) => capped_row(logits, target, mask, cap as f32, options.z_loss),
     }
 }
 
@@ -189,7 +189,7 @@ fn plain_row(logits: &mut [f32], target: usize, mask: f32, z_loss: Option<f64>) 
 }
 
 #[inline(always)]
-fn capped_row(logits: &mut [f32], target: usize, mask: f32, (cap, z_loss): (f32, Option<f64>)) -> (f64, bool) {
+fn capped_row(logits: &mut [f32], target: usize, mask: f32, cap: f32, z_loss: Option<f64>) -> (f64, bool) {
     softcap_in_place(logits, cap);
     let target_logit = logits[target];
     let top = max(logits);

@@ -62,7 +62,7 @@ impl Codes {
                 strips
                     .zip(inverses.par_chunks_mut(across.max(1)))
                     .with_min_len(at_least)
-                    .for_each(|((codes, x), inverses)| cast_strip(format, (codes, x), columns, (block[1], inverses)));
+                    .for_each(|((codes, x), inverses)| cast_strip(format, codes, x, columns, block[1], inverses));
                 inverses
             }
         };
@@ -116,12 +116,7 @@ pub(super) fn cast(format: Fp8Format, x: f32, scale: f32) -> u8 {
 }
 
 /// Casts the rows of one row of blocks, `columns` each, of which `width` share a scale.
-fn cast_strip(
-    format: Fp8Format,
-    (codes, x): (&mut [u8], &[f32]),
-    columns: usize,
-    (width, inverses): (usize, &mut [f32]),
-) {
+fn cast_strip(format: Fp8Format, codes: &mut [u8], x: &[f32], columns: usize, width: usize, inverses: &mut [f32]) {
     let mut scales = vec![0.0_f32; inverses.len()];
     for row in x.chunks_exact(columns) {
         if width == 1 {

@@ -70,7 +70,8 @@ pub fn grad_input(dy: &[f32], counts: &[usize], weights: &[Matrix<'_>]) -> Vec<f
 /// The gradients of the weights, `[o, i]` each, of those that are wanted: each expert's `dy`
 /// transposed times its `x`.
 pub fn grad_weights(
-    (dy, x): (&[f32], &[f32]),
+    dy: &[f32],
+    x: &[f32],
     counts: &[usize],
     [outputs, inputs]: [usize; 2],
     wanted: &[bool],

@@ -135,7 +135,7 @@ impl Held {
     ) -> Vec<Option<DispatchTensor>> {
         let (outputs, inputs) = (self.outputs, self.inputs);
         let mut all = match self.wants_weights() {
-            true => kernel::grad_weights((dy, x()), counts, [outputs, inputs], &self.wanted)
+            true => kernel::grad_weights(dy, x(), counts, [outputs, inputs], &self.wanted)
                 .into_iter()
                 .map(|dw| dw.and_then(|dw| gradient(dw, [outputs, inputs])))
                 .collect(),

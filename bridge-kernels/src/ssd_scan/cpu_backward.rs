@@ -72,7 +72,7 @@ impl Scan {
                 scratch.d_states.clear();
                 scratch.d_states.resize(task.heads.len() * n * self.p, 0.0);
                 for chunk in (0..self.chunks()).rev() {
-                    self.backward_chunk(&read, &task, chunk, (targets, &mut *terms), scratch);
+                    self.backward_chunk(&read, &task, chunk, targets, &mut *terms, scratch);
                 }
             });
             self.add_terms(xbc, &terms);
@@ -108,7 +108,8 @@ impl Scan {
         read: &Read<'_>,
         task: &Task,
         chunk: usize,
-        (targets, terms): (Targets<'_>, &mut [f32]),
+        targets: Targets<'_>,
+        terms: &mut [f32],
         scratch: &mut Scratch,
     ) {
         let (tokens, n) = (self.tokens(chunk), self.n);
@@ -154,7 +155,7 @@ impl Scan {
         d_sum.resize(q, 0.0);
         d_dt.clear();
         d_dt.resize(q, 0.0);
-        vectorised!(weigh_backward((own, d_own), (shared, d_shared), steps, (d_sum, d_dt)));
+        vectorised!(weigh_backward(own, d_own, shared, d_shared, steps, d_sum, d_dt));
 
         // Values: from later tokens of the chunk, and from the state behind it.
         let start = self.start(batch, &tokens, head * p);
@@ -236,10 +237,13 @@ impl Scan {
 /// and gradients of the sums of decays and of the time steps.
 #[inline(always)]
 fn weigh_backward(
-    (own, d_own): (&mut [f32], &mut [f32]),
-    (shared, d_shared): (&[f32], &mut [f32]),
+    own: &mut [f32],
+    d_own: &mut [f32],
+    shared: &[f32],
+    d_shared: &mut [f32],
     steps: &Steps,
-    (d_sum, d_dt): (&mut [f64], &mut [f32]),
+    d_sum: &mut [f64],
+    d_dt: &mut [f32],
 ) {
     let q = steps.dt.len();
     let rows = own.chunks_exact_mut(q).zip(d_own.chunks_exact_mut(q));

@@ -84,7 +84,7 @@ impl Chunk<'_> {
             let log_z = f64::from(top) + f64::from(sum).ln();
             let (value, factor) = token_loss(log_z, target_logits[i], mask, options.z_loss);
             *loss = value;
-            vectorised!(row_gradient(row, places[i], (factor / sum, mask), softcap.map(|cap| (cap, top))));
+            vectorised!(row_gradient(row, places[i], factor / sum, mask, softcap.map(|cap| (cap, top))));
         });
     }
 }
@@ -97,7 +97,7 @@ fn rows_of(logits: &mut [f32], v: usize) -> impl IndexedParallelIterator<Item = 
 
 /// Exponentials (or, under a cap, capped logits with their cap and largest value) to gradients.
 #[inline(always)]
-fn row_gradient(row: &mut [f32], target: Option<usize>, (factor, mask): (f32, f32), capped: Option<(f32, f32)>) {
+fn row_gradient(row: &mut [f32], target: Option<usize>, factor: f32, mask: f32, capped: Option<(f32, f32)>) {
     match capped {
         None => {
             row.iter_mut().for_each(|p| *p *= factor);

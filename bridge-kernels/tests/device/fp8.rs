@@ -9,8 +9,8 @@ use bridge_kernels::{CodePlaces, Fp8Format, Fp8Pass, Fp8Rule, Fp8Scaling, Operan
 use burn::tensor::{Device, FloatDType, Tensor};
 
 use crate::common::{Case, assert_close, device, read, tensor, values};
-use crate::half::dtypes;
 use crate::cublaslt::{ColumnMajor, StandIn};
+use crate::half::dtypes;
 
 /// Rules with one scale for each operand.
 const RULES: [Fp8Rule; 4] = [

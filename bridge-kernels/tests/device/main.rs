@@ -9,6 +9,7 @@ mod activation;
 mod attention;
 mod common;
 mod cross_entropy;
+mod cublaslt;
 mod dropout;
 mod embedding;
 mod fp8;
@@ -16,7 +17,6 @@ mod graph;
 mod grouped;
 mod half;
 mod linear;
-mod cublaslt;
 mod norm;
 mod offload;
 #[path = "../operands/mod.rs"]

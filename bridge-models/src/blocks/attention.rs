@@ -226,7 +226,7 @@ impl SelfAttention {
         let qk_norm = |name, heads: usize, cut| {
             config.qk_layernorm.then(|| match config.qk_layernorm_scope {
                 QkNormScope::Head => Norm::of_heads(config.norm, d, scope, name),
-                QkNormScope::Projection => Norm::of_projection((config.norm, heads * d), cut, scope, name),
+                QkNormScope::Projection => Norm::of_projection(config.norm, heads * d, cut, scope, name),
             })
         };
         let covers_all = config.qk_layernorm_scope == QkNormScope::Projection;

@@ -70,17 +70,17 @@ impl Linear {
     /// The layer called `name`. If it is row-parallel, the bias is added to the sum of all ranks'
     /// terms.
     pub fn new(config: &LinearConfig, scope: &Scope, name: &str) -> Self {
-        Self::with_bias_of((config, GradientScope::ResidualStream), scope, name)
+        Self::with_bias_of(config, GradientScope::ResidualStream, scope, name)
     }
 
     /// The row-parallel layer called `name` of which each of `ranks` computes a term of a sum, the
     /// bias included, of which each has a share.
     pub fn of_terms(config: &LinearConfig, scope: &Scope, name: &str, ranks: usize) -> Self {
-        let layer = Self::with_bias_of((config, GradientScope::OwnPart), scope, name);
+        let layer = Self::with_bias_of(config, GradientScope::OwnPart, scope, name);
         Self { bias_share: 1.0 / ranks as f64, ..layer }
     }
 
-    fn with_bias_of((config, meets): (&LinearConfig, GradientScope), scope: &Scope, name: &str) -> Self {
+    fn with_bias_of(config: &LinearConfig, meets: GradientScope, scope: &Scope, name: &str) -> Self {
         let scope = scope.child(name);
         let LinearConfig { inputs, outputs, cut, initial, .. } = *config;
         let bias_cut = if cut == TensorPartition::Columns { TensorPartition::Replicated(meets) } else { cut };
@@ -109,7 +109,7 @@ impl Linear {
     ) -> Tensor<D> {
         let x = x.into();
         let change = self.change(&x.tensor);
-        self.changed_product(x, (self.bias(), None), change, store)
+        self.changed_product(x, self.bias(), None, change, store)
     }
 
     /// [`Self::forward`] and what follows in a feed-forward block, of which this is the first
@@ -155,7 +155,7 @@ impl Linear {
     /// [`Self::forward`] added to the residual stream `[b, t, outputs]`, as one operation.
     pub fn forward_and_add(&self, x: Recomputable<3>, stream_btc: Tensor<3>) -> Tensor<3> {
         let change = self.change(&x.tensor);
-        self.changed_product(x, (self.bias(), Some(stream_btc)), change, None)
+        self.changed_product(x, self.bias(), Some(stream_btc), change, None)
     }
 
     /// The product of a layer whose inputs are cut over tensor-parallel ranks: terms are summed,
@@ -170,7 +170,7 @@ impl Linear {
             return self.forward(x, store);
         }
         let change = self.change(&x.tensor);
-        with_bias(regions.leave(self.changed_product(x, (None, None), change, store)), self.bias())
+        with_bias(regions.leave(self.changed_product(x, None, None, change, store)), self.bias())
     }
 
     /// True if the layer is only weight and bias: no adapter changes the product, the weight is not
@@ -207,7 +207,8 @@ impl Linear {
     fn changed_product<const D: usize>(
         &self,
         x: Recomputable<D>,
-        (bias, residual): (Option<Tensor<1>>, Option<Tensor<D>>),
+        bias: Option<Tensor<1>>,
+        residual: Option<Tensor<D>>,
         change: Option<LinearChange>,
         store: Option<&WeightGradientStore>,
     ) -> Tensor<D> {

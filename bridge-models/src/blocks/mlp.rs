@@ -73,18 +73,19 @@ impl Mlp {
 
     /// The block at `scope`, of width `f` over all ranks.
     pub fn new(config: &DecoderConfig, f: usize, scope: &Scope) -> Self {
-        Self::with_second(config, (config.hidden_size, f), scope, Linear::new)
+        Self::with_second(config, config.hidden_size, f, scope, Linear::new)
     }
 
     /// The block that reads and writes `c` elements a token, and of which each of `ranks` computes
     /// a term of a sum ([`Self::forward_term`]).
     pub fn of_terms(config: &DecoderConfig, (c, f): (usize, usize), scope: &Scope, ranks: usize) -> Self {
-        Self::with_second(config, (c, f), scope, |config, scope, name| Linear::of_terms(config, scope, name, ranks))
+        Self::with_second(config, c, f, scope, |config, scope, name| Linear::of_terms(config, scope, name, ranks))
     }
 
     fn with_second(
         config: &DecoderConfig,
-        (c, f): (usize, usize),
+        c: usize,
+        f: usize,
         scope: &Scope,
         second: impl FnOnce(&LinearConfig, &Scope, &str) -> Linear,
     ) -> Self {

@@ -38,12 +38,12 @@ impl Norm {
 
     /// The norm of queries or keys called `name`, of which each rank sees its own heads.
     pub fn of_heads(config: NormConfig, size: usize, scope: &Scope, name: &str) -> Self {
-        Self::of_projection((config, size), TensorPartition::Replicated(GradientScope::OwnPart), scope, name)
+        Self::of_projection(config, size, TensorPartition::Replicated(GradientScope::OwnPart), scope, name)
     }
 
     /// The norm of queries or keys called `name`, with weights for all heads, of which each rank
     /// has those of its own: `size` in all.
-    pub fn of_projection((config, size): (NormConfig, usize), cut: TensorPartition, scope: &Scope, name: &str) -> Self {
+    pub fn of_projection(config: NormConfig, size: usize, cut: TensorPartition, scope: &Scope, name: &str) -> Self {
         Self::with((config, size), (cut, ParameterRole::QueryKeyNorm), &scope.child(name))
     }
 

@@ -347,7 +347,7 @@ impl HfCheckpoint {
         match entry.dtype {
             Dtype::F64 => {
                 let values = elements(bytes, f64::from_le_bytes);
-                self.all_finite((entry, name), 0, values.iter().copied())?;
+                self.all_finite(entry, name, 0, values.iter().copied())?;
                 Ok(values)
             }
             _ => Ok(self.read(name)?.values.into_iter().map(f64::from).collect()),
@@ -357,7 +357,8 @@ impl HfCheckpoint {
     /// Refuses values with which no model computes anything; the first of them is number `start`.
     fn all_finite(
         &self,
-        (entry, name): (&Entry, &str),
+        entry: &Entry,
+        name: &str,
         start: usize,
         values: impl Iterator<Item = f64>,
     ) -> Result<(), HfError> {
@@ -428,7 +429,7 @@ impl TensorSource for HfCheckpoint {
         if let Encoding::Scaled { scales, block } = &entry.encoding {
             self.multiply(&entry.shape, (scales, *block), start, target);
         }
-        self.all_finite((entry, name), start, target.iter().copied().map(f64::from))
+        self.all_finite(entry, name, start, target.iter().copied().map(f64::from))
     }
 }
 

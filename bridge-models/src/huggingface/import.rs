@@ -348,7 +348,7 @@ impl HfModel {
                 continue;
             }
             match copies.get(name) {
-                Some(original) => problems.extend(self.tie_problem((name, original), &problems)?),
+                Some(original) => problems.extend(self.tie_problem(name, original, &problems)?),
                 None => problems.push(TensorProblem::Unexpected { name: name.to_owned(), found: shape.to_vec() }),
             }
         }
@@ -435,7 +435,8 @@ impl HfModel {
     /// Repeated tensors must be equal.
     fn tie_problem(
         &self,
-        (copy, original): (&str, &str),
+        copy: &str,
+        original: &str,
         earlier: &[TensorProblem],
     ) -> Result<Option<TensorProblem>, HfError> {
         let is_readable = !earlier.iter().any(|problem| {

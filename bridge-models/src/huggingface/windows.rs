@@ -60,7 +60,8 @@ pub(crate) fn write_of_all(config: &DecoderConfig, settings: &mut Map<String, Va
 pub(crate) fn read_pattern(
     fields: &Fields,
     config: &mut DecoderConfig,
-    (size, pattern): (usize, usize),
+    size: usize,
+    pattern: usize,
 ) -> Result<(), HfError> {
     let size = if fields.has("sliding_window") { fields.size("sliding_window")? } else { Some(size) };
     let usual = (1..=config.num_layers).map(|number| !number.is_multiple_of(pattern)).collect();

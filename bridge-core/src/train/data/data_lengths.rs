@@ -28,7 +28,7 @@ pub(in crate::train) fn check_lengths(
         && !is_external
         && start.step < last
     {
-        let params = train_params(config, (train.len(), start.consumed_train_samples), data.place());
+        let params = train_params(config, train.len(), start.consumed_train_samples, data.place());
         check_train(config, &params, start.step..last)?;
     }
     let evaluates = config.validation.eval_iters > 0;
@@ -36,7 +36,7 @@ pub(in crate::train) fn check_lengths(
     for (split, _) in splits.into_iter().filter(|(_, is_evaluated)| *is_evaluated) {
         for set in data.evaluated(split) {
             let consumed = start.consumed_valid_samples;
-            let params = evaluation_params(config, split, (set.dataset.len(), consumed), data.place());
+            let params = evaluation_params(config, split, set.dataset.len(), consumed, data.place());
             check_evaluation(config, &params, split)?;
         }
     }

@@ -307,7 +307,7 @@ impl RunData {
         let open = |set: &EvaluatedSet| {
             // Evaluations read as much of each.
             let consumed = consumed / sets.len() as u64;
-            let params = evaluation_params(config, split, (set.dataset.len(), consumed), self.place);
+            let params = evaluation_params(config, split, set.dataset.len(), consumed, self.place);
             loader(config, Arc::clone(&set.dataset), params)
         };
         sets.iter().map(open).collect()
@@ -323,7 +323,8 @@ impl RunData {
     pub(in crate::train) fn samples_in_passes(
         &self,
         config: &RunConfig,
-        (split, set): (Split, &EvaluatedSet),
+        split: Split,
+        set: &EvaluatedSet,
         passes: u64,
     ) -> u64 {
         let read = passes * (config.validation.eval_micro_batch_size * self.place.size) as u64;
@@ -449,14 +450,15 @@ fn train_loader(
     consumed: u64,
     place: DataParallel,
 ) -> Result<DataLoader, TrainError> {
-    let params = train_params(config, (dataset.len(), consumed), place);
+    let params = train_params(config, dataset.len(), consumed, place);
     loader(config, dataset, params)
 }
 
 /// Sampler parameters of `total` training samples, of which `consumed` were read before.
 pub(in crate::train) fn train_params(
     config: &RunConfig,
-    (total, consumed): (usize, u64),
+    total: usize,
+    consumed: u64,
     place: DataParallel,
 ) -> SamplerParams {
     let drop_last = config.dataset.drop_last;
@@ -484,7 +486,8 @@ pub(in crate::train) fn train_params(
 pub(in crate::train) fn evaluation_params(
     config: &RunConfig,
     split: Split,
-    (total, consumed): (usize, u64),
+    total: usize,
+    consumed: u64,
     place: DataParallel,
 ) -> SamplerParams {
     let once = is_read_once(config, split);

@@ -65,7 +65,7 @@ fn evaluations_of_a_whole_split_read_the_same() {
     let dataset: Arc<dyn Dataset> = Arc::new(Counting::default());
     for split in [Split::Valid, Split::Test] {
         let evaluate = |consumed| {
-            let params = evaluation_params(&config, split, (dataset.len(), consumed), ALONE);
+            let params = evaluation_params(&config, split, dataset.len(), consumed, ALONE);
             tokens(loader(&config, Arc::clone(&dataset), params).unwrap(), usize::MAX)
         };
         let first = evaluate(0);

@@ -215,8 +215,7 @@ fn trained_tokenizer(
     let folder = config.text_folder();
     let sample = source.sampled(config.tokenizer.bpe_train_max_bytes.0);
     let bar = Bar::until("training tokenizer", watch);
-    let (trained, lock) =
-        when_free(watch, || train_tokenizer_locked(&sample, params, (&folder, Overwrite::Own), &bar))?;
+    let (trained, lock) = when_free(watch, || train_tokenizer_locked(&sample, params, &folder, Overwrite::Own, &bar))?;
     let verb = if trained.reused { "reusing" } else { "trained" };
     let size = trained.tokenizer.vocab_size();
     let asked = params.vocab_size;

@@ -47,7 +47,7 @@ pub(in crate::train) fn load(
     let kwargs = kwargs.chain(section.sp_tokenizer_kwargs.iter().map(|kwarg| ("sp_tokenizer_kwargs", kwarg)));
     let mut template = section.chat_template.clone();
     for (of, (name, AnyValue(value))) in kwargs {
-        tokenizer = with_argument(tokenizer, (of, name), value, &mut template)?;
+        tokenizer = with_argument(tokenizer, of, name, value, &mut template)?;
     }
     let mut tokens = section.special_tokens.clone().unwrap_or_default();
     tokens.extend((0..section.vocab_extra_ids).map(|number| format!("<extra_id_{number}>")));
@@ -96,7 +96,8 @@ fn tiktoken_params(section: &TokenizerConfig) -> Result<TiktokenParams<'_>, Trai
 /// One keyword argument of Python's classes.
 fn with_argument(
     tokenizer: HuggingFaceTokenizer,
-    (of, name): (&str, &str),
+    of: &str,
+    name: &str,
     value: &toml::Value,
     template: &mut Option<String>,
 ) -> Result<HuggingFaceTokenizer, TrainError> {

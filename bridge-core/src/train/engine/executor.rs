@@ -261,14 +261,14 @@ impl Executor {
                     region_spans::forward(&self.observers, Run::Recompute, what, input.clone(), context)?
                 }
             };
-            self.look_at_gradients((chunk, segments.end), &gradients);
+            self.look_at_gradients(chunk, segments.end, &gradients);
             gradients = region_spans::backward(&self.observers.timers, (&|| chunk.segments(), segments), || {
                 region_backward(chunk, input, output, gradients, hooks)
             });
             hooks.after(chunk, segments);
             hooks.left(segments)?;
         }
-        self.look_at_gradients((chunk, 0), &gradients);
+        self.look_at_gradients(chunk, 0, &gradients);
         for declared in chunk.boundary(0, context.batch) {
             if gradients.get(declared.name).is_none() {
                 let options = (&context.batch.tokens.device().without_autodiff(), declared.dtype.into());
@@ -280,7 +280,7 @@ impl Executor {
 
     /// Looks at the gradients of the boundary before a segment, in steps whose tensors are looked
     /// at.
-    fn look_at_gradients(&self, (chunk, segment): (&dyn ModelChunk, usize), gradients: &Boundary) {
+    fn look_at_gradients(&self, chunk: &dyn ModelChunk, segment: usize, gradients: &Boundary) {
         if self.observers.looks_at_gradients()
             && let Some(gradient) = gradients.get(HIDDEN_STATES)
         {

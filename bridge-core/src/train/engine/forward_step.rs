@@ -92,7 +92,8 @@ pub trait ForwardStep: Send {
 /// is the name of the loss in its place.
 pub(in crate::train) fn add_reported(
     losses: &mut Losses,
-    (forward_step, objective): (&mut dyn ForwardStep, &'static str),
+    forward_step: &mut dyn ForwardStep,
+    objective: &'static str,
     loss_sums: &[f64],
     batches: &[Batch],
 ) {

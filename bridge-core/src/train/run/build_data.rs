@@ -24,7 +24,8 @@ pub(in crate::train) const FINETUNING: &str = "finetuning";
 pub(in crate::train) fn build_data(
     preparation: &Preparation,
     registry: &Registry,
-    (lineage, begun): (&Lineage, &TrainState),
+    lineage: &Lineage,
+    begun: &TrainState,
 ) -> Result<(Arc<RunConfig>, RunData, ResumeReport), TrainError> {
     let Preparation { config, groups, reporter, .. } = *preparation;
     let text = prepare_text_of_ranks(preparation)?;

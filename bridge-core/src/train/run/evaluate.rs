@@ -77,7 +77,7 @@ pub(in crate::train) fn evaluate_at(
             Ok(totals) => totals,
             Err(reason) => return Ok(Evaluation::Stopped(reason)),
         };
-        num_samples += run.inputs.data.samples_in_passes(&run.config, (split, set), found.num_passes);
+        num_samples += run.inputs.data.samples_in_passes(&run.config, split, set, found.num_passes);
         objective = found.objective;
         num_bytes = num_bytes.zip(found.num_bytes).map(|(sum, more)| sum + more);
         for (name, ratio) in found.losses {
@@ -176,7 +176,7 @@ fn evaluate_window(
     let loss_sums =
         compute(&run.config, || run.training.pipeline.evaluate(&mut run.training.chunks, batches.len(), &mut work))?;
     totals.objective = objective_of(&own_losses);
-    add_reported(&mut totals.losses, (run.training.forward_step.as_mut(), totals.objective), &loss_sums, &batches);
+    add_reported(&mut totals.losses, run.training.forward_step.as_mut(), totals.objective, &loss_sums, &batches);
     own_losses.iter().flatten().for_each(|loss| add_recorded(&mut totals.losses, loss));
     totals.num_passes += batches.len() as u64;
     if own_losses.iter().any(Option::is_some) {

@@ -95,7 +95,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let metric = check_metric(&config, options.forward_step.as_ref()).map_err(TrainError::Config);
     agreement::agree(groups, "checking the run", metric)?;
     let manager = agreement::agree(groups, "checking the run", named_manager(&config, &options.managers))?;
-    let start = find_start(&config, &registry.weights, (groups, manager.as_ref()))?;
+    let start = find_start(&config, &registry.weights, groups, manager.as_ref())?;
     let teacher = distillation::find(&config, registry, groups)?;
     let begun = start.as_ref().map_or_else(|| Ok(TrainState::default()), Start::train_state)?;
     let config = config.continued_after(begun.step, begun.consumed_train_samples).map_or(config, Arc::new);
@@ -107,7 +107,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let requests = exits.requests();
     let base = lineage.tokenizer();
     let preparation = Preparation { config: &config, groups, place, base, requests, reporter: &reporter };
-    let (config, data, known) = build_data(&preparation, registry, (&lineage, &begun))?;
+    let (config, data, known) = build_data(&preparation, registry, &lineage, &begun)?;
     let known = known.with(remarks((&config, groups), &registry.weights, start.as_ref()));
     let padded_vocab_size = vocabulary::rows(&config, &data, start.as_ref(), &reporter)?;
     let teacher = fitting(teacher, &preparation, (&data, padded_vocab_size), &registry.models)?;

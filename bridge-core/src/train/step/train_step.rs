@@ -238,7 +238,7 @@ struct Gathered {
 impl Gathered {
     /// Takes the losses of micro-batches.
     fn take_losses(&mut self, loss_sums: Vec<f64>, forward_step: &mut dyn ForwardStep, batches: &[Batch]) {
-        add_reported(&mut self.losses, (forward_step, self.objective), &loss_sums, batches);
+        add_reported(&mut self.losses, forward_step, self.objective, &loss_sums, batches);
         self.loss_sums.extend(loss_sums);
     }
 

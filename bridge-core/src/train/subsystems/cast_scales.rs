@@ -153,7 +153,7 @@ impl Subsystem for CastScales {
                 values.insert(scales[place].clone(), next);
                 values.insert(histories[place].clone(), history);
             }
-            parameters.set_frozen((index, chunk.as_mut()), &values)?;
+            parameters.set_frozen(index, chunk.as_mut(), &values)?;
         }
         Ok(LoopRequest::default())
     }

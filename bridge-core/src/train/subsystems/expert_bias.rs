@@ -63,7 +63,7 @@ impl ExpertBiases {
         for (index, chunk) in training.chunks.iter_mut().enumerate() {
             let here = held(chunk.as_ref()).into_iter();
             let values = here.filter_map(|(name, layer)| Some((name, self.by_layer.get(&layer)?.clone()))).collect();
-            training.optimizer.parameters().set_frozen((index, chunk.as_mut()), &values)?;
+            training.optimizer.parameters().set_frozen(index, chunk.as_mut(), &values)?;
         }
         Ok(())
     }

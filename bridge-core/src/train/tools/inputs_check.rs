@@ -56,7 +56,7 @@ pub fn check_inputs(config: &RunConfig, registry: &Registry) -> Result<(), Confi
         // What is not Bridge's own is looked at, and imported by the run that starts from it.
         let checked = check_foreign(config, &registry.weights).and_then(|is_foreign| match is_foreign {
             true => Ok(()),
-            false => find_start(config, &registry.weights, (&ProcessGroups::single(), None)).map(drop),
+            false => find_start(config, &registry.weights, &ProcessGroups::single(), None).map(drop),
         });
         found(checked, key);
     }

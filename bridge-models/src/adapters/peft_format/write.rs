@@ -45,9 +45,11 @@ impl TrainedAdapter {
     pub fn to_peft(
         &self,
         folder: &Path,
-        (family, config): (&Family, &DecoderConfig),
+        family: &Family,
+        config: &DecoderConfig,
         options: &PeftOptions,
-        (base, own): (&ReadValues<'_>, &ReadValues<'_>),
+        base: &ReadValues<'_>,
+        own: &ReadValues<'_>,
     ) -> Result<usize, AdapterError> {
         let map = WeightMap::new(family, config, ExpertLayout::default())?;
         let module_names = ModuleNames::new(family);
@@ -66,7 +68,7 @@ impl TrainedAdapter {
         let is_conv =
             all.iter().any(|module| module.rows_are_inputs && branches.iter().any(|b| b.module == module.name));
         let names: Vec<&str> = all.iter().map(|module| module.name.as_str()).collect();
-        let in_full = self.tensors_in_full((family, config), &map, own)?;
+        let in_full = self.tensors_in_full(family, config, &map, own)?;
         let mut settings = self.settings(&branches, &names, options);
         let saved: BTreeSet<&str> =
             in_full.iter().filter_map(|(name, _)| name.rsplit_once('.').map(|(module, _)| module)).collect();
@@ -85,7 +87,8 @@ impl TrainedAdapter {
     /// embedding is a tensor of its own there: `peft` trains a copy of each.
     fn tensors_in_full(
         &self,
-        (family, config): (&Family, &DecoderConfig),
+        family: &Family,
+        config: &DecoderConfig,
         map: &WeightMap,
         own: &ReadValues<'_>,
     ) -> Result<Vec<(String, HostTensor)>, AdapterError> {

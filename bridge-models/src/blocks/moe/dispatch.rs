@@ -42,10 +42,10 @@ pub(super) fn all_to_all(x_nc: Tensor<2>, routing: Routing, group: &Group, exper
     let y_mc = if group.size() == 1 {
         let rows = ExpertRows::new(&tokens, counts, n, experts.fewest_rows());
         let results = experts.forward(rows.gather(x_nc), rows.counts());
-        results_of_choices(results, (&place_of, kept), |index| rows.place(index))
+        results_of_choices(results, &place_of, kept, |index| rows.place(index))
     } else {
         let results = exchange(gather_rows(x_nc, &tokens), counts, group, experts);
-        results_of_choices(results, (&place_of, kept), |index| index)
+        results_of_choices(results, &place_of, kept, |index| index)
     };
     let y_nkc: Tensor<3> = y_mc.reshape([n, k, c]);
     let dtype = FloatDType::from(y_nkc.dtype());
@@ -55,11 +55,7 @@ pub(super) fn all_to_all(x_nc: Tensor<2>, routing: Routing, group: &Group, exper
 
 /// The result of each choice; zeros for those that were dropped, which are not among the first
 /// `kept` by expert.
-fn results_of_choices(
-    results: Tensor<2>,
-    (place_of, kept): (&[usize], usize),
-    row: impl Fn(usize) -> usize,
-) -> Tensor<2> {
+fn results_of_choices(results: Tensor<2>, place_of: &[usize], kept: usize, row: impl Fn(usize) -> usize) -> Tensor<2> {
     let [rows, _] = results.dims();
     let places: Vec<usize> = place_of.iter().map(|index| if *index < kept { row(*index) } else { rows }).collect();
     gather_rows(if kept < place_of.len() { with_zero_row(results) } else { results }, &places)

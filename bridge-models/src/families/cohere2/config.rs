@@ -30,7 +30,7 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting::Keys {
         read: |fields, c| {
             let pattern = fields.size("sliding_window_pattern")?.unwrap_or(4);
-            windows::read_pattern(fields, c, (4096, pattern))
+            windows::read_pattern(fields, c, 4096, pattern)
         },
         write: windows::write_pattern,
     },

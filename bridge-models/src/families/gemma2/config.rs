@@ -14,7 +14,7 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(LAYERS),
     size_or("max_position_embeddings", |c| &mut c.max_position_embeddings, |_, _| Ok(8192)),
     ROPE,
-    Setting::Keys { read: |fields, c| windows::read_pattern(fields, c, (4096, 2)), write: windows::write_pattern },
+    Setting::Keys { read: |fields, c| windows::read_pattern(fields, c, 4096, 2), write: windows::write_pattern },
     Setting::Keys { read: |fields, c| read_logits_cap(fields, c, Some(30.0)), write: write_logits_cap },
     Setting::Keys {
         read: |fields, c| {

@@ -25,7 +25,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         read: |fields, c| {
             // `_sliding_window_pattern`, which is in files too, transformers does not read.
             let pattern = fields.size("sliding_window_pattern")?;
-            windows::read_pattern(fields, c, (4096, pattern.unwrap_or(6)))
+            windows::read_pattern(fields, c, 4096, pattern.unwrap_or(6))
         },
         write: windows::write_pattern,
     },

@@ -42,7 +42,7 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting::Number("rms_norm_eps", |c| &mut c.norm.epsilon, |_, _| Ok(1e-5)),
     Setting::Switch("tie_word_embeddings", |c| &mut c.share_embeddings_and_output_weights, false),
     Setting::Keys { read: read_rope, write: rope::write },
-    Setting::Keys { read: |fields, c| windows::read_pattern(fields, c, (128, 2)), write: windows::write_pattern },
+    Setting::Keys { read: |fields, c| windows::read_pattern(fields, c, 128, 2), write: windows::write_pattern },
 ];
 
 fn read_clamp(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {

@@ -18,7 +18,7 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting::Switch("tie_word_embeddings", |c| &mut c.share_embeddings_and_output_weights, false),
     ROPE,
     // No layer is without the window unless `layer_types` says so.
-    Setting::Keys { read: |fields, c| windows::read_pattern(fields, c, (4096, usize::MAX)), write: write_window },
+    Setting::Keys { read: |fields, c| windows::read_pattern(fields, c, 4096, usize::MAX), write: write_window },
 ];
 
 /// `layer_types` only where layers differ: it changes what transformers takes the folder for.

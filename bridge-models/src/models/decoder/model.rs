@@ -327,7 +327,7 @@ impl Decoder {
             regions: &self.regions,
             batch: context.batch,
             metrics: context.auxiliary.metrics,
-            words: &|table, ids_bt, depth| self.words_further_on(table, ids_bt, (depth, context)),
+            words: &|table, ids_bt, depth| self.words_further_on(table, ids_bt, depth, context),
             input: &|depth| self.layer_input_further_on(depth, context),
             loss: &|x_btc, targets| {
                 let (_, projection) = self.head_parts().expect("this is the head");
@@ -343,7 +343,8 @@ impl Decoder {
         &self,
         table: Option<&Table>,
         ids_bt: Tensor<2, Int>,
-        (depth, context): (usize, &ForwardContext),
+        depth: usize,
+        context: &ForwardContext,
     ) -> Tensor<3> {
         let own = || match (&self.embedding, &self.output_layer) {
             (Some(embedding), _) => embedding.word_embeddings(),

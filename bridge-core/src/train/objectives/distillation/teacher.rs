@@ -53,7 +53,7 @@ pub(in crate::train) fn find(
     };
     let path = settings.teacher.as_ref().ok_or_else(|| TrainError::Internal(format!("{KEY} is not there")))?;
     agreement::agree(groups, "checking the teacher", check_recipe(config, registry))?;
-    let checkpoint = find_teacher(config, (path, &registry.weights), groups)?;
+    let checkpoint = find_teacher(config, path, &registry.weights, groups)?;
     let opened = open(config, registry, settings, checkpoint);
     agreement::agree(groups, "opening the teacher", opened).map(Some)
 }

@@ -320,7 +320,7 @@ impl Recorder {
         figures.extend(losses.averages.into_iter().map(|(name, loss)| {
             let mean =
                 figure("mean_losses", "", "Mean of each loss over the steps that updated something", loss.into());
-            short_loss(mean, (&name, step.objective), loss)
+            short_loss(mean, &name, step.objective, loss)
                 .label("name", name.clone())
                 .line(60, format!("{name}: {}", scientific(loss)))
                 .json(70, name)
@@ -399,7 +399,7 @@ impl Recorder {
             let exponential = has_perplexity.then(|| format!(" | {name} PPL: {}", scientific(perplexity(loss))));
             let value = scientific(loss);
             figures.push(
-                short_loss(Figure::new("losses", "", "Each loss by name", loss), (name, report.objective), loss)
+                short_loss(Figure::new("losses", "", "Each loss by name", loss), name, report.objective, loss)
                     .label("name", name)
                     .board(format!("{name} {split}"))
                     .line(10, format!("{name} value: {value}{}", exponential.unwrap_or_default())),
@@ -419,7 +419,7 @@ impl Recorder {
 
 /// A loss in its column of the short line: the one that is minimised first, others behind it. All
 /// but the model's own are named.
-fn short_loss(figure: Figure, (name, objective): (&str, &str), loss: f64) -> Figure {
+fn short_loss(figure: Figure, name: &str, objective: &str, loss: f64) -> Figure {
     let value = significant(loss, 5);
     if name == LM_LOSS {
         figure.short(10, 90, format!("loss {value:>6}"))

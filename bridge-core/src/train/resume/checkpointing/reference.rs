@@ -95,7 +95,8 @@ fn open_pretrained(run: &TrainingRun, start: &Start) -> Result<Checkpoint, Train
 /// Opens the teacher of a run; weights of another program become a checkpoint first.
 pub(in crate::train) fn find_teacher(
     config: &RunConfig,
-    (path, formats): (&Path, &[Weights]),
+    path: &Path,
+    formats: &[Weights],
     groups: &ProcessGroups,
 ) -> Result<Checkpoint, TrainError> {
     let imported = config.logger.log_dir.join(TEACHER_FOLDER);

@@ -88,7 +88,7 @@ fn restore_rank(run: &mut TrainingRun, start: &Start, sources: &Sources<'_>) -> 
     // fp16 runs may not have made a step yet: no moments, but a loss scale that has moved.
     let has_optimizer = extra.contains_key("optimizer_step") || checkpoint.names_in("optimizer").next().is_some();
     if settings.load_optim {
-        restore_schedule(run, checkpoint, (&loaded, &train_state))?;
+        restore_schedule(run, checkpoint, &loaded, &train_state)?;
         if has_optimizer {
             let step = loaded.field::<u64>("optimizer_step")?.unwrap_or(train_state.step);
             known = load_optimizer(run, checkpoint, step)?;
@@ -120,7 +120,8 @@ fn restore_rank(run: &mut TrainingRun, start: &Start, sources: &Sources<'_>) -> 
 fn restore_schedule(
     run: &mut TrainingRun,
     checkpoint: &Checkpoint,
-    (loaded, train_state): (&Loaded, &TrainState),
+    loaded: &Loaded,
+    train_state: &TrainState,
 ) -> Result<(), TrainError> {
     match loaded.field::<SchedulerState>("opt_param_scheduler")? {
         Some(state) => {

@@ -54,7 +54,8 @@ impl Start {
 pub(in crate::train) fn find_start(
     config: &RunConfig,
     formats: &[Weights],
-    (groups, manager): (&ProcessGroups, Option<&NamedManager>),
+    groups: &ProcessGroups,
+    manager: Option<&NamedManager>,
 ) -> Result<Option<Start>, TrainError> {
     let fetched = if agreement::is_first(groups) { fetch(config, manager) } else { Ok(String::new()) };
     let fetched = agreement::agree(groups, "fetching a checkpoint", fetched)?;
