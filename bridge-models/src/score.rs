@@ -166,7 +166,7 @@ impl<'a> Scorer<'a> {
             let tokens_bt = self.tensor(rows.len(), ids.collect());
             let logits_btv = self.model.logits(tokens_bt, &mut state).ok_or((0, ScoreError::NoLogits))?;
             for (place, (row, score)) in rows.iter().zip(&mut scores).enumerate() {
-                self.add(&logits_btv, (place, &span), row, score).map_err(|error| (place, error))?;
+                self.add(&logits_btv, place, &span, row, score).map_err(|error| (place, error))?;
             }
         }
         Ok(scores)
@@ -176,7 +176,8 @@ impl<'a> Scorer<'a> {
     fn add(
         &self,
         logits_btv: &Tensor<3>,
-        (place, span): (usize, &Range<usize>),
+        place: usize,
+        span: &Range<usize>,
         row: &Row,
         scores: &mut Vec<TokenScore>,
     ) -> Result<(), ScoreError> {

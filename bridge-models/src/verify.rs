@@ -119,7 +119,7 @@ pub fn verify(folder: &Path, reference: &Path, device: &Device) -> Result<Verify
         model = model.without_predictions()?;
     }
     let chunk = model.build(&device.clone().autodiff())?;
-    compare((&model, None), chunk, reference, device)
+    compare(&model, None, chunk, reference, device)
 }
 
 /// Prefix of the names of gradients.
@@ -141,11 +141,12 @@ pub fn verify_adapter(
     let model = HfModel::open(folder)?.without_predictions()?;
     let adapter = PeftAdapter::open(adapter, &model)?;
     let chunk = adapter.build(&model, &device.clone().autodiff())?;
-    compare((&model, Some(&adapter)), chunk, reference, device)
+    compare(&model, Some(&adapter), chunk, reference, device)
 }
 
 fn compare(
-    (model, adapter): (&HfModel, Option<&PeftAdapter>),
+    model: &HfModel,
+    adapter: Option<&PeftAdapter>,
     mut chunk: Box<dyn ModelChunk>,
     file: HfCheckpoint,
     device: &Device,

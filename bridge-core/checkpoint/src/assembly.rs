@@ -95,7 +95,7 @@ pub fn assemble(root: &Path, machine: Machine, group: &Group, above: Option<u64>
     let places = places.get(&(chosen.iteration, chosen.checksum.clone())).unwrap_or(&empty);
     let made = if is_first { make_folder(&folder, &root) } else { Ok(()) };
     agree(group, "making a folder of pieces", made)?;
-    let received = gather(&folder, &chosen, (group, places), &inventories)?;
+    let received = gather(&folder, &chosen, group, places, &inventories)?;
     let received = agree(group, "putting a checkpoint together", received)?;
     let opened =
         CheckpointStore::open(&folder).and_then(|store| store.open_iteration(chosen.iteration, Verification::Sizes));
@@ -186,7 +186,8 @@ fn make_folder(folder: &Path, root: &Path) -> Result<(), CheckpointError> {
 fn gather(
     folder: &Path,
     chosen: &Candidate,
-    (group, places): (&Group, &BTreeMap<String, PathBuf>),
+    group: &Group,
+    places: &BTreeMap<String, PathBuf>,
     inventories: &[(bool, Vec<Candidate>)],
 ) -> Result<Result<usize, CheckpointError>, CheckpointError> {
     let is_it = |of: &&Candidate| (of.iteration, &of.checksum) == (chosen.iteration, &chosen.checksum);

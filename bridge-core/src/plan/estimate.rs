@@ -94,7 +94,7 @@ pub(super) fn estimate(
     (stages, pipeline, flops): (&[StagePlan], &Pipeline, &Flops),
 ) -> Estimate {
     let links = Links::new(setup, rates);
-    let seconds: Vec<StageSeconds> = stages.iter().map(|stage| of_stage(setup, (rates, &links), stage)).collect();
+    let seconds: Vec<StageSeconds> = stages.iter().map(|stage| of_stage(setup, rates, &links, stage)).collect();
     let busy = |stage: &StageSeconds| stage.compute + stage.exposed;
     let slowest = seconds.iter().copied().max_by(|a, b| busy(a).total_cmp(&busy(b))).unwrap_or_default();
     let replica_seconds = seconds.iter().map(|stage| stage.replicas).fold(0.0, f64::max);
@@ -116,7 +116,7 @@ pub(super) fn estimate(
     }
 }
 
-fn of_stage(setup: &Setup<'_>, (rates, links): (&Rates, &Links), stage: &StagePlan) -> StageSeconds {
+fn of_stage(setup: &Setup<'_>, rates: &Rates, links: &Links, stage: &StagePlan) -> StageSeconds {
     let microbatches = setup.shape.num_microbatches as f64;
     let memory = rates.memory_gigabytes * 1e9;
     let products = stage.flops / (rates.device_tflops * rates.device_efficiency * 1e12);

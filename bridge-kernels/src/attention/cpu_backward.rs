@@ -118,7 +118,7 @@ fn all_heads(saved: Saved<'_>, attention: Attention<'_>, targets: Targets<'_>) {
             let queries = start..(start + attention.block()).min(t);
             // SAFETY: this head of this sequence belongs to this task alone.
             let dq = unsafe { targets.q.matrix(batch, head, queries.clone(), d) };
-            block(saved, attention, dq, scratch, (batch, head), queries);
+            block(saved, attention, dq, scratch, batch, head, queries);
         }
         for (sums, target, d) in [(&scratch.k, targets.k, d), (&scratch.v, targets.v, width)] {
             for (token, sum) in sums.chunks_exact(d.max(1)).enumerate() {
@@ -135,7 +135,8 @@ fn block(
     attention: Attention<'_>,
     dq: MatrixMut<'_>,
     scratch: &mut Scratch,
-    (batch, head): (usize, usize),
+    batch: usize,
+    head: usize,
     queries: Range<usize>,
 ) {
     let Attention { h, g, d, width, scale, .. } = attention;

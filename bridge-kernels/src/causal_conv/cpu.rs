@@ -54,7 +54,7 @@ impl Convolution {
                 y.par_chunks_mut(ROWS * c).enumerate().for_each(|(task, y)| {
                     vectorised!({
                         for (i, y) in y.chunks_exact_mut(c).enumerate() {
-                            self.sum(y, (x, starts), task * ROWS + i);
+                            self.sum(y, x, starts, task * ROWS + i);
                             y.iter_mut().for_each(|y| *y *= sigmoid(*y));
                         }
                     });
@@ -65,7 +65,7 @@ impl Convolution {
 
     /// Input of the SiLU at token `at` of the sequence `x`.
     #[inline(always)]
-    fn sum(&self, y: &mut [f32], (x, starts): (&[f32], &[usize]), at: usize) {
+    fn sum(&self, y: &mut [f32], x: &[f32], starts: &[usize], at: usize) {
         let c = self.c;
         y.copy_from_slice(&self.bias);
         for (taps, lag) in self.taps.chunks_exact(c).rev().zip(0..=at - starts[at]) {
@@ -113,7 +113,7 @@ impl Convolution {
         let rows = (own + k - 1).min(t - first);
         slopes.resize(rows * c, 0.0);
         for (i, slope) in slopes.chunks_exact_mut(c).enumerate() {
-            self.sum(slope, (x, starts), first + i);
+            self.sum(slope, x, starts, first + i);
             for (slope, dy) in slope.iter_mut().zip(&dy[(first + i) * c..]) {
                 let s = sigmoid(*slope);
                 *slope = dy * s * (1.0 + *slope * (1.0 - s));

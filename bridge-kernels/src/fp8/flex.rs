@@ -63,7 +63,8 @@ impl HostPass {
     /// `[n, o]`.
     fn gradients<const D: usize>(
         &self,
-        (dy, outputs): (&[f32], usize),
+        dy: &[f32],
+        outputs: usize,
         weight: Option<(Tensor<2>, [usize; 2])>,
         x: Option<(KeptInput<D>, [usize; 2])>,
     ) -> (Option<Vec<f32>>, Option<Vec<f32>>) {
@@ -118,7 +119,7 @@ pub(super) fn fp8_linear<const D: usize>(
     Some(vjp::attach_some(tensor(y, shape), inputs(x, weight_oi, bias_o), move |dy: Tensor<D>| {
         let dy = Values::of_gradient(dy);
         let (weight, kept) = (weight.map(|weight| (weight, weight_shape)), kept.map(|kept| (kept, x_shape)));
-        let (dx, dw) = pass.gradients((dy.slice(), outputs), weight, kept);
+        let (dx, dw) = pass.gradients(dy.slice(), outputs, weight, kept);
         let mut gradients = vec![dx.and_then(|dx| gradient(dx, dims)), dw.and_then(|dw| gradient(dw, weight_shape))];
         gradients.extend(bias_tracked.map(|tracked| bias_gradient(tracked, &dy, outputs)));
         gradients

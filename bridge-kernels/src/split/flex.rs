@@ -23,7 +23,7 @@ pub(crate) fn split<const D: usize, const N: usize>(x: &Tensor<D>, sizes: [usize
     let parts = sizes.map(|size| {
         start += size;
         let from = start - size;
-        let part = filled(rows * size, |part| copy((part, size, 0), (values.slice(), columns, from), size));
+        let part = filled(rows * size, |part| copy(part, size, 0, values.slice(), columns, from, size));
         tensor::<D>(part, with_columns(dims, size)).into_dispatch()
     });
     let outputs = vjp::attach_all(parts.into(), vec![x.clone().into_dispatch()], move |gradients| {
@@ -32,7 +32,7 @@ pub(crate) fn split<const D: usize, const N: usize>(x: &Tensor<D>, sizes: [usize
             for (size, part) in sizes.into_iter().zip(gradients) {
                 let zeros = || Values::from_vec(vec![0.0; rows * size], with_columns(dims, size));
                 let part = part.map_or_else(zeros, |part| Values::of_gradient(Tensor::<D>::from_dispatch(part)));
-                copy((&mut *whole, columns, start), (part.slice(), size, 0), size);
+                copy(&mut *whole, columns, start, part.slice(), size, 0, size);
                 start += size;
             }
         });
@@ -49,7 +49,7 @@ fn with_columns<const D: usize>(dims: [usize; D], columns: usize) -> [usize; D] 
 }
 
 /// Copies `size` columns of each row between matrices, from and to the given columns.
-fn copy((to, to_columns, at): (&mut [f32], usize, usize), (from, columns, first): (&[f32], usize, usize), size: usize) {
+fn copy(to: &mut [f32], to_columns: usize, at: usize, from: &[f32], columns: usize, first: usize, size: usize) {
     let rows = (CHUNK / columns.max(to_columns)).max(1);
     to.par_chunks_mut(rows * to_columns).zip(from.par_chunks(rows * columns)).for_each(|(to, from)| {
         for (to, from) in to.chunks_exact_mut(to_columns).zip(from.chunks_exact(columns)) {

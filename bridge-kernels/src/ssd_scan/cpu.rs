@@ -206,7 +206,7 @@ impl Scan {
                     }
                 }
                 for chunk in 0..self.chunks() {
-                    self.forward_chunk(inputs, &task, chunk, (y, states, last), scratch);
+                    self.forward_chunk(inputs, &task, chunk, y, states, last, scratch);
                 }
             });
         });
@@ -218,7 +218,9 @@ impl Scan {
         inputs: &Inputs<'_>,
         task: &Task,
         chunk: usize,
-        (y, states, last): (Shared<'_>, Shared<'_>, Shared<'_>),
+        y: Shared<'_>,
+        states: Shared<'_>,
+        last: Shared<'_>,
         scratch: &mut Scratch,
     ) {
         let (tokens, batch) = (self.tokens(chunk), task.batch);

@@ -124,7 +124,7 @@ impl Scan {
         gemm(MatrixMut::new(&mut scratch.shared, q, q), Output::Set, 1.0, c_qn, b_qn.t(), Threads::One);
         let terms = &mut terms[tokens.start * 2 * n..tokens.end * 2 * n];
         for (index, head) in task.heads.clone().enumerate() {
-            self.backward_head(read, task, (chunk, head, index), (targets, &mut *terms), scratch);
+            self.backward_head(read, task, chunk, head, index, targets, &mut *terms, scratch);
         }
         let d_shared = Matrix::new(&scratch.d_shared, q, q);
         let shared = Shared::new(terms);
@@ -140,8 +140,11 @@ impl Scan {
         &self,
         read: &Read<'_>,
         task: &Task,
-        (chunk, head, index): (usize, usize, usize),
-        (targets, terms): (Targets<'_>, &mut [f32]),
+        chunk: usize,
+        head: usize,
+        index: usize,
+        targets: Targets<'_>,
+        terms: &mut [f32],
         scratch: &mut Scratch,
     ) {
         let (tokens, batch, inputs) = (self.tokens(chunk), task.batch, read.inputs);
@@ -194,7 +197,7 @@ impl Scan {
         self.scale((batch, &tokens), out_column, inputs.xbc, &steps.since_start, scaled);
         gemm(MatrixMut::new(d_state, n, p), Output::Add, 1.0, Matrix::new(scaled, q, n).t(), dy_qp, Threads::One);
         d_sum[q - 1] += d_whole;
-        self.finish_head(read, (targets, batch, head), &tokens, (steps, d_sum, d_dt));
+        self.finish_head(read, targets, batch, head, &tokens, steps, d_sum, d_dt);
     }
 
     /// The term of the values that are added to the output, and gradients of what the time steps
@@ -202,9 +205,13 @@ impl Scan {
     fn finish_head(
         &self,
         read: &Read<'_>,
-        (targets, batch, head): (Targets<'_>, usize, usize),
+        targets: Targets<'_>,
+        batch: usize,
+        head: usize,
         tokens: &std::ops::Range<usize>,
-        (steps, d_sum, d_dt): (&Steps, &[f64], &[f32]),
+        steps: &Steps,
+        d_sum: &[f64],
+        d_dt: &[f32],
     ) {
         let (p, inputs) = (self.p, read.inputs);
         let (rate, [least, largest]) = (-f64::from(inputs.a_log[head]).exp(), self.time_steps);

@@ -33,7 +33,7 @@ impl Norm {
     /// bias zero.
     pub fn new(config: NormConfig, size: usize, scope: &Scope, name: &str) -> Self {
         let cut = TensorPartition::Replicated(GradientScope::ResidualStream);
-        Self::with((config, size), (cut, ParameterRole::Norm), &scope.child(name))
+        Self::with(config, size, cut, ParameterRole::Norm, &scope.child(name))
     }
 
     /// The norm of queries or keys called `name`, of which each rank sees its own heads.
@@ -44,10 +44,10 @@ impl Norm {
     /// The norm of queries or keys called `name`, with weights for all heads, of which each rank
     /// has those of its own: `size` in all.
     pub fn of_projection(config: NormConfig, size: usize, cut: TensorPartition, scope: &Scope, name: &str) -> Self {
-        Self::with((config, size), (cut, ParameterRole::QueryKeyNorm), &scope.child(name))
+        Self::with(config, size, cut, ParameterRole::QueryKeyNorm, &scope.child(name))
     }
 
-    fn with((config, size): (NormConfig, usize), (cut, role): (TensorPartition, ParameterRole), scope: &Scope) -> Self {
+    fn with(config: NormConfig, size: usize, cut: TensorPartition, role: ParameterRole, scope: &Scope) -> Self {
         let scope = scope.component(Component::Norm);
         let initial = if config.zero_centered_gamma { Initial::Zeros } else { Initial::Ones };
         let vector = |name, initial, role| scope.parameter(name, [size], cut, initial, role);

@@ -427,7 +427,7 @@ impl TensorSource for HfCheckpoint {
             }
         }
         if let Encoding::Scaled { scales, block } = &entry.encoding {
-            self.multiply(&entry.shape, (scales, *block), start, target);
+            self.multiply(&entry.shape, scales, *block, start, target);
         }
         self.all_finite(entry, name, start, target.iter().copied().map(f64::from))
     }
@@ -435,7 +435,7 @@ impl TensorSource for HfCheckpoint {
 
 impl HfCheckpoint {
     /// Multiplies the elements of a tensor from number `start` on by the scales of their blocks.
-    fn multiply(&self, shape: &[usize], (scales, block): (&Entry, [usize; 2]), start: usize, values: &mut [f32]) {
+    fn multiply(&self, shape: &[usize], scales: &Entry, block: [usize; 2], start: usize, values: &mut [f32]) {
         if values.is_empty() {
             return;
         }

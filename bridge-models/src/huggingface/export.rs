@@ -179,8 +179,7 @@ impl Exporter {
             let row: usize = place.shape[1..].iter().product();
             for elements in entry.stored_blocks(number, self.block[0]) {
                 let values = entry.stored(number, elements, read)?;
-                for (part, (at, bytes)) in places.iter_mut().zip(encode(&values, row, (dtype, self.block))).enumerate()
-                {
+                for (part, (at, bytes)) in places.iter_mut().zip(encode(&values, row, dtype, self.block)).enumerate() {
                     stored_as.iter().try_for_each(|stored| self.staged.fill(&stored[part].0, *at, &bytes))?;
                     *at += bytes.len();
                 }
@@ -368,7 +367,7 @@ fn quantization_config(map: &WeightMap, storages: &HashMap<String, StorageDtype>
 
 /// Rows of a tensor, of `width` elements each, as they are stored: the bytes for each of the
 /// tensors that [`stored_as`] says.
-fn encode(values: &[f32], width: usize, (dtype, block): (StorageDtype, [usize; 2])) -> Vec<Vec<u8>> {
+fn encode(values: &[f32], width: usize, dtype: StorageDtype, block: [usize; 2]) -> Vec<Vec<u8>> {
     match dtype {
         StorageDtype::F32 => vec![values.iter().flat_map(|v| v.to_le_bytes()).collect()],
         StorageDtype::F16 => vec![values.iter().flat_map(|v| half::f16::from_f32(*v).to_le_bytes()).collect()],

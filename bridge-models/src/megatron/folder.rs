@@ -131,7 +131,7 @@ impl Folder {
                 .zip(&chunk.offsets)
                 .zip(&chunk.sizes)
                 .fold(0, |at, ((place, offset), size)| at * size + (place - offset));
-            copy(&part[begin * size..(begin + 1) * size], (offsets, sizes), (&mut values, shape));
+            copy(&part[begin * size..(begin + 1) * size], offsets, sizes, &mut values, shape);
         }
         let there: usize = taken.iter().map(|(_, sizes)| sizes.iter().product::<usize>()).sum();
         if there == whole {
@@ -150,7 +150,7 @@ impl Chunk {
 }
 
 /// Copies a block to its place in a tensor.
-fn copy(part: &[f32], (offsets, sizes): (&[usize], &[usize]), (values, shape): (&mut [f32], &[usize])) {
+fn copy(part: &[f32], offsets: &[usize], sizes: &[usize], values: &mut [f32], shape: &[usize]) {
     let Some((&row, before)) = sizes.split_last() else {
         values.copy_from_slice(part);
         return;

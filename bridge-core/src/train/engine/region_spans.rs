@@ -128,7 +128,7 @@ pub(in crate::train) fn forward(
         match output {
             SegmentOutput::Boundary(boundary) if index + 1 < segments.end && !is_observed => input = boundary,
             SegmentOutput::Boundary(boundary) if index + 1 < segments.end => {
-                input = boundary.map_made(|name, tensor| marked((name, tensor), observers, (&all, index)));
+                input = boundary.map_made(|name, tensor| marked(name, tensor, observers, &all, index));
             }
             output => return Ok(output),
         }
@@ -174,9 +174,11 @@ pub(in crate::train) fn backward<T>(
 /// The tensor, in whose backward is noted that it has come to the output of `segment`, and what its
 /// gradient is.
 fn marked(
-    (name, tensor): (&'static str, Tensor<3>),
+    name: &'static str,
+    tensor: Tensor<3>,
     observers: &Observers,
-    (all, segment): (&Arc<[Segment]>, usize),
+    all: &Arc<[Segment]>,
+    segment: usize,
 ) -> Tensor<3> {
     if !tensor.is_tracked() {
         return tensor;

@@ -82,7 +82,7 @@ pub fn run_with_restarts<T: Send>(
                 }
             }
         };
-        let (error, ranks) = match start(&config, &settings, (&places, faults), (&program, &on_hung)) {
+        let (error, ranks) = match start(&config, &settings, &places, faults, &program, &on_hung) {
             Ok(results) => return Ok(results),
             Err(fault) => fault,
         };
@@ -163,8 +163,10 @@ type OnHung<'a> = dyn Fn(&[usize]) -> Infallible + 'a;
 fn start<T: Send>(
     config: &RunConfig,
     settings: &InProcessRestartConfig,
-    (places, faults): (&Places, u32),
-    (program, on_hung): (&Program<'_, T>, &OnHung<'_>),
+    places: &Places,
+    faults: u32,
+    program: &Program<'_, T>,
+    on_hung: &OnHung<'_>,
 ) -> Result<Vec<T>, (TrainError, Vec<usize>)> {
     let heartbeats: Vec<Arc<Heartbeat>> = (0..config.parallel.world_size).map(|_| Arc::default()).collect();
     let failed: Mutex<BTreeSet<usize>> = Mutex::default();

@@ -69,7 +69,7 @@ use crate::train::subsystems::contract::LoopRequest;
 use crate::train::subsystems::{LossWatch, Subsystems, check_metric};
 
 /// Messages about another program's weights that a run starts from, on rank 0.
-fn remarks((config, groups): (&RunConfig, &ProcessGroups), formats: &[Weights], start: Option<&Start>) -> Vec<String> {
+fn remarks(config: &RunConfig, groups: &ProcessGroups, formats: &[Weights], start: Option<&Start>) -> Vec<String> {
     let begins = start.is_some_and(|start| start.is_pretrained) && agreement::is_first(groups);
     begins.then(|| remark_on_foreign(config, formats)).flatten().into_iter().collect()
 }
@@ -103,12 +103,12 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let lineage = agreement::agree(groups, "comparing the run with its checkpoint", lineage)?;
     let mut reporter = Reporter::new(&config, (options.console, options.verbosity), groups.world().rank());
     let process = (options.signals, options.rank_env.unit);
-    let exits = watch((&config, groups), process, (options.cancel, options.started), (&reporter, &heartbeat))?;
+    let exits = watch(&config, groups, process, (options.cancel, options.started), &reporter, &heartbeat)?;
     let requests = exits.requests();
     let base = lineage.tokenizer();
     let preparation = Preparation { config: &config, groups, place, base, requests, reporter: &reporter };
     let (config, data, known) = build_data(&preparation, registry, &lineage, &begun)?;
-    let known = known.with(remarks((&config, groups), &registry.weights, start.as_ref()));
+    let known = known.with(remarks(&config, groups, &registry.weights, start.as_ref()));
     let padded_vocab_size = vocabulary::rows(&config, &data, start.as_ref(), &reporter)?;
     let teacher = fitting(teacher, &preparation, (&data, padded_vocab_size), &registry.models)?;
     reporter.count_epochs(data.epoch_samples());
@@ -178,10 +178,12 @@ fn loss_watch(config: &RunConfig, placement: Placement) -> LossWatch {
 /// Watches what can ask this rank to stop: signals, the program's handle, the clock. All ranks call
 /// this together.
 fn watch(
-    (config, groups): (&RunConfig, &ProcessGroups),
+    config: &RunConfig,
+    groups: &ProcessGroups,
     process: (WatchSignals, RankUnit),
     from_outside: (CancelHandle, Instant),
-    (reporter, heartbeat): (&Reporter, &Arc<Heartbeat>),
+    reporter: &Reporter,
+    heartbeat: &Arc<Heartbeat>,
 ) -> Result<Exits, TrainError> {
     let signals = watch_signals(config, process.0, process.1)?;
     let mut exits = Exits::new(groups, signals, from_outside, Arc::clone(heartbeat))?;

@@ -175,7 +175,7 @@ impl PlacementSpec {
                     0 => "num_layers".to_owned(),
                     extra => format!("num_layers plus {extra} for embedding and loss"),
                 };
-                let per_stage = divide(what, slots, ("pipeline_model_parallel_size", stages))?;
+                let per_stage = divide(what, slots, "pipeline_model_parallel_size", stages)?;
                 self.chain(&vec![per_stage; stages], *embedding, *loss)
             }
             Split::Uneven { first, last } => {
@@ -203,7 +203,8 @@ impl PlacementSpec {
             count => divide(
                 "the number of layers on the middle stages".to_owned(),
                 left as usize,
-                ("the number of middle stages", count),
+                "the number of middle stages",
+                count,
             )?,
         };
         let mut counts = vec![middle; stages];
@@ -228,7 +229,7 @@ impl PlacementSpec {
         let mut per_chunk = Vec::with_capacity(slots_per_rank.len());
         for (rank, &slots) in slots_per_rank.iter().enumerate() {
             let what = format!("the number of layers on stage {rank}");
-            per_chunk.push(divide(what, slots, ("virtual_pipeline_model_parallel_size", chunks))?);
+            per_chunk.push(divide(what, slots, "virtual_pipeline_model_parallel_size", chunks)?);
         }
         let stages = slots_per_rank.len();
         let mut placed: Vec<Vec<StageContent>> = vec![Vec::with_capacity(chunks); stages];
@@ -256,7 +257,7 @@ impl PlacementSpec {
     }
 }
 
-fn divide(what: String, value: usize, (by, divisor): (&'static str, usize)) -> Result<usize, PlacementError> {
+fn divide(what: String, value: usize, by: &'static str, divisor: usize) -> Result<usize, PlacementError> {
     if value.is_multiple_of(divisor) {
         return Ok(value / divisor);
     }

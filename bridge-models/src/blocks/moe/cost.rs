@@ -116,7 +116,7 @@ fn exchanges(config: &DecoderConfig, moe: &MoeConfig, work: &Workload) -> Vec<Ex
     }
     all.push(told(GroupKind::Tensor));
     let (tokens, ranks) = (work.tokens_between_blocks(), work.place.expert_tensor.size as u64);
-    all.extend(share(moe, tokens, routed_row, (GroupKind::ExpertTensor, ranks)));
+    all.extend(share(moe, tokens, routed_row, GroupKind::ExpertTensor, ranks));
     all.extend(dispatch(moe, tokens * ranks, routed_row, work));
     if moe.shared_expert_intermediate_size.is_some() {
         all.extend(enter_exchanges(row, work));
@@ -128,7 +128,7 @@ fn exchanges(config: &DecoderConfig, moe: &MoeConfig, work: &Workload) -> Vec<Ex
 /// `tokens` to their experts and back.
 fn dispatch(moe: &MoeConfig, tokens: u64, row: u64, work: &Workload) -> Vec<Exchange> {
     match moe.dispatcher {
-        Dispatcher::AllGather => share(moe, tokens, row, (GroupKind::Expert, work.place.expert.size as u64)),
+        Dispatcher::AllGather => share(moe, tokens, row, GroupKind::Expert, work.place.expert.size as u64),
         Dispatcher::AllToAll => {
             let way = (TrafficKind::Expert, GroupKind::Expert);
             let choices = tokens * moe.topk as u64 * row;
@@ -145,7 +145,7 @@ fn dispatch(moe: &MoeConfig, tokens: u64, row: u64, work: &Workload) -> Vec<Exch
 
 /// Choices, `tokens` and weights of each rank to all of a group; what each rank's experts make of
 /// them is summed.
-fn share(moe: &MoeConfig, tokens: u64, row: u64, (group, ranks): (GroupKind, u64)) -> Vec<Exchange> {
+fn share(moe: &MoeConfig, tokens: u64, row: u64, group: GroupKind, ranks: u64) -> Vec<Exchange> {
     let (choices, rows) = (tokens * moe.topk as u64, tokens * row);
     let of = |operation, pass, bytes| exchange((TrafficKind::Expert, group), operation, pass, (1, bytes));
     vec![

@@ -60,7 +60,7 @@ impl Cache {
     fn read_sample(&self, key: u128, length: usize) -> Option<Best> {
         let size = HEAD + length * (self.k * 8 + 4) + HASH;
         let bytes = untrusted_io::read(&self.path(key), size as u64).ok()?;
-        decode(&bytes, key, (length, self.k)).filter(|best| best.ids.iter().all(|id| (*id as usize) < self.rows))
+        decode(&bytes, key, length, self.k).filter(|best| best.ids.iter().all(|id| (*id as usize) < self.rows))
     }
 
     fn path(&self, key: u128) -> PathBuf {
@@ -102,7 +102,7 @@ fn encode(key: u128, best: &Best) -> Vec<u8> {
 }
 
 /// Content of `bytes`, if they belong to this sample and are unchanged.
-fn decode(bytes: &[u8], key: u128, (length, k): (usize, usize)) -> Option<Best> {
+fn decode(bytes: &[u8], key: u128, length: usize, k: usize) -> Option<Best> {
     let (content, checksum) = bytes.split_last_chunk::<HASH>()?;
     if content.len() != HEAD + length * (k * 8 + 4) || XxHash3_128::oneshot(content) != u128::from_le_bytes(*checksum) {
         return None;
@@ -132,17 +132,17 @@ mod tests {
         let values: Vec<f32> = (0..21).map(|number| (number * number % 13) as f32).collect();
         let best = Best::of(&values, (7, 2), 1.5);
         let bytes = encode(99, &best);
-        assert_eq!(decode(&bytes, 99, (3, 2)), Some(best));
-        assert_eq!(decode(&bytes, 98, (3, 2)), None);
-        assert_eq!(decode(&bytes, 99, (2, 2)), None);
-        assert_eq!(decode(&bytes, 99, (3, 1)), None);
+        assert_eq!(decode(&bytes, 99, 3, 2), Some(best));
+        assert_eq!(decode(&bytes, 98, 3, 2), None);
+        assert_eq!(decode(&bytes, 99, 2, 2), None);
+        assert_eq!(decode(&bytes, 99, 3, 1), None);
         for length in 0..bytes.len() {
-            assert_eq!(decode(&bytes[..length], 99, (3, 2)), None, "{length}");
+            assert_eq!(decode(&bytes[..length], 99, 3, 2), None, "{length}");
         }
         for bit in 0..bytes.len() * 8 {
             let mut changed = bytes.clone();
             changed[bit / 8] ^= 1 << (bit % 8);
-            assert_eq!(decode(&changed, 99, (3, 2)), None, "{bit}");
+            assert_eq!(decode(&changed, 99, 3, 2), None, "{bit}");
         }
     }
 }

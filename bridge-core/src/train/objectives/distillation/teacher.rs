@@ -117,19 +117,19 @@ impl Teacher {
             Some((of_teacher, own)) => self.check_tokenizer(config, of_teacher, own)?,
             None if self.rows != rows => {
                 let message = "has another vocabulary than the model, and no tokenizers say which ids both have";
-                return Err(self.differs(config, message, ("rows", self.rows), rows));
+                return Err(self.differs(config, message, "rows", self.rows, rows));
             }
             None => {}
         }
         let ids = config.model.vocab_size.unwrap_or_else(|| data.vocab_size()).min(rows);
         let used = data.tokenizer().map_or(ids, |tokenizer| tokenizer.vocab_size());
         if self.rows < used {
-            return Err(self.differs(config, "has a smaller vocabulary than the model", ("rows", self.rows), used));
+            return Err(self.differs(config, "has a smaller vocabulary than the model", "rows", self.rows, used));
         }
         let (width, own_width) = (self.model.hidden_size, config.model.hidden_size);
         if self.settings.hidden_weight > 0.0 && width != own_width {
             let message = "has hidden states of another width, which distillation.hidden_weight cannot compare";
-            return Err(self.differs(config, message, ("width", width), own_width));
+            return Err(self.differs(config, message, "width", width, own_width));
         }
         self.shared_rows = rows.min(self.rows);
         if let Some(k) = self.settings.top_k.filter(|k| *k >= self.shared_rows) {
@@ -167,7 +167,7 @@ impl Teacher {
         Err(TrainError::Config(error.into()))
     }
 
-    fn differs(&self, config: &RunConfig, message: &str, (what, found): (&str, usize), expected: usize) -> TrainError {
+    fn differs(&self, config: &RunConfig, message: &str, what: &str, found: usize, expected: usize) -> TrainError {
         let error = ConfigError::new(ErrorKind::Conflict, KEY, message)
             .with_found(format!("{what} {found}, in {}", self.checkpoint.path().display()))
             .with_expected(format!("{what} {expected}, as the model of the run"))
