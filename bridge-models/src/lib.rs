@@ -21,6 +21,7 @@
 #![deny(missing_docs)]
 
 pub mod adapters;
+mod architecture;
 mod blocks;
 pub mod families;
 mod fingerprint;

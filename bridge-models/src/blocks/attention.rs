@@ -25,8 +25,8 @@ use super::norm::{Norm, statistics};
 use super::regions::{Regions, enter_exchanges, exchange, leave_exchanges, total_exchanges};
 use super::residual::BlockOutput;
 use super::rope::LayerTables;
-use crate::models::decoder::choices::QkNormScope;
-use crate::models::decoder::config::{DecoderConfig, PositionEmbedding};
+use crate::architecture::choices::QkNormScope;
+use crate::architecture::config::{DecoderConfig, PositionEmbedding};
 
 /// Query, key and value projection, attention, output projection.
 #[derive(Module, Debug)]

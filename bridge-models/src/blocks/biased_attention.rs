@@ -15,7 +15,7 @@ use super::key_values::KeyValues;
 use super::linear::{Linear, LinearConfig};
 use super::regions::Regions;
 use super::residual::BlockOutput;
-use crate::models::decoder::config::{DecoderConfig, RelativeConfig};
+use crate::architecture::config::{DecoderConfig, RelativeConfig};
 
 /// Keys that a query attends to besides earlier ones of its own sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

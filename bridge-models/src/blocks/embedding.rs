@@ -14,7 +14,7 @@ use burn::tensor::{FloatDType, Int, Tensor, TensorData};
 use super::init::InitialValues;
 use super::regions::{Regions, leave_exchanges};
 use super::residual::scaled;
-use crate::models::decoder::config::{DecoderConfig, PositionEmbedding};
+use crate::architecture::config::{DecoderConfig, PositionEmbedding};
 
 /// Name of the word embedding's parameter.
 pub(crate) const WORD_EMBEDDINGS: &str = "embedding.word_embeddings.weight";

@@ -17,7 +17,7 @@ use super::embedding::vocabulary_rows;
 use super::linear::flops;
 use super::regions::{Regions, enter_exchanges};
 use super::residual::scaled;
-use crate::models::decoder::config::DecoderConfig;
+use crate::architecture::config::DecoderConfig;
 
 /// Targets of the loss.
 pub(crate) struct Targets {

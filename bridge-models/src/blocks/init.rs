@@ -2,7 +2,7 @@
 
 use bridge_core::model::Initial;
 
-use crate::models::decoder::config::DecoderConfig;
+use crate::architecture::config::DecoderConfig;
 
 /// Initial values of a decoder's matrices.
 #[derive(Clone, Copy, Debug)]

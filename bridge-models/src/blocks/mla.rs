@@ -26,7 +26,7 @@ use super::norm::Norm;
 use super::recompute::recomputed;
 use super::regions::{Regions, enter_exchanges, leave_exchanges};
 use super::residual::BlockOutput;
-use crate::models::decoder::config::{DecoderConfig, LatentConfig, NormConfig};
+use crate::architecture::config::{DecoderConfig, LatentConfig, NormConfig};
 
 /// The dimension of a token's elements in `[b, t, c]`, and of a head's in `[b, t, h, d]`.
 const FEATURES: usize = 2;

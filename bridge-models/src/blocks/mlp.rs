@@ -10,7 +10,7 @@ use super::init::InitialValues;
 use super::linear::{Linear, LinearConfig, flops};
 use super::regions::{Regions, enter_exchanges, leave_exchanges};
 use super::residual::BlockOutput;
-use crate::models::decoder::config::DecoderConfig;
+use crate::architecture::config::DecoderConfig;
 
 /// An expert's first layer and non-linearity.
 const EXPERT: [OffloadModule; 2] = [OffloadModule::ExpertFc1, OffloadModule::MoeAct];

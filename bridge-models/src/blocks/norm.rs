@@ -5,8 +5,8 @@ use bridge_kernels::{Recomputable, layer_norm, residual_layer_norm, residual_rms
 use burn::module::{Module, Param};
 use burn::tensor::{DType, FloatDType, Tensor};
 
-use crate::models::decoder::choices::NormKind;
-use crate::models::decoder::config::NormConfig;
+use crate::architecture::choices::NormKind;
+use crate::architecture::config::NormConfig;
 
 /// A norm over the last dimension.
 #[derive(Module, Debug)]

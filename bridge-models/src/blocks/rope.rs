@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use bridge_kernels::rotary::{RotaryPairing, RotaryTable};
 use burn::tensor::Device;
 
-use crate::models::decoder::choices::{RopeScaling, YarnConfig};
-use crate::models::decoder::config::{DecoderConfig, PositionEmbedding, RopeConfig};
+use crate::architecture::choices::{RopeScaling, YarnConfig};
+use crate::architecture::config::{DecoderConfig, PositionEmbedding, RopeConfig};
 
 /// Rotary tables of a model, for the positions that were asked for so far.
 #[derive(Clone, Debug)]

@@ -4,7 +4,7 @@ use bridge_dist::comm::{Group, ReduceOp};
 
 use super::choice::Choice;
 use super::input::MoeInput;
-use crate::models::decoder::config::MoeConfig;
+use crate::architecture::config::MoeConfig;
 
 /// Weights of the auxiliary losses.
 #[derive(Clone, Copy, Debug)]

@@ -4,8 +4,8 @@
 use super::balance::WholeBatch;
 use super::choice::Choice;
 use super::input::MoeInput;
-use crate::models::decoder::choices::DropPolicy;
-use crate::models::decoder::config::MoeConfig;
+use crate::architecture::choices::DropPolicy;
+use crate::architecture::config::MoeConfig;
 
 /// Capacity of an expert, and the rule for dropping tokens.
 #[derive(Clone, Copy, Debug)]

@@ -1,8 +1,8 @@
 //! The choice of experts by their scores, and the gradients of the scores.
 
 use super::balance::Injected;
-use crate::models::decoder::choices::{RouterPrecision, ScoreFunction};
-use crate::models::decoder::config::MoeConfig;
+use crate::architecture::choices::{RouterPrecision, ScoreFunction};
+use crate::architecture::config::MoeConfig;
 
 /// Settings of a choice.
 #[derive(Clone, Copy, Debug)]

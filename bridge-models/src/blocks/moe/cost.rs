@@ -5,11 +5,11 @@ use bridge_dist::comm::Operation::{AllGather, AllReduce, AllToAll, ReduceScatter
 use bridge_dist::mesh::GroupKind;
 use bridge_kernels::offload::Module;
 
+use crate::architecture::choices::Dispatcher;
+use crate::architecture::config::{DecoderConfig, MoeConfig};
 use crate::blocks::linear::flops;
 use crate::blocks::mlp::{block_flops, block_operands, inner_bytes, kept_inner_bytes, unit_bytes};
 use crate::blocks::regions::{enter_exchanges, exchange, leave_exchanges};
-use crate::models::decoder::choices::Dispatcher;
-use crate::models::decoder::config::{DecoderConfig, MoeConfig};
 
 const FLOAT32: u64 = 4;
 const FLOAT64: u64 = 8;

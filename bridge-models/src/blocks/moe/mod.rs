@@ -36,10 +36,11 @@ use self::rows::take_rows;
 use super::init::InitialValues;
 use super::linear::{Linear, LinearConfig};
 use super::mlp::Mlp;
-use super::recompute::{RecomputedParts, recomputed};
+use super::recompute::recomputed;
 use super::regions::Regions;
-use crate::models::decoder::choices::Dispatcher;
-use crate::models::decoder::config::{DecoderConfig, MoeConfig};
+use crate::architecture::choices::Dispatcher;
+use crate::architecture::config::{DecoderConfig, MoeConfig};
+use crate::architecture::recompute::RecomputedParts;
 
 /// A feed-forward block made of a router and experts, of which this rank may hold a part.
 #[derive(Module, Debug)]

@@ -34,9 +34,9 @@ use super::balance::{Coefficients, WholeBatch, sinkhorn};
 use super::capacity::Capacity;
 use super::choice::{Choice, Settings};
 use super::input::MoeInput;
+use crate::architecture::choices::RouterPrecision;
+use crate::architecture::config::{DecoderConfig, MoeConfig};
 use crate::blocks::init::InitialValues;
-use crate::models::decoder::choices::RouterPrecision;
-use crate::models::decoder::config::{DecoderConfig, MoeConfig};
 
 /// A score for each expert.
 #[derive(Module, Debug)]

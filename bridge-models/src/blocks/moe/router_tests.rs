@@ -1,8 +1,8 @@
 //! The router against plain operations.
 
 use super::*;
+use crate::architecture::choices::ScoreFunction;
 use crate::blocks::moe::choice::{Groups, best};
-use crate::models::decoder::choices::ScoreFunction;
 use bridge_core::model::{Auxiliary, LayerMetrics, Parallel};
 use bridge_kernels::DropoutKey;
 use burn::tensor::activation::softmax as burn_softmax;

@@ -3,9 +3,10 @@
 use bridge_core::model::{SegmentCost, Workload};
 
 use super::Mamba;
+use crate::architecture::config::DecoderConfig;
+use crate::architecture::hybrid::MambaConfig;
 use crate::blocks::linear::flops;
 use crate::blocks::regions::{enter_exchanges, leave_exchanges};
-use crate::models::decoder::{DecoderConfig, MambaConfig};
 
 impl Mamba {
     /// Cost of the block. The scan counts seven operations for each number of the state and token,

@@ -21,7 +21,8 @@ use super::attention::AttentionInput;
 use super::init::InitialValues;
 use super::linear::{Linear, LinearConfig};
 use super::residual::BlockOutput;
-use crate::models::decoder::{DecoderConfig, MambaConfig};
+use crate::architecture::config::DecoderConfig;
+use crate::architecture::hybrid::MambaConfig;
 
 /// Range from which the decay rates of heads are drawn.
 const DECAY_RATES: [f64; 2] = [1.0, 16.0];

@@ -10,11 +10,11 @@ use bridge_core::model::{
 };
 use bridge_kernels::offload::Module;
 
-use super::config::DecoderConfig;
-use super::divisions::check_divides;
-use super::hybrid::{HybridBlock, letters};
-use super::limits::invalid;
 use super::model::{Decoder, outline};
+use crate::architecture::config::DecoderConfig;
+use crate::architecture::divisions::check_divides;
+use crate::architecture::hybrid::{HybridBlock, letters};
+use crate::architecture::limits::invalid;
 use crate::models::encoder_decoder::{self, EncoderDecoder};
 
 /// The kind under which decoders are registered.

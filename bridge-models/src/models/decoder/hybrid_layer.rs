@@ -6,9 +6,9 @@ use bridge_kernels::offload::Module as OffloadModule;
 use burn::module::Module;
 use burn::tensor::{FloatDType, Tensor};
 
-use super::config::{DecoderConfig, ResidualConfig};
-use super::hybrid::{HybridBlock, HybridConfig};
 use super::layer::LayerInput;
+use crate::architecture::config::{DecoderConfig, ResidualConfig};
+use crate::architecture::hybrid::{HybridBlock, HybridConfig};
 use crate::blocks::attention::SelfAttention;
 use crate::blocks::mlp::Mlp;
 use crate::blocks::moe::Moe;

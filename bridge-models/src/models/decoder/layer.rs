@@ -6,8 +6,8 @@ use bridge_kernels::{DropoutKey, Recomputable};
 use burn::module::Module;
 use burn::tensor::{FloatDType, Tensor};
 
-use super::choices::{BlockOrder, NormPlacement};
-use super::config::{DecoderConfig, ResidualConfig};
+use crate::architecture::choices::{BlockOrder, NormPlacement};
+use crate::architecture::config::{DecoderConfig, ResidualConfig};
 use crate::blocks::attention::{AttentionInput, SelfAttention};
 use crate::blocks::key_values::KeyValues;
 use crate::blocks::mla::LatentAttention;

@@ -5,10 +5,10 @@ use bridge_core::model::{ChunkScope, GenerationState, LayerState, SegmentCost, S
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-use super::config::DecoderConfig;
-use super::hybrid::HybridBlock;
 use super::hybrid_layer::HybridLayer;
 use super::layer::{Layer, LayerInput};
+use crate::architecture::config::DecoderConfig;
+use crate::architecture::hybrid::HybridBlock;
 
 /// A layer of a decoder. All layers of a decoder are of one sort.
 #[derive(Module, Debug)]

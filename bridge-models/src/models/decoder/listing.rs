@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bridge_core::model::{Adapter, Declaration, LinearAdaptation, LinearLayer, Scope, Stage, Workload};
 
-use super::config::DecoderConfig;
 use super::model::outline;
+use crate::architecture::config::DecoderConfig;
 
 /// A linear layer of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -15,10 +15,10 @@ use bridge_kernels::rotary::Positions;
 use burn::module::{Module, ModuleMapper};
 use burn::tensor::{FloatDType, Int, Tensor};
 
-use super::config::DecoderConfig;
 use super::layer::LayerInput;
 use super::layers::DecoderLayer;
 use super::mtp::{self, MultiToken};
+use crate::architecture::config::DecoderConfig;
 use crate::blocks::attention::AttentionInput;
 use crate::blocks::embedding::{Embedding, Table, WORD_EMBEDDINGS, rows_of_words};
 use crate::blocks::head::{

@@ -17,8 +17,8 @@ use burn::module::Module;
 use burn::tensor::kind::Numeric;
 use burn::tensor::{FloatDType, Int, Tensor};
 
-use super::config::DecoderConfig;
 use super::layer::{Layer, LayerInput};
+use crate::architecture::config::DecoderConfig;
 use crate::blocks::embedding::{Embedding, Table, WORD_EMBEDDINGS};
 use crate::blocks::head::{Targets, cost as head_cost};
 use crate::blocks::init::InitialValues;

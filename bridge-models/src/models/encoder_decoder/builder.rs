@@ -3,8 +3,8 @@
 use bridge_core::config::{ENCODER_INPUTS, Kind, TransformerConfig};
 use bridge_core::model::{ModelBuildError, ModelBuilder, ModelConfig, ModelRegistry};
 
+use crate::architecture::limits::invalid;
 use crate::models::decoder::GptModelConfig;
-use crate::models::decoder::limits::invalid;
 
 /// The kind under which encoder-decoders are registered.
 pub const KIND: &str = "t5";

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use bridge_core::model::{Adapter, ChunkScope, Outline, Segment, SegmentCost, SegmentRole, Stage, Workload};
 
 use super::model::declare;
+use crate::architecture::config::{DecoderConfig, EncoderConfig};
 use crate::blocks::embedding::Embedding;
 use crate::blocks::head::cost as head_cost;
 use crate::blocks::linear::flops;
 use crate::blocks::mlp::Mlp;
 use crate::blocks::norm::statistics;
 use crate::blocks::regions::{enter_exchanges, leave_exchanges};
-use crate::models::decoder::config::{DecoderConfig, EncoderConfig};
 
 const FLOAT32: u64 = 4;
 

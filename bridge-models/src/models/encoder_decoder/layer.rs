@@ -6,13 +6,13 @@ use bridge_kernels::{DropoutKey, LargestScore, Recomputable};
 use burn::module::Module;
 use burn::tensor::{FloatDType, Tensor};
 
+use crate::architecture::config::DecoderConfig;
 use crate::blocks::biased_attention::{BiasedAttention, BiasedInput, CrossAttention, Scores};
 use crate::blocks::key_values::KeyValues;
 use crate::blocks::mlp::Mlp;
 use crate::blocks::norm::Norm;
 use crate::blocks::regions::Regions;
 use crate::blocks::residual::{BlockOutput, Branch, Reads, Residual};
-use crate::models::decoder::config::DecoderConfig;
 
 /// The parts of a layer that run, and are recomputed, by themselves. A decoder's attention to the
 /// encoder belongs to the first.

@@ -8,7 +8,6 @@
 //! | `cost` | what the segments cost |
 //! | `generate` | the encoder once, then the decoder token by token |
 //! | `builder` | kind `t5` for the model registry |
-//! | `validate` | whether the fields of a configuration fit an encoder |
 //!
 //! The architecture is a [`DecoderConfig`](crate::DecoderConfig) with an encoder; the maths of the
 //! layers is in `crate::blocks`.
@@ -18,7 +17,6 @@ mod cost;
 mod generate;
 mod layer;
 mod model;
-mod validate;
 
 pub use builder::{KIND, T5ModelConfig};
 pub use model::EncoderDecoder;
@@ -26,4 +24,3 @@ pub use model::EncoderDecoder;
 pub(crate) use builder::register;
 pub(crate) use cost::outline;
 pub(crate) use model::declare;
-pub(crate) use validate::validate;

@@ -17,13 +17,13 @@ use burn::module::Module;
 use burn::tensor::{Bool, Device, FloatDType, Int, Tensor};
 
 use super::layer::{Layer, LayerInput, PARTS, Source, Stack};
+use crate::architecture::config::{DecoderConfig, EncoderConfig, PositionEmbedding};
 use crate::blocks::biased_attention::{Direction, RelativeBias, Scores};
 use crate::blocks::embedding::{Embedding, Table, WORD_EMBEDDINGS};
 use crate::blocks::head::{HeadOutputs, LastOutputs, Projection, Targets, loss_sum};
 use crate::blocks::init::InitialValues;
 use crate::blocks::norm::Norm;
 use crate::blocks::regions::Regions;
-use crate::models::decoder::config::{DecoderConfig, EncoderConfig, PositionEmbedding};
 
 /// The encoder's output on its way through the decoder.
 const ENCODER: &str = "encoder";

@@ -9,7 +9,7 @@ use bridge_kernels::Philox;
 use super::spread::{Model, ONE, Spread, divisible, mixtures, on_one_rank, run_model, sequences};
 use super::*;
 use crate::adapters::{Branch, Dropout, DropoutPlace, LowRankAdapter, Method, Targets};
-use crate::blocks::recompute::RecomputedParts;
+use crate::architecture::recompute::RecomputedParts;
 
 const MOE_ACT: RecomputedParts = RecomputedParts { moe_act: true, shared_experts: false, mla_up_proj: false };
 const SHARED_EXPERTS: RecomputedParts = RecomputedParts { shared_experts: true, moe_act: false, mla_up_proj: false };

@@ -13,7 +13,7 @@ use super::choices::{
 use super::hybrid::HybridConfig;
 use super::moe_words;
 use super::section::{SettingCodec, as_read, described, one_of, or, same, unless, words};
-use crate::blocks::recompute::RecomputedParts;
+use crate::architecture::recompute::RecomputedParts;
 
 described! {
     /// Everything that decides a decoder's shapes and arithmetic.

@@ -61,7 +61,7 @@ impl DecoderConfig {
     }
 
     /// True if every linear layer has a bias.
-    pub(super) fn has_all_biases(&self) -> bool {
+    pub(crate) fn has_all_biases(&self) -> bool {
         self.qkv_bias && self.proj_bias && self.mlp_bias
     }
 

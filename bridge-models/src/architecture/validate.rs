@@ -24,7 +24,7 @@ impl DecoderConfig {
         if let PositionEmbedding::Rope(rope) = &self.position_embedding {
             rope.validate(self.rotary_head())?;
         }
-        crate::models::encoder_decoder::validate(self)?;
+        super::encoder::validate(self)?;
         let rates = [
             ("model.hidden_dropout", self.embedding_dropout),
             ("model.hidden_dropout", self.hidden_dropout),

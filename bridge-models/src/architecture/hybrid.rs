@@ -152,12 +152,12 @@ pub(crate) fn letters(layers: &[HybridBlock]) -> String {
 }
 
 /// The layers with experts, where a pattern says.
-pub(super) fn layers_with_experts(section: &TransformerConfig) -> Result<Option<LayerPattern>, ModelBuildError> {
+pub(crate) fn layers_with_experts(section: &TransformerConfig) -> Result<Option<LayerPattern>, ModelBuildError> {
     let layers = pattern(section)?;
     Ok(layers.map(|layers| LayerPattern::from_list(layers.iter().map(|block| *block == HybridBlock::Moe).collect())))
 }
 
-pub(super) const WORDS: SettingCodec<Option<HybridConfig>, DecoderConfig> = SettingCodec {
+pub(crate) const WORDS: SettingCodec<Option<HybridConfig>, DecoderConfig> = SettingCodec {
     read: |section, _| match pattern(section)? {
         Some(layers) => Ok(Some(HybridConfig { layers, mamba: MambaConfig::read(section)? })),
         None => Ok(None),
@@ -187,7 +187,7 @@ impl DecoderConfig {
     }
 
     /// True if the length of a text is unbounded.
-    pub(super) fn has_unlimited_positions(&self) -> bool {
+    pub(crate) fn has_unlimited_positions(&self) -> bool {
         !self.has_block(HybridBlock::Attention) && self.position_embedding == PositionEmbedding::None
     }
 
@@ -222,7 +222,7 @@ impl DecoderConfig {
     }
 
     /// Checks what the layers' blocks need of the other fields.
-    pub(super) fn validate_hybrid(&self) -> Result<(), ModelBuildError> {
+    pub(crate) fn validate_hybrid(&self) -> Result<(), ModelBuildError> {
         let Some(hybrid) = &self.hybrid else {
             return Ok(());
         };

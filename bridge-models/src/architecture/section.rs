@@ -11,7 +11,7 @@ use super::limits::invalid;
 
 /// Correspondence between the `[model]` section and a field of type `T` of the table `O`. Rows are
 /// read and written in their order.
-pub(super) struct SettingCodec<T, O> {
+pub(crate) struct SettingCodec<T, O> {
     /// The field's value, from the section and from the rows before.
     pub read: fn(&TransformerConfig, &O) -> Result<T, ModelBuildError>,
     /// Sets the section to the field's value; the whole table is there to look at.
@@ -41,7 +41,7 @@ macro_rules! described {
             }
 
             /// The table that a section asks for, not yet checked.
-            pub(super) fn read(section: &::bridge_core::config::TransformerConfig) -> Result<Self, ::bridge_core::model::ModelBuildError> {
+            pub(crate) fn read(section: &::bridge_core::config::TransformerConfig) -> Result<Self, ::bridge_core::model::ModelBuildError> {
                 let mut table = Self::neutral();
                 $( $(
                     let words: SettingCodec<$ty, Self> = $words;
@@ -51,7 +51,7 @@ macro_rules! described {
             }
 
             /// Sets a section to what the table says, where there are words for it.
-            pub(super) fn write(&self, section: &mut ::bridge_core::config::TransformerConfig) {
+            pub(crate) fn write(&self, section: &mut ::bridge_core::config::TransformerConfig) {
                 $( $(
                     let words: SettingCodec<$ty, Self> = $words;
                     (words.write)(&self.$field, self, section);
@@ -117,7 +117,7 @@ macro_rules! one_of {
     };
 }
 
-pub(super) use {as_read, described, one_of, or, same, unless};
+pub(crate) use {as_read, described, one_of, or, same, unless};
 
 impl DecoderConfig {
     /// Resolves a `[model]` section: fills in the derived sizes and refuses what this decoder does
@@ -160,7 +160,7 @@ impl DecoderConfig {
 }
 
 /// SettingCodec that are not one setting of the same type.
-pub(super) mod words {
+pub(crate) mod words {
     use bridge_core::config::{
         Activation as ActivationChoice, BlockOrder as BlockOrderChoice, NormPlacement as NormPlacementChoice,
         Normalization, PositionEmbeddingType, QkNormScope as QkNormScopeChoice,
@@ -168,9 +168,9 @@ pub(super) mod words {
     use bridge_kernels::Activation;
 
     use super::*;
-    use crate::blocks::recompute::RecomputedParts;
-    use crate::models::decoder::choices::{BlockOrder, NormKind, NormPlacement, QkNormScope, RopeScaling, YarnConfig};
-    use crate::models::decoder::config::{MoeConfig, PositionEmbedding, RelativeConfig, RopeConfig};
+    use crate::architecture::choices::{BlockOrder, NormKind, NormPlacement, QkNormScope, RopeScaling, YarnConfig};
+    use crate::architecture::config::{MoeConfig, PositionEmbedding, RelativeConfig, RopeConfig};
+    use crate::architecture::recompute::RecomputedParts;
 
     pub const NORMS: [(NormKind, Normalization); 3] = [
         (NormKind::LayerNorm, Normalization::LayerNorm),

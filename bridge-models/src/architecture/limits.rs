@@ -3,7 +3,7 @@
 use bridge_core::model::ModelBuildError;
 
 /// The largest dimension of a tensor, as in a recipe.
-pub(super) const LARGEST_SIZE: usize = (1 << 31) - 1;
+pub(crate) const LARGEST_SIZE: usize = (1 << 31) - 1;
 
 /// The error about a key.
 pub(crate) fn invalid(key: &str, message: String) -> ModelBuildError {

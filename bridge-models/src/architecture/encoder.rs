@@ -3,9 +3,9 @@
 
 use bridge_core::model::ModelBuildError;
 
-use crate::models::decoder::choices::LayerPattern;
-use crate::models::decoder::config::{DecoderConfig, PositionEmbedding, RelativeConfig, ResidualConfig};
-use crate::models::decoder::limits::invalid;
+use crate::architecture::choices::LayerPattern;
+use crate::architecture::config::{DecoderConfig, PositionEmbedding, RelativeConfig, ResidualConfig};
+use crate::architecture::limits::invalid;
 
 /// Checks what an encoder asks of the rest, and that relative positions have one.
 ///

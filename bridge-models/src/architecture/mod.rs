@@ -1,0 +1,25 @@
+//! Architecture of a model as plain data, below the blocks that are built from it.
+//!
+//! | file | content |
+//! | --- | --- |
+//! | `config` | [`DecoderConfig`](config::DecoderConfig): the resolved architecture, a row a setting |
+//! | `choices` | values that its fields choose from |
+//! | `section`, `moe_words` | the same from and to the `[model]` section of a recipe |
+//! | `derived` | sizes and factors that follow from its fields |
+//! | `difference` | the first field in which two decoders differ |
+//! | `hybrid` | models whose layers have one block each, such as Mamba-2 hybrids |
+//! | `recompute` | parts of a segment that run again in backward |
+//! | `validate`, `encoder`, `limits`, `divisions` | checks that fields fit each other, and the ranks |
+
+pub(crate) mod choices;
+pub(crate) mod config;
+pub(crate) mod derived;
+pub(crate) mod difference;
+pub(crate) mod divisions;
+pub(crate) mod encoder;
+pub(crate) mod hybrid;
+pub(crate) mod limits;
+pub(crate) mod moe_words;
+pub(crate) mod recompute;
+pub(crate) mod section;
+pub(crate) mod validate;
