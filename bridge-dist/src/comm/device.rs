@@ -152,7 +152,7 @@ fn speaking<R>(group: &dyn Communicator, check: impl FnOnce(&Speaker<'_>) -> R) 
     check(&Speaker { rank: group.rank(), world_ranks: &group.world_ranks(), group: group.name() })
 }
 
-/// Operations of device memory, which a [`Communicator`](super::Communicator) may offer. The
+/// Operations of device memory, which a [`Communicator`] may offer. The
 /// contract is that of the same operations of host memory: order, results to the bit, errors, what
 /// is counted.
 pub trait DeviceExchange: Debug + Send + Sync {

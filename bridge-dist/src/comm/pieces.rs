@@ -32,7 +32,7 @@ pub fn columns(input: &Buffer<'_>, part: usize, size: usize, range: &Range<usize
     packed
 }
 
-/// The inverse of [`columns`].
+/// The inverse of packing `columns`.
 pub fn spread(packed: &HostBuffer, output: &mut BufferMut<'_>, part: usize, size: usize, range: &Range<usize>) {
     let width = range.len();
     for index in 0..size {

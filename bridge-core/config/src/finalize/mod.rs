@@ -124,7 +124,7 @@ impl RawConfig {
         run(&self.with_checkpoint_args()?, world, Purpose::Train)
     }
 
-    /// As [`finalize`](Self::finalize), for [`crate::plan`] only: data and tokenizer may be
+    /// As [`finalize`](Self::finalize), for `bridge plan` only: data and tokenizer may be
     /// missing, and a few settings that no run of this release supports are accepted (those whose
     /// refusal is `planned`).
     ///

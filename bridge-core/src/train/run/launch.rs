@@ -22,7 +22,7 @@ pub fn rank_timeout(config: &RunConfig) -> Duration {
 /// own, and returns their results in rank order.
 ///
 /// A rank's pool has `train.num_threads` threads, by default its share of the CPU's cores.
-/// `program` usually makes options and calls [`pretrain`](crate::train::run::pretrain); options are made once
+/// `program` usually makes options and calls [`pretrain`](crate::train::pretrain); options are made once
 /// for each rank.
 ///
 /// ```ignore

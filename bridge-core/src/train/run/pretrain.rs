@@ -37,7 +37,7 @@ pub struct RunReport {
 /// of its own unless the caller is in one. All ranks of `options.groups` call this together.
 ///
 /// # Errors
-/// Errors of [`setup`], [`train`] and [`evaluate`](crate::train::run::evaluate); a communication error of any
+/// Errors of [`setup`], [`train`] and [`evaluate`](crate::train::evaluate); a communication error of any
 /// of them. What was logged and saved before stays.
 pub fn pretrain(config: RunConfig, options: RunOptions) -> Result<RunReport, TrainError> {
     let threads = config.train.num_threads;

@@ -20,7 +20,7 @@ use crate::train::subsystems::Subsystems;
 use crate::train::subsystems::contract::{LoopRequest, RunContext};
 use crate::train::unmatched::Unmatched;
 
-/// A run, set up and ready to train. Made by [`crate::train::run::setup`].
+/// A run, set up and ready to train. Made by [`setup`](crate::train::setup).
 pub struct TrainingRun {
     /// The configuration.
     pub config: Arc<RunConfig>,
