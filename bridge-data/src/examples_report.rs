@@ -51,6 +51,7 @@ pub struct ExamplesReport {
 }
 
 /// Most names of fields that a report counts; records may have names of their own without end.
+#[cfg(feature = "finetuning")]
 const MOST_FIELDS: usize = 1000;
 /// Names of fields that a report shows.
 const SHOWN_FIELDS: usize = 20;
@@ -68,6 +69,7 @@ impl ExamplesReport {
     }
 
     /// Counts the fields of a record that nothing used.
+    #[cfg(feature = "finetuning")]
     pub(crate) fn note_unused(&mut self, fields: Vec<String>) {
         for field in fields {
             if let Some(count) = self.unused.get_mut(&field) {
