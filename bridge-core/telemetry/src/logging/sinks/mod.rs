@@ -24,7 +24,7 @@ pub use console::{ConsoleSink, LogFormat, Verbosity};
 pub use lines::{LogEvent, timestamp};
 pub(super) use metrics_jsonl::each_record;
 pub use rank_log::RankLog;
-pub(super) use run_record::{RunRecord, read_record};
+pub use run_record::{RunRecord, read_record};
 
 /// Opens a sink where the recipe asks for it.
 type Open = fn(&SinkContext) -> Opened;
