@@ -9,6 +9,7 @@ mod mlflow;
 mod otlp;
 mod plot;
 mod progress_log;
+#[cfg(feature = "prometheus")]
 mod prometheus;
 mod rank_log;
 mod run_record;
@@ -30,7 +31,10 @@ pub use run_record::{RunRecord, read_record};
 type Open = fn(&SinkContext) -> Opened;
 
 const RECIPE: &[Open] = &[
+    #[cfg(feature = "prometheus")]
     prometheus::open,
+    #[cfg(not(feature = "prometheus"))]
+    refuse_prometheus,
     metrics_jsonl::open,
     tensorboard::open,
     progress_log::open,
@@ -44,6 +48,16 @@ const RECIPE: &[Open] = &[
     run_record::open,
     tensor_table::open,
 ];
+
+/// Refuses `logger.prometheus_addr`: this build has no endpoint.
+#[cfg(not(feature = "prometheus"))]
+fn refuse_prometheus(context: &SinkContext) -> Opened {
+    if context.config.logger.prometheus_addr.is_none() {
+        return Ok(None);
+    }
+    let message = "this build has no endpoint for Prometheus; build with `--features bridge-cli/prometheus`".to_owned();
+    Err(OpenError::Setting { key: "logger.prometheus_addr", message })
+}
 
 /// Opens the sinks that the recipe asks for.
 ///
