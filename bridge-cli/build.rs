@@ -7,7 +7,7 @@ use std::process::Command;
 fn main() {
     println!("cargo::rustc-env=BRIDGE_COMMIT={}", commit());
     let mut features: Vec<String> = std::env::vars()
-        .filter_map(|(name, _)| Some(name.strip_prefix("CARGO_FEATURE_")?.to_lowercase()))
+        .filter_map(|(name, _)| Some(name.strip_prefix("CARGO_FEATURE_")?.to_lowercase().replace('_', "-")))
         .filter(|name| name != "default")
         .collect();
     features.sort();

@@ -19,7 +19,6 @@ mod process;
 mod progress;
 mod rooted;
 mod speech;
-mod ui;
 mod version;
 
 use std::any::Any;
@@ -34,7 +33,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 use commands::{
     bench, chat, checkpoint, config, convert, data, documents, eval, generate, init, plan, runs, tokenizer, trace,
-    train, ui as ui_command, verify,
+    train, ui, verify,
 };
 use failure::Failure;
 use process::Pool;
@@ -89,7 +88,7 @@ enum Command {
     #[command(subcommand)]
     Runs(runs::Command),
     /// Serve a page on which runs are compared, from their files.
-    Ui(ui_command::Arguments),
+    Ui(ui::Arguments),
     /// Merge the traces of a run's ranks, and say where the time of a step goes.
     Trace(trace::Arguments),
     /// Measure training steps of a preset.
@@ -190,7 +189,7 @@ fn main() -> ExitCode {
             Command::Verify(arguments) => verify::run(&arguments),
             Command::Checkpoint(command) => checkpoint::run(&command),
             Command::Runs(command) => runs::run(&command),
-            Command::Ui(arguments) => ui_command::run(&arguments),
+            Command::Ui(arguments) => ui::run(&arguments),
             Command::Trace(arguments) => trace::run(&arguments),
             Command::Bench(arguments) => bench::run(&arguments),
             Command::Completions(arguments) => documents::completions(&arguments, Cli::command()),

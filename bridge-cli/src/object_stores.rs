@@ -1,9 +1,14 @@
 //! Checkpoints in object stores: `checkpoint.custom_manager_class = "s3://BUCKET/PREFIX"`.
+//!
+//! Without the cargo feature `object-stores`, the setting is refused with the feature to build
+//! with.
 
 use std::sync::Arc;
 
+use bridge_core::checkpoint::CheckpointManager;
 use bridge_core::config::{ConfigError, ErrorKind, RunConfig};
 use bridge_core::train::{RunOptions, TrainError};
+#[cfg(feature = "object-stores")]
 use bridge_objects::{ObjectStoreManager, StoreSettings};
 
 const KEY: &str = "checkpoint.custom_manager_class";
@@ -14,12 +19,26 @@ const KEY: &str = "checkpoint.custom_manager_class";
 /// If it is no address of a store, or the store's settings do not suffice. Nothing is sent yet.
 pub fn open(config: &RunConfig, options: &mut RunOptions) -> Result<(), TrainError> {
     let Some(address) = &config.checkpoint.custom_manager_class else { return Ok(()) };
-    let manager = ObjectStoreManager::open(&StoreSettings::new(address)).map_err(|error| {
-        let error = ConfigError::new(ErrorKind::WrongType, KEY, error.to_string())
-            .with_found(format!("{address:?}"))
-            .with_location(config.location(KEY));
-        TrainError::Config(error.into())
+    let manager = manager(address).map_err(|error| {
+        TrainError::Config(error.with_found(format!("{address:?}")).with_location(config.location(KEY)).into())
     })?;
-    options.managers.insert(address.clone(), Arc::new(manager));
+    options.managers.insert(address.clone(), manager);
     Ok(())
+}
+
+/// Opens the store at `address`.
+#[cfg(feature = "object-stores")]
+fn manager(address: &str) -> Result<Arc<dyn CheckpointManager>, Box<ConfigError>> {
+    match ObjectStoreManager::open(&StoreSettings::new(address)) {
+        Ok(manager) => Ok(Arc::new(manager)),
+        Err(error) => Err(ConfigError::new(ErrorKind::WrongType, KEY, error.to_string()).into()),
+    }
+}
+
+/// Not supported by this build.
+#[cfg(not(feature = "object-stores"))]
+fn manager(_address: &str) -> Result<Arc<dyn CheckpointManager>, Box<ConfigError>> {
+    let message = "needs the cargo feature `object-stores`, which this build does not have";
+    let hint = "build with `--features bridge-cli/object-stores`";
+    Err(ConfigError::new(ErrorKind::NotImplemented, KEY, message).with_hint(hint).into())
 }

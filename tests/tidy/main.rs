@@ -21,7 +21,7 @@ const FUNCTION_LINES: usize = 150;
 const CIRCLE: usize = 3;
 
 /// Packages and tensor libraries that a package may depend on.
-const PACKAGES: [(&str, &[&str]); 17] = [
+const PACKAGES: [(&str, &[&str]); 18] = [
     (
         "bridge-cli",
         &[
@@ -31,6 +31,7 @@ const PACKAGES: [(&str, &[&str]); 17] = [
             "bridge-kernels",
             "bridge-models",
             "bridge-objects",
+            "bridge-ui",
             "burn",
             "burn-train",
         ],
@@ -60,6 +61,7 @@ const PACKAGES: [(&str, &[&str]); 17] = [
     ("bridge-kernels/memory", &[]),
     ("bridge-models", &["bridge-core", "bridge-data", "bridge-dist", "bridge-kernels", "bridge-regions", "burn"]),
     ("bridge-objects", &["bridge-core"]),
+    ("bridge-ui", &["bridge-checkpoint", "bridge-data", "bridge-telemetry"]),
     ("examples", &["bridge-core", "bridge-data", "bridge-kernels", "bridge-models", "bridge-objects", "burn"]),
     ("fuzz", &["bridge-core", "bridge-data", "bridge-models"]),
     ("tests", &["bridge-core", "bridge-data", "bridge-dist", "bridge-models", "bridge-objects", "burn"]),

@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
+use bridge_core::logging::chart::{CAN_DRAW, PlotError};
 use bridge_core::logging::losses::Losses;
 use bridge_core::logging::numbers::{duration, significant, with_prefix};
 use bridge_core::logging::runs::{Run, RunState, differences, find};
@@ -60,6 +61,7 @@ pub fn run(command: &Command) -> Result<u8, Failure> {
         Command::List(folders) => list(folders, &folders.runs()?),
         Command::Compare(folders) => compare(folders, &folders.runs()?),
         Command::Send { folders, json } => return send(folders, *json),
+        Command::Plot { .. } if !CAN_DRAW => return Err(Failure::input(PlotError::NotCompiledIn)),
         Command::Plot { folders, output } => plot(folders, &folders.runs()?, output),
     }
     .map(|()| 0)

@@ -1,16 +1,25 @@
 //! `bridge ui`: a page on which runs are compared, served from their files.
+//!
+//! Without the cargo feature `ui`, the command fails with the feature to build with.
 
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::net::IpAddr;
+#[cfg(feature = "ui")]
+use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
+#[cfg(feature = "ui")]
 use std::sync::Arc;
 
+#[cfg(feature = "ui")]
 use bridge_core::logging::terminal::complain;
+#[cfg(feature = "ui")]
+use bridge_ui::{Library, serve};
 use clap::Args;
+#[cfg(feature = "ui")]
 use serde_json::json;
 
 use crate::failure::Failure;
+#[cfg(feature = "ui")]
 use crate::output::line;
-use crate::ui::{Library, serve};
 
 /// Serve a page on which runs are compared: curves, settings, checkpoints, health, traces.
 #[derive(Debug, Args)]
@@ -32,7 +41,16 @@ pub struct Arguments {
     json: bool,
 }
 
+/// Not supported by this build.
+#[cfg(not(feature = "ui"))]
+pub fn run(_arguments: &Arguments) -> Result<u8, Failure> {
+    Err(Failure::input(
+        "bridge ui: this program was built without the `ui` feature; build with `--features bridge-cli/ui`",
+    ))
+}
+
 /// Runs the command.
+#[cfg(feature = "ui")]
 pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
     let folder = &arguments.folder;
     if !(0.01..=1e6).contains(&arguments.memory) {

@@ -14,7 +14,7 @@ use crate::config::{
     CheckpointConfig, GenerateConfig, GptDatasetConfig, LoggerConfig, RawConfig, RunConfig, SchedulerConfig,
     TrainingConfig, ValidationConfig,
 };
-use crate::logging::chart::{Chart, Series};
+use crate::logging::chart::{Chart, PlotError, Series};
 use crate::logging::curves::{Curve, smooth};
 use crate::logging::numbers::significant;
 use crate::train::error::TrainError;
@@ -183,9 +183,15 @@ impl LearningRateSweep {
         let json = serde_json::to_vec_pretty(&finding).map_err(|error| TrainError::log("find-lr.json", error))?;
         untrusted_io::replace(&stem.with_extension("json"), &json)
             .map_err(|error| TrainError::log("find-lr.json", error))?;
-        self.chart(&finding).write(&stem).map_err(|error| TrainError::log("find-lr.svg", error))?;
+        let written = match self.chart(&finding).write(&stem) {
+            Ok(()) => format!("picture and figures: {}.svg, .png and .json; nothing else was changed", stem.display()),
+            Err(error @ PlotError::NotCompiledIn) => {
+                format!("figures: {}.json; nothing else was changed; {error}", stem.display())
+            }
+            Err(error) => return Err(TrainError::log("find-lr.svg", error)),
+        };
         run.note(&Self::table(&finding));
-        run.note(&format!("picture and figures: {}.svg, .png and .json; nothing else was changed", stem.display()));
+        run.note(&written);
         Ok(())
     }
 

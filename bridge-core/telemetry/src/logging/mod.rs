@@ -9,7 +9,6 @@ pub mod curves;
 mod energy;
 pub mod flight;
 pub mod health;
-pub mod index;
 mod json_value;
 pub mod losses;
 mod memory;

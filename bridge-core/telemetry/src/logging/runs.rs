@@ -10,7 +10,9 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::losses::{CollectedLosses, Losses};
-use super::sinks::{RunRecord, each_record, read_record};
+use super::sinks::each_record;
+
+pub use super::sinks::{RunRecord, read_record};
 
 /// Folders below the one asked for in which runs are looked for.
 const DEPTH: usize = 4;
@@ -241,8 +243,8 @@ fn summary(folder: &Path, record: Option<RunRecord>, metrics: Metrics) -> Run {
     }
 }
 
-/// State of the run of a folder with that record.
-pub(super) fn state_of(folder: &Path, record: Option<&RunRecord>) -> RunState {
+/// State of the run whose logs are in `folder`, from its `run.json` and its lock.
+pub fn state_of(folder: &Path, record: Option<&RunRecord>) -> RunState {
     match record.map(|record| record.state.as_str()) {
         _ if is_locked(folder) => RunState::Training,
         Some("finished") => RunState::Finished,

@@ -13,6 +13,7 @@ use recorder::Recorder;
 
 use crate::checkpoint::{SaveReport, TrainState};
 use crate::config::{self, RunConfig};
+use crate::logging::chart::{CAN_DRAW, PlotError};
 use crate::logging::numbers::grouped;
 use crate::logging::terminal::{coloured_output, output_is_terminal, plain_output, printable};
 use crate::logging::{
@@ -196,6 +197,9 @@ impl Reporter {
         ));
         let (all, trained) = (grouped(size.parameters), grouped(size.trained));
         self.note(&format!("parameters: {all}, of which {trained} are trained; {}", config.parallel));
+        if config.logger.plot && config.logger.metrics_jsonl && !CAN_DRAW {
+            self.note(&format!("logger.plot: {}", PlotError::NotCompiledIn));
+        }
         if let Some(path) = &config.logger.save_config_filepath {
             write_file(path, config.to_toml().as_bytes())?;
         }

@@ -9,6 +9,7 @@ mod mlflow;
 mod otlp;
 mod plot;
 mod progress_log;
+#[cfg(feature = "prometheus")]
 mod prometheus;
 mod rank_log;
 mod run_record;
@@ -24,13 +25,16 @@ pub use console::{ConsoleSink, LogFormat, Verbosity};
 pub use lines::{LogEvent, timestamp};
 pub(super) use metrics_jsonl::each_record;
 pub use rank_log::RankLog;
-pub(super) use run_record::{RunRecord, read_record};
+pub use run_record::{RunRecord, read_record};
 
 /// Opens a sink where the recipe asks for it.
 type Open = fn(&SinkContext) -> Opened;
 
 const RECIPE: &[Open] = &[
+    #[cfg(feature = "prometheus")]
     prometheus::open,
+    #[cfg(not(feature = "prometheus"))]
+    refuse_prometheus,
     metrics_jsonl::open,
     tensorboard::open,
     progress_log::open,
@@ -44,6 +48,16 @@ const RECIPE: &[Open] = &[
     run_record::open,
     tensor_table::open,
 ];
+
+/// Refuses `logger.prometheus_addr`: this build has no endpoint.
+#[cfg(not(feature = "prometheus"))]
+fn refuse_prometheus(context: &SinkContext) -> Opened {
+    if context.config.logger.prometheus_addr.is_none() {
+        return Ok(None);
+    }
+    let message = "this build has no endpoint for Prometheus; build with `--features bridge-cli/prometheus`".to_owned();
+    Err(OpenError::Setting { key: "logger.prometheus_addr", message })
+}
 
 /// Opens the sinks that the recipe asks for.
 ///

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use super::metrics_jsonl::each_record;
-use crate::logging::chart::PlotError;
+use crate::logging::chart::{CAN_DRAW, PlotError};
 use crate::logging::losses::CollectedLosses;
 use crate::logging::record::{Record, RunEnd};
 use crate::logging::sink::{Opened, Sink, SinkContext, SinkError};
@@ -25,7 +25,7 @@ const SHARE: u32 = 100;
 
 pub(super) fn open(context: &SinkContext) -> Opened {
     let (name, logger) = (&context.config.name, &context.config.logger);
-    if !(logger.plot && logger.metrics_jsonl) {
+    if !(logger.plot && logger.metrics_jsonl && CAN_DRAW) {
         return Ok(None);
     }
     Ok(Some(Box::new(Pictures { title: name.clone(), folder: logger.log_dir.clone(), due: Instant::now() + PAUSE })))
@@ -74,7 +74,7 @@ impl Sink for Pictures {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "plots"))]
 mod tests {
     use super::super::metrics_jsonl::MetricsFile;
     use super::super::metrics_jsonl::tests::fields;

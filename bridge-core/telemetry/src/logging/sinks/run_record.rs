@@ -12,9 +12,9 @@ use crate::logging::sink::{Opened, Sink, SinkContext, SinkError};
 
 const NAME: &str = "run.json";
 
-/// The content of the file.
+/// Content of `run.json`: recipe, state and progress of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(in crate::logging) struct RunRecord {
+pub struct RunRecord {
     /// Name of the recipe.
     pub name: String,
     /// `training`, `finished`, `stopped` or `failed`.
@@ -62,11 +62,11 @@ pub(super) fn open(context: &SinkContext) -> Opened {
     Ok(Some(Box::new(Recorder { path: config.logger.log_dir.join(NAME), record, is_begun: false })))
 }
 
-/// The record in the folder of a run's logs.
+/// Reads `run.json` in the log folder of a run.
 ///
 /// # Errors
 /// If there is no such file, or it cannot be parsed.
-pub(in crate::logging) fn read_record(folder: &Path) -> Result<RunRecord, String> {
+pub fn read_record(folder: &Path) -> Result<RunRecord, String> {
     let path = folder.join(NAME);
     let text = untrusted_io::read_text(&path, untrusted_io::SETTINGS_BYTES).map_err(|error| error.to_string());
     let read = text.and_then(|text| serde_json::from_str(&text).map_err(|error| error.to_string()));

@@ -15,7 +15,7 @@ use bridge_data::untrusted_io;
 
 pub use buckets::{Axis, Buckets, buckets};
 pub use head::{Head, head};
-pub use table::{Series, Table};
+pub use table::Table;
 
 /// Bytes before the place that a file was read to which must stay what they were: else another file
 /// has its name.

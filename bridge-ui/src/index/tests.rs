@@ -3,10 +3,10 @@
 
 use std::io::Write;
 
+use bridge_telemetry::logging::runs::RunState;
 use proptest::prelude::*;
 
 use super::*;
-use crate::logging::runs::RunState;
 
 fn line(iteration: usize, loss: f64) -> String {
     let loss = if loss.is_nan() { "\"NaN\"".to_owned() } else { loss.to_string() };

@@ -179,11 +179,6 @@ impl Series<'_> {
         self.column.values.len()
     }
 
-    /// True if there are no values.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
     /// Iteration and value at a place.
     ///
     /// # Panics
@@ -204,16 +199,6 @@ impl Series<'_> {
     /// All, in order.
     pub fn points(&self) -> impl Iterator<Item = (u32, f64)> {
         (0..self.len()).map(|place| self.get(place))
-    }
-
-    /// The first place whose iteration is not below `iteration`.
-    pub fn place_of(&self, iteration: f64) -> usize {
-        let (mut low, mut high) = (0, self.len());
-        while low < high {
-            let middle = usize::midpoint(low, high);
-            if f64::from(self.get(middle).0) < iteration { low = middle + 1 } else { high = middle }
-        }
-        low
     }
 }
 
@@ -259,16 +244,6 @@ impl Table {
         })
     }
 
-    /// Lines of a kind.
-    pub fn lines(&self, kind: &str) -> usize {
-        self.kinds.get(kind).map_or(0, |lines| lines.iterations.len())
-    }
-
-    /// The last iteration of the lines of a kind.
-    pub fn last_iteration(&self, kind: &str) -> Option<u32> {
-        self.kinds.get(kind)?.iterations.last().copied()
-    }
-
     /// Lines that are no records.
     pub fn damaged(&self) -> usize {
         self.damaged
@@ -295,7 +270,7 @@ mod tests {
         let mut table = Table::default();
         let taken = table.add(text);
         assert_eq!(&text[taken..], b"{\"kind\":\"train\",\"iter");
-        assert_eq!((table.damaged(), table.last_iteration("train")), (1, Some(4)));
+        assert_eq!(table.damaged(), 1);
         let values = |kind: &str, name: &str| {
             let series = table.series(kind, name).unwrap();
             format!("{:?}", (0..series.len()).map(|place| series.get(place)).collect::<Vec<_>>())
@@ -305,8 +280,6 @@ mod tests {
         assert_eq!(values("train", "new"), "[(2, 7.0)]");
         assert_eq!(values("valid", "losses/x"), "[(1, 1.0)]");
         assert!(table.series("train", "list").is_none() && table.series("test", "loss").is_none());
-        let lr = table.series("train", "lr").unwrap();
-        assert_eq!([0.0, 1.0, 1.5, 3.0, 4.0, 5.0].map(|at| lr.place_of(at)), [0, 0, 1, 2, 2, 3]);
         assert_eq!(table.figures().count(), 5);
     }
 

@@ -1,77 +1,17 @@
-//! Curves in one picture, as SVG and PNG. No system fonts or C libraries are needed; the font comes
-//! with a crate. What the curves mean, the caller knows.
+//! Drawing of a chart as SVG and PNG. No system fonts or C libraries are needed; the font comes
+//! with a crate.
 
 use std::fs;
-use std::io;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use bridge_data::untrusted_io;
 use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 use plotters::style::{RGBColor, register_font};
 
-use super::curves::{Curve, thinned};
-
-/// A colour: red, green, blue.
-pub type Colour = (u8, u8, u8);
-
-/// One curve of a picture.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Series {
-    /// Shown in the key.
-    pub name: String,
-    /// Points that are not finite are left out.
-    pub points: Curve,
-    /// Color of line and dots.
-    pub colour: Colour,
-    /// Width of the line in pixels; 0 draws none.
-    pub line: u32,
-    /// Radius of the dots at the points in pixels; 0 draws none.
-    pub dots: u32,
-}
-
-/// Curves over one axis.
-#[derive(Clone, Debug)]
-pub struct Chart {
-    /// Shown above the curves.
-    pub title: String,
-    /// Label of the horizontal axis.
-    pub x: &'static str,
-    /// Formatter of the numbers of the horizontal axis.
-    pub x_number: fn(f64) -> String,
-    /// Label of the vertical axis.
-    pub y: &'static str,
-    /// The curves; later ones are drawn over earlier ones.
-    pub series: Vec<Series>,
-}
-
-/// A picture that could not be made.
-#[derive(Debug, thiserror::Error)]
-pub enum PlotError {
-    /// No finite point.
-    #[error("nothing to plot: no finite value among {points} points")]
-    NoPoints {
-        /// Points given.
-        points: usize,
-    },
-    /// Drawing failed.
-    #[error("cannot draw {}: {reason}", path.display())]
-    Draw {
-        /// The file.
-        path: PathBuf,
-        /// Message of the drawing library.
-        reason: String,
-    },
-    /// The file system refused.
-    #[error("{}: {source}", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-}
+use super::{Chart, PlotError, Series};
+use crate::logging::curves::{Curve, thinned};
 
 const WIDTH: u32 = 960;
 const HEIGHT: u32 = 560;
@@ -302,6 +242,9 @@ fn decimals(range: &Range<f64>) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+
+    use super::super::Colour;
     use super::*;
 
     const RED: Colour = (200, 30, 30);

@@ -4,14 +4,14 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
-use bridge_core::logging::curves::{Curve, smooth};
-use bridge_core::logging::index::{Axis, Buckets, Table, buckets};
-use bridge_core::logging::runs::differences_of_configs;
+use bridge_telemetry::logging::curves::{Curve, smooth};
+use bridge_telemetry::logging::runs::differences_of_configs;
 use serde_json::{Map, Value, json};
 
-use super::details;
-use super::library::{Entry, Library, Reading};
-use super::request::{Answer, Ask};
+use crate::details;
+use crate::index::{Axis, Buckets, Table, buckets};
+use crate::library::{Entry, Library, Reading};
+use crate::request::{Answer, Ask};
 
 const PAGE: &str = include_str!("page/index.html");
 const STYLE: &str = include_str!("page/style.css");

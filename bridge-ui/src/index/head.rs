@@ -5,13 +5,12 @@ use std::path::Path;
 use std::time::UNIX_EPOCH;
 
 use bridge_data::untrusted_io;
+use bridge_telemetry::logging::runs::{RunState, read_record, state_of};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::line::slowly;
 use super::read_at;
-use crate::logging::runs::{RunState, state_of};
-use crate::logging::sinks::read_record;
 
 /// Bytes at the end of the metrics that are looked at.
 const END: u64 = 64 << 10;

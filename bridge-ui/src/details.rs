@@ -6,17 +6,17 @@ use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
-use bridge_core::checkpoint::CheckpointStore;
-use bridge_core::logging::LogEvent;
-use bridge_core::logging::flight::{FlightRecord, missing};
-use bridge_core::logging::health::{RankScores, Supervision};
-use bridge_core::logging::index::Table;
-use bridge_core::logging::trace::{FOLDER, Part, Trace, summarize};
+use bridge_checkpoint::CheckpointStore;
 use bridge_data::untrusted_io;
+use bridge_telemetry::logging::LogEvent;
+use bridge_telemetry::logging::flight::{FlightRecord, missing};
+use bridge_telemetry::logging::health::{RankScores, Supervision};
+use bridge_telemetry::logging::trace::{FOLDER, Part, Trace, summarize};
 use serde_json::{Value, json};
 
-use super::library::Entry;
-use super::request::Answer;
+use crate::index::Table;
+use crate::library::Entry;
+use crate::request::Answer;
 
 /// Bytes at the end of a log that are looked through.
 const LOG: u64 = 1 << 20;

@@ -8,8 +8,9 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant, SystemTime};
 
-use bridge_core::logging::index::{Follower, Head, Table, head, sample};
-use bridge_core::logging::runs::log_folders;
+use bridge_telemetry::logging::runs::log_folders;
+
+use crate::index::{Follower, Head, Table, head, sample};
 
 /// Between two looks at the files.
 const INTERVAL: Duration = Duration::from_millis(500);
@@ -115,7 +116,7 @@ impl Entry {
 
 /// The runs of a folder.
 pub struct Library {
-    pub root: PathBuf,
+    pub(crate) root: PathBuf,
     /// Bytes for figures.
     limit: usize,
     opened: Instant,
@@ -148,18 +149,18 @@ impl Library {
     }
 
     /// All runs, in the order of their folders.
-    pub fn entries(&self) -> Vec<Arc<Entry>> {
+    pub(crate) fn entries(&self) -> Vec<Arc<Entry>> {
         self.lock().by_folder.values().cloned().collect()
     }
 
     /// The run that is called `id`, and that somebody looks at now.
-    pub fn entry(&self, id: &str) -> Option<Arc<Entry>> {
+    pub(crate) fn entry(&self, id: &str) -> Option<Arc<Entry>> {
         let id: u32 = id.parse().ok()?;
         self.entries().into_iter().find(|entry| entry.id == id && self.leads_out(&entry.folder).is_none())
     }
 
     /// Notes that somebody looks at a run's figures.
-    pub fn touch(&self, entry: &Entry) {
+    pub(crate) fn touch(&self, entry: &Entry) {
         entry.asked.store(self.now(), Ordering::Relaxed);
     }
 
@@ -203,7 +204,7 @@ impl Library {
     }
 
     /// Follows the files for ever.
-    pub fn follow(&self) {
+    pub(crate) fn follow(&self) {
         for look in 1_u64.. {
             let is_seldom = look.is_multiple_of(SELDOM);
             if is_seldom {

@@ -1,8 +1,9 @@
-//! The page of `bridge ui`: a server of three files and of what runs say, and a reader that follows
-//! their files in the background.
+//! The page of `bridge ui`: a server of three files and of the figures of runs, and a reader that
+//! follows the runs' files in the background. It needs neither Burn nor the training loop.
 
 mod api;
 mod details;
+mod index;
 mod library;
 mod request;
 
@@ -19,8 +20,8 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::sync::Semaphore;
 
-pub use library::Library;
-use request::{Answer, Ask, is_own_host};
+pub use crate::library::Library;
+use crate::request::{Answer, Ask, is_own_host};
 
 /// Security policy of all answers: only the page's own files may run or be loaded, and no other
 /// page may read or frame them.
