@@ -1,4 +1,4 @@
-//! What only NVIDIA devices have, and no GPU has run yet: experimental.
+//! Code for NVIDIA devices alone. Experimental: no GPU has run it yet.
 
 #[cfg(feature = "nccl")]
 pub mod nccl;

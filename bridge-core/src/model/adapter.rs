@@ -79,8 +79,8 @@ pub trait Adapter: fmt::Debug + Send + Sync {
 /// A head of a few outputs in place of the output projection, `[b, t, c]` -> `[b, t, output_size]`
 /// in float32 (`LinearForLastLayer` upstream). Each tensor-parallel rank has all of it. The model
 /// then has no loss of its own: the forward step must bring one
-/// ([`ForwardStep::custom_loss`](crate::train::ForwardStep::custom_loss)), which finds the outputs where
-/// logits are ([`ModelOutputs::logits`](super::ModelOutputs::logits)).
+/// ([`ForwardStep::custom_loss`](crate::train::ForwardStep::custom_loss)), which finds the outputs
+/// where logits are ([`ModelOutputs::logits`](super::ModelOutputs::logits)).
 ///
 /// [`ModelRegistry::replace_last_layer`](super::ModelRegistry::replace_last_layer) gives it to all
 /// models that are built.

@@ -1,5 +1,5 @@
-//! What a run tells the outside: records of steps and the sinks that take them, trackers, traces,
-//! timers, and statistics of tensors.
+//! Output of a run: records of steps and the sinks that take them, trackers, traces, timers, and
+//! statistics of tensors.
 
 pub mod http;
 pub mod inspect;

@@ -81,7 +81,7 @@ pub type DeviceWork = Box<dyn FnOnce(&mut dyn DeviceLine) -> Result<DevicePart, 
 pub struct DeviceCall {
     /// The call, as layers see it.
     pub call: Call,
-    /// What ranks compare before data moves.
+    /// Signature that ranks compare before data moves.
     pub signature: Signature,
 }
 

@@ -1,6 +1,6 @@
 //! [`DecoderConfig`] from and to the config tree's `[model]` section. What the section says of a
-//! field is a [`SettingCodec`] in the field's row, for both directions; here is what the words mean. What
-//! the section can say and the decoder cannot do is refused, by key.
+//! field is a [`SettingCodec`] in the field's row, for both directions; here is what the words
+//! mean. What the section can say and the decoder cannot do is refused, by key.
 
 use bridge_core::config::{OneOrMany, TransformerConfig};
 use bridge_core::model::ModelBuildError;

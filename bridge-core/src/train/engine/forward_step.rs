@@ -54,8 +54,8 @@ pub trait ForwardStep: Send {
     }
 
     /// Loss of the reference's head: the frozen model from the start of the run, which runs with
-    /// `[dpo]` have. It is requested before [`custom_loss`](Self::custom_loss) of the same micro-batch,
-    /// and computed before that.
+    /// `[dpo]` have. It is requested before [`custom_loss`](Self::custom_loss) of the same
+    /// micro-batch, and computed before that.
     fn reference_loss(&mut self, _batch: &Batch) -> Option<Arc<dyn CustomLoss>> {
         None
     }

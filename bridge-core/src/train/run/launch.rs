@@ -22,8 +22,8 @@ pub fn rank_timeout(config: &RunConfig) -> Duration {
 /// own, and returns their results in rank order.
 ///
 /// A rank's pool has `train.num_threads` threads, by default its share of the CPU's cores.
-/// `program` usually makes options and calls [`pretrain`](crate::train::pretrain); options are made once
-/// for each rank.
+/// `program` usually makes options and calls [`pretrain`](crate::train::pretrain); options are made
+/// once for each rank.
 ///
 /// ```ignore
 /// let reports = run_on_threads(&config, rank_timeout(&config), |groups| {

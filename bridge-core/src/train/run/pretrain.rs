@@ -37,8 +37,8 @@ pub struct RunReport {
 /// of its own unless the caller is in one. All ranks of `options.groups` call this together.
 ///
 /// # Errors
-/// Errors of [`setup`], [`train`] and [`evaluate`](crate::train::evaluate); a communication error of any
-/// of them. What was logged and saved before stays.
+/// Errors of [`setup`], [`train`] and [`evaluate`](crate::train::evaluate); a communication error
+/// of any of them. What was logged and saved before stays.
 pub fn pretrain(config: RunConfig, options: RunOptions) -> Result<RunReport, TrainError> {
     let threads = config.train.num_threads;
     in_own_pool(threads, || pretrain_here(config, options))?

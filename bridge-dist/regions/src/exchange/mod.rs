@@ -99,7 +99,8 @@ impl<'a> TensorExchange<'a> {
     /// The sum or average over the ranks.
     ///
     /// # Errors
-    /// See [`CommErrorKind`](bridge_dist::comm::CommErrorKind); another reduction is an invalid argument.
+    /// See [`CommErrorKind`](bridge_dist::comm::CommErrorKind); another reduction is an invalid
+    /// argument.
     pub fn all_reduce(&self, x: Tensor<1>, op: ReduceOp) -> Result<Tensor<1>, CommError> {
         let extent = TensorMemory::extent(&x);
         let call = DeviceCall::all_reduce(&**self.group, extent, op)?;
@@ -211,8 +212,8 @@ impl<'a> TensorExchange<'a> {
     /// `receive[i]` elements of rank `i`, likewise.
     ///
     /// # Errors
-    /// See [`CommErrorKind`](bridge_dist::comm::CommErrorKind); counts must fit the tensor, and each
-    /// other across ranks.
+    /// See [`CommErrorKind`](bridge_dist::comm::CommErrorKind); counts must fit the tensor, and
+    /// each other across ranks.
     pub fn all_to_all_uneven(&self, x: Tensor<1>, send: &[usize], receive: &[usize]) -> Result<Tensor<1>, CommError> {
         let input = TensorMemory::extent(&x);
         let output = Extent { len: receive.iter().sum(), ..input };
