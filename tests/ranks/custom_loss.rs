@@ -96,9 +96,9 @@ fn assert_same(found: &[Vec<f64>; 3], expected: &[Vec<f64>; 3], what: &str) {
 #[test]
 fn cross_entropy_of_the_logits_trains_as_the_models_own_loss() {
     let [losses, norms, _] = run(None, 1, &[]);
-    let [own_losses, own_norms, recorded] = run(Some(Smoothed { smoothing: 0.0, pull: 0.0 }), 1, &[]);
-    assert_same(&[own_losses.clone(), own_norms, vec![]], &[losses, norms, vec![]], "without smoothing");
-    assert_close(&recorded, &own_losses[..4], "recorded");
+    let [custom_losses, own_norms, recorded] = run(Some(Smoothed { smoothing: 0.0, pull: 0.0 }), 1, &[]);
+    assert_same(&[custom_losses.clone(), own_norms, vec![]], &[losses, norms, vec![]], "without smoothing");
+    assert_close(&recorded, &custom_losses[..4], "recorded");
 }
 
 #[test]

@@ -107,8 +107,8 @@ pub(in crate::train) fn add_reported(
 
 /// Name of the loss that the model's head computes: that of the losses in place of its own, which
 /// all micro-batches have.
-pub(in crate::train) fn objective_of(own_losses: &[Option<CustomLossCall>]) -> &'static str {
-    own_losses.iter().flatten().map(CustomLossCall::name).next().unwrap_or(LM_LOSS)
+pub(in crate::train) fn objective_of(custom_losses: &[Option<CustomLossCall>]) -> &'static str {
+    custom_losses.iter().flatten().map(CustomLossCall::name).next().unwrap_or(LM_LOSS)
 }
 
 /// Adds what a loss has recorded of a micro-batch.

@@ -167,19 +167,19 @@ fn evaluate_window(
     micro_batches.iter().try_for_each(|micro_batch| run.inputs.check_ids(micro_batch))?;
     let batches: Vec<Batch> =
         micro_batches.iter().map(|micro_batch| run.training.prepare(&run.groups, micro_batch)).collect();
-    let own_losses = compute(&run.config, || run.training.own_losses(&run.state, &batches))?;
+    let custom_losses = compute(&run.config, || run.training.custom_losses(&run.state, &batches))?;
     let mut work = EvaluationBatches {
         batches: &batches,
-        own_losses: &own_losses,
+        custom_losses: &custom_losses,
         parameters: run.training.optimizer.parameters(),
     };
     let loss_sums =
         compute(&run.config, || run.training.pipeline.evaluate(&mut run.training.chunks, batches.len(), &mut work))?;
-    totals.objective = objective_of(&own_losses);
+    totals.objective = objective_of(&custom_losses);
     add_reported(&mut totals.losses, run.training.forward_step.as_mut(), totals.objective, &loss_sums, &batches);
-    own_losses.iter().flatten().for_each(|loss| add_recorded(&mut totals.losses, loss));
+    custom_losses.iter().flatten().for_each(|loss| add_recorded(&mut totals.losses, loss));
     totals.num_passes += batches.len() as u64;
-    if own_losses.iter().any(Option::is_some) {
+    if custom_losses.iter().any(Option::is_some) {
         // Bits per byte are those of a model of text.
         totals.num_bytes = None;
     }

@@ -366,8 +366,8 @@ fn window_pass(
     let micro_batches = data.window(run, start)?;
     let preparing = timers.span("prepare-batches", Labels::default());
     let batches: Vec<Batch> = micro_batches.iter().map(|m| run.training.prepare(&run.groups, m)).collect();
-    let own_losses = run.training.losses_of_training(&run.state, &run.groups, &batches)?;
-    gathered.objective = objective_of(&own_losses);
+    let custom_losses = run.training.losses_of_training(&run.state, &run.groups, &batches)?;
+    gathered.objective = objective_of(&custom_losses);
     // Tokens of each micro-batch over all ranks, by which gradients are divided in the end if
     // tokens count alike; and of the ranks that share a sequence, by which its loss is divided if
     // micro-batches do: whichever replica has it, as upstream.
@@ -410,7 +410,7 @@ fn window_pass(
             factors: &factors[pass.clone()],
             num_tokens: &tokens_here[pass.clone()],
             metrics: &metrics,
-            own_losses: &own_losses[pass.clone()],
+            custom_losses: &custom_losses[pass.clone()],
             forward_step: run.training.forward_step.as_mut(),
             gradients: &mut run.training.gradients,
             reducer: &mut run.training.reducer,
@@ -421,7 +421,7 @@ fn window_pass(
         let loss_sums = graphs::train(graphs, &run.training.pipeline, chunks, &mut work)?;
         take_losses(run, gathered, (loss_sums, &batches[pass.clone()]), start + pass.end == total);
         drop(timer);
-        own_losses[pass].iter().flatten().for_each(|loss| add_recorded(&mut gathered.losses, loss));
+        custom_losses[pass].iter().flatten().for_each(|loss| add_recorded(&mut gathered.losses, loss));
         gathered.take(&metrics);
         gathered.done += count;
         done += count;

@@ -92,7 +92,7 @@ impl Training {
     }
 
     /// Losses that the head computes for micro-batches of training instead of its own: with a
-    /// teacher, after the teacher has run, or else those of [`own_losses`](Self::own_losses). All
+    /// teacher, after the teacher has run, or else those of [`custom_losses`](Self::custom_losses). All
     /// ranks of a pipeline call this together.
     pub fn losses_of_training(
         &mut self,
@@ -101,7 +101,7 @@ impl Training {
         batches: &[Batch],
     ) -> Result<Vec<Option<CustomLossCall>>, TrainError> {
         let Some(distillation) = &mut self.distillation else {
-            return self.own_losses(state, batches);
+            return self.custom_losses(state, batches);
         };
         let losses = distillation.losses(groups, batches)?;
         self.own_figures.extend(losses.iter().flatten().flat_map(CustomLossCall::recorded).map(|(name, ..)| name));
@@ -111,7 +111,7 @@ impl Training {
     /// Losses that the head computes for micro-batches instead of its own, after the reference has
     /// run. A model with a teacher is evaluated by its own loss. All ranks of a pipeline call this
     /// together.
-    pub fn own_losses(
+    pub fn custom_losses(
         &mut self,
         state: &GlobalState,
         batches: &[Batch],

@@ -62,7 +62,7 @@ pub(in crate::train) struct StepWork<'a> {
     /// Figures of the layers for each micro-batch.
     pub metrics: &'a [Arc<LayerMetrics>],
     /// Loss that the head computes for each micro-batch instead of its own.
-    pub own_losses: &'a [Option<CustomLossCall>],
+    pub custom_losses: &'a [Option<CustomLossCall>],
     pub forward_step: &'a mut dyn ForwardStep,
     pub gradients: &'a mut GradientBuffer,
     pub reducer: &'a mut GradientReducer,
@@ -82,7 +82,7 @@ impl StepWork<'_> {
             factors: &self.factors[one.clone()],
             num_tokens: &self.num_tokens[one.clone()],
             metrics: &self.metrics[one.clone()],
-            own_losses: &self.own_losses[one],
+            custom_losses: &self.custom_losses[one],
             forward_step: self.forward_step,
             gradients: self.gradients,
             reducer: self.reducer,
@@ -103,7 +103,7 @@ impl MicroBatches for StepWork<'_> {
             // A loss that is a mean counts like the mean of the micro-batch's token losses.
             auxiliary_scale: self.factors[microbatch] * self.num_tokens[microbatch],
             metrics: Some(Arc::clone(&self.metrics[microbatch])),
-            custom_loss: self.own_losses[microbatch].clone(),
+            custom_loss: self.custom_losses[microbatch].clone(),
             ..MicroBatchInput::new(batch, Mode::Train(self.streams[microbatch]))
         }
     }
@@ -147,7 +147,7 @@ impl TrainWork for StepWork<'_> {
 pub(in crate::train) struct EvaluationBatches<'a> {
     pub batches: &'a [Batch],
     /// Loss that the head computes for each instead of its own.
-    pub own_losses: &'a [Option<CustomLossCall>],
+    pub custom_losses: &'a [Option<CustomLossCall>],
     pub parameters: &'a mut ShardedParameters,
 }
 
@@ -158,7 +158,7 @@ impl MicroBatches for EvaluationBatches<'_> {
 
     fn prepare(&mut self, microbatch: usize) -> MicroBatchInput {
         let input = MicroBatchInput::new(self.batches[microbatch].clone(), Mode::Evaluate);
-        MicroBatchInput { custom_loss: self.own_losses[microbatch].clone(), ..input }
+        MicroBatchInput { custom_loss: self.custom_losses[microbatch].clone(), ..input }
     }
 
     fn hooks<'h>(&'h mut self, _microbatch: usize, chunk: usize, _batch: &'h Batch) -> Box<dyn RegionHooks + 'h> {
