@@ -9,6 +9,7 @@ use super::advice::{ALIASES, meant_by};
 use super::catalogue::{Setting, settings};
 use super::changes::concerns;
 use super::error::ErrorKind;
+use super::finalize::rules::messages_about;
 use super::kinds::Kinds;
 use super::loading::load_text;
 use super::node::Node;
@@ -46,8 +47,7 @@ pub struct Explanation {
     pub upstream: Vec<String>,
     /// Names in other programs.
     pub elsewhere: Vec<String>,
-    /// Messages of the rules if the setting alone is set in a small recipe: its requirements and
-    /// exclusions.
+    /// Messages of the rules on its row, and of those that it breaks in a small recipe.
     pub rules: Vec<String>,
     /// The settings of a section.
     pub settings: Vec<Explanation>,
@@ -143,11 +143,12 @@ const SMALL: [&str; 12] = [
 /// No more is said about a setting.
 const MOST_RULES: usize = 12;
 
-/// Messages of the rules if the setting has another value than its default; first alone, then
-/// beside each other setting of its section.
+/// Messages of the rules on the setting's row, then of those that other values than its default
+/// break: first alone, then beside each other setting of its section.
 fn rules(setting: &Setting, all: &[Setting], kinds: &Kinds) -> Vec<String> {
-    let mut said = BTreeSet::new();
-    let mut rules = Vec::new();
+    let mut rules = messages_about(&setting.key);
+    let shape_of = |rule: &str| rule.chars().filter(|c| !c.is_ascii_digit()).collect::<String>();
+    let mut said: BTreeSet<_> = rules.iter().map(|rule| (setting.key.clone(), shape_of(rule))).collect();
     let probes = probes(&setting.field);
     let alone = probes.iter().map(|value| vec![format!("{}={value}", setting.key)]);
     let beside = all.iter().filter(|other| other.section() == setting.section() && other.key != setting.key);
@@ -161,8 +162,7 @@ fn rules(setting: &Setting, all: &[Setting], kinds: &Kinds) -> Vec<String> {
             let concerns = |key: &str| about == key || mentions(&rule, key);
             let is_of_all = others.clone().all(concerns);
             // Numbers differ from try to try.
-            let shape: String = rule.chars().filter(|c| !c.is_ascii_digit()).collect();
-            if is_of_all && rules.len() < MOST_RULES && said.insert((about.clone(), shape)) {
+            if is_of_all && rules.len() < MOST_RULES && said.insert((about.clone(), shape_of(&rule))) {
                 rules.push(if about == setting.key { rule } else { format!("{about} {rule}") });
             }
         }

@@ -126,6 +126,7 @@ impl<C: KindedConfig> Section for Kinded<C> {
             name: "kind",
             doc: C::KIND_DOC,
             limits: Limits::NONE,
+            rules: Vec::new(),
             spec: || TypeSpec::String,
             default: Node::string(C::DEFAULT_KIND),
             refusal: None,

@@ -37,6 +37,7 @@ mod pipeline;
 mod raw;
 mod reader;
 mod refusal;
+mod rule;
 mod run_config;
 mod saved;
 pub mod schedule;

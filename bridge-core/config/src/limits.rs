@@ -1,4 +1,4 @@
-//! Allowed ranges of numbers. Rules between settings are in `finalize`.
+//! Allowed ranges of numbers. Rules between settings are in `rule` and `finalize`.
 
 use std::fmt;
 

@@ -3,11 +3,13 @@
 
 use std::collections::BTreeMap;
 
-use super::advice::MOST_ADVISED;
 use super::error::{ConfigError, ConfigErrors, ErrorKind};
 use super::kinds::Kinds;
 use super::node::{Data, Entry, Location, Node};
 use super::spec::TypeSpec;
+
+/// Unknown names of a recipe that get advice. A text with more of them is not a recipe.
+pub(super) const MOST_ADVISED: usize = 1000;
 
 /// Explicit settings and their places: dotted path to location.
 pub type Origins = BTreeMap<String, Option<Location>>;

@@ -66,14 +66,15 @@ pub(crate) fn assign_entries<S: Section>(section: &mut S, entries: &[Entry], rea
 }
 
 /// Declares a section: struct, defaults, [`Section`], [`Field`](super::field::Field) and serde in
-/// one table of `/// doc`, `@mark name: type = default, limits => refusal;` rows; most have neither
-/// limits nor refusal. A row without a mark changes what is computed
+/// one table of `/// doc`, `@mark name: type = default, attributes => refusal;` rows; most have
+/// neither attributes nor refusal. Attributes are [`Limits`](super::limits::Limits) and rules
+/// (`super::rule`). A row without a mark changes what is computed
 /// ([`Concerns`](super::spec::Concerns)).
 macro_rules! section {
     (
         $(#[doc = $section_doc:literal])+
         $vis:vis struct $Name:ident {
-            $( $(#[doc = $doc:literal])+ $(@ $mark:ident)? $field:ident : $ty:ty = $default:expr $(, $limits:expr)? $(=> $refusal:expr)? ; )+
+            $( $(#[doc = $doc:literal])+ $(@ $mark:ident)? $field:ident : $ty:ty = $default:expr $(, $attribute:expr)* $(=> $refusal:expr)? ; )+
             $( alias $alias:literal = $target:ident ; )*
         }
     ) => {
@@ -93,14 +94,19 @@ macro_rules! section {
         impl $crate::section::Section for $Name {
             fn fields() -> Vec<$crate::spec::FieldSpec> {
                 let defaults = Self::default();
-                vec![ $( $crate::spec::FieldSpec {
-                    name: stringify!($field),
-                    doc: concat!($($doc),+).trim(),
-                    limits: section!(@limits $($limits)?),
-                    spec: <$ty as $crate::field::Field>::spec,
-                    default: $crate::field::Field::write(&defaults.$field),
-                    refusal: section!(@refusal stringify!($field) $(, $refusal)?),
-                    concerns: section!(@concerns $($mark)?),
+                vec![ $( {
+                    let row = $crate::spec::FieldSpec {
+                        name: stringify!($field),
+                        doc: concat!($($doc),+).trim(),
+                        limits: $crate::limits::Limits::NONE,
+                        rules: Vec::new(),
+                        spec: <$ty as $crate::field::Field>::spec,
+                        default: $crate::field::Field::write(&defaults.$field),
+                        refusal: section!(@refusal stringify!($field) $(, $refusal)?),
+                        concerns: section!(@concerns $($mark)?),
+                    };
+                    $( let row = $crate::spec::Attribute::add_to($attribute, row); )*
+                    row
                 }, )+ ]
             }
 
@@ -154,8 +160,6 @@ macro_rules! section {
     (@concerns) => { $crate::spec::Concerns::Function };
     (@concerns training) => { $crate::spec::Concerns::Training };
     (@concerns execution) => { $crate::spec::Concerns::Execution };
-    (@limits) => { $crate::limits::Limits::NONE };
-    (@limits $limits:expr) => { $limits };
     (@refusal $name:expr) => { None };
     (@refusal $name:expr, $refusal:expr) => { Some($refusal).filter(|refusal| refusal.holds($name)) };
 }

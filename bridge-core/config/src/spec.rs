@@ -6,6 +6,7 @@ use std::fmt;
 use super::limits::Limits;
 use super::node::{Data, Node};
 use super::refusal::Refusal;
+use super::rule::Rule;
 
 /// One row of a section's field table.
 #[derive(Debug, Clone)]
@@ -16,6 +17,8 @@ pub struct FieldSpec {
     pub doc: &'static str,
     /// The range of a number, or of each number of a list.
     pub limits: Limits,
+    /// Other settings that it needs, excludes, or has no effect without.
+    pub(super) rules: Vec<Rule>,
     /// The type.
     pub spec: fn() -> TypeSpec,
     /// The default value.
@@ -24,6 +27,25 @@ pub struct FieldSpec {
     pub refusal: Option<Refusal>,
     /// Effect of another value.
     pub concerns: Concerns,
+}
+
+/// Part of a row behind the default.
+pub(super) trait Attribute {
+    /// The row with this attribute.
+    fn add_to(self, row: FieldSpec) -> FieldSpec;
+}
+
+impl Attribute for Limits {
+    fn add_to(self, row: FieldSpec) -> FieldSpec {
+        FieldSpec { limits: self, ..row }
+    }
+}
+
+impl Attribute for Rule {
+    fn add_to(self, mut row: FieldSpec) -> FieldSpec {
+        row.rules.push(self);
+        row
+    }
 }
 
 /// Effect of another value of a setting on a run that resumes from a checkpoint. Unmarked rows

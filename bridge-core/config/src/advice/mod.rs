@@ -20,6 +20,7 @@ use super::catalogue::{Setting, settings};
 use super::error::{ConfigError, ConfigErrors, ErrorKind};
 use super::kinds::Kinds;
 use super::node::{Data, Entry, Location, Node};
+use super::reader::MOST_ADVISED;
 
 /// The least likeness of letters of a misspelt name.
 const TYPING_ERROR: f64 = 0.8;
@@ -27,8 +28,6 @@ const TYPING_ERROR: f64 = 0.8;
 const LIKE: (f64, f64) = (0.6, 0.3);
 /// No more settings of an unknown table are looked at.
 const MOST_LEAVES: usize = 100;
-/// Unknown names of a recipe that get advice. A text with more of them is not a recipe.
-pub(super) const MOST_ADVISED: usize = 1000;
 
 /// Completes problems with what to write instead, for a recipe whose values are `root`.
 pub(super) fn advise(errors: ConfigErrors, kinds: &Kinds, root: &Node) -> ConfigErrors {

@@ -1,64 +1,21 @@
 //! Stage 4: rules between sections, and the sample counts that follow from several of them.
 
-use super::super::choice::{DataloaderType, RerunMode, ShardingStrategy};
+use super::super::choice::{DataloaderType, ShardingStrategy};
 use super::super::run_config::{FinalTraining, FinalValidation, SampleCounts};
 use super::{Draft, Purpose};
 
 /// Rules across sections.
 pub(super) fn check(draft: &mut Draft<'_>) {
     let model = draft.recipe.model.config.clone();
-    let ddp = draft.recipe.ddp.clone();
-    draft.require(
-        !(model.calculate_per_token_loss && ddp.average_in_collective),
-        "ddp.average_in_collective",
-        "excludes model.calculate_per_token_loss",
-    );
-    draft.require(
-        ddp.param_name_patterns_for_fp32_local_accumulation.is_empty() || !ddp.grad_reduce_in_fp32,
-        "ddp.param_name_patterns_for_fp32_local_accumulation",
-        "excludes ddp.grad_reduce_in_fp32",
-    );
     profiling_window(draft);
-    flight_recorder(draft);
     model_and_dataset_fit(draft);
-    evaluations_are_compared(draft);
-    skip_train_evaluates(draft);
     evaluation_has_data(draft);
-    dependent_settings(draft);
     samples_need_a_whole_model(draft);
     let context = model.context_parallel_size.max(1);
     draft.require(
         context == 1 || model.seq_length.is_multiple_of(context.saturating_mul(2)),
         "model.seq_length",
         format!("must be divisible by 2 x model.context_parallel_size = {}", 2 * context),
-    );
-    let has_rate = draft.recipe.rerun_state_machine.error_injection_rate > 0;
-    let is_type_set = draft.recipe_differs("rerun_state_machine.error_injection_type");
-    draft.idle_unless(
-        has_rate || !is_type_set,
-        "rerun_state_machine.error_injection_type",
-        "has no effect without rerun_state_machine.error_injection_rate",
-    );
-    let is_validating = draft.recipe.rerun_state_machine.rerun_mode == RerunMode::ValidateResults;
-    draft.idle_unless(
-        !has_rate || is_validating,
-        "rerun_state_machine.error_injection_rate",
-        "has no effect without rerun_state_machine.rerun_mode = \"validate_results\"",
-    );
-    let rerun = &draft.recipe.rerun_state_machine;
-    let checks = rerun.check_for_nan_in_loss || rerun.check_for_spiky_loss || draft.recipe.ddp.check_for_nan_in_grad;
-    draft.require(
-        rerun.rerun_mode == RerunMode::Disabled || checks,
-        "rerun_state_machine.rerun_mode",
-        "has no results to look at without rerun_state_machine.check_for_nan_in_loss, \
-         rerun_state_machine.check_for_spiky_loss or ddp.check_for_nan_in_grad",
-    );
-    let is_sharded = draft.recipe.ddp.data_parallel_sharding_strategy == ShardingStrategy::OptimGradsParams;
-    draft.require(
-        draft.recipe.train.check_weight_hash_across_dp_replicas_interval.is_none() || !is_sharded,
-        "train.check_weight_hash_across_dp_replicas_interval",
-        "has nothing to compare with ddp.data_parallel_sharding_strategy = \"optim_grads_params\": each rank keeps another part of the \
-         parameters",
     );
     let dataset = draft.recipe.dataset.config.clone();
     let validation = &draft.recipe.validation;
@@ -69,11 +26,6 @@ pub(super) fn check(draft: &mut Draft<'_>) {
         "dataset.data_sharding",
         "has no effect, because nothing is shuffled: training is without dataset.dataloader_type = \"cyclic\", and validation without \
          validation.eval_iters batches (all of a split is read in order)",
-    );
-    draft.require(
-        dataset.dataloader_type != Some(DataloaderType::Cyclic) || dataset.drop_last,
-        "dataset.drop_last",
-        "cannot be false with dataset.dataloader_type = \"cyclic\", which has no incomplete batches",
     );
 }
 
@@ -99,48 +51,8 @@ fn samples_need_a_whole_model(draft: &mut Draft<'_>) {
     draft.forbid(is_asked, "generate.prompt", message);
 }
 
-/// Settings without effect while another one is off, with that other one.
-fn dependent_settings(draft: &mut Draft<'_>) {
-    let recipe = &draft.recipe;
-    let (logger, rerun) = (&recipe.logger, &recipe.rerun_state_machine);
-    let throughput = (logger.log_throughput_to_tensorboard, "logger.log_throughput_to_tensorboard");
-    let runtime = (logger.log_runtime_to_tensorboard, "logger.log_runtime_to_tensorboard");
-    let spiky = (rerun.check_for_spiky_loss, "rerun_state_machine.check_for_spiky_loss");
-    let prompt = (recipe.generate.prompt.is_some(), "generate.prompt");
-    let save = (recipe.checkpoint.save.is_some(), "checkpoint.save");
-    let qk_layernorm = (recipe.model.qk_layernorm, "model.qk_layernorm");
-    let settings = [
-        ("logger.throughput_window_size", throughput),
-        ("logger.runtime_time_unit", runtime),
-        ("logger.log_progress", save),
-        ("rerun_state_machine.spiky_loss_factor", spiky),
-        ("optimizer.apply_wd_to_qk_layernorm", qk_layernorm),
-        ("generate.max_tokens", prompt),
-        ("generate.temperature", prompt),
-        ("generate.top_k", prompt),
-        ("generate.top_p", prompt),
-        ("generate.seed", prompt),
-    ];
-    let is_random = recipe.generate.temperature != 0.0;
-    for key in ["generate.top_k", "generate.top_p", "generate.seed"] {
-        let is_changed = draft.recipe_differs(key);
-        let message = "has no effect with generate.temperature = 0, which takes the most likely token";
-        draft.idle_unless(is_random || !is_changed, key, message);
-    }
-    for (key, (is_on, other)) in settings {
-        let is_changed = draft.recipe_differs(key);
-        let message = format!("has no effect without {other}");
-        draft.idle_unless(is_on || !is_changed, key, message);
-    }
-}
-
 fn profiling_window(draft: &mut Draft<'_>) {
     let profiling = draft.recipe.profiling.clone();
-    draft.require(
-        !(profiling.use_nsys_profiler && profiling.use_pytorch_profiler),
-        "profiling.use_pytorch_profiler",
-        "excludes profiling.use_nsys_profiler",
-    );
     let (start, end) = (profiling.profile_step_start, profiling.profile_step_end);
     draft.require(end >= start, "profiling.profile_step_end", "is before profiling.profile_step_start");
     let marks = profiling.use_nsys_profiler || profiling.nvtx_ranges;
@@ -149,9 +61,6 @@ fn profiling_window(draft: &mut Draft<'_>) {
     let why = "tells the CUDA driver, which device = \"cuda\" has; profiling.nvtx_ranges works without";
     draft.require(is_cuda || !profiling.use_nsys_profiler, "profiling.use_nsys_profiler", why);
     memory_history(draft);
-    let shapes = "profiling.pytorch_profiler_collect_shapes";
-    let why = "has no effect without profiling.use_pytorch_profiler";
-    draft.idle_if(!profiling.use_pytorch_profiler && draft.recipe_differs(shapes), shapes, why);
     if is_on {
         let message = "leaves no iteration to profile: the first one is that after profiling.profile_step_start";
         draft.require(end != start, "profiling.profile_step_end", message);
@@ -163,13 +72,11 @@ fn profiling_window(draft: &mut Draft<'_>) {
         draft.require(unknown.is_none(), "profiling.profile_ranks", message.unwrap_or_default());
         return;
     }
-    for setting in ["profile_step_start", "profile_step_end", "profile_ranks"] {
-        let key = format!("profiling.{setting}");
-        // Upstream's configurations have this list whether they profile or not.
-        let is_upstreams = setting == "profile_ranks" && profiling.profile_ranks == [0];
-        let message = "has no effect without a profiler, profiling.nvtx_ranges or profiling.record_memory_history";
-        draft.idle_unless(is_upstreams || !draft.recipe_differs(&key), &key, message);
-    }
+    let key = "profiling.profile_ranks";
+    // Upstream's configurations have this list whether they profile or not.
+    let is_upstreams = profiling.profile_ranks == [0];
+    let message = "has no effect without a profiler, profiling.nvtx_ranges or profiling.record_memory_history";
+    draft.idle_unless(is_upstreams || !draft.recipe_differs(key), key, message);
 }
 
 /// The history of an allocator that keeps one, in a file of a name.
@@ -187,59 +94,6 @@ fn memory_history(draft: &mut Draft<'_>) {
     draft.idle_if(is_void, path, "has no effect without profiling.record_memory_history");
     let has_name = std::path::Path::new(&profiling.memory_snapshot_path).file_stem().is_some();
     draft.require(has_name || !profiling.record_memory_history, path, "is not the name of a file");
-}
-
-fn flight_recorder(draft: &mut Draft<'_>) {
-    let settings = draft.recipe.dist.clone();
-    let is_on = settings.flight_recorder_dump_path.is_some();
-    for setting in
-        ["trace_buffer_size", "dump_on_timeout", "include_stack_trace", "include_only_active", "extra_dump_on_exec"]
-    {
-        let key = format!("dist.flight_recorder_{setting}");
-        let message = "has no effect without dist.flight_recorder_dump_path";
-        draft.idle_unless(is_on || !draft.recipe_differs(&key), &key, message);
-    }
-    let writes = settings.flight_recorder_dump_on_timeout || settings.flight_recorder_extra_dump_on_exec;
-    let message = "is never written to: dump_on_timeout and extra_dump_on_exec are both false";
-    draft.require(writes || !is_on, "dist.flight_recorder_dump_path", message);
-}
-
-fn skip_train_evaluates(draft: &mut Draft<'_>) {
-    let validation = draft.recipe.validation.clone();
-    let evaluates = validation.full_validation || validation.eval_iters.unwrap_or(0) > 0;
-    draft.require(
-        !validation.skip_train || evaluates,
-        "validation.skip_train",
-        "leaves nothing to do: neither validation.eval_iters nor validation.full_validation evaluates anything",
-    );
-    draft.require(
-        validation.start_eval_at_iter.is_none() || validation.eval_interval.is_some(),
-        "validation.start_eval_at_iter",
-        "needs validation.eval_interval",
-    );
-}
-
-/// Settings that compare evaluations need evaluations between steps.
-fn evaluations_are_compared(draft: &mut Draft<'_>) {
-    let (train, validation) = (draft.recipe.train.clone(), draft.recipe.validation.clone());
-    let keeps_best = draft.recipe.checkpoint.keep_best;
-    let stops = train.early_stopping_patience.is_some();
-    let evaluates = validation.full_validation || validation.eval_iters.unwrap_or(0) > 0;
-    for (key, is_set) in [("train.early_stopping_patience", stops), ("checkpoint.keep_best", keeps_best)] {
-        let message = "needs validation.eval_interval, and validation.eval_iters or validation.full_validation";
-        draft.require(!is_set || evaluates && validation.eval_interval.is_some(), key, message);
-        draft.idle_if(is_set && validation.skip_train, key, "has no effect with validation.skip_train = true");
-    }
-    draft.require(
-        stops || train.early_stopping_min_delta <= 0.0,
-        "train.early_stopping_min_delta",
-        "needs train.early_stopping_patience",
-    );
-    draft.require(
-        stops || keeps_best || validation.metric.is_none(),
-        "validation.metric",
-        "needs train.early_stopping_patience or checkpoint.keep_best: nothing else compares evaluations",
-    );
 }
 
 /// A requested evaluation without data is valid, with a warning.

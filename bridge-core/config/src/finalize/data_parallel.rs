@@ -43,11 +43,6 @@ pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &ParallelSizes) {
         ]),
         "needs ddp.use_distributed_optimizer: otherwise there is nothing to gather",
     );
-    draft.require(
-        !draft.recipe.ddp.align_param_gather || strategy != ShardingStrategy::OptimGradsParams,
-        "ddp.align_param_gather",
-        "excludes ddp.data_parallel_sharding_strategy = \"optim_grads_params\", with which a layer is gathered when it runs",
-    );
     instances(draft, parallel, shards.state);
     buckets(draft, shards);
     let stated = draft.recipe.comm_overlap.as_ref().and_then(|config| config.data_parallel_size);
@@ -55,13 +50,6 @@ pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &ParallelSizes) {
         stated.is_none_or(|stated| stated == parallel.data),
         "comm_overlap.data_parallel_size",
         format!("cannot be chosen: the data-parallel size follows from the other sizes and is {}", parallel.data),
-    );
-    let has_stages = parallel.pipeline > 1;
-    draft.idle_unless(
-        !draft.recipe.dist.use_tp_pp_dp_mapping || has_stages,
-        "dist.use_tp_pp_dp_mapping",
-        "has no effect without model.pipeline_model_parallel_size above 1: it says whether stages or replicas are \
-         neighbours",
     );
     draft.require(
         !draft.recipe.dist.external_gpu_device_mapping || !computes_on_cpu(&draft.recipe.device),

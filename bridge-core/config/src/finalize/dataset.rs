@@ -1,6 +1,6 @@
 //! The rules of `[dataset]`: where data comes from, blends, splits.
 
-use super::super::choice::{DataloaderType, SourceFormat, TokenizerType};
+use super::super::choice::{DataloaderType, TokenizerType};
 use super::super::error::ErrorKind;
 use super::super::field::OneOrMany;
 use super::super::kinds::Kinds;
@@ -19,13 +19,10 @@ pub(super) fn resolve(draft: &mut Draft<'_>) -> FinalDataset {
     match kind.as_str() {
         kind if is_generated(kind) => {
             mock_has_no_data(draft);
-            mock_has_no_files(draft);
         }
         kind if reads_token_files(kind) => data_is_given_once(draft),
         _ => {}
     }
-    source_settings_have_a_source(draft);
-    json_key_goes_with_json(draft);
     fim_settings_go_with_fim(draft, &kind);
     finetuning::check(draft, &kind);
     blends_per_split(draft);
@@ -175,15 +172,6 @@ fn mock_has_no_data(draft: &mut Draft<'_>) {
     }
 }
 
-/// Mock data is generated in memory.
-fn mock_has_no_files(draft: &mut Draft<'_>) {
-    for field in ["mmap_bin_files", "num_dataset_builder_threads"] {
-        let key = format!("dataset.{field}");
-        let is_changed = draft.recipe_differs(&key);
-        draft.idle_unless(!is_changed, &key, "has no effect with dataset.kind = \"mock\"");
-    }
-}
-
 /// An external loader needs a dataset that has one, and whole global batches need a constant batch
 /// size.
 fn dataloader_fits(draft: &mut Draft<'_>, kind: &str) {
@@ -251,41 +239,8 @@ fn data_is_given_once(draft: &mut Draft<'_>) {
     }
 }
 
-fn source_settings_have_a_source(draft: &mut Draft<'_>) {
-    if draft.recipe.dataset.source.is_some() {
-        return;
-    }
-    for field in [
-        "source_format",
-        "source_jsonl_key",
-        "source_exclude",
-        "source_max_bytes",
-        "source_piece_bytes",
-        "source_shuffle_seed",
-        "source_cache_dir",
-        "append_eod",
-    ] {
-        let key = format!("dataset.{field}");
-        let is_changed = draft.recipe_differs(&key);
-        draft.idle_unless(!is_changed, &key, "has no effect without dataset.source");
-    }
-}
-
-fn json_key_goes_with_json(draft: &mut Draft<'_>) {
-    let key = "dataset.source_jsonl_key";
-    let is_text = draft.recipe.dataset.source_format == Some(SourceFormat::Text);
-    let is_changed = draft.recipe_differs(key);
-    draft.idle_unless(!(is_text && is_changed), key, "has no effect with dataset.source_format = \"text\"");
-}
-
 fn fim_settings_go_with_fim(draft: &mut Draft<'_>, kind: &str) {
-    let fields =
-        ["fim_rate", "fim_spm_rate", "fim_extra_tokens", "fim_split_sample", "fim_fragment_rate", "fim_no_prefix"];
     if kind != "fim" {
-        for key in fields.map(|field| format!("dataset.{field}")) {
-            let is_changed = draft.recipe_differs(&key);
-            draft.require(!is_changed, &key, "needs dataset.kind = \"fim\"");
-        }
         return;
     }
     let dataset = draft.recipe.dataset.config.clone();
@@ -307,16 +262,6 @@ fn fim_settings_go_with_fim(draft: &mut Draft<'_>, kind: &str) {
         "dataset.fim_extra_tokens",
         "must name the tokens prefix, middle, suffix, pad and eod",
     );
-    draft.require(
-        dataset.fim_split_sample.is_none() || dataset.fim_fragment_rate.is_some(),
-        "dataset.fim_split_sample",
-        "needs dataset.fim_fragment_rate",
-    );
-    draft.idle_unless(
-        dataset.fim_fragment_rate.is_none() || dataset.fim_split_sample.is_some(),
-        "dataset.fim_fragment_rate",
-        "has no effect without dataset.fim_split_sample",
-    );
 }
 
 fn blends_per_split(draft: &mut Draft<'_>) {
@@ -325,7 +270,6 @@ fn blends_per_split(draft: &mut Draft<'_>) {
         return;
     };
     draft.require(splits.len() == 3, key, "must be a list of three: train, valid, test");
-    draft.require(draft.recipe.dataset.split.is_none(), "dataset.split", "excludes dataset.blend_per_split");
     for blend in splits.iter().flatten() {
         check_blend(draft, key, blend);
     }

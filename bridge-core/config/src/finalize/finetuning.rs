@@ -7,36 +7,15 @@ use super::Draft;
 /// The kind of dataset.
 pub(super) const KIND: &str = "finetuning";
 
-/// Settings of `[dataset]` that only fine-tuning data has.
-const OWN: [&str; 6] =
-    ["dataset_root", "max_train_samples", "packed_sequence_specs", "dataset_kwargs", "do_validation", "do_test"];
-/// Settings of token files and of text that is not divided into examples.
-const OF_TOKEN_FILES: [&str; 14] = [
-    "data_path",
-    "blend",
-    "blend_per_split",
-    "split",
-    "source",
-    "reset_position_ids",
-    "reset_attention_mask",
-    "eod_mask_loss",
-    "add_extra_token_to_sequence",
-    "drop_last_partial_validation_sequence",
-    "allow_ambiguous_pad_tokens",
-    "mid_level_dataset_surplus",
-    "mmap_bin_files",
-    "num_dataset_builder_threads",
-];
-
 /// Checks the settings of examples, and fills in the sampler.
 pub(super) fn check(draft: &mut Draft<'_>, kind: &str) {
     if kind != KIND {
-        for key in OWN.map(|field| format!("dataset.{field}")) {
-            let is_default = key.ends_with("packed_sequence_specs")
-                && draft.recipe.dataset.packed_sequence_specs == Some(PackedSequenceSpecs::default());
-            let is_changed = draft.recipe_differs(&key) && !is_default;
-            draft.forbid(is_changed, &key, "needs dataset.kind = \"finetuning\"");
-        }
+        let specs = draft.recipe.dataset.packed_sequence_specs.clone().unwrap_or_default();
+        draft.forbid(
+            specs != PackedSequenceSpecs::default(),
+            "dataset.packed_sequence_specs",
+            "needs dataset.kind = \"finetuning\"",
+        );
         let key = "dataset.source_format";
         draft.forbid(
             draft.recipe.dataset.makes_examples(),
@@ -46,15 +25,10 @@ pub(super) fn check(draft: &mut Draft<'_>, kind: &str) {
         return;
     }
     let is_made = draft.recipe.dataset.makes_examples();
-    let is_of_source = |field: &&str| is_made && matches!(*field, "source" | "split");
-    for key in OF_TOKEN_FILES.iter().filter(|field| !is_of_source(field)).map(|field| format!("dataset.{field}")) {
-        let is_changed = draft.recipe_differs(&key);
+    for key in ["dataset.source", "dataset.split"] {
         // Two places of data contradict each other.
-        draft.forbid(
-            is_changed,
-            &key,
-            "has no effect with dataset.kind = \"finetuning\", which reads dataset.dataset_root",
-        );
+        let is_void = !is_made && draft.recipe_differs(key);
+        draft.forbid(is_void, key, "excludes dataset.kind = \"finetuning\", which reads dataset.dataset_root");
     }
     let root = draft.recipe.dataset.dataset_root.clone();
     match (is_made, root) {
@@ -64,11 +38,6 @@ pub(super) fn check(draft: &mut Draft<'_>, kind: &str) {
             if draft.recipe.dataset.split.is_none() {
                 let message = "must be given, such as \"97,3,0\" for training, validation, test";
                 draft.missing("dataset.split", message);
-            }
-            for field in ["source_jsonl_key", "source_piece_bytes", "append_eod"] {
-                let key = format!("dataset.{field}");
-                let is_changed = draft.recipe_differs(&key);
-                draft.idle_if(is_changed, &key, "has no effect with dataset.source_format = \"rust-docs\"");
             }
         }
         (false, None) => draft.missing("dataset.dataset_root", "must be given: the folder with training.jsonl"),
@@ -81,17 +50,6 @@ pub(super) fn check(draft: &mut Draft<'_>, kind: &str) {
 
 fn prompts(draft: &mut Draft<'_>) {
     let kwargs = draft.recipe.dataset.dataset_kwargs.clone();
-    if kwargs.chat == Some(true) {
-        for field in ["add_bos", "add_eos", "add_sep", "prompt_template", "truncation_field", "tokens_to_generate"] {
-            let key = format!("dataset.dataset_kwargs.{field}");
-            let is_changed = draft.recipe_differs(&key);
-            draft.idle_if(
-                is_changed,
-                &key,
-                "has no effect with dataset.dataset_kwargs.chat = true: the chat template writes all of a conversation",
-            );
-        }
-    }
     let is_padded =
         kwargs.pad_to_max_length || kwargs.pack_on_the_fly || draft.recipe.dataset.packed_sequence_specs.is_some();
     let key = "dataset.dataset_kwargs.pad_seq_length_to_mult";

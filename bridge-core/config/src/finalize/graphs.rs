@@ -10,7 +10,6 @@ use super::data_parallel::computes_on_cpu;
 
 const IMPL: &str = "model.cuda_graph_impl";
 const SCOPE: &str = "model.cuda_graph_scope";
-const WARMUP: &str = "model.cuda_graph_warmup_steps";
 
 /// The scope that is built: forward and backward of a micro-batch, without the optimizer.
 const WHOLE: &str = "full_iteration";
@@ -27,8 +26,6 @@ pub(super) fn check(draft: &mut Draft<'_>, parallel: &ParallelSizes) {
     if model.cuda_graph_impl == CudaGraphImpl::None {
         let is_default = scopes.is_empty() || scopes == ["full"];
         draft.idle_unless(is_default, SCOPE, WITHOUT_GRAPHS);
-        let is_changed = draft.recipe_differs(WARMUP);
-        draft.idle_if(is_changed, WARMUP, WITHOUT_GRAPHS);
         return;
     }
     if draft.errors.names(IMPL) {

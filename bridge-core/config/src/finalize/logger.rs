@@ -57,7 +57,6 @@ pub(super) fn check(draft: &mut Draft<'_>) {
     memory(draft);
     trackers(draft);
     times(draft);
-    evaluations(draft);
     window(draft);
 }
 
@@ -97,33 +96,9 @@ fn memory(draft: &mut Draft<'_>) {
     );
 }
 
-/// A tracker needs the names that upstream asks for, and its other settings need it.
+/// A tracker needs the names that upstream asks for.
 fn trackers(draft: &mut Draft<'_>) {
     let logger = draft.recipe.logger.clone();
-    let mlflow = [
-        ("logger.mlflow_run_name", logger.mlflow_run_name.is_some()),
-        ("logger.mlflow_tracking_uri", logger.mlflow_tracking_uri.is_some()),
-        ("logger.mlflow_tags", logger.mlflow_tags.as_ref().is_some_and(|tags| !tags.is_empty())),
-    ];
-    let wandb = [
-        ("logger.wandb_exp_name", logger.wandb_exp_name.is_some()),
-        ("logger.wandb_save_dir", logger.wandb_save_dir.is_some()),
-        ("logger.wandb_entity", logger.wandb_entity.is_some()),
-    ];
-    let comet = [
-        ("logger.comet_experiment_name", logger.comet_experiment_name.is_some()),
-        ("logger.comet_workspace", logger.comet_workspace.is_some()),
-        ("logger.comet_tags", logger.comet_tags.as_ref().is_some_and(|tags| !tags.is_empty())),
-    ];
-    for (main, is_used, others) in [
-        ("logger.mlflow_experiment", logger.mlflow_experiment.is_some(), mlflow),
-        ("logger.wandb_project", logger.wandb_project.is_some(), wandb),
-        ("logger.comet_project", logger.comet_project.is_some(), comet),
-    ] {
-        for (key, is_given) in others {
-            draft.idle_if(is_given && !is_used, key, format!("has no effect without {main}"));
-        }
-    }
     for (main, is_used, name, is_given) in [
         (
             "logger.mlflow_experiment",
@@ -191,16 +166,6 @@ fn times(draft: &mut Draft<'_>) {
         option,
         "has no effect with logger.timing_log_level = 0, which times saves and evaluations, where checkpoint.save and \
          validation.eval_interval (or validation.eval_iters and validation.full_validation) ask for neither",
-    );
-}
-
-fn evaluations(draft: &mut Draft<'_>) {
-    let key = "logger.log_validation_ppl_to_tensorboard";
-    let is_asked = draft.recipe_differs(key) && !evaluates(draft);
-    draft.idle_if(
-        is_asked,
-        key,
-        "has no effect: neither validation.eval_iters nor validation.full_validation evaluates anything",
     );
 }
 

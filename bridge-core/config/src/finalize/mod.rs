@@ -24,6 +24,7 @@ mod pipeline;
 mod presets;
 mod ranges;
 pub(super) mod refused;
+pub(super) mod rules;
 mod scheduler;
 mod stragglers;
 mod tensor_inspect;
@@ -47,8 +48,11 @@ fn run(raw: &RawConfig, world: &World, purpose: Purpose) -> Result<RunConfig, Co
     // 0. Every setting by itself: its range, and whether this release implements it.
     ranges::check(&mut draft, "");
     refused::check(&mut draft, "");
-    // 1. Presets become ordinary settings.
+    // 1. Presets and old names become ordinary settings, whose rows have rules.
     presets::resolve(&mut draft);
+    train::deprecated_names(&mut draft);
+    // Before anything is filled in: what differs from its default was asked for.
+    rules::check(&mut draft, "");
     // 2. Parallel sizes; the data-parallel size follows from the others.
     let mut parallel = parallel::resolve(&mut draft);
     // Stages divide the layers that the kind of model has.
@@ -147,6 +151,7 @@ impl TransformerConfig {
         let mut draft = Draft::new(&raw, &World::SINGLE, Purpose::Train);
         ranges::check(&mut draft, "model.");
         refused::check(&mut draft, "model.");
+        rules::check(&mut draft, "model.");
         let transformer = model::resolve(&mut draft);
         // Nobody is warned here.
         draft.errors.extend(draft.idle);

@@ -27,7 +27,6 @@ pub(super) fn resolve(draft: &mut Draft<'_>) -> FinalTransformer {
     let no_rope_layers = no_rope_layers(draft);
     super::unused::check(draft, &windowed_layers, &no_rope_layers);
     let moe_layers = super::moe::resolve(draft);
-    latent(draft);
     let recompute_modules = recompute(draft, &moe_layers);
     super::offload::check(draft, &moe_layers, &recompute_modules);
     tensors_are_bounded(draft);
@@ -174,14 +173,6 @@ fn activation_fits(draft: &mut Draft<'_>) {
         "model.bias_activation_fusion",
         "works only with model.activation_func gelu, silu and quick_gelu",
     );
-    let is_quick_gate = model.gated_linear_unit && model.activation_func == Activation::QuickGelu;
-    for (key, is_set) in [
-        ("model.activation_func_clamp_value", model.activation_func_clamp_value.is_some()),
-        ("model.glu_linear_offset", model.glu_linear_offset != 0.0),
-    ] {
-        let message = "needs model.gated_linear_unit = true with model.activation_func = \"quick_gelu\"";
-        draft.require(!is_set || is_quick_gate, key, message);
-    }
 }
 
 /// Expands "every N-th layer" or a list of 0 and 1 to one flag per layer; `nth` is the flag of the
@@ -217,11 +208,7 @@ fn windowed_layers(draft: &mut Draft<'_>) -> Vec<bool> {
     match (&model.window_size, &model.window_attn_skip_freq) {
         (Some(_), None) => vec![true; num_layers],
         (Some(_), Some(freq)) => per_layer(draft, key, freq, false),
-        (None, Some(_)) => {
-            draft.conflict(key, "needs model.window_size");
-            vec![false; num_layers]
-        }
-        (None, None) => vec![false; num_layers],
+        (None, _) => vec![false; num_layers],
     }
 }
 
@@ -243,16 +230,6 @@ fn no_rope_layers(draft: &mut Draft<'_>) -> Vec<bool> {
     }
 }
 
-/// Settings that have a meaning only with latent attention, and those that have none with it.
-fn latent(draft: &mut Draft<'_>) {
-    let is_latent = draft.recipe.model.multi_latent_attention;
-    for name in ["q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"] {
-        let key = format!("model.{name}");
-        let is_set = draft.recipe_differs(&key);
-        draft.require(is_latent || !is_set, &key, "needs model.multi_latent_attention");
-    }
-}
-
 fn recompute(draft: &mut Draft<'_>, moe_layers: &[bool]) -> Vec<String> {
     let model = draft.recipe.model.config.clone();
     let is_full = model.recompute_granularity == Some(RecomputeGranularity::Full);
@@ -263,7 +240,6 @@ fn recompute(draft: &mut Draft<'_>, moe_layers: &[bool]) -> Vec<String> {
         if is_full && !is_given {
             draft.missing(key, "must be given with model.recompute_granularity = \"full\"");
         }
-        draft.require(is_full || !is_given, key, "needs model.recompute_granularity = \"full\"");
     }
     if let Some(layers) = model.recompute_num_layers.filter(|_| is_full) {
         draft.require(
@@ -272,11 +248,6 @@ fn recompute(draft: &mut Draft<'_>, moe_layers: &[bool]) -> Vec<String> {
             format!("is above model.num_layers = {}", model.num_layers),
         );
     }
-    draft.require(
-        is_selective || model.recompute_modules.is_none(),
-        "model.recompute_modules",
-        "needs model.recompute_granularity = \"selective\"",
-    );
     if !is_selective {
         return Vec::new();
     }

@@ -1,6 +1,6 @@
 //! Rules of the mixture-of-experts settings.
 
-use super::super::choice::{LoadBalancing, RouterScoreFunction, TokenDropPolicy};
+use super::super::choice::{LoadBalancing, RouterScoreFunction};
 use super::super::error::ErrorKind;
 use super::super::field::OneOrMany;
 use super::super::section::Section;
@@ -21,9 +21,8 @@ pub(super) fn resolve(draft: &mut Draft<'_>) -> Vec<bool> {
     draft.recipe.model.config.moe_ffn_hidden_size = model.moe_ffn_hidden_size.or(ffn);
     choice_fits(draft, &model, experts);
     groups_fit(draft, &model, experts);
-    scores_fit(draft, &model);
+    biases_fit(draft, &model);
     losses_fit(draft, &model);
-    capacity_fits(draft, &model);
     ranks_fit(draft, &model, experts);
     layers(draft, &model)
 }
@@ -64,8 +63,6 @@ fn groups_fit(draft: &mut Draft<'_>, model: &TransformerConfig, experts: usize) 
     let (Some(groups), Some(chosen)) = (model.moe_router_num_groups, model.moe_router_group_topk) else {
         let neither = model.moe_router_num_groups.is_none() && model.moe_router_group_topk.is_none();
         draft.require(neither, key, "and model.moe_router_group_topk are given together or not at all");
-        let is_void = model.moe_router_group_score_topk.is_some();
-        draft.require(!is_void, "model.moe_router_group_score_topk", "needs model.moe_router_num_groups");
         return;
     };
     draft.require(experts.is_multiple_of(groups), key, format!("must divide model.num_moe_experts = {experts}"));
@@ -85,46 +82,9 @@ fn groups_fit(draft: &mut Draft<'_>, model: &TransformerConfig, experts: usize) 
     );
 }
 
-fn scores_fit(draft: &mut Draft<'_>, model: &TransformerConfig) {
-    let is_softmax = model.moe_router_score_function == RouterScoreFunction::Softmax;
-    draft.idle_unless(
-        is_softmax || !model.moe_router_pre_softmax,
-        "model.moe_router_pre_softmax",
-        "has no effect with model.moe_router_score_function = \"sigmoid\"",
-    );
-    for (key, is_set) in [
-        ("model.moe_router_raw_scores", model.moe_router_raw_scores),
-        ("model.moe_router_enable_expert_bias", model.moe_router_enable_expert_bias),
-    ] {
-        draft.require(!is_softmax || !is_set, key, "needs model.moe_router_score_function = \"sigmoid\"");
-    }
-    biases_fit(draft, model);
-    draft.idle_unless(
-        !model.moe_router_force_load_balancing || model.moe_input_jitter_eps.is_none(),
-        "model.moe_input_jitter_eps",
-        "has no effect with model.moe_router_force_load_balancing: scores are drawn",
-    );
-    draft.require(
-        !model.moe_shared_expert_gate || model.moe_shared_expert_intermediate_size.is_some(),
-        "model.moe_shared_expert_gate",
-        "needs model.moe_shared_expert_intermediate_size",
-    );
-}
-
 /// True if experts are chosen by scores that Sinkhorn's algorithm has balanced.
 fn is_sinkhorn(model: &TransformerConfig) -> bool {
     model.moe_router_load_balancing_type == OneOrMany::One(LoadBalancing::Sinkhorn)
-}
-
-/// Sinkhorn's algorithm says itself what scores are, and has no loss.
-fn sinkhorn_stands_alone(draft: &mut Draft<'_>, model: &TransformerConfig) {
-    for (key, is_set) in [
-        ("model.moe_router_pre_softmax", model.moe_router_pre_softmax),
-        ("model.moe_router_score_function", model.moe_router_score_function != RouterScoreFunction::Softmax),
-        ("model.moe_router_num_groups", model.moe_router_num_groups.is_some()),
-    ] {
-        draft.idle_unless(!is_set, key, "has no effect with model.moe_router_load_balancing_type = \"sinkhorn\"");
-    }
 }
 
 /// If the biases of experts move, no other setting may say that they stay.
@@ -145,9 +105,6 @@ fn losses_fit(draft: &mut Draft<'_>, model: &TransformerConfig) {
     let coefficients = model.moe_aux_loss_coeff.as_slice();
     let are_sane = coefficients.iter().all(|coefficient| coefficient.is_finite() && *coefficient >= 0.0);
     draft.require(are_sane, key, "must be a number of at least 0");
-    if is_sinkhorn(model) {
-        sinkhorn_stands_alone(draft, model);
-    }
     match (&model.moe_router_load_balancing_type, &model.moe_aux_loss_coeff) {
         (OneOrMany::One(kind @ (NoBalancing | Sinkhorn)), OneOrMany::One(coefficient)) => {
             draft.idle_unless(*coefficient == 0.0, key, format!("has no effect with {kinds_key} = \"{kind}\""));
@@ -173,21 +130,6 @@ fn losses_fit(draft: &mut Draft<'_>, model: &TransformerConfig) {
     }
 }
 
-/// Experts of limited capacity.
-fn capacity_fits(draft: &mut Draft<'_>, model: &TransformerConfig) {
-    let key = "model.moe_expert_capacity_factor";
-    draft.require(
-        model.moe_expert_capacity_factor.is_none() || !is_sinkhorn(model),
-        key,
-        "cannot be combined with model.moe_router_load_balancing_type = \"sinkhorn\"",
-    );
-    draft.idle_unless(
-        model.moe_expert_capacity_factor.is_some() || model.moe_token_drop_policy == TokenDropPolicy::Probs,
-        "model.moe_token_drop_policy",
-        "has no effect without model.moe_expert_capacity_factor",
-    );
-}
-
 fn ranks_fit(draft: &mut Draft<'_>, model: &TransformerConfig, experts: usize) {
     let ranks = model.expert_model_parallel_size.max(1);
     draft.require(
@@ -208,12 +150,6 @@ fn ranks_fit(draft: &mut Draft<'_>, model: &TransformerConfig, experts: usize) {
 fn layers(draft: &mut Draft<'_>, model: &TransformerConfig) -> Vec<bool> {
     let (key, num_layers) = ("model.moe_layer_freq", model.num_layers.min(65_536));
     if let Some(blocks) = &model.hybrid_override_pattern {
-        let is_set = draft.recipe_differs(key);
-        draft.idle_unless(
-            !is_set,
-            key,
-            "has no effect with model.hybrid_override_pattern, which says the block of each layer",
-        );
         return blocks.chars().take(num_layers).map(|block| block == 'E').collect();
     }
     let with_experts: Vec<bool> = match &model.moe_layer_freq {

@@ -1,14 +1,11 @@
 //! Activations on the host between forward and backward: whole layers (`cpu_offloading`), or
 //! modules (`fine_grained_activation_offloading`).
 
-use super::super::choice::{RecomputeGranularity, ShardingStrategy};
 use super::super::error::ErrorKind;
 use super::super::sections::TransformerConfig;
 use super::Draft;
 
-const LAYERS: &str = "model.cpu_offloading";
 const NUM_LAYERS: &str = "model.cpu_offloading_num_layers";
-const FINE_GRAINED: &str = "model.fine_grained_activation_offloading";
 const MODULES: &str = "model.offload_modules";
 
 /// The modules that may be moved: `bridge_kernels::offload::Module`.
@@ -21,16 +18,7 @@ pub(super) fn check(draft: &mut Draft<'_>, moe_layers: &[bool], recomputed: &[St
     layers(draft, &model);
     modules(draft, &model, moe_layers);
     if model.fine_grained_activation_offloading {
-        draft.forbid(model.cpu_offloading, FINE_GRAINED, "excludes model.cpu_offloading, which moves whole layers");
-        let is_full = model.recompute_granularity == Some(RecomputeGranularity::Full);
-        let message = "excludes model.recompute_granularity = \"full\": a layer that runs again keeps its input alone";
-        draft.forbid(is_full, FINE_GRAINED, message);
         not_recomputed(draft, &model, recomputed);
-    }
-    let is_sharded = draft.recipe.ddp.data_parallel_sharding_strategy == ShardingStrategy::OptimGradsParams;
-    for (is_on, key) in [(model.cpu_offloading, LAYERS), (model.fine_grained_activation_offloading, FINE_GRAINED)] {
-        let message = "excludes ddp.data_parallel_sharding_strategy = \"optim_grads_params\", which recomputes every layer from its input";
-        draft.forbid(is_on && is_sharded, key, message);
     }
 }
 
@@ -38,7 +26,6 @@ pub(super) fn check(draft: &mut Draft<'_>, moe_layers: &[bool], recomputed: &[St
 fn layers(draft: &mut Draft<'_>, model: &TransformerConfig) {
     let count = model.cpu_offloading_num_layers;
     if !model.cpu_offloading {
-        draft.idle_if(count > 0, NUM_LAYERS, "has no effect without model.cpu_offloading = true");
         return;
     }
     if count == 0 {
@@ -49,22 +36,12 @@ fn layers(draft: &mut Draft<'_>, model: &TransformerConfig) {
         model.num_layers
     );
     draft.require(count == 0 || count < model.num_layers, NUM_LAYERS, message);
-    let pipeline = model.pipeline_model_parallel_size;
-    let message = format!("excludes model.pipeline_model_parallel_size = {pipeline}: layers are counted on one stage");
-    draft.require(pipeline <= 1, LAYERS, message);
-    let message = "excludes model.recompute_granularity: what runs again is not kept, so there is nothing to move";
-    draft.forbid(model.recompute_granularity.is_some(), LAYERS, message);
 }
 
 /// Modules by name.
 fn modules(draft: &mut Draft<'_>, model: &TransformerConfig, moe_layers: &[bool]) {
     let named = &model.offload_modules;
     if !model.fine_grained_activation_offloading {
-        draft.idle_unless(
-            named.is_empty(),
-            MODULES,
-            "has no effect without model.fine_grained_activation_offloading = true",
-        );
         return;
     }
     let there = existing(draft, model, moe_layers);

@@ -46,17 +46,13 @@ fn foreign_settings_are_not_set(draft: &mut Draft<'_>, chosen: OptimizerName) {
 fn offload_fits(draft: &mut Draft<'_>) {
     const SWITCH: &str = "optimizer.optimizer_cpu_offload";
     const FRACTION: &str = "optimizer.optimizer_offload_fraction";
-    const OVERLAP: &str = "optimizer.overlap_cpu_optimizer_d2h_h2d";
     let config = &draft.recipe.optimizer;
-    let (is_on, fraction, overlaps) =
-        (config.optimizer_cpu_offload, config.optimizer_offload_fraction, config.overlap_cpu_optimizer_d2h_h2d);
+    let (is_on, fraction) = (config.optimizer_cpu_offload, config.optimizer_offload_fraction);
     // Upstream moves nothing then, so a run that was to save memory would run out of it.
     let message = format!(
         "0 moves nothing to the host: with {SWITCH} give the fraction of the trained elements whose states go there (1.0 for all), or leave {SWITCH} out"
     );
     draft.forbid(is_on && fraction == 0.0, FRACTION, message);
-    draft.idle_if(!is_on && fraction > 0.0, FRACTION, format!("has no effect without {SWITCH} = true"));
-    draft.idle_if(!is_on && overlaps, OVERLAP, format!("has no effect without {SWITCH} = true"));
 }
 
 /// Half of the last bit of a bfloat16 between 1 and 2, relative to 1: a change below that is
@@ -149,8 +145,7 @@ fn main_grads_follow(draft: &mut Draft<'_>, params: DType) {
 fn decoupled_rates_fit(draft: &mut Draft<'_>) {
     let config = draft.recipe.optimizer.clone();
     match (config.decoupled_lr, config.decoupled_min_lr) {
-        (None, None) => {}
-        (None, Some(_)) => draft.conflict("optimizer.decoupled_min_lr", "needs optimizer.decoupled_lr"),
+        (None, _) => {}
         (Some(lr), Some(min_lr)) => {
             draft.forbid(min_lr > lr, "optimizer.decoupled_min_lr", format!("is above optimizer.decoupled_lr = {lr}"));
         }

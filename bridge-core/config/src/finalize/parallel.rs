@@ -20,11 +20,6 @@ pub(super) fn resolve(draft: &mut Draft<'_>) -> ParallelSizes {
     dense_sizes_divide_world(draft, &mut sizes);
     expert_sizes_divide_world(draft, &sizes);
     let model = draft.recipe.model.clone();
-    draft.require(
-        !model.sequence_parallel || sizes.tensor > 1,
-        "model.sequence_parallel",
-        "needs model.tensor_model_parallel_size above 1",
-    );
     let sharing = sizes.tensor.saturating_mul(sizes.context);
     draft.require(
         !model.sequence_parallel || model.seq_length.is_multiple_of(sharing),

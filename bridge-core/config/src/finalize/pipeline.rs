@@ -18,14 +18,6 @@ pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &mut ParallelSizes, num_l
         ("model.account_for_embedding_in_pipeline_split", model.account_for_embedding_in_pipeline_split),
         ("model.account_for_loss_in_pipeline_split", model.account_for_loss_in_pipeline_split),
     ];
-    for (index, (key, is_set)) in others.into_iter().enumerate() {
-        draft.forbid(is_set && model.pipeline_model_parallel_layout.is_some(), key, format!("excludes {layout}"));
-        let uneven = others[..2].iter().any(|(_, is_set)| *is_set);
-        draft.forbid(is_set && index >= 2 && uneven, key, "excludes numbers of layers for the first or last stage");
-        draft.forbid(is_set && parallel.pipeline == 1, key, "needs model.pipeline_model_parallel_size above 1");
-    }
-    let is_laid_out = model.pipeline_model_parallel_layout.is_some();
-    draft.forbid(is_laid_out && parallel.pipeline == 1, layout, "needs model.pipeline_model_parallel_size above 1");
     let is_wide = model.fp32_residual_connection;
     let sends_less = is_wide && model.pipeline_dtype.is_some_and(|dtype| dtype != DType::Float32);
     draft.forbid(

@@ -7,17 +7,9 @@ use super::Draft;
 /// Checks the schedules, fills in the ends of the weight decay and derives the lengths.
 pub(super) fn resolve(draft: &mut Draft<'_>, train: &FinalTraining) -> FinalScheduler {
     units_do_not_mix(draft);
-    warmup_is_given_once(draft);
-    warmup_has_a_length(draft);
     wsd_has_its_length(draft);
     rates_are_ordered(draft);
     constant_rate_has_no_end(draft);
-    draft.require(
-        !(draft.recipe.scheduler.override_opt_param_scheduler
-            && draft.recipe.scheduler.use_checkpoint_opt_param_scheduler),
-        "scheduler.use_checkpoint_opt_param_scheduler",
-        "excludes scheduler.override_opt_param_scheduler",
-    );
     let (start_weight_decay, end_weight_decay) = weight_decay(draft);
     let steps = steps(draft, train);
     tell_where_nothing_is_learned(draft, &steps);
@@ -53,30 +45,6 @@ fn units_do_not_mix(draft: &mut Draft<'_>) {
     }
 }
 
-fn warmup_is_given_once(draft: &mut Draft<'_>) {
-    let scheduler = draft.recipe.scheduler.clone();
-    let has_length = scheduler.lr_warmup_iters != 0 || scheduler.lr_warmup_samples != 0;
-    draft.require(
-        scheduler.lr_warmup_fraction.is_none() || !has_length,
-        "scheduler.lr_warmup_fraction",
-        "excludes scheduler.lr_warmup_iters and scheduler.lr_warmup_samples",
-    );
-}
-
-/// The initial value of a warm-up has no effect without one.
-fn warmup_has_a_length(draft: &mut Draft<'_>) {
-    let scheduler = draft.recipe.scheduler.clone();
-    let has_length = scheduler.lr_warmup_iters != 0
-        || scheduler.lr_warmup_samples != 0
-        || scheduler.lr_warmup_fraction.is_some_and(|fraction| fraction != 0.0);
-    draft.idle_unless(
-        scheduler.lr_warmup_init == 0.0 || has_length,
-        "scheduler.lr_warmup_init",
-        "has no effect without a warm-up: scheduler.lr_warmup_iters, scheduler.lr_warmup_samples or \
-         scheduler.lr_warmup_fraction",
-    );
-}
-
 /// A constant rate stays at its peak, even beyond the schedule's length, which matters only for a
 /// warm-up fraction.
 fn constant_rate_has_no_end(draft: &mut Draft<'_>) {
@@ -105,12 +73,6 @@ fn wsd_has_its_length(draft: &mut Draft<'_>) {
         let is_sample_based = draft.recipe.train.train_samples.is_some();
         let (key, _) = lengths[usize::from(is_sample_based)];
         draft.missing(key, "must be given with scheduler.lr_decay_style = \"WSD\"");
-    }
-    let style = "scheduler.lr_wsd_decay_style";
-    let is_style_set = draft.recipe_differs(style);
-    let lengths = lengths.map(|(key, length)| (key, length.is_some()));
-    for (key, is_set) in lengths.into_iter().chain([(style, is_style_set)]) {
-        draft.idle_unless(is_wsd || !is_set, key, "has no effect without scheduler.lr_decay_style = \"WSD\"");
     }
 }
 

@@ -17,21 +17,8 @@ const FEATURES: &str = "tensor_inspect.features";
 pub(super) fn resolve(draft: &mut Draft<'_>, logger: &FinalLogger) -> Option<FinalTensorInspect> {
     let settings: TensorInspectConfig = draft.recipe.tensor_inspect.clone()?;
     if !settings.enabled {
-        let given = [
-            ("tensor_inspect.features", settings.features.is_some()),
-            ("tensor_inspect.log_dir", settings.log_dir.is_some()),
-            ("tensor_inspect.init_training_step", settings.init_training_step > 0),
-        ];
-        for (key, is_given) in given {
-            draft.idle_if(is_given, key, "has no effect without tensor_inspect.enabled");
-        }
         return None;
     }
-    draft.idle_if(
-        logger.skip_train_metrics_log,
-        "tensor_inspect.enabled",
-        "has no effect with logger.skip_train_metrics_log: steps are not logged",
-    );
     let rules = specification(settings.features.as_ref()).and_then(|value| {
         tensor_features::rules(value.as_ref(), logger.log_interval.max(1) as u64).map_err(|e| e.to_string())
     });

@@ -130,18 +130,7 @@ fn unused_settings(draft: &mut Draft<'_>) {
         BertWordPieceCase, BertWordPieceLowerCase, ByteLevelBpe, Gpt2Bpe, GptSentencePiece, HuggingFace, Llama2, Null,
         SentencePiece, Sft, TikToken,
     };
-    const FILES: &[TokenizerType] = &[
-        HuggingFace,
-        Sft,
-        Gpt2Bpe,
-        BertWordPieceLowerCase,
-        BertWordPieceCase,
-        SentencePiece,
-        GptSentencePiece,
-        Llama2,
-        TikToken,
-    ];
-    const WITH_TEXT: &[TokenizerType] = &[
+    const WITH_TEXT: [TokenizerType; 10] = [
         HuggingFace,
         Sft,
         Gpt2Bpe,
@@ -153,15 +142,17 @@ fn unused_settings(draft: &mut Draft<'_>) {
         TikToken,
         ByteLevelBpe,
     ];
-    let users: [(&str, &[TokenizerType]); 15] = [
+    // Byte-level BPE is trained, and reads no file.
+    let files = &WITH_TEXT[..9];
+    let users: [(&str, &[TokenizerType]); 16] = [
         ("tokenizer_model", &[HuggingFace, Sft, SentencePiece, GptSentencePiece, Llama2, TikToken]),
         ("vocab_file", &[Gpt2Bpe, BertWordPieceLowerCase, BertWordPieceCase]),
         ("merge_file", &[Gpt2Bpe]),
         ("vocab_size", &[Null, TikToken]),
-        ("vocab_extra_ids", FILES),
-        ("special_tokens", WITH_TEXT),
-        ("chat_template", WITH_TEXT),
-        ("force_system_message", FILES),
+        ("vocab_extra_ids", files),
+        ("special_tokens", &WITH_TEXT),
+        ("chat_template", &WITH_TEXT),
+        ("force_system_message", files),
         ("tiktoken_pattern", &[TikToken]),
         ("tiktoken_num_special_tokens", &[TikToken]),
         ("tiktoken_special_tokens", &[TikToken]),
@@ -169,10 +160,10 @@ fn unused_settings(draft: &mut Draft<'_>) {
         ("hf_tokenizer_kwargs", &[HuggingFace, Sft]),
         ("sp_tokenizer_kwargs", &[SentencePiece, GptSentencePiece, Llama2]),
         ("bpe_vocab_size", &[ByteLevelBpe]),
+        ("bpe_train_max_bytes", &[ByteLevelBpe]),
     ];
     let kind = draft.recipe.tokenizer.tokenizer_type;
-    let more: (&str, &[TokenizerType]) = ("bpe_train_max_bytes", &[ByteLevelBpe]);
-    for (name, users) in users.into_iter().chain([more]) {
+    for (name, users) in users {
         let key = format!("tokenizer.{name}");
         let is_changed = draft.recipe_differs(&key);
         let names = users.iter().map(|user| format!("\"{user}\"")).collect::<Vec<_>>().join(" or ");

@@ -3,7 +3,6 @@
 use super::super::advice::advice_on_value;
 use super::super::error::{ConfigError, ErrorKind};
 use super::super::run_config::{FinalTraining, FinalValidation, ParallelSizes};
-use super::super::sections::TrainingConfig;
 use super::data_parallel::computes_on_cpu;
 use super::{Draft, finetuning};
 
@@ -55,9 +54,8 @@ fn synchronizing_needs_a_gpu(draft: &mut Draft<'_>, device: &str) {
     draft.idle_if(is_set && computes_on_cpu(device), "train.train_sync_interval", message);
 }
 
-/// Checks batch sizes and the length of training; old names move to `[validation]`.
+/// Checks batch sizes and the length of training.
 pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &ParallelSizes) -> FinalTraining {
-    deprecated_names(draft);
     let train = draft.recipe.train.clone();
     for (key, is_given) in [
         ("train.micro_batch_size", train.micro_batch_size.is_some()),
@@ -79,11 +77,6 @@ pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &ParallelSizes) -> FinalT
         "train.iterations_to_skip",
         format!("names an iteration that does not exist: the last one is {train_iters} (train.train_iters, train.train_samples)"),
     );
-    draft.require(
-        train.exit_signal_deadline_s.is_none() || draft.recipe.checkpoint.save.is_some(),
-        "train.exit_signal_deadline_s",
-        "is the time for a last checkpoint, and needs checkpoint.save",
-    );
     FinalTraining {
         micro_batch_size,
         global_batch_size,
@@ -97,20 +90,15 @@ pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &ParallelSizes) -> FinalT
 fn train_iters(draft: &mut Draft<'_>) -> usize {
     let train = draft.recipe.train.clone();
     if train.num_epochs.is_some() {
-        return epochs(draft, &train);
+        return epochs(draft);
     }
     match (train.train_iters, train.train_samples) {
         (None, None) => {
             draft.missing("train.train_iters", "this, train.train_samples or train.num_epochs must be given");
             1
         }
-        (Some(iters), Some(_)) => {
-            draft.conflict("train.train_samples", "excludes train.train_iters");
-            iters
-        }
-        (Some(iters), None) => iters,
+        (Some(iters), _) => iters,
         (None, Some(samples)) => {
-            draft.require(train.rampup_batch_size.is_none(), "train.rampup_batch_size", "excludes train.train_samples");
             let iters = samples / train.global_batch_size.unwrap_or(1).max(1);
             draft.require(iters > 0, "train.train_samples", "is less than one train.global_batch_size");
             iters
@@ -122,11 +110,8 @@ fn train_iters(draft: &mut Draft<'_>) -> usize {
 /// (`RunConfig::with_epoch`).
 const NOT_KNOWN: usize = 1_000_000_000;
 
-fn epochs(draft: &mut Draft<'_>, train: &TrainingConfig) -> usize {
+fn epochs(draft: &mut Draft<'_>) -> usize {
     let key = "train.num_epochs";
-    draft.require(train.train_iters.is_none(), key, "excludes train.train_iters");
-    draft.require(train.train_samples.is_none(), key, "excludes train.train_samples");
-    draft.require(train.rampup_batch_size.is_none(), key, "excludes train.rampup_batch_size");
     let kind = draft.recipe.dataset.kind.clone();
     draft.require(
         kind == finetuning::KIND,
@@ -226,7 +211,8 @@ pub(super) fn resolve_validation(
     }
 }
 
-fn deprecated_names(draft: &mut Draft<'_>) {
+/// Moves the values of old names to `[validation]`.
+pub(super) fn deprecated_names(draft: &mut Draft<'_>) {
     let train = draft.recipe.train.clone();
     if let Some(value) = train.eval_iters {
         let same = draft.recipe.validation.eval_iters == Some(value);

@@ -8,7 +8,13 @@ use super::super::choice::{
 };
 use super::super::limits::Limits;
 use super::super::refusal::{no_counterpart, not_built};
+use super::super::rule::{idle_unless, needs};
 use super::super::section::section;
+
+/// Checkpoints of which a run loads one.
+const LOADED: &str = "checkpoint.load | checkpoint.save | checkpoint.pretrained_checkpoint: there is nothing to load";
+/// Checkpoints of a run that this one resumes.
+const RESUMED: &str = "checkpoint.load | checkpoint.save: there is no run to resume";
 
 section! {
     /// Save and load policy.
@@ -18,60 +24,73 @@ section! {
         /// Input folder.
         load: Option<PathBuf> = None;
         /// Steps between checkpoints.
-        save_interval: Option<usize> = None, Limits::POSITIVE;
+        save_interval: Option<usize> = None, Limits::POSITIVE, needs("checkpoint.save");
         /// Steps between saves of the gradients of parameters, in `wgrads` in `save`.
-        save_wgrads_interval: Option<usize> = None, Limits::POSITIVE;
+        save_wgrads_interval: Option<usize> = None, Limits::POSITIVE, needs("checkpoint.save");
         /// Steps between saves of the gradients of what segments read of the residual stream, in
         /// `dgrads` in `save`.
-        save_dgrads_interval: Option<usize> = None, Limits::POSITIVE;
+        save_dgrads_interval: Option<usize> = None, Limits::POSITIVE, needs("checkpoint.save");
         /// Checkpoints at multiples of this are never deleted.
-        save_retain_interval: Option<usize> = None, Limits::POSITIVE;
+        save_retain_interval: Option<usize> = None, Limits::POSITIVE,
+            needs("checkpoint.save"),
+            idle_unless("checkpoint.most_recent_k > 0: every checkpoint is kept otherwise");
         /// Number of recent checkpoints to keep; -1 keeps all.
-        most_recent_k: Option<i64> = Some(-1), Limits::at_least(-1.0);
+        most_recent_k: Option<i64> = Some(-1), Limits::at_least(-1.0), needs("checkpoint.save");
         /// Save a checkpoint after each evaluation with the lowest loss so far, and never delete
         /// the best one (ours).
-        keep_best: bool = false;
+        keep_best: bool = false,
+            needs("checkpoint.save"),
+            needs("validation.eval_interval"),
+            needs("validation.eval_iters | validation.full_validation"),
+            idle_unless("validation.skip_train != true");
         /// Save optimizer state.
-        save_optim: bool = true;
+        save_optim: bool = true, needs("checkpoint.save");
         /// Save random states.
-        save_rng: bool = true;
+        save_rng: bool = true, needs("checkpoint.save");
         /// Restore optimizer state.
-        load_optim: bool = true;
+        load_optim: bool = true, idle_unless(RESUMED);
         /// Restore random states.
-        load_rng: bool = true;
+        load_rng: bool = true, idle_unless(RESUMED);
         /// With load_optim = false: float32 masters of parameters in 16 bits begin with the
         /// checkpoint's masters, or its parameters if they are float32; else with the rounded
         /// parameters.
-        load_main_params_from_ckpt: bool = false;
+        load_main_params_from_ckpt: bool = false,
+            needs("checkpoint.load_optim = false: masters are part of the optimizer state"),
+            needs(LOADED);
         /// Steps between temporary saves.
-        non_persistent_save_interval: Option<usize> = None, Limits::POSITIVE;
+        non_persistent_save_interval: Option<usize> = None, Limits::POSITIVE,
+            needs("checkpoint.save"),
+            needs("checkpoint.non_persistent_ckpt_type: it says where these saves lie");
         /// Place of temporary saves: one folder for all ranks, each machine's disk, or its memory.
-        non_persistent_ckpt_type: Option<NonPersistentType> = None;
+        non_persistent_ckpt_type: Option<NonPersistentType> = None,
+            needs("checkpoint.non_persistent_save_interval");
         /// Folder of global temporary saves; by default `non_persistent` in `save`.
-        non_persistent_global_ckpt_dir: Option<PathBuf> = None;
+        non_persistent_global_ckpt_dir: Option<PathBuf> = None,
+            idle_unless("checkpoint.non_persistent_ckpt_type = global");
         /// Folder of local temporary saves, on each machine.
-        non_persistent_local_ckpt_dir: Option<PathBuf> = None;
+        non_persistent_local_ckpt_dir: Option<PathBuf> = None,
+            idle_unless("checkpoint.non_persistent_ckpt_type = local");
         /// Layout of local temporary saves.
         non_persistent_local_ckpt_algo: LocalCkptAlgo = LocalCkptAlgo::FullyParallel
             => not_built("every rank saving all that it holds, though others save the same; replication keeps copies elsewhere");
         /// Load weights only and start at step 0.
-        finetune: bool = false;
+        finetune: bool = false, needs("checkpoint.load | checkpoint.pretrained_checkpoint");
         /// Base weights: a checkpoint folder, a Hugging Face folder, or a GGUF file.
         pretrained_checkpoint: Option<PathBuf> = None;
         /// Settings of `[model]` that may differ from those of the checkpoint, though they change
         /// what the model computes (ours); `tokenizer` lets another tokenizer pass.
         allow_model_changes: Vec<String> = Vec::new();
         /// A particular step to load.
-        ckpt_step: Option<usize> = None;
+        ckpt_step: Option<usize> = None, needs("checkpoint.load");
         /// Take the settings of `[model]` from the checkpoint that is loaded: those that decide
         /// what is computed, and of those of training what the recipe does not say.
-        use_checkpoint_args: bool = false;
+        use_checkpoint_args: bool = false, needs(LOADED);
         /// Take the parallel sizes from the checkpoint that is loaded.
-        use_mp_args_from_checkpoint_args: bool = false;
+        use_mp_args_from_checkpoint_args: bool = false, needs(LOADED);
         /// With `use_checkpoint_args`, take `[tokenizer]` too.
-        use_tokenizer_model_from_checkpoint_args: bool = true;
+        use_tokenizer_model_from_checkpoint_args: bool = true, idle_unless("checkpoint.use_checkpoint_args");
         /// Stop when there is nothing to load.
-        exit_on_missing_checkpoint: bool = false;
+        exit_on_missing_checkpoint: bool = false, needs("checkpoint.load | checkpoint.pretrained_checkpoint");
         /// On-disk format. Upstream's default torch_dist does not exist here.
         ckpt_format: CkptFormat = CkptFormat::Safetensors
             => no_counterpart("PyTorch's formats; checkpoints are safetensors");
@@ -103,7 +122,7 @@ section! {
         ckpt_fully_parallel_load_process_group: CkptGroup = CkptGroup::Dp
             => no_counterpart("the group that shares reading; every rank reads what it holds");
         /// Save in the background.
-        async_save: bool = false;
+        async_save: bool = false, needs("checkpoint.save");
         /// Background implementation.
         async_strategy: AsyncStrategy = AsyncStrategy::Nvrx
             => no_counterpart("the Python library of async_save; it writes from a thread").inert(&["mcore"]);
@@ -142,17 +161,19 @@ section! {
         distrib_optim_fully_reshardable_mem_efficient: bool = false
             => no_counterpart("a way to gather state for dist_ckpt_optim_fully_reshardable; no state is gathered");
         /// Copy tokenizer files.
-        save_tokenizer_assets: bool = true;
+        save_tokenizer_assets: bool = true, needs("checkpoint.save");
         /// Copies of local and in-memory temporary saves at other ranks.
-        replication: bool = false;
+        replication: bool = false,
+            needs("checkpoint.non_persistent_ckpt_type = local | checkpoint.non_persistent_ckpt_type = in_memory: other saves are not on one machine alone"),
+            needs("checkpoint.replication_jump: the number of ranks of a machine puts copies on other machines");
         /// Distance between the ranks that keep copies of each other's temporary saves.
-        replication_jump: Option<usize> = None, Limits::POSITIVE;
+        replication_jump: Option<usize> = None, Limits::POSITIVE, idle_unless("checkpoint.replication");
         /// Number of ranks that have each part of a temporary save.
-        replication_factor: usize = 2, Limits::at_least(2.0);
+        replication_factor: usize = 2, Limits::at_least(2.0), idle_unless("checkpoint.replication");
         /// Manager that keeps each checkpoint in a second place: the address of an object store
         /// (`s3://BUCKET/PREFIX`) in `bridge train`, a registered name in a program.
-        custom_manager_class: Option<String> = None;
+        custom_manager_class: Option<String> = None, needs("checkpoint.save");
         /// Reaction to a damaged checkpoint (ours).
-        on_damaged: OnDamaged = OnDamaged::Fallback;
+        on_damaged: OnDamaged = OnDamaged::Fallback, idle_unless(LOADED);
     }
 }

@@ -9,6 +9,7 @@ use super::super::limits::Limits;
 use super::super::node::{Data, Node};
 use super::super::reader::Reader;
 use super::super::refusal::{no_counterpart, not_built};
+use super::super::rule::{excludes, idle_unless, needs};
 use super::super::section::section;
 use super::super::spec::TypeSpec;
 use super::{FinetuningKwargs, PackedSequenceSpecs};
@@ -52,6 +53,9 @@ impl Field for Blend {
     }
 }
 
+/// Fine-tuning data, beside which token files and running text have no place.
+const EXAMPLES: &str = "dataset.kind = finetuning: it reads dataset.dataset_root";
+
 section! {
     /// Data source, sample building and loading of pre-training datasets.
     pub struct GptDatasetConfig {
@@ -66,7 +70,7 @@ section! {
         @execution pin_memory: bool = true
             => no_counterpart("page-locked batches, for copies to a GPU; batches are in ordinary memory").inert(&["false"]);
         /// Drop the last incomplete batch; cyclic sampling always does.
-        drop_last: bool = true;
+        drop_last: bool = true, excludes("dataset.dataloader_type = cyclic: it has no incomplete batches");
         /// Keep workers alive.
         @execution persistent_workers: bool = true
             => no_counterpart("loader processes that end with their epoch; loaders are threads that run until the end").inert(&["false"]);
@@ -79,13 +83,13 @@ section! {
         /// Seed of all shuffles; null means `rng.seed`.
         random_seed: Option<u64> = None, Limits::SEED;
         /// Dataset prefixes, optionally with weights: "a b" or "0.3 a 0.7 b", or a list.
-        data_path: Option<OneOrMany<String>> = None;
+        data_path: Option<OneOrMany<String>> = None, excludes(EXAMPLES);
         /// Dataset prefixes and weights.
-        blend: Option<Blend> = None;
+        blend: Option<Blend> = None, excludes(EXAMPLES);
         /// Separate prefixes and weights of train, valid and test.
-        blend_per_split: Option<Vec<Option<Blend>>> = None;
+        blend_per_split: Option<Vec<Option<Blend>>> = None, excludes(EXAMPLES);
         /// Proportions of train, valid and test, such as "969,30,1"; always "1,1,1" for mock data.
-        split: Option<String> = None;
+        split: Option<String> = None, excludes("dataset.blend_per_split");
         /// Separate losses per validation source.
         multiple_validation_sets: Option<bool> = None
             => not_built("the old name of validation.multiple_validation_sets; set that instead").inert(&["false"]);
@@ -93,15 +97,19 @@ section! {
         full_validation: Option<bool> = None
             => not_built("the old name of validation.full_validation; set that instead").inert(&["false"]);
         /// Parallel builders.
-        @execution num_dataset_builder_threads: usize = 1, Limits::between(1.0, 65_536.0);
+        @execution num_dataset_builder_threads: usize = 1, Limits::between(1.0, 65_536.0),
+            idle_unless("dataset.kind != mock"),
+            idle_unless("dataset.kind != mock_t5"), excludes(EXAMPLES);
         /// Folder of index caches.
         @execution path_to_cache: Option<PathBuf> = None;
         /// Map files instead of reading them.
-        @execution mmap_bin_files: bool = true;
+        @execution mmap_bin_files: bool = true,
+            idle_unless("dataset.kind != mock"),
+            idle_unless("dataset.kind != mock_t5"), excludes(EXAMPLES);
         /// Fraction of extra samples per member of a blend.
-        mid_level_dataset_surplus: f64 = 0.005, Limits::FRACTION;
+        mid_level_dataset_surplus: f64 = 0.005, Limits::FRACTION, excludes(EXAMPLES);
         /// Mask the padding token even where it also ends documents.
-        allow_ambiguous_pad_tokens: bool = false;
+        allow_ambiguous_pad_tokens: bool = false, excludes(EXAMPLES);
         /// Trust existing caches.
         fast_cache_load: bool = false
             => not_built("index caches used without validating them");
@@ -112,18 +120,18 @@ section! {
         sequences_per_dataset: Option<BTreeMap<String, usize>> = None
             => not_built("sequence counts that avoid opening each file; every file is opened anyway").inert(&["{}"]);
         /// Restart positions after each document. Required upstream; defaults to false here.
-        reset_position_ids: bool = false;
+        reset_position_ids: bool = false, excludes(EXAMPLES);
         /// Keep attention inside documents. Required upstream; defaults to false here.
-        reset_attention_mask: bool = false;
+        reset_attention_mask: bool = false, excludes(EXAMPLES);
         /// No loss at document ends. Required upstream; defaults to false here.
-        eod_mask_loss: bool = false;
+        eod_mask_loss: bool = false, excludes(EXAMPLES);
         /// Emit a dense mask.
         @execution create_attention_mask: bool = true
             => no_counterpart("a dense mask with each sample; attention derives it from the document boundaries").inert(&["false"]);
         /// Drop the short last validation sample.
-        drop_last_partial_validation_sequence: bool = true;
+        drop_last_partial_validation_sequence: bool = true, excludes(EXAMPLES);
         /// Fetch one token more than the sample holds, for the last label.
-        add_extra_token_to_sequence: bool = true;
+        add_extra_token_to_sequence: bool = true, excludes(EXAMPLES);
         /// Local cache of object stores.
         object_storage_cache_path: Option<PathBuf> = None
             => not_built("token files in object stores; files are read from mounted folders");
@@ -145,54 +153,65 @@ section! {
             => no_counterpart("masks that come with the samples; attention computes its own");
 
         /// Probability of permuting a piece (kind fim).
-        fim_rate: Option<f64> = None, Limits::FRACTION;
+        fim_rate: Option<f64> = None, Limits::FRACTION, needs("dataset.kind = fim");
         /// Fraction in suffix-prefix-middle order (kind fim).
-        fim_spm_rate: Option<f64> = None, Limits::FRACTION;
+        fim_spm_rate: Option<f64> = None, Limits::FRACTION, needs("dataset.kind = fim");
         /// Tokens named prefix, middle, suffix, pad, eod (kind fim).
-        fim_extra_tokens: Option<BTreeMap<String, String>> = None;
+        fim_extra_tokens: Option<BTreeMap<String, String>> = None, needs("dataset.kind = fim");
         /// Token at which pieces are split (kind fim).
-        fim_split_sample: Option<String> = None;
+        fim_split_sample: Option<String> = None,
+            needs("dataset.kind = fim"),
+            needs("dataset.fim_fragment_rate");
         /// Rate inside split pieces (kind fim).
-        fim_fragment_rate: Option<f64> = None, Limits::FRACTION;
+        fim_fragment_rate: Option<f64> = None, Limits::FRACTION,
+            needs("dataset.kind = fim"),
+            idle_unless("dataset.fim_split_sample");
         /// Pieces that start with this are not permuted (kind fim).
-        fim_no_prefix: Option<String> = None;
+        fim_no_prefix: Option<String> = None, needs("dataset.kind = fim");
 
         /// Folder with the files of each split: training, validation and test (kind finetuning).
-        dataset_root: Option<PathBuf> = None;
+        dataset_root: Option<PathBuf> = None, needs("dataset.kind = finetuning");
         /// Index builders.
         @execution memmap_workers: usize = 1, Limits::POSITIVE
             => no_counterpart("workers that index lines; lines are tokenized once, by packed_sequence_specs.num_tokenizer_workers threads");
         /// Examples of the training split that are used, from the first on (kind finetuning).
-        max_train_samples: Option<usize> = None, Limits::POSITIVE;
+        max_train_samples: Option<usize> = None, Limits::POSITIVE, needs("dataset.kind = finetuning");
         /// Grouping of examples into sequences before the run (kind finetuning).
         packed_sequence_specs: Option<PackedSequenceSpecs> = None;
         /// Conversion of lines to examples (kind finetuning).
-        dataset_kwargs: FinetuningKwargs = FinetuningKwargs::default();
+        dataset_kwargs: FinetuningKwargs = FinetuningKwargs::default(), needs("dataset.kind = finetuning");
         /// Read the validation split (kind finetuning).
-        do_validation: bool = true;
+        do_validation: bool = true, needs("dataset.kind = finetuning");
         /// Read the test split (kind finetuning).
-        do_test: bool = true;
+        do_test: bool = true, needs("dataset.kind = finetuning");
 
         /// Text files or globs to tokenize (ours); `~`, `$VAR` and `${VAR}` are expanded when read.
         source: Option<OneOrMany<String>> = None;
         /// Format of the source (ours); null means by extension.
-        source_format: Option<SourceFormat> = None;
+        source_format: Option<SourceFormat> = None, idle_unless("dataset.source");
         /// Key of a JSON object, or column of a table, that holds the text (ours).
-        source_jsonl_key: String = "text".into();
+        source_jsonl_key: String = "text".into(),
+            idle_unless("dataset.source"),
+            idle_unless("dataset.source_format != text"),
+            idle_unless("dataset.source_format != rust-docs");
         /// Globs to leave out (ours).
-        source_exclude: Vec<String> = Vec::new();
+        source_exclude: Vec<String> = Vec::new(), idle_unless("dataset.source");
         /// Maximum bytes of text to use (ours), such as "64MB".
-        source_max_bytes: Option<ByteSize> = None, Limits::POSITIVE;
+        source_max_bytes: Option<ByteSize> = None, Limits::POSITIVE, idle_unless("dataset.source");
         /// Seed of the shuffle of documents (ours); null keeps the order of the files.
-        source_shuffle_seed: Option<u64> = None, Limits::SEED;
+        source_shuffle_seed: Option<u64> = None, Limits::SEED, idle_unless("dataset.source");
         /// Cut documents of the source into pieces of about this size, at blank lines, so that
         /// splits can divide them (ours); null cuts only if the files are fewer than the splits
         /// need.
-        source_piece_bytes: Option<ByteSize> = None, Limits::POSITIVE;
+        source_piece_bytes: Option<ByteSize> = None, Limits::POSITIVE,
+            idle_unless("dataset.source"),
+            idle_unless("dataset.source_format != rust-docs");
         /// Folder of the tokenized source (ours); null is `data/<name>`.
-        @execution source_cache_dir: Option<PathBuf> = None;
+        @execution source_cache_dir: Option<PathBuf> = None, idle_unless("dataset.source");
         /// End each document of the source with the end-of-document token (ours).
-        append_eod: bool = true;
+        append_eod: bool = true,
+            idle_unless("dataset.source"),
+            idle_unless("dataset.source_format != rust-docs");
 
         alias "sequence_length" = seq_length;
         alias "seed" = random_seed;

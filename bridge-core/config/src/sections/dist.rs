@@ -6,6 +6,7 @@ use super::super::choice::{BootstrapBackend, DType, DistributedBackend, Sharding
 use super::super::field::AnyValue;
 use super::super::limits::Limits;
 use super::super::refusal::{no_counterpart, not_built};
+use super::super::rule::{excludes, idle_unless, needs};
 use super::super::section::section;
 
 section! {
@@ -38,7 +39,8 @@ section! {
         nccl_communicator_config_path: Option<PathBuf> = None
             => no_counterpart("a file of NCCL's options for each group");
         /// Rank order tp-cp-ep-pp-dp: stages are neighbours instead of replicas.
-        use_tp_pp_dp_mapping: bool = false;
+        use_tp_pp_dp_mapping: bool = false,
+            idle_unless("model.pipeline_model_parallel_size > 1: it says whether stages or replicas are neighbours");
         /// Creates a second, gloo group for each group. Bridge has none, as false states.
         use_gloo_process_groups: bool = true
             => no_counterpart("a second set of groups for host memory; collectives work on host memory")
@@ -52,18 +54,20 @@ section! {
             => no_counterpart("high-priority CUDA streams");
         /// Prefix of the files to which the flight recorder writes the last calls of each rank when
         /// a run fails; the rank's number follows it.
-        flight_recorder_dump_path: Option<PathBuf> = None;
+        flight_recorder_dump_path: Option<PathBuf> = None,
+            needs("dist.flight_recorder_dump_on_timeout | dist.flight_recorder_extra_dump_on_exec: the file is never written otherwise");
         /// Number of calls of a rank that the flight recorder keeps.
-        flight_recorder_trace_buffer_size: usize = 2000, Limits::POSITIVE;
+        flight_recorder_trace_buffer_size: usize = 2000, Limits::POSITIVE,
+            idle_unless("dist.flight_recorder_dump_path");
         /// True if the flight recorder writes when ranks waited too long for another one.
-        flight_recorder_dump_on_timeout: bool = true;
+        flight_recorder_dump_on_timeout: bool = true, idle_unless("dist.flight_recorder_dump_path");
         /// True if the flight recorder keeps a backtrace with each call, which takes longer than
         /// most calls.
-        flight_recorder_include_stack_trace: bool = false;
+        flight_recorder_include_stack_trace: bool = false, idle_unless("dist.flight_recorder_dump_path");
         /// True if the flight recorder leaves out completed calls.
-        flight_recorder_include_only_active: bool = true;
+        flight_recorder_include_only_active: bool = true, idle_unless("dist.flight_recorder_dump_path");
         /// True if the flight recorder writes at other errors, panics and signals too.
-        flight_recorder_extra_dump_on_exec: bool = true;
+        flight_recorder_extra_dump_on_exec: bool = true, idle_unless("dist.flight_recorder_dump_path");
         /// Disables fusion by PyTorch's compiler. Bridge has none, as true states.
         disable_jit_fuser: bool = false => no_counterpart("PyTorch's compiler of fused operations").inert(&["true"]);
         /// Each rank sees only its own device, which the launcher has chosen.
@@ -89,7 +93,8 @@ section! {
         /// Gather parameters during forward; no effect on one rank.
         overlap_param_gather: bool = false;
         /// All stages gather at the same time: after the step, which they end together.
-        align_param_gather: bool = false
+        align_param_gather: bool = false,
+            excludes("ddp.data_parallel_sharding_strategy = optim_grads_params: a layer is gathered when it runs")
             => not_built("a choice of when stages gather parameters; they begin together when the step ends").inert(&["true"]);
         /// Reduce-scatter gradients.
         use_distributed_optimizer: bool = false;
@@ -110,7 +115,7 @@ section! {
         param_name_patterns_for_fp32_local_accumulation: Vec<String> = Vec::new()
             => not_built("some parameters accumulated in 32 bits; grad_reduce_in_fp32 does it for all");
         /// Average in the collective instead of scaling first; no effect on one rank.
-        average_in_collective: bool = false;
+        average_in_collective: bool = false, excludes("model.calculate_per_token_loss");
         /// Gather weights of 8-bit layers as codes of 8 bits, where parameters are sharded and
         /// `model.fp8_recipe` is "tensorwise" or "delayed".
         fp8_param_gather: bool = false;

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use super::super::choice::HiddenLoss;
 use super::super::limits::Limits;
+use super::super::rule::{excludes, idle_unless, needs};
 use super::super::section::section;
 
 section! {
@@ -14,17 +15,21 @@ section! {
         /// could name.
         @training teacher: Option<PathBuf> = None;
         /// Temperature that divides the logits of model and teacher.
-        @training temperature: f64 = 1.0, Limits::between(0.01, 1000.0);
+        @training temperature: f64 = 1.0, Limits::between(0.01, 1000.0),
+            idle_unless("distillation.alpha != 0.0");
         /// Weight of the divergence from the teacher; the rest is that of the cross-entropy.
         @training alpha: f64 = 0.5, Limits::FRACTION;
         /// Weight of the difference from the teacher's hidden states behind the last norm.
-        @training hidden_weight: f64 = 0.0, Limits::between(0.0, 1e6);
+        @training hidden_weight: f64 = 0.0, Limits::between(0.0, 1e6),
+            excludes("distillation.cache: its files have no hidden states");
         /// Comparison of hidden states.
-        @training hidden_loss: HiddenLoss = HiddenLoss::Mse;
+        @training hidden_loss: HiddenLoss = HiddenLoss::Mse, idle_unless("distillation.hidden_weight");
         /// Number of the teacher's best tokens that are compared one by one; null is all.
-        @training top_k: Option<usize> = None, Limits::between(1.0, 65_536.0);
+        @training top_k: Option<usize> = None, Limits::between(1.0, 65_536.0),
+            idle_unless("distillation.alpha != 0.0");
         /// Folder where the teacher's best tokens of each sample are kept, for later epochs and
         /// runs.
-        @execution cache: Option<PathBuf> = None;
+        @execution cache: Option<PathBuf> = None,
+            needs("distillation.top_k: the logits of a whole vocabulary are too many to keep");
     }
 }

@@ -6,37 +6,43 @@ use std::path::PathBuf;
 use super::super::choice::{BadLine, PackingAlgorithm, TruncationMethod};
 use super::super::limits::Limits;
 use super::super::refusal::{no_counterpart, not_built};
+use super::super::rule::{excludes, idle_unless};
 use super::super::section::section;
+
+/// Conversations are not written by the settings of prompts.
+const TEMPLATED: &str = "dataset.dataset_kwargs.chat != true: the chat template writes all of a conversation";
 
 section! {
     /// Conversion of lines to examples (kind finetuning).
     pub struct FinetuningKwargs {
         /// Begin prompts with the beginning-of-sequence token; null begins them as `bridge
         /// generate` does: with what the tokenizer puts before a text.
-        add_bos: Option<bool> = None;
+        add_bos: Option<bool> = None, idle_unless(TEMPLATED);
         /// End answers to prompts with the end-of-document token.
-        add_eos: bool = true;
+        add_eos: bool = true, idle_unless(TEMPLATED);
         /// Put the end-of-document token between prompt and answer.
-        add_sep: bool = false;
+        add_sep: bool = false, idle_unless(TEMPLATED);
         /// The field that holds the answer to a prompt.
         label_key: String = "output".into();
         /// Count only answers, and what the assistant says, for the loss.
-        answer_only_loss: bool = true;
+        answer_only_loss: bool = true, excludes("dpo: answers alone are judged");
         /// The fields of a prompt that are shortened where an example is too long, separated by
         /// commas.
-        truncation_field: String = "input".into();
+        truncation_field: String = "input".into(), idle_unless(TEMPLATED);
         /// End of a text that is cut off.
         truncation_method: TruncationMethod = TruncationMethod::Right;
         /// Fields in braces, the answer last; null is "{input} {output}", or the fields of another
         /// spelling, one directly behind the other: `prompt` and `completion`, `instruction` and
         /// `response`.
-        prompt_template: Option<String> = None;
+        prompt_template: Option<String> = None,
+            idle_unless(TEMPLATED),
+            idle_unless("dpo = null: its lines are `prompt`, `chosen` and `rejected`");
         /// Make every sequence `seq_length` long.
         pad_to_max_length: bool = false;
         /// Make the length of the sequences of a micro-batch a multiple of this.
         pad_seq_length_to_mult: usize = 16, Limits::POSITIVE;
         /// Tokens that are kept free for an answer.
-        tokens_to_generate: usize = 0, Limits::SIZE_OR_ZERO;
+        tokens_to_generate: usize = 0, Limits::SIZE_OR_ZERO, idle_unless(TEMPLATED);
         /// Lines are conversations; null looks at each line.
         chat: Option<bool> = None;
         /// Conversations are written by the chat template of the tokenizer.
@@ -45,7 +51,7 @@ section! {
         /// Reaction to a line that is not an example (ours).
         on_bad_line: BadLine = BadLine::Error;
         /// Put as many examples into a sequence as follow one another in each epoch (ours).
-        pack_on_the_fly: bool = false;
+        pack_on_the_fly: bool = false, excludes("dpo: the two answers of a pair are sequences of their own");
     }
 }
 

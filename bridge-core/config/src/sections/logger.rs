@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use super::super::choice::{Progress, TimeUnit, TimingLogOption};
 use super::super::limits::Limits;
 use super::super::refusal::no_counterpart;
+use super::super::rule::idle_unless;
 use super::super::section::section;
 
 section! {
@@ -22,9 +23,10 @@ section! {
         /// Rolling throughput metrics.
         log_throughput_to_tensorboard: bool = false;
         /// Window of the above, in steps.
-        throughput_window_size: usize = 100, Limits::between(2.0, 1e9);
+        throughput_window_size: usize = 100, Limits::between(2.0, 1e9),
+            idle_unless("logger.log_throughput_to_tensorboard");
         /// Write progress.txt into `checkpoint.save`.
-        log_progress: bool = false;
+        log_progress: bool = false, idle_unless("checkpoint.save");
         /// Timer detail; -1 disables.
         timing_log_level: i64 = 0, Limits::between(-1.0, 2.0);
         /// Aggregation over ranks.
@@ -40,7 +42,8 @@ section! {
         /// Loss scale as metric.
         log_loss_scale_to_tensorboard: bool = true;
         /// Perplexity as metric.
-        log_validation_ppl_to_tensorboard: bool = false;
+        log_validation_ppl_to_tensorboard: bool = false,
+            idle_unless("validation.eval_iters | validation.full_validation: nothing is evaluated");
         /// Memory as metrics.
         log_memory_to_tensorboard: bool = false;
         /// Memory statistics to report, with their names: statistics by PyTorch's names, each with
@@ -60,7 +63,7 @@ section! {
         /// Runtime estimates.
         log_runtime_to_tensorboard: bool = false;
         /// Unit of the run times.
-        runtime_time_unit: TimeUnit = TimeUnit::Hours;
+        runtime_time_unit: TimeUnit = TimeUnit::Hours, idle_unless("logger.log_runtime_to_tensorboard");
         /// Barrier for level-1 timers; no effect on one rank.
         barrier_with_L1_time: bool = true;
         /// World size as metric.
@@ -70,30 +73,31 @@ section! {
         /// W&B project: what `wandb sync` sends is written to a folder.
         @execution wandb_project: Option<String> = None;
         /// W&B run; the recipe's name by default.
-        @execution wandb_exp_name: Option<String> = None;
+        @execution wandb_exp_name: Option<String> = None, idle_unless("logger.wandb_project");
         /// W&B folder, in which runs are below `wandb`; null is `log_dir`.
-        @execution wandb_save_dir: Option<PathBuf> = None;
+        @execution wandb_save_dir: Option<PathBuf> = None, idle_unless("logger.wandb_project");
         /// W&B entity; who sends the run by default.
-        @execution wandb_entity: Option<String> = None;
+        @execution wandb_entity: Option<String> = None, idle_unless("logger.wandb_project");
         /// MLflow experiment.
         @execution mlflow_experiment: Option<String> = None;
         /// MLflow run.
-        @execution mlflow_run_name: Option<String> = None;
+        @execution mlflow_run_name: Option<String> = None, idle_unless("logger.mlflow_experiment");
         /// MLflow server; `MLFLOW_TRACKING_URI` by default.
-        @execution mlflow_tracking_uri: Option<String> = None;
+        @execution mlflow_tracking_uri: Option<String> = None, idle_unless("logger.mlflow_experiment");
         /// MLflow tags.
-        @execution mlflow_tags: Option<BTreeMap<String, String>> = None;
+        @execution mlflow_tags: Option<BTreeMap<String, String>> = None,
+            idle_unless("logger.mlflow_experiment");
         /// Comet project: what `comet upload` sends is written to an archive.
         @execution comet_project: Option<String> = None;
         /// Comet experiment.
-        @execution comet_experiment_name: Option<String> = None;
+        @execution comet_experiment_name: Option<String> = None, idle_unless("logger.comet_project");
         /// Comet workspace; the default one of who sends the run by default.
-        @execution comet_workspace: Option<String> = None;
+        @execution comet_workspace: Option<String> = None, idle_unless("logger.comet_project");
         /// Comet key.
         comet_api_key: Option<String> = None
             => no_counterpart("the key to Comet; Bridge writes an archive, and `comet upload` takes the key from COMET_API_KEY");
         /// Comet tags.
-        @execution comet_tags: Option<Vec<String>> = None;
+        @execution comet_tags: Option<Vec<String>> = None, idle_unless("logger.comet_project");
         /// Log level: 10 debug, 20 info, 30 warning, 40 error, 50 critical.
         logging_level: usize = 20, Limits::between(0.0, 50.0);
         /// Drops Python's warnings, of which Bridge has none; its own warnings follow

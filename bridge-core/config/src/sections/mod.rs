@@ -1,5 +1,5 @@
 //! The sections of a recipe as data: names, types, defaults, ranges and documentation.
-//! No rule that needs more than one number belongs here; see `finalize`.
+//! Rules between settings stand on their rows; those that need arithmetic are in `finalize`.
 
 mod checkpoint;
 mod dataset;

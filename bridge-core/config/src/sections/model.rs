@@ -10,11 +10,16 @@ use super::super::choice::{
 use super::super::field::{AnyValue, OneOrMany};
 use super::super::limits::Limits;
 use super::super::refusal::{no_counterpart, not_built};
+use super::super::rule::{excludes, idle_unless, needs};
 use super::super::section::section;
 
 /// Heads, layers and ranks: a larger number is a mistake.
 const COUNT: Limits = Limits::between(1.0, 65_536.0);
 const COUNT_OR_ZERO: Limits = Limits::between(0.0, 65_536.0);
+
+/// Position embeddings that rotate queries and keys.
+const ROTATED: &str = "model.position_embedding_type = rope | model.position_embedding_type = yarn | \
+                       model.position_embedding_type = longrope | model.position_embedding_type = mrope";
 
 section! {
     /// Architecture and parallel layout of a transformer. Usable on its own: set fields, then
@@ -37,62 +42,81 @@ section! {
         /// Vocabulary before padding; null takes the tokenizer's, padded.
         @training vocab_size: Option<usize> = None, Limits::SIZE;
         /// The vocabulary is padded to a multiple of this.
-        @training make_vocab_size_divisible_by: usize = 128, Limits::between(1.0, 1_048_576.0);
+        @training make_vocab_size_divisible_by: usize = 128, Limits::between(1.0, 1_048_576.0),
+            idle_unless("model.vocab_size = null | model.should_pad_vocab: a given size is padded on request alone");
         /// Pad the vocabulary.
-        @training should_pad_vocab: bool = false;
+        @training should_pad_vocab: bool = false,
+            idle_unless("model.vocab_size: a vocabulary that comes from the tokenizer is always padded");
         /// Tie input and output embeddings.
         share_embeddings_and_output_weights: bool = true;
         /// Position embedding.
         position_embedding_type: PositionEmbeddingType = PositionEmbeddingType::LearnedAbsolute
             => not_built("mrope, three positions a token for images and video, which no kind of model reads (on text alone mrope is rope), and relative, of models with an encoder").built(&["rope", "none", "yarn", "longrope"]);
         /// Base of the rotary frequencies.
-        rotary_base: f64 = 10_000.0, Limits::between(1.0, 1e12);
+        rotary_base: f64 = 10_000.0, Limits::between(1.0, 1e12), idle_unless(ROTATED);
         /// Base of the rotary frequencies in windowed layers, which are not scaled; null is as in
         /// other layers (upstream: in its Gemma 3 provider).
-        rotary_base_local: Option<f64> = None, Limits::between(1.0, 1e12);
+        rotary_base_local: Option<f64> = None, Limits::between(1.0, 1e12),
+            idle_unless(ROTATED),
+            idle_unless("model.window_size: it is the base in layers with a window");
         /// Fraction of the head that is rotated.
-        rotary_percent: f64 = 1.0, Limits::SHARE;
+        rotary_percent: f64 = 1.0, Limits::SHARE, idle_unless(ROTATED);
         /// Pair even and odd dimensions instead of halves.
-        rotary_interleaved: bool = false;
+        rotary_interleaved: bool = false, idle_unless(ROTATED);
         /// Llama 3 frequency scaling.
-        rope_scaling: bool = false;
+        rope_scaling: bool = false, needs("model.position_embedding_type = rope");
         /// Factor of Llama 3's RoPE scaling.
-        rope_scaling_factor: f64 = 1.0, Limits::at_least(1.0);
+        rope_scaling_factor: f64 = 1.0, Limits::at_least(1.0), idle_unless("model.rope_scaling");
         /// Low-frequency factor of Llama 3's RoPE scaling (ours; upstream hard-codes it).
-        rope_scaling_low_freq_factor: f64 = 1.0, Limits::ABOVE_ZERO;
+        rope_scaling_low_freq_factor: f64 = 1.0, Limits::ABOVE_ZERO, idle_unless("model.rope_scaling");
         /// High-frequency factor of Llama 3's RoPE scaling (ours; upstream hard-codes it).
-        rope_scaling_high_freq_factor: f64 = 4.0, Limits::ABOVE_ZERO;
+        rope_scaling_high_freq_factor: f64 = 4.0, Limits::ABOVE_ZERO, idle_unless("model.rope_scaling");
         /// Sequence length at which the unscaled model was trained (ours; upstream hard-codes it).
-        rope_scaling_original_max_position_embeddings: usize = 8192, Limits::SIZE;
+        rope_scaling_original_max_position_embeddings: usize = 8192, Limits::SIZE,
+            idle_unless("model.rope_scaling");
         /// Linear interpolation of positions.
-        seq_len_interpolation_factor: Option<f64> = None, Limits::ABOVE_ZERO;
+        seq_len_interpolation_factor: Option<f64> = None, Limits::ABOVE_ZERO,
+            needs("model.position_embedding_type = rope"),
+            excludes("model.rope_scaling: both scale the rotary frequencies");
         /// Factor by which yarn extends the context.
-        yarn_rotary_scaling_factor: Option<f64> = None, Limits::ABOVE_ZERO;
+        yarn_rotary_scaling_factor: Option<f64> = None, Limits::ABOVE_ZERO,
+            needs("model.position_embedding_type = yarn");
         /// Sequence length at which the model was trained before yarn.
-        yarn_original_max_position_embeddings: Option<usize> = None, Limits::SIZE;
+        yarn_original_max_position_embeddings: Option<usize> = None, Limits::SIZE,
+            needs("model.position_embedding_type = yarn");
         /// Frequencies that turn more often than this within the original length are kept; null is
         /// 32.
-        yarn_beta_fast: Option<f64> = None, Limits::ABOVE_ZERO;
+        yarn_beta_fast: Option<f64> = None, Limits::ABOVE_ZERO, needs("model.position_embedding_type = yarn");
         /// Frequencies that turn less often than this are divided by the factor; null is 1.
-        yarn_beta_slow: Option<f64> = None, Limits::ABOVE_ZERO;
+        yarn_beta_slow: Option<f64> = None, Limits::ABOVE_ZERO, needs("model.position_embedding_type = yarn");
         /// Growth of cosines and sines with the factor's logarithm; only together with
         /// `yarn_mscale_all_dim`.
-        yarn_mscale: Option<f64> = None, Limits::ABOVE_ZERO;
+        yarn_mscale: Option<f64> = None, Limits::ABOVE_ZERO,
+            needs("model.position_embedding_type = yarn"),
+            idle_unless("model.yarn_mscale_all_dim");
         /// The growth that is divided out again.
-        yarn_mscale_all_dim: Option<f64> = None, Limits::ABOVE_ZERO;
+        yarn_mscale_all_dim: Option<f64> = None, Limits::ABOVE_ZERO,
+            needs("model.position_embedding_type = yarn");
         /// Round the ends of the interpolated band to whole pairs; null is true.
-        yarn_correction_range_round_to_int: Option<bool> = None;
+        yarn_correction_range_round_to_int: Option<bool> = None,
+            needs("model.position_embedding_type = yarn");
         /// Factor on yarn's cosines and sines; null is what follows from the other settings (ours).
-        yarn_attention_factor: Option<f64> = None, Limits::ABOVE_ZERO;
+        yarn_attention_factor: Option<f64> = None, Limits::ABOVE_ZERO,
+            needs("model.position_embedding_type = yarn"),
+            excludes("model.yarn_mscale: the factor follows from it");
         /// Divisors of longrope's frequencies, one a rotated pair, in sequences up to the original
         /// length (ours).
-        longrope_short_factor: Option<Vec<f64>> = None, Limits::ABOVE_ZERO;
+        longrope_short_factor: Option<Vec<f64>> = None, Limits::ABOVE_ZERO,
+            needs("model.position_embedding_type = longrope");
         /// The divisors in longer sequences (ours).
-        longrope_long_factor: Option<Vec<f64>> = None, Limits::ABOVE_ZERO;
+        longrope_long_factor: Option<Vec<f64>> = None, Limits::ABOVE_ZERO,
+            needs("model.position_embedding_type = longrope");
         /// Sequence length at which the model was trained before longrope (ours).
-        longrope_original_max_position_embeddings: Option<usize> = None, Limits::SIZE;
+        longrope_original_max_position_embeddings: Option<usize> = None, Limits::SIZE,
+            needs("model.position_embedding_type = longrope");
         /// Factor on longrope's cosines and sines; null is 1 (ours).
-        longrope_attention_factor: Option<f64> = None, Limits::ABOVE_ZERO;
+        longrope_attention_factor: Option<f64> = None, Limits::ABOVE_ZERO,
+            needs("model.position_embedding_type = longrope");
         /// Normalization layer.
         normalization: Normalization = Normalization::LayerNorm;
         /// Epsilon of the norm.
@@ -112,7 +136,7 @@ section! {
         /// Normalize query and key.
         qk_layernorm: bool = false;
         /// Scope of one norm of queries or keys (ours).
-        qk_layernorm_scope: QkNormScope = QkNormScope::Head;
+        qk_layernorm_scope: QkNormScope = QkNormScope::Head, idle_unless("model.qk_layernorm");
         /// Normalize query and key by their root mean square, without weights.
         qk_l2_norm: bool = false;
         /// One more score in the softmax of each head, learned and without a value (ours; upstream
@@ -121,20 +145,27 @@ section! {
         /// Biases in all linear layers.
         add_bias_linear: bool = true;
         /// Bias in the query-key-value projection.
-        add_qkv_bias: bool = false;
+        add_qkv_bias: bool = false,
+            idle_unless("model.add_bias_linear != true: it gives every linear layer a bias");
         /// Bias in attention's output projection (ours).
-        add_proj_bias: bool = false;
+        add_proj_bias: bool = false,
+            idle_unless("model.add_bias_linear != true: it gives every linear layer a bias");
         /// Biases in the MLP (ours).
-        add_mlp_bias: bool = false;
+        add_mlp_bias: bool = false,
+            idle_unless("model.add_bias_linear != true: it gives every linear layer a bias");
         /// Gated MLP.
         gated_linear_unit: bool = false;
         /// The MLP's non-linearity.
         activation_func: Activation = Activation::Gelu;
         /// Bound of the gated unit's two halves: of the gate from above, of the linear half on both
         /// sides; for quick_gelu.
-        activation_func_clamp_value: Option<f64> = None, Limits::ABOVE_ZERO;
+        activation_func_clamp_value: Option<f64> = None, Limits::ABOVE_ZERO,
+            needs("model.gated_linear_unit"),
+            needs("model.activation_func = quick_gelu");
         /// Added to the linear half of the gated unit; for quick_gelu.
-        glu_linear_offset: f64 = 0.0;
+        glu_linear_offset: f64 = 0.0,
+            needs("model.gated_linear_unit"),
+            needs("model.activation_func = quick_gelu");
         /// Dropout of the residual stream.
         @training hidden_dropout: f64 = 0.1, Limits::BELOW_ONE;
         /// Dropout of attention probabilities.
@@ -149,9 +180,9 @@ section! {
         /// attention is causal).
         window_size: Option<[i64; 2]> = None, Limits::at_least(-1.0);
         /// N: every N-th layer has full attention; list: 1 means windowed.
-        window_attn_skip_freq: Option<OneOrMany<usize>> = None;
+        window_attn_skip_freq: Option<OneOrMany<usize>> = None, needs("model.window_size");
         /// N: every N-th layer has no rotary embedding; list: 1 means without.
-        no_rope_freq: Option<OneOrMany<usize>> = None;
+        no_rope_freq: Option<OneOrMany<usize>> = None, idle_unless(ROTATED);
         /// Residual stream in 32 bits between layers of 16 bits; stages of a pipeline send it so.
         @training fp32_residual_connection: bool = false;
         /// Blocks are added to the norm that they read, not to the stream before it.
@@ -160,18 +191,20 @@ section! {
         multi_latent_attention: bool = false;
         /// Size of the latent vector of queries; null projects queries from the residual stream
         /// (upstream: in its MLA configuration).
-        q_lora_rank: Option<usize> = Some(512), Limits::SIZE;
+        q_lora_rank: Option<usize> = Some(512), Limits::SIZE, needs("model.multi_latent_attention");
         /// Size of the latent vector of keys and values (upstream: in its MLA configuration).
-        kv_lora_rank: usize = 512, Limits::SIZE;
+        kv_lora_rank: usize = 512, Limits::SIZE, needs("model.multi_latent_attention");
         /// Elements of a head that are not rotated (upstream: in its MLA configuration).
-        qk_head_dim: usize = 128, Limits::SIZE;
+        qk_head_dim: usize = 128, Limits::SIZE, needs("model.multi_latent_attention");
         /// Elements of a head that are rotated; those of keys are the same for all heads (upstream:
         /// in its MLA configuration).
-        qk_pos_emb_head_dim: usize = 64, Limits::SIZE;
+        qk_pos_emb_head_dim: usize = 64, Limits::SIZE, needs("model.multi_latent_attention");
         /// Elements of a head's values (upstream: in its MLA configuration).
-        v_head_dim: usize = 128, Limits::SIZE;
+        v_head_dim: usize = 128, Limits::SIZE, needs("model.multi_latent_attention");
         /// Multi-token-prediction depth.
-        mtp_num_layers: Option<usize> = None, COUNT_OR_ZERO;
+        mtp_num_layers: Option<usize> = None, COUNT_OR_ZERO,
+            excludes("dpo: its loss is of whole answers"),
+            excludes("distillation: teachers say nothing of tokens further on");
         /// Layers of the encoder (kind t5), where `num_layers` counts the decoder's; null means as
         /// many.
         encoder_num_layers: Option<usize> = None, COUNT => not_built("an encoder, which only kinds of model with two stacks have");
@@ -187,7 +220,8 @@ section! {
         /// projection (ours).
         scale_decoder_outputs: bool = false => not_built("the scale of T5's tied output projection");
         /// Weight of the multi-token loss.
-        @training mtp_loss_scaling_factor: Option<f64> = Some(0.1), Limits::NON_NEGATIVE;
+        @training mtp_loss_scaling_factor: Option<f64> = Some(0.1), Limits::NON_NEGATIVE,
+            idle_unless("model.mtp_num_layers");
         /// Divide gradients by all unmasked tokens of the step instead of averaging micro-batches.
         @training calculate_per_token_loss: bool = false;
         /// Attention implementation.
@@ -215,7 +249,7 @@ section! {
         /// Tensor-parallel size inside experts; null means `tensor_model_parallel_size`.
         @execution expert_tensor_parallel_size: Option<usize> = None, COUNT;
         /// Shard norms and dropout along the sequence.
-        @execution sequence_parallel: bool = false;
+        @execution sequence_parallel: bool = false, needs("model.tensor_model_parallel_size > 1");
         /// Context-parallel group sizes per level.
         hierarchical_context_parallel_sizes: Option<Vec<usize>> = None, COUNT
             => not_built("hierarchical context parallelism, for a2a+p2p; there is one level, which gathers keys and values").execution_only();
@@ -223,15 +257,26 @@ section! {
         @execution cp_comm_type: Option<OneOrMany<String>> = None
             => not_built("keys and values passed around a ring (p2p) or heads exchanged (a2a); keys and values are gathered").inert(&["all_gather"]).execution_only();
         /// Layers of the first stage.
-        @execution num_layers_in_first_pipeline_stage: Option<usize> = None, COUNT;
+        @execution num_layers_in_first_pipeline_stage: Option<usize> = None, COUNT,
+            excludes("model.pipeline_model_parallel_layout"),
+            needs("model.pipeline_model_parallel_size > 1");
         /// Layers of the last stage.
-        @execution num_layers_in_last_pipeline_stage: Option<usize> = None, COUNT;
+        @execution num_layers_in_last_pipeline_stage: Option<usize> = None, COUNT,
+            excludes("model.pipeline_model_parallel_layout"),
+            needs("model.pipeline_model_parallel_size > 1");
         /// Count the embedding as one layer.
-        @execution account_for_embedding_in_pipeline_split: bool = false;
+        @execution account_for_embedding_in_pipeline_split: bool = false,
+            excludes("model.pipeline_model_parallel_layout"),
+            excludes("model.num_layers_in_first_pipeline_stage | model.num_layers_in_last_pipeline_stage"),
+            needs("model.pipeline_model_parallel_size > 1");
         /// Count the loss as one layer.
-        @execution account_for_loss_in_pipeline_split: bool = false;
+        @execution account_for_loss_in_pipeline_split: bool = false,
+            excludes("model.pipeline_model_parallel_layout"),
+            excludes("model.num_layers_in_first_pipeline_stage | model.num_layers_in_last_pipeline_stage"),
+            needs("model.pipeline_model_parallel_size > 1");
         /// Explicit layer placement.
-        @execution pipeline_model_parallel_layout: Option<OneOrMany<String>> = None;
+        @execution pipeline_model_parallel_layout: Option<OneOrMany<String>> = None,
+            needs("model.pipeline_model_parallel_size > 1");
         /// Pipeline schedule; null means 1f1b (ours).
         @execution pipeline_schedule: Option<PipelineSchedule> = None;
         /// Dtype between pipeline stages; null means `params_dtype`. A single stage sends nothing.
@@ -340,35 +385,47 @@ section! {
         /// Fused bias and dropout.
         @execution bias_dropout_fusion: bool = false => not_built("one kernel of bias, dropout and residual").execution_only();
         /// Fused rotary embedding.
-        @execution apply_rope_fusion: bool = false
+        @execution apply_rope_fusion: bool = false, idle_unless(ROTATED)
             => no_counterpart("unfused rotary embedding; it is one operation, fused with attention where possible")
                 .inert(&["true"]);
         /// Activation recompute.
         @execution recompute_granularity: Option<RecomputeGranularity> = None;
         /// Layer choice of full recompute.
-        @execution recompute_method: Option<RecomputeMethod> = None;
+        @execution recompute_method: Option<RecomputeMethod> = None,
+            needs("model.recompute_granularity = full");
         /// Chunk size (uniform) or number of layers (block).
-        @execution recompute_num_layers: Option<usize> = None, COUNT;
+        @execution recompute_num_layers: Option<usize> = None, COUNT,
+            needs("model.recompute_granularity = full");
         /// Modules of selective recompute; null is `["core_attn"]`.
-        @execution recompute_modules: Option<Vec<String>> = None;
+        @execution recompute_modules: Option<Vec<String>> = None,
+            needs("model.recompute_granularity = selective");
         /// Shard saved inputs over tensor-parallel ranks.
         distribute_saved_activations: bool = false
             => not_built("the saved inputs of full recompute sharded over tensor-parallel ranks; sequence_parallel shards them").execution_only();
         /// Move what the first `cpu_offloading_num_layers` layers keep for backward to the host,
         /// where the device has memory of its own.
-        @execution cpu_offloading: bool = false;
+        @execution cpu_offloading: bool = false,
+            excludes("model.pipeline_model_parallel_size > 1: layers are counted on one stage"),
+            excludes("model.recompute_granularity: what runs again is not kept, so there is nothing to move"),
+            excludes("ddp.data_parallel_sharding_strategy = optim_grads_params: every layer is recomputed from its input");
         /// Layers that `cpu_offloading` moves: fewer than there are.
-        @execution cpu_offloading_num_layers: usize = 0;
+        @execution cpu_offloading_num_layers: usize = 0, idle_unless("model.cpu_offloading");
         /// Move what `offload_modules` keep for backward to the host, where the device has memory
         /// of its own.
-        @execution fine_grained_activation_offloading: bool = false;
+        @execution fine_grained_activation_offloading: bool = false,
+            excludes("model.cpu_offloading: it moves whole layers"),
+            excludes("model.recompute_granularity = full: a layer that runs again keeps its input alone"),
+            excludes("ddp.data_parallel_sharding_strategy = optim_grads_params: every layer is recomputed from its input");
         /// Modules that are moved: attn_norm, qkv_linear, core_attn, attn_proj, mlp_norm,
         /// expert_fc1, moe_act.
-        @execution offload_modules: Vec<String> = Vec::new();
+        @execution offload_modules: Vec<String> = Vec::new(),
+            idle_unless("model.fine_grained_activation_offloading");
         /// Standard deviation of initial weights.
-        @training init_method_std: f64 = 0.02, Limits::above_zero_to(1000.0);
+        @training init_method_std: f64 = 0.02, Limits::above_zero_to(1000.0),
+            idle_unless("model.perform_initialization");
         /// Standard deviation of the initial embedding; null means `init_method_std`.
-        @training embedding_init_method_std: Option<f64> = None, Limits::above_zero_to(1000.0);
+        @training embedding_init_method_std: Option<f64> = None, Limits::above_zero_to(1000.0),
+            idle_unless("model.perform_initialization");
         /// Draw initial weights; false saves time if a checkpoint is loaded.
         @training perform_initialization: bool = true;
         /// Draw on the host, the same at any tensor-parallel size.
@@ -380,12 +437,16 @@ section! {
         /// Width-transfer parametrization.
         use_mup: bool = false;
         /// Width that learning rate and initial values were found at; null is `hidden_size`.
-        mup_base_hidden_size: Option<usize> = None, Limits::SIZE;
+        mup_base_hidden_size: Option<usize> = None, Limits::SIZE, idle_unless("model.use_mup");
         /// Size of a head at that width, whose root the attention scale is multiplied by; null
         /// multiplies by 1.
-        mup_base_head_dim: Option<usize> = None, Limits::SIZE;
+        mup_base_head_dim: Option<usize> = None, Limits::SIZE,
+            idle_unless("model.use_mup"),
+            idle_unless("model.softmax_scale = null: it is the scale of attention scores");
         /// Power of `kv_channels` that the attention scale is divided by.
-        mup_attn_scale_power: f64 = 1.0, Limits::between(0.0, 8.0);
+        mup_attn_scale_power: f64 = 1.0, Limits::between(0.0, 8.0),
+            idle_unless("model.use_mup"),
+            idle_unless("model.softmax_scale = null: it is the scale of attention scores");
         /// Deterministic kernels only.
         @execution deterministic_mode: bool = false
             => no_counterpart("nondeterministic kernels; on the CPU all are deterministic").inert(&["true"]);
@@ -400,7 +461,7 @@ section! {
         /// micro-batch.
         @execution cuda_graph_scope: OneOrMany<String> = OneOrMany::One("full".into());
         /// Steps of a run before it records.
-        @execution cuda_graph_warmup_steps: usize = 3;
+        @execution cuda_graph_warmup_steps: usize = 3, idle_unless("model.cuda_graph_impl = local");
         /// Restore quantization state.
         restore_modelopt_state: bool = false => not_built("a model quantized by NVIDIA's ModelOpt");
 
@@ -433,7 +494,8 @@ section! {
         /// Experts per layer; null means a dense model.
         num_moe_experts: Option<usize> = None, COUNT;
         /// N: layer i has experts if i mod N is 0; list: 1 means experts.
-        moe_layer_freq: OneOrMany<usize> = OneOrMany::One(1);
+        moe_layer_freq: OneOrMany<usize> = OneOrMany::One(1),
+            idle_unless("model.hybrid_override_pattern = null: it says the block of each layer");
         /// Expert width; null means `ffn_hidden_size`.
         moe_ffn_hidden_size: Option<usize> = None, Limits::SIZE;
         /// Experts per token.
@@ -447,36 +509,42 @@ section! {
         @training moe_z_loss_coeff: Option<f64> = None;
         /// Noise on the router's input in training: each element is multiplied by a number between
         /// one minus and one plus this.
-        @training moe_input_jitter_eps: Option<f64> = None, Limits::between(0.0, 1.0);
+        @training moe_input_jitter_eps: Option<f64> = None, Limits::between(0.0, 1.0),
+            idle_unless("model.moe_router_force_load_balancing != true: scores are drawn");
         /// Gate.
-        moe_router_score_function: RouterScoreFunction = RouterScoreFunction::Softmax;
+        moe_router_score_function: RouterScoreFunction = RouterScoreFunction::Softmax,
+            idle_unless("model.moe_router_load_balancing_type != sinkhorn");
         /// Bias of the router (ours; upstream with `add_bias_linear`).
         moe_router_bias: bool = false;
         /// With sigmoid scores: weights are the scores themselves, not their shares of the chosen
         /// scores' sum (ours).
-        moe_router_raw_scores: bool = false;
+        moe_router_raw_scores: bool = false, needs("model.moe_router_score_function = sigmoid");
         /// Score before choosing experts.
-        moe_router_pre_softmax: bool = false;
+        moe_router_pre_softmax: bool = false,
+            idle_unless("model.moe_router_score_function != sigmoid"),
+            idle_unless("model.moe_router_load_balancing_type != sinkhorn");
         /// Multiplies selected scores.
         moe_router_topk_scaling_factor: Option<f64> = None;
         /// Router arithmetic.
         @training moe_router_dtype: Option<RouterDType> = None;
         /// Expert groups.
-        moe_router_num_groups: Option<usize> = None, COUNT;
+        moe_router_num_groups: Option<usize> = None, COUNT,
+            idle_unless("model.moe_router_load_balancing_type != sinkhorn");
         /// Groups per token.
         moe_router_group_topk: Option<usize> = None, COUNT;
         /// Experts whose scores add up to a group's; null is `moe_router_topk` /
         /// `moe_router_group_topk`, as upstream (ours).
-        moe_router_group_score_topk: Option<usize> = None, COUNT;
+        moe_router_group_score_topk: Option<usize> = None, COUNT, needs("model.moe_router_num_groups");
         /// Load balancing without a loss: a bias of each expert counts in the choice, and moves
         /// after each step.
-        moe_router_enable_expert_bias: bool = false;
+        moe_router_enable_expert_bias: bool = false, needs("model.moe_router_score_function = sigmoid");
         /// Step size of the expert biases, up or down; 0 keeps the biases unchanged.
         @training moe_router_bias_update_rate: f64 = 1e-3, Limits::NON_NEGATIVE;
         /// Keep the router's parameters as they are.
         @training freeze_moe_router: bool = false;
         /// Parameters that keep their values, by name; `*` is any run of characters (ours).
-        @training freeze_parameters: Vec<String> = Vec::new();
+        @training freeze_parameters: Vec<String> = Vec::new(),
+            excludes("peft: all but the adapters is frozen there");
         /// Routing by random scores in training, for benchmarks.
         @training moe_router_force_load_balancing: bool = false;
         /// Biases of the routed experts; null is as in the MLP (ours).
@@ -484,7 +552,7 @@ section! {
         /// Width of all shared experts.
         moe_shared_expert_intermediate_size: Option<usize> = None, Limits::SIZE;
         /// Gate of the shared expert.
-        moe_shared_expert_gate: bool = false;
+        moe_shared_expert_gate: bool = false, needs("model.moe_shared_expert_intermediate_size");
         /// Overlap of the shared expert.
         moe_shared_expert_overlap: bool = false => no_counterpart("a second stream of a GPU; shared experts run after the routed ones, with the same result");
         /// Dispatch method.
@@ -495,12 +563,14 @@ section! {
             => no_counterpart("the GPU library of the flex dispatcher");
         /// Tokens that an expert takes of a micro-batch in training, as a multiple of the mean over
         /// experts; null drops none.
-        @training moe_expert_capacity_factor: Option<f64> = None, Limits::ABOVE_ZERO;
+        @training moe_expert_capacity_factor: Option<f64> = None, Limits::ABOVE_ZERO,
+            excludes("model.moe_router_load_balancing_type = sinkhorn");
         /// Pad to capacity.
         moe_pad_expert_input_to_capacity: bool = false
             => no_counterpart("shapes that stay the same for captured graphs; experts compute the rows that they have, with the same result");
         /// Tokens that an expert over capacity drops: those with the smallest weights, or the last.
-        @training moe_token_drop_policy: TokenDropPolicy = TokenDropPolicy::Probs;
+        @training moe_token_drop_policy: TokenDropPolicy = TokenDropPolicy::Probs,
+            idle_unless("model.moe_expert_capacity_factor");
         /// Grouped GEMM of the experts: those of a rank are one operation, which keeps less for
         /// backward, with the same result. Experts that an adapter changes are computed one after
         /// the other all the same.

@@ -3,6 +3,7 @@
 use super::super::choice::{DType, Fp8Recipe, OptimizerName};
 use super::super::limits::Limits;
 use super::super::refusal::{no_counterpart, not_built};
+use super::super::rule::{idle_unless, needs};
 use super::super::section::section;
 use crate::optimizer_rules::{NAMES, have_setting};
 
@@ -21,11 +22,11 @@ section! {
         /// Separate peak rate of embedding and output layers.
         decoupled_lr: Option<f64> = None, LEARNING_RATE;
         /// Separate floor of embedding and output layers.
-        decoupled_min_lr: Option<f64> = None, LEARNING_RATE;
+        decoupled_min_lr: Option<f64> = None, LEARNING_RATE, needs("optimizer.decoupled_lr");
         /// Weight decay.
         weight_decay: f64 = 0.01, Limits::between(0.0, 1000.0);
         /// Keep decay on query and key norms (`model.qk_layernorm`).
-        apply_wd_to_qk_layernorm: bool = false;
+        apply_wd_to_qk_layernorm: bool = false, idle_unless("model.qk_layernorm");
         /// Mirror of `model.fp16`.
         fp16: bool = false;
         /// Mirror of `model.bf16`.
@@ -131,13 +132,15 @@ section! {
         @execution optimizer_cpu_offload: bool = false;
         /// With `optimizer_cpu_offload`: the share of the trained elements of a rank whose states
         /// are in host memory, 1 for all; whole parameters, from the first on.
-        @execution optimizer_offload_fraction: f64 = 0.0, Limits::FRACTION;
+        @execution optimizer_offload_fraction: f64 = 0.0, Limits::FRACTION,
+            idle_unless("optimizer.optimizer_cpu_offload");
         /// Plain implementation on the host.
         use_torch_optimizer_for_cpu_offload: bool = false
             => no_counterpart("PyTorch's optimizer for optimizer_cpu_offload");
         /// With `optimizer_cpu_offload`: bring the gradients of the next two parameters to the host
         /// while one is updated.
-        @execution overlap_cpu_optimizer_d2h_h2d: bool = false;
+        @execution overlap_cpu_optimizer_d2h_h2d: bool = false,
+            idle_unless("optimizer.optimizer_cpu_offload");
         /// Page-locked gradients.
         @execution pin_cpu_grads: bool = true
             => no_counterpart("page-locked gradients of optimizer_cpu_offload").inert(&["false"]);

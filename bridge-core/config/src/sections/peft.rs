@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::super::choice::{AdapterInit, BaseQuantization, DType, DropoutPosition, PeftKind};
 use super::super::limits::Limits;
 use super::super::refusal::{no_counterpart, not_built};
+use super::super::rule::{excludes, idle_unless};
 use super::super::section::section;
 
 section! {
@@ -17,7 +18,8 @@ section! {
             .map(String::from)
             .to_vec();
         /// Modules left out; only without targets.
-        exclude_modules: Vec<String> = Vec::new();
+        exclude_modules: Vec<String> = Vec::new(),
+            excludes("peft.target_modules | peft.canonical_mapping: set peft.target_modules = [] to adapt all other layers");
         /// Fused layers with the parts that have a branch each, as in linear_qkv = "linear_q,
         /// linear_v"; instead of targets.
         canonical_mapping: BTreeMap<String, String> = BTreeMap::new();
@@ -31,7 +33,9 @@ section! {
         /// Adapter dropout.
         @training dropout: f64 = 0.0, Limits::BELOW_ONE;
         /// Place of adapter dropout.
-        @training dropout_position: DropoutPosition = DropoutPosition::Pre;
+        @training dropout_position: DropoutPosition = DropoutPosition::Pre,
+            excludes("peft.kind = dora"),
+            idle_unless("peft.dropout");
         /// Initialization of A.
         @training lora_A_init_method: AdapterInit = AdapterInit::Xavier
             => not_built("a uniform A: upstream does not say from which range; kaiming draws uniformly").built(&["xavier", "normal", "kaiming", "zero"]);
@@ -44,13 +48,14 @@ section! {
         /// Adapter dtype.
         lora_dtype: Option<DType> = None => not_built("a dtype of the adapter's own: all parameters of a model have one");
         /// Expert adapters of rank dim / topk.
-        normalize_moe_lora: bool = false;
+        normalize_moe_lora: bool = false, excludes("peft.kind = dora");
         /// Storage of the frozen weights of linear layers; norms and the router keep their dtype.
         base_quantization: BaseQuantization = BaseQuantization::None;
         /// Storage of the frozen word embedding and head.
         base_quantization_embedding: BaseQuantization = BaseQuantization::None;
         /// Adjacent inputs of a row that share a scale.
-        base_quantization_block_size: usize = 64, Limits::between(2.0, 65536.0);
+        base_quantization_block_size: usize = 64, Limits::between(2.0, 65536.0),
+            idle_unless("peft.base_quantization != none | peft.base_quantization_embedding != none");
     }
 }
 

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use super::super::choice::{ErrorInjectionType, RerunMode, RestartGranularity, SimulatedFault};
 use super::super::limits::Limits;
 use super::super::refusal::no_counterpart;
+use super::super::rule::{excludes, idle_unless, needs};
 use super::super::section::section;
 
 section! {
@@ -29,17 +30,21 @@ section! {
     /// Result validation and fault injection.
     pub struct RerunStateMachineConfig {
         /// Inject one fault per this many validations; 0 means never.
-        error_injection_rate: usize = 0, Limits::SIZE_OR_ZERO;
+        error_injection_rate: usize = 0, Limits::SIZE_OR_ZERO,
+            idle_unless("rerun_state_machine.rerun_mode = validate_results");
         /// Kind of injected fault.
-        error_injection_type: ErrorInjectionType = ErrorInjectionType::TransientError;
+        error_injection_type: ErrorInjectionType = ErrorInjectionType::TransientError,
+            idle_unless("rerun_state_machine.error_injection_rate");
         /// Operating mode.
-        rerun_mode: RerunMode = RerunMode::Disabled;
+        rerun_mode: RerunMode = RerunMode::Disabled,
+            needs("rerun_state_machine.check_for_nan_in_loss | rerun_state_machine.check_for_spiky_loss | ddp.check_for_nan_in_grad: there are no results to look at otherwise");
         /// Reject NaN and infinite losses.
         check_for_nan_in_loss: bool = true;
         /// Reject unusually large losses.
         check_for_spiky_loss: bool = false;
         /// Multiple of the largest loss seen that counts as unusual.
-        spiky_loss_factor: f64 = 10.0, Limits::ABOVE_ZERO;
+        spiky_loss_factor: f64 = 10.0, Limits::ABOVE_ZERO,
+            idle_unless("rerun_state_machine.check_for_spiky_loss");
     }
 }
 
@@ -48,17 +53,17 @@ section! {
     pub struct FaultToleranceConfig {
         /// Let the supervisor of `bridge train --max-restarts` end a run of which a rank is too
         /// long in a section, and start it again.
-        enable_ft_package: bool = false;
+        enable_ft_package: bool = false, needs("checkpoint.save: it keeps learned timeouts");
         /// Learn how long sections may take from how long they took.
-        calc_ft_timeouts: bool = false;
+        calc_ft_timeouts: bool = false, idle_unless("ft.enable_ft_package");
         /// Let a rank fail on purpose, in the first start of a run, to see what follows.
         simulate_fault: bool = false;
         /// Kind of the simulated fault.
-        simulated_fault_type: SimulatedFault = SimulatedFault::Random;
+        simulated_fault_type: SimulatedFault = SimulatedFault::Random, idle_unless("ft.simulate_fault");
         /// Rank with the simulated fault; null is random.
-        simulated_fault_rank: Option<usize> = None;
+        simulated_fault_rank: Option<usize> = None, idle_unless("ft.simulate_fault");
         /// Seconds before it, plus up to a fifth.
-        simulated_fault_base_delay: usize = 0;
+        simulated_fault_base_delay: usize = 0, idle_unless("ft.simulate_fault");
     }
 }
 
@@ -66,18 +71,22 @@ section! {
     /// Times of ranks, told each log interval.
     pub struct StragglerDetectionConfig {
         /// Tell which ranks need least and most time for a step by themselves.
-        log_straggler: bool = false;
+        log_straggler: bool = false,
+            excludes("logger.skip_train_metrics_log: times are told each logger.log_interval");
         /// Measure from the start.
-        enable_straggler_on_startup: bool = true;
+        enable_straggler_on_startup: bool = true, idle_unless("straggler.log_straggler");
         /// Measure only once the port was asked for it.
-        disable_straggler_on_startup: bool = false;
+        disable_straggler_on_startup: bool = false,
+            idle_unless("straggler.log_straggler"),
+            idle_unless("straggler.enable_straggler_on_startup != false: it says the same");
         /// Port of rank 0's machine at which a request switches it on and off; 0 takes a free one.
-        straggler_ctrlr_port: usize = 65_535, Limits::between(0.0, 65_535.0);
+        straggler_ctrlr_port: usize = 65_535, Limits::between(0.0, 65_535.0),
+            idle_unless("straggler.log_straggler");
         /// Address of rank 0's machine on which that port listens; `0.0.0.0` is every address of
         /// the machine (ours).
-        @execution straggler_ctrlr_host: String = "127.0.0.1".into();
+        @execution straggler_ctrlr_host: String = "127.0.0.1".into(), idle_unless("straggler.log_straggler");
         /// Ranks told at each end.
-        straggler_minmax_count: usize = 1, Limits::POSITIVE;
+        straggler_minmax_count: usize = 1, Limits::POSITIVE, idle_unless("straggler.log_straggler");
     }
 }
 
@@ -85,25 +94,32 @@ section! {
     /// Scores of ranks, from 0 to 1, by the time that each needs for a step by itself.
     pub struct NvrxStragglerDetectionConfig {
         /// Enable it.
-        enabled: bool = false;
+        enabled: bool = false,
+            needs("nvrx_straggler.calc_relative_gpu_perf | nvrx_straggler.calc_individual_gpu_perf: there is no other score");
         /// Seconds between reports; a report has sixteen steps at least.
-        report_time_interval: f64 = 300.0, Limits::ABOVE_ZERO;
+        report_time_interval: f64 = 300.0, Limits::ABOVE_ZERO, idle_unless("nvrx_straggler.enabled");
         /// Scores relative to other ranks of the same pipeline stage.
-        calc_relative_gpu_perf: bool = true;
+        calc_relative_gpu_perf: bool = true, idle_unless("nvrx_straggler.enabled");
         /// Scores relative to the past.
-        calc_individual_gpu_perf: bool = true;
+        calc_individual_gpu_perf: bool = true, idle_unless("nvrx_straggler.enabled");
         /// Best and worst scores printed; with 0 only stragglers are.
-        num_gpu_perf_scores_to_print: usize = 5;
+        num_gpu_perf_scores_to_print: usize = 5,
+            idle_unless("nvrx_straggler.enabled"),
+            idle_unless("nvrx_straggler.enable_logging");
         /// Below is a straggler, relatively.
-        gpu_relative_perf_threshold: f64 = 0.7, Limits::FRACTION;
+        gpu_relative_perf_threshold: f64 = 0.7, Limits::FRACTION,
+            idle_unless("nvrx_straggler.enabled"),
+            idle_unless("nvrx_straggler.calc_relative_gpu_perf");
         /// Below is a straggler, individually.
-        gpu_individual_perf_threshold: f64 = 0.7, Limits::FRACTION;
+        gpu_individual_perf_threshold: f64 = 0.7, Limits::FRACTION,
+            idle_unless("nvrx_straggler.enabled"),
+            idle_unless("nvrx_straggler.calc_individual_gpu_perf");
         /// Save and exit when a straggler was found.
-        stop_if_detected: bool = false;
+        stop_if_detected: bool = false, idle_unless("nvrx_straggler.enabled");
         /// Print scores and stragglers.
-        enable_logging: bool = true;
+        enable_logging: bool = true, idle_unless("nvrx_straggler.enabled");
         /// Steps between measurements.
-        profiling_interval: usize = 1, Limits::POSITIVE;
+        profiling_interval: usize = 1, Limits::POSITIVE, idle_unless("nvrx_straggler.enabled");
         /// Name of its logger.
         logger_name: String = "megatron.bridge.NVRxStragglerDetection".into()
             => no_counterpart("the name of a Python logger; lines about slow ranks go where the run's other lines go");
@@ -114,11 +130,11 @@ section! {
     /// In-process restart, of ranks that are threads.
     pub struct InProcessRestartConfig {
         /// Start the ranks again inside the process after one has failed.
-        enabled: bool = false;
+        enabled: bool = false, needs("checkpoint.save: a run that saves nothing begins again");
         /// Starts at most, the first one included.
-        max_iterations: Option<usize> = None, Limits::POSITIVE;
+        max_iterations: Option<usize> = None, Limits::POSITIVE, idle_unless("inprocess_restart.enabled");
         /// Faults at most.
-        max_rank_faults: Option<usize> = None, Limits::POSITIVE;
+        max_rank_faults: Option<usize> = None, Limits::POSITIVE, idle_unless("inprocess_restart.enabled");
         /// Polling, in seconds.
         monitor_thread_interval: f64 = 1.0, Limits::ABOVE_ZERO
             => no_counterpart("how often a thread looks whether a rank has failed; ranks that are threads tell at once");
@@ -126,7 +142,7 @@ section! {
         monitor_process_interval: f64 = 1.0, Limits::ABOVE_ZERO
             => no_counterpart("how often a second process looks at each rank; ranks are threads, and --max-restarts watches the process");
         /// Seconds between two looks whether ranks are alive.
-        progress_watchdog_interval: f64 = 1.0, Limits::ABOVE_ZERO;
+        progress_watchdog_interval: f64 = 1.0, Limits::ABOVE_ZERO, idle_unless("inprocess_restart.enabled");
         /// Seconds between heartbeats.
         heartbeat_interval: f64 = 30.0, Limits::ABOVE_ZERO
             => no_counterpart("messages between the processes of ranks; ranks are threads, whose signs of life need no message");
@@ -134,9 +150,9 @@ section! {
         heartbeat_timeout: f64 = 60.0, Limits::ABOVE_ZERO
             => no_counterpart("messages between the processes of ranks; hard_timeout is the limit for signs of life");
         /// Seconds that ranks wait for one that does not come, once all is set up.
-        soft_timeout: f64 = 60.0, Limits::ABOVE_ZERO;
+        soft_timeout: f64 = 60.0, Limits::ABOVE_ZERO, idle_unless("inprocess_restart.enabled");
         /// Seconds without a sign of life, after which the process begins anew.
-        hard_timeout: f64 = 90.0, Limits::ABOVE_ZERO;
+        hard_timeout: f64 = 90.0, Limits::ABOVE_ZERO, idle_unless("inprocess_restart.enabled");
         /// Seconds of internal barriers.
         barrier_timeout: f64 = 120.0, Limits::ABOVE_ZERO
             => no_counterpart("barriers between processes before a restart; ranks are threads, which are waited for");
@@ -150,9 +166,11 @@ section! {
         termination_grace_time: f64 = 1.0, Limits::NON_NEGATIVE
             => no_counterpart("the time between two signals to a process; a thread that hangs is ended with its process");
         /// Unit that a spare rank replaces.
-        granularity: RestartGranularity = RestartGranularity::Node;
+        granularity: RestartGranularity = RestartGranularity::Node,
+            idle_unless("inprocess_restart.enabled"),
+            idle_unless("inprocess_restart.active_world_size: there are no spare ranks");
         /// Working ranks; the rest are spare.
-        active_world_size: Option<usize> = None, Limits::POSITIVE;
+        active_world_size: Option<usize> = None, Limits::POSITIVE, idle_unless("inprocess_restart.enabled");
         /// Free caches on restart.
         empty_cuda_cache: bool = true => no_counterpart("whether it empties PyTorch's cache of device memory");
         /// Monitor logs.

@@ -2,6 +2,7 @@
 
 use super::super::kinded::{DatasetConfig, ModelConfig};
 use super::super::limits::Limits;
+use super::super::rule::{excludes, idle_unless};
 use super::super::section::section;
 use super::*;
 
@@ -11,15 +12,21 @@ section! {
         /// The prompt to continue; null generates no sample.
         prompt: Option<String> = None;
         /// Maximum number of tokens to generate.
-        max_tokens: usize = 64, Limits::SIZE;
+        max_tokens: usize = 64, Limits::SIZE, idle_unless("generate.prompt");
         /// Divides the logits; 0 takes the most likely token.
-        temperature: f64 = 0.8, Limits::between(0.0, 100.0);
+        temperature: f64 = 0.8, Limits::between(0.0, 100.0), idle_unless("generate.prompt");
         /// Keep only this many most likely tokens.
-        top_k: Option<usize> = None, Limits::POSITIVE;
+        top_k: Option<usize> = None, Limits::POSITIVE,
+            idle_unless("generate.prompt"),
+            idle_unless("generate.temperature != 0.0: it takes the most likely token");
         /// Keep the most likely tokens up to this total probability.
-        top_p: Option<f64> = None, Limits::SHARE;
+        top_p: Option<f64> = None, Limits::SHARE,
+            idle_unless("generate.prompt"),
+            idle_unless("generate.temperature != 0.0: it takes the most likely token");
         /// Seed of sampling.
-        seed: u64 = 1234, Limits::SEED;
+        seed: u64 = 1234, Limits::SEED,
+            idle_unless("generate.prompt"),
+            idle_unless("generate.temperature != 0.0: it takes the most likely token");
     }
 }
 
@@ -84,7 +91,7 @@ section! {
         /// Adapters.
         peft: Option<PeftConfig> = None;
         /// Training on preferences (ours).
-        dpo: Option<DpoConfig> = None;
+        dpo: Option<DpoConfig> = None, excludes("distillation: a run has one loss");
         /// Learning from a teacher (ours).
         distillation: Option<DistillationConfig> = None;
         /// Profiler windows.

@@ -3,6 +3,7 @@
 use super::super::choice::Signal;
 use super::super::limits::Limits;
 use super::super::refusal::no_counterpart;
+use super::super::rule::{excludes, idle_unless, needs};
 use super::super::section::section;
 
 section! {
@@ -13,7 +14,7 @@ section! {
         /// Sequences per optimizer step over all ranks. Required.
         global_batch_size: Option<usize> = None, Limits::SIZE;
         /// Batch ramp-up: start, increment, samples over which to grow.
-        rampup_batch_size: Option<[usize; 3]> = None;
+        rampup_batch_size: Option<[usize; 3]> = None, excludes("train.train_samples");
         /// Round the batch size down to a multiple of the data-parallel size x micro-batch size.
         decrease_batch_size_if_needed: bool = false;
         /// When to empty allocator caches: 1 after forward-backward, 2 also after the step.
@@ -21,16 +22,18 @@ section! {
             => no_counterpart("PyTorch's cache of device memory, emptied between steps");
         /// Steps between comparisons of the weights of data-parallel replicas, which must have the
         /// same bits; no effect on one rank.
-        @execution check_weight_hash_across_dp_replicas_interval: Option<usize> = None, Limits::POSITIVE;
+        @execution check_weight_hash_across_dp_replicas_interval: Option<usize> = None, Limits::POSITIVE,
+            excludes("ddp.data_parallel_sharding_strategy = optim_grads_params: each rank keeps another part of the parameters");
         /// Steps between device synchronizations.
         @execution train_sync_interval: Option<usize> = None, Limits::POSITIVE;
         /// Optimizer steps over all runs. This, `train_samples` or `num_epochs` is required.
         train_iters: Option<usize> = None, Limits::POSITIVE;
         /// Samples over all runs; excludes `train_iters`.
-        train_samples: Option<usize> = None, Limits::POSITIVE;
+        train_samples: Option<usize> = None, Limits::POSITIVE, excludes("train.train_iters");
         /// Times that fine-tuning data is read over all runs; excludes `train_iters` and
         /// `train_samples`. The last step may read on into the epoch that follows.
-        num_epochs: Option<f64> = None, Limits::ABOVE_ZERO;
+        num_epochs: Option<f64> = None, Limits::ABOVE_ZERO,
+            excludes("train.train_iters | train.train_samples | train.rampup_batch_size");
         /// Exit when the step is a multiple of this.
         @execution exit_interval: Option<usize> = None, Limits::POSITIVE;
         /// Exit after this many minutes.
@@ -41,7 +44,8 @@ section! {
         @execution exit_signal: Signal = Signal::Sigterm;
         /// Seconds from a signal that stops the run to its end (ours): what is not saved by then is
         /// given up, and the log and exit code 18 say so; null waits as long as a save takes.
-        @execution exit_signal_deadline_s: Option<f64> = None, Limits::ABOVE_ZERO;
+        @execution exit_signal_deadline_s: Option<f64> = None, Limits::ABOVE_ZERO,
+            needs("checkpoint.save: it is the time for a last checkpoint");
         /// Install the handler inside loader workers.
         @execution exit_signal_handler_for_dataloader: bool = false
             => no_counterpart("a handler in loader processes; loaders are threads, which exit_signal_handler covers").inert(&["true"]);
@@ -70,9 +74,13 @@ section! {
         @execution max_consecutive_skipped_iterations: usize = 20, Limits::POSITIVE;
         /// Evaluations in a row without a lower validation loss after which training ends (ours);
         /// null trains to the last iteration.
-        @execution early_stopping_patience: Option<usize> = None, Limits::POSITIVE;
+        @execution early_stopping_patience: Option<usize> = None, Limits::POSITIVE,
+            needs("validation.eval_interval"),
+            needs("validation.eval_iters | validation.full_validation"),
+            idle_unless("validation.skip_train != true");
         /// By how much a validation loss must be lower to count as such (ours).
-        @execution early_stopping_min_delta: f64 = 0.0, Limits::at_least(0.0);
+        @execution early_stopping_min_delta: f64 = 0.0, Limits::at_least(0.0),
+            needs("train.early_stopping_patience");
         /// Refuse a run that by its plan needs more memory than can be had (ours).
         @execution check_memory: bool = true;
         /// Deprecated alias of `validation.eval_iters`.
@@ -94,20 +102,22 @@ section! {
         /// Training steps between evaluations; null evaluates only at the end.
         eval_interval: Option<usize> = None, Limits::POSITIVE;
         /// No evaluation before this step.
-        start_eval_at_iter: Option<usize> = None;
+        start_eval_at_iter: Option<usize> = None, needs("validation.eval_interval");
         /// Sequences per evaluation step; null means `train.global_batch_size`.
         eval_global_batch_size: Option<usize> = None, Limits::SIZE;
         /// Sequences per evaluation micro-batch; null means `train.micro_batch_size`.
         eval_micro_batch_size: Option<usize> = None, Limits::SIZE;
         /// Only evaluate, then exit.
-        skip_train: bool = false;
+        skip_train: bool = false,
+            needs("validation.eval_iters | validation.full_validation: there is nothing to do otherwise");
         /// Run real-time tests alongside.
         test_mode: bool = false => no_counterpart("upstream's real-time tests during a run");
         /// Use the whole validation split once at each evaluation, whatever `eval_iters` is.
         full_validation: bool = false;
         /// The loss by which evaluations are compared, for early stopping and the best checkpoint
         /// (ours); null is the language model's.
-        metric: Option<String> = None;
+        metric: Option<String> = None,
+            needs("train.early_stopping_patience | checkpoint.keep_best: nothing else compares evaluations");
         /// Evaluate each validation set apart, with `eval_iters` batches of each: the members of
         /// the validation blend of `dataset.blend_per_split`, or the validation files of
         /// fine-tuning data. Losses are logged for each and for all.

@@ -157,7 +157,18 @@ const REFUSED: &[(&[&str], &str)] = &[
         ],
         "dataset.source_jsonl_key",
     ),
-    (&["dataset.kind=fim", "dataset.fim_fragment_rate=0.5"], "dataset.fim_fragment_rate"),
+    (
+        &[
+            "dataset.kind=fim",
+            "dataset.data_path=a",
+            "dataset.split='1,1,1'",
+            "dataset.fim_rate=0.5",
+            "dataset.fim_spm_rate=0.5",
+            "dataset.fim_extra_tokens={}",
+            "dataset.fim_fragment_rate=0.5",
+        ],
+        "dataset.fim_fragment_rate",
+    ),
     (&["dataset.dataloader_type=cyclic", "dataset.drop_last=false"], "dataset.drop_last"),
     (&["validation.eval_iters=0", "dataset.data_sharding=false"], "dataset.data_sharding"),
     (

@@ -3,8 +3,7 @@
 
 use super::super::error::{ConfigError, ErrorKind};
 use super::super::node::{Data, Entry, Node};
-use super::entries::{is_true, rename, set, take, text, value};
-use super::{TARGET, is_given};
+use super::entries::{TARGET, is_given, is_true, rename, set, take, text, value};
 
 /// Fields that name data of the Hugging Face hub, and how it is divided and converted.
 const HUB: [&str; 19] = [

@@ -1,7 +1,14 @@
 //! Access to the fields of one saved class, by name.
 
-use super::super::node::{Data, Entry, Node};
-use super::is_given;
+use super::super::node::{Data, Entry, Location, Node};
+
+/// The key that names the class of a table.
+pub(super) const TARGET: &str = "_target_";
+
+/// True if a value was given on the command line, and so is a setting of Bridge.
+pub(super) fn is_given(node: &Node) -> bool {
+    node.location.as_ref().is_some_and(Location::is_command_line)
+}
 
 /// The value of a field; `None` if it is absent or null.
 pub(super) fn value<'a>(entries: &'a [Entry], key: &str) -> Option<&'a Node> {

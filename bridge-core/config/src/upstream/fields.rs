@@ -7,8 +7,7 @@ use super::super::node::{Data, Entry, Node};
 use super::super::overrides;
 use super::super::section::Section;
 use super::super::sections::{CommOverlapConfig, DistributedInitConfig, RecipeConfig};
-use super::entries::number_of;
-use super::{TARGET, is_given};
+use super::entries::{TARGET, is_given, number_of};
 
 /// Objects of a running program, and figures that follow from settings: not part of a recipe.
 const HANDLES: &[(&str, &str)] = &[

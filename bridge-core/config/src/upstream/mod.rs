@@ -12,18 +12,16 @@ mod models;
 mod values;
 
 use super::error::{ConfigError, ConfigErrors, ErrorKind};
-use super::node::{Data, Entry, Location, Node};
+use super::node::{Data, Entry, Node};
 use super::overrides;
 use super::refusal::Refusal;
 use super::section::Section;
 use super::sections::RecipeConfig;
 use super::spec::{Concerns, FieldSpec};
 pub(super) use classes::classes_of;
+use entries::{TARGET, is_given};
 use fields::Fate;
 use values::Plain;
-
-/// The key that names the class of a table.
-const TARGET: &str = "_target_";
 
 /// The outcome of a conversion besides the recipe.
 #[derive(Debug, Default)]
@@ -113,11 +111,6 @@ pub(super) fn translate(root: &mut Node) -> Translated {
     fields::drop_derived(sections);
     translation.drop_defaults(sections);
     translation.finish()
-}
-
-/// True if a value was given on the command line, and so is a setting of Bridge.
-fn is_given(node: &Node) -> bool {
-    node.location.as_ref().is_some_and(Location::is_command_line)
 }
 
 #[derive(Default)]

@@ -2,7 +2,7 @@
 //! (`_call_: false`), enums (`_args_`, newer versions with `_name_`) and partial functions.
 
 use super::super::node::{Data, Entry, Node};
-use super::TARGET;
+use super::entries::TARGET;
 
 /// The kind of a node.
 pub(super) enum Plain {
