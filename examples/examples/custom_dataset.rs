@@ -135,7 +135,7 @@ pub fn train(overrides: &[String], console: Console) -> anyhow::Result<RunReport
     let field = ExtraField { name: "max_operand".into(), spec: TypeSpec::Count, default: Some(99_i64.into()), doc };
     let mut registry = registry();
     registry.datasets.register("arithmetic", [field], factory);
-    let config = load_text((RECIPE, Format::Toml), overrides, &registry.kinds(), &World::SINGLE)?;
+    let config = load_text(RECIPE, Format::Toml, overrides, &registry.kinds(), &World::SINGLE)?;
     Ok(pretrain(config, RunOptions { console, ..RunOptions::new(registry) })?)
 }
 

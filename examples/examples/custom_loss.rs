@@ -74,7 +74,7 @@ impl ForwardStep for FocalLoss {
 /// Trains [`RECIPE`] with `key=value` overrides by a loss.
 pub fn train(loss: FocalLoss, overrides: &[String], console: Console) -> anyhow::Result<RunReport> {
     let registry = registry();
-    let config = load_text((RECIPE, Format::Toml), overrides, &registry.kinds(), &World::SINGLE)?;
+    let config = load_text(RECIPE, Format::Toml, overrides, &registry.kinds(), &World::SINGLE)?;
     let options = RunOptions { console, forward_step: Box::new(loss), ..RunOptions::new(registry) };
     Ok(pretrain(config, options)?)
 }

@@ -210,7 +210,7 @@ pub fn recipe(overrides: &[String]) -> anyhow::Result<(RunConfig, Registry)> {
         let config = config.map_err(|e| ModelBuildError::Invalid { key: "model".into(), message: e.to_string() })?;
         Ok(Box::new(MixerConfig { transformer: TransformerConfig::clone(section), ..config }))
     });
-    let config = load_text((RECIPE, Format::Toml), overrides, &registry.kinds(), &World::SINGLE)?;
+    let config = load_text(RECIPE, Format::Toml, overrides, &registry.kinds(), &World::SINGLE)?;
     Ok((config, registry))
 }
 

@@ -139,7 +139,7 @@ pub fn train(overrides: &[String], console: Console) -> anyhow::Result<RunReport
     let field = ExtraField { name: "file".into(), spec: TypeSpec::String, default: None, doc };
     let mut registry = registry();
     registry.datasets.register("characters", [field], factory);
-    let config = load_text((RECIPE, Format::Toml), overrides, &registry.kinds(), &World::SINGLE)?;
+    let config = load_text(RECIPE, Format::Toml, overrides, &registry.kinds(), &World::SINGLE)?;
     Ok(pretrain(config, RunOptions { console, ..RunOptions::new(registry) })?)
 }
 

@@ -44,7 +44,7 @@ pub fn train(store: &StoreSettings, overrides: &[String], console: Console) -> R
     });
     let manager: Arc<dyn CheckpointManager> = Arc::new(manager);
     let managers = BTreeMap::from([("objects".to_owned(), manager)]);
-    let config = load_text((RECIPE, Format::Toml), overrides, &registry().kinds(), &World::SINGLE)?;
+    let config = load_text(RECIPE, Format::Toml, overrides, &registry().kinds(), &World::SINGLE)?;
     Ok(pretrain(config, RunOptions { managers, console, ..RunOptions::new(registry()) })?)
 }
 

@@ -105,7 +105,7 @@ impl Service {
         let config = Arc::new(raw.finalize(&World::SINGLE).map_err(refused)?);
         let ((sender, events), cancel) = (watch::channel(Vec::new()), CancelHandle::default());
         let finish = finish(id, Arc::clone(&config), checkpoints.clone());
-        tokio::spawn(train(RunConfig::clone(&config), (cancel.clone(), finish), Arc::new(sender)));
+        tokio::spawn(train(RunConfig::clone(&config), cancel.clone(), finish, Arc::new(sender)));
         let (adapters, speaker) = Default::default();
         runs.push(Run { cancel, checkpoints, events, order, config, adapters, speaker });
         Ok(id)
@@ -128,7 +128,7 @@ impl Subsystem for Recorder {
 }
 
 /// Trains on a separate thread. The last event says how the run ended.
-async fn train(config: RunConfig, (cancel, finish): (CancelHandle, Finish), events: Arc<watch::Sender<Vec<Value>>>) {
+async fn train(config: RunConfig, cancel: CancelHandle, finish: Finish, events: Arc<watch::Sender<Vec<Value>>>) {
     let mut options = RunOptions { console: Console::Silent, cancel, ..RunOptions::new(registry()) };
     options.subsystems.push(Box::new(Recorder(Arc::clone(&events))));
     let training = tokio::task::spawn_blocking(move || {

@@ -151,7 +151,7 @@ impl ModelBuilder for ProbeConfig {
 fn a_kind_without_costs_is_not_planned_and_the_plan_says_why() {
     let registry = registry_with_probe();
     let sizes = ["tokenizer.tokenizer_type=NullTokenizer".to_owned(), "tokenizer.vocab_size=31".to_owned()];
-    let config = load_text((RECIPE, Format::Toml), &sizes, &registry.kinds(), &World::SINGLE).unwrap();
+    let config = load_text(RECIPE, Format::Toml, &sizes, &registry.kinds(), &World::SINGLE).unwrap();
     let error = plan(&config, &registry.models, &PlanOptions::default()).unwrap_err().to_string();
     assert!(error.contains("`probe`, which can be trained and not planned"), "{error}");
 }
@@ -175,7 +175,7 @@ fn losses(ranks: usize, overrides: &[&str]) -> Vec<f64> {
     let log_dir = format!("logger.log_dir={logs:?}");
     let overrides: Vec<String> = [log_dir.as_str()].iter().chain(overrides).map(|o| (*o).to_owned()).collect();
     let registry = registry_with_probe();
-    let config = load_text((RECIPE, Format::Toml), &overrides, &registry.kinds(), &World { size: ranks }).unwrap();
+    let config = load_text(RECIPE, Format::Toml, &overrides, &registry.kinds(), &World { size: ranks }).unwrap();
     let program = |groups| {
         let options = RunOptions { registry: registry.clone(), ..options(groups) };
         pretrain(config.clone(), options).map(drop)

@@ -56,13 +56,7 @@ struct Outcome {
 
 /// Trains `ranks` ranks in `folder`; those of `disturbed` have their loss multiplied from a
 /// micro-batch on.
-fn train(
-    folder: &Path,
-    ranks: usize,
-    disturbed: &[usize],
-    (factor, from): (f64, usize),
-    overrides: &[&str],
-) -> Outcome {
+fn train(folder: &Path, ranks: usize, disturbed: &[usize], factor: f64, from: usize, overrides: &[&str]) -> Outcome {
     let save = format!("checkpoint.save={:?}", folder.join("saved"));
     let common = [save.as_str(), "validation.eval_iters=0", "train.train_iters=4"];
     let config = config(folder, ranks, &[&common[..], overrides].concat());
@@ -96,7 +90,7 @@ fn a_loss_that_is_no_number_names_the_rank_that_has_it() {
     ] {
         for (factor, what) in [(f64::NAN, "found NaN"), (f64::INFINITY, "found Inf")] {
             let folder = tempfile::tempdir().unwrap();
-            let error = train(folder.path(), ranks, bad, (factor, 3), layout).end.expect_err("the loss is no number");
+            let error = train(folder.path(), ranks, bad, factor, 3, layout).end.expect_err("the loss is no number");
             let text = error.to_string();
             assert!(text.starts_with(&format!("Rank {named}, ")) && text.contains(what), "{layout:?}: {text}");
         }
@@ -115,7 +109,7 @@ fn a_spike_of_one_rank_is_told_by_the_first() {
         "rerun_state_machine.check_for_spiky_loss=true",
         "rerun_state_machine.spiky_loss_factor=1.5",
     ];
-    let outcome = train(folder.path(), 3, &[1], (1.9, 110), &overrides);
+    let outcome = train(folder.path(), 3, &[1], 1.9, 110, &overrides);
     outcome.end.unwrap();
     let spikes: Vec<&str> = outcome.console.lines().filter(|line| line.contains("Spiky loss")).collect();
     assert_eq!(spikes.len(), 10, "{}", outcome.console);
@@ -128,7 +122,7 @@ fn a_changed_spiky_loss_factor_counts_after_a_resume() {
     let run = |factor: &str, iterations: &str| {
         let common = ["rerun_state_machine.check_for_spiky_loss=true", "train.global_batch_size=60"];
         let overrides = [&common[..], &["scheduler.override_opt_param_scheduler=true", factor, iterations]].concat();
-        train(folder.path(), 1, &[], (1.0, 0), &overrides).console
+        train(folder.path(), 1, &[], 1.0, 0, &overrides).console
     };
     let first = run("rerun_state_machine.spiky_loss_factor=1000.0", "train.train_iters=2");
     assert!(!first.contains("Spiky loss"), "{first}");
@@ -145,7 +139,7 @@ fn each_rank_has_its_own_rerun_state_back() {
         "rerun_state_machine.check_for_spiky_loss=true",
     ];
     // Two micro-batches an iteration: the third iteration is the first bad one.
-    let first = train(folder.path(), 3, &[1], (f64::NAN, 4), &common);
+    let first = train(folder.path(), 3, &[1], f64::NAN, 4, &common);
     assert_eq!(first.end.unwrap(), 16, "{}", first.console);
     assert!(first.console.contains("\nRank 1, "), "{}", first.console);
     let state = train_state(folder.path(), 2);
@@ -155,11 +149,11 @@ fn each_rank_has_its_own_rerun_state_back() {
     assert!(ranks.iter().all(|rank| rank["loss_checks"]["spiky_loss"]["num_seen"].as_u64() > Some(0)), "{state}");
 
     // The same ranks repeat the step; rank 1 sees that it has the device that it had.
-    let again = train(folder.path(), 3, &[1], (f64::NAN, 0), &common);
+    let again = train(folder.path(), 3, &[1], f64::NAN, 0, &common);
     assert_eq!(again.end.unwrap(), 16, "{}", again.console);
     assert!(again.console.contains("Rank 1, ") && again.console.contains("same device"), "{}", again.console);
     // Another layout says nothing about rank 1; the step runs as any other.
-    let other = train(folder.path(), 2, &[], (1.0, 0), &common);
+    let other = train(folder.path(), 2, &[], 1.0, 0, &common);
     assert_eq!(other.end.unwrap(), 0, "{}", other.console);
     assert!(other.console.contains("this run has others"), "{}", other.console);
 }
@@ -178,7 +172,7 @@ fn injected_faults_go_on_where_they_were() {
             "rerun_state_machine.check_for_spiky_loss=true",
             exit,
         ];
-        let outcome = train(folder, 3, &[], (1.0, 0), &overrides);
+        let outcome = train(folder, 3, &[], 1.0, 0, &overrides);
         assert_eq!(outcome.end.unwrap(), 0);
         let lines = outcome.console.lines().filter(|line| line.contains("running the step again"));
         let place = |line: &str| {

@@ -33,7 +33,7 @@ fn base() -> tempfile::TempDir {
 }
 
 /// Run of `layers` layers that starts with the weights of a checkpoint, or resumes from it.
-fn from(base: &Path, ranks: usize, (key, layers, level): (&str, usize, &str), more: &[&str]) -> RunConfig {
+fn from(base: &Path, ranks: usize, key: &str, layers: usize, level: &str, more: &[&str]) -> RunConfig {
     let source = format!("checkpoint.{key}={:?}", base.join("saved"));
     let (layers, level) = (format!("model.num_layers={layers}"), format!("checkpoint.dist_ckpt_strictness={level}"));
     let common = [
@@ -70,10 +70,10 @@ fn begun(config: &RunConfig) -> Result<(BTreeMap<String, Vec<f32>>, Unmatched), 
 #[test]
 fn parameters_that_a_checkpoint_lacks_are_an_error_or_begin_and_are_named() {
     let base = base();
-    let error = begun(&from(base.path(), 1, ("pretrained_checkpoint", 3, "assume_ok_unexpected"), &[])).unwrap_err();
+    let error = begun(&from(base.path(), 1, "pretrained_checkpoint", 3, "assume_ok_unexpected", &[])).unwrap_err();
     assert!(error.contains("layers.2."), "{error}");
     for level in ["raise_unexpected", "raise_all"] {
-        let error = begun(&from(base.path(), 2, ("pretrained_checkpoint", 3, level), &[])).unwrap_err();
+        let error = begun(&from(base.path(), 2, "pretrained_checkpoint", 3, level, &[])).unwrap_err();
         for name in ["it lacks", "layers.2.mlp", "layers.2.self_attention"] {
             assert!(error.contains(name), "{level}: {name} in {error}");
         }
@@ -90,7 +90,7 @@ fn parameters_that_a_checkpoint_lacks_are_an_error_or_begin_and_are_named() {
         ("log_unexpected", 3, vec!["model.pipeline_model_parallel_size=3"]),
     ] {
         let global = if ranks == 3 { vec!["train.global_batch_size=6"] } else { vec![] };
-        let config = from(base.path(), ranks, ("pretrained_checkpoint", 3, level), &[more, global].concat());
+        let config = from(base.path(), ranks, "pretrained_checkpoint", 3, level, &[more, global].concat());
         let (values, unmatched) = begun(&config).unwrap();
         let absent: Vec<_> = fresh.keys().filter(|name| name.contains("layers.2.")).cloned().collect();
         assert_eq!((&unmatched.absent, unmatched.unused.len()), (&absent, 0), "{level}");
@@ -108,7 +108,7 @@ fn parameters_that_a_checkpoint_lacks_are_an_error_or_begin_and_are_named() {
 #[test]
 fn parameters_that_a_model_does_not_use_are_left_named_or_an_error() {
     let base = base();
-    let of = |level: &str| begun(&from(base.path(), 2, ("pretrained_checkpoint", 1, level), &[]));
+    let of = |level: &str| begun(&from(base.path(), 2, "pretrained_checkpoint", 1, level, &[]));
     for level in ["assume_ok_unexpected", "raise_unexpected", "log_unexpected"] {
         assert_eq!(of(level).unwrap().1, Unmatched::default(), "{level}");
     }
@@ -124,15 +124,15 @@ fn optimizer_state_goes_with_the_parameters() {
     let base = base();
     // A parameter that begins has no moments yet, and the run trains.
     for level in ["log_unexpected", "log_all"] {
-        train(&from(base.path(), 1, ("load", 3, level), &[])).unwrap();
+        train(&from(base.path(), 1, "load", 3, level, &[])).unwrap();
     }
     for level in ["assume_ok_unexpected", "log_unexpected", "raise_unexpected"] {
-        let error = train(&from(base.path(), 1, ("load", 1, level), &[])).unwrap_err();
+        let error = train(&from(base.path(), 1, "load", 1, level, &[])).unwrap_err();
         assert!(error.contains("optimizer tensors do not belong"), "{level}: {error}");
     }
-    let (_, unmatched) = begun(&from(base.path(), 1, ("load", 1, "log_all"), &[])).unwrap();
+    let (_, unmatched) = begun(&from(base.path(), 1, "load", 1, "log_all", &[])).unwrap();
     assert!(unmatched.unused.iter().any(|name| name.starts_with("optimizer.")), "{unmatched:?}");
-    train(&from(base.path(), 1, ("load", 1, "log_all"), &[])).unwrap();
+    train(&from(base.path(), 1, "load", 1, "log_all", &[])).unwrap();
 }
 
 #[test]

@@ -105,7 +105,7 @@ pub fn run(command: &Command) -> Result<u8, Failure> {
 
 fn check(recipe: &Recipe, strict: bool) -> Result<u8, Failure> {
     let world = World { size: recipe.ranks };
-    let loaded = load_with(&recipe.recipe, &recipe.overrides, (&registry().kinds(), &world), &device_is_usable);
+    let loaded = load_with(&recipe.recipe, &recipe.overrides, &registry().kinds(), &world, &device_is_usable);
     let loaded = loaded.and_then(|config| if strict { config.strict() } else { Ok(config) });
     let checked = loaded.and_then(|config| {
         check_inputs(&config, &registry())?;

@@ -166,7 +166,7 @@ fn export(
         return export_gguf(source, output, dtype, speech);
     }
     force.over(not_exported(output))?;
-    export_folder(source, output, (dtype, max_shard_size), speech)
+    export_folder(source, output, dtype, max_shard_size, speech)
 }
 
 /// Runs the command.
@@ -304,7 +304,8 @@ fn is_gguf(path: &Path) -> bool {
 fn export_folder(
     source: &Path,
     output: &Path,
-    (dtype, max_shard_bytes): (Dtype, usize),
+    dtype: Dtype,
+    max_shard_bytes: usize,
     speech: &Speech,
 ) -> Result<u8, Failure> {
     let found = find(source)?;

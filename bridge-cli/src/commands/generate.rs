@@ -99,7 +99,7 @@ pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
                 stop: &stops[job.text],
             };
             let requests: Vec<Request> = jobs.iter().map(request).collect();
-            let printed = speakers[jobs[0].text].answer((&texts, total), jobs, &requests);
+            let printed = speakers[jobs[0].text].answer(&texts, total, jobs, &requests);
             printed.map_err(|(place, failure)| named(failure, jobs[place].text, texts.len()))?;
         }
     }
@@ -160,12 +160,7 @@ impl Speaker<'_> {
 
     /// Continues some prompts and prints them: JSON objects, or texts, of which one alone is
     /// printed as it comes.
-    fn answer(
-        &self,
-        (texts, total): (&[String], u64),
-        jobs: &[Job],
-        requests: &[Request],
-    ) -> Result<(), (usize, Failure)> {
+    fn answer(&self, texts: &[String], total: u64, jobs: &[Job], requests: &[Request]) -> Result<(), (usize, Failure)> {
         let (chunk, is_json) = (self.chosen.model.chunk.as_ref(), self.arguments.json);
         // An answer stands alone, to what an encoder read or to a message.
         let is_answer = self.arguments.chat || self.chosen.model.config.encoder.is_some();

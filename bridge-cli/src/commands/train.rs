@@ -125,7 +125,7 @@ pub fn run(arguments: &Arguments, started: Instant, speech: &Speech) -> Result<u
         let timeout = |raw: &RawConfig| raw.dist.distributed_timeout_minutes as u64;
         let minutes = arguments.read().as_ref().map_or(DEFAULT_TIMEOUT_MINUTES, timeout);
         let timeout = Duration::from_secs(minutes.saturating_mul(60));
-        return mpi::as_rank(ranks, timeout, speech.error_form(), |world| arguments.run_rank(world, (started, speech)));
+        return mpi::as_rank(ranks, timeout, speech.error_form(), |world| arguments.run_rank(world, started, speech));
     }
     if let Some(count) = ranks.filter(|count| *count > MOST_THREADS) {
         return Err(Failure::input(format!(
@@ -135,7 +135,7 @@ pub fn run(arguments: &Arguments, started: Instant, speech: &Speech) -> Result<u
     }
     let _folder = arguments.dry_run.then(|| arguments.dry_folder().map(DryFolder)).transpose()?;
     let config = arguments.load(ranks.unwrap_or(1))?;
-    arguments.after(&arguments.train_on_threads(&config, (started, speech))?)
+    arguments.after(&arguments.train_on_threads(&config, started, speech)?)
 }
 
 /// Ranks that may be threads of this process: each has threads of its own, and the memory maps of a
@@ -272,7 +272,7 @@ impl Arguments {
     }
 
     /// Runs the process of one rank; returns its exit code.
-    fn run_rank(&self, world: Group, (started, speech): (Instant, &Speech)) -> Result<u8, Failure> {
+    fn run_rank(&self, world: Group, started: Instant, speech: &Speech) -> Result<u8, Failure> {
         let is_first = world.rank() == 0;
         let folder = (self.dry_run && is_first).then(|| self.dry_folder().map(DryFolder)).transpose();
         let config = folder.and_then(|folder| Ok((folder, self.load(world.size())?)));
@@ -286,7 +286,7 @@ impl Arguments {
             ));
         }
         let rank_env = RankEnv { unit: RankUnit::Process, ..rank_env() };
-        let report = match self.train(config, groups, (started, speech), rank_env) {
+        let report = match self.train(config, groups, started, speech, rank_env) {
             // All ranks end together and in order, so that none has to be killed.
             Err(TrainError::Stopped(reason)) => {
                 if is_first {
@@ -300,19 +300,15 @@ impl Arguments {
     }
 
     /// Trains with threads as ranks; returns the report of rank 0.
-    fn train_on_threads(
-        &self,
-        config: &RunConfig,
-        (started, speech): (Instant, &Speech),
-    ) -> Result<RunReport, TrainError> {
+    fn train_on_threads(&self, config: &RunConfig, started: Instant, speech: &Speech) -> Result<RunReport, TrainError> {
         if config.inprocess_restart.as_ref().is_some_and(|settings| settings.enabled) {
             let host = RestartHost { arguments: self, speech };
             let start =
-                |config: &RunConfig, groups, rank_env| self.train(config.clone(), groups, (started, speech), rank_env);
+                |config: &RunConfig, groups, rank_env| self.train(config.clone(), groups, started, speech, rank_env);
             return host.run(config.clone(), start);
         }
         if config.parallel.world_size == 1 {
-            return self.train(config.clone(), ProcessGroups::single(), (started, speech), rank_env());
+            return self.train(config.clone(), ProcessGroups::single(), started, speech, rank_env());
         }
         let (failures, failed) = std::sync::mpsc::channel();
         std::thread::scope(|scope| {
@@ -320,7 +316,7 @@ impl Arguments {
                 let failures = failures;
                 run_on_threads(config, rank_timeout(config), |groups| {
                     let rank = groups.world().rank();
-                    self.train(config.clone(), groups, (started, speech), rank_env()).inspect_err(|error| {
+                    self.train(config.clone(), groups, started, speech, rank_env()).inspect_err(|error| {
                         // The receiver may be gone at the end.
                         let _ = failures.send(format!("rank {rank}: {error}"));
                     })
@@ -347,7 +343,8 @@ impl Arguments {
         &self,
         config: RunConfig,
         groups: ProcessGroups,
-        (started, speech): (Instant, &Speech),
+        started: Instant,
+        speech: &Speech,
         rank_env: RankEnv,
     ) -> Result<RunReport, TrainError> {
         let mut options = RunOptions::new(registry());

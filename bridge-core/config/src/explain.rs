@@ -177,7 +177,7 @@ fn mentions(text: &str, key: &str) -> bool {
 /// The rules that the small recipe with overrides breaks, with the keys that they are about.
 fn broken(overrides: &[String], kinds: &Kinds) -> Vec<(String, String)> {
     let overrides: Vec<String> = SMALL.iter().map(|text| (*text).to_owned()).chain(overrides.iter().cloned()).collect();
-    let errors = load_text(("", Format::Toml), &overrides, kinds, &World::SINGLE).err().into_iter().flatten();
+    let errors = load_text("", Format::Toml, &overrides, kinds, &World::SINGLE).err().into_iter().flatten();
     let rules = errors.filter(|error| matches!(error.kind, ErrorKind::Conflict | ErrorKind::Missing));
     rules.map(|error| (error.key, error.message)).collect()
 }

@@ -27,7 +27,8 @@ pub fn load(path: &Path, overrides: &[String], kinds: &Kinds, world: &World) -> 
 pub fn load_with(
     path: &Path,
     overrides: &[String],
-    (kinds, world): (&Kinds, &World),
+    kinds: &Kinds,
+    world: &World,
     further: &dyn Fn(&RawConfig) -> Vec<ConfigError>,
 ) -> Result<RunConfig, ConfigErrors> {
     let (raw, errors) = RawConfig::read_file(path, overrides, kinds);
@@ -39,7 +40,8 @@ pub fn load_with(
 /// # Errors
 /// As [`load`].
 pub fn load_text(
-    (text, format): (&str, Format),
+    text: &str,
+    format: Format,
     overrides: &[String],
     kinds: &Kinds,
     world: &World,

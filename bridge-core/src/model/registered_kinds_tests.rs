@@ -50,7 +50,7 @@ fn a_kind_says_how_many_layers_its_stacks_have_and_what_it_cannot_build() {
     let kinds = Kinds { model: models.kinds().clone(), ..Kinds::builtin() };
     let load = |overrides: &[&str], size: usize| {
         let overrides: Vec<String> = overrides.iter().map(|o| (*o).to_owned()).collect();
-        load_text((PLAIN, Format::Toml), &overrides, &kinds, &World { size })
+        load_text(PLAIN, Format::Toml, &overrides, &kinds, &World { size })
     };
     load(&["model.num_layers=3", "model.pipeline_model_parallel_size=7"], 7).expect("a stage for each of seven layers");
     let uneven = load(&["model.num_layers=3", "model.pipeline_model_parallel_size=3"], 3);

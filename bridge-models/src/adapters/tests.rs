@@ -124,7 +124,7 @@ fn names_of_no_layer_are_found_when_a_recipe_is_checked() {
     let problems = |overrides: &[&str]| {
         let given = ["checkpoint.pretrained_checkpoint=nowhere"];
         let overrides: Vec<String> = given.iter().chain(overrides).map(|o| (*o).to_owned()).collect();
-        let config = load_text((recipe, Format::Toml), &overrides, &registry.kinds(), &World::SINGLE).unwrap();
+        let config = load_text(recipe, Format::Toml, &overrides, &registry.kinds(), &World::SINGLE).unwrap();
         check_inputs(&config, &registry).expect_err("there is no base").to_string()
     };
     for (overrides, name) in [

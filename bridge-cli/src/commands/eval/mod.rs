@@ -128,7 +128,7 @@ pub fn run(arguments: &Arguments, verbosity: Verbosity) -> Result<u8, Failure> {
         eprintln!("mock data has no end: evaluating on {bound} sequences (--max-samples asks for another number)");
     }
     let sequences = sequences.limited(arguments.max_samples);
-    let totals = evaluate(model, sequences, arguments.micro_batch_size, (&device, progress.as_ref()))?;
+    let totals = evaluate(model, sequences, arguments.micro_batch_size, &device, progress.as_ref())?;
     if totals.tokens == 0.0 {
         return Err(Failure::input("there is nothing to evaluate: no token is predicted from one before it"));
     }
@@ -197,7 +197,8 @@ fn evaluate(
     model: &LoadedModel,
     mut sequences: Sequences,
     micro_batch_size: usize,
-    (device, progress): (&Device, &dyn ProgressSink),
+    device: &Device,
+    progress: &dyn ProgressSink,
 ) -> Result<Totals, Failure> {
     let token_bytes = model.tokenizer.as_deref().map(TokenBytes::new);
     let mut totals = Totals { bytes: token_bytes.as_ref().map(|_| 0), ..Totals::default() };

@@ -161,7 +161,7 @@ fn make(
     };
     let largest_id =
         if text.tokens.is_empty() || pretrained.is_some() { None } else { Some(largest_id(&text.tokens)?) };
-    let mut recipe = first_choice(arguments, names, (text, largest_id), pretrained, rate);
+    let mut recipe = first_choice(arguments, names, text, largest_id, pretrained, rate);
     if let Some(tuning) = tuning {
         tuning.choose(&mut recipe)?;
     }
@@ -220,7 +220,8 @@ fn vocabulary(recipe: &Recipe) -> usize {
 fn first_choice(
     arguments: &Arguments,
     names: &Names,
-    (text, largest_id): (Text, Option<i64>),
+    text: Text,
+    largest_id: Option<i64>,
     pretrained: Option<Pretrained>,
     rate: f64,
 ) -> Recipe {

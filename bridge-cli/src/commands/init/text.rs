@@ -81,7 +81,7 @@ pub fn find(inputs: &[PathBuf], kind: Option<Kind>) -> Result<Text, Failure> {
     if let Some(first) = tokens.first() {
         notes.push(format!("left out: {} token files beside the text: {first}, ...", tokens.len()));
     }
-    let (kinds, jsonl_key) = text_kinds((&surveyed, kind), &mut notes)?;
+    let (kinds, jsonl_key) = text_kinds(&surveyed, kind, &mut notes)?;
     let used: Vec<&Surveyed> = surveyed.iter().filter(|file| kinds.contains(&file.kind)).collect();
     let total = used.iter().map(|file| file.size).sum();
     if total < LEAST {
@@ -129,12 +129,13 @@ fn look_into(inputs: &[PathBuf]) -> Result<(Vec<Surveyed>, Vec<PathBuf>), Failur
 /// Kinds of files that a recipe reads as text, and the key of JSON Lines if it is not the usual
 /// one.
 fn text_kinds(
-    (surveyed, asked): (&[Surveyed], Option<Kind>),
+    surveyed: &[Surveyed],
+    asked: Option<Kind>,
     notes: &mut Vec<String>,
 ) -> Result<(Vec<FileKind>, Option<String>), Failure> {
     let of = |kind: FileKind| surveyed.iter().filter(move |file| file.kind == kind);
     let bytes = |kind: FileKind| of(kind).map(|file| file.size).sum::<u64>();
-    let chosen = if bytes(FileKind::JsonLines) > 0 { choose_lines((surveyed, asked), notes)? } else { None };
+    let chosen = if bytes(FileKind::JsonLines) > 0 { choose_lines(surveyed, asked, notes)? } else { None };
     Ok(match chosen {
         // Lines under the usual key go together with whole files.
         Some(key) if key == "text" && of(FileKind::JsonLines).all(|file| extension(&file.path) != "json") => {
@@ -215,7 +216,8 @@ fn find_examples(
 
 /// The key of the text of JSON Lines files.
 fn choose_lines(
-    (surveyed, asked): (&[Surveyed], Option<Kind>),
+    surveyed: &[Surveyed],
+    asked: Option<Kind>,
     notes: &mut Vec<String>,
 ) -> Result<Option<String>, Failure> {
     let mut keys = BTreeMap::<String, u64>::new();

@@ -42,7 +42,7 @@ pub fn run(
     if is_json {
         print_json(recipe, &found, &standings)?;
     } else {
-        print(recipe, (options, room), &found, took);
+        print(recipe, options, room, &found, took);
         for (name, standing) in &standings {
             line(&format!("{name}: {}", standing.words(room)));
         }
@@ -138,7 +138,7 @@ fn divided(found: &Found) -> &'static str {
     }
 }
 
-fn print(recipe: &RawConfig, (options, room): (&SearchOptions, &Room), search: &Search, took: f64) {
+fn print(recipe: &RawConfig, options: &SearchOptions, room: &Room, search: &Search, took: f64) {
     let name = recipe.name.clone().unwrap_or_else(|| "recipe".into());
     let counts = &search.counts;
     line(&format!("{name} on {} ranks, {} of memory each", options.world_size, bytes(room.memory)));
@@ -152,7 +152,7 @@ fn print(recipe: &RawConfig, (options, room): (&SearchOptions, &Room), search: &
         counts.refused
     ));
     if search.found.is_empty() {
-        why_none(recipe, (options, room), search);
+        why_none(recipe, options, room, search);
         return;
     }
     line("");
@@ -196,7 +196,7 @@ fn print(recipe: &RawConfig, (options, room): (&SearchOptions, &Room), search: &
 const REFUSALS: usize = 3;
 
 /// The reasons why nothing was found.
-fn why_none(recipe: &RawConfig, (options, room): (&SearchOptions, &Room), search: &Search) {
+fn why_none(recipe: &RawConfig, options: &SearchOptions, room: &Room, search: &Search) {
     let (counts, world) = (&search.counts, options.world_size);
     if counts.layouts == 0 && search.refusals.is_empty() {
         let batch = recipe.train.global_batch_size.unwrap_or(1);

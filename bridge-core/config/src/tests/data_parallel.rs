@@ -84,7 +84,7 @@ fn states_of_less_than_32_bits_need_what_keeps_them() {
     // One rank keeps all states, whatever divides them.
     let on = |ranks: usize, more: &[&str]| {
         let overrides: Vec<String> = [&[AWARE][..], more].concat().iter().map(|o| (*o).to_owned()).collect();
-        load_text((TINY, Format::Toml), &overrides, &Kinds::builtin(), &World { size: ranks })
+        load_text(TINY, Format::Toml, &overrides, &Kinds::builtin(), &World { size: ranks })
     };
     assert!(on(1, &[]).is_ok() && on(2, &["model.tensor_model_parallel_size=2"]).is_ok());
     let errors = on(2, &[]).expect_err("two ranks keep the same states");

@@ -9,7 +9,7 @@ const FORMATS: [Format; 3] = [Format::Toml, Format::Yaml, Format::Json];
 
 /// Loads text that may be anything; problems must have a key, a location or a message.
 fn survive(text: &str, format: Format, overrides: &[String]) {
-    let result = load_text((text, format), overrides, &Kinds::builtin(), &World::SINGLE);
+    let result = load_text(text, format, overrides, &Kinds::builtin(), &World::SINGLE);
     if let Err(errors) = result {
         assert!(!errors.is_empty());
         for error in &errors {

@@ -70,7 +70,7 @@ const EXCLUDED: [(usize, &[&str], &str); 18] = [
 /// Tiny recipe on `size` ranks.
 fn tiny_on(size: usize, overrides: &[&str]) -> Result<RunConfig, ConfigErrors> {
     let overrides: Vec<String> = overrides.iter().map(|text| (*text).to_owned()).collect();
-    load_text((TINY, Format::Toml), &overrides, &Kinds::builtin(), &World { size })
+    load_text(TINY, Format::Toml, &overrides, &Kinds::builtin(), &World { size })
 }
 
 #[test]

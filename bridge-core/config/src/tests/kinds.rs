@@ -20,7 +20,7 @@ fn load(overrides: &[&str]) -> Result<RunConfig, ConfigErrors> {
     let mut kinds = Kinds::builtin();
     kinds.model.register("latent", Kind::supporting(["fp16_lm_cross_entropy", "position_embedding_type"]));
     let overrides: Vec<String> = overrides.iter().map(|o| (*o).to_owned()).collect();
-    load_text((PLAIN, Format::Toml), &overrides, &kinds, &World::SINGLE)
+    load_text(PLAIN, Format::Toml, &overrides, &kinds, &World::SINGLE)
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn what_is_saved_reads_back() {
     for overrides in [vec![], vec!["mixed_precision=bf16_mixed", "model.make_vocab_size_divisible_by=64"]] {
         let padded = [&overrides[..], &["model.vocab_size=null"]].concat();
         let run = load(&padded).expect("accepted");
-        let back = load_text((&run.to_toml(), Format::Toml), &[], &kinds, &World::SINGLE).expect("accepted");
+        let back = load_text(&run.to_toml(), Format::Toml, &[], &kinds, &World::SINGLE).expect("accepted");
         assert!(diff(run.recipe(), back.recipe()).is_empty());
     }
 }

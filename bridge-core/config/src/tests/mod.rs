@@ -37,7 +37,7 @@ pub(super) const TEXT: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "
 /// Loads TOML with overrides, on one rank.
 pub(super) fn run_toml(text: &str, overrides: &[&str]) -> Result<RunConfig, ConfigErrors> {
     let overrides: Vec<String> = overrides.iter().map(|o| (*o).to_owned()).collect();
-    load_text((text, Format::Toml), &overrides, &Kinds::builtin(), &World::SINGLE)
+    load_text(text, Format::Toml, &overrides, &Kinds::builtin(), &World::SINGLE)
 }
 
 /// The tiny recipe with overrides.

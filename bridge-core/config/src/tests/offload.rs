@@ -104,7 +104,7 @@ fn layers_need_one_stage() {
     let stages = ["model.pipeline_model_parallel_size=2", "model.num_layers=4"];
     let run = |overrides: &[&str]| {
         let overrides: Vec<String> = stages.iter().chain(overrides).map(|one| (*one).to_owned()).collect();
-        load_text((TINY, Format::Toml), &overrides, &Kinds::builtin(), &World { size: 2 })
+        load_text(TINY, Format::Toml, &overrides, &Kinds::builtin(), &World { size: 2 })
     };
     let errors = run(&[LAYERS, "model.cpu_offloading_num_layers=1"]).unwrap_err();
     assert!(errors.names("model.cpu_offloading"), "{errors}");

@@ -139,7 +139,7 @@ fn a_gather_of_16_bits_is_told_where_weights_are_gathered() {
     let on = |size: usize, more: &[&str]| {
         let all = [&["mixed_precision=bf16_with_mxfp8_mixed"][..], more].concat();
         let overrides: Vec<String> = all.iter().map(|text| (*text).to_owned()).collect();
-        let run = load_text((TINY, Format::Toml), &overrides, &Kinds::builtin(), &World { size }).expect("accepted");
+        let run = load_text(TINY, Format::Toml, &overrides, &Kinds::builtin(), &World { size }).expect("accepted");
         run.warnings().iter().any(|warning| warning.contains("gathered in 16 bits"))
     };
     let sharded = ["ddp.use_megatron_fsdp=true", "ddp.data_parallel_sharding_strategy=optim_grads_params"];

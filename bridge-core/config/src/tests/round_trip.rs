@@ -7,7 +7,7 @@ fn assert_round_trip(run: &RunConfig) {
     for format in [Format::Toml, Format::Yaml, Format::Json] {
         for detail in [Detail::All, Detail::NonDefault] {
             let text = run.to_text(format, detail);
-            let back = load_text((&text, format), &[], &Kinds::builtin(), &World::SINGLE)
+            let back = load_text(&text, format, &[], &Kinds::builtin(), &World::SINGLE)
                 .unwrap_or_else(|errors| panic!("{errors}\n{text}"));
             let differences = diff(run.recipe(), back.recipe());
             assert!(differences.is_empty(), "{differences:#?}\n{text}");
@@ -94,14 +94,14 @@ fn registered_kinds_round_trip_with_their_settings() {
     );
     let load = |overrides: &[&str]| {
         let overrides: Vec<String> = overrides.iter().map(|o| (*o).to_owned()).collect();
-        load_text((TINY, Format::Toml), &overrides, &kinds, &World::SINGLE)
+        load_text(TINY, Format::Toml, &overrides, &kinds, &World::SINGLE)
     };
     let run = load(&["model.chunk=16", "model.kind=retnet"]).expect("accepted");
     assert_eq!(run.model.kind, "retnet");
     assert_eq!(run.model.extra["decay"].as_float(), Some(0.5));
     assert_eq!(run.model.extra["chunk"].as_integer(), Some(16));
     let text = run.to_toml();
-    let back = load_text((&text, Format::Toml), &[], &kinds, &World::SINGLE).expect("accepted");
+    let back = load_text(&text, Format::Toml, &[], &kinds, &World::SINGLE).expect("accepted");
     assert_eq!(*run, *back);
     let errors = load(&["model.kind=retnet", "model.chunk=-1"]).expect_err("negative");
     assert!(errors.names("model.chunk"));

@@ -7,7 +7,7 @@ use super::{TEXT, TINY, run_toml, tiny, tiny_errors};
 
 fn on_ranks(size: usize, overrides: &[&str]) -> Result<RunConfig, ConfigErrors> {
     let overrides: Vec<String> = overrides.iter().map(|o| (*o).to_owned()).collect();
-    load_text((TINY, Format::Toml), &overrides, &Kinds::builtin(), &World { size })
+    load_text(TINY, Format::Toml, &overrides, &Kinds::builtin(), &World { size })
 }
 
 #[test]
@@ -362,7 +362,7 @@ fn a_registered_kind_of_data_may_bring_tokenizer_and_loader() {
     let load = |overrides: &[&str]| {
         let common = ["dataset.kind=letters", "tokenizer.tokenizer_type=null", "tokenizer.vocab_size=null"];
         let overrides: Vec<String> = common.iter().chain(overrides).map(|o| (*o).to_owned()).collect();
-        load_text((TINY, Format::Toml), &overrides, &kinds, &World::SINGLE)
+        load_text(TINY, Format::Toml, &overrides, &kinds, &World::SINGLE)
     };
     load(&["model.vocab_size=null", "generate.prompt=abc"]).expect("its tokenizer may say how large the vocabulary is");
     load(&["dataset.dataloader_type=external"]).expect("it may load itself");

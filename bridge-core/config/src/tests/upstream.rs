@@ -44,7 +44,7 @@ const GPT: &str = "  _target_: megatron.bridge.models.gpt_provider.GPTModelProvi
 
 fn yaml(text: &str, overrides: &[&str]) -> Result<RunConfig, ConfigErrors> {
     let overrides: Vec<String> = overrides.iter().map(|o| (*o).to_owned()).collect();
-    load_text((text, Format::Yaml), &overrides, &Kinds::builtin(), &World::SINGLE)
+    load_text(text, Format::Yaml, &overrides, &Kinds::builtin(), &World::SINGLE)
 }
 
 /// The least configuration with lines in `model` and after it.

@@ -76,7 +76,7 @@ mod tests {
 
     fn named(overrides: &[&str], error: TrainError) -> String {
         let overrides: Vec<String> = overrides.iter().map(|o| (*o).to_owned()).collect();
-        let config = load_text((TINY, Format::Toml), &overrides, &Kinds::builtin(), &World::SINGLE).expect("accepted");
+        let config = load_text(TINY, Format::Toml, &overrides, &Kinds::builtin(), &World::SINGLE).expect("accepted");
         name_setting(&config, error).to_string()
     }
 

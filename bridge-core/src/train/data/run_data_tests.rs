@@ -37,7 +37,7 @@ impl Dataset for Counting {
 
 fn config(overrides: &[&str]) -> RunConfig {
     let overrides: Vec<String> = overrides.iter().map(|o| (*o).to_owned()).collect();
-    load_text((TINY, Format::Toml), &overrides, &Kinds::builtin(), &World::SINGLE).expect("accepted")
+    load_text(TINY, Format::Toml, &overrides, &Kinds::builtin(), &World::SINGLE).expect("accepted")
 }
 
 fn tokens(loader: DataLoader, count: usize) -> Vec<Vec<i64>> {

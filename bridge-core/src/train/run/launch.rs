@@ -135,7 +135,7 @@ mod tests {
         let text = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/config/tests/fixtures/config/tiny.toml"));
         // Sixty times this is 44 more than 64 bits hold.
         let minutes = ["dist.distributed_timeout_minutes=307445734561825861".to_owned()];
-        let config = load_text((text, Format::Toml), &minutes, &Kinds::builtin(), &World::SINGLE).expect("accepted");
+        let config = load_text(text, Format::Toml, &minutes, &Kinds::builtin(), &World::SINGLE).expect("accepted");
         assert_eq!(rank_timeout(&config), Duration::from_secs(u64::MAX));
     }
 }

@@ -130,7 +130,7 @@ impl Statistics {
         let (a, b) = (of_self as f64, of_other as f64);
         let difference = other.mean - self.mean;
         let smallest = [self.smallest, other.smallest].into_iter().filter(|smallest| *smallest > 0.0);
-        let (lowest, histogram) = added((self.lowest, self.histogram), (other.lowest, other.histogram));
+        let (lowest, histogram) = added(self.lowest, self.histogram, other.lowest, other.histogram);
         Self {
             elements,
             non_finite,
@@ -211,7 +211,7 @@ fn trimmed(counts: &[u64]) -> (i32, Vec<u64>) {
 }
 
 /// Both histograms together.
-fn added((lowest, counts): (i32, Vec<u64>), (other_lowest, other): (i32, Vec<u64>)) -> (i32, Vec<u64>) {
+fn added(lowest: i32, counts: Vec<u64>, other_lowest: i32, other: Vec<u64>) -> (i32, Vec<u64>) {
     match (counts.is_empty(), other.is_empty()) {
         (_, true) => (lowest, counts),
         (true, _) => (other_lowest, other),

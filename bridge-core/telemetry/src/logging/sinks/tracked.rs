@@ -159,7 +159,7 @@ mod tests {
         let files = |overrides: &[&str]| {
             let overrides: Vec<String> = overrides.iter().map(|o| (*o).to_owned()).collect();
             let config =
-                load_text((TINY, Format::Toml), &overrides, &Kinds::builtin(), &World::SINGLE).expect("accepted");
+                load_text(TINY, Format::Toml, &overrides, &Kinds::builtin(), &World::SINGLE).expect("accepted");
             files(&config)
         };
         let trained = [

@@ -217,7 +217,7 @@ fn the_registry_builds_the_gpt_kind() {
     let recipe = include_str!("../../../../../recipes/tiny.toml");
     let kinds = bridge_core::config::Kinds::builtin();
     let world = bridge_core::config::World::SINGLE;
-    let run = bridge_core::config::load_text((recipe, bridge_core::config::Format::Toml), &[], &kinds, &world).unwrap();
+    let run = bridge_core::config::load_text(recipe, bridge_core::config::Format::Toml, &[], &kinds, &world).unwrap();
     let config = registry.config(&run.model).unwrap();
     assert_eq!(config.kind(), "gpt");
     assert_eq!(config.transformer().hidden_size, 64);
@@ -353,7 +353,7 @@ fn rules_of_the_decoder_are_heard_when_a_recipe_is_checked() {
     let recipe = include_str!("../../../../../recipes/tiny.toml");
     let check = |overrides: &[&str], size: usize| {
         let overrides: Vec<String> = overrides.iter().map(|o| (*o).to_owned()).collect();
-        load_text((recipe, Format::Toml), &overrides, &crate::registry().kinds(), &World { size })
+        load_text(recipe, Format::Toml, &overrides, &crate::registry().kinds(), &World { size })
     };
     check(&["model.qk_l2_norm=true"], 1).unwrap();
     let mamba = [

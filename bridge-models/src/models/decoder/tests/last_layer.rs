@@ -22,7 +22,7 @@ fn adapter(layer: LinearForLastLayer) -> Result<Arc<dyn Adapter>, ModelBuildErro
     let rest = "[dataset]\nkind = \"mock\"\n[train]\ntrain_iters = 1\nglobal_batch_size = 1\nmicro_batch_size = 1\n[optimizer]\nlr = 0.1\n\
                 [tokenizer]\ntokenizer_type = \"NullTokenizer\"\nvocab_size = 15\n";
     let (format, world) = (bridge_core::config::Format::Toml, bridge_core::config::World { size: 1 });
-    let run = bridge_core::config::load_text((&format!("{text}{rest}"), format), &[], &kinds, &world).unwrap();
+    let run = bridge_core::config::load_text(&format!("{text}{rest}"), format, &[], &kinds, &world).unwrap();
     registry.adapter(None, &run.model).map(|adapter| adapter.expect("a layer is an adapter"))
 }
 
