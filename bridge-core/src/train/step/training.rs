@@ -92,8 +92,8 @@ impl Training {
     }
 
     /// Losses that the head computes for micro-batches of training instead of its own: with a
-    /// teacher, after the teacher has run, or else those of [`custom_losses`](Self::custom_losses). All
-    /// ranks of a pipeline call this together.
+    /// teacher, after the teacher has run, or else those of [`custom_losses`](Self::custom_losses).
+    /// All ranks of a pipeline call this together.
     pub fn losses_of_training(
         &mut self,
         state: &GlobalState,
