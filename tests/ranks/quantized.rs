@@ -106,7 +106,7 @@ fn what_a_quantised_base_cannot_be_is_refused_with_its_reason() {
     let error = refused(&[NF4, "mixed_precision=bf16_mixed"], 1);
     assert!(error.contains("peft.base_quantization") && error.contains("float32"), "{error}");
     let error = refused(&[BLOCKS], 1);
-    assert!(error.contains("has no effect without peft.base_quantization or"), "{error}");
+    assert!(error.contains("has no effect without peft.base_quantization"), "{error}");
     let error = refused(&[NF4, "peft.base_quantization_block_size=33"], 1);
     assert!(error.contains("must be even"), "{error}");
 }
