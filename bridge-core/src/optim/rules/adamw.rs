@@ -9,8 +9,7 @@ use serde::Deserialize;
 use crate::config::optimizer_rules;
 
 use super::rule::{
-    ReducedUpdate, ReducedValues, Rule, State, StateFormats, Unit, Update, UpdateBatch, UpdateStep, Values,
-    read,
+    ReducedUpdate, ReducedValues, Rule, State, StateFormats, Unit, Update, UpdateBatch, UpdateStep, Values, read,
 };
 
 pub(super) const RULE: Rule = Rule {
