@@ -19,13 +19,23 @@ pub fn cargo() -> Command {
     cargo
 }
 
-/// Builds `bridge` in the release profile with `features` (`PACKAGE/FEATURE`) and returns its path.
-pub fn build_bridge(features: &[&str]) -> Result<PathBuf> {
+/// Builds `bridge` in the release profile with `features` of `bridge-cli` and returns its path.
+pub fn build_bridge(features: &[String]) -> Result<PathBuf> {
+    let features: Vec<String> = features.iter().map(|feature| format!("bridge-cli/{feature}")).collect();
+    build(&["--package", "bridge-cli"], &features.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+/// Builds `bridge` as the tests of the workspace do, with `features` (`PACKAGE/FEATURE`), and
+/// returns its path.
+pub fn build_for_tests(features: &[&str]) -> Result<PathBuf> {
+    build(&["--workspace", "--bins"], features)
+}
+
+fn build(packages: &[&str], features: &[&str]) -> Result<PathBuf> {
     let mut cargo = cargo();
     cargo
-        // The whole workspace, as the tests build it: another selection resolves other features and
-        // would compile Burn again.
-        .args(["build", "--release", "--workspace", "--bins", "--message-format", "json-render-diagnostics"])
+        .args(["build", "--release", "--message-format", "json-render-diagnostics"])
+        .args(packages)
         .stdout(Stdio::piped());
     if !features.is_empty() {
         cargo.args(["--features", &features.join(",")]);
@@ -64,8 +74,7 @@ fn feature_hint(features: &[&str]) -> String {
 /// Builds `bridge` with `features` of its own, runs it with `arguments`, and passes its exit code
 /// on.
 pub fn run_bridge(features: &[String], arguments: Vec<String>) -> Result<ExitCode> {
-    let features: Vec<String> = features.iter().map(|feature| format!("bridge-cli/{feature}")).collect();
-    let executable = build_bridge(&features.iter().map(String::as_str).collect::<Vec<_>>())?;
+    let executable = build_bridge(features)?;
     run(Command::new(&executable).args(arguments))
 }
 

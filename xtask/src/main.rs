@@ -81,8 +81,33 @@ fn main() -> Result<ExitCode> {
         Command::Test(Test { rest, .. }) => suite::run(&rest),
         Command::Bench(bench) => bench::run(&bench),
         Command::Models => models::run(),
-        Command::Bridge(bridge) => build::run_bridge(&[], bridge.rest),
+        Command::Bridge(bridge) => build::run_bridge(&optional_features(&bridge.rest), bridge.rest),
     }
+}
+
+/// Settings that need a part of `bridge` behind a feature.
+const OPTIONAL_PARTS: [(&str, &str); 4] = [
+    ("custom_manager_class", "object-stores"),
+    ("prometheus_addr", "prometheus"),
+    ("mlflow_experiment", "trackers"),
+    ("otlp_endpoint", "trackers"),
+];
+
+/// Features of the optional parts that a command line of `bridge` asks for, itself or by the
+/// recipes it names. If only the base of a recipe asks, `bridge` reports the feature.
+fn optional_features(arguments: &[String]) -> Vec<String> {
+    let is_recipe = |path: &&String| ["toml", "yaml", "yml", "json"].iter().any(|kind| path.ends_with(kind));
+    let recipes = arguments.iter().filter(is_recipe).filter_map(|path| std::fs::read_to_string(path).ok());
+    let text = recipes.chain(arguments.iter().cloned()).collect::<Vec<_>>().join(" ");
+    let command = match arguments.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
+        ["ui", ..] => Some("ui"),
+        ["runs", "send", ..] => Some("trackers"),
+        _ => None,
+    };
+    let settings = OPTIONAL_PARTS.iter().filter(|(setting, _)| text.contains(setting)).map(|(_, feature)| *feature);
+    let mut features: Vec<String> = settings.chain(command).map(str::to_owned).collect();
+    features.dedup();
+    features
 }
 
 /// Exit code for bad input, the same as `bridge`'s.
@@ -138,6 +163,7 @@ fn run_train(train: Train) -> Result<ExitCode> {
         features.push("mpi".to_owned());
     }
     arguments.extend(rest);
+    features.extend(optional_features(&arguments));
     build::run_bridge(&features, arguments)
 }
 

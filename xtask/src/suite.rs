@@ -4,43 +4,44 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result};
 
-use crate::build::build_bridge;
+use crate::build::build_for_tests;
 use crate::mpi;
+
+/// Features that need no system package.
+const FULL: &str = "bridge-cli/full";
 
 /// Features that are built where MPI is installed: the same programs then run the suites under
 /// `mpirun` too, and NCCL's tests that need no GPU.
-const WITH_MPI: [&str; 3] = ["bridge-cli/mpi", "bridge-tests/mpi", "bridge-cuda/nccl"];
+const WITH_MPI: [&str; 4] = [FULL, "bridge-cli/mpi", "bridge-tests/mpi", "bridge-cuda/nccl"];
 
 /// Runs all tests. `rest` is passed on to `cargo test`.
 pub fn run(rest: &[String]) -> Result<ExitCode> {
     let (mut failed, mut skipped) = (Vec::new(), Vec::new());
     let installed = mpi::installed();
-    let mut features: &[&str] = if installed.is_ok() { &WITH_MPI } else { &[] };
+    let mut features: &[&str] = if installed.is_ok() { &WITH_MPI } else { &[FULL] };
     // `cargo test` builds the binary as well, but does not write the list of its sources anew,
     // which the suites compare it with.
-    if let Err(why) = build_bridge(features) {
-        if features.is_empty() {
+    if let Err(why) = build_for_tests(features) {
+        if installed.is_err() {
             return Err(why);
         }
         eprintln!("MPI is installed, and Bridge does not build with it ({why:#}): testing without");
         failed.push("ranks under mpirun");
-        features = &[];
-        build_bridge(features)?;
+        features = &[FULL];
+        build_for_tests(features)?;
     }
-    if let Err(why) = installed {
+    if let Err(why) = &installed {
         skipped.push(format!("ranks under mpirun: {why}"));
     }
     // The release profile: Burn in debug is too slow for training tests, and one profile is built
     // once.
-    let mut workspace = vec!["test".to_owned(), "--release".into(), "--workspace".into()];
-    if !features.is_empty() {
-        workspace.extend(["--features".to_owned(), features.join(",")]);
-    }
+    let mut workspace = ["test", "--release", "--workspace", "--features"].map(str::to_owned).to_vec();
+    workspace.push(features.join(","));
     workspace.extend(rest.iter().cloned());
     if !cargo(&workspace)? {
         failed.push("cargo test --workspace");
     }
-    if features.is_empty() {
+    if features == [FULL] {
         // The crate by itself: with it alone no other crate is built again.
         let nccl =
             ["test", "--release", "--package", "bridge-cuda", "--features", "nccl", "--lib", "nccl"].map(str::to_owned);
@@ -74,7 +75,7 @@ pub fn run(rest: &[String]) -> Result<ExitCode> {
 
 /// Runs `tests/transformers_round_trip.py` on all golden folders.
 fn transformers_round_trip(python: &std::ffi::OsStr, features: &[&str]) -> Result<bool> {
-    let program = build_bridge(features)?;
+    let program = build_for_tests(features)?;
     let mut folders = Vec::new();
     for entry in std::fs::read_dir("bridge-models/tests/fixtures/golden")? {
         folders.push(entry?.path());
@@ -89,7 +90,7 @@ fn transformers_round_trip(python: &std::ffi::OsStr, features: &[&str]) -> Resul
 /// passed on to `cargo test`.
 pub fn run_on_device(device: &str, rest: &[String]) -> Result<ExitCode> {
     let features = ["bridge-cli", "bridge-tests"].map(|package| format!("{package}/{device}"));
-    build_bridge(&features.each_ref().map(String::as_str))?;
+    build_for_tests(&features.each_ref().map(String::as_str))?;
     let features = features.join(",");
     let mut arguments = ["test", "--release", "--workspace", "--features", &features, "--test", "device"].to_vec();
     arguments.extend(rest.iter().map(String::as_str));

@@ -6,8 +6,11 @@ use std::path::{Path, PathBuf};
 use bridge_core::logging::chart::{CAN_DRAW, PlotError};
 use bridge_core::logging::losses::Losses;
 use bridge_core::logging::numbers::{duration, significant, with_prefix};
-use bridge_core::logging::runs::{Run, RunState, differences, find};
+#[cfg(feature = "trackers")]
+use bridge_core::logging::runs::RunState;
+use bridge_core::logging::runs::{Run, differences, find};
 use bridge_core::logging::terminal::complain;
+#[cfg(feature = "trackers")]
 use bridge_core::logging::tracker::send_left;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
@@ -126,7 +129,16 @@ fn named(name: &str) -> Result<Option<Run>, Failure> {
     Ok(runs.pop())
 }
 
+/// Not supported by this build.
+#[cfg(not(feature = "trackers"))]
+fn send(_folders: &[PathBuf], _json: bool) -> Result<u8, Failure> {
+    Err(Failure::input(
+        "bridge runs send: this program was built without the `trackers` feature; build with `--features bridge-cli/trackers`",
+    ))
+}
+
 /// Sends what is left, and ends with an error where something still is.
+#[cfg(feature = "trackers")]
 fn send(folders: &[PathBuf], json: bool) -> Result<u8, Failure> {
     let folders = Folders { folders: folders.to_vec(), json };
     let mut is_left = false;

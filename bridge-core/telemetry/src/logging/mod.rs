@@ -26,6 +26,7 @@ mod sinks;
 pub mod tensorboard;
 pub mod terminal;
 pub mod trace;
+#[cfg(feature = "trackers")]
 pub mod tracker;
 mod training_log;
 mod wandb;

@@ -9,11 +9,10 @@ use std::path::{Path, PathBuf};
 use bridge_data::untrusted_io;
 use serde_json::Value;
 
-use super::tracked::{self, Lazily};
+use super::tracked::{self, Lazily, now};
 use crate::logging::comet::{Archive, Asset, Experiment, Messages, key_of, step_of_line};
 use crate::logging::record::{Ending, Record, RunEnd, RunStart, SaveRecord};
 use crate::logging::sink::{Opened, Sink, SinkContext, SinkError};
-use crate::logging::tracker::now;
 
 const NAME: &str = "Comet";
 

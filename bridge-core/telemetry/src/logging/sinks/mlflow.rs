@@ -5,11 +5,11 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
-use super::tracked;
+use super::tracked::{self, now};
 use crate::logging::MetricValue;
 use crate::logging::record::{Record, RunEnd, RunStart, SaveRecord};
 use crate::logging::sink::{OpenError, Opened, Sink, SinkContext, SinkError};
-use crate::logging::tracker::{Item, MlFlow, Target, Tracker, now, number};
+use crate::logging::tracker::{Item, MlFlow, Target, Tracker, number};
 use bridge_config::{diff_from_defaults, redacted, redacted_value};
 
 const NAME: &str = "mlflow";

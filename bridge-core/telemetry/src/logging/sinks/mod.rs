@@ -5,7 +5,9 @@ mod comet;
 mod console;
 mod lines;
 mod metrics_jsonl;
+#[cfg(feature = "trackers")]
 mod mlflow;
+#[cfg(feature = "trackers")]
 mod otlp;
 mod plot;
 mod progress_log;
@@ -34,14 +36,20 @@ const RECIPE: &[Open] = &[
     #[cfg(feature = "prometheus")]
     prometheus::open,
     #[cfg(not(feature = "prometheus"))]
-    refuse_prometheus,
+    |context| refuse(context.config.logger.prometheus_addr.is_some(), "logger.prometheus_addr", "prometheus"),
     metrics_jsonl::open,
     tensorboard::open,
     progress_log::open,
     plot::open,
     // After what they send at the end.
+    #[cfg(feature = "trackers")]
     mlflow::open,
+    #[cfg(feature = "trackers")]
     otlp::open,
+    #[cfg(not(feature = "trackers"))]
+    |context| refuse(context.config.logger.mlflow_experiment.is_some(), "logger.mlflow_experiment", "trackers"),
+    #[cfg(not(feature = "trackers"))]
+    |context| refuse(context.config.logger.otlp_endpoint.is_some(), "logger.otlp_endpoint", "trackers"),
     wandb::open,
     comet::open,
     train_log::open,
@@ -49,14 +57,17 @@ const RECIPE: &[Open] = &[
     tensor_table::open,
 ];
 
-/// Refuses `logger.prometheus_addr`: this build has no endpoint.
-#[cfg(not(feature = "prometheus"))]
-fn refuse_prometheus(context: &SinkContext) -> Opened {
-    if context.config.logger.prometheus_addr.is_none() {
+/// Refuses a setting that is given, because its sink is behind a cargo feature that this build does
+/// not have.
+#[cfg(not(all(feature = "prometheus", feature = "trackers")))]
+fn refuse(is_given: bool, key: &'static str, feature: &str) -> Opened {
+    if !is_given {
         return Ok(None);
     }
-    let message = "this build has no endpoint for Prometheus; build with `--features bridge-cli/prometheus`".to_owned();
-    Err(OpenError::Setting { key: "logger.prometheus_addr", message })
+    let message = format!(
+        "needs the cargo feature `{feature}`, which this build does not have; build with `--features bridge-cli/{feature}`"
+    );
+    Err(OpenError::Setting { key, message })
 }
 
 /// Opens the sinks that the recipe asks for.

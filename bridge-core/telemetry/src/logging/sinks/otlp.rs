@@ -3,10 +3,10 @@
 
 use serde_json::{Value, json};
 
-use super::tracked;
+use super::tracked::{self, now};
 use crate::logging::record::{Record, RecordKind, RunEnd, RunStart};
 use crate::logging::sink::{OpenError, Opened, Sink, SinkContext, SinkError};
-use crate::logging::tracker::{Item, OTLP, Otlp, OtlpTarget, Tracker, now, number};
+use crate::logging::tracker::{Item, OTLP, Otlp, OtlpTarget, Tracker, number};
 use bridge_config::redacted;
 
 const KEY: &str = "logger.otlp_endpoint";

@@ -57,6 +57,12 @@ impl<T> Lazily<T> {
     }
 }
 
+/// Milliseconds since 1970.
+pub(super) fn now() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
 /// Name and value that a tracker gets about a checkpoint in the folder `saved`; `None` for a save
 /// that only begins.
 pub(super) fn last_checkpoint(saved: Option<&Path>, save: &SaveRecord) -> Option<(&'static str, String)> {

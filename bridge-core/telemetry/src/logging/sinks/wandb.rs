@@ -9,10 +9,9 @@ use std::time::Instant;
 
 use bridge_data::untrusted_io;
 
-use super::tracked::{self, Lazily};
+use super::tracked::{self, Lazily, now};
 use crate::logging::record::{Ending, Record, RunEnd, RunStart, SaveRecord, SaveStage};
 use crate::logging::sink::{OpenError, Opened, Sink, SinkContext, SinkError};
-use crate::logging::tracker::now;
 use crate::logging::wandb::{
     Checkpoint, DataStore, Earlier, Row, RunHead, exit, files, head, history, json_of_setting, look_at_earlier, run,
     summary,

@@ -59,11 +59,5 @@ pub(super) fn number(value: f64) -> Value {
     text.into()
 }
 
-/// Milliseconds since 1970.
-pub(super) fn now() -> u64 {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-}
-
 #[cfg(test)]
 mod tests;
