@@ -15,12 +15,10 @@ use bridge_core::train::{AdapterBase, load_adapted, load_parameters, open_base};
 use bridge_data::chat::ChatTemplate;
 use bridge_data::tokenizer::{HuggingFaceTokenizer, NullTokenizer, Tokenizer};
 use bridge_data::untrusted_io;
-use bridge_models::DecoderConfig;
 use bridge_models::adapters::{LowRankAdapter, low_rank_adapter};
-use bridge_models::decoder::build_decoder;
-use bridge_models::decoder::{KIND, MAMBA_KIND, section_of_kind};
+use bridge_models::decoder::{KIND, MAMBA_KIND, build_decoder, section_of_kind};
 use bridge_models::huggingface::{HfModel, is_companion};
-use bridge_models::registry;
+use bridge_models::{DecoderConfig, registry};
 use burn::tensor::{Device, FloatDType};
 
 use crate::failure::Failure;

@@ -1,7 +1,7 @@
 //! Checkpoints in object stores: `checkpoint.custom_manager_class = "s3://BUCKET/PREFIX"`.
 //!
-//! Without the cargo feature `object-stores`, the setting is refused with the feature to build
-//! with.
+//! Without the cargo feature `object-stores`, the setting is refused, and the error names the
+//! feature.
 
 use std::sync::Arc;
 

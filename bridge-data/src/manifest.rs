@@ -1,5 +1,5 @@
-//! The record beside what Bridge made: from what, how many bytes, and their checksums, by which a
-//! file that was changed since is found where it is opened. What is made belongs to the callers.
+//! Manifest of an output that Bridge wrote: its inputs, sizes and checksums, by which a changed
+//! file is found when it is opened. The content of outputs belongs to the callers.
 
 use std::fs::File;
 use std::hash::Hasher as _;
@@ -89,7 +89,7 @@ pub(crate) fn is_recorded(output: &Path) -> bool {
     record_path(output).exists()
 }
 
-/// Says who makes an output, before its files appear or are replaced: a record that vouches for
+/// Claims an output before its files appear or are replaced: writes a record that vouches for
 /// nothing.
 pub(crate) fn own(output: &Path) -> Result<(), DataError> {
     atomic::write(&record_path(output), b"{}")

@@ -9,9 +9,8 @@ use bytemuck::Pod;
 use memmap2::Mmap;
 use twox_hash::XxHash3_64;
 
-use super::DataError;
 use super::atomic::TempFile;
-use super::untrusted_io;
+use super::{DataError, untrusted_io};
 
 const _: () = assert!(cfg!(target_endian = "little"), "index files are little endian and are used in place");
 

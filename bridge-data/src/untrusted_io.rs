@@ -1,6 +1,6 @@
-//! The one way to files that this process did not just make. What is read must be a regular file of
-//! a sane size: a pipe would wait for ever, a device has no end. What is written is made anew,
-//! never through a link. What the content means belongs to the callers.
+//! Access to files that this process did not just write. Only regular files of a sane size are
+//! read: a pipe would wait for ever, a device has no end. Written files are created anew, never
+//! through a link. The meaning of content belongs to the callers.
 
 use std::any::Any;
 use std::cell::Cell;

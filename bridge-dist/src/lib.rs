@@ -4,12 +4,12 @@
 //! data, without a tensor library:
 //!
 //! - [`comm`] has the [`Communicator`](comm::Communicator) trait (all_reduce, reduce_scatter,
-//!   all_gather, broadcast, all_to_all, messages, sub-groups, and non-blocking forms) with four
-//!   implementations: one rank ([`comm::single`]), threads of one process ([`comm::thread`]), MPI
-//!   processes (`comm::mpi`, cargo feature `mpi`), and NVIDIA GPUs (`comm::nccl`, cargo feature
-//!   `nccl`). Sums are taken in rank order, so results are bit-identical on all ranks, from run to
-//!   run, and with every implementation. If ranks disagree, vanish or are late, every rank gets an
-//!   error that says which rank did what.
+//!   all_gather, broadcast, all_to_all, messages, sub-groups, and non-blocking forms) with three
+//!   implementations: one rank ([`comm::single`]), threads of one process ([`comm::thread`]), and
+//!   MPI processes (`comm::mpi`, cargo feature `mpi`). The crate `bridge-cuda` has a fourth for
+//!   NVIDIA GPUs. Sums are taken in rank order, so results are bit-identical on all ranks, from run
+//!   to run, and with every implementation. If ranks disagree, vanish or are late, every rank gets
+//!   an error that says which rank did what.
 //! - [`mesh`] lays ranks out for tensor, context, data, pipeline and expert parallelism in
 //!   Megatron's order, and creates the process groups.
 //! - [`schedule`] makes pipeline schedules (GPipe, 1F1B, interleaved, zero-bubble) as lists of

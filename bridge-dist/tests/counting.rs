@@ -4,10 +4,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bridge_dist::comm::Operation;
 use bridge_dist::comm::counting::{Count, CountingCommunicator, Counts, Ledger};
 use bridge_dist::comm::thread::{BoxError, run_ranks};
-use bridge_dist::comm::{DType, Group, HostBuffer, ReduceOp, UnevenExchange};
+use bridge_dist::comm::{DType, Group, HostBuffer, Operation, ReduceOp, UnevenExchange};
 use half::bf16;
 
 const TIMEOUT: Duration = Duration::from_secs(120);

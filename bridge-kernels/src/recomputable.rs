@@ -1,5 +1,5 @@
-//! Values that a backward makes again, from what other operations keep anyway, where it would
-//! otherwise keep them.
+//! Values that a backward recomputes, from tensors that other operations keep anyway, instead of
+//! keeping them itself.
 
 use std::fmt;
 use std::sync::Arc;
@@ -28,44 +28,44 @@ impl fmt::Debug for Recompute {
     }
 }
 
-/// A tensor, and how its values are made again if that is cheaper than to keep them.
+/// A tensor, and how to recompute its values if that is cheaper than keeping them.
 #[derive(Clone, Debug)]
 pub struct Recomputable<const D: usize> {
     /// The tensor.
     pub tensor: Tensor<D>,
-    /// `None` where they have to be kept.
-    pub again: Option<Recompute>,
+    /// Recomputes the values; `None` if they have to be kept.
+    pub recompute: Option<Recompute>,
 }
 
 impl<const D: usize> Recomputable<D> {
     /// The tensor after `change`, which may change its shape and not its values or their order.
     pub fn reshaped<const E: usize>(self, change: impl FnOnce(Tensor<D>) -> Tensor<E>) -> Recomputable<E> {
-        Recomputable { tensor: change(self.tensor), again: self.again }
+        Recomputable { tensor: change(self.tensor), recompute: self.recompute }
     }
 }
 
 impl<const D: usize> From<Tensor<D>> for Recomputable<D> {
     fn from(tensor: Tensor<D>) -> Self {
-        Self { tensor, again: None }
+        Self { tensor, recompute: None }
     }
 }
 
-/// Form in which a backward keeps an input of its operation.
+/// An input of an operation in its backward: kept or recomputed.
 pub(crate) enum Source {
     Kept(Values),
     Recompute(Recompute),
 }
 
 impl Source {
-    pub fn new(values: Values, again: Option<Recompute>) -> Self {
-        again.map_or(Self::Kept(values), Self::Recompute)
+    pub fn new(values: Values, recompute: Option<Recompute>) -> Self {
+        recompute.map_or(Self::Kept(values), Self::Recompute)
     }
 
-    /// The values, which from then on nobody keeps.
+    /// The values, kept or recomputed.
     pub fn values(self) -> Values {
         match self {
             Self::Kept(values) => values,
-            Self::Recompute(again) => again.make(),
+            Self::Recompute(recompute) => recompute.make(),
         }
     }
 }

@@ -216,7 +216,7 @@ impl Reference<'_> {
     }
 
     /// Inputs of the model: ids, and labels for a model with an encoder. `rank` is the number of
-    /// their dimensions.
+    /// dimensions of both.
     fn inputs(&self, ids: &str, labels: &str, rank: usize) -> Result<Inputs, VerifyError> {
         let found = Inputs { ids: self.ids(ids, rank, 0)?, labels: None };
         let Some(encoder) = self.model.config().encoder else {

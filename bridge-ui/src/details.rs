@@ -190,22 +190,9 @@ pub fn times(entry: &Entry) -> Answer {
         Ok(trace) => summarize(&trace),
         Err(error) => return Answer::refused(500, &error),
     };
-    let parts = [
-        Part::Data,
-        Part::Forward,
-        Part::Recompute,
-        Part::Backward,
-        Part::Pipeline,
-        Part::Reduction,
-        Part::Optimizer,
-        Part::Collective,
-        Part::Save,
-        Part::Evaluation,
-        Part::Loop,
-        Part::Step,
-    ];
     let rows = ranks.iter().map(|rank| {
-        let shares = parts.iter().map(|part| (part.name(), rank.part(*part))).filter(|(_, seconds)| *seconds > 0.0);
+        let shares =
+            Part::OF_STEPS.iter().map(|part| (part.name(), rank.part(*part))).filter(|(_, seconds)| *seconds > 0.0);
         let shares: Vec<Value> = shares.map(|(name, seconds)| json!({ "part": name, "seconds": seconds })).collect();
         json!({ "rank": rank.rank.rank, "steps": rank.steps.len(), "seconds": rank.seconds(), "parts": shares })
     });

@@ -2,7 +2,7 @@
 //! at another one.
 
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use bridge_core::checkpoint::{Checkpoint, CheckpointStore, Verification};
 use bridge_core::config::{RawConfig, RunConfig, World};
@@ -15,7 +15,7 @@ use bridge_core::train::{
 use bridge_models::registry;
 use bridge_tests::{assert_close, figures_in, records_in, root};
 
-use super::options;
+use super::{Lines, options};
 
 const FULL: [&str; 2] = ["ddp.use_megatron_fsdp=true", "ddp.data_parallel_sharding_strategy=optim_grads_params"];
 const SHARDED: [&str; 3] =
@@ -202,26 +202,13 @@ fn a_plan_knows_what_is_frozen() {
     }
 }
 
-#[derive(Clone, Default)]
-struct Said(Arc<Mutex<Vec<u8>>>);
-
-impl std::io::Write for Said {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().write(bytes)
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
 #[test]
 fn a_run_says_how_many_parameters_it_trains() {
     let folder = tempfile::tempdir().unwrap();
-    let said = Said::default();
+    let lines = Lines::default();
     let config = config(folder.path(), "tiny.toml", 1, &["train.train_iters=1"]);
-    let options = RunOptions { console: Console::Writer(Box::new(said.clone())), ..RunOptions::new(adapted()) };
+    let options = RunOptions { console: Console::Writer(Box::new(lines.clone())), ..RunOptions::new(adapted()) };
     pretrain(config, options).unwrap();
-    let said = String::from_utf8(said.0.lock().unwrap().clone()).unwrap();
+    let said = lines.text();
     assert!(said.contains("parameters: 170,304, of which 6,464 are trained"), "{said}");
 }

@@ -5,8 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use bridge_core::model::{Batch, CustomLoss, LinearForLastLayer, ModelOutputs};
-use bridge_core::train::{ForwardStep, GlobalState, LanguageModelStep, Registry, pretrain, run_on_threads};
-use bridge_core::train::{RunOptions, rank_timeout};
+use bridge_core::train::{
+    ForwardStep, GlobalState, LanguageModelStep, Registry, RunOptions, pretrain, rank_timeout, run_on_threads,
+};
 use bridge_data::MicroBatch;
 use bridge_models::registry;
 use bridge_tests::{assert_close, records_in};

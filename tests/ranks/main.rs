@@ -1,5 +1,5 @@
 //! Runs of `recipes/tiny.toml` on many ranks: losses, loaders, steps, texts, ends, failures. What
-//! the files have in common is here and in `support`.
+//! the files have in common is here and in the library of this package.
 
 mod adapters;
 mod attention_scores;
@@ -12,6 +12,7 @@ mod ends;
 mod extras;
 mod failures;
 mod figures;
+mod findings;
 mod freezing;
 mod gradients;
 mod last_layer;
@@ -24,7 +25,6 @@ mod peft;
 #[cfg(feature = "mpi")]
 mod processes;
 mod quantized;
-mod requests;
 mod reruns;
 mod resumes;
 mod routers;
@@ -36,7 +36,9 @@ mod texts;
 mod times;
 mod vocabulary;
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 
 use bridge_core::config::{RunConfig, World, load};
 use bridge_core::train::{Console, RunOptions};
@@ -56,6 +58,26 @@ fn config(folder: &Path, ranks: usize, overrides: &[&str]) -> RunConfig {
 /// Options of one rank.
 fn options(groups: ProcessGroups) -> RunOptions {
     RunOptions { groups, console: Console::Silent, ..RunOptions::new(registry()) }
+}
+
+/// Console lines of a run.
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<u8>>>);
+
+impl Lines {
+    fn text(&self) -> String {
+        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+    }
+}
+
+impl Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
 }
 
 /// A `.bin`/`.idx` pair of forty documents; returns its prefix.

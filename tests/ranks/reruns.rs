@@ -1,9 +1,7 @@
 //! Findings of repeated steps about faults, injected and real, on one rank and many, also after a
 //! restart elsewhere; and replicas that differ.
 
-use std::io::Write;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
 
 use bridge_core::model::Batch;
 use bridge_core::train::{
@@ -14,21 +12,7 @@ use bridge_data::MicroBatch;
 use bridge_dist::mesh::ProcessGroups;
 use burn::tensor::{Device, Tensor};
 
-use super::{config, options};
-
-/// Console lines of a run.
-#[derive(Clone, Default)]
-struct Lines(Arc<Mutex<Vec<u8>>>);
-
-impl Write for Lines {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().write(bytes)
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
+use super::{Lines, config, options};
 
 /// End of a run, and its console.
 type Outcome = (Result<i32, TrainError>, String);
@@ -49,7 +33,7 @@ fn train(folder: &Path, ranks: usize, overrides: &[&str], change: impl Fn(usize,
         pretrain(config.clone(), options).map(|report| report.reason.exit_code())
     };
     let end = run_on_threads(&config, rank_timeout(&config), program).map(|codes| codes[0]);
-    let console = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+    let console = lines.text();
     (end, console)
 }
 
@@ -68,13 +52,13 @@ fn cases() -> usize {
 
 #[test]
 fn every_injected_fault_is_told_for_what_it_is() {
-    let requests = [
+    let faults = [
         ("transient_error", "transient error: ", None),
         ("persistent_error", "running the step again", Some("persistent error: ")),
         ("correct_result", "running the step again", Some("the result is correct")),
     ];
     for (case, ranks) in (0..cases()).flat_map(|case| [(case, 1), (case, 4)]) {
-        for (kind, at_once, after_restart) in requests {
+        for (kind, at_once, after_restart) in faults {
             let folder = tempfile::tempdir().unwrap();
             let seed = format!("rng.seed={}", 1000 + 77 * case);
             let kind = format!("rerun_state_machine.error_injection_type={kind}");
@@ -84,11 +68,11 @@ fn every_injected_fault_is_told_for_what_it_is() {
             let asked = ranks_in(&console, "running the step again");
             assert!(!asked.is_empty() && console.contains("(injected)"), "{overrides:?}: {console}");
             assert_eq!(ranks_in(&console, at_once), asked, "{overrides:?}: {console}");
-            let Some(request) = after_restart else { continue };
+            let Some(diagnosis) = after_restart else { continue };
             // Nobody injects any more; what is in doubt is judged all the same.
             let (end, console) = train(folder.path(), ranks, &[VALIDATING, &seed], |_, _| {});
             assert_eq!(end.unwrap(), 17, "{overrides:?}: {console}");
-            assert_eq!(ranks_in(&console, request), asked, "{overrides:?}: {console}");
+            assert_eq!(ranks_in(&console, diagnosis), asked, "{overrides:?}: {console}");
         }
     }
 }
@@ -132,14 +116,14 @@ fn real_faults_are_told_apart_on_one_rank_and_many() {
         assert!(code == 17 && names(&console, "first", "transient error"), "{console}");
         // It goes wrong each time; on the same device again nothing is known; on another one it
         // does not.
-        for (spoils, request) in [((0, 0), "persistent error"), ((0, usize::MAX), "the result is correct")] {
+        for (spoils, diagnosis) in [((0, 0), "persistent error"), ((0, usize::MAX), "the result is correct")] {
             let folder = tempfile::tempdir().unwrap();
             let (code, console) = run(folder.path(), (4, usize::MAX), "first");
             assert!(code == 16 && names(&console, "first", "agrees"), "{console}");
             let (code, console) = run(folder.path(), (0, usize::MAX), "first");
             assert!(code == 16 && names(&console, "first", "same device"), "{console}");
             let (code, console) = run(folder.path(), spoils, "second");
-            assert!(code == 17 && names(&console, "second", request), "{request}: {console}");
+            assert!(code == 17 && names(&console, "second", diagnosis), "{diagnosis}: {console}");
         }
     }
 }

@@ -4,7 +4,6 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bridge_core::logging::health::RankScores;
@@ -17,27 +16,7 @@ use bridge_data::MicroBatch;
 use bridge_dist::mesh::ProcessGroups;
 use burn::tensor::Device;
 
-use super::{config, options};
-
-/// Console lines of a run.
-#[derive(Clone, Default)]
-struct Lines(Arc<Mutex<Vec<u8>>>);
-
-impl Lines {
-    fn text(&self) -> String {
-        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
-    }
-}
-
-impl Write for Lines {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().write(bytes)
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
+use super::{Lines, config, options};
 
 /// Trains on `ranks` ranks with options that `change` changes for each rank; exit code and console.
 fn train(

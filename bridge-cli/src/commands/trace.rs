@@ -150,23 +150,9 @@ fn traffic(ranks: &[RankSummary], plan: Option<&Plan>) -> Vec<Traffic> {
     ranks.iter().flat_map(of_rank).collect()
 }
 
-const SHOWN: [Part; 12] = [
-    Part::Data,
-    Part::Forward,
-    Part::Recompute,
-    Part::Backward,
-    Part::Pipeline,
-    Part::Reduction,
-    Part::Optimizer,
-    Part::Collective,
-    Part::Save,
-    Part::Evaluation,
-    Part::Loop,
-    Part::Step,
-];
-
 fn print_text(ranks: &[RankSummary], plan: Option<&Plan>, traffic: &[Traffic]) {
-    let shown: Vec<Part> = SHOWN.into_iter().filter(|part| ranks.iter().any(|rank| rank.part(*part) > 0.0)).collect();
+    let shown: Vec<Part> =
+        Part::OF_STEPS.into_iter().filter(|part| ranks.iter().any(|rank| rank.part(*part) > 0.0)).collect();
     let mut rows = vec![["rank", "steps", "ms a step", "covered"].map(str::to_owned).to_vec()];
     rows[0].extend(shown.iter().map(|part| part.name().to_owned()));
     rows.extend(ranks.iter().map(|rank| {

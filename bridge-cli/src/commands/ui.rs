@@ -1,6 +1,6 @@
 //! `bridge ui`: a page on which runs are compared, served from their files.
 //!
-//! Without the cargo feature `ui`, the command fails with the feature to build with.
+//! Without the cargo feature `ui`, the command fails and names the feature.
 
 use std::net::IpAddr;
 #[cfg(feature = "ui")]

@@ -1,9 +1,8 @@
 //! Errors of checkpoints, and what was found where. No decisions belong here.
 
-use std::fmt;
-use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::{fmt, io};
 
 use bridge_data::untrusted_io;
 use bridge_dist::comm::CommError;

@@ -6,9 +6,8 @@
 //! It is written before the checkpoint is published and again after the pointer is replaced;
 //! together the two distinguish an interrupted save from damage.
 
-use std::fs;
-use std::io;
 use std::path::Path;
+use std::{fs, io};
 
 use bridge_data::untrusted_io;
 use serde::{Deserialize, Serialize};

@@ -88,14 +88,12 @@ pub use assembly::{Assembled, Assembly, Machine, assemble};
 pub use async_saver::AsyncSaver;
 pub use checksum::Checksum;
 pub use error::{CheckpointError, Damage, DamagedCheckpoint, RootFault, SkippedCheckpoint};
-pub use local::Rectangle;
-pub use local::{LocalShard, Shard};
+pub use local::{LocalShard, Rectangle, Shard};
 pub use manager::{CheckpointManager, ManagerError, NamedManager};
 pub use metadata::{FORMAT_VERSION, FileRecord, Metadata, SliceRecord, TensorRecord};
-pub use names::parse_iteration;
 pub use names::{
     BEST_FILE, IDENTITY_FILE, JOURNAL_FILE, LATEST_FILE, METADATA_FILE, RUN_CONFIG_FILE, TOKENIZER_FILE,
-    TRAIN_STATE_FILE, iteration_folder_name,
+    TRAIN_STATE_FILE, iteration_folder_name, parse_iteration,
 };
 pub use pieces::{PiecesWriter, Replication};
 pub use progress::{ProgressFn, SaveProgress};

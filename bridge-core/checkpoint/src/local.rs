@@ -25,7 +25,7 @@ pub struct LocalShard {
 /// each rank holds matching halves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shard {
-    /// The dimension that is cut.
+    /// The sharded dimension.
     pub dim: usize,
     /// Size of the whole along `dim`.
     pub size: usize,
@@ -34,8 +34,8 @@ pub struct Shard {
 }
 
 impl Shard {
-    /// The `rank`-th of `ranks` equal slices of a dimension made of `blocks` equal blocks, each
-    /// block cut alike.
+    /// The `rank`-th of `ranks` equal slices of a dimension made of `blocks` equal blocks, each of
+    /// which is divided alike.
     ///
     /// `blocks` is 1 for most matrices and 2 for a gated unit's first one.
     ///
@@ -124,8 +124,8 @@ impl LocalShard {
     /// Shape of the whole.
     pub fn global_shape(&self) -> Vec<usize> {
         let mut shape = self.shape.clone();
-        if let Some(cut) = &self.shard {
-            shape[cut.dim] = cut.size;
+        if let Some(shard) = &self.shard {
+            shape[shard.dim] = shard.size;
         }
         shape
     }

@@ -66,9 +66,9 @@ pub(super) fn prune(
     root: &Path,
     policy: &RetentionPolicy,
     known_intact: Option<u64>,
-    keeps: Option<u64>,
+    protected: Option<u64>,
 ) -> Result<Vec<u64>, CheckpointError> {
-    let disposable = disposable(root, policy, known_intact, keeps)?;
+    let disposable = disposable(root, policy, known_intact, protected)?;
     for (iteration, folder) in &disposable {
         move_to_trash(root, folder, *iteration)?;
     }
@@ -76,12 +76,12 @@ pub(super) fn prune(
 }
 
 /// The folders that `policy` does not keep, by iteration. `known_intact` is a checkpoint that this
-/// process has just written, which spares verifying one; `keeps` is one that is not deleted.
+/// process has just written, which spares verifying one; `protected` is one that is not deleted.
 pub(super) fn disposable(
     root: &Path,
     policy: &RetentionPolicy,
     known_intact: Option<u64>,
-    keeps: Option<u64>,
+    protected: Option<u64>,
 ) -> Result<BTreeMap<u64, PathBuf>, CheckpointError> {
     let mut state = RootState::read(root)?;
     // Without a pointer it is unknown which checkpoint must be kept.
@@ -96,7 +96,7 @@ pub(super) fn disposable(
     };
     let iterations: Vec<u64> = state.entries.keys().copied().collect();
     let mut disposable = policy.disposable(&iterations, latest, best);
-    disposable.retain(|iteration| keeps != Some(*iteration));
+    disposable.retain(|iteration| protected != Some(*iteration));
     let kept: Vec<u64> = iterations.into_iter().filter(|iteration| !disposable.contains(iteration)).collect();
     if !disposable.is_empty() && known_intact.is_none_or(|iteration| !kept.contains(&iteration)) {
         let intact = |iteration: &u64| verify_folder(&state.entries[iteration].path, Verification::Contents).is_ok();

@@ -21,8 +21,8 @@ pub struct RunFiles {
     pub best: Option<u64>,
     /// The resolved configuration, as TOML.
     pub run_config: String,
-    /// An older checkpoint that retention must leave.
-    pub keeps: Option<u64>,
+    /// Iteration of an older checkpoint that retention must not delete.
+    pub protected: Option<u64>,
     /// Other small files by name, `/` between folders: those of the tokenizer, for example.
     pub files: BTreeMap<String, Bytes>,
 }

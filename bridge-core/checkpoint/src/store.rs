@@ -2,10 +2,9 @@
 //! decided here.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::{fs, io};
 
 use super::error::{CheckpointError, Damage, DamagedCheckpoint, SkippedCheckpoint};
 use super::fsio::FileId;

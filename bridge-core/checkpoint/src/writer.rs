@@ -2,13 +2,11 @@
 //! does not belong here.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
-use std::fs;
-use std::io;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::{fmt, fs, io};
 
 use super::checksum::{Checksum, seal};
 use super::error::CheckpointError;
@@ -180,10 +178,10 @@ impl CheckpointWriter {
         let seconds = staging.started.elapsed().as_secs_f64();
         let iteration = staging.iteration;
         // The cleanup removes the old checkpoint of this iteration, whichever way it was replaced.
-        let pruned =
-            clear_up(&self.root).and_then(|()| prune(&self.root, &self.options.retention, Some(iteration), run.keeps));
+        let pruned = clear_up(&self.root)
+            .and_then(|()| prune(&self.root, &self.options.retention, Some(iteration), run.protected));
         let pruned = pruned.and_then(|pruned| {
-            self.prune_elsewhere(iteration, run.keeps)?;
+            self.prune_elsewhere(iteration, run.protected)?;
             Ok(pruned)
         });
         let (pruned, prune_error) = match pruned {
@@ -204,11 +202,11 @@ impl CheckpointWriter {
     }
 
     /// Deletes what the retention policy does not keep where the manager has it.
-    fn prune_elsewhere(&self, latest: u64, keeps: Option<u64>) -> Result<(), CheckpointError> {
+    fn prune_elsewhere(&self, latest: u64, protected: Option<u64>) -> Result<(), CheckpointError> {
         let Some(manager) = &self.options.manager else { return Ok(()) };
         match read_best(&self.root)? {
-            Pointer::Iteration(best) => manager.prune(&self.options.retention, latest, [Some(best), keeps]),
-            Pointer::Missing => manager.prune(&self.options.retention, latest, [None, keeps]),
+            Pointer::Iteration(best) => manager.prune(&self.options.retention, latest, [Some(best), protected]),
+            Pointer::Missing => manager.prune(&self.options.retention, latest, [None, protected]),
             // It is unknown which one is the best.
             Pointer::Garbage(_) => return Ok(()),
         }?;

@@ -56,17 +56,14 @@ mod upstream;
 mod tests;
 
 pub use advice::advice_for;
-pub use changes::{Change, changes};
-pub use changes::{MODEL, PEFT, TOKENIZER};
+pub use changes::{Change, MODEL, PEFT, TOKENIZER, changes};
 pub use choice::*;
 pub use error::{ConfigError, ConfigErrors, ErrorKind};
 pub use explain::{Explanation, explain, keys};
 pub use field::{AnyValue, ByteSize, Field, OneOrMany};
-pub use finalize::OFFLOAD_MODULES;
-pub use finalize::SAME_SETTINGS;
+pub use finalize::{OFFLOAD_MODULES, SAME_SETTINGS};
 pub use kinded::{DatasetConfig, Kinded, KindedConfig, ModelConfig};
-pub use kinds::AskModel;
-pub use kinds::{ENCODER_INPUTS, ExtraField, Kind, KindRegistry, Kinds};
+pub use kinds::{AskModel, ENCODER_INPUTS, ExtraField, Kind, KindRegistry, Kinds};
 pub use limits::{Bound, Limits};
 pub use loading::{load, load_text, load_with};
 pub use memory_statistics::MEMORY_STATISTICS;
@@ -81,8 +78,7 @@ pub use run_config::{
     FinalTransformer, FinalValidation, ParallelSizes, Resolved, RunConfig, SampleCounts, SchedulerSteps, World,
 };
 pub use saved::{FindRecipe, FoundRecipe, Places, SavedRecipe};
-pub use secrets::{REDACTED, split_credentials, with_variables};
-pub use secrets::{redacted, redacted_value};
+pub use secrets::{REDACTED, redacted, redacted_value, split_credentials, with_variables};
 pub use section::Section;
 pub use sections::*;
 pub use source::Format;

@@ -9,12 +9,11 @@ use super::advice::advise;
 use super::error::ConfigErrors;
 use super::kinds::Kinds;
 use super::node::{Location, Node};
-use super::overrides;
 use super::reader::{Origins, Reader, locate};
 use super::section::Section;
 use super::sections::RecipeConfig;
 use super::source::{self, Format};
-use super::upstream;
+use super::{overrides, upstream};
 
 /// A recipe before it is checked: every setting may be changed, in any order.
 ///

@@ -1,4 +1,4 @@
-//! The door for adapters: what changes a model's declarations as blocks make them, and the products
+//! Interface of adapters, which change a model's declarations as blocks make them, and the products
 //! of its linear layers.
 //!
 //! An adapter knows no kind of model: it sees each parameter and each linear layer where it is
@@ -26,8 +26,8 @@ pub trait Adapter: fmt::Debug + Send + Sync {
     /// trained, and not queried here.
     fn trains(&self, declaration: &Declaration) -> bool;
 
-    /// The adapter that this one stands around: what is not answered here, it is asked. None by
-    /// default.
+    /// The adapter that this one wraps, which gives the answers that this one does not give. The
+    /// default is `None`.
     fn inner(&self) -> Option<&dyn Adapter> {
         None
     }

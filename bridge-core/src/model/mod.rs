@@ -68,9 +68,11 @@ use module_chunk::released;
 pub use module_chunk::{ModuleChunk, Segments};
 pub use parallel::{Member, Parallel, RankPlace};
 use pass::PassStream;
-pub use placement::{Placement, ReplicaGroup, Shard, SharedRows};
+pub use placement::{Placement, ReplicaGroup, SharedRows};
 pub use quantized::{LinearParameter, QuantizedValues};
 pub use registry::ModelRegistry;
 pub use scope::{ChunkScope, Scope};
 pub use segment::{Segment, SegmentRole};
 pub use weight_gradients::WeightGradientStore;
+
+pub use crate::checkpoint::Shard;

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-pub use crate::checkpoint::Shard;
+use crate::checkpoint::Shard;
 
 /// The last indices of a slice along dimension 0, where consecutive tensor-parallel ranks hold the
 /// same ones besides indices of their own: keys and values, where there are more ranks than

@@ -26,7 +26,7 @@ impl Section {
     /// Sections with a time limit.
     pub const TIMED: [Self; 4] = [Self::Setup, Self::Step, Self::Checkpointing, Self::OutOfSection];
 
-    /// As settings and files have it.
+    /// Name in settings and files.
     pub fn name(self) -> &'static str {
         match self {
             Self::Setup => "setup",
@@ -49,16 +49,16 @@ pub struct Heartbeat {
     /// Milliseconds from the origin to the last sign of life.
     beat: AtomicU64,
     section: AtomicU8,
-    /// Milliseconds from the origin to the moment when it began.
+    /// Milliseconds from the origin to the beginning of the section.
     entered: AtomicU64,
-    /// Milliseconds of the longest section of each sort, in the order of [`Section::TIMED`].
+    /// Milliseconds of the longest section of each kind, in the order of [`Section::TIMED`].
     longest: [AtomicU64; 4],
-    /// The first step, which takes longer than others, is over.
+    /// True if the first step, which takes longer than others, is over.
     is_warm: AtomicBool,
 }
 
 impl Default for Heartbeat {
-    /// Section of a rank that starts.
+    /// Heartbeat of a rank that starts.
     fn default() -> Self {
         let zero = || AtomicU64::new(0);
         Self {
@@ -77,12 +77,12 @@ impl Heartbeat {
         u64::try_from(self.origin.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// The rank is alive.
+    /// Records a sign of life.
     pub fn beat(&self) {
         self.beat.store(self.now(), Ordering::Relaxed);
     }
 
-    /// The rank begins a section.
+    /// Records that the rank begins a section.
     pub fn enter(&self, section: Section) {
         let now = self.now();
         let left = Section::of_number(self.section.swap(section as u8, Ordering::Relaxed));
@@ -94,8 +94,8 @@ impl Heartbeat {
         }
     }
 
-    /// The longest time of each sort of section so far, in the order of [`Section::TIMED`]; of
-    /// steps without the first.
+    /// The longest time of each kind of section so far, in the order of [`Section::TIMED`]. The
+    /// first step does not count.
     pub fn longest(&self) -> [Duration; 4] {
         std::array::from_fn(|place| Duration::from_millis(self.longest[place].load(Ordering::Relaxed)))
     }
@@ -110,7 +110,7 @@ impl Heartbeat {
         Duration::from_millis(self.now().saturating_sub(self.entered.load(Ordering::Relaxed)))
     }
 
-    /// Time since the last heartbeat.
+    /// Time since the last sign of life.
     pub fn silence(&self) -> Duration {
         Duration::from_millis(self.now().saturating_sub(self.beat.load(Ordering::Relaxed)))
     }
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pulse_says_what_a_rank_is_at_and_since_when() {
+    fn a_heartbeat_has_the_section_and_when_it_began() {
         let heartbeat = Heartbeat::default();
         assert_eq!(heartbeat.section(), Section::Setup);
         std::thread::sleep(Duration::from_millis(30));

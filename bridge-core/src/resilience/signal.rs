@@ -4,15 +4,13 @@
 //! process-wide as well; it is the only shared state here.
 
 use std::collections::BTreeMap;
-use std::fmt;
-use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{fmt, io};
 
-use signal_hook::SigId;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
-use signal_hook::flag;
 use signal_hook::low_level::unregister;
+use signal_hook::{SigId, flag};
 
 /// A signal that can be watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -365,13 +365,13 @@ pub enum TrainError {
     /// A segment of the model got or returned other tensors than the model declares.
     #[error(transparent)]
     Boundary(BoundaryError),
-    /// The model's head knows nothing of the loss that the forward step brings.
+    /// The model's head does not compute custom losses.
     #[error(transparent)]
     Outputs(PipelineError),
     /// The program has replaced the output projection, and the forward step brings no loss.
     #[error(
-        "the model has a layer of the program's in place of its output projection, and so no loss of its own: expected a loss of the forward \
-         step's (`ForwardStep::custom_loss`) for each micro-batch"
+        "the model has a layer of the program's in place of its output projection, and so no loss of its own: expected a custom loss \
+         (`ForwardStep::custom_loss`) for each micro-batch"
     )]
     NoLoss,
     /// A broken invariant of Bridge itself.

@@ -7,11 +7,9 @@
 
 use std::time::Duration;
 
-use super::seat::Seat;
-use bridge_dist::comm::Group;
-use bridge_dist::comm::transport::Place;
-use bridge_dist::comm::transport::Signature;
-use bridge_dist::comm::{CommError, CommErrorKind};
+use super::member::Member;
+use bridge_dist::comm::transport::{Place, Signature};
+use bridge_dist::comm::{CommError, CommErrorKind, Group};
 
 /// The rank is ready to begin the operation.
 const BEGIN: u8 = 0;
@@ -23,7 +21,7 @@ const MESSAGE: usize = 1 + Signature::ENCODED;
 /// One rank's end of the agreements of one lane.
 #[derive(Debug)]
 pub(super) struct Agreement {
-    pub seat: Seat,
+    pub member: Member,
     /// The bootstrap group with the same ranks, for this lane alone.
     pub control: Group,
 }
@@ -31,25 +29,25 @@ pub(super) struct Agreement {
 impl Agreement {
     /// Returns when all ranks are ready to begin `mine`.
     pub fn agree(&self, mine: &Signature) -> Result<(), CommError> {
-        self.seat.check_world(mine)?;
+        self.member.check_world(mine)?;
         let messages = self.gather(BEGIN, mine)?;
-        let mut all = Vec::with_capacity(self.seat.size());
+        let mut all = Vec::with_capacity(self.member.size());
         for (peer, message) in messages.chunks_exact(MESSAGE).enumerate() {
             let signature = self.decode(message, mine)?;
             if message[0] == GAVE_UP {
                 let message = format!("rank {peer} has given up waiting for the data of {signature}");
-                return Err(self.seat.fail(mine, CommErrorKind::Transport { library: "NCCL", message }));
+                return Err(self.member.fail(mine, CommErrorKind::Transport { library: "NCCL", message }));
             }
             all.push(signature);
         }
-        self.seat.speaker().agree(mine, &all).map_err(|error| self.seat.fail(mine, *error.kind))
+        self.member.speaker().agree(mine, &all).map_err(|error| self.member.fail(mine, *error.kind))
     }
 
     /// The rows of all ranks, in rank order, all of the same length.
     pub fn share(&self, signature: &Signature, mine: &[i64]) -> Result<Vec<i64>, CommError> {
-        let mut all = vec![0; mine.len() * self.seat.size()];
+        let mut all = vec![0; mine.len() * self.member.size()];
         let gathered = self.control.all_gather(mine.into(), (&mut all).into());
-        gathered.map_err(|error| self.seat.adopt(signature, error))?;
+        gathered.map_err(|error| self.member.adopt(signature, error))?;
         Ok(all)
     }
 
@@ -60,7 +58,7 @@ impl Agreement {
             Err(error) => error,
             Ok(_) => {
                 let message = format!("no data moved for {waited:?}, although all ranks are present");
-                self.seat.fail(signature, CommErrorKind::Transport { library: "NCCL", message })
+                self.member.fail(signature, CommErrorKind::Transport { library: "NCCL", message })
             }
         }
     }
@@ -68,14 +66,14 @@ impl Agreement {
     fn gather(&self, state: u8, signature: &Signature) -> Result<Vec<u8>, CommError> {
         let mut mine = [state; MESSAGE];
         mine[1..].copy_from_slice(&signature.encode());
-        let mut all = vec![0; MESSAGE * self.seat.size()];
+        let mut all = vec![0; MESSAGE * self.member.size()];
         let gathered = self.control.all_gather((&mine).into(), (&mut all).into());
-        gathered.map_err(|error| self.seat.adopt(signature, error))?;
+        gathered.map_err(|error| self.member.adopt(signature, error))?;
         Ok(all)
     }
 
     fn decode(&self, message: &[u8], mine: &Signature) -> Result<Signature, CommError> {
-        decode(&message[1..]).ok_or_else(|| self.seat.fail(mine, garbled()))
+        decode(&message[1..]).ok_or_else(|| self.member.fail(mine, garbled()))
     }
 }
 

@@ -3,11 +3,10 @@
 
 use std::time::Duration;
 
-use super::seat::Seat;
+use super::member::Member;
 use super::staged::Staged;
-use bridge_dist::comm::CommErrorKind;
-use bridge_dist::comm::Group;
 use bridge_dist::comm::device::DeviceExchange;
+use bridge_dist::comm::{CommErrorKind, Group};
 
 /// Why a transfer failed.
 #[derive(Debug)]
@@ -55,7 +54,7 @@ pub(super) trait Fabric: Clone + Send + Sync + 'static {
     }
 
     /// The messages of a rank, with headers over `control`.
-    fn messages(&self, seat: &Seat, control: &Group) -> Self::Messages;
+    fn messages(&self, member: &Member, control: &Group) -> Self::Messages;
 
     /// All ranks of `control`, the group to be connected, call this together.
     fn connect(&self, control: &Group) -> Result<Self::Carrier, CarrierError>;

@@ -11,17 +11,15 @@ use super::error::NcclInitError;
 use super::library;
 #[cfg(feature = "cuda")]
 use super::links::Links;
+use super::member::Member;
 use super::raw::{GroupedCalls, ID_BYTES, RawComm, Span, unique_id};
-use super::seat::Seat;
 #[cfg(feature = "cuda")]
 use super::staged::Staged;
 use super::staging::{Parts, capacity};
-use bridge_dist::comm::DType;
-use bridge_dist::comm::Group;
 #[cfg(feature = "cuda")]
 use bridge_dist::comm::device::DeviceExchange;
-use bridge_dist::comm::transport::Pace;
-use bridge_dist::comm::transport::lock;
+use bridge_dist::comm::transport::{Pace, lock};
+use bridge_dist::comm::{DType, Group};
 
 /// Bounds the staging memory of a lane to twice this, and makes transfers long enough for the
 /// link's full rate.
@@ -80,12 +78,12 @@ impl Fabric for CudaFabric {
     }
 
     #[cfg(feature = "cuda")]
-    fn messages(&self, seat: &Seat, control: &Group) -> Links<Self> {
-        Links::new(seat, control, self.clone())
+    fn messages(&self, member: &Member, control: &Group) -> Links<Self> {
+        Links::new(member, control, self.clone())
     }
 
     #[cfg(not(feature = "cuda"))]
-    fn messages(&self, _seat: &Seat, _control: &Group) {}
+    fn messages(&self, _member: &Member, _control: &Group) {}
 
     fn connect(&self, control: &Group) -> Result<NcclCarrier, CarrierError> {
         self.context.bind_to_thread().map_err(driver)?;

@@ -12,11 +12,8 @@ use super::handshake::{Message, shake_hands};
 use super::raw::{GroupedCalls, Span};
 use super::staged::Staged;
 use bridge_dist::comm::device::Extent;
-use bridge_dist::comm::transport::Place;
-use bridge_dist::comm::transport::lock;
-use bridge_dist::comm::transport::{OpKind, Signature};
-use bridge_dist::comm::{CommError, CommErrorKind};
-use bridge_dist::comm::{DType, Element, ReduceOp};
+use bridge_dist::comm::transport::{OpKind, Place, Signature, lock};
+use bridge_dist::comm::{CommError, CommErrorKind, DType, Element, ReduceOp};
 
 /// Device memory that an operation reads. Made by [`DeviceCollectives::read`] and its relatives.
 #[derive(Debug)]
@@ -182,7 +179,7 @@ impl<'a> DeviceCollectives<'a> {
     /// See [`CommErrorKind`]; an average of integers is an invalid argument.
     pub fn all_reduce(&self, data: &mut DeviceBufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
         let signature = Signature::reducing(OpKind::AllReduce, data.dtype(), data.len(), op);
-        self.staged.seat.speaker().check_reduce(&signature)?;
+        self.staged.member.speaker().check_reduce(&signature)?;
         let spans = (data.span, data.span);
         // SAFETY: the buffer is valid and borrowed until the call has completed, which `collective`
         // waits for.
@@ -199,7 +196,7 @@ impl<'a> DeviceCollectives<'a> {
         output: &mut DeviceBufferMut<'_>,
         op: ReduceOp,
     ) -> Result<(), CommError> {
-        let signature = self.staged.seat.speaker().reduce_scatter(input, &*output, op)?;
+        let signature = self.staged.member.speaker().reduce_scatter(input, &*output, op)?;
         let spans = (input.span, output.span);
         // SAFETY: as above; the lengths were checked.
         self.collective(&signature, |group, stream| unsafe { group.reduce_scatter(spans, op, stream) })
@@ -210,7 +207,7 @@ impl<'a> DeviceCollectives<'a> {
     /// # Errors
     /// See [`CommErrorKind`]; `output` must be `size` times as long as `input`.
     pub fn all_gather(&self, input: &DeviceBuffer<'_>, output: &mut DeviceBufferMut<'_>) -> Result<(), CommError> {
-        let signature = self.staged.seat.speaker().all_gather(input, &*output)?;
+        let signature = self.staged.member.speaker().all_gather(input, &*output)?;
         let spans = (input.span, output.span);
         // SAFETY: as above; the lengths were checked.
         self.collective(&signature, |group, stream| unsafe { group.all_gather(spans, stream) })
@@ -221,7 +218,7 @@ impl<'a> DeviceCollectives<'a> {
     /// # Errors
     /// See [`CommErrorKind`].
     pub fn broadcast(&self, data: &mut DeviceBufferMut<'_>, root: usize) -> Result<(), CommError> {
-        let signature = self.staged.seat.speaker().broadcast(&*data, root)?;
+        let signature = self.staged.member.speaker().broadcast(&*data, root)?;
         let span = data.span;
         // SAFETY: as above.
         self.collective(&signature, |group, stream| unsafe { group.broadcast(span, root, stream) })
@@ -233,8 +230,8 @@ impl<'a> DeviceCollectives<'a> {
     /// # Errors
     /// See [`CommErrorKind`]; both lengths are equal and divisible by `size`.
     pub fn all_to_all(&self, input: &DeviceBuffer<'_>, output: &mut DeviceBufferMut<'_>) -> Result<(), CommError> {
-        let signature = self.staged.seat.speaker().all_to_all(input, &*output)?;
-        let (input, output, size) = (input.span, output.span, self.staged.seat.size());
+        let signature = self.staged.member.speaker().all_to_all(input, &*output)?;
+        let (input, output, size) = (input.span, output.span, self.staged.member.size());
         self.collective(&signature, |group, stream| {
             for peer in 0..size {
                 let (send, receive) = (part_of(input, size, peer), part_of(output, size, peer));
@@ -274,17 +271,18 @@ impl<'a> DeviceCollectives<'a> {
         sends: &[(&DeviceBuffer<'_>, usize)],
         receives: &mut [(&mut DeviceBufferMut<'_>, usize)],
     ) -> Result<(), CommError> {
-        let seat = &self.staged.seat;
+        let member = &self.staged.member;
         let sends = sends.iter().map(|(buffer, to)| (OpKind::Send, buffer.span, *to));
         let receives = receives.iter().map(|(buffer, from)| (OpKind::Recv, buffer.span, *from));
         let spans: Vec<(OpKind, Span, usize)> = sends.chain(receives).collect();
-        let messages = spans.iter().map(|(kind, span, peer)| Message::new(seat, *kind, (span.dtype, span.len), *peer));
+        let messages =
+            spans.iter().map(|(kind, span, peer)| Message::new(member, *kind, (span.dtype, span.len), *peer));
         let messages = messages.collect::<Result<Vec<_>, _>>()?;
         let Some(first) = messages.first() else {
             return Ok(());
         };
         let mut lane = lock(&self.staged.blocking);
-        shake_hands(seat, &self.staged.controls.background, &messages)?;
+        shake_hands(member, &self.staged.controls.background, &messages)?;
         if spans.iter().all(|(_, span, _)| span.len == 0) {
             return Ok(());
         }
@@ -306,7 +304,7 @@ impl<'a> DeviceCollectives<'a> {
             CarrierError::Stalled(waited) => {
                 lane.carrier.wire.abort();
                 let missing = messages.iter().map(|message| (message.peer, message.signature.to_string()));
-                seat.fail(&first.signature, CommErrorKind::Timeout { waited, missing: missing.collect() })
+                member.fail(&first.signature, CommErrorKind::Timeout { waited, missing: missing.collect() })
             }
             failed @ CarrierError::Failed(_) => lane.failed(&first.signature, failed),
         })
@@ -354,11 +352,11 @@ impl<'a> DeviceCollectives<'a> {
 
     /// An error before an operation starts.
     fn refused(&self, kind: CommErrorKind) -> CommError {
-        let seat = &self.staged.seat;
+        let member = &self.staged.member;
         CommError {
-            rank: seat.rank,
-            world_ranks: Arc::clone(&seat.world_ranks),
-            group: seat.name.to_string(),
+            rank: member.rank,
+            world_ranks: Arc::clone(&member.world_ranks),
+            group: member.name.to_string(),
             operation: "a borrow of device memory".to_owned(),
             kind: Box::new(kind),
         }

@@ -2,12 +2,9 @@
 //! an error instead of a hang. Headers go over the bootstrap group; data does not belong here.
 
 use super::agree::{decode, garbled};
-use super::seat::Seat;
-use bridge_dist::comm::transport::Place;
-use bridge_dist::comm::transport::{OpKind, Signature};
-use bridge_dist::comm::{CommError, CommErrorKind};
-use bridge_dist::comm::{DType, HostBuffer};
-use bridge_dist::comm::{Group, Request};
+use super::member::Member;
+use bridge_dist::comm::transport::{OpKind, Place, Signature};
+use bridge_dist::comm::{CommError, CommErrorKind, DType, Group, HostBuffer, Request};
 
 /// Tags of headers: in the direction of the data, and against it. Each direction between two ranks
 /// keeps its own order.
@@ -30,8 +27,8 @@ struct Tags {
 
 impl Message {
     /// `kind` is `Send` or `Recv`.
-    pub fn new(seat: &Seat, kind: OpKind, what: (DType, usize), peer: usize) -> Result<Self, CommError> {
-        let signature = Signature { tag: None, ..seat.speaker().message(kind, what, peer, 0)? };
+    pub fn new(member: &Member, kind: OpKind, what: (DType, usize), peer: usize) -> Result<Self, CommError> {
+        let signature = Signature { tag: None, ..member.speaker().message(kind, what, peer, 0)? };
         let tags = match kind {
             OpKind::Send => Tags { mine: FROM_SENDER, theirs: FROM_RECEIVER },
             _ => Tags { mine: FROM_RECEIVER, theirs: FROM_SENDER },
@@ -41,28 +38,28 @@ impl Message {
 }
 
 /// Returns when the peers of all messages are ready for their part.
-pub(super) fn shake_hands(seat: &Seat, control: &Group, messages: &[Message]) -> Result<(), CommError> {
+pub(super) fn shake_hands(member: &Member, control: &Group, messages: &[Message]) -> Result<(), CommError> {
     // All headers are sent before the first is waited for.
     let mut sent: Vec<Request> = Vec::with_capacity(messages.len());
     for message in messages {
-        seat.check_world(&message.signature)?;
+        member.check_world(&message.signature)?;
         let header = message.signature.encode().to_vec();
         let started = control.start_send(header.into(), message.peer, message.tags.mine);
-        sent.push(started.map_err(|error| seat.adopt(&message.signature, error))?);
+        sent.push(started.map_err(|error| member.adopt(&message.signature, error))?);
     }
     for message in messages {
         let Message { signature, peer, tags } = message;
         let mut header = [0; Signature::ENCODED];
         let received = control.recv((&mut header).into(), *peer, tags.theirs);
-        received.map_err(|error| seat.adopt(signature, error))?;
-        let theirs = decode(&header).ok_or_else(|| seat.fail(signature, garbled()))?;
+        received.map_err(|error| member.adopt(signature, error))?;
+        let theirs = decode(&header).ok_or_else(|| member.fail(signature, garbled()))?;
         if (theirs.dtype, theirs.len) != (signature.dtype, signature.len) {
             let (expected, found) = (signature.to_string(), theirs.to_string());
-            return Err(seat.fail(signature, CommErrorKind::Mismatch { peer: *peer, expected, found }));
+            return Err(member.fail(signature, CommErrorKind::Mismatch { peer: *peer, expected, found }));
         }
     }
     for (request, message) in sent.into_iter().zip(messages) {
-        let _: HostBuffer = request.wait().map_err(|error| seat.adopt(&message.signature, error))?;
+        let _: HostBuffer = request.wait().map_err(|error| member.adopt(&message.signature, error))?;
     }
     Ok(())
 }

@@ -50,7 +50,7 @@ impl MessageWire {
         call: impl FnOnce(&mut GroupedCalls, Span, &CudaStream) -> Result<(), CarrierError>,
     ) -> Result<Arc<Event>, CarrierError> {
         let flight = (*signature, self.end.control.timeout());
-        self.wire.launch(&self.end.seat, flight, (ready, memory), |group, stream| call(group, span, stream))
+        self.wire.launch(&self.end.member, flight, (ready, memory), |group, stream| call(group, span, stream))
     }
 }
 

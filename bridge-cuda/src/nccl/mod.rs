@@ -73,12 +73,12 @@ mod lane;
 mod library;
 #[cfg(any(feature = "cuda", test))]
 mod links;
+mod member;
 #[cfg(feature = "cuda")]
 mod messages;
 #[cfg(any(feature = "cuda", test))]
 mod patience;
 mod raw;
-mod seat;
 mod staged;
 mod staging;
 #[cfg(feature = "cuda")]
@@ -89,7 +89,7 @@ mod tests;
 mod watch;
 
 use cuda::CudaFabric;
-use seat::World;
+use member::World;
 use staged::{Controls, Staged};
 
 pub use device::{DeviceBuffer, DeviceBufferMut, DeviceCollectives};

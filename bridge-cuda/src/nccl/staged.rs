@@ -7,18 +7,13 @@ use std::time::Duration;
 use super::agree::Agreement;
 use super::carrier::{Carrier, CarrierError, Fabric};
 use super::lane::Lane;
-use super::seat::{Seat, World};
-use bridge_dist::comm::CommError;
-use bridge_dist::comm::Request;
-use bridge_dist::comm::UnevenExchange;
+use super::member::{Member, World};
 use bridge_dist::comm::device::DeviceExchange;
 use bridge_dist::comm::single::SingleCommunicator;
-use bridge_dist::comm::transport::Pending;
-use bridge_dist::comm::transport::lock;
-use bridge_dist::comm::transport::{Background, Collectives, Place, through_lanes};
-use bridge_dist::comm::transport::{OpKind, Signature};
-use bridge_dist::comm::{Buffer, BufferMut, DType, HostBuffer, ReduceOp};
-use bridge_dist::comm::{Communicator, Group};
+use bridge_dist::comm::transport::{Background, Collectives, OpKind, Pending, Place, Signature, lock, through_lanes};
+use bridge_dist::comm::{
+    Buffer, BufferMut, CommError, Communicator, DType, Group, HostBuffer, ReduceOp, Request, UnevenExchange,
+};
 
 /// The bootstrap groups of one group: one per lane, because the lanes run concurrently.
 #[derive(Debug)]
@@ -40,7 +35,7 @@ impl Controls {
 
 /// One rank of a group whose data moves on `F`'s carriers.
 pub(super) struct Staged<F: Fabric> {
-    pub seat: Seat,
+    pub member: Member,
     pub controls: Controls,
     pub fabric: F,
     #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only tensors have them"))]
@@ -53,20 +48,24 @@ impl<F: Fabric> Staged<F> {
     /// All ranks of the group call this together.
     pub fn connect(world: Arc<World>, fabric: F, controls: Controls, name: &str) -> Result<Self, CommError> {
         let control = &controls.blocking;
-        let seat = Seat { world, rank: control.rank(), world_ranks: control.world_ranks(), name: name.into() };
-        let lane = connect(&seat, &fabric, control, &Signature::bare(OpKind::Split))?;
-        let (late_seat, late_fabric) = (seat.clone(), fabric.clone());
-        let late =
-            LateLane { seat: late_seat, control: Arc::clone(&controls.background), fabric: late_fabric, lane: None };
-        let messages = fabric.messages(&seat, &controls.background);
-        Ok(Self { seat, controls, fabric, messages, blocking: Mutex::new(lane), background: Background::new(late) })
+        let member = Member { world, rank: control.rank(), world_ranks: control.world_ranks(), name: name.into() };
+        let lane = connect(&member, &fabric, control, &Signature::bare(OpKind::Split))?;
+        let (late_member, late_fabric) = (member.clone(), fabric.clone());
+        let late = LateLane {
+            member: late_member,
+            control: Arc::clone(&controls.background),
+            fabric: late_fabric,
+            lane: None,
+        };
+        let messages = fabric.messages(&member, &controls.background);
+        Ok(Self { member, controls, fabric, messages, blocking: Mutex::new(lane), background: Background::new(late) })
     }
 
     /// Like [`Communicator::split`], but a group of one has a carrier too.
     pub fn split_staged(&self, color: Option<usize>, key: usize, name: &str) -> Result<Option<Self>, CommError> {
         match self.split_controls(color, key, name)? {
             Some(controls) => {
-                Self::connect(Arc::clone(&self.seat.world), self.fabric.clone(), controls, name).map(Some)
+                Self::connect(Arc::clone(&self.member.world), self.fabric.clone(), controls, name).map(Some)
             }
             None => Ok(None),
         }
@@ -78,18 +77,18 @@ impl<F: Fabric> Staged<F> {
         lane.agreement.agree(&signature)?;
         // The other ranks have entered the call by now, so an invalid colour concerns all of them.
         Controls::split(&self.controls.blocking, color, key, name)
-            .map_err(|error| self.seat.fail(&signature, *error.kind))
+            .map_err(|error| self.member.fail(&signature, *error.kind))
     }
 
     fn message(&self, signature: Signature, request: Request) -> Request {
-        Request::new(Message { request, seat: self.seat.clone(), signature })
+        Request::new(Message { request, member: self.member.clone(), signature })
     }
 }
 
 impl<F: Fabric> Drop for Staged<F> {
     fn drop(&mut self) {
         self.background.finish();
-        if self.seat.world.failure().is_some() {
+        if self.member.world.failure().is_some() {
             // The other ranks may never finalize it.
             lock(&self.blocking).carrier.abort();
         }
@@ -98,28 +97,28 @@ impl<F: Fabric> Drop for Staged<F> {
 
 impl<F: Fabric> std::fmt::Debug for Staged<F> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "({} {}/{})", self.seat.name, self.seat.rank, self.seat.size())
+        write!(f, "({} {}/{})", self.member.name, self.member.rank, self.member.size())
     }
 }
 
 fn connect<F: Fabric>(
-    seat: &Seat,
+    member: &Member,
     fabric: &F,
     control: &Group,
     signature: &Signature,
 ) -> Result<Lane<F::Carrier>, CommError> {
-    let agreement = Agreement { seat: seat.clone(), control: Arc::clone(control) };
+    let agreement = Agreement { member: member.clone(), control: Arc::clone(control) };
     match fabric.connect(control) {
         Ok(carrier) => Ok(Lane::new(agreement, carrier, fabric.piece_bytes())),
         Err(CarrierError::Stalled(waited)) => Err(agreement.roll_call(signature, waited)),
-        Err(CarrierError::Failed(kind)) => Err(seat.fail(signature, kind)),
+        Err(CarrierError::Failed(kind)) => Err(member.fail(signature, kind)),
     }
 }
 
 /// A lane whose carrier is created with its first operation, which all ranks start together; many
 /// groups never need one.
 pub(super) struct LateLane<F: Fabric> {
-    seat: Seat,
+    member: Member,
     control: Group,
     pub fabric: F,
     lane: Option<Lane<F::Carrier>>,
@@ -130,8 +129,8 @@ impl<F: Fabric> LateLane<F> {
         let lane = match self.lane.take() {
             Some(lane) => lane,
             None => {
-                self.seat.check_world(signature)?;
-                connect(&self.seat, &self.fabric, &self.control, signature)?
+                self.member.check_world(signature)?;
+                connect(&self.member, &self.fabric, &self.control, signature)?
             }
         };
         Ok(self.lane.insert(lane))
@@ -144,7 +143,7 @@ impl<F: Fabric> Collectives for LateLane<F> {
     }
 
     fn reduce_scatter(&mut self, input: Buffer<'_>, output: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
-        let signature = self.seat.speaker().reduce_scatter(&input, &output, op)?;
+        let signature = self.member.speaker().reduce_scatter(&input, &output, op)?;
         self.lane(&signature)?.reduce_scatter(input, output, op)
     }
 
@@ -155,7 +154,7 @@ impl<F: Fabric> Collectives for LateLane<F> {
 
 impl<F: Fabric> Drop for LateLane<F> {
     fn drop(&mut self) {
-        if let Some(lane) = self.lane.as_mut().filter(|_| self.seat.world.failure().is_some()) {
+        if let Some(lane) = self.lane.as_mut().filter(|_| self.member.world.failure().is_some()) {
             lane.carrier.abort();
         }
     }
@@ -164,22 +163,22 @@ impl<F: Fabric> Drop for LateLane<F> {
 /// A message of the bootstrap group whose errors are reported as this group's.
 struct Message {
     request: Request,
-    seat: Seat,
+    member: Member,
     signature: Signature,
 }
 
 impl Pending for Message {
     fn test(&mut self) -> Result<bool, CommError> {
-        self.request.test().map_err(|error| self.seat.adopt(&self.signature, error))
+        self.request.test().map_err(|error| self.member.adopt(&self.signature, error))
     }
 
     fn wait(self: Box<Self>) -> Result<HostBuffer, CommError> {
-        self.request.wait().map_err(|error| self.seat.adopt(&self.signature, error))
+        self.request.wait().map_err(|error| self.member.adopt(&self.signature, error))
     }
 }
 
 impl<F: Fabric> Communicator for Staged<F> {
-    through_lanes!(seat: Seat);
+    through_lanes!(member: Member);
 
     fn timeout(&self) -> Duration {
         self.controls.blocking.timeout()
@@ -190,24 +189,24 @@ impl<F: Fabric> Communicator for Staged<F> {
     }
 
     fn send(&self, data: Buffer<'_>, to: usize, tag: u32) -> Result<(), CommError> {
-        let signature = self.seat.speaker().message(OpKind::Send, (data.dtype(), data.len()), to, tag)?;
-        self.seat.check_world(&signature)?;
-        self.controls.blocking.send(data, to, tag).map_err(|error| self.seat.adopt(&signature, error))
+        let signature = self.member.speaker().message(OpKind::Send, (data.dtype(), data.len()), to, tag)?;
+        self.member.check_world(&signature)?;
+        self.controls.blocking.send(data, to, tag).map_err(|error| self.member.adopt(&signature, error))
     }
 
     fn recv(&self, data: BufferMut<'_>, from: usize, tag: u32) -> Result<(), CommError> {
-        let signature = self.seat.speaker().message(OpKind::Recv, (data.dtype(), data.len()), from, tag)?;
-        self.seat.check_world(&signature)?;
-        self.controls.blocking.recv(data, from, tag).map_err(|error| self.seat.adopt(&signature, error))
+        let signature = self.member.speaker().message(OpKind::Recv, (data.dtype(), data.len()), from, tag)?;
+        self.member.check_world(&signature)?;
+        self.controls.blocking.recv(data, from, tag).map_err(|error| self.member.adopt(&signature, error))
     }
 
     fn split(&self, color: Option<usize>, key: usize, name: &str) -> Result<Option<Group>, CommError> {
         match self.split_controls(color, key, name)? {
             Some(controls) if controls.blocking.size() == 1 => {
-                Ok(Some(Arc::new(SingleCommunicator::of_world_rank(name, self.seat.world_rank()))))
+                Ok(Some(Arc::new(SingleCommunicator::of_world_rank(name, self.member.world_rank()))))
             }
             Some(controls) => {
-                let world = Arc::clone(&self.seat.world);
+                let world = Arc::clone(&self.member.world);
                 Ok(Some(Arc::new(Self::connect(world, self.fabric.clone(), controls, name)?)))
             }
             None => Ok(None),
@@ -215,17 +214,17 @@ impl<F: Fabric> Communicator for Staged<F> {
     }
 
     fn start_send(&self, data: HostBuffer, to: usize, tag: u32) -> Result<Request, CommError> {
-        let signature = self.seat.speaker().message(OpKind::Send, (data.dtype(), data.len()), to, tag)?;
-        self.seat.check_world(&signature)?;
+        let signature = self.member.speaker().message(OpKind::Send, (data.dtype(), data.len()), to, tag)?;
+        self.member.check_world(&signature)?;
         let started = self.controls.blocking.start_send(data, to, tag);
-        started.map(|request| self.message(signature, request)).map_err(|error| self.seat.adopt(&signature, error))
+        started.map(|request| self.message(signature, request)).map_err(|error| self.member.adopt(&signature, error))
     }
 
     fn start_recv(&self, dtype: DType, len: usize, from: usize, tag: u32) -> Result<Request, CommError> {
-        let signature = self.seat.speaker().message(OpKind::Recv, (dtype, len), from, tag)?;
-        self.seat.check_world(&signature)?;
+        let signature = self.member.speaker().message(OpKind::Recv, (dtype, len), from, tag)?;
+        self.member.check_world(&signature)?;
         let started = self.controls.blocking.start_recv(dtype, len, from, tag);
-        started.map(|request| self.message(signature, request)).map_err(|error| self.seat.adopt(&signature, error))
+        started.map(|request| self.message(signature, request)).map_err(|error| self.member.adopt(&signature, error))
     }
 
     fn device(&self) -> Option<&dyn DeviceExchange> {

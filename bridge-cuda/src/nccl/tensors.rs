@@ -13,18 +13,14 @@ use cudarc::driver::CudaStream;
 use super::carrier::CarrierError;
 use super::cuda::{CudaFabric, NcclCarrier, Wire};
 use super::lane::Lane;
+use super::member::Member;
 use super::raw::{GroupedCalls, Span};
-use super::seat::Seat;
 use super::staged::{LateLane, Staged};
 use super::watch::{InFlight, Watch};
-use bridge_dist::comm::DType;
-use bridge_dist::comm::Request;
 use bridge_dist::comm::device::{DeviceCall, DeviceExchange, DeviceLine, DeviceMemory, DevicePart, DeviceWork};
 use bridge_dist::comm::thread::panic_message;
-use bridge_dist::comm::transport::Place;
-use bridge_dist::comm::transport::lock;
-use bridge_dist::comm::transport::{OpKind, Signature};
-use bridge_dist::comm::{CommError, CommErrorKind};
+use bridge_dist::comm::transport::{OpKind, Place, Signature, lock};
+use bridge_dist::comm::{CommError, CommErrorKind, DType, Request};
 use bridge_regions::exchange::TensorMemory;
 
 impl DeviceExchange for Staged<CudaFabric> {
@@ -44,7 +40,7 @@ impl DeviceExchange for Staged<CudaFabric> {
 
     fn start(&self, call: &DeviceCall, work: DeviceWork) -> Result<Request<DevicePart>, CommError> {
         let signature = call.signature;
-        self.background.start(&self.seat, &signature, move |late: &mut LateLane<CudaFabric>| {
+        self.background.start(&self.member, &signature, move |late: &mut LateLane<CudaFabric>| {
             late.lane(&signature)?.run_device(&signature, work)
         })
     }
@@ -109,14 +105,14 @@ impl Wire {
     /// `memory` until then. What is noted there.
     pub fn launch(
         &mut self,
-        seat: &Seat,
+        member: &Member,
         (signature, timeout): (Signature, Duration),
         (ready, memory): (Event, Pinned),
         calls: impl FnOnce(&mut GroupedCalls, &CudaStream) -> Result<(), CarrierError>,
     ) -> Result<Arc<Event>, CarrierError> {
         let watch = match self.watch.take() {
             Some(watch) => watch,
-            None => Watch::start(seat.clone(), Arc::clone(&self.raw))?,
+            None => Watch::start(member.clone(), Arc::clone(&self.raw))?,
         };
         let seen = self.begin(&ready, calls).and_then(|done| {
             let done = Arc::new(done);
@@ -159,11 +155,11 @@ impl Line<'_> {
         let opened = foreign::open(&memory).map_err(|error| foreign_error(&error))?;
         let spans: Vec<Span> = memory.iter().zip(opened.addresses).map(span).collect();
         let (reads, writes) = spans.split_at(moves.reads.len());
-        let (seat, timeout) = (self.lane.agreement.seat.clone(), self.lane.agreement.control.timeout());
+        let (member, timeout) = (self.lane.agreement.member.clone(), self.lane.agreement.control.timeout());
         let flight = (self.signature, timeout);
         let wire = &mut self.lane.carrier.wire;
         let held = (opened.ready, opened.memory);
-        let done = wire.launch(&seat, flight, held, |group, stream| calls(group, stream, reads, writes))?;
+        let done = wire.launch(&member, flight, held, |group, stream| calls(group, stream, reads, writes))?;
         foreign::follow(&memory[0], done);
         Ok(())
     }
@@ -180,9 +176,9 @@ impl Line<'_> {
         let all: Vec<u64> = all.into_iter().map(i64::cast_unsigned).collect();
         let (sent, expected): (Vec<&[u64]>, Vec<&[u64]>) =
             all.chunks_exact(2 * parts.len()).map(|row| row.split_at(parts.len())).unzip();
-        let seat = &agreement.seat;
-        let agreed = seat.speaker().agree_counts(&self.signature, &sent, &expected);
-        agreed.map_err(|error| seat.fail(&self.signature, *error.kind))
+        let member = &agreement.member;
+        let agreed = member.speaker().agree_counts(&self.signature, &sent, &expected);
+        agreed.map_err(|error| member.fail(&self.signature, *error.kind))
     }
 
     fn exchange_parts(&mut self, parts: &[DevicePart], received: &[DevicePart]) -> Result<(), CarrierError> {
@@ -226,11 +222,11 @@ impl Line<'_> {
 
 impl DeviceLine for Line<'_> {
     fn rank(&self) -> usize {
-        self.lane.agreement.seat.rank
+        self.lane.agreement.member.rank
     }
 
     fn size(&self) -> usize {
-        self.lane.agreement.seat.size()
+        self.lane.agreement.member.size()
     }
 
     fn shares_memory(&self) -> bool {

@@ -5,15 +5,12 @@ use std::sync::Arc;
 
 use super::carrier::{Carrier, CarrierError, Fabric};
 use super::handshake::{Message, shake_hands};
-use super::seat::{Seat, World};
+use super::member::{Member, World};
 use super::staged::{Controls, Staged};
 use super::{NcclCommunicator, NcclInitError, everyone};
-use bridge_dist::comm::Group;
-use bridge_dist::comm::UnevenExchange;
 use bridge_dist::comm::thread::{BoxError, run_ranks};
 use bridge_dist::comm::transport::OpKind;
-use bridge_dist::comm::{CommError, CommErrorKind};
-use bridge_dist::comm::{DType, ReduceOp};
+use bridge_dist::comm::{CommError, CommErrorKind, DType, Group, ReduceOp, UnevenExchange};
 
 #[path = "../../../bridge-dist/tests/suite/mod.rs"]
 mod suite;
@@ -38,7 +35,7 @@ impl Fabric for HostFabric {
     type Carrier = HostCarrier;
     type Messages = ();
 
-    fn messages(&self, _seat: &Seat, _control: &Group) {}
+    fn messages(&self, _member: &Member, _control: &Group) {}
 
     /// Odd, and far less than the suite's longest buffers.
     fn piece_bytes(&self) -> usize {
@@ -179,20 +176,20 @@ fn handshakes_find_equal_messages_and_name_others() {
     run_ranks(3, LONG, |bootstrap| {
         let (rank, size) = (bootstrap.rank(), bootstrap.size());
         let world_ranks = bootstrap.world_ranks();
-        let seat = Seat { world: Arc::default(), rank, world_ranks, name: "pp".into() };
+        let member = Member { world: Arc::default(), rank, world_ranks, name: "pp".into() };
         // A ring in which everybody sends and receives at once.
         let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
         let len = |from: usize| 10 + from;
         let ring = [
-            Message::new(&seat, OpKind::Send, (DType::Bf16, len(rank)), next)?,
-            Message::new(&seat, OpKind::Recv, (DType::Bf16, len(previous)), previous)?,
+            Message::new(&member, OpKind::Send, (DType::Bf16, len(rank)), next)?,
+            Message::new(&member, OpKind::Recv, (DType::Bf16, len(previous)), previous)?,
         ];
-        shake_hands(&seat, &bootstrap, &ring)?;
+        shake_hands(&member, &bootstrap, &ring)?;
         // Both ranks of a message that differs get the error.
         if rank < 2 {
             let kind = if rank == 0 { OpKind::Send } else { OpKind::Recv };
-            let message = Message::new(&seat, kind, (DType::F32, 5 + rank), 1 - rank)?;
-            let error = shake_hands(&seat, &bootstrap, &[message]).err().ok_or("unnoticed")?;
+            let message = Message::new(&member, kind, (DType::F32, 5 + rank), 1 - rank)?;
+            let error = shake_hands(&member, &bootstrap, &[message]).err().ok_or("unnoticed")?;
             let text = if rank == 0 {
                 "rank 0 of group `pp` (size 3) in send(5 x f32, to number 1): rank 1 disagrees: \
                  expected send(5 x f32, to number 1), found recv(6 x f32, from number 0)"
@@ -202,10 +199,10 @@ fn handshakes_find_equal_messages_and_name_others() {
             };
             assert_eq!(error.to_string(), text);
             // The world has failed.
-            let error = shake_hands(&seat, &bootstrap, &ring).err().ok_or("the world works on")?;
+            let error = shake_hands(&member, &bootstrap, &ring).err().ok_or("the world works on")?;
             assert!(matches!(&*error.kind, CommErrorKind::Aborted { .. }), "{error}");
         }
-        let error = Message::new(&seat, OpKind::Send, (DType::F32, 1), rank).err().ok_or("sent to itself")?;
+        let error = Message::new(&member, OpKind::Send, (DType::F32, 1), rank).err().ok_or("sent to itself")?;
         assert!(error.to_string().contains("peer"), "{error}");
         Ok::<_, BoxError>(bootstrap)
     })

@@ -12,13 +12,11 @@ use bridge_kernels::foreign::{Event, ForeignError, Pinned};
 
 use super::carrier::CarrierError;
 use super::cuda::HEALTH_CHECK;
+use super::member::Member;
 use super::patience::wait_for;
 use super::raw::{GOODBYE, RawComm};
-use super::seat::Seat;
 use bridge_dist::comm::CommErrorKind;
-use bridge_dist::comm::transport::Place;
-use bridge_dist::comm::transport::Signature;
-use bridge_dist::comm::transport::lock;
+use bridge_dist::comm::transport::{Place, Signature, lock};
 
 /// An operation on the device.
 pub(super) struct InFlight {
@@ -58,11 +56,11 @@ impl Drop for Watch {
 
 impl Watch {
     /// Starts the thread for one communicator.
-    pub fn start(seat: Seat, raw: Arc<Mutex<RawComm>>) -> Result<Self, CarrierError> {
+    pub fn start(member: Member, raw: Arc<Mutex<RawComm>>) -> Result<Self, CarrierError> {
         let (queue, arriving) = mpsc::channel();
-        let name = format!("{}-{}-watch", seat.name, seat.rank);
+        let name = format!("{}-{}-watch", member.name, member.rank);
         let own = Arc::clone(&raw);
-        let started = thread::Builder::new().name(name).spawn(move || watch(&seat, &own, &arriving));
+        let started = thread::Builder::new().name(name).spawn(move || watch(&member, &own, &arriving));
         let thread = started.map_err(|error| {
             CarrierError::library("the operating system, starting a background thread,", error.to_string())
         })?;
@@ -81,7 +79,7 @@ impl Watch {
     }
 }
 
-fn watch(seat: &Seat, raw: &Mutex<RawComm>, arriving: &mpsc::Receiver<InFlight>) {
+fn watch(member: &Member, raw: &Mutex<RawComm>, arriving: &mpsc::Receiver<InFlight>) {
     let mut under_way = VecDeque::new();
     let mut oldest_since = None;
     loop {
@@ -90,7 +88,7 @@ fn watch(seat: &Seat, raw: &Mutex<RawComm>, arriving: &mpsc::Receiver<InFlight>)
                 Ok(operation) => under_way.push_back(operation),
                 Err(_) => return,
             },
-            Some(oldest) => match state(oldest, seat, raw, &mut oldest_since) {
+            Some(oldest) => match state(oldest, member, raw, &mut oldest_since) {
                 Ok(true) => {
                     under_way.pop_front();
                     oldest_since = None;
@@ -98,7 +96,7 @@ fn watch(seat: &Seat, raw: &Mutex<RawComm>, arriving: &mpsc::Receiver<InFlight>)
                 Ok(false) => thread::sleep(Duration::from_millis(1)),
                 Err(kind) => {
                     lock(raw).abort();
-                    seat.fail(&oldest.signature, kind);
+                    member.fail(&oldest.signature, kind);
                     // The device comes to the end of what was aborted; then nobody uses the memory.
                     under_way.retain(|operation| matches!(operation.done.has_passed(), Ok(false)));
                     thread::sleep(HEALTH_CHECK);
@@ -112,7 +110,7 @@ fn watch(seat: &Seat, raw: &Mutex<RawComm>, arriving: &mpsc::Receiver<InFlight>)
 /// True if an operation is over; an error if it cannot complete.
 fn state(
     operation: &InFlight,
-    seat: &Seat,
+    member: &Member,
     raw: &Mutex<RawComm>,
     since: &mut Option<(Instant, Instant)>,
 ) -> Result<bool, CommErrorKind> {
@@ -120,7 +118,7 @@ fn state(
     if operation.done.has_passed().map_err(failed)? {
         return Ok(true);
     }
-    if let Some(cause) = seat.world.failure() {
+    if let Some(cause) = member.world.failure() {
         return Err(CommErrorKind::Aborted { cause });
     }
     if !operation.ready.has_passed().map_err(failed)? {

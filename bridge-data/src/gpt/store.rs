@@ -4,10 +4,9 @@
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use crate::DataError;
 use crate::indexed::IndexedDataset;
-use crate::npy;
 use crate::random::Pcg64;
+use crate::{DataError, npy};
 
 /// Numbered token sequences.
 pub trait SequenceStore: Send + Sync {

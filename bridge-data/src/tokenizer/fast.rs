@@ -11,8 +11,7 @@ use tokenizers::models::bpe::BPE;
 use tokenizers::pre_tokenizers::PreTokenizerWrapper;
 use tokenizers::{Model, Tokenizer as Inner};
 
-use super::TokenizerError;
-use super::byte_level;
+use super::{TokenizerError, byte_level};
 
 /// Words longer than this are rare and are not cached.
 const LONGEST_CACHED_WORD: usize = 64;

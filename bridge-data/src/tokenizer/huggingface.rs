@@ -11,11 +11,10 @@ use tokenizers::{AddedToken, Tokenizer as Inner};
 use twox_hash::XxHash3_64;
 
 use super::added::{self, unknown_token};
-use super::byte_level;
 use super::fast::FastByteLevel;
 use super::special::{self, Named, SpecialNames};
 use super::train::END_OF_TEXT;
-use super::{Case, TiktokenParams, Tokenizer, TokenizerError, sentencepiece, tiktoken, wordpiece};
+use super::{Case, TiktokenParams, Tokenizer, TokenizerError, byte_level, sentencepiece, tiktoken, wordpiece};
 use crate::manifest::{self, Depth};
 use crate::untrusted_io;
 

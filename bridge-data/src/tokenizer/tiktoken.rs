@@ -7,8 +7,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
 
-use super::TokenizerError;
-use super::byte_level;
+use super::{TokenizerError, byte_level};
 use crate::untrusted_io;
 
 /// Pattern that splits text into words, by upstream's names.

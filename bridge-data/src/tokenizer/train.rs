@@ -8,9 +8,8 @@ use tokenizers::models::bpe::{BPE, BpeTrainer};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{AddedToken, Trainer};
 
-use super::TokenizerError;
-use super::byte_level;
 use super::huggingface::{HuggingFaceTokenizer, byte_level_tokenizer};
+use super::{TokenizerError, byte_level};
 
 /// The special token that ends documents.
 pub const END_OF_TEXT: &str = "<|endoftext|>";

@@ -2,9 +2,9 @@
 //! activity of the rank that allocated it.
 //!
 //! It belongs to the process, as the allocator does. Ranks that are threads of one process have a
-//! [`Seat`] each: what a rank is doing is said once ([`Seat::owner`]) and holds for all threads
-//! that sit there, those of its pool included. Threads without a seat are one more owner. Otherwise
-//! it costs a look whether it is on, for each large block.
+//! [`RankSlot`] each. [`RankSlot::owner`] sets the activity of a rank for all threads that are
+//! attached to its slot, those of its pool included. Blocks of threads without a slot have one
+//! owner more. If nothing is recorded, a large block costs one check of a flag.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -18,20 +18,20 @@ use super::usage::usage;
 pub use report::{OwnerTotal, Window, WindowBlock, WindowEvent};
 
 /// Number of ranks that are distinguished; further ranks share the last entry.
-const SEATS: usize = 64;
+const SLOTS: usize = 64;
 /// Events of a window that are kept: 32 bytes each.
 const MOST_EVENTS: usize = 1 << 20;
 /// Blocks that a report of failure names.
 const NAMED: usize = 12;
 
 static IS_ON: AtomicBool = AtomicBool::new(false);
-static NEXT_SEAT: AtomicU8 = AtomicU8::new(1);
+static NEXT_SLOT: AtomicU8 = AtomicU8::new(1);
 /// Activity of each rank, as an index of [`State::owners`].
-static DOING: [AtomicU32; SEATS] = [const { AtomicU32::new(0) }; SEATS];
+static DOING: [AtomicU32; SLOTS] = [const { AtomicU32::new(0) }; SLOTS];
 static STATE: Mutex<Option<State>> = Mutex::new(None);
 
 thread_local! {
-    static SEAT: Cell<u8> = const { Cell::new(0) };
+    static SLOT: Cell<u8> = const { Cell::new(0) };
     /// True while this thread is in the recorder: its allocations are not recorded meanwhile.
     static IS_NOTING: Cell<bool> = const { Cell::new(false) };
 }
@@ -41,7 +41,7 @@ thread_local! {
 struct Live {
     bytes: usize,
     owner: u32,
-    seat: u8,
+    slot: u8,
 }
 
 /// A block that was handed out, or taken back.
@@ -103,7 +103,7 @@ impl State {
     }
 }
 
-/// Does something with the state; what the thread allocates meanwhile is not noted.
+/// Calls `work` with the state; allocations of the thread are not recorded meanwhile.
 fn with_state<T>(work: impl FnOnce(&mut State) -> T) -> Option<T> {
     if IS_NOTING.replace(true) {
         return None;
@@ -119,7 +119,7 @@ pub fn is_on() -> bool {
     IS_ON.load(Ordering::Relaxed)
 }
 
-/// Notes blocks from now on. A failure is reported where the first who asked wants it.
+/// Records blocks from now on. A failed allocation is reported in the file of the first caller.
 pub fn start(report: Option<std::path::PathBuf>) {
     let was = IS_NOTING.replace(true);
     {
@@ -131,7 +131,7 @@ pub fn start(report: Option<std::path::PathBuf>) {
     IS_ON.store(true, Ordering::Relaxed);
 }
 
-/// Notes no more, and forgets.
+/// Stops the recording and drops what was recorded.
 pub fn stop() {
     IS_ON.store(false, Ordering::Relaxed);
     let was = IS_NOTING.replace(true);
@@ -157,59 +157,59 @@ pub(super) fn gives(block: *mut u8) {
 
 #[cold]
 fn note(address: usize, bytes: Option<usize>) {
-    // A thread that ends has no seat any more.
-    let seat = SEAT.try_with(Cell::get).unwrap_or(0);
-    let owner = DOING[usize::from(seat)].load(Ordering::Relaxed);
-    with_state(|state| state.note(address, bytes.map(|bytes| Live { bytes, owner, seat })));
+    // A thread that ends has no slot any more.
+    let slot = SLOT.try_with(Cell::get).unwrap_or(0);
+    let owner = DOING[usize::from(slot)].load(Ordering::Relaxed);
+    with_state(|state| state.note(address, bytes.map(|bytes| Live { bytes, owner, slot })));
 }
 
 /// The place of a rank among those of its process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seat(u8);
+pub struct RankSlot(u8);
 
-impl Seat {
-    /// A seat that no other rank has, while there are some left.
+impl RankSlot {
+    /// A slot that no other rank has, while there are some left.
     #[expect(clippy::new_without_default, reason = "two are not equal")]
     pub fn new() -> Self {
-        let next = NEXT_SEAT.load(Ordering::Relaxed);
-        let last = SEATS as u8 - 1;
+        let next = NEXT_SLOT.load(Ordering::Relaxed);
+        let last = SLOTS as u8 - 1;
         if next < last {
-            NEXT_SEAT.store(next + 1, Ordering::Relaxed);
+            NEXT_SLOT.store(next + 1, Ordering::Relaxed);
         }
         Self(next.min(last))
     }
 
-    /// Seats this thread: what it allocates is the rank's.
-    pub fn sit(self) {
-        SEAT.set(self.0);
+    /// Attaches this thread: its allocations are the rank's.
+    pub fn attach_thread(self) {
+        SLOT.set(self.0);
     }
 
-    /// Says what the rank of this thread is doing, until what is returned is dropped. Nothing where
-    /// blocks are not noted.
+    /// Sets the activity of this thread's rank until the result is dropped. Does nothing if blocks
+    /// are not recorded.
     pub fn owner(what: impl FnOnce() -> String) -> Doing {
         if !is_on() {
             return Doing(None);
         }
-        let seat = SEAT.get();
-        if seat == 0 {
+        let slot = SLOT.get();
+        if slot == 0 {
             return Doing(None);
         }
         let number = with_state(|state| state.number(&what()));
-        Doing(number.map(|number| (seat, DOING[usize::from(seat)].swap(number, Ordering::Relaxed))))
+        Doing(number.map(|number| (slot, DOING[usize::from(slot)].swap(number, Ordering::Relaxed))))
     }
 
-    /// Says what the rank of this thread is doing from now on.
-    pub fn goes_on_with(what: impl FnOnce() -> String) {
+    /// Sets the activity of this thread's rank from now on.
+    pub fn set_owner(what: impl FnOnce() -> String) {
         if is_on()
-            && SEAT.get() > 0
+            && SLOT.get() > 0
             && let Some(number) = with_state(|state| state.number(&what()))
         {
-            DOING[usize::from(SEAT.get())].store(number, Ordering::Relaxed);
+            DOING[usize::from(SLOT.get())].store(number, Ordering::Relaxed);
         }
     }
 
-    /// Gives blocks other owners: those that have one of these addresses in them. Returns how many
-    /// were found.
+    /// Gives other owners to the blocks that contain one of these addresses. Returns the number of
+    /// blocks that were found.
     pub fn rename(blocks: &[(usize, String)]) -> usize {
         let renamed = with_state(|state| {
             let mut starts: Vec<(usize, usize)> = state.live.iter().map(|(start, live)| (*start, live.bytes)).collect();
@@ -231,7 +231,7 @@ impl Seat {
         renamed.unwrap_or(0)
     }
 
-    /// Opens a window for the rank of this thread: what happens is kept until [`Self::end_window`].
+    /// Opens a window for the rank of this thread: events are kept until [`Self::end_window`].
     pub fn begin_window() {
         with_state(|state| {
             state.openings += 1;
@@ -244,10 +244,10 @@ impl Seat {
     /// Events of the blocks of this thread's rank since the window was opened; `None` without a
     /// window.
     pub fn end_window() -> Option<Window> {
-        let seat = SEAT.get();
+        let slot = SLOT.get();
         with_state(|state| {
             let (start, began, events) = state.window.as_ref()?;
-            let window = report::window(start, (*began, events), &state.owners, seat, events.len() == MOST_EVENTS);
+            let window = report::window(start, (*began, events), &state.owners, slot, events.len() == MOST_EVENTS);
             state.openings -= 1;
             if state.openings == 0 {
                 state.window = None;
@@ -264,14 +264,14 @@ pub struct Doing(Option<(u8, u32)>);
 
 impl Drop for Doing {
     fn drop(&mut self) {
-        if let Some((seat, before)) = self.0 {
-            DOING[usize::from(seat)].store(before, Ordering::Relaxed);
+        if let Some((slot, before)) = self.0 {
+            DOING[usize::from(slot)].store(before, Ordering::Relaxed);
         }
     }
 }
 
-/// Tells that a block of `bytes` cannot be had: who holds the others, on standard error and where
-/// [`start`] was told to.
+/// Reports that a block of `bytes` cannot be allocated, with the owners of the others: on standard
+/// error and in the file of [`start`].
 pub(super) fn failed(bytes: usize) {
     let used = usage().map_or(0, |usage| usage.used_bytes);
     let told = with_state(|state| report::failure(bytes, (&state.live, &state.owners), state.report.take(), NAMED));

@@ -13,14 +13,14 @@ pub(crate) fn activation<const D: usize>(x: &Tensor<D>, kind: Activation) -> Opt
     let values = Values::contiguous_of(x)?;
     let y = tensor(kernel::forward(values.slice(), kind), dims);
     let kept = values.clone();
-    let again = Recompute::new(move || Values::from_vec(kernel::forward(kept.slice(), kind), dims));
+    let recompute = Recompute::new(move || Values::from_vec(kernel::forward(kept.slice(), kind), dims));
     let values = values.kept();
     let tensor = attach_one(y, x.clone(), move |dy| {
         let mut dx = dy.into_vec();
         kernel::backward(&mut dx, values.values().slice(), kind);
         gradient(dx, dims)
     });
-    Some(Recomputable { tensor, again: Some(again) })
+    Some(Recomputable { tensor, recompute: Some(recompute) })
 }
 
 /// See [`super::activation_gradient`].
@@ -39,10 +39,10 @@ pub(crate) fn glu(x_bt2f: &Tensor<3>, unit: GatedUnit) -> Option<Recomputable<3>
     let values = Values::contiguous_of(x_bt2f)?;
     let y = tensor(kernel::glu(values.slice(), width, unit), [b, t, width]);
     let kept = values.clone();
-    let again = Recompute::new(move || Values::from_vec(kernel::glu(kept.slice(), width, unit), [b, t, width]));
+    let recompute = Recompute::new(move || Values::from_vec(kernel::glu(kept.slice(), width, unit), [b, t, width]));
     let values = values.kept();
     let tensor = attach_one(y, x_bt2f.clone(), move |dy| {
         gradient(kernel::glu_backward(dy.slice(), values.values().slice(), width, unit), dims)
     });
-    Some(Recomputable { tensor, again: Some(again) })
+    Some(Recomputable { tensor, recompute: Some(recompute) })
 }

@@ -7,18 +7,10 @@ use proptest::test_runner::{Config, TestRunner};
 use super::description::{ColumnMajor, Compute, Element, Epilogue, Layout, Matrix, Operation, Order, Product};
 use super::host::{Memory, Read, put, run, stored};
 use super::host_table::HostStandIn;
+use super::tests::{ELEMENTS, ORDERS};
 use super::{Table, add_product, multiply};
 use crate::precision::widen;
 use crate::random::Philox;
-
-const ORDERS: [Order; 2] = [Order::Rows, Order::Columns];
-const ELEMENTS: [[Element; 2]; 5] = [
-    [Element::F32, Element::F32],
-    [Element::BF16, Element::BF16],
-    [Element::F16, Element::F16],
-    [Element::BF16, Element::F32],
-    [Element::F16, Element::F32],
-];
 
 /// Spacing of the matrices of a batch.
 #[derive(Clone, Copy, Debug)]

@@ -4,7 +4,8 @@
 //! [`CublasLt`](cuda::CublasLt) (feature `cuda`) is NVIDIA's cuBLASLt, loaded at run time. The
 //! stand-in of tests computes on the host what the translated description says, element by element,
 //! so that a wrong layout, transposition or epilogue shows without a GPU; one of the tests on
-//! devices does that for tensors of CubeCL. What calls a table is `linear/lt.rs`, and attention.
+//! devices does that for tensors of CubeCL. Callers of a table: `linear/cublaslt.rs`,
+//! `fp8/cublaslt.rs` and attention.
 
 #[cfg(test)]
 mod batch_tests;

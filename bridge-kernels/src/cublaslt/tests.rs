@@ -120,8 +120,10 @@ const EPILOGUES: [Epilogue; 7] = [
     Epilogue::Gelu { bias: true, keeps: true },
     Epilogue::BiasGradient,
 ];
-const ORDERS: [Order; 2] = [Order::Rows, Order::Columns];
-const ELEMENTS: [[Element; 2]; 5] = [
+/// Orders of a matrix in memory.
+pub(super) const ORDERS: [Order; 2] = [Order::Rows, Order::Columns];
+/// Element types of factors and result.
+pub(super) const ELEMENTS: [[Element; 2]; 5] = [
     [Element::F32, Element::F32],
     [Element::BF16, Element::BF16],
     [Element::F16, Element::F16],

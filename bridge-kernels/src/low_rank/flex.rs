@@ -19,7 +19,7 @@ use crate::vjp::{self, Lift};
 
 /// See [`crate::linear_low_rank`].
 pub(crate) fn linear_low_rank<const D: usize>(
-    (x, again): (&Tensor<D>, Option<&Recompute>),
+    (x, recompute): (&Tensor<D>, Option<&Recompute>),
     linear_weight: &LinearWeight,
     bias_o: Option<&Tensor<1>>,
     sum: &LowRankSum,
@@ -67,7 +67,7 @@ pub(crate) fn linear_low_rank<const D: usize>(
     let backward = SumBackward {
         dims: x.dims(),
         sizes: [rows, num_inputs, outputs],
-        x: (linear_weight.is_tracked() || is_trained).then(|| Source::new(x_values, again.cloned())),
+        x: (linear_weight.is_tracked() || is_trained).then(|| Source::new(x_values, recompute.cloned())),
         weight: x.is_tracked().then_some(weight),
         is_weight_tracked: linear_weight.is_tracked(),
         is_weight_input: matches!(linear_weight, LinearWeight::Whole(_)),

@@ -53,11 +53,11 @@ pub fn linear_low_rank<const D: usize>(
     sum: LowRankSum,
     residual: Option<Tensor<D>>,
 ) -> Tensor<D> {
-    let (Recomputable { tensor: x, again }, weight) = (x.into(), weight.into());
+    let (Recomputable { tensor: x, recompute }, weight) = (x.into(), weight.into());
     let [outputs, inputs] = weight.dims();
     check(&sum.branches, [outputs, inputs]);
     assert_eq!(x.dims()[D - 1], inputs, "linear: an input of {:?} does not fit {inputs} inputs", x.dims());
-    flex::linear_low_rank((&x, again.as_ref()), &weight, bias_o.as_ref(), &sum, residual.as_ref())
+    flex::linear_low_rank((&x, recompute.as_ref()), &weight, bias_o.as_ref(), &sum, residual.as_ref())
         .unwrap_or_else(|| reference(x, weight, bias_o, sum, residual))
 }
 

@@ -101,7 +101,7 @@ impl<const D: usize> Operation<D> {
     }
 
     /// Closure that recomputes the output.
-    fn again(&self) -> Recompute {
+    fn recompute(&self) -> Recompute {
         let Operands { dims, x, weight, bias, .. } = &self.operands;
         let (dims, x, weight, bias) = (*dims, x.clone(), weight.clone(), bias.clone());
         let (statistics, remake) = (Arc::clone(&self.statistics), self.remake);
@@ -138,9 +138,9 @@ impl<const D: usize> Operation<D> {
 
     /// Output and the stream `x`, whose gradient is added to the norm's in the same pass.
     fn attach_with(self, x: &Tensor<D>) -> (Recomputable<D>, Tensor<D>) {
-        let again = Some(self.again());
+        let recompute = Some(self.recompute());
         if !x.is_tracked() {
-            return (Recomputable { tensor: self.attach(), again }, x.clone());
+            return (Recomputable { tensor: self.attach(), recompute }, x.clone());
         }
         let dims = x.dims();
         let (y, inputs, gradients) = self.parts();
@@ -152,6 +152,6 @@ impl<const D: usize> Operation<D> {
             gradients(dy, stream)
         });
         let [y, stream] = <[_; 2]>::try_from(outputs).expect("as many as were given").map(Tensor::from_dispatch);
-        (Recomputable { tensor: y, again }, stream)
+        (Recomputable { tensor: y, recompute }, stream)
     }
 }

@@ -4,11 +4,10 @@
 
 use burn::tensor::{DType, FloatDType, Tensor};
 
-use super::flex;
 use super::formats::Format;
 use super::steps::{AdamWState, AdamWStep};
 use super::stored::{Master, MasterFormat, Stored, magnitude};
-use super::{adamw, adamw_reference};
+use super::{adamw, adamw_reference, flex};
 use crate::precision::widen;
 
 /// A parameter with what AdamW keeps of it, or the range of them that a rank has. All are flat and

@@ -1,7 +1,6 @@
 //! Activations, plain and gated.
 
-use bridge_kernels::activation::cube;
-use bridge_kernels::activation::{Activation, GatedUnit, activation, glu, glu_reference, reference};
+use bridge_kernels::activation::{Activation, GatedUnit, activation, cube, glu, glu_reference, reference};
 use burn::tensor::Tensor;
 
 use crate::common::{Case, device, read, tensor, values};

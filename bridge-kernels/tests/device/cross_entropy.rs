@@ -1,7 +1,6 @@
 //! Output projection with cross-entropy.
 
-use bridge_kernels::cross_entropy::cube;
-use bridge_kernels::cross_entropy::{CrossEntropyOptions, linear_cross_entropy, reference};
+use bridge_kernels::cross_entropy::{CrossEntropyOptions, cube, linear_cross_entropy, reference};
 use burn::tensor::{Device, Int, Tensor};
 
 use crate::common::{Case, device, ints, read, tensor, values};

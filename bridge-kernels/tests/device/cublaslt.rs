@@ -1,7 +1,7 @@
 //! Batched products in cuBLASLt's terms, for tensors of this device: results that a [`StandIn`]
 //! computes on the host from the device's own memory, by offsets, strides and the translated
-//! description, against Burn's products. It uses `bridge_kernels::lt` by name, so that its
-//! arithmetic is that of the crate's tests.
+//! description, against Burn's products. It includes the stand-in of the crate's tests, so that
+//! both have the same arithmetic.
 
 use std::sync::{Arc, Mutex};
 

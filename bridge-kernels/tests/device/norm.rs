@@ -1,7 +1,6 @@
 //! RMSNorm and LayerNorm.
 
-use bridge_kernels::norm::cube;
-use bridge_kernels::norm::{layer_norm_reference, rms_norm, rms_norm_reference};
+use bridge_kernels::norm::{cube, layer_norm_reference, rms_norm, rms_norm_reference};
 use burn::tensor::Tensor;
 
 use crate::common::{Case, assert_close, device, read, tensor, values};

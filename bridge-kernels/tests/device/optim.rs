@@ -1,9 +1,8 @@
 //! AdamW and sums of squares.
 
-use bridge_kernels::optim::cube;
 use bridge_kernels::optim::{
     AdamWState, AdamWStep, AdamWUpdates, GradientSums, SquareSums, accumulate, adamw, adamw_reference, adamw_rounded,
-    reads_16_bits, sum_of_squares,
+    cube, reads_16_bits, sum_of_squares,
 };
 use burn::tensor::{Device, FloatDType, Tensor};
 

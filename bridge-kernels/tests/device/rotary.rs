@@ -1,7 +1,6 @@
 //! Rotary position embedding.
 
-use bridge_kernels::rotary::cube;
-use bridge_kernels::rotary::{Positions, RotaryPairing, RotaryTable, apply_rotary, reference};
+use bridge_kernels::rotary::{Positions, RotaryPairing, RotaryTable, apply_rotary, cube, reference};
 use burn::tensor::{Device, Tensor};
 
 use crate::common::{Case, assert_close, device, ints, read, tensor, values};

@@ -1,8 +1,7 @@
 //! Linear layer.
 
-use bridge_kernels::Activation;
-use bridge_kernels::activation;
 use bridge_kernels::linear::{add_weight_gradient, linear, linear_activation, linear_glu, linear_residual, reference};
+use bridge_kernels::{Activation, activation};
 use burn::tensor::{Device, Tensor};
 
 use crate::common::{Case, assert_close, assert_same_on_any_threads, read, run_all, tensor, values, wide};

@@ -38,7 +38,7 @@ fn the_weight_gradient_is_left_out_of_backward_and_given_later() {
         deferred.send(gradient).expect("the test waits for it");
     });
     assert_eq!(read(y.clone()), output);
-    assert!(later.try_recv().is_err(), "nothing is put off before backward");
+    assert!(later.try_recv().is_err(), "nothing is deferred before backward");
     let gradients = (y * cotangent).sum().backward();
     assert!(weight.grad(&gradients).is_none());
     let deferred = later.recv().expect("backward put it off");

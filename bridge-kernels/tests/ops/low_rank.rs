@@ -152,7 +152,7 @@ fn through_a_layer(
     let of_layer = [values(11, outputs * i), values(12, rank * i), values(13, outputs * rank)];
     run_all(&[given, &of_layer].concat(), |t| {
         let x = made(t);
-        assert!(x.again.is_some() && x.tensor.dims() == [n, i]);
+        assert!(x.recompute.is_some() && x.tensor.dims() == [n, i]);
         let x = if is_kept { x.tensor.into() } else { x };
         let [weight, a, b] = std::array::from_fn(|index| t[given.len() + index].clone());
         let (a_ri, b_pr) = (a.reshape([rank, i]), b.reshape([outputs, rank]));
@@ -187,8 +187,8 @@ fn inputs_that_are_made_again_give_the_bits_of_those_that_are_kept() {
         ("gelu", vec![values(6, n * i)], Box::new(|t| activation_recomputable(x_of(t), Activation::Gelu))),
     ];
     for (name, given, made) in cases {
-        let [kept, again] = [true, false].map(|is_kept| through_a_layer(&given, [n, i], is_kept, &*made));
-        assert_eq!(again, kept, "{name}");
+        let [kept, recomputed] = [true, false].map(|is_kept| through_a_layer(&given, [n, i], is_kept, &*made));
+        assert_eq!(recomputed, kept, "{name}");
     }
 }
 

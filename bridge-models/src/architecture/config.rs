@@ -1,6 +1,6 @@
-//! The resolved architecture of a decoder: plain data without defaults to fill in. A row says all
-//! of a field: its type, its neutral value, and how the config tree's `[model]` section says it
-//! (what the words mean is in `section`). No parsing of `config.json` here.
+//! The resolved architecture of a decoder: plain data without defaults to fill in. A row has all of
+//! a field: its type, its neutral value, and the codec between it and the config tree's `[model]`
+//! section (see `section`). No parsing of `config.json` here.
 
 use bridge_core::config::LoadBalancing;
 use bridge_kernels::Activation;
@@ -11,8 +11,8 @@ use super::choices::{
     RouterPrecision, ScoreFunction,
 };
 use super::hybrid::HybridConfig;
-use super::moe_words;
-use super::section::{SettingCodec, as_read, described, one_of, or, same, unless, words};
+use super::moe_codecs;
+use super::section::{SettingCodec, as_read, codecs, described, one_of, or, same, unless};
 use crate::architecture::recompute::RecomputedParts;
 
 described! {
@@ -29,7 +29,7 @@ described! {
         /// Key and value heads.
         num_query_groups: usize = 0 => or!(num_query_groups, |decoder| decoder.num_attention_heads);
         /// Size of one head.
-        kv_channels: usize = 0 => words::HEAD_SIZE;
+        kv_channels: usize = 0 => codecs::HEAD_SIZE;
         /// Keys and values from a latent vector; `kv_channels` is then the size of a key.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         latent: Option<LatentConfig> = None => SettingCodec {
@@ -53,9 +53,9 @@ described! {
             },
         };
         /// Form in which positions reach attention.
-        position_embedding: PositionEmbedding = PositionEmbedding::None => words::POSITIONS;
+        position_embedding: PositionEmbedding = PositionEmbedding::None => codecs::POSITIONS;
         /// Layers without rotary embedding.
-        no_rope_layers: LayerPattern = LayerPattern::None => words::NO_ROPE_LAYERS;
+        no_rope_layers: LayerPattern = LayerPattern::None => codecs::NO_ROPE_LAYERS;
         /// The norms in a layer and at the end.
         norm: NormConfig = NormConfig::neutral() => SettingCodec {
             read: |section, _| NormConfig::read(section),
@@ -78,10 +78,10 @@ described! {
         /// Normalize query and key.
         qk_layernorm: bool = false => same!(qk_layernorm);
         /// Scope of one of these norms.
-        qk_layernorm_scope: QkNormScope = QkNormScope::Head => one_of!(qk_layernorm_scope, words::QK_NORM_SCOPES);
+        qk_layernorm_scope: QkNormScope = QkNormScope::Head => one_of!(qk_layernorm_scope, codecs::QK_NORM_SCOPES);
         /// Normalize query and key per head by their root mean square, without weights.
         #[serde(default)]
-        qk_l2_norm: bool = false => words::QK_L2_NORM;
+        qk_l2_norm: bool = false => codecs::QK_L2_NORM;
         /// One more score in the softmax of each head, learned and without a value.
         #[serde(default)]
         attention_sinks: bool = false => same!(attention_sinks);
@@ -107,7 +107,7 @@ described! {
         gated_linear_unit: bool = false => same!(gated_linear_unit);
         /// One block in each layer, and which.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        hybrid: Option<HybridConfig> = None => super::hybrid::WORDS;
+        hybrid: Option<HybridConfig> = None => super::hybrid::CODEC;
         /// An encoder, to whose output each layer attends.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         encoder: Option<EncoderConfig> = None => SettingCodec {
@@ -122,7 +122,7 @@ described! {
         };
         /// Activation of the unit.
         #[serde(with = "ActivationName")]
-        activation: Activation = Activation::Gelu => one_of!(activation_func, words::ACTIVATIONS);
+        activation: Activation = Activation::Gelu => one_of!(activation_func, codecs::ACTIVATIONS);
         /// Bound of a gated unit's gate from above and of its linear half on both sides.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         activation_clamp: Option<f64> = None => same!(activation_func_clamp_value);
@@ -138,13 +138,13 @@ described! {
         /// Ratio of the model's width to that of the model at which its learning rate and initial
         /// values were found: muP.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        width_multiplier: Option<f64> = None => words::WIDTH_MULTIPLIER;
+        width_multiplier: Option<f64> = None => codecs::WIDTH_MULTIPLIER;
         /// Factor on attention scores.
-        softmax_scale: f64 = 1.0 => words::SOFTMAX_SCALE;
+        softmax_scale: f64 = 1.0 => codecs::SOFTMAX_SCALE;
         /// Keys seen to the left of a query in windowed layers; `None` is unlimited.
-        window_size: Option<usize> = None => words::WINDOW_SIZE;
+        window_size: Option<usize> = None => codecs::WINDOW_SIZE;
         /// Layers with the window.
-        window_layers: LayerPattern = LayerPattern::All => words::WINDOW_LAYERS;
+        window_layers: LayerPattern = LayerPattern::All => codecs::WINDOW_LAYERS;
         /// Soft cap on attention scores.
         attention_softcap: Option<f64> = None => same!(attn_logit_softcapping);
         /// Soft cap on the logits.
@@ -159,7 +159,7 @@ described! {
         mtp_loss_scaling_factor: f64 = 0.1 => or!(mtp_loss_scaling_factor, |_| 0.1);
         /// Parts of segments that run again in backward; no file of a model says it.
         #[serde(skip)]
-        recomputed: RecomputedParts = RecomputedParts::default() => words::RECOMPUTED;
+        recomputed: RecomputedParts = RecomputedParts::default() => codecs::RECOMPUTED;
         /// Standard deviation of initial weights.
         init_method_std: f64 = 0.0 => same!(init_method_std);
         /// Standard deviation of initial embeddings.
@@ -221,10 +221,10 @@ described! {
         /// Experts of a layer.
         num_experts: usize = 0 => or!(num_moe_experts, |_| 0);
         /// The layers that have them.
-        layers: LayerPattern = LayerPattern::All => words::MOE_LAYERS;
+        layers: LayerPattern = LayerPattern::All => codecs::MOE_LAYERS;
         /// Width of one expert; with a gated unit, of each half.
         ffn_hidden_size: usize = 0 => SettingCodec {
-            read: |section, _| Ok(moe_words::expert_size(section)),
+            read: |section, _| Ok(moe_codecs::expert_size(section)),
             write: |size, _, section| section.moe_ffn_hidden_size = Some(*size),
         };
         /// Width that experts read and write, with linear layers from and to the residual stream;
@@ -237,7 +237,7 @@ described! {
         topk: usize = 0 => same!(moe_router_topk);
         /// Function that turns the router's product into scores.
         #[serde(default)]
-        score_function: ScoreFunction = ScoreFunction::Softmax => one_of!(moe_router_score_function, moe_words::SCORES);
+        score_function: ScoreFunction = ScoreFunction::Softmax => one_of!(moe_router_score_function, moe_codecs::SCORES);
         /// Biases of the experts that tokens are sent to.
         #[serde(default)]
         linear_bias: bool = false => SettingCodec {
@@ -267,7 +267,7 @@ described! {
         #[serde(default)]
         expert_bias: bool = false => SettingCodec {
             read: |section, _| Ok(section.moe_router_enable_expert_bias),
-            write: |has_bias, _, section| moe_words::write_expert_bias(*has_bias, section),
+            write: |has_bias, _, section| moe_codecs::write_expert_bias(*has_bias, section),
         };
         /// A gate on the block that every token goes through.
         #[serde(default)]
@@ -281,7 +281,7 @@ described! {
         topk_scaling_factor: Option<f64> = None => same!(moe_router_topk_scaling_factor);
         /// In what the router computes.
         #[serde(default)]
-        router_precision: RouterPrecision = RouterPrecision::Parameters => one_of!(moe_router_dtype, moe_words::ROUTER_DTYPES);
+        router_precision: RouterPrecision = RouterPrecision::Parameters => one_of!(moe_router_dtype, moe_codecs::ROUTER_DTYPES);
         /// In training each element of the router's input is multiplied by a number from within so
         /// much of one.
         #[serde(default)]
@@ -295,34 +295,34 @@ described! {
         capacity_factor: Option<f64> = None => same!(moe_expert_capacity_factor);
         /// Tokens that an expert drops.
         #[serde(default)]
-        drop_policy: DropPolicy = DropPolicy::Probs => one_of!(moe_token_drop_policy, moe_words::DROP_POLICIES);
+        drop_policy: DropPolicy = DropPolicy::Probs => one_of!(moe_token_drop_policy, moe_codecs::DROP_POLICIES);
         /// In training experts are chosen by scores that Sinkhorn's algorithm has evened out.
         #[serde(default)]
-        sinkhorn: bool = false => SettingCodec { read: |section, _| Ok(moe_words::is_sinkhorn(section)), write: |_, _, _| {} };
+        sinkhorn: bool = false => SettingCodec { read: |section, _| Ok(moe_codecs::is_sinkhorn(section)), write: |_, _, _| {} };
         /// Weight of the load-balancing loss of a micro-batch.
         aux_loss_coeff: f64 = 0.0 => SettingCodec {
-            read: |section, _| moe_words::balancing_weight(section, LoadBalancing::AuxLoss),
+            read: |section, _| moe_codecs::balancing_weight(section, LoadBalancing::AuxLoss),
             write: |_, _, _| {},
         };
         /// Weight of the load-balancing loss of each sequence.
         #[serde(default)]
         seq_aux_loss_coeff: f64 = 0.0 => SettingCodec {
-            read: |section, _| moe_words::balancing_weight(section, LoadBalancing::SeqAuxLoss),
+            read: |section, _| moe_codecs::balancing_weight(section, LoadBalancing::SeqAuxLoss),
             write: |_, _, _| {},
         };
         /// Weight of the load-balancing loss of the global batch.
         #[serde(default)]
         global_aux_loss_coeff: f64 = 0.0 => SettingCodec {
-            read: |section, _| moe_words::balancing_weight(section, LoadBalancing::GlobalAuxLoss),
+            read: |section, _| moe_codecs::balancing_weight(section, LoadBalancing::GlobalAuxLoss),
             write: |_, moe, section| {
                 let weights = [moe.aux_loss_coeff, moe.seq_aux_loss_coeff, moe.global_aux_loss_coeff];
-                moe_words::write_balancing(weights, moe.sinkhorn, section);
+                moe_codecs::write_balancing(weights, moe.sinkhorn, section);
             },
         };
         /// Weight of the router's z-loss.
         z_loss_coeff: f64 = 0.0 => unless!(moe_z_loss_coeff, |_| 0.0);
         /// Dispatch of tokens to the ranks of their experts.
-        dispatcher: Dispatcher = Dispatcher::AllGather => one_of!(moe_token_dispatcher_type, moe_words::DISPATCHERS);
+        dispatcher: Dispatcher = Dispatcher::AllGather => one_of!(moe_token_dispatcher_type, moe_codecs::DISPATCHERS);
         /// The experts of a rank are one operation. The result is the same.
         #[serde(default)]
         grouped_gemm: bool = false => same!(moe_grouped_gemm);
@@ -363,7 +363,7 @@ described! {
         /// Pair even with odd elements instead of the two halves.
         interleaved: bool = false => same!(rotary_interleaved);
         /// Change of the frequencies for longer contexts.
-        scaling: Option<RopeScaling> = None => words::ROPE_SCALING;
+        scaling: Option<RopeScaling> = None => codecs::ROPE_SCALING;
     }
 }
 
@@ -373,9 +373,9 @@ described! {
     #[derive(Copy)]
     pub struct ResidualConfig {
         /// Place of the norms of a layer.
-        norms: NormPlacement = NormPlacement::Before => one_of!(norm_placement, words::NORM_PLACEMENTS);
+        norms: NormPlacement = NormPlacement::Before => one_of!(norm_placement, codecs::NORM_PLACEMENTS);
         /// Order of attention and the feed-forward block.
-        blocks: BlockOrder = BlockOrder::Sequential => one_of!(block_order, words::BLOCK_ORDERS);
+        blocks: BlockOrder = BlockOrder::Sequential => one_of!(block_order, codecs::BLOCK_ORDERS);
         /// Factor on the output of a block before it is added.
         branch_multiplier: f64 = 1.0 => same!(residual_multiplier);
         /// Factor on the stream before outputs are added to it.
@@ -420,7 +420,7 @@ described! {
     #[derive(Copy)]
     pub struct NormConfig {
         /// LayerNorm or RMSNorm.
-        kind: NormKind = NormKind::LayerNorm => one_of!(normalization, words::NORMS);
+        kind: NormKind = NormKind::LayerNorm => one_of!(normalization, codecs::NORMS);
         /// Added to variance or mean square.
         epsilon: f64 = 0.0 => same!(layernorm_epsilon);
         /// The stored weight is the factor minus one.

@@ -157,7 +157,7 @@ pub(crate) fn layers_with_experts(section: &TransformerConfig) -> Result<Option<
     Ok(layers.map(|layers| LayerPattern::from_list(layers.iter().map(|block| *block == HybridBlock::Moe).collect())))
 }
 
-pub(crate) const WORDS: SettingCodec<Option<HybridConfig>, DecoderConfig> = SettingCodec {
+pub(crate) const CODEC: SettingCodec<Option<HybridConfig>, DecoderConfig> = SettingCodec {
     read: |section, _| match pattern(section)? {
         Some(layers) => Ok(Some(HybridConfig { layers, mamba: MambaConfig::read(section)? })),
         None => Ok(None),

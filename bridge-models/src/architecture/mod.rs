@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | `config` | [`DecoderConfig`](config::DecoderConfig): the resolved architecture, a row a setting |
 //! | `choices` | values that its fields choose from |
-//! | `section`, `moe_words` | the same from and to the `[model]` section of a recipe |
+//! | `section`, `moe_codecs` | the same from and to the `[model]` section of a recipe |
 //! | `derived` | sizes and factors that follow from its fields |
 //! | `difference` | the first field in which two decoders differ |
 //! | `hybrid` | models whose layers have one block each, such as Mamba-2 hybrids |
@@ -19,7 +19,7 @@ pub(crate) mod divisions;
 pub(crate) mod encoder;
 pub(crate) mod hybrid;
 pub(crate) mod limits;
-pub(crate) mod moe_words;
+pub(crate) mod moe_codecs;
 pub(crate) mod recompute;
 pub(crate) mod section;
 pub(crate) mod validate;

@@ -1,6 +1,6 @@
-//! [`DecoderConfig`] from and to the config tree's `[model]` section. What the section says of a
-//! field is a [`SettingCodec`] in the field's row, for both directions; here is what the words
-//! mean. What the section can say and the decoder cannot do is refused, by key.
+//! [`DecoderConfig`] from and to the config tree's `[model]` section. The row of a field has a
+//! [`SettingCodec`], which reads the field from the section and writes it there. A setting that the
+//! decoder does not support is refused by its key.
 
 use bridge_core::config::{OneOrMany, TransformerConfig};
 use bridge_core::model::ModelBuildError;
@@ -19,12 +19,12 @@ pub(crate) struct SettingCodec<T, O> {
 }
 
 /// Declares a table of a decoder's settings: rows of `/// doc`, `name: type = neutral value =>
-/// words;`. A field without words has its neutral value in every `[model]` section.
+/// codec;`. A field without a codec has its neutral value in every `[model]` section.
 macro_rules! described {
     (
         $(#[$meta:meta])*
         pub struct $Name:ident {
-            $( $(#[$field_meta:meta])+ $field:ident : $ty:ty = $neutral:expr $(=> $words:expr)? ; )+
+            $( $(#[$field_meta:meta])+ $field:ident : $ty:ty = $neutral:expr $(=> $codec:expr)? ; )+
         }
     ) => {
         $(#[$meta])*
@@ -35,7 +35,7 @@ macro_rules! described {
         }
 
         impl $Name {
-            /// The table that asks for nothing: each field as it is where nobody names it.
+            /// Table of neutral values.
             pub(crate) fn neutral() -> Self {
                 Self { $( $field: $neutral, )+ }
             }
@@ -44,17 +44,17 @@ macro_rules! described {
             pub(crate) fn read(section: &::bridge_core::config::TransformerConfig) -> Result<Self, ::bridge_core::model::ModelBuildError> {
                 let mut table = Self::neutral();
                 $( $(
-                    let words: SettingCodec<$ty, Self> = $words;
-                    table.$field = (words.read)(section, &table)?;
+                    let codec: SettingCodec<$ty, Self> = $codec;
+                    table.$field = (codec.read)(section, &table)?;
                 )? )+
                 Ok(table)
             }
 
-            /// Sets a section to what the table says, where there are words for it.
+            /// Writes the fields that have a codec to a section.
             pub(crate) fn write(&self, section: &mut ::bridge_core::config::TransformerConfig) {
                 $( $(
-                    let words: SettingCodec<$ty, Self> = $words;
-                    (words.write)(&self.$field, self, section);
+                    let codec: SettingCodec<$ty, Self> = $codec;
+                    (codec.write)(&self.$field, self, section);
                 )? )+
             }
         }
@@ -111,8 +111,8 @@ macro_rules! unless {
 macro_rules! one_of {
     ($setting:ident, $pairs:expr) => {
         SettingCodec {
-            read: |section, _| words::ours(&$pairs, &section.$setting, concat!("model.", stringify!($setting))),
-            write: |value, _, section| section.$setting = words::theirs(&$pairs, value),
+            read: |section, _| codecs::ours(&$pairs, &section.$setting, concat!("model.", stringify!($setting))),
+            write: |value, _, section| section.$setting = codecs::theirs(&$pairs, value),
         }
     };
 }
@@ -159,8 +159,8 @@ impl DecoderConfig {
     }
 }
 
-/// SettingCodec that are not one setting of the same type.
-pub(crate) mod words {
+/// Codecs of fields that are not one setting of the same type.
+pub(crate) mod codecs {
     use bridge_core::config::{
         Activation as ActivationChoice, BlockOrder as BlockOrderChoice, NormPlacement as NormPlacementChoice,
         Normalization, PositionEmbeddingType, QkNormScope as QkNormScopeChoice,

@@ -1,8 +1,7 @@
 //! The end of the decoder: output projection with loss, or with logits.
 
 use bridge_core::model::{Exchange, LastLayer, OutputParts, PassKind, SegmentCost, TrafficKind, Workload};
-use bridge_dist::comm::Operation;
-use bridge_dist::comm::{Group, ReduceOp};
+use bridge_dist::comm::{Group, Operation, ReduceOp};
 use bridge_dist::mesh::GroupKind;
 use bridge_kernels::cross_entropy::{cap, chunk_rows, workspace_bytes, workspace_bytes_on_gpu};
 use bridge_kernels::vocab_parallel_cross_entropy::{self as vocab_parallel, VocabularyExchange, VocabularyShard};

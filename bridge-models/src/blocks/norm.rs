@@ -103,7 +103,7 @@ impl Norm {
     }
 
     /// `[b, t, heads, d]` -> the same, for heads that are part of a root-mean-square norm over more
-    /// heads: `mean_square_bt1` is that of all heads, in float32.
+    /// heads: `mean_square_bt1` is the mean square of all heads, in float32.
     pub fn forward_part(&self, x_bthd: Tensor<4>, mean_square_bt1: Tensor<3>) -> Tensor<4> {
         let [b, t, h, d] = x_bthd.dims();
         let dtype = FloatDType::from(x_bthd.dtype());

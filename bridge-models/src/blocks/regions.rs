@@ -8,9 +8,8 @@
 use std::sync::Arc;
 
 use bridge_core::model::{Exchange, Parallel, PassKind, TrafficKind, Workload};
-use bridge_dist::comm::Group;
-use bridge_dist::comm::Operation;
 use bridge_dist::comm::single::SingleCommunicator;
+use bridge_dist::comm::{Group, Operation};
 use bridge_dist::mesh::GroupKind;
 use bridge_kernels::{DropoutKey, Philox, Recomputable, dropout};
 use bridge_regions::{

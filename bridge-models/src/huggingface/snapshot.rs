@@ -9,7 +9,7 @@ use bridge_core::checkpoint::{
     CheckpointError, DType, Element, RunFiles, ShardTensor, Snapshot, TensorGroup, TensorStream, TrainState,
 };
 use bridge_core::config::RawConfig;
-use bridge_core::train::Weights;
+use bridge_core::train::WeightFormat;
 use bridge_data::untrusted_io;
 use serde_json::{Map, Value};
 
@@ -170,7 +170,7 @@ pub fn is_companion(name: &str) -> bool {
 }
 
 /// Hugging Face folders and GGUF files as weights that a run may start from.
-pub(crate) const HUGGING_FACE: Weights = Weights { fingerprint, open, remark };
+pub(crate) const HUGGING_FACE: WeightFormat = WeightFormat { fingerprint, open, remark };
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 

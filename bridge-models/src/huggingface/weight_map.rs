@@ -196,7 +196,7 @@ pub struct StoredTensor {
     pub part: Option<Part>,
 }
 
-/// One of equal parts of a tensor along its first dimension, which the part itself lacks.
+/// Index of an equal part of a tensor along its first dimension, which the part itself lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
     /// Index of the part, from 0.

@@ -8,9 +8,8 @@ use std::path::{Path, PathBuf};
 use bridge_data::untrusted_io;
 use memmap2::Mmap;
 
-use super::MegatronError;
-use super::archive;
 use super::pickle::{Id, Pickle, Value};
+use super::{MegatronError, archive};
 
 /// Name of the file that says what there is.
 pub const METADATA: &str = ".metadata";

@@ -14,7 +14,7 @@ use bridge_core::checkpoint::{
     CheckpointError, DType, Element, RunFiles, ShardTensor, Snapshot, TensorGroup, TensorStream, TrainState,
 };
 use bridge_core::config::{RawConfig, TransformerConfig};
-use bridge_core::train::Weights;
+use bridge_core::train::WeightFormat;
 use bridge_data::untrusted_io;
 
 use folder::{Folder, METADATA};
@@ -67,8 +67,8 @@ pub enum MegatronError {
 }
 
 /// Checkpoints of Megatron as weights that a run may start from.
-pub(crate) const MEGATRON: Weights =
-    Weights { fingerprint, open, remark: |path| find(path).and_then(|folder| left_out(&folder, None)) };
+pub(crate) const MEGATRON: WeightFormat =
+    WeightFormat { fingerprint, open, remark: |path| find(path).and_then(|folder| left_out(&folder, None)) };
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 

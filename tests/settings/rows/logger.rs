@@ -80,7 +80,7 @@ fn places() -> Vec<Row> {
         row("logger.log_dir", &tiny(), &[AS_IT_IS, "elsewhere"]).moves("loss_1 batch_size console consumed_samples files keys learning_rate loss_scale skipped test.consumed_samples test.num_samples valid.consumed_samples valid.num_samples weight_decay"),
         row("logger.save_config_filepath", &tiny(), &[AS_IT_IS, "saved.toml"]).moves("files"),
         row("logger.metrics_jsonl", &tiny(), &[AS_IT_IS, "false"]).moves("loss_1 batch_size consumed_samples files keys learning_rate loss_scale skipped test.consumed_samples test.num_samples valid.consumed_samples valid.num_samples weight_decay"),
-        // What it serves, `tests/ranks/doors.rs` looks at.
+        // `tests/ranks/subsystems.rs` checks what it serves.
         row("logger.prometheus_addr", &tiny(), &[AS_IT_IS, "nowhere"]).moves("exit").holds(1, "stderr", "is not an address"),
         row("logger.plot", &tiny(), &[AS_IT_IS, "true"]).moves("files svg"),
     ]

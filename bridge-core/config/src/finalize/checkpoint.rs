@@ -30,7 +30,7 @@ pub(super) fn check(draft: &mut Draft<'_>) {
     }
 }
 
-/// Settings in `allow_model_changes` must be ones that would be refused otherwise.
+/// Checks that `allow_model_changes` names only settings that would be refused otherwise.
 fn changes_are_of_the_model(draft: &mut Draft<'_>) {
     let key = "checkpoint.allow_model_changes";
     let names = draft.recipe.model.known_names(draft.raw.kinds());
@@ -51,7 +51,7 @@ fn changes_are_of_the_model(draft: &mut Draft<'_>) {
     }
 }
 
-/// Saves between the others: how often, and where.
+/// Rules of temporary saves: their interval and place.
 fn temporary_saves(draft: &mut Draft<'_>) {
     let settings = draft.recipe.checkpoint.clone();
     let kind = settings.non_persistent_ckpt_type;
@@ -69,7 +69,7 @@ fn temporary_saves(draft: &mut Draft<'_>) {
     );
 }
 
-/// Copies of temporary saves at other ranks.
+/// Rules of copies of temporary saves at other ranks.
 fn replicas(draft: &mut Draft<'_>) {
     let settings = draft.recipe.checkpoint.clone();
     let Some(jump) = settings.replication_jump.filter(|_| settings.replication) else {

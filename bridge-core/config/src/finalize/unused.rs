@@ -25,7 +25,7 @@ pub(super) fn check(draft: &mut Draft<'_>, windowed: &[bool], without_rope: &[bo
     predictions(draft);
 }
 
-/// Settings that yarn and longrope cannot do without.
+/// Settings that yarn and longrope need.
 fn extended_rope(draft: &mut Draft<'_>) {
     let positions = draft.recipe.model.position_embedding_type;
     let needed: &[&str] = match positions {
@@ -85,7 +85,7 @@ fn layer_patterns(draft: &mut Draft<'_>, windowed: &[bool], without_rope: &[bool
     }
 }
 
-/// Losses of prediction layers have a weight.
+/// Checks that the losses of prediction layers have a weight.
 fn predictions(draft: &mut Draft<'_>) {
     let model = &draft.recipe.model;
     let is_weighted = model.mtp_num_layers.unwrap_or(0) == 0 || model.mtp_loss_scaling_factor.is_some();

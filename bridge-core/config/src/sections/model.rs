@@ -204,7 +204,7 @@ section! {
         /// Multi-token-prediction depth.
         mtp_num_layers: Option<usize> = None, COUNT_OR_ZERO,
             excludes("dpo: its loss is of whole answers"),
-            excludes("distillation: teachers say nothing of tokens further on");
+            excludes("distillation: a teacher predicts only the next token");
         /// Layers of the encoder (kind t5), where `num_layers` counts the decoder's; null means as
         /// many.
         encoder_num_layers: Option<usize> = None, COUNT => not_built("an encoder, which only kinds of model with two stacks have");

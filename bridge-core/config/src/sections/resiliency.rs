@@ -72,7 +72,7 @@ section! {
     pub struct StragglerDetectionConfig {
         /// Tell which ranks need least and most time for a step by themselves.
         log_straggler: bool = false,
-            excludes("logger.skip_train_metrics_log: times are told each logger.log_interval");
+            excludes("logger.skip_train_metrics_log: times are reported each logger.log_interval");
         /// Measure from the start.
         enable_straggler_on_startup: bool = true, idle_unless("straggler.log_straggler");
         /// Measure only once the port was asked for it.

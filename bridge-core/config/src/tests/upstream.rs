@@ -2,9 +2,9 @@
 //! refused and where.
 
 use super::super::{
-    Activation, AttentionBackend, ConfigErrors, DType, ErrorKind, Format, Kinds, PeftKind, RunConfig, World,
+    Activation, AttentionBackend, ConfigErrors, DType, ErrorKind, Format, Kinds, PeftKind, PositionEmbeddingType,
+    RunConfig, World, load_text,
 };
-use super::super::{PositionEmbeddingType, load_text};
 
 /// A whole configuration, every field at its default.
 const DEFAULTS: &str =

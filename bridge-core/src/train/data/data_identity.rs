@@ -5,10 +5,9 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use bridge_data::DataError;
 use bridge_data::indexed::{BinAccess, IndexedDataset, bin_path, idx_path};
-use bridge_data::pack;
 use bridge_data::tokenizer::Tokenizer;
+use bridge_data::{DataError, pack};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use twox_hash::XxHash3_64;

@@ -14,7 +14,7 @@ use twox_hash::XxHash3_64;
 use crate::config::RunConfig;
 use crate::train::resume::checkpointing::AdapterBase;
 
-/// Record of the inputs in a checkpoint.
+/// Fingerprints of the inputs of a run, as its checkpoints have them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(in crate::train) struct InputFingerprints {
     /// The examples of each split.
@@ -26,12 +26,12 @@ pub(in crate::train) struct InputFingerprints {
     /// Ids of the tokenizer's special tokens.
     #[serde(default)]
     special_tokens: BTreeMap<String, i64>,
-    /// Models besides the run's own, by what they are.
+    /// Models besides the run's own, by their roles.
     #[serde(default)]
     models: BTreeMap<String, AdapterBase>,
 }
 
-/// The records of a split.
+/// Fingerprint of the examples of a split.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::train) struct Examples {
     examples: u64,
@@ -41,7 +41,7 @@ pub(in crate::train) struct Examples {
 }
 
 impl Examples {
-    /// Record of a report.
+    /// Fingerprint of the examples of a report.
     pub fn of(report: &ExamplesReport) -> Self {
         Self { examples: report.examples, bytes: report.bytes, digest: report.digest.clone() }
     }
@@ -63,7 +63,7 @@ pub(in crate::train) struct Resumed<'a> {
 }
 
 impl InputFingerprints {
-    /// Record of a run with these examples and this tokenizer.
+    /// Fingerprints of these examples and this tokenizer.
     pub fn of(examples: BTreeMap<String, Examples>, tokenizer: Option<&dyn Tokenizer>) -> Self {
         let special = |tokenizer: &dyn Tokenizer| {
             let ids = [("bos_token", tokenizer.bos()), ("eos_token", tokenizer.eod()), ("pad_token", tokenizer.pad())];

@@ -30,16 +30,16 @@ pub struct Registry {
     pub datasets: DatasetRegistry,
     /// Sorts of weights, besides Bridge's own checkpoints, that `checkpoint.pretrained_checkpoint`
     /// may name.
-    pub weights: Vec<Weights>,
+    pub weights: Vec<WeightFormat>,
 }
 
-/// A sort of folder or file of another program with the weights of a model.
+/// Format of another program for the weights of a model: a folder or a file.
 #[derive(Clone, Copy, Debug)]
-pub struct Weights {
-    /// Fingerprint of a folder or file of this format, which distinguishes it from others, and from
-    /// itself before a change; `None` for other formats.
+pub struct WeightFormat {
+    /// Fingerprint of a folder or file of this format, which changes with its content; `None` for
+    /// other formats.
     pub fingerprint: fn(&Path) -> Option<String>,
-    /// Opens it as a checkpoint that is yet to be written.
+    /// Opens it as the snapshot of a checkpoint.
     pub open: fn(&Path) -> Result<Snapshot, Box<dyn std::error::Error + Send + Sync>>,
     /// Message for the user about it, if any.
     pub remark: fn(&Path) -> Option<String>,
@@ -61,7 +61,7 @@ impl Registry {
 
 /// The recipe of the checkpoint that a run of these places would start from. Weights of other
 /// programs bring their model's.
-fn find_recipe(places: &Places, formats: &[Weights]) -> FoundRecipe {
+fn find_recipe(places: &Places, formats: &[WeightFormat]) -> FoundRecipe {
     const LOAD: &str = "checkpoint.load";
     const PRETRAINED: &str = "checkpoint.pretrained_checkpoint";
     if let Some(load) = &places.load

@@ -24,9 +24,9 @@ pub enum ExecutorError {
     /// Ranks could not exchange parameters or gradients.
     #[error(transparent)]
     Comm(#[from] CommError),
-    /// The head of the model did not ask for the loss that the run brings.
+    /// The head of the model did not compute the custom loss.
     #[error(
-        "the forward step has a loss of its own, and the model's head has computed the model's loss instead: \
+        "the forward step has a custom loss, and the model's head has computed the model's loss instead: \
          expected a head that hands over its outputs where `ForwardContext::custom_loss` is given"
     )]
     NoOutputs,

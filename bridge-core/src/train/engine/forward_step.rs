@@ -53,9 +53,9 @@ pub trait ForwardStep: Send {
         None
     }
 
-    /// Loss of the reference's head: the frozen model from the start of the run, which runs with
-    /// `[dpo]` have. It is requested before [`custom_loss`](Self::custom_loss) of the same
-    /// micro-batch, and computed before that.
+    /// Loss of the reference's head. The reference is the model from the start of the run, frozen;
+    /// only runs with `[dpo]` have one. This loss is requested and computed before
+    /// [`custom_loss`](Self::custom_loss) of the same micro-batch.
     fn reference_loss(&mut self, _batch: &Batch) -> Option<Arc<dyn CustomLoss>> {
         None
     }
@@ -80,8 +80,8 @@ pub trait ForwardStep: Send {
         None
     }
 
-    /// Losses that are reported of a micro-batch, given the value of its loss sum. With a [loss of
-    /// the program's own](Self::custom_loss), the entry [`LM_LOSS`] gets the name of that loss.
+    /// Losses that are reported of a micro-batch, given the value of its loss sum. With a [custom
+    /// loss](Self::custom_loss), the entry [`LM_LOSS`] gets the name of that loss.
     fn report(&mut self, loss_sum: f64, batch: &Batch) -> Losses {
         let ratio = Ratio { numerator: loss_sum, denominator: batch.num_tokens };
         Losses::from([(LM_LOSS.to_owned(), ratio)])
@@ -105,8 +105,8 @@ pub(in crate::train) fn add_reported(
     }
 }
 
-/// Name of the loss that the model's head computes: that of the losses in place of its own, which
-/// all micro-batches have.
+/// Name of the loss that the model's head computes: the name of the custom loss, which all
+/// micro-batches have, or [`LM_LOSS`].
 pub(in crate::train) fn objective_of(custom_losses: &[Option<CustomLossCall>]) -> &'static str {
     custom_losses.iter().flatten().map(CustomLossCall::name).next().unwrap_or(LM_LOSS)
 }

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use bridge_kernels::memory::history::{self, Seat};
+use bridge_kernels::memory::history::{self, RankSlot};
 use bridge_kernels::vjp::attach;
 use burn::tensor::Tensor;
 
@@ -113,7 +113,7 @@ pub(in crate::train) fn forward(
             true => format!("tokens {:?}", context.batch.tokens.dims()),
             false => input.to_string(),
         });
-        let _doing = Seat::owner(|| owner(&all[index], run.name()));
+        let _doing = RankSlot::owner(|| owner(&all[index], run.name()));
         let _mark = spans.mark(|| owner(&all[index], run.name()));
         let start = Instant::now();
         let one = || run_segments(chunk, index..index + 1, input, context);
@@ -148,7 +148,7 @@ pub(in crate::train) fn backward<T>(
     }
     let all = all();
     // Further segments say so themselves, as backward comes to them.
-    let _doing = Seat::owner(|| owner(&all[segments.end - 1], "backward"));
+    let _doing = RankSlot::owner(|| owner(&all[segments.end - 1], "backward"));
     let _mark = spans.mark(|| owner(&all[segments.end - 1], "backward"));
     spans.take_reached();
     let mut start = Instant::now();
@@ -186,7 +186,7 @@ fn marked(
     let (observers, all) = (observers.clone(), Arc::clone(all));
     let value = tensor.clone().without_autodiff();
     attach(value, vec![tensor.into_dispatch()], move |gradient: Tensor<3>| {
-        Seat::goes_on_with(|| owner(&all[segment], "backward"));
+        RankSlot::set_owner(|| owner(&all[segment], "backward"));
         observers.timers.spans().mark_next(|| owner(&all[segment], "backward"));
         if observers.timers.spans().are_on() {
             observers.timers.spans().backward_reached(segment);

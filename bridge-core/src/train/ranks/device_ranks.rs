@@ -6,8 +6,7 @@ use bridge_dist::comm::Group;
 use crate::config::{DistributedBackend, RunConfig};
 use crate::train::error::TrainError;
 use crate::train::ranks::agreement;
-use crate::train::ranks::device::LocalRank;
-use crate::train::ranks::device::own_cuda_device;
+use crate::train::ranks::device::{LocalRank, own_cuda_device};
 
 /// The communicator for the ranks of a run, which `world` connects: NCCL's, where each rank has a
 /// CUDA device of its own and `dist.distributed_backend` is `nccl`, otherwise `world` itself.

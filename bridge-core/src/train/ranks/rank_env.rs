@@ -1,4 +1,4 @@
-//! Environment of a rank: what it runs in, and what watches over it.
+//! Environment of a rank: the unit that it runs in, and the monitors that watch it.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,15 +16,15 @@ pub enum RankUnit {
     Process,
 }
 
-/// Environment of a rank of one start.
+/// Environment of a rank in one start of a run.
 #[derive(Clone, Debug, Default)]
 pub struct RankEnv {
     /// Unit that the rank runs in.
     pub unit: RankUnit,
     /// Heartbeat of the rank.
     pub heartbeat: Arc<Heartbeat>,
-    /// Place among all ranks that were started, which gives its device; `None` for the place of its
-    /// number.
+    /// Place on its machine among all ranks that were started, which gives its device; `None` to
+    /// compute it from the ranks of the run.
     pub place: Option<LocalRank>,
     /// Faults of the run before this start.
     pub faults: u32,

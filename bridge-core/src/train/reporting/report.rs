@@ -7,7 +7,6 @@ use crate::logging::{Figure, Occasion, Split, perplexity};
 use crate::optim::ReductionTimes;
 use crate::resilience::Learning;
 use crate::train::engine::forward_step::{LM_LOSS, Losses, Ratio};
-pub use crate::train::engine::global_state::GlobalState;
 use crate::train::error::TrainError;
 use crate::train::exit_reason::ExitReason;
 use crate::train::objectives::distillation::CE_LOSS;
@@ -20,8 +19,8 @@ pub struct StepReport {
     pub iteration: u64,
     /// Losses by name, averaged as [`crate::train::engine::forward_step::Ratio`] says.
     pub losses: Losses,
-    /// Name of the loss that was minimised, [`LM_LOSS`] unless the step has a [loss of its
-    /// own](crate::train::engine::forward_step::ForwardStep::custom_loss).
+    /// Name of the loss that was minimised: [`LM_LOSS`] unless the step has a [custom
+    /// loss](crate::train::engine::forward_step::ForwardStep::custom_loss).
     pub objective: &'static str,
     /// In fine-tuning the share of the counted tokens whose label the model finds likeliest, where
     /// the loss is computed by a kernel that counts.
@@ -97,8 +96,8 @@ pub struct EvaluationReport {
     pub iteration: u64,
     /// Losses by name.
     pub losses: Losses,
-    /// Name of the loss that the model is judged by, [`LM_LOSS`] unless the step has a [loss of its
-    /// own](crate::train::engine::forward_step::ForwardStep::custom_loss).
+    /// Name of the loss that the model is judged by: [`LM_LOSS`] unless the step has a [custom
+    /// loss](crate::train::engine::forward_step::ForwardStep::custom_loss).
     pub objective: &'static str,
     /// Sequences evaluated.
     pub num_samples: u64,

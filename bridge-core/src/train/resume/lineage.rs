@@ -113,7 +113,7 @@ impl Lineage {
         refused.chain(base.refused_of_tokenizer(config)).collect::<ConfigErrors>().into_result(())
     }
 
-    /// Compares what a run reads with what the checkpoint's run read.
+    /// Compares the inputs of a run with those of the checkpoint's run.
     ///
     /// # Errors
     /// A tokenizer that gives text other ids; token files that cannot be read.

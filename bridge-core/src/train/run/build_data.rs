@@ -44,18 +44,18 @@ pub(in crate::train) fn build_data(
         data = build(&config)?;
     }
     let config_of_run = &config;
-    let known = match agreement::is_first(groups) {
+    let report = match agreement::is_first(groups) {
         true => {
-            let known = lineage.check_data(config_of_run, &data, text.prefix.as_deref());
+            let report = lineage.check_data(config_of_run, &data, text.prefix.as_deref());
             let unevaluated = unevaluated(config_of_run, data.has_valid());
-            known.map(|known| known.with(data.repeats()).with(unevaluated.into_iter().collect()))
+            report.map(|report| report.with(data.repeats()).with(unevaluated.into_iter().collect()))
         }
         false => Ok(ResumeReport::default()),
     };
-    let known = agreement::agree(groups, "comparing the data with the checkpoint's", known)?;
+    let report = agreement::agree(groups, "comparing the data with the checkpoint's", report)?;
     drop(text);
     agreement::agree(groups, "looking at the data's length", check_lengths(config_of_run, &data, begun))?;
-    Ok((config, data, known))
+    Ok((config, data, report))
 }
 
 /// Warning for a run that is to be evaluated on files of examples, and has no validation data.

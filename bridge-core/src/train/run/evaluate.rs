@@ -102,8 +102,8 @@ pub(in crate::train) fn evaluate_at(
     let report = EvaluationReport { split, occasion, iteration, losses, objective, num_samples, bits_per_byte };
     run.outputs.reporter.evaluation(&run.state, &report);
     let (subsystems, mut context) = run.subsystems();
-    let asked = subsystems.on_evaluation(&mut context, &report)?;
-    run.asked.join(asked);
+    let request = subsystems.on_evaluation(&mut context, &report)?;
+    run.evaluation_request.join(request);
     if split == Split::Valid {
         run.last_validation = Some(report.clone());
     }

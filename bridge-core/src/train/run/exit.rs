@@ -6,13 +6,13 @@ use crate::train::resume::checkpointing::{save_checkpoint, save_temporarily};
 use crate::train::step::training_run::TrainingRun;
 use crate::train::subsystems::contract::LoopRequest;
 
-/// Saves a checkpoint where one is due, or `request` or an evaluation asks for it, and says whether
-/// to stop. Saves at most once.
+/// Carries out the request of a step, and those of evaluations since the last call: saves a
+/// checkpoint if one is due or requested, at most once, and returns the reason to stop, if any.
 pub(in crate::train) fn checkpoint_and_decide_exit(
     run: &mut TrainingRun,
     mut request: LoopRequest,
 ) -> Result<Option<ExitReason>, TrainError> {
-    request.join(std::mem::take(&mut run.asked));
+    request.join(std::mem::take(&mut run.evaluation_request));
     let step = run.state.train_state.step;
     let due = |interval: Option<usize>| interval.is_some_and(|n| step.is_multiple_of(n as u64));
     let reason = run.exits.requested(&run.config, &run.groups)?;

@@ -27,24 +27,22 @@ use crate::schedule::{NumMicrobatchesCalculator, OptimizerParamScheduler};
 use crate::timers::Timers;
 use crate::train::data::data_errors::name_setting;
 use crate::train::data::inputs::Inputs;
-use crate::train::data::registry::{Registry, Weights};
+use crate::train::data::registry::{Registry, WeightFormat};
 use crate::train::data::run_data::RunData;
 use crate::train::data::text::check_source;
 use crate::train::engine::forward_step::ForwardStep;
+use crate::train::engine::global_state::GlobalState;
 use crate::train::engine::graphs::MicroBatchGraphs;
-use crate::train::engine::offload;
-use crate::train::engine::pipeline;
 use crate::train::engine::region_spans::Observers;
+use crate::train::engine::{offload, pipeline};
 use crate::train::error::TrainError;
 use crate::train::objectives::distillation::Teacher;
 use crate::train::objectives::{distillation, dpo};
-use crate::train::ranks::agreement;
-use crate::train::ranks::convert;
 use crate::train::ranks::device::{LocalRank, select_device_of_rank};
 use crate::train::ranks::rank_env::RankUnit;
 use crate::train::ranks::threads::set_num_threads;
+use crate::train::ranks::{agreement, convert};
 use crate::train::reporting::memory_check;
-use crate::train::reporting::report::GlobalState;
 use crate::train::reporting::reporter::Reporter;
 use crate::train::resume::checkpointing::{
     GradientDumps, Saver, Start, Strictness, Temporary, find_start, named_manager, read_files, remark_on_foreign,
@@ -69,7 +67,7 @@ use crate::train::subsystems::contract::LoopRequest;
 use crate::train::subsystems::{LossWatch, Subsystems, check_metric};
 
 /// Messages about another program's weights that a run starts from, on rank 0.
-fn remarks(config: &RunConfig, groups: &ProcessGroups, formats: &[Weights], start: Option<&Start>) -> Vec<String> {
+fn remarks(config: &RunConfig, groups: &ProcessGroups, formats: &[WeightFormat], start: Option<&Start>) -> Vec<String> {
     let begins = start.is_some_and(|start| start.is_pretrained) && agreement::is_first(groups);
     begins.then(|| remark_on_foreign(config, formats)).flatten().into_iter().collect()
 }
@@ -107,8 +105,8 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let requests = exits.requests();
     let base = lineage.tokenizer();
     let preparation = Preparation { config: &config, groups, place, base, requests, reporter: &reporter };
-    let (config, data, known) = build_data(&preparation, registry, &lineage, &begun)?;
-    let known = known.with(remarks(&config, groups, &registry.weights, start.as_ref()));
+    let (config, data, report) = build_data(&preparation, registry, &lineage, &begun)?;
+    let report = report.with(remarks(&config, groups, &registry.weights, start.as_ref()));
     let padded_vocab_size = vocabulary::rows(&config, &data, start.as_ref(), &reporter)?;
     let teacher = fitting(teacher, &preparation, (&data, padded_vocab_size), &registry.models)?;
     reporter.count_epochs(data.epoch_samples());
@@ -121,7 +119,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
             begun: &begun,
             lineage: &lineage,
             faults: options.rank_env.faults,
-            warnings: &known.warnings,
+            warnings: &report.warnings,
         },
         options.sinks,
     );
@@ -142,7 +140,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
         inputs: Inputs {
             tokenizer_files: tokenizer_files(&data, start.as_ref())?,
             data,
-            lineage: known.record,
+            lineage: report.record,
             padded_vocab_size,
         },
         outputs: Outputs {
@@ -159,7 +157,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
         groups: options.groups,
         last_validation: None,
         unmatched: crate::train::unmatched::Unmatched::default(),
-        asked: LoopRequest::default(),
+        evaluation_request: LoopRequest::default(),
         training,
         exits,
         timers,
@@ -207,8 +205,8 @@ fn restore(
     let models = [("teacher", teacher.as_ref().map(Teacher::identity)), ("reference", reference)];
     lineage.note_models(models, &mut run.inputs.lineage)?.iter().for_each(|text| run.outputs.reporter.warn(text));
     let step = run.state.train_state.step;
-    run.exits.stop_deadline().done(step);
-    run.exits.stop_deadline().saved(step);
+    run.exits.stop_deadline().step_done(step);
+    run.exits.stop_deadline().checkpoint_saved(step);
     run.training.distillation = teacher.map(|teacher| teacher.build(run)).transpose()?;
     // What was read with the weights is not needed again.
     release_unused_memory();

@@ -57,7 +57,7 @@ fn train_steps(run: &mut TrainingRun) -> Result<ExitReason, TrainError> {
         update_batch_size(run)?;
         match skip_iteration(run)? {
             Skip::Nothing => {}
-            // What is due in an iteration is due whether it trains or not, and so is an exit.
+            // Skipped iterations still run due saves and exits.
             Skip::Iteration => match checkpoint_and_decide_exit(run, LoopRequest::default())? {
                 Some(reason) => return Ok(reason),
                 None => continue,
@@ -162,7 +162,7 @@ fn skip_iteration(run: &mut TrainingRun) -> Result<Skip, TrainError> {
     let batch = num_microbatches * run.config.samples_per_microstep() as u64;
     let state = &mut run.state.train_state;
     state.step += 1;
-    run.exits.stop_deadline().done(state.step);
+    run.exits.stop_deadline().step_done(state.step);
     state.consumed_train_samples += batch;
     state.skipped_train_samples += batch;
     run.outputs.reporter.note(&format!("iteration {next} skipped, as train.iterations_to_skip asks"));

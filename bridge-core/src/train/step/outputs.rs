@@ -6,9 +6,9 @@ use bridge_dist::mesh::ProcessGroups;
 
 use crate::checkpoint::SaveReport;
 use crate::logging::{Ending, SaveStage};
+use crate::train::engine::global_state::GlobalState;
 use crate::train::error::TrainError;
 use crate::train::ranks::agreement;
-use crate::train::reporting::report::GlobalState;
 use crate::train::reporting::reporter::Reporter;
 use crate::train::resume::checkpointing::{GradientDumps, Saver, Temporary};
 use crate::train::resume::lock::RunLock;
@@ -51,7 +51,7 @@ impl Outputs {
 
     fn saved_in_background(&mut self, state: &GlobalState, groups: &ProcessGroups, report: Option<&SaveReport>) {
         if let Some(report) = report {
-            self.stop_deadline.saved(report.iteration);
+            self.stop_deadline.checkpoint_saved(report.iteration);
         }
         if let Some(report) = report.filter(|_| agreement::is_first(groups)) {
             self.reporter.save(state, (SaveStage::Ended, report.iteration), Some(report));

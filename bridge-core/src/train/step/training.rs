@@ -1,5 +1,5 @@
-//! State that steps change on this rank: the model, its gradients, optimizer and schedules, with
-//! their executors.
+//! State of this rank that steps change: the model with its executors, gradients, optimizer and
+//! schedules.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -92,8 +92,8 @@ impl Training {
     }
 
     /// Losses that the head computes for micro-batches of training instead of its own: with a
-    /// teacher, after the teacher has run, or else those of [`custom_losses`](Self::custom_losses).
-    /// All ranks of a pipeline call this together.
+    /// teacher, the distillation losses, for which the teacher runs first; without one,
+    /// [`custom_losses`](Self::custom_losses). All ranks of a pipeline call this together.
     pub fn losses_of_training(
         &mut self,
         state: &GlobalState,
@@ -108,9 +108,9 @@ impl Training {
         Ok(losses)
     }
 
-    /// Losses that the head computes for micro-batches instead of its own, after the reference has
-    /// run. A model with a teacher is evaluated by its own loss. All ranks of a pipeline call this
-    /// together.
+    /// Custom losses of the forward step for micro-batches; the reference, if there is one, runs
+    /// first. A model with a teacher is evaluated by its own loss. All ranks of a pipeline call
+    /// this together.
     pub fn custom_losses(
         &mut self,
         state: &GlobalState,

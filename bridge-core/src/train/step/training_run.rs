@@ -11,8 +11,9 @@ use crate::resilience::Heartbeat;
 use crate::timers::{TimerLevel, Timers};
 use crate::train::data::inputs::Inputs;
 use crate::train::data::run_data::RunData;
+use crate::train::engine::global_state::GlobalState;
 use crate::train::error::TrainError;
-use crate::train::reporting::report::{EvaluationReport, GlobalState, StepReport};
+use crate::train::reporting::report::{EvaluationReport, StepReport};
 use crate::train::step::outputs::Outputs;
 use crate::train::step::training::{HeldBytes, Training};
 use crate::train::stop::exits::Exits;
@@ -36,9 +37,9 @@ pub struct TrainingRun {
     pub(in crate::train) timers: Arc<Timers>,
     /// Heartbeat of this rank.
     pub(in crate::train) heartbeat: Arc<Heartbeat>,
-    /// Requests of subsystems at evaluations since the last check for exits.
-    pub(in crate::train) asked: LoopRequest,
-    /// In what the model and the checkpoint that was loaded differ.
+    /// Request of subsystems at evaluations, until the next check for exits.
+    pub(in crate::train) evaluation_request: LoopRequest,
+    /// Names in which the model and the loaded checkpoint differ.
     pub(in crate::train) unmatched: Unmatched,
     /// The last evaluation of the validation split.
     pub(in crate::train) last_validation: Option<EvaluationReport>,
@@ -118,7 +119,7 @@ impl TrainingRun {
         let batches = &self.training.num_microbatches;
         self.exits.step_took(step.seconds);
         state.step += 1;
-        self.exits.stop_deadline().done(state.step);
+        self.exits.stop_deadline().step_done(state.step);
         state.consumed_train_samples += step.batch_size;
         state.skipped_train_samples +=
             batches.current_global_batch_size() - batches.current_running_global_batch_size();

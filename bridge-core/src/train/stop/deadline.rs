@@ -1,7 +1,6 @@
-//! The time that a run has to save and end once it was told to stop
-//! (`train.exit_signal_deadline_s`; while a run is set up, a few seconds). A thread of its own ends
-//! the process when it is over, because the run may be kept by a write that does not return, a rank
-//! that does not come, or a long computation such as an index of a data set.
+//! Deadline of a run after a stop signal (`train.exit_signal_deadline_s`; while a run is set up, a
+//! few seconds). A separate thread ends the process at the deadline, because a write that does not
+//! return, a missing rank, or a long computation such as the index of a dataset may keep the run.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -48,11 +47,11 @@ pub(in crate::train) struct Deadline {
     thread: Option<JoinHandle<()>>,
 }
 
-/// State of a run, as the thread sees it.
+/// Progress of a run, from which the thread of a [`Deadline`] knows what the run would lose.
 #[derive(Debug)]
 pub(in crate::train) struct StopDeadline {
-    /// The signal that another rank had, by its number; 0 before.
-    told: AtomicU64,
+    /// Number of the signal that a rank received; 0 before.
+    signal: AtomicU64,
     /// Steps that are done.
     done: AtomicU64,
     /// The step of the newest checkpoint that is complete, or that the run began with.
@@ -111,29 +110,29 @@ impl Deadline {
 impl StopDeadline {
     /// State of a run that starts.
     pub fn new(heartbeat: Arc<Heartbeat>) -> Arc<Self> {
-        let (told, done, saved) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(NONE));
-        Arc::new(Self { told, done, saved, heartbeat, is_over: AtomicBool::new(false) })
+        let (signal, done, saved) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(NONE));
+        Arc::new(Self { signal, done, saved, heartbeat, is_over: AtomicBool::new(false) })
     }
 
     /// Records that `step` steps are done.
-    pub fn done(&self, step: u64) {
+    pub fn step_done(&self, step: u64) {
         self.done.store(step, Ordering::SeqCst);
     }
 
     /// Records that the checkpoint of this step is complete. Step 0 has no checkpoint.
-    pub fn saved(&self, step: u64) {
+    pub fn checkpoint_saved(&self, step: u64) {
         self.saved.store(if step == 0 { NONE } else { step }, Ordering::SeqCst);
     }
 
-    /// Some rank had this signal. The first one counts.
-    pub fn told(&self, signal: Signal) {
+    /// Records a signal that a rank received. The first one counts.
+    pub fn signal_arrived(&self, signal: Signal) {
         let number = u64::try_from(signal.number()).unwrap_or(0);
-        // One that is there stays.
-        let _ = self.told.compare_exchange(0, number, Ordering::SeqCst, Ordering::SeqCst);
+        // An earlier signal stays.
+        let _ = self.signal.compare_exchange(0, number, Ordering::SeqCst, Ordering::SeqCst);
     }
 
-    fn told_signal(&self) -> Option<Signal> {
-        let number = self.told.load(Ordering::SeqCst);
+    fn signal(&self) -> Option<Signal> {
+        let number = self.signal.load(Ordering::SeqCst);
         Signal::ALL.into_iter().find(|signal| u64::try_from(signal.number()) == Ok(number))
     }
 }
@@ -154,7 +153,7 @@ impl Watch {
     fn wait(&self, progress: &dyn ProgressSink) {
         let mut since = None;
         while !self.stop_deadline.is_over.load(Ordering::SeqCst) {
-            let signal = self.flag.received().or_else(|| self.stop_deadline.told_signal());
+            let signal = self.flag.received().or_else(|| self.stop_deadline.signal());
             let in_setup = self.stop_deadline.heartbeat.section() == Section::Setup;
             let limit = self.limit.or(in_setup.then_some(SETUP_LIMIT));
             if let (Some(signal), Some(limit)) = (signal, limit)
@@ -219,8 +218,8 @@ mod tests {
     fn what_is_lost_decides_what_is_said_and_the_exit_code() {
         let end = |rank, done: u64, saved: u64, section| {
             let stop_deadline = StopDeadline::new(Arc::default());
-            stop_deadline.done(done);
-            stop_deadline.saved(saved);
+            stop_deadline.step_done(done);
+            stop_deadline.checkpoint_saved(saved);
             stop_deadline.heartbeat.enter(section);
             let limit = Some(Duration::from_secs_f64(2.5));
             Watch { limit, rank, flag: SignalFlag::default(), stop_deadline, root: None }.end(Signal::Term)
@@ -253,8 +252,8 @@ mod tests {
         let end = |pointer: &str| {
             std::fs::write(folder.path().join("latest_checkpointed_iteration.txt"), pointer).unwrap();
             let stop_deadline = StopDeadline::new(Arc::default());
-            stop_deadline.done(12);
-            stop_deadline.saved(8);
+            stop_deadline.step_done(12);
+            stop_deadline.checkpoint_saved(8);
             let root = Some(folder.path().to_owned());
             let limit = Some(Duration::from_secs(1));
             Watch { limit, rank: None, flag: SignalFlag::default(), stop_deadline, root }.end(Signal::Term)
@@ -272,9 +271,9 @@ mod tests {
     #[test]
     fn a_signal_that_another_rank_had_counts_from_when_it_is_told() {
         let stop_deadline = StopDeadline::new(Arc::default());
-        assert_eq!(stop_deadline.told_signal(), None);
-        stop_deadline.told(Signal::Usr1);
-        stop_deadline.told(Signal::Term);
-        assert_eq!(stop_deadline.told_signal(), Some(Signal::Usr1));
+        assert_eq!(stop_deadline.signal(), None);
+        stop_deadline.signal_arrived(Signal::Usr1);
+        stop_deadline.signal_arrived(Signal::Term);
+        assert_eq!(stop_deadline.signal(), Some(Signal::Usr1));
     }
 }

@@ -45,7 +45,7 @@ impl CancelHandle {
 pub(in crate::train) struct Requests<'a> {
     pub signals: Option<&'a SignalWatcher>,
     pub cancel: &'a CancelHandle,
-    /// Whoever asks is alive.
+    /// Heartbeat of the rank: reading requests is a sign of life.
     pub heartbeat: &'a Heartbeat,
 }
 
@@ -117,7 +117,7 @@ impl Exits {
         Ok(())
     }
 
-    /// State of the run, for the thread that ends it at its deadline.
+    /// Progress of the run, for the thread that ends the process at the deadline.
     pub fn stop_deadline(&self) -> &Arc<StopDeadline> {
         &self.stop_deadline
     }
@@ -148,7 +148,7 @@ impl Exits {
         agreement::max(groups.world(), &mut figures)?;
         let reason = Requests::reason([figures[0], figures[1]]);
         if let Some(ExitReason::Signal(signal)) = reason {
-            self.stop_deadline.told(signal);
+            self.stop_deadline.signal_arrived(signal);
         }
         Ok((reason, figures[2]))
     }

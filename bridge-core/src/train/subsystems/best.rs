@@ -22,8 +22,8 @@ pub(super) fn is_compared(report: &EvaluationReport) -> bool {
     (report.split, report.occasion) == (Split::Valid, Occasion::DuringTraining)
 }
 
-/// The loss that evaluations are compared by: `validation.metric`, by default the one that the
-/// model is judged by, which `lm loss` stands for too where the run has a loss of its own.
+/// The loss that evaluations are compared by: `validation.metric`, by default the loss that the
+/// model is judged by. In runs with a custom loss, `lm loss` stands for that loss too.
 pub(super) fn metric(config: &RunConfig, report: &EvaluationReport) -> Result<f64, TrainError> {
     let asked = config.validation.metric.as_deref().filter(|name| *name != LM_LOSS);
     let name = asked.unwrap_or(report.objective);

@@ -1,5 +1,5 @@
 //! Interface between loop and subsystems: the events, the accessible state, and the requests.
-//! Subsystems themselves are in `subsystems`.
+//! The other files of this folder implement them.
 
 use std::path::{Path, PathBuf};
 
@@ -10,8 +10,9 @@ use serde_json::{Map, Value};
 
 use crate::model::ModelChunk;
 use crate::timers::Timers;
+use crate::train::engine::global_state::GlobalState;
 use crate::train::error::TrainError;
-use crate::train::reporting::report::{EvaluationReport, GlobalState, StepReport, TrainEnd};
+use crate::train::reporting::report::{EvaluationReport, StepReport, TrainEnd};
 use crate::train::reporting::reporter::Reporter;
 use crate::train::step::training::Training;
 
@@ -63,8 +64,8 @@ pub trait Subsystem: Send {
         Ok(LoopRequest::default())
     }
 
-    /// An evaluation is done and reported. What the request asks for is done when the step before
-    /// it is over; after training, nothing is.
+    /// An evaluation is done and reported. The request is carried out at the end of the iteration
+    /// that evaluated; after training, it is ignored.
     ///
     /// # Errors
     /// They end the run.
@@ -72,8 +73,8 @@ pub trait Subsystem: Send {
         Ok(LoopRequest::default())
     }
 
-    /// Why training is over, though iterations are left; asked before each of them. Then comes what
-    /// comes after the last iteration.
+    /// Reason to end training though iterations are left; `None` to go on. Called before each
+    /// iteration. The run then ends as it does after its last iteration.
     fn stop_reason(&self, _state: &GlobalState) -> Option<String> {
         None
     }
@@ -126,7 +127,8 @@ pub enum Agreement {
     /// Results may differ, or ranks have other subsystems: ranks compare after each call, which
     /// costs an exchange of a few bytes, and follow each other's requests.
     Compared,
-    /// It never does, on ranks that all have it: nothing is exchanged.
+    /// All ranks have the subsystem, and its results are equal on all of them: nothing is
+    /// exchanged.
     Given,
 }
 
@@ -173,7 +175,7 @@ impl LoopRequest {
         self
     }
 
-    /// Adds what another asks for; of two exits the first counts.
+    /// Adds another request; of two exits the first counts.
     pub(in crate::train) fn join(&mut self, other: Self) {
         self.notes.extend(other.notes);
         self.details.extend(other.details);
@@ -220,7 +222,7 @@ impl RunContext<'_> {
         self.reporter.note(text);
     }
 
-    /// Says what the request of a step has to say.
+    /// Prints the lines of a request.
     pub(in crate::train) fn tell(&self, request: &LoopRequest) {
         request.notes.iter().for_each(|note| self.reporter.note(note));
         request.details.iter().for_each(|detail| self.reporter.details(detail));

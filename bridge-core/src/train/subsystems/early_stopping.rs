@@ -6,8 +6,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::best::{is_compared, metric};
+use crate::train::engine::global_state::GlobalState;
 use crate::train::error::TrainError;
-use crate::train::reporting::report::{EvaluationReport, GlobalState};
+use crate::train::reporting::report::EvaluationReport;
 use crate::train::subsystems::contract::{Loaded, LoopRequest, RunContext, Subsystem, saved};
 
 /// Key of the state in `train_state.json`.

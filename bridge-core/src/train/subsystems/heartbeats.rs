@@ -1,5 +1,5 @@
-//! `[ft] enable_ft_package`: tells the monitor that watches the run what each rank is at, and
-//! learns how long sections may take. The monitor ends what is late.
+//! `[ft] enable_ft_package`: sends heartbeats of each rank to the monitor of the run, and learns
+//! how long sections may take. The monitor ends ranks that are late.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -15,7 +15,7 @@ use crate::train::ranks::rank_env::RankEnv;
 use crate::train::reporting::report::{StepReport, TrainEnd};
 use crate::train::subsystems::contract::{RunContext, Subsystem};
 
-/// Between two heartbeats.
+/// Interval of heartbeats.
 const INTERVAL: Duration = Duration::from_millis(500);
 /// Steps that are seen before limits are learned.
 const STEPS: u64 = 16;
@@ -64,7 +64,7 @@ impl Subsystem for Heartbeats {
         let (rank, sign) = (run.groups.world().rank(), Arc::downgrade(&self.sign));
         let sending = move || {
             // A monitor that is gone can end nobody.
-            while let Some(line) = heartbeat(rank, &sign) {
+            while let Some(line) = message(rank, &sign) {
                 if stream.write_all(line.as_bytes()).is_err() {
                     return;
                 }
@@ -104,7 +104,7 @@ impl Subsystem for Heartbeats {
 }
 
 /// The next line for the monitor; `None` when the run is over.
-fn heartbeat(rank: usize, sign: &Weak<Sign>) -> Option<String> {
+fn message(rank: usize, sign: &Weak<Sign>) -> Option<String> {
     let sign = sign.upgrade()?;
     let section = sign.heartbeat.section();
     let limit = sign.limits.lock().unwrap_or_else(PoisonError::into_inner).of(section);

@@ -1,9 +1,9 @@
 //! Looks at each rank's own losses and gradients before they are added up, so that what is found
-//! names the rank, and decides with the rerun state machine whether a pass is repeated. What
-//! follows, all ranks do together.
+//! names the rank, and decides with the rerun state machine whether a pass is repeated. Ranks act
+//! on the result together.
 //!
-//! It has a door of its own besides those of a subsystem: what it finds changes the step while it
-//! is made.
+//! The step calls it directly, besides its calls as a subsystem: its findings change the step while
+//! the step runs.
 
 use bridge_dist::comm::CommError;
 use bridge_dist::mesh::ProcessGroups;
@@ -188,7 +188,7 @@ struct RankState {
 /// Inputs that determine which losses a rank sees: if all of them are equal, rank n of one run is
 /// rank n of the other.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Seats {
+struct RankLayout {
     world_size: usize,
     tensor: usize,
     context: usize,
@@ -201,7 +201,7 @@ struct Seats {
     rampup_batch_size: Option<[usize; 3]>,
 }
 
-impl Seats {
+impl RankLayout {
     fn of(config: &RunConfig) -> Self {
         let parallel = config.parallel;
         Self {
@@ -222,7 +222,8 @@ impl Seats {
 /// The states of all ranks, in rank order, as a checkpoint holds them.
 #[derive(Debug, Serialize, Deserialize)]
 struct AllRanks {
-    seats: Seats,
+    #[serde(rename = "seats")]
+    layout: RankLayout,
     ranks: Vec<RankState>,
 }
 
@@ -280,21 +281,21 @@ impl Subsystem for LossWatch {
             state.rerun_state_machine.is_none() && state.injection_draws.is_none() && ranks.len() == 1
         };
         if !ranks.iter().all(is_plain) {
-            let seats = Seats::of(&run.state.config);
-            state.insert("rank_states".into(), saved(&AllRanks { seats, ranks })?);
+            let layout = RankLayout::of(&run.state.config);
+            state.insert("rank_states".into(), saved(&AllRanks { layout, ranks })?);
         }
         Ok(())
     }
 
     fn on_load(&mut self, run: &mut RunContext, loaded: &Loaded) -> Result<(), TrainError> {
-        let seats = Seats::of(&run.state.config);
+        let layout = RankLayout::of(&run.state.config);
         let rank = run.groups.world().rank();
         let is_due = |all: &AllRanks| all.ranks.iter().any(|state| state.rerun_state_machine.is_some());
         let mut checks = loaded.field::<LossChecks>("loss_checks")?;
         // Checkpoints of one rank's state, which all ranks share.
         let mut rerun = loaded.field("rerun_state_machine")?;
         match loaded.field::<AllRanks>("rank_states")? {
-            Some(all) if all.seats == seats && rank < all.ranks.len() => {
+            Some(all) if all.layout == layout && rank < all.ranks.len() => {
                 let mine = &all.ranks[rank];
                 checks = Some(mine.loss_checks.clone());
                 rerun = mine.rerun_state_machine.clone();

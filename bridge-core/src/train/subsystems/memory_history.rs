@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use bridge_kernels::address_on_cpu as address;
-use bridge_kernels::memory::history::{self, Seat};
+use bridge_kernels::memory::history::{self, RankSlot};
 use bridge_kernels::memory::usage;
 use bridge_kernels::optim::Remainders;
 
@@ -42,11 +42,11 @@ fn file(config: &RunConfig, what: &str, extension: Option<&str>) -> PathBuf {
 pub(in crate::train) fn begin(config: &RunConfig, rank: usize) {
     if records(config, rank) {
         history::start(Some(file(config, &format!("oom_rank-{rank}"), Some("txt"))));
-        let seat = Seat::new();
-        seat.sit();
+        let slot = RankSlot::new();
+        slot.attach_thread();
         // All threads of the pool that the rank computes in.
-        rayon::broadcast(|_| seat.sit());
-        Seat::goes_on_with(|| "setup".to_owned());
+        rayon::broadcast(|_| slot.attach_thread());
+        RankSlot::set_owner(|| "setup".to_owned());
     }
 }
 
@@ -78,11 +78,11 @@ impl MemoryHistory {
         for (name, address) in states.chain(state.remainders.iter().map(of_remainders)) {
             blocks.extend(address.map(|address| (address, format!("optimizer state {name}"))));
         }
-        Seat::rename(&blocks);
+        RankSlot::rename(&blocks);
     }
 
     fn write(run: &RunContext) -> Result<(), TrainError> {
-        let Some(window) = Seat::end_window() else {
+        let Some(window) = RankSlot::end_window() else {
             return Ok(());
         };
         let (config, rank) = (&run.state.config, run.groups.world().rank().to_string());
@@ -113,7 +113,7 @@ impl Subsystem for MemoryHistory {
             return Err(TrainError::Sink { key: KEY, message: message.to_owned() });
         }
         Self::name_blocks(run);
-        Seat::goes_on_with(|| "the loop".to_owned());
+        RankSlot::set_owner(|| "the loop".to_owned());
         Ok(())
     }
 
@@ -122,7 +122,7 @@ impl Subsystem for MemoryHistory {
         if !self.is_open && (self.window.0..=self.window.1).contains(&next) {
             self.is_open = true;
             Self::name_blocks(run);
-            Seat::begin_window();
+            RankSlot::begin_window();
         } else if self.is_open && next > self.window.1 {
             self.is_open = false;
             Self::write(run)?;

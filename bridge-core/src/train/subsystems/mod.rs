@@ -1,4 +1,4 @@
-//! The subsystems of a run, in their order, and how ranks agree on what they say. A new one is a
+//! The subsystems of a run, in their order, and how ranks agree on their requests. A new one is a
 //! file here and its line in [`Subsystems::new`].
 
 mod attention_logits;
@@ -45,19 +45,20 @@ pub(in crate::train) use memory_history::begin as begin_memory_history;
 use crate::config::{CudaGraphImpl, RunConfig};
 use crate::plan;
 use crate::resilience::rerun::Placement;
+use crate::train::engine::global_state::GlobalState;
 use crate::train::error::TrainError;
 use crate::train::exit_reason::ExitReason;
 use crate::train::ranks::agreement;
 use crate::train::ranks::rank_env::RankEnv;
-use crate::train::reporting::report::{EvaluationReport, GlobalState, StepReport};
+use crate::train::reporting::report::{EvaluationReport, StepReport};
 use crate::train::subsystems::contract::{Agreement, Loaded, LoopRequest, RunContext, Subsystem};
 
 /// All subsystems of a run.
 pub(in crate::train) struct Subsystems {
-    /// The one that has a door of its own: it decides whether a pass over the micro-batches is
-    /// repeated, in the middle of a step.
+    /// Loss checks, which the step also calls by themselves: in the middle of a step they decide
+    /// whether the pass over the micro-batches is repeated.
     pub losses: LossWatch,
-    /// In the order in which they are called.
+    /// All others, in the order in which they are called.
     subsystems: Vec<Box<dyn Subsystem>>,
     /// True if the results of some rank's subsystem are compared.
     compares: bool,
@@ -201,7 +202,7 @@ impl Subsystems {
         self.agreed(run, request)
     }
 
-    /// Why training is over before its last iteration, if a subsystem of any rank says so.
+    /// Reason to end training before its last iteration, if a subsystem of any rank has one.
     pub fn stop_reason(&self, groups: &ProcessGroups, state: &GlobalState) -> Result<Option<String>, TrainError> {
         let mine = self.subsystems.iter().find_map(|subsystem| subsystem.stop_reason(state));
         if !self.compares || groups.world().size() == 1 || !agreement::any(groups.world(), mine.is_some())? {
@@ -218,7 +219,7 @@ impl Subsystems {
         self.each(run, |subsystem, run| subsystem.after_save(run, folder))
     }
 
-    /// A checkpoint that must not make room for others.
+    /// A checkpoint that must not be deleted to make room for others.
     pub fn protected_checkpoint(&self) -> Option<PathBuf> {
         self.subsystems.iter().find_map(|subsystem| subsystem.protected_checkpoint())
     }

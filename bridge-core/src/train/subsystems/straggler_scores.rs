@@ -2,7 +2,10 @@
 //! (`[nvrx_straggler]`).
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::time::Instant;
+
+use serde_json::{Map, Value};
 
 use super::own_time::OwnTime;
 use crate::config::NvrxStragglerDetectionConfig;
@@ -54,9 +57,9 @@ impl StragglerScores {
         }
     }
 
-    /// Counts an iteration, and looks whether the window is over. All ranks call this together and
-    /// find the same.
-    fn stop_reason(&mut self, run: &RunContext) -> Result<bool, TrainError> {
+    /// Counts an iteration, and returns true if the window is over. All ranks call this together
+    /// and get the same result.
+    fn window_is_over(&mut self, run: &RunContext) -> Result<bool, TrainError> {
         self.iterations += 1;
         self.until_look = self.until_look.saturating_sub(1);
         if self.until_look > 0 {
@@ -135,7 +138,7 @@ impl Subsystem for StragglerScores {
         self.num_microbatches = step.num_microbatches;
         let is_sampled = step.iteration.is_multiple_of(self.settings.profiling_interval as u64);
         self.steps.extend(times.filter(|_| is_sampled));
-        if self.stop_reason(run)? { self.judge(run) } else { Ok(()) }
+        if self.window_is_over(run)? { self.judge(run) } else { Ok(()) }
     }
 
     fn after_step(&mut self, run: &mut RunContext, _step: &StepReport) -> Result<LoopRequest, TrainError> {
@@ -143,16 +146,12 @@ impl Subsystem for StragglerScores {
         Ok(std::mem::take(&mut self.request))
     }
 
-    fn on_save(
-        &mut self,
-        run: &mut RunContext,
-        _state: &mut serde_json::Map<String, serde_json::Value>,
-    ) -> Result<(), TrainError> {
+    fn on_save(&mut self, run: &mut RunContext, _state: &mut Map<String, Value>) -> Result<(), TrainError> {
         self.clock.pause(run.groups);
         Ok(())
     }
 
-    fn after_save(&mut self, run: &mut RunContext, _folder: &std::path::Path) -> Result<(), TrainError> {
+    fn after_save(&mut self, run: &mut RunContext, _folder: &Path) -> Result<(), TrainError> {
         self.clock.resume(run.groups);
         Ok(())
     }

@@ -2,8 +2,12 @@
 //! (`[straggler]`).
 
 use std::net::{IpAddr, Ipv4Addr, TcpListener};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+use bridge_telemetry::http::{Answer, Server};
+use serde_json::{Map, Value};
 
 use super::own_time::OwnTime;
 use crate::config::StragglerDetectionConfig;
@@ -13,7 +17,6 @@ use crate::train::error::TrainError;
 use crate::train::ranks::agreement;
 use crate::train::reporting::report::{StepReport, is_reported_every};
 use crate::train::subsystems::contract::{LoopRequest, RunContext, Subsystem};
-use bridge_telemetry::http::{Answer, Server};
 
 pub(super) struct StragglerTimes {
     settings: StragglerDetectionConfig,
@@ -122,16 +125,12 @@ impl Subsystem for StragglerTimes {
         Ok(self.line.take().map_or_else(LoopRequest::default, |line| LoopRequest::default().note(line)))
     }
 
-    fn on_save(
-        &mut self,
-        run: &mut RunContext,
-        _state: &mut serde_json::Map<String, serde_json::Value>,
-    ) -> Result<(), TrainError> {
+    fn on_save(&mut self, run: &mut RunContext, _state: &mut Map<String, Value>) -> Result<(), TrainError> {
         self.clock.pause(run.groups);
         Ok(())
     }
 
-    fn after_save(&mut self, run: &mut RunContext, _folder: &std::path::Path) -> Result<(), TrainError> {
+    fn after_save(&mut self, run: &mut RunContext, _folder: &Path) -> Result<(), TrainError> {
         self.clock.resume(run.groups);
         Ok(())
     }

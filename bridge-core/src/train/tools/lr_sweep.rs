@@ -17,8 +17,9 @@ use crate::config::{
 use crate::logging::chart::{Chart, PlotError, Series};
 use crate::logging::curves::{Curve, smooth};
 use crate::logging::numbers::significant;
+use crate::train::engine::global_state::GlobalState;
 use crate::train::error::TrainError;
-use crate::train::reporting::report::{GlobalState, StepReport, TrainEnd};
+use crate::train::reporting::report::{StepReport, TrainEnd};
 use crate::train::subsystems::contract::{Agreement, LoopRequest, RunContext, Subsystem};
 
 /// Steps of a sweep.

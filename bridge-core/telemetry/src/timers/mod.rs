@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use bridge_memory::history::{Doing, Seat};
+use bridge_memory::history::{Doing, RankSlot};
 use serde::{Deserialize, Serialize};
 
 pub use spans::{Labels, Mark, Marks, Shapes, Span, Spans};
@@ -159,7 +159,7 @@ pub struct TimerGuard<'a> {
 
 /// Sets the owner of allocations from now on.
 fn doing(name: &'static str) -> Doing {
-    Seat::owner(|| name.to_owned())
+    RankSlot::owner(|| name.to_owned())
 }
 
 impl Drop for TimerGuard<'_> {

@@ -5,15 +5,10 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
 use std::thread;
 
 use super::{Port, Way, timed_out};
-use crate::nccl::seat::Seat;
-use bridge_dist::comm::DType;
-use bridge_dist::comm::Group;
+use crate::nccl::member::Member;
 use bridge_dist::comm::device::DevicePart;
-use bridge_dist::comm::transport::Pending;
-use bridge_dist::comm::transport::Place;
-use bridge_dist::comm::transport::Signature;
-use bridge_dist::comm::transport::lock;
-use bridge_dist::comm::{CommError, CommErrorKind};
+use bridge_dist::comm::transport::{Pending, Place, Signature, lock};
+use bridge_dist::comm::{CommError, CommErrorKind, DType, Group};
 
 /// A message that has come.
 pub(super) struct Message {
@@ -116,22 +111,22 @@ impl Inbox {
     }
 
     /// Ends the link: all that wait get an error.
-    pub fn fail(&self, seat: &Seat, kind: CommErrorKind) {
+    pub fn fail(&self, member: &Member, kind: CommErrorKind) {
         let mut mail = lock(&self.state);
         mail.is_closed = true;
         for Wanted { signature, outcome, .. } in mail.wanted.drain(..) {
             // A receive that was dropped needs no error.
-            let _ = outcome.send(Err(seat.fail(&signature, kind.clone())));
+            let _ = outcome.send(Err(member.fail(&signature, kind.clone())));
         }
     }
 }
 
 /// A receive of device memory.
 pub(super) struct Expected {
-    pub seat: Seat,
+    pub member: Member,
     pub control: Group,
     pub signature: Signature,
-    /// Memory of the sort that is to come.
+    /// Memory with the type of the message.
     pub like: DevicePart,
     pub peer: usize,
     pub outcome: mpsc::Receiver<Outcome>,
@@ -146,17 +141,17 @@ impl Expected {
         }
         let found = format!("a message of {len} x {dtype} on the device");
         let kind = CommErrorKind::Mismatch { peer: self.peer, expected: self.signature.to_string(), found };
-        Err(self.seat.fail(&self.signature, kind))
+        Err(self.member.fail(&self.signature, kind))
     }
 
     /// The error of a receive whose thread has ended.
     fn lost(&self) -> CommError {
-        match self.seat.check_world(&self.signature) {
+        match self.member.check_world(&self.signature) {
             Err(error) => error,
             Ok(()) => {
                 let message = "it ended before the operation was complete".to_owned();
                 let kind = CommErrorKind::Transport { library: "the background thread", message };
-                self.seat.speaker().error(&self.signature, kind)
+                self.member.speaker().error(&self.signature, kind)
             }
         }
     }
@@ -182,7 +177,9 @@ impl Pending<DevicePart> for Expected {
         match self.outcome.recv_timeout(limit) {
             Ok(outcome) => self.checked(outcome),
             Err(mpsc::RecvTimeoutError::Disconnected) => Err(self.lost()),
-            Err(mpsc::RecvTimeoutError::Timeout) => Err(self.seat.fail(&self.signature, *timed_out(limit, self.peer))),
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                Err(self.member.fail(&self.signature, *timed_out(limit, self.peer)))
+            }
         }
     }
 }

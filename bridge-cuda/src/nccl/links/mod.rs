@@ -16,17 +16,11 @@ use std::time::{Duration, Instant};
 
 use super::agree::{decode, garbled};
 use super::carrier::CarrierError;
-use super::seat::Seat;
-use bridge_dist::comm::Group;
-use bridge_dist::comm::Request;
+use super::member::Member;
 use bridge_dist::comm::device::DevicePart;
 use bridge_dist::comm::thread::panic_message;
-use bridge_dist::comm::transport::Pace;
-use bridge_dist::comm::transport::lock;
-use bridge_dist::comm::transport::{OpKind, Signature};
-use bridge_dist::comm::transport::{Place, Worker};
-use bridge_dist::comm::{CommError, CommErrorKind};
-use bridge_dist::comm::{DType, HostBuffer};
+use bridge_dist::comm::transport::{OpKind, Pace, Place, Signature, Worker, lock};
+use bridge_dist::comm::{CommError, CommErrorKind, DType, Group, HostBuffer, Request};
 
 mod inbox;
 #[cfg(test)]
@@ -48,7 +42,7 @@ type Failure = Box<CommErrorKind>;
 /// One end of a link.
 #[derive(Clone)]
 pub(super) struct End {
-    pub seat: Seat,
+    pub member: Member,
     /// The group of headers.
     pub control: Group,
     /// The rank at the other end.
@@ -85,7 +79,7 @@ pub(super) trait Way: Clone + Send + Sync + 'static {
 
 /// All links of a rank in one group; each is made with its first message.
 pub(super) struct Links<W: Way> {
-    seat: Seat,
+    member: Member,
     control: Group,
     way: W,
     outgoing: Mutex<BTreeMap<usize, Worker<Port<W>>>>,
@@ -93,21 +87,21 @@ pub(super) struct Links<W: Way> {
 }
 
 impl<W: Way> Links<W> {
-    pub fn new(seat: &Seat, control: &Group, way: W) -> Self {
-        let (seat, control) = (seat.clone(), Arc::clone(control));
-        Self { seat, control, way, outgoing: Mutex::default(), incoming: Mutex::default() }
+    pub fn new(member: &Member, control: &Group, way: W) -> Self {
+        let (member, control) = (member.clone(), Arc::clone(control));
+        Self { member, control, way, outgoing: Mutex::default(), incoming: Mutex::default() }
     }
 
     fn port(&self, peer: usize, sends: bool) -> Port<W> {
-        let end = End { seat: self.seat.clone(), control: Arc::clone(&self.control), peer, sends };
+        let end = End { member: self.member.clone(), control: Arc::clone(&self.control), peer, sends };
         Port { end, way: self.way.clone(), channel: None }
     }
 
     pub fn start_send(&self, part: &DevicePart, to: usize, tag: u32) -> Result<Request<()>, CommError> {
-        let speaker = self.seat.speaker();
+        let speaker = self.member.speaker();
         let signature = speaker.message(OpKind::Send, (part.dtype, part.len), to, tag)?.on_device();
-        self.seat.check_world(&signature)?;
-        let failed = |kind: Failure| self.seat.fail(&signature, *kind);
+        self.member.check_world(&signature)?;
+        let failed = |kind: Failure| self.member.fail(&signature, *kind);
         let opened = match part.len {
             0 => None,
             _ => Some(self.way.open(part).map_err(|error| failed(failure(error, to)))?),
@@ -127,22 +121,22 @@ impl<W: Way> Links<W> {
 
     pub fn start_recv(&self, like: DevicePart, from: usize, tag: u32) -> Result<Request<DevicePart>, CommError> {
         let what = (like.dtype, like.len);
-        let signature = self.seat.speaker().message(OpKind::Recv, what, from, tag)?.on_device();
-        self.seat.check_world(&signature)?;
+        let signature = self.member.speaker().message(OpKind::Recv, what, from, tag)?.on_device();
+        self.member.check_world(&signature)?;
         let mut incoming = lock(&self.incoming);
         let link = match incoming.remove(&from) {
             Some(link) => link,
             None => Incoming::start(self.thread_name("from", from), self.port(from, false))
-                .map_err(|error| self.seat.fail(&signature, *no_thread(&error)))?,
+                .map_err(|error| self.member.fail(&signature, *no_thread(&error)))?,
         };
         let outcome = link.inbox.expect(signature, tag, like.clone());
         incoming.insert(from, link);
-        let (seat, control) = (self.seat.clone(), Arc::clone(&self.control));
-        Ok(Request::new(Expected { seat, control, signature, like, peer: from, outcome, arrived: None }))
+        let (member, control) = (self.member.clone(), Arc::clone(&self.control));
+        Ok(Request::new(Expected { member, control, signature, like, peer: from, outcome, arrived: None }))
     }
 
     fn thread_name(&self, direction: &str, peer: usize) -> String {
-        format!("{}-{}-{direction}-{peer}", self.seat.name, self.seat.rank)
+        format!("{}-{}-{direction}-{peer}", self.member.name, self.member.rank)
     }
 }
 
@@ -190,8 +184,8 @@ impl<W: Way> Port<W> {
     }
 
     fn send(&mut self, signature: &Signature, data: Option<<W::Channel as Channel>::Opened>) -> Result<(), CommError> {
-        self.end.seat.check_world(signature)?;
-        self.try_to_send(signature, data).map_err(|kind| self.end.seat.fail(signature, *kind))
+        self.end.member.check_world(signature)?;
+        self.try_to_send(signature, data).map_err(|kind| self.end.member.fail(signature, *kind))
     }
 
     fn try_to_send(
@@ -239,7 +233,7 @@ impl<W: Way> Port<W> {
             match received {
                 Ok(Some((tag, message))) => inbox.deliver(tag, message),
                 Ok(None) => return,
-                Err(kind) => return inbox.fail(&self.end.seat, *kind),
+                Err(kind) => return inbox.fail(&self.end.member, *kind),
             }
         }
     }
@@ -247,7 +241,7 @@ impl<W: Way> Port<W> {
 
 impl<W: Way> Drop for Port<W> {
     fn drop(&mut self) {
-        if let Some(channel) = self.channel.as_mut().filter(|_| self.end.seat.world.failure().is_some()) {
+        if let Some(channel) = self.channel.as_mut().filter(|_| self.end.member.world.failure().is_some()) {
             // The other rank may never finalize it.
             channel.abort();
         }
@@ -259,7 +253,7 @@ impl End {
     fn poll(&self, mut request: Request, gives_up: impl Fn() -> bool) -> Result<Option<HostBuffer>, Failure> {
         let mut pace = Pace::default();
         while !request.test().map_err(|error| error.kind)? {
-            if let Some(cause) = self.seat.world.failure() {
+            if let Some(cause) = self.member.world.failure() {
                 return Err(Box::new(CommErrorKind::Aborted { cause }));
             }
             if gives_up() {

@@ -7,14 +7,11 @@ use std::time::{Duration, Instant};
 
 use super::{Channel, End, Links, Way};
 use crate::nccl::carrier::CarrierError;
-use crate::nccl::seat::{Seat, World};
-use bridge_dist::comm::DType;
-use bridge_dist::comm::Group;
+use crate::nccl::member::{Member, World};
 use bridge_dist::comm::device::{DeviceMemory, DevicePart};
 use bridge_dist::comm::thread::{BoxError, run_ranks};
-use bridge_dist::comm::transport::Place;
-use bridge_dist::comm::transport::Signature;
-use bridge_dist::comm::{CommError, CommErrorKind};
+use bridge_dist::comm::transport::{Place, Signature};
+use bridge_dist::comm::{CommError, CommErrorKind, DType, Group};
 use bridge_dist::schedule::{Action, Direction, Message, PipelineShape, ScheduleKind, rank_actions};
 
 const LONG: Duration = Duration::from_secs(60);
@@ -55,7 +52,7 @@ impl Way for HostWay {
     }
 
     fn connect(&self, end: &End) -> Result<HostChannel, CarrierError> {
-        Ok(HostChannel(end.clone(), self.stalls == Some(end.seat.rank)))
+        Ok(HostChannel(end.clone(), self.stalls == Some(end.member.rank)))
     }
 }
 
@@ -93,12 +90,17 @@ impl Channel for HostChannel {
     fn abort(&mut self) {}
 }
 
-fn seat(group: &Group) -> Seat {
-    Seat { world: Arc::new(World::default()), rank: group.rank(), world_ranks: group.world_ranks(), name: "pp".into() }
+fn member(group: &Group) -> Member {
+    Member {
+        world: Arc::new(World::default()),
+        rank: group.rank(),
+        world_ranks: group.world_ranks(),
+        name: "pp".into(),
+    }
 }
 
 fn links(group: &Group) -> Links<HostWay> {
-    Links::new(&seat(group), group, HostWay { stalls: None })
+    Links::new(&member(group), group, HostWay { stalls: None })
 }
 
 /// Content of a message from a rank, by number; some messages are empty.
@@ -206,10 +208,10 @@ fn errors(
 ) -> [CommError; 2] {
     let begun = Instant::now();
     let found = run_ranks(2, limit, |group| {
-        let seat = seat(&group);
-        let links = Links::new(&seat, &group, HostWay { stalls });
+        let member = member(&group);
+        let links = Links::new(&member, &group, HostWay { stalls });
         let error = wrong(&links, group.rank()).expect_err("the ranks do not fit");
-        let again = seat.check_world(&Signature::bare(bridge_dist::comm::transport::OpKind::Barrier));
+        let again = member.check_world(&Signature::bare(bridge_dist::comm::transport::OpKind::Barrier));
         assert!(matches!(*again.expect_err("the world has failed").kind, CommErrorKind::Aborted { .. }));
         assert!(matches!(
             *links.start_recv(part(vec![0]), 1 - group.rank(), 0).unwrap_err().kind,

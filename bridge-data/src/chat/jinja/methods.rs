@@ -236,7 +236,7 @@ pub(super) fn subscript(value: &Value, key: &Value) -> Result<Value, Error> {
     Ok(own(value, name).unwrap_or_else(|| nothing(value, name)))
 }
 
-/// The item of a value at a path such as `a.b.0`; `default` stands for what is undefined.
+/// The item of a value at a path such as `a.b.0`, or `default` if it is undefined.
 ///
 /// # Errors
 /// As [`subscript`].

@@ -50,8 +50,8 @@ impl TensorMemory {
         Extent { dtype: wire(tensor.dtype()), len: tensor.dims()[0] }
     }
 
-    /// Memory for a message of another rank, by what it says of its elements, on
-    /// the device of `like`.
+    /// Memory for a message of another rank with this type and number of elements, on the device of
+    /// `like`.
     pub fn place_of((dtype, len): (DType, usize), like: &DevicePart) -> Tensor<1> {
         let (dtype, len) = match dtype {
             DType::U8 => (TensorDType::F16, len / 2),

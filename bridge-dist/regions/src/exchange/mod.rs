@@ -31,8 +31,7 @@ mod memory;
 mod tests;
 mod work;
 
-pub use memory::TensorMemory;
-pub use memory::copied;
+pub use memory::{TensorMemory, copied};
 use memory::{arrived, mark, read};
 use work::Line;
 

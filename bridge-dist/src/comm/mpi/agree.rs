@@ -73,50 +73,50 @@ impl Verdict {
 impl Lane {
     /// Returns when the signatures of all ranks agree; otherwise all ranks get the same error.
     pub fn agree(&mut self, signature: &Signature) -> Result<(), CommError> {
-        self.seat.check_world(signature)?;
-        let verdict = if self.seat.rank == 0 { self.judge(signature)? } else { self.ask(signature)? };
+        self.member.check_world(signature)?;
+        let verdict = if self.member.rank == 0 { self.judge(signature)? } else { self.ask(signature)? };
         match verdict {
             Verdict::Agreed => Ok(()),
             Verdict::Mismatch { peer, expected, found } => {
                 let kind = CommErrorKind::Mismatch { peer, expected: expected.to_string(), found: found.to_string() };
-                Err(self.seat.fail(signature, kind))
+                Err(self.member.fail(signature, kind))
             }
-            Verdict::Missing(ranks) => Err(self.seat.timed_out(signature, ranks)),
+            Verdict::Missing(ranks) => Err(self.member.timed_out(signature, ranks)),
         }
     }
 
     /// Rank 0: collects and compares the signatures, and sends the verdict.
     fn judge(&mut self, signature: &Signature) -> Result<Verdict, CommError> {
-        let (seat, size) = (&self.seat, self.seat.size());
-        let deadline = Instant::now() + seat.world().timeout();
+        let (member, size) = (&self.member, self.member.size());
+        let deadline = Instant::now() + member.world().timeout();
         let place = || HostBuffer::zeros(DType::U8, Signature::ENCODED);
         let mut incoming = Vec::with_capacity(size - 1);
         for from in 1..size {
             let kind = Kind::Recv { from, tag: TO_ROOT };
-            incoming.push((from, seat.start(signature, kind, HostBuffer::zeros(DType::U8, 0), place())?));
+            incoming.push((from, member.start(signature, kind, HostBuffer::zeros(DType::U8, 0), place())?));
         }
         let mut all = vec![*signature; size];
         let mut missing = Vec::new();
         for (from, mut transfer) in incoming {
-            if !seat.finish(signature, &mut transfer, deadline)? {
+            if !member.finish(signature, &mut transfer, deadline)? {
                 missing.push(from);
                 continue;
             }
             let (_, received) = transfer.into_buffers();
             let decoded = bytes_of(&received).try_into().ok().and_then(Signature::decode);
-            all[from] = decoded.ok_or_else(|| seat.library(signature, RawError("a garbled signature".to_owned())))?;
+            all[from] = decoded.ok_or_else(|| member.library(signature, RawError("a garbled signature".to_owned())))?;
         }
         let verdict = if missing.is_empty() { compare(&all) } else { Verdict::Missing(missing) };
         let mut outgoing = Vec::with_capacity(size - 1);
         for to in 1..size {
             let kind = Kind::Send { to, tag: FROM_ROOT };
             let bytes = HostBuffer::U8(verdict.encode(size));
-            outgoing.push(seat.start(signature, kind, bytes, HostBuffer::zeros(DType::U8, 0))?);
+            outgoing.push(member.start(signature, kind, bytes, HostBuffer::zeros(DType::U8, 0))?);
         }
         for mut transfer in outgoing {
             // The library buffers short messages; a missing rank may leave its message unread.
-            if !seat.finish(signature, &mut transfer, deadline.max(Instant::now()))? {
-                seat.world().adopt(transfer);
+            if !member.finish(signature, &mut transfer, deadline.max(Instant::now()))? {
+                member.world().adopt(transfer);
             }
         }
         Ok(verdict)
@@ -125,22 +125,22 @@ impl Lane {
     /// Other ranks: send the signature and wait for the verdict, a little longer than rank 0 waits
     /// for the last signature.
     fn ask(&mut self, signature: &Signature) -> Result<Verdict, CommError> {
-        let seat = &self.seat;
-        let timeout = seat.world().timeout();
+        let member = &self.member;
+        let timeout = member.world().timeout();
         let deadline = Instant::now() + timeout + timeout / 4;
         let none = || HostBuffer::zeros(DType::U8, 0);
         let header = HostBuffer::U8(signature.encode().to_vec());
-        let mut question = seat.start(signature, Kind::Send { to: 0, tag: TO_ROOT }, header, none())?;
-        let place = HostBuffer::zeros(DType::U8, Verdict::encoded_len(seat.size()));
+        let mut question = member.start(signature, Kind::Send { to: 0, tag: TO_ROOT }, header, none())?;
+        let place = HostBuffer::zeros(DType::U8, Verdict::encoded_len(member.size()));
         let kind = Kind::Recv { from: 0, tag: FROM_ROOT };
-        let mut answer = seat.start(signature, kind, none(), place)?;
-        let answered = seat.finish(signature, &mut answer, deadline)?;
-        if !(answered && seat.finish(signature, &mut question, deadline)?) {
+        let mut answer = member.start(signature, kind, none(), place)?;
+        let answered = member.finish(signature, &mut answer, deadline)?;
+        if !(answered && member.finish(signature, &mut question, deadline)?) {
             return Ok(Verdict::Missing(vec![0]));
         }
         let (_, received) = answer.into_buffers();
         Verdict::decode(bytes_of(&received))
-            .ok_or_else(|| seat.library(signature, RawError("a garbled verdict".to_owned())))
+            .ok_or_else(|| member.library(signature, RawError("a garbled verdict".to_owned())))
     }
 }
 

@@ -4,8 +4,8 @@
 use std::ops::Range;
 use std::time::Instant;
 
+use super::member::Member;
 use super::raw::Kind;
-use super::seat::Seat;
 use crate::comm::buffer::{Buffer, BufferMut, DType, HostBuffer, ReduceOp};
 use crate::comm::error::CommError;
 use crate::comm::pieces::{chunks, columns, reduce_parts, spread};
@@ -26,13 +26,13 @@ pub(super) fn bytes_of(buffer: &HostBuffer) -> &[u8] {
 /// One rank's collectives on one communicator, one at a time.
 #[derive(Debug)]
 pub(super) struct Lane {
-    pub seat: Seat,
+    pub member: Member,
 }
 
 impl Collectives for Lane {
     fn all_reduce(&mut self, mut data: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
         let signature = Signature::reducing(OpKind::AllReduce, data.dtype(), data.len(), op);
-        self.seat.speaker().check_reduce(&signature)?;
+        self.member.speaker().check_reduce(&signature)?;
         self.agree(&signature)?;
         if data.is_empty() {
             return Ok(());
@@ -42,7 +42,7 @@ impl Collectives for Lane {
             reduce_parts(op, &all, data);
             return Ok(());
         }
-        let (dtype, size) = (data.dtype(), self.seat.size());
+        let (dtype, size) = (data.dtype(), self.member.size());
         for range in chunks(data.len(), self.chunk(dtype) * size) {
             // Padded, so that all ranks reduce the same amount.
             let width = range.len().div_ceil(size);
@@ -59,21 +59,21 @@ impl Collectives for Lane {
     }
 
     fn reduce_scatter(&mut self, input: Buffer<'_>, mut output: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
-        let signature = self.seat.speaker().reduce_scatter(&input, &output, op)?;
+        let signature = self.member.speaker().reduce_scatter(&input, &output, op)?;
         self.agree(&signature)?;
         for range in chunks(output.len(), self.chunk(input.dtype())) {
-            let parts = self.transpose(&signature, columns(&input, output.len(), self.seat.size(), &range))?;
+            let parts = self.transpose(&signature, columns(&input, output.len(), self.member.size(), &range))?;
             reduce_parts(op, &parts, output.slice(range));
         }
         Ok(())
     }
 
     fn all_gather(&mut self, input: Buffer<'_>, mut output: BufferMut<'_>) -> Result<(), CommError> {
-        let signature = self.seat.speaker().all_gather(&input, &output)?;
+        let signature = self.member.speaker().all_gather(&input, &output)?;
         self.agree(&signature)?;
         for range in chunks(input.len(), self.chunk(input.dtype())) {
             let all = self.gather(&signature, input.slice(range.clone()).into())?;
-            spread(&all, &mut output, input.len(), self.seat.size(), &range);
+            spread(&all, &mut output, input.len(), self.member.size(), &range);
         }
         Ok(())
     }
@@ -88,21 +88,21 @@ impl Lane {
         input: HostBuffer,
         output: HostBuffer,
     ) -> Result<HostBuffer, CommError> {
-        let seat = &self.seat;
-        let deadline = Instant::now() + seat.world().timeout();
-        let mut transfer = seat.start(signature, kind, input, output)?;
-        if seat.finish(signature, &mut transfer, deadline)? {
+        let member = &self.member;
+        let deadline = Instant::now() + member.world().timeout();
+        let mut transfer = member.start(signature, kind, input, output)?;
+        if member.finish(signature, &mut transfer, deadline)? {
             return Ok(transfer.into_buffers().1);
         }
         // All ranks had agreed to this operation, so which of them has stopped since is not known
         // here.
-        let others = (0..seat.size()).filter(|rank| *rank != seat.rank);
-        Err(seat.timed_out(signature, others))
+        let others = (0..member.size()).filter(|rank| *rank != member.rank);
+        Err(member.timed_out(signature, others))
     }
 
     /// Every rank's `input`, concatenated.
     fn gather(&mut self, signature: &Signature, input: HostBuffer) -> Result<HostBuffer, CommError> {
-        let output = HostBuffer::zeros(input.dtype(), input.len() * self.seat.size());
+        let output = HostBuffer::zeros(input.dtype(), input.len() * self.member.size());
         self.transfer(signature, Kind::AllGather, input, output)
     }
 
@@ -113,11 +113,11 @@ impl Lane {
     }
 
     fn chunk(&self, dtype: DType) -> usize {
-        (CHUNK_BYTES / dtype.size() / self.seat.size()).max(1)
+        (CHUNK_BYTES / dtype.size() / self.member.size()).max(1)
     }
 
     pub fn broadcast(&mut self, mut data: BufferMut<'_>, root: usize) -> Result<(), CommError> {
-        let signature = self.seat.speaker().broadcast(&data, root)?;
+        let signature = self.member.speaker().broadcast(&data, root)?;
         self.agree(&signature)?;
         for range in chunks(data.len(), CHUNK_BYTES / data.dtype().size()) {
             let mut part = data.slice(range);
@@ -130,9 +130,9 @@ impl Lane {
     }
 
     pub fn all_to_all(&mut self, input: Buffer<'_>, mut output: BufferMut<'_>) -> Result<(), CommError> {
-        let signature = self.seat.speaker().all_to_all(&input, &output)?;
+        let signature = self.member.speaker().all_to_all(&input, &output)?;
         self.agree(&signature)?;
-        let (size, part) = (self.seat.size(), input.len() / self.seat.size());
+        let (size, part) = (self.member.size(), input.len() / self.member.size());
         for range in chunks(part, self.chunk(input.dtype())) {
             let all = self.transpose(&signature, columns(&input, part, size, &range))?;
             spread(&all, &mut output, part, size, &range);
@@ -143,7 +143,7 @@ impl Lane {
     pub fn all_to_all_uneven(&mut self, exchange: UnevenExchange<'_>) -> Result<(), CommError> {
         let UnevenExchange { input, send_counts, mut output, recv_counts } = exchange;
         let checked = UnevenExchange { input, send_counts, output: output.reborrow(), recv_counts };
-        let signature = self.seat.speaker().all_to_all_uneven(&checked)?;
+        let signature = self.member.speaker().all_to_all_uneven(&checked)?;
         self.agree(&signature)?;
         let longest = self.agree_counts(&signature, send_counts, recv_counts)?;
         let (dtype, width) = (input.dtype(), self.chunk(input.dtype()));
@@ -172,14 +172,14 @@ impl Lane {
         send_counts: &[usize],
         recv_counts: &[usize],
     ) -> Result<usize, CommError> {
-        let size = self.seat.size();
+        let size = self.member.size();
         let mine: Vec<i64> = send_counts.iter().chain(recv_counts).map(|&count| count as i64).collect();
         let gathered = self.gather(signature, mine.into())?;
         let all: Vec<u64> = bytemuck::cast_slice(bytes_of(&gathered)).to_vec();
         let rows: Vec<&[u64]> = all.chunks(size).collect();
         let (sent, expected): (Vec<&[u64]>, Vec<&[u64]>) = rows.chunks(2).map(|pair| (pair[0], pair[1])).unzip();
-        let agreed = self.seat.speaker().agree_counts(signature, &sent, &expected);
-        agreed.map_err(|error| self.seat.world().fail(error))?;
+        let agreed = self.member.speaker().agree_counts(signature, &sent, &expected);
+        agreed.map_err(|error| self.member.world().fail(error))?;
         Ok(all.into_iter().max().unwrap_or(0) as usize)
     }
 

@@ -6,8 +6,8 @@
 
 use std::time::Instant;
 
+use super::member::Member;
 use super::raw::{Kind, Transfer};
-use super::seat::Seat;
 use crate::comm::buffer::{DType, HostBuffer};
 use crate::comm::error::{CommError, CommErrorKind};
 use crate::comm::pace::Pace;
@@ -17,7 +17,7 @@ use crate::comm::worker::Place;
 
 /// A message being sent or received.
 pub(super) struct Message {
-    seat: Seat,
+    member: Member,
     signature: Signature,
     peer: usize,
     direction: Direction,
@@ -32,34 +32,40 @@ enum Direction {
 }
 
 impl Message {
-    pub fn send(seat: Seat, signature: Signature, data: HostBuffer, to: usize, tag: u32) -> Result<Self, CommError> {
-        seat.check_world(&signature)?;
+    pub fn send(
+        member: Member,
+        signature: Signature,
+        data: HostBuffer,
+        to: usize,
+        tag: u32,
+    ) -> Result<Self, CommError> {
+        member.check_world(&signature)?;
         let none = || HostBuffer::zeros(DType::U8, 0);
         let header = HostBuffer::U8(signature.encode().to_vec());
-        let header = seat.start(&signature, Kind::Send { to, tag: 2 * tag }, header, none())?;
-        let data = seat.start(&signature, Kind::Send { to, tag: 2 * tag + 1 }, data, none())?;
-        Ok(Self { seat, signature, peer: to, direction: Direction::Out, header: Some(header), data: Some(data) })
+        let header = member.start(&signature, Kind::Send { to, tag: 2 * tag }, header, none())?;
+        let data = member.start(&signature, Kind::Send { to, tag: 2 * tag + 1 }, data, none())?;
+        Ok(Self { member, signature, peer: to, direction: Direction::Out, header: Some(header), data: Some(data) })
     }
 
     pub fn receive(
-        seat: Seat,
+        member: Member,
         signature: Signature,
         place: HostBuffer,
         from: usize,
         tag: u32,
     ) -> Result<Self, CommError> {
-        seat.check_world(&signature)?;
+        member.check_world(&signature)?;
         let none = || HostBuffer::zeros(DType::U8, 0);
         let header = HostBuffer::zeros(DType::U8, Signature::ENCODED);
-        let header = seat.start(&signature, Kind::Recv { from, tag: 2 * tag }, none(), header)?;
-        let data = seat.start(&signature, Kind::Recv { from, tag: 2 * tag + 1 }, none(), place)?;
-        Ok(Self { seat, signature, peer: from, direction: Direction::In, header: Some(header), data: Some(data) })
+        let header = member.start(&signature, Kind::Recv { from, tag: 2 * tag }, none(), header)?;
+        let data = member.start(&signature, Kind::Recv { from, tag: 2 * tag + 1 }, none(), place)?;
+        Ok(Self { member, signature, peer: from, direction: Direction::In, header: Some(header), data: Some(data) })
     }
 
     fn poll(&mut self) -> Result<bool, CommError> {
-        self.seat.check_world(&self.signature)?;
+        self.member.check_world(&self.signature)?;
         if let Some(header) = &mut self.header {
-            if !self.seat.poll(&self.signature, header)? {
+            if !self.member.poll(&self.signature, header)? {
                 return Ok(false);
             }
             let finished = self.header.take().map(Transfer::into_buffers);
@@ -68,7 +74,7 @@ impl Message {
             }
         }
         match &mut self.data {
-            Some(data) => self.seat.poll(&self.signature, data),
+            Some(data) => self.member.poll(&self.signature, data),
             None => Ok(true),
         }
     }
@@ -84,18 +90,18 @@ impl Message {
             _ => "a garbled header".to_owned(),
         };
         let kind = CommErrorKind::Mismatch { peer: self.peer, expected: self.signature.to_string(), found };
-        Err(self.seat.fail(&self.signature, kind))
+        Err(self.member.fail(&self.signature, kind))
     }
 
     pub fn finish(mut self) -> Result<HostBuffer, CommError> {
-        let deadline = Instant::now() + self.seat.world().timeout();
+        let deadline = Instant::now() + self.member.world().timeout();
         let mut pace = Pace::default();
-        let mut note = self.seat.note();
+        let mut note = self.member.note();
         while !self.poll()? {
             if Instant::now() >= deadline {
-                return Err(self.seat.timed_out(&self.signature, [self.peer]));
+                return Err(self.member.timed_out(&self.signature, [self.peer]));
             }
-            note.still_waiting(&self.seat.name, &self.signature);
+            note.still_waiting(&self.member.name, &self.signature);
             pace.pause();
         }
         let (input, output) = match self.data.take() {
@@ -119,7 +125,7 @@ impl Pending for Message {
 impl Drop for Message {
     fn drop(&mut self) {
         for transfer in [self.header.take(), self.data.take()].into_iter().flatten() {
-            self.seat.world().adopt(transfer);
+            self.member.world().adopt(transfer);
         }
     }
 }

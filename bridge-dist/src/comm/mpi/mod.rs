@@ -28,15 +28,15 @@ use super::{Communicator, Group};
 
 mod agree;
 mod lane;
+mod member;
 mod message;
 mod raw;
-mod seat;
 
 use lane::Lane;
+pub use member::Waiting;
+use member::{Comm, Member, World};
 use message::Message;
 use raw::{Environment, RawComm, RawError, Started};
-pub use seat::Waiting;
-use seat::{Comm, Seat, World};
 
 /// Exit code of a job that a panic ended; Rust's own exit code after a panic.
 const PANIC_EXIT_CODE: i32 = 101;
@@ -158,7 +158,7 @@ fn abort_on_panic(rank: usize) {
 ///
 /// Dropping it waits for its non-blocking collectives.
 pub struct MpiCommunicator {
-    seat: Seat,
+    member: Member,
     blocking: Mutex<Lane>,
     background: Background<Lane>,
 }
@@ -169,22 +169,22 @@ impl MpiCommunicator {
         let rank = raw.rank()?;
         let background = raw.duplicate()?;
         let world_ranks: Arc<[usize]> = raw.world_ranks()?.into();
-        let seat = |raw| Seat {
+        let member = |raw| Member {
             comm: Arc::new(Comm::new(raw, Arc::clone(&world))),
             rank,
             world_ranks: Arc::clone(&world_ranks),
             name: name.into(),
         };
-        let (seat, background) = (seat(raw), seat(background));
+        let (member, background) = (member(raw), member(background));
         Ok(Self {
-            blocking: Mutex::new(Lane { seat: seat.clone() }),
-            background: Background::new(Lane { seat: background }),
-            seat,
+            blocking: Mutex::new(Lane { member: member.clone() }),
+            background: Background::new(Lane { member: background }),
+            member,
         })
     }
 
     fn message(&self, kind: OpKind, buffer: (DType, usize), peer: usize, tag: u32) -> Result<Signature, CommError> {
-        let signature = self.seat.speaker().message(kind, buffer, peer, tag)?;
+        let signature = self.member.speaker().message(kind, buffer, peer, tag)?;
         let bytes = buffer.0.size().saturating_mul(buffer.1);
         if bytes > i32::MAX as usize {
             let kind = CommErrorKind::InvalidArgument {
@@ -192,20 +192,20 @@ impl MpiCommunicator {
                 expected: format!("at most {}", i32::MAX),
                 found: bytes.to_string(),
             };
-            return Err(self.seat.speaker().error(&signature, kind));
+            return Err(self.member.speaker().error(&signature, kind));
         }
         Ok(signature)
     }
 
     fn start_message_out(&self, data: HostBuffer, to: usize, tag: u32) -> Result<Message, CommError> {
         let signature = self.message(OpKind::Send, (data.dtype(), data.len()), to, tag)?;
-        Message::send(self.seat.clone(), signature, data, to, tag)
+        Message::send(self.member.clone(), signature, data, to, tag)
     }
 
     fn start_message_in(&self, what: (DType, usize), from: usize, tag: u32) -> Result<Message, CommError> {
         let signature = self.message(OpKind::Recv, what, from, tag)?;
         let place = HostBuffer::zeros(what.0, what.1);
-        Message::receive(self.seat.clone(), signature, place, from, tag)
+        Message::receive(self.member.clone(), signature, place, from, tag)
     }
 }
 
@@ -222,26 +222,26 @@ impl std::fmt::Debug for MpiCommunicator {
 }
 
 /// A color or key in MPI's type.
-fn as_c_int(seat: &Seat, what: &'static str, value: usize) -> Result<i32, CommError> {
+fn as_c_int(member: &Member, what: &'static str, value: usize) -> Result<i32, CommError> {
     i32::try_from(value).map_err(|_| {
         let kind = CommErrorKind::InvalidArgument {
             what,
             expected: format!("at most {}", i32::MAX),
             found: value.to_string(),
         };
-        seat.speaker().error(&Signature::bare(OpKind::Split), kind)
+        member.speaker().error(&Signature::bare(OpKind::Split), kind)
     })
 }
 
 impl Communicator for MpiCommunicator {
-    through_lanes!(seat: Seat);
+    through_lanes!(member: Member);
 
     fn timeout(&self) -> Duration {
-        self.seat.world().timeout()
+        self.member.world().timeout()
     }
 
     fn set_timeout(&self, timeout: Duration) {
-        self.seat.world().set_timeout(timeout);
+        self.member.world().set_timeout(timeout);
     }
 
     fn send(&self, data: Buffer<'_>, to: usize, tag: u32) -> Result<(), CommError> {
@@ -256,19 +256,19 @@ impl Communicator for MpiCommunicator {
 
     fn split(&self, color: Option<usize>, key: usize, name: &str) -> Result<Option<Group>, CommError> {
         let signature = Signature::bare(OpKind::Split);
-        let color = color.map(|color| as_c_int(&self.seat, "colour", color)).transpose()?;
-        let key = as_c_int(&self.seat, "key", key)?;
+        let color = color.map(|color| as_c_int(&self.member, "colour", color)).transpose()?;
+        let key = as_c_int(&self.member, "key", key)?;
         let mut lane = lock(&self.blocking);
         lane.agree(&signature)?;
-        let library = |error| self.seat.library(&signature, error);
-        let Some(mut raw) = self.seat.raw().split(color, key).map_err(library)? else {
+        let library = |error| self.member.library(&signature, error);
+        let Some(mut raw) = self.member.raw().split(color, key).map_err(library)? else {
             return Ok(None);
         };
         if raw.size().map_err(library)? == 1 {
             raw.free();
-            return Ok(Some(Arc::new(SingleCommunicator::of_world_rank(name, self.seat.world_rank()))));
+            return Ok(Some(Arc::new(SingleCommunicator::of_world_rank(name, self.member.world_rank()))));
         }
-        let world = Arc::clone(&self.seat.comm.world);
+        let world = Arc::clone(&self.member.comm.world);
         let made = Self::new(raw, world, name).map_err(library)?;
         Ok(Some(Arc::new(made)))
     }

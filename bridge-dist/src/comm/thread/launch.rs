@@ -2,11 +2,10 @@
 
 use std::any::Any;
 use std::error::Error;
-use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
+use std::{fmt, thread};
 
 use super::super::single::SingleCommunicator;
 use super::super::{CommError, CommErrorKind, Group};

@@ -83,7 +83,7 @@ pub(super) fn window(
     start: &HashMap<usize, Live>,
     (began, events): (Instant, &[Event]),
     owners: &[String],
-    seat: u8,
+    slot: u8,
     is_cut: bool,
 ) -> Window {
     let block = |address: usize, live: &Live| WindowBlock {
@@ -91,7 +91,7 @@ pub(super) fn window(
         bytes: live.bytes,
         owner: owners[live.owner as usize].clone(),
     };
-    let mut live: HashMap<usize, Live> = start.iter().filter(|(_, l)| l.seat == seat).map(|(a, l)| (*a, *l)).collect();
+    let mut live: HashMap<usize, Live> = start.iter().filter(|(_, l)| l.slot == slot).map(|(a, l)| (*a, *l)).collect();
     let mut at_start: Vec<WindowBlock> = live.iter().map(|(address, live)| block(*address, live)).collect();
     at_start.sort_by_key(|block| block.address);
     let mut used: usize = at_start.iter().map(|block| block.bytes).sum();
@@ -99,7 +99,7 @@ pub(super) fn window(
     for event in events {
         // A block is the rank's if the rank took it, whoever gives it back.
         let (of_block, is_taken) = match event.taken {
-            Some(taken) if taken.seat == seat => {
+            Some(taken) if taken.slot == slot => {
                 live.insert(event.address, taken);
                 (taken, true)
             }

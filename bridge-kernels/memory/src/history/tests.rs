@@ -19,12 +19,12 @@ fn blocks_have_the_owners_of_their_time_and_windows_their_peak() {
     // SAFETY: as above.
     let give = |block: *mut u8, bytes: usize| unsafe { allocator.dealloc(block, layout(bytes)) };
     let before = take(900_000);
-    drop(Seat::owner(|| unreachable!("nothing is noted")));
+    drop(RankSlot::owner(|| unreachable!("nothing is noted")));
     start(None);
-    let (here, there) = (Seat::new(), Seat::new());
+    let (here, there) = (RankSlot::new(), RankSlot::new());
     assert_ne!(here, there);
-    here.sit();
-    let owner = |name: &'static str| Seat::owner(move || name.to_owned());
+    here.attach_thread();
+    let owner = |name: &'static str| RankSlot::owner(move || name.to_owned());
     let weights = {
         let _owner = owner("weights");
         take(500_000)
@@ -33,11 +33,11 @@ fn blocks_have_the_owners_of_their_time_and_windows_their_peak() {
         let _owner = owner("setup");
         take(300_000)
     };
-    assert_eq!(Seat::rename(&[(second.addr() + 299_999, "bias".to_owned()), (8, "nothing".to_owned())]), 1);
-    Seat::begin_window();
+    assert_eq!(RankSlot::rename(&[(second.addr() + 299_999, "bias".to_owned()), (8, "nothing".to_owned())]), 1);
+    RankSlot::begin_window();
     let elsewhere = std::thread::scope(|scope| {
         let work = || {
-            there.sit();
+            there.attach_thread();
             let _owner = owner("another rank");
             take(2_000_000).expose_provenance()
         };
@@ -56,7 +56,7 @@ fn blocks_have_the_owners_of_their_time_and_windows_their_peak() {
     // SAFETY: it has this layout, and is used no more.
     let grown = unsafe { allocator.realloc(second_activation, layout(100_000), 400_000) };
     give(before, 900_000);
-    let window = Seat::end_window().unwrap();
+    let window = RankSlot::end_window().unwrap();
     let owners = |blocks: &[WindowBlock]| blocks.iter().map(|b| (b.owner.clone(), b.bytes)).collect::<Vec<_>>();
     let named = |list: &[(&str, usize)]| list.iter().map(|(n, b)| ((*n).to_owned(), *b)).collect::<Vec<_>>();
     let mut at_start = owners(&window.at_start);
@@ -81,7 +81,7 @@ fn blocks_have_the_owners_of_their_time_and_windows_their_peak() {
     ];
     assert_eq!(told, expected);
     assert!(!window.is_cut && window.events.is_sorted_by(|a, b| a.at <= b.at));
-    assert_eq!(Seat::end_window(), None);
+    assert_eq!(RankSlot::end_window(), None);
     stop();
     assert!(!is_on());
     for (block, bytes) in [(weights, 500_000), (second, 300_000), (grown, 400_000), (small, SMALLEST - 1)] {
@@ -95,9 +95,9 @@ fn a_failure_names_owners_by_what_they_hold() {
     let file = std::env::temp_dir().join(format!("bridge-history-{}.txt", std::process::id()));
     let owners = ["nobody", "decoder.layers.0.mlp", "backward"].map(str::to_owned);
     let live = HashMap::from([
-        (1 << 20, Live { bytes: 70_000, owner: 1, seat: 0 }),
-        (2 << 20, Live { bytes: 90_000, owner: 2, seat: 1 }),
-        (3 << 20, Live { bytes: 80_000, owner: 1, seat: 0 }),
+        (1 << 20, Live { bytes: 70_000, owner: 1, slot: 0 }),
+        (2 << 20, Live { bytes: 90_000, owner: 2, slot: 1 }),
+        (3 << 20, Live { bytes: 80_000, owner: 1, slot: 0 }),
     ]);
     report::failure(1 << 40, (&live, &owners), Some(file.clone()), 2);
     let text = std::fs::read_to_string(&file).unwrap();

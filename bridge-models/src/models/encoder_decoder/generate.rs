@@ -24,8 +24,8 @@ impl EncoderDecoder {
         GenerationState::new(self.decoder.iter().map(|_| Box::new(state()) as LayerState).collect())
     }
 
-    /// Runs the encoder on `[b, s]`, all of it tokens, and keeps what the decoder's layers read of
-    /// its output.
+    /// Runs the encoder on `[b, s]`, all of it tokens, and keeps the parts of its output that the
+    /// decoder's layers read.
     pub(super) fn encode(&self, source_bs: Tensor<2, Int>, state: &mut GenerationState) -> Option<()> {
         let (start, middle) = (self.start.as_ref()?, self.middle.as_ref()?);
         let regions = self.regions.with_whole_sequences();

@@ -48,8 +48,8 @@ impl HeldBatch {
         })
     }
 
-    /// Micro-batch in the held memory; its number of tokens is that of the one it was made
-    /// [like](Self::like).
+    /// Micro-batch in the held memory. Its number of tokens is the number of the batch that was
+    /// passed to [`Self::like`].
     pub fn batch(&self) -> &Batch {
         &self.0
     }

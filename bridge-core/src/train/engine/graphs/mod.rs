@@ -5,10 +5,10 @@
 //! ```text
 //! the first steps          launched as ever; what shapes micro-batches have is counted
 //! the next micro-batch     run twice for the memory it needs, then recorded: nothing of that counts
-//! each micro-batch         tokens, labels, masks, factor -> where the graph reads them; replay; its loss is copied out
+//! each micro-batch         copied to the graph's inputs; replay; its loss is copied out
 //!   of the usual shape     gradients add up where the graph writes them, and are the step's
 //!   of another shape       launched as ever, its gradients added to those
-//! each step                parameters that the optimizer has put elsewhere are copied to where the graph reads them
+//! each step                parameters that the optimizer moved are copied to the graph's inputs
 //! ```
 //!
 //! Sums are those of steps without graphs, in the same order: losses and parameters have the same

@@ -16,8 +16,7 @@ use super::{MicroBatchInput, MicroBatches, PassReport, Pipeline, PipelineError, 
 use crate::model::{Batch, ForwardContext, Mode, ModelChunk, StackPart, Stage, loss_sum};
 use crate::plan::recompute::{Cuts, Recompute};
 use crate::tests::{Closures, STACKS, forward_backward, micro_batch, source_and_target, toy, toy_stage, two_stacks};
-use crate::train::engine::executor::Executor;
-use crate::train::engine::executor::RegionHooks;
+use crate::train::engine::executor::{Executor, RegionHooks};
 
 /// Model that is cut into stages.
 #[derive(Clone, Copy)]

@@ -21,8 +21,9 @@ use crate::logging::{
     RunEnd, RunStart, SaveRecord, SaveStage, Sink, SinkContext, SinkError, Split, Verbosity, open_sinks, timestamp,
 };
 use crate::optim::ModelSize;
+use crate::train::engine::global_state::GlobalState;
 use crate::train::error::TrainError;
-use crate::train::reporting::report::{EvaluationReport, GlobalState, StepReport};
+use crate::train::reporting::report::{EvaluationReport, StepReport};
 
 /// Destination of console lines.
 pub enum Console {

@@ -13,7 +13,8 @@ use crate::logging::{
 };
 use crate::schedule::tflops_per_device;
 use crate::train::engine::forward_step::{LM_LOSS, Ratio};
-use crate::train::reporting::report::{EvaluationReport, GlobalState, StepReport, is_reported_every};
+use crate::train::engine::global_state::GlobalState;
+use crate::train::reporting::report::{EvaluationReport, StepReport, is_reported_every};
 
 use super::perplexity::has_perplexity;
 

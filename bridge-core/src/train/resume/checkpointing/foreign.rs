@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use crate::checkpoint::{CheckpointError, CheckpointStore, CheckpointWriter, SaveOptions, Verification};
 use crate::config::RunConfig;
-use crate::train::data::registry::Weights;
+use crate::train::data::registry::WeightFormat;
 use crate::train::error::TrainError;
 
 /// The folder of the imported checkpoint in that of the run's logs.
@@ -15,26 +15,27 @@ const FOLDER: &str = "imported";
 /// Name under which the imported checkpoint keeps what it was made of.
 const MADE_OF: &str = "imported_from.txt";
 
-/// The folder of checkpoints that stands for `checkpoint.pretrained_checkpoint`: itself, or what is
-/// made of it.
-pub(super) fn pretrained_root(config: &RunConfig, formats: &[Weights]) -> Option<PathBuf> {
+/// The folder of checkpoints for `checkpoint.pretrained_checkpoint`: the named folder, or the
+/// import of another program's weights.
+pub(super) fn pretrained_root(config: &RunConfig, formats: &[WeightFormat]) -> Option<PathBuf> {
     let path = config.checkpoint.pretrained_checkpoint.as_ref()?;
     Some(root_of(path, formats, &config.logger.log_dir.join(FOLDER)))
 }
 
-/// The folder of checkpoints that stands for `path`: itself, or `imported`, if it is made of that.
-pub(super) fn root_of(path: &Path, formats: &[Weights], imported: &Path) -> PathBuf {
+/// The folder of checkpoints for `path`: `imported` if `path` has another program's weights, or
+/// `path` itself.
+pub(super) fn root_of(path: &Path, formats: &[WeightFormat], imported: &Path) -> PathBuf {
     if format_of(path, formats).is_some() { imported.to_owned() } else { path.to_owned() }
 }
 
 /// Format of the other program's weights at a path, and their fingerprint.
-fn format_of<'a>(path: &Path, formats: &'a [Weights]) -> Option<(&'a Weights, String)> {
+fn format_of<'a>(path: &Path, formats: &'a [WeightFormat]) -> Option<(&'a WeightFormat, String)> {
     formats.iter().find_map(|format| Some((format, (format.fingerprint)(path)?)))
 }
 
-/// Looks at weights of another program that the recipe names, and writes nothing. Says whether
-/// there are some.
-pub(in crate::train) fn check_foreign(config: &RunConfig, formats: &[Weights]) -> Result<bool, TrainError> {
+/// Opens another program's weights that the recipe names, and writes nothing. Returns true if the
+/// recipe names some.
+pub(in crate::train) fn check_foreign(config: &RunConfig, formats: &[WeightFormat]) -> Result<bool, TrainError> {
     let path = config.checkpoint.pretrained_checkpoint.as_deref();
     let Some((format, _)) = path.and_then(|path| format_of(path, formats)) else { return Ok(false) };
     (format.open)(path.unwrap_or(Path::new(""))).map(drop).map_err(TrainError::ForeignWeights)?;
@@ -42,7 +43,7 @@ pub(in crate::train) fn check_foreign(config: &RunConfig, formats: &[Weights]) -
 }
 
 /// Message about another program's weights that the recipe names.
-pub(in crate::train) fn remark_on_foreign(config: &RunConfig, formats: &[Weights]) -> Option<String> {
+pub(in crate::train) fn remark_on_foreign(config: &RunConfig, formats: &[WeightFormat]) -> Option<String> {
     let path = config.checkpoint.pretrained_checkpoint.as_deref()?;
     let (format, _) = format_of(path, formats)?;
     (format.remark)(path)
@@ -50,13 +51,13 @@ pub(in crate::train) fn remark_on_foreign(config: &RunConfig, formats: &[Weights
 
 /// Makes the checkpoint that [`pretrained_root`] names, unless it is there and the weights have not
 /// changed since. Returns what to tell the user.
-pub(super) fn import(config: &RunConfig, formats: &[Weights]) -> Result<Option<String>, TrainError> {
+pub(super) fn import(config: &RunConfig, formats: &[WeightFormat]) -> Result<Option<String>, TrainError> {
     let Some(path) = &config.checkpoint.pretrained_checkpoint else { return Ok(None) };
     import_to(path, formats, &config.logger.log_dir.join(FOLDER))
 }
 
 /// Makes the checkpoint that [`root_of`] names, in the same way.
-pub(super) fn import_to(path: &Path, formats: &[Weights], root: &Path) -> Result<Option<String>, TrainError> {
+pub(super) fn import_to(path: &Path, formats: &[WeightFormat], root: &Path) -> Result<Option<String>, TrainError> {
     let Some((format, fingerprint)) = format_of(path, formats) else { return Ok(None) };
     if made_of(root).is_some_and(|earlier| earlier == fingerprint) {
         return Ok(None);

@@ -1,6 +1,6 @@
 //! Gradients on disk: `checkpoint.save_wgrads_interval` and `checkpoint.save_dgrads_interval`. They
-//! are written like checkpoints, by all ranks together and published by one rename, in folders of
-//! their own.
+//! have their own folders and are written like checkpoints, by all ranks together and published by
+//! one rename.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -38,8 +38,7 @@ pub(in crate::train) use saver::{Saver, named_manager};
 pub use sources::{load_adapted, load_adapter};
 pub(in crate::train) use start::{Start, find_start};
 pub(in crate::train) use strictness::Strictness;
-pub(in crate::train) use temporary::Temporary;
-pub(in crate::train) use temporary::newest_save;
+pub(in crate::train) use temporary::{Temporary, newest_save};
 
 /// Prefix of the optimizer's tensors in a checkpoint.
 const OPTIMIZER_PREFIX: &str = "optimizer.";

@@ -13,7 +13,7 @@ use super::start::Start;
 use crate::checkpoint::{Checkpoint, CheckpointStore, LoadRequest, Resolution};
 use crate::config::RunConfig;
 use crate::model::{ModelChunk, Replacement};
-use crate::train::data::registry::Weights;
+use crate::train::data::registry::WeightFormat;
 use crate::train::error::TrainError;
 use crate::train::ranks::agreement;
 use crate::train::step::training_run::TrainingRun;
@@ -96,7 +96,7 @@ fn open_pretrained(run: &TrainingRun, start: &Start) -> Result<Checkpoint, Train
 pub(in crate::train) fn find_teacher(
     config: &RunConfig,
     path: &Path,
-    formats: &[Weights],
+    formats: &[WeightFormat],
     groups: &ProcessGroups,
 ) -> Result<Checkpoint, TrainError> {
     let imported = config.logger.log_dir.join(TEACHER_FOLDER);

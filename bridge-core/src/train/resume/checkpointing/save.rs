@@ -35,7 +35,7 @@ pub(in crate::train) fn save_checkpoint(run: &mut TrainingRun) -> Result<(), Tra
     let folder = root.join(iteration_folder_name(step));
     let (stage, report) = saver.save(snapshot)?;
     if report.is_some() {
-        run.outputs.stop_deadline.saved(step);
+        run.outputs.stop_deadline.checkpoint_saved(step);
     }
     drop(timer);
     run.outputs.last_saved_step = Some(step);
@@ -173,5 +173,5 @@ fn run_files(run: &TrainingRun, state: Map<String, Value>) -> Result<RunFiles, T
     let files = if settings.save_tokenizer_assets { run.inputs.tokenizer_files.clone() } else { BTreeMap::new() };
     let protected = run.subsystems.protected_checkpoint().filter(|folder| folder.parent() == settings.save.as_deref());
     let protected = protected.and_then(|folder| parse_iteration(folder.file_name()?.to_str()?));
-    Ok(RunFiles { train_state, best, run_config: run.config.to_toml(), keeps: protected, files })
+    Ok(RunFiles { train_state, best, run_config: run.config.to_toml(), protected, files })
 }

@@ -12,7 +12,7 @@ use crate::checkpoint::{
     Verification, Verifier, look_together,
 };
 use crate::config::{self, RunConfig};
-use crate::train::data::registry::Weights;
+use crate::train::data::registry::WeightFormat;
 use crate::train::error::TrainError;
 use crate::train::ranks::agreement;
 
@@ -53,7 +53,7 @@ impl Start {
 /// finds and temporary saves of this run. All ranks call this together.
 pub(in crate::train) fn find_start(
     config: &RunConfig,
-    formats: &[Weights],
+    formats: &[WeightFormat],
     groups: &ProcessGroups,
     manager: Option<&NamedManager>,
 ) -> Result<Option<Start>, TrainError> {
@@ -76,7 +76,11 @@ fn fetch(config: &RunConfig, manager: Option<&NamedManager>) -> Result<String, T
 }
 
 /// As [`find_start`], of what is in folders.
-fn find_here(config: &RunConfig, formats: &[Weights], groups: &ProcessGroups) -> Result<Option<Start>, TrainError> {
+fn find_here(
+    config: &RunConfig,
+    formats: &[WeightFormat],
+    groups: &ProcessGroups,
+) -> Result<Option<Start>, TrainError> {
     let persistent = find_persistent(config, formats, groups);
     let above = match &persistent {
         Ok(Some(start)) if !start.is_pretrained => Some(start.checkpoint.iteration()),
@@ -118,7 +122,7 @@ fn find_here(config: &RunConfig, formats: &[Weights], groups: &ProcessGroups) ->
 /// their shares of what it comes by, and the others open what it has found.
 fn find_persistent(
     config: &RunConfig,
-    formats: &[Weights],
+    formats: &[WeightFormat],
     groups: &ProcessGroups,
 ) -> Result<Option<Start>, TrainError> {
     let looked = look_together(groups.world(), |verifier| look(config, formats, verifier))?;
@@ -144,7 +148,7 @@ const PRETRAINED: i64 = 2;
 /// Opens what the first rank has verified.
 fn open_found(
     config: &RunConfig,
-    formats: &[Weights],
+    formats: &[WeightFormat],
     [place, iteration]: [i64; 2],
 ) -> Result<Option<Start>, TrainError> {
     let settings = &config.checkpoint;
@@ -173,7 +177,7 @@ fn load_root(config: &RunConfig) -> Option<&Path> {
     config.checkpoint.load.as_deref().or(config.checkpoint.save.as_deref())
 }
 
-fn look(config: &RunConfig, formats: &[Weights], verifier: &Verifier<'_>) -> Result<Option<Start>, TrainError> {
+fn look(config: &RunConfig, formats: &[WeightFormat], verifier: &Verifier<'_>) -> Result<Option<Start>, TrainError> {
     let settings = &config.checkpoint;
     let on_damaged = match settings.on_damaged {
         config::OnDamaged::Error => OnDamaged::Error,

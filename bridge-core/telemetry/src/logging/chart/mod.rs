@@ -1,6 +1,6 @@
-//! Curves in one picture, as SVG and PNG. What the curves mean, the caller knows.
+//! Curves in one picture, as SVG and PNG. The meaning of curves does not belong here.
 //!
-//! Without the cargo feature `plots`, writing fails with the feature to build with.
+//! Without the cargo feature `plots`, writing fails and names the feature.
 
 #[cfg(feature = "plots")]
 mod draw;
@@ -25,7 +25,7 @@ pub struct Series {
     pub name: String,
     /// Points that are not finite are left out.
     pub points: Curve,
-    /// Color of line and dots.
+    /// Colour of line and dots.
     pub colour: Colour,
     /// Width of the line in pixels; 0 draws none.
     pub line: u32,

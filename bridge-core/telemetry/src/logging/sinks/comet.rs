@@ -2,9 +2,8 @@
 //! upload` sends (`logger.comet_*`). An archive that cannot be written costs the run nothing but
 //! what would be in it.
 
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use bridge_data::untrusted_io;
 use serde_json::Value;

@@ -2,9 +2,8 @@
 //! between.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use bridge_data::untrusted_io;
 use chrono::NaiveDateTime;

@@ -3,10 +3,9 @@
 //! figures are of the whole run. The port is free again when the run is over.
 
 use std::collections::BTreeMap;
-use std::fmt;
-use std::io;
 use std::net::{TcpListener, ToSocketAddrs};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::{fmt, io};
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder};

@@ -2,10 +2,9 @@
 //! checkpoints, in a folder that `wandb sync` sends (`logger.wandb_*`). A folder that cannot be
 //! written costs the run nothing but what would be in it.
 
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
+use std::{fs, io};
 
 use bridge_data::untrusted_io;
 

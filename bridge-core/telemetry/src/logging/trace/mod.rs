@@ -73,6 +73,23 @@ const PARTS: [(&str, Part); 17] = [
 ];
 
 impl Part {
+    /// Parts that the time of a step is divided into, in the order of tables. [`Self::Step`] is the
+    /// rest, and [`Self::InFlight`] is not among them, since it overlaps with the others.
+    pub const OF_STEPS: [Self; 12] = [
+        Self::Data,
+        Self::Forward,
+        Self::Recompute,
+        Self::Backward,
+        Self::Pipeline,
+        Self::Reduction,
+        Self::Optimizer,
+        Self::Collective,
+        Self::Save,
+        Self::Evaluation,
+        Self::Loop,
+        Self::Step,
+    ];
+
     /// The part of a span of the loop.
     pub fn of_span(name: &str) -> Self {
         let known = PARTS.iter().find(|(known, _)| *known == name).map(|(_, part)| *part);

@@ -1,9 +1,7 @@
 //! Findings of ranks in their own losses and gradients: the named rank, the state in checkpoints,
 //! and the point at which a run gives up.
 
-use std::io::Write;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
 
 use bridge_core::model::Batch;
 use bridge_core::train::{
@@ -14,7 +12,7 @@ use bridge_dist::mesh::ProcessGroups;
 use burn::tensor::{Device, Tensor};
 use serde_json::Value;
 
-use super::{config, options};
+use super::{Lines, config, options};
 use bridge_tests::{bridge, figures_in};
 
 /// Multiplies the losses of this rank by `factor`, from the micro-batch number `from` on, which
@@ -31,20 +29,6 @@ impl ForwardStep for Disturbed {
         self.seen += 1;
         let factor = if self.seen > self.from { self.factor } else { 1.0 };
         Batch { loss_mask: batch.loss_mask * factor, ..batch }
-    }
-}
-
-/// Console lines of a run.
-#[derive(Clone, Default)]
-struct Lines(Arc<Mutex<Vec<u8>>>);
-
-impl Write for Lines {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().write(bytes)
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
     }
 }
 
@@ -70,7 +54,7 @@ fn train(folder: &Path, ranks: usize, disturbed: &[usize], factor: f64, from: us
         pretrain(config.clone(), options).map(|report| report.reason.exit_code())
     };
     let end = run_on_threads(&config, rank_timeout(&config), program).map(|codes| codes[0]);
-    let console = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+    let console = lines.text();
     Outcome { end, console }
 }
 

@@ -155,14 +155,14 @@ impl Drop for Comm {
 
 /// A rank of a group: what both lanes and messages need.
 #[derive(Clone, Debug)]
-pub(super) struct Seat {
+pub(super) struct Member {
     pub comm: Arc<Comm>,
     pub rank: usize,
     pub world_ranks: Arc<[usize]>,
     pub name: Arc<str>,
 }
 
-impl Place for Seat {
+impl Place for Member {
     fn speaker(&self) -> Speaker<'_> {
         Speaker { rank: self.rank, world_ranks: &self.world_ranks, group: &self.name }
     }
@@ -176,7 +176,7 @@ impl Place for Seat {
     }
 }
 
-impl Seat {
+impl Member {
     pub fn world(&self) -> &World {
         &self.comm.world
     }

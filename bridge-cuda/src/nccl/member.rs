@@ -3,9 +3,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use bridge_dist::comm::transport::Place;
-use bridge_dist::comm::transport::lock;
-use bridge_dist::comm::transport::{Signature, Speaker};
+use bridge_dist::comm::transport::{Place, Signature, Speaker, lock};
 use bridge_dist::comm::{CommError, CommErrorKind};
 
 /// State that all groups of one rank share.
@@ -22,14 +20,14 @@ impl World {
 
 /// A rank of a group.
 #[derive(Clone, Debug)]
-pub(super) struct Seat {
+pub(super) struct Member {
     pub world: Arc<World>,
     pub rank: usize,
     pub world_ranks: Arc<[usize]>,
     pub name: Arc<str>,
 }
 
-impl Place for Seat {
+impl Place for Member {
     fn speaker(&self) -> Speaker<'_> {
         Speaker { rank: self.rank, world_ranks: &self.world_ranks, group: &self.name }
     }
@@ -46,7 +44,7 @@ impl Place for Seat {
     }
 }
 
-impl Seat {
+impl Member {
     pub fn size(&self) -> usize {
         self.world_ranks.len()
     }
