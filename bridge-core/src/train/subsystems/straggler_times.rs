@@ -9,10 +9,10 @@ use super::own_time::OwnTime;
 use crate::config::StragglerDetectionConfig;
 use crate::resilience::rerun::Placement;
 use crate::resilience::stragglers::{RankTimes, RankWindow, list_times};
-use crate::train::error::TrainError;
 use crate::train::ranks::agreement;
 use crate::train::reporting::report::{StepReport, is_reported_every};
 use crate::train::subsystems::contract::{LoopRequest, RunContext, Subsystem};
+use crate::train::subsystems::error::SubsystemError;
 use bridge_telemetry::http::{Answer, Server};
 
 pub(super) struct StragglerTimes {
@@ -77,7 +77,7 @@ impl StragglerTimes {
     }
 
     /// The line about the interval that ends. All ranks call this together.
-    fn report(&mut self, run: &RunContext, step: &StepReport) -> Result<(), TrainError> {
+    fn report(&mut self, run: &RunContext, step: &StepReport) -> Result<(), SubsystemError> {
         let steps = std::mem::take(&mut self.steps);
         let Some(times) = RankTimes::undisturbed(&steps) else { return Ok(()) };
         let stage = run.groups.pipeline().rank();
@@ -94,14 +94,14 @@ impl Subsystem for StragglerTimes {
         "straggler times"
     }
 
-    fn on_run_start(&mut self, run: &mut RunContext) -> Result<(), TrainError> {
+    fn on_run_start(&mut self, run: &mut RunContext) -> Result<(), SubsystemError> {
         if agreement::is_first(run.groups) {
             self.listen(run);
         }
         Ok(())
     }
 
-    fn measure(&mut self, run: &mut RunContext, step: &mut StepReport) -> Result<(), TrainError> {
+    fn measure(&mut self, run: &mut RunContext, step: &mut StepReport) -> Result<(), SubsystemError> {
         if self.is_on {
             self.steps.extend(self.clock.end_iteration(run.groups, step));
         }
@@ -115,7 +115,7 @@ impl Subsystem for StragglerTimes {
         Ok(())
     }
 
-    fn after_step(&mut self, run: &mut RunContext, _step: &StepReport) -> Result<LoopRequest, TrainError> {
+    fn after_step(&mut self, run: &mut RunContext, _step: &StepReport) -> Result<LoopRequest, SubsystemError> {
         if self.is_on {
             self.clock.start(run.groups);
         }
@@ -126,12 +126,12 @@ impl Subsystem for StragglerTimes {
         &mut self,
         run: &mut RunContext,
         _state: &mut serde_json::Map<String, serde_json::Value>,
-    ) -> Result<(), TrainError> {
+    ) -> Result<(), SubsystemError> {
         self.clock.pause(run.groups);
         Ok(())
     }
 
-    fn after_save(&mut self, run: &mut RunContext, _folder: &std::path::Path) -> Result<(), TrainError> {
+    fn after_save(&mut self, run: &mut RunContext, _folder: &std::path::Path) -> Result<(), SubsystemError> {
         self.clock.resume(run.groups);
         Ok(())
     }
