@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use bridge_core::config::RunConfig;
 use bridge_core::logging::health::{RankScore, RankScores};
 use bridge_core::train::{
-    CancelHandle, Console, EvaluationReport, GlobalState, LoopRequest, RunContext, RunOptions, RunReport, StepReport,
-    Subsystem, TrainEnd, TrainError, pretrain,
+    CancelHandle, CommonError, Console, EvaluationReport, GlobalState, LoopRequest, RunContext, RunOptions, RunReport,
+    StepReport, Subsystem, SubsystemError, TrainEnd, TrainError, pretrain,
 };
 use bridge_dist::comm::CommError;
 use burn_train::Interrupter;
@@ -158,8 +158,8 @@ pub fn pretrain_with_dashboard(config: RunConfig, mut options: RunOptions) -> Re
     let outcome = catch_unwind(AssertUnwindSafe(|| pretrain(config, options)));
     kept.print();
     outcome.unwrap_or_else(|payload| match payload.downcast::<CommError>() {
-        Ok(error) => Err(TrainError::Communication(*error)),
-        Err(_) => Err(TrainError::Internal("killed from the dashboard, or failed as reported above".into())),
+        Ok(error) => Err((*error).into()),
+        Err(_) => Err(CommonError::Internal("killed from the dashboard, or failed as reported above".into()).into()),
     })
 }
 
@@ -208,12 +208,12 @@ impl Subsystem for Dashboard {
         "dashboard"
     }
 
-    fn on_run_start(&mut self, run: &mut RunContext) -> Result<(), TrainError> {
+    fn on_run_start(&mut self, run: &mut RunContext) -> Result<(), SubsystemError> {
         self.open(run.state);
         Ok(())
     }
 
-    fn after_step(&mut self, _run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, TrainError> {
+    fn after_step(&mut self, _run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, SubsystemError> {
         let Some(renderer) = &mut self.renderer else { return Ok(LoopRequest::default()) };
         if let Some(loss) = step.loss() {
             renderer.update_train(LOSS.point(f64::from(loss)));
@@ -234,7 +234,11 @@ impl Subsystem for Dashboard {
         Ok(LoopRequest::default())
     }
 
-    fn on_evaluation(&mut self, _run: &mut RunContext, report: &EvaluationReport) -> Result<LoopRequest, TrainError> {
+    fn on_evaluation(
+        &mut self,
+        _run: &mut RunContext,
+        report: &EvaluationReport,
+    ) -> Result<LoopRequest, SubsystemError> {
         let Some(renderer) = &mut self.renderer else { return Ok(LoopRequest::default()) };
         if let Some(loss) = report.loss() {
             renderer.update_valid(LOSS.point(f64::from(loss)));
@@ -245,14 +249,14 @@ impl Subsystem for Dashboard {
         Ok(LoopRequest::default())
     }
 
-    fn after_save(&mut self, _run: &mut RunContext, _folder: &Path) -> Result<(), TrainError> {
+    fn after_save(&mut self, _run: &mut RunContext, _folder: &Path) -> Result<(), SubsystemError> {
         if let Some(renderer) = &mut self.renderer {
             renderer.log_event_training("checkpoints".to_owned());
         }
         Ok(())
     }
 
-    fn on_run_end(&mut self, _run: &mut RunContext, _end: TrainEnd<'_>) -> Result<(), TrainError> {
+    fn on_run_end(&mut self, _run: &mut RunContext, _end: TrainEnd<'_>) -> Result<(), SubsystemError> {
         self.renderer = None;
         Ok(())
     }

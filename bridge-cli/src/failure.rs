@@ -6,7 +6,7 @@ use std::path::Path;
 
 use bridge_core::config::ConfigErrors;
 use bridge_core::logging::terminal::complain;
-use bridge_core::train::TrainError;
+use bridge_core::train::{Classified, ErrorClass, TrainError};
 use serde_json::{Value, json};
 
 use crate::output::line;
@@ -105,22 +105,16 @@ fn of_message(message: &str) -> Value {
     json!({ "key": option, "message": message, "found": null, "expected": null, "hint": null, "file": file, "line": null })
 }
 
-impl From<ConfigErrors> for Failure {
-    fn from(errors: ConfigErrors) -> Self {
-        Self::Config(errors)
-    }
-}
-
-impl From<TrainError> for Failure {
-    fn from(error: TrainError) -> Self {
-        match error {
-            TrainError::Config(errors) => Self::Config(errors),
-            TrainError::Stopped(ref reason) => {
-                let code = u8::try_from(reason.exit_code()).unwrap_or(1);
-                Self::Stopped(error.to_string(), code)
+impl<E: Into<TrainError>> From<E> for Failure {
+    fn from(error: E) -> Self {
+        let error = error.into();
+        match (&error, error.class()) {
+            (_, ErrorClass::Config(errors)) => Self::Config(errors.clone()),
+            (TrainError::Stopped(reason), _) => {
+                Self::Stopped(error.to_string(), u8::try_from(reason.exit_code()).unwrap_or(1))
             }
-            error if error.is_bad_input() => Self::Input(error.to_string()),
-            error => Self::Run(error.to_string()),
+            _ if error.is_bad_input() => Self::Input(error.to_string()),
+            _ => Self::Run(error.to_string()),
         }
     }
 }

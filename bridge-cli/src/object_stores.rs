@@ -19,9 +19,8 @@ const KEY: &str = "checkpoint.custom_manager_class";
 /// If it is no address of a store, or the store's settings do not suffice. Nothing is sent yet.
 pub fn open(config: &RunConfig, options: &mut RunOptions) -> Result<(), TrainError> {
     let Some(address) = &config.checkpoint.custom_manager_class else { return Ok(()) };
-    let manager = manager(address).map_err(|error| {
-        TrainError::Config(error.with_found(format!("{address:?}")).with_location(config.location(KEY)).into())
-    })?;
+    let manager = manager(address)
+        .map_err(|error| error.with_found(format!("{address:?}")).with_location(config.location(KEY)))?;
     options.managers.insert(address.clone(), manager);
     Ok(())
 }

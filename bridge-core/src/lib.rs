@@ -53,4 +53,4 @@ pub use bridge_telemetry::{inspect, logging, timers};
 /// compile it once.
 pub use burn;
 
-bridge_data::readable_errors!(model::ModelBuildError, plan::PlanError, train::TrainError,);
+bridge_data::readable_errors!(model::ModelBuildError, plan::PlanError);

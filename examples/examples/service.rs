@@ -33,7 +33,7 @@ use axum::{Json, Router};
 use bridge_core::checkpoint::CheckpointStore;
 use bridge_core::config::{ConfigErrors, Format, RawConfig, RunConfig, World};
 use bridge_core::train::{
-    CancelHandle, Console, LoopRequest, RunContext, RunOptions, StepReport, Subsystem, TrainError, pretrain,
+    CancelHandle, Console, LoopRequest, RunContext, RunOptions, StepReport, Subsystem, SubsystemError, pretrain,
 };
 use bridge_models::registry;
 use serde_json::{Value, json};
@@ -120,7 +120,7 @@ impl Subsystem for Recorder {
         "recorder"
     }
 
-    fn after_step(&mut self, _run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, TrainError> {
+    fn after_step(&mut self, _run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, SubsystemError> {
         let event = json!({ "event": "step", "iteration": step.iteration, "loss": step.loss() });
         self.0.send_modify(|events| events.push(event));
         Ok(LoopRequest::default())

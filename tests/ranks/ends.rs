@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 use bridge_core::config::{World, load};
 use bridge_core::resilience::Signal;
 use bridge_core::train::{
-    CancelHandle, ExitReason, LoopRequest, Registry, RunContext, RunOptions, StepReport, Subsystem, TrainEnd,
-    TrainError, pretrain, rank_timeout, run_on_threads,
+    CancelHandle, Classified, ExitReason, LoopRequest, Registry, RunContext, RunOptions, StepReport, Subsystem,
+    SubsystemError, TrainEnd, TrainError, pretrain, rank_timeout, run_on_threads,
 };
 use bridge_data::{DataError, Dataset, DatasetBuildContext, DatasetProvider, Datasets, Sample};
 use bridge_models::registry;
@@ -36,19 +36,19 @@ impl Subsystem for Witness {
         "witness"
     }
 
-    fn on_run_start(&mut self, _run: &mut RunContext) -> Result<(), TrainError> {
+    fn on_run_start(&mut self, _run: &mut RunContext) -> Result<(), SubsystemError> {
         self.seen.lock().unwrap().push(Event::Start);
         Ok(())
     }
 
-    fn after_step(&mut self, _run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, TrainError> {
+    fn after_step(&mut self, _run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, SubsystemError> {
         if step.iteration == 3 {
             (self.at_step_3)();
         }
         Ok(LoopRequest::default())
     }
 
-    fn on_run_end(&mut self, _run: &mut RunContext, end: TrainEnd<'_>) -> Result<(), TrainError> {
+    fn on_run_end(&mut self, _run: &mut RunContext, end: TrainEnd<'_>) -> Result<(), SubsystemError> {
         let event = end.map_or_else(|error| Event::Failure(error.to_string()), |reason| Event::End(reason.clone()));
         self.seen.lock().unwrap().push(event);
         Ok(())

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use bridge_core::logging::flight::{FlightRecord, Missing, missing};
 use bridge_core::train::{
-    LoopRequest, RunContext, RunOptions, StepReport, Subsystem, TrainError, pretrain, run_on_threads,
+    Classified, ErrorClass, LoopRequest, RunContext, RunOptions, StepReport, Subsystem, SubsystemError, TrainError,
+    pretrain, run_on_threads,
 };
 use bridge_dist::comm::CommError;
 use bridge_dist::mesh::ProcessGroups;
@@ -37,7 +38,7 @@ impl Subsystem for Misbehave {
         "misbehaviour"
     }
 
-    fn after_step(&mut self, _run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, TrainError> {
+    fn after_step(&mut self, _run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, SubsystemError> {
         if step.iteration != 3 {
             return Ok(LoopRequest::default());
         }
@@ -92,14 +93,14 @@ fn a_rank_that_fails_ends_the_run_and_the_next_one_resumes() {
         assert!(started.elapsed() < 4 * TIMEOUT, "{fault:?} took {:?}", started.elapsed());
         assert!(!error.is_bad_input(), "{error}");
         let text = error.to_string();
-        match (fault, &error) {
-            (Fault::Panic, TrainError::RankPanicked { rank: 1, message, .. }) => assert_eq!(message, "out of luck"),
-            (Fault::Hang, TrainError::Communication(error)) => {
+        match (fault, &error, error.class()) {
+            (Fault::Panic, TrainError::RankPanicked { rank: 1, message, .. }, _) => assert_eq!(message, "out of luck"),
+            (Fault::Hang, _, ErrorClass::Communication(error)) => {
                 let cause: &CommError = error.root_cause();
                 assert!(cause.to_string().contains(&format!("waited {TIMEOUT:?} for rank 1")), "{cause}");
                 assert!(cause.operation.contains("all_gather") || cause.operation.contains("all_reduce"), "{cause}");
             }
-            (Fault::CommunicationPanic, TrainError::Communication(_)) => {
+            (Fault::CommunicationPanic, _, ErrorClass::Communication(_)) => {
                 assert!(text.contains("group `tp`") && text.contains("broadcast"), "{text}");
             }
             _ => panic!("{fault:?}: {error:?}"),

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use bridge_core::model::Batch;
 use bridge_core::train::{
-    Console, ForwardStep, LanguageModelStep, RunOptions, TrainError, pretrain, rank_timeout, run_on_threads,
+    Classified, Console, ForwardStep, LanguageModelStep, RunOptions, TrainError, pretrain, rank_timeout, run_on_threads,
 };
 use bridge_data::MicroBatch;
 use bridge_dist::mesh::ProcessGroups;

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use bridge_core::config::{World, load};
-use bridge_core::train::{Registry, RunOptions, TrainError, pretrain, rank_timeout, run_on_threads};
+use bridge_core::train::{Classified, Registry, RunOptions, TrainError, pretrain, rank_timeout, run_on_threads};
 use bridge_data::{
     DataError, DatasetBuildContext, DatasetProvider, Datasets, LoaderRequest, MicroBatch, MicroBatches, Sample,
 };

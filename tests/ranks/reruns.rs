@@ -5,8 +5,8 @@ use std::path::Path;
 
 use bridge_core::model::Batch;
 use bridge_core::train::{
-    Console, ForwardStep, LanguageModelStep, RunContext, RunOptions, Subsystem, TrainError, pretrain, rank_timeout,
-    run_on_threads,
+    Console, ForwardStep, LanguageModelStep, RunContext, RunOptions, Subsystem, SubsystemError, TrainError, pretrain,
+    rank_timeout, run_on_threads,
 };
 use bridge_data::MicroBatch;
 use bridge_dist::mesh::ProcessGroups;
@@ -224,7 +224,7 @@ impl Subsystem for OtherRate {
         bridge_core::train::Agreement::Given
     }
 
-    fn before_step(&mut self, run: &mut RunContext) -> Result<(), TrainError> {
+    fn before_step(&mut self, run: &mut RunContext) -> Result<(), SubsystemError> {
         if run.state.train_state.step + 1 >= self.0 {
             run.hold_learning_rate(0.5);
         }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use bridge_core::logging::health::RankScores;
 use bridge_core::model::Batch;
 use bridge_core::train::{
-    Agreement, Console, ForwardStep, LanguageModelStep, RunContext, RunOptions, Subsystem, TrainError, pretrain,
+    Agreement, Console, ForwardStep, LanguageModelStep, RunContext, RunOptions, Subsystem, SubsystemError, pretrain,
     rank_timeout, run_on_threads,
 };
 use bridge_data::MicroBatch;
@@ -64,7 +64,7 @@ impl Subsystem for SlowBetween {
         Agreement::Given
     }
 
-    fn before_step(&mut self, _run: &mut RunContext) -> Result<(), TrainError> {
+    fn before_step(&mut self, _run: &mut RunContext) -> Result<(), SubsystemError> {
         std::thread::sleep(SLOW);
         Ok(())
     }
@@ -176,7 +176,7 @@ impl Subsystem for Asks {
         "asks"
     }
 
-    fn before_step(&mut self, run: &mut RunContext) -> Result<(), TrainError> {
+    fn before_step(&mut self, run: &mut RunContext) -> Result<(), SubsystemError> {
         if run.state.train_state.step + 1 == self.0 {
             let text = self.1.text();
             let port = text.split("a request to a free port ").nth(1).expect("a port").split(' ').next().unwrap();

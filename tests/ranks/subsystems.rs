@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 
 use bridge_core::logging::{Figure, Record, RunEnd, SaveRecord, Sink, SinkError};
 use bridge_core::train::{
-    ExitReason, Loaded, LoopRequest, RunContext, RunOptions, StepReport, Subsystem, TrainError, pretrain, rank_timeout,
-    run_on_threads,
+    ExitReason, Loaded, LoopRequest, RunContext, RunOptions, StepReport, Subsystem, SubsystemError, TrainEnd, pretrain,
+    rank_timeout, run_on_threads,
 };
 use bridge_dist::mesh::ProcessGroups;
 use serde_json::{Map, Value};
@@ -22,14 +22,14 @@ struct Watcher {
     name: &'static str,
     events: Events,
     steps: u64,
-    judge: Box<dyn FnMut(u64) -> Result<LoopRequest, TrainError> + Send>,
+    judge: Box<dyn FnMut(u64) -> Result<LoopRequest, SubsystemError> + Send>,
 }
 
 impl Watcher {
     fn new(
         name: &'static str,
         events: &Events,
-        judge: impl FnMut(u64) -> Result<LoopRequest, TrainError> + Send + 'static,
+        judge: impl FnMut(u64) -> Result<LoopRequest, SubsystemError> + Send + 'static,
     ) -> Box<Self> {
         Box::new(Self { name, events: Arc::clone(events), steps: 0, judge: Box::new(judge) })
     }
@@ -44,44 +44,44 @@ impl Subsystem for Watcher {
         self.name
     }
 
-    fn on_run_start(&mut self, run: &mut RunContext) -> Result<(), TrainError> {
+    fn on_run_start(&mut self, run: &mut RunContext) -> Result<(), SubsystemError> {
         self.saw(format!("start on {} of {}", run.groups.world().rank(), run.groups.world().size()));
         Ok(())
     }
 
-    fn before_step(&mut self, run: &mut RunContext) -> Result<(), TrainError> {
+    fn before_step(&mut self, run: &mut RunContext) -> Result<(), SubsystemError> {
         self.saw(format!("before {}", run.state.train_state.step + 1));
         Ok(())
     }
 
-    fn measure(&mut self, _run: &mut RunContext, step: &mut StepReport) -> Result<(), TrainError> {
+    fn measure(&mut self, _run: &mut RunContext, step: &mut StepReport) -> Result<(), SubsystemError> {
         step.figures.push(Figure::new("watched", "", "What a subsystem adds", step.iteration).file());
         Ok(())
     }
 
-    fn after_step(&mut self, _run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, TrainError> {
+    fn after_step(&mut self, _run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, SubsystemError> {
         self.steps += 1;
         self.saw(format!("after {}", step.iteration));
         (self.judge)(step.iteration)
     }
 
-    fn on_save(&mut self, _run: &mut RunContext, state: &mut Map<String, Value>) -> Result<(), TrainError> {
+    fn on_save(&mut self, _run: &mut RunContext, state: &mut Map<String, Value>) -> Result<(), SubsystemError> {
         state.insert(format!("watcher.{}", self.name), self.steps.into());
         Ok(())
     }
 
-    fn after_save(&mut self, _run: &mut RunContext, folder: &Path) -> Result<(), TrainError> {
+    fn after_save(&mut self, _run: &mut RunContext, folder: &Path) -> Result<(), SubsystemError> {
         self.saw(format!("saved {}", folder.file_name().unwrap().to_string_lossy()));
         Ok(())
     }
 
-    fn on_load(&mut self, _run: &mut RunContext, loaded: &Loaded) -> Result<(), TrainError> {
+    fn on_load(&mut self, _run: &mut RunContext, loaded: &Loaded) -> Result<(), SubsystemError> {
         self.steps = loaded.field(&format!("watcher.{}", self.name))?.expect("the checkpoint has it");
         self.saw(format!("loaded {}", self.steps));
         Ok(())
     }
 
-    fn on_run_end(&mut self, _run: &mut RunContext, end: Result<&ExitReason, &TrainError>) -> Result<(), TrainError> {
+    fn on_run_end(&mut self, _run: &mut RunContext, end: TrainEnd<'_>) -> Result<(), SubsystemError> {
         self.saw(end.map_or_else(ToString::to_string, ToString::to_string));
         Ok(())
     }
@@ -171,7 +171,7 @@ fn subsystems_are_called_in_the_order_of_registration_and_get_their_state_back()
 /// and what the console of rank 0 says.
 fn two_ranks(
     folder: &Path,
-    judge: impl Fn(u64) -> Result<LoopRequest, TrainError> + Clone + Send + Sync + 'static,
+    judge: impl Fn(u64) -> Result<LoopRequest, SubsystemError> + Clone + Send + Sync + 'static,
 ) -> Vec<Result<ExitReason, String>> {
     let config = recipe_in(folder, 2, 6);
     let ends = Mutex::new(vec![Err(String::new()), Err(String::new())]);
@@ -214,7 +214,7 @@ fn what_one_rank_asks_for_all_ranks_do() {
 fn a_subsystem_that_fails_on_one_rank_ends_the_run_on_all() {
     let folder = tempfile::tempdir().unwrap();
     let ends = two_ranks(folder.path(), |step| match step {
-        3 => Err(TrainError::Subsystem { name: "judge".into(), source: "no heartbeat".into() }),
+        3 => Err(SubsystemError::Subsystem { name: "judge".into(), source: "no heartbeat".into() }),
         _ => Ok(LoopRequest::default()),
     });
     assert_eq!(ends[1], Err("judge: no heartbeat".to_owned()));

@@ -10,8 +10,8 @@ use bridge_core::config::{ConfigErrors, RawConfig, RunConfig, World};
 use bridge_core::logging::terminal::output_is_terminal;
 use bridge_core::train::{
     Console, DryRun, DryRunReport, ExitReason, LearningRateSweep, RankEnv, RankUnit, Registry, RunOptions, RunReport,
-    Subsystem, TrainError, WatchSignals, over_devices, pretrain, process_groups, rank_timeout, run_on_threads,
-    sweeping_recipe,
+    Subsystem, SubsystemError, TrainError, WatchSignals, over_devices, pretrain, process_groups, rank_timeout,
+    run_on_threads, sweeping_recipe,
 };
 use bridge_data::tokenizer::Tokenizer;
 use bridge_dist::comm::{Communicator, Group};
@@ -374,7 +374,8 @@ impl Arguments {
 
     /// Prints what a dry run shows, of models that `watched` builds.
     fn watch_dry(&self, config: &RunConfig, watched: &mut Registry) -> Result<Box<dyn Subsystem>, TrainError> {
-        let failed = |failure: Failure| TrainError::Subsystem { name: "dry run".into(), source: failure.text().into() };
+        let failed =
+            |failure: Failure| SubsystemError::Subsystem { name: "dry run".into(), source: failure.text().into() };
         let recipe = self.read().map_err(failed)?;
         let folder = self.dry_folder().map_err(failed)?;
         let dry = DryRun::new(&recipe, &World { size: config.parallel.world_size }, &folder)?;

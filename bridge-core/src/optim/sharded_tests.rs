@@ -2,6 +2,7 @@
 //! that each have all: the same bits.
 
 use std::collections::BTreeMap;
+use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,7 +19,6 @@ use super::rules::{Algorithm, RULES};
 use super::*;
 use crate::model::{DeferredParameters, ModelChunk, Replacement, ReplicaGroup};
 use crate::tests::toy;
-use crate::train::TrainError;
 
 /// State of one rank after some steps.
 pub(super) struct Trained {
@@ -116,7 +116,7 @@ fn train_by(
     settings: DistributionSettings,
     offload: Option<OffloadSettings>,
 ) -> Vec<Trained> {
-    let program = |world| -> Result<Trained, TrainError> {
+    let program = |world| -> Result<Trained, Box<dyn Error + Send + Sync>> {
         let sizes = ParallelSizes { num_distributed_optimizer_instances: instances, ..ParallelSizes::default() };
         let mesh = Mesh::new(ranks, sizes, RankOrder::default()).expect("a mesh");
         let groups = ProcessGroups::new(world, mesh)?;
@@ -319,7 +319,7 @@ fn instances_of_an_optimizer_train_alike() {
 /// For each region, true if a rank starts to gather when the next region is announced, and true if
 /// the gradients of the first bucket are complete when backward has left its segment.
 fn overlap_of(settings: DistributionSettings) -> Vec<(bool, bool)> {
-    let program = |world: Group| -> Result<(bool, bool), TrainError> {
+    let program = |world: Group| -> Result<(bool, bool), Box<dyn Error + Send + Sync>> {
         let ledger = Ledger::default();
         let world: Group = Arc::new(CountingCommunicator::new(world, ledger.clone()));
         let mesh = Mesh::new(2, ParallelSizes::default(), RankOrder::default()).expect("a mesh");

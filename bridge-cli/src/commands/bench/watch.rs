@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use bridge_core::logging::DeviceMemory;
-use bridge_core::train::{Agreement, RunContext, StepReport, Subsystem, TrainError};
+use bridge_core::train::{Agreement, CommonError, RunContext, StepReport, Subsystem, SubsystemError};
 use burn::tensor::Device;
 
 /// Records time and loss of each step.
@@ -121,27 +121,27 @@ impl Subsystem for Watch {
         Agreement::Given
     }
 
-    fn on_run_start(&mut self, run: &mut RunContext) -> Result<(), TrainError> {
-        wait_for(run.device()).map_err(TrainError::Device)?;
+    fn on_run_start(&mut self, run: &mut RunContext) -> Result<(), SubsystemError> {
+        wait_for(run.device()).map_err(CommonError::Device)?;
         let mut seen = self.lock();
         seen.warm = cpu_seconds();
         seen.setup_seconds = Some(self.started.elapsed().as_secs_f64());
         Ok(())
     }
 
-    fn before_step(&mut self, run: &mut RunContext) -> Result<(), TrainError> {
+    fn before_step(&mut self, run: &mut RunContext) -> Result<(), SubsystemError> {
         self.step_started = None;
         if computes_behind(run.device()) {
-            wait_for(run.device()).map_err(TrainError::Device)?;
+            wait_for(run.device()).map_err(CommonError::Device)?;
             self.step_started = Some(Instant::now());
         }
         Ok(())
     }
 
-    fn measure(&mut self, run: &mut RunContext, step: &mut StepReport) -> Result<(), TrainError> {
+    fn measure(&mut self, run: &mut RunContext, step: &mut StepReport) -> Result<(), SubsystemError> {
         let seconds = match self.step_started {
             Some(started) => {
-                wait_for(run.device()).map_err(TrainError::Device)?;
+                wait_for(run.device()).map_err(CommonError::Device)?;
                 started.elapsed().as_secs_f64()
             }
             None => step.seconds,

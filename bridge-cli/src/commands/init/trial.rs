@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use bridge_core::config::{CheckpointConfig, Format, GenerateConfig, LoggerConfig, RawConfig, World};
 use bridge_core::plan::{PlanOptions, plan};
 use bridge_core::train::{
-    Agreement, Console, LoopRequest, RunContext, RunOptions, StepReport, Subsystem, TrainError, measuring_recipe,
-    pretrain,
+    Agreement, Classified, Console, ErrorClass, LoopRequest, RunContext, RunOptions, StepReport, Subsystem,
+    SubsystemError, measuring_recipe, pretrain,
 };
 use bridge_models::registry;
 
@@ -69,12 +69,14 @@ pub fn first_steps(recipe: &Recipe, vocab_size: usize) -> Result<Outcome, Failur
             let micro_batches = if is_short { 1 } else { recipe.global_batch_size / recipe.micro_batch_size };
             Ok(Outcome::Runs(last / micro_batches as f64))
         }
-        Err(TrainError::Config(errors))
-            if ["dataset.split", "validation.eval_iters"].iter().any(|key| errors.names(key)) =>
-        {
-            Ok(Outcome::TooShort(errors.to_string()))
-        }
-        Err(error) => Err(error.into()),
+        Err(error) => match error.class() {
+            ErrorClass::Config(errors)
+                if ["dataset.split", "validation.eval_iters"].iter().any(|key| errors.names(key)) =>
+            {
+                Ok(Outcome::TooShort(errors.to_string()))
+            }
+            _ => Err(error.into()),
+        },
     }
 }
 
@@ -109,7 +111,7 @@ impl Subsystem for Seconds {
         Agreement::Given
     }
 
-    fn after_step(&mut self, _run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, TrainError> {
+    fn after_step(&mut self, _run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, SubsystemError> {
         let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         *seen = (seen.0 + 1, step.seconds);
         Ok(LoopRequest::default())

@@ -2,6 +2,7 @@
 //! does, covers the rest of the declarations.
 
 use std::collections::BTreeSet;
+use std::error::Error;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -22,7 +23,6 @@ use crate::optim::{
     Sharding, StandardOverrides, StepScales,
 };
 use crate::tests::toy;
-use crate::train::TrainError;
 
 /// A rule with the defaults of its settings.
 pub(in crate::optim) fn with_defaults(rule: &'static Rule) -> Algorithm {
@@ -248,7 +248,7 @@ fn a_rule_of_whole_parameters_refuses_cut_ones() {
             let spread = DistributionSettings { sharding, ..DistributionSettings::default() };
             let distribution = Arc::new(Distribution::new(&chunks, groups, spread)?);
             let built = Optimizer::new(settings.clone(), &chunks, &StandardOverrides::default(), distribution);
-            Ok::<_, TrainError>(built.expect_err("data-parallel ranks have ranges").to_string())
+            Ok::<_, Box<dyn Error + Send + Sync>>(built.expect_err("data-parallel ranks have ranges").to_string())
         });
         for message in refusals.expect("both ranks end") {
             assert!(message.contains("example") && message.contains("data-parallel"), "{message}");

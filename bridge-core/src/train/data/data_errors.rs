@@ -7,21 +7,21 @@ use bridge_data::DataError;
 use bridge_data::indexed::{bin_path, idx_path};
 
 use crate::config::{ConfigError, ErrorKind, RunConfig};
+use crate::train::data::error::InputError;
 use crate::train::data::gpt_data::dataset_prefix;
-use crate::train::error::TrainError;
 
 /// The same problem under the setting that leads to it, with the place in the recipe; problems of
 /// no setting as they are.
-pub(in crate::train) fn name_setting(config: &RunConfig, error: TrainError) -> TrainError {
-    let TrainError::Data(error) = error else {
+pub(in crate::train) fn name_setting(config: &RunConfig, error: InputError) -> InputError {
+    let InputError::Data(error) = error else {
         return error;
     };
     match setting(config, &error) {
         Some((key, kind)) => {
             let error = ConfigError::new(kind, key, error.to_string()).with_location(config.location(key));
-            TrainError::Config(error.into())
+            error.into()
         }
-        None => TrainError::Data(error),
+        None => InputError::Data(error),
     }
 }
 
@@ -69,12 +69,12 @@ mod tests {
 
     const TINY: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/config/tests/fixtures/config/tiny.toml"));
 
-    fn missing(path: &str) -> TrainError {
+    fn missing(path: &str) -> InputError {
         let source = std::io::Error::from(std::io::ErrorKind::NotFound);
-        TrainError::Data(DataError::Io { action: "open the index", path: PathBuf::from(path), source })
+        InputError::Data(DataError::Io { action: "open the index", path: PathBuf::from(path), source })
     }
 
-    fn named(overrides: &[&str], error: TrainError) -> String {
+    fn named(overrides: &[&str], error: InputError) -> String {
         let overrides: Vec<String> = overrides.iter().map(|o| (*o).to_owned()).collect();
         let config = load_text(TINY, Format::Toml, &overrides, &Kinds::builtin(), &World::SINGLE).expect("accepted");
         name_setting(&config, error).to_string()
@@ -99,7 +99,7 @@ mod tests {
     #[test]
     fn examples_are_named_by_their_folder() {
         let recipe = ["dataset.kind=finetuning", "dataset.dataset_root=d4"];
-        let text = named(&recipe, TrainError::Data(DataError::Source("d4: there is no training data".into())));
+        let text = named(&recipe, InputError::Data(DataError::Source("d4: there is no training data".into())));
         assert!(text.starts_with("error: dataset.dataset_root: d4: there is no training data\n"), "{text}");
         assert!(text.contains("--> command line: dataset.dataset_root=d4"), "{text}");
     }
@@ -113,13 +113,13 @@ mod tests {
             "tokenizer.tokenizer_type=ByteLevelBPE",
             "tokenizer.vocab_size=null",
         ];
-        let text = named(&recipe, TrainError::Data(DataError::Source("no file matches".into())));
+        let text = named(&recipe, InputError::Data(DataError::Source("no file matches".into())));
         assert!(
             text.starts_with("error: dataset.source: no file matches\n  --> command line: dataset.source="),
             "{text}"
         );
-        let text = named(&recipe, TrainError::Data(DataError::Exclude("pattern \"[\"".into())));
+        let text = named(&recipe, InputError::Data(DataError::Exclude("pattern \"[\"".into())));
         assert!(text.starts_with("error: dataset.source_exclude: pattern"), "{text}");
-        assert_eq!(named(&recipe, TrainError::Data(DataError::Interrupted)), DataError::Interrupted.to_string());
+        assert_eq!(named(&recipe, InputError::Data(DataError::Interrupted)), DataError::Interrupted.to_string());
     }
 }

@@ -7,8 +7,8 @@ use crate::checkpoint::TrainState;
 use crate::config::{ConfigError, DataloaderType, ErrorKind, RunConfig};
 use crate::logging::Split;
 use crate::schedule::NumMicrobatchesCalculator;
+use crate::train::data::error::InputError;
 use crate::train::data::run_data::{RunData, evaluation_params, train_params};
-use crate::train::error::TrainError;
 use crate::train::ranks::convert;
 
 /// Refuses a run that would come to the end of its data, or could not read it at all, after
@@ -20,7 +20,7 @@ pub(in crate::train) fn check_lengths(
     config: &RunConfig,
     data: &RunData,
     start: &TrainState,
-) -> Result<(), TrainError> {
+) -> Result<(), InputError> {
     let last = last_iteration(config, start.step);
     let is_external = config.dataset.dataloader_type == Some(DataloaderType::External);
     if let Some(train) = &data.datasets().train
@@ -50,7 +50,7 @@ fn last_iteration(config: &RunConfig, done: u64) -> u64 {
     config.train.exit_interval.map_or(all, |interval| all.min(next_exit(interval)))
 }
 
-fn check_train(config: &RunConfig, params: &SamplerParams, steps: std::ops::Range<u64>) -> Result<(), TrainError> {
+fn check_train(config: &RunConfig, params: &SamplerParams, steps: std::ops::Range<u64>) -> Result<(), InputError> {
     let (total, consumed) = (params.total_samples, params.consumed_samples);
     let SamplerKind::Single { incomplete } = params.kind else {
         return Ok(Sampler::new(*params).map(drop)?);
@@ -82,7 +82,7 @@ fn check_train(config: &RunConfig, params: &SamplerParams, steps: std::ops::Rang
     Ok(())
 }
 
-fn check_evaluation(config: &RunConfig, params: &SamplerParams, split: Split) -> Result<(), TrainError> {
+fn check_evaluation(config: &RunConfig, params: &SamplerParams, split: Split) -> Result<(), InputError> {
     let (total, ranks) = (params.total_samples, params.data_parallel.size);
     let unit = params.micro_batch_size * ranks;
     let (name, validation) = (split.name(), &config.validation);
@@ -107,7 +107,7 @@ fn check_evaluation(config: &RunConfig, params: &SamplerParams, split: Split) ->
     Err(refused(config, "validation.eval_iters", &message))
 }
 
-fn refused(config: &RunConfig, key: &str, message: &str) -> TrainError {
+fn refused(config: &RunConfig, key: &str, message: &str) -> InputError {
     let error = ConfigError::new(ErrorKind::Conflict, key, message);
-    TrainError::Config(error.with_location(config.location(key)).into())
+    error.with_location(config.location(key)).into()
 }

@@ -7,8 +7,8 @@ use bridge_dist::mesh::ProcessGroups;
 use bytes::Bytes;
 
 use crate::timers::{TimerLevel, Timers};
+use crate::train::data::error::InputError;
 use crate::train::data::run_data::RunData;
-use crate::train::error::TrainError;
 use crate::train::ranks::agreement;
 
 /// The data of a run on this rank.
@@ -30,7 +30,7 @@ impl Inputs {
         (groups, timers): (&ProcessGroups, &Timers),
         count: u64,
         consumed: u64,
-    ) -> Result<Vec<MicroBatch>, TrainError> {
+    ) -> Result<Vec<MicroBatch>, InputError> {
         let _timer = timers.start("batch-generator", TimerLevel::MicroBatch);
         let batches = self.data.next_train(count, consumed).and_then(|batches| {
             batches.iter().try_for_each(|batch| self.check_ids(batch))?;
@@ -40,13 +40,13 @@ impl Inputs {
     }
 
     /// Refuses token ids that the model has no row for.
-    pub fn check_ids(&self, micro_batch: &MicroBatch) -> Result<(), TrainError> {
+    pub fn check_ids(&self, micro_batch: &MicroBatch) -> Result<(), InputError> {
         let known = 0..self.padded_vocab_size as i64;
         let labels = micro_batch.labels.iter().zip(&micro_batch.loss_mask).filter(|(_, mask)| **mask != 0.0);
         let mut ids = micro_batch.tokens.iter().chain(labels.map(|(label, _)| label));
         match ids.find(|id| !known.contains(id)) {
             None => Ok(()),
-            Some(id) => Err(TrainError::UnknownToken { id: *id, vocab_size: self.padded_vocab_size }),
+            Some(id) => Err(InputError::UnknownToken { id: *id, vocab_size: self.padded_vocab_size }),
         }
     }
 }

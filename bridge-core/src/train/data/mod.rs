@@ -4,6 +4,7 @@ pub(in crate::train) mod data_errors;
 pub(in crate::train) mod data_events;
 pub(in crate::train) mod data_identity;
 pub(in crate::train) mod data_lengths;
+pub(in crate::train) mod error;
 pub(in crate::train) mod gpt_data;
 pub(in crate::train) mod input_fingerprints;
 pub(in crate::train) mod inputs;

@@ -4,14 +4,15 @@
 use bridge_data::tokenizer::{Comparison, HuggingFaceTokenizer, Tokenizer, compare};
 
 use crate::config::{ConfigError, ErrorKind, RunConfig};
-use crate::train::error::TrainError;
+use crate::train::data::error::InputError;
+use crate::train::error::CommonError;
 
 /// Refuses data that is read with another tokenizer than a model's.
 pub(in crate::train) fn check_tokenizer_of_model(
     config: &RunConfig,
     of_model: &HuggingFaceTokenizer,
     own: &dyn Tokenizer,
-) -> Result<(), TrainError> {
+) -> Result<(), InputError> {
     let difference = match loaded_again(own)?.map(|own| compare(of_model, &own)) {
         Some(Comparison::Differs(difference)) => difference,
         // Ids without text may come from anywhere.
@@ -23,7 +24,7 @@ pub(in crate::train) fn check_tokenizer_of_model(
         ConfigError::new(ErrorKind::Conflict, key, "is another tokenizer than the model's, which knows other ids")
             .with_expected(sizes)
             .with_location(config.location(key));
-    Err(TrainError::Config(error.into()))
+    Err(error.into())
 }
 
 /// The setting that chooses a run's tokenizer.
@@ -35,8 +36,8 @@ pub(in crate::train) fn key_of_tokenizer(config: &RunConfig) -> &'static str {
 }
 
 /// A tokenizer of whatever type as what its files say, if it has files.
-pub(in crate::train) fn loaded_again(tokenizer: &dyn Tokenizer) -> Result<Option<HuggingFaceTokenizer>, TrainError> {
-    let folder = tempfile::tempdir().map_err(|error| TrainError::log("tokenizer files", error))?;
+pub(in crate::train) fn loaded_again(tokenizer: &dyn Tokenizer) -> Result<Option<HuggingFaceTokenizer>, InputError> {
+    let folder = tempfile::tempdir().map_err(|error| CommonError::log("tokenizer files", error))?;
     tokenizer.save_assets(folder.path())?;
     let has_files = folder.path().join("tokenizer.json").is_file();
     Ok(has_files.then(|| HuggingFaceTokenizer::load(folder.path())).transpose()?)

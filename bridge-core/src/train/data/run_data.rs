@@ -15,12 +15,12 @@ use crate::config::{ConfigError, DataloaderType, ErrorKind, RunConfig};
 use crate::logging::{ProgressSink, Split};
 use crate::train::data::data_errors::name_setting;
 use crate::train::data::data_events::{Narrator, Told};
+use crate::train::data::error::InputError;
 use crate::train::data::input_fingerprints::Examples;
 use crate::train::data::model_tokenizer::{check_tokenizer_of_model, loaded_again};
 use crate::train::data::registry::{DatasetFactoryContext, DatasetRegistry};
 use crate::train::data::text::{PreparedText, TextWatch, prepare_text};
 use crate::train::data::token_bytes::TokenBytes;
-use crate::train::error::TrainError;
 
 /// Tokenizer, datasets and loaders of a run.
 pub struct RunData {
@@ -60,7 +60,7 @@ impl TrainLoader {
     }
 
     /// The loader that goes on after `consumed` samples.
-    fn open(&self, dataset: Option<&Arc<dyn Dataset>>, consumed: u64) -> Result<DataLoader, TrainError> {
+    fn open(&self, dataset: Option<&Arc<dyn Dataset>>, consumed: u64) -> Result<DataLoader, InputError> {
         if self.is_external() {
             return self.open_external(consumed);
         }
@@ -70,7 +70,7 @@ impl TrainLoader {
         train_loader(&self.config, Arc::clone(dataset), consumed, self.context.data_parallel)
     }
 
-    fn open_external(&self, consumed: u64) -> Result<DataLoader, TrainError> {
+    fn open_external(&self, consumed: u64) -> Result<DataLoader, InputError> {
         let kind = &self.config.dataset.kind;
         let micro_batch_size = self.config.train.micro_batch_size;
         let request = LoaderRequest { micro_batch_size, consumed_samples: consumed };
@@ -130,7 +130,7 @@ impl RunData {
         text: &PreparedText,
         observer: &Arc<dyn ProgressSink>,
         (place, once): (DataParallel, Option<gpt::Split>),
-    ) -> Result<Self, TrainError> {
+    ) -> Result<Self, InputError> {
         let told = Arc::new(Mutex::new(Told::default()));
         let built = build_splits(config, registry, text, &|tokenizer| DatasetBuildContext {
             train_samples: config.samples.train as usize,
@@ -172,7 +172,7 @@ impl RunData {
         registry: &DatasetRegistry,
         progress: &Arc<dyn ProgressSink>,
         (tokenizer, split): (Option<&dyn Tokenizer>, gpt::Split),
-    ) -> Result<Self, TrainError> {
+    ) -> Result<Self, InputError> {
         let base = tokenizer.map(loaded_again).transpose()?.flatten().map(Arc::new);
         let text = prepare(config, base.as_ref(), progress)?;
         let place = DataParallel { rank: 0, size: config.parallel.data };
@@ -192,7 +192,7 @@ impl RunData {
         registry: &DatasetRegistry,
         progress: &Arc<dyn ProgressSink>,
         context: &dyn Fn(Option<Arc<dyn Tokenizer>>) -> DatasetBuildContext,
-    ) -> Result<Datasets, TrainError> {
+    ) -> Result<Datasets, InputError> {
         let text = prepare(config, None, progress)?;
         let built = build_splits(config, registry, &text, context).map_err(|error| name_setting(config, error))?;
         Ok(built.datasets)
@@ -261,7 +261,7 @@ impl RunData {
         self.train.loader = None;
     }
 
-    pub(in crate::train) fn next_train(&mut self, count: u64, consumed: u64) -> Result<Vec<MicroBatch>, TrainError> {
+    pub(in crate::train) fn next_train(&mut self, count: u64, consumed: u64) -> Result<Vec<MicroBatch>, InputError> {
         let loader = match self.train.loader.take() {
             Some(loader) => loader,
             None => self.train.open(self.datasets.train.as_ref(), consumed)?,
@@ -300,7 +300,7 @@ impl RunData {
         config: &RunConfig,
         split: Split,
         (sets, consumed): (&[EvaluatedSet], u64),
-    ) -> Result<Vec<DataLoader>, TrainError> {
+    ) -> Result<Vec<DataLoader>, InputError> {
         if split == Split::Valid && !self.valid.is_empty() {
             return Ok(std::mem::take(&mut self.valid));
         }
@@ -346,7 +346,7 @@ impl RunData {
 }
 
 /// Validation sets must be there where they are asked for, and have names of their own.
-fn check_sets(config: &RunConfig, datasets: &Datasets) -> Result<(), TrainError> {
+fn check_sets(config: &RunConfig, datasets: &Datasets) -> Result<(), InputError> {
     let key = "validation.multiple_validation_sets";
     let sets = &datasets.valid_sets;
     let message = if config.validation.multiple_validation_sets && sets.is_empty() && datasets.valid.is_some() {
@@ -366,7 +366,7 @@ fn prepare(
     config: &RunConfig,
     base: Option<&Arc<HuggingFaceTokenizer>>,
     progress: &Arc<dyn ProgressSink>,
-) -> Result<PreparedText, TrainError> {
+) -> Result<PreparedText, InputError> {
     let watch = TextWatch { progress, note: &|_| {}, cancelled: &|| false };
     prepare_text(config, base, &watch).map_err(|error| name_setting(config, error))
 }
@@ -392,7 +392,7 @@ fn build_splits(
     registry: &DatasetRegistry,
     text: &PreparedText,
     context: &dyn Fn(Option<Arc<dyn Tokenizer>>) -> DatasetBuildContext,
-) -> Result<Built, TrainError> {
+) -> Result<Built, InputError> {
     let provider = registry.provider(&DatasetFactoryContext {
         section: &config.dataset,
         tokenizer: text.tokenizer.clone(),
@@ -409,7 +409,7 @@ fn build_splits(
             let kind = &config.dataset.kind;
             let message = format!("must not be given with dataset.kind = \"{kind}\", which has a tokenizer of its own");
             let error = ConfigError::new(ErrorKind::Conflict, "tokenizer.tokenizer_type", message);
-            return Err(TrainError::Config(error.with_location(config.location("tokenizer.tokenizer_type")).into()));
+            return Err(error.with_location(config.location("tokenizer.tokenizer_type")).into());
         }
         (of_recipe, own) => own.or_else(|| of_recipe.clone()),
     };
@@ -449,7 +449,7 @@ fn train_loader(
     dataset: Arc<dyn Dataset>,
     consumed: u64,
     place: DataParallel,
-) -> Result<DataLoader, TrainError> {
+) -> Result<DataLoader, InputError> {
     let params = train_params(config, dataset.len(), consumed, place);
     loader(config, dataset, params)
 }
@@ -505,7 +505,7 @@ pub(in crate::train) fn evaluation_params(
     }
 }
 
-fn loader(config: &RunConfig, dataset: Arc<dyn Dataset>, mut params: SamplerParams) -> Result<DataLoader, TrainError> {
+fn loader(config: &RunConfig, dataset: Arc<dyn Dataset>, mut params: SamplerParams) -> Result<DataLoader, InputError> {
     let workers = LoaderParams { num_workers: config.dataset.num_workers, ..LoaderParams::default() };
     let mut replayed = 0;
     if dataset.fetch_order() == FetchOrder::Matters {

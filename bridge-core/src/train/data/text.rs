@@ -15,9 +15,9 @@ use bridge_data::tokenizer::{BpeTrainParams, HuggingFaceTokenizer, NullTokenizer
 
 use crate::config::{ConfigError, ErrorKind, FinalDataset, RunConfig, SourceFormat, TokenizerType};
 use crate::logging::{ProgressHandle, ProgressSink, ProgressTask};
+use crate::train::data::error::InputError;
 use crate::train::data::gpt_data::DEFAULT_SPLIT;
 use crate::train::data::tokenizers;
-use crate::train::error::TrainError;
 
 /// The tokenizer and the token files of a run's own text.
 pub(in crate::train) struct PreparedText {
@@ -49,7 +49,7 @@ pub(in crate::train) fn prepare_text(
     config: &RunConfig,
     base: Option<&Arc<HuggingFaceTokenizer>>,
     watch: &TextWatch,
-) -> Result<PreparedText, TrainError> {
+) -> Result<PreparedText, InputError> {
     let source = match &config.dataset.source {
         Some(_) => Some(in_pieces(config, TextSource::resolve(&source_params(&config.dataset)?)?)),
         None => None,
@@ -100,7 +100,7 @@ pub(in crate::train) fn prepare_text(
 pub(in crate::train) fn prepared_text(
     config: &RunConfig,
     base: Option<&Arc<HuggingFaceTokenizer>>,
-) -> Result<PreparedText, TrainError> {
+) -> Result<PreparedText, InputError> {
     let folder = config.text_folder();
     let tokenizer = make_tokenizer(config, |_| match base {
         Some(base) => Ok(Arc::clone(base)),
@@ -149,7 +149,7 @@ fn when_free<T>(watch: &TextWatch, mut work: impl FnMut() -> Result<T, DataError
 }
 
 /// Refuses text sources that name nothing, before anything is written.
-pub(in crate::train) fn check_source(config: &RunConfig) -> Result<(), TrainError> {
+pub(in crate::train) fn check_source(config: &RunConfig) -> Result<(), InputError> {
     if config.dataset.source.is_some() {
         TextSource::resolve(&source_params(&config.dataset)?)?;
     }
@@ -158,7 +158,7 @@ pub(in crate::train) fn check_source(config: &RunConfig) -> Result<(), TrainErro
 
 /// Number of ids of the recipe's tokenizer, or of the model without one. A tokenizer that would be
 /// trained has as many as are asked for.
-pub(in crate::train) fn tokenizer_rows(config: &RunConfig) -> Result<usize, TrainError> {
+pub(in crate::train) fn tokenizer_rows(config: &RunConfig) -> Result<usize, InputError> {
     if config.tokenizer.tokenizer_type == Some(TokenizerType::ByteLevelBpe)
         && let Some(size) = config.tokenizer.bpe_vocab_size
     {
@@ -170,15 +170,15 @@ pub(in crate::train) fn tokenizer_rows(config: &RunConfig) -> Result<usize, Trai
     size.ok_or_else(|| missing("model.vocab_size", "must be given without tokenizer.tokenizer_type"))
 }
 
-fn missing(key: &str, message: &str) -> TrainError {
-    TrainError::Config(ConfigError::new(ErrorKind::Missing, key, message).into())
+fn missing(key: &str, message: &str) -> InputError {
+    ConfigError::new(ErrorKind::Missing, key, message).into()
 }
 
 /// The tokenizer of a recipe; one that is trained on the recipe's text comes from `trained`.
 fn make_tokenizer(
     config: &RunConfig,
-    trained: impl FnOnce(BpeTrainParams) -> Result<Arc<HuggingFaceTokenizer>, TrainError>,
-) -> Result<Option<Arc<dyn Tokenizer>>, TrainError> {
+    trained: impl FnOnce(BpeTrainParams) -> Result<Arc<HuggingFaceTokenizer>, InputError>,
+) -> Result<Option<Arc<dyn Tokenizer>>, InputError> {
     let section = &config.tokenizer;
     let tokenizer: Arc<dyn Tokenizer> = match section.tokenizer_type {
         None => return Ok(None),
@@ -211,7 +211,7 @@ fn trained_tokenizer(
     source: &TextSource,
     params: &BpeTrainParams,
     watch: &TextWatch,
-) -> Result<(HuggingFaceTokenizer, OutputLock), TrainError> {
+) -> Result<(HuggingFaceTokenizer, OutputLock), InputError> {
     let folder = config.text_folder();
     let sample = source.sampled(config.tokenizer.bpe_train_max_bytes.0);
     let bar = Bar::until("training tokenizer", watch);
@@ -253,7 +253,7 @@ fn in_pieces(config: &RunConfig, source: TextSource) -> TextSource {
     }
 }
 
-fn source_params(section: &FinalDataset) -> Result<SourceParams, TrainError> {
+fn source_params(section: &FinalDataset) -> Result<SourceParams, InputError> {
     let format = match section.source_format {
         None => match section.source_jsonl_key.as_str() {
             "text" => TextFormat::Auto,
@@ -264,7 +264,7 @@ fn source_params(section: &FinalDataset) -> Result<SourceParams, TrainError> {
     };
     let shuffle_seed = section.source_shuffle_seed.map(u32::try_from).transpose().map_err(|_| {
         let error = ConfigError::new(ErrorKind::OutOfRange, "dataset.source_shuffle_seed", "too large");
-        TrainError::Config(error.with_expected("at most 4294967295").into())
+        error.with_expected("at most 4294967295")
     })?;
     Ok(SourceParams {
         inputs: section.source.as_ref().map(|source| source.as_slice().to_vec()).unwrap_or_default(),

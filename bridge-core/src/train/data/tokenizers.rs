@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use crate::config::{
     self, AnyValue, ConfigError, ErrorKind, NO_TEMPLATE, TokenizerConfig, TokenizerType, has_marks, names_file,
 };
-use crate::train::error::TrainError;
+use crate::train::data::error::InputError;
 
 /// Tokens that upstream adds to those of `SentencePieceTokenizer`, besides the ones that its model
 /// names.
@@ -19,7 +19,7 @@ const SENTENCEPIECE_TOKENS: [&str; 4] = ["<CLS>", "<SEP>", "<EOD>", "<MASK>"];
 pub(in crate::train) fn load(
     section: &TokenizerConfig,
     kind: TokenizerType,
-) -> Result<HuggingFaceTokenizer, TrainError> {
+) -> Result<HuggingFaceTokenizer, InputError> {
     let model = || given("tokenizer_model", &section.tokenizer_model);
     let vocab = || given("vocab_file", &section.vocab_file);
     let mut tokenizer = match kind {
@@ -68,18 +68,16 @@ pub(in crate::train) fn load(
     }
 }
 
-fn given<'a>(name: &str, path: &'a Option<PathBuf>) -> Result<&'a Path, TrainError> {
-    let missing = || {
-        TrainError::Config(ConfigError::new(ErrorKind::Missing, format!("tokenizer.{name}"), "must be given").into())
-    };
+fn given<'a>(name: &str, path: &'a Option<PathBuf>) -> Result<&'a Path, InputError> {
+    let missing = || ConfigError::new(ErrorKind::Missing, format!("tokenizer.{name}"), "must be given").into();
     path.as_deref().ok_or_else(missing)
 }
 
-fn wrong(key: &str, message: &str) -> TrainError {
-    TrainError::Config(ConfigError::new(ErrorKind::Conflict, key, message).into())
+fn wrong(key: &str, message: &str) -> InputError {
+    ConfigError::new(ErrorKind::Conflict, key, message).into()
 }
 
-fn tiktoken_params(section: &TokenizerConfig) -> Result<TiktokenParams<'_>, TrainError> {
+fn tiktoken_params(section: &TokenizerConfig) -> Result<TiktokenParams<'_>, InputError> {
     let pattern = match section.tiktoken_pattern {
         Some(config::TiktokenPattern::V1) => TiktokenPattern::V1,
         Some(config::TiktokenPattern::V2) => TiktokenPattern::V2,
@@ -100,7 +98,7 @@ fn with_argument(
     name: &str,
     value: &toml::Value,
     template: &mut Option<String>,
-) -> Result<HuggingFaceTokenizer, TrainError> {
+) -> Result<HuggingFaceTokenizer, InputError> {
     let key = format!("tokenizer.{of}.{name}");
     match (name, value) {
         ("bos_token" | "eos_token" | "pad_token", toml::Value::String(token)) => {
@@ -130,7 +128,7 @@ pub(in crate::train) fn with_template(
     tokenizer: &HuggingFaceTokenizer,
     section: &TokenizerConfig,
     template: &str,
-) -> Result<HuggingFaceTokenizer, TrainError> {
+) -> Result<HuggingFaceTokenizer, InputError> {
     let path = Path::new(template);
     let mut text = match names_file(template) {
         true => untrusted_io::read_text(path, untrusted_io::SETTINGS_BYTES)

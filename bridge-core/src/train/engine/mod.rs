@@ -1,5 +1,6 @@
 //! Execution of forward and backward passes: regions, pipeline schedules, graphs, observers.
 
+pub(in crate::train) mod error;
 pub(in crate::train) mod executor;
 #[cfg(test)]
 mod executor_tests;

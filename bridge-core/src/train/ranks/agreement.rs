@@ -11,8 +11,9 @@ use twox_hash::XxHash3_64;
 use crate::config::RunConfig;
 use crate::logging::{AllocatorMemory, DeviceMemory, HostMemory, RankMemory};
 use crate::train::engine::forward_step::{Losses, Ratio};
-use crate::train::error::TrainError;
+use crate::train::error::{Classified, CommonError};
 use crate::train::ranks::device::LocalRank;
+use crate::train::ranks::error::RanksError;
 
 /// Makes the groups of a run from a communicator of all its ranks.
 ///
@@ -21,17 +22,17 @@ use crate::train::ranks::device::LocalRank;
 /// # Errors
 /// If the world has another size than the configuration was finalized for, if ranks have different
 /// configurations, or if a rank is gone.
-pub fn process_groups(config: &RunConfig, world: Group) -> Result<ProcessGroups, TrainError> {
+pub fn process_groups(config: &RunConfig, world: Group) -> Result<ProcessGroups, RanksError> {
     if world.size() == 1 && config.parallel.world_size == 1 {
         return Ok(ProcessGroups::single());
     }
     same_recipe(config, world.as_ref())?;
-    let mesh = config.mesh().map_err(|error| TrainError::Mesh(error.into()))?;
+    let mesh = config.mesh().map_err(|error| RanksError::Mesh(error.into()))?;
     Ok(ProcessGroups::new(world, mesh)?)
 }
 
 /// Refuses a world whose ranks were given different recipes.
-fn same_recipe(config: &RunConfig, world: &dyn Communicator) -> Result<(), TrainError> {
+fn same_recipe(config: &RunConfig, world: &dyn Communicator) -> Result<(), RanksError> {
     // Bits, not a number: a hash has no sign.
     let mine = XxHash3_64::oneshot(config.to_toml().as_bytes()) as i64;
     let mut all = vec![0_i64; world.size()];
@@ -44,18 +45,18 @@ fn same_recipe(config: &RunConfig, world: &dyn Communicator) -> Result<(), Train
     if others.is_empty() {
         return Ok(());
     }
-    Err(TrainError::RecipesDiffer { rank: world.rank(), others, size: all.len() })
+    Err(RanksError::RecipesDiffer { rank: world.rank(), others, size: all.len() })
 }
 
 /// Tells all ranks how a piece of work went that each did by itself, so that they fail together.
 ///
 /// # Errors
-/// This rank's error; [`TrainError::OtherRank`] if only others failed; a communication error.
-pub(in crate::train) fn agree<T>(
+/// This rank's error; [`CommonError::OtherRank`] if only others failed; a communication error.
+pub(in crate::train) fn agree<T, E: Classified + From<CommonError>>(
     groups: &ProcessGroups,
     doing: &str,
-    result: Result<T, TrainError>,
-) -> Result<T, TrainError> {
+    result: Result<T, E>,
+) -> Result<T, E> {
     let world = groups.world();
     if world.size() == 1 {
         return result;
@@ -68,21 +69,21 @@ pub(in crate::train) fn agree<T>(
     let mut all = vec![0_u8; world.size()];
     let shared = world.all_gather((&[mine]).into(), (&mut all).into());
     let value = result?;
-    shared?;
+    shared.map_err(CommonError::from)?;
     match all.iter().position(|status| *status != 0) {
         None => Ok(value),
-        Some(rank) => Err(failed_on(world, rank, doing, all[rank])),
+        Some(rank) => Err(failed_on(world, rank, doing, all[rank]).into()),
     }
 }
 
 /// Ends the run on all ranks: with `error` on rank `rank`, and with one that names that rank on the
 /// others.
-pub(in crate::train) fn fail_on(world: &Group, rank: usize, doing: &str, error: Option<TrainError>) -> TrainError {
-    error.filter(|_| world.rank() == rank).unwrap_or_else(|| failed_on(world, rank, doing, FAILED))
+pub(in crate::train) fn fail_on<E: From<CommonError>>(world: &Group, rank: usize, doing: &str, error: Option<E>) -> E {
+    error.filter(|_| world.rank() == rank).unwrap_or_else(|| failed_on(world, rank, doing, FAILED).into())
 }
 
-fn failed_on(world: &Group, rank: usize, doing: &str, status: u8) -> TrainError {
-    TrainError::OtherRank {
+fn failed_on(world: &Group, rank: usize, doing: &str, status: u8) -> CommonError {
+    CommonError::OtherRank {
         rank,
         doing: doing.to_owned(),
         is_bad_input: status == BAD_INPUT,
@@ -105,11 +106,11 @@ fn program_failed(world: &dyn Communicator, rank: usize, doing: &str) -> CommErr
 }
 
 /// Runs `work` on rank 0 first, then on the others, which find what it left on disk.
-pub(in crate::train) fn first_alone<T>(
+pub(in crate::train) fn first_alone<T, E: Classified + From<CommonError>>(
     groups: &ProcessGroups,
     doing: &str,
-    mut work: impl FnMut() -> Result<T, TrainError>,
-) -> Result<T, TrainError> {
+    mut work: impl FnMut() -> Result<T, E>,
+) -> Result<T, E> {
     let mut done = None;
     let first = if is_first(groups) { work().map(|value| done = Some(value)) } else { Ok(()) };
     agree(groups, doing, first)?;

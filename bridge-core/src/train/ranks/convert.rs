@@ -9,10 +9,10 @@ use crate::plan;
 use crate::resilience::rerun::{ErrorInjection, ErrorInjectionType, Placement, RerunConfig, RerunMode};
 use crate::resilience::{LossChecks, Signal, SpikyLossDetector};
 use crate::schedule::{
-    BatchRampup, BatchSizeConfig, DynamicLossScaleConfig, Indivisible, LossScaler, OptimizerParamSchedulerConfig,
+    BatchRampup, BatchSizeConfig, DynamicLossScaleConfig, Indivisible, LossScaleError, LossScaler,
+    OptimizerParamSchedulerConfig,
 };
 use crate::timers::TimerLevel;
-use crate::train::error::TrainError;
 use crate::train::ranks::agreement;
 use crate::train::ranks::device::LocalRank;
 
@@ -104,7 +104,7 @@ pub(in crate::train) fn batch_size(config: &RunConfig) -> BatchSizeConfig {
     }
 }
 
-pub(in crate::train) fn loss_scaler(config: &RunConfig) -> Result<LossScaler, TrainError> {
+pub(in crate::train) fn loss_scaler(config: &RunConfig) -> Result<LossScaler, LossScaleError> {
     let optimizer = &config.optimizer;
     Ok(match optimizer.loss_scale {
         Some(scale) => LossScaler::constant(scale)?,

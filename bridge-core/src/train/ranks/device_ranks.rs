@@ -4,9 +4,9 @@
 use bridge_dist::comm::Group;
 
 use crate::config::{DistributedBackend, RunConfig};
-use crate::train::error::TrainError;
 use crate::train::ranks::agreement;
 use crate::train::ranks::device::{LocalRank, own_cuda_device};
+use crate::train::ranks::error::RanksError;
 
 /// The communicator for the ranks of a run, which `world` connects: NCCL's, where each rank has a
 /// CUDA device of its own and `dist.distributed_backend` is `nccl`, otherwise `world` itself.
@@ -14,14 +14,14 @@ use crate::train::ranks::device::{LocalRank, own_cuda_device};
 ///
 /// # Errors
 /// If this build has no NCCL, or it cannot be started on some rank.
-pub fn over_devices(config: &RunConfig, world: Group) -> Result<Group, TrainError> {
+pub fn over_devices(config: &RunConfig, world: Group) -> Result<Group, RanksError> {
     let uses_nccl = config.dist.distributed_backend == DistributedBackend::Nccl;
     if world.size() == 1 || !uses_nccl || config.computes_on_cpu() {
         return Ok(world);
     }
     let place = if config.dist.external_gpu_device_mapping { LocalRank::ALONE } else { agreement::local_rank(&world)? };
     match own_cuda_device(&config.device, place) {
-        Some(index) => connect(&world, index).map_err(|message| TrainError::Nccl { message }),
+        Some(index) => connect(&world, index).map_err(|message| RanksError::Nccl { message }),
         None => Ok(world),
     }
 }
@@ -54,8 +54,8 @@ mod tests {
     #[test]
     fn nccl_that_cannot_start_is_an_error_on_every_rank() {
         let errors = run_ranks(2, Duration::from_secs(120), |world| {
-            let error = connect(&world, 1_000_000).map_err(|message| TrainError::Nccl { message });
-            Ok::<_, TrainError>((error.expect_err("no such device").to_string(), world))
+            let error = connect(&world, 1_000_000).map_err(|message| RanksError::Nccl { message });
+            Ok::<_, RanksError>((error.expect_err("no such device").to_string(), world))
         });
         for (message, _) in errors.expect("both ranks end") {
             assert!(message.starts_with("dist.distributed_backend = nccl: "), "{message}");

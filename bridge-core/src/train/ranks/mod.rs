@@ -4,5 +4,6 @@ pub(in crate::train) mod agreement;
 pub(in crate::train) mod convert;
 pub(in crate::train) mod device;
 pub(in crate::train) mod device_ranks;
+pub(in crate::train) mod error;
 pub(in crate::train) mod rank_env;
 pub(in crate::train) mod threads;

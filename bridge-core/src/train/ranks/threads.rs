@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::config::RunConfig;
-use crate::train::error::TrainError;
+use crate::train::error::CommonError;
 
 /// Makes the CPU backend use `count` threads. Outside a pool that is the process's (rayon's global
 /// one), so this works once, before anything computes; asking again for the same number is fine. In
@@ -12,7 +12,7 @@ use crate::train::error::TrainError;
 ///
 /// # Errors
 /// If the pool exists already with another size.
-pub fn set_num_threads(count: usize) -> Result<(), TrainError> {
+pub fn set_num_threads(count: usize) -> Result<(), CommonError> {
     let is_in_own_pool = rayon::current_thread_index().is_some();
     let pool = || rayon::ThreadPoolBuilder::new().num_threads(count).thread_name(name);
     let built = !is_in_own_pool && pool().build_global().is_ok();
@@ -20,7 +20,7 @@ pub fn set_num_threads(count: usize) -> Result<(), TrainError> {
     if built || found == count {
         return Ok(());
     }
-    Err(TrainError::Device(format!("train.num_threads = {count}: this process already computes with {found} threads")))
+    Err(CommonError::Device(format!("train.num_threads = {count}: this process already computes with {found} threads")))
 }
 
 /// Name of a compute thread.
@@ -39,7 +39,7 @@ const STACK: usize = 8 << 20;
 ///
 /// # Errors
 /// If threads cannot be started.
-pub fn in_own_pool<T: Send>(threads: Option<usize>, work: impl FnOnce() -> T + Send) -> Result<T, TrainError> {
+pub fn in_own_pool<T: Send>(threads: Option<usize>, work: impl FnOnce() -> T + Send) -> Result<T, CommonError> {
     if rayon::current_thread_index().is_some() {
         return Ok(work());
     }
@@ -48,7 +48,7 @@ pub fn in_own_pool<T: Send>(threads: Option<usize>, work: impl FnOnce() -> T + S
         .thread_name(name)
         .stack_size(STACK)
         .build()
-        .map_err(|error| TrainError::Device(format!("the thread pool could not be started: {error}")))?;
+        .map_err(|error| CommonError::Device(format!("the thread pool could not be started: {error}")))?;
     Ok(pool.install(work))
 }
 

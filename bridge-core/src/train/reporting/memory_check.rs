@@ -6,6 +6,7 @@ use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use bridge_dist::comm::CommError;
 use bridge_dist::mesh::ProcessGroups;
 
 use crate::config::RunConfig;
@@ -13,7 +14,6 @@ use crate::logging::HostMemory;
 use crate::model::ModelRegistry;
 use crate::plan::offload::Offload;
 use crate::plan::{self, Plan, PlanError, PlanOptions, StagePlan};
-use crate::train::error::TrainError;
 use crate::train::not_enough_memory::{NotEnoughMemory, bytes};
 use crate::train::ranks::agreement;
 use crate::train::reporting::reporter::Reporter;
@@ -24,37 +24,37 @@ const OF_A_RANK: u64 = 8 << 20;
 const NAMED_PARTS: usize = 3;
 const SAVED_IN_BACKGROUND: &str = "the checkpoint that is saved in the background";
 
-/// Compares what the run needs on this machine with what can be had there. A teacher's parameters
-/// are in no plan.
+/// Compares what the run needs on this machine with what can be had there, and returns the refusal
+/// if it does not fit. A teacher's parameters are in no plan.
 ///
 /// All ranks call this together.
 ///
 /// # Errors
-/// If it does not fit, on any machine.
+/// If ranks cannot communicate.
 pub(in crate::train) fn check(
     config: &RunConfig,
     models: &ModelRegistry,
     groups: &ProcessGroups,
     (padded_vocab_size, of_teacher): (usize, u64),
     reporter: &Reporter,
-) -> Result<(), TrainError> {
+) -> Result<Option<NotEnoughMemory>, CommError> {
     let moves_activations = plan::settings::activation_offload(config) != Offload::Nothing;
     // States in 8 bits, and remainders, are there too.
     let has_states =
         plan::settings::optimizer_offload(config).is_some() || plan::settings::state_formats(config).is_some();
     if config.validation.skip_train || !(config.computes_on_cpu() || moves_activations || has_states) {
-        return Ok(());
+        return Ok(None);
     }
     if !config.train.check_memory {
         reporter.warn("whether the run fits into memory is not checked (train.check_memory = false)");
-        return Ok(());
+        return Ok(None);
     }
     let options = PlanOptions { padded_vocab_size: Some(padded_vocab_size), ..PlanOptions::default() };
     let plan = match plan::plan(config, models, &options) {
         Ok(plan) => plan,
         Err(error @ (PlanError::NoCosts { .. } | PlanError::Setting { .. })) => {
             reporter.note(&format!("memory is not checked: {error}"));
-            return Ok(());
+            return Ok(None);
         }
         // What else cannot be planned cannot be built, and building says why.
         Err(
@@ -63,7 +63,7 @@ pub(in crate::train) fn check(
             | PlanError::Placement(_)
             | PlanError::Schedule(_)
             | PlanError::Model(_),
-        ) => return Ok(()),
+        ) => return Ok(None),
     };
     if moves_activations && plan.stages.iter().all(|stage| stage.host_activations == 0) {
         reporter.warn(
@@ -79,7 +79,7 @@ pub(in crate::train) fn check(
     let here = agreement::on_this_machine(groups.world(), mine)?;
     let needed = here.iter().sum();
     let room = available().into_iter().min_by_key(|(_, bytes)| *bytes);
-    let refused = room.filter(|(_, available)| needed > *available).map(|(limit, available)| NotEnoughMemory {
+    Ok(room.filter(|(_, available)| needed > *available).map(|(limit, available)| NotEnoughMemory {
         needed,
         available,
         limit,
@@ -89,9 +89,7 @@ pub(in crate::train) fn check(
         },
         parts: parts(config, &plan, of_teacher),
         advice: advice(config, &plan),
-    });
-    let result = refused.map_or(Ok(()), |refused| Err(TrainError::NotEnoughMemory(Box::new(refused))));
-    agreement::agree(groups, "checking the memory", result)
+    }))
 }
 
 /// Bytes that a rank of a stage needs at its peak.

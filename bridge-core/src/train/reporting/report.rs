@@ -7,7 +7,6 @@ use crate::logging::{Figure, Occasion, Split, perplexity};
 use crate::optim::ReductionTimes;
 use crate::resilience::Learning;
 use crate::train::engine::forward_step::{LM_LOSS, Losses, Ratio};
-use crate::train::error::TrainError;
 use crate::train::exit_reason::ExitReason;
 use crate::train::objectives::distillation::CE_LOSS;
 use crate::train::reporting::routers::RouterReport;
@@ -123,7 +122,7 @@ fn cross_entropy(losses: &Losses) -> Option<Ratio> {
 }
 
 /// End of training: in order, for a reason, or with an error.
-pub type TrainEnd<'a> = Result<&'a ExitReason, &'a TrainError>;
+pub type TrainEnd<'a> = Result<&'a ExitReason, &'a (dyn std::error::Error + 'static)>;
 
 /// True if the report of a step has the figures of every `interval` steps: by the settings, the
 /// same on all ranks.

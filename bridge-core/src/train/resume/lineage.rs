@@ -14,11 +14,13 @@ use crate::config::{
     TOKENIZER, TokenizerType, changes,
 };
 use crate::train::data::data_identity::{TokenFile, packed_otherwise, token_files};
+use crate::train::data::error::InputError;
 use crate::train::data::input_fingerprints::{InputFingerprints, Resumed, own_teacher};
 use crate::train::data::model_tokenizer::{key_of_tokenizer, loaded_again};
 use crate::train::data::run_data::RunData;
-use crate::train::error::TrainError;
+use crate::train::error::CommonError;
 use crate::train::resume::checkpointing::{AdapterBase, GRADIENTS, Start};
+use crate::train::resume::error::ResumeError;
 use crate::train::subsystems::contract::saved;
 
 /// The key of [`Record`] in `train_state.json`.
@@ -83,7 +85,7 @@ impl Lineage {
         kinds: &Kinds,
         start: Option<&Start>,
         run: Option<String>,
-    ) -> Result<Self, TrainError> {
+    ) -> Result<Self, ResumeError> {
         let new_name = || run.unwrap_or_else(new_run_name);
         let Some(start) = start else {
             return Ok(Self { run: new_name(), base: None });
@@ -122,7 +124,7 @@ impl Lineage {
         config: &RunConfig,
         data: &RunData,
         text: Option<&Path>,
-    ) -> Result<ResumeReport, TrainError> {
+    ) -> Result<ResumeReport, ResumeError> {
         let tokenizer = data.tokenizer();
         let record = Record {
             run: self.run.clone(),
@@ -130,12 +132,12 @@ impl Lineage {
                 identifier: tokenizer.unique_identifier(),
                 vocab_size: tokenizer.vocab_size(),
             }),
-            data: token_files(config, text)?,
+            data: token_files(config, text).map_err(InputError::from)?,
             data_parallel_size: config.parallel.data,
             reads: Some(InputFingerprints::of(data.examples(), tokenizer.map(Arc::as_ref))),
         };
         let mut warnings = match tokenizer {
-            Some(tokenizer) => packed_otherwise(config, tokenizer.as_ref())?,
+            Some(tokenizer) => packed_otherwise(config, tokenizer.as_ref()).map_err(InputError::from)?,
             None => Vec::new(),
         };
         if let Some(base) = &self.base {
@@ -158,7 +160,7 @@ impl Lineage {
         &self,
         models: [(&'static str, Option<AdapterBase>); 2],
         record: &mut Value,
-    ) -> Result<Vec<String>, TrainError> {
+    ) -> Result<Vec<String>, ResumeError> {
         let Some(noted) = record.get_mut(READS) else { return Ok(Vec::new()) };
         let reads: InputFingerprints = serde_json::from_value(noted.take()).unwrap_or_default();
         let reads = reads.with_models(models);
@@ -169,26 +171,26 @@ impl Lineage {
     }
 
     /// A shape that does not fit, with the settings that may be the reason.
-    pub fn explain(&self, error: TrainError) -> TrainError {
+    pub fn explain(&self, error: ResumeError) -> ResumeError {
         let source = match error {
-            TrainError::Checkpoint(source) => source,
-            TrainError::ForeignOptimizerState { path, name, count, .. } => {
+            ResumeError::Checkpoint(source) => source,
+            ResumeError::ForeignOptimizerState { path, name, count, .. } => {
                 let of_optimizer = self.base.iter().flat_map(|base| &base.changes);
                 let settings = of_optimizer.filter(|change| change.key.starts_with("optimizer.")).map(said).collect();
-                return TrainError::ForeignOptimizerState { path, name, count, settings };
+                return ResumeError::ForeignOptimizerState { path, name, count, settings };
             }
             other => return other,
         };
         let Some(base) = self.base.as_ref().filter(|_| {
             matches!(*source, CheckpointError::TensorMismatch { .. } | CheckpointError::UnknownTensor { .. })
         }) else {
-            return TrainError::Checkpoint(source);
+            return ResumeError::Checkpoint(source);
         };
         let of_model = base.changes.iter().filter(|change| {
             change.concerns != Concerns::Execution
                 && (change.key.starts_with(MODEL) || change.key.starts_with(TOKENIZER))
         });
-        TrainError::AnotherModel { source, settings: of_model.map(said).collect() }
+        ResumeError::AnotherModel { source, settings: of_model.map(said).collect() }
     }
 }
 
@@ -215,9 +217,9 @@ pub(in crate::train) fn put(record: &Value, extra: &mut Map<String, Value>) {
 }
 
 impl ParentCheckpoint {
-    fn of(config: &RunConfig, kinds: &Kinds, start: &Start) -> Result<Self, TrainError> {
+    fn of(config: &RunConfig, kinds: &Kinds, start: &Start) -> Result<Self, ResumeError> {
         let checkpoint = &start.checkpoint;
-        let bad = |field: &str, message: String| TrainError::BadState {
+        let bad = |field: &str, message: String| CommonError::BadState {
             path: checkpoint.path().to_owned(),
             field: field.to_owned(),
             message,
@@ -229,7 +231,7 @@ impl ParentCheckpoint {
         let says_model = text.parse::<toml::Table>().is_ok_and(|table| table.contains_key("model"));
         let mut state = checkpoint.train_state()?;
         if let Some(of) = state.extra.get(GRADIENTS).and_then(Value::as_str) {
-            return Err(bad(GRADIENTS, format!("a checkpoint has weights, and this folder gradients of {of}")));
+            return Err(bad(GRADIENTS, format!("a checkpoint has weights, and this folder gradients of {of}")).into());
         }
         let record = state.extra.remove(KEY).map(serde_json::from_value).transpose();
         Ok(Self {
@@ -418,7 +420,7 @@ impl ParentCheckpoint {
         config: &RunConfig,
         own: Option<&dyn Tokenizer>,
         record: &Record,
-    ) -> Result<Option<String>, TrainError> {
+    ) -> Result<Option<String>, ResumeError> {
         let (Some(own), Some(of_run)) = (own, &record.tokenizer) else {
             return Ok(None);
         };
@@ -454,7 +456,7 @@ impl ParentCheckpoint {
             .with_expected(sizes)
             .with_hint("take the tokenizer of the checkpoint (its folder is one), or set checkpoint.allow_model_changes = [\"tokenizer\"]")
             .with_location(config.location(key));
-        Err(TrainError::Config(error.into()))
+        Err(error.into())
     }
 }
 
@@ -472,16 +474,16 @@ fn said(change: &Change) -> String {
 ///
 /// # Errors
 /// Files that cannot be read or understood.
-pub fn tokenizer_of(checkpoint: &Checkpoint) -> Result<Option<HuggingFaceTokenizer>, TrainError> {
+pub fn tokenizer_of(checkpoint: &Checkpoint) -> Result<Option<HuggingFaceTokenizer>, ResumeError> {
     if !checkpoint.file_names().any(|name| name == TOKENIZER_FILE) {
         return Ok(None);
     }
-    let failed = |error: std::io::Error| TrainError::log("tokenizer of the checkpoint", error);
+    let failed = |error: std::io::Error| CommonError::log("tokenizer of the checkpoint", error);
     let folder = tempfile::tempdir().map_err(failed)?;
     for (name, bytes) in checkpoint.companions()?.into_iter().filter(|(name, _)| !name.contains('/')) {
         std::fs::write(folder.path().join(name), bytes).map_err(failed)?;
     }
-    Ok(Some(HuggingFaceTokenizer::load(folder.path())?))
+    Ok(Some(HuggingFaceTokenizer::load(folder.path()).map_err(InputError::from)?))
 }
 
 /// A name that no other run has: the time it begins, and a number.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use bridge_data::untrusted_io;
 
 use crate::config::RunConfig;
-use crate::train::error::TrainError;
+use crate::train::resume::error::ResumeError;
 
 /// The locked file of a folder. It stays behind; only the lock on it counts, and the system drops
 /// that with the process.
@@ -31,18 +31,18 @@ impl RunLock {
     ///
     /// # Errors
     /// If another run holds one of them, or a folder cannot be made.
-    pub(in crate::train) fn acquire(config: &RunConfig, faults: u32) -> Result<Self, TrainError> {
+    pub(in crate::train) fn acquire(config: &RunConfig, faults: u32) -> Result<Self, ResumeError> {
         let patience = if faults > 0 { PATIENCE } else { Duration::ZERO };
         let began = Instant::now();
         loop {
             match Self::try_acquire(config) {
-                Err(TrainError::InUse { .. }) if began.elapsed() < patience => std::thread::sleep(INTERVAL),
+                Err(ResumeError::InUse { .. }) if began.elapsed() < patience => std::thread::sleep(INTERVAL),
                 outcome => return outcome,
             }
         }
     }
 
-    fn try_acquire(config: &RunConfig) -> Result<Self, TrainError> {
+    fn try_acquire(config: &RunConfig) -> Result<Self, ResumeError> {
         let save = config.checkpoint.save.as_deref().map(|folder| ("checkpoint.save", folder));
         let log = ("logger.log_dir", config.logger.log_dir.as_path());
         let same = save.is_some_and(|(_, folder)| folder == log.1);
@@ -64,12 +64,12 @@ impl CheckpointsLock {
     ///
     /// # Errors
     /// If a run, or another such program, holds it.
-    pub fn acquire(root: &Path) -> Result<Self, TrainError> {
+    pub fn acquire(root: &Path) -> Result<Self, ResumeError> {
         Ok(Self { _file: lock("checkpoint.save", root)? })
     }
 }
 
-fn lock(key: &'static str, folder: &Path) -> Result<File, TrainError> {
+fn lock(key: &'static str, folder: &Path) -> Result<File, ResumeError> {
     let cannot = |error: std::io::Error| cannot_use(key, folder, &error);
     std::fs::create_dir_all(folder).map_err(cannot)?;
     let path = folder.join(FILE);
@@ -84,7 +84,7 @@ fn lock(key: &'static str, folder: &Path) -> Result<File, TrainError> {
             let mut holder = String::new();
             // Without its number the message is only less precise.
             let _ = file.read_to_string(&mut holder);
-            Err(TrainError::InUse { key, path: folder.to_owned(), holder: holder.trim().to_owned() })
+            Err(ResumeError::InUse { key, path: folder.to_owned(), holder: holder.trim().to_owned() })
         }
         // File systems without locks exist; a run there is no worse off than without this check.
         Err(TryLockError::Error(error)) if error.kind() == ErrorKind::Unsupported => Ok(file),
@@ -93,17 +93,18 @@ fn lock(key: &'static str, folder: &Path) -> Result<File, TrainError> {
 }
 
 /// The error of a folder that cannot be made or written. A full disk is not the recipe's fault.
-pub(in crate::train) fn cannot_use(key: &'static str, folder: &Path, error: &std::io::Error) -> TrainError {
+pub(in crate::train) fn cannot_use(key: &'static str, folder: &Path, error: &std::io::Error) -> ResumeError {
     let (path, message) = (folder.to_owned(), error.to_string());
     match error.kind() {
-        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => TrainError::DiskFull { key, path, message },
-        _ => TrainError::Folder { key, path, message },
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => ResumeError::DiskFull { key, path, message },
+        _ => ResumeError::Folder { key, path, message },
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::train::error::Classified;
 
     #[test]
     fn a_full_disk_is_not_the_recipes_fault() {

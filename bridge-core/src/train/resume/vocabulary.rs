@@ -6,10 +6,12 @@ use serde_json::{Map, Value};
 
 use crate::checkpoint::Checkpoint;
 use crate::config::{ConfigError, ConfigErrors, ErrorKind, FinalModel, RunConfig};
+use crate::train::data::error::InputError;
 use crate::train::data::run_data::RunData;
-use crate::train::error::TrainError;
+use crate::train::error::CommonError;
 use crate::train::reporting::reporter::Reporter;
 use crate::train::resume::checkpointing::Start;
+use crate::train::resume::error::ResumeError;
 
 /// The key of [`Vocabulary`] in a checkpoint.
 const KEY: &str = "vocabulary";
@@ -36,12 +38,12 @@ pub(in crate::train) fn rows(
     data: &RunData,
     start: Option<&Start>,
     reporter: &Reporter,
-) -> Result<usize, TrainError> {
+) -> Result<usize, ResumeError> {
     let missing = |key: &str, message: &str| ConfigErrors::from(ConfigError::new(ErrorKind::Missing, key, message));
     if let Some(prompt) = &config.generate.prompt {
         let message = "must be given: generate.prompt is text, and the data has no tokenizer of its own";
         let tokenizer = data.tokenizer().ok_or_else(|| missing("tokenizer.tokenizer_type", message))?;
-        tokenizer.encode(prompt)?;
+        tokenizer.encode(prompt).map_err(InputError::from)?;
     }
     if config.model.vocab_size.is_none() && data.tokenizer().is_none() {
         let message = "must be given without tokenizer.tokenizer_type, for the data has no tokenizer of its own";
@@ -68,16 +70,16 @@ pub(in crate::train) fn rows(
 ///
 /// # Errors
 /// If the checkpoint does not say.
-pub(in crate::train) fn rows_of_saved(checkpoint: &Checkpoint, model: &FinalModel) -> Result<usize, TrainError> {
+pub(in crate::train) fn rows_of_saved(checkpoint: &Checkpoint, model: &FinalModel) -> Result<usize, ResumeError> {
     let bad =
-        |message: String| TrainError::BadState { path: checkpoint.path().to_owned(), field: KEY.to_owned(), message };
+        |message: String| CommonError::BadState { path: checkpoint.path().to_owned(), field: KEY.to_owned(), message };
     match (checkpoint.train_state()?.extra.remove(KEY), model.vocab_size) {
         (Some(saved), _) => {
             let saved: Vocabulary = serde_json::from_value(saved).map_err(|error| bad(error.to_string()))?;
             Ok(saved.rows)
         }
         (None, Some(_)) => Ok(model.padded_vocab_size(0)?),
-        (None, None) => Err(bad("expected the rows of the embedding, or model.vocab_size in its recipe".into())),
+        (None, None) => Err(bad("expected the rows of the embedding, or model.vocab_size in its recipe".into()).into()),
     }
 }
 
@@ -102,8 +104,8 @@ impl Vocabulary {
 /// The vocabulary of a checkpoint, if it was padded. `size` is that of the run: checkpoints of
 /// earlier releases have only their recipe, by which vocabularies were padded to a multiple of the
 /// tensor-parallel size.
-fn saved_vocabulary(checkpoint: &Checkpoint, size: usize) -> Result<Option<Vocabulary>, TrainError> {
-    let bad = |field: &str, message: String| TrainError::BadState {
+fn saved_vocabulary(checkpoint: &Checkpoint, size: usize) -> Result<Option<Vocabulary>, ResumeError> {
+    let bad = |field: &str, message: String| CommonError::BadState {
         path: checkpoint.path().to_owned(),
         field: field.to_owned(),
         message,

@@ -11,9 +11,9 @@ use crate::config::RunConfig;
 use crate::train::data::data_lengths::check_lengths;
 use crate::train::data::registry::Registry;
 use crate::train::data::run_data::RunData;
-use crate::train::error::TrainError;
 use crate::train::ranks::agreement;
 use crate::train::resume::lineage::{Lineage, ResumeReport};
+use crate::train::run::error::TrainError;
 use crate::train::run::preparation::{Preparation, prepare_text_of_ranks};
 
 /// Kind of datasets that read files of examples.

@@ -8,13 +8,15 @@ use crate::config::micro_batch_windows;
 use crate::logging::{Occasion, Split};
 use crate::model::Batch;
 use crate::timers::TimerLevel;
+use crate::train::data::error::InputError;
+use crate::train::engine::error::EngineError;
 use crate::train::engine::forward_step::{LM_LOSS, Losses, add_recorded, add_reported, objective_of};
 use crate::train::engine::pipeline::EvaluationBatches;
-use crate::train::error::TrainError;
 use crate::train::exit_reason::ExitReason;
 use crate::train::ranks::agreement;
 use crate::train::ranks::threads::compute;
 use crate::train::reporting::report::EvaluationReport;
+use crate::train::run::error::TrainError;
 use crate::train::step::training_run::TrainingRun;
 
 /// Evaluates the model on `validation.eval_iters` batches of a split (all of it with
@@ -160,7 +162,7 @@ fn evaluate_window(
     count: usize,
     totals: &mut Totals,
 ) -> Result<usize, TrainError> {
-    let micro_batches = loader.by_ref().take(count).collect::<Result<Vec<_>, _>>()?;
+    let micro_batches = loader.by_ref().take(count).collect::<Result<Vec<_>, _>>().map_err(InputError::from)?;
     if micro_batches.is_empty() {
         return Ok(0);
     }
@@ -173,8 +175,9 @@ fn evaluate_window(
         custom_losses: &custom_losses,
         parameters: run.training.optimizer.parameters(),
     };
-    let loss_sums =
-        compute(&run.config, || run.training.pipeline.evaluate(&mut run.training.chunks, batches.len(), &mut work))?;
+    let evaluated =
+        compute(&run.config, || run.training.pipeline.evaluate(&mut run.training.chunks, batches.len(), &mut work));
+    let loss_sums = evaluated.map_err(EngineError::from)?;
     totals.objective = objective_of(&custom_losses);
     add_reported(&mut totals.losses, run.training.forward_step.as_mut(), totals.objective, &loss_sums, &batches);
     custom_losses.iter().flatten().for_each(|loss| add_recorded(&mut totals.losses, loss));

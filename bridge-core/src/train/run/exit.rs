@@ -1,8 +1,8 @@
 //! When to save, and when to stop.
 
-use crate::train::error::TrainError;
 use crate::train::exit_reason::ExitReason;
 use crate::train::resume::checkpointing::{save_checkpoint, save_temporarily};
+use crate::train::run::error::TrainError;
 use crate::train::step::training_run::TrainingRun;
 use crate::train::subsystems::contract::LoopRequest;
 

@@ -2,7 +2,7 @@
 
 use crate::config::RunConfig;
 use crate::model::{Adapter, Declarations, ModelBuildError};
-use crate::train::error::TrainError;
+use crate::train::run::error::TrainError;
 
 /// Refuses a layer in place of the output projection where the model has not taken it, or what the
 /// recipe asks for needs the projection.

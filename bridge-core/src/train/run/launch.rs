@@ -8,10 +8,11 @@ use bridge_dist::comm::{CommError, Group};
 use bridge_dist::mesh::ProcessGroups;
 
 use crate::config::RunConfig;
-use crate::train::error::TrainError;
+use crate::train::error::CommonError;
 use crate::train::ranks::agreement::process_groups;
 use crate::train::ranks::device::is_shared_device;
 use crate::train::ranks::device_ranks::over_devices;
+use crate::train::run::error::TrainError;
 
 /// Time limit for other ranks, from `dist.distributed_timeout_minutes`.
 pub fn rank_timeout(config: &RunConfig) -> Duration {
@@ -106,7 +107,7 @@ pub(in crate::train) fn catch_comm_error<T>(work: impl FnOnce() -> Result<T, Tra
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(result) => result,
         Err(payload) => match payload.downcast::<CommError>() {
-            Ok(error) => Err(TrainError::Communication(*error)),
+            Ok(error) => Err((*error).into()),
             Err(other) => resume_unwind(other),
         },
     }
@@ -117,11 +118,11 @@ fn first_failure(error: RankError) -> TrainError {
     match failure {
         RankFailure::Failed(error) => match error.downcast::<TrainError>() {
             Ok(error) => *error,
-            Err(other) => TrainError::Internal(other.to_string()),
+            Err(other) => CommonError::Internal(other.to_string()).into(),
         },
         RankFailure::Panicked(message) => TrainError::RankPanicked { rank, message, operation },
         RankFailure::NotStarted(error) => TrainError::RankNotStarted { rank, message: error.to_string() },
-        other => TrainError::Internal(other.to_string()),
+        other => CommonError::Internal(other.to_string()).into(),
     }
 }
 

@@ -1,6 +1,7 @@
 //! A run from start to end: set-up, loop, evaluation, exit, restarts.
 
 pub(in crate::train) mod build_data;
+pub(in crate::train) mod error;
 pub(in crate::train) mod evaluate;
 pub(in crate::train) mod exit;
 pub(in crate::train) mod last_layer;

@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Access, access};
 
 use crate::config::RunConfig;
-use crate::train::error::TrainError;
+use crate::train::resume::error::ResumeError;
 use crate::train::resume::lock::cannot_use;
 
 /// Refuses folders that cannot be written: those of checkpoints, logs and temporary files.
 ///
 /// # Errors
 /// The first such folder, under the setting or the environment variable that names it.
-pub(in crate::train) fn check_outputs(config: &RunConfig) -> Result<(), TrainError> {
+pub(in crate::train) fn check_outputs(config: &RunConfig) -> Result<(), ResumeError> {
     let (checkpoint, logger) = (&config.checkpoint, &config.logger);
     // A manager of the program's own decides on the place of checkpoints.
     let save = checkpoint.save.clone().filter(|_| checkpoint.custom_manager_class.is_none());

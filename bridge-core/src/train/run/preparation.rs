@@ -11,12 +11,13 @@ use bridge_dist::mesh::ProcessGroups;
 
 use crate::config::RunConfig;
 use crate::train::data::data_errors::name_setting;
+use crate::train::data::error::InputError;
 use crate::train::data::text::{PreparedText, TextWatch, is_read_by_one, prepare_text, prepared_text};
-use crate::train::error::TrainError;
 use crate::train::ranks::agreement;
 use crate::train::ranks::device::LocalRank;
 use crate::train::ranks::threads::in_own_pool;
 use crate::train::reporting::reporter::Reporter;
+use crate::train::run::error::TrainError;
 use crate::train::stop::exits::Requests;
 
 /// Activity of all ranks here, for messages.
@@ -57,7 +58,7 @@ pub(in crate::train) fn prepare_text_of_ranks(preparation: &Preparation) -> Resu
             text = text.or(preparation.in_turn(!is_first && place.rank == 0)?);
         }
     }
-    agreement::agree(groups, DOING, text.map_or_else(|| prepared_text(config, base).map_err(named), Ok))
+    Ok(agreement::agree(groups, DOING, text.map_or_else(|| prepared_text(config, base).map_err(named), Ok))?)
 }
 
 impl Preparation<'_> {
@@ -76,6 +77,7 @@ impl Preparation<'_> {
                 let watch = TextWatch { progress: &progress, note: &note, cancelled: &cancelled };
                 prepare_text(self.config, self.base, &watch)
             })
+            .map_err(InputError::from)
         };
         let (asked, done) = std::thread::scope(|scope| {
             let worker = is_mine.then(|| scope.spawn(work));
@@ -92,7 +94,7 @@ impl Preparation<'_> {
             return Err(TrainError::Stopped(reason));
         }
         let done = done.map(|done| done.flatten().map_err(|error| name_setting(self.config, error))).transpose();
-        agreement::agree(self.groups, DOING, done)
+        Ok(agreement::agree(self.groups, DOING, done)?)
     }
 
     /// Waits until no rank works any more. Tells the work to stop when that is asked for on any

@@ -17,10 +17,11 @@ use bridge_dist::mesh::ProcessGroups;
 
 use crate::config::{InProcessRestartConfig, RawConfig, RestartGranularity, RunConfig, World};
 use crate::resilience::{Heartbeat, Section};
-use crate::train::error::TrainError;
+use crate::train::error::{Classified, ErrorClass};
 use crate::train::ranks::device::LocalRank;
 use crate::train::ranks::rank_env::{RankEnv, RankUnit};
 use crate::train::resume::progress::Progress;
+use crate::train::run::error::TrainError;
 use crate::train::run::launch::{rank_timeout, run_on_threads};
 
 /// Seconds that are as good as for ever, and fit into a duration.
@@ -232,9 +233,9 @@ fn of_panic(panic: &(dyn Any + Send)) -> TrainError {
 
 /// True if a rank failed only because another one did.
 fn follows_from_another(error: &TrainError) -> bool {
-    match error {
-        TrainError::OtherRank { .. } => true,
-        TrainError::Communication(error) => !matches!(&*error.kind, CommErrorKind::InvalidArgument { .. }),
+    match error.class() {
+        ErrorClass::OtherRank(_) => true,
+        ErrorClass::Communication(error) => !matches!(&*error.kind, CommErrorKind::InvalidArgument { .. }),
         _ => false,
     }
 }
@@ -243,12 +244,11 @@ fn follows_from_another(error: &TrainError) -> bool {
 /// them.
 fn culprits(error: &TrainError, failed: BTreeSet<usize>) -> Vec<usize> {
     let mut ranks = failed;
-    match error {
-        TrainError::RankPanicked { rank, .. } => drop(ranks.insert(*rank)),
-        TrainError::Communication(error) => {
-            ranks.extend(error.root_cause().missing_ranks().into_iter().flatten());
-        }
-        _ => {}
+    if let TrainError::RankPanicked { rank, .. } = error {
+        ranks.insert(*rank);
+    }
+    if let ErrorClass::Communication(error) = error.class() {
+        ranks.extend(error.root_cause().missing_ranks().into_iter().flatten());
     }
     ranks.into_iter().collect()
 }

@@ -26,6 +26,7 @@ use crate::resilience::rerun::{Placement, RerunStateMachine};
 use crate::schedule::{NumMicrobatchesCalculator, OptimizerParamScheduler};
 use crate::timers::Timers;
 use crate::train::data::data_errors::name_setting;
+use crate::train::data::error::InputError;
 use crate::train::data::inputs::Inputs;
 use crate::train::data::registry::{Registry, WeightFormat};
 use crate::train::data::run_data::RunData;
@@ -35,9 +36,8 @@ use crate::train::engine::global_state::GlobalState;
 use crate::train::engine::graphs::MicroBatchGraphs;
 use crate::train::engine::region_spans::Observers;
 use crate::train::engine::{offload, pipeline};
-use crate::train::error::TrainError;
-use crate::train::objectives::distillation::Teacher;
-use crate::train::objectives::{distillation, dpo};
+use crate::train::error::CommonError;
+use crate::train::objectives::dpo;
 use crate::train::ranks::device::{LocalRank, select_device_of_rank};
 use crate::train::ranks::rank_env::RankUnit;
 use crate::train::ranks::threads::set_num_threads;
@@ -48,10 +48,13 @@ use crate::train::resume::checkpointing::{
     GradientDumps, Saver, Start, Strictness, Temporary, find_start, named_manager, read_files, remark_on_foreign,
     restore_all,
 };
+use crate::train::resume::error::ResumeError;
 use crate::train::resume::lineage::Lineage;
 use crate::train::resume::lock::RunLock;
+use crate::train::resume::teacher::{self, Teacher};
 use crate::train::resume::vocabulary;
 use crate::train::run::build_data::build_data;
+use crate::train::run::error::TrainError;
 use crate::train::run::last_layer;
 use crate::train::run::outputs_check::check_outputs;
 use crate::train::run::preparation::Preparation;
@@ -90,11 +93,11 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let checked = agreement::agree(groups, "checking the run", checked)?;
     let outputs = if agreement::is_first(groups) { check_outputs(&config) } else { Ok(()) };
     agreement::agree(groups, "checking the run", outputs)?;
-    let metric = check_metric(&config, options.forward_step.as_ref()).map_err(TrainError::Config);
+    let metric = check_metric(&config, options.forward_step.as_ref()).map_err(CommonError::from);
     agreement::agree(groups, "checking the run", metric)?;
     let manager = agreement::agree(groups, "checking the run", named_manager(&config, &options.managers))?;
     let start = find_start(&config, &registry.weights, groups, manager.as_ref())?;
-    let teacher = distillation::find(&config, registry, groups)?;
+    let teacher = teacher::find(&config, registry, groups)?;
     let begun = start.as_ref().map_or_else(|| Ok(TrainState::default()), Start::train_state)?;
     let config = config.continued_after(begun.step, begun.consumed_train_samples).map_or(config, Arc::new);
     let lineage = Lineage::of(&config, &registry.kinds(), start.as_ref(), options.rank_env.run.clone());
@@ -225,7 +228,9 @@ fn fitting(
     let teacher = teacher.map(|teacher| teacher.check(config, data, rows)).transpose();
     let teacher = agreement::agree(groups, "comparing the model with its teacher", teacher)?;
     let of_teacher = teacher.as_ref().map_or(0, |teacher| teacher.bytes(config));
-    memory_check::check(config, models, groups, (rows, of_teacher), reporter)?;
+    let refused = memory_check::check(config, models, groups, (rows, of_teacher), reporter)?;
+    let fits = refused.map_or(Ok(()), |refused| Err(TrainError::NotEnoughMemory(refused.into())));
+    agreement::agree(groups, "checking the memory", fits)?;
     if let Some(why) = offload::nothing_moves(config) {
         reporter.note(&why);
     }
@@ -243,7 +248,7 @@ fn begin(run: &mut TrainingRun) -> Result<(), TrainError> {
     if let Some(text) = where_states_are(&run.config, run.training.optimizer.offloaded()) {
         run.outputs.reporter.note(&text);
     }
-    run.outputs.reporter.run_starts(&run.state, size)
+    Ok(run.outputs.reporter.run_starts(&run.state, size)?)
 }
 
 /// Message about the effect of `optimizer.optimizer_cpu_offload` in this run.
@@ -340,7 +345,11 @@ fn adds_parameters(chunks: &[Box<dyn ModelChunk>]) -> bool {
 /// Leaves this rank what it owns of each parameter, or makes those that the base, which is loaded,
 /// does not have. Where nothing may be absent from what is loaded, only what that is without is
 /// drawn.
-fn shard(training: &mut Training, deferred: Option<DeferredParameters>, may_be_absent: bool) -> Result<(), TrainError> {
+fn shard(
+    training: &mut Training,
+    deferred: Option<DeferredParameters>,
+    may_be_absent: bool,
+) -> Result<(), CommonError> {
     let draws = may_be_absent || adds_parameters(&training.chunks);
     let deferred = deferred.filter(|_| draws).unwrap_or_default();
     if training.optimizer.distribution().sharding() != Sharding::Full {
@@ -356,7 +365,7 @@ fn shard(training: &mut Training, deferred: Option<DeferredParameters>, may_be_a
     match deferred.first() {
         None => Ok(()),
         Some(name) => {
-            Err(TrainError::Internal(format!("the builder left `{name}` for later, and no parameter is called so")))
+            Err(CommonError::Internal(format!("the builder left `{name}` for later, and no parameter is called so")))
         }
     }
 }
@@ -392,7 +401,7 @@ fn check(config: &RunConfig, registry: &Registry, place: LocalRank) -> Result<Ch
     let device = select_device_of_rank(&config.device, place)?.autodiff();
     let params_dtype = convert::params_dtype(config);
     if !device.supports_dtype(burn::tensor::DType::from(params_dtype)) {
-        return Err(TrainError::Device(format!("`{}` does not compute in {params_dtype:?}", config.device)));
+        return Err(CommonError::Device(format!("`{}` does not compute in {params_dtype:?}", config.device)).into());
     }
     check_source(config).map_err(|error| name_setting(config, error))?;
     let adapter = registry.models.adapter(config.peft.as_ref(), &config.model)?;
@@ -472,16 +481,16 @@ fn accumulation(config: &RunConfig) -> AccumulationDType {
 /// it was imported with.
 fn tokenizer_files(data: &RunData, start: Option<&Start>) -> Result<BTreeMap<String, Bytes>, TrainError> {
     let mut files = match start {
-        Some(start) => start.checkpoint.companions()?,
+        Some(start) => start.checkpoint.companions().map_err(ResumeError::from)?,
         None => BTreeMap::new(),
     };
     let Some(tokenizer) = data.tokenizer() else {
         return Ok(files);
     };
-    let error = |e: &dyn std::fmt::Display| TrainError::log("tokenizer files", e);
-    let folder = tempfile::tempdir().map_err(|e| error(&e))?;
-    tokenizer.save_assets(folder.path())?;
-    files.extend(read_files(folder.path()).map_err(|e| error(&e))?);
+    let error = |error: std::io::Error| CommonError::log("tokenizer files", error);
+    let folder = tempfile::tempdir().map_err(error)?;
+    tokenizer.save_assets(folder.path()).map_err(InputError::from)?;
+    files.extend(read_files(folder.path()).map_err(error)?);
     Ok(files)
 }
 
@@ -507,5 +516,5 @@ pub fn build_model(
     };
     let stage = Stage::whole(model_config.stacks());
     let mut chunks = model_config.builder().build_models(model_config.as_ref(), &context, &[stage])?;
-    chunks.pop().ok_or_else(|| TrainError::Internal("a builder returned no chunk".into()))
+    Ok(chunks.pop().ok_or_else(|| CommonError::Internal("a builder returned no chunk".into()))?)
 }

@@ -8,10 +8,10 @@ use crate::logging::{Occasion, Split};
 use crate::resilience::Section;
 use crate::resilience::rerun::ExitDecision;
 use crate::timers::Labels;
-use crate::train::error::TrainError;
 use crate::train::exit_reason::ExitReason;
 use crate::train::reporting::report::StepReport;
 use crate::train::resume::checkpointing::save_checkpoint;
+use crate::train::run::error::TrainError;
 use crate::train::run::evaluate::{Evaluation, evaluate_at};
 use crate::train::run::exit::checkpoint_and_decide_exit;
 use crate::train::run::launch::catch_comm_error;
@@ -19,6 +19,7 @@ use crate::train::step::micro_batches::skip_micro_batches;
 use crate::train::step::train_step::{StepEnd, train_step};
 use crate::train::step::training_run::TrainingRun;
 use crate::train::subsystems::contract::LoopRequest;
+use crate::train::subsystems::error::SubsystemError;
 
 /// Trains until the configured number of steps, or until something asks to exit. Subsystems learn
 /// of the end, whatever it is.
@@ -106,7 +107,7 @@ pub(in crate::train) fn save_end(run: &mut TrainingRun) -> Result<(), TrainError
 }
 
 /// Reports a step that is counted, with the figures of subsystems, and returns their requests.
-fn tell_step(run: &mut TrainingRun, step: &mut StepReport) -> Result<LoopRequest, TrainError> {
+fn tell_step(run: &mut TrainingRun, step: &mut StepReport) -> Result<LoopRequest, SubsystemError> {
     let timers = Arc::clone(&run.timers);
     let spanned = |name| timers.span(name, Labels::default());
     let span = spanned("measure");

@@ -8,8 +8,9 @@ use bridge_data::MicroBatch;
 
 use crate::config::train_windows;
 use crate::schedule::MicroBatchWindows;
-use crate::train::error::TrainError;
+use crate::train::data::error::InputError;
 use crate::train::exit_reason::ExitReason;
+use crate::train::step::error::StepError;
 use crate::train::step::step_flops::SequenceLengths;
 use crate::train::step::training_run::TrainingRun;
 
@@ -29,7 +30,7 @@ pub(in crate::train) struct StepData {
 
 impl StepData {
     /// The data of a step of `total` micro-batches. Its first window is read now.
-    pub fn begin(run: &mut TrainingRun, total: usize) -> Result<Self, TrainError> {
+    pub fn begin(run: &mut TrainingRun, total: usize) -> Result<Self, InputError> {
         let windows = train_windows(&run.config);
         let mut data = Self {
             windows,
@@ -55,7 +56,7 @@ impl StepData {
 
     /// The window that begins with micro-batch `start`, which is 0 or follows the one before. All
     /// ranks call this together.
-    pub fn window(&mut self, run: &mut TrainingRun, start: usize) -> Result<&[MicroBatch], TrainError> {
+    pub fn window(&mut self, run: &mut TrainingRun, start: usize) -> Result<&[MicroBatch], InputError> {
         if self.held.as_ref().is_none_or(|(held, _)| *held != start) {
             if start == 0 {
                 // The step runs again.
@@ -67,7 +68,7 @@ impl StepData {
         Ok(self.held.as_ref().map_or(&[], |(_, micro_batches)| micro_batches))
     }
 
-    fn read(&mut self, run: &mut TrainingRun, start: usize) -> Result<(), TrainError> {
+    fn read(&mut self, run: &mut TrainingRun, start: usize) -> Result<(), InputError> {
         // Dropped before the next one is read.
         self.held = None;
         let (started, in_calls) = (Instant::now(), run.groups.time_in_calls());
@@ -87,7 +88,7 @@ impl StepData {
 pub(in crate::train) fn skip_micro_batches(
     run: &mut TrainingRun,
     total: usize,
-) -> Result<Option<ExitReason>, TrainError> {
+) -> Result<Option<ExitReason>, StepError> {
     let windows = train_windows(&run.config);
     let mut left = total;
     while left > 0 {
@@ -103,7 +104,7 @@ pub(in crate::train) fn skip_micro_batches(
     Ok(None)
 }
 
-fn next_micro_batches(run: &mut TrainingRun, count: usize) -> Result<Vec<MicroBatch>, TrainError> {
+fn next_micro_batches(run: &mut TrainingRun, count: usize) -> Result<Vec<MicroBatch>, InputError> {
     let consumed = run.state.train_state.consumed_train_samples;
     run.inputs.next_micro_batches((&run.groups, &run.timers), count as u64, consumed)
 }

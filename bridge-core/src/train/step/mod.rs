@@ -1,5 +1,6 @@
 //! One training step, and the state of a run that steps change.
 
+pub(in crate::train) mod error;
 pub(in crate::train) mod micro_batches;
 pub(in crate::train) mod outputs;
 pub(in crate::train) mod predictions;

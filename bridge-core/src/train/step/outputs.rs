@@ -7,10 +7,10 @@ use bridge_dist::mesh::ProcessGroups;
 use crate::checkpoint::SaveReport;
 use crate::logging::{Ending, SaveStage};
 use crate::train::engine::global_state::GlobalState;
-use crate::train::error::TrainError;
 use crate::train::ranks::agreement;
 use crate::train::reporting::reporter::Reporter;
 use crate::train::resume::checkpointing::{GradientDumps, Saver, Temporary};
+use crate::train::resume::error::ResumeError;
 use crate::train::resume::lock::RunLock;
 use crate::train::stop::deadline::StopDeadline;
 
@@ -36,14 +36,14 @@ pub(in crate::train) struct Outputs {
 
 impl Outputs {
     /// Collects the outcome of a save in the background, if one has ended.
-    pub fn poll_saves(&mut self, state: &GlobalState, groups: &ProcessGroups) -> Result<(), TrainError> {
+    pub fn poll_saves(&mut self, state: &GlobalState, groups: &ProcessGroups) -> Result<(), ResumeError> {
         let ended = self.saver.as_mut().map_or(Ok(None), Saver::poll)?;
         self.saved_in_background(state, groups, ended.as_ref());
         Ok(())
     }
 
     /// Waits for the save in the background, if there is one.
-    pub fn await_save(&mut self, state: &GlobalState, groups: &ProcessGroups) -> Result<(), TrainError> {
+    pub fn await_save(&mut self, state: &GlobalState, groups: &ProcessGroups) -> Result<(), ResumeError> {
         let ended = self.saver.as_mut().map_or(Ok(None), Saver::finish)?;
         self.saved_in_background(state, groups, ended.as_ref());
         Ok(())
@@ -60,7 +60,7 @@ impl Outputs {
 
     /// Waits for saves and writes what is left to write. The run's folders are free for others
     /// then.
-    pub fn finish(&mut self, state: &GlobalState, groups: &ProcessGroups, ending: Ending) -> Result<(), TrainError> {
+    pub fn finish(&mut self, state: &GlobalState, groups: &ProcessGroups, ending: Ending) -> Result<(), ResumeError> {
         let saved = self.saver.as_mut().map_or(Ok(None), Saver::finish);
         if let Ok(report) = &saved {
             self.saved_in_background(state, groups, report.as_ref());

@@ -18,7 +18,6 @@ use crate::train::engine::forward_step::{
 };
 use crate::train::engine::graphs;
 use crate::train::engine::pipeline::{LossSums, StepWork};
-use crate::train::error::TrainError;
 use crate::train::exit_reason::ExitReason;
 use crate::train::ranks::agreement;
 use crate::train::ranks::threads::compute;
@@ -26,6 +25,7 @@ use crate::train::reporting::report::StepReport;
 use crate::train::reporting::routers::{RouterReport, RouterSums};
 use crate::train::resume::checkpointing::save_gradients;
 use crate::train::run::build_data::FINETUNING;
+use crate::train::step::error::StepError;
 use crate::train::step::micro_batches::StepData;
 use crate::train::step::predictions::{PredictionSums, loss_name};
 use crate::train::step::step_flops::SequenceLengths;
@@ -43,7 +43,7 @@ pub(in crate::train) enum StepEnd {
 }
 
 /// Runs one step on the next micro-batches.
-pub(in crate::train) fn train_step(run: &mut TrainingRun) -> Result<StepEnd, TrainError> {
+pub(in crate::train) fn train_step(run: &mut TrainingRun) -> Result<StepEnd, StepError> {
     let started = Instant::now();
     let num_microbatches = run.training.num_microbatches.num_microbatches() as usize;
     let data = StepData::begin(run, num_microbatches)?;
@@ -63,7 +63,7 @@ pub(in crate::train) fn train_step(run: &mut TrainingRun) -> Result<StepEnd, Tra
 }
 
 /// Forward, backward and update of a step.
-fn compute_step(run: &mut TrainingRun, mut data: StepData, started: Instant) -> Result<StepEnd, TrainError> {
+fn compute_step(run: &mut TrainingRun, mut data: StepData, started: Instant) -> Result<StepEnd, StepError> {
     let num_microbatches = data.total() as u64;
     let wants_streams = run.outputs.dumps.wants_streams(run.state.train_state.step + 1);
     run.training.stream_gradients.begin(wants_streams);
@@ -141,7 +141,7 @@ fn flops_and_tokens(
     run: &mut TrainingRun,
     lengths: &SequenceLengths,
     batch_size: u64,
-) -> Result<(Option<f64>, u64), TrainError> {
+) -> Result<(Option<f64>, u64), StepError> {
     let flops = &mut run.training.flops;
     if !run.inputs.data.lengths_vary() {
         let of_sequence = flops.of(run.config.model.seq_length);
@@ -258,7 +258,7 @@ impl Gathered {
     }
 }
 
-fn forward_backward(run: &mut TrainingRun, data: &mut StepData) -> Result<PassEnd, TrainError> {
+fn forward_backward(run: &mut TrainingRun, data: &mut StepData) -> Result<PassEnd, StepError> {
     run.training.gradients.clear();
     run.training.reducer.clear();
     run.training.inspector.restart();
@@ -359,7 +359,7 @@ fn window_pass(
     run: &mut TrainingRun,
     data: &mut StepData,
     gathered: &mut Gathered,
-) -> Result<Option<ExitReason>, TrainError> {
+) -> Result<Option<ExitReason>, StepError> {
     let timers = Arc::clone(&run.timers);
     let start = gathered.done;
     let total = data.total();
@@ -445,7 +445,7 @@ fn take_losses(run: &mut TrainingRun, gathered: &mut Gathered, (losses, batches)
     }
 }
 
-fn optimizer_step(run: &mut TrainingRun, rates: &Rates, pass: &Pass) -> Result<StepOutcome, TrainError> {
+fn optimizer_step(run: &mut TrainingRun, rates: &Rates, pass: &Pass) -> Result<StepOutcome, StepError> {
     run.begin_phase()?;
     let timer = run.timers.start("optimizer", TimerLevel::Phase);
     let scales = StepScales { loss_scale: run.training.loss_scaler.scale(), divisor: pass.divisor };
@@ -453,7 +453,7 @@ fn optimizer_step(run: &mut TrainingRun, rates: &Rates, pass: &Pass) -> Result<S
     let outcome = run.training.optimizer.step_with_grad_norm_sq(pass.squares, held, &rates.groups, scales)?;
     drop(timer);
     if !outcome.success && run.config.ddp.check_for_nan_in_grad {
-        return Err(TrainError::GradientNotFinite {
+        return Err(StepError::GradientNotFinite {
             iteration: run.state.train_state.step + 1,
             norm: outcome.grad_norm,
         });

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use bridge_data::MicroBatch;
+use bridge_dist::comm::CommError;
 use bridge_dist::mesh::ProcessGroups;
 use bridge_kernels::Philox;
 use burn::tensor::Device;
@@ -13,16 +14,17 @@ use crate::inspect::{Inspector, TensorKind};
 use crate::model::{Adapter, Batch, CustomLossCall, ModelChunk};
 use crate::optim::{GradientBuffer, GradientReducer, Optimizer};
 use crate::schedule::{LossScaler, NumMicrobatchesCalculator, OptimizerParamScheduler};
+use crate::train::engine::error::EngineError;
 use crate::train::engine::forward_step::ForwardStep;
 use crate::train::engine::global_state::GlobalState;
 use crate::train::engine::graphs::MicroBatchGraphs;
 use crate::train::engine::pipeline::Pipeline;
 use crate::train::engine::stream_gradients::StreamGradients;
 use crate::train::engine::streams::numbers;
-use crate::train::error::TrainError;
 use crate::train::objectives::distillation::Distillation;
 use crate::train::objectives::reference::ReferenceBatches;
 use crate::train::resume::checkpointing::AdapterBase;
+use crate::train::step::error::StepError;
 use crate::train::step::step_flops::SequenceFlops;
 
 /// The state of training on this rank.
@@ -99,7 +101,7 @@ impl Training {
         state: &GlobalState,
         groups: &ProcessGroups,
         batches: &[Batch],
-    ) -> Result<Vec<Option<CustomLossCall>>, TrainError> {
+    ) -> Result<Vec<Option<CustomLossCall>>, StepError> {
         let Some(distillation) = &mut self.distillation else {
             return self.custom_losses(state, batches);
         };
@@ -115,7 +117,7 @@ impl Training {
         &mut self,
         state: &GlobalState,
         batches: &[Batch],
-    ) -> Result<Vec<Option<CustomLossCall>>, TrainError> {
+    ) -> Result<Vec<Option<CustomLossCall>>, StepError> {
         if self.distillation.is_some() {
             return Ok(batches.iter().map(|_| None).collect());
         }
@@ -125,7 +127,7 @@ impl Training {
             let of_reference: Vec<_> =
                 batches.iter().map(|batch| self.forward_step.reference_loss(batch).map(CustomLossCall::new)).collect();
             let mut work = ReferenceBatches { batches, losses: &of_reference };
-            self.pipeline.evaluate(chunks, batches.len(), &mut work)?;
+            self.pipeline.evaluate(chunks, batches.len(), &mut work).map_err(EngineError::from)?;
         }
         for batch in batches {
             let own = self.forward_step.custom_loss(state, batch).map(CustomLossCall::new);
@@ -134,7 +136,7 @@ impl Training {
         }
         let needs_one = self.adapter.as_ref().is_some_and(|adapter| adapter.last_layer().is_some());
         if needs_one && losses.iter().any(Option::is_none) {
-            return Err(TrainError::NoLoss);
+            return Err(StepError::NoLoss);
         }
         Ok(losses)
     }
@@ -162,19 +164,19 @@ impl Training {
     }
 
     /// The norm of all parameters. All ranks call this together.
-    pub fn parameter_norm(&mut self) -> Result<f64, TrainError> {
+    pub fn parameter_norm(&mut self) -> Result<f64, CommError> {
         self.settle_parameters()?;
-        Ok(self.optimizer.parameter_norm(&self.chunks)?)
+        self.optimizer.parameter_norm(&self.chunks)
     }
 
     /// Brings updates that are still on their way to the chunks. Where ranks keep only parts of
     /// parameters, they still do.
-    pub fn settle_parameters(&mut self) -> Result<(), TrainError> {
-        Ok(self.optimizer.parameters().settle(&mut self.chunks)?)
+    pub fn settle_parameters(&mut self) -> Result<(), CommError> {
+        self.optimizer.parameters().settle(&mut self.chunks)
     }
 
     /// Gives every parameter of the chunks its value. All ranks call this together.
-    pub fn make_parameters_whole(&mut self) -> Result<(), TrainError> {
-        Ok(self.optimizer.parameters().make_whole(&mut self.chunks)?)
+    pub fn make_parameters_whole(&mut self) -> Result<(), CommError> {
+        self.optimizer.parameters().make_whole(&mut self.chunks)
     }
 }

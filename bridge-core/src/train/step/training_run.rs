@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use bridge_dist::comm::CommError;
 use bridge_dist::mesh::ProcessGroups;
 use burn::tensor::Device;
 
@@ -12,7 +13,6 @@ use crate::timers::{TimerLevel, Timers};
 use crate::train::data::inputs::Inputs;
 use crate::train::data::run_data::RunData;
 use crate::train::engine::global_state::GlobalState;
-use crate::train::error::TrainError;
 use crate::train::reporting::report::{EvaluationReport, StepReport};
 use crate::train::step::outputs::Outputs;
 use crate::train::step::training::{HeldBytes, Training};
@@ -93,7 +93,7 @@ impl TrainingRun {
     ///
     /// # Errors
     /// If ranks cannot communicate.
-    pub fn make_parameters_whole(&mut self) -> Result<(), TrainError> {
+    pub fn make_parameters_whole(&mut self) -> Result<(), CommError> {
         self.training.make_parameters_whole()
     }
 
@@ -129,7 +129,7 @@ impl TrainingRun {
     /// Lets all ranks begin a phase together, where phases are timed and
     /// `logger.barrier_with_L1_time` asks for it: a rank's time is then that of its own work, and
     /// not of waiting for the others.
-    pub(in crate::train) fn begin_phase(&self) -> Result<(), TrainError> {
+    pub(in crate::train) fn begin_phase(&self) -> Result<(), CommError> {
         let world = self.groups.world();
         if self.config.logger.barrier_with_L1_time && self.timers.run_at(TimerLevel::Phase) && world.size() > 1 {
             world.barrier()?;

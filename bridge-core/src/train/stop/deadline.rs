@@ -14,7 +14,7 @@ use crate::checkpoint::CheckpointStore;
 use crate::config::{ConfigError, ErrorKind, RunConfig};
 use crate::logging::ProgressSink;
 use crate::resilience::{EXIT_CODE_NOT_SAVED_IN_TIME, Heartbeat, Section, Signal, SignalFlag};
-use crate::train::error::TrainError;
+use crate::train::error::CommonError;
 use crate::train::ranks::agreement;
 use crate::train::ranks::rank_env::RankUnit;
 use crate::train::stop::watched_signals::WatchSignals;
@@ -84,7 +84,7 @@ impl Deadline {
         (watch, unit): (WatchSignals, RankUnit),
         (flag, stop_deadline): (Option<SignalFlag>, &Arc<StopDeadline>),
         progress: Arc<dyn ProgressSink>,
-    ) -> Result<Option<Self>, TrainError> {
+    ) -> Result<Option<Self>, CommonError> {
         let seconds = config.train.exit_signal_deadline_s;
         if watch != WatchSignals::Process {
             if seconds.is_none() {
@@ -93,7 +93,7 @@ impl Deadline {
             let message =
                 "ends the process when it is over, which this program has not allowed (`WatchSignals::Process` does)";
             let error = ConfigError::new(ErrorKind::NotImplemented, KEY, message).with_location(config.location(KEY));
-            return Err(TrainError::Config(error.into()));
+            return Err(error.into());
         }
         let rank = (unit == RankUnit::Process).then(|| groups.world().rank());
         let Some(flag) = flag.filter(|_| rank.is_some() || agreement::is_first(groups)) else { return Ok(None) };
@@ -102,7 +102,7 @@ impl Deadline {
         let limit = seconds.map(|seconds| Duration::from_secs_f64(seconds.min(LONGEST)));
         let watch = Watch { limit, rank, flag, stop_deadline: Arc::clone(stop_deadline), root };
         let thread = std::thread::Builder::new().name("deadline".into()).spawn(move || watch.wait(progress.as_ref()));
-        let thread = thread.map_err(|error| TrainError::log(format!("the thread of {KEY}"), error))?;
+        let thread = thread.map_err(|error| CommonError::log(format!("the thread of {KEY}"), error))?;
         Ok(Some(Self { stop_deadline: Arc::clone(stop_deadline), thread: Some(thread) }))
     }
 }

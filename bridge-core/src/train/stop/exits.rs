@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use bridge_dist::comm::CommError;
 use bridge_dist::mesh::ProcessGroups;
 
 use crate::config::RunConfig;
 use crate::logging::ProgressSink;
 use crate::resilience::{Heartbeat, Signal, SignalWatcher};
-use crate::train::error::TrainError;
+use crate::train::error::CommonError;
 use crate::train::exit_reason::ExitReason;
 use crate::train::ranks::agreement;
 use crate::train::ranks::rank_env::RankUnit;
@@ -90,7 +91,7 @@ impl Exits {
         signals: Option<SignalWatcher>,
         (cancel, started): (CancelHandle, Instant),
         heartbeat: Arc<Heartbeat>,
-    ) -> Result<Self, TrainError> {
+    ) -> Result<Self, CommError> {
         let can_come = Requests { signals: signals.as_ref(), cancel: &cancel, heartbeat: &heartbeat }.can_come();
         let is_possible = agreement::any(groups.world(), can_come)?;
         let looks = StopLooks { is_possible, pace: None, since: 0, last: Instant::now() };
@@ -111,7 +112,7 @@ impl Exits {
         groups: &ProcessGroups,
         process: (WatchSignals, RankUnit),
         progress: Arc<dyn ProgressSink>,
-    ) -> Result<(), TrainError> {
+    ) -> Result<(), CommonError> {
         let flag = self.signals.as_ref().map(SignalWatcher::flag);
         self.deadline = Deadline::begin(config, groups, process, (flag, &self.stop_deadline), progress)?;
         Ok(())
@@ -142,7 +143,7 @@ impl Exits {
     /// Stop request from outside, on any rank, so that all ranks decide alike: a watched signal
     /// that arrived (the one with the largest number), or cancellation. Returns the largest
     /// `figure` of all ranks too.
-    fn on_all_ranks(&self, groups: &ProcessGroups, figure: f64) -> Result<(Option<ExitReason>, f64), TrainError> {
+    fn on_all_ranks(&self, groups: &ProcessGroups, figure: f64) -> Result<(Option<ExitReason>, f64), CommError> {
         let [signal, cancelled] = self.requests().figures();
         let mut figures = [signal, cancelled, figure];
         agreement::max(groups.world(), &mut figures)?;
@@ -160,7 +161,7 @@ impl Exits {
 
     /// The signal, cancellation or clock of any rank that asks for an exit. All ranks call this
     /// together.
-    pub fn requested(&self, config: &RunConfig, groups: &ProcessGroups) -> Result<Option<ExitReason>, TrainError> {
+    pub fn requested(&self, config: &RunConfig, groups: &ProcessGroups) -> Result<Option<ExitReason>, CommError> {
         // Of several clocks the one that is ahead.
         let (reason, minutes) = self.on_all_ranks(groups, self.minutes())?;
         let is_over = config.train.exit_duration_in_mins.is_some_and(|limit| minutes > limit);
@@ -172,7 +173,7 @@ impl Exits {
 
     /// The signal or cancellation that has asked for an exit on any rank, where nothing is left to
     /// do that could take time. All ranks call this together.
-    pub fn asked_for(&self, groups: &ProcessGroups) -> Result<Option<ExitReason>, TrainError> {
+    pub fn asked_for(&self, groups: &ProcessGroups) -> Result<Option<ExitReason>, CommError> {
         Ok(self.on_all_ranks(groups, self.minutes())?.0)
     }
 
@@ -189,7 +190,7 @@ impl Exits {
 
     /// Says that `count` more micro-batches of a step are done, of which there are more, and looks
     /// whether to stop if it is time to.
-    pub fn look_within_step(&mut self, groups: &ProcessGroups, count: usize) -> Result<Option<ExitReason>, TrainError> {
+    pub fn look_within_step(&mut self, groups: &ProcessGroups, count: usize) -> Result<Option<ExitReason>, CommError> {
         self.looks.since += count;
         if self.looks.since < self.looks.interval() {
             return Ok(None);

@@ -1,8 +1,7 @@
 //! Signals that a run watches.
 
 use crate::config::RunConfig;
-use crate::resilience::{Signal, SignalWatcher};
-use crate::train::error::TrainError;
+use crate::resilience::{Signal, SignalError, SignalWatcher};
 use crate::train::ranks::convert;
 use crate::train::ranks::rank_env::RankUnit;
 
@@ -23,7 +22,7 @@ pub(in crate::train) fn watch_signals(
     config: &RunConfig,
     watch: WatchSignals,
     unit: RankUnit,
-) -> Result<Option<SignalWatcher>, TrainError> {
+) -> Result<Option<SignalWatcher>, SignalError> {
     let configured = convert::signal(config.train.exit_signal);
     let mut signals = Vec::new();
     if config.train.exit_signal_handler || watch == WatchSignals::Process {

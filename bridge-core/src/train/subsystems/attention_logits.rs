@@ -4,10 +4,11 @@
 use std::collections::BTreeMap;
 
 use crate::logging::{Figure, MetricValue};
-use crate::train::error::TrainError;
+use crate::train::error::CommonError;
 use crate::train::ranks::agreement;
 use crate::train::reporting::report::{StepReport, is_reported_every};
 use crate::train::subsystems::contract::{RunContext, Subsystem};
+use crate::train::subsystems::error::SubsystemError;
 
 /// The setting.
 const KEY: &str = "logger.log_max_attention_logit";
@@ -23,7 +24,7 @@ impl Subsystem for AttentionLogits {
         "largest attention scores"
     }
 
-    fn on_run_start(&mut self, run: &mut RunContext) -> Result<(), TrainError> {
+    fn on_run_start(&mut self, run: &mut RunContext) -> Result<(), SubsystemError> {
         let numbers = run.chunks().iter().flat_map(|chunk| chunk.segments()).filter_map(|segment| segment.layer);
         let mut count = [numbers.max().map_or(0.0, |last| (last + 1) as f64)];
         agreement::max(run.groups.world(), &mut count)?;
@@ -32,7 +33,7 @@ impl Subsystem for AttentionLogits {
         Ok(())
     }
 
-    fn measure(&mut self, run: &mut RunContext, step: &mut StepReport) -> Result<(), TrainError> {
+    fn measure(&mut self, run: &mut RunContext, step: &mut StepReport) -> Result<(), SubsystemError> {
         if !is_reported_every(&run.state.config, 1, step.iteration) {
             return Ok(());
         }
@@ -46,7 +47,7 @@ impl Subsystem for AttentionLogits {
         let Some(largest) = by_layer.values().copied().reduce(f64::max) else {
             let message =
                 format!("no layer of model.kind = {:?} here has attention scores", run.state.config.model.kind);
-            return Err(TrainError::Sink { key: KEY, message });
+            return Err(CommonError::setting(KEY, message).into());
         };
         step.figures.extend(figures(largest, &by_layer));
         Ok(())

@@ -8,10 +8,11 @@ use serde_json::{Map, Value};
 use crate::config::{ConfigError, ConfigErrors, ErrorKind, RunConfig};
 use crate::logging::{Occasion, Split};
 use crate::train::engine::forward_step::{ForwardStep, LM_LOSS};
-use crate::train::error::TrainError;
+use crate::train::error::CommonError;
 use crate::train::objectives::dpo::DPO_LOSSES;
 use crate::train::reporting::report::EvaluationReport;
 use crate::train::subsystems::contract::{Loaded, LoopRequest, RunContext, Subsystem, saved};
+use crate::train::subsystems::error::SubsystemError;
 
 /// Key of the state in `train_state.json`.
 const KEY: &str = "best_checkpoint";
@@ -24,15 +25,12 @@ pub(super) fn is_compared(report: &EvaluationReport) -> bool {
 
 /// The loss that evaluations are compared by: `validation.metric`, by default the loss that the
 /// model is judged by. In runs with a custom loss, `lm loss` stands for that loss too.
-pub(super) fn metric(config: &RunConfig, report: &EvaluationReport) -> Result<f64, TrainError> {
+pub(super) fn metric(config: &RunConfig, report: &EvaluationReport) -> Result<f64, CommonError> {
     let asked = config.validation.metric.as_deref().filter(|name| *name != LM_LOSS);
     let name = asked.unwrap_or(report.objective);
-    report.losses.get(name).map(|ratio| ratio.value()).ok_or_else(|| TrainError::Sink {
-        key: "validation.metric",
-        message: format!(
-            "the evaluation has no loss `{name}`; it has: {}",
-            report.losses.keys().map(String::as_str).collect::<Vec<_>>().join(", ")
-        ),
+    report.losses.get(name).map(|ratio| ratio.value()).ok_or_else(|| {
+        let known = report.losses.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+        CommonError::setting("validation.metric", format!("the evaluation has no loss `{name}`; it has: {known}"))
     })
 }
 
@@ -81,7 +79,11 @@ impl Subsystem for KeepBest {
         "best checkpoint"
     }
 
-    fn on_evaluation(&mut self, run: &mut RunContext, report: &EvaluationReport) -> Result<LoopRequest, TrainError> {
+    fn on_evaluation(
+        &mut self,
+        run: &mut RunContext,
+        report: &EvaluationReport,
+    ) -> Result<LoopRequest, SubsystemError> {
         let config = &run.state.config;
         if !config.checkpoint.keep_best || !is_compared(report) {
             return Ok(LoopRequest::default());
@@ -96,14 +98,14 @@ impl Subsystem for KeepBest {
             .note(format!("iteration {iteration} has the lowest validation loss so far, {}", loss as f32)))
     }
 
-    fn on_save(&mut self, run: &mut RunContext, state: &mut Map<String, Value>) -> Result<(), TrainError> {
+    fn on_save(&mut self, run: &mut RunContext, state: &mut Map<String, Value>) -> Result<(), SubsystemError> {
         if run.state.config.checkpoint.keep_best {
             state.insert(KEY.to_owned(), saved(self)?);
         }
         Ok(())
     }
 
-    fn on_load(&mut self, _run: &mut RunContext, loaded: &Loaded) -> Result<(), TrainError> {
+    fn on_load(&mut self, _run: &mut RunContext, loaded: &Loaded) -> Result<(), SubsystemError> {
         *self = loaded.field(KEY)?.unwrap_or_default();
         Ok(())
     }

@@ -8,9 +8,9 @@ use bridge_kernels::{Fp8Format, OperandMaxima};
 
 use crate::config::{AmaxAlgo, Fp8Format as FormatName, Fp8Recipe, RunConfig};
 use crate::model::{CAST_HISTORY, CAST_SCALES, NotingLayer, ReplicaGroup};
-use crate::train::error::TrainError;
 use crate::train::reporting::report::StepReport;
 use crate::train::subsystems::contract::{Agreement, LoopRequest, RunContext, Subsystem};
+use crate::train::subsystems::error::SubsystemError;
 
 /// The place of gradients among the operands: input, weight, gradient.
 const GRADIENT: usize = 2;
@@ -105,7 +105,7 @@ fn own_weights(run: &mut RunContext, layers: &mut [Layer]) {
 }
 
 /// The largest over the ranks that share layers: replicas, and those that have other parts of them.
-fn share(layers: &mut [Layer], replicas: ReplicaGroup, groups: [&Group; 2]) -> Result<(), TrainError> {
+fn share(layers: &mut [Layer], replicas: ReplicaGroup, groups: [&Group; 2]) -> Result<(), SubsystemError> {
     let mut of_kind: Vec<&mut Layer> = layers.iter_mut().filter(|layer| layer.replicas == replicas).collect();
     let mut all: Vec<f64> = of_kind.iter().flat_map(|layer| layer.maxima).collect();
     if all.is_empty() {
@@ -127,7 +127,7 @@ impl Subsystem for CastScales {
         Agreement::Given
     }
 
-    fn after_step(&mut self, run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, TrainError> {
+    fn after_step(&mut self, run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, SubsystemError> {
         if step.skipped {
             run.chunks().iter().flat_map(|chunk| chunk.noting_layers()).for_each(|layer| layer.maxima.forget());
             return Ok(LoopRequest::default());

@@ -11,10 +11,11 @@ use serde_json::{Map, Value};
 use crate::model::ModelChunk;
 use crate::timers::Timers;
 use crate::train::engine::global_state::GlobalState;
-use crate::train::error::TrainError;
+use crate::train::error::CommonError;
 use crate::train::reporting::report::{EvaluationReport, StepReport, TrainEnd};
 use crate::train::reporting::reporter::Reporter;
 use crate::train::step::training::Training;
+use crate::train::subsystems::error::SubsystemError;
 
 /// Something that accompanies training, called by the loop at fixed places, on the training thread
 /// of every rank that has it. Every method does nothing by default.
@@ -35,7 +36,7 @@ pub trait Subsystem: Send {
     ///
     /// # Errors
     /// An error prevents training.
-    fn on_run_start(&mut self, _run: &mut RunContext) -> Result<(), TrainError> {
+    fn on_run_start(&mut self, _run: &mut RunContext) -> Result<(), SubsystemError> {
         Ok(())
     }
 
@@ -43,7 +44,7 @@ pub trait Subsystem: Send {
     ///
     /// # Errors
     /// The step is not made.
-    fn before_step(&mut self, _run: &mut RunContext) -> Result<(), TrainError> {
+    fn before_step(&mut self, _run: &mut RunContext) -> Result<(), SubsystemError> {
         Ok(())
     }
 
@@ -52,7 +53,7 @@ pub trait Subsystem: Send {
     ///
     /// # Errors
     /// The step is not reported.
-    fn measure(&mut self, _run: &mut RunContext, _step: &mut StepReport) -> Result<(), TrainError> {
+    fn measure(&mut self, _run: &mut RunContext, _step: &mut StepReport) -> Result<(), SubsystemError> {
         Ok(())
     }
 
@@ -60,7 +61,7 @@ pub trait Subsystem: Send {
     ///
     /// # Errors
     /// The step fails, and the run with it.
-    fn after_step(&mut self, _run: &mut RunContext, _step: &StepReport) -> Result<LoopRequest, TrainError> {
+    fn after_step(&mut self, _run: &mut RunContext, _step: &StepReport) -> Result<LoopRequest, SubsystemError> {
         Ok(LoopRequest::default())
     }
 
@@ -69,7 +70,11 @@ pub trait Subsystem: Send {
     ///
     /// # Errors
     /// They end the run.
-    fn on_evaluation(&mut self, _run: &mut RunContext, _report: &EvaluationReport) -> Result<LoopRequest, TrainError> {
+    fn on_evaluation(
+        &mut self,
+        _run: &mut RunContext,
+        _report: &EvaluationReport,
+    ) -> Result<LoopRequest, SubsystemError> {
         Ok(LoopRequest::default())
     }
 
@@ -85,7 +90,7 @@ pub trait Subsystem: Send {
     ///
     /// # Errors
     /// An error prevents the save.
-    fn on_save(&mut self, _run: &mut RunContext, _state: &mut Map<String, Value>) -> Result<(), TrainError> {
+    fn on_save(&mut self, _run: &mut RunContext, _state: &mut Map<String, Value>) -> Result<(), SubsystemError> {
         Ok(())
     }
 
@@ -98,7 +103,7 @@ pub trait Subsystem: Send {
     ///
     /// # Errors
     /// They end the run.
-    fn after_save(&mut self, _run: &mut RunContext, _folder: &Path) -> Result<(), TrainError> {
+    fn after_save(&mut self, _run: &mut RunContext, _folder: &Path) -> Result<(), SubsystemError> {
         Ok(())
     }
 
@@ -106,7 +111,7 @@ pub trait Subsystem: Send {
     ///
     /// # Errors
     /// State that cannot be understood.
-    fn on_load(&mut self, _run: &mut RunContext, _loaded: &Loaded) -> Result<(), TrainError> {
+    fn on_load(&mut self, _run: &mut RunContext, _loaded: &Loaded) -> Result<(), SubsystemError> {
         Ok(())
     }
 
@@ -116,7 +121,7 @@ pub trait Subsystem: Send {
     ///
     /// # Errors
     /// An error fails a run whose training ended in order.
-    fn on_run_end(&mut self, _run: &mut RunContext, _end: TrainEnd<'_>) -> Result<(), TrainError> {
+    fn on_run_end(&mut self, _run: &mut RunContext, _end: TrainEnd<'_>) -> Result<(), SubsystemError> {
         Ok(())
     }
 }
@@ -243,11 +248,11 @@ impl Loaded<'_> {
     ///
     /// # Errors
     /// If it cannot be understood.
-    pub fn field<T: serde::de::DeserializeOwned>(&self, key: &str) -> Result<Option<T>, TrainError> {
+    pub fn field<T: serde::de::DeserializeOwned>(&self, key: &str) -> Result<Option<T>, CommonError> {
         let Some(value) = self.state.and_then(|state| state.get(key)) else {
             return Ok(None);
         };
-        serde_json::from_value(value.clone()).map(Some).map_err(|error| TrainError::BadState {
+        serde_json::from_value(value.clone()).map(Some).map_err(|error| CommonError::BadState {
             path: self.folder.to_owned(),
             field: key.to_owned(),
             message: error.to_string(),
@@ -259,6 +264,6 @@ impl Loaded<'_> {
 ///
 /// # Errors
 /// A value that JSON cannot express.
-pub fn saved<T: Serialize>(state: &T) -> Result<Value, TrainError> {
-    serde_json::to_value(state).map_err(|error| TrainError::Internal(format!("state that cannot be saved: {error}")))
+pub fn saved<T: Serialize>(state: &T) -> Result<Value, CommonError> {
+    serde_json::to_value(state).map_err(|error| CommonError::Internal(format!("state that cannot be saved: {error}")))
 }

@@ -4,9 +4,9 @@
 use std::collections::VecDeque;
 
 use crate::model::ParameterRole;
-use crate::train::error::TrainError;
 use crate::train::reporting::report::StepReport;
 use crate::train::subsystems::contract::{Agreement, LoopRequest, RunContext, Subsystem};
+use crate::train::subsystems::error::SubsystemError;
 
 /// Steps in a row that must be so.
 const STEPS: usize = 20;
@@ -54,7 +54,7 @@ impl Subsystem for DivergenceWatch {
         Agreement::Given
     }
 
-    fn on_run_start(&mut self, run: &mut RunContext) -> Result<(), TrainError> {
+    fn on_run_start(&mut self, run: &mut RunContext) -> Result<(), SubsystemError> {
         // The first stage, whose first rank speaks, has the table of words.
         let parameters = run.chunks().iter().flat_map(|chunk| chunk.parameters());
         let tables = parameters.filter(|parameter| parameter.role == ParameterRole::Embedding);
@@ -62,7 +62,7 @@ impl Subsystem for DivergenceWatch {
         Ok(())
     }
 
-    fn after_step(&mut self, run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, TrainError> {
+    fn after_step(&mut self, run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, SubsystemError> {
         let (Some(guess), Some(loss)) = (self.guess, step.cross_entropy()) else { return Ok(LoopRequest::default()) };
         let loss = loss.value();
         if !self.is_said && self.diverges(guess, loss) {

@@ -7,9 +7,9 @@ use serde_json::{Map, Value};
 
 use super::best::{is_compared, metric};
 use crate::train::engine::global_state::GlobalState;
-use crate::train::error::TrainError;
 use crate::train::reporting::report::EvaluationReport;
 use crate::train::subsystems::contract::{Loaded, LoopRequest, RunContext, Subsystem, saved};
+use crate::train::subsystems::error::SubsystemError;
 
 /// Key of the state in `train_state.json`.
 const KEY: &str = "early_stopping";
@@ -40,7 +40,11 @@ impl Subsystem for EarlyStopping {
         "early stopping"
     }
 
-    fn on_evaluation(&mut self, run: &mut RunContext, report: &EvaluationReport) -> Result<LoopRequest, TrainError> {
+    fn on_evaluation(
+        &mut self,
+        run: &mut RunContext,
+        report: &EvaluationReport,
+    ) -> Result<LoopRequest, SubsystemError> {
         let train = &run.state.config.train;
         if train.early_stopping_patience.is_some() && is_compared(report) {
             self.count(metric(&run.state.config, report)?, report.iteration, train.early_stopping_min_delta);
@@ -57,14 +61,14 @@ impl Subsystem for EarlyStopping {
             .then(|| format!("early stopping: no better validation loss in {} evaluations, {best}", self.since))
     }
 
-    fn on_save(&mut self, run: &mut RunContext, state: &mut Map<String, Value>) -> Result<(), TrainError> {
+    fn on_save(&mut self, run: &mut RunContext, state: &mut Map<String, Value>) -> Result<(), SubsystemError> {
         if run.state.config.train.early_stopping_patience.is_some() {
             state.insert(KEY.to_owned(), saved(self)?);
         }
         Ok(())
     }
 
-    fn on_load(&mut self, _run: &mut RunContext, loaded: &Loaded) -> Result<(), TrainError> {
+    fn on_load(&mut self, _run: &mut RunContext, loaded: &Loaded) -> Result<(), SubsystemError> {
         *self = loaded.field(KEY)?.unwrap_or_default();
         Ok(())
     }

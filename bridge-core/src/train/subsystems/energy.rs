@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 
 use crate::logging::{EnergyCounters, Figure, Gpu};
-use crate::train::error::TrainError;
+use crate::train::error::CommonError;
 use crate::train::ranks::agreement;
 use crate::train::ranks::device::cuda_number;
 use crate::train::reporting::report::{StepReport, is_reported_every};
 use crate::train::subsystems::contract::{RunContext, Subsystem};
+use crate::train::subsystems::error::SubsystemError;
 
 pub(super) struct Energy {
     /// The machine of this rank, with the number of its GPU if it has one: one rank of each is
@@ -72,21 +73,21 @@ impl Subsystem for Energy {
         "energy"
     }
 
-    fn on_run_start(&mut self, run: &mut RunContext) -> Result<(), TrainError> {
+    fn on_run_start(&mut self, run: &mut RunContext) -> Result<(), SubsystemError> {
         let trouble = agreement::gather(run.groups.world(), &self.open(run).err())?;
         match trouble.into_iter().flatten().next() {
-            Some(message) => Err(TrainError::Sink { key: "logger.log_energy", message }),
+            Some(message) => Err(CommonError::setting("logger.log_energy", message).into()),
             None => Ok(()),
         }
     }
 
-    fn before_step(&mut self, _run: &mut RunContext) -> Result<(), TrainError> {
+    fn before_step(&mut self, _run: &mut RunContext) -> Result<(), SubsystemError> {
         // Energy between steps is not attributed to a step.
         self.counters.as_mut().map(Counters::joules);
         Ok(())
     }
 
-    fn measure(&mut self, run: &mut RunContext, step: &mut StepReport) -> Result<(), TrainError> {
+    fn measure(&mut self, run: &mut RunContext, step: &mut StepReport) -> Result<(), SubsystemError> {
         self.joules += self.counters.as_mut().map_or(0.0, Counters::joules);
         self.seconds += step.seconds;
         self.iterations += 1;

@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 
 use crate::config::RunConfig;
 use crate::model::{ModelChunk, ParameterRole};
-use crate::train::error::TrainError;
 use crate::train::reporting::report::StepReport;
 use crate::train::subsystems::contract::{Agreement, LoopRequest, RunContext, Subsystem};
+use crate::train::subsystems::error::SubsystemError;
 use bridge_dist::comm::ReduceOp;
 
 #[derive(Default)]
@@ -34,7 +34,7 @@ impl ExpertBiases {
     }
 
     /// Reads the biases of all layers from the ranks that hold them. All ranks call this together.
-    fn read(&mut self, run: &mut RunContext) -> Result<(), TrainError> {
+    fn read(&mut self, run: &mut RunContext) -> Result<(), SubsystemError> {
         let model = &run.state.config.model;
         let (layers, experts) = (model.layers_with_experts(), model.num_moe_experts.unwrap_or(0));
         let mut all = vec![0.0; layers.len() * experts];
@@ -58,7 +58,7 @@ impl ExpertBiases {
     }
 
     /// Gives the parameters here their values.
-    fn write(&self, run: &mut RunContext) -> Result<(), TrainError> {
+    fn write(&self, run: &mut RunContext) -> Result<(), SubsystemError> {
         let training = &mut *run.training;
         for (index, chunk) in training.chunks.iter_mut().enumerate() {
             let here = held(chunk.as_ref()).into_iter();
@@ -91,11 +91,11 @@ impl Subsystem for ExpertBiases {
         Agreement::Given
     }
 
-    fn on_run_start(&mut self, run: &mut RunContext) -> Result<(), TrainError> {
+    fn on_run_start(&mut self, run: &mut RunContext) -> Result<(), SubsystemError> {
         if self.rate == 0.0 { Ok(()) } else { self.read(run) }
     }
 
-    fn after_step(&mut self, run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, TrainError> {
+    fn after_step(&mut self, run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, SubsystemError> {
         if self.rate == 0.0 || step.skipped {
             return Ok(LoopRequest::default());
         }

@@ -6,14 +6,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
+use bridge_dist::comm::CommError;
 use bridge_dist::comm::call_log::{CallLog, CallRecord, CallState, Stacks};
 
 use crate::config::RunConfig;
 use crate::logging::flight::{Entry, FlightRecord, GroupCalls, State};
-use crate::train::error::TrainError;
 use crate::train::exit_reason::ExitReason;
 use crate::train::reporting::report::TrainEnd;
 use crate::train::subsystems::contract::{RunContext, Subsystem};
+use crate::train::subsystems::error::SubsystemError;
 
 pub(super) struct FlightRecorder {
     /// File of this rank: the recipe's prefix and the rank.
@@ -95,15 +96,17 @@ impl Subsystem for FlightRecorder {
         "flight recorder"
     }
 
-    fn on_run_end(&mut self, run: &mut RunContext, end: TrainEnd<'_>) -> Result<(), TrainError> {
+    fn on_run_end(&mut self, run: &mut RunContext, end: TrainEnd<'_>) -> Result<(), SubsystemError> {
         let (is_wanted, why, missing) = match end {
             Ok(reason @ ExitReason::Signal(_)) => (self.on_errors, reason.to_string(), Vec::new()),
             Ok(_) => return Ok(()),
-            Err(error @ TrainError::Communication(cause)) => match cause.root_cause().missing_ranks() {
-                Some(missing) => (self.on_timeout, error.to_string(), missing),
-                None => (self.on_errors, error.to_string(), Vec::new()),
-            },
-            Err(error) => (self.on_errors, error.to_string(), Vec::new()),
+            Err(error) => {
+                let cause = error.source().and_then(|source| source.downcast_ref::<CommError>());
+                match cause.and_then(|cause| cause.root_cause().missing_ranks()) {
+                    Some(missing) => (self.on_timeout, error.to_string(), missing),
+                    None => (self.on_errors, error.to_string(), Vec::new()),
+                }
+            }
         };
         if is_wanted {
             match self.dump(why, missing) {

@@ -1,9 +1,9 @@
 //! Figures of graphs in a step (`model.cuda_graph_impl`), on the first rank.
 
 use crate::logging::Figure;
-use crate::train::error::TrainError;
 use crate::train::reporting::report::StepReport;
 use crate::train::subsystems::contract::{RunContext, Subsystem};
+use crate::train::subsystems::error::SubsystemError;
 
 /// Counts of each step.
 pub(super) struct Replays;
@@ -13,7 +13,7 @@ impl Subsystem for Replays {
         "graphs of micro-batches"
     }
 
-    fn measure(&mut self, run: &mut RunContext, step: &mut StepReport) -> Result<(), TrainError> {
+    fn measure(&mut self, run: &mut RunContext, step: &mut StepReport) -> Result<(), SubsystemError> {
         let Some(graphs) = &mut run.training.graphs else { return Ok(()) };
         let counts = graphs.take_counts();
         if counts.recorded > 0 {

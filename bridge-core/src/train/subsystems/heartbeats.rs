@@ -9,11 +9,12 @@ use std::time::Duration;
 
 use crate::config::RunConfig;
 use crate::resilience::{Heartbeat, HeartbeatMessage, Section, SectionLimits};
-use crate::train::error::TrainError;
+use crate::train::error::CommonError;
 use crate::train::ranks::agreement;
 use crate::train::ranks::rank_env::RankEnv;
 use crate::train::reporting::report::{StepReport, TrainEnd};
 use crate::train::subsystems::contract::{RunContext, Subsystem};
+use crate::train::subsystems::error::SubsystemError;
 
 /// Interval of heartbeats.
 const INTERVAL: Duration = Duration::from_millis(500);
@@ -36,11 +37,11 @@ pub(super) struct Heartbeats {
 
 impl Heartbeats {
     /// Heartbeats of a configuration, if it asks for them.
-    pub fn new(config: &RunConfig, rank_env: &RankEnv) -> Result<Option<Self>, TrainError> {
+    pub fn new(config: &RunConfig, rank_env: &RankEnv) -> Result<Option<Self>, SubsystemError> {
         let Some(settings) = config.ft.as_ref().filter(|settings| settings.enable_ft_package) else {
             return Ok(None);
         };
-        let monitor = rank_env.monitor.clone().ok_or(TrainError::NoMonitor)?;
+        let monitor = rank_env.monitor.clone().ok_or(SubsystemError::NoMonitor)?;
         let root = config.checkpoint.save.clone().unwrap_or_default();
         let limits = SectionLimits::read(&root).map_err(|(path, message)| bad_limits(path, message))?;
         let sign = Arc::new(Sign { heartbeat: Arc::clone(&rank_env.heartbeat), limits: Mutex::new(limits) });
@@ -48,8 +49,8 @@ impl Heartbeats {
     }
 }
 
-fn bad_limits(path: PathBuf, message: String) -> TrainError {
-    TrainError::Folder { key: "ft.enable_ft_package", path, message }
+fn bad_limits(path: PathBuf, message: String) -> CommonError {
+    CommonError::setting("ft.enable_ft_package", format!("cannot use {}: {message}", path.display()))
 }
 
 impl Subsystem for Heartbeats {
@@ -57,7 +58,7 @@ impl Subsystem for Heartbeats {
         "heartbeats"
     }
 
-    fn on_run_start(&mut self, run: &mut RunContext) -> Result<(), TrainError> {
+    fn on_run_start(&mut self, run: &mut RunContext) -> Result<(), SubsystemError> {
         let stream = UnixStream::connect(&self.monitor);
         let stream = stream.map_err(|error| bad_limits(self.monitor.clone(), error.to_string()));
         let mut stream = agreement::agree(run.groups, "connecting to the monitor", stream)?;
@@ -72,16 +73,16 @@ impl Subsystem for Heartbeats {
             }
         };
         let thread = std::thread::Builder::new().name(format!("heartbeats-{rank}")).spawn(sending);
-        thread.map(drop).map_err(|error| TrainError::log("heartbeats", error))
+        Ok(thread.map(drop).map_err(|error| CommonError::log("heartbeats", error))?)
     }
 
-    fn measure(&mut self, _run: &mut RunContext, _step: &mut StepReport) -> Result<(), TrainError> {
+    fn measure(&mut self, _run: &mut RunContext, _step: &mut StepReport) -> Result<(), SubsystemError> {
         self.steps += 1;
         Ok(())
     }
 
     /// A save that has ended is the moment at which every section was seen.
-    fn after_save(&mut self, run: &mut RunContext, _folder: &Path) -> Result<(), TrainError> {
+    fn after_save(&mut self, run: &mut RunContext, _folder: &Path) -> Result<(), SubsystemError> {
         if !self.learns || self.steps < STEPS {
             return Ok(());
         }
@@ -97,7 +98,7 @@ impl Subsystem for Heartbeats {
         Ok(())
     }
 
-    fn on_run_end(&mut self, _run: &mut RunContext, _end: TrainEnd<'_>) -> Result<(), TrainError> {
+    fn on_run_end(&mut self, _run: &mut RunContext, _end: TrainEnd<'_>) -> Result<(), SubsystemError> {
         self.sign.heartbeat.enter(Section::Ended);
         Ok(())
     }

@@ -17,11 +17,11 @@ use crate::resilience::rerun::{
     Severity, UnexpectedResult, Validation,
 };
 use crate::resilience::{LossChecks, SpikyLossDetector};
-use crate::train::error::TrainError;
 use crate::train::ranks::agreement;
 use crate::train::reporting::report::{StepReport, TrainEnd, is_reported_every};
 use crate::train::reporting::reporter::Reporter;
 use crate::train::subsystems::contract::{Loaded, LoopRequest, RunContext, Subsystem, saved};
+use crate::train::subsystems::error::SubsystemError;
 
 /// The rerun state machine and the checks that feed it.
 pub(in crate::train) struct LossWatch {
@@ -89,7 +89,7 @@ impl LossWatch {
         &mut self,
         (groups, reporter): (&ProcessGroups, &Reporter),
         own: &OwnResults,
-    ) -> Result<(), TrainError> {
+    ) -> Result<(), SubsystemError> {
         let (pipeline, tensor) = (groups.pipeline(), groups.tensor());
         let has_losses = pipeline.rank() + 1 == pipeline.size() && tensor.rank() == 0;
         let mut findings = Vec::new();
@@ -113,7 +113,7 @@ impl LossWatch {
         }
     }
 
-    fn validate_losses(&mut self, own: &OwnResults, findings: &mut Vec<Finding>) -> Result<(), TrainError> {
+    fn validate_losses(&mut self, own: &OwnResults, findings: &mut Vec<Finding>) -> Result<(), SubsystemError> {
         for (loss_sum, tokens) in own.loss_sums.iter().zip(&own.num_tokens) {
             let found = self.checks.validate(&mut self.rerun, loss_sum / tokens.max(1.0));
             findings.extend(found.map_err(|result| unexpected(result, "rerun_state_machine.check_for_nan_in_loss"))?);
@@ -125,7 +125,7 @@ impl LossWatch {
         &mut self,
         norms: &[(GradientPart, f64)],
         findings: &mut Vec<Finding>,
-    ) -> Result<(), TrainError> {
+    ) -> Result<(), SubsystemError> {
         for (part, norm) in norms {
             for (rejected, what) in [(norm.is_nan(), "NaN"), (norm.is_infinite(), "Inf")] {
                 let message = format!("found {what} in local gradient norm of {part}, before ranks add up");
@@ -144,7 +144,7 @@ impl LossWatch {
 
     /// Differences between repeated passes of all ranks since the last call, as lines. All ranks
     /// call this together.
-    fn differences(&mut self, run: &RunContext) -> Result<Option<String>, TrainError> {
+    fn differences(&mut self, run: &RunContext) -> Result<Option<String>, SubsystemError> {
         let mine = RankDifferences { place: self.rerun.placement().clone(), checks: self.rerun.take_differences() };
         let all = agreement::gather(run.groups.world(), &mine)?;
         let steps = std::mem::take(&mut self.compared_steps);
@@ -171,8 +171,8 @@ struct RankDifferences {
     checks: Vec<CheckDifferences>,
 }
 
-fn unexpected(result: UnexpectedResult, setting: &'static str) -> TrainError {
-    TrainError::UnexpectedResult { result: Box::new(result), setting }
+fn unexpected(result: UnexpectedResult, setting: &'static str) -> SubsystemError {
+    SubsystemError::UnexpectedResult { result: Box::new(result), setting }
 }
 
 /// State of one rank that no other rank has.
@@ -238,12 +238,12 @@ impl Subsystem for LossWatch {
     }
 
     /// Skipped iterations do not involve the machine, but they count.
-    fn before_step(&mut self, run: &mut RunContext) -> Result<(), TrainError> {
+    fn before_step(&mut self, run: &mut RunContext) -> Result<(), SubsystemError> {
         self.rerun.align_iteration(run.state.train_state.step);
         Ok(())
     }
 
-    fn measure(&mut self, run: &mut RunContext, step: &mut StepReport) -> Result<(), TrainError> {
+    fn measure(&mut self, run: &mut RunContext, step: &mut StepReport) -> Result<(), SubsystemError> {
         if self.rerun.mode() == RerunMode::ReportDeterminismStats {
             self.compared_steps += 1;
             if is_reported_every(&run.state.config, run.state.config.logger.log_interval, step.iteration) {
@@ -253,12 +253,12 @@ impl Subsystem for LossWatch {
         Ok(())
     }
 
-    fn after_step(&mut self, _run: &mut RunContext, _step: &StepReport) -> Result<LoopRequest, TrainError> {
+    fn after_step(&mut self, _run: &mut RunContext, _step: &StepReport) -> Result<LoopRequest, SubsystemError> {
         Ok(self.lines.take().map_or_else(LoopRequest::default, |lines| LoopRequest::default().note(lines)))
     }
 
     /// Tells the differences of the steps that were not reported yet.
-    fn on_run_end(&mut self, run: &mut RunContext, end: TrainEnd<'_>) -> Result<(), TrainError> {
+    fn on_run_end(&mut self, run: &mut RunContext, end: TrainEnd<'_>) -> Result<(), SubsystemError> {
         if end.is_ok()
             && self.compared_steps > 0
             && let Some(lines) = self.differences(run)?
@@ -269,7 +269,7 @@ impl Subsystem for LossWatch {
     }
 
     /// All ranks' states; those of one rank alone where there is nothing more to say.
-    fn on_save(&mut self, run: &mut RunContext, state: &mut Map<String, Value>) -> Result<(), TrainError> {
+    fn on_save(&mut self, run: &mut RunContext, state: &mut Map<String, Value>) -> Result<(), SubsystemError> {
         let mine = RankState {
             loss_checks: self.checks.clone(),
             rerun_state_machine: self.rerun.checkpoint(),
@@ -287,7 +287,7 @@ impl Subsystem for LossWatch {
         Ok(())
     }
 
-    fn on_load(&mut self, run: &mut RunContext, loaded: &Loaded) -> Result<(), TrainError> {
+    fn on_load(&mut self, run: &mut RunContext, loaded: &Loaded) -> Result<(), SubsystemError> {
         let layout = RankLayout::of(&run.state.config);
         let rank = run.groups.world().rank();
         let is_due = |all: &AllRanks| all.ranks.iter().any(|state| state.rerun_state_machine.is_some());

@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::train::engine::forward_step::Ratio;
-use crate::train::error::TrainError;
 use crate::train::reporting::report::{EvaluationReport, StepReport};
 use crate::train::subsystems::contract::{Agreement, Loaded, LoopRequest, RunContext, Subsystem, saved};
+use crate::train::subsystems::error::SubsystemError;
 
 /// Key of the state in `train_state.json`: for `train` and `valid` the last `loss`, and its
 /// `iteration`.
@@ -45,22 +45,26 @@ impl Subsystem for LossesOfRun {
         Agreement::Given
     }
 
-    fn after_step(&mut self, _run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, TrainError> {
+    fn after_step(&mut self, _run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, SubsystemError> {
         self.keep("train", step.losses.get(step.objective), step.iteration);
         Ok(LoopRequest::default())
     }
 
-    fn on_evaluation(&mut self, _run: &mut RunContext, report: &EvaluationReport) -> Result<LoopRequest, TrainError> {
+    fn on_evaluation(
+        &mut self,
+        _run: &mut RunContext,
+        report: &EvaluationReport,
+    ) -> Result<LoopRequest, SubsystemError> {
         self.keep(report.split.name(), report.losses.get(report.objective), report.iteration);
         Ok(LoopRequest::default())
     }
 
-    fn on_save(&mut self, _run: &mut RunContext, state: &mut Map<String, Value>) -> Result<(), TrainError> {
+    fn on_save(&mut self, _run: &mut RunContext, state: &mut Map<String, Value>) -> Result<(), SubsystemError> {
         state.insert(LOSSES_KEY.to_owned(), saved(&self.by_split)?);
         Ok(())
     }
 
-    fn on_load(&mut self, _run: &mut RunContext, loaded: &Loaded) -> Result<(), TrainError> {
+    fn on_load(&mut self, _run: &mut RunContext, loaded: &Loaded) -> Result<(), SubsystemError> {
         self.by_split = loaded.field(LOSSES_KEY)?.unwrap_or_default();
         Ok(())
     }

@@ -4,11 +4,12 @@
 
 use crate::logging::numbers::gibibytes;
 use crate::logging::{Figure, GIB, Gpu, MemoryOfRanks, RankMemory, format_memory_report, used_on_machine};
-use crate::train::error::TrainError;
+use crate::train::error::CommonError;
 use crate::train::ranks::agreement;
 use crate::train::ranks::device::cuda_number;
 use crate::train::reporting::report::{StepReport, is_reported_every};
 use crate::train::subsystems::contract::{LoopRequest, RunContext, Subsystem};
+use crate::train::subsystems::error::SubsystemError;
 
 #[derive(Default)]
 pub(super) struct MemoryOfRun {
@@ -32,12 +33,12 @@ impl MemoryOfRun {
     }
 
     /// Opens what is asked besides, and looks whether all is there that the recipe names.
-    fn prepare(&mut self, run: &RunContext) -> Result<(), TrainError> {
+    fn prepare(&mut self, run: &RunContext) -> Result<(), SubsystemError> {
         let (config, logger) = (&run.state.config, &run.state.config.logger);
         let of_device = "logger.log_device_memory_used";
         let number = cuda_number(&config.device, agreement::local_rank(run.groups.world())?);
         if let Some(number) = number.filter(|_| logger.log_device_memory_used) {
-            self.gpu = Some(Gpu::open(number).map_err(|message| TrainError::Sink { key: of_device, message })?);
+            self.gpu = Some(Gpu::open(number).map_err(|message| CommonError::setting(of_device, message))?);
         }
         let asked = logger.memory_keys.iter().flat_map(|keys| keys.keys().map(String::as_str));
         let used = logger.log_device_memory_used.then_some("device_used_bytes.all.current");
@@ -46,7 +47,7 @@ impl MemoryOfRun {
             return Ok(());
         };
         let key = if logger.memory_keys.is_some() { "logger.memory_keys" } else { of_device };
-        Err(TrainError::Sink { key, message: format!("nobody here keeps {missing}, on device = {:?}", config.device) })
+        Err(CommonError::setting(key, format!("nobody here keeps {missing}, on device = {:?}", config.device)).into())
     }
 }
 
@@ -55,7 +56,7 @@ impl Subsystem for MemoryOfRun {
         "memory"
     }
 
-    fn on_run_start(&mut self, run: &mut RunContext) -> Result<(), TrainError> {
+    fn on_run_start(&mut self, run: &mut RunContext) -> Result<(), SubsystemError> {
         let logger = &run.state.config.logger;
         if logger.memory_keys.is_none() && !logger.log_device_memory_used {
             return Ok(());
@@ -64,7 +65,7 @@ impl Subsystem for MemoryOfRun {
         agreement::agree(run.groups, "asking for memory statistics", prepared)
     }
 
-    fn measure(&mut self, run: &mut RunContext, step: &mut StepReport) -> Result<(), TrainError> {
+    fn measure(&mut self, run: &mut RunContext, step: &mut StepReport) -> Result<(), SubsystemError> {
         let logger = &run.state.config.logger;
         let is_due = |interval| is_reported_every(&run.state.config, interval, step.iteration);
         let shows = logger.log_memory_to_tensorboard;
@@ -84,7 +85,7 @@ impl Subsystem for MemoryOfRun {
         Ok(())
     }
 
-    fn after_step(&mut self, run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, TrainError> {
+    fn after_step(&mut self, run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, SubsystemError> {
         let (Some(memory), iteration) = (self.memory.take(), step.iteration) else {
             return Ok(LoopRequest::default());
         };

@@ -12,9 +12,10 @@ use bridge_kernels::optim::Remainders;
 use crate::config::RunConfig;
 use crate::logging::trace::FOLDER;
 use crate::logging::{memory_pickle, memory_table};
-use crate::train::error::TrainError;
+use crate::train::error::CommonError;
 use crate::train::reporting::report::TrainEnd;
 use crate::train::subsystems::contract::{RunContext, Subsystem};
+use crate::train::subsystems::error::SubsystemError;
 
 /// The setting.
 const KEY: &str = "profiling.record_memory_history";
@@ -81,7 +82,7 @@ impl MemoryHistory {
         RankSlot::rename(&blocks);
     }
 
-    fn write(run: &RunContext) -> Result<(), TrainError> {
+    fn write(run: &RunContext) -> Result<(), SubsystemError> {
         let Some(window) = RankSlot::end_window() else {
             return Ok(());
         };
@@ -94,7 +95,7 @@ impl MemoryHistory {
             let folder = path.parent().unwrap_or(Path::new("."));
             std::fs::create_dir_all(folder)
                 .and_then(|()| bridge_data::untrusted_io::replace(&path, &bytes))
-                .map_err(|error| TrainError::Log { what: path.display().to_string(), message: error.to_string() })?;
+                .map_err(|error| CommonError::log(path.display().to_string(), error))?;
             run.note(&format!("memory history: {}", path.display()));
         }
         Ok(())
@@ -106,18 +107,18 @@ impl Subsystem for MemoryHistory {
         "memory history"
     }
 
-    fn on_run_start(&mut self, run: &mut RunContext) -> Result<(), TrainError> {
+    fn on_run_start(&mut self, run: &mut RunContext) -> Result<(), SubsystemError> {
         if usage().is_none() {
             let message = "this program has another allocator; expected bridge_kernels::memory::LargeBlocks as its \
                            #[global_allocator], on Linux";
-            return Err(TrainError::Sink { key: KEY, message: message.to_owned() });
+            return Err(CommonError::setting(KEY, message.to_owned()).into());
         }
         Self::name_blocks(run);
         RankSlot::set_owner(|| "the loop".to_owned());
         Ok(())
     }
 
-    fn before_step(&mut self, run: &mut RunContext) -> Result<(), TrainError> {
+    fn before_step(&mut self, run: &mut RunContext) -> Result<(), SubsystemError> {
         let next = run.state.train_state.step + 1;
         if !self.is_open && (self.window.0..=self.window.1).contains(&next) {
             self.is_open = true;
@@ -130,7 +131,7 @@ impl Subsystem for MemoryHistory {
         Ok(())
     }
 
-    fn on_run_end(&mut self, run: &mut RunContext, _end: TrainEnd<'_>) -> Result<(), TrainError> {
+    fn on_run_end(&mut self, run: &mut RunContext, _end: TrainEnd<'_>) -> Result<(), SubsystemError> {
         if std::mem::take(&mut self.is_open) { Self::write(run) } else { Ok(()) }
     }
 }

@@ -8,6 +8,7 @@ pub(in crate::train) mod contract;
 mod divergence;
 mod early_stopping;
 mod energy;
+pub(in crate::train) mod error;
 mod expert_bias;
 mod flight_recorder;
 mod graphs;
@@ -31,6 +32,7 @@ mod timeouts;
 mod times;
 mod weight_hashes;
 
+use std::error::Error;
 use std::path::{Path, PathBuf};
 
 use bridge_dist::mesh::ProcessGroups;
@@ -46,12 +48,12 @@ use crate::config::{CudaGraphImpl, RunConfig};
 use crate::plan;
 use crate::resilience::rerun::Placement;
 use crate::train::engine::global_state::GlobalState;
-use crate::train::error::TrainError;
 use crate::train::exit_reason::ExitReason;
 use crate::train::ranks::agreement;
 use crate::train::ranks::rank_env::RankEnv;
 use crate::train::reporting::report::{EvaluationReport, StepReport};
 use crate::train::subsystems::contract::{Agreement, Loaded, LoopRequest, RunContext, Subsystem};
+use crate::train::subsystems::error::SubsystemError;
 
 /// All subsystems of a run.
 pub(in crate::train) struct Subsystems {
@@ -72,7 +74,7 @@ impl Subsystems {
         groups: &ProcessGroups,
         (losses, placement, rank_env): (LossWatch, Placement, &RankEnv),
         own: Vec<Box<dyn Subsystem>>,
-    ) -> Result<Self, TrainError> {
+    ) -> Result<Self, SubsystemError> {
         let compares = own.iter().any(|subsystem| subsystem.agreement() == Agreement::Compared);
         let compares = agreement::any(groups.world(), compares)?;
         // Time of slow ranks is counted between calls of this subsystem, so it comes first.
@@ -142,23 +144,23 @@ impl Subsystems {
     fn each(
         &mut self,
         run: &mut RunContext,
-        mut f: impl FnMut(&mut dyn Subsystem, &mut RunContext) -> Result<(), TrainError>,
-    ) -> Result<(), TrainError> {
+        mut f: impl FnMut(&mut dyn Subsystem, &mut RunContext) -> Result<(), SubsystemError>,
+    ) -> Result<(), SubsystemError> {
         f(&mut self.losses, run)?;
         let called = self.subsystems.iter_mut().try_for_each(|subsystem| f(subsystem.as_mut(), run));
         if self.compares { agreement::agree(run.groups, "calling its subsystems", called) } else { called }
     }
 
-    pub fn before_step(&mut self, run: &mut RunContext) -> Result<(), TrainError> {
+    pub fn before_step(&mut self, run: &mut RunContext) -> Result<(), SubsystemError> {
         self.each(run, |subsystem, run| subsystem.before_step(run))
     }
 
-    pub fn measure(&mut self, run: &mut RunContext, step: &mut StepReport) -> Result<(), TrainError> {
+    pub fn measure(&mut self, run: &mut RunContext, step: &mut StepReport) -> Result<(), SubsystemError> {
         self.each(run, |subsystem, run| subsystem.measure(run, step))
     }
 
     /// Combined request of all subsystems of all ranks.
-    pub fn after_step(&mut self, run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, TrainError> {
+    pub fn after_step(&mut self, run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, SubsystemError> {
         let mut request = LoopRequest::default();
         self.each(run, |subsystem, run| {
             request.join(subsystem.after_step(run, step)?);
@@ -168,7 +170,7 @@ impl Subsystems {
     }
 
     /// Combined request of all ranks, with its lines printed.
-    fn agreed(&self, run: &RunContext, mut request: LoopRequest) -> Result<LoopRequest, TrainError> {
+    fn agreed(&self, run: &RunContext, mut request: LoopRequest) -> Result<LoopRequest, SubsystemError> {
         let world = run.groups.world();
         if self.compares && world.size() > 1 && agreement::any(world, request != LoopRequest::default())? {
             let requests = agreement::gather(world, &request)?;
@@ -184,7 +186,7 @@ impl Subsystems {
         Ok(request)
     }
 
-    pub fn on_run_start(&mut self, run: &mut RunContext) -> Result<(), TrainError> {
+    pub fn on_run_start(&mut self, run: &mut RunContext) -> Result<(), SubsystemError> {
         self.each(run, |subsystem, run| subsystem.on_run_start(run))
     }
 
@@ -193,7 +195,7 @@ impl Subsystems {
         &mut self,
         run: &mut RunContext,
         report: &EvaluationReport,
-    ) -> Result<LoopRequest, TrainError> {
+    ) -> Result<LoopRequest, SubsystemError> {
         let mut request = LoopRequest::default();
         self.each(run, |subsystem, run| {
             request.join(subsystem.on_evaluation(run, report)?);
@@ -203,7 +205,7 @@ impl Subsystems {
     }
 
     /// Reason to end training before its last iteration, if a subsystem of any rank has one.
-    pub fn stop_reason(&self, groups: &ProcessGroups, state: &GlobalState) -> Result<Option<String>, TrainError> {
+    pub fn stop_reason(&self, groups: &ProcessGroups, state: &GlobalState) -> Result<Option<String>, SubsystemError> {
         let mine = self.subsystems.iter().find_map(|subsystem| subsystem.stop_reason(state));
         if !self.compares || groups.world().size() == 1 || !agreement::any(groups.world(), mine.is_some())? {
             return Ok(mine);
@@ -211,11 +213,11 @@ impl Subsystems {
         Ok(agreement::gather(groups.world(), &mine)?.into_iter().flatten().next())
     }
 
-    pub fn on_save(&mut self, run: &mut RunContext, state: &mut Map<String, Value>) -> Result<(), TrainError> {
+    pub fn on_save(&mut self, run: &mut RunContext, state: &mut Map<String, Value>) -> Result<(), SubsystemError> {
         self.each(run, |subsystem, run| subsystem.on_save(run, state))
     }
 
-    pub fn after_save(&mut self, run: &mut RunContext, folder: &Path) -> Result<(), TrainError> {
+    pub fn after_save(&mut self, run: &mut RunContext, folder: &Path) -> Result<(), SubsystemError> {
         self.each(run, |subsystem, run| subsystem.after_save(run, folder))
     }
 
@@ -224,21 +226,22 @@ impl Subsystems {
         self.subsystems.iter().find_map(|subsystem| subsystem.protected_checkpoint())
     }
 
-    pub fn on_load(&mut self, run: &mut RunContext, loaded: &Loaded) -> Result<(), TrainError> {
+    pub fn on_load(&mut self, run: &mut RunContext, loaded: &Loaded) -> Result<(), SubsystemError> {
         self.each(run, |subsystem, run| subsystem.on_load(run, loaded))
     }
 
     /// Tells every subsystem how training ended, and returns that; their errors count where it
     /// ended in order.
-    pub fn on_run_end(
+    pub fn on_run_end<E: From<SubsystemError> + Error + 'static>(
         &mut self,
         run: &mut RunContext,
-        mut end: Result<ExitReason, TrainError>,
-    ) -> Result<ExitReason, TrainError> {
+        mut end: Result<ExitReason, E>,
+    ) -> Result<ExitReason, E> {
         let losses = std::iter::once(&mut self.losses as &mut dyn Subsystem);
         for subsystem in losses.chain(self.subsystems.iter_mut().map(|subsystem| subsystem.as_mut() as _)) {
-            if let (Err(error), true) = (subsystem.on_run_end(run, end.as_ref()), end.is_ok()) {
-                end = Err(error);
+            let told = end.as_ref().map_err(|error| error as &dyn Error);
+            if let (Err(error), true) = (subsystem.on_run_end(run, told), end.is_ok()) {
+                end = Err(error.into());
             }
         }
         end

@@ -1,8 +1,8 @@
 //! The norm of all parameters (`logger.log_params_norm`), where the record of a step shows it.
 
-use crate::train::error::TrainError;
 use crate::train::reporting::report::{StepReport, is_reported_every};
 use crate::train::subsystems::contract::{RunContext, Subsystem};
+use crate::train::subsystems::error::SubsystemError;
 
 pub(super) struct ParameterNorm;
 
@@ -11,7 +11,7 @@ impl Subsystem for ParameterNorm {
         "parameter norm"
     }
 
-    fn measure(&mut self, run: &mut RunContext, step: &mut StepReport) -> Result<(), TrainError> {
+    fn measure(&mut self, run: &mut RunContext, step: &mut StepReport) -> Result<(), SubsystemError> {
         let logger = &run.state.config.logger;
         let is_due = |interval| is_reported_every(&run.state.config, interval, step.iteration);
         if logger.log_params_norm && (is_due(logger.log_interval) || is_due(logger.tensorboard_log_interval)) {

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use crate::config::RunConfig;
 use crate::logging::{Nvtx, ProfilerSwitch};
-use crate::train::error::TrainError;
+use crate::train::error::CommonError;
 use crate::train::ranks::agreement;
 use crate::train::reporting::report::TrainEnd;
 use crate::train::subsystems::contract::{RunContext, Subsystem};
+use crate::train::subsystems::error::SubsystemError;
 
 const RANGES: &str = "profiling.nvtx_ranges";
 const SWITCH: &str = "profiling.use_nsys_profiler";
@@ -33,8 +34,8 @@ impl NvidiaMarks {
         asks.then_some(Self { window, is_marked, ranges: None, switch: None, is_open: false })
     }
 
-    fn load(&mut self, config: &RunConfig) -> Result<(), TrainError> {
-        let of = |key| move |message: String| TrainError::Sink { key, message };
+    fn load(&mut self, config: &RunConfig) -> Result<(), SubsystemError> {
+        let of = |key| move |message: String| CommonError::setting(key, message);
         if config.profiling.nvtx_ranges {
             self.ranges = Some(Arc::new(Nvtx::load().map_err(of(RANGES))?));
         }
@@ -44,7 +45,7 @@ impl NvidiaMarks {
         Ok(())
     }
 
-    fn set(&mut self, run: &RunContext, opens: bool) -> Result<(), TrainError> {
+    fn set(&mut self, run: &RunContext, opens: bool) -> Result<(), SubsystemError> {
         self.is_open = opens;
         let switched = match (&self.switch, opens) {
             (None, _) => Ok(()),
@@ -53,7 +54,7 @@ impl NvidiaMarks {
         };
         let ranges = self.ranges.clone().filter(|_| opens);
         run.timers.spans().mark_with(ranges.map(|ranges| ranges as _));
-        switched.map_err(|message| TrainError::Sink { key: SWITCH, message })
+        Ok(switched.map_err(|message| CommonError::setting(SWITCH, message))?)
     }
 }
 
@@ -62,18 +63,18 @@ impl Subsystem for NvidiaMarks {
         "marks for NVIDIA's profiler"
     }
 
-    fn on_run_start(&mut self, run: &mut RunContext) -> Result<(), TrainError> {
+    fn on_run_start(&mut self, run: &mut RunContext) -> Result<(), SubsystemError> {
         let loaded = if self.is_marked { self.load(&run.state.config) } else { Ok(()) };
         agreement::agree(run.groups, "loading NVIDIA's libraries", loaded)
     }
 
-    fn before_step(&mut self, run: &mut RunContext) -> Result<(), TrainError> {
+    fn before_step(&mut self, run: &mut RunContext) -> Result<(), SubsystemError> {
         let next = run.state.train_state.step + 1;
         let is_within = self.is_marked && (self.window.0..=self.window.1).contains(&next);
         if is_within == self.is_open { Ok(()) } else { self.set(run, is_within) }
     }
 
-    fn on_run_end(&mut self, run: &mut RunContext, _end: TrainEnd<'_>) -> Result<(), TrainError> {
+    fn on_run_end(&mut self, run: &mut RunContext, _end: TrainEnd<'_>) -> Result<(), SubsystemError> {
         if self.is_open { self.set(run, false) } else { Ok(()) }
     }
 }

@@ -4,9 +4,9 @@
 use bridge_kernels::offload::Moved;
 
 use crate::logging::Figure;
-use crate::train::error::TrainError;
 use crate::train::reporting::report::StepReport;
 use crate::train::subsystems::contract::{RunContext, Subsystem};
+use crate::train::subsystems::error::SubsystemError;
 
 /// Counts from one step to the next.
 #[derive(Default)]
@@ -19,7 +19,7 @@ impl Subsystem for MovedActivations {
         "activations on the host"
     }
 
-    fn measure(&mut self, run: &mut RunContext, step: &mut StepReport) -> Result<(), TrainError> {
+    fn measure(&mut self, run: &mut RunContext, step: &mut StepReport) -> Result<(), SubsystemError> {
         let Some(moved) = run.training.pipeline.moved() else { return Ok(()) };
         let before = std::mem::replace(&mut self.before, moved);
         let bytes = moved.bytes.saturating_sub(before.bytes);

@@ -9,10 +9,11 @@ use serde_json::{Map, Value};
 use crate::config::RunConfig;
 use crate::logging::trace::{Event, FOLDER, Header, Part, Phase, Trace, TracedRank};
 use crate::timers::{Labels, Shapes, Span};
-use crate::train::error::TrainError;
+use crate::train::error::CommonError;
 use crate::train::ranks::agreement;
 use crate::train::reporting::report::TrainEnd;
 use crate::train::subsystems::contract::{RunContext, Subsystem};
+use crate::train::subsystems::error::SubsystemError;
 
 pub(super) struct Profiling {
     /// The first iteration that is traced, and the last.
@@ -51,7 +52,7 @@ impl Profiling {
 
     /// All ranks begin together, so that their clocks can be compared: those of a machine are one,
     /// those of others may be apart.
-    fn begin(&mut self, run: &RunContext) -> Result<(), TrainError> {
+    fn begin(&mut self, run: &RunContext) -> Result<(), SubsystemError> {
         let world = run.groups.world();
         world.barrier()?;
         let began = Instant::now();
@@ -69,7 +70,7 @@ impl Profiling {
     }
 
     /// Writes what was traced.
-    fn end(&self, clock: &Clock, run: &RunContext) -> Result<(), TrainError> {
+    fn end(&self, clock: &Clock, run: &RunContext) -> Result<(), SubsystemError> {
         if !run.timers.spans().are_on() {
             return Ok(());
         }
@@ -84,9 +85,7 @@ impl Profiling {
         let world_size = run.groups.world().size();
         let trace = Trace::new(Header { run: config.name.clone(), world_size, ranks: vec![traced] }, events);
         let path = config.logger.log_dir.join(FOLDER).join(format!("rank_{rank:05}.json"));
-        trace
-            .write(&path)
-            .map_err(|error| TrainError::Log { what: path.display().to_string(), message: error.to_string() })?;
+        trace.write(&path).map_err(|error| CommonError::log(path.display().to_string(), error))?;
         run.note(&format!("trace: {}", path.display()));
         Ok(())
     }
@@ -97,7 +96,7 @@ impl Subsystem for Profiling {
         "profiling"
     }
 
-    fn before_step(&mut self, run: &mut RunContext) -> Result<(), TrainError> {
+    fn before_step(&mut self, run: &mut RunContext) -> Result<(), SubsystemError> {
         let next = run.state.train_state.step + 1;
         if self.clock.is_none() && (self.window.0..=self.window.1).contains(&next) {
             return self.begin(run);
@@ -108,7 +107,7 @@ impl Subsystem for Profiling {
         }
     }
 
-    fn on_run_end(&mut self, run: &mut RunContext, _end: TrainEnd<'_>) -> Result<(), TrainError> {
+    fn on_run_end(&mut self, run: &mut RunContext, _end: TrainEnd<'_>) -> Result<(), SubsystemError> {
         match self.clock.take() {
             Some(clock) => self.end(&clock, run),
             None => Ok(()),

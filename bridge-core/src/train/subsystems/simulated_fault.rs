@@ -8,10 +8,11 @@ use signal_hook::low_level::raise;
 use twox_hash::XxHash3_64;
 
 use crate::config::{FaultToleranceConfig, RunConfig, SimulatedFault as Fault};
-use crate::train::error::TrainError;
+use crate::train::error::CommonError;
 use crate::train::ranks::rank_env::{RankEnv, RankUnit};
 use crate::train::reporting::report::StepReport;
 use crate::train::subsystems::contract::{LoopRequest, RunContext, Subsystem};
+use crate::train::subsystems::error::SubsystemError;
 
 /// The delay is longer than `simulated_fault_base_delay` by at most this part of it.
 const LATER: f64 = 0.2;
@@ -51,7 +52,7 @@ impl Subsystem for SimulatedFault {
         "simulated fault"
     }
 
-    fn after_step(&mut self, run: &mut RunContext, _step: &StepReport) -> Result<LoopRequest, TrainError> {
+    fn after_step(&mut self, run: &mut RunContext, _step: &StepReport) -> Result<LoopRequest, SubsystemError> {
         if self.started.elapsed() < self.delay {
             return Ok(LoopRequest::default());
         }
@@ -66,8 +67,8 @@ impl Subsystem for SimulatedFault {
     }
 }
 
-fn raised(signal: i32) -> Result<LoopRequest, TrainError> {
-    raise(signal).map_err(|error| TrainError::log("a simulated fault", error))?;
+fn raised(signal: i32) -> Result<LoopRequest, SubsystemError> {
+    raise(signal).map_err(|error| CommonError::log("a simulated fault", error))?;
     Ok(LoopRequest::default())
 }
 

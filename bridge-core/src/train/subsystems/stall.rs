@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 use crate::resilience::{Learning, Stall};
-use crate::train::error::TrainError;
 use crate::train::exit_reason::ExitReason;
 use crate::train::reporting::report::{StepReport, TrainEnd};
 use crate::train::subsystems::contract::{Loaded, LoopRequest, RunContext, Subsystem, saved};
+use crate::train::subsystems::error::SubsystemError;
 
 /// Key of the state in `train_state.json`.
 const KEY: &str = "skipped_iterations";
@@ -26,9 +26,9 @@ pub(super) struct StallWatch {
 }
 
 impl StallWatch {
-    fn nothing_learned(&self, iteration: u64, count: u64) -> TrainError {
+    fn nothing_learned(&self, iteration: u64, count: u64) -> SubsystemError {
         let last_good = self.stall.last_good().filter(|folder| folder.is_dir()).map(Path::to_owned);
-        TrainError::NothingLearned { iteration, count, last_good }
+        SubsystemError::NothingLearned { iteration, count, last_good }
     }
 }
 
@@ -37,7 +37,7 @@ impl Subsystem for StallWatch {
         "stall"
     }
 
-    fn after_step(&mut self, run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, TrainError> {
+    fn after_step(&mut self, run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, SubsystemError> {
         let count = self.stall.count(step.learning);
         self.iterations += 1;
         self.failed += u64::from(step.learning == Learning::Failed);
@@ -48,7 +48,7 @@ impl Subsystem for StallWatch {
     }
 
     /// A run that ends before the limit, and has learned nothing, is not done.
-    fn on_run_end(&mut self, run: &mut RunContext, end: TrainEnd<'_>) -> Result<(), TrainError> {
+    fn on_run_end(&mut self, run: &mut RunContext, end: TrainEnd<'_>) -> Result<(), SubsystemError> {
         let Self { iterations, failed, .. } = *self;
         if !matches!(end, Ok(ExitReason::Completed)) || failed == 0 {
             return Ok(());
@@ -68,19 +68,19 @@ impl Subsystem for StallWatch {
         self.stall.last_good().filter(|_| self.stall.is_standing_still()).map(Path::to_owned)
     }
 
-    fn on_save(&mut self, _run: &mut RunContext, state: &mut Map<String, Value>) -> Result<(), TrainError> {
+    fn on_save(&mut self, _run: &mut RunContext, state: &mut Map<String, Value>) -> Result<(), SubsystemError> {
         if self.stall.is_standing_still() {
             state.insert(KEY.to_owned(), saved(&self.stall)?);
         }
         Ok(())
     }
 
-    fn after_save(&mut self, _run: &mut RunContext, folder: &Path) -> Result<(), TrainError> {
+    fn after_save(&mut self, _run: &mut RunContext, folder: &Path) -> Result<(), SubsystemError> {
         self.stall.saved(folder.to_owned());
         Ok(())
     }
 
-    fn on_load(&mut self, _run: &mut RunContext, loaded: &Loaded) -> Result<(), TrainError> {
+    fn on_load(&mut self, _run: &mut RunContext, loaded: &Loaded) -> Result<(), SubsystemError> {
         self.stall = loaded.field(KEY)?.unwrap_or_else(|| Stall::after(loaded.folder));
         Ok(())
     }

@@ -12,10 +12,10 @@ use crate::config::NvrxStragglerDetectionConfig;
 use crate::logging::health::{RankScore, RankScores};
 use crate::resilience::rerun::Placement;
 use crate::resilience::stragglers::{Past, RankTimes, RankWindow, Scores, Suspects, Thresholds, scores};
-use crate::train::error::TrainError;
 use crate::train::ranks::agreement;
 use crate::train::reporting::report::{StepReport, TrainEnd};
 use crate::train::subsystems::contract::{LoopRequest, RunContext, Subsystem};
+use crate::train::subsystems::error::SubsystemError;
 
 /// Steps that a window has at least: single ones may take long for many reasons.
 const FEWEST_STEPS: usize = 16;
@@ -59,7 +59,7 @@ impl StragglerScores {
 
     /// Counts an iteration, and returns true if the window is over. All ranks call this together
     /// and get the same result.
-    fn window_is_over(&mut self, run: &RunContext) -> Result<bool, TrainError> {
+    fn window_is_over(&mut self, run: &RunContext) -> Result<bool, SubsystemError> {
         self.iterations += 1;
         self.until_look = self.until_look.saturating_sub(1);
         if self.until_look > 0 {
@@ -86,7 +86,7 @@ impl StragglerScores {
     }
 
     /// Judges the window, which ends. All ranks call this together.
-    fn judge(&mut self, run: &RunContext) -> Result<(), TrainError> {
+    fn judge(&mut self, run: &RunContext) -> Result<(), SubsystemError> {
         let steps = std::mem::take(&mut self.steps);
         (self.began, self.iterations, self.until_look) = (Instant::now(), 0, 1);
         let times = RankTimes::undisturbed(&steps).unwrap_or_default();
@@ -133,7 +133,7 @@ impl Subsystem for StragglerScores {
         "straggler scores"
     }
 
-    fn measure(&mut self, run: &mut RunContext, step: &mut StepReport) -> Result<(), TrainError> {
+    fn measure(&mut self, run: &mut RunContext, step: &mut StepReport) -> Result<(), SubsystemError> {
         let times = self.clock.end_iteration(run.groups, step);
         self.num_microbatches = step.num_microbatches;
         let is_sampled = step.iteration.is_multiple_of(self.settings.profiling_interval as u64);
@@ -141,23 +141,23 @@ impl Subsystem for StragglerScores {
         if self.window_is_over(run)? { self.judge(run) } else { Ok(()) }
     }
 
-    fn after_step(&mut self, run: &mut RunContext, _step: &StepReport) -> Result<LoopRequest, TrainError> {
+    fn after_step(&mut self, run: &mut RunContext, _step: &StepReport) -> Result<LoopRequest, SubsystemError> {
         self.clock.start(run.groups);
         Ok(std::mem::take(&mut self.request))
     }
 
-    fn on_save(&mut self, run: &mut RunContext, _state: &mut Map<String, Value>) -> Result<(), TrainError> {
+    fn on_save(&mut self, run: &mut RunContext, _state: &mut Map<String, Value>) -> Result<(), SubsystemError> {
         self.clock.pause(run.groups);
         Ok(())
     }
 
-    fn after_save(&mut self, run: &mut RunContext, _folder: &Path) -> Result<(), TrainError> {
+    fn after_save(&mut self, run: &mut RunContext, _folder: &Path) -> Result<(), SubsystemError> {
         self.clock.resume(run.groups);
         Ok(())
     }
 
     /// Tells of the window that the end cut short.
-    fn on_run_end(&mut self, run: &mut RunContext, end: TrainEnd<'_>) -> Result<(), TrainError> {
+    fn on_run_end(&mut self, run: &mut RunContext, end: TrainEnd<'_>) -> Result<(), SubsystemError> {
         if end.is_ok() && self.steps.len() >= FEWEST_STEPS_AT_END {
             self.judge(run)?;
             run.tell(&std::mem::take(&mut self.request));

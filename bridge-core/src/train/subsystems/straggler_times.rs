@@ -6,17 +6,17 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use bridge_telemetry::http::{Answer, Server};
 use serde_json::{Map, Value};
 
 use super::own_time::OwnTime;
 use crate::config::StragglerDetectionConfig;
 use crate::resilience::rerun::Placement;
 use crate::resilience::stragglers::{RankTimes, RankWindow, list_times};
-use crate::train::error::TrainError;
 use crate::train::ranks::agreement;
 use crate::train::reporting::report::{StepReport, is_reported_every};
 use crate::train::subsystems::contract::{LoopRequest, RunContext, Subsystem};
+use crate::train::subsystems::error::SubsystemError;
+use bridge_telemetry::http::{Answer, Server};
 
 pub(super) struct StragglerTimes {
     settings: StragglerDetectionConfig,
@@ -80,7 +80,7 @@ impl StragglerTimes {
     }
 
     /// The line about the interval that ends. All ranks call this together.
-    fn report(&mut self, run: &RunContext, step: &StepReport) -> Result<(), TrainError> {
+    fn report(&mut self, run: &RunContext, step: &StepReport) -> Result<(), SubsystemError> {
         let steps = std::mem::take(&mut self.steps);
         let Some(times) = RankTimes::undisturbed(&steps) else { return Ok(()) };
         let stage = run.groups.pipeline().rank();
@@ -97,14 +97,14 @@ impl Subsystem for StragglerTimes {
         "straggler times"
     }
 
-    fn on_run_start(&mut self, run: &mut RunContext) -> Result<(), TrainError> {
+    fn on_run_start(&mut self, run: &mut RunContext) -> Result<(), SubsystemError> {
         if agreement::is_first(run.groups) {
             self.listen(run);
         }
         Ok(())
     }
 
-    fn measure(&mut self, run: &mut RunContext, step: &mut StepReport) -> Result<(), TrainError> {
+    fn measure(&mut self, run: &mut RunContext, step: &mut StepReport) -> Result<(), SubsystemError> {
         if self.is_on {
             self.steps.extend(self.clock.end_iteration(run.groups, step));
         }
@@ -118,19 +118,19 @@ impl Subsystem for StragglerTimes {
         Ok(())
     }
 
-    fn after_step(&mut self, run: &mut RunContext, _step: &StepReport) -> Result<LoopRequest, TrainError> {
+    fn after_step(&mut self, run: &mut RunContext, _step: &StepReport) -> Result<LoopRequest, SubsystemError> {
         if self.is_on {
             self.clock.start(run.groups);
         }
         Ok(self.line.take().map_or_else(LoopRequest::default, |line| LoopRequest::default().note(line)))
     }
 
-    fn on_save(&mut self, run: &mut RunContext, _state: &mut Map<String, Value>) -> Result<(), TrainError> {
+    fn on_save(&mut self, run: &mut RunContext, _state: &mut Map<String, Value>) -> Result<(), SubsystemError> {
         self.clock.pause(run.groups);
         Ok(())
     }
 
-    fn after_save(&mut self, run: &mut RunContext, _folder: &Path) -> Result<(), TrainError> {
+    fn after_save(&mut self, run: &mut RunContext, _folder: &Path) -> Result<(), SubsystemError> {
         self.clock.resume(run.groups);
         Ok(())
     }

@@ -1,8 +1,9 @@
 //! Waits for the device every `train.train_sync_interval` steps.
 
-use crate::train::error::TrainError;
+use crate::train::error::CommonError;
 use crate::train::reporting::report::StepReport;
 use crate::train::subsystems::contract::{LoopRequest, RunContext, Subsystem};
+use crate::train::subsystems::error::SubsystemError;
 
 pub(super) struct Synchronize;
 
@@ -11,10 +12,10 @@ impl Subsystem for Synchronize {
         "device synchronization"
     }
 
-    fn after_step(&mut self, run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, TrainError> {
+    fn after_step(&mut self, run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, SubsystemError> {
         let interval = run.state.config.train.train_sync_interval;
         if interval.is_some_and(|interval| step.iteration.is_multiple_of(interval as u64)) {
-            run.device().sync().map_err(|error| TrainError::Device(format!("{error:?}")))?;
+            run.device().sync().map_err(|error| CommonError::Device(format!("{error:?}")))?;
         }
         Ok(LoopRequest::default())
     }

@@ -5,10 +5,10 @@ use crate::config::{FinalTensorInspect, RunConfig};
 use crate::inspect::{Gathered, Statistic, TensorKind, of_all};
 use crate::logging::Figure;
 use crate::train::engine::streams::numbers;
-use crate::train::error::TrainError;
 use crate::train::ranks::agreement;
 use crate::train::reporting::report::StepReport;
 use crate::train::subsystems::contract::{RunContext, Subsystem};
+use crate::train::subsystems::error::SubsystemError;
 
 pub(super) struct TensorInspect(FinalTensorInspect);
 
@@ -24,7 +24,7 @@ impl Subsystem for TensorInspect {
         "tensor statistics"
     }
 
-    fn before_step(&mut self, run: &mut RunContext) -> Result<(), TrainError> {
+    fn before_step(&mut self, run: &mut RunContext) -> Result<(), SubsystemError> {
         let step = run.state.train_state.step + 1 + self.0.init_training_step;
         // Ranks of a tensor-parallel group hold the same stream, or parts of it.
         let is_counted = run.state.config.model.sequence_parallel || run.groups.tensor().rank() == 0;
@@ -32,7 +32,7 @@ impl Subsystem for TensorInspect {
         Ok(())
     }
 
-    fn measure(&mut self, run: &mut RunContext, step: &mut StepReport) -> Result<(), TrainError> {
+    fn measure(&mut self, run: &mut RunContext, step: &mut StepReport) -> Result<(), SubsystemError> {
         if !run.training.inspector.is_on() {
             return Ok(());
         }

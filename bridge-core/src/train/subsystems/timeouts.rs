@@ -4,9 +4,9 @@
 
 use std::time::Duration;
 
-use crate::train::error::TrainError;
 use crate::train::reporting::report::StepReport;
 use crate::train::subsystems::contract::{RunContext, Subsystem};
+use crate::train::subsystems::error::SubsystemError;
 
 pub(super) struct Timeouts;
 
@@ -22,13 +22,13 @@ impl Subsystem for Timeouts {
         "timeouts"
     }
 
-    fn on_run_start(&mut self, run: &mut RunContext) -> Result<(), TrainError> {
+    fn on_run_start(&mut self, run: &mut RunContext) -> Result<(), SubsystemError> {
         let world = run.groups.world();
         world.set_timeout(world.timeout().min(soft_timeout(run)));
         Ok(())
     }
 
-    fn measure(&mut self, run: &mut RunContext, _step: &mut StepReport) -> Result<(), TrainError> {
+    fn measure(&mut self, run: &mut RunContext, _step: &mut StepReport) -> Result<(), SubsystemError> {
         if let Some(seconds) = run.state.config.dist.distributed_timeout_seconds_after_init {
             run.groups.world().set_timeout(Duration::from_secs(seconds as u64).min(soft_timeout(run)));
         }

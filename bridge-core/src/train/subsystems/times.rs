@@ -3,10 +3,10 @@
 
 use crate::config::{RunConfig, TimingLogOption};
 use crate::logging::{Figure, RankTimers};
-use crate::train::error::TrainError;
 use crate::train::ranks::agreement;
 use crate::train::reporting::report::{StepReport, TrainEnd, is_reported_every};
 use crate::train::subsystems::contract::{LoopRequest, RunContext, Subsystem};
+use crate::train::subsystems::error::SubsystemError;
 
 pub(super) struct Times {
     option: TimingLogOption,
@@ -22,7 +22,7 @@ impl Times {
     }
 
     /// The times of all ranks since the last call.
-    fn take(run: &RunContext) -> Result<RankTimers, TrainError> {
+    fn take(run: &RunContext) -> Result<RankTimers, SubsystemError> {
         Ok(RankTimers::new(&agreement::gather(run.groups.world(), &run.timers.drain())?))
     }
 }
@@ -40,7 +40,7 @@ impl Subsystem for Times {
         "timers"
     }
 
-    fn measure(&mut self, run: &mut RunContext, step: &mut StepReport) -> Result<(), TrainError> {
+    fn measure(&mut self, run: &mut RunContext, step: &mut StepReport) -> Result<(), SubsystemError> {
         self.iterations += 1;
         let logger = &run.state.config.logger;
         if !is_reported_every(&run.state.config, logger.log_interval, step.iteration) {
@@ -59,12 +59,12 @@ impl Subsystem for Times {
         Ok(())
     }
 
-    fn after_step(&mut self, run: &mut RunContext, _step: &StepReport) -> Result<LoopRequest, TrainError> {
+    fn after_step(&mut self, run: &mut RunContext, _step: &StepReport) -> Result<LoopRequest, SubsystemError> {
         Ok(self.lines.take().map_or_else(LoopRequest::default, |lines| told(run, &lines)))
     }
 
     /// Tells the times since the last report: those of what came after it, such as the last save.
-    fn on_run_end(&mut self, run: &mut RunContext, end: TrainEnd<'_>) -> Result<(), TrainError> {
+    fn on_run_end(&mut self, run: &mut RunContext, end: TrainEnd<'_>) -> Result<(), SubsystemError> {
         if end.is_ok()
             && !run.state.config.logger.skip_train_metrics_log
             && let Some(lines) = Self::take(run)?.format(self.option, self.iterations)

@@ -9,10 +9,10 @@ use twox_hash::XxHash3_64;
 use crate::config::RunConfig;
 use crate::model::ReplicaGroup;
 use crate::resilience::rerun::Placement;
-use crate::train::error::TrainError;
 use crate::train::ranks::agreement;
 use crate::train::reporting::report::StepReport;
 use crate::train::subsystems::contract::{LoopRequest, RunContext, Subsystem};
+use crate::train::subsystems::error::SubsystemError;
 
 pub(super) struct WeightHashes {
     interval: Option<u64>,
@@ -32,7 +32,7 @@ impl WeightHashes {
 
     /// Fails on all ranks if any replica has other bits than another one. All ranks call this
     /// together.
-    fn compare(&mut self, run: &mut RunContext) -> Result<(), TrainError> {
+    fn compare(&mut self, run: &mut RunContext) -> Result<(), SubsystemError> {
         let iteration = run.state.train_state.step;
         run.training.settle_parameters()?;
         let hashes = hashes(run);
@@ -52,7 +52,7 @@ impl WeightHashes {
             |last| format!("they were equal after iteration {last}"),
         );
         let found = agreement::gather(world, &mine)?.concat().join("; ");
-        Err(TrainError::ReplicasDiffer { iteration, found, since })
+        Err(SubsystemError::ReplicasDiffer { iteration, found, since })
     }
 }
 
@@ -110,11 +110,11 @@ impl Subsystem for WeightHashes {
         "weight hashes"
     }
 
-    fn on_run_start(&mut self, run: &mut RunContext) -> Result<(), TrainError> {
+    fn on_run_start(&mut self, run: &mut RunContext) -> Result<(), SubsystemError> {
         if self.interval.is_some() { self.compare(run) } else { Ok(()) }
     }
 
-    fn after_step(&mut self, run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, TrainError> {
+    fn after_step(&mut self, run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, SubsystemError> {
         if !self.interval.is_some_and(|interval| step.iteration.is_multiple_of(interval)) {
             return Ok(LoopRequest::default());
         }

@@ -10,11 +10,12 @@ use crate::logging::RankMemory;
 use crate::model::ModelRegistry;
 use crate::plan::{self, PlanOptions};
 use crate::train::data::text::{check_source, tokenizer_rows};
-use crate::train::error::TrainError;
 use crate::train::ranks::agreement;
 use crate::train::reporting::memory_check::needed_by_rank;
 use crate::train::reporting::report::StepReport;
+use crate::train::run::error::TrainError;
 use crate::train::subsystems::contract::{Agreement, LoopRequest, RunContext, Subsystem};
+use crate::train::subsystems::error::SubsystemError;
 use crate::train::tools::measure::measuring_recipe;
 
 /// Steps of a dry run.
@@ -97,7 +98,7 @@ impl Subsystem for Watch {
         Agreement::Given
     }
 
-    fn after_step(&mut self, run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, TrainError> {
+    fn after_step(&mut self, run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, SubsystemError> {
         if step.iteration < STEPS as u64 {
             return Ok(LoopRequest::default());
         }

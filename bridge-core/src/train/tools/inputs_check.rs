@@ -14,9 +14,10 @@ use crate::train::data::data_errors::name_setting;
 use crate::train::data::gpt_data::dataset_prefix;
 use crate::train::data::registry::Registry;
 use crate::train::data::text::{check_source, tokenizer_rows};
-use crate::train::error::TrainError;
-use crate::train::objectives::distillation;
+use crate::train::error::{Classified, ErrorClass};
 use crate::train::resume::checkpointing::{check_foreign, find_start};
+use crate::train::resume::teacher;
+use crate::train::run::error::TrainError;
 use crate::train::run::outputs_check::check_outputs;
 
 /// Tokens of a vocabulary where the recipe does not say how many there are.
@@ -28,28 +29,31 @@ const ANY_VOCABULARY: usize = 1024;
 /// One for each thing that is missing or cannot be used, under the setting that names it.
 pub fn check_inputs(config: &RunConfig, registry: &Registry) -> Result<(), ConfigErrors> {
     let mut errors = ConfigErrors::default();
-    let mut found = |checked: Result<(), TrainError>, key: &str| match checked {
-        Ok(()) => {}
-        Err(TrainError::Config(problems)) => errors.extend(problems),
-        Err(error) => errors
-            .push(ConfigError::new(ErrorKind::Unreadable, key, error.to_string()).with_location(config.location(key))),
+    let mut found = |checked: Result<(), TrainError>, key: &str| {
+        let Err(error) = checked else { return };
+        match error.class() {
+            ErrorClass::Config(problems) => errors.extend(problems.clone()),
+            _ => errors.push(
+                ConfigError::new(ErrorKind::Unreadable, key, error.to_string()).with_location(config.location(key)),
+            ),
+        }
     };
     let paths = config.check_paths();
     let has_tokenizer = paths.as_ref().err().is_none_or(|errors| !errors.names("tokenizer.tokenizer_model"));
     let has_pretrained = paths.as_ref().err().is_none_or(|errors| !errors.names("checkpoint.pretrained_checkpoint"));
     let has_teacher = paths.as_ref().err().is_none_or(|errors| !errors.names("distillation.teacher"));
-    found(paths.map_err(TrainError::Config), "");
-    found(check_outputs(config), "");
+    found(paths.map_err(TrainError::from), "");
+    found(check_outputs(config).map_err(TrainError::from), "");
     found(registry.models.config(&config.model).map(drop).map_err(TrainError::from), "model");
     found(check_adapter(config, registry).map_err(|error| of_setting(config, error)), "peft");
-    found(check_source(config).map_err(|error| name_setting(config, error)), "dataset.source");
+    found(check_source(config).map_err(|error| name_setting(config, error).into()), "dataset.source");
     for prefix in token_files(config) {
         let opened = IndexedDataset::open(dataset_prefix(Path::new(&prefix)), BinAccess::Mmap);
-        let opened = opened.map(drop).map_err(|error| name_setting(config, TrainError::from(error)));
+        let opened = opened.map(drop).map_err(|error| name_setting(config, error.into()).into());
         found(opened, "dataset.data_path");
     }
     if has_tokenizer {
-        found(tokenizer_rows(config).map(drop), "tokenizer.tokenizer_model");
+        found(tokenizer_rows(config).map(drop).map_err(TrainError::from), "tokenizer.tokenizer_model");
     }
     if has_pretrained {
         let key = if config.checkpoint.load.is_some() { "checkpoint.load" } else { "checkpoint.pretrained_checkpoint" };
@@ -58,10 +62,10 @@ pub fn check_inputs(config: &RunConfig, registry: &Registry) -> Result<(), Confi
             true => Ok(()),
             false => find_start(config, &registry.weights, &ProcessGroups::single(), None).map(drop),
         });
-        found(checked, key);
+        found(checked.map_err(TrainError::from), key);
     }
     if has_teacher {
-        found(distillation::check_recipe(config, registry), "distillation.teacher");
+        found(teacher::check_recipe(config, registry).map_err(TrainError::from), "distillation.teacher");
     }
     errors.into_result(())
 }
@@ -86,7 +90,7 @@ fn of_setting(config: &RunConfig, error: ModelBuildError) -> TrainError {
     match error {
         ModelBuildError::Invalid { key, message } => {
             let location = config.location(&key);
-            TrainError::Config(ConfigError::new(ErrorKind::Conflict, key, message).with_location(location).into())
+            ConfigError::new(ErrorKind::Conflict, key, message).with_location(location).into()
         }
         error => TrainError::from(error),
     }

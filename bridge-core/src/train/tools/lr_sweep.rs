@@ -18,9 +18,10 @@ use crate::logging::chart::{Chart, PlotError, Series};
 use crate::logging::curves::{Curve, smooth};
 use crate::logging::numbers::significant;
 use crate::train::engine::global_state::GlobalState;
-use crate::train::error::TrainError;
+use crate::train::error::CommonError;
 use crate::train::reporting::report::{StepReport, TrainEnd};
 use crate::train::subsystems::contract::{Agreement, LoopRequest, RunContext, Subsystem};
+use crate::train::subsystems::error::SubsystemError;
 
 /// Steps of a sweep.
 const STEPS: usize = 100;
@@ -174,22 +175,22 @@ impl LearningRateSweep {
     }
 
     /// Writes picture and figures next to the logs, and says what was found.
-    fn report(&self, run: &RunContext) -> Result<(), TrainError> {
+    fn report(&self, run: &RunContext) -> Result<(), SubsystemError> {
         if self.points.is_empty() {
             run.note("the learning-rate finder saw no finite loss");
             return Ok(());
         }
         let finding = self.finding();
         let stem: PathBuf = run.state.config.logger.log_dir.join("find-lr");
-        let json = serde_json::to_vec_pretty(&finding).map_err(|error| TrainError::log("find-lr.json", error))?;
+        let json = serde_json::to_vec_pretty(&finding).map_err(|error| CommonError::log("find-lr.json", error))?;
         untrusted_io::replace(&stem.with_extension("json"), &json)
-            .map_err(|error| TrainError::log("find-lr.json", error))?;
+            .map_err(|error| CommonError::log("find-lr.json", error))?;
         let written = match self.chart(&finding).write(&stem) {
             Ok(()) => format!("picture and figures: {}.svg, .png and .json; nothing else was changed", stem.display()),
             Err(error @ PlotError::NotCompiledIn) => {
                 format!("figures: {}.json; nothing else was changed; {error}", stem.display())
             }
-            Err(error) => return Err(TrainError::log("find-lr.svg", error)),
+            Err(error) => return Err(CommonError::log("find-lr.svg", error).into()),
         };
         run.note(&Self::table(&finding));
         run.note(&written);
@@ -227,12 +228,12 @@ impl Subsystem for LearningRateSweep {
         Agreement::Given
     }
 
-    fn before_step(&mut self, run: &mut RunContext) -> Result<(), TrainError> {
+    fn before_step(&mut self, run: &mut RunContext) -> Result<(), SubsystemError> {
         run.hold_learning_rate(rate(self.points.len()));
         Ok(())
     }
 
-    fn after_step(&mut self, _run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, TrainError> {
+    fn after_step(&mut self, _run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, SubsystemError> {
         if let Some(loss) = step.loss() {
             self.note(step.learning_rate, f64::from(loss));
         }
@@ -243,7 +244,7 @@ impl Subsystem for LearningRateSweep {
         self.end.clone()
     }
 
-    fn on_run_end(&mut self, run: &mut RunContext, end: TrainEnd<'_>) -> Result<(), TrainError> {
+    fn on_run_end(&mut self, run: &mut RunContext, end: TrainEnd<'_>) -> Result<(), SubsystemError> {
         if end.is_ok() && run.groups.world().rank() == 0 { self.report(run) } else { Ok(()) }
     }
 }

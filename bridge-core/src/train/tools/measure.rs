@@ -16,13 +16,14 @@ use crate::config::{
 };
 use crate::optim::ReductionTimes;
 use crate::plan::{RankMeasurement, bytes_per_second};
-use crate::train::error::TrainError;
 use crate::train::reporting::report::StepReport;
+use crate::train::run::error::TrainError;
 use crate::train::run::launch::{rank_timeout, run_on_wrapped_threads};
 use crate::train::run::pretrain::pretrain;
 use crate::train::run::run_options::RunOptions;
 use crate::train::step::training::HeldBytes;
 use crate::train::subsystems::contract::{Agreement, LoopRequest, RunContext, Subsystem};
+use crate::train::subsystems::error::SubsystemError;
 
 /// Steps of a measuring run: the first differs (groups are made, nothing was gathered ahead), of
 /// the last, operations are counted.
@@ -197,7 +198,7 @@ impl Subsystem for Steps {
         Agreement::Given
     }
 
-    fn after_step(&mut self, _run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, TrainError> {
+    fn after_step(&mut self, _run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, SubsystemError> {
         let mut seen = self.lock();
         seen.traffic = self.ledger.take();
         seen.reductions.push(step.grads_reduction);

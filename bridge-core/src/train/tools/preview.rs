@@ -4,8 +4,8 @@ use serde::Serialize;
 
 use crate::config::{ConfigError, ErrorKind, RunConfig};
 use crate::schedule::{GroupOverrides, NumMicrobatchesCalculator, OptimizerParamScheduler};
-use crate::train::error::TrainError;
 use crate::train::ranks::convert;
+use crate::train::run::error::TrainError;
 
 /// Values of one iteration.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -31,7 +31,7 @@ pub fn schedule_of(config: &RunConfig) -> Result<Vec<ScheduleRow>, TrainError> {
     if config.counts_epochs() {
         let message = "is known in iterations when the data has been read; give train.train_iters to see the schedule";
         let error = ConfigError::new(ErrorKind::Conflict, "train.num_epochs", message);
-        return Err(TrainError::Config(error.with_location(config.location("train.num_epochs")).into()));
+        return Err(error.with_location(config.location("train.num_epochs")).into());
     }
     let mut scheduler = OptimizerParamScheduler::new(convert::scheduler(config))?;
     let mut batches = NumMicrobatchesCalculator::new(convert::batch_size(config))?;

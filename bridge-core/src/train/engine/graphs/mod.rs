@@ -30,9 +30,9 @@ use self::parameters::{Parameters, Settled};
 use self::sums::{GraphHooks, Sums};
 use crate::config::{CudaGraphImpl, RunConfig};
 use crate::model::{Batch, ForwardContext, Mode, ModelChunk};
+use crate::train::engine::error::EngineError;
 use crate::train::engine::forward_step::ForwardStep;
 use crate::train::engine::pipeline::{LossSums, Pipeline, StepWork};
-use crate::train::error::TrainError;
 
 /// The graph of a run's micro-batches, and when it is recorded.
 pub(in crate::train) struct MicroBatchGraphs {
@@ -106,7 +106,7 @@ pub(in crate::train) fn train(
     pipeline: &Pipeline,
     chunks: &mut [Box<dyn ModelChunk>],
     work: &mut StepWork<'_>,
-) -> Result<LossSums, TrainError> {
+) -> Result<LossSums, EngineError> {
     match graphs {
         Some(graphs) => graphs.train(pipeline, chunks, work),
         None => Ok(pipeline.train_ahead(chunks, work.batches.len(), work)?),
@@ -122,12 +122,12 @@ impl MicroBatchGraphs {
         config: &RunConfig,
         forward_step: &dyn ForwardStep,
         device: &Device,
-    ) -> Result<Option<Self>, TrainError> {
+    ) -> Result<Option<Self>, EngineError> {
         if config.model.cuda_graph_impl == CudaGraphImpl::None {
             return Ok(None);
         }
         if !forward_step.is_recordable() {
-            return Err(TrainError::NotRecordable);
+            return Err(EngineError::NotRecordable);
         }
         Ok(Some(Self {
             device: device.clone().without_autodiff(),
@@ -151,7 +151,7 @@ impl MicroBatchGraphs {
         pipeline: &Pipeline,
         chunks: &mut [Box<dyn ModelChunk>],
         work: &mut StepWork<'_>,
-    ) -> Result<LossSums, TrainError> {
+    ) -> Result<LossSums, EngineError> {
         if self.steps_before > 0 {
             work.batches.iter().try_for_each(|batch| self.see(batch))?;
             self.steps_before -= usize::from(work.ends_step);
@@ -186,9 +186,9 @@ impl MicroBatchGraphs {
     }
 
     /// Counts the form of a micro-batch.
-    fn see(&mut self, batch: &Batch) -> Result<(), TrainError> {
+    fn see(&mut self, batch: &Batch) -> Result<(), EngineError> {
         let extras = || batch.extras.keys().map(|name| name.to_string()).collect::<Vec<_>>().join(", ");
-        let form = Form::of(batch).ok_or_else(|| TrainError::ExtraTensors { found: extras() })?;
+        let form = Form::of(batch).ok_or_else(|| EngineError::ExtraTensors { found: extras() })?;
         match self.seen.iter_mut().find(|(seen, _)| *seen == form) {
             Some((_, count)) => *count += 1,
             None => self.seen.push((form, 1)),
@@ -197,7 +197,7 @@ impl MicroBatchGraphs {
     }
 
     /// True if a micro-batch has the recorded form: that of most before, or else its own.
-    fn takes(&mut self, batch: &Batch) -> Result<bool, TrainError> {
+    fn takes(&mut self, batch: &Batch) -> Result<bool, EngineError> {
         if self.seen.is_empty() {
             self.see(batch)?;
         }
@@ -221,7 +221,7 @@ impl MicroBatchGraphs {
         pipeline: &Pipeline,
         chunk: &mut dyn ModelChunk,
         work: &mut StepWork<'_>,
-    ) -> Result<Recorded, TrainError> {
+    ) -> Result<Recorded, EngineError> {
         let batch = HeldBatch::like(&work.batches[0]);
         let scalars = Scalars {
             factor: Scalar::new(work.factors[0] as f32, &self.device),
@@ -242,7 +242,7 @@ impl MicroBatchGraphs {
             );
             let sum = pipeline.micro_batch(chunk, &context, &mut hooks)?;
             write_into(&loss, &sum);
-            Ok::<_, TrainError>(())
+            Ok::<_, EngineError>(())
         })?;
         // What the kernels read besides is kept in place by the graph.
         Ok(Recorded { graph, batch, scalars, loss, parameters })
@@ -252,7 +252,7 @@ impl MicroBatchGraphs {
 impl Recorded {
     /// Puts a micro-batch through the graph. Its gradients are added to what is in the sums, or
     /// take its place. Returns its loss sum.
-    fn replay(&mut self, batch: &Batch, factor: f64, adds: bool) -> Result<Tensor<1>, TrainError> {
+    fn replay(&mut self, batch: &Batch, factor: f64, adds: bool) -> Result<Tensor<1>, EngineError> {
         self.batch.hold(batch);
         let Scalars { device, factor: held_factor, keeps } = &mut self.scalars;
         held_factor.set(factor as f32, device);

@@ -13,7 +13,7 @@ pub enum PipelineError {
     #[error("pipeline schedule: {0}")]
     Schedule(#[from] ScheduleError),
     /// Ranks could not exchange activations, gradients or parameters.
-    #[error(transparent)]
+    #[error("{0}")]
     Comm(#[from] CommError),
     /// A segment got or returned other tensors than the model declares.
     #[error(transparent)]

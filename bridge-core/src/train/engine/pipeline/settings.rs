@@ -8,8 +8,9 @@ use crate::config::{self, RunConfig, TransformerConfig, pipeline_placement, pipe
 use crate::model::{BuildContext, ModelChunk, ModelConfig, Parallel, Stage, check_blocks};
 use crate::plan;
 use crate::plan::recompute::{Cuts, Recompute};
+use crate::train::engine::error::EngineError;
 use crate::train::engine::offload::SegmentOffload;
-use crate::train::error::TrainError;
+use crate::train::error::CommonError;
 
 /// Builds what this pipeline rank holds of a model.
 ///
@@ -20,10 +21,10 @@ pub(in crate::train) fn build_chunks(
     model: &TransformerConfig,
     model_config: &dyn ModelConfig,
     context: &BuildContext,
-) -> Result<Vec<Box<dyn ModelChunk>>, TrainError> {
+) -> Result<Vec<Box<dyn ModelChunk>>, EngineError> {
     let stacks = model_config.stacks();
     let mut placement = pipeline_placement(model, stacks.iter().sum())
-        .map_err(|error| TrainError::Internal(format!("pipeline stages: {error}")))?;
+        .map_err(|error| CommonError::Internal(format!("pipeline stages: {error}")))?;
     let contents = placement.chunks.swap_remove(context.parallel.groups.pipeline().rank());
     let stages: Vec<Stage> = contents.iter().map(|content| Stage::of_content(&stacks, content)).collect();
     let chunks = model_config.builder().build_models(model_config, context, &stages)?;

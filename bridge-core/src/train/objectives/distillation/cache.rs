@@ -10,7 +10,7 @@ use twox_hash::XxHash3_128;
 
 use super::top::Best;
 use crate::model::Batch;
-use crate::train::error::TrainError;
+use crate::train::error::CommonError;
 
 /// First bytes of a file.
 const MAGIC: &[u8; 8] = b"BRIDGKD1";
@@ -45,14 +45,14 @@ impl Cache {
     }
 
     /// Keeps what the teacher said of a micro-batch.
-    pub fn write(&self, batch: &Batch, best: &Best) -> Result<(), TrainError> {
+    pub fn write(&self, batch: &Batch, best: &Best) -> Result<(), CommonError> {
         let [_, length] = batch.tokens.dims();
         for (key, sample) in self.keys(batch).into_iter().zip(best.sequences(length)) {
             let path = self.path(key);
             let folder = path.parent().unwrap_or(&self.folder);
             std::fs::create_dir_all(folder)
                 .and_then(|()| untrusted_io::replace(&path, &encode(key, &sample)))
-                .map_err(|error| TrainError::log(format!("distillation.cache: {}", path.display()), error))?;
+                .map_err(|error| CommonError::log(format!("distillation.cache: {}", path.display()), error))?;
         }
         Ok(())
     }

@@ -3,7 +3,6 @@
 
 mod cache;
 mod loss;
-mod teacher;
 mod top;
 
 use std::sync::Arc;
@@ -12,15 +11,15 @@ use bridge_dist::mesh::{GroupKind, ProcessGroups};
 
 use crate::config::DistillationConfig;
 use crate::model::{Batch, CustomLossCall, ModelChunk};
+use crate::train::engine::error::EngineError;
 use crate::train::engine::pipeline::Pipeline;
-use crate::train::error::TrainError;
+use crate::train::error::CommonError;
 use crate::train::objectives::reference::ReferenceBatches;
 use crate::train::ranks::agreement;
 use cache::Cache;
 use loss::{DistillationLoss, Listener, Said};
 
 pub(in crate::train) use loss::CE_LOSS;
-pub(in crate::train) use teacher::{Teacher, check_recipe, find};
 
 /// Objective of a run.
 #[derive(Clone, Debug)]
@@ -39,13 +38,27 @@ pub(in crate::train) struct Distillation {
 }
 
 impl Distillation {
+    /// A teacher, built and loaded, with the settings of the objective and the rows of the
+    /// vocabulary that it shares with the model. `fingerprint` is of all that its outputs depend on
+    /// besides samples.
+    pub fn new(
+        chunks: Vec<Box<dyn ModelChunk>>,
+        pipeline: Pipeline,
+        (settings, rows): (DistillationConfig, usize),
+        fingerprint: &str,
+    ) -> Self {
+        let kept = settings.cache.as_ref().zip(settings.top_k);
+        let cache = kept.map(|(folder, k)| Cache::new(folder, fingerprint, (rows, k)));
+        Self { chunks, pipeline, objective: Arc::new(Objective { settings, rows }), cache }
+    }
+
     /// The losses of micro-batches, when the teacher has seen them. All ranks that share a model
     /// call this together.
     pub fn losses(
         &mut self,
         groups: &ProcessGroups,
         batches: &[Batch],
-    ) -> Result<Vec<Option<CustomLossCall>>, TrainError> {
+    ) -> Result<Vec<Option<CustomLossCall>>, EngineError> {
         let mut known = self.read(groups, batches)?;
         let missing: Vec<usize> = (0..batches.len()).filter(|index| known[*index].is_none()).collect();
         if !missing.is_empty() {
@@ -71,7 +84,7 @@ impl Distillation {
 
     /// Cached outputs of micro-batches: all ranks that share the model have those of a micro-batch,
     /// or none has.
-    fn read(&self, groups: &ProcessGroups, batches: &[Batch]) -> Result<Vec<Option<Said>>, TrainError> {
+    fn read(&self, groups: &ProcessGroups, batches: &[Batch]) -> Result<Vec<Option<Said>>, EngineError> {
         let Some(cache) = &self.cache else {
             return Ok(batches.iter().map(|_| None).collect());
         };
@@ -86,7 +99,7 @@ impl Distillation {
     }
 
     /// Keeps what the teacher has said, on one of the ranks that know it.
-    fn write(&self, groups: &ProcessGroups, batch: &Batch, said: &Said) -> Result<(), TrainError> {
+    fn write(&self, groups: &ProcessGroups, batch: &Batch, said: &Said) -> Result<(), CommonError> {
         match (&self.cache, said.best()) {
             (Some(cache), Some(best)) if groups.tensor().rank() == 0 => cache.write(batch, best),
             _ => Ok(()),

@@ -22,7 +22,7 @@ use crate::logging::{
 };
 use crate::optim::ModelSize;
 use crate::train::engine::global_state::GlobalState;
-use crate::train::error::TrainError;
+use crate::train::error::CommonError;
 use crate::train::reporting::report::{EvaluationReport, StepReport};
 
 /// Destination of console lines.
@@ -123,7 +123,7 @@ impl Reporter {
         &mut self,
         (run, start): (&str, &TrainState),
         handed_in: Vec<Box<dyn Sink>>,
-    ) -> Result<(), TrainError> {
+    ) -> Result<(), CommonError> {
         if !self.is_first {
             return Ok(());
         }
@@ -142,7 +142,7 @@ impl Reporter {
 
     /// Keeps the error that ends the run, in this rank's own file: the caller of the run tells that
     /// of rank 0.
-    pub(in crate::train) fn fail(&self, error: &TrainError) {
+    pub(in crate::train) fn fail(&self, error: &dyn std::error::Error) {
         if !self.is_first {
             self.lock().line(LogLevel::Error, &format!("{} {error}", timestamp()));
         }
@@ -179,7 +179,7 @@ impl Reporter {
     }
 
     /// Says what is trained, and starts the bar.
-    pub(in crate::train) fn run_starts(&mut self, state: &GlobalState, size: ModelSize) -> Result<(), TrainError> {
+    pub(in crate::train) fn run_starts(&mut self, state: &GlobalState, size: ModelSize) -> Result<(), CommonError> {
         if !self.is_first {
             return Ok(());
         }
@@ -216,7 +216,7 @@ impl Reporter {
                 // The sink keeps what it was told: a tracker that is away is no reason not to
                 // train.
                 Err(error) if error.is::<Deferred>() => warnings.push(format!("{}: {error}", sink.name())),
-                started => started.map_err(|error| TrainError::log(sink.name(), error))?,
+                started => started.map_err(|error| CommonError::log(sink.name(), error))?,
             }
         }
         warnings.iter().for_each(|warning| self.warn(warning));
@@ -329,8 +329,8 @@ fn saved_line(report: &SaveReport) -> String {
     )
 }
 
-fn write_file(path: &Path, bytes: &[u8]) -> Result<(), TrainError> {
-    let error = |e: std::io::Error| TrainError::log(path.display().to_string(), e);
+fn write_file(path: &Path, bytes: &[u8]) -> Result<(), CommonError> {
+    let error = |e: std::io::Error| CommonError::log(path.display().to_string(), e);
     if let Some(parent) = path.parent() {
         std::fs::create_dir_all(parent).map_err(error)?;
     }

@@ -10,8 +10,9 @@ use serde_json::{Map, Value, json};
 use crate::checkpoint::{
     Checkpoint, CheckpointStore, Checksum, LoadRequest, Resolution, Verification, Verifier, look_together,
 };
-use crate::train::error::TrainError;
+use crate::train::error::CommonError;
 use crate::train::ranks::agreement;
+use crate::train::resume::error::ResumeError;
 
 /// The key of [`AdapterBase`] in `train_state.json`.
 const KEY: &str = "adapter_base";
@@ -45,13 +46,13 @@ impl AdapterBase {
     ///
     /// # Errors
     /// If it cannot be read.
-    pub fn named_by(checkpoint: &Checkpoint) -> Result<Option<Self>, TrainError> {
+    pub fn named_by(checkpoint: &Checkpoint) -> Result<Option<Self>, ResumeError> {
         let value = checkpoint.train_state()?.extra.remove(KEY);
-        value.map(serde_json::from_value).transpose().map_err(|error| TrainError::BadState {
-            path: checkpoint.path().to_owned(),
-            field: KEY.to_owned(),
-            message: error.to_string(),
-        })
+        let bad = |error: serde_json::Error| {
+            let (path, field) = (checkpoint.path().to_owned(), KEY.to_owned());
+            CommonError::BadState { path, field, message: error.to_string() }.into()
+        };
+        value.map(serde_json::from_value).transpose().map_err(bad)
     }
 
     /// Puts it into what a checkpoint says of its run.
@@ -66,7 +67,7 @@ impl AdapterBase {
 ///
 /// # Errors
 /// If there is no checkpoint, it is damaged, or it is another one.
-pub fn open_base(root: &Path, checkpoint: &Checkpoint) -> Result<Checkpoint, TrainError> {
+pub fn open_base(root: &Path, checkpoint: &Checkpoint) -> Result<Checkpoint, ResumeError> {
     find_base(root, checkpoint, &Verifier::ALONE)
 }
 
@@ -76,7 +77,7 @@ pub(super) fn open_base_together(
     root: &Path,
     checkpoint: &Checkpoint,
     groups: &ProcessGroups,
-) -> Result<Checkpoint, TrainError> {
+) -> Result<Checkpoint, ResumeError> {
     open_together(root, "looking for the base of an adapter", groups, |verifier| find_base(root, checkpoint, verifier))
 }
 
@@ -86,8 +87,8 @@ pub(super) fn open_together(
     root: &Path,
     doing: &str,
     groups: &ProcessGroups,
-    find: impl Fn(&Verifier<'_>) -> Result<Checkpoint, TrainError>,
-) -> Result<Checkpoint, TrainError> {
+    find: impl Fn(&Verifier<'_>) -> Result<Checkpoint, ResumeError>,
+) -> Result<Checkpoint, ResumeError> {
     let looked = look_together(groups.world(), find)?;
     let found = agreement::agree(groups, doing, looked.transpose())?;
     let mut iteration = [found.as_ref().map_or(0, |found| found.iteration() as i64)];
@@ -96,12 +97,12 @@ pub(super) fn open_together(
         Some(found) => Ok(found),
         None => CheckpointStore::open(root)
             .and_then(|store| store.open_iteration(iteration[0] as u64, Verification::Sizes))
-            .map_err(TrainError::from),
+            .map_err(ResumeError::from),
     };
     agreement::agree(groups, doing, opened)
 }
 
-fn find_base(root: &Path, checkpoint: &Checkpoint, verifier: &Verifier<'_>) -> Result<Checkpoint, TrainError> {
+fn find_base(root: &Path, checkpoint: &Checkpoint, verifier: &Verifier<'_>) -> Result<Checkpoint, ResumeError> {
     let named = AdapterBase::named_by(checkpoint)?;
     let store = CheckpointStore::open(root)?;
     let of_name = |named: &AdapterBase| LoadRequest { ckpt_step: Some(named.iteration), ..LoadRequest::default() };
@@ -112,7 +113,7 @@ fn find_base(root: &Path, checkpoint: &Checkpoint, verifier: &Verifier<'_>) -> R
             match store.resolve_with(&LoadRequest::default(), verifier)? {
                 Resolution::Found(found) => found.checkpoint,
                 Resolution::NothingFound { searched } => {
-                    return Err(TrainError::NoCheckpoint { key: "checkpoint.pretrained_checkpoint", path: searched });
+                    return Err(ResumeError::NoCheckpoint { key: "checkpoint.pretrained_checkpoint", path: searched });
                 }
             }
         }
@@ -122,7 +123,7 @@ fn find_base(root: &Path, checkpoint: &Checkpoint, verifier: &Verifier<'_>) -> R
     if expected == found.checksum {
         return Ok(base);
     }
-    Err(TrainError::AnotherBase {
+    Err(ResumeError::AnotherBase {
         checkpoint: checkpoint.path().to_owned(),
         base: base.path().to_owned(),
         expected,

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use crate::checkpoint::{CheckpointError, CheckpointStore, CheckpointWriter, SaveOptions, Verification};
 use crate::config::RunConfig;
 use crate::train::data::registry::WeightFormat;
-use crate::train::error::TrainError;
+use crate::train::resume::error::ResumeError;
 
 /// The folder of the imported checkpoint in that of the run's logs.
 const FOLDER: &str = "imported";
@@ -35,10 +35,10 @@ fn format_of<'a>(path: &Path, formats: &'a [WeightFormat]) -> Option<(&'a Weight
 
 /// Opens another program's weights that the recipe names, and writes nothing. Returns true if the
 /// recipe names some.
-pub(in crate::train) fn check_foreign(config: &RunConfig, formats: &[WeightFormat]) -> Result<bool, TrainError> {
+pub(in crate::train) fn check_foreign(config: &RunConfig, formats: &[WeightFormat]) -> Result<bool, ResumeError> {
     let path = config.checkpoint.pretrained_checkpoint.as_deref();
     let Some((format, _)) = path.and_then(|path| format_of(path, formats)) else { return Ok(false) };
-    (format.open)(path.unwrap_or(Path::new(""))).map(drop).map_err(TrainError::ForeignWeights)?;
+    (format.open)(path.unwrap_or(Path::new(""))).map(drop).map_err(ResumeError::ForeignWeights)?;
     Ok(true)
 }
 
@@ -51,24 +51,24 @@ pub(in crate::train) fn remark_on_foreign(config: &RunConfig, formats: &[WeightF
 
 /// Makes the checkpoint that [`pretrained_root`] names, unless it is there and the weights have not
 /// changed since. Returns what to tell the user.
-pub(super) fn import(config: &RunConfig, formats: &[WeightFormat]) -> Result<Option<String>, TrainError> {
+pub(super) fn import(config: &RunConfig, formats: &[WeightFormat]) -> Result<Option<String>, ResumeError> {
     let Some(path) = &config.checkpoint.pretrained_checkpoint else { return Ok(None) };
     import_to(path, formats, &config.logger.log_dir.join(FOLDER))
 }
 
 /// Makes the checkpoint that [`root_of`] names, in the same way.
-pub(super) fn import_to(path: &Path, formats: &[WeightFormat], root: &Path) -> Result<Option<String>, TrainError> {
+pub(super) fn import_to(path: &Path, formats: &[WeightFormat], root: &Path) -> Result<Option<String>, ResumeError> {
     let Some((format, fingerprint)) = format_of(path, formats) else { return Ok(None) };
     if made_of(root).is_some_and(|earlier| earlier == fingerprint) {
         return Ok(None);
     }
-    let mut snapshot = (format.open)(path).map_err(TrainError::ForeignWeights)?;
+    let mut snapshot = (format.open)(path).map_err(ResumeError::ForeignWeights)?;
     snapshot.run.files.insert(MADE_OF.to_owned(), Bytes::from(fingerprint));
     let producer = concat!("bridge ", env!("CARGO_PKG_VERSION")).to_owned();
     let report = CheckpointWriter::open(root, SaveOptions { producer, ..SaveOptions::default() })
         .and_then(|writer| writer.save(&snapshot))
         .map_err(|error| match error {
-            CheckpointError::InvalidTensor { reason } => TrainError::ForeignWeights(reason.into()),
+            CheckpointError::InvalidTensor { reason } => ResumeError::ForeignWeights(reason.into()),
             other => other.into(),
         })?;
     Ok(Some(format!("imported {} to {}", path.display(), report.path.display())))

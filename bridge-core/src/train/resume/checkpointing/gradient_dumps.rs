@@ -9,7 +9,7 @@ use super::saver::options;
 use crate::checkpoint::ShardedWriter;
 use crate::config::RunConfig;
 use crate::resilience::Heartbeat;
-use crate::train::error::TrainError;
+use crate::train::resume::error::ResumeError;
 
 /// Key in `train_state.json` that marks a folder of gradients, so that no run takes them for
 /// weights.
@@ -37,7 +37,7 @@ impl Dump {
         config: &RunConfig,
         groups: &ProcessGroups,
         heartbeat: &Arc<Heartbeat>,
-    ) -> Result<Option<Self>, TrainError> {
+    ) -> Result<Option<Self>, ResumeError> {
         let settings = &config.checkpoint;
         let (Some(every), Some(save)) = (every, &settings.save) else { return Ok(None) };
         let root = save.join(folder);
@@ -59,7 +59,7 @@ impl GradientDumps {
         config: &RunConfig,
         groups: &ProcessGroups,
         heartbeat: &Arc<Heartbeat>,
-    ) -> Result<Self, TrainError> {
+    ) -> Result<Self, ResumeError> {
         let settings = &config.checkpoint;
         Ok(Self {
             weights: Dump::open(("wgrads", settings.save_wgrads_interval), config, groups, heartbeat)?,

@@ -14,15 +14,19 @@ use super::{host, local_shards};
 use crate::checkpoint::{CheckpointError, DType, HostTensor, RunFiles, ShardTensor, Snapshot, TensorGroup, TrainState};
 use crate::optim::SavedGradient;
 use crate::train::engine::stream_gradients::StreamPart;
-use crate::train::error::TrainError;
 use crate::train::ranks::agreement;
+use crate::train::resume::error::ResumeError;
 use crate::train::step::training_run::TrainingRun;
 
 /// Writes the gradients of the step that the optimizer is about to take, if they are due. They
 /// still have the loss scale, and are not yet divided by `divisor`; the written values are the
 /// gradient of the loss. All ranks call this together. A failed write is reported, and the run
 /// continues.
-pub(in crate::train) fn save_gradients(run: &mut TrainingRun, loss_scale: f64, divisor: f64) -> Result<(), TrainError> {
+pub(in crate::train) fn save_gradients(
+    run: &mut TrainingRun,
+    loss_scale: f64,
+    divisor: f64,
+) -> Result<(), ResumeError> {
     let step = run.state.train_state.step + 1;
     let is_due = |dump: &Option<Dump>| dump.as_ref().is_some_and(|dump| dump.is_due(step));
     let (weights, streams) = (is_due(&run.outputs.dumps.weights), is_due(&run.outputs.dumps.streams));
@@ -34,21 +38,21 @@ pub(in crate::train) fn save_gradients(run: &mut TrainingRun, loss_scale: f64, d
     let unscale = 1.0 / (loss_scale * divisor);
     if weights {
         let tensors = weight_gradients(run, unscale);
-        let tensors = agreement::agree(&run.groups, "copying gradients", tensors.map_err(TrainError::from))?;
+        let tensors = agreement::agree(&run.groups, "copying gradients", tensors.map_err(ResumeError::from))?;
         write(run, "weights", run.outputs.dumps.weights.as_ref(), tensors)?;
     }
     if streams {
         let unscale = unscale / run.training.optimizer.distribution().loss_factor();
         let kept = run.training.stream_gradients.end();
         let tensors = stream_gradients(run, kept, unscale as f32);
-        let tensors = agreement::agree(&run.groups, "copying gradients", tensors.map_err(TrainError::from))?;
+        let tensors = agreement::agree(&run.groups, "copying gradients", tensors.map_err(ResumeError::from))?;
         write(run, "activations", run.outputs.dumps.streams.as_ref(), tensors)?;
     }
     Ok(())
 }
 
 /// Writes what all ranks have.
-fn write(run: &TrainingRun, of: &str, dump: Option<&Dump>, tensors: Vec<ShardTensor>) -> Result<(), TrainError> {
+fn write(run: &TrainingRun, of: &str, dump: Option<&Dump>, tensors: Vec<ShardTensor>) -> Result<(), ResumeError> {
     let Some(dump) = dump else { return Ok(()) };
     let step = run.state.train_state.step + 1;
     let extra = [(GRADIENTS.to_owned(), of.into())].into_iter().collect();

@@ -14,8 +14,9 @@ use crate::checkpoint::{Checkpoint, CheckpointStore, LoadRequest, Resolution};
 use crate::config::RunConfig;
 use crate::model::{ModelChunk, Replacement};
 use crate::train::data::registry::WeightFormat;
-use crate::train::error::TrainError;
+use crate::train::error::CommonError;
 use crate::train::ranks::agreement;
+use crate::train::resume::error::ResumeError;
 use crate::train::step::training_run::TrainingRun;
 
 /// The folder of an imported teacher in that of the run's logs.
@@ -26,7 +27,7 @@ const TEACHER_FOLDER: &str = "imported-teacher";
 pub(in crate::train) fn restore_all(
     run: &mut TrainingRun,
     start: Option<&Start>,
-) -> Result<Option<AdapterBase>, TrainError> {
+) -> Result<Option<AdapterBase>, ResumeError> {
     let Some(start) = start else { return Ok(None) };
     let compares = run.config.dpo.is_some();
     let begun = if compares { beginnings(&run.training.chunks) } else { BTreeMap::new() };
@@ -66,7 +67,7 @@ fn reference(
     run: &TrainingRun,
     start: &Start,
     beginnings: &BTreeMap<String, Tensor<1>>,
-) -> Result<(Vec<Box<dyn ModelChunk>>, AdapterBase), TrainError> {
+) -> Result<(Vec<Box<dyn ModelChunk>>, AdapterBase), ResumeError> {
     let opened = if start.is_pretrained { None } else { Some(open_pretrained(run, start)?) };
     let checkpoint = opened.as_ref().unwrap_or(&start.checkpoint);
     let mut chunks: Vec<_> = run.training.chunks.iter().map(|chunk| chunk.inference()).collect();
@@ -81,14 +82,14 @@ fn reference(
             None => Ok(()),
         }
     });
-    agreement::agree(&run.groups, "loading the reference", loaded.map_err(TrainError::from))?;
+    agreement::agree(&run.groups, "loading the reference", loaded.map_err(ResumeError::from))?;
     Ok((chunks, AdapterBase::of(checkpoint)))
 }
 
 /// Opens the newest checkpoint of `checkpoint.pretrained_checkpoint`.
-fn open_pretrained(run: &TrainingRun, start: &Start) -> Result<Checkpoint, TrainError> {
+fn open_pretrained(run: &TrainingRun, start: &Start) -> Result<Checkpoint, ResumeError> {
     let key = "checkpoint.pretrained_checkpoint";
-    let missing = || TrainError::Internal(format!("{key} is not there"));
+    let missing = || CommonError::Internal(format!("{key} is not there"));
     open_newest(start.pretrained_root.as_deref().ok_or_else(missing)?, key, &run.groups)
 }
 
@@ -98,7 +99,7 @@ pub(in crate::train) fn find_teacher(
     path: &Path,
     formats: &[WeightFormat],
     groups: &ProcessGroups,
-) -> Result<Checkpoint, TrainError> {
+) -> Result<Checkpoint, ResumeError> {
     let imported = config.logger.log_dir.join(TEACHER_FOLDER);
     let made = if agreement::is_first(groups) { import_to(path, formats, &imported).map(drop) } else { Ok(()) };
     agreement::agree(groups, "importing the teacher", made)?;
@@ -106,11 +107,11 @@ pub(in crate::train) fn find_teacher(
 }
 
 /// Opens the newest checkpoint of a folder. All ranks call this together.
-fn open_newest(root: &Path, key: &'static str, groups: &ProcessGroups) -> Result<Checkpoint, TrainError> {
+fn open_newest(root: &Path, key: &'static str, groups: &ProcessGroups) -> Result<Checkpoint, ResumeError> {
     open_together(root, "looking for a model", groups, |verifier| {
         match CheckpointStore::open(root)?.resolve_with(&LoadRequest::default(), verifier)? {
             Resolution::Found(found) => Ok(found.checkpoint),
-            Resolution::NothingFound { searched } => Err(TrainError::NoCheckpoint { key, path: searched }),
+            Resolution::NothingFound { searched } => Err(ResumeError::NoCheckpoint { key, path: searched }),
         }
     })
 }

@@ -20,13 +20,13 @@ use crate::config::RunConfig;
 use crate::model::{Adapter, Declaration, ModelChunk, Replacement};
 use crate::optim::{MASTER, Sharding};
 use crate::schedule::{OnStateMismatch, SchedulerState};
-use crate::train::error::TrainError;
 use crate::train::ranks::{agreement, convert};
+use crate::train::resume::error::ResumeError;
 use crate::train::step::training_run::TrainingRun;
 use crate::train::subsystems::contract::Loaded;
 
 /// Restores a run from `start`. All ranks call this together; each reads only what it holds.
-pub(in crate::train) fn restore(run: &mut TrainingRun, start: &Start) -> Result<(), TrainError> {
+pub(in crate::train) fn restore(run: &mut TrainingRun, start: &Start) -> Result<(), ResumeError> {
     let groups = run.groups.clone();
     let mut sources = Sources::new(&run.config, start, &groups)?;
     let strictness = Strictness::of(&run.config);
@@ -37,7 +37,7 @@ pub(in crate::train) fn restore(run: &mut TrainingRun, start: &Start) -> Result<
     let foreign = foreign_state(&groups, &start.checkpoint, known)?;
     match foreign.first() {
         Some(name) if !strictness.allows_unused_state() => {
-            return Err(TrainError::ForeignOptimizerState {
+            return Err(ResumeError::ForeignOptimizerState {
                 path: start.checkpoint.path().to_owned(),
                 name: name.strip_prefix(OPTIMIZER_PREFIX).unwrap_or(name).to_owned(),
                 count: foreign.len(),
@@ -51,7 +51,7 @@ pub(in crate::train) fn restore(run: &mut TrainingRun, start: &Start) -> Result<
     }
     run.unmatched = unmatched;
     let (subsystems, mut context) = run.subsystems();
-    subsystems.on_load(&mut context, &Loaded { folder: start.checkpoint.path(), state: state.as_ref() })
+    Ok(subsystems.on_load(&mut context, &Loaded { folder: start.checkpoint.path(), state: state.as_ref() })?)
 }
 
 /// State that a checkpoint brought to a rank: for each optimizer tensor true if it is known, and
@@ -61,7 +61,7 @@ type Restored = (Vec<u8>, Option<Map<String, Value>>);
 /// Restores what this rank holds. Returns for each optimizer tensor of the checkpoint whether it
 /// belongs to a parameter of this rank; nothing when no optimizer was loaded. With it comes what
 /// subsystems saved, unless only weights are taken.
-fn restore_rank(run: &mut TrainingRun, start: &Start, sources: &Sources<'_>) -> Result<Restored, TrainError> {
+fn restore_rank(run: &mut TrainingRun, start: &Start, sources: &Sources<'_>) -> Result<Restored, ResumeError> {
     let checkpoint = &start.checkpoint;
     let settings = run.config.checkpoint.clone();
     run.training.base = sources.adapter_base();
@@ -122,7 +122,7 @@ fn restore_schedule(
     checkpoint: &Checkpoint,
     loaded: &Loaded,
     train_state: &TrainState,
-) -> Result<(), TrainError> {
+) -> Result<(), ResumeError> {
     match loaded.field::<SchedulerState>("opt_param_scheduler")? {
         Some(state) => {
             let [from, to] = iteration_samples(&run.config, checkpoint);
@@ -155,7 +155,7 @@ fn restore_schedule(
 
 /// Reads the optimizer state that this rank owns. Returns for each optimizer tensor of the
 /// checkpoint whether it is of a parameter of this rank, and of a kind that its optimizer has.
-fn load_optimizer(run: &mut TrainingRun, checkpoint: &Checkpoint, step: u64) -> Result<Vec<u8>, TrainError> {
+fn load_optimizer(run: &mut TrainingRun, checkpoint: &Checkpoint, step: u64) -> Result<Vec<u8>, ResumeError> {
     let plain = run.training.device.clone().without_autodiff();
     let local_shards: BTreeMap<_, _> =
         run.training.chunks.iter().flat_map(|chunk| local_shards(chunk.as_ref())).collect();
@@ -186,7 +186,7 @@ fn load_optimizer(run: &mut TrainingRun, checkpoint: &Checkpoint, step: u64) -> 
 
 /// Initializes the masters of 16-bit parameters with the exact values of the checkpoint, if it has
 /// any: its own masters, or parameters in float32. Parameters in float32 have no masters.
-fn load_masters(run: &mut TrainingRun, sources: &Sources<'_>) -> Result<(), TrainError> {
+fn load_masters(run: &mut TrainingRun, sources: &Sources<'_>) -> Result<(), ResumeError> {
     if convert::params_dtype(&run.config) == FloatDType::F32 {
         return Ok(());
     }
@@ -233,7 +233,7 @@ fn foreign_state(
     groups: &ProcessGroups,
     checkpoint: &Checkpoint,
     mut known: Vec<u8>,
-) -> Result<Vec<String>, TrainError> {
+) -> Result<Vec<String>, ResumeError> {
     if groups.world().size() > 1 && !known.is_empty() {
         groups.world().all_reduce((&mut known).into(), ReduceOp::Max)?;
     }
@@ -252,7 +252,7 @@ fn on_mismatch(config: &RunConfig) -> OnStateMismatch {
 }
 
 /// Reads of each parameter what this rank owns.
-fn load_shards(run: &mut TrainingRun, sources: &Sources<'_>) -> Result<(), TrainError> {
+fn load_shards(run: &mut TrainingRun, sources: &Sources<'_>) -> Result<(), ResumeError> {
     let device = run.training.device.clone().without_autodiff();
     let dtype = convert::params_dtype(&run.config);
     let mut owned = BTreeMap::new();

@@ -14,8 +14,8 @@ use crate::checkpoint::{
 };
 use crate::resilience::Section;
 use crate::timers::TimerLevel;
-use crate::train::error::TrainError;
 use crate::train::ranks::agreement;
+use crate::train::resume::error::ResumeError;
 use crate::train::resume::{lineage, vocabulary};
 use crate::train::step::training_run::TrainingRun;
 use crate::train::subsystems::best_of;
@@ -23,7 +23,7 @@ use crate::train::subsystems::contract::saved;
 
 /// Saves a checkpoint of the run as it is now; all ranks call this together. With `async_save` this
 /// returns once the state is copied.
-pub(in crate::train) fn save_checkpoint(run: &mut TrainingRun) -> Result<(), TrainError> {
+pub(in crate::train) fn save_checkpoint(run: &mut TrainingRun) -> Result<(), ResumeError> {
     let step = run.state.train_state.step;
     let snapshot = prepare(run)?;
     let timer = run.timers.start("save-checkpoint", TimerLevel::Iteration);
@@ -44,12 +44,12 @@ pub(in crate::train) fn save_checkpoint(run: &mut TrainingRun) -> Result<(), Tra
     }
     run.heartbeat.enter(Section::OutOfSection);
     let (subsystems, mut context) = run.subsystems();
-    subsystems.after_save(&mut context, &folder)
+    Ok(subsystems.after_save(&mut context, &folder)?)
 }
 
 /// Makes a temporary save of the current run; all ranks call this together. A failed write is
 /// reported, and the run continues: the save before still exists.
-pub(in crate::train) fn save_temporarily(run: &mut TrainingRun) -> Result<(), TrainError> {
+pub(in crate::train) fn save_temporarily(run: &mut TrainingRun) -> Result<(), ResumeError> {
     let step = run.state.train_state.step;
     let snapshot = prepare(run)?;
     let Some(temporary) = &run.outputs.temporary else {
@@ -78,7 +78,7 @@ pub(in crate::train) fn save_temporarily(run: &mut TrainingRun) -> Result<(), Tr
 }
 
 /// State that this rank saves of the current run.
-fn prepare(run: &mut TrainingRun) -> Result<Snapshot, TrainError> {
+fn prepare(run: &mut TrainingRun) -> Result<Snapshot, ResumeError> {
     run.heartbeat.enter(Section::Checkpointing);
     run.training.settle_parameters()?;
     let mut state = Map::new();
@@ -89,7 +89,7 @@ fn prepare(run: &mut TrainingRun) -> Result<Snapshot, TrainError> {
 
 /// State that this rank saves. Among the ranks that hold the same slice of a parameter, one saves
 /// it; each rank saves its ranges of sharded state.
-fn snapshot(run: &TrainingRun, state: Map<String, Value>) -> Result<Snapshot, TrainError> {
+fn snapshot(run: &TrainingRun, state: Map<String, Value>) -> Result<Snapshot, ResumeError> {
     let (distribution, shards) = (run.training.optimizer.distribution(), run.training.optimizer.shards());
     let mut model = Vec::new();
     let mut all_shards = BTreeMap::new();
@@ -150,7 +150,7 @@ fn step_only(step: u64) -> RunFiles {
 }
 
 /// Files that exist once in a run.
-fn run_files(run: &TrainingRun, state: Map<String, Value>) -> Result<RunFiles, TrainError> {
+fn run_files(run: &TrainingRun, state: Map<String, Value>) -> Result<RunFiles, ResumeError> {
     let settings = &run.config.checkpoint;
     let mut train_state = run.state.train_state.clone();
     let extra = &mut train_state.extra;

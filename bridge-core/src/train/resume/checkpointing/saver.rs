@@ -13,7 +13,7 @@ use crate::checkpoint::{
 use crate::config::{CheckpointConfig, ConfigError, ErrorKind, RunConfig};
 use crate::logging::SaveStage;
 use crate::resilience::Heartbeat;
-use crate::train::error::TrainError;
+use crate::train::resume::error::ResumeError;
 
 /// Writes checkpoints with all ranks, on the training thread or behind its back.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ pub(super) fn options(settings: &CheckpointConfig, heartbeat: &Arc<Heartbeat>) -
 pub(in crate::train) fn named_manager(
     config: &RunConfig,
     managers: &BTreeMap<String, Arc<dyn CheckpointManager>>,
-) -> Result<Option<NamedManager>, TrainError> {
+) -> Result<Option<NamedManager>, ResumeError> {
     const KEY: &str = "checkpoint.custom_manager_class";
     let Some(name) = &config.checkpoint.custom_manager_class else { return Ok(None) };
     match managers.get(name) {
@@ -55,7 +55,7 @@ pub(in crate::train) fn named_manager(
                 .with_expected(expected)
                 .with_nearest(name, known)
                 .with_location(config.location(KEY));
-            Err(TrainError::Config(error.into()))
+            Err(error.into())
         }
     }
 }
@@ -67,7 +67,7 @@ impl Saver {
         config: &RunConfig,
         groups: &ProcessGroups,
         (heartbeat, manager): (&Arc<Heartbeat>, Option<NamedManager>),
-    ) -> Result<Option<Self>, TrainError> {
+    ) -> Result<Option<Self>, ResumeError> {
         let settings = &config.checkpoint;
         let Some(root) = &settings.save else {
             return Ok(None);

@@ -11,7 +11,7 @@ use super::start::Start;
 use crate::checkpoint::Checkpoint;
 use crate::config::RunConfig;
 use crate::model::{Declaration, ModelChunk, ParameterRole};
-use crate::train::error::TrainError;
+use crate::train::resume::error::ResumeError;
 
 /// Checkpoints by parameter.
 pub(super) struct Sources<'a> {
@@ -28,7 +28,7 @@ pub(super) struct Sources<'a> {
 
 impl<'a> Sources<'a> {
     /// Sources of a run that starts with `start`. All ranks call this together.
-    pub fn new(config: &RunConfig, start: &'a Start, groups: &ProcessGroups) -> Result<Self, TrainError> {
+    pub fn new(config: &RunConfig, start: &'a Start, groups: &ProcessGroups) -> Result<Self, ResumeError> {
         let checkpoint = &start.checkpoint;
         let begins = config.peft.is_some() && start.is_pretrained;
         let root = start.pretrained_root.as_deref().filter(|_| config.peft.is_some() && !begins);
@@ -79,7 +79,7 @@ impl<'a> Sources<'a> {
 ///
 /// # Errors
 /// If a parameter is missing, or has another shape; the chunk must then not be used.
-pub fn load_adapted(chunk: &mut dyn ModelChunk, checkpoint: &Checkpoint, base: &Checkpoint) -> Result<(), TrainError> {
+pub fn load_adapted(chunk: &mut dyn ModelChunk, checkpoint: &Checkpoint, base: &Checkpoint) -> Result<(), ResumeError> {
     let of = |declaration: &Declaration| Some(if declaration.trainable { checkpoint } else { base });
     Ok(load_from(chunk, &of)?)
 }
@@ -89,6 +89,6 @@ pub fn load_adapted(chunk: &mut dyn ModelChunk, checkpoint: &Checkpoint, base: &
 ///
 /// # Errors
 /// As [`load_adapted`].
-pub fn load_adapter(chunk: &mut dyn ModelChunk, checkpoint: &Checkpoint) -> Result<(), TrainError> {
+pub fn load_adapter(chunk: &mut dyn ModelChunk, checkpoint: &Checkpoint) -> Result<(), ResumeError> {
     Ok(load_from(chunk, &|declaration| declaration.trainable.then_some(checkpoint))?)
 }

@@ -13,8 +13,9 @@ use crate::checkpoint::{
 };
 use crate::config::{self, RunConfig};
 use crate::train::data::registry::WeightFormat;
-use crate::train::error::TrainError;
+use crate::train::error::CommonError;
 use crate::train::ranks::agreement;
+use crate::train::resume::error::ResumeError;
 
 /// Checkpoint that a run starts from.
 pub(in crate::train) struct Start {
@@ -36,8 +37,8 @@ pub(in crate::train) struct Start {
 
 impl Start {
     /// The counters the run starts from.
-    pub(in crate::train) fn train_state(&self) -> Result<TrainState, CheckpointError> {
-        if self.weights_only { Ok(TrainState::default()) } else { self.checkpoint.train_state() }
+    pub(in crate::train) fn train_state(&self) -> Result<TrainState, ResumeError> {
+        if self.weights_only { Ok(TrainState::default()) } else { Ok(self.checkpoint.train_state()?) }
     }
 
     /// All ranks have loaded the checkpoint.
@@ -56,7 +57,7 @@ pub(in crate::train) fn find_start(
     formats: &[WeightFormat],
     groups: &ProcessGroups,
     manager: Option<&NamedManager>,
-) -> Result<Option<Start>, TrainError> {
+) -> Result<Option<Start>, ResumeError> {
     let fetched = if agreement::is_first(groups) { fetch(config, manager) } else { Ok(String::new()) };
     let fetched = agreement::agree(groups, "fetching a checkpoint", fetched)?;
     let start = find_here(config, formats, groups)?;
@@ -65,7 +66,7 @@ pub(in crate::train) fn find_start(
 
 /// Brings a newer checkpoint that a manager keeps to the run's folder. Returns what to tell the
 /// user.
-fn fetch(config: &RunConfig, manager: Option<&NamedManager>) -> Result<String, TrainError> {
+fn fetch(config: &RunConfig, manager: Option<&NamedManager>) -> Result<String, ResumeError> {
     let settings = &config.checkpoint;
     let (Some(manager), Some(save)) = (manager, &settings.save) else { return Ok(String::new()) };
     if settings.load.as_ref().is_some_and(|load| load != save) {
@@ -80,14 +81,14 @@ fn find_here(
     config: &RunConfig,
     formats: &[WeightFormat],
     groups: &ProcessGroups,
-) -> Result<Option<Start>, TrainError> {
+) -> Result<Option<Start>, ResumeError> {
     let persistent = find_persistent(config, formats, groups);
     let above = match &persistent {
         Ok(Some(start)) if !start.is_pretrained => Some(start.checkpoint.iteration()),
         Ok(_) => None,
         Err(error) => {
             let is_damage = |error: &CheckpointError| matches!(error, CheckpointError::NothingIntact { .. });
-            let is_damage = matches!(error, TrainError::Checkpoint(error) if is_damage(error));
+            let is_damage = matches!(error, ResumeError::Checkpoint(error) if is_damage(error));
             match agreement::any(groups.world(), is_damage) {
                 Ok(true) => None,
                 Ok(false) | Err(_) => return persistent,
@@ -124,7 +125,7 @@ fn find_persistent(
     config: &RunConfig,
     formats: &[WeightFormat],
     groups: &ProcessGroups,
-) -> Result<Option<Start>, TrainError> {
+) -> Result<Option<Start>, ResumeError> {
     let looked = look_together(groups.world(), |verifier| look(config, formats, verifier))?;
     let found = agreement::agree(groups, "looking for a checkpoint", looked.unwrap_or(Ok(None)))?;
     if groups.world().size() == 1 {
@@ -150,7 +151,7 @@ fn open_found(
     config: &RunConfig,
     formats: &[WeightFormat],
     [place, iteration]: [i64; 2],
-) -> Result<Option<Start>, TrainError> {
+) -> Result<Option<Start>, ResumeError> {
     let settings = &config.checkpoint;
     let is_pretrained = place == PRETRAINED;
     let root = match place {
@@ -158,7 +159,7 @@ fn open_found(
         PRETRAINED => pretrained_root(config, formats),
         _ => load_root(config).map(Path::to_owned),
     };
-    let root = root.ok_or_else(|| TrainError::Internal("the ranks load from different places".into()))?;
+    let root = root.ok_or_else(|| CommonError::Internal("the ranks load from different places".into()))?;
     let checkpoint = CheckpointStore::open(root)?.open_iteration(iteration as u64, Verification::Sizes)?;
     let weights_only = is_pretrained || settings.finetune;
     let pretrained_root = pretrained_root(config, formats);
@@ -177,7 +178,7 @@ fn load_root(config: &RunConfig) -> Option<&Path> {
     config.checkpoint.load.as_deref().or(config.checkpoint.save.as_deref())
 }
 
-fn look(config: &RunConfig, formats: &[WeightFormat], verifier: &Verifier<'_>) -> Result<Option<Start>, TrainError> {
+fn look(config: &RunConfig, formats: &[WeightFormat], verifier: &Verifier<'_>) -> Result<Option<Start>, ResumeError> {
     let settings = &config.checkpoint;
     let on_damaged = match settings.on_damaged {
         config::OnDamaged::Error => OnDamaged::Error,
@@ -231,16 +232,16 @@ fn look(config: &RunConfig, formats: &[WeightFormat], verifier: &Verifier<'_>) -
                 }))
             }
             Resolution::NothingFound { searched } => {
-                Err(TrainError::NoCheckpoint { key: "checkpoint.pretrained_checkpoint", path: searched })
+                Err(ResumeError::NoCheckpoint { key: "checkpoint.pretrained_checkpoint", path: searched })
             }
         };
     }
     match (&settings.load, load) {
         (_, Some(path)) if settings.exit_on_missing_checkpoint => {
-            Err(TrainError::NoCheckpoint { key: "checkpoint.load", path: path.to_owned() })
+            Err(ResumeError::NoCheckpoint { key: "checkpoint.load", path: path.to_owned() })
         }
         (Some(path), _) if settings.ckpt_step.is_some() => {
-            Err(TrainError::NoCheckpoint { key: "checkpoint.load", path: path.clone() })
+            Err(ResumeError::NoCheckpoint { key: "checkpoint.load", path: path.clone() })
         }
         _ => Ok(None),
     }

@@ -10,8 +10,8 @@ use super::sources::Sources;
 use crate::checkpoint::Checkpoint;
 use crate::config::{DistCkptStrictness, RunConfig};
 use crate::model::{Declaration, ModelChunk};
-use crate::train::error::TrainError;
 use crate::train::ranks::agreement;
+use crate::train::resume::error::ResumeError;
 use crate::train::unmatched::Unmatched;
 
 /// Checks of a level.
@@ -62,7 +62,7 @@ impl Strictness {
         chunks: &[Box<dyn ModelChunk>],
         sources: &Sources<'_>,
         (checkpoint, groups): (&Checkpoint, &ProcessGroups),
-    ) -> Result<Unmatched, TrainError> {
+    ) -> Result<Unmatched, ResumeError> {
         if !self.compares {
             return Ok(Unmatched::default());
         }
@@ -82,7 +82,7 @@ impl Strictness {
         }
         let is_refused = !unmatched.absent.is_empty() || !unmatched.unused.is_empty();
         if is_refused && !self.allows_absent {
-            return Err(TrainError::Unmatched { path: checkpoint.path().to_owned(), unmatched });
+            return Err(ResumeError::Unmatched { path: checkpoint.path().to_owned(), unmatched });
         }
         Ok(unmatched)
     }

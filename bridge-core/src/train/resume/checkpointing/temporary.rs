@@ -18,8 +18,8 @@ use crate::checkpoint::{
 };
 use crate::config::{CheckpointConfig, NonPersistentType, RunConfig};
 use crate::resilience::Heartbeat;
-use crate::train::error::TrainError;
 use crate::train::ranks::agreement;
+use crate::train::resume::error::ResumeError;
 
 /// The folder of global saves, where the recipe names none.
 const FOLDER: &str = "non_persistent";
@@ -80,7 +80,7 @@ impl Temporary {
         config: &RunConfig,
         groups: &ProcessGroups,
         (start, heartbeat): (u64, &Arc<Heartbeat>),
-    ) -> Result<Option<Self>, TrainError> {
+    ) -> Result<Option<Self>, ResumeError> {
         let settings = &config.checkpoint;
         let Some(save) = settings.save.as_deref().filter(|_| settings.non_persistent_ckpt_type.is_some()) else {
             return Ok(None);
@@ -105,7 +105,7 @@ impl Temporary {
                     factor: settings.replication_factor,
                 });
                 let writer = PiecesWriter::open(root, options(settings, heartbeat), group, replication)?;
-                let forgotten = writer.forget(|iteration| iteration > start).map_err(TrainError::from);
+                let forgotten = writer.forget(|iteration| iteration > start).map_err(ResumeError::from);
                 agreement::agree(groups, "deleting temporary saves", forgotten)?;
                 Writer::Pieces(writer)
             }
@@ -140,7 +140,7 @@ impl Temporary {
     }
 
     /// Deletes all of them: what they hold is in a persistent checkpoint.
-    pub(in crate::train) fn remove(&self) -> Result<(), TrainError> {
+    pub(in crate::train) fn remove(&self) -> Result<(), ResumeError> {
         match &self.writer {
             Writer::Global(_) if self.is_first => remove(self.place.folder())?,
             Writer::Global(_) => {}
@@ -154,15 +154,15 @@ impl Temporary {
     }
 }
 
-fn remove(folder: &Path) -> Result<(), TrainError> {
+fn remove(folder: &Path) -> Result<(), ResumeError> {
     match std::fs::remove_dir_all(folder) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(cannot(folder, &error)),
         Ok(()) | Err(_) => Ok(()),
     }
 }
 
-fn cannot(folder: &Path, error: &std::io::Error) -> TrainError {
-    TrainError::Folder {
+fn cannot(folder: &Path, error: &std::io::Error) -> ResumeError {
+    ResumeError::Folder {
         key: "checkpoint.non_persistent_ckpt_type",
         path: folder.to_owned(),
         message: error.to_string(),
@@ -170,7 +170,7 @@ fn cannot(folder: &Path, error: &std::io::Error) -> TrainError {
 }
 
 /// The name of the run that saves to `save`, if it has one.
-fn identity(save: &Path) -> Result<Option<String>, TrainError> {
+fn identity(save: &Path) -> Result<Option<String>, ResumeError> {
     let path = save.join(IDENTITY_FILE);
     let text = match untrusted_io::read(&path, untrusted_io::TABLE_BYTES) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
@@ -181,7 +181,7 @@ fn identity(save: &Path) -> Result<Option<String>, TrainError> {
 }
 
 /// Gives the run that saves to `save` a name, if it has none.
-fn name_run(save: &Path) -> Result<(), TrainError> {
+fn name_run(save: &Path) -> Result<(), ResumeError> {
     if identity(save)?.is_some() {
         return Ok(());
     }
@@ -224,7 +224,7 @@ pub(super) fn find_newer(
     config: &RunConfig,
     groups: &ProcessGroups,
     above: Option<u64>,
-) -> Result<(Option<Newer>, Vec<String>), TrainError> {
+) -> Result<(Option<Newer>, Vec<String>), ResumeError> {
     let settings = &config.checkpoint;
     let is_resumed = settings.load.is_none() || settings.load == settings.save;
     let applies = is_resumed && settings.ckpt_step.is_none() && !settings.finetune;
@@ -244,7 +244,7 @@ fn find_global(
     root: &Path,
     groups: &ProcessGroups,
     above: Option<u64>,
-) -> Result<(Option<Newer>, Vec<String>), TrainError> {
+) -> Result<(Option<Newer>, Vec<String>), ResumeError> {
     let request = LoadRequest { on_damaged: OnDamaged::Fallback, ..LoadRequest::default() };
     let looked = look_together(groups.world(), |verifier| {
         let found = CheckpointStore::open(root).and_then(|store| store.resolve_with(&request, verifier));
@@ -264,7 +264,7 @@ fn find_global(
         return Ok((None, notes));
     };
     let opened = CheckpointStore::open(root).and_then(|store| store.open_iteration(iteration, Verification::Sizes));
-    let checkpoint = agreement::agree(groups, "opening a temporary save", opened.map_err(TrainError::from))?;
+    let checkpoint = agreement::agree(groups, "opening a temporary save", opened.map_err(ResumeError::from))?;
     let message = format!("resuming from {} (iteration {iteration}, a temporary save)", checkpoint.path().display());
     Ok((Some(Newer { checkpoint, assembled: None, message }), notes))
 }
@@ -273,7 +273,7 @@ fn find_pieces(
     root: &Path,
     groups: &ProcessGroups,
     above: Option<u64>,
-) -> Result<(Option<Newer>, Vec<String>), TrainError> {
+) -> Result<(Option<Newer>, Vec<String>), ResumeError> {
     let world = groups.world();
     let machine = Machine { first: agreement::first_of_machine(world)? };
     let assembly = assemble(root, machine, world, above)?;

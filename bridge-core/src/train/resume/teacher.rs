@@ -3,14 +3,11 @@
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::path::Path;
-use std::sync::Arc;
 
 use bridge_data::tokenizer::{Comparison, HuggingFaceTokenizer, Tokenizer, compare};
 use bridge_dist::mesh::ProcessGroups;
 use burn::tensor::DType;
 
-use super::cache::Cache;
-use super::{Distillation, Objective};
 use crate::checkpoint::{Checkpoint, RUN_CONFIG_FILE, TOKENIZER_FILE};
 use crate::config::{ConfigError, DistillationConfig, ErrorKind, FinalModel, Format, Places, RawConfig, RunConfig};
 use crate::model::{BuildContext, ModelConfig, Parallel};
@@ -18,9 +15,11 @@ use crate::train::data::model_tokenizer::loaded_again;
 use crate::train::data::registry::Registry;
 use crate::train::data::run_data::RunData;
 use crate::train::engine::pipeline;
-use crate::train::error::TrainError;
+use crate::train::error::CommonError;
+use crate::train::objectives::distillation::Distillation;
 use crate::train::ranks::{agreement, convert};
 use crate::train::resume::checkpointing::{AdapterBase, find_teacher, load_parameters};
+use crate::train::resume::error::ResumeError;
 use crate::train::resume::lineage::tokenizer_of;
 use crate::train::resume::vocabulary;
 use crate::train::step::training_run::TrainingRun;
@@ -47,11 +46,11 @@ pub(in crate::train) fn find(
     config: &RunConfig,
     registry: &Registry,
     groups: &ProcessGroups,
-) -> Result<Option<Teacher>, TrainError> {
+) -> Result<Option<Teacher>, ResumeError> {
     let Some(settings) = &config.distillation else {
         return Ok(None);
     };
-    let path = settings.teacher.as_ref().ok_or_else(|| TrainError::Internal(format!("{KEY} is not there")))?;
+    let path = settings.teacher.as_ref().ok_or_else(|| CommonError::Internal(format!("{KEY} is not there")))?;
     agreement::agree(groups, "checking the teacher", check_recipe(config, registry))?;
     let checkpoint = find_teacher(config, path, &registry.weights, groups)?;
     let opened = open(config, registry, settings, checkpoint);
@@ -62,7 +61,7 @@ pub(in crate::train) fn find(
 ///
 /// # Errors
 /// If the recipe names no teacher that can run on the ranks of this run.
-pub(in crate::train) fn check_recipe(config: &RunConfig, registry: &Registry) -> Result<(), TrainError> {
+pub(in crate::train) fn check_recipe(config: &RunConfig, registry: &Registry) -> Result<(), ResumeError> {
     let pretrained = config.distillation.as_ref().and_then(|settings| settings.teacher.clone());
     let (Some(path), Some(finder)) = (pretrained, registry.kinds().saved) else {
         return Ok(());
@@ -80,7 +79,7 @@ fn models_of(
     registry: &Registry,
     recipe: &str,
     path: &Path,
-) -> Result<(FinalModel, Box<dyn ModelConfig>), TrainError> {
+) -> Result<(FinalModel, Box<dyn ModelConfig>), ResumeError> {
     let recipe = RawConfig::from_text(recipe, Format::Toml, &[], &registry.kinds())
         .map_err(|errors| refused(config, format!("{}: {errors}", path.display())))?;
     let model = config.teacher_model(&recipe)?;
@@ -93,15 +92,15 @@ fn open(
     registry: &Registry,
     settings: &DistillationConfig,
     checkpoint: Checkpoint,
-) -> Result<Teacher, TrainError> {
+) -> Result<Teacher, ResumeError> {
     let (model, model_config) = models_of(config, registry, &checkpoint.run_config()?, checkpoint.path())?;
     let rows = vocabulary::rows_of_saved(&checkpoint, &model)?;
     Ok(Teacher { settings: settings.clone(), checkpoint, model, model_config, rows, shared_rows: 0 })
 }
 
-fn refused(config: &RunConfig, message: impl Display) -> TrainError {
+fn refused(config: &RunConfig, message: impl Display) -> ResumeError {
     let error = ConfigError::new(ErrorKind::Conflict, KEY, message.to_string());
-    TrainError::Config(error.with_location(config.location(KEY)).into())
+    error.with_location(config.location(KEY)).into()
 }
 
 impl Teacher {
@@ -110,7 +109,7 @@ impl Teacher {
     ///
     /// # Errors
     /// If it knows other ids, or hidden states of another width, where these are compared.
-    pub fn check(mut self, config: &RunConfig, data: &RunData, rows: usize) -> Result<Self, TrainError> {
+    pub fn check(mut self, config: &RunConfig, data: &RunData, rows: usize) -> Result<Self, ResumeError> {
         let own = data.tokenizer().map(|own| loaded_again(own.as_ref())).transpose()?.flatten();
         let of_teacher = tokenizer_of(&self.checkpoint)?;
         match of_teacher.as_ref().zip(own.as_ref()) {
@@ -137,7 +136,7 @@ impl Teacher {
                 .with_found(k.to_string())
                 .with_expected(format!("less than the {} tokens of the vocabulary", self.shared_rows))
                 .with_location(config.location("distillation.top_k"));
-            return Err(TrainError::Config(error.into()));
+            return Err(error.into());
         }
         Ok(self)
     }
@@ -147,7 +146,7 @@ impl Teacher {
         config: &RunConfig,
         of_teacher: &HuggingFaceTokenizer,
         own: &HuggingFaceTokenizer,
-    ) -> Result<(), TrainError> {
+    ) -> Result<(), ResumeError> {
         let difference = match compare(of_teacher, own) {
             Comparison::Same => return Ok(()),
             Comparison::Extends(more) => format!("the run's has {more} tokens more"),
@@ -164,15 +163,15 @@ impl Teacher {
                     name(config.tokenizer.tokenizer_model.as_ref())
                 ))
                 .with_location(config.location(KEY));
-        Err(TrainError::Config(error.into()))
+        Err(error.into())
     }
 
-    fn differs(&self, config: &RunConfig, message: &str, what: &str, found: usize, expected: usize) -> TrainError {
+    fn differs(&self, config: &RunConfig, message: &str, what: &str, found: usize, expected: usize) -> ResumeError {
         let error = ConfigError::new(ErrorKind::Conflict, KEY, message)
             .with_found(format!("{what} {found}, in {}", self.checkpoint.path().display()))
             .with_expected(format!("{what} {expected}, as the model of the run"))
             .with_location(config.location(KEY));
-        TrainError::Config(error.into())
+        error.into()
     }
 
     /// Identity of the teacher.
@@ -195,7 +194,7 @@ impl Teacher {
     ///
     /// # Errors
     /// If the checkpoint does not have its parameters.
-    pub fn build(self, run: &TrainingRun) -> Result<Distillation, TrainError> {
+    pub fn build(self, run: &TrainingRun) -> Result<Distillation, ResumeError> {
         let (config, groups) = (&run.config, &run.groups);
         let device = run.training.device.clone();
         let parallel = Parallel { groups: groups.clone(), sequence_parallel: config.model.sequence_parallel };
@@ -208,16 +207,15 @@ impl Teacher {
             deferred: None,
             adapter: None,
         };
-        let built = pipeline::build_chunks(&self.model, self.model_config.as_ref(), &context).and_then(|mut chunks| {
+        let built = pipeline::build_chunks(&self.model, self.model_config.as_ref(), &context);
+        let built = built.map_err(ResumeError::from).and_then(|mut chunks| {
             chunks.iter_mut().try_for_each(|chunk| load_parameters(chunk.as_mut(), &self.checkpoint))?;
             Ok(chunks.iter().map(|chunk| chunk.inference()).collect::<Vec<_>>())
         });
         let chunks = agreement::agree(groups, "building the teacher", built)?;
         let pipeline = pipeline::forward_pipeline(config, &context.parallel, &chunks, &device);
         let (rows, fingerprint) = (self.shared_rows, self.fingerprint(config));
-        let kept = self.settings.cache.as_ref().zip(self.settings.top_k);
-        let cache = kept.map(|(folder, k)| Cache::new(folder, &fingerprint, (rows, k)));
-        Ok(Distillation { chunks, pipeline, objective: Arc::new(Objective { settings: self.settings, rows }), cache })
+        Ok(Distillation::new(chunks, pipeline, (self.settings, rows), &fingerprint))
     }
 
     /// Fingerprint of the inputs that determine its outputs: its weights, settings and tokenizer,
