@@ -117,7 +117,7 @@ mod tests {
     fn class_and_cause_pass_through_the_rooms() {
         let cause = CommError {
             rank: 0,
-            world_ranks: vec![0, 1],
+            world_ranks: [0, 1].into(),
             group: "world".into(),
             operation: "barrier".into(),
             kind: Box::new(CommErrorKind::ProgramFailed { message: "rank 1 failed".into() }),
